@@ -1,0 +1,8 @@
+from __future__ import annotations
+
+from django.apps import AppConfig
+
+
+class SiteConfig(AppConfig):
+    name = "gpucoord_site"
+    verbose_name = "Gpucoord"

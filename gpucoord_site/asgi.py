@@ -1,0 +1,11 @@
+"""HTTP and WebSocket doors for an ASGI server."""
+
+from __future__ import annotations
+
+import os
+
+from django.core.asgi import get_asgi_application
+
+os.environ.setdefault("DJANGO_SETTINGS_MODULE", "gpucoord_site.settings")
+
+application = get_asgi_application()

@@ -1,0 +1,13 @@
+"""The `gpucoord` command: `gpucoord WHAT` is `manage.py WHAT` with errors in one sentence."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+
+def main() -> None:
+    os.environ.setdefault("DJANGO_SETTINGS_MODULE", "gpucoord_site.settings")
+    from django.core.management import execute_from_command_line
+
+    execute_from_command_line(sys.argv)

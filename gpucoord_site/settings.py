@@ -1,0 +1,142 @@
+"""Django's settings, derived from `config.Config`; nothing is decided here."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import dj_database_url
+from csp.constants import NONE, SELF
+
+from gpucoord_site.config import load_config
+from gpucoord_site.secret import secret_key
+
+CONFIG = load_config()
+DATA = CONFIG.data
+PACKAGE = Path(__file__).resolve().parent
+# A checkout keeps templates/ and static/ at its top, a wheel inside this package.
+ASSETS = PACKAGE if (PACKAGE / "templates").is_dir() else PACKAGE.parent
+
+SECRET_KEY = secret_key(DATA)
+DEBUG = CONFIG.debug
+ALLOWED_HOSTS = [*CONFIG.allowed_hosts, CONFIG.host, "localhost", "127.0.0.1", "[::1]"]
+
+INSTALLED_APPS = [
+    "daphne",
+    "django.contrib.admin",
+    "django.contrib.auth",
+    "django.contrib.contenttypes",
+    "django.contrib.sessions",
+    "django.contrib.messages",
+    "whitenoise.runserver_nostatic",
+    "django.contrib.staticfiles",
+    "channels",
+    "django_htmx",
+    "django_q",
+    "axes",
+    "monitor",
+    "scheduler",
+    "reports",
+    "gpucoord_site",
+]
+MIDDLEWARE = [
+    "django.middleware.security.SecurityMiddleware",
+    "whitenoise.middleware.WhiteNoiseMiddleware",
+    "csp.middleware.CSPMiddleware",
+    "django.contrib.sessions.middleware.SessionMiddleware",
+    "django.middleware.common.CommonMiddleware",
+    "django.middleware.csrf.CsrfViewMiddleware",
+    "django.contrib.auth.middleware.AuthenticationMiddleware",
+    "django.contrib.auth.middleware.LoginRequiredMiddleware",
+    "django.contrib.messages.middleware.MessageMiddleware",
+    "django.middleware.clickjacking.XFrameOptionsMiddleware",
+    "django_htmx.middleware.HtmxMiddleware",
+    "axes.middleware.AxesMiddleware",
+]
+AUTHENTICATION_BACKENDS = [
+    "axes.backends.AxesStandaloneBackend",
+    "django.contrib.auth.backends.ModelBackend",
+]
+ROOT_URLCONF = "gpucoord_site.urls"
+ASGI_APPLICATION = "gpucoord_site.asgi.application"
+TEMPLATES = [
+    {
+        "BACKEND": "django.template.backends.django.DjangoTemplates",
+        "DIRS": [ASSETS / "templates"],
+        "APP_DIRS": True,
+        "OPTIONS": {
+            "context_processors": [
+                "django.template.context_processors.request",
+                "django.contrib.auth.context_processors.auth",
+                "django.contrib.messages.context_processors.messages",
+            ]
+        },
+    }
+]
+
+SQLITE_OPTIONS = {
+    "timeout": 10,
+    "transaction_mode": "IMMEDIATE",
+    "init_command": (
+        "PRAGMA journal_mode=WAL;PRAGMA synchronous=NORMAL;PRAGMA mmap_size=134217728;"
+        "PRAGMA journal_size_limit=67108864;PRAGMA cache_size=-8000;"
+    ),
+}
+DATABASE_URL = CONFIG.database_url or f"sqlite:///{DATA / 'gpucoord.sqlite3'}"
+DATABASES = {"default": dj_database_url.parse(DATABASE_URL, conn_max_age=600)}
+if DATABASES["default"]["ENGINE"] == "django.db.backends.sqlite3":
+    DATABASES["default"].setdefault("OPTIONS", {}).update(SQLITE_OPTIONS)
+
+Q_CLUSTER = {
+    "name": "gpucoord",
+    "orm": "default",
+    "workers": 5,
+    "timeout": 90,
+    "retry": 120,
+    "queue_limit": 1,
+    "catch_up": False,
+    "save_limit": 100,
+    "label": "Tasks",
+}
+CHANNEL_LAYERS = {"default": {"BACKEND": "channels.layers.InMemoryChannelLayer"}}
+
+LOGIN_URL = "login"
+LOGIN_REDIRECT_URL = "dashboard"
+LOGOUT_REDIRECT_URL = "login"
+AUTH_PASSWORD_VALIDATORS = [
+    {"NAME": "django.contrib.auth.password_validation.MinimumLengthValidator"},
+    {"NAME": "django.contrib.auth.password_validation.CommonPasswordValidator"},
+    {"NAME": "django.contrib.auth.password_validation.NumericPasswordValidator"},
+]
+AXES_FAILURE_LIMIT = 10
+AXES_COOLOFF_TIME = 0.25
+AXES_LOCKOUT_PARAMETERS = [["username", "ip_address"]]
+
+STATIC_URL = "/static/"
+STATICFILES_DIRS = [ASSETS / "static"]
+WHITENOISE_USE_FINDERS = True
+WHITENOISE_AUTOREFRESH = DEBUG
+
+CONTENT_SECURITY_POLICY = {
+    "DIRECTIVES": {
+        "default-src": [NONE],
+        "script-src": [SELF],
+        "style-src": [SELF],
+        "img-src": [SELF, "data:"],
+        "font-src": [SELF],
+        "connect-src": [SELF],
+        "form-action": [SELF],
+        "base-uri": [NONE],
+        "frame-ancestors": [NONE],
+    }
+}
+SESSION_COOKIE_SAMESITE = "Lax"
+SESSION_COOKIE_SECURE = CSRF_COOKIE_SECURE = CONFIG.https
+SECURE_SSL_REDIRECT = CONFIG.https
+SECURE_HSTS_SECONDS = 31536000 if CONFIG.https else 0
+SECURE_PROXY_SSL_HEADER = ("HTTP_X_FORWARDED_PROTO", "https") if CONFIG.https else None
+X_FRAME_OPTIONS = "DENY"
+
+USE_TZ = True
+TIME_ZONE = CONFIG.time_zone
+LANGUAGE_CODE = "en-gb"
+DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"

@@ -1,0 +1,8 @@
+"""Addresses of all pages; each app names its own."""
+
+from __future__ import annotations
+
+from django.contrib import admin
+from django.urls import path
+
+urlpatterns = [path("admin/", admin.site.urls)]

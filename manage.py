@@ -1,0 +1,18 @@
+#!/usr/bin/env python
+"""Django's command line for gpucoord; `gpucoord` is the same for people."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+
+def main() -> None:
+    os.environ.setdefault("DJANGO_SETTINGS_MODULE", "gpucoord_site.settings")
+    from django.core.management import execute_from_command_line
+
+    execute_from_command_line(sys.argv)
+
+
+if __name__ == "__main__":
+    main()

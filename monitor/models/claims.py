@@ -1,0 +1,29 @@
+from __future__ import annotations
+
+from django.db import models
+
+
+class Claim(models.Model):
+    """Who may use a GPU: written by the scheduler, read by the monitor (so it never imports it)."""
+
+    host = models.CharField(max_length=100)
+    gpu_uuid = models.CharField(max_length=96)
+    job_ref = models.CharField(max_length=40)
+    owner = models.CharField(max_length=150)
+    memory_bytes = models.BigIntegerField(null=True, blank=True)
+    exclusive = models.BooleanField(default=False)
+    leader_pid = models.PositiveIntegerField(null=True, blank=True)
+    leader_start_ticks = models.BigIntegerField(null=True, blank=True)
+    from_at = models.DateTimeField()
+    until_at = models.DateTimeField(null=True, blank=True)
+
+    class Meta:
+        indexes = [
+            # The sampler reads the open claims of its host at each sweep.
+            models.Index(
+                fields=["host"], name="claim_open", condition=models.Q(until_at__isnull=True)
+            )
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.owner} (job {self.job_ref}) on {self.gpu_uuid}"

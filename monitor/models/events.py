@@ -1,0 +1,27 @@
+from __future__ import annotations
+
+from django.db import models
+
+
+class Event(models.Model):
+    """Something that happened and that people may want to know. `kind` is a stable name."""
+
+    class Severity(models.TextChoices):
+        INFO = "info"
+        WARNING = "warning"
+        ERROR = "error"
+
+    at = models.DateTimeField(db_index=True)
+    kind = models.CharField(max_length=48)
+    severity = models.CharField(max_length=8, choices=Severity.choices, default=Severity.INFO)
+    host = models.CharField(max_length=100)
+    gpu_uuid = models.CharField(max_length=96, blank=True)
+    job_ref = models.CharField(max_length=40, blank=True)
+    owner = models.CharField(max_length=150, blank=True)
+    text = models.TextField()
+
+    class Meta:
+        indexes = [models.Index(fields=["kind", "at"], name="event_kind_at")]
+
+    def __str__(self) -> str:
+        return self.text

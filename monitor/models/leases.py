@@ -1,0 +1,26 @@
+from __future__ import annotations
+
+from django.db import models
+
+
+class Lease(models.Model):
+    """Who may run a loop. A holder with an old `epoch` can commit nothing (fencing)."""
+
+    name = models.CharField(primary_key=True, max_length=140)
+    loop = models.CharField(max_length=40)
+    host = models.CharField(max_length=100)
+    pid = models.PositiveIntegerField(null=True, blank=True)
+    start_ticks = models.BigIntegerField(null=True, blank=True)
+    boot_id = models.CharField(max_length=40, blank=True)
+    epoch = models.BigIntegerField(default=0)
+    expires_at = models.DateTimeField()
+    acquired_at = models.DateTimeField(null=True, blank=True)
+    last_tick_at = models.DateTimeField(null=True, blank=True)
+    ticks = models.BigIntegerField(default=0)
+    lateness_p50_ms = models.FloatField(null=True, blank=True)
+    lateness_p99_ms = models.FloatField(null=True, blank=True)
+    last_error = models.TextField(blank=True)
+    last_error_at = models.DateTimeField(null=True, blank=True)
+
+    def __str__(self) -> str:
+        return f"{self.name} (epoch {self.epoch})"

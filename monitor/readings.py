@@ -1,0 +1,178 @@
+"""Facts: what the probes saw. Unknown is None, never zero."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from enum import StrEnum
+
+
+class Health(StrEnum):
+    """Whether a GPU answered: `lost` fell off the bus, `failing` answers with errors."""
+
+    OK = "ok"
+    FAILING = "failing"
+    LOST = "lost"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuReading:
+    """One GPU at an instant. Percent 0..100, bytes, watts, °C, MHz; None = unknown."""
+
+    uuid: str
+    index: int
+    name: str | None = None
+    pci_id: str | None = None
+    health: Health = Health.OK
+    problem: str | None = None
+    memory_total_bytes: int | None = None
+    memory_used_bytes: int | None = None
+    memory_reserved_bytes: int | None = None
+    utilization_pct: float | None = None
+    memory_utilization_pct: float | None = None
+    power_w: float | None = None
+    power_limit_w: float | None = None
+    temperature_c: float | None = None
+    sm_clock_mhz: int | None = None
+    memory_clock_mhz: int | None = None
+    performance_state: int | None = None
+    compute_capability: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuProcess:
+    """A pid on one GPU, as the driver lists it. A pid on two GPUs is two of these.
+
+    `kinds` holds the lists it stood in: "C" compute, "G" graphics, "M" MPS.
+    """
+
+    gpu_uuid: str
+    pid: int
+    memory_bytes: int | None = None
+    sm_pct: float | None = None
+    kinds: str = "C"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessIdentity:
+    """Who a pid is. `start_ticks` (field 22 of /proc/PID/stat) tells a reused pid apart.
+
+    `lineage` holds the pids from its parent upwards, `session` its session id:
+    that is how a process is known to belong to a job.
+    """
+
+    pid: int
+    start_ticks: int
+    created_at: datetime
+    uid: int | None = None
+    user: str | None = None
+    program: str | None = None
+    command: tuple[str, ...] | None = None
+    session: int | None = None
+    lineage: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessReading:
+    """A process on one GPU with its owner and job. user None = owner unknown."""
+
+    gpu_uuid: str
+    pid: int
+    start_ticks: int | None = None
+    created_at: datetime | None = None
+    uid: int | None = None
+    user: str | None = None
+    program: str | None = None
+    command: tuple[str, ...] | None = None
+    memory_bytes: int | None = None
+    sm_pct: float | None = None
+    kinds: str = "C"
+    job_ref: str | None = None
+
+    @property
+    def key(self) -> str:
+        return f"{self.pid}-{self.gpu_uuid[-8:]}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DiskReading:
+    mount: str
+    total_bytes: int
+    free_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pressure:
+    """Pressure stall shares (PSI avg10, percent of time); None where the kernel has none."""
+
+    cpu_some_pct: float | None = None
+    memory_some_pct: float | None = None
+    memory_full_pct: float | None = None
+    io_some_pct: float | None = None
+    io_full_pct: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostReading:
+    """The machine at an instant. Rates are means since the last reading; None at the first."""
+
+    name: str
+    boot_id: str | None = None
+    cpu_count: int | None = None
+    cpu_pct: float | None = None
+    load_1: float | None = None
+    load_5: float | None = None
+    load_15: float | None = None
+    memory_total_bytes: int | None = None
+    memory_available_bytes: int | None = None
+    swap_total_bytes: int | None = None
+    swap_used_bytes: int | None = None
+    disk_read_bps: float | None = None
+    disk_write_bps: float | None = None
+    disks: tuple[DiskReading, ...] = ()
+    pressure: Pressure = field(default_factory=Pressure)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuSweep:
+    """What one GPU probe saw. `problem` says why GPUs can't be read, with `remedy`.
+
+    `identities` is filled only by a probe whose pids are not this machine's (simulated).
+    """
+
+    gpus: tuple[GpuReading, ...] = ()
+    processes: tuple[GpuProcess, ...] = ()
+    identities: dict[int, ProcessIdentity] = field(default_factory=dict)
+    problem: str | None = None
+    remedy: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClaimFact:
+    """Who may use a GPU: a job's hold on it, as the scheduler wrote it."""
+
+    job_ref: str
+    gpu_uuid: str
+    owner: str
+    memory_bytes: int | None = None
+    exclusive: bool = False
+    leader_pid: int | None = None
+    leader_start_ticks: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Snapshot:
+    """Host, GPUs and processes at one instant; `seq` grows by one per snapshot of a host."""
+
+    seq: int
+    at: datetime
+    probe: str
+    host: HostReading
+    gpus: tuple[GpuReading, ...] = ()
+    processes: tuple[ProcessReading, ...] = ()
+    problem: str | None = None
+    remedy: str | None = None
+
+    def on(self, gpu_uuid: str) -> Sequence[ProcessReading]:
+        return [p for p in self.processes if p.gpu_uuid == gpu_uuid]

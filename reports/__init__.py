@@ -1,0 +1,3 @@
+"""What happened, for people."""
+
+from __future__ import annotations

@@ -1,0 +1,3 @@
+"""Who gets which GPU next, and why not."""
+
+from __future__ import annotations

@@ -1,0 +1,131 @@
+"""Facts: a job, where it is (state), how it ended (outcome), and which moves are legal."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from enum import StrEnum
+
+
+class JobState(StrEnum):
+    QUEUED = "queued"
+    STARTING = "starting"
+    RUNNING = "running"
+    STOPPING = "stopping"
+    FINISHED = "finished"
+
+
+class Outcome(StrEnum):
+    """succeeded: exit 0 · failed: any other exit or signal, or it could not start ·
+
+    cancelled: by a person · timed_out: over its time limit · lost: nobody can tell how it ended.
+    """
+
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+    TIMED_OUT = "timed_out"
+    LOST = "lost"
+
+
+# The one table of legal moves; the database constraint and the admin read it too.
+TRANSITIONS: dict[JobState, frozenset[JobState]] = {
+    JobState.QUEUED: frozenset({JobState.STARTING, JobState.FINISHED}),
+    JobState.STARTING: frozenset(
+        {JobState.QUEUED, JobState.RUNNING, JobState.STOPPING, JobState.FINISHED}
+    ),
+    JobState.RUNNING: frozenset({JobState.STOPPING, JobState.FINISHED}),
+    JobState.STOPPING: frozenset({JobState.FINISHED}),
+    JobState.FINISHED: frozenset(),
+}
+
+PRIORITIES = {5: "urgent", 4: "high", 3: "normal", 2: "low", 1: "background"}
+
+
+class IllegalTransition(Exception):
+    """A move that the table does not know: a fault of ours, never of a person."""
+
+
+def check_transition(old: JobState, new: JobState) -> None:
+    """Raise IllegalTransition unless `old` may become `new`."""
+    if new not in TRANSITIONS[old]:
+        raise IllegalTransition(f"a {old} job can't become {new}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Requirement:
+    """What a job asks of the GPUs: how many, how much memory on each, alone or shared.
+
+    memory_bytes None = not declared. gpus 0 = a job without a GPU.
+    """
+
+    gpus: int = 1
+    memory_bytes: int | None = None
+    exclusive: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueuedJob:
+    """A waiting job, as the planner sees it. priority 5 is served first."""
+
+    id: int
+    owner: str
+    priority: int
+    submitted_at: datetime
+    requirement: Requirement
+    time_limit: timedelta | None = None
+    estimate: timedelta | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Slot:
+    """A GPU as the planner sees it: what is free after every foreign process and our own claims.
+
+    free_bytes None = unknown: no shared job may be placed by memory on it.
+    `jobs`: ids of our jobs on it; `exclusive`: one of them has it alone; `foreign`: who else
+    holds memory there.
+    """
+
+    gpu_uuid: str
+    host: str
+    index: int
+    total_bytes: int | None
+    free_bytes: int | None
+    healthy: bool = True
+    problem: str | None = None
+    jobs: tuple[int, ...] = ()
+    exclusive: bool = False
+    foreign: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Blocker:
+    """One reason why a job waits. Its key holds every dimension and never a clock."""
+
+    code: str
+    text: str
+    requested: str | None = None
+    available: str | None = None
+    holder: str | None = None
+    until: datetime | None = None
+
+    @property
+    def key(self) -> tuple[str, str | None, str | None, str | None]:
+        return (self.code, self.requested, self.available, self.holder)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placement:
+    """Which GPUs a job gets: the contract between planning and acting."""
+
+    job_id: int
+    host: str
+    gpu_uuids: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What one planning pass decided; every job of the queue is in exactly one of the two."""
+
+    placements: tuple[Placement, ...] = ()
+    blockers: dict[int, tuple[Blocker, ...]] = field(default_factory=dict)

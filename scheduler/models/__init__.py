@@ -1,0 +1,6 @@
+from __future__ import annotations
+
+from scheduler.models.attempts import Attempt
+from scheduler.models.jobs import Job
+
+__all__ = ["Attempt", "Job"]

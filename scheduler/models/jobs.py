@@ -1,0 +1,73 @@
+from __future__ import annotations
+
+from django.conf import settings
+from django.core.validators import MaxValueValidator, MinValueValidator
+from django.db import models
+
+from scheduler.jobs import PRIORITIES, JobState, Outcome
+
+
+class Job(models.Model):
+    """A person's wish to run a command. `argv` is what runs; `command` is what they typed.
+
+    A `command` text runs as ["/bin/sh", "-c", command]; an argv runs as it is.
+    """
+
+    owner = models.ForeignKey(settings.AUTH_USER_MODEL, models.PROTECT, related_name="jobs")
+    name = models.CharField(max_length=120)
+    command = models.TextField()
+    argv = models.JSONField()
+    cwd = models.CharField(max_length=4096, blank=True)
+    env = models.JSONField(default=dict, blank=True)
+    priority = models.PositiveSmallIntegerField(
+        default=3,
+        choices=[(value, f"{value} {word}") for value, word in PRIORITIES.items()],
+        validators=[MinValueValidator(1), MaxValueValidator(5)],
+    )
+    gpus = models.PositiveSmallIntegerField(default=1)
+    gpu_memory_bytes = models.BigIntegerField(null=True, blank=True)
+    exclusive = models.BooleanField(default=False)
+    estimate_s = models.PositiveIntegerField(null=True, blank=True)
+    time_limit_s = models.PositiveIntegerField(null=True, blank=True)
+
+    state = models.CharField(
+        max_length=12, choices=[(s.value, s.value) for s in JobState], default=JobState.QUEUED.value
+    )
+    outcome = models.CharField(
+        max_length=12, choices=[(o.value, o.value.replace("_", " ")) for o in Outcome], blank=True
+    )
+    exit_code = models.IntegerField(null=True, blank=True)
+    signal = models.PositiveSmallIntegerField(null=True, blank=True)
+    problem = models.TextField(blank=True)
+    blockers = models.JSONField(default=list, blank=True)
+    submitted_at = models.DateTimeField()
+    started_at = models.DateTimeField(null=True, blank=True)
+    ended_at = models.DateTimeField(null=True, blank=True)
+    cancel_requested_at = models.DateTimeField(null=True, blank=True)
+    cancelled_by = models.CharField(max_length=150, blank=True)
+
+    class Meta:
+        indexes = [
+            # The planner's queue: waiting jobs, highest priority first, then oldest.
+            models.Index(
+                fields=["-priority", "submitted_at", "id"],
+                name="job_queue",
+                condition=models.Q(state="queued"),
+            ),
+            # The dashboard's and the executor's view: what has not ended.
+            models.Index(fields=["state"], name="job_open", condition=~models.Q(state="finished")),
+            models.Index(fields=["owner", "-submitted_at"], name="job_owner_submitted"),
+        ]
+        constraints = [
+            models.CheckConstraint(
+                condition=models.Q(priority__gte=1, priority__lte=5), name="job_priority_1_to_5"
+            ),
+            models.CheckConstraint(
+                condition=models.Q(state="finished", ended_at__isnull=False) & ~models.Q(outcome="")
+                | ~models.Q(state="finished") & models.Q(outcome="", ended_at__isnull=True),
+                name="job_outcome_when_finished",
+            ),
+        ]
+
+    def __str__(self) -> str:
+        return f"job {self.pk} {self.name}"
