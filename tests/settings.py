@@ -2,10 +2,21 @@
 
 from __future__ import annotations
 
+import atexit
 import os
+import shutil
 import tempfile
 
-os.environ.setdefault("GPUCOORD_DATA", tempfile.mkdtemp(prefix="gpucoord-test-"))
+if "GPUCOORD_DATA" not in os.environ:
+    os.environ["GPUCOORD_DATA"] = tempfile.mkdtemp(prefix="gpucoord-test-")
+    _maker = os.getpid()
+
+    def _remove() -> None:
+        # A forked child leaves through atexit too; the folder is not its to remove.
+        if os.getpid() == _maker:
+            shutil.rmtree(os.environ["GPUCOORD_DATA"], ignore_errors=True)
+
+    atexit.register(_remove)
 os.environ.setdefault("GPUCOORD_PROBE", "simulated")
 
 from gpucoord_site.settings import *  # noqa: F403

@@ -1,0 +1,91 @@
+"""The cast, the data folder, and what a test needs of the machine."""
+
+from __future__ import annotations
+
+import glob
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from django.contrib.auth.models import User
+from django.test import Client
+
+from tests.builders import PASSWORD
+
+
+def _missing_browser() -> str | None:
+    found = shutil.which("chromium") or shutil.which("chromium-browser")
+    return None if found else "Chromium is not installed"
+
+
+def _missing_postgres() -> str | None:
+    found = shutil.which("initdb") or glob.glob("/usr/lib/postgresql/*/bin/initdb")
+    return None if found else "PostgreSQL's initdb is not installed"
+
+
+def _missing_gpu() -> str | None:
+    return None if Path("/dev/nvidiactl").exists() else "this machine has no NVIDIA driver"
+
+
+NEEDS = {"browser": _missing_browser, "postgres": _missing_postgres, "gpu": _missing_gpu}
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip what the machine can't do; GPUCOORD_TEST_REQUIRE="browser,postgres" makes it fail."""
+    required = os.environ.get("GPUCOORD_TEST_REQUIRE", "").split(",")
+    for marker, missing in NEEDS.items():
+        if item.get_closest_marker(marker) and (reason := missing()):
+            if marker in required:
+                pytest.fail(f"{reason}, and GPUCOORD_TEST_REQUIRE asks for it")
+            pytest.skip(reason)
+
+
+def _person(name: str) -> User:
+    return User.objects.create_user(name, f"{name}@example.org", PASSWORD)
+
+
+@pytest.fixture
+def alice(db: None) -> User:
+    """An ordinary user."""
+    return _person("alice")
+
+
+@pytest.fixture
+def bob(db: None) -> User:
+    """Another ordinary user."""
+    return _person("bob")
+
+
+@pytest.fixture
+def charlie(db: None) -> User:
+    """A stranger: logged in, owns nothing."""
+    return _person("charlie")
+
+
+@pytest.fixture
+def root(db: None) -> User:
+    """The operator."""
+    return User.objects.create_superuser("root", "root@example.org", PASSWORD)
+
+
+@pytest.fixture
+def as_user() -> Callable[[User], Client]:
+    """A browser in which this person is logged in: as_user(alice).get("/")."""
+
+    def sign_in(user: User) -> Client:
+        client = Client()
+        client.force_login(user, "django.contrib.auth.backends.ModelBackend")
+        return client
+
+    return sign_in
+
+
+@pytest.fixture
+def data(settings: object, tmp_path: Path) -> Path:
+    """A data folder of this test's own; settings.DATA points at it."""
+    folder = tmp_path / "data"
+    folder.mkdir(mode=0o700)
+    settings.DATA = folder  # type: ignore[attr-defined]
+    return folder
