@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from enum import StrEnum
@@ -62,6 +63,44 @@ class Requirement:
     gpus: int = 1
     memory_bytes: int | None = None
     exclusive: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewJob:
+    """What a person submits. Either `command` (a shell line) or `argv` (runs as it is)."""
+
+    command: str = ""
+    argv: tuple[str, ...] = ()
+    name: str = ""
+    cwd: str = ""
+    env: dict[str, str] = field(default_factory=dict)
+    priority: int = 3
+    requirement: Requirement = field(default_factory=Requirement)
+    estimate: timedelta | None = None
+    time_limit: timedelta | None = None
+
+    @property
+    def executed(self) -> tuple[str, ...]:
+        """What really runs."""
+        return self.argv or ("/bin/sh", "-c", self.command)
+
+    @property
+    def typed(self) -> str:
+        """What a person would type for it."""
+        return self.command or shlex.join(self.argv)
+
+    @property
+    def label(self) -> str:
+        """The name, or the program and its first argument."""
+        return (self.name or " ".join(self.typed.split()[:2]) or "job")[:120]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refusal:
+    """Why a request can never be met, with the numbers. `field` names what to change."""
+
+    field: str
+    text: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,117 @@
+"""Rows: submit, cancel and the queue. Moves by the loop are in transitions.py."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import datetime, timedelta
+
+from django.contrib.auth.models import User
+from django.db import connection, transaction
+
+from monitor import events
+from monitor.wake import wake
+from scheduler.jobs import JobState, NewJob, Outcome, QueuedJob, Requirement
+from scheduler.models import Job
+
+
+def submit(new: NewJob, owner: User, now: datetime) -> Job:
+    """Put a job into the queue; when this returns, not even a power cut loses it."""
+    with synced(), transaction.atomic(durable=True):
+        job = Job.objects.create(
+            owner=owner,
+            name=new.label,
+            command=new.typed,
+            argv=list(new.executed),
+            cwd=new.cwd,
+            env=new.env,
+            priority=new.priority,
+            gpus=new.requirement.gpus,
+            gpu_memory_bytes=new.requirement.memory_bytes,
+            exclusive=new.requirement.exclusive,
+            estimate_s=_seconds(new.estimate),
+            time_limit_s=_seconds(new.time_limit),
+            submitted_at=now,
+        )
+        text = f"{owner.username} submitted job {job.pk} ({job.name})"
+        events.add("JOB_SUBMITTED", text, now=now, job_ref=str(job.pk), owner=owner.username)
+        _wake_all()
+    return job
+
+
+def request_cancel(job_id: int, by: str, now: datetime) -> bool:
+    """Cancel a waiting job at once, ask the runner of a started one to stop it.
+
+    False when there was nothing to do: it has ended, or is being stopped already.
+    """
+    mark = {"cancel_requested_at": now, "cancelled_by": by}
+    with synced(), transaction.atomic():
+        job = Job.objects.filter(pk=job_id)
+        if job.filter(state=JobState.QUEUED.value).update(
+            state=JobState.FINISHED.value,
+            outcome=Outcome.CANCELLED.value,
+            ended_at=now,
+            blockers=[],
+            **mark,
+        ):
+            events.add("JOB_FINISHED", f"{by} cancelled job {job_id}", now=now, job_ref=str(job_id))
+        elif not job.filter(state__in=(JobState.STARTING.value, JobState.RUNNING.value)).update(
+            state=JobState.STOPPING.value, **mark
+        ):
+            return False
+        _wake_all()
+    return True
+
+
+def queue() -> list[QueuedJob]:
+    """Every waiting job; the planner decides their order."""
+    rows = Job.objects.filter(state=JobState.QUEUED.value).values_list(
+        "id",
+        "owner__username",
+        "priority",
+        "submitted_at",
+        "gpus",
+        "gpu_memory_bytes",
+        "exclusive",
+        "time_limit_s",
+        "estimate_s",
+    )
+    return [
+        QueuedJob(
+            id=id_,
+            owner=owner,
+            priority=priority,
+            submitted_at=submitted_at,
+            requirement=Requirement(gpus=gpus, memory_bytes=memory, exclusive=exclusive),
+            time_limit=None if limit is None else timedelta(seconds=limit),
+            estimate=None if estimate is None else timedelta(seconds=estimate),
+        )
+        for id_, owner, priority, submitted_at, gpus, memory, exclusive, limit, estimate in rows
+    ]
+
+
+@contextmanager
+def synced() -> Iterator[None]:
+    """Make SQLite commits inside reach the disk before they return (PostgreSQL's always do)."""
+    if connection.vendor != "sqlite" or connection.in_atomic_block:
+        yield
+        return
+    _set_synchronous("FULL")
+    try:
+        yield
+    finally:
+        _set_synchronous("NORMAL")
+
+
+def _set_synchronous(level: str) -> None:
+    with connection.cursor() as cursor:
+        cursor.execute(f"PRAGMA synchronous={level}")
+
+
+def _wake_all() -> None:
+    wake("scheduler")
+    wake("live")
+
+
+def _seconds(value: timedelta | None) -> int | None:
+    return None if value is None else max(1, round(value.total_seconds()))
