@@ -20,8 +20,8 @@ FACTS = {
 }
 PURE_STDLIB = {
     "__future__", "bisect", "collections", "contextlib", "dataclasses", "datetime", "enum",
-    "fractions", "functools", "heapq", "html", "itertools", "json", "math", "operator", "re", "shlex",
-    "statistics", "string", "typing", "zlib", "zoneinfo",
+    "fractions", "functools", "heapq", "html", "itertools", "json", "math", "operator", "re",
+    "shlex", "statistics", "string", "typing", "zlib", "zoneinfo",
 }  # fmt: skip
 BANNED_NAMES = {"utils", "util", "helpers", "common", "core", "manager", "managers", "misc"}
 CLOCKS = {
