@@ -1,0 +1,55 @@
+"""Figures as people read them: three significant digits, units, "–" for the unknown."""
+
+from __future__ import annotations
+
+import math
+from datetime import timedelta
+
+UNKNOWN = "–"
+GIB = 1024**3
+
+
+def sig3(value: float | None) -> str:
+    """Three significant digits without an exponent: 0.123, 1.23, 12.3, 123, 1234."""
+    if value is None or not math.isfinite(value):
+        return UNKNOWN
+    if value == 0:
+        return "0"
+    rounded = float(f"{value:.3g}")
+    decimals = max(0, 2 - math.floor(math.log10(abs(rounded))))
+    return f"{value:.0f}" if decimals == 0 else f"{rounded:.{min(decimals, 3)}f}"
+
+
+def gib(value: float | None) -> str:
+    """Bytes as GiB: "12.3 GiB"."""
+    return UNKNOWN if value is None else f"{sig3(value / GIB)} GiB"
+
+
+def percent(value: float | None) -> str:
+    """A share of 100 as a whole number: "43 %"."""
+    return UNKNOWN if value is None else f"{value:.0f} %"
+
+
+def watts(value: float | None) -> str:
+    return UNKNOWN if value is None else f"{value:.0f} W"
+
+
+def celsius(value: float | None) -> str:
+    return UNKNOWN if value is None else f"{value:.0f} °C"
+
+
+def duration(value: float | timedelta | None) -> str:
+    """Two units at most: "12 s", "41 min", "3 h 20 min", "2 d 4 h"."""
+    if value is None:
+        return UNKNOWN
+    seconds = int(value.total_seconds() if isinstance(value, timedelta) else value)
+    if seconds < 60:
+        return f"{seconds} s"
+    minutes = seconds // 60
+    if minutes < 60:
+        return f"{minutes} min"
+    hours, minutes = divmod(minutes, 60)
+    if hours < 24:
+        return f"{hours} h {minutes} min" if minutes else f"{hours} h"
+    days, hours = divmod(hours, 24)
+    return f"{days} d {hours} h" if hours else f"{days} d"

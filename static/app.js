@@ -1,0 +1,1 @@
+// Small script of every page.
