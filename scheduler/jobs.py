@@ -117,12 +117,20 @@ class QueuedJob:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Holder:
+    """Who holds memory on a GPU outside our jobs. memory_bytes None = unknown."""
+
+    name: str
+    memory_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Slot:
     """A GPU as the planner sees it: what is free after every foreign process and our own claims.
 
-    free_bytes None = unknown: no shared job may be placed by memory on it.
-    `jobs`: ids of our jobs on it; `exclusive`: one of them has it alone; `foreign`: who else
-    holds memory there.
+    free_bytes None = unknown: no shared job may be placed on it.
+    `jobs`: ids of our jobs on it; `exclusive`: one of them has it alone; `undeclared`: one of
+    them did not say how much memory it needs; `foreign`: who else holds memory there, most first.
     """
 
     gpu_uuid: str
@@ -134,7 +142,8 @@ class Slot:
     problem: str | None = None
     jobs: tuple[int, ...] = ()
     exclusive: bool = False
-    foreign: tuple[str, ...] = ()
+    undeclared: bool = False
+    foreign: tuple[Holder, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,6 +160,34 @@ class Blocker:
     @property
     def key(self) -> tuple[str, str | None, str | None, str | None]:
         return (self.code, self.requested, self.available, self.holder)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Slots:
+    """What a host can give now. `blocker`: why no job at all may start on its GPUs.
+
+    `cpu_jobs`: how many jobs without a GPU have not ended.
+    """
+
+    host: str
+    gpus: tuple[Slot, ...] = ()
+    cpu_jobs: int = 0
+    blocker: Blocker | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanPolicy:
+    """The planner's thresholds.
+
+    `margin_bytes` of each GPU stay free. A shared job that declares no memory needs
+    `undeclared_bytes`. More than `unlisted_bytes` used by no listed process is a holder.
+    """
+
+    margin_bytes: int = 256 * 1024**2
+    undeclared_bytes: int = 2 * 1024**3
+    unlisted_bytes: int = 1024**3
+    stale_after: timedelta = timedelta(seconds=10)
+    cpu_jobs: int = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

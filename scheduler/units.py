@@ -33,7 +33,7 @@ def parse_bytes(text: str) -> int:
     match = re.fullmatch(_AMOUNT, text.strip().lower())
     if match is None or match[2] not in _BYTES:
         raise ValueError(f'"{text}" is not a size; write it like 20GiB or 512MiB.')
-    amount = round(float(match[1]) * _BYTES[match[2]])
+    amount: int = round(float(match[1]) * _BYTES[match[2]])
     if not 0 < amount <= _LARGEST:
         raise ValueError(f'"{text}" is not a possible size; write it like 20GiB or 512MiB.')
     return amount
