@@ -1,0 +1,210 @@
+"""One slice of a loop: take the lease, tick on the wall clock's grid, hand over.
+
+The only place where the loops read a clock.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+from django.db import close_old_connections, transaction
+from django.utils import timezone
+
+from gpucoord_site import loops
+from gpucoord_site.lifeline import Lifeline
+from gpucoord_site.tick_report import TickReport, one_line
+from monitor import events, leases
+from monitor.identity import me
+from monitor.leases import Held, LeaseLost
+from monitor.stepping import Step
+from monitor.wake import Listener, wake
+
+# How long a successor waits for the lease, and how long the old holder keeps its devices open
+# after it: a driver that is shut down and opened again takes seconds.
+HAND_OVER_S = 5.0
+LINGER_S = 1.0
+RECENT_S = 60.0
+HANDED_OVER = "handed over"
+logger = logging.getLogger(__name__)
+
+
+def run_slice(name: str, after: int | None = None) -> str:
+    """The task that django-q2 runs; returns how it ended.
+
+    `after` is the epoch of the holder that waits to hand over.
+    """
+    loop, lifeline = loops.table()[name], Lifeline()
+    with ExitStack() as stack:
+        # Bound before the lease is taken: no wake-up falls between two holders.
+        heard = [stack.enter_context(Listener(loop.wake))] if loop.wake else []
+        held = _take(loop, after, lifeline)
+        if held is None:
+            return "another process holds the lease"
+        turn = Turn(loop, held, lifeline, heard)
+        try:
+            outcome = turn.tick_until_the_end(stack)
+        except LeaseLost:
+            outcome = "lost the lease"
+        stack.close()
+        if outcome == HANDED_OVER:
+            lifeline.wait(LINGER_S)
+        turn.close()
+        return outcome
+
+
+def _take(loop: loops.Loop, after: int | None, lifeline: Lifeline) -> Held | None:
+    """Acquire the lease; a successor first asks the old holder for it."""
+    spec, deadline = loop.lease(), time.monotonic() + HAND_OVER_S
+    if lifeline.is_cut():
+        return None
+    held = leases.acquire(spec, me(), timezone.now())
+    if held or after is None or not leases.is_held(spec, after, timezone.now()):
+        return held
+    with Listener(f"{loop.name}-free") as freed:
+        while held is None and time.monotonic() < deadline and not lifeline.is_cut():
+            wake(f"{loop.name}-yield")
+            lifeline.wait(0.25, freed)
+            freed.drain()
+            held = leases.acquire(spec, me(), timezone.now())
+    return held
+
+
+class Turn:
+    """The time that one process holds a loop's lease."""
+
+    def __init__(
+        self, loop: loops.Loop, held: Held, lifeline: Lifeline, heard: list[Listener]
+    ) -> None:
+        self._loop, self._held, self._lifeline, self._heard = loop, held, lifeline, heard
+        self._report = TickReport(leases.row(held))
+        self._step: Step | None = None
+        self._lost = False
+        self._renewed_at = time.monotonic()
+        self._offer: Listener | None = None
+
+    def tick_until_the_end(self, stack: ExitStack) -> str:
+        end = time.monotonic() + self._loop.slice_s
+        due = self._first_due()
+        while True:
+            is_woken = self._wait(due)
+            if self._lifeline.is_cut():
+                return self._give_up("stopped")
+            if self._offer and self._offer.drain():
+                return self._give_up(HANDED_OVER)
+            if is_woken or time.time() >= due:
+                self._tick(None if is_woken else time.time() - due)
+            due = self._next_on_the_grid()
+            if time.monotonic() >= end + self._loop.extension_s:
+                return self._give_up("no successor came")
+            if time.monotonic() >= end and self._offer is None:
+                self._offer = stack.enter_context(Listener(f"{self._loop.name}-yield"))
+                self._queue_a_successor()
+
+    def close(self) -> None:
+        if self._step is not None:
+            self._step.close()
+
+    def _wait(self, due: float) -> bool:
+        """Sleep until `due`, the lifeline's end, an offer's answer or a wake-up (True)."""
+        seconds = min(due - time.time(), self._loop.every_s)
+        self._lifeline.wait(seconds, *self._heard, *([self._offer] if self._offer else []))
+        payloads = [listener.drain() for listener in self._heard]
+        return any(payloads)
+
+    def _first_due(self) -> float:
+        """When the tick after the last holder's was due; at once where there was none lately."""
+        last = self._report.last_tick_at
+        if last is None or time.time() - last.timestamp() > RECENT_S:
+            return time.time()
+        return (last.timestamp() // self._loop.every_s + 1) * self._loop.every_s
+
+    def _next_on_the_grid(self) -> float:
+        every = self._loop.every_s
+        return (time.time() // every + 1) * every
+
+    def _tick(self, lateness_s: float | None) -> None:
+        """One step. A fault is recorded and the next tick comes; a lost lease ends the turn."""
+        now = timezone.now()
+        self._report.begin(now, lateness_s)
+        try:
+            self._open_step().step(now)
+            self._worked()
+        except LeaseLost:
+            raise
+        except Exception as error:
+            close_old_connections()
+            self._failed(error)
+        if self._lost:
+            raise LeaseLost(self._loop.name)
+
+    def _open_step(self) -> Step:
+        if self._step is None:
+            step = self._loop.new_step(self._guard)
+            step.open()
+            self._step = step
+        return self._step
+
+    @contextmanager
+    def _guard(self) -> Iterator[None]:
+        """What a step writes within: see `stepping.Guard`."""
+        with transaction.atomic():
+            self._renew(**self._report.fields())
+            yield
+        self._renewed_at = time.monotonic()
+
+    def _renew(self, **fields: object) -> None:
+        try:
+            leases.renew(self._held, timezone.now(), **fields)
+        except LeaseLost:
+            # Remembered, in case a step swallows it.
+            self._lost = True
+            raise
+
+    def _worked(self) -> None:
+        if self._report.worked():
+            self._renew(failing_since_at=None, **self._report.fields())
+            logger.info("%s: works again", self._loop.name)
+        elif self._is_due_for_renewal():
+            self._renew(**self._report.fields())
+            self._renewed_at = time.monotonic()
+
+    def _is_due_for_renewal(self) -> bool:
+        third = self._held.spec.ttl.total_seconds() / 3
+        return time.monotonic() - self._renewed_at >= third - 0.1
+
+    def _failed(self, error: Exception) -> None:
+        fields, is_news = self._report.failed(error, timezone.now())
+        if is_news:
+            logger.error("%s: %s", self._loop.name, one_line(error), exc_info=error)
+        elif not self._is_due_for_renewal():
+            return
+        try:
+            self._tell(fields, is_news)
+        except LeaseLost:
+            raise
+        except Exception:
+            # The database itself may be what fails; the next tick tries again.
+            logger.debug("%s: could not record its fault", self._loop.name, exc_info=True)
+
+    def _tell(self, fields: dict[str, Any], is_news: bool) -> None:
+        with transaction.atomic():
+            self._renew(**fields)
+            if is_news:
+                text = f"The {self._loop.name} failed: {fields['last_error']}"
+                host, now = self._held.spec.host, timezone.now()
+                events.add("LOOP_FAILED", text, now=now, severity="error", host=host)
+        self._renewed_at = time.monotonic()
+
+    def _queue_a_successor(self) -> None:
+        with transaction.atomic():
+            self._renew()
+            loops.enqueue(self._loop.name, after=self._held.epoch)
+
+    def _give_up(self, why: str) -> str:
+        leases.release(self._held, timezone.now())
+        wake(f"{self._loop.name}-free")
+        return why

@@ -1,0 +1,75 @@
+"""What a slice remembers of its ticks: how late they were, and which faults are known already."""
+
+from __future__ import annotations
+
+import traceback
+from collections import deque
+from collections.abc import Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from monitor.models import Lease
+
+KEPT = 300
+
+
+class TickReport:
+    """Continues what the lease's row says, so that a new slice repeats no known fault."""
+
+    def __init__(self, row: Lease) -> None:
+        self.last_tick_at = row.last_tick_at
+        self.failing_since_at = row.failing_since_at
+        self._key = row.last_error_key if row.failing_since_at else ""
+        self._told = {self._key}
+        self._ticks = row.ticks
+        self._late_ms: deque[float] = deque(maxlen=KEPT)
+
+    def begin(self, now: datetime, lateness_s: float | None) -> None:
+        self.last_tick_at = now
+        self._ticks += 1
+        if lateness_s is not None:
+            self._late_ms.append(max(0.0, lateness_s * 1000))
+
+    def fields(self) -> dict[str, Any]:
+        """The columns of a tick that did something, written with the lease's renewal."""
+        fields: dict[str, Any] = {"last_tick_at": self.last_tick_at, "ticks": self._ticks}
+        if self._late_ms:
+            fields["lateness_p50_ms"] = quantile(self._late_ms, 0.50)
+            fields["lateness_p99_ms"] = quantile(self._late_ms, 0.99)
+        return fields
+
+    def worked(self) -> bool:
+        """Note a tick without a fault; True when it is the first after one."""
+        recovered, self.failing_since_at, self._key = self.failing_since_at is not None, None, ""
+        return recovered
+
+    def failed(self, error: Exception, now: datetime) -> tuple[dict[str, Any], bool]:
+        """The columns that tell of `error`, and whether it is worth telling people: a new one."""
+        self.failing_since_at = self.failing_since_at or now
+        self._key = where(error)
+        is_news = self._key not in self._told
+        self._told.add(self._key)
+        return {
+            "failing_since_at": self.failing_since_at,
+            "last_error": one_line(error),
+            "last_error_key": self._key,
+            "last_error_at": now,
+        }, is_news
+
+
+def where(error: Exception) -> str:
+    """The kind and the place of a fault: the same for one that only differs in its figures."""
+    frames = traceback.extract_tb(error.__traceback__)
+    place = f"{Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else "?"
+    return f"{type(error).__name__} at {place}"[:200]
+
+
+def one_line(error: Exception) -> str:
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text}"[:300] if text else type(error).__name__
+
+
+def quantile(values: Sequence[float] | deque[float], share: float) -> float:
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(share * len(ordered)))]

@@ -1,0 +1,114 @@
+"""Leases: which process may run a loop, fenced by an epoch that grows with each holder."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+
+from django.db import transaction
+from django.db.models import F, QuerySet
+
+from monitor.identity import Identity, is_alive
+from monitor.models import Lease
+
+
+class LeaseLost(Exception):
+    """Another process holds the lease now: stop, and commit nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseSpec:
+    """A lease to hold: one per loop and host."""
+
+    loop: str
+    host: str
+    every_s: float
+    ttl: timedelta
+
+    @property
+    def name(self) -> str:
+        return f"{self.loop}:{self.host}"
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A lease that this process acquired; good until another acquires the next epoch."""
+
+    spec: LeaseSpec
+    epoch: int
+
+
+def acquire(spec: LeaseSpec, me: Identity, now: datetime) -> Held | None:
+    """Take the lease if it is free or expired, with the next epoch; None when it is held."""
+    _make_row(spec, now)
+    with transaction.atomic():
+        taken = Lease.objects.filter(pk=spec.name, expires_at__lte=now).update(
+            epoch=F("epoch") + 1,
+            pid=me.pid,
+            start_ticks=me.start_ticks,
+            boot_id=me.boot_id,
+            every_s=spec.every_s,
+            acquired_at=now,
+            expires_at=now + spec.ttl,
+        )
+        if not taken:
+            return None
+        return Held(spec, Lease.objects.values_list("epoch", flat=True).get(pk=spec.name))
+
+
+def _make_row(spec: LeaseSpec, now: datetime) -> None:
+    if not Lease.objects.filter(pk=spec.name).exists():
+        row = Lease(name=spec.name, loop=spec.loop, host=spec.host, expires_at=now)
+        Lease.objects.bulk_create([row], ignore_conflicts=True)
+
+
+def renew(held: Held, now: datetime, **fields: Any) -> None:
+    """Extend the lease and set `fields` with it, or raise LeaseLost."""
+    mine = Lease.objects.filter(pk=held.spec.name, epoch=held.epoch)
+    if not mine.update(expires_at=now + held.spec.ttl, **fields):
+        raise LeaseLost(held.spec.name)
+
+
+@contextmanager
+def guarded(held: Held, clock: Callable[[], datetime], **fields: Any) -> Iterator[None]:
+    """One transaction that first renews the lease; without it, nothing inside is kept."""
+    with transaction.atomic():
+        renew(held, clock(), **fields)
+        yield
+
+
+def is_held(spec: LeaseSpec, epoch: int, now: datetime) -> bool:
+    """Whether the holder of that epoch still has the lease."""
+    live = Lease.objects.filter(pk=spec.name, epoch=epoch, expires_at__gt=now)
+    return live.filter(pid__isnull=False).exists()
+
+
+def row(held: Held) -> Lease:
+    return Lease.objects.get(pk=held.spec.name)
+
+
+def release(held: Held, now: datetime) -> bool:
+    """Give the lease up; False when it was lost before."""
+    mine = Lease.objects.filter(pk=held.spec.name, epoch=held.epoch)
+    return bool(mine.update(expires_at=now, pid=None, start_ticks=None))
+
+
+def free_dead(host: str, now: datetime) -> list[str]:
+    """Free the leases of this host whose holders are gone; returns their loops."""
+    held = Lease.objects.filter(host=host, pid__isnull=False)
+    dead = [row for row in held if not is_alive(row.pid, row.start_ticks, row.boot_id)]
+    return [
+        row.loop for row in dead if _drop(Lease.objects.filter(pk=row.pk, epoch=row.epoch), now)
+    ]
+
+
+def drop_host(host: str, now: datetime) -> int:
+    """Take every lease of `host` from its holder, as when all its processes were killed."""
+    return _drop(Lease.objects.filter(host=host), now)
+
+
+def _drop(rows: QuerySet[Lease], now: datetime) -> int:
+    return rows.update(epoch=F("epoch") + 1, expires_at=now, pid=None, start_ticks=None)
