@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
 
+from monitor.gpu_states import GpuState
+
 
 class Health(StrEnum):
     """Whether a GPU answered: `lost` fell off the bus, `failing` answers with errors."""
@@ -18,7 +20,10 @@ class Health(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuReading:
-    """One GPU at an instant. Percent 0..100, bytes, watts, °C, MHz; None = unknown."""
+    """One GPU at an instant. Percent 0..100, bytes, watts, °C, MHz; None = unknown.
+
+    A probe leaves `state` and `state_since` open; the sampler fills them in.
+    """
 
     uuid: str
     index: int
@@ -38,6 +43,8 @@ class GpuReading:
     memory_clock_mhz: int | None = None
     performance_state: int | None = None
     compute_capability: str | None = None
+    state: GpuState | None = None
+    state_since: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +82,10 @@ class ProcessIdentity:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessReading:
-    """A process on one GPU with its owner and job. user None = owner unknown."""
+    """A process on one GPU with its owner and job. user None = owner unknown.
+
+    `job_owner` is the person whose job it is; `user` the OS account that it runs as.
+    """
 
     gpu_uuid: str
     pid: int
@@ -89,6 +99,7 @@ class ProcessReading:
     sm_pct: float | None = None
     kinds: str = "C"
     job_ref: str | None = None
+    job_owner: str | None = None
 
     @property
     def key(self) -> str:
@@ -159,6 +170,7 @@ class ClaimFact:
     exclusive: bool = False
     leader_pid: int | None = None
     leader_start_ticks: int | None = None
+    since: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -176,3 +188,31 @@ class Snapshot:
 
     def on(self, gpu_uuid: str) -> Sequence[ProcessReading]:
         return [p for p in self.processes if p.gpu_uuid == gpu_uuid]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplePoint:
+    """A stored reading of one GPU; `t` is whole epoch seconds."""
+
+    t: int
+    utilization_pct: float | None = None
+    memory_used_bytes: int | None = None
+    power_w: float | None = None
+    temperature_c: float | None = None
+    sm_clock_mhz: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostPoint:
+    """A stored reading of one host; `t` is whole epoch seconds."""
+
+    t: int
+    cpu_pct: float | None = None
+    load_1: float | None = None
+    memory_used_bytes: int | None = None
+    swap_used_bytes: int | None = None
+    disk_read_bps: float | None = None
+    disk_write_bps: float | None = None
+    cpu_pressure_pct: float | None = None
+    memory_pressure_pct: float | None = None
+    io_pressure_pct: float | None = None

@@ -14,7 +14,7 @@ class Event(models.Model):
     at = models.DateTimeField(db_index=True)
     kind = models.CharField(max_length=48)
     severity = models.CharField(max_length=8, choices=Severity.choices, default=Severity.INFO)
-    host = models.CharField(max_length=100)
+    host = models.CharField(max_length=100, blank=True)
     gpu_uuid = models.CharField(max_length=96, blank=True)
     job_ref = models.CharField(max_length=40, blank=True)
     owner = models.CharField(max_length=150, blank=True)

@@ -1,0 +1,205 @@
+"""Scripted loads for a simulated server: pure shapes over time and who runs them where."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import floor
+
+GIB = 1024**3
+# Above the kernel's highest possible pid: a simulated process can't be taken for a real one.
+FIRST_PID = 4_194_305
+
+# demand in percent of one GPU: (seconds since the process began, noise 0..1) -> 0..100
+Shape = Callable[[float, float], float]
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """A program that somebody runs again and again: `runs_s` long every `every_s` seconds."""
+
+    user: str | None
+    program: str
+    command: str
+    gpus: tuple[int, ...]
+    gib: float | None
+    shape: Shape
+    every_s: float = 86_400.0
+    runs_s: float = 86_400.0
+    offset_s: float = 0.0
+    ramp_s: float = 20.0
+    kinds: str = "C"
+
+    def run_at(self, t: float) -> tuple[int, float] | None:
+        """The number of the run that goes on at `t` and when it began; None between runs."""
+        number = floor((t - self.offset_s) / self.every_s)
+        began = number * self.every_s + self.offset_s
+        return (number, began) if t - began < self.runs_s else None
+
+
+def hashed(*parts: int) -> float:
+    """A number 0..1 that depends on the parts alone: the same in each process and at each call."""
+    value = 0x9E3779B97F4A7C15
+    for part in parts:
+        value = ((value ^ part) * 0xBF58476D1CE4E5B9) & 0xFFFFFFFFFFFFFFFF
+        value ^= value >> 29
+    return (value >> 11) / (1 << 53)
+
+
+def noise(t: float, period_s: float, *key: int) -> float:
+    """Smooth noise 0..1 that takes about `period_s` to change."""
+    step = floor(t / period_s)
+    part = t / period_s - step
+    weight = part * part * (3 - 2 * part)
+    return hashed(*key, step) * (1 - weight) + hashed(*key, step + 1) * weight
+
+
+def training(age: float, wobble: float) -> float:
+    """Epochs: minutes near full load, then a pause for validation and the checkpoint."""
+    if age < 25:
+        return 4 * wobble
+    return 8 + 14 * wobble if age % 210 > 195 else 86 + 12 * wobble
+
+
+def hog(age: float, wobble: float) -> float:
+    return 93 + 5 * wobble
+
+
+def idle(age: float, wobble: float) -> float:
+    return 0.0
+
+
+def inference(age: float, wobble: float) -> float:
+    """Requests in bursts: nothing for a while, then up to two thirds of the GPU."""
+    return max(0.0, 130 * wobble - 62)
+
+
+def serving(age: float, wobble: float) -> float:
+    return 12 + 45 * wobble
+
+
+def visitor(age: float, wobble: float) -> float:
+    return 20 + 50 * wobble if age > 6 else 0.0
+
+
+def job(age: float, wobble: float) -> float:
+    """What one of our own jobs does: it loads for 3 s, then works."""
+    return 0.0 if age < 3 else 78 + 18 * wobble
+
+
+# The pattern of eight GPUs; `first` is added to each index. Indexes 0 and 7 stay nearly free.
+def cast(first: int, size: int, turn: int) -> list[Script]:
+    """The scripts of GPUs first … first + size - 1 (size <= 8)."""
+
+    def on(*offsets: int) -> tuple[int, ...]:
+        return tuple(first + offset for offset in offsets if offset < size)
+
+    shift = 977.0 * turn
+    scripts = [
+        Script(
+            "frank",
+            "python3",
+            "python3 notebooks/try_resnet.py --quick",
+            on(0),
+            3.5,
+            visitor,
+            every_s=300,
+            runs_s=75,
+            offset_s=shift,
+            ramp_s=4,
+        ),
+        Script(
+            "alice",
+            "python",
+            "python train.py --config configs/vit_large.yaml --resume",
+            on(1),
+            58,
+            training,
+            every_s=14_400,
+            runs_s=13_800,
+            offset_s=shift,
+        ),
+        Script(
+            "bob",
+            "torchrun",
+            "torchrun --nproc-per-node 2 finetune.py --model llama-8b --bf16",
+            on(2, 3),
+            66,
+            training,
+            every_s=2_400,
+            runs_s=1_860,
+            offset_s=shift + 300,
+        ),
+        Script(
+            "dana",
+            "python",
+            "python sweep.py --trials 4096 --no-early-stop",
+            on(4),
+            71,
+            hog,
+            offset_s=shift,
+        ),
+        Script(
+            "erin",
+            "jupyter-lab",
+            "/opt/conda/bin/python -m ipykernel_launcher -f kernel-7f2c.json",
+            on(5),
+            40,
+            idle,
+            offset_s=shift,
+        ),
+        Script(
+            "charlie",
+            "python",
+            "python -m batch_infer --model whisper-large-v3 --input calls/",
+            on(5),
+            14,
+            inference,
+            every_s=3_600,
+            runs_s=3_300,
+            offset_s=shift + 120,
+        ),
+        Script(
+            "llm",
+            "vllm",
+            "vllm serve mistral-24b --port 8011 --gpu-memory-utilization 0.6",
+            on(6),
+            46,
+            serving,
+            offset_s=shift,
+        ),
+        Script(None, "", "", on(6), 6, serving, offset_s=shift, kinds="C"),
+        Script(
+            "frank",
+            "pytest",
+            "pytest tests/gpu -x",
+            on(1),
+            1.2,
+            visitor,
+            every_s=420,
+            runs_s=40,
+            offset_s=shift + 60,
+            ramp_s=2,
+        ),
+    ]
+    return [script for script in scripts if script.gpus]
+
+
+def crowd(gpus: int, count: int) -> list[Script]:
+    """`count` small processes over all GPUs, to see how a busy machine looks."""
+    users = ("alice", "bob", "charlie", "dana", "erin", "frank")
+    return [
+        Script(
+            users[i % len(users)],
+            "python",
+            f"python worker.py --shard {i}",
+            (i % gpus,),
+            0.1,
+            idle if i % 3 else inference,
+            every_s=1_800.0 + 13 * (i % 50),
+            runs_s=1_780.0,
+            offset_s=37.0 * i,
+            ramp_s=3,
+        )
+        for i in range(count)
+    ]

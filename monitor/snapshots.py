@@ -1,0 +1,113 @@
+"""A snapshot as compact JSON and back: tables of columns and rows."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import MISSING, fields
+from datetime import UTC, datetime
+from operator import attrgetter
+from typing import Any
+
+from monitor.gpu_states import GpuState
+from monitor.readings import (
+    DiskReading,
+    GpuReading,
+    Health,
+    HostReading,
+    Pressure,
+    ProcessReading,
+    Snapshot,
+)
+
+Table = tuple[Sequence[str], list[Any]]
+
+
+def dumps(snapshot: Snapshot) -> str:
+    """The snapshot as JSON text; None, empty and default fields of the host are left out."""
+    host = snapshot.host
+    body = {
+        "seq": snapshot.seq,
+        "at": _time(snapshot.at),
+        "probe": snapshot.probe,
+        "problem": snapshot.problem,
+        "remedy": snapshot.remedy,
+        "host": {name: getattr(host, name) for name in _HOST if getattr(host, name) is not None},
+        "disks": _table(_DISK, host.disks),
+        "pressure": _table(_PRESSURE, [host.pressure]),
+        "gpus": _table(_GPU, snapshot.gpus),
+        "processes": _table(_PROCESS, snapshot.processes),
+    }
+    return json.dumps(body, separators=(",", ":"), default=_time, ensure_ascii=False)
+
+
+def loads(text: str) -> Snapshot:
+    """The snapshot that `dumps` wrote, also one by an older or newer version of this code."""
+    body = json.loads(text)
+    host = {name: value for name, value in body["host"].items() if name in _HOST}
+    return Snapshot(
+        seq=body["seq"],
+        at=datetime.fromisoformat(body["at"]),
+        probe=body["probe"],
+        problem=body["problem"],
+        remedy=body["remedy"],
+        host=HostReading(
+            **host,
+            disks=tuple(DiskReading(**row) for row in _rows(body["disks"], _DISK)),
+            pressure=Pressure(**next(_rows(body["pressure"], _PRESSURE), {})),
+        ),
+        gpus=tuple(GpuReading(**row) for row in _rows(body["gpus"], _GPU)),
+        processes=tuple(ProcessReading(**row) for row in _rows(body["processes"], _PROCESS)),
+    )
+
+
+def _names(kind: type, skip: tuple[str, ...] = ()) -> tuple[str, ...]:
+    return tuple(field.name for field in fields(kind) if field.name not in skip)
+
+
+_HOST = _names(HostReading, skip=("disks", "pressure"))
+_DISK = _names(DiskReading)
+_PRESSURE = _names(Pressure)
+_GPU = _names(GpuReading)
+_PROCESS = _names(ProcessReading)
+_REQUIRED = {
+    field.name
+    for kind in (DiskReading, GpuReading, ProcessReading)
+    for field in fields(kind)
+    if field.default is MISSING
+}
+
+
+def _time(value: datetime) -> str:
+    return value.astimezone(UTC).isoformat()
+
+
+def _table(names: Sequence[str], rows: Sequence[object]) -> Table:
+    """Only the columns in which some row differs from None."""
+    values = list(map(attrgetter(*names), rows))
+    used = [
+        i
+        for i, name in enumerate(names)
+        if name in _REQUIRED or any(row[i] is not None for row in values)
+    ]
+    return [names[i] for i in used], [[row[i] for i in used] for row in values]
+
+
+def _rows(table: Table, names: Sequence[str]) -> Iterable[Any]:
+    columns, rows = table
+    known = [(i, name) for i, name in enumerate(columns) if name in names]
+    readers = [(i, name, _READERS.get(name)) for i, name in known]
+    for row in rows:
+        yield {
+            name: read(row[i]) if read and row[i] is not None else row[i]
+            for i, name, read in readers
+        }
+
+
+_READERS: dict[str, Callable[[Any], Any]] = {
+    "health": Health,
+    "state": GpuState,
+    "state_since": datetime.fromisoformat,
+    "created_at": datetime.fromisoformat,
+    "command": tuple,
+}

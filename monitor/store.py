@@ -1,0 +1,233 @@
+"""Rows <-> facts: snapshots, samples, GPUs and claims in the database."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import fields
+from datetime import datetime
+
+from monitor import snapshots
+from monitor.models import Claim, Gpu, HostSample, LatestSnapshot, Sample
+from monitor.readings import (
+    ClaimFact,
+    GpuReading,
+    Health,
+    HostPoint,
+    HostReading,
+    SamplePoint,
+    Snapshot,
+)
+
+_POINT = tuple(field.name for field in fields(SamplePoint))
+_HOST_POINT = tuple(field.name for field in fields(HostPoint))
+_GPU_UPDATES = (
+    "host",
+    "index",
+    "name",
+    "pci_id",
+    "memory_total_bytes",
+    "power_limit_w",
+    "compute_capability",
+    "state",
+    "state_since_at",
+    "problem",
+    "simulated",
+    "last_seen_at",
+)
+_BATCH = 500
+
+
+def record(snapshot: Snapshot, changed: Collection[str] | None = None) -> None:
+    """Write what was seen. `changed`: only these GPUs' rows are rewritten (None = all).
+
+    The caller holds the transaction.
+    """
+    rows = [g for g in snapshot.gpus if changed is None or g.uuid in changed]
+    _upsert_gpus(rows, snapshot)
+    Sample.objects.bulk_create(_samples(snapshot), ignore_conflicts=True, batch_size=_BATCH)
+    HostSample.objects.bulk_create([_host_sample(snapshot)], ignore_conflicts=True)
+    latest = LatestSnapshot(
+        host=snapshot.host.name,
+        seq=snapshot.seq,
+        at=snapshot.at,
+        body=snapshots.dumps(snapshot),
+    )
+    LatestSnapshot.objects.bulk_create(
+        [latest],
+        update_conflicts=True,
+        unique_fields=["host"],
+        update_fields=["seq", "at", "body"],
+    )
+
+
+def record_history(past: Iterable[Snapshot]) -> int:
+    """Write samples of the past in bulk, as a demo has them at its start; how many GPU samples."""
+    known: set[str] = set()
+    samples: list[Sample] = []
+    hosts: list[HostSample] = []
+    for snapshot in past:
+        new = [g for g in snapshot.gpus if g.uuid not in known]
+        _upsert_gpus(new, snapshot)
+        known.update(g.uuid for g in new)
+        samples += _samples(snapshot)
+        hosts.append(_host_sample(snapshot))
+    Sample.objects.bulk_create(samples, ignore_conflicts=True, batch_size=_BATCH)
+    HostSample.objects.bulk_create(hosts, ignore_conflicts=True, batch_size=_BATCH)
+    return len(samples)
+
+
+def newest(host: str | None = None) -> Snapshot | None:
+    """The newest snapshot of `host`, or of whichever host has the newest."""
+    rows = (
+        LatestSnapshot.objects.all() if host is None else LatestSnapshot.objects.filter(host=host)
+    )
+    row = rows.order_by("-at").first()
+    return snapshots.loads(row.body) if row else None
+
+
+def newest_all() -> list[Snapshot]:
+    """The newest snapshot of each host, by name."""
+    return [snapshots.loads(row.body) for row in LatestSnapshot.objects.order_by("host")]
+
+
+def next_seq(host: str) -> int:
+    """The number for the next snapshot of `host`."""
+    row = LatestSnapshot.objects.filter(host=host).values_list("seq", flat=True).first()
+    return (row or 0) + 1
+
+
+def samples(gpu_uuid: str, since_t: int, until_t: int) -> list[SamplePoint]:
+    """A GPU's stored readings with since_t <= t <= until_t, oldest first."""
+    rows = Sample.objects.filter(gpu_id=gpu_uuid, t__gte=since_t, t__lte=until_t).order_by("t")
+    return [SamplePoint(**row) for row in rows.values(*_POINT)]
+
+
+def host_samples(host: str, since_t: int, until_t: int) -> list[HostPoint]:
+    """A host's stored readings with since_t <= t <= until_t, oldest first."""
+    rows = HostSample.objects.filter(host=host, t__gte=since_t, t__lte=until_t).order_by("t")
+    return [HostPoint(**row) for row in rows.values(*_HOST_POINT)]
+
+
+def open_claims(host: str) -> list[ClaimFact]:
+    """Who may use which GPU of `host` now, oldest first."""
+    rows = Claim.objects.filter(host=host, until_at__isnull=True).order_by("id")
+    return [
+        ClaimFact(
+            job_ref=row.job_ref,
+            gpu_uuid=row.gpu_uuid,
+            owner=row.owner,
+            memory_bytes=row.memory_bytes,
+            exclusive=row.exclusive,
+            leader_pid=row.leader_pid,
+            leader_start_ticks=row.leader_start_ticks,
+            since=row.from_at,
+        )
+        for row in rows
+    ]
+
+
+def open_claim(fact: ClaimFact, host: str, now: datetime) -> None:
+    """Let a job use a GPU from now on."""
+    Claim.objects.create(
+        host=host,
+        gpu_uuid=fact.gpu_uuid,
+        job_ref=fact.job_ref,
+        owner=fact.owner,
+        memory_bytes=fact.memory_bytes,
+        exclusive=fact.exclusive,
+        leader_pid=fact.leader_pid,
+        leader_start_ticks=fact.leader_start_ticks,
+        from_at=now,
+    )
+
+
+def set_leader(job_ref: str, pid: int, start_ticks: int | None) -> int:
+    """Name the process that leads a job, so that its GPU processes are known; how many claims."""
+    rows = Claim.objects.filter(job_ref=job_ref, until_at__isnull=True)
+    return rows.update(leader_pid=pid, leader_start_ticks=start_ticks)
+
+
+def close_claims(job_ref: str, now: datetime) -> int:
+    """End a job's hold on its GPUs; how many it had."""
+    return Claim.objects.filter(job_ref=job_ref, until_at__isnull=True).update(until_at=now)
+
+
+def known_gpus(host: str, *, simulated: bool, since: datetime) -> list[Gpu]:
+    """GPUs of `host` that answered after `since`, by index."""
+    rows = Gpu.objects.filter(host=host, simulated=simulated, last_seen_at__gte=since)
+    return list(rows.order_by("index"))
+
+
+def _upsert_gpus(readings: Sequence[GpuReading], snapshot: Snapshot) -> None:
+    # A GPU that does not answer keeps the last_seen_at, name and size that it had.
+    for answers in (True, False):
+        rows = [
+            _gpu_row(reading, snapshot)
+            for reading in readings
+            if (reading.health is not Health.LOST) is answers
+        ]
+        updates = _GPU_UPDATES if answers else ("state", "state_since_at", "problem")
+        Gpu.objects.bulk_create(
+            rows, update_conflicts=True, unique_fields=["uuid"], update_fields=updates
+        )
+
+
+def _gpu_row(reading: GpuReading, snapshot: Snapshot) -> Gpu:
+    row = Gpu(
+        uuid=reading.uuid,
+        host=snapshot.host.name,
+        index=reading.index,
+        name=reading.name or "",
+        pci_id=reading.pci_id or "",
+        memory_total_bytes=reading.memory_total_bytes,
+        power_limit_w=reading.power_limit_w,
+        compute_capability=reading.compute_capability or "",
+        state_since_at=reading.state_since or snapshot.at,
+        problem=reading.problem or "",
+        simulated=snapshot.probe == "simulated",
+        first_seen_at=snapshot.at,
+        last_seen_at=snapshot.at,
+    )
+    if reading.state is not None:
+        row.state = reading.state.value
+    return row
+
+
+def _samples(snapshot: Snapshot) -> list[Sample]:
+    t = int(snapshot.at.timestamp())
+    return [
+        Sample(
+            gpu_id=gpu.uuid,
+            t=t,
+            utilization_pct=gpu.utilization_pct,
+            memory_used_bytes=gpu.memory_used_bytes,
+            power_w=gpu.power_w,
+            temperature_c=gpu.temperature_c,
+            sm_clock_mhz=gpu.sm_clock_mhz,
+        )
+        for gpu in snapshot.gpus
+        if gpu.health is not Health.LOST
+    ]
+
+
+def _host_sample(snapshot: Snapshot) -> HostSample:
+    host = snapshot.host
+    return HostSample(
+        host=host.name,
+        t=int(snapshot.at.timestamp()),
+        cpu_pct=host.cpu_pct,
+        load_1=host.load_1,
+        memory_used_bytes=_used(host),
+        swap_used_bytes=host.swap_used_bytes,
+        disk_read_bps=host.disk_read_bps,
+        disk_write_bps=host.disk_write_bps,
+        cpu_pressure_pct=host.pressure.cpu_some_pct,
+        memory_pressure_pct=host.pressure.memory_some_pct,
+        io_pressure_pct=host.pressure.io_some_pct,
+    )
+
+
+def _used(host: HostReading) -> int | None:
+    if host.memory_total_bytes is None or host.memory_available_bytes is None:
+        return None
+    return host.memory_total_bytes - host.memory_available_bytes
