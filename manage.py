@@ -1,18 +1,11 @@
 #!/usr/bin/env python
-"""Django's command line for gpucoord; `gpucoord` is the same for people."""
+"""Django's command line in a checkout: the same as the installed `gpucoord`."""
 
 from __future__ import annotations
 
-import os
 import sys
 
-
-def main() -> None:
-    os.environ.setdefault("DJANGO_SETTINGS_MODULE", "gpucoord_site.settings")
-    from django.core.management import execute_from_command_line
-
-    execute_from_command_line(sys.argv)
-
+from gpucoord_site.cli import manage
 
 if __name__ == "__main__":
-    main()
+    sys.exit(manage())

@@ -1,6 +1,7 @@
 """Typed settings from the environment and one TOML file; every bad value is named.
 
-Precedence: environment, then `gpucoord.toml`, then the defaults here.
+Precedence: the command line, the environment, `gpucoord.toml`, the defaults here.
+An empty variable counts as not set.
 """
 
 from __future__ import annotations
@@ -9,73 +10,130 @@ import os
 import socket
 from pathlib import Path
 from typing import Annotated, Any, Literal
+from urllib.parse import urlsplit
+from zoneinfo import available_timezones
 
-from pydantic import AliasChoices, Field, ValidationError
+from pydantic import AfterValidator, AliasChoices, BeforeValidator, Field, ValidationError
 from pydantic_settings import (
     BaseSettings,
+    InitSettingsSource,
     NoDecode,
     PydanticBaseSettingsSource,
     SettingsConfigDict,
-    TomlConfigSettingsSource,
 )
+
+from gpucoord_site.config_file import ConfigError, config_file, default_data_folder, read_toml
+from gpucoord_site.config_problems import describe, nearest, unknown_variables
+
+__all__ = ["Config", "ConfigError", "load_config"]
 
 ProbeName = Literal["nvml", "simulated", "none"]
 
 
-class ConfigError(Exception):
-    """A setting is wrong; the message names each one and what would be right."""
+def _names(value: object) -> object:
+    """`a.org, b.org` in a variable is the list ["a.org", "b.org"]."""
+    if isinstance(value, str):
+        return [name.strip() for name in value.split(",") if name.strip()]
+    return value
 
 
-def default_data_folder() -> Path:
-    """Where gpucoord keeps everything: /var/lib for root, the XDG data folder for people."""
-    if os.geteuid() == 0:
-        return Path("/var/lib/gpucoord")
-    base = os.environ.get("XDG_DATA_HOME") or str(Path.home() / ".local" / "share")
-    return Path(base) / "gpucoord"
+def _zone(name: str) -> str:
+    zones = available_timezones()
+    if name not in zones:
+        hint = nearest(name, zones)
+        raise ValueError(f"it must be a time zone such as Europe/Berlin or UTC{hint}")
+    return name
 
 
-def config_file() -> Path | None:
-    """The TOML file in use: GPUCOORD_CONFIG, ./gpucoord.toml, the data folder's, /etc/gpucoord.toml."""
-    named = os.environ.get("GPUCOORD_CONFIG")
-    if named:
-        return Path(named)
-    data = os.environ.get("GPUCOORD_DATA")
-    folder = Path(data) if data else default_data_folder()
-    for path in (Path("gpucoord.toml"), folder / "gpucoord.toml", Path("/etc/gpucoord.toml")):
-        if path.is_file():
-            return path
-    return None
+def _database(url: str) -> str:
+    parts = urlsplit(url)
+    if parts.scheme == "sqlite" and parts.path.strip("/"):
+        return url
+    if parts.scheme in {"postgres", "postgresql"} and parts.path.strip("/"):
+        try:
+            parts.port  # noqa: B018 - urlsplit only looks at the port when it is asked for
+        except ValueError:
+            raise ValueError("the port in it must be a number up to 65535") from None
+        return url
+    raise ValueError("it must look like postgresql://USER:PASSWORD@HOST:5432/NAME")
+
+
+Text = Annotated[str, BeforeValidator(lambda v: v.strip() if isinstance(v, str) else v)]
+Names = Annotated[list[str], NoDecode, BeforeValidator(_names)]
 
 
 class Config(BaseSettings):
-    """Every setting with its default; field names are the TOML keys, GPUCOORD_<NAME> the variables."""
+    """Every setting; field names are the TOML keys, GPUCOORD_<NAME> the variables."""
 
-    model_config = SettingsConfigDict(env_prefix="GPUCOORD_", extra="forbid", frozen=True)
-
-    data: Path = Field(default_factory=default_data_folder)
-    host: str = "127.0.0.1"
-    port: int = Field(8000, ge=0, le=65535)
-    allowed_hosts: Annotated[list[str], NoDecode] = Field(default_factory=list)
-    https: bool = False
-    debug: bool = False
-    node: str = Field(default_factory=socket.gethostname, min_length=1, max_length=100)
-    time_zone: str = "UTC"
-
-    probe: ProbeName | None = None
-    require_nvml: bool = False
-    simulated_gpus: int = Field(8, ge=1, le=1024)
-    simulated_seed: int = 1
-
-    admin_user: str = Field("admin", min_length=1, max_length=150)
-    admin_password: str | None = Field(None, min_length=1, repr=False)
-    database_url: str | None = Field(
-        None, validation_alias=AliasChoices("DATABASE_URL", "database_url"), repr=False
+    model_config = SettingsConfigDict(
+        env_prefix="GPUCOORD_", env_ignore_empty=True, extra="forbid", frozen=True
     )
 
-    raw_hours: float = Field(2, gt=0, le=48)
-    memory_margin_mib: int = Field(256, ge=0)
-    cancel_grace_s: float = Field(10, ge=0, le=3600)
-    run_as: Literal["auto", "service"] = "auto"
+    data: Annotated[Path, AfterValidator(lambda p: p.expanduser().absolute())] = Field(
+        default_factory=default_data_folder,
+        description="The one folder for everything: database, logs of jobs, secret key.",
+    )
+    host: Text = Field("127.0.0.1", min_length=1, description="Address to listen on.")
+    port: int = Field(8000, ge=0, le=65535, description="Port to listen on; 0 takes a free one.")
+    allowed_hosts: Names = Field(
+        default_factory=list, description="Names that people may use in the address bar."
+    )
+    https: bool = Field(
+        False,
+        description="A proxy in front serves HTTPS: secure cookies, HSTS, X-Forwarded-Proto.",
+    )
+    debug: bool = Field(False, description="Error pages with source code: never in public.")
+    log: Literal["text", "json"] = Field("text", description="How log lines look.")
+    node: Text = Field(
+        default_factory=socket.gethostname,
+        min_length=1,
+        max_length=100,
+        description="This host's name on pages and in rows.",
+    )
+    time_zone: Annotated[Text, AfterValidator(_zone)] = Field(
+        "UTC", description="Zone in which times are shown."
+    )
+
+    probe: ProbeName | None = Field(
+        None, description="Where readings come from; not set: nvml, or none without a driver."
+    )
+    require_nvml: bool = Field(
+        False, description="Refuse to start when the NVIDIA driver can't be read."
+    )
+    simulated_gpus: int = Field(
+        8, ge=1, le=1024, description="GPUs of the simulated server (probe = simulated)."
+    )
+    simulated_seed: int = Field(1, description="Which simulated scenario is played.")
+
+    admin_user: Text = Field(
+        "admin", min_length=1, max_length=150, description="Name of the first administrator."
+    )
+    admin_password: str | None = Field(
+        None,
+        min_length=1,
+        repr=False,
+        description="Password of the first administrator; not set: a random one, printed once.",
+    )
+    database_url: Annotated[Text, AfterValidator(_database)] | None = Field(
+        None,
+        validation_alias=AliasChoices("DATABASE_URL", "GPUCOORD_DATABASE_URL", "database_url"),
+        repr=False,
+        description="PostgreSQL instead of SQLite: postgresql://USER:PASSWORD@HOST:5432/NAME.",
+    )
+
+    raw_hours: float = Field(
+        2, gt=0, le=48, allow_inf_nan=False, description="Hours for which every second is kept."
+    )
+    memory_margin_mib: int = Field(
+        256, ge=0, description="GPU memory (MiB) that planning leaves free on each GPU."
+    )
+    cancel_grace_s: float = Field(
+        10, ge=0, le=3600, allow_inf_nan=False, description="Seconds from SIGTERM to SIGKILL."
+    )
+    run_as: Literal["auto", "service"] = Field(
+        "auto",
+        description="OS account of jobs when gpucoord is root: auto takes the owner's account.",
+    )
 
     @classmethod
     def settings_customise_sources(
@@ -87,14 +145,17 @@ class Config(BaseSettings):
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         path = config_file()
-        sources: tuple[PydanticBaseSettingsSource, ...] = (init_settings, env_settings)
-        return (*sources, TomlConfigSettingsSource(settings_cls, path)) if path else sources
+        values = read_toml(path) if path else {}
+        return (init_settings, env_settings, InitSettingsSource(settings_cls, values))
 
 
 def load_config(**overrides: Any) -> Config:
     """Read the settings, or raise ConfigError naming every bad one."""
+    problems = unknown_variables(Config, os.environ)
     try:
-        return Config(**overrides)
+        config = Config(**overrides)
     except ValidationError as error:
-        lines = [f"  {'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors()]
-        raise ConfigError("Settings that can't be used:\n" + "\n".join(lines)) from None
+        problems += describe(error, Config, overrides)
+    if problems:
+        raise ConfigError("\n".join(problems))
+    return config

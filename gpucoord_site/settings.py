@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import dj_database_url
 from csp.constants import NONE, SELF
 
+from gpucoord_site.addresses import own_names
 from gpucoord_site.config import load_config
+from gpucoord_site.databases import database
+from gpucoord_site.logs import log_settings
 from gpucoord_site.secret import secret_key
 
 CONFIG = load_config()
@@ -18,7 +20,7 @@ ASSETS = PACKAGE if (PACKAGE / "templates").is_dir() else PACKAGE.parent
 
 SECRET_KEY = secret_key(DATA)
 DEBUG = CONFIG.debug
-ALLOWED_HOSTS = [*CONFIG.allowed_hosts, CONFIG.host, "localhost", "127.0.0.1", "[::1]"]
+ALLOWED_HOSTS = [*CONFIG.allowed_hosts, *own_names(CONFIG.host)]
 
 INSTALLED_APPS = [
     "daphne",
@@ -74,18 +76,7 @@ TEMPLATES = [
     }
 ]
 
-SQLITE_OPTIONS = {
-    "timeout": 10,
-    "transaction_mode": "IMMEDIATE",
-    "init_command": (
-        "PRAGMA journal_mode=WAL;PRAGMA synchronous=NORMAL;PRAGMA mmap_size=134217728;"
-        "PRAGMA journal_size_limit=67108864;PRAGMA cache_size=-8000;"
-    ),
-}
-DATABASE_URL = CONFIG.database_url or f"sqlite:///{DATA / 'gpucoord.sqlite3'}"
-DATABASES = {"default": dj_database_url.parse(DATABASE_URL, conn_max_age=600)}
-if DATABASES["default"]["ENGINE"] == "django.db.backends.sqlite3":
-    DATABASES["default"].setdefault("OPTIONS", {}).update(SQLITE_OPTIONS)
+DATABASES = {"default": database(CONFIG)}
 
 Q_CLUSTER = {
     "name": "gpucoord",
@@ -136,8 +127,11 @@ SECURE_SSL_REDIRECT = CONFIG.https
 SECURE_HSTS_SECONDS = 31536000 if CONFIG.https else 0
 SECURE_PROXY_SSL_HEADER = ("HTTP_X_FORWARDED_PROTO", "https") if CONFIG.https else None
 X_FRAME_OPTIONS = "DENY"
+# HSTS for all subdomains and browsers' preload lists is for the owner of the domain to decide.
+SILENCED_SYSTEM_CHECKS = ["security.W005", "security.W021"]
 
 USE_TZ = True
 TIME_ZONE = CONFIG.time_zone
 LANGUAGE_CODE = "en-gb"
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
+LOGGING = log_settings(CONFIG.log)
