@@ -1,0 +1,78 @@
+"""Looks at the database for `gpucoord check`: which, reachable, and how old its tables are."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
+
+from gpucoord_site.check_report import Finding, fail, ok, warn
+from gpucoord_site.config import Config, ConfigError
+from gpucoord_site.databases import database as database_settings
+
+
+def database(config: Config) -> Iterator[Finding]:
+    try:
+        found = database_settings(config)
+    except ConfigError as error:
+        yield fail("database", str(error))
+        return
+    if found["ENGINE"].endswith("sqlite3"):
+        path = Path(found["NAME"])
+        yield ok("database", f"SQLite {sqlite3.sqlite_version}, {path}")
+        if not path.exists():
+            return
+    else:
+        server = _postgres(found)
+        yield server
+        # Asking Django makes the secret key: not before the first start has made the folder.
+        if server.level != "ok" or not (config.data / "secret_key").exists():
+            return
+    yield from _migrations()
+
+
+def _postgres(found: dict[str, object]) -> Finding:
+    import psycopg
+
+    where = f"PostgreSQL {found['NAME']} on {found.get('HOST') or 'the local socket'}"
+    try:
+        with psycopg.connect(
+            dbname=str(found["NAME"]),
+            user=str(found.get("USER") or "") or None,
+            password=str(found.get("PASSWORD") or "") or None,
+            host=str(found.get("HOST") or "") or None,
+            port=str(found.get("PORT") or "") or None,
+            connect_timeout=5,
+        ) as connection:
+            number = connection.info.server_version
+    except psycopg.OperationalError as error:
+        reason = next((line for line in str(error).splitlines() if "failed" in line), str(error))
+        return fail("database", f"{where}: {reason}", "check DATABASE_URL and the server")
+    return ok("database", f"{where}, version {number // 10000}.{number % 10000}")
+
+
+def _migrations() -> Iterator[Finding]:
+    os.environ.setdefault("DJANGO_SETTINGS_MODULE", "gpucoord_site.settings")
+    import django
+
+    django.setup()
+    from django.db import DatabaseError, connection
+    from django.db.migrations.loader import MigrationLoader
+
+    try:
+        loader = MigrationLoader(connection)
+    except DatabaseError as error:
+        yield fail("tables", f"can't be read: {error}")
+        return
+    applied, known = set(loader.applied_migrations), set(loader.disk_migrations)
+    ours = {app for app, _ in known}
+    newer = sorted(f"{app}.{name}" for app, name in applied - known if app in ours)
+    pending = len(known - applied)
+    if newer:
+        todo = "update gpucoord, or use another data folder"
+        yield fail("tables", f"made by a newer gpucoord ({', '.join(newer)})", todo)
+    elif pending:
+        yield warn("tables", f"{pending} changes to apply", "gpucoord up does it at its start")
+    else:
+        yield ok("tables", "up to date")

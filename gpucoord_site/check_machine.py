@@ -1,0 +1,153 @@
+"""Looks at the machine for `gpucoord check`: GPUs, accounts, kernel, disk, port."""
+
+from __future__ import annotations
+
+import errno
+import getpass
+import json
+import os
+import shutil
+import socket
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+from gpucoord_site.addresses import is_loopback
+from gpucoord_site.check_report import Finding, fail, ok, warn
+from gpucoord_site.config import Config
+from gpucoord_site.filesystems import mount_of
+
+GIB = 1024**3
+LITTLE_BYTES, TOO_LITTLE_BYTES = 5 * GIB, GIB // 2
+
+
+def account() -> str:
+    with suppress(KeyError, OSError):
+        return getpass.getuser()
+    return f"uid {os.geteuid()}"
+
+
+def accounts(config: Config) -> Iterator[Finding]:
+    """As whom jobs run."""
+    if os.geteuid() != 0:
+        yield ok("accounts", f"not root: every job runs as {account()}, like gpucoord itself")
+    elif config.run_as == "auto":
+        yield ok(
+            "accounts",
+            "root: a job runs as the OS account named like its owner (uid 1000 and up), else as"
+            " nobody; administrators without an account of that name run as root",
+        )
+    else:
+        yield warn("accounts", "root, and run_as = service: every job runs as root")
+
+
+def cgroup(_config: Config) -> Iterator[Finding]:
+    root = Path("/sys/fs/cgroup")
+    if (root / "cgroup.controllers").is_file():
+        yield ok("cgroup", "version 2")
+    elif (root / "memory").is_dir():
+        yield warn("cgroup", "version 1 or hybrid: a job is known by its process tree alone")
+    else:
+        yield warn("cgroup", "none: a job is known by its process tree alone")
+
+
+def pressure(_config: Config) -> Iterator[Finding]:
+    try:
+        Path("/proc/pressure/cpu").read_text()
+    except OSError:
+        yield warn(
+            "pressure",
+            "the kernel keeps no pressure stall information; pages show –",
+            "boot with psi=1 to have it",
+        )
+    else:
+        yield ok("pressure", "the kernel keeps pressure stall information (PSI)")
+
+
+def existing(path: Path) -> Path:
+    """The path, or the nearest folder above it that is there."""
+    while not path.exists() and path != path.parent:
+        path = path.parent
+    return path
+
+
+def data_folder(config: Config) -> Iterator[Finding]:
+    place = existing(config.data)
+    remedy = "set GPUCOORD_DATA to a folder that this account may write to"
+    if not place.is_dir():
+        yield fail("data", f"{config.data}: {place} is not a folder", remedy)
+    elif not os.access(place, os.W_OK | os.X_OK):
+        yield fail("data", f"{account()} may not write to {place} (for {config.data})", remedy)
+    elif place != config.data:
+        yield ok("data", f"{config.data} (made at the first start)")
+    elif config.data.stat().st_mode & 0o007:
+        todo = f"chmod o= {config.data}"
+        yield warn("data", f"{config.data} can be read by everyone on this machine", todo)
+    else:
+        yield ok("data", str(config.data))
+
+
+def disk(config: Config) -> Iterator[Finding]:
+    place = existing(config.data)
+    free, total = shutil.disk_usage(place).free, shutil.disk_usage(place).total
+    mount = mount_of(place)
+    where = f" ({mount.kind} on {mount.point})" if mount else ""
+    text = f"{free / GIB:.1f} GiB of {total / GIB:.0f} GiB free{where}"
+    if free < TOO_LITTLE_BYTES:
+        yield fail("disk", text, "make room: at least 0.5 GiB")
+    elif free < LITTLE_BYTES:
+        yield warn("disk", text, "logs of jobs will soon need more")
+    else:
+        yield ok("disk", text)
+
+
+def port(config: Config) -> Iterator[Finding]:
+    address = f"{config.host}:{config.port}"
+    problem = _bind_problem(config)
+    if problem is None:
+        yield from _reachable(config, address)
+    elif problem == errno.EADDRINUSE and _is_gpucoord(config):
+        yield ok("port", f"gpucoord is running on {address}")
+    elif problem == errno.EADDRINUSE:
+        todo = "stop it, or take another: gpucoord up --port 8001"
+        yield fail("port", f"{address} is taken by another program", todo)
+    elif problem == errno.EACCES:
+        yield fail("port", f"{account()} may not open {address}", "take a port from 1024 up")
+    else:
+        yield fail("port", f"{address} can't be opened: {os.strerror(problem)}", "set host")
+
+
+def _reachable(config: Config, address: str) -> Iterator[Finding]:
+    if not is_loopback(config.host) and not config.https:
+        todo = "put a proxy with HTTPS in front and set https = true"
+        yield warn("port", f"{address} is free; passwords travel unencrypted", todo)
+    else:
+        yield ok("port", f"{address} is free")
+
+
+def _bind_problem(config: Config) -> int | None:
+    try:
+        family, kind, proto, _, target = socket.getaddrinfo(
+            config.host, config.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        with socket.socket(family, kind, proto) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(target)
+    except socket.gaierror:
+        return errno.EADDRNOTAVAIL
+    except OSError as error:
+        return error.errno
+    return None
+
+
+def _is_gpucoord(config: Config) -> bool:
+    host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(config.host, config.host)  # noqa: S104
+    try:
+        with urllib.request.urlopen(f"http://{host}:{config.port}/healthz", timeout=1) as answer:
+            return "loops" in json.load(answer)
+    except urllib.error.HTTPError as error:
+        return "loops" in json.loads(error.read() or b"{}")
+    except (OSError, ValueError):
+        return False
