@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Protocol
 
-from monitor.readings import ClaimFact, GpuSweep
+from monitor.probes import nvml_faults
+from monitor.readings import ClaimFact, GpuReading, GpuSweep
 
 
 class GpuProbe(Protocol):
@@ -20,3 +22,79 @@ class GpuProbe(Protocol):
     def read(self, now: datetime, claims: Sequence[ClaimFact]) -> GpuSweep: ...
 
     def close(self) -> None: ...
+
+
+class ProbeSettings(Protocol):
+    """The settings that choose a probe."""
+
+    @property
+    def probe(self) -> str | None: ...
+    @property
+    def simulated_gpus(self) -> int: ...
+    @property
+    def simulated_processes(self) -> int: ...
+    @property
+    def simulated_seed(self) -> int: ...
+
+
+class NoProbe:
+    """For a machine whose GPUs can't or shall not be read: it says why."""
+
+    name = "none"
+
+    def __init__(self, problem: str, remedy: str) -> None:
+        self._sweep = GpuSweep(problem=problem, remedy=remedy)
+
+    def open(self) -> None:
+        """Nothing to open."""
+
+    def close(self) -> None:
+        """Nothing to close."""
+
+    def read(self, now: datetime, claims: Sequence[ClaimFact]) -> GpuSweep:
+        return self._sweep
+
+
+@dataclass(frozen=True, slots=True)
+class Detection:
+    """What NVML says about this machine right now."""
+
+    versions: tuple[str, ...]
+    gpus: tuple[GpuReading, ...]
+    problem: str | None
+    remedy: str | None
+
+
+def probe_from(config: ProbeSettings) -> GpuProbe:
+    """The probe that the settings ask for; by default NVML, or none where there is no driver."""
+    # Imported where it is used: NVML's binding is large, and a simulated server needs none.
+    if config.probe == "simulated":
+        from monitor.probes.simulated import SimulatedProbe
+
+        return SimulatedProbe(
+            config.simulated_gpus, config.simulated_seed, config.simulated_processes
+        )
+    if config.probe == "none":
+        return NoProbe(
+            "GPUs are not read: the probe is set to “none”.",
+            "Set GPUCOORD_PROBE=nvml (or leave it out) to read them.",
+        )
+    from monitor.probes import nvml
+
+    if config.probe is None and not nvml.is_installed():
+        missing = nvml_faults.FAULTS[nvml_faults.LIBRARY_NOT_FOUND]
+        return NoProbe(missing.problem, missing.remedy)
+    return nvml.NvmlProbe()
+
+
+def detect(now: datetime) -> Detection:
+    """Open NVML, read every GPU once, close it. Not for a process that forks afterwards."""
+    from monitor.probes import nvml
+
+    probe = nvml.NvmlProbe()
+    probe.open()
+    try:
+        sweep = probe.read(now, ())
+        return Detection(tuple(probe.versions()), sweep.gpus, sweep.problem, sweep.remedy)
+    finally:
+        probe.close()

@@ -136,7 +136,7 @@ class Scenario:
     def _reading(
         self, gpu: int, t: float, busy: float, uses: Sequence[_Use], loads: Sequence[Load]
     ) -> GpuReading:
-        used = RESERVED + sum(use.bytes or 0 for use in uses)
+        used = sum(use.bytes or 0 for use in uses)
         power = _power(busy, noise(t, 2, self.seed, gpu, 91))
         heat = self._heat(gpu, t, loads)
         return GpuReading(
@@ -200,7 +200,8 @@ class Scenario:
 
     def _heat_at(self, gpu: int, step: int, loads: Sequence[Load]) -> float:
         past = [self._busy_at(gpu, step - lag, loads) for lag in range(_LAGS)]
-        return sum(w * busy for w, busy in zip(_WEIGHTS, past, strict=True)) / sum(_WEIGHTS)
+        heat: float = sum(w * busy for w, busy in zip(_WEIGHTS, past, strict=True))
+        return heat / sum(_WEIGHTS)
 
     def _busy_at(self, gpu: int, step: int, loads: Sequence[Load]) -> float:
         if any(load.gpu == gpu for load in loads):

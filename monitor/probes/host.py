@@ -1,0 +1,173 @@
+"""The probe of the machine itself: CPU, memory, disks, pressure, and who a pid is."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterable
+from datetime import datetime
+from pathlib import Path
+from typing import TypeVar
+
+import psutil
+
+from monitor.probes.identities import Identities
+from monitor.readings import DiskReading, HostReading, Pressure, ProcessIdentity
+
+SECTOR_BYTES = 512
+DISKS_EVERY_S = 5.0
+MOUNTS_EVERY_S = 60.0
+_SKIPPED_TYPES = {"squashfs", "iso9660", "tmpfs", "ramfs", "erofs"}
+T = TypeVar("T")
+
+
+class HostProbe:
+    """Reads the machine. `paths` are folders whose file systems matter, such as the data folder."""
+
+    def __init__(self, name: str, paths: Iterable[Path] = (), root: Path = Path("/")) -> None:
+        self.name = name
+        self._paths = tuple(paths)
+        self._proc = root / "proc"
+        self._sys = root / "sys"
+        self._identities: Identities | None = None
+        self._boot_id: str | None = None
+        self._cpu: tuple[float, float] | None = None
+        self._io: tuple[float, int, int] | None = None
+        self._mounts: tuple[float, list[str]] = (float("-inf"), [])
+        self._disks: tuple[float, tuple[DiskReading, ...]] = (float("-inf"), ())
+
+    def open(self) -> None:
+        self._identities = Identities(psutil.boot_time(), self._proc)
+        self._boot_id = self._text("sys/kernel/random/boot_id")
+
+    def close(self) -> None:
+        self._identities = None
+
+    def identities(self, pids: Iterable[int]) -> dict[int, ProcessIdentity]:
+        """Who those pids are, as far as this machine's /proc knows them."""
+        return self._identities.of(pids) if self._identities else {}
+
+    def read(self, now: datetime) -> HostReading:
+        """The machine at `now`; a part that can't be read is None."""
+        t = now.timestamp()
+        load = _or_none(os.getloadavg) or (None, None, None)
+        memory = _or_none(psutil.virtual_memory)
+        swap = _or_none(psutil.swap_memory)
+        read_bps, write_bps = _or_none(lambda: self._io_rates(t)) or (None, None)
+        return HostReading(
+            name=self.name,
+            boot_id=self._boot_id,
+            cpu_count=os.cpu_count(),
+            cpu_pct=_or_none(self._cpu_pct),
+            load_1=load[0],
+            load_5=load[1],
+            load_15=load[2],
+            memory_total_bytes=memory.total if memory else None,
+            memory_available_bytes=memory.available if memory else None,
+            swap_total_bytes=swap.total if swap else None,
+            swap_used_bytes=swap.used if swap else None,
+            disk_read_bps=read_bps,
+            disk_write_bps=write_bps,
+            disks=_or_none(lambda: self._disk_space(t)) or (),
+            pressure=self._pressure(),
+        )
+
+    def _cpu_pct(self) -> float | None:
+        """The share of time that the CPUs worked since the last reading."""
+        times = psutil.cpu_times()
+        idle = times.idle + times.iowait
+        # guest time is counted in user time already.
+        total = sum(times) - times.guest - times.guest_nice
+        before, self._cpu = self._cpu, (total, idle)
+        if before is None or total <= before[0]:
+            return None
+        share = 1 - (idle - before[1]) / (total - before[0])
+        return round(min(100.0, max(0.0, 100 * share)), 1)
+
+    def _io_rates(self, t: float) -> tuple[float | None, float | None]:
+        read, written = self._sectors()
+        before, self._io = self._io, (t, read, written)
+        if before is None or t <= before[0] or read < before[1] or written < before[2]:
+            return None, None
+        passed = t - before[0]
+        return (
+            round((read - before[1]) * SECTOR_BYTES / passed),
+            round((written - before[2]) * SECTOR_BYTES / passed),
+        )
+
+    def _sectors(self) -> tuple[int, int]:
+        """Sectors read and written by real disks; stacked ones (dm, md, loop) would count twice."""
+        read = written = 0
+        for line in (self._proc / "diskstats").read_text().splitlines():
+            fields = line.split()
+            if (self._sys / "block" / fields[2] / "device").exists():
+                read += int(fields[5])
+                written += int(fields[9])
+        return read, written
+
+    def _disk_space(self, t: float) -> tuple[DiskReading, ...]:
+        if t - self._mounts[0] >= MOUNTS_EVERY_S or t < self._mounts[0]:
+            self._mounts = (t, self._find_mounts())
+        if t - self._disks[0] >= DISKS_EVERY_S or t < self._disks[0]:
+            readings = [_or_none(lambda m=mount: _disk(m)) for mount in self._mounts[1]]
+            self._disks = (t, tuple(reading for reading in readings if reading))
+        return self._disks[1]
+
+    def _find_mounts(self) -> list[str]:
+        """One mount point of each local, writable file system, and those of `paths`."""
+        points = ["/", *(_mount_of(path) for path in self._paths)]
+        for part in psutil.disk_partitions(all=False):
+            writable = "ro" not in part.opts.split(",")
+            if writable and part.fstype not in _SKIPPED_TYPES and Path(part.mountpoint).is_dir():
+                points.append(part.mountpoint)
+        devices: dict[int, str] = {}
+        for point in points:
+            with contextlib.suppress(OSError):
+                devices.setdefault(Path(point).stat().st_dev, point)
+        return sorted(devices.values())
+
+    def _pressure(self) -> Pressure:
+        cpu, memory, io = (self._stall(name) for name in ("cpu", "memory", "io"))
+        return Pressure(
+            cpu_some_pct=cpu.get("some"),
+            memory_some_pct=memory.get("some"),
+            memory_full_pct=memory.get("full"),
+            io_some_pct=io.get("some"),
+            io_full_pct=io.get("full"),
+        )
+
+    def _stall(self, name: str) -> dict[str, float]:
+        """{"some": avg10, "full": avg10}, or nothing where the kernel keeps no PSI."""
+        lines = (self._text(f"pressure/{name}") or "").splitlines()
+        parts = [line.replace("avg10=", "").split() for line in lines]
+        return {part[0]: float(part[1]) for part in parts if len(part) > 1}
+
+    def _text(self, name: str) -> str | None:
+        try:
+            return (self._proc / name).read_text().strip()
+        except OSError:
+            return None
+
+
+def _or_none(read: Callable[[], T]) -> T | None:
+    # One part of /proc that is missing or odd must not hide the others.
+    try:
+        return read()
+    except (OSError, RuntimeError, ValueError, IndexError, psutil.Error):
+        return None
+
+
+def _disk(mount: str) -> DiskReading:
+    space = os.statvfs(mount)
+    return DiskReading(
+        mount=mount,
+        total_bytes=space.f_blocks * space.f_frsize,
+        free_bytes=space.f_bavail * space.f_frsize,
+    )
+
+
+def _mount_of(path: Path) -> str:
+    point = path.absolute()
+    while not point.exists() or (not point.is_mount() and point != point.parent):
+        point = point.parent
+    return str(point)

@@ -1,0 +1,89 @@
+"""NVML's error codes in plain words: what they mean for a value, a GPU or the whole driver."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from monitor.readings import Health
+
+INSUFFICIENT_SIZE, LIBRARY_NOT_FOUND, FUNCTION_NOT_FOUND, RESET_REQUIRED = 7, 12, 13, 16
+UNKNOWN = 999
+
+# The question has no answer here (not supported, no permission, no data, another struct version):
+# the value is unknown, and nothing is wrong with the GPU.
+NO_ANSWER = frozenset({2, 3, 4, 6, 7, 13, 14, 21, 22, 24, 25, 26})
+# The whole library is of no use until it is initialised again.
+LIBRARY = frozenset({1, 9, 12, 18})
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """What is wrong, what helps, and what it makes of a GPU that answers so."""
+
+    problem: str
+    remedy: str
+    health: Health = Health.FAILING
+
+
+FAULTS = {
+    1: Fault("NVML is not initialised.", "gpucoord initialises it again by itself."),
+    4: Fault(
+        "This account may not use the NVIDIA driver.",
+        "Let the account that runs gpucoord read and write /dev/nvidia* (often the group video).",
+    ),
+    9: Fault(
+        "The NVIDIA driver is installed, but its kernel module is not loaded.",
+        "Run `nvidia-smi` as root; if it fails too, try `modprobe nvidia` or restart the machine.",
+    ),
+    10: Fault("The GPU did not answer in time.", "If it persists, restart the machine."),
+    12: Fault(
+        "No NVIDIA driver was found on this machine.",
+        "Install the NVIDIA driver (Debian: `apt install nvidia-driver`; Ubuntu: "
+        "`ubuntu-drivers install`; others: nvidia.com/drivers) and see that `nvidia-smi` lists "
+        "the GPUs; in a container, start it with the GPUs (`--gpus all`). gpucoord looks again "
+        "each minute. The host and jobs without a GPU work without it.",
+    ),
+    15: Fault(
+        "The GPU has fallen off the bus.",
+        "Look for NVRM lines in `dmesg`; often only a restart of the machine brings it back.",
+        Health.LOST,
+    ),
+    16: Fault(
+        "The GPU must be reset before it works again.",
+        "End its processes and run `nvidia-smi --gpu-reset` as root, or restart the machine.",
+    ),
+    17: Fault(
+        "The operating system blocks access to the GPU.", "Check the access to /dev/nvidia*."
+    ),
+    18: Fault(
+        "The NVIDIA driver was updated, but the old kernel module is still loaded.",
+        "Restart the machine (or unload and load the nvidia modules once nothing uses them).",
+    ),
+    28: Fault("The GPU is not there any more.", "Check its power and its seat.", Health.LOST),
+    999: Fault(
+        "The NVIDIA driver answers “Unknown Error”.",
+        "In a container that lost its GPUs (after `systemctl daemon-reload`) restart the "
+        "container; else look for NVRM lines in `dmesg`.",
+    ),
+}
+RESET = FAULTS[RESET_REQUIRED]
+
+
+def fault(code: int, text: str) -> Fault:
+    """What `code` means; `text` is the library's own word for codes that are rare."""
+    known = FAULTS.get(code)
+    return known or Fault(f"The NVIDIA driver answers: {text}.", "Look at `dmesg` for its reason.")
+
+
+class Refused(Exception):
+    """NVML gave no answer; `code` says why."""
+
+    def __init__(self, code: int, text: str) -> None:
+        super().__init__(text)
+        self.fault = fault(code, text)
+        self.code = code
+
+    @property
+    def is_fatal(self) -> bool:
+        """Whether nothing more can be asked: of the library, or of this GPU."""
+        return self.code in LIBRARY or self.fault.health is Health.LOST
