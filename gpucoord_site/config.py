@@ -103,6 +103,9 @@ class Config(BaseSettings):
     simulated_gpus: int = Field(
         8, ge=1, le=1024, description="GPUs of the simulated server (probe = simulated)."
     )
+    simulated_processes: int = Field(
+        0, ge=0, le=10_000, description="Processes there; 0 = as many as the scenario has."
+    )
     simulated_seed: int = Field(1, description="Which simulated scenario is played.")
 
     admin_user: Text = Field(
@@ -126,6 +129,11 @@ class Config(BaseSettings):
     )
     memory_margin_mib: int = Field(
         256, ge=0, description="GPU memory (MiB) that planning leaves free on each GPU."
+    )
+    cpu_jobs: int = Field(
+        default_factory=lambda: max(2, os.cpu_count() or 2),
+        ge=1,
+        description="Jobs without a GPU that may run at once; not set: as many as CPUs.",
     )
     cancel_grace_s: float = Field(
         10, ge=0, le=3600, allow_inf_nan=False, description="Seconds from SIGTERM to SIGKILL."

@@ -92,20 +92,19 @@ def queue() -> list[QueuedJob]:
 
 @contextmanager
 def synced() -> Iterator[None]:
-    """Make SQLite commits inside reach the disk before they return (PostgreSQL's always do)."""
-    if connection.vendor != "sqlite" or connection.in_atomic_block:
-        yield
-        return
-    _set_synchronous("FULL")
+    """Make commits inside reach the disk before they return."""
+    keep_commits_synced(on=True)
     try:
         yield
     finally:
-        _set_synchronous("NORMAL")
+        keep_commits_synced(on=False)
 
 
-def _set_synchronous(level: str) -> None:
-    with connection.cursor() as cursor:
-        cursor.execute(f"PRAGMA synchronous={level}")
+def keep_commits_synced(*, on: bool) -> None:
+    """Whether this connection's commits survive a power cut (with PostgreSQL they always do)."""
+    if connection.vendor == "sqlite" and not connection.in_atomic_block:
+        with connection.cursor() as cursor:
+            cursor.execute(f"PRAGMA synchronous={'FULL' if on else 'NORMAL'}")
 
 
 def _wake_all() -> None:

@@ -8,8 +8,9 @@ from scheduler.jobs import Outcome
 class Attempt(models.Model):
     """One try at running a job: where it was placed, which processes it is, how it ended.
 
-    The row with its nonce is committed before anything is forked; the runner then writes its
-    own identity (pid, start ticks, boot id) into the attempt's folder.
+    The row with its nonce and boot id is committed before anything is forked; the runner then
+    writes its own identity (pid, start ticks, boot id) into the attempt's folder. An attempt
+    that ended without an outcome never ran, and its job went back into the queue.
     """
 
     job = models.ForeignKey("scheduler.Job", models.CASCADE, related_name="attempts")
@@ -17,8 +18,8 @@ class Attempt(models.Model):
     host = models.CharField(max_length=100)
     gpu_uuids = models.JSONField(default=list)
     nonce = models.CharField(max_length=32, unique=True)
+    account = models.CharField("runs as", max_length=150, blank=True)
     placed_at = models.DateTimeField()
-    spawned_at = models.DateTimeField(null=True, blank=True)
     runner_pid = models.PositiveIntegerField(null=True, blank=True)
     runner_start_ticks = models.BigIntegerField(null=True, blank=True)
     boot_id = models.CharField(max_length=40, blank=True)
@@ -29,6 +30,7 @@ class Attempt(models.Model):
     outcome = models.CharField(
         max_length=12, choices=[(o.value, o.value.replace("_", " ")) for o in Outcome], blank=True
     )
+    problem = models.TextField(blank=True)
     exit_code = models.IntegerField(null=True, blank=True)
     signal = models.PositiveSmallIntegerField(null=True, blank=True)
     cpu_s = models.FloatField(null=True, blank=True)

@@ -38,7 +38,8 @@ def log_path(data: Path, job_id: int, number: int) -> Path:
 
 def make_folder(folder: Path) -> None:
     """Make an attempt's folder, readable by the service's account alone."""
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    for path in (folder.parent.parent, folder.parent, folder):
+        path.mkdir(mode=0o700, exist_ok=True)
 
 
 def write_json(path: Path, body: dict[str, Any]) -> None:

@@ -1,0 +1,76 @@
+"""Step: plan the queue and commit the placements; it never touches a process."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime
+
+from monitor import store as monitor_store
+from monitor.identity import boot_id
+from monitor.stepping import Guard
+from monitor.wake import wake
+from scheduler import store, transitions
+from scheduler.jobs import Blocker, Plan, PlanPolicy, QueuedJob, Slots
+from scheduler.models import Attempt
+from scheduler.policy import capacity
+from scheduler.policy.planning import plan
+
+Reasons = tuple[tuple[str, str | None, str | None, str | None], ...]
+
+
+class Dispatcher:
+    """`step(now)` places what fits on `host`; a reason to wait is written only when it changes."""
+
+    def __init__(self, guard: Guard, host: str, policy: PlanPolicy) -> None:
+        self._guard = guard
+        self._host = host
+        self._policy = policy
+        # What is stored with each waiting job. Lost at a restart, which costs one rewrite.
+        self._told: dict[int, Reasons] = {}
+
+    def step(self, now: datetime) -> list[Attempt]:
+        """Returns the attempts that were placed: their rows are committed, nothing has started."""
+        queue = store.queue()
+        if not queue:
+            self._told.clear()
+            return []
+        slots = self._slots(queue, now)
+        made = plan(queue, slots, self._policy, now)
+        news = self._news(made.blockers)
+        if not made.placements and not news:
+            return []
+        return self._commit(made, news, now)
+
+    def _slots(self, queue: list[QueuedJob], now: datetime) -> Slots:
+        """Reading the GPUs is the dear part, and only jobs that want one need it."""
+        wants_gpu = any(job.requirement.gpus for job in queue)
+        running = Attempt.objects.filter(host=self._host, ended_at=None, job__gpus=0)
+        return capacity.slots(
+            monitor_store.newest(self._host) if wants_gpu else None,
+            monitor_store.open_claims(self._host) if wants_gpu else (),
+            self._policy,
+            now,
+            host=self._host,
+            cpu_jobs=running.count(),
+        )
+
+    def _commit(
+        self, made: Plan, news: Mapping[int, tuple[Blocker, ...]], now: datetime
+    ) -> list[Attempt]:
+        with self._guard():
+            placed = [transitions.place(p, boot_id(), now) for p in made.placements]
+            transitions.explain(news)
+            wake("live")
+        self._told = {job_id: _reasons(found) for job_id, found in made.blockers.items()}
+        return [attempt for attempt in placed if attempt is not None]
+
+    def _news(self, blockers: Mapping[int, tuple[Blocker, ...]]) -> dict[int, tuple[Blocker, ...]]:
+        return {
+            job_id: found
+            for job_id, found in blockers.items()
+            if self._told.get(job_id) != _reasons(found)
+        }
+
+
+def _reasons(blockers: tuple[Blocker, ...]) -> Reasons:
+    return tuple(blocker.key for blocker in blockers)

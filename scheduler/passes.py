@@ -1,0 +1,53 @@
+"""Door: one pass of the scheduler loop: end what has ended, place what fits, start it."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from django.conf import settings
+
+from monitor.stepping import Guard, Step
+from monitor.wake import socket_folder
+from scheduler.dispatcher import Dispatcher
+from scheduler.executor import Executor
+from scheduler.jobs import PlanPolicy
+from scheduler.specs import SpecWriter
+from scheduler.store import keep_commits_synced
+
+
+def build(guard: Guard) -> Step:
+    """The scheduler's step for this host, from the settings."""
+    config = settings.CONFIG
+    specs = SpecWriter(
+        data=settings.DATA,
+        run_as=config.run_as,
+        grace_s=config.cancel_grace_s,
+        wake_folder=socket_folder(),
+    )
+    policy = PlanPolicy(margin_bytes=config.memory_margin_mib * 1024**2, cpu_jobs=config.cpu_jobs)
+    return Pass(Dispatcher(guard, config.node, policy), Executor(guard, config.node, specs))
+
+
+class Pass:
+    """First reap, so that what has become free is planned with; then plan; then start."""
+
+    def __init__(self, dispatcher: Dispatcher, executor: Executor) -> None:
+        self._dispatcher = dispatcher
+        self._executor = executor
+
+    def open(self) -> None:
+        self._executor.open()
+
+    def step(self, now: datetime) -> dict[str, int]:
+        """Returns how many attempts moved, and how many were placed."""
+        # A placement must survive a power cut once its process runs. Set anew each time: the
+        # connection may be a new one.
+        keep_commits_synced(on=True)
+        moves = self._executor.step(now)
+        placed = self._dispatcher.step(now)
+        self._executor.start(placed, now)
+        return {"moved": len(moves), "placed": len(placed)}
+
+    def close(self) -> None:
+        self._executor.close()
+        keep_commits_synced(on=False)

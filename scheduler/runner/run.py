@@ -1,0 +1,126 @@
+"""Edge: the runner, one small detached process per job, from its claim to its result.
+
+It knows neither Django nor the database and outlives everything else of gpucoord. Order of
+deeds: claim the attempt · reserve the result's space · fork the job, held · write both
+identities · let it go · wait · end what is left of it · write the result · wake the scheduler.
+Whatever dies in between, the files say what has happened and what can't have.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import resource
+import signal
+import time
+from pathlib import Path
+
+from monitor import datagrams
+from scheduler.runner import family, files, launch
+from scheduler.runner.attempts import claim_by_me
+from scheduler.runner.report import ReservedResult
+from scheduler.runner.spec import Claimed, Result, Spec, Started
+from scheduler.runner.watch import HEARD, Ending, Watch
+
+PR_SET_NAME = 15
+PR_SET_CHILD_SUBREAPER = 36
+
+
+def run(folder: Path) -> None:
+    """Run the attempt of this folder, unless somebody has claimed it. Call in a fresh process."""
+    _detach()
+    body = files.read_json(folder / files.SPEC)
+    if body is None:
+        return
+    spec = Spec.from_json(body)
+    claimed = claim_by_me(spec.nonce, runner=True)
+    if not files.claim(folder, claimed.to_json()):
+        return
+    report = ReservedResult(folder)
+    try:
+        report.reserve()
+        result = _attempt(spec, folder, claimed)
+    except Exception as error:
+        result = Result(nonce=spec.nonce, ended_at=time.time(), problem=_fault(error))
+    if report.publish(result):
+        _wake(spec, b"ended")
+
+
+def _detach() -> None:
+    """Own session, own streams, no folder held, not to be stopped by a closing terminal."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, HEARD)
+    for number in (signal.SIGHUP, signal.SIGINT):
+        signal.signal(number, signal.SIG_IGN)
+    os.setsid()
+    os.chdir("/")
+    os.umask(0o077)
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for stream in (0, 1, 2):
+        os.dup2(nothing, stream)
+    os.closerange(3, max(4096, nothing + 1))
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.prctl(PR_SET_NAME, b"gpucoord-runner", 0, 0, 0)
+    if libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "PR_SET_CHILD_SUBREAPER")
+    resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
+
+
+def _attempt(spec: Spec, folder: Path, claimed: Claimed) -> Result:
+    log = _open_log(spec, folder)
+    child = launch.fork_job(spec, log)
+    _write_started(spec, folder, claimed, child.pid)
+    child.go()
+    _wake(spec, b"started")
+    watch = Watch(child.pid, time_limit_s=spec.time_limit_s, grace_s=spec.grace_s)
+    ending = watch.run()
+    failure = child.failure()
+    return _result(spec, ending, os.fstat(log).st_size, failure)
+
+
+def _open_log(spec: Spec, folder: Path) -> int:
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+    log = os.open(folder / files.LOG, flags, 0o600)
+    if spec.uid is not None and spec.gid is not None:
+        # So that a script of the job may open /dev/stderr; the folder stays closed to it.
+        os.fchown(log, spec.uid, spec.gid)
+    return log
+
+
+def _write_started(spec: Spec, folder: Path, claimed: Claimed, pid: int) -> None:
+    started = Started(
+        nonce=spec.nonce,
+        account=spec.account,
+        boot_id=claimed.boot_id,
+        runner_pid=claimed.pid,
+        runner_start_ticks=claimed.start_ticks,
+        pid=pid,
+        start_ticks=family.start_ticks_of(pid) or 0,
+        started_at=time.time(),
+    )
+    files.write_json(folder / files.STARTED, started.to_json())
+
+
+def _result(spec: Spec, ending: Ending, log_bytes: int, failure: tuple[str, int] | None) -> Result:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    exited = os.WIFEXITED(ending.status)
+    return Result(
+        nonce=spec.nonce,
+        ended_at=time.time(),
+        exit_code=os.WEXITSTATUS(ending.status) if exited else None,
+        signal=None if exited else os.WTERMSIG(ending.status),
+        stopped=ending.stopped,
+        problem=launch.describe(spec, failure) if failure else None,
+        cpu_s=round(used.ru_utime + used.ru_stime, 3),
+        peak_memory_bytes=used.ru_maxrss * 1024,
+        log_bytes=log_bytes,
+    )
+
+
+def _fault(error: Exception) -> str:
+    if isinstance(error, OSError) and error.strerror:
+        return f"The job was not started: {error.strerror}."
+    return f"The job was not started: {type(error).__name__}: {error}."
+
+
+def _wake(spec: Spec, payload: bytes) -> None:
+    datagrams.send(Path(spec.wake_folder), "scheduler", payload)

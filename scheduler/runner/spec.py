@@ -1,0 +1,83 @@
+"""Edge: what a runner is told (spec.json) and what it reports (started.json, result.json)."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, fields
+from typing import Any, Self
+
+TEXT_LIMIT = 1000
+
+
+class _Body:
+    """Facts that travel as a JSON object; keys that a newer version wrote are passed over."""
+
+    @classmethod
+    def from_json(cls, body: dict[str, Any]) -> Self:
+        known = {f.name for f in fields(cls)}  # type: ignore[arg-type]
+        return cls(**{key: value for key, value in body.items() if key in known})
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)  # type: ignore[call-overload,no-any-return]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spec(_Body):
+    """What to run, and how. uid None = as the service's own account."""
+
+    job_id: int
+    attempt: int
+    nonce: str
+    argv: list[str]
+    cwd: str
+    env: dict[str, str]
+    account: str
+    uid: int | None = None
+    gid: int | None = None
+    groups: list[int] | None = None
+    time_limit_s: float | None = None
+    grace_s: float = 10.0
+    wake_folder: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Claimed(_Body):
+    """Who took the attempt: a runner, or (runner false) somebody who gave it up."""
+
+    nonce: str
+    runner: bool
+    pid: int
+    start_ticks: int
+    boot_id: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Started(_Body):
+    """The runner's identity and that of the job's first process; started_at is epoch seconds."""
+
+    nonce: str
+    account: str
+    boot_id: str
+    runner_pid: int
+    runner_start_ticks: int
+    pid: int
+    start_ticks: int
+    started_at: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result(_Body):
+    """How the attempt ended. `stopped`: "asked" by a signal to the runner, or "time_limit".
+
+    exit_code and signal are those of the first process; cpu_s sums up all of them,
+    peak_memory_bytes is that of the largest.
+    """
+
+    nonce: str
+    ended_at: float
+    exit_code: int | None = None
+    signal: int | None = None
+    stopped: str | None = None
+    problem: str | None = None
+    cpu_s: float | None = None
+    peak_memory_bytes: int | None = None
+    log_bytes: int | None = None

@@ -1,0 +1,217 @@
+"""Rows: the moves of a job that the loop makes, each a compare-and-set.
+
+False = somebody else moved it. The caller holds the transaction. Doors submit and cancel
+through store.py.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+from monitor import events, store
+from monitor.readings import ClaimFact
+from scheduler.jobs import Blocker, JobState, Outcome, Placement, check_transition
+from scheduler.models import Attempt, Job
+
+# In the order in which a job passes through them: a move by somebody else is always caught up.
+PLACED = (JobState.STARTING, JobState.RUNNING, JobState.STOPPING)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Identity:
+    """Which processes an attempt is, as its runner wrote it down."""
+
+    account: str
+    runner_pid: int
+    runner_start_ticks: int
+    pid: int
+    start_ticks: int
+    started_at: datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ending:
+    """How an attempt ended. None = not known."""
+
+    outcome: Outcome
+    ended_at: datetime
+    exit_code: int | None = None
+    signal: int | None = None
+    problem: str = ""
+    cpu_s: float | None = None
+    peak_memory_bytes: int | None = None
+    log_bytes: int | None = None
+
+
+def place(placement: Placement, boot_id: str, now: datetime) -> Attempt | None:
+    """Commit a waiting job to its GPUs; None when it was cancelled meanwhile."""
+    jobs = Job.objects.filter(pk=placement.job_id)
+    if not _move(placement.job_id, JobState.QUEUED, JobState.STARTING, blockers=[]):
+        return None
+    job = jobs.select_related("owner").get()
+    attempt = Attempt.objects.create(
+        job=job,
+        number=job.attempts.count() + 1,
+        host=placement.host,
+        gpu_uuids=list(placement.gpu_uuids),
+        nonce=secrets.token_hex(16),
+        boot_id=boot_id,
+        placed_at=now,
+    )
+    for uuid in placement.gpu_uuids:
+        store.open_claim(_claim(job, uuid), placement.host, now)
+    return attempt
+
+
+def started(attempt: Attempt, identity: Identity) -> bool:
+    """Note who the attempt is. A job that is being stopped stays so."""
+    known = Attempt.objects.filter(pk=attempt.pk, ended_at=None, pid=None).update(
+        account=identity.account,
+        runner_pid=identity.runner_pid,
+        runner_start_ticks=identity.runner_start_ticks,
+        pid=identity.pid,
+        start_ticks=identity.start_ticks,
+        started_at=identity.started_at,
+    )
+    if not known:
+        return False
+    Job.objects.filter(pk=attempt.job_id).update(started_at=identity.started_at)
+    if attempt.gpu_uuids:
+        store.set_leader(str(attempt.job_id), identity.pid, identity.start_ticks)
+    if _move(attempt.job_id, JobState.STARTING, JobState.RUNNING):
+        _tell("JOB_STARTED", attempt, f"{_title(attempt)} started", identity.started_at)
+    return True
+
+
+def stopping(attempt: Attempt, problem: str, now: datetime) -> bool:
+    """The job is to end though nobody asked for it; `problem` says why."""
+    for state in (JobState.RUNNING, JobState.STARTING):
+        if _move(attempt.job_id, state, JobState.STOPPING, problem=problem):
+            _tell("JOB_STOPPING", attempt, f"{_title(attempt)}: {problem}", now, "warning")
+            return True
+    return False
+
+
+def ended(attempt: Attempt, ending: Ending, now: datetime) -> bool:
+    """The attempt is over, and its job with it."""
+    if not _end_attempt(attempt, ending, ending.outcome.value):
+        return False
+    _finish(
+        attempt,
+        outcome=ending.outcome.value,
+        exit_code=ending.exit_code,
+        signal=ending.signal,
+        problem=ending.problem,
+        ended_at=ending.ended_at,
+    )
+    store.close_claims(str(attempt.job_id), now)
+    severity = "info" if ending.outcome in (Outcome.SUCCEEDED, Outcome.CANCELLED) else "warning"
+    _tell("JOB_FINISHED", attempt, f"{_title(attempt)} {_words(ending)}", ending.ended_at, severity)
+    return True
+
+
+def requeued(attempt: Attempt, problem: str, now: datetime) -> bool:
+    """The attempt never ran: its job waits again. False when it is being stopped."""
+    if not _move(attempt.job_id, JobState.STARTING, JobState.QUEUED):
+        return False
+    _end_attempt(attempt, Ending(outcome=Outcome.LOST, ended_at=now, problem=problem), "")
+    store.close_claims(str(attempt.job_id), now)
+    _tell("JOB_REQUEUED", attempt, f"{_title(attempt)} waits again: {problem}", now, "warning")
+    return True
+
+
+def explain(blockers: Mapping[int, Sequence[Blocker]]) -> int:
+    """Store why jobs wait; how many rows changed. Jobs with the same reasons share a statement."""
+    same: dict[tuple[Blocker, ...], list[int]] = {}
+    for job_id, reasons in blockers.items():
+        same.setdefault(tuple(reasons), []).append(job_id)
+    return sum(_explain(ids, reasons) for reasons, ids in same.items())
+
+
+def _explain(ids: Sequence[int], reasons: Iterable[Blocker]) -> int:
+    body = [blocker_body(reason) for reason in reasons]
+    return sum(
+        Job.objects.filter(pk__in=ids[at : at + 500], state=JobState.QUEUED.value).update(
+            blockers=body
+        )
+        for at in range(0, len(ids), 500)
+    )
+
+
+def blocker_body(blocker: Blocker) -> dict[str, str | None]:
+    """A blocker as it is stored with its job, and given out by the API."""
+    return {
+        "code": blocker.code,
+        "text": blocker.text,
+        "requested": blocker.requested,
+        "available": blocker.available,
+        "holder": blocker.holder,
+        "until": blocker.until.isoformat() if blocker.until else None,
+    }
+
+
+def _move(job_id: int, old: JobState, new: JobState, **fields: object) -> bool:
+    check_transition(old, new)
+    jobs = Job.objects.filter(pk=job_id, state=old.value)
+    return bool(jobs.update(state=new.value, **fields))
+
+
+def _finish(attempt: Attempt, **fields: object) -> None:
+    """From whichever state it is in. Its attempt was open, so one of these it must be."""
+    if not any(_move(attempt.job_id, old, JobState.FINISHED, **fields) for old in PLACED):
+        raise RuntimeError(f"job {attempt.job_id} had an open attempt but had ended")
+
+
+def _end_attempt(attempt: Attempt, ending: Ending, outcome: str) -> bool:
+    still_open = Attempt.objects.filter(pk=attempt.pk, ended_at=None)
+    return bool(
+        still_open.update(
+            ended_at=ending.ended_at,
+            outcome=outcome,
+            exit_code=ending.exit_code,
+            signal=ending.signal,
+            problem=ending.problem,
+            cpu_s=ending.cpu_s,
+            peak_memory_bytes=ending.peak_memory_bytes,
+            log_bytes=ending.log_bytes,
+        )
+    )
+
+
+def _claim(job: Job, gpu_uuid: str) -> ClaimFact:
+    return ClaimFact(
+        job_ref=str(job.pk),
+        gpu_uuid=gpu_uuid,
+        owner=job.owner.username,
+        memory_bytes=job.gpu_memory_bytes,
+        exclusive=job.exclusive,
+    )
+
+
+def _title(attempt: Attempt) -> str:
+    return f"Job {attempt.job_id} ({attempt.job.name})"
+
+
+def _words(ending: Ending) -> str:
+    if ending.outcome is Outcome.FAILED and ending.signal is not None:
+        return f"failed with signal {ending.signal}"
+    if ending.outcome is Outcome.FAILED and ending.exit_code is not None:
+        return f"failed with exit code {ending.exit_code}"
+    return {Outcome.CANCELLED: "was cancelled", Outcome.LOST: "was lost"}.get(
+        ending.outcome, ending.outcome.value.replace("_", " ")
+    )
+
+
+def _tell(kind: str, attempt: Attempt, text: str, at: datetime, severity: str = "info") -> None:
+    events.add(
+        kind,
+        text,
+        now=at,
+        severity=severity,
+        host=attempt.host,
+        job_ref=str(attempt.job_id),
+        owner=attempt.job.owner.username,
+    )
