@@ -1,9 +1,10 @@
-"""What every page knows: the theme, and whether the figures are simulated."""
+"""What every page knows: the time, the theme, and whether the figures are simulated."""
 
 from __future__ import annotations
 
 from django.conf import settings
 from django.http import HttpRequest
+from django.utils import timezone
 
 
 def site(request: HttpRequest) -> dict[str, object]:
@@ -12,4 +13,5 @@ def site(request: HttpRequest) -> dict[str, object]:
         "theme": theme if theme in ("light", "dark") else "auto",
         "simulated": settings.CONFIG.probe == "simulated",
         "node": settings.CONFIG.node,
+        "now": timezone.now(),
     }

@@ -21,8 +21,11 @@ def sig3(value: float | None) -> str:
 
 
 def gib(value: float | None) -> str:
-    """Bytes as GiB: "12.3 GiB"."""
-    return UNKNOWN if value is None else f"{sig3(value / GIB)} GiB"
+    """Bytes as GiB, from a thousand on as TiB: "12.3 GiB", "1.82 TiB"."""
+    if value is None:
+        return UNKNOWN
+    size = value / GIB
+    return f"{sig3(size)} GiB" if abs(size) < 1000 else f"{sig3(size / 1024)} TiB"
 
 
 def percent(value: float | None) -> str:

@@ -6,4 +6,5 @@ from django.urls import path
 
 from monitor.consumers import live
 
-websocket_urlpatterns = [path("ws/live/", live)]
+# URLRouter takes ASGI applications where Django's stubs know views only.
+websocket_urlpatterns = [path("ws/live/", live)]  # type: ignore[arg-type]

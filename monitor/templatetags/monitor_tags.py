@@ -1,4 +1,7 @@
-"""Template filters: figures, times and colours as LOOK has them."""
+"""Template tags: figures, bars, times and colours as LOOK has them.
+
+Times need `now` in the context: pages have it from the site's context, live parts from the hub.
+"""
 
 from __future__ import annotations
 
@@ -11,10 +14,11 @@ from django.utils import timezone
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
 
-from monitor import formats
+from monitor import cards, formats
 
 register = template.Library()
 USER_COLOURS = 7
+WHY_UNKNOWN = "Unknown: the probe can't tell"
 
 register.filter("gib", formats.gib)
 register.filter("percent", formats.percent)
@@ -22,13 +26,14 @@ register.filter("watts", formats.watts)
 register.filter("celsius", formats.celsius)
 register.filter("duration", formats.duration)
 register.filter("sig3", formats.sig3)
+register.filter("in_gib", cards.in_gib)
 
 
 @register.simple_tag(takes_context=True)
-def current(context: Context, url: str) -> SafeString | str:
+def current(context: Context, url: str) -> SafeString:
     """aria-current for the page that one is on."""
     here = context["request"].path
-    return format_html(' aria-current="page"') if url and here == url else ""
+    return SafeString(' aria-current="page"') if url and here == url else SafeString("")
 
 
 @register.filter
@@ -37,39 +42,73 @@ def user_colour(user: str | None) -> str:
     return f"u{zlib.crc32(user.encode()) % USER_COLOURS}" if user else "u-none"
 
 
-@register.filter
-def ago(moment: datetime | None) -> SafeString | str:
-    """A <time> that reads "3 min ago", with the absolute in its title; app.js keeps it fresh."""
-    if moment is None:
-        return "–"
-    seconds = (timezone.now() - moment).total_seconds()
-    return _time(moment, f"{formats.duration(max(seconds, 0))} ago", "ago")
+@register.simple_tag
+def figure(value: float | None, slot: int | str, digits: int = 0) -> SafeString:
+    """A figure that the live feed writes anew: value number `slot` of the [data-live] around it.
+
+    digits 3: three significant digits; 0: a whole number.
+    """
+    kind = SafeString(' data-d="3"') if digits else ""
+    if value is None:
+        return format_html(
+            '<b class="unknown" data-v="{}"{} title="{}">–</b>', slot, kind, WHY_UNKNOWN
+        )
+    text = formats.sig3(value) if digits else f"{value:.0f}"
+    return format_html('<b data-v="{}"{}>{}</b>', slot, kind, text)
 
 
-@register.filter
-def since(moment: datetime | None) -> SafeString | str:
-    """A <time> that reads as a duration until now: "for 3 min"."""
-    if moment is None:
-        return "–"
-    return _time(
-        moment, formats.duration(max((timezone.now() - moment).total_seconds(), 0)), "since"
+@register.simple_tag
+def bar(value: float | None, top: float | None, slot: int | str, kind: str = "") -> SafeString:
+    """A bar from 0 to `top`, hatched when unknown; the figure beside it says the same in words."""
+    known = value is not None and bool(top)
+    width = min(100.0, 100 * value / top) if known and value is not None and top else 0.0
+    return format_html(
+        '<svg class="bar {}{}" data-v="{}" data-max="{}" viewBox="0 0 100 1"'
+        ' preserveAspectRatio="none" aria-hidden="true"><rect width="{}" height="1"/></svg>',
+        kind,
+        "" if known else " no-value",
+        slot,
+        f"{top:.6g}" if top else "",
+        f"{width:.1f}",
     )
 
 
-@register.filter
-def clock(moment: datetime | None) -> SafeString | str:
+@register.simple_tag(takes_context=True)
+def ago(context: Context, moment: datetime | None) -> SafeString:
+    """A <time> that reads "3 min ago"; app.js keeps it fresh."""
+    return _time(context, moment, "ago", " ago")
+
+
+@register.simple_tag(takes_context=True)
+def since(context: Context, moment: datetime | None) -> SafeString:
+    """A <time> that reads as the duration until now: "3 min"; app.js keeps it fresh."""
+    return _time(context, moment, "since", "")
+
+
+@register.simple_tag
+def clock(moment: datetime | None) -> SafeString:
     """A <time> as a clock time; app.js turns it into the viewer's own zone."""
     if moment is None:
-        return "–"
-    return _time(moment, timezone.localtime(moment).strftime("%H:%M:%S"), "clock")
+        return SafeString("–")
+    return _element(moment, "clock", _local(moment).strftime("%H:%M:%S"))
 
 
-def _time(moment: datetime, text: str, kind: str) -> SafeString:
-    local = timezone.localtime(moment)
+def _time(context: Context, moment: datetime | None, kind: str, suffix: str) -> SafeString:
+    if moment is None:
+        return SafeString("–")
+    seconds = max((context["now"] - moment).total_seconds(), 0)
+    return _element(moment, kind, formats.duration(seconds) + suffix)
+
+
+def _element(moment: datetime, kind: str, text: str) -> SafeString:
     return format_html(
         '<time datetime="{}" title="{}" data-time="{}">{}</time>',
         moment.isoformat(timespec="seconds"),
-        local.strftime("%Y-%m-%d %H:%M:%S %Z"),
+        _local(moment).strftime("%Y-%m-%d %H:%M:%S %Z"),
         kind,
         text,
     )
+
+
+def _local(moment: datetime) -> datetime:
+    return moment.astimezone(timezone.get_current_timezone())

@@ -1,0 +1,284 @@
+"""What the dashboard shows of a snapshot: cards, host strips, one line of summary.
+
+Two of them compare equal when their structure is the same; figures that move each second don't
+count, because they travel as values and are written into the page in place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+
+from monitor.formats import GIB
+from monitor.gpu_states import GpuState
+from monitor.readings import DiskReading, GpuReading, HostReading, ProcessReading, Snapshot
+
+# More GPUs than this are shown a line each.
+MOST_CARDS = 16
+ROWS_ON_CARD = 5
+OWNERS_ON_LINE = 6
+
+# state -> (the word, the badge's shape)
+STATES: dict[GpuState, tuple[str, str]] = {
+    GpuState.IDLE: ("idle", "idle"),
+    GpuState.SCRIPT_BUSY: ("runs a job", "busy"),
+    GpuState.EXTERNAL: ("in use", "busy"),
+    GpuState.FAILING: ("failing", "failing"),
+    GpuState.LOST: ("lost", "failing"),
+}
+TROUBLE = {GpuState.FAILING, GpuState.LOST}
+
+Values = tuple[float | None, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessRow:
+    """A process on a GPU, without its command: all viewers see the same."""
+
+    key: str
+    pid: int
+    owner: str | None
+    program: str | None
+    job_ref: str | None
+    memory_bytes: int | None = field(compare=False)
+    sm_pct: float | None = field(compare=False)
+
+    @property
+    def values(self) -> Values:
+        return (in_gib(self.memory_bytes), whole(self.sm_pct))
+
+
+@dataclass(frozen=True, slots=True)
+class Card:
+    """One GPU with those on it."""
+
+    uuid: str
+    index: int
+    name: str
+    host: str
+    simulated: bool
+    state: GpuState | None
+    since: datetime | None
+    problem: str | None
+    memory_total_bytes: int | None
+    power_limit_w: float | None
+    rows: tuple[ProcessRow, ...]
+    more: int
+    owners: tuple[tuple[str | None, int], ...]
+    utilization_pct: float | None = field(compare=False)
+    memory_used_bytes: int | None = field(compare=False)
+    power_w: float | None = field(compare=False)
+    temperature_c: float | None = field(compare=False)
+
+    @property
+    def element_id(self) -> str:
+        return f"gpu-{self.uuid}"
+
+    @property
+    def word(self) -> str:
+        return STATES[self.state][0] if self.state else "unknown"
+
+    @property
+    def shape(self) -> str:
+        return STATES[self.state][1] if self.state else "unknown"
+
+    @property
+    def trouble(self) -> bool:
+        return self.state in TROUBLE
+
+    @property
+    def lost(self) -> bool:
+        return self.state is GpuState.LOST
+
+    @property
+    def values(self) -> Values:
+        return (
+            whole(self.utilization_pct),
+            in_gib(self.memory_used_bytes),
+            whole(self.power_w),
+            whole(self.temperature_c),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class HostStrip:
+    """One machine; all its figures are values."""
+
+    name: str
+    cpu_count: int | None
+    memory_total_bytes: int | None
+    swap_total_bytes: int | None
+    disk_mount: str | None
+    disk_total_bytes: int | None
+    reading: HostReading = field(compare=False)
+
+    @property
+    def element_id(self) -> str:
+        return f"host-{self.name}"
+
+    @property
+    def disk(self) -> DiskReading | None:
+        return fullest(self.reading.disks)
+
+    @property
+    def memory_used_bytes(self) -> int | None:
+        total, available = self.memory_total_bytes, self.reading.memory_available_bytes
+        return None if total is None or available is None else total - available
+
+    @property
+    def disk_pct(self) -> float | None:
+        disk = self.disk
+        return 100 - 100 * disk.free_bytes / disk.total_bytes if disk else None
+
+    @property
+    def values(self) -> Values:
+        host = self.reading
+        return (
+            whole(host.cpu_pct),
+            three(host.load_1),
+            in_gib(self.memory_used_bytes),
+            in_gib(host.swap_used_bytes),
+            whole(self.disk_pct),
+            in_mb(host.disk_read_bps),
+            in_mb(host.disk_write_bps),
+            whole(host.pressure.cpu_some_pct),
+            whole(host.pressure.memory_some_pct),
+            whole(host.pressure.io_some_pct),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """Is everything fine? One verdict and the counts behind it."""
+
+    shape: str
+    verdict: str
+    gpus: int
+    busy: int
+    people: int
+    processes: int
+
+
+def cards(snapshots: Iterable[Snapshot]) -> list[Card]:
+    """A card per GPU, trouble first, then by host and index."""
+    found = [_card(gpu, snapshot) for snapshot in snapshots for gpu in snapshot.gpus]
+    return sorted(found, key=lambda c: (not c.trouble, c.host, c.index))
+
+
+def strips(snapshots: Iterable[Snapshot]) -> list[HostStrip]:
+    return [_strip(snapshot.host) for snapshot in snapshots]
+
+
+def process_row(process: ProcessReading) -> ProcessRow:
+    return ProcessRow(
+        key=process.key,
+        pid=process.pid,
+        owner=process.job_owner or process.user,
+        program=process.program,
+        job_ref=process.job_ref,
+        memory_bytes=process.memory_bytes,
+        sm_pct=process.sm_pct,
+    )
+
+
+def summary(snapshots: Sequence[Snapshot]) -> Summary:
+    shown = cards(snapshots)
+    shape, verdict = _verdict(snapshots, shown)
+    owners = {p.job_owner or p.user for s in snapshots for p in s.processes} - {None}
+    return Summary(
+        shape=shape,
+        verdict=verdict,
+        gpus=len(shown),
+        busy=sum(card.shape == "busy" for card in shown),
+        people=len(owners),
+        processes=len({(s.host.name, p.pid) for s in snapshots for p in s.processes}),
+    )
+
+
+def whole(value: float | None) -> float | None:
+    return None if value is None else round(value)
+
+
+def three(value: float | None) -> float | None:
+    """Rounded to three significant digits, as it is shown."""
+    return None if value is None else float(f"{value:.3g}")
+
+
+def in_gib(value: float | None) -> float | None:
+    return None if value is None else three(value / GIB)
+
+
+def in_mb(value: float | None) -> float | None:
+    return None if value is None else three(value / 1e6)
+
+
+def fullest(disks: Sequence[DiskReading]) -> DiskReading | None:
+    sized = [d for d in disks if d.total_bytes]
+    return min(sized, key=lambda d: d.free_bytes / d.total_bytes, default=None)
+
+
+def _card(gpu: GpuReading, snapshot: Snapshot) -> Card:
+    rows = sorted(map(process_row, snapshot.on(gpu.uuid)), key=_biggest_first)
+    # A single further one takes no more room than the line that would count it.
+    shown = rows if len(rows) <= ROWS_ON_CARD + 1 else rows[:ROWS_ON_CARD]
+    return Card(
+        uuid=gpu.uuid,
+        index=gpu.index,
+        name=gpu.name or "GPU",
+        host=snapshot.host.name,
+        simulated=snapshot.probe == "simulated",
+        state=gpu.state,
+        since=gpu.state_since,
+        problem=gpu.problem,
+        memory_total_bytes=gpu.memory_total_bytes,
+        power_limit_w=gpu.power_limit_w,
+        rows=tuple(shown),
+        more=len(rows) - len(shown),
+        owners=_owners(rows),
+        utilization_pct=gpu.utilization_pct,
+        memory_used_bytes=gpu.memory_used_bytes,
+        power_w=gpu.power_w,
+        temperature_c=gpu.temperature_c,
+    )
+
+
+def _biggest_first(row: ProcessRow) -> tuple[int, int]:
+    """By whole GiB, so that two of about the same size don't change places each second."""
+    return -((row.memory_bytes or 0) // GIB), row.pid
+
+
+def _owners(rows: Sequence[ProcessRow]) -> tuple[tuple[str | None, int], ...]:
+    counts: dict[str | None, int] = {}
+    for row in rows:
+        counts[row.owner] = counts.get(row.owner, 0) + 1
+    return tuple(counts.items())
+
+
+def _strip(host: HostReading) -> HostStrip:
+    disk = fullest(host.disks)
+    return HostStrip(
+        name=host.name,
+        cpu_count=host.cpu_count,
+        memory_total_bytes=host.memory_total_bytes,
+        swap_total_bytes=host.swap_total_bytes,
+        disk_mount=disk.mount if disk else None,
+        disk_total_bytes=disk.total_bytes if disk else None,
+        reading=host,
+    )
+
+
+def _verdict(snapshots: Sequence[Snapshot], shown: Sequence[Card]) -> tuple[str, str]:
+    if not snapshots:
+        return "waiting", "Waiting for the first reading"
+    for state, word in ((GpuState.LOST, "lost"), (GpuState.FAILING, "failing")):
+        named = [card for card in shown if card.state is state]
+        if len(named) == 1:
+            return "failing", f"GPU {named[0].index} is {word}"
+        if named:
+            return "failing", f"{len(named)} GPUs are {word}"
+    if any(snapshot.problem for snapshot in snapshots):
+        return "warning", "The GPUs can't be read"
+    if not shown:
+        return "idle", "This machine shows no GPU"
+    return "ok", "The GPU answers" if len(shown) == 1 else f"All {len(shown)} GPUs answer"

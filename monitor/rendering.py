@@ -1,0 +1,168 @@
+"""From snapshots to frames: what changed is rendered anew, everything else is kept."""
+
+from __future__ import annotations
+
+import logging
+import zlib
+from collections.abc import Callable, Iterable, Sequence
+from datetime import datetime
+from typing import Any
+
+from django.template.loader import render_to_string
+
+from monitor import cards
+from monitor.cards import MOST_CARDS, Card, HostStrip, ProcessRow
+from monitor.frames import CHILDREN, Board, Column, Frame, Part, Sparkline
+from monitor.history import Spark
+from monitor.readings import Snapshot
+from monitor.regions import Region, regions
+
+logger = logging.getLogger(__name__)
+
+DASHBOARD, PROCESSES, GPU_PREFIX = "dashboard", "processes", "gpu:"
+SparkSource = Callable[[Iterable[str], datetime], dict[str, Spark]]
+
+
+def digest(rows: Iterable[ProcessRow]) -> str:
+    """Who is there, without figures: a page whose digest differs fetches its table anew."""
+    facts = sorted((r.key, r.owner or "", r.program or "", r.job_ref or "") for r in rows)
+    return f"{zlib.crc32(repr(facts).encode()):08x}"
+
+
+def rows_of(snapshots: Iterable[Snapshot], gpu_uuid: str | None = None) -> list[ProcessRow]:
+    return [
+        cards.process_row(process)
+        for snapshot in snapshots
+        for process in snapshot.processes
+        if gpu_uuid is None or process.gpu_uuid == gpu_uuid
+    ]
+
+
+class Renderer:
+    """Makes frames, one after the other; remembers what it made last."""
+
+    def __init__(self, sparks: SparkSource) -> None:
+        self._sparks = sparks
+        self._n = 0
+        self._parts: dict[str, tuple[object, Part]] = {}
+        self._columns: dict[tuple[str, str], Column] = {}
+        self._drawn: dict[str, Sparkline] = {}
+
+    def frame(self, snapshots: Sequence[Snapshot], topics: Iterable[str], now: datetime) -> Frame:
+        """The next frame, for `topics`."""
+        self._n += 1
+        boards = {topic: self._board(topic, snapshots, now) for topic in topics}
+        self._columns = {k: v for k, v in self._columns.items() if k[0] in boards}
+        at = min((s.at.timestamp() for s in snapshots), default=None)
+        return Frame(self._n, at, boards)
+
+    def _board(self, topic: str, snapshots: Sequence[Snapshot], now: datetime) -> Board:
+        if topic == DASHBOARD:
+            return self._dashboard(snapshots, now)
+        uuid = topic.removeprefix(GPU_PREFIX) if topic.startswith(GPU_PREFIX) else None
+        shown = [c for c in cards.cards(snapshots) if c.uuid == uuid]
+        rows = rows_of(snapshots, uuid)
+        return Board(
+            columns={
+                "g": self._column(topic, "g", [(c.uuid, c.values) for c in shown]),
+                "p": self._column(topic, "p", [(r.key, r.values) for r in rows]),
+            },
+            digest=digest(rows) + "".join(f"-{c.word}" for c in shown),
+        )
+
+    def _dashboard(self, snapshots: Sequence[Snapshot], now: datetime) -> Board:
+        shown, strips = cards.cards(snapshots), cards.strips(snapshots)
+        drawn = self._sparklines([c.uuid for c in shown], now)
+        rows = [row for card in shown for row in card.rows] if len(shown) <= MOST_CARDS else []
+        return Board(
+            columns={
+                "h": self._column(DASHBOARD, "h", [(s.name, s.values) for s in strips]),
+                "g": self._column(DASHBOARD, "g", [(c.uuid, c.values) for c in shown]),
+                "p": self._column(DASHBOARD, "p", [(r.key, r.values) for r in rows]),
+            },
+            parts=[
+                self._summary(snapshots, now),
+                self._hosts(strips, now),
+                self._gpus(snapshots, shown, drawn, now),
+                *(part for r in regions() if (part := self._region(r, now))),
+            ],
+            sparks=drawn,
+        )
+
+    def _summary(self, snapshots: Sequence[Snapshot], now: datetime) -> Part:
+        facts = cards.summary(snapshots)
+        return self._part("summary", facts, "monitor/_summary.html", {"summary": facts, "now": now})
+
+    def _hosts(self, strips: Sequence[HostStrip], now: datetime) -> Part:
+        context = {"strips": strips, "several": len(strips) > 1, "now": now}
+        return self._part("hosts", tuple(strips), "monitor/_hosts.html", context)
+
+    def _gpus(
+        self,
+        snapshots: Sequence[Snapshot],
+        shown: Sequence[Card],
+        drawn: dict[str, Sparkline],
+        now: datetime,
+    ) -> Part:
+        """All cards; a card that changed travels alone, unless cards came, went or moved."""
+        lines, several = len(shown) > MOST_CARDS, len(snapshots) > 1
+        template = "monitor/_line.html" if lines else "monitor/_card.html"
+        children = tuple(
+            self._part(
+                card.element_id,
+                (card, lines),
+                template,
+                {"card": card, "spark": drawn[card.uuid].paths, "several": several, "now": now},
+            )
+            for card in shown
+        )
+        problems = [(s.host.name, s.problem, s.remedy) for s in snapshots if s.problem]
+        order = [c.uuid for c in shown]
+        context = {
+            "lines": lines,
+            "several": several,
+            "problems": problems,
+            "empty": not shown,
+            "waiting": not snapshots,
+            "children": CHILDREN,
+        }
+        part = self._part("gpus", (order, context), "monitor/_gpus.html", context)
+        return Part(part.target, part.html, part.changed_at, children)
+
+    def _region(self, region: Region, now: datetime) -> Part | None:
+        """A region that fails keeps what it showed: it must not take the page with it."""
+        try:
+            context = region.load(now)
+            version = region.version(context)
+            context = {**context, "region": region, "now": now}
+            return self._part(region.element_id, version, "monitor/_region.html", context)
+        except Exception:
+            logger.exception("The region %s can't be shown", region.name)
+            kept = self._parts.get(region.element_id)
+            return kept[1] if kept else None
+
+    def _sparklines(self, uuids: Sequence[str], now: datetime) -> dict[str, Sparkline]:
+        old = self._drawn
+        self._drawn = {}
+        for uuid, spark in self._sparks(uuids, now).items():
+            paths = (spark.line, spark.area)
+            kept = old.get(uuid)
+            same = kept is not None and kept.paths == paths
+            self._drawn[uuid] = kept if kept and same else Sparkline(paths, self._n)
+        return self._drawn
+
+    def _part(self, target: str, facts: object, template: str, context: dict[str, Any]) -> Part:
+        kept = self._parts.get(target)
+        if kept and kept[0] == facts:
+            return kept[1]
+        part = Part(target, render_to_string(template, context), self._n)
+        self._parts[target] = (facts, part)
+        return part
+
+    def _column(self, topic: str, kind: str, entries: Sequence[tuple[str, cards.Values]]) -> Column:
+        order = tuple(key for key, _ in entries)
+        kept = self._columns.get((topic, kind))
+        changed_at = kept.changed_at if kept and kept.order == order else self._n
+        column = Column(order, tuple(values for _, values in entries), changed_at)
+        self._columns[topic, kind] = column
+        return column
