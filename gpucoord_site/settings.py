@@ -23,7 +23,6 @@ DEBUG = CONFIG.debug
 ALLOWED_HOSTS = [*CONFIG.allowed_hosts, *own_names(CONFIG.host)]
 
 INSTALLED_APPS = [
-    "daphne",
     "django.contrib.admin",
     "django.contrib.auth",
     "django.contrib.contenttypes",
@@ -80,11 +79,17 @@ DATABASES = {"default": database(CONFIG)}
 
 Q_CLUSTER = {
     "name": "gpucoord",
+    # Each host has a queue of its own: a loop runs on the host that it is for.
+    "cluster_name": CONFIG.node,
     "orm": "default",
-    "workers": 5,
-    "timeout": 90,
-    "retry": 120,
+    # Three loops, one that takes over from another, and two for short tasks.
+    "workers": 6,
+    # Longer than the longest slice (loops.TASK_TIMEOUT_S); `retry` must be longer still.
+    "timeout": 120,
+    "retry": 150,
     "queue_limit": 1,
+    "poll": 0.3,
+    "guard_cycle": 1,
     "catch_up": False,
     "save_limit": 100,
     "label": "Tasks",

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from datetime import datetime
 from typing import Any
 
 from django.db import close_old_connections, transaction
@@ -45,14 +46,18 @@ def run_slice(name: str, after: int | None = None) -> str:
         if held is None:
             return "another process holds the lease"
         turn = Turn(loop, held, lifeline, heard)
+        stack.callback(turn.close)
         try:
-            outcome = turn.tick_until_the_end(stack)
+            outcome = turn.tick_until_the_end()
         except LeaseLost:
-            outcome = "lost the lease"
-        stack.close()
+            return "lost the lease"
+        except BaseException:
+            # The queue's time limit, or a fault of ours: others need not wait for the lease's end.
+            leases.release(held, timezone.now())
+            raise
         if outcome == HANDED_OVER:
+            turn.stop_listening()
             lifeline.wait(LINGER_S)
-        turn.close()
         return outcome
 
 
@@ -86,9 +91,8 @@ class Turn:
         self._renewed_at = time.monotonic()
         self._offer: Listener | None = None
 
-    def tick_until_the_end(self, stack: ExitStack) -> str:
-        end = time.monotonic() + self._loop.slice_s
-        due = self._first_due()
+    def tick_until_the_end(self) -> str:
+        end, due = time.monotonic() + self._loop.slice_s, self._first_due()
         while True:
             is_woken = self._wait(due)
             if self._lifeline.is_cut():
@@ -101,10 +105,14 @@ class Turn:
             if time.monotonic() >= end + self._loop.extension_s:
                 return self._give_up("no successor came")
             if time.monotonic() >= end and self._offer is None:
-                self._offer = stack.enter_context(Listener(f"{self._loop.name}-yield"))
-                self._queue_a_successor()
+                self._attempt(self._make_offer)
+
+    def stop_listening(self) -> None:
+        for listener in (*self._heard, *([self._offer] if self._offer else [])):
+            listener.close()
 
     def close(self) -> None:
+        self.stop_listening()
         if self._step is not None:
             self._step.close()
 
@@ -127,12 +135,14 @@ class Turn:
         return (time.time() // every + 1) * every
 
     def _tick(self, lateness_s: float | None) -> None:
-        """One step. A fault is recorded and the next tick comes; a lost lease ends the turn."""
         now = timezone.now()
         self._report.begin(now, lateness_s)
+        self._attempt(lambda: self._step_once(now))
+
+    def _attempt(self, action: Callable[[], None]) -> None:
+        """A fault is recorded, and the next tick comes; a lost lease ends the turn."""
         try:
-            self._open_step().step(now)
-            self._worked()
+            action()
         except LeaseLost:
             raise
         except Exception as error:
@@ -140,6 +150,10 @@ class Turn:
             self._failed(error)
         if self._lost:
             raise LeaseLost(self._loop.name)
+
+    def _step_once(self, now: datetime) -> None:
+        self._open_step().step(now)
+        self._worked()
 
     def _open_step(self) -> Step:
         if self._step is None:
@@ -199,10 +213,17 @@ class Turn:
                 events.add("LOOP_FAILED", text, now=now, severity="error", host=host)
         self._renewed_at = time.monotonic()
 
-    def _queue_a_successor(self) -> None:
-        with transaction.atomic():
-            self._renew()
-            loops.enqueue(self._loop.name, after=self._held.epoch)
+    def _make_offer(self) -> None:
+        """Queue the successor, and be ready to hear it ask for the lease."""
+        offer = Listener(f"{self._loop.name}-yield")
+        try:
+            with transaction.atomic():
+                self._renew()
+                loops.enqueue(self._loop.name, after=self._held.epoch)
+        except BaseException:
+            offer.close()
+            raise
+        self._offer = offer
 
     def _give_up(self, why: str) -> str:
         leases.release(self._held, timezone.now())

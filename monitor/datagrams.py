@@ -68,6 +68,9 @@ class Inbox:
                 return found
 
     def close(self) -> None:
+        """Stop hearing; a second call does nothing."""
+        if self._socket.fileno() < 0:
+            return
         self._socket.close()
         with contextlib.suppress(OSError):
             (self._folder / self._file).unlink()

@@ -56,6 +56,7 @@ class Listener:
             self._remote.connect(self._epoll)
 
     def fileno(self) -> int:
+        """What to wait on; -1 once closed."""
         return self._epoll.fileno() if self._epoll else self._inbox.fileno()
 
     def drain(self) -> list[bytes]:

@@ -1,0 +1,22 @@
+"""Start gpucoord: web and loops, until Ctrl-C or SIGTERM."""
+
+from __future__ import annotations
+
+import sys
+from argparse import ArgumentParser
+
+from django.core.management.base import BaseCommand
+
+from gpucoord_site.starting import start
+
+
+class Command(BaseCommand):
+    help = "Start gpucoord: the web pages and the loops behind them, until Ctrl-C or SIGTERM."
+    requires_system_checks = []
+
+    def add_arguments(self, parser: ArgumentParser) -> None:
+        parser.add_argument("--host", help="address to listen on (default: 127.0.0.1)")
+        parser.add_argument("--port", help="port to listen on (default: 8000; 0 = any free one)")
+
+    def handle(self, *args: object, **options: str | None) -> None:
+        sys.exit(start(host=options["host"], port=options["port"]))

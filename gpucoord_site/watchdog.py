@@ -1,0 +1,126 @@
+"""Keeps the loops going from outside the cluster: queues missing slices, and tests the cluster.
+
+A cluster can be dead while all its processes live (a worker that died holding the queue's lock).
+Only a task that went all the way through and was acknowledged shows that it works: the canary.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import time
+from contextlib import suppress
+from datetime import datetime
+from typing import Any
+
+from django.conf import settings
+from django.utils import timezone
+from django_q.brokers import get_broker
+from django_q.models import OrmQ
+from django_q.tasks import async_task
+
+from gpucoord_site import loops
+from monitor import leases
+from monitor.identity import is_alive
+from monitor.models import Lease
+
+CANARY_EVERY_S = 10.0
+CANARY_PATIENCE_S = 8.0
+# A cluster that has just started forks for a moment before it takes tasks.
+REPEAT_S = 2.0
+# How long a holder that lets its lease run out may hang on before its worker is replaced.
+SILENT_S = 4.0
+logger = logging.getLogger(__name__)
+
+
+def canary() -> None:
+    """The task that only shows that tasks are taken, run and acknowledged."""
+
+
+class Watchdog:
+    def __init__(self) -> None:
+        self._queued_at: dict[str, float] = {}
+        self._silent_since: dict[str, float] = {}
+        self._canary: tuple[int, float] | None = None
+        self._canary_due = 0.0
+        self.canary_t: float | None = None
+        self.canary_s: float | None = None
+
+    def cluster_starts(self) -> None:
+        """Forget what a cluster that is gone had promised, and queue all slices afresh."""
+        leases.drop_host(settings.CONFIG.node, timezone.now())
+        _remove_queued_slices()
+        self._queued_at.clear()
+        self._silent_since.clear()
+        self._canary, self._canary_due = None, time.monotonic() + CANARY_EVERY_S / 2
+        self.ensure_loops()
+
+    def ensure_loops(self) -> None:
+        """Queue a slice of each loop that nobody runs; replace a worker that is stuck."""
+        now, at = timezone.now(), time.monotonic()
+        rows = {row.loop: row for row in Lease.objects.filter(host=settings.CONFIG.node)}
+        for name in loops.table():
+            row = rows.get(name)
+            if row and self._is_in_hands(row, now, at):
+                continue
+            if at - self._queued_at.get(name, -REPEAT_S) >= REPEAT_S:
+                self._queued_at[name] = at
+                loops.enqueue(name)
+
+    def _is_in_hands(self, row: Lease, now: datetime, at: float) -> bool:
+        """Whether a living process holds the lease. A silent one gets a moment, then SIGKILL."""
+        if row.pid is None:
+            return False
+        if not is_alive(row.pid, row.start_ticks, row.boot_id):
+            logger.warning("The process that ran the %s is gone; another takes over", row.loop)
+            leases.free_dead(row.host, now)
+            return False
+        if row.expires_at > now:
+            self._silent_since.pop(row.loop, None)
+        elif at - self._silent_since.setdefault(row.loop, at) >= SILENT_S:
+            logger.error("The %s hangs in process %s, which is replaced", row.loop, row.pid)
+            self._silent_since.pop(row.loop)
+            with suppress(ProcessLookupError):
+                os.kill(row.pid, signal.SIGKILL)
+        return True
+
+    def is_cluster_dead(self) -> bool:
+        """Send a canary now and then; True when one has not come back in time."""
+        at = time.monotonic()
+        if self._canary is None:
+            if at >= self._canary_due:
+                self._canary, self._canary_due = (_send_canary(), at), at + CANARY_EVERY_S
+            return False
+        key, sent_at = self._canary
+        if not OrmQ.objects.filter(pk=key).exists():
+            self._canary, self.canary_t, self.canary_s = None, time.time(), at - sent_at
+            return False
+        return at - sent_at > CANARY_PATIENCE_S
+
+
+class _Remembering:
+    """A broker that keeps the key of the row that `async_task` adds but doesn't tell."""
+
+    def __init__(self) -> None:
+        self._broker = get_broker()
+        self.list_key = self._broker.list_key
+        self.key = 0
+
+    def enqueue(self, task: Any) -> int:
+        self.key = int(self._broker.enqueue(task))
+        return self.key
+
+
+def _send_canary() -> int:
+    broker = _Remembering()
+    options = {"broker": broker, "task_name": "canary", "save": False, "ack_failure": True}
+    async_task("gpucoord_site.watchdog.canary", q_options=options)
+    return broker.key
+
+
+def _remove_queued_slices() -> None:
+    """Those of a killed cluster would all come back once their locks run out."""
+    queued = OrmQ.objects.filter(key=get_broker().list_key)
+    ours = (loops.SLICE, "gpucoord_site.watchdog.canary")
+    OrmQ.objects.filter(pk__in=[row.pk for row in queued if row.func() in ours]).delete()

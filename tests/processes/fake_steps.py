@@ -1,0 +1,67 @@
+"""Steps for tests with real processes: each tick leaves a row, with the epoch it was made under."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from datetime import datetime
+from pathlib import Path
+
+from django.conf import settings
+
+from gpucoord_site.loops import Loop
+from monitor import events
+from monitor.models import Lease
+from monitor.stepping import Guard
+
+SLICE_S = float(os.environ.get("FAKE_SLICE_S", "60"))
+STEPS = "tests.processes.fake_steps"
+LOOPS = (
+    Loop(name="sampler", every_s=1, build=f"{STEPS}:Sampler", slice_s=SLICE_S),
+    Loop(name="controller", every_s=5, build=f"{STEPS}:Controller", slice_s=SLICE_S),
+    Loop(
+        name="scheduler",
+        every_s=1,
+        build=f"{STEPS}:Scheduler",
+        wake="scheduler",
+        slice_s=SLICE_S,
+    ),
+)
+
+
+class Ticking:
+    """Writes an event per tick. Files in the data folder make it fail or hang."""
+
+    loop = ""
+
+    def __init__(self, guard: Guard) -> None:
+        self._guard = guard
+
+    def open(self) -> None:
+        pass
+
+    def step(self, now: datetime) -> None:
+        if (Path(settings.DATA) / f"fail-{self.loop}").exists():
+            raise RuntimeError(f"asked to fail at {now}")
+        if (Path(settings.DATA) / f"hang-{self.loop}").exists():
+            time.sleep(60)
+        with self._guard():
+            epoch = Lease.objects.get(loop=self.loop).epoch
+            text = json.dumps({"epoch": epoch, "pid": os.getpid(), "t": time.time()})
+            events.add(f"TICK_{self.loop.upper()}", text, now=now)
+
+    def close(self) -> None:
+        pass
+
+
+class Sampler(Ticking):
+    loop = "sampler"
+
+
+class Controller(Ticking):
+    loop = "controller"
+
+
+class Scheduler(Ticking):
+    loop = "scheduler"
