@@ -12,7 +12,10 @@ from difflib import get_close_matches
 Commands = dict[str, tuple[str, str | None]]
 COMMANDS: Commands = {
     "up": ("start gpucoord here and print its address", None),
-    "demo": ("the same with a simulated server, thrown away at the end", "gpucoord_site.demo:main"),
+    "demo": (
+        "the same with a simulated server, thrown away at the end",
+        "gpucoord_site.demo.command:main",
+    ),
     "check": ("say what this machine has and what is missing", "gpucoord_site.check:main"),
     "submit": ("run a command as a job: gpucoord submit -- python train.py", None),
     "token": ("make a token for REST: gpucoord token USER", None),

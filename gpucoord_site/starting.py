@@ -31,7 +31,7 @@ def start(**options: Any) -> int:
         lock = lock_data_folder(config.data)
         end_leftovers(config.data / "run")
         listening = bind(config.host, config.port)
-        _in_a_child(lambda: _prepare(config))
+        in_a_child(lambda: _prepare(config))
     except (ConfigError, UnableToStart) as error:
         sys.stderr.write(f"gpucoord: {error}\n")
         return 2
@@ -56,7 +56,7 @@ def _prepare(config: Config) -> None:
         _say(f"Log in as {config.admin_user} with the password {password} (shown only now).")
 
 
-def _in_a_child(action: Callable[[], None]) -> None:
+def in_a_child(action: Callable[[], None]) -> None:
     """Run what needs much memory, or the GPU's driver, where it leaves nothing behind."""
     reader, writer = os.pipe()
     pid = os.fork()

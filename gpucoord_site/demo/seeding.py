@@ -1,0 +1,151 @@
+"""Fills a new database for the demo: people, two hours of history, jobs that run and wait."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from datetime import datetime, timedelta
+from pathlib import Path
+from random import Random
+
+from django.contrib.auth.hashers import make_password
+from django.contrib.auth.models import User
+from django.db import transaction
+
+from gpucoord_site.config import Config
+from gpucoord_site.demo.past import HOURS, PEOPLE, PastJob, loads_at, log_of, past_jobs
+from gpucoord_site.demo.wishes import WISHES
+from monitor import events, store
+from monitor.identity import boot_id
+from monitor.probes.scenario import Scenario
+from monitor.readings import Health, Snapshot
+from scheduler import transitions
+from scheduler.jobs import NewJob, Outcome, Placement, Requirement
+from scheduler.models import Attempt
+from scheduler.runner import files
+from scheduler.store import request_cancel, submit
+from scheduler.transitions import Ending, Identity
+
+GIB = 1024**3
+# The last minutes second by second, what is older less often: a chart can't show more.
+FINE_MINUTES, COARSE_STEP_S = 15, 5
+
+
+def seed(config: Config, home: Path, password: str, now: datetime) -> None:
+    """Everything that a page could show, as if people had used this server for two hours."""
+    users = _people(config.admin_user, password)
+    scenario = Scenario(config.simulated_gpus, config.simulated_seed)
+    jobs = past_jobs(config.simulated_gpus, config.simulated_seed, now)
+    with transaction.atomic():
+        _seed_history(scenario, jobs, config.node, now)
+    for job in jobs:
+        _seed_job(job, users[job.owner], scenario.uuids[job.gpu], config, home)
+    for wish in WISHES:
+        asked = NewJob(
+            command=wish.command,
+            name=wish.name,
+            cwd=str(home),
+            priority=wish.priority,
+            requirement=Requirement(
+                gpus=min(wish.gpus, config.simulated_gpus),
+                memory_bytes=wish.gib * GIB if wish.gib else None,
+                exclusive=wish.exclusive,
+            ),
+            estimate=timedelta(minutes=wish.minutes),
+            time_limit=timedelta(minutes=3 * wish.minutes),
+        )
+        submit(asked, users[wish.owner], now - timedelta(seconds=wish.waited_s))
+
+
+def _people(admin: str, password: str) -> dict[str, User]:
+    # One password for all of them: hashed once, as that takes a while on purpose.
+    hashed = make_password(password)
+    operator = User(username=admin, password=hashed, is_staff=True, is_superuser=True)
+    people = [User(username=name, password=hashed) for name in PEOPLE if name != admin]
+    User.objects.bulk_create([operator, *people])
+    return {user.username: user for user in User.objects.all()}
+
+
+def _seed_history(scenario: Scenario, jobs: Sequence[PastJob], host: str, now: datetime) -> None:
+    past = list(_snapshots(scenario, jobs, host, now))
+    store.record_history(past)
+    lost: set[str] = set()
+    for snapshot in past:
+        for gpu in snapshot.gpus:
+            is_lost = gpu.health is Health.LOST
+            if is_lost == (gpu.uuid in lost):
+                continue
+            lost ^= {gpu.uuid}
+            events.add(
+                "GPU_LOST" if is_lost else "GPU_FOUND",
+                f"GPU {gpu.index} {'does not answer any more' if is_lost else 'answers again'}",
+                now=snapshot.at,
+                severity="error" if is_lost else "info",
+                host=host,
+                gpu_uuid=gpu.uuid,
+            )
+
+
+def _snapshots(
+    scenario: Scenario, jobs: Sequence[PastJob], host: str, now: datetime
+) -> Iterator[Snapshot]:
+    end = int(now.timestamp())
+    fine = end - 60 * FINE_MINUTES
+    for t in [*range(end - 3600 * HOURS, fine, COARSE_STEP_S), *range(fine, end)]:
+        at = datetime.fromtimestamp(t, now.tzinfo)
+        sweep = scenario.at(at, loads_at(jobs, t))
+        yield Snapshot(
+            seq=0, at=at, probe="simulated", host=scenario.host(at, host), gpus=sweep.gpus
+        )
+
+
+def _seed_job(past: PastJob, owner: User, gpu_uuid: str, config: Config, home: Path) -> None:
+    """Take the job through the same moves that a real one makes, at the times of the past."""
+    requirement = Requirement(memory_bytes=past.gib * GIB)
+    asked = NewJob(
+        command=past.command,
+        name=past.name,
+        cwd=str(home),
+        priority=past.priority,
+        requirement=requirement,
+    )
+    job = submit(asked, owner, past.submitted_at)
+    with transaction.atomic():
+        attempt = transitions.place(
+            Placement(job_id=job.pk, host=config.node, gpu_uuids=(gpu_uuid,)),
+            boot_id(),
+            past.started_at,
+        )
+        if attempt is None:
+            raise RuntimeError(f"job {job.pk} of the demo's history was not placed")
+        _seed_run(attempt, past, config)
+
+
+def _seed_run(attempt: Attempt, past: PastJob, config: Config) -> None:
+    pid = 10_000 + attempt.job_id * 17
+    identity = Identity(
+        account=past.owner,
+        runner_pid=pid,
+        runner_start_ticks=1,
+        pid=pid + 1,
+        start_ticks=1,
+        started_at=past.started_at,
+    )
+    transitions.started(attempt, identity)
+    if past.outcome is Outcome.CANCELLED:
+        request_cancel(attempt.job_id, past.owner, past.ended_at)
+    folder = files.attempt_folder(config.data, attempt.job_id, attempt.number)
+    files.make_folder(folder)
+    log = log_of(past).encode()
+    (folder / files.LOG).write_bytes(log)
+    seconds = (past.ended_at - past.started_at).total_seconds()
+    dice = Random(attempt.job_id)
+    ending = Ending(
+        outcome=past.outcome,
+        ended_at=past.ended_at,
+        exit_code=past.exit_code,
+        signal=past.signal,
+        cpu_s=round(seconds * dice.uniform(0.9, 1.4), 1),
+        peak_memory_bytes=int(dice.uniform(2, 9) * GIB),
+        log_bytes=len(log),
+    )
+    transitions.ended(attempt, ending, past.ended_at)
