@@ -38,3 +38,8 @@ def recent(
     wanted = {"kind": kind, "host": host, "gpu_uuid": gpu_uuid, "job_ref": job_ref}
     matching = Event.objects.filter(**{name: value for name, value in wanted.items() if value})
     return list(matching.order_by("-at", "-id")[:limit])
+
+
+def count(kind: str, *, since: datetime, gpu_uuid: str = "") -> int:
+    """How many of a kind there were after `since`, of one GPU or of none in particular."""
+    return Event.objects.filter(kind=kind, at__gt=since, gpu_uuid=gpu_uuid).count()

@@ -22,6 +22,7 @@ class Health(StrEnum):
 class GpuReading:
     """One GPU at an instant. Percent 0..100, bytes, watts, °C, MHz; None = unknown.
 
+    `memory_used_bytes` leaves out what the driver reserves, where it tells that apart.
     A probe leaves `state` and `state_since` open; the sampler fills them in.
     """
 
@@ -175,7 +176,10 @@ class ClaimFact:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
-    """Host, GPUs and processes at one instant; `seq` grows by one per snapshot of a host."""
+    """Host, GPUs and processes at one instant; `seq` grows by one per snapshot of a host.
+
+    `failures`: how many sweeps in a row, up to this one, saw no GPU at all because of a fault.
+    """
 
     seq: int
     at: datetime
@@ -185,6 +189,7 @@ class Snapshot:
     processes: tuple[ProcessReading, ...] = ()
     problem: str | None = None
     remedy: str | None = None
+    failures: int = 0
 
     def on(self, gpu_uuid: str) -> Sequence[ProcessReading]:
         return [p for p in self.processes if p.gpu_uuid == gpu_uuid]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import MISSING, fields
 from datetime import UTC, datetime
 from operator import attrgetter
@@ -32,6 +32,7 @@ def dumps(snapshot: Snapshot) -> str:
         "probe": snapshot.probe,
         "problem": snapshot.problem,
         "remedy": snapshot.remedy,
+        "failures": snapshot.failures,
         "host": {name: getattr(host, name) for name in _HOST if getattr(host, name) is not None},
         "disks": _table(_DISK, host.disks),
         "pressure": _table(_PRESSURE, [host.pressure]),
@@ -51,6 +52,7 @@ def loads(text: str) -> Snapshot:
         probe=body["probe"],
         problem=body["problem"],
         remedy=body["remedy"],
+        failures=body.get("failures", 0),
         host=HostReading(
             **host,
             disks=tuple(DiskReading(**row) for row in _rows(body["disks"], _DISK)),
@@ -93,7 +95,7 @@ def _table(names: Sequence[str], rows: Sequence[object]) -> Table:
     return [names[i] for i in used], [[row[i] for i in used] for row in values]
 
 
-def _rows(table: Table, names: Sequence[str]) -> Iterable[Any]:
+def _rows(table: Table, names: Sequence[str]) -> Iterator[dict[str, Any]]:
     columns, rows = table
     known = [(i, name) for i, name in enumerate(columns) if name in names]
     readers = [(i, name, _READERS.get(name)) for i, name in known]

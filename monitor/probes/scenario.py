@@ -30,6 +30,7 @@ IDLE_W, LIMIT_W = 68.0, 700.0
 LOST_EVERY_S, LOST_FOR_S, LOST_OF_EIGHT = 2_700.0, 75.0, 5
 _GRID_S, _LAGS, _COOLING_S = 5.0, 14, 28.0
 _WEIGHTS = [exp(-lag * _GRID_S / _COOLING_S) for lag in range(_LAGS)]
+_WEIGHT = sum(_WEIGHTS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,9 +200,10 @@ class Scenario:
         )
 
     def _heat_at(self, gpu: int, step: int, loads: Sequence[Load]) -> float:
-        past = [self._busy_at(gpu, step - lag, loads) for lag in range(_LAGS)]
-        heat: float = sum(w * busy for w, busy in zip(_WEIGHTS, past, strict=True))
-        return heat / sum(_WEIGHTS)
+        heat = 0.0
+        for lag, weight in enumerate(_WEIGHTS):
+            heat += weight * self._busy_at(gpu, step - lag, loads)
+        return heat / _WEIGHT
 
     def _busy_at(self, gpu: int, step: int, loads: Sequence[Load]) -> float:
         if any(load.gpu == gpu for load in loads):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import floor
 
 GIB = 1024**3
@@ -87,102 +87,96 @@ def job(age: float, wobble: float) -> float:
     return 0.0 if age < 3 else 78 + 18 * wobble
 
 
-# The pattern of eight GPUs; `first` is added to each index. Indexes 0 and 7 stay nearly free.
+# The pattern of eight GPUs, by index; 0 and 7 stay nearly free.
+_PATTERN = (
+    Script(
+        "frank",
+        "python3",
+        "python3 notebooks/try_resnet.py --quick",
+        (0,),
+        3.5,
+        visitor,
+        every_s=300,
+        runs_s=75,
+        ramp_s=4,
+    ),
+    Script(
+        "alice",
+        "python",
+        "python train.py --config configs/vit_large.yaml --resume",
+        (1,),
+        58,
+        training,
+        every_s=14_400,
+        runs_s=13_800,
+    ),
+    Script(
+        "frank",
+        "pytest",
+        "pytest tests/gpu -x",
+        (1,),
+        1.2,
+        visitor,
+        every_s=420,
+        runs_s=40,
+        offset_s=60,
+        ramp_s=2,
+    ),
+    Script(
+        "bob",
+        "torchrun",
+        "torchrun --nproc-per-node 2 finetune.py --model llama-8b --bf16",
+        (2, 3),
+        66,
+        training,
+        every_s=2_400,
+        runs_s=1_860,
+        offset_s=300,
+    ),
+    Script("dana", "python", "python sweep.py --trials 4096 --no-early-stop", (4,), 71, hog),
+    Script(
+        "erin",
+        "python",
+        "/opt/conda/bin/python -m ipykernel_launcher -f kernel-7f2c.json",
+        (5,),
+        40,
+        idle,
+    ),
+    Script(
+        "charlie",
+        "python",
+        "python -m batch_infer --model whisper-large-v3 --input calls/",
+        (5,),
+        14,
+        inference,
+        every_s=3_600,
+        runs_s=3_300,
+        offset_s=120,
+    ),
+    Script(
+        "llm",
+        "vllm",
+        "vllm serve mistral-24b --port 8011 --gpu-memory-utilization 0.6",
+        (6,),
+        46,
+        serving,
+    ),
+    # In a container with its own pids: nobody can say whose it is.
+    Script(None, "", "", (6,), 6, serving),
+)
+
+
 def cast(first: int, size: int, turn: int) -> list[Script]:
-    """The scripts of GPUs first … first + size - 1 (size <= 8)."""
-
-    def on(*offsets: int) -> tuple[int, ...]:
-        return tuple(first + offset for offset in offsets if offset < size)
-
-    shift = 977.0 * turn
-    scripts = [
-        Script(
-            "frank",
-            "python3",
-            "python3 notebooks/try_resnet.py --quick",
-            on(0),
-            3.5,
-            visitor,
-            every_s=300,
-            runs_s=75,
-            offset_s=shift,
-            ramp_s=4,
-        ),
-        Script(
-            "alice",
-            "python",
-            "python train.py --config configs/vit_large.yaml --resume",
-            on(1),
-            58,
-            training,
-            every_s=14_400,
-            runs_s=13_800,
-            offset_s=shift,
-        ),
-        Script(
-            "bob",
-            "torchrun",
-            "torchrun --nproc-per-node 2 finetune.py --model llama-8b --bf16",
-            on(2, 3),
-            66,
-            training,
-            every_s=2_400,
-            runs_s=1_860,
-            offset_s=shift + 300,
-        ),
-        Script(
-            "dana",
-            "python",
-            "python sweep.py --trials 4096 --no-early-stop",
-            on(4),
-            71,
-            hog,
-            offset_s=shift,
-        ),
-        Script(
-            "erin",
-            "jupyter-lab",
-            "/opt/conda/bin/python -m ipykernel_launcher -f kernel-7f2c.json",
-            on(5),
-            40,
-            idle,
-            offset_s=shift,
-        ),
-        Script(
-            "charlie",
-            "python",
-            "python -m batch_infer --model whisper-large-v3 --input calls/",
-            on(5),
-            14,
-            inference,
-            every_s=3_600,
-            runs_s=3_300,
-            offset_s=shift + 120,
-        ),
-        Script(
-            "llm",
-            "vllm",
-            "vllm serve mistral-24b --port 8011 --gpu-memory-utilization 0.6",
-            on(6),
-            46,
-            serving,
-            offset_s=shift,
-        ),
-        Script(None, "", "", on(6), 6, serving, offset_s=shift, kinds="C"),
-        Script(
-            "frank",
-            "pytest",
-            "pytest tests/gpu -x",
-            on(1),
-            1.2,
-            visitor,
-            every_s=420,
-            runs_s=40,
-            offset_s=shift + 60,
-            ramp_s=2,
-        ),
+    """The scripts of GPUs first … first + size - 1 (size <= 8); `turn` shifts their clocks."""
+    moved = [
+        replace(
+            script,
+            gpus=tuple(first + offset for offset in script.gpus if offset < size),
+            offset_s=script.offset_s + 977.0 * turn,
+        )
+        for script in _PATTERN
     ]
-    return [script for script in scripts if script.gpus]
+    return [script for script in moved if script.gpus]
 
 
 def crowd(gpus: int, count: int) -> list[Script]:

@@ -1,0 +1,96 @@
+"""What of a sweep is worth an event, and when NVML is left alone for a while."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from monitor.gpu_states import GpuState
+from monitor.policy.states import BROKEN, StateChange
+from monitor.readings import GpuReading, Snapshot
+
+# More failures than this in a row: sweeps stop, and one try a minute is left.
+MAX_FAILURES = 10
+SLOW_RETRY = timedelta(seconds=60)
+# A change between idle and busy is told when what was before had lasted this long.
+LASTING = timedelta(minutes=5)
+# Of one kind and GPU, at most so many in so long.
+FLOOD_LIMIT, FLOOD_WINDOW = 5, timedelta(minutes=10)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Note:
+    """An event to be."""
+
+    kind: str
+    text: str
+    severity: str = "info"
+    gpu_uuid: str = ""
+
+
+def may_sweep(failures: int, tried_at: datetime | None, now: datetime) -> bool:
+    """Whether GPUs are to be read now, or left alone after too many failures."""
+    return failures <= MAX_FAILURES or tried_at is None or now - tried_at >= SLOW_RETRY
+
+
+def of_sweep(old: Snapshot | None, new: Snapshot, changes: Iterable[StateChange]) -> list[Note]:
+    """Events of this sweep. Where no GPU could be read, that alone is told, not each GPU."""
+    notes = list(_about_probe(old, new))
+    if new.failures or (old is not None and old.failures):
+        return notes
+    news = old is not None and bool(old.gpus)
+    return notes + [note for change in changes if (note := _about_gpu(change, new.at, news))]
+
+
+def _about_probe(old: Snapshot | None, new: Snapshot) -> Iterator[Note]:
+    before = old.problem if old is not None and old.probe == new.probe else None
+    if new.problem and new.problem != before:
+        text = f"{new.problem} {new.remedy or ''}".strip()
+        yield Note(kind="NVML_UNAVAILABLE", text=text, severity="warning")
+    elif before and not new.problem:
+        yield Note(kind="NVML_AVAILABLE", text="GPUs can be read again.")
+    if new.failures == MAX_FAILURES + 1:
+        text = f"GPUs could not be read {new.failures} times in a row; now tried once a minute."
+        yield Note(kind="NVML_MONITORING_OFF", text=text, severity="error")
+
+
+def _about_gpu(change: StateChange, now: datetime, news: bool) -> Note | None:
+    """`news`: other GPUs were known already, so a new one has been added since."""
+    gpu, was = change.reading, change.was
+    name = f"GPU {gpu.index}" + (f" ({gpu.name})" if gpu.name else "")
+    if gpu.state is GpuState.LOST:
+        text = f"{name} is lost. {gpu.problem or ''}".strip()
+        return _note("GPU_LOST", text, gpu, "error")
+    if was is GpuState.LOST:
+        return _note("GPU_FOUND", f"{name} is back.", gpu)
+    if was is None:
+        return _note("GPU_FOUND", f"{name} is new here.", gpu) if news else None
+    if gpu.state is GpuState.FAILING:
+        text = f"{name} is failing. {gpu.problem or ''}".strip()
+        return _note("GPU_STATE_CHANGED", text, gpu, "warning")
+    if was in BROKEN or _lasted(change, now):
+        text = f"{name} went from {_word(was)} to {_word(gpu.state)}."
+        return _note("GPU_STATE_CHANGED", text, gpu)
+    return None
+
+
+def _lasted(change: StateChange, now: datetime) -> bool:
+    since = change.old.state_since if change.old else None
+    return since is not None and now - since >= LASTING
+
+
+def _note(kind: str, text: str, gpu: GpuReading, severity: str = "info") -> Note:
+    return Note(kind=kind, text=text, severity=severity, gpu_uuid=gpu.uuid)
+
+
+_WORDS = {
+    GpuState.IDLE: "idle",
+    GpuState.SCRIPT_BUSY: "running a job",
+    GpuState.EXTERNAL: "used from outside the queue",
+    GpuState.FAILING: "failing",
+}
+
+
+def _word(state: GpuState | None) -> str:
+    return _WORDS.get(state, str(state)) if state else "unknown"

@@ -1,0 +1,189 @@
+"""The sampler: once a second it looks at the host and its GPUs and writes down what it saw."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection
+from dataclasses import replace
+from datetime import datetime
+from pathlib import Path
+from typing import Protocol
+
+from django.conf import settings
+
+from monitor import events, store
+from monitor.policy import missing, notes
+from monitor.policy.attribution import attribute
+from monitor.policy.states import StateChange, with_states
+from monitor.probes import GpuProbe, probe_from
+from monitor.probes.host import HostProbe
+from monitor.readings import (
+    ClaimFact,
+    GpuReading,
+    GpuSweep,
+    HostReading,
+    ProcessIdentity,
+    Snapshot,
+)
+from monitor.stepping import Guard
+from monitor.wake import wake
+
+logger = logging.getLogger(__name__)
+
+
+class Machine(Protocol):
+    """What the sampler asks of a host probe."""
+
+    name: str
+
+    def open(self) -> None: ...
+    def read(self, now: datetime) -> HostReading: ...
+    def identities(self, pids: Collection[int]) -> dict[int, ProcessIdentity]: ...
+    def close(self) -> None: ...
+
+
+class Sampler:
+    """A Step. What it must remember from tick to tick is in the newest snapshot."""
+
+    def __init__(self, guard: Guard, probe: GpuProbe, machine: Machine) -> None:
+        self._guard = guard
+        self._probe = probe
+        self._machine = machine
+        self._last: Snapshot | None = None
+        self._tried_at: datetime | None = None
+        self._rewrite_all = True
+        self._complained: set[str] = set()
+
+    def open(self) -> None:
+        self._last = store.newest(self._machine.name)
+        self._rewrite_all = True
+        self._machine.open()
+        self._probe.open()
+
+    def close(self) -> None:
+        self._probe.close()
+        self._machine.close()
+
+    def step(self, now: datetime) -> Snapshot:
+        """Look once and write it down; the snapshot is what was seen."""
+        claims = store.open_claims(self._machine.name)
+        sweep, failures = self._sweep(now, claims)
+        processes = attribute(sweep.processes, self._identities(sweep), claims)
+        before = self._before()
+        gpus = missing.complete(sweep, before, now) if self._keeps_missing() else sweep.gpus
+        gpus, changes = with_states(gpus, processes, claims, before, now)
+        snapshot = Snapshot(
+            seq=0,
+            at=now,
+            probe=self._probe.name,
+            host=self._host(now),
+            gpus=gpus,
+            processes=processes,
+            problem=sweep.problem,
+            remedy=sweep.remedy,
+            failures=failures,
+        )
+        return self._write(snapshot, changes)
+
+    def _write(self, snapshot: Snapshot, changes: Collection[StateChange]) -> Snapshot:
+        told = notes.of_sweep(self._last, snapshot, changes)
+        changed = None if self._rewrite_all else self._changed(snapshot)
+        with self._guard():
+            snapshot = replace(snapshot, seq=store.next_seq(self._machine.name))
+            store.record(snapshot, changed)
+            for note in told:
+                self._tell(note, snapshot)
+            wake("live", str(snapshot.seq).encode())
+        self._last, self._rewrite_all = snapshot, False
+        return snapshot
+
+    def _sweep(self, now: datetime, claims: list[ClaimFact]) -> tuple[GpuSweep, int]:
+        """What the probe saw, and how many sweeps in a row have seen nothing by a fault."""
+        last = self._last
+        failures = last.failures if last and last.probe == self._probe.name else 0
+        if last is not None and not notes.may_sweep(failures, self._tried_at, now):
+            return GpuSweep(problem=last.problem, remedy=last.remedy), failures
+        self._tried_at = now
+        try:
+            sweep = self._probe.read(now, claims)
+        except Exception as error:
+            self._complain("The GPU probe failed", error)
+            sweep = GpuSweep(
+                problem=f"Reading the GPUs failed: {error!r}.",
+                remedy="The log has the details; it is tried again by itself.",
+            )
+        failed = sweep.problem is not None and not sweep.gpus and self._probe.name == "nvml"
+        return sweep, failures + 1 if failed else 0
+
+    def _identities(self, sweep: GpuSweep) -> dict[int, ProcessIdentity]:
+        pids = {process.pid for process in sweep.processes} - sweep.identities.keys()
+        try:
+            return {**self._machine.identities(pids), **sweep.identities}
+        except Exception as error:
+            self._complain("Looking up processes failed", error)
+            return dict(sweep.identities)
+
+    def _host(self, now: datetime) -> HostReading:
+        try:
+            return self._machine.read(now)
+        except Exception as error:
+            self._complain("The host probe failed", error)
+            return HostReading(name=self._machine.name)
+
+    def _before(self) -> dict[str, GpuReading]:
+        """The GPUs of the snapshot before this one, unless another probe saw them."""
+        last = self._last
+        known = last.gpus if last and last.probe == self._probe.name else ()
+        return {gpu.uuid: gpu for gpu in known}
+
+    def _keeps_missing(self) -> bool:
+        # A scenario says itself which of its GPUs are lost; others belong to an older scenario.
+        return self._probe.name == "nvml"
+
+    def _changed(self, snapshot: Snapshot) -> set[str]:
+        """GPUs of which something besides the measured values changed."""
+        before = self._before()
+        return {
+            gpu.uuid
+            for gpu in snapshot.gpus
+            if gpu.uuid not in before or _lasting(gpu) != _lasting(before[gpu.uuid])
+        }
+
+    def _tell(self, note: notes.Note, snapshot: Snapshot) -> None:
+        since = snapshot.at - notes.FLOOD_WINDOW
+        if events.count(note.kind, gpu_uuid=note.gpu_uuid, since=since) >= notes.FLOOD_LIMIT:
+            return
+        events.add(
+            note.kind,
+            note.text,
+            now=snapshot.at,
+            severity=note.severity,
+            host=snapshot.host.name,
+            gpu_uuid=note.gpu_uuid,
+        )
+
+    def _complain(self, what: str, error: Exception) -> None:
+        """Once per fault and slice: a sweep a second must not fill the log."""
+        if repr(error) not in self._complained:
+            self._complained.add(repr(error))
+            logger.error("%s", what, exc_info=error)
+
+
+def _lasting(gpu: GpuReading) -> tuple[object, ...]:
+    return (
+        gpu.state,
+        gpu.problem,
+        gpu.index,
+        gpu.name,
+        gpu.pci_id,
+        gpu.memory_total_bytes,
+        gpu.power_limit_w,
+        gpu.compute_capability,
+    )
+
+
+def build(guard: Guard) -> Sampler:
+    """The sampler of this host, as the settings want it."""
+    config = settings.CONFIG
+    machine = HostProbe(config.node, [Path(settings.DATA)])
+    return Sampler(guard, probe_from(config), machine)
