@@ -1,0 +1,184 @@
+from __future__ import annotations
+
+import json
+import os
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gpucoord_site import check, check_machine
+from gpucoord_site.check_gpus import answering, gpus, kernel_module
+from gpucoord_site.check_report import Finding, Level, as_json, as_text, fail, ok, warn, worst
+from gpucoord_site.config import load_config
+from monitor.readings import GpuSweep, Health
+from tests.builders import gpu
+
+
+@pytest.fixture(autouse=True)
+def _bare_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in list(os.environ):
+        if name.startswith("GPUCOORD_") or name == "DATABASE_URL":
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("GPUCOORD_DATA", str(tmp_path / "data"))
+    monkeypatch.setenv("GPUCOORD_PROBE", "none")
+    monkeypatch.setenv("GPUCOORD_PORT", "0")
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def taken() -> Iterator[int]:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        yield listening.getsockname()[1]
+
+
+def _found(topic: str) -> list[Finding]:
+    return [f for f in check.look() if f.topic == topic]
+
+
+def test_a_fresh_machine_has_nothing_to_mend() -> None:
+    assert [f for f in check.look() if f.level is Level.FAIL] == []
+
+
+def test_it_changes_nothing(tmp_path: Path) -> None:
+    check.main([])
+
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_its_exit_code_says_whether_something_must_be_mended(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert check.main([]) == 0
+
+    monkeypatch.setenv("GPUCOORD_PORT", "many")
+
+    assert check.main([]) == 1
+
+
+def test_settings_that_cannot_be_used_are_each_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GPUCOORD_PORT", "many")
+    monkeypatch.setenv("GPUCOORD_PROT", "1")
+
+    assert [f.level for f in check.look()] == [Level.FAIL, Level.FAIL]
+
+
+def test_changed_settings_are_named_with_where_they_come_from(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "gpucoord.toml").write_text('node = "box"\n')
+    monkeypatch.setenv("GPUCOORD_ADMIN_PASSWORD", "hush")
+
+    words = check.settings_in_words(load_config())
+
+    assert f"node = box (node in {tmp_path / 'gpucoord.toml'})" in words
+    assert "admin_password = *** (GPUCOORD_ADMIN_PASSWORD)" in words
+    assert "hush" not in words
+
+
+def test_json_is_for_scripts(capsys: pytest.CaptureFixture[str]) -> None:
+    check.main(["--json"])
+
+    report = json.loads(capsys.readouterr().out)
+
+    assert report["status"] in {"ok", "warn"}
+    assert {"topic", "level", "text", "todo"} == set(report["findings"][0])
+
+
+def test_a_port_of_another_program_is_a_fault(monkeypatch: pytest.MonkeyPatch, taken: int) -> None:
+    monkeypatch.setenv("GPUCOORD_PORT", str(taken))
+    monkeypatch.setattr(check_machine, "_is_gpucoord", lambda config: False)
+
+    [found] = _found("port")
+
+    assert found.level is Level.FAIL
+    assert "taken by another program" in found.text
+
+
+def test_a_port_of_gpucoord_itself_is_fine(monkeypatch: pytest.MonkeyPatch, taken: int) -> None:
+    monkeypatch.setenv("GPUCOORD_PORT", str(taken))
+    monkeypatch.setattr(check_machine, "_is_gpucoord", lambda config: True)
+
+    assert _found("port") == [ok("port", f"gpucoord is running on 127.0.0.1:{taken}")]
+
+
+def test_an_open_address_without_https_is_worth_a_word(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GPUCOORD_HOST", "0.0.0.0")
+
+    [found] = _found("port")
+
+    assert found.level is Level.WARN
+    assert "unencrypted" in found.text
+
+
+def test_a_data_folder_below_a_file_is_a_fault(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("GPUCOORD_DATA", str(tmp_path / "file" / "data"))
+
+    [found] = _found("data")
+
+    assert found.level is Level.FAIL
+    assert found.todo.startswith("set GPUCOORD_DATA")
+
+
+def test_a_data_folder_that_all_can_read_is_worth_a_word(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir(mode=0o755)
+
+    assert [f.level for f in _found("data")] == [Level.WARN]
+
+
+def test_a_postgresql_that_does_not_answer_is_a_fault(
+    monkeypatch: pytest.MonkeyPatch, taken: int
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as gone:
+        port = gone.getsockname()[1]
+    monkeypatch.setenv("DATABASE_URL", f"postgresql://me:hush@127.0.0.1:{port}/gpus")
+
+    [found] = _found("database")
+
+    assert found.level is Level.FAIL
+    assert "Connection refused" in found.text
+    assert "hush" not in found.text
+
+
+def test_simulated_figures_are_called_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GPUCOORD_PROBE", "simulated")
+
+    [found] = gpus(load_config())
+
+    assert found.level is Level.WARN
+    assert "made up" in found.text
+
+
+def test_gpus_are_counted_by_kind_and_the_ill_ones_named() -> None:
+    ill = gpu(2, health=Health.LOST, problem="fell off the bus")
+
+    count, problem = answering(GpuSweep(gpus=(gpu(0), gpu(1), ill)))
+
+    assert count.text == "3 × NVIDIA H100 80GB HBM3 (80 GiB)"
+    assert problem.text == "GPU 2 is lost: fell off the bus"
+
+
+def test_the_driver_version_is_read_where_there_is_one(tmp_path: Path) -> None:
+    file = tmp_path / "version"
+    file.write_text("NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.15  Tue Mar 5 2024\n")
+
+    assert kernel_module(file) == "550.54.15"
+    assert kernel_module(tmp_path / "none") is None
+
+
+def test_a_report_says_what_to_do() -> None:
+    text = "\n".join(as_text("title", [ok("a", "fine"), fail("b", "broken", "mend it")]))
+
+    assert "fail  b  broken" in text
+    assert "→ mend it" in text
+    assert text.endswith("1 ok, 0 to know, 1 to mend")
+
+
+def test_the_worst_finding_counts() -> None:
+    assert worst([ok("a", ""), warn("b", "")]) is Level.WARN
+    assert worst([]) is Level.OK
+    assert '"status": "warn"' in as_json("title", [warn("b", "")])
