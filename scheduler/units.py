@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from datetime import timedelta
 
+from monitor.formats import GIB, gib
+
 _BYTES = {
     "": 1,
     "b": 1,
@@ -23,6 +25,11 @@ _AMOUNT = r"(\d{1,18}(?:\.\d{1,18})?)\s*([a-z]*)"
 _PART = r"(\d{1,9}(?:\.\d{1,9})?)\s*([a-z]+)"
 _CLOCK = re.compile(r"(?:(\d{1,6})-)?(\d{1,6}):(\d{1,2})(?::(\d{1,2}))?")
 _LARGEST = 2**63 - 1
+
+
+def size(value: int | None) -> str:
+    """Bytes for a sentence: "20 GiB" when it is whole, else "12.3 GiB"."""
+    return gib(value) if value is None or value % GIB else f"{value // GIB} GiB"
 
 
 def parse_bytes(text: str) -> int:

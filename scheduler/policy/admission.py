@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from monitor.formats import gib
 from monitor.readings import GpuReading, Health
 from scheduler.jobs import Refusal, Requirement
+from scheduler.units import size
 
 
 def check(requirement: Requirement, gpus: Sequence[GpuReading]) -> list[Refusal]:
@@ -64,7 +64,7 @@ def _check_memory(requirement: Requirement, gpus: Sequence[GpuReading]) -> list[
 def _memory_text(wanted: int, known: Sequence[int], possible: int) -> str:
     if wanted <= 0:
         return "The GPU memory must be more than 0."
-    asked = f"You ask for {gib(wanted)} of GPU memory"
+    asked = f"You ask for {size(wanted)} of GPU memory"
     if possible == 0:
-        return f"{asked}; the largest GPU here has {gib(known[0])}."
+        return f"{asked}; the largest GPU here has {size(known[0])}."
     return f"{asked} on each GPU; only {possible} of the GPUs here have that much."

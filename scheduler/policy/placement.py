@@ -11,8 +11,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from monitor.formats import GIB, gib
+from monitor.formats import GIB
 from scheduler.jobs import Blocker, PlanPolicy, Requirement, Slot
+from scheduler.units import size
 
 SHOWN = 3
 
@@ -49,9 +50,9 @@ def explain(
     """Why too few of `gpus` suit the request: at least one reason, the nearest misses first."""
     found = [(gpu, refusal(requirement, gpu, policy)) for gpu in gpus]
     refused = [(gpu, why) for gpu, why in found if why is not None]
-    refused.sort(key=lambda pair: (not pair[0].healthy, -_room(pair[0]), pair[0].index))
+    refused.sort(key=_miss)
     reasons = [why for _, why in refused[:SHOWN]]
-    if requirement.gpus > 1:
+    if requirement.gpus > 1 or not reasons:
         reasons.insert(0, _too_few(requirement, len(gpus) - len(refused)))
     rest = len(refused) - SHOWN
     if rest > 0:
@@ -97,16 +98,16 @@ def _memory(requirement: Requirement, gpu: Slot, policy: PlanPolicy) -> Blocker 
         wanted = policy.undeclared_bytes
     if gpu.free_bytes is None:
         text = f"How much memory is free on {_gpu(gpu)} is not known."
-        return Blocker(code="MemoryUnknown", text=text, requested=gib(wanted), available=_gpu(gpu))
+        return Blocker(code="MemoryUnknown", text=text, requested=size(wanted), available=_gpu(gpu))
     if gpu.free_bytes >= wanted:
         return None
-    free = f"{_floor(gpu.free_bytes)} of {gib(gpu.total_bytes)}"
+    free = f"{_floor(gpu.free_bytes)} of {size(gpu.total_bytes)}"
     asks = "a job needs at least" if requirement.memory_bytes is None else "you ask for"
     holds = _holds(gpu)
     return Blocker(
         code="GpuMemory",
-        text=f"{_gpu(gpu)} has {free} free, {asks} {gib(wanted)}{'; ' if holds else ''}{holds}.",
-        requested=gib(wanted),
+        text=f"{_gpu(gpu)} has {free} free, {asks} {size(wanted)}{'; ' if holds else ''}{holds}.",
+        requested=size(wanted),
         available=f"{free} on {_gpu(gpu)}",
         holder=", ".join([*(h.name for h in gpu.foreign[:1]), *(f"job {j}" for j in gpu.jobs)])
         or None,
@@ -119,10 +120,15 @@ def _taken(gpu: Slot, text: str, *, holder: str) -> Blocker:
 
 def _too_few(requirement: Requirement, fitting: int) -> Blocker:
     has = "none" if fitting == 0 else str(fitting)
-    text = f"You ask for {requirement.gpus} GPUs; {has} can take the job now."
-    return Blocker(
-        code="GpuCount", text=text, requested=f"{requirement.gpus} GPUs", available=f"{fitting}"
-    )
+    asked = "1 GPU" if requirement.gpus == 1 else f"{requirement.gpus} GPUs"
+    text = f"You ask for {asked}; {has} can take the job now."
+    return Blocker(code="GpuCount", text=text, requested=asked, available=str(fitting))
+
+
+def _miss(refused: tuple[Slot, Blocker]) -> tuple[bool, bool, int, int]:
+    """How far a GPU is from taking the job: too little room is nearer than taken, or broken."""
+    gpu, why = refused
+    return (not gpu.healthy, why.code == "GpuTaken", -_room(gpu), gpu.index)
 
 
 def _undeclared(requirement: Requirement) -> bool:
@@ -140,12 +146,12 @@ def _gpu(gpu: Slot) -> str:
 def _floor(value: int) -> str:
     """Rounded down to a GiB (a tenth below that): a figure that does not flicker, or flatter."""
     step = GIB if value >= GIB else GIB // 10
-    return gib(value // step * step)
+    return size(value // step * step)
 
 
 def _jobs(ids: Sequence[int]) -> str:
-    if len(ids) == 1:
-        return f"Job {ids[0]}"
+    if len(ids) < 2:
+        return f"Job {ids[0]}" if ids else ""
     return f"Jobs {', '.join(map(str, ids[:-1]))} and {ids[-1]}"
 
 
@@ -155,7 +161,7 @@ def _run(ids: Sequence[int]) -> str:
 
 def _foreign(gpu: Slot) -> str:
     first, *rest = gpu.foreign
-    held = "memory" if first.memory_bytes is None else gib(first.memory_bytes)
+    held = "memory" if first.memory_bytes is None else size(first.memory_bytes)
     more = f" (and {len(rest)} more)" if rest else ""
     return f"{first.name} holds {held}{more}"
 

@@ -1,0 +1,134 @@
+"""The shapes of the job API: what comes in, and the fields that go out."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any
+
+from ninja import Schema
+from pydantic import ConfigDict, Field
+
+from scheduler.jobs import JobState
+
+
+class NewJobBody(Schema):
+    """What to run, and what it needs. Either `command` or `argv`; all else may be left out."""
+
+    model_config = ConfigDict(
+        extra="forbid",
+        strict=True,
+        json_schema_extra={
+            "examples": [
+                {
+                    "command": "python train.py --epochs 3",
+                    "gpus": 1,
+                    "gpu_memory": "20GiB",
+                    "time_limit": "2h",
+                }
+            ]
+        },
+    )
+
+    command: str | None = Field(None, description="A shell line: runs as /bin/sh -c COMMAND.")
+    argv: list[str] | None = Field(None, description="A program and its arguments: no shell.")
+    name: str | None = Field(None, description="Default: the program and its first argument.")
+    priority: int = Field(3, description="5 urgent, 4 high, 3 normal, 2 low, 1 background.")
+    gpus: int = Field(1, description="How many; 0 is a job without a GPU.")
+    gpu_memory: int | str | None = Field(
+        None, description='On each GPU: "20GiB", or a number of bytes.'
+    )
+    exclusive: bool = Field(False, description="No other job on the same GPUs.")
+    estimate: int | float | str | None = Field(
+        None, description='How long you think it takes: "2h", or seconds.'
+    )
+    time_limit: int | float | str | None = Field(
+        None, description='Stopped after this: "2h", or seconds.'
+    )
+    env: dict[str, str] | None = Field(None, description="Variables; values are never shown again.")
+    cwd: str | None = Field(None, description="The folder to start in; default: home.")
+
+
+class Submitted(Schema):
+    id: int
+    state: JobState
+    url: str
+
+
+class BlockerBody(Schema):
+    """A reason why the job waits."""
+
+    code: str
+    text: str
+    requested: str | None = None
+    available: str | None = None
+    holder: str | None = None
+    until: datetime | None = None
+
+
+class AttemptBody(Schema):
+    number: int
+    host: str
+    account: str = Field(description="The account of the machine it ran as.")
+    gpus: list[str]
+    placed_at: datetime
+    started_at: datetime | None
+    ended_at: datetime | None
+    outcome: str | None
+    problem: str | None
+    exit_code: int | None
+    signal: int | None
+    cpu_s: float | None
+    peak_memory_bytes: int | None
+    log_bytes: int | None
+
+
+class JobLine(Schema):
+    """A job as everybody may see it."""
+
+    id: int
+    name: str
+    owner: str
+    state: JobState
+    outcome: str | None = Field(
+        description="succeeded, failed, cancelled, timed_out, lost; null until it has ended."
+    )
+    priority: int
+    gpus: list[str] = Field(description="UUIDs of the GPUs that it has, or had last.")
+    requested: dict[str, Any] = Field(description="gpus, gpu_memory_bytes, exclusive.")
+    submitted_at: datetime
+    started_at: datetime | None
+    ended_at: datetime | None
+    url: str
+
+
+class JobBody(JobLine):
+    """A job in full. Fields that only its owner and operators may see are null for others."""
+
+    exit_code: int | None
+    signal: int | None
+    problem: str | None
+    blockers: list[BlockerBody]
+    command: str | None
+    argv: list[str] | None
+    cwd: str | None
+    env_names: list[str] | None = Field(description="Values are never shown.")
+    estimate_s: int | None
+    time_limit_s: int | None
+    cancel_requested_at: datetime | None
+    cancelled_by: str | None
+    cpu_s: float | None
+    peak_memory_bytes: int | None
+    log_bytes: int | None
+    attempts: list[AttemptBody]
+
+
+class JobPage(Schema):
+    jobs: list[JobLine]
+    total: int
+    next: str | None = Field(description="The address of the next page.")
+
+
+class Cancelled(Schema):
+    id: int
+    state: JobState
+    cancelled: bool = Field(description="False: there was nothing left to do.")

@@ -1,0 +1,115 @@
+"""A job's log by byte offset, and its bytes as text that is safe to show."""
+
+from __future__ import annotations
+
+import codecs
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+CHUNK = 64 * 1024
+# A control sequence that is longer than this is not one.
+LONGEST_ESCAPE = 256
+ESCAPE = re.compile(
+    r"\x1b(?:\[[0-?]*[ -/]*[@-~]"  # CSI: colours, cursor
+    r"|[\]PX^_].*?(?:\x07|\x1b\\)"  # OSC, DCS …: titles, links
+    r"|[ -/]+[0-~]"  # character sets
+    r"|[0-OQ-WYZ\\`-~])"
+    r"|\x9b[0-?]*[ -/]*[@-~]",
+    re.DOTALL,
+)
+# What may be the beginning of a sequence, at the end of what has come so far.
+PARTIAL = re.compile(r"\x1b(?:\[[0-?]*[ -/]*|[\]PX^_][^\x07\x1b]*\x1b?|[ -/]*)?\Z", re.DOTALL)
+# All but tab, line feed and carriage return; also what turns the direction of writing around.
+UNSAFE = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+OVERWRITTEN = re.compile(r"[^\n]*\r(?!\n)(?=[^\n\r])")
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Bytes of a log from `start`; `size` is how long the log was then."""
+
+    start: int
+    data: bytes
+    size: int
+
+    @property
+    def end(self) -> int:
+        return self.start + len(self.data)
+
+
+def size_of(path: Path) -> int:
+    """How many bytes the log has; 0 when there is none yet."""
+    try:
+        return path.stat().st_size
+    except (FileNotFoundError, NotADirectoryError):
+        return 0
+
+
+def read(path: Path, offset: int = 0, limit: int = CHUNK) -> Piece:
+    """At most `limit` bytes from `offset`; empty beyond the end, or when there is no log."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except (FileNotFoundError, NotADirectoryError):
+        return Piece(0, b"", 0)
+    try:
+        size = os.fstat(descriptor).st_size
+        start = min(offset, size)
+        return Piece(start, os.pread(descriptor, max(0, min(limit, size - start)), start), size)
+    finally:
+        os.close(descriptor)
+
+
+def tail(path: Path, limit: int = CHUNK) -> Piece:
+    """The last `limit` bytes."""
+    return read(path, max(0, size_of(path) - limit), limit)
+
+
+class Decoder:
+    """Turns bytes that come in pieces into text: UTF-8 with replacement, nothing but text.
+
+    Colours and cursor movements are taken out, other control characters become �.
+    """
+
+    def __init__(self, start: int = 0) -> None:
+        self._decode = codecs.getincrementaldecoder("utf-8")("replace").decode
+        self._kept = ""
+        # A tail may begin within a character.
+        self._may_begin_within = start > 0
+
+    def feed(self, data: bytes, final: bool = False) -> str:
+        """The text of `data`; what may go on in the next piece waits for it."""
+        if self._may_begin_within and data:
+            data = _from_first_character(data)
+            self._may_begin_within = False
+        text = self._kept + self._decode(data, final)
+        # "\r\n" must not be torn apart either.
+        at = _settled(text) if not final else len(text)
+        self._kept = text[at:]
+        return clean(text[:at])
+
+
+def clean(text: str) -> str:
+    return UNSAFE.sub("\ufffd", ESCAPE.sub("", text).replace("\r\n", "\n"))
+
+
+def as_seen(text: str) -> str:
+    """What a terminal would still show: a progress bar that rewrites its line is one line."""
+    return OVERWRITTEN.sub("", text).replace("\r", "")
+
+
+def _from_first_character(data: bytes) -> bytes:
+    within = 0
+    while within < min(3, len(data)) and data[within] & 0xC0 == 0x80:
+        within += 1
+    return data[within:]
+
+
+def _settled(text: str) -> int:
+    """Up to where `text` means the same whatever comes next."""
+    at = len(text)
+    found = PARTIAL.search(text, max(0, at - LONGEST_ESCAPE))
+    if found:
+        at = found.start()
+    return at - 1 if text[:at].endswith("\r") else at

@@ -1,0 +1,116 @@
+"""Rows: who may see what of a job, and a job as the API gives it out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.contrib.auth.models import AnonymousUser, User
+from django.db.models import Prefetch, QuerySet
+from django.urls import reverse
+
+from scheduler.jobs import JobState
+from scheduler.models import Attempt, Job
+
+Person = User | AnonymousUser
+
+
+def may_see_all(job: Job, person: Person) -> bool:
+    """Command, environment, folder and log are for the owner and for operators."""
+    return job.owner_id == person.pk or person.is_staff
+
+
+def may_cancel(job: Job, person: Person) -> bool:
+    return may_see_all(job, person)
+
+
+def jobs() -> QuerySet[Job]:
+    """Jobs with their owners and attempts at hand."""
+    attempts = Prefetch("attempts", Attempt.objects.order_by("number"))
+    return Job.objects.select_related("owner").prefetch_related(attempts)
+
+
+def attempts_of(job: Job) -> list[Attempt]:
+    return sorted(job.attempts.all(), key=lambda attempt: attempt.number)
+
+
+def latest(job: Job) -> Attempt | None:
+    return next(reversed(attempts_of(job)), None)
+
+
+def running_attempt(job: Job) -> Attempt | None:
+    """The attempt that holds its GPUs now, or held them at the end; none while it waits."""
+    return None if job.state == JobState.QUEUED.value else latest(job)
+
+
+def line(job: Job) -> dict[str, Any]:
+    """What everybody may see."""
+    attempt = running_attempt(job)
+    return {
+        "id": job.pk,
+        "name": job.name,
+        "owner": job.owner.username,
+        "state": job.state,
+        "outcome": job.outcome or None,
+        "priority": job.priority,
+        "gpus": list(attempt.gpu_uuids) if attempt else [],
+        "requested": {
+            "gpus": job.gpus,
+            "gpu_memory_bytes": job.gpu_memory_bytes,
+            "exclusive": job.exclusive,
+        },
+        "submitted_at": job.submitted_at,
+        "started_at": job.started_at,
+        "ended_at": job.ended_at,
+        "url": reverse("job", args=[job.pk]),
+    }
+
+
+def body(job: Job, person: Person) -> dict[str, Any]:
+    """The whole job, as `person` may see it."""
+    attempt = running_attempt(job)
+    return {
+        **line(job),
+        "exit_code": job.exit_code,
+        "signal": job.signal,
+        "problem": job.problem or None,
+        "blockers": job.blockers,
+        **_private(job, may_see_all(job, person)),
+        "estimate_s": job.estimate_s,
+        "time_limit_s": job.time_limit_s,
+        "cancel_requested_at": job.cancel_requested_at,
+        "cancelled_by": job.cancelled_by or None,
+        "cpu_s": attempt.cpu_s if attempt else None,
+        "peak_memory_bytes": attempt.peak_memory_bytes if attempt else None,
+        "log_bytes": attempt.log_bytes if attempt else None,
+        "attempts": [_attempt(each) for each in attempts_of(job)],
+    }
+
+
+def _private(job: Job, seen: bool) -> dict[str, Any]:
+    if not seen:
+        return dict.fromkeys(("command", "argv", "cwd", "env_names"))
+    return {
+        "command": job.command,
+        "argv": job.argv,
+        "cwd": job.cwd,
+        "env_names": sorted(job.env),
+    }
+
+
+def _attempt(attempt: Attempt) -> dict[str, Any]:
+    return {
+        "number": attempt.number,
+        "host": attempt.host,
+        "account": attempt.account,
+        "gpus": list(attempt.gpu_uuids),
+        "placed_at": attempt.placed_at,
+        "started_at": attempt.started_at,
+        "ended_at": attempt.ended_at,
+        "outcome": attempt.outcome or None,
+        "problem": attempt.problem or None,
+        "exit_code": attempt.exit_code,
+        "signal": attempt.signal,
+        "cpu_s": attempt.cpu_s,
+        "peak_memory_bytes": attempt.peak_memory_bytes,
+        "log_bytes": attempt.log_bytes,
+    }

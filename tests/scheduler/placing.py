@@ -1,0 +1,96 @@
+"""A small language for placements.
+
+Case().gpu("a", free="40GiB").job(1, wants="20GiB").expect(a=[1])
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any, Self
+
+from scheduler.jobs import Blocker, Holder, Plan, PlanPolicy, QueuedJob, Requirement, Slot, Slots
+from scheduler.policy.planning import plan
+from scheduler.units import parse_bytes
+from tests.builders import NOW, queued_job, slot
+
+
+class Case:
+    """GPUs a, b, c… with indices 0, 1, 2…; jobs come one second after the other."""
+
+    def __init__(self, *, cpu_places: int = 2, cpu_jobs: int = 0) -> None:
+        self._policy = PlanPolicy(cpu_jobs=cpu_places)
+        self._cpu_jobs = cpu_jobs
+        self._gpus: dict[str, Slot] = {}
+        self._jobs: list[QueuedJob] = []
+        self._blocker: Blocker | None = None
+
+    def gpu(
+        self,
+        name: str,
+        *,
+        free: str | None = "80GiB",
+        total: str = "80GiB",
+        held_by: tuple[str, ...] = (),
+        **changes: Any,
+    ) -> Self:
+        self._gpus[name] = slot(
+            len(self._gpus),
+            total_bytes=parse_bytes(total),
+            free_bytes=None if free is None else 0 if free == "0" else parse_bytes(free),
+            foreign=tuple(Holder(name=who, memory_bytes=2**30) for who in held_by),
+            **changes,
+        )
+        return self
+
+    def closed(self, blocker: Blocker) -> Self:
+        self._blocker = blocker
+        return self
+
+    def job(
+        self,
+        id: int,
+        *,
+        wants: str | None = None,
+        gpus: int = 1,
+        exclusive: bool = False,
+        priority: int = 3,
+        after_s: float | None = None,
+    ) -> Self:
+        waited = len(self._jobs) if after_s is None else after_s
+        self._jobs.append(
+            queued_job(
+                id,
+                priority=priority,
+                submitted_at=NOW + timedelta(seconds=waited),
+                requirement=Requirement(
+                    gpus=gpus,
+                    memory_bytes=None if wants is None else parse_bytes(wants),
+                    exclusive=exclusive,
+                ),
+            )
+        )
+        return self
+
+    def plan(self) -> Plan:
+        slots = Slots(
+            host="gpubox",
+            gpus=tuple(self._gpus.values()),
+            cpu_jobs=self._cpu_jobs,
+            blocker=self._blocker,
+        )
+        return plan(self._jobs, slots, self._policy, NOW)
+
+    def expect(self, waiting: dict[int, str] | None = None, **on: list[int]) -> Self:
+        """Exactly these jobs on these GPUs (cpu=[…]: without one); the first reason of the rest."""
+        made = self.plan()
+        names = {gpu.gpu_uuid: name for name, gpu in self._gpus.items()}
+        found: dict[str, list[int]] = {}
+        for placement in made.placements:
+            for name in [names[uuid] for uuid in placement.gpu_uuids] or ["cpu"]:
+                found.setdefault(name, []).append(placement.job_id)
+        assert found == on
+        assert {id_: reasons[0].code for id_, reasons in made.blockers.items()} == (waiting or {})
+        return self
+
+    def why(self, id: int) -> list[str]:
+        return [blocker.text for blocker in self.plan().blockers[id]]

@@ -1,0 +1,132 @@
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from monitor.readings import ClaimFact, Health, ProcessReading, Snapshot
+from scheduler.jobs import PlanPolicy, Slot
+from scheduler.policy import capacity
+from tests.builders import GIB, NOW, claim, gpu, process, snapshot
+
+POLICY = PlanPolicy(margin_bytes=0)
+
+
+def _slot(
+    processes: list[ProcessReading] | None = None,
+    claims: list[ClaimFact] | None = None,
+    policy: PlanPolicy = POLICY,
+    **of_gpu: Any,
+) -> Slot:
+    seen = snapshot([gpu(0, **of_gpu)], processes or [])
+    return capacity.slots(seen, claims or [], policy, NOW, host="gpubox").gpus[0]
+
+
+def test_it_finds_an_idle_gpu_free() -> None:
+    assert _slot().free_bytes == 80 * GIB
+
+
+def test_it_subtracts_what_foreign_processes_hold() -> None:
+    slot = _slot([process(memory_bytes=45 * GIB)], memory_used_bytes=45 * GIB)
+
+    assert slot.free_bytes == 35 * GIB
+    assert [(h.name, h.memory_bytes) for h in slot.foreign] == [("alice/python", 45 * GIB)]
+
+
+def test_it_believes_the_driver_when_processes_admit_to_less() -> None:
+    slot = _slot([process(memory_bytes=GIB)], memory_used_bytes=30 * GIB)
+
+    assert slot.free_bytes == 50 * GIB
+    assert [h.name for h in slot.foreign] == ["a process that can't be seen", "alice/python"]
+
+
+def test_it_believes_processes_when_the_driver_admits_to_less() -> None:
+    assert _slot([process(memory_bytes=30 * GIB)], memory_used_bytes=GIB).free_bytes == 50 * GIB
+
+
+def test_it_holds_a_declaration_before_the_job_uses_it() -> None:
+    assert _slot(claims=[claim(memory_bytes=20 * GIB)]).free_bytes == 60 * GIB
+
+
+def test_it_counts_what_our_job_uses_once() -> None:
+    ours = process(memory_bytes=15 * GIB, job_ref="1")
+    slot = _slot([ours], [claim(memory_bytes=20 * GIB)], memory_used_bytes=15 * GIB)
+
+    assert slot.free_bytes == 60 * GIB
+    assert slot.foreign == ()
+
+
+def test_it_counts_what_our_job_uses_beyond_its_declaration() -> None:
+    ours = process(memory_bytes=30 * GIB, job_ref="1")
+    slot = _slot([ours], [claim(memory_bytes=20 * GIB)], memory_used_bytes=30 * GIB)
+
+    assert slot.free_bytes == 50 * GIB
+
+
+def test_it_takes_a_process_of_a_job_that_has_ended_for_foreign() -> None:
+    slot = _slot([process(job_ref="9", memory_bytes=GIB)], memory_used_bytes=GIB)
+
+    assert slot.foreign[0].name == "job 9, which has just ended,"
+
+
+def test_it_keeps_the_margin_and_what_the_driver_reserves() -> None:
+    policy = PlanPolicy(margin_bytes=GIB)
+
+    assert _slot(policy=policy, memory_reserved_bytes=2 * GIB).free_bytes == 77 * GIB
+
+
+def test_it_does_not_know_what_is_free_when_the_driver_does_not_say() -> None:
+    assert _slot(memory_used_bytes=None).free_bytes is None
+    assert _slot(memory_total_bytes=None).free_bytes is None
+
+
+def test_it_names_a_holder_whose_memory_is_unknown() -> None:
+    slot = _slot([process(user=None, program=None, pid=77, memory_bytes=None)])
+
+    assert [(h.name, h.memory_bytes) for h in slot.foreign] == [("someone unknown/pid 77", None)]
+
+
+def test_it_marks_what_our_jobs_are_like() -> None:
+    slot = _slot(claims=[claim("2"), claim("1", memory_bytes=GIB)])
+
+    assert (slot.jobs, slot.exclusive, slot.undeclared) == ((1, 2), False, True)
+    assert _slot(claims=[claim("3", exclusive=True)]).exclusive
+
+
+def test_it_marks_a_gpu_that_does_not_answer() -> None:
+    slot = _slot(health=Health.LOST, problem="fell off the bus")
+
+    assert (slot.healthy, slot.problem) == (False, "fell off the bus")
+
+
+def _blocker(seen: Snapshot | None) -> str | None:
+    found = capacity.slots(seen, [], POLICY, NOW, host="gpubox").blocker
+    return found.code if found else None
+
+
+def test_it_trusts_no_old_reading() -> None:
+    assert _blocker(snapshot(1, at=NOW - timedelta(seconds=9))) is None
+    assert _blocker(snapshot(1, at=NOW - timedelta(seconds=11))) == "StaleReading"
+
+
+def test_it_says_why_no_gpu_can_be_used() -> None:
+    assert _blocker(None) == "NoReading"
+    assert _blocker(snapshot(0, problem="The driver is not loaded")) == "NoGpu"
+
+
+sizes = st.none() | st.integers(0, 40).map(lambda n: n * GIB)
+
+
+@given(st.lists(st.tuples(sizes, st.sampled_from([None, "1", "2"])), max_size=5), sizes)
+def test_it_never_finds_more_free_than_the_driver_does(
+    held: list[tuple[int | None, str | None]], used: int | None
+) -> None:
+    processes = [
+        process(100 + at, memory_bytes=memory, job_ref=job) for at, (memory, job) in enumerate(held)
+    ]
+    slot = _slot(processes, [claim("1"), claim("2", memory_bytes=GIB)], memory_used_bytes=used)
+
+    assert slot.free_bytes is None or used is not None
+    assert slot.free_bytes is None or 0 <= slot.free_bytes <= 80 * GIB - (used or 0)
