@@ -60,16 +60,15 @@ def _migrations() -> Iterator[Finding]:
     from django.db import DatabaseError, connection
     from django.db.migrations.loader import MigrationLoader
 
+    from gpucoord_site.preparing import unknown_migrations
+
     try:
         loader = MigrationLoader(connection)
     except DatabaseError as error:
         yield fail("tables", f"can't be read: {error}")
         return
-    applied, known = set(loader.applied_migrations), set(loader.disk_migrations)
-    ours = {app for app, _ in known}
-    newer = sorted(f"{app}.{name}" for app, name in applied - known if app in ours)
-    pending = len(known - applied)
-    if newer:
+    pending = len(set(loader.disk_migrations) - set(loader.applied_migrations))
+    if newer := unknown_migrations(loader):
         todo = "update gpucoord, or use another data folder"
         yield fail("tables", f"made by a newer gpucoord ({', '.join(newer)})", todo)
     elif pending:
