@@ -51,12 +51,11 @@ class Sampler:
         self._machine = machine
         self._last: Snapshot | None = None
         self._tried_at: datetime | None = None
-        self._rewrite_all = True
+        self._fresh = True
         self._complained: set[str] = set()
 
     def open(self) -> None:
-        self._last = store.newest(self._machine.name)
-        self._rewrite_all = True
+        self._fresh = True
         self._machine.open()
         self._probe.open()
 
@@ -66,6 +65,9 @@ class Sampler:
 
     def step(self, now: datetime) -> Snapshot:
         """Look once and write it down; the snapshot is what was seen."""
+        if self._fresh:
+            # Not in open(): the holder before us may have gone on sampling until now.
+            self._last = store.newest(self._machine.name)
         claims = store.open_claims(self._machine.name)
         sweep, failures = self._sweep(now, claims)
         processes = attribute(sweep.processes, self._identities(sweep), claims)
@@ -87,14 +89,14 @@ class Sampler:
 
     def _write(self, snapshot: Snapshot, changes: Collection[StateChange]) -> Snapshot:
         told = notes.of_sweep(self._last, snapshot, changes)
-        changed = None if self._rewrite_all else self._changed(snapshot)
+        changed = None if self._fresh else self._changed(snapshot)
         with self._guard():
             snapshot = replace(snapshot, seq=store.next_seq(self._machine.name))
             store.record(snapshot, changed)
             for note in told:
                 self._tell(note, snapshot)
             wake("live", str(snapshot.seq).encode())
-        self._last, self._rewrite_all = snapshot, False
+        self._last, self._fresh = snapshot, False
         return snapshot
 
     def _sweep(self, now: datetime, claims: list[ClaimFact]) -> tuple[GpuSweep, int]:

@@ -6,6 +6,7 @@ import contextlib
 import os
 from collections.abc import Callable, Iterable
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -109,7 +110,7 @@ class HostProbe:
         if t - self._mounts[0] >= MOUNTS_EVERY_S or t < self._mounts[0]:
             self._mounts = (t, self._find_mounts())
         if t - self._disks[0] >= DISKS_EVERY_S or t < self._disks[0]:
-            readings = [_or_none(lambda m=mount: _disk(m)) for mount in self._mounts[1]]
+            readings = [_or_none(partial(_disk, mount)) for mount in self._mounts[1]]
             self._disks = (t, tuple(reading for reading in readings if reading))
         return self._disks[1]
 

@@ -263,7 +263,8 @@ def _ramped(gib: float, age: float, ramp_s: float) -> int:
 
 
 def _power(busy: float, wobble: float) -> float:
-    return IDLE_W + (LIMIT_W * 0.94 - IDLE_W) * (busy / 100) ** 0.85 * (0.94 + 0.06 * wobble)
+    work: float = (busy / 100) ** 0.85 * (0.94 + 0.06 * wobble)
+    return IDLE_W + (LIMIT_W * 0.94 - IDLE_W) * work
 
 
 def _clock(busy: float, power: float, used: bool) -> int:

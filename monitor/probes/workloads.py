@@ -191,7 +191,7 @@ def crowd(gpus: int, count: int) -> list[Script]:
             0.1,
             idle if i % 3 else inference,
             every_s=1_800.0 + 13 * (i % 50),
-            runs_s=1_780.0,
+            runs_s=1_785.0 + 13 * (i % 50),
             offset_s=37.0 * i,
             ramp_s=3,
         )
