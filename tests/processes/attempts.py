@@ -1,0 +1,89 @@
+"""One attempt in a folder of its own, run by a real runner, without rows."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from scheduler.runner import accounts, attempts, files
+from scheduler.runner.attempts import Look
+from scheduler.runner.spawning import Spawner
+from scheduler.runner.spec import Result, Spec, Started
+
+NONCE = "0123456789abcdef0123456789abcdef"
+
+
+def wait_for(ready: Callable[[], Any], *, within_s: float = 10.0) -> Any:
+    """What `ready` returns once that is true; fails when it takes too long."""
+    end = time.monotonic() + within_s
+    while not (found := ready()):
+        assert time.monotonic() < end, f"waited {within_s} s in vain"
+        time.sleep(0.005)
+    return found
+
+
+def is_running(pid: int) -> bool:
+    """False for a zombie too: nobody may be there to collect it."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+class RunningAttempt:
+    """Starts when made; `result()` waits for its end."""
+
+    def __init__(self, spawner: Spawner, folder: Path, *argv: str, **changes: Any) -> None:
+        self.folder = folder
+        self.spawner = spawner
+        files.make_folder(folder)
+        own = accounts.account_for("root", superuser=True, run_as="service")
+        env = accounts.environment(
+            own, changes.pop("env", {}), job_id=1, attempt=1, nonce=NONCE, gpu_uuids=()
+        )
+        facts: dict[str, Any] = {
+            "job_id": 1,
+            "attempt": 1,
+            "nonce": NONCE,
+            "argv": list(argv),
+            "cwd": str(folder),
+            "env": env,
+            "account": own.name,
+            "grace_s": 5.0,
+            "wake_folder": str(folder / "run"),
+        }
+        spec = Spec(**(facts | changes))
+        files.write_json(folder / files.SPEC, spec.to_json())
+        self.spawn()
+
+    def spawn(self) -> None:
+        assert self.spawner.spawn(self.folder)
+
+    def look(self) -> Look:
+        return attempts.look(self.folder, NONCE)
+
+    def started(self) -> Started:
+        found: Started = wait_for(lambda: self.look().started)
+        return found
+
+    def result(self, *, within_s: float = 10.0) -> Result:
+        found: Result = wait_for(lambda: self.look().result, within_s=within_s)
+        return found
+
+    def log(self) -> str:
+        return (self.folder / files.LOG).read_text()
+
+    def wait_for_log(self, text: str) -> None:
+        log = self.folder / files.LOG
+        wait_for(lambda: log.exists() and text in log.read_text())
+
+    def stop(self) -> None:
+        wait_for(lambda: self.look().claimed)
+        assert attempts.ask_to_stop(self.look())
+
+    def kill_runner(self) -> None:
+        os.kill(self.started().runner_pid, 9)
+        wait_for(lambda: not self.look().runner_alive)

@@ -1,0 +1,162 @@
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from scheduler.runner import attempts, files
+from tests.processes.attempts import NONCE, RunningAttempt, is_running, wait_for
+
+pytestmark = pytest.mark.processes
+Run = Callable[..., RunningAttempt]
+
+
+def test_it_passes_arguments_as_they_are(run: Run) -> None:
+    odd = ["two words", "", "*", "$HOME", "ünï→🙂", "new\nline", "\udcff"]
+    attempt = run("/usr/bin/printf", "<%s>", *odd)
+
+    attempt.result()
+    found = (attempt.folder / files.LOG).read_bytes()
+    assert found == "".join(f"<{text}>" for text in odd).encode(errors="surrogateescape")
+
+
+def test_it_sets_the_environment_and_nothing_of_the_service(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DATABASE_URL", "secret")
+    attempt = run("/usr/bin/env", "-0", env={"LR": "3e-4", "CUDA_VISIBLE_DEVICES": "0"})
+
+    attempt.result()
+    env = dict(line.split("=", 1) for line in attempt.log().split("\0") if line)
+    assert env["LR"] == "3e-4"
+    assert env["CUDA_VISIBLE_DEVICES"] == ""
+    assert env["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
+    assert env["GPUCOORD_JOB_ID"] == "1"
+    assert "DATABASE_URL" not in env
+
+
+def test_it_starts_in_the_working_directory(run: Run, tmp_path: Path) -> None:
+    folder = tmp_path / "a folder with spaces"
+    folder.mkdir()
+    attempt = run("/bin/pwd", cwd=str(folder))
+
+    attempt.result()
+    assert attempt.log() == f"{folder}\n"
+
+
+def test_it_keeps_stdout_and_stderr_in_order(run: Run) -> None:
+    attempt = run("/bin/sh", "-c", "for i in 1 2 3; do echo out $i; echo err $i >&2; done")
+
+    attempt.result()
+    assert attempt.log().split("\n")[:4] == ["out 1", "err 1", "out 2", "err 2"]
+
+
+def test_it_gives_the_job_nothing_to_read(run: Run) -> None:
+    assert run("/bin/cat").result().exit_code == 0
+
+
+def test_it_gives_the_job_no_open_file_and_no_blocked_signal(run: Run) -> None:
+    attempt = run("/bin/sh", "-c", "ls /proc/self/fd; grep -E 'Sig(Blk|Ign)' /proc/self/status")
+
+    attempt.result()
+    # 3 is the folder that ls itself reads.
+    assert attempt.log().split() == [
+        "0",
+        "1",
+        "2",
+        "3",
+        *["SigBlk:", "0" * 16, "SigIgn:", "0" * 16],
+    ]
+
+
+def test_it_takes_large_binary_output(run: Run) -> None:
+    attempt = run("/bin/sh", "-c", "head -c 50000000 /dev/urandom; head -c 1000000 /dev/zero >&2")
+
+    assert attempt.result().log_bytes == 51_000_000
+    assert (attempt.folder / files.LOG).stat().st_size == 51_000_000
+
+
+def test_only_one_of_many_runners_takes_the_attempt(run: Run) -> None:
+    attempt = run("/bin/sh", "-c", "echo once; sleep 0.3")
+    for _ in range(10):
+        attempt.spawn()
+
+    attempt.result()
+    assert attempt.log() == "once\n"
+
+
+def test_no_runner_takes_what_was_given_up(run: Run, tmp_path: Path) -> None:
+    folder = tmp_path / "data" / "jobs" / "1" / "1"
+    assert attempts.give_up(folder, NONCE)
+    attempt = run("/bin/sh", "-c", "echo ran")
+    attempt.spawner.close()
+
+    assert not attempts.give_up(folder, NONCE)
+    assert not (folder / files.LOG).exists()
+    assert attempt.look().claimed == attempts.claim_by_me(NONCE, runner=False)
+
+
+def test_the_identity_on_disk_is_that_of_the_job(run: Run) -> None:
+    attempt = run("/bin/sh", "-c", "echo $$; exec sleep 60")
+    attempt.wait_for_log("\n")
+    started = attempt.started()
+
+    assert int(attempt.log()) == started.pid == os.getsid(started.pid)
+    assert attempts.family.start_ticks_of(started.pid) == started.start_ticks
+    assert attempt.look().runner_alive
+
+
+def test_a_runner_that_dies_before_its_job_goes_has_run_nothing(run: Run) -> None:
+    """The job's process is held until its identity is on the disk."""
+    attempt = run("sleep", "60")
+    started = attempt.started()
+    os.kill(started.runner_pid, signal.SIGKILL)
+
+    # Too late here for the hold: the job lives on alone, and is found by what it carries.
+    wait_for(lambda: not attempt.look().runner_alive)
+    assert attempts.end_orphans(started, signal.SIGKILL) >= 1
+    wait_for(lambda: not is_running(started.pid))
+    assert attempts.end_orphans(started, None) == 0
+
+
+def test_a_nursery_that_died_is_replaced(run: Run) -> None:
+    attempt = run("true")
+    attempt.result()
+    process = attempt.spawner._process
+    assert process is not None
+    process.kill()
+    process.wait()
+    (attempt.folder / files.RESULT).unlink()
+    (attempt.folder / files.CLAIMED).unlink()
+
+    attempt.spawn()
+    assert attempt.result().exit_code == 0
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root changes accounts")
+def test_it_runs_the_job_as_the_account(run: Run, tmp_path: Path) -> None:
+    attempt = run(
+        "/bin/sh",
+        "-c",
+        "echo err >> /dev/stderr; id -u; id -g; id -G",
+        uid=65534,
+        gid=65534,
+        groups=[65534],
+        cwd="/tmp",
+    )
+
+    attempt.result()
+    assert attempt.log().split() == ["err", "65534", "65534", "65534"]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root changes accounts")
+def test_it_enters_no_folder_that_the_account_may_not(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "closed").mkdir(mode=0o700)
+    result = run(
+        "true", uid=65534, gid=65534, groups=[], account="nobody", cwd=str(tmp_path / "closed")
+    ).result()
+
+    assert "nobody may not enter" in (result.problem or "")
