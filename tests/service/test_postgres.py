@@ -1,0 +1,126 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import psycopg
+import pytest
+
+from tests.processes.service import ROOT, Service, wait_until
+from tests.service.postgres_cluster import cluster
+
+pytestmark = [pytest.mark.postgres, pytest.mark.processes]
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    with cluster() as address:
+        yield address
+
+
+@pytest.fixture(scope="module")
+def service(url: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    data = tmp_path_factory.mktemp("postgres") / "data"
+    with Service(data, DATABASE_URL=url, GPUCOORD_NODE="here") as running:
+        yield running
+
+
+@pytest.fixture
+def api(service: Service) -> Iterator[httpx.Client]:
+    token = subprocess.run(
+        [sys.executable, "-m", "gpucoord_site", "token", "admin"],
+        env=service._env,
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.split()[-1]
+    headers = {"Authorization": f"Bearer {token}"}
+    with httpx.Client(base_url=f"{service.address}api/", headers=headers) as client:
+        yield client
+
+
+def _finished(api: httpx.Client, job_id: object) -> dict[str, object] | None:
+    job: dict[str, object] = api.get(f"jobs/{job_id}/").json()
+    return job if job["state"] == "finished" else None
+
+
+def test_all_loops_run_on_it(service: Service) -> None:
+    health = wait_until(lambda: _healthy(service), 15, "a healthy service")
+
+    assert set(health["loops"]) >= {"sampler", "controller", "scheduler"}
+
+
+def _healthy(service: Service) -> dict[str, dict[str, object]] | None:
+    answer = service.healthz()
+    return answer.json() if answer.status_code == 200 else None
+
+
+def test_nothing_is_kept_in_sqlite_then(service: Service) -> None:
+    assert list(service.data.glob("*.sqlite3*")) == []
+
+
+def test_a_job_runs_on_it_from_end_to_end(api: httpx.Client) -> None:
+    made = api.post("jobs/", json={"command": "echo $GPUCOORD_JOB_ID; exit 3", "gpus": 1})
+
+    job = wait_until(lambda: _finished(api, made.json()["id"]), 15, "the job's end")
+
+    assert made.status_code == 201
+    assert (job["outcome"], job["exit_code"]) == ("failed", 3)
+    assert api.get(f"jobs/{job['id']}/log/").text.strip() == str(job["id"])
+
+
+def test_another_hosts_wake_up_reaches_the_scheduler_at_once(url: str, service: Service) -> None:
+    """A NOTIFY from elsewhere makes a tick between two ticks of the clock."""
+    with psycopg.connect(url, autocommit=True) as other:
+
+        def ticks() -> int:
+            query = "SELECT ticks FROM monitor_lease WHERE loop = 'scheduler'"
+            row = other.execute(query).fetchone()
+            return row[0] if row else 0
+
+        wait_until(ticks, 10, "a first tick")
+        before = ticks()
+        for _ in range(20):
+            other.execute("SELECT pg_notify('gpucoord', 'scheduler elsewhere')")
+            seen = ticks()
+            wait_until(lambda seen=seen: ticks() > seen, 5, "a tick")
+
+        # Twenty ticks of the clock alone would have taken twenty seconds.
+        assert ticks() - before >= 20
+
+
+def test_check_names_the_server_and_its_tables(service: Service) -> None:
+    ran = subprocess.run(
+        [sys.executable, "-m", "gpucoord_site", "check"],
+        env=service._env,
+        capture_output=True,
+        text=True,
+    )
+
+    assert "PostgreSQL postgres on 127.0.0.1, version " in ran.stdout
+    assert "up to date" in ran.stdout
+    assert "secret" not in ran.stdout
+
+
+def test_the_tests_of_rows_and_pages_pass_on_it(url: str, tmp_path: Path) -> None:
+    """The same tests that run on SQLite, none changed."""
+    folders = [
+        f for f in ("monitor", "scheduler", "pages", "service") if (ROOT / "tests" / f).is_dir()
+    ]
+    ran = subprocess.run(
+        [
+            *(sys.executable, "-m", "pytest", "-q", "-x", "-m", "not processes and not browser"),
+            *("-p", "no:cacheprovider", *(f"tests/{folder}" for folder in folders)),
+        ],
+        cwd=ROOT,
+        env={**os.environ, "DATABASE_URL": url, "GPUCOORD_DATA": str(tmp_path)},
+        capture_output=True,
+        text=True,
+    )
+
+    assert ran.returncode == 0, ran.stdout[-5000:]
+    assert " passed" in ran.stdout
