@@ -17,7 +17,7 @@ from monitor.readings import DiskReading, GpuReading, HostReading, ProcessReadin
 # More GPUs than this are shown a line each.
 MOST_CARDS = 16
 ROWS_ON_CARD = 5
-OWNERS_ON_LINE = 6
+OWNERS_ON_LINE = 2
 
 # state -> (the word, the badge's shape)
 STATES: dict[GpuState, tuple[str, str]] = {
@@ -90,6 +90,14 @@ class Card:
     @property
     def lost(self) -> bool:
         return self.state is GpuState.LOST
+
+    @property
+    def first_owners(self) -> tuple[tuple[str | None, int], ...]:
+        return self.owners[:OWNERS_ON_LINE]
+
+    @property
+    def further_owners(self) -> tuple[tuple[str | None, int], ...]:
+        return self.owners[OWNERS_ON_LINE:]
 
     @property
     def values(self) -> Values:

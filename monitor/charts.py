@@ -36,11 +36,11 @@ class Plot:
 
 
 def nice_ceiling(value: float) -> float:
-    """The smallest of 1, 2, 2.5, 4, 5, 8 × 10ⁿ that is >= value; 1 for nothing at all."""
+    """The smallest top >= value whose quarters are round numbers; 1 for nothing at all."""
     if value <= 0 or not math.isfinite(value):
         return 1.0
     size = 10.0 ** math.floor(math.log10(value))
-    for step in (1.0, 2.0, 2.5, 4.0, 5.0, 8.0, 10.0):
+    for step in (1.0, 1.2, 1.6, 2.0, 2.4, 3.2, 4.0, 6.0, 8.0, 10.0):
         if value <= step * size * (1 + 1e-9):
             return step * size
     return 10.0 * size

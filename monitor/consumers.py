@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import logging
 from collections import deque
 from collections.abc import Awaitable, Callable
 from importlib import import_module
@@ -21,6 +22,8 @@ from django.utils import timezone
 
 from monitor.hub import Hub, Viewer, hub
 from monitor.rendering import DASHBOARD, GPU_PREFIX, PROCESSES
+
+logger = logging.getLogger(__name__)
 
 Scope = dict[str, Any]
 Receive = Callable[[], Awaitable[dict[str, Any]]]
@@ -77,19 +80,26 @@ class Feed:
         while True:
             await self._viewer.changed.wait()
             self._viewer.changed.clear()
-            if len(self._on_the_way) < WINDOW:
-                await self._send_newest()
+            text = self._newest() if len(self._on_the_way) < WINDOW else None
+            if text is None:
+                continue
+            try:
+                await self._send({"type": "websocket.send", "text": text})
+            except Exception:
+                # Each server has its own error for a browser that left a moment ago.
+                logger.debug("A viewer left while a frame was sent", exc_info=True)
+                return
 
-    async def _send_newest(self) -> None:
+    def _newest(self) -> str | None:
+        """What this viewer lacks of the newest frame; it counts as sent."""
         frame = self._hub.frame
         if frame is None or (frame.n == self._has and not frame.problem):
-            return
+            return None
         text = frame.message(self._viewer.topic, self._has, timezone.now().timestamp())
-        if text is None:
-            return
-        self._has = frame.n
-        self._on_the_way.append(frame.n)
-        await self._send({"type": "websocket.send", "text": text})
+        if text is not None:
+            self._has = frame.n
+            self._on_the_way.append(frame.n)
+        return text
 
     def hear(self, text: str) -> None:
         """{"ack": n}: it has all up to n. {"whole": true}: it lost track, send everything."""

@@ -23,12 +23,6 @@ DASHBOARD, PROCESSES, GPU_PREFIX = "dashboard", "processes", "gpu:"
 SparkSource = Callable[[Iterable[str], datetime], dict[str, Spark]]
 
 
-def digest(rows: Iterable[ProcessRow]) -> str:
-    """Who is there, without figures: a page whose digest differs fetches its table anew."""
-    facts = sorted((r.key, r.owner or "", r.program or "", r.job_ref or "") for r in rows)
-    return f"{zlib.crc32(repr(facts).encode()):08x}"
-
-
 def rows_of(snapshots: Iterable[Snapshot], gpu_uuid: str | None = None) -> list[ProcessRow]:
     return [
         cards.process_row(process)
@@ -36,6 +30,14 @@ def rows_of(snapshots: Iterable[Snapshot], gpu_uuid: str | None = None) -> list[
         for process in snapshot.processes
         if gpu_uuid is None or process.gpu_uuid == gpu_uuid
     ]
+
+
+def digest(snapshots: Sequence[Snapshot], gpu_uuid: str | None = None) -> str:
+    """Who is there and in which state, without figures: if a page's differs, it is out of date."""
+    rows = rows_of(snapshots, gpu_uuid)
+    facts = sorted((r.key, r.owner or "", r.program or "", r.job_ref or "") for r in rows)
+    states = [(g.uuid, g.state) for s in snapshots for g in s.gpus if g.uuid == gpu_uuid]
+    return f"{zlib.crc32(repr((facts, states)).encode()):08x}"
 
 
 class Renderer:
@@ -67,7 +69,7 @@ class Renderer:
                 "g": self._column(topic, "g", [(c.uuid, c.values) for c in shown]),
                 "p": self._column(topic, "p", [(r.key, r.values) for r in rows]),
             },
-            digest=digest(rows) + "".join(f"-{c.word}" for c in shown),
+            digest=digest(snapshots, uuid),
         )
 
     def _dashboard(self, snapshots: Sequence[Snapshot], now: datetime) -> Board:

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from django.http import Http404, HttpRequest, HttpResponse
-from django.shortcuts import render
+from datetime import datetime
+
+from django.http import HttpRequest, HttpResponse
+from django.shortcuts import get_object_or_404, render
 from django.utils import timezone
 from django.views.decorators.http import require_safe
 
-from monitor import history, store
-from monitor.rendering import DASHBOARD, Renderer
+from monitor import cards, events, gpu_charts, history, process_table, store
+from monitor.models import Gpu
+from monitor.policy.privacy import Viewer
+from monitor.process_table import Wanted
+from monitor.rendering import DASHBOARD, GPU_PREFIX, PROCESSES, Renderer, digest
 
 
 @require_safe
@@ -23,9 +28,71 @@ def dashboard(request: HttpRequest) -> HttpResponse:
 
 @require_safe
 def gpu(request: HttpRequest, uuid: str) -> HttpResponse:
-    raise Http404
+    """What happened here?"""
+    row = get_object_or_404(Gpu, uuid=uuid)
+    snapshots = store.newest_all()
+    wanted = Wanted.from_query(request.GET)
+    found = process_table.lines(snapshots, _viewer(request), uuid)
+    chosen = request.GET.get("range", "")
+    chosen = chosen if chosen in gpu_charts.RANGES else gpu_charts.DEFAULT_RANGE
+    context = {
+        "gpu": row,
+        "card": next((c for c in cards.cards(snapshots) if c.uuid == uuid), None),
+        "reading": next((g for s in snapshots for g in s.gpus if g.uuid == uuid), None),
+        "lines": process_table.choose(found, wanted),
+        "wanted": wanted,
+        "history": _history(row, chosen, timezone.now()),
+        "ranges": {name: words for name, (words, *_) in gpu_charts.RANGES.items()},
+        "range": chosen,
+        "range_words": gpu_charts.RANGES[chosen][0],
+        "refresh_s": gpu_charts.RANGES[chosen][3],
+        "events": events.recent(8, gpu_uuid=uuid),
+        "topic": f"{GPU_PREFIX}{uuid}",
+        "digest": digest(snapshots, uuid),
+    }
+    return render(request, "monitor/gpu.html", context)
 
 
 @require_safe
 def processes(request: HttpRequest) -> HttpResponse:
-    return render(request, "monitor/processes.html")
+    """Who runs what, on which GPU?"""
+    snapshots = store.newest_all()
+    wanted = Wanted.from_query(request.GET)
+    found = process_table.lines(snapshots, _viewer(request))
+    context = {
+        "lines": process_table.choose(found, wanted),
+        "all": len(found),
+        "wanted": wanted,
+        "owners": sorted({line.row.owner for line in found if line.row.owner}),
+        "gpus": _gpu_choices(found),
+        "several": len(snapshots) > 1,
+        "topic": PROCESSES,
+        "digest": digest(snapshots),
+    }
+    return render(request, "monitor/processes.html", context)
+
+
+def _viewer(request: HttpRequest) -> Viewer:
+    return Viewer(request.user.get_username(), operator=bool(getattr(request.user, "is_staff", 0)))
+
+
+def _history(row: Gpu, chosen: str, now: datetime) -> gpu_charts.History:
+    _, span, step, _ = gpu_charts.RANGES[chosen]
+    until = int(now.timestamp())
+    offset = timezone.localtime(now).utcoffset()
+    return gpu_charts.history(
+        history.buckets(row.uuid, until - span, until, step),
+        until - span,
+        until,
+        step,
+        row.memory_total_bytes,
+        row.power_limit_w,
+        offset.total_seconds() if offset else 0,
+    )
+
+
+def _gpu_choices(found: list[process_table.ProcessLine]) -> list[tuple[str, str]]:
+    """(value, words) of each GPU that has a process, by host and index."""
+    known = sorted({(line.host, line.gpu_index) for line in found})
+    several = len({host for host, _ in known}) > 1
+    return [(f"{h}:{i}", f"{h} GPU {i}" if several else f"GPU {i}") for h, i in known]

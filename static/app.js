@@ -30,7 +30,8 @@
       const kind = element.dataset.time;
       const date = new Date(element.getAttribute("datetime"));
       const age = duration(now - date / 1000);
-      const text = kind === "ago" ? `${age} ago` : kind === "since" ? age : clock(date);
+      const text = kind === "ago" ? `${age} ago` : kind === "since" ? age
+        : kind === "hm" ? clock(date).slice(0, 5) : clock(date);
       if (element.textContent !== text) element.textContent = text;
     }
   }
@@ -39,7 +40,7 @@
 
   const feed = document.getElementById("feed");
   const order = { h: [], g: [], p: [] };
-  let places = {};
+  let places = {}, moved = true;
   let socket = null, connected = false, signedOut = false;
   let has = 0, unacknowledged = 0;
   let readAt = null, age = 0, arrivedAt = 0, problem = "";
@@ -52,6 +53,7 @@
 
   // Where each figure goes: [data-v] is a position in the values of the [data-live] around it.
   function findPlaces() {
+    moved = false;
     const found = new Map();
     for (const element of all("[data-v]")) {
       const owner = element.closest("[data-live]");
@@ -136,11 +138,10 @@
 
   function receive(message) {
     if (message.o) Object.assign(order, message.o);
-    if (message.o || message.content) findPlaces();
+    if (message.o || moved) findPlaces();
     writeValues(message);
     if (message.k) drawSparks(message.k);
     if (message.x) refetchTable(message.x);
-    if (message.content) freshenTimes();
     has = message.n;
     problem = message.problem || "";
     if (message.t) {
@@ -260,7 +261,10 @@
     if (event.target.closest("[data-theme-toggle]")) nextTheme();
     if (event.target.closest("[data-help]")) document.getElementById("help").showModal();
   });
-  document.addEventListener("htmx:after:swap", freshenTimes);
+  document.addEventListener("htmx:after:swap", () => {
+    moved = true;
+    freshenTimes();
+  });
   freshenTimes();
   window.setInterval(freshenTimes, 1000);
 })();

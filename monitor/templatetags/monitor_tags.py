@@ -36,6 +36,24 @@ def current(context: Context, url: str) -> SafeString:
     return SafeString(' aria-current="page"') if url and here == url else SafeString("")
 
 
+@register.simple_tag(takes_context=True)
+def sort_head(context: Context, key: str, words: str, sort: str, css: str = "") -> SafeString:
+    """A column's head as a link that sorts by it: figures from the top, again to turn it round."""
+    falls_first = css == "num"
+    here = sort.removeprefix("-") == key
+    falls = sort.startswith("-")
+    query = context["request"].GET.copy()
+    query["sort"] = ("" if falls else "-") + key if here else ("-" if falls_first else "") + key
+    order = "descending" if falls else "ascending"
+    return format_html(
+        '<th class="{}" scope="col"{}><a class="sort" href="?{}">{}</a></th>',
+        css,
+        format_html(' aria-sort="{}"', order) if here else "",
+        query.urlencode(),
+        words,
+    )
+
+
 @register.filter
 def user_colour(user: str | None) -> str:
     """The colour class of a user: the same on every page."""
