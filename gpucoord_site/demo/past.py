@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from random import Random
@@ -126,8 +126,3 @@ def _lines(job: PastJob) -> Iterator[str]:
         yield OUT_OF_MEMORY
     elif job.exit_code == 143:
         yield "SIGTERM: saving checkpoints/last.pt … done"
-
-
-def loads_at(jobs: Sequence[PastJob], t: float) -> list[Load]:
-    """The loads that matter at `t`: those that run, and those whose heat is still there."""
-    return [j.load for j in jobs if j.started_at.timestamp() <= t < j.ended_at.timestamp() + 90]

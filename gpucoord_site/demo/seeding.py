@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import shlex
+from collections.abc import Sequence
 from datetime import datetime, timedelta
 from pathlib import Path
 from random import Random
@@ -12,12 +13,12 @@ from django.contrib.auth.models import User
 from django.db import transaction
 
 from gpucoord_site.config import Config
-from gpucoord_site.demo.past import HOURS, PEOPLE, PastJob, loads_at, log_of, past_jobs
+from gpucoord_site.demo.history import history
+from gpucoord_site.demo.past import PEOPLE, PastJob, log_of, past_jobs
 from gpucoord_site.demo.wishes import WISHES
 from monitor import events, store
 from monitor.identity import boot_id
 from monitor.probes.scenario import Scenario
-from monitor.readings import Health, Snapshot
 from scheduler import transitions
 from scheduler.jobs import NewJob, Outcome, Placement, Requirement
 from scheduler.models import Attempt
@@ -26,8 +27,6 @@ from scheduler.store import request_cancel, submit
 from scheduler.transitions import Ending, Identity
 
 GIB = 1024**3
-# The last minutes second by second, what is older less often: a chart can't show more.
-FINE_MINUTES, COARSE_STEP_S = 15, 5
 
 
 def seed(config: Config, home: Path, password: str, now: datetime) -> None:
@@ -41,7 +40,7 @@ def seed(config: Config, home: Path, password: str, now: datetime) -> None:
         _seed_job(job, users[job.owner], scenario.uuids[job.gpu], config, home)
     for wish in WISHES:
         asked = NewJob(
-            command=wish.command,
+            argv=tuple(shlex.split(wish.command)),
             name=wish.name,
             cwd=str(home),
             priority=wish.priority,
@@ -66,36 +65,20 @@ def _people(admin: str, password: str) -> dict[str, User]:
 
 
 def _seed_history(scenario: Scenario, jobs: Sequence[PastJob], host: str, now: datetime) -> None:
-    past = list(_snapshots(scenario, jobs, host, now))
-    store.record_history(past)
-    lost: set[str] = set()
-    for snapshot in past:
-        for gpu in snapshot.gpus:
-            is_lost = gpu.health is Health.LOST
-            if is_lost == (gpu.uuid in lost):
-                continue
-            lost ^= {gpu.uuid}
+    past = list(history(scenario, jobs, host, now))
+    store.record_history(snapshot for snapshot, _ in past)
+    # The sampler goes on from here: since when each GPU is in its state stays known.
+    store.record(past[-1][0])
+    for snapshot, notes in past:
+        for note in notes:
             events.add(
-                "GPU_LOST" if is_lost else "GPU_FOUND",
-                f"GPU {gpu.index} {'does not answer any more' if is_lost else 'answers again'}",
+                note.kind,
+                note.text,
                 now=snapshot.at,
-                severity="error" if is_lost else "info",
+                severity=note.severity,
                 host=host,
-                gpu_uuid=gpu.uuid,
+                gpu_uuid=note.gpu_uuid,
             )
-
-
-def _snapshots(
-    scenario: Scenario, jobs: Sequence[PastJob], host: str, now: datetime
-) -> Iterator[Snapshot]:
-    end = int(now.timestamp())
-    fine = end - 60 * FINE_MINUTES
-    for t in [*range(end - 3600 * HOURS, fine, COARSE_STEP_S), *range(fine, end)]:
-        at = datetime.fromtimestamp(t, now.tzinfo)
-        sweep = scenario.at(at, loads_at(jobs, t))
-        yield Snapshot(
-            seq=0, at=at, probe="simulated", host=scenario.host(at, host), gpus=sweep.gpus
-        )
 
 
 def _seed_job(past: PastJob, owner: User, gpu_uuid: str, config: Config, home: Path) -> None:
