@@ -27,6 +27,7 @@ OTHER_VARIABLES = frozenset(
         "GPUCOORD_NONCE",
         "GPUCOORD_LIFELINE",
         "GPUCOORD_TEST_REQUIRE",
+        "GPUCOORD_KILL_TRIALS",
     }
 )
 KINDS = {int: "a whole number", float: "a number", bool: "true or false", Path: "a folder"}

@@ -129,6 +129,8 @@ CONTENT_SECURITY_POLICY = {
 SESSION_COOKIE_SAMESITE = "Lax"
 SESSION_COOKIE_SECURE = CSRF_COOKIE_SECURE = CONFIG.https
 SECURE_SSL_REDIRECT = CONFIG.https
+# Monitors ask on this machine, without the proxy.
+SECURE_REDIRECT_EXEMPT = [r"^healthz$"]
 # What watches this host asks it directly, without the proxy.
 SECURE_REDIRECT_EXEMPT = [r"^healthz$"]
 SECURE_HSTS_SECONDS = 31536000 if CONFIG.https else 0

@@ -36,8 +36,10 @@ def start(**options: Any) -> int:
         sys.stderr.write(f"gpucoord: {error}\n")
         return 2
     address = _address(config.host, listening.getsockname()[1])
+    supervisor = Supervisor(listening, address, lock)
+    supervisor.start()
     _say(f"gpucoord {__version__} is at {address} (Ctrl-C stops it)")
-    return Supervisor(listening, address, lock).run()
+    return supervisor.run()
 
 
 def _configure(options: dict[str, Any]) -> Config:

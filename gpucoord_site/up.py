@@ -44,13 +44,15 @@ class Supervisor:
         self._web = Child("web", self._run_web, self._let_go)
         self._tasks = Child("tasks", self._run_tasks, self._let_go)
 
-    def run(self) -> int:
-        """Supervise until a signal says stop; returns the exit code."""
+    def start(self) -> None:
         kernel.adopt_orphans()
         self._listen_to_signals()
         for child in (self._tasks, self._web):
             self._start(child)
         self._record()
+
+    def run(self) -> int:
+        """Supervise until a signal says stop; returns the exit code."""
         while not self._wait(LOOK_EVERY_S) & set(STOP_SIGNALS):
             self._reap()
             for child in (self._tasks, self._web):

@@ -96,7 +96,10 @@ class Watchdog:
         if not OrmQ.objects.filter(pk=key).exists():
             self._canary, self.canary_t, self.canary_s = None, time.time(), at - sent_at
             return False
-        return at - sent_at > CANARY_PATIENCE_S
+        if at - sent_at <= CANARY_PATIENCE_S:
+            return False
+        self._canary, self._canary_due = None, at + CANARY_EVERY_S
+        return True
 
 
 class _Remembering:

@@ -13,6 +13,7 @@ from django.db.models import F, QuerySet
 
 from monitor.identity import Identity, is_alive
 from monitor.models import Lease
+from monitor.policy.loop_health import LoopFact
 
 
 class LeaseLost(Exception):
@@ -112,3 +113,21 @@ def drop_host(host: str, now: datetime) -> int:
 
 def _drop(rows: QuerySet[Lease], now: datetime) -> int:
     return rows.update(epoch=F("epoch") + 1, expires_at=now, pid=None, start_ticks=None)
+
+
+def facts(host: str) -> list[LoopFact]:
+    """What the leases of a host say of its loops."""
+    return [fact(row) for row in Lease.objects.filter(host=host)]
+
+
+def fact(row: Lease) -> LoopFact:
+    return LoopFact(
+        loop=row.loop,
+        host=row.host,
+        every_s=row.every_s,
+        last_tick_at=row.last_tick_at,
+        lateness_p50_ms=row.lateness_p50_ms,
+        lateness_p99_ms=row.lateness_p99_ms,
+        failing_since_at=row.failing_since_at,
+        error=(row.last_error or None) if row.failing_since_at else None,
+    )

@@ -1,0 +1,144 @@
+"""Starts `gpucoord up` as people do, on a data folder and port of its own; finds its parts."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+import httpx
+
+from monitor import service_state
+from monitor.service_state import ServiceState
+
+ROOT = Path(__file__).resolve().parents[2]
+WORKERS = 6
+
+
+T = TypeVar("T")
+
+
+def wait_until(found: Callable[[], T | None], seconds: float, what: str) -> T:
+    """Poll until `found` returns something true; fails with `what` when it never does."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if value := found():
+            return value
+        time.sleep(0.02)
+    raise AssertionError(f"not within {seconds:g} s: {what}")
+
+
+class Service:
+    """One running gpucoord. `settings` names the Django settings; more environment by keyword."""
+
+    def __init__(self, data: Path, settings: str = "gpucoord_site.settings", **env: str) -> None:
+        self.data = data
+        self.log = data.parent / f"{data.name}.log"
+        self._env = {
+            **{k: v for k, v in os.environ.items() if k != "DATABASE_URL"},
+            "GPUCOORD_DATA": str(data),
+            "GPUCOORD_PROBE": "simulated",
+            "GPUCOORD_ADMIN_PASSWORD": "correct horse",
+            "DJANGO_SETTINGS_MODULE": settings,
+            "PYTHONPATH": str(ROOT),
+            **env,
+        }
+        self.started_at = 0.0
+        self._log_start = 0
+
+    def start(self, *options: str) -> Service:
+        self.started_at = time.monotonic()
+        self._log_start = self.log.stat().st_size if self.log.exists() else 0
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "gpucoord_site", "up", "--port", "0", *options],
+                env=self._env,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        self.address = wait_until(self._address, 20, f"an address in {self.log}")
+        return self
+
+    def _address(self) -> str | None:
+        if self.process.poll() is not None:
+            raise AssertionError(f"gpucoord ended: {self.text()}")
+        found = re.search(r"is at (http://\S+)", self.text())
+        return found[1] if found else None
+
+    def text(self) -> str:
+        """What it has written since its last start."""
+        return self.log.read_bytes()[self._log_start :].decode()
+
+    def __enter__(self) -> Service:
+        return self.start()
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def stop(self, number: int = signal.SIGTERM) -> tuple[int, float]:
+        """Signal the supervisor; returns its exit code and the seconds until all had stopped."""
+        begun = time.monotonic()
+        family = self.family() if self.process.poll() is None else []
+        self.process.send_signal(number)
+        try:
+            code = self.process.wait(15)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            raise
+        wait_until(lambda: not any(map(lives, family)), 10, "all processes gone")
+        return code, time.monotonic() - begun
+
+    @property
+    def database(self) -> Path:
+        return self.data / "gpucoord.sqlite3"
+
+    def state(self) -> ServiceState:
+        return wait_until(lambda: service_state.read(self.data / "run"), 10, "service.json")
+
+    def child(self, name: str) -> int:
+        """The pid of the supervisor's child `web` or `tasks`."""
+        found = {c.name: c.pid for c in self.state().children}
+        return found[name] or 0
+
+    def sentinel(self) -> int:
+        return wait_until(lambda: children(self.child("tasks"))[:1], 5, "a sentinel")[0]
+
+    def members(self) -> list[int]:
+        """Workers, then the monitor, then the pusher, of a cluster in which none has died yet."""
+
+        def all_there() -> list[int] | None:
+            found = sorted(children(self.sentinel()))
+            return found if len(found) == WORKERS + 2 else None
+
+        return wait_until(all_there, 5, "all of the cluster's processes")
+
+    def family(self) -> list[int]:
+        found = [self.process.pid]
+        for pid in found:
+            found += children(pid)
+        return found
+
+    def healthz(self) -> httpx.Response:
+        return httpx.get(f"{self.address}healthz", timeout=5)
+
+
+def children(pid: int) -> list[int]:
+    try:
+        return [int(p) for p in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    except OSError:
+        return []
+
+
+def lives(pid: int) -> bool:
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return False
+    return stat.rpartition(")")[2].split()[0] not in "ZX"
