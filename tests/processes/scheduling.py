@@ -1,0 +1,94 @@
+"""The scheduler's pass on real jobs and rows, stepped by the test as its loop would."""
+
+from __future__ import annotations
+
+import select
+import time
+from collections.abc import Callable
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+from django.conf import settings
+from django.contrib.auth.models import User
+from django.db import transaction
+from django.utils import timezone
+
+from monitor.stepping import Guard, Step
+from monitor.wake import Listener
+from scheduler import passes, store
+from scheduler.jobs import NewJob, Requirement
+from scheduler.models import Attempt, Job
+from scheduler.runner import files
+
+
+class Scheduler:
+    """`late` lets its clock run ahead."""
+
+    def __init__(self, guard: Guard = transaction.atomic) -> None:
+        self.late = timedelta()
+        self._listener = Listener("scheduler")
+        self._guard = guard
+        self._pass = self._open()
+
+    def _open(self) -> Step:
+        made = passes.build(self._guard)
+        made.open()
+        return made
+
+    def restart(self) -> None:
+        """A new one in its place, that knows nothing but rows, files and processes."""
+        self._pass.close()
+        self._pass = self._open()
+
+    def close(self) -> None:
+        self._pass.close()
+        self._listener.close()
+
+    def step(self) -> object:
+        return self._pass.step(self.now())
+
+    def now(self) -> datetime:
+        return timezone.now() + self.late
+
+    def run_until(self, is_so: Callable[[], object], *, within_s: float = 10.0) -> None:
+        end = time.monotonic() + within_s
+        while not is_so():
+            assert time.monotonic() < end, f"waited {within_s} s in vain; {list_jobs()}"
+            self.step()
+            select.select([self._listener], [], [], 0.1)
+            self._listener.drain()
+
+    def run_to(self, job: Job, state: str = "finished", *, within_s: float = 10.0) -> Job:
+        self.run_until(lambda: reloaded(job).state == state, within_s=within_s)
+        return reloaded(job)
+
+
+def submit(owner: User, command: str, requirement: Requirement | None = None, **more: Any) -> Job:
+    """A job without a GPU unless `requirement` says otherwise."""
+    asked = requirement or Requirement(gpus=0)
+    new = NewJob(command=command, requirement=asked, **more)
+    return store.submit(new, owner, timezone.now())
+
+
+def reloaded(job: Job) -> Job:
+    return Job.objects.get(pk=job.pk)
+
+
+def attempt_of(job: Job) -> Attempt:
+    found = job.attempts.order_by("number").last()
+    assert found is not None
+    return found
+
+
+def folder_of(job: Job, number: int = 1) -> Path:
+    return files.attempt_folder(Path(settings.DATA), job.pk, number)
+
+
+def log_of(job: Job, number: int = 1) -> str:
+    path = folder_of(job, number) / files.LOG
+    return path.read_text() if path.exists() else ""
+
+
+def list_jobs() -> list[object]:
+    return list(Job.objects.values_list("id", "state", "outcome", "problem", "blockers"))
