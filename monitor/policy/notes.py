@@ -50,7 +50,7 @@ def _about_probe(old: Snapshot | None, new: Snapshot) -> Iterator[Note]:
         yield Note(kind="NVML_UNAVAILABLE", text=text, severity="warning")
     elif before and not new.problem:
         yield Note(kind="NVML_AVAILABLE", text="GPUs can be read again.")
-    if new.failures == MAX_FAILURES + 1:
+    if (old.failures if old else 0) <= MAX_FAILURES < new.failures:
         text = f"GPUs could not be read {new.failures} times in a row; now tried once a minute."
         yield Note(kind="NVML_MONITORING_OFF", text=text, severity="error")
 

@@ -1,0 +1,161 @@
+"""A small NVML at the boundary of pynvml's functions; the real module's errors and constants."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import pynvml
+import pytest
+
+GIB = 1024**3
+Lines = list[tuple[int, int | None]]
+
+
+@dataclass
+class FakeGpu:
+    """One GPU. `errors`: {function: NVML code} that its calls answer with."""
+
+    uuid: str
+    name: str | bytes = "NVIDIA H100 80GB HBM3"
+    used: int = 10 * GIB
+    reserved: int = GIB
+    total: int = 80 * GIB
+    util: int = 40
+    compute: Lines = field(default_factory=list)
+    graphics: Lines = field(default_factory=list)
+    mps: Lines = field(default_factory=list)
+    errors: dict[str, int] = field(default_factory=dict)
+
+    def fails(self, code: int) -> None:
+        """Every call about this GPU answers with `code`, until `works`."""
+        self.errors["*"] = code
+
+    def works(self) -> None:
+        self.errors.clear()
+
+
+@dataclass(frozen=True)
+class Handle:
+    gpu: FakeGpu
+    generation: int
+
+
+class FakeNvml:
+    """Install it, then change `gpus` and `errors` between sweeps."""
+
+    def __init__(self, *gpus: FakeGpu) -> None:
+        self.gpus = list(gpus)
+        self.errors: dict[str, int] = {}
+        self.generation = 0
+        self.is_open = False
+        self.inits = 0
+        self.calls: list[str] = []
+
+    def install(self, monkeypatch: pytest.MonkeyPatch) -> FakeNvml:
+        for name in dir(self):
+            if name.startswith("nvml"):
+                monkeypatch.setattr(pynvml, name, self._recorded(name))
+        return self
+
+    def _recorded(self, name: str) -> Any:
+        real = getattr(self, name)
+
+        def call(*args: Any) -> Any:
+            self.calls.append(name)
+            self._raise(self.errors, name)
+            if args and isinstance(args[0], Handle):
+                assert args[0].generation == self.generation, "a stale handle may crash NVML"
+                self._raise(args[0].gpu.errors, name)
+            return real(*args)
+
+        return call
+
+    @staticmethod
+    def _raise(errors: dict[str, int], name: str) -> None:
+        code = errors.get(name) or errors.get("*")
+        if code:
+            raise pynvml.NVMLError(code)
+
+    def nvmlInit(self) -> None:
+        self.is_open, self.inits = True, self.inits + 1
+        self.generation += 1
+
+    def nvmlShutdown(self) -> None:
+        assert self.is_open
+        self.is_open = False
+        self.generation += 1
+
+    def nvmlDeviceGetCount(self) -> int:
+        if not self.is_open:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_UNINITIALIZED)
+        return len(self.gpus)
+
+    def nvmlDeviceGetHandleByIndex(self, index: int) -> Handle:
+        self._raise(self.gpus[index].errors, "nvmlDeviceGetHandleByIndex")
+        return Handle(self.gpus[index], self.generation)
+
+    def nvmlDeviceGetUUID(self, handle: Handle) -> str:
+        return handle.gpu.uuid
+
+    def nvmlDeviceGetName(self, handle: Handle) -> str | bytes:
+        return handle.gpu.name
+
+    def nvmlDeviceGetPciInfo(self, handle: Handle) -> Any:
+        return SimpleNamespace(busId=b"00000000:18:00.0")
+
+    def nvmlDeviceGetCudaComputeCapability(self, handle: Handle) -> tuple[int, int]:
+        return (9, 0)
+
+    def nvmlDeviceGetMemoryInfo(self, handle: Handle, version: int | None = None) -> Any:
+        gpu = handle.gpu
+        if version is not None:
+            self._raise(gpu.errors, "memory v2")
+            return SimpleNamespace(total=gpu.total, used=gpu.used, reserved=gpu.reserved)
+        return SimpleNamespace(total=gpu.total, used=gpu.used + gpu.reserved)
+
+    def nvmlDeviceGetUtilizationRates(self, handle: Handle) -> Any:
+        return SimpleNamespace(gpu=handle.gpu.util, memory=20)
+
+    def nvmlDeviceGetPowerUsage(self, handle: Handle) -> int:
+        return 350_500
+
+    def nvmlDeviceGetEnforcedPowerLimit(self, handle: Handle) -> int:
+        return 700_000
+
+    def nvmlDeviceGetTemperature(self, handle: Handle, sensor: int) -> int:
+        assert sensor == pynvml.NVML_TEMPERATURE_GPU
+        return 61
+
+    def nvmlDeviceGetClockInfo(self, handle: Handle, clock: int) -> int:
+        return {pynvml.NVML_CLOCK_SM: 1755, pynvml.NVML_CLOCK_MEM: 2619}[clock]
+
+    def nvmlDeviceGetPerformanceState(self, handle: Handle) -> int:
+        return 0
+
+    def nvmlSystemGetDriverVersion(self) -> str:
+        return "550.90.07"
+
+    def nvmlSystemGetCudaDriverVersion(self) -> int:
+        return 12040
+
+    def nvmlDeviceGetComputeRunningProcesses_v3(self, handle: Handle) -> list[Any]:
+        return _lines(handle.gpu.compute)
+
+    def nvmlDeviceGetComputeRunningProcesses_v2(self, handle: Handle) -> list[Any]:
+        return _lines(handle.gpu.compute)
+
+    def nvmlDeviceGetGraphicsRunningProcesses_v3(self, handle: Handle) -> list[Any]:
+        return _lines(handle.gpu.graphics)
+
+    def nvmlDeviceGetMPSComputeRunningProcesses_v3(self, handle: Handle) -> list[Any]:
+        return _lines(handle.gpu.mps)
+
+
+def _lines(lines: Lines) -> list[Any]:
+    none = 0xFFFFFFFF
+    return [
+        SimpleNamespace(pid=pid, usedGpuMemory=size, gpuInstanceId=none, computeInstanceId=none)
+        for pid, size in lines
+    ]

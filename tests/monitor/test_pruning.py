@@ -1,0 +1,74 @@
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+from django.db import connection
+from django.test.utils import CaptureQueriesContext
+
+from monitor import events, pruning, store, tasks
+from monitor.models import Chore, Event, HostSample, Sample
+from monitor.probes.scenario import Scenario
+from monitor.pruning import Keep
+from tests.monitor.facts import NOW
+
+pytestmark = pytest.mark.django_db
+KEEP = Keep(raw=timedelta(hours=2))
+
+
+def history(hours: float, every_s: int = 60) -> None:
+    scenario = Scenario(gpus=2)
+    count = int(hours * 3600 / every_s)
+    past = (NOW - timedelta(seconds=every_s * i) for i in range(count))
+    store.record_history(scenario.snapshot(at, "box") for at in past)
+
+
+def test_it_keeps_two_hours_of_samples() -> None:
+    history(hours=3)
+    gone = pruning.prune(KEEP, NOW)
+    assert (gone["sample"], gone["hostsample"]) == (2 * 59, 59)
+    oldest = NOW.timestamp() - 2 * 3600
+    assert Sample.objects.filter(t__lt=oldest).count() == 0
+    assert Sample.objects.count() == 2 * 121
+    assert HostSample.objects.count() == 121
+
+
+def test_it_deletes_a_few_rows_at_a_time() -> None:
+    history(hours=3)
+    with CaptureQueriesContext(
+        connection,
+    ) as queries:
+        pruning.prune(KEEP, NOW, chunk=20)
+    deletes = [q["sql"] for q in queries if q["sql"].startswith('DELETE FROM "monitor_sample"')]
+    assert len(deletes) == 2 * 3
+    assert all("LIMIT 20" in sql for sql in deletes)
+
+
+def test_it_keeps_events_for_ninety_days_and_passing_states_for_seven() -> None:
+    for days in (1, 8, 91):
+        at = NOW - timedelta(days=days)
+        events.add("GPU_STATE_CHANGED", f"{days}", now=at)
+        events.add("GPU_STATE_CHANGED", f"{days} failing", now=at, severity="warning")
+        events.add("JOB_FINISHED", f"{days} job", now=at)
+    pruning.prune(KEEP, NOW)
+    texts = set(Event.objects.values_list("text", flat=True))
+    assert texts == {"1", "1 failing", "1 job", "8 failing", "8 job"}
+
+
+def test_pruning_again_finds_nothing() -> None:
+    history(hours=3)
+    pruning.prune(KEEP, NOW)
+    assert not any(pruning.prune(KEEP, NOW).values())
+
+
+def test_a_chore_is_due_once_in_its_time_for_one_caller() -> None:
+    every = timedelta(minutes=5)
+    due = [pruning.due("x", every, NOW + timedelta(seconds=s)) for s in (0, 0, 299, 300, 301)]
+    assert due == [True, False, False, True, False]
+
+
+def test_the_task_prunes_as_the_settings_say_and_notes_it() -> None:
+    history(hours=1)
+    pruning.due("prune", timedelta(minutes=5), NOW)
+    assert tasks.prune()["sample"] == 2 * 60
+    assert Chore.objects.get().done_at is not None

@@ -1,0 +1,274 @@
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Sequence
+from datetime import datetime, timedelta
+
+import pytest
+from django.db import transaction
+
+from monitor import events, store
+from monitor import sampler as sampler_module
+from monitor.gpu_states import GpuState
+from monitor.models import Event, Gpu, HostSample, Sample
+from monitor.probes.host import HostProbe
+from monitor.probes.nvml import NvmlProbe
+from monitor.probes.simulated import SimulatedProbe
+from monitor.readings import (
+    ClaimFact,
+    GpuProcess,
+    GpuSweep,
+    Health,
+    HostReading,
+    ProcessIdentity,
+    Snapshot,
+)
+from monitor.sampler import Sampler
+from tests.builders import NOW, claim, gpu
+from tests.monitor.fake_nvml import FakeGpu, FakeNvml
+
+pytestmark = pytest.mark.django_db
+
+
+class ScriptedProbe:
+    """Shows what `sweep` is set to; raises it when it is an error."""
+
+    def __init__(self, sweep: GpuSweep | Exception, name: str = "nvml") -> None:
+        self.name = name
+        self.sweep = sweep
+        self.reads = 0
+        self.claims: Sequence[ClaimFact] = ()
+
+    def open(self) -> None: ...
+    def close(self) -> None: ...
+
+    def read(self, now: datetime, claims: Sequence[ClaimFact]) -> GpuSweep:
+        self.reads += 1
+        self.claims = claims
+        if isinstance(self.sweep, Exception):
+            raise self.sweep
+        return self.sweep
+
+
+class QuietMachine:
+    """A host named box whose processes are those of `known`."""
+
+    name = "box"
+
+    def __init__(self, *known: ProcessIdentity) -> None:
+        self.known = {who.pid: who for who in known}
+        self.fails = False
+
+    def open(self) -> None: ...
+    def close(self) -> None: ...
+
+    def read(self, now: datetime) -> HostReading:
+        if self.fails:
+            raise RuntimeError("no /proc")
+        return HostReading(name="box", cpu_pct=5.0)
+
+    def identities(self, pids: Collection[int]) -> dict[int, ProcessIdentity]:
+        if self.fails:
+            raise RuntimeError("no /proc")
+        return {pid: self.known[pid] for pid in pids if pid in self.known}
+
+
+def sampler(probe: object, machine: object | None = None) -> Sampler:
+    made = Sampler(transaction.atomic, probe, machine or QuietMachine())  # type: ignore[arg-type]
+    made.open()
+    return made
+
+
+def at(second: float) -> datetime:
+    return NOW + timedelta(seconds=second)
+
+
+def kinds() -> list[str]:
+    return [event.kind for event in reversed(events.recent(100))]
+
+
+def test_it_writes_down_what_it_sees_twice_in_a_row() -> None:
+    running = sampler(SimulatedProbe(), HostProbe("box"))
+    first, second = running.step(at(0)), running.step(at(1))
+    assert (first.seq, second.seq) == (1, 2)
+    assert store.newest("box") == second
+    assert Gpu.objects.count() == 8
+    assert Sample.objects.count() == sum(
+        g.health is Health.OK for shot in (first, second) for g in shot.gpus
+    )
+    assert HostSample.objects.count() == 2
+    assert second.host.cpu_pct is not None
+
+
+def test_it_wakes_the_live_page_after_the_commit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    heard: list[tuple[str, bytes]] = []
+    monkeypatch.setattr(sampler_module, "wake", lambda name, payload: heard.append((name, payload)))
+    running = sampler(SimulatedProbe())
+    running.step(at(0))
+    running.step(at(1))
+    assert heard == [("live", b"1"), ("live", b"2")]
+
+
+def test_it_goes_on_counting_after_a_restart() -> None:
+    sampler(SimulatedProbe()).step(at(0))
+    assert sampler(SimulatedProbe()).step(at(1)).seq == 2
+
+
+def test_it_says_since_when_across_a_restart() -> None:
+    probe = ScriptedProbe(GpuSweep(gpus=(gpu(0),)))
+    sampler(probe).step(at(0))
+    later = sampler(probe).step(at(100))
+    assert (later.gpus[0].state, later.gpus[0].state_since) == (GpuState.IDLE, at(0))
+    assert Gpu.objects.get().state_since_at == at(0)
+
+
+def test_it_knows_a_job_s_process_by_its_leader() -> None:
+    who = ProcessIdentity(pid=300, start_ticks=9, created_at=NOW, user="nobody", lineage=(299,))
+    process = GpuProcess(gpu_uuid=gpu(0).uuid, pid=300)
+    probe = ScriptedProbe(GpuSweep(gpus=(gpu(0),), processes=(process,)))
+    store.open_claim(claim("7", leader_pid=299, leader_start_ticks=5), "box", NOW)
+    shot = sampler(probe, QuietMachine(who)).step(at(0))
+    assert (shot.processes[0].job_ref, shot.processes[0].job_owner) == ("7", "alice")
+    assert shot.gpus[0].state is GpuState.SCRIPT_BUSY
+    assert probe.claims[0].job_ref == "7"
+
+
+def test_it_knows_this_very_process_as_a_simulated_job() -> None:
+    probe = SimulatedProbe()
+    fact = ClaimFact(
+        job_ref="7", gpu_uuid=probe.scenario.uuids[7], owner="alice", leader_pid=os.getpid()
+    )
+    store.open_claim(fact, "box", NOW)
+    shot = sampler(probe, HostProbe("box")).step(at(30))
+    (process,) = [p for p in shot.processes if p.job_ref == "7"]
+    assert process.pid == os.getpid()
+    assert process.program
+
+
+def test_a_vanished_pid_stays_with_its_memory_and_no_owner() -> None:
+    process = GpuProcess(gpu_uuid=gpu(0).uuid, pid=300, memory_bytes=77)
+    shot = sampler(ScriptedProbe(GpuSweep(gpus=(gpu(0),), processes=(process,)))).step(at(0))
+    assert (shot.processes[0].user, shot.processes[0].memory_bytes) == (None, 77)
+    assert shot.gpus[0].state is GpuState.EXTERNAL
+
+
+def test_a_host_that_can_not_be_read_ends_no_sweep(caplog: pytest.LogCaptureFixture) -> None:
+    machine = QuietMachine()
+    machine.fails = True
+    running = sampler(ScriptedProbe(GpuSweep(gpus=(gpu(0),))), machine)
+    running.step(at(0))
+    shot = running.step(at(1))
+    assert (shot.host.cpu_pct, len(shot.gpus)) == (None, 1)
+    assert len(caplog.records) == 1
+
+
+def test_a_probe_that_breaks_ends_no_sweep() -> None:
+    probe = ScriptedProbe(GpuSweep(gpus=(gpu(0),)))
+    running = sampler(probe)
+    running.step(at(0))
+    probe.sweep = ValueError("odd struct")
+    shot = running.step(at(1))
+    assert shot.host.cpu_pct == 5.0
+    assert "odd struct" in (shot.problem or "")
+    assert shot.gpus[0].health is Health.FAILING
+    probe.sweep = GpuSweep(gpus=(gpu(0),))
+    assert running.step(at(2)).gpus[0].health is Health.OK
+    assert kinds() == ["NVML_UNAVAILABLE", "NVML_AVAILABLE"]
+
+
+def test_a_gpu_that_vanishes_is_shown_as_lost_and_comes_back() -> None:
+    probe = ScriptedProbe(GpuSweep(gpus=(gpu(0), gpu(1))))
+    running = sampler(probe)
+    running.step(at(0))
+    probe.sweep = GpuSweep(gpus=(gpu(0),))
+    for second in range(1, 4):
+        shot = running.step(at(second))
+    assert (shot.gpus[1].state, shot.gpus[1].state_since) == (GpuState.LOST, at(1))
+    assert Gpu.objects.get(uuid=gpu(1).uuid).state == "lost"
+    assert sampler(probe).step(at(5)).gpus[1].state is GpuState.LOST
+    probe.sweep = GpuSweep(gpus=(gpu(0), gpu(1)))
+    running.step(at(6))
+    assert kinds() == ["GPU_LOST", "GPU_FOUND"]
+
+
+def test_a_gpu_that_comes_and_goes_all_the_time_does_not_flood() -> None:
+    probe = ScriptedProbe(GpuSweep())
+    running = sampler(probe)
+    for second in range(60):
+        probe.sweep = GpuSweep(gpus=(gpu(0), gpu(1)) if second % 2 else (gpu(0),))
+        running.step(at(second))
+    assert Event.objects.filter(kind="GPU_LOST").count() == 5
+
+
+def test_after_more_than_ten_failures_it_leaves_nvml_alone_for_a_minute(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    nvml = FakeNvml(FakeGpu("GPU-a")).install(monkeypatch)
+    running = sampler(NvmlProbe())
+    running.step(at(0))
+    nvml.errors = {"*": 9}
+    shots = [running.step(at(second)) for second in range(1, 40)]
+    assert shots[-1].failures == 11
+    assert shots[-1].gpus[0].health is Health.FAILING
+    nvml.calls.clear()
+    running.step(at(50))
+    assert nvml.calls == []
+    nvml.errors = {}
+    assert running.step(at(75)).gpus[0].health is Health.OK
+    assert kinds() == ["NVML_UNAVAILABLE", "NVML_MONITORING_OFF", "NVML_AVAILABLE"]
+
+
+def test_it_counts_failures_on_across_a_restart() -> None:
+    probe = ScriptedProbe(GpuSweep(problem="gone"))
+    running = sampler(probe)
+    for second in range(11):
+        running.step(at(second))
+    probe.reads = 0
+    again = sampler(probe)
+    for second in range(11, 20):
+        again.step(at(second))
+    assert probe.reads == 1
+    assert kinds() == ["NVML_UNAVAILABLE", "NVML_MONITORING_OFF"]
+
+
+def test_a_machine_without_a_driver_is_told_once() -> None:
+    probe = ScriptedProbe(GpuSweep(problem="No driver.", remedy="Install it."), name="none")
+    running = sampler(probe)
+    shots: list[Snapshot] = [running.step(at(second)) for second in range(15)]
+    assert (shots[-1].problem, shots[-1].failures, shots[-1].gpus) == ("No driver.", 0, ())
+    assert probe.reads == 15
+    assert kinds() == ["NVML_UNAVAILABLE"]
+
+
+def test_gpus_of_a_simulation_do_not_stay_when_the_real_probe_comes() -> None:
+    sampler(SimulatedProbe()).step(at(0))
+    shot = sampler(ScriptedProbe(GpuSweep(gpus=(gpu(0),)))).step(at(1))
+    assert [g.uuid for g in shot.gpus] == [gpu(0).uuid]
+
+
+def test_nothing_is_kept_of_a_tick_whose_guard_refuses() -> None:
+    class Lost(Exception):
+        pass
+
+    class Refusing:
+        def __enter__(self) -> None:
+            raise Lost
+
+        def __exit__(self, *error: object) -> None: ...
+
+    running = Sampler(Refusing, SimulatedProbe(), QuietMachine())  # type: ignore[arg-type]
+    running.open()
+    with pytest.raises(Lost):
+        running.step(at(0))
+    assert store.newest() is None
+
+
+def test_the_settings_build_it() -> None:
+    running = sampler_module.build(transaction.atomic)
+    running.open()
+    try:
+        assert running.step(at(0)).probe == "simulated"
+    finally:
+        running.close()

@@ -1,0 +1,76 @@
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+
+from monitor.gpu_states import GpuState
+from monitor.policy.missing import complete
+from monitor.policy.states import state_of, with_states
+from monitor.readings import GpuSweep, Health
+from tests.builders import NOW, claim, gpu, process
+
+LATER = NOW + timedelta(minutes=1)
+
+
+@pytest.mark.parametrize(
+    ("reading", "processes", "claims", "state"),
+    [
+        (gpu(), [], [], GpuState.IDLE),
+        (gpu(), [process()], [], GpuState.EXTERNAL),
+        (gpu(), [process(job_ref="1")], [], GpuState.SCRIPT_BUSY),
+        (gpu(), [], [claim()], GpuState.SCRIPT_BUSY),
+        (gpu(), [process()], [claim()], GpuState.SCRIPT_BUSY),
+        (gpu(health=Health.FAILING), [process()], [claim()], GpuState.FAILING),
+        (gpu(health=Health.LOST), [], [claim()], GpuState.LOST),
+    ],
+)
+def test_a_gpu_is_what_is_on_it(reading, processes, claims, state) -> None:  # type: ignore[no-untyped-def]
+    assert state_of(reading, processes, claims) is state
+
+
+def test_a_state_keeps_its_since_until_it_changes() -> None:
+    first, changes = with_states([gpu()], [], [], {}, NOW)
+    assert first[0].state_since == NOW
+    assert changes[0].was is None
+    before = {g.uuid: g for g in first}
+    same, changes = with_states([gpu()], [], [], before, LATER)
+    assert (same[0].state_since, changes) == (NOW, ())
+    busy, changes = with_states([gpu()], [process()], [], before, LATER)
+    assert (busy[0].state, busy[0].state_since) == (GpuState.EXTERNAL, LATER)
+    assert changes[0].was is GpuState.IDLE
+
+
+def test_processes_of_another_gpu_change_nothing() -> None:
+    seen, _ = with_states([gpu(0), gpu(1)], [process(on=1)], [claim(on=1)], {}, NOW)
+    assert [g.state for g in seen] == [GpuState.IDLE, GpuState.SCRIPT_BUSY]
+
+
+def known(*readings):  # type: ignore[no-untyped-def]
+    return {g.uuid: g for g in readings}
+
+
+def test_a_gpu_that_is_not_listed_any_more_is_lost() -> None:
+    seen = complete(GpuSweep(gpus=(gpu(1),)), known(gpu(0), gpu(1)), NOW)
+    assert [g.health for g in seen] == [Health.LOST, Health.OK]
+    lost = seen[0]
+    assert (lost.name, lost.memory_total_bytes) == (gpu(0).name, gpu(0).memory_total_bytes)
+    assert (lost.utilization_pct, lost.memory_used_bytes) == (None, None)
+
+
+def test_gpus_are_failing_not_lost_while_none_can_be_read() -> None:
+    sweep = GpuSweep(problem="The kernel module is gone.")
+    (seen,) = complete(sweep, known(gpu(0)), NOW)
+    assert (seen.health, seen.problem) == (Health.FAILING, "The kernel module is gone.")
+
+
+def test_a_gpu_that_falls_silent_keeps_its_name_and_size() -> None:
+    silent = gpu(0, health=Health.LOST, name=None, memory_total_bytes=None)
+    (seen,) = complete(GpuSweep(gpus=(silent,)), known(gpu(0)), NOW)
+    assert (seen.name, seen.memory_total_bytes) == (gpu(0).name, gpu(0).memory_total_bytes)
+
+
+def test_a_gpu_lost_for_more_than_a_day_is_forgotten() -> None:
+    old = gpu(0, health=Health.LOST, state=GpuState.LOST, state_since=NOW)
+    assert complete(GpuSweep(gpus=(gpu(1),)), known(old), NOW + timedelta(hours=23))[0] != gpu(1)
+    assert complete(GpuSweep(gpus=(gpu(1),)), known(old), NOW + timedelta(hours=25)) == (gpu(1),)

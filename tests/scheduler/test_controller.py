@@ -1,0 +1,79 @@
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+
+import pytest
+from django.db import transaction
+from django_q.models import OrmQ
+
+from monitor import events, store
+from monitor.models import Chore, Constraint
+from monitor.readings import Snapshot
+from scheduler import controller as controller_module
+from scheduler.controller import Controller
+from tests.builders import NOW, gpu, snapshot
+
+pytestmark = pytest.mark.django_db
+
+
+def at(second: float) -> datetime:
+    return NOW + timedelta(seconds=second)
+
+
+def controller(queue: list[str] | None = None) -> Controller:
+    queued = queue if queue is not None else []
+    return Controller(transaction.atomic, "gpubox", "/data", lambda: queued.append("prune"))
+
+
+def seen(second: float, temperature: float) -> Snapshot:
+    shot = snapshot([gpu(0, temperature_c=temperature)], seq=int(second) + 1, at=at(second))
+    store.record(shot)
+    return shot
+
+
+def kinds() -> list[str]:
+    return [event.kind for event in reversed(events.recent(100))]
+
+
+def test_it_tells_when_something_begins_and_ends_and_nothing_in_between() -> None:
+    running = controller()
+    for second, heat in enumerate([84, 85, 90, 83, 81, 80, 70]):
+        seen(second, heat)
+        running.step(at(second))
+    assert kinds() == ["RESOURCE_CONSTRAINT", "RESOURCE_CONSTRAINT_OVER"]
+    row = Constraint.objects.get()
+    assert (row.from_at, row.until_at) == (at(1), at(5))
+
+
+def test_a_restart_forgets_nothing_and_tells_nothing_twice() -> None:
+    seen(0, 90)
+    controller().step(at(0))
+    seen(5, 83)
+    controller().step(at(5))
+    assert kinds() == ["RESOURCE_CONSTRAINT"]
+    seen(10, 79)
+    controller().step(at(10))
+    assert Constraint.objects.filter(until_at__isnull=True).count() == 0
+
+
+def test_it_judges_no_old_snapshot() -> None:
+    seen(0, 90)
+    assert controller().step(at(60)).verdict is None
+    assert kinds() == []
+
+
+def test_it_waits_for_a_first_snapshot() -> None:
+    assert controller().step(NOW).verdict is None
+
+
+def test_it_has_old_rows_pruned_every_few_minutes() -> None:
+    queue: list[str] = []
+    for second in range(0, 620, 5):
+        controller(queue).step(at(second))
+    assert len(queue) == 3
+    assert Chore.objects.get().queued_at == at(600)
+
+
+def test_the_settings_build_it_and_its_pruning_is_a_task() -> None:
+    controller_module.build(transaction.atomic).step(NOW)
+    assert OrmQ.objects.count() == 1
