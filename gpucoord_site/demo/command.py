@@ -75,14 +75,15 @@ def demo_environment(environ: Mapping[str, str], folder: Path, password: str) ->
         "GPUCOORD_PROBE": "simulated",
         "GPUCOORD_ADMIN_PASSWORD": password,
         "GPUCOORD_CANCEL_GRACE_S": "3",
-        "GPUCOORD_RUN_AS": "auto" if _others_have_python() else "service",
+        "GPUCOORD_RUN_AS": "auto" if _others_can_run(folder) else "service",
         "DJANGO_SETTINGS_MODULE": "gpucoord_site.settings",
     }
 
 
-def _others_have_python() -> bool:
-    """Whether a job under another account finds python3 where all accounts do."""
-    return shutil.which("python3", path=SYSTEM_PATH) is not None
+def _others_can_run(folder: Path) -> bool:
+    """Whether a job under another account finds python3, and may enter the demo's folder."""
+    open_to_all = all(parent.stat().st_mode & 0o001 for parent in folder.parents)
+    return open_to_all and shutil.which("python3", path=SYSTEM_PATH) is not None
 
 
 def _make_home(folder: Path) -> Path:

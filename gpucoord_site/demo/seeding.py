@@ -31,7 +31,7 @@ GIB = 1024**3
 
 def seed(config: Config, home: Path, password: str, now: datetime) -> None:
     """Everything that a page could show, as if people had used this server for two hours."""
-    users = _people(config.admin_user, password)
+    users = people(config.admin_user, password)
     scenario = Scenario(config.simulated_gpus, config.simulated_seed)
     jobs = past_jobs(config.simulated_gpus, config.simulated_seed, now)
     with transaction.atomic():
@@ -55,12 +55,13 @@ def seed(config: Config, home: Path, password: str, now: datetime) -> None:
         submit(asked, users[wish.owner], now - timedelta(seconds=wish.waited_s))
 
 
-def _people(admin: str, password: str) -> dict[str, User]:
+def people(admin: str, password: str) -> dict[str, User]:
+    """The operator and ordinary users, by name."""
     # One password for all of them: hashed once, as that takes a while on purpose.
     hashed = make_password(password)
     operator = User(username=admin, password=hashed, is_staff=True, is_superuser=True)
-    people = [User(username=name, password=hashed) for name in PEOPLE if name != admin]
-    User.objects.bulk_create([operator, *people])
+    others = [User(username=name, password=hashed) for name in PEOPLE if name != admin]
+    User.objects.bulk_create([operator, *others])
     return {user.username: user for user in User.objects.all()}
 
 

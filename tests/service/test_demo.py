@@ -1,0 +1,206 @@
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections import defaultdict
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from gpucoord_site.config import Config
+from gpucoord_site.demo import command, seeding
+from gpucoord_site.demo.history import history
+from gpucoord_site.demo.past import HOURS, PEOPLE, log_of, past_jobs
+from gpucoord_site.demo.wishes import WISHES
+from monitor import store
+from monitor.models import Claim, Event, HostSample, Sample
+from monitor.probes.scenario import Scenario
+from scheduler.jobs import Outcome
+from scheduler.models import Job
+from scheduler.runner import files
+from tests.builders import NOW
+from tests.processes.service import ROOT, wait_until
+
+LOADS_BEFORE_JOBS = 3
+
+
+def test_the_past_is_the_same_for_the_same_seed() -> None:
+    assert past_jobs(8, 1, NOW) == past_jobs(8, 1, NOW)
+    assert past_jobs(8, 1, NOW) != past_jobs(8, 2, NOW)
+
+
+def test_every_kind_of_end_is_in_the_past() -> None:
+    found = {job.outcome for job in past_jobs(8, 1, NOW)}
+
+    assert found == {Outcome.SUCCEEDED, Outcome.FAILED, Outcome.CANCELLED, Outcome.TIMED_OUT}
+
+
+@pytest.mark.parametrize("gpus", [1, 8, 64])
+def test_past_jobs_follow_one_another_on_a_gpu(gpus: int) -> None:
+    ends = defaultdict(lambda: NOW - timedelta(hours=HOURS))
+    for job in sorted(past_jobs(gpus, 1, NOW), key=lambda job: job.started_at):
+        assert ends[job.gpu] <= job.started_at < job.ended_at < NOW
+        assert job.submitted_at < job.started_at
+        ends[job.gpu] = job.ended_at
+
+
+def test_a_log_ends_as_its_job_did() -> None:
+    for job in past_jobs(8, 1, NOW):
+        last = log_of(job).splitlines()[-1]
+        if job.exit_code == 0:
+            assert last == "done"
+        elif job.exit_code == 1:
+            assert "out of memory" in last
+        elif job.exit_code == 127:
+            assert "not found" in last
+
+
+def test_the_history_shows_the_jobs_on_their_gpus() -> None:
+    scenario = Scenario(8, 1)
+    job = next(j for j in past_jobs(8, 1, NOW) if j.gpu == 7)
+    middle = job.started_at + (job.ended_at - job.started_at) / 2
+
+    busy = [
+        snapshot.gpus[7]
+        for snapshot, _ in history(scenario, [job], "box", NOW)
+        if abs(snapshot.at - middle) < timedelta(seconds=30)
+    ]
+
+    assert min(gpu.utilization_pct or 0 for gpu in busy) > 50
+    assert {str(gpu.state) for gpu in busy} == {"script_busy"}
+
+
+@pytest.fixture
+def seeded(data: Path, settings: Any, transactional_db: None) -> Config:
+    config = Config(data=data, probe="simulated", node="box")
+    settings.CONFIG = config
+    seeding.seed(config, data / "home", "one for all", NOW)
+    return config
+
+
+def test_every_page_has_something_to_show(seeded: Config) -> None:
+    newest = store.newest("box")
+
+    assert newest
+    assert newest.probe == "simulated"
+    assert len(newest.gpus) == 8
+    assert Sample.objects.count() > 8 * 1000
+    assert HostSample.objects.count() > 1000
+    assert Event.objects.filter(kind="JOB_FINISHED").exists()
+    assert set(Job.objects.values_list("state", flat=True)) == {"queued", "finished"}
+    # It should also leave no claim behind of a job that has ended.
+    assert not Claim.objects.filter(until_at__isnull=True).exists()
+    # Each finished job should have its log.
+    for job in Job.objects.filter(state="finished"):
+        path = files.log_path(seeded.data, job.pk, 1)
+        assert path.read_text().strip()
+        assert job.attempts.get().log_bytes == path.stat().st_size
+
+
+def test_people_can_log_in_and_one_of_them_operates(db: None) -> None:
+    people = seeding.people("admin", "one for all")
+
+    assert people["admin"].is_superuser
+    assert not people["alice"].is_staff
+    assert all(people[name].check_password("one for all") for name in PEOPLE)
+
+
+def test_a_small_server_can_be_simulated_too(
+    data: Path, settings: Any, transactional_db: None
+) -> None:
+    settings.CONFIG = Config(data=data, probe="simulated", node="box", simulated_gpus=2)
+
+    seeding.seed(settings.CONFIG, data / "home", "one for all", NOW)
+
+    assert Job.objects.filter(state="queued").count() == len(WISHES)
+
+
+def test_nothing_real_can_be_reached() -> None:
+    environ = {
+        "PATH": "/bin",
+        "DATABASE_URL": "postgresql://real",
+        "GPUCOORD_DATABASE_URL": "postgresql://real",
+        "GPUCOORD_DATA": "/var/lib/gpucoord",
+        "GPUCOORD_CONFIG": "/etc/gpucoord.toml",
+        "GPUCOORD_PROBE": "nvml",
+        "GPUCOORD_PORT": "8106",
+    }
+
+    ours = command.demo_environment(environ, Path("/tmp/demo"), "secret")
+
+    assert not [value for value in ours.values() if "real" in value or "/var/lib" in value]
+    assert ours["GPUCOORD_CONFIG"] == "/tmp/demo/gpucoord.toml"
+    assert ours["GPUCOORD_PROBE"] == "simulated"
+    assert (ours["PATH"], ours["GPUCOORD_PORT"]) == ("/bin", "8106")
+
+
+class Demo:
+    """A running `gpucoord demo` whose throw-away folder is looked for in `tmp`."""
+
+    def __init__(self, tmp: Path) -> None:
+        self.tmp = tmp
+        self.log = tmp / "log"
+        environ = {k: v for k, v in os.environ.items() if not k.startswith(("GPUCOORD_", "DJANGO"))}
+        with self.log.open("wb") as out:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "gpucoord_site", "demo", "--port", "0"],
+                env={**environ, "TMPDIR": str(tmp), "PYTHONPATH": str(ROOT)},
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        self.address = wait_until(self._address, 30, f"an address in {self.log}")
+
+    def _address(self) -> str | None:
+        assert self.process.poll() is None, self.log.read_text()
+        found = re.search(r"is at (http://\S+/)", self.log.read_text())
+        return found[1] if found else None
+
+    @property
+    def folder(self) -> Path | None:
+        return next(self.tmp.glob("gpucoord-demo-*"), None)
+
+    def jobs(self) -> list[int]:
+        """The pids of the processes that work in the demo's folder: its jobs."""
+        return [pid for pid in _pids() if str(self.tmp) in _cwd(pid)]
+
+
+def _pids() -> list[int]:
+    return [int(name) for name in os.listdir("/proc") if name.isdigit()]
+
+
+def _cwd(pid: int) -> str:
+    try:
+        return os.readlink(f"/proc/{pid}/cwd")
+    except OSError:
+        return ""
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_nothing_of_it_stays(tmp_path: Path, how: signal.Signals) -> None:
+    demo = Demo(tmp_path)
+    try:
+        page = wait_until(lambda: _get(f"{demo.address}login/"), 15, "the login page")
+        wait_until(lambda: len(demo.jobs()) >= LOADS_BEFORE_JOBS, 15, "running jobs")
+    finally:
+        demo.process.send_signal(how)
+        code = demo.process.wait(20)
+
+    assert "simulated" in page.text.lower()
+    assert code == (-9 if how is signal.SIGKILL else 0)
+    wait_until(lambda: demo.folder is None, 10, "the folder is removed")
+    wait_until(lambda: not demo.jobs(), 5, "the jobs are ended")
+
+
+def _get(address: str) -> httpx.Response | None:
+    try:
+        return httpx.get(address)
+    except httpx.TransportError:
+        return None
