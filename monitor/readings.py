@@ -126,8 +126,22 @@ class Pressure:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class HostCounters:
+    """What the machine counts since it started; rates come from two of these."""
+
+    cpu_busy_s: float | None = None
+    cpu_total_s: float | None = None
+    disk_read_bytes: int | None = None
+    disk_written_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class HostReading:
-    """The machine at an instant. Rates are means since the last reading; None at the first."""
+    """The machine at an instant.
+
+    A probe gives `counters`; the sampler makes of two readings cpu_pct and the disk rates, means
+    since the reading before. They are None at the first.
+    """
 
     name: str
     boot_id: str | None = None
@@ -144,6 +158,7 @@ class HostReading:
     disk_write_bps: float | None = None
     disks: tuple[DiskReading, ...] = ()
     pressure: Pressure = field(default_factory=Pressure)
+    counters: HostCounters = field(default_factory=HostCounters)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

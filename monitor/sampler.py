@@ -14,6 +14,7 @@ from django.conf import settings
 from monitor import events, store
 from monitor.policy import missing, notes
 from monitor.policy.attribution import attribute
+from monitor.policy.rates import with_rates
 from monitor.policy.states import StateChange, with_states
 from monitor.probes import GpuProbe, probe_from
 from monitor.probes.host import HostProbe
@@ -127,7 +128,7 @@ class Sampler:
 
     def _host(self, now: datetime) -> HostReading:
         try:
-            return self._machine.read(now)
+            return with_rates(self._machine.read(now), self._last, now)
         except Exception as error:
             self._complain("The host probe failed", error)
             return HostReading(name=self._machine.name)

@@ -14,6 +14,7 @@ from monitor.readings import (
     DiskReading,
     GpuReading,
     Health,
+    HostCounters,
     HostReading,
     Pressure,
     ProcessReading,
@@ -36,6 +37,7 @@ def dumps(snapshot: Snapshot) -> str:
         "host": {name: getattr(host, name) for name in _HOST if getattr(host, name) is not None},
         "disks": _table(_DISK, host.disks),
         "pressure": _table(_PRESSURE, [host.pressure]),
+        "counters": _table(_COUNTERS, [host.counters]),
         "gpus": _table(_GPU, snapshot.gpus),
         "processes": _table(_PROCESS, snapshot.processes),
     }
@@ -57,6 +59,7 @@ def loads(text: str) -> Snapshot:
             **host,
             disks=tuple(DiskReading(**row) for row in _rows(body["disks"], _DISK)),
             pressure=Pressure(**next(_rows(body["pressure"], _PRESSURE), {})),
+            counters=HostCounters(**next(_rows(body.get("counters", _EMPTY), _COUNTERS), {})),
         ),
         gpus=tuple(GpuReading(**row) for row in _rows(body["gpus"], _GPU)),
         processes=tuple(ProcessReading(**row) for row in _rows(body["processes"], _PROCESS)),
@@ -67,9 +70,11 @@ def _names(kind: type, skip: tuple[str, ...] = ()) -> tuple[str, ...]:
     return tuple(field.name for field in fields(kind) if field.name not in skip)
 
 
-_HOST = _names(HostReading, skip=("disks", "pressure"))
+_HOST = _names(HostReading, skip=("disks", "pressure", "counters"))
 _DISK = _names(DiskReading)
 _PRESSURE = _names(Pressure)
+_COUNTERS = _names(HostCounters)
+_EMPTY: Table = ((), [])
 _GPU = _names(GpuReading)
 _PROCESS = _names(ProcessReading)
 _REQUIRED = {

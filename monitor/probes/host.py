@@ -13,7 +13,7 @@ from typing import TypeVar
 import psutil
 
 from monitor.probes.identities import Identities
-from monitor.readings import DiskReading, HostReading, Pressure, ProcessIdentity
+from monitor.readings import DiskReading, HostCounters, HostReading, Pressure, ProcessIdentity
 
 SECTOR_BYTES = 512
 DISKS_EVERY_S = 5.0
@@ -32,8 +32,6 @@ class HostProbe:
         self._sys = root / "sys"
         self._identities: Identities | None = None
         self._boot_id: str | None = None
-        self._cpu: tuple[float, float] | None = None
-        self._io: tuple[float, int, int] | None = None
         self._mounts: tuple[float, list[str]] = (float("-inf"), [])
         self._disks: tuple[float, tuple[DiskReading, ...]] = (float("-inf"), ())
 
@@ -54,12 +52,12 @@ class HostProbe:
         load = _or_none(os.getloadavg) or (None, None, None)
         memory = _or_none(psutil.virtual_memory)
         swap = _or_none(psutil.swap_memory)
-        read_bps, write_bps = _or_none(lambda: self._io_rates(t)) or (None, None)
+        busy, total = _or_none(_cpu_seconds) or (None, None)
+        read, written = _or_none(self._disk_bytes) or (None, None)
         return HostReading(
             name=self.name,
             boot_id=self._boot_id,
             cpu_count=os.cpu_count(),
-            cpu_pct=_or_none(self._cpu_pct),
             load_1=load[0],
             load_5=load[1],
             load_15=load[2],
@@ -67,43 +65,24 @@ class HostProbe:
             memory_available_bytes=memory.available if memory else None,
             swap_total_bytes=swap.total if swap else None,
             swap_used_bytes=swap.used if swap else None,
-            disk_read_bps=read_bps,
-            disk_write_bps=write_bps,
             disks=_or_none(lambda: self._disk_space(t)) or (),
             pressure=self._pressure(),
+            counters=HostCounters(
+                cpu_busy_s=busy,
+                cpu_total_s=total,
+                disk_read_bytes=read,
+                disk_written_bytes=written,
+            ),
         )
 
-    def _cpu_pct(self) -> float | None:
-        """The share of time that the CPUs worked since the last reading."""
-        times = psutil.cpu_times()
-        idle = times.idle + times.iowait
-        # guest time is counted in user time already.
-        total = sum(times) - times.guest - times.guest_nice
-        before, self._cpu = self._cpu, (total, idle)
-        if before is None or total <= before[0]:
-            return None
-        share = 1 - (idle - before[1]) / (total - before[0])
-        return round(min(100.0, max(0.0, 100 * share)), 1)
-
-    def _io_rates(self, t: float) -> tuple[float | None, float | None]:
-        read, written = self._sectors()
-        before, self._io = self._io, (t, read, written)
-        if before is None or t <= before[0] or read < before[1] or written < before[2]:
-            return None, None
-        passed = t - before[0]
-        return (
-            round((read - before[1]) * SECTOR_BYTES / passed),
-            round((written - before[2]) * SECTOR_BYTES / passed),
-        )
-
-    def _sectors(self) -> tuple[int, int]:
-        """Sectors read and written by real disks; stacked ones (dm, md, loop) would count twice."""
+    def _disk_bytes(self) -> tuple[int, int]:
+        """Read and written by real disks; stacked ones (dm, md, loop) would count twice."""
         read = written = 0
         for line in (self._proc / "diskstats").read_text().splitlines():
             fields = line.split()
             if (self._sys / "block" / fields[2] / "device").exists():
-                read += int(fields[5])
-                written += int(fields[9])
+                read += int(fields[5]) * SECTOR_BYTES
+                written += int(fields[9]) * SECTOR_BYTES
         return read, written
 
     def _disk_space(self, t: float) -> tuple[DiskReading, ...]:
@@ -156,6 +135,14 @@ def _or_none(read: Callable[[], T]) -> T | None:
         return read()
     except (OSError, RuntimeError, ValueError, IndexError, psutil.Error):
         return None
+
+
+def _cpu_seconds() -> tuple[float, float]:
+    """Seconds that all CPUs worked, and all seconds that they had."""
+    times = psutil.cpu_times()
+    # guest time is counted in user time already.
+    total = sum(times) - times.guest - times.guest_nice
+    return round(total - times.idle - times.iowait, 2), round(total, 2)
 
 
 def _disk(mount: str) -> DiskReading:

@@ -11,6 +11,7 @@ from monitor.readings import (
     DiskReading,
     GpuReading,
     Health,
+    HostCounters,
     HostReading,
     Pressure,
     ProcessReading,
@@ -59,6 +60,7 @@ hosts = st.builds(
     disks=st.lists(
         st.builds(DiskReading, mount=texts, total_bytes=counts, free_bytes=counts), max_size=3
     ).map(tuple),
+    counters=st.builds(HostCounters, cpu_busy_s=maybe(percents), disk_read_bytes=maybe(counts)),
     pressure=st.builds(Pressure, cpu_some_pct=maybe(percents), io_full_pct=maybe(percents)),
 )
 snapshots = st.builds(

@@ -65,7 +65,7 @@ class QuietMachine:
     def read(self, now: datetime) -> HostReading:
         if self.fails:
             raise RuntimeError("no /proc")
-        return HostReading(name="box", cpu_pct=5.0)
+        return HostReading(name="box", load_1=5.0)
 
     def identities(self, pids: Collection[int]) -> dict[int, ProcessIdentity]:
         if self.fails:
@@ -97,7 +97,7 @@ def test_it_writes_down_what_it_sees_twice_in_a_row() -> None:
         g.health is Health.OK for shot in (first, second) for g in shot.gpus
     )
     assert HostSample.objects.count() == 2
-    assert second.host.cpu_pct is not None
+    assert second.host.disk_read_bps is not None
 
 
 def test_it_wakes_the_live_page_after_the_commit(
@@ -114,6 +114,12 @@ def test_it_wakes_the_live_page_after_the_commit(
 def test_it_goes_on_counting_after_a_restart() -> None:
     sampler(SimulatedProbe()).step(at(0))
     assert sampler(SimulatedProbe()).step(at(1)).seq == 2
+
+
+def test_rates_go_on_across_a_restart() -> None:
+    sampler(SimulatedProbe(), HostProbe("box")).step(at(0))
+    again = sampler(SimulatedProbe(), HostProbe("box")).step(at(1))
+    assert again.host.disk_write_bps is not None
 
 
 def test_it_says_since_when_across_a_restart() -> None:
@@ -160,7 +166,7 @@ def test_a_host_that_can_not_be_read_ends_no_sweep(caplog: pytest.LogCaptureFixt
     running = sampler(ScriptedProbe(GpuSweep(gpus=(gpu(0),))), machine)
     running.step(at(0))
     shot = running.step(at(1))
-    assert (shot.host.cpu_pct, len(shot.gpus)) == (None, 1)
+    assert (shot.host.load_1, len(shot.gpus)) == (None, 1)
     assert len(caplog.records) == 1
 
 
@@ -170,7 +176,7 @@ def test_a_probe_that_breaks_ends_no_sweep() -> None:
     running.step(at(0))
     probe.sweep = ValueError("odd struct")
     shot = running.step(at(1))
-    assert shot.host.cpu_pct == 5.0
+    assert shot.host.load_1 == 5.0
     assert "odd struct" in (shot.problem or "")
     assert shot.gpus[0].health is Health.FAILING
     probe.sweep = GpuSweep(gpus=(gpu(0),))
