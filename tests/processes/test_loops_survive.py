@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from tests.processes.service import WORKERS, Service, wait_until
-from tests.processes.tick_watch import TickWatch, committed_ticks
+from tests.processes.tick_watch import TickWatch, no_superseded_tick
 
 pytestmark = pytest.mark.processes
 logger = logging.getLogger(__name__)
@@ -116,20 +116,9 @@ def test_ticks_come_back_after_a_kill(
     record_property("longest holes (s)", holes)
     logger.info("KILL %s trial %s: %s", victims.__name__, trial, holes)
     assert max(holes.values()) <= LONGEST_HOLE_S
-    assert no_superseded_tick(service)
+    assert no_superseded_tick(service.database)
     # It should also answer again, and stop as fast as ever.
     assert service.healthz().status_code == 200
     code, took_s = service.stop()
     assert code == 0
     assert took_s <= 3
-
-
-def no_superseded_tick(service: Service) -> bool:
-    """Epochs only ever grow from commit to commit, and each has one holder."""
-    for loop in ("sampler", "controller", "scheduler"):
-        ticks = committed_ticks(service.database, loop)
-        epochs = [tick["epoch"] for tick in ticks]
-        holder_of = {tick["epoch"]: tick["pid"] for tick in ticks}
-        if epochs != sorted(epochs) or any(t["pid"] != holder_of[t["epoch"]] for t in ticks):
-            return False
-    return True

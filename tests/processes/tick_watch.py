@@ -63,3 +63,14 @@ def committed_ticks(database: Path, loop: str) -> list[dict[str, float]]:
             "SELECT text FROM monitor_event WHERE kind = ? ORDER BY id", [f"TICK_{loop.upper()}"]
         ).fetchall()
     return [json.loads(text) for (text,) in rows]
+
+
+def no_superseded_tick(database: Path) -> bool:
+    """Whether epochs only ever grew from commit to commit, and each had one holder."""
+    for loop in ("sampler", "controller", "scheduler"):
+        ticks = committed_ticks(database, loop)
+        epochs = [tick["epoch"] for tick in ticks]
+        holder_of = {tick["epoch"]: tick["pid"] for tick in ticks}
+        if epochs != sorted(epochs) or any(t["pid"] != holder_of[t["epoch"]] for t in ticks):
+            return False
+    return True
