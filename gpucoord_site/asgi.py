@@ -16,8 +16,9 @@ from channels.routing import ProtocolTypeRouter, URLRouter
 from channels.security.websocket import AllowedHostsOriginValidator
 
 from monitor.routing import websocket_urlpatterns as monitor_sockets
+from scheduler.routing import websocket_urlpatterns as scheduler_sockets
 
-sockets = URLRouter([*monitor_sockets])
+sockets = URLRouter([*monitor_sockets, *scheduler_sockets])
 application = ProtocolTypeRouter(
     {"http": http, "websocket": AllowedHostsOriginValidator(AuthMiddlewareStack(sockets))}
 )

@@ -6,3 +6,8 @@ from django.apps import AppConfig
 class SchedulerConfig(AppConfig):
     name = "scheduler"
     verbose_name = "Scheduler"
+
+    def ready(self) -> None:
+        from scheduler.regions import register_regions
+
+        register_regions()

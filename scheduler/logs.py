@@ -12,15 +12,13 @@ CHUNK = 64 * 1024
 # A control sequence that is longer than this is not one.
 LONGEST_ESCAPE = 256
 ESCAPE = re.compile(
-    r"\x1b(?:\[[0-?]*[ -/]*[@-~]"  # CSI: colours, cursor
-    r"|[\]PX^_].*?(?:\x07|\x1b\\)"  # OSC, DCS …: titles, links
-    r"|[ -/]+[0-~]"  # character sets
-    r"|[0-OQ-WYZ\\`-~])"
-    r"|\x9b[0-?]*[ -/]*[@-~]",
-    re.DOTALL,
+    r"(?:\x1b\[|\x9b)[0-?]{0,99}[ -/]{0,9}[@-~]"  # CSI: colours, cursor
+    r"|\x1b[\]PX^_][^\x07\x1b]{0,250}(?:\x07|\x1b\\)"  # OSC, DCS …: titles, links
+    r"|\x1b[ -/]{1,9}[0-~]"  # character sets
+    r"|\x1b[0-OQ-WYZ\\`-~]"
 )
 # What may be the beginning of a sequence, at the end of what has come so far.
-PARTIAL = re.compile(r"\x1b(?:\[[0-?]*[ -/]*|[\]PX^_][^\x07\x1b]*\x1b?|[ -/]*)?\Z", re.DOTALL)
+PARTIAL = re.compile(r"(?:\x1b\[|\x9b)[0-?]*[ -/]*\Z|\x1b(?:[\]PX^_][^\x07\x1b]*\x1b?|[ -/]*)\Z")
 # All but tab, line feed and carriage return; also what turns the direction of writing around.
 UNSAFE = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 OVERWRITTEN = re.compile(r"[^\n]*\r(?!\n)(?=[^\n\r])")

@@ -53,7 +53,11 @@ class UnableToSubmit(Exception):
 
 def submit(raw: Mapping[str, Any], owner: User, now: datetime) -> Job:
     """Put what was handed in into the queue, or raise UnableToSubmit with all that is wrong."""
-    new = read(raw)
+    return put(read(raw), owner, now)
+
+
+def put(new: NewJob, owner: User, now: datetime) -> Job:
+    """Put a job into the queue, unless no host could ever run it."""
     if refusals := refuse(new.requirement, monitor_store.newest_all()):
         raise UnableToSubmit(refusals)
     return store.submit(new, owner, now)

@@ -29,6 +29,16 @@ def jobs() -> QuerySet[Job]:
     return Job.objects.select_related("owner").prefetch_related(attempts)
 
 
+def filtered(state: str, owner: str) -> QuerySet[Job]:
+    """The newest first. `state` "open" is every state but finished; "" is no filter."""
+    found = jobs().order_by("-id")
+    if state == "open":
+        found = found.exclude(state=JobState.FINISHED.value)
+    elif state:
+        found = found.filter(state=state)
+    return found.filter(owner__username=owner) if owner else found
+
+
 def attempts_of(job: Job) -> list[Attempt]:
     return sorted(job.attempts.all(), key=lambda attempt: attempt.number)
 
@@ -40,6 +50,12 @@ def latest(job: Job) -> Attempt | None:
 def running_attempt(job: Job) -> Attempt | None:
     """The attempt that holds its GPUs now, or held them at the end; none while it waits."""
     return None if job.state == JobState.QUEUED.value else latest(job)
+
+
+def latest_number(job: Job) -> int:
+    """The attempt whose log is shown. Before the first there is no log."""
+    attempt = latest(job)
+    return attempt.number if attempt else 1
 
 
 def line(job: Job) -> dict[str, Any]:

@@ -1,0 +1,130 @@
+"""The API's page for people, made from its OpenAPI description."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from django.http import HttpRequest, HttpResponse
+from django.shortcuts import render
+from django.views.decorators.http import require_safe
+
+from gpucoord_site.api import api
+
+METHODS = ("get", "post", "put", "patch", "delete")
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """A parameter, or a field of a body."""
+
+    name: str
+    kind: str
+    text: str
+    needed: bool
+    default: str
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    anchor: str
+    tag: str
+    method: str
+    path: str
+    summary: str
+    text: str
+    parameters: list[Field]
+    body: list[Field]
+    answer: list[Field]
+    status: str
+    example: str
+
+
+@require_safe
+def docs(request: HttpRequest) -> HttpResponse:
+    schema = api.get_openapi_schema()
+    context = {
+        "operations": list(_operations(schema)),
+        "base": f"{request.scheme}://{request.get_host()}",
+    }
+    return render(request, "api_docs.html", context)
+
+
+def _operations(schema: Mapping[str, Any]) -> Iterator[Operation]:
+    for path, methods in schema["paths"].items():
+        for method in (m for m in METHODS if m in methods):
+            yield _operation(schema, path, method, methods[method])
+
+
+def _operation(
+    schema: Mapping[str, Any], path: str, method: str, found: Mapping[str, Any]
+) -> Operation:
+    body = _json(found.get("requestBody", {}))
+    status, answer = next(iter(found["responses"].items()))
+    example = _resolve(schema, body).get("examples", [None])[0]
+    return Operation(
+        anchor=found["operationId"],
+        tag=found.get("tags", [""])[0],
+        method=method.upper(),
+        path=path,
+        summary=found["summary"],
+        text=found.get("description", ""),
+        parameters=[_parameter(schema, p) for p in found.get("parameters", ())],
+        body=_fields(schema, body),
+        answer=_fields(schema, _json(answer)),
+        status=str(status),
+        example=json.dumps(example) if example else "",
+    )
+
+
+def _json(part: Mapping[str, Any]) -> Mapping[str, Any]:
+    found: Mapping[str, Any] = part.get("content", {}).get("application/json", {}).get("schema", {})
+    return found
+
+
+def _parameter(schema: Mapping[str, Any], found: Mapping[str, Any]) -> Field:
+    return _field(schema, found["name"], found["schema"], bool(found.get("required")))
+
+
+def _fields(schema: Mapping[str, Any], body: Mapping[str, Any]) -> list[Field]:
+    resolved = _resolve(schema, body)
+    needed = resolved.get("required", ())
+    properties = resolved.get("properties", {}).items()
+    return [_field(schema, name, found, name in needed) for name, found in properties]
+
+
+def _field(schema: Mapping[str, Any], name: str, found: Mapping[str, Any], needed: bool) -> Field:
+    text = found.get("description") or _resolve(schema, found).get("description", "")
+    default = found.get("default")
+    return Field(
+        name, _kind(schema, found), text, needed, "" if default is None else json.dumps(default)
+    )
+
+
+def _kind(schema: Mapping[str, Any], found: Mapping[str, Any]) -> str:
+    """ "list of text", "whole number or null" ..."""
+    if "anyOf" in found:
+        return " or ".join(dict.fromkeys(_kind(schema, each) for each in found["anyOf"]))
+    if "$ref" in found:
+        return (
+            found["$ref"].rpartition("/")[2].removesuffix("Body")
+            if not _resolve(schema, found).get("enum")
+            else _kind(schema, _resolve(schema, found))
+        )
+    if "enum" in found:
+        return " | ".join(map(str, found["enum"]))
+    if found.get("type") == "array":
+        return f"list of {_kind(schema, found.get('items', {}))}"
+    words = {"string": "text", "integer": "whole number", "boolean": "true or false"}
+    kind = str(found.get("type", "anything"))
+    return "time" if found.get("format") == "date-time" else words.get(kind, kind)
+
+
+def _resolve(schema: Mapping[str, Any], found: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What a $ref points at."""
+    if "$ref" not in found:
+        return found
+    resolved: Mapping[str, Any] = schema["components"]["schemas"][found["$ref"].rpartition("/")[2]]
+    return resolved

@@ -1,0 +1,130 @@
+"""REST: the GPUs and processes, as the newest snapshot of each host has them."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any
+
+from django.http import HttpRequest
+from ninja import Router, Schema
+from pydantic import Field
+
+from monitor import store
+from monitor.policy.privacy import Viewer, redact
+from monitor.readings import GpuReading, ProcessReading, Snapshot
+
+router = Router()
+
+
+class HostBody(Schema):
+    """Where and when the figures were read."""
+
+    name: str
+    as_of: datetime
+    probe: str = Field(description="nvml, none, or simulated: then no figure is real.")
+    problem: str | None = Field(description="Why the GPUs can't be read.")
+    remedy: str | None
+
+
+class GpuBody(Schema):
+    """null = not known; it is never reported as 0."""
+
+    uuid: str
+    index: int
+    host: str
+    name: str | None
+    state: str | None
+    state_since: datetime | None
+    health: str
+    problem: str | None
+    memory_total_bytes: int | None
+    memory_used_bytes: int | None
+    utilization_pct: float | None
+    power_w: float | None
+    power_limit_w: float | None
+    temperature_c: float | None
+    sm_clock_mhz: int | None
+    memory_clock_mhz: int | None
+    performance_state: int | None
+    pci_id: str | None
+    compute_capability: str | None
+    jobs: list[str] = Field(description="Jobs that hold it, by id.")
+
+
+class ProcessBody(Schema):
+    host: str
+    gpu_uuid: str
+    pid: int
+    user: str | None = Field(description="null = the owner is not known.")
+    program: str | None
+    command: list[str] | None = Field(description="Only of your own; operators see all.")
+    memory_bytes: int | None
+    sm_pct: float | None
+    job: str | None
+    job_owner: str | None
+    created_at: datetime | None
+
+
+class Gpus(Schema):
+    hosts: list[HostBody]
+    gpus: list[GpuBody]
+
+
+class Processes(Schema):
+    hosts: list[HostBody]
+    processes: list[ProcessBody]
+
+
+@router.get("gpus/", response=Gpus, summary="List the GPUs", url_name="gpus")
+def list_gpus(request: HttpRequest) -> dict[str, Any]:
+    """Every GPU with its newest reading."""
+    found = store.newest_all()
+    return {
+        "hosts": [_host(snapshot) for snapshot in found],
+        "gpus": [gpu for snapshot in found for gpu in _gpus(snapshot)],
+    }
+
+
+@router.get("processes/", response=Processes, summary="List the processes", url_name="processes")
+def list_processes(request: HttpRequest) -> dict[str, Any]:
+    """Every process on every GPU. A process on two GPUs stands here twice."""
+    user = request.auth  # type: ignore[attr-defined]
+    viewer = Viewer(user.get_username(), user.is_staff)
+    found = [redact(snapshot, viewer) for snapshot in store.newest_all()]
+    return {
+        "hosts": [_host(snapshot) for snapshot in found],
+        "processes": [_process(p, snapshot) for snapshot in found for p in snapshot.processes],
+    }
+
+
+def _host(snapshot: Snapshot) -> dict[str, Any]:
+    return {
+        "name": snapshot.host.name,
+        "as_of": snapshot.at,
+        "probe": snapshot.probe,
+        "problem": snapshot.problem,
+        "remedy": snapshot.remedy,
+    }
+
+
+def _gpus(snapshot: Snapshot) -> list[dict[str, Any]]:
+    holders: dict[str, list[str]] = {}
+    for claim in store.open_claims(snapshot.host.name):
+        holders.setdefault(claim.gpu_uuid, []).append(claim.job_ref)
+    return [_gpu(gpu, snapshot, holders.get(gpu.uuid, [])) for gpu in snapshot.gpus]
+
+
+def _gpu(gpu: GpuReading, snapshot: Snapshot, jobs: list[str]) -> dict[str, Any]:
+    return {
+        **{name: getattr(gpu, name, None) for name in GpuBody.model_fields},
+        "host": snapshot.host.name,
+        "jobs": jobs,
+    }
+
+
+def _process(process: ProcessReading, snapshot: Snapshot) -> dict[str, Any]:
+    return {
+        **{name: getattr(process, name, None) for name in ProcessBody.model_fields},
+        "host": snapshot.host.name,
+        "job": process.job_ref,
+    }

@@ -1,0 +1,134 @@
+"""REST: submit jobs, look at them, read their logs, cancel them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+from urllib.parse import urlencode
+
+from django.conf import settings
+from django.contrib.auth.models import User
+from django.http import Http404, HttpRequest, HttpResponse
+from django.urls import reverse
+from django.utils import timezone
+from ninja import Query, Router
+from ninja.errors import HttpError
+
+from scheduler import logs, store, submitting, viewing
+from scheduler.api_schemas import Cancelled, JobBody, JobPage, NewJobBody, Submitted
+from scheduler.models import Job
+from scheduler.runner import files
+
+router = Router()
+
+# The server holds an answer in memory until the client has read it.
+LARGEST_ANSWER = 8 * 1024**2
+State = Literal["queued", "starting", "running", "stopping", "finished", "open"]
+LOG_ANSWER = {
+    200: {
+        "description": "The bytes as the job wrote them.",
+        "headers": {
+            "X-Log-Next-Offset": {"schema": {"type": "integer"}, "description": "Go on here."},
+            "X-Log-Size": {"schema": {"type": "integer"}},
+            "X-Job-State": {
+                "schema": {"type": "string"},
+                "description": "finished: what follows X-Log-Next-Offset is all there will be.",
+            },
+        },
+        "content": {"text/plain": {"schema": {"type": "string"}}},
+    }
+}
+
+
+@router.post("", response={201: Submitted}, summary="Submit a job", url_name="jobs")
+def submit(request: HttpRequest, new: NewJobBody) -> tuple[int, dict[str, Any]]:
+    """Put a job into the queue; once this answers, it is not lost.
+
+    422: `errors` says for each field what is wrong, or that no GPU here could ever meet it.
+    """
+    job = submitting.submit(new.model_dump(), _person(request), timezone.now())
+    return 201, {"id": job.pk, "state": job.state, "url": reverse("job", args=[job.pk])}
+
+
+@router.get("", response=JobPage, summary="List jobs", url_name="jobs")
+def list_jobs(
+    request: HttpRequest,
+    state: State | None = None,
+    owner: str | None = None,
+    limit: Annotated[int, Query(ge=1, le=500)] = 50,
+    offset: Annotated[int, Query(ge=0, le=2**31)] = 0,
+) -> dict[str, Any]:
+    """The newest first. `state` open: all that have not ended; `owner` me: your own."""
+    owner = _person(request).username if owner == "me" else owner
+    found = viewing.filtered(state or "", owner or "")
+    total = found.count()
+    asked = {"state": state, "owner": owner, "limit": limit, "offset": offset + limit}
+    query = urlencode({name: value for name, value in asked.items() if value is not None})
+    return {
+        "jobs": [viewing.line(job) for job in found[offset : offset + limit]],
+        "total": total,
+        "next": f"{reverse('api:jobs')}?{query}" if offset + limit < total else None,
+    }
+
+
+@router.get("{int:job_id}/", response=JobBody, summary="See a job", url_name="job")
+def see(request: HttpRequest, job_id: int) -> dict[str, Any]:
+    """Where it is, and why. Command, folder and variables are for its owner and operators."""
+    return viewing.body(_job(job_id), _person(request))
+
+
+@router.get(
+    "{int:job_id}/log/",
+    summary="Read a job's log",
+    url_name="job-log",
+    openapi_extra={"responses": LOG_ANSWER},
+)
+def log(
+    request: HttpRequest,
+    job_id: int,
+    offset: Annotated[int | None, Query(ge=0, le=2**62)] = None,
+    limit: Annotated[int, Query(ge=1, le=LARGEST_ANSWER)] = LARGEST_ANSWER,
+    tail: Annotated[int | None, Query(ge=1, le=LARGEST_ANSWER)] = None,
+    attempt: Annotated[int | None, Query(ge=1, le=32767)] = None,
+) -> HttpResponse:
+    """Output and errors in one, in order, from `offset`, or the last `tail` bytes.
+
+    At most 8 MiB an answer; go on at X-Log-Next-Offset.
+    """
+    job = _job(job_id)
+    if not viewing.may_see_all(job, _person(request)):
+        raise HttpError(403, f"Only {job.owner.username} and operators may read this log.")
+    number = attempt or viewing.latest_number(job)
+    path = files.log_path(Path(settings.DATA), job.pk, number)
+    piece = logs.tail(path, tail) if tail else logs.read(path, offset or 0, limit)
+    response = HttpResponse(piece.data, content_type="text/plain; charset=utf-8")
+    response["X-Log-Next-Offset"] = str(piece.end)
+    response["X-Log-Size"] = str(piece.size)
+    response["X-Job-State"] = job.state
+    response["Cache-Control"] = "no-store"
+    # Whatever a job writes must never run as a page of ours.
+    response["Content-Security-Policy"] = "sandbox; default-src 'none'"
+    return response
+
+
+@router.post("{int:job_id}/cancel/", response=Cancelled, summary="Cancel a job", url_name="cancel")
+def cancel(request: HttpRequest, job_id: int) -> dict[str, Any]:
+    """A waiting job ends at once; a running one gets SIGTERM, then SIGKILL. Twice is fine."""
+    job, person = _job(job_id), _person(request)
+    if not viewing.may_cancel(job, person):
+        raise HttpError(403, f"Only {job.owner.username} and operators may cancel this job.")
+    done = store.request_cancel(job.pk, person.username, timezone.now())
+    job.refresh_from_db(fields=["state"])
+    return {"id": job.pk, "state": job.state, "cancelled": done}
+
+
+def _person(request: HttpRequest) -> User:
+    person: User = request.auth  # type: ignore[attr-defined]
+    return person
+
+
+def _job(job_id: int) -> Job:
+    job = viewing.jobs().filter(pk=job_id).first() if job_id < 2**63 else None
+    if job is None:
+        raise Http404(f"There is no job {job_id}.")
+    return job

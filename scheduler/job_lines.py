@@ -1,0 +1,161 @@
+"""Jobs in words: one line each, as the queue, the dashboard and the job's page show them."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from monitor.formats import duration, gib
+from monitor.models import Gpu
+from scheduler import viewing
+from scheduler.jobs import PRIORITIES, JobState, Outcome
+from scheduler.models import Job
+
+# state or outcome -> (the word, the badge's shape)
+WORDS = {
+    JobState.QUEUED: ("waiting", "waiting"),
+    JobState.STARTING: ("starting", "busy"),
+    JobState.RUNNING: ("running", "busy"),
+    JobState.STOPPING: ("stopping", "warning"),
+    Outcome.SUCCEEDED: ("succeeded", "ok"),
+    Outcome.FAILED: ("failed", "failing"),
+    Outcome.CANCELLED: ("cancelled", "idle"),
+    Outcome.TIMED_OUT: ("timed out", "warning"),
+    Outcome.LOST: ("lost", "unknown"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class GpuLink:
+    """A GPU of a job; index None = it was never seen or is forgotten."""
+
+    uuid: str
+    index: int | None
+    host: str
+
+    @property
+    def label(self) -> str:
+        return self.uuid[:12] if self.index is None else f"GPU {self.index}"
+
+
+@dataclass(frozen=True, slots=True)
+class JobLine:
+    """What all people may see of a job."""
+
+    id: int
+    name: str
+    owner: str
+    state: str
+    word: str
+    shape: str
+    priority: int
+    requirement: str
+    gpus: tuple[GpuLink, ...]
+    why: str
+    ending: str
+    submitted_at: datetime
+    started_at: datetime | None
+    ended_at: datetime | None
+
+    @property
+    def urgency(self) -> str:
+        return PRIORITIES[self.priority]
+
+    @property
+    def waits(self) -> bool:
+        return self.state == JobState.QUEUED.value
+
+    @property
+    def is_open(self) -> bool:
+        return self.state != JobState.FINISHED.value
+
+    @property
+    def took(self) -> timedelta | None:
+        """From start to end; None while it runs, or when it never ran."""
+        return self.ended_at - self.started_at if self.ended_at and self.started_at else None
+
+
+def lines(jobs: Iterable[Job]) -> list[JobLine]:
+    """One line each, in the same order."""
+    found = list(jobs)
+    attempts = [viewing.running_attempt(job) for job in found]
+    known = gpu_links({uuid for a in attempts if a for uuid in a.gpu_uuids})
+    return [
+        _line(job, [known[uuid] for uuid in attempt.gpu_uuids] if attempt else [])
+        for job, attempt in zip(found, attempts, strict=True)
+    ]
+
+
+def gpu_links(uuids: Iterable[str]) -> dict[str, GpuLink]:
+    wanted = set(uuids)
+    if not wanted:
+        return {}
+    rows = Gpu.objects.filter(uuid__in=wanted).values_list("uuid", "index", "host")
+    known = {uuid: GpuLink(uuid, index, host) for uuid, index, host in rows}
+    return {uuid: known.get(uuid) or GpuLink(uuid, None, "") for uuid in wanted}
+
+
+def _line(job: Job, gpus: Sequence[GpuLink]) -> JobLine:
+    word, shape = badge(job)
+    return JobLine(
+        id=job.pk,
+        name=job.name,
+        owner=job.owner.username,
+        state=job.state,
+        word=word,
+        shape=shape,
+        priority=job.priority,
+        requirement=requirement(job),
+        gpus=tuple(gpus),
+        why=job.blockers[0]["text"] if job.blockers else "",
+        ending=ending(job),
+        submitted_at=job.submitted_at,
+        started_at=job.started_at,
+        ended_at=job.ended_at,
+    )
+
+
+def badge(job: Job) -> tuple[str, str]:
+    """The word for where it is, or how it ended, and the shape beside it."""
+    return WORDS[Outcome(job.outcome) if job.outcome else JobState(job.state)]
+
+
+def requirement(job: Job) -> str:
+    """What it asks of the GPUs: "2 GPUs, 20 GiB each, alone"."""
+    if job.gpus == 0:
+        return "no GPU"
+    parts = ["1 GPU" if job.gpus == 1 else f"{job.gpus} GPUs"]
+    if job.gpu_memory_bytes is not None:
+        parts.append(gib(job.gpu_memory_bytes) + (" each" if job.gpus > 1 else ""))
+    if job.exclusive:
+        parts.append("alone")
+    return ", ".join(parts)
+
+
+def ending(job: Job) -> str:
+    """How it ended, in a sentence without its time: "Failed with exit code 1"."""
+    if not job.outcome:
+        return ""
+    outcome = Outcome(job.outcome)
+    if outcome is Outcome.FAILED:
+        return f"Failed{_failure(job)}"
+    if outcome is Outcome.CANCELLED:
+        return f"Cancelled by {job.cancelled_by}" if job.cancelled_by else "Cancelled"
+    if outcome is Outcome.TIMED_OUT:
+        return f"Stopped at its time limit of {duration(job.time_limit_s)}"
+    if outcome is Outcome.LOST:
+        return "Lost: nobody can tell how it ended"
+    return "Succeeded"
+
+
+def _failure(job: Job) -> str:
+    if job.signal is not None:
+        try:
+            return f": {signal.Signals(job.signal).name} (signal {job.signal}) ended it"
+        except ValueError:
+            return f": signal {job.signal} ended it"
+    if job.exit_code is not None:
+        return f" with exit code {job.exit_code}"
+    return "" if job.started_at else ": it could not start"

@@ -1,0 +1,126 @@
+"""The page of all jobs: what the address asks for, and the lines that answer it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from urllib.parse import urlencode
+
+from django.contrib.auth.models import User
+from django.core.paginator import Page, Paginator
+from django.db.models import Q, QuerySet
+
+from scheduler import job_lines, viewing
+from scheduler.job_lines import JobLine
+from scheduler.jobs import JobState, Outcome
+from scheduler.models import Job
+from scheduler.regions import in_order
+
+PER_PAGE = 50
+STATES = {"open": "Running and waiting", "finished": "Finished", "failed": "Failed", "all": "All"}
+BAD_ENDS = (Outcome.FAILED.value, Outcome.TIMED_OUT.value, Outcome.LOST.value)
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What the address asks for; what it doesn't know is left out."""
+
+    who: str = "all"
+    state: str = "open"
+    text: str = ""
+    page: str = "1"
+
+    @classmethod
+    def from_query(cls, query: Mapping[str, str]) -> Wanted:
+        state = query.get("state", "open")
+        return cls(
+            who="mine" if query.get("who") == "mine" else "all",
+            state=state if state in STATES else "open",
+            text=query.get("q", "").replace("\0", "").strip()[:100],
+            page=query.get("page", "1"),
+        )
+
+    def with_(self, **changes: str) -> str:
+        """The query of the same view with something changed, from its first page on."""
+        asked = {"who": self.who, "state": self.state, "q": self.text, "page": "1"} | changes
+        default = {"who": "all", "state": "open", "q": "", "page": "1"}
+        rest = {name: value for name, value in asked.items() if value != default[name]}
+        return f"?{urlencode(rest)}"
+
+    @property
+    def states(self) -> list[tuple[str, str, bool]]:
+        return [
+            (self.with_(state=name), words, name == self.state) for name, words in STATES.items()
+        ]
+
+    @property
+    def people(self) -> list[tuple[str, str, bool]]:
+        names = {"all": "Everybody", "mine": "Mine"}
+        return [(self.with_(who=name), words, name == self.who) for name, words in names.items()]
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """One page of lines. `any_at_all`: False on a server that never had a job."""
+
+    lines: list[JobLine]
+    page: Page[Job]
+    before: str | None
+    after: str | None
+    any_at_all: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Next:
+    """A person's first job in the queue. `place`: 1 is served next."""
+
+    line: JobLine
+    place: int
+    waiting: int
+
+
+def table(wanted: Wanted, person: User) -> Table:
+    page = Paginator(_chosen(wanted, person), PER_PAGE).get_page(wanted.page)
+    number = page.number
+    return Table(
+        lines=job_lines.lines(page.object_list),
+        page=page,
+        before=wanted.with_(page=str(number - 1)) if page.has_previous() else None,
+        after=wanted.with_(page=str(number + 1)) if page.has_next() else None,
+        any_at_all=bool(page.object_list) or Job.objects.exists(),
+    )
+
+
+def next_of(person: User) -> Next | None:
+    """When will mine start? Its place in the queue; None when none of theirs waits."""
+    waiting = in_order(Job.objects.filter(state=JobState.QUEUED.value))
+    first = waiting.filter(owner=person).select_related("owner").first()
+    if first is None:
+        return None
+    same = Q(priority=first.priority)
+    earlier = Q(submitted_at__lt=first.submitted_at) | Q(
+        submitted_at=first.submitted_at, id__lt=first.pk
+    )
+    ahead = waiting.filter(Q(priority__gt=first.priority) | same & earlier).count()
+    return Next(job_lines.lines([first])[0], ahead + 1, waiting.count())
+
+
+def _chosen(wanted: Wanted, person: User) -> QuerySet[Job]:
+    found = viewing.filtered("" if wanted.state == "all" else _state(wanted.state), "")
+    if wanted.who == "mine":
+        found = found.filter(owner=person)
+    if wanted.state == "failed":
+        found = found.filter(outcome__in=BAD_ENDS)
+    if wanted.text:
+        found = found.filter(_matches(wanted.text))
+    return in_order(found) if wanted.state == "open" else found
+
+
+def _state(name: str) -> str:
+    return JobState.FINISHED.value if name == "failed" else name
+
+
+def _matches(text: str) -> Q:
+    matches = Q(name__icontains=text) | Q(owner__username__icontains=text)
+    number = text.removeprefix("job").strip().removeprefix("#")
+    return matches | Q(pk=number) if number.isdecimal() and len(number) < 18 else matches
