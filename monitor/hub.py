@@ -30,10 +30,16 @@ from monitor.wake import Listener
 
 logger = logging.getLogger(__name__)
 
+Seqs = list[tuple[str, int]]
 POLL_S = 1.0
 # Changes of jobs come in bursts: they are shown at most this often. Readings go at once.
 BURST_S = 0.1
 UNREADABLE = "The database can't be read; the figures below are old."
+
+
+def newest_seqs() -> Seqs:
+    """What the slow poll compares: the number of each host's newest snapshot."""
+    return sorted(LatestSnapshot.objects.values_list("host", "seq"))
 
 
 class Viewer:
@@ -49,15 +55,20 @@ class Viewer:
 class Hub:
     """Keeps the newest frame and wakes its viewers."""
 
-    def __init__(self, read: Callable[[], Sequence[Snapshot]] = store.newest_all) -> None:
+    def __init__(
+        self,
+        read: Callable[[], Sequence[Snapshot]] = store.newest_all,
+        seqs: Callable[[], Seqs] = newest_seqs,
+    ) -> None:
         self.frame: Frame | None = None
         self._read = read
+        self._seqs = seqs
         self._renderer = Renderer(history.sparks.get)
         self._viewers: set[Viewer] = set()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
         self._starting = threading.Lock()
-        self._seen: list[tuple[str, int]] = []
+        self._seen: Seqs = []
         self._nudge_r, self._nudge_w = os.pipe()
         os.set_blocking(self._nudge_w, False)
 
@@ -105,7 +116,7 @@ class Hub:
     def _idle(self) -> None:
         if not self._viewers:
             close_old_connections()
-            select.select([self._nudge_r], [], [])
+            os.read(self._nudge_r, 4096)
 
     def _watch(self) -> None:
         """Tick at each wake-up while somebody looks."""
@@ -134,12 +145,12 @@ class Hub:
         """Read, render what changed, tell the viewers. A failing database leaves the old frame."""
         try:
             close_old_connections()
-            seen = sorted(LatestSnapshot.objects.values_list("host", "seq"))
+            seen = self._seqs()
             if seen == self._seen and self.frame and not self.frame.problem:
                 return
             self._seen = seen
             topics = {DASHBOARD} | {viewer.topic for viewer in list(self._viewers)}
-            self._publish(self._renderer.frame(self._read(), topics, now))
+            self.publish(self._renderer.frame(self._read(), topics, now))
         except Exception:
             self._seen = []
             self._say_unreadable()
@@ -149,9 +160,10 @@ class Hub:
             return
         logger.exception("The live hub can't read the database")
         old = self.frame
-        self._publish(Frame(old.n, old.at, old.boards, problem=UNREADABLE))
+        self.publish(Frame(old.n, old.at, old.boards, problem=UNREADABLE))
 
-    def _publish(self, frame: Frame) -> None:
+    def publish(self, frame: Frame) -> None:
+        """Let all viewers know that this is the newest; called from any thread."""
         self.frame = frame
         if self._loop is not None and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._tell)

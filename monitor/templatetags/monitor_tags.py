@@ -19,6 +19,10 @@ from monitor import cards, formats
 register = template.Library()
 USER_COLOURS = 7
 WHY_UNKNOWN = "Unknown: the probe can't tell"
+WHY_NO_OWNER = (
+    "Owner unknown. Its pid is not among this machine's processes: it may run in a container or"
+    " have ended."
+)
 
 register.filter("gib", formats.gib)
 register.filter("percent", formats.percent)
@@ -58,6 +62,14 @@ def sort_head(context: Context, key: str, words: str, sort: str, css: str = "") 
 def user_colour(user: str | None) -> str:
     """The colour class of a user: the same on every page."""
     return f"u{zlib.crc32(user.encode()) % USER_COLOURS}" if user else "u-none"
+
+
+@register.simple_tag
+def owner(user: str | None) -> SafeString:
+    """A user with their colour; nobody knows whose it is without one."""
+    if user:
+        return format_html('<span class="owner {}">{}</span>', user_colour(user), user)
+    return format_html('<span class="owner u-none" title="{}">unknown</span>', WHY_NO_OWNER)
 
 
 @register.simple_tag

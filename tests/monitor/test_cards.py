@@ -1,0 +1,94 @@
+from __future__ import annotations
+
+from monitor import cards
+from monitor.gpu_states import GpuState
+from monitor.readings import DiskReading
+from tests.builders import GIB, gpu, host, process, snapshot
+
+
+def test_trouble_comes_first_then_the_index() -> None:
+    state = [GpuState.IDLE, GpuState.EXTERNAL, GpuState.LOST, GpuState.FAILING]
+    shown = cards.cards([snapshot([gpu(i, state=s) for i, s in enumerate(state)])])
+
+    assert [card.index for card in shown] == [2, 3, 0, 1]
+
+
+def test_two_cards_are_equal_when_only_figures_moved() -> None:
+    before = snapshot([gpu(utilization_pct=1.0)], [process(memory_bytes=GIB, sm_pct=1.0)])
+    after = snapshot([gpu(utilization_pct=9.0)], [process(memory_bytes=GIB + 9, sm_pct=7.0)])
+
+    assert cards.cards([before]) == cards.cards([after])
+
+
+def test_a_new_process_changes_its_card() -> None:
+    assert cards.cards([snapshot(1)]) != cards.cards([snapshot(1, [process()])])
+
+
+def test_a_card_shows_the_five_biggest_and_counts_the_rest() -> None:
+    found = [process(pid, memory_bytes=pid * GIB) for pid in range(1, 9)]
+    (card,) = cards.cards([snapshot(1, found)])
+
+    assert [row.pid for row in card.rows] == [8, 7, 6, 5, 4]
+    assert card.more == 3
+
+
+def test_a_sixth_process_is_shown_rather_than_counted() -> None:
+    (card,) = cards.cards([snapshot(1, [process(pid) for pid in range(1, 7)])])
+
+    assert len(card.rows) == 6
+    assert card.more == 0
+
+
+def test_processes_of_about_the_same_size_keep_their_places() -> None:
+    def pids(first: int, second: int) -> list[int]:
+        found = [process(1, memory_bytes=first), process(2, memory_bytes=second)]
+        return [row.pid for row in cards.cards([snapshot(1, found)])[0].rows]
+
+    assert pids(5 * GIB + 10, 5 * GIB + 20) == pids(5 * GIB + 20, 5 * GIB + 10) == [1, 2]
+
+
+def test_the_owner_of_a_job_stands_for_the_account_it_runs_as() -> None:
+    row = cards.process_row(process(user="nobody", job_ref="7", job_owner="bob"))
+
+    assert row.owner == "bob"
+
+
+def test_unknown_figures_stay_unknown() -> None:
+    reading = gpu(utilization_pct=None, memory_used_bytes=None, power_w=None, temperature_c=None)
+    (card,) = cards.cards([snapshot([reading])])
+
+    assert card.values == (None, None, None, None)
+
+
+def test_the_fullest_disk_is_shown() -> None:
+    disks = (
+        DiskReading(mount="/", total_bytes=100, free_bytes=50),
+        DiskReading(mount="/data", total_bytes=1000, free_bytes=100),
+    )
+    (strip,) = cards.strips([snapshot(host=host(disks=disks))])
+
+    assert (strip.disk_mount, strip.disk_pct) == ("/data", 90.0)
+
+
+def test_the_summary_says_that_all_is_fine() -> None:
+    found = [process(1), process(2, on=1, user="bob"), process(2, user="bob")]
+    said = cards.summary([snapshot([gpu(0, state=GpuState.EXTERNAL), gpu(1)], found)])
+
+    assert said.verdict == "All 2 GPUs answer"
+    assert (said.busy, said.people, said.processes) == (1, 2, 2)
+
+
+def test_the_summary_names_what_is_lost() -> None:
+    said = cards.summary([snapshot([gpu(0), gpu(1, state=GpuState.LOST)])])
+
+    assert (said.shape, said.verdict) == ("failing", "GPU 1 is lost")
+
+
+def test_the_summary_says_when_the_gpus_cannot_be_read() -> None:
+    said = cards.summary([snapshot(0, problem="No driver")])
+
+    assert (said.shape, said.verdict) == ("warning", "The GPUs can't be read")
+
+
+def test_the_summary_waits_for_the_first_reading() -> None:
+    assert cards.summary([]).shape == "waiting"

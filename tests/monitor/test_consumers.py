@@ -1,0 +1,132 @@
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from asgiref.sync import sync_to_async
+from channels.testing import WebsocketCommunicator
+from django.contrib.auth.models import User
+from django.test import Client
+
+from gpucoord_site.asgi import application
+from monitor import consumers, regions
+from monitor.hub import Hub
+from tests.builders import NOW, snapshot
+from tests.monitor.test_hub import SPARK, Server
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+@pytest.fixture(autouse=True)
+def hub(monkeypatch: pytest.MonkeyPatch) -> Hub:
+    monkeypatch.setattr(regions, "_registered", {})
+    monkeypatch.setattr(
+        "monitor.history.sparks.get", lambda uuids, now: dict.fromkeys(uuids, SPARK)
+    )
+    server = Server()
+    hub = Hub(server.read, server.seqs)
+    monkeypatch.setattr(hub, "start", lambda: None)
+    monkeypatch.setattr(consumers, "hub", hub)
+    return hub
+
+
+@pytest.fixture
+def alices_cookie(alice: User) -> str:
+    client = Client()
+    client.force_login(alice, "django.contrib.auth.backends.ModelBackend")
+    return f"sessionid={client.cookies['sessionid'].value}"
+
+
+def browser(cookie: str = "", origin: str = "http://localhost", query: str = "") -> Any:
+    headers = [(b"host", b"localhost"), (b"origin", origin.encode()), (b"cookie", cookie.encode())]
+    return WebsocketCommunicator(application, f"/ws/live/{query}", headers=headers)
+
+
+@pytest.fixture
+async def page(alices_cookie: str) -> AsyncIterator[Any]:
+    page = browser(alices_cookie)
+    connected, _ = await page.connect()
+    assert connected
+    yield page
+    await page.disconnect()
+
+
+async def test_a_user_gets_the_whole_state(page: Any, hub: Hub) -> None:
+    await sync_to_async(hub.tick)(NOW)
+    said = json.loads(await page.receive_from())
+
+    assert said["since"] == 0
+    assert said["o"]["g"] == [snapshot(1).gpus[0].uuid]
+
+
+async def test_a_stranger_is_told_to_log_in() -> None:
+    page = browser()
+    await page.connect()
+
+    assert await page.receive_output() == {"type": "websocket.close", "code": 4401}
+
+
+async def test_a_page_of_another_site_is_refused(alices_cookie: str) -> None:
+    page = browser(alices_cookie, origin="http://evil.example")
+    connected, _ = await page.connect()
+
+    assert not connected
+
+
+async def test_a_logged_out_page_is_closed(
+    alice: User, alices_cookie: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(consumers, "RECHECK_S", 0.05)
+    page = browser(alices_cookie)
+    await page.connect()
+    assert await page.receive_nothing(0.15)
+    await sync_to_async(_log_out)(alices_cookie)
+
+    assert await page.receive_output() == {"type": "websocket.close", "code": 4401}
+
+
+def _log_out(cookie: str) -> None:
+    client = Client()
+    client.cookies["sessionid"] = cookie.removeprefix("sessionid=")
+    client.post("/logout/")
+
+
+async def test_a_deactivated_user_is_closed_out(
+    alice: User, alices_cookie: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(consumers, "RECHECK_S", 0.05)
+    page = browser(alices_cookie)
+    await page.connect()
+    await User.objects.filter(pk=alice.pk).aupdate(is_active=False)
+
+    assert await page.receive_output() == {"type": "websocket.close", "code": 4401}
+
+
+async def test_a_page_that_leaves_is_forgotten(page: Any, hub: Hub) -> None:
+    assert len(hub._viewers) == 1
+
+    await page.disconnect()
+
+    assert not hub._viewers
+
+
+@pytest.mark.parametrize(
+    ("query", "topic"),
+    [
+        ("?on=processes", "processes"),
+        ("?on=gpu:GPU-1", "gpu:GPU-1"),
+        ("?on=nonsense", "dashboard"),
+        ("?on=gpu:" + "x" * 200, "dashboard"),
+        ("", "dashboard"),
+    ],
+)
+async def test_a_page_watches_what_its_address_names(
+    query: str, topic: str, alices_cookie: str, hub: Hub
+) -> None:
+    page = browser(alices_cookie, query=query)
+    await page.connect()
+
+    assert {viewer.topic for viewer in hub._viewers} == {topic}
+    await page.disconnect()

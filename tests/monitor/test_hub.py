@@ -1,0 +1,283 @@
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.db import DatabaseError
+
+from monitor import datagrams, regions
+from monitor.consumers import WINDOW, Feed
+from monitor.hub import Hub, Seqs
+from monitor.readings import Snapshot
+from tests.builders import NOW, gpu, gpu_uuid, process, snapshot
+
+DASHBOARD = "dashboard"
+
+
+class Server:
+    """What the database would hold."""
+
+    def __init__(self) -> None:
+        self.newest = snapshot(1)
+        self.reads = 0
+        self.broken = False
+
+    def read(self) -> list[Snapshot]:
+        self.reads += 1
+        if self.broken:
+            raise DatabaseError("disk I/O error")
+        return [self.newest]
+
+    def seqs(self) -> Seqs:
+        return [("gpubox", self.newest.seq)]
+
+    def take(self, **changes: Any) -> None:
+        self.newest = snapshot(**{"gpus": 1, "seq": self.newest.seq + 1} | changes)
+
+
+class Socket:
+    """A browser's end; `open` it is slow."""
+
+    def __init__(self) -> None:
+        self.got: list[dict[str, Any]] = []
+        self.ready = asyncio.Event()
+        self.ready.set()
+
+    async def send(self, event: dict[str, Any]) -> None:
+        await self.ready.wait()
+        self.got.append(json.loads(event["text"]))
+
+
+@pytest.fixture
+def server() -> Server:
+    return Server()
+
+
+@pytest.fixture
+def hub(server: Server, monkeypatch: pytest.MonkeyPatch) -> Hub:
+    """A hub whose ticks the test makes itself."""
+    monkeypatch.setattr(regions, "_registered", {})
+    monkeypatch.setattr(
+        "monitor.history.sparks.get", lambda uuids, now: dict.fromkeys(uuids, SPARK)
+    )
+    hub = Hub(server.read, server.seqs)
+    monkeypatch.setattr(hub, "start", lambda: None)
+    return hub
+
+
+class _Spark:
+    line = area = ""
+
+
+SPARK = _Spark()
+Connect = Callable[[Socket], Feed]
+
+
+@pytest.fixture
+async def connect(hub: Hub) -> AsyncIterator[Connect]:
+    tasks = []
+
+    def connect(socket: Socket) -> Feed:
+        feed = Feed(hub, DASHBOARD, socket.send)
+        tasks.append(asyncio.create_task(feed.run()))
+        return feed
+
+    yield connect
+    for task in tasks:
+        task.cancel()
+
+
+async def settle() -> None:
+    for _ in range(5):
+        await asyncio.sleep(0)
+
+
+async def tick(hub: Hub, server: Server, **changes: Any) -> None:
+    server.take(**changes)
+    hub.tick(NOW)
+    await settle()
+
+
+async def test_it_renders_once_for_all_viewers(hub: Hub, server: Server, connect: Connect) -> None:
+    sockets = [Socket() for _ in range(50)]
+    for socket in sockets:
+        connect(socket)
+    for _ in range(3):
+        await tick(hub, server)
+
+    assert server.reads == 3
+    assert {len(socket.got) for socket in sockets} == {3}
+
+
+async def test_a_slow_viewer_gets_the_newest_and_never_a_queue(
+    hub: Hub, server: Server, connect: Connect
+) -> None:
+    slow, quick = Socket(), Socket()
+    connect(quick).hear('{"ack": 100}')
+    connect(slow)
+    await tick(hub, server)
+    slow.ready.clear()
+    for number in range(5):
+        await tick(hub, server, gpus=[gpu(utilization_pct=float(number))])
+    await tick(hub, server, gpus=[gpu(utilization_pct=77.0)], processes=[process()])
+    slow.ready.set()
+    await settle()
+
+    assert len(quick.got) == 7
+    # The one that was being sent, and then at once the newest.
+    assert len(slow.got) == 3
+    assert slow.got[-1]["g"][0][0] == 77
+    assert slow.got[-1]["since"] == slow.got[-2]["n"]
+    assert gpu_uuid() in slow.got[-1]["content"]
+
+
+async def test_a_viewer_that_acknowledges_nothing_gets_few_frames(
+    hub: Hub, server: Server, connect: Connect
+) -> None:
+    socket = Socket()
+    feed = connect(socket)
+    for _ in range(WINDOW + 10):
+        await tick(hub, server)
+    assert len(socket.got) == WINDOW
+
+    feed.hear(json.dumps({"ack": socket.got[-1]["n"]}))
+    await settle()
+
+    assert hub.frame is not None
+    assert socket.got[-1]["n"] == hub.frame.n
+
+
+async def test_a_viewer_that_lost_track_gets_everything(
+    hub: Hub, server: Server, connect: Connect
+) -> None:
+    socket = Socket()
+    feed = connect(socket)
+    await tick(hub, server)
+    await tick(hub, server)
+    assert "content" not in socket.got[-1]
+
+    feed.hear('{"whole": true}')
+    await settle()
+
+    assert socket.got[-1]["since"] == 0
+    assert gpu_uuid() in socket.got[-1]["content"]
+
+
+@pytest.mark.parametrize("text", ["", "no json", "[]", "7", '{"ack": "x"}', '{"ack": null}'])
+async def test_it_bears_nonsense_from_a_browser(
+    text: str, hub: Hub, server: Server, connect: Connect
+) -> None:
+    socket = Socket()
+    connect(socket).hear(text)
+    await tick(hub, server)
+
+    assert len(socket.got) == 1
+
+
+async def test_a_database_that_fails_is_told_once_and_the_figures_stay(
+    hub: Hub, server: Server, connect: Connect, caplog: pytest.LogCaptureFixture
+) -> None:
+    socket = Socket()
+    connect(socket)
+    await tick(hub, server)
+    server.broken = True
+    await tick(hub, server)
+    await tick(hub, server)
+    assert [("problem" in said) for said in socket.got] == [False, True]
+    assert len(caplog.records) == 1
+
+    server.broken = False
+    await tick(hub, server)
+
+    assert "problem" not in socket.got[-1]
+    assert len(socket.got) == 3
+
+
+async def test_it_does_not_render_what_it_has_seen(
+    hub: Hub, server: Server, connect: Connect
+) -> None:
+    connect(Socket())
+    await tick(hub, server)
+    hub.tick(NOW)
+    hub.tick(NOW)
+
+    assert server.reads == 1
+
+
+async def test_a_topic_without_viewers_costs_nothing(
+    hub: Hub, server: Server, connect: Connect
+) -> None:
+    await tick(hub, server)
+
+    assert hub.frame is not None
+    assert set(hub.frame.boards) == {DASHBOARD}
+
+
+async def wait_until(condition: Callable[[], bool]) -> None:
+    for _ in range(300):
+        if condition():
+            return
+        await asyncio.sleep(0.01)
+    raise AssertionError("it did not come within 3 s")
+
+
+@pytest.fixture
+def live_hub(server: Server, data: Path, monkeypatch: pytest.MonkeyPatch) -> Hub:
+    """A hub with its own thread."""
+    monkeypatch.setattr(regions, "_registered", {})
+    monkeypatch.setattr(
+        "monitor.history.sparks.get", lambda uuids, now: dict.fromkeys(uuids, SPARK)
+    )
+    monkeypatch.setattr("monitor.hub.close_old_connections", lambda: None)
+    return Hub(server.read, server.seqs)
+
+
+async def test_a_wake_up_brings_a_frame_at_once(
+    live_hub: Hub, server: Server, data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("monitor.hub.POLL_S", 60.0)
+    viewer = live_hub.join(DASHBOARD)
+    await wait_until(lambda: list((data / "run").glob("live.*.sock")) != [])
+    await wait_until(lambda: live_hub.frame is not None)
+    server.take(gpus=3)
+    sent = datagrams.send(data / "run", "live", b"2")
+
+    await wait_until(lambda: len(live_hub.frame.boards[DASHBOARD].columns["g"].order) == 3)  # type: ignore[union-attr]
+    assert sent == 1
+    live_hub.leave(viewer)
+
+
+async def test_a_lost_wake_up_costs_a_poll(
+    live_hub: Hub, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("monitor.hub.POLL_S", 0.05)
+    viewer = live_hub.join(DASHBOARD)
+    await wait_until(lambda: live_hub.frame is not None)
+    server.take(gpus=3)
+
+    await wait_until(lambda: len(live_hub.frame.boards[DASHBOARD].columns["g"].order) == 3)  # type: ignore[union-attr]
+    live_hub.leave(viewer)
+
+
+async def test_it_reads_nothing_while_nobody_looks(
+    live_hub: Hub, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("monitor.hub.POLL_S", 0.02)
+    viewer = live_hub.join(DASHBOARD)
+    await wait_until(lambda: server.reads > 0)
+    live_hub.leave(viewer)
+    await asyncio.sleep(0.1)
+    before = server.reads
+    for _ in range(5):
+        server.take()
+        await asyncio.sleep(0.03)
+
+    assert server.reads == before
+
+    viewer = live_hub.join(DASHBOARD)
+    await wait_until(lambda: server.reads > before)
+    live_hub.leave(viewer)

@@ -1,0 +1,49 @@
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import pytest
+
+from monitor import history, regions, store
+from monitor.gpu_states import GpuState
+from monitor.readings import ProcessReading, Snapshot
+from tests.builders import GIB, NOW, gpu, process, snapshot
+
+
+@pytest.fixture(autouse=True)
+def _fresh_sparklines(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(history.sparks, "_drawn", {})
+
+
+@pytest.fixture
+def only_events(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A dashboard without the regions of other apps."""
+    kept = {"events": regions._registered["events"]}
+    monkeypatch.setattr(regions, "_registered", kept)
+
+
+def crowd(gpus: int, processes: int) -> list[ProcessReading]:
+    people = ("alice", "bob", "charlie", "dana")
+    return [
+        process(4_200_000 + i, on=i % gpus, user=people[i % 4], memory_bytes=(i % 7 + 1) * GIB)
+        for i in range(processes)
+    ]
+
+
+@pytest.fixture
+def seen(db: None) -> Callable[..., Snapshot]:
+    """What the sampler saw: seen(8, crowd(8, 20)) records a snapshot of busy GPUs."""
+
+    def record(
+        gpus: int = 1, processes: Sequence[ProcessReading] = (), **changes: object
+    ) -> Snapshot:
+        on = {p.gpu_uuid for p in processes}
+        readings = [gpu(i) for i in range(gpus)]
+        states = {True: GpuState.EXTERNAL, False: GpuState.IDLE}
+        shown = [replace(g, state=states[g.uuid in on], state_since=NOW) for g in readings]
+        found = replace(snapshot(shown, processes), **changes)  # type: ignore[arg-type]
+        store.record(found)
+        return found
+
+    return record

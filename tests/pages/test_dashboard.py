@@ -1,0 +1,148 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from django.contrib.auth.models import User
+from django.test import Client
+
+from monitor import events
+from monitor.readings import Snapshot
+from tests.builders import GIB, NOW, gpu_uuid, process
+from tests.pages.conftest import crowd
+
+pytestmark = pytest.mark.usefixtures("only_events")
+Browse = Callable[[User], Client]
+Seen = Callable[..., Snapshot]
+
+
+def page(client: Client, path: str = "/") -> str:
+    response = client.get(path)
+    assert response.status_code == 200
+    return response.content.decode()
+
+
+def test_it_asks_a_stranger_to_log_in(db: None) -> None:
+    response = Client().get("/")
+
+    assert response.status_code == 302
+    assert response["Location"] == "/login/?next=/"
+
+
+def test_it_says_that_it_waits_before_the_first_reading(alice: User, as_user: Browse) -> None:
+    html = page(as_user(alice))
+
+    assert "Waiting for the first reading" in html
+    assert "No reading yet" in html
+
+
+def test_it_shows_a_card_for_each_of_eight_gpus(alice: User, as_user: Browse, seen: Seen) -> None:
+    seen(8, crowd(8, 20))
+    html = page(as_user(alice))
+
+    assert html.count('class="card gpu"') == 8
+    assert "All 8 GPUs answer" in html
+
+
+def test_it_shows_64_gpus_a_line_each(alice: User, as_user: Browse, seen: Seen) -> None:
+    seen(64, crowd(64, 500))
+    html = page(as_user(alice))
+
+    assert html.count('class="gpu-line"') == 64
+    assert 'class="card gpu"' not in html
+
+
+def test_it_shows_who_is_on_a_gpu_with_program_memory_and_share(
+    alice: User, as_user: Browse, seen: Seen
+) -> None:
+    seen(1, [process(user="bob", program="vllm", memory_bytes=12 * GIB, sm_pct=34.0)])
+    html = page(as_user(alice))
+
+    assert ">bob</span>" in html
+    assert "vllm" in html
+    assert '<b data-v="0" data-d="3">12.0</b> GiB' in html
+    assert '<b data-v="1">34</b> %' in html
+
+
+def test_it_shows_no_command_line_not_even_to_an_operator(
+    root: User, as_user: Browse, seen: Seen
+) -> None:
+    seen(1, [process(command=("python", "--token=s3cret"))])
+
+    assert "s3cret" not in page(as_user(root))
+
+
+def test_it_says_who_is_unknown_instead_of_guessing(
+    alice: User, as_user: Browse, seen: Seen
+) -> None:
+    seen(1, [process(user=None, program=None, sm_pct=None)])
+    html = page(as_user(alice))
+
+    assert "Owner unknown" in html
+    assert 'class="unknown" data-v="1"' in html
+
+
+def test_it_says_what_is_missing_without_a_driver(alice: User, as_user: Browse, seen: Seen) -> None:
+    seen(0, problem="No NVIDIA driver was found.", remedy="Install it: apt install nvidia-driver")
+    html = page(as_user(alice))
+
+    assert "The GPUs can&#x27;t be read" in html
+    assert "No NVIDIA driver was found." in html
+    assert "apt install nvidia-driver" in html
+    # The host is shown all the same.
+    assert 'id="host-gpubox"' in html
+
+
+def test_it_lists_recent_events(alice: User, as_user: Browse, seen: Seen) -> None:
+    seen(1)
+    events.add("GPU_LOST", "GPU 0 has fallen off the bus.", now=NOW, severity="error")
+
+    assert "GPU 0 has fallen off the bus." in page(as_user(alice))
+
+
+def test_it_says_on_each_page_that_figures_are_simulated(
+    root: User, as_user: Browse, seen: Seen
+) -> None:
+    seen(1)
+    for path in ("/", "/processes/", f"/gpus/{gpu_uuid()}/"):
+        html = page(as_user(root), path)
+
+        assert "<title>[simulated] " in html
+        assert 'class="sim-banner"' in html
+
+
+def test_it_keeps_to_its_content_security_policy(alice: User, as_user: Browse, seen: Seen) -> None:
+    seen(2, crowd(2, 5))
+    response = as_user(alice).get("/")
+    html = response.content.decode()
+
+    assert "script-src 'self'; " in response["Content-Security-Policy"] + "; "
+    assert " style=" not in html
+    assert " onclick=" not in html
+    assert "<style" not in html
+
+
+def test_it_links_to_the_admin_for_operators_only(alice: User, root: User, as_user: Browse) -> None:
+    assert 'href="/admin/"' not in page(as_user(alice))
+    assert 'href="/admin/"' in page(as_user(root))
+
+
+def test_it_takes_the_theme_from_the_cookie(alice: User, as_user: Browse) -> None:
+    client = as_user(alice)
+    client.cookies["theme"] = "dark"
+    assert 'data-theme="dark"' in page(client)
+
+    client.cookies["theme"] = '"><script>'
+    assert 'data-theme="auto"' in page(client)
+
+
+def test_it_reads_little_of_the_database(
+    alice: User, as_user: Browse, seen: Seen, django_assert_max_num_queries: Callable[[int], object]
+) -> None:
+    seen(8, crowd(8, 100))
+    client = as_user(alice)
+    page(client)
+
+    # Session, user, snapshots, events: not a query per GPU or process.
+    with django_assert_max_num_queries(6):  # type: ignore[attr-defined]
+        page(client)

@@ -1,0 +1,111 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+
+import pytest
+from django.contrib.auth.models import User
+from django.test import Client
+from django.utils import timezone
+
+from monitor import events, store
+from monitor.models import LatestSnapshot
+from monitor.readings import Snapshot
+from tests.builders import NOW, gpu, gpu_uuid, process, snapshot
+
+Browse = Callable[[User], Client]
+Seen = Callable[..., Snapshot]
+PATH = f"/gpus/{gpu_uuid()}/"
+
+
+def page(client: Client, path: str = PATH) -> str:
+    response = client.get(path)
+    assert response.status_code == 200
+    return response.content.decode()
+
+
+def test_it_asks_a_stranger_to_log_in(db: None) -> None:
+    assert Client().get(PATH).status_code == 302
+
+
+def test_it_does_not_know_a_gpu_that_never_was(alice: User, as_user: Browse) -> None:
+    response = as_user(alice).get("/gpus/GPU-nonsense/")
+
+    assert response.status_code == 404
+    assert "Nothing is at this address" in response.content.decode()
+
+
+def test_it_shows_facts_and_state(alice: User, as_user: Browse, seen: Seen) -> None:
+    seen(2, [process()])
+    html = page(as_user(alice))
+
+    assert "NVIDIA H100 80GB HBM3" in html
+    assert gpu_uuid() in html
+    assert "00000000:01:00.0" in html
+    assert "in use" in html
+
+
+def test_it_shows_the_processes_of_this_gpu_only(alice: User, as_user: Browse, seen: Seen) -> None:
+    seen(2, [process(1, program="mine"), process(2, on=1, program="elsewhere")])
+    html = page(as_user(alice))
+
+    assert "mine" in html
+    assert "elsewhere" not in html
+
+
+def test_it_hides_the_commands_of_others(alice: User, as_user: Browse, seen: Seen) -> None:
+    seen(1, [process(1, command=("python", "own.py")), process(2, user="bob", command=("sh", "x"))])
+    html = page(as_user(alice))
+
+    assert "python own.py" in html
+    assert "sh x" not in html
+    assert "Only its owner and operators see the command line" in html
+
+
+def test_it_charts_the_history_of_the_range_asked_for(
+    alice: User, as_user: Browse, seen: Seen
+) -> None:
+    seen(1)
+    now = timezone.now()
+    past = [snapshot([gpu(utilization_pct=50.0)], at=now - timedelta(minutes=m)) for m in range(60)]
+    store.record_history(past)
+    html = page(as_user(alice), f"{PATH}?range=2h")
+
+    assert html.count('<figure class="chart"') == 4
+    assert "no readings" in html
+    assert '<a href="?range=10min">10 min</a>' in html
+    assert '<a href="?range=2h" aria-current="true">2 h</a>' in html
+
+
+def test_it_says_that_nothing_is_known(alice: User, as_user: Browse, seen: Seen) -> None:
+    seen(1)
+
+    assert "Nothing is known of the last 10 min" in page(as_user(alice), f"{PATH}?range=10min")
+
+
+@pytest.mark.parametrize("query", ["?range=9y", "?sort=nonsense", "?sort=--", "?range="])
+def test_it_takes_a_wrong_query_for_the_default(
+    query: str, alice: User, as_user: Browse, seen: Seen
+) -> None:
+    seen(1)
+
+    assert 'aria-current="true">1 h</a>' in page(as_user(alice), PATH + query)
+
+
+def test_it_keeps_the_page_of_a_gpu_that_is_gone(alice: User, as_user: Browse, seen: Seen) -> None:
+    seen(1)
+    LatestSnapshot.objects.all().delete()
+    html = page(as_user(alice))
+
+    assert "not seen" in html
+    assert "last seen" in html
+
+
+def test_it_lists_events_of_this_gpu_only(alice: User, as_user: Browse, seen: Seen) -> None:
+    seen(2)
+    events.add("GPU_LOST", "This one was lost.", now=NOW, gpu_uuid=gpu_uuid())
+    events.add("GPU_LOST", "Another was lost.", now=NOW, gpu_uuid=gpu_uuid(1))
+    html = page(as_user(alice))
+
+    assert "This one was lost." in html
+    assert "Another was lost." not in html
