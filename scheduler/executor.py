@@ -66,7 +66,7 @@ class Executor:
         seen = [self._see(attempt, now) for attempt in rows.select_related("job__owner")]
         self._forget_all_but({one.attempt.pk for one in seen})
         due = [one for one in seen if one.move is not Move.NONE]
-        changes = [change for one in due if (change := self._act(one, now))]
+        changes = [change for one in due if (change := self._try_to_act(one, now))]
         if changes:
             with self._guard():
                 for change in changes:
@@ -100,6 +100,14 @@ class Executor:
             has_result=look.result is not None,
         )
         return Seen(attempt, look, next_move(sight, now))
+
+    def _try_to_act(self, seen: Seen, now: datetime) -> Change | None:
+        """One job that can't be helped now, as with a full disk, must not keep all others."""
+        try:
+            return self._act(seen, now)
+        except OSError as error:
+            logger.warning("Job %s: %s; trying again", seen.attempt.job_id, error)
+            return None
 
     def _act(self, seen: Seen, now: datetime) -> Change | None:
         """Act on files and processes; returns what then is to be written down."""

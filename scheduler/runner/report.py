@@ -59,9 +59,10 @@ class ReservedResult:
 
 
 def _sync_folder(folder: Path) -> None:
-    """Make the new name last, too."""
-    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+    """Make the new name last a power cut, if that can be had; it is there already."""
+    with suppress(OSError):
+        handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)

@@ -1,0 +1,127 @@
+from __future__ import annotations
+
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import closing, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.processes.service import ROOT, Service, children, lives, wait_until
+
+pytestmark = [pytest.mark.processes, pytest.mark.slow]
+
+
+@pytest.fixture
+def service(tmp_path: Path) -> Iterator[Service]:
+    service = Service(tmp_path / "data")
+    service.start()
+    yield service
+    _kill_gpucoord(service)
+
+
+def _submit(service: Service, command: str) -> int:
+    env = {
+        "PATH": os.environ["PATH"],
+        "PYTHONPATH": str(ROOT),
+        "GPUCOORD_DATA": str(service.data),
+        "DJANGO_SETTINGS_MODULE": "gpucoord_site.settings",
+    }
+    submitter = [sys.executable, "-m", "tests.processes.submit_job", command]
+    done = subprocess.run(submitter, env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    return int(done.stdout)
+
+
+def _row(service: Service, job: int) -> dict[str, Any]:
+    with closing(sqlite3.connect(f"file:{service.database}?mode=ro", uri=True)) as rows:
+        rows.row_factory = sqlite3.Row
+        return dict(rows.execute("SELECT * FROM scheduler_job WHERE id=?", [job]).fetchone())
+
+
+def _attempts(service: Service, job: int) -> int:
+    return len(list((service.data / "jobs" / str(job)).iterdir()))
+
+
+def _log(service: Service, job: int) -> str:
+    path = service.data / "jobs" / str(job) / "1" / "output.log"
+    return path.read_text() if path.exists() else ""
+
+
+def _wait_for_end(service: Service, job: int) -> dict[str, Any]:
+    def ended() -> dict[str, Any] | None:
+        row = _row(service, job)
+        return row if row["state"] == "finished" else None
+
+    return wait_until(ended, 15, f"the end of job {job}")
+
+
+def _is_runner(pid: int) -> bool:
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/comm").read_text().strip() == "gpucoord-runner"
+    return False
+
+
+def _kill_gpucoord(service: Service) -> None:
+    """SIGKILL to every process of gpucoord but the runners, the supervisor first."""
+    found = [service.process.pid]
+    for pid in found:
+        found += [child for child in children(pid) if not _is_runner(child)]
+    for pid in found:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    service.process.wait()
+    wait_until(lambda: not any(map(lives, found)), 5, "the end of gpucoord")
+
+
+def test_a_job_ends_while_all_of_gpucoord_is_dead(service: Service) -> None:
+    job = _submit(service, "echo began; sleep 1; echo ended; exit 7")
+    wait_until(lambda: "began" in _log(service, job), 10, "its start")
+    _kill_gpucoord(service)
+    assert _row(service, job)["state"] in ("starting", "running")
+    wait_until((service.data / "jobs" / str(job) / "1" / "result.json").exists, 10, "its result")
+
+    service.start()
+    row = _wait_for_end(service, job)
+    assert (row["outcome"], row["exit_code"]) == ("failed", 7)
+    assert _log(service, job) == "began\nended\n"
+    assert _attempts(service, job) == 1
+
+
+def test_a_running_job_is_followed_by_the_next_gpucoord(service: Service) -> None:
+    job = _submit(service, "echo began; sleep 6; echo ended; exit 7")
+    wait_until(lambda: "began" in _log(service, job), 10, "its start")
+    _kill_gpucoord(service)
+
+    service.start()
+    wait_until(lambda: _row(service, job)["state"] == "running", 10, "the adoption")
+    assert (_wait_for_end(service, job)["exit_code"], _attempts(service, job)) == (7, 1)
+
+
+def test_jobs_submitted_while_everything_dies_are_all_there_and_run_once(
+    service: Service,
+) -> None:
+    """Each appends a line: one line a job, whatever was killed when."""
+    marks = service.data / "marks"
+    jobs = [_submit(service, f"echo $GPUCOORD_JOB_ID >> {marks}; sleep 0.1") for _ in range(3)]
+    _kill_gpucoord(service)
+    jobs += [_submit(service, f"echo $GPUCOORD_JOB_ID >> {marks}") for _ in range(2)]
+
+    service.start()
+    assert {_wait_for_end(service, job)["outcome"] for job in jobs} == {"succeeded"}
+    assert sorted(map(int, marks.read_text().split())) == jobs
+
+
+def test_a_stop_of_the_service_leaves_jobs_running(service: Service) -> None:
+    job = _submit(service, "echo began; sleep 2; exit 7")
+    wait_until(lambda: "began" in _log(service, job), 10, "its start")
+    service.process.send_signal(signal.SIGTERM)
+
+    assert service.process.wait(10) == 0
+    service.start()
+    assert _wait_for_end(service, job)["exit_code"] == 7
