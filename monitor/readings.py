@@ -166,11 +166,13 @@ class GpuSweep:
     """What one GPU probe saw. `problem` says why GPUs can't be read, with `remedy`.
 
     `identities` is filled only by a probe whose pids are not this machine's (simulated).
+    `unnamed`: so many GPUs can't even tell their UUID; `problem` then says why.
     """
 
     gpus: tuple[GpuReading, ...] = ()
     processes: tuple[GpuProcess, ...] = ()
     identities: dict[int, ProcessIdentity] = field(default_factory=dict)
+    unnamed: int = 0
     problem: str | None = None
     remedy: str | None = None
 

@@ -74,6 +74,7 @@ class Sampler:
         processes = attribute(sweep.processes, self._identities(sweep), claims)
         before = self._before()
         gpus = missing.complete(sweep, before, now) if self._keeps_missing() else sweep.gpus
+        sweep = missing.explained(sweep, gpus)
         gpus, changes = with_states(gpus, processes, claims, before, now)
         snapshot = Snapshot(
             seq=0,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from datetime import datetime, timedelta
 
@@ -24,21 +24,28 @@ def complete(
     """
     seen = [_with_facts(gpu, before.get(gpu.uuid)) for gpu in sweep.gpus]
     present = {gpu.uuid for gpu in seen}
-    blind = sweep.problem if not sweep.gpus else None
-    for old in before.values():
-        if old.uuid not in present and not _forgotten(old, now):
-            seen.append(
-                _with_facts(
-                    GpuReading(
-                        uuid=old.uuid,
-                        index=old.index,
-                        health=Health.FAILING if blind else Health.LOST,
-                        problem=blind or _reason(old),
-                    ),
-                    old,
-                )
-            )
+    gone = [g for g in before.values() if g.uuid not in present and not _forgotten(g, now)]
+    seen += [_missing(old, sweep) for old in gone]
     return tuple(sorted(seen, key=lambda gpu: (gpu.index, gpu.uuid)))
+
+
+def explained(sweep: GpuSweep, gpus: Collection[GpuReading]) -> GpuSweep:
+    """Without its problem, when that is about GPUs which are among `gpus`, shown as lost."""
+    missing = len(gpus) - len(sweep.gpus)
+    if sweep.gpus and sweep.unnamed and missing >= sweep.unnamed:
+        return replace(sweep, problem=None, remedy=None)
+    return sweep
+
+
+def _missing(old: GpuReading, sweep: GpuSweep) -> GpuReading:
+    health = Health.LOST if sweep.gpus or not sweep.problem else Health.FAILING
+    # What was said when it was lost says more than that it is not listed.
+    said = old.problem if old.health is health else None
+    problem = f"{sweep.problem} {sweep.remedy or ''}".strip() if sweep.problem else said
+    reading = GpuReading(
+        uuid=old.uuid, index=old.index, health=health, problem=problem or NOT_LISTED
+    )
+    return _with_facts(reading, old)
 
 
 def _with_facts(gpu: GpuReading, old: GpuReading | None) -> GpuReading:
@@ -52,11 +59,6 @@ def _with_facts(gpu: GpuReading, old: GpuReading | None) -> GpuReading:
             for name in _STATIC
         },
     )
-
-
-def _reason(old: GpuReading) -> str:
-    """What was said when it was lost says more than that it is not listed."""
-    return (old.health is Health.LOST and old.problem) or NOT_LISTED
 
 
 def _forgotten(old: GpuReading, now: datetime) -> bool:

@@ -10,6 +10,8 @@ from datetime import datetime
 from monitor.gpu_states import GpuState
 from monitor.readings import ClaimFact, GpuReading, Health, ProcessReading
 
+# More than what a driver of the older kind counts as used on an empty GPU.
+HELD_BYTES = 1024**3
 BROKEN = frozenset({GpuState.LOST, GpuState.FAILING})
 
 
@@ -35,7 +37,12 @@ def state_of(
         return GpuState.FAILING
     if claims or any(process.job_ref for process in processes):
         return GpuState.SCRIPT_BUSY
-    return GpuState.EXTERNAL if processes else GpuState.IDLE
+    return GpuState.EXTERNAL if processes or _is_held(gpu) else GpuState.IDLE
+
+
+def _is_held(gpu: GpuReading) -> bool:
+    """Whether its memory is used though no process is listed (left behind, or not shown)."""
+    return (gpu.memory_used_bytes or 0) >= HELD_BYTES
 
 
 def with_states(

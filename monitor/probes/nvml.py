@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
+from pathlib import Path
 from typing import Any
 
 import pynvml
@@ -19,6 +20,7 @@ from monitor.probes.nvml_processes import ProcessLists
 from monitor.readings import ClaimFact, GpuProcess, GpuReading, GpuSweep
 
 LIBRARY = "libnvidia-ml.so.1"
+KERNEL_LIST = Path("/proc/driver/nvidia/gpus")
 # Initialising again costs time; it may take this share of it at most.
 REINIT_SHARE = 0.02
 REINIT_MIN_S, REINIT_MAX_S = 2.0, 60.0
@@ -41,7 +43,8 @@ class NvmlProbe:
         self._open = False
         self._devices: list[_Device] = []
         self._facts: dict[str, GpuReading] = {}
-        self._unnamed: faults.Fault | None = None
+        self._unnamed: list[faults.Fault] = []
+        self._listing: list[str] = []
         self._reinit_at = 0.0
         self._reinit_wanted = False
         self._has_memory_v2: bool | None = None
@@ -73,8 +76,9 @@ class NvmlProbe:
         return GpuSweep(
             gpus=tuple(readings),
             processes=tuple(processes),
-            problem=f"A GPU can't be opened. {unnamed.problem}" if unnamed else None,
-            remedy=unnamed.remedy if unnamed else None,
+            unnamed=len(unnamed),
+            problem=unnamed[0].problem if unnamed else None,
+            remedy=unnamed[0].remedy if unnamed else None,
         )
 
     def versions(self) -> list[str]:
@@ -116,15 +120,23 @@ class NvmlProbe:
             self._initialise()
 
     def _changed(self) -> bool:
-        """Whether the GPUs may be others than those whose handles we hold."""
-        count = _ask("nvmlDeviceGetCount")
-        return self._reinit_wanted or self._unnamed is not None or count != len(self._devices)
+        """Whether the GPUs may be others than those whose handles we hold.
+
+        Most drivers count GPUs only when NVML is initialised, so that is tried again while one is
+        missing; the kernel's own list tells of new ones.
+        """
+        return (
+            self._reinit_wanted
+            or len(self._devices) < len(self._facts)
+            or _ask("nvmlDeviceGetCount") != len(self._devices)
+            or _listing() != self._listing
+        )
 
     def _initialise(self) -> None:
         began = time.monotonic()
         _must("nvmlInit")
-        self._open, self._reinit_wanted, self._unnamed = True, False, None
-        self._devices = []
+        self._open, self._reinit_wanted, self._listing = True, False, _listing()
+        self._devices, self._unnamed = [], []
         for index in range(_must("nvmlDeviceGetCount")):
             try:
                 handle = _must("nvmlDeviceGetHandleByIndex", index)
@@ -132,7 +144,7 @@ class NvmlProbe:
             except Refused as refused:
                 if refused.code in faults.LIBRARY:
                     raise
-                self._unnamed = refused.fault
+                self._unnamed.append(refused.fault)
         took = time.monotonic() - began
         pause = min(REINIT_MAX_S, max(REINIT_MIN_S, took / REINIT_SHARE))
         self._reinit_at = time.monotonic() + pause
@@ -229,6 +241,14 @@ def is_installed() -> bool:
     except OSError:
         return False
     return True
+
+
+def _listing() -> list[str]:
+    """The GPUs that the kernel module knows; empty where it does not list them."""
+    try:
+        return sorted(path.name for path in KERNEL_LIST.iterdir())
+    except OSError:
+        return []
 
 
 def _must(name: str, *args: Any) -> Any:

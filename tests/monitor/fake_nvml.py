@@ -51,6 +51,8 @@ class FakeNvml:
         self.generation = 0
         self.is_open = False
         self.inits = 0
+        # What it counts until it is initialised again, as most drivers do; None = what is there.
+        self.counted: int | None = None
         self.calls: list[str] = []
 
     def install(self, monkeypatch: pytest.MonkeyPatch) -> FakeNvml:
@@ -79,7 +81,7 @@ class FakeNvml:
             raise pynvml.NVMLError(code)
 
     def nvmlInit(self) -> None:
-        self.is_open, self.inits = True, self.inits + 1
+        self.is_open, self.inits, self.counted = True, self.inits + 1, None
         self.generation += 1
 
     def nvmlShutdown(self) -> None:
@@ -90,7 +92,7 @@ class FakeNvml:
     def nvmlDeviceGetCount(self) -> int:
         if not self.is_open:
             raise pynvml.NVMLError(pynvml.NVML_ERROR_UNINITIALIZED)
-        return len(self.gpus)
+        return len(self.gpus) if self.counted is None else self.counted
 
     def nvmlDeviceGetHandleByIndex(self, index: int) -> Handle:
         self._raise(self.gpus[index].errors, "nvmlDeviceGetHandleByIndex")

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import pynvml
 import pytest
 
@@ -127,7 +129,33 @@ def test_a_gpu_that_can_not_even_be_opened_is_told(nvml: FakeNvml) -> None:
     nvml.gpus[1].fails(LOST)
     seen = sweep(NvmlProbe())
     assert [gpu.uuid for gpu in seen.gpus] == ["GPU-a", "GPU-c"]
-    assert "can't be opened" in (seen.problem or "")
+    assert (seen.unnamed, "off the bus" in (seen.problem or "")) == (1, True)
+
+
+def test_it_looks_for_a_gpu_that_is_missing_until_it_is_back(
+    nvml: FakeNvml, probe: NvmlProbe
+) -> None:
+    sweep(probe)
+    gone = nvml.gpus.pop()
+    no_pause(probe)
+    assert len(sweep(probe).gpus) == 2
+    nvml.counted = 2
+    nvml.gpus.append(gone)
+    no_pause(probe)
+    assert len(sweep(probe).gpus) == 3
+
+
+def test_it_hears_from_the_kernel_of_a_gpu_that_is_added(
+    nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(nvml_module, "KERNEL_LIST", tmp_path)
+    probe = NvmlProbe()
+    sweep(probe)
+    nvml.counted = 3
+    nvml.gpus.append(FakeGpu("GPU-d"))
+    (tmp_path / "0000:19:00.0").mkdir()
+    no_pause(probe)
+    assert len(sweep(probe).gpus) == 4
 
 
 def test_it_sees_a_gpu_that_is_added(nvml: FakeNvml, probe: NvmlProbe) -> None:

@@ -5,10 +5,10 @@ from datetime import timedelta
 import pytest
 
 from monitor.gpu_states import GpuState
-from monitor.policy.missing import complete
+from monitor.policy.missing import complete, explained
 from monitor.policy.states import state_of, with_states
 from monitor.readings import GpuSweep, Health
-from tests.builders import NOW, claim, gpu, process
+from tests.builders import GIB, NOW, claim, gpu, process
 
 LATER = NOW + timedelta(minutes=1)
 
@@ -18,6 +18,8 @@ LATER = NOW + timedelta(minutes=1)
     [
         (gpu(), [], [], GpuState.IDLE),
         (gpu(), [process()], [], GpuState.EXTERNAL),
+        (gpu(memory_used_bytes=3 * GIB), [], [], GpuState.EXTERNAL),
+        (gpu(memory_used_bytes=GIB // 2), [], [], GpuState.IDLE),
         (gpu(), [process(job_ref="1")], [], GpuState.SCRIPT_BUSY),
         (gpu(), [], [claim()], GpuState.SCRIPT_BUSY),
         (gpu(), [process()], [claim()], GpuState.SCRIPT_BUSY),
@@ -62,6 +64,20 @@ def test_gpus_are_failing_not_lost_while_none_can_be_read() -> None:
     sweep = GpuSweep(problem="The kernel module is gone.")
     (seen,) = complete(sweep, known(gpu(0)), NOW)
     assert (seen.health, seen.problem) == (Health.FAILING, "The kernel module is gone.")
+
+
+def test_a_gpu_that_can_not_be_opened_is_told_as_the_one_that_is_missing() -> None:
+    sweep = GpuSweep(gpus=(gpu(1),), unnamed=1, problem="Off the bus.", remedy="See dmesg.")
+    seen = complete(sweep, known(gpu(0), gpu(1)), NOW)
+    assert (seen[0].health, seen[0].problem) == (Health.LOST, "Off the bus. See dmesg.")
+    assert explained(sweep, seen).problem is None
+    nobody = complete(sweep, known(gpu(1)), NOW)
+    assert explained(sweep, nobody).problem == "Off the bus."
+
+
+def test_a_lost_gpu_keeps_the_reason_of_its_loss() -> None:
+    lost = gpu(0, health=Health.LOST, problem="Off the bus.", state=GpuState.LOST, state_since=NOW)
+    assert complete(GpuSweep(gpus=(gpu(1),)), known(lost), NOW)[0].problem == "Off the bus."
 
 
 def test_a_gpu_that_falls_silent_keeps_its_name_and_size() -> None:
