@@ -25,10 +25,14 @@ def mask(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
 def _masked(key: str, value: Any) -> Any:
     if SECRET_KEYS.search(key):
         return "***"
-    if isinstance(value, str):
-        for pattern, replacement in IN_TEXT:
-            value = pattern.sub(replacement, value)
-    return value
+    return masked(value) if isinstance(value, str) else value
+
+
+def masked(text: str) -> str:
+    """The text without the passwords and tokens in it."""
+    for pattern, replacement in IN_TEXT:
+        text = pattern.sub(replacement, text)
+    return text
 
 
 def log_settings(style: str, level: str = "INFO") -> dict[str, Any]:

@@ -9,6 +9,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from gpucoord_site.logs import masked
 from monitor.models import Lease
 
 KEPT = 300
@@ -66,7 +67,8 @@ def where(error: Exception) -> str:
 
 
 def one_line(error: Exception) -> str:
-    text = " ".join(str(error).split())
+    """The fault for people, without what is secret: /healthz shows it to anybody."""
+    text = masked(" ".join(str(error).split()))
     return f"{type(error).__name__}: {text}"[:300] if text else type(error).__name__
 
 

@@ -93,15 +93,12 @@ class _Remote:
         self._tried_at = 0.0
 
     def connect(self, epoll: select.epoll) -> None:
-        import psycopg
-
         self._tried_at = time.monotonic()
         try:
+            # Django's own connection would be closed under us, and hears nothing while in use.
             params = connection.get_connection_params()
-            keep = {"dbname", "user", "password", "host", "port", "sslmode", "service"}
-            self._connection = psycopg.connect(
-                **{k: v for k, v in params.items() if k in keep}, autocommit=True
-            )
+            self._connection = connection.get_new_connection(params)
+            self._connection.autocommit = True
             self._connection.execute(f"LISTEN {CHANNEL}")
             epoll.register(self._connection.fileno(), select.EPOLLIN)
         except Exception:

@@ -1,0 +1,51 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from django.db import transaction
+
+from monitor import wake
+from monitor.wake import Listener
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_wake_up_waits_for_the_commit(data: Path) -> None:
+    with Listener("scheduler") as listener:
+        with transaction.atomic():
+            wake.wake("scheduler", b"1")
+            assert listener.drain() == []
+
+        assert listener.drain() == [b"1"]
+
+
+@pytest.mark.django_db(transaction=True)
+def test_what_is_rolled_back_wakes_nobody(data: Path) -> None:
+    with Listener("scheduler") as listener:
+        with transaction.atomic():
+            wake.wake("scheduler")
+            transaction.set_rollback(True)
+
+        assert listener.drain() == []
+
+
+@pytest.mark.django_db(transaction=True)
+def test_outside_a_transaction_it_goes_at_once(data: Path) -> None:
+    with Listener("live") as listener:
+        wake.wake("live", b"42")
+
+        assert listener.drain() == [b"42"]
+
+
+@pytest.mark.django_db(transaction=True)
+def test_it_never_raises(data: Path) -> None:
+    data.rmdir()
+
+    wake.wake("scheduler")
+
+
+def test_the_sockets_lie_in_the_data_folder(data: Path) -> None:
+    with Listener("live"):
+        assert [p.name.split(".")[0] for p in wake.socket_folder().iterdir()] == ["live"]
+
+    assert list(wake.socket_folder().iterdir()) == []

@@ -1,0 +1,186 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.contrib.auth.models import User
+from django.db import OperationalError
+from django.test import Client
+from django.utils import timezone
+
+from monitor import leases, service_state
+from monitor.models import Lease
+from monitor.service_state import ChildState, ServiceState
+
+pytestmark = pytest.mark.django_db
+AsUser = Callable[[User], Client]
+
+
+@pytest.fixture
+def ticking(settings: Any, data: Path) -> None:
+    """Three loops of this host that ticked half a second ago."""
+    now = timezone.now()
+    for loop, every_s in (("sampler", 1), ("controller", 5), ("scheduler", 1)):
+        Lease.objects.create(
+            name=f"{loop}:{settings.CONFIG.node}",
+            loop=loop,
+            host=settings.CONFIG.node,
+            every_s=every_s,
+            pid=4242,
+            expires_at=now + timedelta(seconds=6),
+            acquired_at=now - timedelta(seconds=30),
+            last_tick_at=now - timedelta(seconds=0.5),
+            lateness_p50_ms=1.25,
+            lateness_p99_ms=7.5,
+        )
+
+
+def fail(loop: str, **fields: object) -> None:
+    Lease.objects.filter(loop=loop).update(**fields)
+
+
+def test_healthz_needs_no_login(client: Client, ticking: None) -> None:
+    response = client.get("/healthz")
+
+    assert response.status_code == 200
+    body = response.json()
+    assert body["status"] == "ok"
+    assert list(body["loops"]) == ["sampler", "controller", "scheduler"]
+    assert 0.5 <= body["loops"]["sampler"].pop("age_s") < 5
+    assert body["loops"]["sampler"] == {"lag_ms": 7.5, "error": None}
+
+
+def test_healthz_is_503_when_a_loop_is_stale(client: Client, ticking: None) -> None:
+    fail("scheduler", last_tick_at=timezone.now() - timedelta(minutes=1))
+
+    response = client.get("/healthz")
+
+    assert response.status_code == 503
+    assert response.json()["status"] == "stale"
+
+
+def test_healthz_is_503_before_anything_ran(client: Client, data: Path) -> None:
+    response = client.get("/healthz")
+
+    assert response.status_code == 503
+    assert response.json()["loops"]["sampler"] == {"age_s": None, "lag_ms": None, "error": None}
+
+
+def test_healthz_tells_of_a_fault_in_one_short_line(client: Client, ticking: None) -> None:
+    fail("sampler", failing_since_at=timezone.now(), last_error="ValueError: " + "x" * 500)
+
+    response = client.get("/healthz")
+
+    assert response.status_code == 200
+    assert response.json()["status"] == "failing"
+    assert response.json()["loops"]["sampler"]["error"] == "ValueError: " + "x" * 108
+
+
+def test_healthz_tells_nothing_of_other_hosts(client: Client, ticking: None) -> None:
+    Lease.objects.create(name="sampler:x", loop="sampler", host="x", expires_at=timezone.now())
+
+    assert client.get("/healthz").status_code == 200
+
+
+def test_healthz_answers_without_a_database(
+    client: Client, data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def away(_host: str) -> None:
+        raise OperationalError("it is away")
+
+    monkeypatch.setattr(leases, "facts", away)
+
+    response = client.get("/healthz")
+
+    assert response.status_code == 503
+    assert response.json() == {"status": "no database", "loops": {}}
+
+
+def test_healthz_is_only_read(client: Client) -> None:
+    assert client.post("/healthz").status_code == 405
+
+
+def test_strangers_do_not_see_the_status_page(client: Client) -> None:
+    assert client.get("/status/").status_code == 302
+
+
+def test_the_page_answers_whether_it_works(alice: User, as_user: AsUser, ticking: None) -> None:
+    page = as_user(alice).get("/status/").content.decode()
+
+    assert "gpucoord works: every loop ticks" in page
+    assert page.count('data-shape="ok">ticks<') == 3
+    assert "1.25 / 7.50" in page
+    assert "process 4242" in page
+
+
+def test_the_page_names_what_stands_still(alice: User, as_user: AsUser, ticking: None) -> None:
+    fail("sampler", last_tick_at=timezone.now() - timedelta(minutes=3), pid=None)
+
+    page = as_user(alice).get("/status/").content.decode()
+
+    assert 'data-shape="failing">The sampler on ' in page
+    assert "stands still" in page
+
+
+def test_only_operators_read_the_text_of_a_fault(
+    alice: User, root: User, as_user: AsUser, ticking: None
+) -> None:
+    now = timezone.now()
+    fail("sampler", failing_since_at=now, last_error="OSError: /etc/x", last_error_at=now)
+
+    seen_by_alice = as_user(alice).get("/status/").content.decode()
+    seen_by_root = as_user(root).get("/status/").content.decode()
+
+    assert "Last error of the sampler" in seen_by_alice
+    assert "OSError: /etc/x" not in seen_by_alice
+    assert "OSError: /etc/x" in seen_by_root
+
+
+def test_the_page_says_what_to_do_before_anything_ran(
+    alice: User, as_user: AsUser, data: Path
+) -> None:
+    page = as_user(alice).get("/status/").content.decode()
+
+    assert "Start them with: gpucoord up" in page
+    assert "never ticked" in page
+
+
+def test_the_page_tells_of_the_processes(
+    alice: User, as_user: AsUser, ticking: None, data: Path
+) -> None:
+    now = timezone.now().timestamp()
+    web = ChildState(
+        name="web", pid=7, start_ticks=1, since_t=now - 60, restarts=2, last_end="SIGKILL"
+    )
+    tasks = ChildState(name="tasks", pid=None, start_ticks=None, since_t=now)
+    (data / "run").mkdir()
+    state = ServiceState(
+        pid=5,
+        boot_id="b",
+        command="gpucoord",
+        version="9.8.7",
+        address="http://x/",
+        started_t=now - 3600,
+        children=[web, tasks],
+        canary_t=now - 4,
+        canary_s=0.5,
+    )
+    service_state.write(data / "run", state)
+
+    page = as_user(alice).get("/status/").content.decode()
+
+    assert service_state.read(data / "run") == state
+    assert "SIGKILL" in page
+    assert "waits for its restart" in page
+    assert "within 0.500 s" in page
+    assert "9.8.7" in page
+
+
+def test_a_state_file_of_another_version_is_no_fault(data: Path) -> None:
+    (data / "run").mkdir()
+    (data / "run" / "service.json").write_text('{"children": [], "pid": 1}')
+
+    assert service_state.read(data / "run") is None

@@ -1,0 +1,244 @@
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.utils import timezone
+from django_q.models import OrmQ
+
+from gpucoord_site import lifeline, loops, slices
+from gpucoord_site.loops import Loop
+from gpucoord_site.tick_report import TickReport, one_line, quantile
+from monitor import leases
+from monitor.identity import me
+from monitor.models import Event, Lease
+from monitor.stepping import Guard
+
+NOW = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
+SHORT = Loop(name="sampler", every_s=0.05, build=f"{__name__}:build", slice_s=0.2, extension_s=0.1)
+LOOPS = [SHORT]
+script: dict[str, Any] = {}
+
+
+class Scripted:
+    """A step that does what the test put into `script`."""
+
+    def __init__(self, guard: Guard) -> None:
+        self.guard = guard
+
+    def open(self) -> None:
+        script["opened"] = script.get("opened", 0) + 1
+
+    def step(self, now: datetime) -> None:
+        script["steps"] = script.get("steps", 0) + 1
+        if do := script.get("do"):
+            do(self.guard)
+
+    def close(self) -> None:
+        script["closed"] = script.get("closed", 0) + 1
+
+
+def build(guard: Guard) -> Scripted:
+    return Scripted(guard)
+
+
+@pytest.fixture
+def run(settings: Any, data: Path, db: None) -> Iterator[Callable[..., str]]:
+    """Run a slice whose step does `do`; returns how it ended."""
+    settings.LOOPS = f"{__name__}:LOOPS"
+    script.clear()
+
+    def run_slice(do: Callable[[Guard], None] | None = None, after: int | None = None) -> str:
+        script["do"] = do
+        return slices.run_slice("sampler", after)
+
+    yield run_slice
+    script.clear()
+
+
+def test_a_slice_ticks_and_queues_its_successor(run: Callable[..., str]) -> None:
+    assert run() == "no successor came"
+
+    assert script["steps"] >= 4
+    assert (script["opened"], script["closed"]) == (1, 1)
+    queued = OrmQ.objects.get()
+    assert queued.func() == loops.SLICE
+    assert (queued.args(), queued.kwargs()) == (("sampler",), {"after": 1})
+    # It should be free for others now.
+    assert leases.acquire(SHORT.lease(), me(), timezone.now())
+
+
+def test_a_lease_that_another_holds_is_left_alone(run: Callable[..., str]) -> None:
+    leases.acquire(SHORT.lease(), me(), timezone.now())
+
+    assert run() == "another process holds the lease"
+
+    assert "steps" not in script
+    assert not OrmQ.objects.exists()
+
+
+def test_a_fault_is_told_once_and_the_next_tick_comes(
+    run: Callable[..., str], caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(_guard: Guard) -> None:
+        raise ValueError(f"tick {script['steps']}")
+
+    run(fail)
+
+    assert script["steps"] >= 4
+    assert [r.getMessage() for r in caplog.records] == ["sampler: ValueError: tick 1"]
+    assert Event.objects.get().kind == "LOOP_FAILED"
+    row = Lease.objects.get()
+    assert row.failing_since_at is not None
+    assert row.last_error.startswith("ValueError: tick ")
+    # It should not be told again by the next slice.
+    caplog.clear()
+    run(fail)
+    assert not caplog.records
+    assert Event.objects.count() == 1
+
+
+def test_a_fault_that_is_over_is_told_too(
+    run: Callable[..., str], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+
+    def fail_first(_guard: Guard) -> None:
+        if script["steps"] == 1:
+            raise ValueError
+
+    run(fail_first)
+
+    assert caplog.records[-1].getMessage() == "sampler: works again"
+    assert Lease.objects.get().failing_since_at is None
+    assert Lease.objects.get().last_error == "ValueError"
+
+
+def test_a_step_that_cannot_be_built_is_a_fault_like_others(
+    run: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(f"{__name__}.build", None)
+
+    run()
+
+    assert "TypeError" in Lease.objects.get().last_error
+
+
+def test_losing_the_lease_ends_the_slice_quietly(
+    run: Callable[..., str], caplog: pytest.LogCaptureFixture
+) -> None:
+    def lose(guard: Guard) -> None:
+        leases.drop_host(SHORT.lease().host, timezone.now())
+        with guard():
+            Event.objects.create(at=NOW, kind="TICK", text="never kept")
+
+    assert run(lose) == "lost the lease"
+
+    assert script["steps"] == script["closed"] == 1
+    assert not Event.objects.exists()
+    assert not caplog.records
+    assert not OrmQ.objects.exists()
+
+
+def test_a_step_that_swallows_the_loss_is_stopped_all_the_same(run: Callable[..., str]) -> None:
+    def swallow(guard: Guard) -> None:
+        leases.drop_host(SHORT.lease().host, timezone.now())
+        try:
+            with guard():
+                pass
+        except Exception:
+            return
+
+    assert run(swallow) == "lost the lease"
+    assert script["steps"] == 1
+
+
+def test_the_queue_s_time_limit_frees_the_lease(run: Callable[..., str]) -> None:
+    def exceed(_guard: Guard) -> None:
+        raise SystemExit("too long")
+
+    with pytest.raises(SystemExit):
+        run(exceed)
+
+    assert Lease.objects.get().pid is None
+    assert script["closed"] == 1
+
+
+def test_each_tick_is_written_with_the_lease(run: Callable[..., str]) -> None:
+    def write(guard: Guard) -> None:
+        with guard():
+            pass
+
+    run(write)
+
+    row = Lease.objects.get()
+    assert row.ticks == script["steps"]
+    assert row.last_tick_at is not None
+    assert 0 <= (row.lateness_p50_ms or 0) <= (row.lateness_p99_ms or 0)
+
+
+def test_a_cut_lifeline_stops_it_without_a_successor(
+    run: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reader, writer = os.pipe()
+    monkeypatch.setenv(lifeline.VARIABLE, str(reader))
+
+    def cut(_guard: Guard) -> None:
+        if script["steps"] == 2:
+            os.close(writer)
+
+    assert run(cut) == "stopped"
+
+    os.close(reader)
+    assert script["steps"] == 2
+    assert not OrmQ.objects.exists()
+    assert Lease.objects.get().pid is None
+
+
+def test_a_slice_that_is_queued_too_late_does_not_begin(
+    run: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reader, writer = os.pipe()
+    os.close(writer)
+    monkeypatch.setenv(lifeline.VARIABLE, str(reader))
+
+    assert run() == "another process holds the lease"
+
+    os.close(reader)
+    assert "steps" not in script
+
+
+def test_lateness_is_told_in_milliseconds() -> None:
+    report = TickReport(Lease(expires_at=NOW))
+    for lateness_s in (0.001, 0.002, 0.5, None):
+        report.begin(NOW, lateness_s)
+
+    assert report.fields() == {
+        "last_tick_at": NOW,
+        "ticks": 4,
+        "lateness_p50_ms": 2.0,
+        "lateness_p99_ms": 500.0,
+    }
+
+
+def test_the_first_tick_after_another_s_continues_its_count() -> None:
+    report = TickReport(Lease(expires_at=NOW, ticks=41))
+
+    report.begin(NOW + timedelta(seconds=1), None)
+
+    assert report.fields()["ticks"] == 42
+
+
+def test_an_error_is_one_line_without_passwords() -> None:
+    assert one_line(ValueError("two\n  lines")) == "ValueError: two lines"
+    assert one_line(ValueError()) == "ValueError"
+    assert "hunter2" not in one_line(OSError("postgresql://gpus:hunter2@db/x is away"))
+
+
+def test_quantiles_of_few_values() -> None:
+    assert quantile([5], 0.99) == 5
+    assert quantile([3, 1, 2], 0.5) == 2
