@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
 from monitor.gpu_states import GpuState
@@ -17,6 +17,8 @@ SLOW_RETRY = timedelta(seconds=60)
 LASTING = timedelta(minutes=5)
 # Of one kind and GPU, at most so many in so long.
 FLOOD_LIMIT, FLOOD_WINDOW = 5, timedelta(minutes=10)
+# More of one kind in one sweep are told together.
+TOGETHER = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +42,25 @@ def of_sweep(old: Snapshot | None, new: Snapshot, changes: Iterable[StateChange]
     if new.failures or (old is not None and old.failures):
         return notes
     news = old is not None and bool(old.gpus)
-    return notes + [note for change in changes if (note := _about_gpu(change, new.at, news))]
+    told = [note for change in changes if (note := _about_gpu(change, new.at, news))]
+    return notes + _together(told)
+
+
+def _together(told: Sequence[Note]) -> list[Note]:
+    """Many GPUs with one fate at once make one note."""
+    alike: dict[tuple[str, str], list[Note]] = {}
+    for note in told:
+        alike.setdefault((note.kind, note.severity), []).append(note)
+    return [
+        note
+        for notes in alike.values()
+        for note in (notes if len(notes) <= TOGETHER else [_sum(notes)])
+    ]
+
+
+def _sum(notes: Sequence[Note]) -> Note:
+    first = notes[0]
+    return replace(first, text=f"{len(notes)} GPUs at once, such as: {first.text}", gpu_uuid="")
 
 
 def _about_probe(old: Snapshot | None, new: Snapshot) -> Iterator[Note]:

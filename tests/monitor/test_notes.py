@@ -76,3 +76,14 @@ def test_it_names_the_gpu_and_the_reason() -> None:
         "error",
         "GPU-1",
     )
+
+
+def test_many_gpus_with_one_fate_are_told_together() -> None:
+    lost = [
+        StateChange(gpu(i, state=GpuState.LOST, problem="Gone."), gpu(i, state=GpuState.IDLE))
+        for i in range(16)
+    ]
+    assert len(notes.of_sweep(OLD, snapshot(16), lost[:4])) == 4
+    (note,) = notes.of_sweep(OLD, snapshot(16), lost)
+    assert (note.kind, note.gpu_uuid) == ("GPU_LOST", "")
+    assert note.text.startswith("16 GPUs at once, such as: GPU 0")
