@@ -22,7 +22,7 @@ OWNERS_ON_LINE = 2
 # state -> (the word, the badge's shape)
 STATES: dict[GpuState, tuple[str, str]] = {
     GpuState.IDLE: ("idle", "idle"),
-    GpuState.SCRIPT_BUSY: ("runs a job", "busy"),
+    GpuState.SCRIPT_BUSY: ("job", "busy"),
     GpuState.EXTERNAL: ("in use", "busy"),
     GpuState.FAILING: ("failing", "failing"),
     GpuState.LOST: ("lost", "failing"),

@@ -18,4 +18,4 @@ def _version(context: Context) -> object:
     return [event.pk for event in context["events"]]
 
 
-REGION = Region("events", "monitor/_events.html", _load, _version)
+REGION = Region("events", "monitor/_events.html", _load, _version, place=90)

@@ -21,13 +21,14 @@ class Region:
 
     `load(now)` reads what it shows, cheaply: it is called about once a second. It is rendered
     with that context and `now`, into an element whose id is `element_id`, and pushed when
-    `version(context)` changed. Times that only grow older belong in the browser ({% ago %}).
+    `version(context)` changed; lower `place` comes first. Times that only grow older belong in the browser ({% ago %}).
     """
 
     name: str
     template: str
     load: Callable[[datetime], Context]
     version: Callable[[Context], object] = whole
+    place: int = 50
 
     @property
     def element_id(self) -> str:
@@ -38,9 +39,9 @@ _registered: dict[str, Region] = {}
 
 
 def register(region: Region) -> None:
-    """Show `region` on the dashboard, after those registered before it."""
+    """Show `region` on the dashboard."""
     _registered[region.name] = region
 
 
 def regions() -> list[Region]:
-    return list(_registered.values())
+    return sorted(_registered.values(), key=lambda region: region.place)
