@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 
 from monitor import store as monitor_store
 from monitor.identity import boot_id
@@ -15,6 +15,8 @@ from scheduler.models import Attempt
 from scheduler.policy import capacity
 from scheduler.policy.planning import plan
 
+# Readings of the GPUs come once a second, and an administrator may change a waiting job.
+PLAN_AGAIN = timedelta(seconds=0.9)
 Reasons = tuple[tuple[str, str | None, str | None, str | None], ...]
 
 
@@ -27,15 +29,27 @@ class Dispatcher:
         self._policy = policy
         # What is stored with each waiting job. Lost at a restart, which costs one rewrite.
         self._told: dict[int, Reasons] = {}
+        self._mark: tuple[int, int | None] = (0, None)
+        self._planned_at = datetime.min.replace(tzinfo=UTC)
 
-    def step(self, now: datetime) -> list[Attempt]:
-        """Returns the attempts that were placed: their rows are committed, nothing has started."""
+    def step(self, now: datetime, *, has_room: bool = True) -> list[Attempt]:
+        """Returns the attempts that were placed: their rows are committed, nothing has started.
+
+        `has_room`: a job has ended just now. Else, while the queue stays as it is, nothing is
+        planned again within PLAN_AGAIN.
+        """
+        mark = store.queue_mark()
+        if mark == self._mark and not has_room and now - self._planned_at < PLAN_AGAIN:
+            return []
+        self._mark, self._planned_at = mark, now
+        return self._plan(now)
+
+    def _plan(self, now: datetime) -> list[Attempt]:
         queue = store.queue()
         if not queue:
             self._told.clear()
             return []
-        slots = self._slots(queue, now)
-        made = plan(queue, slots, self._policy, now)
+        made = plan(queue, self._slots(queue, now), self._policy, now)
         news = self._news(made.blockers)
         if not made.placements and not news:
             return []

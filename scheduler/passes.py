@@ -11,6 +11,7 @@ from monitor.wake import socket_folder
 from scheduler.dispatcher import Dispatcher
 from scheduler.executor import Executor
 from scheduler.jobs import PlanPolicy
+from scheduler.policy.following import ENDINGS
 from scheduler.specs import SpecWriter
 from scheduler.store import keep_commits_synced
 
@@ -44,7 +45,8 @@ class Pass:
         # connection may be a new one.
         keep_commits_synced(on=True)
         moves = self._executor.step(now)
-        placed = self._dispatcher.step(now)
+        has_room = any(move in ENDINGS for move in moves.values())
+        placed = self._dispatcher.step(now, has_room=has_room)
         self._executor.start(placed, now)
         return {"moved": len(moves), "placed": len(placed)}
 

@@ -13,11 +13,20 @@ from datetime import datetime
 
 from monitor import events, store
 from monitor.readings import ClaimFact
-from scheduler.jobs import Blocker, JobState, Outcome, Placement, check_transition
+from scheduler.jobs import (
+    TRANSITIONS,
+    Blocker,
+    JobState,
+    Outcome,
+    Placement,
+    check_transition,
+)
 from scheduler.models import Attempt, Job
 
-# In the order in which a job passes through them: a move by somebody else is always caught up.
-PLACED = (JobState.STARTING, JobState.RUNNING, JobState.STOPPING)
+# Where a job is that has an open attempt: from each of them it may end.
+PLACED = tuple(
+    s for s in JobState if s is not JobState.QUEUED and JobState.FINISHED in TRANSITIONS[s]
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,10 +57,9 @@ class Ending:
 
 def place(placement: Placement, boot_id: str, now: datetime) -> Attempt | None:
     """Commit a waiting job to its GPUs; None when it was cancelled meanwhile."""
-    jobs = Job.objects.filter(pk=placement.job_id)
     if not _move(placement.job_id, JobState.QUEUED, JobState.STARTING, blockers=[]):
         return None
-    job = jobs.select_related("owner").get()
+    job = Job.objects.select_related("owner").get(pk=placement.job_id)
     attempt = Attempt.objects.create(
         job=job,
         number=job.attempts.count() + 1,
@@ -78,11 +86,13 @@ def started(attempt: Attempt, identity: Identity) -> bool:
     )
     if not known:
         return False
-    Job.objects.filter(pk=attempt.job_id).update(started_at=identity.started_at)
+    started_at = identity.started_at
+    if _move(attempt.job_id, JobState.STARTING, JobState.RUNNING, started_at=started_at):
+        _tell("JOB_STARTED", attempt, f"{_title(attempt)} started", started_at)
+    else:
+        Job.objects.filter(pk=attempt.job_id).update(started_at=started_at)
     if attempt.gpu_uuids:
         store.set_leader(str(attempt.job_id), identity.pid, identity.start_ticks)
-    if _move(attempt.job_id, JobState.STARTING, JobState.RUNNING):
-        _tell("JOB_STARTED", attempt, f"{_title(attempt)} started", identity.started_at)
     return True
 
 
@@ -107,7 +117,7 @@ def ended(attempt: Attempt, ending: Ending, now: datetime) -> bool:
         problem=ending.problem,
         ended_at=ending.ended_at,
     )
-    store.close_claims(str(attempt.job_id), now)
+    _free_gpus(attempt, now)
     severity = "info" if ending.outcome in (Outcome.SUCCEEDED, Outcome.CANCELLED) else "warning"
     _tell("JOB_FINISHED", attempt, f"{_title(attempt)} {_words(ending)}", ending.ended_at, severity)
     return True
@@ -118,7 +128,7 @@ def requeued(attempt: Attempt, problem: str, now: datetime) -> bool:
     if not _move(attempt.job_id, JobState.STARTING, JobState.QUEUED):
         return False
     _end_attempt(attempt, Ending(outcome=Outcome.LOST, ended_at=now, problem=problem), "")
-    store.close_claims(str(attempt.job_id), now)
+    _free_gpus(attempt, now)
     _tell("JOB_REQUEUED", attempt, f"{_title(attempt)} waits again: {problem}", now, "warning")
     return True
 
@@ -161,8 +171,14 @@ def _move(job_id: int, old: JobState, new: JobState, **fields: object) -> bool:
 
 def _finish(attempt: Attempt, **fields: object) -> None:
     """From whichever state it is in. Its attempt was open, so one of these it must be."""
-    if not any(_move(attempt.job_id, old, JobState.FINISHED, **fields) for old in PLACED):
+    placed = Job.objects.filter(pk=attempt.job_id, state__in=[state.value for state in PLACED])
+    if not placed.update(state=JobState.FINISHED.value, **fields):
         raise RuntimeError(f"job {attempt.job_id} had an open attempt but had ended")
+
+
+def _free_gpus(attempt: Attempt, now: datetime) -> None:
+    if attempt.gpu_uuids:
+        store.close_claims(str(attempt.job_id), now)
 
 
 def _end_attempt(attempt: Attempt, ending: Ending, outcome: str) -> bool:

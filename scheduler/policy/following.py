@@ -53,6 +53,10 @@ class Move(StrEnum):
     RESTARTED = "restarted"
 
 
+# After these a job may have left its place to others.
+ENDINGS = frozenset({Move.END, Move.GIVE_UP, Move.NEVER_RAN, Move.ABANDONED, Move.RESTARTED})
+
+
 def next_move(sight: Sight, now: datetime) -> Move:
     """The one thing to do now. The result counts above all else."""
     if sight.has_result:
