@@ -83,7 +83,9 @@ class Config(BaseSettings):
         description="A proxy in front serves HTTPS: secure cookies, HSTS, X-Forwarded-Proto.",
     )
     debug: bool = Field(False, description="Error pages with source code: never in public.")
-    log: Literal["text", "json"] = Field("text", description="How log lines look.")
+    log: Literal["text", "json"] = Field(
+        "text", description="Log lines: text for people, json for machines."
+    )
     node: Text = Field(
         default_factory=socket.gethostname,
         min_length=1,
@@ -95,7 +97,8 @@ class Config(BaseSettings):
     )
 
     probe: ProbeName | None = Field(
-        None, description="Where readings come from; not set: nvml, or none without a driver."
+        None,
+        description="What reads GPUs: nvml, simulated, none; not set: nvml, or none without driver.",
     )
     require_nvml: bool = Field(
         False, description="Refuse to start when the NVIDIA driver can't be read."
@@ -140,7 +143,7 @@ class Config(BaseSettings):
     )
     run_as: Literal["auto", "service"] = Field(
         "auto",
-        description="OS account of jobs when gpucoord is root: auto takes the owner's account.",
+        description="As whom root runs jobs: auto (the owner's OS account, else nobody) or service.",
     )
 
     @classmethod

@@ -6,10 +6,12 @@ import argparse
 import os
 import secrets
 import shutil
+import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from gpucoord_site.config import load_config
 from gpucoord_site.demo.leaving import clear_up, watch_over
 
 # Settings of the person that hold for a demo too; all others are the demo's own.
@@ -44,7 +46,9 @@ def main(argv: Sequence[str]) -> int:
             environment["GPUCOORD_SIMULATED_GPUS"] = options.gpus
         os.environ.clear()
         os.environ.update(environment)
-        return _run(home, password, host=options.host, port=options.port)
+        given = {"host": options.host, "port": options.port}
+        load_config(**{name: value for name, value in given.items() if value is not None})
+        return _run(home, password, **given)
     finally:
         clear_up(folder)
 
@@ -103,6 +107,7 @@ def _run(home: Path, password: str, host: str | None, port: str | None) -> int:
     import django
 
     django.setup()
+    from gpucoord_site.preparing import UnableToStart
     from gpucoord_site.starting import in_a_child, start
 
     def prepare() -> None:
@@ -115,7 +120,11 @@ def _run(home: Path, password: str, host: str | None, port: str | None) -> int:
         prepare_database()
         seed(settings.CONFIG, home, password, timezone.now())
 
-    in_a_child(prepare)
+    try:
+        in_a_child(prepare)
+    except UnableToStart as error:
+        sys.stderr.write(f"gpucoord: {error}\n")
+        return 2
     admin = os.environ.get("GPUCOORD_ADMIN_USER") or "admin"
     print("A simulated server: every figure is made up, and nothing stays when it ends.")
     print(f"Log in as {admin} (operator) or alice (user); the password of both: {password}")
