@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 
 from django.db.models import Model, QuerySet
 
-from monitor.models import Chore, Claim, Constraint, Event, Gpu, HostSample, Sample
+from monitor.models import Chore, Claim, Constraint, Event, Gpu, HostSample, LatestSnapshot, Sample
 
 CHUNK = 2000
 
@@ -21,6 +21,8 @@ class Keep:
     events: timedelta = timedelta(days=90)
     # Idle or busy: a change of state that passes says little after a week.
     state_changes: timedelta = timedelta(days=7)
+    # A host that has been silent for so long was renamed or taken away.
+    silent_hosts: timedelta = timedelta(days=7)
 
 
 def due(name: str, every: timedelta, now: datetime) -> bool:
@@ -54,6 +56,7 @@ def _too_old(keep: Keep, now: datetime) -> Iterator[QuerySet[Model]]:
     yield Event.objects.filter(at__lt=old)
     passing = Event.objects.filter(kind="GPU_STATE_CHANGED", severity=Event.Severity.INFO)
     yield passing.filter(at__lt=now - keep.state_changes)
+    yield LatestSnapshot.objects.filter(at__lt=now - keep.silent_hosts)
     yield Claim.objects.filter(until_at__lt=old)
     yield Constraint.objects.filter(until_at__lt=old)
 

@@ -152,12 +152,6 @@ def close_claims(job_ref: str, now: datetime) -> int:
     return Claim.objects.filter(job_ref=job_ref, until_at__isnull=True).update(until_at=now)
 
 
-def known_gpus(host: str, *, simulated: bool, since: datetime) -> list[Gpu]:
-    """GPUs of `host` that answered after `since`, by index."""
-    rows = Gpu.objects.filter(host=host, simulated=simulated, last_seen_at__gte=since)
-    return list(rows.order_by("index"))
-
-
 def _upsert_gpus(readings: Sequence[GpuReading], snapshot: Snapshot) -> None:
     # A GPU that does not answer keeps the last_seen_at, name and size that it had.
     for answers in (True, False):

@@ -55,6 +55,13 @@ def test_it_keeps_events_for_ninety_days_and_passing_states_for_seven() -> None:
     assert texts == {"1", "1 failing", "1 job", "8 failing", "8 job"}
 
 
+def test_it_forgets_a_host_that_was_silent_for_a_week() -> None:
+    for days, host in ((1, "asleep"), (8, "gone")):
+        store.record(Scenario(gpus=1).snapshot(NOW - timedelta(days=days), host))
+    pruning.prune(KEEP, NOW)
+    assert [shot.host.name for shot in store.newest_all()] == ["asleep"]
+
+
 def test_pruning_again_finds_nothing() -> None:
     history(hours=3)
     pruning.prune(KEEP, NOW)
