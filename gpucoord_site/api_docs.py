@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import render
+from django.utils.html import linebreaks
+from django.utils.safestring import SafeString, mark_safe
 from django.views.decorators.http import require_safe
 
 from gpucoord_site.api import api
@@ -40,6 +43,12 @@ class Operation:
     answer: list[Field]
     status: str
     example: str
+
+    @property
+    def html(self) -> SafeString:
+        """The text with `names` set apart."""
+        paragraphs = linebreaks(self.text, autoescape=True)
+        return mark_safe(re.sub(r"`([^`]+)`", r"<code>\1</code>", paragraphs))  # noqa: S308 - escaped
 
 
 @require_safe
@@ -106,7 +115,8 @@ def _field(schema: Mapping[str, Any], name: str, found: Mapping[str, Any], neede
 def _kind(schema: Mapping[str, Any], found: Mapping[str, Any]) -> str:
     """ "list of text", "whole number or null" ..."""
     if "anyOf" in found:
-        return " or ".join(dict.fromkeys(_kind(schema, each) for each in found["anyOf"]))
+        kinds = [_kind(schema, each) for each in found["anyOf"] if each.get("type") != "null"]
+        return " or ".join(dict.fromkeys(kinds))
     if "$ref" in found:
         return (
             found["$ref"].rpartition("/")[2].removesuffix("Body")
@@ -117,7 +127,7 @@ def _kind(schema: Mapping[str, Any], found: Mapping[str, Any]) -> str:
         return " | ".join(map(str, found["enum"]))
     if found.get("type") == "array":
         return f"list of {_kind(schema, found.get('items', {}))}"
-    words = {"string": "text", "integer": "whole number", "boolean": "true or false"}
+    words = {"string": "text", "integer": "number", "boolean": "true or false"}
     kind = str(found.get("type", "anything"))
     return "time" if found.get("format") == "date-time" else words.get(kind, kind)
 

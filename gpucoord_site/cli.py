@@ -17,7 +17,10 @@ COMMANDS: Commands = {
         "gpucoord_site.demo.command:main",
     ),
     "check": ("say what this machine has and what is missing", "gpucoord_site.check:main"),
-    "submit": ("run a command as a job: gpucoord submit -- python train.py", None),
+    "submit": (
+        "run a command as a job: gpucoord submit -- python train.py",
+        "gpucoord_site.submit:main",
+    ),
     "token": ("make a token for REST: gpucoord token USER", None),
     "version": ("print the version", "gpucoord_site.cli:version"),
 }

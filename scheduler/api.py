@@ -53,12 +53,12 @@ def submit(request: HttpRequest, new: NewJobBody) -> tuple[int, dict[str, Any]]:
 @router.get("", response=JobPage, summary="List jobs", url_name="jobs")
 def list_jobs(
     request: HttpRequest,
-    state: State | None = None,
-    owner: str | None = None,
+    state: Annotated[State | None, Query(description="open: not finished.")] = None,
+    owner: Annotated[str | None, Query(description="A user's name, or me.")] = None,
     limit: Annotated[int, Query(ge=1, le=500)] = 50,
     offset: Annotated[int, Query(ge=0, le=2**31)] = 0,
 ) -> dict[str, Any]:
-    """The newest first. `state` open: all that have not ended; `owner` me: your own."""
+    """The newest first; `next` is the address of the following page."""
     owner = _person(request).username if owner == "me" else owner
     found = viewing.filtered(state or "", owner or "")
     total = found.count()
@@ -86,12 +86,18 @@ def see(request: HttpRequest, job_id: int) -> dict[str, Any]:
 def log(
     request: HttpRequest,
     job_id: int,
-    offset: Annotated[int | None, Query(ge=0, le=2**62)] = None,
-    limit: Annotated[int, Query(ge=1, le=LARGEST_ANSWER)] = LARGEST_ANSWER,
-    tail: Annotated[int | None, Query(ge=1, le=LARGEST_ANSWER)] = None,
-    attempt: Annotated[int | None, Query(ge=1, le=32767)] = None,
+    offset: Annotated[int, Query(ge=0, le=2**62, description="The first byte.")] = 0,
+    limit: Annotated[
+        int, Query(ge=1, le=LARGEST_ANSWER, description="At most so many bytes.")
+    ] = LARGEST_ANSWER,
+    tail: Annotated[
+        int | None, Query(ge=1, le=LARGEST_ANSWER, description="Instead: so many at the end.")
+    ] = None,
+    attempt: Annotated[
+        int | None, Query(ge=1, le=32767, description="Of an earlier attempt.")
+    ] = None,
 ) -> HttpResponse:
-    """Output and errors in one, in order, from `offset`, or the last `tail` bytes.
+    """Output and errors in one, in order.
 
     At most 8 MiB an answer; go on at X-Log-Next-Offset.
     """
@@ -100,7 +106,7 @@ def log(
         raise HttpError(403, f"Only {job.owner.username} and operators may read this log.")
     number = attempt or viewing.latest_number(job)
     path = files.log_path(Path(settings.DATA), job.pk, number)
-    piece = logs.tail(path, tail) if tail else logs.read(path, offset or 0, limit)
+    piece = logs.tail(path, tail) if tail else logs.read(path, offset, limit)
     response = HttpResponse(piece.data, content_type="text/plain; charset=utf-8")
     response["X-Log-Next-Offset"] = str(piece.end)
     response["X-Log-Size"] = str(piece.size)

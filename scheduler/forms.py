@@ -6,11 +6,13 @@ from typing import Any
 
 from django import forms
 
-from scheduler.jobs import PRIORITIES, NewJob
+from scheduler.job_lines import plain_gib
+from scheduler.jobs import PRIORITIES, NewJob, PlanPolicy
 from scheduler.models import Job
 from scheduler.submitting import OURS, UnableToSubmit, read
 
 PRIORITY_CHOICES = [(str(value), f"{value} {word}") for value, word in PRIORITIES.items()]
+UNDECLARED = plain_gib(PlanPolicy().undeclared_bytes)
 # Fields that most people never need; the page opens them when one has a mistake.
 ADVANCED = ("name", "cwd", "env", "estimate")
 
@@ -34,7 +36,7 @@ class NewJobForm(forms.Form):
     HINTS = {
         "command": "Runs as /bin/sh -c COMMAND.",
         "gpus": "0 for a job without a GPU.",
-        "gpu_memory": "Such as 20GiB. Left empty: what is free when it starts.",
+        "gpu_memory": f"Such as 20GiB. Left empty: it starts where {UNDECLARED} are free.",
         "time_limit": "Such as 2h or 90 min: stopped after that. Left empty: no limit.",
         "name": "All can read it. Left empty: the program and its first argument.",
         "cwd": "Where it starts. Left empty: the home folder of its account.",

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from monitor.formats import duration, gib
+from monitor.formats import GIB, duration
 from monitor.models import Gpu
 from scheduler import viewing
 from scheduler.jobs import PRIORITIES, JobState, Outcome
@@ -128,34 +128,37 @@ def requirement(job: Job) -> str:
         return "no GPU"
     parts = ["1 GPU" if job.gpus == 1 else f"{job.gpus} GPUs"]
     if job.gpu_memory_bytes is not None:
-        parts.append(gib(job.gpu_memory_bytes) + (" each" if job.gpus > 1 else ""))
+        parts.append(plain_gib(job.gpu_memory_bytes) + (" each" if job.gpus > 1 else ""))
     if job.exclusive:
         parts.append("alone")
     return ", ".join(parts)
 
 
+def plain_gib(value: int) -> str:
+    """A size that somebody asked for, as they would write it: "20 GiB"."""
+    return f"{value / GIB:.4g} GiB"
+
+
 def ending(job: Job) -> str:
-    """How it ended, in a sentence without its time: "Failed with exit code 1"."""
+    """How it ended, beside the word for its outcome: "exit code 1"."""
     if not job.outcome:
         return ""
     outcome = Outcome(job.outcome)
     if outcome is Outcome.FAILED:
-        return f"Failed{_failure(job)}"
+        return _failure(job)
     if outcome is Outcome.CANCELLED:
-        return f"Cancelled by {job.cancelled_by}" if job.cancelled_by else "Cancelled"
+        return f"by {job.cancelled_by}" if job.cancelled_by else ""
     if outcome is Outcome.TIMED_OUT:
-        return f"Stopped at its time limit of {duration(job.time_limit_s)}"
-    if outcome is Outcome.LOST:
-        return "Lost: nobody can tell how it ended"
-    return "Succeeded"
+        return f"stopped at its time limit of {duration(job.time_limit_s)}"
+    return "nobody can tell how it ended" if outcome is Outcome.LOST else ""
 
 
 def _failure(job: Job) -> str:
     if job.signal is not None:
         try:
-            return f": {signal.Signals(job.signal).name} (signal {job.signal}) ended it"
+            return f"ended by {signal.Signals(job.signal).name} (signal {job.signal})"
         except ValueError:
-            return f": signal {job.signal} ended it"
+            return f"ended by signal {job.signal}"
     if job.exit_code is not None:
-        return f" with exit code {job.exit_code}"
-    return "" if job.started_at else ": it could not start"
+        return f"exit code {job.exit_code}"
+    return "" if job.started_at else "it could not start"

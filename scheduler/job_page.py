@@ -88,16 +88,12 @@ def facts(shown: dict[str, Any]) -> object:
 
 
 def sentence(line: JobLine) -> str:
-    """The answer to "where is my job?", but for the times that run on."""
+    """The answer beside the word for its state, but for GPUs and times, which the page has."""
     if line.waits:
-        return line.why or "Waits for the scheduler to look at it."
-    gpus = ", ".join(gpu.label for gpu in line.gpus)
-    on = f" on {gpus}" if gpus else " without a GPU"
-    return {
-        JobState.STARTING.value: f"Starts{on}.",
-        JobState.RUNNING.value: f"Runs{on}.",
-        JobState.STOPPING.value: "Was asked to end, and is killed if it doesn't.",
-    }.get(line.state, f"{line.ending}.")
+        return line.why or "The scheduler looks at it within a second."
+    if line.state == JobState.STOPPING.value:
+        return "It was asked to end, and is killed if it doesn't."
+    return line.ending
 
 
 def timeline(job: Job, attempt: Attempt | None) -> list[Moment]:

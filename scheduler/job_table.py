@@ -17,7 +17,7 @@ from scheduler.models import Job
 from scheduler.regions import in_order
 
 PER_PAGE = 50
-STATES = {"open": "Running and waiting", "finished": "Finished", "failed": "Failed", "all": "All"}
+STATES = {"open": "Queue", "finished": "Finished", "failed": "Failed", "all": "All"}
 BAD_ENDS = (Outcome.FAILED.value, Outcome.TIMED_OUT.value, Outcome.LOST.value)
 
 

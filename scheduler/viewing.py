@@ -83,14 +83,13 @@ def line(job: Job) -> dict[str, Any]:
 
 def body(job: Job, person: Person) -> dict[str, Any]:
     """The whole job, as `person` may see it."""
-    attempt = running_attempt(job)
+    attempt, seen = running_attempt(job), may_see_all(job, person)
     return {
         **line(job),
         "exit_code": job.exit_code,
         "signal": job.signal,
-        "problem": job.problem or None,
         "blockers": job.blockers,
-        **_private(job, may_see_all(job, person)),
+        **_private(job, seen),
         "estimate_s": job.estimate_s,
         "time_limit_s": job.time_limit_s,
         "cancel_requested_at": job.cancel_requested_at,
@@ -98,14 +97,16 @@ def body(job: Job, person: Person) -> dict[str, Any]:
         "cpu_s": attempt.cpu_s if attempt else None,
         "peak_memory_bytes": attempt.peak_memory_bytes if attempt else None,
         "log_bytes": attempt.log_bytes if attempt else None,
-        "attempts": [_attempt(each) for each in attempts_of(job)],
+        "attempts": [_attempt(each, seen) for each in attempts_of(job)],
     }
 
 
 def _private(job: Job, seen: bool) -> dict[str, Any]:
     if not seen:
-        return dict.fromkeys(("command", "argv", "cwd", "env_names"))
+        return dict.fromkeys(("problem", "command", "argv", "cwd", "env_names"))
     return {
+        # It may name the folder or the program.
+        "problem": job.problem or None,
         "command": job.command,
         "argv": job.argv,
         "cwd": job.cwd,
@@ -113,7 +114,7 @@ def _private(job: Job, seen: bool) -> dict[str, Any]:
     }
 
 
-def _attempt(attempt: Attempt) -> dict[str, Any]:
+def _attempt(attempt: Attempt, seen: bool) -> dict[str, Any]:
     return {
         "number": attempt.number,
         "host": attempt.host,
@@ -123,7 +124,7 @@ def _attempt(attempt: Attempt) -> dict[str, Any]:
         "started_at": attempt.started_at,
         "ended_at": attempt.ended_at,
         "outcome": attempt.outcome or None,
-        "problem": attempt.problem or None,
+        "problem": (attempt.problem or None) if seen else None,
         "exit_code": attempt.exit_code,
         "signal": attempt.signal,
         "cpu_s": attempt.cpu_s,

@@ -81,9 +81,10 @@
       startLog();
       attempt = message.anew;
     }
+    has = message.to;
+    log.hidden = has === 0;
     if (message.skipped) skip(message.skipped);
     addText(message.log);
-    has = message.to;
     document.getElementById("log-size").textContent = size(has);
     document.getElementById("log-empty").hidden = has > 0;
   }

@@ -1,4 +1,4 @@
-"""Template filters of the jobs' pages: sizes of logs and memory, CPU time."""
+"""Template filters of the jobs' pages: sizes of logs and memory, short times."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def size(value: int | None) -> str:
 
 
 @register.filter
-def cpu_time(seconds: float | None) -> str:
-    """CPU time: exact below a minute, as most jobs of a few seconds differ there."""
+def brief(seconds: float | None) -> str:
+    """A time that may be short: exact below a minute, as many jobs differ only there."""
     if seconds is None:
         return UNKNOWN
     return duration(seconds) if seconds >= 60 else f"{sig3(seconds)} s"

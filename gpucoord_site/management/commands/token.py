@@ -1,0 +1,61 @@
+"""Make a token for REST and print it, once."""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser
+from datetime import timedelta
+from typing import Any
+
+from django.contrib.auth.models import User
+from django.core.management.base import BaseCommand, CommandError
+from django.db import DatabaseError
+from django.utils import timezone
+
+from gpucoord_site import token_file
+from monitor import access
+
+LONGEST_DAYS = 36_500
+
+
+class Command(BaseCommand):
+    requires_system_checks = []
+    help = "Make a token for REST and print it. It is shown only now."
+
+    def add_arguments(self, parser: ArgumentParser) -> None:
+        parser.add_argument("user", metavar="USER", help="whose requests the token stands for")
+        parser.add_argument("--name", default="", help="what it is for, as the admin shows it")
+        parser.add_argument("--days", type=int, help="how many days it is good for (default: ever)")
+        parser.add_argument(
+            "--save",
+            action="store_true",
+            help=f"keep it for `gpucoord submit` here, in {token_file.place()}, instead",
+        )
+
+    def handle(self, *args: object, **options: Any) -> None:
+        days = options["days"]
+        if days is not None and not 1 <= days <= LONGEST_DAYS:
+            raise CommandError(f"--days must be from 1 to {LONGEST_DAYS}.")
+        user = _user(options["user"])
+        lives = None if days is None else timedelta(days=days)
+        name = options["name"][:80]
+        row, text = access.create_token(user, timezone.now(), name=name, lives=lives)
+        if options["save"]:
+            path = token_file.save(text)
+            self.stdout.write(f"Saved a token of {user.username} in {path}.")
+        else:
+            self.stdout.write(text)
+        until = f" until {row.expires_at:%Y-%m-%d %H:%M %Z}" if row.expires_at else ""
+        self.stderr.write(f"Good{until}; the admin can revoke it ({row.prefix}…).")
+
+
+def _user(name: str) -> User:
+    try:
+        user = User.objects.filter(username=name).first()
+    except DatabaseError as error:
+        hint = "Is GPUCOORD_DATA that of the server, and was `gpucoord up` run once?"
+        raise CommandError(f"The users can't be read ({error}). {hint}") from None
+    if user is None:
+        raise CommandError(f"There is no user {name}. An operator adds people at /admin/.")
+    if not user.is_active:
+        raise CommandError(f"{name} may not log in; a token would be refused.")
+    return user

@@ -1,0 +1,121 @@
+"""`gpucoord submit -- COMMAND`: run a command as a job, as if it ran here. Needs no Django."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from argparse import ArgumentParser, ArgumentTypeError, Namespace
+from collections.abc import Sequence
+from typing import Any
+
+from gpucoord_site import token_file
+
+# As docker has it: what failed is gpucoord, not the command.
+OURS = 125
+URL = "http://127.0.0.1:8000"
+WANTED = (
+    "A token is needed: set GPUCOORD_TOKEN, or keep one with `gpucoord token USER --save`. "
+    "`gpucoord token USER`, run on the server, makes one."
+)
+EPILOG = """\
+The job's output appears here, and its exit code becomes this command's. Ctrl-C asks whether to
+cancel the job; a second Ctrl-C leaves it running. Exit codes of our own: 124 it ran into its time
+limit, 125 gpucoord failed or refused, 128+N signal N ended it, 130 it was cancelled or left.
+"""
+
+
+def main(argv: Sequence[str]) -> int:
+    """Returns the job's exit code, or one of ours."""
+    asked = _parser().parse_args(argv)
+    from gpucoord_site.client import Client, UnableToAsk
+    from gpucoord_site.following import Follower
+
+    try:
+        client = Client(asked.url or os.environ.get("GPUCOORD_URL") or URL, _token(asked))
+        job_id = client.submit(_body(asked))
+        if asked.detach:
+            sys.stdout.write(f"{job_id}\n")
+            return 0
+        return Follower(client, job_id).follow()
+    except (UnableToAsk, token_file.UnsafeToken) as error:
+        for line in str(error).splitlines():
+            sys.stderr.write(f"gpucoord: {line}\n")
+        return OURS
+
+
+def _token(asked: Namespace) -> str:
+    from gpucoord_site.client import UnableToAsk
+
+    token = asked.token or os.environ.get("GPUCOORD_TOKEN") or token_file.load()
+    if not token:
+        raise UnableToAsk(WANTED)
+    if not token.isascii() or not token.isprintable():
+        raise UnableToAsk("The token has characters that no token has.")
+    return token.strip()
+
+
+def _body(asked: Namespace) -> dict[str, Any]:
+    """One word with spaces is a shell line, as `sh -c` takes it; more words run as they are."""
+    words: list[str] = asked.command
+    runs = {"command": words[0]} if len(words) == 1 else {"argv": words}
+    fields = {
+        "name": asked.name,
+        "priority": asked.priority,
+        "gpus": asked.gpus,
+        "gpu_memory": asked.gpu_memory,
+        "exclusive": asked.exclusive or None,
+        "time_limit": asked.time_limit,
+        "estimate": asked.estimate,
+        "env": dict(asked.env) or None,
+        "cwd": os.path.abspath(asked.cwd) if asked.cwd else _here(asked),  # noqa: PTH100
+    }
+    return runs | {name: value for name, value in fields.items() if value is not None}
+
+
+def _here(asked: Namespace) -> str | None:
+    """Where one stands, when the server is this machine: else its folders are others."""
+    url = asked.url or os.environ.get("GPUCOORD_URL") or URL
+    host = url.partition("://")[2].partition("/")[0].rpartition("@")[2]
+    name = host.removeprefix("[").partition("]")[0] if host.startswith("[") else host.split(":")[0]
+    return os.getcwd() if name in {"127.0.0.1", "localhost", "::1"} else None  # noqa: PTH109
+
+
+def _parser() -> ArgumentParser:
+    parser = ArgumentParser(
+        prog="gpucoord submit",
+        usage="gpucoord submit [options] -- COMMAND [ARGUMENT ...]",
+        description="Run a command as a job and show its output.",
+        epilog=EPILOG,
+    )
+    add = parser.add_argument
+    add("command", nargs="+", metavar="COMMAND", help="one word with spaces is a shell line")
+    add("--name", help="all can read it (default: the program and its first argument)")
+    add("--priority", type=int, help="5 urgent, 4 high, 3 normal (default), 2 low, 1 background")
+    add("--gpus", type=int, help="how many (default: 1; 0 for a job without a GPU)")
+    add("--gpu-memory", metavar="SIZE", help="on each GPU, such as 20GiB")
+    add("--exclusive", action="store_true", help="no other job on the same GPUs")
+    add("--time-limit", metavar="TIME", help="stopped after this: 2h, 90min")
+    add("--estimate", metavar="TIME", help="how long you think it takes")
+    add(
+        "--env",
+        metavar="NAME=VALUE",
+        action="append",
+        default=[],
+        type=_variable,
+        help="a variable; without =VALUE the one from here; may be repeated",
+    )
+    add("--cwd", metavar="FOLDER", help="where it starts (default: here, if the server is local)")
+    add("--url", help=f"the server (default: GPUCOORD_URL, or {URL})")
+    add("--token", help="better: GPUCOORD_TOKEN, or the file that `gpucoord token --save` writes")
+    add("--detach", "-d", action="store_true", help="only print the job's number")
+    return parser
+
+
+def _variable(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not equals:
+        if name not in os.environ:
+            raise ArgumentTypeError(f"{shlex.quote(name)} is not set here; write NAME=VALUE")
+        value = os.environ[name]
+    return name, value
