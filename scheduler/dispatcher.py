@@ -14,10 +14,10 @@ from scheduler.jobs import Blocker, Plan, PlanPolicy, QueuedJob, Slots
 from scheduler.models import Attempt
 from scheduler.policy import capacity
 from scheduler.policy.planning import plan
+from scheduler.transitions import Reasons, keys
 
 # Readings of the GPUs come once a second, and an administrator may change a waiting job.
 PLAN_AGAIN = timedelta(seconds=0.9)
-Reasons = tuple[tuple[str, str | None, str | None, str | None], ...]
 
 
 class Dispatcher:
@@ -27,8 +27,8 @@ class Dispatcher:
         self._guard = guard
         self._host = host
         self._policy = policy
-        # What is stored with each waiting job. Lost at a restart, which costs one rewrite.
-        self._told: dict[int, Reasons] = {}
+        # The reasons that are stored with each waiting job; read once, when first needed.
+        self._told: dict[int, Reasons] | None = None
         self._mark: tuple[int, int | None] = (0, None)
         self._planned_at = datetime.min.replace(tzinfo=UTC)
 
@@ -47,8 +47,10 @@ class Dispatcher:
     def _plan(self, now: datetime) -> list[Attempt]:
         queue = store.queue()
         if not queue:
-            self._told.clear()
+            self._told = {}
             return []
+        if self._told is None:
+            self._told = transitions.told()
         made = plan(queue, self._slots(queue, now), self._policy, now)
         news = self._news(made.blockers)
         if not made.placements and not news:
@@ -75,16 +77,11 @@ class Dispatcher:
             placed = [transitions.place(p, boot_id(), now) for p in made.placements]
             transitions.explain(news)
             wake("live")
-        self._told = {job_id: _reasons(found) for job_id, found in made.blockers.items()}
+        self._told = {job_id: keys(found) for job_id, found in made.blockers.items()}
         return [attempt for attempt in placed if attempt is not None]
 
     def _news(self, blockers: Mapping[int, tuple[Blocker, ...]]) -> dict[int, tuple[Blocker, ...]]:
+        told = self._told or {}
         return {
-            job_id: found
-            for job_id, found in blockers.items()
-            if self._told.get(job_id) != _reasons(found)
+            job_id: found for job_id, found in blockers.items() if told.get(job_id) != keys(found)
         }
-
-
-def _reasons(blockers: tuple[Blocker, ...]) -> Reasons:
-    return tuple(blocker.key for blocker in blockers)

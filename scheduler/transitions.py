@@ -23,6 +23,7 @@ from scheduler.jobs import (
 )
 from scheduler.models import Attempt, Job
 
+Reasons = tuple[tuple[str, str | None, str | None, str | None], ...]
 # Where a job is that has an open attempt: from each of them it may end.
 PLACED = tuple(
     s for s in JobState if s is not JobState.QUEUED and JobState.FINISHED in TRANSITIONS[s]
@@ -133,6 +134,17 @@ def requeued(attempt: Attempt, problem: str, now: datetime) -> bool:
     return True
 
 
+def keys(blockers: Iterable[Blocker]) -> Reasons:
+    """What makes reasons to wait the same or new ones."""
+    return tuple(blocker.key for blocker in blockers)
+
+
+def told() -> dict[int, Reasons]:
+    """The reasons that are stored with waiting jobs."""
+    rows = Job.objects.filter(state=JobState.QUEUED.value).values_list("id", "blockers")
+    return {id_: keys(_blocker(body) for body in found) for id_, found in rows}
+
+
 def explain(blockers: Mapping[int, Sequence[Blocker]]) -> int:
     """Store why jobs wait; how many rows changed. Jobs with the same reasons share a statement."""
     same: dict[tuple[Blocker, ...], list[int]] = {}
@@ -148,6 +160,16 @@ def _explain(ids: Sequence[int], reasons: Iterable[Blocker]) -> int:
             blockers=body
         )
         for at in range(0, len(ids), 500)
+    )
+
+
+def _blocker(body: Mapping[str, str | None]) -> Blocker:
+    return Blocker(
+        code=body.get("code") or "",
+        text=body.get("text") or "",
+        requested=body.get("requested"),
+        available=body.get("available"),
+        holder=body.get("holder"),
     )
 
 

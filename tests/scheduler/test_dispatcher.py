@@ -1,0 +1,138 @@
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.contrib.auth.models import User
+from django.db import transaction
+
+from monitor import store as monitor_store
+from scheduler import store
+from scheduler.dispatcher import Dispatcher
+from scheduler.jobs import NewJob, PlanPolicy, Requirement
+from scheduler.models import Attempt, Job
+from tests.builders import NOW, gpu_uuid, host, snapshot
+
+pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("data")]
+SECOND = timedelta(seconds=1)
+
+
+def _dispatcher(on: str = "gpubox") -> Dispatcher:
+    return Dispatcher(transaction.atomic, on, PlanPolicy(cpu_jobs=1))
+
+
+def _submit(owner: User, gpus: int = 1, **changes: Any) -> Job:
+    asked = Requirement(gpus=gpus, exclusive=gpus > 0)
+    return store.submit(NewJob(command="true", requirement=asked, **changes), owner, NOW)
+
+
+def _see(gpus: int = 1, at_s: float = 0, **changes: Any) -> None:
+    monitor_store.record(snapshot(gpus, at=NOW + at_s * SECOND, **changes))
+
+
+def _why(job: Job) -> list[str]:
+    job.refresh_from_db()
+    return [blocker["code"] for blocker in job.blockers]
+
+
+def test_it_has_nothing_to_do_for_an_empty_queue() -> None:
+    assert _dispatcher().step(NOW) == []
+
+
+def test_it_places_a_job_on_the_gpu_that_it_saw(alice: User) -> None:
+    _see()
+    job = _submit(alice)
+
+    (attempt,) = _dispatcher().step(NOW)
+    assert (attempt.job_id, attempt.gpu_uuids, attempt.host) == (job.pk, [gpu_uuid(0)], "gpubox")
+
+
+def test_it_sees_no_gpu_of_another_host(alice: User) -> None:
+    _see(host=host(name="elsewhere"))
+    job = _submit(alice)
+
+    assert _dispatcher().step(NOW) == []
+    assert _why(job) == ["NoReading"]
+
+
+def test_it_counts_jobs_without_a_gpu_on_its_host(alice: User) -> None:
+    first, second = _submit(alice, gpus=0), _submit(alice, gpus=0)
+
+    assert [a.job_id for a in _dispatcher().step(NOW)] == [first.pk]
+    assert _why(second) == ["CpuPlaces"]
+    # Another host has places of its own.
+    assert [a.job_id for a in _dispatcher("other").step(NOW)] == [second.pk]
+
+
+def test_it_plans_again_when_a_job_came(alice: User) -> None:
+    _see()
+    dispatcher = _dispatcher()
+    dispatcher.step(NOW)
+    job = _submit(alice)
+
+    assert [a.job_id for a in dispatcher.step(NOW, has_room=False)] == [job.pk]
+
+
+def test_it_plans_again_when_a_job_has_ended(alice: User) -> None:
+    _see()
+    dispatcher = _dispatcher()
+    first, second = _submit(alice), _submit(alice)
+    dispatcher.step(NOW)
+    dispatcher.step(NOW, has_room=False)
+    monitor_store.close_claims(str(first.pk), NOW)
+
+    assert [a.job_id for a in dispatcher.step(NOW, has_room=False)] == []
+    assert [a.job_id for a in dispatcher.step(NOW, has_room=True)] == [second.pk]
+
+
+def test_it_plans_again_with_the_next_reading(alice: User) -> None:
+    dispatcher = _dispatcher()
+    job = _submit(alice)
+    dispatcher.step(NOW)
+    _see(at_s=1)
+
+    assert [a.job_id for a in dispatcher.step(NOW + SECOND, has_room=False)] == [job.pk]
+
+
+def test_it_writes_no_reason_again_that_is_there(alice: User) -> None:
+    job = _submit(alice)
+    _dispatcher().step(NOW)
+    blockers = Job.objects.get(pk=job.pk).blockers
+    blockers[0]["text"] = "as it was"
+    Job.objects.filter(pk=job.pk).update(blockers=blockers)
+
+    # Nor does the next dispatcher, that takes over from this one.
+    _dispatcher().step(NOW)
+    job.refresh_from_db()
+    assert job.blockers[0]["text"] == "as it was"
+
+
+def test_it_writes_a_new_reason(alice: User) -> None:
+    dispatcher = _dispatcher()
+    job = _submit(alice)
+    dispatcher.step(NOW)
+    _see(gpus=0, problem="The driver is not loaded.", at_s=1)
+    dispatcher.step(NOW + SECOND)
+
+    assert _why(job) == ["NoGpu"]
+
+
+def test_a_placed_job_has_no_reason_to_wait_any_more(alice: User) -> None:
+    job = _submit(alice)
+    dispatcher = _dispatcher()
+    dispatcher.step(NOW)
+    _see(at_s=1)
+    dispatcher.step(NOW + SECOND)
+
+    assert _why(job) == []
+    assert job.state == "starting"
+
+
+def test_two_dispatchers_place_a_job_once(alice: User) -> None:
+    _see()
+    _submit(alice)
+
+    assert len(_dispatcher().step(NOW)) == 1
+    assert len(_dispatcher().step(NOW)) == 0
+    assert Attempt.objects.count() == 1
