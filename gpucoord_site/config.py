@@ -98,7 +98,7 @@ class Config(BaseSettings):
 
     probe: ProbeName | None = Field(
         None,
-        description="What reads GPUs: nvml, simulated, none; not set: nvml, or none without driver.",
+        description="Reads the GPUs: nvml, simulated or none; not set: nvml where a driver is.",
     )
     require_nvml: bool = Field(
         False, description="Refuse to start when the NVIDIA driver can't be read."
@@ -143,7 +143,7 @@ class Config(BaseSettings):
     )
     run_as: Literal["auto", "service"] = Field(
         "auto",
-        description="As whom root runs jobs: auto (the owner's OS account, else nobody) or service.",
+        description="As whom root runs jobs: auto (the owner's account, else nobody) or service.",
     )
 
     @classmethod

@@ -1,0 +1,65 @@
+"""Makes the README's picture from the demo: python -m tests.browser.take_screenshot."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from playwright.sync_api import sync_playwright
+
+from tests.processes.service import ROOT, wait_until
+
+PICTURE = ROOT / ".github" / "dashboard.png"
+PASSWORD = "only for this picture"
+# Long enough for the demo's jobs to have drawn something.
+SETTLE_MS = 20_000
+
+
+@contextmanager
+def demo() -> Iterator[str]:
+    with tempfile.NamedTemporaryFile() as log:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "gpucoord_site", "demo", "--port", "0"],
+            env={**os.environ, "GPUCOORD_ADMIN_PASSWORD": PASSWORD, "GPUCOORD_NODE": "gpubox"},
+            cwd=ROOT,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+        )
+
+        def address() -> str | None:
+            found = re.search(r"is at (http://\S+/)", Path(log.name).read_text())
+            return found[1] if found else None
+
+        try:
+            yield wait_until(address, 30, "an address")
+        finally:
+            process.send_signal(signal.SIGINT)
+            process.wait(20)
+
+
+def main() -> None:
+    PICTURE.parent.mkdir(exist_ok=True)
+    with demo() as address, sync_playwright() as playwright:
+        browser = playwright.chromium.launch(
+            executable_path=shutil.which("chromium"), args=["--no-sandbox", "--disable-gpu"]
+        )
+        page = browser.new_page(viewport={"width": 1400, "height": 1130})
+        page.goto(f"{address}login/")
+        page.fill("[name=username]", "admin")
+        page.fill("[name=password]", PASSWORD)
+        page.click("button[type=submit]")
+        page.wait_for_timeout(SETTLE_MS)
+        page.screenshot(path=PICTURE)
+        browser.close()
+
+
+if __name__ == "__main__":
+    main()
