@@ -70,6 +70,8 @@ def _dispatch(name: str, rest: list[str], ours: Commands) -> int:
     if name in {"help", "--help", "-h"} and not rest:
         print(front_page(), end="")
         return 0
+    if name == "help" and rest[0] in ours:
+        name, rest = rest[0], ["--help"]
     target = ours.get(name, ("", None))[1]
     if target:
         module, function = target.split(":")

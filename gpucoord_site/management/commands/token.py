@@ -7,18 +7,18 @@ from datetime import timedelta
 from typing import Any
 
 from django.contrib.auth.models import User
-from django.core.management.base import BaseCommand, CommandError
+from django.core.management.base import CommandError
 from django.db import DatabaseError
 from django.utils import timezone
 
 from gpucoord_site import token_file
+from gpucoord_site.management.plain import PlainCommand
 from monitor import access
 
 LONGEST_DAYS = 36_500
 
 
-class Command(BaseCommand):
-    requires_system_checks = []
+class Command(PlainCommand):
     help = "Make a token for REST and print it. It is shown only now."
 
     def add_arguments(self, parser: ArgumentParser) -> None:

@@ -5,14 +5,12 @@ from __future__ import annotations
 import sys
 from argparse import ArgumentParser
 
-from django.core.management.base import BaseCommand
-
+from gpucoord_site.management.plain import PlainCommand
 from gpucoord_site.starting import start
 
 
-class Command(BaseCommand):
+class Command(PlainCommand):
     help = "Start gpucoord: the web pages and the loops behind them, until Ctrl-C or SIGTERM."
-    requires_system_checks = []
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument("--host", help="address to listen on (default: 127.0.0.1)")
