@@ -20,7 +20,7 @@ from scheduler.api import router as scheduler_router
 
 WHO = "Log in, or send a token: Authorization: Bearer TOKEN. `gpucoord token USER` makes one."
 REFUSED = "This token is unknown, expired or revoked. `gpucoord token USER` makes a new one."
-NO_CSRF = "The CSRF token is missing or wrong: send the csrftoken cookie as X-CSRFToken header too."
+NO_CSRF = "The CSRF token is missing or wrong: send the gpucoord_csrf cookie as X-CSRFToken too."
 DESCRIPTION = "See the GPUs, submit jobs and follow them. Times are ISO 8601, sizes in bytes."
 
 

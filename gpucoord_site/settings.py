@@ -108,6 +108,9 @@ AUTH_PASSWORD_VALIDATORS = [
 AXES_FAILURE_LIMIT = 10
 AXES_COOLOFF_TIME = 0.25
 AXES_LOCKOUT_PARAMETERS = [["username", "ip_address"]]
+AXES_LOCKOUT_CALLABLE = "gpucoord_site.lockout.locked"
+AXES_RESET_ON_SUCCESS = True
+AXES_RESET_COOL_OFF_ON_FAILURE_DURING_LOCKOUT = False
 
 STATIC_URL = "/static/"
 STATICFILES_DIRS = [ASSETS / "static"]
@@ -127,6 +130,9 @@ CONTENT_SECURITY_POLICY = {
         "frame-ancestors": [NONE],
     }
 }
+# Cookies don't know ports: other services of this host must not overwrite ours.
+SESSION_COOKIE_NAME = "gpucoord_session"
+CSRF_COOKIE_NAME = "gpucoord_csrf"
 SESSION_COOKIE_SAMESITE = "Lax"
 SESSION_COOKIE_SECURE = CSRF_COOKIE_SECURE = CONFIG.https
 SECURE_SSL_REDIRECT = CONFIG.https
