@@ -113,7 +113,6 @@ class LeaseAdmin(ReadOnly):
         "ticks",
         "last_tick_at",
         "lateness_p99_ms",
-        "expires_at",
     )
     list_filter = ("loop", "host", ("last_error", admin.EmptyFieldListFilter))
     search_fields = ("name", "last_error")
@@ -198,10 +197,10 @@ class ApiTokenAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
         return {"user": request.user.pk, **super().get_changeform_initial_data(request)}
 
     def formfield_for_foreignkey(
-        self, db_field: ForeignKey[Any, Any], request: HttpRequest | None, **kwargs: Any
+        self, db_field: ForeignKey[Any, Any], request: Any, **kwargs: Any
     ) -> ModelChoiceField[Any] | None:
         """A token is its user's whole power here: others' are for superusers to make."""
-        if request is not None and not request.user.is_superuser:
+        if not request.user.is_superuser:
             kwargs["queryset"] = User.objects.filter(pk=request.user.pk)
         return super().formfield_for_foreignkey(db_field, request, **kwargs)
 

@@ -57,7 +57,7 @@ def log_in(port: str) -> str:
         token = re.search(r'name="csrfmiddlewaretoken" value="([^"]+)"', page.text)
         form = {"username": "admin", "password": "correct horse"}
         browser.post("/login/", data=form | {"csrfmiddlewaretoken": token[1] if token else ""})
-        return f"sessionid={browser.cookies['sessionid']}"
+        return f"gpucoord_session={browser.cookies['gpucoord_session']}"
 
 
 def until_served(browser: httpx.Client) -> httpx.Response:

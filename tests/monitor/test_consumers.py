@@ -36,7 +36,7 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Hub:
 def alices_cookie(alice: User) -> str:
     client = Client()
     client.force_login(alice, "django.contrib.auth.backends.ModelBackend")
-    return f"sessionid={client.cookies['sessionid'].value}"
+    return f"gpucoord_session={client.cookies['gpucoord_session'].value}"
 
 
 def browser(cookie: str = "", origin: str = "http://localhost", query: str = "") -> Any:
@@ -89,7 +89,7 @@ async def test_a_logged_out_page_is_closed(
 
 def _log_out(cookie: str) -> None:
     client = Client()
-    client.cookies["sessionid"] = cookie.removeprefix("sessionid=")
+    client.cookies["gpucoord_session"] = cookie.removeprefix("gpucoord_session=")
     client.post("/logout/")
 
 
