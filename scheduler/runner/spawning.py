@@ -15,7 +15,8 @@ PROGRAM = (
     "import sys; sys.path.append(sys.argv[1]); "
     "from scheduler.runner import nursery; nursery.serve(int(sys.argv[2]))"
 )
-CLOSE_TIMEOUT_S = 5.0
+SEND_TIMEOUT_S = 1.0
+CLOSE_TIMEOUT_S = 3.0
 
 
 class Spawner:
@@ -35,18 +36,22 @@ class Spawner:
         self.open()
         if self._send(folder):
             return True
-        self.close()
+        # Dead, or so stuck that it takes no more orders.
+        self._end(patience_s=0)
         self._start()
         return self._send(folder)
 
     def close(self) -> None:
-        """Let the nursery end; the runners stay."""
+        """Let the nursery do what it was told, and end; the runners stay."""
+        self._end(CLOSE_TIMEOUT_S)
+
+    def _end(self, patience_s: float) -> None:
         if self._orders is not None:
             self._orders.close()
             self._orders = None
         if self._process is not None:
             try:
-                self._process.wait(CLOSE_TIMEOUT_S)
+                self._process.wait(patience_s)
             except subprocess.TimeoutExpired:
                 self._process.kill()
                 self._process.wait()
@@ -61,7 +66,8 @@ class Spawner:
 
     def _start(self) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        ours.setblocking(False)
+        # Its queue is short: many jobs at once make us wait for it, a little.
+        ours.settimeout(SEND_TIMEOUT_S)
         with theirs:
             self._process = subprocess.Popen(
                 [_interpreter(), "-I", "-S", "-c", PROGRAM, str(ROOT), str(theirs.fileno())],

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from scheduler.runner import attempts, files
+from scheduler.runner.spawning import Spawner
 from tests.processes.attempts import NONCE, RunningAttempt, is_running, wait_for
 
 pytestmark = pytest.mark.processes
@@ -160,3 +161,28 @@ def test_it_enters_no_folder_that_the_account_may_not(run: Run, tmp_path: Path) 
     ).result()
 
     assert "nobody may not enter" in (result.problem or "")
+
+
+def test_many_are_started_at_once(spawner: Spawner, tmp_path: Path) -> None:
+    jobs = tmp_path / "jobs"
+    jobs.mkdir()
+    attempts = [RunningAttempt(spawner, jobs / str(n) / "1", "/bin/true") for n in range(100)]
+
+    assert {attempt.result().exit_code for attempt in attempts} == {0}
+
+
+def test_a_nursery_that_is_stuck_is_replaced(spawner: Spawner, tmp_path: Path) -> None:
+    spawner.open()
+    stuck = spawner._process
+    assert stuck is not None
+    os.kill(stuck.pid, signal.SIGSTOP)
+    jobs = tmp_path / "jobs"
+    jobs.mkdir()
+    # How many orders it can be given before it does not answer is the kernel's choice.
+    for n in range(1000):
+        attempt = RunningAttempt(spawner, jobs / str(n) / "1", "/bin/true")
+        if spawner._process is not stuck:
+            break
+
+    assert stuck.poll() is not None
+    assert attempt.result().exit_code == 0
