@@ -21,7 +21,8 @@ class Region:
 
     `load(now)` reads what it shows, cheaply: it is called about once a second. It is rendered
     with that context and `now`, into an element whose id is `element_id`, and pushed when
-    `version(context)` changed; lower `place` comes first. Times that only grow older belong in the browser ({% ago %}).
+    `version(context)` changed; lower `place` comes first. Times that only grow older belong in
+    the browser ({% ago %}).
     """
 
     name: str
