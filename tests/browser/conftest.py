@@ -1,0 +1,86 @@
+"""A real gpucoord with a simulated server, and Debian's Chromium looking at it."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+
+import pytest
+from playwright.sync_api import Browser, Page, ViewportSize, sync_playwright
+
+from tests.processes.service import Service
+
+WIDE: ViewportSize = {"width": 1400, "height": 900}
+PHONE: ViewportSize = {"width": 390, "height": 844}
+OPTIONS = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
+TELL_VIOLATIONS = """
+document.addEventListener("securitypolicyviolation", (event) =>
+  console.error(`CSP: ${event.violatedDirective} ${event.blockedURI} ${event.sample}`));
+"""
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    with Service(tmp_path_factory.mktemp("browser") / "data") as service:
+        yield service
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Browser]:
+    """One browser per module: while Playwright's loop runs, Django takes this thread for async."""
+    path = shutil.which("chromium") or shutil.which("chromium-browser")
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=path, args=OPTIONS)
+        yield browser
+        browser.close()
+
+
+Open = Callable[..., Page]
+
+
+@pytest.fixture
+def open_page(chromium: Browser, service: Service) -> Iterator[Open]:
+    """open_page("/jobs/"): a page of the administrator in a fresh browser, for this test alone.
+
+    Whatever the page complains about in its console fails the test, unless it is in `expected`.
+    """
+    complaints: list[str] = []
+    contexts = []
+
+    def open_page(
+        path: str = "/",
+        size: ViewportSize = WIDE,
+        log_in: bool = True,
+        expected: tuple[str, ...] = (),
+    ) -> Page:
+        context = chromium.new_context(viewport=size, base_url=service.address)
+        contexts.append(context)
+        context.add_init_script(TELL_VIOLATIONS)
+        page = context.new_page()
+
+        def hear(text: str) -> None:
+            if not any(known in text for known in expected):
+                complaints.append(text)
+
+        page.on("console", lambda said: hear(said.text) if said.type == "error" else None)
+        page.on("pageerror", lambda error: hear(str(error)))
+        page.goto(path)
+        if log_in:
+            page.get_by_label("User name").fill("admin")
+            page.get_by_label("Password").fill("correct horse")
+            page.get_by_role("button", name="Log in").click()
+            page.wait_for_url(f"**{path}")
+        return page
+
+    yield open_page
+    for context in contexts:
+        context.close()
+    assert not complaints

@@ -1,0 +1,97 @@
+from __future__ import annotations
+
+import re
+
+import pytest
+from playwright.sync_api import Page, expect
+
+from tests.browser.conftest import Open
+
+pytestmark = pytest.mark.browser
+
+
+def is_live(page: Page) -> None:
+    expect(page.locator("#live")).to_have_attribute("data-state", "live", timeout=10_000)
+
+
+def test_the_dashboard_changes_by_itself(open_page: Open) -> None:
+    page = open_page("/")
+    is_live(page)
+    stamp = page.locator("#live").inner_text()
+    figures = "[data-live^='g:'] [data-v='2']"
+    before = page.locator(figures).all_inner_texts()
+
+    page.wait_for_function(
+        "([selector, before]) => JSON.stringify([...document.querySelectorAll(selector)]"
+        ".map((e) => e.textContent)) !== JSON.stringify(before)",
+        arg=[figures, before],
+    )
+
+    assert len(before) == 8
+    assert re.fullmatch(r"live · \d\d:\d\d:\d\d", stamp)
+    assert page.locator("#live").inner_text() != stamp
+
+
+def test_a_bar_moves_with_its_figure(open_page: Open) -> None:
+    page = open_page("/")
+    is_live(page)
+    page.wait_for_timeout(1500)
+    pairs = page.evaluate(
+        """() => [...document.querySelectorAll('.gpu')].map((card) => [
+            Number(card.querySelector("b[data-v='0']").textContent),
+            Number(card.querySelector("svg[data-v='0'] rect").getAttribute("width"))])"""
+    )
+
+    assert len(pairs) == 8
+    assert all(figure == width for figure, width in pairs)
+
+
+def test_the_gpu_page_is_live_and_reads_its_charts(open_page: Open) -> None:
+    page = open_page("/")
+    page.locator(".gpu h2 a").first.click()
+    is_live(page)
+    expect(page.locator("figure.chart")).to_have_count(4)
+    plot = page.locator(".plot").first
+    plot.focus()
+    page.keyboard.press("ArrowLeft")
+    page.keyboard.press("ArrowLeft")
+
+    expect(page.locator("#readout-time")).to_contain_text("At ")
+    expect(page.locator(".readout").first).not_to_have_text("")
+
+
+def test_the_filter_narrows_the_processes_and_the_address_holds_it(open_page: Open) -> None:
+    page = open_page("/processes/")
+    is_live(page)
+    page.keyboard.press("/")
+    page.keyboard.type("dana")
+
+    expect(page).to_have_url(re.compile(r"\?q=dana"))
+    rows = page.locator("tbody tr")
+    expect(rows.first.locator(".owner")).to_have_text("dana")
+    assert set(page.locator("tbody .owner").all_inner_texts()) == {"dana"}
+    expect(page.locator("#q")).to_be_focused()
+    page.reload()
+    expect(page.locator("#q")).to_have_value("dana")
+
+
+def test_the_keyboard_goes_places(open_page: Open) -> None:
+    page = open_page("/processes/")
+    page.keyboard.press("?")
+    expect(page.locator("#help")).to_be_visible()
+    page.keyboard.press("Escape")
+    expect(page.locator("#help")).not_to_be_visible()
+    page.keyboard.press("g")
+    page.keyboard.press("d")
+
+    expect(page).to_have_url(re.compile(r"/$"))
+
+
+def test_the_theme_stays_as_chosen(open_page: Open) -> None:
+    page = open_page("/")
+    toggle = page.locator("[data-theme-toggle]")
+    toggle.click()
+    toggle.click()
+    page.reload()
+
+    expect(page.locator("html")).to_have_attribute("data-theme", "dark")
