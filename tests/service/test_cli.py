@@ -1,0 +1,69 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from gpucoord_site import __version__, cli
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def _gpucoord(*words: str, program: tuple[str, ...] = ("-m", "gpucoord_site")) -> str:
+    """What the command says, wherever it says it, with its exit code."""
+    environ = {k: v for k, v in os.environ.items() if k != "DJANGO_SETTINGS_MODULE"}
+    ran = subprocess.run(
+        [sys.executable, *program, *words], cwd=ROOT, env=environ, capture_output=True, text=True
+    )
+    assert "Traceback" not in ran.stderr
+    return f"{ran.stdout}{ran.stderr}exit code {ran.returncode}"
+
+
+@pytest.mark.parametrize("words", [(), ("--help",), ("-h",), ("help",)])
+def test_the_front_page_offers_every_command(words: tuple[str, ...]) -> None:
+    said = _gpucoord(*words)
+
+    assert all(f"  {name} " in said for name in cli.COMMANDS)
+    assert said.endswith("exit code 0")
+
+
+def test_a_misspelt_command_is_answered_with_the_nearest() -> None:
+    said = _gpucoord("sumbit")
+
+    assert "there is no command 'sumbit'. Did you mean submit?" in said
+    assert said.endswith("exit code 2")
+
+
+@pytest.mark.parametrize("name", sorted(set(cli.COMMANDS) - {"version"}))
+def test_each_command_explains_itself(name: str) -> None:
+    assert f"usage: gpucoord {name}" in _gpucoord(name, "--help")
+    assert f"usage: gpucoord {name}" in _gpucoord("help", name)
+
+
+@pytest.mark.parametrize("word", ["version", "--version", "-V"])
+def test_the_version_is_one_line(word: str) -> None:
+    assert _gpucoord(word).startswith(f"gpucoord {__version__} (Python 3.")
+
+
+@pytest.mark.parametrize("words", [["version"], ["submit", "--help"]])
+def test_what_people_type_often_starts_without_django(words: list[str]) -> None:
+    code = (
+        "import sys; from gpucoord_site import cli\n"
+        f"sys.argv = ['gpucoord', *{words!r}]\n"
+        "try: cli.main()\n"
+        "except SystemExit: pass\n"
+        "print('DJANGO' if 'django' in sys.modules else 'LIGHT')"
+    )
+
+    assert "LIGHT" in _gpucoord(program=("-c", code))
+
+
+def test_manage_py_keeps_djangos_own_check() -> None:
+    assert "System check identified no issues" in _gpucoord("check", program=("manage.py",))
+
+
+def test_djangos_commands_are_within_reach() -> None:
+    assert "changepassword" in _gpucoord("django-help")
