@@ -47,7 +47,7 @@ def authenticate(text: str, now: datetime) -> User | None:
 
 
 def digest(text: str) -> str:
-    return sha256(text.encode("utf-8", "surrogateescape")).hexdigest()
+    return sha256(text.encode("utf-8", "replace")).hexdigest()
 
 
 def _note_use(row: ApiToken, now: datetime) -> None:

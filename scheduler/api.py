@@ -13,6 +13,7 @@ from django.urls import reverse
 from django.utils import timezone
 from ninja import Query, Router
 from ninja.errors import HttpError
+from ninja.responses import Status
 
 from scheduler import logs, store, submitting, viewing
 from scheduler.api_schemas import Cancelled, JobBody, JobPage, NewJobBody, Submitted
@@ -41,13 +42,14 @@ LOG_ANSWER = {
 
 
 @router.post("", response={201: Submitted}, summary="Submit a job", url_name="jobs")
-def submit(request: HttpRequest, new: NewJobBody) -> tuple[int, dict[str, Any]]:
+def submit(request: HttpRequest, new: NewJobBody) -> Status[dict[str, Any]]:
     """Put a job into the queue; once this answers, it is not lost.
 
     422: `errors` says for each field what is wrong, or that no GPU here could ever meet it.
     """
     job = submitting.submit(new.model_dump(), _person(request), timezone.now())
-    return 201, {"id": job.pk, "state": job.state, "url": reverse("job", args=[job.pk])}
+    answer = {"id": job.pk, "state": job.state, "url": reverse("job", args=[job.pk])}
+    return Status(201, answer)
 
 
 @router.get("", response=JobPage, summary="List jobs", url_name="jobs")

@@ -21,7 +21,6 @@ ESCAPE = re.compile(
 PARTIAL = re.compile(r"(?:\x1b\[|\x9b)[0-?]*[ -/]*\Z|\x1b(?:[\]PX^_][^\x07\x1b]*\x1b?|[ -/]*)\Z")
 # All but tab, line feed and carriage return; also what turns the direction of writing around.
 UNSAFE = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
-OVERWRITTEN = re.compile(r"[^\n]*\r(?!\n)(?=[^\n\r])")
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +93,9 @@ def clean(text: str) -> str:
 
 def as_seen(text: str) -> str:
     """What a terminal would still show: a progress bar that rewrites its line is one line."""
-    return OVERWRITTEN.sub("", text).replace("\r", "")
+    if "\r" not in text:
+        return text
+    return "\n".join(line.rstrip("\r").rpartition("\r")[2] for line in text.split("\n"))
 
 
 def _from_first_character(data: bytes) -> bytes:

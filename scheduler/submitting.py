@@ -145,10 +145,11 @@ class _Reading:
     def _words(self) -> Sequence[str]:
         if self._raw.get("argv"):
             return list(self._raw["argv"])
+        beginning = (self._raw.get("command") or "")[:1000]
         try:
-            return shlex.split(self._raw.get("command") or "", comments=True)
+            return shlex.split(beginning, comments=True)
         except ValueError:
-            return (self._raw.get("command") or "").split()
+            return beginning.split()
 
     def cwd(self) -> str:
         cwd: str = (self._raw.get("cwd") or "").strip()

@@ -35,7 +35,11 @@
   }
 
   function asSeen(text) {
-    return text.replace(/[^\n]*\r(?!\n)(?=[^\n\r])/g, "").replace(/\r/g, "");
+    if (!text.includes("\r")) return text;
+    return text.split("\n").map((each) => {
+      const shown = each.replace(/\r+$/, "");
+      return shown.slice(shown.lastIndexOf("\r") + 1);
+    }).join("\n");
   }
 
   function startLog() {

@@ -1,0 +1,63 @@
+"""Rows of jobs in any state, as the loop would have left them, and their logs."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+from django.contrib.auth.models import User
+
+from scheduler import store, transitions
+from scheduler.jobs import NewJob, Outcome, Placement
+from scheduler.models import Attempt, Job
+from scheduler.runner import files
+from scheduler.transitions import Ending, Identity
+from tests.builders import NOW, gpu_uuid
+
+
+def waiting(owner: User, at: datetime = NOW, **changes: Any) -> Job:
+    """A submitted job; it runs `python train.py` unless told otherwise."""
+    return store.submit(NewJob(**({"command": "python train.py"} | changes)), owner, at)
+
+
+def placed(owner: User, on: tuple[int, ...] = (0,), **changes: Any) -> tuple[Job, Attempt]:
+    job = waiting(owner, **changes)
+    placement = Placement(job_id=job.pk, host="gpubox", gpu_uuids=tuple(map(gpu_uuid, on)))
+    attempt = transitions.place(placement, "b007", NOW + timedelta(seconds=1))
+    assert attempt is not None
+    job.refresh_from_db()
+    return job, attempt
+
+
+def running(owner: User, on: tuple[int, ...] = (0,), **changes: Any) -> Job:
+    job, attempt = placed(owner, on, **changes)
+    started_at = NOW + timedelta(seconds=2)
+    identity = Identity(
+        account="nobody", runner_pid=10, runner_start_ticks=1, pid=11, start_ticks=2,
+        started_at=started_at,
+    )  # fmt: skip
+    assert transitions.started(attempt, identity)
+    job.refresh_from_db()
+    return job
+
+
+def finished(owner: User, outcome: str = "succeeded", **ending: Any) -> Job:
+    job = running(owner)
+    end(job, outcome, **ending)
+    return job
+
+
+def end(job: Job, outcome: str = "succeeded", **ending: Any) -> None:
+    at = NOW + timedelta(minutes=3)
+    how = Ending(**({"outcome": Outcome(outcome), "ended_at": at, "exit_code": 0} | ending))
+    assert transitions.ended(job.attempts.get(ended_at=None), how, at)
+    job.refresh_from_db()
+
+
+def write_log(data: Path, job: Job, text: bytes, number: int = 1) -> Path:
+    path = files.log_path(data, job.pk, number)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("ab") as log:
+        log.write(text)
+    return path
