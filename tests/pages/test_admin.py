@@ -1,0 +1,211 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from django.contrib import admin
+from django.contrib.auth.models import Permission, User
+from django.db.models import Model
+from django.test import Client
+from django.urls import reverse
+from django.utils import timezone
+
+from monitor import access, events, store
+from monitor.models import ApiToken, Chore, Constraint, Lease
+from scheduler.models import Attempt, Job
+from tests import jobs_made
+from tests.builders import NOW, gpu, snapshot
+
+pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("data")]
+MODELS = sorted(admin.site._registry, key=lambda model: model._meta.label)
+OURS = [m for m in MODELS if m._meta.app_label in ("monitor", "scheduler")]
+
+
+@pytest.fixture
+def browser(root: User, as_user: Callable[[User], Client]) -> Client:
+    return as_user(root)
+
+
+@pytest.fixture
+def filled(alice: User) -> None:
+    """At least one row of each model of ours."""
+    store.record(snapshot([gpu(0), gpu(1)]))
+    jobs_made.running(alice, env={"KEY": "s3cret"})
+    jobs_made.finished(alice, "failed", exit_code=7)
+    events.add("GPU_LOST", "GPU 1 is lost", now=NOW, severity="error")
+    access.create_token(alice, NOW)
+    Lease.objects.create(name="sampler:gpubox", loop="sampler", host="gpubox", expires_at=NOW)
+    Chore.objects.create(name="pruning", queued_at=NOW)
+    Constraint.objects.create(host="gpubox", kind="disk", text="Disk is full", from_at=NOW)
+
+
+def url(model: type[Model], page: str, *args: object) -> str:
+    return reverse(f"admin:{model._meta.app_label}_{model._meta.model_name}_{page}", args=args)
+
+
+def test_every_model_of_ours_is_there() -> None:
+    from django.apps import apps
+
+    ours = [
+        *apps.get_app_config("monitor").get_models(),
+        *apps.get_app_config("scheduler").get_models(),
+    ]
+    assert sorted(m._meta.label for m in OURS) == sorted(m._meta.label for m in ours)
+
+
+@pytest.mark.parametrize("model", MODELS, ids=lambda model: model._meta.label)
+@pytest.mark.usefixtures("filled")
+def test_its_list_opens_and_can_be_searched(browser: Client, model: type[Model]) -> None:
+    searched = browser.get(url(model, "changelist"), {"q": "alice 1"})
+
+    assert browser.get(url(model, "changelist")).status_code == 200
+    assert searched.status_code == 200
+
+
+@pytest.mark.parametrize("model", OURS, ids=lambda model: model._meta.label)
+@pytest.mark.usefixtures("filled")
+def test_each_row_opens(browser: Client, model: type[Model]) -> None:
+    row = model._default_manager.first()
+    assert row is not None
+
+    assert browser.get(url(model, "change", row.pk)).status_code == 200
+
+
+@pytest.mark.parametrize("model", OURS, ids=lambda model: model._meta.label)
+@pytest.mark.usefixtures("filled")
+def test_each_filter_of_a_list_works(browser: Client, model: type[Model]) -> None:
+    html = browser.get(url(model, "changelist")).content.decode()
+    links = {part.split('"')[0] for part in html.split('href="?')[1:]}
+
+    for query in sorted(links):
+        answer = browser.get(url(model, "changelist") + "?" + query.replace("&amp;", "&"))
+        assert answer.status_code == 200, query
+
+
+@pytest.mark.parametrize("model", MODELS, ids=lambda model: model._meta.label)
+def test_the_add_page_opens_or_is_not_offered(browser: Client, model: type[Model]) -> None:
+    offered = url(model, "add") in browser.get(url(model, "changelist")).content.decode()
+    status = browser.get(url(model, "add")).status_code
+
+    assert status == (302 if model is Job else 200 if offered else 403)
+
+
+def test_a_job_is_added_by_the_form_for_all(browser: Client) -> None:
+    assert browser.get(url(Job, "add"))["Location"] == "/jobs/new/"
+
+
+def test_what_gpucoord_writes_can_not_be_changed(browser: Client, alice: User) -> None:
+    jobs_made.running(alice)
+
+    assert browser.post(url(Attempt, "change", Attempt.objects.get().pk), {}).status_code == 403
+    assert browser.get(url(Lease, "add")).status_code == 403
+
+
+def test_it_finds_jobs_by_number_name_and_owner(browser: Client, alice: User, bob: User) -> None:
+    mine, other = jobs_made.waiting(alice, name="resnet"), jobs_made.waiting(bob, name="bert")
+
+    for text in (str(mine.pk), "resnet", "alice"):
+        html = browser.get(url(Job, "changelist"), {"q": text}).content.decode()
+        assert [url(Job, "change", job.pk) in html for job in (mine, other)] == [True, False]
+
+
+@pytest.mark.usefixtures("filled")
+def test_variables_are_named_and_never_shown(browser: Client) -> None:
+    html = browser.get(url(Job, "change", Job.objects.get(state="running").pk)).content.decode()
+
+    assert "KEY" in html
+    assert "s3cret" not in html
+
+
+def test_it_cancels_selected_jobs(browser: Client, alice: User) -> None:
+    waits, runs, ended = (
+        jobs_made.waiting(alice),
+        jobs_made.running(alice),
+        jobs_made.finished(alice),
+    )
+    chosen = {"action": "cancel_selected", "_selected_action": [waits.pk, runs.pk, ended.pk]}
+
+    html = browser.post(url(Job, "changelist"), chosen, follow=True).content.decode()
+
+    states = dict(Job.objects.values_list("pk", "state"))
+    assert (states[waits.pk], states[runs.pk]) == ("finished", "stopping")
+    assert "Cancelled 2 jobs. 1 had ended already" in html
+    waits.refresh_from_db()
+    assert waits.cancelled_by == "root"
+
+
+def test_a_waiting_job_can_be_served_earlier(browser: Client, alice: User) -> None:
+    job = jobs_made.waiting(alice)
+
+    browser.post(url(Job, "change", job.pk), {"name": "now", "priority": "5", **_no_attempts()})
+
+    job.refresh_from_db()
+    assert (job.name, job.priority) == ("now", 5)
+
+
+def test_a_started_job_stays_as_it_is(browser: Client, alice: User) -> None:
+    job = jobs_made.running(alice)
+    fields = {"name": "x", "priority": "5", "state": "finished", **_no_attempts(1)}
+
+    browser.post(url(Job, "change", job.pk), fields)
+
+    job.refresh_from_db()
+    assert (job.name, job.priority, job.state) == ("python train.py", 3, "running")
+
+
+def _no_attempts(there: int = 0) -> dict[str, str]:
+    return {"attempts-TOTAL_FORMS": str(there), "attempts-INITIAL_FORMS": str(there)}
+
+
+def test_jobs_are_not_deleted(browser: Client, alice: User) -> None:
+    job = jobs_made.finished(alice)
+
+    assert browser.post(url(Job, "delete", job.pk), {"post": "yes"}).status_code == 403
+
+
+def test_a_token_made_here_is_shown_once_and_works(browser: Client, alice: User) -> None:
+    response = browser.post(
+        url(ApiToken, "add"),
+        {"user": alice.pk, "name": "ci", "expires_at_0": "2099-01-01", "expires_at_1": "00:00"},
+    )
+
+    text = response.content.decode().partition('<pre id="token">')[2].partition("<")[0]
+    assert access.authenticate(text, timezone.now()) == alice
+    assert "no-store" in response["Cache-Control"]
+    row = ApiToken.objects.get()
+    assert (row.name, row.expires_at.year) == ("ci", 2099)  # type: ignore[union-attr]
+    assert text not in browser.get(url(ApiToken, "change", row.pk)).content.decode()
+
+
+def test_a_token_is_revoked_by_deleting_it(browser: Client, alice: User) -> None:
+    row, text = access.create_token(alice, timezone.now())
+
+    browser.post(url(ApiToken, "delete", row.pk), {"post": "yes"})
+
+    assert access.authenticate(text, timezone.now()) is None
+
+
+def test_a_token_can_be_renamed_but_not_given_to_another(
+    browser: Client, alice: User, bob: User
+) -> None:
+    row, _ = access.create_token(alice, NOW)
+
+    browser.post(url(ApiToken, "change", row.pk), {"name": "new", "user": bob.pk})
+
+    row.refresh_from_db()
+    assert (row.name, row.user) == ("new", alice)
+
+
+def test_only_superusers_make_tokens_of_others(
+    bob: User, root: User, as_user: Callable[[User], Client]
+) -> None:
+    User.objects.filter(pk=bob.pk).update(is_staff=True)
+    bob.user_permissions.add(Permission.objects.get(codename="add_apitoken"))
+
+    as_user(bob).post(url(ApiToken, "add"), {"user": root.pk, "name": ""})
+
+    assert not ApiToken.objects.exists()
+
+
+def test_who_is_no_operator_stays_outside(alice: User, as_user: Callable[[User], Client]) -> None:
+    assert as_user(alice).get("/admin/")["Location"].startswith("/admin/login/")

@@ -1,0 +1,179 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from django.contrib.auth.models import User
+from django.test import Client
+
+from monitor import store
+from scheduler.models import Job
+from tests import jobs_made
+from tests.builders import GIB, snapshot
+
+pytestmark = pytest.mark.django_db
+AsUser = Callable[[User], Client]
+
+
+def page(browser: Client, job: Job) -> str:
+    response = browser.get(f"/jobs/{job.pk}/")
+    assert response.status_code == 200
+    return response.content.decode()
+
+
+def test_it_says_why_a_job_waits(alice: User, data: Path, as_user: AsUser) -> None:
+    job = jobs_made.waiting(alice)
+    reasons = [
+        {"code": "A", "text": "No GPU has 20 GiB free."},
+        {"code": "B", "text": "Bob holds."},
+    ]
+    Job.objects.filter(pk=job.pk).update(blockers=reasons)
+
+    html = page(as_user(alice), job)
+
+    assert "No GPU has 20 GiB free." in html
+    assert "<li>Bob holds.</li>" in html
+
+
+def test_it_says_where_a_job_runs(alice: User, data: Path, as_user: AsUser) -> None:
+    store.record(snapshot(2))
+    job = jobs_made.running(alice, on=(1,))
+
+    html = page(as_user(alice), job)
+
+    assert ">GPU 1</a>" in html
+    assert "<dt>Runs as</dt><dd>nobody</dd>" in html
+
+
+@pytest.mark.parametrize(
+    ("outcome", "ending", "says"),
+    [
+        ("succeeded", {}, ["succeeded", "after 2 min"]),
+        ("failed", {"exit_code": 7}, ["failed", "exit code 7"]),
+        ("failed", {"exit_code": None, "signal": 9}, ["ended by SIGKILL (signal 9)"]),
+        ("failed", {"exit_code": None, "signal": 64}, ["ended by SIGRTMAX (signal 64)"]),
+        ("lost", {"exit_code": None}, ["lost", "nobody can tell how it ended"]),
+        ("succeeded", {"cpu_s": 90.0, "peak_memory_bytes": GIB}, ["1 min", "1.00 GiB"]),
+        ("failed", {"problem": "/srv does not exist."}, ["/srv does not exist."]),
+    ],
+)
+def test_it_says_how_a_job_ended(
+    alice: User,
+    data: Path,
+    as_user: AsUser,
+    outcome: str,
+    ending: dict[str, object],
+    says: list[str],
+) -> None:
+    html = page(as_user(alice), jobs_made.finished(alice, outcome, **ending))
+
+    assert [text for text in says if text not in html] == []
+
+
+def test_it_says_who_cancelled(alice: User, data: Path, as_user: AsUser) -> None:
+    job = jobs_made.waiting(alice)
+    as_user(alice).post(f"/jobs/{job.pk}/cancel/")
+
+    html = page(as_user(alice), job)
+
+    assert "by alice" in html
+    assert "before it started" in html
+
+
+def test_it_shows_the_end_of_the_log_as_text(alice: User, data: Path, as_user: AsUser) -> None:
+    job = jobs_made.running(alice)
+    jobs_made.write_log(data, job, b"x" * 100_000 + b"\n<script>alert(1)</script>\x1b[31mred\xff")
+
+    html = page(as_user(alice), job)
+
+    assert "&lt;script&gt;alert(1)&lt;/script&gt;red\ufffd" in html
+    assert "left out here" in html
+    assert html.count("x" * 65_000) == 1
+    assert "x" * 66_000 not in html
+    assert 'data-to="100' in html
+
+
+def test_variables_are_named_and_never_shown(alice: User, data: Path, as_user: AsUser) -> None:
+    job = jobs_made.waiting(alice, env={"API_KEY": "s3cret"})
+
+    html = page(as_user(alice), job)
+
+    assert "<code>API_KEY</code>" in html
+    assert "s3cret" not in html
+
+
+def test_a_stranger_sees_neither_command_nor_log(
+    alice: User, bob: User, data: Path, as_user: AsUser
+) -> None:
+    job = jobs_made.running(
+        alice, command="run veiled", name="try", env={"VEILED": "1"}, cwd="/veiled"
+    )
+    jobs_made.write_log(data, job, b"veiled")
+    Job.objects.filter(pk=job.pk).update(problem="/veiled is gone")
+
+    html = page(as_user(bob), job)
+
+    assert "veiled" not in html.lower()
+    assert "Only alice and operators" in html
+    assert f"/jobs/{job.pk}/cancel/" not in html
+
+
+def test_an_operator_sees_all(alice: User, root: User, data: Path, as_user: AsUser) -> None:
+    job = jobs_made.running(alice, command="run this")
+
+    html = page(as_user(root), job)
+
+    assert "run this" in html
+    assert f"/jobs/{job.pk}/cancel/" in html
+
+
+def test_an_argv_is_shown_as_one_would_type_it(alice: User, data: Path, as_user: AsUser) -> None:
+    job = jobs_made.waiting(alice, command="", argv=("echo", "a b"))
+
+    assert "echo &#x27;a b&#x27;" in page(as_user(alice), job)
+
+
+def test_without_scripts_it_reloads_itself_until_the_end(
+    alice: User, data: Path, as_user: AsUser
+) -> None:
+    assert '<noscript><meta http-equiv="refresh"' in page(as_user(alice), jobs_made.running(alice))
+    assert "refresh" not in page(as_user(alice), jobs_made.finished(alice))
+
+
+@pytest.mark.parametrize("pk", [999, 2**70])
+def test_a_job_that_is_not_there_is_404(alice: User, as_user: AsUser, pk: int) -> None:
+    assert as_user(alice).get(f"/jobs/{pk}/").status_code == 404
+
+
+def test_it_asks_once_before_it_cancels(alice: User, data: Path, as_user: AsUser) -> None:
+    job = jobs_made.running(alice, name="train")
+
+    asked = as_user(alice).get(f"/jobs/{job.pk}/cancel/").content.decode()
+    job.refresh_from_db()
+    assert (f"Cancel job {job.pk}, train?" in asked, job.state) == (True, "running")
+
+    response = as_user(alice).post(f"/jobs/{job.pk}/cancel/")
+    job.refresh_from_db()
+    assert (response["Location"], job.state) == (f"/jobs/{job.pk}/", "stopping")
+
+
+def test_to_cancel_what_has_ended_says_so(alice: User, data: Path, as_user: AsUser) -> None:
+    job = jobs_made.finished(alice)
+    browser = as_user(alice)
+
+    assert "It has ended already" in browser.get(f"/jobs/{job.pk}/cancel/").content.decode()
+    html = browser.post(f"/jobs/{job.pk}/cancel/", follow=True).content.decode()
+    assert "had ended already" in html
+
+
+@pytest.mark.parametrize("method", ["get", "post"])
+def test_a_stranger_may_not_cancel(
+    alice: User, bob: User, data: Path, as_user: AsUser, method: str
+) -> None:
+    job = jobs_made.waiting(alice)
+
+    response = getattr(as_user(bob), method)(f"/jobs/{job.pk}/cancel/")
+
+    job.refresh_from_db()
+    assert (response.status_code, job.state) == (403, "queued")

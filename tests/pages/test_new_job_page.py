@@ -1,0 +1,131 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from django.contrib.auth.models import User
+from django.test import Client
+
+from monitor import store
+from scheduler.models import Job
+from tests import jobs_made
+from tests.builders import GIB, snapshot
+
+pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("data")]
+
+
+@pytest.fixture
+def browser(alice: User, as_user: Callable[[User], Client]) -> Client:
+    return as_user(alice)
+
+
+def refused(browser: Client, **fields: str) -> str:
+    response = browser.post("/jobs/new/", {"command": "python train.py"} | fields)
+    assert response.status_code == 422
+    assert not Job.objects.exists()
+    return response.content.decode()
+
+
+def test_it_submits_and_goes_to_the_job(browser: Client, alice: User) -> None:
+    response = browser.post(
+        "/jobs/new/",
+        {
+            "command": "cd /srv\r\npython train.py",
+            "gpus": "2",
+            "gpu_memory": "20GiB",
+            "exclusive": "on",
+            "priority": "4",
+            "time_limit": "2h",
+            "env": "# mine\r\nLR=0.1\r\nexport NAME=a=b c\r\n\r\n",
+        },
+    )
+
+    job = Job.objects.get()
+    assert response["Location"] == f"/jobs/{job.pk}/"
+    assert (job.owner, job.command) == (alice, "cd /srv\npython train.py")
+    assert (job.gpus, job.gpu_memory_bytes, job.exclusive) == (2, 20 * GIB, True)
+    assert (job.priority, job.time_limit_s) == (4, 7200)
+    assert job.env == {"LR": "0.1", "NAME": "a=b c"}
+
+
+def test_what_is_left_out_has_its_default(browser: Client) -> None:
+    browser.post("/jobs/new/", {"command": "true"})
+
+    job = Job.objects.get()
+    assert (job.gpus, job.priority, job.name) == (1, 3, "true")
+
+
+def test_htmx_is_sent_on_to_the_job(browser: Client) -> None:
+    response = browser.post("/jobs/new/", {"command": "true"}, headers={"hx-request": "true"})
+
+    assert response["HX-Redirect"] == f"/jobs/{Job.objects.get().pk}/"
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "says"),
+    [
+        ("command", "", "Say what to run"),
+        ("gpus", "two", "Write a whole number of GPUs"),
+        ("gpu_memory", "lots", "is not a size"),
+        ("time_limit", "soon", "is not a duration"),
+        ("cwd", "train", "must start with /"),
+        ("env", "LR", "Line 1 is not NAME=value."),
+        ("env", "A=1\nA=2", "A stands here twice."),
+        ("env", "CUDA_VISIBLE_DEVICES=0", "is set by gpucoord itself"),
+        ("priority", "9", "not one of the available choices"),
+    ],
+)
+def test_a_mistake_is_said_at_its_field_and_nothing_is_lost(
+    browser: Client, field: str, value: str, says: str
+) -> None:
+    html = refused(browser, name="my try", **{field: value})
+
+    assert says in html
+    assert (
+        f'aria-invalid="true" aria-describedby="id_{field}_helptext id_{field}_error"' in html
+        or (f'id="id_{field}_error"' in html)
+    )
+    assert 'value="my try"' in html
+
+
+def test_advanced_fields_open_when_one_has_a_mistake(browser: Client) -> None:
+    assert "<details>" in browser.get("/jobs/new/").content.decode()
+    assert "<details open>" in refused(browser, cwd="train")
+
+
+def test_it_refuses_what_no_gpu_has_with_the_numbers(browser: Client) -> None:
+    store.record(snapshot(2))
+
+    html = refused(browser, gpu_memory="200GiB")
+
+    assert "You ask for 200 GiB of GPU memory" in html
+    assert 'value="200GiB"' in html
+
+
+def test_it_needs_a_csrf_token(alice: User) -> None:
+    browser = Client(enforce_csrf_checks=True)
+    browser.force_login(alice, "django.contrib.auth.backends.ModelBackend")
+
+    assert browser.post("/jobs/new/", {"command": "true"}).status_code == 403
+
+
+def test_a_job_can_be_submitted_again(browser: Client, alice: User) -> None:
+    job = jobs_made.waiting(alice, command="python again.py", env={"KEY": "s3cret"}, priority=5)
+
+    html = browser.get("/jobs/new/", {"like": str(job.pk)}).content.decode()
+
+    assert "python again.py" in html
+    assert '<option value="5" selected>' in html
+    assert "# KEY=" in html
+    assert "s3cret" not in html
+
+
+@pytest.mark.parametrize("like", ["999", "x", "", "9" * 40])
+def test_a_job_that_is_not_there_leaves_the_form_empty(browser: Client, like: str) -> None:
+    assert browser.get("/jobs/new/", {"like": like}).status_code == 200
+
+
+def test_others_jobs_can_not_be_copied(browser: Client, bob: User) -> None:
+    job = jobs_made.waiting(bob, command="python hidden.py")
+
+    assert "hidden.py" not in browser.get(f"/jobs/new/?like={job.pk}").content.decode()
