@@ -20,6 +20,7 @@ from monitor.service_state import ChildState
 # A child that died may start again at once, as often as this within a minute; then it waits.
 QUICK_RESTARTS = 2
 LONGEST_PAUSE_S = 10.0
+HANDLED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD)
 logger = logging.getLogger(__name__)
 
 
@@ -41,9 +42,12 @@ class Child:
         """Fork. What is loaded already is shared, so that a start takes no second."""
         parent = os.getpid()
         gc.freeze()
+        # A signal between the fork and the child's own handlers would be told to the parent.
+        signal.pthread_sigmask(signal.SIG_BLOCK, HANDLED)
         pid = os.fork()
         if pid == 0:
             self._become(parent)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, HANDLED)
         gc.unfreeze()
         self.pid, self._ticks, self._since_t = pid, start_ticks(pid), time.time()
         self._restarts += 1
@@ -55,8 +59,9 @@ class Child:
             kernel.die_with_parent(parent)
             kernel.name_process(f"gpucoord-{self.name}")
             signal.set_wakeup_fd(-1)
-            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD):
+            for number in HANDLED:
                 signal.signal(number, signal.SIG_DFL)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, HANDLED)
             self._own()
             code = self._main() or 0
         except SystemExit as end:
@@ -85,6 +90,12 @@ class Child:
         if self.pid is not None:
             with suppress(ProcessLookupError):
                 os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        """SIGKILL it and all its session; it may be so young that it has none yet."""
+        self.signal(signal.SIGKILL)
+        if self.pid is not None:
+            kill_session(self.pid)
 
     def state(self) -> ChildState:
         return ChildState(

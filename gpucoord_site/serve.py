@@ -1,29 +1,58 @@
-"""The web process: daphne on the socket that the supervisor bound, with the live hub inside."""
+"""The web process: daphne on the socket that the supervisor bound, with the live hub inside.
+
+Daphne installs Twisted's reactor when it is imported: import this after the fork only.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import socket
 
+from daphne.server import Server
+from twisted.internet import reactor
 
-def serve(listening: socket.socket) -> None:
-    """Serve until SIGTERM. Connections that come while this starts wait in the socket's queue."""
-    # Daphne installs Twisted's reactor when it is imported: never before the fork.
-    from daphne.server import Server
+from gpucoord_site.asgi import application
+from monitor.hub import hub
 
-    from gpucoord_site.asgi import application
-    from monitor.hub import hub
+logger = logging.getLogger(__name__)
 
-    server = Server(application, endpoints=["adopted below"], server_name="gpucoord")
+
+class Web(Server):  # type: ignore[misc]
+    """Daphne's server, which stumbles at its end over connections that never sent a request."""
+
+    def kill_all_applications(self) -> object:
+        nothing = asyncio.get_event_loop().create_future()
+        nothing.set_result(None)
+        for details in self.connections.values():
+            details.setdefault("application_instance", nothing)
+        return super().kill_all_applications()
+
+
+def serve(listening: socket.socket) -> int:
+    """Serve until SIGTERM; returns the exit code, not 0 when it could not begin.
+
+    Connections that come while this starts wait in the socket's queue.
+    """
+    # Verbosity 2 sends Twisted's own complaints to the log instead of nowhere.
+    web = Web(application, endpoints=["adopted below"], server_name="gpucoord", verbosity=2)
     # Endpoints are strings that Twisted looks up in its plugins; it has none for a bound IPv6
     # socket, and searching costs time at each start.
-    server.endpoints = []
-    from twisted.internet import reactor
+    web.endpoints = []
+    failed = False
 
-    def listen() -> None:
-        listening.setblocking(False)
-        reactor.adoptStreamPort(listening.fileno(), listening.family, server.http_factory)
-        listening.close()
+    def begin() -> None:
+        nonlocal failed
+        try:
+            hub.start()
+            listening.setblocking(False)
+            reactor.adoptStreamPort(listening.fileno(), listening.family, web.http_factory)
+            listening.close()
+        except Exception:
+            logger.exception("The web process can't begin")
+            failed = True
+            web.stop()
 
-    reactor.callWhenRunning(listen)
-    reactor.callWhenRunning(hub.start)
-    server.run()
+    reactor.callWhenRunning(begin)
+    web.run()
+    return int(failed)

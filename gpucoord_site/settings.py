@@ -92,6 +92,8 @@ Q_CLUSTER = {
     "poll": 0.3,
     "guard_cycle": 1,
     "catch_up": False,
+    # KiB; a worker that has grown beyond is replaced after its slice.
+    "max_rss": 300_000,
     "save_limit": 100,
     "label": "Tasks",
 }

@@ -13,13 +13,12 @@ from contextlib import suppress
 from pathlib import Path
 
 from django.conf import settings
-from django.db import connections
+from django.db import connection, connections
 
 from gpucoord_site import __version__, kernel
-from gpucoord_site.children import Child, kill_session
+from gpucoord_site.children import HANDLED, Child, kill_session
 from gpucoord_site.cluster import run_cluster
 from gpucoord_site.lifeline import VARIABLE
-from gpucoord_site.serve import serve
 from gpucoord_site.watchdog import Watchdog
 from monitor import service_state
 from monitor.identity import boot_id
@@ -28,7 +27,7 @@ from monitor.service_state import ServiceState
 LOOK_EVERY_S = 0.5
 # From the first signal to SIGKILL for what has not stopped.
 GRACE_S = 2.0
-STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+STOP_SIGNALS = set(HANDLED) - {signal.SIGCHLD}
 logger = logging.getLogger(__name__)
 
 
@@ -41,21 +40,26 @@ class Supervisor:
         self._started_t = time.time()
         self._watchdog = Watchdog()
         self._known_fault = ""
+        self._options = _shorten_patience()
         self._web = Child("web", self._run_web, self._let_go)
         self._tasks = Child("tasks", self._run_tasks, self._let_go)
+        # The loops first: they have more to do before there is something to see.
+        self._children = (self._tasks, self._web)
 
     def start(self) -> None:
         kernel.adopt_orphans()
         self._listen_to_signals()
-        for child in (self._tasks, self._web):
+        for child in self._children:
             self._start(child)
         self._record()
 
     def run(self) -> int:
         """Supervise until a signal says stop; returns the exit code."""
-        while not self._wait(LOOK_EVERY_S) & set(STOP_SIGNALS):
-            self._reap()
-            for child in (self._tasks, self._web):
+        while not self._wait(LOOK_EVERY_S) & STOP_SIGNALS:
+            for child, status in self._bury():
+                child.ended(status)
+                self._record()
+            for child in self._children:
                 if child.pid is None and time.monotonic() >= child.due:
                     self._start(child)
                     self._record()
@@ -66,7 +70,7 @@ class Supervisor:
         os.set_blocking(self._signals_end, False)
         os.set_blocking(self._signals, False)
         signal.set_wakeup_fd(self._signals_end, warn_on_full_buffer=False)
-        for number in (*STOP_SIGNALS, signal.SIGCHLD):
+        for number in HANDLED:
             signal.signal(number, lambda *_: None)
 
     def _wait(self, seconds: float) -> set[int]:
@@ -101,34 +105,40 @@ class Supervisor:
         seen = self._watchdog.canary_t
         if self._watchdog.is_cluster_dead():
             logger.error("The task process no longer takes tasks; it is replaced")
-            kill_session(self._tasks.pid)
+            self._tasks.kill()
         elif seen != self._watchdog.canary_t:
             self._record()
 
-    def _reap(self) -> None:
-        """Learn who died: a child, or an orphan (a job's runner) that was left to us."""
-        for pid, status in _ended():
-            for child in (self._web, self._tasks):
-                if child.pid == pid:
-                    kill_session(pid)
-                    child.ended(status)
-                    self._record()
+    def _bury(self) -> list[tuple[Child, int]]:
+        """Reap all who died; returns our own children with their status.
+
+        An orphan that was left to us (a job's runner) is only reaped. What a child leaves in its
+        session is killed while its number still is its own.
+        """
+        found = []
+        while (pid := _next_dead()) is not None:
+            child = next((c for c in self._children if c.pid == pid), None)
+            if child:
+                kill_session(pid)
+            _, status = os.waitpid(pid, 0)
+            if child:
+                found.append((child, status))
+        return found
 
     def _stop(self) -> int:
         """Cut the lifeline, ask both children, then kill what is left; a second signal hurries."""
         os.close(self._lifeline_end)
-        children = [child for child in (self._web, self._tasks) if child.pid is not None]
-        for child in children:
+        left = [child for child in self._children if child.pid is not None]
+        for child in left:
             child.signal(signal.SIGTERM)
-        left = {child.pid for child in children}
         deadline = time.monotonic() + GRACE_S
         hurried = False
         while left and not hurried and time.monotonic() < deadline:
-            hurried = bool(self._wait(0.1) & set(STOP_SIGNALS))
-            left -= {pid for pid, _ in _ended()}
-        for child in children:
-            if child.pid is not None:
-                kill_session(child.pid)
+            hurried = bool(self._wait(0.1) & STOP_SIGNALS)
+            dead = {child for child, _ in self._bury()}
+            left = [child for child in left if child not in dead]
+        for child in left:
+            child.kill()
         (self._folder / service_state.FILE).unlink(missing_ok=True)
         return 130 if hurried else 0
 
@@ -140,7 +150,7 @@ class Supervisor:
             version=__version__,
             address=self._address,
             started_t=self._started_t,
-            children=[self._web.state(), self._tasks.state()],
+            children=[child.state() for child in self._children],
             canary_t=self._watchdog.canary_t,
             canary_s=self._watchdog.canary_s,
         )
@@ -152,21 +162,32 @@ class Supervisor:
         for fd in (self._lock, self._lifeline_end, self._signals, self._signals_end):
             os.close(fd)
         os.environ[VARIABLE] = str(self._lifeline)
+        connection.settings_dict["OPTIONS"] = self._options
 
-    def _run_web(self) -> None:
-        serve(self._listening)
+    def _run_web(self) -> int:
+        # Not at the top: it brings Twisted's reactor, which must not be shared.
+        from gpucoord_site.serve import serve
+
+        return serve(self._listening)
 
     def _run_tasks(self) -> int:
         self._listening.close()
         return run_cluster()
 
 
-def _ended() -> list[tuple[int, int]]:
-    found = []
+def _shorten_patience() -> dict[str, object]:
+    """Let no locked or silent database keep the supervisor from its signals; returns what was."""
+    options: dict[str, object] = connection.settings_dict["OPTIONS"]
+    shorter: dict[str, object] = {"timeout": 1}
+    if connection.vendor == "postgresql":
+        shorter = {"connect_timeout": 2, "options": "-c statement_timeout=2000"}
+    connection.settings_dict["OPTIONS"] = options | shorter
+    return options
+
+
+def _next_dead() -> int | None:
+    """The pid of a child that died and is not reaped yet; None when there is none."""
     with suppress(ChildProcessError):
-        while True:
-            pid, status = os.waitpid(-1, os.WNOHANG)
-            if pid == 0:
-                break
-            found.append((pid, status))
-    return found
+        found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        return found.si_pid if found else None
+    return None

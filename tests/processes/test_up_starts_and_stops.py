@@ -73,6 +73,36 @@ def test_a_signal_stops_everything_within_3_seconds(service: Service) -> None:
     assert not (service.data / "run" / "service.json").exists()
 
 
+def test_open_connections_do_not_keep_it_from_stopping(service: Service) -> None:
+    address = httpx.URL(service.address)
+    silent = socket.create_connection((address.host, address.port or 0))
+    half = socket.create_connection((address.host, address.port or 0))
+    half.sendall(b"GET / HTTP/1.1\r\n")
+    wait_until(lambda: all_loops_tick(service), 10, "all loops tick")
+
+    code, took_s = service.stop()
+
+    silent.close()
+    half.close()
+    assert code == 0
+    assert took_s <= 3
+    assert "Traceback" not in service.text()
+
+
+def test_a_locked_database_does_not_keep_it_from_stopping(service: Service) -> None:
+    wait_until(lambda: all_loops_tick(service), 10, "all loops tick")
+    writer = sqlite3.connect(service.database, isolation_level=None)
+    writer.execute("BEGIN IMMEDIATE")
+    time.sleep(1.5)
+
+    code, took_s = service.stop()
+
+    writer.execute("ROLLBACK")
+    writer.close()
+    assert code == 0
+    assert took_s <= 3.5
+
+
 def test_ctrl_c_stops_it_too(service: Service) -> None:
     code, took_s = service.stop(signal.SIGINT)
 
