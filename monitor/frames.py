@@ -99,7 +99,7 @@ class Frame:
         changed = [part for top in board.parts for part in top.newer_than(since)]
         body: dict[str, object] = {"n": self.n, "since": since}
         if self.at is not None:
-            body |= {"t": round(self.at, 1), "age": round(max(0.0, now - self.at), 1)}
+            body |= {"t": round(self.at, 3), "age": round(max(0.0, now - self.at), 1)}
         body |= {kind: column.values for kind, column in board.columns.items()}
         optional = {
             "o": {k: c.order for k, c in board.columns.items() if c.changed_at > since},

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from asgiref.sync import sync_to_async
 from channels.testing import WebsocketCommunicator
+from django.conf import settings
 from django.contrib.auth.models import User
 from django.test import Client
 
@@ -16,6 +17,7 @@ from monitor.hub import Hub
 from tests.builders import NOW, snapshot
 from tests.monitor.test_hub import SPARK, Server
 
+SESSION = settings.SESSION_COOKIE_NAME
 pytestmark = pytest.mark.django_db(transaction=True)
 
 

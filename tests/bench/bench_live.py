@@ -1,0 +1,211 @@
+"""What live pages cost: python -m tests.bench.bench_live [seconds].
+
+Everything is real: `gpucoord up` with a simulated server, WebSockets, Chromium. Latency is from
+the clock that the sampler's tick read (before its probe and its database write) to the arrival
+of the frame at the client. Clients share the machine's cores with the service.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import os
+import re
+import shutil
+import statistics
+import struct
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import httpx
+from playwright.sync_api import sync_playwright
+
+from tests.browser.conftest import OPTIONS
+from tests.processes.service import Service
+
+VIEWERS = (1, 100, 500)
+ACK_EVERY = 4
+TAKEN_AT = re.compile(rb'"n":(\d+),"since":\d+,"t":([\d.]+)')
+
+
+def main() -> None:
+    seconds = int(sys.argv[1]) if len(sys.argv) > 1 else 30
+    with running(8) as service:
+        latencies(service, seconds)
+        sizes(service, 8)
+        chromium(service, 8, seconds)
+    with running(64, GPUCOORD_SIMULATED_PROCESSES="500") as service:
+        sizes(service, 64)
+        chromium(service, 64, seconds)
+
+
+@contextmanager
+def running(gpus: int, **env: str) -> Iterator[Service]:
+    with tempfile.TemporaryDirectory(prefix="gpucoord-bench-") as folder:
+        service = Service(Path(folder) / "data", GPUCOORD_SIMULATED_GPUS=str(gpus), **env)
+        with service:
+            time.sleep(3)
+            yield service
+
+
+def log_in(service: Service) -> str:
+    """The cookies of a browser in which the administrator is logged in."""
+    with httpx.Client(base_url=service.address) as client:
+        page = client.get("/login/").text
+        token = re.search(r'name="csrfmiddlewaretoken" value="(\w+)"', page)
+        assert token
+        form = {"username": "admin", "password": "correct horse", "csrfmiddlewaretoken": token[1]}
+        client.post("/login/", data=form)
+        return "; ".join(f"{name}={value}" for name, value in client.cookies.items())
+
+
+class Viewer(asyncio.Protocol):
+    """A browser's end of the socket in few instructions: 500 of them share a core with others."""
+
+    def __init__(self, address: str, cookie: str, path: str = "/ws/live/?on=dashboard") -> None:
+        self.host = urlsplit(address).netloc
+        self.cookie = cookie
+        self.path = path
+        self.delays: list[float] = []
+        self.sizes: list[int] = []
+        self.first = b""
+        self._buffer = b""
+        self._open = False
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self.transport = transport
+        key = base64.b64encode(os.urandom(16)).decode()
+        transport.write(
+            f"GET {self.path} HTTP/1.1\r\nHost: {self.host}\r\nOrigin: http://{self.host}\r\n"
+            f"Upgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Version: 13\r\n"
+            f"Sec-WebSocket-Key: {key}\r\nCookie: {self.cookie}\r\n\r\n".encode()
+        )
+
+    def data_received(self, data: bytes) -> None:
+        arrived = time.time()
+        self._buffer += data
+        if not self._open:
+            head, _, rest = self._buffer.partition(b"\r\n\r\n")
+            if not rest and b"\r\n\r\n" not in self._buffer:
+                return
+            assert b" 101 " in head, head
+            self._open, self._buffer = True, rest
+        while (frame := self._frame()) is not None:
+            self._take(frame, arrived)
+
+    def _frame(self) -> bytes | None:
+        if len(self._buffer) < 2:
+            return None
+        size, start = self._buffer[1] & 127, 2
+        if size == 126:
+            size, start = int.from_bytes(self._buffer[2:4]), 4
+        elif size == 127:
+            size, start = int.from_bytes(self._buffer[2:10]), 10
+        if len(self._buffer) < start + size:
+            return None
+        frame, self._buffer = self._buffer[start : start + size], self._buffer[start + size :]
+        return frame
+
+    def _take(self, frame: bytes, arrived: float) -> None:
+        found = TAKEN_AT.search(frame)
+        if not found:
+            return
+        if not self.first:
+            self.first = frame
+            return
+        self.delays.append(arrived - float(found[2]))
+        self.sizes.append(len(frame))
+        if len(self.delays) % ACK_EVERY == 0:
+            self._say(json.dumps({"ack": int(found[1])}).encode())
+
+    def _say(self, text: bytes) -> None:
+        self.transport.write(struct.pack("!BB4x", 0x81, 0x80 | len(text)) + text)
+
+
+async def watch(service: Service, viewers: int, seconds: float) -> list[Viewer]:
+    loop = asyncio.get_running_loop()
+    place = urlsplit(service.address)
+    cookie = log_in(service)
+    found: list[Viewer] = []
+    for _ in range(viewers):
+        viewer = Viewer(service.address, cookie)
+        await loop.create_connection(lambda v=viewer: v, place.hostname, place.port)  # type: ignore[misc]
+        found.append(viewer)
+    await asyncio.sleep(3)
+    assert all(viewer.first for viewer in found)
+    for viewer in found:
+        viewer.delays.clear()
+    await asyncio.sleep(seconds)
+    for viewer in found:
+        viewer.transport.close()
+    return found
+
+
+def latencies(service: Service, seconds: int) -> None:
+    print(f"{'sample -> client, ms':24}{'p50':>8}{'p90':>8}{'p99':>8}{'max':>8}{'web CPU %':>12}")
+    for viewers in VIEWERS:
+        before = cpu_seconds(service.child("web"))
+        found = asyncio.run(watch(service, viewers, seconds))
+        used = 100 * (cpu_seconds(service.child("web")) - before) / seconds
+        delays = [delay for viewer in found for delay in viewer.delays]
+        cuts = statistics.quantiles(delays, n=100, method="inclusive")
+        figures = (cuts[49], cuts[89], cuts[98], max(delays))
+        columns = "".join(f"{1000 * figure:8.1f}" for figure in figures)
+        print(f"{viewers:4} viewers {len(delays):6} frames {columns}{used:12.1f}")
+
+
+def cpu_seconds(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def sizes(service: Service, gpus: int) -> None:
+    (viewer,) = asyncio.run(watch(service, 1, 10))
+    print(
+        f"{gpus} GPUs: each second {statistics.median(viewer.sizes):.0f} B (median;"
+        f" largest {max(viewer.sizes)} B), the whole at connect {len(viewer.first)} B"
+    )
+
+
+def chromium(service: Service, gpus: int, seconds: int) -> None:
+    path = shutil.which("chromium") or shutil.which("chromium-browser")
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=path, args=OPTIONS)
+        page = browser.new_page(viewport={"width": 1400, "height": 900})
+        page.goto(f"{service.address}login/")
+        page.get_by_label("User name").fill("admin")
+        page.get_by_label("Password").fill("correct horse")
+        page.get_by_role("button", name="Log in").click()
+        page.wait_for_selector("#live[data-state=live]")
+        for where in ("/", "/processes/"):
+            page.goto(service.address.rstrip("/") + where)
+            page.wait_for_selector("#live[data-state=live]")
+            page.wait_for_timeout(3000)
+            devtools = page.context.new_cdp_session(page)
+            devtools.send("Performance.enable")
+            before = _metrics(devtools)
+            page.wait_for_timeout(1000 * seconds)
+            after = _metrics(devtools)
+            parts = ("TaskDuration", "ScriptDuration", "LayoutDuration", "RecalcStyleDuration")
+            spent = [1000 * (after[part] - before[part]) / seconds for part in parts]
+            print(
+                f"{gpus} GPUs, {where}: main thread {spent[0]:.1f} ms per second"
+                f" (script {spent[1]:.1f}, layout {spent[2]:.1f}, style {spent[3]:.1f})"
+            )
+        browser.close()
+
+
+def _metrics(devtools: object) -> dict[str, float]:
+    found = devtools.send("Performance.getMetrics")["metrics"]  # type: ignore[attr-defined]
+    return {metric["name"]: metric["value"] for metric in found}
+
+
+if __name__ == "__main__":
+    main()
