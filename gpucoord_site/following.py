@@ -89,22 +89,22 @@ class Follower:
 
     def _asked_to_cancel(self) -> bool:
         """Ask; True = go on following. A second Ctrl-C, or nobody to ask, leaves the job alone."""
-        left = f"job {self._id} goes on without this terminal"
-        if not sys.stdin.isatty():
-            self._say(left)
-            return False
         try:
-            sys.stderr.write("\n")
-            answer = input(f"Cancel job {self._id}? [y/N, Ctrl-C leaves it running] ")
-            if answer.strip().lower() in {"y", "yes"}:
-                self._client.cancel(self._id)
-                self._say("cancelling")
+            if sys.stdin.isatty():
+                self._ask()
+                self._pause_s = SHORTEST_S
+                return True
         except (KeyboardInterrupt, EOFError):
             sys.stderr.write("\n")
-            self._say(left)
-            return False
-        self._pause_s = SHORTEST_S
-        return True
+        self._say(f"job {self._id} goes on without this terminal")
+        return False
+
+    def _ask(self) -> None:
+        sys.stderr.write(f"\nCancel job {self._id}? [y/N, Ctrl-C leaves it running] ")
+        sys.stderr.flush()
+        if sys.stdin.readline().strip().lower() in {"y", "yes"}:
+            self._client.cancel(self._id)
+            self._say("cancelling")
 
     def _end(self, job: dict[str, Any]) -> int:
         outcome = job["outcome"]

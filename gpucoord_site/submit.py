@@ -7,6 +7,7 @@ import shlex
 import sys
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from collections.abc import Sequence
+from contextlib import closing
 from typing import Any
 
 from gpucoord_site import token_file
@@ -32,12 +33,13 @@ def main(argv: Sequence[str]) -> int:
     from gpucoord_site.following import Follower
 
     try:
-        client = Client(asked.url or os.environ.get("GPUCOORD_URL") or URL, _token(asked))
-        job_id = client.submit(_body(asked))
-        if asked.detach:
-            sys.stdout.write(f"{job_id}\n")
-            return 0
-        return Follower(client, job_id).follow()
+        url = asked.url or os.environ.get("GPUCOORD_URL") or URL
+        with closing(Client(url, _token(asked))) as client:
+            job_id = client.submit(_body(asked))
+            if not asked.detach:
+                return Follower(client, job_id).follow()
+        sys.stdout.write(f"{job_id}\n")
+        return 0
     except (UnableToAsk, token_file.UnsafeToken) as error:
         for line in str(error).splitlines():
             sys.stderr.write(f"gpucoord: {line}\n")

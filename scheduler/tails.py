@@ -68,7 +68,7 @@ class Tail:
     def show(self, view: View) -> None:
         if view == self.view:
             return
-        if self.view is None or view.attempt != self.view.attempt:
+        if self.view is None or view.log != self.view.log:
             self.start = self.end = 0
             self._kept = b""
         self._done = False
