@@ -130,6 +130,12 @@ class Config(BaseSettings):
     raw_hours: float = Field(
         2, gt=0, le=48, allow_inf_nan=False, description="Hours for which every second is kept."
     )
+    minute_days: float = Field(
+        90, ge=1, le=3650, allow_inf_nan=False, description="Days for which every minute is kept."
+    )
+    hour_days: float = Field(
+        730, ge=1, le=7300, allow_inf_nan=False, description="Days for which every hour is kept."
+    )
     memory_margin_mib: int = Field(
         256, ge=0, description="GPU memory (MiB) that planning leaves free on each GPU."
     )

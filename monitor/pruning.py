@@ -8,7 +8,20 @@ from datetime import datetime, timedelta
 
 from django.db.models import Model, QuerySet
 
-from monitor.models import Chore, Claim, Constraint, Event, Gpu, HostSample, LatestSnapshot, Sample
+from monitor import rollups
+from monitor.models import (
+    Claim,
+    Constraint,
+    Event,
+    Gpu,
+    HostHour,
+    HostSample,
+    LatestSnapshot,
+    ProcessHour,
+    ProcessMinute,
+    ProcessUse,
+)
+from monitor.rollups import GPUS, HOSTS, Ladder
 
 CHUNK = 2000
 
@@ -18,22 +31,15 @@ class Keep:
     """How long rows are kept."""
 
     raw: timedelta
+    minutes: timedelta = timedelta(days=90)
+    hours: timedelta = timedelta(days=730)
+    # Samples that are in no minute yet wait so much longer, then they go too.
+    patience: timedelta = timedelta(days=1)
     events: timedelta = timedelta(days=90)
     # Idle or busy: a change of state that passes says little after a week.
     state_changes: timedelta = timedelta(days=7)
     # A host that has been silent for so long was renamed or taken away.
     silent_hosts: timedelta = timedelta(days=7)
-
-
-def due(name: str, every: timedelta, now: datetime) -> bool:
-    """Whether a chore is to be queued now; True for one caller only."""
-    Chore.objects.bulk_create([Chore(name=name, queued_at=now - every)], ignore_conflicts=True)
-    rows = Chore.objects.filter(name=name, queued_at__lte=now - every)
-    return rows.update(queued_at=now) == 1
-
-
-def done(name: str, result: str, now: datetime) -> None:
-    Chore.objects.filter(name=name).update(done_at=now, result=result)
 
 
 def prune(keep: Keep, now: datetime, chunk: int = CHUNK) -> dict[str, int]:
@@ -46,12 +52,16 @@ def prune(keep: Keep, now: datetime, chunk: int = CHUNK) -> dict[str, int]:
 
 
 def _too_old(keep: Keep, now: datetime) -> Iterator[QuerySet[Model]]:
-    raw_t = int((now - keep.raw).timestamp())
-    # GPU by GPU and host by host: that is how the samples' index goes.
+    # GPU by GPU and host by host: that is how the indexes go.
     for uuid in Gpu.objects.values_list("uuid", flat=True):
-        yield Sample.objects.filter(gpu_id=uuid, t__lt=raw_t)
-    for host in HostSample.objects.order_by("host").values_list("host", flat=True).distinct():
-        yield HostSample.objects.filter(host=host, t__lt=raw_t)
+        yield from _of_ladder(GPUS, uuid, keep, now)
+    hosts = set(HostSample.objects.order_by("host").values_list("host", flat=True).distinct())
+    hosts |= set(HostHour.objects.order_by("host").values_list("host", flat=True).distinct())
+    for host in sorted(hosts):
+        yield from _of_ladder(HOSTS, host, keep, now)
+    yield _oldest(ProcessMinute, int((now - keep.minutes).timestamp()))
+    yield ProcessHour.objects.filter(t__lt=int((now - keep.hours).timestamp()))
+    yield ProcessUse.objects.filter(last_seen_at__lt=now - keep.hours)
     old = now - keep.events
     yield Event.objects.filter(at__lt=old)
     passing = Event.objects.filter(kind="GPU_STATE_CHANGED", severity=Event.Severity.INFO)
@@ -59,6 +69,30 @@ def _too_old(keep: Keep, now: datetime) -> Iterator[QuerySet[Model]]:
     yield LatestSnapshot.objects.filter(at__lt=now - keep.silent_hosts)
     yield Claim.objects.filter(until_at__lt=old)
     yield Constraint.objects.filter(until_at__lt=old)
+
+
+def _of_ladder(ladder: Ladder, key: str, keep: Keep, now: datetime) -> Iterator[QuerySet[Model]]:
+    mine = {ladder.key: key}
+    samples = ladder.samples._default_manager.filter(**mine)
+    yield samples.filter(t__lt=_raw_until(ladder, key, keep, now))
+    minutes = ladder.minutes._default_manager.filter(**mine)
+    yield minutes.filter(t__lt=int((now - keep.minutes).timestamp()))
+    hours = ladder.hours._default_manager.filter(**mine)
+    yield hours.filter(t__lt=int((now - keep.hours).timestamp()))
+
+
+def _raw_until(ladder: Ladder, key: str, keep: Keep, now: datetime) -> int:
+    """Whole minutes go, and only when they have been added up: after a pause that comes late."""
+    old = rollups.floor(int((now - keep.raw).timestamp()), rollups.MINUTE_S)
+    in_minutes = rollups.safe_to_delete(ladder, key) or 0
+    hopeless = int((now - keep.raw - keep.patience).timestamp())
+    return max(min(old, in_minutes), hopeless)
+
+
+def _oldest(model: type[ProcessMinute], t: int) -> QuerySet[Model]:
+    """Those that were written first and are old: without an index on the time."""
+    first = model.objects.order_by("pk").values("pk")[:CHUNK]
+    return model.objects.filter(pk__in=first, t__lt=t)
 
 
 def _delete(rows: QuerySet[Model], chunk: int) -> int:

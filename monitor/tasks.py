@@ -8,20 +8,31 @@ from django.conf import settings
 from django.utils import timezone
 from django_q.tasks import async_task
 
-from monitor import pruning
-
-PRUNE = "monitor.tasks.prune"
+from monitor import chores, process_hours, pruning, rollups
 
 
-def queue_prune() -> None:
-    """Have old rows deleted by a worker."""
-    options = {"task_name": "prune", "save": False, "ack_failure": True, "timeout": 100}
-    async_task(PRUNE, q_options=options)
+def queue(chore: str) -> None:
+    """Have a worker run the task of this name."""
+    options = {"task_name": chore, "save": False, "ack_failure": True, "timeout": 100}
+    async_task(f"monitor.tasks.{chore}", q_options=options)
+
+
+def roll_up() -> dict[str, int]:
+    """Add samples up to minutes and minutes to hours."""
+    now = timezone.now()
+    written = rollups.roll_up(now) | {"processhour": process_hours.roll_up(now)}
+    chores.done("roll_up", str(written), timezone.now())
+    return written
 
 
 def prune() -> dict[str, int]:
     """Delete rows that are older than the settings keep them."""
-    keep = pruning.Keep(raw=timedelta(hours=settings.CONFIG.raw_hours))
+    config = settings.CONFIG
+    keep = pruning.Keep(
+        raw=timedelta(hours=config.raw_hours),
+        minutes=timedelta(days=config.minute_days),
+        hours=timedelta(days=config.hour_days),
+    )
     gone = pruning.prune(keep, timezone.now())
-    pruning.done("prune", str(gone), timezone.now())
+    chores.done("prune", str(gone), timezone.now())
     return gone

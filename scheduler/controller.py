@@ -1,4 +1,4 @@
-"""The controller: every few seconds it judges the newest snapshot and has old rows pruned."""
+"""The controller: every few seconds it judges the newest snapshot and has chores done."""
 
 from __future__ import annotations
 
@@ -8,21 +8,22 @@ from datetime import datetime, timedelta
 
 from django.conf import settings
 
-from monitor import constraints, pruning, store, tasks
+from monitor import chores, constraints, store, tasks
 from monitor.policy.constraints import ConstraintPolicy, Verdict, judge
 from monitor.stepping import Guard
 
 # An older snapshot says nothing about now.
 STALE_AFTER = timedelta(seconds=15)
-PRUNE_EVERY = timedelta(minutes=5)
+# What a worker is to do again and again.
+CHORES = {"roll_up": timedelta(minutes=1), "prune": timedelta(minutes=5)}
 
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """What one pass did: the constraints that began and ended; whether a pruning was queued."""
+    """What one pass did: the constraints that began and ended; which chores were queued."""
 
     verdict: Verdict | None
-    queued_prune: bool
+    queued: tuple[str, ...]
 
 
 class Controller:
@@ -33,13 +34,13 @@ class Controller:
         guard: Guard,
         host: str,
         data_folder: str,
-        queue_prune: Callable[[], None],
+        queue: Callable[[str], None],
         policy: ConstraintPolicy | None = None,
     ) -> None:
         self._guard = guard
         self._host = host
         self._data_folder = data_folder
-        self._queue_prune = queue_prune
+        self._queue = queue
         self._policy = policy or ConstraintPolicy()
 
     def open(self) -> None:
@@ -57,12 +58,12 @@ class Controller:
                 known = constraints.open_keys(self._host)
                 verdict = judge(snapshot, self._data_folder, known, self._policy)
                 constraints.apply(verdict, self._host, now)
-            queued = pruning.due("prune", PRUNE_EVERY, now)
-            if queued:
-                self._queue_prune()
+            queued = tuple(name for name, every in CHORES.items() if chores.due(name, every, now))
+            for name in queued:
+                self._queue(name)
         return Judgement(verdict, queued)
 
 
 def build(guard: Guard) -> Controller:
     """The controller of this host."""
-    return Controller(guard, settings.CONFIG.node, str(settings.DATA), tasks.queue_prune)
+    return Controller(guard, settings.CONFIG.node, str(settings.DATA), tasks.queue)

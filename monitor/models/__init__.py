@@ -7,7 +7,9 @@ from monitor.models.constraints import Constraint
 from monitor.models.events import Event
 from monitor.models.gpus import Gpu
 from monitor.models.leases import Lease
+from monitor.models.rollups import GpuHour, GpuMinute, HostHour, HostMinute, ProcessHour
 from monitor.models.samples import HostSample, LatestSnapshot, Sample
+from monitor.models.uses import ProcessMinute, ProcessUse
 
 __all__ = [
     "ApiToken",
@@ -16,8 +18,15 @@ __all__ = [
     "Constraint",
     "Event",
     "Gpu",
+    "GpuHour",
+    "GpuMinute",
+    "HostHour",
+    "HostMinute",
     "HostSample",
     "LatestSnapshot",
     "Lease",
+    "ProcessHour",
+    "ProcessMinute",
+    "ProcessUse",
     "Sample",
 ]

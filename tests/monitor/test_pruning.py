@@ -6,11 +6,23 @@ import pytest
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
-from monitor import events, pruning, store, tasks
-from monitor.models import Chore, Event, HostSample, Sample
+from monitor import chores, events, pruning, rollups, store, tasks
+from monitor.models import (
+    Chore,
+    Event,
+    Gpu,
+    GpuHour,
+    GpuMinute,
+    HostSample,
+    ProcessHour,
+    ProcessMinute,
+    ProcessUse,
+    Sample,
+)
 from monitor.probes.scenario import Scenario
 from monitor.pruning import Keep
 from tests.monitor.facts import NOW
+from tests.monitor.past import NOTHING, process_use
 
 pytestmark = pytest.mark.django_db
 KEEP = Keep(raw=timedelta(hours=2))
@@ -21,6 +33,7 @@ def history(hours: float, every_s: int = 60) -> None:
     count = int(hours * 3600 / every_s)
     past = (NOW - timedelta(seconds=every_s * i) for i in range(count))
     store.record_history(scenario.snapshot(at, "box") for at in past)
+    rollups.roll_up(NOW + timedelta(minutes=2))
 
 
 def test_it_keeps_two_hours_of_samples() -> None:
@@ -70,12 +83,45 @@ def test_pruning_again_finds_nothing() -> None:
 
 def test_a_chore_is_due_once_in_its_time_for_one_caller() -> None:
     every = timedelta(minutes=5)
-    due = [pruning.due("x", every, NOW + timedelta(seconds=s)) for s in (0, 0, 299, 300, 301)]
+    due = [chores.due("x", every, NOW + timedelta(seconds=s)) for s in (0, 0, 299, 300, 301)]
     assert due == [True, False, False, True, False]
 
 
 def test_the_task_prunes_as_the_settings_say_and_notes_it() -> None:
     history(hours=1)
-    pruning.due("prune", timedelta(minutes=5), NOW)
+    chores.due("prune", timedelta(minutes=5), NOW)
     assert tasks.prune()["sample"] == 2 * 60
     assert Chore.objects.get().done_at is not None
+
+
+def test_it_keeps_samples_until_they_are_added_up_but_not_for_ever() -> None:
+    scenario = Scenario(gpus=1)
+    for hours in (3, 4, 27):
+        store.record(scenario.snapshot(NOW - timedelta(hours=hours), "box"))
+    assert pruning.prune(KEEP, NOW)["sample"] == 1
+    rollups.roll_up(NOW)
+    assert pruning.prune(KEEP, NOW)["sample"] == 2
+    assert GpuMinute.objects.count() == 2
+
+
+def test_it_never_leaves_a_part_of_a_minute() -> None:
+    history(hours=3, every_s=20)
+    pruning.prune(KEEP, NOW + timedelta(seconds=37))
+    first = Sample.objects.order_by("t").values_list("t", flat=True).first()
+    assert first == NOW.timestamp() - 2 * 3600
+
+
+def test_it_keeps_minutes_and_hours_as_long_as_it_is_told() -> None:
+    store.record(Scenario(gpus=1).snapshot(NOW, "box"))
+    gpu = Gpu.objects.get()
+    for days in (1, 89, 91, 729, 731):
+        t = int((NOW - timedelta(days=days)).timestamp())
+        use = process_use(gpu, NOW - timedelta(days=days), pid=days)
+        for minute in (GpuMinute, GpuHour):
+            minute.objects.create(gpu=gpu, t=t, **NOTHING)
+        ProcessMinute.objects.create(use=use, t=t, sm_s=1)
+        ProcessHour.objects.create(use=use, t=t, sm_s=1, held_s=1, known_s=1, memory_byte_s=1)
+    pruning.prune(KEEP, NOW)
+    assert (GpuMinute.objects.count(), GpuHour.objects.count()) == (2, 4)
+    assert (ProcessMinute.objects.count(), ProcessHour.objects.count()) == (2, 4)
+    assert set(ProcessUse.objects.values_list("pid", flat=True)) == {1, 89, 91, 729}

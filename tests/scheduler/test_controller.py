@@ -22,7 +22,7 @@ def at(second: float) -> datetime:
 
 def controller(queue: list[str] | None = None) -> Controller:
     queued = queue if queue is not None else []
-    return Controller(transaction.atomic, "gpubox", "/data", lambda: queued.append("prune"))
+    return Controller(transaction.atomic, "gpubox", "/data", queued.append)
 
 
 def seen(second: float, temperature: float) -> Snapshot:
@@ -66,14 +66,17 @@ def test_it_waits_for_a_first_snapshot() -> None:
     assert controller().step(NOW).verdict is None
 
 
-def test_it_has_old_rows_pruned_every_few_minutes() -> None:
+def test_it_has_rows_added_up_each_minute_and_old_ones_pruned_every_few() -> None:
     queue: list[str] = []
     for second in range(0, 620, 5):
         controller(queue).step(at(second))
-    assert len(queue) == 3
-    assert Chore.objects.get().queued_at == at(600)
+    assert (queue.count("roll_up"), queue.count("prune")) == (11, 3)
+    assert Chore.objects.get(name="prune").queued_at == at(600)
 
 
-def test_the_settings_build_it_and_its_pruning_is_a_task() -> None:
-    controller_module.build(transaction.atomic).step(NOW)
-    assert OrmQ.objects.count() == 1
+def test_the_settings_build_it_and_its_chores_are_tasks() -> None:
+    assert controller_module.build(transaction.atomic).step(NOW).queued == ("roll_up", "prune")
+    assert {task.task["func"] for task in OrmQ.objects.all()} == {
+        "monitor.tasks.roll_up",
+        "monitor.tasks.prune",
+    }
