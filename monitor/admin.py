@@ -21,9 +21,16 @@ from monitor.models import (
     Constraint,
     Event,
     Gpu,
+    GpuHour,
+    GpuMinute,
+    HostHour,
+    HostMinute,
     HostSample,
     LatestSnapshot,
     Lease,
+    ProcessHour,
+    ProcessMinute,
+    ProcessUse,
     Sample,
 )
 
@@ -168,6 +175,41 @@ class HostSampleAdmin(Seconds):
     @admin.display(description="memory used", ordering="memory_used_bytes")
     def memory(self, sample: HostSample) -> str:
         return formats.gib(sample.memory_used_bytes)
+
+
+@admin.register(GpuMinute, GpuHour)
+class GpuRollupAdmin(Seconds):
+    list_display = ("at", "gpu", "seen_s", "utilization_pct_s", "energy_j", "temperature_max_c")
+    list_filter = ("gpu__host", "gpu__index")
+    list_select_related = ("gpu",)
+    search_fields = ("gpu__uuid", "gpu__host")
+    ordering = ("-id",)
+
+
+@admin.register(HostMinute, HostHour)
+class HostRollupAdmin(Seconds):
+    list_display = ("at", "host", "seen_s", "cpu_pct_s", "cpu_max_pct", "load_max")
+    list_filter = ("host",)
+    search_fields = ("host",)
+    ordering = ("-id",)
+
+
+@admin.register(ProcessUse)
+class ProcessUseAdmin(ReadOnly):
+    list_display = ("program", "user", "pid", "gpu", "first_seen_at", "sm_s", "known_s", "source")
+    list_filter = ("host", "source", "gpu__index")
+    list_select_related = ("gpu",)
+    search_fields = ("program", "user", "job_owner", "job_ref", "pid", "gpu__uuid")
+    date_hierarchy = "first_seen_at"
+    ordering = ("-id",)
+
+
+@admin.register(ProcessMinute, ProcessHour)
+class ProcessRollupAdmin(Seconds):
+    list_display = ("at", "use", "sm_s", "held_s", "known_s", "joules")
+    list_select_related = ("use",)
+    search_fields = ("use__user", "use__program", "use__gpu__uuid")
+    ordering = ("-id",)
 
 
 @admin.register(ApiToken)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import timedelta
 
 import pytest
 from django.contrib import admin
@@ -10,11 +11,12 @@ from django.test import Client
 from django.urls import reverse
 from django.utils import timezone
 
-from monitor import access, events, store
-from monitor.models import ApiToken, Chore, Constraint, Lease
+from monitor import access, events, process_hours, rollups, store
+from monitor.models import ApiToken, Chore, Constraint, Gpu, Lease, ProcessMinute
 from scheduler.models import Attempt, Job
 from tests import jobs_made
 from tests.builders import NOW, gpu, snapshot
+from tests.monitor.past import process_use
 
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("data")]
 MODELS = sorted(admin.site._registry, key=lambda model: model._meta.label)
@@ -37,6 +39,16 @@ def filled(alice: User) -> None:
     Lease.objects.create(name="sampler:gpubox", loop="sampler", host="gpubox", expires_at=NOW)
     Chore.objects.create(name="pruning", queued_at=NOW)
     Constraint.objects.create(host="gpubox", kind="disk", text="Disk is full", from_at=NOW)
+    _past()
+
+
+def _past() -> None:
+    """A minute and an hour of a GPU, its host, and a process on it."""
+    later = NOW + timedelta(minutes=2)
+    rollups.roll_up(later)
+    use = process_use(Gpu.objects.order_by("index")[0], later)
+    ProcessMinute.objects.create(use=use, t=int(NOW.timestamp()))
+    process_hours.roll_up(later)
 
 
 def url(model: type[Model], page: str, *args: object) -> str:
