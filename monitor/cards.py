@@ -170,7 +170,12 @@ class Summary:
 
 def cards(snapshots: Iterable[Snapshot]) -> list[Card]:
     """A card per GPU, trouble first, then by host and index."""
-    found = [_card(gpu, snapshot) for snapshot in snapshots for gpu in snapshot.gpus]
+    found = []
+    for snapshot in snapshots:
+        on: dict[str, list[ProcessRow]] = {}
+        for process in snapshot.processes:
+            on.setdefault(process.gpu_uuid, []).append(process_row(process))
+        found += [_card(gpu, snapshot, on.get(gpu.uuid, [])) for gpu in snapshot.gpus]
     return sorted(found, key=lambda c: (not c.trouble, c.host, c.index))
 
 
@@ -190,8 +195,8 @@ def process_row(process: ProcessReading) -> ProcessRow:
     )
 
 
-def summary(snapshots: Sequence[Snapshot]) -> Summary:
-    shown = cards(snapshots)
+def summary(snapshots: Sequence[Snapshot], shown: Sequence[Card]) -> Summary:
+    """The verdict on `shown`, the cards of these snapshots."""
     shape, verdict = _verdict(snapshots, shown)
     owners = {p.job_owner or p.user for s in snapshots for p in s.processes} - {None}
     return Summary(
@@ -226,8 +231,8 @@ def fullest(disks: Sequence[DiskReading]) -> DiskReading | None:
     return min(sized, key=lambda d: d.free_bytes / d.total_bytes, default=None)
 
 
-def _card(gpu: GpuReading, snapshot: Snapshot) -> Card:
-    rows = sorted(map(process_row, snapshot.on(gpu.uuid)), key=_biggest_first)
+def _card(gpu: GpuReading, snapshot: Snapshot, rows: list[ProcessRow]) -> Card:
+    rows.sort(key=_biggest_first)
     # A single further one takes no more room than the line that would count it.
     shown = rows if len(rows) <= ROWS_ON_CARD + 1 else rows[:ROWS_ON_CARD]
     return Card(

@@ -83,7 +83,7 @@ class Renderer:
                 "p": self._column(DASHBOARD, "p", [(r.key, r.values) for r in rows]),
             },
             parts=[
-                self._summary(snapshots, now),
+                self._summary(snapshots, shown, now),
                 self._hosts(strips, now),
                 self._gpus(snapshots, shown, drawn, now),
                 *(part for r in regions() if (part := self._region(r, now))),
@@ -91,8 +91,8 @@ class Renderer:
             sparks=drawn,
         )
 
-    def _summary(self, snapshots: Sequence[Snapshot], now: datetime) -> Part:
-        facts = cards.summary(snapshots)
+    def _summary(self, snapshots: Sequence[Snapshot], shown: Sequence[Card], now: datetime) -> Part:
+        facts = cards.summary(snapshots, shown)
         return self._part("summary", facts, "monitor/_summary.html", {"summary": facts, "now": now})
 
     def _hosts(self, strips: Sequence[HostStrip], now: datetime) -> Part:

@@ -28,10 +28,10 @@
     const now = Date.now() / 1000 + skew;
     for (const element of all("[data-time]")) {
       const kind = element.dataset.time;
-      const date = new Date(element.getAttribute("datetime"));
-      const age = duration(now - date / 1000);
-      const text = kind === "ago" ? `${age} ago` : kind === "since" ? age
-        : kind === "hm" ? clock(date).slice(0, 5) : clock(date);
+      const date = Date.parse(element.getAttribute("datetime"));
+      const text = kind === "ago" ? `${duration(now - date / 1000)} ago`
+        : kind === "since" ? duration(now - date / 1000)
+          : kind === "hm" ? clock(new Date(date)).slice(0, 5) : clock(new Date(date));
       if (element.textContent !== text) element.textContent = text;
     }
   }
@@ -110,12 +110,14 @@
     }
   }
 
-  // A page that holds a table of its own asks for it again when other rows are due.
+  // A page that holds a table of its own asks for it again when other rows are due; a long one
+  // less often, because drawing it anew costs as much as a minute of figures.
   let askedAt = 0, asking = 0;
   function refetchTable(digest) {
     const table = one("[data-digest]");
     if (!table || table.dataset.digest === digest || asking) return;
-    const wait = Math.max(0, askedAt + 2000 - Date.now()) + Math.random() * 300;
+    const pause = table.querySelectorAll("tr").length > 100 ? 6000 : 2000;
+    const wait = Math.max(0, askedAt + pause - Date.now()) + Math.random() * 300;
     asking = window.setTimeout(() => {
       asking = 0;
       askedAt = Date.now();

@@ -2,8 +2,12 @@ from __future__ import annotations
 
 from monitor import cards
 from monitor.gpu_states import GpuState
-from monitor.readings import DiskReading
+from monitor.readings import DiskReading, Snapshot
 from tests.builders import GIB, gpu, host, process, snapshot
+
+
+def summed(snapshots: list[Snapshot]) -> cards.Summary:
+    return cards.summary(snapshots, cards.cards(snapshots))
 
 
 def test_trouble_comes_first_then_the_index() -> None:
@@ -72,23 +76,23 @@ def test_the_fullest_disk_is_shown() -> None:
 
 def test_the_summary_says_that_all_is_fine() -> None:
     found = [process(1), process(2, on=1, user="bob"), process(2, user="bob")]
-    said = cards.summary([snapshot([gpu(0, state=GpuState.EXTERNAL), gpu(1)], found)])
+    said = summed([snapshot([gpu(0, state=GpuState.EXTERNAL), gpu(1)], found)])
 
     assert said.verdict == "All 2 GPUs answer"
     assert (said.busy, said.people, said.processes) == (1, 2, 2)
 
 
 def test_the_summary_names_what_is_lost() -> None:
-    said = cards.summary([snapshot([gpu(0), gpu(1, state=GpuState.LOST)])])
+    said = summed([snapshot([gpu(0), gpu(1, state=GpuState.LOST)])])
 
     assert (said.shape, said.verdict) == ("failing", "GPU 1 is lost")
 
 
 def test_the_summary_says_when_the_gpus_cannot_be_read() -> None:
-    said = cards.summary([snapshot(0, problem="No driver")])
+    said = summed([snapshot(0, problem="No driver")])
 
     assert (said.shape, said.verdict) == ("warning", "The GPUs can't be read")
 
 
 def test_the_summary_waits_for_the_first_reading() -> None:
-    assert cards.summary([]).shape == "waiting"
+    assert summed([]).shape == "waiting"
