@@ -1,0 +1,72 @@
+from __future__ import annotations
+
+import re
+
+import pytest
+from playwright.sync_api import Page, expect
+
+from tests.browser.conftest import PHONE, Open
+
+pytestmark = pytest.mark.browser
+
+
+def submit(page: Page, command: str, **fields: str) -> str:
+    """Submit by the form; the number of the job whose page opens."""
+    page.goto("/jobs/new/")
+    page.get_by_label("Command").fill(command)
+    for label, value in fields.items():
+        page.get_by_label(label.replace("_", " "), exact=True).fill(value)
+    page.get_by_role("button", name="Submit the job").click()
+    page.wait_for_url(re.compile(r"/jobs/\d+/$"))
+    return page.url.rstrip("/").rpartition("/")[2]
+
+
+def test_a_job_is_submitted_watched_and_cancelled(open_page: Open) -> None:
+    page = open_page("/jobs/new/")
+    submit(page, "echo it begins; sleep 600", GPUs="0")
+    expect(page.locator("#log")).to_contain_text("it begins", timeout=10_000)
+    expect(page.locator(".job-verdict .badge")).to_have_text("running")
+
+    page.locator("#cancel").click()
+    page.get_by_role("button", name="Cancel the job").click()
+
+    expect(page.locator(".job-verdict .badge")).to_have_text("cancelled", timeout=15_000)
+
+
+def test_a_log_streams_line_by_line(open_page: Open) -> None:
+    page = open_page("/jobs/new/")
+    submit(page, "for i in 1 2 3 4 5; do echo line $i; sleep 0.3; done", GPUs="0")
+
+    expect(page.locator("#log")).to_contain_text("line 1", timeout=10_000)
+    expect(page.locator("#log")).to_contain_text("line 5", timeout=10_000)
+    expect(page.locator(".job-verdict .badge")).to_have_text("succeeded", timeout=10_000)
+
+
+def test_its_process_appears_on_the_dashboard_and_goes(open_page: Open) -> None:
+    dashboard = open_page("/")
+    expect(dashboard.locator("#live")).to_have_attribute("data-state", "live", timeout=10_000)
+    page = open_page("/jobs/new/")
+    number = submit(page, "sleep 6")
+    chip = dashboard.locator(".gpu-processes .chip", has_text=f"job {number}")
+
+    expect(chip).to_be_visible(timeout=10_000)
+    expect(dashboard.locator("#region-queue")).to_contain_text("sleep 6")
+    expect(chip).to_have_count(0, timeout=15_000)
+
+
+def test_a_wrong_form_keeps_what_was_typed(open_page: Open) -> None:
+    page = open_page("/jobs/new/")
+    page.get_by_label("Command").fill("python train.py")
+    page.get_by_label("GPUs", exact=True).fill("99")
+    page.get_by_role("button", name="Submit the job").click()
+
+    expect(page.locator(".error-text").first).to_be_visible()
+    expect(page.get_by_label("Command")).to_have_value("python train.py")
+
+
+def test_a_job_page_fits_a_phone(open_page: Open) -> None:
+    page = open_page("/jobs/new/", size=PHONE)
+    submit(page, f"echo {'x' * 300}", GPUs="0")
+    expect(page.locator("#log")).to_contain_text("xxx", timeout=10_000)
+
+    assert page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0
