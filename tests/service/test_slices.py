@@ -47,8 +47,12 @@ def build(guard: Guard) -> Scripted:
 
 
 @pytest.fixture
-def run(settings: Any, data: Path, db: None) -> Iterator[Callable[..., str]]:
+def run(
+    settings: Any, data: Path, db: None, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Callable[..., str]]:
     """Run a slice whose step does `do`; returns how it ended."""
+    # The test's own transaction is open on that connection.
+    monkeypatch.setattr("gpucoord_site.slices.close_old_connections", lambda: None)
     settings.LOOPS = f"{__name__}:LOOPS"
     script.clear()
 
