@@ -15,6 +15,7 @@ from django.utils.html import format_html
 from django.utils.safestring import SafeString
 
 from monitor.admin import ReadOnly
+from monitor.formats import duration
 from scheduler import job_lines, store
 from scheduler.changing import change_waiting
 from scheduler.jobs import JobState
@@ -54,7 +55,7 @@ class JobAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
         ("What runs", {"fields": ("command", "argv", "cwd", "variables")}),
         (
             "What it asks for",
-            {"fields": ("gpus", "memory", "exclusive", "estimate_s", "time_limit_s")},
+            {"fields": ("gpus", "memory", "exclusive", "estimate", "time_limit")},
         ),
         (
             "What happened",
@@ -78,8 +79,11 @@ class JobAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
 
     def get_readonly_fields(self, request: HttpRequest, obj: Job | None = None) -> Any:
         every = [name for _, options in self.fieldsets for name in options["fields"]]
-        waits = obj is not None and obj.state == JobState.QUEUED.value
-        return [name for name in every if not (waits and name in CHANGEABLE)]
+        return [name for name in every if name not in CHANGEABLE]
+
+    def has_change_permission(self, request: HttpRequest, obj: Job | None = None) -> bool:
+        waits = obj is None or obj.state == JobState.QUEUED.value
+        return waits and super().has_change_permission(request, obj)
 
     def has_delete_permission(self, request: HttpRequest, obj: Job | None = None) -> bool:
         """What ran stays on record; a waiting job is cancelled instead."""
@@ -123,6 +127,14 @@ class JobAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
     @admin.display(description="memory on each GPU", empty_value="not declared")
     def memory(self, job: Job) -> str | None:
         return None if job.gpu_memory_bytes is None else job_lines.plain_gib(job.gpu_memory_bytes)
+
+    @admin.display(description="takes about", empty_value="not said")
+    def estimate(self, job: Job) -> str | None:
+        return duration(job.estimate_s) if job.estimate_s else None
+
+    @admin.display(description="time limit", empty_value="none")
+    def time_limit(self, job: Job) -> str | None:
+        return duration(job.time_limit_s) if job.time_limit_s else None
 
     @admin.display(description="variables", empty_value="none")
     def variables(self, job: Job) -> str | None:

@@ -139,7 +139,7 @@ def look(job_ids: Iterable[int]) -> dict[int, View]:
 
 def _view(job: Job) -> View:
     number = viewing.latest_number(job)
-    shown = job_page.live(job)
+    shown = job_page.live(job, settings.CONFIG.run_as)
 
     def render(may_see_all: bool) -> str:
         context = {**shown, "may_see_all": may_see_all, "now": timezone.now()}

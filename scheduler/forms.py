@@ -9,7 +9,7 @@ from django import forms
 from scheduler.job_lines import plain_gib
 from scheduler.jobs import PRIORITIES, NewJob, PlanPolicy
 from scheduler.models import Job
-from scheduler.submitting import OURS, UnableToSubmit, read
+from scheduler.submitting import OURS, UnableToSubmit, checked
 
 PRIORITY_CHOICES = [(str(value), f"{value} {word}") for value, word in PRIORITIES.items()]
 UNDECLARED = plain_gib(PlanPolicy().undeclared_bytes)
@@ -74,14 +74,11 @@ class NewJobForm(forms.Form):
         raw["env"] = env
         raw["priority"] = raw.get("priority") or "3"
         try:
-            self.cleaned_data["new"] = read(raw)
+            self.cleaned_data["new"] = checked(raw)
         except UnableToSubmit as error:
-            self.refuse(error)
+            for refusal in error.refusals:
+                self.add_error(refusal.field, refusal.text)
         return self.cleaned_data
-
-    def refuse(self, error: UnableToSubmit) -> None:
-        for refusal in error.refusals:
-            self.add_error(refusal.field if refusal.field in self.fields else None, refusal.text)
 
     @property
     def new(self) -> NewJob:

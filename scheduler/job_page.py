@@ -50,8 +50,7 @@ def head(job: Job, person: User) -> dict[str, Any]:
 
 
 def whole(job: Job, person: User, data: Path, run_as: str) -> dict[str, Any]:
-    context = {**head(job, person), **live(job), "attempts": viewing.attempts_of(job)}
-    context["account"] = account(job, run_as)
+    context = {**head(job, person), **live(job, run_as), "attempts": viewing.attempts_of(job)}
     if context["may_see_all"]:
         context["log"] = shown_log(job, data)
         context["environment"] = sorted(job.env)
@@ -60,7 +59,7 @@ def whole(job: Job, person: User, data: Path, run_as: str) -> dict[str, Any]:
     return context
 
 
-def live(job: Job) -> dict[str, Any]:
+def live(job: Job, run_as: str) -> dict[str, Any]:
     """What changes while one looks, the same for all who may see the page."""
     attempt = viewing.running_attempt(job)
     line = job_lines.lines([job])[0]
@@ -69,7 +68,7 @@ def live(job: Job) -> dict[str, Any]:
         "line": line,
         "attempt": attempt,
         "timeline": timeline(job, attempt),
-        "hosts": sorted({gpu.host for gpu in line.gpus if gpu.host}),
+        "account": account(job, run_as),
         "sentence": sentence(line),
     }
 
@@ -83,7 +82,8 @@ def facts(shown: dict[str, Any]) -> object:
         job.problem,
         repr(job.blockers),
         job.cancelled_by,
-        attempt and (attempt.number, attempt.cpu_s, attempt.peak_memory_bytes),
+        shown["account"],
+        attempt and (attempt.number, attempt.pid, attempt.cpu_s, attempt.peak_memory_bytes),
     )
 
 

@@ -24,6 +24,8 @@ LONGEST_NAME = 120
 LONGEST_PATH = 4096
 LARGEST_ENV = 100_000
 MOST_GPUS = 32_767
+# What a line of the shell may begin with that is no program.
+SHELL_WORDS = {"for", "while", "until", "if", "case", "{", "(", "!", "[", "[["}
 OURS = re.compile(r"GPUCOORD_.*|CUDA_VISIBLE_DEVICES|CUDA_DEVICE_ORDER")
 
 # What each field wants to be, for whoever wrote something else.
@@ -53,14 +55,15 @@ class UnableToSubmit(Exception):
 
 def submit(raw: Mapping[str, Any], owner: User, now: datetime) -> Job:
     """Put what was handed in into the queue, or raise UnableToSubmit with all that is wrong."""
-    return put(read(raw), owner, now)
+    return store.submit(checked(raw), owner, now)
 
 
-def put(new: NewJob, owner: User, now: datetime) -> Job:
-    """Put a job into the queue, unless no host could ever run it."""
+def checked(raw: Mapping[str, Any]) -> NewJob:
+    """Read it, and refuse what no host could ever run."""
+    new = read(raw)
     if refusals := refuse(new.requirement, monitor_store.newest_all()):
         raise UnableToSubmit(refusals)
-    return store.submit(new, owner, now)
+    return new
 
 
 def refuse(requirement: Requirement, hosts: Sequence[Snapshot]) -> list[Refusal]:
@@ -106,6 +109,8 @@ def default_name(words: Sequence[str]) -> str:
     while rest and "=" in rest[0]:
         rest.pop(0)
     program, *arguments = rest or ["job"]
+    if program in SHELL_WORDS:
+        return "shell"
     shown = [program.rpartition("/")[2] or program]
     if arguments and re.fullmatch(r"[\w./+-]*[\w/]", arguments[0]) and arguments[0][0] != "-":
         shown.append(arguments[0].rpartition("/")[2])

@@ -16,7 +16,7 @@ from django.utils import timezone
 from django.views.decorators.http import require_http_methods, require_safe
 from django_htmx.http import HttpResponseClientRedirect
 
-from scheduler import job_page, job_table, store, submitting, viewing
+from scheduler import job_page, job_table, store, viewing
 from scheduler.forms import NewJobForm, filled_from
 from scheduler.models import Job
 
@@ -48,13 +48,11 @@ def new(request: HttpRequest) -> HttpResponse:
         return render(request, "scheduler/new.html", {"form": NewJobForm(initial=_like(request))})
     form = NewJobForm(request.POST)
     if form.is_valid():
-        try:
-            made = submitting.put(form.new, _person(request), timezone.now())
-        except submitting.UnableToSubmit as error:
-            form.refuse(error)
-        else:
-            return _go(request, "job", made.pk)
-    return render(request, "scheduler/new.html", {"form": form}, status=422)
+        made = store.submit(form.new, _person(request), timezone.now())
+        return _go(request, "job", made.pk)
+    # htmx takes the page as it is; an error's status would only alarm the browser's console.
+    status = 200 if getattr(request, "htmx", False) else 422
+    return render(request, "scheduler/new.html", {"form": form}, status=status)
 
 
 @require_http_methods(["GET", "HEAD", "POST"])

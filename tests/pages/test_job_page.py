@@ -43,7 +43,7 @@ def test_it_says_where_a_job_runs(alice: User, data: Path, as_user: AsUser) -> N
     html = page(as_user(alice), job)
 
     assert ">GPU 1</a>" in html
-    assert "<dt>Runs as</dt><dd>nobody</dd>" in html
+    assert "<dt>Account</dt><dd>nobody</dd>" in html
 
 
 @pytest.mark.parametrize(

@@ -96,8 +96,9 @@ def test_advanced_fields_open_when_one_has_a_mistake(browser: Client) -> None:
 def test_it_refuses_what_no_gpu_has_with_the_numbers(browser: Client) -> None:
     store.record(snapshot(2))
 
-    html = refused(browser, gpu_memory="200GiB")
+    html = refused(browser, gpu_memory="200GiB", env="not a variable")
 
+    assert "Line 1 is not NAME=value." in html
     assert "You ask for 200 GiB of GPU memory" in html
     assert 'value="200GiB"' in html
 

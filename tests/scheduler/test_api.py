@@ -155,7 +155,7 @@ def test_a_fault_of_ours_is_500_in_json(api: Api, monkeypatch: pytest.MonkeyPatc
     def fail(*_: object) -> None:
         raise RuntimeError("secret detail")
 
-    monkeypatch.setattr("scheduler.submitting.put", fail)
+    monkeypatch.setattr("scheduler.store.submit", fail)
     status, answer = api.submit()
 
     assert status == 500

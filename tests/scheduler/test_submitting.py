@@ -103,6 +103,7 @@ def test_lines_of_a_browser_are_lines_of_the_shell() -> None:
         ("login user:s3cret", "login"),
         ("nvidia-smi", "nvidia-smi"),
         ("A=1", "job"),
+        ("for i in 1 2; do echo; done", "shell"),
     ],
 )
 def test_a_name_made_up_tells_no_secret(words: str, name: str) -> None:
