@@ -139,6 +139,18 @@ class Config(BaseSettings):
     memory_margin_mib: int = Field(
         256, ge=0, description="GPU memory (MiB) that planning leaves free on each GPU."
     )
+    gpu_hot_c: float = Field(
+        85, ge=40, le=120, description="A GPU this hot (°C) is throttled: it gets no new work."
+    )
+    gpu_cool_by_c: float = Field(
+        5, ge=0, le=40, description="So many °C below that, it gets work again."
+    )
+    gpu_spin_minutes: float = Field(
+        10, gt=0, le=1440, description="Wholly busy on little power for so long: it seems to spin."
+    )
+    gpu_xid_hold_minutes: float = Field(
+        60, gt=0, le=10_080, description="No new work for so long after an XID of its hardware."
+    )
     cpu_jobs: int = Field(
         default_factory=lambda: max(2, os.cpu_count() or 2),
         ge=1,

@@ -36,6 +36,9 @@ class GpuBody(Schema):
     state: str | None
     state_since: datetime | None
     health: str
+    condition: str | None = Field(description="healthy, throttled, failing or lost.")
+    condition_since: datetime | None
+    condition_reason: str | None
     problem: str | None
     memory_total_bytes: int | None
     memory_used_bytes: int | None

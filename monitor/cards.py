@@ -12,7 +12,8 @@ from datetime import datetime
 
 from monitor.formats import GIB
 from monitor.gpu_states import GpuState
-from monitor.readings import DiskReading, GpuReading, HostReading, ProcessReading, Snapshot
+from monitor.health import Condition
+from monitor.readings import GpuReading, ProcessReading, Snapshot
 
 # More GPUs than this are shown a line each.
 MOST_CARDS = 16
@@ -28,6 +29,8 @@ STATES: dict[GpuState, tuple[str, str]] = {
     GpuState.LOST: ("lost", "failing"),
 }
 TROUBLE = {GpuState.FAILING, GpuState.LOST}
+# condition -> the badge's shape, of those that a GPU's state does not tell already
+AILING = {Condition.THROTTLED: "warning", Condition.FAILING: "failing"}
 
 Values = tuple[float | None, ...]
 
@@ -61,6 +64,8 @@ class Card:
     state: GpuState | None
     since: datetime | None
     problem: str | None
+    condition: Condition | None
+    reason: str | None
     memory_total_bytes: int | None
     power_limit_w: float | None
     rows: tuple[ProcessRow, ...]
@@ -85,7 +90,13 @@ class Card:
 
     @property
     def trouble(self) -> bool:
-        return self.state in TROUBLE
+        return self.state in TROUBLE or self.ailing is not None
+
+    @property
+    def ailing(self) -> str | None:
+        """The shape of the badge that tells its condition, where the state does not."""
+        told = self.state in TROUBLE or self.condition is None
+        return None if told or self.condition is None else AILING.get(self.condition)
 
     @property
     def lost(self) -> bool:
@@ -110,53 +121,6 @@ class Card:
 
 
 @dataclass(frozen=True, slots=True)
-class HostStrip:
-    """One machine; all its figures are values."""
-
-    name: str
-    cpu_count: int | None
-    memory_total_bytes: int | None
-    swap_total_bytes: int | None
-    disk_mount: str | None
-    disk_total_bytes: int | None
-    reading: HostReading = field(compare=False)
-
-    @property
-    def element_id(self) -> str:
-        return f"host-{self.name}"
-
-    @property
-    def disk(self) -> DiskReading | None:
-        return fullest(self.reading.disks)
-
-    @property
-    def memory_used_bytes(self) -> int | None:
-        total, available = self.memory_total_bytes, self.reading.memory_available_bytes
-        return None if total is None or available is None else total - available
-
-    @property
-    def disk_pct(self) -> float | None:
-        disk = self.disk
-        return 100 - 100 * disk.free_bytes / disk.total_bytes if disk else None
-
-    @property
-    def values(self) -> Values:
-        host = self.reading
-        return (
-            whole(host.cpu_pct),
-            three(host.load_1),
-            in_gib(self.memory_used_bytes),
-            in_gib(host.swap_used_bytes),
-            whole(self.disk_pct),
-            in_mb(host.disk_read_bps),
-            in_mb(host.disk_write_bps),
-            whole(host.pressure.cpu_some_pct),
-            whole(host.pressure.memory_some_pct),
-            whole(host.pressure.io_some_pct),
-        )
-
-
-@dataclass(frozen=True, slots=True)
 class Summary:
     """Is everything fine? One verdict and the counts behind it."""
 
@@ -177,10 +141,6 @@ def cards(snapshots: Iterable[Snapshot]) -> list[Card]:
             on.setdefault(process.gpu_uuid, []).append(process_row(process))
         found += [_card(gpu, snapshot, on.get(gpu.uuid, [])) for gpu in snapshot.gpus]
     return sorted(found, key=lambda c: (not c.trouble, c.host, c.index))
-
-
-def strips(snapshots: Iterable[Snapshot]) -> list[HostStrip]:
-    return [_strip(snapshot.host) for snapshot in snapshots]
 
 
 def process_row(process: ProcessReading) -> ProcessRow:
@@ -222,15 +182,6 @@ def in_gib(value: float | None) -> float | None:
     return None if value is None else three(value / GIB)
 
 
-def in_mb(value: float | None) -> float | None:
-    return None if value is None else three(value / 1e6)
-
-
-def fullest(disks: Sequence[DiskReading]) -> DiskReading | None:
-    sized = [d for d in disks if d.total_bytes]
-    return min(sized, key=lambda d: d.free_bytes / d.total_bytes, default=None)
-
-
 def _card(gpu: GpuReading, snapshot: Snapshot, rows: list[ProcessRow]) -> Card:
     rows.sort(key=_biggest_first)
     # A single further one takes no more room than the line that would count it.
@@ -244,6 +195,8 @@ def _card(gpu: GpuReading, snapshot: Snapshot, rows: list[ProcessRow]) -> Card:
         state=gpu.state,
         since=gpu.state_since,
         problem=gpu.problem,
+        condition=gpu.condition,
+        reason=_reason(gpu, snapshot),
         memory_total_bytes=gpu.memory_total_bytes,
         power_limit_w=gpu.power_limit_w,
         rows=tuple(shown),
@@ -254,6 +207,12 @@ def _card(gpu: GpuReading, snapshot: Snapshot, rows: list[ProcessRow]) -> Card:
         power_w=gpu.power_w,
         temperature_c=gpu.temperature_c,
     )
+
+
+def _reason(gpu: GpuReading, snapshot: Snapshot) -> str | None:
+    """Why it is in its condition, or what is worth knowing of one that works on."""
+    noted = (a.text for h in snapshot.health if h.gpu_uuid == gpu.uuid for a in h.ailments)
+    return gpu.condition_reason or " ".join(noted) or None
 
 
 def _biggest_first(row: ProcessRow) -> tuple[int, int]:
@@ -268,19 +227,6 @@ def _owners(rows: Sequence[ProcessRow]) -> tuple[tuple[str | None, int], ...]:
     return tuple(counts.items())
 
 
-def _strip(host: HostReading) -> HostStrip:
-    disk = fullest(host.disks)
-    return HostStrip(
-        name=host.name,
-        cpu_count=host.cpu_count,
-        memory_total_bytes=host.memory_total_bytes,
-        swap_total_bytes=host.swap_total_bytes,
-        disk_mount=disk.mount if disk else None,
-        disk_total_bytes=disk.total_bytes if disk else None,
-        reading=host,
-    )
-
-
 def _verdict(snapshots: Sequence[Snapshot], shown: Sequence[Card]) -> tuple[str, str]:
     if not snapshots:
         return "waiting", "Waiting for the first reading"
@@ -292,6 +238,11 @@ def _verdict(snapshots: Sequence[Snapshot], shown: Sequence[Card]) -> tuple[str,
             return "failing", f"{len(named)} GPUs are {word}"
     if any(snapshot.problem for snapshot in snapshots):
         return "warning", "The GPUs can't be read"
+    ailing = [card for card in shown if card.ailing]
+    if len(ailing) == 1:
+        return ailing[0].ailing or "warning", f"GPU {ailing[0].index} is {ailing[0].condition}"
+    if ailing:
+        return "warning", f"{len(ailing)} GPUs get no new work"
     if not shown:
         return "idle", "This machine shows no GPU"
     return "ok", "The GPU answers" if len(shown) == 1 else f"All {len(shown)} GPUs answer"

@@ -8,6 +8,7 @@ from datetime import datetime
 from enum import StrEnum
 
 from monitor.gpu_states import GpuState
+from monitor.health import Condition, HealthReading, Xid
 
 
 class Health(StrEnum):
@@ -23,7 +24,7 @@ class GpuReading:
     """One GPU at an instant. Percent 0..100, bytes, watts, °C, MHz; None = unknown.
 
     `memory_used_bytes` leaves out what the driver reserves, where it tells that apart.
-    A probe leaves `state` and `state_since` open; the sampler fills them in.
+    A probe leaves state and condition open; the sampler fills them in.
     """
 
     uuid: str
@@ -44,6 +45,12 @@ class GpuReading:
     memory_clock_mhz: int | None = None
     performance_state: int | None = None
     compute_capability: str | None = None
+    architecture: str | None = None
+    cores: int | None = None
+    max_sm_clock_mhz: int | None = None
+    condition: Condition | None = None
+    condition_since: datetime | None = None
+    condition_reason: str | None = None
     state: GpuState | None = None
     state_since: datetime | None = None
 
@@ -167,6 +174,7 @@ class GpuSweep:
 
     `identities` is filled only by a probe whose pids are not this machine's (simulated).
     `unnamed`: so many GPUs can't even tell their UUID; `problem` then says why.
+    `query_errors`, `init_failures`: how many there were since the sweep before.
     """
 
     gpus: tuple[GpuReading, ...] = ()
@@ -175,6 +183,10 @@ class GpuSweep:
     unnamed: int = 0
     problem: str | None = None
     remedy: str | None = None
+    health: tuple[HealthReading, ...] = ()
+    xids: tuple[Xid, ...] = ()
+    query_errors: int = 0
+    init_failures: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -196,6 +208,7 @@ class Snapshot:
     """Host, GPUs and processes at one instant; `seq` grows by one per snapshot of a host.
 
     `failures`: how many sweeps in a row, up to this one, saw no GPU at all because of a fault.
+    `query_errors`, `init_failures`: of NVML, in all since this host was first sampled.
     """
 
     seq: int
@@ -207,6 +220,9 @@ class Snapshot:
     problem: str | None = None
     remedy: str | None = None
     failures: int = 0
+    health: tuple[HealthReading, ...] = ()
+    query_errors: int = 0
+    init_failures: int = 0
 
     def on(self, gpu_uuid: str) -> Sequence[ProcessReading]:
         return [p for p in self.processes if p.gpu_uuid == gpu_uuid]

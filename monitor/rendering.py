@@ -10,10 +10,11 @@ from typing import Any
 
 from django.template.loader import render_to_string
 
-from monitor import cards
-from monitor.cards import MOST_CARDS, Card, HostStrip, ProcessRow
+from monitor import cards, host_strips
+from monitor.cards import MOST_CARDS, Card, ProcessRow
 from monitor.frames import CHILDREN, Board, Column, Frame, Part, Sparkline
 from monitor.history import Spark
+from monitor.host_strips import HostStrip
 from monitor.readings import Snapshot
 from monitor.regions import Region, regions
 
@@ -36,7 +37,9 @@ def digest(snapshots: Sequence[Snapshot], gpu_uuid: str | None = None) -> str:
     """Who is there and in which state, without figures: if a page's differs, it is out of date."""
     rows = rows_of(snapshots, gpu_uuid)
     facts = sorted((r.key, r.owner or "", r.program or "", r.job_ref or "") for r in rows)
-    states = [(g.uuid, g.state) for s in snapshots for g in s.gpus if g.uuid == gpu_uuid]
+    states = [
+        (g.uuid, g.state, g.condition) for s in snapshots for g in s.gpus if g.uuid == gpu_uuid
+    ]
     return f"{zlib.crc32(repr((facts, states)).encode()):08x}"
 
 
@@ -73,7 +76,7 @@ class Renderer:
         )
 
     def _dashboard(self, snapshots: Sequence[Snapshot], now: datetime) -> Board:
-        shown, strips = cards.cards(snapshots), cards.strips(snapshots)
+        shown, strips = cards.cards(snapshots), host_strips.strips(snapshots)
         drawn = self._sparklines([c.uuid for c in shown], now)
         rows = [row for card in shown for row in card.rows] if len(shown) <= MOST_CARDS else []
         return Board(

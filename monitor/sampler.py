@@ -5,17 +5,17 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection
 from dataclasses import replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Protocol
 
 from django.conf import settings
 
 from monitor import events, store
-from monitor.policy import missing, notes
+from monitor.policy import health, health_notes, missing, notes
 from monitor.policy.attribution import attribute
 from monitor.policy.rates import with_rates
-from monitor.policy.states import StateChange, with_states
+from monitor.policy.states import with_states
 from monitor.probes import GpuProbe, probe_from
 from monitor.probes.host import HostProbe
 from monitor.readings import (
@@ -46,8 +46,15 @@ class Machine(Protocol):
 class Sampler:
     """A Step. What it must remember from tick to tick is in the newest snapshot."""
 
-    def __init__(self, guard: Guard, probe: GpuProbe, machine: Machine) -> None:
+    def __init__(
+        self,
+        guard: Guard,
+        probe: GpuProbe,
+        machine: Machine,
+        policy: health.HealthPolicy | None = None,
+    ) -> None:
         self._guard = guard
+        self._policy = policy or health.HealthPolicy()
         self._probe = probe
         self._machine = machine
         self._last: Snapshot | None = None
@@ -76,21 +83,27 @@ class Sampler:
         gpus = missing.complete(sweep, before, now) if self._keeps_missing() else sweep.gpus
         sweep = missing.explained(sweep, gpus)
         gpus, changes = with_states(gpus, processes, claims, before, now)
+        host = self._host(now)
+        checkup = health.examine(sweep, gpus, self._comparable(host), self._policy, now)
         snapshot = Snapshot(
             seq=0,
             at=now,
             probe=self._probe.name,
-            host=self._host(now),
-            gpus=gpus,
+            host=host,
+            gpus=checkup.gpus,
+            health=checkup.health,
             processes=processes,
             problem=sweep.problem,
             remedy=sweep.remedy,
             failures=failures,
+            query_errors=sweep.query_errors + (self._last.query_errors if self._last else 0),
+            init_failures=sweep.init_failures + (self._last.init_failures if self._last else 0),
         )
-        return self._write(snapshot, changes)
+        suspects = (*(self._last.processes if self._last else ()), *processes)
+        told = health_notes.of_checkup(checkup, self._last, sweep.xids, suspects, claims)
+        return self._write(snapshot, [*notes.of_sweep(self._last, snapshot, changes), *told])
 
-    def _write(self, snapshot: Snapshot, changes: Collection[StateChange]) -> Snapshot:
-        told = notes.of_sweep(self._last, snapshot, changes)
+    def _write(self, snapshot: Snapshot, told: Collection[notes.Note]) -> Snapshot:
         changed = None if self._fresh else self._changed(snapshot)
         with self._guard():
             snapshot = replace(snapshot, seq=store.next_seq(self._machine.name))
@@ -140,6 +153,12 @@ class Sampler:
         known = last.gpus if last and last.probe == self._probe.name else ()
         return {gpu.uuid: gpu for gpu in known}
 
+    def _comparable(self, host: HostReading) -> Snapshot | None:
+        """The snapshot before this one, if it was of the same probe and since the last restart."""
+        last = self._last
+        same = last and last.probe == self._probe.name and last.host.boot_id == host.boot_id
+        return last if same else None
+
     def _keeps_missing(self) -> bool:
         # A scenario says itself which of its GPUs are lost; others belong to an older scenario.
         return self._probe.name == "nvml"
@@ -164,6 +183,8 @@ class Sampler:
             severity=note.severity,
             host=snapshot.host.name,
             gpu_uuid=note.gpu_uuid,
+            job_ref=note.job_ref,
+            owner=note.owner,
         )
 
     def _complain(self, what: str, error: Exception) -> None:
@@ -183,6 +204,7 @@ def _lasting(gpu: GpuReading) -> tuple[object, ...]:
         gpu.memory_total_bytes,
         gpu.power_limit_w,
         gpu.compute_capability,
+        gpu.condition,
     )
 
 
@@ -190,4 +212,10 @@ def build(guard: Guard) -> Sampler:
     """The sampler of this host, as the settings want it."""
     config = settings.CONFIG
     machine = HostProbe(config.node, [Path(settings.DATA)])
-    return Sampler(guard, probe_from(config), machine)
+    policy = health.HealthPolicy(
+        hot_c=config.gpu_hot_c,
+        cool_c=config.gpu_hot_c - config.gpu_cool_by_c,
+        spin_for=timedelta(minutes=config.gpu_spin_minutes),
+        xid_hold=timedelta(minutes=config.gpu_xid_hold_minutes),
+    )
+    return Sampler(guard, probe_from(config), machine, policy)

@@ -10,6 +10,7 @@ from operator import attrgetter
 from typing import Any
 
 from monitor.gpu_states import GpuState
+from monitor.health import Ailment, Condition, HealthReading
 from monitor.readings import (
     DiskReading,
     GpuReading,
@@ -34,14 +35,17 @@ def dumps(snapshot: Snapshot) -> str:
         "problem": snapshot.problem,
         "remedy": snapshot.remedy,
         "failures": snapshot.failures,
+        "query_errors": snapshot.query_errors,
+        "init_failures": snapshot.init_failures,
         "host": {name: getattr(host, name) for name in _HOST if getattr(host, name) is not None},
         "disks": _table(_DISK, host.disks),
         "pressure": _table(_PRESSURE, [host.pressure]),
         "counters": _table(_COUNTERS, [host.counters]),
         "gpus": _table(_GPU, snapshot.gpus),
         "processes": _table(_PROCESS, snapshot.processes),
+        "health": _table(_HEALTH, snapshot.health),
     }
-    return json.dumps(body, separators=(",", ":"), default=_time, ensure_ascii=False)
+    return json.dumps(body, separators=(",", ":"), default=_plain, ensure_ascii=False)
 
 
 def loads(text: str) -> Snapshot:
@@ -55,6 +59,8 @@ def loads(text: str) -> Snapshot:
         problem=body["problem"],
         remedy=body["remedy"],
         failures=body.get("failures", 0),
+        query_errors=body.get("query_errors", 0),
+        init_failures=body.get("init_failures", 0),
         host=HostReading(
             **host,
             disks=tuple(DiskReading(**row) for row in _rows(body["disks"], _DISK)),
@@ -63,6 +69,7 @@ def loads(text: str) -> Snapshot:
         ),
         gpus=tuple(GpuReading(**row) for row in _rows(body["gpus"], _GPU)),
         processes=tuple(ProcessReading(**row) for row in _rows(body["processes"], _PROCESS)),
+        health=tuple(HealthReading(**row) for row in _rows(body.get("health", _EMPTY), _HEALTH)),
     )
 
 
@@ -77,9 +84,10 @@ _COUNTERS = _names(HostCounters)
 _EMPTY: Table = ((), [])
 _GPU = _names(GpuReading)
 _PROCESS = _names(ProcessReading)
+_HEALTH = _names(HealthReading)
 _REQUIRED = {
     field.name
-    for kind in (DiskReading, GpuReading, ProcessReading)
+    for kind in (DiskReading, GpuReading, ProcessReading, HealthReading)
     for field in fields(kind)
     if field.default is MISSING
 }
@@ -87,6 +95,25 @@ _REQUIRED = {
 
 def _time(value: datetime) -> str:
     return value.astimezone(UTC).isoformat()
+
+
+def _plain(value: object) -> object:
+    """What JSON has no word for."""
+    return _time(value) if isinstance(value, datetime) else _ailment_row(value)
+
+
+def _ailment_row(value: object) -> list[str]:
+    if isinstance(value, Ailment):
+        return [value.code, value.condition.value, value.text]
+    raise TypeError(f"a snapshot can't hold {value!r}")
+
+
+def _ailments(rows: list[list[str]]) -> tuple[Ailment, ...]:
+    return tuple(Ailment(code, Condition(condition), text) for code, condition, text in rows)
+
+
+def _xids(rows: list[tuple[int, str]]) -> tuple[tuple[int, datetime], ...]:
+    return tuple((code, datetime.fromisoformat(at)) for code, at in rows)
 
 
 def _table(names: Sequence[str], rows: Sequence[object]) -> Table:
@@ -117,4 +144,12 @@ _READERS: dict[str, Callable[[Any], Any]] = {
     "state_since": datetime.fromisoformat,
     "created_at": datetime.fromisoformat,
     "command": tuple,
+    "condition": Condition,
+    "condition_since": datetime.fromisoformat,
+    "slow_since": datetime.fromisoformat,
+    "slow_at": datetime.fromisoformat,
+    "spinning_since": datetime.fromisoformat,
+    "over_power_since": datetime.fromisoformat,
+    "ailments": _ailments,
+    "xids": _xids,
 }

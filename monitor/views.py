@@ -11,6 +11,7 @@ from django.views.decorators.http import require_safe
 
 from monitor import cards, events, gpu_charts, history, process_table, store
 from monitor.models import Gpu
+from monitor.policy.health import clock_words
 from monitor.policy.privacy import Viewer
 from monitor.process_table import Wanted
 from monitor.rendering import DASHBOARD, GPU_PREFIX, PROCESSES, Renderer, digest
@@ -34,11 +35,14 @@ def gpu(request: HttpRequest, uuid: str) -> HttpResponse:
     wanted = Wanted.from_query(request.GET)
     found = process_table.lines(snapshots, _viewer(request), uuid)
     chosen = request.GET.get("range", "")
+    health = next((h for s in snapshots for h in s.health if h.gpu_uuid == uuid), None)
     chosen = chosen if chosen in gpu_charts.RANGES else gpu_charts.DEFAULT_RANGE
     context = {
         "gpu": row,
         "card": next((c for c in cards.cards(snapshots) if c.uuid == uuid), None),
         "reading": next((g for s in snapshots for g in s.gpus if g.uuid == uuid), None),
+        "health": health,
+        "clock_words": clock_words(health),
         "lines": process_table.choose(found, wanted),
         "wanted": wanted,
         "history": _history(row, chosen, timezone.now()),

@@ -66,4 +66,6 @@ class Controller:
 
 def build(guard: Guard) -> Controller:
     """The controller of this host."""
-    return Controller(guard, settings.CONFIG.node, str(settings.DATA), tasks.queue)
+    config = settings.CONFIG
+    policy = ConstraintPolicy(gpu_c=(config.gpu_hot_c, config.gpu_hot_c - config.gpu_cool_by_c))
+    return Controller(guard, config.node, str(settings.DATA), tasks.queue, policy)

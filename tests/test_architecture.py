@@ -14,6 +14,7 @@ FACTS = {
     "monitor.readings",
     "monitor.stepping",
     "monitor.gpu_states",
+    "monitor.health",
     "monitor.formats",
     "scheduler.jobs",
     "scheduler.units",

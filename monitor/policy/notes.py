@@ -29,6 +29,8 @@ class Note:
     text: str
     severity: str = "info"
     gpu_uuid: str = ""
+    job_ref: str = ""
+    owner: str = ""
 
 
 def may_sweep(failures: int, tried_at: datetime | None, now: datetime) -> bool:
@@ -43,10 +45,10 @@ def of_sweep(old: Snapshot | None, new: Snapshot, changes: Iterable[StateChange]
         return notes
     news = old is not None and bool(old.gpus)
     told = [note for change in changes if (note := _about_gpu(change, new.at, news))]
-    return notes + _together(told)
+    return notes + together(told)
 
 
-def _together(told: Sequence[Note]) -> list[Note]:
+def together(told: Sequence[Note]) -> list[Note]:
     """Many GPUs with one fate at once make one note."""
     alike: dict[tuple[str, str], list[Note]] = {}
     for note in told:

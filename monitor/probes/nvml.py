@@ -13,17 +13,21 @@ from typing import Any
 
 import pynvml
 
+from monitor.health import HealthReading
 from monitor.probes import nvml_faults as faults
 from monitor.probes import nvml_values as values
+from monitor.probes.nvml_calls import Answers, Calls
 from monitor.probes.nvml_faults import Refused
+from monitor.probes.nvml_health import HealthTier
 from monitor.probes.nvml_processes import ProcessLists
+from monitor.probes.xids import XidWatch
 from monitor.readings import ClaimFact, GpuProcess, GpuReading, GpuSweep
 
 LIBRARY = "libnvidia-ml.so.1"
 KERNEL_LIST = Path("/proc/driver/nvidia/gpus")
-# Initialising again costs time; it may take this share of it at most.
-REINIT_SHARE = 0.02
-REINIT_MIN_S, REINIT_MAX_S = 2.0, 60.0
+# Initialising again, while a GPU is missing, may take this share of the time at most.
+REINIT_SHARE = 0.05
+REINIT_MIN_S, REINIT_MAX_S = 0.9, 60.0
 
 
 @dataclass(slots=True)
@@ -44,11 +48,22 @@ class NvmlProbe:
         self._devices: list[_Device] = []
         self._facts: dict[str, GpuReading] = {}
         self._unnamed: list[faults.Fault] = []
+        self._unopened: list[int] = []
+        self._counted = 0
         self._listing: list[str] = []
         self._reinit_at = 0.0
         self._reinit_wanted = False
         self._has_memory_v2: bool | None = None
-        self._lists = ProcessLists(_must)
+        self._calls = Calls(_must)
+        self._must, self._ask = self._calls.must, self._calls.ask
+        self._lists = ProcessLists(self._must)
+        self._health = HealthTier(self._must)
+        self._xids = XidWatch(_must)
+
+    @property
+    def asking(self) -> tuple[str, float] | None:
+        """The call that is under way and when it began (monotonic): one may never come back."""
+        return self._calls.asking
 
     def open(self) -> None:
         """Open NVML in this process. A fault is not raised: the sweeps tell it and try again."""
@@ -58,9 +73,10 @@ class NvmlProbe:
             self.close()
 
     def close(self) -> None:
+        self._xids.stop()
         if self._open:
-            with suppress(pynvml.NVMLError):
-                pynvml.nvmlShutdown()
+            with suppress(Refused):
+                self._must("nvmlShutdown")
         self._open = False
         self._devices = []
 
@@ -68,39 +84,34 @@ class NvmlProbe:
         """One sweep over all GPUs. The claims are not needed: the driver knows the pids."""
         try:
             self._make_ready()
-            readings, processes = self._sweep()
+            sweep = self._sweep(now.timestamp())
         except Refused as refused:
             self.close()
-            return GpuSweep(problem=refused.fault.problem, remedy=refused.fault.remedy)
-        unnamed = self._unnamed
-        return GpuSweep(
-            gpus=tuple(readings),
-            processes=tuple(processes),
-            unnamed=len(unnamed),
-            problem=unnamed[0].problem if unnamed else None,
-            remedy=unnamed[0].remedy if unnamed else None,
-        )
+            sweep = GpuSweep(problem=refused.fault.problem, remedy=refused.fault.remedy)
+        errors, failures = self._calls.take_counts()
+        return replace(sweep, xids=self._xids.take(), query_errors=errors, init_failures=failures)
 
     def versions(self) -> list[str]:
         """Those of the driver's library and of CUDA, for people; none while NVML is not open."""
         if not self._open:
             return []
-        driver = values.text(_ask("nvmlSystemGetDriverVersion"))
-        cuda = _ask("nvmlSystemGetCudaDriverVersion")
+        driver = values.text(self._ask("nvmlSystemGetDriverVersion"))
+        cuda = self._ask("nvmlSystemGetCudaDriverVersion")
         return [
             *([f"driver {driver}"] if driver else []),
             *([f"CUDA {cuda // 1000}.{cuda % 1000 // 10}"] if cuda else []),
         ]
 
-    def _sweep(self) -> tuple[list[GpuReading], list[GpuProcess]]:
+    def _sweep(self, t: float) -> GpuSweep:
         readings: list[GpuReading] = []
         processes: list[GpuProcess] = []
+        health: list[HealthReading] = []
         for device in self._devices:
+            uuid = device.facts.uuid
             try:
                 reading = self._reading(device)
-                listed = self._lists.of(
-                    device.handle, device.facts.uuid, reading.memory_total_bytes
-                )
+                listed = self._lists.of(device.handle, uuid, reading.memory_total_bytes)
+                counts = self._health.of(device.handle, uuid, t)
             except Refused as refused:
                 if refused.code in faults.LIBRARY:
                     raise
@@ -110,64 +121,93 @@ class NvmlProbe:
                 continue
             readings.append(reading)
             processes += listed
-        return readings, processes
+            health.append(counts)
+        unnamed = self._unnamed
+        return GpuSweep(
+            gpus=tuple(readings),
+            processes=tuple(processes),
+            health=tuple(health),
+            unnamed=len(unnamed),
+            problem=unnamed[0].problem if unnamed else None,
+            remedy=unnamed[0].remedy if unnamed else None,
+        )
 
     def _make_ready(self) -> None:
         if not self._open:
             self._initialise()
-        elif self._changed() and time.monotonic() >= self._reinit_at:
+        elif self._has_news() or (self._misses() and time.monotonic() >= self._reinit_at):
             self.close()
             self._initialise()
 
-    def _changed(self) -> bool:
-        """Whether the GPUs may be others than those whose handles we hold.
+    def _has_news(self) -> bool:
+        """Cheap signs that there are other GPUs than those whose handles we hold.
 
-        Most drivers count GPUs only when NVML is initialised, so that is tried again while one is
-        missing; the kernel's own list tells of new ones.
+        Most drivers count GPUs only when NVML is initialised; the kernel's own list tells of new
+        ones before that. A GPU that could not be opened may be asked again without that.
         """
-        return (
-            self._reinit_wanted
-            or len(self._devices) < len(self._facts)
-            or _ask("nvmlDeviceGetCount") != len(self._devices)
-            or _listing() != self._listing
-        )
+        count = self._ask("nvmlDeviceGetCount")
+        if count != self._counted or _listing() != self._listing:
+            return True
+        return any(self._answers(index) for index in self._unopened)
+
+    def _misses(self) -> bool:
+        """Whether a GPU that was there is not, or one that is there may have a stale handle."""
+        return self._reinit_wanted or len(self._devices) < len(self._facts)
+
+    def _answers(self, index: int) -> bool:
+        try:
+            self._must("nvmlDeviceGetUUID", self._must("nvmlDeviceGetHandleByIndex", index))
+        except Refused as refused:
+            if refused.code in faults.LIBRARY:
+                raise
+            return False
+        return True
 
     def _initialise(self) -> None:
         began = time.monotonic()
-        _must("nvmlInit")
+        self._must("nvmlInit")
         self._open, self._reinit_wanted, self._listing = True, False, _listing()
-        self._devices, self._unnamed = [], []
-        for index in range(_must("nvmlDeviceGetCount")):
+        self._devices, self._unnamed, self._unopened = [], [], []
+        self._counted = self._must("nvmlDeviceGetCount")
+        for index in range(self._counted):
             try:
-                handle = _must("nvmlDeviceGetHandleByIndex", index)
+                handle = self._must("nvmlDeviceGetHandleByIndex", index)
                 self._devices.append(_Device(handle, self._static(handle, index)))
             except Refused as refused:
                 if refused.code in faults.LIBRARY:
                     raise
                 self._unnamed.append(refused.fault)
+                self._unopened.append(index)
         took = time.monotonic() - began
         pause = min(REINIT_MAX_S, max(REINIT_MIN_S, took / REINIT_SHARE))
         self._reinit_at = time.monotonic() + pause
+        self._health.forget()
+        self._xids.start({device.facts.uuid: device.handle for device in self._devices})
 
     def _static(self, handle: Any, index: int) -> GpuReading:
-        uuid = values.text(_must("nvmlDeviceGetUUID", handle)) or ""
+        uuid = values.text(self._must("nvmlDeviceGetUUID", handle)) or ""
         if uuid not in self._facts:
-            pci = _ask("nvmlDeviceGetPciInfo", handle)
-            capability = _ask("nvmlDeviceGetCudaComputeCapability", handle)
+            pci = self._ask("nvmlDeviceGetPciInfo", handle)
+            capability = self._ask("nvmlDeviceGetCudaComputeCapability", handle)
             self._facts[uuid] = GpuReading(
                 uuid=uuid,
                 index=index,
-                name=values.text(_ask("nvmlDeviceGetName", handle)),
+                name=values.text(self._ask("nvmlDeviceGetName", handle)),
                 pci_id=values.text(pci.busId) if pci else None,
                 compute_capability=".".join(map(str, capability)) if capability else None,
+                architecture=values.architecture(self._ask("nvmlDeviceGetArchitecture", handle)),
+                cores=self._ask("nvmlDeviceGetNumGpuCores", handle),
+                max_sm_clock_mhz=self._ask(
+                    "nvmlDeviceGetMaxClockInfo", handle, pynvml.NVML_CLOCK_SM
+                ),
             )
         return replace(self._facts[uuid], index=index)
 
     def _reading(self, device: _Device) -> GpuReading:
         handle = device.handle
-        answers = _Answers(handle)
+        answers = Answers(self._calls, handle)
         total, used, reserved = answers.of(lambda: self._memory(handle)) or (None, None, None)
-        use = answers.of(lambda: _must("nvmlDeviceGetUtilizationRates", handle))
+        use = answers.of(lambda: self._must("nvmlDeviceGetUtilizationRates", handle))
         reading = replace(
             device.facts,
             memory_total_bytes=total,
@@ -193,45 +233,16 @@ class NvmlProbe:
         """Total, used and reserved bytes. The old call counts what is reserved as used."""
         if self._has_memory_v2 is not False:
             try:
-                info = _must("nvmlDeviceGetMemoryInfo", handle, pynvml.nvmlMemory_v2)
+                info = self._must("nvmlDeviceGetMemoryInfo", handle, pynvml.nvmlMemory_v2)
                 self._has_memory_v2 = True
                 return info.total, info.used, info.reserved
             except Refused as refused:
                 # WSL answers the new call with "unknown error", always.
                 if self._has_memory_v2 or refused.code not in faults.NO_ANSWER | {faults.UNKNOWN}:
                     raise
-        info = _must("nvmlDeviceGetMemoryInfo", handle)
+        info = self._must("nvmlDeviceGetMemoryInfo", handle)
         self._has_memory_v2 = False
         return info.total, info.used, None
-
-
-class _Answers:
-    """The answers of one GPU in one sweep: whether some came, and the first fault if not."""
-
-    def __init__(self, handle: Any) -> None:
-        self._handle = handle
-        self.some = False
-        self.fault: faults.Fault | None = None
-
-    @property
-    def is_bad(self) -> bool:
-        """Nothing answered but faults, or the GPU itself asks for a reset."""
-        return self.fault is not None and (not self.some or self.fault is faults.RESET)
-
-    def value(self, name: str, *args: Any) -> Any:
-        return self.of(lambda: _must(name, self._handle, *args))
-
-    def of(self, ask: Callable[[], Any]) -> Any:
-        try:
-            answer = ask()
-        except Refused as refused:
-            if refused.is_fatal:
-                raise
-            if refused.code not in faults.NO_ANSWER:
-                self.fault = self.fault or refused.fault
-            return None
-        self.some = True
-        return answer
 
 
 def is_installed() -> bool:
@@ -252,21 +263,13 @@ def _listing() -> list[str]:
 
 
 def _must(name: str, *args: Any) -> Any:
-    call: Callable[..., Any] = getattr(pynvml, name)
+    call: Callable[..., Any] | None = getattr(pynvml, name, None)
+    if call is None:
+        raise Refused(faults.FUNCTION_NOT_FOUND, f"this pynvml has no {name}")
     try:
         return call(*args)
     except pynvml.NVMLError as error:
         raise Refused(error.value, str(error)) from None
-
-
-def _ask(name: str, *args: Any) -> Any:
-    """The answer, or None where this GPU or driver has none."""
-    try:
-        return _must(name, *args)
-    except Refused as refused:
-        if refused.is_fatal:
-            raise
-        return None
 
 
 def _broken(facts: GpuReading, fault: faults.Fault | None) -> GpuReading:

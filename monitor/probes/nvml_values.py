@@ -2,6 +2,20 @@
 
 from __future__ import annotations
 
+# NVML's numbers of the generations.
+ARCHITECTURES = {
+    2: "Kepler",
+    3: "Maxwell",
+    4: "Pascal",
+    5: "Volta",
+    6: "Turing",
+    7: "Ampere",
+    8: "Ada Lovelace",
+    9: "Hopper",
+    10: "Blackwell",
+    13: "Rubin",
+}
+
 
 def text(value: str | bytes | None) -> str | None:
     return value.decode(errors="replace") if isinstance(value, bytes) else value
@@ -21,3 +35,7 @@ def state(value: int | None) -> int | None:
 
 def number(value: int | None) -> float | None:
     return None if value is None else float(value)
+
+
+def architecture(value: int | None) -> str | None:
+    return None if value is None else ARCHITECTURES.get(value)

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from datetime import datetime
 
+from monitor.health import Condition
 from monitor.readings import ClaimFact, GpuReading, Health, ProcessReading, Snapshot
 from scheduler.jobs import Blocker, Holder, PlanPolicy, Slot, Slots
 
@@ -64,8 +65,8 @@ def _slot(
         index=gpu.index,
         total_bytes=gpu.memory_total_bytes,
         free_bytes=_free(gpu, here, own, foreign, policy),
-        healthy=gpu.health is Health.OK,
-        problem=gpu.problem,
+        healthy=gpu.health is Health.OK and gpu.condition in (None, Condition.HEALTHY),
+        problem=gpu.problem or gpu.condition_reason,
         jobs=tuple(sorted(int(ref) for ref in refs)),
         exclusive=any(c.exclusive for c in here),
         undeclared=any(c.memory_bytes is None and not c.exclusive for c in here),

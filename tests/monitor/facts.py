@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from hypothesis import strategies as st
 
 from monitor.gpu_states import GpuState
+from monitor.health import Ailment, Condition, HealthReading
 from monitor.readings import (
     DiskReading,
     GpuReading,
@@ -38,6 +39,9 @@ gpus = st.builds(
     power_w=maybe(percents),
     performance_state=maybe(st.integers(0, 15)),
     state=maybe(st.sampled_from(GpuState)),
+    condition=maybe(st.sampled_from(Condition)),
+    condition_since=maybe(instants),
+    condition_reason=maybe(texts),
     state_since=maybe(instants),
 )
 processes = st.builds(
@@ -63,6 +67,17 @@ hosts = st.builds(
     counters=st.builds(HostCounters, cpu_busy_s=maybe(percents), disk_read_bytes=maybe(counts)),
     pressure=st.builds(Pressure, cpu_some_pct=maybe(percents), io_full_pct=maybe(percents)),
 )
+ailments = st.builds(Ailment, code=texts, condition=st.sampled_from(Condition), text=texts)
+healths = st.builds(
+    HealthReading,
+    gpu_uuid=texts,
+    clock_reasons=maybe(counts),
+    remap_pending=maybe(st.booleans()),
+    slow_since=maybe(instants),
+    spinning_since=maybe(instants),
+    xids=st.lists(st.tuples(st.integers(1, 200), instants), max_size=3).map(tuple),
+    ailments=st.lists(ailments, max_size=3).map(tuple),
+)
 snapshots = st.builds(
     Snapshot,
     seq=counts,
@@ -73,4 +88,6 @@ snapshots = st.builds(
     processes=st.lists(processes, max_size=6).map(tuple),
     problem=maybe(texts),
     remedy=maybe(texts),
+    health=st.lists(healths, max_size=3).map(tuple),
+    query_errors=counts,
 )

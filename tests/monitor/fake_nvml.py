@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from queue import Empty, SimpleQueue
 from types import SimpleNamespace
 from typing import Any
 
@@ -27,6 +28,13 @@ class FakeGpu:
     graphics: Lines = field(default_factory=list)
     mps: Lines = field(default_factory=list)
     errors: dict[str, int] = field(default_factory=dict)
+    temperature: int = 61
+    reasons: int = 1
+    ecc: tuple[int, int] = (0, 0)
+    # corrected, uncorrected, pending, failed; None: a GPU from before Ampere
+    rows: tuple[int, int, int, int] | None = (0, 0, 0, 0)
+    pages: tuple[int, int] = (0, 0)
+    pages_pending: int = 0
 
     def fails(self, code: int) -> None:
         """Every call about this GPU answers with `code`, until `works`."""
@@ -54,6 +62,7 @@ class FakeNvml:
         # What it counts until it is initialised again, as most drivers do; None = what is there.
         self.counted: int | None = None
         self.calls: list[str] = []
+        self.xids: SimpleQueue[tuple[FakeGpu, int]] = SimpleQueue()
 
     def install(self, monkeypatch: pytest.MonkeyPatch) -> FakeNvml:
         for name in dir(self):
@@ -128,7 +137,7 @@ class FakeNvml:
 
     def nvmlDeviceGetTemperature(self, handle: Handle, sensor: int) -> int:
         assert sensor == pynvml.NVML_TEMPERATURE_GPU
-        return 61
+        return handle.gpu.temperature
 
     def nvmlDeviceGetClockInfo(self, handle: Handle, clock: int) -> int:
         return {pynvml.NVML_CLOCK_SM: 1755, pynvml.NVML_CLOCK_MEM: 2619}[clock]
@@ -153,6 +162,53 @@ class FakeNvml:
 
     def nvmlDeviceGetMPSComputeRunningProcesses_v3(self, handle: Handle) -> list[Any]:
         return _lines(handle.gpu.mps)
+
+    def nvmlDeviceGetArchitecture(self, handle: Handle) -> int:
+        return 9
+
+    def nvmlDeviceGetNumGpuCores(self, handle: Handle) -> int:
+        return 16896
+
+    def nvmlDeviceGetMaxClockInfo(self, handle: Handle, clock: int) -> int:
+        assert clock == pynvml.NVML_CLOCK_SM
+        return 1980
+
+    def nvmlDeviceGetCurrentClocksEventReasons(self, handle: Handle) -> int:
+        return handle.gpu.reasons
+
+    def nvmlDeviceGetCurrentClocksThrottleReasons(self, handle: Handle) -> int:
+        return handle.gpu.reasons
+
+    def nvmlDeviceGetTotalEccErrors(self, handle: Handle, kind: int, counter: int) -> int:
+        assert counter == pynvml.NVML_VOLATILE_ECC
+        return handle.gpu.ecc[kind]
+
+    def nvmlDeviceGetRemappedRows(self, handle: Handle) -> tuple[int, int, int, int]:
+        if handle.gpu.rows is None:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+        return handle.gpu.rows
+
+    def nvmlDeviceGetRetiredPages(self, handle: Handle, cause: int) -> list[int]:
+        return [0] * handle.gpu.pages[cause]
+
+    def nvmlDeviceGetRetiredPagesPendingStatus(self, handle: Handle) -> int:
+        return handle.gpu.pages_pending
+
+    def nvmlEventSetCreate(self) -> object:
+        return object()
+
+    def nvmlEventSetFree(self, events: object) -> None:
+        """Nothing to free."""
+
+    def nvmlDeviceRegisterEvents(self, handle: Handle, types: int, events: object) -> None:
+        assert types == pynvml.nvmlEventTypeXidCriticalError
+
+    def nvmlEventSetWait_v2(self, events: object, timeout_ms: int) -> Any:
+        try:
+            gpu, code = self.xids.get(timeout=timeout_ms / 1000)
+        except Empty:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_TIMEOUT) from None
+        return SimpleNamespace(device=Handle(gpu, self.generation), eventType=8, eventData=code)
 
 
 def _lines(lines: Lines) -> list[Any]:

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from monitor import cards
+from monitor import cards, host_strips
 from monitor.gpu_states import GpuState
 from monitor.readings import DiskReading, Snapshot
 from tests.builders import GIB, gpu, host, process, snapshot
@@ -69,7 +69,7 @@ def test_the_fullest_disk_is_shown() -> None:
         DiskReading(mount="/", total_bytes=100, free_bytes=50),
         DiskReading(mount="/data", total_bytes=1000, free_bytes=100),
     )
-    (strip,) = cards.strips([snapshot(host=host(disks=disks))])
+    (strip,) = host_strips.strips([snapshot(host=host(disks=disks))])
 
     assert (strip.disk_mount, strip.disk_pct) == ("/data", 90.0)
 

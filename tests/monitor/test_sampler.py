@@ -10,6 +10,7 @@ from django.db import transaction
 from monitor import events, store
 from monitor import sampler as sampler_module
 from monitor.gpu_states import GpuState
+from monitor.health import Condition, Xid
 from monitor.models import Event, Gpu, HostSample, Sample
 from monitor.probes.host import HostProbe
 from monitor.probes.nvml import NvmlProbe
@@ -278,3 +279,40 @@ def test_the_settings_build_it() -> None:
         assert running.step(at(0)).probe == "simulated"
     finally:
         running.close()
+
+
+def test_a_gpu_that_grows_hot_is_throttled_and_told_and_stays_so_in_the_next_process() -> None:
+    hot = GpuSweep(gpus=(gpu(0, temperature_c=91.0),))
+    running = sampler(ScriptedProbe(GpuSweep(gpus=(gpu(0),))))
+    running.step(at(0))
+    running._probe.sweep = hot  # type: ignore[attr-defined]
+    assert running.step(at(1)).gpus[0].condition is Condition.THROTTLED
+    cooler = GpuSweep(gpus=(gpu(0, temperature_c=82.0),))
+    assert sampler(ScriptedProbe(cooler)).step(at(2)).gpus[0].condition is Condition.THROTTLED
+    assert kinds() == ["GPU_THROTTLED"]
+
+
+def test_a_restart_of_the_machine_forgives_xids() -> None:
+    shot = GpuSweep(gpus=(gpu(0),), xids=(Xid(gpu(0).uuid, 79),))
+    running = sampler(ScriptedProbe(shot))
+    assert running.step(at(0)).gpus[0].condition is Condition.FAILING
+    machine = QuietMachine()
+    machine.read = lambda now: HostReading(name="box", boot_id="another")  # type: ignore[method-assign]
+    after = sampler(ScriptedProbe(GpuSweep(gpus=(gpu(0),))), machine)
+    assert after.step(at(60)).gpus[0].condition is Condition.HEALTHY
+
+
+def test_a_program_s_xid_is_an_event_for_the_job_s_owner() -> None:
+    store.open_claim(claim("12", owner="alice"), "box", NOW)
+    shot = GpuSweep(gpus=(gpu(0),), xids=(Xid(gpu(0).uuid, 31),))
+    sampler(ScriptedProbe(shot)).step(at(0))
+    (event,) = events.recent(kind="GPU_XID")
+    assert (event.owner, event.job_ref, event.gpu_uuid) == ("alice", "12", gpu(0).uuid)
+
+
+def test_errors_of_nvml_add_up_across_processes() -> None:
+    probe = ScriptedProbe(GpuSweep(gpus=(gpu(0),), query_errors=2, init_failures=1))
+    sampler(probe).step(at(0))
+    shot = sampler(probe).step(at(1))
+    assert (shot.query_errors, shot.init_failures) == (4, 2)
+    assert store.newest("box") == shot

@@ -3,13 +3,16 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from monitor.health import Condition
 from monitor.readings import ClaimFact, Health, ProcessReading, Snapshot
-from scheduler.jobs import PlanPolicy, Slot
+from scheduler.jobs import PlanPolicy, Slot, Slots
 from scheduler.policy import capacity
-from tests.builders import GIB, NOW, claim, gpu, process, snapshot
+from scheduler.policy.planning import plan
+from tests.builders import GIB, NOW, claim, gpu, gpu_uuid, process, queued_job, snapshot
 
 POLICY = PlanPolicy(margin_bytes=0)
 
@@ -130,3 +133,18 @@ def test_it_never_finds_more_free_than_the_driver_does(
 
     assert slot.free_bytes is None or used is not None
     assert slot.free_bytes is None or 0 <= slot.free_bytes <= 80 * GIB - (used or 0)
+
+
+@pytest.mark.parametrize("condition", [Condition.THROTTLED, Condition.FAILING, Condition.LOST])
+def test_an_unhealthy_gpu_gets_no_new_work_and_says_why(condition: Condition) -> None:
+    shot = snapshot([gpu(0, condition=condition, condition_reason="It is too hot."), gpu(1)])
+    sick, well = capacity.slots(shot, [], PlanPolicy(), NOW, host="gpubox").gpus
+    assert (sick.healthy, sick.problem, well.healthy) == (False, "It is too hot.", True)
+    made = plan(
+        [queued_job(1), queued_job(2, gpus=2)],
+        Slots(host="gpubox", gpus=(sick, well)),
+        PlanPolicy(),
+        NOW,
+    )
+    assert made.placements[0].gpu_uuids == (gpu_uuid(1),)
+    assert "GPU 0 can't be used: It is too hot." in [b.text for b in made.blockers[2]]
