@@ -175,6 +175,13 @@
     return age + (performance.now() - arrivedAt) / 1000;
   }
 
+  function askToLogIn(box) {
+    const link = document.createElement("a");
+    link.href = box.dataset.login;
+    link.textContent = "log in again";
+    box.append(link);
+  }
+
   function showState() {
     const box = document.getElementById("live");
     if (!box) return;
@@ -189,6 +196,7 @@
     box.title = problem || (now === "stale" ? "No new reading arrives. Does the sampler run? See the status page." : "");
     if (box.dataset.state === now) return;
     box.dataset.state = now;
+    if (now === "off") askToLogIn(box);
     document.body.classList.toggle("is-stale", now !== "live" && readAt !== null);
     document.getElementById("live-said").textContent = now === "live" ? "" : WORDS[now];
   }

@@ -11,7 +11,7 @@ from datetime import datetime
 from django import template
 from django.template import Context
 from django.utils import timezone
-from django.utils.html import format_html
+from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
 
 from monitor import cards, formats
@@ -62,6 +62,15 @@ def sort_head(context: Context, key: str, words: str, sort: str, css: str = "") 
 def user_colour(user: str | None) -> str:
     """The colour class of a user: the same on every page."""
     return f"u{zlib.crc32(user.encode()) % USER_COLOURS}" if user else "u-none"
+
+
+@register.filter
+def with_code(text: str) -> SafeString:
+    """A text in which `this` is set as code."""
+    pieces = [(i % 2, piece) for i, piece in enumerate(text.split("`"))]
+    return format_html_join(
+        "", "{}", ((format_html("<code>{}</code>", p) if code else p,) for code, p in pieces)
+    )
 
 
 @register.simple_tag

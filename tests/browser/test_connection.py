@@ -56,3 +56,5 @@ def test_a_page_stops_when_its_user_has_logged_out(open_page: Open) -> None:
 
     expect(page.locator("#live")).to_have_attribute("data-state", "off", timeout=10_000)
     expect(page.locator("#live")).to_contain_text("signed out")
+    page.get_by_role("link", name="log in again").click()
+    expect(page.get_by_label("User name")).to_be_visible()
