@@ -121,9 +121,14 @@ def filled_from(job: Job) -> dict[str, Any]:
         "time_limit": _seconds(job.time_limit_s),
         "estimate": _seconds(job.estimate_s),
         "cwd": job.cwd,
-        # Comments until their values are there again.
-        "env": "".join(f"# {name}=\n" for name in sorted(job.env) if not OURS.fullmatch(name)),
+        "env": _names(job),
     }
+
+
+def _names(job: Job) -> str:
+    """The variables as comments, until their values are there again."""
+    names = [name for name in sorted(job.env) if not OURS.fullmatch(name)]
+    return "".join(f"# {name}=   (enter it again)\n" for name in names)
 
 
 def _memory(value: int | None) -> str:
