@@ -44,7 +44,7 @@ def buckets(gpu_uuid: str, since_t: int, until_t: int, step: int) -> list[Bucket
         .order_by("start")
         .values_list("start", "utilization", "memory", "power", "temperature")
     )
-    return [Bucket(*row) for row in rows]
+    return [Bucket(int(start), *means) for start, *means in rows]
 
 
 @dataclass(frozen=True, slots=True)
