@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
+import warnings
 
 from daphne.server import Server
 from twisted.internet import reactor
@@ -34,6 +35,8 @@ def serve(listening: socket.socket) -> int:
 
     Connections that come while this starts wait in the socket's queue.
     """
+    # WhiteNoise hands out small files from memory, which is as quick as asynchronous reading.
+    warnings.filterwarnings("ignore", "StreamingHttpResponse must consume synchronous iterators")
     # Verbosity 2 sends Twisted's own complaints to the log instead of nowhere.
     web = Web(application, endpoints=["adopted below"], server_name="gpucoord", verbosity=2)
     # Endpoints are strings that Twisted looks up in its plugins; it has none for a bound IPv6
