@@ -36,7 +36,8 @@ def filtered(state: str, owner: str) -> QuerySet[Job]:
         found = found.exclude(state=JobState.FINISHED.value)
     elif state:
         found = found.filter(state=state)
-    return found.filter(owner__username=owner) if owner else found
+    # No name has a NUL, and PostgreSQL would not even look for one.
+    return found.filter(owner__username=owner.replace("\0", "\ufffd")) if owner else found
 
 
 def attempts_of(job: Job) -> list[Attempt]:

@@ -250,6 +250,7 @@ def test_it_lists_the_newest_first_by_pages(api: Api, alice: User, bob: User) ->
         ({"state": "open"}, [2, 1]),
         ({"state": "finished"}, [3]),
         ({"owner": "bob"}, [2]),
+        ({"owner": "nobody\0"}, []),
         ({"owner": "me"}, [3, 1]),
         ({"owner": "me", "state": "open"}, [1]),
     ],
