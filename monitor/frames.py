@@ -103,7 +103,7 @@ class Frame:
         body |= {kind: column.values for kind, column in board.columns.items()}
         optional = {
             "o": {k: c.order for k, c in board.columns.items() if c.changed_at > since},
-            "k": _sparks(board, since, whole=any(part.children for part in changed)),
+            "k": _sparks(board, since, changed),
             "x": board.digest,
             "problem": self.problem,
             "content": "".join(map(_swap, changed)),
@@ -111,12 +111,13 @@ class Frame:
         return body | {name: value for name, value in optional.items() if value}
 
 
-def _sparks(board: Board, since: int, whole: bool) -> dict[str, tuple[str, str]]:
-    """Those redrawn. A parent part brings older drawings of its children with it: then all."""
+def _sparks(board: Board, since: int, changed: Sequence[Part]) -> dict[str, tuple[str, str]]:
+    """Those redrawn, also since the HTML of a card that is sent along was made."""
+    made = {card.target: card.changed_at for part in changed for card in part.children}
     return {
         uuid: spark.paths
         for uuid, spark in board.sparks.items()
-        if whole or spark.changed_at > since
+        if spark.changed_at > made.get(f"gpu-{uuid}", since)
     }
 
 

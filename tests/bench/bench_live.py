@@ -129,7 +129,8 @@ class Viewer(asyncio.Protocol):
         self.transport.write(struct.pack("!BB4x", 0x81, 0x80 | len(text)) + text)
 
 
-async def watch(service: Service, viewers: int, seconds: float) -> list[Viewer]:
+async def watch(service: Service, viewers: int, seconds: float) -> tuple[list[Viewer], float]:
+    """So many viewers for so long; also the share of a core that the web process took, in %."""
     loop = asyncio.get_running_loop()
     place = urlsplit(service.address)
     cookie = log_in(service)
@@ -142,18 +143,18 @@ async def watch(service: Service, viewers: int, seconds: float) -> list[Viewer]:
     assert all(viewer.first for viewer in found)
     for viewer in found:
         viewer.delays.clear()
+    before = cpu_seconds(service.child("web"))
     await asyncio.sleep(seconds)
+    used = 100 * (cpu_seconds(service.child("web")) - before) / seconds
     for viewer in found:
         viewer.transport.close()
-    return found
+    return found, used
 
 
 def latencies(service: Service, seconds: int) -> None:
     print(f"{'sample -> client, ms':24}{'p50':>8}{'p90':>8}{'p99':>8}{'max':>8}{'web CPU %':>12}")
     for viewers in VIEWERS:
-        before = cpu_seconds(service.child("web"))
-        found = asyncio.run(watch(service, viewers, seconds))
-        used = 100 * (cpu_seconds(service.child("web")) - before) / seconds
+        found, used = asyncio.run(watch(service, viewers, seconds))
         delays = [delay for viewer in found for delay in viewer.delays]
         cuts = statistics.quantiles(delays, n=100, method="inclusive")
         figures = (cuts[49], cuts[89], cuts[98], max(delays))
@@ -167,7 +168,7 @@ def cpu_seconds(pid: int) -> float:
 
 
 def sizes(service: Service, gpus: int) -> None:
-    (viewer,) = asyncio.run(watch(service, 1, 10))
+    (viewer,), _ = asyncio.run(watch(service, 1, 10))
     print(
         f"{gpus} GPUs: each second {statistics.median(viewer.sizes):.0f} B (median;"
         f" largest {max(viewer.sizes)} B), the whole at connect {len(viewer.first)} B"

@@ -104,8 +104,18 @@ def test_all_cards_are_sent_when_one_moves_to_the_front(renderer: Renderer) -> N
 
     assert said["o"]["g"] == [gpu_uuid(1), gpu_uuid(0)]
     assert said["content"].index(gpu_uuid(1)) < said["content"].index(gpu_uuid(0))
-    # The cards in it were drawn earlier: their sparklines come along.
-    assert set(said["k"]) == {gpu_uuid(0), gpu_uuid(1)}
+
+
+def test_cards_that_move_bring_their_newest_sparklines() -> None:
+    drawings = Drawings()
+    renderer = Renderer(drawings)
+    frame(renderer, snapshot(2))
+    drawings.line = "M0 0L2 2"
+    second = frame(renderer, snapshot(2))
+    third = frame(renderer, snapshot([gpu(0), gpu(1, state=GpuState.LOST)]))
+
+    # The lost one's card was rendered just now; the other's HTML is older than its sparkline.
+    assert set(message(third, since=second.n)["k"]) == {gpu_uuid(0)}
 
 
 def test_viewers_who_have_the_same_share_one_text(renderer: Renderer) -> None:
