@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import socket
+from ipaddress import ip_network
 from pathlib import Path
 from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
@@ -43,6 +44,17 @@ def _zone(name: str) -> str:
         hint = nearest(name, zones)
         raise ValueError(f"it must be a time zone such as Europe/Berlin or UTC{hint}")
     return name
+
+
+def _networks(names: list[str]) -> list[str]:
+    for name in names:
+        try:
+            ip_network(name, strict=False)
+        except ValueError:
+            raise ValueError(
+                f'"{name}" must be an address or network such as 10.0.0.5 or 10.0.0.0/8'
+            ) from None
+    return names
 
 
 def _database(url: str) -> str:
@@ -81,6 +93,10 @@ class Config(BaseSettings):
     https: bool = Field(
         False,
         description="A proxy in front serves HTTPS: secure cookies, HSTS, X-Forwarded-Proto.",
+    )
+    metrics_allow: Annotated[Names, AfterValidator(_networks)] = Field(
+        default_factory=lambda: ["127.0.0.1", "::1"],
+        description="Addresses and networks that may read `/metrics` without a token.",
     )
     debug: bool = Field(False, description="Error pages with source code: never in public.")
     log: Literal["text", "json"] = Field(

@@ -32,6 +32,7 @@ from monitor.models import (
     ProcessMinute,
     ProcessUse,
     Sample,
+    Tally,
 )
 
 
@@ -133,6 +134,14 @@ class ChoreAdmin(ReadOnly):
     search_fields = ("name", "result")
     date_hierarchy = "queued_at"
     ordering = ("name",)
+
+
+@admin.register(Tally)
+class TallyAdmin(ReadOnly):
+    list_display = ("name", "subject", "host", "value")
+    list_filter = ("name", "host")
+    search_fields = ("name", "subject")
+    ordering = ("name", "host", "subject")
 
 
 @admin.register(LatestSnapshot)

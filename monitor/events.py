@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from datetime import datetime
 
+from monitor import tallies
 from monitor.models import Event
 
 
@@ -19,6 +20,7 @@ def add(
     owner: str = "",
 ) -> Event:
     """Note that something happened; `kind` is an UPPER_CASE name that never changes."""
+    tallies.add(tallies.EVENTS, kind)
     return Event.objects.create(
         at=now,
         kind=kind,

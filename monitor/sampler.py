@@ -11,7 +11,8 @@ from typing import Protocol
 
 from django.conf import settings
 
-from monitor import events, store
+from monitor import events, store, tallies
+from monitor.health import Xid
 from monitor.policy import health, health_notes, missing, notes
 from monitor.policy.attribution import attribute
 from monitor.policy.rates import with_rates
@@ -101,15 +102,20 @@ class Sampler:
         )
         suspects = (*(self._last.processes if self._last else ()), *processes)
         told = health_notes.of_checkup(checkup, self._last, sweep.xids, suspects, claims)
-        return self._write(snapshot, [*notes.of_sweep(self._last, snapshot, changes), *told])
+        told = [*notes.of_sweep(self._last, snapshot, changes), *told]
+        return self._write(snapshot, told, sweep.xids)
 
-    def _write(self, snapshot: Snapshot, told: Collection[notes.Note]) -> Snapshot:
+    def _write(
+        self, snapshot: Snapshot, told: Collection[notes.Note], xids: Collection[Xid]
+    ) -> Snapshot:
         changed = None if self._fresh else self._changed(snapshot)
         with self._guard():
             snapshot = replace(snapshot, seq=store.next_seq(self._machine.name))
             store.record(snapshot, changed)
             for note in told:
                 self._tell(note, snapshot)
+            for xid in xids:
+                tallies.add_xid(xid)
             wake("live", str(snapshot.seq).encode())
         self._last, self._fresh = snapshot, False
         return snapshot

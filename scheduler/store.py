@@ -10,7 +10,7 @@ from django.contrib.auth.models import User
 from django.db import connection, transaction
 from django.db.models import Count, Max
 
-from monitor import events
+from monitor import events, tallies
 from monitor.wake import wake
 from scheduler.jobs import JobState, NewJob, Outcome, QueuedJob, Requirement
 from scheduler.models import Job
@@ -55,6 +55,7 @@ def request_cancel(job_id: int, by: str, now: datetime) -> bool:
             blockers=[],
             **mark,
         ):
+            tallies.add(tallies.FINISHED_JOBS, Outcome.CANCELLED.value)
             events.add("JOB_FINISHED", f"{by} cancelled job {job_id}", now=now, job_ref=str(job_id))
         elif not job.filter(state__in=(JobState.STARTING.value, JobState.RUNNING.value)).update(
             state=JobState.STOPPING.value, **mark

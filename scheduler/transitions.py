@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from monitor import events, store
+from monitor import events, store, tallies
 from monitor.readings import ClaimFact
 from scheduler.jobs import (
     TRANSITIONS,
@@ -119,6 +119,7 @@ def ended(attempt: Attempt, ending: Ending, now: datetime) -> bool:
         ended_at=ending.ended_at,
     )
     _free_gpus(attempt, now)
+    tallies.add(tallies.FINISHED_JOBS, ending.outcome.value)
     severity = "info" if ending.outcome in (Outcome.SUCCEEDED, Outcome.CANCELLED) else "warning"
     _tell("JOB_FINISHED", attempt, f"{_title(attempt)} {_words(ending)}", ending.ended_at, severity)
     return True

@@ -9,6 +9,7 @@ from monitor.models.gpus import Gpu
 from monitor.models.leases import Lease
 from monitor.models.rollups import GpuHour, GpuMinute, HostHour, HostMinute, ProcessHour
 from monitor.models.samples import HostSample, LatestSnapshot, Sample
+from monitor.models.tallies import Tally
 from monitor.models.uses import ProcessMinute, ProcessUse
 
 __all__ = [
@@ -29,4 +30,5 @@ __all__ = [
     "ProcessMinute",
     "ProcessUse",
     "Sample",
+    "Tally",
 ]

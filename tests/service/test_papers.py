@@ -35,6 +35,8 @@ def _default(name: str) -> str:
     default = Config.model_fields[name].get_default(call_default_factory=True)
     if default in (None, []):
         return "–"
+    if isinstance(default, list):
+        return f"`{', '.join(default)}`"
     return f"`{str(default).lower() if isinstance(default, bool) else default}`"
 
 

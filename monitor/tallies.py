@@ -1,0 +1,44 @@
+"""Rows: counts that outlive what they count, as Prometheus wants them."""
+
+from __future__ import annotations
+
+from django.conf import settings
+from django.db.models import F
+
+from monitor.health import Xid
+from monitor.models import Tally
+
+# What is counted; `subject` is the event's kind, or the jobs' outcome, or the
+# GPU and number of an XID.
+EVENTS = "events"
+FINISHED_JOBS = "finished jobs"
+XIDS = "xids"
+
+
+def add(name: str, subject: str = "", by: float = 1) -> None:
+    """Count something that happened on this host."""
+    wanted = {"name": name, "host": settings.CONFIG.node, "subject": subject}
+    rows = Tally.objects.filter(**wanted)
+    if not rows.update(value=F("value") + by):
+        Tally.objects.bulk_create([Tally(**wanted)], ignore_conflicts=True)
+        rows.update(value=F("value") + by)
+
+
+def of(name: str) -> list[Tally]:
+    """The counts of each host and subject."""
+    return list(Tally.objects.filter(name=name).order_by("host", "subject"))
+
+
+def add_xid(xid: Xid) -> None:
+    """Events tell only some of a flood of XIDs; here each counts."""
+    add(XIDS, f"{xid.gpu_uuid} {xid.code}")
+
+
+def xids() -> dict[str, dict[int, float]]:
+    """{GPU: {code: how many}}."""
+    found: dict[str, dict[int, float]] = {}
+    for row in of(XIDS):
+        uuid, _, code = row.subject.rpartition(" ")
+        codes = found.setdefault(uuid, {})
+        codes[int(code)] = codes.get(int(code), 0) + row.value
+    return found
