@@ -96,3 +96,7 @@ def test_the_summary_says_when_the_gpus_cannot_be_read() -> None:
 
 def test_the_summary_waits_for_the_first_reading() -> None:
     assert summed([]).shape == "waiting"
+
+
+def test_every_state_has_a_word_and_a_shape() -> None:
+    assert set(cards.STATES) == set(GpuState)
