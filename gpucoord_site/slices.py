@@ -17,6 +17,7 @@ from django.utils import timezone
 
 from gpucoord_site import loops
 from gpucoord_site.lifeline import Lifeline
+from gpucoord_site.overseer import Overseer
 from gpucoord_site.tick_report import TickReport, one_line
 from monitor import events, leases
 from monitor.identity import me
@@ -90,6 +91,7 @@ class Turn:
         self._lost = False
         self._renewed_at = time.monotonic()
         self._offer: Listener | None = None
+        self._overseer = Overseer(held)
 
     def tick_until_the_end(self) -> str:
         end, due = time.monotonic() + self._loop.slice_s, self._first_due()
@@ -113,6 +115,7 @@ class Turn:
 
     def close(self) -> None:
         self.stop_listening()
+        self._overseer.stop()
         if self._step is not None:
             self._step.close()
 
@@ -158,6 +161,7 @@ class Turn:
     def _open_step(self) -> Step:
         if self._step is None:
             step = self._loop.new_step(self._guard)
+            self._overseer.oversee(step)
             step.open()
             self._step = step
         return self._step

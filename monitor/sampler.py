@@ -13,7 +13,7 @@ from django.conf import settings
 
 from monitor import events, store, tallies
 from monitor.health import Xid
-from monitor.policy import health, health_notes, missing, notes
+from monitor.policy import hangs, health, health_notes, missing, notes
 from monitor.policy.attribution import attribute
 from monitor.policy.rates import with_rates
 from monitor.policy.states import with_states
@@ -60,23 +60,30 @@ class Sampler:
         self._machine = machine
         self._last: Snapshot | None = None
         self._tried_at: datetime | None = None
+        self._resumes_at: datetime | None = None
         self._fresh = True
         self._complained: set[str] = set()
 
     def open(self) -> None:
         self._fresh = True
+        # The probe opens itself at its first sweep, which may have to wait: see `hangs`.
         self._machine.open()
-        self._probe.open()
 
     def close(self) -> None:
         self._probe.close()
         self._machine.close()
+
+    @property
+    def asking(self) -> tuple[str, float] | None:
+        """The call of the driver that is under way, and when it began (monotonic)."""
+        return getattr(self._probe, "asking", None)
 
     def step(self, now: datetime) -> Snapshot:
         """Look once and write it down; the snapshot is what was seen."""
         if self._fresh:
             # Not in open(): the holder before us may have gone on sampling until now.
             self._last = store.newest(self._machine.name)
+            self._resumes_at = self._after_hangs()
         claims = store.open_claims(self._machine.name)
         sweep, failures = self._sweep(now, claims)
         processes = attribute(sweep.processes, self._identities(sweep), claims)
@@ -124,6 +131,8 @@ class Sampler:
         """What the probe saw, and how many sweeps in a row have seen nothing by a fault."""
         last = self._last
         failures = last.failures if last and last.probe == self._probe.name else 0
+        if self._resumes_at is not None and now < self._resumes_at:
+            return hangs.paused(), max(1, failures)
         if last is not None and not notes.may_sweep(failures, self._tried_at, now):
             return GpuSweep(problem=last.problem, remedy=last.remedy), failures
         self._tried_at = now
@@ -137,6 +146,13 @@ class Sampler:
             )
         failed = sweep.problem is not None and not sweep.gpus and self._probe.name == "nvml"
         return sweep, failures + 1 if failed else 0
+
+    def _after_hangs(self) -> datetime | None:
+        """When the GPUs may be read, if calls to their driver hung lately."""
+        if self._probe.name != "nvml":
+            return None
+        found = events.recent(hangs.KEPT, kind="NVML_HUNG", host=self._machine.name)
+        return hangs.resumes_at([event.at for event in found])
 
     def _identities(self, sweep: GpuSweep) -> dict[int, ProcessIdentity]:
         pids = {process.pid for process in sweep.processes} - sweep.identities.keys()

@@ -58,7 +58,7 @@ class NvmlProbe:
         self._must, self._ask = self._calls.must, self._calls.ask
         self._lists = ProcessLists(self._must)
         self._health = HealthTier(self._must)
-        self._xids = XidWatch(_must)
+        self._xids = XidWatch(self._must, _must)
 
     @property
     def asking(self) -> tuple[str, float] | None:

@@ -21,12 +21,13 @@ _TIMEOUT = 10
 
 
 class XidWatch:
-    """`call(name, *args)` asks NVML or raises Refused. Start it after NVML is initialised, stop
+    """`must` and `call` ask NVML or raise Refused; `call` is for the thread, which waits by trade.
 
-    it before NVML is shut down.
+    Start it after NVML is initialised, stop it before NVML is shut down.
     """
 
-    def __init__(self, call: Callable[..., Any]) -> None:
+    def __init__(self, must: Callable[..., Any], call: Callable[..., Any]) -> None:
+        self._must = must
         self._call = call
         self._heard: SimpleQueue[Xid] = SimpleQueue()
         self._stop = threading.Event()
@@ -36,7 +37,7 @@ class XidWatch:
         """Listen to these GPUs, {uuid: handle}; silently to none where the driver can't."""
         self.stop()
         try:
-            events = self._call("nvmlEventSetCreate")
+            events = self._must("nvmlEventSetCreate")
         except Refused:
             return
         if not [uuid for uuid, handle in handles.items() if self._register(handle, events)]:
@@ -69,7 +70,7 @@ class XidWatch:
 
     def _register(self, handle: Any, events: Any) -> bool:
         try:
-            self._call("nvmlDeviceRegisterEvents", handle, XID_EVENT, events)
+            self._must("nvmlDeviceRegisterEvents", handle, XID_EVENT, events)
         except Refused:
             return False
         return True

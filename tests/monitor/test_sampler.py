@@ -316,3 +316,27 @@ def test_errors_of_nvml_add_up_across_processes() -> None:
     shot = sampler(probe).step(at(1))
     assert (shot.query_errors, shot.init_failures) == (4, 2)
     assert store.newest("box") == shot
+
+
+def test_after_a_hang_the_fresh_process_first_says_so_and_then_asks_again() -> None:
+    probe = ScriptedProbe(GpuSweep(gpus=(gpu(0),)))
+    sampler(probe).step(at(0))
+    events.add("NVML_HUNG", "It hung.", now=at(7), severity="error", host="box")
+    fresh = sampler(probe)
+    shown = fresh.step(at(8))
+    assert "hangs" in (shown.problem or "")
+    assert (shown.gpus[0].health, probe.reads) == (Health.FAILING, 1)
+    assert fresh.step(at(12)).gpus[0].health is Health.OK
+    assert probe.reads == 2
+
+
+def test_a_second_hang_leaves_the_gpus_alone_for_a_minute() -> None:
+    probe = ScriptedProbe(GpuSweep(gpus=(gpu(0),)))
+    for second in (0, 60):
+        events.add("NVML_HUNG", "It hung.", now=at(second), severity="error", host="box")
+    fresh = sampler(probe)
+    for second in range(61, 120):
+        fresh.step(at(second))
+    assert probe.reads == 0
+    fresh.step(at(120))
+    assert probe.reads == 1

@@ -34,6 +34,7 @@ class Ticking:
     """Writes an event per tick. Files in the data folder make it fail or hang."""
 
     loop = ""
+    asking: tuple[str, float] | None = None
 
     def __init__(self, guard: Guard) -> None:
         self._guard = guard
@@ -46,10 +47,20 @@ class Ticking:
             raise RuntimeError(f"asked to fail at {now}")
         if (Path(settings.DATA) / f"hang-{self.loop}").exists():
             time.sleep(60)
+        if (Path(settings.DATA) / f"hang-in-a-call-{self.loop}").exists():
+            self._call(60)
+        if (Path(settings.DATA) / f"slow-{self.loop}").exists():
+            for _ in range(7):
+                self._call(2.5)
         with self._guard():
             epoch = Lease.objects.get(loop=self.loop).epoch
             text = json.dumps({"epoch": epoch, "pid": os.getpid(), "t": time.time()})
             events.add(f"TICK_{self.loop.upper()}", text, now=now)
+
+    def _call(self, seconds: float) -> None:
+        self.asking = ("nvmlDeviceGetUtilizationRates", time.monotonic())
+        time.sleep(seconds)
+        self.asking = None
 
     def close(self) -> None:
         pass
