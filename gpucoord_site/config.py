@@ -6,6 +6,7 @@ An empty variable counts as not set.
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 from ipaddress import ip_network
@@ -71,6 +72,21 @@ def _database(url: str) -> str:
 
 
 Text = Annotated[str, BeforeValidator(lambda v: v.strip() if isinstance(v, str) else v)]
+
+
+def _ranks(value: object) -> dict[str, float]:
+    """`{"RTX 9090": 900}`: a table in the file, JSON in a variable."""
+    try:
+        table: Any = json.loads(value) if isinstance(value, str) else value
+        ranks = {str(model): float(rank) for model, rank in dict(table).items()}
+        if all(rank > 0 for rank in ranks.values()):
+            return ranks
+    except (TypeError, ValueError):
+        pass
+    raise ValueError('it must name models with numbers above 0, such as {"RTX 9090": 900}')
+
+
+Ranks = Annotated[dict[str, float], NoDecode, BeforeValidator(_ranks)]
 Names = Annotated[list[str], NoDecode, BeforeValidator(_names)]
 
 
@@ -154,6 +170,10 @@ class Config(BaseSettings):
     )
     memory_margin_mib: int = Field(
         256, ge=0, description="GPU memory (MiB) that planning leaves free on each GPU."
+    )
+    gpu_power: Ranks = Field(
+        default_factory=dict,
+        description='Ranks of further models, in TOML {"RTX 9090" = 900}, in a variable as JSON.',
     )
     gpu_hot_c: float = Field(
         85, ge=40, le=120, description="A GPU this hot (°C) is throttled: it gets no new work."

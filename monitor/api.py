@@ -5,11 +5,13 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Any
 
+from django.conf import settings
 from django.http import HttpRequest
 from ninja import Router, Schema
 from pydantic import Field
 
 from monitor import store
+from monitor.policy import capability
 from monitor.policy.privacy import Viewer, redact
 from monitor.readings import GpuReading, ProcessReading, Snapshot
 
@@ -51,6 +53,9 @@ class GpuBody(Schema):
     performance_state: int | None
     pci_id: str | None
     compute_capability: str | None
+    architecture: str | None
+    power: float | None = Field(description="A rank among models: H100 2000, A100 624, …")
+    power_estimated: bool = Field(description="From cores and clock: a model in no table.")
     jobs: list[str] = Field(description="Jobs that hold it, by id.")
 
 
@@ -118,8 +123,12 @@ def _gpus(snapshot: Snapshot) -> list[dict[str, Any]]:
 
 
 def _gpu(gpu: GpuReading, snapshot: Snapshot, jobs: list[str]) -> dict[str, Any]:
+    can = capability.of(gpu, settings.CONFIG.gpu_power)
     return {
         **{name: getattr(gpu, name, None) for name in GpuBody.model_fields},
+        "architecture": can.architecture,
+        "power": can.power,
+        "power_estimated": can.power_estimated,
         "host": snapshot.host.name,
         "jobs": jobs,
     }

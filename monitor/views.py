@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from datetime import datetime
 
+from django.conf import settings
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import get_object_or_404, render
 from django.utils import timezone
@@ -11,6 +12,7 @@ from django.views.decorators.http import require_safe
 
 from monitor import cards, events, gpu_charts, history, process_table, store
 from monitor.models import Gpu
+from monitor.policy import capability
 from monitor.policy.health import clock_words
 from monitor.policy.privacy import Viewer
 from monitor.process_table import Wanted
@@ -35,12 +37,14 @@ def gpu(request: HttpRequest, uuid: str) -> HttpResponse:
     wanted = Wanted.from_query(request.GET)
     found = process_table.lines(snapshots, _viewer(request), uuid)
     chosen = request.GET.get("range", "")
+    reading = next((g for s in snapshots for g in s.gpus if g.uuid == uuid), None)
     health = next((h for s in snapshots for h in s.health if h.gpu_uuid == uuid), None)
     chosen = chosen if chosen in gpu_charts.RANGES else gpu_charts.DEFAULT_RANGE
     context = {
         "gpu": row,
         "card": next((c for c in cards.cards(snapshots) if c.uuid == uuid), None),
-        "reading": next((g for s in snapshots for g in s.gpus if g.uuid == uuid), None),
+        "reading": reading,
+        "capability": capability.of(reading, settings.CONFIG.gpu_power) if reading else None,
         "health": health,
         "clock_words": clock_words(health),
         "lines": process_table.choose(found, wanted),

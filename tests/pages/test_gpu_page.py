@@ -9,6 +9,7 @@ from django.test import Client
 from django.utils import timezone
 
 from monitor import events, store
+from monitor.health import Ailment, Condition, HealthReading
 from monitor.models import LatestSnapshot
 from monitor.readings import Snapshot
 from tests.builders import NOW, gpu, gpu_uuid, process, snapshot
@@ -109,3 +110,34 @@ def test_it_lists_events_of_this_gpu_only(alice: User, as_user: Browse, seen: Se
 
     assert "This one was lost." in html
     assert "Another was lost." not in html
+
+
+def test_it_shows_what_the_gpu_can_do(alice: User, as_user: Browse, seen: Seen) -> None:
+    seen(1)
+    html = page(as_user(alice))
+
+    assert "(Hopper)" in html
+    assert "<dd>2000</dd>" in html
+
+
+def test_it_marks_an_estimated_rank(alice: User, as_user: Browse) -> None:
+    reading = gpu(name="NVIDIA New", cores=1000, max_sm_clock_mhz=1000, compute_capability="9.0")
+    store.record(snapshot([reading], at=timezone.now()))
+
+    assert "(estimated)" in page(as_user(alice))
+
+
+def test_it_says_why_a_gpu_gets_no_new_work(alice: User, as_user: Browse) -> None:
+    ailment = Ailment("SLOWED", Condition.THROTTLED, "The power supply asked it to brake.")
+    reading = gpu(condition=Condition.THROTTLED, condition_reason=ailment.text)
+    counts = HealthReading(
+        gpu_uuid=gpu_uuid(), clock_reasons=0x80, ecc_corrected=3, ailments=(ailment,)
+    )
+    store.record(snapshot([reading], health=(counts,), at=timezone.now()))
+    html = page(as_user(alice))
+
+    assert "throttled" in html
+    assert "The power supply asked it to brake." in html
+    assert "the power supply (brake)" in html
+    assert "3 corrected, – not corrected" in html
+    assert "throttled" in as_user(alice).get("/").content.decode()

@@ -238,3 +238,17 @@ def test_a_data_folder_that_is_a_file_is_named(tmp_path: Path) -> None:
 
     assert ran.returncode == 2
     assert f"The data folder {tmp_path / 'data'} can't be used" in ran.stderr
+
+
+@pytest.mark.parametrize("given", ["nonsense", '{"RTX 9090": -1}', '{"RTX 9090": "fast"}', "[1]"])
+def test_ranks_of_gpus_that_make_no_sense_are_named(
+    monkeypatch: pytest.MonkeyPatch, given: str
+) -> None:
+    monkeypatch.setenv("GPUCOORD_GPU_POWER", given)
+    with pytest.raises(ConfigError, match=r"GPUCOORD_GPU_POWER is .*: it must name models"):
+        load_config()
+
+
+def test_ranks_of_gpus_come_from_a_variable_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GPUCOORD_GPU_POWER", '{"RTX 9090": 900}')
+    assert load_config().gpu_power == {"RTX 9090": 900.0}
