@@ -9,6 +9,7 @@ from enum import StrEnum
 
 from monitor.gpu_states import GpuState
 from monitor.health import Condition, HealthReading, Xid
+from monitor.use_facts import CallCost, EndedProcess, GpuMark, InstanceReading, UseSource
 
 
 class Health(StrEnum):
@@ -24,7 +25,9 @@ class GpuReading:
     """One GPU at an instant. Percent 0..100, bytes, watts, °C, MHz; None = unknown.
 
     `memory_used_bytes` leaves out what the driver reserves, where it tells that apart.
-    A probe leaves state and condition open; the sampler fills them in.
+    `energy_mj` counts since the driver was loaded. `orphaned_bytes` are used although no listed
+    process holds them, since `orphaned_since`.
+    A probe leaves state, condition and what is orphaned open; the sampler fills them in.
     """
 
     uuid: str
@@ -51,6 +54,9 @@ class GpuReading:
     condition: Condition | None = None
     condition_since: datetime | None = None
     condition_reason: str | None = None
+    energy_mj: int | None = None
+    orphaned_bytes: int | None = None
+    orphaned_since: datetime | None = None
     state: GpuState | None = None
     state_since: datetime | None = None
 
@@ -60,6 +66,8 @@ class GpuProcess:
     """A pid on one GPU, as the driver lists it. A pid on two GPUs is two of these.
 
     `kinds` holds the lists it stood in: "C" compute, "G" graphics, "M" MPS.
+    `sm_pct`: its share of the GPU's time since the sweep before, None = unknown, 0 = known idle;
+    `busy_s`: the same in seconds, where the probe counts them. `instance`: its MIG instance.
     """
 
     gpu_uuid: str
@@ -67,11 +75,16 @@ class GpuProcess:
     memory_bytes: int | None = None
     sm_pct: float | None = None
     kinds: str = "C"
+    source: UseSource = UseSource.UNKNOWN
+    busy_s: float | None = None
+    instance: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessIdentity:
     """Who a pid is. `start_ticks` (field 22 of /proc/PID/stat) tells a reused pid apart.
+
+    `uid` is the account that it runs as; `user` the person behind it, whom sudo does not hide.
 
     `lineage` holds the pids from its parent upwards, `session` its session id:
     that is how a process is known to belong to a job.
@@ -86,13 +99,14 @@ class ProcessIdentity:
     command: tuple[str, ...] | None = None
     session: int | None = None
     lineage: tuple[int, ...] = ()
+    container: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessReading:
     """A process on one GPU with its owner and job. user None = owner unknown.
 
-    `job_owner` is the person whose job it is; `user` the OS account that it runs as.
+    `job_owner` is the person whose job it is; `user` the person whose account it runs as.
     """
 
     gpu_uuid: str
@@ -106,6 +120,9 @@ class ProcessReading:
     memory_bytes: int | None = None
     sm_pct: float | None = None
     kinds: str = "C"
+    source: UseSource = UseSource.UNKNOWN
+    container: str | None = None
+    instance: int | None = None
     job_ref: str | None = None
     job_owner: str | None = None
 
@@ -175,6 +192,8 @@ class GpuSweep:
     `identities` is filled only by a probe whose pids are not this machine's (simulated).
     `unnamed`: so many GPUs can't even tell their UUID; `problem` then says why.
     `query_errors`, `init_failures`: how many there were since the sweep before.
+    `is_fresh` is false where `processes` are those of an earlier sweep. `dropped`: so many of the
+    driver's statements made no sense or named nobody.
     """
 
     gpus: tuple[GpuReading, ...] = ()
@@ -187,6 +206,12 @@ class GpuSweep:
     xids: tuple[Xid, ...] = ()
     query_errors: int = 0
     init_failures: int = 0
+    is_fresh: bool = True
+    ended: tuple[EndedProcess, ...] = ()
+    instances: tuple[InstanceReading, ...] = ()
+    marks: dict[str, GpuMark] = field(default_factory=dict)
+    costs: tuple[CallCost, ...] = ()
+    dropped: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -209,6 +234,7 @@ class Snapshot:
 
     `failures`: how many sweeps in a row, up to this one, saw no GPU at all because of a fault.
     `query_errors`, `init_failures`: of NVML, in all since this host was first sampled.
+    `dropped`: statements of the driver that made no sense, counted on over all snapshots.
     """
 
     seq: int
@@ -223,6 +249,9 @@ class Snapshot:
     health: tuple[HealthReading, ...] = ()
     query_errors: int = 0
     init_failures: int = 0
+    instances: tuple[InstanceReading, ...] = ()
+    costs: tuple[CallCost, ...] = ()
+    dropped: int = 0
 
     def on(self, gpu_uuid: str) -> Sequence[ProcessReading]:
         return [p for p in self.processes if p.gpu_uuid == gpu_uuid]

@@ -12,12 +12,13 @@ from typing import Protocol
 from django.conf import settings
 
 from monitor import events, store, tallies
-from monitor.health import Xid
+from monitor.ledger import Ledger
 from monitor.policy import hangs, health, health_notes, missing, notes
 from monitor.policy.attribution import attribute
+from monitor.policy.orphans import with_orphans
 from monitor.policy.rates import with_rates
 from monitor.policy.states import with_states
-from monitor.probes import GpuProbe, probe_from
+from monitor.probes import GpuProbe, ResumableProbe, probe_from
 from monitor.probes.host import HostProbe
 from monitor.readings import (
     ClaimFact,
@@ -25,6 +26,7 @@ from monitor.readings import (
     GpuSweep,
     HostReading,
     ProcessIdentity,
+    ProcessReading,
     Snapshot,
 )
 from monitor.stepping import Guard
@@ -63,6 +65,7 @@ class Sampler:
         self._resumes_at: datetime | None = None
         self._fresh = True
         self._complained: set[str] = set()
+        self._ledger = Ledger(machine.name, probe.name)
 
     def open(self) -> None:
         self._fresh = True
@@ -82,14 +85,15 @@ class Sampler:
         """Look once and write it down; the snapshot is what was seen."""
         if self._fresh:
             # Not in open(): the holder before us may have gone on sampling until now.
-            self._last = store.newest(self._machine.name)
+            self._go_on()
             self._resumes_at = self._after_hangs()
         claims = store.open_claims(self._machine.name)
         sweep, failures = self._sweep(now, claims)
-        processes = attribute(sweep.processes, self._identities(sweep), claims)
+        processes = self._processes(sweep, claims)
         before = self._before()
         gpus = missing.complete(sweep, before, now) if self._keeps_missing() else sweep.gpus
         sweep = missing.explained(sweep, gpus)
+        gpus = with_orphans(gpus, processes, before, now, sweep.is_fresh)
         gpus, changes = with_states(gpus, processes, claims, before, now)
         host = self._host(now)
         checkup = health.examine(sweep, gpus, self._comparable(host), self._policy, now)
@@ -106,24 +110,47 @@ class Sampler:
             failures=failures,
             query_errors=sweep.query_errors + (self._last.query_errors if self._last else 0),
             init_failures=sweep.init_failures + (self._last.init_failures if self._last else 0),
+            instances=sweep.instances,
+            costs=sweep.costs,
+            dropped=sweep.dropped + (self._last.dropped if self._last else 0),
         )
+        if sweep.is_fresh:
+            self._ledger.take(now, sweep, snapshot.gpus, processes)
         suspects = (*(self._last.processes if self._last else ()), *processes)
         told = health_notes.of_checkup(checkup, self._last, sweep.xids, suspects, claims)
         told = [*notes.of_sweep(self._last, snapshot, changes), *told]
-        return self._write(snapshot, told, sweep.xids)
+        return self._write(snapshot, told, sweep)
 
-    def _write(
-        self, snapshot: Snapshot, told: Collection[notes.Note], xids: Collection[Xid]
-    ) -> Snapshot:
+    def _go_on(self) -> None:
+        """Where the sampler before stopped."""
+        self._last = store.newest(self._machine.name)
+        self._ledger.resume(store.carried(self._machine.name))
+        swept_at = self._ledger.swept_at
+        if swept_at is not None and isinstance(self._probe, ResumableProbe):
+            costs = self._last.costs if self._last else ()
+            self._probe.resume(self._ledger.marks, swept_at, costs)
+
+    def _processes(self, sweep: GpuSweep, claims: list[ClaimFact]) -> tuple[ProcessReading, ...]:
+        """Those of this sweep; or as they were told last, between two looks at processes."""
+        if sweep.is_fresh or self._last is None:
+            return attribute(sweep.processes, self._identities(sweep), claims)
+        there = {(p.gpu_uuid, p.pid) for p in sweep.processes}
+        return tuple(p for p in self._last.processes if (p.gpu_uuid, p.pid) in there)
+
+    def _write(self, snapshot: Snapshot, told: Collection[notes.Note], sweep: GpuSweep) -> Snapshot:
         changed = None if self._fresh else self._changed(snapshot)
         with self._guard():
             snapshot = replace(snapshot, seq=store.next_seq(self._machine.name))
-            store.record(snapshot, changed)
+            is_written = sweep.is_fresh and self._ledger.write(snapshot.at)
+            carry = self._ledger.carry(is_written) if sweep.is_fresh else None
+            store.record(snapshot, changed, carry)
             for note in told:
                 self._tell(note, snapshot)
-            for xid in xids:
+            for xid in sweep.xids:
                 tallies.add_xid(xid)
             wake("live", str(snapshot.seq).encode())
+        if is_written:
+            self._ledger.written(snapshot.at)
         self._last, self._fresh = snapshot, False
         return snapshot
 

@@ -21,6 +21,7 @@ from monitor.readings import (
     ProcessReading,
     Snapshot,
 )
+from monitor.use_facts import CallCost, InstanceReading, UseSource
 
 Table = tuple[Sequence[str], list[Any]]
 
@@ -44,6 +45,9 @@ def dumps(snapshot: Snapshot) -> str:
         "gpus": _table(_GPU, snapshot.gpus),
         "processes": _table(_PROCESS, snapshot.processes),
         "health": _table(_HEALTH, snapshot.health),
+        "instances": _table(_INSTANCE, snapshot.instances),
+        "costs": _table(_COST, snapshot.costs),
+        "dropped": snapshot.dropped,
     }
     return json.dumps(body, separators=(",", ":"), default=_plain, ensure_ascii=False)
 
@@ -70,6 +74,11 @@ def loads(text: str) -> Snapshot:
         gpus=tuple(GpuReading(**row) for row in _rows(body["gpus"], _GPU)),
         processes=tuple(ProcessReading(**row) for row in _rows(body["processes"], _PROCESS)),
         health=tuple(HealthReading(**row) for row in _rows(body.get("health", _EMPTY), _HEALTH)),
+        instances=tuple(
+            InstanceReading(**row) for row in _rows(body.get("instances", _EMPTY), _INSTANCE)
+        ),
+        costs=tuple(CallCost(**row) for row in _rows(body.get("costs", _EMPTY), _COST)),
+        dropped=body.get("dropped", 0),
     )
 
 
@@ -85,9 +94,11 @@ _EMPTY: Table = ((), [])
 _GPU = _names(GpuReading)
 _PROCESS = _names(ProcessReading)
 _HEALTH = _names(HealthReading)
+_INSTANCE = _names(InstanceReading)
+_COST = _names(CallCost)
 _REQUIRED = {
     field.name
-    for kind in (DiskReading, GpuReading, ProcessReading, HealthReading)
+    for kind in (DiskReading, GpuReading, ProcessReading, HealthReading, InstanceReading, CallCost)
     for field in fields(kind)
     if field.default is MISSING
 }
@@ -143,6 +154,7 @@ _READERS: dict[str, Callable[[Any], Any]] = {
     "state": GpuState,
     "state_since": datetime.fromisoformat,
     "created_at": datetime.fromisoformat,
+    "orphaned_since": datetime.fromisoformat,
     "command": tuple,
     "condition": Condition,
     "condition_since": datetime.fromisoformat,
@@ -152,4 +164,5 @@ _READERS: dict[str, Callable[[Any], Any]] = {
     "over_power_since": datetime.fromisoformat,
     "ailments": _ailments,
     "xids": _xids,
+    "source": UseSource,
 }

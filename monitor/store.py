@@ -37,8 +37,11 @@ _GPU_UPDATES = (
 _BATCH = 500
 
 
-def record(snapshot: Snapshot, changed: Collection[str] | None = None) -> None:
+def record(
+    snapshot: Snapshot, changed: Collection[str] | None = None, carry: str | None = None
+) -> None:
     """Write what was seen. `changed`: only these GPUs' rows are rewritten (None = all).
+    `carry`: what the next sampler goes on with (None = as it was).
 
     The caller holds the transaction.
     """
@@ -51,12 +54,13 @@ def record(snapshot: Snapshot, changed: Collection[str] | None = None) -> None:
         seq=snapshot.seq,
         at=snapshot.at,
         body=snapshots.dumps(snapshot),
+        carry=carry or "",
     )
     LatestSnapshot.objects.bulk_create(
         [latest],
         update_conflicts=True,
         unique_fields=["host"],
-        update_fields=["seq", "at", "body"],
+        update_fields=["seq", "at", "body", *(["carry"] if carry is not None else [])],
     )
 
 
@@ -83,6 +87,12 @@ def newest(host: str | None = None) -> Snapshot | None:
     )
     row = rows.order_by("-at").first()
     return snapshots.loads(row.body) if row else None
+
+
+def carried(host: str) -> str:
+    """What the last sampler of `host` left for the next."""
+    row = LatestSnapshot.objects.filter(host=host).values_list("carry", flat=True).first()
+    return row or ""
 
 
 def newest_all() -> list[Snapshot]:

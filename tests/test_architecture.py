@@ -15,6 +15,7 @@ FACTS = {
     "monitor.stepping",
     "monitor.gpu_states",
     "monitor.health",
+    "monitor.use_facts",
     "monitor.formats",
     "scheduler.jobs",
     "scheduler.units",

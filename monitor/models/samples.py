@@ -44,12 +44,16 @@ class HostSample(models.Model):
 
 
 class LatestSnapshot(models.Model):
-    """The newest snapshot of a host, whole, as JSON: what pages and the live hub read."""
+    """The newest snapshot of a host, whole, as JSON: what pages and the live hub read.
+
+    `carry` is what the next sampler goes on counting with.
+    """
 
     host = models.CharField(primary_key=True, max_length=100)
     seq = models.BigIntegerField()
     at = models.DateTimeField()
     body = models.TextField()
+    carry = models.TextField(blank=True, default="")
 
     def __str__(self) -> str:
         return f"{self.host} #{self.seq}"

@@ -33,6 +33,9 @@ def _reading(
         memory_bytes=process.memory_bytes,
         sm_pct=process.sm_pct,
         kinds=process.kinds,
+        source=process.source,
+        container=identity.container if identity else None,
+        instance=process.instance,
         job_ref=claim.job_ref if claim else None,
         job_owner=claim.owner if claim else None,
     )

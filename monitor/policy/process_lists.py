@@ -32,9 +32,23 @@ def merge(gpu_uuid: str, lines: Iterable[Listed], total_bytes: int | None) -> li
             pid=pid,
             memory_bytes=_memory(same, total_bytes),
             kinds="".join(kind for kind in ORDER if any(line.kind == kind for line in same)),
+            instance=_instance(same),
         )
         for pid, same in sorted(by_pid.items())
     ]
+
+
+def with_instances(lines: Iterable[Listed], inside: Iterable[Listed]) -> list[Listed]:
+    """A GPU's own lines and those of its MIG instances, which say better who is where."""
+    placed = list(inside)
+    pids = {line.pid for line in placed}
+    return [*placed, *(line for line in lines if line.pid not in pids)]
+
+
+def _instance(lines: Iterable[Listed]) -> int | None:
+    """The MIG instance that a process is in, if it is in one."""
+    found = {line.instance for line in lines}
+    return found.pop() if len(found) == 1 else None
 
 
 def _memory(lines: Iterable[Listed], total_bytes: int | None) -> int | None:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from monitor.probes import nvml_faults
 from monitor.readings import ClaimFact, GpuReading, GpuSweep
+from monitor.use_facts import CallCost, GpuMark
+
+# How often processes on GPUs are looked at; GPUs themselves at each sweep.
+PROCESSES_S = 2.0
 
 
 class GpuProbe(Protocol):
@@ -22,6 +26,15 @@ class GpuProbe(Protocol):
     def read(self, now: datetime, claims: Sequence[ClaimFact]) -> GpuSweep: ...
 
     def close(self) -> None: ...
+
+
+@runtime_checkable
+class ResumableProbe(Protocol):
+    """A probe that goes on counting where another process stopped at `swept_at`."""
+
+    def resume(
+        self, marks: Mapping[str, GpuMark], swept_at: datetime, costs: Sequence[CallCost]
+    ) -> None: ...
 
 
 class ProbeSettings(Protocol):
@@ -84,7 +97,7 @@ def probe_from(config: ProbeSettings) -> GpuProbe:
     if config.probe is None and not nvml.is_installed():
         missing = nvml_faults.FAULTS[nvml_faults.LIBRARY_NOT_FOUND]
         return NoProbe(missing.problem, missing.remedy)
-    return nvml.NvmlProbe()
+    return nvml.NvmlProbe(PROCESSES_S)
 
 
 def detect(now: datetime) -> Detection:

@@ -1,4 +1,4 @@
-"""Who a pid is, from /proc: owner, program, command, session and parents."""
+"""Who a pid is, from /proc: owner, container, program, command, session and parents."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
+from monitor.policy.containers import container_of
+from monitor.policy.owners import owner_uid
 from monitor.readings import ProcessIdentity
 
 _MAX_COMMAND_BYTES = 4096
@@ -57,17 +59,20 @@ class Identities:
     def _look_up(self, pid: int, stat: Stat, stats: dict[int, Stat | None]) -> ProcessIdentity:
         uid = self._uid(pid)
         command = self._command(pid)
+        container = container_of((self._read(pid, "cgroup", 8192) or b"").decode(errors="replace"))
+        owner = owner_uid(uid, self._login_uid(pid), container)
         born = self._boot_time + stat.start_ticks / self._ticks_per_s
         return ProcessIdentity(
             pid=pid,
             start_ticks=stat.start_ticks,
             created_at=datetime.fromtimestamp(round(born, 2), UTC),
             uid=uid,
-            user=None if uid is None else self._user(uid),
+            user=None if owner is None else self._user(owner),
             program=self._program(pid, command),
             command=command,
             session=stat.session,
             lineage=self._lineage(stat, stats),
+            container=container,
         )
 
     def _stat(self, pid: int) -> Stat | None:
@@ -96,6 +101,11 @@ class Identities:
             if line.startswith(b"Uid:"):
                 return int(line.split()[1])
         return None
+
+    def _login_uid(self, pid: int) -> int | None:
+        """Who logged in to start it; the kernel keeps that across sudo and su."""
+        text = (self._read(pid, "loginuid", 16) or b"").strip()
+        return int(text) if text.isdigit() else None
 
     def _user(self, uid: int) -> str:
         if uid not in self._users:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import ctypes
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -19,9 +19,10 @@ from monitor.probes import nvml_values as values
 from monitor.probes.nvml_calls import Answers, Calls
 from monitor.probes.nvml_faults import Refused
 from monitor.probes.nvml_health import HealthTier
-from monitor.probes.nvml_processes import ProcessLists
+from monitor.probes.nvml_process_tier import ProcessTier
 from monitor.probes.xids import XidWatch
-from monitor.readings import ClaimFact, GpuProcess, GpuReading, GpuSweep
+from monitor.readings import ClaimFact, GpuReading, GpuSweep, Health
+from monitor.use_facts import CallCost, GpuMark
 
 LIBRARY = "libnvidia-ml.so.1"
 KERNEL_LIST = Path("/proc/driver/nvidia/gpus")
@@ -32,18 +33,22 @@ REINIT_MIN_S, REINIT_MAX_S = 0.9, 60.0
 
 @dataclass(slots=True)
 class _Device:
-    """A handle and what is known to stay the same about the GPU behind it."""
+    """A handle, what is known to stay the same about the GPU behind it, and its last answers."""
 
     handle: Any
     facts: GpuReading
+    last: dict[str, Any] = field(default_factory=dict)
 
 
 class NvmlProbe:
-    """Keeps NVML open between sweeps; one GPU that fails never ends a sweep."""
+    """Keeps NVML open between sweeps; one GPU that fails never ends a sweep.
+
+    Processes are looked at each `processes_s` seconds, GPUs at every sweep.
+    """
 
     name = "nvml"
 
-    def __init__(self) -> None:
+    def __init__(self, processes_s: float = 0.0) -> None:
         self._open = False
         self._devices: list[_Device] = []
         self._facts: dict[str, GpuReading] = {}
@@ -56,7 +61,8 @@ class NvmlProbe:
         self._has_memory_v2: bool | None = None
         self._calls = Calls(_must)
         self._must, self._ask = self._calls.must, self._calls.ask
-        self._lists = ProcessLists(self._must)
+        self._tier = ProcessTier(self._calls, processes_s)
+        self._read_at: datetime | None = None
         self._health = HealthTier(self._must)
         self._xids = XidWatch(self._must, _must)
 
@@ -82,14 +88,31 @@ class NvmlProbe:
 
     def read(self, now: datetime, claims: Sequence[ClaimFact]) -> GpuSweep:
         """One sweep over all GPUs. The claims are not needed: the driver knows the pids."""
+        passed = (now - self._read_at).total_seconds() if self._read_at else 0.0
+        self._read_at = now
+        self._calls.times.begin(passed, len(self._devices))
+        self._tier.begin(now)
         try:
             self._make_ready()
-            sweep = self._sweep(now.timestamp())
+            sweep = self._sweep(now)
         except Refused as refused:
             self.close()
             sweep = GpuSweep(problem=refused.fault.problem, remedy=refused.fault.remedy)
         errors, failures = self._calls.take_counts()
-        return replace(sweep, xids=self._xids.take(), query_errors=errors, init_failures=failures)
+        return replace(
+            sweep,
+            xids=self._xids.take(),
+            query_errors=errors,
+            init_failures=failures,
+            costs=self._calls.times.costs,
+        )
+
+    def resume(
+        self, marks: Mapping[str, GpuMark], swept_at: datetime, costs: Sequence[CallCost]
+    ) -> None:
+        """Go on where another process stopped at `swept_at`, before the first sweep."""
+        self._tier.use.resume(dict(marks), swept_at)
+        self._calls.times.resume(costs)
 
     def versions(self) -> list[str]:
         """Those of the driver's library and of CUDA, for people; none while NVML is not open."""
@@ -102,16 +125,15 @@ class NvmlProbe:
             *([f"CUDA {cuda // 1000}.{cuda % 1000 // 10}"] if cuda else []),
         ]
 
-    def _sweep(self, t: float) -> GpuSweep:
+    def _sweep(self, now: datetime) -> GpuSweep:
         readings: list[GpuReading] = []
-        processes: list[GpuProcess] = []
         health: list[HealthReading] = []
         for device in self._devices:
             uuid = device.facts.uuid
             try:
                 reading = self._reading(device)
-                listed = self._lists.of(device.handle, uuid, reading.memory_total_bytes)
-                counts = self._health.of(device.handle, uuid, t)
+                self._tier.look(device.handle, reading, now)
+                counts = self._health.of(device.handle, uuid, now.timestamp())
             except Refused as refused:
                 if refused.code in faults.LIBRARY:
                     raise
@@ -120,17 +142,18 @@ class NvmlProbe:
                 self._reinit_wanted = True
                 continue
             readings.append(reading)
-            processes += listed
             health.append(counts)
+        self._tier.end()
         unnamed = self._unnamed
-        return GpuSweep(
+        answering = {gpu.uuid for gpu in readings if gpu.health is Health.OK}
+        sweep = GpuSweep(
             gpus=tuple(readings),
-            processes=tuple(processes),
             health=tuple(health),
             unnamed=len(unnamed),
             problem=unnamed[0].problem if unnamed else None,
             remedy=unnamed[0].remedy if unnamed else None,
         )
+        return self._tier.added_to(sweep, answering)
 
     def _make_ready(self) -> None:
         if not self._open:
@@ -182,6 +205,7 @@ class NvmlProbe:
         pause = min(REINIT_MAX_S, max(REINIT_MIN_S, took / REINIT_SHARE))
         self._reinit_at = time.monotonic() + pause
         self._health.forget()
+        self._tier.use.forget_modes()
         self._xids.start({device.facts.uuid: device.handle for device in self._devices})
 
     def _static(self, handle: Any, index: int) -> GpuReading:
@@ -205,9 +229,9 @@ class NvmlProbe:
 
     def _reading(self, device: _Device) -> GpuReading:
         handle = device.handle
-        answers = Answers(self._calls, handle)
+        answers = Answers(self._calls, handle, device.last)
         total, used, reserved = answers.of(lambda: self._memory(handle)) or (None, None, None)
-        use = answers.of(lambda: self._must("nvmlDeviceGetUtilizationRates", handle))
+        use = answers.value("nvmlDeviceGetUtilizationRates")
         reading = replace(
             device.facts,
             memory_total_bytes=total,
@@ -223,6 +247,7 @@ class NvmlProbe:
             sm_clock_mhz=answers.value("nvmlDeviceGetClockInfo", pynvml.NVML_CLOCK_SM),
             memory_clock_mhz=answers.value("nvmlDeviceGetClockInfo", pynvml.NVML_CLOCK_MEM),
             performance_state=values.state(answers.value("nvmlDeviceGetPerformanceState")),
+            energy_mj=answers.value("nvmlDeviceGetTotalEnergyConsumption"),
         )
         if total is not None:
             known = replace(device.facts, memory_total_bytes=total)

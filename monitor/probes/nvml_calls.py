@@ -1,4 +1,4 @@
-"""Every question to NVML goes through here: which one is being asked, and how many failed."""
+"""Every question to NVML goes through here: which is being asked, how many failed, what they cost."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from monitor.probes import nvml_faults as faults
+from monitor.probes.nvml_costs import CallTimes
 from monitor.probes.nvml_faults import Refused
 
 
@@ -18,17 +19,20 @@ class Calls:
         self.asking: tuple[str, float] | None = None
         self.query_errors = 0
         self.init_failures = 0
+        self.times = CallTimes()
 
     def must(self, name: str, *args: Any) -> Any:
         """The answer, or Refused."""
-        self.asking = (name, time.monotonic())
+        began, failed = time.monotonic(), False
+        self.asking = (name, began)
         try:
             return self._call(name, *args)
         except Refused as refused:
-            self._count(name, refused)
+            failed = self._count(name, refused)
             raise
         finally:
             self.asking = None
+            self.times.add(name, time.monotonic() - began, failed)
 
     def ask(self, name: str, *args: Any) -> Any:
         """The answer, or None where this GPU or driver has none."""
@@ -45,19 +49,26 @@ class Calls:
         self.query_errors = self.init_failures = 0
         return counts
 
-    def _count(self, name: str, refused: Refused) -> None:
+    def _count(self, name: str, refused: Refused) -> bool:
+        """Whether it was an error, and not just that there is no answer."""
+        failed = name == "nvmlInit" or refused.code not in faults.NO_ANSWER
         if name == "nvmlInit":
             self.init_failures += 1
-        elif refused.code not in faults.NO_ANSWER:
+        elif failed:
             self.query_errors += 1
+        return failed
 
 
 class Answers:
-    """The answers of one GPU in one sweep: whether some came, and the first fault if not."""
+    """The answers of one GPU in one sweep: whether some came, and the first fault if not.
 
-    def __init__(self, calls: Calls, handle: Any) -> None:
+    `last` keeps the newest: they stand in for the calls that are left out for being slow.
+    """
+
+    def __init__(self, calls: Calls, handle: Any, last: dict[str, Any]) -> None:
         self._calls = calls
         self._handle = handle
+        self._last = last
         self.some = False
         self.fault: faults.Fault | None = None
 
@@ -67,7 +78,13 @@ class Answers:
         return self.fault is not None and (not self.some or self.fault is faults.RESET)
 
     def value(self, name: str, *args: Any) -> Any:
-        return self.of(lambda: self._calls.must(name, self._handle, *args))
+        key = f"{name}{args}"
+        self._calls.times.pace(name)
+        if key not in self._last or self._calls.times.is_due(name):
+            self._last[key] = self.of(lambda: self._calls.must(name, self._handle, *args))
+        elif self._last[key] is not None:
+            self.some = True
+        return self._last[key]
 
     def of(self, ask: Callable[[], Any]) -> Any:
         try:

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 from monitor.readings import Health
 
-INSUFFICIENT_SIZE, LIBRARY_NOT_FOUND, FUNCTION_NOT_FOUND, RESET_REQUIRED = 7, 12, 13, 16
+NOT_FOUND, INSUFFICIENT_SIZE, LIBRARY_NOT_FOUND, FUNCTION_NOT_FOUND = 6, 7, 12, 13
+RESET_REQUIRED = 16
 UNKNOWN = 999
 
 # The question has no answer here (not supported, no permission, no data, another struct version):

@@ -10,13 +10,37 @@ from typing import Any
 import pynvml
 import pytest
 
+from tests.monitor import driver_samples
+from tests.monitor.driver_samples import Work
+
 GIB = 1024**3
 Lines = list[tuple[int, int | None]]
 
 
 @dataclass
+class FakeInstance:
+    """A MIG instance; it is asked like a GPU."""
+
+    uuid: str
+    number: int
+    used: int = 2 * GIB
+    total: int = 20 * GIB
+    name: str = "NVIDIA A100 MIG 2g.20gb"
+    compute: Lines = field(default_factory=list)
+    graphics: Lines = field(default_factory=list)
+    mps: Lines = field(default_factory=list)
+    errors: dict[str, int] = field(default_factory=dict)
+    reserved: int = 0
+
+
+@dataclass
 class FakeGpu:
-    """One GPU. `errors`: {function: NVML code} that its calls answer with."""
+    """One GPU. `errors`: {function: NVML code} that its calls answer with.
+
+    `work` is what processes do; its utilisation follows where there is some. `answers`: how the
+    calls for processes' shares answer: "ring", "mean", or "empty" as on GPUs they don't know.
+    `lives`: {pid: (start, end or None)} in the driver's seconds, where accounting is on.
+    """
 
     uuid: str
     name: str | bytes = "NVIDIA H100 80GB HBM3"
@@ -35,6 +59,14 @@ class FakeGpu:
     rows: tuple[int, int, int, int] | None = (0, 0, 0, 0)
     pages: tuple[int, int] = (0, 0)
     pages_pending: int = 0
+    work: dict[int, Work] = field(default_factory=dict)
+    answers: str = "mean"
+    junk: list[tuple[int, int, int]] = field(default_factory=list)
+    energy_mj: int = 0
+    power_mw: int = 350_500
+    accounting: bool = False
+    lives: dict[int, tuple[float, float | None]] = field(default_factory=dict)
+    instances: list[FakeInstance] = field(default_factory=list)
 
     def fails(self, code: int) -> None:
         """Every call about this GPU answers with `code`, until `works`."""
@@ -46,7 +78,7 @@ class FakeGpu:
 
 @dataclass(frozen=True)
 class Handle:
-    gpu: FakeGpu
+    gpu: Any
     generation: int
 
 
@@ -63,6 +95,8 @@ class FakeNvml:
         self.counted: int | None = None
         self.calls: list[str] = []
         self.xids: SimpleQueue[tuple[FakeGpu, int]] = SimpleQueue()
+        # The driver's own clock: neither ours nor any machine's.
+        self.now_us = 7_000_000_123
 
     def install(self, monkeypatch: pytest.MonkeyPatch) -> FakeNvml:
         for name in dir(self):
@@ -107,10 +141,10 @@ class FakeNvml:
         self._raise(self.gpus[index].errors, "nvmlDeviceGetHandleByIndex")
         return Handle(self.gpus[index], self.generation)
 
-    def nvmlDeviceGetUUID(self, handle: Handle) -> str:
+    def nvmlDeviceGetUUID(self, handle: Handle) -> Any:
         return handle.gpu.uuid
 
-    def nvmlDeviceGetName(self, handle: Handle) -> str | bytes:
+    def nvmlDeviceGetName(self, handle: Handle) -> Any:
         return handle.gpu.name
 
     def nvmlDeviceGetPciInfo(self, handle: Handle) -> Any:
@@ -127,10 +161,62 @@ class FakeNvml:
         return SimpleNamespace(total=gpu.total, used=gpu.used + gpu.reserved)
 
     def nvmlDeviceGetUtilizationRates(self, handle: Handle) -> Any:
-        return SimpleNamespace(gpu=handle.gpu.util, memory=20)
+        gpu = handle.gpu
+        until = self.now_us / 1e6
+        busy = sum(work(until - 1, until) for work in gpu.work.values())
+        return SimpleNamespace(gpu=round(100 * min(1.0, busy)) if gpu.work else gpu.util, memory=20)
+
+    def nvmlDeviceGetProcessesUtilizationInfo(self, handle: Handle, since_us: int) -> list[Any]:
+        return self._shares(handle.gpu, since_us)
+
+    def nvmlDeviceGetProcessUtilization(self, handle: Handle, since_us: int) -> list[Any]:
+        return self._shares(handle.gpu, since_us)
+
+    def _shares(self, gpu: FakeGpu, since_us: int) -> list[Any]:
+        kinds = {"ring": driver_samples.ring, "mean": driver_samples.mean}
+        tell = kinds.get(gpu.answers)
+        found = tell(gpu.work, since_us, self.now_us) if tell else []
+        found += [SimpleNamespace(pid=p, timeStamp=t, smUtil=pct) for p, t, pct in gpu.junk]
+        if gpu.instances:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+        if not found:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_FOUND)
+        return found
+
+    def nvmlDeviceGetAccountingMode(self, handle: Handle) -> int:
+        return int(handle.gpu.accounting)
+
+    def nvmlDeviceGetAccountingPids(self, handle: Handle) -> list[int]:
+        begun = {pid for pid, (start, _) in handle.gpu.lives.items() if start * 1e6 <= self.now_us}
+        return sorted(begun)
+
+    def nvmlDeviceGetAccountingStats_v2(self, handle: Handle, pid: int) -> Any:
+        if pid not in self.nvmlDeviceGetAccountingPids(handle):
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_FOUND)
+        start, end = handle.gpu.lives[pid]
+        end_us = None if end is None else int(end * 1e6)
+        work = handle.gpu.work[pid]
+        return driver_samples.account(pid, work, int(start * 1e6), end_us, self.now_us)
+
+    def nvmlDeviceGetTotalEnergyConsumption(self, handle: Handle) -> int:
+        return int(handle.gpu.energy_mj)
+
+    def nvmlDeviceGetMigMode(self, handle: Handle) -> list[int]:
+        return [int(bool(handle.gpu.instances))] * 2
+
+    def nvmlDeviceGetMaxMigDeviceCount(self, handle: Handle) -> int:
+        return 7
+
+    def nvmlDeviceGetMigDeviceHandleByIndex(self, handle: Handle, index: int) -> Handle:
+        if index >= len(handle.gpu.instances):
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_FOUND)
+        return Handle(handle.gpu.instances[index], self.generation)
+
+    def nvmlDeviceGetGpuInstanceId(self, handle: Handle) -> int:
+        return int(handle.gpu.number)
 
     def nvmlDeviceGetPowerUsage(self, handle: Handle) -> int:
-        return 350_500
+        return int(handle.gpu.power_mw)
 
     def nvmlDeviceGetEnforcedPowerLimit(self, handle: Handle) -> int:
         return 700_000
