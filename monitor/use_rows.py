@@ -8,7 +8,7 @@ from operator import attrgetter
 from django.db.models import F
 
 from monitor.models import ProcessMinute, ProcessUse
-from monitor.policy.process_use import Amounts, Minute, Use
+from monitor.policy.uses import Amounts, Minute, Use
 
 _AMOUNTS = (
     "sm_s",

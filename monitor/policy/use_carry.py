@@ -10,7 +10,8 @@ from operator import attrgetter
 from typing import Any
 
 from monitor.policy.energy import EnergyMeter
-from monitor.policy.process_use import Amounts, Minute, ProcessUses, Use, UsePolicy
+from monitor.policy.process_use import ProcessUses, UsePolicy
+from monitor.policy.uses import Amounts, Minute, Use
 from monitor.use_facts import GpuMark, UseSource
 
 VERSION = 1

@@ -69,7 +69,7 @@ def judge(
         _by_samples(judged, gone, listed, before, evidence, passed_s)
     if passed_s <= 0:
         return Judged(judged.mark, dropped=judged.dropped)
-    if len(listed) == 1 and evidence.device_s is not None:
+    if len(listed) == 1 and set(before) <= set(listed) and evidence.device_s is not None:
         (only,) = listed
         if only not in judged.busy_s:
             judged.busy_s[only] = evidence.device_s
@@ -122,12 +122,12 @@ def _by_samples(
     pids = {*listed, *before}
     counted = count(evidence.samples or (), judged.mark, passed_s, pids)
     judged.mark, judged.dropped = counted.mark, judged.dropped + counted.dropped
-    silent = not counted.busy_s and not counted.doubtful
+    if not counted.is_known:
+        return
+    silent = not counted.busy_s and not counted.doubtful and not counted.strangers
     if silent and passed_s > 0 and (evidence.device_s or 0.0) > CONTRADICTION * passed_s:
         # Or the driver's clock was set back: then the old cursor hides all samples.
         judged.mark = replace(judged.mark, cursor_us=None)
-        return
-    if not counted.is_known:
         return
     for pid in pids - judged.source.keys() - counted.doubtful:
         if pid in listed:

@@ -35,13 +35,15 @@ class UseSample:
 class Counted:
     """Busy seconds by pid. `is_known` false: nothing can be said of this time, only from here on.
 
-    `doubtful`: pids of which only nonsense was told: theirs is unknown, not zero.
+    `doubtful`: pids of which only nonsense was told: theirs is unknown, not zero. `strangers`: it
+    was somebody else who worked, such as a process that came and went since the sweep before.
     """
 
     busy_s: dict[int, float]
     mark: GpuMark
     is_known: bool = True
     doubtful: frozenset[int] = field(default_factory=frozenset)
+    strangers: bool = False
     dropped: int = 0
 
 
@@ -70,7 +72,13 @@ def count(
         age_s=0.0 if moved else mark.age_s + passed_s,
         period_us=period,
     )
-    return Counted(busy, after, True, frozenset(sifted.doubtful - busy.keys()), sifted.dropped)
+    return Counted(
+        busy,
+        after,
+        doubtful=frozenset(sifted.doubtful - busy.keys()),
+        strangers=sifted.strangers,
+        dropped=sifted.dropped,
+    )
 
 
 @dataclass(slots=True)
@@ -80,6 +88,7 @@ class _Sifted:
     doubtful: set[int] = field(default_factory=set)
     dropped: int = 0
     jumped: bool = False
+    strangers: bool = False
 
 
 def _sift(
@@ -108,6 +117,8 @@ def _sift(
             found.doubtful.add(sample.pid)
         if latest is not None and not jumped and not nonsense:
             found.newest = max(found.newest, sample.t_us)
+        real = not jumped and not nonsense and sample.t_us > cursor
+        found.strangers |= real and sample.pid not in pids
     return found
 
 

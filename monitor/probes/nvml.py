@@ -62,7 +62,6 @@ class NvmlProbe:
         self._calls = Calls(_must)
         self._must, self._ask = self._calls.must, self._calls.ask
         self._tier = ProcessTier(self._calls, processes_s)
-        self._read_at: datetime | None = None
         self._health = HealthTier(self._must)
         self._xids = XidWatch(self._must, _must)
 
@@ -88,9 +87,7 @@ class NvmlProbe:
 
     def read(self, now: datetime, claims: Sequence[ClaimFact]) -> GpuSweep:
         """One sweep over all GPUs. The claims are not needed: the driver knows the pids."""
-        passed = (now - self._read_at).total_seconds() if self._read_at else 0.0
-        self._read_at = now
-        self._calls.times.begin(passed, len(self._devices))
+        self._calls.times.begin(now, len(self._devices))
         self._tier.begin(now)
         try:
             self._make_ready()
@@ -137,7 +134,7 @@ class NvmlProbe:
             except Refused as refused:
                 if refused.code in faults.LIBRARY:
                     raise
-                readings.append(_broken(device.facts, refused.fault))
+                readings.append(faults.broken(device.facts, refused.fault))
                 # After a loss every handle is suspect: initialise again, find all by UUID.
                 self._reinit_wanted = True
                 continue
@@ -252,7 +249,7 @@ class NvmlProbe:
         if total is not None:
             known = replace(device.facts, memory_total_bytes=total)
             device.facts = self._facts[known.uuid] = known
-        return _broken(reading, answers.fault) if answers.is_bad else reading
+        return faults.broken(reading, answers.fault) if answers.is_bad else reading
 
     def _memory(self, handle: Any) -> tuple[int | None, int | None, int | None]:
         """Total, used and reserved bytes. The old call counts what is reserved as used."""
@@ -295,9 +292,3 @@ def _must(name: str, *args: Any) -> Any:
         return call(*args)
     except pynvml.NVMLError as error:
         raise Refused(error.value, str(error)) from None
-
-
-def _broken(facts: GpuReading, fault: faults.Fault | None) -> GpuReading:
-    if fault is None:
-        return facts
-    return replace(facts, health=fault.health, problem=f"{fault.problem} {fault.remedy}")

@@ -1,4 +1,4 @@
-"""Every question to NVML goes through here: which is being asked, how many failed, what they cost."""
+"""Every question to NVML goes through here: which is asked, how many failed, what they cost."""
 
 from __future__ import annotations
 

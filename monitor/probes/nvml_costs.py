@@ -1,10 +1,11 @@
-"""What calls of the driver cost, and which kinds have grown so slow that they are made less often."""
+"""What calls of the driver cost, and which have grown so slow that they are made less often."""
 
 from __future__ import annotations
 
 import math
 from collections import deque
 from collections.abc import Iterable
+from datetime import datetime
 
 from monitor.use_facts import CallCost
 
@@ -34,6 +35,7 @@ class CallTimes:
     def __init__(self) -> None:
         self._times: dict[str, _Times] = {}
         self._sweeps = 0
+        self._begun_at: datetime | None = None
         self._paced: set[str] = set()
         self.costs: tuple[CallCost, ...] = ()
 
@@ -53,8 +55,10 @@ class CallTimes:
         """This kind may be left out of a sweep, as its last answer does for a while."""
         self._paced.add(name)
 
-    def begin(self, interval_s: float, gpus: int) -> None:
-        """A sweep over so many GPUs begins, `interval_s` after the last (0: not known)."""
+    def begin(self, now: datetime, gpus: int) -> None:
+        """A sweep over so many GPUs begins."""
+        interval_s = (now - self._begun_at).total_seconds() if self._begun_at else 0.0
+        self._begun_at = now
         self._sweeps += 1
         if self._sweeps % JUDGED_EVERY != 1:
             return

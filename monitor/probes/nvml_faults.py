@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from monitor.readings import Health
+from monitor.readings import GpuReading, Health
 
 NOT_FOUND, INSUFFICIENT_SIZE, LIBRARY_NOT_FOUND, FUNCTION_NOT_FOUND = 6, 7, 12, 13
 RESET_REQUIRED = 16
@@ -74,6 +74,13 @@ def fault(code: int, text: str) -> Fault:
     """What `code` means; `text` is the library's own word for codes that are rare."""
     known = FAULTS.get(code)
     return known or Fault(f"The NVIDIA driver answers: {text}.", "Look at `dmesg` for its reason.")
+
+
+def broken(facts: GpuReading, fault: Fault | None) -> GpuReading:
+    """A GPU of which only that fault is known, if there is one."""
+    if fault is None:
+        return facts
+    return replace(facts, health=fault.health, problem=f"{fault.problem} {fault.remedy}")
 
 
 class Refused(Exception):

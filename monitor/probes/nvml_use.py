@@ -128,10 +128,10 @@ class ProcessUse:
         kept = set(self._ask("nvmlDeviceGetAccountingPids", handle) or ())
         over = kept - set(pids)
         known = over if gpu.over is None else gpu.over
-        gpu.over = over
-        asked = {*pids, *gpu.mark.accounts, *(over - known)}
-        found = {pid: self._account(handle, pid) for pid in sorted(asked)}
-        return {pid: account for pid, account in found.items() if account is not None}
+        asked = sorted({*pids, *gpu.mark.accounts, *(over - known)})
+        found = {pid: account for pid in asked if (account := self._account(handle, pid))}
+        gpu.over = {pid for pid in over if pid not in found or not found[pid].is_running}
+        return {pid: a for pid, a in found.items() if pid in pids or not a.is_running}
 
     def _account(self, handle: Any, pid: int) -> Account | None:
         stats = self._ask(ACCOUNT, handle, pid)

@@ -21,6 +21,7 @@ from monitor.readings import (
     ProcessIdentity,
     Snapshot,
 )
+from monitor.use_facts import UseSource
 
 NAME = "Simulated H100 80GB"
 TOTAL = 80 * GIB
@@ -225,6 +226,7 @@ class Scenario:
                 pid=use.pid,
                 memory_bytes=use.bytes,
                 sm_pct=round(use.demand_pct * scale, 1),
+                source=UseSource.PROCESSES_INFO,
                 kinds=use.kinds,
             )
             for use in uses
