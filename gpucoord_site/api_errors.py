@@ -29,6 +29,7 @@ SENTENCES = {
 }
 OTHER_WORDS = {
     "limit": "Write a whole number within the limits.",
+    "since": "Write a time with its zone, such as 2026-03-02T12:00:00Z.",
     "offset": "Write a whole number, 0 or more.",
 }
 

@@ -1,18 +1,19 @@
-"""REST: the GPUs and processes, as the newest snapshot of each host has them."""
+"""REST: GPUs and processes, as the newest snapshot of each host has them, and events."""
 
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Any
+from typing import Annotated, Any
 
 from django.conf import settings
 from django.http import HttpRequest
-from ninja import Router, Schema
-from pydantic import Field
+from ninja import Query, Router, Schema
+from pydantic import AwareDatetime, Field
 
-from monitor import store
+from monitor import events, store
+from monitor.models import Event
 from monitor.policy import capability
-from monitor.policy.privacy import Viewer, redact
+from monitor.policy.privacy import Viewer, event_text, redact
 from monitor.readings import GpuReading, ProcessReading, Snapshot
 
 router = Router()
@@ -73,6 +74,24 @@ class ProcessBody(Schema):
     created_at: datetime | None
 
 
+class EventBody(Schema):
+    """Something that happened. `kind` is a name that never changes."""
+
+    id: int
+    at: datetime
+    kind: str
+    severity: str
+    text: str = Field(description="Details of faults only for their owners and operators.")
+    host: str | None
+    gpu_uuid: str | None
+    job: str | None
+    owner: str | None
+
+
+class Events(Schema):
+    events: list[EventBody]
+
+
 class Gpus(Schema):
     hosts: list[HostBody]
     gpus: list[GpuBody]
@@ -96,12 +115,47 @@ def list_gpus(request: HttpRequest) -> dict[str, Any]:
 @router.get("processes/", response=Processes, summary="List the processes", url_name="processes")
 def list_processes(request: HttpRequest) -> dict[str, Any]:
     """Every process on every GPU. A process on two GPUs stands here twice."""
-    user = request.auth  # type: ignore[attr-defined]
-    viewer = Viewer(user.get_username(), user.is_staff)
+    viewer = _viewer(request)
     found = [redact(snapshot, viewer) for snapshot in store.newest_all()]
     return {
         "hosts": [_host(snapshot) for snapshot in found],
         "processes": [_process(p, snapshot) for snapshot in found for p in snapshot.processes],
+    }
+
+
+@router.get("events/", response=Events, summary="List events", url_name="events")
+def list_events(
+    request: HttpRequest,
+    kind: Annotated[str, Query(description="Only of this kind, such as GPU_LOST.")] = "",
+    since: Annotated[AwareDatetime | None, Query(description="Only from then on.")] = None,
+    gpu: Annotated[str, Query(description="Only of the GPU with this UUID.")] = "",
+    job: Annotated[str, Query(description="Only of the job with this id.")] = "",
+    limit: Annotated[int, Query(ge=1, le=500)] = 100,
+) -> dict[str, Any]:
+    """What happened, the newest first."""
+    wanted = {"kind": kind, "gpu_uuid": gpu, "job_ref": job}
+    # No name has a NUL, and PostgreSQL would not even look for one.
+    asked = {name: value.replace("\0", "\ufffd") for name, value in wanted.items()}
+    viewer = _viewer(request)
+    return {"events": [_event(e, viewer) for e in events.recent(limit, since=since, **asked)]}
+
+
+def _viewer(request: HttpRequest) -> Viewer:
+    user = request.auth  # type: ignore[attr-defined]
+    return Viewer(user.get_username(), user.is_staff)
+
+
+def _event(event: Event, viewer: Viewer) -> dict[str, Any]:
+    return {
+        "id": event.pk,
+        "at": event.at,
+        "kind": event.kind,
+        "severity": event.severity,
+        "text": event_text(event.kind, event.text, event.owner, viewer),
+        "host": event.host or None,
+        "gpu_uuid": event.gpu_uuid or None,
+        "job": event.job_ref or None,
+        "owner": event.owner or None,
     }
 
 

@@ -34,10 +34,22 @@ def add(
 
 
 def recent(
-    limit: int = 20, *, kind: str = "", host: str = "", gpu_uuid: str = "", job_ref: str = ""
+    limit: int = 20,
+    *,
+    kind: str = "",
+    host: str = "",
+    gpu_uuid: str = "",
+    job_ref: str = "",
+    since: datetime | None = None,
 ) -> list[Event]:
     """The newest events first, of those that match what is given."""
-    wanted = {"kind": kind, "host": host, "gpu_uuid": gpu_uuid, "job_ref": job_ref}
+    wanted = {
+        "kind": kind,
+        "host": host,
+        "gpu_uuid": gpu_uuid,
+        "job_ref": job_ref,
+        "at__gte": since,
+    }
     matching = Event.objects.filter(**{name: value for name, value in wanted.items() if value})
     return list(matching.order_by("-at", "-id")[:limit])
 

@@ -1,10 +1,13 @@
-"""Who may see whose command lines: operators all, people their own and those of their jobs."""
+"""Who may see what of others: operators all, people what is theirs and their jobs'."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
 from monitor.readings import ProcessReading, Snapshot
+
+# Events that end with an error's own words, which may name files of the owner or of the service.
+_WITH_DETAILS = {"LOOP_FAILED", "JOB_STOPPING", "JOB_REQUEUED"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,3 +29,10 @@ def redact(snapshot: Snapshot, viewer: Viewer) -> Snapshot:
         return snapshot
     seen = tuple(p if owns(p, viewer) else replace(p, command=None) for p in snapshot.processes)
     return replace(snapshot, processes=seen)
+
+
+def event_text(kind: str, text: str, owner: str, viewer: Viewer) -> str:
+    """What `viewer` may read of an event; details of faults are for operators and the owner."""
+    if viewer.operator or kind not in _WITH_DETAILS or (owner and owner == viewer.username):
+        return text
+    return text.partition(": ")[0]
