@@ -1,0 +1,146 @@
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from django.test import Client
+from django.utils import timezone
+
+from monitor import events, service_state, store, tallies
+from monitor.health import Condition, HealthReading, Xid
+from monitor.models import Lease
+from monitor.readings import DiskReading, Pressure
+from monitor.service_state import ChildState, ServiceState
+from tests.builders import gpu, gpu_uuid, host, process, snapshot
+from tests.monitor.scrape import Scrape
+
+DEPLOY = Path(__file__).resolve().parents[2] / "gpucoord_site" / "deploy"
+OURS = re.compile(r"\b((?:gpu|gpucoord|nvml)_\w+)\b(?:\{([^}]*)\})?")
+
+
+def dashboard() -> dict[str, Any]:
+    return json.loads((DEPLOY / "grafana.json").read_text())  # type: ignore[no-any-return]
+
+
+def rules() -> list[dict[str, Any]]:
+    groups = yaml.safe_load((DEPLOY / "alerts.yml").read_text())["groups"]
+    return [rule for group in groups for rule in group["rules"]]
+
+
+def expressions() -> Iterator[str]:
+    for panel in dashboard()["panels"]:
+        yield from (target["expr"] for target in panel.get("targets", ()))
+    yield from (rule["expr"] for rule in rules())
+    for variable in dashboard()["templating"]["list"]:
+        if variable["type"] == "query":
+            yield variable["query"]["query"]
+
+
+@pytest.fixture
+def found(client: Client, data: Path, settings: Any) -> Scrape:
+    """A scrape of a host of which everything is known."""
+    now, node = timezone.now(), settings.CONFIG.node
+    seen = HealthReading(
+        gpu_uuid=gpu_uuid(), clock_reasons=0, ecc_corrected=0, ecc_uncorrected=0,
+        retired_pages=0, remapped_corrected=0, remapped_uncorrected=0,
+        remap_pending=False, remap_failed=False,
+    )  # fmt: skip
+    box = host(
+        name=node,
+        disks=(DiskReading(mount="/", total_bytes=2, free_bytes=1),),
+        pressure=Pressure(memory_full_pct=0.0),
+    )
+    one = replace(gpu(), condition=Condition.HEALTHY)
+    store.record(snapshot([one], [process()], host=box, health=(seen,), at=now))
+    events.add("GPU_FOUND", "", now=now)
+    tallies.add_xid(Xid(gpu_uuid(), 79))
+    Lease.objects.create(
+        name="sampler:x", loop="sampler", host=node, expires_at=now, last_tick_at=now,
+        lateness_p50_ms=1, lateness_p99_ms=2,
+    )  # fmt: skip
+    (data / "run").mkdir()
+    child = ChildState(name="web", pid=1, start_ticks=1, since_t=0)
+    service_state.write(
+        data / "run",
+        ServiceState(
+            pid=1, boot_id="", command="up", version="0", address="", started_t=0, children=[child]
+        ),
+    )
+    return Scrape(client.get("/metrics").content.decode())
+
+
+@pytest.mark.django_db
+def test_every_metric_that_they_name_is_there_with_its_labels(found: Scrape) -> None:
+    known: dict[str, set[str]] = {}
+    for sample in found.samples:
+        known.setdefault(sample.name, set()).update(sample.labels)
+    missing = []
+    for expression in expressions():
+        for name, matchers in OURS.findall(expression):
+            labels = set(re.findall(r"(\w+)\s*[=!]~?", matchers))
+            if name not in known or not labels <= known[name]:
+                missing.append((name, matchers))
+
+    assert missing == []
+
+
+@pytest.mark.django_db
+def test_the_labels_in_their_words_are_there(found: Scrape) -> None:
+    known = {label for sample in found.samples for label in sample.labels} | {"instance"}
+    legends = [
+        target["legendFormat"] for p in dashboard()["panels"] for target in p.get("targets", ())
+    ]
+    summaries = [rule["annotations"]["summary"] for rule in rules()]
+
+    named = set(re.findall(r"\{\{(\w+)\}\}", " ".join(legends)))
+    named |= set(re.findall(r"\$labels\.(\w+)", " ".join(summaries)))
+
+    assert named - known == set()
+
+
+def test_brackets_are_closed() -> None:
+    for expression in expressions():
+        for opening, closing in ("()", "{}", "[]"):
+            assert expression.count(opening) == expression.count(closing), expression
+
+
+def test_each_rule_has_a_name_a_severity_and_a_sentence() -> None:
+    names = [rule["alert"] for rule in rules()]
+
+    assert len(set(names)) == len(names) > 15
+    assert {rule["labels"]["severity"] for rule in rules()} == {"warning", "critical"}
+    assert all(rule["annotations"]["summary"] for rule in rules())
+    assert all(set(rule) <= {"alert", "expr", "for", "labels", "annotations"} for rule in rules())
+
+
+def test_simulated_gpus_raise_no_alert() -> None:
+    of_gpus = [m for r in rules() for m in OURS.findall(r["expr"]) if m[0].startswith("gpu_")]
+
+    assert of_gpus
+    assert [name for name, matchers in of_gpus if 'simulated="false"' not in matchers] == []
+
+
+def test_no_panel_lies_on_another() -> None:
+    taken: set[tuple[int, int]] = set()
+    for panel in dashboard()["panels"]:
+        at = panel["gridPos"]
+        cells = {
+            (x, y)
+            for x in range(at["x"], at["x"] + at["w"])
+            for y in range(at["y"], at["y"] + at["h"])
+        }
+        assert not cells & taken, panel["title"]
+        assert at["x"] + at["w"] <= 24
+        taken |= cells
+
+
+def test_each_panel_has_an_id_of_its_own() -> None:
+    ids = [panel["id"] for panel in dashboard()["panels"]]
+
+    assert len(set(ids)) == len(ids)
