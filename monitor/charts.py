@@ -83,8 +83,13 @@ def plot(
     top: float,
     step: float,
     limit: float | None = None,
+    tolerance: float = 2.5,
 ) -> Plot:
-    """A series in the window, on a scale from 0 to `top`; points lie `step` seconds apart."""
+    """A series in the window, on a scale from 0 to `top`; points lie `step` seconds apart.
+
+    Where two are more than `tolerance` steps apart there is a gap.
+    """
+    longest = step * tolerance
 
     def x(t: float) -> float:
         return round(PLOT_W * _within((t - since) / (until - since)), 1)
@@ -92,13 +97,14 @@ def plot(
     def y(value: float) -> float:
         return round(PLOT_H - PLOT_H * _within(value / top), 1)
 
-    stretches = list(runs(points, step * 2.5))
+    stretches = list(runs(points, longest))
+    holes = _holes(stretches, since, until, longest)
     lines = [[(x(t), y(v)) for t, v in run] for run in stretches]
     return Plot(
         line="".join(path(line) for line in lines if len(line) > 1),
         area="".join(_area(line, PLOT_H) for line in lines if len(line) > 1),
         dots=tuple(line[0] for line in lines if len(line) == 1),
-        gaps=tuple((x(a), round(x(b) - x(a), 1)) for a, b in _holes(stretches, since, until, step)),
+        gaps=tuple((x(a), round(x(b) - x(a), 1)) for a, b in holes),
         y_ticks=value_ticks(top),
         limit_y=None if limit is None or limit > top else y(limit),
     )
@@ -129,15 +135,15 @@ def _area(line: Sequence[tuple[float, float]], floor: float) -> str:
 
 
 def _holes(
-    stretches: Sequence[Sequence[tuple[float, float]]], since: float, until: float, step: float
+    stretches: Sequence[Sequence[tuple[float, float]]], since: float, until: float, longest: float
 ) -> Iterator[tuple[float, float]]:
     """Where nothing is known, between the stretches and at both ends."""
     edge = since
     for run in stretches:
-        if run[0][0] - edge > step * 2.5:
+        if run[0][0] - edge > longest:
             yield edge, run[0][0]
         edge = run[-1][0]
-    if until - edge > step * 2.5:
+    if until - edge > longest:
         yield edge, until
 
 

@@ -1,4 +1,4 @@
-"""Stored samples in buckets, for sparklines and charts; the database does the averaging."""
+"""Sparklines of the last hour; the database does the averaging."""
 
 from __future__ import annotations
 
@@ -6,45 +6,15 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
 
-from django.db.models import Avg, BigIntegerField, F, Value
-from django.db.models.functions import Mod
+from django.db.models import Avg
 
 from monitor import charts
 from monitor.models import Sample
+from monitor.rollups import start_of
 
 SPARK_S, SPARK_STEP_S = 3600, 60
 # How old a sparkline may get, and how many are drawn anew in one go once all have been drawn.
 SPARK_FRESH_S, SPARKS_AT_ONCE = 60.0, 2
-
-
-@dataclass(frozen=True, slots=True)
-class Bucket:
-    """Means over `step` seconds from `t` on; None = nothing is known of them."""
-
-    t: int
-    utilization_pct: float | None
-    memory_used_bytes: float | None
-    power_w: float | None
-    temperature_c: float | None
-
-
-def buckets(gpu_uuid: str, since_t: int, until_t: int, step: int) -> list[Bucket]:
-    """A GPU's history from since_t to until_t, oldest first; buckets without a row are left out."""
-    start = F("t") - Mod(F("t"), Value(step, output_field=BigIntegerField()))
-    rows = (
-        Sample.objects.filter(gpu_id=gpu_uuid, t__gte=since_t, t__lte=until_t)
-        .annotate(start=start)
-        .values("start")
-        .annotate(
-            utilization=Avg("utilization_pct"),
-            memory=Avg("memory_used_bytes"),
-            power=Avg("power_w"),
-            temperature=Avg("temperature_c"),
-        )
-        .order_by("start")
-        .values_list("start", "utilization", "memory", "power", "temperature")
-    )
-    return [Bucket(int(start), *means) for start, *means in rows]
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,9 +50,10 @@ class Sparks:
 def draw(uuid: str, now: datetime) -> Spark:
     until = int(now.timestamp())
     since = until - SPARK_S
-    rows = buckets(uuid, since, until, SPARK_STEP_S)
-    half = SPARK_STEP_S / 2
-    points = [(row.t + half, row.utilization_pct) for row in rows]
+    samples = Sample.objects.filter(gpu_id=uuid, t__gte=since, t__lte=until)
+    minutes = samples.annotate(start=start_of(SPARK_STEP_S)).order_by("start").values("start")
+    means = minutes.annotate(mean=Avg("utilization_pct")).values_list("start", "mean")
+    points = [(start + SPARK_STEP_S / 2, mean) for start, mean in means]
     return Spark(*charts.spark(points, since, until, SPARK_STEP_S))
 
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 
 from monitor import cards
 from monitor.cards import ProcessRow
+from monitor.models import ProcessUse
 from monitor.policy.privacy import Viewer, owns, redact
 from monitor.readings import ProcessReading, Snapshot
 
@@ -30,6 +31,8 @@ class ProcessLine:
     command: str | None
     hidden: bool
     kinds: str
+    start_ticks: int | None = None
+    use_id: int | None = None
 
     def matches(self, text: str) -> bool:
         words = (self.row.owner, self.row.program, self.command, str(self.row.pid))
@@ -95,6 +98,23 @@ def choose(found: Sequence[ProcessLine], wanted: Wanted) -> list[ProcessLine]:
     return kept
 
 
+def with_history(found: Sequence[ProcessLine]) -> list[ProcessLine]:
+    """The lines with their rows of history, where this viewer may open it."""
+    pids = {line.row.pid for line in found if not line.hidden}
+    hosts = {line.host for line in found}
+    rows = ProcessUse.objects.filter(host__in=hosts, pid__in=pids, ended_at=None)
+    ids = {(row.host, row.pid, row.start_ticks, row.gpu_id): row.pk for row in rows}
+    return [
+        replace(
+            line,
+            use_id=ids.get((line.host, line.row.pid, line.start_ticks or 0, line.gpu_uuid)),
+        )
+        if not line.hidden
+        else line
+        for line in found
+    ]
+
+
 def gpu_name(line: ProcessLine) -> str:
     return f"{line.host}:{line.gpu_index}"
 
@@ -109,4 +129,5 @@ def _line(process: ProcessReading, snapshot: Snapshot, index: int, viewer: Viewe
         command=shlex.join(process.command) if process.command else None,
         hidden=not (viewer.operator or owns(process, viewer)),
         kinds=", ".join(KINDS.get(kind, kind) for kind in process.kinds),
+        start_ticks=process.start_ticks,
     )

@@ -165,7 +165,7 @@ def _minutes(ladder: Ladder, key: str, since: int, until: int) -> int:
     start = _next_sample(ladder, key, since)
     while start is not None and start < until:
         end = min(start + HOUR_S, until)
-        rows = _summed(ladder.samples, ladder, key, start, end, MINUTE_S)
+        rows = summed(ladder.samples, ladder, key, start, end, MINUTE_S)
         written += write(ladder.minutes, (ladder.key, "t"), rows)
         start = _next_sample(ladder, key, end)
     return written
@@ -178,14 +178,18 @@ def _hours(ladder: Ladder, key: str, since: int, until: int) -> int:
     written = 0
     for begin in range(start, until, 7 * DAY_S):
         end = min(begin + 7 * DAY_S, until)
-        rows = _summed(ladder.minutes, ladder, key, begin, end, HOUR_S)
+        rows = summed(ladder.minutes, ladder, key, begin, end, HOUR_S)
         written += write(ladder.hours, (ladder.key, "t"), rows)
     return written
 
 
-def _summed(
+def summed(
     model: type[Model], ladder: Ladder, key: str, since: int, until: int, step: int
-) -> Iterable[dict[str, Any]]:
+) -> list[dict[str, Any]]:
+    """Sums by steps, oldest first; steps without a row are left out. The columns are the same
+
+    whether they come from samples, minutes or hours.
+    """
     columns = sample_columns(ladder) if model is ladder.samples else sum_columns(ladder)
     rows = model._default_manager.filter(**{ladder.key: key, "t__gte": since, "t__lt": until})
     grouped = rows.annotate(start=start_of(step)).order_by("start").values(ladder.key, "start")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from django.urls import path
 
-from monitor import health_views, views
+from monitor import health_views, history_views, views
 
 urlpatterns = [
     path("", views.dashboard, name="dashboard"),
@@ -12,4 +12,8 @@ urlpatterns = [
     path("status/", health_views.status, name="status"),
     path("healthz", health_views.healthz, name="healthz"),
     path("processes/", views.processes, name="processes"),
+    path("processes/<int:pk>/", history_views.process, name="process"),
+    # A name may hold anything, even a slash.
+    path("users/<path:name>/", history_views.person, name="person"),
+    path("hosts/<path:name>/", history_views.host, name="host"),
 ]

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from datetime import datetime
-
 from django.conf import settings
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import get_object_or_404, render
 from django.utils import timezone
 from django.views.decorators.http import require_safe
 
-from monitor import cards, events, gpu_charts, history, process_table, store
+from monitor import cards, events, history, history_pages, process_table, store
 from monitor.models import Gpu
 from monitor.policy import capability
 from monitor.policy.health import clock_words
@@ -35,25 +33,19 @@ def gpu(request: HttpRequest, uuid: str) -> HttpResponse:
     row = get_object_or_404(Gpu, uuid=uuid)
     snapshots = store.newest_all()
     wanted = Wanted.from_query(request.GET)
-    found = process_table.lines(snapshots, _viewer(request), uuid)
-    chosen = request.GET.get("range", "")
+    found = process_table.lines(snapshots, viewer_of(request), uuid)
     reading = next((g for s in snapshots for g in s.gpus if g.uuid == uuid), None)
     health = next((h for s in snapshots for h in s.health if h.gpu_uuid == uuid), None)
-    chosen = chosen if chosen in gpu_charts.RANGES else gpu_charts.DEFAULT_RANGE
     context = {
+        **history_pages.gpu(row, request.GET, timezone.now()),
         "gpu": row,
         "card": next((c for c in cards.cards(snapshots) if c.uuid == uuid), None),
         "reading": reading,
         "capability": capability.of(reading, settings.CONFIG.gpu_power) if reading else None,
         "health": health,
         "clock_words": clock_words(health),
-        "lines": process_table.choose(found, wanted),
+        "lines": process_table.with_history(process_table.choose(found, wanted)),
         "wanted": wanted,
-        "history": _history(row, chosen, timezone.now()),
-        "ranges": {name: words for name, (words, *_) in gpu_charts.RANGES.items()},
-        "range": chosen,
-        "range_words": gpu_charts.RANGES[chosen][0],
-        "refresh_s": gpu_charts.RANGES[chosen][3],
         "events": events.recent(8, gpu_uuid=uuid),
         "topic": f"{GPU_PREFIX}{uuid}",
         "digest": digest(snapshots, uuid),
@@ -66,9 +58,9 @@ def processes(request: HttpRequest) -> HttpResponse:
     """Who runs what, on which GPU?"""
     snapshots = store.newest_all()
     wanted = Wanted.from_query(request.GET)
-    found = process_table.lines(snapshots, _viewer(request))
+    found = process_table.lines(snapshots, viewer_of(request))
     context = {
-        "lines": process_table.choose(found, wanted),
+        "lines": process_table.with_history(process_table.choose(found, wanted)),
         "all": len(found),
         "wanted": wanted,
         "owners": sorted({line.row.owner for line in found if line.row.owner}),
@@ -80,23 +72,9 @@ def processes(request: HttpRequest) -> HttpResponse:
     return render(request, "monitor/processes.html", context)
 
 
-def _viewer(request: HttpRequest) -> Viewer:
+def viewer_of(request: HttpRequest) -> Viewer:
+    """Who looks at this page."""
     return Viewer(request.user.get_username(), operator=bool(getattr(request.user, "is_staff", 0)))
-
-
-def _history(row: Gpu, chosen: str, now: datetime) -> gpu_charts.History:
-    _, span, step, _ = gpu_charts.RANGES[chosen]
-    until = int(now.timestamp())
-    offset = timezone.localtime(now).utcoffset()
-    return gpu_charts.history(
-        history.buckets(row.uuid, until - span, until, step),
-        until - span,
-        until,
-        step,
-        row.memory_total_bytes,
-        row.power_limit_w,
-        offset.total_seconds() if offset else 0,
-    )
 
 
 def _gpu_choices(found: list[process_table.ProcessLine]) -> list[tuple[str, str]]:

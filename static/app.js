@@ -24,14 +24,29 @@
     return date.toLocaleTimeString("en-GB");
   }
 
+  // A moment as exactly as it is wanted: "21 Nov", "21 Nov 14:00", "14", "14:00", "14:00:00".
+  function moment(kind, date) {
+    const hm = clock(date).slice(0, 5);
+    const day = date.toLocaleDateString("en-GB", { day: "numeric", month: "short" });
+    const forms = { day, dayhm: `${day} ${hm}`, dayorhm: hm === "00:00" ? day : hm, hour: hm.slice(0, 2), hm };
+    return forms[kind] || clock(date);
+  }
+
   function freshenTimes() {
     const now = Date.now() / 1000 + skew;
     for (const element of all("[data-time]")) {
       const kind = element.dataset.time;
+<<<<<<< HEAD
       const date = Date.parse(element.getAttribute("datetime"));
       const text = kind === "ago" ? `${duration(now - date / 1000)} ago`
         : kind === "since" ? duration(now - date / 1000)
           : kind === "hm" ? clock(new Date(date)).slice(0, 5) : clock(new Date(date));
+=======
+      const date = new Date(element.getAttribute("datetime"));
+      const age = duration(now - date / 1000);
+      const text = kind === "ago" ? `${age} ago` : kind === "since" ? age
+        : moment(kind, date);
+>>>>>>> 04880cb (Show the history of GPUs, people, processes and hosts)
       if (element.textContent !== text) element.textContent = text;
     }
   }

@@ -27,6 +27,16 @@
     return best && best[1];
   }
 
+  // "43 %", or with several lines "mean 43, highest 98 %".
+  function words(chart, point) {
+    const labels = chart.dataset.labels.split("|");
+    const values = chart.dataset.slots.split(" ").map((slot) => point && point[1 + Number(slot)]);
+    if (values.every((value) => value === null || value === undefined)) return "unknown";
+    const shown = values.map((value, i) =>
+      `${labels.length > 1 ? `${labels[i]} ` : ""}${value === null ? "unknown" : value}`);
+    return `${shown.join(", ")} ${chart.dataset.unit}`.trim();
+  }
+
   function show() {
     const box = history();
     const since = Number(box.dataset.since), until = Number(box.dataset.until);
@@ -36,13 +46,12 @@
       const cursor = chart.querySelector(".cursor");
       cursor.classList.toggle("on", chosen !== null);
       cursor.setAttribute("d", `M${x.toFixed(1)} 0V100`);
-      const value = point && point[1 + Number(chart.dataset.slot)];
-      const unit = chart.querySelector("h3").textContent.split(", ").pop();
-      chart.querySelector(".readout").textContent =
-        chosen === null ? "" : value === null || value === undefined ? "unknown" : `${value} ${unit}`;
+      chart.querySelector(".readout").textContent = chosen === null ? "" : words(chart, point);
     }
     if (chosen !== null) {
-      const time = new Date(chosen * 1000).toLocaleTimeString("en-GB");
+      const form = { hour: "2-digit", minute: "2-digit", ...(until - since > 43200
+        ? { day: "numeric", month: "short" } : { second: "2-digit" }) };
+      const time = new Date(chosen * 1000).toLocaleString("en-GB", form);
       document.getElementById("readout-time").textContent = `At ${time}`;
     }
   }
@@ -78,5 +87,54 @@
 
   document.addEventListener("htmx:after:swap", () => {
     if (chosen !== null && history()) choose(chosen);
+    showLocalTimes();
   });
+
+  // ---- A stretch of one's own choice: shown and asked for in the viewer's zone ----
+
+  function local(seconds) {
+    const date = new Date(seconds * 1000);
+    return new Date(date - date.getTimezoneOffset() * 60000).toISOString().slice(0, 16);
+  }
+
+  function showLocalTimes() {
+    for (const field of document.querySelectorAll("[data-local-times] [data-t]")) {
+      if (field !== document.activeElement) field.value = local(Number(field.dataset.t));
+    }
+    for (const hint of document.querySelectorAll("[data-zone]")) {
+      hint.textContent = `Times in ${Intl.DateTimeFormat().resolvedOptions().timeZone}`;
+    }
+  }
+
+  document.addEventListener("submit", (event) => {
+    if (!event.target.matches("[data-local-times]")) return;
+    event.preventDefault();
+    const wanted = new URLSearchParams({ range: "custom" });
+    for (const field of event.target.querySelectorAll("[data-t]")) {
+      wanted.set(field.name, new Date(field.value).toISOString());
+    }
+    window.location.search = wanted.toString();
+  });
+
+  // ---- The heat strip: what a cell says, and arrow keys from hour to hour ----
+
+  function say(event) {
+    const cell = event.target.closest && event.target.closest(".heat .cell");
+    const line = cell && cell.closest("section").querySelector("[data-heat-said]");
+    if (line) line.textContent = cell.getAttribute("aria-label");
+  }
+
+  document.addEventListener("pointerover", say);
+  document.addEventListener("focusin", say);
+  document.addEventListener("keydown", (event) => {
+    const cell = event.target.closest && event.target.closest(".heat .cell");
+    const move = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
+    if (!cell || !move) return;
+    const cells = [...cell.closest("table").querySelectorAll(".cell")];
+    const next = cells[cells.indexOf(cell) + move];
+    if (next) next.focus();
+    event.preventDefault();
+  });
+
+  showLocalTimes();
 })();

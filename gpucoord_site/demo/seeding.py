@@ -1,10 +1,12 @@
-"""Fills a new database for the demo: people, two hours of history, jobs that run and wait."""
+"""Fills a new database for the demo: people, a month of history, jobs that run and wait."""
 
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from datetime import datetime, timedelta
+from itertools import pairwise
 from pathlib import Path
 from random import Random
 
@@ -15,10 +17,12 @@ from django.db import transaction
 from gpucoord_site.config import Config
 from gpucoord_site.demo.history import history
 from gpucoord_site.demo.past import PEOPLE, PastJob, log_of, past_jobs
+from gpucoord_site.demo.usage import Past
 from gpucoord_site.demo.wishes import WISHES
 from monitor import events, store
 from monitor.identity import boot_id
 from monitor.probes.scenario import Scenario
+from monitor.readings import Snapshot
 from scheduler import transitions
 from scheduler.jobs import NewJob, Outcome, Placement, Requirement
 from scheduler.models import Attempt
@@ -67,7 +71,12 @@ def people(admin: str, password: str) -> dict[str, User]:
 
 def _seed_history(scenario: Scenario, jobs: Sequence[PastJob], host: str, now: datetime) -> None:
     past = list(history(scenario, jobs, host, now))
-    store.record_history(snapshot for snapshot, _ in past)
+    shots = [snapshot for snapshot, _ in past]
+    lasting = [(b.at - a.at).total_seconds() for a, b in pairwise(shots)] + [1.0]
+    store.record_history(_each_second(shots, lasting))
+    days = Past(scenario, host, now)
+    days.watch(zip(shots, lasting, strict=True))
+    days.write()
     # The sampler goes on from here: since when each GPU is in its state stays known.
     store.record(past[-1][0])
     for snapshot, notes in past:
@@ -80,6 +89,13 @@ def _seed_history(scenario: Scenario, jobs: Sequence[PastJob], host: str, now: d
                 host=host,
                 gpu_uuid=note.gpu_uuid,
             )
+
+
+def _each_second(shots: Sequence[Snapshot], lasting: Sequence[float]) -> Iterator[Snapshot]:
+    """A snapshot that stands for some seconds, once for each of them."""
+    for snapshot, seconds in zip(shots, lasting, strict=True):
+        for second in range(int(seconds)):
+            yield replace(snapshot, at=snapshot.at + timedelta(seconds=second))
 
 
 def _seed_job(past: PastJob, owner: User, gpu_uuid: str, config: Config, home: Path) -> None:

@@ -184,7 +184,7 @@ class Scenario:
         age = t - run[1]
         wobble = noise(t, 9, self.seed, number, gpu)
         held = None if script.gib is None else _ramped(script.gib, age, script.ramp_s)
-        return _Use(_pid(number, run[0]), script.shape(age, wobble), held, script.kinds)
+        return _Use(pid_of(number, run[0]), script.shape(age, wobble), held, script.kinds)
 
     def _job_use(self, load: Load, t: float, free: int) -> _Use:
         age = t - load.began
@@ -236,9 +236,9 @@ class Scenario:
         found: dict[int, ProcessIdentity] = {}
         for number, script in enumerate(self._scripts):
             run = script.run_at(t)
-            if run is None or script.user is None or _pid(number, run[0]) not in seen:
+            if run is None or script.user is None or pid_of(number, run[0]) not in seen:
                 continue
-            pid = _pid(number, run[0])
+            pid = pid_of(number, run[0])
             found[pid] = ProcessIdentity(
                 pid=pid,
                 start_ticks=int(run[1] * 100),
@@ -275,7 +275,7 @@ def _clock(busy: float, power: float, used: bool) -> int:
     return 1980 - 15 * round(max(0.0, power - 480) / 16) if busy > 0 else 1980
 
 
-def _pid(number: int, run: int) -> int:
+def pid_of(number: int, run: int) -> int:
     return FIRST_PID + number * 1000 + run % 1000
 
 

@@ -9,7 +9,13 @@ from django.utils import timezone
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
 
+from monitor.heat import Cell
+from monitor.usage import Entry
+
 register = template.Library()
+DAY_S = 86_400
+# An hour with fewer readings says so.
+MOSTLY_S = 3_400
 # The plot inside its SVG, in pixels; app.css gives it the same height.
 TOP_PX, PLOT_PX = 8.0, 120.0
 
@@ -33,10 +39,11 @@ def tick(value: float) -> str:
 
 
 @register.simple_tag
-def time_label(t: float, pct: float) -> SafeString:
+def time_label(t: float, pct: float, span: float) -> SafeString:
     """A label on the time axis; app.js puts it into the viewer's zone."""
     moment = datetime.fromtimestamp(t, UTC)
-    kind, form = ("clock", "%H:%M:%S") if t % 60 else ("hm", "%H:%M")
+    local = moment.astimezone(timezone.get_current_timezone())
+    kind = _kind(t, span)
     anchor = "start" if pct < 3 else "end" if pct > 97 else "middle"
     return format_html(
         '<text x="{}%" y="146" text-anchor="{}" data-time="{}" datetime="{}">{}</text>',
@@ -44,11 +51,81 @@ def time_label(t: float, pct: float) -> SafeString:
         anchor,
         kind,
         moment.isoformat(),
-        moment.astimezone(timezone.get_current_timezone()).strftime(form),
+        _text(local, kind),
     )
+
+
+@register.simple_tag
+def moment_words(t: float, span: float) -> SafeString:
+    """A moment as exactly as a stretch of `span` seconds needs it."""
+    moment = datetime.fromtimestamp(t, UTC)
+    local = moment.astimezone(timezone.get_current_timezone())
+    kind = "clock" if span <= DAY_S / 2 else "dayhm"
+    return format_html(
+        '<time datetime="{}" title="{}" data-time="{}">{}</time>',
+        moment.isoformat(),
+        local.strftime("%Y-%m-%d %H:%M:%S %Z"),
+        kind,
+        _text(local, kind),
+    )
+
+
+@register.simple_tag
+def hour(t: float) -> SafeString:
+    """An hour of the day, as a column's head."""
+    moment = datetime.fromtimestamp(t, UTC)
+    local = moment.astimezone(timezone.get_current_timezone())
+    form = '<time datetime="{}" data-time="hour">{}</time>'
+    return format_html(form, moment.isoformat(), _text(local, "hour"))
 
 
 @register.filter
 def moment(t: float) -> datetime:
     """Epoch seconds as a datetime."""
     return datetime.fromtimestamp(t, UTC)
+
+
+@register.simple_tag
+def cell_words(cell: Cell, index: int) -> str:
+    """A cell of a heat strip as a sentence."""
+    zone = timezone.get_current_timezone()
+    begin, end = (datetime.fromtimestamp(t, zone).strftime("%H:%M") for t in (cell.t, cell.until))
+    busy = "unknown" if cell.busy_pct is None else f"{cell.busy_pct:.0f} % busy"
+    words = [f"GPU {index}, {begin} to {end}: {busy}"]
+    if cell.main is not None and cell.idle_held:
+        words.append(f"held by {cell.main.subject or 'an unknown owner'}, who used nothing of it")
+    elif cell.people:
+        words.append(", ".join(_person(entry) for entry in cell.people[:3]))
+    elif cell.busy_pct is not None:
+        words.append("nobody was on it")
+    if cell.busy_pct is not None and cell.seen_s < MOSTLY_S and not cell.goes_on:
+        words.append(f"readings cover {cell.seen_s / 36:.0f} %")
+    return "; ".join(words)
+
+
+def _person(entry: Entry) -> str:
+    used = entry.usage
+    share = "unknown" if used.used_s is None else f"{used.sm_s / 36:.0f} %"
+    return f"{entry.subject or 'owner unknown'} {share}"
+
+
+def _kind(t: float, span: float) -> str:
+    """Days for weeks, hours and minutes for hours, seconds for minutes."""
+    if span > 6 * DAY_S:
+        return "day"
+    if span > 1.1 * DAY_S:
+        return "dayorhm"
+    return "clock" if t % 60 else "hm"
+
+
+def _text(local: datetime, kind: str) -> str:
+    midnight = local.hour == local.minute == 0
+    forms = {
+        "day": f"{local.day} {local:%b}",
+        "dayhm": f"{local.day} {local:%b %H:%M}",
+        "dayorhm": f"{local.day} {local:%b}" if midnight else f"{local:%H:%M}",
+        "hour": f"{local:%H}",
+        "hm": f"{local:%H:%M}",
+        "clock": f"{local:%H:%M:%S}",
+    }
+    return forms[kind]

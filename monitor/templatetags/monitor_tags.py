@@ -10,11 +10,13 @@ from datetime import datetime
 
 from django import template
 from django.template import Context
+from django.urls import reverse
 from django.utils import timezone
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
 
 from monitor import cards, formats
+from monitor.usage import Usage
 
 register = template.Library()
 USER_COLOURS = 7
@@ -23,6 +25,14 @@ WHY_NO_OWNER = (
     "Owner unknown. Its pid is not among this machine's processes: it may run in a container or"
     " have ended."
 )
+WHY_NEVER_MEASURED = "Unknown: its use was never measured"
+USE_SOURCES = {
+    "accounting": "the driver's accounting",
+    "processes_info": "the driver's list of processes with their use",
+    "process_utilization": "the driver's samples of each process",
+    "device": "the whole GPU's use, as it was alone there",
+    "unknown": "nothing: the driver does not tell",
+}
 
 register.filter("gib", formats.gib)
 register.filter("percent", formats.percent)
@@ -75,10 +85,37 @@ def with_code(text: str) -> SafeString:
 
 @register.simple_tag
 def owner(user: str | None) -> SafeString:
-    """A user with their colour; nobody knows whose it is without one."""
+    """A user with their colour, as a link to what they used; nobody knows whose it is without."""
     if user:
-        return format_html('<span class="owner {}">{}</span>', user_colour(user), user)
+        address = reverse("person", args=[user])
+        return format_html('<a class="owner {}" href="{}">{}</a>', user_colour(user), address, user)
     return format_html('<span class="owner u-none" title="{}">unknown</span>', WHY_NO_OWNER)
+
+
+@register.simple_tag
+def gpu_hours(usage: Usage) -> SafeString:
+    """GPU time used, in GPU-hours; small amounts keep three digits."""
+    if usage.used_s is None:
+        return format_html('<span class="unknown" title="{}">–</span>', WHY_NEVER_MEASURED)
+    return format_html("{}", formats.sig3(usage.sm_s / 3600))
+
+
+@register.simple_tag
+def energy(joules: float | None) -> SafeString:
+    """Energy as Wh or kWh."""
+    if joules is None:
+        return format_html('<span class="unknown" title="{}">–</span>', WHY_UNKNOWN)
+    hours = joules / 3600
+    return format_html(
+        "{} {}",
+        *((formats.sig3(hours / 1000), "kWh") if hours >= 1000 else (formats.sig3(hours), "Wh")),
+    )
+
+
+@register.filter
+def use_source(source: str) -> str:
+    """Where the figures of a process's use come from, in words."""
+    return USE_SOURCES.get(source, source)
 
 
 @register.simple_tag

@@ -1,0 +1,147 @@
+"""Thirty days of the simulated server before its last two hours, in minutes and hours; pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from math import prod
+from random import Random
+
+from monitor.probes import workloads
+from monitor.probes.scenario import IDLE_W, LIMIT_W, RESERVED, TOTAL, pid_of
+from monitor.probes.workloads import FIRST_PID, GIB, Shape, noise
+
+DAY_S, HOUR_S, MINUTE_S = 86_400, 3_600, 60
+DAYS = 30
+# Programs that come for a moment would fill the table of processes.
+SHORTEST_S = 600
+# gpucoord was not running then: a gap in every chart, before now.
+DOWN_FROM_S, DOWN_UNTIL_S = 15 * HOUR_S + 600, 14 * HOUR_S + 900
+PEOPLE = ("alice", "bob", "charlie", "dana", "erin", "frank")
+# GPUs of the first eight that are free for people's own runs, with the memory free there.
+ROOM_GIB = {0: 60, 7: 70}
+
+
+@dataclass(frozen=True, slots=True)
+class Life:
+    """One process on one GPU, from beginning to end."""
+
+    user: str | None
+    program: str
+    pid: int
+    start_ticks: int
+    gpu: int
+    began: float
+    ended: float
+    gib: float | None
+    shape: Shape
+
+    def at(self, t: float, seed: int) -> float:
+        """Its demand in percent of the GPU."""
+        return self.shape(t - self.began, noise(t, 600, seed, self.pid))
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """A GPU in one step: how busy, and each process's part of that in percent."""
+
+    t: int
+    gpu: int
+    busy_pct: float
+    parts: tuple[tuple[Life, float], ...]
+
+    @property
+    def memory_bytes(self) -> int:
+        return min(TOTAL - RESERVED, sum(int((life.gib or 0) * GIB) for life, _ in self.parts))
+
+    @property
+    def power_w(self) -> float:
+        return IDLE_W + (LIMIT_W * 0.94 - IDLE_W) * (self.busy_pct / 100)
+
+    @property
+    def temperature_c(self) -> float:
+        return 30 + 0.46 * self.busy_pct
+
+
+def lives(gpus: int, seed: int, now_t: int) -> list[Life]:
+    """Everybody who was on a GPU for a while in these days."""
+    since = now_t - DAYS * DAY_S
+    return [*_scripted(gpus, seed, since, now_t), *_own(gpus, seed, since, now_t)]
+
+
+def loads(all_lives: Sequence[Life], gpus: int, seed: int, times: Sequence[int]) -> Iterator[Load]:
+    """Each GPU at each of these times."""
+    on: list[list[Life]] = [[] for _ in range(gpus)]
+    for life in all_lives:
+        on[life.gpu].append(life)
+    for t in times:
+        for gpu in range(gpus):
+            there = [life for life in on[gpu] if life.began <= t < life.ended]
+            yield _load(t, gpu, there, seed)
+
+
+def watched(t: int, now_t: int) -> bool:
+    """Whether gpucoord ran at that time."""
+    return not now_t - DOWN_FROM_S <= t < now_t - DOWN_UNTIL_S
+
+
+def _load(t: int, gpu: int, there: Sequence[Life], seed: int) -> Load:
+    demands = [life.at(t, seed) for life in there]
+    busy = 100 * (1 - prod(1 - demand / 100 for demand in demands))
+    scale = busy / sum(demands) if sum(demands) else 0.0
+    parts = zip(there, (demand * scale for demand in demands), strict=True)
+    return Load(t, gpu, busy, tuple(parts))
+
+
+def _scripted(gpus: int, seed: int, since: int, until: int) -> Iterator[Life]:
+    """The runs of the scenario's programs, under the pids that the scenario gives them."""
+    scripts: list[workloads.Script] = []
+    for turn, first in enumerate(range(0, gpus, 8)):
+        scripts += workloads.cast(first, min(8, gpus - first), turn + seed)
+    for number, script in enumerate(scripts):
+        if script.runs_s < SHORTEST_S:
+            continue
+        t = float(since)
+        while t < until:
+            run = script.run_at(t)
+            if run is not None:
+                yield from _runs(script, number, *run)
+            t += script.every_s
+
+
+def _runs(script: workloads.Script, number: int, run: int, began: float) -> Iterator[Life]:
+    for gpu in script.gpus:
+        yield Life(
+            user=script.user,
+            program=script.program,
+            pid=pid_of(number, run),
+            # An unknown process has no known beginning either.
+            start_ticks=int(began * 100) if script.user else 0,
+            gpu=gpu,
+            began=began,
+            ended=began + script.runs_s,
+            gib=script.gib,
+            shape=script.shape,
+        )
+
+
+def _own(gpus: int, seed: int, since: int, until: int) -> Iterator[Life]:
+    """What people start themselves: in office hours mostly, long runs over night."""
+    dice = Random(seed)
+    for gpu in (gpu for gpu in range(gpus) if gpu in ROOM_GIB):
+        t = since + dice.uniform(0, 4 * HOUR_S)
+        while t < until:
+            office = 8 <= t % DAY_S / HOUR_S < 19
+            ended = t + dice.uniform(0.7, 3.5 if office else 8) * HOUR_S
+            yield Life(
+                user=dice.choice(PEOPLE),
+                program=dice.choice(("python", "python3", "torchrun", "jupyter")),
+                pid=FIRST_PID + 700_000 + dice.randrange(90_000),
+                start_ticks=int(t * 100),
+                gpu=gpu,
+                began=t,
+                ended=ended,
+                gib=ROOM_GIB[gpu] * dice.uniform(0.2, 0.9),
+                shape=dice.choice((workloads.training, workloads.serving, workloads.idle)),
+            )
+            t = ended + dice.uniform(0.1, 1.5 if office else 6) * HOUR_S

@@ -1,0 +1,229 @@
+"""Fills minutes and hours of the demo's past: of its GPUs, its host and its processes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from gpucoord_site.demo import days
+from gpucoord_site.demo.days import DAY_S, DAYS, HOUR_S, MINUTE_S, Load
+from monitor import process_hours, rollups
+from monitor.models import (
+    Gpu,
+    GpuHour,
+    GpuMinute,
+    HostHour,
+    HostMinute,
+    ProcessHour,
+    ProcessMinute,
+    ProcessUse,
+)
+from monitor.probes.scenario import Scenario
+from monitor.probes.workloads import GIB
+from monitor.readings import Snapshot
+
+# The samples tell of what came later.
+SAMPLES_S = 2 * HOUR_S
+# Times of each hour at which it is looked at.
+LOOKS = 4
+Identity = tuple[int, int, str]
+
+
+@dataclass(slots=True)
+class Part:
+    """What a process did on a GPU in one step."""
+
+    t: int
+    sm_s: float = 0.0
+    held_s: float = 0.0
+    known_s: float = 0.0
+    memory_byte_s: float = 0.0
+    peak_memory_bytes: int = 0
+    joules: float = 0.0
+
+    def add(self, seconds: float, pct: float | None, memory: int | None, watts: float) -> None:
+        self.held_s += seconds
+        self.memory_byte_s += seconds * (memory or 0)
+        self.peak_memory_bytes = max(self.peak_memory_bytes, memory or 0)
+        if pct is not None:
+            self.known_s += seconds
+            self.sm_s += seconds * pct / 100
+            self.joules += seconds * watts
+
+
+class Past:
+    """Collects what was seen and writes it in bulk."""
+
+    def __init__(self, scenario: Scenario, host: str, now: datetime) -> None:
+        self._scenario, self._host = scenario, host
+        self._now, self._now_t = now, int(now.timestamp())
+        self._who: dict[Identity, dict[str, Any]] = {}
+        self._parts: dict[type, dict[tuple[Identity, int], Part]] = {
+            ProcessMinute: {},
+            ProcessHour: {},
+        }
+
+    def watch(self, past: Iterable[tuple[Snapshot, float]]) -> None:
+        """Processes of the last hours, from snapshots that each stand for some seconds."""
+        for snapshot, seconds in past:
+            at = snapshot.at
+            power = {g.uuid: (g.utilization_pct or 0, g.power_w or 0) for g in snapshot.gpus}
+            for p in snapshot.processes:
+                busy, watts = power[p.gpu_uuid]
+                own = watts * (p.sm_pct or 0) / busy if busy else 0.0
+                facts = {"user": p.user or "", "program": p.program or ""}
+                facts |= {"job_ref": p.job_ref or "", "job_owner": p.job_owner or ""}
+                key = (p.pid, p.start_ticks or 0, p.gpu_uuid)
+                part = self._part(ProcessMinute, key, facts, at, MINUTE_S)
+                part.add(seconds, p.sm_pct, p.memory_bytes, own)
+
+    def write(self) -> None:
+        """Everything, oldest first; hours of the newest minutes are added up as always."""
+        gpus, seed = self._scenario.size, self._scenario.seed
+        lives = days.lives(gpus, seed, self._now_t)
+        end = rollups.floor(self._now_t - SAMPLES_S, MINUTE_S)
+        day = rollups.floor(self._now_t - DAY_S, HOUR_S)
+        first = rollups.floor(self._now_t - DAYS * DAY_S, HOUR_S)
+        looks = range(first, day, HOUR_S // LOOKS)
+        hours = list(days.loads(lives, gpus, seed, looks))
+        times = [t for t in range(day, end, MINUTE_S) if days.watched(t, self._now_t)]
+        minutes = list(days.loads(lives, gpus, seed, times))
+        self._count(ProcessHour, hours, HOUR_S, HOUR_S / LOOKS)
+        self._count(ProcessMinute, minutes, MINUTE_S, MINUTE_S)
+        GpuHour.objects.bulk_create(self._gpus(GpuHour, hours, HOUR_S, HOUR_S / LOOKS))
+        GpuMinute.objects.bulk_create(self._gpus(GpuMinute, minutes, MINUTE_S, MINUTE_S))
+        HostHour.objects.bulk_create(self._hosts(HostHour, range(first, day, HOUR_S), HOUR_S))
+        HostMinute.objects.bulk_create(self._hosts(HostMinute, times, MINUTE_S))
+        self._write_processes()
+        rollups.roll_up(self._now + timedelta(seconds=rollups.LATE_S))
+        process_hours.roll_up(self._now)
+
+    def _part(
+        self, model: type, key: Identity, facts: dict[str, Any], at: datetime, step: int
+    ) -> Part:
+        who = self._who.setdefault(key, {**facts, "first": at, "last": at})
+        who["first"], who["last"] = min(who["first"], at), max(who["last"], at)
+        t = rollups.floor(int(at.timestamp()), step)
+        return self._parts[model].setdefault((key, t), Part(t))
+
+    def _count(self, model: type, found: Sequence[Load], step: int, seconds: float) -> None:
+        for load in found:
+            at = datetime.fromtimestamp(load.t, UTC)
+            for life, pct in load.parts:
+                key = (life.pid, life.start_ticks, self._scenario.uuids[load.gpu])
+                facts = {"user": life.user or "", "program": life.program}
+                part = self._part(model, key, facts, at, step)
+                own = load.power_w * pct / load.busy_pct if load.busy_pct else 0.0
+                part.add(seconds, pct, int((life.gib or 0) * GIB), own)
+
+    def _gpus(self, model: Any, found: Sequence[Load], step: int, seconds: float) -> list[Any]:
+        rows: dict[tuple[int, int], Any] = {}
+        uuids = self._scenario.uuids
+        for load in found:
+            key = (rollups.floor(load.t, step), load.gpu)
+            if key not in rows:
+                rows[key] = model(gpu_id=uuids[load.gpu], t=key[0], **_NOTHING)
+            _add(rows[key], load, int(seconds))
+        return [rows[key] for key in sorted(rows)]
+
+    def _hosts(self, model: Any, times: Iterable[int], step: int) -> Iterator[Any]:
+        for t in times:
+            host = self._scenario.host(datetime.fromtimestamp(t, UTC), self._host)
+            used = (host.memory_total_bytes or 0) - (host.memory_available_bytes or 0)
+            cpu, load = host.cpu_pct or 0, host.load_1 or 0
+            yield model(
+                host=self._host,
+                t=t,
+                seen_s=step,
+                cpu_pct_s=cpu * step,
+                cpu_known_s=step,
+                cpu_max_pct=min(100, cpu * 1.3),
+                load_s=load * step,
+                load_known_s=step,
+                load_max=load * 1.4,
+                memory_byte_s=used * step,
+                memory_known_s=step,
+                memory_max_bytes=used,
+                disk_read_bytes=(host.disk_read_bps or 0) * step,
+                disk_written_bytes=(host.disk_write_bps or 0) * step,
+                disk_known_s=step,
+                cpu_pressure_pct_s=(host.pressure.cpu_some_pct or 0) * step,
+                memory_pressure_pct_s=0,
+                io_pressure_pct_s=(host.pressure.io_some_pct or 0) * step,
+                pressure_known_s=step,
+            )
+
+    def _write_processes(self) -> None:
+        known = set(Gpu.objects.values_list("uuid", flat=True))
+        recent = self._now - timedelta(seconds=30)
+        uses = {key: self._use(key, who, recent) for key, who in self._who.items()}
+        for parts in self._parts.values():
+            for (key, _), part in parts.items():
+                _sum(uses[key], part)
+        ProcessUse.objects.bulk_create([u for u in uses.values() if u.gpu_id in known])
+        for model, parts in self._parts.items():
+            rows = sorted(parts.items(), key=lambda item: item[1].t)
+            model.objects.bulk_create(  # type: ignore[attr-defined]
+                model(use=uses[key], **{name: getattr(part, name) for name in Part.__slots__})
+                for (key, _), part in rows
+            )
+
+    def _use(self, key: Identity, who: dict[str, Any], recent: datetime) -> ProcessUse:
+        pid, ticks, uuid = key
+        return ProcessUse(
+            host=self._host,
+            pid=pid,
+            start_ticks=ticks,
+            gpu_id=uuid,
+            user=who["user"],
+            program=who["program"],
+            job_ref=who.get("job_ref", ""),
+            job_owner=who.get("job_owner", ""),
+            created_at=datetime.fromtimestamp(ticks / 100, UTC) if ticks else None,
+            first_seen_at=who["first"],
+            last_seen_at=who["last"],
+            ended_at=None if who["last"] >= recent else who["last"],
+            source="process_utilization",
+            joules=0.0,
+        )
+
+
+_NOTHING: dict[str, Any] = {
+    "seen_s": 0,
+    "utilization_pct_s": 0.0,
+    "utilization_known_s": 0,
+    "utilization_max_pct": 0.0,
+    "memory_byte_s": 0,
+    "memory_known_s": 0,
+    "memory_max_bytes": 0,
+    "energy_j": 0.0,
+    "power_known_s": 0,
+    "power_max_w": 0.0,
+    "temperature_max_c": 0.0,
+}
+
+
+def _add(row: Any, load: Load, seconds: int) -> None:
+    row.seen_s += seconds
+    row.utilization_pct_s += load.busy_pct * seconds
+    row.utilization_known_s += seconds
+    row.utilization_max_pct = max(row.utilization_max_pct, min(100, load.busy_pct * 1.06))
+    row.memory_byte_s += load.memory_bytes * seconds
+    row.memory_known_s += seconds
+    row.memory_max_bytes = max(row.memory_max_bytes, load.memory_bytes)
+    row.energy_j += load.power_w * seconds
+    row.power_known_s += seconds
+    row.power_max_w = max(row.power_max_w, load.power_w * 1.04)
+    row.temperature_max_c = max(row.temperature_max_c, load.temperature_c)
+
+
+def _sum(use: ProcessUse, part: Part) -> None:
+    use.sm_s += part.sm_s
+    use.held_s += part.held_s
+    use.known_s += part.known_s
+    use.memory_byte_s += part.memory_byte_s
+    use.memory_known_s += part.held_s
+    use.peak_memory_bytes = max(use.peak_memory_bytes or 0, part.peak_memory_bytes)
+    use.joules = (use.joules or 0.0) + part.joules
