@@ -17,7 +17,7 @@ from monitor.policy import windows
 from monitor.policy.windows import Kept, Source, Window
 from monitor.rollups import GPUS, HOSTS, Ladder, summed
 
-PROCESSES_SHOWN = 50
+PROCESSES_SHOWN = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +122,7 @@ def _sums(ladder: Ladder, key: str, chosen: Window) -> list[dict[str, Any]]:
 def _history(
     shown: list[Panel], rows: Any, chosen: Window, now: datetime, covered: float | None
 ) -> History:
-    offset = timezone.localtime(now).utcoffset()
+    offset = now.astimezone(timezone.get_current_timezone()).utcoffset()
     seconds = offset.total_seconds() if offset else 0
     return history_charts.history(shown, rows, chosen, covered, seconds)
 

@@ -8,7 +8,7 @@ from django.shortcuts import get_object_or_404, render
 from django.utils import timezone
 from django.views.decorators.http import require_safe
 
-from monitor import cards, history_pages, store, usage
+from monitor import history_pages, host_strips, store, usage
 from monitor.models import Gpu, HostHour, HostMinute, ProcessUse
 from monitor.usage import Usage
 from monitor.views import viewer_of
@@ -59,5 +59,5 @@ def host(request: HttpRequest, name: str) -> HttpResponse:
         raise Http404
     total = newest.host.memory_total_bytes if newest else None
     context = history_pages.host(name, total, request.GET, timezone.now())
-    strips = cards.strips([newest]) if newest else []
+    strips = host_strips.strips([newest]) if newest else []
     return render(request, "monitor/host.html", {**context, "name": name, "hosts": strips})

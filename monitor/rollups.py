@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
+from decimal import Decimal
 from typing import Any
 
 from django.db.models import BigIntegerField, Count, F, Max, Min, Model, Sum, Value
-from django.db.models.functions import Mod
+from django.db.models.functions import Cast, Mod
 
 from monitor.models import (
     Gpu,
@@ -106,7 +107,9 @@ def floor(t: int, step: int) -> int:
 
 def start_of(step: int) -> Any:
     """The field `t` rounded down to whole steps."""
-    return F("t") - Mod(F("t"), Value(step, output_field=BigIntegerField()))
+    whole = BigIntegerField()
+    # PostgreSQL's mod() makes a numeric of it.
+    return Cast(F("t") - Mod(F("t"), Value(step, output_field=whole)), whole)
 
 
 def sum_columns(ladder: Ladder) -> dict[str, Any]:
@@ -199,7 +202,11 @@ def summed(
 
 
 def plain(row: dict[str, Any]) -> dict[str, Any]:
-    values = {name.removesuffix("_"): value for name, value in row.items()}
+    """The names of columns as they are in rollups; whole sums are Decimals on PostgreSQL."""
+    values = {
+        name.removesuffix("_"): int(value) if isinstance(value, Decimal) else value
+        for name, value in row.items()
+    }
     values["t"] = values.pop("start")
     return values
 

@@ -36,17 +36,9 @@
     const now = Date.now() / 1000 + skew;
     for (const element of all("[data-time]")) {
       const kind = element.dataset.time;
-<<<<<<< HEAD
       const date = Date.parse(element.getAttribute("datetime"));
       const text = kind === "ago" ? `${duration(now - date / 1000)} ago`
-        : kind === "since" ? duration(now - date / 1000)
-          : kind === "hm" ? clock(new Date(date)).slice(0, 5) : clock(new Date(date));
-=======
-      const date = new Date(element.getAttribute("datetime"));
-      const age = duration(now - date / 1000);
-      const text = kind === "ago" ? `${age} ago` : kind === "since" ? age
-        : moment(kind, date);
->>>>>>> 04880cb (Show the history of GPUs, people, processes and hosts)
+        : kind === "since" ? duration(now - date / 1000) : moment(kind, new Date(date));
       if (element.textContent !== text) element.textContent = text;
     }
   }

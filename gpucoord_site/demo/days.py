@@ -71,12 +71,14 @@ def lives(gpus: int, seed: int, now_t: int) -> list[Life]:
 
 def loads(all_lives: Sequence[Life], gpus: int, seed: int, times: Sequence[int]) -> Iterator[Load]:
     """Each GPU at each of these times."""
-    on: list[list[Life]] = [[] for _ in range(gpus)]
+    on: dict[tuple[int, int], list[Life]] = {}
     for life in all_lives:
-        on[life.gpu].append(life)
+        for hour in range(int(life.began // HOUR_S), int(life.ended // HOUR_S) + 1):
+            on.setdefault((life.gpu, hour), []).append(life)
     for t in times:
         for gpu in range(gpus):
-            there = [life for life in on[gpu] if life.began <= t < life.ended]
+            around = on.get((gpu, t // HOUR_S), ())
+            there = [life for life in around if life.began <= t < life.ended]
             yield _load(t, gpu, there, seed)
 
 
@@ -102,9 +104,9 @@ def _scripted(gpus: int, seed: int, since: int, until: int) -> Iterator[Life]:
         if script.runs_s < SHORTEST_S:
             continue
         t = float(since)
-        while t < until:
+        while t < until + script.every_s:
             run = script.run_at(t)
-            if run is not None:
+            if run is not None and run[1] < until:
                 yield from _runs(script, number, *run)
             t += script.every_s
 

@@ -97,6 +97,7 @@ class Past:
         HostHour.objects.bulk_create(self._hosts(HostHour, range(first, day, HOUR_S), HOUR_S))
         HostMinute.objects.bulk_create(self._hosts(HostMinute, times, MINUTE_S))
         self._write_processes()
+        Gpu.objects.update(first_seen_at=datetime.fromtimestamp(first, UTC))
         rollups.roll_up(self._now + timedelta(seconds=rollups.LATE_S))
         process_hours.roll_up(self._now)
 

@@ -72,6 +72,11 @@ class Window:
         return self.until - self.since
 
     @property
+    def words(self) -> str:
+        """As a part of a sentence."""
+        return f"in the last {RANGES[self.name][0]}" if self.name in RANGES else "in this time"
+
+    @property
     def refresh_s(self) -> int | None:
         """How often a page asks anew; None when nothing can change any more."""
         if not self.live:

@@ -44,7 +44,7 @@ def time_label(t: float, pct: float, span: float) -> SafeString:
     moment = datetime.fromtimestamp(t, UTC)
     local = moment.astimezone(timezone.get_current_timezone())
     kind = _kind(t, span)
-    anchor = "start" if pct < 3 else "end" if pct > 97 else "middle"
+    anchor = "end" if pct > 97 else "middle"
     return format_html(
         '<text x="{}%" y="146" text-anchor="{}" data-time="{}" datetime="{}">{}</text>',
         f"{pct:.2f}",

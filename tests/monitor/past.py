@@ -45,3 +45,22 @@ def gpu_row(uuid: str, at: datetime, **changes: Any) -> Gpu:
         "last_seen_at": at,
     }
     return Gpu.objects.create(uuid=uuid, **(facts | changes))
+
+
+# The same of a host.
+HOST_NOTHING: dict[str, Any] = {
+    "seen_s": 0,
+    "cpu_pct_s": 0.0,
+    "cpu_known_s": 0,
+    "load_s": 0.0,
+    "load_known_s": 0,
+    "memory_byte_s": 0,
+    "memory_known_s": 0,
+    "disk_read_bytes": 0.0,
+    "disk_written_bytes": 0.0,
+    "disk_known_s": 0,
+    "cpu_pressure_pct_s": 0.0,
+    "memory_pressure_pct_s": 0.0,
+    "io_pressure_pct_s": 0.0,
+    "pressure_known_s": 0,
+}

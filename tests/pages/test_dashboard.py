@@ -58,7 +58,7 @@ def test_it_shows_who_is_on_a_gpu_with_program_memory_and_share(
     seen(1, [process(user="bob", program="vllm", memory_bytes=12 * GIB, sm_pct=34.0)])
     html = page(as_user(alice))
 
-    assert ">bob</span>" in html
+    assert ">bob</a>" in html
     assert "vllm" in html
     assert '<b data-v="0" data-d="3">12.0</b> GiB' in html
     assert '<b data-v="1">34</b> %' in html

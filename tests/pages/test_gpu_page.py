@@ -68,20 +68,20 @@ def test_it_charts_the_history_of_the_range_asked_for(
 ) -> None:
     seen(1)
     now = timezone.now()
-    past = [snapshot([gpu(utilization_pct=50.0)], at=now - timedelta(minutes=m)) for m in range(60)]
+    past = [snapshot([gpu(utilization_pct=50.0)], at=now - timedelta(minutes=m)) for m in range(20)]
     store.record_history(past)
-    html = page(as_user(alice), f"{PATH}?range=2h")
+    html = page(as_user(alice), f"{PATH}?range=1h")
 
     assert html.count('<figure class="chart"') == 4
     assert "no readings" in html
-    assert '<a href="?range=10min">10 min</a>' in html
-    assert '<a href="?range=2h" aria-current="true">2 h</a>' in html
+    assert '<a href="?range=24h">24 h</a>' in html
+    assert '<a href="?range=1h" aria-current="true">1 h</a>' in html
 
 
 def test_it_says_that_nothing_is_known(alice: User, as_user: Browse, seen: Seen) -> None:
     seen(1)
 
-    assert "Nothing is known of the last 10 min" in page(as_user(alice), f"{PATH}?range=10min")
+    assert "There are no readings in the last 10 min" in page(as_user(alice), f"{PATH}?range=10min")
 
 
 @pytest.mark.parametrize("query", ["?range=9y", "?sort=nonsense", "?sort=--", "?range="])

@@ -117,7 +117,7 @@ def test_others_see_program_and_owner_but_not_the_command(
     for other in (alice, charlie):
         html = page(as_user(other))
         assert "k3y" not in html
-        assert ">bob</span>" in html
+        assert ">bob</a>" in html
 
 
 def test_it_keeps_what_was_typed(alice: User, as_user: Browse, seen: Seen) -> None:
