@@ -6,6 +6,7 @@ The only place where the loops read a clock.
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -89,7 +90,8 @@ class Turn:
         self._report = TickReport(leases.row(held))
         self._step: Step | None = None
         self._lost = False
-        self._renewed_at = time.monotonic()
+        # The first good tick is told at once; later, a tick that writes nothing is told seldom.
+        self._renewed_at = -math.inf
         self._offer: Listener | None = None
         self._overseer = Overseer(held)
 

@@ -71,7 +71,9 @@ class Supervisor:
         os.set_blocking(self._signals, False)
         signal.set_wakeup_fd(self._signals_end, warn_on_full_buffer=False)
         for number in HANDLED:
-            signal.signal(number, lambda *_: None)
+            # Under nohup a terminal that closes must not stop it.
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                signal.signal(number, lambda *_: None)
 
     def _wait(self, seconds: float) -> set[int]:
         """Sleep; returns the signals that came, at once when one does."""

@@ -81,9 +81,9 @@ def web(service: Service) -> list[int]:
 
 VICTIMS: list[tuple[Callable[[Service], list[int]], float]] = [
     (sampler, 8),
-    (idle_worker_with_the_queue, 32),
-    (idle_workers, 32),
-    (monitor, 32),
+    (idle_worker_with_the_queue, 24),
+    (idle_workers, 24),
+    (monitor, 24),
     (pusher, 12),
     (sentinel, 8),
     (parent, 8),

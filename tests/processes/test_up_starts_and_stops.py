@@ -110,6 +110,20 @@ def test_ctrl_c_stops_it_too(service: Service) -> None:
     assert took_s <= 3
 
 
+def test_a_closed_terminal_does_not_stop_it_under_nohup(tmp_path: Path) -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        service = Service(tmp_path / "data", FAKE).start()
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+    service.process.send_signal(signal.SIGHUP)
+
+    time.sleep(1)
+    assert service.process.poll() is None
+    assert service.stop()[0] == 0
+
+
 def test_a_second_ctrl_c_does_not_wait(service: Service) -> None:
     stuck = service.child("web")
     os.kill(stuck, signal.SIGSTOP)
