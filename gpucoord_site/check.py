@@ -17,6 +17,7 @@ LOOKS: list[Callable[[Config], Iterator[Finding]]] = [
     check_gpus.gpus,
     check_machine.accounts,
     check_machine.cgroup,
+    check_machine.limits,
     check_machine.pressure,
     check_machine.data_folder,
     check_machine.disk,

@@ -18,6 +18,8 @@ from gpucoord_site.addresses import is_loopback
 from gpucoord_site.check_report import Finding, fail, ok, warn
 from gpucoord_site.config import Config
 from gpucoord_site.filesystems import mount_of
+from monitor.policy.limits import cpu_places
+from monitor.probes.limits import LimitsProbe
 
 GIB = 1024**3
 LITTLE_BYTES, TOO_LITTLE_BYTES = 5 * GIB, GIB // 2
@@ -51,6 +53,20 @@ def cgroup(_config: Config) -> Iterator[Finding]:
         yield warn("cgroup", "version 1 or hybrid: a job is known by its process tree alone")
     else:
         yield warn("cgroup", "none: a job is known by its process tree alone")
+
+
+def limits(config: Config) -> Iterator[Finding]:
+    """What may be used of CPUs, memory and GPUs, and what says so."""
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    may = LimitsProbe(config.cpus, config.memory_gib).read(os.cpu_count(), total)
+    cpus = f"{may.cpus or 0:g} of {may.machine_cpus} CPUs ({may.cpus_origin})"
+    memory = f"{(may.memory_bytes or 0) / GIB:.1f} of {total / GIB:.1f} GiB ({may.memory_origin})"
+    count = cpu_places(config.cpu_jobs, may)
+    places = f"{count} job{'' if count == 1 else 's'} without a GPU at once"
+    yield ok("limits", f"{cpus}, {memory}; {places}")
+    if may.visible_gpus is not None:
+        names = ", ".join(may.visible_gpus) or "none"
+        yield ok("limits", f"GPUs: {names} (NVIDIA_VISIBLE_DEVICES)")
 
 
 def pressure(_config: Config) -> Iterator[Finding]:

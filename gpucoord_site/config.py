@@ -187,6 +187,15 @@ class Config(BaseSettings):
     gpu_xid_hold_minutes: float = Field(
         60, gt=0, le=10_080, description="No new work for so long after an XID of its hardware."
     )
+    cpus: float | None = Field(
+        None, gt=0, allow_inf_nan=False, description="CPUs to plan with, if fewer than there are."
+    )
+    memory_gib: float | None = Field(
+        None,
+        gt=0,
+        allow_inf_nan=False,
+        description="Memory of the host (GiB) to plan with, if less than there is.",
+    )
     cpu_jobs: int = Field(
         default_factory=lambda: max(2, os.cpu_count() or 2),
         ge=1,

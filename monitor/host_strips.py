@@ -15,6 +15,9 @@ class HostStrip:
 
     name: str
     cpu_count: int | None
+    cpus: float | None
+    cpus_origin: str | None
+    memory_origin: str | None
     memory_total_bytes: int | None
     swap_total_bytes: int | None
     disk_mount: str | None
@@ -24,6 +27,11 @@ class HostStrip:
     @property
     def element_id(self) -> str:
         return f"host-{self.name}"
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether fewer CPUs may be used than the machine has."""
+        return self.cpus is not None and self.cpus < (self.cpu_count or 0)
 
     @property
     def disk(self) -> DiskReading | None:
@@ -74,6 +82,9 @@ def _strip(host: HostReading) -> HostStrip:
     return HostStrip(
         name=host.name,
         cpu_count=host.cpu_count,
+        cpus=host.limits.cpus,
+        cpus_origin=host.limits.cpus_origin,
+        memory_origin=host.limits.memory_origin,
         memory_total_bytes=host.memory_total_bytes,
         swap_total_bytes=host.swap_total_bytes,
         disk_mount=disk.mount if disk else None,

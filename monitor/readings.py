@@ -9,6 +9,7 @@ from enum import StrEnum
 
 from monitor.gpu_states import GpuState
 from monitor.health import Condition, HealthReading, Xid
+from monitor.limits import Limits
 from monitor.use_facts import CallCost, EndedProcess, GpuMark, InstanceReading, UseSource
 
 
@@ -164,7 +165,8 @@ class HostReading:
     """The machine at an instant.
 
     A probe gives `counters`; the sampler makes of two readings cpu_pct and the disk rates, means
-    since the reading before. They are None at the first.
+    since the reading before. They are None at the first. Memory is what may be used of it: see
+    `limits`.
     """
 
     name: str
@@ -183,6 +185,7 @@ class HostReading:
     disks: tuple[DiskReading, ...] = ()
     pressure: Pressure = field(default_factory=Pressure)
     counters: HostCounters = field(default_factory=HostCounters)
+    limits: Limits = field(default_factory=Limits)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

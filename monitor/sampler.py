@@ -20,6 +20,7 @@ from monitor.policy.rates import with_rates
 from monitor.policy.states import with_states
 from monitor.probes import GpuProbe, ResumableProbe, probe_from
 from monitor.probes.host import HostProbe
+from monitor.probes.limits import LimitsProbe
 from monitor.readings import (
     ClaimFact,
     GpuReading,
@@ -260,7 +261,8 @@ def _lasting(gpu: GpuReading) -> tuple[object, ...]:
 def build(guard: Guard) -> Sampler:
     """The sampler of this host, as the settings want it."""
     config = settings.CONFIG
-    machine = HostProbe(config.node, [Path(settings.DATA)])
+    limits = LimitsProbe(config.cpus, config.memory_gib)
+    machine = HostProbe(config.node, [Path(settings.DATA)], limits=limits)
     policy = health.HealthPolicy(
         hot_c=config.gpu_hot_c,
         cool_c=config.gpu_hot_c - config.gpu_cool_by_c,

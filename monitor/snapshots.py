@@ -11,6 +11,7 @@ from typing import Any
 
 from monitor.gpu_states import GpuState
 from monitor.health import Ailment, Condition, HealthReading
+from monitor.limits import Limits
 from monitor.readings import (
     DiskReading,
     GpuReading,
@@ -42,6 +43,7 @@ def dumps(snapshot: Snapshot) -> str:
         "disks": _table(_DISK, host.disks),
         "pressure": _table(_PRESSURE, [host.pressure]),
         "counters": _table(_COUNTERS, [host.counters]),
+        "limits": _table(_LIMITS, [host.limits]),
         "gpus": _table(_GPU, snapshot.gpus),
         "processes": _table(_PROCESS, snapshot.processes),
         "health": _table(_HEALTH, snapshot.health),
@@ -70,6 +72,7 @@ def loads(text: str) -> Snapshot:
             disks=tuple(DiskReading(**row) for row in _rows(body["disks"], _DISK)),
             pressure=Pressure(**next(_rows(body["pressure"], _PRESSURE), {})),
             counters=HostCounters(**next(_rows(body.get("counters", _EMPTY), _COUNTERS), {})),
+            limits=Limits(**next(_rows(body.get("limits", _EMPTY), _LIMITS), {})),
         ),
         gpus=tuple(GpuReading(**row) for row in _rows(body["gpus"], _GPU)),
         processes=tuple(ProcessReading(**row) for row in _rows(body["processes"], _PROCESS)),
@@ -86,10 +89,11 @@ def _names(kind: type, skip: tuple[str, ...] = ()) -> tuple[str, ...]:
     return tuple(field.name for field in fields(kind) if field.name not in skip)
 
 
-_HOST = _names(HostReading, skip=("disks", "pressure", "counters"))
+_HOST = _names(HostReading, skip=("disks", "pressure", "counters", "limits"))
 _DISK = _names(DiskReading)
 _PRESSURE = _names(Pressure)
 _COUNTERS = _names(HostCounters)
+_LIMITS = _names(Limits)
 _EMPTY: Table = ((), [])
 _GPU = _names(GpuReading)
 _PROCESS = _names(ProcessReading)
@@ -156,6 +160,7 @@ _READERS: dict[str, Callable[[Any], Any]] = {
     "created_at": datetime.fromisoformat,
     "orphaned_since": datetime.fromisoformat,
     "command": tuple,
+    "visible_gpus": tuple,
     "condition": Condition,
     "condition_since": datetime.fromisoformat,
     "slow_since": datetime.fromisoformat,

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from datetime import datetime
 
 from django.conf import settings
 
+from monitor.policy.limits import cpu_places
+from monitor.probes.limits import LimitsProbe
 from monitor.stepping import Guard, Step
 from monitor.wake import socket_folder
 from scheduler.dispatcher import Dispatcher
@@ -25,7 +28,11 @@ def build(guard: Guard) -> Step:
         grace_s=config.cancel_grace_s,
         wake_folder=socket_folder(),
     )
-    policy = PlanPolicy(margin_bytes=config.memory_margin_mib * 1024**2, cpu_jobs=config.cpu_jobs)
+    limits = LimitsProbe(config.cpus, config.memory_gib).read(os.cpu_count(), None)
+    policy = PlanPolicy(
+        margin_bytes=config.memory_margin_mib * 1024**2,
+        cpu_jobs=cpu_places(config.cpu_jobs, limits),
+    )
     return Pass(Dispatcher(guard, config.node, policy), Executor(guard, config.node, specs))
 
 

@@ -16,6 +16,7 @@ FACTS = {
     "monitor.gpu_states",
     "monitor.health",
     "monitor.use_facts",
+    "monitor.limits",
     "monitor.formats",
     "scheduler.jobs",
     "scheduler.units",

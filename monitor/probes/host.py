@@ -12,12 +12,16 @@ from typing import TypeVar
 
 import psutil
 
+from monitor.limits import Limits
+from monitor.policy.limits import clamped
 from monitor.probes.identities import Identities
+from monitor.probes.limits import LimitsProbe
 from monitor.readings import DiskReading, HostCounters, HostReading, Pressure, ProcessIdentity
 
 SECTOR_BYTES = 512
 DISKS_EVERY_S = 5.0
 MOUNTS_EVERY_S = 60.0
+LIMITS_EVERY_S = 5.0
 _SKIPPED_TYPES = {"squashfs", "iso9660", "tmpfs", "ramfs", "erofs"}
 T = TypeVar("T")
 
@@ -25,8 +29,16 @@ T = TypeVar("T")
 class HostProbe:
     """Reads the machine. `paths` are folders whose file systems matter, such as the data folder."""
 
-    def __init__(self, name: str, paths: Iterable[Path] = (), root: Path = Path("/")) -> None:
+    def __init__(
+        self,
+        name: str,
+        paths: Iterable[Path] = (),
+        root: Path = Path("/"),
+        limits: LimitsProbe | None = None,
+    ) -> None:
         self.name = name
+        self._limits = limits or LimitsProbe(root=root)
+        self._limited: tuple[float, Limits] = (float("-inf"), Limits())
         self._paths = tuple(paths)
         self._proc = root / "proc"
         self._sys = root / "sys"
@@ -53,6 +65,10 @@ class HostProbe:
         memory = _or_none(psutil.virtual_memory)
         swap = _or_none(psutil.swap_memory)
         busy, total = _or_none(_cpu_seconds) or (None, None)
+        limits = self._read_limits(t, memory.total if memory else None)
+        memory_total, available = clamped(
+            memory.total if memory else None, memory.available if memory else None, limits
+        )
         read, written = _or_none(self._disk_bytes) or (None, None)
         return HostReading(
             name=self.name,
@@ -61,8 +77,8 @@ class HostProbe:
             load_1=load[0],
             load_5=load[1],
             load_15=load[2],
-            memory_total_bytes=memory.total if memory else None,
-            memory_available_bytes=memory.available if memory else None,
+            memory_total_bytes=memory_total,
+            memory_available_bytes=available,
             swap_total_bytes=swap.total if swap else None,
             swap_used_bytes=swap.used if swap else None,
             disks=_or_none(lambda: self._disk_space(t)) or (),
@@ -73,7 +89,14 @@ class HostProbe:
                 disk_read_bytes=read,
                 disk_written_bytes=written,
             ),
+            limits=limits,
         )
+
+    def _read_limits(self, t: float, memory_bytes: int | None) -> Limits:
+        if t - self._limited[0] >= LIMITS_EVERY_S or t < self._limited[0]:
+            found = _or_none(lambda: self._limits.read(os.cpu_count(), memory_bytes))
+            self._limited = (t, found or Limits())
+        return self._limited[1]
 
     def _disk_bytes(self) -> tuple[int, int]:
         """Read and written by real disks; stacked ones (dm, md, loop) would count twice."""

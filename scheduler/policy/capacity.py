@@ -11,9 +11,11 @@ What is not known is never counted as free.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from datetime import datetime
 
 from monitor.health import Condition
+from monitor.policy.limits import NOT_OURS, hidden
 from monitor.readings import ClaimFact, GpuReading, Health, ProcessReading, Snapshot
 from scheduler.jobs import Blocker, Holder, PlanPolicy, Slot, Slots
 
@@ -28,12 +30,20 @@ def slots(
     cpu_jobs: int = 0,
 ) -> Slots:
     """Say what `host` can give at `now`; `claims` are the open ones of that host."""
-    gpus = snapshot.gpus if snapshot else ()
     return Slots(
         host=host,
-        gpus=tuple(_slot(snapshot, gpu, claims, policy) for gpu in gpus) if snapshot else (),
+        gpus=_slots(snapshot, claims, policy) if snapshot else (),
         cpu_jobs=cpu_jobs,
         blocker=_blocker(snapshot, policy, now),
+    )
+
+
+def _slots(snapshot: Snapshot, claims: Sequence[ClaimFact], policy: PlanPolicy) -> tuple[Slot, ...]:
+    left_out = hidden(snapshot.gpus, snapshot.host.limits)
+    found = [(gpu, _slot(snapshot, gpu, claims, policy)) for gpu in snapshot.gpus]
+    return tuple(
+        replace(slot, healthy=False, problem=NOT_OURS) if gpu.uuid in left_out else slot
+        for gpu, slot in found
     )
 
 

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from monitor.gpu_states import GpuState
 from monitor.health import Ailment, Condition, HealthReading
+from monitor.limits import Limits
 from monitor.readings import (
     DiskReading,
     GpuReading,
@@ -65,6 +66,12 @@ hosts = st.builds(
         st.builds(DiskReading, mount=texts, total_bytes=counts, free_bytes=counts), max_size=3
     ).map(tuple),
     counters=st.builds(HostCounters, cpu_busy_s=maybe(percents), disk_read_bytes=maybe(counts)),
+    limits=st.builds(
+        Limits,
+        cpus=maybe(percents),
+        memory_origin=maybe(texts),
+        visible_gpus=maybe(st.lists(texts, max_size=3).map(tuple)),
+    ),
     pressure=st.builds(Pressure, cpu_some_pct=maybe(percents), io_full_pct=maybe(percents)),
 )
 ailments = st.builds(Ailment, code=texts, condition=st.sampled_from(Condition), text=texts)

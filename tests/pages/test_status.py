@@ -11,9 +11,11 @@ from django.db import OperationalError
 from django.test import Client
 from django.utils import timezone
 
-from monitor import leases, service_state
+from monitor import leases, service_state, store
+from monitor.limits import Limits
 from monitor.models import Lease
 from monitor.service_state import ChildState, ServiceState
+from tests.builders import GIB, host, snapshot
 
 pytestmark = pytest.mark.django_db
 AsUser = Callable[[User], Client]
@@ -184,3 +186,26 @@ def test_a_state_file_of_another_version_is_no_fault(data: Path) -> None:
     (data / "run" / "service.json").write_text('{"children": [], "pid": 1}')
 
     assert service_state.read(data / "run") is None
+
+
+def test_it_shows_what_may_be_used_and_what_says_so(alice: User, as_user: AsUser) -> None:
+    limits = Limits(
+        cpus=2.5,
+        cpus_origin="cgroup v2 cpu.max",
+        machine_cpus=64,
+        memory_bytes=8 * GIB,
+        memory_origin="pod limit",
+        machine_memory_bytes=512 * GIB,
+        visible_gpus=("0", "1"),
+    )
+    store.record(snapshot(host=host(limits=limits), at=timezone.now()))
+
+    page = as_user(alice).get("/status/").content.decode()
+    assert "2.5 of 64 CPUs" in page
+    assert "cgroup v2 cpu.max" in page
+    assert "8.00 GiB of 512 GiB memory" in page
+    assert "pod limit" in page
+    assert "NVIDIA_VISIBLE_DEVICES" in page
+    dashboard = as_user(alice).get("/").content.decode()
+    assert "2.5 of 64 CPUs" in dashboard
+    assert "Limited by pod limit" in dashboard

@@ -8,11 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from monitor.health import Condition
+from monitor.limits import Limits
 from monitor.readings import ClaimFact, Health, ProcessReading, Snapshot
 from scheduler.jobs import PlanPolicy, Slot, Slots
 from scheduler.policy import capacity
 from scheduler.policy.planning import plan
-from tests.builders import GIB, NOW, claim, gpu, gpu_uuid, process, queued_job, snapshot
+from tests.builders import GIB, NOW, claim, gpu, gpu_uuid, host, process, queued_job, snapshot
 
 POLICY = PlanPolicy(margin_bytes=0)
 
@@ -148,3 +149,11 @@ def test_an_unhealthy_gpu_gets_no_new_work_and_says_why(condition: Condition) ->
     )
     assert made.placements[0].gpu_uuids == (gpu_uuid(1),)
     assert "GPU 0 can't be used: It is too hot." in [b.text for b in made.blockers[2]]
+
+
+def test_a_gpu_that_the_container_may_not_use_gets_no_job() -> None:
+    machine = host(limits=Limits(visible_gpus=("1",)))
+    shot = snapshot(2, host=machine)
+    left_out, ours = capacity.slots(shot, [], PlanPolicy(), NOW, host="gpubox").gpus
+    assert (left_out.healthy, ours.healthy) == (False, True)
+    assert "NVIDIA_VISIBLE_DEVICES" in (left_out.problem or "")

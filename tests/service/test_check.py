@@ -182,3 +182,14 @@ def test_the_worst_finding_counts() -> None:
     assert worst([ok("a", ""), warn("b", "")]) is Level.WARN
     assert worst([]) is Level.OK
     assert '"status": "warn"' in as_json("title", [warn("b", "")])
+
+
+def test_limits_are_named_with_what_sets_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GPUCOORD_CPUS", "1")
+    monkeypatch.setenv("GPUCOORD_MEMORY_GIB", "0.5")
+    monkeypatch.setenv("NVIDIA_VISIBLE_DEVICES", "0,1")
+    texts = [finding.text for finding in _found("limits")]
+    assert "(setting cpus)" in texts[0]
+    assert "0.5 of" in texts[0]
+    assert "1 job without a GPU at once" in texts[0]
+    assert texts[1] == "GPUs: 0, 1 (NVIDIA_VISIBLE_DEVICES)"

@@ -1,0 +1,33 @@
+"""Facts: how much of a machine this process may use, and what says so. Unknown is None."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """An upper limit and where it comes from, in words."""
+
+    value: float
+    origin: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """The least of machine, container and configuration, with its origin.
+
+    `memory_used_bytes`: what counts against the container's limit. `visible_gpus`: what
+    NVIDIA_VISIBLE_DEVICES names, None = all. Requests are what a pod was promised.
+    """
+
+    cpus: float | None = None
+    cpus_origin: str | None = None
+    memory_bytes: int | None = None
+    memory_origin: str | None = None
+    memory_used_bytes: int | None = None
+    machine_cpus: int | None = None
+    machine_memory_bytes: int | None = None
+    cpus_requested: float | None = None
+    memory_requested_bytes: int | None = None
+    visible_gpus: tuple[str, ...] | None = None
