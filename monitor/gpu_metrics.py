@@ -29,6 +29,9 @@ def add_gpus(into: Families, snapshot: Snapshot, jobs: Mapping[str, int]) -> Non
             continue
         for name, what, read in GAUGES:
             into.gauge(name, what, labels, read(gpu))
+        what = "Energy used since the driver was loaded."
+        joules = None if gpu.energy_mj is None else gpu.energy_mj / 1000
+        into.counter("gpu_energy_joules_total", what, labels, joules)
         _add_processes(into, gpu, snapshot, labels)
         what = "gpucoord's jobs that may use the GPU now."
         into.gauge("gpu_jobs_count", what, labels, jobs.get(gpu.uuid, 0))
@@ -63,6 +66,20 @@ def _add_processes(into: Families, gpu: GpuReading, snapshot: Snapshot, labels: 
     into.gauge("gpu_other_processes_count", what, labels, len(found) - ours)
     what = "Processes on the GPU that are of gpucoord's jobs."
     into.gauge("gpu_job_processes_count", what, labels, ours)
+
+
+def add_instances(into: Families, snapshot: Snapshot) -> None:
+    """MIG instances: how busy one is can't be told, only its memory."""
+    gpus = {gpu.uuid: gpu for gpu in snapshot.gpus}
+    for one in snapshot.instances:
+        gpu = gpus.get(one.gpu_uuid)
+        if gpu is None:
+            continue
+        labels = {**gpu_labels(gpu, snapshot), "instance_uuid": one.uuid, "profile": one.name or ""}
+        what = "Memory of the MIG instance."
+        into.gauge("gpu_instance_memory_total_bytes", what, labels, one.memory_total_bytes)
+        what = "Memory of the MIG instance in use."
+        into.gauge("gpu_instance_memory_used_bytes", what, labels, one.memory_used_bytes)
 
 
 def _free(gpu: GpuReading) -> float | None:
@@ -100,6 +117,11 @@ GAUGES: tuple[tuple[str, str, Reader], ...] = (
         "gpu_memory_reserved_bytes",
         "Memory that the driver keeps for itself.",
         lambda g: g.memory_reserved_bytes,
+    ),
+    (
+        "gpu_memory_orphaned_bytes",
+        "Memory in use that no listed process holds.",
+        lambda g: g.orphaned_bytes,
     ),
     ("gpu_memory_free_bytes", "Memory that is neither used nor reserved.", _free),
     ("gpu_sm_clock_hertz", "Clock of its processors.", lambda g: _hertz(g.sm_clock_mhz)),

@@ -24,6 +24,8 @@ def add_host(into: Families, snapshot: Snapshot, now: datetime) -> None:
     into.counter("nvml_query_errors_total", what, labels, snapshot.query_errors)
     what = "Tries to begin with NVML that failed."
     into.counter("nvml_init_failures_total", what, labels, snapshot.init_failures)
+    what = "Statements of the driver that made no sense or named nobody."
+    into.counter("gpucoord_dropped_statements_total", what, labels, snapshot.dropped)
     into.gauge("gpucoord_simulated", "1 where no GPU is real.", labels, simulated)
     if not is_fresh(snapshot, now):
         return
@@ -36,6 +38,22 @@ def add_host(into: Families, snapshot: Snapshot, now: datetime) -> None:
         into.counter(name, what, labels, read(snapshot.host))
     _add_disks(into, snapshot.host, labels)
     _add_pressure(into, snapshot.host, labels)
+
+
+def add_costs(into: Families, snapshot: Snapshot) -> None:
+    """What each question to NVML costs, as the process that samples measures it."""
+    for cost in snapshot.costs:
+        labels = {"host": snapshot.host.name, "call": cost.call}
+        what = "Time of the newest calls: the median and the 99th percentile."
+        for quantile, ms in (("0.5", cost.p50_ms), ("0.99", cost.p99_ms)):
+            mark = {**labels, "quantile": quantile}
+            into.gauge("gpucoord_nvml_call_seconds", what, mark, ms / 1000)
+        what = "Calls since the process that samples began."
+        into.counter("gpucoord_nvml_calls_total", what, labels, cost.count)
+        what = "Calls since then that failed."
+        into.counter("gpucoord_nvml_call_errors_total", what, labels, cost.errors)
+        what = "It is asked at each so many sweeps; more than 1 while it is slow."
+        into.gauge("gpucoord_nvml_call_sweeps", what, labels, cost.every)
 
 
 def _add_disks(into: Families, host: HostReading, labels: Labels) -> None:

@@ -80,7 +80,9 @@ class Ledger:
         for minute in self._uses.minutes:
             uses.setdefault(id(minute.use), minute.use)
         if uses:
-            use_rows.write(self._host, list(uses.values()), self._uses.minutes)
+            simulated = self._probe == "simulated"
+            minutes = self._uses.minutes
+            use_rows.write(self._host, list(uses.values()), minutes, simulated=simulated)
         return True
 
     def written(self, now: datetime) -> None:

@@ -8,10 +8,10 @@ from pathlib import Path
 
 from django.conf import settings
 
-from monitor import leases, service_state, store, tallies
-from monitor.gpu_metrics import add_gpus, is_fresh
+from monitor import leases, service_state, store, tallies, user_tallies
+from monitor.gpu_metrics import add_gpus, add_instances, is_fresh
 from monitor.health_metrics import add_health
-from monitor.host_metrics import add_host
+from monitor.host_metrics import add_costs, add_host
 from monitor.metric_families import Families
 from monitor.models import Claim, Lease
 from monitor.policy.loop_health import LoopFact, LoopState, judge
@@ -30,10 +30,21 @@ def add_metrics(into: Families, now: datetime) -> None:
         add_host(into, snapshot, now)
         if is_fresh(snapshot, now):
             add_gpus(into, snapshot, jobs)
+            add_instances(into, snapshot)
             add_health(into, snapshot, xids)
+            add_costs(into, snapshot)
+    _add_people(into)
     _add_loops(into, now)
     _add_events(into, {snapshot.host.name for snapshot in snapshots})
     _add_service(into)
+
+
+def _add_people(into: Families) -> None:
+    """What people used, whether as jobs or not; known ÷ held says how much of it was measured."""
+    for name, quantity, what in PEOPLE:
+        for host, person, simulated, value in user_tallies.totals(quantity):
+            labels = {"host": host, "user": person, "simulated": str(simulated).lower()}
+            into.counter(name, what, labels, value)
 
 
 def _add_loops(into: Families, now: datetime) -> None:
@@ -84,3 +95,15 @@ def _add_service(into: Families) -> None:
     for child in state.children:
         mark = {**labels, "process": child.name}
         into.counter("gpucoord_process_restarts_total", what, mark, child.restarts)
+
+
+PEOPLE = (
+    ("gpucoord_user_gpu_seconds_total", "sm_s", "GPU time that the user's processes used."),
+    ("gpucoord_user_gpu_held_seconds_total", "held_s", "Time that they were on GPUs."),
+    (
+        "gpucoord_user_gpu_known_seconds_total",
+        "known_s",
+        "Of the time on GPUs, that in which their use was measured.",
+    ),
+    ("gpucoord_user_energy_joules_total", "joules", "Their share of the GPUs' energy."),
+)

@@ -7,6 +7,7 @@ from operator import attrgetter
 
 from django.db.models import F
 
+from monitor import user_tallies
 from monitor.models import ProcessMinute, ProcessUse
 from monitor.policy.uses import Amounts, Minute, Use
 
@@ -38,9 +39,12 @@ _FACTS = (
 _BATCH = 500
 
 
-def write(host: str, uses: Sequence[Use], minutes: Sequence[Minute]) -> None:
+def write(
+    host: str, uses: Sequence[Use], minutes: Sequence[Minute], *, simulated: bool = False
+) -> None:
     """The uses, those minutes, and the minute that each use is in. The caller's transaction."""
     _adopt(host, [use for use in uses if not use.is_stored], minutes)
+    user_tallies.count(host, uses, simulated=simulated)
     rows = ProcessUse.objects.bulk_create(
         [_row(host, use) for use in uses],
         update_conflicts=True,

@@ -17,6 +17,8 @@ from monitor.health import Condition, HealthReading, Xid
 from monitor.models import Lease
 from monitor.readings import DiskReading, Pressure
 from monitor.service_state import ChildState, ServiceState
+from monitor.use_facts import CallCost
+from monitor.user_tallies import QUANTITIES
 from tests.builders import gpu, gpu_uuid, host, process, snapshot
 from tests.monitor.scrape import Scrape
 
@@ -57,7 +59,9 @@ def found(client: Client, data: Path, settings: Any) -> Scrape:
         pressure=Pressure(memory_full_pct=0.0),
     )
     one = replace(gpu(), condition=Condition.HEALTHY)
-    store.record(snapshot([one], [process()], host=box, health=(seen,), at=now))
+    cost = CallCost(call="memory", count=1, p50_ms=1, p99_ms=1)
+    store.record(snapshot([one], [process()], host=box, health=(seen,), costs=(cost,), at=now))
+    tallies.add_all(node, dict.fromkeys([(name, "alice") for name in QUANTITIES], 1.0))
     events.add("GPU_FOUND", "", now=now)
     tallies.add_xid(Xid(gpu_uuid(), 79))
     Lease.objects.create(
