@@ -1,11 +1,17 @@
-"""Processes on GPUs, looked at less often than the GPUs: lists of processes cost milliseconds."""
+"""Processes on GPUs, looked at less often than the GPUs: lists of processes cost milliseconds.
+
+Who is on a GPU is not asked again while its used memory is the same to the byte and all its
+processes live: whoever comes takes memory, whoever goes leaves /proc. How much each works is asked
+at each look.
+"""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Collection
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import datetime
+from pathlib import Path
 from typing import Any
 
 from monitor.policy.process_lists import merge, with_instances
@@ -16,12 +22,23 @@ from monitor.probes.nvml_use import ProcessUse
 from monitor.readings import GpuProcess, GpuReading, GpuSweep
 from monitor.use_facts import InstanceReading
 
-# A list of a kind that nobody was on rests for so many sweeps.
+# A list that nobody was on, or that would be the same again, rests for so many sweeps.
 REST = 4
 # All of it may take this share of the time; where it takes more, it comes less often.
 SHARE, LONGEST_S = 0.05, 5.0
 # A sweep that comes a little early still counts as on time.
 EARLY_S = 0.3
+
+
+@dataclass(frozen=True, slots=True)
+class _Listing:
+    """What the lists of a GPU said while so much memory was used and those pids were alive."""
+
+    processes: list[GpuProcess]
+    instances: list[InstanceReading]
+    used_bytes: int | None
+    alive: frozenset[int]
+    age: int = 0
 
 
 class ProcessTier:
@@ -37,6 +54,7 @@ class ProcessTier:
         self.is_fresh = True
         self._processes: list[GpuProcess] = []
         self._instances: list[InstanceReading] = []
+        self._listings: dict[str, _Listing] = {}
 
     def begin(self, now: datetime) -> None:
         """A sweep over the GPUs begins."""
@@ -53,12 +71,29 @@ class ProcessTier:
         if not self.is_fresh:
             return
         began = time.perf_counter()
+        listing = self._listings[gpu.uuid] = self._listing(handle, gpu)
+        self._processes += self.use.of(handle, gpu.uuid, listing.processes, now)
+        self._instances += listing.instances
+        self._spent += time.perf_counter() - began
+
+    def _listing(self, handle: Any, gpu: GpuReading) -> _Listing:
+        last = self._listings.get(gpu.uuid)
+        if last is not None and self._is_same(last, gpu):
+            return replace(last, age=last.age + 1)
         instances, inside = self._found.of(handle, gpu.uuid)
         lines = with_instances(self._lists.lines(handle, gpu.uuid), inside)
-        listed = merge(gpu.uuid, lines, gpu.memory_total_bytes)
-        self._processes += self.use.of(handle, gpu.uuid, listed, now)
-        self._instances += instances
-        self._spent += time.perf_counter() - began
+        processes = merge(gpu.uuid, lines, gpu.memory_total_bytes)
+        return _Listing(processes, instances, gpu.memory_used_bytes, _alive(processes))
+
+    def _is_same(self, last: _Listing, gpu: GpuReading) -> bool:
+        return (
+            self._least_s > 0
+            and last.age < REST
+            and not last.instances
+            and last.used_bytes is not None
+            and last.used_bytes == gpu.memory_used_bytes
+            and last.alive == _alive(last.processes)
+        )
 
     def end(self) -> None:
         """All GPUs were looked at: where that took long, the next look comes later."""
@@ -77,3 +112,8 @@ class ProcessTier:
             marks=self.use.marks,
             dropped=self.use.dropped,
         )
+
+
+def _alive(processes: Collection[GpuProcess]) -> frozenset[int]:
+    """Those that are in our /proc."""
+    return frozenset(p.pid for p in processes if Path(f"/proc/{p.pid}").exists())

@@ -27,6 +27,7 @@ class Watched:
         self.who: dict[int, ProcessIdentity] = {}
         self.done: list[Use] = []
         self.last = GpuSweep()
+        self.moves = 1
         self.dropped = 0
 
     def runs(self, pid: int, user: str, start_ticks: int = 1, age_s: float = 3600) -> None:
@@ -51,6 +52,9 @@ class Watched:
         """Time in which nobody looks."""
         self.now += timedelta(seconds=seconds)
         self.nvml.now_us += round(seconds * 1e6)
+        for gpu in self.nvml.gpus:
+            # As on a GPU at work: its lists are asked at each look.
+            gpu.used += self.moves
 
     def run(self, seconds: float, step_s: float = 1.0) -> None:
         for _ in range(round(seconds / step_s)):
