@@ -70,6 +70,7 @@ class Card:
     power_limit_w: float | None
     rows: tuple[ProcessRow, ...]
     more: int
+    orphaned_gib: int
     owners: tuple[tuple[str | None, int], ...]
     utilization_pct: float | None = field(compare=False)
     memory_used_bytes: int | None = field(compare=False)
@@ -201,6 +202,7 @@ def _card(gpu: GpuReading, snapshot: Snapshot, rows: list[ProcessRow]) -> Card:
         power_limit_w=gpu.power_limit_w,
         rows=tuple(shown),
         more=len(rows) - len(shown),
+        orphaned_gib=round((gpu.orphaned_bytes or 0) / GIB),
         owners=_owners(rows),
         utilization_pct=gpu.utilization_pct,
         memory_used_bytes=gpu.memory_used_bytes,

@@ -31,11 +31,18 @@ class ProcessLine:
     command: str | None
     hidden: bool
     kinds: str
+    container: str | None = None
     start_ticks: int | None = None
     use_id: int | None = None
 
     def matches(self, text: str) -> bool:
-        words = (self.row.owner, self.row.program, self.command, str(self.row.pid))
+        words = (
+            self.row.owner,
+            self.row.program,
+            self.command,
+            str(self.row.pid),
+            self.container,
+        )
         job = f"job {self.row.job_ref}" if self.row.job_ref else None
         return any(text.lower() in word.lower() for word in (*words, job) if word)
 
@@ -130,4 +137,5 @@ def _line(process: ProcessReading, snapshot: Snapshot, index: int, viewer: Viewe
         hidden=not (viewer.operator or owns(process, viewer)),
         kinds=", ".join(KINDS.get(kind, kind) for kind in process.kinds),
         start_ticks=process.start_ticks,
+        container=process.container,
     )

@@ -14,7 +14,9 @@ from monitor.policy import capability
 from monitor.policy.health import clock_words
 from monitor.policy.privacy import Viewer
 from monitor.process_table import Wanted
+from monitor.readings import Snapshot
 from monitor.rendering import DASHBOARD, GPU_PREFIX, PROCESSES, Renderer, digest
+from monitor.use_facts import InstanceReading
 
 
 @require_safe
@@ -44,6 +46,7 @@ def gpu(request: HttpRequest, uuid: str) -> HttpResponse:
         "capability": capability.of(reading, settings.CONFIG.gpu_power) if reading else None,
         "health": health,
         "clock_words": clock_words(health),
+        "instances": _instances(snapshots, uuid),
         "lines": process_table.with_history(process_table.choose(found, wanted)),
         "wanted": wanted,
         "events": events.recent(8, gpu_uuid=uuid),
@@ -70,6 +73,16 @@ def processes(request: HttpRequest) -> HttpResponse:
         "digest": digest(snapshots),
     }
     return render(request, "monitor/processes.html", context)
+
+
+def _instances(snapshots: list[Snapshot], uuid: str) -> list[tuple[InstanceReading, int]]:
+    """The MIG instances of a GPU, each with how many processes are in it."""
+    return [
+        (found, sum(p.instance == found.instance for p in snapshot.on(uuid)))
+        for snapshot in snapshots
+        for found in snapshot.instances
+        if found.gpu_uuid == uuid
+    ]
 
 
 def viewer_of(request: HttpRequest) -> Viewer:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
 from monitor.gpu_states import GpuState
+from monitor.policy.orphans import became_lasting
 from monitor.policy.states import BROKEN, StateChange
 from monitor.readings import GpuReading, Snapshot
 
@@ -45,7 +46,7 @@ def of_sweep(old: Snapshot | None, new: Snapshot, changes: Iterable[StateChange]
         return notes
     news = old is not None and bool(old.gpus)
     told = [note for change in changes if (note := _about_gpu(change, new.at, news))]
-    return notes + together(told)
+    return notes + together([*told, *_about_orphans(old, new)])
 
 
 def together(told: Sequence[Note]) -> list[Note]:
@@ -75,6 +76,18 @@ def _about_probe(old: Snapshot | None, new: Snapshot) -> Iterator[Note]:
     if (old.failures if old else 0) <= MAX_FAILURES < new.failures:
         text = f"GPUs could not be read {new.failures} times in a row; now tried once a minute."
         yield Note(kind="NVML_MONITORING_OFF", text=text, severity="error")
+
+
+def _about_orphans(old: Snapshot | None, new: Snapshot) -> Iterator[Note]:
+    """Memory that nobody on the list holds, once it has lasted."""
+    for gpu in new.gpus:
+        if old is not None and became_lasting(gpu, old.at, new.at):
+            size = (gpu.orphaned_bytes or 0) / 1024**3
+            text = (
+                f"{size:.0f} GiB of GPU {gpu.index}'s memory are held by no process that is listed:"
+                " left behind by one that died, or hidden from the driver's list."
+            )
+            yield _note("ORPHANED_MEMORY", text, gpu, "warning")
 
 
 def _about_gpu(change: StateChange, now: datetime, news: bool) -> Note | None:

@@ -3,9 +3,11 @@
 The real probe asks a simulated driver whose calls take as long as real ones are reported to: 2.5 µs
 for the utilisation, 11.6 µs for memory and the like, 137 µs for the fan (never asked), 4.5 ms for
 a list of processes; nobody tells of the processes' utilisation: taken as ten memory calls. The
-memory of two GPUs changes each second, so that their lists are always asked. Seconds pass as fast as they can be worked off, so CPU time per simulated
-second is the share of one core. A driver that sleeps costs no CPU: what it makes the sampler wait
-is printed beside it, and in all, as if all of that were CPU.
+memory of two GPUs changes each second, so that their lists are always asked.
+
+Seconds pass as fast as they can be worked off, so CPU time per simulated second is the share of
+one core. A driver that sleeps costs no CPU: what it makes the sampler wait is printed beside it,
+and in all, as if all of that were CPU.
 """
 
 from __future__ import annotations

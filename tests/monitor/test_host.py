@@ -139,6 +139,17 @@ def test_the_program_s_name_is_never_an_argument(tmp_path: Path) -> None:
     assert Identities(0.0, tmp_path).of([50])[50].program == "a-very-long-name"
 
 
+def test_sudo_hides_nobody_and_a_container_is_named(tmp_path: Path) -> None:
+    write_process(tmp_path, 301, parent=0, ticks=9, login=54_321)
+    write_process(tmp_path, 302, parent=0, ticks=9, login=0xFFFFFFFF)
+    inside = f"0::/system.slice/docker-{'ab' * 32}.scope"
+    write_process(tmp_path, 303, parent=0, ticks=9, login=54_321, cgroup=inside)
+    known = Identities(0.0, tmp_path).of([301, 302, 303])
+    assert [known[pid].user for pid in (301, 302, 303)] == ["uid 54321", "root", "root"]
+    assert [known[pid].uid for pid in (301, 302, 303)] == [0, 0, 0]
+    assert [known[pid].container for pid in (301, 302, 303)] == [None, None, "docker abababababab"]
+
+
 def write_process(
     proc: Path,
     pid: int,
@@ -147,11 +158,17 @@ def write_process(
     ticks: int,
     name: str = "python",
     command: bytes = b"python\0",
+    uid: int = 0,
+    login: int | None = None,
+    cgroup: str = "0::/",
 ) -> None:
     folder = proc / str(pid)
     folder.mkdir(exist_ok=True)
     zeros = " ".join(["0"] * 12)
     (folder / "stat").write_text(f"{pid} ({name}) S {parent} {pid} {pid} {zeros} 0 0 0 {ticks} 0")
-    (folder / "status").write_text("Name:\tx\nUid:\t0\t0\t0\t0\n")
+    (folder / "status").write_text(f"Name:\tx\nUid:\t{uid}\t0\t0\t0\n")
+    (folder / "cgroup").write_text(f"{cgroup}\n")
+    if login is not None:
+        (folder / "loginuid").write_text(str(login))
     (folder / "comm").write_text(f"{name}\n")
     (folder / "cmdline").write_bytes(command)
