@@ -82,7 +82,7 @@ def process(gpu_memory_bytes: int | None) -> list[Panel]:
     return [
         Panel("Share of the GPU", "%", (Line("mean", _share),), top=100),
         Panel("Memory", "GiB", (Line("mean", _memory),), top=in_gib(gpu_memory_bytes)),
-        Panel("Power", "W", (Line("mean", _power),)),
+        Panel("Power", "W", (Line("mean", _own_power),)),
     ]
 
 
@@ -112,3 +112,9 @@ def _power(row: Row) -> float | None:
     if row["joules"] is None:
         return None if row["held_s"] else 0.0
     return float(row["joules"]) / row["seen_s"] if row["seen_s"] else None
+
+
+def _own_power(row: Row) -> float | None:
+    """While it was there."""
+    known = row["joules"] is not None and row["held_s"]
+    return float(row["joules"]) / row["held_s"] if known else None

@@ -110,16 +110,15 @@ def with_history(found: Sequence[ProcessLine]) -> list[ProcessLine]:
     pids = {line.row.pid for line in found if not line.hidden}
     hosts = {line.host for line in found}
     rows = ProcessUse.objects.filter(host__in=hosts, pid__in=pids, ended_at=None)
-    ids = {(row.host, row.pid, row.start_ticks, row.gpu_id): row.pk for row in rows}
-    return [
-        replace(
-            line,
-            use_id=ids.get((line.host, line.row.pid, line.start_ticks or 0, line.gpu_uuid)),
-        )
-        if not line.hidden
-        else line
-        for line in found
-    ]
+    ids = {(row.host, row.pid, row.gpu_id): row for row in rows}
+
+    def use_of(line: ProcessLine) -> int | None:
+        row = ids.get((line.host, line.row.pid, line.gpu_uuid))
+        # Of a process whose start is unknown the account keeps a number of its own.
+        known = row is not None and line.start_ticks in (None, row.start_ticks)
+        return row.pk if row is not None and known else None
+
+    return [line if line.hidden else replace(line, use_id=use_of(line)) for line in found]
 
 
 def gpu_name(line: ProcessLine) -> str:

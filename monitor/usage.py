@@ -17,6 +17,8 @@ _SUMS = ("sm_s", "held_s", "known_s", "memory_byte_s", "joules")
 _PEAK = "peak_memory_bytes"
 # A process is seen every few seconds; its row tells so a little later.
 _SLACK_S = 2 * MINUTE_S
+# Of a step that has just begun too little is written down yet.
+_FRESH_S = 15
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +117,8 @@ def points(uses: QuerySet[ProcessUse], window: Window, host: str | None = None) 
     rows = []
     for t in sorted(seen.keys() | found.keys()):
         elapsed = min(window.step, window.until - t)
+        if elapsed < _FRESH_S:
+            continue
         # The step that goes on is watched further than its minutes tell.
         over = t + window.step + _SLACK_S <= window.until
         watched = seen[t] if over and t in seen else elapsed

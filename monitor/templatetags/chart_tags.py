@@ -10,6 +10,7 @@ from django.utils.html import format_html
 from django.utils.safestring import SafeString
 
 from monitor.heat import Cell
+from monitor.templatetags.monitor_tags import user_colour
 from monitor.usage import Entry
 
 register = template.Library()
@@ -86,6 +87,25 @@ def moment(t: float) -> datetime:
 
 
 @register.simple_tag
+def heat_cell(cell: Cell, index: int, address: str) -> SafeString:
+    """A cell of a heat strip: a link to that hour of the GPU."""
+    begin, end = (f"{moment(t):%Y-%m-%dT%H:%MZ}" for t in (cell.t, cell.until))
+    owner = cell.main.subject if cell.main else None
+    name = owner or "unknown"
+    return format_html(
+        '<a class="cell h{}{}" href="{}?range=custom&amp;since={}&amp;until={}" title="{}"'
+        ' aria-label="{}">{}</a>',
+        cell.level,
+        f" {user_colour(owner)}" if cell.main else "",
+        address,
+        begin,
+        end,
+        words := cell_words(cell, index),
+        words,
+        format_html('<span class="cell-user">{}</span>', name) if cell.first_of_run else "",
+    )
+
+
 def cell_words(cell: Cell, index: int) -> str:
     """A cell of a heat strip as a sentence."""
     zone = timezone.get_current_timezone()
