@@ -1,0 +1,76 @@
+from __future__ import annotations
+
+import re
+
+import pytest
+from playwright.sync_api import Page, expect
+
+from tests.browser.conftest import PHONE, Open
+from tests.browser.test_every_page import overflow
+
+pytestmark = pytest.mark.browser
+
+
+def gpu_page(open_page: Open, query: str = "?range=10min") -> Page:
+    """A GPU's page, with some seconds of history at least."""
+    page = open_page("/")
+    path = page.locator(".gpu h2 a").first.get_attribute("href")
+    page.goto(f"{path}{query}")
+    expect(page.locator("#history .chart").first).to_be_visible(timeout=15_000)
+    return page
+
+
+def test_pointing_at_a_chart_reads_all_of_them(open_page: Open) -> None:
+    page = gpu_page(open_page)
+    box = page.locator(".plot").first.bounding_box()
+    assert box
+    page.mouse.move(box["x"] + box["width"] - 3, box["y"] + 40)
+
+    expect(page.locator(".readout").nth(0)).to_have_text(re.compile(r"\d %"))
+    expect(page.locator(".readout").nth(2)).to_have_text(re.compile(r"\d W"))
+    expect(page.locator("#readout-time")).to_have_text(re.compile(r"At \d\d:\d\d:\d\d"))
+
+
+def test_arrow_keys_read_a_chart_too(open_page: Open) -> None:
+    page = gpu_page(open_page)
+    page.locator(".plot").first.focus()
+    page.keyboard.press("ArrowLeft")
+    first = page.locator("#readout-time").text_content()
+    page.keyboard.press("ArrowLeft")
+
+    expect(page.locator("#readout-time")).not_to_have_text(first or "")
+
+
+def test_the_heat_strip_is_read_by_keys(open_page: Open) -> None:
+    page = gpu_page(open_page)
+    page.locator(".heat .cell").last.focus()
+    now = page.locator("[data-heat-said]").text_content()
+    page.keyboard.press("ArrowLeft")
+
+    assert now
+    assert now.startswith("GPU 0, ")
+    expect(page.locator("[data-heat-said]")).to_have_text(re.compile("unknown"))
+
+
+def test_a_time_of_ones_own_choice_stands_in_the_address(open_page: Open) -> None:
+    page = gpu_page(open_page)
+    page.get_by_text("custom", exact=True).click()
+    page.get_by_label("From").fill("2026-01-02T03:00")
+    page.get_by_label("Until").fill("2026-01-02T05:00")
+    page.get_by_role("button", name="Show").click()
+    page.wait_for_url("**range=custom**")
+
+    assert "since=2026-01-02T03%3A00%3A00.000Z" in page.url
+    expect(page.get_by_text("There are no readings in this time.")).to_be_visible()
+    expect(page.get_by_label("From")).to_have_value("2026-01-02T03:00")
+
+
+def test_pages_of_people_and_hosts_fit_a_phone(open_page: Open) -> None:
+    page = open_page("/users/alice/", size=PHONE, expected=("404",))
+    assert overflow(page) <= 0
+
+    page.goto("/")
+    page.locator(".host-name a").first.click()
+    page.wait_for_url("**/hosts/**")
+    assert overflow(page) <= 0
+    assert page.locator(".heat").is_visible()
