@@ -73,8 +73,9 @@ class Past:
             for p in snapshot.processes:
                 busy, watts = power[p.gpu_uuid]
                 own = watts * (p.sm_pct or 0) / busy if busy else 0.0
-                facts = {"user": p.user or "", "program": p.program or ""}
-                facts |= {"job_ref": p.job_ref or "", "job_owner": p.job_owner or ""}
+                # A past job is known by name, not by number: there is nothing to link to.
+                program = p.program or ("python3" if p.job_ref else "")
+                facts = {"user": p.user or "", "program": program, "job_owner": p.job_owner or ""}
                 key = (p.pid, p.start_ticks or 0, p.gpu_uuid)
                 part = self._part(ProcessMinute, key, facts, at, MINUTE_S)
                 part.add(seconds, p.sm_pct, p.memory_bytes, own)
@@ -180,7 +181,6 @@ class Past:
             gpu_id=uuid,
             user=who["user"],
             program=who["program"],
-            job_ref=who.get("job_ref", ""),
             job_owner=who.get("job_owner", ""),
             created_at=datetime.fromtimestamp(ticks / 100, UTC) if ticks else None,
             first_seen_at=who["first"],

@@ -97,7 +97,8 @@ def gpu_hours(usage: Usage) -> SafeString:
     """GPU time used, in GPU-hours; small amounts keep three digits."""
     if usage.used_s is None:
         return format_html('<span class="unknown" title="{}">–</span>', WHY_NEVER_MEASURED)
-    return format_html("{}", formats.sig3(usage.sm_s / 3600))
+    hours = usage.sm_s / 3600
+    return format_html("{}", "<0.001" if 0 < hours < 0.001 else formats.sig3(hours))
 
 
 @register.simple_tag
