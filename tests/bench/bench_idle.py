@@ -40,13 +40,15 @@ def main() -> None:
             begun = time.time()
             starter = threading.Thread(target=service.start, args=("--port", port))
             starter.start()
-            cookie = cookie or log_in(port)
-            with first_frame(port, cookie, begun) as (viewer, took):
-                starter.join()
-                print(f"{turn:12} command -> first live frame  {took:6.2f} s")
-                if turn == "next start":
-                    measure(service, viewer, seconds)
-            service.stop()
+            try:
+                cookie = cookie or log_in(port)
+                with first_frame(port, cookie, begun) as (viewer, took):
+                    starter.join()
+                    print(f"{turn:12} command -> first live frame  {took:6.2f} s")
+                    if turn == "next start":
+                        measure(service, viewer, seconds)
+            finally:
+                service.stop()
 
 
 def log_in(port: str) -> str:
