@@ -12,7 +12,8 @@ from monitor import events, store
 from monitor.health import Ailment, Condition, HealthReading
 from monitor.models import LatestSnapshot
 from monitor.readings import Snapshot
-from tests.builders import NOW, gpu, gpu_uuid, process, snapshot
+from monitor.use_facts import InstanceReading
+from tests.builders import GIB, NOW, gpu, gpu_uuid, process, snapshot
 
 Browse = Callable[[User], Client]
 Seen = Callable[..., Snapshot]
@@ -141,3 +142,31 @@ def test_it_says_why_a_gpu_gets_no_new_work(alice: User, as_user: Browse) -> Non
     assert "the power supply (brake)" in html
     assert "3 corrected, – not corrected" in html
     assert "throttled" in as_user(alice).get("/").content.decode()
+
+
+def test_it_shows_memory_that_nobody_on_the_list_holds(alice: User, as_user: Browse) -> None:
+    held = gpu(0, memory_used_bytes=30 * GIB, orphaned_bytes=12 * GIB)
+    store.record(snapshot([held], [process()]))
+
+    assert "12 GiB are held by no process that is listed." in page(as_user(alice))
+
+
+def test_it_lists_mig_instances_whose_use_is_unknown(
+    alice: User, as_user: Browse, seen: Seen
+) -> None:
+    instance = InstanceReading(
+        gpu_uuid=gpu_uuid(),
+        uuid="MIG-7",
+        instance=3,
+        name="2g.20gb",
+        memory_total_bytes=20 * GIB,
+        memory_used_bytes=5 * GIB,
+    )
+    inside = process(instance=3, sm_pct=None, container="docker 0123456789ab")
+    seen(1, [inside], instances=(instance,))
+    html = page(as_user(alice))
+
+    assert "MIG-7" in html
+    assert "5.00 GiB / 20.0 GiB" in html
+    assert "The driver does not tell how busy a MIG instance is" in html
+    assert "docker 0123456789ab" in html

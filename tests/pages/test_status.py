@@ -15,6 +15,7 @@ from monitor import leases, service_state, store
 from monitor.limits import Limits
 from monitor.models import Lease
 from monitor.service_state import ChildState, ServiceState
+from monitor.use_facts import CallCost
 from tests.builders import GIB, host, snapshot
 
 pytestmark = pytest.mark.django_db
@@ -209,3 +210,15 @@ def test_it_shows_what_may_be_used_and_what_says_so(alice: User, as_user: AsUser
     dashboard = as_user(alice).get("/").content.decode()
     assert "2.5 of 64 CPUs" in dashboard
     assert "Limited by pod limit" in dashboard
+
+
+def test_it_shows_what_questions_to_the_driver_cost(
+    alice: User, as_user: AsUser, ticking: None
+) -> None:
+    cost = CallCost(call="nvmlDeviceGetPowerUsage", count=7, p50_ms=1.25, p99_ms=31.5, every=5)
+    store.record(snapshot(1, costs=(cost,), dropped=3))
+    html = as_user(alice).get("/status/").content.decode()
+
+    assert "nvmlDeviceGetPowerUsage" in html
+    assert "1.25 / 31.5" in html
+    assert "3 of the driver&#x27;s statements" in html or "3 of the driver's statements" in html
