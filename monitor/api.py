@@ -15,6 +15,7 @@ from monitor.models import Event
 from monitor.policy import capability
 from monitor.policy.privacy import Viewer, event_text, redact
 from monitor.readings import GpuReading, ProcessReading, Snapshot
+from monitor.use_facts import UseSource
 
 router = Router()
 
@@ -68,7 +69,12 @@ class ProcessBody(Schema):
     program: str | None
     command: list[str] | None = Field(description="Only of your own; operators see all.")
     memory_bytes: int | None
-    sm_pct: float | None
+    sm_pct: float | None = Field(
+        description="Its share of the GPU's time; null = unknown, 0 = known to be idle."
+    )
+    source: UseSource = Field(description="How that share is known.")
+    container: str | None
+    instance: int | None = Field(description="The MIG instance that it is in.")
     job: str | None
     job_owner: str | None
     created_at: datetime | None

@@ -61,7 +61,8 @@ class Ledger:
     ) -> None:
         """Add up one sweep that looked at the processes."""
         busy = {(p.gpu_uuid, p.pid): p.busy_s for p in sweep.processes if p.busy_s is not None}
-        self._marks = sweep.marks
+        # A sweep that saw no GPU moved no cursor.
+        self._marks = sweep.marks or self._marks
         self._uses.take(now, gpus, list(processes), busy, sweep.ended)
 
     def carry(self, is_written: bool) -> str:
