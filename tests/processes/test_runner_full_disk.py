@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+import ctypes
 import os
 import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
+import psutil
 import pytest
 
 from scheduler.runner import files
@@ -29,6 +31,22 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "-l", str(folder)], check=True)
 
 
+@pytest.fixture
+def adopting() -> Iterator[Callable[[], None]]:
+    """Runners become children of the test; the call waits until none of them is left."""
+    subreaper = 36
+    libc = ctypes.CDLL(None)
+    before = set(psutil.Process().children())
+    assert libc.prctl(subreaper, 1, 0, 0, 0) == 0
+    yield lambda: _wait_for(set(psutil.Process().children()) - before)
+    libc.prctl(subreaper, 0, 0, 0, 0)
+
+
+def _wait_for(children: set[psutil.Process]) -> None:
+    _, left = psutil.wait_procs(children, timeout=10)
+    assert not left
+
+
 def _fill(folder: Path) -> Path:
     filler = folder / "filler"
     with suppress(OSError), filler.open("wb", buffering=0) as file:
@@ -45,14 +63,19 @@ def test_a_disk_that_the_job_fills_loses_no_exit_code(run: Run, small_disk: Path
     assert 0 < (result.log_bytes or 0) < 128 * 1024
 
 
-def test_a_job_is_not_started_where_its_result_has_no_room(run: Run, small_disk: Path) -> None:
+def test_a_job_is_not_started_where_its_result_has_no_room(
+    run: Run, small_disk: Path, adopting: Callable[[], None]
+) -> None:
     attempt = run("/bin/sh", "-c", "exit 5")
     attempt.result()
+    attempt.spawner.close()
+    adopting()
     for name in (files.RESULT, files.CLAIMED, files.STARTED, files.LOG):
         (attempt.folder / name).unlink()
     filler = _fill(small_disk)
     attempt.spawn()
     attempt.spawner.close()
+    adopting()
 
     assert not (attempt.folder / files.LOG).exists()
     # With room again, it is.

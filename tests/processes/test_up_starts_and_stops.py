@@ -134,7 +134,8 @@ def test_a_second_ctrl_c_does_not_wait(service: Service) -> None:
     service.process.send_signal(signal.SIGINT)
 
     service.process.wait(5)
-    assert time.monotonic() - begun < 0.5
+    # Left alone, the stuck process would have 1.7 s more.
+    assert time.monotonic() - begun < 1
     wait_until(lambda: not lives(stuck), 5, "the stuck process is killed")
 
 
