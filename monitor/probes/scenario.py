@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from math import exp
 from uuid import UUID
 
-from monitor.probes import workloads
+from monitor.probes import troubles, workloads
 from monitor.probes.workloads import FIRST_PID, GIB, Script, hashed, noise
 from monitor.readings import (
     GpuProcess,
@@ -87,7 +87,10 @@ class Scenario:
             processes += self._processes(gpu, busy, uses)
         seen = {process.pid for process in processes}
         return GpuSweep(
-            gpus=tuple(readings), processes=tuple(processes), identities=self._identities(t, seen)
+            gpus=troubles.troubled(readings, t),
+            processes=tuple(processes),
+            identities=self._identities(t, seen),
+            health=troubles.health(readings, t),
         )
 
     def snapshot(self, now: datetime, host: str, seq: int = 0) -> Snapshot:
@@ -158,6 +161,8 @@ class Scenario:
             memory_clock_mhz=2619,
             performance_state=0,
             compute_capability="9.0",
+            cores=16896,
+            max_sm_clock_mhz=1980,
         )
 
     def _uses(self, gpu: int, t: float, loads: Sequence[Load]) -> list[_Use]:

@@ -44,3 +44,19 @@ def test_a_closed_probe_opens_again_in_a_child() -> None:
         except BaseException:
             os._exit(2)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+
+
+def test_it_reads_what_the_gpus_count_of_their_faults() -> None:
+    probe = NvmlProbe()
+    probe.open()
+    try:
+        seen = probe.read(datetime.now(UTC), ())
+    finally:
+        probe.close()
+    assert {health.gpu_uuid for health in seen.health} == {gpu.uuid for gpu in seen.gpus}
+    for health in seen.health:
+        assert health.clock_reasons is not None
+    for gpu in seen.gpus:
+        assert gpu.architecture
+        assert gpu.cores
+        assert gpu.max_sm_clock_mhz

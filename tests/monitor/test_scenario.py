@@ -7,10 +7,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from monitor.health import Condition
+from monitor.policy.health import HealthPolicy, examine
 from monitor.probes.scenario import LOST_EVERY_S, Load, Scenario
 from monitor.probes.simulated import SimulatedProbe
+from monitor.probes.troubles import HOT_EVERY_S
 from monitor.probes.workloads import FIRST_PID, GIB
-from monitor.readings import ClaimFact, GpuReading, GpuSweep, Health
+from monitor.readings import ClaimFact, GpuReading, GpuSweep, Health, Snapshot
+from tests.builders import snapshot
 from tests.monitor.facts import NOW
 
 instants = st.floats(1.7e9, 1.9e9).map(lambda t: datetime.fromtimestamp(t, UTC))
@@ -164,3 +168,15 @@ def test_a_job_that_ended_leaves_only_its_heat() -> None:
 def test_a_claim_on_a_gpu_of_another_server_is_ignored() -> None:
     probe = SimulatedProbe()
     assert probe.read(NOW, [claim(gpu_uuid="GPU-elsewhere")]) == SCENARIO.at(NOW)
+
+
+def test_a_gpu_is_too_hot_for_a_while_and_gets_no_new_work() -> None:
+    conditions: list[Condition | None] = []
+    last: Snapshot | None = None
+    for second in range(0, int(HOT_EVERY_S) + 200, 5):
+        sweep = SCENARIO.at(after(second))
+        found = examine(sweep, sweep.gpus, last, HealthPolicy(), after(second))
+        last = snapshot(found.gpus, health=found.health)
+        conditions.append(found.gpus[4].condition)
+    assert set(conditions) == {Condition.HEALTHY, Condition.THROTTLED}
+    assert 18 <= conditions.count(Condition.THROTTLED) <= 50
