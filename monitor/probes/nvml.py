@@ -29,6 +29,8 @@ KERNEL_LIST = Path("/proc/driver/nvidia/gpus")
 # Initialising again, while a GPU is missing, may take this share of the time at most.
 REINIT_SHARE = 0.05
 REINIT_MIN_S, REINIT_MAX_S = 0.9, 60.0
+# And this share where the kernel lists no GPUs, so that nothing else tells of new ones.
+RELOOK_SHARE, RELOOK_MIN_S = 0.01, 1.9
 
 
 @dataclass(slots=True)
@@ -56,7 +58,7 @@ class NvmlProbe:
         self._unopened: list[int] = []
         self._counted = 0
         self._listing: list[str] = []
-        self._reinit_at = 0.0
+        self._reinit_at = self._relook_at = 0.0
         self._reinit_wanted = False
         self._has_memory_v2: bool | None = None
         self._calls = Calls(_must)
@@ -155,7 +157,7 @@ class NvmlProbe:
     def _make_ready(self) -> None:
         if not self._open:
             self._initialise()
-        elif self._has_news() or (self._misses() and time.monotonic() >= self._reinit_at):
+        elif self._has_news() or self._is_time_to_look():
             self.close()
             self._initialise()
 
@@ -170,9 +172,11 @@ class NvmlProbe:
             return True
         return any(self._answers(index) for index in self._unopened)
 
-    def _misses(self) -> bool:
-        """Whether a GPU that was there is not, or one that is there may have a stale handle."""
-        return self._reinit_wanted or len(self._devices) < len(self._facts)
+    def _is_time_to_look(self) -> bool:
+        """Where a GPU is missing, where a handle may be stale, or where nothing tells of news."""
+        misses = self._reinit_wanted or len(self._devices) < len(self._facts)
+        at = time.monotonic()
+        return (misses and at >= self._reinit_at) or (not self._listing and at >= self._relook_at)
 
     def _answers(self, index: int) -> bool:
         try:
@@ -199,9 +203,9 @@ class NvmlProbe:
                 self._unnamed.append(refused.fault)
                 self._unopened.append(index)
         took = time.monotonic() - began
-        pause = min(REINIT_MAX_S, max(REINIT_MIN_S, took / REINIT_SHARE))
-        self._reinit_at = time.monotonic() + pause
-        self._health.forget()
+        done = time.monotonic()
+        self._reinit_at = done + min(REINIT_MAX_S, max(REINIT_MIN_S, took / REINIT_SHARE))
+        self._relook_at = done + min(REINIT_MAX_S, max(RELOOK_MIN_S, took / RELOOK_SHARE))
         self._tier.use.forget_modes()
         self._xids.start({device.facts.uuid: device.handle for device in self._devices})
 

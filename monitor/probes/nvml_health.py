@@ -19,7 +19,7 @@ class HealthTier:
     """Reads each GPU every few seconds and repeats what it read in between.
 
     `must(name, *args)` calls NVML or raises Refused. What a GPU does not support is not asked
-    again until NVML is initialised anew.
+    again by this process.
     """
 
     def __init__(self, must: Callable[..., Any], every_s: float = EVERY_S) -> None:
@@ -35,11 +35,6 @@ class HealthTier:
             known = self._read(handle, uuid)
             self._last[uuid] = (t, known)
         return known
-
-    def forget(self) -> None:
-        """NVML was initialised anew: everything is asked again."""
-        self._absent.clear()
-        self._last.clear()
 
     def _read(self, handle: Any, uuid: str) -> HealthReading:
         def ask(name: str, *args: Any) -> Any:

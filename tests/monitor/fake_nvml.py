@@ -94,6 +94,7 @@ class FakeNvml:
         # What it counts until it is initialised again, as most drivers do; None = what is there.
         self.counted: int | None = None
         self.calls: list[str] = []
+        self.event_sets: list[object] = []
         self.xids: SimpleQueue[tuple[FakeGpu, int]] = SimpleQueue()
         # The driver's own clock: neither ours nor any machine's.
         self.now_us = 7_000_000_123
@@ -281,7 +282,8 @@ class FakeNvml:
         return handle.gpu.pages_pending
 
     def nvmlEventSetCreate(self) -> object:
-        return object()
+        self.event_sets.append(object())
+        return self.event_sets[-1]
 
     def nvmlEventSetFree(self, events: object) -> None:
         """Nothing to free."""
@@ -290,6 +292,9 @@ class FakeNvml:
         assert types == pynvml.nvmlEventTypeXidCriticalError
 
     def nvmlEventSetWait_v2(self, events: object, timeout_ms: int) -> Any:
+        if not any(known is events for known in self.event_sets):
+            # A thread that another test has left behind.
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_UNINITIALIZED)
         try:
             gpu, code = self.xids.get(timeout=timeout_ms / 1000)
         except Empty:

@@ -3,11 +3,13 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from datetime import timedelta
+from pathlib import Path
 
 import pynvml
 import pytest
 
 from monitor.health import HealthReading, Xid
+from monitor.probes import nvml as nvml_module
 from monitor.probes.nvml import NvmlProbe
 from monitor.readings import GpuSweep, Health
 from tests.monitor.facts import NOW
@@ -181,3 +183,28 @@ def test_a_gpu_that_is_added_is_there_at_the_next_sweep(nvml: FakeNvml, probe: N
     nvml.gpus.insert(0, FakeGpu("GPU-new"))
     seen = sweep(probe, 1)
     assert {gpu.uuid: gpu.index for gpu in seen.gpus} == {"GPU-new": 0, "GPU-a": 1, "GPU-b": 2}
+
+
+def test_where_the_kernel_lists_no_gpus_it_looks_for_new_ones_itself(
+    nvml: FakeNvml, probe: NvmlProbe, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(nvml_module, "KERNEL_LIST", tmp_path / "none")
+    sweep(probe)
+    nvml.counted = 2
+    nvml.gpus.append(FakeGpu("GPU-new"))
+    assert len(sweep(probe, 1).gpus) == 2
+    probe._relook_at = 0.0
+    assert len(sweep(probe, 2).gpus) == 3
+
+
+def test_where_the_kernel_lists_them_it_starts_nothing_anew(
+    nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "0000:18:00.0").mkdir()
+    monkeypatch.setattr(nvml_module, "KERNEL_LIST", tmp_path)
+    probe = NvmlProbe()
+    sweep(probe)
+    probe._relook_at = 0.0
+    sweep(probe, 60)
+    assert nvml.inits == 1
+    probe.close()
