@@ -16,6 +16,7 @@ from monitor.models import Lease
 from monitor.policy.loop_health import LOOPS, LoopState, complete, judge, verdict, worst
 from monitor.readings import Snapshot
 from monitor.service_state import ChildState, ServiceState
+from monitor.use_facts import CallCost
 
 SHAPES = {LoopState.OK: "ok", LoopState.FAILING: "warning", LoopState.STALE: "failing"}
 WORDS = {LoopState.OK: "ticks", LoopState.FAILING: "fails", LoopState.STALE: "stands still"}
@@ -24,6 +25,7 @@ TASKS = {
     "controller": "judges load and pressure",
     "scheduler": "plans, starts and ends jobs",
 }
+DEAREST = 8
 CHILDREN = {"web": "pages and live feed", "tasks": "the loops' workers"}
 
 
@@ -50,6 +52,16 @@ class Storage:
 
 
 @dataclass(frozen=True, slots=True)
+class Questions:
+    """What asking the driver costs on one host: the kinds of call that took most time in all."""
+
+    host: str
+    dearest: Sequence[CallCost]
+    kinds: int
+    dropped: int
+
+
+@dataclass(frozen=True, slots=True)
 class StatusPage:
     verdict: str
     shape: str
@@ -59,6 +71,7 @@ class StatusPage:
     canary_at: datetime | None
     children: Sequence[ChildRow]
     snapshots: Sequence[Snapshot]
+    questions: Sequence[Questions]
     storage: Storage
 
 
@@ -67,6 +80,7 @@ def build(host: str, now: datetime) -> StatusPage:
     known = [leases.fact(row) for row in rows]
     facts = [*complete(known, host), *(f for f in known if f.host != host)]
     service = service_state.read(Path(settings.DATA) / "run")
+    snapshots = store.newest_all()
     return StatusPage(
         verdict=verdict(facts, now),
         shape=SHAPES[worst(judge(fact, now) for fact in facts)],
@@ -75,9 +89,15 @@ def build(host: str, now: datetime) -> StatusPage:
         started_at=_moment(service.started_t) if service else None,
         canary_at=_moment(service.canary_t) if service else None,
         children=[_child(child) for child in service.children] if service else [],
-        snapshots=store.newest_all(),
+        snapshots=snapshots,
+        questions=[_questions(snapshot) for snapshot in snapshots if snapshot.costs],
         storage=_storage(),
     )
+
+
+def _questions(snapshot: Snapshot) -> Questions:
+    dearest = sorted(snapshot.costs, key=lambda cost: -cost.count * cost.p50_ms)
+    return Questions(snapshot.host.name, dearest[:DEAREST], len(snapshot.costs), snapshot.dropped)
 
 
 def _usual_order(row: Lease) -> tuple[str, int, str]:
