@@ -65,7 +65,9 @@ def judge(
     gone: dict[int, float] = {}
     if evidence.accounts is not None:
         _by_accounts(judged, gone, listed, evidence.accounts, passed_s)
-    if evidence.samples is not None:
+    if evidence.samples is None:
+        judged.mark = replace(judged.mark, age_s=judged.mark.age_s + passed_s)
+    else:
         _by_samples(judged, gone, listed, before, evidence, passed_s)
     if passed_s <= 0:
         return Judged(judged.mark, dropped=judged.dropped)

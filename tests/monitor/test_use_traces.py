@@ -110,6 +110,28 @@ def test_without_accounting_it_is_counted_as_dropped_and_nobody_is_blamed(
     assert len(watched.uses.open) == 1
 
 
+@pytest.mark.parametrize("answers", ["mean", "ring"])
+def test_a_process_on_a_gpu_that_was_quiet_for_long_is_known_soon(
+    watched: Watched, gpu: FakeGpu, answers: str
+) -> None:
+    gpu.answers, gpu.util = answers, 0
+    gpu.compute, gpu.work = [(50, GIB)], {50: between(0, watched.t + 10, steady(0.5))}
+    watched.runs(50, "dana")
+    watched.run(15)
+    gpu.compute = []
+    watched.run(10 * MINUTES)
+    gpu.compute = [(101, GIB), (103, GIB)]
+    gpu.work[101] = between(watched.t, watched.t + 1e9, steady(0.5))
+    watched.runs(101, "alice", age_s=0)
+    watched.runs(103, "carol", age_s=0)
+    watched.run(MINUTES)
+    alice, carol = watched.of("alice").total, watched.of("carol").total
+    # A mean since ten minutes ago says nothing at first: that is unknown, not idle.
+    assert 55 <= alice.known_s <= 60
+    assert alice.sm_s == pytest.approx(0.5 * alice.known_s, rel=0.05)
+    assert carol.sm_s == 0
+
+
 def test_the_last_work_of_a_process_that_ended_is_its_own(watched: Watched, gpu: FakeGpu) -> None:
     gpu.compute = [(101, GIB), (103, GIB)]
     watched.runs(101, "alice")
