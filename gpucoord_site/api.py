@@ -12,7 +12,7 @@ from ninja.errors import AuthenticationError, HttpError
 from ninja.security import HttpBearer, SessionAuth
 from ninja.utils import check_csrf
 
-from gpucoord_site import __version__
+from gpucoord_site import __version__, security_log
 from gpucoord_site.api_errors import handle_errors
 from monitor import access
 from monitor.api import router as monitor_router
@@ -30,6 +30,7 @@ class Token(HttpBearer):
     def authenticate(self, request: HttpRequest, token: str) -> User:
         user = access.authenticate(token.strip(), timezone.now())
         if user is None:
+            security_log.token_refused(request)
             raise AuthenticationError(message=REFUSED)
         return user
 

@@ -123,5 +123,6 @@ def _fields(errors: list[tuple[str, str]]) -> HttpResponse:
 
 
 def _failed(request: HttpRequest, error: Exception) -> HttpResponse:
-    logger.error("%s %s failed", request.method, request.path, exc_info=error)
+    about = {"kind": "REQUEST_FAILED", "method": request.method, "path": request.path}
+    logger.error("%s %s failed", request.method, request.path, exc_info=error, extra=about)
     return JsonResponse({"detail": SENTENCES[500]}, status=500)

@@ -83,7 +83,9 @@ class Child:
         pause = min(LONGEST_PAUSE_S, 0.5 * 2 ** (many - 1)) if many > 0 else 0.0
         self.due = now + pause
         after = f"in {pause:g} s" if pause else "at once"
-        logger.warning("%s ended (%s); starting it again %s", self.name, self._last_end, after)
+        about = {"kind": "PROCESS_ENDED", "child": self.name, "how": self._last_end}
+        text = "%s ended (%s); starting it again %s"
+        logger.warning(text, self.name, self._last_end, after, extra=about)
         self.pid, self._since_t = None, time.time()
 
     def signal(self, number: int) -> None:

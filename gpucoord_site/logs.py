@@ -1,4 +1,7 @@
-"""How log lines look: text for people, JSON for machines; secrets are masked in both."""
+"""How log lines look: text for people, JSON for machines; secrets are masked in both.
+
+A line of ours carries `kind`, a name that never changes; in JSON that is its `event`.
+"""
 
 from __future__ import annotations
 
@@ -20,6 +23,13 @@ IN_TEXT = (
 def mask(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
     """Replace what must not be read by those who read logs."""
     return {key: _masked(key, value) for key, value in event.items()}
+
+
+def named(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
+    """Lines are found by their kind; the sentence, which may change, is beside it."""
+    if "kind" in event:
+        event["text"], event["event"] = event["event"], event.pop("kind")
+    return event
 
 
 def _masked(key: str, value: Any) -> Any:
@@ -62,7 +72,8 @@ def log_settings(style: str, level: str = "INFO") -> dict[str, Any]:
             "django-q": {"handlers": [], **quiet, "propagate": True},
             "daphne": quiet,
             "httpx": quiet,
-            "axes": quiet,
+            # security_log tells the same under names of ours.
+            "axes": {"level": "ERROR"},
         },
     }
 
@@ -84,6 +95,7 @@ def formatter(style: str) -> structlog.stdlib.ProcessorFormatter:
             when,
             structlog.stdlib.ProcessorFormatter.remove_processors_meta,
             structlog.processors.format_exc_info,
+            *([named] if as_json else []),
             mask,
             last,
         ],

@@ -8,6 +8,7 @@ from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
 
 from django.http import HttpRequest
 
+from gpucoord_site import security_log
 from monitor import access
 
 REFUSED = "This token is unknown, expired or revoked. `gpucoord token USER` makes a new one.\n"
@@ -23,7 +24,10 @@ def refusal(request: HttpRequest, allowed: Sequence[str], now: datetime) -> str 
     """Why the one who asks may not read; None = they may."""
     scheme, _, token = request.headers.get("Authorization", "").partition(" ")
     if scheme.lower() == "bearer":
-        return None if access.authenticate(token.strip(), now) else REFUSED
+        if access.authenticate(token.strip(), now):
+            return None
+        security_log.token_refused(request)
+        return REFUSED
     if any(name in request.META for name in PROXIED):
         return WHO
     return None if is_allowed(request.META.get("REMOTE_ADDR", ""), allowed) else WHO

@@ -86,8 +86,10 @@ class Overseer:
             # The database itself may be away; the watchdog outside replaces us then.
             if self._tries < MOST_TRIES:
                 return
-            logger.exception("The hang of the %s can't be written down", loop)
-        logger.error("The %s hangs in %s and goes on in a fresh process", loop, call)
+            about = {"kind": "OVERSEER_FAULT", "loop": loop}
+            logger.exception("The hang of the %s can't be written down", loop, extra=about)
+        about = {"kind": "NVML_HUNG", "loop": loop, "call": call}
+        logger.error("The %s hangs in %s and goes on in a fresh process", loop, call, extra=about)
         # Nothing else ends a process whose main thread waits for a driver.
         os._exit(1)
 
@@ -100,7 +102,8 @@ class Overseer:
         with transaction.atomic():
             if not leases.release(self._held, now):
                 raise LeaseLost(self._held.spec.name)
-            events.add("NVML_HUNG", text, now=now, severity="error", host=host)
+            # This process has only a moment left: it logs by itself, whatever happens to the row.
+            events.add("NVML_HUNG", text, now=now, severity="error", host=host, logged=False)
             loops.enqueue(self._held.spec.loop)
 
 

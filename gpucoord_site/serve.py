@@ -52,7 +52,8 @@ def serve(listening: socket.socket) -> int:
             reactor.adoptStreamPort(listening.fileno(), listening.family, web.http_factory)
             listening.close()
         except Exception:
-            logger.exception("The web process can't begin")
+            text = "The web process can't begin"
+            logger.exception(text, extra={"kind": "WEB_START_FAILED"})
             failed = True
             web.stop()
 

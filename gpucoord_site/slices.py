@@ -187,7 +187,8 @@ class Turn:
     def _worked(self) -> None:
         if self._report.worked():
             self._renew(failing_since_at=None, **self._report.fields())
-            logger.info("%s: works again", self._loop.name)
+            about = {"kind": "LOOP_RECOVERED", "loop": self._loop.name}
+            logger.info("%s: works again", self._loop.name, extra=about)
         elif self._is_due_for_renewal():
             self._renew(**self._report.fields())
             self._renewed_at = time.monotonic()
@@ -199,7 +200,8 @@ class Turn:
     def _failed(self, error: Exception) -> None:
         fields, is_news = self._report.failed(error, timezone.now())
         if is_news:
-            logger.error("%s: %s", self._loop.name, one_line(error), exc_info=error)
+            about = {"kind": "LOOP_FAILED", "loop": self._loop.name}
+            logger.error("%s: %s", self._loop.name, one_line(error), exc_info=error, extra=about)
         elif not self._is_due_for_renewal():
             return
         try:
@@ -216,7 +218,8 @@ class Turn:
             if is_news:
                 text = f"The {self._loop.name} failed: {fields['last_error']}"
                 host, now = self._held.spec.host, timezone.now()
-                events.add("LOOP_FAILED", text, now=now, severity="error", host=host)
+                # Logged with its traceback already, also when this can't be written.
+                events.add("LOOP_FAILED", text, now=now, severity="error", host=host, logged=False)
         self._renewed_at = time.monotonic()
 
     def _make_offer(self) -> None:

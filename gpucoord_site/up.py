@@ -98,7 +98,8 @@ class Supervisor:
             connections.close_all()
             if self._known_fault != type(error).__name__:
                 self._known_fault = type(error).__name__
-                logger.exception("The supervisor can't look after the loops")
+                text = "The supervisor can't look after the loops"
+                logger.exception(text, extra={"kind": "SUPERVISOR_FAULT"})
 
     def _watch(self) -> None:
         if self._tasks.pid is None:
@@ -106,7 +107,8 @@ class Supervisor:
         self._watchdog.ensure_loops()
         seen = self._watchdog.canary_t
         if self._watchdog.is_cluster_dead():
-            logger.error("The task process no longer takes tasks; it is replaced")
+            text = "The task process no longer takes tasks; it is replaced"
+            logger.error(text, extra={"kind": "TASKS_STUCK"})
             self._tasks.kill()
         elif seen != self._watchdog.canary_t:
             self._record()

@@ -73,13 +73,16 @@ class Watchdog:
         if row.pid is None:
             return False
         if not is_alive(row.pid, row.start_ticks, row.boot_id):
-            logger.warning("The process that ran the %s is gone; another takes over", row.loop)
+            text = "The process that ran the %s is gone; another takes over"
+            logger.warning(text, row.loop, extra={"kind": "LOOP_ORPHANED", "loop": row.loop})
             leases.free_dead(row.host, now)
             return False
         if row.expires_at > now:
             self._silent_since.pop(row.loop, None)
         elif at - self._silent_since.setdefault(row.loop, at) >= SILENT_S:
-            logger.error("The %s hangs in process %s, which is replaced", row.loop, row.pid)
+            about = {"kind": "LOOP_HUNG", "loop": row.loop, "pid": row.pid}
+            text = "The %s hangs in process %s, which is replaced"
+            logger.error(text, row.loop, row.pid, extra=about)
             self._silent_since.pop(row.loop)
             with suppress(ProcessLookupError):
                 os.kill(row.pid, signal.SIGKILL)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from datetime import UTC, datetime
 from typing import Any
 
@@ -34,6 +35,8 @@ from monitor.models import (
     Sample,
     Tally,
 )
+
+logger = logging.getLogger(__name__)
 
 
 class ReadOnly(admin.ModelAdmin):  # type: ignore[type-arg]
@@ -267,6 +270,9 @@ class ApiTokenAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
         row.save(update_fields=["expires_at"])
         obj.__dict__.update(row.__dict__)
         request.made_token = text  # type: ignore[attr-defined]
+        owner, by = row.user.get_username(), request.user.get_username()
+        about = {"kind": "TOKEN_MADE", "owner": owner, "by": by, "number": row.pk}
+        logger.info("%s made a token of %s", by, owner, extra=about)
 
     def response_add(
         self, request: HttpRequest, obj: ApiToken, post_url_continue: str | None = None

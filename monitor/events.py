@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import datetime
+from functools import partial
+
+from django.db import transaction
 
 from monitor import tallies
 from monitor.models import Event
+
+logger = logging.getLogger(__name__)
+LEVELS = {"info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 
 
 def add(
@@ -18,10 +27,14 @@ def add(
     gpu_uuid: str = "",
     job_ref: str = "",
     owner: str = "",
+    logged: bool = True,
 ) -> Event:
-    """Note that something happened; `kind` is an UPPER_CASE name that never changes."""
+    """Note that something happened; `kind` is an UPPER_CASE name that never changes.
+
+    A log line tells it too, once it is committed; not `logged` is what the caller logs itself.
+    """
     tallies.add(tallies.EVENTS, kind)
-    return Event.objects.create(
+    event = Event.objects.create(
         at=now,
         kind=kind,
         text=text,
@@ -31,6 +44,30 @@ def add(
         job_ref=job_ref,
         owner=owner,
     )
+    if logged:
+        transaction.on_commit(partial(_log, event))
+    return event
+
+
+@contextmanager
+def unlogged() -> Iterator[None]:
+    """Events inside make no log lines: they are of the past."""
+    logger.disabled = True
+    try:
+        yield
+    finally:
+        logger.disabled = False
+
+
+def _log(event: Event) -> None:
+    about = {
+        "host": event.host,
+        "gpu": event.gpu_uuid,
+        "job": event.job_ref,
+        "owner": event.owner,
+    }
+    fields = {"kind": event.kind, **{name: value for name, value in about.items() if value}}
+    logger.log(LEVELS.get(event.severity, logging.INFO), event.text, extra=fields)
 
 
 def recent(

@@ -29,6 +29,7 @@ from monitor.rendering import DASHBOARD, Renderer
 from monitor.wake import Listener
 
 logger = logging.getLogger(__name__)
+FAULT = {"kind": "LIVE_HUB_FAULT"}
 
 Seqs = list[tuple[str, int]]
 POLL_S = 1.0
@@ -110,7 +111,7 @@ class Hub:
                 self._idle()
                 self._watch()
             except Exception:
-                logger.exception("The live hub stumbled; it goes on")
+                logger.exception("The live hub stumbled; it goes on", extra=FAULT)
                 select.select([], [], [], POLL_S)
 
     def _idle(self) -> None:
@@ -158,7 +159,7 @@ class Hub:
     def _say_unreadable(self) -> None:
         if self.frame is None or self.frame.problem:
             return
-        logger.exception("The live hub can't read the database")
+        logger.exception("The live hub can't read the database", extra=FAULT)
         old = self.frame
         self.publish(Frame(old.n, old.at, old.boards, problem=UNREADABLE))
 

@@ -45,7 +45,8 @@ class Ledger:
         try:
             found = use_carry.loads(carried, self._probe, self._policy)
         except (ValueError, KeyError, TypeError):
-            logger.warning("The account of the sampler before can't be read", exc_info=True)
+            text = "The account of the sampler before can't be read"
+            logger.warning(text, exc_info=True, extra={"kind": "ACCOUNT_UNREADABLE"})
             found = None
         if found is None:
             self._is_lost = True

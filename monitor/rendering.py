@@ -142,7 +142,8 @@ class Renderer:
             context = {**context, "region": region, "now": now}
             return self._part(region.element_id, version, "monitor/_region.html", context)
         except Exception:
-            logger.exception("The region %s can't be shown", region.name)
+            about = {"kind": "REGION_FAULT", "region": region.name}
+            logger.exception("The region %s can't be shown", region.name, extra=about)
             kept = self._parts.get(region.element_id)
             return kept[1] if kept else None
 

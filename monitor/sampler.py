@@ -241,7 +241,7 @@ class Sampler:
         """Once per fault and slice: a sweep a second must not fill the log."""
         if repr(error) not in self._complained:
             self._complained.add(repr(error))
-            logger.error("%s", what, exc_info=error)
+            logger.error("%s", what, exc_info=error, extra={"kind": "PROBE_FAULT"})
 
 
 def _lasting(gpu: GpuReading) -> tuple[object, ...]:

@@ -20,6 +20,7 @@ from monitor import datagrams
 CHANNEL = "gpucoord"
 RECONNECT_S = 5.0
 logger = logging.getLogger(__name__)
+FAULT = {"kind": "WAKE_UP_FAULT"}
 
 
 def socket_folder() -> Path:
@@ -40,7 +41,7 @@ def _send(name: str, payload: bytes) -> None:
                     "SELECT pg_notify(%s, %s)", [CHANNEL, f"{name} {settings.CONFIG.node}"]
                 )
         except Exception:
-            logger.warning("No wake-up reached the other hosts", exc_info=True)
+            logger.warning("No wake-up reached the other hosts", exc_info=True, extra=FAULT)
 
 
 class Listener:
@@ -102,7 +103,7 @@ class _Remote:
             self._connection.execute(f"LISTEN {CHANNEL}")
             epoll.register(self._connection.fileno(), select.EPOLLIN)
         except Exception:
-            logger.warning("Can't listen for wake-ups of other hosts", exc_info=True)
+            logger.warning("Can't listen for wake-ups of other hosts", exc_info=True, extra=FAULT)
             self.close()
 
     def drain(self, epoll: select.epoll) -> list[bytes]:
@@ -114,7 +115,8 @@ class _Remote:
         try:
             heard = [n.payload.partition(" ") for n in self._connection.notifies(timeout=0)]
         except Exception:
-            logger.warning("Lost the wake-ups of other hosts; trying again", exc_info=True)
+            text = "Lost the wake-ups of other hosts; trying again"
+            logger.warning(text, exc_info=True, extra=FAULT)
             epoll.unregister(fd)
             self.close()
             return []

@@ -85,7 +85,8 @@ class Executor:
             try:
                 self._spawner.spawn(self._specs.write(attempt))
             except (OSError, LookupError):
-                logger.exception("Job %s can't be started now", attempt.job_id)
+                about = {"kind": "JOB_START_FAILED", "job": attempt.job_id}
+                logger.exception("Job %s can't be started now", attempt.job_id, extra=about)
 
     def _see(self, attempt: Attempt, now: datetime) -> Seen:
         look = attempts.look(self._specs.folder(attempt), attempt.nonce)
@@ -106,7 +107,9 @@ class Executor:
         try:
             return self._act(seen, now)
         except OSError as error:
-            logger.warning("Job %s: %s; trying again", seen.attempt.job_id, error)
+            about = {"kind": "JOB_STEP_FAILED", "job": seen.attempt.job_id}
+            text = "Job %s: %s; trying again"
+            logger.warning(text, seen.attempt.job_id, error, extra=about)
             return None
 
     def _act(self, seen: Seen, now: datetime) -> Change | None:

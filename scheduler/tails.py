@@ -143,7 +143,8 @@ class Tails:
                 with self._wakes():
                     await self._follow_all()
             except Exception:
-                logger.exception("The followed jobs can't be read; trying again")
+                text = "The followed jobs can't be read; trying again"
+                logger.exception(text, extra={"kind": "LOG_FOLLOW_FAULT"})
                 await asyncio.sleep(LOOK_S)
 
     async def _follow_all(self) -> None:

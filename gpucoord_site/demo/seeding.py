@@ -35,6 +35,11 @@ GIB = 1024**3
 
 def seed(config: Config, home: Path, password: str, now: datetime) -> None:
     """Everything that a page could show, as if people had used this server for two hours."""
+    with events.unlogged():
+        _seed(config, home, password, now)
+
+
+def _seed(config: Config, home: Path, password: str, now: datetime) -> None:
     users = people(config.admin_user, password)
     scenario = Scenario(config.simulated_gpus, config.simulated_seed)
     jobs = past_jobs(config.simulated_gpus, config.simulated_seed, now)

@@ -33,6 +33,20 @@ def test_a_json_line_is_one_object() -> None:
     assert line["timestamp"].endswith("Z")
 
 
+def test_a_line_of_ours_is_found_by_a_name_that_never_changes() -> None:
+    line = json.loads(_line("json", "The sampler hangs", kind="LOOP_HUNG", loop="sampler"))
+
+    assert (line["event"], line["text"]) == ("LOOP_HUNG", "The sampler hangs")
+    assert line["loop"] == "sampler"
+    assert "kind" not in line
+
+
+def test_people_read_the_sentence_first() -> None:
+    line = _line("text", "The sampler hangs", kind="LOOP_HUNG")
+
+    assert line.index("The sampler hangs") < line.index("kind=LOOP_HUNG")
+
+
 @pytest.mark.parametrize("style", ["text", "json"])
 @pytest.mark.parametrize(
     ("message", "extra"),

@@ -1,0 +1,127 @@
+from __future__ import annotations
+
+import ast
+import logging
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+APPS = ("monitor", "scheduler", "reports", "gpucoord_site")
+NAME = re.compile(r"[A-Z]+(_[A-Z]+)+")
+# What makes an event or a note: its name is the first argument, or `kind`.
+MAKERS = {"events.add", "add", "Note", "_note", "_tell"}
+
+
+def trees() -> Iterator[ast.Module]:
+    for app in APPS:
+        for path in sorted((ROOT / app).rglob("*.py")):
+            if not {"migrations", "demo"} & set(path.parts):
+                yield ast.parse(path.read_text())
+
+
+def names_in(node: ast.AST) -> set[str]:
+    found = (n.value for n in ast.walk(node) if isinstance(n, ast.Constant))
+    return {value for value in found if isinstance(value, str) and NAME.fullmatch(value)}
+
+
+def of_call(call: ast.Call) -> set[str]:
+    where = [k.value for k in call.keywords if k.arg == "kind"] + call.args[:1]
+    return {name for node in where for name in names_in(node)}
+
+
+def of_extra(made: ast.Dict) -> set[str]:
+    """`{"kind": NAME, ...}`, as log lines carry it."""
+    pairs = zip(made.keys, made.values, strict=True)
+    return {
+        name
+        for key, value in pairs
+        if isinstance(key, ast.Constant) and key.value == "kind"
+        for name in names_in(value)
+    }
+
+
+def used() -> set[str]:
+    """Every name of an event or a log line that the code can make."""
+    found: set[str] = set()
+    for tree in trees():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Call) and ast.unparse(node.func) in MAKERS:
+                found |= of_call(node)
+            elif isinstance(node, ast.Dict):
+                found |= of_extra(node)
+            elif isinstance(node, ast.Assign) and ast.unparse(node.targets[0]).endswith("_KINDS"):
+                found |= names_in(node.value)
+    return found | of_ailments()
+
+
+def of_ailments() -> set[str]:
+    """Ailments that leave a GPU at work are events of their own, GPU_ and their code."""
+    return {
+        f"GPU_{node.args[0].value}"
+        for tree in trees()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call)
+        and ast.unparse(node.func) == "Ailment"
+        and isinstance(node.args[0], ast.Constant)
+        and ast.unparse(node.args[1]) == "Condition.HEALTHY"
+    }
+
+
+def told() -> set[str]:
+    """The names in the table of ARCHITECTURE.md."""
+    rows = re.findall(r"^\| ((?:`[A-Z_]+` ?)+)\|", (ROOT / "ARCHITECTURE.md").read_text(), re.M)
+    return {name for row in rows for name in re.findall(r"`([A-Z_]+)`", row)}
+
+
+def test_every_name_of_an_event_or_log_line_is_in_the_table() -> None:
+    assert sorted(used() - told()) == []
+
+
+def test_every_name_in_the_table_is_made_somewhere() -> None:
+    assert sorted(told() - used()) == []
+
+
+def test_the_search_finds_names_of_each_kind() -> None:
+    wanted = {
+        "JOB_SUBMITTED",
+        "GPU_LOST",
+        "GPU_XID",
+        "GPU_THROTTLED",
+        "GPU_SPINNING",
+        "DISK_SPACE_OK",
+        "LOOP_FAILED",
+        "TOKEN_REFUSED",
+    }
+    assert wanted <= used()
+
+
+def test_every_line_of_ours_that_warns_has_a_name() -> None:
+    unnamed = []
+    for app in APPS:
+        for path in sorted((ROOT / app).rglob("*.py")):
+            for node in ast.walk(ast.parse(path.read_text())):
+                if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
+                    continue
+                is_log = ast.unparse(node.func.value) == "logger"
+                is_told = is_log and node.func.attr in {"info", "warning", "error", "exception"}
+                if is_told and not any(k.arg == "extra" for k in node.keywords):
+                    unnamed.append(f"{path.relative_to(ROOT)}:{node.lineno}")
+
+    assert unnamed == []
+
+
+def test_no_field_has_a_name_that_logging_keeps_for_itself() -> None:
+    """Such a line would raise where it should tell."""
+    kept = {*vars(logging.makeLogRecord({})), "message", "asctime"}
+    fields = {
+        key.value
+        for tree in trees()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Dict) and of_extra(node)
+        for key in node.keys
+        if isinstance(key, ast.Constant)
+    }
+
+    assert "kind" in fields
+    assert fields & kept == set()
