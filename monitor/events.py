@@ -91,6 +91,7 @@ def recent(
     return list(matching.order_by("-at", "-id")[:limit])
 
 
-def count(kind: str, *, since: datetime, gpu_uuid: str = "") -> int:
-    """How many of a kind there were after `since`, of one GPU or of none in particular."""
-    return Event.objects.filter(kind=kind, at__gt=since, gpu_uuid=gpu_uuid).count()
+def count(kind: str, *, since: datetime, gpu_uuid: str = "", owner: str = "") -> int:
+    """How many of a kind there were after `since`, of one GPU and person or of none of them."""
+    found = Event.objects.filter(kind=kind, at__gt=since, gpu_uuid=gpu_uuid, owner=owner)
+    return found.count()

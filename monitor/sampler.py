@@ -224,7 +224,8 @@ class Sampler:
 
     def _tell(self, note: notes.Note, snapshot: Snapshot) -> None:
         since = snapshot.at - notes.FLOOD_WINDOW
-        if events.count(note.kind, gpu_uuid=note.gpu_uuid, since=since) >= notes.FLOOD_LIMIT:
+        told = events.count(note.kind, gpu_uuid=note.gpu_uuid, owner=note.owner, since=since)
+        if told >= notes.FLOOD_LIMIT:
             return
         events.add(
             note.kind,

@@ -340,3 +340,11 @@ def test_a_second_hang_leaves_the_gpus_alone_for_a_minute() -> None:
     assert probe.reads == 0
     fresh.step(at(120))
     assert probe.reads == 1
+
+
+def test_each_of_many_owners_hears_of_a_program_s_xid() -> None:
+    for number in range(8):
+        store.open_claim(claim(str(number), owner=f"user{number}"), "box", NOW)
+    shot = GpuSweep(gpus=(gpu(0),), xids=(Xid(gpu(0).uuid, 31),))
+    sampler(ScriptedProbe(shot)).step(at(0))
+    assert len({event.owner for event in events.recent(kind="GPU_XID")}) == 8
