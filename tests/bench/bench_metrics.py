@@ -26,7 +26,10 @@ def main() -> int:
 
         django.setup()
         call_command("migrate", verbosity=0)
-        fill()
+        from monitor import events
+
+        with events.unlogged():
+            fill()
         return measure()
 
 
