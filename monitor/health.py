@@ -30,6 +30,13 @@ class Ailment:
     condition: Condition
     text: str
 
+    @property
+    def title(self) -> str:
+        """The code in words: "Repair pending", "ECC uncorrected", "XID 79"."""
+        words = self.code.split("_")
+        first = words[0] if words[0] in ("ECC", "XID") else words[0].capitalize()
+        return " ".join([first, *(word.lower() for word in words[1:])])
+
 
 @dataclass(frozen=True, slots=True)
 class Xid:

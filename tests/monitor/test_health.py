@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from monitor.health import Condition, HealthReading, Xid
+from monitor.health import Ailment, Condition, HealthReading, Xid
 from monitor.policy import health_notes
 from monitor.policy.health import Checkup, HealthPolicy, examine
 from monitor.readings import GpuReading, GpuSweep, Health, Snapshot
@@ -265,3 +265,11 @@ def test_many_gpus_that_grow_hot_at_once_make_one_event() -> None:
     found = examine(GpuSweep(gpus=gpus), gpus, None, POLICY, NOW)
     (note,) = health_notes.of_checkup(found, None, (), (), ())
     assert note.text.startswith("8 GPUs at once")
+
+
+@pytest.mark.parametrize(
+    ("code", "title"),
+    [("HOT", "Hot"), ("XID_79", "XID 79"), ("ECC_UNCORRECTED", "ECC uncorrected")],
+)
+def test_an_ailment_has_a_title_in_words(code: str, title: str) -> None:
+    assert Ailment(code, Condition.FAILING, "").title == title
