@@ -29,12 +29,14 @@ TASK_TIMEOUT_S = 120
 class Loop:
     """A step that runs `every_s` seconds, and at once when `wake` is heard.
 
-    The slices' lengths differ, so that the loops don't all change hands at the same moment.
+    The slices' lengths differ, so that the loops don't all change hands at the same moment, and
+    their phases, so that none of them waits for another's core or database lock at each tick.
     """
 
     name: str
     every_s: float
     build: str
+    phase_s: float = 0.0
     wake: str | None = None
     slice_s: float = 60.0
     extension_s: float = 30.0
@@ -50,8 +52,21 @@ class Loop:
 
 LOOPS = (
     Loop(name="sampler", every_s=1, build="monitor.sampler:build", slice_s=60),
-    Loop(name="controller", every_s=5, build="scheduler.controller:build", slice_s=56),
-    Loop(name="scheduler", every_s=1, build="scheduler.passes:build", wake="scheduler", slice_s=52),
+    Loop(
+        name="controller",
+        every_s=5,
+        phase_s=0.3,
+        build="scheduler.controller:build",
+        slice_s=56,
+    ),
+    Loop(
+        name="scheduler",
+        every_s=1,
+        phase_s=0.6,
+        build="scheduler.passes:build",
+        wake="scheduler",
+        slice_s=52,
+    ),
 )
 
 

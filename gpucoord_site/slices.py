@@ -105,7 +105,7 @@ class Turn:
                 return self._give_up(HANDED_OVER)
             if is_woken or time.time() >= due:
                 self._tick(None if is_woken else time.time() - due)
-            due = self._next_on_the_grid()
+            due = self._on_the_grid_after(time.time())
             if time.monotonic() >= end + self._loop.extension_s:
                 return self._give_up("no successor came")
             if time.monotonic() >= end and self._offer is None:
@@ -133,11 +133,11 @@ class Turn:
         last = self._report.last_tick_at
         if last is None or time.time() - last.timestamp() > RECENT_S:
             return time.time()
-        return (last.timestamp() // self._loop.every_s + 1) * self._loop.every_s
+        return self._on_the_grid_after(last.timestamp())
 
-    def _next_on_the_grid(self) -> float:
-        every = self._loop.every_s
-        return (time.time() // every + 1) * every
+    def _on_the_grid_after(self, at: float) -> float:
+        every, phase = self._loop.every_s, self._loop.phase_s
+        return ((at - phase) // every + 1) * every + phase
 
     def _tick(self, lateness_s: float | None) -> None:
         now = timezone.now()

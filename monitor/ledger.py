@@ -66,17 +66,19 @@ class Ledger:
         self._marks = sweep.marks or self._marks
         self._uses.take(now, gpus, list(processes), busy, sweep.ended)
 
-    def carry(self, is_written: bool) -> str:
-        """What the next sampler needs; without what this tick writes down."""
+    def carry(self, is_written: bool = False) -> str:
+        """What the next sampler needs; without what is being written down."""
         return use_carry.dumps(self._probe, self._uses, self._marks, is_written)
 
-    def write(self, now: datetime) -> bool:
-        """Write what has changed, if it is time; within the tick's transaction."""
+    def is_due(self, now: datetime) -> bool:
+        last = self._written_at
+        return last is None or not 0 <= (now - last).total_seconds() < WRITE_EVERY_S
+
+    def write(self) -> str:
+        """Write what has changed, and return what is carried then: for the same transaction."""
         if self._is_lost:
             use_rows.close_all(self._host)
         last = self._written_at
-        if last is not None and 0 <= (now - last).total_seconds() < WRITE_EVERY_S:
-            return False
         alive = [u for u in self._uses.open.values() if last is None or u.last_seen_at > last]
         uses = {id(use): use for use in (*alive, *self._uses.ended)}
         for minute in self._uses.minutes:
@@ -85,7 +87,7 @@ class Ledger:
             simulated = self._probe == "simulated"
             minutes = self._uses.minutes
             use_rows.write(self._host, list(uses.values()), minutes, simulated=simulated)
-        return True
+        return self.carry(is_written=True)
 
     def written(self, now: datetime) -> None:
         """The transaction with the rows is done."""

@@ -142,17 +142,18 @@ class Sampler:
         changed = None if self._fresh else self._changed(snapshot)
         with self._guard():
             snapshot = replace(snapshot, seq=store.next_seq(self._machine.name))
-            is_written = sweep.is_fresh and self._ledger.write(snapshot.at)
-            carry = self._ledger.carry(is_written) if sweep.is_fresh else None
-            store.record(snapshot, changed, carry)
+            store.record(snapshot, changed, self._ledger.carry() if sweep.is_fresh else None)
             for note in told:
                 self._tell(note, snapshot)
             for xid in sweep.xids:
                 tallies.add_xid(xid)
             wake("live", str(snapshot.seq).encode())
-        if is_written:
-            self._ledger.written(snapshot.at)
         self._last, self._fresh = snapshot, False
+        if sweep.is_fresh and self._ledger.is_due(snapshot.at):
+            # After the wake-up: nobody who looks waits for it.
+            with self._guard():
+                store.carry(self._machine.name, self._ledger.write())
+            self._ledger.written(snapshot.at)
         return snapshot
 
     def _sweep(self, now: datetime, claims: list[ClaimFact]) -> tuple[GpuSweep, int]:

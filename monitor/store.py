@@ -95,6 +95,11 @@ def carried(host: str) -> str:
     return row or ""
 
 
+def carry(host: str, text: str) -> None:
+    """Leave `text` for the next sampler of `host`."""
+    LatestSnapshot.objects.filter(host=host).update(carry=text)
+
+
 def newest_all() -> list[Snapshot]:
     """The newest snapshot of each host, by name."""
     return [snapshots.loads(row.body) for row in LatestSnapshot.objects.order_by("host")]

@@ -5,6 +5,7 @@ from datetime import timedelta
 import pytest
 from django.db import transaction
 
+from monitor.ledger import Ledger
 from monitor.models import LatestSnapshot, ProcessMinute, ProcessUse
 from monitor.readings import GpuProcess, GpuSweep, ProcessIdentity
 from monitor.sampler import Sampler
@@ -159,3 +160,22 @@ def test_a_tick_that_is_rolled_back_is_counted_by_the_next() -> None:
     del running.__dict__["_tell"]
     running.step(at(12))
     assert ProcessUse.objects.get().held_s == 12
+
+
+def test_a_sampler_that_dies_before_it_writes_the_rows_loses_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def die(self: Ledger) -> str:
+        raise RuntimeError("killed")
+
+    running = sampler(busy(work()))
+    for second in range(0, 4, 2):
+        running.step(at(second))
+    with monkeypatch.context() as patched, pytest.raises(RuntimeError):
+        patched.setattr(Ledger, "write", die)
+        running.step(at(6))
+    again = sampler(busy())
+    again.step(at(8))
+    use = ProcessUse.objects.get()
+    assert (use.held_s, use.ended_at) == (6, at(8))
+    assert sum(m.held_s for m in ProcessMinute.objects.all()) == pytest.approx(6)

@@ -146,3 +146,11 @@ def test_it_reads_little_of_the_database(
     # Session, user, snapshots, events: not a query per GPU or process.
     with django_assert_max_num_queries(6):  # type: ignore[attr-defined]
         page(client)
+
+
+def test_the_details_of_a_fault_stay_out_of_the_shared_page(alice: User, as_user: Browse) -> None:
+    events.add("LOOP_FAILED", "The sampler failed: OSError: /srv/secret", now=NOW)
+
+    shown = page(as_user(alice))
+    assert "The sampler failed" in shown
+    assert "secret" not in shown
