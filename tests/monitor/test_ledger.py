@@ -171,9 +171,10 @@ def test_a_sampler_that_dies_before_it_writes_the_rows_loses_nothing(
     running = sampler(busy(work()))
     for second in range(0, 4, 2):
         running.step(at(second))
-    with monkeypatch.context() as patched, pytest.raises(RuntimeError):
+    with monkeypatch.context() as patched:
         patched.setattr(Ledger, "write", die)
-        running.step(at(6))
+        with pytest.raises(RuntimeError):
+            running.step(at(6))
     again = sampler(busy())
     again.step(at(8))
     use = ProcessUse.objects.get()
