@@ -141,7 +141,7 @@ class Sampler:
     def _write(self, snapshot: Snapshot, told: Collection[notes.Note], sweep: GpuSweep) -> Snapshot:
         changed = None if self._fresh else self._changed(snapshot)
         with self._guard():
-            snapshot = replace(snapshot, seq=store.next_seq(self._machine.name))
+            snapshot = replace(snapshot, seq=self._next_seq())
             store.record(snapshot, changed, self._ledger.carry() if sweep.is_fresh else None)
             for note in told:
                 self._tell(note, snapshot)
@@ -155,6 +155,12 @@ class Sampler:
                 store.carry(self._machine.name, self._ledger.write())
             self._ledger.written(snapshot.at)
         return snapshot
+
+    def _next_seq(self) -> int:
+        """One more than the last; nobody else has written one since this holder's first."""
+        if self._last is None or self._fresh:
+            return store.next_seq(self._machine.name)
+        return self._last.seq + 1
 
     def _sweep(self, now: datetime, claims: list[ClaimFact]) -> tuple[GpuSweep, int]:
         """What the probe saw, and how many sweeps in a row have seen nothing by a fault."""
