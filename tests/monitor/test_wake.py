@@ -43,6 +43,8 @@ def test_it_never_raises(data: Path) -> None:
 
     wake.wake("scheduler")
 
+    assert not data.exists()
+
 
 def test_the_sockets_lie_in_the_data_folder(data: Path) -> None:
     with Listener("live"):
