@@ -1,47 +1,78 @@
-"""The controller: every few seconds it judges the newest snapshot and has chores done."""
+"""The controller: every few seconds its parts judge the newest snapshot, and chores are queued."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from typing import Protocol
 
 from django.conf import settings
+from django.db import OperationalError, transaction
 
 from monitor import chores, constraints, store, tasks
-from monitor.policy.constraints import ConstraintPolicy, Verdict, judge
+from monitor.policy.constraints import ConstraintPolicy, judge
+from monitor.readings import Snapshot
 from monitor.stepping import Guard
 
 # An older snapshot says nothing about now.
 STALE_AFTER = timedelta(seconds=15)
 # What a worker is to do again and again.
 CHORES = {"roll_up": timedelta(minutes=1), "prune": timedelta(minutes=5)}
+logger = logging.getLogger(__name__)
+
+
+class Part(Protocol):
+    """One thing that the controller judges; what it needs to remember is in rows."""
+
+    name: str
+
+    def judge(self, snapshot: Snapshot | None, now: datetime) -> object:
+        """Judge once, inside the tick's transaction; None = there is no fresh snapshot.
+
+        Returns what it found, for logs and tests. It never waits for anything outside.
+        """
 
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """What one pass did: the constraints that began and ended; which chores were queued."""
+    """What one pass did: what each part found (an error is that part's alone); queued chores."""
 
-    verdict: Verdict | None
+    found: Mapping[str, object]
     queued: tuple[str, ...]
+
+
+class Constraints:
+    """The part that says what the host is short of."""
+
+    name = "constraints"
+
+    def __init__(self, host: str, data_folder: str, policy: ConstraintPolicy) -> None:
+        self._host = host
+        self._data_folder = data_folder
+        self._policy = policy
+
+    def judge(self, snapshot: Snapshot | None, now: datetime) -> object:
+        if snapshot is None:
+            return None
+        known = constraints.open_keys(self._host)
+        verdict = judge(snapshot, self._data_folder, known, self._policy)
+        constraints.apply(verdict, self._host, now)
+        return verdict
 
 
 class Controller:
     """A Step. What is open is in the rows, so a restart changes nothing."""
 
     def __init__(
-        self,
-        guard: Guard,
-        host: str,
-        data_folder: str,
-        queue: Callable[[str], None],
-        policy: ConstraintPolicy | None = None,
+        self, guard: Guard, host: str, queue: Callable[[str], None], parts: Sequence[Part]
     ) -> None:
         self._guard = guard
         self._host = host
-        self._data_folder = data_folder
         self._queue = queue
-        self._policy = policy or ConstraintPolicy()
+        self._parts = parts
+        self._failed: dict[str, str] = {}
 
     def open(self) -> None:
         """Nothing to open."""
@@ -51,21 +82,40 @@ class Controller:
 
     def step(self, now: datetime) -> Judgement:
         """Judge once at `now`."""
-        snapshot = store.newest(self._host)
+        newest = store.newest(self._host)
+        fresh = newest if newest is not None and now - newest.at <= STALE_AFTER else None
         with self._guard():
-            verdict = None
-            if snapshot is not None and now - snapshot.at <= STALE_AFTER:
-                known = constraints.open_keys(self._host)
-                verdict = judge(snapshot, self._data_folder, known, self._policy)
-                constraints.apply(verdict, self._host, now)
+            found = {part.name: self._ask(part, fresh, now) for part in self._parts}
             queued = tuple(name for name, every in CHORES.items() if chores.due(name, every, now))
             for name in queued:
                 self._queue(name)
-        return Judgement(verdict, queued)
+        return Judgement(found, queued)
+
+    def _ask(self, part: Part, snapshot: Snapshot | None, now: datetime) -> object:
+        """A part that fails takes back what it wrote, and keeps no other from judging."""
+        try:
+            with transaction.atomic():
+                found = part.judge(snapshot, now)
+        except OperationalError:
+            raise
+        except Exception as error:
+            self._tell(part.name, error)
+            return error
+        self._failed.pop(part.name, None)
+        return found
+
+    def _tell(self, name: str, error: Exception) -> None:
+        """Once for each new way to fail."""
+        how = f"{type(error).__name__}: {error}"
+        if self._failed.get(name) != how:
+            self._failed[name] = how
+            about = {"kind": "JUDGING_FAILED", "part": name}
+            logger.error("Judging %s failed: %s", name, how, exc_info=error, extra=about)
 
 
 def build(guard: Guard) -> Controller:
     """The controller of this host."""
     config = settings.CONFIG
-    policy = ConstraintPolicy(gpu_c=(config.gpu_hot_c, config.gpu_hot_c - config.gpu_cool_by_c))
-    return Controller(guard, config.node, str(settings.DATA), tasks.queue, policy)
+    heat = ConstraintPolicy(gpu_c=(config.gpu_hot_c, config.gpu_hot_c - config.gpu_cool_by_c))
+    parts: tuple[Part, ...] = (Constraints(config.node, str(settings.DATA), heat),)
+    return Controller(guard, config.node, tasks.queue, parts)

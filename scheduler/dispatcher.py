@@ -10,8 +10,10 @@ from monitor.identity import boot_id
 from monitor.stepping import Guard
 from monitor.wake import wake
 from scheduler import store, transitions
-from scheduler.jobs import Blocker, Plan, PlanPolicy, QueuedJob, Slots
+from scheduler.blockers import Blocker
+from scheduler.jobs import QueuedJob
 from scheduler.models import Attempt
+from scheduler.plans import Plan, PlanPolicy, Slots
 from scheduler.policy import capacity
 from scheduler.policy.planning import plan
 from scheduler.transitions import Reasons, keys

@@ -7,8 +7,9 @@ from typing import Any
 from django import forms
 
 from scheduler.job_lines import plain_gib
-from scheduler.jobs import PRIORITIES, NewJob, PlanPolicy
+from scheduler.jobs import PRIORITIES, NewJob
 from scheduler.models import Job
+from scheduler.plans import PlanPolicy
 from scheduler.submitting import OURS, UnableToSubmit, checked
 
 PRIORITY_CHOICES = [(str(value), f"{value} {word}") for value, word in PRIORITIES.items()]

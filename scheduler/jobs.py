@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from enum import StrEnum
 
+from scheduler.blockers import Blocker
+
 
 class JobState(StrEnum):
     QUEUED = "queued"
@@ -43,6 +45,26 @@ TRANSITIONS: dict[JobState, frozenset[JobState]] = {
 PRIORITIES = {5: "urgent", 4: "high", 3: "normal", 2: "low", 1: "background"}
 
 
+class PriorityClass(StrEnum):
+    """What a priority means when things get scarce: background stops first.
+
+    user_initiated: somebody sits and waits for it; a part of each quota is kept for these.
+    """
+
+    USER_INITIATED = "user-initiated"
+    NORMAL = "normal"
+    BACKGROUND = "background"
+
+
+CLASSES: dict[int, PriorityClass] = {
+    5: PriorityClass.USER_INITIATED,
+    4: PriorityClass.USER_INITIATED,
+    3: PriorityClass.NORMAL,
+    2: PriorityClass.BACKGROUND,
+    1: PriorityClass.BACKGROUND,
+}
+
+
 class IllegalTransition(Exception):
     """A move that the table does not know: a fault of ours, never of a person."""
 
@@ -58,16 +80,60 @@ class Requirement:
     """What a job asks of the GPUs: how many, how much memory on each, alone or shared.
 
     memory_bytes None = not declared. gpus 0 = a job without a GPU.
+    capability: the least compute capability, (8, 0) for "8.0". model: words that must stand in the
+    GPU's name, or a pattern with * and ?. power: the least rank (monitor.policy.capability).
+    gpu_uuid: this GPU and no other. share_pct: the most of a shared GPU's time it may take.
     """
 
     gpus: int = 1
     memory_bytes: int | None = None
     exclusive: bool = False
+    capability: tuple[int, int] | None = None
+    model: str = ""
+    power: float | None = None
+    gpu_uuid: str = ""
+    share_pct: int | None = None
+
+
+class After(StrEnum):
+    """What a job waits for of another: its end, however it ends, or its success."""
+
+    END = "end"
+    SUCCESS = "success"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dependency:
+    """Wait for job `on`."""
+
+    on: int
+    after: After = After.SUCCESS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Manners:
+    """How a job behaves when its GPU is wanted, or when it fails.
+
+    preemptible: a more important job, or its GPU's owner, may ask it to yield at any time.
+    requeue: run it again after it yielded without saying that it saved its work (exit 85).
+    yield_signal: "SIGUSR1", say, is sent first; only what a job declares, as an unprepared one dies
+    of it. grace: from being asked to SIGKILL; None = the setting. retries: after failures.
+    """
+
+    preemptible: bool = False
+    requeue: bool = False
+    yield_signal: str = ""
+    grace: timedelta | None = None
+    retries: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewJob:
-    """What a person submits. Either `command` (a shell line) or `argv` (runs as it is)."""
+    """What a person submits. Either `command` (a shell line) or `argv` (runs as it is).
+
+    array: the indices of an array of jobs, () for a single one; at most array_limit of them run at
+    a time. Each element has its index in GPUCOORD_ARRAY_INDEX.
+    """
 
     command: str = ""
     argv: tuple[str, ...] = ()
@@ -78,6 +144,11 @@ class NewJob:
     requirement: Requirement = field(default_factory=Requirement)
     estimate: timedelta | None = None
     time_limit: timedelta | None = None
+    manners: Manners = field(default_factory=Manners)
+    begin_at: datetime | None = None
+    after: tuple[Dependency, ...] = ()
+    array: tuple[int, ...] = ()
+    array_limit: int | None = None
 
     @property
     def executed(self) -> tuple[str, ...]:
@@ -105,7 +176,12 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueuedJob:
-    """A waiting job, as the planner sees it. priority 5 is served first."""
+    """A waiting job, as the planner sees it. priority 5 is served first.
+
+    waits: what keeps this very job, whatever is free: a hold, a begin time, a dependency, a retry's
+    pause, its array's limit. usual: how long its owner's jobs of this kind took at most, nine times
+    of ten (p90); None = no history.
+    """
 
     id: int
     owner: str
@@ -114,94 +190,11 @@ class QueuedJob:
     requirement: Requirement
     time_limit: timedelta | None = None
     estimate: timedelta | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Holder:
-    """Who holds memory on a GPU outside our jobs. memory_bytes None = unknown."""
-
-    name: str
-    memory_bytes: int | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Slot:
-    """A GPU as the planner sees it: what is free after every foreign process and our own claims.
-
-    free_bytes None = unknown: no shared job may be placed on it.
-    `jobs`: ids of our jobs on it; `exclusive`: one of them has it alone; `undeclared`: one of
-    them did not say how much memory it needs; `foreign`: who else holds memory there, most first.
-    """
-
-    gpu_uuid: str
-    host: str
-    index: int
-    total_bytes: int | None
-    free_bytes: int | None
-    healthy: bool = True
-    problem: str | None = None
-    jobs: tuple[int, ...] = ()
-    exclusive: bool = False
-    undeclared: bool = False
-    foreign: tuple[Holder, ...] = ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Blocker:
-    """One reason why a job waits. Its key holds every dimension and never a clock."""
-
-    code: str
-    text: str
-    requested: str | None = None
-    available: str | None = None
-    holder: str | None = None
-    until: datetime | None = None
+    usual: timedelta | None = None
+    preemptible: bool = False
+    waits: tuple[Blocker, ...] = ()
 
     @property
-    def key(self) -> tuple[str, str | None, str | None, str | None]:
-        return (self.code, self.requested, self.available, self.holder)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Slots:
-    """What a host can give now. `blocker`: why no job at all may start on its GPUs.
-
-    `cpu_jobs`: how many jobs without a GPU have not ended.
-    """
-
-    host: str
-    gpus: tuple[Slot, ...] = ()
-    cpu_jobs: int = 0
-    blocker: Blocker | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlanPolicy:
-    """The planner's thresholds.
-
-    `margin_bytes` of each GPU stay free. A shared job that declares no memory needs
-    `undeclared_bytes`. More than `unlisted_bytes` used by no listed process is a holder.
-    """
-
-    margin_bytes: int = 256 * 1024**2
-    undeclared_bytes: int = 2 * 1024**3
-    unlisted_bytes: int = 1024**3
-    stale_after: timedelta = timedelta(seconds=10)
-    cpu_jobs: int = 2
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Placement:
-    """Which GPUs a job gets: the contract between planning and acting."""
-
-    job_id: int
-    host: str
-    gpu_uuids: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
-    """What one planning pass decided; every job of the queue is in exactly one of the two."""
-
-    placements: tuple[Placement, ...] = ()
-    blockers: dict[int, tuple[Blocker, ...]] = field(default_factory=dict)
+    def lasts(self) -> timedelta | None:
+        """How long its place must be counted as taken, at most; None = nobody can tell."""
+        return self.time_limit or self.usual or self.estimate

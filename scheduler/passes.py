@@ -13,7 +13,7 @@ from monitor.stepping import Guard, Step
 from monitor.wake import socket_folder
 from scheduler.dispatcher import Dispatcher
 from scheduler.executor import Executor
-from scheduler.jobs import PlanPolicy
+from scheduler.plans import PlanPolicy
 from scheduler.policy.following import ENDINGS
 from scheduler.specs import SpecWriter
 from scheduler.store import keep_commits_synced

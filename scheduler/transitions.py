@@ -13,15 +13,10 @@ from datetime import datetime
 
 from monitor import events, store, tallies
 from monitor.readings import ClaimFact
-from scheduler.jobs import (
-    TRANSITIONS,
-    Blocker,
-    JobState,
-    Outcome,
-    Placement,
-    check_transition,
-)
+from scheduler.blockers import Blocker
+from scheduler.jobs import TRANSITIONS, JobState, Outcome, check_transition
 from scheduler.models import Attempt, Job
+from scheduler.plans import Placement
 
 Reasons = tuple[tuple[str, str | None, str | None, str | None], ...]
 # Where a job is that has an open attempt: from each of them it may end.

@@ -9,8 +9,9 @@ from typing import Any
 from django.contrib.auth.models import User
 
 from scheduler import store, transitions
-from scheduler.jobs import NewJob, Outcome, Placement
+from scheduler.jobs import NewJob, Outcome
 from scheduler.models import Attempt, Job
+from scheduler.plans import Placement
 from scheduler.runner import files
 from scheduler.transitions import Ending, Identity
 from tests.builders import NOW, gpu_uuid

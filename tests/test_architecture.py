@@ -19,6 +19,9 @@ FACTS = {
     "monitor.limits",
     "monitor.formats",
     "scheduler.jobs",
+    "scheduler.plans",
+    "scheduler.people",
+    "scheduler.blockers",
     "scheduler.units",
 }
 PURE_STDLIB = {
@@ -70,7 +73,11 @@ class Module:
     @property
     def door(self) -> bool:
         last = self.parts[-1]
-        return "commands" in self.parts or last in DOORS or last.endswith("_views")
+        return (
+            bool({"commands", "admin"} & set(self.parts))
+            or last in DOORS
+            or last.endswith("_views")
+        )
 
     @property
     def runs_processes(self) -> bool:

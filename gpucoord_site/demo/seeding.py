@@ -24,8 +24,9 @@ from monitor.identity import boot_id
 from monitor.probes.scenario import Scenario
 from monitor.readings import Snapshot
 from scheduler import transitions
-from scheduler.jobs import NewJob, Outcome, Placement, Requirement
+from scheduler.jobs import NewJob, Outcome, Requirement
 from scheduler.models import Attempt
+from scheduler.plans import Placement
 from scheduler.runner import files
 from scheduler.store import request_cancel, submit
 from scheduler.transitions import Ending, Identity

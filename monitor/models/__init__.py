@@ -7,6 +7,7 @@ from monitor.models.constraints import Constraint
 from monitor.models.events import Event
 from monitor.models.gpus import Gpu
 from monitor.models.leases import Lease
+from monitor.models.policies import AuditEntry, PolicyValues
 from monitor.models.rollups import GpuHour, GpuMinute, HostHour, HostMinute, ProcessHour
 from monitor.models.samples import HostSample, LatestSnapshot, Sample
 from monitor.models.tallies import Tally
@@ -14,6 +15,7 @@ from monitor.models.uses import ProcessMinute, ProcessUse
 
 __all__ = [
     "ApiToken",
+    "AuditEntry",
     "Chore",
     "Claim",
     "Constraint",
@@ -26,6 +28,7 @@ __all__ = [
     "HostSample",
     "LatestSnapshot",
     "Lease",
+    "PolicyValues",
     "ProcessHour",
     "ProcessMinute",
     "ProcessUse",

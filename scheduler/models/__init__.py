@@ -1,6 +1,6 @@
 from __future__ import annotations
 
 from scheduler.models.attempts import Attempt
-from scheduler.models.jobs import Job
+from scheduler.models.jobs import Job, JobDependency
 
-__all__ = ["Attempt", "Job"]
+__all__ = ["Attempt", "Job", "JobDependency"]

@@ -4,7 +4,7 @@ from django.conf import settings
 from django.core.validators import MaxValueValidator, MinValueValidator
 from django.db import models
 
-from scheduler.jobs import PRIORITIES, JobState, Outcome
+from scheduler.jobs import PRIORITIES, After, JobState, Outcome
 
 
 class Job(models.Model):
@@ -27,6 +27,23 @@ class Job(models.Model):
     gpus = models.PositiveSmallIntegerField(default=1)
     gpu_memory_bytes = models.BigIntegerField(null=True, blank=True)
     exclusive = models.BooleanField(default=False)
+    # Which GPUs will do: what scheduler.jobs.Requirement says of each.
+    capability = models.CharField("least compute capability", max_length=8, blank=True)
+    gpu_model = models.CharField(max_length=100, blank=True)
+    power = models.FloatField("least power rank", null=True, blank=True)
+    gpu_uuid = models.CharField("this GPU alone", max_length=96, blank=True)
+    share_pct = models.PositiveSmallIntegerField("most of a GPU's time", null=True, blank=True)
+    # How it behaves when its GPU is wanted: scheduler.jobs.Manners.
+    preemptible = models.BooleanField(default=False)
+    requeue = models.BooleanField(default=False)
+    yield_signal = models.CharField(max_length=12, blank=True)
+    grace_s = models.PositiveIntegerField(null=True, blank=True)
+    retries = models.PositiveSmallIntegerField(default=0)
+    begin_at = models.DateTimeField(null=True, blank=True)
+    # The number of the array's first job.
+    array = models.PositiveBigIntegerField(null=True, blank=True, db_index=True)
+    array_index = models.PositiveIntegerField(null=True, blank=True)
+    array_limit = models.PositiveIntegerField(null=True, blank=True)
     estimate_s = models.PositiveIntegerField(null=True, blank=True)
     time_limit_s = models.PositiveIntegerField(null=True, blank=True)
 
@@ -40,6 +57,13 @@ class Job(models.Model):
     signal = models.PositiveSmallIntegerField(null=True, blank=True)
     problem = models.TextField(blank=True)
     blockers = models.JSONField(default=list, blank=True)
+    # Why it is held back until a person lets it go; "" = it is not.
+    held = models.TextField(blank=True)
+    held_by = models.CharField(max_length=150, blank=True)
+    # After a failure that is tried again: not before this.
+    retry_at = models.DateTimeField(null=True, blank=True)
+    failures = models.PositiveSmallIntegerField(default=0)
+    requeues = models.PositiveSmallIntegerField("times it yielded", default=0)
     submitted_at = models.DateTimeField()
     started_at = models.DateTimeField(null=True, blank=True)
     ended_at = models.DateTimeField(null=True, blank=True)
@@ -71,3 +95,20 @@ class Job(models.Model):
 
     def __str__(self) -> str:
         return f"job {self.pk} {self.name}"
+
+
+class JobDependency(models.Model):
+    """A job waits for another: for its end, or for its success."""
+
+    job = models.ForeignKey(Job, models.CASCADE, related_name="dependencies")
+    on = models.ForeignKey(Job, models.CASCADE, related_name="dependents")
+    after = models.CharField(
+        max_length=8, choices=[(a.value, a.value) for a in After], default=After.SUCCESS.value
+    )
+
+    class Meta:
+        verbose_name_plural = "job dependencies"
+        constraints = [models.UniqueConstraint(fields=["job", "on"], name="job_dependency_once")]
+
+    def __str__(self) -> str:
+        return f"job {self.job_id} after job {self.on_id}"

@@ -17,7 +17,8 @@ from datetime import datetime
 from monitor.health import Condition
 from monitor.policy.limits import NOT_OURS, hidden
 from monitor.readings import ClaimFact, GpuReading, Health, ProcessReading, Snapshot
-from scheduler.jobs import Blocker, Holder, PlanPolicy, Slot, Slots
+from scheduler.blockers import Blocker
+from scheduler.plans import Holder, PlanPolicy, Slot, Slots
 
 
 def slots(

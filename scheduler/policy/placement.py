@@ -12,7 +12,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from monitor.formats import GIB
-from scheduler.jobs import Blocker, PlanPolicy, Requirement, Slot
+from scheduler.blockers import Blocker
+from scheduler.jobs import Requirement
+from scheduler.plans import PlanPolicy, Slot
 from scheduler.units import size
 
 SHOWN = 3

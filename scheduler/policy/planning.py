@@ -8,7 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from datetime import datetime
 
-from scheduler.jobs import Blocker, Placement, Plan, PlanPolicy, QueuedJob, Requirement, Slots
+from scheduler.blockers import Blocker
+from scheduler.jobs import QueuedJob, Requirement
+from scheduler.plans import Placement, Plan, PlanPolicy, Slots
 from scheduler.policy import placement
 from scheduler.policy.ordering import ordered
 

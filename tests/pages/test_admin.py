@@ -11,9 +11,9 @@ from django.test import Client
 from django.urls import reverse
 from django.utils import timezone
 
-from monitor import access, events, process_hours, rollups, store
-from monitor.models import ApiToken, Chore, Constraint, Gpu, Lease, ProcessMinute
-from scheduler.models import Attempt, Job
+from monitor import access, audit, events, process_hours, rollups, store
+from monitor.models import ApiToken, Chore, Constraint, Gpu, Lease, PolicyValues, ProcessMinute
+from scheduler.models import Attempt, Job, JobDependency
 from tests import jobs_made
 from tests.builders import NOW, gpu, snapshot
 from tests.monitor.past import process_use
@@ -39,6 +39,10 @@ def filled(alice: User) -> None:
     Lease.objects.create(name="sampler:gpubox", loop="sampler", host="gpubox", expires_at=NOW)
     Chore.objects.create(name="pruning", queued_at=NOW)
     Constraint.objects.create(host="gpubox", kind="disk", text="Disk is full", from_at=NOW)
+    one, other = Job.objects.order_by("id")[:2]
+    JobDependency.objects.create(job=other, on=one)
+    audit.note("TRIED", "root tried it", by="root", now=NOW)
+    PolicyValues.objects.create(name="hogs")
     _past()
 
 

@@ -8,7 +8,9 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Any, Self
 
-from scheduler.jobs import Blocker, Holder, Plan, PlanPolicy, QueuedJob, Requirement, Slot, Slots
+from scheduler.blockers import Blocker
+from scheduler.jobs import QueuedJob, Requirement
+from scheduler.plans import Holder, Plan, PlanPolicy, Slot, Slots
 from scheduler.policy.planning import plan
 from scheduler.units import parse_bytes
 from tests.builders import NOW, queued_job, slot

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from monitor.health import Condition
 from monitor.limits import Limits
 from monitor.readings import ClaimFact, Health, ProcessReading, Snapshot
-from scheduler.jobs import PlanPolicy, Slot, Slots
+from scheduler.plans import PlanPolicy, Slot, Slots
 from scheduler.policy import capacity
 from scheduler.policy.planning import plan
 from tests.builders import GIB, NOW, claim, gpu, gpu_uuid, host, process, queued_job, snapshot

@@ -8,9 +8,10 @@ from django_q.models import OrmQ
 
 from monitor import events, store
 from monitor.models import Chore, Constraint
+from monitor.policy.constraints import ConstraintPolicy
 from monitor.readings import Snapshot
 from scheduler import controller as controller_module
-from scheduler.controller import Controller
+from scheduler.controller import Constraints, Controller, Part
 from tests.builders import NOW, gpu, snapshot
 
 pytestmark = pytest.mark.django_db
@@ -20,9 +21,20 @@ def at(second: float) -> datetime:
     return NOW + timedelta(seconds=second)
 
 
-def controller(queue: list[str] | None = None) -> Controller:
+def controller(queue: list[str] | None = None, *others: Part) -> Controller:
     queued = queue if queue is not None else []
-    return Controller(transaction.atomic, "gpubox", "/data", queued.append)
+    parts = (*others, Constraints("gpubox", "/data", ConstraintPolicy()))
+    return Controller(transaction.atomic, "gpubox", queued.append, parts)
+
+
+class Broken:
+    """A part that writes an event, and fails."""
+
+    name = "broken"
+
+    def judge(self, snapshot: Snapshot | None, now: datetime) -> object:
+        events.add("HALF_DONE", "taken back", now=now)
+        raise ValueError("no such thing")
 
 
 def seen(second: float, temperature: float) -> Snapshot:
@@ -58,12 +70,12 @@ def test_a_restart_forgets_nothing_and_tells_nothing_twice() -> None:
 
 def test_it_judges_no_old_snapshot() -> None:
     seen(0, 90)
-    assert controller().step(at(60)).verdict is None
+    assert controller().step(at(60)).found["constraints"] is None
     assert kinds() == []
 
 
 def test_it_waits_for_a_first_snapshot() -> None:
-    assert controller().step(NOW).verdict is None
+    assert controller().step(NOW).found["constraints"] is None
 
 
 def test_it_has_rows_added_up_each_minute_and_old_ones_pruned_every_few() -> None:
@@ -80,3 +92,21 @@ def test_the_settings_build_it_and_its_chores_are_tasks() -> None:
         "monitor.tasks.roll_up",
         "monitor.tasks.prune",
     }
+
+
+def test_a_part_that_fails_takes_back_what_it_wrote_and_keeps_no_other_from_judging() -> None:
+    seen(0, 90)
+    found = controller(None, Broken()).step(at(0)).found
+    assert isinstance(found["broken"], ValueError)
+    assert kinds() == ["RESOURCE_CONSTRAINT"]
+
+
+def test_a_part_that_goes_on_failing_in_the_same_way_is_told_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    running = controller(None, Broken())
+    for second in (0, 5, 10):
+        running.step(at(second))
+    assert [r.message for r in caplog.records if "broken" in r.message] == [
+        "Judging broken failed: ValueError: no such thing"
+    ]

@@ -10,8 +10,9 @@ from django.db import transaction
 from monitor import store as monitor_store
 from scheduler import store
 from scheduler.dispatcher import Dispatcher
-from scheduler.jobs import NewJob, PlanPolicy, Requirement
+from scheduler.jobs import NewJob, Requirement
 from scheduler.models import Attempt, Job
+from scheduler.plans import PlanPolicy
 from tests.builders import NOW, gpu_uuid, host, snapshot
 
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("data")]

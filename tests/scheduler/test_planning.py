@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from scheduler.jobs import Blocker
+from scheduler.blockers import Blocker
 from tests.scheduler.placing import Case
 
 

@@ -7,7 +7,9 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduler.jobs import Blocker, Holder, Plan, PlanPolicy, QueuedJob, Requirement, Slot, Slots
+from scheduler.blockers import Blocker
+from scheduler.jobs import QueuedJob, Requirement
+from scheduler.plans import Holder, Plan, PlanPolicy, Slot, Slots
 from scheduler.policy.planning import plan
 from tests.builders import GIB, NOW, queued_job, slot
 

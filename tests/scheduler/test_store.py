@@ -11,8 +11,10 @@ from django.db.models.signals import post_save
 
 from monitor.models import Claim, Event
 from scheduler import store, transitions
-from scheduler.jobs import Blocker, JobState, NewJob, Outcome, Placement, Requirement
+from scheduler.blockers import Blocker
+from scheduler.jobs import JobState, NewJob, Outcome, Requirement
 from scheduler.models import Attempt, Job
+from scheduler.plans import Placement
 from scheduler.runner import attempts, files
 from scheduler.specs import SpecWriter
 from scheduler.transitions import Ending, Identity

@@ -14,12 +14,12 @@ from django.utils import timezone
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
 
-from monitor.admin import ReadOnly
+from monitor.admin.rows import ReadOnly
 from monitor.formats import duration
 from scheduler import job_lines, store
 from scheduler.changing import change_waiting
 from scheduler.jobs import JobState
-from scheduler.models import Attempt, Job
+from scheduler.models import Attempt, Job, JobDependency
 
 # A waiting job's may be changed; all else of a job is what happened.
 CHANGEABLE = ("name", "priority")
@@ -159,3 +159,11 @@ class AttemptAdmin(ReadOnly):
     date_hierarchy = "placed_at"
     ordering = ("-id",)
     exclude = ("nonce",)
+
+
+@admin.register(JobDependency)
+class JobDependencyAdmin(ReadOnly):
+    list_display = ("job", "after", "on")
+    list_filter = ("after",)
+    list_select_related = ("job", "on")
+    search_fields = ("=job__id", "=on__id", "job__owner__username")

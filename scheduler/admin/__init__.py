@@ -1,0 +1,7 @@
+"""Admin: Django looks for the pages here."""
+
+from __future__ import annotations
+
+from scheduler.admin import jobs
+
+__all__ = ["jobs"]
