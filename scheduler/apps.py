@@ -8,6 +8,9 @@ class SchedulerConfig(AppConfig):
     verbose_name = "Scheduler"
 
     def ready(self) -> None:
+        from monitor import policies
+        from scheduler.policy.quotas import QuotaPolicy
         from scheduler.regions import register_regions
 
         register_regions()
+        policies.register("quotas", QuotaPolicy)
