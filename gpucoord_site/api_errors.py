@@ -14,7 +14,8 @@ from ninja import NinjaAPI
 from ninja.errors import HttpError, ValidationError
 
 from scheduler.api_schemas import NewJobBody
-from scheduler.submitting import WORDS, UnableToSubmit
+from scheduler.fields import WORDS
+from scheduler.submitting import UnableToSubmit
 
 logger = logging.getLogger(__name__)
 

@@ -19,6 +19,24 @@ WANTED = (
     "A token is needed: set GPUCOORD_TOKEN, or keep one with `gpucoord token USER --save`. "
     "`gpucoord token USER`, run on the server, makes one."
 )
+# Fields of the API that have an option of the same name.
+SELDOM = (
+    "capability",
+    "model",
+    "power",
+    "on_gpu",
+    "gpu_share",
+    "preemptible",
+    "requeue",
+    "yield_signal",
+    "grace",
+    "retries",
+    "begin",
+    "after",
+    "after_success",
+    "array",
+    "array_limit",
+)
 EPILOG = """\
 The job's output appears here, and its exit code becomes this command's. Ctrl-C asks whether to
 cancel the job; a second Ctrl-C leaves it running. Exit codes of our own: 124 it ran into its time
@@ -69,6 +87,7 @@ def _body(asked: Namespace) -> dict[str, Any]:
         "exclusive": asked.exclusive or None,
         "time_limit": asked.time_limit,
         "estimate": asked.estimate,
+        **{name: getattr(asked, name) or None for name in SELDOM},
         "env": dict(asked.env) or None,
         "cwd": os.path.abspath(asked.cwd) if asked.cwd else _here(asked),  # noqa: PTH100
     }
@@ -99,6 +118,9 @@ def _parser() -> ArgumentParser:
     add("--exclusive", action="store_true", help="no other job on the same GPUs")
     add("--time-limit", metavar="TIME", help="stopped after this: 2h, 90min")
     add("--estimate", metavar="TIME", help="how long you think it takes")
+    _add_choice_of_gpu(parser)
+    _add_when(parser)
+    _add_manners(parser)
     add(
         "--env",
         metavar="NAME=VALUE",
@@ -112,6 +134,40 @@ def _parser() -> ArgumentParser:
     add("--token", help="better: GPUCOORD_TOKEN, or the file that `gpucoord token --save` writes")
     add("--detach", "-d", action="store_true", help="only print the job's number")
     return parser
+
+
+def _add_choice_of_gpu(parser: ArgumentParser) -> None:
+    add = parser.add_argument_group("which GPU").add_argument
+    add("--on-gpu", metavar="GPU", help="this one and no other: its number or UUID")
+    add("--model", metavar="WORDS", help="words of its name, or a pattern: H100, 'RTX*'")
+    add("--capability", metavar="X.Y", help="the least compute capability, such as 8.0")
+    add("--power", type=float, metavar="RANK", help="the least power rank")
+    add("--gpu-share", type=int, metavar="PERCENT", help="the most of a shared GPU's time")
+
+
+def _add_when(parser: ArgumentParser) -> None:
+    add = parser.add_argument_group("when").add_argument
+    add("--begin", metavar="TIME", help="not before: 22:00, 'tomorrow 06:00', 'in 2h'")
+    add("--after", metavar="JOBS", type=_numbers, help="after the end of these: 12,13")
+    add("--after-success", metavar="JOBS", type=_numbers, help="after the success of these")
+    add("--array", metavar="INDICES", help="a job for each: 0-9, 1,3,5 or 0-99%%4 (4 at a time)")
+    add("--array-limit", type=int, metavar="N", help="how many of the array at a time")
+    add("--retries", type=int, metavar="N", help="how often it is tried again after a failure")
+
+
+def _add_manners(parser: ArgumentParser) -> None:
+    add = parser.add_argument_group("when its GPU is wanted").add_argument
+    add("--preemptible", action="store_true", help="more important jobs may interrupt it")
+    add("--requeue", action="store_true", help="then run it again from its start")
+    add("--yield-signal", metavar="SIGNAL", help="tell it by USR1, USR2, INT, TERM or HUP, too")
+    add("--grace", metavar="TIME", help="time to save its work, such as 60s")
+
+
+def _numbers(text: str) -> list[int]:
+    words = text.replace(",", " ").split()
+    if not all(word.isdecimal() for word in words):
+        raise ArgumentTypeError(f"{shlex.quote(text)} names no jobs; write their numbers: 12,13")
+    return [int(word) for word in words]
 
 
 def _variable(text: str) -> tuple[str, str]:

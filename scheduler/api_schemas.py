@@ -44,14 +44,52 @@ class NewJobBody(Schema):
     time_limit: int | float | str | None = Field(
         None, description='Stopped after this: "2h", or seconds.'
     )
+    capability: float | int | str | None = Field(
+        None, description='The least compute capability: "8.0".'
+    )
+    model: str | None = Field(
+        None, description="Words of the GPU's name, or a pattern: H100, RTX*."
+    )
+    power: float | int | None = Field(None, description="The least power rank of a GPU.")
+    on_gpu: int | str | None = Field(None, description="This GPU and no other: its number or UUID.")
+    gpu_share: int | None = Field(
+        None, description="The most of a shared GPU's time that it may take, in percent."
+    )
+    preemptible: bool = Field(
+        False, description="It may be asked to yield at any time, for jobs of a higher class."
+    )
+    requeue: bool = Field(
+        False, description="Run it again after it yielded, though it did not exit with 85."
+    )
+    yield_signal: str | None = Field(
+        None, description="Sent first when it is to yield: USR1, USR2, INT, TERM or HUP."
+    )
+    grace: int | float | str | None = Field(
+        None, description='From being asked to yield to SIGKILL: "60s", or seconds.'
+    )
+    retries: int = Field(0, description="How often it is tried again after a failure.")
+    begin: str | None = Field(
+        None, description='Not before this: "22:00", "2026-03-02 22:00", "in 2h" or ISO 8601.'
+    )
+    after: int | list[int] | None = Field(None, description="Jobs that must have ended.")
+    after_success: int | list[int] | None = Field(
+        None, description="Jobs that must have succeeded."
+    )
+    array: str | None = Field(
+        None, description='A job for each index: "0-9", "1,3,5", "0-99%4" (4 at a time).'
+    )
+    array_limit: int | None = Field(None, description="How many of the array may run at a time.")
     env: dict[str, str] | None = Field(None, description="Variables; values are never shown again.")
     cwd: str | None = Field(None, description="The folder to start in; default: home.")
 
 
 class Submitted(Schema):
+    """Of an array: its first job."""
+
     id: int
     state: JobState
     url: str
+    array: list[int] | None = Field(None, description="The jobs of the array, in order.")
 
 
 class BlockerBody(Schema):
@@ -59,6 +97,10 @@ class BlockerBody(Schema):
 
     code: str
     text: str
+    tier: str = Field(
+        "",
+        description="needs a person, not yet, my limits, state of the machine, others are there.",
+    )
     requested: str | None = None
     available: str | None = None
     holder: str | None = None
@@ -94,7 +136,9 @@ class JobLine(Schema):
     )
     priority: int
     gpus: list[str] = Field(description="UUIDs of the GPUs that it has, or had last.")
-    requested: dict[str, Any] = Field(description="gpus, gpu_memory_bytes, exclusive.")
+    requested: dict[str, Any] = Field(
+        description="gpus, gpu_memory_bytes, exclusive; and what else was asked for."
+    )
     submitted_at: datetime
     started_at: datetime | None
     ended_at: datetime | None
@@ -114,6 +158,20 @@ class JobBody(JobLine):
     env_names: list[str] | None = Field(description="Values are never shown.")
     estimate_s: int | None
     time_limit_s: int | None
+    preemptible: bool
+    requeue: bool
+    yield_signal: str | None
+    grace_s: int | None
+    retries: int
+    failures: int = Field(description="So often it failed, and was tried again.")
+    requeues: int = Field(description="So often it yielded, and was put back into the queue.")
+    begin_at: datetime | None
+    retry_at: datetime | None
+    held: str | None = Field(description="Why it is held back until a person lets it go.")
+    after: list[int]
+    after_success: list[int]
+    array: int | None = Field(description="The array's first job.")
+    array_index: int | None
     cancel_requested_at: datetime | None
     cancelled_by: str | None
     cpu_s: float | None

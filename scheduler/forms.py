@@ -2,20 +2,37 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import Any
 
 from django import forms
+from django.contrib.auth.models import User
+from django.forms import BoundField
 
+from scheduler.fields import OURS
 from scheduler.job_lines import plain_gib
-from scheduler.jobs import PRIORITIES, NewJob
+from scheduler.jobs import PRIORITIES
 from scheduler.models import Job
 from scheduler.plans import PlanPolicy
-from scheduler.submitting import OURS, UnableToSubmit, checked
+from scheduler.submitting import UnableToSubmit, admit, checked
+from scheduler.wishes import YIELD_SIGNALS
 
 PRIORITY_CHOICES = [(str(value), f"{value} {word}") for value, word in PRIORITIES.items()]
 UNDECLARED = plain_gib(PlanPolicy().undeclared_bytes)
-# Fields that most people never need; the page opens them when one has a mistake.
-ADVANCED = ("name", "cwd", "env", "estimate")
+# Fields that most people never need; the page opens a group when one is filled in or wrong.
+GROUPS = {
+    "Name, folder, variables, estimate": ("name", "estimate", "cwd", "env"),
+    "Which GPU": ("model", "on_gpu", "capability", "power", "gpu_share"),
+    "When: begin, other jobs, arrays, retries": (
+        "begin",
+        "after_success",
+        "after",
+        "array",
+        "array_limit",
+        "retries",
+    ),
+    "When its GPU is wanted": ("preemptible", "requeue", "yield_signal", "grace"),
+}
 
 
 class NewJobForm(forms.Form):
@@ -33,6 +50,28 @@ class NewJobForm(forms.Form):
         label="Variables", strip=False, required=False, widget=forms.Textarea({"rows": 3})
     )
     estimate = forms.CharField(label="Takes about", required=False)
+    on_gpu = forms.CharField(label="Only this GPU", required=False)
+    model = forms.CharField(label="Model", required=False)
+    capability = forms.CharField(label="Compute capability, at least", required=False)
+    power = forms.CharField(label="Power rank, at least", required=False)
+    gpu_share = forms.CharField(label="At most so much of its time (%)", required=False)
+    begin = forms.CharField(label="Not before", required=False)
+    after_success = forms.CharField(label="After the success of jobs", required=False)
+    after = forms.CharField(label="After the end of jobs", required=False)
+    array = forms.CharField(label="A job for each index", required=False)
+    array_limit = forms.CharField(label="So many of them at a time", required=False)
+    retries = forms.CharField(label="Tries again after a failure", required=False)
+    preemptible = forms.BooleanField(label="More important jobs may interrupt it", required=False)
+    requeue = forms.BooleanField(label="Then run it again from its start", required=False)
+    yield_signal = forms.ChoiceField(
+        label="Tell it by",
+        choices=[
+            ("", "the yield file alone"),
+            *((name, f"the yield file and {name}") for name in YIELD_SIGNALS),
+        ],
+        required=False,
+    )
+    grace = forms.CharField(label="Time to save its work", required=False)
 
     HINTS = {
         "command": "Runs as /bin/sh -c COMMAND.",
@@ -43,6 +82,16 @@ class NewJobForm(forms.Form):
         "cwd": "Where it starts. Left empty: the home folder of its account.",
         "env": "A line each: NAME=value. Values are never shown again.",
         "estimate": "How long you think it takes: 2h, 90 min.",
+        "on_gpu": "Its number, or its UUID.",
+        "model": "Words of its name, or a pattern: H100, RTX*.",
+        "power": "Each GPU's page shows its own.",
+        "gpu_share": "Of a GPU that it shares.",
+        "begin": "Such as 22:00, tomorrow 06:00, 2026-03-02 22:00 or in 2h.",
+        "after_success": "Their numbers: 12, 13.",
+        "after": "However they end.",
+        "array": "Such as 0-9 or 1,3,5. Each has its own in GPUCOORD_ARRAY_INDEX.",
+        "retries": "With longer and longer pauses. Out of memory: with a quarter more.",
+        "grace": "Such as 60s. Left empty: the server's own.",
     }
     EXAMPLES = {
         "command": "python train.py --epochs 3",
@@ -51,11 +100,17 @@ class NewJobForm(forms.Form):
         "cwd": "/home/you/project",
         "env": "WANDB_MODE=offline",
         "estimate": "90 min",
+        "model": "H100",
+        "capability": "8.0",
+        "begin": "22:00",
+        "array": "0-9",
     }
-    NUMERIC = ("gpus",)
+    NUMERIC = ("gpus", "power", "gpu_share", "array_limit", "retries", "on_gpu")
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, now: datetime, **kwargs: Any) -> None:
+        """`now`: what "in 2h" counts from."""
         super().__init__(*args, **kwargs)
+        self._now = now
         for name, field in self.fields.items():
             field.help_text = self.HINTS.get(name, "")
             attributes = {"autocomplete": "off", "spellcheck": "false"}
@@ -75,22 +130,33 @@ class NewJobForm(forms.Form):
         raw["env"] = env
         raw["priority"] = raw.get("priority") or "3"
         try:
-            self.cleaned_data["new"] = checked(raw)
+            self.cleaned_data["new"] = checked(raw, self._now)
         except UnableToSubmit as error:
-            for refusal in error.refusals:
-                self.add_error(refusal.field, refusal.text)
+            self._take(error)
         return self.cleaned_data
 
-    @property
-    def new(self) -> NewJob:
-        """What was read; only of a valid form."""
-        new: NewJob = self.cleaned_data["new"]
-        return new
+    def submitted_by(self, person: User) -> Job | None:
+        """Submit what was typed, if nothing is wrong with it and the person may."""
+        if not self.is_valid():
+            return None
+        try:
+            return admit(self.cleaned_data["new"], person, self._now)
+        except UnableToSubmit as error:
+            self._take(error)
+            return None
+
+    def _take(self, error: UnableToSubmit) -> None:
+        for refusal in error.refusals:
+            self.add_error(refusal.field if refusal.field in self.fields else None, refusal.text)
 
     @property
-    def advanced_open(self) -> bool:
-        """Whether one of the advanced fields was filled in or has a mistake."""
-        return any(self[name].errors or self[name].value() for name in ADVANCED)
+    def groups(self) -> list[tuple[str, list[BoundField], bool]]:
+        """The fields that few need: (title, fields, whether one was filled in or has a mistake)."""
+        return [
+            (title, found, any(each.errors or each.value() for each in found))
+            for title, names in GROUPS.items()
+            for found in [[self[name] for name in names]]
+        ]
 
 
 def variables(text: str) -> tuple[dict[str, str], list[str]]:
@@ -123,6 +189,16 @@ def filled_from(job: Job) -> dict[str, Any]:
         "estimate": _seconds(job.estimate_s),
         "cwd": job.cwd,
         "env": _names(job),
+        "on_gpu": job.gpu_uuid,
+        "model": job.gpu_model,
+        "capability": job.capability,
+        "power": "" if job.power is None else f"{job.power:g}",
+        "gpu_share": "" if job.share_pct is None else str(job.share_pct),
+        "retries": str(job.retries) if job.retries else "",
+        "preemptible": job.preemptible,
+        "requeue": job.requeue,
+        "yield_signal": job.yield_signal,
+        "grace": _seconds(job.grace_s),
     }
 
 

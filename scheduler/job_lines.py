@@ -123,7 +123,7 @@ def badge(job: Job) -> tuple[str, str]:
 
 
 def requirement(job: Job) -> str:
-    """What it asks of the GPUs: "2 GPUs, 20 GiB each, alone"."""
+    """What it asks of the GPUs: "2 GPUs, 20 GiB each, alone, H100"."""
     if job.gpus == 0:
         return "no GPU"
     parts = ["1 GPU" if job.gpus == 1 else f"{job.gpus} GPUs"]
@@ -131,6 +131,16 @@ def requirement(job: Job) -> str:
         parts.append(plain_gib(job.gpu_memory_bytes) + (" each" if job.gpus > 1 else ""))
     if job.exclusive:
         parts.append("alone")
+    if job.share_pct:
+        parts.append(f"at most {job.share_pct} % of its time")
+    if job.gpu_model:
+        parts.append(job.gpu_model)
+    if job.capability:
+        parts.append(f"capability ≥ {job.capability}")
+    if job.power:
+        parts.append(f"rank ≥ {job.power:g}")
+    if job.gpu_uuid:
+        parts.append(f"only {gpu_links([job.gpu_uuid])[job.gpu_uuid].label}")
     return ", ".join(parts)
 
 

@@ -2,47 +2,25 @@
 
 from __future__ import annotations
 
-import re
-import shlex
-from collections.abc import Callable, Mapping, Sequence
-from datetime import datetime, timedelta
-from typing import Any, TypeVar
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from functools import partial
+from typing import Any
 
+from django.conf import settings
 from django.contrib.auth.models import User
+from django.db.models import Q
 
 from monitor import store as monitor_store
+from monitor.models import Gpu
 from monitor.readings import Snapshot
 from scheduler import store
-from scheduler.jobs import PRIORITIES, NewJob, Refusal, Requirement
+from scheduler.fields import MOST_GPUS, MOST_RETRIES, Fields
+from scheduler.jobs import PRIORITIES, After, Manners, NewJob, Refusal, Requirement
 from scheduler.models import Job
 from scheduler.policy import admission
-from scheduler.units import parse_bytes, parse_duration
-
-T = TypeVar("T")
-LONGEST_COMMAND = 100_000
-LONGEST_NAME = 120
-LONGEST_PATH = 4096
-LARGEST_ENV = 100_000
-MOST_GPUS = 32_767
-# What a line of the shell may begin with that is no program.
-SHELL_WORDS = {"for", "while", "until", "if", "case", "{", "(", "!", "[", "[["}
-OURS = re.compile(r"GPUCOORD_.*|CUDA_VISIBLE_DEVICES|CUDA_DEVICE_ORDER")
-
-# What each field wants to be, for whoever wrote something else.
-WORDS = {
-    "command": "Write the command as one text, as you would type it.",
-    "argv": "Write the program and its arguments as a list of texts.",
-    "name": f"Write a name of at most {LONGEST_NAME} characters.",
-    "priority": "Choose a priority from 1 (background) to 5 (urgent).",
-    "gpus": "Write a whole number of GPUs, 0 or more.",
-    "gpu_memory": 'Write a size such as "20GiB", or a number of bytes.',
-    "exclusive": "Write true or false.",
-    "estimate": 'Write a duration such as "2h" or "90 min", or a number of seconds.',
-    "time_limit": 'Write a duration such as "2h" or "90 min", or a number of seconds.',
-    "env": "Write variables as names with texts, such as LR=0.1.",
-    "cwd": "Write a folder that starts with /.",
-    "new": 'Write an object, such as {"command": "python train.py"}.',
-}
+from scheduler.units import parse_bytes
+from scheduler.wishes import parse_capability, parse_moment, parse_signal
 
 
 class UnableToSubmit(Exception):
@@ -55,13 +33,19 @@ class UnableToSubmit(Exception):
 
 def submit(raw: Mapping[str, Any], owner: User, now: datetime) -> Job:
     """Put what was handed in into the queue, or raise UnableToSubmit with all that is wrong."""
-    return store.submit(checked(raw), owner, now)
+    return admit(checked(raw, now), owner, now)
 
 
-def checked(raw: Mapping[str, Any]) -> NewJob:
+def admit(new: NewJob, owner: User, now: datetime) -> Job:
+    """Put a job that was read into the queue, if its owner may have such a one."""
+    return store.submit(new, owner, now)
+
+
+def checked(raw: Mapping[str, Any], now: datetime) -> NewJob:
     """Read it, and refuse what no host could ever run."""
-    new = read(raw)
-    if refusals := refuse(new.requirement, monitor_store.newest_all()):
+    new = read(raw, now)
+    refusals = refuse(new.requirement, monitor_store.newest_all())
+    if refusals := [*refusals, *_refuse_dependencies(new)]:
         raise UnableToSubmit(refusals)
     return new
 
@@ -81,133 +65,76 @@ def _refusals(requirement: Requirement, host: Snapshot) -> list[Refusal]:
     return admission.check(requirement, host.gpus)
 
 
-def read(raw: Mapping[str, Any]) -> NewJob:
+def _refuse_dependencies(new: NewJob) -> list[Refusal]:
+    """A job can only wait for jobs that are there."""
+    wanted = {dependency.on: dependency.after for dependency in new.after}
+    known = set(Job.objects.filter(pk__in=wanted).values_list("pk", flat=True))
+    return [
+        Refusal(
+            field="after" if after is After.END else "after_success", text=f"There is no job {on}."
+        )
+        for on, after in wanted.items()
+        if on not in known
+    ]
+
+
+def read(raw: Mapping[str, Any], now: datetime) -> NewJob:
     """Check every field, so that a person sees all mistakes at once."""
-    reading = _Reading(raw)
+    fields = Fields(raw)
+    moment = partial(parse_moment, now=now, zone=settings.TIME_ZONE)
     new = NewJob(
-        **reading.what_runs(),
-        name=reading.name(),
-        cwd=reading.cwd(),
-        env=reading.env(),
-        priority=reading.whole("priority", 3, min(PRIORITIES), max(PRIORITIES)),
-        requirement=Requirement(
-            gpus=reading.whole("gpus", 1, 0, MOST_GPUS),
-            memory_bytes=reading.amount("gpu_memory", parse_bytes),
-            exclusive=bool(raw.get("exclusive")),
-        ),
-        estimate=reading.amount("estimate", _whole_seconds),
-        time_limit=reading.amount("time_limit", _whole_seconds),
+        **fields.what_runs(),
+        name=fields.name(),
+        cwd=fields.cwd(),
+        env=fields.env(),
+        priority=fields.whole("priority", 3, min(PRIORITIES), max(PRIORITIES)),
+        requirement=_requirement(fields),
+        estimate=fields.seconds("estimate"),
+        time_limit=fields.seconds("time_limit"),
+        manners=_manners(fields),
+        begin_at=fields.amount("begin", moment),
+        after=fields.dependencies(),
+        **fields.array(),
     )
-    if reading.refusals:
-        raise UnableToSubmit(reading.refusals)
+    if fields.refusals:
+        raise UnableToSubmit(fields.refusals)
     return new
 
 
-def default_name(words: Sequence[str]) -> str:
-    """The program and its first plain argument. All can read it: nothing that may be a secret."""
-    rest = list(words)
-    while rest and "=" in rest[0]:
-        rest.pop(0)
-    program, *arguments = rest or ["job"]
-    if program in SHELL_WORDS:
-        return "shell"
-    shown = [program.rpartition("/")[2] or program]
-    if arguments and re.fullmatch(r"[\w./+-]*[\w/]", arguments[0]) and arguments[0][0] != "-":
-        shown.append(arguments[0].rpartition("/")[2])
-    return " ".join(shown)[:LONGEST_NAME]
+def _requirement(fields: Fields) -> Requirement:
+    return Requirement(
+        gpus=fields.whole("gpus", 1, 0, MOST_GPUS),
+        memory_bytes=fields.amount("gpu_memory", parse_bytes),
+        exclusive=fields.flag("exclusive"),
+        capability=fields.amount("capability", parse_capability),
+        model=fields.pattern("model"),
+        power=fields.number("power", 1e6),
+        gpu_uuid=fields.amount("on_gpu", gpu_named) or "",
+        share_pct=fields.percent("gpu_share"),
+    )
 
 
-class _Reading:
-    """Reads one field after the other and keeps what is wrong."""
-
-    def __init__(self, raw: Mapping[str, Any]) -> None:
-        self._raw = raw
-        self.refusals: list[Refusal] = []
-
-    def _refuse(self, field: str, text: str) -> None:
-        self.refusals.append(Refusal(field=field, text=text))
-
-    def what_runs(self) -> dict[str, Any]:
-        command, argv = self._raw.get("command") or "", tuple(self._raw.get("argv") or ())
-        if command.strip() and argv:
-            self._refuse("argv", "Give either command or argv, not both.")
-        elif argv:
-            self._check_text("argv", "".join(argv), LONGEST_COMMAND)
-            if not argv[0].strip():
-                self._refuse("argv", "The program has no name.")
-        elif not command.strip():
-            self._refuse("command", "Say what to run, as you would type it.")
-        else:
-            self._check_text("command", command, LONGEST_COMMAND)
-        # A browser sends its lines with CR LF; the shell would take the CR as a part of the word.
-        return {"argv": argv} if argv else {"command": command.replace("\r\n", "\n").strip()}
-
-    def name(self) -> str:
-        name = " ".join((self._raw.get("name") or "").split())
-        self._check_text("name", name, LONGEST_NAME)
-        return name or default_name(self._words())
-
-    def _words(self) -> Sequence[str]:
-        if self._raw.get("argv"):
-            return list(self._raw["argv"])
-        beginning = (self._raw.get("command") or "")[:1000]
-        try:
-            return shlex.split(beginning, comments=True)
-        except ValueError:
-            return beginning.split()
-
-    def cwd(self) -> str:
-        cwd: str = (self._raw.get("cwd") or "").strip()
-        self._check_text("cwd", cwd, LONGEST_PATH)
-        if cwd and not cwd.startswith("/"):
-            self._refuse("cwd", f'"{cwd}" must start with /: gpucoord can\'t know where you are.')
-        return cwd
-
-    def env(self) -> dict[str, str]:
-        env: dict[str, str] = self._raw.get("env") or {}
-        for name, value in env.items():
-            if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
-                self._refuse("env", f'"{name}" can\'t be the name of a variable.')
-            elif OURS.fullmatch(name):
-                self._refuse("env", f"{name} is set by gpucoord itself; leave it out.")
-            elif not _is_text(value):
-                self._refuse("env", f"The value of {name} has a character that can't be used.")
-        if sum(len(name) + len(value) for name, value in env.items()) > LARGEST_ENV:
-            self._refuse("env", f"All variables together may have {LARGEST_ENV} characters.")
-        return dict(env)
-
-    def whole(self, field: str, default: int, least: int, most: int) -> int:
-        value = self._raw.get(field)
-        if value is None or value == "":
-            return default
-        if isinstance(value, str):
-            value = int(value) if re.fullmatch(r"\s*-?\d{1,9}\s*", value) else None
-        if value is None or not least <= value <= most:
-            self._refuse(field, WORDS[field])
-            return default
-        return int(value)
-
-    def amount(self, field: str, parse: Callable[[str], T]) -> T | None:
-        value = self._raw.get(field)
-        if value is None or str(value).strip() == "":
-            return None
-        try:
-            return parse(str(value))
-        except ValueError as error:
-            self._refuse(field, str(error))
-            return None
-
-    def _check_text(self, field: str, text: str, longest: int) -> None:
-        if len(text) > longest:
-            self._refuse(field, f"This has {len(text)} characters; at most {longest} are possible.")
-        elif not _is_text(text):
-            self._refuse(field, "This has a character that can't be used.")
+def _manners(fields: Fields) -> Manners:
+    return Manners(
+        preemptible=fields.flag("preemptible"),
+        requeue=fields.flag("requeue"),
+        yield_signal=fields.amount("yield_signal", parse_signal) or "",
+        grace=fields.grace(),
+        retries=fields.whole("retries", 0, 0, MOST_RETRIES),
+    )
 
 
-def _is_text(value: str) -> bool:
-    """No NUL, which no program can be given, and no half of a surrogate pair."""
-    return "\0" not in value and not re.search(r"[\ud800-\udfff]", value)
+def gpu_named(text: str) -> str:
+    """The UUID of the GPU that a person names by its number, or by its UUID's beginning.
 
-
-def _whole_seconds(text: str) -> timedelta:
-    return timedelta(seconds=max(1, round(parse_duration(text).total_seconds())))
+    Raises ValueError with a sentence.
+    """
+    wanted = text.strip().removeprefix("GPU ").strip()
+    is_number = wanted.isdecimal() and len(wanted) < 5
+    by = Q(index=int(wanted)) if is_number else Q(uuid__istartswith=wanted.replace("\0", " "))
+    found = list(Gpu.objects.filter(by)[:2])
+    if len(found) == 1:
+        return found[0].uuid
+    if found:
+        raise ValueError(f'"{text}" names more than one GPU; write more of its UUID.')
+    raise ValueError(f'"{text}" names no GPU here; write its number, or its UUID.')

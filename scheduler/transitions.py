@@ -169,11 +169,12 @@ def _blocker(body: Mapping[str, str | None]) -> Blocker:
     )
 
 
-def blocker_body(blocker: Blocker) -> dict[str, str | None]:
+def blocker_body(blocker: Blocker) -> dict[str, str | int | None]:
     """A blocker as it is stored with its job, and given out by the API."""
     return {
         "code": blocker.code,
         "text": blocker.text,
+        "tier": int(blocker.tier),
         "requested": blocker.requested,
         "available": blocker.available,
         "holder": blocker.holder,

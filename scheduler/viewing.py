@@ -8,7 +8,8 @@ from django.contrib.auth.models import AnonymousUser, User
 from django.db.models import Prefetch, QuerySet
 from django.urls import reverse
 
-from scheduler.jobs import JobState
+from scheduler.blockers import TIER_WORDS, Tier
+from scheduler.jobs import After, JobState
 from scheduler.models import Attempt, Job
 
 Person = User | AnonymousUser
@@ -70,15 +71,60 @@ def line(job: Job) -> dict[str, Any]:
         "outcome": job.outcome or None,
         "priority": job.priority,
         "gpus": list(attempt.gpu_uuids) if attempt else [],
-        "requested": {
-            "gpus": job.gpus,
-            "gpu_memory_bytes": job.gpu_memory_bytes,
-            "exclusive": job.exclusive,
-        },
+        "requested": requested(job),
         "submitted_at": job.submitted_at,
         "started_at": job.started_at,
         "ended_at": job.ended_at,
         "url": reverse("job", args=[job.pk]),
+    }
+
+
+def requested(job: Job) -> dict[str, Any]:
+    """What it asks of the GPUs; what few ask for stands there only when it was asked."""
+    seldom = {
+        "capability": job.capability,
+        "model": job.gpu_model,
+        "power": job.power,
+        "on_gpu": job.gpu_uuid,
+        "gpu_share": job.share_pct,
+    }
+    return {
+        "gpus": job.gpus,
+        "gpu_memory_bytes": job.gpu_memory_bytes,
+        "exclusive": job.exclusive,
+        **{name: value for name, value in seldom.items() if value},
+    }
+
+
+def after(job: Job, what: After) -> list[int]:
+    """The jobs that it waits for in this way."""
+    rows = job.dependencies.filter(after=what.value).order_by("on_id")
+    return list(rows.values_list("on_id", flat=True))
+
+
+def tier_of(blocker: dict[str, Any]) -> str:
+    """In words; "" for one that an older version stored."""
+    tier = blocker.get("tier")
+    return TIER_WORDS[Tier(tier)] if tier else ""
+
+
+def manners(job: Job) -> dict[str, Any]:
+    """How it behaves, and what it waits for by its own wish."""
+    return {
+        "preemptible": job.preemptible,
+        "requeue": job.requeue,
+        "yield_signal": job.yield_signal or None,
+        "grace_s": job.grace_s,
+        "retries": job.retries,
+        "failures": job.failures,
+        "requeues": job.requeues,
+        "begin_at": job.begin_at,
+        "retry_at": job.retry_at,
+        "held": job.held or None,
+        "after": after(job, After.END),
+        "after_success": after(job, After.SUCCESS),
+        "array": job.array,
+        "array_index": job.array_index,
     }
 
 
@@ -89,10 +135,11 @@ def body(job: Job, person: Person) -> dict[str, Any]:
         **line(job),
         "exit_code": job.exit_code,
         "signal": job.signal,
-        "blockers": job.blockers,
+        "blockers": [each | {"tier": tier_of(each)} for each in job.blockers],
         **_private(job, seen),
         "estimate_s": job.estimate_s,
         "time_limit_s": job.time_limit_s,
+        **manners(job),
         "cancel_requested_at": job.cancel_requested_at,
         "cancelled_by": job.cancelled_by or None,
         "cpu_s": attempt.cpu_s if attempt else None,

@@ -44,11 +44,12 @@ def job(request: HttpRequest, pk: int) -> HttpResponse:
 @require_http_methods(["GET", "HEAD", "POST"])
 def new(request: HttpRequest) -> HttpResponse:
     """Submit a job. What was typed stays when something is wrong with it."""
+    now = timezone.now()
     if request.method != "POST":
-        return render(request, "scheduler/new.html", {"form": NewJobForm(initial=_like(request))})
-    form = NewJobForm(request.POST)
-    if form.is_valid():
-        made = store.submit(form.new, _person(request), timezone.now())
+        form = NewJobForm(initial=_like(request), now=now)
+        return render(request, "scheduler/new.html", {"form": form})
+    form = NewJobForm(request.POST, now=now)
+    if made := form.submitted_by(_person(request)):
         return _go(request, "job", made.pk)
     # htmx takes the page as it is; an error's status would only alarm the browser's console.
     status = 200 if getattr(request, "htmx", False) else 422

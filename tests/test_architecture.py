@@ -23,6 +23,7 @@ FACTS = {
     "scheduler.people",
     "scheduler.blockers",
     "scheduler.units",
+    "scheduler.wishes",
 }
 PURE_STDLIB = {
     "__future__", "bisect", "collections", "contextlib", "dataclasses", "datetime", "enum",

@@ -55,7 +55,41 @@ class JobAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
         ("What runs", {"fields": ("command", "argv", "cwd", "variables")}),
         (
             "What it asks for",
-            {"fields": ("gpus", "memory", "exclusive", "estimate", "time_limit")},
+            {
+                "fields": (
+                    "gpus",
+                    "memory",
+                    "exclusive",
+                    "gpu_model",
+                    "capability",
+                    "power",
+                    "gpu_uuid",
+                    "share_pct",
+                    "estimate",
+                    "time_limit",
+                )
+            },
+        ),
+        (
+            "When it runs, and when it yields",
+            {
+                "fields": (
+                    "begin_at",
+                    "array",
+                    "array_index",
+                    "array_limit",
+                    "retries",
+                    "failures",
+                    "retry_at",
+                    "preemptible",
+                    "requeue",
+                    "yield_signal",
+                    "grace_s",
+                    "requeues",
+                    "held",
+                    "held_by",
+                )
+            },
         ),
         (
             "What happened",

@@ -130,3 +130,10 @@ def test_others_jobs_can_not_be_copied(browser: Client, bob: User) -> None:
     job = jobs_made.waiting(bob, command="python hidden.py")
 
     assert "hidden.py" not in browser.get(f"/jobs/new/?like={job.pk}").content.decode()
+
+
+def test_a_group_of_fields_opens_when_one_is_wrong(browser: Client) -> None:
+    page = refused(browser, begin="soon")
+
+    assert page.count("<details open>") == 1
+    assert "write it like 22:00" in page

@@ -5,16 +5,18 @@ from typing import Any
 
 import pytest
 
+from monitor import store
 from monitor.readings import Snapshot
-from scheduler import submitting
-from scheduler.jobs import NewJob, Requirement
-from scheduler.submitting import UnableToSubmit, default_name, read, refuse
-from tests.builders import GIB, snapshot
+from scheduler import fields
+from scheduler.fields import default_name
+from scheduler.jobs import Manners, NewJob, Requirement
+from scheduler.submitting import UnableToSubmit, checked, gpu_named, read, refuse
+from tests.builders import GIB, NOW, gpu_uuid, snapshot
 
 
 def mistakes(**raw: Any) -> dict[str, str]:
     with pytest.raises(UnableToSubmit) as error:
-        read({"command": "x"} | raw)
+        read({"command": "x"} | raw, NOW)
     return {refusal.field: refusal.text for refusal in error.value.refusals}
 
 
@@ -33,7 +35,8 @@ def test_it_reads_what_a_person_writes() -> None:
             "env": {"LR": "0.1"},
             "cwd": "/srv",
             "priority": 5,
-        }
+        },
+        NOW,
     )
 
     assert new == NewJob(
@@ -49,7 +52,7 @@ def test_it_reads_what_a_person_writes() -> None:
 
 
 def test_numbers_are_bytes_and_seconds() -> None:
-    new = read({"argv": ["true"], "gpu_memory": GIB, "time_limit": 90.0})
+    new = read({"argv": ["true"], "gpu_memory": GIB, "time_limit": 90.0}, NOW)
 
     assert new.requirement.memory_bytes == GIB
     assert new.time_limit == timedelta(seconds=90)
@@ -90,7 +93,7 @@ def test_it_names_all_mistakes_at_once() -> None:
 
 
 def test_lines_of_a_browser_are_lines_of_the_shell() -> None:
-    assert read({"command": "cd x\r\nmake\r\n"}).command == "cd x\nmake"
+    assert read({"command": "cd x\r\nmake\r\n"}, NOW).command == "cd x\nmake"
 
 
 @pytest.mark.parametrize(
@@ -111,7 +114,7 @@ def test_a_name_made_up_tells_no_secret(words: str, name: str) -> None:
 
 
 def test_a_line_that_the_shell_would_not_take_has_a_name_too() -> None:
-    assert read({"command": "echo 'unfinished"}).name == "echo"
+    assert read({"command": "echo 'unfinished"}, NOW).name == "echo"
 
 
 def test_it_refuses_what_no_gpu_has_with_the_numbers() -> None:
@@ -142,4 +145,100 @@ def test_it_takes_the_job_while_the_gpus_can_not_be_read() -> None:
 def test_every_field_has_words_for_who_wrote_something_else() -> None:
     from scheduler.api_schemas import NewJobBody
 
-    assert set(NewJobBody.model_fields) <= set(submitting.WORDS)
+    assert set(NewJobBody.model_fields) <= set(fields.WORDS)
+
+
+def test_the_command_line_knows_every_field() -> None:
+    from gpucoord_site import submit
+    from scheduler.api_schemas import NewJobBody
+
+    options = {name for action in submit._parser()._actions for name in action.option_strings}
+
+    missing = {f"--{name.replace('_', '-')}" for name in NewJobBody.model_fields} - options
+    assert missing == {"--command", "--argv"}
+    assert set(submit.SELDOM) <= set(NewJobBody.model_fields)
+
+
+def test_it_reads_which_gpu_and_when_and_how_it_yields() -> None:
+    new = read(
+        {
+            "command": "x",
+            "model": " H100  80GB ",
+            "capability": "9.0",
+            "power": "300",
+            "gpu_share": 30,
+            "preemptible": True,
+            "requeue": True,
+            "yield_signal": "usr1",
+            "grace": "60s",
+            "retries": 2,
+            "begin": "in 2h",
+            "after": [3],
+            "after_success": "4, 5",
+            "array": "0-9%2",
+        },
+        NOW,
+    )
+
+    assert new.requirement == Requirement(
+        model="H100 80GB", capability=(9, 0), power=300.0, share_pct=30
+    )
+    assert new.manners == Manners(
+        preemptible=True,
+        requeue=True,
+        yield_signal="SIGUSR1",
+        grace=timedelta(seconds=60),
+        retries=2,
+    )
+    assert new.begin_at == NOW + timedelta(hours=2)
+    assert [(d.on, d.after.value) for d in new.after] == [
+        (3, "end"),
+        (4, "success"),
+        (5, "success"),
+    ]
+    assert (new.array, new.array_limit) == (tuple(range(10)), 2)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "says"),
+    [
+        ("power", "strong", "a rank above 0"),
+        ("power", 0, "a rank above 0"),
+        ("power", "nan", "a rank above 0"),
+        ("gpu_share", 0, "from 1 to 100"),
+        ("gpu_share", "101", "from 1 to 100"),
+        ("capability", "new", "like 8.0"),
+        ("yield_signal", "KILL", "choose one of"),
+        ("grace", "2h", "At most an hour"),
+        ("retries", 21, "0 to 20"),
+        ("begin", "soon", "write it like"),
+        ("after", "train", "their numbers"),
+        ("array", "9-0", "goes up"),
+        ("array_limit", 4, "an array of jobs"),
+        ("model", "x" * 101, "at most 100"),
+    ],
+)
+def test_it_refuses_what_can_not_be_asked(field: str, value: object, says: str) -> None:
+    assert says in mistakes(**{field: value})[field]
+
+
+@pytest.mark.django_db
+def test_it_takes_a_gpu_by_its_number_or_the_beginning_of_its_uuid() -> None:
+    store.record(snapshot(2))
+
+    assert gpu_named("1") == gpu_named("GPU 1") == gpu_named("gpu-00000001") == gpu_uuid(1)
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize(("text", "says"), [("7", "names no GPU"), ("GPU-0000", "more than one")])
+def test_it_refuses_a_gpu_that_is_not_there_or_not_the_only_one(text: str, says: str) -> None:
+    store.record(snapshot(2))
+
+    with pytest.raises(ValueError, match=says):
+        gpu_named(text)
+
+
+@pytest.mark.django_db
+def test_it_refuses_to_wait_for_a_job_that_is_not_there() -> None:
+    with pytest.raises(UnableToSubmit, match="after_success: There is no job 99"):
+        checked({"command": "x", "gpus": 0, "after_success": [99]}, NOW)
