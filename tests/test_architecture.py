@@ -18,6 +18,7 @@ FACTS = {
     "monitor.use_facts",
     "monitor.limits",
     "monitor.formats",
+    "monitor.demand",
     "scheduler.jobs",
     "scheduler.plans",
     "scheduler.people",

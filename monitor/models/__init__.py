@@ -6,6 +6,7 @@ from monitor.models.claims import Claim
 from monitor.models.constraints import Constraint
 from monitor.models.events import Event
 from monitor.models.gpus import Gpu
+from monitor.models.incidents import Exemption, Incident, Pattern
 from monitor.models.leases import Lease
 from monitor.models.policies import AuditEntry, PolicyValues
 from monitor.models.rollups import GpuHour, GpuMinute, HostHour, HostMinute, ProcessHour
@@ -20,14 +21,17 @@ __all__ = [
     "Claim",
     "Constraint",
     "Event",
+    "Exemption",
     "Gpu",
     "GpuHour",
     "GpuMinute",
     "HostHour",
     "HostMinute",
     "HostSample",
+    "Incident",
     "LatestSnapshot",
     "Lease",
+    "Pattern",
     "PolicyValues",
     "ProcessHour",
     "ProcessMinute",

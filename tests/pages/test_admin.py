@@ -12,10 +12,21 @@ from django.urls import reverse
 from django.utils import timezone
 
 from monitor import access, audit, events, process_hours, rollups, store
-from monitor.models import ApiToken, Chore, Constraint, Gpu, Lease, PolicyValues, ProcessMinute
+from monitor.models import (
+    ApiToken,
+    Chore,
+    Constraint,
+    Exemption,
+    Gpu,
+    Incident,
+    Lease,
+    Pattern,
+    PolicyValues,
+    ProcessMinute,
+)
 from scheduler.models import Attempt, Job, JobDependency
 from tests import jobs_made
-from tests.builders import NOW, gpu, snapshot
+from tests.builders import NOW, gpu, gpu_uuid, snapshot
 from tests.monitor.past import process_use
 
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("data")]
@@ -43,6 +54,22 @@ def filled(alice: User) -> None:
     JobDependency.objects.create(job=other, on=one)
     audit.note("TRIED", "root tried it", by="root", now=NOW)
     PolicyValues.objects.create(name="hogs")
+    times = {"since_at": NOW, "opened_at": NOW, "last_seen_at": NOW}
+    Incident.objects.create(host="gpubox", rule="sustained", key="0|alice", text="hog", **times)
+    Exemption.objects.create(scope="user", name="alice", from_at=NOW)
+    Pattern.objects.create(
+        host="gpubox",
+        gpu_id=gpu_uuid(0),
+        user="alice",
+        start_minute=0,
+        end_minute=60,
+        zone="UTC",
+        hits=9,
+        chances=10,
+        mean_pct=95.0,
+        text="python (alice) monopolises GPU 0",
+        found_at=NOW,
+    )
     _past()
 
 

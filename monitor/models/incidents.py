@@ -1,0 +1,129 @@
+from __future__ import annotations
+
+from django.db import models
+
+from monitor.models.events import Event
+
+
+class Incident(models.Model):
+    """Somebody took more of a GPU or host than is theirs, as one rule sees it, from when to when.
+
+    key: who and where, as the rule tells them apart; open once for each rule. since_at: when it
+    began, opened_at: when the rule time was over, last_seen_at: when the rule last held.
+    expected_pct, measured_pct: share of the machine; peak_pct, mean_pct: of what the rule
+    measures. `waiting`: the jobs of others that waited meanwhile, waited_s: all together.
+    is_muted: an operator closed it while it went on; it is not opened again before it stops.
+    """
+
+    host = models.CharField(max_length=100)
+    gpu = models.ForeignKey(
+        "monitor.Gpu", models.SET_NULL, null=True, blank=True, related_name="incidents"
+    )
+    rule = models.CharField(max_length=40)
+    key = models.CharField(max_length=300)
+    use = models.ForeignKey(
+        "monitor.ProcessUse", models.SET_NULL, null=True, blank=True, related_name="incidents"
+    )
+    pid = models.PositiveIntegerField(null=True, blank=True)
+    start_ticks = models.BigIntegerField(null=True, blank=True)
+    program = models.CharField(max_length=200, blank=True)
+    container = models.CharField(max_length=200, blank=True)
+    user = models.CharField(max_length=150, blank=True)
+    job_ref = models.CharField(max_length=40, blank=True)
+    job_owner = models.CharField(max_length=150, blank=True)
+    since_at = models.DateTimeField()
+    opened_at = models.DateTimeField()
+    last_seen_at = models.DateTimeField()
+    closed_at = models.DateTimeField(null=True, blank=True)
+    closed_by = models.CharField(max_length=150, blank=True)
+    is_muted = models.BooleanField(default=False)
+    severity = models.CharField(
+        max_length=8, choices=Event.Severity.choices, default=Event.Severity.INFO
+    )
+    peak_pct = models.FloatField(null=True, blank=True)
+    mean_pct = models.FloatField(null=True, blank=True)
+    expected_pct = models.FloatField(null=True, blank=True)
+    measured_pct = models.FloatField(null=True, blank=True)
+    coverage = models.FloatField(null=True, blank=True)
+    memory_bytes = models.BigIntegerField(null=True, blank=True)
+    waiting = models.JSONField(default=list, blank=True)
+    waited_jobs = models.PositiveIntegerField(default=0)
+    waited_s = models.FloatField(default=0)
+    text = models.TextField()
+    acknowledged_at = models.DateTimeField(null=True, blank=True)
+    acknowledged_by = models.CharField(max_length=150, blank=True)
+    explanation = models.TextField(blank=True)
+    snoozed_until = models.DateTimeField(null=True, blank=True)
+    exempt_until = models.DateTimeField(null=True, blank=True)
+
+    class Meta:
+        constraints = [
+            models.UniqueConstraint(
+                fields=["host", "rule", "key"],
+                name="incident_open_once",
+                condition=models.Q(closed_at__isnull=True),
+            )
+        ]
+        indexes = [
+            models.Index(
+                fields=["host"], name="incident_open", condition=models.Q(closed_at__isnull=True)
+            ),
+            models.Index(fields=["host"], name="incident_muted", condition=models.Q(is_muted=True)),
+            models.Index(fields=["host", "last_seen_at"], name="incident_host_seen"),
+            models.Index(fields=["user", "-opened_at"], name="incident_user_opened"),
+            models.Index(fields=["-opened_at"], name="incident_opened"),
+        ]
+
+    def __str__(self) -> str:
+        return self.text
+
+
+class Exemption(models.Model):
+    """Whom no rule accuses, until when (empty = for good)."""
+
+    class Scope(models.TextChoices):
+        USER = "user"
+        PROGRAM = "program"
+        CONTAINER = "container"
+
+    scope = models.CharField(max_length=10, choices=Scope.choices)
+    name = models.CharField(max_length=200)
+    rule = models.CharField(max_length=40, blank=True, help_text="Empty: all rules.")
+    reason = models.TextField(blank=True)
+    by = models.CharField(max_length=150, blank=True)
+    from_at = models.DateTimeField()
+    until_at = models.DateTimeField(null=True, blank=True)
+
+    class Meta:
+        indexes = [models.Index(fields=["until_at"], name="exemption_until")]
+
+    def __str__(self) -> str:
+        return f"{self.get_scope_display()} {self.name}"
+
+
+class Pattern(models.Model):
+    """A person's program that takes much of a GPU again and again at the same time of day.
+
+    weekday: 0 = Monday, empty = each day. Minutes are counted from midnight in `zone`; an end
+    that is not after the start is on the next day.
+    """
+
+    host = models.CharField(max_length=100)
+    gpu = models.ForeignKey("monitor.Gpu", models.CASCADE, related_name="patterns")
+    user = models.CharField(max_length=150)
+    program = models.CharField(max_length=200, blank=True)
+    weekday = models.PositiveSmallIntegerField(null=True, blank=True)
+    start_minute = models.PositiveSmallIntegerField()
+    end_minute = models.PositiveSmallIntegerField()
+    zone = models.CharField(max_length=60)
+    hits = models.PositiveSmallIntegerField("times seen")
+    chances = models.PositiveSmallIntegerField("times looked at")
+    mean_pct = models.FloatField()
+    text = models.TextField()
+    found_at = models.DateTimeField()
+
+    class Meta:
+        indexes = [models.Index(fields=["host"], name="pattern_host")]
+
+    def __str__(self) -> str:
+        return self.text
