@@ -14,6 +14,7 @@ from gpucoord_site.config_file import config_file
 from gpucoord_site.config_problems import SECRETS, origin
 
 LOOKS: list[Callable[[Config], Iterator[Finding]]] = [
+    check_machine.profile,
     check_gpus.gpus,
     check_machine.accounts,
     check_machine.cgroup,

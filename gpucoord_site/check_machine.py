@@ -18,6 +18,7 @@ from gpucoord_site.addresses import is_loopback
 from gpucoord_site.check_report import Finding, fail, ok, warn
 from gpucoord_site.config import Config
 from gpucoord_site.filesystems import mount_of
+from monitor.policy.catalogue import PROFILE_WORDS
 from monitor.policy.limits import cpu_places
 from monitor.probes.limits import LimitsProbe
 
@@ -29,6 +30,12 @@ def account() -> str:
     with suppress(KeyError, OSError):
         return getpass.getuser()
     return f"uid {os.geteuid()}"
+
+
+def profile(config: Config) -> Iterator[Finding]:
+    """What the machine is for, and which policies its file changes."""
+    changed = f"; changed in the settings: {', '.join(config.policy)}" if config.policy else ""
+    yield ok("profile", f"{config.profile}: {PROFILE_WORDS[config.profile]}{changed}")
 
 
 def accounts(config: Config) -> Iterator[Finding]:

@@ -25,11 +25,14 @@ from pydantic_settings import (
 )
 
 from gpucoord_site.config_file import ConfigError, config_file, default_data_folder, read_toml
-from gpucoord_site.config_problems import describe, nearest, unknown_variables
+from gpucoord_site.config_policies import policy_problems
+from gpucoord_site.config_problems import describe, unknown_variables
+from monitor.policy.thresholds import nearest
 
 __all__ = ["Config", "ConfigError", "load_config"]
 
 ProbeName = Literal["nvml", "simulated", "none"]
+Profile = Literal["desktop", "server", "coordinator"]
 
 
 def _names(value: object) -> object:
@@ -86,7 +89,19 @@ def _ranks(value: object) -> dict[str, float]:
     raise ValueError('it must name models with numbers above 0, such as {"RTX 9090": 900}')
 
 
+def _tables(value: object) -> dict[str, Any]:
+    """`{"hogs": {…}}`: tables in the file, JSON in a variable."""
+    try:
+        tables: Any = json.loads(value) if isinstance(value, str) else value
+    except ValueError:
+        tables = None
+    if isinstance(tables, dict):
+        return tables
+    raise ValueError('it must name policies with their thresholds, such as {"hogs": {…}}')
+
+
 Ranks = Annotated[dict[str, float], NoDecode, BeforeValidator(_ranks)]
+Tables = Annotated[dict[str, Any], NoDecode, BeforeValidator(_tables)]
 Names = Annotated[list[str], NoDecode, BeforeValidator(_names)]
 
 
@@ -126,6 +141,14 @@ class Config(BaseSettings):
     )
     time_zone: Annotated[Text, AfterValidator(_zone)] = Field(
         "UTC", description="Zone in which times are shown."
+    )
+
+    profile: Profile = Field(
+        "server", description="What the machine is for: desktop, server or coordinator."
+    )
+    policy: Tables = Field(
+        default_factory=dict,
+        description="Thresholds unlike the profile's: in TOML a table each, in a variable JSON.",
     )
 
     probe: ProbeName | None = Field(
@@ -230,6 +253,8 @@ def load_config(**overrides: Any) -> Config:
         config = Config(**overrides)
     except ValidationError as error:
         problems += describe(error, Config, overrides)
+    else:
+        problems += policy_problems(config.profile, config.policy)
     if problems:
         raise ConfigError("\n".join(problems))
     return config

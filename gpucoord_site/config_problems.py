@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 import types
-from collections.abc import Iterable, Mapping
-from difflib import get_close_matches
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin
 
@@ -14,6 +13,7 @@ from pydantic import AliasChoices, BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
 from gpucoord_site.config_file import config_file, read_toml
+from monitor.policy.thresholds import nearest, shown
 
 SECRETS = frozenset({"admin_password", "database_url"})
 # Ours, but no settings: where the settings are, what `submit` talks to, what jobs and tests get.
@@ -35,13 +35,6 @@ OTHER_VARIABLES = frozenset(
     }
 )
 KINDS = {int: "a whole number", float: "a number", bool: "true or false", Path: "a folder"}
-
-
-def nearest(name: str, known: Iterable[str]) -> str:
-    """`; did you mean X?`, or nothing when no known name is near."""
-    by_folded = {k.casefold(): k for k in known}
-    close = get_close_matches(name.casefold(), by_folded, 1, 0.7)
-    return f"; did you mean {by_folded[close[0]]}?" if close else ""
 
 
 def variables(model: type[BaseModel], field: str) -> list[str]:
@@ -81,7 +74,7 @@ def _sentence(error: dict[str, Any], model: type[BaseModel], given: Mapping[str,
     field = key if key in model.model_fields else _field_of(key, model)
     name = f"--{field}" if field in given else (origin(model, field, os.environ) or field)
     secret = field in SECRETS
-    value = "has a value that can't be used" if secret else f"is {_shown(error['input'])}"
+    value = "has a value that can't be used" if secret else f"is {shown(error['input'])}"
     own = error.get("ctx", {}).get("error")
     advice = str(own or f"it must be {wanted(model.model_fields[field])}")
     return f"{name} {value}: {advice}" + ("" if advice.endswith("?") else ".")
@@ -89,11 +82,6 @@ def _sentence(error: dict[str, Any], model: type[BaseModel], given: Mapping[str,
 
 def _field_of(alias: str, model: type[BaseModel]) -> str:
     return next(f for f in model.model_fields if alias in variables(model, f))
-
-
-def _shown(value: object) -> str:
-    text = f'"{value}"' if isinstance(value, str) else repr(value)
-    return text if len(text) <= 60 else text[:57] + "…"
 
 
 def wanted(field: FieldInfo) -> str:

@@ -8,7 +8,10 @@ class MonitorConfig(AppConfig):
     verbose_name = "Monitor"
 
     def ready(self) -> None:
+        from monitor import policies
         from monitor.event_region import REGION
+        from monitor.policy.catalogue import POLICIES, PROFILES
         from monitor.regions import register
 
+        policies.register_all(POLICIES, PROFILES)
         register(REGION)

@@ -1,18 +1,26 @@
 """Rows <-> facts: the thresholds in force, by policy.
 
-A policy is a frozen dataclass whose fields all have defaults. Apps register theirs in ready(); the
-loops ask for what is in force at each step, so that a change in the admin counts within seconds.
+Operators' changes (rows) stand over the tables of gpucoord.toml, these over the profile's, these
+over the defaults. The loops ask at each step, so that a change in the admin counts within seconds.
 """
 
 from __future__ import annotations
 
-from dataclasses import fields
+from collections.abc import Mapping
+from datetime import datetime
 from typing import Any, TypeVar
 
+from django.conf import settings
+from django.db import transaction
+
+from monitor import audit
 from monitor.models import PolicyValues
+from monitor.policy import layers, thresholds
+from monitor.policy.layers import Layer, Setting
 
 P = TypeVar("P")
 _registered: dict[str, type[Any]] = {}
+_presets: list[Mapping[str, layers.Tables]] = []
 
 
 def register(name: str, kind: type[Any]) -> None:
@@ -20,14 +28,92 @@ def register(name: str, kind: type[Any]) -> None:
     _registered[name] = kind
 
 
+def register_all(policies: Mapping[str, type[Any]], profiles: Mapping[str, layers.Tables]) -> None:
+    """Make an app's policies known, and what the profiles preset of them."""
+    for name, kind in policies.items():
+        register(name, kind)
+    if not any(known is profiles for known in _presets):
+        _presets.append(profiles)
+
+
 def registered() -> dict[str, type[Any]]:
     return dict(_registered)
 
 
+class InForce:
+    """All policies at an instant; one query. `of(HogPolicy)` gives one."""
+
+    def __init__(self) -> None:
+        changed = dict(PolicyValues.objects.values_list("name", "values"))
+        self._layers = [*_given(), Layer(layers.HERE, changed)]
+
+    def of(self, kind: type[P]) -> P:
+        policy: P = layers.in_force(kind, name_of(kind), self._layers)
+        return policy
+
+    def settings(self, name: str) -> list[Setting]:
+        """Each threshold of a policy with its value, and where that comes from."""
+        return layers.explained(_registered[name], name, self._layers)
+
+
 def current(kind: type[P]) -> P:
-    """The policy of this kind with what operators changed."""
-    name = next(name for name, other in _registered.items() if other is kind)
+    """The policy of this kind as it is in force. For several ask InForce: one query for all."""
+    return InForce().of(kind)
+
+
+def name_of(kind: type[Any]) -> str:
+    return next(name for name, other in _registered.items() if other is kind)
+
+
+def changes(name: str) -> dict[str, Any]:
+    """What operators changed of a policy, in plain values."""
     row = PolicyValues.objects.filter(pk=name).first()
-    known = {field.name for field in fields(kind)}  # type: ignore[arg-type]
-    changed = row.values if row else {}
-    return kind(**{key: value for key, value in changed.items() if key in known})
+    return dict(row.values) if row else {}
+
+
+def problems(name: str, values: Mapping[str, Any]) -> dict[str, str]:
+    """Why an operator may not set these, by field: bad values, or ones that contradict others."""
+    kind = _registered[name]
+    if wrong := thresholds.problems(kind, values):
+        return wrong
+    made = layers.in_force(kind, name, [*_given(), Layer(layers.HERE, {name: values})])
+    return thresholds.conflicts(made)
+
+
+def change(name: str, values: Mapping[str, Any], *, by: str, now: datetime) -> bool:
+    """Set all that operators want otherwise than below them; False when that is so already.
+
+    `values` have no problems.
+    """
+    with transaction.atomic():
+        before = changes(name)
+        if before == values:
+            return False
+        PolicyValues.objects.update_or_create(pk=name, defaults={"values": dict(values)})
+        audit.note(
+            "POLICY_CHANGED",
+            f"{by} changed {_difference(before, values)} of policy {name}",
+            by=by,
+            now=now,
+            subject=subject(name),
+            before=before,
+            after=dict(values),
+        )
+    return True
+
+
+def subject(name: str) -> str:
+    """What the audit calls a policy."""
+    return f"policy {name}"
+
+
+def _difference(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
+    missing = object()
+    names = [n for n in {**before, **after} if before.get(n, missing) != after.get(n, missing)]
+    return ", ".join(names)
+
+
+def _given() -> list[Layer]:
+    """What stands under the operators' changes."""
+    config = settings.CONFIG
+    return [layers.profile_layer(config.profile, _presets), Layer(layers.FILE, config.policy)]

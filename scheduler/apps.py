@@ -9,8 +9,8 @@ class SchedulerConfig(AppConfig):
 
     def ready(self) -> None:
         from monitor import policies
-        from scheduler.policy.quotas import QuotaPolicy
+        from scheduler.policy.catalogue import POLICIES, PROFILES
         from scheduler.regions import register_regions
 
+        policies.register_all(POLICIES, PROFILES)
         register_regions()
-        policies.register("quotas", QuotaPolicy)

@@ -27,9 +27,9 @@ FACTS = {
     "scheduler.wishes",
 }
 PURE_STDLIB = {
-    "__future__", "bisect", "collections", "contextlib", "dataclasses", "datetime", "enum",
-    "fractions", "functools", "heapq", "html", "itertools", "json", "math", "operator", "re",
-    "shlex", "statistics", "string", "typing", "zlib", "zoneinfo",
+    "__future__", "bisect", "collections", "contextlib", "dataclasses", "datetime", "difflib",
+    "enum", "fractions", "functools", "heapq", "html", "itertools", "json", "math", "operator",
+    "re", "shlex", "statistics", "string", "types", "typing", "zlib", "zoneinfo",
 }  # fmt: skip
 BANNED_NAMES = {"utils", "util", "helpers", "common", "core", "manager", "managers", "misc"}
 CLOCKS = {

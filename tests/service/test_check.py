@@ -193,3 +193,11 @@ def test_limits_are_named_with_what_sets_them(monkeypatch: pytest.MonkeyPatch) -
     assert "0.5 of" in texts[0]
     assert "1 job without a GPU at once" in texts[0]
     assert texts[1] == "GPUs: 0, 1 (NVIDIA_VISIBLE_DEVICES)"
+
+
+def test_it_says_what_the_machine_is_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GPUCOORD_PROFILE", "desktop")
+
+    (finding,) = _found("profile")
+
+    assert finding.text.startswith("desktop: somebody works at this machine")

@@ -252,3 +252,25 @@ def test_ranks_of_gpus_that_make_no_sense_are_named(
 def test_ranks_of_gpus_come_from_a_variable_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GPUCOORD_GPU_POWER", '{"RTX 9090": 900}')
     assert load_config().gpu_power == {"RTX 9090": 900.0}
+
+
+def test_a_profile_that_is_none_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GPUCOORD_PROFILE", "laptop")
+
+    assert _problem().endswith("it must be one of desktop, server, coordinator.")
+
+
+def test_a_bad_threshold_in_the_file_stops_the_start_with_a_sentence(tmp_path: Path) -> None:
+    (tmp_path / "gpucoord.toml").write_text("[policy.hosg]\nshare_pct = 120\n")
+
+    assert _problem().startswith("[policy.hosg] is no policy")
+
+
+@pytest.mark.parametrize("given", ["nonsense", "[1]"])
+def test_thresholds_in_a_variable_must_be_tables(
+    monkeypatch: pytest.MonkeyPatch, given: str
+) -> None:
+    monkeypatch.setenv("GPUCOORD_POLICY", given)
+
+    assert "GPUCOORD_POLICY is" in _problem()
+    assert "it must name policies with their thresholds" in _problem()

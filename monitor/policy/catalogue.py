@@ -1,0 +1,22 @@
+"""Policy: every policy of the monitor by its short stable name, and what profiles preset of them.
+
+A policy is a frozen dataclass whose fields all have defaults: these are as on a shared server.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+POLICIES: dict[str, type[Any]] = {}
+
+# What a machine is for: the values that differ there from the defaults, by profile and policy.
+PROFILES: dict[str, dict[str, dict[str, Any]]] = {
+    "desktop": {},
+    "server": {},
+    "coordinator": {},
+}
+PROFILE_WORDS = {
+    "desktop": "somebody works at this machine: whoever uses a GPU there has it for themselves",
+    "server": "many people share this machine, and none of them sits at it",
+    "coordinator": "this machine serves the others: little is to run on it",
+}

@@ -1,0 +1,19 @@
+"""Policy: every policy of the scheduler by its short stable name, and what profiles preset of them.
+
+A policy is a frozen dataclass whose fields all have defaults: these are as on a shared server.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from scheduler.policy.quotas import QuotaPolicy
+
+POLICIES: dict[str, type[Any]] = {"quotas": QuotaPolicy}
+
+# What a machine is for: the values that differ there from the defaults, by profile and policy.
+PROFILES: dict[str, dict[str, dict[str, Any]]] = {
+    "desktop": {},
+    "server": {},
+    "coordinator": {},
+}
