@@ -23,8 +23,15 @@ OWNERS_ON_LINE = 2
 # state -> (the word, the badge's shape)
 STATES: dict[GpuState, tuple[str, str]] = {
     GpuState.IDLE: ("idle", "idle"),
+    GpuState.BOOTING_SCRIPT: ("job starting", "busy"),
+    GpuState.BOOTING_LLM: ("model starting", "busy"),
     GpuState.SCRIPT_BUSY: ("job", "busy"),
+    GpuState.LLM_READY: ("model ready", "busy"),
+    GpuState.LLM_BUSY: ("model at work", "busy"),
+    GpuState.COOLING: ("job has ended", "waiting"),
     GpuState.EXTERNAL: ("in use", "busy"),
+    GpuState.THROTTLED: ("throttled", "warning"),
+    GpuState.PAUSED: ("paused", "waiting"),
     GpuState.FAILING: ("failing", "failing"),
     GpuState.LOST: ("lost", "failing"),
 }

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
 
+from monitor.claims import ClaimFact as ClaimFact
 from monitor.gpu_states import GpuState
 from monitor.health import Condition, HealthReading, Xid
 from monitor.limits import Limits
@@ -215,20 +216,6 @@ class GpuSweep:
     marks: dict[str, GpuMark] = field(default_factory=dict)
     costs: tuple[CallCost, ...] = ()
     dropped: int = 0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ClaimFact:
-    """Who may use a GPU: a job's hold on it, as the scheduler wrote it."""
-
-    job_ref: str
-    gpu_uuid: str
-    owner: str
-    memory_bytes: int | None = None
-    exclusive: bool = False
-    leader_pid: int | None = None
-    leader_start_ticks: int | None = None
-    since: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,6 +7,7 @@ from dataclasses import fields
 from datetime import datetime
 
 from monitor import snapshots
+from monitor.claims import ClaimKind
 from monitor.models import Claim, Gpu, HostSample, LatestSnapshot, Sample
 from monitor.readings import (
     ClaimFact,
@@ -125,20 +126,31 @@ def host_samples(host: str, since_t: int, until_t: int) -> list[HostPoint]:
 
 def open_claims(host: str) -> list[ClaimFact]:
     """Who may use which GPU of `host` now, oldest first."""
-    rows = Claim.objects.filter(host=host, until_at__isnull=True).order_by("id")
-    return [
-        ClaimFact(
-            job_ref=row.job_ref,
-            gpu_uuid=row.gpu_uuid,
-            owner=row.owner,
-            memory_bytes=row.memory_bytes,
-            exclusive=row.exclusive,
-            leader_pid=row.leader_pid,
-            leader_start_ticks=row.leader_start_ticks,
-            since=row.from_at,
-        )
-        for row in rows
-    ]
+    rows = Claim.objects.filter(host=host, freed_at=None, until_at=None)
+    return [_claim_fact(row) for row in rows.order_by("id")]
+
+
+def held_claims(host: str) -> list[ClaimFact]:
+    """The open claims, and the ended ones whose memory is not known to be back; oldest first."""
+    rows = Claim.objects.filter(host=host, freed_at=None)
+    return [_claim_fact(row) for row in rows.order_by("id")]
+
+
+def _claim_fact(row: Claim) -> ClaimFact:
+    return ClaimFact(
+        job_ref=row.job_ref,
+        gpu_uuid=row.gpu_uuid,
+        owner=row.owner,
+        memory_bytes=row.memory_bytes,
+        exclusive=row.exclusive,
+        leader_pid=row.leader_pid,
+        leader_start_ticks=row.leader_start_ticks,
+        since=row.from_at,
+        kind=ClaimKind(row.kind),
+        seen=row.seen_at,
+        until=row.until_at,
+        row=row.pk,
+    )
 
 
 def open_claim(fact: ClaimFact, host: str, now: datetime) -> None:
@@ -148,12 +160,23 @@ def open_claim(fact: ClaimFact, host: str, now: datetime) -> None:
         gpu_uuid=fact.gpu_uuid,
         job_ref=fact.job_ref,
         owner=fact.owner,
+        kind=fact.kind.value,
         memory_bytes=fact.memory_bytes,
         exclusive=fact.exclusive,
         leader_pid=fact.leader_pid,
         leader_start_ticks=fact.leader_start_ticks,
         from_at=now,
     )
+
+
+def mark_claims_seen(rows: Collection[int], now: datetime) -> None:
+    """Note that processes of these claims are on their GPUs."""
+    Claim.objects.filter(pk__in=rows, seen_at=None).update(seen_at=now)
+
+
+def mark_claims_freed(rows: Collection[int], now: datetime) -> None:
+    """Note that the memory of these ended claims is back."""
+    Claim.objects.filter(pk__in=rows, freed_at=None).update(freed_at=now)
 
 
 def set_leader(job_ref: str, pid: int, start_ticks: int | None) -> int:

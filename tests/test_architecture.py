@@ -13,6 +13,8 @@ APPS = ("monitor", "scheduler", "reports", "gpucoord_site")
 FACTS = {
     "monitor.readings",
     "monitor.stepping",
+    "monitor.claims",
+    "monitor.gpu_closures",
     "monitor.gpu_states",
     "monitor.health",
     "monitor.use_facts",

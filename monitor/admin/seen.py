@@ -15,6 +15,7 @@ from monitor.models import (
     Constraint,
     Event,
     Gpu,
+    GpuClosure,
     GpuHour,
     GpuMinute,
     HostHour,
@@ -58,6 +59,7 @@ class ClaimAdmin(ReadOnly):
     list_display = (
         "job_ref",
         "owner",
+        "kind",
         "gpu_uuid",
         "host",
         "memory",
@@ -65,7 +67,7 @@ class ClaimAdmin(ReadOnly):
         "from_at",
         "until_at",
     )
-    list_filter = (("until_at", admin.EmptyFieldListFilter), "exclusive", "host")
+    list_filter = (("until_at", admin.EmptyFieldListFilter), "kind", "exclusive", "host")
     search_fields = ("job_ref", "owner", "gpu_uuid")
     date_hierarchy = "from_at"
     ordering = ("-id",)
@@ -73,6 +75,15 @@ class ClaimAdmin(ReadOnly):
     @admin.display(description="memory", ordering="memory_bytes")
     def memory(self, claim: Claim) -> str:
         return formats.gib(claim.memory_bytes)
+
+
+@admin.register(GpuClosure)
+class GpuClosureAdmin(ReadOnly):
+    list_display = ("gpu_uuid", "kind", "reason", "by", "host", "from_at", "until_at")
+    list_filter = (("until_at", admin.EmptyFieldListFilter), "kind", "host")
+    search_fields = ("gpu_uuid", "reason", "by", "job_ref")
+    date_hierarchy = "from_at"
+    ordering = ("-id",)
 
 
 @admin.register(Constraint)

@@ -3,6 +3,7 @@ from __future__ import annotations
 from monitor.models.access import ApiToken
 from monitor.models.chores import Chore
 from monitor.models.claims import Claim
+from monitor.models.closures import GpuClosure
 from monitor.models.constraints import Constraint
 from monitor.models.events import Event
 from monitor.models.gpus import Gpu
@@ -23,6 +24,7 @@ __all__ = [
     "Event",
     "Exemption",
     "Gpu",
+    "GpuClosure",
     "GpuHour",
     "GpuMinute",
     "HostHour",

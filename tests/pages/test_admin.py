@@ -18,6 +18,7 @@ from monitor.models import (
     Constraint,
     Exemption,
     Gpu,
+    GpuClosure,
     Incident,
     Lease,
     Pattern,
@@ -70,6 +71,7 @@ def filled(alice: User) -> None:
         text="python (alice) monopolises GPU 0",
         found_at=NOW,
     )
+    GpuClosure.objects.create(host="gpubox", gpu_uuid="GPU-1", kind="paused", from_at=NOW)
     _past()
 
 

@@ -1,0 +1,55 @@
+"""Rows <-> facts: close a GPU to new work, and open it again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import datetime
+
+from django.db import transaction
+
+from monitor.gpu_closures import ClosureFact, ClosureKind
+from monitor.models import GpuClosure
+
+
+def on(host: str) -> list[ClosureFact]:
+    """Which GPUs of `host` are closed to new work, oldest first."""
+    rows = GpuClosure.objects.filter(host=host, until_at=None).order_by("id")
+    return [
+        ClosureFact(
+            gpu_uuid=row.gpu_uuid,
+            kind=ClosureKind(row.kind),
+            since=row.from_at,
+            reason=row.reason,
+            by=row.by,
+            job_ref=row.job_ref,
+            pid=row.pid,
+            memory_bytes=row.memory_bytes,
+        )
+        for row in rows
+    ]
+
+
+def close(fact: ClosureFact, host: str) -> bool:
+    """Close a GPU; False when it is closed like this already."""
+    with transaction.atomic():
+        _, is_new = GpuClosure.objects.get_or_create(
+            gpu_uuid=fact.gpu_uuid,
+            kind=fact.kind.value,
+            until_at=None,
+            defaults={
+                "host": host,
+                "reason": fact.reason,
+                "by": fact.by,
+                "job_ref": fact.job_ref,
+                "pid": fact.pid,
+                "memory_bytes": fact.memory_bytes,
+                "from_at": fact.since,
+            },
+        )
+    return is_new
+
+
+def reopen(gpu_uuids: Iterable[str], kind: ClosureKind, now: datetime) -> int:
+    """End such closures of these GPUs; how many there were."""
+    rows = GpuClosure.objects.filter(gpu_uuid__in=list(gpu_uuids), kind=kind.value, until_at=None)
+    return rows.update(until_at=now)

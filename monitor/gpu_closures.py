@@ -1,0 +1,31 @@
+"""Facts: a GPU that is well but takes no new work, and why."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from enum import StrEnum
+
+
+class ClosureKind(StrEnum):
+    """paused: by an operator, what runs there may end · quarantined: memory was not given back."""
+
+    PAUSED = "paused"
+    QUARANTINED = "quarantined"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClosureFact:
+    """One reason why a GPU takes no new work. `by`: the operator; "" = gpucoord itself.
+
+    `pid` is the process of an ended job that still holds memory there.
+    """
+
+    gpu_uuid: str
+    kind: ClosureKind
+    since: datetime
+    reason: str = ""
+    by: str = ""
+    job_ref: str = ""
+    pid: int | None = None
+    memory_bytes: int | None = None
