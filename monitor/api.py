@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from django.conf import settings
 from django.http import HttpRequest
@@ -132,18 +132,28 @@ def list_processes(request: HttpRequest) -> dict[str, Any]:
 @router.get("events/", response=Events, summary="List events", url_name="events")
 def list_events(
     request: HttpRequest,
-    kind: Annotated[str, Query(description="Only of this kind, such as GPU_LOST.")] = "",
+    kind: Annotated[
+        str, Query(description="Only of this kind, such as GPU_LOST, or group, such as GPUs.")
+    ] = "",
+    severity: Annotated[
+        Literal["", "info", "warning", "error"], Query(description="This and worse.")
+    ] = "",
     since: Annotated[AwareDatetime | None, Query(description="Only from then on.")] = None,
+    until: Annotated[AwareDatetime | None, Query(description="Only before then.")] = None,
     gpu: Annotated[str, Query(description="Only of the GPU with this UUID.")] = "",
     job: Annotated[str, Query(description="Only of the job with this id.")] = "",
+    owner: Annotated[str, Query(description="Only of this person.")] = "",
+    host: Annotated[str, Query(description="Only of this host.")] = "",
+    skip: Annotated[int, Query(ge=0, le=1_000_000, description="Leave out the newest.")] = 0,
     limit: Annotated[int, Query(ge=1, le=500)] = 100,
 ) -> dict[str, Any]:
     """What happened, the newest first."""
-    wanted = {"kind": kind, "gpu_uuid": gpu, "job_ref": job}
+    wanted = {"kind": kind, "gpu_uuid": gpu, "job_ref": job, "owner": owner, "host": host}
     # No name has a NUL, and PostgreSQL would not even look for one.
     asked = {name: value.replace("\0", "\ufffd") for name, value in wanted.items()}
     viewer = _viewer(request)
-    return {"events": [_event(e, viewer) for e in events.recent(limit, since=since, **asked)]}
+    found = events.recent(limit, least=severity, since=since, until=until, skip=skip, **asked)
+    return {"events": [_event(event, viewer) for event in found]}
 
 
 def _viewer(request: HttpRequest) -> Viewer:

@@ -11,6 +11,7 @@ from functools import partial
 from django.db import transaction
 
 from monitor import tallies
+from monitor.event_kinds import EVENTS
 from monitor.models import Event
 
 logger = logging.getLogger(__name__)
@@ -77,18 +78,34 @@ def recent(
     host: str = "",
     gpu_uuid: str = "",
     job_ref: str = "",
+    owner: str = "",
+    least: str = "",
     since: datetime | None = None,
+    until: datetime | None = None,
+    skip: int = 0,
 ) -> list[Event]:
-    """The newest events first, of those that match what is given."""
+    """The newest events first, of those that match what is given.
+
+    `kind` is a name, or a group of event_kinds; `least` the severity from which on.
+    """
     wanted = {
-        "kind": kind,
+        "kind__in": EVENTS.get(kind, (kind,)) if kind else (),
         "host": host,
         "gpu_uuid": gpu_uuid,
         "job_ref": job_ref,
+        "owner": owner,
+        "severity__in": from_severity(least) if least else (),
         "at__gte": since,
+        "at__lt": until,
     }
     matching = Event.objects.filter(**{name: value for name, value in wanted.items() if value})
-    return list(matching.order_by("-at", "-id")[:limit])
+    return list(matching.order_by("-at", "-id")[skip : skip + limit])
+
+
+def from_severity(least: str) -> tuple[str, ...]:
+    """This severity and all that are worse."""
+    order = tuple(Event.Severity.values)
+    return order[order.index(least) :]
 
 
 def count(kind: str, *, since: datetime, gpu_uuid: str = "", owner: str = "") -> int:

@@ -8,7 +8,8 @@ from django.conf import settings
 from django.utils import timezone
 from django_q.tasks import async_task
 
-from monitor import chores, process_hours, pruning, rollups
+from monitor import chores, policies, process_hours, pruning, rollups
+from monitor.policy.retention import RetentionPolicy
 
 
 def queue(chore: str) -> None:
@@ -26,12 +27,14 @@ def roll_up() -> dict[str, int]:
 
 
 def prune() -> dict[str, int]:
-    """Delete rows that are older than the settings keep them."""
-    config = settings.CONFIG
+    """Delete rows that are older than settings and policy keep them."""
+    config, kept = settings.CONFIG, policies.current(RetentionPolicy)
     keep = pruning.Keep(
         raw=timedelta(hours=config.raw_hours),
         minutes=timedelta(days=config.minute_days),
         hours=timedelta(days=config.hour_days),
+        events=timedelta(days=kept.event_days),
+        state_changes=timedelta(days=kept.state_change_days),
     )
     gone = pruning.prune(keep, timezone.now())
     chores.done("prune", str(gone), timezone.now())

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from django.urls import path
 
-from monitor import health_views, history_views, views
+from monitor import event_views, health_views, history_views, views
 
 urlpatterns = [
     path("", views.dashboard, name="dashboard"),
     path("gpus/<str:uuid>/", views.gpu, name="gpu"),
     path("status/", health_views.status, name="status"),
     path("healthz", health_views.healthz, name="healthz"),
+    path("events/", event_views.events, name="events"),
     path("processes/", views.processes, name="processes"),
     path("processes/<int:pk>/", history_views.process, name="process"),
     # A name may hold anything, even a slash.

@@ -21,6 +21,7 @@ FACTS = {
     "monitor.limits",
     "monitor.formats",
     "monitor.demand",
+    "monitor.event_kinds",
     "scheduler.jobs",
     "scheduler.plans",
     "scheduler.people",

@@ -21,7 +21,13 @@ class Event(models.Model):
     text = models.TextField()
 
     class Meta:
-        indexes = [models.Index(fields=["kind", "at"], name="event_kind_at")]
+        indexes = [
+            models.Index(fields=["kind", "at"], name="event_kind_at"),
+            # The pages of a GPU, a person and a job, and the filters of the page of events.
+            models.Index(fields=["gpu_uuid", "at"], name="event_gpu_at"),
+            models.Index(fields=["owner", "at"], name="event_owner_at"),
+            models.Index(fields=["job_ref", "at"], name="event_job_at"),
+        ]
 
     def __str__(self) -> str:
         return self.text

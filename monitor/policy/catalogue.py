@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from typing import Any
 
-POLICIES: dict[str, type[Any]] = {}
+from monitor.policy.retention import RetentionPolicy
+
+POLICIES: dict[str, type[Any]] = {"retention": RetentionPolicy}
 
 # What a machine is for: the values that differ there from the defaults, by profile and policy.
 PROFILES: dict[str, dict[str, dict[str, Any]]] = {

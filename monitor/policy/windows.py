@@ -99,7 +99,7 @@ def window(
     """What the address asks for: `range`, or `since` and `until`; nonsense means the default."""
     now_t = int(now.timestamp())
     name = query.get("range", "")
-    begin, end = _moment(query.get("since"), zone), _moment(query.get("until"), zone)
+    begin, end = moment(query.get("since"), zone), moment(query.get("until"), zone)
     if begin is not None and (name == CUSTOM or not name):
         return _custom(begin, end, now_t, kept)
     if name not in RANGES:
@@ -136,7 +136,7 @@ def _made(name: str, since: int, until: int, source: Source, live: bool) -> Wind
     return Window(name, since - since % step, until, step, source, live)
 
 
-def _moment(text: str | None, zone: tzinfo) -> int | None:
+def moment(text: str | None, zone: tzinfo) -> int | None:
     """Epoch seconds of an ISO time; in `zone` when it names none."""
     if not text:
         return None

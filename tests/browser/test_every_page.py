@@ -6,7 +6,7 @@ from playwright.sync_api import Page
 from tests.browser.conftest import PHONE, Open
 
 pytestmark = pytest.mark.browser
-PATHS = ["/", "/processes/", "/jobs/", "/jobs/new/", "/status/"]
+PATHS = ["/", "/processes/", "/jobs/", "/jobs/new/", "/events/", "/status/"]
 
 
 def overflow(page: Page) -> int:

@@ -102,5 +102,27 @@ def test_details_of_faults_are_for_their_owner_and_for_operators(
     assert texts(root) == {text, loop}
 
 
+@pytest.mark.usefixtures("three")
+@pytest.mark.parametrize(
+    ("query", "wanted"),
+    [
+        ({"severity": "warning"}, ["GPU_LOST"]),
+        ({"owner": "bob"}, ["JOB_STARTED"]),
+        ({"host": "gpubox"}, ["GPU_FOUND"]),
+        ({"kind": "GPUs"}, ["GPU_FOUND", "GPU_LOST"]),
+        ({"until": (NOW + timedelta(minutes=1)).isoformat()}, ["GPU_LOST"]),
+        ({"skip": 1, "limit": 1}, ["JOB_STARTED"]),
+    ],
+)
+def test_the_filters_are_those_of_the_page(
+    alice: User, query: dict[str, Any], wanted: list[str]
+) -> None:
+    assert kinds(alice, **query) == wanted
+
+
+def test_an_unknown_severity_is_refused(alice: User) -> None:
+    assert ask(alice, severity="dreadful").status_code == 422
+
+
 def test_strangers_get_nothing(three: None) -> None:
     assert Client().get("/api/events/").status_code == 401

@@ -5,6 +5,7 @@ from datetime import timedelta
 import pytest
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
+from django.utils import timezone
 
 from monitor import chores, events, pruning, rollups, store, tasks
 from monitor.models import (
@@ -14,6 +15,7 @@ from monitor.models import (
     GpuHour,
     GpuMinute,
     HostSample,
+    PolicyValues,
     ProcessHour,
     ProcessMinute,
     ProcessUse,
@@ -66,6 +68,16 @@ def test_it_keeps_events_for_ninety_days_and_passing_states_for_seven() -> None:
     pruning.prune(KEEP, NOW)
     texts = set(Event.objects.values_list("text", flat=True))
     assert texts == {"1", "1 failing", "1 job", "8 failing", "8 job"}
+
+
+def test_the_policy_says_for_how_long_events_are_kept() -> None:
+    for days in (1, 3):
+        events.add("JOB_FINISHED", f"{days}", now=timezone.now() - timedelta(days=days))
+    PolicyValues.objects.create(name="retention", values={"event_days": 2})
+
+    tasks.prune()
+
+    assert list(Event.objects.values_list("text", flat=True)) == ["1"]
 
 
 def test_it_forgets_a_host_that_was_silent_for_a_week() -> None:

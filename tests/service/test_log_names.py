@@ -6,6 +6,8 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+from monitor import event_kinds
+
 ROOT = Path(__file__).resolve().parents[2]
 APPS = ("monitor", "scheduler", "reports", "gpucoord_site")
 NAME = re.compile(r"[A-Z]+(_[A-Z]+)+")
@@ -80,6 +82,13 @@ def test_every_name_of_an_event_or_log_line_is_in_the_table() -> None:
 
 def test_every_name_in_the_table_is_made_somewhere() -> None:
     assert sorted(told() - used()) == []
+
+
+def test_the_list_of_events_has_every_name_that_is_not_a_log_line_only() -> None:
+    text = (ROOT / "ARCHITECTURE.md").read_text()
+    rows = re.findall(r"^\| ((?:`[A-Z_]+` ?)+)\| (?!·)", text, re.M)
+
+    assert {n for row in rows for n in re.findall(r"`([A-Z_]+)`", row)} == event_kinds.known()
 
 
 def test_the_search_finds_names_of_each_kind() -> None:

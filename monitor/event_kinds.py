@@ -1,0 +1,54 @@
+"""Facts: the names of all events, by what they are about. A name never changes."""
+
+from __future__ import annotations
+
+EVENTS: dict[str, tuple[str, ...]] = {
+    "jobs": (
+        "JOB_SUBMITTED",
+        "JOB_STARTED",
+        "JOB_STOPPING",
+        "JOB_REQUEUED",
+        "JOB_FINISHED",
+    ),
+    "GPUs": (
+        "GPU_FOUND",
+        "GPU_LOST",
+        "GPU_STATE_CHANGED",
+        "GPU_HEALTHY",
+        "GPU_THROTTLED",
+        "GPU_UNHEALTHY",
+        "GPU_XID",
+        "GPU_ECC_CORRECTED",
+        "GPU_REPAIR_PENDING",
+        "GPU_SPINNING",
+        "GPU_OVER_POWER",
+        "ORPHANED_MEMORY",
+    ),
+    "resources": (
+        "DISK_SPACE_LOW",
+        "DISK_SPACE_OK",
+        "RESOURCE_CONSTRAINT",
+        "RESOURCE_CONSTRAINT_OVER",
+    ),
+    "gpucoord": (
+        "NVML_UNAVAILABLE",
+        "NVML_AVAILABLE",
+        "NVML_MONITORING_OFF",
+        "NVML_HUNG",
+        "LOOP_FAILED",
+    ),
+}
+
+
+def known() -> frozenset[str]:
+    return frozenset(kind for kinds in EVENTS.values() for kind in kinds)
+
+
+def words(kind: str) -> str:
+    """GPU_STATE_CHANGED -> GPU state changed."""
+    first, *rest = kind.split("_")
+    capitals = {"GPU", "NVML", "XID", "ECC"}
+    return " ".join(
+        [first if first in capitals else first.capitalize()]
+        + [word if word in capitals else word.lower() for word in rest]
+    )
