@@ -132,7 +132,8 @@ class JobLine(Schema):
     owner: str
     state: JobState
     outcome: str | None = Field(
-        description="succeeded, failed, cancelled, timed_out, lost; null until it has ended."
+        description="succeeded, failed, cancelled, timed_out, lost, preempted or skipped; "
+        "null until it has ended."
     )
     priority: int
     gpus: list[str] = Field(description="UUIDs of the GPUs that it has, or had last.")

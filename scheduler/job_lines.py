@@ -24,6 +24,8 @@ WORDS = {
     Outcome.CANCELLED: ("cancelled", "idle"),
     Outcome.TIMED_OUT: ("timed out", "warning"),
     Outcome.LOST: ("lost", "unknown"),
+    Outcome.PREEMPTED: ("preempted", "warning"),
+    Outcome.SKIPPED: ("skipped", "warning"),
 }
 
 
@@ -160,6 +162,10 @@ def ending(job: Job) -> str:
         return f"by {job.cancelled_by}" if job.cancelled_by else ""
     if outcome is Outcome.TIMED_OUT:
         return f"stopped at its time limit of {duration(job.time_limit_s)}"
+    if outcome is Outcome.PREEMPTED:
+        return "it had to leave its GPU, and is not run again"
+    if outcome is Outcome.SKIPPED:
+        return "what it waited for did not succeed"
     return "nobody can tell how it ended" if outcome is Outcome.LOST else ""
 
 

@@ -18,7 +18,9 @@ from scheduler.regions import in_order
 
 PER_PAGE = 50
 STATES = {"open": "Queue", "finished": "Finished", "failed": "Failed", "all": "All"}
-BAD_ENDS = (Outcome.FAILED.value, Outcome.TIMED_OUT.value, Outcome.LOST.value)
+BAD_ENDS = tuple(
+    outcome.value for outcome in Outcome if outcome not in (Outcome.SUCCEEDED, Outcome.CANCELLED)
+)
 
 
 @dataclass(frozen=True, slots=True)

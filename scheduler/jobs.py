@@ -21,7 +21,9 @@ class JobState(StrEnum):
 class Outcome(StrEnum):
     """succeeded: exit 0 · failed: any other exit or signal, or it could not start ·
 
-    cancelled: by a person · timed_out: over its time limit · lost: nobody can tell how it ended.
+    cancelled: by a person · timed_out: over its time limit · lost: nobody can tell how it ended ·
+    preempted: it yielded its GPU and is not run again · skipped: it was to start after the success
+    of a job that did not succeed.
     """
 
     SUCCEEDED = "succeeded"
@@ -29,6 +31,8 @@ class Outcome(StrEnum):
     CANCELLED = "cancelled"
     TIMED_OUT = "timed_out"
     LOST = "lost"
+    PREEMPTED = "preempted"
+    SKIPPED = "skipped"
 
 
 # The one table of legal moves; the database constraint and the admin read it too.
@@ -37,8 +41,8 @@ TRANSITIONS: dict[JobState, frozenset[JobState]] = {
     JobState.STARTING: frozenset(
         {JobState.QUEUED, JobState.RUNNING, JobState.STOPPING, JobState.FINISHED}
     ),
-    JobState.RUNNING: frozenset({JobState.STOPPING, JobState.FINISHED}),
-    JobState.STOPPING: frozenset({JobState.FINISHED}),
+    JobState.RUNNING: frozenset({JobState.QUEUED, JobState.STOPPING, JobState.FINISHED}),
+    JobState.STOPPING: frozenset({JobState.QUEUED, JobState.FINISHED}),
     JobState.FINISHED: frozenset(),
 }
 
@@ -180,7 +184,8 @@ class QueuedJob:
 
     waits: what keeps this very job, whatever is free: a hold, a begin time, a dependency, a retry's
     pause, its array's limit. usual: how long its owner's jobs of this kind took at most, nine times
-    of ten (p90); None = no history.
+    of ten (p90); None = no history. may_preempt_at: it was preempted itself and preempts nobody
+    before this.
     """
 
     id: int
@@ -192,6 +197,7 @@ class QueuedJob:
     estimate: timedelta | None = None
     usual: timedelta | None = None
     preemptible: bool = False
+    may_preempt_at: datetime | None = None
     waits: tuple[Blocker, ...] = ()
 
     @property

@@ -133,14 +133,15 @@ class Placement:
 class Yield:
     """A running job that is asked to leave its GPUs, and why. `for_job`: whom it makes room for.
 
-    counts: whether this is one of the times after which it is held. `deadline`: SIGKILL; None = its
-    own grace from now.
+    gpu_uuids: the GPUs that are then kept for that job. counts: whether this is one of the times
+    after which it is held. `deadline`: SIGKILL; None = its own grace from now.
     """
 
     job_id: int
     code: str
     text: str
     for_job: int | None = None
+    gpu_uuids: tuple[str, ...] = ()
     counts: bool = True
     deadline: datetime | None = None
 

@@ -6,7 +6,7 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-from scheduler.models import Attempt
+from scheduler.models import Attempt, Job
 from scheduler.runner import accounts, files
 from scheduler.runner.spec import Spec
 
@@ -48,6 +48,7 @@ class SpecWriter:
             attempt=attempt.number,
             nonce=attempt.nonce,
             gpu_uuids=attempt.gpu_uuids,
+            more=_told(job),
         )
         return Spec(
             job_id=job.pk,
@@ -64,3 +65,8 @@ class SpecWriter:
             grace_s=self.grace_s,
             wake_folder=str(self.wake_folder),
         )
+
+
+def _told(job: Job) -> dict[str, str]:
+    """What only some jobs are told."""
+    return {} if job.array_index is None else {"GPUCOORD_ARRAY_INDEX": str(job.array_index)}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import datetime, timedelta
+from typing import Any
 
 from django.contrib.auth.models import User
 from django.db import connection, transaction
@@ -12,32 +13,69 @@ from django.db.models import Count, Max
 
 from monitor import events, tallies
 from monitor.wake import wake
+from scheduler import dependencies
 from scheduler.jobs import JobState, NewJob, Outcome, QueuedJob, Requirement
 from scheduler.models import Job
 
 
 def submit(new: NewJob, owner: User, now: datetime) -> Job:
-    """Put a job into the queue; when this returns, not even a power cut loses it."""
+    """Put a job into the queue; when this returns, not even a power cut loses it.
+
+    Of an array it returns the first job, whose number is the array's.
+    """
     with synced(), transaction.atomic(durable=True):
-        job = Job.objects.create(
-            owner=owner,
-            name=new.label,
-            command=new.typed,
-            argv=list(new.executed),
-            cwd=new.cwd,
-            env=new.env,
-            priority=new.priority,
-            gpus=new.requirement.gpus,
-            gpu_memory_bytes=new.requirement.memory_bytes,
-            exclusive=new.requirement.exclusive,
-            estimate_s=_seconds(new.estimate),
-            time_limit_s=_seconds(new.time_limit),
-            submitted_at=now,
-        )
-        text = f"{owner.username} submitted job {job.pk} ({job.name})"
+        jobs = _create(new, owner, now)
+        job = jobs[0]
+        dependencies.start(jobs, new.after, now)
+        what = f"array {job.pk} of {len(jobs)} jobs" if new.array else f"job {job.pk}"
+        text = f"{owner.username} submitted {what} ({job.name})"
         events.add("JOB_SUBMITTED", text, now=now, job_ref=str(job.pk), owner=owner.username)
         _wake_all()
     return job
+
+
+def _create(new: NewJob, owner: User, now: datetime) -> list[Job]:
+    if not new.array:
+        return [Job.objects.create(**_columns(new, owner, now))]
+    first, *rest = (Job(**_columns(new, owner, now), array_index=index) for index in new.array)
+    first.save(force_insert=True)
+    first.array = first.pk
+    first.save(update_fields=["array"])
+    for job in rest:
+        job.array = first.pk
+    return [first, *Job.objects.bulk_create(rest, batch_size=500)]
+
+
+def _columns(new: NewJob, owner: User, now: datetime) -> dict[str, Any]:
+    asked, manners = new.requirement, new.manners
+    return {
+        "owner": owner,
+        "name": new.label,
+        "command": new.typed,
+        "argv": list(new.executed),
+        "cwd": new.cwd,
+        "env": new.env,
+        "priority": new.priority,
+        "gpus": asked.gpus,
+        "gpu_memory_bytes": asked.memory_bytes,
+        "exclusive": asked.exclusive,
+        "capability": "{}.{}".format(*asked.capability) if asked.capability else "",
+        "gpu_model": asked.model,
+        "power": asked.power,
+        "gpu_uuid": asked.gpu_uuid,
+        "share_pct": asked.share_pct,
+        "preemptible": manners.preemptible,
+        "requeue": manners.requeue,
+        "yield_signal": manners.yield_signal,
+        "grace_s": _seconds(manners.grace),
+        "retries": manners.retries,
+        "begin_at": new.begin_at,
+        "array_limit": new.array_limit if new.array else None,
+        "depends": bool(new.after),
+        "estimate_s": _seconds(new.estimate),
+        "time_limit_s": _seconds(new.time_limit),
+        "submitted_at": now,
+    }
 
 
 def request_cancel(job_id: int, by: str, now: datetime) -> bool:
@@ -57,6 +95,7 @@ def request_cancel(job_id: int, by: str, now: datetime) -> bool:
         ):
             tallies.add(tallies.FINISHED_JOBS, Outcome.CANCELLED.value)
             events.add("JOB_FINISHED", f"{by} cancelled job {job_id}", now=now, job_ref=str(job_id))
+            dependencies.skip_dependents(job_id, Outcome.CANCELLED, now)
         elif not job.filter(state__in=(JobState.STARTING.value, JobState.RUNNING.value)).update(
             state=JobState.STOPPING.value, **mark
         ):

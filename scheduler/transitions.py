@@ -13,6 +13,7 @@ from datetime import datetime
 
 from monitor import events, store, tallies
 from monitor.readings import ClaimFact
+from scheduler import dependencies
 from scheduler.blockers import Blocker
 from scheduler.jobs import TRANSITIONS, JobState, Outcome, check_transition
 from scheduler.models import Attempt, Job
@@ -114,6 +115,8 @@ def ended(attempt: Attempt, ending: Ending, now: datetime) -> bool:
         ended_at=ending.ended_at,
     )
     _free_gpus(attempt, now)
+    if ending.outcome is not Outcome.SUCCEEDED:
+        dependencies.skip_dependents(attempt.job_id, ending.outcome, now)
     tallies.add(tallies.FINISHED_JOBS, ending.outcome.value)
     severity = "info" if ending.outcome in (Outcome.SUCCEEDED, Outcome.CANCELLED) else "warning"
     _tell("JOB_FINISHED", attempt, f"{_title(attempt)} {_words(ending)}", ending.ended_at, severity)

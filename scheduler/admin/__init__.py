@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from scheduler.admin import jobs
+from scheduler.admin import jobs, yields
 
-__all__ = ["jobs"]
+__all__ = ["jobs", "yields"]

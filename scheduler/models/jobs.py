@@ -7,6 +7,17 @@ from django.db import models
 from scheduler.jobs import PRIORITIES, After, JobState, Outcome
 
 
+def conditional() -> models.Q:
+    """Jobs that something else than a place may keep waiting (scheduler/waiting.py)."""
+    return (
+        ~models.Q(held="")
+        | models.Q(begin_at__isnull=False)
+        | models.Q(retry_at__isnull=False)
+        | models.Q(array_limit__isnull=False)
+        | models.Q(depends=True)
+    )
+
+
 class Job(models.Model):
     """A person's wish to run a command. `argv` is what runs; `command` is what they typed.
 
@@ -44,6 +55,8 @@ class Job(models.Model):
     array = models.PositiveBigIntegerField(null=True, blank=True, db_index=True)
     array_index = models.PositiveIntegerField(null=True, blank=True)
     array_limit = models.PositiveIntegerField(null=True, blank=True)
+    # It has rows in JobDependency; so that nobody need look for them else.
+    depends = models.BooleanField(default=False)
     estimate_s = models.PositiveIntegerField(null=True, blank=True)
     time_limit_s = models.PositiveIntegerField(null=True, blank=True)
 
@@ -64,6 +77,8 @@ class Job(models.Model):
     retry_at = models.DateTimeField(null=True, blank=True)
     failures = models.PositiveSmallIntegerField(default=0)
     requeues = models.PositiveSmallIntegerField("times it yielded", default=0)
+    # It was preempted itself: it preempts nobody before this.
+    may_preempt_at = models.DateTimeField(null=True, blank=True)
     submitted_at = models.DateTimeField()
     started_at = models.DateTimeField(null=True, blank=True)
     ended_at = models.DateTimeField(null=True, blank=True)
@@ -77,6 +92,12 @@ class Job(models.Model):
                 fields=["-priority", "submitted_at", "id"],
                 name="job_queue",
                 condition=models.Q(state="queued"),
+            ),
+            # Those of them that wait for more than a place.
+            models.Index(
+                fields=["id"],
+                name="job_conditional",
+                condition=models.Q(state="queued") & conditional(),
             ),
             # The dashboard's and the executor's view: what has not ended.
             models.Index(fields=["state"], name="job_open", condition=~models.Q(state="finished")),

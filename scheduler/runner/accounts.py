@@ -57,6 +57,7 @@ def environment(
     attempt: int,
     nonce: str,
     gpu_uuids: Sequence[str],
+    more: Mapping[str, str] | None = None,
 ) -> dict[str, str]:
     """What the job finds: its account's basics, then what it asked for, then what we insist on."""
     path = os.environ.get("PATH", SYSTEM_PATH) if account.uid is None else SYSTEM_PATH
@@ -76,6 +77,7 @@ def environment(
         "GPUCOORD_NONCE": nonce,
         "CUDA_VISIBLE_DEVICES": ",".join(gpu_uuids),
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+        **(more or {}),
     }
     return {**passed_on, **basics, **asked, **insisted}
 

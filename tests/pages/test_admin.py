@@ -25,7 +25,7 @@ from monitor.models import (
     PolicyValues,
     ProcessMinute,
 )
-from scheduler.models import Attempt, Job, JobDependency
+from scheduler.models import Attempt, Job, JobDependency, KeptGpu, YieldRequest
 from tests import jobs_made
 from tests.builders import NOW, gpu, gpu_uuid, snapshot
 from tests.monitor.past import process_use
@@ -53,6 +53,11 @@ def filled(alice: User) -> None:
     Constraint.objects.create(host="gpubox", kind="disk", text="Disk is full", from_at=NOW)
     one, other = Job.objects.order_by("id")[:2]
     JobDependency.objects.create(job=other, on=one)
+    asked = {"kind": "eviction", "code": "OwnerPresent", "text": "Its owner is there."}
+    YieldRequest.objects.create(
+        attempt=one.attempts.get(), asked_at=NOW, deadline=NOW, for_job=other, **asked
+    )
+    KeptGpu.objects.create(host="gpubox", gpu_uuid=gpu(0).uuid, job=other, until=NOW)
     audit.note("TRIED", "root tried it", by="root", now=NOW)
     PolicyValues.objects.create(name="hogs")
     times = {"since_at": NOW, "opened_at": NOW, "last_seen_at": NOW}

@@ -1,0 +1,68 @@
+"""Rows: hold a waiting job back until a person lets it go."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any
+
+from django.contrib.auth.models import AnonymousUser, User
+from django.db import transaction
+
+from monitor import events
+from monitor.wake import wake
+from scheduler.jobs import JobState
+from scheduler.models import Job
+
+HELD = "until it is released"
+
+
+def may_hold(job: Job, person: User | AnonymousUser) -> bool:
+    """The owner and operators."""
+    return job.owner_id == person.pk or person.is_staff
+
+
+def may_release(job: Job, person: User | AnonymousUser) -> bool:
+    """What an operator holds, operators release; all else its owner too."""
+    by_another = job.held_by not in ("", job.owner.username)
+    return person.is_staff or (job.owner_id == person.pk and not by_another)
+
+
+def hold(job_id: int, by: str, now: datetime, reason: str = "") -> bool:
+    """Keep a waiting job from starting; False when it waits no more, or is held already.
+
+    The caller has checked may_hold().
+    """
+    with transaction.atomic():
+        waiting = Job.objects.filter(pk=job_id, state=JobState.QUEUED.value, held="")
+        if not waiting.update(held=f"{by} holds it: {reason or HELD}.", held_by=by):
+            return False
+        job = _changed(job_id)
+        events.add(
+            "JOB_HELD", f"{by} holds {_title(job)}: {reason or HELD}", now=now, **_about(job)
+        )
+    return True
+
+
+def release(job_id: int, by: str, now: datetime) -> bool:
+    """Let a held job go, and count its yields anew; the caller has checked may_release()."""
+    with transaction.atomic():
+        held = Job.objects.filter(pk=job_id, state=JobState.QUEUED.value).exclude(held="")
+        if not held.update(held="", held_by="", requeues=0):
+            return False
+        job = _changed(job_id)
+        events.add("JOB_RELEASED", f"{by} released {_title(job)}", now=now, **_about(job))
+    return True
+
+
+def _changed(job_id: int) -> Job:
+    wake("scheduler")
+    wake("live")
+    return Job.objects.select_related("owner").get(pk=job_id)
+
+
+def _title(job: Job) -> str:
+    return f"job {job.pk} ({job.name})"
+
+
+def _about(job: Job) -> dict[str, Any]:
+    return {"job_ref": str(job.pk), "owner": job.owner.username}

@@ -1,0 +1,111 @@
+"""Policy: what keeps a job waiting whatever is free: a hold, a time, other jobs, its array."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+
+from scheduler.blockers import Blocker, Tier
+from scheduler.jobs import After
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Condition:
+    """What a waiting job's rows say. held_by "" = by gpucoord itself.
+
+    pending: what it still waits for of other jobs, by their number.
+    """
+
+    id: int
+    held: str = ""
+    held_by: str = ""
+    begin_at: datetime | None = None
+    retry_at: datetime | None = None
+    failures: int = 0
+    array: int | None = None
+    array_limit: int | None = None
+    pending: tuple[tuple[int, After], ...] = ()
+
+
+def waits(
+    conditions: Iterable[Condition], placed: Mapping[int, int], now: datetime
+) -> dict[int, tuple[Blocker, ...]]:
+    """Who waits for what; who waits for none of it is not named.
+
+    placed: how many jobs of each array have a place. The first of an array that could start take
+    what its limit leaves, so that no pass starts more of them.
+    """
+    found: dict[int, tuple[Blocker, ...]] = {}
+    ready: dict[tuple[int, int], list[int]] = defaultdict(list)
+    for one in conditions:
+        if own := tuple(_own(one, now)):
+            found[one.id] = own
+        elif one.array is not None and one.array_limit is not None:
+            ready[one.array, one.array_limit].append(one.id)
+    for (array, limit), ids in ready.items():
+        reasons = (_array_limit(array, limit),)
+        free = max(0, limit - placed.get(array, 0))
+        found |= dict.fromkeys(sorted(ids)[free:], reasons)
+    return found
+
+
+def _own(one: Condition, now: datetime) -> Iterable[Blocker]:
+    if one.held:
+        yield _held(one.held, one.held_by)
+    if one.begin_at is not None and one.begin_at > now:
+        yield _begins(one.begin_at)
+    if one.retry_at is not None and one.retry_at > now:
+        yield _retries(one.retry_at, one.failures)
+    for on, after in one.pending:
+        yield _after(on, after)
+
+
+def _held(reason: str, by: str) -> Blocker:
+    code = "Held" if by else "TooManyRequeues"
+    return Blocker(code=code, text=reason, tier=Tier.PERSON, holder=by or None)
+
+
+def _array_limit(array: int, limit: int) -> Blocker:
+    text = f"At most {limit} jobs of array {array} run at a time."
+    return Blocker(
+        code="ArrayLimit",
+        text=text,
+        tier=Tier.NOT_YET,
+        requested="1 place",
+        available=f"0 of {limit}",
+        holder=f"array {array}",
+    )
+
+
+def _begins(at: datetime) -> Blocker:
+    return Blocker(
+        code="BeginTime",
+        text="It is not to begin before the time that was asked for.",
+        tier=Tier.NOT_YET,
+        requested=at.isoformat(timespec="seconds"),
+        until=at,
+    )
+
+
+def _retries(at: datetime, failures: int) -> Blocker:
+    times = "once" if failures == 1 else f"{failures} times"
+    return Blocker(
+        code="Backoff",
+        text=f"It failed {times} and is tried again after a pause.",
+        tier=Tier.NOT_YET,
+        requested=at.isoformat(timespec="seconds"),
+        until=at,
+    )
+
+
+def _after(on: int, after: After) -> Blocker:
+    has_done = "succeeded" if after is After.SUCCESS else "ended"
+    return Blocker(
+        code="Dependency",
+        text=f"It starts after job {on} has {has_done}.",
+        tier=Tier.NOT_YET,
+        requested=after.value,
+        holder=f"job {on}",
+    )

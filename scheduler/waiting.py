@@ -1,0 +1,69 @@
+"""Rows -> facts: the waiting jobs that something else than a place keeps back, and what."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from datetime import datetime
+
+from django.db.models import Count
+
+from scheduler.blockers import Blocker
+from scheduler.jobs import After, JobState, Outcome
+from scheduler.models import Job, JobDependency
+from scheduler.models.jobs import conditional
+from scheduler.policy.waits import Condition, waits
+
+Pending = dict[int, list[tuple[int, After]]]
+
+
+def load(now: datetime) -> dict[int, tuple[Blocker, ...]]:
+    """By job; one look at an index that is empty while nobody asks for such things."""
+    rows = list(
+        Job.objects.filter(conditional(), state=JobState.QUEUED.value).values_list(
+            "id", "held", "held_by", "begin_at", "retry_at", "failures", "array", "array_limit",
+            "depends",
+        )
+    )  # fmt: skip
+    if not rows:
+        return {}
+    pending = _pending() if any(row[-1] for row in rows) else {}
+    limited = {row[6] for row in rows if row[6] is not None and row[7] is not None}
+    return waits(
+        (
+            Condition(
+                id=id_,
+                held=held,
+                held_by=held_by,
+                begin_at=begin_at,
+                retry_at=retry_at,
+                failures=failures,
+                array=array,
+                array_limit=limit,
+                pending=tuple(pending.get(id_, ())),
+            )
+            for id_, held, held_by, begin_at, retry_at, failures, array, limit, _ in rows
+        ),
+        _placed(list(limited)) if limited else {},
+        now,
+    )
+
+
+def _pending() -> Pending:
+    """What waiting jobs still wait for of others, in the order of these."""
+    rows = JobDependency.objects.filter(job__state=JobState.QUEUED.value, job__depends=True)
+    found: Pending = defaultdict(list)
+    for job, on, after, state, outcome in rows.order_by("on_id").values_list(
+        "job_id", "on_id", "after", "on__state", "on__outcome"
+    ):
+        over = state == JobState.FINISHED.value
+        if not over or (after == After.SUCCESS.value and outcome != Outcome.SUCCEEDED.value):
+            found[job].append((on, After(after)))
+    return found
+
+
+def _placed(arrays: Sequence[int]) -> dict[int, int]:
+    """How many jobs of each have a place."""
+    placed = Job.objects.exclude(state__in=(JobState.QUEUED.value, JobState.FINISHED.value))
+    rows = placed.filter(array__in=arrays).order_by().values_list("array").annotate(Count("id"))
+    return {array: count for array, count in rows if array is not None}
