@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from datetime import datetime, time
+from datetime import date, datetime, time
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,11 +45,13 @@ class Window:
 
     An end that is not after the start is on the next day. gpu_uuids () = all GPUs.
     kept: then the GPUs are kept for the holder (share_pct of each); else the holder may use them
-    only then.
+    only then. `members`: the people whom the holder, a person or a group, is. Days before first_day
+    or after last_day don't count.
     """
 
     id: int
     holder: str
+    members: frozenset[str]
     days: tuple[int, ...]
     start: time
     end: time
@@ -57,6 +59,8 @@ class Window:
     gpu_uuids: tuple[str, ...] = ()
     share_pct: float = 100.0
     kept: bool = True
+    first_day: date | None = None
+    last_day: date | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

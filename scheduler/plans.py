@@ -79,12 +79,14 @@ class Throttle:
     `closed`: why no job of a class may start (backpressure). `starts`: how many more jobs may start
     on GPUs before the next look; None = any. `multipliers`: by GPU, 0..1, what of it may be used
     beside others' load, hogs and the mode; a GPU that is not named counts as 1. `reason`: in words.
+    `saturated`: the GPUs that have been busy for so long that an agreed time counts for more.
     """
 
     closed: Mapping[PriorityClass, Blocker] = field(default_factory=dict)
     starts: int | None = None
     multipliers: Mapping[str, float] = field(default_factory=dict)
     reason: str = ""
+    saturated: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

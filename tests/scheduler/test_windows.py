@@ -1,0 +1,315 @@
+from __future__ import annotations
+
+from datetime import UTC, date, datetime, time, timedelta
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from scheduler.blockers import Blocker
+from scheduler.jobs import Requirement
+from scheduler.people import Window
+from scheduler.plans import RunningJob, Slot
+from scheduler.policy.calendar import clashes, coming, current, days, describe, spans
+from scheduler.policy.windows import WindowPolicy, asking, closed_for, trusted, yields
+from tests.builders import GIB, gpu_uuid, slot
+
+# A Monday, 12:00 in UTC, 13:00 in Berlin.
+NOON = datetime(2026, 3, 2, 12, 0, tzinfo=UTC)
+BERLIN = "Europe/Berlin"
+POLICY = WindowPolicy()
+
+
+def window(**changes: Any) -> Window:
+    """Alice has all GPUs on weekdays from 20:00 to 06:00, in UTC."""
+    facts: dict[str, Any] = {
+        "id": 1,
+        "holder": "alice",
+        "members": frozenset({"alice"}),
+        "days": (0, 1, 2, 3, 4),
+        "start": time(20),
+        "end": time(6),
+        "zone": "UTC",
+    }
+    return Window(**(facts | changes))
+
+
+def utc(day: int, hour: int, minute: int = 0, month: int = 3) -> datetime:
+    return datetime(2026, month, day, hour, minute, tzinfo=UTC)
+
+
+def why(
+    owner: str,
+    *windows: Window,
+    now: datetime = NOON,
+    hours: float | None = 1.0,
+    preemptible: bool = False,
+    gpu: Slot | None = None,
+    running: tuple[RunningJob, ...] = (),
+    **asks: Any,
+) -> Blocker | None:
+    """What keeps a job off GPU 0."""
+    lasts = None if hours is None else timedelta(hours=hours)
+    job = asking(owner, Requirement(**asks), lasts, preemptible, now, POLICY)
+    return closed_for(job, windows, [gpu or slot()], running, now).get(gpu_uuid())
+
+
+def running(job_id: int = 7, owner: str = "bob", **changes: Any) -> RunningJob:
+    facts: dict[str, Any] = {
+        "id": job_id,
+        "owner": owner,
+        "priority": 3,
+        "requirement": Requirement(memory_bytes=GIB),
+        "gpu_uuids": (gpu_uuid(),),
+        "started_at": NOON,
+        "preemptible": True,
+    }
+    return RunningJob(**(facts | changes))
+
+
+def test_a_window_that_ends_before_it_starts_ends_on_the_next_day() -> None:
+    found = next(spans(window(), NOON, NOON + timedelta(days=1)))
+
+    assert (found.start, found.end) == (utc(2, 20), utc(3, 6))
+
+
+def test_it_goes_on_after_midnight_on_a_day_that_it_does_not_name() -> None:
+    saturday = utc(7, 3)
+
+    assert (found := current(window(), saturday)) is not None
+    assert found.end == utc(7, 6)
+
+
+def test_days_without_a_gap_are_one_time() -> None:
+    always = window(days=tuple(range(7)), start=time(0), end=time(0))
+
+    assert (found := current(always, NOON)) is not None
+    assert found.end - NOON > timedelta(days=7)
+
+
+def test_hours_are_those_of_its_zone_also_when_clocks_change() -> None:
+    night = window(days=(5, 6), start=time(22), end=time(6), zone=BERLIN)
+
+    found = list(spans(night, utc(28, 12), utc(30, 12)))
+
+    # In the night to 29 March an hour is missing: it lasts seven.
+    assert [(s.start, s.end) for s in found] == [
+        (utc(28, 21), utc(29, 4)),
+        (utc(29, 20), utc(30, 4)),
+    ]
+
+
+def test_it_counts_only_from_its_first_to_its_last_day() -> None:
+    once = window(first_day=date(2026, 3, 4), last_day=date(2026, 3, 4))
+
+    assert [s.start for s in spans(once, NOON, NOON + timedelta(days=14))] == [utc(4, 20)]
+    assert coming(once, utc(5, 12)) is None
+
+
+@settings(max_examples=30)
+@given(
+    st.sets(st.integers(0, 6), min_size=1),
+    st.times(),
+    st.times(),
+    st.sampled_from(["UTC", BERLIN, "America/New_York", "Australia/Lord_Howe"]),
+    st.datetimes(datetime(2026, 1, 1), datetime(2026, 12, 31)),  # noqa: DTZ001
+)
+def test_the_next_time_is_not_yet_and_the_present_one_is_now(
+    on: set[int], start: time, end: time, zone: str, at: datetime
+) -> None:
+    some = window(days=tuple(sorted(on)), start=start, end=end, zone=zone)
+    now = at.replace(tzinfo=UTC)
+
+    following = coming(some, now)
+    assert following is not None
+    assert now < following.start <= following.end
+    if (present := current(some, now)) is not None:
+        assert present.start <= now < present.end
+
+
+def test_others_are_kept_off_while_it_lasts() -> None:
+    found = why("bob", window(), now=utc(2, 22))
+
+    assert found is not None
+    assert (found.code, found.holder, found.until) == ("ReservedFor", "alice", utc(3, 6))
+    assert found.text == "GPU 0 is kept for alice until Tue 3 Mar 06:00 (UTC)."
+
+
+def test_others_may_start_what_ends_before_it() -> None:
+    assert why("bob", window(), hours=8) is None
+
+
+def test_others_may_not_start_what_might_still_run_then() -> None:
+    found = why("bob", window(), hours=8.1)
+
+    assert found is not None
+    assert "from Mon 2 Mar 20:00 (UTC); it might still run then" in found.text
+
+
+def test_a_job_of_unknown_length_is_taken_to_last_long() -> None:
+    assert why("bob", window(), hours=None) is not None
+    assert why("bob", window(days=(2,)), hours=None) is None
+
+
+def test_a_job_that_may_be_interrupted_starts_before_it_and_not_during_it() -> None:
+    assert why("bob", window(), hours=None, preemptible=True) is None
+    assert why("bob", window(), now=utc(2, 22), preemptible=True) is not None
+
+
+def test_its_holder_starts_what_ends_before_it_does() -> None:
+    assert why("alice", window(), now=utc(2, 22), hours=8) is None
+
+
+def test_its_holder_starts_nothing_that_would_run_past_its_end() -> None:
+    found = why("alice", window(), now=utc(2, 22), hours=8.1)
+
+    assert found is not None
+    assert (found.code, found.until) == ("OutsideWindow", utc(3, 6))
+    assert "past the end of your agreed time, Tue 3 Mar 06:00 (UTC)" in found.text
+
+
+def test_its_holder_is_told_to_say_how_long_a_job_runs() -> None:
+    found = why("alice", window(), now=utc(2, 22), hours=None)
+
+    assert found is not None
+    assert "give it a time limit, or let it be interrupted" in found.text
+
+
+def test_a_kept_time_leaves_its_holder_free_at_other_times() -> None:
+    assert why("alice", window(), hours=1) is None
+
+
+def test_an_allowed_time_keeps_its_holder_off_at_other_times() -> None:
+    found = why("alice", window(kept=False))
+
+    assert found is not None
+    assert (found.code, found.until) == ("OutsideWindow", utc(2, 20))
+    assert found.text == "Your agreed time begins Mon 2 Mar 20:00 (UTC)."
+
+
+def test_an_allowed_time_keeps_nobody_else_off() -> None:
+    assert why("bob", window(kept=False), now=utc(2, 22)) is None
+
+
+def test_an_allowed_time_that_is_over_says_so() -> None:
+    found = why("alice", window(kept=False, last_day=date(2026, 2, 1)))
+
+    assert found is not None
+    assert "ask for a new one" in found.text
+
+
+def test_it_is_about_its_gpus_alone() -> None:
+    assert why("bob", window(gpu_uuids=(gpu_uuid(1),)), now=utc(2, 22)) is None
+
+
+def test_a_group_has_it_together() -> None:
+    lab = window(holder="vision lab", members=frozenset({"alice", "bob"}))
+
+    assert why("bob", lab, now=utc(2, 22)) is None
+    assert why("charlie", lab, now=utc(2, 22)) is not None
+
+
+def test_a_part_of_a_gpu_is_kept_and_the_rest_is_for_all() -> None:
+    half = window(share_pct=50.0)
+    late = utc(2, 22)
+
+    assert why("bob", half, now=late, memory_bytes=40 * GIB) is None
+    found = why("bob", half, now=late, memory_bytes=41 * GIB)
+    assert found is not None
+    assert "40 GiB (50 %) of GPU 0 is kept for alice" in found.text
+
+
+def test_what_its_holder_uses_of_the_kept_part_counts() -> None:
+    half, late = window(share_pct=50.0), utc(2, 22)
+    hers = running(owner="alice", requirement=Requirement(memory_bytes=30 * GIB))
+    left = slot(free_bytes=50 * GIB)
+
+    assert why("bob", half, now=late, gpu=left, running=(hers,), memory_bytes=40 * GIB) is None
+    assert why("bob", half, now=late, gpu=left, running=(hers,), memory_bytes=41 * GIB) is not None
+
+
+def test_a_job_that_declares_nothing_leaves_no_part_to_be_kept() -> None:
+    assert why("bob", window(share_pct=50.0), now=utc(2, 22)) is not None
+
+
+def test_jobs_of_others_yield_before_it_begins() -> None:
+    asked = yields([running()], [window()], POLICY, utc(2, 19, 50))
+
+    assert [(y.job_id, y.deadline, y.counts) for y in asked] == [(7, utc(2, 20), False)]
+    assert asked[0].text == "The GPU is kept for alice from Mon 2 Mar 20:00 (UTC)."
+
+
+def test_its_holders_jobs_yield_before_it_ends() -> None:
+    hers = running(owner="alice")
+
+    assert yields([hers], [window()], POLICY, utc(3, 5, 49)) == ()
+    assert [y.deadline for y in yields([hers], [window()], POLICY, utc(3, 5, 50))] == [utc(3, 6)]
+
+
+def test_its_holders_jobs_go_on_where_the_next_time_follows_at_once() -> None:
+    always = window(days=tuple(range(7)), start=time(0), end=time(0))
+
+    assert yields([running(owner="alice")], [always], POLICY, utc(2, 23, 55)) == ()
+
+
+def test_only_jobs_that_may_be_interrupted_are_asked_unless_the_policy_says_so() -> None:
+    firm = running(preemptible=False)
+
+    assert yields([firm], [window()], POLICY, utc(2, 19, 55)) == ()
+    assert len(yields([firm], [window()], WindowPolicy(evict_all=True), utc(2, 19, 55))) == 1
+
+
+def test_nobody_is_asked_twice() -> None:
+    assert yields([running(yields=True)], [window()], POLICY, utc(2, 19, 55)) == ()
+
+
+def test_on_a_saturated_gpu_its_holder_has_the_windows_word() -> None:
+    saturated = frozenset({gpu_uuid(0), gpu_uuid(1)})
+    mine = window(gpu_uuids=(gpu_uuid(1),))
+
+    assert trusted("alice", [mine], saturated, utc(2, 22)) == {gpu_uuid(1)}
+    assert trusted("alice", [mine], saturated, NOON) == frozenset()
+    assert trusted("bob", [mine], saturated, utc(2, 22)) == frozenset()
+
+
+def test_two_that_keep_more_than_a_whole_gpu_clash() -> None:
+    mine = window(share_pct=60.0)
+    later = window(id=2, holder="bob", start=time(5), end=time(9), share_pct=50.0)
+
+    assert clashes(mine, [later], NOON) == [later]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"share_pct": 40.0},
+        {"start": time(6), "end": time(9)},
+        {"gpu_uuids": (gpu_uuid(2),)},
+        {"kept": False},
+        {"days": (5,), "start": time(7), "end": time(9)},
+    ],
+)
+def test_two_that_leave_room_for_each_other_do_not_clash(changes: dict[str, Any]) -> None:
+    mine = window(share_pct=60.0, gpu_uuids=(gpu_uuid(0), gpu_uuid(1)))
+    base = {"id": 2, "holder": "bob", "start": time(5), "end": time(9), "share_pct": 50.0}
+
+    assert clashes(mine, [window(**(base | changes))], NOON) == []
+
+
+@pytest.mark.parametrize(
+    ("numbers", "words"),
+    [
+        ((0, 1, 2, 3, 4), "Mon–Fri"),
+        ((5, 6), "Sat, Sun"),
+        ((0, 2, 4), "Mon, Wed, Fri"),
+        ((0, 1, 2, 5), "Mon–Wed, Sat"),
+        (tuple(range(7)), "every day"),
+    ],
+)
+def test_days_are_told_in_words(numbers: tuple[int, ...], words: str) -> None:
+    assert days(numbers) == words
+
+
+def test_a_window_is_told_with_its_zone() -> None:
+    assert describe(window(zone=BERLIN)) == "Mon–Fri 20:00–06:00 (Europe/Berlin)"
