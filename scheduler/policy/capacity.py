@@ -17,7 +17,7 @@ from datetime import datetime
 from monitor.health import Condition
 from monitor.policy.limits import NOT_OURS, hidden
 from monitor.readings import ClaimFact, GpuReading, Health, ProcessReading, Snapshot
-from scheduler.blockers import Blocker
+from scheduler.blockers import Blocker, Tier
 from scheduler.plans import Holder, PlanPolicy, Slot, Slots
 
 
@@ -51,14 +51,15 @@ def _slots(snapshot: Snapshot, claims: Sequence[ClaimFact], policy: PlanPolicy) 
 def _blocker(snapshot: Snapshot | None, policy: PlanPolicy, now: datetime) -> Blocker | None:
     """Why the readings as a whole allow no placement."""
     if snapshot is None:
-        return Blocker(code="NoReading", text="The GPUs have not been read yet.")
+        return Blocker(code="NoReading", tier=Tier.MACHINE, text="The GPUs have not been read yet.")
     if now - snapshot.at > policy.stale_after:
         limit = f"{policy.stale_after.total_seconds():.0f} s"
         text = f"The last reading of the GPUs is older than {limit}, so nothing is placed on it."
-        return Blocker(code="StaleReading", text=text, requested=limit)
+        return Blocker(code="StaleReading", tier=Tier.MACHINE, text=text, requested=limit)
     if not snapshot.gpus:
         why = snapshot.problem or "the machine has none"
-        return Blocker(code="NoGpu", text=f"No GPU can be used now: {why}", holder=why)
+        text = f"No GPU can be used now: {why}"
+        return Blocker(code="NoGpu", tier=Tier.MACHINE, text=text, holder=why)
     return None
 
 

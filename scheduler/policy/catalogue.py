@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from scheduler.policy.ordering import OrderPolicy
 from scheduler.policy.quotas import QuotaPolicy
 
-POLICIES: dict[str, type[Any]] = {"quotas": QuotaPolicy}
+POLICIES: dict[str, type[Any]] = {"order": OrderPolicy, "quotas": QuotaPolicy}
 
 # What a machine is for: the values that differ there from the defaults, by profile and policy.
 PROFILES: dict[str, dict[str, dict[str, Any]]] = {

@@ -1,17 +1,140 @@
-"""Policy: who is served first."""
+"""Policy: who is served first.
+
+Priority 5 before 4, and so on. Inside a priority by weight: how far its owner is below the part of
+the machine that they should have now (which falls with each job that the pass gives them), and how
+long the job has waited. Then who came first; the id decides between equals.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import heapq
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from datetime import datetime
+from operator import attrgetter
 
-from scheduler.jobs import QueuedJob
+from scheduler.jobs import QueuedJob, Requirement
+from scheduler.plans import Slots
+
+HOUR_S = 3600.0
 
 
-def ordered(queue: Iterable[QueuedJob]) -> list[QueuedJob]:
-    """Priority 5 first, then who came first; the id decides between equals."""
-    return sorted(queue, key=_key)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OrderPolicy:
+    """What counts inside a priority."""
+
+    fair_weight: float = field(
+        default=1.0,
+        metadata={
+            "label": "weight of the fair share",
+            "help": "how much it counts that the owner has less of the machine than they should",
+            "least": 0,
+            "most": 100,
+        },
+    )
+    age_weight: float = field(
+        default=0.25,
+        metadata={
+            "label": "weight of the wait",
+            "help": "0.25: a full wait outweighs a quarter of the machine",
+            "least": 0,
+            "most": 100,
+        },
+    )
+    age_hours: float = field(
+        default=24.0,
+        metadata={
+            "label": "full wait",
+            "help": "waiting longer counts no more",
+            "unit": "h",
+            "least": 0.1,
+            "most": 8760,
+        },
+    )
 
 
-def _key(job: QueuedJob) -> tuple[int, datetime, int]:
-    return (-job.priority, job.submitted_at, job.id)
+@dataclass(frozen=True, slots=True)
+class Factor:
+    """A part of what decides about a job's place: value 0..1, more is sooner."""
+
+    name: str
+    value: float
+    weight: float
+    text: str
+
+
+class Shares:
+    """How far each person is below the part of the machine that they should have, as it changes."""
+
+    def __init__(self, slots: Slots, owners: Iterable[str]) -> None:
+        """Who has no standing is due the same part as everybody, and has what their jobs hold."""
+        self._totals = {gpu.gpu_uuid: gpu.total_bytes for gpu in slots.gpus}
+        self._capacity = max(1, len(slots.gpus))
+        self._most_bytes = max((total for total in self._totals.values() if total), default=None)
+        running = [(job.owner, job.requirement) for job in slots.running]
+        names = sorted({*owners, *(owner for owner, _ in running), *slots.people})
+        self._target = {name: 1 / len(names) for name in names}
+        self._have = dict.fromkeys(names, 0.0)
+        for owner, requirement in running:
+            self._have[owner] += self.charge(requirement)
+        for name, standing in slots.people.items():
+            self._target[name], self._have[name] = standing.target, standing.charge
+
+    def charge(self, requirement: Requirement) -> float:
+        """What a job takes, in GPUs: whole ones, or its part of their memory."""
+        if requirement.exclusive or requirement.memory_bytes is None or not self._most_bytes:
+            return float(requirement.gpus)
+        return requirement.gpus * min(1.0, requirement.memory_bytes / self._most_bytes)
+
+    def count(self, owner: str, requirement: Requirement) -> None:
+        """The pass has given this to the owner."""
+        self._have[owner] = self._have.get(owner, 0.0) + self.charge(requirement)
+
+    def target(self, owner: str) -> float:
+        return self._target.get(owner, 0.0)
+
+    def have(self, owner: str) -> float:
+        """The part of the machine that they have, 0..1 (more with work outside the machine's)."""
+        return self._have.get(owner, 0.0) / self._capacity
+
+    def deficit(self, owner: str) -> float:
+        return self.target(owner) - self.have(owner)
+
+
+class Line:
+    """Iterate to get the next job to be tried; tell `shares` what it got before the next."""
+
+    def __init__(
+        self, jobs: Iterable[QueuedJob], shares: Shares, policy: OrderPolicy, now: datetime
+    ) -> None:
+        self._shares = shares
+        self._policy = policy
+        self._now = now.timestamp()
+        self._bands: dict[int, dict[str, list[QueuedJob]]] = {}
+        for job in jobs:
+            self._bands.setdefault(job.priority, {}).setdefault(job.owner, []).append(job)
+
+    def __iter__(self) -> Iterator[QueuedJob]:
+        for priority in sorted(self._bands, reverse=True):
+            yield from self._band(self._bands[priority])
+
+    def _band(self, by_owner: Mapping[str, list[QueuedJob]]) -> Iterator[QueuedJob]:
+        """Each person's jobs as they came; at each step the person whose turn it is."""
+        lines = [sorted(jobs, key=attrgetter("submitted_at", "id")) for jobs in by_owner.values()]
+        heap = [(*self._turn(line[0]), 0, line) for line in lines]
+        heapq.heapify(heap)
+        while heap:
+            *_, at, line = heap[0]
+            yield line[at]
+            if at + 1 == len(line):
+                heapq.heappop(heap)
+            else:
+                heapq.heapreplace(heap, (*self._turn(line[at + 1]), at + 1, line))
+
+    def _turn(self, job: QueuedJob) -> tuple[float, datetime, int]:
+        policy = self._policy
+        age = min(
+            1.0, max(0.0, self._now - job.submitted_at.timestamp()) / (policy.age_hours * HOUR_S)
+        )
+        score = policy.fair_weight * self._shares.deficit(job.owner) + policy.age_weight * age
+        return (-score, job.submitted_at, job.id)

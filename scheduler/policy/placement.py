@@ -8,23 +8,35 @@ shared, undeclared a GPU without our other jobs, the one with most free memory; 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from monitor.formats import GIB
-from scheduler.blockers import Blocker
+from scheduler.blockers import Blocker, Tier
 from scheduler.jobs import Requirement
 from scheduler.plans import PlanPolicy, Slot
 from scheduler.units import size
 
 SHOWN = 3
+NO_BARS: Mapping[str, Blocker] = {}
 
 
 def choose(
-    requirement: Requirement, gpus: Sequence[Slot], policy: PlanPolicy
+    requirement: Requirement,
+    gpus: Sequence[Slot],
+    policy: PlanPolicy,
+    bars: Mapping[str, Blocker] = NO_BARS,
+    job_id: int | None = None,
 ) -> tuple[Slot, ...] | None:
-    """The GPUs that this request gets, or None when too few suit it."""
-    fitting = [gpu for gpu in gpus if refusal(requirement, gpu, policy) is None]
+    """The GPUs that this request gets, or None when too few suit it.
+
+    `bars`: the GPUs that are not for it, whoever is there. `job_id`: for whom one may be kept.
+    """
+    fitting = [
+        gpu
+        for gpu in gpus
+        if gpu.gpu_uuid not in bars and refusal(requirement, gpu, policy, job_id) is None
+    ]
     if len(fitting) < requirement.gpus:
         return None
     sign = -1 if requirement.memory_bytes is None else 1
@@ -43,14 +55,20 @@ def taken(gpu: Slot, job_id: int, requirement: Requirement) -> Slot:
         jobs=(*gpu.jobs, job_id),
         exclusive=gpu.exclusive or requirement.exclusive,
         undeclared=gpu.undeclared or _undeclared(requirement),
+        kept_for=None if gpu.kept_for == job_id else gpu.kept_for,
     )
 
 
 def explain(
-    requirement: Requirement, gpus: Sequence[Slot], policy: PlanPolicy
+    requirement: Requirement,
+    gpus: Sequence[Slot],
+    policy: PlanPolicy,
+    bars: Mapping[str, Blocker] = NO_BARS,
 ) -> tuple[Blocker, ...]:
-    """Why too few of `gpus` suit the request: at least one reason, the nearest misses first."""
-    found = [(gpu, refusal(requirement, gpu, policy)) for gpu in gpus]
+    """Why too few of `gpus` suit the request, the nearest misses first; () when enough do."""
+    found = [(gpu, bars.get(gpu.gpu_uuid) or refusal(requirement, gpu, policy)) for gpu in gpus]
+    if sum(why is None for _, why in found) >= requirement.gpus:
+        return ()
     refused = [(gpu, why) for gpu, why in found if why is not None]
     refused.sort(key=_miss)
     reasons = [why for _, why in refused[:SHOWN]]
@@ -64,11 +82,20 @@ def explain(
     return tuple(reasons)
 
 
-def refusal(requirement: Requirement, gpu: Slot, policy: PlanPolicy) -> Blocker | None:
+def refusal(
+    requirement: Requirement, gpu: Slot, policy: PlanPolicy, job_id: int | None = None
+) -> Blocker | None:
     """Why this GPU can't take the job now; None when it can."""
     if not gpu.healthy:
         why = gpu.problem or "it does not answer"
-        return Blocker(code="GpuUnhealthy", text=f"{_gpu(gpu)} can't be used: {why}", holder=why)
+        text = f"{_gpu(gpu)} can't be used: {why}"
+        return Blocker(code="GpuUnhealthy", tier=Tier.MACHINE, text=text, holder=why)
+    if gpu.closed:
+        return gpu.closed[0]
+    if gpu.kept_for is not None and gpu.kept_for != job_id:
+        holder = f"job {gpu.kept_for}"
+        text = f"{_gpu(gpu)} was freed for {holder} and is kept for it."
+        return Blocker(code="ReservedFor", text=text, available=_gpu(gpu), holder=holder)
     return _neighbours(requirement, gpu) or _memory(requirement, gpu, policy)
 
 
@@ -100,7 +127,13 @@ def _memory(requirement: Requirement, gpu: Slot, policy: PlanPolicy) -> Blocker 
         wanted = policy.undeclared_bytes
     if gpu.free_bytes is None:
         text = f"How much memory is free on {_gpu(gpu)} is not known."
-        return Blocker(code="MemoryUnknown", text=text, requested=size(wanted), available=_gpu(gpu))
+        return Blocker(
+            code="MemoryUnknown",
+            tier=Tier.MACHINE,
+            text=text,
+            requested=size(wanted),
+            available=_gpu(gpu),
+        )
     if gpu.free_bytes >= wanted:
         return None
     free = f"{_floor(gpu.free_bytes)} of {size(gpu.total_bytes)}"

@@ -10,7 +10,8 @@ from typing import Any, Self
 
 from scheduler.blockers import Blocker
 from scheduler.jobs import QueuedJob, Requirement
-from scheduler.plans import Holder, Plan, PlanPolicy, Slot, Slots
+from scheduler.people import Standing
+from scheduler.plans import Holder, Plan, PlanPolicy, RunningJob, Slot, Slots, Throttle
 from scheduler.policy.planning import plan
 from scheduler.units import parse_bytes
 from tests.builders import NOW, queued_job, slot
@@ -25,6 +26,9 @@ class Case:
         self._gpus: dict[str, Slot] = {}
         self._jobs: list[QueuedJob] = []
         self._blocker: Blocker | None = None
+        self._people: dict[str, Standing] = {}
+        self._running: list[RunningJob] = []
+        self._throttle = Throttle()
 
     def gpu(
         self,
@@ -48,6 +52,14 @@ class Case:
         self._blocker = blocker
         return self
 
+    def person(self, owner: str, *, target: float = 0.0, charge: float = 0.0) -> Self:
+        self._people[owner] = Standing(owner=owner, target=target, charge=charge)
+        return self
+
+    def throttled(self, **changes: Any) -> Self:
+        self._throttle = Throttle(**changes)
+        return self
+
     def job(
         self,
         id: int,
@@ -57,6 +69,7 @@ class Case:
         exclusive: bool = False,
         priority: int = 3,
         after_s: float | None = None,
+        **changes: Any,
     ) -> Self:
         waited = len(self._jobs) if after_s is None else after_s
         self._jobs.append(
@@ -69,6 +82,7 @@ class Case:
                     memory_bytes=None if wants is None else parse_bytes(wants),
                     exclusive=exclusive,
                 ),
+                **changes,
             )
         )
         return self
@@ -79,6 +93,9 @@ class Case:
             gpus=tuple(self._gpus.values()),
             cpu_jobs=self._cpu_jobs,
             blocker=self._blocker,
+            running=tuple(self._running),
+            people=self._people,
+            throttle=self._throttle,
         )
         return plan(self._jobs, slots, self._policy, NOW)
 

@@ -1,0 +1,131 @@
+"""Policy: what may keep a job from starting whatever is free: a gate each, asked in turn.
+
+A gate sees what is alike in many jobs (Ask) and what the pass has placed so far (Tally), and
+returns its blockers. It gets stricter during a pass, never laxer: who was turned away once needs no
+second look.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+
+from scheduler.blockers import Blocker, Tier
+from scheduler.jobs import CLASSES, QueuedJob, Requirement
+from scheduler.people import Standing
+from scheduler.plans import PlanPolicy, Slots, Yield
+from scheduler.policy.rules import Rules
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ask:
+    """What gates may look at of a job: the same for many jobs, so each question is asked once."""
+
+    owner: str
+    priority: int
+    requirement: Requirement
+    lasts: timedelta | None = None
+
+
+class Tally:
+    """What gates need to know, as it changes while a pass places jobs."""
+
+    def __init__(
+        self,
+        slots: Slots,
+        policy: PlanPolicy,
+        rules: Rules,
+        now: datetime,
+        waiting: Iterable[QueuedJob] = (),
+    ) -> None:
+        self.slots = slots
+        self.policy = policy
+        self.rules = rules
+        self.now = now
+        self.people: dict[str, Standing] = dict(slots.people)
+        self.starts = slots.throttle.starts
+        self.cpu_jobs = slots.cpu_jobs
+        self._wishers = {job.owner for job in waiting if job.requirement.gpus and not job.waits}
+        self._is_scarce = any(part < 1 for part in slots.throttle.multipliers.values())
+
+    def contended(self, owner: str) -> bool:
+        """Whether somebody else waits for GPUs, or less than all of them may be used."""
+        return self._is_scarce or len(self._wishers - {owner}) > 0
+
+    def standing(self, owner: str) -> Standing:
+        """Where a person stands with what this pass has given them."""
+        return self.people.get(owner) or Standing(owner=owner)
+
+    def count(self, ask: Ask) -> None:
+        """A job like this has been placed."""
+        if ask.requirement.gpus == 0:
+            self.cpu_jobs += 1
+        elif self.starts is not None:
+            self.starts -= 1
+        self.people[ask.owner] = _after(self.standing(ask.owner), ask)
+
+
+Gate = Callable[[Ask, Tally], tuple[Blocker, ...]]
+
+
+def refusals(ask: Ask, tally: Tally) -> tuple[Blocker, ...]:
+    """Every reason of every gate."""
+    return tuple(blocker for gate in GATES for blocker in gate(ask, tally))
+
+
+def bars(ask: Ask, tally: Tally) -> Mapping[str, Blocker]:
+    """Why single GPUs are not for this one, by GPU: the same for all jobs with this owner, priority
+    and length."""
+    return {}
+
+
+def evictions(tally: Tally) -> tuple[Yield, ...]:
+    """Which running jobs must leave, whoever waits."""
+    return ()
+
+
+def _class_is_closed(ask: Ask, tally: Tally) -> tuple[Blocker, ...]:
+    """Backpressure."""
+    closed = tally.slots.throttle.closed.get(CLASSES[ask.priority])
+    return () if closed is None else (closed,)
+
+
+def _gpus_are_readable(ask: Ask, tally: Tally) -> tuple[Blocker, ...]:
+    blocker = tally.slots.blocker
+    return () if blocker is None or ask.requirement.gpus == 0 else (blocker,)
+
+
+def _starts_are_left(ask: Ask, tally: Tally) -> tuple[Blocker, ...]:
+    """The utilisation target."""
+    if tally.starts is None or tally.starts > 0 or ask.requirement.gpus == 0:
+        return ()
+    why = tally.slots.throttle.reason or "the GPUs are as busy as they should be"
+    text = f"No further job may start on the GPUs now: {why}"
+    return (Blocker(code="UtilTarget", tier=Tier.MACHINE, text=text, requested="1 start"),)
+
+
+def _cpu_places_are_left(ask: Ask, tally: Tally) -> tuple[Blocker, ...]:
+    places = tally.policy.cpu_jobs
+    if ask.requirement.gpus or tally.cpu_jobs < places:
+        return ()
+    text = f"All {places} places for jobs without a GPU are taken; yours starts when one ends."
+    return (Blocker(code="CpuPlaces", text=text, requested="1 place", available=f"0 of {places}"),)
+
+
+def _after(standing: Standing, ask: Ask) -> Standing:
+    asked = ask.requirement
+    return replace(
+        standing,
+        jobs=standing.jobs + 1,
+        gpus=standing.gpus + asked.gpus,
+        memory_bytes=standing.memory_bytes + asked.gpus * (asked.memory_bytes or 0),
+    )
+
+
+GATES: tuple[Gate, ...] = (
+    _class_is_closed,
+    _gpus_are_readable,
+    _starts_are_left,
+    _cpu_places_are_left,
+)

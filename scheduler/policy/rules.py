@@ -1,0 +1,14 @@
+"""Policy: the thresholds of all that a pass of the planner asks, in one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from scheduler.policy.ordering import OrderPolicy
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rules:
+    """Each part's own policy; what is not given is as shipped."""
+
+    order: OrderPolicy = field(default_factory=OrderPolicy)

@@ -1,0 +1,64 @@
+from __future__ import annotations
+
+from scheduler.blockers import Blocker, Tier
+from scheduler.jobs import PriorityClass
+from tests.scheduler.placing import Case
+
+BUSY = Blocker(code="Pressure", tier=Tier.MACHINE, text="The machine is busy.")
+HELD = Blocker(code="Held", tier=Tier.PERSON, text="Bob holds it.")
+OWNER = Blocker(code="OwnerPresent", tier=Tier.MACHINE, text="Its owner is there.")
+
+
+def test_it_starts_no_job_of_a_closed_class() -> None:
+    case = Case().gpu("a").gpu("b").throttled(closed={PriorityClass.BACKGROUND: BUSY})
+
+    case.job(1, priority=1).job(2, priority=3).expect(a=[2], waiting={1: "Pressure"})
+
+
+def test_it_starts_as_many_jobs_as_the_utilisation_allows() -> None:
+    case = Case().gpu("a").gpu("b").throttled(starts=1, reason="91 % are used.")
+    case.job(1).job(2).job(3, gpus=0)
+
+    case.expect(a=[1], cpu=[3], waiting={2: "UtilTarget"})
+    assert case.why(2)[0] == "No further job may start on the GPUs now: 91 % are used."
+
+
+def test_it_leaves_a_job_alone_that_waits_for_something_else() -> None:
+    case = Case().gpu("a").job(1, waits=(HELD,)).job(2)
+
+    case.expect(a=[2], waiting={1: "Held"})
+
+
+def test_it_tells_a_held_job_what_else_is_in_its_way() -> None:
+    case = Case().gpu("a").job(1, waits=(HELD,)).job(2)
+
+    assert [reason.code for reason in case.plan().blockers[1]] == ["Held", "GpuTaken"]
+
+
+def test_it_spares_a_closed_gpu() -> None:
+    case = Case().gpu("a", closed=(OWNER,)).gpu("b")
+
+    case.job(1).job(2).expect(b=[1], waiting={2: "OwnerPresent"})
+
+
+def test_it_keeps_what_was_freed_for_a_job() -> None:
+    case = Case().gpu("a", kept_for=2).job(1, priority=5).job(2, priority=4)
+
+    case.expect(a=[2], waiting={1: "GpuTaken"})
+
+
+def test_it_names_the_job_for_which_a_gpu_is_kept() -> None:
+    case = Case().gpu("a", kept_for=9).job(1)
+
+    case.expect(waiting={1: "ReservedFor"})
+    assert case.why(1) == ["GPU 0 was freed for job 9 and is kept for it."]
+
+
+def test_it_names_the_most_telling_reason_first() -> None:
+    case = Case().gpu("a", jobs=(7,)).throttled(closed={PriorityClass.NORMAL: BUSY}, starts=0)
+
+    assert [reason.code for reason in case.job(1).plan().blockers[1]] == [
+        "Pressure",
+        "UtilTarget",
+        "GpuTaken",
+    ]
