@@ -8,13 +8,14 @@ second look.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from scheduler.blockers import Blocker, Tier
 from scheduler.jobs import CLASSES, QueuedJob, Requirement
 from scheduler.people import Standing
 from scheduler.plans import PlanPolicy, Slots, Yield
+from scheduler.policy import quotas
 from scheduler.policy.rules import Rules
 
 
@@ -63,7 +64,8 @@ class Tally:
             self.cpu_jobs += 1
         elif self.starts is not None:
             self.starts -= 1
-        self.people[ask.owner] = _after(self.standing(ask.owner), ask)
+        standing = self.standing(ask.owner)
+        self.people[ask.owner] = quotas.after(standing, ask.requirement, ask.lasts)
 
 
 Gate = Callable[[Ask, Tally], tuple[Blocker, ...]]
@@ -113,17 +115,21 @@ def _cpu_places_are_left(ask: Ask, tally: Tally) -> tuple[Blocker, ...]:
     return (Blocker(code="CpuPlaces", text=text, requested="1 place", available=f"0 of {places}"),)
 
 
-def _after(standing: Standing, ask: Ask) -> Standing:
-    asked = ask.requirement
-    return replace(
-        standing,
-        jobs=standing.jobs + 1,
-        gpus=standing.gpus + asked.gpus,
-        memory_bytes=standing.memory_bytes + asked.gpus * (asked.memory_bytes or 0),
+def _limits_allow_it(ask: Ask, tally: Tally) -> tuple[Blocker, ...]:
+    """Quotas."""
+    return quotas.refusals(
+        ask.requirement,
+        ask.priority,
+        ask.lasts,
+        tally.standing(ask.owner),
+        tally.slots.throttle,
+        contended=tally.contended(ask.owner),
+        policy=tally.rules.quotas,
     )
 
 
 GATES: tuple[Gate, ...] = (
+    _limits_allow_it,
     _class_is_closed,
     _gpus_are_readable,
     _starts_are_left,

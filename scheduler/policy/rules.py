@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from scheduler.policy.ordering import OrderPolicy
+from scheduler.policy.quotas import QuotaPolicy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -12,3 +13,4 @@ class Rules:
     """Each part's own policy; what is not given is as shipped."""
 
     order: OrderPolicy = field(default_factory=OrderPolicy)
+    quotas: QuotaPolicy = field(default_factory=QuotaPolicy)

@@ -52,8 +52,8 @@ class Case:
         self._blocker = blocker
         return self
 
-    def person(self, owner: str, *, target: float = 0.0, charge: float = 0.0) -> Self:
-        self._people[owner] = Standing(owner=owner, target=target, charge=charge)
+    def person(self, owner: str, **changes: Any) -> Self:
+        self._people[owner] = Standing(owner=owner, **changes)
         return self
 
     def throttled(self, **changes: Any) -> Self:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from scheduler.blockers import Blocker, Tier
 from scheduler.jobs import PriorityClass
+from scheduler.people import Quota
 from tests.scheduler.placing import Case
 
 BUSY = Blocker(code="Pressure", tier=Tier.MACHINE, text="The machine is busy.")
@@ -62,3 +63,9 @@ def test_it_names_the_most_telling_reason_first() -> None:
         "UtilTarget",
         "GpuTaken",
     ]
+
+
+def test_it_counts_what_the_pass_has_given_against_the_limits() -> None:
+    case = Case().gpu("a").gpu("b").person("alice", quota=Quota(gpus=1)).job(1).job(2)
+
+    case.expect(a=[1], waiting={2: "UserMaxGpus"})
