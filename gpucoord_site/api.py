@@ -16,6 +16,7 @@ from gpucoord_site import __version__, security_log
 from gpucoord_site.api_errors import handle_errors
 from monitor import access
 from monitor.api import router as monitor_router
+from monitor.gpu_api import router as gpu_router
 from scheduler.api import router as scheduler_router
 
 WHO = "Log in, or send a token: Authorization: Bearer TOKEN. `gpucoord token USER` makes one."
@@ -57,6 +58,7 @@ def _api() -> NinjaAPI:
     )
     made.add_router("/jobs/", scheduler_router, tags=["Jobs"])
     made.add_router("/", monitor_router, tags=["GPUs"])
+    made.add_router("/gpus/", gpu_router, tags=["GPUs"])
     handle_errors(made)
     return made
 

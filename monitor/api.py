@@ -40,6 +40,7 @@ class GpuBody(Schema):
     state: str | None
     state_since: datetime | None
     health: str
+    closed: str | None = Field(description="Why it takes no new work though it is well.")
     condition: str | None = Field(description="healthy, throttled, failing or lost.")
     condition_since: datetime | None
     condition_reason: str | None

@@ -71,6 +71,7 @@ class Card:
     state: GpuState | None
     since: datetime | None
     problem: str | None
+    closed: str | None
     condition: Condition | None
     reason: str | None
     memory_total_bytes: int | None
@@ -105,6 +106,16 @@ class Card:
         """The shape of the badge that tells its condition, where the state does not."""
         told = self.state in TROUBLE or self.condition is None
         return None if told or self.condition is None else AILING.get(self.condition)
+
+    @property
+    def works_on(self) -> bool:
+        """Whether somebody is on it although it takes no new work."""
+        return self.state in (GpuState.THROTTLED, GpuState.PAUSED) and bool(self.rows)
+
+    @property
+    def tells_twice(self) -> bool:
+        """Whether its state is its condition already."""
+        return self.state is GpuState.THROTTLED
 
     @property
     def lost(self) -> bool:
@@ -171,7 +182,7 @@ def summary(snapshots: Sequence[Snapshot], shown: Sequence[Card]) -> Summary:
         shape=shape,
         verdict=verdict,
         gpus=len(shown),
-        busy=sum(card.shape == "busy" for card in shown),
+        busy=sum(card.shape == "busy" or card.works_on for card in shown),
         people=len(owners),
         processes=len({(s.host.name, p.pid) for s in snapshots for p in s.processes}),
     )
@@ -203,6 +214,7 @@ def _card(gpu: GpuReading, snapshot: Snapshot, rows: list[ProcessRow]) -> Card:
         state=gpu.state,
         since=gpu.state_since,
         problem=gpu.problem,
+        closed=gpu.closed,
         condition=gpu.condition,
         reason=_reason(gpu, snapshot),
         memory_total_bytes=gpu.memory_total_bytes,

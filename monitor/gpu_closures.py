@@ -29,3 +29,12 @@ class ClosureFact:
     job_ref: str = ""
     pid: int | None = None
     memory_bytes: int | None = None
+
+    @property
+    def text(self) -> str:
+        """Why, for a card: "Paused by olga: New fan." """
+        if self.kind is ClosureKind.PAUSED:
+            return f"Paused by {self.by}{f': {self.reason}' if self.reason else '.'}"
+        held = "memory" if self.memory_bytes is None else f"{self.memory_bytes / 1024**3:.1f} GiB"
+        whose = f"of job {self.job_ref} (pid {self.pid})"
+        return f"In quarantine: the job has ended, but {held} {whose} are not back."

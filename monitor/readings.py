@@ -29,7 +29,8 @@ class GpuReading:
     `memory_used_bytes` leaves out what the driver reserves, where it tells that apart.
     `energy_mj` counts since the driver was loaded. `orphaned_bytes` are used although no listed
     process holds them, since `orphaned_since`.
-    A probe leaves state, condition and what is orphaned open; the sampler fills them in.
+    `closed`: why it takes no new work though it is well.
+    A probe leaves state, condition, `closed` and what is orphaned open; the sampler fills them in.
     """
 
     uuid: str
@@ -61,6 +62,7 @@ class GpuReading:
     orphaned_since: datetime | None = None
     state: GpuState | None = None
     state_since: datetime | None = None
+    closed: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

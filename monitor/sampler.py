@@ -11,10 +11,12 @@ from typing import Protocol
 
 from django.conf import settings
 
-from monitor import events, store, tallies
+from monitor import cooling, events, gpu_closing, store, tallies
+from monitor.gpu_states import IllegalGpuTransition
 from monitor.ledger import Ledger
 from monitor.policy import hangs, health, health_notes, missing, notes
 from monitor.policy.attribution import attribute
+from monitor.policy.cooling import Cooling, keep_jobs
 from monitor.policy.orphans import with_orphans
 from monitor.policy.rates import with_rates
 from monitor.policy.states import with_states
@@ -33,6 +35,8 @@ from monitor.readings import (
 from monitor.stepping import Guard
 from monitor.wake import wake
 
+# After a longer hole nobody knows what a GPU did meanwhile.
+UNWATCHED_AFTER = timedelta(seconds=10)
 logger = logging.getLogger(__name__)
 
 
@@ -88,39 +92,46 @@ class Sampler:
             # Not in open(): the holder before us may have gone on sampling until now.
             self._go_on()
             self._resumes_at = self._after_hangs()
-        claims = store.open_claims(self._machine.name)
-        sweep, failures = self._sweep(now, claims)
+        last = self._last
+        claims = store.held_claims(self._machine.name)
+        closures = gpu_closing.on(self._machine.name)
+        sweep, failures = self._sweep(now, [c for c in claims if c.until is None])
         processes = self._processes(sweep, claims)
         before = self._before()
         gpus = missing.complete(sweep, before, now) if self._keeps_missing() else sweep.gpus
         sweep = missing.explained(sweep, gpus)
         gpus = with_orphans(gpus, processes, before, now, sweep.is_fresh)
-        gpus, changes = with_states(gpus, processes, claims, before, now)
         host = self._host(now)
         checkup = health.examine(sweep, gpus, self._comparable(host), self._policy, now)
+        states = with_states(
+            checkup.gpus, processes, claims, before, now, closures, watched=self._watched(now)
+        )
         snapshot = Snapshot(
             seq=0,
             at=now,
             probe=self._probe.name,
             host=host,
-            gpus=checkup.gpus,
+            gpus=states.gpus,
             health=checkup.health,
             processes=processes,
             problem=sweep.problem,
             remedy=sweep.remedy,
             failures=failures,
-            query_errors=sweep.query_errors + (self._last.query_errors if self._last else 0),
-            init_failures=sweep.init_failures + (self._last.init_failures if self._last else 0),
+            query_errors=sweep.query_errors + (last.query_errors if last else 0),
+            init_failures=sweep.init_failures + (last.init_failures if last else 0),
             instances=sweep.instances,
             costs=sweep.costs,
-            dropped=sweep.dropped + (self._last.dropped if self._last else 0),
+            dropped=sweep.dropped + (last.dropped if last else 0),
         )
         if sweep.is_fresh:
             self._ledger.take(now, sweep, snapshot.gpus, processes)
-        suspects = (*(self._last.processes if self._last else ()), *processes)
-        told = health_notes.of_checkup(checkup, self._last, sweep.xids, suspects, claims)
-        told = [*notes.of_sweep(self._last, snapshot, changes), *told]
-        return self._write(snapshot, told, sweep)
+        suspects = (*(last.processes if last else ()), *processes)
+        told = health_notes.of_checkup(checkup, last, sweep.xids, suspects, claims)
+        told = [*notes.of_sweep(last, snapshot, states.changes), *told]
+        for fault in states.faults:
+            self._complain("A GPU made a move that can't be", IllegalGpuTransition(fault))
+        cooled = cooling.look(snapshot, claims, closures) if sweep.is_fresh else Cooling()
+        return self._write(snapshot, told, sweep, cooled)
 
     def _go_on(self) -> None:
         """Where the sampler before stopped."""
@@ -134,15 +145,19 @@ class Sampler:
     def _processes(self, sweep: GpuSweep, claims: list[ClaimFact]) -> tuple[ProcessReading, ...]:
         """Those of this sweep; or as they were told last, between two looks at processes."""
         if sweep.is_fresh or self._last is None:
-            return attribute(sweep.processes, self._identities(sweep), claims)
+            found = attribute(sweep.processes, self._identities(sweep), claims)
+            return keep_jobs(found, self._last.processes if self._last else (), claims)
         there = {(p.gpu_uuid, p.pid) for p in sweep.processes}
         return tuple(p for p in self._last.processes if (p.gpu_uuid, p.pid) in there)
 
-    def _write(self, snapshot: Snapshot, told: Collection[notes.Note], sweep: GpuSweep) -> Snapshot:
+    def _write(
+        self, snapshot: Snapshot, told: Collection[notes.Note], sweep: GpuSweep, cooled: Cooling
+    ) -> Snapshot:
         changed = None if self._fresh else self._changed(snapshot)
         with self._guard():
             snapshot = replace(snapshot, seq=self._next_seq())
             store.record(snapshot, changed, self._ledger.carry() if sweep.is_fresh else None)
+            cooling.apply(cooled, snapshot)
             for note in told:
                 self._tell(note, snapshot)
             for xid in sweep.xids:
@@ -204,6 +219,10 @@ class Sampler:
             self._complain("The host probe failed", error)
             return HostReading(name=self._machine.name)
 
+    def _watched(self, now: datetime) -> bool:
+        """Whether somebody looked so lately that no state can have been missed."""
+        return self._last is not None and now - self._last.at <= UNWATCHED_AFTER
+
     def _before(self) -> dict[str, GpuReading]:
         """The GPUs of the snapshot before this one, unless another probe saw them."""
         last = self._last
@@ -249,7 +268,8 @@ class Sampler:
         """Once per fault and slice: a sweep a second must not fill the log."""
         if repr(error) not in self._complained:
             self._complained.add(repr(error))
-            logger.error("%s", what, exc_info=error, extra={"kind": "PROBE_FAULT"})
+            illegal = {"kind": "GPU_STATE_FAULT"} if isinstance(error, IllegalGpuTransition) else {}
+            logger.error("%s", what, exc_info=error, extra={"kind": "PROBE_FAULT"} | illegal)
 
 
 def _lasting(gpu: GpuReading) -> tuple[object, ...]:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from django.urls import path
 
-from monitor import event_views, health_views, history_views, views
+from monitor import event_views, gpu_views, health_views, history_views, views
 
 urlpatterns = [
     path("", views.dashboard, name="dashboard"),
     path("gpus/<str:uuid>/", views.gpu, name="gpu"),
+    path("gpus/<str:uuid>/pause/", gpu_views.pause, name="gpu-pause"),
+    path("gpus/<str:uuid>/resume/", gpu_views.resume, name="gpu-resume"),
+    path("gpus/<str:uuid>/release/", gpu_views.release, name="gpu-release"),
     path("status/", health_views.status, name="status"),
     path("healthz", health_views.healthz, name="healthz"),
     path("events/", event_views.events, name="events"),

@@ -8,7 +8,7 @@ from django.shortcuts import get_object_or_404, render
 from django.utils import timezone
 from django.views.decorators.http import require_safe
 
-from monitor import cards, events, history, history_pages, process_table, store
+from monitor import cards, events, gpu_closing, history, history_pages, process_table, store
 from monitor.models import Gpu
 from monitor.policy import capability
 from monitor.policy.health import clock_words
@@ -49,6 +49,8 @@ def gpu(request: HttpRequest, uuid: str) -> HttpResponse:
         "instances": _instances(snapshots, uuid),
         "lines": process_table.with_history(process_table.choose(found, wanted)),
         "wanted": wanted,
+        "closures": {c.kind.value: c for c in gpu_closing.on(row.host) if c.gpu_uuid == uuid},
+        "may_close": viewer_of(request).operator,
         "events": events.recent(8, gpu_uuid=uuid),
         "topic": f"{GPU_PREFIX}{uuid}",
         "digest": digest(snapshots, uuid),

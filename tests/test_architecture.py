@@ -81,7 +81,7 @@ class Module:
         return (
             bool({"commands", "admin"} & set(self.parts))
             or last in DOORS
-            or last.endswith("_views")
+            or last.endswith(("_views", "_api"))
         )
 
     @property

@@ -30,16 +30,16 @@ def history(
         claims = _claims(jobs, scenario, t)
         processes = attribute(sweep.processes, sweep.identities, claims)
         before = {gpu.uuid: gpu for gpu in last.gpus} if last else {}
-        gpus, changes = with_states(sweep.gpus, processes, claims, before, at)
+        states = with_states(sweep.gpus, processes, claims, before, at, watched=False)
         snapshot = Snapshot(
             seq=last.seq + 1 if last else 1,
             at=at,
             probe="simulated",
             host=scenario.host(at, host),
-            gpus=gpus,
+            gpus=states.gpus,
             processes=processes,
         )
-        yield snapshot, notes.of_sweep(last, snapshot, changes)
+        yield snapshot, notes.of_sweep(last, snapshot, states.changes)
         last = snapshot
 
 
@@ -58,6 +58,7 @@ def _claims(jobs: Sequence[PastJob], scenario: Scenario, t: float) -> list[Claim
     return [
         ClaimFact(
             job_ref=job.name,
+            seen=job.started_at,
             gpu_uuid=scenario.uuids[job.gpu],
             owner=job.owner,
             leader_pid=job.load.pid,

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from monitor.policy.cooling import CoolingPolicy
 from monitor.policy.retention import RetentionPolicy
 
-POLICIES: dict[str, type[Any]] = {"retention": RetentionPolicy}
+POLICIES: dict[str, type[Any]] = {"cooling": CoolingPolicy, "retention": RetentionPolicy}
 
 # What a machine is for: the values that differ there from the defaults, by profile and policy.
 PROFILES: dict[str, dict[str, dict[str, Any]]] = {

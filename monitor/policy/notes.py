@@ -16,6 +16,8 @@ MAX_FAILURES = 10
 SLOW_RETRY = timedelta(seconds=60)
 # A change between idle and busy is told when what was before had lasted this long.
 LASTING = timedelta(minutes=5)
+# An operator's pause and a GPU's condition have events of their own.
+TOLD_ELSEWHERE = {GpuState.PAUSED, GpuState.THROTTLED}
 # Of one kind and GPU, at most so many in so long.
 FLOOD_LIMIT, FLOOD_WINDOW = 5, timedelta(minutes=10)
 # More of one kind in one sweep are told together.
@@ -104,6 +106,8 @@ def _about_gpu(change: StateChange, now: datetime, news: bool) -> Note | None:
     if gpu.state is GpuState.FAILING:
         text = f"{name} is failing. {gpu.problem or ''}".strip()
         return _note("GPU_STATE_CHANGED", text, gpu, "warning")
+    if {was, gpu.state} & TOLD_ELSEWHERE:
+        return None
     if was in BROKEN or _lasted(change, now):
         text = f"{name} went from {_word(was)} to {_word(gpu.state)}."
         return _note("GPU_STATE_CHANGED", text, gpu)
@@ -121,7 +125,12 @@ def _note(kind: str, text: str, gpu: GpuReading, severity: str = "info") -> Note
 
 _WORDS = {
     GpuState.IDLE: "idle",
+    GpuState.BOOTING_SCRIPT: "starting a job",
+    GpuState.BOOTING_LLM: "loading a model",
     GpuState.SCRIPT_BUSY: "running a job",
+    GpuState.LLM_READY: "holding a model ready",
+    GpuState.LLM_BUSY: "running a model",
+    GpuState.COOLING: "giving back a job's memory",
     GpuState.EXTERNAL: "used from outside the queue",
     GpuState.FAILING: "failing",
 }

@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime
+from datetime import datetime, timedelta
 
-from monitor.gpu_states import GpuState
-from monitor.readings import ClaimFact, GpuReading, Health, ProcessReading
+from monitor.claims import ClaimFact, ClaimKind
+from monitor.gpu_closures import ClosureFact, ClosureKind
+from monitor.gpu_states import GpuState, IllegalGpuTransition, check_transition
+from monitor.health import Condition
+from monitor.readings import GpuReading, Health, ProcessReading
 
 # More than what a driver of the older kind counts as used on an empty GPU.
 HELD_BYTES = 1024**3
 BROKEN = frozenset({GpuState.LOST, GpuState.FAILING})
+# A job that is not on its GPU after so long may never be: it counts as at work there.
+BOOTS_AT_MOST = timedelta(minutes=5)
+# A model that takes less of its GPU only waits for requests.
+LLM_BUSY_PCT = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,46 +34,131 @@ class StateChange:
         return self.old.state if self.old else None
 
 
+@dataclass(frozen=True, slots=True)
+class States:
+    """The readings with state and since, which changed, and changes that should not be possible."""
+
+    gpus: tuple[GpuReading, ...]
+    changes: tuple[StateChange, ...]
+    faults: tuple[str, ...]
+
+
 def state_of(
-    gpu: GpuReading, processes: Sequence[ProcessReading], claims: Sequence[ClaimFact]
+    gpu: GpuReading,
+    processes: Sequence[ProcessReading],
+    claims: Sequence[ClaimFact],
+    now: datetime,
+    *,
+    paused: bool = False,
 ) -> GpuState:
-    """`processes` and `claims` are those of this GPU."""
+    """`processes` and `claims` are those of this GPU, the claims with those that still cool."""
     if gpu.health is Health.LOST:
         return GpuState.LOST
     if gpu.health is Health.FAILING:
         return GpuState.FAILING
-    if claims or any(process.job_ref for process in processes):
-        return GpuState.SCRIPT_BUSY
-    return GpuState.EXTERNAL if processes or _is_held(gpu) else GpuState.IDLE
-
-
-def _is_held(gpu: GpuReading) -> bool:
-    """Whether its memory is used though no process is listed (left behind, or not shown)."""
-    return (gpu.memory_used_bytes or 0) >= HELD_BYTES
+    if paused:
+        return GpuState.PAUSED
+    if gpu.condition is Condition.THROTTLED:
+        return GpuState.THROTTLED
+    return _work(gpu, processes, claims, now)
 
 
 def with_states(
     gpus: Sequence[GpuReading],
-    processes: Sequence[ProcessReading],
-    claims: Sequence[ClaimFact],
+    processes: Iterable[ProcessReading],
+    claims: Iterable[ClaimFact],
     before: Mapping[str, GpuReading],
     now: datetime,
-) -> tuple[tuple[GpuReading, ...], tuple[StateChange, ...]]:
-    """The readings with state and since, and which of them changed."""
+    closures: Iterable[ClosureFact] = (),
+    *,
+    watched: bool = True,
+) -> States:
+    """Say what each GPU does. What is seen stands, even where the table knows no such move.
+
+    Not `watched`: nobody looked for a while, so a GPU may have been through any states since.
+    """
     on: dict[str, list[ProcessReading]] = defaultdict(list)
     for process in processes:
         on[process.gpu_uuid].append(process)
     claimed: dict[str, list[ClaimFact]] = defaultdict(list)
     for claim in claims:
         claimed[claim.gpu_uuid].append(claim)
+    closed: dict[str, list[ClosureFact]] = defaultdict(list)
+    for closure in closures:
+        closed[closure.gpu_uuid].append(closure)
     readings: list[GpuReading] = []
     changes: list[StateChange] = []
+    faults: list[str] = []
     for gpu in gpus:
-        old = before.get(gpu.uuid)
-        state = state_of(gpu, on[gpu.uuid], claimed[gpu.uuid])
-        if old is not None and old.state is state:
-            readings.append(replace(gpu, state=state, state_since=old.state_since or now))
-        else:
-            readings.append(replace(gpu, state=state, state_since=now))
+        old, why = before.get(gpu.uuid), closed[gpu.uuid]
+        paused = any(c.kind is ClosureKind.PAUSED for c in why)
+        state = state_of(gpu, on[gpu.uuid], claimed[gpu.uuid], now, paused=paused)
+        stays = old is not None and old.state is state
+        since = (old.state_since if old and stays else None) or now
+        text = " ".join(c.text for c in why) or None
+        readings.append(replace(gpu, state=state, state_since=since, closed=text))
+        if not stays:
             changes.append(StateChange(readings[-1], old))
-    return tuple(readings), tuple(changes)
+            faults += _fault(gpu, old, state) if watched else []
+    return States(tuple(readings), tuple(changes), tuple(faults))
+
+
+def _fault(gpu: GpuReading, old: GpuReading | None, state: GpuState) -> list[str]:
+    try:
+        check_transition(old.state if old else None, state)
+    except IllegalGpuTransition as error:
+        return [f"GPU {gpu.index}: {error}"]
+    return []
+
+
+def _work(
+    gpu: GpuReading,
+    processes: Sequence[ProcessReading],
+    claims: Sequence[ClaimFact],
+    now: datetime,
+) -> GpuState:
+    """Whatever is ours boots until it was seen there, and cools until its memory is back."""
+    ours = [c for c in claims if c.until is None and c.kind is not ClaimKind.LOCK]
+    booting = {c.kind for c in ours if _boots(c, now)}
+    working = [c for c in ours if not _boots(c, now)]
+    if any(c.kind is ClaimKind.SCRIPT for c in working):
+        return GpuState.SCRIPT_BUSY
+    if booting:
+        is_script = ClaimKind.SCRIPT in booting
+        return GpuState.BOOTING_SCRIPT if is_script else GpuState.BOOTING_LLM
+    if working:
+        return GpuState.LLM_BUSY if _answers(gpu, processes, working) else GpuState.LLM_READY
+    if any(c.until is not None and _must_cool(c, processes) for c in claims):
+        return GpuState.COOLING
+    locked = any(c.kind is ClaimKind.LOCK for c in claims)
+    return GpuState.EXTERNAL if processes or locked or _is_held(gpu) else GpuState.IDLE
+
+
+def _boots(claim: ClaimFact, now: datetime) -> bool:
+    return claim.seen is None and not _lasted(claim, now)
+
+
+def _lasted(claim: ClaimFact, until: datetime) -> bool:
+    return claim.since is not None and until - claim.since > BOOTS_AT_MOST
+
+
+def _must_cool(claim: ClaimFact, processes: Iterable[ProcessReading]) -> bool:
+    """One that never was there cools only if something of it is there now."""
+    if claim.seen is not None or (claim.until is not None and _lasted(claim, claim.until)):
+        return True
+    return any(p.job_ref == claim.job_ref for p in processes)
+
+
+def _answers(
+    gpu: GpuReading, processes: Iterable[ProcessReading], models: Iterable[ClaimFact]
+) -> bool:
+    """By its processes' shares; where these are not known, by the whole GPU's."""
+    refs = {c.job_ref for c in models}
+    shares = [p.sm_pct for p in processes if p.job_ref in refs]
+    known = [share for share in shares if share is not None]
+    return max(known, default=gpu.utilization_pct or 0) >= LLM_BUSY_PCT
+
+
+def _is_held(gpu: GpuReading) -> bool:
+    """Whether its memory is used though no process is listed (left behind, or not shown)."""
+    return (gpu.memory_used_bytes or 0) >= HELD_BYTES

@@ -7,11 +7,11 @@ from datetime import datetime, timedelta
 import pytest
 from django.db import transaction
 
-from monitor import events, store
+from monitor import events, gpu_closing, store
 from monitor import sampler as sampler_module
 from monitor.gpu_states import GpuState
 from monitor.health import Condition, Xid
-from monitor.models import Event, Gpu, HostSample, Sample
+from monitor.models import Claim, Event, Gpu, HostSample, Sample
 from monitor.probes.host import HostProbe
 from monitor.probes.nvml import NvmlProbe
 from monitor.probes.simulated import SimulatedProbe
@@ -136,9 +136,11 @@ def test_it_knows_a_job_s_process_by_its_leader() -> None:
     process = GpuProcess(gpu_uuid=gpu(0).uuid, pid=300)
     probe = ScriptedProbe(GpuSweep(gpus=(gpu(0),), processes=(process,)))
     store.open_claim(claim("7", leader_pid=299, leader_start_ticks=5), "box", NOW)
-    shot = sampler(probe, QuietMachine(who)).step(at(0))
+    running = sampler(probe, QuietMachine(who))
+    shot = running.step(at(0))
     assert (shot.processes[0].job_ref, shot.processes[0].job_owner) == ("7", "alice")
-    assert shot.gpus[0].state is GpuState.SCRIPT_BUSY
+    assert shot.gpus[0].state is GpuState.BOOTING_SCRIPT
+    assert running.step(at(1)).gpus[0].state is GpuState.SCRIPT_BUSY
     assert probe.claims[0].job_ref == "7"
 
 
@@ -348,3 +350,63 @@ def test_each_of_many_owners_hears_of_a_program_s_xid() -> None:
     shot = GpuSweep(gpus=(gpu(0),), xids=(Xid(gpu(0).uuid, 31),))
     sampler(ScriptedProbe(shot)).step(at(0))
     assert len({event.owner for event in events.recent(kind="GPU_XID")}) == 8
+
+
+def job_on_box(probe: ScriptedProbe) -> Sampler:
+    """A sampler that has seen pid 300 of job 7 at work on GPU 0."""
+    who = ProcessIdentity(pid=300, start_ticks=9, created_at=NOW, user="alice")
+    store.open_claim(claim("7", leader_pid=300, leader_start_ticks=9), "box", NOW)
+    running = sampler(probe, QuietMachine(who))
+    running.step(at(0))
+    running.step(at(1))
+    store.close_claims("7", at(1.5))
+    return running
+
+
+def held(probe: ScriptedProbe) -> None:
+    held = GpuProcess(gpu_uuid=gpu(0).uuid, pid=300, memory_bytes=12 * 1024**3)
+    probe.sweep = GpuSweep(gpus=(gpu(0),), processes=(held,))
+
+
+def test_a_job_that_gives_its_memory_back_leaves_its_gpu_idle() -> None:
+    probe = ScriptedProbe(GpuSweep())
+    held(probe)
+    running = job_on_box(probe)
+    cooling = running.step(at(2))
+    probe.sweep = GpuSweep(gpus=(gpu(0),))
+    states = [running.step(at(s)).gpus[0].state for s in (3, 4)]
+    assert (cooling.gpus[0].state, cooling.processes[0].job_ref) == (GpuState.COOLING, "7")
+    assert states == [GpuState.COOLING, GpuState.IDLE]
+    assert store.held_claims("box") == []
+
+
+def test_memory_that_is_not_given_back_quarantines_the_gpu_until_it_is() -> None:
+    probe = ScriptedProbe(GpuSweep())
+    held(probe)
+    running = job_on_box(probe)
+    for second in range(2, 9):
+        running.step(at(second))
+    (closure,) = gpu_closing.on("box")
+    assert (closure.job_ref, closure.pid) == ("7", 300)
+    again = sampler(probe).step(at(10))
+    assert again.gpus[0].closed == closure.text
+    assert len(gpu_closing.on("box")) == 1
+    probe.sweep = GpuSweep(gpus=(gpu(0),))
+    running.step(at(11))
+    assert gpu_closing.on("box") == []
+    assert [kind for kind in kinds() if "QUARANTINE" in kind] == [
+        "GPU_QUARANTINED",
+        "GPU_QUARANTINE_OVER",
+    ]
+
+
+def test_a_state_that_can_not_be_is_told_once_and_sampling_goes_on(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    running = sampler(ScriptedProbe(GpuSweep(gpus=(gpu(0),))))
+    running.step(at(0))
+    store.open_claim(claim("7"), "box", at(0))
+    Claim.objects.update(seen_at=at(0))
+    shots = [running.step(at(s)) for s in (1, 2)]
+    assert [shot.gpus[0].state for shot in shots] == [GpuState.SCRIPT_BUSY] * 2
+    assert [getattr(r, "kind", "") for r in caplog.records] == ["GPU_STATE_FAULT"]

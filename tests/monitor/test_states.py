@@ -4,13 +4,21 @@ from datetime import timedelta
 
 import pytest
 
+from monitor.claims import ClaimKind
+from monitor.gpu_closures import ClosureFact, ClosureKind
 from monitor.gpu_states import GpuState
+from monitor.health import Condition
 from monitor.policy.missing import complete, explained
 from monitor.policy.states import state_of, with_states
 from monitor.readings import GpuSweep, Health
-from tests.builders import GIB, NOW, claim, gpu, process
+from tests.builders import GIB, NOW, claim, gpu, gpu_uuid, process
 
 LATER = NOW + timedelta(minutes=1)
+
+
+SEEN = {"seen": NOW, "since": NOW}
+ENDED = {"seen": NOW, "until": NOW}
+LLM = {"kind": ClaimKind.LLM}
 
 
 @pytest.mark.parametrize(
@@ -18,34 +26,77 @@ LATER = NOW + timedelta(minutes=1)
     [
         (gpu(), [], [], GpuState.IDLE),
         (gpu(), [process()], [], GpuState.EXTERNAL),
+        (gpu(), [], [claim(kind=ClaimKind.LOCK)], GpuState.EXTERNAL),
         (gpu(memory_used_bytes=3 * GIB), [], [], GpuState.EXTERNAL),
         (gpu(memory_used_bytes=GIB // 2), [], [], GpuState.IDLE),
-        (gpu(), [process(job_ref="1")], [], GpuState.SCRIPT_BUSY),
-        (gpu(), [], [claim()], GpuState.SCRIPT_BUSY),
-        (gpu(), [process()], [claim()], GpuState.SCRIPT_BUSY),
+        (gpu(), [], [claim()], GpuState.BOOTING_SCRIPT),
+        (gpu(), [process(job_ref="1")], [claim()], GpuState.BOOTING_SCRIPT),
+        (gpu(), [process(job_ref="1")], [claim(**SEEN)], GpuState.SCRIPT_BUSY),
+        (gpu(), [process()], [claim(**SEEN)], GpuState.SCRIPT_BUSY),
+        (gpu(), [], [claim(), claim("2", **SEEN)], GpuState.SCRIPT_BUSY),
+        (gpu(), [], [claim(since=NOW - timedelta(minutes=6))], GpuState.SCRIPT_BUSY),
+        (gpu(), [], [claim(**LLM)], GpuState.BOOTING_LLM),
+        (gpu(), [], [claim(**LLM), claim("2")], GpuState.BOOTING_SCRIPT),
+        (gpu(), [process(job_ref="1")], [claim(**LLM, **SEEN)], GpuState.LLM_BUSY),
+        (gpu(), [process(job_ref="1", sm_pct=0.0)], [claim(**LLM, **SEEN)], GpuState.LLM_READY),
+        (gpu(), [process(job_ref="1", sm_pct=None)], [claim(**LLM, **SEEN)], GpuState.LLM_READY),
+        (gpu(utilization_pct=40.0), [], [claim(**LLM, **SEEN)], GpuState.LLM_BUSY),
+        (gpu(), [process(sm_pct=90.0)], [claim(**ENDED)], GpuState.COOLING),
+        (gpu(), [], [claim(**ENDED)], GpuState.COOLING),
+        (gpu(), [], [claim(until=NOW)], GpuState.IDLE),
+        (gpu(), [process(job_ref="1")], [claim(until=NOW)], GpuState.COOLING),
+        (gpu(), [], [claim(**ENDED), claim("2")], GpuState.BOOTING_SCRIPT),
+        (gpu(condition=Condition.THROTTLED), [], [claim(**SEEN)], GpuState.THROTTLED),
         (gpu(health=Health.FAILING), [process()], [claim()], GpuState.FAILING),
         (gpu(health=Health.LOST), [], [claim()], GpuState.LOST),
     ],
 )
 def test_a_gpu_is_what_is_on_it(reading, processes, claims, state) -> None:  # type: ignore[no-untyped-def]
-    assert state_of(reading, processes, claims) is state
+    assert state_of(reading, processes, claims, NOW) is state
+
+
+def test_a_pause_hides_what_runs_but_not_that_it_is_lost() -> None:
+    busy = [claim(**SEEN)]
+    assert state_of(gpu(), [], busy, NOW, paused=True) is GpuState.PAUSED
+    lost = gpu(health=Health.LOST)
+    assert state_of(lost, [], busy, NOW, paused=True) is GpuState.LOST
 
 
 def test_a_state_keeps_its_since_until_it_changes() -> None:
-    first, changes = with_states([gpu()], [], [], {}, NOW)
-    assert first[0].state_since == NOW
-    assert changes[0].was is None
-    before = {g.uuid: g for g in first}
-    same, changes = with_states([gpu()], [], [], before, LATER)
-    assert (same[0].state_since, changes) == (NOW, ())
-    busy, changes = with_states([gpu()], [process()], [], before, LATER)
-    assert (busy[0].state, busy[0].state_since) == (GpuState.EXTERNAL, LATER)
-    assert changes[0].was is GpuState.IDLE
+    first = with_states([gpu()], [], [], {}, NOW)
+    assert first.gpus[0].state_since == NOW
+    assert first.changes[0].was is None
+    before = {g.uuid: g for g in first.gpus}
+    same = with_states([gpu()], [], [], before, LATER)
+    assert (same.gpus[0].state_since, same.changes) == (NOW, ())
+    busy = with_states([gpu()], [process()], [], before, LATER)
+    assert (busy.gpus[0].state, busy.gpus[0].state_since) == (GpuState.EXTERNAL, LATER)
+    assert busy.changes[0].was is GpuState.IDLE
 
 
 def test_processes_of_another_gpu_change_nothing() -> None:
-    seen, _ = with_states([gpu(0), gpu(1)], [process(on=1)], [claim(on=1)], {}, NOW)
-    assert [g.state for g in seen] == [GpuState.IDLE, GpuState.SCRIPT_BUSY]
+    seen = with_states([gpu(0), gpu(1)], [process(on=1)], [claim(on=1)], {}, NOW)
+    assert [g.state for g in seen.gpus] == [GpuState.IDLE, GpuState.BOOTING_SCRIPT]
+
+
+def test_a_closed_gpu_says_why() -> None:
+    pause = ClosureFact(
+        gpu_uuid=gpu_uuid(0), kind=ClosureKind.PAUSED, since=NOW, by="olga", reason="New fan."
+    )
+    (seen,) = with_states([gpu()], [], [], {}, NOW, [pause]).gpus
+    assert (seen.state, seen.closed) == (GpuState.PAUSED, "Paused by olga: New fan.")
+
+
+def test_a_move_that_can_not_be_is_told_and_what_is_seen_stands() -> None:
+    before = known(gpu(state=GpuState.IDLE, state_since=NOW))
+    found = with_states([gpu()], [], [claim(**SEEN)], before, LATER)
+    assert found.gpus[0].state is GpuState.SCRIPT_BUSY
+    assert found.faults == ("GPU 0: a GPU that is idle can't be script_busy next",)
+
+
+def test_after_a_hole_any_move_may_have_been() -> None:
+    before = known(gpu(state=GpuState.IDLE, state_since=NOW))
+    assert with_states([gpu()], [], [claim(**SEEN)], before, LATER, watched=False).faults == ()
 
 
 def known(*readings):  # type: ignore[no-untyped-def]

@@ -15,7 +15,7 @@ def test_the_page_names_every_operation(alice: User, as_user: Callable[[User], C
 
     schema = browser.get("/api/openapi.json").json()
     assert [path for path in schema["paths"] if path not in html] == []
-    assert len(schema["paths"]) == 7
+    assert len(schema["paths"]) >= 7
 
 
 def test_it_loads_nothing_from_elsewhere(alice: User, as_user: Callable[[User], Client]) -> None:
