@@ -8,6 +8,8 @@ EVENTS: dict[str, tuple[str, ...]] = {
         "JOB_STARTED",
         "JOB_STOPPING",
         "JOB_REQUEUED",
+        "JOB_HELD",
+        "JOB_RELEASED",
         "JOB_FINISHED",
     ),
     "GPUs": (
