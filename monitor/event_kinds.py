@@ -10,6 +10,7 @@ EVENTS: dict[str, tuple[str, ...]] = {
         "JOB_REQUEUED",
         "JOB_HELD",
         "JOB_RELEASED",
+        "JOB_YIELDING",
         "JOB_FINISHED",
     ),
     "GPUs": (

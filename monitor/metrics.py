@@ -16,8 +16,8 @@ from monitor.metric_families import Families
 from monitor.models import Claim, Lease
 from monitor.policy.loop_health import LoopFact, LoopState, judge
 
-# The kind of the event that stands for an eviction.
-EVICTED = "JOB_EVICTED"
+# The kinds of the events that stand for an eviction.
+EVICTED = ("JOB_EVICTED", "JOB_PREEMPTED")
 # A host that has been silent for so long was renamed or taken away.
 GONE = timedelta(days=7)
 
@@ -76,8 +76,8 @@ def _add_events(into: Families, hosts: set[str]) -> None:
     for tally in tallies.of(tallies.EVENTS):
         labels = {"host": tally.host, "kind": tally.subject}
         into.counter("gpucoord_events_total", "Events, by kind.", labels, tally.value)
-        if tally.subject == EVICTED:
-            evictions[tally.host] = tally.value
+        if tally.subject in EVICTED:
+            evictions[tally.host] = evictions.get(tally.host, 0.0) + tally.value
     for host, count in evictions.items():
         what = "Jobs that had to leave their GPUs for others."
         into.counter("gpu_evictions_total", what, {"host": host}, count)

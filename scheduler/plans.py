@@ -28,7 +28,8 @@ class Slot:
     them did not say how much memory it needs; `foreign`: who else holds memory there, most first.
     `closed`: why nothing at all may start on it now, though it is healthy (its owner is there, a
     lock, a quarantine, a heavy start that has not ramped). `kept_for`: the job for which what was
-    freed there is kept. model, capability, power: None = unknown.
+    freed there is kept. model, capability, power: None = unknown. `held_bytes`: what each of `jobs`
+    keeps from others, in their order.
     """
 
     gpu_uuid: str
@@ -47,6 +48,7 @@ class Slot:
     power: float | None = None
     closed: tuple[Blocker, ...] = ()
     kept_for: int | None = None
+    held_bytes: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

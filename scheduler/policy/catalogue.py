@@ -8,9 +8,14 @@ from __future__ import annotations
 from typing import Any
 
 from scheduler.policy.ordering import OrderPolicy
+from scheduler.policy.preemption import PreemptionPolicy
 from scheduler.policy.quotas import QuotaPolicy
 
-POLICIES: dict[str, type[Any]] = {"order": OrderPolicy, "quotas": QuotaPolicy}
+POLICIES: dict[str, type[Any]] = {
+    "order": OrderPolicy,
+    "preemption": PreemptionPolicy,
+    "quotas": QuotaPolicy,
+}
 
 # What a machine is for: the values that differ there from the defaults, by profile and policy.
 PROFILES: dict[str, dict[str, dict[str, Any]]] = {

@@ -1,0 +1,85 @@
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.contrib.auth.models import User
+
+from monitor.models import Event
+from scheduler import store, yielding
+from scheduler.jobs import Manners
+from scheduler.models import Job, KeptGpu, YieldRequest
+from scheduler.plans import Yield
+from tests import jobs_made
+from tests.builders import NOW, gpu_uuid
+
+pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("data")]
+LATER = NOW + timedelta(hours=1)
+MINUTE = timedelta(minutes=1)
+
+
+def _ask(job: Job, **changes: Any) -> bool:
+    wish = {"job_id": job.pk, "code": "OwnerPresent", "text": "The owner of GPU 0 is there."}
+    return yielding.ask(Yield(**(wish | changes)), LATER)
+
+
+def test_it_writes_down_why_and_until_when(alice: User) -> None:
+    job = jobs_made.running(alice, manners=Manners(grace=2 * MINUTE))
+
+    assert _ask(job, counts=False)
+    request = YieldRequest.objects.get()
+    assert (request.kind, request.code, request.counts) == ("eviction", "OwnerPresent", False)
+    assert (request.asked_at, request.deadline) == (LATER, LATER + 2 * MINUTE)
+    event = Event.objects.get(kind="JOB_YIELDING")
+    assert event.text == (
+        f"Job {job.pk} (python train.py) is asked to leave its GPU: The owner of GPU 0 is there."
+    )
+    job.refresh_from_db()
+    assert job.state == "running"
+
+
+def test_it_asks_once(alice: User) -> None:
+    job = jobs_made.running(alice)
+
+    assert _ask(job)
+    assert not _ask(job)
+    assert Event.objects.filter(kind="JOB_YIELDING").count() == 1
+
+
+def test_who_is_more_pressing_is_heard(alice: User) -> None:
+    job, other = jobs_made.running(alice), jobs_made.waiting(alice)
+    assert _ask(job, for_job=other.pk, deadline=LATER + 5 * MINUTE)
+
+    assert _ask(job, counts=False, deadline=LATER + MINUTE)
+    request = YieldRequest.objects.get()
+    assert (request.kind, request.counts) == ("eviction", False)
+    assert request.deadline == LATER + MINUTE
+
+
+def test_who_waits_or_is_being_stopped_is_not_asked(alice: User) -> None:
+    stopping = jobs_made.running(alice)
+    store.request_cancel(stopping.pk, "alice", LATER)
+
+    assert not _ask(jobs_made.waiting(alice))
+    assert not _ask(stopping)
+    assert not _ask(jobs_made.finished(alice))
+
+
+def test_the_freed_gpus_are_kept_until_somewhat_after_the_deadline(alice: User) -> None:
+    job, other = jobs_made.running(alice), jobs_made.waiting(alice, priority=5)
+    _ask(job, for_job=other.pk, gpu_uuids=(gpu_uuid(0),), deadline=LATER + MINUTE)
+
+    assert yielding.kept("gpubox", LATER) == {gpu_uuid(0): other.pk}
+    assert yielding.kept("gpubox", LATER + 2 * MINUTE - MINUTE / 60) == {gpu_uuid(0): other.pk}
+    assert yielding.kept("gpubox", LATER + 2 * MINUTE) == {}
+    assert yielding.kept("elsewhere", LATER) == {}
+
+
+def test_nothing_is_kept_for_who_waits_no_more(alice: User) -> None:
+    job, other = jobs_made.running(alice), jobs_made.waiting(alice, priority=5)
+    _ask(job, for_job=other.pk, gpu_uuids=(gpu_uuid(0),))
+    store.request_cancel(other.pk, "alice", LATER)
+
+    assert KeptGpu.objects.exists()
+    assert yielding.kept("gpubox", LATER) == {}
