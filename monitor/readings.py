@@ -11,6 +11,7 @@ from monitor.claims import ClaimFact as ClaimFact
 from monitor.gpu_states import GpuState
 from monitor.health import Condition, HealthReading, Xid
 from monitor.limits import Limits
+from monitor.owner_facts import OwnerReading
 from monitor.use_facts import CallCost, EndedProcess, GpuMark, InstanceReading, UseSource
 
 
@@ -227,6 +228,7 @@ class Snapshot:
     `failures`: how many sweeps in a row, up to this one, saw no GPU at all because of a fault.
     `query_errors`, `init_failures`: of NVML, in all since this host was first sampled.
     `dropped`: statements of the driver that made no sense, counted on over all snapshots.
+    `owners`: who is on each GPU for themselves, where that is looked at.
     """
 
     seq: int
@@ -244,6 +246,7 @@ class Snapshot:
     instances: tuple[InstanceReading, ...] = ()
     costs: tuple[CallCost, ...] = ()
     dropped: int = 0
+    owners: tuple[OwnerReading, ...] = ()
 
     def on(self, gpu_uuid: str) -> Sequence[ProcessReading]:
         return [p for p in self.processes if p.gpu_uuid == gpu_uuid]

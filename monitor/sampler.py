@@ -11,7 +11,7 @@ from typing import Protocol
 
 from django.conf import settings
 
-from monitor import cooling, events, gpu_closing, store, tallies
+from monitor import cooling, events, gpu_closing, presence, store, tallies
 from monitor.gpu_states import IllegalGpuTransition
 from monitor.ledger import Ledger
 from monitor.policy import hangs, health, health_notes, missing, notes
@@ -131,7 +131,8 @@ class Sampler:
         for fault in states.faults:
             self._complain("A GPU made a move that can't be", IllegalGpuTransition(fault))
         cooled = cooling.look(snapshot, claims, closures) if sweep.is_fresh else Cooling()
-        return self._write(snapshot, told, sweep, cooled)
+        snapshot, met = presence.watched(snapshot, last)
+        return self._write(snapshot, [*told, *met], sweep, cooled)
 
     def _go_on(self) -> None:
         """Where the sampler before stopped."""

@@ -12,6 +12,7 @@ from typing import Any
 from monitor.gpu_states import GpuState
 from monitor.health import Ailment, Condition, HealthReading
 from monitor.limits import Limits
+from monitor.owner_facts import OwnerReading, Presence, Resident
 from monitor.readings import (
     DiskReading,
     GpuReading,
@@ -50,6 +51,7 @@ def dumps(snapshot: Snapshot) -> str:
         "instances": _table(_INSTANCE, snapshot.instances),
         "costs": _table(_COST, snapshot.costs),
         "dropped": snapshot.dropped,
+        "owners": _table(_OWNER, snapshot.owners),
     }
     return json.dumps(body, separators=(",", ":"), default=_plain, ensure_ascii=False)
 
@@ -82,6 +84,7 @@ def loads(text: str) -> Snapshot:
         ),
         costs=tuple(CallCost(**row) for row in _rows(body.get("costs", _EMPTY), _COST)),
         dropped=body.get("dropped", 0),
+        owners=tuple(OwnerReading(**row) for row in _rows(body.get("owners", _EMPTY), _OWNER)),
     )
 
 
@@ -100,9 +103,18 @@ _PROCESS = _names(ProcessReading)
 _HEALTH = _names(HealthReading)
 _INSTANCE = _names(InstanceReading)
 _COST = _names(CallCost)
+_OWNER = _names(OwnerReading)
 _REQUIRED = {
     field.name
-    for kind in (DiskReading, GpuReading, ProcessReading, HealthReading, InstanceReading, CallCost)
+    for kind in (
+        DiskReading,
+        GpuReading,
+        ProcessReading,
+        HealthReading,
+        InstanceReading,
+        CallCost,
+        OwnerReading,
+    )
     for field in fields(kind)
     if field.default is MISSING
 }
@@ -114,12 +126,14 @@ def _time(value: datetime) -> str:
 
 def _plain(value: object) -> object:
     """What JSON has no word for."""
-    return _time(value) if isinstance(value, datetime) else _ailment_row(value)
+    return _time(value) if isinstance(value, datetime) else _row(value)
 
 
-def _ailment_row(value: object) -> list[str]:
+def _row(value: object) -> list[str | int]:
     if isinstance(value, Ailment):
         return [value.code, value.condition.value, value.text]
+    if isinstance(value, Resident):
+        return [value.program, value.memory_bytes, value.level_bytes, _time(value.level_since)]
     raise TypeError(f"a snapshot can't hold {value!r}")
 
 
@@ -129,6 +143,18 @@ def _ailments(rows: list[list[str]]) -> tuple[Ailment, ...]:
 
 def _xids(rows: list[tuple[int, str]]) -> tuple[tuple[int, datetime], ...]:
     return tuple((code, datetime.fromisoformat(at)) for code, at in rows)
+
+
+def _residents(rows: list[tuple[str, int, int, str]]) -> tuple[Resident, ...]:
+    return tuple(
+        Resident(
+            program=program,
+            memory_bytes=memory,
+            level_bytes=level,
+            level_since=datetime.fromisoformat(since),
+        )
+        for program, memory, level, since in rows
+    )
 
 
 def _table(names: Sequence[str], rows: Sequence[object]) -> Table:
@@ -170,4 +196,8 @@ _READERS: dict[str, Callable[[Any], Any]] = {
     "ailments": _ailments,
     "xids": _xids,
     "source": UseSource,
+    "presence": Presence,
+    "since": datetime.fromisoformat,
+    "came_at": datetime.fromisoformat,
+    "residents": _residents,
 }

@@ -9,6 +9,7 @@ from datetime import datetime
 from monitor import snapshots
 from monitor.claims import ClaimKind
 from monitor.models import Claim, Gpu, HostSample, LatestSnapshot, Sample
+from monitor.owner_facts import Presence
 from monitor.readings import (
     ClaimFact,
     GpuReading,
@@ -56,12 +57,13 @@ def record(
         at=snapshot.at,
         body=snapshots.dumps(snapshot),
         carry=carry or "",
+        owned=sum(owner.presence is Presence.OWNER for owner in snapshot.owners),
     )
     LatestSnapshot.objects.bulk_create(
         [latest],
         update_conflicts=True,
         unique_fields=["host"],
-        update_fields=["seq", "at", "body", *(["carry"] if carry is not None else [])],
+        update_fields=["seq", "at", "body", "owned", *(["carry"] if carry is not None else [])],
     )
 
 
@@ -88,6 +90,12 @@ def newest(host: str | None = None) -> Snapshot | None:
     )
     row = rows.order_by("-at").first()
     return snapshots.loads(row.body) if row else None
+
+
+def owned(host: str) -> int:
+    """On how many GPUs of `host` somebody is whom jobs give way to; cheap to ask."""
+    found = LatestSnapshot.objects.filter(host=host).values_list("owned", flat=True).first()
+    return found or 0
 
 
 def carried(host: str) -> str:

@@ -9,6 +9,7 @@ from monitor import gpu_closing
 from monitor.gpu_closures import ClosureFact, ClosureKind
 from monitor.readings import Snapshot
 from scheduler.blockers import Blocker, Tier
+from scheduler.policy import giving_way
 from scheduler.units import size
 
 Closed = Mapping[str, tuple[Blocker, ...]]
@@ -53,5 +54,10 @@ def _blocker(fact: ClosureFact, gpu: str) -> Blocker:
     )
 
 
+def closed_by_owners(_host: str, snapshot: Snapshot, _now: datetime) -> Closed:
+    """GPUs that somebody uses for themselves."""
+    return giving_way.closed(snapshot)
+
+
 # In the order in which they are told.
-SOURCES: tuple[Source, ...] = (closed_by_rows,)
+SOURCES: tuple[Source, ...] = (closed_by_owners, closed_by_rows)

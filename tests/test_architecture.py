@@ -19,6 +19,7 @@ FACTS = {
     "monitor.health",
     "monitor.use_facts",
     "monitor.limits",
+    "monitor.owner_facts",
     "monitor.formats",
     "monitor.demand",
     "monitor.event_kinds",

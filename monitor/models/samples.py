@@ -46,7 +46,8 @@ class HostSample(models.Model):
 class LatestSnapshot(models.Model):
     """The newest snapshot of a host, whole, as JSON: what pages and the live hub read.
 
-    `carry` is what the next sampler goes on counting with.
+    `carry` is what the next sampler goes on counting with. `owned`: on so many GPUs somebody is
+    whom jobs give way to; so that nobody need read the whole to know.
     """
 
     host = models.CharField(primary_key=True, max_length=100)
@@ -54,6 +55,7 @@ class LatestSnapshot(models.Model):
     at = models.DateTimeField()
     body = models.TextField()
     carry = models.TextField(blank=True, default="")
+    owned = models.PositiveSmallIntegerField(default=0)
 
     def __str__(self) -> str:
         return f"{self.host} #{self.seq}"

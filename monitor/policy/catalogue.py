@@ -8,13 +8,18 @@ from __future__ import annotations
 from typing import Any
 
 from monitor.policy.cooling import CoolingPolicy
+from monitor.policy.presence_policy import PresencePolicy
 from monitor.policy.retention import RetentionPolicy
 
-POLICIES: dict[str, type[Any]] = {"cooling": CoolingPolicy, "retention": RetentionPolicy}
+POLICIES: dict[str, type[Any]] = {
+    "cooling": CoolingPolicy,
+    "presence": PresencePolicy,
+    "retention": RetentionPolicy,
+}
 
 # What a machine is for: the values that differ there from the defaults, by profile and policy.
 PROFILES: dict[str, dict[str, dict[str, Any]]] = {
-    "desktop": {},
+    "desktop": {"presence": {"enabled": True, "yields": "all"}},
     "server": {},
     "coordinator": {},
 }

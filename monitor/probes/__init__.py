@@ -11,8 +11,9 @@ from monitor.probes import nvml_faults
 from monitor.readings import ClaimFact, GpuReading, GpuSweep
 from monitor.use_facts import CallCost, GpuMark
 
-# How often processes on GPUs are looked at; GPUs themselves at each sweep.
-PROCESSES_S = 2.0
+# How often processes on GPUs are looked at; GPUs themselves at each sweep. Where jobs give way to
+# whoever comes, that must be seen at once.
+PROCESSES_S, DESKTOP_PROCESSES_S = 2.0, 1.0
 
 
 class GpuProbe(Protocol):
@@ -42,6 +43,8 @@ class ProbeSettings(Protocol):
 
     @property
     def probe(self) -> str | None: ...
+    @property
+    def profile(self) -> str: ...
     @property
     def simulated_gpus(self) -> int: ...
     @property
@@ -97,7 +100,8 @@ def probe_from(config: ProbeSettings) -> GpuProbe:
     if config.probe is None and not nvml.is_installed():
         missing = nvml_faults.FAULTS[nvml_faults.LIBRARY_NOT_FOUND]
         return NoProbe(missing.problem, missing.remedy)
-    return nvml.NvmlProbe(PROCESSES_S)
+    at_once = config.profile == "desktop"
+    return nvml.NvmlProbe(DESKTOP_PROCESSES_S if at_once else PROCESSES_S)
 
 
 def detect(now: datetime) -> Detection:

@@ -1,0 +1,315 @@
+"""Who is on a GPU for themselves: traces of one look a second."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from monitor import policies, presence, snapshots
+from monitor.models import LatestSnapshot
+from monitor.owner_facts import OwnerReading, Presence
+from monitor.policy import presence as machine
+from monitor.policy.presence import TABLE, Sign
+from monitor.policy.presence_policy import PresencePolicy
+from monitor.readings import Health, ProcessReading
+from tests.builders import NOW, gpu, gpu_uuid, process, snapshot
+
+MIB = 1024**2
+ON = PresencePolicy(enabled=True)
+FREE, SUSPECT, OWNER, LEAVING = Presence
+
+
+def blender(**changes: Any) -> ProcessReading:
+    return process(
+        5001, **({"program": "blender", "kinds": "C+G", "memory_bytes": 900 * MIB} | changes)
+    )
+
+
+def desktop(mib: int = 150, program: str = "tinywm", **changes: Any) -> ProcessReading:
+    """What draws the desktop; its name is on no list."""
+    facts = {"program": program, "kinds": "G", "memory_bytes": mib * MIB, "sm_pct": 3.0}
+    return process(900, **(facts | changes))
+
+
+class Trace:
+    """One look a second at GPU 0 (or more); `states` of GPU 0 after each."""
+
+    def __init__(self, policy: PresencePolicy = ON, gpus: int = 1) -> None:
+        self.policy, self.gpus = policy, gpus
+        self.at = NOW
+        self.owners: tuple[OwnerReading, ...] = ()
+        self.states: list[Presence] = []
+
+    def look(self, *processes: ProcessReading, seconds: float = 1) -> Trace:
+        """That is there for so many looks."""
+        for _ in range(round(seconds)):
+            seen = snapshot(self.gpus, processes, at=self.at)
+            self.owners = machine.look(seen, self.owners, self.policy)
+            self.states.append(self.owners[0].presence)
+            self.at += timedelta(seconds=1)
+        return self
+
+    @property
+    def words(self) -> list[str]:
+        """The states in their order, each once."""
+        return [s for i, s in enumerate(self.states) if not i or s is not self.states[i - 1]]
+
+    @property
+    def now(self) -> OwnerReading:
+        return self.owners[0]
+
+
+def test_whoever_comes_is_suspected_at_once_and_has_the_gpu_two_seconds_later() -> None:
+    trace = Trace().look(seconds=3).look(blender(), seconds=4)
+
+    assert trace.states == [FREE, FREE, FREE, SUSPECT, SUSPECT, OWNER, OWNER]
+    assert (trace.now.who, trace.now.pid) == ("alice's blender", 5001)
+    assert trace.now.came_at == NOW + timedelta(seconds=3)
+
+
+def test_a_blip_of_a_second_moves_nobody() -> None:
+    trace = Trace().look(seconds=3).look(blender()).look(seconds=5)
+
+    assert OWNER not in trace.states
+    assert trace.states[4:] == [FREE] * 5
+
+
+def test_work_resumes_when_they_have_been_gone_for_a_minute() -> None:
+    trace = Trace().look(blender(), seconds=10).look(seconds=60)
+    assert trace.now.presence is LEAVING
+    assert trace.now.until == trace.now.since + timedelta(seconds=60)
+    assert trace.now.who == "alice's blender"
+
+    trace.look()
+
+    assert trace.words == [SUSPECT, OWNER, LEAVING, FREE]
+    assert trace.now.who == "somebody's program"
+
+
+def test_who_comes_back_within_the_minute_was_never_away() -> None:
+    trace = Trace().look(blender(), seconds=10)
+    came_at = trace.now.came_at
+    trace.look(seconds=50).look(blender(), seconds=2)
+
+    assert trace.words == [SUSPECT, OWNER, LEAVING, OWNER]
+    assert trace.now.came_at == came_at
+
+
+def test_flapping_neither_frees_the_gpu_nor_is_told_twice() -> None:
+    trace = Trace().look(blender(), seconds=10)
+    before, told = trace.owners, 0
+    for _ in range(20):
+        trace.look(seconds=5).look(blender(), seconds=1)
+        came, gone = machine.changes(before, trace.owners)
+        told += len(came) + len(gone)
+        before = trace.owners
+
+    assert FREE not in trace.states
+    assert told == 0
+
+
+def busy(pct: float | None) -> ProcessReading:
+    """Little memory, so that its use decides."""
+    return blender(memory_bytes=60 * MIB, sm_pct=pct)
+
+
+def test_use_enters_above_one_threshold_and_leaves_below_another() -> None:
+    # HTCondor's desktop: a load above 0.5 is the owner's, one below 0.3 is idle.
+    trace = Trace().look(busy(45), seconds=3)
+    assert trace.states == [FREE] * 3
+
+    trace.look(busy(55), seconds=3).look(busy(45), seconds=90).look(busy(31), seconds=90)
+    assert trace.now.presence is OWNER
+
+    trace.look(busy(29), seconds=61)
+    assert trace.words == [FREE, SUSPECT, OWNER, LEAVING, FREE]
+
+
+def test_memory_enters_above_one_threshold_and_leaves_below_another() -> None:
+    def holding(mib: int) -> ProcessReading:
+        return blender(memory_bytes=mib * MIB, sm_pct=0.0)
+
+    trace = Trace().look(holding(255), seconds=3).look(holding(256), seconds=3)
+    trace.look(holding(128), seconds=90)
+    assert trace.words == [FREE, SUSPECT, OWNER]
+
+    trace.look(holding(127), seconds=62)
+    assert trace.now.presence is FREE
+
+
+def test_a_suspicion_that_neither_holds_nor_vanishes_ends() -> None:
+    trace = Trace().look(busy(55)).look(busy(45), seconds=4)
+
+    assert trace.words == [SUSPECT, FREE]
+
+
+def test_the_desktop_itself_is_nobody() -> None:
+    # canhazgpu#5: gnome-shell's 150 MB were taken for a user.
+    trace = Trace().look(desktop(150), seconds=30)
+    listed = Trace().look(desktop(900, program="gnome-shell", sm_pct=90.0), seconds=30)
+
+    assert set(trace.states) == set(listed.states) == {FREE}
+
+
+def test_what_is_there_quietly_at_the_first_look_belongs_to_the_desktop() -> None:
+    trace = Trace().look(desktop(700), seconds=30)
+    assert set(trace.states) == {FREE}
+
+    trace.look(desktop(700), blender(memory_bytes=300 * MIB), seconds=3)
+    assert trace.now.presence is OWNER
+    assert trace.now.who == "alice's blender"
+
+
+def test_a_drawing_program_that_stays_quiet_is_learned_in_ten_minutes() -> None:
+    trace = Trace().look().look(desktop(700), seconds=600)
+    assert trace.now.presence is OWNER
+
+    trace.look(desktop(700), seconds=62)
+    assert trace.now.presence is FREE
+
+    # It is known from now on, also when it has been away.
+    trace.look(seconds=100).look(desktop(690), seconds=30)
+    assert trace.words == [FREE, SUSPECT, OWNER, LEAVING, FREE]
+
+
+def test_what_a_resident_holds_above_its_usual_memory_counts() -> None:
+    trace = Trace().look(desktop(200), seconds=10).look(desktop(500), seconds=3)
+
+    assert trace.now.presence is OWNER
+
+
+def test_creeping_growth_is_not_learned() -> None:
+    trace = Trace(replace(ON, learn_minutes=1)).look(desktop(200), seconds=5)
+    for mib in range(200, 2000, 20):
+        trace.look(desktop(mib))
+
+    assert trace.now.presence is OWNER
+
+
+def test_a_resident_that_works_hard_counts() -> None:
+    trace = Trace().look(desktop(200), seconds=5).look(desktop(200, sm_pct=80.0), seconds=3)
+
+    assert trace.now.presence is OWNER
+
+
+def test_a_program_that_computes_is_never_part_of_the_desktop() -> None:
+    held = blender(program="jupyter", kinds="C", sm_pct=0.0)
+    trace = Trace().look(held, seconds=1200)
+
+    assert trace.now.presence is OWNER
+
+
+def test_listed_programs_count_at_once_and_ignored_ones_never() -> None:
+    listed = replace(ON, exclusive=("game",), ignored=("obs",))
+    game = blender(program="game", memory_bytes=MIB, sm_pct=0.0)
+
+    assert Trace(listed).look(game).states == [OWNER]
+    assert Trace(listed).look(blender(program="obs"), seconds=5).states == [FREE] * 5
+
+
+def test_our_own_jobs_are_nobody() -> None:
+    assert set(Trace().look(blender(job_ref="7"), seconds=5).states) == {FREE}
+
+
+def test_only_the_gpu_that_somebody_is_on_is_theirs() -> None:
+    trace = Trace(gpus=3).look(blender(gpu_uuid=gpu_uuid(1)), seconds=3)
+
+    assert [owner.presence for owner in trace.owners] == [FREE, OWNER, FREE]
+
+
+def test_unknown_memory_neither_brings_nor_frees_anybody() -> None:
+    unknown = blender(memory_bytes=None, sm_pct=None)
+
+    assert set(Trace().look(unknown, seconds=5).states) == {FREE}
+    assert Trace().look(blender(), seconds=5).look(unknown, seconds=90).now.presence is OWNER
+
+
+def test_a_lost_gpu_stays_whose_it_was() -> None:
+    trace = Trace().look(blender(), seconds=5)
+    lost = snapshot([gpu(0, health=Health.LOST)], at=trace.at + timedelta(seconds=90))
+    gone = snapshot([], at=trace.at + timedelta(seconds=91))
+
+    assert machine.look(lost, trace.owners, ON)[0].presence is OWNER
+    assert machine.look(gone, trace.owners, ON)[0].presence is OWNER
+
+
+def test_the_state_survives_the_way_through_a_row() -> None:
+    trace = Trace(gpus=2).look(desktop(700), seconds=3).look(desktop(700), blender(), seconds=9)
+    seen = snapshot(2, owners=trace.owners)
+
+    assert snapshots.loads(snapshots.dumps(seen)).owners == trace.owners
+
+
+def test_every_move_of_the_table_is_between_neighbours() -> None:
+    # Nobody is freed from OWNER without LEAVING, and nobody leaves who never was there.
+    moves = {(old, new) for (old, _), (new, _) in TABLE.items()}
+
+    assert (OWNER, FREE) not in moves
+    assert not {(FREE, LEAVING), (SUSPECT, LEAVING), (OWNER, SUSPECT)} & moves
+
+
+@given(st.lists(st.tuples(st.sampled_from(Sign), st.integers(1, 5)), max_size=40))
+@settings(max_examples=50, deadline=None)
+def test_a_gpu_is_freed_only_after_a_whole_minute_without_anybody(
+    looks: list[tuple[Sign, int]],
+) -> None:
+    state, since, t, seen_at = FREE, 0, 0, -100
+    for sign, step in looks:
+        t += step
+        if sign is not Sign.ABSENT:
+            seen_at = t if sign in (Sign.PRESENT, Sign.LISTED) else seen_at
+        following = machine.move(state, sign, t - since, ON)
+        if state is LEAVING and following is FREE:
+            assert t - seen_at >= ON.clear_s
+        if following is not state:
+            state, since = following, t
+
+
+@pytest.mark.django_db
+class TestWatching:
+    def test_switched_off_nothing_is_looked_at(self) -> None:
+        seen, told = presence.watched(snapshot(1, [blender()]), None)
+
+        assert (seen.owners, told) == ((), [])
+
+    def test_coming_and_going_are_each_told_once(self) -> None:
+        policies.change("presence", {"enabled": True}, by="root", now=NOW)
+        told = list(_played([*[True] * 6, *[False] * 70]))
+
+        assert [note.kind for note in told] == ["OWNER_PRESENT", "OWNER_GONE"]
+        assert told[0].text == "alice's blender is on GPU 0: jobs give way to it."
+        assert told[1].text == "alice's blender has left GPU 0: jobs may start there again."
+
+    def test_switching_it_off_opens_the_gpu_and_says_so(self) -> None:
+        policies.change("presence", {"enabled": True, "latch_s": 0.0}, by="root", now=NOW)
+        seen, _ = presence.watched(snapshot(1, [blender()]), None)
+        seen, _ = presence.watched(snapshot(1, [blender()]), seen)
+        policies.change("presence", {}, by="root", now=NOW)
+
+        after, told = presence.watched(snapshot(1, [blender()]), seen)
+
+        assert (after.owners, [note.kind for note in told]) == ((), ["OWNER_GONE"])
+
+    def test_how_many_gpus_are_somebodys_stands_beside_the_snapshot(self) -> None:
+        from monitor import store
+
+        trace = Trace(gpus=2).look(blender(), seconds=5)
+        store.record(snapshot(2, owners=trace.owners))
+        assert store.owned("gpubox") == 1
+
+        store.record(snapshot(2))
+        assert (store.owned("gpubox"), LatestSnapshot.objects.count()) == (0, 1)
+
+
+def _played(there: Sequence[bool]) -> Iterable[Any]:
+    seen = None
+    for second, is_there in enumerate(there):
+        at = NOW + timedelta(seconds=second)
+        seen, told = presence.watched(snapshot(1, [blender()] if is_there else [], at=at), seen)
+        yield from told
