@@ -7,12 +7,13 @@ count, because they travel as values and are written into the page in place.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 
 from monitor.formats import GIB
 from monitor.gpu_states import GpuState
 from monitor.health import Condition
+from monitor.owner_facts import OwnerReading, Presence
 from monitor.readings import GpuReading, ProcessReading, Snapshot
 
 # More GPUs than this are shown a line each.
@@ -80,6 +81,7 @@ class Card:
     more: int
     orphaned_gib: int
     owners: tuple[tuple[str | None, int], ...]
+    guest: OwnerReading | None
     utilization_pct: float | None = field(compare=False)
     memory_used_bytes: int | None = field(compare=False)
     power_w: float | None = field(compare=False)
@@ -223,6 +225,7 @@ def _card(gpu: GpuReading, snapshot: Snapshot, rows: list[ProcessRow]) -> Card:
         more=len(rows) - len(shown),
         orphaned_gib=round((gpu.orphaned_bytes or 0) / GIB),
         owners=_owners(rows),
+        guest=_guest(gpu, snapshot),
         utilization_pct=gpu.utilization_pct,
         memory_used_bytes=gpu.memory_used_bytes,
         power_w=gpu.power_w,
@@ -234,6 +237,15 @@ def _reason(gpu: GpuReading, snapshot: Snapshot) -> str | None:
     """Why it is in its condition, or what is worth knowing of one that works on."""
     noted = (a.text for h in snapshot.health if h.gpu_uuid == gpu.uuid for a in h.ailments)
     return gpu.condition_reason or " ".join(noted) or None
+
+
+def _guest(gpu: GpuReading, snapshot: Snapshot) -> OwnerReading | None:
+    """Whom jobs give way to there; not who may be there only for a moment."""
+    found = (o for o in snapshot.owners if o.gpu_uuid == gpu.uuid)
+    there = next(found, None)
+    if there is None or there.presence not in (Presence.OWNER, Presence.LEAVING):
+        return None
+    return replace(there, residents=())
 
 
 def _biggest_first(row: ProcessRow) -> tuple[int, int]:

@@ -30,6 +30,8 @@ EVENTS: dict[str, tuple[str, ...]] = {
         "GPU_SPINNING",
         "GPU_OVER_POWER",
         "ORPHANED_MEMORY",
+        "OWNER_PRESENT",
+        "OWNER_GONE",
     ),
     "resources": (
         "DISK_SPACE_LOW",

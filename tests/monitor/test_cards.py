@@ -1,9 +1,12 @@
 from __future__ import annotations
 
+from typing import Any
+
 from monitor import cards, host_strips
 from monitor.gpu_states import GpuState
+from monitor.owner_facts import OwnerReading, Presence
 from monitor.readings import DiskReading, Snapshot
-from tests.builders import GIB, gpu, host, process, snapshot
+from tests.builders import GIB, NOW, gpu, gpu_uuid, host, process, snapshot
 
 
 def summed(snapshots: list[Snapshot]) -> cards.Summary:
@@ -100,3 +103,19 @@ def test_the_summary_waits_for_the_first_reading() -> None:
 
 def test_every_state_has_a_word_and_a_shape() -> None:
     assert set(cards.STATES) == set(GpuState)
+
+
+def test_whom_jobs_give_way_to_is_told_on_the_card_but_no_suspicion() -> None:
+    facts: dict[str, Any] = {"user": "alice", "program": "blender", "since": NOW, "came_at": NOW}
+    told = [
+        cards.cards([snapshot(1, owners=(OwnerReading(gpu_uuid=gpu_uuid(), presence=p, **facts),))])
+        for p in Presence
+    ]
+
+    guests = [card.guest for (card,) in told]
+    assert [guest and guest.who for guest in guests] == [
+        None,
+        None,
+        "alice's blender",
+        "alice's blender",
+    ]

@@ -7,6 +7,7 @@ from django.contrib.auth.models import User
 from django.test import Client
 
 from monitor import events
+from monitor.owner_facts import OwnerReading, Presence
 from monitor.readings import Snapshot
 from tests.builders import GIB, NOW, gpu_uuid, process
 from tests.pages.conftest import crowd
@@ -27,6 +28,22 @@ def test_it_asks_a_stranger_to_log_in(db: None) -> None:
 
     assert response.status_code == 302
     assert response["Location"] == "/login/?next=/"
+
+
+def test_it_says_whom_jobs_give_way_to(alice: User, as_user: Browse, seen: Seen) -> None:
+    owner = OwnerReading(
+        gpu_uuid=gpu_uuid(0),
+        presence=Presence.OWNER,
+        since=NOW,
+        came_at=NOW,
+        program="blender",
+        user="bob",
+    )
+    seen(2, owners=(owner,))
+
+    for path in ("/", f"/gpus/{gpu_uuid(0)}/"):
+        assert "is here with <b>blender</b> since" in page(as_user(alice), path)
+    assert "is here with" not in page(as_user(alice), f"/gpus/{gpu_uuid(1)}/")
 
 
 def test_it_says_that_it_waits_before_the_first_reading(alice: User, as_user: Browse) -> None:
