@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 
 from monitor import policies
@@ -19,23 +18,22 @@ def watched(snapshot: Snapshot, before: Snapshot | None) -> tuple[Snapshot, list
     known = before.owners if before else ()
     owners = presence.look(snapshot, known, policy) if policy.enabled else ()
     came, gone = presence.changes(known, owners)
-    indices = {gpu.uuid: gpu.index for gpu in snapshot.gpus}
-    return replace(snapshot, owners=owners), [
-        *_notes("OWNER_PRESENT", came, indices, "{who} is on {gpu}: jobs give way to it."),
-        *_notes("OWNER_GONE", gone, indices, "{who} has left {gpu}: jobs may start there again."),
-    ]
+    told = [_note_of_coming(owner, _gpu(owner, snapshot)) for owner in came]
+    told += [_note_of_going(owner, _gpu(owner, snapshot)) for owner in gone]
+    return replace(snapshot, owners=owners), told
 
 
-def on(snapshot: Snapshot, gpu_uuid: str) -> OwnerReading | None:
-    """Who keeps this GPU from jobs; None = nobody."""
-    found = (o for o in snapshot.owners if o.gpu_uuid == gpu_uuid and o.keeps_closed)
-    return next(found, None)
+def _gpu(owner: OwnerReading, snapshot: Snapshot) -> str:
+    found = (f"GPU {gpu.index}" for gpu in snapshot.gpus if gpu.uuid == owner.gpu_uuid)
+    return next(found, "a lost GPU")
 
 
-def _notes(
-    kind: str, owners: Iterable[OwnerReading], indices: Mapping[str, int], text: str
-) -> Iterator[Note]:
-    for owner in owners:
-        gpu = f"GPU {indices[owner.gpu_uuid]}" if owner.gpu_uuid in indices else "a lost GPU"
-        told = text.format(who=owner.who, gpu=gpu)
-        yield Note(kind=kind, text=told, gpu_uuid=owner.gpu_uuid, owner=owner.user or "")
+def _note_of_coming(owner: OwnerReading, gpu: str) -> Note:
+    text = f"{owner.who} is on {gpu}: jobs give way to it."
+    user = owner.user or ""
+    return Note(kind="OWNER_PRESENT", text=text, gpu_uuid=owner.gpu_uuid, owner=user)
+
+
+def _note_of_going(owner: OwnerReading, gpu: str) -> Note:
+    text = f"{owner.who} has left {gpu}: jobs may start there again."
+    return Note(kind="OWNER_GONE", text=text, gpu_uuid=owner.gpu_uuid, owner=owner.user or "")
