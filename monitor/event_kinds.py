@@ -12,8 +12,6 @@ EVENTS: dict[str, tuple[str, ...]] = {
         "JOB_RELEASED",
         "JOB_YIELDING",
         "JOB_FINISHED",
-        "JOB_HELD",
-        "JOB_RELEASED",
     ),
     "GPUs": (
         "GPU_FOUND",

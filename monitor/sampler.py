@@ -6,6 +6,7 @@ import logging
 from collections.abc import Collection
 from dataclasses import replace
 from datetime import datetime, timedelta
+from operator import attrgetter
 from pathlib import Path
 from typing import Protocol
 
@@ -38,6 +39,11 @@ from monitor.wake import wake
 # After a longer hole nobody knows what a GPU did meanwhile.
 UNWATCHED_AFTER = timedelta(seconds=10)
 logger = logging.getLogger(__name__)
+# What of a GPU stands in its row besides the measured values.
+_lasting = attrgetter(
+    "state", "problem", "index", "name", "pci_id", "memory_total_bytes", "power_limit_w",
+    "compute_capability", "condition",
+)  # fmt: skip
 
 
 class Machine(Protocol):
@@ -271,20 +277,6 @@ class Sampler:
             self._complained.add(repr(error))
             illegal = {"kind": "GPU_STATE_FAULT"} if isinstance(error, IllegalGpuTransition) else {}
             logger.error("%s", what, exc_info=error, extra={"kind": "PROBE_FAULT"} | illegal)
-
-
-def _lasting(gpu: GpuReading) -> tuple[object, ...]:
-    return (
-        gpu.state,
-        gpu.problem,
-        gpu.index,
-        gpu.name,
-        gpu.pci_id,
-        gpu.memory_total_bytes,
-        gpu.power_limit_w,
-        gpu.compute_capability,
-        gpu.condition,
-    )
 
 
 def build(guard: Guard) -> Sampler:
