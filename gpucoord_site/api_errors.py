@@ -15,6 +15,7 @@ from ninja.errors import HttpError, ValidationError
 
 from scheduler.api_schemas import NewJobBody
 from scheduler.fields import WORDS
+from scheduler.policy.hard_limits import QUEUE
 from scheduler.submitting import UnableToSubmit
 
 logger = logging.getLogger(__name__)
@@ -95,7 +96,12 @@ def _not_found(_request: HttpRequest, error: Http404) -> HttpResponse:
 
 
 def _refused(_request: HttpRequest, error: UnableToSubmit) -> HttpResponse:
-    return _fields([(refusal.field, refusal.text) for refusal in error.refusals])
+    answer = _fields([(refusal.field, refusal.text) for refusal in error.refusals])
+    if any(refusal.field == QUEUE for refusal in error.refusals):
+        # Not the job is wrong, only the time.
+        answer.status_code = 429
+        answer["Retry-After"] = "60"
+    return answer
 
 
 def _invalid(_request: HttpRequest, error: ValidationError) -> HttpResponse:

@@ -45,7 +45,8 @@ LOG_ANSWER = {
 def submit(request: HttpRequest, new: NewJobBody) -> Status[dict[str, Any]]:
     """Put a job into the queue; once this answers, it is not lost.
 
-    422: `errors` says for each field what is wrong, or that no GPU here could ever meet it.
+    422: `errors` says for each field what is wrong, or that no GPU here, or none of your limits,
+    could ever allow it. 429: you have as many waiting jobs as you may have.
     """
     job = submitting.submit(new.model_dump(), _person(request), timezone.now())
     answer = {"id": job.pk, "state": job.state, "url": reverse("job", args=[job.pk])}

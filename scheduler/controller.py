@@ -15,6 +15,7 @@ from monitor import chores, constraints, store, tasks
 from monitor.policy.constraints import ConstraintPolicy, judge
 from monitor.readings import Snapshot
 from monitor.stepping import Guard
+from scheduler.charging import Charging
 
 # An older snapshot says nothing about now.
 STALE_AFTER = timedelta(seconds=15)
@@ -117,5 +118,8 @@ def build(guard: Guard) -> Controller:
     """The controller of this host."""
     config = settings.CONFIG
     heat = ConstraintPolicy(gpu_c=(config.gpu_hot_c, config.gpu_hot_c - config.gpu_cool_by_c))
-    parts: tuple[Part, ...] = (Constraints(config.node, str(settings.DATA), heat),)
+    parts: tuple[Part, ...] = (
+        Constraints(config.node, str(settings.DATA), heat),
+        Charging(config.node, config.time_zone),
+    )
     return Controller(guard, config.node, tasks.queue, parts)

@@ -77,9 +77,9 @@ class Standing:
 
     weight: part of all that is shared out, 0..1. usage: decayed mean of the capacity that all their
     processes took, 0..1 (None = never seen). target: the part they should have now, 0..1.
-    gpus, jobs, memory_bytes: what their jobs hold now, starting ones too; charge: of the capacity,
-    in GPUs, all their processes. held: in GPUs, what their jobs keep from others (whole ones, but
-    the declared part of a shared one) and what their other processes use.
+    gpus, jobs, memory_bytes: what their jobs hold now, starting ones too. charge: in GPUs, what
+    these keep from others (whole ones, but the declared part of a shared one) and what their other
+    processes use.
     """
 
     owner: str
@@ -91,7 +91,6 @@ class Standing:
     jobs: int = 0
     memory_bytes: int = 0
     charge: float = 0.0
-    held: float = 0.0
     capacity: Capacity = field(default_factory=Capacity)
     budget: Budget | None = None
     windows: tuple[Window, ...] = ()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import datetime, timedelta
 from typing import Any
@@ -18,12 +18,15 @@ from scheduler.jobs import JobState, NewJob, Outcome, QueuedJob, Requirement
 from scheduler.models import Job
 
 
-def submit(new: NewJob, owner: User, now: datetime) -> Job:
+def submit(new: NewJob, owner: User, now: datetime, check: Callable[[], None] | None = None) -> Job:
     """Put a job into the queue; when this returns, not even a power cut loses it.
 
-    Of an array it returns the first job, whose number is the array's.
+    Of an array it returns the first job, whose number is the array's. `check` raises if the job
+    may not be taken, and counts what is there in the same transaction.
     """
     with synced(), transaction.atomic(durable=True):
+        if check is not None:
+            check()
         jobs = _create(new, owner, now)
         job = jobs[0]
         dependencies.start(jobs, new.after, now)

@@ -14,7 +14,7 @@ from django.db.models import Q
 from monitor import store as monitor_store
 from monitor.models import Gpu
 from monitor.readings import Snapshot
-from scheduler import store
+from scheduler import own_limits, store
 from scheduler.fields import MOST_GPUS, MOST_RETRIES, Fields
 from scheduler.jobs import PRIORITIES, After, Manners, NewJob, Refusal, Requirement
 from scheduler.models import Job
@@ -38,7 +38,12 @@ def submit(raw: Mapping[str, Any], owner: User, now: datetime) -> Job:
 
 def admit(new: NewJob, owner: User, now: datetime) -> Job:
     """Put a job that was read into the queue, if its owner may have such a one."""
-    return store.submit(new, owner, now)
+
+    def check() -> None:
+        if refusals := own_limits.refuse(new, owner):
+            raise UnableToSubmit(refusals)
+
+    return store.submit(new, owner, now, check)
 
 
 def checked(raw: Mapping[str, Any], now: datetime) -> NewJob:

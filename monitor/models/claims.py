@@ -35,7 +35,9 @@ class Claim(models.Model):
             # The sampler reads the open claims of its host, and those that cool, at each sweep.
             models.Index(
                 fields=["host"], name="claim_held", condition=models.Q(freed_at__isnull=True)
-            )
+            ),
+            # What was held since the scheduler last charged for it.
+            models.Index(fields=["until_at"], name="claim_until"),
         ]
 
     def __str__(self) -> str:

@@ -2,6 +2,18 @@ from __future__ import annotations
 
 from scheduler.models.attempts import Attempt
 from scheduler.models.jobs import Job, JobDependency
+from scheduler.models.quotas import Quota
+from scheduler.models.shares import GpuDay, SharedOut, UsedShare
 from scheduler.models.yields import KeptGpu, YieldRequest
 
-__all__ = ["Attempt", "Job", "JobDependency", "KeptGpu", "YieldRequest"]
+__all__ = [
+    "Attempt",
+    "GpuDay",
+    "Job",
+    "JobDependency",
+    "KeptGpu",
+    "Quota",
+    "SharedOut",
+    "UsedShare",
+    "YieldRequest",
+]

@@ -126,7 +126,6 @@ def after(standing: Standing, requirement: Requirement, lasts: timedelta | None)
         jobs=standing.jobs + 1,
         memory_bytes=standing.memory_bytes + memory(requirement, gpu_bytes),
         charge=standing.charge + part,
-        held=standing.held + part,
         budget=_debited(standing.budget, minutes(requirement, lasts, standing), requirement),
     )
 
@@ -226,9 +225,9 @@ def _share(
     if policy.first_job_free and standing.gpus == 0 and not scarce:
         return None
     wants, most = held(requirement, standing.capacity.gpu_bytes), cap(standing, urgency, throttle)
-    if standing.held + wants <= most + SLACK:
+    if standing.charge + wants <= most + SLACK:
         return None
-    has = round(standing.held * 2) / 2
+    has = round(standing.charge * 2) / 2
     share = standing.quota.share_pct
     yours = f"Your share is {100 if share is None else share:g} % of {_count(len(uuids), 'GPU')}"
     now = f" ({throttle.reason})" if scarce and throttle.reason else ""

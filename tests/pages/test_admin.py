@@ -25,7 +25,17 @@ from monitor.models import (
     PolicyValues,
     ProcessMinute,
 )
-from scheduler.models import Attempt, Job, JobDependency, KeptGpu, YieldRequest
+from scheduler.models import (
+    Attempt,
+    GpuDay,
+    Job,
+    JobDependency,
+    KeptGpu,
+    Quota,
+    SharedOut,
+    UsedShare,
+    YieldRequest,
+)
 from tests import jobs_made
 from tests.builders import NOW, gpu, gpu_uuid, snapshot
 from tests.monitor.past import process_use
@@ -58,6 +68,10 @@ def filled(alice: User) -> None:
         attempt=one.attempts.get(), asked_at=NOW, deadline=NOW, for_job=other, **asked
     )
     KeptGpu.objects.create(host="gpubox", gpu_uuid=gpu(0).uuid, job=other, until=NOW)
+    Quota.objects.create(user=alice, gpus=2, memory_bytes=80 * 1024**3)
+    SharedOut.objects.create(host="gpubox", at=NOW, gpu_uuids=["GPU-1"])
+    UsedShare.objects.create(host="gpubox", owner="alice")
+    GpuDay.objects.create(host="gpubox", owner="alice", from_at=NOW)
     audit.note("TRIED", "root tried it", by="root", now=NOW)
     PolicyValues.objects.create(name="hogs")
     times = {"since_at": NOW, "opened_at": NOW, "last_seen_at": NOW}

@@ -11,7 +11,7 @@ from django.utils import timezone
 
 from monitor import access
 from monitor import store as monitor_store
-from scheduler.models import Job
+from scheduler.models import Job, Quota
 from tests import jobs_made
 from tests.builders import GIB, gpu_uuid, process, snapshot
 
@@ -330,3 +330,13 @@ def test_command_lines_of_others_are_left_out(alice: User, bob: User, root: User
 
     assert commands(alice) == [True, False]
     assert commands(root) == [True, True]
+
+
+def test_a_full_queue_is_429_and_other_limits_422(api: Api, alice: User) -> None:
+    Quota.objects.create(user=alice, queued=0, gpus=1)
+
+    status, answer = api.submit()
+    assert (status, list(fields(answer))) == (429, ["queue"])
+    Quota.objects.update(queued=None)
+    status, answer = api.submit(gpus=2)
+    assert (status, list(fields(answer))) == (422, ["gpus"])

@@ -142,7 +142,7 @@ def test_a_budget_that_is_used_up_minute_by_minute_is_not_a_new_reason_each_time
 
 
 def test_a_share_binds_only_while_others_wait() -> None:
-    who = standing(share_pct=50, gpus=3, held=3.0)
+    who = standing(share_pct=50, gpus=3, charge=3.0)
 
     assert refused(who, Requirement(gpus=2)) == []
     assert refused(who, Requirement(gpus=2), contended=True) == ["ShareExceeded"]
@@ -152,11 +152,11 @@ def test_who_has_nothing_may_start_one_job_beyond_the_share() -> None:
     who = standing(gpus=0, share_pct=1)
 
     assert refused(who, contended=True) == []
-    assert refused(replace(who, gpus=1, held=1.0), contended=True) == ["ShareExceeded"]
+    assert refused(replace(who, gpus=1, charge=1.0), contended=True) == ["ShareExceeded"]
 
 
 def test_a_part_of_the_share_is_kept_for_user_initiated_jobs() -> None:
-    who = standing(share_pct=50, gpus=3, held=3.0)
+    who = standing(share_pct=50, gpus=3, charge=3.0)
 
     assert refused(who, contended=True, priority=3) == ["ShareExceeded"]
     assert refused(who, contended=True, priority=1) == ["ShareExceeded"]
@@ -178,7 +178,7 @@ def test_a_neighbour_at_95_percent_leaves_three_of_thirty_percent_and_urgent_job
 
 
 def test_gpus_that_are_not_shared_out_here_do_not_bind() -> None:
-    who = standing(share_pct=50, gpus=3, held=3.0)
+    who = standing(share_pct=50, gpus=3, charge=3.0)
 
     assert refused(who, multipliers={"GPU-elsewhere": 0.0}) == []
 
@@ -187,7 +187,7 @@ def test_what_a_pass_has_placed_counts_for_the_next_job() -> None:
     who = standing(most_gpus=2, budget=replace(BUDGET, spent=0))
     then = quotas.after(who, Requirement(gpus=2), HOUR)
 
-    assert (then.gpus, then.jobs, then.held, then.charge) == (2, 1, 2.0, 2.0)
+    assert (then.gpus, then.jobs, then.charge) == (2, 1, 2.0)
     assert then.memory_bytes == 160 * GIB
     assert then.budget == replace(BUDGET, spent=0, committed=160)
     assert refused(then) == ["UserMaxGpus"]
@@ -210,13 +210,13 @@ def test_a_person_who_holds_less_is_never_kept_back_for_more(
         most_memory_bytes=400 * GIB,
         share_pct=60,
         gpus=gpus,
-        held=float(gpus),
+        charge=float(gpus),
         budget=replace(BUDGET, spent=spent),
     )
     less = replace(
         who,
         gpus=max(0, gpus - 1),
-        held=max(0.0, gpus - 1.0),
+        charge=max(0.0, gpus - 1.0),
         budget=replace(BUDGET, spent=spent / 2),
     )
     job = Requirement(gpus=wants, memory_bytes=None if gib is None else gib * GIB)

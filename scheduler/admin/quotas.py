@@ -1,0 +1,227 @@
+"""Admin: quotas, with what people use of each limit now; what they took, to look at."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from copy import copy
+from datetime import datetime
+from typing import Any
+
+from django import forms
+from django.contrib import admin
+from django.db import transaction
+from django.db.models import QuerySet
+from django.http import HttpRequest
+from django.utils import timezone
+from django.utils.html import format_html
+from django.utils.safestring import SafeString
+
+from monitor import audit
+from monitor.admin.rows import ReadOnly
+from scheduler import quota_figures, share_table
+from scheduler.models import GpuDay, Quota, SharedOut, UsedShare
+from scheduler.quota_figures import Figure
+from scheduler.quota_rows import Quotas
+from scheduler.share_table import Table
+from scheduler.units import parse_bytes, size
+
+FIGURES = ("gpu_minutes", "gpus", "jobs", "memory_bytes", "queued")
+ALL = ("user", "group", "share_pct", "reserved_pct", *FIGURES, "priority")
+
+
+class Size(forms.CharField):
+    """Bytes, as people write them: "80GiB"."""
+
+    def prepare_value(self, value: Any) -> Any:
+        return size(value) if isinstance(value, int) else value
+
+    def to_python(self, value: Any) -> int | None:  # type: ignore[override]
+        text = super().to_python(value)
+        if not text:
+            return None
+        try:
+            return parse_bytes(text)
+        except ValueError as error:
+            raise forms.ValidationError(str(error)) from None
+
+    def has_changed(self, initial: Any, data: Any) -> bool:
+        return bool(super().has_changed(self.prepare_value(initial), data))
+
+
+class QuotaForm(forms.ModelForm):  # type: ignore[type-arg]
+    memory_bytes = Size(
+        label="GPU memory at a time", required=False, help_text="Such as 80GiB. Empty = no limit."
+    )
+
+    class Meta:
+        model = Quota
+        fields = ALL
+
+
+@admin.register(Quota)
+class QuotaAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
+    """Each limit stands beside what the one nearest to it uses now; every change is audited."""
+
+    form = QuotaForm
+    list_filter = (("user", admin.EmptyFieldListFilter), ("group", admin.EmptyFieldListFilter))
+    list_select_related = ("user", "group")
+    search_fields = ("user__username", "group__name")
+    autocomplete_fields = ("user", "group")
+    ordering = ("user__username", "group__name")
+    fieldsets = (
+        (None, {"fields": ("user", "group"), "description": Quota.__doc__ or ""}),
+        ("The share", {"fields": ("share_pct", "reserved_pct")}),
+        ("At a time", {"fields": ("gpus", "memory_bytes", "jobs", "queued", "priority")}),
+        ("In a day", {"fields": ("gpu_minutes",)}),
+    )
+
+    def get_list_display(self, request: HttpRequest) -> Any:
+        live = _Live.of(request)
+        return (
+            "for_whom",
+            "share",
+            *(_column(name, live) for name in FIGURES),
+            "priority",
+        )
+
+    def get_form(
+        self, request: HttpRequest, obj: Quota | None = None, change: bool = False, **kwargs: Any
+    ) -> Any:
+        """What is used now stands under each limit."""
+        found = super().get_form(request, obj, change, **kwargs)
+        live = _Live.of(request)
+        if obj is not None:
+            for name in found.base_fields.keys() & set(FIGURES):
+                # A copy: a field that the form declares is the same one at each request.
+                field = found.base_fields[name] = copy(found.base_fields[name])
+                field.help_text = f"{field.help_text} Now: {live.told(obj, name)}.".strip()
+        return found
+
+    @admin.display(description="for", ordering="user__username")
+    def for_whom(self, quota: Quota) -> str:
+        return quota.subject
+
+    @admin.display(description="entitled share", ordering="share_pct", empty_value="no share")
+    def share(self, quota: Quota) -> str | None:
+        return None if quota.share_pct is None else f"{quota.share_pct:g} %"
+
+    def save_model(
+        self, request: HttpRequest, obj: Quota, form: forms.ModelForm[Quota], change: bool
+    ) -> None:
+        before = Quota.objects.filter(pk=obj.pk).first() if change else None
+        with transaction.atomic():
+            obj.save()
+            action, word = ("QUOTA_CHANGED", "changed") if before else ("QUOTA_SET", "set")
+            _note(request, action, word, obj, _values(before) if before else None, _values(obj))
+
+    def delete_model(self, request: HttpRequest, obj: Quota) -> None:
+        with transaction.atomic():
+            _note(request, "QUOTA_REMOVED", "removed", obj, _values(obj), None)
+            obj.delete()
+
+    def delete_queryset(self, request: HttpRequest, queryset: QuerySet[Quota]) -> None:
+        for quota in queryset:
+            self.delete_model(request, quota)
+
+
+class _Live:
+    """What people use now, read once for a request."""
+
+    def __init__(self, now: datetime) -> None:
+        self._table: Table = share_table.table(now)
+        self._quotas = Quotas()
+
+    @classmethod
+    def of(cls, request: HttpRequest) -> _Live:
+        found: _Live | None = getattr(request, "live_quotas", None)
+        if found is None:
+            found = request.live_quotas = cls(timezone.now())  # type: ignore[attr-defined]
+        return found
+
+    def nearest(self, quota: Quota, name: str) -> tuple[str, Figure] | None:
+        """Of the people whom this quota rules, the one who uses most of it."""
+        found = [
+            (line.name, figure)
+            for line in self._table.lines
+            if quota in self._quotas.rows(line.name)
+            for figure in quota_figures.figures(line)
+            if figure.name == name
+        ]
+        return max(found, key=lambda pair: pair[1].used, default=None)
+
+    def told(self, quota: Quota, name: str) -> str:
+        found = self.nearest(quota, name)
+        if found is None:
+            return "nobody is there"
+        person, figure = found
+        return figure.used_text if quota.user_id else f"{figure.used_text} by {person}, the most"
+
+
+def _column(name: str, live: _Live) -> Callable[[Quota], SafeString]:
+    """A limit with what is used of it."""
+
+    @admin.display(description=Quota.words(name), ordering=name)
+    def column(quota: Quota) -> SafeString:
+        limit = getattr(quota, name)
+        shown = "no limit" if limit is None else size(limit) if name == "memory_bytes" else limit
+        if isinstance(shown, float):
+            shown = f"{shown:g}"
+        return format_html("<strong>{}</strong><br>{}", shown, live.told(quota, name))
+
+    column.__name__ = name
+    return column
+
+
+def _note(
+    request: HttpRequest, action: str, word: str, quota: Quota, before: Any, after: Any
+) -> None:
+    by = request.user.get_username()
+    audit.note(
+        action,
+        f"{by} {word} the quota of {quota.subject}",
+        by=by,
+        now=timezone.now(),
+        subject=f"quota of {quota.subject}",
+        before=before,
+        after=after,
+    )
+
+
+def _values(quota: Quota) -> dict[str, Any]:
+    return {name: getattr(quota, name) for name in ALL[2:]}
+
+
+@admin.register(SharedOut)
+class SharedOutAdmin(ReadOnly):
+    list_display = ("host", "count", "at")
+    search_fields = ("host",)
+    ordering = ("host",)
+
+    @admin.display(description="GPUs")
+    def count(self, row: SharedOut) -> int:
+        return len(row.gpu_uuids)
+
+
+@admin.register(UsedShare)
+class UsedShareAdmin(ReadOnly):
+    list_display = ("owner", "host", "usage", "charge", "outside")
+    list_filter = ("host",)
+    search_fields = ("owner",)
+    ordering = ("-usage",)
+
+
+@admin.register(GpuDay)
+class GpuDayAdmin(ReadOnly):
+    list_display = ("owner", "from_at", "job_minutes", "outside_minutes", "host")
+    list_filter = ("host",)
+    search_fields = ("owner",)
+    date_hierarchy = "from_at"
+    ordering = ("-from_at", "owner")
+
+    @admin.display(description="minutes by jobs", ordering="job_s")
+    def job_minutes(self, row: GpuDay) -> str:
+        return f"{row.job_s / 60:.1f}"
+
+    @admin.display(description="minutes by other processes", ordering="outside_s")
+    def outside_minutes(self, row: GpuDay) -> str:
+        return f"{row.outside_s / 60:.1f}"

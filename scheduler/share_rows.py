@@ -1,0 +1,102 @@
+"""Rows <-> facts: what people took of a host's GPUs, as it fades, and in each day of the ledger."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from datetime import datetime
+
+from django.db.models import F, Q
+
+from monitor.claims import ClaimKind
+from monitor.models import Claim
+from scheduler.models import GpuDay, SharedOut, UsedShare
+from scheduler.people import Capacity
+from scheduler.policy.charging import Hold, part
+
+_USED = ("usage", "charge", "outside", "seen_s", "known_s")
+
+
+def charged_until(host: str) -> datetime | None:
+    """Until when the use of a host's GPUs has been charged."""
+    return SharedOut.objects.filter(pk=host).values_list("at", flat=True).first()
+
+
+def set_charged(host: str, at: datetime, capacity: Capacity) -> None:
+    SharedOut.objects.update_or_create(
+        host=host,
+        defaults={
+            "at": at,
+            "gpu_uuids": list(capacity.gpu_uuids),
+            "gpu_bytes": capacity.gpu_bytes,
+        },
+    )
+
+
+def used(host: str) -> dict[str, UsedShare]:
+    return {row.owner: row for row in UsedShare.objects.filter(host=host)}
+
+
+def set_used(rows: Iterable[UsedShare]) -> None:
+    UsedShare.objects.bulk_create(
+        rows, update_conflicts=True, unique_fields=["host", "owner"], update_fields=_USED
+    )
+
+
+def forget(rows: Iterable[UsedShare]) -> None:
+    """Who has used nothing for long."""
+    if numbers := [row.pk for row in rows if row.pk]:
+        UsedShare.objects.filter(pk__in=numbers).delete()
+
+
+def holds(host: str, since: datetime, sizes: Mapping[str, int | None]) -> list[Hold]:
+    """What jobs held of the host's GPUs since then; `sizes`: the memory of each GPU."""
+    rows = Claim.objects.filter(host=host).exclude(kind=ClaimKind.LOCK.value)
+    rows = rows.filter(Q(until_at__isnull=True) | Q(until_at__gt=since)).order_by()
+    return [
+        Hold(
+            owner=owner,
+            job_ref=ref,
+            part=part(memory, exclusive, sizes.get(uuid)),
+            from_at=from_at,
+            until_at=until_at,
+        )
+        for owner, ref, memory, exclusive, uuid, from_at, until_at in rows.values_list(
+            "owner", "job_ref", "memory_bytes", "exclusive", "gpu_uuid", "from_at", "until_at"
+        )
+    ]
+
+
+def debit(
+    host: str, from_at: datetime, jobs: Mapping[str, float], outside: Mapping[str, float]
+) -> None:
+    """Add GPU-seconds to a day of the ledger."""
+    owners = jobs.keys() | outside.keys()
+    if not owners:
+        return
+    day = GpuDay.objects.filter(host=host, from_at=from_at)
+    there = set(day.filter(owner__in=owners).values_list("owner", flat=True))
+    for owner in sorted(there):
+        day.filter(owner=owner).update(
+            job_s=F("job_s") + jobs.get(owner, 0.0),
+            outside_s=F("outside_s") + outside.get(owner, 0.0),
+        )
+    GpuDay.objects.bulk_create(
+        GpuDay(
+            host=host,
+            owner=owner,
+            from_at=from_at,
+            job_s=jobs.get(owner, 0.0),
+            outside_s=outside.get(owner, 0.0),
+        )
+        for owner in sorted(owners - there)
+    )
+
+
+def spent(from_at: datetime) -> dict[str, GpuDay]:
+    """What each person has spent of that day, on all hosts together."""
+    found: dict[str, GpuDay] = {}
+    for row in GpuDay.objects.filter(from_at=from_at):
+        sums = found.setdefault(row.owner, GpuDay(owner=row.owner, from_at=from_at))
+        sums.job_s += row.job_s
+        sums.outside_s += row.outside_s
+    return found

@@ -1,0 +1,101 @@
+"""Who has how much: one line for each person, as the page, the admin and REST show it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+
+from django.db.models import Count
+
+from scheduler.jobs import JobState
+from scheduler.models import Job
+from scheduler.people import Quota, Standing
+from scheduler.policy import shares
+from scheduler.standing import Known, Running, running_jobs
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Line:
+    """A person. wants: has jobs that wait or run; else weight and target are as if they came now.
+
+    factor: 0.5 = exactly at their share. waiting: how many of their jobs. coverage: of the time on
+    GPUs, for how much the use is known; None = never there. spent_min: GPU-minutes of today.
+    """
+
+    standing: Standing
+    wants: bool
+    factor: float
+    waiting: int
+    coverage: float | None
+    spent_min: float
+
+    @property
+    def name(self) -> str:
+        return self.standing.owner
+
+    @property
+    def quota(self) -> Quota:
+        return self.standing.quota
+
+    @property
+    def gpus(self) -> int:
+        """How many GPUs shares are shares of."""
+        return len(self.standing.capacity.gpu_uuids)
+
+    @property
+    def now(self) -> float | None:
+        """The part of all that they take now."""
+        return min(1.0, self.standing.charge / self.gpus) if self.gpus else None
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """All people; whoever takes most now comes first."""
+
+    lines: tuple[Line, ...]
+    gpus: int
+
+    def line(self, name: str) -> Line | None:
+        return next((line for line in self.lines if line.name == name), None)
+
+
+def table(now: datetime, *asked: str) -> Table:
+    """Everybody who used, wants or was allotted something, and whoever is asked for."""
+    known = Known(now)
+    running = running_jobs(known.capacity, now)
+    waiting = _waiting()
+    wanting = {*running, *waiting}
+    names = {*wanting, *known.used, *known.spent, *known.quotas.agreed(), *asked}
+    lines = [_line(known, name, wanting, running, waiting, now) for name in sorted(names)]
+    lines.sort(key=lambda line: (-line.standing.charge, -(line.standing.usage or 0.0), line.name))
+    return Table(tuple(lines), len(known.capacity.gpu_uuids))
+
+
+def _line(
+    known: Known,
+    name: str,
+    wanting: set[str],
+    running: Mapping[str, Running],
+    waiting: Mapping[str, int],
+    now: datetime,
+) -> Line:
+    together = {*wanting, name}
+    weights = shares.weights({other: known.quotas.of(other).share_pct for other in together})
+    usage = {other: used.usage for other, used in known.used.items()}
+    target = shares.targets(weights, usage, known.policy.catch_up)[name]
+    used = known.used.get(name)
+    return Line(
+        standing=known.standing(name, running.get(name, Running()), weights[name], target, now),
+        wants=name in wanting,
+        factor=shares.factor(used.usage if used else 0.0, weights[name]),
+        waiting=waiting.get(name, 0),
+        coverage=used.coverage if used else None,
+        spent_min=known.spent_min(name),
+    )
+
+
+def _waiting() -> dict[str, int]:
+    rows = Job.objects.filter(state=JobState.QUEUED.value).order_by()
+    counted = rows.values_list("owner__username").annotate(count=Count("id"))
+    return dict(counted)

@@ -1,0 +1,189 @@
+"""Where people stand: their limits, what they hold, what they should have. Rows -> facts.
+
+Of all hosts together. What changes seldom is read every few seconds, what runs at each call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+
+from django.utils import timezone
+
+from monitor import policies
+from scheduler import share_rows
+from scheduler.jobs import JobState, Requirement
+from scheduler.models import Job, SharedOut, UsedShare
+from scheduler.people import Capacity, Standing
+from scheduler.policy import budgets, quotas, shares
+from scheduler.policy.quotas import QuotaPolicy
+from scheduler.quota_rows import Quotas
+
+READ_AGAIN = timedelta(seconds=2)
+OPEN = (JobState.STARTING.value, JobState.RUNNING.value, JobState.STOPPING.value)
+
+
+@dataclass(slots=True)
+class Used:
+    """What a person took, of all hosts. coverage: of the time, for how much it is known."""
+
+    usage: float = 0.0
+    outside: float = 0.0
+    coverage: float | None = None
+
+
+@dataclass(slots=True)
+class Running:
+    """What a person's jobs hold now; `lasts`: what each holds, and for how long it may go on."""
+
+    gpus: int = 0
+    jobs: int = 0
+    memory_bytes: int = 0
+    held: float = 0.0
+    lasts: list[tuple[float, timedelta | None]] = field(default_factory=list)
+
+
+class Standings:
+    """For one who asks again and again."""
+
+    def __init__(self) -> None:
+        self._known: Known | None = None
+
+    def at(self, now: datetime, demand: Collection[str] | None = None) -> dict[str, Standing]:
+        """By name, of all who want or have something. `demand`: who has jobs that wait, if known.
+
+        Who is not there has no jobs.
+        """
+        if self._known is None or not timedelta(0) <= now - self._known.read_at < READ_AGAIN:
+            self._known = Known(now)
+        running = running_jobs(self._known.capacity, now)
+        waiting = waiting_owners() if demand is None else demand
+        return self._known.standings(running, sorted({*running, *waiting}), now)
+
+
+def standings(now: datetime, demand: Collection[str] | None = None) -> dict[str, Standing]:
+    """The same for one who asks once."""
+    return Standings().at(now, demand)
+
+
+class Known:
+    """What changes seldom, as it was at `read_at`."""
+
+    def __init__(self, now: datetime) -> None:
+        self.read_at = now
+        self.policy = policies.current(QuotaPolicy)
+        self.quotas = Quotas()
+        self.zone = timezone.get_default_timezone_name()
+        self.spent = share_rows.spent(budgets.day(now, self.zone).from_at)
+        hosts = list(SharedOut.objects.order_by("host"))
+        self.capacity = _capacity(hosts)
+        self.used = _used({host.host: len(host.gpu_uuids) for host in hosts})
+
+    def standings(
+        self, running: Mapping[str, Running], wanting: Collection[str], now: datetime
+    ) -> dict[str, Standing]:
+        """Of those who want or have something, and so share it all out among themselves."""
+        weights = shares.weights({name: self.quotas.of(name).share_pct for name in wanting})
+        usage = {name: used.usage for name, used in self.used.items()}
+        targets = shares.targets(weights, usage, self.policy.catch_up)
+        return {
+            name: self.standing(
+                name, running.get(name, Running()), weights[name], targets[name], now
+            )
+            for name in wanting
+        }
+
+    def standing(
+        self, name: str, running: Running, weight: float, target: float, now: datetime
+    ) -> Standing:
+        quota, used = self.quotas.of(name), self.used.get(name)
+        return Standing(
+            owner=name,
+            quota=quota,
+            weight=weight,
+            usage=None if used is None else used.usage,
+            target=target,
+            gpus=running.gpus,
+            jobs=running.jobs,
+            memory_bytes=running.memory_bytes,
+            charge=running.held + (used.outside if used else 0.0),
+            capacity=self.capacity,
+            budget=None
+            if quota.gpu_minutes is None
+            else budgets.budget(
+                quota.gpu_minutes, self.spent_min(name), running.lasts, now, self.zone
+            ),
+        )
+
+    def spent_min(self, name: str) -> float:
+        """GPU-minutes of the day in which this was read."""
+        spent = self.spent.get(name)
+        return (spent.job_s + spent.outside_s) / 60 if spent else 0.0
+
+
+def running_jobs(capacity: Capacity, now: datetime) -> dict[str, Running]:
+    """By owner, what their jobs hold that have been placed and have not ended."""
+    found: dict[str, Running] = {}
+    rows = (
+        Job.objects.filter(state__in=OPEN)
+        .order_by()
+        .values_list(
+            "owner__username",
+            "gpus",
+            "gpu_memory_bytes",
+            "exclusive",
+            "time_limit_s",
+            "estimate_s",
+            "started_at",
+        )
+    )
+    for owner, gpus, memory, exclusive, limit, estimate, started in rows:
+        asked = Requirement(gpus=gpus, memory_bytes=memory, exclusive=exclusive)
+        part = quotas.held(asked, capacity.gpu_bytes)
+        sums = found.setdefault(owner, Running())
+        sums.gpus += gpus
+        sums.jobs += 1
+        sums.memory_bytes += quotas.memory(asked, capacity.gpu_bytes)
+        sums.held += part
+        seconds = limit or estimate
+        ran = now - started if started else timedelta(0)
+        sums.lasts.append((part, timedelta(seconds=seconds) - ran if seconds else None))
+    return found
+
+
+def waiting_owners() -> set[str]:
+    rows = Job.objects.filter(state=JobState.QUEUED.value).order_by()
+    return set(rows.values_list("owner__username", flat=True).distinct())
+
+
+def capacity() -> Capacity:
+    """What is shared out on all hosts."""
+    return _capacity(list(SharedOut.objects.order_by("host")))
+
+
+def _capacity(rows: Sequence[SharedOut]) -> Capacity:
+    uuids = tuple(uuid for row in rows for uuid in row.gpu_uuids)
+    known = [(row.gpu_bytes, len(row.gpu_uuids)) for row in rows if row.gpu_bytes]
+    gpus = sum(count for _, count in known)
+    mean = sum(size * count for size, count in known) // gpus if gpus else None
+    return Capacity(gpu_uuids=uuids, gpu_bytes=mean)
+
+
+def _used(gpus: Mapping[str, int]) -> dict[str, Used]:
+    """Of several hosts, each counts by its GPUs."""
+    total = sum(gpus.values())
+    rows: dict[str, list[UsedShare]] = {}
+    for row in UsedShare.objects.all():
+        rows.setdefault(row.owner, []).append(row)
+    return {owner: _sum(mine, gpus, total) for owner, mine in rows.items()} if total else {}
+
+
+def _sum(rows: Iterable[UsedShare], gpus: Mapping[str, int], total: int) -> Used:
+    mine = list(rows)
+    seen = sum(row.seen_s for row in mine)
+    return Used(
+        usage=sum(row.usage * gpus.get(row.host, 0) for row in mine) / total,
+        outside=sum(row.outside for row in mine),
+        coverage=sum(row.known_s for row in mine) / seen if seen else None,
+    )

@@ -1,0 +1,140 @@
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.contrib.auth.models import Group, User
+from django.db import IntegrityError, connection
+from django.test.utils import CaptureQueriesContext
+
+from scheduler.jobs import Requirement
+from scheduler.models import GpuDay, Quota, SharedOut, UsedShare
+from scheduler.standing import Standings, standings
+from tests import jobs_made
+from tests.builders import GIB, NOW, gpu_uuid
+
+pytestmark = pytest.mark.django_db
+HOUR = timedelta(hours=1)
+
+
+@pytest.fixture
+def machine() -> SharedOut:
+    uuids = [gpu_uuid(i) for i in range(4)]
+    return SharedOut.objects.create(host="gpubox", at=NOW, gpu_uuids=uuids, gpu_bytes=80 * GIB)
+
+
+def members(name: str, *people: User, **limits: Any) -> Quota:
+    group = Group.objects.create(name=name)
+    group.user_set.add(*people)
+    return Quota.objects.create(group=group, **limits)
+
+
+def test_a_persons_own_quota_beats_their_groups_and_these_the_default(
+    alice: User, bob: User
+) -> None:
+    Quota.objects.create(gpus=1)
+    carol = User.objects.create_user("carol")
+    members("lab", alice, bob, gpus=2)
+    Quota.objects.create(user=alice, gpus=3)
+    found = standings(NOW, {"alice", "bob", "carol"})
+
+    assert [found[name].quota.gpus for name in ("alice", "bob", carol.username)] == [3, 2, 1]
+
+
+def test_of_several_groups_each_figure_is_the_most_generous(alice: User) -> None:
+    members("lab", alice, gpus=2, jobs=None, priority=4, reserved_pct=30)
+    members("guests", alice, gpus=1, jobs=5, priority=3, reserved_pct=10)
+    quota = standings(NOW, {"alice"})["alice"].quota
+
+    assert (quota.gpus, quota.jobs, quota.priority, quota.reserved_pct) == (2, None, 4, 10)
+
+
+def test_there_is_one_quota_for_each(alice: User) -> None:
+    Quota.objects.create(gpus=1)
+    with pytest.raises(IntegrityError):
+        Quota.objects.create(gpus=2)
+
+
+def test_nobody_may_have_a_quota_with_a_group(alice: User) -> None:
+    with pytest.raises(IntegrityError):
+        Quota.objects.create(user=alice, group=Group.objects.create(name="lab"))
+
+
+def test_what_a_persons_jobs_hold_is_counted(alice: User, machine: SharedOut) -> None:
+    jobs_made.running(alice, (0, 1), requirement=Requirement(gpus=2))
+    shared = Requirement(memory_bytes=20 * GIB)
+    jobs_made.placed(alice, (2,), requirement=shared)
+    jobs_made.waiting(alice)
+    found = standings(NOW)["alice"]
+
+    assert (found.gpus, found.jobs, found.memory_bytes) == (3, 2, 180 * GIB)
+    assert found.charge == 2.25
+
+
+def test_processes_outside_count_beside_the_jobs(alice: User, machine: SharedOut) -> None:
+    jobs_made.waiting(alice)
+    UsedShare.objects.create(host="gpubox", owner="alice", usage=0.2, charge=1.5, outside=0.5)
+    found = standings(NOW)["alice"]
+
+    assert (found.charge, found.usage) == (0.5, 0.2)
+
+
+def test_targets_are_shared_among_those_who_want_something(
+    alice: User, bob: User, machine: SharedOut
+) -> None:
+    User.objects.create_user("carol")
+    jobs_made.waiting(alice)
+    jobs_made.running(bob)
+    UsedShare.objects.create(host="gpubox", owner="bob", usage=0.5)
+    found = standings(NOW)
+
+    assert {name: s.weight for name, s in found.items()} == {"alice": 0.5, "bob": 0.5}
+    assert found["alice"].target == pytest.approx(2 / 3)
+
+
+def test_a_budget_counts_what_was_spent_today_on_all_hosts_and_what_runs(
+    alice: User, machine: SharedOut
+) -> None:
+    Quota.objects.create(user=alice, gpu_minutes=600)
+    midnight = NOW.replace(hour=0)
+    GpuDay.objects.create(host="gpubox", owner="alice", from_at=midnight, job_s=600, outside_s=60)
+    GpuDay.objects.create(host="other", owner="alice", from_at=midnight, job_s=60)
+    GpuDay.objects.create(host="gpubox", owner="alice", from_at=midnight - 24 * HOUR, job_s=6000)
+    jobs_made.running(alice, time_limit=HOUR)
+    budget = standings(NOW + timedelta(seconds=2))["alice"].budget
+
+    assert budget is not None
+    assert (budget.spent, budget.committed) == (12, 60)
+    assert budget.resets_at == midnight + 24 * HOUR
+
+
+def test_hosts_count_by_their_gpus(alice: User, machine: SharedOut) -> None:
+    SharedOut.objects.create(host="small", at=NOW, gpu_uuids=["GPU-x"], gpu_bytes=40 * GIB)
+    UsedShare.objects.create(host="gpubox", owner="alice", usage=0.5)
+    UsedShare.objects.create(host="small", owner="alice", usage=1.0)
+    found = standings(NOW, {"alice"})["alice"]
+
+    assert found.usage == pytest.approx(0.6)
+    assert (len(found.capacity.gpu_uuids), found.capacity.gpu_bytes) == (5, 72 * GIB)
+
+
+def test_asked_again_and_again_it_costs_one_query(alice: User, machine: SharedOut) -> None:
+    jobs_made.running(alice)
+    asked = Standings()
+    asked.at(NOW, {"alice"})
+    with CaptureQueriesContext(
+        connection,
+    ) as queries:
+        asked.at(NOW + timedelta(seconds=1), {"alice"})
+
+    assert len(queries) == 1
+
+
+def test_a_changed_quota_counts_within_seconds(alice: User) -> None:
+    asked = Standings()
+    assert asked.at(NOW, {"alice"})["alice"].quota.gpus is None
+    Quota.objects.create(user=alice, gpus=2)
+
+    later = asked.at(NOW + timedelta(seconds=3), {"alice"})
+    assert later["alice"].quota.gpus == 2
