@@ -184,8 +184,8 @@ class QueuedJob:
 
     waits: what keeps this very job, whatever is free: a hold, a begin time, a dependency, a retry's
     pause, its array's limit. usual: how long its owner's jobs of this kind took at most, nine times
-    of ten (p90); None = no history. may_preempt_at: it was preempted itself and preempts nobody
-    before this.
+    of ten (p90), typical: every other time (p50); None = no history. may_preempt_at: it was
+    preempted itself and preempts nobody before this.
     """
 
     id: int
@@ -196,6 +196,7 @@ class QueuedJob:
     time_limit: timedelta | None = None
     estimate: timedelta | None = None
     usual: timedelta | None = None
+    typical: timedelta | None = None
     preemptible: bool = False
     may_preempt_at: datetime | None = None
     waits: tuple[Blocker, ...] = ()

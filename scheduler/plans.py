@@ -27,9 +27,10 @@ class Slot:
     `jobs`: ids of our jobs on it; `exclusive`: one of them has it alone; `undeclared`: one of
     them did not say how much memory it needs; `foreign`: who else holds memory there, most first.
     `closed`: why nothing at all may start on it now, though it is healthy (its owner is there, a
-    lock, a quarantine, a heavy start that has not ramped). `kept_for`: the job for which what was
-    freed there is kept. model, capability, power: None = unknown. `held_bytes`: what each of `jobs`
-    keeps from others, in their order.
+    lock, a quarantine). `kept_for`: the job for which what was freed there is kept. model,
+    capability, power: None = unknown. `held_bytes`: what each of `jobs` keeps from others, in their
+    order. `ramping`: one of them that has just started and will take much more, until `ramps_until`
+    at most; meanwhile nothing that asks for `heavy_bytes` starts there.
     """
 
     gpu_uuid: str
@@ -49,11 +50,14 @@ class Slot:
     closed: tuple[Blocker, ...] = ()
     kept_for: int | None = None
     held_bytes: tuple[int, ...] = ()
+    ramping: int | None = None
+    ramps_until: datetime | None = None
+    heavy_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunningJob:
-    """A placed job that has not ended. `lasts`: as of a queued one; ends_at: by its limit.
+    """A placed job that has not ended. `lasts`, `typical`: as of a queued one; ends_at: by lasts.
 
     started_at is its placement until it runs. yields: it has been asked to yield, or to end.
     """
@@ -65,6 +69,7 @@ class RunningJob:
     gpu_uuids: tuple[str, ...]
     started_at: datetime
     lasts: timedelta | None = None
+    typical: timedelta | None = None
     preemptible: bool = False
     yields: bool = False
 

@@ -67,7 +67,7 @@ def _refusals(requirement: Requirement, host: Snapshot) -> list[Refusal]:
     if not host.gpus and host.probe == "none":
         reason = host.problem or "no NVIDIA driver was found."
         return admission.refuse_without_gpus(requirement, reason)
-    return admission.check(requirement, host.gpus)
+    return admission.check(requirement, host.gpus, settings.CONFIG.gpu_power)
 
 
 def _refuse_dependencies(new: NewJob) -> list[Refusal]:

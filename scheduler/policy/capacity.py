@@ -1,8 +1,8 @@
 """Policy: what each GPU can still give, from the newest snapshot and our own claims.
 
 free = total - reserved by the driver
-     - max(used - used by our jobs, sum of what foreign processes hold)
-     - sum over our jobs of max(declared, observed)
+     - max(used - used by our jobs, sum of what foreign processes hold, their peaks and a bit)
+     - sum over our jobs of max(declared, observed, peak and a bit once that is above declared)
      - margin
 
 What is not known is never counted as free.
@@ -10,15 +10,76 @@ What is not known is never counted as free.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import replace
-from datetime import datetime
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
 
 from monitor.health import Condition
+from monitor.policy import capability
 from monitor.policy.limits import NOT_OURS, hidden
 from monitor.readings import ClaimFact, GpuReading, Health, ProcessReading, Snapshot
 from scheduler.blockers import Blocker, Tier
 from scheduler.plans import Holder, PlanPolicy, Slot, Slots
+from scheduler.policy.suiting import version
+
+# The most memory that a process ever held, by GPU, pid and start ticks.
+Peaks = Mapping[tuple[str, int, int | None], int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CapacityPolicy:
+    """What is kept free for what will be taken again, or has not been taken yet."""
+
+    above_peak_pct: float = field(
+        default=10.0,
+        metadata={
+            "label": "Kept above a peak",
+            "help": "A process may take its highest memory so far again, and so much more.",
+            "unit": "%",
+            "least": 0,
+            "most": 100,
+        },
+    )
+    heavy_pct: float = field(
+        default=30.0,
+        metadata={
+            "label": "A heavy start",
+            "help": "A shared job that asks for so much of a GPU's memory: one at a time there.",
+            "unit": "%",
+            "least": 1,
+            "most": 100,
+        },
+    )
+    ramped_pct: float = field(
+        default=50.0,
+        metadata={
+            "label": "Ramped at",
+            "help": "A heavy start is over when the job holds so much of what it declared.",
+            "unit": "%",
+            "least": 1,
+            "most": 100,
+        },
+    )
+    ramp_s: float = field(
+        default=60.0,
+        metadata={
+            "label": "Ramped after",
+            "help": "A heavy start is over after this time, whatever it holds.",
+            "unit": "s",
+            "least": 0,
+            "most": 3600,
+        },
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Around:
+    """What is known of the GPUs beside the newest reading, by UUID; powers: ranks by model."""
+
+    peaks: Peaks = field(default_factory=dict)
+    closed: Mapping[str, tuple[Blocker, ...]] = field(default_factory=dict)
+    kept: Mapping[str, int] = field(default_factory=dict)
+    powers: Mapping[str, float] = field(default_factory=dict)
 
 
 def slots(
@@ -29,22 +90,16 @@ def slots(
     *,
     host: str,
     cpu_jobs: int = 0,
+    around: Around | None = None,
+    capacity: CapacityPolicy | None = None,
 ) -> Slots:
     """Say what `host` can give at `now`; `claims` are the open ones of that host."""
+    look = _Look(policy, capacity or CapacityPolicy(), around or Around(), now)
     return Slots(
         host=host,
-        gpus=_slots(snapshot, claims, policy) if snapshot else (),
+        gpus=look.slots(snapshot, claims) if snapshot else (),
         cpu_jobs=cpu_jobs,
         blocker=_blocker(snapshot, policy, now),
-    )
-
-
-def _slots(snapshot: Snapshot, claims: Sequence[ClaimFact], policy: PlanPolicy) -> tuple[Slot, ...]:
-    left_out = hidden(snapshot.gpus, snapshot.host.limits)
-    found = [(gpu, _slot(snapshot, gpu, claims, policy)) for gpu in snapshot.gpus]
-    return tuple(
-        replace(slot, healthy=False, problem=NOT_OURS) if gpu.uuid in left_out else slot
-        for gpu, slot in found
     )
 
 
@@ -63,44 +118,97 @@ def _blocker(snapshot: Snapshot | None, policy: PlanPolicy, now: datetime) -> Bl
     return None
 
 
-def _slot(
-    snapshot: Snapshot, gpu: GpuReading, claims: Sequence[ClaimFact], policy: PlanPolicy
-) -> Slot:
-    here = [c for c in claims if c.gpu_uuid == gpu.uuid]
-    refs = {c.job_ref for c in here}
-    processes = snapshot.on(gpu.uuid)
-    own = [p for p in processes if p.job_ref in refs]
-    foreign = [p for p in processes if p.job_ref not in refs]
-    return Slot(
-        gpu_uuid=gpu.uuid,
-        host=snapshot.host.name,
-        index=gpu.index,
-        total_bytes=gpu.memory_total_bytes,
-        free_bytes=_free(gpu, here, own, foreign, policy),
-        healthy=gpu.health is Health.OK and gpu.condition in (None, Condition.HEALTHY),
-        problem=gpu.problem or gpu.condition_reason,
-        jobs=tuple(sorted(int(ref) for ref in refs)),
-        exclusive=any(c.exclusive for c in here),
-        undeclared=any(c.memory_bytes is None and not c.exclusive for c in here),
-        foreign=_holders(gpu, own, foreign, policy),
-    )
+@dataclass(frozen=True, slots=True)
+class _Look:
+    """One look at the GPUs of a snapshot."""
 
+    policy: PlanPolicy
+    capacity: CapacityPolicy
+    around: Around
+    now: datetime
 
-def _free(
-    gpu: GpuReading,
-    claims: Sequence[ClaimFact],
-    own: Sequence[ProcessReading],
-    foreign: Sequence[ProcessReading],
-    policy: PlanPolicy,
-) -> int | None:
-    if gpu.memory_total_bytes is None or gpu.memory_used_bytes is None:
-        return None
-    others = max(gpu.memory_used_bytes - _held(own), _held(foreign))
-    reserved = sum(
-        max(c.memory_bytes or 0, _held(p for p in own if p.job_ref == c.job_ref)) for c in claims
-    )
-    taken = (gpu.memory_reserved_bytes or 0) + others + reserved + policy.margin_bytes
-    return max(0, gpu.memory_total_bytes - taken)
+    def slots(self, snapshot: Snapshot, claims: Sequence[ClaimFact]) -> tuple[Slot, ...]:
+        left_out = hidden(snapshot.gpus, snapshot.host.limits)
+        found = [(gpu, self._slot(snapshot, gpu, claims)) for gpu in snapshot.gpus]
+        return tuple(
+            replace(slot, healthy=False, problem=NOT_OURS) if gpu.uuid in left_out else slot
+            for gpu, slot in found
+        )
+
+    def _slot(self, snapshot: Snapshot, gpu: GpuReading, claims: Sequence[ClaimFact]) -> Slot:
+        here = sorted((c for c in claims if c.gpu_uuid == gpu.uuid), key=lambda c: int(c.job_ref))
+        refs = {c.job_ref for c in here}
+        processes = snapshot.on(gpu.uuid)
+        own = [p for p in processes if p.job_ref in refs]
+        foreign = [p for p in processes if p.job_ref not in refs]
+        held = tuple(self._reserved(c, [p for p in own if p.job_ref == c.job_ref]) for c in here)
+        total = gpu.memory_total_bytes
+        ramping = next((c for c in here if self._ramps(c, own, total)), None)
+        return Slot(
+            gpu_uuid=gpu.uuid,
+            host=snapshot.host.name,
+            index=gpu.index,
+            total_bytes=total,
+            free_bytes=self._free(gpu, sum(held), own, foreign),
+            healthy=gpu.health is Health.OK and gpu.condition in (None, Condition.HEALTHY),
+            problem=gpu.problem or gpu.condition_reason,
+            jobs=tuple(int(c.job_ref) for c in here),
+            held_bytes=held,
+            exclusive=any(c.exclusive for c in here),
+            undeclared=any(c.memory_bytes is None and not c.exclusive for c in here),
+            foreign=_holders(gpu, own, foreign, self.policy),
+            model=gpu.name,
+            capability=version(gpu.compute_capability),
+            power=capability.of(gpu, self.around.powers).power,
+            closed=self.around.closed.get(gpu.uuid, ()),
+            kept_for=self.around.kept.get(gpu.uuid),
+            heavy_bytes=None if total is None else int(total * self.capacity.heavy_pct / 100),
+            ramping=None if ramping is None else int(ramping.job_ref),
+            ramps_until=None if ramping is None else self._ramps_until(ramping),
+        )
+
+    def _free(
+        self,
+        gpu: GpuReading,
+        reserved: int,
+        own: Sequence[ProcessReading],
+        foreign: Sequence[ProcessReading],
+    ) -> int | None:
+        if gpu.memory_total_bytes is None or gpu.memory_used_bytes is None:
+            return None
+        others = max(
+            gpu.memory_used_bytes - _held(own), _held(foreign), self._above(self._peak(foreign))
+        )
+        taken = (gpu.memory_reserved_bytes or 0) + others + reserved + self.policy.margin_bytes
+        return max(0, gpu.memory_total_bytes - taken)
+
+    def _reserved(self, claim: ClaimFact, own: Sequence[ProcessReading]) -> int:
+        """What is declared holds until the job has been seen with more."""
+        declared, peak = claim.memory_bytes or 0, self._peak(own)
+        return max(declared, _held(own), self._above(peak) if peak > declared else 0)
+
+    def _peak(self, processes: Sequence[ProcessReading]) -> int:
+        """The sum of the most that each of these, which all live, ever held; 0 where unknown."""
+        peaks = self.around.peaks
+        return sum(peaks.get((p.gpu_uuid, p.pid, p.start_ticks), 0) for p in processes)
+
+    def _above(self, peak: int) -> int:
+        return round(peak * (1 + self.capacity.above_peak_pct / 100))
+
+    def _ramps(self, claim: ClaimFact, own: Sequence[ProcessReading], total: int | None) -> bool:
+        """Whether a job that will take much of the GPU has not yet taken its part of it."""
+        declared, until = claim.memory_bytes, self._ramps_until(claim)
+        if claim.exclusive or declared is None or total is None or until is None:
+            return False
+        if declared < total * self.capacity.heavy_pct / 100 or self.now >= until:
+            return False
+        seen = _held(p for p in own if p.job_ref == claim.job_ref)
+        return seen < declared * self.capacity.ramped_pct / 100
+
+    def _ramps_until(self, claim: ClaimFact) -> datetime | None:
+        return (
+            None if claim.since is None else claim.since + timedelta(seconds=self.capacity.ramp_s)
+        )
 
 
 def _held(processes: Iterable[ProcessReading]) -> int:

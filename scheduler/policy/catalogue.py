@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from typing import Any
 
+from scheduler.policy.capacity import CapacityPolicy
 from scheduler.policy.ordering import OrderPolicy
 from scheduler.policy.preemption import PreemptionPolicy
 from scheduler.policy.quotas import QuotaPolicy
 
 POLICIES: dict[str, type[Any]] = {
+    "capacity": CapacityPolicy,
     "order": OrderPolicy,
     "preemption": PreemptionPolicy,
     "quotas": QuotaPolicy,

@@ -1,21 +1,19 @@
-"""Policy: which GPUs suit a request, and why the others don't.
+"""Policy: which GPUs a request gets, and why too few can take it.
 
-exclusive          a GPU without any of our jobs and without foreign processes that hold memory
-shared, declared   enough free memory; the GPU where least would be left (best fit)
-shared, undeclared a GPU without our other jobs, the one with most free memory; while such a job
-                   runs, nothing of ours is put beside it, as nobody knows what it will take
+Of those that can (refusing.py) a job that declares its memory gets the ones where least is left
+(best fit), one that does not the ones with most.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
-from monitor.formats import GIB
 from scheduler.blockers import Blocker, Tier
 from scheduler.jobs import Requirement
 from scheduler.plans import PlanPolicy, Slot
-from scheduler.units import size
+from scheduler.policy.refusing import is_heavy, is_known_to_lack, refusal, room, undeclared
+from scheduler.policy.suiting import wishes
 
 SHOWN = 3
 NO_BARS: Mapping[str, Blocker] = {}
@@ -40,7 +38,7 @@ def choose(
     if len(fitting) < requirement.gpus:
         return None
     sign = -1 if requirement.memory_bytes is None else 1
-    fitting.sort(key=lambda gpu: (sign * _room(gpu), gpu.index, gpu.gpu_uuid))
+    fitting.sort(key=lambda gpu: (sign * room(gpu), gpu.index, gpu.gpu_uuid))
     return tuple(fitting[: requirement.gpus])
 
 
@@ -54,9 +52,32 @@ def taken(gpu: Slot, job_id: int, requirement: Requirement) -> Slot:
         free_bytes=free,
         jobs=(*gpu.jobs, job_id),
         exclusive=gpu.exclusive or requirement.exclusive,
-        undeclared=gpu.undeclared or _undeclared(requirement),
+        undeclared=gpu.undeclared or undeclared(requirement),
         kept_for=None if gpu.kept_for == job_id else gpu.kept_for,
+        held_bytes=(*held_bytes(gpu), requirement.memory_bytes or 0),
+        ramping=job_id if is_heavy(requirement, gpu) else gpu.ramping,
     )
+
+
+def left(gpu: Slot, job_ids: Collection[int]) -> Slot:
+    """The GPU once these jobs have left it."""
+    stay = [pair for pair in zip(gpu.jobs, held_bytes(gpu), strict=True) if pair[0] not in job_ids]
+    back = sum(held_bytes(gpu)) - sum(held for _, held in stay)
+    return replace(
+        gpu,
+        free_bytes=None if gpu.free_bytes is None else gpu.free_bytes + back,
+        jobs=tuple(job for job, _ in stay),
+        held_bytes=tuple(held for _, held in stay),
+        # Such jobs are alone.
+        exclusive=gpu.exclusive and len(stay) == len(gpu.jobs),
+        undeclared=gpu.undeclared and len(stay) == len(gpu.jobs),
+        ramping=None if gpu.ramping in job_ids else gpu.ramping,
+    )
+
+
+def held_bytes(gpu: Slot) -> tuple[int, ...]:
+    """What each of its jobs keeps from others; 0 where that is not known."""
+    return (*gpu.held_bytes, *[0] * (len(gpu.jobs) - len(gpu.held_bytes)))
 
 
 def explain(
@@ -66,14 +87,17 @@ def explain(
     bars: Mapping[str, Blocker] = NO_BARS,
 ) -> tuple[Blocker, ...]:
     """Why too few of `gpus` suit the request, the nearest misses first; () when enough do."""
-    found = [(gpu, bars.get(gpu.gpu_uuid) or refusal(requirement, gpu, policy)) for gpu in gpus]
-    if sum(why is None for _, why in found) >= requirement.gpus:
+    able = [gpu for gpu in gpus if not is_known_to_lack(requirement, gpu)]
+    if len(able) < requirement.gpus and gpus:
+        return (_infeasible(requirement, len(able), len(gpus)),)
+    found = [(gpu, bars.get(gpu.gpu_uuid) or refusal(requirement, gpu, policy)) for gpu in able]
+    if sum(why is None for _, why in found) >= requirement.gpus > 0:
         return ()
     refused = [(gpu, why) for gpu, why in found if why is not None]
     refused.sort(key=_miss)
     reasons = [why for _, why in refused[:SHOWN]]
     if requirement.gpus > 1 or not reasons:
-        reasons.insert(0, _too_few(requirement, len(gpus) - len(refused)))
+        reasons.insert(0, _too_few(requirement, len(able) - len(refused)))
     rest = len(refused) - SHOWN
     if rest > 0:
         others = "The other GPU" if rest == 1 else f"The other {rest} GPUs"
@@ -82,75 +106,18 @@ def explain(
     return tuple(reasons)
 
 
-def refusal(
-    requirement: Requirement, gpu: Slot, policy: PlanPolicy, job_id: int | None = None
-) -> Blocker | None:
-    """Why this GPU can't take the job now; None when it can."""
-    if not gpu.healthy:
-        why = gpu.problem or "it does not answer"
-        text = f"{_gpu(gpu)} can't be used: {why}"
-        return Blocker(code="GpuUnhealthy", tier=Tier.MACHINE, text=text, holder=why)
-    if gpu.closed:
-        return gpu.closed[0]
-    if gpu.kept_for is not None and gpu.kept_for != job_id:
-        holder = f"job {gpu.kept_for}"
-        text = f"{_gpu(gpu)} was freed for {holder} and is kept for it."
-        return Blocker(code="ReservedFor", text=text, available=_gpu(gpu), holder=holder)
-    return _neighbours(requirement, gpu) or _memory(requirement, gpu, policy)
-
-
-def _neighbours(requirement: Requirement, gpu: Slot) -> Blocker | None:
-    """Who is on the GPU and can't be beside this job."""
-    ours = _jobs(gpu.jobs)
-    if gpu.exclusive:
-        text = f"{ours} has {_gpu(gpu)} alone."
-    elif requirement.exclusive and gpu.jobs:
-        text = f"{ours} {_run(gpu.jobs)} on {_gpu(gpu)}, and you ask to have a GPU alone."
-    elif requirement.exclusive and gpu.foreign:
-        text = f"{_foreign(gpu)} on {_gpu(gpu)}, and you ask to have a GPU alone."
-        return _taken(gpu, text, holder=gpu.foreign[0].name)
-    elif gpu.undeclared:
-        text = f"{ours} on {_gpu(gpu)} did not say how much memory it needs, so it stays alone."
-    elif _undeclared(requirement) and gpu.jobs:
-        text = f"{ours} {_run(gpu.jobs)} on {_gpu(gpu)}; say how much memory you need to share it."
-    else:
-        return None
-    return _taken(gpu, text, holder=ours[0].lower() + ours[1:])
-
-
-def _memory(requirement: Requirement, gpu: Slot, policy: PlanPolicy) -> Blocker | None:
-    wanted = requirement.memory_bytes
-    if wanted is None:
-        # An exclusive job takes what there is; a shared one needs at least something.
-        if requirement.exclusive:
-            return None
-        wanted = policy.undeclared_bytes
-    if gpu.free_bytes is None:
-        text = f"How much memory is free on {_gpu(gpu)} is not known."
-        return Blocker(
-            code="MemoryUnknown",
-            tier=Tier.MACHINE,
-            text=text,
-            requested=size(wanted),
-            available=_gpu(gpu),
-        )
-    if gpu.free_bytes >= wanted:
-        return None
-    free = f"{_floor(gpu.free_bytes)} of {size(gpu.total_bytes)}"
-    asks = "a job needs at least" if requirement.memory_bytes is None else "you ask for"
-    holds = _holds(gpu)
+def _infeasible(requirement: Requirement, able: int, all_: int) -> Blocker:
+    asked = "1 GPU" if requirement.gpus == 1 else f"{requirement.gpus} GPUs"
+    asked = f"{asked} {wishes(requirement)}".strip()
+    there = "none" if able == 0 else f"only {able}"
+    text = f"You ask for {asked}; of the {all_} here {there} will ever do."
     return Blocker(
-        code="GpuMemory",
-        text=f"{_gpu(gpu)} has {free} free, {asks} {size(wanted)}{'; ' if holds else ''}{holds}.",
-        requested=size(wanted),
-        available=f"{free} on {_gpu(gpu)}",
-        holder=", ".join([*(h.name for h in gpu.foreign[:1]), *(f"job {j}" for j in gpu.jobs)])
-        or None,
+        code="Infeasible",
+        tier=Tier.PERSON,
+        text=text,
+        requested=asked,
+        available=f"{able} of {all_}",
     )
-
-
-def _taken(gpu: Slot, text: str, *, holder: str) -> Blocker:
-    return Blocker(code="GpuTaken", text=text, available=_gpu(gpu), holder=holder)
 
 
 def _too_few(requirement: Requirement, fitting: int) -> Blocker:
@@ -163,48 +130,4 @@ def _too_few(requirement: Requirement, fitting: int) -> Blocker:
 def _miss(refused: tuple[Slot, Blocker]) -> tuple[bool, bool, int, int]:
     """How far a GPU is from taking the job: too little room is nearer than taken, or broken."""
     gpu, why = refused
-    return (not gpu.healthy, why.code == "GpuTaken", -_room(gpu), gpu.index)
-
-
-def _undeclared(requirement: Requirement) -> bool:
-    return requirement.memory_bytes is None and not requirement.exclusive
-
-
-def _room(gpu: Slot) -> int:
-    return -1 if gpu.free_bytes is None else gpu.free_bytes
-
-
-def _gpu(gpu: Slot) -> str:
-    return f"GPU {gpu.index}"
-
-
-def _floor(value: int) -> str:
-    """Rounded down to a GiB (a tenth below that): a figure that does not flicker, or flatter."""
-    step = GIB if value >= GIB else GIB // 10
-    return size(value // step * step)
-
-
-def _jobs(ids: Sequence[int]) -> str:
-    if len(ids) < 2:
-        return f"Job {ids[0]}" if ids else ""
-    return f"Jobs {', '.join(map(str, ids[:-1]))} and {ids[-1]}"
-
-
-def _run(ids: Sequence[int]) -> str:
-    return "runs" if len(ids) == 1 else "run"
-
-
-def _foreign(gpu: Slot) -> str:
-    first, *rest = gpu.foreign
-    held = "memory" if first.memory_bytes is None else size(first.memory_bytes)
-    more = f" (and {len(rest)} more)" if rest else ""
-    return f"{first.name} holds {held}{more}"
-
-
-def _holds(gpu: Slot) -> str:
-    parts = [_foreign(gpu)] if gpu.foreign else []
-    if gpu.jobs:
-        ours = _jobs(gpu.jobs)
-        verb = "has" if len(gpu.jobs) == 1 else "have"
-        parts.append(f"{ours[0].lower()}{ours[1:]} {verb} a part of it")
-    return ", ".join(parts)
+    return (not gpu.healthy, why.code == "GpuTaken", -room(gpu), gpu.index)

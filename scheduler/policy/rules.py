@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from scheduler.policy.capacity import CapacityPolicy
 from scheduler.policy.ordering import OrderPolicy
 from scheduler.policy.quotas import QuotaPolicy
 
@@ -12,5 +13,6 @@ from scheduler.policy.quotas import QuotaPolicy
 class Rules:
     """Each part's own policy; what is not given is as shipped."""
 
+    capacity: CapacityPolicy = field(default_factory=CapacityPolicy)
     order: OrderPolicy = field(default_factory=OrderPolicy)
     quotas: QuotaPolicy = field(default_factory=QuotaPolicy)

@@ -69,6 +69,7 @@ class Case:
         exclusive: bool = False,
         priority: int = 3,
         after_s: float | None = None,
+        kind: dict[str, Any] | None = None,
         **changes: Any,
     ) -> Self:
         waited = len(self._jobs) if after_s is None else after_s
@@ -81,6 +82,7 @@ class Case:
                     gpus=gpus,
                     memory_bytes=None if wants is None else parse_bytes(wants),
                     exclusive=exclusive,
+                    **(kind or {}),
                 ),
                 **changes,
             )

@@ -157,3 +157,50 @@ def test_a_gpu_that_the_container_may_not_use_gets_no_job() -> None:
     left_out, ours = capacity.slots(shot, [], PlanPolicy(), NOW, host="gpubox").gpus
     assert (left_out.healthy, ours.healthy) == (False, True)
     assert "NVIDIA_VISIBLE_DEVICES" in (left_out.problem or "")
+
+
+def _with_peak(gib: int, claims: list[ClaimFact] | None = None, **of: Any) -> Slot:
+    """One process that holds 10 GiB now and once held `gib`."""
+    one = process(memory_bytes=10 * GIB, **of)
+    around = capacity.Around(peaks={(gpu_uuid(), one.pid, one.start_ticks): gib * GIB})
+    shot = snapshot([gpu(0, memory_used_bytes=10 * GIB)], [one])
+    return capacity.slots(shot, claims or [], POLICY, NOW, host="gpubox", around=around).gpus[0]
+
+
+def test_it_keeps_a_foreign_process_its_highest_memory_and_a_tenth_more() -> None:
+    assert _with_peak(30).free_bytes == (80 - 33) * GIB
+
+
+def test_it_keeps_a_job_what_it_declared_until_it_was_seen_with_more() -> None:
+    ours = [claim(memory_bytes=20 * GIB)]
+
+    assert _with_peak(19, ours, job_ref="1").free_bytes == 60 * GIB
+    assert _with_peak(30, ours, job_ref="1").free_bytes == (80 - 33) * GIB
+
+
+def test_it_forgets_the_peak_of_a_process_that_has_gone() -> None:
+    around = capacity.Around(peaks={(gpu_uuid(), 4_200_001, 1): 70 * GIB})
+    found = capacity.slots(snapshot(1), [], POLICY, NOW, host="gpubox", around=around)
+
+    assert found.gpus[0].free_bytes == 80 * GIB
+
+
+def _ramping(held_gib: int, after_s: float, declared_gib: int = 40) -> int | None:
+    ours = process(memory_bytes=held_gib * GIB, job_ref="1")
+    start = claim(memory_bytes=declared_gib * GIB, since=NOW - timedelta(seconds=after_s))
+    return _slot([ours], [start], memory_used_bytes=held_gib * GIB).ramping
+
+
+def test_a_heavy_start_ramps_until_it_holds_half_or_a_minute_has_passed() -> None:
+    assert _ramping(held_gib=1, after_s=5) == 1
+    assert _ramping(held_gib=20, after_s=5) is None
+    assert _ramping(held_gib=1, after_s=60) is None
+    assert _ramping(held_gib=1, after_s=5, declared_gib=10) is None
+
+
+def test_it_says_what_a_gpu_is() -> None:
+    around = capacity.Around(powers={"H100": 5.0}, kept={gpu_uuid(): 9})
+    found = capacity.slots(snapshot(1), [], POLICY, NOW, host="gpubox", around=around).gpus[0]
+
+    assert (found.model, found.capability, found.power) == ("NVIDIA H100 80GB HBM3", (9, 0), 5.0)
+    assert found.kept_for == 9

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from scheduler.blockers import Blocker
+from tests.builders import GIB, gpu_uuid
 from tests.scheduler.placing import Case
 
 
@@ -153,3 +154,28 @@ def test_it_has_a_reason_that_stays_while_figures_flicker() -> None:
     }
 
     assert len(keys) == 1
+
+
+def test_it_gives_a_job_the_kind_of_gpu_that_it_asks_for() -> None:
+    case = Case().gpu("a", model="NVIDIA A100", capability=(8, 0), power=624.0)
+    case.gpu("b", model="NVIDIA H100", capability=(9, 0), power=2000.0).gpu("c")
+
+    case.job(1, kind={"model": "H100"}, wants="9GiB").job(2, kind={"capability": (8, 0)})
+    case.job(3, kind={"gpu_uuid": gpu_uuid(2)}).expect(a=[2], b=[1], c=[3])
+
+
+def test_it_tells_who_asks_for_a_gpu_that_is_not_here() -> None:
+    case = Case().gpu("a", model="NVIDIA A100").job(1, kind={"model": "H100"})
+
+    case.expect(waiting={1: "Infeasible"})
+    assert case.why(1) == ["You ask for 1 GPU of model H100; of the 1 here none will ever do."]
+
+
+def test_it_waits_for_a_gpu_that_does_not_say_what_it_is() -> None:
+    Case().gpu("a").job(1, kind={"model": "H100"}).expect(waiting={1: "GpuUnsuitable"})
+
+
+def test_it_makes_one_heavy_start_at_a_time_on_a_gpu() -> None:
+    case = Case().gpu("a", heavy_bytes=30 * GIB).job(1, wants="30GiB").job(2, wants="30GiB")
+
+    case.job(3, wants="10GiB").expect(a=[1, 3], waiting={2: "Ramping"})
