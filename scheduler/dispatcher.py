@@ -5,17 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 
-from monitor import store as monitor_store
 from monitor.identity import boot_id
 from monitor.stepping import Guard
 from monitor.wake import wake
 from scheduler import store, transitions
 from scheduler.blockers import Blocker
-from scheduler.jobs import QueuedJob
 from scheduler.models import Attempt
-from scheduler.plans import Plan, PlanPolicy, Slots
-from scheduler.policy import capacity
+from scheduler.plans import Plan, PlanPolicy
 from scheduler.policy.planning import plan
+from scheduler.supply import Supply
 from scheduler.transitions import Reasons, keys
 
 # Readings of the GPUs come once a second, and an administrator may change a waiting job.
@@ -27,8 +25,7 @@ class Dispatcher:
 
     def __init__(self, guard: Guard, host: str, policy: PlanPolicy) -> None:
         self._guard = guard
-        self._host = host
-        self._policy = policy
+        self._supply = Supply(host, policy)
         # The reasons that are stored with each waiting job; read once, when first needed.
         self._told: dict[int, Reasons] | None = None
         self._mark: tuple[int, int | None] = (0, None)
@@ -47,30 +44,21 @@ class Dispatcher:
         return self._plan(now)
 
     def _plan(self, now: datetime) -> list[Attempt]:
-        queue = store.queue()
+        queue = self._supply.queue(now)
         if not queue:
             self._told = {}
             return []
         if self._told is None:
             self._told = transitions.told()
-        made = plan(queue, self._slots(queue, now), self._policy, now)
-        news = self._news(made.blockers)
-        if not made.placements and not news:
-            return []
-        return self._commit(made, news, now)
-
-    def _slots(self, queue: list[QueuedJob], now: datetime) -> Slots:
-        """Reading the GPUs is the dear part, and only jobs that want one need it."""
-        wants_gpu = any(job.requirement.gpus for job in queue)
-        running = Attempt.objects.filter(host=self._host, ended_at=None, job__gpus=0)
-        return capacity.slots(
-            monitor_store.newest(self._host) if wants_gpu else None,
-            monitor_store.open_claims(self._host) if wants_gpu else (),
-            self._policy,
-            now,
-            host=self._host,
-            cpu_jobs=running.count(),
-        )
+        given = self._supply.given(queue, now)
+        made = plan(queue, given.slots, given.policy, now, given.rules)
+        told = keys_of(made.blockers)
+        news = {
+            id_: made.blockers[id_] for id_, now_ in told.items() if self._told.get(id_) != now_
+        }
+        placed = self._commit(made, news, now) if made.placements or news else []
+        self._told = told
+        return placed
 
     def _commit(
         self, made: Plan, news: Mapping[int, tuple[Blocker, ...]], now: datetime
@@ -79,11 +67,16 @@ class Dispatcher:
             placed = [transitions.place(p, boot_id(), now) for p in made.placements]
             transitions.explain(news)
             wake("live")
-        self._told = {job_id: keys(found) for job_id, found in made.blockers.items()}
         return [attempt for attempt in placed if attempt is not None]
 
-    def _news(self, blockers: Mapping[int, tuple[Blocker, ...]]) -> dict[int, tuple[Blocker, ...]]:
-        told = self._told or {}
-        return {
-            job_id: found for job_id, found in blockers.items() if told.get(job_id) != keys(found)
-        }
+
+def keys_of(blockers: Mapping[int, tuple[Blocker, ...]]) -> dict[int, Reasons]:
+    """What makes each job's reasons the same or new ones. Most jobs share theirs with others."""
+    known: dict[int, Reasons] = {}
+    found = {}
+    for job_id, reasons in blockers.items():
+        key = known.get(id(reasons))
+        if key is None:
+            key = known[id(reasons)] = keys(reasons)
+        found[job_id] = key
+    return found

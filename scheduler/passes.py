@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import os
 from datetime import datetime
 
 from django.conf import settings
 
-from monitor.policy.limits import cpu_places
-from monitor.probes.limits import LimitsProbe
 from monitor.stepping import Guard, Step
 from monitor.wake import socket_folder
 from scheduler.dispatcher import Dispatcher
 from scheduler.executor import Executor
-from scheduler.plans import PlanPolicy
 from scheduler.policy.following import ENDINGS
 from scheduler.specs import SpecWriter
 from scheduler.store import keep_commits_synced
+from scheduler.supply import plan_policy
 
 
 def build(guard: Guard) -> Step:
@@ -28,12 +25,7 @@ def build(guard: Guard) -> Step:
         grace_s=config.cancel_grace_s,
         wake_folder=socket_folder(),
     )
-    limits = LimitsProbe(config.cpus, config.memory_gib).read(os.cpu_count(), None)
-    policy = PlanPolicy(
-        margin_bytes=config.memory_margin_mib * 1024**2,
-        cpu_jobs=cpu_places(config.cpu_jobs, limits),
-    )
-    return Pass(Dispatcher(guard, config.node, policy), Executor(guard, config.node, specs))
+    return Pass(Dispatcher(guard, config.node, plan_policy()), Executor(guard, config.node, specs))
 
 
 class Pass:

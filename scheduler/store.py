@@ -14,7 +14,7 @@ from django.db.models import Count, Max
 from monitor import events, tallies
 from monitor.wake import wake
 from scheduler import dependencies
-from scheduler.jobs import JobState, NewJob, Outcome, QueuedJob, Requirement
+from scheduler.jobs import JobState, NewJob, Outcome
 from scheduler.models import Job
 
 
@@ -105,33 +105,6 @@ def request_cancel(job_id: int, by: str, now: datetime) -> bool:
             return False
         _wake_all()
     return True
-
-
-def queue() -> list[QueuedJob]:
-    """Every waiting job; the planner decides their order."""
-    rows = Job.objects.filter(state=JobState.QUEUED.value).values_list(
-        "id",
-        "owner__username",
-        "priority",
-        "submitted_at",
-        "gpus",
-        "gpu_memory_bytes",
-        "exclusive",
-        "time_limit_s",
-        "estimate_s",
-    )
-    return [
-        QueuedJob(
-            id=id_,
-            owner=owner,
-            priority=priority,
-            submitted_at=submitted_at,
-            requirement=Requirement(gpus=gpus, memory_bytes=memory, exclusive=exclusive),
-            time_limit=None if limit is None else timedelta(seconds=limit),
-            estimate=None if estimate is None else timedelta(seconds=estimate),
-        )
-        for id_, owner, priority, submitted_at, gpus, memory, exclusive, limit, estimate in rows
-    ]
 
 
 def queue_mark() -> tuple[int, int | None]:

@@ -4,10 +4,9 @@ import os
 from pathlib import Path
 
 import pytest
-from django.db import transaction
 
 from gpucoord_site.config import load_config
-from scheduler import passes
+from scheduler import supply
 
 pytestmark = pytest.mark.django_db
 
@@ -23,6 +22,5 @@ def test_places_for_jobs_without_a_gpu_never_exceed_the_cpus(
     monkeypatch.setenv("GPUCOORD_CPUS", cpus)
     monkeypatch.setenv("GPUCOORD_CPU_JOBS", "64")
     settings.CONFIG = load_config()  # type: ignore[attr-defined]
-    made = passes.build(transaction.atomic)
-    found = made._dispatcher._policy.cpu_jobs  # type: ignore[attr-defined]
+    found = supply.plan_policy().cpu_jobs
     assert found == places if places else found <= (os.cpu_count() or 1)

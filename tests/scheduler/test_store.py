@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +11,13 @@ from django.db.models.signals import post_save
 from monitor.models import Claim, Event
 from scheduler import store, transitions
 from scheduler.blockers import Blocker
-from scheduler.jobs import JobState, NewJob, Outcome, Requirement
+from scheduler.jobs import JobState, NewJob, Outcome
 from scheduler.models import Attempt, Job
 from scheduler.plans import Placement
 from scheduler.runner import attempts, files
 from scheduler.specs import SpecWriter
 from scheduler.transitions import Ending, Identity
-from tests.builders import GIB, NOW, gpu_uuid
+from tests.builders import NOW, gpu_uuid
 
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("data")]
 PLACED = {"host": "gpubox", "gpu_uuids": (gpu_uuid(0),)}
@@ -97,17 +96,6 @@ def test_a_submission_is_on_the_disk_before_it_is_acknowledged(alice: User) -> N
 def test_it_submits_in_no_transaction_that_may_still_fail(alice: User) -> None:
     with pytest.raises(RuntimeError, match="durable"), transaction.atomic():
         _submit(alice)
-
-
-def test_the_queue_holds_what_waits(alice: User) -> None:
-    asked = Requirement(gpus=2, memory_bytes=GIB, exclusive=True)
-    job = _submit(alice, requirement=asked, priority=4, time_limit=timedelta(hours=2))
-    _placed(alice)
-
-    (waiting,) = store.queue()
-    assert (waiting.id, waiting.owner, waiting.priority) == (job.pk, "alice", 4)
-    assert (waiting.requirement, waiting.submitted_at) == (asked, NOW)
-    assert waiting.time_limit == timedelta(hours=2)
 
 
 def test_it_cancels_a_waiting_job_at_once(alice: User) -> None:

@@ -1,0 +1,131 @@
+"""Rows -> facts: all that a pass of the planner is given: the queue, the slots, the thresholds."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from typing import Generic, TypeVar
+
+from django.conf import settings
+
+from monitor import policies
+from monitor import store as monitor_store
+from monitor.models import ProcessUse
+from monitor.policy.limits import cpu_places
+from monitor.probes.limits import LimitsProbe
+from scheduler import closures, job_facts
+from scheduler.durations import Durations
+from scheduler.jobs import QueuedJob
+from scheduler.plans import PlanPolicy, RunningJob, Slots
+from scheduler.policy import capacity
+from scheduler.policy.capacity import Around, CapacityPolicy, Peaks
+from scheduler.policy.ordering import OrderPolicy
+from scheduler.policy.quotas import QuotaPolicy
+from scheduler.policy.rules import Rules
+
+T = TypeVar("T")
+# What changes seldom is read again after this.
+RULES_FOR, PEAKS_FOR = timedelta(seconds=2), timedelta(seconds=5)
+# A process that was not seen for so long has gone.
+GONE_AFTER = timedelta(seconds=60)
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """What one pass is given."""
+
+    queue: list[QueuedJob]
+    slots: Slots
+    policy: PlanPolicy
+    rules: Rules
+
+
+def plan_policy() -> PlanPolicy:
+    """From the settings, and what this machine or its container has."""
+    config = settings.CONFIG
+    limits = LimitsProbe(config.cpus, config.memory_gib).read(os.cpu_count(), None)
+    return PlanPolicy(
+        margin_bytes=config.memory_margin_mib * 1024**2,
+        cpu_jobs=cpu_places(config.cpu_jobs, limits),
+    )
+
+
+class Supply:
+    """Loads it for one host, and keeps for a while what changes seldom."""
+
+    def __init__(self, host: str, policy: PlanPolicy) -> None:
+        self._host = host
+        self._policy = policy
+        self._durations = Durations()
+        self._rules: Kept[Rules] = Kept(_rules, RULES_FOR)
+        self._peaks: Kept[Peaks] = Kept(lambda now: _peaks(host, now), PEAKS_FOR)
+
+    def queue(self, now: datetime) -> list[QueuedJob]:
+        """Every waiting job."""
+        self._durations.refresh(now)
+        return job_facts.queue(now, self._durations)
+
+    def given(self, queue: list[QueuedJob], now: datetime) -> Given:
+        """What this queue is planned with. GPUs are read only for jobs that want one."""
+        rules, running = self._rules(now), tuple(job_facts.running(self._host, self._durations))
+        if any(job.requirement.gpus for job in queue):
+            slots = self._gpu_slots(running, rules, now)
+        else:
+            slots = capacity.slots(None, (), self._policy, now, host=self._host)
+        cpu_jobs = sum(job.requirement.gpus == 0 for job in running)
+        return Given(queue, replace(slots, running=running, cpu_jobs=cpu_jobs), self._policy, rules)
+
+    def _gpu_slots(self, running: tuple[RunningJob, ...], rules: Rules, now: datetime) -> Slots:
+        snapshot = monitor_store.newest(self._host)
+        around = Around(
+            peaks=self._peaks(now),
+            closed=closures.of(self._host, snapshot, now) if snapshot else {},
+            powers=settings.CONFIG.gpu_power,
+        )
+        return capacity.slots(
+            snapshot,
+            monitor_store.open_claims(self._host),
+            self._policy,
+            now,
+            host=self._host,
+            around=around,
+            capacity=rules.capacity,
+        )
+
+
+class Kept(Generic[T]):
+    """Something that is loaded again when it is older than `age`."""
+
+    def __init__(self, load: Callable[[datetime], T], age: timedelta) -> None:
+        self._load = load
+        self._age = age
+        self._found: tuple[datetime, T] | None = None
+
+    def __call__(self, now: datetime) -> T:
+        if self._found is None or not timedelta() <= now - self._found[0] < self._age:
+            self._found = (now, self._load(now))
+        return self._found[1]
+
+
+def _rules(_now: datetime) -> Rules:
+    known = policies.InForce()
+    return Rules(
+        capacity=known.of(CapacityPolicy),
+        order=known.of(OrderPolicy),
+        quotas=known.of(QuotaPolicy),
+    )
+
+
+def _peaks(host: str, now: datetime) -> Peaks:
+    """The most memory that each process which is still there ever held."""
+    rows = ProcessUse.objects.filter(
+        host=host, last_seen_at__gte=now - GONE_AFTER, ended_at=None, peak_memory_bytes__gt=0
+    )
+    return {
+        (gpu, pid, ticks): peak or 0
+        for gpu, pid, ticks, peak in rows.values_list(
+            "gpu_id", "pid", "start_ticks", "peak_memory_bytes"
+        )
+    }

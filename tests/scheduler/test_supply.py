@@ -1,0 +1,110 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import timedelta
+
+import pytest
+from django.contrib.auth.models import User
+from django.test.utils import CaptureQueriesContext
+
+from monitor import store as monitor_store
+from monitor.models import ProcessUse
+from scheduler.durations import usual
+from scheduler.jobs import QueuedJob, Requirement
+from scheduler.plans import PlanPolicy
+from scheduler.supply import Given, Supply
+from tests import jobs_made
+from tests.builders import GIB, NOW, gpu, gpu_uuid, process, snapshot
+
+pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("data")]
+
+
+def _given() -> Given:
+    supply = Supply("gpubox", PlanPolicy(margin_bytes=0))
+    return supply.given(supply.queue(NOW), NOW)
+
+
+def test_the_queue_holds_what_waits(alice: User) -> None:
+    asked = Requirement(
+        gpus=2, memory_bytes=GIB, exclusive=True, capability=(8, 0), model="A100", power=300.0
+    )
+    job = jobs_made.waiting(
+        alice, requirement=asked, priority=4, time_limit=timedelta(hours=2), name="big"
+    )
+    jobs_made.placed(alice)
+
+    assert _given().queue == [
+        QueuedJob(
+            id=job.pk,
+            owner="alice",
+            priority=4,
+            submitted_at=NOW,
+            requirement=asked,
+            time_limit=timedelta(hours=2),
+        )
+    ]
+
+
+def test_equal_requirements_are_one_object(alice: User) -> None:
+    jobs_made.waiting(alice)
+    jobs_made.waiting(alice)
+    first, second = _given().queue
+
+    assert first.requirement is second.requirement
+
+
+def test_a_placed_job_is_there_with_its_end(alice: User) -> None:
+    monitor_store.record(snapshot(1))
+    job = jobs_made.running(alice, time_limit=timedelta(hours=1))
+    jobs_made.waiting(alice)
+
+    (running,) = _given().slots.running
+    assert (running.id, running.gpu_uuids, running.yields) == (job.pk, (gpu_uuid(),), False)
+    assert running.ends_at == NOW + timedelta(seconds=2, hours=1)
+
+
+def test_it_knows_how_long_such_jobs_usually_take(alice: User) -> None:
+    for _ in range(3):
+        jobs_made.finished(alice)
+    jobs_made.waiting(alice)
+    jobs_made.waiting(alice, name="another")
+
+    known, unknown = _given().queue
+    assert known.usual == known.typical == timedelta(minutes=2, seconds=58)
+    assert unknown.usual is None
+
+
+def test_half_and_nine_of_ten_took_no_longer() -> None:
+    found = usual([timedelta(minutes=minutes) for minutes in range(1, 11)])
+
+    assert (found.p50, found.p90) == (timedelta(minutes=5), timedelta(minutes=9))
+
+
+def test_it_keeps_what_a_foreign_process_once_held(alice: User) -> None:
+    one = process(memory_bytes=10 * GIB)
+    monitor_store.record(snapshot([gpu(0, memory_used_bytes=10 * GIB)], [one]))
+    peak = ProcessUse.objects.create(
+        host="gpubox",
+        pid=one.pid,
+        start_ticks=one.start_ticks or 0,
+        gpu_id=gpu_uuid(),
+        peak_memory_bytes=20 * GIB,
+        first_seen_at=NOW,
+        last_seen_at=NOW,
+    )
+    jobs_made.waiting(alice)
+    assert _given().slots.gpus[0].free_bytes == 58 * GIB
+
+    ProcessUse.objects.filter(pk=peak.pk).update(ended_at=NOW)
+    assert _given().slots.gpus[0].free_bytes == 70 * GIB
+
+
+def test_it_reads_no_gpu_for_jobs_that_want_none(
+    alice: User, django_assert_max_num_queries: type[CaptureQueriesContext]
+) -> None:
+    jobs_made.waiting(alice, requirement=replace(Requirement(), gpus=0))
+    supply = Supply("gpubox", PlanPolicy())
+    supply.given(supply.queue(NOW), NOW)
+
+    with django_assert_max_num_queries(4):
+        assert supply.given(supply.queue(NOW), NOW).slots.gpus == ()
