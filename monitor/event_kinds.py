@@ -7,6 +7,8 @@ EVENTS: dict[str, tuple[str, ...]] = {
         "JOB_SUBMITTED",
         "JOB_STARTED",
         "JOB_STOPPING",
+        "JOB_HELD",
+        "JOB_RELEASED",
         "JOB_REQUEUED",
         "JOB_HELD",
         "JOB_RELEASED",
@@ -38,6 +40,12 @@ EVENTS: dict[str, tuple[str, ...]] = {
         "DISK_SPACE_OK",
         "RESOURCE_CONSTRAINT",
         "RESOURCE_CONSTRAINT_OVER",
+    ),
+    "windows": (
+        "WINDOW_ASKED",
+        "WINDOW_APPROVED",
+        "WINDOW_DECLINED",
+        "WINDOW_WITHDRAWN",
     ),
     "gpucoord": (
         "NVML_UNAVAILABLE",

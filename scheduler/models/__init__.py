@@ -4,6 +4,7 @@ from scheduler.models.attempts import Attempt
 from scheduler.models.jobs import Job, JobDependency
 from scheduler.models.quotas import Quota
 from scheduler.models.shares import GpuDay, SharedOut, UsedShare
+from scheduler.models.windows import TimeWindow
 from scheduler.models.yields import KeptGpu, YieldRequest
 
 __all__ = [
@@ -14,6 +15,7 @@ __all__ = [
     "KeptGpu",
     "Quota",
     "SharedOut",
+    "TimeWindow",
     "UsedShare",
     "YieldRequest",
 ]

@@ -11,12 +11,14 @@ from scheduler.policy.capacity import CapacityPolicy
 from scheduler.policy.ordering import OrderPolicy
 from scheduler.policy.preemption import PreemptionPolicy
 from scheduler.policy.quotas import QuotaPolicy
+from scheduler.policy.windows import WindowPolicy
 
 POLICIES: dict[str, type[Any]] = {
     "capacity": CapacityPolicy,
     "order": OrderPolicy,
     "preemption": PreemptionPolicy,
     "quotas": QuotaPolicy,
+    "windows": WindowPolicy,
 }
 
 # What a machine is for: the values that differ there from the defaults, by profile and policy.

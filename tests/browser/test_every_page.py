@@ -6,7 +6,16 @@ from playwright.sync_api import Page
 from tests.browser.conftest import PHONE, Open
 
 pytestmark = pytest.mark.browser
-PATHS = ["/", "/processes/", "/jobs/", "/jobs/new/", "/events/", "/status/"]
+PATHS = [
+    "/",
+    "/processes/",
+    "/jobs/",
+    "/jobs/new/",
+    "/windows/",
+    "/windows/ask/",
+    "/events/",
+    "/status/",
+]
 
 
 def overflow(page: Page) -> int:

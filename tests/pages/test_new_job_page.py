@@ -9,7 +9,7 @@ from django.test import Client
 from monitor import store
 from scheduler.models import Job
 from tests import jobs_made
-from tests.builders import GIB, snapshot
+from tests.builders import GIB, gpu_uuid, snapshot
 
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("data")]
 
@@ -130,6 +130,33 @@ def test_others_jobs_can_not_be_copied(browser: Client, bob: User) -> None:
     job = jobs_made.waiting(bob, command="python hidden.py")
 
     assert "hidden.py" not in browser.get(f"/jobs/new/?like={job.pk}").content.decode()
+
+
+def test_it_takes_which_gpu_and_when_and_how_it_yields(browser: Client) -> None:
+    store.record(snapshot(2))
+
+    browser.post(
+        "/jobs/new/",
+        {
+            "command": "true",
+            "model": "H100",
+            "capability": "9.0",
+            "on_gpu": "1",
+            "gpu_share": "30",
+            "preemptible": "on",
+            "yield_signal": "SIGUSR1",
+            "grace": "60s",
+            "retries": "2",
+            "begin": "2100-01-01 22:00",
+        },
+    )
+
+    job = Job.objects.get()
+    assert (job.gpu_model, job.capability, job.gpu_uuid) == ("H100", "9.0", gpu_uuid(1))
+    assert (job.share_pct, job.preemptible, job.requeue) == (30, True, False)
+    assert (job.yield_signal, job.grace_s, job.retries) == ("SIGUSR1", 60, 2)
+    assert job.begin_at is not None
+    assert job.begin_at.year == 2100
 
 
 def test_a_group_of_fields_opens_when_one_is_wrong(browser: Client) -> None:

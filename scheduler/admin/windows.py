@@ -1,0 +1,68 @@
+"""Admin: agreed times, to approve and to decline."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.contrib import admin, messages
+from django.db.models import QuerySet
+from django.http import HttpRequest, HttpResponse
+from django.shortcuts import redirect
+from django.utils import timezone
+
+from scheduler import windows
+from scheduler.models import TimeWindow
+from scheduler.policy.calendar import describe
+
+
+@admin.register(TimeWindow)
+class TimeWindowAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
+    """A window is asked for on its page; here it is decided on. Its words stay as they were."""
+
+    list_display = ("holder", "words", "share_pct", "kept", "state", "asked_by", "decided_by")
+    list_display_links = ("holder", "words")
+    list_filter = ("state", "kept", "user", "group")
+    list_select_related = ("user", "group")
+    search_fields = ("user__username", "group__name", "reason", "answer")
+    date_hierarchy = "asked_at"
+    ordering = ("-asked_at",)
+    actions = ("approve", "decline")
+
+    def get_readonly_fields(self, request: HttpRequest, obj: TimeWindow | None = None) -> Any:
+        return [field.name for field in self.opts.fields if field.name != "answer"]
+
+    def has_delete_permission(self, request: HttpRequest, obj: TimeWindow | None = None) -> bool:
+        """What was asked and decided stays on record."""
+        return False
+
+    def add_view(
+        self, request: HttpRequest, form_url: str = "", extra_context: Any = None
+    ) -> HttpResponse:
+        return redirect("window-ask")
+
+    @admin.display(description="holder")
+    def holder(self, row: TimeWindow) -> str:
+        return windows.holder(row)
+
+    @admin.display(description="when")
+    def words(self, row: TimeWindow) -> str:
+        return describe(windows.fact(row))
+
+    @admin.action(description="Approve selected windows", permissions=["change"])
+    def approve(self, request: HttpRequest, chosen: QuerySet[TimeWindow]) -> None:
+        self._decide(request, chosen, TimeWindow.State.APPROVED)
+
+    @admin.action(description="Decline selected windows", permissions=["change"])
+    def decline(self, request: HttpRequest, chosen: QuerySet[TimeWindow]) -> None:
+        self._decide(request, chosen, TimeWindow.State.DECLINED)
+
+    def _decide(
+        self, request: HttpRequest, chosen: QuerySet[TimeWindow], state: TimeWindow.State
+    ) -> None:
+        by, now, done = request.user.get_username(), timezone.now(), 0
+        for row in chosen:
+            try:
+                done += windows.decide(row.pk, state, by, now, row.answer) is not None
+            except windows.UnableToApprove as error:
+                self.message_user(request, f"{row}: {error}", messages.ERROR)
+        self.message_user(request, f"{state.label}: {done} of {len(chosen)}.", messages.SUCCESS)

@@ -1,0 +1,171 @@
+"""Rows <-> facts: agreed times: asked for, approved or declined, and those in force."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import datetime
+from typing import Any
+
+from django.contrib.auth.models import User
+from django.db import transaction
+from django.db.models import Q, QuerySet
+
+from monitor import audit, events
+from monitor.wake import wake
+from scheduler.models import TimeWindow
+from scheduler.people import Window
+from scheduler.policy.calendar import clashes, describe
+
+APPROVED, ASKED = TimeWindow.State.APPROVED, TimeWindow.State.ASKED
+WINDOW_KINDS = {
+    TimeWindow.State.ASKED: "WINDOW_ASKED",
+    TimeWindow.State.APPROVED: "WINDOW_APPROVED",
+    TimeWindow.State.DECLINED: "WINDOW_DECLINED",
+    TimeWindow.State.WITHDRAWN: "WINDOW_WITHDRAWN",
+}
+
+
+class UnableToApprove(Exception):
+    """Another window stands in the way; the message says which."""
+
+
+def approved() -> tuple[Window, ...]:
+    """The windows in force, whenever they are."""
+    return facts(_rows().filter(state=APPROVED))
+
+
+def mark() -> tuple[object, ...]:
+    """Cheap to ask, and another one after any window in force or group has changed."""
+    rows = TimeWindow.objects.filter(state=APPROVED).order_by("id")
+    return tuple(rows.values_list("id", "decided_at"))
+
+
+def facts(rows: Iterable[TimeWindow]) -> tuple[Window, ...]:
+    return tuple(fact(row) for row in rows)
+
+
+def fact(row: TimeWindow) -> Window:
+    return Window(
+        id=row.pk or 0,
+        holder=holder(row),
+        members=frozenset(_members(row)),
+        days=tuple(sorted(row.days)),
+        start=row.start,
+        end=row.end,
+        zone=row.zone,
+        gpu_uuids=tuple(row.gpu_uuids),
+        share_pct=row.share_pct,
+        kept=row.kept,
+        first_day=row.first_day,
+        last_day=row.last_day,
+    )
+
+
+def holder(row: TimeWindow) -> str:
+    """The person's or the group's name."""
+    return row.user.username if row.user else str(row.group)
+
+
+def _members(row: TimeWindow) -> Iterable[str]:
+    if row.user:
+        return [row.user.username]
+    return (user.username for user in row.group.user_set.all()) if row.group else ()
+
+
+def _rows() -> QuerySet[TimeWindow]:
+    found = TimeWindow.objects.select_related("user", "group").order_by("id")
+    return found.prefetch_related("group__user_set")
+
+
+def ask(row: TimeWindow, by: User, now: datetime) -> TimeWindow:
+    """Ask for a window; `row` has been checked, and is not saved yet."""
+    row.state, row.asked_by, row.asked_at = ASKED, by.username, now
+    with transaction.atomic():
+        row.save()
+        _tell(row, by.username, now, f"asks for {describe(fact(row))}")
+    return row
+
+
+def decide(
+    row_id: int, state: TimeWindow.State, by: str, now: datetime, answer: str = ""
+) -> TimeWindow | None:
+    """Approve or decline a window; approved ones may be declined later, and the other way round.
+
+    None = it is gone, withdrawn, or is so already. Raises UnableToApprove.
+    """
+    with transaction.atomic():
+        row = _rows().select_for_update(of=("self",)).filter(pk=row_id).first()
+        if row is None or row.state in (state, TimeWindow.State.WITHDRAWN):
+            return None
+        if state == APPROVED:
+            _refuse_clash(row, now)
+        before = row.state
+        row.state, row.decided_by, row.decided_at, row.answer = state, by, now, answer
+        row.save(update_fields=["state", "decided_by", "decided_at", "answer"])
+        said = f": {answer}" if answer else ""
+        what = f"{row.get_state_display()} {holder(row)}'s {describe(fact(row))}{said}"
+        _tell(row, by, now, what, before)
+    return row
+
+
+def withdraw(row_id: int, by: User, now: datetime) -> bool:
+    """Its holder, or who asked for it, needs it no more. The caller has checked may_withdraw()."""
+    open_states = (ASKED, APPROVED)
+    with transaction.atomic():
+        row = _rows().select_for_update(of=("self",)).filter(pk=row_id).first()
+        if row is None or row.state not in open_states:
+            return False
+        before = row.state
+        row.state, row.decided_by, row.decided_at = (
+            TimeWindow.State.WITHDRAWN,
+            by.username,
+            now,
+        )
+        row.save(update_fields=["state", "decided_by", "decided_at"])
+        _tell(row, by.username, now, f"withdrew {describe(fact(row))}", before)
+    return True
+
+
+def may_withdraw(row: TimeWindow, person: User) -> bool:
+    return person.is_staff or person.username == row.asked_by or row.user_id == person.pk
+
+
+def open_requests(person: User) -> int:
+    """How many of their requests wait for a decision."""
+    return TimeWindow.objects.filter(asked_by=person.username, state=ASKED).count()
+
+
+def seen_by(person: User, *states: TimeWindow.State) -> QuerySet[TimeWindow]:
+    """What is in force is for all to see; what is asked for, for who asked and operators."""
+    found = _rows().filter(state__in=states)
+    if person.is_staff:
+        return found
+    own = Q(asked_by=person.username) | Q(user=person) | Q(group__in=person.groups.all())
+    return found.filter(Q(state=APPROVED) | own)
+
+
+def _refuse_clash(row: TimeWindow, now: datetime) -> None:
+    found = clashes(fact(row), approved(), now)
+    if found:
+        others = "; ".join(f"{other.holder}, {describe(other)}" for other in found[:3])
+        raise UnableToApprove(
+            f"Together with {others} it would keep more than a whole GPU. "
+            "Approve a smaller share or other hours, or decline the other one first."
+        )
+
+
+def _tell(row: TimeWindow, by: str, now: datetime, what: str, before: str | None = None) -> None:
+    text = f"{by} {what}"
+    after: dict[str, Any] = {"state": str(row.state)}
+    audit.note(
+        WINDOW_KINDS[TimeWindow.State(row.state)],
+        text,
+        by=by,
+        now=now,
+        subject=f"window {row.pk}",
+        before=None if before is None else {"state": str(before)},
+        after=after,
+    )
+    owner = row.user.username if row.user else ""
+    events.add(WINDOW_KINDS[TimeWindow.State(row.state)], text, now=now, owner=owner)
+    wake("scheduler")

@@ -1,0 +1,141 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from django.contrib.auth.models import Group, User
+from django.test import Client
+
+from monitor import store
+from scheduler.models import TimeWindow
+from tests.builders import gpu_uuid, snapshot
+
+pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("data")]
+Person = Callable[[User], Client]
+
+
+def form(person: User, **changes: Any) -> dict[str, Any]:
+    return {
+        "holder": f"user:{person.pk}",
+        "days": ["0", "1", "2"],
+        "start": "20:00",
+        "end": "06:00",
+        "zone": "Europe/Berlin",
+        "share_pct": "100",
+        "kept": "yes",
+        "reason": "nightly training",
+    } | changes
+
+
+def ask(browser: Client, person: User, **changes: Any) -> TimeWindow:
+    assert browser.post("/windows/ask/", form(person, **changes)).status_code == 302
+    return TimeWindow.objects.latest("pk")
+
+
+def test_one_asks_and_an_operator_approves(alice: User, root: User, as_user: Person) -> None:
+    store.record(snapshot(2))
+    row = ask(as_user(alice), alice, gpus=[gpu_uuid(1)])
+    assert (row.user, row.days, row.gpu_uuids) == (alice, [0, 1, 2], [gpu_uuid(1)])
+
+    as_user(root).post(
+        f"/windows/{row.pk}/decide/", {"decision": "approve", "answer": "until June"}
+    )
+
+    page = as_user(alice).get("/windows/").content.decode()
+    assert "Mon–Wed 20:00–06:00 (Europe/Berlin)" in page
+    assert "keeps GPU 1" in page
+    assert "until June" in page
+
+
+def test_nobody_approves_their_own(alice: User, as_user: Person) -> None:
+    browser = as_user(alice)
+    row = ask(browser, alice)
+
+    response = browser.post(f"/windows/{row.pk}/decide/", {"decision": "approve"})
+
+    assert response.status_code == 403
+    row.refresh_from_db()
+    assert row.state == "asked"
+
+
+def test_one_can_not_ask_for_others_or_foreign_groups(
+    alice: User, bob: User, as_user: Person
+) -> None:
+    lab = Group.objects.create(name="lab")
+    for holder in (f"user:{bob.pk}", f"group:{lab.pk}"):
+        assert as_user(alice).post("/windows/ask/", form(alice, holder=holder)).status_code == 422
+    assert not TimeWindow.objects.exists()
+
+
+def test_what_was_typed_stays_when_something_is_wrong(alice: User, as_user: Person) -> None:
+    response = as_user(alice).post(
+        "/windows/ask/", form(alice, zone="Berlin", first_day="2026-03-02", last_day="2026-03-01")
+    )
+
+    page = response.content.decode()
+    assert response.status_code == 422
+    assert "nightly training" in page
+    assert "such as Europe/Berlin" in page
+    assert "not be before the first day" in page
+
+
+def test_a_clash_is_said_and_nothing_approved(
+    alice: User, bob: User, root: User, as_user: Person
+) -> None:
+    operator = as_user(root)
+    for person in (alice, bob):
+        row = ask(as_user(person), person)
+        told = operator.post(
+            f"/windows/{row.pk}/decide/", {"decision": "approve"}, follow=True
+        ).content.decode()
+
+    assert "more than a whole GPU" in told
+    assert [w.state for w in TimeWindow.objects.order_by("pk")] == ["approved", "asked"]
+
+
+def test_its_holder_withdraws_it(alice: User, bob: User, as_user: Person) -> None:
+    row = ask(as_user(alice), alice)
+
+    assert as_user(bob).post(f"/windows/{row.pk}/withdraw/").status_code == 404
+    assert as_user(alice).post(f"/windows/{row.pk}/withdraw/").status_code == 302
+    row.refresh_from_db()
+    assert row.state == "withdrawn"
+
+
+def test_an_empty_page_says_what_to_do(alice: User, as_user: Person) -> None:
+    assert "every GPU is for all" in as_user(alice).get("/windows/").content.decode()
+
+
+def test_rest_asks_lists_and_withdraws(alice: User, as_user: Person) -> None:
+    browser = as_user(alice)
+    body = {"days": [5, 6], "start": "08:00", "end": "20:00", "zone": "UTC", "kept": False}
+
+    made = browser.post("/api/windows/", body, content_type="application/json")
+    assert made.status_code == 201
+    assert made.json()["words"] == "Sat, Sun 08:00–20:00 (UTC)"
+    assert [w["id"] for w in browser.get("/api/windows/?state=asked").json()] == [made.json()["id"]]
+    gone = browser.post(f"/api/windows/{made.json()['id']}/withdraw/")
+    assert gone.json()["state"] == "withdrawn"
+
+
+def test_rest_says_what_is_wrong(alice: User, as_user: Person) -> None:
+    body = {"days": [9], "start": "08:00", "end": "20:00", "zone": "Berlin"}
+
+    answer = as_user(alice).post("/api/windows/", body, content_type="application/json")
+
+    assert answer.status_code == 422
+    assert "such as Europe/Berlin" in answer.json()["detail"]
+    assert "days:" in answer.json()["detail"]
+
+
+def test_the_admin_approves_and_declines(alice: User, root: User, as_user: Person) -> None:
+    row = ask(as_user(alice), alice)
+    operator = as_user(root)
+
+    for action, state in (("approve", "approved"), ("decline", "declined")):
+        operator.post(
+            "/admin/scheduler/timewindow/", {"action": action, "_selected_action": [row.pk]}
+        )
+        row.refresh_from_db()
+        assert row.state == state
