@@ -14,6 +14,8 @@ EVENTS: dict[str, tuple[str, ...]] = {
         "JOB_RELEASED",
         "JOB_YIELDING",
         "JOB_FINISHED",
+        "JOB_HELD",
+        "JOB_RELEASED",
     ),
     "GPUs": (
         "GPU_FOUND",
@@ -40,6 +42,10 @@ EVENTS: dict[str, tuple[str, ...]] = {
         "DISK_SPACE_OK",
         "RESOURCE_CONSTRAINT",
         "RESOURCE_CONSTRAINT_OVER",
+        "NODE_OVERLOADED",
+        "BACKPRESSURE_ACTIVATED",
+        "BACKPRESSURE_RELEASED",
+        "MODE_CHANGED",
     ),
     "windows": (
         "WINDOW_ASKED",

@@ -11,11 +11,12 @@ from typing import Protocol
 from django.conf import settings
 from django.db import OperationalError, transaction
 
-from monitor import chores, constraints, store, tasks
+from monitor import chores, constraints, policies, store, tasks
 from monitor.policy.constraints import ConstraintPolicy, judge
 from monitor.readings import Snapshot
 from monitor.stepping import Guard
 from scheduler.charging import Charging
+from scheduler.pressure import Pressure
 
 # An older snapshot says nothing about now.
 STALE_AFTER = timedelta(seconds=15)
@@ -49,16 +50,17 @@ class Constraints:
 
     name = "constraints"
 
-    def __init__(self, host: str, data_folder: str, policy: ConstraintPolicy) -> None:
+    def __init__(self, host: str, data_folder: str) -> None:
         self._host = host
         self._data_folder = data_folder
-        self._policy = policy
 
     def judge(self, snapshot: Snapshot | None, now: datetime) -> object:
         if snapshot is None:
             return None
         known = constraints.open_keys(self._host)
-        verdict = judge(snapshot, self._data_folder, known, self._policy)
+        policy = policies.current(ConstraintPolicy)
+        cpu = constraints.cpu_pct(self._host, now) if policy.cpu_busy_pct < 100 else None
+        verdict = judge(snapshot, self._data_folder, known, policy, cpu)
         constraints.apply(verdict, self._host, now)
         return verdict
 
@@ -117,9 +119,9 @@ class Controller:
 def build(guard: Guard) -> Controller:
     """The controller of this host."""
     config = settings.CONFIG
-    heat = ConstraintPolicy(gpu_c=(config.gpu_hot_c, config.gpu_hot_c - config.gpu_cool_by_c))
     parts: tuple[Part, ...] = (
-        Constraints(config.node, str(settings.DATA), heat),
+        Constraints(config.node, str(settings.DATA)),
         Charging(config.node, config.time_zone),
+        Pressure(config.node),
     )
     return Controller(guard, config.node, tasks.queue, parts)

@@ -83,13 +83,15 @@ class RunningJob:
 class Throttle:
     """What the controller allows now.
 
-    `closed`: why no job of a class may start (backpressure). `starts`: how many more jobs may start
-    on GPUs before the next look; None = any. `multipliers`: by GPU, 0..1, what of it may be used
-    beside others' load, hogs and the mode; a GPU that is not named counts as 1. `reason`: in words.
+    `closed`: why no job of a class may start (backpressure); `closed_gpus`: why none of a class may
+    start on a GPU, by its UUID. `starts`: how many more jobs that are not user-initiated may start
+    on GPUs now; None = any; `reason`: why no more. `multipliers`: by GPU, 0..1, what of it may be
+    used beside others' load, hogs and the mode; a GPU that is not named counts as 1; 0 = not ours.
     `saturated`: the GPUs that have been busy for so long that an agreed time counts for more.
     """
 
     closed: Mapping[PriorityClass, Blocker] = field(default_factory=dict)
+    closed_gpus: Mapping[PriorityClass, Mapping[str, Blocker]] = field(default_factory=dict)
     starts: int | None = None
     multipliers: Mapping[str, float] = field(default_factory=dict)
     reason: str = ""

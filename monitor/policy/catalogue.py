@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from typing import Any
 
+from monitor.policy.constraints import ConstraintPolicy
 from monitor.policy.cooling import CoolingPolicy
 from monitor.policy.presence_policy import PresencePolicy
 from monitor.policy.retention import RetentionPolicy
 
 POLICIES: dict[str, type[Any]] = {
+    "constraints": ConstraintPolicy,
     "cooling": CoolingPolicy,
     "presence": PresencePolicy,
     "retention": RetentionPolicy,
@@ -19,7 +21,10 @@ POLICIES: dict[str, type[Any]] = {
 
 # What a machine is for: the values that differ there from the defaults, by profile and policy.
 PROFILES: dict[str, dict[str, dict[str, Any]]] = {
-    "desktop": {"presence": {"enabled": True, "yields": "all"}},
+    "desktop": {
+        "constraints": {"cpu_busy_pct": 90.0, "cpu_wait_pct": 60.0},
+        "presence": {"enabled": True, "yields": "all"},
+    },
     "server": {},
     "coordinator": {},
 }

@@ -4,6 +4,7 @@ from scheduler.models.attempts import Attempt
 from scheduler.models.jobs import Job, JobDependency
 from scheduler.models.quotas import Quota
 from scheduler.models.shares import GpuDay, SharedOut, UsedShare
+from scheduler.models.throttling import ModeState, ThrottleState
 from scheduler.models.windows import TimeWindow
 from scheduler.models.yields import KeptGpu, YieldRequest
 
@@ -13,8 +14,10 @@ __all__ = [
     "Job",
     "JobDependency",
     "KeptGpu",
+    "ModeState",
     "Quota",
     "SharedOut",
+    "ThrottleState",
     "TimeWindow",
     "UsedShare",
     "YieldRequest",

@@ -7,17 +7,25 @@ from __future__ import annotations
 
 from typing import Any
 
+from scheduler.policy.adaptive import AdaptivePolicy
 from scheduler.policy.capacity import CapacityPolicy
+from scheduler.policy.mode import ModePolicy
 from scheduler.policy.ordering import OrderPolicy
 from scheduler.policy.preemption import PreemptionPolicy
+from scheduler.policy.pressure import PressurePolicy
 from scheduler.policy.quotas import QuotaPolicy
+from scheduler.policy.utilisation import UtilisationPolicy
 from scheduler.policy.windows import WindowPolicy
 
 POLICIES: dict[str, type[Any]] = {
+    "adaptive": AdaptivePolicy,
     "capacity": CapacityPolicy,
+    "mode": ModePolicy,
     "order": OrderPolicy,
     "preemption": PreemptionPolicy,
+    "pressure": PressurePolicy,
     "quotas": QuotaPolicy,
+    "utilisation": UtilisationPolicy,
     "windows": WindowPolicy,
 }
 

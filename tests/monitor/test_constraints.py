@@ -3,7 +3,16 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from monitor.policy.constraints import GIB, ConstraintPolicy, judge, mount_of
+from monitor.health import Condition
+from monitor.policy.constraints import (
+    GIB,
+    GRIPS,
+    Constraint,
+    ConstraintPolicy,
+    Grip,
+    judge,
+    mount_of,
+)
 from monitor.readings import DiskReading, Pressure
 from tests.builders import gpu, host, snapshot
 
@@ -25,6 +34,11 @@ def disk(mount: str, free: float, total: float = 1000) -> tuple[DiskReading, ...
     return (DiskReading(mount=mount, total_bytes=size, free_bytes=left),)
 
 
+def used_memory(pct: float | None) -> dict[str, object]:
+    free = None if pct is None else int(400 * GIB * (100 - pct) / 100)
+    return {"memory_total_bytes": 400 * GIB, "memory_available_bytes": free}
+
+
 def test_low_disk_space_begins_below_five_percent_and_ends_above_seven() -> None:
     low = [("disk_space", "/home")]
     assert opened(disks=disk("/home", 49)) == low
@@ -34,8 +48,11 @@ def test_low_disk_space_begins_below_five_percent_and_ends_above_seven() -> None
 
 
 def test_the_data_folder_needs_gigabytes_whatever_the_share() -> None:
-    assert opened(disks=disk("/data", 1.5, total=10)) == [("disk_space", "/data")]
+    full = [("data_disk", "/data")]
+    assert opened(disks=disk("/data", 1.5, total=10)) == full
     assert opened(disks=disk("/boot", 0.3, total=1)) == []
+    assert closed(full, disks=disk("/data", 2.5, total=10)) == []
+    assert closed(full, disks=disk("/data", 3.5, total=10)) == full
 
 
 def test_a_mount_that_is_gone_is_low_no_more() -> None:
@@ -51,7 +68,7 @@ def test_the_data_folder_is_on_the_nearest_mount() -> None:
 
 def test_too_little_memory_or_too_much_waiting_for_it() -> None:
     memory = [("host_memory", "")]
-    assert opened(memory_available_bytes=20 * GIB) == memory
+    assert opened([("host_memory_use", "")], memory_available_bytes=20 * GIB) == memory
     assert opened(pressure=Pressure(memory_full_pct=25.0)) == memory
     assert opened(pressure=Pressure(memory_full_pct=15.0)) == []
     assert closed(memory, pressure=Pressure(memory_full_pct=15.0)) == []
@@ -62,27 +79,69 @@ def test_unknown_changes_nothing() -> None:
     unknown = {"memory_total_bytes": None, "memory_available_bytes": None}
     assert opened(**unknown) == []
     assert closed([("host_memory", "")], **unknown) == []
-    hot = [("gpu_temperature", gpu().uuid)]
-    assert judge(snapshot([gpu(temperature_c=None)]), "/", hot, POLICY).closed == ()
+    slowed = [("gpu_throttled", gpu().uuid)]
+    assert judge(snapshot([gpu(condition=None)]), "/", slowed, POLICY).closed == ()
 
 
-temperatures = st.lists(st.none() | st.floats(20, 110), min_size=1, max_size=30)
+def test_a_busy_host_is_one_whose_memory_is_used_above_eighty_percent() -> None:
+    busy = [("host_memory_use", "")]
+    assert opened(**used_memory(79)) == []
+    assert opened(**used_memory(81)) == busy
+    assert closed(busy, **used_memory(76)) == []
+    assert closed(busy, **used_memory(74)) == busy
 
 
-@given(temperatures)
-def test_heat_opens_and_closes_by_turns_and_only_across_the_thresholds(
-    heats: list[float | None],
+def test_waiting_for_disks_makes_a_host_busy() -> None:
+    assert opened(pressure=Pressure(io_full_pct=51.0)) == [("io_pressure", "")]
+    assert closed([("io_pressure", "")], pressure=Pressure(io_full_pct=26.0)) == []
+
+
+def test_cpus_count_only_where_the_policy_asks_for_it() -> None:
+    shot = snapshot(1, host=host())
+    asked = ConstraintPolicy(cpu_busy_pct=90.0)
+    assert judge(shot, "/", [], POLICY, 99.0).opened == ()
+    assert [c.key for c in judge(shot, "/", [], asked, 91.0).opened] == [("host_cpu", "")]
+    assert judge(shot, "/", [("host_cpu", "")], asked, None).closed == ()
+
+
+def test_a_threshold_of_a_hundred_switches_it_off() -> None:
+    shot = snapshot(1, host=host(**used_memory(99)))
+    off = ConstraintPolicy(memory_busy_pct=100.0, memory_free_pct=0.0)
+    assert judge(shot, "/", [], off).opened == ()
+
+
+def test_only_what_ends_in_lost_work_keeps_everybody_from_starting() -> None:
+    grips = {kind: Constraint(kind, "", "").grip for kind in GRIPS}
+    assert {kind for kind, grip in grips.items() if grip is Grip.HARD} == {
+        "data_disk",
+        "host_memory",
+    }
+
+
+def test_a_gpu_that_its_health_holds_back_is_a_constraint_as_long_as_that_lasts() -> None:
+    slowed = [("gpu_throttled", gpu().uuid)]
+    hot = snapshot([gpu(condition=Condition.THROTTLED, condition_reason="It is too hot.")])
+    [found] = judge(hot, "/", [], POLICY).opened
+    assert (found.key, found.text) == (slowed[0], "GPU 0 is held back. It is too hot.")
+    well = snapshot([gpu(condition=Condition.HEALTHY)])
+    assert list(judge(well, "/", slowed, POLICY).closed) == slowed
+
+
+@given(st.lists(st.none() | st.floats(0, 100), min_size=1, max_size=30))
+def test_it_opens_and_closes_by_turns_and_only_across_the_thresholds(
+    shares: list[float | None],
 ) -> None:
     held: Keys = []
-    for heat in heats:
-        verdict = judge(snapshot([gpu(temperature_c=heat)]), "/", held, POLICY)
-        if verdict.opened:
+    for share in shares:
+        verdict = judge(snapshot(1, host=host(**used_memory(share))), "/", held, POLICY)
+        keys = [c.key for c in verdict.opened if c.kind == "host_memory_use"]
+        if keys:
             assert not held
-            assert heat is not None
-            assert heat >= 85
-            held = [verdict.opened[0].key]
-        elif verdict.closed:
+            assert share is not None
+            assert share > 80
+            held = keys
+        elif ("host_memory_use", "") in verdict.closed:
             assert held
-            assert heat is not None
-            assert heat <= 80
+            assert share is not None
+            assert share <= 75
             held = []

@@ -31,8 +31,10 @@ from scheduler.models import (
     Job,
     JobDependency,
     KeptGpu,
+    ModeState,
     Quota,
     SharedOut,
+    ThrottleState,
     TimeWindow,
     UsedShare,
     YieldRequest,
@@ -65,6 +67,8 @@ def filled(alice: User) -> None:
     TimeWindow.objects.create(
         user=alice, days=[0], start="20:00", end="06:00", zone="UTC", asked_by="alice", asked_at=NOW
     )
+    ModeState.objects.create(host="gpubox", since_at=NOW, reason="No hogs.")
+    ThrottleState.objects.create(host="gpubox", at=NOW, allowed="{}", memory="{}")
     one, other = Job.objects.order_by("id")[:2]
     JobDependency.objects.create(job=other, on=one)
     asked = {"kind": "eviction", "code": "OwnerPresent", "text": "Its owner is there."}

@@ -8,11 +8,10 @@ from django_q.models import OrmQ
 
 from monitor import events, store
 from monitor.models import Chore, Constraint
-from monitor.policy.constraints import ConstraintPolicy
 from monitor.readings import Snapshot
 from scheduler import controller as controller_module
 from scheduler.controller import Constraints, Controller, Part
-from tests.builders import NOW, gpu, snapshot
+from tests.builders import GIB, NOW, gpu, host, snapshot
 
 pytestmark = pytest.mark.django_db
 
@@ -23,7 +22,7 @@ def at(second: float) -> datetime:
 
 def controller(queue: list[str] | None = None, *others: Part) -> Controller:
     queued = queue if queue is not None else []
-    parts = (*others, Constraints("gpubox", "/data", ConstraintPolicy()))
+    parts = (*others, Constraints("gpubox", "/data"))
     return Controller(transaction.atomic, "gpubox", queued.append, parts)
 
 
@@ -37,8 +36,13 @@ class Broken:
         raise ValueError("no such thing")
 
 
-def seen(second: float, temperature: float) -> Snapshot:
-    shot = snapshot([gpu(0, temperature_c=temperature)], seq=int(second) + 1, at=at(second))
+def seen(second: float, used_pct: float) -> Snapshot:
+    """The host's memory is used so far."""
+    memory = {
+        "memory_total_bytes": 100 * GIB,
+        "memory_available_bytes": int((100 - used_pct) * GIB),
+    }
+    shot = snapshot([gpu(0)], seq=int(second) + 1, at=at(second), host=host(**memory))
     store.record(shot)
     return shot
 
@@ -49,8 +53,8 @@ def kinds() -> list[str]:
 
 def test_it_tells_when_something_begins_and_ends_and_nothing_in_between() -> None:
     running = controller()
-    for second, heat in enumerate([84, 85, 90, 83, 81, 80, 70]):
-        seen(second, heat)
+    for second, used in enumerate([80, 81, 90, 78, 76, 75, 70]):
+        seen(second, used)
         running.step(at(second))
     assert kinds() == ["RESOURCE_CONSTRAINT", "RESOURCE_CONSTRAINT_OVER"]
     row = Constraint.objects.get()
@@ -60,10 +64,10 @@ def test_it_tells_when_something_begins_and_ends_and_nothing_in_between() -> Non
 def test_a_restart_forgets_nothing_and_tells_nothing_twice() -> None:
     seen(0, 90)
     controller().step(at(0))
-    seen(5, 83)
+    seen(5, 78)
     controller().step(at(5))
     assert kinds() == ["RESOURCE_CONSTRAINT"]
-    seen(10, 79)
+    seen(10, 74)
     controller().step(at(10))
     assert Constraint.objects.filter(until_at__isnull=True).count() == 0
 

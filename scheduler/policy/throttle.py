@@ -1,0 +1,248 @@
+"""Policy: one look of the controller at a host: what starts it allows, and what it remembers."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+
+from monitor.policy.constraints import Constraint, Gauge, Grip
+from monitor.policy.limits import hidden
+from monitor.readings import GpuReading, Health, Snapshot
+from scheduler.jobs import PriorityClass
+from scheduler.plans import Throttle
+from scheduler.policy import adaptive, deferring, pressure, utilisation
+from scheduler.policy.adaptive import AdaptivePolicy, LoadTier
+from scheduler.policy.deferring import GPU_UTIL
+from scheduler.policy.pressure import CLASSES, Deferral, PressurePolicy, Strain
+from scheduler.policy.smoothing import Smoothed
+from scheduler.policy.utilisation import Level, Sight, UtilisationPolicy
+from scheduler.policy.windows import WindowPolicy
+
+NO_MEAN = Smoothed()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuMemory:
+    """Of one GPU: its smoothed use, others' part of it, and since when it has been saturated."""
+
+    use: Smoothed = NO_MEAN
+    others: Smoothed = NO_MEAN
+    tier: LoadTier | None = None
+    full_since_t: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Memory:
+    """What a look leaves for the next. `busy`: GPUs too busy for a class; `early`: what strains
+
+    the machine for background jobs alone. The rest is what people were told: how many classes wait
+    (`told`), since when none does, and that the host is overloaded.
+    """
+
+    gpus: Mapping[str, GpuMemory] = field(default_factory=dict)
+    use: Smoothed = NO_MEAN
+    busy: Mapping[PriorityClass, frozenset[str]] = field(default_factory=dict)
+    early: frozenset[str] = frozenset()
+    deferrals: Mapping[PriorityClass, Deferral] = field(default_factory=dict)
+    level: Level = field(default_factory=Level)
+    told: int = 0
+    free_since_t: float | None = None
+    overloaded: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Policies:
+    """All thresholds of a look."""
+
+    adaptive: AdaptivePolicy = field(default_factory=AdaptivePolicy)
+    pressure: PressurePolicy = field(default_factory=PressurePolicy)
+    utilisation: UtilisationPolicy = field(default_factory=UtilisationPolicy)
+    windows: WindowPolicy = field(default_factory=WindowPolicy)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Around:
+    """What else is known. `jobs_on`: our jobs by GPU; `bound`: as in utilisation.Sight."""
+
+    constraints: Sequence[Constraint] = ()
+    gauges: Sequence[Gauge] = ()
+    hogs: Collection[str] = ()
+    mode: float = 1.0
+    jobs_on: Mapping[str, Collection[str]] = field(default_factory=dict)
+    bound: str = ""
+
+
+def look(
+    old: Memory,
+    snapshot: Snapshot,
+    around: Around,
+    policies: Policies,
+    now: datetime,
+    seconds: float,
+) -> tuple[Memory, Throttle]:
+    """`seconds`: since the look before. The same input gives the same answer."""
+    now_t = now.timestamp()
+    left_out = hidden(snapshot.gpus, snapshot.host.limits)
+    ours = [g for g in snapshot.gpus if g.uuid not in left_out and g.health is not Health.LOST]
+    gpus = {gpu.uuid: _remembered(old, gpu, snapshot, policies, now_t, seconds) for gpu in ours}
+    usable = [gpu for gpu in ours if gpu.health is Health.OK]
+    means = {gpu.uuid: gpus[gpu.uuid].use.mean() for gpu in usable}
+    busy = _busy(old, means, policies.pressure)
+    strains, early = _strains(old, around, means, busy, policies.pressure)
+    deferrals = _deferrals(old, strains, policies.pressure, snapshot.host.name, now_t)
+    use = old.use.fed(
+        _mean(g.utilization_pct for g in usable), seconds, policies.utilisation.smooth_s
+    )
+    sight = _sight(use, gpus, usable, around, policies)
+    level = utilisation.looked(old.level, sight, policies.utilisation, now_t, seconds)
+    memory = replace(
+        old, gpus=gpus, use=use, busy=busy, early=early, deferrals=deferrals, level=level
+    )
+    multipliers = {gpu.uuid: 0.0 for gpu in snapshot.gpus} | {
+        uuid: adaptive.multiplier(
+            gpu.tier or LoadTier.UNKNOWN,
+            policies.adaptive,
+            hog=uuid in around.hogs,
+            mode=around.mode,
+        )
+        for uuid, gpu in gpus.items()
+    }
+    throttle = Throttle(
+        closed=deferring.closed(deferrals),
+        closed_gpus=deferring.closed_gpus(deferrals, busy, usable, policies.pressure),
+        starts=utilisation.starts(level, sight, policies.utilisation),
+        multipliers=multipliers,
+        reason=_reason(policies.utilisation),
+        saturated=_saturated(gpus, policies.windows, now_t),
+    )
+    return memory, throttle
+
+
+def _remembered(
+    old: Memory,
+    gpu: GpuReading,
+    snapshot: Snapshot,
+    policies: Policies,
+    now_t: float,
+    seconds: float,
+) -> GpuMemory:
+    before = old.gpus.get(gpu.uuid, GpuMemory())
+    policy = policies.adaptive
+    load = adaptive.external_pct(gpu, snapshot.on(gpu.uuid))
+    others = before.others.fed(load, seconds, policy.smooth_s)
+    use = before.use.fed(gpu.utilization_pct, seconds, policies.pressure.smooth_s)
+    is_full = (use.mean() or 0.0) >= policies.windows.saturated_pct
+    since_t = now_t if before.full_since_t is None else before.full_since_t
+    return GpuMemory(
+        use=use,
+        others=others,
+        tier=adaptive.tier(others.mean(policy.coverage_pct), before.tier, policy),
+        full_since_t=since_t if is_full else None,
+    )
+
+
+def _saturated(gpus: Mapping[str, GpuMemory], policy: WindowPolicy, now_t: float) -> frozenset[str]:
+    since_t = now_t - policy.trusted_after_minutes * 60
+    return frozenset(
+        uuid
+        for uuid, gpu in gpus.items()
+        if gpu.full_since_t is not None and gpu.full_since_t <= since_t
+    )
+
+
+def _busy(
+    old: Memory, means: Mapping[str, float | None], policy: PressurePolicy
+) -> dict[PriorityClass, frozenset[str]]:
+    """By class; user-initiated jobs share a busy GPU."""
+    normal, background = PriorityClass.NORMAL, PriorityClass.BACKGROUND
+    held = {kind: old.busy.get(kind, frozenset()) for kind in (normal, background)}
+    busy = pressure.saturated(means, held[normal], policy)
+    earlier = pressure.saturated(means, held[background], policy, earlier=True)
+    return {normal: busy, background: busy | earlier}
+
+
+def _strains(
+    old: Memory,
+    around: Around,
+    means: Mapping[str, float | None],
+    busy: Mapping[PriorityClass, frozenset[str]],
+    policy: PressurePolicy,
+) -> tuple[dict[PriorityClass, tuple[Strain, ...]], frozenset[str]]:
+    """What makes each class wait, and what is over a background job's lower thresholds."""
+    values = {gauge.kind: gauge for gauge in around.gauges}
+    found = [_strain(c, values.get(c.kind)) for c in around.constraints if c.grip is not Grip.NONE]
+    early, kinds = pressure.early(around.gauges, old.early, policy)
+    told = {strain.label for strain in found}
+    by_class = {
+        PriorityClass.USER_INITIATED: tuple(strain for strain in found if strain.hard),
+        PriorityClass.NORMAL: tuple(found),
+        PriorityClass.BACKGROUND: (*found, *(s for s in early if s.label not in told)),
+    }
+    for kind, uuids in busy.items():
+        if means and uuids >= means.keys():
+            strain = Strain(GPU_UTIL, "all GPUs are busy", _mean(means.values()))
+            by_class[kind] = (strain, *by_class[kind])
+    return by_class, kinds
+
+
+def _strain(constraint: Constraint, gauge: Gauge | None) -> Strain:
+    hard = constraint.grip is Grip.HARD
+    if gauge is None:
+        return Strain(constraint.kind, constraint.text.rstrip("."), hard=hard)
+    return Strain(gauge.label, f"{gauge.what} above {gauge.opens:.0f} %", gauge.value, hard)
+
+
+def _deferrals(
+    old: Memory,
+    strains: Mapping[PriorityClass, tuple[Strain, ...]],
+    policy: PressurePolicy,
+    host: str,
+    now_t: float,
+) -> dict[PriorityClass, Deferral]:
+    found = {}
+    for kind in CLASSES:
+        seed = f"{host}/{kind.value}"
+        deferral = pressure.deferred(old.deferrals.get(kind), strains[kind], policy, now_t, seed)
+        if deferral is not None:
+            found[kind] = deferral
+    return found
+
+
+def _sight(
+    use: Smoothed,
+    gpus: Mapping[str, GpuMemory],
+    usable: Sequence[GpuReading],
+    around: Around,
+    policies: Policies,
+) -> Sight:
+    jobs = {job for gpu in usable for job in around.jobs_on.get(gpu.uuid, ())}
+    quiet = [
+        gpu
+        for gpu in usable
+        if not around.jobs_on.get(gpu.uuid)
+        and (load := gpus[gpu.uuid].use.mean()) is not None
+        and load < policies.utilisation.quiet_pct
+    ]
+    return Sight(
+        use=use.mean(),
+        others=_mean(gpus[gpu.uuid].others.mean() for gpu in usable),
+        running=len(jobs),
+        quiet=len(quiet),
+        gpus=len(usable),
+        bound=around.bound,
+    )
+
+
+def _reason(policy: UtilisationPolicy) -> str:
+    """No figure in it that moves: it is stored with each job that waits for it."""
+    return (
+        f"they are kept {policy.low_pct:.0f} to {policy.high_pct:.0f} % busy, and the next job is"
+        " put beside the others when their load can be seen."
+    )
+
+
+def _mean(values: Iterable[float | None]) -> float | None:
+    """Of those that are known."""
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known else None

@@ -1,0 +1,261 @@
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from datetime import datetime, timedelta
+from typing import Any
+
+import pytest
+from django.contrib.auth.models import User
+
+from monitor import audit, events, policies, store
+from monitor.models import Constraint, Gpu
+from monitor.readings import GpuReading, ProcessReading
+from scheduler import modes, throttling
+from scheduler.jobs import PriorityClass
+from scheduler.models import Job, ModeState, ThrottleState
+from scheduler.plans import Throttle
+from scheduler.policy.mode import Mode, ModePolicy
+from scheduler.pressure import Pressure, bound
+from tests import jobs_made
+from tests.builders import GIB, NOW, gpu, gpu_uuid, host, process, snapshot
+
+pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("data")]
+NORMAL, BACKGROUND = PriorityClass.NORMAL, PriorityClass.BACKGROUND
+USER = PriorityClass.USER_INITIATED
+
+
+def at(second: float) -> datetime:
+    return NOW + timedelta(seconds=second)
+
+
+def look(
+    second: float,
+    gpus: list[GpuReading],
+    processes: list[ProcessReading] | None = None,
+    **of_host: Any,
+) -> Throttle:
+    shot = snapshot(gpus, processes or [], at=at(second), host=host(**of_host))
+    found = Pressure("gpubox").judge(shot, at(second))
+    assert found is not None
+    return found
+
+
+def busy(index: int = 0, use: float = 91.0) -> GpuReading:
+    return gpu(index, utilization_pct=use, memory_used_bytes=GIB)
+
+
+def foreign(index: int = 0, share: float = 91.0) -> ProcessReading:
+    return process(4_200_000 + index, on=index, sm_pct=share)
+
+
+def kinds() -> list[str]:
+    told = (event.kind for event in reversed(events.recent(100)))
+    return [kind for kind in told if not kind.startswith("JOB_")]
+
+
+@pytest.fixture
+def lines(caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
+    caplog.set_level(logging.INFO, logger="scheduler.pressure")
+    return lambda: [r.getMessage() for r in caplog.records if r.name == "scheduler.pressure"]
+
+
+def test_an_idle_machine_holds_nobody_back() -> None:
+    found = look(0, [gpu(0), gpu(1)])
+    assert (found.closed, found.closed_gpus, found.starts) == ({}, {}, None)
+    assert set(found.multipliers.values()) == {1.0}
+
+
+def test_one_busy_gpu_is_closed_to_normal_jobs_and_the_idle_ones_are_not() -> None:
+    found = look(0, [busy(0), gpu(1)], [foreign(0)])
+    assert found.closed == {}
+    assert {kind: set(gpus) for kind, gpus in found.closed_gpus.items()} == {
+        NORMAL: {gpu_uuid(0)},
+        BACKGROUND: {gpu_uuid(0)},
+    }
+    assert found.multipliers == {gpu_uuid(0): 0.1, gpu_uuid(1): 1.0}
+    assert found.starts is None or found.starts >= 1
+
+
+def test_background_jobs_leave_a_gpu_earlier_than_normal_ones() -> None:
+    assert set(look(0, [busy(0, 75), gpu(1)]).closed_gpus) == {BACKGROUND}
+
+
+def test_when_all_gpus_are_busy_the_waiting_jobs_are_deferred(
+    alice: User,
+    lines: Callable[[], list[str]],
+    django_capture_on_commit_callbacks: Callable[..., Any],
+) -> None:
+    job = jobs_made.waiting(alice)
+    with django_capture_on_commit_callbacks(execute=True):
+        found = look(0, [busy(0)], [foreign(0)])
+    expected = f"System under load, deferring job {job.pk} for 30 s (gpu_util=91)"
+    assert lines() == [expected]
+    assert found.closed_gpus[NORMAL][gpu_uuid(0)].until == at(30)
+    assert USER not in found.closed_gpus
+    with django_capture_on_commit_callbacks(execute=True):
+        for second in range(5, 35, 5):
+            look(second, [busy(0)], [foreign(0)])
+    assert len(lines()) == 2
+    assert "for 6" in lines()[1] or "for 5" in lines()[1]
+
+
+def test_it_tells_when_starts_are_held_back_and_when_they_are_free_again(alice: User) -> None:
+    jobs_made.waiting(alice)
+    for second in range(0, 60, 5):
+        look(second, [busy(0)], [foreign(0)])
+    assert kinds() == ["BACKPRESSURE_ACTIVATED"]
+    for second in range(60, 200, 5):
+        look(second, [gpu(0)])
+    assert kinds() == ["BACKPRESSURE_ACTIVATED", "BACKPRESSURE_RELEASED"]
+
+
+def test_nobody_is_told_of_deferrals_that_nobody_waits_for() -> None:
+    for second in range(0, 60, 5):
+        look(second, [busy(0)], [foreign(0)])
+    assert kinds() == []
+
+
+def short(kind: str, text: str) -> None:
+    Constraint.objects.create(host="gpubox", kind=kind, text=text, from_at=NOW)
+
+
+def test_a_host_short_of_memory_makes_all_but_user_initiated_jobs_wait() -> None:
+    short("host_memory_use", "The host is busy: memory 84 %.")
+    memory = {"memory_total_bytes": 100 * GIB, "memory_available_bytes": 16 * GIB}
+    found = look(0, [gpu(0)], **memory)
+    assert set(found.closed) == {NORMAL, BACKGROUND}
+    assert found.closed[NORMAL].holder == "memory"
+    assert "memory above 80 %" in found.closed[NORMAL].text
+
+
+def test_a_full_disk_lets_nobody_start_and_overloads_the_node() -> None:
+    short("data_disk", "No room for logs: /data has 0.1 of 10 GiB left.")
+    found = look(0, [gpu(0)])
+    assert set(found.closed) == {NORMAL, BACKGROUND, USER}
+    assert kinds() == ["NODE_OVERLOADED"]
+    look(5, [gpu(0)])
+    assert kinds() == ["NODE_OVERLOADED"]
+
+
+def test_a_restart_goes_on_where_it_stopped(alice: User) -> None:
+    jobs_made.waiting(alice)
+    look(0, [busy(0)], [foreign(0)])
+    before = throttling.load("gpubox")[0]
+    assert before.deferrals[NORMAL].number == 1
+    look(5, [busy(0)], [foreign(0)])
+    after = throttling.load("gpubox")[0]
+    assert after.deferrals[NORMAL].until_t == before.deferrals[NORMAL].until_t
+    assert kinds() == ["BACKPRESSURE_ACTIVATED"]
+
+
+def test_what_another_version_left_is_a_new_beginning() -> None:
+    ThrottleState.objects.create(host="gpubox", at=NOW, allowed="{}", memory='{"gpus": 7}')
+    assert look(5, [gpu(0)]).closed == {}
+
+
+def test_the_dispatcher_reads_what_the_controller_wrote(
+    django_assert_num_queries: Callable[[int], Any],
+) -> None:
+    wrote = look(0, [busy(0), gpu(1)], [foreign(0)])
+    assert throttling.throttle("gpubox", at(1)) == wrote
+    with django_assert_num_queries(1):
+        assert throttling.throttle("gpubox", at(2)) == wrote
+    assert throttling.throttle("elsewhere", at(2)) == Throttle()
+
+
+def test_a_silent_controller_holds_nobody_back() -> None:
+    look(0, [busy(0)], [foreign(0)])
+    assert throttling.throttle("gpubox", at(600)) == Throttle()
+
+
+def test_what_was_placed_since_the_look_is_taken_off_the_starts(alice: User) -> None:
+    job = jobs_made.running(alice)
+    uuid = gpu_uuid(0)
+    store.open_claim(
+        store.ClaimFact(job_ref=str(job.pk), gpu_uuid=uuid, owner="alice"), "gpubox", NOW
+    )
+    found = look(0, [busy(0, 50), gpu(1)], [process(1, job_ref=str(job.pk), sm_pct=50)])
+    assert found.starts == 1
+    job.attempts.update(host="gpubox", placed_at=at(1))
+    assert throttling.throttle("gpubox", at(2)).starts == 0
+
+
+def test_what_keeps_the_first_jobs_is_known(alice: User) -> None:
+    assert bound() == "queue"
+    job = jobs_made.waiting(alice)
+    for codes, word in (
+        (["UtilTarget"], ""),
+        ([], ""),
+        (["UtilTarget", "GpuMemory"], "memory"),
+        (["OwnerPresent"], "owner"),
+        (["ShareExceeded"], "other"),
+    ):
+        Job.objects.filter(pk=job.pk).update(blockers=[{"code": c, "text": ""} for c in codes])
+        assert bound() == word
+
+
+def hogged(hours: float) -> None:
+    """Somebody has hogged a GPU for so long."""
+    from monitor.models import Incident
+
+    row, _ = Gpu.objects.get_or_create(
+        uuid=gpu_uuid(0),
+        defaults={
+            "host": "gpubox",
+            "index": 0,
+            "state_since_at": NOW,
+            "first_seen_at": NOW,
+            "last_seen_at": NOW,
+        },
+    )
+    from monitor.policy.hog_rules import HOG_RULES
+
+    Incident.objects.create(
+        host="gpubox",
+        gpu=row,
+        rule=sorted(HOG_RULES)[0],
+        since_at=NOW - timedelta(hours=hours),
+        opened_at=NOW - timedelta(hours=hours),
+        last_seen_at=NOW,
+    )
+
+
+def test_eight_hours_beside_a_hog_make_it_defensive_and_three_percent_of_thirty() -> None:
+    hogged(8)
+    found = look(0, [busy(0, 95)], [foreign(0, 95)])
+    assert ModeState.objects.get().mode == "defensive"
+    assert found.multipliers == {gpu_uuid(0): 0.1}
+    assert 30 * found.multipliers[gpu_uuid(0)] == pytest.approx(3)
+    assert USER not in found.closed_gpus
+    assert kinds()[0] == "MODE_CHANGED"
+
+
+def test_the_mode_counts_on_every_gpu_and_the_hog_on_its_own() -> None:
+    hogged(8)
+    found = look(0, [gpu(0), gpu(1)])
+    assert found.multipliers == {gpu_uuid(0): 0.1, gpu_uuid(1): 0.5}
+
+
+def test_an_operator_sets_the_mode_for_a_while_and_it_is_audited() -> None:
+    policy = ModePolicy()
+    modes.override("gpubox", Mode.DEFENSIVE, at(3600), by="root", now=NOW)
+    assert modes.judge("gpubox", policy, at(5)) is Mode.DEFENSIVE
+    assert kinds() == ["MODE_CHANGED"]
+    assert modes.judge("gpubox", policy, at(3601)) is Mode.COOPERATIVE
+    assert kinds() == ["MODE_CHANGED", "MODE_CHANGED"]
+    modes.override("gpubox", None, None, by="root", now=at(4000))
+    first, second = reversed(audit.about("mode gpubox"))
+    assert (first.by, first.action) == ("root", "MODE_SET")
+    assert first.after["mode"] == "defensive"
+    assert second.after["mode"] == "automatic"
+
+
+def test_all_its_policies_can_be_changed_by_operators() -> None:
+    known = policies.registered()
+    assert {"constraints", "pressure", "adaptive", "utilisation", "mode"} <= known.keys()
+
+
+def test_it_judges_no_old_snapshot() -> None:
+    assert Pressure("gpubox").judge(None, NOW) is None
+    assert not ThrottleState.objects.exists()
