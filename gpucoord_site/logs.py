@@ -72,6 +72,8 @@ def log_settings(style: str, level: str = "INFO") -> dict[str, Any]:
             "django-q": {"handlers": [], **quiet, "propagate": True},
             "daphne": quiet,
             "httpx": quiet,
+            # It names paths, which are the secrets of some webhooks.
+            "urllib3": {"level": "ERROR"},
             # security_log tells the same under names of ours.
             "axes": {"level": "ERROR"},
         },

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from datetime import datetime, timedelta
 
+from django.db.models import Q
+
 from monitor.models import Chore
 
 
@@ -16,3 +18,19 @@ def due(name: str, every: timedelta, now: datetime) -> bool:
 
 def done(name: str, result: str, now: datetime) -> None:
     Chore.objects.filter(name=name).update(done_at=now, result=result)
+
+
+def begin(name: str, longest: timedelta, now: datetime) -> bool:
+    """Take a chore that only one may do at a time; True for that one, who calls `done`."""
+    Chore.objects.bulk_create([Chore(name=name, queued_at=now - longest)], ignore_conflicts=True)
+    free = Chore.objects.filter(name=name).exclude(_busy(longest, now))
+    return free.update(queued_at=now, done_at=None) == 1
+
+
+def is_busy(name: str, longest: timedelta, now: datetime) -> bool:
+    """Whether somebody does it now; one who took longer than `longest` has died."""
+    return Chore.objects.filter(_busy(longest, now), name=name).exists()
+
+
+def _busy(longest: timedelta, now: datetime) -> Q:
+    return Q(done_at__isnull=True, queued_at__gt=now - longest)

@@ -59,6 +59,8 @@ EVENTS: dict[str, tuple[str, ...]] = {
         "NVML_MONITORING_OFF",
         "NVML_HUNG",
         "LOOP_FAILED",
+        "ALERT_FAILED",
+        "ALERT_WORKS",
     ),
 }
 

@@ -17,6 +17,7 @@ from monitor.models import (
     HostHour,
     HostSample,
     LatestSnapshot,
+    Message,
     ProcessHour,
     ProcessMinute,
     ProcessUse,
@@ -38,6 +39,7 @@ class Keep:
     events: timedelta = timedelta(days=90)
     # Idle or busy: a change of state that passes says little after a week.
     state_changes: timedelta = timedelta(days=7)
+    messages: timedelta = timedelta(days=90)
     # A host that has been silent for so long was renamed or taken away.
     silent_hosts: timedelta = timedelta(days=7)
 
@@ -66,6 +68,8 @@ def _too_old(keep: Keep, now: datetime) -> Iterator[QuerySet[Model]]:
     yield Event.objects.filter(at__lt=old)
     passing = Event.objects.filter(kind="GPU_STATE_CHANGED", severity=Event.Severity.INFO)
     yield passing.filter(at__lt=now - keep.state_changes)
+    sent = Message.objects.exclude(state=Message.State.WAITING)
+    yield sent.filter(created_at__lt=now - keep.messages)
     yield LatestSnapshot.objects.filter(at__lt=now - keep.silent_hosts)
     yield Claim.objects.filter(until_at__lt=old)
     yield Constraint.objects.filter(until_at__lt=old)

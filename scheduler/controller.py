@@ -12,6 +12,7 @@ from django.conf import settings
 from django.db import OperationalError, transaction
 
 from monitor import chores, constraints, policies, store, tasks
+from monitor.alerting import Alerts
 from monitor.policy.constraints import ConstraintPolicy, judge
 from monitor.readings import Snapshot
 from monitor.stepping import Guard
@@ -123,5 +124,6 @@ def build(guard: Guard) -> Controller:
         Constraints(config.node, str(settings.DATA)),
         Charging(config.node, config.time_zone),
         Pressure(config.node),
+        Alerts(tasks.queue),
     )
     return Controller(guard, config.node, tasks.queue, parts)

@@ -70,7 +70,7 @@ class Module:
 
     @property
     def edge(self) -> bool:
-        return "probes" in self.parts or "runner" in self.parts
+        return bool({"probes", "runner", "senders"} & set(self.parts))
 
     @property
     def rows(self) -> bool:
@@ -172,6 +172,12 @@ def test_pynvml_and_psutil_have_one_door_each() -> None:
     doors = {"monitor.probes.nvml": {"pynvml"}, "monitor.probes.host": {"psutil"}}
 
     assert not _offenders(lambda m: _outside(m) & {"pynvml", "psutil"} - doors.get(m.name, set()))
+
+
+def test_apprise_has_one_door() -> None:
+    assert not _offenders(
+        lambda m: _outside(m) & {"apprise"}, where=lambda m: m.name != "monitor.senders.notify"
+    )
 
 
 def test_only_the_runner_and_the_supervisor_start_and_signal_processes() -> None:

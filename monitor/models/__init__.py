@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from monitor.models.access import ApiToken
+from monitor.models.alerts import Channel, Message, Response
 from monitor.models.chores import Chore
 from monitor.models.claims import Claim
 from monitor.models.closures import GpuClosure
@@ -18,6 +19,7 @@ from monitor.models.uses import ProcessMinute, ProcessUse
 __all__ = [
     "ApiToken",
     "AuditEntry",
+    "Channel",
     "Chore",
     "Claim",
     "Constraint",
@@ -33,11 +35,13 @@ __all__ = [
     "Incident",
     "LatestSnapshot",
     "Lease",
+    "Message",
     "Pattern",
     "PolicyValues",
     "ProcessHour",
     "ProcessMinute",
     "ProcessUse",
+    "Response",
     "Sample",
     "Tally",
 ]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from monitor.policy.alerting import AlertPolicy
 from monitor.policy.constraints import ConstraintPolicy
 from monitor.policy.cooling import CoolingPolicy
 from monitor.policy.presence_policy import PresencePolicy
@@ -14,6 +15,7 @@ from monitor.policy.retention import RetentionPolicy
 
 POLICIES: dict[str, type[Any]] = {
     "constraints": ConstraintPolicy,
+    "alerts": AlertPolicy,
     "cooling": CoolingPolicy,
     "presence": PresencePolicy,
     "retention": RetentionPolicy,

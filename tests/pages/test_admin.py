@@ -11,7 +11,7 @@ from django.test import Client
 from django.urls import reverse
 from django.utils import timezone
 
-from monitor import access, audit, events, process_hours, rollups, store
+from monitor import access, audit, events, outbox, process_hours, rollups, store
 from monitor.models import (
     ApiToken,
     Chore,
@@ -24,6 +24,7 @@ from monitor.models import (
     Pattern,
     PolicyValues,
     ProcessMinute,
+    Response,
 )
 from scheduler.models import (
     Attempt,
@@ -41,6 +42,7 @@ from scheduler.models import (
 )
 from tests import jobs_made
 from tests.builders import NOW, gpu, gpu_uuid, snapshot
+from tests.monitor import alerts_made
 from tests.monitor.past import process_use
 
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("data")]
@@ -82,6 +84,8 @@ def filled(alice: User) -> None:
     GpuDay.objects.create(host="gpubox", owner="alice", from_at=NOW)
     audit.note("TRIED", "root tried it", by="root", now=NOW)
     PolicyValues.objects.create(name="hogs")
+    outbox.write_test(alerts_made.channel(), "root", "", NOW)
+    Response.objects.create(incident=alerts_made.incident(), step="warn", at=NOW)
     times = {"since_at": NOW, "opened_at": NOW, "last_seen_at": NOW}
     Incident.objects.create(host="gpubox", rule="sustained", key="0|alice", text="hog", **times)
     Exemption.objects.create(scope="user", name="alice", from_at=NOW)

@@ -1,0 +1,216 @@
+"""Step: turn new events and incidents into messages for the channels that want them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from datetime import datetime, timedelta, tzinfo
+
+from django.contrib.auth.models import User
+from django.utils import timezone
+
+from monitor import incidents, outbox, policies
+from monitor.models import Channel, Event, Incident, Message
+from monitor.policy.alerting import INCIDENT, AlertPolicy, Notice, Route, due_at, rank, wants
+from monitor.policy.hog_rules import TITLES
+from monitor.readings import Snapshot
+
+# Rows of other hosts may be committed later than ones with higher numbers.
+OVERLAP = 50
+AT_ONCE = 500
+
+
+class Alerts:
+    """The part that writes messages, and has them sent when some are due."""
+
+    name = "alerts"
+
+    def __init__(self, queue: Callable[[str], None]) -> None:
+        self._queue = queue
+
+    def judge(self, snapshot: Snapshot | None, now: datetime) -> object:
+        written = write(now)
+        if outbox.is_due(now):
+            self._queue(outbox.TASK)
+        return written
+
+
+def write(now: datetime) -> int:
+    """Write a message for each notice and channel that wants it; how many that were."""
+    channels = list(Channel.objects.filter(enabled=True))
+    if not channels:
+        return 0
+    policy, zone = policies.current(AlertPolicy), timezone.get_current_timezone()
+    open_now = [_of_incident(row, policy) for row in _open_incidents()]
+    happened = _events(channels)
+    total = 0
+    for channel in channels:
+        after = max(channel.seen_event - OVERLAP, channel.from_event)
+        fresh = [_of_event(event, policy) for event in happened if event.pk > after]
+        if channel.failing_since:
+            # That alerts fail is not told by what fails.
+            fresh = [notice for notice in fresh if not notice.kind.startswith("ALERT_")]
+        route = route_of(channel)
+        wanted = [notice for notice in [*open_now, *fresh] if wants(route, notice)]
+        total += _write(channel, route, wanted, policy, now, zone)
+        _seen(channel, happened)
+    return total
+
+
+def route_of(channel: Channel) -> Route:
+    return Route(
+        least=channel.least,
+        kinds=channel.kinds,
+        rules=channel.rules,
+        gpus=channel.gpus,
+        hosts=channel.hosts,
+        to_owners=channel.to_owners,
+        quiet_from=channel.quiet_from,
+        quiet_until=channel.quiet_until,
+        working_days_only=channel.working_days_only,
+        errors_at_once=channel.errors_at_once,
+    )
+
+
+def switch_on(channel: Channel) -> None:
+    """A channel that is new, or on again, is not told of the past."""
+    channel.from_event = channel.seen_event = _newest_event()
+
+
+def _newest_event() -> int:
+    return Event.objects.order_by("-pk").values_list("pk", flat=True).first() or 0
+
+
+def person_of(incident: Incident) -> str:
+    """Who has to answer for it; empty when nobody knows."""
+    return incident.job_owner or incident.user
+
+
+def address_of(person: str) -> str:
+    """The person's mail address; empty where there is none."""
+    return User.objects.filter(username=person).values_list("email", flat=True).first() or ""
+
+
+def _write(
+    channel: Channel,
+    route: Route,
+    notices: Sequence[Notice],
+    policy: AlertPolicy,
+    now: datetime,
+    zone: tzinfo,
+) -> int:
+    told = _told(channel, [notice.about for notice in notices])
+    rows = []
+    for notice in notices:
+        if rank(notice.severity) <= told.get(notice.about, -1) or _is_repeat(
+            channel, notice, policy, now
+        ):
+            continue
+        receiver = address_of(notice.person) if route.to_owners else ""
+        if route.to_owners and not receiver:
+            continue
+        due = due_at(route, notice.severity, policy, now, zone)
+        row = message(channel, notice, now, due)
+        row.receiver, row.person = receiver, notice.person if route.to_owners else ""
+        rows.append(row)
+        told[notice.about] = rank(notice.severity)
+        _save(row)
+    return len(rows)
+
+
+def message(channel: Channel, notice: Notice, now: datetime, due: datetime) -> Message:
+    """The row of a notice, not saved yet."""
+    is_incident = bool(notice.rule)
+    return Message(
+        channel=channel,
+        about=notice.about,
+        incident_id=int(notice.about.partition(":")[2]) if is_incident else None,
+        severity=notice.severity,
+        rule=notice.rule,
+        repeat_key=notice.repeat_key,
+        title=notice.title[:200],
+        text=notice.text,
+        created_at=now,
+        due_at=due,
+    )
+
+
+def _save(row: Message) -> None:
+    # Another host's controller may have written the same.
+    Message.objects.bulk_create([row], ignore_conflicts=True)
+
+
+def _told(channel: Channel, abouts: list[str]) -> dict[str, int]:
+    """The worst that the channel was told of each."""
+    told: dict[str, int] = {}
+    rows = Message.objects.filter(channel=channel, about__in=abouts)
+    for about, severity in rows.values_list("about", "severity"):
+        told[about] = max(told.get(about, -1), rank(severity))
+    return told
+
+
+def _is_repeat(channel: Channel, notice: Notice, policy: AlertPolicy, now: datetime) -> bool:
+    """Whether the same was sent lately: an event of one GPU; to an owner, the same rule."""
+    if channel.to_owners:
+        since = now - timedelta(days=policy.owner_days)
+        mine = Message.objects.filter(person=notice.person, rule=notice.rule, number=0)
+        kept = mine.filter(created_at__gt=since).exclude(state=Message.State.DROPPED)
+        warned = Message.objects.filter(about=notice.about, person=notice.person, number__gt=0)
+        return kept.exists() or warned.exists()
+    if not notice.repeat_key:
+        return False
+    since = now - timedelta(minutes=policy.repeat_minutes)
+    rows = Message.objects.filter(channel=channel, repeat_key=notice.repeat_key)
+    return rows.filter(created_at__gt=since).exists()
+
+
+def _events(channels: Iterable[Channel]) -> list[Event]:
+    first = min(channel.seen_event for channel in channels)
+    rows = Event.objects.filter(pk__gt=first - OVERLAP).order_by("pk")[:AT_ONCE]
+    # Incidents are told as what they are, with who has to answer for them.
+    return [row for row in rows if not row.kind.startswith("INCIDENT_")]
+
+
+def _seen(channel: Channel, happened: Sequence[Event]) -> None:
+    if happened and happened[-1].pk > channel.seen_event:
+        Channel.objects.filter(pk=channel.pk).update(seen_event=happened[-1].pk)
+
+
+def _open_incidents() -> Iterable[Incident]:
+    return incidents.going_on().select_related("gpu")
+
+
+def _of_incident(row: Incident, policy: AlertPolicy) -> Notice:
+    where = f"GPU {row.gpu.index} of {row.host}" if row.gpu else row.host
+    return Notice(
+        about=f"incident:{row.pk}",
+        at=row.opened_at,
+        severity=row.severity,
+        kind=INCIDENT,
+        rule=row.rule,
+        host=row.host,
+        gpu_uuid=row.gpu_id or "",
+        person=person_of(row),
+        title=f"{TITLES.get(row.rule, row.rule)}: {where}",
+        text=f"{row.text}\n{link(policy, f'/incidents/{row.pk}/')}".rstrip(),
+    )
+
+
+def _of_event(row: Event, policy: AlertPolicy) -> Notice:
+    first = row.text.partition("\n")[0]
+    where = link(policy, f"/gpus/{row.gpu_uuid}/" if row.gpu_uuid else "/events/")
+    return Notice(
+        about=f"event:{row.pk}",
+        at=row.at,
+        severity=row.severity,
+        kind=row.kind,
+        host=row.host,
+        gpu_uuid=row.gpu_uuid,
+        title=first,
+        text=f"{row.text}\n{row.host} {row.kind}\n{where}".rstrip(),
+        repeat_key=f"{row.kind}|{row.host}|{row.gpu_uuid}|{row.job_ref}"[:200],
+    )
+
+
+def link(policy: AlertPolicy, path: str) -> str:
+    """The address of a page, where gpucoord knows its own."""
+    return policy.address.rstrip("/") + path if policy.address else ""

@@ -1,0 +1,128 @@
+from __future__ import annotations
+
+import json
+import logging
+import socket
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from time import monotonic
+from typing import Any
+
+import pytest
+
+from monitor import outbox
+from monitor.models import Channel, Message
+from monitor.sealing import seal
+from monitor.senders.notify import Letter, Service, send_all, service_of
+from tests.builders import NOW
+from tests.monitor.alerts_made import channel
+
+
+class Hook(BaseHTTPRequestHandler):
+    """Takes webhooks; /no answers with an error."""
+
+    got: list[dict[str, Any]] = []
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers["content-length"]))
+        self.got.append(json.loads(body) | {"auth": self.headers["authorization"]})
+        self.send_response(500 if self.path == "/no" else 200)
+        self.end_headers()
+
+    def log_message(self, *_: object) -> None:
+        """Quiet."""
+
+
+@pytest.fixture
+def hook() -> Iterator[str]:
+    Hook.got = []
+    with ThreadingHTTPServer(("127.0.0.1", 0), Hook) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"json://hooker:s3cretpass@127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+@pytest.fixture
+def silent() -> Iterator[str]:
+    """Takes connections and never answers."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        yield f"json://127.0.0.1:{listening.getsockname()[1]}/?rto=60"
+
+
+def test_a_webhook_gets_the_message(hook: str) -> None:
+    assert send_all({1: Letter(f"{hook}/in", "Hog", "95 %", "warning")}, 5) == {1: None}
+    (got,) = Hook.got
+    assert (got["title"], got["message"], got["type"]) == ("Hog", "95 %", "warning")
+    assert got["auth"].startswith("Basic ")
+
+
+def test_what_went_wrong_is_told_without_any_part_of_the_address(
+    hook: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    closed = "json://hooker:s3cretpass@127.0.0.1:1/tokentoken"
+    said = send_all({1: Letter(f"{hook}/no", "t", "x"), 2: Letter(closed, "t", "x")}, 5)
+
+    assert "500" in (said[1] or "")
+    told = f"{said} {capfd.readouterr()}"
+    for secret in ("s3cretpass", "hooker", "tokentoken", "127.0.0.1:1"):
+        assert secret not in told
+    assert not logging.getLogger("apprise").propagate
+
+
+def test_one_that_hangs_costs_no_more_than_the_limit_and_holds_up_no_other(
+    hook: str, silent: str
+) -> None:
+    begun = monotonic()
+    said = send_all({1: Letter(silent, "t", "x"), 2: Letter(hook, "t", "x")}, 0.5)
+
+    assert monotonic() - begun < 2
+    assert said == {1: "No answer within 0.5 s.", 2: None}
+
+
+def test_an_address_says_which_service_it_is() -> None:
+    assert service_of("json://127.0.0.1:1/x") == Service("JSON", is_mail=False)
+    mail = "mailto://u:pw@mail.example.org?from=g@example.org"
+    assert service_of(mail) == Service("E-Mail", is_mail=True)
+    assert service_of("slack://half") is None
+    assert service_of("nonsense") is None
+
+
+def test_nothing_is_sent_to_an_address_that_is_none() -> None:
+    assert "can be used" in (send_all({1: Letter("nonsense://x", "t", "x")}, 5)[1] or "")
+
+
+def test_a_mail_goes_to_the_owner_and_not_to_the_receiver_in_the_address(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    import smtplib
+
+    sent: list[tuple[Any, ...]] = []
+
+    class Server:
+        def __init__(self, *_: object, **__: object) -> None: ...
+        def sendmail(self, sender: str, to: Any, text: str) -> None:
+            sent.append((sender, to))
+
+        def quit(self) -> None: ...
+        def login(self, *_: object) -> None: ...
+        def ehlo(self, *_: object) -> None: ...
+        def starttls(self, *_: object, **__: object) -> None: ...
+
+    monkeypatch.setattr(smtplib, "SMTP", Server)
+    address = "mailto://mail.example.org?from=gpus@example.org&to=ops@example.org"
+
+    assert send_all({1: Letter(address, "t", "x", receiver="alice@example.org")}, 5) == {1: None}
+    assert sent == [("gpus@example.org", ["alice@example.org"])]
+
+
+@pytest.mark.django_db
+def test_a_test_goes_the_whole_way_to_a_real_webhook(hook: str) -> None:
+    ops = channel(sealed=seal(f"{hook}/in"))
+    outbox.write_test(ops, "root", "", NOW)
+
+    assert outbox.send_due(send_all, NOW) == 1
+
+    assert Hook.got[0]["title"] == "A test of gpucoord"
+    assert Message.objects.get().state == "sent"
+    assert Channel.objects.get().worked_at == NOW
