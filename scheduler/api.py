@@ -15,8 +15,8 @@ from ninja import Query, Router
 from ninja.errors import HttpError
 from ninja.responses import Status
 
-from scheduler import logs, store, submitting, viewing
-from scheduler.api_schemas import Cancelled, JobBody, JobPage, NewJobBody, Submitted
+from scheduler import arrays, holding, logs, store, submitting, viewing
+from scheduler.api_schemas import Cancelled, Held, JobBody, JobPage, NewJobBody, Submitted
 from scheduler.models import Job
 from scheduler.runner import files
 
@@ -49,7 +49,12 @@ def submit(request: HttpRequest, new: NewJobBody) -> Status[dict[str, Any]]:
     could ever allow it. 429: you have as many waiting jobs as you may have.
     """
     job = submitting.submit(new.model_dump(), _person(request), timezone.now())
-    answer = {"id": job.pk, "state": job.state, "url": reverse("job", args=[job.pk])}
+    answer = {
+        "id": job.pk,
+        "state": job.state,
+        "url": reverse("job", args=[job.pk]),
+        "array": arrays.members(job),
+    }
     return Status(201, answer)
 
 
@@ -121,14 +126,44 @@ def log(
 
 
 @router.post("{int:job_id}/cancel/", response=Cancelled, summary="Cancel a job", url_name="cancel")
-def cancel(request: HttpRequest, job_id: int) -> dict[str, Any]:
+def cancel(
+    request: HttpRequest,
+    job_id: int,
+    array: Annotated[bool, Query(description="All that is left of its array.")] = False,
+) -> dict[str, Any]:
     """A waiting job ends at once; a running one gets SIGTERM, then SIGKILL. Twice is fine."""
     job, person = _job(job_id), _person(request)
     if not viewing.may_cancel(job, person):
         raise HttpError(403, f"Only {job.owner.username} and operators may cancel this job.")
-    done = store.request_cancel(job.pk, person.username, timezone.now())
+    now = timezone.now()
+    if array and job.array is not None:
+        done = arrays.cancel(job.array, person.username, now) > 0
+    else:
+        done = store.request_cancel(job.pk, person.username, now)
     job.refresh_from_db(fields=["state"])
     return {"id": job.pk, "state": job.state, "cancelled": done}
+
+
+@router.post("{int:job_id}/hold/", response=Held, summary="Hold a waiting job", url_name="hold")
+def hold(request: HttpRequest, job_id: int, reason: str = "") -> dict[str, Any]:
+    """It does not start before it is released. Twice is fine."""
+    job, person = _job(job_id), _person(request)
+    if not holding.may_hold(job, person):
+        raise HttpError(403, f"Only {job.owner.username} and operators may hold this job.")
+    holding.hold(job.pk, person.username, timezone.now(), reason.strip()[:200])
+    job.refresh_from_db(fields=["state", "held"])
+    return {"id": job.pk, "state": job.state, "held": job.held or None}
+
+
+@router.post("{int:job_id}/release/", response=Held, summary="Release a held job")
+def release(request: HttpRequest, job_id: int) -> dict[str, Any]:
+    """What an operator holds, operators release."""
+    job, person = _job(job_id), _person(request)
+    if not holding.may_release(job, person):
+        raise HttpError(403, f"{job.held or 'It is not yours.'} Ask an operator to release it.")
+    holding.release(job.pk, person.username, timezone.now())
+    job.refresh_from_db(fields=["state", "held"])
+    return {"id": job.pk, "state": job.state, "held": job.held or None}
 
 
 def _person(request: HttpRequest) -> User:

@@ -191,3 +191,9 @@ class Cancelled(Schema):
     id: int
     state: JobState
     cancelled: bool = Field(description="False: there was nothing left to do.")
+
+
+class Held(Schema):
+    id: int
+    state: JobState
+    held: str | None = Field(description="Why it does not start; null: it is not held.")

@@ -10,10 +10,10 @@ from typing import Any
 
 from django.contrib.auth.models import User
 
-from scheduler import job_lines, logs, viewing
+from scheduler import arrays, holding, job_lines, logs, viewing, why
 from scheduler.job_lines import JobLine
-from scheduler.jobs import JobState
-from scheduler.models import Attempt, Job
+from scheduler.jobs import After, JobState
+from scheduler.models import Attempt, Job, YieldRequest
 from scheduler.runner import accounts, files
 
 SHOWN_TAIL = 64 * 1024
@@ -46,6 +46,8 @@ def head(job: Job, person: User) -> dict[str, Any]:
         "line": job_lines.lines([job])[0],
         "may_see_all": viewing.may_see_all(job, person),
         "may_cancel": viewing.may_cancel(job, person),
+        "may_hold": holding.may_hold(job, person),
+        "may_release": holding.may_release(job, person),
     }
 
 
@@ -56,7 +58,11 @@ def whole(job: Job, person: User, data: Path, run_as: str) -> dict[str, Any]:
         context["environment"] = sorted(job.env)
         is_shell = job.argv[:2] == ["/bin/sh", "-c"] and job.argv[2:] == [job.command]
         context["argv"] = "" if is_shell else shlex.join(job.argv)
-    return context
+    return context | {
+        "array": arrays.of(job),
+        "after": viewing.after(job, After.END),
+        "after_success": viewing.after(job, After.SUCCESS),
+    }
 
 
 def live(job: Job, run_as: str) -> dict[str, Any]:
@@ -70,7 +76,14 @@ def live(job: Job, run_as: str) -> dict[str, Any]:
         "timeline": timeline(job, attempt),
         "account": account(job, run_as),
         "sentence": sentence(line),
+        "why": why.grouped(job.blockers) if line.waits else [],
+        "yields": asked_to_yield(attempt) if line.is_open else None,
     }
+
+
+def asked_to_yield(attempt: Attempt | None) -> YieldRequest | None:
+    """What it was asked, when it is to leave its GPUs."""
+    return YieldRequest.objects.filter(attempt=attempt).first() if attempt else None
 
 
 def facts(shown: dict[str, Any]) -> object:
@@ -81,6 +94,8 @@ def facts(shown: dict[str, Any]) -> object:
         tuple(shown["timeline"]),
         job.problem,
         repr(job.blockers),
+        job.held,
+        shown["yields"] and shown["yields"].pk,
         job.cancelled_by,
         shown["account"],
         attempt and (attempt.number, attempt.pid, attempt.cpu_s, attempt.peak_memory_bytes),

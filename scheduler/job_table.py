@@ -124,5 +124,8 @@ def _state(name: str) -> str:
 
 def _matches(text: str) -> Q:
     matches = Q(name__icontains=text) | Q(owner__username__icontains=text)
+    array = text.removeprefix("array ").strip()
+    if text.startswith("array ") and array.isdecimal() and len(array) < 18:
+        return Q(array=array)
     number = text.removeprefix("job").strip().removeprefix("#")
     return matches | Q(pk=number) if number.isdecimal() and len(number) < 18 else matches

@@ -14,9 +14,9 @@ from django.db.models import Q
 from monitor import store as monitor_store
 from monitor.models import Gpu
 from monitor.readings import Snapshot
-from scheduler import own_limits, store
+from scheduler import dependencies, own_limits, store
 from scheduler.fields import MOST_GPUS, MOST_RETRIES, Fields
-from scheduler.jobs import PRIORITIES, After, Manners, NewJob, Refusal, Requirement
+from scheduler.jobs import PRIORITIES, Manners, NewJob, Refusal, Requirement
 from scheduler.models import Job
 from scheduler.policy import admission
 from scheduler.units import parse_bytes
@@ -50,7 +50,7 @@ def checked(raw: Mapping[str, Any], now: datetime) -> NewJob:
     """Read it, and refuse what no host could ever run."""
     new = read(raw, now)
     refusals = refuse(new.requirement, monitor_store.newest_all())
-    if refusals := [*refusals, *_refuse_dependencies(new)]:
+    if refusals := [*refusals, *map(_after, dependencies.problems(new.after))]:
         raise UnableToSubmit(refusals)
     return new
 
@@ -70,17 +70,9 @@ def _refusals(requirement: Requirement, host: Snapshot) -> list[Refusal]:
     return admission.check(requirement, host.gpus, settings.CONFIG.gpu_power)
 
 
-def _refuse_dependencies(new: NewJob) -> list[Refusal]:
-    """A job can only wait for jobs that are there."""
-    wanted = {dependency.on: dependency.after for dependency in new.after}
-    known = set(Job.objects.filter(pk__in=wanted).values_list("pk", flat=True))
-    return [
-        Refusal(
-            field="after" if after is After.END else "after_success", text=f"There is no job {on}."
-        )
-        for on, after in wanted.items()
-        if on not in known
-    ]
+def _after(text: str) -> Refusal:
+    """It can't wait for that job."""
+    return Refusal(field="after", text=text)
 
 
 def read(raw: Mapping[str, Any], now: datetime) -> NewJob:

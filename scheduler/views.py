@@ -13,12 +13,14 @@ from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import redirect, render
 from django.urls import reverse
 from django.utils import timezone
-from django.views.decorators.http import require_http_methods, require_safe
+from django.views.decorators.http import require_http_methods, require_POST, require_safe
 from django_htmx.http import HttpResponseClientRedirect
 
-from scheduler import job_page, job_table, store, viewing
+from scheduler import arrays, holding, job_page, job_table, store, viewing
 from scheduler.forms import NewJobForm, filled_from
 from scheduler.models import Job
+
+LONGEST_REASON = 200
 
 
 @require_safe
@@ -63,9 +65,36 @@ def cancel(request: HttpRequest, pk: int) -> HttpResponse:
     if not viewing.may_cancel(found, person):
         raise PermissionDenied
     if request.method != "POST":
-        return render(request, "scheduler/cancel.html", job_page.head(found, person))
-    if not store.request_cancel(found.pk, person.username, timezone.now()):
+        context = {**job_page.head(found, person), "array": arrays.of(found)}
+        return render(request, "scheduler/cancel.html", context)
+    if found.array is not None and request.POST.get("all"):
+        number = arrays.cancel(found.array, person.username, timezone.now())
+        messages.info(request, f"Cancelled {number} job{'' if number == 1 else 's'} of the array.")
+    elif not store.request_cancel(found.pk, person.username, timezone.now()):
         messages.info(request, f"Job {found.pk} had ended already, or is being stopped.")
+    return redirect("job", found.pk)
+
+
+@require_POST
+def hold(request: HttpRequest, pk: int) -> HttpResponse:
+    """Keep a waiting job from starting, until it is released."""
+    found, person = _job(pk), _person(request)
+    if not holding.may_hold(found, person):
+        raise PermissionDenied
+    reason = request.POST.get("reason", "").strip()[:LONGEST_REASON]
+    if not holding.hold(found.pk, person.username, timezone.now(), reason):
+        messages.info(request, f"Job {found.pk} waits no more, or is held already.")
+    return redirect("job", found.pk)
+
+
+@require_POST
+def release(request: HttpRequest, pk: int) -> HttpResponse:
+    """Let a held job go."""
+    found, person = _job(pk), _person(request)
+    if not holding.may_release(found, person):
+        raise PermissionDenied
+    if not holding.release(found.pk, person.username, timezone.now()):
+        messages.info(request, f"Job {found.pk} is not held.")
     return redirect("job", found.pk)
 
 

@@ -7,10 +7,12 @@ import pytest
 from django.contrib.auth.models import User
 from django.test import Client
 
-from monitor import store
+from monitor import store as monitor_store
+from scheduler import store
+from scheduler.jobs import Dependency, Manners, NewJob, Requirement
 from scheduler.models import Job
 from tests import jobs_made
-from tests.builders import GIB, snapshot
+from tests.builders import GIB, NOW, snapshot
 
 pytestmark = pytest.mark.django_db
 AsUser = Callable[[User], Client]
@@ -25,19 +27,21 @@ def page(browser: Client, job: Job) -> str:
 def test_it_says_why_a_job_waits(alice: User, data: Path, as_user: AsUser) -> None:
     job = jobs_made.waiting(alice)
     reasons = [
-        {"code": "A", "text": "No GPU has 20 GiB free."},
-        {"code": "B", "text": "Bob holds."},
+        {"code": "GpuMemory", "text": "No GPU has 20 GiB free.", "tier": 5, "requested": "20 GiB"},
+        {"code": "UserMaxGpus", "text": "You have 2 of 2 GPUs.", "tier": 3, "available": "0 of 2"},
     ]
     Job.objects.filter(pk=job.pk).update(blockers=reasons)
 
     html = page(as_user(alice), job)
 
     assert "No GPU has 20 GiB free." in html
-    assert "<li>Bob holds.</li>" in html
+    assert html.index("my limits") < html.index("You have 2 of 2 GPUs.")
+    assert html.index("0 of 2") < html.index("others are there") < html.index("20 GiB free")
+    assert "asked: 20 GiB" in html
 
 
 def test_it_says_where_a_job_runs(alice: User, data: Path, as_user: AsUser) -> None:
-    store.record(snapshot(2))
+    monitor_store.record(snapshot(2))
     job = jobs_made.running(alice, on=(1,))
 
     html = page(as_user(alice), job)
@@ -177,3 +181,59 @@ def test_a_stranger_may_not_cancel(
 
     job.refresh_from_db()
     assert (response.status_code, job.state) == (403, "queued")
+
+
+def test_a_person_holds_and_releases_their_job(alice: User, bob: User, as_user: AsUser) -> None:
+    job = jobs_made.waiting(alice)
+
+    assert as_user(bob).post(f"/jobs/{job.pk}/hold/").status_code == 403
+    as_user(alice).post(f"/jobs/{job.pk}/hold/", {"reason": "not before lunch"})
+    job.refresh_from_db()
+    assert job.held == "alice holds it: not before lunch."
+    assert "Release" in page(as_user(alice), job)
+
+    as_user(alice).post(f"/jobs/{job.pk}/release/")
+    job.refresh_from_db()
+    assert job.held == ""
+
+
+def test_what_an_operator_holds_its_owner_does_not_release(
+    alice: User, root: User, as_user: AsUser
+) -> None:
+    job = jobs_made.waiting(alice)
+    as_user(root).post(f"/jobs/{job.pk}/hold/")
+
+    assert as_user(alice).post(f"/jobs/{job.pk}/release/").status_code == 403
+    assert as_user(root).post(f"/jobs/{job.pk}/release/").status_code == 302
+
+
+def test_it_says_how_far_its_array_is_and_cancels_the_rest(alice: User, as_user: AsUser) -> None:
+    new = NewJob(command="true", array=(0, 1, 2), array_limit=2, requirement=Requirement(gpus=0))
+    first = store.submit(new, alice, NOW)
+    assert store.request_cancel(first.pk, "alice", NOW)
+    browser, last = as_user(alice), Job.objects.latest("pk")
+
+    assert "0 of 3 succeeded, 1 ended otherwise, 2 wait; at most 2 at a time" in page(browser, last)
+    assert (
+        "all that is left of the array (2)"
+        in browser.get(f"/jobs/{last.pk}/cancel/").content.decode()
+    )
+    browser.post(f"/jobs/{last.pk}/cancel/", {"all": "1"})
+    assert not Job.objects.exclude(outcome="cancelled").exists()
+
+
+def test_it_says_what_it_waits_for_and_how_it_may_be_interrupted(
+    alice: User, as_user: AsUser
+) -> None:
+    before = jobs_made.waiting(alice)
+    new = NewJob(
+        command="true",
+        after=(Dependency(on=before.pk),),
+        manners=Manners(preemptible=True, yield_signal="SIGUSR1", retries=3),
+    )
+
+    html = page(as_user(alice), store.submit(new, alice, NOW))
+
+    assert f'<a href="/jobs/{before.pk}/">job {before.pk}</a>' in html
+    assert "yes, told by SIGUSR1" in html
+    assert "0 of 3 times so far" in html
