@@ -37,6 +37,7 @@ EVENTS: dict[str, tuple[str, ...]] = {
         "OWNER_PRESENT",
         "OWNER_GONE",
     ),
+    "incidents": ("INCIDENT_OPENED", "INCIDENT_CLOSED"),
     "resources": (
         "DISK_SPACE_LOW",
         "DISK_SPACE_OK",

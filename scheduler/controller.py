@@ -17,6 +17,7 @@ from monitor.policy.constraints import ConstraintPolicy, judge
 from monitor.readings import Snapshot
 from monitor.stepping import Guard
 from scheduler.charging import Charging
+from scheduler.judging import HogWatch
 from scheduler.pressure import Pressure
 
 # An older snapshot says nothing about now.
@@ -123,6 +124,7 @@ def build(guard: Guard) -> Controller:
     parts: tuple[Part, ...] = (
         Constraints(config.node, str(settings.DATA)),
         Charging(config.node, config.time_zone),
+        HogWatch(config.node),
         Pressure(config.node),
         Alerts(tasks.queue),
     )

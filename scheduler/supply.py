@@ -15,7 +15,7 @@ from monitor import store as monitor_store
 from monitor.models import ProcessUse
 from monitor.policy.limits import cpu_places
 from monitor.probes.limits import LimitsProbe
-from scheduler import closures, job_facts, throttling
+from scheduler import closures, job_facts
 from scheduler.durations import Durations
 from scheduler.jobs import QueuedJob
 from scheduler.plans import PlanPolicy, RunningJob, Slots
@@ -75,9 +75,7 @@ class Supply:
         else:
             slots = capacity.slots(None, (), self._policy, now, host=self._host)
         cpu_jobs = sum(job.requirement.gpus == 0 for job in running)
-        throttle = throttling.throttle(self._host, now)
-        slots = replace(slots, running=running, cpu_jobs=cpu_jobs, throttle=throttle)
-        return Given(queue, slots, self._policy, rules)
+        return Given(queue, replace(slots, running=running, cpu_jobs=cpu_jobs), self._policy, rules)
 
     def _gpu_slots(self, running: tuple[RunningJob, ...], rules: Rules, now: datetime) -> Slots:
         snapshot = monitor_store.newest(self._host)

@@ -32,8 +32,8 @@ FACTS = {
 }
 PURE_STDLIB = {
     "__future__", "bisect", "collections", "contextlib", "dataclasses", "datetime", "difflib",
-    "enum", "fractions", "functools", "heapq", "html", "itertools", "json", "math", "operator",
-    "re", "shlex", "statistics", "string", "types", "typing", "zlib", "zoneinfo",
+    "enum", "fnmatch", "fractions", "functools", "heapq", "html", "itertools", "json", "math",
+    "operator", "re", "shlex", "statistics", "string", "types", "typing", "zlib", "zoneinfo",
 }  # fmt: skip
 BANNED_NAMES = {"utils", "util", "helpers", "common", "core", "manager", "managers", "misc"}
 CLOCKS = {

@@ -10,6 +10,7 @@ from typing import Any
 from monitor.policy.alerting import AlertPolicy
 from monitor.policy.constraints import ConstraintPolicy
 from monitor.policy.cooling import CoolingPolicy
+from monitor.policy.hog_policies import ClaimPolicy, HogPolicy, MemoryPolicy
 from monitor.policy.presence_policy import PresencePolicy
 from monitor.policy.retention import RetentionPolicy
 
@@ -18,6 +19,9 @@ POLICIES: dict[str, type[Any]] = {
     "alerts": AlertPolicy,
     "cooling": CoolingPolicy,
     "presence": PresencePolicy,
+    "hogs": HogPolicy,
+    "memory_hogs": MemoryPolicy,
+    "claims": ClaimPolicy,
     "retention": RetentionPolicy,
 }
 
@@ -28,7 +32,7 @@ PROFILES: dict[str, dict[str, dict[str, Any]]] = {
         "presence": {"enabled": True, "yields": "all"},
     },
     "server": {},
-    "coordinator": {},
+    "coordinator": {"claims": {"unclaimed_on": True}},
 }
 PROFILE_WORDS = {
     "desktop": "somebody works at this machine: whoever uses a GPU there has it for themselves",

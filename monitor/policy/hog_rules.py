@@ -39,3 +39,6 @@ BADGES = {
     EXTRA_GPUS: "extra GPU",
     CPU_HOG: "CPU hog",
 }
+
+# Worth knowing, but they take nothing from anybody by themselves.
+HARMLESS_RULES = (UNCLAIMED,)

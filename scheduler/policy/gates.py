@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from scheduler.blockers import Blocker, Tier
-from scheduler.jobs import CLASSES, PriorityClass, QueuedJob, Requirement
+from scheduler.jobs import CLASSES, QueuedJob, Requirement
 from scheduler.people import Standing
 from scheduler.plans import PlanPolicy, Slots, Yield
 from scheduler.policy import quotas
@@ -48,7 +48,7 @@ class Tally:
         self.starts = slots.throttle.starts
         self.cpu_jobs = slots.cpu_jobs
         self._wishers = {job.owner for job in waiting if job.requirement.gpus and not job.waits}
-        self._is_scarce = any(0 < part < 1 for part in slots.throttle.multipliers.values())
+        self._is_scarce = any(part < 1 for part in slots.throttle.multipliers.values())
 
     def contended(self, owner: str) -> bool:
         """Whether somebody else waits for GPUs, or less than all of them may be used."""
@@ -79,7 +79,7 @@ def refusals(ask: Ask, tally: Tally) -> tuple[Blocker, ...]:
 def bars(ask: Ask, tally: Tally) -> Mapping[str, Blocker]:
     """Why single GPUs are not for this one, by GPU: the same for all jobs with this owner, priority
     and length."""
-    return tally.slots.throttle.closed_gpus.get(CLASSES[ask.priority], {})
+    return {}
 
 
 def evictions(tally: Tally) -> tuple[Yield, ...]:
@@ -99,12 +99,10 @@ def _gpus_are_readable(ask: Ask, tally: Tally) -> tuple[Blocker, ...]:
 
 
 def _starts_are_left(ask: Ask, tally: Tally) -> tuple[Blocker, ...]:
-    """The utilisation target; nobody who sits and waits has to wait for that."""
+    """The utilisation target."""
     if tally.starts is None or tally.starts > 0 or ask.requirement.gpus == 0:
         return ()
-    if CLASSES[ask.priority] is PriorityClass.USER_INITIATED:
-        return ()
-    why = tally.slots.throttle.target or "the GPUs are as busy as they should be"
+    why = tally.slots.throttle.reason or "the GPUs are as busy as they should be"
     text = f"No further job may start on the GPUs now: {why}"
     return (Blocker(code="UtilTarget", tier=Tier.MACHINE, text=text, requested="1 start"),)
 

@@ -128,14 +128,6 @@ def starts(level: Level, sight: Sight, policy: UtilisationPolicy) -> int | None:
     return max((level.level or 0) - sight.running, sight.quiet)
 
 
-def target(policy: UtilisationPolicy) -> str:
-    """Why no more starts, without a figure that moves: it is stored with each job that waits."""
-    return (
-        f"they are kept {policy.low_pct:.0f} to {policy.high_pct:.0f} % busy, and the next job is"
-        " put beside the others when their load can be seen."
-    )
-
-
 def _most_steps(sight: Sight) -> int:
     return max(1, ceil(sight.gpus / 2))
 

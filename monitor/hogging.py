@@ -1,0 +1,69 @@
+"""Step: judge who takes too much, with what is remembered of the last two hours.
+
+What is remembered comes from the rows of uses; a new process builds it up from there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+
+from monitor import incident_rows, policies, store
+from monitor.demand import Demand
+from monitor.policy import hog_scene, judging
+from monitor.policy.hog_policies import ClaimPolicy, HogPolicy, MemoryPolicy
+from monitor.policy.hog_scene import Emptiness
+from monitor.policy.incident_life import Verdict, judge
+from monitor.policy.judging import Policies
+from monitor.policy.sparing import exempt_by
+from monitor.policy.use_windows import Windows
+from monitor.readings import Snapshot
+
+
+class Hogs:
+    """One host's. `gap_s`: looks further apart tell nothing of the time between."""
+
+    def __init__(self, host: str, gap_s: float = 15.0) -> None:
+        self._host = host
+        self._windows = Windows(gap_s=gap_s)
+        self._emptiness = Emptiness()
+        self._seq: int | None = None
+
+    def judge(
+        self, snapshot: Snapshot | None, demand: Sequence[Demand], now: datetime
+    ) -> Verdict | None:
+        """Judge the newest snapshot, once; `demand`: who waits. The caller's transaction."""
+        if snapshot is None or (snapshot.problem and not snapshot.gpus):
+            return None
+        found = self._policies(now)
+        claims = hog_scene.bookings(store.open_claims(self._host))
+        if self._seq is None:
+            self._recall(now)
+        groups = hog_scene.sort(snapshot, claims, found.hogs, found.exempt)
+        if snapshot.seq != self._seq:
+            totals = incident_rows.totals(self._host, now)
+            t = snapshot.at.timestamp()
+            self._windows.feed(t, hog_scene.present(groups), totals, hog_scene.readable(snapshot))
+            self._emptiness.look(snapshot, claims)
+        self._seq = snapshot.seq
+        scene = hog_scene.scene(snapshot, groups, self._windows, self._emptiness, demand)
+        known = incident_rows.known(self._host)
+        findings = judging.findings(scene, found, {incident.name for incident in known})
+        verdict = judge(findings, known, judging.present(scene), demand, found.hogs, now)
+        incident_rows.apply(verdict, self._host, now)
+        return verdict
+
+    def _policies(self, now: datetime) -> Policies:
+        force = policies.InForce()
+        hogs = force.of(HogPolicy)
+        return Policies(
+            hogs=hogs,
+            memory=force.of(MemoryPolicy),
+            claims=force.of(ClaimPolicy),
+            exempt=(*exempt_by(hogs), *incident_rows.exemptions(now)),
+        )
+
+    def _recall(self, now: datetime) -> None:
+        """What a job used stays the job's, even when its booking has ended since."""
+        past = incident_rows.past(self._host, now)
+        self._windows.recall(past, incident_rows.totals(self._host, now))

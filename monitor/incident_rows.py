@@ -1,0 +1,210 @@
+"""Rows <-> facts: incidents, exemptions, and what the windows are fed from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from datetime import datetime, timedelta
+
+from django.db.models import Q
+
+from monitor import audit, events
+from monitor.models import Exemption, Incident, ProcessMinute, ProcessUse
+from monitor.policy.findings import Finding, key_of
+from monitor.policy.hog_scene import group_name
+from monitor.policy.incident_life import Change, Standing, Verdict
+from monitor.policy.incident_words import sentence
+from monitor.policy.sparing import Exempt
+from monitor.policy.use_series import HORIZON_S, Used
+from monitor.policy.use_windows import Key, Past, Total
+
+# An incident that goes on is written this often: what was in between is added up then.
+WRITE_EVERY = timedelta(seconds=10)
+LISTED = timedelta(seconds=60)
+_TOTALS = (
+    "gpu_id",
+    "pid",
+    "start_ticks",
+    "last_seen_at",
+    "sm_s",
+    "held_s",
+    "known_s",
+    "memory_byte_s",
+    "memory_known_s",
+)
+_MOVES = (
+    "last_seen_at",
+    "severity",
+    "peak_pct",
+    "mean_pct",
+    "expected_pct",
+    "measured_pct",
+    "coverage",
+    "memory_bytes",
+    "waiting",
+    "waited_jobs",
+    "waited_s",
+    "text",
+    "pid",
+    "start_ticks",
+    "program",
+)
+
+
+def known(host: str) -> list[Standing]:
+    """What is open on `host`, and what an operator closed while it goes on."""
+    rows = Incident.objects.filter(Q(closed_at__isnull=True) | Q(is_muted=True), host=host)
+    return [
+        Standing(
+            id=row.pk,
+            rule=row.rule,
+            key=row.key,
+            since_at=row.since_at,
+            last_seen_at=row.last_seen_at,
+            severity=row.severity,
+            peak_pct=row.peak_pct,
+            mean_pct=row.mean_pct,
+            waiting=tuple(row.waiting),
+            waited_jobs=row.waited_jobs,
+            waited_s=row.waited_s,
+            is_muted=row.is_muted,
+        )
+        for row in rows
+    ]
+
+
+def exemptions(now: datetime) -> tuple[Exempt, ...]:
+    rows = Exemption.objects.filter(Q(until_at__isnull=True) | Q(until_at__gt=now))
+    return tuple(Exempt(*row) for row in rows.values_list("scope", "name", "rule"))
+
+
+def totals(host: str, now: datetime) -> dict[Key, Total]:
+    """What each process that was seen of late used of its GPU in all."""
+    rows = ProcessUse.objects.filter(
+        host=host, ended_at__isnull=True, last_seen_at__gt=now - LISTED
+    )
+    return {
+        # A process whose start is unknown has a number of the account's own there.
+        (gpu, pid, ticks if ticks >= 0 else None): Total(
+            seen.timestamp(), Used(held, sm, held, known_s, memory, memory_known)
+        )
+        for gpu, pid, ticks, seen, sm, held, known_s, memory, memory_known in rows.values_list(
+            *_TOTALS
+        )
+    }
+
+
+def past(host: str, now: datetime) -> list[Past]:
+    """What was used in each of the last minutes, by process."""
+    since = now - timedelta(seconds=HORIZON_S)
+    uses = {row.pk: row for row in ProcessUse.objects.filter(host=host, last_seen_at__gt=since)}
+    minutes = ProcessMinute.objects.filter(use_id__in=uses, t__gte=int(since.timestamp()))
+    return [_past(minute, uses[minute.use_id]) for minute in minutes]
+
+
+def _past(minute: ProcessMinute, use: ProcessUse) -> Past:
+    ticks = use.start_ticks if use.start_ticks >= 0 else None
+    who = use.job_owner or use.user
+    group = group_name(use.gpu_id, use.job_ref, who, use.container, use.pid)
+    held = minute.held_s
+    used = Used(
+        held,
+        minute.sm_s,
+        held,
+        minute.known_s,
+        minute.memory_byte_s,
+        held if minute.memory_byte_s else 0.0,
+    )
+    at = min(minute.t + 60.0, use.last_seen_at.timestamp())
+    return Past((use.gpu_id, use.pid, ticks), group, at, used)
+
+
+def apply(verdict: Verdict, host: str, now: datetime) -> None:
+    """Write a verdict down and tell it."""
+    for change in verdict.opened:
+        _open(change, host, now)
+    _extend(verdict.extended, now)
+    _close(verdict.closed, now)
+
+
+def _open(change: Change, host: str, now: datetime) -> None:
+    finding, incident = change.finding, change.incident
+    process = finding.process
+    row = Incident(
+        host=host,
+        gpu_id=finding.gpu.uuid if finding.gpu else None,
+        rule=finding.rule,
+        key=finding.key,
+        use_id=_use_id(finding, host),
+        user=finding.user or "",
+        container=finding.container or "",
+        job_ref=finding.job_ref or (process.job_ref if process else "") or "",
+        job_owner=finding.job_owner or (process.job_owner if process else "") or "",
+        since_at=incident.since_at,
+        opened_at=now,
+    )
+    _fill(row, change)
+    row.save()
+    _tell("INCIDENT_OPENED", row, row.text, now)
+
+
+def _use_id(finding: Finding, host: str) -> int | None:
+    if finding.process is None:
+        return None
+    gpu, pid, ticks = key_of(finding.process)
+    rows = ProcessUse.objects.filter(host=host, gpu_id=gpu, pid=pid)
+    rows = rows.filter(start_ticks=ticks) if ticks is not None else rows.filter(ended_at=None)
+    return rows.order_by("-id").values_list("id", flat=True).first()
+
+
+def _fill(row: Incident, change: Change) -> None:
+    finding, incident = change.finding, change.incident
+    process = finding.process
+    row.last_seen_at = incident.last_seen_at
+    row.severity = incident.severity
+    row.peak_pct, row.mean_pct = incident.peak_pct, incident.mean_pct
+    row.expected_pct, row.measured_pct = finding.expected_pct, finding.measured_pct
+    row.coverage = finding.coverage
+    row.memory_bytes = finding.memory_bytes
+    row.waiting = list(incident.waiting)
+    row.waited_jobs, row.waited_s = incident.waited_jobs, incident.waited_s
+    row.text = sentence(finding, incident)
+    if process is not None:
+        row.pid, row.start_ticks = process.pid, process.start_ticks
+        row.program = (process.program or "")[:200]
+
+
+def _extend(changes: Sequence[Change], now: datetime) -> None:
+    due = {change.incident.id: change for change in changes}
+    if not due:
+        return
+    rows = []
+    for row in Incident.objects.filter(pk__in=due, last_seen_at__lte=now - WRITE_EVERY):
+        _fill(row, due[row.pk])
+        rows.append(row)
+    Incident.objects.bulk_update(rows, _MOVES)
+
+
+def _close(closed: Iterable[tuple[Standing, str]], now: datetime) -> None:
+    reasons = {incident.id: (incident, why) for incident, why in closed}
+    for row in Incident.objects.filter(pk__in=reasons) if reasons else ():
+        incident, why = reasons[row.pk]
+        if incident.is_muted:
+            row.is_muted = False
+            row.save(update_fields=["is_muted"])
+            continue
+        row.closed_at, row.closed_by = now, audit.GPUCOORD
+        row.save(update_fields=["closed_at", "closed_by"])
+        _tell("INCIDENT_CLOSED", row, f"Over, {why}: {row.text}", now)
+
+
+def _tell(kind: str, row: Incident, text: str, now: datetime) -> None:
+    events.add(
+        kind,
+        text,
+        now=now,
+        severity=row.severity if kind == "INCIDENT_OPENED" else "info",
+        host=row.host,
+        gpu_uuid=row.gpu_id or "",
+        job_ref=row.job_ref,
+        owner=row.job_owner or row.user,
+    )

@@ -1,0 +1,191 @@
+"""The rules on what was booked: too much of it, too little use of it, and use without booking."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from monitor.formats import GIB
+from monitor.policy.findings import Finding, Group, Scene, key_of, main_process
+from monitor.policy.hog_policies import ClaimPolicy, HogPolicy
+from monitor.policy.hog_rules import (
+    CLAIMED_EMPTY,
+    EXTRA_GPUS,
+    OVER_MEMORY,
+    UNCLAIMED,
+    UNUSED_GPUS,
+)
+from monitor.policy.hogs import known_enough
+
+
+def claimed_empty(scene: Scene, policy: ClaimPolicy) -> Iterator[Finding]:
+    """A job holds GPUs on which it has no process at all."""
+    if not policy.empty_on:
+        return
+    for ref, parts in scene.jobs.items():
+        since = [scene.empty_t.get((ref, part.gpu.uuid)) for part in parts]
+        known = [t for t in since if t is not None]
+        # With a process on one of them, or where it can't be told, it is not empty.
+        if len(known) < len(parts):
+            continue
+        begin = max(known)
+        if scene.t - begin >= policy.empty_minutes * 60:
+            yield _of_job(CLAIMED_EMPTY, ref, parts, begin)
+
+
+def unused_gpus(scene: Scene, policy: ClaimPolicy, hogs: HogPolicy) -> Iterator[Finding]:
+    """A job with several GPUs uses some of them, and others not."""
+    if not policy.unused_on:
+        return
+    seconds = policy.unused_minutes * 60
+    for ref, parts in scene.jobs.items():
+        if len(parts) < 2:
+            continue
+        unused = [part for part in parts if _is_unused(part, ref, scene, seconds, policy, hogs)]
+        used = [part for part in parts if _is_used(part, seconds, policy)]
+        if unused and used:
+            pct = max(part.series.last(seconds).pct or 0.0 for part in unused)
+            yield _of_job(UNUSED_GPUS, ref, unused, scene.t - seconds, pct=pct)
+
+
+def _is_unused(
+    part: Group, ref: str, scene: Scene, seconds: float, policy: ClaimPolicy, hogs: HogPolicy
+) -> bool:
+    if not part.processes:
+        since = scene.empty_t.get((ref, part.gpu.uuid))
+        return since is not None and scene.t - since >= seconds
+    used = part.series.last(seconds)
+    if used.pct is None or part.series.span_s < seconds or not known_enough(used, hogs):
+        return False
+    return used.pct < policy.unused_pct
+
+
+def _is_used(part: Group, seconds: float, policy: ClaimPolicy) -> bool:
+    pct = part.series.last(seconds).pct
+    return bool(part.processes) and pct is not None and pct >= policy.unused_pct
+
+
+def over_memory(scene: Scene, policy: ClaimPolicy, hogs: HogPolicy) -> Iterator[Finding]:
+    """A job that shares its GPU holds more memory there than it asked for."""
+    if not policy.over_on:
+        return
+    seconds = policy.over_minutes * 60
+    for ref, parts in scene.jobs.items():
+        for part in parts:
+            claim, now = part.claim, part.memory_bytes
+            if claim is None or claim.exclusive or not claim.memory_bytes or now is None:
+                continue
+            used = part.series.last(seconds)
+            if used.memory_bytes is None or part.series.span_s < seconds:
+                continue
+            if used.memory_known_s < used.span_s * hogs.coverage_pct / 100:
+                continue
+            least = min(float(now), used.memory_bytes)
+            if least <= claim.memory_bytes:
+                continue
+            margin = 1 + policy.over_margin_pct / 100
+            yield _of_job(
+                OVER_MEMORY,
+                ref,
+                [part],
+                scene.t - seconds,
+                opens=least > claim.memory_bytes * margin,
+                pct=100 * now / claim.memory_bytes,
+                memory_bytes=now,
+                booked_bytes=claim.memory_bytes,
+                key=f"{part.gpu.uuid}|job {ref}",
+            )
+
+
+def extra_gpus(scene: Scene, policy: ClaimPolicy, hogs: HogPolicy) -> Iterator[Finding]:
+    """A process of a job works on a GPU that the job has not booked."""
+    if not policy.over_on:
+        return
+    seconds = policy.over_minutes * 60
+    for group in scene.strays:
+        for process in group.processes:
+            series = scene.series.get(key_of(process))
+            if not process.job_ref or series is None or series.span_s < seconds:
+                continue
+            used = series.last(seconds)
+            big = (process.memory_bytes or 0) >= policy.over_gib * GIB
+            works = known_enough(used, hogs) and (used.pct or 0.0) >= policy.unused_pct
+            if big or works:
+                yield Finding(
+                    rule=EXTRA_GPUS,
+                    key=f"{group.gpu.uuid}|{process.pid}-{process.start_ticks or 0}",
+                    since_t=series.begin,
+                    gpu=group.gpu,
+                    process=process,
+                    user=process.user,
+                    container=process.container,
+                    job_ref=process.job_ref,
+                    job_owner=process.job_owner,
+                    pct=used.pct,
+                    peak_pct=used.pct,
+                    coverage=used.coverage,
+                    memory_bytes=process.memory_bytes,
+                )
+
+
+def unclaimed(scene: Scene, policy: ClaimPolicy, hogs: HogPolicy) -> Iterator[Finding]:
+    """A person uses a GPU past the queue, where all use is to be booked."""
+    if not policy.unclaimed_on:
+        return
+    seconds = policy.unclaimed_minutes * 60
+    for group in scene.groups:
+        if group.series.span_s < seconds or any(p.job_ref for p in group.processes):
+            continue
+        used, whole = group.series.last(seconds), group.series.over(0.0)
+        minutes = whole.sm_s / 60
+        size = group.memory_bytes
+        big = size is not None and size > policy.unclaimed_gib * GIB
+        if not big and minutes <= policy.unclaimed_gpu_minutes:
+            continue
+        yield Finding(
+            rule=UNCLAIMED,
+            key=group.key,
+            since_t=group.series.begin,
+            gpu=group.gpu,
+            process=main_process(group, scene, seconds),
+            user=group.user,
+            container=group.container,
+            pct=used.pct,
+            peak_pct=used.pct,
+            coverage=used.coverage,
+            memory_bytes=size,
+            gpu_minutes=minutes,
+            processes=len(group.processes),
+        )
+
+
+def _of_job(
+    rule: str,
+    ref: str,
+    parts: Sequence[Group],
+    since_t: float,
+    *,
+    opens: bool = True,
+    pct: float | None = None,
+    memory_bytes: int | None = None,
+    booked_bytes: int | None = None,
+    key: str = "",
+) -> Finding:
+    first = min(parts, key=lambda part: part.gpu.index)
+    owner = next((part.claim.owner for part in parts if part.claim), None)
+    processes = [process for part in parts for process in part.processes]
+    return Finding(
+        rule=rule,
+        key=key or f"job {ref}",
+        since_t=since_t,
+        opens=opens,
+        gpu=first.gpu,
+        process=processes[0] if processes else None,
+        job_ref=ref,
+        job_owner=owner,
+        pct=pct,
+        peak_pct=pct,
+        memory_bytes=memory_bytes,
+        booked_bytes=booked_bytes,
+        processes=len(processes),
+        gpus=tuple(sorted(part.gpu.index for part in parts)),
+    )

@@ -1,0 +1,201 @@
+"""The rules on GPU memory: taking most of it, leaking, holding it idle, leaving it orphaned."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+
+from monitor.formats import GIB
+from monitor.policy.findings import Finding, Group, Scene, key_of, main_process
+from monitor.policy.hog_policies import HogPolicy, MemoryPolicy
+from monitor.policy.hog_rules import IDLE_HELD, LEAK, MEMORY_HOG, ORPHANED
+from monitor.policy.hogs import STALE_S, known_enough
+from monitor.policy.trends import Trend, trend
+from monitor.policy.use_series import Series, quiet_since
+from monitor.readings import ProcessReading
+
+# A leak is judged by so many points of the window.
+POINTS = 20
+# How long others are looked at to call a GPU busy.
+BESIDE_S = 600.0
+# Of the threshold that opens, what keeps it open.
+KEEPS = 0.9
+
+
+def memory_hog(
+    scene: Scene, policy: MemoryPolicy, hogs: HogPolicy, told: Collection[str]
+) -> Iterator[Finding]:
+    """A person holds most of a GPU's memory; those `told` of already hog its time, too."""
+    if not policy.hog_on:
+        return
+    seconds = policy.hog_minutes * 60
+    for group in scene.groups:
+        total, now = group.gpu.memory_total_bytes, group.memory_bytes
+        used = group.series.last(seconds)
+        mean = used.memory_bytes
+        if group.key in told or not total or now is None or mean is None:
+            continue
+        if used.memory_known_s < used.span_s * hogs.coverage_pct / 100:
+            continue
+        least = min(now, mean)
+        if 100 * least / total <= policy.hog_pct * KEEPS:
+            continue
+        above = 100 * least / total > policy.hog_pct
+        yield Finding(
+            rule=MEMORY_HOG,
+            key=group.key,
+            since_t=max(group.series.begin, group.series.end - seconds),
+            opens=above and scene.t - group.series.begin >= seconds,
+            gpu=group.gpu,
+            process=main_process(group, scene, seconds),
+            user=group.user,
+            container=group.container,
+            pct=100 * now / total,
+            peak_pct=100 * now / total,
+            coverage=used.memory_known_s / used.span_s if used.span_s else None,
+            memory_bytes=now,
+            processes=len(group.processes),
+        )
+
+
+def leaks(scene: Scene, policy: MemoryPolicy, hogs: HogPolicy) -> Iterator[Finding]:
+    """A process outside of jobs whose memory only grows."""
+    if not policy.leak_on:
+        return
+    seconds = policy.leak_minutes * 60
+    for group in scene.groups:
+        for process in group.processes:
+            series = scene.series.get(key_of(process))
+            if series is None or series.span_s < seconds * KEEPS:
+                continue
+            found = _growth(series, seconds, policy, hogs)
+            if found is None:
+                continue
+            per_h = found.slope * 3600
+            steady = 100 * found.rising >= policy.leak_rising_pct
+            enough = per_h >= policy.leak_gib_per_hour * GIB and series.span_s >= seconds
+            yield _of_process(
+                LEAK, scene, group, process, series.end - seconds, enough and steady, per_h
+            )
+
+
+def _growth(series: Series, seconds: float, policy: MemoryPolicy, hogs: HogPolicy) -> Trend | None:
+    """The trend, where it is at least half of what opens: cheap questions first."""
+    end, step = series.end, seconds / POINTS
+    first = series.over(end - seconds, end - seconds + step).memory_bytes
+    last = series.over(end - step, end).memory_bytes
+    least = policy.leak_gib_per_hour * GIB / 2
+    if first is None or last is None or last - first < least * seconds / 3600:
+        return None
+    window = series.last(seconds)
+    if window.memory_known_s < window.span_s * hogs.coverage_pct / 100:
+        return None
+    points: list[tuple[float, float]] = []
+    for place in range(POINTS):
+        begin = end - seconds + place * step
+        value = series.over(begin, begin + step).memory_bytes
+        if value is not None:
+            points.append((begin, value))
+    found = trend(points)
+    return found if found and found.slope * 3600 >= least and found.rising > 0.5 else None
+
+
+def idle_held(scene: Scene, policy: MemoryPolicy, hogs: HogPolicy) -> Iterator[Finding]:
+    """A process outside of jobs holds memory that it has not used for long, where others need it.
+
+    What keeps it from being idle is its mean over the whole time: a blip does not.
+    """
+    if not policy.idle_on:
+        return
+    seconds = policy.idle_minutes * 60
+    for group in scene.groups:
+        for process in group.processes:
+            series = scene.series.get(key_of(process))
+            if series is None or (process.memory_bytes or 0) < policy.idle_gib * GIB:
+                continue
+            used = series.last(seconds)
+            if used.pct is None or used.pct >= 2 * policy.idle_pct:
+                continue
+            if not known_enough(used, hogs) or scene.t - series.end > STALE_S:
+                continue
+            since = _idle_since(series, used.pct, policy, hogs)
+            opens = (
+                since is not None
+                and scene.t - since >= seconds
+                and _wanted(group, process, scene, policy)
+            )
+            yield _of_process(
+                IDLE_HELD, scene, group, process, since or series.end - seconds, opens
+            )
+
+
+def _idle_since(series: Series, pct: float, policy: MemoryPolicy, hogs: HogPolicy) -> float | None:
+    if pct >= policy.idle_pct:
+        return None
+    return quiet_since(series, policy.idle_pct, hogs.coverage_pct / 100)
+
+
+def _wanted(group: Group, process: ProcessReading, scene: Scene, policy: MemoryPolicy) -> bool:
+    """Whether others work on that GPU, or wait for it."""
+    if scene.waiting_for(group.gpu.uuid, group.who):
+        return True
+    busy = 0.0
+    parts = (*scene.groups, *(part for parts in scene.jobs.values() for part in parts))
+    for other in parts:
+        if other.gpu.uuid == group.gpu.uuid and other.who != group.who:
+            busy += other.series.last(BESIDE_S).pct or 0.0
+    return busy >= policy.idle_busy_pct
+
+
+def orphaned(scene: Scene, policy: MemoryPolicy) -> Iterator[Finding]:
+    """Memory that no listed process holds, for long: nobody is accused, somebody has to look."""
+    if not policy.orphaned_on:
+        return
+    for gpu in scene.gpus:
+        since, size = gpu.orphaned_since, gpu.orphaned_bytes
+        if since is None or not size:
+            continue
+        least = policy.orphaned_gib * GIB
+        if size < least * KEEPS:
+            continue
+        total = gpu.memory_total_bytes
+        pct = 100 * size / total if total else None
+        yield Finding(
+            rule=ORPHANED,
+            key=gpu.uuid,
+            since_t=since.timestamp(),
+            opens=size >= least and scene.t - since.timestamp() >= policy.orphaned_minutes * 60,
+            gpu=gpu,
+            pct=pct,
+            peak_pct=pct,
+            memory_bytes=size,
+            processes=0,
+        )
+
+
+def _of_process(
+    rule: str,
+    scene: Scene,
+    group: Group,
+    process: ProcessReading,
+    since_t: float,
+    opens: bool,
+    growth_per_h: float | None = None,
+) -> Finding:
+    series = scene.series[key_of(process)]
+    used = series.over(since_t)
+    known = used.memory_known_s if rule == LEAK else used.known_s
+    return Finding(
+        rule=rule,
+        key=f"{group.gpu.uuid}|{process.pid}-{process.start_ticks or 0}",
+        since_t=since_t,
+        opens=opens,
+        gpu=group.gpu,
+        process=process,
+        user=process.user,
+        container=process.container,
+        pct=used.pct,
+        peak_pct=used.pct,
+        coverage=min(1.0, known / used.span_s) if used.span_s else None,
+        memory_bytes=process.memory_bytes,
+        growth_per_h=growth_per_h,
+    )

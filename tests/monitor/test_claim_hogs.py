@@ -1,0 +1,111 @@
+from __future__ import annotations
+
+from datetime import timedelta
+
+from monitor.policy.hog_rules import (
+    CLAIMED_EMPTY,
+    EXTRA_GPUS,
+    OVER_MEMORY,
+    UNCLAIMED,
+    UNUSED_GPUS,
+)
+from monitor.readings import ProcessReading
+from tests.builders import GIB, NOW, claim, gpu, process
+from tests.monitor.hog_traces import Trace, policies
+
+
+def of_job(ref: str = "4", **changes: object) -> ProcessReading:
+    return process(**{"job_ref": ref, "job_owner": "alice", "sm_pct": 90.0} | changes)
+
+
+def test_a_booked_gpu_without_a_process_is_told_after_a_while() -> None:
+    trace = Trace(claims=[claim("4", since=NOW)]).play(16, lambda minute: [])
+    assert trace.told == [(15.0, "opened", CLAIMED_EMPTY)]
+    assert trace.texts[CLAIMED_EMPTY] == (
+        "Booked but empty: job 4 (alice) has GPU 0 without a process for 16 min"
+    )
+
+
+def test_a_job_that_comes_to_its_gpu_ends_it() -> None:
+    trace = Trace(claims=[claim("4", since=NOW)])
+    trace.play(20, lambda minute: []).play(6, lambda minute: [of_job()])
+    assert trace.opened == trace.closed == [CLAIMED_EMPTY]
+
+
+def test_a_booked_gpu_on_which_somebody_unknown_works_is_not_called_empty() -> None:
+    trace = Trace(claims=[claim("4", since=NOW)])
+    trace.play(30, lambda minute: [process(user=None, sm_pct=20.0)])
+    assert trace.told == []
+
+
+def test_a_gpu_that_is_locked_from_outside_is_no_booking() -> None:
+    trace = Trace(claims=[claim("lock-77", since=NOW)]).play(30, lambda minute: [])
+    assert trace.told == []
+
+
+def test_a_job_with_four_gpus_that_uses_one_is_told_of_the_others() -> None:
+    booked = [claim("4", on=on, since=NOW) for on in range(4)]
+    trace = Trace(gpus=4, claims=booked, every_s=30)
+    trace.play(32, lambda minute: [of_job(), of_job(on=1, sm_pct=0.5)])
+    assert trace.opened == [UNUSED_GPUS]
+    assert trace.texts[UNUSED_GPUS].startswith(
+        "Booked GPUs unused: job 4 (alice) has not used GPUs 1, 2 and 3 for"
+    )
+
+
+def test_a_job_that_uses_all_its_gpus_is_fine() -> None:
+    booked = [claim("4", on=on, since=NOW) for on in range(2)]
+    trace = Trace(gpus=2, claims=booked, every_s=30)
+    trace.play(60, lambda minute: [of_job(), of_job(pid=2, on=1)])
+    assert trace.told == []
+
+
+def test_a_job_that_holds_more_memory_than_it_asked_for_is_told() -> None:
+    trace = Trace(claims=[claim("4", memory_bytes=10 * GIB)])
+    trace.play(6, lambda minute: [of_job(memory_bytes=16 * GIB)])
+    assert trace.opened == [OVER_MEMORY]
+    assert "holds 16.0 GiB on GPU 0" in trace.texts[OVER_MEMORY]
+    assert "it asked for 10.0 GiB" in trace.texts[OVER_MEMORY]
+
+
+def test_a_job_that_has_its_gpu_alone_may_take_all_of_it() -> None:
+    alone = claim("4", memory_bytes=10 * GIB, exclusive=True)
+    trace = Trace(claims=[alone]).play(20, lambda minute: [of_job(memory_bytes=70 * GIB)])
+    assert trace.told == []
+
+
+def test_a_job_on_a_gpu_that_it_has_not_booked_is_told() -> None:
+    trace = Trace(gpus=2, claims=[claim("4", on=0)])
+    trace.play(6, lambda minute: [of_job(), of_job(on=1, memory_bytes=5 * GIB, sm_pct=40.0)])
+    assert trace.opened == [EXTRA_GPUS]
+
+
+def test_the_small_context_that_drivers_open_on_each_gpu_is_no_extra_gpu() -> None:
+    trace = Trace(gpus=2, claims=[claim("4", on=0)])
+    trace.play(20, lambda minute: [of_job(), of_job(on=1, memory_bytes=GIB // 2, sm_pct=0.0)])
+    assert trace.told == []
+
+
+def test_use_past_the_queue_is_told_only_where_all_use_is_booked() -> None:
+    def some(minute: float) -> list[ProcessReading]:
+        return [process(sm_pct=30.0, memory_bytes=8 * GIB)]
+
+    assert Trace().play(15, some).told == []
+    told = Trace(policies(unclaimed_on=True)).play(15, some)
+    assert told.opened == [UNCLAIMED]
+    assert told.known[0].severity == "info"
+
+
+def test_little_memory_but_many_gpu_minutes_past_the_queue_are_told_too() -> None:
+    trace = Trace(policies(unclaimed_on=True), every_s=30)
+    trace.play(90, lambda minute: [process(sm_pct=50.0, memory_bytes=GIB // 2)])
+    assert trace.opened == [UNCLAIMED]
+    assert trace.told[0][0] > 60
+
+
+def test_each_rule_can_be_switched_off() -> None:
+    off = policies(empty_on=False, unused_on=False, over_on=False)
+    booked = [claim("4", on=0, memory_bytes=GIB, since=NOW - timedelta(hours=1))]
+    trace = Trace(off, [gpu(0), gpu(1)], claims=[*booked, claim("5", on=1, since=NOW)])
+    trace.play(40, lambda minute: [of_job(memory_bytes=9 * GIB)])
+    assert trace.told == []

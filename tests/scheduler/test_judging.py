@@ -1,0 +1,66 @@
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+
+import pytest
+from django.contrib.auth.models import User
+from django.db import transaction
+
+from monitor import store
+from monitor.models import Incident, PolicyValues
+from monitor.policy.hog_rules import FAIR_SHARE, SUSTAINED
+from scheduler.controller import Controller
+from scheduler.judging import HogWatch
+from scheduler.models import Job
+from tests import jobs_made
+from tests.builders import NOW, process, snapshot
+
+pytestmark = pytest.mark.django_db
+TAKEN = {"code": "GpuTaken", "tier": 5, "text": "python (alice) holds memory on GPU 0."}
+HELD_BACK = {"code": "BudgetDay", "tier": 3, "text": "Your minutes of today are spent."}
+
+
+def at(second: float) -> datetime:
+    return NOW + timedelta(seconds=second)
+
+
+def play(until: float, since: float = 0, every: float = 5) -> HogWatch:
+    """Alice's program keeps the only GPU 95 % busy; the controller looks at it as it does."""
+    watch = HogWatch("gpubox")
+    running = Controller(transaction.atomic, "gpubox", lambda chore: None, (watch,))
+    seconds = since
+    while seconds <= until:
+        shot = snapshot(1, [process(sm_pct=95.0)], at=at(seconds), seq=int(seconds) + 1)
+        store.record(shot)
+        found = running.step(at(seconds)).found["hogs"]
+        assert not isinstance(found, Exception), found
+        seconds += every
+    return watch
+
+
+def waits(bob: User, *blockers: dict[str, object]) -> Job:
+    job = jobs_made.waiting(bob)
+    Job.objects.filter(pk=job.pk).update(blockers=list(blockers))
+    return job
+
+
+def test_a_hog_is_there_to_see_after_the_rule_time_and_one_look_of_the_controller() -> None:
+    PolicyValues.objects.create(name="hogs", values={"sustained_minutes": 1.0})
+    play(60)
+    assert Incident.objects.get(rule=SUSTAINED).opened_at == at(60)
+
+
+def test_a_job_that_waits_only_for_what_others_take_counts_as_harmed(bob: User) -> None:
+    waits(bob, TAKEN)
+    waits(bob, TAKEN, HELD_BACK)
+    play(660, every=15)
+    row = Incident.objects.get(rule=SUSTAINED)
+    assert (row.waited_jobs, row.severity) == (1, "warning")
+    assert row.waited_s == pytest.approx(660, abs=11)
+
+
+def test_more_than_those_who_wait_leave_is_a_violation(bob: User) -> None:
+    waits(bob, TAKEN)
+    play(660, every=15)
+    row = Incident.objects.get(rule=FAIR_SHARE)
+    assert (row.expected_pct, row.measured_pct) == (70, pytest.approx(95, abs=1))
