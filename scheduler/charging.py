@@ -17,11 +17,13 @@ from monitor.store import open_claims
 from scheduler import share_rows
 from scheduler.models import UsedShare
 from scheduler.people import Capacity
-from scheduler.policy import budgets, charging, shares
-from scheduler.policy.charging import Charge, Hold
+from scheduler.policy import budgets, charging, holds, shares
+from scheduler.policy.charging import Charge
+from scheduler.policy.holds import Hold
 from scheduler.policy.quotas import QuotaPolicy
 
 HOUR_S = 3600.0
+NOTHING = Charge()
 # A clock that was set back further than this begins anew.
 SET_BACK = timedelta(minutes=1)
 
@@ -35,6 +37,20 @@ class _Look:
     charges: Mapping[str, Charge]
     since: datetime
     now: datetime
+
+    def rates(
+        self, beside: Mapping[str, float], took_s: Mapping[str, float], seconds: float
+    ) -> dict[str, float]:
+        """By owner, as parts of the capacity: GPUs beside what was kept in so many seconds."""
+        owners = beside.keys() | took_s.keys()
+        return {
+            o: self.part(beside.get(o, 0.0) + took_s.get(o, 0.0) / seconds) for o in sorted(owners)
+        }
+
+    def part(self, gpus: float) -> float:
+        """Of the capacity."""
+        of = len(self.capacity.gpu_uuids)
+        return gpus / of if of else 0.0
 
 
 class Charging:
@@ -65,66 +81,58 @@ class Charging:
         policy = policies.current(QuotaPolicy)
         seen_from = max(look.since, look.now - timedelta(seconds=policy.longest_gap_s))
         sizes = {gpu.uuid: gpu.memory_total_bytes for gpu in look.snapshot.gpus}
-        holds = share_rows.holds(self._host, look.since, sizes)
-        self._debit(look, holds, seen_from)
-        self._use(look, holds, seen_from, policy)
+        held = share_rows.holds(self._host, look.since, sizes)
+        self._debit(look, held, seen_from)
+        self._use(look, held, seen_from, policy)
 
-    def _debit(self, look: _Look, holds: Sequence[Hold], seen_from: datetime) -> None:
+    def _debit(self, look: _Look, held: Sequence[Hold], seen_from: datetime) -> None:
         """Into the ledger, each second to its day."""
         rates = {owner: c.outside for owner, c in look.charges.items() if c.outside}
         for day, start, end in budgets.days(look.since, look.now, self._zone):
             seconds = max(0.0, (end - max(start, seen_from)).total_seconds())
             outside = {owner: rate * seconds for owner, rate in rates.items() if seconds}
-            jobs = charging.held_seconds(holds, start, end)
+            jobs = holds.held_seconds(held, start, end)
             share_rows.debit(self._host, day.from_at, jobs, outside)
 
     def _use(
-        self, look: _Look, holds: Sequence[Hold], seen_from: datetime, policy: QuotaPolicy
+        self, look: _Look, held: Sequence[Hold], seen_from: datetime, policy: QuotaPolicy
     ) -> None:
         """Into what fades."""
         rows = share_rows.used(self._host)
-        half_life_s = policy.half_life_hours * HOUR_S
-        gpus = len(look.capacity.gpu_uuids)
+        half_life_s, entry_s = policy.half_life_hours * HOUR_S, policy.entry_hours * HOUR_S
         usage = {owner: row.usage for owner, row in rows.items()}
-        gap_s = (seen_from - look.since).total_seconds()
-        if gap_s > 0:
-            took = charging.held_seconds(holds, look.since, seen_from)
-            rates = {owner: _part(seconds / gap_s, gpus) for owner, seconds in took.items()}
-            usage = shares.advance(usage, rates, gap_s, half_life_s)
-        seconds = (look.now - seen_from).total_seconds()
-        rates = {owner: _part(charge.gpus, gpus) for owner, charge in look.charges.items()}
-        usage = shares.advance(usage, rates, seconds, half_life_s)
-        for hold in holds:
-            if look.since < hold.from_at <= look.now:
-                part = _part(hold.part, gpus)
-                fee = shares.entry(part, policy.entry_hours * HOUR_S, half_life_s)
-                usage[hold.owner] = usage.get(hold.owner, 0.0) + fee
-        self._write(rows, usage, look.charges, gap_s + seconds, seconds, half_life_s)
+        beside = {owner: c.outside + c.excess for owner, c in look.charges.items()}
+        for start, end, rates in ((look.since, seen_from, {}), (seen_from, look.now, beside)):
+            seconds = (end - start).total_seconds()
+            if seconds > 0:
+                took = holds.unpaid_seconds(held, start, end, entry_s)
+                usage = shares.advance(
+                    usage, look.rates(rates, took, seconds), seconds, half_life_s
+                )
+        for owner, count in holds.fees(held, look.since, look.now, entry_s).items():
+            fee = shares.entry(look.part(count), entry_s, half_life_s)
+            usage[owner] = max(0.0, usage.get(owner, 0.0) + fee)
+        self._write(rows, usage, look, seen_from, half_life_s)
 
     def _write(
         self,
         rows: Mapping[str, UsedShare],
         usage: Mapping[str, float],
-        charges: Mapping[str, Charge],
-        elapsed_s: float,
-        seen_s: float,
+        look: _Look,
+        seen_from: datetime,
         half_life_s: float,
     ) -> None:
-        b = shares.kept(elapsed_s, half_life_s)
-        nobody = Charge()
+        b = shares.kept((look.now - look.since).total_seconds(), half_life_s)
+        seen_s = (look.now - seen_from).total_seconds()
         written: list[UsedShare] = []
         forgotten: list[UsedShare] = []
-        for owner, used in usage.items():
+        for owner in sorted(usage.keys() | look.charges.keys()):
             row = rows.get(owner) or UsedShare(host=self._host, owner=owner)
-            charge = charges.get(owner, nobody)
-            row.usage, row.charge, row.outside = used, charge.gpus, charge.outside
+            charge = look.charges.get(owner, NOTHING)
+            row.usage, row.charge, row.outside = usage.get(owner, 0.0), charge.gpus, charge.outside
             row.seen_s = b * row.seen_s + seen_s * charge.seen
             row.known_s = b * row.known_s + seen_s * charge.known
-            forget = used < shares.NOTHING and not charge.seen
+            forget = row.usage < shares.NOTHING and not charge.seen
             (forgotten if forget else written).append(row)
         share_rows.set_used(written)
         share_rows.forget(forgotten)
-
-
-def _part(gpus: float, of: int) -> float:
-    return min(1.0, gpus / of) if of else 0.0

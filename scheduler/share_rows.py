@@ -11,7 +11,8 @@ from monitor.claims import ClaimKind
 from monitor.models import Claim
 from scheduler.models import GpuDay, SharedOut, UsedShare
 from scheduler.people import Capacity
-from scheduler.policy.charging import Hold, part
+from scheduler.policy.charging import part
+from scheduler.policy.holds import Hold
 
 _USED = ("usage", "charge", "outside", "seen_s", "known_s")
 

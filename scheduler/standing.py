@@ -5,7 +5,7 @@ Of all hosts together. What changes seldom is read every few seconds, what runs 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
@@ -13,6 +13,7 @@ from django.utils import timezone
 
 from monitor import policies
 from scheduler import share_rows
+from scheduler.durations import Usual
 from scheduler.jobs import JobState, Requirement
 from scheduler.models import Job, SharedOut, UsedShare
 from scheduler.people import Capacity, Standing
@@ -21,7 +22,12 @@ from scheduler.policy.quotas import QuotaPolicy
 from scheduler.quota_rows import Quotas
 
 READ_AGAIN = timedelta(seconds=2)
+UsualOf = Callable[[str, str], Usual | None]
 OPEN = (JobState.STARTING.value, JobState.RUNNING.value, JobState.STOPPING.value)
+
+
+def nobody_knows(_owner: str, _name: str) -> None:
+    """Where no history is at hand."""
 
 
 @dataclass(slots=True)
@@ -45,10 +51,11 @@ class Running:
 
 
 class Standings:
-    """For one who asks again and again."""
+    """For one who asks again and again. `usual`: how long people's jobs of a name take."""
 
-    def __init__(self) -> None:
+    def __init__(self, usual: UsualOf = nobody_knows) -> None:
         self._known: Known | None = None
+        self._usual = usual
 
     def at(self, now: datetime, demand: Collection[str] | None = None) -> dict[str, Standing]:
         """By name, of all who want or have something. `demand`: who has jobs that wait, if known.
@@ -57,7 +64,7 @@ class Standings:
         """
         if self._known is None or not timedelta(0) <= now - self._known.read_at < READ_AGAIN:
             self._known = Known(now)
-        running = running_jobs(self._known.capacity, now)
+        running = running_jobs(self._known.capacity, now, self._usual)
         waiting = waiting_owners() if demand is None else demand
         return self._known.standings(running, sorted({*running, *waiting}), now)
 
@@ -122,7 +129,9 @@ class Known:
         return (spent.job_s + spent.outside_s) / 60 if spent else 0.0
 
 
-def running_jobs(capacity: Capacity, now: datetime) -> dict[str, Running]:
+def running_jobs(
+    capacity: Capacity, now: datetime, usual: UsualOf = nobody_knows
+) -> dict[str, Running]:
     """By owner, what their jobs hold that have been placed and have not ended."""
     found: dict[str, Running] = {}
     rows = (
@@ -133,12 +142,13 @@ def running_jobs(capacity: Capacity, now: datetime) -> dict[str, Running]:
             "gpus",
             "gpu_memory_bytes",
             "exclusive",
+            "name",
             "time_limit_s",
             "estimate_s",
             "started_at",
         )
     )
-    for owner, gpus, memory, exclusive, limit, estimate, started in rows:
+    for owner, gpus, memory, exclusive, name, limit, estimate, started in rows:
         asked = Requirement(gpus=gpus, memory_bytes=memory, exclusive=exclusive)
         part = quotas.held(asked, capacity.gpu_bytes)
         sums = found.setdefault(owner, Running())
@@ -146,10 +156,18 @@ def running_jobs(capacity: Capacity, now: datetime) -> dict[str, Running]:
         sums.jobs += 1
         sums.memory_bytes += quotas.memory(asked, capacity.gpu_bytes)
         sums.held += part
-        seconds = limit or estimate
+        lasts = _lasts(limit, usual(owner, name), estimate)
         ran = now - started if started else timedelta(0)
-        sums.lasts.append((part, timedelta(seconds=seconds) - ran if seconds else None))
+        sums.lasts.append((part, None if lasts is None else lasts - ran))
     return found
+
+
+def _lasts(limit: int | None, usual: Usual | None, estimate: int | None) -> timedelta | None:
+    """As of a waiting job: its limit, else nine of ten like it, else what its owner thinks."""
+    if limit is None and usual is not None:
+        return usual.p90
+    seconds = limit or estimate
+    return timedelta(seconds=seconds) if seconds else None
 
 
 def waiting_owners() -> set[str]:

@@ -10,9 +10,8 @@ GPU than the whole of it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
 
 from monitor.policy.limits import hidden
 from monitor.readings import ClaimFact, GpuReading, Health, ProcessReading, Snapshot
@@ -21,31 +20,17 @@ from scheduler.people import Capacity
 
 @dataclass(slots=True)
 class Charge:
-    """In GPUs. `outside`: the part of it that no job of ours takes.
+    """In GPUs. outside: the part that no job of ours takes. excess: what jobs take beyond what they
+    keep from others.
 
     seen, known: on how many GPUs they have processes, and of how many of these the charge is known.
     """
 
     gpus: float = 0.0
     outside: float = 0.0
+    excess: float = 0.0
     seen: int = 0
     known: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Hold:
-    """A job's claim on a GPU, as a part of it, and from when to when (None = it goes on)."""
-
-    owner: str
-    job_ref: str
-    part: float
-    from_at: datetime
-    until_at: datetime | None = None
-
-    def seconds(self, since: datetime, until: datetime) -> float:
-        """GPU-seconds in that time."""
-        end = until if self.until_at is None else min(until, self.until_at)
-        return self.part * max(0.0, (end - max(since, self.from_at)).total_seconds())
 
 
 def capacity(snapshot: Snapshot) -> Capacity:
@@ -75,45 +60,44 @@ def charges(snapshot: Snapshot, claims: Sequence[ClaimFact]) -> dict[str, Charge
     return found
 
 
-def held_seconds(holds: Iterable[Hold], since: datetime, until: datetime) -> dict[str, float]:
-    """GPU-seconds by owner that jobs kept in that time."""
-    found: dict[str, float] = {}
-    for hold in holds:
-        if seconds := hold.seconds(since, until):
-            found[hold.owner] = found.get(hold.owner, 0.0) + seconds
-    return found
-
-
 def _gpu(
     gpu: GpuReading,
     claims: Sequence[ClaimFact],
     processes: Sequence[ProcessReading],
     found: dict[str, Charge],
 ) -> None:
-    jobs: dict[str, float] = {}
-    outside: dict[str, float] = {}
     refs = {claim.job_ref: claim for claim in claims}
+    taken: dict[str, list[float]] = {}
     for ref, claim in refs.items():
-        mine = [p for p in processes if p.job_ref == ref]
-        jobs[claim.owner] = jobs.get(claim.owner, 0.0) + _of_job(gpu, claim, mine)
+        kept = part(claim.memory_bytes, claim.exclusive, gpu.memory_total_bytes)
+        used = sum(_of(gpu, process) or 0.0 for process in processes if process.job_ref == ref)
+        _add(taken, claim.owner, kept, max(0.0, used - kept), 0.0)
         _seen(found, claim.owner, known=True)
     for process in processes:
         owner = process.job_owner or process.user
         if process.job_ref in refs or not owner:
             continue
-        taken = _of(gpu, process)
-        outside[owner] = outside.get(owner, 0.0) + (taken or 0.0)
-        _seen(found, owner, known=taken is not None)
-    for owner in jobs.keys() | outside.keys():
-        kept, other = min(1.0, jobs.get(owner, 0.0)), outside.get(owner, 0.0)
-        other = min(other, 1.0 - kept)
-        found[owner].gpus += kept + other
-        found[owner].outside += other
+        used_by = _of(gpu, process)
+        _add(taken, owner, 0.0, 0.0, used_by or 0.0)
+        _seen(found, owner, known=used_by is not None)
+    _take(taken, found)
 
 
-def _of_job(gpu: GpuReading, claim: ClaimFact, mine: Iterable[ProcessReading]) -> float:
-    declared = part(claim.memory_bytes, claim.exclusive, gpu.memory_total_bytes)
-    return min(1.0, max(declared, sum(_of(gpu, process) or 0.0 for process in mine)))
+def _take(taken: Mapping[str, Sequence[float]], found: Mapping[str, Charge]) -> None:
+    """What each took of one GPU: what their jobs keep first, and never more than all of it."""
+    for owner, (kept, excess, outside) in taken.items():
+        kept = min(1.0, kept)
+        excess = min(excess, 1.0 - kept)
+        outside = min(outside, 1.0 - kept - excess)
+        charge = found[owner]
+        charge.gpus += kept + excess + outside
+        charge.excess += excess
+        charge.outside += outside
+
+
+def _add(taken: dict[str, list[float]], owner: str, *parts: float) -> None:
+    sums = taken.setdefault(owner, [0.0, 0.0, 0.0])
+    taken[owner] = [a + b for a, b in zip(sums, parts, strict=True)]
 
 
 def _of(gpu: GpuReading, process: ProcessReading) -> float | None:

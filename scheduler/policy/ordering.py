@@ -33,10 +33,10 @@ class OrderPolicy:
         },
     )
     age_weight: float = field(
-        default=0.25,
+        default=0.02,
         metadata={
             "label": "weight of the wait",
-            "help": "0.25: a full wait outweighs a quarter of the machine",
+            "help": "0.02: a full wait outweighs a fiftieth of the machine",
             "least": 0,
             "most": 100,
         },

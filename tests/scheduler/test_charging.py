@@ -7,8 +7,8 @@ import pytest
 
 from monitor.limits import Limits
 from monitor.readings import Health
-from scheduler.policy import charging
-from scheduler.policy.charging import Hold
+from scheduler.policy import charging, holds
+from scheduler.policy.holds import Hold
 from tests.builders import GIB, NOW, claim, gpu, gpu_uuid, host, process, snapshot
 
 HOUR = timedelta(hours=1)
@@ -91,11 +91,11 @@ def test_only_gpus_that_are_ours_and_answer_are_shared_out() -> None:
 
 
 def test_what_jobs_held_is_counted_to_the_second() -> None:
-    holds = [
+    held = [
         Hold("alice", "1", 1.0, NOW - HOUR, NOW + HOUR),
         Hold("alice", "2", 0.25, NOW + HOUR),
         Hold("bob", "3", 1.0, NOW - 2 * HOUR, NOW - HOUR),
     ]
-    found = charging.held_seconds(holds, NOW, NOW + 2 * HOUR)
+    found = holds.held_seconds(held, NOW, NOW + 2 * HOUR)
 
     assert found == pytest.approx({"alice": 3600 * 1.25})

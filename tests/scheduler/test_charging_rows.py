@@ -60,21 +60,33 @@ def test_other_processes_are_charged_to_their_owner_and_fade_afterwards() -> Non
     assert UsedShare.objects.get().charge == 0
 
 
-def test_a_job_is_charged_to_the_second_and_once_for_its_start() -> None:
+def test_a_job_pays_for_its_first_hour_at_its_start_and_gets_back_what_is_left_of_it() -> None:
     look(0)
     store.open_claim(claim(), "gpubox", at(2))
     look(5)
+    paid = usage()
     look(10)
     store.close_claims("1", at(12))
     look(15)
 
+    assert paid == pytest.approx(FEE)
+    assert usage() == pytest.approx(FEE * 10 / 3600, rel=0.03)
     assert spent() == (pytest.approx(10), 0)
-    assert FEE < usage() < FEE + shares.advance({}, {"a": 0.25}, 12, HALF_LIFE)["a"]
+
+
+def test_a_job_of_hours_has_cost_what_it_kept() -> None:
+    look(0)
+    store.open_claim(claim(), "gpubox", at(1))
+    for second in (600, 3000, 4000, 3 * 3600):
+        look(second)
+
+    kept = shares.advance({}, {"a": 0.25}, 3 * 3600, HALF_LIFE)["a"]
+    assert usage() == pytest.approx(kept, rel=0.03)
 
 
 def test_of_a_time_without_looks_jobs_are_charged_whole_and_others_for_its_end() -> None:
     both = [process(memory_bytes=40 * GIB, user="bob")]
-    store.open_claim(claim(), "gpubox", at(-60))
+    store.open_claim(claim(), "gpubox", at(-7200))
     look(0, both)
     look(3600, both)
 

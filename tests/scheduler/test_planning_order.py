@@ -35,7 +35,7 @@ def test_it_puts_priority_above_shares() -> None:
 def test_a_long_wait_outweighs_a_small_lead() -> None:
     def case(waited_h: float) -> Case:
         made = Case().gpu("a")
-        made.person("alice", target=0.5, charge=0.15).person("bob", target=0.5)
+        made.person("alice", target=0.5, charge=0.015).person("bob", target=0.5)
         return made.job(1, owner="alice", after_s=-waited_h * HOUR).job(2, owner="bob")
 
     case(1).expect(a=[2], waiting={1: "GpuTaken"})
