@@ -79,7 +79,7 @@ class AlertPolicy:
     )
     working_days: tuple[str, ...] = field(
         default=("Mon", "Tue", "Wed", "Thu", "Fri"),
-        metadata={"label": "Working days", "help": "Mon, Tue, …", "choices": DAYS},
+        metadata={"label": "Working days", "help": "Any of Mon, Tue, Wed, Thu, Fri, Sat, Sun."},
     )
     holidays: tuple[str, ...] = field(
         default=(),
@@ -88,6 +88,23 @@ class AlertPolicy:
             "help": "Days without work: 2026-12-25 in one year, 12-25 in each.",
         },
     )
+
+    def conflicts(self) -> dict[str, str]:
+        """Days that are none."""
+        found = {}
+        if strange := [day for day in self.working_days if day not in DAYS]:
+            found["working_days"] = f"{strange[0]} is none of {', '.join(DAYS)}"
+        if strange := [day for day in self.holidays if not _is_day(day)]:
+            found["holidays"] = f"{strange[0]} is no day such as 2026-12-25 or 12-25"
+        return found
+
+
+def _is_day(text: str) -> bool:
+    whole = text if len(text) > 5 else f"2024-{text}"
+    try:
+        return date.fromisoformat(whole).isoformat() == whole
+    except ValueError:
+        return False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,6 +10,7 @@ from typing import Any
 from monitor.policy.alerting import AlertPolicy
 from monitor.policy.constraints import ConstraintPolicy
 from monitor.policy.cooling import CoolingPolicy
+from monitor.policy.enforcement_policy import EnforcementPolicy
 from monitor.policy.hog_policies import ClaimPolicy, HogPolicy, MemoryPolicy
 from monitor.policy.presence_policy import PresencePolicy
 from monitor.policy.retention import RetentionPolicy
@@ -18,6 +19,7 @@ POLICIES: dict[str, type[Any]] = {
     "constraints": ConstraintPolicy,
     "alerts": AlertPolicy,
     "cooling": CoolingPolicy,
+    "enforcement": EnforcementPolicy,
     "presence": PresencePolicy,
     "hogs": HogPolicy,
     "memory_hogs": MemoryPolicy,

@@ -134,3 +134,9 @@ def test_it_gives_up_when_the_pauses_have_added_up() -> None:
     policy = AlertPolicy(retry_first_s=1800, retry_most_s=1800, give_up_hours=1)
 
     assert [gives_up(i, policy) for i in (1, 2, 3, 4)] == [False, False, True, True]
+
+
+def test_days_that_are_none_are_refused() -> None:
+    assert POLICY.conflicts() == {}
+    strange = AlertPolicy(working_days=("Monday",), holidays=("02-29", "2026-13-01"))
+    assert set(strange.conflicts()) == {"working_days", "holidays"}

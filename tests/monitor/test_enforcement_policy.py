@@ -1,0 +1,213 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from monitor.policy.enforcement import (
+    UNDOABLE,
+    WARNINGS,
+    Accused,
+    Case,
+    Step,
+    Taken,
+    next_step,
+    spared,
+    to_undo,
+)
+from monitor.policy.enforcement_policy import EnforcementPolicy
+from tests.builders import NOW
+
+ALL = EnforcementPolicy(
+    enabled=True,
+    dry_run=False,
+    users=("alice",),
+    freeze_minutes=90,
+    terminate_minutes=120,
+    kill_minutes=5,
+)
+
+
+def case(**changes: Any) -> Case:
+    who: dict[str, Any] = {
+        "host": "gpubox",
+        "user": "alice",
+        "uid": 1001,
+        "program": "python",
+        "is_there": True,
+    }
+    facts: dict[str, Any] = {"rule": "sustained", "is_open": True, "is_paused": False}
+    for name, value in changes.items():
+        (facts if name in facts else who)[name] = value
+    return Case(accused=Accused(**who), **facts)
+
+
+def story(policy: EnforcementPolicy, minutes: int, delay: float | None = 0) -> list[str]:
+    """What is done minute by minute when warnings arrive after `delay` minutes (None: never)."""
+    taken: list[Taken] = []
+    told = []
+    for minute in range(minutes + 1):
+        now = NOW + timedelta(minutes=minute)
+        taken = [_arrived(found, now, delay) for found in taken]
+        step = next_step(case(), taken, policy, now)
+        if step:
+            told.append(f"{minute} {step}")
+            taken.append(_arrived(Taken(step=step, at=now), now, delay))
+    return told
+
+
+def _arrived(found: Taken, now: Any, delay: float | None) -> Taken:
+    if found.step not in WARNINGS or delay is None:
+        return found
+    at = found.at + timedelta(minutes=delay)
+    return replace(found, reached_at=at) if at <= now else found
+
+
+def test_steps_come_in_order_each_after_its_own_time() -> None:
+    assert story(ALL, 200) == [
+        "0 warn",
+        "30 warn_again",
+        "45 renice",
+        "60 limit",
+        "90 freeze",
+        "120 terminate",
+        "125 kill",
+    ]
+
+
+def test_by_default_nothing_is_done_to_anybody() -> None:
+    assert story(EnforcementPolicy(), 200) == []
+    assert story(EnforcementPolicy(enabled=True), 200) == []
+
+
+def test_a_step_is_left_out_when_it_has_no_time() -> None:
+    some = replace(ALL, warn_again_minutes=0, limit_minutes=0, terminate_minutes=0)
+
+    assert story(some, 200) == ["0 warn", "45 renice", "90 freeze"]
+
+
+def test_nothing_is_done_while_no_warning_has_arrived() -> None:
+    assert story(ALL, 10_000, delay=None) == ["0 warn"]
+
+
+def test_time_counts_from_when_the_warning_arrived() -> None:
+    assert story(ALL, 100, delay=20)[:3] == ["0 warn", "50 warn_again", "80 renice"]
+
+
+def test_after_a_warning_there_is_time_to_react() -> None:
+    late = replace(ALL, grace_minutes=20)
+
+    assert story(late, 100)[:3] == ["0 warn", "30 warn_again", "50 renice"]
+
+
+def test_a_warning_that_can_not_be_written_is_tried_again_and_nothing_else_done() -> None:
+    refused = [Taken(step=Step.WARN, at=NOW, was_refused=True)]
+
+    steps = [next_step(case(), refused, ALL, NOW + timedelta(minutes=m)) for m in (1, 10, 500)]
+    assert steps == [None, Step.WARN, Step.WARN]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"user": "bob"},
+        {"user": ""},
+        {"uid": None},
+        {"uid": 0},
+        {"uid": 999},
+        {"uid": 65534},
+        {"user": "root"},
+        {"job_ref": "7"},
+        {"rule": "cpu_hog"},
+        {"container": "docker/abc"},
+        {"program": ""},
+    ],
+)
+def test_who_is_not_in_the_scope_is_spared(changes: dict[str, Any]) -> None:
+    everything = replace(ALL, users=("*",)) if "user" not in changes else ALL
+
+    assert spared(case(**changes), everything)
+    assert next_step(case(**changes), [], everything, NOW) is None
+
+
+def test_programs_hosts_and_containers_narrow_the_scope() -> None:
+    assert spared(case(), replace(ALL, programs=("julia*",)))
+    assert spared(case(), replace(ALL, hosts=("other",)))
+    assert spared(case(), replace(ALL, programs=("py*",))) is None
+    inside = replace(ALL, containers=("docker/*",))
+    assert spared(case(container="docker/abc"), inside) is None
+
+
+@pytest.mark.parametrize("changes", [{"is_open": False}, {"is_paused": True}, {"is_there": False}])
+def test_nothing_new_is_done_when_it_is_over_paused_or_gone(changes: dict[str, Any]) -> None:
+    assert next_step(case(**changes), [], ALL, NOW) is None
+
+
+DONE = [Taken(step=step, at=NOW, reached_at=NOW) for step in Step]
+
+
+@pytest.mark.parametrize(
+    ("changes", "policy"),
+    [
+        ({"is_open": False}, ALL),
+        ({"is_paused": True}, ALL),
+        ({}, replace(ALL, enabled=False)),
+        ({}, replace(ALL, dry_run=True)),
+        ({}, replace(ALL, users=("bob",))),
+    ],
+)
+def test_what_lasts_is_undone_the_last_first(
+    changes: dict[str, Any], policy: EnforcementPolicy
+) -> None:
+    assert to_undo(case(**changes), DONE, policy) == (Step.FREEZE, Step.LIMIT, Step.RENICE)
+
+
+def test_nothing_is_undone_while_it_goes_on() -> None:
+    assert to_undo(case(), DONE, ALL) == ()
+    # A process that is off the GPU for a moment stays as it is.
+    assert to_undo(case(is_there=False), DONE, ALL) == ()
+
+
+def test_what_was_refused_needs_no_undoing() -> None:
+    refused = [Taken(step=Step.LIMIT, at=NOW, was_refused=True)]
+
+    assert to_undo(case(is_open=False), refused, ALL) == ()
+
+
+def test_steps_out_of_order_are_refused_in_the_policy() -> None:
+    assert ALL.conflicts() == {}
+    assert EnforcementPolicy().conflicts() == {}
+    assert set(replace(ALL, limit_minutes=10).conflicts()) == {"limit_minutes"}
+    assert set(replace(ALL, rules=("hog",)).conflicts()) == {"rules"}
+
+
+taken_steps = st.lists(
+    st.builds(
+        Taken,
+        step=st.sampled_from(Step),
+        at=st.just(NOW),
+        was_refused=st.booleans(),
+        reached_at=st.none() | st.just(NOW),
+    ),
+    unique_by=lambda found: found.step,
+)
+
+
+@settings(max_examples=50)
+@given(taken_steps, st.integers(0, 10_000), st.integers(1, 60))
+def test_no_action_ever_comes_without_a_warning_that_arrived(
+    taken: list[Taken], minutes: int, grace: int
+) -> None:
+    policy = replace(ALL, grace_minutes=grace)
+    step = next_step(case(), taken, policy, NOW + timedelta(minutes=minutes))
+    arrived = [t for t in taken if t.step in WARNINGS and t.reached_at and not t.was_refused]
+
+    if step not in (None, *WARNINGS):
+        assert arrived
+        assert minutes >= grace
+        assert step not in {found.step for found in taken}
+    assert set(UNDOABLE).isdisjoint(WARNINGS)
