@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable
 from dataclasses import replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from functools import partial
 
 from django.db import transaction
@@ -57,18 +57,21 @@ class Pressure:
         held = modes.judge(self._host, mode_policy, now)
         old, at = throttling.load(self._host)
         seconds = FIRST_LOOK_S if at is None else (now - at).total_seconds()
-        around = self._around(snapshot, in_force.of(ConstraintPolicy), now)
+        settle = timedelta(seconds=thresholds.utilisation.settle_s)
+        around = self._around(snapshot, in_force.of(ConstraintPolicy), settle, now)
         around = replace(around, mode=mode.multiplier(held, mode_policy))
         memory, allowed = look(old, snapshot, around, thresholds, now, seconds)
         memory = self._tell(old, memory, thresholds.pressure, now)
         throttling.save(self._host, memory, allowed, now)
         return allowed
 
-    def _around(self, snapshot: Snapshot, policy: ConstraintPolicy, now: datetime) -> Around:
+    def _around(
+        self, snapshot: Snapshot, policy: ConstraintPolicy, settle: timedelta, now: datetime
+    ) -> Around:
+        claims = [claim for claim in store.open_claims(self._host) if claim.job_ref.isdigit()]
         on: dict[str, set[str]] = {}
-        for claim in store.open_claims(self._host):
-            if claim.job_ref.isdigit():
-                on.setdefault(claim.gpu_uuid, set()).add(claim.job_ref)
+        for claim in claims:
+            on.setdefault(claim.gpu_uuid, set()).add(claim.job_ref)
         cpu = constraints.cpu_pct(self._host, now) if policy.cpu_busy_pct < 100 else None
         short = constraints.open_rows(self._host)
         return Around(
@@ -76,6 +79,7 @@ class Pressure:
             gauges=gauges(snapshot.host, policy, cpu),
             hogs=incidents.hogs_on(self._host, now),
             jobs_on=on,
+            young={c.job_ref for c in claims if c.since is not None and now - c.since < settle},
             bound=bound(),
         )
 

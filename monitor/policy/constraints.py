@@ -86,6 +86,26 @@ class ConstraintPolicy:
     )
     io_wait_over_pct: float = _open("… and no longer below", 25.0, "")
 
+    def conflicts(self) -> dict[str, str]:
+        """What closes a constraint must be on the right side of what opens it."""
+        free = ("disk_free", "data_free", "memory_free")
+        found = {}
+        for name in free:
+            unit = "gib" if name == "data_free" else "pct"
+            if getattr(self, f"{name}_again_{unit}") < getattr(self, f"{name}_{unit}"):
+                found[f"{name}_again_{unit}"] = "it must not be below what opens it."
+        pairs = (
+            ("memory_stall_pct", "memory_stall_over_pct"),
+            ("memory_busy_pct", "memory_calm_pct"),
+            ("cpu_busy_pct", "cpu_calm_pct"),
+            ("cpu_wait_pct", "cpu_wait_over_pct"),
+            ("io_wait_pct", "io_wait_over_pct"),
+        )
+        for opens, closes in pairs:
+            if getattr(self, closes) > getattr(self, opens):
+                found[closes] = "it must not be above what opens it."
+        return found
+
 
 @dataclass(frozen=True, slots=True)
 class Constraint:

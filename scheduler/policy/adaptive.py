@@ -68,6 +68,11 @@ class AdaptivePolicy:
         metadata={"label": "Known if at least", "help": "Of that time.", **PCT},
     )
 
+    def conflicts(self) -> dict[str, str]:
+        if self.free_below_pct < self.busy_above_pct:
+            return {}
+        return {"free_below_pct": "it must be below what counts as busy."}
+
 
 class LoadTier(StrEnum):
     """How much of a GPU others take."""

@@ -56,6 +56,11 @@ class ModePolicy:
         },
     )
 
+    def conflicts(self) -> dict[str, str]:
+        if self.cooperative_below_pct <= self.defensive_above_pct:
+            return {}
+        return {"cooperative_below_pct": "it must not be above where defensive begins."}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Override:

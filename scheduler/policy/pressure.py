@@ -78,6 +78,14 @@ class PressurePolicy:
         metadata={"label": "A GPU's use is a mean of", "help": "", **SECONDS, "least": 1},
     )
 
+    def conflicts(self) -> dict[str, str]:
+        found = {}
+        if self.gpu_calm_pct > self.gpu_busy_pct:
+            found["gpu_calm_pct"] = "it must not be above what counts as busy."
+        if self.first_s > self.cap_s:
+            found["first_s"] = "it must not be longer than the longest."
+        return found
+
 
 @dataclass(frozen=True, slots=True)
 class Strain:

@@ -63,13 +63,14 @@ class Policies:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Around:
-    """What else is known. `jobs_on`: our jobs by GPU; `bound`: as in utilisation.Sight."""
+    """What else is known. `jobs_on`: our jobs by GPU; `young`, `bound`: as in utilisation.Sight."""
 
     constraints: Sequence[Constraint] = ()
     gauges: Sequence[Gauge] = ()
     hogs: Collection[str] = ()
     mode: float = 1.0
     jobs_on: Mapping[str, Collection[str]] = field(default_factory=dict)
+    young: Collection[str] = ()
     bound: str = ""
 
 
@@ -228,6 +229,7 @@ def _sight(
         use=use.mean(),
         others=_mean(gpus[gpu.uuid].others.mean() for gpu in usable),
         running=len(jobs),
+        young=len(jobs & set(around.young)),
         quiet=len(quiet),
         gpus=len(usable),
         bound=around.bound,

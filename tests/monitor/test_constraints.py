@@ -110,6 +110,12 @@ def test_a_threshold_of_a_hundred_switches_it_off() -> None:
     assert judge(shot, "/", [], off).opened == ()
 
 
+def test_what_closes_a_constraint_must_not_be_beyond_what_opens_it() -> None:
+    assert POLICY.conflicts() == {}
+    wrong = ConstraintPolicy(memory_calm_pct=90.0, disk_free_again_pct=1.0)
+    assert set(wrong.conflicts()) == {"memory_calm_pct", "disk_free_again_pct"}
+
+
 def test_only_what_ends_in_lost_work_keeps_everybody_from_starting() -> None:
     grips = {kind: Constraint(kind, "", "").grip for kind in GRIPS}
     assert {kind for kind, grip in grips.items() if grip is Grip.HARD} == {
