@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 from monitor.identity import boot_id
 from monitor.stepping import Guard
 from monitor.wake import wake
-from scheduler import store, transitions
+from scheduler import store, transitions, yielding
 from scheduler.blockers import Blocker
 from scheduler.models import Attempt
 from scheduler.plans import Plan, PlanPolicy
@@ -56,7 +56,8 @@ class Dispatcher:
         news = {
             id_: made.blockers[id_] for id_, now_ in told.items() if self._told.get(id_) != now_
         }
-        placed = self._commit(made, news, now) if made.placements or news else []
+        wishes = [*made.evictions, *made.preemptions]
+        placed = self._commit(made, news, now) if made.placements or news or wishes else []
         self._told = told
         return placed
 
@@ -65,6 +66,8 @@ class Dispatcher:
     ) -> list[Attempt]:
         with self._guard():
             placed = [transitions.place(p, boot_id(), now) for p in made.placements]
+            for wish in (*made.evictions, *made.preemptions):
+                yielding.ask(wish, now)
             transitions.explain(news)
             wake("live")
         return [attempt for attempt in placed if attempt is not None]

@@ -15,13 +15,15 @@ from monitor import store as monitor_store
 from monitor.models import ProcessUse
 from monitor.policy.limits import cpu_places
 from monitor.probes.limits import LimitsProbe
-from scheduler import closures, job_facts
+from scheduler import closures, job_facts, yielding
 from scheduler.durations import Durations
 from scheduler.jobs import QueuedJob
 from scheduler.plans import PlanPolicy, RunningJob, Slots
 from scheduler.policy import capacity
+from scheduler.policy.backfill import BackfillPolicy
 from scheduler.policy.capacity import Around, CapacityPolicy, Peaks
 from scheduler.policy.ordering import OrderPolicy
+from scheduler.policy.preemption import PreemptionPolicy
 from scheduler.policy.quotas import QuotaPolicy
 from scheduler.policy.rules import Rules
 
@@ -82,6 +84,7 @@ class Supply:
         around = Around(
             peaks=self._peaks(now),
             closed=closures.of(self._host, snapshot, now) if snapshot else {},
+            kept=yielding.kept(self._host, now),
             powers=settings.CONFIG.gpu_power,
         )
         return capacity.slots(
@@ -112,8 +115,10 @@ class Kept(Generic[T]):
 def _rules(_now: datetime) -> Rules:
     known = policies.InForce()
     return Rules(
+        backfill=known.of(BackfillPolicy),
         capacity=known.of(CapacityPolicy),
         order=known.of(OrderPolicy),
+        preemption=known.of(PreemptionPolicy),
         quotas=known.of(QuotaPolicy),
     )
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from scheduler.policy.adaptive import AdaptivePolicy
+from scheduler.policy.backfill import BackfillPolicy
 from scheduler.policy.capacity import CapacityPolicy
 from scheduler.policy.mode import ModePolicy
 from scheduler.policy.ordering import OrderPolicy
@@ -19,6 +20,7 @@ from scheduler.policy.windows import WindowPolicy
 
 POLICIES: dict[str, type[Any]] = {
     "adaptive": AdaptivePolicy,
+    "backfill": BackfillPolicy,
     "capacity": CapacityPolicy,
     "mode": ModePolicy,
     "order": OrderPolicy,

@@ -7,15 +7,15 @@ second look.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from scheduler.blockers import Blocker, Tier
-from scheduler.jobs import CLASSES, QueuedJob, Requirement
+from scheduler.jobs import CLASSES, PriorityClass, QueuedJob, Requirement
 from scheduler.people import Standing
-from scheduler.plans import PlanPolicy, Slots, Yield
-from scheduler.policy import quotas
+from scheduler.plans import PlanPolicy, Slot, Slots, Yield
+from scheduler.policy import quotas, windows
 from scheduler.policy.rules import Rules
 
 
@@ -27,6 +27,7 @@ class Ask:
     priority: int
     requirement: Requirement
     lasts: timedelta | None = None
+    preemptible: bool = False
 
 
 class Tally:
@@ -48,7 +49,7 @@ class Tally:
         self.starts = slots.throttle.starts
         self.cpu_jobs = slots.cpu_jobs
         self._wishers = {job.owner for job in waiting if job.requirement.gpus and not job.waits}
-        self._is_scarce = any(part < 1 for part in slots.throttle.multipliers.values())
+        self._is_scarce = any(0 < part < 1 for part in slots.throttle.multipliers.values())
 
     def contended(self, owner: str) -> bool:
         """Whether somebody else waits for GPUs, or less than all of them may be used."""
@@ -63,7 +64,7 @@ class Tally:
         if ask.requirement.gpus == 0:
             self.cpu_jobs += 1
         elif self.starts is not None:
-            self.starts -= 1
+            self.starts = max(0, self.starts - 1)
         standing = self.standing(ask.owner)
         self.people[ask.owner] = quotas.after(standing, ask.requirement, ask.lasts)
 
@@ -76,15 +77,19 @@ def refusals(ask: Ask, tally: Tally) -> tuple[Blocker, ...]:
     return tuple(blocker for gate in GATES for blocker in gate(ask, tally))
 
 
-def bars(ask: Ask, tally: Tally) -> Mapping[str, Blocker]:
-    """Why single GPUs are not for this one, by GPU: the same for all jobs with this owner, priority
-    and length."""
-    return {}
+def bars(ask: Ask, tally: Tally, gpus: Sequence[Slot]) -> Mapping[str, Blocker]:
+    """Why single GPUs are not for such a job, whether they have room or not, by GPU."""
+    slots = tally.slots
+    if not slots.windows or ask.requirement.gpus == 0:
+        return {}
+    rules, now = tally.rules.windows, tally.now
+    asking = windows.asking(ask.owner, ask.requirement, ask.lasts, ask.preemptible, now, rules)
+    return windows.closed_for(asking, slots.windows, gpus, slots.running, now)
 
 
 def evictions(tally: Tally) -> tuple[Yield, ...]:
     """Which running jobs must leave, whoever waits."""
-    return ()
+    return windows.yields(tally.slots.running, tally.slots.windows, tally.rules.windows, tally.now)
 
 
 def _class_is_closed(ask: Ask, tally: Tally) -> tuple[Blocker, ...]:
@@ -100,7 +105,8 @@ def _gpus_are_readable(ask: Ask, tally: Tally) -> tuple[Blocker, ...]:
 
 def _starts_are_left(ask: Ask, tally: Tally) -> tuple[Blocker, ...]:
     """The utilisation target."""
-    if tally.starts is None or tally.starts > 0 or ask.requirement.gpus == 0:
+    urgent = CLASSES[ask.priority] is PriorityClass.USER_INITIATED
+    if tally.starts is None or tally.starts > 0 or ask.requirement.gpus == 0 or urgent:
         return ()
     why = tally.slots.throttle.reason or "the GPUs are as busy as they should be"
     text = f"No further job may start on the GPUs now: {why}"

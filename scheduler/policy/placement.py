@@ -85,12 +85,15 @@ def explain(
     gpus: Sequence[Slot],
     policy: PlanPolicy,
     bars: Mapping[str, Blocker] = NO_BARS,
+    job_id: int | None = None,
 ) -> tuple[Blocker, ...]:
     """Why too few of `gpus` suit the request, the nearest misses first; () when enough do."""
     able = [gpu for gpu in gpus if not is_known_to_lack(requirement, gpu)]
     if len(able) < requirement.gpus and gpus:
         return (_infeasible(requirement, len(able), len(gpus)),)
-    found = [(gpu, bars.get(gpu.gpu_uuid) or refusal(requirement, gpu, policy)) for gpu in able]
+    found = [
+        (gpu, bars.get(gpu.gpu_uuid) or refusal(requirement, gpu, policy, job_id)) for gpu in able
+    ]
     if sum(why is None for _, why in found) >= requirement.gpus > 0:
         return ()
     refused = [(gpu, why) for gpu, why in found if why is not None]
