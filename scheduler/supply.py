@@ -15,10 +15,11 @@ from monitor import store as monitor_store
 from monitor.models import ProcessUse
 from monitor.policy.limits import cpu_places
 from monitor.probes.limits import LimitsProbe
-from scheduler import closures, job_facts, yielding
+from scheduler import closures, job_facts, throttling, windows, yielding
 from scheduler.durations import Durations
 from scheduler.jobs import QueuedJob
-from scheduler.plans import PlanPolicy, RunningJob, Slots
+from scheduler.people import Window
+from scheduler.plans import PlanPolicy, Slots
 from scheduler.policy import capacity
 from scheduler.policy.backfill import BackfillPolicy
 from scheduler.policy.capacity import Around, CapacityPolicy, Peaks
@@ -26,10 +27,12 @@ from scheduler.policy.ordering import OrderPolicy
 from scheduler.policy.preemption import PreemptionPolicy
 from scheduler.policy.quotas import QuotaPolicy
 from scheduler.policy.rules import Rules
+from scheduler.policy.windows import WindowPolicy
+from scheduler.standing import Standings
 
 T = TypeVar("T")
 # What changes seldom is read again after this.
-RULES_FOR, PEAKS_FOR = timedelta(seconds=2), timedelta(seconds=5)
+RULES_FOR, WINDOWS_FOR, PEAKS_FOR = timedelta(seconds=2), timedelta(seconds=2), timedelta(seconds=5)
 # A process that was not seen for so long has gone.
 GONE_AFTER = timedelta(seconds=60)
 
@@ -61,6 +64,8 @@ class Supply:
         self._host = host
         self._policy = policy
         self._durations = Durations()
+        self._standings = Standings()
+        self._windows: Kept[tuple[Window, ...]] = Kept(lambda _: windows.approved(), WINDOWS_FOR)
         self._rules: Kept[Rules] = Kept(_rules, RULES_FOR)
         self._peaks: Kept[Peaks] = Kept(lambda now: _peaks(host, now), PEAKS_FOR)
 
@@ -73,13 +78,20 @@ class Supply:
         """What this queue is planned with. GPUs are read only for jobs that want one."""
         rules, running = self._rules(now), tuple(job_facts.running(self._host, self._durations))
         if any(job.requirement.gpus for job in queue):
-            slots = self._gpu_slots(running, rules, now)
+            slots = self._gpu_slots(rules, now)
         else:
             slots = capacity.slots(None, (), self._policy, now, host=self._host)
-        cpu_jobs = sum(job.requirement.gpus == 0 for job in running)
-        return Given(queue, replace(slots, running=running, cpu_jobs=cpu_jobs), self._policy, rules)
+        slots = replace(
+            slots,
+            running=running,
+            cpu_jobs=sum(job.requirement.gpus == 0 for job in running),
+            people=self._standings.at(now, {job.owner for job in queue}),
+            throttle=throttling.throttle(self._host, now),
+            windows=self._windows(now),
+        )
+        return Given(queue, slots, self._policy, rules)
 
-    def _gpu_slots(self, running: tuple[RunningJob, ...], rules: Rules, now: datetime) -> Slots:
+    def _gpu_slots(self, rules: Rules, now: datetime) -> Slots:
         snapshot = monitor_store.newest(self._host)
         around = Around(
             peaks=self._peaks(now),
@@ -120,6 +132,7 @@ def _rules(_now: datetime) -> Rules:
         order=known.of(OrderPolicy),
         preemption=known.of(PreemptionPolicy),
         quotas=known.of(QuotaPolicy),
+        windows=known.of(WindowPolicy),
     )
 
 

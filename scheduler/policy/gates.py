@@ -8,13 +8,13 @@ second look.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
 from scheduler.blockers import Blocker, Tier
 from scheduler.jobs import CLASSES, PriorityClass, QueuedJob, Requirement
 from scheduler.people import Standing
-from scheduler.plans import PlanPolicy, Slot, Slots, Yield
+from scheduler.plans import PlanPolicy, Slot, Slots, Throttle, Yield
 from scheduler.policy import quotas, windows
 from scheduler.policy.rules import Rules
 
@@ -59,6 +59,21 @@ class Tally:
         """Where a person stands with what this pass has given them."""
         return self.people.get(owner) or Standing(owner=owner)
 
+    def trusted(self, owner: str) -> frozenset[str]:
+        """Saturated GPUs on which the owner's agreed time counts for more than their use."""
+        slots = self.slots
+        if not slots.windows or not slots.throttle.saturated:
+            return frozenset()
+        return windows.trusted(owner, slots.windows, slots.throttle.saturated, self.now)
+
+    def throttle(self, owner: str) -> Throttle:
+        """What the controller allows this person."""
+        trusted, allowed = self.trusted(owner), self.slots.throttle
+        if not trusted:
+            return allowed
+        whole = dict.fromkeys(trusted, 1.0)
+        return replace(allowed, multipliers={**allowed.multipliers, **whole})
+
     def count(self, ask: Ask) -> None:
         """A job like this has been placed."""
         if ask.requirement.gpus == 0:
@@ -80,11 +95,19 @@ def refusals(ask: Ask, tally: Tally) -> tuple[Blocker, ...]:
 def bars(ask: Ask, tally: Tally, gpus: Sequence[Slot]) -> Mapping[str, Blocker]:
     """Why single GPUs are not for such a job, whether they have room or not, by GPU."""
     slots = tally.slots
-    if not slots.windows or ask.requirement.gpus == 0:
+    if ask.requirement.gpus == 0:
         return {}
-    rules, now = tally.rules.windows, tally.now
-    asking = windows.asking(ask.owner, ask.requirement, ask.lasts, ask.preemptible, now, rules)
-    return windows.closed_for(asking, slots.windows, gpus, slots.running, now)
+    busy = slots.throttle.closed_gpus.get(CLASSES[ask.priority], {})
+    if not slots.windows:
+        return busy
+    trusted, rules = tally.trusted(ask.owner), tally.rules.windows
+    asking = windows.asking(
+        ask.owner, ask.requirement, ask.lasts, ask.preemptible, tally.now, rules
+    )
+    return {
+        **{uuid: why for uuid, why in busy.items() if uuid not in trusted},
+        **windows.closed_for(asking, slots.windows, gpus, slots.running, tally.now),
+    }
 
 
 def evictions(tally: Tally) -> tuple[Yield, ...]:
@@ -128,7 +151,7 @@ def _limits_allow_it(ask: Ask, tally: Tally) -> tuple[Blocker, ...]:
         ask.priority,
         ask.lasts,
         tally.standing(ask.owner),
-        tally.slots.throttle,
+        tally.throttle(ask.owner),
         contended=tally.contended(ask.owner),
         policy=tally.rules.quotas,
     )

@@ -10,13 +10,17 @@ from scheduler.policy.gates import Ask
 
 
 class Group:
-    """Jobs that are alike, and those of them that wait. Once refused in a pass, always refused."""
+    """Jobs that are alike, and those of them that wait. Once refused in a pass, always refused.
 
-    __slots__ = ("ask", "ids", "is_refused")
+    lacks: nothing but GPUs keeps them.
+    """
+
+    __slots__ = ("ask", "ids", "is_refused", "lacks")
 
     def __init__(self, ask: Ask) -> None:
         self.ask = ask
         self.is_refused = False
+        self.lacks = False
         self.ids: list[int] = []
 
 

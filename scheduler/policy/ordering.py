@@ -69,10 +69,11 @@ class Shares:
     def __init__(self, slots: Slots, owners: Iterable[str]) -> None:
         """Who has no standing is due the same part as everybody, and has what their jobs hold."""
         self._totals = {gpu.gpu_uuid: gpu.total_bytes for gpu in slots.gpus}
-        self._capacity = max(1, len(slots.gpus))
         self._most_bytes = max((total for total in self._totals.values() if total), default=None)
         running = [(job.owner, job.requirement) for job in slots.running]
         names = sorted({*owners, *(owner for owner, _ in running), *slots.people})
+        shared = max((len(one.capacity.gpu_uuids) for one in slots.people.values()), default=0)
+        self._capacity = max(1, shared or len(slots.gpus))
         self._target = {name: 1 / len(names) for name in names}
         self._have = dict.fromkeys(names, 0.0)
         for owner, requirement in running:

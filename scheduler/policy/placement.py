@@ -92,7 +92,8 @@ def explain(
     if len(able) < requirement.gpus and gpus:
         return (_infeasible(requirement, len(able), len(gpus)),)
     found = [
-        (gpu, bars.get(gpu.gpu_uuid) or refusal(requirement, gpu, policy, job_id)) for gpu in able
+        (gpu, _first(refusal(requirement, gpu, policy, job_id), bars.get(gpu.gpu_uuid)))
+        for gpu in able
     ]
     if sum(why is None for _, why in found) >= requirement.gpus > 0:
         return ()
@@ -107,6 +108,13 @@ def explain(
         text = f"{others} can't take it either."
         reasons.append(Blocker(code="OtherGpus", text=text, available=str(rest)))
     return tuple(reasons)
+
+
+def _first(refused: Blocker | None, barred: Blocker | None) -> Blocker | None:
+    """The more telling one."""
+    if refused is None or barred is None:
+        return refused or barred
+    return barred if barred.tier < refused.tier else refused
 
 
 def _infeasible(requirement: Requirement, able: int, all_: int) -> Blocker:

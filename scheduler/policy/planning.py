@@ -72,14 +72,13 @@ class _Pass:
     def serve(self, job: QueuedJob) -> None:
         """Place the job, or put it to those that wait."""
         group = self._groups.of(job)
-        if group.is_refused and job.id not in self._kept:
-            group.ids.append(job.id)
-        elif gates.refusals(group.ask, self.tally):
+        if not group.is_refused or job.id in self._kept:
+            group.lacks = not gates.refusals(group.ask, self.tally)
+            if group.lacks and self._start(job, group):
+                return
             group.is_refused = True
-            group.ids.append(job.id)
-        elif not self._start(job, group):
-            group.is_refused = True
-            group.ids.append(job.id)
+        group.ids.append(job.id)
+        if group.lacks and len(self._lacking) < LOOKED_AT:
             self._miss(job, group)
 
     def preemptions(self) -> tuple[Yield, ...]:
@@ -135,8 +134,6 @@ class _Pass:
 
     def _miss(self, job: QueuedJob, group: Group) -> None:
         """A job that nothing but GPUs keeps from starting."""
-        if len(self._lacking) == LOOKED_AT:
-            return
         self._lacking.append((job, group))
         if self._reservation is None:
             bars = gates.bars(group.ask, self.tally, self._gpus)
@@ -164,6 +161,8 @@ class _Pass:
         ]
         if kept:
             self._kept.add(job.id)
+            # What is freed for it is kept for it.
+            self._reservation = None if self._is_promised(job.id) else self._reservation
         return wishes or ()
 
     def _is_promised(self, job_id: int | None) -> bool:

@@ -12,6 +12,7 @@ from scheduler.blockers import Blocker
 from scheduler.jobs import QueuedJob, Requirement
 from scheduler.people import Standing
 from scheduler.plans import Holder, Plan, PlanPolicy, RunningJob, Slot, Slots, Throttle
+from scheduler.policy.placement import taken
 from scheduler.policy.planning import plan
 from scheduler.units import parse_bytes
 from tests.builders import NOW, queued_job, slot
@@ -87,6 +88,34 @@ class Case:
                 **changes,
             )
         )
+        return self
+
+    def runs(
+        self,
+        id: int,
+        on: str,
+        *,
+        since_h: float = 1,
+        lasts_h: float | None = None,
+        takes: str | None = None,
+        **changes: Any,
+    ) -> Self:
+        """A job that has these GPUs ("ab"), alone unless it says what it takes of them."""
+        alone = takes is None
+        wants = None if takes is None else parse_bytes(takes)
+        facts: dict[str, Any] = {"owner": "zoe", "priority": 3} | changes
+        self._running.append(
+            RunningJob(
+                id=id,
+                requirement=Requirement(gpus=len(on), memory_bytes=wants, exclusive=alone),
+                gpu_uuids=tuple(self._gpus[name].gpu_uuid for name in on),
+                started_at=NOW - timedelta(hours=since_h),
+                lasts=None if lasts_h is None else timedelta(hours=lasts_h),
+                **facts,
+            )
+        )
+        for name in on:
+            self._gpus[name] = taken(self._gpus[name], id, self._running[-1].requirement)
         return self
 
     def plan(self) -> Plan:

@@ -7,13 +7,15 @@ import pytest
 from django.contrib.auth.models import User
 from django.db import transaction
 
+from monitor import gpu_closing
 from monitor import store as monitor_store
+from monitor.gpu_closures import ClosureFact, ClosureKind
 from scheduler import store
 from scheduler.dispatcher import Dispatcher
-from scheduler.jobs import NewJob, Requirement
-from scheduler.models import Attempt, Job
+from scheduler.jobs import Manners, NewJob, Requirement
+from scheduler.models import Attempt, Job, Quota, YieldRequest
 from scheduler.plans import PlanPolicy
-from tests.builders import NOW, gpu_uuid, host, snapshot
+from tests.builders import GIB, NOW, gpu, gpu_uuid, host, process, snapshot
 
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("data")]
 SECOND = timedelta(seconds=1)
@@ -137,3 +139,54 @@ def test_two_dispatchers_place_a_job_once(alice: User) -> None:
     assert len(_dispatcher().step(NOW)) == 1
     assert len(_dispatcher().step(NOW)) == 0
     assert Attempt.objects.count() == 1
+
+
+def test_it_asks_a_job_to_leave_for_a_more_important_one(alice: User) -> None:
+    _see()
+    dispatcher = _dispatcher()
+    low = _submit(alice, priority=1, manners=Manners(preemptible=True))
+    dispatcher.step(NOW)
+    _submit(alice, priority=5)
+    _see(at_s=3600)
+    dispatcher.step(NOW + 3600 * SECOND)
+    dispatcher.step(NOW + 3601 * SECOND)
+
+    (asked,) = YieldRequest.objects.all()
+    assert (asked.attempt.job_id, asked.kind) == (low.pk, "preemption")
+
+
+def test_it_holds_people_to_their_limits(alice: User) -> None:
+    _see(gpus=2)
+    Quota.objects.create(user=alice, gpus=1)
+    first, second = _submit(alice), _submit(alice)
+
+    assert [a.job_id for a in _dispatcher().step(NOW)] == [first.pk]
+    assert _why(second)[0] == "UserMaxGpus"
+
+
+def test_it_starts_nothing_on_a_gpu_that_is_paused(alice: User) -> None:
+    _see()
+    gpu_closing.close(
+        ClosureFact(gpu_uuid=gpu_uuid(0), kind=ClosureKind.PAUSED, since=NOW, by="root"), "gpubox"
+    )
+    job = _submit(alice)
+
+    assert _dispatcher().step(NOW) == []
+    assert _why(job) == ["GpuPaused"]
+
+
+def test_an_hour_of_steady_waiting_writes_no_reason_twice(alice: User) -> None:
+    """Though the clock goes on, figures wobble and ends come nearer."""
+    job = _submit(alice)
+    writes = 0
+    dispatcher = _dispatcher()
+    for minute in range(0, 60, 3):
+        busy = gpu(0, memory_used_bytes=30 * GIB + minute * 2**20)
+        seen = process(memory_bytes=30 * GIB + minute * 2**20)
+        monitor_store.record(snapshot([busy], [seen], at=NOW + minute * 60 * SECOND))
+        before = Job.objects.filter(pk=job.pk).values_list("blockers", flat=True).get()
+        dispatcher.step(NOW + minute * 60 * SECOND)
+        after = Job.objects.filter(pk=job.pk).values_list("blockers", flat=True).get()
+        writes += before != after
+
+    assert writes == 1

@@ -106,5 +106,5 @@ def test_it_reads_no_gpu_for_jobs_that_want_none(
     supply = Supply("gpubox", PlanPolicy())
     supply.given(supply.queue(NOW), NOW)
 
-    with django_assert_max_num_queries(4):
+    with django_assert_max_num_queries(5):
         assert supply.given(supply.queue(NOW), NOW).slots.gpus == ()
