@@ -6,6 +6,7 @@ over the defaults. The loops ask at each step, so that a change in the admin cou
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
 from datetime import datetime
 from typing import Any, TypeVar
@@ -59,6 +60,20 @@ class InForce:
 def current(kind: type[P]) -> P:
     """The policy of this kind as it is in force. For several ask InForce: one query for all."""
     return InForce().of(kind)
+
+
+def profile() -> str:
+    """What this machine is for."""
+    return str(settings.CONFIG.profile)
+
+
+def title(name: str) -> str:
+    return name.replace("_", " ").capitalize()
+
+
+def about(name: str) -> str:
+    """What a policy is about: the first sentence of its docstring."""
+    return inspect.cleandoc(_registered[name].__doc__ or "").partition("\n\n")[0]
 
 
 def name_of(kind: type[Any]) -> str:

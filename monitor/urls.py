@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from django.urls import path
 
-from monitor import event_views, gpu_views, health_views, history_views, views
+from monitor import event_views, gpu_views, health_views, history_views, rules_views, views
 
 urlpatterns = [
     path("", views.dashboard, name="dashboard"),
@@ -12,6 +12,7 @@ urlpatterns = [
     path("gpus/<str:uuid>/pause/", gpu_views.pause, name="gpu-pause"),
     path("gpus/<str:uuid>/resume/", gpu_views.resume, name="gpu-resume"),
     path("gpus/<str:uuid>/release/", gpu_views.release, name="gpu-release"),
+    path("rules/", rules_views.rules, name="rules"),
     path("status/", health_views.status, name="status"),
     path("healthz", health_views.healthz, name="healthz"),
     path("events/", event_views.events, name="events"),

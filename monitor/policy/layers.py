@@ -35,6 +35,22 @@ class Setting:
     def changed_here(self) -> bool:
         return self.origin == HERE
 
+    @property
+    def in_words(self) -> str:
+        return thresholds.in_words(self.threshold, self.value)
+
+    @property
+    def below_in_words(self) -> str:
+        return thresholds.in_words(self.threshold, self.below)
+
+    @property
+    def shipped_in_words(self) -> str:
+        return thresholds.in_words(self.threshold, self.threshold.default)
+
+    @property
+    def is_shipped(self) -> bool:
+        return bool(self.value == self.threshold.default)
+
 
 def profile_layer(profile: str, presets: Sequence[Mapping[str, Tables]]) -> Layer:
     """What `profile` sets; `presets` are the apps' tables of profiles."""

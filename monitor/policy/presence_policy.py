@@ -27,8 +27,8 @@ class PresencePolicy:
     enter_use_pct: float = field(
         default=50.0,
         metadata={
-            "label": "Somebody is there from",
-            "help": "Use of the GPU by programs outside the queue.",
+            "label": "Somebody is there from this use",
+            "help": "Of the GPU, by programs outside the queue.",
             "unit": "%",
             "least": 1,
             "most": 100,
@@ -37,8 +37,8 @@ class PresencePolicy:
     leave_use_pct: float = field(
         default=30.0,
         metadata={
-            "label": "Gone below",
-            "help": "Less use than this, and less memory than below, counts as gone.",
+            "label": "Gone below this use",
+            "help": "And below that memory.",
             "unit": "%",
             "least": 0,
             "most": 100,
@@ -47,15 +47,20 @@ class PresencePolicy:
     enter_memory_mib: float = field(
         default=256.0,
         metadata={
-            "label": "Somebody is there from",
-            "help": "Memory held by programs outside the queue, above what the desktop holds.",
+            "label": "Somebody is there from this memory",
+            "help": "Held by programs outside the queue, above what the desktop itself holds.",
             "unit": "MiB",
             "least": 1,
         },
     )
     leave_memory_mib: float = field(
         default=128.0,
-        metadata={"label": "Gone below", "help": "Such memory.", "unit": "MiB", "least": 0},
+        metadata={
+            "label": "Gone below this memory",
+            "help": "And below that use.",
+            "unit": "MiB",
+            "least": 0,
+        },
     )
     latch_s: float = field(
         default=2.0,

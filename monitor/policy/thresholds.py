@@ -131,6 +131,24 @@ def read(kind: type[Any], values: Mapping[str, object]) -> dict[str, Any]:
     return {name: known[name].read(value) for name, value in usable.items()}
 
 
+def in_words(threshold: Threshold, value: Any) -> str:
+    """A value as people read it: `80 %`, `yes`, `blender, obs`, `no limit`."""
+    if value is None:
+        return "no limit"
+    if threshold.kind is bool:
+        return "yes" if value else "no"
+    if threshold.kind is tuple:
+        return ", ".join(number(v) for v in value) or "none"
+    return " ".join(filter(None, (number(value), threshold.unit)))
+
+
+def number(value: object) -> str:
+    """80.0 is 80."""
+    if isinstance(value, float) and value.is_integer():
+        return str(int(value))
+    return str(value)
+
+
 def nearest(name: str, known: Collection[str]) -> str:
     """`; did you mean X?`, or nothing when no known name is near."""
     by_folded = {k.casefold(): k for k in known}

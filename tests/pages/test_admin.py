@@ -83,7 +83,7 @@ def filled(alice: User) -> None:
     UsedShare.objects.create(host="gpubox", owner="alice")
     GpuDay.objects.create(host="gpubox", owner="alice", from_at=NOW)
     audit.note("TRIED", "root tried it", by="root", now=NOW)
-    PolicyValues.objects.create(name="hogs")
+    PolicyValues.objects.create(name="presence")
     outbox.write_test(alerts_made.channel(), "root", "", NOW)
     Response.objects.create(incident=alerts_made.incident(), step="warn", at=NOW)
     times = {"since_at": NOW, "opened_at": NOW, "last_seen_at": NOW}

@@ -1,0 +1,154 @@
+"""Thresholds: changed by operators, read by everybody."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from django.contrib.auth.models import Permission, User
+from django.test import Client
+
+from monitor import audit, policies
+from monitor.admin.policies import address
+from monitor.models import AuditEntry, PolicyValues
+from monitor.policy.presence_policy import PresencePolicy
+from monitor.policy.thresholds import thresholds
+from monitor.policy_forms import PolicyForm
+
+pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("data")]
+Browse = Callable[[User], Client]
+
+
+@pytest.fixture
+def browser(root: User, as_user: Browse) -> Client:
+    return as_user(root)
+
+
+def posted(**changes: Any) -> dict[str, Any]:
+    """The form as the page shows it, with changes; a box that is not ticked is not sent."""
+    form = PolicyForm("presence", policies.InForce().settings("presence"))
+    values = {name: form[name].value() for name in form.fields if not name.startswith("back:")}
+    sent = {**values, **changes}
+    return {name: value for name, value in sent.items() if value not in (None, False)}
+
+
+def change(browser: Client, **changes: Any) -> str:
+    answer = browser.post(address("presence"), posted(**changes), follow=True)
+    assert answer.status_code == 200
+    return answer.content.decode()
+
+
+def test_every_policy_has_a_page_that_opens(browser: Client) -> None:
+    overview = browser.get("/admin/monitor/policyvalues/").content.decode()
+
+    for name in policies.registered():
+        assert address(name) in overview
+        html = browser.get(address(name)).content.decode()
+        assert "Shipped:" in html
+        assert f"[policy.{name}]" in html
+
+
+def test_every_policy_can_be_sent_as_it_is_shown_and_nothing_changes(browser: Client) -> None:
+    for name in policies.registered():
+        form = PolicyForm(name, policies.InForce().settings(name))
+        shown = {field: form[field].value() for field in form.fields}
+        sent = {k: v for k, v in shown.items() if v not in (None, False)}
+
+        html = browser.post(address(name), sent, follow=True).content.decode()
+
+        assert "Nothing was changed." in html, name
+    assert not PolicyValues.objects.exists()
+
+
+def test_a_change_counts_and_is_audited(browser: Client) -> None:
+    html = change(browser, clear_s="90", exclusive="game\nobs, doom", enabled="on")
+
+    found = policies.current(PresencePolicy)
+    assert (found.clear_s, found.exclusive, found.enabled) == (90.0, ("game", "obs", "doom"), True)
+    assert "changed here: <strong>90 s</strong>" in html
+    (entry,) = audit.about("policy presence")
+    assert (entry.by, entry.before) == ("root", {})
+    assert entry.after == {"clear_s": 90.0, "exclusive": ["game", "obs", "doom"], "enabled": True}
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "says"),
+    [
+        ("clear_s", "-1", "It must be a number from 0 to 3600."),
+        ("clear_s", "soon", "Enter a number."),
+        ("clear_s", "", "This field is required."),
+        ("yields", "everybody", "Select a valid choice."),
+        ("leave_use_pct", "60", "It must not be above what tells that somebody is there."),
+        ("exclusive", "gnome-shell", "Gnome-shell can&#x27;t count at once and never."),
+    ],
+)
+def test_what_can_not_be_is_refused_beside_its_field_and_kept_as_typed(
+    browser: Client, field: str, value: str, says: str
+) -> None:
+    html = change(browser, **{field: value})
+
+    assert says in html
+    assert "nothing was changed" in html
+    assert not AuditEntry.objects.exists()
+    if field != "yields":
+        assert value in html
+
+
+def test_a_threshold_goes_back_by_its_box_or_by_typing_what_is_below(browser: Client) -> None:
+    change(browser, clear_s="90", latch_s="5")
+    assert policies.changes("presence") == {"latch_s": 5.0, "clear_s": 90.0}
+
+    change(browser, **{"back:clear_s": "on", "latch_s": "2"})
+
+    assert policies.changes("presence") == {}
+    assert policies.current(PresencePolicy) == PresencePolicy()
+
+
+def test_below_a_change_the_page_shows_what_the_file_and_the_product_say(
+    browser: Client, settings: Any
+) -> None:
+    tables = {"presence": {"clear_s": 75.0}}
+    settings.CONFIG = settings.CONFIG.model_copy(update={"policy": tables, "profile": "desktop"})
+    html = change(browser, clear_s="90")
+
+    assert "Shipped: <strong>60 s</strong>" in html
+    assert "gpucoord.toml: <strong>75 s</strong>" in html
+    assert "profile desktop: <strong>yes</strong>" in html
+    assert policies.changes("presence") == {"clear_s": 90.0}
+
+
+def test_only_who_may_change_policies_does(bob: User, as_user: Browse) -> None:
+    User.objects.filter(pk=bob.pk).update(is_staff=True)
+    browser = as_user(bob)
+    assert browser.get(address("presence")).status_code == 403
+    assert browser.get("/admin/monitor/policyvalues/").status_code == 403
+
+    bob.user_permissions.add(Permission.objects.get(codename="view_policyvalues"))
+    assert browser.get(address("presence")).status_code == 200
+    assert browser.post(address("presence"), posted(clear_s="90")).status_code == 403
+
+    bob.user_permissions.add(Permission.objects.get(codename="change_policyvalues"))
+    assert browser.post(address("presence"), posted(clear_s="90")).status_code == 302
+    assert audit.about("policy presence")[0].by == "bob"
+
+
+def test_a_policy_that_is_none_has_no_page(browser: Client) -> None:
+    assert browser.get(address("nonsense")).status_code == 404
+
+
+def test_everybody_reads_the_rules_here(alice: User, as_user: Browse, settings: Any) -> None:
+    settings.CONFIG = settings.CONFIG.model_copy(update={"profile": "desktop"})
+    html = as_user(alice).get("/rules/").content.decode()
+
+    for name, kind in policies.registered().items():
+        assert f'id="{name}"' in html
+        for threshold in thresholds(kind).values():
+            assert threshold.label in html.replace("&#x27;", "'").replace("&quot;", '"')
+    assert "somebody works at this machine" in html
+    assert '<b>yes</b><span class="muted small">shipped: no</span>' in html
+    assert "/admin/" not in html
+
+
+def test_a_stranger_reads_no_rules(client: Client) -> None:
+    assert client.get("/rules/").status_code == 302
