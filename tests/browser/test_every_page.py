@@ -14,6 +14,7 @@ PATHS = [
     "/windows/",
     "/windows/ask/",
     "/events/",
+    "/rules/",
     "/status/",
 ]
 
