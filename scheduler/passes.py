@@ -9,6 +9,7 @@ from django.conf import settings
 from monitor.stepping import Guard, Step
 from monitor.wake import socket_folder
 from scheduler.dispatcher import Dispatcher
+from scheduler.evicting import Evictor
 from scheduler.executor import Executor
 from scheduler.policy.following import ENDINGS
 from scheduler.specs import SpecWriter
@@ -25,13 +26,21 @@ def build(guard: Guard) -> Step:
         grace_s=config.cancel_grace_s,
         wake_folder=socket_folder(),
     )
-    return Pass(Dispatcher(guard, config.node, plan_policy()), Executor(guard, config.node, specs))
+    return Pass(
+        Evictor(guard, config.node),
+        Dispatcher(guard, config.node, plan_policy()),
+        Executor(guard, config.node, specs),
+    )
 
 
 class Pass:
-    """First reap, so that what has become free is planned with; then plan; then start."""
+    """First reap, so that what has become free is planned with; then plan; then start.
 
-    def __init__(self, dispatcher: Dispatcher, executor: Executor) -> None:
+    Whoever is to leave its GPU is asked before that: the executor carries it to the runner.
+    """
+
+    def __init__(self, evictor: Evictor, dispatcher: Dispatcher, executor: Executor) -> None:
+        self._evictor = evictor
         self._dispatcher = dispatcher
         self._executor = executor
 
@@ -43,6 +52,7 @@ class Pass:
         # A placement must survive a power cut once its process runs. Set anew each time: the
         # connection may be a new one.
         keep_commits_synced(on=True)
+        self._evictor.step(now)
         moves = self._executor.step(now)
         has_room = any(move in ENDINGS for move in moves.values())
         placed = self._dispatcher.step(now, has_room=has_room)

@@ -90,17 +90,6 @@ class PresencePolicy:
             " jobs stay, only new ones keep away.",
         },
     )
-    young_minutes: float = field(
-        default=10.0,
-        metadata={
-            "label": "Young jobs end at once",
-            "help": "A job that has run for less has little to save: it gets 1 s, others their"
-            " own grace.",
-            "unit": "min",
-            "least": 0,
-            "most": 1440,
-        },
-    )
     learn_minutes: float = field(
         default=10.0,
         metadata={

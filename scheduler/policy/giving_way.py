@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from datetime import datetime, timedelta
+from datetime import timedelta
 
 from monitor.owner_facts import OwnerReading, Presence
 from monitor.policy.presence_policy import PresencePolicy
@@ -12,8 +12,8 @@ from scheduler.blockers import Blocker, Tier
 from scheduler.plans import RunningJob, Yield
 
 CODE = "OwnerPresent"
-# What a job gets that has little to save.
-YOUNG_GRACE = timedelta(seconds=1)
+# An older snapshot says nothing about now.
+STALE_AFTER = timedelta(seconds=10)
 
 
 def closed(snapshot: Snapshot) -> dict[str, tuple[Blocker, ...]]:
@@ -48,33 +48,22 @@ def evictions(
     running: Iterable[RunningJob],
     indices: Mapping[str, int],
     policy: PresencePolicy,
-    now: datetime,
 ) -> tuple[Yield, ...]:
-    """Which jobs are asked to leave now: those on the GPUs of whoever is there, and no others."""
+    """Which jobs are asked to leave now: those on the GPUs of whoever is there, and no others.
+
+    It does not count among the times after which a job is held.
+    """
     there = {owner.gpu_uuid: owner for owner in owners if owner.presence is Presence.OWNER}
-    return tuple(
-        _yield(job, there[uuid], f"GPU {indices.get(uuid, '?')}", policy, now)
-        for job in running
-        if _gives_way(job, policy)
-        for uuid in [next((u for u in job.gpu_uuids if u in there), None)]
-        if uuid is not None
-    )
+    found = []
+    for job in running:
+        uuid = next((uuid for uuid in job.gpu_uuids if uuid in there), None)
+        if uuid is not None and _gives_way(job, policy):
+            text = f"{there[uuid].who} needs GPU {indices.get(uuid, '?')}."
+            found.append(Yield(job_id=job.id, code=CODE, text=text, counts=False))
+    return tuple(found)
 
 
 def _gives_way(job: RunningJob, policy: PresencePolicy) -> bool:
     if job.yields or policy.yields == "none":
         return False
     return job.preemptible or policy.yields == "all"
-
-
-def _yield(
-    job: RunningJob, owner: OwnerReading, gpu: str, policy: PresencePolicy, now: datetime
-) -> Yield:
-    is_young = now - job.started_at < timedelta(minutes=policy.young_minutes)
-    return Yield(
-        job_id=job.id,
-        code=CODE,
-        text=f"{owner.who} needs {gpu}.",
-        counts=False,
-        deadline=now + YOUNG_GRACE if is_young else None,
-    )

@@ -36,7 +36,7 @@ def running(id: int = 1, on: tuple[int, ...] = (0,), **changes: Any) -> RunningJ
 
 def asked(*jobs: RunningJob, policy: PresencePolicy = ALL, owners: Any = None) -> list[int]:
     there = owners or [owner()]
-    return [y.job_id for y in giving_way.evictions(there, jobs, INDICES, policy, NOW)]
+    return [y.job_id for y in giving_way.evictions(there, jobs, INDICES, policy)]
 
 
 def test_a_gpu_that_somebody_is_on_is_closed_and_says_who() -> None:
@@ -92,15 +92,8 @@ def test_who_yields_is_for_the_policy_to_say() -> None:
     assert asked(*jobs, policy=PresencePolicy(enabled=True, yields="none")) == []
 
 
-def test_a_young_job_goes_at_once_and_an_older_one_has_its_own_grace() -> None:
-    young = running(1, started_at=NOW - timedelta(minutes=9))
-    old = running(2, started_at=NOW - timedelta(minutes=10))
+def test_giving_way_does_not_count_and_leaves_a_job_its_grace() -> None:
+    (wish,) = giving_way.evictions([owner()], [running()], INDICES, ALL)
 
-    one, other = giving_way.evictions([owner()], [young, old], INDICES, ALL, NOW)
-
-    assert (one.deadline, other.deadline) == (NOW + timedelta(seconds=1), None)
-    assert (one.code, one.counts, one.text) == (
-        "OwnerPresent",
-        False,
-        "alice's blender needs GPU 0.",
-    )
+    assert (wish.code, wish.counts, wish.deadline) == ("OwnerPresent", False, None)
+    assert wish.text == "alice's blender needs GPU 0."
