@@ -174,8 +174,8 @@ def _threshold(field: Field[Any], hint: Any) -> Threshold:
         name=field.name,
         kind=str if choices else tuple if is_list else kind,
         default=field.default if field.default_factory is MISSING else field.default_factory(),
-        label=field.metadata.get("label") or field.name.replace("_", " ").capitalize(),
-        help=field.metadata.get("help", ""),
+        label=_sentence(field.metadata.get("label") or field.name.replace("_", " ")),
+        help=_sentence(field.metadata.get("help", "")),
         unit=field.metadata.get("unit", ""),
         least=field.metadata.get("least"),
         most=field.metadata.get("most"),
@@ -184,6 +184,10 @@ def _threshold(field: Field[Any], hint: Any) -> Threshold:
         item=get_args(kind)[0] if is_list else str,
         made=made,
     )
+
+
+def _sentence(text: str) -> str:
+    return text[:1].upper() + text[1:]
 
 
 def _without_none(hint: Any) -> tuple[Any, bool]:
