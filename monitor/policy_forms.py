@@ -74,6 +74,12 @@ def _field(threshold: Threshold, value: Any) -> forms.Field:
         "required": not threshold.optional and threshold.kind not in (bool, str, tuple),
         "initial": _shown(threshold, value),
     }
+    if threshold.choices and threshold.kind is tuple:
+        ticks = [(choice, choice) for choice in threshold.choices]
+        common["initial"] = threshold.plain(value)
+        return forms.MultipleChoiceField(
+            choices=ticks, widget=forms.CheckboxSelectMultiple, **common
+        )
     if threshold.choices:
         choices = [(choice, choice) for choice in threshold.choices]
         if threshold.optional:

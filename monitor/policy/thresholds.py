@@ -43,7 +43,8 @@ class Threshold:
     def wanted(self) -> str:
         """What it takes, in words: `a number from 0 to 100`."""
         if self.choices:
-            return "one of " + ", ".join(self.choices)
+            some = "a list of some of " if self.kind is tuple else "one of "
+            return some + ", ".join(self.choices)
         if self.kind is tuple:
             return f"a list of {'names' if self.item is str else 'numbers'}"
         return KINDS[self.kind] + self._bounds()
@@ -55,11 +56,12 @@ class Threshold:
             return f" of at least {self.least:g}"
         return f" of at most {self.most:g}" if self.most is not None else ""
 
-    def accepts(self, value: object) -> bool:
+    def accepts(self, value: Any) -> bool:
         if value is None:
             return self.optional
         if self.kind is tuple:
-            return isinstance(value, list | tuple) and all(self._is(self.item, v) for v in value)
+            is_list = isinstance(value, list | tuple)
+            return is_list and all(self._is(self.item, v) and self._in_bounds(v) for v in value)
         return self._is(self.kind, value) and self._in_bounds(value)
 
     def _is(self, kind: type, value: object) -> bool:
@@ -72,7 +74,7 @@ class Threshold:
     def _in_bounds(self, value: Any) -> bool:
         if self.choices:
             return value in self.choices
-        if self.kind not in (int, float):
+        if isinstance(value, str | bool):
             return True
         return (self.least is None or value >= self.least) and (
             self.most is None or value <= self.most
@@ -82,16 +84,13 @@ class Threshold:
         """An accepted value, as the policy has it: 1 is 1.0 for a number, a list a tuple."""
         if value is None:
             return None
-        if self.made is not None:
-            return self.made(value)
-        if self.kind is tuple:
-            return tuple(self.item(v) for v in value)
-        return self.kind(value)
+        made = self.made or self.item
+        return tuple(made(v) for v in value) if self.kind is tuple else made(value)
 
     def plain(self, value: Any) -> Any:
         """The value as JSON has it."""
         if isinstance(value, tuple):
-            return list(value)
+            return [self.plain(v) for v in value]
         return value.value if isinstance(value, StrEnum) else value
 
 
@@ -163,16 +162,18 @@ def shown(value: object) -> str:
 
 def _threshold(field: Field[Any], hint: Any) -> Threshold:
     kind, optional = _without_none(hint)
+    is_list = get_origin(kind) is tuple
+    item = get_args(kind)[0] if is_list else kind
     choices: tuple[str, ...] = tuple(field.metadata.get("choices", ()))
-    made = kind if isinstance(kind, type) and issubclass(kind, StrEnum) else None
+    made = item if isinstance(item, type) and issubclass(item, StrEnum) else None
     if made is not None:
         choices = choices or tuple(member.value for member in made)
-    elif get_origin(kind) is Literal:
-        choices = choices or get_args(kind)
-    is_list = get_origin(kind) is tuple
+    elif get_origin(item) is Literal:
+        choices = choices or get_args(item)
+    item = str if choices else item
     return Threshold(
         name=field.name,
-        kind=str if choices else tuple if is_list else kind,
+        kind=tuple if is_list else item,
         default=field.default if field.default_factory is MISSING else field.default_factory(),
         label=_sentence(field.metadata.get("label") or field.name.replace("_", " ")),
         help=_sentence(field.metadata.get("help", "")),
@@ -181,7 +182,7 @@ def _threshold(field: Field[Any], hint: Any) -> Threshold:
         most=field.metadata.get("most"),
         choices=choices,
         optional=optional,
-        item=get_args(kind)[0] if is_list else str,
+        item=item,
         made=made,
     )
 

@@ -26,6 +26,8 @@ class Everything:
     steps: tuple[float, ...] = (1.0, 2.0)
     mode: Literal["pause", "slow"] = "slow"
     colour: Colour = Colour.RED
+    days: tuple[Literal["Mon", "Tue"], ...] = ("Mon",)
+    hours: tuple[int, ...] = field(default=(6,), metadata={"least": 0, "most": 23})
 
 
 def problem(**values: object) -> str | None:
@@ -49,6 +51,8 @@ def problem(**values: object) -> str | None:
         ("steps", ["a"], "is ['a']: it must be a list of numbers."),
         ("mode", "stop", 'is "stop": it must be one of pause, slow.'),
         ("colour", "green", 'is "green": it must be one of red, blue.'),
+        ("days", ["Sun"], "is ['Sun']: it must be a list of some of Mon, Tue."),
+        ("hours", [24], "is [24]: it must be a list of numbers."),
         ("share_pc", 1, "is no threshold; did you mean share_pct?"),
         ("zzz", 1, "is no threshold."),
     ],
@@ -72,6 +76,8 @@ def test_a_value_that_cannot_be_is_told_with_what_would_be_right(
         ("steps", [1, 2.5], (1.0, 2.5)),
         ("mode", "pause", "pause"),
         ("colour", "blue", Colour.BLUE),
+        ("days", ["Tue"], ("Tue",)),
+        ("hours", [0, 23], (0, 23)),
     ],
 )
 def test_a_good_value_is_read_as_the_policy_has_it(name: str, value: object, read: object) -> None:
