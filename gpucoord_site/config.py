@@ -227,6 +227,12 @@ class Config(BaseSettings):
     cancel_grace_s: float = Field(
         10, ge=0, le=3600, allow_inf_nan=False, description="Seconds from SIGTERM to SIGKILL."
     )
+    checkpoints: Annotated[Path, AfterValidator(lambda p: p.expanduser().absolute())] | None = (
+        Field(
+            None,
+            description="Folder for what jobs save between their attempts; not set: by the data.",
+        )
+    )
     run_as: Literal["auto", "service"] = Field(
         "auto",
         description="As whom root runs jobs: auto (the owner's account, else nobody) or service.",

@@ -13,6 +13,8 @@ EVENTS: dict[str, tuple[str, ...]] = {
         "JOB_HELD",
         "JOB_RELEASED",
         "JOB_YIELDING",
+        "JOB_PREEMPTED",
+        "JOB_EVICTED",
         "JOB_FINISHED",
         "JOB_HELD",
         "JOB_RELEASED",

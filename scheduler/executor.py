@@ -10,23 +10,22 @@ import logging
 import signal
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 
 from monitor.identity import boot_id
 from monitor.stepping import Guard
 from monitor.wake import wake
-from scheduler import transitions
-from scheduler.jobs import JobState, Outcome
+from scheduler import endings, transitions
+from scheduler.jobs import JobState
 from scheduler.models import Attempt
-from scheduler.policy.following import MOST_STARTS, Claimant, Move, Sight, next_move, outcome_of
-from scheduler.runner import attempts
+from scheduler.policy.following import Claimant, Move, Sight, next_move
+from scheduler.runner import attempts, files, leaving
 from scheduler.runner.attempts import Look
 from scheduler.runner.spawning import Spawner
 from scheduler.specs import SpecWriter
-from scheduler.transitions import Ending, Identity
 
 ASK_AGAIN_S = 2.0
-UNSTARTED = "No runner took it up."
+TAIL_BYTES = 16_384
 ENDING_ORPHANS = "Its runner was killed; what is left of the job is being ended."
 ABANDONED = "Its runner was killed, so nobody can tell how the job ended; what was left was ended."
 RESTARTED = "The machine restarted before the job had ended."
@@ -63,7 +62,10 @@ class Executor:
     def step(self, now: datetime) -> dict[int, Move]:
         """Do what is due for each open attempt; returns the moves, by job."""
         rows = Attempt.objects.filter(host=self._host, ended_at=None).order_by("id")
-        seen = [self._see(attempt, now) for attempt in rows.select_related("job__owner")]
+        seen = [
+            self._see(attempt, now)
+            for attempt in rows.select_related("job__owner", "yield_request")
+        ]
         self._forget_all_but({one.attempt.pk for one in seen})
         due = [one for one in seen if one.move is not Move.NONE]
         changes = [change for one in due if (change := self._try_to_act(one, now))]
@@ -99,6 +101,7 @@ class Executor:
             is_started=look.started is not None,
             is_recorded=attempt.pid is not None,
             has_result=look.result is not None,
+            is_asked=hasattr(attempt, "yield_request"),
         )
         return Seen(attempt, look, next_move(sight, now))
 
@@ -119,18 +122,35 @@ class Executor:
             case Move.STOP:
                 attempts.ask_to_stop(seen.look)
             case Move.RECORD:
-                return lambda: _record(seen)
+                return lambda: endings.record(attempt, seen.look)
+            case Move.YIELD:
+                self._ask_to_yield(seen)
             case Move.END:
-                return lambda: _end(seen, now)
+                tail = self._tail(seen)
+                return lambda: endings.end(attempt, seen.look, tail, now)
             case Move.NEVER_RAN:
-                return lambda: _end_unstarted(attempt, now)
+                return lambda: endings.end_unstarted(attempt, now)
             case Move.GIVE_UP if attempts.give_up(self._specs.folder(attempt), attempt.nonce):
-                return lambda: _end_unstarted(attempt, now)
+                return lambda: endings.end_unstarted(attempt, now)
             case Move.ABANDONED:
                 return self._end_orphans(seen, now)
             case Move.RESTARTED:
-                return lambda: _lose(seen, RESTARTED, now)
+                return lambda: endings.lose(attempt, seen.look, RESTARTED, now)
         return None
+
+    def _ask_to_yield(self, seen: Seen) -> None:
+        """Again at each step: the runner does once what it is told often."""
+        attempt, asked = seen.attempt, seen.attempt.yield_request
+        request = leaving.Request(asked.text, asked.deadline.timestamp())
+        if not leaving.ask(self._specs.folder(attempt), seen.look, attempt.nonce, request):
+            attempts.ask_to_stop(seen.look)
+
+    def _tail(self, seen: Seen) -> bytes:
+        """The end of a failed job's log: it may say why."""
+        result = seen.look.result
+        if result is None or result.exit_code == 0:
+            return b""
+        return files.read_tail(self._specs.folder(seen.attempt) / files.LOG, TAIL_BYTES)
 
     def _end_orphans(self, seen: Seen, now: datetime) -> Change | None:
         """Politely first, then not; the job is lost when nothing is left of it."""
@@ -142,7 +162,7 @@ class Executor:
             is_due = (now - told_at).total_seconds() >= self._specs.grace_s
             number = signal.SIGKILL if is_due else None
         if not attempts.end_orphans(started, number):
-            return lambda: _lose(seen, ABANDONED, now)
+            return lambda: endings.lose(seen.attempt, seen.look, ABANDONED, now)
         if told_at is not None:
             return None
         self._orphans_told_at[seen.attempt.pk] = now
@@ -158,64 +178,3 @@ def _claimant(look: Look) -> Claimant:
     if look.claimed is None:
         return Claimant.NOBODY
     return Claimant.RUNNER if look.claimed.runner else Claimant.QUITTER
-
-
-def _record(seen: Seen) -> None:
-    started = seen.look.started
-    if started is None or seen.attempt.pid is not None:
-        return
-    identity = Identity(
-        account=started.account,
-        runner_pid=started.runner_pid,
-        runner_start_ticks=started.runner_start_ticks,
-        pid=started.pid,
-        start_ticks=started.start_ticks,
-        started_at=_time(started.started_at),
-    )
-    transitions.started(seen.attempt, identity)
-
-
-def _end(seen: Seen, now: datetime) -> None:
-    result = seen.look.result
-    if result is None:
-        return
-    _record(seen)
-    outcome, why = outcome_of(
-        exit_code=result.exit_code,
-        stopped=result.stopped,
-        cancel_requested=seen.attempt.job.cancel_requested_at is not None,
-    )
-    ending = Ending(
-        outcome=outcome,
-        ended_at=_time(result.ended_at),
-        exit_code=result.exit_code,
-        signal=result.signal,
-        problem=result.problem or why,
-        cpu_s=result.cpu_s,
-        peak_memory_bytes=result.peak_memory_bytes,
-        log_bytes=result.log_bytes,
-    )
-    transitions.ended(seen.attempt, ending, now)
-
-
-def _end_unstarted(attempt: Attempt, now: datetime) -> None:
-    """It is certain that nothing of it ran: cancelled, or back into the queue, within reason."""
-    if attempt.job.cancel_requested_at is not None:
-        transitions.ended(attempt, Ending(outcome=Outcome.CANCELLED, ended_at=now), now)
-    elif attempt.number >= MOST_STARTS:
-        problem = f"It could not be started {MOST_STARTS} times. {UNSTARTED}"
-        ending = Ending(outcome=Outcome.FAILED, ended_at=now, problem=problem)
-        transitions.ended(attempt, ending, now)
-    else:
-        transitions.requeued(attempt, UNSTARTED, now)
-
-
-def _lose(seen: Seen, problem: str, now: datetime) -> None:
-    _record(seen)
-    is_cancelled = seen.attempt.job.cancel_requested_at is not None
-    outcome = Outcome.CANCELLED if is_cancelled else Outcome.LOST
-    transitions.ended(seen.attempt, Ending(outcome=outcome, ended_at=now, problem=problem), now)
-
-
-def _time(epoch_s: float) -> datetime:
-    return datetime.fromtimestamp(epoch_s, UTC)

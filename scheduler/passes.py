@@ -25,6 +25,7 @@ def build(guard: Guard) -> Step:
         run_as=config.run_as,
         grace_s=config.cancel_grace_s,
         wake_folder=socket_folder(),
+        checkpoints=config.checkpoints,
     )
     return Pass(
         Evictor(guard, config.node),

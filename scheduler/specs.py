@@ -6,19 +6,27 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
+from monitor import policies
 from scheduler.models import Attempt, Job
+from scheduler.policy.preemption import PreemptionPolicy
 from scheduler.runner import accounts, files
+from scheduler.runner.accounts import Account
+from scheduler.runner.own_folders import OwnFolder, own_folder
 from scheduler.runner.spec import Spec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpecWriter:
-    """Prepares attempts' folders under `data`."""
+    """Prepares attempts' folders under `data`.
+
+    checkpoints: where what jobs save is kept, if not near the rest.
+    """
 
     data: Path
     run_as: str
     grace_s: float
     wake_folder: Path
+    checkpoints: Path | None = None
 
     def folder(self, attempt: Attempt) -> Path:
         return files.attempt_folder(self.data, attempt.job_id, attempt.number)
@@ -41,6 +49,7 @@ class SpecWriter:
         account = accounts.account_for(
             job.owner.username, superuser=job.owner.is_superuser, run_as=self.run_as
         )
+        own = self._own_folder(job, account)
         env = accounts.environment(
             account,
             job.env,
@@ -48,7 +57,7 @@ class SpecWriter:
             attempt=attempt.number,
             nonce=attempt.nonce,
             gpu_uuids=attempt.gpu_uuids,
-            more=_told(job),
+            more=self._told(attempt, own),
         )
         return Spec(
             job_id=job.pk,
@@ -64,9 +73,27 @@ class SpecWriter:
             time_limit_s=job.time_limit_s,
             grace_s=self.grace_s,
             wake_folder=str(self.wake_folder),
+            yield_file=str(own.yield_file(attempt.number)),
+            yield_signal=job.yield_signal,
         )
 
+    def _own_folder(self, job: Job, account: Account) -> OwnFolder:
+        own = own_folder(self.data, job.pk, uid=account.uid, chosen=self.checkpoints)
+        own.make(account.uid, account.gid)
+        return own
 
-def _told(job: Job) -> dict[str, str]:
-    """What only some jobs are told."""
-    return {} if job.array_index is None else {"GPUCOORD_ARRAY_INDEX": str(job.array_index)}
+    def _told(self, attempt: Attempt, own: OwnFolder) -> dict[str, str]:
+        """How the job learns that it is to leave, and where it saves its work."""
+        told = {
+            "GPUCOORD_YIELD_FILE": str(own.yield_file(attempt.number)),
+            "GPUCOORD_GRACE_S": f"{self._grace_s(attempt.job):g}",
+            "GPUCOORD_CHECKPOINT_DIR": str(own.checkpoint),
+        }
+        if attempt.job.array_index is not None:
+            told["GPUCOORD_ARRAY_INDEX"] = str(attempt.job.array_index)
+        return told
+
+    def _grace_s(self, job: Job) -> float:
+        if job.grace_s is None:
+            return self.grace_s
+        return min(job.grace_s, policies.current(PreemptionPolicy).most_grace_minutes * 60)

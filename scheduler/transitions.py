@@ -8,48 +8,25 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from datetime import datetime
 
 from monitor import events, store, tallies
 from monitor.readings import ClaimFact
 from scheduler import dependencies
+from scheduler.attempts import Ending as Ending
+from scheduler.attempts import Identity as Identity
 from scheduler.blockers import Blocker
 from scheduler.jobs import TRANSITIONS, JobState, Outcome, check_transition
-from scheduler.models import Attempt, Job
+from scheduler.models import Attempt, Job, YieldRequest
 from scheduler.plans import Placement
+from scheduler.policy.retrying import Fate
 
 Reasons = tuple[tuple[str, str | None, str | None, str | None], ...]
 # Where a job is that has an open attempt: from each of them it may end.
 PLACED = tuple(
     s for s in JobState if s is not JobState.QUEUED and JobState.FINISHED in TRANSITIONS[s]
 )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Identity:
-    """Which processes an attempt is, as its runner wrote it down."""
-
-    account: str
-    runner_pid: int
-    runner_start_ticks: int
-    pid: int
-    start_ticks: int
-    started_at: datetime
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ending:
-    """How an attempt ended. None = not known."""
-
-    outcome: Outcome
-    ended_at: datetime
-    exit_code: int | None = None
-    signal: int | None = None
-    problem: str = ""
-    cpu_s: float | None = None
-    peak_memory_bytes: int | None = None
-    log_bytes: int | None = None
 
 
 def place(placement: Placement, boot_id: str, now: datetime) -> Attempt | None:
@@ -115,6 +92,7 @@ def ended(attempt: Attempt, ending: Ending, now: datetime) -> bool:
         ended_at=ending.ended_at,
     )
     _free_gpus(attempt, now)
+    _tell_left(attempt, ending)
     if ending.outcome is not Outcome.SUCCEEDED:
         dependencies.skip_dependents(attempt.job_id, ending.outcome, now)
     tallies.add(tallies.FINISHED_JOBS, ending.outcome.value)
@@ -123,14 +101,68 @@ def ended(attempt: Attempt, ending: Ending, now: datetime) -> bool:
     return True
 
 
-def requeued(attempt: Attempt, problem: str, now: datetime) -> bool:
+def requeued(attempt: Attempt, problem: str, now: datetime, *, outcome: str = "") -> bool:
     """The attempt never ran: its job waits again. False when it is being stopped."""
     if not _move(attempt.job_id, JobState.STARTING, JobState.QUEUED):
         return False
-    _end_attempt(attempt, Ending(outcome=Outcome.LOST, ended_at=now, problem=problem), "")
+    _end_attempt(attempt, Ending(outcome=Outcome.LOST, ended_at=now, problem=problem), outcome)
     _free_gpus(attempt, now)
     _tell("JOB_REQUEUED", attempt, f"{_title(attempt)} waits again: {problem}", now, "warning")
     return True
+
+
+def with_fate(ending: Ending, fate: Fate) -> Ending:
+    """The ending of the attempt, in the light of what becomes of its job."""
+    problem = ending.problem or ("" if fate.again else fate.text)
+    return replace(ending, outcome=fate.outcome, problem=problem)
+
+
+def again(attempt: Attempt, ending: Ending, fate: Fate, now: datetime) -> bool:
+    """The attempt is over, and its job waits to run again; unless it was cancelled meanwhile."""
+    if not _end_attempt(attempt, ending, ending.outcome.value):
+        return False
+    placed = Job.objects.filter(pk=attempt.job_id, state__in=[state.value for state in PLACED])
+    moved = placed.filter(cancel_requested_at=None).update(
+        state=JobState.QUEUED.value,
+        started_at=None,
+        problem="",
+        failures=fate.failures,
+        requeues=fate.requeues,
+        gpu_memory_bytes=fate.memory_bytes,
+        retry_at=None if fate.pause is None else ending.ended_at + fate.pause,
+        held=fate.held,
+        held_by="",
+        may_preempt_at=_may_preempt_at(attempt, ending, fate),
+    )
+    if not moved:
+        _finish(attempt, outcome=Outcome.CANCELLED.value, ended_at=ending.ended_at)
+        tallies.add(tallies.FINISHED_JOBS, Outcome.CANCELLED.value)
+    _free_gpus(attempt, now)
+    _tell_left(attempt, ending)
+    if moved:
+        why = f"{_title(attempt)} waits again: {fate.held or fate.text}"
+        _tell("JOB_REQUEUED", attempt, why, ending.ended_at, "warning")
+    return bool(moved)
+
+
+def _may_preempt_at(attempt: Attempt, ending: Ending, fate: Fate) -> datetime | None:
+    """Who made room for another does not come back on its heels."""
+    asked = getattr(attempt, "yield_request", None)
+    if asked is None or asked.kind != YieldRequest.Kind.PREEMPTION:
+        return attempt.job.may_preempt_at
+    return ending.ended_at + fate.cool_down
+
+
+def _tell_left(attempt: Attempt, ending: Ending) -> None:
+    """It made room for another job, or for its GPU's owner."""
+    asked = getattr(attempt, "yield_request", None)
+    if asked is None or ending.outcome is not Outcome.PREEMPTED:
+        return
+    text = f"{_title(attempt)} has left its GPU: {asked.text}"
+    if asked.kind == YieldRequest.Kind.PREEMPTION:
+        _tell("JOB_PREEMPTED", attempt, text, ending.ended_at, "warning")
+    else:
+        _tell("JOB_EVICTED", attempt, text, ending.ended_at, "warning")
 
 
 def keys(blockers: Iterable[Blocker]) -> Reasons:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import glob
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from django.contrib.auth.models import User
 from django.test import Client
 
+from scheduler.runner import files, own_folders
 from tests.builders import PASSWORD
 
 
@@ -83,9 +84,11 @@ def as_user() -> Callable[[User], Client]:
 
 
 @pytest.fixture
-def data(settings: object, tmp_path: Path) -> Path:
+def data(settings: object, tmp_path: Path) -> Iterator[Path]:
     """A data folder of this test's own; settings.DATA points at it."""
     folder = tmp_path / "data"
     folder.mkdir(mode=0o700)
     settings.DATA = folder  # type: ignore[attr-defined]
-    return folder
+    yield folder
+    if elsewhere := files.read_json(folder / own_folders.REMEMBERED):
+        shutil.rmtree(elsewhere["path"])

@@ -24,11 +24,15 @@ def waiting(owner: User, at: datetime = NOW, **changes: Any) -> Job:
 
 def placed(owner: User, on: tuple[int, ...] = (0,), **changes: Any) -> tuple[Job, Attempt]:
     job = waiting(owner, **changes)
+    return job, place_again(job, on)
+
+
+def place_again(job: Job, on: tuple[int, ...] = (0,)) -> Attempt:
     placement = Placement(job_id=job.pk, host="gpubox", gpu_uuids=tuple(map(gpu_uuid, on)))
     attempt = transitions.place(placement, "b007", NOW + timedelta(seconds=1))
     assert attempt is not None
     job.refresh_from_db()
-    return job, attempt
+    return attempt
 
 
 def running(owner: User, on: tuple[int, ...] = (0,), **changes: Any) -> Job:

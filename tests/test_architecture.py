@@ -23,6 +23,7 @@ FACTS = {
     "monitor.formats",
     "monitor.demand",
     "monitor.event_kinds",
+    "scheduler.attempts",
     "scheduler.jobs",
     "scheduler.plans",
     "scheduler.people",

@@ -15,6 +15,7 @@ from scheduler.policy.ordering import OrderPolicy
 from scheduler.policy.preemption import PreemptionPolicy
 from scheduler.policy.pressure import PressurePolicy
 from scheduler.policy.quotas import QuotaPolicy
+from scheduler.policy.retrying import RetryPolicy
 from scheduler.policy.utilisation import UtilisationPolicy
 from scheduler.policy.windows import WindowPolicy
 
@@ -27,6 +28,7 @@ POLICIES: dict[str, type[Any]] = {
     "preemption": PreemptionPolicy,
     "pressure": PressurePolicy,
     "quotas": QuotaPolicy,
+    "retries": RetryPolicy,
     "utilisation": UtilisationPolicy,
     "windows": WindowPolicy,
 }

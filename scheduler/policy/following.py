@@ -22,7 +22,10 @@ class Claimant(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sight:
-    """What is seen of an attempt. `is_recorded`: our rows know its identity already."""
+    """What is seen of an attempt. `is_recorded`: our rows know its identity already.
+
+    is_asked: it is to leave its GPUs.
+    """
 
     state: JobState
     placed_at: datetime
@@ -32,20 +35,22 @@ class Sight:
     is_started: bool
     is_recorded: bool
     has_result: bool
+    is_asked: bool = False
 
 
 class Move(StrEnum):
     """NONE wait · START ask (again) for a runner · RECORD write its identity down · STOP ask the
 
-    runner to end the job · END it has a result · GIVE_UP claim it, so that no runner can ·
-    NEVER_RAN it is given up, or its runner died before letting the job go · ABANDONED its runner
-    died while the job ran · RESTARTED the machine did.
+    runner to end the job · YIELD ask it to let the job leave · END it has a result · GIVE_UP claim
+    it, so that no runner can · NEVER_RAN it is given up, or its runner died before letting the job
+    go · ABANDONED its runner died while the job ran · RESTARTED the machine did.
     """
 
     NONE = "none"
     START = "start"
     RECORD = "record"
     STOP = "stop"
+    YIELD = "yield"
     END = "end"
     GIVE_UP = "give up"
     NEVER_RAN = "never ran"
@@ -67,12 +72,15 @@ def next_move(sight: Sight, now: datetime) -> Move:
         return Move.NEVER_RAN
     if sight.claimant is Claimant.NOBODY:
         is_late = now - sight.placed_at > START_TIMEOUT
-        return Move.GIVE_UP if is_late or sight.state is JobState.STOPPING else Move.START
+        is_unwanted = sight.is_asked or sight.state is JobState.STOPPING
+        return Move.GIVE_UP if is_late or is_unwanted else Move.START
     if not sight.runner_alive:
         return Move.ABANDONED if sight.is_started else Move.NEVER_RAN
     if sight.is_started and not sight.is_recorded:
         return Move.RECORD
-    return Move.STOP if sight.state is JobState.STOPPING else Move.NONE
+    if sight.state is JobState.STOPPING:
+        return Move.STOP
+    return Move.YIELD if sight.is_asked else Move.NONE
 
 
 def outcome_of(
@@ -81,7 +89,7 @@ def outcome_of(
     """How it ended, and in words what the exit code does not say."""
     if stopped == "time_limit":
         return Outcome.TIMED_OUT, "The job ran into its time limit."
-    if stopped == "asked" and cancel_requested:
+    if stopped and cancel_requested:
         return Outcome.CANCELLED, ""
     if stopped == "asked":
         return Outcome.FAILED, "The job was stopped from outside gpucoord, as by a shutdown."

@@ -49,7 +49,12 @@ def look(folder: Path, nonce: str) -> Look:
 def claim_by_me(nonce: str, *, runner: bool) -> Claimed:
     ticks = family.start_ticks_of(os.getpid()) or 0
     return Claimed(
-        nonce=nonce, runner=runner, pid=os.getpid(), start_ticks=ticks, boot_id=boot_id()
+        nonce=nonce,
+        runner=runner,
+        pid=os.getpid(),
+        start_ticks=ticks,
+        boot_id=boot_id(),
+        hears_yield=runner,
     )
 
 

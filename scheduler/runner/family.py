@@ -72,6 +72,17 @@ def signal_one(pid: int, start_ticks: int, number: int) -> bool:
     return True
 
 
+def listens(pid: int, number: int) -> bool:
+    """Whether a process does something of its own at this signal, so that it does not just die."""
+    mask = 1 << (number - 1)
+    with contextlib.suppress(OSError), open(f"/proc/{pid}/status", "rb") as file:  # noqa: PTH123
+        for line in file:
+            name, _, value = line.partition(b":")
+            if name in (b"SigCgt", b"SigBlk") and int(value, 16) & mask:
+                return True
+    return False
+
+
 def start_ticks_of(pid: int) -> int | None:
     found = _read(pid)
     return found.start_ticks if found else None

@@ -60,6 +60,16 @@ def read_json(path: Path) -> dict[str, Any] | None:
     return body if isinstance(body, dict) else None
 
 
+def read_tail(path: Path, most: int) -> bytes:
+    """The last bytes of a file; nothing of one that is not there."""
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - most))
+            return file.read(most)
+    except OSError:
+        return b""
+
+
 def claim(folder: Path, body: dict[str, Any]) -> bool:
     """Take the attempt, once and for all: True for exactly one caller.
 

@@ -13,10 +13,11 @@ import os
 import resource
 import signal
 import time
+from contextlib import suppress
 from pathlib import Path
 
 from monitor import datagrams
-from scheduler.runner import family, files, launch
+from scheduler.runner import family, files, launch, leaving
 from scheduler.runner.attempts import claim_by_me
 from scheduler.runner.report import ReservedResult
 from scheduler.runner.spec import Claimed, Result, Spec, Started
@@ -71,7 +72,12 @@ def _attempt(spec: Spec, folder: Path, claimed: Claimed) -> Result:
     _write_started(spec, folder, claimed, child.pid)
     child.go()
     _wake(spec, b"started")
-    watch = Watch(child.pid, time_limit_s=spec.time_limit_s, grace_s=spec.grace_s)
+    watch = Watch(
+        child.pid,
+        time_limit_s=spec.time_limit_s,
+        grace_s=spec.grace_s,
+        pass_on_yield=lambda: _pass_on_yield(spec, folder),
+    )
     ending = watch.run()
     failure = child.failure()
     return _result(spec, ending, os.fstat(log).st_size, failure)
@@ -100,6 +106,17 @@ def _write_started(spec: Spec, folder: Path, claimed: Claimed, pid: int) -> None
     files.write_json(folder / files.STARTED, started.to_json())
 
 
+def _pass_on_yield(spec: Spec, folder: Path) -> float | None:
+    """Let the job know that it is to leave its GPU; how many seconds it has. None = no request."""
+    request = leaving.read(folder, spec.nonce)
+    if request is None:
+        return None
+    # Its time runs also when it can't be told, as with a full disk.
+    with suppress(OSError, KeyError):
+        leaving.pass_on(request, spec)
+    return request.deadline - time.time()
+
+
 def _result(spec: Spec, ending: Ending, log_bytes: int, failure: tuple[str, int] | None) -> Result:
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     exited = os.WIFEXITED(ending.status)
@@ -109,6 +126,7 @@ def _result(spec: Spec, ending: Ending, log_bytes: int, failure: tuple[str, int]
         exit_code=os.WEXITSTATUS(ending.status) if exited else None,
         signal=None if exited else os.WTERMSIG(ending.status),
         stopped=ending.stopped,
+        yielded=ending.yielded,
         problem=launch.describe(spec, failure) if failure else None,
         cpu_s=round(used.ru_utime + used.ru_stime, 3),
         peak_memory_bytes=used.ru_maxrss * 1024,

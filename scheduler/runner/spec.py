@@ -22,7 +22,10 @@ class _Body:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spec(_Body):
-    """What to run, and how. uid None = as the service's own account."""
+    """What to run, and how. uid None = as the service's own account.
+
+    yield_file: where the job is told to leave its GPU; yield_signal: what it wants to hear then.
+    """
 
     job_id: int
     attempt: int
@@ -37,17 +40,23 @@ class Spec(_Body):
     time_limit_s: float | None = None
     grace_s: float = 10.0
     wake_folder: str = ""
+    yield_file: str = ""
+    yield_signal: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claimed(_Body):
-    """Who took the attempt: a runner, or (runner false) somebody who gave it up."""
+    """Who took the attempt: a runner, or (runner false) somebody who gave it up.
+
+    hears_yield: it knows what SIGUSR1 means; older ones died of it.
+    """
 
     nonce: str
     runner: bool
     pid: int
     start_ticks: int
     boot_id: str
+    hears_yield: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +75,8 @@ class Started(_Body):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result(_Body):
-    """How the attempt ended. `stopped`: "asked" by a signal to the runner, or "time_limit".
+    """How the attempt ended. `stopped`: "asked" by a signal to the runner, "time_limit", or "yield"
+    when it had not left by itself. `yielded`: the job had been told to leave its GPU.
 
     exit_code and signal are those of the first process; cpu_s sums up all of them,
     peak_memory_bytes is that of the largest (which begins as a copy of the runner: some 12 MiB
@@ -78,6 +88,7 @@ class Result(_Body):
     exit_code: int | None = None
     signal: int | None = None
     stopped: str | None = None
+    yielded: bool = False
     problem: str | None = None
     cpu_s: float | None = None
     peak_memory_bytes: int | None = None

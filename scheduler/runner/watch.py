@@ -1,4 +1,4 @@
-"""Edge: watch a job to its end: its exit, a time limit, a request to stop, what it leaves behind.
+"""Edge: watch a job to its end: its exit, a time limit, a request to stop or to yield, leftovers.
 
 The runner is the subreaper of all that the job starts: when it has no child left, the job
 has none.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -16,24 +17,41 @@ from scheduler.runner import family
 
 LEFTOVER_GRACE_S = 2.0
 KILL_AGAIN_S = 1.0
-HEARD = frozenset({signal.SIGCHLD, signal.SIGTERM})
+# From SIGTERM to SIGKILL, however late it was asked to yield.
+LEAST_GRACE_S = 1.0
+# A deadline that has moved by less is the same one.
+SAME_S = 0.05
+HEARD = frozenset({signal.SIGCHLD, signal.SIGTERM, signal.SIGUSR1})
 
 
 @dataclass(frozen=True, slots=True)
 class Ending:
     status: int
     stopped: str | None
+    yielded: bool = False
 
 
 class Watch:
     """`run()` returns when no process of the job is left. HEARD must be blocked."""
 
-    def __init__(self, leader: int, *, time_limit_s: float | None, grace_s: float) -> None:
+    def __init__(
+        self,
+        leader: int,
+        *,
+        time_limit_s: float | None,
+        grace_s: float,
+        pass_on_yield: Callable[[], float | None],
+    ) -> None:
         self._leader = leader
         self._grace_s = grace_s
         self._limit_at = None if time_limit_s is None else time.monotonic() + time_limit_s
+        self._pass_on_yield = pass_on_yield
+        # When it must have left, once it was asked to, and when it gets SIGTERM.
+        self._leave_at: float | None = None
+        self._term_at: float | None = None
         self._kill_at: float | None = None
         self._stopped: str | None = None
+        self._termed_at = 0.0
         self._status: int | None = None
         self._leftovers_told = False
 
@@ -42,19 +60,22 @@ class Watch:
             heard = self._wait()
             childless = self._reap()
             if self._status is not None and childless:
-                return Ending(self._status, self._stopped)
+                return Ending(self._status, self._stopped, self._leave_at is not None)
             if self._status is not None:
                 self._end_leftovers()
             elif heard == signal.SIGTERM:
                 self._stop("asked")
-            elif self._limit_at is not None and time.monotonic() >= self._limit_at:
+            elif self._is_over(self._limit_at):
                 self._stop("time_limit")
-            if self._kill_at is not None and time.monotonic() >= self._kill_at:
+            else:
+                self._let_yield(heard == signal.SIGUSR1)
+            if self._is_over(self._kill_at):
                 self._kill()
 
     def _wait(self) -> int | None:
-        limit_at = self._limit_at if self._stopped is None else None
-        due = [at for at in (limit_at, self._kill_at) if at is not None]
+        runs_on = self._stopped is None and self._status is None
+        ends = (self._limit_at, self._term_at) if runs_on else ()
+        due = [at for at in (*ends, self._kill_at) if at is not None]
         if not due:
             return signal.sigwaitinfo(HEARD).si_signo
         found = signal.sigtimedwait(HEARD, max(0.0, min(due) - time.monotonic()))
@@ -72,11 +93,28 @@ class Watch:
             if pid == self._leader:
                 self._status = status
 
+    def _let_yield(self, is_asked: bool) -> None:
+        """First it is told, and may leave by itself; then it is stopped."""
+        if is_asked and (left := self._pass_on_yield()) is not None:
+            self._set_leave(left)
+        if self._is_over(self._term_at):
+            self._stop("yield")
+        if self._stopped == "yield" and self._leave_at is not None and self._kill_at is not None:
+            self._kill_at = min(self._kill_at, max(self._leave_at, self._termed_at + LEAST_GRACE_S))
+
+    def _set_leave(self, left_s: float) -> None:
+        """SIGTERM comes a grace before the end, but not in the first half of the time."""
+        leave_at = time.monotonic() + left_s
+        if self._leave_at is None or abs(leave_at - self._leave_at) > SAME_S:
+            self._leave_at = leave_at
+            self._term_at = leave_at - min(self._grace_s, left_s / 2)
+
     def _stop(self, why: str) -> None:
         if self._stopped is not None:
             return
         self._stopped = why
-        self._kill_at = time.monotonic() + self._grace_s
+        self._termed_at = time.monotonic()
+        self._kill_at = self._termed_at + self._grace_s
         # To the whole group: a shell that waits for its program would not pass it on.
         try:
             os.killpg(self._leader, signal.SIGTERM)
@@ -85,6 +123,10 @@ class Watch:
             os.kill(self._leader, signal.SIGTERM)
         with suppress(ProcessLookupError):
             os.killpg(self._leader, signal.SIGCONT)
+
+    @staticmethod
+    def _is_over(at: float | None) -> bool:
+        return at is not None and time.monotonic() >= at
 
     def _end_leftovers(self) -> None:
         """The first process has ended: its job is over, and what it left behind goes too."""

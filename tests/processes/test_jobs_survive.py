@@ -45,7 +45,7 @@ def _row(service: Service, job: int) -> dict[str, Any]:
 
 
 def _attempts(service: Service, job: int) -> int:
-    return len(list((service.data / "jobs" / str(job)).iterdir()))
+    return len(list((service.data / "jobs" / str(job)).glob("[0-9]*/")))
 
 
 def _log(service: Service, job: int) -> str:

@@ -55,6 +55,15 @@ def test_it_stops_what_is_to_stop_even_before_it_has_started() -> None:
     assert _move(state=JobState.STOPPING, **RUNNING) is Move.STOP
 
 
+def test_a_job_that_is_to_leave_is_told_again_and_again() -> None:
+    assert _move(**RUNNING, is_asked=True) is Move.YIELD
+    assert _move(state=JobState.STOPPING, **RUNNING, is_asked=True) is Move.STOP
+
+
+def test_a_job_that_is_to_leave_before_it_began_does_not_begin() -> None:
+    assert _move(is_asked=True) is Move.GIVE_UP
+
+
 @pytest.mark.parametrize("state", [JobState.STARTING, JobState.RUNNING, JobState.STOPPING])
 @pytest.mark.parametrize("same_boot", [True, False])
 @pytest.mark.parametrize("runner_alive", [True, False])

@@ -1,0 +1,180 @@
+"""Real jobs are asked to leave, through rows, executor and runner, and run again."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.contrib.auth.models import User
+from django.utils import timezone
+
+from monitor.models import Event
+from scheduler import store, yielding
+from scheduler.jobs import Manners
+from scheduler.models import Attempt, Job
+from scheduler.plans import Yield
+from scheduler.runner import family, leaving
+from tests.processes.attempts import wait_for
+from tests.processes.scheduling import (
+    Scheduler,
+    attempt_of,
+    folder_of,
+    log_of,
+    reloaded,
+    submit,
+)
+
+pytestmark = [pytest.mark.processes, pytest.mark.django_db(transaction=True)]
+SAVES = (
+    "if [ -e $GPUCOORD_CHECKPOINT_DIR/step ]; then echo resumed from "
+    "$(cat $GPUCOORD_CHECKPOINT_DIR/step); exit 0; fi; echo ready in $GPUCOORD_GRACE_S; "
+    "while [ ! -e $GPUCOORD_YIELD_FILE ]; do sleep 0.02; done; "
+    "echo 42 > $GPUCOORD_CHECKPOINT_DIR/step; exit 85"
+)
+OBSTINATE = "trap '' TERM; echo ready; while :; do sleep 0.02; done"
+
+
+@pytest.fixture
+def scheduler(data: Path) -> Iterator[Scheduler]:
+    scheduler = Scheduler()
+    yield scheduler
+    scheduler.close()
+    for attempt in Attempt.objects.filter(ended_at=None):
+        family.signal_all(family.orphans(0, 0, attempt.nonce), signal.SIGKILL)
+
+
+def _running(scheduler: Scheduler, owner: User, command: str, **manners: Any) -> Job:
+    job = scheduler.run_to(submit(owner, command, manners=Manners(**manners)), "running")
+    scheduler.run_until(lambda: "ready" in log_of(job))
+    return job
+
+
+def _ask(job: Job, **changes: Any) -> None:
+    wish = {"job_id": job.pk, "code": "OwnerPresent", "text": "The owner is there."}
+    assert yielding.ask(Yield(**(wish | changes)), timezone.now())
+
+
+def test_a_job_saves_its_work_leaves_and_goes_on(scheduler: Scheduler, root: User) -> None:
+    job = _running(scheduler, root, SAVES)
+    _ask(job)
+    job = scheduler.run_to(job)
+
+    assert (job.outcome, job.requeues) == ("succeeded", 1)
+    assert log_of(job) == "ready in 10\n"
+    assert log_of(job, 2) == "resumed from 42\n"
+    kinds = list(Event.objects.order_by("id").values_list("kind", flat=True))
+    assert [kind for kind in kinds if kind.startswith("JOB_")] == [
+        "JOB_SUBMITTED",
+        "JOB_STARTED",
+        "JOB_YIELDING",
+        "JOB_EVICTED",
+        "JOB_REQUEUED",
+        "JOB_STARTED",
+        "JOB_FINISHED",
+    ]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root changes accounts")
+def test_a_job_of_another_account_reaches_its_folder(scheduler: Scheduler, alice: User) -> None:
+    job = _running(scheduler, alice, SAVES)
+    _ask(job)
+
+    assert scheduler.run_to(job).outcome == "succeeded"
+    assert (attempt_of(job).account, log_of(job, 2)) == ("nobody", "resumed from 42\n")
+
+
+def test_a_new_executor_passes_on_what_the_last_one_was_asked(
+    scheduler: Scheduler, root: User
+) -> None:
+    job = _running(scheduler, root, SAVES)
+    _ask(job)
+    scheduler.restart()
+
+    assert scheduler.run_to(job).outcome == "succeeded"
+
+
+def test_an_executor_that_dies_between_file_and_signal_loses_nothing(
+    scheduler: Scheduler, root: User, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = _running(scheduler, root, SAVES)
+    _ask(job)
+
+    def die(*_: object) -> bool:
+        raise SystemExit
+
+    with monkeypatch.context() as dying:
+        dying.setattr(leaving.family, "signal_one", die)
+        with pytest.raises(SystemExit):
+            scheduler.step()
+    assert (folder_of(job) / leaving.REQUEST).exists()
+    assert reloaded(job).state == "running"
+    scheduler.restart()
+
+    assert scheduler.run_to(job).outcome == "succeeded"
+
+
+def test_a_job_that_left_while_no_executor_was_there_waits_again(
+    scheduler: Scheduler, root: User
+) -> None:
+    job = _running(scheduler, root, SAVES)
+    _ask(job)
+    scheduler.step()
+    wait_for((folder_of(job) / "result.json").exists)
+    scheduler.restart()
+
+    assert scheduler.run_to(job).outcome == "succeeded"
+    assert job.attempts.count() == 2
+
+
+def test_a_runner_that_is_killed_while_its_job_yields_loses_it(
+    scheduler: Scheduler, root: User
+) -> None:
+    job = _running(scheduler, root, "echo ready; sleep 60", requeue=True)
+    _ask(job, deadline=timezone.now() + timedelta(minutes=5))
+    scheduler.step()
+    wait_for((folder_of(job).parent / "1.yield").exists)
+    os.kill(attempt_of(job).runner_pid or 0, signal.SIGKILL)
+    scheduler.run_until(lambda: job.attempts.filter(outcome="lost").exists(), within_s=20)
+
+    assert reloaded(job).state in ("queued", "starting", "running")
+
+
+def test_an_obstinate_job_is_killed_and_over(scheduler: Scheduler, root: User) -> None:
+    job = _running(scheduler, root, OBSTINATE)
+    _ask(job, deadline=timezone.now())
+    job = scheduler.run_to(job)
+
+    assert (job.outcome, job.signal) == ("preempted", signal.SIGKILL)
+
+
+def test_an_obstinate_job_runs_anew_if_it_asked_for_that(scheduler: Scheduler, root: User) -> None:
+    job = _running(scheduler, root, OBSTINATE, requeue=True)
+    _ask(job, deadline=timezone.now())
+    scheduler.run_until(lambda: job.attempts.count() == 2)
+
+    assert job.attempts.order_by("number")[0].outcome == "preempted"
+
+
+def test_a_yielding_job_can_be_cancelled(scheduler: Scheduler, root: User) -> None:
+    job = _running(scheduler, root, "trap 'exit 1' TERM; " + OBSTINATE.split("; ", 1)[1])
+    _ask(job, deadline=timezone.now() + timedelta(minutes=5))
+    scheduler.step()
+    assert store.request_cancel(job.pk, "root", timezone.now())
+    assert scheduler.run_to(job).outcome == "cancelled"
+
+
+def test_the_job_reads_why_and_until_when(scheduler: Scheduler, root: User) -> None:
+    look = "while [ ! -e $GPUCOORD_YIELD_FILE ]; do sleep 0.02; done; cat $GPUCOORD_YIELD_FILE"
+    job = _running(scheduler, root, f"echo ready; {look}")
+    _ask(job)
+    scheduler.run_to(job)
+
+    told = json.loads(log_of(job).splitlines()[1])
+    assert told["reason"] == "The owner is there."
+    assert told["deadline"] > timezone.now().timestamp()
