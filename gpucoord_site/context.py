@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from django.conf import settings
 from django.http import HttpRequest
 from django.utils import timezone
+
+from scheduler.mode_badge import badge
 
 
 def site(request: HttpRequest) -> dict[str, object]:
@@ -14,4 +18,6 @@ def site(request: HttpRequest) -> dict[str, object]:
         "simulated": settings.CONFIG.probe == "simulated",
         "node": settings.CONFIG.node,
         "now": timezone.now(),
+        # Asked for by the head of pages alone, so other answers cost nothing.
+        "mode_badge": partial(badge, settings.CONFIG.node),
     }

@@ -22,6 +22,12 @@ def mode_of(host: str) -> ModeState | None:
     return ModeState.objects.filter(host=host).first()
 
 
+def shown(host: str) -> list[ModeState]:
+    """Of all hosts, this one first. A host that nothing is known of yet is cooperative."""
+    rows = list(ModeState.objects.order_by("host"))
+    return sorted(rows, key=lambda row: row.host != host)
+
+
 def override(
     host: str, mode: Mode | None, until: datetime | None, *, by: str, now: datetime
 ) -> ModeState:

@@ -12,6 +12,7 @@ from scheduler import job_lines, viewing
 from scheduler.job_lines import JobLine
 from scheduler.jobs import JobState
 from scheduler.models import Job
+from scheduler.pressure_region import REGION
 
 MOST_LINES = 8
 WAITING_LAST = Case(
@@ -49,4 +50,5 @@ def load(now: datetime) -> Context:
 
 
 def register_regions() -> None:
+    register(REGION)
     register(Region("queue", "scheduler/_queue.html", load))

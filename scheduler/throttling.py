@@ -76,10 +76,10 @@ def save(host: str, memory: Memory, allowed: Throttle, now: datetime) -> None:
     ThrottleState.objects.update_or_create(host=host, defaults=values)
 
 
-def shown() -> list[tuple[str, Throttle, Memory]]:
-    """Each host's name with what is allowed there and why, for pages."""
+def shown() -> list[tuple[str, datetime, Throttle, Memory]]:
+    """Each host's name, its last look, what is allowed there and why; for pages."""
     return [
-        (row.host, _throttle(json.loads(row.allowed)), _memory(json.loads(row.memory)))
+        (row.host, row.at, _throttle(json.loads(row.allowed)), _memory(json.loads(row.memory)))
         for row in ThrottleState.objects.order_by("host")
     ]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from django.urls import path
 
-from scheduler import views, window_views
+from scheduler import mode_views, views, window_views
 
 urlpatterns = [
     path("jobs/", views.jobs, name="jobs"),
@@ -13,6 +13,7 @@ urlpatterns = [
     path("jobs/<int:pk>/cancel/", views.cancel, name="job-cancel"),
     path("jobs/<int:pk>/hold/", views.hold, name="job-hold"),
     path("jobs/<int:pk>/release/", views.release, name="job-release"),
+    path("mode/", mode_views.mode, name="mode"),
     path("windows/", window_views.all_windows, name="windows"),
     path("windows/ask/", window_views.ask, name="window-ask"),
     path("windows/<int:pk>/decide/", window_views.decide, name="window-decide"),

@@ -1,0 +1,36 @@
+"""The mode in the head of each page: a word, its shape, and the reason."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from django.db import DatabaseError
+
+from scheduler.models import ModeState
+from scheduler.policy.mode import Mode
+
+
+@dataclass(frozen=True, slots=True)
+class ModeBadge:
+    word: str
+    shape: str
+    reason: str
+
+
+def badge(host: str) -> ModeBadge | None:
+    """Of all hosts together: defensive if one of them is. None: nothing is known yet.
+
+    A page that can say why the database fails must not fail for this.
+    """
+    try:
+        rows = list(ModeState.objects.order_by("host").values_list("host", "mode", "reason"))
+    except DatabaseError:
+        return None
+    if not rows:
+        return None
+    defensive = [row for row in rows if row[1] == Mode.DEFENSIVE]
+    if defensive:
+        where = ", ".join(name for name, _, _ in defensive if len(rows) > 1 or name != host)
+        word = f"defensive ({where})" if where else "defensive"
+        return ModeBadge(word, "warning", " ".join(reason for _, _, reason in defensive))
+    return ModeBadge("cooperative", "ok", rows[0][2])

@@ -1,0 +1,138 @@
+"""The dashboard's region of what holds starts back now, the same for all viewers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from monitor import constraints
+from monitor.models import Gpu
+from monitor.policy.constraints import GRIPS, Grip
+from monitor.regions import Context, Region
+from scheduler import modes, throttling
+from scheduler.jobs import PriorityClass
+from scheduler.models import ModeState
+from scheduler.plans import Throttle
+from scheduler.policy.mode import Mode
+from scheduler.policy.pressure import CLASSES
+from scheduler.policy.throttle import Memory
+
+SHAPES = {Grip.HARD: "failing", Grip.SOFT: "warning", Grip.NONE: "unknown"}
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One thing that holds starts back: a shape, what it is, what it does, since when."""
+
+    shape: str
+    what: str
+    effect: str = ""
+    since: datetime | None = None
+    until: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class HostPressure:
+    """`quotas`: how quotas count now, in words, "" when they count fully."""
+
+    host: str
+    lines: tuple[Line, ...]
+    quotas: str
+    mode: str
+    mode_reason: str
+    mode_since: datetime | None
+
+    @property
+    def is_defensive(self) -> bool:
+        return self.mode == Mode.DEFENSIVE
+
+
+def load(now: datetime) -> Context:
+    names = {uuid: (host, index) for uuid, host, index in _gpus()}
+    known = {row.host: row for row in modes.shown("")}
+    open_rows = constraints.open_rows()
+    hosts = []
+    for host, at, allowed, memory in throttling.shown():
+        is_fresh = now - at <= throttling.STALE_AFTER
+        short = [_constraint(row) for row in open_rows if row.host == host]
+        held = _lines(allowed, memory, names) if is_fresh else []
+        hosts.append(_pressure(host, [*short, *held], allowed, known.get(host)))
+    return {"hosts": tuple(hosts), "several": len(hosts) > 1}
+
+
+def _gpus() -> Iterable[tuple[str, str, int]]:
+    return Gpu.objects.values_list("uuid", "host", "index")
+
+
+def _pressure(
+    host: str, lines: Sequence[Line], allowed: Throttle, mode: ModeState | None
+) -> HostPressure:
+    return HostPressure(
+        host=host,
+        lines=tuple(lines),
+        quotas=_quotas(allowed),
+        mode=mode.mode if mode else "",
+        mode_reason=mode.reason if mode else "",
+        mode_since=mode.since_at if mode else None,
+    )
+
+
+def _constraint(row: constraints.Row) -> Line:
+    grip = GRIPS.get(row.kind, Grip.NONE)
+    effect = {Grip.HARD: "nothing starts", Grip.SOFT: "normal and background jobs wait"}
+    return Line(SHAPES[grip], row.text, effect.get(grip, ""), row.from_at)
+
+
+def _lines(
+    allowed: Throttle, memory: Memory, names: Mapping[str, tuple[str, int]]
+) -> Iterable[Line]:
+    for kind in CLASSES:
+        deferral = memory.deferrals.get(kind)
+        if deferral is not None and deferral.holds:
+            why = ", ".join(strain.text for strain in deferral.strains)
+            yield Line(
+                "waiting",
+                f"{kind.value.capitalize()} jobs are deferred",
+                why,
+                _moment(deferral.since_t),
+                _moment(deferral.until_t),
+            )
+    yield from _busy(allowed, names)
+    if allowed.starts is not None:
+        count = "No job" if allowed.starts == 0 else f"At most {allowed.starts} more"
+        more = "may start on GPUs now" if allowed.starts else "may be put beside the others now"
+        yield Line("waiting", f"{count} {more}", "their use is kept in its band")
+
+
+def _busy(allowed: Throttle, names: Mapping[str, tuple[str, int]]) -> Iterable[Line]:
+    """GPUs that take nothing more, the same ones together."""
+    normal = frozenset(allowed.closed_gpus.get(PriorityClass.NORMAL, {}))
+    background = frozenset(allowed.closed_gpus.get(PriorityClass.BACKGROUND, {})) - normal
+    for uuids, effect in (
+        (normal, "only user-initiated jobs are put there"),
+        (background, "no background jobs are put there"),
+    ):
+        indices = sorted(names[uuid][1] for uuid in uuids if uuid in names)
+        if indices:
+            word = "GPU" if len(indices) == 1 else "GPUs"
+            verb = "is" if len(indices) == 1 else "are"
+            listed = ", ".join(str(index) for index in indices)
+            yield Line("busy", f"{word} {listed} {verb} busy", effect)
+
+
+def _quotas(allowed: Throttle) -> str:
+    """Of the GPUs that are ours: what a share is worth for normal and background jobs."""
+    parts = [part for part in allowed.multipliers.values() if part > 0]
+    if not parts or min(parts) >= 1:
+        return ""
+    mean = sum(parts) / len(parts)
+    why = f": {allowed.reason}" if allowed.reason else ""
+    return f"A share of 30 % counts as {30 * mean:.2g} % now{why}."
+
+
+def _moment(t: float) -> datetime:
+    return datetime.fromtimestamp(t, UTC)
+
+
+REGION = Region("pressure", "scheduler/_pressure.html", load, place=60)
