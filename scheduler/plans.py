@@ -85,8 +85,9 @@ class Throttle:
 
     `closed`: why no job of a class may start (backpressure); `closed_gpus`: why none of a class may
     start on a GPU, by its UUID. `starts`: how many more jobs that are not user-initiated may start
-    on GPUs now; None = any; `reason`: why no more. `multipliers`: by GPU, 0..1, what of it may be
-    used beside others' load, hogs and the mode; a GPU that is not named counts as 1; 0 = not ours.
+    on GPUs now; None = any; `target`: why no more. `multipliers`: by GPU, 0..1, what of it may be
+    used beside others' load, hogs and the mode; a GPU that is not named counts as 1; 0 = not ours;
+    `reason`: why they are below 1.
     `saturated`: the GPUs that have been busy for so long that an agreed time counts for more.
     """
 
@@ -95,6 +96,7 @@ class Throttle:
     starts: int | None = None
     multipliers: Mapping[str, float] = field(default_factory=dict)
     reason: str = ""
+    target: str = ""
     saturated: frozenset[str] = frozenset()
 
 

@@ -131,7 +131,7 @@ def _starts_are_left(ask: Ask, tally: Tally) -> tuple[Blocker, ...]:
     urgent = CLASSES[ask.priority] is PriorityClass.USER_INITIATED
     if tally.starts is None or tally.starts > 0 or ask.requirement.gpus == 0 or urgent:
         return ()
-    why = tally.slots.throttle.reason or "the GPUs are as busy as they should be"
+    why = tally.slots.throttle.target or "the GPUs are as busy as they should be"
     text = f"No further job may start on the GPUs now: {why}"
     return (Blocker(code="UtilTarget", tier=Tier.MACHINE, text=text, requested="1 start"),)
 

@@ -114,7 +114,8 @@ def look(
         closed_gpus=deferring.closed_gpus(deferrals, busy, usable, policies.pressure),
         starts=utilisation.starts(level, sight, policies.utilisation),
         multipliers=multipliers,
-        reason=_reason(policies.utilisation),
+        reason=_scarcity(gpus.values(), around),
+        target=utilisation.target(policies.utilisation),
         saturated=_saturated(gpus, policies.windows, now_t),
     )
     return memory, throttle
@@ -236,12 +237,16 @@ def _sight(
     )
 
 
-def _reason(policy: UtilisationPolicy) -> str:
-    """No figure in it that moves: it is stored with each job that waits for it."""
-    return (
-        f"they are kept {policy.low_pct:.0f} to {policy.high_pct:.0f} % busy, and the next job is"
-        " put beside the others when their load can be seen."
+def _scarcity(gpus: Iterable[GpuMemory], around: Around) -> str:
+    """Why multipliers are below 1."""
+    tiers = {gpu.tier for gpu in gpus}
+    why = (
+        ("others load the GPUs", bool(tiers & {LoadTier.BUSY, LoadTier.MIDDLE})),
+        ("how much others load them is not known", LoadTier.UNKNOWN in tiers),
+        ("somebody hogs one", bool(around.hogs)),
+        ("gpucoord is defensive", around.mode < 1),
     )
+    return ", ".join(text for text, holds in why if holds)
 
 
 def _mean(values: Iterable[float | None]) -> float | None:

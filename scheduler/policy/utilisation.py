@@ -165,6 +165,14 @@ def starts(level: Level, sight: Sight, policy: UtilisationPolicy) -> int | None:
     return max((level.level or 0) - sight.running, sight.quiet)
 
 
+def target(policy: UtilisationPolicy) -> str:
+    """Why no more starts, without a figure that moves: it is stored with each job that waits."""
+    return (
+        f"they are kept {policy.low_pct:.0f} to {policy.high_pct:.0f} % busy, and the next job is"
+        " put beside the others when their load can be seen."
+    )
+
+
 def _most_steps(sight: Sight) -> int:
     """More at once where it is known what a job takes."""
     return max(1, ceil(sight.gpus / 2)) if sight.each is None else max(4, sight.gpus)

@@ -3,6 +3,7 @@ from __future__ import annotations
 from scheduler.blockers import Blocker, Tier
 from scheduler.jobs import PriorityClass
 from scheduler.people import Quota
+from tests.builders import gpu_uuid
 from tests.scheduler.placing import Case
 
 BUSY = Blocker(code="Pressure", tier=Tier.MACHINE, text="The machine is busy.")
@@ -17,11 +18,27 @@ def test_it_starts_no_job_of_a_closed_class() -> None:
 
 
 def test_it_starts_as_many_jobs_as_the_utilisation_allows() -> None:
-    case = Case().gpu("a").gpu("b").throttled(starts=1, reason="91 % are used.")
+    case = Case().gpu("a").gpu("b").throttled(starts=1, target="91 % are used.")
     case.job(1).job(2).job(3, gpus=0)
 
     case.expect(a=[1], cpu=[3], waiting={2: "UtilTarget"})
     assert case.why(2)[0] == "No further job may start on the GPUs now: 91 % are used."
+
+
+def test_whoever_sits_and_waits_is_not_kept_by_the_utilisation() -> None:
+    case = Case().gpu("a").gpu("b").throttled(starts=0).job(1, priority=3).job(2, priority=4)
+
+    case.expect(a=[2], waiting={1: "UtilTarget"})
+
+
+def test_a_busy_gpu_takes_only_user_initiated_jobs_and_an_idle_one_takes_any() -> None:
+    case = Case().gpu("a").gpu("b", jobs=(7,), exclusive=True)
+    case.throttled(closed_gpus={PriorityClass.NORMAL: {gpu_uuid(0): BUSY}})
+    case.job(1, priority=3).expect(waiting={1: "Pressure"})
+    case.job(2, priority=4).expect(a=[2], waiting={1: "Pressure"})
+    idle = Case().gpu("a").gpu("b")
+    idle.throttled(closed_gpus={PriorityClass.NORMAL: {gpu_uuid(0): BUSY}})
+    idle.job(1, priority=3).expect(b=[1])
 
 
 def test_it_leaves_a_job_alone_that_waits_for_something_else() -> None:

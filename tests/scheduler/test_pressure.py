@@ -151,6 +151,7 @@ def test_a_restart_goes_on_where_it_stopped(alice: User) -> None:
 
 def test_what_another_version_left_is_a_new_beginning() -> None:
     ThrottleState.objects.create(host="gpubox", at=NOW, allowed="{}", memory='{"gpus": 7}')
+    assert throttling.throttle("gpubox", at(1)) == Throttle()
     assert look(5, [gpu(0)]).closed == {}
 
 
