@@ -10,8 +10,8 @@ class MonitorConfig(AppConfig):
     def ready(self) -> None:
         from monitor import policies
         from monitor.event_region import REGION
-        from monitor.policy.catalogue import POLICIES, PROFILES
+        from monitor.policy.catalogue import POLICIES, PROFILES, TOPICS
         from monitor.regions import register
 
-        policies.register_all(POLICIES, PROFILES)
+        policies.register_all(POLICIES, PROFILES, TOPICS)
         register(REGION)

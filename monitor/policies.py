@@ -22,6 +22,8 @@ from monitor.policy.layers import Layer, Setting
 P = TypeVar("P")
 _registered: dict[str, type[Any]] = {}
 _presets: list[Mapping[str, layers.Tables]] = []
+_topics: dict[str, tuple[str, ...]] = {}
+Topics = Mapping[str, tuple[str, ...]]
 
 
 def register(name: str, kind: type[Any]) -> None:
@@ -29,12 +31,23 @@ def register(name: str, kind: type[Any]) -> None:
     _registered[name] = kind
 
 
-def register_all(policies: Mapping[str, type[Any]], profiles: Mapping[str, layers.Tables]) -> None:
-    """Make an app's policies known, and what the profiles preset of them."""
+def register_all(
+    policies: Mapping[str, type[Any]], profiles: Mapping[str, layers.Tables], topics: Topics
+) -> None:
+    """Make an app's policies known, what profiles preset of them, and what they are about."""
     for name, kind in policies.items():
         register(name, kind)
     if not any(known is profiles for known in _presets):
         _presets.append(profiles)
+    _topics.update(topics)
+
+
+def by_topic() -> dict[str, list[str]]:
+    """The names of all policies, under headings."""
+    found = {topic: [n for n in names if n in _registered] for topic, names in _topics.items()}
+    told = {name for names in found.values() for name in names}
+    found["More"] = [name for name in _registered if name not in told]
+    return {topic: names for topic, names in found.items() if names}
 
 
 def registered() -> dict[str, type[Any]]:

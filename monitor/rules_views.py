@@ -14,15 +14,18 @@ from monitor.policy.catalogue import PROFILE_WORDS
 def rules(request: HttpRequest) -> HttpResponse:
     """What holds here, and what of it is otherwise than usual?"""
     in_force = policies.InForce()
-    listed = [
-        {
-            "name": name,
-            "title": policies.title(name),
-            "about": policies.about(name),
-            "settings": in_force.settings(name),
-        }
-        for name in policies.registered()
-    ]
+    topics = {
+        topic: [
+            {
+                "name": name,
+                "title": policies.title(name),
+                "about": policies.about(name),
+                "settings": in_force.settings(name),
+            }
+            for name in names
+        ]
+        for topic, names in policies.by_topic().items()
+    }
     profile = policies.profile()
-    context = {"listed": listed, "profile": profile, "profile_words": PROFILE_WORDS[profile]}
+    context = {"topics": topics, "profile": profile, "profile_words": PROFILE_WORDS[profile]}
     return render(request, "monitor/rules.html", context)

@@ -9,8 +9,8 @@ class SchedulerConfig(AppConfig):
 
     def ready(self) -> None:
         from monitor import policies
-        from scheduler.policy.catalogue import POLICIES, PROFILES
+        from scheduler.policy.catalogue import POLICIES, PROFILES, TOPICS
         from scheduler.regions import register_regions
 
-        policies.register_all(POLICIES, PROFILES)
+        policies.register_all(POLICIES, PROFILES, TOPICS)
         register_regions()

@@ -31,10 +31,26 @@ POLICIES: dict[str, type[Any]] = {
 PROFILES: dict[str, dict[str, dict[str, Any]]] = {
     "desktop": {
         "constraints": {"cpu_busy_pct": 90.0, "cpu_wait_pct": 60.0},
+        # Who sits there takes what they want: only what nobody has any good of is noticed.
+        "hogs": {"sustained_on": False, "fair_on": False, "cpu_on": False},
+        "memory_hogs": {"hog_on": False, "idle_on": False},
         "presence": {"enabled": True, "yields": "all"},
     },
     "server": {},
-    "coordinator": {"claims": {"unclaimed_on": True}},
+    "coordinator": {
+        "claims": {"unclaimed_on": True},
+        "constraints": {
+            "cpu_busy_pct": 70.0,
+            "cpu_calm_pct": 50.0,
+            "memory_busy_pct": 60.0,
+            "memory_calm_pct": 55.0,
+        },
+    },
+}
+# As the page of rules lists them; what is in no topic comes last.
+TOPICS: dict[str, tuple[str, ...]] = {
+    "Who is asked to make room": ("hogs", "memory_hogs", "claims", "presence", "enforcement"),
+    "How the machine is looked after": ("constraints", "cooling", "alerts", "retention"),
 }
 PROFILE_WORDS = {
     "desktop": "somebody works at this machine: whoever uses a GPU there has it for themselves",

@@ -37,5 +37,13 @@ POLICIES: dict[str, type[Any]] = {
 PROFILES: dict[str, dict[str, dict[str, Any]]] = {
     "desktop": {},
     "server": {},
-    "coordinator": {},
+    "coordinator": {
+        "pressure": {"gpu_busy_pct": 50.0, "gpu_calm_pct": 40.0},
+        "utilisation": {"low_pct": 30.0, "high_pct": 50.0},
+    },
+}
+# As the page of rules lists them; what is in no topic comes last.
+TOPICS: dict[str, tuple[str, ...]] = {
+    "Who gets which GPU next": ("quotas", "order", "windows", "preemption", "backfill", "capacity"),
+    "When jobs wait for the machine": ("pressure", "utilisation", "adaptive", "mode"),
 }
