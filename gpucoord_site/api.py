@@ -19,6 +19,7 @@ from monitor.api import router as monitor_router
 from monitor.gpu_api import router as gpu_router
 from scheduler.api import router as scheduler_router
 from scheduler.mode_api import router as mode_router
+from scheduler.share_api import router as share_router
 from scheduler.window_api import router as window_router
 
 WHO = "Log in, or send a token: Authorization: Bearer TOKEN. `gpucoord token USER` makes one."
@@ -61,6 +62,7 @@ def _api() -> NinjaAPI:
     made.add_router("/jobs/", scheduler_router, tags=["Jobs"])
     made.add_router("/", mode_router, tags=["Mode"])
     made.add_router("/windows/", window_router, tags=["Agreed times"])
+    made.add_router("/", share_router, tags=["Shares"])
     made.add_router("/", monitor_router, tags=["GPUs"])
     made.add_router("/gpus/", gpu_router, tags=["GPUs"])
     handle_errors(made)

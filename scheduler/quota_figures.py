@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import datetime
 
 from monitor.formats import gib
 from scheduler.share_table import Line
@@ -40,7 +39,7 @@ class Figure:
         """ "2 of 4"."""
         if self.most is None:
             return f"{self.used_text}, no limit"
-        return f"{self.used_text} of {self.most_text}{' GPU-min' if self.unit == 'min' else ''}"
+        return f"{self.used_text} of {self.most_text}"
 
     @property
     def pct(self) -> float | None:
@@ -88,11 +87,6 @@ def figures(line: Line) -> tuple[Figure, ...]:
         ),
         Figure(name="queued", label="Waiting jobs", used=line.waiting, most=quota.queued),
     )
-
-
-def resets(line: Line) -> datetime | None:
-    """When the day of the ledger ends, in its zone."""
-    return line.standing.budget.resets_at if line.standing.budget else None
 
 
 def _pct(used: float, most: float) -> float:

@@ -11,7 +11,7 @@ from django.db.models import Count
 from scheduler.jobs import JobState
 from scheduler.models import Job
 from scheduler.people import Quota, Standing
-from scheduler.policy import shares
+from scheduler.policy import budgets, shares
 from scheduler.standing import Known, Running, running_jobs
 
 
@@ -20,7 +20,8 @@ class Line:
     """A person. wants: has jobs that wait or run; else weight and target are as if they came now.
 
     factor: 0.5 = exactly at their share. waiting: how many of their jobs. coverage: of the time on
-    GPUs, for how much the use is known; None = never there. spent_min: GPU-minutes of today.
+    GPUs, for how much the use is known; None = never there. spent_min: GPU-minutes of today,
+    which ends at `resets_at`.
     """
 
     standing: Standing
@@ -29,6 +30,8 @@ class Line:
     waiting: int
     coverage: float | None
     spent_min: float
+    resets_at: datetime
+    zone: str
 
     @property
     def name(self) -> str:
@@ -55,9 +58,11 @@ class Table:
 
     lines: tuple[Line, ...]
     gpus: int
+    half_life_hours: float
 
-    def line(self, name: str) -> Line | None:
-        return next((line for line in self.lines if line.name == name), None)
+    def line(self, name: str) -> Line:
+        """Of somebody who is there."""
+        return next(line for line in self.lines if line.name == name)
 
 
 def table(now: datetime, *asked: str) -> Table:
@@ -69,7 +74,7 @@ def table(now: datetime, *asked: str) -> Table:
     names = {*wanting, *known.used, *known.spent, *known.quotas.agreed(), *asked}
     lines = [_line(known, name, wanting, running, waiting, now) for name in sorted(names)]
     lines.sort(key=lambda line: (-line.standing.charge, -(line.standing.usage or 0.0), line.name))
-    return Table(tuple(lines), len(known.capacity.gpu_uuids))
+    return Table(tuple(lines), len(known.capacity.gpu_uuids), known.policy.half_life_hours)
 
 
 def _line(
@@ -92,6 +97,8 @@ def _line(
         waiting=waiting.get(name, 0),
         coverage=used.coverage if used else None,
         spent_min=known.spent_min(name),
+        resets_at=budgets.resets_at(now, known.zone),
+        zone=known.zone,
     )
 
 

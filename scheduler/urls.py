@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from django.urls import path
 
-from scheduler import mode_views, views, window_views
+from scheduler import mode_views, share_views, views, window_views
 
 urlpatterns = [
     path("jobs/", views.jobs, name="jobs"),
@@ -14,6 +14,7 @@ urlpatterns = [
     path("jobs/<int:pk>/hold/", views.hold, name="job-hold"),
     path("jobs/<int:pk>/release/", views.release, name="job-release"),
     path("mode/", mode_views.mode, name="mode"),
+    path("shares/", share_views.shares, name="shares"),
     path("windows/", window_views.all_windows, name="windows"),
     path("windows/ask/", window_views.ask, name="window-ask"),
     path("windows/<int:pk>/decide/", window_views.decide, name="window-decide"),

@@ -17,6 +17,7 @@ from django.db import transaction
 from gpucoord_site.config import Config
 from gpucoord_site.demo.history import history
 from gpucoord_site.demo.past import PEOPLE, PastJob, log_of, past_jobs
+from gpucoord_site.demo.quotas import seed_quotas
 from gpucoord_site.demo.usage import Past
 from gpucoord_site.demo.wishes import WISHES
 from monitor import events, store
@@ -46,6 +47,7 @@ def _seed(config: Config, home: Path, password: str, now: datetime) -> None:
     jobs = past_jobs(config.simulated_gpus, config.simulated_seed, now)
     with transaction.atomic():
         _seed_history(scenario, jobs, config.node, now)
+        seed_quotas(users, config.node, config.simulated_gpus, now, config.time_zone)
     for job in jobs:
         _seed_job(job, users[job.owner], scenario.uuids[job.gpu], config, home)
     for wish in WISHES:

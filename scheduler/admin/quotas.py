@@ -166,7 +166,7 @@ def _column(name: str, live: _Live) -> Callable[[Quota], SafeString]:
         shown = "no limit" if limit is None else size(limit) if name == "memory_bytes" else limit
         if isinstance(shown, float):
             shown = f"{shown:g}"
-        return format_html("<strong>{}</strong><br>{}", shown, live.told(quota, name))
+        return format_html("<strong>{}</strong><br>now {}", shown, live.told(quota, name))
 
     column.__name__ = name
     return column

@@ -27,6 +27,11 @@ def day(at: datetime, zone: str) -> Day:
     return Day(midnight(today, zone), midnight(today + timedelta(days=1), zone))
 
 
+def resets_at(at: datetime, zone: str) -> datetime:
+    """When the day of `at` ends, in its zone."""
+    return day(at, zone).until_at.astimezone(ZoneInfo(zone))
+
+
 def midnight(of: date, zone: str) -> datetime:
     """The instant at which a date begins. Where clocks skip midnight it is what they skip to."""
     return datetime.combine(of, time(), ZoneInfo(zone)).astimezone(UTC)
@@ -65,6 +70,6 @@ def budget(
         limit=limit,
         spent=spent,
         committed=committed,
-        resets_at=day(at, zone).until_at.astimezone(ZoneInfo(zone)),
+        resets_at=resets_at(at, zone),
         zone=zone,
     )

@@ -11,6 +11,7 @@ PATHS = [
     "/processes/",
     "/jobs/",
     "/jobs/new/",
+    "/shares/",
     "/windows/",
     "/windows/ask/",
     "/events/",

@@ -1,0 +1,22 @@
+"""Page of the shares: who has how much, and what one's own limits leave."""
+
+from __future__ import annotations
+
+from typing import cast
+
+from django.contrib.auth.models import User
+from django.http import HttpRequest, HttpResponse
+from django.shortcuts import render
+from django.utils import timezone
+from django.views.decorators.http import require_safe
+
+from scheduler import share_page
+
+
+@require_safe
+def shares(request: HttpRequest) -> HttpResponse:
+    """Who has how much?"""
+    # The middleware lets nobody else in.
+    person = cast(User, request.user)
+    sort = request.GET.get("sort", "")
+    return render(request, "scheduler/shares.html", share_page.whole(person, sort, timezone.now()))

@@ -1,0 +1,55 @@
+"""Template tags of shares: bars with what is used, promised and due."""
+
+from __future__ import annotations
+
+from django import template
+from django.utils.html import format_html
+from django.utils.safestring import SafeString
+
+from monitor.formats import UNKNOWN, sig3
+from scheduler.quota_figures import Figure
+
+register = template.Library()
+
+
+@register.filter
+def part(value: float | None) -> str:
+    """0.256 as "25.6 %"."""
+    if value is None:
+        return UNKNOWN
+    return "<0.1 %" if 0 < value < 0.001 else f"{sig3(100 * value)} %"
+
+
+@register.simple_tag
+def quota_bar(figure: Figure) -> SafeString:
+    """What is used of a limit, then what running jobs may still take; nothing without a limit."""
+    if figure.pct is None:
+        return SafeString("")
+    return format_html(
+        '<svg class="bar{}" viewBox="0 0 100 1" preserveAspectRatio="none" aria-hidden="true">'
+        '<rect width="{}" height="1"/><rect class="promised" x="{}" width="{}" height="1"/></svg>',
+        " high" if figure.is_full else "",
+        f"{figure.pct:.1f}",
+        f"{figure.pct:.1f}",
+        f"{figure.committed_pct:.1f}",
+    )
+
+
+@register.simple_tag
+def share_bar(now: float | None, target: float | None) -> SafeString:
+    """What somebody takes of all GPUs, with a mark at what they should have."""
+    if now is None:
+        return SafeString("")
+    mark = (
+        SafeString("")
+        if target is None
+        else format_html(
+            '<rect class="due" x="{}" width="1.5" height="1"/>', f"{min(98.5, 100 * target):.1f}"
+        )
+    )
+    return format_html(
+        '<svg class="bar share" viewBox="0 0 100 1" preserveAspectRatio="none" aria-hidden="true">'
+        '<rect width="{}" height="1"/>{}</svg>',
+        f"{100 * now:.1f}",
+        mark,
+    )

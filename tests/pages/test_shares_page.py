@@ -1,0 +1,166 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.contrib.auth.models import User
+from django.test import Client
+from django.urls import reverse
+from django.utils import timezone
+
+from monitor.models import AuditEntry
+from scheduler.jobs import Requirement
+from scheduler.models import GpuDay, Quota, SharedOut, UsedShare
+from scheduler.policy import budgets
+from tests import jobs_made
+from tests.builders import GIB, gpu_uuid
+
+HOUR = timedelta(hours=1)
+pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("data")]
+
+
+@pytest.fixture(autouse=True)
+def shared_out(alice: User, bob: User) -> None:
+    now = timezone.now()
+    uuids = [gpu_uuid(i) for i in range(4)]
+    SharedOut.objects.create(host="gpubox", at=now, gpu_uuids=uuids, gpu_bytes=80 * GIB)
+    Quota.objects.create(user=alice, share_pct=30, gpus=3, gpu_minutes=600, priority=4)
+    Quota.objects.create(user=bob, jobs=77)
+    jobs_made.running(alice, (0, 1), requirement=Requirement(gpus=2), time_limit=HOUR)
+    UsedShare.objects.create(
+        host="gpubox", owner="erin", usage=0.2, outside=1.0, seen_s=100, known_s=50
+    )
+    today = budgets.day(now, "UTC").from_at
+    GpuDay.objects.create(host="gpubox", owner="alice", from_at=today, job_s=6000)
+
+
+def page(client: Client, **query: Any) -> str:
+    response = client.get("/shares/", query)
+    assert response.status_code == 200
+    return response.content.decode()
+
+
+def test_all_names_are_there_with_what_they_take(
+    alice: User, as_user: Callable[[User], Client]
+) -> None:
+    html = page(as_user(alice))
+
+    assert "the 4 GPUs" in html
+    assert all(f">{name}</a>" in html for name in ("alice", "bob", "erin"))
+    assert "50.0 %</span>" in html
+    assert "50.0 % known" in html
+
+
+def test_ones_own_limits_stand_with_what_is_left_and_when_the_day_ends(
+    alice: User, as_user: Callable[[User], Client]
+) -> None:
+    html = page(as_user(alice))
+
+    assert "of 600" in html
+    assert "GPU-minutes are left today" in html
+    assert "00:00 (UTC)" in html
+    assert "Highest priority: 4 (high)." in html
+
+
+def test_others_limits_are_for_operators(
+    alice: User, root: User, as_user: Callable[[User], Client]
+) -> None:
+    assert "of 77" not in page(as_user(alice))
+    assert "of 77" in page(as_user(root))
+
+
+@pytest.mark.parametrize(
+    "sort", ["name", "-name", "-now", "target", "-usage", "factor", "nonsense"]
+)
+def test_it_can_be_sorted(sort: str, alice: User, as_user: Callable[[User], Client]) -> None:
+    page(as_user(alice), sort=sort)
+
+
+def test_it_says_so_while_no_gpu_has_been_read(
+    alice: User, as_user: Callable[[User], Client]
+) -> None:
+    SharedOut.objects.all().delete()
+
+    assert "No GPU has been shared out yet" in page(as_user(alice))
+
+
+def test_rest_tells_everybodys_shares_and_ones_own_limits(
+    alice: User, as_user: Callable[[User], Client]
+) -> None:
+    client = as_user(alice)
+    shares = client.get("/api/shares/").json()
+    quota = client.get("/api/quota/").json()
+
+    people = {line["name"]: line for line in shares["people"]}
+    assert (shares["gpus"], people["erin"]["now"], people["erin"]["target"]) == (4, 0.25, None)
+    assert (quota["gpus"]["used"], quota["gpus"]["most"], quota["zone"]) == (2, 3, "UTC")
+    assert quota["gpu_minutes"]["used"] == 100
+    assert 370 < quota["gpu_minutes_left"] <= 600 - 100
+
+
+def test_rest_keeps_others_limits_for_operators(
+    alice: User, root: User, as_user: Callable[[User], Client]
+) -> None:
+    assert as_user(alice).get("/api/quota/", {"user": "bob"}).status_code == 403
+    answer = as_user(root).get("/api/quota/", {"user": "bob"}).json()
+    assert answer["jobs"] == {"used": 0, "most": 77, "committed": 0}
+
+
+def form(**changes: Any) -> dict[str, Any]:
+    return {"reserved_pct": "20"} | changes
+
+
+def test_an_operator_sets_changes_and_removes_a_quota_and_all_is_audited(
+    root: User, as_user: Callable[[User], Client]
+) -> None:
+    client, add = as_user(root), reverse("admin:scheduler_quota_add")
+    client.post(add, form(gpus="2", memory_bytes="40GiB"))
+    quota = Quota.objects.get(user=None)
+    change = reverse("admin:scheduler_quota_change", args=[quota.pk])
+    client.post(change, form(gpus="5", memory_bytes="40GiB"))
+    client.post(reverse("admin:scheduler_quota_delete", args=[quota.pk]), {"post": "yes"})
+
+    notes = AuditEntry.objects.filter(subject="quota of everybody else").order_by("id")
+    assert [n.action for n in notes] == ["QUOTA_SET", "QUOTA_CHANGED", "QUOTA_REMOVED"]
+    assert [(n.before or {}).get("gpus") for n in notes] == [None, 2, 5]
+    assert [(n.after or {}).get("memory_bytes") for n in notes] == [40 * GIB, 40 * GIB, None]
+    assert not Quota.objects.filter(user=None).exists()
+
+
+@pytest.mark.parametrize(
+    ("typed", "says"),
+    [
+        ({"memory_bytes": "a lot"}, "is not a size"),
+        ({"share_pct": "130"}, "less than or equal to 100"),
+        ({"gpus": "-1"}, "greater than or equal to 0"),
+    ],
+)
+def test_a_quota_that_makes_no_sense_is_not_taken(
+    typed: dict[str, str], says: str, root: User, as_user: Callable[[User], Client]
+) -> None:
+    html = as_user(root).post(reverse("admin:scheduler_quota_add"), form(**typed))
+
+    assert says in html.content.decode()
+    assert not Quota.objects.filter(user=None).exists()
+
+
+def test_a_second_quota_of_one_person_is_not_taken(
+    alice: User, root: User, as_user: Callable[[User], Client]
+) -> None:
+    html = as_user(root).post(reverse("admin:scheduler_quota_add"), form(user=str(alice.pk)))
+
+    assert "There is a quota for these already" in html.content.decode()
+
+
+def test_the_admin_shows_what_is_used_beside_each_limit(
+    alice: User, root: User, as_user: Callable[[User], Client]
+) -> None:
+    quota = Quota.objects.get(user=alice)
+    for _ in range(2):
+        html = as_user(root).get(reverse("admin:scheduler_quota_change", args=[quota.pk]))
+    listed = as_user(root).get(reverse("admin:scheduler_quota_changelist")).content.decode()
+
+    assert html.content.decode().count("Now: 2.") == 1
+    assert "<strong>3</strong><br>now 2" in listed
