@@ -11,7 +11,7 @@ from scheduler.policy.mode import Mode
 
 AUTOMATIC = "automatic"
 CHOICES = [
-    (AUTOMATIC, "Automatic: by how long hogs were there"),
+    (AUTOMATIC, "Automatic"),
     (Mode.COOPERATIVE.value, "Cooperative"),
     (Mode.DEFENSIVE.value, "Defensive"),
 ]
@@ -24,7 +24,7 @@ class ModeForm(forms.Form):
     host = forms.CharField(required=False, max_length=100, widget=forms.HiddenInput)
     mode = forms.ChoiceField(choices=CHOICES, label="Mode")
     hours = forms.TypedChoiceField(
-        choices=HOURS, coerce=int, initial=4, label="For", required=False, empty_value=4
+        choices=HOURS, coerce=int, initial=4, label="For", required=False, empty_value="4"
     )
 
     def clean_host(self) -> str:
@@ -40,4 +40,4 @@ class ModeForm(forms.Form):
     def until(self, now: datetime) -> datetime | None:
         if self.chosen() is None:
             return None
-        return now + timedelta(hours=self.cleaned_data["hours"])
+        return now + timedelta(hours=int(self.cleaned_data["hours"]))

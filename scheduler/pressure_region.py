@@ -7,17 +7,19 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from monitor import constraints
-from monitor.models import Gpu
+from monitor.models import Constraint, Gpu
 from monitor.policy.constraints import GRIPS, Grip
 from monitor.regions import Context, Region
 from scheduler import modes, throttling
 from scheduler.jobs import PriorityClass
-from scheduler.models import ModeState
+from scheduler.models import ModeState, Quota
 from scheduler.plans import Throttle
 from scheduler.policy.mode import Mode
 from scheduler.policy.pressure import CLASSES
 from scheduler.policy.throttle import Memory
 
+# What is said of shares where nobody has set one for all.
+EXAMPLE_PCT = 30.0
 SHAPES = {Grip.HARD: "failing", Grip.SOFT: "warning", Grip.NONE: "unknown"}
 
 
@@ -52,12 +54,13 @@ def load(now: datetime) -> Context:
     names = {uuid: (host, index) for uuid, host, index in _gpus()}
     known = {row.host: row for row in modes.shown("")}
     open_rows = constraints.open_rows()
+    share = Quota.objects.filter(user=None, group=None).values_list("share_pct", flat=True).first()
     hosts = []
     for host, at, allowed, memory in throttling.shown():
         is_fresh = now - at <= throttling.STALE_AFTER
         short = [_constraint(row) for row in open_rows if row.host == host]
         held = _lines(allowed, memory, names) if is_fresh else []
-        hosts.append(_pressure(host, [*short, *held], allowed, known.get(host)))
+        hosts.append(_pressure(host, [*short, *held], _quotas(allowed, share), known.get(host)))
     return {"hosts": tuple(hosts), "several": len(hosts) > 1}
 
 
@@ -66,19 +69,19 @@ def _gpus() -> Iterable[tuple[str, str, int]]:
 
 
 def _pressure(
-    host: str, lines: Sequence[Line], allowed: Throttle, mode: ModeState | None
+    host: str, lines: Sequence[Line], quotas: str, mode: ModeState | None
 ) -> HostPressure:
     return HostPressure(
         host=host,
         lines=tuple(lines),
-        quotas=_quotas(allowed),
+        quotas=quotas,
         mode=mode.mode if mode else "",
         mode_reason=mode.reason if mode else "",
         mode_since=mode.since_at if mode else None,
     )
 
 
-def _constraint(row: constraints.Row) -> Line:
+def _constraint(row: Constraint) -> Line:
     grip = GRIPS.get(row.kind, Grip.NONE)
     effect = {Grip.HARD: "nothing starts", Grip.SOFT: "normal and background jobs wait"}
     return Line(SHAPES[grip], row.text, effect.get(grip, ""), row.from_at)
@@ -121,14 +124,18 @@ def _busy(allowed: Throttle, names: Mapping[str, tuple[str, int]]) -> Iterable[L
             yield Line("busy", f"{word} {listed} {verb} busy", effect)
 
 
-def _quotas(allowed: Throttle) -> str:
-    """Of the GPUs that are ours: what a share is worth for normal and background jobs."""
+def _quotas(allowed: Throttle, share: float | None) -> str:
+    """Of the GPUs that are ours: what a share is worth for normal and background jobs.
+
+    `share`: the one that holds for everybody, in percent.
+    """
     parts = [part for part in allowed.multipliers.values() if part > 0]
     if not parts or min(parts) >= 1:
         return ""
     mean = sum(parts) / len(parts)
     why = f": {allowed.reason}" if allowed.reason else ""
-    return f"A share of 30 % counts as {30 * mean:.2g} % now{why}."
+    pct = EXAMPLE_PCT if share is None else share
+    return f"A share of {pct:g} % counts as {pct * mean:.2g} % now{why}."
 
 
 def _moment(t: float) -> datetime:

@@ -12,6 +12,7 @@ from monitor import store
 from monitor.models import Constraint
 from monitor.readings import GpuReading, ProcessReading
 from scheduler import pressure_region
+from scheduler.models import Quota
 from scheduler.pressure import Pressure
 from tests import jobs_made
 from tests.builders import GIB, NOW, gpu, process, snapshot
@@ -62,6 +63,12 @@ def test_the_story_of_the_neighbour_is_thirty_to_three(alice: User) -> None:
     assert "A share of 30 % counts as 3 % now" in page
 
 
+def test_the_share_that_holds_for_everybody_is_the_one_that_is_told() -> None:
+    Quota.objects.create(share_pct=50.0)
+    looked(busy(0), processes=(process(1, sm_pct=95.0),))
+    assert "A share of 50 % counts as 5 % now" in shown()
+
+
 def test_constraints_are_listed_with_what_they_do() -> None:
     looked(gpu(0))
     text = "The host is busy: memory 84 %."
@@ -84,7 +91,7 @@ def test_its_version_does_not_change_while_nothing_does() -> None:
 
 def test_it_is_cheap(django_assert_max_num_queries: Callable[[int], object]) -> None:
     looked(busy(0), gpu(1))
-    with django_assert_max_num_queries(4):  # type: ignore[attr-defined]
+    with django_assert_max_num_queries(5):  # type: ignore[attr-defined]
         pressure_region.load(NOW)
 
 
