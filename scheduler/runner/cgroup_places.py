@@ -1,0 +1,160 @@
+"""Edge: where a job may get a cgroup on this machine, found out by running something in one."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from scheduler.runner import scopes
+from scheduler.runner.cgroups import Cgroup
+
+NAME = "gpucoord"
+CONTROLLERS = ("cpu", "memory", "pids")
+USED_V1 = (*CONTROLLERS, "freezer", "devices")
+WAIT_S = 2.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where jobs get their cgroups. `kind`: "v2", "v1", "systemd" or "" (nowhere).
+
+    `can`: of cpu, memory, pids, freeze, kill, devices what was found to work. `problem`: why not.
+    """
+
+    kind: str = ""
+    folders: tuple[str, ...] = ()
+    scope: str = ""
+    can: frozenset[str] = frozenset()
+    problem: str = ""
+
+
+def find() -> Place:
+    """Try each kind with a real process; the first that holds it is taken."""
+    problems = []
+    for place in _candidates():
+        try:
+            return _tried(place)
+        except (OSError, subprocess.SubprocessError) as error:
+            problems.append(f"{place.kind}: {getattr(error, 'strerror', None) or error}")
+    return Place(problem="; ".join(problems) or "no cgroup hierarchy is mounted")
+
+
+def _candidates() -> Iterator[Place]:
+    mounts = _mounts()
+    own = _own_paths()
+    unified = mounts.get("")
+    if unified and Path(unified, "cgroup.controllers").is_file() and len(mounts) == 1:
+        if os.geteuid() == 0:
+            yield Place(kind="v2", folders=(f"{unified}/{NAME}",))
+        yield from (Place(kind="systemd", scope=scope) for scope in scopes.reachable())
+        yield Place(kind="v2", folders=(f"{unified}{own.get('', '/')}/{NAME}".replace("//", "/"),))
+        return
+    v1 = {mounts[name]: own.get(name, "/") for name in USED_V1 if name in mounts}
+    if v1:
+        folders = [f"{mount}{path}/{NAME}".replace("//", "/") for mount, path in v1.items()]
+        if unified:
+            # Beside version 1 it has no controllers, but it kills and freezes best.
+            yield Place(kind="v1", folders=(*folders, f"{unified}/{NAME}"))
+        yield Place(kind="v1", folders=tuple(folders))
+
+
+def _tried(place: Place) -> Place:
+    """Run something there: it must be in, be limited, freeze, and die of a kill."""
+    with subprocess.Popen(["/bin/sleep", "30"], start_new_session=True) as process:
+        cgroup: Cgroup | None = None
+        try:
+            cgroup = enter(place, f"probe-{os.getpid()}", process.pid)
+            can = frozenset(_abilities(cgroup))
+            cgroup.kill()
+            process.wait(WAIT_S)
+        finally:
+            process.kill()
+            process.wait()
+            if cgroup is not None:
+                cgroup.remove()
+    return Place(kind=place.kind, folders=place.folders, scope=place.scope, can=can)
+
+
+def enter(place: Place, name: str, pid: int) -> Cgroup:
+    """A new cgroup with this process in it."""
+    if place.scope:
+        return Cgroup((scopes.enter(place.scope, name, pid),))
+    _prepare(place)
+    cgroup = Cgroup.under(place.folders, name)
+    cgroup.make()
+    cgroup.add(pid)
+    if pid not in cgroup.pids():
+        raise OSError(0, "a process did not go in")
+    return cgroup
+
+
+def _prepare(place: Place) -> None:
+    """Version 2 hands controllers down only when told so, and not where processes are."""
+    for folder in map(Path, place.folders):
+        folder.mkdir(mode=0o755, exist_ok=True)
+        for above in (folder.parent, folder):
+            switch = above / "cgroup.subtree_control"
+            for name in CONTROLLERS:
+                with suppress(OSError):
+                    if switch.exists():
+                        switch.write_text(f"+{name}")
+
+
+def _abilities(cgroup: Cgroup) -> Iterator[str]:
+    files = {
+        "cpu": ("cpu.max", "cpu.cfs_quota_us"),
+        "memory": ("memory.max", "memory.limit_in_bytes"),
+        "pids": ("pids.max",),
+        "kill": ("cgroup.kill",),
+        "devices": ("devices.deny",),
+    }
+    for name, known in files.items():
+        if any((folder / file).exists() for folder in cgroup.folders for file in known):
+            yield name
+    if cgroup.can_freeze and cgroup.freeze(on=True):
+        ends = time.monotonic() + WAIT_S
+        frozen = False
+        while not frozen and time.monotonic() < ends:
+            frozen = _is_frozen(cgroup)
+        cgroup.freeze(on=False)
+        if frozen:
+            yield "freeze"
+
+
+def _is_frozen(cgroup: Cgroup) -> bool:
+    for folder in cgroup.folders:
+        with suppress(OSError):
+            if "frozen 1" in (folder / "cgroup.events").read_text():
+                return True
+        with suppress(OSError):
+            if (folder / "freezer.state").read_text().strip() == "FROZEN":
+                return True
+    return False
+
+
+def _mounts() -> dict[str, str]:
+    """Controller -> where its hierarchy is mounted; "" is version 2."""
+    found: dict[str, str] = {}
+    for line in Path("/proc/self/mounts").read_text().splitlines():
+        _, point, kind, options, *_ = line.split()
+        if kind == "cgroup2":
+            found.setdefault("", point)
+        elif kind == "cgroup":
+            for name in options.split(","):
+                found.setdefault(name, point)
+    return {name: point for name, point in found.items() if name in ("", *USED_V1)}
+
+
+def _own_paths() -> dict[str, str]:
+    """Controller -> the cgroup that this process is in."""
+    found: dict[str, str] = {}
+    for line in Path("/proc/self/cgroup").read_text().splitlines():
+        _, names, path = line.split(":", 2)
+        for name in names.split(","):
+            found[name] = path
+    return found

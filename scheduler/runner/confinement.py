@@ -1,0 +1,107 @@
+"""Edge: what the runner does to keep its job within its bounds: locks, a cgroup, a share of time.
+
+What this machine does not give is left out: the job runs without it, as `gpucoord check` said.
+Only a lock that somebody else holds keeps the job from running.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from contextlib import suppress
+from pathlib import Path
+
+from scheduler.runner import cgroup_places, device_rules, family, locks
+from scheduler.runner.bounds import Bounds
+from scheduler.runner.cgroup_places import Place
+from scheduler.runner.cgroups import Cgroup
+from scheduler.runner.duty import Duty
+from scheduler.runner.locks import Held, Refused
+
+
+class Confinement:
+    """In order: `lock`, `take_in` the held process, `beat` while it runs, `leave`."""
+
+    def __init__(self, bounds: Bounds, name: str) -> None:
+        self._bounds = bounds
+        self._name = f"{bounds.instance or 0}-{name}"
+        self._held = Held()
+        self._cgroup: Cgroup | None = None
+        self._leader = 0
+        self._duty = Duty(bounds.share_pct, bounds.period_s)
+        self._stopped: list[family.Relative] = []
+
+    def lock(self) -> str | None:
+        """Take the GPUs' lock files; why not, when somebody else has one."""
+        if not self._bounds.lock_folder or not self._bounds.gpus:
+            return None
+        try:
+            taken = locks.take(
+                Path(self._bounds.lock_folder),
+                self._bounds.gpus,
+                alone=self._bounds.alone,
+                instance=self._bounds.instance,
+            )
+        except OSError as error:
+            return f"{error.filename or self._bounds.lock_folder} can't be locked: {error.strerror}"
+        if isinstance(taken, Refused):
+            return locks.describe(taken)
+        self._held = taken
+        return None
+
+    def take_in(self, pid: int) -> None:
+        """Put the job's first process, which waits, into a cgroup of its own."""
+        self._leader = pid
+        place = Place(folders=tuple(self._bounds.cgroup), scope=self._bounds.scope)
+        if not place.folders and not place.scope:
+            return
+        with suppress(OSError):
+            self._cgroup = cgroup_places.enter(place, self._name, pid)
+            self._cgroup.limit(
+                cpus=self._bounds.cpus,
+                memory_bytes=self._bounds.memory_bytes,
+                pids=self._bounds.pids,
+            )
+            device_rules.hide(self._cgroup, [(a, b) for a, b in self._bounds.hidden])
+
+    def beat(self) -> float | None:
+        """Let the job run or pause, as its share says; when (monotonic) to be asked again."""
+        if not self._duty.caps:
+            return None
+        pauses, until = self._duty.at(time.monotonic())
+        if pauses is not self._duty.pausing:
+            self._duty.pausing = pauses
+            self._pause(on=pauses)
+        return until
+
+    def let_go(self) -> None:
+        """No more pauses: who is to end must hear it."""
+        self._duty.caps = False
+        if self._duty.pausing:
+            self._duty.pausing = False
+            self._pause(on=False)
+
+    def kill(self) -> None:
+        """SIGKILL for all in the cgroup, whatever they call themselves by now."""
+        if self._cgroup is not None:
+            self._cgroup.kill()
+
+    def leave(self) -> None:
+        """The job is over: others may have its GPUs."""
+        self._held.release()
+        if self._cgroup is not None:
+            self._cgroup.kill()
+            self._cgroup.remove()
+
+    def _pause(self, *, on: bool) -> None:
+        """By the freezer, which nobody notices; without one by SIGSTOP, as a shell would."""
+        if self._cgroup is not None and self._cgroup.can_freeze and self._cgroup.freeze(on=on):
+            return
+        if on:
+            self._stopped = family.descendants(os.getpid())
+            family.signal_all(self._stopped, signal.SIGSTOP)
+        else:
+            # Also those whom somebody born meanwhile may have stopped: all that are there.
+            family.signal_all(family.descendants(os.getpid()), signal.SIGCONT)
+            self._stopped = []
