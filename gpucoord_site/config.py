@@ -238,6 +238,20 @@ class Config(BaseSettings):
         description="As whom root runs jobs: auto (the owner's account, else nobody) or service.",
     )
 
+    lock_folder: Path | None = Field(
+        None,
+        description="Folder of the lock files gpu.lock, gpu0.lock, …; not set: /tmp, and with"
+        " simulated GPUs the data folder.",
+    )
+
+    @property
+    def locks(self) -> Path:
+        """Where the GPUs' lock files are."""
+        if self.lock_folder is not None:
+            return self.lock_folder
+        # Simulated GPUs are nobody else's.
+        return self.data if self.probe == "simulated" else Path("/tmp")  # noqa: S108
+
     @classmethod
     def settings_customise_sources(
         cls,

@@ -14,6 +14,7 @@ from gpucoord_site.secret import secret_key
 
 CONFIG = load_config()
 DATA = CONFIG.data
+LOCK_FOLDER = CONFIG.locks
 PACKAGE = Path(__file__).resolve().parent
 # A checkout keeps templates/ and static/ at its top, a wheel inside this package.
 ASSETS = PACKAGE if (PACKAGE / "templates").is_dir() else PACKAGE.parent

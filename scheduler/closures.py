@@ -8,6 +8,7 @@ from datetime import datetime
 from monitor import gpu_closing
 from monitor.gpu_closures import ClosureFact, ClosureKind
 from monitor.readings import Snapshot
+from scheduler import locked
 from scheduler.blockers import Blocker, Tier
 from scheduler.policy import giving_way
 from scheduler.units import size
@@ -60,4 +61,4 @@ def closed_by_owners(_host: str, snapshot: Snapshot, _now: datetime) -> Closed:
 
 
 # In the order in which they are told.
-SOURCES: tuple[Source, ...] = (closed_by_owners, closed_by_rows)
+SOURCES: tuple[Source, ...] = (closed_by_owners, closed_by_rows, locked.closed)

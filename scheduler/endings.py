@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 
 from monitor import policies, store
 from monitor.readings import Health
-from scheduler import transitions
+from scheduler import locked, transitions
 from scheduler.jobs import Outcome
 from scheduler.models import Attempt
 from scheduler.policy.following import MOST_STARTS, outcome_of
@@ -49,6 +49,9 @@ def end(attempt: Attempt, look: Look, tail: bytes, now: datetime) -> None:
     result = look.result
     if result is None:
         return
+    if result.refused is not None:
+        _end_refused(attempt, result.refused, now)
+        return
     record(attempt, look)
     is_cancelled = attempt.job.cancel_requested_at is not None
     outcome, why = outcome_of(
@@ -79,6 +82,17 @@ def end_unstarted(attempt: Attempt, now: datetime) -> None:
         transitions.ended(attempt, ending, now)
     else:
         transitions.requeued(attempt, UNSTARTED, now)
+
+
+def _end_refused(attempt: Attempt, why: str, now: datetime) -> None:
+    """Somebody else holds a lock of its GPUs: that is no fault of the job, however often."""
+    if attempt.job.cancel_requested_at is not None:
+        transitions.ended(attempt, Ending(outcome=Outcome.CANCELLED, ended_at=now), now)
+    elif hasattr(attempt, "yield_request"):
+        transitions.requeued(attempt, UNWANTED, now, outcome=Outcome.PREEMPTED.value)
+    else:
+        locked.remember(attempt.gpu_uuids, why, now)
+        transitions.requeued(attempt, why, now)
 
 
 def lose(attempt: Attempt, look: Look, problem: str, now: datetime) -> None:
@@ -151,7 +165,7 @@ def _largest_gpu(host: str) -> int | None:
 
 def _unstarted(attempt: Attempt) -> int:
     """How many attempts of this job never ran, this one too."""
-    return attempt.job.attempts.filter(outcome="", ended_at__isnull=False).count() + 1
+    return attempt.job.attempts.filter(outcome="", problem=UNSTARTED).count() + 1
 
 
 def _time(epoch_s: float) -> datetime:

@@ -162,6 +162,7 @@ class Executor:
             is_due = (now - told_at).total_seconds() >= self._specs.grace_s
             number = signal.SIGKILL if is_due else None
         if not attempts.end_orphans(started, number):
+            attempts.end_confined(self._specs.folder(seen.attempt))
             return lambda: endings.lose(seen.attempt, seen.look, ABANDONED, now)
         if told_at is not None:
             return None

@@ -8,6 +8,7 @@ from django.conf import settings
 
 from monitor.stepping import Guard, Step
 from monitor.wake import socket_folder
+from scheduler.bounding import Bounder
 from scheduler.dispatcher import Dispatcher
 from scheduler.evicting import Evictor
 from scheduler.executor import Executor
@@ -20,12 +21,15 @@ from scheduler.supply import plan_policy
 def build(guard: Guard) -> Step:
     """The scheduler's step for this host, from the settings."""
     config = settings.CONFIG
+    bounder = Bounder(host=config.node, data=settings.DATA, lock_folder=settings.LOCK_FOLDER)
+    bounder.open()
     specs = SpecWriter(
         data=settings.DATA,
         run_as=config.run_as,
         grace_s=config.cancel_grace_s,
         wake_folder=socket_folder(),
         checkpoints=config.checkpoints,
+        bounder=bounder,
     )
     return Pass(
         Evictor(guard, config.node),

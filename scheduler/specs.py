@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from monitor import policies
+from scheduler.bounding import Bounder
 from scheduler.models import Attempt, Job
 from scheduler.policy.preemption import PreemptionPolicy
 from scheduler.runner import accounts, files
@@ -27,6 +28,7 @@ class SpecWriter:
     grace_s: float
     wake_folder: Path
     checkpoints: Path | None = None
+    bounder: Bounder | None = None
 
     def folder(self, attempt: Attempt) -> Path:
         return files.attempt_folder(self.data, attempt.job_id, attempt.number)
@@ -57,7 +59,7 @@ class SpecWriter:
             attempt=attempt.number,
             nonce=attempt.nonce,
             gpu_uuids=attempt.gpu_uuids,
-            more=self._told(attempt, own),
+            more={**self._told(attempt, own), **self._variables(attempt)},
         )
         return Spec(
             job_id=job.pk,
@@ -75,12 +77,16 @@ class SpecWriter:
             wake_folder=str(self.wake_folder),
             yield_file=str(own.yield_file(attempt.number)),
             yield_signal=job.yield_signal,
+            bounds=self.bounder.bounds(attempt).to_json() if self.bounder else {},
         )
 
     def _own_folder(self, job: Job, account: Account) -> OwnFolder:
         own = own_folder(self.data, job.pk, uid=account.uid, chosen=self.checkpoints)
         own.make(account.uid, account.gid)
         return own
+
+    def _variables(self, attempt: Attempt) -> dict[str, str]:
+        return self.bounder.variables(attempt) if self.bounder else {}
 
     def _told(self, attempt: Attempt, own: OwnFolder) -> dict[str, str]:
         """How the job learns that it is to leave, and where it saves its work."""

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime
 
+from monitor.probes.pauses import is_paused
 from monitor.probes.scenario import Load, Scenario
 from monitor.probes.workloads import GIB
 from monitor.readings import ClaimFact, GpuSweep
@@ -32,7 +33,11 @@ class SimulatedProbe:
 
     def read(self, now: datetime, claims: Sequence[ClaimFact]) -> GpuSweep:
         self._follow(now.timestamp(), claims)
-        return self.scenario.at(now, tuple(self._loads.values()))
+        loads = [
+            replace(load, paused=load.ended is None and is_paused(load.pid))
+            for load in self._loads.values()
+        ]
+        return self.scenario.at(now, loads)
 
     def _follow(self, t: float, claims: Sequence[ClaimFact]) -> None:
         """Begin the loads of new claims, end those of closed ones, forget old ones."""

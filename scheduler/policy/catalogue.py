@@ -9,6 +9,7 @@ from typing import Any
 
 from scheduler.policy.adaptive import AdaptivePolicy
 from scheduler.policy.backfill import BackfillPolicy
+from scheduler.policy.bounds import BoundsPolicy, NicePolicy
 from scheduler.policy.capacity import CapacityPolicy
 from scheduler.policy.mode import ModePolicy
 from scheduler.policy.ordering import OrderPolicy
@@ -22,8 +23,10 @@ from scheduler.policy.windows import WindowPolicy
 POLICIES: dict[str, type[Any]] = {
     "adaptive": AdaptivePolicy,
     "backfill": BackfillPolicy,
+    "bounds": BoundsPolicy,
     "capacity": CapacityPolicy,
     "mode": ModePolicy,
+    "niceness": NicePolicy,
     "order": OrderPolicy,
     "preemption": PreemptionPolicy,
     "pressure": PressurePolicy,

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from monitor.identity import boot_id, is_alive
-from scheduler.runner import family, files
-from scheduler.runner.spec import Claimed, Result, Started
+from scheduler.runner import confinement, family, files
+from scheduler.runner.spec import Claimed, Result, Spec, Started
 
 
 class _Reported(Protocol):
@@ -78,6 +78,13 @@ def end_orphans(started: Started, number: int | None) -> int:
     if number == signal.SIGTERM:
         family.signal_all(left, signal.SIGCONT)
     return len(left)
+
+
+def end_confined(folder: Path) -> None:
+    """End what is left of such a job in its cgroup, whatever it calls itself by now."""
+    body = files.read_json(folder / files.SPEC)
+    if body is not None:
+        confinement.end(Spec.from_json(body))
 
 
 def _read(path: Path, nonce: str, make: Callable[[dict[str, Any]], R]) -> R | None:

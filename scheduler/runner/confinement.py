@@ -18,19 +18,20 @@ from scheduler.runner.cgroup_places import Place
 from scheduler.runner.cgroups import Cgroup
 from scheduler.runner.duty import Duty
 from scheduler.runner.locks import Held, Refused
+from scheduler.runner.spec import Spec
 
 
 class Confinement:
     """In order: `lock`, `take_in` the held process, `beat` while it runs, `leave`."""
 
-    def __init__(self, bounds: Bounds, name: str) -> None:
+    def __init__(self, spec: Spec) -> None:
+        bounds = Bounds.from_json(spec.bounds)
         self._bounds = bounds
-        self._name = f"{bounds.instance or 0}-{name}"
+        self._name = name_of(bounds, spec)
         self._held = Held()
         self._cgroup: Cgroup | None = None
         self._leader = 0
         self._duty = Duty(bounds.share_pct, bounds.period_s)
-        self._stopped: list[family.Relative] = []
 
     def lock(self) -> str | None:
         """Take the GPUs' lock files; why not, when somebody else has one."""
@@ -99,9 +100,19 @@ class Confinement:
         if self._cgroup is not None and self._cgroup.can_freeze and self._cgroup.freeze(on=on):
             return
         if on:
-            self._stopped = family.descendants(os.getpid())
-            family.signal_all(self._stopped, signal.SIGSTOP)
+            family.signal_all(family.descendants(os.getpid()), signal.SIGSTOP)
         else:
-            # Also those whom somebody born meanwhile may have stopped: all that are there.
             family.signal_all(family.descendants(os.getpid()), signal.SIGCONT)
-            self._stopped = []
+
+
+def end(spec: Spec) -> None:
+    """What a killed runner could not do any more: end all that is left in the job's cgroup."""
+    bounds = Bounds.from_json(spec.bounds)
+    cgroup = Cgroup.under(bounds.cgroup, name_of(bounds, spec))
+    cgroup.kill()
+    cgroup.remove()
+
+
+def name_of(bounds: Bounds, spec: Spec) -> str:
+    """Several instances of gpucoord may have their jobs in one folder."""
+    return f"{bounds.instance or 0}-job-{spec.job_id}-{spec.attempt}"

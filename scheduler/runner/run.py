@@ -1,8 +1,9 @@
 """Edge: the runner, one small detached process per job, from its claim to its result.
 
 It knows neither Django nor the database and outlives everything else of gpucoord. Order of
-deeds: claim the attempt · reserve the result's space · fork the job, held · write both
-identities · let it go · wait · end what is left of it · write the result · wake the scheduler.
+deeds: claim the attempt · reserve the result's space · lock its GPUs · fork the job, held · put it
+into its cgroup · write both identities · let it go · wait · end what is left of it · unlock ·
+write the result · wake the scheduler.
 Whatever dies in between, the files say what has happened and what can't have.
 """
 
@@ -19,6 +20,7 @@ from pathlib import Path
 from monitor import datagrams
 from scheduler.runner import family, files, launch, leaving
 from scheduler.runner.attempts import claim_by_me
+from scheduler.runner.confinement import Confinement
 from scheduler.runner.report import ReservedResult
 from scheduler.runner.spec import Claimed, Result, Spec, Started
 from scheduler.runner.watch import HEARD, Ending, Watch
@@ -67,8 +69,13 @@ def _detach() -> None:
 
 
 def _attempt(spec: Spec, folder: Path, claimed: Claimed) -> Result:
+    confinement = Confinement(spec)
+    refused = confinement.lock()
+    if refused is not None:
+        return Result(nonce=spec.nonce, ended_at=time.time(), refused=refused)
     log = _open_log(spec, folder)
     child = launch.fork_job(spec, log)
+    confinement.take_in(child.pid)
     _write_started(spec, folder, claimed, child.pid)
     child.go()
     _wake(spec, b"started")
@@ -77,8 +84,10 @@ def _attempt(spec: Spec, folder: Path, claimed: Claimed) -> Result:
         time_limit_s=spec.time_limit_s,
         grace_s=spec.grace_s,
         pass_on_yield=lambda: _pass_on_yield(spec, folder),
+        confinement=confinement,
     )
     ending = watch.run()
+    confinement.leave()
     failure = child.failure()
     return _result(spec, ending, os.fstat(log).st_size, failure)
 

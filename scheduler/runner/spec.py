@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Self
 
 TEXT_LIMIT = 1000
@@ -25,6 +25,7 @@ class Spec(_Body):
     """What to run, and how. uid None = as the service's own account.
 
     yield_file: where the job is told to leave its GPU; yield_signal: what it wants to hear then.
+    bounds: what `Bounds` knows.
     """
 
     job_id: int
@@ -42,6 +43,7 @@ class Spec(_Body):
     wake_folder: str = ""
     yield_file: str = ""
     yield_signal: str = ""
+    bounds: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,6 +80,8 @@ class Result(_Body):
     """How the attempt ended. `stopped`: "asked" by a signal to the runner, "time_limit", or "yield"
     when it had not left by itself. `yielded`: the job had been told to leave its GPU.
 
+    `refused`: nothing ran, because somebody else holds a lock of its GPUs.
+
     exit_code and signal are those of the first process; cpu_s sums up all of them,
     peak_memory_bytes is that of the largest (which begins as a copy of the runner: some 12 MiB
     are the least that is ever reported).
@@ -90,6 +94,7 @@ class Result(_Body):
     stopped: str | None = None
     yielded: bool = False
     problem: str | None = None
+    refused: str | None = None
     cpu_s: float | None = None
     peak_memory_bytes: int | None = None
     log_bytes: int | None = None

@@ -14,6 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from scheduler.runner import family
+from scheduler.runner.confinement import Confinement
 
 LEFTOVER_GRACE_S = 2.0
 KILL_AGAIN_S = 1.0
@@ -41,8 +42,10 @@ class Watch:
         time_limit_s: float | None,
         grace_s: float,
         pass_on_yield: Callable[[], float | None],
+        confinement: Confinement,
     ) -> None:
         self._leader = leader
+        self._confinement = confinement
         self._grace_s = grace_s
         self._limit_at = None if time_limit_s is None else time.monotonic() + time_limit_s
         self._pass_on_yield = pass_on_yield
@@ -75,7 +78,7 @@ class Watch:
     def _wait(self) -> int | None:
         runs_on = self._stopped is None and self._status is None
         ends = (self._limit_at, self._term_at) if runs_on else ()
-        due = [at for at in (*ends, self._kill_at) if at is not None]
+        due = [at for at in (*ends, self._kill_at, self._confinement.beat()) if at is not None]
         if not due:
             return signal.sigwaitinfo(HEARD).si_signo
         found = signal.sigtimedwait(HEARD, max(0.0, min(due) - time.monotonic()))
@@ -115,6 +118,7 @@ class Watch:
         self._stopped = why
         self._termed_at = time.monotonic()
         self._kill_at = self._termed_at + self._grace_s
+        self._confinement.let_go()
         # To the whole group: a shell that waits for its program would not pass it on.
         try:
             os.killpg(self._leader, signal.SIGTERM)
@@ -133,6 +137,7 @@ class Watch:
         if self._leftovers_told:
             return
         self._leftovers_told = True
+        self._confinement.let_go()
         grace_end = time.monotonic() + min(self._grace_s, LEFTOVER_GRACE_S)
         self._limit_at = None
         self._kill_at = grace_end if self._kill_at is None else min(self._kill_at, grace_end)
@@ -140,5 +145,6 @@ class Watch:
 
     def _kill(self) -> None:
         """Again and again until nothing is left: new ones may be born meanwhile."""
+        self._confinement.kill()
         family.signal_all(family.descendants(os.getpid()), signal.SIGKILL)
         self._kill_at = time.monotonic() + KILL_AGAIN_S

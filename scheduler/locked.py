@@ -1,0 +1,78 @@
+"""Rows and edges -> blockers: GPUs whose lock files somebody outside this gpucoord holds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from datetime import datetime, timedelta
+from pathlib import Path
+
+from django.conf import settings
+
+from monitor import store
+from monitor.readings import Snapshot
+from scheduler.blockers import Blocker, Tier
+from scheduler.runner import lock_holders, locks
+from scheduler.runner.lock_holders import RUNNER, Holder
+
+# A lock that only shows when it is tried, as one held in another container: not at once again.
+TRY_AGAIN = timedelta(seconds=5)
+_refused: dict[str, tuple[datetime, str]] = {}
+
+
+def remember(gpu_uuids: Iterable[str], text: str, now: datetime) -> None:
+    """Somebody else held a lock when a job was to start there."""
+    _refused.update(dict.fromkeys(gpu_uuids, (now, text)))
+
+
+def closed(host: str, snapshot: Snapshot, now: datetime) -> Mapping[str, tuple[Blocker, ...]]:
+    """GPUs on which nothing may start because of a lock."""
+    found: dict[str, tuple[Blocker, ...]] = {}
+    held = _held(snapshot)
+    runs = any(holder.program == RUNNER for _, holders in held.values() for holder in holders)
+    ours = _ours(host) if runs else set()
+    for uuid, (index, holders) in held.items():
+        others = [h for h in holders if h.program != RUNNER and h.alone]
+        # Another gpucoord's jobs keep ours off even where they would share.
+        others += [h for h in holders if h.program == RUNNER and uuid not in ours]
+        if others:
+            found[uuid] = (_blocker(f"GPU {index}", others),)
+    for uuid, (at, text) in list(_refused.items()):
+        if not timedelta() <= now - at < TRY_AGAIN:
+            del _refused[uuid]
+        elif uuid not in found:
+            found[uuid] = (Blocker(code="GpuLocked", text=f"{text}.", tier=Tier.MACHINE),)
+    return found
+
+
+def holders_of(snapshot: Snapshot, folder: Path | None) -> dict[str, tuple[Holder, ...]]:
+    """Who holds each GPU's lock file, or the host's alone; GPUs that nobody holds are left out."""
+    if folder is None:
+        return {}
+    files = {gpu.uuid: locks.gpu_file(folder, gpu.index) for gpu in snapshot.gpus}
+    host = folder / locks.HOST_FILE
+    seen = lock_holders.holders([host, *files.values()])
+    whole = tuple(holder for holder in seen[host] if holder.alone)
+    found = {uuid: (*whole, *seen[file]) for uuid, file in files.items()}
+    return {uuid: holders for uuid, holders in found.items() if holders}
+
+
+def _held(snapshot: Snapshot) -> dict[str, tuple[int, tuple[Holder, ...]]]:
+    indices = {gpu.uuid: gpu.index for gpu in snapshot.gpus}
+    found = holders_of(snapshot, settings.LOCK_FOLDER)
+    return {uuid: (indices[uuid], holders) for uuid, holders in found.items()}
+
+
+def _ours(host: str) -> set[str]:
+    """GPUs that our jobs have: what runners hold there are our own locks."""
+    return {claim.gpu_uuid for claim in store.open_claims(host)}
+
+
+def _blocker(gpu: str, holders: list[Holder]) -> Blocker:
+    who = locks.names(holders)
+    return Blocker(
+        code="GpuLocked",
+        text=f"{gpu} is locked by {who}.",
+        tier=Tier.MACHINE,
+        available=gpu,
+        holder=who,
+    )

@@ -1,0 +1,210 @@
+"""What keeps a real job within its bounds: locks, a cgroup, hidden devices, a share of time."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.utils import timezone
+
+from monitor.probes.simulated import SimulatedProbe
+from scheduler.runner import attempts, cgroup_places, locks
+from scheduler.runner.cgroup_places import Place
+from scheduler.runner.locks import Held
+from tests.builders import claim
+from tests.processes.attempts import RunningAttempt, wait_for
+
+pytestmark = pytest.mark.processes
+Run = Callable[..., RunningAttempt]
+SPIN = "i=0; while :; do i=$((i+1)); done"
+
+
+@pytest.fixture(scope="module")
+def place() -> Iterator[Place]:
+    found = cgroup_places.find()
+    if not found.kind:
+        pytest.skip(f"no cgroup can be made here: {found.problem}")
+    yield found
+    for folder in map(Path, found.folders):
+        for left in folder.glob("0-job-*"):
+            with suppress(OSError):
+                left.rmdir()
+
+
+def bounds(place: Place | None = None, **more: Any) -> dict[str, Any]:
+    here = {"cgroup": list(place.folders), "scope": place.scope} if place else {}
+    return {"bounds": {**here, **more}}
+
+
+def locked(folder: Path, **more: Any) -> dict[str, Any]:
+    return bounds(lock_folder=str(folder), gpus=[0], alone=True, **more)
+
+
+def test_a_job_runs_only_when_nobody_else_holds_its_gpus_lock(run: Run, tmp_path: Path) -> None:
+    held = locks.take(tmp_path, [0], alone=False)
+    assert isinstance(held, Held)
+
+    attempt = run("/bin/sh", "-c", "echo ran", **locked(tmp_path))
+
+    refused = attempt.result().refused
+    assert refused is not None
+    assert f"(pid {os.getpid()})" in refused
+    assert attempt.look().started is None
+
+
+def test_its_gpus_are_locked_while_it_runs_and_free_once_its_end_is_told(
+    run: Run, tmp_path: Path
+) -> None:
+    attempt = run("/bin/sleep", "30", **locked(tmp_path))
+    attempt.started()
+
+    assert not isinstance(locks.take(tmp_path, [0], alone=False), Held)
+    attempt.stop()
+    assert attempt.result().refused is None
+    assert isinstance(locks.take(tmp_path, [0], alone=True), Held)
+
+
+def test_a_killed_runner_leaves_no_lock(run: Run, tmp_path: Path) -> None:
+    attempt = run("/bin/sleep", "30", **locked(tmp_path))
+    attempt.kill_runner()
+
+    assert isinstance(locks.take(tmp_path, [0], alone=True), Held)
+
+
+def test_a_job_is_in_a_cgroup_of_its_own_which_goes_with_it(run: Run, place: Place) -> None:
+    attempt = run("/bin/cat", "/proc/self/cgroup", **bounds(place))
+
+    attempt.result()
+    assert "0-job-1-1" in attempt.log()
+    assert not any((Path(folder) / "0-job-1-1").exists() for folder in place.folders)
+
+
+def test_a_job_that_forks_without_end_is_stopped_at_its_limit(run: Run, place: Place) -> None:
+    if "pids" not in place.can:
+        pytest.skip("no pids controller")
+    forks = "for i in 1 2 3 4 5 6 7 8 9; do sleep 5 & done; echo all"
+
+    attempt = run("/bin/sh", "-c", forks, grace_s=0.1, **bounds(place, pids=4))
+
+    attempt.result()
+    assert "fork" in attempt.log()
+    assert "all" not in attempt.log()
+
+
+def test_a_job_that_takes_more_memory_than_it_may_is_killed(run: Run, place: Place) -> None:
+    if "memory" not in place.can:
+        pytest.skip("no memory controller")
+    takes = "head -c 200m /dev/zero | tail -c 200m | wc -c"
+
+    attempt = run("/bin/sh", "-c", takes, **bounds(place, memory_bytes=32 * 1024**2))
+
+    attempt.result()
+    assert "209715200" not in attempt.log()
+
+
+def test_a_job_gets_the_cpu_that_it_may_have(run: Run, place: Place) -> None:
+    if "cpu" not in place.can:
+        pytest.skip("no cpu controller")
+    attempt = run("/bin/sh", "-c", SPIN, time_limit_s=1.5, grace_s=0.2, **bounds(place, cpus=0.2))
+
+    used = attempt.result().cpu_s
+    assert used is not None
+    assert used < 0.6
+
+
+def test_devices_that_are_not_the_jobs_can_not_be_opened(run: Run, place: Place) -> None:
+    if not Path("/dev/full").exists() or os.geteuid() != 0:
+        pytest.skip("only root can hide devices")
+    reads = "head -c 1 /dev/full && echo seen; head -c 1 /dev/zero && echo other"
+
+    attempt = run("/bin/sh", "-c", reads, **bounds(place, hidden=[[1, 7]]))
+
+    attempt.result()
+    assert "seen" not in attempt.log()
+    assert "other" in attempt.log()
+
+
+def test_version_2_hides_devices_by_a_program(run: Run, place: Place) -> None:
+    v2 = [f for f in place.folders if (Path(f) / "cgroup.events").exists()]
+    if not v2 or os.geteuid() != 0:
+        pytest.skip("no version 2 hierarchy, or not root")
+    reads = "head -c 1 /dev/full && echo seen; head -c 1 /dev/zero && echo other"
+
+    attempt = run("/bin/sh", "-c", reads, **bounds(cgroup=v2, hidden=[[1, 9], [1, 7]]))
+
+    attempt.result()
+    assert "seen" not in attempt.log()
+    assert "other" in attempt.log()
+
+
+@pytest.mark.parametrize("freezer", [True, False], ids=["freezer", "signals"])
+def test_a_capped_job_does_its_share_on_the_simulated_server(
+    run: Run, place: Place, freezer: bool
+) -> None:
+    """Asked for 30 %: its GPU is busy 30 % of the time of a job beside it that is not capped."""
+    how = bounds(place if freezer else None, share_pct=30, period_s=0.4)
+    pid = run("/bin/sh", "-c", "sleep 60", **how).started().pid
+    probe = SimulatedProbe(gpus=8)
+    since = timezone.now() - timedelta(minutes=5)
+    claims = [
+        claim("1", gpu_uuid=probe.scenario.uuids[7], leader_pid=pid, since=since),
+        claim("2", gpu_uuid=probe.scenario.uuids[7], leader_pid=os.getpid(), since=since),
+    ]
+    shares: dict[int, list[float]] = {pid: [], os.getpid(): []}
+    ends = time.monotonic() + 4.0
+    while time.monotonic() < ends:
+        for process in probe.read(since + timedelta(minutes=4), claims).processes:
+            if process.pid in shares:
+                shares[process.pid].append(1.0 if process.sm_pct else 0.0)
+        time.sleep(0.007)
+
+    capped, free = (sum(found) / len(found) for found in shares.values())
+    assert free == 1.0
+    assert 0.2 < capped < 0.4
+
+
+@pytest.mark.parametrize("freezer", [True, False], ids=["freezer", "signals"])
+def test_a_job_that_pauses_hears_that_it_is_to_end(run: Run, place: Place, freezer: bool) -> None:
+    how = bounds(place if freezer else None, share_pct=1, period_s=30.0)
+    says = "trap 'echo bye; exit 0' TERM; echo ready; while :; do sleep 0.01; done"
+    attempt = run("/bin/sh", "-c", says, grace_s=8.0, **how)
+    time.sleep(0.4)
+
+    asked_at = time.monotonic()
+    attempt.stop()
+
+    assert attempt.result().exit_code == 0
+    assert time.monotonic() - asked_at < 3
+    assert "bye" in attempt.log()
+
+
+def test_nothing_escapes_the_kill_of_a_cgroup(run: Run, place: Place) -> None:
+    """It gave up its session, its parent and the nonce in its environment."""
+    escapes = "setsid env -i /bin/sh -c 'trap \"\" TERM; sleep 60; sleep 60' & sleep 0.2; echo left"
+    attempt = run("/bin/sh", "-c", escapes, grace_s=0.1, **bounds(place))
+
+    attempt.result()
+    wait_for(lambda: not any((Path(f) / "0-job-1-1").exists() for f in place.folders))
+
+
+def test_what_a_killed_runner_leaves_in_the_cgroup_can_be_ended(run: Run, place: Place) -> None:
+    hides = "setsid env -i /bin/sh -c 'sleep 60; sleep 60' & sleep 60"
+    attempt = run("/bin/sh", "-c", hides, **bounds(place))
+    attempt.kill_runner()
+
+    attempts.end_confined(attempt.folder)
+
+    assert not any((Path(f) / "0-job-1-1").exists() for f in place.folders)
+
+
+def test_where_no_cgroup_can_be_made_the_job_runs_without(run: Run, tmp_path: Path) -> None:
+    attempt = run("/bin/echo", "ran", **bounds(cgroup=[str(tmp_path / "none" / "at" / "all")]))
+
+    assert attempt.result().exit_code == 0
+    assert attempt.log() == "ran\n"
