@@ -110,6 +110,8 @@ class Watch:
         leave_at = time.monotonic() + left_s
         if self._leave_at is None or abs(leave_at - self._leave_at) > SAME_S:
             self._leave_at = leave_at
+            # It needs its time now, to save its work.
+            self._confinement.let_go()
             self._term_at = leave_at - min(self._grace_s, left_s / 2)
 
     def _stop(self, why: str) -> None:
