@@ -21,6 +21,7 @@ COMMANDS: Commands = {
         "run a command as a job: gpucoord submit -- python train.py",
         "gpucoord_site.submit:main",
     ),
+    "why": ("say why a job waits: gpucoord why JOB", "gpucoord_site.why:main"),
     "token": ("make a token for REST: gpucoord token USER", None),
     "version": ("print the version", "gpucoord_site.cli:version"),
 }

@@ -51,6 +51,10 @@ class Client:
         found: dict[str, Any] = self._ask("GET", f"/api/jobs/{job_id}/").json()
         return found
 
+    def why(self, job_id: int) -> dict[str, Any]:
+        found: dict[str, Any] = self._ask("GET", f"/api/jobs/{job_id}/why/").json()
+        return found
+
     def log(self, job_id: int, offset: int) -> Output:
         answer = self._ask(
             "GET", f"/api/jobs/{job_id}/log/", params={"offset": offset, "limit": PIECE}

@@ -10,15 +10,10 @@ from collections.abc import Sequence
 from contextlib import closing
 from typing import Any
 
-from gpucoord_site import token_file
+from gpucoord_site import connecting, token_file
 
 # As docker has it: what failed is gpucoord, not the command.
 OURS = 125
-URL = "http://127.0.0.1:8000"
-WANTED = (
-    "A token is needed: set GPUCOORD_TOKEN, or keep one with `gpucoord token USER --save`. "
-    "`gpucoord token USER`, run on the server, makes one."
-)
 # Fields of the API that have an option of the same name.
 SELDOM = (
     "capability",
@@ -47,12 +42,11 @@ limit, 125 gpucoord failed or refused, 128+N signal N ended it, 130 it was cance
 def main(argv: Sequence[str]) -> int:
     """Returns the job's exit code, or one of ours."""
     asked = _parser().parse_args(argv)
-    from gpucoord_site.client import Client, UnableToAsk
+    from gpucoord_site.client import UnableToAsk
     from gpucoord_site.following import Follower
 
     try:
-        url = asked.url or os.environ.get("GPUCOORD_URL") or URL
-        with closing(Client(url, _token(asked))) as client:
+        with closing(connecting.connect(asked)) as client:
             job_id = client.submit(_body(asked))
             if not asked.detach:
                 return Follower(client, job_id).follow()
@@ -62,17 +56,6 @@ def main(argv: Sequence[str]) -> int:
         for line in str(error).splitlines():
             sys.stderr.write(f"gpucoord: {line}\n")
         return OURS
-
-
-def _token(asked: Namespace) -> str:
-    from gpucoord_site.client import UnableToAsk
-
-    token = asked.token or os.environ.get("GPUCOORD_TOKEN") or token_file.load()
-    if not token:
-        raise UnableToAsk(WANTED)
-    if not token.isascii() or not token.isprintable():
-        raise UnableToAsk("The token has characters that no token has.")
-    return token.strip()
 
 
 def _body(asked: Namespace) -> dict[str, Any]:
@@ -96,8 +79,7 @@ def _body(asked: Namespace) -> dict[str, Any]:
 
 def _here(asked: Namespace) -> str | None:
     """Where one stands, when the server is this machine: else its folders are others."""
-    url = asked.url or os.environ.get("GPUCOORD_URL") or URL
-    host = url.partition("://")[2].partition("/")[0].rpartition("@")[2]
+    host = connecting.url(asked).partition("://")[2].partition("/")[0].rpartition("@")[2]
     name = host.removeprefix("[").partition("]")[0] if host.startswith("[") else host.split(":")[0]
     return os.getcwd() if name in {"127.0.0.1", "localhost", "::1"} else None  # noqa: PTH109
 
@@ -130,8 +112,7 @@ def _parser() -> ArgumentParser:
         help="a variable; without =VALUE the one from here; may be repeated",
     )
     add("--cwd", metavar="FOLDER", help="where it starts (default: here, if the server is local)")
-    add("--url", help=f"the server (default: GPUCOORD_URL, or {URL})")
-    add("--token", help="better: GPUCOORD_TOKEN, or the file that `gpucoord token --save` writes")
+    connecting.add_options(parser)
     add("--detach", "-d", action="store_true", help="only print the job's number")
     return parser
 

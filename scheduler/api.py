@@ -15,8 +15,17 @@ from ninja import Query, Router
 from ninja.errors import HttpError
 from ninja.responses import Status
 
-from scheduler import arrays, holding, logs, store, submitting, viewing
-from scheduler.api_schemas import Cancelled, Held, JobBody, JobPage, NewJobBody, Submitted
+from scheduler import arrays, holding, logs, outlook, store, submitting, viewing
+from scheduler.api_schemas import (
+    Cancelled,
+    Held,
+    JobBody,
+    JobPage,
+    NewJobBody,
+    Submitted,
+    WhatIfBody,
+    WhyBody,
+)
 from scheduler.models import Job
 from scheduler.runner import files
 
@@ -83,6 +92,23 @@ def list_jobs(
 def see(request: HttpRequest, job_id: int) -> dict[str, Any]:
     """Where it is, and why. Command, folder and variables are for its owner and operators."""
     return viewing.body(_job(job_id), _person(request))
+
+
+@router.get("{int:job_id}/why/", response=WhyBody, summary="Why a job waits", url_name="job-why")
+def why(request: HttpRequest, job_id: int) -> dict[str, Any]:
+    """All its reasons, its position, when it may start, and what decides about its place."""
+    job = _job(job_id)
+    prospect = outlook.of(job, timezone.now())
+    return viewing.why(job, prospect)
+
+
+@router.post("what-if/", response=WhatIfBody, summary="When would a job start?", url_name="what-if")
+def what_if(request: HttpRequest, new: NewJobBody) -> dict[str, Any]:
+    """As if it were submitted now; nothing is. 422 as when it is submitted."""
+    now, person = timezone.now(), _person(request)
+    wish = submitting.checked(new.model_dump(), now)
+    answer = outlook.what_if(wish, person.username, now)
+    return viewing.what_if(answer)
 
 
 @router.get(

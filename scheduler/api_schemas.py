@@ -197,3 +197,35 @@ class Held(Schema):
     id: int
     state: JobState
     held: str | None = Field(description="Why it does not start; null: it is not held.")
+
+
+class FactorBody(Schema):
+    """A part of what decides about its place."""
+
+    name: str
+    value: float = Field(description="0..1; more is sooner.")
+    weight: float
+    text: str
+
+
+class WhyBody(Schema):
+    """Why a job waits, and when it may start. Times are estimates: they change as jobs end."""
+
+    id: int
+    name: str
+    state: JobState
+    blockers: list[BlockerBody]
+    position: int | None = Field(description="1 is served next; null: it does not wait.")
+    starts_p50: datetime | None = Field(description="As likely earlier as later; null: unknown.")
+    starts_p90: datetime | None = Field(description="Nine times of ten before this.")
+    factors: list[FactorBody]
+
+
+class WhatIfBody(Schema):
+    """What would become of a job, had it been submitted now. Nothing was submitted."""
+
+    starts_now: bool
+    blockers: list[BlockerBody]
+    position: int | None
+    starts_p50: datetime | None
+    starts_p90: datetime | None

@@ -22,7 +22,7 @@ from django.conf import settings
 from django.template.loader import render_to_string
 from django.utils import timezone
 
-from scheduler import job_page, viewing
+from scheduler import job_page, outlook, viewing
 from scheduler.jobs import JobState
 from scheduler.logs import Decoder
 from scheduler.models import Job
@@ -139,7 +139,8 @@ def look(job_ids: Iterable[int]) -> dict[int, View]:
 
 def _view(job: Job) -> View:
     number = viewing.latest_number(job)
-    shown = job_page.live(job, settings.CONFIG.run_as)
+    prospect = outlook.of(job, timezone.now())
+    shown = job_page.live(job, settings.CONFIG.run_as, prospect)
 
     def render(may_see_all: bool) -> str:
         context = {**shown, "may_see_all": may_see_all, "now": timezone.now()}

@@ -14,6 +14,7 @@ from scheduler import arrays, holding, job_lines, logs, viewing, why
 from scheduler.job_lines import JobLine
 from scheduler.jobs import After, JobState
 from scheduler.models import Attempt, Job, YieldRequest
+from scheduler.outlook import Prospect
 from scheduler.runner import accounts, files
 
 SHOWN_TAIL = 64 * 1024
@@ -51,8 +52,12 @@ def head(job: Job, person: User) -> dict[str, Any]:
     }
 
 
-def whole(job: Job, person: User, data: Path, run_as: str) -> dict[str, Any]:
-    context = {**head(job, person), **live(job, run_as), "attempts": viewing.attempts_of(job)}
+def whole(job: Job, person: User, data: Path, run_as: str, prospect: Prospect) -> dict[str, Any]:
+    context = {
+        **head(job, person),
+        **live(job, run_as, prospect),
+        "attempts": viewing.attempts_of(job),
+    }
     if context["may_see_all"]:
         context["log"] = shown_log(job, data)
         context["environment"] = sorted(job.env)
@@ -65,7 +70,7 @@ def whole(job: Job, person: User, data: Path, run_as: str) -> dict[str, Any]:
     }
 
 
-def live(job: Job, run_as: str) -> dict[str, Any]:
+def live(job: Job, run_as: str, prospect: Prospect) -> dict[str, Any]:
     """What changes while one looks, the same for all who may see the page."""
     attempt = viewing.running_attempt(job)
     line = job_lines.lines([job])[0]
@@ -78,6 +83,8 @@ def live(job: Job, run_as: str) -> dict[str, Any]:
         "sentence": sentence(line),
         "why": why.grouped(job.blockers) if line.waits else [],
         "yields": asked_to_yield(attempt) if line.is_open else None,
+        "estimate": prospect.estimate,
+        "factors": prospect.factors,
     }
 
 
@@ -96,6 +103,8 @@ def facts(shown: dict[str, Any]) -> object:
         repr(job.blockers),
         job.held,
         shown["yields"] and shown["yields"].pk,
+        shown["estimate"],
+        tuple(round(factor.value, 2) for factor in shown["factors"]),
         job.cancelled_by,
         shown["account"],
         attempt and (attempt.number, attempt.pid, attempt.cpu_s, attempt.peak_memory_bytes),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Any
 
 from django.contrib.auth.models import AnonymousUser, User
@@ -11,6 +12,9 @@ from django.urls import reverse
 from scheduler.blockers import TIER_WORDS, Tier
 from scheduler.jobs import After, JobState
 from scheduler.models import Attempt, Job
+from scheduler.outlook import Prospect
+from scheduler.policy.forecast import Estimate, WhatIf
+from scheduler.transitions import blocker_body
 
 Person = User | AnonymousUser
 
@@ -146,6 +150,36 @@ def body(job: Job, person: Person) -> dict[str, Any]:
         "peak_memory_bytes": attempt.peak_memory_bytes if attempt else None,
         "log_bytes": attempt.log_bytes if attempt else None,
         "attempts": [_attempt(each, seen) for each in attempts_of(job)],
+    }
+
+
+def why(job: Job, prospect: Prospect) -> dict[str, Any]:
+    """Why it waits, and when it may start."""
+    return {
+        "id": job.pk,
+        "name": job.name,
+        "state": job.state,
+        "blockers": [each | {"tier": tier_of(each)} for each in job.blockers],
+        **_estimate(prospect.estimate),
+        "factors": [asdict(factor) for factor in prospect.factors],
+    }
+
+
+def what_if(answer: WhatIf) -> dict[str, Any]:
+    """What would become of a job."""
+    stored = [blocker_body(blocker) for blocker in answer.blockers]
+    return {
+        "starts_now": answer.starts_now,
+        "blockers": [each | {"tier": tier_of(each)} for each in stored],
+        **_estimate(answer.estimate),
+    }
+
+
+def _estimate(estimate: Estimate | None) -> dict[str, Any]:
+    return {
+        "position": estimate.position if estimate else None,
+        "starts_p50": estimate.p50 if estimate else None,
+        "starts_p90": estimate.p90 if estimate else None,
     }
 
 

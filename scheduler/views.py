@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from pathlib import Path
 from typing import cast
 
@@ -16,7 +17,7 @@ from django.utils import timezone
 from django.views.decorators.http import require_http_methods, require_POST, require_safe
 from django_htmx.http import HttpResponseClientRedirect
 
-from scheduler import arrays, holding, job_page, job_table, store, viewing
+from scheduler import arrays, holding, job_page, job_table, outlook, own_limits, store, viewing
 from scheduler.forms import NewJobForm, filled_from
 from scheduler.models import Job
 
@@ -39,7 +40,9 @@ def jobs(request: HttpRequest) -> HttpResponse:
 def job(request: HttpRequest, pk: int) -> HttpResponse:
     """Where is my job, and why?"""
     found, person = _job(pk), _person(request)
-    context = job_page.whole(found, person, Path(settings.DATA), settings.CONFIG.run_as)
+    config = settings.CONFIG
+    prospect = outlook.of(found, timezone.now())
+    context = job_page.whole(found, person, Path(settings.DATA), config.run_as, prospect)
     return render(request, "scheduler/job.html", context)
 
 
@@ -51,11 +54,23 @@ def new(request: HttpRequest) -> HttpResponse:
         form = NewJobForm(initial=_like(request), now=now)
         return render(request, "scheduler/new.html", {"form": form})
     form = NewJobForm(request.POST, now=now)
+    if "what_if" in request.POST:
+        return _what_if(request, form, now)
     if made := form.submitted_by(_person(request)):
         return _go(request, "job", made.pk)
     # htmx takes the page as it is; an error's status would only alarm the browser's console.
     status = 200 if getattr(request, "htmx", False) else 422
     return render(request, "scheduler/new.html", {"form": form}, status=status)
+
+
+def _what_if(request: HttpRequest, form: NewJobForm, now: datetime) -> HttpResponse:
+    """When would it start? Nothing is submitted, and all that was typed stays."""
+    context: dict[str, object] = {"form": form}
+    if form.is_valid():
+        new, person = form.cleaned_data["new"], _person(request)
+        context["answer"] = outlook.what_if(new, person.username, now)
+        context["limits"] = own_limits.refuse(new, person)
+    return render(request, "scheduler/new.html", context)
 
 
 @require_http_methods(["GET", "HEAD", "POST"])

@@ -12,6 +12,7 @@ import pytest
 from django.contrib.auth.models import User
 from django.test import Client
 
+from scheduler import outlook
 from scheduler.runner import files, own_folders
 from tests.builders import PASSWORD
 
@@ -92,3 +93,9 @@ def data(settings: object, tmp_path: Path) -> Iterator[Path]:
     yield folder
     if elsewhere := files.read_json(folder / own_folders.REMEMBERED):
         shutil.rmtree(elsewhere["path"])
+
+
+@pytest.fixture(autouse=True)
+def _nothing_foreseen() -> None:
+    """What one test's planner saw is nothing to the next."""
+    outlook.forget()

@@ -5,6 +5,7 @@ from collections.abc import Callable
 import pytest
 from django.contrib.auth.models import User
 from django.test import Client
+from django.utils import timezone
 
 from monitor import store
 from scheduler.models import Job
@@ -164,3 +165,22 @@ def test_a_group_of_fields_opens_when_one_is_wrong(browser: Client) -> None:
 
     assert page.count("<details open>") == 1
     assert "write it like 22:00" in page
+
+
+def test_it_says_when_it_would_start_and_submits_nothing(browser: Client) -> None:
+    store.record(snapshot(1, at=timezone.now()))
+
+    page = browser.post("/jobs/new/", {"command": "python train.py", "what_if": "1"})
+
+    assert "It would start now." in page.content.decode()
+    assert "python train.py" in page.content.decode()
+    assert not Job.objects.exists()
+
+
+def test_it_says_why_it_would_wait(browser: Client) -> None:
+    store.record(snapshot(1, at=timezone.now()))
+
+    page = browser.post("/jobs/new/", {"command": "true", "begin": "in 2h", "what_if": "1"})
+
+    assert "It would wait." in page.content.decode()
+    assert "not to begin before" in page.content.decode()

@@ -13,7 +13,7 @@ from monitor import access
 from monitor import store as monitor_store
 from scheduler.models import Job, Quota
 from tests import jobs_made
-from tests.builders import GIB, gpu_uuid, process, snapshot
+from tests.builders import GIB, gpu, gpu_uuid, process, snapshot
 
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("data")]
 
@@ -340,3 +340,41 @@ def test_a_full_queue_is_429_and_other_limits_422(api: Api, alice: User) -> None
     Quota.objects.update(queued=None)
     status, answer = api.submit(gpus=2)
     assert (status, list(fields(answer))) == (422, ["gpus"])
+
+
+def test_it_tells_why_a_job_waits_and_when_it_may_start(api: Api, alice: User) -> None:
+    monitor_store.record(snapshot([gpu(0)], at=timezone.now()))
+    first, second = jobs_made.waiting(alice), jobs_made.waiting(alice)
+
+    status, answer = api.get(f"/jobs/{second.pk}/why/")
+
+    assert status == 200
+    assert (answer["id"], answer["position"], answer["starts_p50"]) == (second.pk, 1, None)
+    assert [factor["name"] for factor in answer["factors"]] == ["priority", "fair share", "age"]
+    assert api.get(f"/jobs/{first.pk}/why/")[1]["starts_p50"] is not None
+
+
+def test_it_tells_what_would_become_of_a_job_and_submits_nothing(api: Api) -> None:
+    monitor_store.record(snapshot([gpu(0)], at=timezone.now()))
+
+    status, answer = api.post("/jobs/what-if/", {"command": "true", "gpus": 1})
+    assert (status, answer["blockers"], answer["starts_now"]) == (200, [], True)
+    _, answer = api.post("/jobs/what-if/", {"command": "true", "begin": "in 2h"})
+    assert answer["starts_now"] is False
+    assert answer["blockers"][0]["tier"] == "not yet"
+    assert not Job.objects.exists()
+
+
+def test_it_holds_and_releases_a_job(api: Api, alice: User) -> None:
+    job = jobs_made.waiting(alice)
+
+    assert api.post(f"/jobs/{job.pk}/hold/?reason=lunch", {})[1]["held"] == "alice holds it: lunch."
+    assert api.post(f"/jobs/{job.pk}/release/", {})[1]["held"] is None
+
+
+def test_an_array_answers_with_all_its_jobs_and_is_cancelled_as_one(api: Api) -> None:
+    _, made = api.post("/jobs/", {"command": "true", "gpus": 0, "array": "0-2%2"})
+    assert made["array"] == list(Job.objects.order_by("pk").values_list("pk", flat=True))
+
+    api.post(f"/jobs/{made['id']}/cancel/?array=true", {})
+    assert Job.objects.filter(outcome="cancelled").count() == 3

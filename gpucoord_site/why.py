@@ -1,0 +1,89 @@
+"""`gpucoord why JOB`: why a job waits, when it may start, what decides. Needs no Django."""
+
+from __future__ import annotations
+
+import sys
+from argparse import ArgumentParser
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from datetime import datetime
+from itertools import groupby
+from typing import Any
+
+from gpucoord_site import connecting, token_file
+
+BAR = 20
+
+
+def main(argv: Sequence[str]) -> int:
+    """Returns 0, or 125 when gpucoord can't be asked."""
+    asked = _parser().parse_args(argv)
+    from gpucoord_site.client import UnableToAsk
+
+    try:
+        with closing(connecting.connect(asked)) as client:
+            found = client.why(asked.job)
+    except (UnableToAsk, token_file.UnsafeToken) as error:
+        sys.stderr.write(f"gpucoord: {error}\n")
+        return 125
+    sys.stdout.write("\n".join(lines(found)) + "\n")
+    return 0
+
+
+def lines(found: dict[str, Any]) -> Iterator[str]:
+    """The answer as a person reads it."""
+    yield f"job {found['id']} ({found['name']}): {found['state']}"
+    if found["state"] != "queued":
+        return
+    yield from _outlook(found)
+    for tier, group in groupby(found["blockers"], key=lambda blocker: blocker["tier"]):
+        yield f"{tier or 'reasons'}:"
+        yield from (f"  {line}" for blocker in group for line in _reason(blocker))
+    if not found["blockers"]:
+        yield "nothing keeps it: the scheduler looks at it within a second"
+    if found["factors"]:
+        yield "what decides about its place:"
+        yield from (f"  {_factor(factor)}" for factor in found["factors"])
+
+
+def _outlook(found: dict[str, Any]) -> Iterator[str]:
+    if found["position"]:
+        yield f"number {found['position']} in the queue"
+    if found["starts_p50"]:
+        late = f", in nine of ten cases before {_time(found['starts_p90'])}"
+        yield f"starts ~{_time(found['starts_p50'])}{late if found['starts_p90'] else ''}"
+    else:
+        yield "nobody can tell when it starts"
+
+
+def _reason(blocker: dict[str, Any]) -> Iterator[str]:
+    yield blocker["text"]
+    until = blocker["until"]
+    details = {
+        "asked": blocker["requested"],
+        "there": blocker["available"],
+        "held by": blocker["holder"],
+        "until": until and _time(until),
+    }
+    told = [f"{word} {value}" for word, value in details.items() if value]
+    yield f"  [{'; '.join([blocker['code'], *told])}]"
+
+
+def _factor(factor: dict[str, Any]) -> str:
+    filled = round(BAR * min(1.0, max(0.0, factor["value"])))
+    return f"{factor['name']:<12} {'█' * filled}{'·' * (BAR - filled)} {factor['text']}"
+
+
+def _time(iso: str) -> str:
+    """In the zone of whoever asks."""
+    here = datetime.fromisoformat(iso).astimezone()
+    return f"{here:%a} {here.day} {here:%b %H:%M %Z}"
+
+
+def _parser() -> ArgumentParser:
+    parser = ArgumentParser(
+        prog="gpucoord why", description="Say why a job waits, and when it may start."
+    )
+    parser.add_argument("job", type=int, metavar="JOB", help="the job's number")
+    connecting.add_options(parser)
+    return parser

@@ -1,0 +1,200 @@
+"""Policy: the GPUs as time goes on: when each can have a job, given how long jobs last.
+
+A lane is a GPU that only goes forward: what is put into it starts no earlier than what was before.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from datetime import datetime, timedelta
+
+from scheduler.blockers import Blocker, Tier
+from scheduler.jobs import QueuedJob, Requirement
+from scheduler.plans import PlanPolicy, RunningJob, Slot, Slots
+from scheduler.policy.placement import left, taken
+from scheduler.policy.refusing import refusal
+
+# Further away nobody can tell anything.
+HORIZON = timedelta(days=60)
+MINUTE = timedelta(minutes=1)
+OWN_LIMITS = frozenset({"UserMaxGpus", "UserMaxJobs", "UserMaxMemory", "ShareExceeded"})
+# Reasons of single GPUs, which say nothing about the others.
+ONE_GPU = frozenset(
+    {
+        "GpuLocked",
+        "GpuMemory",
+        "GpuPaused",
+        "GpuQuarantined",
+        "GpuTaken",
+        "GpuUnhealthy",
+        "GpuUnsuitable",
+        "MemoryUnknown",
+        "OwnerPresent",
+        "Ramping",
+        "ReservedFor",
+    }
+)
+Length = Callable[[QueuedJob | RunningJob], timedelta | None]
+
+
+class Lane:
+    """A GPU as time goes on: it only goes forward."""
+
+    __slots__ = ("at", "cache", "ends", "slot")
+
+    def __init__(self, slot: Slot, now: datetime) -> None:
+        self.slot = slot
+        self.at = now
+        self.ends: list[tuple[datetime, int]] = []
+        self.cache: dict[Requirement, datetime | None] = {}
+
+    def first(self, requirement: Requirement, policy: PlanPolicy) -> datetime | None:
+        """When it could have such a job; None = it never can, as far as is known."""
+        if requirement not in self.cache:
+            self.cache[requirement] = self._first(requirement, policy)
+        return self.cache[requirement]
+
+    def _first(self, requirement: Requirement, policy: PlanPolicy) -> datetime | None:
+        slot, at, ends = self.slot, self.at, list(self.ends)
+        while refusal(requirement, slot, policy) is not None:
+            if not ends:
+                return None
+            end, job_id = heapq.heappop(ends)
+            slot, at = left(slot, {job_id}), max(at, end)
+        return at
+
+    def take(self, job: QueuedJob, at: datetime, end: datetime | None) -> None:
+        while self.ends and self.ends[0][0] <= at:
+            self.slot = left(self.slot, {heapq.heappop(self.ends)[1]})
+        self.at = max(self.at, at)
+        self.slot = taken(self.slot, job.id, job.requirement)
+        if end is not None:
+            heapq.heappush(self.ends, (end, job.id))
+        self.cache.clear()
+
+
+class Future:
+    """All lanes, with one idea of how long jobs last."""
+
+    def __init__(self, slots: Slots, policy: PlanPolicy, now: datetime, length: Length) -> None:
+        self._policy = policy
+        self._now = now
+        self._length = length
+        self._lanes = {gpu.gpu_uuid: Lane(_opened(gpu), now) for gpu in slots.gpus}
+        self._opens = {gpu.gpu_uuid: at for gpu in slots.gpus if (at := _closed_until(gpu))}
+        # When a job ends: everyone's, by owner, those without a GPU.
+        self._ends: list[datetime] = []
+        self._own: dict[str, list[datetime]] = {}
+        self._cpu: list[datetime | None] = []
+        for job in slots.running:
+            self._begin(job)
+
+    def _begin(self, job: RunningJob) -> None:
+        length = self._length(job)
+        end = None if length is None else self._still(job.started_at + length, job.started_at)
+        self._note(job.owner, end)
+        if not job.gpu_uuids:
+            self._cpu.append(end)
+        for uuid in job.gpu_uuids:
+            if uuid in self._lanes and end is not None:
+                heapq.heappush(self._lanes[uuid].ends, (end, job.id))
+
+    def _still(self, end: datetime, started: datetime) -> datetime:
+        """One that lasts longer than expected goes on for a tenth of what it has taken."""
+        return end if end > self._now else self._now + max(MINUTE, (self._now - started) / 10)
+
+    def _note(self, owner: str, end: datetime | None) -> None:
+        if end is not None:
+            heapq.heappush(self._ends, end)
+            heapq.heappush(self._own.setdefault(owner, []), end)
+
+    def serve(self, job: QueuedJob, why: Sequence[Blocker]) -> datetime | None:
+        """When it may start, rounded up to a minute; then it has its place."""
+        least = self._least(job, why)
+        if least is None:
+            return None
+        at = self._place(job, least)
+        return None if at is None or at - self._now > HORIZON else _rounded(at)
+
+    def _least(self, job: QueuedJob, why: Sequence[Blocker]) -> datetime | None:
+        """Before this it can't start, whatever is free; None = nobody knows."""
+        whole = [blocker for blocker in why if not _is_of_one_gpu(blocker)]
+        least: datetime | None = self._now
+        for blocker in whole:
+            if blocker.tier is Tier.CONTENTION or least is None:
+                continue
+            opens = blocker.until or self._by_an_end(job.owner, blocker)
+            least = None if opens is None else max(least, opens)
+        single = [blocker for blocker in why if _is_of_one_gpu(blocker)]
+        if least is None or not single or any(b.tier is Tier.CONTENTION for b in single):
+            return least
+        # No GPU is for it now: the first that opens.
+        opening = [blocker.until for blocker in single if blocker.until is not None]
+        return max(least, min(opening)) if opening else None
+
+    def _by_an_end(self, owner: str, blocker: Blocker) -> datetime | None:
+        """Own limits and the machine's load give way when a job ends, and nothing else does."""
+        if blocker.tier in (Tier.PERSON, Tier.NOT_YET):
+            return None
+        ends = self._own.get(owner, []) if blocker.code in OWN_LIMITS else self._ends
+        return heapq.heappop(ends) if ends else None
+
+    def _place(self, job: QueuedJob, least: datetime) -> datetime | None:
+        if job.requirement.gpus == 0:
+            return self._place_without_gpu(job, least)
+        firsts = []
+        for uuid, lane in self._lanes.items():
+            at = lane.first(job.requirement, self._policy)
+            if at is not None:
+                at = max(at, self._opens.get(uuid, at))
+                firsts.append((max(at, least), lane.slot.index, uuid))
+        if len(firsts) < job.requirement.gpus:
+            return None
+        chosen = sorted(firsts)[: job.requirement.gpus]
+        at = chosen[-1][0]
+        self.take(job, tuple(uuid for _, _, uuid in chosen), at)
+        return at
+
+    def _place_without_gpu(self, job: QueuedJob, least: datetime) -> datetime | None:
+        known = sorted(end for end in self._cpu if end is not None)
+        over = len(self._cpu) - self._policy.cpu_jobs
+        if over >= len(known):
+            return None
+        at = least if over < 0 else max(least, known[over])
+        if over >= 0:
+            self._cpu.remove(known[over])
+        length = self._length(job)
+        self._cpu.append(None if length is None else at + length)
+        return at
+
+    def take(self, job: QueuedJob, uuids: Sequence[str], at: datetime) -> None:
+        """The job starts there and then."""
+        length = self._length(job)
+        end = None if length is None else at + length
+        self._note(job.owner, end)
+        if not uuids:
+            self._cpu.append(end)
+        for uuid in uuids:
+            self._lanes[uuid].take(job, at, end)
+
+
+def _is_of_one_gpu(blocker: Blocker) -> bool:
+    return blocker.code in ONE_GPU or (blocker.available or "").startswith("GPU ")
+
+
+def _opened(gpu: Slot) -> Slot:
+    """What closes a GPU for a known time is no reason against it later."""
+
+    open_later = all(blocker.until is not None for blocker in gpu.closed)
+    return replace(gpu, closed=() if open_later else gpu.closed, ramping=None, kept_for=None)
+
+
+def _closed_until(gpu: Slot) -> datetime | None:
+    return max((blocker.until for blocker in gpu.closed if blocker.until), default=None)
+
+
+def _rounded(at: datetime) -> datetime:
+    floor = at.replace(second=0, microsecond=0)
+    return floor if floor == at else floor + MINUTE

@@ -1,0 +1,212 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import datetime, timedelta
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from scheduler.blockers import Blocker, Tier
+from scheduler.jobs import QueuedJob, Requirement
+from scheduler.people import Quota, Standing
+from scheduler.plans import PlanPolicy, RunningJob, Slot, Slots
+from scheduler.policy.factors import order_factors
+from scheduler.policy.forecast import Estimate, forecast, what_if
+from scheduler.policy.ordering import OrderPolicy
+from tests.builders import GIB, NOW, gpu_uuid, queued_job, slot
+
+POLICY = PlanPolicy()
+
+
+def hours(number: float) -> timedelta:
+    return timedelta(hours=number)
+
+
+def running(id: int, on: int = 0, lasts: float | None = 2.0, **changes: Any) -> RunningJob:
+    """Bob's job has a GPU alone since now, for at most two hours, one as likely as not."""
+    facts: dict[str, Any] = {
+        "id": id,
+        "owner": "bob",
+        "priority": 3,
+        "requirement": Requirement(exclusive=True),
+        "gpu_uuids": (gpu_uuid(on),),
+        "started_at": NOW,
+        "lasts": None if lasts is None else hours(lasts),
+        "typical": None if lasts is None else hours(lasts / 2),
+    }
+    return RunningJob(**(facts | changes))
+
+
+def busy(job: RunningJob, on: int = 0) -> Slot:
+    return slot(on, jobs=(job.id,), exclusive=True)
+
+
+def waiting(id: int, lasts: float | None = 1.0, **changes: Any) -> QueuedJob:
+    limit = None if lasts is None else hours(lasts)
+    return queued_job(id, time_limit=limit, **({"exclusive": True} | changes))
+
+
+def found(
+    queue: list[QueuedJob], gpus: list[Slot], *ran: RunningJob, **changes: Any
+) -> dict[int, Estimate]:
+    slots = Slots(host="gpubox", gpus=tuple(gpus), running=ran, **changes)
+    return forecast(queue, slots, POLICY, NOW)
+
+
+def at(number: float) -> datetime:
+    return NOW + hours(number)
+
+
+def test_what_can_start_starts_now() -> None:
+    assert found([waiting(1)], [slot()]) == {1: Estimate(position=1, p50=NOW, p90=NOW)}
+
+
+def test_it_starts_when_the_one_before_it_ends() -> None:
+    ran = running(9)
+
+    assert found([waiting(1)], [busy(ran)], ran) == {1: Estimate(position=1, p50=at(1), p90=at(2))}
+
+
+def test_each_waits_for_those_before_it() -> None:
+    ran = running(9)
+    queue = [waiting(1, lasts=3), waiting(2)]
+
+    assert found(queue, [busy(ran)], ran)[2] == Estimate(position=2, p50=at(4), p90=at(5))
+
+
+def test_it_takes_the_gpu_that_is_free_first() -> None:
+    first, second = running(8, on=0, lasts=8), running(9, on=1, lasts=2)
+
+    gpus = [busy(first, 0), busy(second, 1)]
+    assert found([waiting(1)], gpus, first, second)[1].p90 == at(2)
+
+
+def test_a_job_on_two_gpus_waits_for_both() -> None:
+    first, second = running(8, on=0, lasts=8), running(9, on=1, lasts=2)
+
+    gpus = [busy(first, 0), busy(second, 1)]
+    assert found([waiting(1, gpus=2)], gpus, first, second)[1].p90 == at(8)
+
+
+def test_shared_jobs_wait_for_memory_alone() -> None:
+    ran = [running(n, lasts=n, requirement=Requirement(memory_bytes=40 * GIB)) for n in (2, 4)]
+    full = slot(jobs=(2, 4), held_bytes=(40 * GIB, 40 * GIB), free_bytes=0)
+    queue = [waiting(1, exclusive=False, memory_bytes=30 * GIB)]
+
+    assert found(queue, [full], *ran)[1].p90 == at(2)
+
+
+def test_nobody_can_tell_after_a_job_that_may_last_for_ever() -> None:
+    ran = running(9, lasts=None)
+
+    assert found([waiting(1)], [busy(ran)], ran)[1] == Estimate(position=1, p50=None, p90=None)
+
+
+def test_one_that_lasts_longer_than_expected_is_expected_to_go_on_a_while() -> None:
+    ran = running(9, lasts=2, started_at=at(-10))
+
+    assert found([waiting(1)], [busy(ran)], ran)[1].p50 == at(1)
+
+
+def test_a_gpu_that_others_use_is_never_free_for_one_who_wants_it_alone() -> None:
+    from scheduler.plans import Holder
+
+    held = slot(foreign=(Holder(name="carol/python", memory_bytes=GIB),))
+
+    assert found([waiting(1)], [held])[1].p50 is None
+
+
+def test_a_gpu_that_opens_at_a_known_time_is_counted_from_then_on() -> None:
+    kept = Blocker(code="GpuPaused", text="paused", tier=Tier.MACHINE, until=at(3))
+
+    assert found([waiting(1)], [slot(closed=(kept,))])[1].p50 == at(3)
+
+
+def test_it_waits_for_a_begin_time_and_has_no_position_before() -> None:
+    begins = Blocker(code="BeginTime", text="later", tier=Tier.NOT_YET, until=at(5))
+
+    estimate = found([waiting(1, waits=(begins,))], [slot()])[1]
+    assert (estimate.position, estimate.p50) == (None, at(5))
+
+
+def test_a_held_job_has_no_time() -> None:
+    held = Blocker(code="Held", text="held", tier=Tier.PERSON)
+
+    assert found([waiting(1, waits=(held,))], [slot()])[1].p50 is None
+
+
+def test_who_has_all_they_may_have_waits_for_their_own_job() -> None:
+    mine = running(9, owner="alice", lasts=6)
+    people = {"alice": Standing(owner="alice", quota=Quota(gpus=1), gpus=1, jobs=1)}
+
+    estimate = found([waiting(1)], [busy(mine), slot(1)], mine, people=people)[1]
+    assert estimate.p90 == at(6)
+
+
+def test_jobs_without_a_gpu_wait_for_a_place() -> None:
+    ran = [running(n, lasts=n, requirement=Requirement(gpus=0), gpu_uuids=()) for n in (2, 4)]
+    queue = [waiting(1, gpus=0, exclusive=False)]
+
+    assert found(queue, [slot()], *ran, cpu_jobs=2)[1].p90 == at(2)
+
+
+def test_what_if_says_that_it_would_start_and_leaves_no_trace() -> None:
+    slots = Slots(host="gpubox", gpus=(slot(),))
+
+    answer = what_if(waiting(99), [], slots, POLICY, NOW)
+    assert answer.starts_now
+    assert answer.blockers == ()
+    assert answer.estimate.p50 == NOW
+
+
+def test_what_if_says_why_not_and_when() -> None:
+    ran = running(9)
+    slots = Slots(host="gpubox", gpus=(busy(ran),), running=(ran,))
+
+    answer = what_if(waiting(99), [waiting(1)], slots, POLICY, NOW)
+    assert not answer.starts_now
+    assert {blocker.code for blocker in answer.blockers} == {"GpuTaken"}
+    assert (answer.estimate.position, answer.estimate.p90) == (2, at(3))
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.floats(0.5, 9), min_size=1, max_size=6), st.integers(1, 3))
+def test_a_shorter_job_before_it_never_makes_one_wait_longer(
+    lengths: list[float], gpus: int
+) -> None:
+    ran = [running(90 + n, on=n, lasts=3) for n in range(gpus)]
+    slots = [busy(job, n) for n, job in enumerate(ran)]
+    last = len(lengths)
+
+    def estimate(factor: float) -> datetime:
+        queue = [
+            waiting(n, lasts=length * factor, submitted_at=NOW + timedelta(seconds=n))
+            for n, length in enumerate([*lengths, 1.0])
+        ]
+        p90 = found(queue, slots, *ran)[last].p90
+        assert p90 is not None
+        return p90
+
+    assert estimate(0.5) <= estimate(1.0)
+
+
+def test_the_median_is_never_after_the_ninth_tenth() -> None:
+    odd = replace(running(9), lasts=hours(1), typical=hours(3))
+
+    estimate = found([waiting(1)], [busy(odd)], odd)[1]
+    assert estimate.p50 is not None
+    assert estimate.p90 is not None
+    assert estimate.p50 <= estimate.p90
+
+
+def test_what_decides_is_told_in_words() -> None:
+    job = waiting(1, priority=4, submitted_at=at(-3))
+    people = {"alice": Standing(owner="alice", target=0.5, charge=1.0)}
+    slots = Slots(host="gpubox", gpus=tuple(slot(n) for n in range(4)), people=people)
+
+    priority, fair, age = order_factors(job, slots, ["alice", "bob"], OrderPolicy(), NOW)
+    assert (priority.value, priority.text) == (0.75, "4 (high); 5 (urgent) is served first")
+    assert fair.text == "alice has 25 % of the machine and should have 50 %"
+    assert fair.value == 0.625
+    assert age.text.startswith("it has waited 3 h")
