@@ -18,6 +18,7 @@ from monitor.readings import Snapshot
 from monitor.stepping import Guard
 from scheduler.charging import Charging
 from scheduler.judging import HogWatch
+from scheduler.lost_gpus import LostGpus
 from scheduler.pressure import Pressure
 
 # An older snapshot says nothing about now.
@@ -126,6 +127,7 @@ def build(guard: Guard) -> Controller:
         Charging(config.node, config.time_zone),
         HogWatch(config.node),
         Pressure(config.node),
+        LostGpus(config.node),
         Alerts(tasks.queue),
     )
     return Controller(guard, config.node, tasks.queue, parts)
