@@ -31,13 +31,15 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """What one chart shows; `top` and `limit` where they are known."""
+    """What one chart shows; `top` and `limit` where they are known. band: all above the limit is
+    one."""
 
     title: str
     unit: str
     lines: tuple[Line, ...]
     top: float | None = None
     limit: float | None = None
+    band: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +58,7 @@ class Chart:
     unit: str
     lines: tuple[Drawn, ...]
     limit_text: str | None
+    band: bool = False
 
     @property
     def frame(self) -> Plot:
@@ -138,7 +141,8 @@ def _chart(panel: Panel, rows: Sequence[Row], window: Window, slots: Any) -> Cha
     half = window.step / 2
     series = [[(row["t"] + half, line.value(row)) for row in rows] for line in panel.lines]
     values = [v for points in series for _, v in points if v is not None]
-    top = nice_ceiling(max([*values, panel.top or 0.0]))
+    least = (panel.limit or 0.0) * 1.1 if panel.band and not panel.top else 0.0
+    top = nice_ceiling(max([*values, panel.top or 0.0, least]))
     drawn = [
         Drawn(
             next(slots),
@@ -156,5 +160,6 @@ def _chart(panel: Panel, rows: Sequence[Row], window: Window, slots: Any) -> Cha
         )
         for line, points in zip(panel.lines, series, strict=True)
     ]
-    text = f"limit {panel.limit:.0f} {panel.unit}" if panel.limit else None
-    return Chart(panel.title, panel.unit, tuple(drawn), text)
+    word = "threshold" if panel.band else "limit"
+    text = f"{word} {panel.limit:.0f} {panel.unit}" if panel.limit else None
+    return Chart(panel.title, panel.unit, tuple(drawn), text, panel.band)

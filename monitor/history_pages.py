@@ -46,11 +46,11 @@ def ranges(of: Window, now: datetime, *more: tuple[str, str]) -> dict[str, Any]:
 def gpu(row: Gpu, query: Mapping[str, str], now: datetime) -> dict[str, Any]:
     """What happened on a GPU, and who used it."""
     chosen = window(query, now)
-    rows = _sums(GPUS, row.uuid, chosen)
+    rows = sums(GPUS, row.uuid, chosen)
     people = usage.by_owner(row.uuid, chosen.in_minutes)
     return {
         **ranges(chosen, now),
-        "history": _history(panels.gpu(row, chosen), rows, chosen, now, coverage(rows, chosen)),
+        "history": drawn(panels.gpu(row, chosen), rows, chosen, now, coverage(rows, chosen)),
         "people": people,
         "strips": heat.strips([row], int(now.timestamp())),
     }
@@ -59,11 +59,11 @@ def gpu(row: Gpu, query: Mapping[str, str], now: datetime) -> dict[str, Any]:
 def host(name: str, memory_total_bytes: int | None, query: Any, now: datetime) -> dict[str, Any]:
     """What happened on a host, and who used its GPUs."""
     chosen = window(query, now)
-    rows = _sums(HOSTS, name, chosen)
+    rows = sums(HOSTS, name, chosen)
     gpus = list(Gpu.objects.filter(host=name).order_by("index", "uuid"))
     return {
         **ranges(chosen, now),
-        "history": _history(
+        "history": drawn(
             panels.host(chosen, memory_total_bytes),
             rows,
             chosen,
@@ -83,11 +83,16 @@ def person(name: str, query: Mapping[str, str], now: datetime, details: bool) ->
     found = usage.by_process(name, chosen, PROCESSES_SHOWN) if details else []
     return {
         **ranges(chosen, now),
-        "history": _history(panels.person(), rows, chosen, now, used.coverage_pct),
+        "history": drawn(panels.person(), rows, chosen, now, used.coverage_pct),
         "gpus": gpus,
         "total": used,
         "processes": found,
     }
+
+
+def between(since: int, until: int, now: datetime) -> Window:
+    """The time of an incident."""
+    return windows.between(since, until, now, _kept(), "incident")
 
 
 def process(use: ProcessUse, query: Mapping[str, str], now: datetime) -> dict[str, Any]:
@@ -106,11 +111,12 @@ def process(use: ProcessUse, query: Mapping[str, str], now: datetime) -> dict[st
     ).coverage_pct
     return {
         **ranges(chosen, now, ("life", "its life")),
-        "history": _history(shown, rows, chosen, now, covered),
+        "history": drawn(shown, rows, chosen, now, covered),
     }
 
 
-def _sums(ladder: Ladder, key: str, chosen: Window) -> list[dict[str, Any]]:
+def sums(ladder: Ladder, key: str, chosen: Window) -> list[dict[str, Any]]:
+    """What is known of a GPU or host in each step."""
     models = {
         Source.RAW: ladder.samples,
         Source.MINUTE: ladder.minutes,
@@ -119,9 +125,10 @@ def _sums(ladder: Ladder, key: str, chosen: Window) -> list[dict[str, Any]]:
     return summed(models[chosen.source], ladder, key, chosen.since, chosen.until, chosen.step)
 
 
-def _history(
+def drawn(
     shown: list[Panel], rows: Any, chosen: Window, now: datetime, covered: float | None
 ) -> History:
+    """Charts of these rows in the zone of the viewers."""
     offset = now.astimezone(timezone.get_current_timezone()).utcoffset()
     seconds = offset.total_seconds() if offset else 0
     return history_charts.history(shown, rows, chosen, covered, seconds)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from django.contrib.auth.models import User
 from django.http import Http404, HttpRequest, HttpResponse
-from django.shortcuts import get_object_or_404, render
+from django.shortcuts import get_object_or_404, redirect, render
 from django.utils import timezone
 from django.views.decorators.http import require_safe
 
@@ -23,6 +23,12 @@ def person(request: HttpRequest, name: str) -> HttpResponse:
     details = viewer.operator or viewer.username == name
     context = history_pages.person(name, request.GET, timezone.now(), details)
     return render(request, "monitor/person.html", {**context, "name": name, "details": details})
+
+
+@require_safe
+def me(request: HttpRequest) -> HttpResponse:
+    """What do I use, hold idle, and what am I asked to change?"""
+    return redirect("person", request.user.get_username())
 
 
 @require_safe

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from datetime import timedelta
 from time import monotonic
+from zoneinfo import ZoneInfo
 
 from django.conf import settings
 from django.utils import timezone
 from django_q.tasks import async_task
 
-from monitor import chores, outbox, policies, process_hours, pruning, rollups
+from monitor import chores, outbox, patterns, policies, process_hours, pruning, rollups
 from monitor.policy.retention import RetentionPolicy
 from monitor.senders.notify import send_all
 
@@ -26,6 +27,13 @@ def roll_up() -> dict[str, int]:
     written = rollups.roll_up(now) | {"processhour": process_hours.roll_up(now)}
     chores.done("roll_up", str(written), timezone.now())
     return written
+
+
+def find_patterns() -> int:
+    """Look for use that comes again at the same time of day."""
+    found = patterns.find_all(ZoneInfo(settings.TIME_ZONE), timezone.now())
+    chores.done("find_patterns", f"{found} found", timezone.now())
+    return found
 
 
 def prune() -> dict[str, int]:

@@ -24,7 +24,11 @@ from scheduler.pressure import Pressure
 # An older snapshot says nothing about now.
 STALE_AFTER = timedelta(seconds=15)
 # What a worker is to do again and again.
-CHORES = {"roll_up": timedelta(minutes=1), "prune": timedelta(minutes=5)}
+CHORES = {
+    "roll_up": timedelta(minutes=1),
+    "prune": timedelta(minutes=5),
+    "find_patterns": timedelta(hours=1),
+}
 logger = logging.getLogger(__name__)
 
 

@@ -34,6 +34,6 @@ class ExemptionAdmin(ReadOnly):
 @admin.register(Pattern)
 class PatternAdmin(ReadOnly):
     list_display = ("text", "user", "hits", "chances", "mean_pct", "found_at")
-    list_filter = ("host", "weekday")
+    list_filter = ("host", "days")
     search_fields = ("text", "user", "program")
     ordering = ("-hits", "id")

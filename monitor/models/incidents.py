@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from datetime import timedelta
+
 from django.db import models
 
 from monitor.models.events import Event
@@ -77,6 +79,15 @@ class Incident(models.Model):
     def __str__(self) -> str:
         return self.text
 
+    @property
+    def lasts(self) -> timedelta:
+        """Quiet minutes at its end don't count."""
+        return self.last_seen_at - self.since_at
+
+    @property
+    def coverage_pct(self) -> float | None:
+        return None if self.coverage is None else 100 * self.coverage
+
 
 class Exemption(models.Model):
     """Whom no rule accuses, until when (empty = for good)."""
@@ -104,15 +115,15 @@ class Exemption(models.Model):
 class Pattern(models.Model):
     """A person's program that takes much of a GPU again and again at the same time of day.
 
-    weekday: 0 = Monday, empty = each day. Minutes are counted from midnight in `zone`; an end
-    that is not after the start is on the next day.
+    days: its weekdays, such as "01234"; 0 = Monday. Minutes are counted from midnight in `zone`;
+    an end that is not after the start is on the next day.
     """
 
     host = models.CharField(max_length=100)
     gpu = models.ForeignKey("monitor.Gpu", models.CASCADE, related_name="patterns")
     user = models.CharField(max_length=150)
     program = models.CharField(max_length=200, blank=True)
-    weekday = models.PositiveSmallIntegerField(null=True, blank=True)
+    days = models.CharField(max_length=7, default="0123456")
     start_minute = models.PositiveSmallIntegerField()
     end_minute = models.PositiveSmallIntegerField()
     zone = models.CharField(max_length=60)

@@ -12,6 +12,7 @@ from monitor.policy.constraints import ConstraintPolicy
 from monitor.policy.cooling import CoolingPolicy
 from monitor.policy.enforcement_policy import EnforcementPolicy
 from monitor.policy.hog_policies import ClaimPolicy, HogPolicy, MemoryPolicy
+from monitor.policy.patterns import PatternPolicy
 from monitor.policy.presence_policy import PresencePolicy
 from monitor.policy.retention import RetentionPolicy
 
@@ -24,6 +25,7 @@ POLICIES: dict[str, type[Any]] = {
     "hogs": HogPolicy,
     "memory_hogs": MemoryPolicy,
     "claims": ClaimPolicy,
+    "patterns": PatternPolicy,
     "retention": RetentionPolicy,
 }
 

@@ -16,6 +16,8 @@ PATHS = [
     "/windows/ask/",
     "/events/",
     "/rules/",
+    "/incidents/",
+    "/users/admin/",
     "/status/",
 ]
 

@@ -93,6 +93,7 @@ def filled(alice: User) -> None:
         host="gpubox",
         gpu_id=gpu_uuid(0),
         user="alice",
+        days="0123456",
         start_minute=0,
         end_minute=60,
         zone="UTC",

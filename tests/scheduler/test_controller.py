@@ -91,10 +91,15 @@ def test_it_has_rows_added_up_each_minute_and_old_ones_pruned_every_few() -> Non
 
 
 def test_the_settings_build_it_and_its_chores_are_tasks() -> None:
-    assert controller_module.build(transaction.atomic).step(NOW).queued == ("roll_up", "prune")
+    assert controller_module.build(transaction.atomic).step(NOW).queued == (
+        "roll_up",
+        "prune",
+        "find_patterns",
+    )
     assert {task.task["func"] for task in OrmQ.objects.all()} == {
         "monitor.tasks.roll_up",
         "monitor.tasks.prune",
+        "monitor.tasks.find_patterns",
     }
 
 

@@ -1,0 +1,220 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.contrib.auth.models import User
+from django.test import Client
+from django.utils import timezone
+
+from monitor import incidents, store
+from monitor.models import AuditEntry, Event, Exemption, Incident, ProcessMinute
+from monitor.policy.hog_rules import CPU_HOG, FAIR_SHARE, IDLE_HELD, ORPHANED, SUSTAINED, TITLES
+from tests.builders import gpu_uuid, snapshot
+from tests.monitor.past import process_use
+
+pytestmark = pytest.mark.django_db
+AsUser = Callable[[User], Client]
+
+
+def made(**changes: Any) -> Incident:
+    """Alice's, open for an hour; bob's job waited."""
+    now = timezone.now()
+    facts: dict[str, Any] = {
+        "host": "gpubox",
+        "gpu_id": gpu_uuid(0),
+        "rule": SUSTAINED,
+        "key": f"key {Incident.objects.count()}",
+        "pid": 4200001,
+        "start_ticks": 7,
+        "program": "python",
+        "user": "alice",
+        "since_at": now - timedelta(hours=1),
+        "opened_at": now - timedelta(minutes=50),
+        "last_seen_at": now,
+        "peak_pct": 99.0,
+        "mean_pct": 95.0,
+        "coverage": 0.98,
+        "waiting": ["7"],
+        "waited_jobs": 1,
+        "waited_s": 2460.0,
+        "severity": "warning",
+        "text": "Detected GPU hog: python (PID 4200001, alice) at 95 % on GPU 0",
+    }
+    return Incident.objects.create(**(facts | changes))
+
+
+@pytest.fixture(autouse=True)
+def _seen() -> None:
+    store.record(snapshot(2, at=timezone.now()))
+
+
+def get(client: Client, path: str, status: int = 200, **query: str) -> str:
+    response = client.get(path, query)
+    assert response.status_code == status, response.content
+    return response.content.decode()
+
+
+@pytest.mark.parametrize(
+    ("query", "wanted"),
+    [
+        ({}, "110"),
+        ({"state": "closed"}, "001"),
+        ({"state": "all"}, "111"),
+        ({"rule": IDLE_HELD}, "010"),
+        ({"person": "alice", "state": "all"}, "101"),
+        ({"gpu": gpu_uuid(1)}, "010"),
+        ({"range": "1h", "state": "all"}, "110"),
+        ({"state": "?", "rule": "nonsense", "page": "x"}, "110"),
+        ({"person": "a\0b"}, "000"),
+    ],
+)
+def test_the_list_is_filtered_by_the_address(
+    query: dict[str, str], wanted: str, alice: User, as_user: AsUser
+) -> None:
+    old = timezone.now() - timedelta(days=2)
+    made(text="the first")
+    made(text="the second", rule=IDLE_HELD, user="bob", gpu_id=gpu_uuid(1))
+    made(text="the third", closed_at=old, opened_at=old, since_at=old, last_seen_at=old)
+    html = get(as_user(alice), "/incidents/", **query)
+    shown = [text in html for text in ("the first", "the second", "the third")]
+    assert shown == [digit == "1" for digit in wanted]
+
+
+def test_the_worst_come_first(alice: User, as_user: AsUser) -> None:
+    made(text="harmless", severity="info")
+    made(text="serious", severity="error")
+    html = get(as_user(alice), "/incidents/")
+    assert html.index("serious") < html.index("harmless")
+
+
+def test_an_empty_list_says_so(alice: User, as_user: AsUser) -> None:
+    assert "Nobody takes more than is theirs now" in get(as_user(alice), "/incidents/")
+
+
+def test_its_page_says_who_what_how_long_how_sure_and_whom_it_harmed(
+    alice: User, as_user: AsUser
+) -> None:
+    row = made(measured_pct=47.5, expected_pct=70.0)
+    html = get(as_user(alice), f"/incidents/{row.pk}/")
+    for words in (row.text, "1 h", "95 %", "99 %", "48 %", "70 %", "98 %", "41 min", "What helps"):
+        assert words in html, words
+
+
+def test_the_evidence_has_its_threshold_as_a_band_and_what_is_unknown_as_a_gap(
+    alice: User, as_user: AsUser
+) -> None:
+    row = made()
+    begin = row.since_at.replace(second=0, microsecond=0)
+    use = process_use(row.gpu, begin)  # type: ignore[arg-type]
+    use.last_seen_at = timezone.now()
+    use.save()
+    for minute in (0, 1, 2, 10, 11):
+        t = int((begin + timedelta(minutes=minute)).timestamp()) // 60 * 60
+        ProcessMinute.objects.create(use=use, t=t, sm_s=57, held_s=60, known_s=60)
+    html = get(as_user(alice), f"/incidents/{row.pk}/")
+    assert 'class="band"' in html
+    assert 'class="gap"' in html
+    assert "threshold 80 %" in html
+    assert "The figures as a table" in html
+
+
+@pytest.mark.parametrize("rule", sorted(TITLES))
+def test_each_rule_has_a_page(rule: str, root: User, as_user: AsUser) -> None:
+    has_gpu = rule != CPU_HOG
+    row = made(
+        rule=rule,
+        gpu_id=gpu_uuid(0) if has_gpu else None,
+        job_ref="4" if "un" in rule or "over" in rule else "",
+        pid=None if rule == ORPHANED else 5,
+        user="" if rule == ORPHANED else "alice",
+        expected_pct=70.0 if rule == FAIR_SHARE else None,
+    )
+    assert TITLES[rule].replace("'", "&#x27;") in get(as_user(root), f"/incidents/{row.pk}/")
+
+
+def test_others_see_that_it_is_but_not_its_evidence(bob: User, as_user: AsUser) -> None:
+    row = made(explanation="my secret deadline")
+    browser = as_user(bob)
+    assert row.text in get(browser, "/incidents/")
+    html = get(browser, f"/incidents/{row.pk}/", 403)
+    assert "my secret deadline" not in html
+    assert "Evidence" not in html
+
+
+@pytest.mark.parametrize("action", ["acknowledge", "snooze", "exempt", "close"])
+def test_others_can_do_nothing_about_it(action: str, bob: User, as_user: AsUser) -> None:
+    row = made()
+    response = as_user(bob).post(f"/incidents/{row.pk}/{action}/", {"hours": "8"})
+    assert response.status_code == 403
+    assert not AuditEntry.objects.exists()
+
+
+@pytest.mark.parametrize("action", ["snooze", "exempt", "close"])
+def test_its_owner_can_not_act_as_an_operator(action: str, alice: User, as_user: AsUser) -> None:
+    row = made()
+    answer = as_user(alice).post(f"/incidents/{row.pk}/{action}/", {"hours": "8", "days": "7"})
+    assert answer.status_code == 403
+
+
+def test_its_owner_acknowledges_and_explains(alice: User, root: User, as_user: AsUser) -> None:
+    row = made()
+    as_user(alice).post(f"/incidents/{row.pk}/acknowledge/", {"explanation": "Due on Friday."})
+    row.refresh_from_db()
+    assert (row.acknowledged_by, row.explanation) == ("alice", "Due on Friday.")
+    assert "alice knows of it: Due on Friday." in get(as_user(root), f"/incidents/{row.pk}/")
+
+
+def test_an_operator_snoozes_it_and_it_counts_as_no_hog(root: User, as_user: AsUser) -> None:
+    row, now = made(), timezone.now()
+    as_user(root).post(f"/incidents/{row.pk}/snooze/", {"hours": "8"})
+    assert incidents.hogs_on("gpubox", now) == set()
+    assert incidents.hogs_on("gpubox", now + timedelta(hours=9)) == {gpu_uuid(0)}
+    as_user(root).post(f"/incidents/{row.pk}/snooze/", {"hours": "0"})
+    assert incidents.hogs_on("gpubox", now) == {gpu_uuid(0)}
+    assert AuditEntry.objects.filter(subject=f"incident {row.pk}").count() == 2
+
+
+def test_an_operator_closes_it_for_as_long_as_it_goes_on(root: User, as_user: AsUser) -> None:
+    row = made()
+    as_user(root).post(f"/incidents/{row.pk}/close/", {"reason": "agreed"})
+    row.refresh_from_db()
+    assert (row.closed_by, row.is_muted) == ("root", True)
+    assert "root closed it: agreed" in get(as_user(root), f"/incidents/{row.pk}/")
+    assert Event.objects.get(kind="INCIDENT_CLOSED").owner == "alice"
+
+
+@pytest.mark.parametrize(
+    ("form", "name", "rule"),
+    [
+        ({"scope": "user", "days": "7"}, "alice", SUSTAINED),
+        ({"scope": "program", "days": "", "rules": "all"}, "python", ""),
+    ],
+)
+def test_an_operator_exempts_until_a_time_and_ends_that_again(
+    form: dict[str, str], name: str, rule: str, root: User, as_user: AsUser
+) -> None:
+    row, browser = made(), as_user(root)
+    browser.post(f"/incidents/{row.pk}/exempt/", form | {"reason": "a demo"})
+    spared = Exemption.objects.get()
+    assert (spared.name, spared.rule, spared.by) == (name, rule, "root")
+    assert (spared.until_at is None) is (form["days"] == "")
+    row.refresh_from_db()
+    assert row.closed_at is not None
+    assert "a demo" in get(browser, "/incidents/")
+    browser.post(f"/exemptions/{spared.pk}/end/")
+    assert "a demo" not in get(browser, "/incidents/")
+    actions = set(AuditEntry.objects.values_list("action", flat=True))
+    assert actions == {"INCIDENT_EXEMPTED", "INCIDENT_CLOSED", "EXEMPTION_ENDED"}
+
+
+def test_nobody_is_exempt_whom_the_incident_does_not_name(root: User, as_user: AsUser) -> None:
+    row = made()
+    as_user(root).post(f"/incidents/{row.pk}/exempt/", {"scope": "container", "days": "7"})
+    assert not Exemption.objects.exists()
+
+
+def test_me_leads_to_ones_own_page(alice: User, as_user: AsUser) -> None:
+    assert as_user(alice).get("/me/")["Location"] == "/users/alice/"
