@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from datetime import datetime
 
-from django.db.models import F, Q
+from django.db.models import Q
 
 from monitor.claims import ClaimKind
 from monitor.models import Claim
@@ -70,26 +70,21 @@ def holds(host: str, since: datetime, sizes: Mapping[str, int | None]) -> list[H
 def debit(
     host: str, from_at: datetime, jobs: Mapping[str, float], outside: Mapping[str, float]
 ) -> None:
-    """Add GPU-seconds to a day of the ledger."""
+    """Add GPU-seconds to a day of the ledger; nobody else writes to this host's."""
     owners = jobs.keys() | outside.keys()
     if not owners:
         return
-    day = GpuDay.objects.filter(host=host, from_at=from_at)
-    there = set(day.filter(owner__in=owners).values_list("owner", flat=True))
-    for owner in sorted(there):
-        day.filter(owner=owner).update(
-            job_s=F("job_s") + jobs.get(owner, 0.0),
-            outside_s=F("outside_s") + outside.get(owner, 0.0),
-        )
+    day = GpuDay.objects.filter(host=host, from_at=from_at, owner__in=owners)
+    there = {row.owner: row for row in day}
+    rows = [there.get(o) or GpuDay(host=host, owner=o, from_at=from_at) for o in sorted(owners)]
+    for row in rows:
+        row.job_s += jobs.get(row.owner, 0.0)
+        row.outside_s += outside.get(row.owner, 0.0)
     GpuDay.objects.bulk_create(
-        GpuDay(
-            host=host,
-            owner=owner,
-            from_at=from_at,
-            job_s=jobs.get(owner, 0.0),
-            outside_s=outside.get(owner, 0.0),
-        )
-        for owner in sorted(owners - there)
+        rows,
+        update_conflicts=True,
+        unique_fields=["from_at", "owner", "host"],
+        update_fields=["job_s", "outside_s"],
     )
 
 

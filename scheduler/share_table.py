@@ -11,8 +11,8 @@ from django.db.models import Count
 from scheduler.jobs import JobState
 from scheduler.models import Job
 from scheduler.people import Quota, Standing
-from scheduler.policy import budgets, shares
-from scheduler.standing import Known, Running, running_jobs
+from scheduler.policy import shares
+from scheduler.standing import NONE, Known, Running, running_jobs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,32 +72,50 @@ def table(now: datetime, *asked: str) -> Table:
     waiting = _waiting()
     wanting = {*running, *waiting}
     names = {*wanting, *known.used, *known.spent, *known.quotas.agreed(), *asked}
-    lines = [_line(known, name, wanting, running, waiting, now) for name in sorted(names)]
+    parts = _Parts(known, wanting)
+    lines = [_line(known, name, parts, running, waiting) for name in sorted(names)]
     lines.sort(key=lambda line: (-line.standing.charge, -(line.standing.usage or 0.0), line.name))
     return Table(tuple(lines), len(known.capacity.gpu_uuids), known.policy.half_life_hours)
+
+
+class _Parts:
+    """Weights and targets of those who want something; of another, as if they came now."""
+
+    def __init__(self, known: Known, wanting: set[str]) -> None:
+        self._known = known
+        self._usage = {name: used.usage for name, used in known.used.items()}
+        self.wanting = wanting
+        self._of_all = self._among(wanting)
+
+    def of(self, name: str) -> tuple[float, float]:
+        weights, targets = (
+            self._of_all if name in self.wanting else self._among({*self.wanting, name})
+        )
+        return weights[name], targets[name]
+
+    def _among(self, names: set[str]) -> tuple[dict[str, float], dict[str, float]]:
+        known = self._known
+        weights = shares.weights({name: known.quotas.of(name).share_pct for name in sorted(names)})
+        return weights, shares.targets(weights, self._usage, known.policy.catch_up)
 
 
 def _line(
     known: Known,
     name: str,
-    wanting: set[str],
+    parts: _Parts,
     running: Mapping[str, Running],
     waiting: Mapping[str, int],
-    now: datetime,
 ) -> Line:
-    together = {*wanting, name}
-    weights = shares.weights({other: known.quotas.of(other).share_pct for other in together})
-    usage = {other: used.usage for other, used in known.used.items()}
-    target = shares.targets(weights, usage, known.policy.catch_up)[name]
+    weight, target = parts.of(name)
     used = known.used.get(name)
     return Line(
-        standing=known.standing(name, running.get(name, Running()), weights[name], target, now),
-        wants=name in wanting,
-        factor=shares.factor(used.usage if used else 0.0, weights[name]),
+        standing=known.standing(name, running.get(name, NONE), weight, target),
+        wants=name in parts.wanting,
+        factor=shares.factor(used.usage if used else 0.0, weight),
         waiting=waiting.get(name, 0),
         coverage=used.coverage if used else None,
         spent_min=known.spent_min(name),
-        resets_at=budgets.resets_at(now, known.zone),
+        resets_at=known.resets_at,
         zone=known.zone,
     )
 

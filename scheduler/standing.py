@@ -50,6 +50,9 @@ class Running:
     lasts: list[tuple[float, timedelta | None]] = field(default_factory=list)
 
 
+NONE = Running()
+
+
 class Standings:
     """For one who asks again and again. `usual`: how long people's jobs of a name take."""
 
@@ -66,7 +69,7 @@ class Standings:
             self._known = Known(now)
         running = running_jobs(self._known.capacity, now, self._usual)
         waiting = waiting_owners() if demand is None else demand
-        return self._known.standings(running, sorted({*running, *waiting}), now)
+        return self._known.standings(running, sorted({*running, *waiting}))
 
 
 def standings(now: datetime, demand: Collection[str] | None = None) -> dict[str, Standing]:
@@ -83,27 +86,24 @@ class Known:
         self.quotas = Quotas()
         self.zone = timezone.get_default_timezone_name()
         self.spent = share_rows.spent(budgets.day(now, self.zone).from_at)
+        self.resets_at = budgets.resets_at(now, self.zone)
         hosts = list(SharedOut.objects.order_by("host"))
         self.capacity = _capacity(hosts)
         self.used = _used({host.host: len(host.gpu_uuids) for host in hosts})
 
     def standings(
-        self, running: Mapping[str, Running], wanting: Collection[str], now: datetime
+        self, running: Mapping[str, Running], wanting: Collection[str]
     ) -> dict[str, Standing]:
         """Of those who want or have something, and so share it all out among themselves."""
         weights = shares.weights({name: self.quotas.of(name).share_pct for name in wanting})
         usage = {name: used.usage for name, used in self.used.items()}
         targets = shares.targets(weights, usage, self.policy.catch_up)
         return {
-            name: self.standing(
-                name, running.get(name, Running()), weights[name], targets[name], now
-            )
+            name: self.standing(name, running.get(name, NONE), weights[name], targets[name])
             for name in wanting
         }
 
-    def standing(
-        self, name: str, running: Running, weight: float, target: float, now: datetime
-    ) -> Standing:
+    def standing(self, name: str, running: Running, weight: float, target: float) -> Standing:
         quota, used = self.quotas.of(name), self.used.get(name)
         return Standing(
             owner=name,
@@ -119,7 +119,7 @@ class Known:
             budget=None
             if quota.gpu_minutes is None
             else budgets.budget(
-                quota.gpu_minutes, self.spent_min(name), running.lasts, now, self.zone
+                quota.gpu_minutes, self.spent_min(name), running.lasts, self.resets_at, self.zone
             ),
         )
 

@@ -51,10 +51,12 @@ def budget(
     limit: float,
     spent: float,
     running: Iterable[tuple[float, timedelta | None]],
-    at: datetime,
+    until: datetime,
     zone: str,
 ) -> Budget:
-    """Where a person stands; `running`: what each of their jobs holds, and how long it goes on.
+    """Where a person stands on a day that ends at `until`, said in `zone`.
+
+    `running`: what each of their jobs holds, and how long it goes on.
 
     A job of which nobody knows counts as all that is left: until it ends, nothing else starts.
     """
@@ -70,6 +72,6 @@ def budget(
         limit=limit,
         spent=spent,
         committed=committed,
-        resets_at=resets_at(at, zone),
+        resets_at=until,
         zone=zone,
     )
