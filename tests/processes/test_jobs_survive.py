@@ -26,16 +26,21 @@ def service(tmp_path: Path) -> Iterator[Service]:
 
 
 def _submit(service: Service, command: str) -> int:
+    return int(_run(service, "submit_job", command))
+
+
+def _run(service: Service, module: str, argument: str) -> str:
+    """A process that does one thing beside the service and is killed."""
     env = {
         "PATH": os.environ["PATH"],
         "PYTHONPATH": str(ROOT),
         "GPUCOORD_DATA": str(service.data),
         "DJANGO_SETTINGS_MODULE": "gpucoord_site.settings",
     }
-    submitter = [sys.executable, "-m", "tests.processes.submit_job", command]
-    done = subprocess.run(submitter, env=env, capture_output=True, text=True, check=False)
+    line = [sys.executable, "-m", f"tests.processes.{module}", argument]
+    done = subprocess.run(line, env=env, capture_output=True, text=True, check=False)
     assert done.returncode == -signal.SIGKILL, done.stderr
-    return int(done.stdout)
+    return done.stdout
 
 
 def _row(service: Service, job: int) -> dict[str, Any]:
@@ -125,3 +130,22 @@ def test_a_stop_of_the_service_leaves_jobs_running(service: Service) -> None:
     assert service.process.wait(10) == 0
     service.start()
     assert _wait_for_end(service, job)["exit_code"] == 7
+
+
+def test_a_job_that_is_asked_to_yield_while_everything_dies_goes_on_later(
+    service: Service,
+) -> None:
+    saves = (
+        "if [ -e $GPUCOORD_CHECKPOINT_DIR/saved ]; then echo resumed; exit 0; fi; echo began; "
+        "while [ ! -e $GPUCOORD_YIELD_FILE ]; do sleep 0.05; done; "
+        "touch $GPUCOORD_CHECKPOINT_DIR/saved; exit 85"
+    )
+    job = _submit(service, saves)
+    wait_until(lambda: "began" in _log(service, job), 10, "its start")
+    _run(service, "ask_to_yield", str(job))
+    _kill_gpucoord(service)
+
+    service.start()
+    row = _wait_for_end(service, job)
+    assert (row["outcome"], row["requeues"]) == ("succeeded", 1)
+    assert _attempts(service, job) == 2

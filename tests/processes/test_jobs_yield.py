@@ -11,15 +11,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from django.conf import settings
 from django.contrib.auth.models import User
 from django.utils import timezone
 
-from monitor.models import Event
+from monitor import store as monitor_store
+from monitor.models import Event, PolicyValues
 from scheduler import store, yielding
-from scheduler.jobs import Manners
-from scheduler.models import Attempt, Job
+from scheduler.jobs import Manners, Requirement
+from scheduler.models import Attempt, Job, YieldRequest
 from scheduler.plans import Yield
 from scheduler.runner import family, leaving
+from tests.builders import host, snapshot
 from tests.processes.attempts import wait_for
 from tests.processes.scheduling import (
     Scheduler,
@@ -178,3 +181,35 @@ def test_the_job_reads_why_and_until_when(scheduler: Scheduler, root: User) -> N
     told = json.loads(log_of(job).splitlines()[1])
     assert told["reason"] == "The owner is there."
     assert told["deadline"] > timezone.now().timestamp()
+
+
+def _see_a_gpu() -> str:
+    node = settings.CONFIG.node
+    seen = snapshot(1, at=timezone.now(), host=host(name=node))
+    monitor_store.record(seen)
+    return seen.gpus[0].uuid
+
+
+def test_a_more_important_job_takes_the_gpu_of_one_that_then_goes_on(
+    scheduler: Scheduler, root: User
+) -> None:
+    gpu = _see_a_gpu()
+    PolicyValues.objects.create(name="preemption", values={"min_run_minutes": 0.0})
+    alone = Requirement(exclusive=True)
+    first = submit(root, SAVES, alone, priority=1, manners=Manners(preemptible=True))
+    scheduler.run_to(first, "running")
+    scheduler.run_until(lambda: "ready" in log_of(first))
+    urgent = submit(root, "echo urgent", alone, priority=5)
+    submit(root, "true", alone, priority=4)
+    urgent = scheduler.run_to(urgent)
+
+    assert urgent.outcome == "succeeded"
+    assert attempt_of(urgent).gpu_uuids == [gpu]
+    request = YieldRequest.objects.get()
+    assert (request.attempt.job_id, request.for_job_id) == (first.pk, urgent.pk)
+    first = scheduler.run_to(first, within_s=20)
+    assert (first.outcome, first.requeues) == ("succeeded", 1)
+    assert log_of(first, 2) == "resumed from 42\n"
+    kinds = Event.objects.order_by("id").values_list("kind", "job_ref")
+    order = [int(job or 0) for kind, job in kinds if kind == "JOB_STARTED"]
+    assert order == [first.pk, urgent.pk, urgent.pk + 1, first.pk]

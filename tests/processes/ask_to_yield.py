@@ -1,0 +1,20 @@
+"""Ask a job to yield and die at once: python -m tests.processes.ask_to_yield JOB."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+
+import django
+
+django.setup()
+
+from django.utils import timezone  # noqa: E402
+
+from scheduler import yielding  # noqa: E402
+from scheduler.plans import Yield  # noqa: E402
+
+wish = Yield(job_id=int(sys.argv[1]), code="OwnerPresent", text="The owner is there.")
+assert yielding.ask(wish, timezone.now())
+os.kill(os.getpid(), signal.SIGKILL)
