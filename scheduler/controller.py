@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from pathlib import Path
 from typing import Protocol
 
 from django.conf import settings
@@ -17,9 +18,11 @@ from monitor.policy.constraints import ConstraintPolicy, judge
 from monitor.readings import Snapshot
 from monitor.stepping import Guard
 from scheduler.charging import Charging
+from scheduler.enforcement import Enforcement
 from scheduler.judging import HogWatch
 from scheduler.lost_gpus import LostGpus
 from scheduler.pressure import Pressure
+from scheduler.runner.enforcing import Hands
 
 # An older snapshot says nothing about now.
 STALE_AFTER = timedelta(seconds=15)
@@ -132,6 +135,7 @@ def build(guard: Guard) -> Controller:
         HogWatch(config.node),
         Pressure(config.node),
         LostGpus(config.node),
+        Enforcement(config.node, Hands(Path(settings.DATA) / "run" / "pacing")),
         Alerts(tasks.queue),
     )
     return Controller(guard, config.node, tasks.queue, parts)

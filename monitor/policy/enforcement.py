@@ -57,12 +57,16 @@ class Accused:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """An incident. is_paused: snoozed or exempted by an operator."""
+    """An incident. is_paused: snoozed or exempted by an operator.
+
+    resumed_at: when the last of what had been done was taken back; then times begin anew.
+    """
 
     rule: str
     is_open: bool
     is_paused: bool
     accused: Accused
+    resumed_at: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,21 +141,23 @@ def next_step(
     # A warning that is still on its way holds everything: first it must be there.
     if first.was_refused or first.reached_at is None or None in reached:
         return None
-    since = now - first.reached_at
+    begun = max(first.reached_at, case.resumed_at or first.reached_at)
     last = max(at for at in reached if at is not None)
-    for step, after in plan(policy):
+    times = plan(policy)
+    for step, after in times:
         if step in by_step:
             continue
-        if since < after:
+        if now - begun < after or now < _earliest(step, dict(times), taken):
             return None
         grace = timedelta(minutes=policy.grace_minutes)
         return step if step in WARNINGS or now - last >= grace else None
     return None
 
 
-def to_undo(case: Case, taken: Iterable[Taken], policy: EnforcementPolicy) -> tuple[Step, ...]:
-    """What lasts and must not any more, the last first."""
-    if holds(case, policy) and not policy.dry_run:
-        return ()
-    lasting = [found.step for found in taken if found.step in UNDOABLE and not found.was_refused]
-    return tuple(sorted(lasting, key=tuple(Step).index, reverse=True))
+def _earliest(step: Step, after: dict[Step, timedelta], taken: Sequence[Taken]) -> datetime:
+    """As long after the last action as the policy has between the two, whatever was missed."""
+    actions = [found for found in taken if found.step not in WARNINGS]
+    latest = max(actions or taken, key=lambda found: found.at)
+    if not actions:
+        return latest.at
+    return latest.at + max(timedelta(0), after[step] - after.get(latest.step, timedelta(0)))

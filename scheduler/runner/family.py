@@ -88,6 +88,10 @@ def start_ticks_of(pid: int) -> int | None:
     return found.start_ticks if found else None
 
 
+def relative_of(pid: int) -> Relative | None:
+    return _read(pid)
+
+
 def _all() -> Iterator[Relative]:
     for name in os.listdir("/proc"):  # noqa: PTH208
         if name.isdigit():

@@ -70,7 +70,7 @@ class Spawner:
         ours.settimeout(SEND_TIMEOUT_S)
         with theirs:
             self._process = subprocess.Popen(
-                [_interpreter(), "-I", "-S", "-c", PROGRAM, str(ROOT), str(theirs.fileno())],
+                [interpreter(), "-I", "-S", "-c", PROGRAM, str(ROOT), str(theirs.fileno())],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 pass_fds=(theirs.fileno(),),
@@ -81,6 +81,6 @@ class Spawner:
         self._orders = ours
 
 
-def _interpreter() -> str:
+def interpreter() -> str:
     """The real one: a virtual environment's needs longer to find its library."""
     return getattr(sys, "_base_executable", None) or sys.executable

@@ -9,15 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from monitor.policy.enforcement import (
-    UNDOABLE,
     WARNINGS,
     Accused,
     Case,
     Step,
     Taken,
+    holds,
     next_step,
     spared,
-    to_undo,
 )
 from monitor.policy.enforcement_policy import EnforcementPolicy
 from tests.builders import NOW
@@ -104,6 +103,24 @@ def test_after_a_warning_there_is_time_to_react() -> None:
     assert story(late, 100)[:3] == ["0 warn", "30 warn_again", "50 renice"]
 
 
+def test_after_a_time_in_which_nobody_looked_steps_keep_their_distance() -> None:
+    warned = [Taken(step=s, at=NOW, reached_at=NOW) for s in WARNINGS]
+    late = NOW + timedelta(hours=9)
+    assert next_step(case(), warned, ALL, late) is Step.RENICE
+
+    taken = [*warned, Taken(step=Step.RENICE, at=late)]
+    after = [next_step(case(), taken, ALL, late + timedelta(minutes=m)) for m in (0, 14, 15)]
+    assert after == [None, None, Step.LIMIT]
+
+
+def test_what_was_taken_back_begins_anew_with_its_times() -> None:
+    warned = [Taken(step=s, at=NOW, reached_at=NOW) for s in WARNINGS]
+    resumed = replace(case(), resumed_at=NOW + timedelta(hours=9))
+
+    steps = [next_step(resumed, warned, ALL, NOW + timedelta(minutes=540 + m)) for m in (0, 45)]
+    assert steps == [None, Step.RENICE]
+
+
 def test_a_warning_that_can_not_be_written_is_tried_again_and_nothing_else_done() -> None:
     refused = [Taken(step=Step.WARN, at=NOW, was_refused=True)]
 
@@ -147,35 +164,22 @@ def test_nothing_new_is_done_when_it_is_over_paused_or_gone(changes: dict[str, A
     assert next_step(case(**changes), [], ALL, NOW) is None
 
 
-DONE = [Taken(step=step, at=NOW, reached_at=NOW) for step in Step]
-
-
 @pytest.mark.parametrize(
-    ("changes", "policy"),
+    ("changes", "policy", "held"),
     [
-        ({"is_open": False}, ALL),
-        ({"is_paused": True}, ALL),
-        ({}, replace(ALL, enabled=False)),
-        ({}, replace(ALL, dry_run=True)),
-        ({}, replace(ALL, users=("bob",))),
+        ({}, ALL, True),
+        # A process that is off the GPU for a moment stays as it is.
+        ({"is_there": False}, ALL, True),
+        ({"is_open": False}, ALL, False),
+        ({"is_paused": True}, ALL, False),
+        ({}, replace(ALL, enabled=False), False),
+        ({}, replace(ALL, users=("bob",)), False),
     ],
 )
-def test_what_lasts_is_undone_the_last_first(
-    changes: dict[str, Any], policy: EnforcementPolicy
+def test_it_holds_while_it_goes_on_and_the_policy_means_it(
+    changes: dict[str, Any], policy: EnforcementPolicy, held: bool
 ) -> None:
-    assert to_undo(case(**changes), DONE, policy) == (Step.FREEZE, Step.LIMIT, Step.RENICE)
-
-
-def test_nothing_is_undone_while_it_goes_on() -> None:
-    assert to_undo(case(), DONE, ALL) == ()
-    # A process that is off the GPU for a moment stays as it is.
-    assert to_undo(case(is_there=False), DONE, ALL) == ()
-
-
-def test_what_was_refused_needs_no_undoing() -> None:
-    refused = [Taken(step=Step.LIMIT, at=NOW, was_refused=True)]
-
-    assert to_undo(case(is_open=False), refused, ALL) == ()
+    assert holds(case(**changes), policy) is held
 
 
 def test_steps_out_of_order_are_refused_in_the_policy() -> None:
@@ -210,4 +214,3 @@ def test_no_action_ever_comes_without_a_warning_that_arrived(
         assert arrived
         assert minutes >= grace
         assert step not in {found.step for found in taken}
-    assert set(UNDOABLE).isdisjoint(WARNINGS)

@@ -91,6 +91,12 @@ def test_the_list_of_events_has_every_name_that_is_not_a_log_line_only() -> None
     assert {n for row in rows for n in re.findall(r"`([A-Z_]+)`", row)} == event_kinds.known()
 
 
+def test_no_event_is_listed_twice() -> None:
+    listed = [kind for kinds in event_kinds.EVENTS.values() for kind in kinds]
+
+    assert sorted(listed) == sorted(set(listed))
+
+
 def test_the_search_finds_names_of_each_kind() -> None:
     wanted = {
         "JOB_SUBMITTED",

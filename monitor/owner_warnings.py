@@ -1,0 +1,76 @@
+"""Rows: warnings to owners before something is done about an incident of theirs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import datetime, timedelta
+
+from monitor import alerting, policies
+from monitor.models import Channel, Incident, Message
+from monitor.policy.alerting import AlertPolicy
+from monitor.policy.enforcement import Step
+from monitor.policy.enforcement_words import TO_COME
+from monitor.policy.hog_rules import TITLES
+
+NO_CHANNEL = "There is no channel that mails owners, so nothing is done."
+NO_ADDRESS = "{person} has no mail address, so nothing is done."
+
+
+def write(
+    incident: Incident, number: int, to_come: Iterable[tuple[Step, timedelta]], now: datetime
+) -> str | None:
+    """Put a warning on its way at once, whatever the hour; why not, None = it is on its way.
+
+    It goes by the first channel to owners that is on. Nothing is done before it has arrived.
+    """
+    channel = Channel.objects.filter(enabled=True, to_owners=True).order_by("id").first()
+    if channel is None:
+        return NO_CHANNEL
+    person = alerting.person_of(incident)
+    receiver = alerting.address_of(person)
+    if not receiver:
+        return NO_ADDRESS.format(person=person or "Nobody")
+    row = Message(
+        channel=channel,
+        about=f"incident:{incident.pk}",
+        incident=incident,
+        severity=incident.severity,
+        number=number,
+        person=person,
+        receiver=receiver,
+        rule=incident.rule,
+        title=f"{'Again: ' if number > 1 else ''}{TITLES.get(incident.rule, incident.rule)}"[:200],
+        text=_text(incident, to_come),
+        created_at=now,
+        due_at=now,
+    )
+    Message.objects.bulk_create([row], ignore_conflicts=True)
+    return None
+
+
+def reached_at(incidents: Iterable[Incident]) -> dict[tuple[int, int], datetime]:
+    """When each warning arrived, by incident and number; those that did not are not in it."""
+    rows = Message.objects.filter(
+        incident__in=list(incidents), number__gt=0, state=Message.State.SENT
+    )
+    found = rows.values_list("incident_id", "number", "sent_at")
+    return {(pk, number): at for pk, number, at in found if pk and at}
+
+
+def _text(incident: Incident, to_come: Iterable[tuple[Step, timedelta]]) -> str:
+    steps = [
+        f"- {after.total_seconds() / 60:.0f} minutes after the first such mail: {TO_COME[step]}"
+        for step, after in to_come
+        if step in TO_COME
+    ]
+    page = alerting.link(policies.current(AlertPolicy), f"/incidents/{incident.pk}/")
+    lines = [
+        incident.text,
+        "",
+        "If this goes on, gpucoord will:" if steps else "Please look whether it is needed.",
+        *steps,
+        *(["Nothing of this happens once it has stopped."] if steps else []),
+        "Is it needed? Say so on the page of the incident, or ask an operator."
+        + (f"\n{page}" if page else ""),
+    ]
+    return "\n".join(lines)

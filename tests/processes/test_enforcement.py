@@ -1,0 +1,86 @@
+"""The whole ladder about a real process, of this test's own, that runs as a person."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+from django.contrib.auth.models import User
+
+from monitor.models import Incident, Message, PolicyValues, Response
+from scheduler.enforcement import Enforcement
+from scheduler.runner import family, priorities
+from scheduler.runner.enforcing import Hands, Target
+from tests.builders import process, snapshot
+from tests.monitor.alerts_made import channel, incident, later
+from tests.processes.service import wait_until
+from tests.processes.test_enforcing import is_stopped, paced
+
+pytestmark = [
+    pytest.mark.processes,
+    pytest.mark.django_db,
+    pytest.mark.skipif(
+        os.geteuid() != 0 or not priorities.may_restore(), reason="needs root's privileges"
+    ),
+]
+PERSON = 12_345
+POLICY = {
+    "enabled": True,
+    "dry_run": False,
+    "users": ["alice"],
+    "warn_again_minutes": 0.0,
+    "renice_minutes": 2.0,
+    "limit_minutes": 0.0,
+    "freeze_minutes": 3.0,
+    "grace_minutes": 1.0,
+    "run_s": 0.1,
+    "stop_s": 0.2,
+}
+
+
+@pytest.fixture
+def pid() -> Iterator[int]:
+    with subprocess.Popen(["sleep", "60"], user=PERSON) as child:
+        yield child.pid
+        child.kill()
+
+
+def test_it_is_warned_slowed_stopped_in_turns_and_let_go_when_the_incident_closes(
+    alice: User, pid: int, tmp_path: Path
+) -> None:
+    ticks = family.start_ticks_of(pid)
+    channel(is_mail=True, to_owners=True)
+    incident(pid=pid, start_ticks=ticks, program="sleep")
+    PolicyValues.objects.create(name="enforcement", values=POLICY)
+
+    def tick(minute: float) -> None:
+        # Each time a new part, as after a restart.
+        part = Enforcement("gpubox", Hands(tmp_path / "pacing"))
+        now = later(minute)
+        seen = process(pid, start_ticks=ticks, uid=PERSON, program="sleep")
+        for second in (0, 5):
+            at = now + timedelta(seconds=second)
+            part.judge(snapshot(1, [seen], at=at), at)
+
+    tick(0)
+    tick(1)
+    assert os.getpriority(os.PRIO_PROCESS, pid) == 0
+    Message.objects.update(state="sent", sent_at=later(1))
+    tick(3)
+    assert os.getpriority(os.PRIO_PROCESS, pid) == 10
+    tick(4)
+    target = Target("incident", pid, ticks or 0)
+    wait_until(lambda: is_stopped(target), 5, "stopped")
+
+    Incident.objects.update(closed_at=later(5))
+    tick(5)
+
+    assert os.getpriority(os.PRIO_PROCESS, pid) == 0
+    wait_until(lambda: not paced(target), 3, "no pacer")
+    assert not is_stopped(target)
+    states = dict(Response.objects.values_list("step", "state"))
+    assert states == {"warn": "done", "renice": "undone", "freeze": "undone"}
