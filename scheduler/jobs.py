@@ -98,6 +98,11 @@ class Requirement:
     gpu_uuid: str = ""
     share_pct: int | None = None
 
+    @property
+    def shares(self) -> bool:
+        """Whether others of ours may be put beside it."""
+        return self.gpus > 0 and self.memory_bytes is not None and not self.exclusive
+
 
 class After(StrEnum):
     """What a job waits for of another: its end, however it ends, or its success."""

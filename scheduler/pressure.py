@@ -28,8 +28,6 @@ from scheduler.policy.windows import WindowPolicy
 
 # The waiting jobs that are looked at to know what they wait for, and that a log line names.
 FIRST = 10
-# These reasons don't say that anything but the utilisation target keeps a job.
-UNBOUND = {"UtilTarget", "Priority", "OtherGpus"}
 BOUND = {"GpuMemory": "memory", "OwnerPresent": "owner"}
 FIRST_LOOK_S = 5.0
 logger = logging.getLogger(__name__)
@@ -69,9 +67,11 @@ class Pressure:
         self, snapshot: Snapshot, policy: ConstraintPolicy, settle: timedelta, now: datetime
     ) -> Around:
         claims = [claim for claim in store.open_claims(self._host) if claim.job_ref.isdigit()]
+        alone = {c.gpu_uuid for c in claims if c.exclusive or c.memory_bytes is None}
         on: dict[str, set[str]] = {}
         for claim in claims:
-            on.setdefault(claim.gpu_uuid, set()).add(claim.job_ref)
+            if claim.gpu_uuid not in alone:
+                on.setdefault(claim.gpu_uuid, set()).add(claim.job_ref)
         cpu = constraints.cpu_pct(self._host, now) if policy.cpu_busy_pct < 100 else None
         short = constraints.open_rows(self._host)
         return Around(
@@ -79,6 +79,7 @@ class Pressure:
             gauges=gauges(snapshot.host, policy, cpu),
             hogs=incidents.hogs_on(self._host, now),
             jobs_on=on,
+            alone=alone,
             young={c.job_ref for c in claims if c.since is not None and now - c.since < settle},
             bound=bound(),
         )
@@ -149,10 +150,10 @@ def queued() -> QuerySet[Job]:
 def bound() -> str:
     """What, besides the utilisation target, keeps the first jobs from starting; "" = nothing."""
     first = queued().filter(gpus__gt=0).values_list("blockers", flat=True)[:FIRST]
-    codes = [{blocker["code"] for blocker in blockers} - UNBOUND for blockers in first]
+    codes = [{blocker["code"] for blocker in blockers} for blockers in first]
     if not codes:
         return "queue"
-    if not all(codes):
+    if any(not found or "UtilTarget" in found for found in codes):
         return ""
     return next((word for code, word in BOUND.items() if code in codes[0]), "other")
 

@@ -86,7 +86,7 @@ class Supply:
             running=running,
             cpu_jobs=sum(job.requirement.gpus == 0 for job in running),
             people=self._standings.at(now, {job.owner for job in queue}),
-            throttle=throttling.throttle(self._host, now),
+            throttle=throttling.throttle(self._host, now, running),
             windows=self._windows(now),
         )
         return Given(queue, slots, self._policy, rules)

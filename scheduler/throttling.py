@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from datetime import datetime, timedelta
 from typing import Any
 
-from django.db.models import Count, IntegerField, OuterRef, Subquery
-from django.db.models.functions import Coalesce
-
 from scheduler.blockers import Blocker, Tier
 from scheduler.jobs import PriorityClass
-from scheduler.models import Attempt, ThrottleState
-from scheduler.plans import Throttle
+from scheduler.models import ThrottleState
+from scheduler.plans import RunningJob, Throttle
 from scheduler.policy.adaptive import LoadTier
 from scheduler.policy.pressure import Deferral, Strain
 from scheduler.policy.smoothing import Smoothed
@@ -27,37 +24,23 @@ STALE_AFTER = timedelta(minutes=2)
 _read: dict[str, tuple[str, Throttle]] = {}
 
 
-def throttle(host: str, now: datetime) -> Throttle:
-    """What is allowed on `host` now. One small query while nothing changes.
+def throttle(host: str, now: datetime, running: Sequence[RunningJob]) -> Throttle:
+    """What is allowed on `host` now, one small query.
 
-    What has been placed since the controller's look is taken off `starts`.
+    Of `running` those that share a GPU count: what came or went since the controller's look.
     """
-    placed = (
-        Attempt.objects.filter(
-            host=OuterRef("host"), ended_at=None, placed_at__gt=OuterRef("at"), job__gpus__gt=0
-        )
-        .order_by()
-        .values("host")
-        .annotate(n=Count("id"))
-        .values("n")
-    )
     rows = ThrottleState.objects.filter(host=host)
-    found = rows.values_list(
-        "allowed", "at", Coalesce(Subquery(placed), 0, output_field=IntegerField())
-    ).first()
+    found = rows.values_list("allowed", "at", "sharing").first()
     if found is None or now - found[1] > STALE_AFTER:
         return Throttle()
-    text, _, used = found
+    text, _, sharing = found
     kept = _read.get(host)
     if kept is None or kept[0] != text:
         kept = _read[host] = (text, _allowed(text))
-    return _after(kept[1], used)
-
-
-def _after(allowed: Throttle, used: int) -> Throttle:
-    if allowed.starts is None or not used:
-        return allowed
-    return replace(allowed, starts=max(0, allowed.starts - used))
+    if kept[1].starts is None:
+        return kept[1]
+    more = sharing - sum(job.requirement.shares for job in running)
+    return replace(kept[1], starts=max(0, kept[1].starts + more)) if more else kept[1]
 
 
 def load(host: str) -> tuple[Memory, datetime | None]:
@@ -71,6 +54,7 @@ def save(host: str, memory: Memory, allowed: Throttle, now: datetime) -> None:
     values = {
         "at": now,
         "allowed": json.dumps(_throttle_row(allowed), separators=(",", ":")),
+        "sharing": memory.level.running,
         "memory": json.dumps(_memory_row(memory), separators=(",", ":")),
     }
     ThrottleState.objects.update_or_create(host=host, defaults=values)

@@ -6,13 +6,15 @@ from django.db import models
 class ThrottleState(models.Model):
     """What the controller allows on a host, as of its look `at`, and what it goes on judging with:
 
-    both as JSON text, so that a reader sees cheaply that nothing has changed.
+    both as JSON text, so that a reader sees cheaply that nothing has changed. `sharing`: how
+    many of our jobs shared GPUs then.
     """
 
     host = models.CharField(primary_key=True, max_length=100)
     at = models.DateTimeField()
     allowed = models.TextField()
     memory = models.TextField()
+    sharing = models.PositiveIntegerField(default=0)
 
     def __str__(self) -> str:
         return f"throttle of {self.host}"

@@ -78,7 +78,7 @@ class Tally:
         """A job like this has been placed."""
         if ask.requirement.gpus == 0:
             self.cpu_jobs += 1
-        elif self.starts is not None:
+        elif self.starts is not None and ask.requirement.shares:
             self.starts = max(0, self.starts - 1)
         standing = self.standing(ask.owner)
         self.people[ask.owner] = quotas.after(standing, ask.requirement, ask.lasts)
@@ -97,7 +97,7 @@ def bars(ask: Ask, tally: Tally, gpus: Sequence[Slot]) -> Mapping[str, Blocker]:
     slots = tally.slots
     if ask.requirement.gpus == 0:
         return {}
-    busy = slots.throttle.closed_gpus.get(CLASSES[ask.priority], {})
+    busy = _pressed(ask, tally, gpus)
     if not slots.windows:
         return busy
     trusted, rules = tally.trusted(ask.owner), tally.rules.windows
@@ -108,6 +108,34 @@ def bars(ask: Ask, tally: Tally, gpus: Sequence[Slot]) -> Mapping[str, Blocker]:
         **{uuid: why for uuid, why in busy.items() if uuid not in trusted},
         **windows.closed_for(asking, slots.windows, gpus, slots.running, tally.now),
     }
+
+
+def _pressed(ask: Ask, tally: Tally, gpus: Sequence[Slot]) -> dict[str, Blocker]:
+    """GPUs beside whose users nothing more is put now, by their use or the utilisation target.
+
+    On an empty one nobody is disturbed, whatever it did a moment ago; one that a job has for itself
+    is taken, however busy.
+    """
+    allowed = tally.slots.throttle
+    closed = allowed.closed_gpus.get(CLASSES[ask.priority], {})
+    is_full = tally.starts == 0 and CLASSES[ask.priority] is not PriorityClass.USER_INITIATED
+    if ask.requirement.exclusive or not (closed or is_full):
+        return {}
+    occupied = [g for g in gpus if (g.jobs or g.foreign) and not (g.exclusive or g.undeclared)]
+    found = {gpu.gpu_uuid: _full(gpu, allowed) for gpu in occupied} if is_full else {}
+    return found | {g.gpu_uuid: closed[g.gpu_uuid] for g in occupied if g.gpu_uuid in closed}
+
+
+def _full(gpu: Slot, allowed: Throttle) -> Blocker:
+    """The utilisation target. The same text for the same GPU: blockers are shared by many jobs."""
+    why = allowed.target or "the GPUs are as busy as they should be."
+    return Blocker(
+        code="UtilTarget",
+        tier=Tier.MACHINE,
+        text=f"Nothing more is put beside the others on GPU {gpu.index} now: {why}",
+        requested="1 start",
+        holder=f"GPU {gpu.index}",
+    )
 
 
 def evictions(tally: Tally) -> tuple[Yield, ...]:
@@ -124,16 +152,6 @@ def _class_is_closed(ask: Ask, tally: Tally) -> tuple[Blocker, ...]:
 def _gpus_are_readable(ask: Ask, tally: Tally) -> tuple[Blocker, ...]:
     blocker = tally.slots.blocker
     return () if blocker is None or ask.requirement.gpus == 0 else (blocker,)
-
-
-def _starts_are_left(ask: Ask, tally: Tally) -> tuple[Blocker, ...]:
-    """The utilisation target."""
-    urgent = CLASSES[ask.priority] is PriorityClass.USER_INITIATED
-    if tally.starts is None or tally.starts > 0 or ask.requirement.gpus == 0 or urgent:
-        return ()
-    why = tally.slots.throttle.target or "the GPUs are as busy as they should be"
-    text = f"No further job may start on the GPUs now: {why}"
-    return (Blocker(code="UtilTarget", tier=Tier.MACHINE, text=text, requested="1 start"),)
 
 
 def _cpu_places_are_left(ask: Ask, tally: Tally) -> tuple[Blocker, ...]:
@@ -161,6 +179,5 @@ GATES: tuple[Gate, ...] = (
     _limits_allow_it,
     _class_is_closed,
     _gpus_are_readable,
-    _starts_are_left,
     _cpu_places_are_left,
 )

@@ -63,13 +63,17 @@ class Policies:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Around:
-    """What else is known. `jobs_on`: our jobs by GPU; `young`, `bound`: as in utilisation.Sight."""
+    """What else is known. `jobs_on`: our jobs that share, by GPU; `alone`: GPUs that one of our
+
+    jobs has for itself, which are no place to share; `young`, `bound`: as in utilisation.Sight.
+    """
 
     constraints: Sequence[Constraint] = ()
     gauges: Sequence[Gauge] = ()
     hogs: Collection[str] = ()
     mode: float = 1.0
     jobs_on: Mapping[str, Collection[str]] = field(default_factory=dict)
+    alone: Collection[str] = ()
     young: Collection[str] = ()
     bound: str = ""
 
@@ -87,7 +91,7 @@ def look(
     left_out = hidden(snapshot.gpus, snapshot.host.limits)
     ours = [g for g in snapshot.gpus if g.uuid not in left_out and g.health is not Health.LOST]
     gpus = {gpu.uuid: _remembered(old, gpu, snapshot, policies, now_t, seconds) for gpu in ours}
-    usable = [gpu for gpu in ours if gpu.health is Health.OK]
+    usable = [gpu for gpu in ours if gpu.health is Health.OK and gpu.uuid not in around.alone]
     means = {gpu.uuid: gpus[gpu.uuid].use.mean() for gpu in usable}
     busy = _busy(old, means, policies.pressure)
     strains, early = _strains(old, around, means, busy, policies.pressure)

@@ -2,10 +2,13 @@ from __future__ import annotations
 
 from datetime import timedelta
 
+from scheduler.blockers import Blocker, Tier
+from scheduler.jobs import PriorityClass
 from scheduler.plans import Plan
 from tests.builders import NOW
 from tests.scheduler.placing import Case
 
+BUSY = Blocker(code="Pressure", tier=Tier.MACHINE, text="The machine is busy.")
 HOUR = timedelta(hours=1)
 
 
@@ -97,7 +100,8 @@ def test_a_more_important_job_makes_one_leave_that_may_be_interrupted() -> None:
 
 
 def test_nobody_leaves_for_a_job_that_its_limits_keep_back() -> None:
-    case = Case().gpu("a").runs(9, "a", priority=1, preemptible=True).throttled(starts=0)
+    case = Case().gpu("a").runs(9, "a", priority=1, preemptible=True)
+    case.throttled(closed={PriorityClass.NORMAL: BUSY})
 
     assert _preempted(case.job(1, priority=3).plan()) == []
 

@@ -17,28 +17,44 @@ def test_it_starts_no_job_of_a_closed_class() -> None:
     case.job(1, priority=1).job(2, priority=3).expect(a=[2], waiting={1: "Pressure"})
 
 
-def test_it_starts_as_many_jobs_as_the_utilisation_allows() -> None:
-    case = Case().gpu("a").gpu("b").throttled(starts=1, target="91 % are used.")
-    case.job(1).job(2).job(3, gpus=0)
+def test_it_puts_as_many_jobs_beside_others_as_the_utilisation_allows() -> None:
+    case = Case().gpu("a", jobs=(7,)).throttled(starts=1, target="91 % are used.")
+    case.job(1, wants="1GiB").job(2, wants="1GiB").job(3, gpus=0)
 
     case.expect(a=[1], cpu=[3], waiting={2: "UtilTarget"})
-    assert case.why(2)[0] == "No further job may start on the GPUs now: 91 % are used."
+    assert case.why(2) == ["Nothing more is put beside the others on GPU 0 now: 91 % are used."]
+
+
+def test_an_empty_gpu_takes_a_job_whatever_the_others_do() -> None:
+    case = Case().gpu("a", jobs=(7,)).gpu("b").throttled(starts=0)
+    case.job(1, wants="1GiB").job(2).job(3, wants="1GiB")
+
+    case.expect(b=[1], waiting={2: "UtilTarget", 3: "UtilTarget"})
 
 
 def test_whoever_sits_and_waits_is_not_kept_by_the_utilisation() -> None:
-    case = Case().gpu("a").gpu("b").throttled(starts=0).job(1, priority=3).job(2, priority=4)
+    case = Case().gpu("a", jobs=(7,)).throttled(starts=0)
+    case.job(1, priority=3, wants="1GiB").job(2, priority=4, wants="1GiB")
 
     case.expect(a=[2], waiting={1: "UtilTarget"})
 
 
-def test_a_busy_gpu_takes_only_user_initiated_jobs_and_an_idle_one_takes_any() -> None:
-    case = Case().gpu("a").gpu("b", jobs=(7,), exclusive=True)
+def test_a_busy_gpu_takes_only_user_initiated_jobs() -> None:
+    case = Case().gpu("a", held_by=("bob/python",))
     case.throttled(closed_gpus={PriorityClass.NORMAL: {gpu_uuid(0): BUSY}})
-    case.job(1, priority=3).expect(waiting={1: "Pressure"})
-    case.job(2, priority=4).expect(a=[2], waiting={1: "Pressure"})
-    idle = Case().gpu("a").gpu("b")
-    idle.throttled(closed_gpus={PriorityClass.NORMAL: {gpu_uuid(0): BUSY}})
-    idle.job(1, priority=3).expect(b=[1])
+    case.job(1, priority=3, wants="1GiB").expect(waiting={1: "Pressure"})
+    case.job(2, priority=4, wants="1GiB").expect(a=[2], waiting={1: "Pressure"})
+
+
+def test_a_gpu_that_was_busy_and_is_empty_now_takes_any_job() -> None:
+    case = Case().gpu("a").throttled(closed_gpus={PriorityClass.NORMAL: {gpu_uuid(0): BUSY}})
+    case.job(1, priority=3).expect(a=[1])
+
+
+def test_a_gpu_that_a_job_has_for_itself_is_taken_and_not_busy() -> None:
+    case = Case().gpu("a", jobs=(7,), exclusive=True)
+    case.throttled(starts=0, closed_gpus={PriorityClass.NORMAL: {gpu_uuid(0): BUSY}})
+    case.job(1, wants="1GiB").expect(waiting={1: "GpuTaken"})
 
 
 def test_it_leaves_a_job_alone_that_waits_for_something_else() -> None:
@@ -78,7 +94,6 @@ def test_it_names_the_most_telling_reason_first() -> None:
     assert [reason.code for reason in case.job(1).plan().blockers[1]] == [
         "Pressure",
         "UtilTarget",
-        "GpuTaken",
     ]
 
 

@@ -10,11 +10,11 @@ from django.contrib.auth.models import User
 
 from monitor import audit, events, policies, store
 from monitor.models import Constraint, Gpu
-from monitor.readings import GpuReading, ProcessReading
+from monitor.readings import ClaimFact, GpuReading, ProcessReading
 from scheduler import modes, throttling
-from scheduler.jobs import PriorityClass
+from scheduler.jobs import PriorityClass, Requirement
 from scheduler.models import Job, ModeState, ThrottleState
-from scheduler.plans import Throttle
+from scheduler.plans import RunningJob, Throttle
 from scheduler.policy.mode import Mode, ModePolicy
 from scheduler.pressure import Pressure, bound
 from tests import jobs_made
@@ -151,7 +151,7 @@ def test_a_restart_goes_on_where_it_stopped(alice: User) -> None:
 
 def test_what_another_version_left_is_a_new_beginning() -> None:
     ThrottleState.objects.create(host="gpubox", at=NOW, allowed="{}", memory='{"gpus": 7}')
-    assert throttling.throttle("gpubox", at(1)) == Throttle()
+    assert throttling.throttle("gpubox", at(1), ()) == Throttle()
     assert look(5, [gpu(0)]).closed == {}
 
 
@@ -159,27 +159,58 @@ def test_the_dispatcher_reads_what_the_controller_wrote(
     django_assert_num_queries: Callable[[int], Any],
 ) -> None:
     wrote = look(0, [busy(0), gpu(1)], [foreign(0)])
-    assert throttling.throttle("gpubox", at(1)) == wrote
+    assert throttling.throttle("gpubox", at(1), ()) == wrote
     with django_assert_num_queries(1):
-        assert throttling.throttle("gpubox", at(2)) == wrote
-    assert throttling.throttle("elsewhere", at(2)) == Throttle()
+        assert throttling.throttle("gpubox", at(2), ()) == wrote
+    assert throttling.throttle("elsewhere", at(2), ()) == Throttle()
 
 
 def test_a_silent_controller_holds_nobody_back() -> None:
     look(0, [busy(0)], [foreign(0)])
-    assert throttling.throttle("gpubox", at(600)) == Throttle()
+    assert throttling.throttle("gpubox", at(600), ()) == Throttle()
 
 
-def test_what_was_placed_since_the_look_is_taken_off_the_starts(alice: User) -> None:
-    job = jobs_made.running(alice)
-    uuid = gpu_uuid(0)
-    store.open_claim(
-        store.ClaimFact(job_ref=str(job.pk), gpu_uuid=uuid, owner="alice"), "gpubox", NOW
+def hold(job: int, on: int = 0, memory: int | None = 8 * GIB, *, exclusive: bool = False) -> None:
+    fact = ClaimFact(
+        job_ref=str(job),
+        gpu_uuid=gpu_uuid(on),
+        owner="alice",
+        memory_bytes=memory,
+        exclusive=exclusive,
     )
-    found = look(0, [busy(0, 50), gpu(1)], [process(1, job_ref=str(job.pk), sm_pct=50)])
-    assert found.starts == 1
-    job.attempts.update(host="gpubox", placed_at=at(1))
-    assert throttling.throttle("gpubox", at(2)).starts == 0
+    store.open_claim(fact, "gpubox", NOW)
+
+
+def sharing(job: int) -> RunningJob:
+    return RunningJob(
+        id=job,
+        owner="alice",
+        priority=3,
+        requirement=Requirement(memory_bytes=8 * GIB),
+        gpu_uuids=(gpu_uuid(0),),
+        started_at=NOW,
+    )
+
+
+def test_between_looks_what_came_is_taken_off_the_starts_and_what_went_is_added() -> None:
+    hold(7)
+    ours = process(1, job_ref="7", sm_pct=50)
+    assert look(0, [busy(0, 50), gpu(1)], [ours]).starts == 1
+    after = {n: [sharing(job) for job in range(n)] for n in range(4)}
+    left = [throttling.throttle("gpubox", at(1), after[n]).starts for n in range(4)]
+    assert left == [2, 1, 0, 0]
+
+
+@pytest.mark.parametrize("mine", [{"exclusive": True}, {"memory": None}])
+def test_gpus_that_one_job_has_for_itself_are_no_load(mine: dict[str, Any], alice: User) -> None:
+    jobs_made.waiting(alice)
+    hold(7, 0, **mine)
+    hold(8, 1, **mine)
+    own = [process(10 + i, on=i, job_ref=str(7 + i), sm_pct=95) for i in range(2)]
+    for second in range(0, 60, 5):
+        found = look(second, [busy(0, 95), busy(1, 95)], own)
+    assert (found.closed_gpus, found.starts) == ({}, None)
+    assert kinds() == []
 
 
 def test_what_keeps_the_first_jobs_is_known(alice: User) -> None:
@@ -188,7 +219,8 @@ def test_what_keeps_the_first_jobs_is_known(alice: User) -> None:
     for codes, word in (
         (["UtilTarget"], ""),
         ([], ""),
-        (["UtilTarget", "GpuMemory"], "memory"),
+        (["UtilTarget", "GpuTaken"], ""),
+        (["GpuMemory"], "memory"),
         (["OwnerPresent"], "owner"),
         (["ShareExceeded"], "other"),
     ):
