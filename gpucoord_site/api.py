@@ -17,6 +17,7 @@ from gpucoord_site.api_errors import handle_errors
 from monitor import access
 from monitor.api import router as monitor_router
 from monitor.gpu_api import router as gpu_router
+from monitor.incident_api import router as incident_router
 from scheduler.api import router as scheduler_router
 from scheduler.mode_api import router as mode_router
 from scheduler.share_api import router as share_router
@@ -65,6 +66,7 @@ def _api() -> NinjaAPI:
     made.add_router("/", share_router, tags=["Shares"])
     made.add_router("/", monitor_router, tags=["GPUs"])
     made.add_router("/gpus/", gpu_router, tags=["GPUs"])
+    made.add_router("/incidents/", incident_router, tags=["Incidents"])
     handle_errors(made)
     return made
 

@@ -10,8 +10,10 @@ class MonitorConfig(AppConfig):
     def ready(self) -> None:
         from monitor import policies
         from monitor.event_region import REGION
+        from monitor.incident_region import REGION as INCIDENTS
         from monitor.policy.catalogue import POLICIES, PROFILES, TOPICS
         from monitor.regions import register
 
         policies.register_all(POLICIES, PROFILES, TOPICS)
         register(REGION)
+        register(INCIDENTS)

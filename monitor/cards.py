@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 
+from monitor.badges import NONE, Badge, Badges
 from monitor.formats import GIB
 from monitor.gpu_states import GpuState
 from monitor.health import Condition
@@ -52,6 +53,7 @@ class ProcessRow:
     owner: str | None
     program: str | None
     job_ref: str | None
+    badge: Badge | None
     memory_bytes: int | None = field(compare=False)
     sm_pct: float | None = field(compare=False)
 
@@ -82,6 +84,7 @@ class Card:
     orphaned_gib: int
     owners: tuple[tuple[str | None, int], ...]
     guest: OwnerReading | None
+    hog: Badge | None
     utilization_pct: float | None = field(compare=False)
     memory_used_bytes: int | None = field(compare=False)
     power_w: float | None = field(compare=False)
@@ -120,6 +123,11 @@ class Card:
         return self.state is GpuState.THROTTLED
 
     @property
+    def harmed(self) -> bool:
+        """Somebody hogs it while others wait."""
+        return self.hog is not None and self.hog.is_warning
+
+    @property
     def lost(self) -> bool:
         return self.state is GpuState.LOST
 
@@ -153,24 +161,25 @@ class Summary:
     processes: int
 
 
-def cards(snapshots: Iterable[Snapshot]) -> list[Card]:
-    """A card per GPU, trouble first, then by host and index."""
+def cards(snapshots: Iterable[Snapshot], badges: Badges = NONE) -> list[Card]:
+    """A card per GPU, trouble first, then those with a hog, then by host and index."""
     found = []
     for snapshot in snapshots:
         on: dict[str, list[ProcessRow]] = {}
         for process in snapshot.processes:
-            on.setdefault(process.gpu_uuid, []).append(process_row(process))
-        found += [_card(gpu, snapshot, on.get(gpu.uuid, [])) for gpu in snapshot.gpus]
-    return sorted(found, key=lambda c: (not c.trouble, c.host, c.index))
+            on.setdefault(process.gpu_uuid, []).append(process_row(process, badges))
+        found += [_card(g, snapshot, on.get(g.uuid, []), badges) for g in snapshot.gpus]
+    return sorted(found, key=lambda c: (not c.trouble, not c.harmed, c.host, c.index))
 
 
-def process_row(process: ProcessReading) -> ProcessRow:
+def process_row(process: ProcessReading, badges: Badges = NONE) -> ProcessRow:
     return ProcessRow(
         key=process.key,
         pid=process.pid,
         owner=process.job_owner or process.user,
         program=process.program,
         job_ref=process.job_ref,
+        badge=badges.processes.get((process.gpu_uuid, process.pid)),
         memory_bytes=process.memory_bytes,
         sm_pct=process.sm_pct,
     )
@@ -203,7 +212,7 @@ def in_gib(value: float | None) -> float | None:
     return None if value is None else three(value / GIB)
 
 
-def _card(gpu: GpuReading, snapshot: Snapshot, rows: list[ProcessRow]) -> Card:
+def _card(gpu: GpuReading, snapshot: Snapshot, rows: list[ProcessRow], badges: Badges) -> Card:
     rows.sort(key=_biggest_first)
     # A single further one takes no more room than the line that would count it.
     shown = rows if len(rows) <= ROWS_ON_CARD + 1 else rows[:ROWS_ON_CARD]
@@ -226,6 +235,7 @@ def _card(gpu: GpuReading, snapshot: Snapshot, rows: list[ProcessRow]) -> Card:
         orphaned_gib=round((gpu.orphaned_bytes or 0) / GIB),
         owners=_owners(rows),
         guest=_guest(gpu, snapshot),
+        hog=badges.gpus.get(gpu.uuid),
         utilization_pct=gpu.utilization_pct,
         memory_used_bytes=gpu.memory_used_bytes,
         power_w=gpu.power_w,

@@ -8,7 +8,7 @@ from django.shortcuts import get_object_or_404, redirect, render
 from django.utils import timezone
 from django.views.decorators.http import require_safe
 
-from monitor import history_pages, host_strips, store, usage
+from monitor import history_pages, host_strips, own_page, store, usage
 from monitor.models import Gpu, HostHour, HostMinute, ProcessUse
 from monitor.usage import Usage
 from monitor.views import viewer_of
@@ -21,8 +21,15 @@ def person(request: HttpRequest, name: str) -> HttpResponse:
         raise Http404
     viewer = viewer_of(request)
     details = viewer.operator or viewer.username == name
-    context = history_pages.person(name, request.GET, timezone.now(), details)
-    return render(request, "monitor/person.html", {**context, "name": name, "details": details})
+    now = timezone.now()
+    context = {
+        **history_pages.person(name, request.GET, now, details),
+        **(own_page.context(name, now) if details else {}),
+        "name": name,
+        "details": details,
+        "own": viewer.username == name,
+    }
+    return render(request, "monitor/person.html", context)
 
 
 @require_safe

@@ -21,11 +21,11 @@ from time import monotonic
 from django.db import close_old_connections
 from django.utils import timezone
 
-from monitor import history, store
+from monitor import history, incident_badges, store
 from monitor.frames import Frame
 from monitor.models import LatestSnapshot
 from monitor.readings import Snapshot
-from monitor.rendering import DASHBOARD, Renderer
+from monitor.rendering import DASHBOARD, BadgeSource, Renderer
 from monitor.wake import Listener
 
 logger = logging.getLogger(__name__)
@@ -60,11 +60,12 @@ class Hub:
         self,
         read: Callable[[], Sequence[Snapshot]] = store.newest_all,
         seqs: Callable[[], Seqs] = newest_seqs,
+        badges: BadgeSource = incident_badges.current,
     ) -> None:
         self.frame: Frame | None = None
         self._read = read
         self._seqs = seqs
-        self._renderer = Renderer(history.sparks.get)
+        self._renderer = Renderer(history.sparks.get, badges)
         self._viewers: set[Viewer] = set()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None

@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from monitor import cards
+from monitor.badges import NONE, Badges
 from monitor.cards import ProcessRow
 from monitor.models import ProcessUse
 from monitor.policy.privacy import Viewer, owns, redact
@@ -79,11 +80,14 @@ SORTS: dict[str, Callable[[ProcessLine], Any]] = {
 
 
 def lines(
-    snapshots: Iterable[Snapshot], viewer: Viewer, gpu_uuid: str | None = None
+    snapshots: Iterable[Snapshot],
+    viewer: Viewer,
+    gpu_uuid: str | None = None,
+    badges: Badges = NONE,
 ) -> list[ProcessLine]:
     """Every process on a GPU, or on one of them, with the commands that `viewer` may see."""
     return [
-        _line(process, snapshot, indexes[process.gpu_uuid], viewer)
+        _line(process, snapshot, indexes[process.gpu_uuid], viewer, badges)
         for snapshot in (redact(s, viewer) for s in snapshots)
         if (indexes := {gpu.uuid: gpu.index for gpu in snapshot.gpus})
         for process in snapshot.processes
@@ -125,9 +129,11 @@ def gpu_name(line: ProcessLine) -> str:
     return f"{line.host}:{line.gpu_index}"
 
 
-def _line(process: ProcessReading, snapshot: Snapshot, index: int, viewer: Viewer) -> ProcessLine:
+def _line(
+    process: ProcessReading, snapshot: Snapshot, index: int, viewer: Viewer, badges: Badges
+) -> ProcessLine:
     return ProcessLine(
-        row=cards.process_row(process),
+        row=cards.process_row(process, badges),
         host=snapshot.host.name,
         gpu_uuid=process.gpu_uuid,
         gpu_index=index,

@@ -11,6 +11,7 @@ from typing import Any
 from django.template.loader import render_to_string
 
 from monitor import cards, host_strips
+from monitor.badges import NONE, Badges
 from monitor.cards import MOST_CARDS, Card, ProcessRow
 from monitor.frames import CHILDREN, Board, Column, Frame, Part, Sparkline
 from monitor.history import Spark
@@ -21,22 +22,30 @@ from monitor.regions import Region, regions
 logger = logging.getLogger(__name__)
 
 DASHBOARD, PROCESSES, GPU_PREFIX = "dashboard", "processes", "gpu:"
+BadgeSource = Callable[[datetime], Badges]
 SparkSource = Callable[[Iterable[str], datetime], dict[str, Spark]]
 
 
-def rows_of(snapshots: Iterable[Snapshot], gpu_uuid: str | None = None) -> list[ProcessRow]:
+def rows_of(
+    snapshots: Iterable[Snapshot], gpu_uuid: str | None = None, badges: Badges = NONE
+) -> list[ProcessRow]:
     return [
-        cards.process_row(process)
+        cards.process_row(process, badges)
         for snapshot in snapshots
         for process in snapshot.processes
         if gpu_uuid is None or process.gpu_uuid == gpu_uuid
     ]
 
 
-def digest(snapshots: Sequence[Snapshot], gpu_uuid: str | None = None) -> str:
+def digest(
+    snapshots: Sequence[Snapshot], gpu_uuid: str | None = None, badges: Badges = NONE
+) -> str:
     """Who is there and in which state, without figures: if a page's differs, it is out of date."""
-    rows = rows_of(snapshots, gpu_uuid)
-    facts = sorted((r.key, r.owner or "", r.program or "", r.job_ref or "") for r in rows)
+    rows = rows_of(snapshots, gpu_uuid, badges)
+    facts = sorted(
+        (r.key, r.owner or "", r.program or "", r.job_ref or "", r.badge.word if r.badge else "")
+        for r in rows
+    )
     states = [
         (g.uuid, g.state, g.condition) for s in snapshots for g in s.gpus if g.uuid == gpu_uuid
     ]
@@ -46,8 +55,10 @@ def digest(snapshots: Sequence[Snapshot], gpu_uuid: str | None = None) -> str:
 class Renderer:
     """Makes frames, one after the other; remembers what it made last."""
 
-    def __init__(self, sparks: SparkSource) -> None:
+    def __init__(self, sparks: SparkSource, badges: BadgeSource = lambda now: NONE) -> None:
         self._sparks = sparks
+        self._badges = badges
+        self._now_badges = NONE
         self._n = 0
         self._parts: dict[str, tuple[object, Part]] = {}
         self._columns: dict[tuple[str, str], Column] = {}
@@ -56,6 +67,7 @@ class Renderer:
     def frame(self, snapshots: Sequence[Snapshot], topics: Iterable[str], now: datetime) -> Frame:
         """The next frame, for `topics`."""
         self._n += 1
+        self._now_badges = self._badges(now)
         boards = {topic: self._board(topic, snapshots, now) for topic in topics}
         self._columns = {k: v for k, v in self._columns.items() if k[0] in boards}
         at = min((s.at.timestamp() for s in snapshots), default=None)
@@ -72,11 +84,12 @@ class Renderer:
                 "g": self._column(topic, "g", [(c.uuid, c.values) for c in shown]),
                 "p": self._column(topic, "p", [(r.key, r.values) for r in rows]),
             },
-            digest=digest(snapshots, uuid),
+            digest=digest(snapshots, uuid, self._now_badges),
         )
 
     def _dashboard(self, snapshots: Sequence[Snapshot], now: datetime) -> Board:
-        shown, strips = cards.cards(snapshots), host_strips.strips(snapshots)
+        shown = cards.cards(snapshots, self._now_badges)
+        strips = host_strips.strips(snapshots)
         drawn = self._sparklines([c.uuid for c in shown], now)
         rows = [row for card in shown for row in card.rows] if len(shown) <= MOST_CARDS else []
         return Board(

@@ -8,7 +8,16 @@ from django.shortcuts import get_object_or_404, render
 from django.utils import timezone
 from django.views.decorators.http import require_safe
 
-from monitor import cards, events, gpu_closing, history, history_pages, process_table, store
+from monitor import (
+    cards,
+    events,
+    gpu_closing,
+    history,
+    history_pages,
+    incident_badges,
+    process_table,
+    store,
+)
 from monitor.models import Gpu
 from monitor.policy import capability
 from monitor.policy.health import clock_words
@@ -22,7 +31,9 @@ from monitor.use_facts import InstanceReading
 @require_safe
 def dashboard(request: HttpRequest) -> HttpResponse:
     """Is everything fine, and who is on what?"""
-    frame = Renderer(history.sparks.get).frame(store.newest_all(), [DASHBOARD], timezone.now())
+    frame = Renderer(history.sparks.get, incident_badges.current).frame(
+        store.newest_all(), [DASHBOARD], timezone.now()
+    )
     parts = list(frame.boards[DASHBOARD].parts)
     overview = [p for p in parts if not p.target.startswith("region-")]
     regions = [p for p in parts if p.target.startswith("region-")]
@@ -35,13 +46,14 @@ def gpu(request: HttpRequest, uuid: str) -> HttpResponse:
     row = get_object_or_404(Gpu, uuid=uuid)
     snapshots = store.newest_all()
     wanted = Wanted.from_query(request.GET)
-    found = process_table.lines(snapshots, viewer_of(request), uuid)
+    badges = incident_badges.current(timezone.now())
+    found = process_table.lines(snapshots, viewer_of(request), uuid, badges)
     reading = next((g for s in snapshots for g in s.gpus if g.uuid == uuid), None)
     health = next((h for s in snapshots for h in s.health if h.gpu_uuid == uuid), None)
     context = {
         **history_pages.gpu(row, request.GET, timezone.now()),
         "gpu": row,
-        "card": next((c for c in cards.cards(snapshots) if c.uuid == uuid), None),
+        "card": next((c for c in cards.cards(snapshots, badges) if c.uuid == uuid), None),
         "reading": reading,
         "capability": capability.of(reading, settings.CONFIG.gpu_power) if reading else None,
         "health": health,
@@ -53,7 +65,7 @@ def gpu(request: HttpRequest, uuid: str) -> HttpResponse:
         "may_close": viewer_of(request).operator,
         "events": events.recent(8, gpu_uuid=uuid),
         "topic": f"{GPU_PREFIX}{uuid}",
-        "digest": digest(snapshots, uuid),
+        "digest": digest(snapshots, uuid, badges),
     }
     return render(request, "monitor/gpu.html", context)
 
@@ -63,7 +75,8 @@ def processes(request: HttpRequest) -> HttpResponse:
     """Who runs what, on which GPU?"""
     snapshots = store.newest_all()
     wanted = Wanted.from_query(request.GET)
-    found = process_table.lines(snapshots, viewer_of(request))
+    badges = incident_badges.current(timezone.now())
+    found = process_table.lines(snapshots, viewer_of(request), badges=badges)
     context = {
         "lines": process_table.with_history(process_table.choose(found, wanted)),
         "all": len(found),
@@ -72,7 +85,7 @@ def processes(request: HttpRequest) -> HttpResponse:
         "gpus": _gpu_choices(found),
         "several": len(snapshots) > 1,
         "topic": PROCESSES,
-        "digest": digest(snapshots),
+        "digest": digest(snapshots, badges=badges),
     }
     return render(request, "monitor/processes.html", context)
 

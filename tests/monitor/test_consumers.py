@@ -13,6 +13,7 @@ from django.test import Client
 
 from gpucoord_site.asgi import application
 from monitor import consumers, regions
+from monitor.badges import NONE
 from monitor.hub import Hub
 from tests.builders import NOW, snapshot
 from tests.monitor.test_hub import SPARK, Server
@@ -28,7 +29,7 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Hub:
         "monitor.history.sparks.get", lambda uuids, now: dict.fromkeys(uuids, SPARK)
     )
     server = Server()
-    hub = Hub(server.read, server.seqs)
+    hub = Hub(server.read, server.seqs, badges=lambda now: NONE)
     monkeypatch.setattr(hub, "start", lambda: None)
     monkeypatch.setattr(consumers, "hub", hub)
     return hub

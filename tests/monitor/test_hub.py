@@ -10,6 +10,7 @@ import pytest
 from django.db import DatabaseError
 
 from monitor import datagrams, regions
+from monitor.badges import NONE
 from monitor.consumers import WINDOW, Feed
 from monitor.hub import Hub, Seqs
 from monitor.readings import Snapshot
@@ -64,7 +65,7 @@ def hub(server: Server, monkeypatch: pytest.MonkeyPatch) -> Hub:
     monkeypatch.setattr(
         "monitor.history.sparks.get", lambda uuids, now: dict.fromkeys(uuids, SPARK)
     )
-    hub = Hub(server.read, server.seqs)
+    hub = Hub(server.read, server.seqs, badges=lambda now: NONE)
     monkeypatch.setattr(hub, "start", lambda: None)
     return hub
 
@@ -233,7 +234,7 @@ def live_hub(server: Server, data: Path, monkeypatch: pytest.MonkeyPatch) -> Hub
         "monitor.history.sparks.get", lambda uuids, now: dict.fromkeys(uuids, SPARK)
     )
     monkeypatch.setattr("monitor.hub.close_old_connections", lambda: None)
-    return Hub(server.read, server.seqs)
+    return Hub(server.read, server.seqs, badges=lambda now: NONE)
 
 
 async def test_a_wake_up_brings_a_frame_at_once(

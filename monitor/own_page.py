@@ -1,0 +1,114 @@
+"""A person's own page: what they use now, what they hold idle, what they are asked to change."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from monitor import cards, formats, incident_badges, patterns, policies, store
+from monitor.cards import ProcessRow
+from monitor.models import Incident, ProcessMinute, ProcessUse
+from monitor.policy.hog_policies import HogPolicy, MemoryPolicy
+from monitor.policy.incident_words import Told, to_owner
+from monitor.readings import Snapshot
+
+# How far back it is told since when something has been idle.
+LOOK_BACK = timedelta(hours=24)
+# A process that has just come is not idle yet.
+LEAST_S = 600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Now:
+    """One process of theirs; `idle_since`: nothing has used what it holds since then."""
+
+    row: ProcessRow
+    gpu_uuid: str
+    gpu: str
+    idle_since: datetime | None
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """An open incident, said to the one whom it concerns."""
+
+    incident: Incident
+    told: Told
+
+
+def context(name: str, now: datetime) -> dict[str, Any]:
+    """Template variables of the part that only the person and operators see."""
+    asked = incident_badges.open_of(name)
+    mine = _processes(store.newest_all(), name, now)
+    idle = [process for process in mine if process.idle_since is not None]
+    return {
+        "asked": [Asked(incident, _told(incident)) for incident in asked],
+        "mine": mine,
+        "idle": idle,
+        "idle_bytes": sum(process.row.memory_bytes or 0 for process in idle),
+        "patterns": patterns.of_person(name),
+    }
+
+
+def _told(incident: Incident) -> Told:
+    return to_owner(
+        incident.rule,
+        program=incident.program,
+        gpu=f"GPU {incident.gpu.index}" if incident.gpu else "this machine",
+        memory_bytes=incident.memory_bytes,
+        mean_pct=incident.mean_pct,
+        since_at=incident.since_at,
+        last_seen_at=incident.last_seen_at,
+        waited_jobs=incident.waited_jobs,
+        job_ref=incident.job_ref,
+    )
+
+
+def _processes(snapshots: Sequence[Snapshot], name: str, now: datetime) -> list[Now]:
+    badges = incident_badges.current(now)
+    several = len(snapshots) > 1
+    found: list[Now] = []
+    for snapshot in snapshots:
+        gpus = {gpu.uuid: gpu.index for gpu in snapshot.gpus}
+        own = [p for p in snapshot.processes if (p.job_owner or p.user) == name]
+        idle = _idle(snapshot.host.name, {p.pid for p in own}, now) if own else {}
+        found += [
+            Now(
+                cards.process_row(p, badges),
+                p.gpu_uuid,
+                f"{snapshot.host.name} GPU {gpus[p.gpu_uuid]}"
+                if several
+                else f"GPU {gpus[p.gpu_uuid]}",
+                idle.get((p.gpu_uuid, p.pid)),
+            )
+            for p in own
+            if p.gpu_uuid in gpus
+        ]
+    return sorted(found, key=lambda n: (n.idle_since is None, -(n.row.memory_bytes or 0)))
+
+
+def _idle(host: str, pids: set[int], now: datetime) -> dict[tuple[str, int], datetime]:
+    """Since when each process that holds much has used nothing, as far as it is known."""
+    force = policies.InForce()
+    memory, coverage = force.of(MemoryPolicy), force.of(HogPolicy).coverage_pct / 100
+    least = memory.idle_gib * formats.GIB
+    uses = {u.pk: u for u in ProcessUse.objects.filter(host=host, pid__in=pids, ended_at=None)}
+    since_t = int((now - LOOK_BACK).timestamp())
+    minutes: dict[int, list[ProcessMinute]] = {}
+    for minute in ProcessMinute.objects.filter(use_id__in=uses, t__gte=since_t).order_by("-t"):
+        minutes.setdefault(minute.use_id, []).append(minute)
+    found: dict[tuple[str, int], datetime] = {}
+    for pk, newest_first in minutes.items():
+        use, begin = uses[pk], None
+        for minute in newest_first:
+            known = minute.known_s >= coverage * minute.held_s
+            used_pct = 100 * minute.sm_s / minute.known_s if minute.known_s else None
+            if not known or used_pct is None or used_pct >= memory.idle_pct:
+                break
+            begin = max(minute.t, int(use.first_seen_at.timestamp()))
+        held = (newest_first[0].peak_memory_bytes or 0) >= least
+        if begin is not None and held and now.timestamp() - begin >= LEAST_S:
+            found[use.gpu_id, use.pid] = datetime.fromtimestamp(begin, UTC)
+    return found

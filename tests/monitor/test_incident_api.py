@@ -1,0 +1,66 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from django.contrib.auth.models import User
+from django.test import Client
+
+from monitor import access, store
+from monitor.models import Incident
+from tests.builders import NOW, snapshot
+from tests.pages.test_incidents_page import made
+
+pytestmark = pytest.mark.django_db
+
+
+@pytest.fixture(autouse=True)
+def _seen() -> None:
+    store.record(snapshot(2))
+
+
+def call(user: User, path: str = "", body: dict[str, Any] | None = None, **query: str) -> Any:
+    headers = {"authorization": f"Bearer {access.create_token(user, NOW)[1]}"}
+    address = f"/api/incidents/{path}"
+    if body is None:
+        return Client().get(address, query, headers=headers)
+    return Client().post(address, body, content_type="application/json", headers=headers)
+
+
+def test_incidents_are_listed_as_the_page_has_them(alice: User) -> None:
+    made(text="harmless", severity="info", job_ref="")
+    made(text="serious", severity="error")
+    made(text="over", closed_at=NOW)
+    found = call(alice).json()["incidents"]
+    assert [entry["text"] for entry in found] == ["serious", "harmless"]
+    assert found[0]["lasts_s"] == 3600
+    assert found[1]["job"] is None
+    assert [e["text"] for e in call(alice, state="closed").json()["incidents"]] == ["over"]
+
+
+def test_only_the_owner_and_operators_read_the_explanation(
+    alice: User, bob: User, root: User
+) -> None:
+    row = made()
+    answer = call(alice, f"{row.pk}/acknowledge/", {"explanation": "Due on Friday."})
+    assert answer.status_code == 200
+    read = [call(who, f"{row.pk}/").json()["explanation"] for who in (alice, bob, root)]
+    assert read == ["Due on Friday.", None, "Due on Friday."]
+
+
+@pytest.mark.parametrize(
+    ("path", "body"), [("snooze/", {"hours": 8}), ("close/", {"reason": "agreed"})]
+)
+def test_operators_snooze_and_close(
+    path: str, body: dict[str, Any], alice: User, root: User
+) -> None:
+    row = made()
+    assert call(alice, f"{row.pk}/{path}", body).status_code == 403
+    assert call(root, f"{row.pk}/{path}", body).status_code == 200
+    row = Incident.objects.get()
+    assert (row.snoozed_until or row.closed_at) is not None
+
+
+def test_others_explain_nothing(bob: User) -> None:
+    row = made()
+    assert call(bob, f"{row.pk}/acknowledge/", {"explanation": "no"}).status_code == 403

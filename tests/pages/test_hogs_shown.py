@@ -1,0 +1,130 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+
+import pytest
+from django.contrib.auth.models import User
+from django.test import Client
+from django.utils import timezone
+
+from monitor import incident_badges, store
+from monitor.models import Gpu, Pattern, ProcessMinute
+from monitor.policy.hog_rules import IDLE_HELD, MEMORY_HOG
+from tests.builders import GIB, NOW, gpu_uuid, process, snapshot
+from tests.monitor.past import process_use
+from tests.pages.test_incidents_page import get, made
+
+pytestmark = pytest.mark.django_db
+AsUser = Callable[[User], Client]
+PID = 4_200_001
+
+
+@pytest.fixture(autouse=True)
+def _seen() -> None:
+    busy = process(PID, on=1, memory_bytes=40 * GIB, sm_pct=0.0)
+    store.record(snapshot(2, [busy], at=timezone.now()))
+
+
+def test_a_hog_has_its_badge_on_the_process_and_on_the_gpu(alice: User, as_user: AsUser) -> None:
+    row = made(gpu_id=gpu_uuid(1), pid=PID)
+    html = get(as_user(alice), "/")
+    card = html.split(f'id="gpu-{gpu_uuid(1)}"')[1].split("</article>")[0]
+    assert card.count(f'href="/incidents/{row.pk}/"') == 2
+    assert "others wait" in card
+
+
+def test_the_gpu_that_somebody_hogs_comes_first(alice: User, as_user: AsUser) -> None:
+    made(gpu_id=gpu_uuid(1), pid=PID)
+    html = get(as_user(alice), "/")
+    assert html.index(f'id="gpu-{gpu_uuid(1)}"') < html.index(f'id="gpu-{gpu_uuid(0)}"')
+
+
+def test_the_dashboard_lists_open_incidents_the_worst_first(alice: User, as_user: AsUser) -> None:
+    made(text="harmless one", severity="info")
+    made(text="serious one", severity="error")
+    made(text="asleep", snoozed_until=timezone.now() + timedelta(hours=1))
+    made(text="over", closed_at=NOW)
+    region = get(as_user(alice), "/").split('id="region-incidents"')[1].split("</section>")[0]
+    assert region.index("serious one") < region.index("harmless one")
+    assert "asleep" not in region
+    assert "over" not in region
+
+
+def test_a_quiet_dashboard_says_that_nobody_hogs(alice: User, as_user: AsUser) -> None:
+    assert "Nobody takes more than is theirs." in get(as_user(alice), "/")
+
+
+@pytest.mark.parametrize("path", ["/processes/", f"/gpus/{gpu_uuid(1)}/"])
+def test_tables_of_processes_have_the_badge_too(path: str, alice: User, as_user: AsUser) -> None:
+    row = made(gpu_id=gpu_uuid(1), pid=PID)
+    assert f'<a class="chip warning" href="/incidents/{row.pk}/"' in get(as_user(alice), path)
+
+
+def test_of_several_badges_the_most_telling_is_shown() -> None:
+    made(rule=MEMORY_HOG, gpu_id=gpu_uuid(1), pid=PID)
+    made(gpu_id=gpu_uuid(1), pid=PID)
+    made(rule=IDLE_HELD, gpu_id=gpu_uuid(1), pid=PID)
+    assert incident_badges.current(timezone.now()).processes[gpu_uuid(1), PID].word == "hog"
+
+
+def idle_for(minutes: int) -> None:
+    now = timezone.now()
+    begin = now - timedelta(minutes=minutes)
+    facts = {"pid": PID, "start_ticks": 1000 + PID, "last_seen_at": now}
+    use = process_use(store_gpu(), begin, **facts)
+    for minute in range(minutes):
+        t = int((begin + timedelta(minutes=minute)).timestamp()) // 60 * 60
+        sums = {"sm_s": 0.1, "held_s": 60, "known_s": 60, "peak_memory_bytes": 40 * GIB}
+        ProcessMinute.objects.create(use=use, t=t, **sums)
+
+
+def store_gpu() -> Gpu:
+    return Gpu.objects.get(pk=gpu_uuid(1))
+
+
+def test_ones_own_page_says_what_one_is_asked_to_change_and_how(
+    alice: User, as_user: AsUser
+) -> None:
+    row = made(rule=IDLE_HELD, gpu_id=gpu_uuid(1), memory_bytes=40 * GIB, waited_jobs=2)
+    html = get(as_user(alice), "/users/alice/")
+    assert "You hold 40.0 GiB on GPU 1 that nothing has used for 1 h." in html
+    assert "2 jobs have waited for it." in html
+    assert f"/incidents/{row.pk}/" in html
+
+
+def test_it_says_what_one_holds_idle_and_since_when(alice: User, as_user: AsUser) -> None:
+    idle_for(90)
+    html = get(as_user(alice), "/users/alice/")
+    assert "You hold <b>40.0 GiB</b> that nothing uses" in html
+    assert "1 h 30 min" in html
+
+
+def test_what_was_used_a_moment_ago_is_not_idle(alice: User, as_user: AsUser) -> None:
+    idle_for(90)
+    newest = ProcessMinute.objects.order_by("-t")[0]
+    ProcessMinute.objects.filter(pk=newest.pk).update(sm_s=50)
+    assert "that nothing uses" not in get(as_user(alice), "/users/alice/")
+
+
+def test_others_do_not_see_what_one_is_asked(alice: User, bob: User, as_user: AsUser) -> None:
+    made(rule=IDLE_HELD)
+    assert 'id="asked"' not in get(as_user(bob), "/users/alice/")
+
+
+def test_patterns_are_told_to_all_on_the_page_of_incidents(bob: User, as_user: AsUser) -> None:
+    text = "python (alice) monopolises GPU 1 every night 20:00–06:00 (9 of the last 10 nights)"
+    Pattern.objects.create(
+        host="gpubox",
+        gpu_id=gpu_uuid(1),
+        user="alice",
+        start_minute=1200,
+        end_minute=360,
+        zone="UTC",
+        hits=9,
+        chances=10,
+        mean_pct=95,
+        text=text,
+        found_at=NOW,
+    )
+    assert text in get(as_user(bob), "/incidents/")
