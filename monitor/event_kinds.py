@@ -49,6 +49,7 @@ EVENTS: dict[str, tuple[str, ...]] = {
         "RESOURCE_CONSTRAINT",
         "RESOURCE_CONSTRAINT_OVER",
         "NODE_OVERLOADED",
+        "IDLE_RESOURCE_DETECTED",
         "BACKPRESSURE_ACTIVATED",
         "BACKPRESSURE_RELEASED",
         "MODE_CHANGED",

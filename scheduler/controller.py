@@ -19,6 +19,7 @@ from monitor.readings import Snapshot
 from monitor.stepping import Guard
 from scheduler.charging import Charging
 from scheduler.enforcement import Enforcement
+from scheduler.idling import IdleResources
 from scheduler.judging import HogWatch
 from scheduler.lost_gpus import LostGpus
 from scheduler.pressure import Pressure
@@ -135,6 +136,7 @@ def build(guard: Guard) -> Controller:
         HogWatch(config.node),
         Pressure(config.node),
         LostGpus(config.node),
+        IdleResources(config.node),
         Enforcement(config.node, Hands(Path(settings.DATA) / "run" / "pacing")),
         Alerts(tasks.queue),
     )

@@ -11,6 +11,7 @@ from scheduler.policy.adaptive import AdaptivePolicy
 from scheduler.policy.backfill import BackfillPolicy
 from scheduler.policy.bounds import BoundsPolicy, NicePolicy
 from scheduler.policy.capacity import CapacityPolicy
+from scheduler.policy.idling import IdlePolicy
 from scheduler.policy.mode import ModePolicy
 from scheduler.policy.ordering import OrderPolicy
 from scheduler.policy.preemption import PreemptionPolicy
@@ -25,6 +26,7 @@ POLICIES: dict[str, type[Any]] = {
     "backfill": BackfillPolicy,
     "bounds": BoundsPolicy,
     "capacity": CapacityPolicy,
+    "idle": IdlePolicy,
     "mode": ModePolicy,
     "niceness": NicePolicy,
     "order": OrderPolicy,
