@@ -12,6 +12,7 @@ from scheduler.models import Attempt
 from scheduler.policy.following import MOST_STARTS, outcome_of
 from scheduler.policy.preemption import PreemptionPolicy
 from scheduler.policy.retrying import (
+    SAYS,
     Cause,
     End,
     Fate,
@@ -57,17 +58,18 @@ def end(attempt: Attempt, look: Look, tail: bytes, now: datetime) -> None:
     outcome, why = outcome_of(
         exit_code=result.exit_code, stopped=result.stopped, cancel_requested=is_cancelled
     )
+    cause = _cause(attempt, result, tail)
     ending = Ending(
         outcome=outcome,
         ended_at=_time(result.ended_at),
         exit_code=result.exit_code,
         signal=result.signal,
-        problem=result.problem or why,
+        problem=result.problem or why or _says(outcome, cause),
         cpu_s=result.cpu_s,
         peak_memory_bytes=result.peak_memory_bytes,
         log_bytes=result.log_bytes,
     )
-    _settle(attempt, ending, _cause(attempt, result, tail), now, yielded=result.yielded)
+    _settle(attempt, ending, cause, now, yielded=result.yielded)
 
 
 def end_unstarted(attempt: Attempt, now: datetime) -> None:
@@ -144,9 +146,17 @@ def _fate(attempt: Attempt, ending: Ending, cause: Cause, yielded: bool) -> Fate
 
 def _cause(attempt: Attempt, result: Result, tail: bytes) -> Cause:
     """A stop that nobody here asked for is a shutdown's."""
+    if result.exit_code == 0:
+        return Cause.OWN
     if result.stopped == "asked" or _has_lost_gpu(attempt):
         return Cause.MACHINE
+    if result.out_of_memory:
+        return Cause.MEMORY
     return Cause.GPU_MEMORY if tells_of_gpu_memory(tail) else Cause.OWN
+
+
+def _says(outcome: Outcome, cause: Cause) -> str:
+    return SAYS.get(cause, "") if outcome is Outcome.FAILED else ""
 
 
 def _has_lost_gpu(attempt: Attempt) -> bool:

@@ -91,6 +91,9 @@ def outcome_of(
         return Outcome.TIMED_OUT, "The job ran into its time limit."
     if stopped and cancel_requested:
         return Outcome.CANCELLED, ""
+    if stopped == "yield":
+        # What it says at SIGTERM is no success.
+        return Outcome.FAILED, ""
     if stopped == "asked":
         return Outcome.FAILED, "The job was stopped from outside gpucoord, as by a shutdown."
     return (Outcome.SUCCEEDED if exit_code == 0 else Outcome.FAILED), ""

@@ -28,10 +28,13 @@ _GPU_MEMORY = re.compile(
 
 
 class Cause(StrEnum):
-    """Why an attempt ended as it did: the job's own doing, too little memory, or the machine's."""
+    """Why an attempt ended as it did: the job's own doing, too little memory of its GPUs or of the
+    host, or the machine's.
+    """
 
     OWN = "own"
     GPU_MEMORY = "GPU memory"
+    MEMORY = "memory"
     MACHINE = "machine"
 
 
@@ -140,6 +143,12 @@ def fate(
     if past.failures < past.retries:
         return _retried(end, past, retry, largest_bytes)
     return _over(end.outcome, past)
+
+
+SAYS = {
+    Cause.GPU_MEMORY: "It ran out of GPU memory.",
+    Cause.MEMORY: "It was killed because it ran out of memory.",
+}
 
 
 def pause(times: int, job_id: int, policy: RetryPolicy) -> timedelta:

@@ -67,6 +67,16 @@ class Cgroup:
                 found |= {int(line) for line in (folder / "cgroup.procs").read_text().split()}
         return found
 
+    def ran_out_of_memory(self) -> bool:
+        """Whether the kernel has killed one of its processes for memory."""
+        for folder in self.folders:
+            for name in ("memory.events", "memory.oom_control"):
+                with suppress(OSError):
+                    for line in (folder / name).read_text().splitlines():
+                        if line.startswith("oom_kill ") and line != "oom_kill 0":
+                            return True
+        return False
+
     @property
     def can_freeze(self) -> bool:
         names = ("cgroup.freeze", "freezer.state")

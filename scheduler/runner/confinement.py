@@ -88,6 +88,10 @@ class Confinement:
         if self._cgroup is not None:
             self._cgroup.kill()
 
+    @property
+    def ran_out_of_memory(self) -> bool:
+        return self._cgroup is not None and self._cgroup.ran_out_of_memory()
+
     def leave(self) -> None:
         """The job is over: others may have its GPUs."""
         self._held.release()

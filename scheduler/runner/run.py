@@ -15,6 +15,7 @@ import resource
 import signal
 import time
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 from monitor import datagrams
@@ -87,9 +88,11 @@ def _attempt(spec: Spec, folder: Path, claimed: Claimed) -> Result:
         confinement=confinement,
     )
     ending = watch.run()
+    out_of_memory = confinement.ran_out_of_memory
     confinement.leave()
     failure = child.failure()
-    return _result(spec, ending, os.fstat(log).st_size, failure)
+    result = _result(spec, ending, os.fstat(log).st_size, failure)
+    return replace(result, out_of_memory=out_of_memory)
 
 
 def _open_log(spec: Spec, folder: Path) -> int:

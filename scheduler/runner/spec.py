@@ -80,7 +80,8 @@ class Result(_Body):
     """How the attempt ended. `stopped`: "asked" by a signal to the runner, "time_limit", or "yield"
     when it had not left by itself. `yielded`: the job had been told to leave its GPU.
 
-    `refused`: nothing ran, because somebody else holds a lock of its GPUs.
+    `refused`: nothing ran, because somebody else holds a lock of its GPUs. `out_of_memory`: the
+    kernel killed a process of it because its cgroup or the host had no more.
 
     exit_code and signal are those of the first process; cpu_s sums up all of them,
     peak_memory_bytes is that of the largest (which begins as a copy of the runner: some 12 MiB
@@ -95,6 +96,7 @@ class Result(_Body):
     yielded: bool = False
     problem: str | None = None
     refused: str | None = None
+    out_of_memory: bool = False
     cpu_s: float | None = None
     peak_memory_bytes: int | None = None
     log_bytes: int | None = None

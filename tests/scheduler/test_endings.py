@@ -93,6 +93,13 @@ def test_a_job_that_was_done_when_it_was_asked_has_succeeded(alice: User) -> Non
     assert _end(job, exit_code=0, yielded=True).outcome == "succeeded"
 
 
+def test_who_ends_politely_at_sigterm_is_not_done(alice: User) -> None:
+    job = jobs_made.running(alice, manners=REQUEUE)
+    _ask(job)
+
+    assert _end(job, exit_code=0, stopped="yield", yielded=True).state == "queued"
+
+
 def test_a_job_that_is_cancelled_while_it_yields_is_cancelled(alice: User) -> None:
     job = jobs_made.running(alice, manners=REQUEUE)
     _ask(job)
@@ -169,6 +176,13 @@ def test_out_of_gpu_memory_it_asks_for_more(alice: User) -> None:
     _end(job, tail=OUT_OF_MEMORY)
 
     assert job.gpu_memory_bytes == 25 * GIB
+    assert job.attempts.get().problem == "It ran out of GPU memory."
+
+
+def test_a_job_that_the_kernel_killed_for_memory_says_so(alice: User) -> None:
+    job = _end(jobs_made.running(alice), exit_code=137, out_of_memory=True)
+
+    assert (job.outcome, job.problem) == ("failed", "It was killed because it ran out of memory.")
 
 
 def test_who_waits_for_a_job_that_runs_again_waits_on(alice: User) -> None:
