@@ -26,6 +26,10 @@ TIER_WORDS = {
 }
 
 
+# Who holds back a job that its owner's share would have room for, were it worth all it is.
+OTHERS_LOAD = "others' load"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Blocker:
     """One reason why a job waits. Its key holds every dimension and never a clock.

@@ -9,7 +9,7 @@ from monitor.demand import Demand
 from monitor.hogging import Hogs
 from monitor.policy.incident_life import Verdict
 from monitor.readings import Snapshot
-from scheduler.blockers import Tier
+from scheduler.blockers import OTHERS_LOAD, Tier
 from scheduler.jobs import JobState
 from scheduler.models import Job
 from scheduler.standing import Standings
@@ -64,6 +64,8 @@ class HogWatch:
 def _for_others(blockers: list[dict[str, Any]]) -> bool:
     """Whether nothing but others' use keeps it from starting."""
     return bool(blockers) and all(
-        found.get("tier") == int(Tier.CONTENTION) or found.get("code") in BY_LOAD
+        found.get("tier") == int(Tier.CONTENTION)
+        or found.get("code") in BY_LOAD
+        or found.get("holder") == OTHERS_LOAD
         for found in blockers
     )

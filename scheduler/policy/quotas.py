@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
-from scheduler.blockers import Blocker, Tier
+from scheduler.blockers import OTHERS_LOAD, Blocker, Tier
 from scheduler.jobs import CLASSES, PriorityClass, Requirement
 from scheduler.people import Budget, Standing
 from scheduler.plans import Throttle
@@ -235,7 +235,10 @@ def _share(
         f"{yours}; {urgency} jobs may take {most:.3g} of them now{now}. You hold about {has:g},"
         f" this takes {wants:.3g}."
     )
-    return _blocker("ShareExceeded", text, f"{wants:.3g} GPUs", f"{most:.3g}, {has:g} held")
+    fits = scarce and standing.charge + wants <= cap(standing, urgency, Throttle()) + SLACK
+    available = f"{most:.3g}, {has:g} held"
+    holder = OTHERS_LOAD if fits else None
+    return _blocker("ShareExceeded", text, f"{wants:.3g} GPUs", available, holder=holder)
 
 
 def _scarce(standing: Standing, throttle: Throttle) -> bool:
@@ -244,7 +247,12 @@ def _scarce(standing: Standing, throttle: Throttle) -> bool:
 
 
 def _blocker(
-    code: str, text: str, requested: str, available: str, until: datetime | None = None
+    code: str,
+    text: str,
+    requested: str,
+    available: str,
+    until: datetime | None = None,
+    holder: str | None = None,
 ) -> Blocker:
     return Blocker(
         code=code,
@@ -253,6 +261,7 @@ def _blocker(
         requested=requested,
         available=available,
         until=until,
+        holder=holder,
     )
 
 

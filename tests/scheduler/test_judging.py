@@ -9,6 +9,7 @@ from django.db import transaction
 from monitor import store
 from monitor.models import Incident, PolicyValues
 from monitor.policy.hog_rules import FAIR_SHARE, SUSTAINED
+from scheduler.blockers import OTHERS_LOAD
 from scheduler.controller import Controller
 from scheduler.judging import HogWatch
 from scheduler.models import Job
@@ -17,6 +18,7 @@ from tests.builders import NOW, process, snapshot
 
 pytestmark = pytest.mark.django_db
 TAKEN = {"code": "GpuTaken", "tier": 5, "text": "python (alice) holds memory on GPU 0."}
+SHARE = {"code": "ShareExceeded", "tier": 3, "text": "Your share is 30 %."}
 HELD_BACK = {"code": "BudgetDay", "tier": 3, "text": "Your minutes of today are spent."}
 
 
@@ -57,6 +59,13 @@ def test_a_job_that_waits_only_for_what_others_take_counts_as_harmed(bob: User) 
     row = Incident.objects.get(rule=SUSTAINED)
     assert (row.waited_jobs, row.severity) == (1, "warning")
     assert row.waited_s == pytest.approx(660, abs=11)
+
+
+def test_a_job_whose_share_is_worth_less_by_others_load_counts_as_harmed(bob: User) -> None:
+    waits(bob, TAKEN, SHARE | {"holder": OTHERS_LOAD})
+    waits(bob, TAKEN, SHARE)
+    play(660, every=15)
+    assert Incident.objects.get(rule=SUSTAINED).waited_jobs == 1
 
 
 def test_more_than_those_who_wait_leave_is_a_violation(bob: User) -> None:
