@@ -16,7 +16,7 @@ from scheduler.blockers import Blocker
 from scheduler.jobs import QueuedJob, Requirement
 from scheduler.plans import PlanPolicy, RunningJob, Slot
 from scheduler.policy.placement import NO_BARS, choose, left, taken
-from scheduler.policy.refusing import refusal
+from scheduler.policy.refusing import verdict
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,7 +138,7 @@ def _leaves_room(
 ) -> bool:
     beside = replace(taken(gpu, -1, requirement), ramping=None)
     wanted = reservation.job
-    return refusal(wanted.requirement, beside, policy, wanted.id) is None
+    return verdict(wanted.requirement, beside, policy, wanted.id) is None
 
 
 def _blocker(reservation: Reservation, gpu: Slot, lasts: timedelta | None) -> Blocker:

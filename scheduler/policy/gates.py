@@ -8,8 +8,9 @@ second look.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import datetime, timedelta
+from typing import Any, NamedTuple
 
 from scheduler.blockers import Blocker, Tier
 from scheduler.jobs import CLASSES, PriorityClass, QueuedJob, Requirement
@@ -19,8 +20,7 @@ from scheduler.policy import quotas, windows
 from scheduler.policy.rules import Rules
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ask:
+class Ask(NamedTuple):
     """What gates may look at of a job: the same for many jobs, so each question is asked once."""
 
     owner: str
@@ -48,6 +48,8 @@ class Tally:
         self.people: dict[str, Standing] = dict(slots.people)
         self.starts = slots.throttle.starts
         self.cpu_jobs = slots.cpu_jobs
+        # What people's limits say of a kind of request, until they are given more.
+        self.limits: dict[str, dict[Any, tuple[Requirement, tuple[Blocker, ...]]]] = {}
         self._wishers = {job.owner for job in waiting if job.requirement.gpus and not job.waits}
         self._is_scarce = any(0 < part < 1 for part in slots.throttle.multipliers.values())
 
@@ -80,6 +82,7 @@ class Tally:
             self.cpu_jobs += 1
         elif self.starts is not None and ask.requirement.shares:
             self.starts = max(0, self.starts - 1)
+        self.limits.pop(ask.owner, None)
         standing = self.standing(ask.owner)
         self.people[ask.owner] = quotas.after(standing, ask.requirement, ask.lasts)
 
@@ -89,7 +92,10 @@ Gate = Callable[[Ask, Tally], tuple[Blocker, ...]]
 
 def refusals(ask: Ask, tally: Tally) -> tuple[Blocker, ...]:
     """Every reason of every gate."""
-    return tuple(blocker for gate in GATES for blocker in gate(ask, tally))
+    found: tuple[Blocker, ...] = ()
+    for gate in GATES:
+        found += gate(ask, tally)
+    return found
 
 
 def bars(ask: Ask, tally: Tally, gpus: Sequence[Slot]) -> Mapping[str, Blocker]:
@@ -163,7 +169,18 @@ def _cpu_places_are_left(ask: Ask, tally: Tally) -> tuple[Blocker, ...]:
 
 
 def _limits_allow_it(ask: Ask, tally: Tally) -> tuple[Blocker, ...]:
-    """Quotas."""
+    """Quotas. Looked at once for what is alike to them."""
+    owner, asked = ask.owner, ask.requirement
+    lasts = None if tally.standing(owner).budget is None else ask.lasts
+    known = tally.limits.setdefault(owner, {})
+    key = (ask.priority, id(asked), lasts)
+    if key not in known:
+        # The requirement is kept beside, so that its identity is not used again.
+        known[key] = (asked, _limits(ask, tally))
+    return known[key][1]
+
+
+def _limits(ask: Ask, tally: Tally) -> tuple[Blocker, ...]:
     return quotas.refusals(
         ask.requirement,
         ask.priority,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from datetime import timedelta
 
+from scheduler.blockers import Blocker
 from scheduler.jobs import QueuedJob, Requirement
 from scheduler.policy.gates import Ask
 
@@ -12,13 +13,18 @@ from scheduler.policy.gates import Ask
 class Group:
     """Jobs that are alike, and those of them that wait. Once refused in a pass, always refused.
 
-    lacks: nothing but GPUs keeps them.
+    kind: the same for equal requirements. lacks: nothing but GPUs keeps them. refusals: what gates
+    said when `mark` jobs had been placed.
     """
 
-    __slots__ = ("ask", "ids", "is_refused", "lacks")
+    __slots__ = ("ask", "ids", "is_refused", "kind", "lacks", "mark", "refusals", "why")
 
-    def __init__(self, ask: Ask) -> None:
+    def __init__(self, ask: Ask, kind: int) -> None:
         self.ask = ask
+        self.kind = kind
+        self.mark = -1
+        self.refusals: tuple[Blocker, ...] = ()
+        self.why: tuple[Blocker, ...] = ()
         self.is_refused = False
         self.lacks = False
         self.ids: list[int] = []
@@ -46,13 +52,6 @@ class Groups:
         key = (job.owner, job.priority, requirement, job.lasts, job.preemptible)
         group = self._found.get(key)
         if group is None:
-            group = self._found[key] = Group(
-                Ask(
-                    owner=job.owner,
-                    priority=job.priority,
-                    requirement=asked,
-                    lasts=job.lasts,
-                    preemptible=job.preemptible,
-                )
-            )
+            ask = Ask(job.owner, job.priority, asked, job.lasts, job.preemptible)
+            group = self._found[key] = Group(ask, requirement)
         return group

@@ -8,7 +8,7 @@ long the job has waited. Then who came first; the id decides between equals.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from operator import attrgetter
@@ -17,6 +17,9 @@ from scheduler.jobs import QueuedJob, Requirement
 from scheduler.plans import Slots
 
 HOUR_S = 3600.0
+# Less is sooner; ids differ, so that the job and its line are never compared.
+Turn = tuple[float, datetime, int, QueuedJob, Iterator[QueuedJob]]
+_came = attrgetter("submitted_at", "id")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,12 +106,21 @@ class Shares:
 
 
 class Line:
-    """Iterate to get the next job to be tried; tell `shares` what it got before the next."""
+    """Iterate to get the next job to be tried; tell `shares` what it got before the next.
+
+    `passes`: whether there is nothing to be tried with a job; it is asked once for each.
+    """
 
     def __init__(
-        self, jobs: Iterable[QueuedJob], shares: Shares, policy: OrderPolicy, now: datetime
+        self,
+        jobs: Iterable[QueuedJob],
+        shares: Shares,
+        policy: OrderPolicy,
+        now: datetime,
+        passes: Callable[[QueuedJob], bool] = lambda _: False,
     ) -> None:
         self._shares = shares
+        self._passes = passes
         self._policy = policy
         self._now = now.timestamp()
         self._bands: dict[int, dict[str, list[QueuedJob]]] = {}
@@ -121,16 +133,25 @@ class Line:
 
     def _band(self, by_owner: Mapping[str, list[QueuedJob]]) -> Iterator[QueuedJob]:
         """Each person's jobs as they came; at each step the person whose turn it is."""
-        lines = [sorted(jobs, key=attrgetter("submitted_at", "id")) for jobs in by_owner.values()]
-        heap = [(*self._turn(line[0]), 0, line) for line in lines]
+        lines = [iter(sorted(jobs, key=_came)) for jobs in by_owner.values()]
+        heap = [turn for line in lines if (turn := self._next(line)) is not None]
         heapq.heapify(heap)
         while heap:
-            *_, at, line = heap[0]
-            yield line[at]
-            if at + 1 == len(line):
+            *_, job, line = heap[0]
+            yield job
+            following = self._next(line)
+            if following is None:
                 heapq.heappop(heap)
             else:
-                heapq.heapreplace(heap, (*self._turn(line[at + 1]), at + 1, line))
+                heapq.heapreplace(heap, following)
+
+    def _next(self, line: Iterator[QueuedJob]) -> Turn | None:
+        """A person's next job that can be tried."""
+        passes = self._passes
+        for job in line:
+            if not passes(job):
+                return (*self._turn(job), job, line)
+        return None
 
     def _turn(self, job: QueuedJob) -> tuple[float, datetime, int]:
         policy = self._policy

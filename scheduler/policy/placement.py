@@ -12,7 +12,14 @@ from dataclasses import replace
 from scheduler.blockers import Blocker, Tier
 from scheduler.jobs import Requirement
 from scheduler.plans import PlanPolicy, Slot
-from scheduler.policy.refusing import is_heavy, is_known_to_lack, refusal, room, undeclared
+from scheduler.policy.refusing import (
+    is_heavy,
+    is_known_to_lack,
+    refusal,
+    room,
+    undeclared,
+    verdict,
+)
 from scheduler.policy.suiting import wishes
 
 SHOWN = 3
@@ -33,7 +40,7 @@ def choose(
     fitting = [
         gpu
         for gpu in gpus
-        if gpu.gpu_uuid not in bars and refusal(requirement, gpu, policy, job_id) is None
+        if gpu.gpu_uuid not in bars and verdict(requirement, gpu, policy, job_id) is None
     ]
     if len(fitting) < requirement.gpus:
         return None
@@ -91,15 +98,15 @@ def explain(
     able = [gpu for gpu in gpus if not is_known_to_lack(requirement, gpu)]
     if len(able) < requirement.gpus and gpus:
         return (_infeasible(requirement, len(able), len(gpus)),)
-    found = [
-        (gpu, _first(refusal(requirement, gpu, policy, job_id), bars.get(gpu.gpu_uuid)))
-        for gpu in able
-    ]
-    if sum(why is None for _, why in found) >= requirement.gpus > 0:
+    found = [(gpu, verdict(requirement, gpu, policy, job_id)) for gpu in able]
+    refused = [(gpu, code) for gpu, code in found if code is not None or gpu.gpu_uuid in bars]
+    if len(able) - len(refused) >= requirement.gpus > 0:
         return ()
-    refused = [(gpu, why) for gpu, why in found if why is not None]
     refused.sort(key=_miss)
-    reasons = [why for _, why in refused[:SHOWN]]
+    reasons = [
+        _first(refusal(requirement, gpu, policy, job_id), bars.get(gpu.gpu_uuid))
+        for gpu, _ in refused[:SHOWN]
+    ]
     if requirement.gpus > 1 or not reasons:
         reasons.insert(0, _too_few(requirement, len(able) - len(refused)))
     rest = len(refused) - SHOWN
@@ -110,11 +117,10 @@ def explain(
     return tuple(reasons)
 
 
-def _first(refused: Blocker | None, barred: Blocker | None) -> Blocker | None:
-    """The more telling one."""
-    if refused is None or barred is None:
-        return refused or barred
-    return barred if barred.tier < refused.tier else refused
+def _first(refused: Blocker | None, barred: Blocker | None) -> Blocker:
+    """The more telling one; one there is."""
+    found = [blocker for blocker in (refused, barred) if blocker is not None]
+    return min(found, key=lambda blocker: blocker.tier)
 
 
 def _infeasible(requirement: Requirement, able: int, all_: int) -> Blocker:
@@ -138,7 +144,7 @@ def _too_few(requirement: Requirement, fitting: int) -> Blocker:
     return Blocker(code="GpuCount", text=text, requested=asked, available=str(fitting))
 
 
-def _miss(refused: tuple[Slot, Blocker]) -> tuple[bool, bool, int, int]:
+def _miss(refused: tuple[Slot, str | None]) -> tuple[bool, bool, int, int]:
     """How far a GPU is from taking the job: too little room is nearer than taken, or broken."""
-    gpu, why = refused
-    return (not gpu.healthy, why.code == "GpuTaken", -room(gpu), gpu.index)
+    gpu, code = refused
+    return (not gpu.healthy, code == "GpuTaken", -room(gpu), gpu.index)

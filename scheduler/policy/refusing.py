@@ -18,31 +18,57 @@ from scheduler.policy.suiting import Lack, lack
 from scheduler.units import size
 
 
+def verdict(
+    requirement: Requirement, gpu: Slot, policy: PlanPolicy, job_id: int | None = None
+) -> str | None:
+    """The code of why this GPU can't take the job now, without the words; None when it can."""
+    if not gpu.healthy:
+        return "GpuUnhealthy"
+    if lack(requirement, gpu) is not None:
+        return "GpuUnsuitable"
+    if gpu.closed:
+        return gpu.closed[0].code
+    if gpu.kept_for is not None and gpu.kept_for != job_id:
+        return "ReservedFor"
+    alone, wants = requirement.exclusive, requirement.memory_bytes
+    if gpu.exclusive or gpu.undeclared or (gpu.jobs and (alone or wants is None)):
+        return "GpuTaken"
+    if alone and gpu.foreign:
+        return "GpuTaken"
+    if wants is None:
+        # An exclusive job takes what there is; a shared one needs at least something.
+        wants = -1 if alone else policy.undeclared_bytes
+    if wants >= 0 and (gpu.free_bytes is None or gpu.free_bytes < wants):
+        return "MemoryUnknown" if gpu.free_bytes is None else "GpuMemory"
+    return "Ramping" if gpu.ramping is not None and is_heavy(requirement, gpu) else None
+
+
 def refusal(
     requirement: Requirement, gpu: Slot, policy: PlanPolicy, job_id: int | None = None
 ) -> Blocker | None:
     """Why this GPU can't take the job now; None when it can."""
-    if not gpu.healthy:
+    code = verdict(requirement, gpu, policy, job_id)
+    if code is None:
+        return None
+    missing = lack(requirement, gpu)
+    if code == "GpuUnhealthy":
         why = gpu.problem or "it does not answer"
         text = f"{_gpu(gpu)} can't be used: {why}"
-        return Blocker(code="GpuUnhealthy", tier=Tier.MACHINE, text=text, holder=why)
-    missing = lack(requirement, gpu)
+        return Blocker(code=code, tier=Tier.MACHINE, text=text, holder=why)
     if missing is not None:
         return _lacking(missing, gpu)
     if gpu.closed:
         return gpu.closed[0]
-    if gpu.kept_for is not None and gpu.kept_for != job_id:
+    if code == "ReservedFor":
         holder = f"job {gpu.kept_for}"
         text = f"{_gpu(gpu)} was freed for {holder} and is kept for it."
-        return Blocker(code="ReservedFor", text=text, available=_gpu(gpu), holder=holder)
-    return (
-        _neighbours(requirement, gpu)
-        or _memory(requirement, gpu, policy)
-        or _ramping(requirement, gpu)
-    )
+        return Blocker(code=code, text=text, available=_gpu(gpu), holder=holder)
+    if code == "GpuTaken":
+        return _neighbours(requirement, gpu)
+    return _ramping(gpu) if code == "Ramping" else _memory(requirement, gpu, policy)
 
 
-def _neighbours(requirement: Requirement, gpu: Slot) -> Blocker | None:
+def _neighbours(requirement: Requirement, gpu: Slot) -> Blocker:
     """Who is on the GPU and can't be beside this job."""
     ours = _jobs(gpu.jobs)
     if gpu.exclusive:
@@ -54,20 +80,14 @@ def _neighbours(requirement: Requirement, gpu: Slot) -> Blocker | None:
         return _taken(gpu, text, holder=gpu.foreign[0].name)
     elif gpu.undeclared:
         text = f"{ours} on {_gpu(gpu)} did not say how much memory it needs, so it stays alone."
-    elif undeclared(requirement) and gpu.jobs:
-        text = f"{ours} {_run(gpu.jobs)} on {_gpu(gpu)}; say how much memory you need to share it."
     else:
-        return None
+        text = f"{ours} {_run(gpu.jobs)} on {_gpu(gpu)}; say how much memory you need to share it."
     return _taken(gpu, text, holder=ours[0].lower() + ours[1:])
 
 
-def _memory(requirement: Requirement, gpu: Slot, policy: PlanPolicy) -> Blocker | None:
-    wanted = requirement.memory_bytes
-    if wanted is None:
-        # An exclusive job takes what there is; a shared one needs at least something.
-        if requirement.exclusive:
-            return None
-        wanted = policy.undeclared_bytes
+def _memory(requirement: Requirement, gpu: Slot, policy: PlanPolicy) -> Blocker:
+    declared = requirement.memory_bytes
+    wanted = policy.undeclared_bytes if declared is None else declared
     if gpu.free_bytes is None:
         text = f"How much memory is free on {_gpu(gpu)} is not known."
         return Blocker(
@@ -77,8 +97,6 @@ def _memory(requirement: Requirement, gpu: Slot, policy: PlanPolicy) -> Blocker 
             requested=size(wanted),
             available=_gpu(gpu),
         )
-    if gpu.free_bytes >= wanted:
-        return None
     free = f"{_floor(gpu.free_bytes)} of {size(gpu.total_bytes)}"
     asks = "a job needs at least" if requirement.memory_bytes is None else "you ask for"
     holds = _holds(gpu)
@@ -92,10 +110,8 @@ def _memory(requirement: Requirement, gpu: Slot, policy: PlanPolicy) -> Blocker 
     )
 
 
-def _ramping(requirement: Requirement, gpu: Slot) -> Blocker | None:
+def _ramping(gpu: Slot) -> Blocker:
     """One heavy start at a time on a GPU: what the last one takes must be seen first."""
-    if gpu.ramping is None or not is_heavy(requirement, gpu):
-        return None
     holder = f"job {gpu.ramping}"
     return Blocker(
         code="Ramping",
