@@ -85,12 +85,14 @@ class Pressure:
         )
 
     def _tell(self, old: Memory, new: Memory, policy: PressurePolicy, now: datetime) -> Memory:
-        """Log lines for those who are deferred anew, events when it begins, worsens and ends."""
+        """Log lines for those who are deferred anew; events when it begins, worsens and ends."""
         waiting = {kind: found for kind in CLASSES_OF if (found := self._deferred(new, kind))}
         for kind, jobs in waiting.items():
             deferral, before = new.deferrals[kind], old.deferrals.get(kind)
-            if before is None or not before.holds or before.until_t != deferral.until_t:
-                _log(jobs, deferral, self._host, now)
+            is_new = before is None or not before.holds or before.until_t != deferral.until_t
+            _log([j for j in jobs if is_new or j > new.named], deferral, self._host, now)
+        last = max((job for jobs in waiting.values() for job in jobs), default=0)
+        new = replace(new, named=max(new.named, last))
         return self._tell_of_all(new, tuple(waiting), policy, now)
 
     def _deferred(self, memory: Memory, kind: PriorityClass) -> list[int]:

@@ -15,7 +15,7 @@ from scheduler.jobs import PriorityClass
 from scheduler.models import ModeState, Quota
 from scheduler.plans import Throttle
 from scheduler.policy.mode import Mode
-from scheduler.policy.pressure import CLASSES
+from scheduler.policy.pressure import CLASSES, Deferral
 from scheduler.policy.throttle import Memory
 
 # What is said of shares where nobody has set one for all.
@@ -90,22 +90,31 @@ def _constraint(row: Constraint) -> Line:
 def _lines(
     allowed: Throttle, memory: Memory, names: Mapping[str, tuple[str, int]]
 ) -> Iterable[Line]:
+    yield from _deferred(memory)
+    yield from _busy(allowed, names)
+    if allowed.starts is not None:
+        count = f"At most {allowed.starts} more" if allowed.starts else "No more"
+        noun = "job is" if allowed.starts == 1 else "jobs are"
+        yield Line("waiting", f"{count} {noun} put beside others now", "GPUs' use has its band")
+
+
+def _deferred(memory: Memory) -> Iterable[Line]:
+    """Classes that wait for the same are told together."""
+    together: dict[str, list[tuple[PriorityClass, Deferral]]] = {}
     for kind in CLASSES:
         deferral = memory.deferrals.get(kind)
         if deferral is not None and deferral.holds:
             why = ", ".join(strain.text for strain in deferral.strains)
-            yield Line(
-                "waiting",
-                f"{kind.value.capitalize()} jobs are deferred",
-                why,
-                _moment(deferral.since_t),
-                _moment(deferral.until_t),
-            )
-    yield from _busy(allowed, names)
-    if allowed.starts is not None:
-        count = "No job" if allowed.starts == 0 else f"At most {allowed.starts} more"
-        more = "may start on GPUs now" if allowed.starts else "may be put beside the others now"
-        yield Line("waiting", f"{count} {more}", "their use is kept in its band")
+            together.setdefault(why, []).append((kind, deferral))
+    for why, found in together.items():
+        who = " and ".join(kind.value for kind, _ in found)
+        yield Line(
+            "waiting",
+            f"{who.capitalize()} jobs are deferred",
+            why,
+            _moment(min(deferral.since_t for _, deferral in found)),
+            _moment(max(deferral.until_t for _, deferral in found)),
+        )
 
 
 def _busy(allowed: Throttle, names: Mapping[str, tuple[str, int]]) -> Iterable[Line]:

@@ -136,6 +136,7 @@ def _memory_row(memory: Memory) -> dict[str, Any]:
         "told": memory.told,
         "free_since_t": memory.free_since_t,
         "overloaded": memory.overloaded,
+        "named": memory.named,
     }
 
 
@@ -162,6 +163,7 @@ def _memory(row: Mapping[str, Any]) -> Memory:
             told=row["told"],
             free_since_t=row["free_since_t"],
             overloaded=row["overloaded"],
+            named=row["named"],
         )
     except (AttributeError, KeyError, TypeError, ValueError):
         return Memory()

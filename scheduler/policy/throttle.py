@@ -37,7 +37,7 @@ class Memory:
     """What a look leaves for the next. `busy`: GPUs too busy for a class; `early`: what strains
 
     the machine for background jobs alone. The rest is what people were told: how many classes wait
-    (`told`), since when none does, and that the host is overloaded.
+    (`told`), since when none does, that the host is overloaded, and the last job that was named.
     """
 
     gpus: Mapping[str, GpuMemory] = field(default_factory=dict)
@@ -49,6 +49,7 @@ class Memory:
     told: int = 0
     free_since_t: float | None = None
     overloaded: bool = False
+    named: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,6 +19,7 @@ PATHS = [
     "/incidents/",
     "/users/admin/",
     "/status/",
+    "/mode/",
 ]
 
 

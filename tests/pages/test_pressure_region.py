@@ -59,7 +59,7 @@ def test_the_story_of_the_neighbour_is_thirty_to_three(alice: User) -> None:
     jobs_made.waiting(alice)
     looked(busy(0), processes=(process(1, sm_pct=95.0),))
     page = shown()
-    assert "Normal jobs are deferred" in page
+    assert "Background and normal jobs are deferred" in page
     assert "A share of 30 % counts as 3 % now" in page
 
 

@@ -98,6 +98,11 @@ def test_when_all_gpus_are_busy_the_waiting_jobs_are_deferred(
             look(second, [busy(0)], [foreign(0)])
     assert len(lines()) == 2
     assert "for 6" in lines()[1] or "for 5" in lines()[1]
+    later = jobs_made.waiting(alice)
+    with django_capture_on_commit_callbacks(execute=True):
+        look(35, [busy(0)], [foreign(0)])
+    assert f"deferring job {later.pk} for" in lines()[2]
+    assert len(lines()) == 3
 
 
 def test_it_tells_when_starts_are_held_back_and_when_they_are_free_again(alice: User) -> None:
