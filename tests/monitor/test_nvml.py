@@ -290,6 +290,7 @@ class Settings:
     probe: str | None = None
     simulated_gpus = 2
     simulated_seed = 1
+    profile = "server"
     simulated_processes = 0
 
 
