@@ -198,18 +198,6 @@ class Config(BaseSettings):
         default_factory=dict,
         description='Ranks of further models, in TOML {"RTX 9090" = 900}, in a variable as JSON.',
     )
-    gpu_hot_c: float = Field(
-        85, ge=40, le=120, description="A GPU this hot (°C) is throttled: it gets no new work."
-    )
-    gpu_cool_by_c: float = Field(
-        5, ge=0, le=40, description="So many °C below that, it gets work again."
-    )
-    gpu_spin_minutes: float = Field(
-        10, gt=0, le=1440, description="Wholly busy on little power for so long: it seems to spin."
-    )
-    gpu_xid_hold_minutes: float = Field(
-        60, gt=0, le=10_080, description="No new work for so long after an XID of its hardware."
-    )
     cpus: float | None = Field(
         None, gt=0, allow_inf_nan=False, description="CPUs to plan with, if fewer than there are."
     )

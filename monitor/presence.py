@@ -1,10 +1,9 @@
-"""Step: who is on each GPU for themselves, seen with each snapshot; what is known stands in it."""
+"""Who is on each GPU for themselves, seen with each snapshot; what is known stands in it."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from monitor import policies
 from monitor.owner_facts import OwnerReading
 from monitor.policy import presence
 from monitor.policy.notes import Note
@@ -12,9 +11,10 @@ from monitor.policy.presence_policy import PresencePolicy
 from monitor.readings import Snapshot
 
 
-def watched(snapshot: Snapshot, before: Snapshot | None) -> tuple[Snapshot, list[Note]]:
+def watched(
+    snapshot: Snapshot, before: Snapshot | None, policy: PresencePolicy
+) -> tuple[Snapshot, list[Note]]:
     """The snapshot with who is there, and what is to be told of it."""
-    policy = policies.current(PresencePolicy)
     known = before.owners if before else ()
     owners = presence.look(snapshot, known, policy) if policy.enabled else ()
     came, gone = presence.changes(known, owners)

@@ -12,13 +12,15 @@ from typing import Protocol
 
 from django.conf import settings
 
-from monitor import cooling, events, gpu_closing, presence, store, tallies
+from monitor import cooling, events, gpu_closing, policies, presence, store, tallies
 from monitor.gpu_states import IllegalGpuTransition
 from monitor.ledger import Ledger
 from monitor.policy import hangs, health, health_notes, missing, notes
 from monitor.policy.attribution import attribute
 from monitor.policy.cooling import Cooling, keep_jobs
+from monitor.policy.health_policy import HealthPolicy
 from monitor.policy.orphans import with_orphans
+from monitor.policy.presence_policy import PresencePolicy
 from monitor.policy.rates import with_rates
 from monitor.policy.states import with_states
 from monitor.probes import GpuProbe, ResumableProbe, probe_from
@@ -60,15 +62,8 @@ class Machine(Protocol):
 class Sampler:
     """A Step. What it must remember from tick to tick is in the newest snapshot."""
 
-    def __init__(
-        self,
-        guard: Guard,
-        probe: GpuProbe,
-        machine: Machine,
-        policy: health.HealthPolicy | None = None,
-    ) -> None:
+    def __init__(self, guard: Guard, probe: GpuProbe, machine: Machine) -> None:
         self._guard = guard
-        self._policy = policy or health.HealthPolicy()
         self._probe = probe
         self._machine = machine
         self._last: Snapshot | None = None
@@ -108,7 +103,9 @@ class Sampler:
         sweep = missing.explained(sweep, gpus)
         gpus = with_orphans(gpus, processes, before, now, sweep.is_fresh)
         host = self._host(now)
-        checkup = health.examine(sweep, gpus, self._comparable(host), self._policy, now)
+        in_force = policies.InForce()
+        healthy = in_force.of(HealthPolicy)
+        checkup = health.examine(sweep, gpus, self._comparable(host), healthy, now)
         states = with_states(
             checkup.gpus, processes, claims, before, now, closures, watched=self._watched(now)
         )
@@ -137,7 +134,7 @@ class Sampler:
         for fault in states.faults:
             self._complain("A GPU made a move that can't be", IllegalGpuTransition(fault))
         cooled = cooling.look(snapshot, claims, closures) if sweep.is_fresh else Cooling()
-        snapshot, met = presence.watched(snapshot, last)
+        snapshot, met = presence.watched(snapshot, last, in_force.of(PresencePolicy))
         return self._write(snapshot, [*told, *met], sweep, cooled)
 
     def _go_on(self) -> None:
@@ -284,10 +281,4 @@ def build(guard: Guard) -> Sampler:
     config = settings.CONFIG
     limits = LimitsProbe(config.cpus, config.memory_gib)
     machine = HostProbe(config.node, [Path(settings.DATA)], limits=limits)
-    policy = health.HealthPolicy(
-        hot_c=config.gpu_hot_c,
-        cool_c=config.gpu_hot_c - config.gpu_cool_by_c,
-        spin_for=timedelta(minutes=config.gpu_spin_minutes),
-        xid_hold=timedelta(minutes=config.gpu_xid_hold_minutes),
-    )
-    return Sampler(guard, probe_from(config), machine, policy)
+    return Sampler(guard, probe_from(config), machine)

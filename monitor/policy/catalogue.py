@@ -11,6 +11,7 @@ from monitor.policy.alerting import AlertPolicy
 from monitor.policy.constraints import ConstraintPolicy
 from monitor.policy.cooling import CoolingPolicy
 from monitor.policy.enforcement_policy import EnforcementPolicy
+from monitor.policy.health_policy import HealthPolicy
 from monitor.policy.hog_policies import ClaimPolicy, HogPolicy, MemoryPolicy
 from monitor.policy.patterns import PatternPolicy
 from monitor.policy.presence_policy import PresencePolicy
@@ -22,6 +23,7 @@ POLICIES: dict[str, type[Any]] = {
     "cooling": CoolingPolicy,
     "enforcement": EnforcementPolicy,
     "presence": PresencePolicy,
+    "health": HealthPolicy,
     "hogs": HogPolicy,
     "memory_hogs": MemoryPolicy,
     "claims": ClaimPolicy,
@@ -52,7 +54,7 @@ PROFILES: dict[str, dict[str, dict[str, Any]]] = {
 # As the page of rules lists them; what is in no topic comes last.
 TOPICS: dict[str, tuple[str, ...]] = {
     "Who is asked to make room": ("hogs", "memory_hogs", "claims", "presence", "enforcement"),
-    "How the machine is looked after": ("constraints", "cooling", "alerts", "retention"),
+    "How the machine is looked after": ("constraints", "health", "cooling", "alerts", "retention"),
 }
 PROFILE_WORDS = {
     "desktop": "somebody works at this machine: whoever uses a GPU there has it for themselves",

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
 from monitor.health import Ailment, Condition, HealthReading, Xid
+from monitor.policy.health_policy import HealthPolicy
 from monitor.readings import GpuReading, GpuSweep, Health, Snapshot
 
 HARDWARE_XIDS = frozenset({48, 62, 64, 74, 79, 95, 119, 120})
@@ -31,25 +32,6 @@ CLOCK_REASONS: Mapping[int, str] = {
     0x100: "the display",
 }
 _ORDER = list(Condition)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HealthPolicy:
-    """Thresholds. A slow-down counts once it has lasted, and ends once it has stayed away.
-
-    A GPU that is wholly busy on less than `idle_power_share` of its power limit seems to spin.
-    """
-
-    hot_c: float = 85.0
-    cool_c: float = 80.0
-    slow_for: timedelta = timedelta(seconds=10)
-    slow_clear: timedelta = timedelta(seconds=30)
-    spin_pct: float = 99.0
-    idle_power_share: float = 0.25
-    spin_for: timedelta = timedelta(minutes=10)
-    over_power_share: float = 1.1
-    over_power_for: timedelta = timedelta(seconds=30)
-    xid_hold: timedelta = timedelta(hours=1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,14 +165,14 @@ def _harmful(reasons: int | None) -> int | None:
 def _spins(gpu: GpuReading, policy: HealthPolicy) -> bool:
     if gpu.utilization_pct is None or gpu.power_w is None or not gpu.power_limit_w:
         return False
-    starved = gpu.power_w < policy.idle_power_share * gpu.power_limit_w
+    starved = gpu.power_w < policy.idle_power_pct / 100 * gpu.power_limit_w
     return starved and gpu.utilization_pct >= policy.spin_pct
 
 
 def _is_over_power(gpu: GpuReading, policy: HealthPolicy) -> bool:
     if gpu.power_w is None or not gpu.power_limit_w:
         return False
-    return gpu.power_w > policy.over_power_share * gpu.power_limit_w
+    return gpu.power_w > policy.over_power_pct / 100 * gpu.power_limit_w
 
 
 def _ailments(

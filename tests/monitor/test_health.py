@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from monitor.health import Ailment, Condition, HealthReading, Xid
 from monitor.policy import health_notes
-from monitor.policy.health import Checkup, HealthPolicy, examine
+from monitor.policy.health import Checkup, examine
+from monitor.policy.health_policy import HealthPolicy
 from monitor.readings import GpuReading, GpuSweep, Health, Snapshot
 from tests.builders import NOW, claim, gpu, gpu_uuid, process, snapshot
 

@@ -274,7 +274,9 @@ def test_a_gpu_is_freed_only_after_a_whole_minute_without_anybody(
 @pytest.mark.django_db
 class TestWatching:
     def test_switched_off_nothing_is_looked_at(self) -> None:
-        seen, told = presence.watched(snapshot(1, [blender()]), None)
+        seen, told = presence.watched(
+            snapshot(1, [blender()]), None, policies.current(PresencePolicy)
+        )
 
         assert (seen.owners, told) == ((), [])
 
@@ -288,11 +290,13 @@ class TestWatching:
 
     def test_switching_it_off_opens_the_gpu_and_says_so(self) -> None:
         policies.change("presence", {"enabled": True, "latch_s": 0.0}, by="root", now=NOW)
-        seen, _ = presence.watched(snapshot(1, [blender()]), None)
-        seen, _ = presence.watched(snapshot(1, [blender()]), seen)
+        seen, _ = presence.watched(snapshot(1, [blender()]), None, policies.current(PresencePolicy))
+        seen, _ = presence.watched(snapshot(1, [blender()]), seen, policies.current(PresencePolicy))
         policies.change("presence", {}, by="root", now=NOW)
 
-        after, told = presence.watched(snapshot(1, [blender()]), seen)
+        after, told = presence.watched(
+            snapshot(1, [blender()]), seen, policies.current(PresencePolicy)
+        )
 
         assert (after.owners, [note.kind for note in told]) == ((), ["OWNER_GONE"])
 
@@ -311,5 +315,9 @@ def _played(there: Sequence[bool]) -> Iterable[Any]:
     seen = None
     for second, is_there in enumerate(there):
         at = NOW + timedelta(seconds=second)
-        seen, told = presence.watched(snapshot(1, [blender()] if is_there else [], at=at), seen)
+        seen, told = presence.watched(
+            snapshot(1, [blender()] if is_there else [], at=at),
+            seen,
+            policies.current(PresencePolicy),
+        )
         yield from told

@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from monitor.health import Condition
-from monitor.policy.health import HealthPolicy, examine
+from monitor.policy.health import examine
+from monitor.policy.health_policy import HealthPolicy
 from monitor.probes.scenario import LOST_EVERY_S, Load, Scenario
 from monitor.probes.simulated import SimulatedProbe
 from monitor.probes.troubles import HOT_EVERY_S

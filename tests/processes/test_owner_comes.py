@@ -11,7 +11,8 @@ import pytest
 from django.contrib.auth.models import User
 from django.utils import timezone
 
-from monitor import presence, store
+from monitor import policies, presence, store
+from monitor.policy.presence_policy import PresencePolicy
 from monitor.readings import ProcessReading, Snapshot
 from scheduler.jobs import Manners, Requirement
 from tests.builders import GIB, gpu, host, process, snapshot
@@ -49,7 +50,7 @@ class Desktop:
             at=self.scheduler.now(),
             host=host(name=self._node),
         )
-        self._last, _ = presence.watched(seen, self._last)
+        self._last, _ = presence.watched(seen, self._last, policies.current(PresencePolicy))
         store.record(self._last)
 
     def pass_by(self, seconds: float) -> None:

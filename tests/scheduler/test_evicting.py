@@ -10,6 +10,7 @@ import pytest
 from django.contrib.auth.models import User
 
 from monitor import events, policies, presence, store
+from monitor.policy.presence_policy import PresencePolicy
 from monitor.readings import ProcessReading, Snapshot
 from scheduler.dispatcher import Dispatcher
 from scheduler.evicting import Evictor
@@ -38,7 +39,9 @@ class Machine:
         gpus = [gpu(i, memory_used_bytes=used.get(gpu_uuid(i), 0)) for i in range(2)]
         for _ in range(seconds):
             self.at += timedelta(seconds=1)
-            seen, told = presence.watched(snapshot(gpus, there, at=self.at), self.last)
+            seen, told = presence.watched(
+                snapshot(gpus, there, at=self.at), self.last, policies.current(PresencePolicy)
+            )
             for note in told:
                 events.add(note.kind, note.text, now=self.at)
             store.record(seen)
@@ -81,7 +84,9 @@ def test_the_whole_visit(machine: Machine, alice: User) -> None:
     # It goes: the GPU is free a minute later, and no second before.
     jobs_made.end(here)
     left_at = machine.at + timedelta(seconds=1)
-    machine.run(70)
+    machine.run(2)
+    machine.at += timedelta(seconds=55)
+    machine.run(10)
     assert machine.started == {waits.pk: left_at + timedelta(seconds=60)}
     assert [event.kind for event in events.recent(50) if event.kind.startswith("OWNER")] == [
         "OWNER_GONE",
