@@ -1,29 +1,55 @@
-"""Rows: jobs that wait for others; when what one waits for can never come, it is skipped."""
+"""Rows: jobs that wait for others; when what one waits for can never come, it is skipped.
+
+Whoever names an array, by the number of its first job, waits for all of its jobs.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from datetime import datetime
 
+from django.db.models import F, Q, QuerySet
+
 from monitor import events, tallies
 from scheduler.jobs import After, Dependency, JobState, Outcome
 from scheduler.models import Job, JobDependency
+
+GOOD = ("", Outcome.SUCCEEDED.value)
+WORDS = {
+    Outcome.FAILED: "failed",
+    Outcome.CANCELLED: "was cancelled",
+    Outcome.TIMED_OUT: "ran into its time limit",
+    Outcome.LOST: "was lost",
+    Outcome.PREEMPTED: "had to leave its GPU",
+    Outcome.SKIPPED: "was skipped itself",
+}
+
+
+def is_met(after: After, state: str, outcome: str) -> bool:
+    """Whether nobody need wait for a job any more that is like this."""
+    is_over = state == JobState.FINISHED.value
+    return is_over and (after is After.END or outcome == Outcome.SUCCEEDED.value)
 
 
 def problems(after: Iterable[Dependency]) -> tuple[str, ...]:
     """Why a new job can't wait for these, in words; () = it can."""
     wanted = tuple(after)
-    known = {job.pk: job for job in Job.objects.filter(pk__in={one.on for one in wanted})}
-    return tuple(text for one in wanted if (text := _problem(one, known.get(one.on))))
+    known = set(Job.objects.filter(pk__in={one.on for one in wanted}).values_list("pk", flat=True))
+    missing = [f"There is no job {one.on}." for one in wanted if one.on not in known]
+    successes = {one.on for one in wanted if one.after is After.SUCCESS}
+    hopeless = [
+        f"Job {job.pk} {WORDS[Outcome(job.outcome)]}: it can't succeed any more."
+        for job in _awaited(successes).exclude(outcome__in=GOOD).order_by("pk")[:3]
+    ]
+    return (*missing, *hopeless)
 
 
-def start(jobs: Iterable[Job], after: Sequence[Dependency], now: datetime) -> None:
+def start(jobs: Sequence[Job], after: Sequence[Dependency], now: datetime) -> None:
     """Let new jobs wait for others; in the transaction in which they are submitted."""
     if not after:
         return
     # None of these can end before our rows are there to be skipped.
-    awaited = Job.objects.select_for_update().filter(pk__in={one.on for one in after})
-    hopeless = [job for job in awaited if job.outcome not in ("", Outcome.SUCCEEDED.value)]
+    awaited = list(_awaited({one.on for one in after}).select_for_update())
     JobDependency.objects.bulk_create(
         (
             JobDependency(job=job, on_id=one.on, after=one.after.value)
@@ -32,8 +58,9 @@ def start(jobs: Iterable[Job], after: Sequence[Dependency], now: datetime) -> No
         ),
         batch_size=1000,
     )
-    for job in hopeless:
-        skip_dependents(job.pk, Outcome(job.outcome), now)
+    for other in awaited:
+        if other.outcome not in GOOD:
+            skip_dependents(other.pk, Outcome(other.outcome), now)
 
 
 def skip_dependents(job_id: int, outcome: Outcome, now: datetime) -> None:
@@ -45,11 +72,25 @@ def skip_dependents(job_id: int, outcome: Outcome, now: datetime) -> None:
     while ended:
         on, how = ended.pop()
         waiting = JobDependency.objects.filter(
-            on_id=on, after=After.SUCCESS.value, job__state=JobState.QUEUED.value
+            Q(on_id=on) | Q(on__array=F("on_id"), on_id__in=_array_of(on)),
+            after=After.SUCCESS.value,
+            job__state=JobState.QUEUED.value,
         )
         for job in Job.objects.filter(pk__in=waiting.values("job_id")).select_related("owner"):
             if _skip(job, on, how, now):
                 ended.append((job.pk, Outcome.SKIPPED))
+
+
+def _awaited(numbers: Iterable[int]) -> QuerySet[Job]:
+    """These jobs, and all others of the arrays that they stand for."""
+    wanted = list(numbers)
+    arrays = Job.objects.filter(pk__in=wanted, array=F("pk")).values("pk")
+    return Job.objects.filter(Q(pk__in=wanted) | Q(array__in=arrays))
+
+
+def _array_of(job_id: int) -> list[int]:
+    found = Job.objects.filter(pk=job_id, array__isnull=False)
+    return [number for number in found.values_list("array", flat=True) if number is not None]
 
 
 def _skip(job: Job, on: int, how: Outcome, now: datetime) -> bool:
@@ -75,26 +116,6 @@ def _skip(job: Job, on: int, how: Outcome, now: datetime) -> bool:
             owner=job.owner.username,
         )
     return bool(moved)
-
-
-WORDS = {
-    Outcome.FAILED: "failed",
-    Outcome.CANCELLED: "was cancelled",
-    Outcome.TIMED_OUT: "ran into its time limit",
-    Outcome.LOST: "was lost",
-    Outcome.PREEMPTED: "had to leave its GPU",
-    Outcome.SKIPPED: "was skipped itself",
-    Outcome.SUCCEEDED: "succeeded",
-}
-
-
-def _problem(one: Dependency, on: Job | None) -> str:
-    if on is None:
-        return f"There is no job {one.on}."
-    bad = on.outcome not in ("", Outcome.SUCCEEDED.value)
-    if one.after is After.SUCCESS and bad:
-        return f"Job {one.on} {WORDS[Outcome(on.outcome)]}: it can't succeed any more."
-    return ""
 
 
 def _once(after: Iterable[Dependency]) -> list[Dependency]:

@@ -83,6 +83,11 @@ def ended(attempt: Attempt, ending: Ending, now: datetime) -> bool:
     """The attempt is over, and its job with it."""
     if not _end_attempt(attempt, ending, ending.outcome.value):
         return False
+    _conclude(attempt, ending, now)
+    return True
+
+
+def _conclude(attempt: Attempt, ending: Ending, now: datetime) -> None:
     _finish(
         attempt,
         outcome=ending.outcome.value,
@@ -98,7 +103,6 @@ def ended(attempt: Attempt, ending: Ending, now: datetime) -> bool:
     tallies.add(tallies.FINISHED_JOBS, ending.outcome.value)
     severity = "info" if ending.outcome in (Outcome.SUCCEEDED, Outcome.CANCELLED) else "warning"
     _tell("JOB_FINISHED", attempt, f"{_title(attempt)} {_words(ending)}", ending.ended_at, severity)
-    return True
 
 
 def requeued(attempt: Attempt, problem: str, now: datetime, *, outcome: str = "") -> bool:
@@ -135,14 +139,13 @@ def again(attempt: Attempt, ending: Ending, fate: Fate, now: datetime) -> bool:
         may_preempt_at=_may_preempt_at(attempt, ending, fate),
     )
     if not moved:
-        _finish(attempt, outcome=Outcome.CANCELLED.value, ended_at=ending.ended_at)
-        tallies.add(tallies.FINISHED_JOBS, Outcome.CANCELLED.value)
+        _conclude(attempt, replace(ending, outcome=Outcome.CANCELLED), now)
+        return False
     _free_gpus(attempt, now)
     _tell_left(attempt, ending)
-    if moved:
-        why = f"{_title(attempt)} waits again: {fate.held or fate.text}"
-        _tell("JOB_REQUEUED", attempt, why, ending.ended_at, "warning")
-    return bool(moved)
+    why = f"{_title(attempt)} waits again: {fate.held or fate.text}"
+    _tell("JOB_REQUEUED", attempt, why, ending.ended_at, "warning")
+    return True
 
 
 def _may_preempt_at(attempt: Attempt, ending: Ending, fate: Fate) -> datetime | None:

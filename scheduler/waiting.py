@@ -9,7 +9,8 @@ from datetime import datetime
 from django.db.models import Count
 
 from scheduler.blockers import Blocker
-from scheduler.jobs import After, JobState, Outcome
+from scheduler.dependencies import is_met
+from scheduler.jobs import After, JobState
 from scheduler.models import Job, JobDependency
 from scheduler.models.jobs import conditional
 from scheduler.policy.waits import Condition, waits
@@ -51,14 +52,27 @@ def load(now: datetime) -> dict[int, tuple[Blocker, ...]]:
 
 def _pending() -> Pending:
     """What waiting jobs still wait for of others, in the order of these."""
-    rows = JobDependency.objects.filter(job__state=JobState.QUEUED.value, job__depends=True)
+    rows = list(
+        JobDependency.objects.filter(job__state=JobState.QUEUED.value, job__depends=True)
+        .order_by("on_id")
+        .values_list("job_id", "on_id", "after", "on__state", "on__outcome", "on__array")
+    )
+    unmet = _unmet({on for _, on, _, _, _, array in rows if array == on})
     found: Pending = defaultdict(list)
-    for job, on, after, state, outcome in rows.order_by("on_id").values_list(
-        "job_id", "on_id", "after", "on__state", "on__outcome"
-    ):
-        over = state == JobState.FINISHED.value
-        if not over or (after == After.SUCCESS.value and outcome != Outcome.SUCCEEDED.value):
-            found[job].append((on, After(after)))
+    for job, on, text, state, outcome, _ in rows:
+        after = After(text)
+        if after in unmet.get(on, ()) or not is_met(after, state, outcome):
+            found[job].append((on, after))
+    return found
+
+
+def _unmet(arrays: set[int]) -> dict[int, set[After]]:
+    """Of arrays that are waited for: which waits are not over for all of their jobs."""
+    found: dict[int, set[After]] = defaultdict(set)
+    rows = Job.objects.filter(array__in=arrays).order_by() if arrays else Job.objects.none()
+    for array, state, outcome in rows.values_list("array", "state", "outcome").distinct():
+        if array is not None:
+            found[array] |= {after for after in After if not is_met(after, state, outcome)}
     return found
 
 

@@ -250,7 +250,8 @@ def test_evictions_are_those_that_happened() -> None:
 
 def test_an_eviction_is_counted(settings: Any) -> None:
     events.add("JOB_EVICTED", "", now=NOW)
+    events.add("JOB_PREEMPTED", "", now=NOW)
 
     found = scrape(snapshot(1))
 
-    assert found.value("gpu_evictions_total", host=settings.CONFIG.node) == 1
+    assert found.value("gpu_evictions_total", host=settings.CONFIG.node) == 2

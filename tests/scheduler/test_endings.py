@@ -119,6 +119,7 @@ def test_a_cancel_in_the_last_moment_wins_over_a_requeue(alice: User) -> None:
 
     job.refresh_from_db()
     assert (job.state, job.outcome) == ("finished", "cancelled")
+    assert _kinds()[-1] == "JOB_FINISHED"
 
 
 def test_after_too_many_yields_it_is_held_until_it_is_released(alice: User) -> None:

@@ -180,3 +180,33 @@ def test_what_an_operator_holds_its_owner_cannot_release(alice: User, root: User
 
 def test_a_started_job_can_not_be_held(alice: User) -> None:
     assert not holding.hold(jobs_made.running(alice).pk, "alice", NOW)
+
+
+def test_who_names_an_array_waits_for_all_of_it(alice: User) -> None:
+    first = jobs_made.waiting(alice, array=(0, 1))
+    second = Job.objects.get(array_index=1)
+    after_all = _chain(alice, first)
+    after_one = _chain(alice, second)
+    for job in (first, second):
+        assert _codes()[after_all.pk] == ["Dependency"]
+        jobs_made.place_again(job)
+        jobs_made.end(job)
+
+    assert _codes() == {}
+    assert _state(after_all) == _state(after_one) == ("queued", "")
+
+
+def test_one_failure_in_an_array_skips_who_waits_for_its_success(alice: User) -> None:
+    first = jobs_made.waiting(alice, array=(0, 1))
+    second = Job.objects.get(array_index=1)
+    after_all, after_end = _chain(alice, first), _chain(alice, first, After.END)
+    after_first = jobs_made.waiting(alice, after=(Dependency(on=second.pk),))
+    store.request_cancel(second.pk, "alice", NOW)
+
+    assert _state(after_all) == _state(after_first) == ("finished", "skipped")
+    assert after_all.problem.endswith(f"job {second.pk}, which was cancelled.")
+    assert _codes() == {after_end.pk: ["Dependency"]}
+    assert dependencies.problems((Dependency(on=first.pk),)) == (
+        f"Job {second.pk} was cancelled: it can't succeed any more.",
+    )
+    assert _state(_chain(alice, first)) == ("finished", "skipped")
