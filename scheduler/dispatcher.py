@@ -45,7 +45,7 @@ class Dispatcher:
 
     def _plan(self, now: datetime) -> list[Attempt]:
         queue = self._supply.queue(now)
-        if not queue:
+        if not queue and not self._supply.windows(now):
             self._told = {}
             return []
         if self._told is None:

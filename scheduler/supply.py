@@ -64,8 +64,9 @@ class Supply:
         self._host = host
         self._policy = policy
         self._durations = Durations()
-        self._standings = Standings()
-        self._windows: Kept[tuple[Window, ...]] = Kept(lambda _: windows.approved(), WINDOWS_FOR)
+        self._standings = Standings(self._durations)
+        # Agreed times: running jobs may have to leave before one, though nobody waits.
+        self.windows: Kept[tuple[Window, ...]] = Kept(lambda _: windows.approved(), WINDOWS_FOR)
         self._rules: Kept[Rules] = Kept(_rules, RULES_FOR)
         self._peaks: Kept[Peaks] = Kept(lambda now: _peaks(host, now), PEAKS_FOR)
 
@@ -87,7 +88,7 @@ class Supply:
             cpu_jobs=sum(job.requirement.gpus == 0 for job in running),
             people=self._standings.at(now, {job.owner for job in queue}),
             throttle=throttling.throttle(self._host, now, running),
-            windows=self._windows(now),
+            windows=self.windows(now),
         )
         return Given(queue, slots, self._policy, rules)
 

@@ -10,11 +10,11 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import datetime, timedelta
 from operator import attrgetter
 
 from scheduler.jobs import QueuedJob, Requirement
-from scheduler.plans import Slots
+from scheduler.plans import RunningJob, Slots
 
 HOUR_S = 3600.0
 # Less is sooner; ids differ, so that the job and its line are never compared.
@@ -49,6 +49,17 @@ class OrderPolicy:
         metadata={
             "label": "full wait",
             "help": "waiting longer counts no more",
+            "unit": "h",
+            "least": 0.1,
+            "most": 8760,
+        },
+    )
+    overdue_hours: float = field(
+        default=24.0,
+        metadata={
+            "label": "a large job is overdue",
+            "help": "after this wait the oldest job that wants several GPUs, and whose owner has "
+            "none as large, is first in its priority, whatever its owner has",
             "unit": "h",
             "least": 0.1,
             "most": 8760,
@@ -105,10 +116,35 @@ class Shares:
         return self.target(owner) - self.have(owner)
 
 
+def overdue(
+    jobs: Iterable[QueuedJob], running: Iterable[RunningJob], policy: OrderPolicy, now: datetime
+) -> dict[int, QueuedJob]:
+    """By priority, the large job that has waited too long for its owner's share to matter.
+
+    One at a time, and only for who has no job as large: so a flood of them is served by shares.
+    """
+    since = now - timedelta(hours=policy.overdue_hours)
+    largest: dict[str, int] = {}
+    for one in running:
+        largest[one.owner] = max(largest.get(one.owner, 0), one.requirement.gpus)
+    found: dict[int, QueuedJob] = {}
+    for job in jobs:
+        if job.submitted_at > since:
+            continue
+        gpus = job.requirement.gpus
+        if gpus <= 1 or largest.get(job.owner, 0) >= gpus:
+            continue
+        first = found.get(job.priority)
+        if first is None or _came(job) < _came(first):
+            found[job.priority] = job
+    return found
+
+
 class Line:
     """Iterate to get the next job to be tried; tell `shares` what it got before the next.
 
-    `passes`: whether there is nothing to be tried with a job; it is asked once for each.
+    `passes`: whether there is nothing to be tried with a job; it is asked once for each. `ahead`:
+    by priority, a job that is first there.
     """
 
     def __init__(
@@ -118,17 +154,21 @@ class Line:
         policy: OrderPolicy,
         now: datetime,
         passes: Callable[[QueuedJob], bool] = lambda _: False,
+        ahead: Mapping[int, QueuedJob] | None = None,
     ) -> None:
         self._shares = shares
         self._passes = passes
         self._policy = policy
         self._now = now.timestamp()
+        self._ahead = ahead or {}
         self._bands: dict[int, dict[str, list[QueuedJob]]] = {}
         for job in jobs:
             self._bands.setdefault(job.priority, {}).setdefault(job.owner, []).append(job)
 
     def __iter__(self) -> Iterator[QueuedJob]:
         for priority in sorted(self._bands, reverse=True):
+            if priority in self._ahead:
+                yield self._ahead[priority]
             yield from self._band(self._bands[priority])
 
     def _band(self, by_owner: Mapping[str, list[QueuedJob]]) -> Iterator[QueuedJob]:
@@ -147,9 +187,9 @@ class Line:
 
     def _next(self, line: Iterator[QueuedJob]) -> Turn | None:
         """A person's next job that can be tried."""
-        passes = self._passes
+        passes, ahead = self._passes, self._ahead
         for job in line:
-            if not passes(job):
+            if not passes(job) and (not ahead or job is not ahead.get(job.priority)):
                 return (*self._turn(job), job, line)
         return None
 

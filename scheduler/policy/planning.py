@@ -19,7 +19,7 @@ from scheduler.plans import Placement, Plan, PlanPolicy, RunningJob, Slots, Yiel
 from scheduler.policy import gates, preemption
 from scheduler.policy.gates import Tally
 from scheduler.policy.groups import Group, Groups
-from scheduler.policy.ordering import Line, Shares
+from scheduler.policy.ordering import Line, Shares, overdue
 from scheduler.policy.room import Room
 from scheduler.policy.rules import Rules
 
@@ -38,8 +38,9 @@ def plan(
     jobs = list(queue)
     rules = rules or Rules()
     pass_ = _Pass(jobs, slots, policy, now, rules)
-    eligible = (job for job in jobs if not job.waits)
-    for job in Line(eligible, pass_.shares, rules.order, now, pass_.passes):
+    eligible = [job for job in jobs if not job.waits]
+    ahead = overdue(eligible, slots.running, rules.order, now)
+    for job in Line(eligible, pass_.shares, rules.order, now, pass_.passes, ahead):
         pass_.serve(job)
     return Plan(
         placements=tuple(pass_.placements),

@@ -13,7 +13,7 @@ from monitor.gpu_closures import ClosureFact, ClosureKind
 from scheduler import store
 from scheduler.dispatcher import Dispatcher
 from scheduler.jobs import Manners, NewJob, Requirement
-from scheduler.models import Attempt, Job, Quota, YieldRequest
+from scheduler.models import Attempt, Job, Quota, TimeWindow, YieldRequest
 from scheduler.plans import PlanPolicy
 from tests.builders import GIB, NOW, gpu, gpu_uuid, host, process, snapshot
 
@@ -190,3 +190,27 @@ def test_an_hour_of_steady_waiting_writes_no_reason_twice(alice: User) -> None:
         writes += before != after
 
     assert writes == 1
+
+
+def test_who_must_leave_before_an_agreed_time_is_asked_though_nobody_waits(
+    alice: User, bob: User
+) -> None:
+    _see()
+    dispatcher = _dispatcher()
+    job = _submit(alice, manners=Manners(preemptible=True))
+    dispatcher.step(NOW)
+    begins = NOW + 300 * SECOND
+    TimeWindow.objects.create(
+        user=bob,
+        days=[begins.weekday()],
+        start=begins.time(),
+        end=(begins + 3600 * SECOND).time(),
+        zone="UTC",
+        state=TimeWindow.State.APPROVED,
+        asked_by="bob",
+        asked_at=NOW,
+    )
+    dispatcher.step(NOW + 3 * SECOND)
+
+    (asked,) = YieldRequest.objects.all()
+    assert (asked.attempt.job_id, asked.kind, asked.deadline) == (job.pk, "eviction", begins)
