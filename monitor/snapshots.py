@@ -199,5 +199,6 @@ _READERS: dict[str, Callable[[Any], Any]] = {
     "presence": Presence,
     "since": datetime.fromisoformat,
     "came_at": datetime.fromisoformat,
+    "until": datetime.fromisoformat,
     "residents": _residents,
 }

@@ -239,11 +239,14 @@ def test_a_lost_gpu_stays_whose_it_was() -> None:
     assert machine.look(gone, trace.owners, ON)[0].presence is OWNER
 
 
-def test_the_state_survives_the_way_through_a_row() -> None:
-    trace = Trace(gpus=2).look(desktop(700), seconds=3).look(desktop(700), blender(), seconds=9)
-    seen = snapshot(2, owners=trace.owners)
+def test_each_state_survives_the_way_through_a_row() -> None:
+    trace = Trace(gpus=2).look(desktop(700), seconds=3)
+    for there in ([blender()], [blender()], [blender()], [], []):
+        trace.look(desktop(700), *there)
+        seen = snapshot(2, owners=trace.owners)
 
-    assert snapshots.loads(snapshots.dumps(seen)).owners == trace.owners
+        assert snapshots.loads(snapshots.dumps(seen)).owners == trace.owners
+    assert trace.words == [FREE, SUSPECT, OWNER, LEAVING]
 
 
 def test_every_move_of_the_table_is_between_neighbours() -> None:
