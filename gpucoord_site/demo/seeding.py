@@ -25,7 +25,7 @@ from monitor.identity import boot_id
 from monitor.probes.scenario import Scenario
 from monitor.readings import Snapshot
 from scheduler import transitions
-from scheduler.jobs import NewJob, Outcome, Requirement
+from scheduler.jobs import Manners, NewJob, Outcome, Requirement
 from scheduler.models import Attempt
 from scheduler.plans import Placement
 from scheduler.runner import files
@@ -60,6 +60,10 @@ def _seed(config: Config, home: Path, password: str, now: datetime) -> None:
                 gpus=min(wish.gpus, config.simulated_gpus),
                 memory_bytes=wish.gib * GIB if wish.gib else None,
                 exclusive=wish.exclusive,
+            ),
+            manners=Manners(
+                preemptible=wish.preemptible,
+                grace=timedelta(minutes=1) if wish.preemptible else None,
             ),
             estimate=timedelta(minutes=wish.minutes),
             time_limit=timedelta(minutes=3 * wish.minutes),

@@ -16,6 +16,7 @@ class Wish:
     priority: int = 3
     minutes: int = 20
     waited_s: float = 2
+    preemptible: bool = False
 
 
 WISHES = (
@@ -25,6 +26,7 @@ WISHES = (
         command="python3 train.py --model gpt2-xl --lr 2e-4 --minutes 25",
         gib=64,
         minutes=25,
+        preemptible=True,
     ),
     Wish(
         owner="bob",
@@ -39,6 +41,7 @@ WISHES = (
         command="python3 train.py --model bge-large --minutes 12",
         gib=12,
         minutes=12,
+        preemptible=True,
     ),
     Wish(
         owner="charlie",
@@ -82,6 +85,7 @@ WISHES = (
         gib=32,
         priority=1,
         minutes=8,
+        preemptible=True,
         waited_s=55 * 60,
     ),
 )

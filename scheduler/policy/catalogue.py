@@ -49,6 +49,14 @@ PROFILES: dict[str, dict[str, dict[str, Any]]] = {
 }
 # As the page of rules lists them; what is in no topic comes last.
 TOPICS: dict[str, tuple[str, ...]] = {
-    "Who gets which GPU next": ("quotas", "order", "windows", "preemption", "backfill", "capacity"),
+    "Who gets which GPU next": (
+        "quotas",
+        "order",
+        "windows",
+        "preemption",
+        "retries",
+        "backfill",
+        "capacity",
+    ),
     "When jobs wait for the machine": ("pressure", "utilisation", "adaptive", "mode"),
 }
