@@ -22,6 +22,10 @@ COMMANDS: Commands = {
         "gpucoord_site.submit:main",
     ),
     "why": ("say why a job waits: gpucoord why JOB", "gpucoord_site.why:main"),
+    "lock": (
+        "have GPUs to yourself: gpucoord lock 0 -- python train.py",
+        "gpucoord_site.lock:main",
+    ),
     "token": ("make a token for REST: gpucoord token USER", None),
     "version": ("print the version", "gpucoord_site.cli:version"),
 }

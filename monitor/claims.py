@@ -20,7 +20,7 @@ class ClaimFact:
     """Who may use a GPU: a job's hold on it, as the scheduler wrote it.
 
     `seen`: when a process of it was first seen there; `until`: when it ended. One that has ended
-    is kept until the memory of its processes is back.
+    is kept until the memory of its processes is back. `holder`: who holds a lock, in words.
     """
 
     job_ref: str
@@ -35,3 +35,4 @@ class ClaimFact:
     seen: datetime | None = None
     until: datetime | None = None
     row: int | None = None
+    holder: str = ""

@@ -13,6 +13,7 @@ from typing import Protocol
 from django.conf import settings
 
 from monitor import cooling, events, gpu_closing, policies, presence, store, tallies
+from monitor.claims import ClaimKind
 from monitor.gpu_states import IllegalGpuTransition
 from monitor.ledger import Ledger
 from monitor.policy import hangs, health, health_notes, missing, notes
@@ -94,7 +95,8 @@ class Sampler:
             self._go_on()
             self._resumes_at = self._after_hangs()
         last = self._last
-        claims = store.held_claims(self._machine.name)
+        held = store.held_claims(self._machine.name)
+        claims = [claim for claim in held if claim.kind is not ClaimKind.LOCK]
         closures = gpu_closing.on(self._machine.name)
         sweep, failures = self._sweep(now, [c for c in claims if c.until is None])
         processes = self._processes(sweep, claims)
@@ -107,7 +109,7 @@ class Sampler:
         healthy = in_force.of(HealthPolicy)
         checkup = health.examine(sweep, gpus, self._comparable(host), healthy, now)
         states = with_states(
-            checkup.gpus, processes, claims, before, now, closures, watched=self._watched(now)
+            checkup.gpus, processes, held, before, now, closures, watched=self._watched(now)
         )
         snapshot = Snapshot(
             seq=0,

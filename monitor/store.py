@@ -133,7 +133,21 @@ def host_samples(host: str, since_t: int, until_t: int) -> list[HostPoint]:
 
 
 def open_claims(host: str) -> list[ClaimFact]:
-    """Who may use which GPU of `host` now, oldest first."""
+    """Whose jobs and models may use which GPU of `host` now, oldest first."""
+    return [claim for claim in _open(host) if claim.kind is not ClaimKind.LOCK]
+
+
+def lock_claims(host: str) -> list[ClaimFact]:
+    """Who holds which GPU's lock file from outside, oldest first."""
+    return [claim for claim in _open(host) if claim.kind is ClaimKind.LOCK]
+
+
+def end_lock_claims(rows: Collection[int], now: datetime) -> None:
+    """These locks are held no more."""
+    Claim.objects.filter(pk__in=rows).update(until_at=now, freed_at=now)
+
+
+def _open(host: str) -> list[ClaimFact]:
     rows = Claim.objects.filter(host=host, freed_at=None, until_at=None)
     return [_claim_fact(row) for row in rows.order_by("id")]
 
@@ -158,6 +172,7 @@ def _claim_fact(row: Claim) -> ClaimFact:
         seen=row.seen_at,
         until=row.until_at,
         row=row.pk,
+        holder=row.holder,
     )
 
 
@@ -173,6 +188,7 @@ def open_claim(fact: ClaimFact, host: str, now: datetime) -> None:
         exclusive=fact.exclusive,
         leader_pid=fact.leader_pid,
         leader_start_ticks=fact.leader_start_ticks,
+        holder=fact.holder[:200],
         from_at=now,
     )
 

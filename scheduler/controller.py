@@ -17,6 +17,7 @@ from monitor.alerting import Alerts
 from monitor.policy.constraints import ConstraintPolicy, judge
 from monitor.readings import Snapshot
 from monitor.stepping import Guard
+from scheduler.lock_claims import LockClaims
 from scheduler.charging import Charging
 from scheduler.enforcement import Enforcement
 from scheduler.idling import IdleResources
@@ -139,5 +140,6 @@ def build(guard: Guard) -> Controller:
         IdleResources(config.node),
         Enforcement(config.node, Hands(Path(settings.DATA) / "run" / "pacing")),
         Alerts(tasks.queue),
+        LockClaims(config.node, settings.LOCK_FOLDER),
     )
     return Controller(guard, config.node, tasks.queue, parts)

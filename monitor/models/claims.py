@@ -23,6 +23,7 @@ class Claim(models.Model):
     )
     memory_bytes = models.BigIntegerField(null=True, blank=True)
     exclusive = models.BooleanField(default=False)
+    holder = models.CharField(max_length=200, blank=True)
     leader_pid = models.PositiveIntegerField(null=True, blank=True)
     leader_start_ticks = models.BigIntegerField(null=True, blank=True)
     from_at = models.DateTimeField()

@@ -95,12 +95,17 @@ def with_states(
         state = state_of(gpu, on[gpu.uuid], claimed[gpu.uuid], now, paused=paused)
         stays = old is not None and old.state is state
         since = (old.state_since if old and stays else None) or now
-        text = " ".join(c.text for c in why) or None
+        text = " ".join([*(c.text for c in why), *_locks(claimed[gpu.uuid])]) or None
         readings.append(replace(gpu, state=state, state_since=since, closed=text))
         if not stays:
             changes.append(StateChange(readings[-1], old))
             faults += _fault(gpu, old, state) if watched else []
     return States(tuple(readings), tuple(changes), tuple(faults))
+
+
+def _locks(claims: Iterable[ClaimFact]) -> list[str]:
+    by = [c.holder for c in claims if c.kind is ClaimKind.LOCK and c.exclusive]
+    return [f"Locked by {', '.join(by)}."] if by else []
 
 
 def _fault(gpu: GpuReading, old: GpuReading | None, state: GpuState) -> list[str]:

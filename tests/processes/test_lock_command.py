@@ -1,0 +1,102 @@
+"""`gpucoord lock` with real processes: it holds, waits, gives up, and becomes the command."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from scheduler.runner import locks
+from scheduler.runner.locks import Held
+from tests.processes.attempts import wait_for
+
+pytestmark = pytest.mark.processes
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def start(folder: Path, *words: str, **environ: str) -> subprocess.Popen[str]:
+    known = {k: v for k, v in os.environ.items() if not k.startswith("CUDA_")}
+    return subprocess.Popen(
+        [sys.executable, "-m", "gpucoord_site", "lock", "--folder", str(folder), *words],
+        cwd=ROOT,
+        env=known | environ,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def ran(folder: Path, *words: str, **environ: str) -> tuple[int, str]:
+    process = start(folder, *words, **environ)
+    out, err = process.communicate(timeout=20)
+    assert "Traceback" not in err
+    return process.returncode, out + err
+
+
+def test_the_command_runs_with_its_gpus_and_its_exit_code_is_passed_on(tmp_path: Path) -> None:
+    line = "echo $CUDA_VISIBLE_DEVICES $CUDA_DEVICE_ORDER; exit 7"
+
+    assert ran(tmp_path, "2", "0,1", "--", "sh", "-c", line) == (7, "0,1,2 PCI_BUS_ID\n")
+    own = {"CUDA_VISIBLE_DEVICES": "GPU-abc"}
+    assert ran(tmp_path, "2", "--", "sh", "-c", line, **own)[1] == "GPU-abc\n"
+
+
+def test_the_gpu_is_held_while_it_runs_and_the_command_is_who_holds_it(tmp_path: Path) -> None:
+    process = start(tmp_path, "3", "--", "sleep", "60")
+    file = tmp_path / "gpu3.lock"
+    wait_for(lambda: [h.program for h in locks.holders([file])[file]] == ["sleep"])
+
+    code, said = ran(tmp_path, "--no-wait", "3", "--", "echo", "ran")
+    assert (code, "sleep (pid" in said, "ran" in said) == (75, True, False)
+    assert ran(tmp_path, "--no-wait", "1", "--", "echo", "ran") == (0, "ran\n")
+    process.terminate()
+    process.communicate()
+    assert process.returncode == -15
+    assert isinstance(locks.take(tmp_path, [3], alone=True), Held)
+
+
+def test_it_waits_and_says_for_whom(tmp_path: Path) -> None:
+    held = locks.take(tmp_path, [0], alone=True)
+    assert isinstance(held, Held)
+    process = start(tmp_path, "0", "--", "echo", "ran")
+    assert process.stderr is not None
+    assert f"(pid {os.getpid()}); waiting" in process.stderr.readline()
+
+    held.release()
+
+    out, _ = process.communicate(timeout=20)
+    assert (process.returncode, out) == (0, "ran\n")
+
+
+def test_the_whole_host_can_be_held(tmp_path: Path) -> None:
+    held = locks.take(tmp_path, [5], alone=False)
+    assert ran(tmp_path, "--wait", "0.1", "all", "--", "echo", "ran")[0] == 75
+    assert isinstance(held, Held)
+    held.release()
+    assert ran(tmp_path, "--wait", "5", "all", "--", "echo", "ran") == (0, "ran\n")
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "says"),
+    [
+        (["0"], 2, "say what to run"),
+        (["x", "--", "true"], 2, "no GPU's number"),
+        (["0", "--", "trainn"], 127, "no such command"),
+        (["0", "--", "/etc/passwd"], 126, "Permission denied"),
+    ],
+)
+def test_mistakes_are_one_sentence(tmp_path: Path, words: list[str], code: int, says: str) -> None:
+    found, said = ran(tmp_path, *words)
+    assert found == code
+    assert says in said
+
+
+def test_an_unsafe_lock_file_is_named(tmp_path: Path) -> None:
+    (tmp_path / "gpu0.lock").symlink_to("/etc/passwd")
+
+    code, said = ran(tmp_path, "0", "--", "true")
+
+    assert (code, "gpu0.lock: It is a link." in said) == (125, True)
