@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -26,6 +26,8 @@ TASKS = {
     "scheduler": "plans, starts and ends jobs",
 }
 DEAREST = 8
+# What other apps add: a template with its `data`.
+_sections: list[tuple[str, Callable[[], object]]] = []
 CHILDREN = {"web": "pages and live feed", "tasks": "the loops' workers"}
 
 
@@ -73,6 +75,13 @@ class StatusPage:
     snapshots: Sequence[Snapshot]
     questions: Sequence[Questions]
     storage: Storage
+    sections: Sequence[tuple[str, object]]
+
+
+def register(template: str, load: Callable[[], object]) -> None:
+    """Add a section to the page."""
+    if (template, load) not in _sections:
+        _sections.append((template, load))
 
 
 def build(host: str, now: datetime) -> StatusPage:
@@ -92,6 +101,7 @@ def build(host: str, now: datetime) -> StatusPage:
         snapshots=snapshots,
         questions=[_questions(snapshot) for snapshot in snapshots if snapshot.costs],
         storage=_storage(),
+        sections=[(template, load()) for template, load in _sections],
     )
 
 

@@ -8,9 +8,11 @@ class SchedulerConfig(AppConfig):
     verbose_name = "Scheduler"
 
     def ready(self) -> None:
-        from monitor import policies
+        from monitor import policies, status_page
+        from scheduler import means
         from scheduler.policy.catalogue import POLICIES, PROFILES, TOPICS
         from scheduler.regions import register_regions
 
         policies.register_all(POLICIES, PROFILES, TOPICS)
         register_regions()
+        status_page.register("scheduler/_means.html", means.listed)

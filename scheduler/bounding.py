@@ -5,11 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from datetime import datetime
+from functools import cache
 from pathlib import Path
 
 from monitor import policies
 from monitor.formats import GIB
 from monitor.models import Gpu
+from scheduler import means
 from scheduler.models import Attempt
 from scheduler.policy.bounds import BoundsPolicy
 from scheduler.runner import gpu_devices, locks
@@ -18,6 +21,12 @@ from scheduler.runner.cgroup_places import Place, find, tidy
 
 KEPT_S = 2.0
 Known = Mapping[str, tuple[int, str]]
+
+
+@cache
+def _found() -> Place:
+    """Once in a process: it starts one to try it."""
+    return find()
 
 
 @dataclass(slots=True)
@@ -34,10 +43,19 @@ class Bounder:
 
     def open(self) -> None:
         """Look what this machine has, by trying it."""
-        self.place = find()
+        self.place = _found()
         tidy(self.place, locks.instance_number(str(self.data)))
         self.minors = gpu_devices.minors()
         self.mps = gpu_devices.mps_pipes()
+
+    def record(self, now: datetime) -> None:
+        """Write down what was found, for the status page. The caller holds the transaction."""
+        policy, _ = self._now()
+        folder = str(self.lock_folder) if self.lock_folder else None
+        found = means.found(
+            self.place, minors=len(self.minors), mps=self.mps, locks=folder, policy=policy
+        )
+        means.record(self.host, found, now)
 
     def bounds(self, attempt: Attempt) -> Bounds:
         """What the runner of this attempt keeps it within."""

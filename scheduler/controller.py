@@ -17,14 +17,15 @@ from monitor.alerting import Alerts
 from monitor.policy.constraints import ConstraintPolicy, judge
 from monitor.readings import Snapshot
 from monitor.stepping import Guard
-from scheduler.lock_claims import LockClaims
 from scheduler.charging import Charging
 from scheduler.enforcement import Enforcement
 from scheduler.idling import IdleResources
 from scheduler.judging import HogWatch
+from scheduler.lock_claims import LockClaims
 from scheduler.lost_gpus import LostGpus
 from scheduler.pressure import Pressure
 from scheduler.runner.enforcing import Hands
+from scheduler.stepping_back import SteppingBack
 
 # An older snapshot says nothing about now.
 STALE_AFTER = timedelta(seconds=15)
@@ -141,5 +142,6 @@ def build(guard: Guard) -> Controller:
         Enforcement(config.node, Hands(Path(settings.DATA) / "run" / "pacing")),
         Alerts(tasks.queue),
         LockClaims(config.node, settings.LOCK_FOLDER),
+        SteppingBack(config.node),
     )
     return Controller(guard, config.node, tasks.queue, parts)

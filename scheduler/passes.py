@@ -35,7 +35,22 @@ def build(guard: Guard) -> Step:
         Evictor(guard, config.node),
         Dispatcher(guard, config.node, plan_policy()),
         Executor(guard, config.node, specs),
+        Told(guard, bounder),
     )
+
+
+class Told:
+    """Says once what this machine has to keep jobs within their bounds."""
+
+    def __init__(self, guard: Guard, bounder: Bounder) -> None:
+        self._guard = guard
+        self._bounder: Bounder | None = bounder
+
+    def step(self, now: datetime) -> None:
+        if self._bounder is not None:
+            with self._guard():
+                self._bounder.record(now)
+            self._bounder = None
 
 
 class Pass:
@@ -44,10 +59,13 @@ class Pass:
     Whoever is to leave its GPU is asked before that: the executor carries it to the runner.
     """
 
-    def __init__(self, evictor: Evictor, dispatcher: Dispatcher, executor: Executor) -> None:
+    def __init__(
+        self, evictor: Evictor, dispatcher: Dispatcher, executor: Executor, told: Told
+    ) -> None:
         self._evictor = evictor
         self._dispatcher = dispatcher
         self._executor = executor
+        self._told = told
 
     def open(self) -> None:
         self._executor.open()
@@ -62,6 +80,7 @@ class Pass:
         has_room = any(move in ENDINGS for move in moves.values())
         placed = self._dispatcher.step(now, has_room=has_room)
         self._executor.start(placed, now)
+        self._told.step(now)
         return {"moved": len(moves), "placed": len(placed)}
 
     def close(self) -> None:

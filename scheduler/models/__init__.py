@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from scheduler.models.attempts import Attempt
 from scheduler.models.jobs import Job, JobDependency
+from scheduler.models.means import Means
 from scheduler.models.quotas import Quota
 from scheduler.models.shares import GpuDay, SharedOut, UsedShare
 from scheduler.models.throttling import ModeState, ThrottleState
@@ -14,6 +15,7 @@ __all__ = [
     "Job",
     "JobDependency",
     "KeptGpu",
+    "Means",
     "ModeState",
     "Quota",
     "SharedOut",

@@ -59,4 +59,5 @@ TOPICS: dict[str, tuple[str, ...]] = {
         "capacity",
     ),
     "When jobs wait for the machine": ("pressure", "utilisation", "adaptive", "mode"),
+    "What keeps jobs within bounds": ("bounds", "niceness"),
 }

@@ -10,13 +10,15 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from scheduler.runner import scopes
+from scheduler.runner import device_rules, scopes
 from scheduler.runner.cgroups import Cgroup
 
 NAME = "gpucoord"
 CONTROLLERS = ("cpu", "memory", "pids")
 USED_V1 = (*CONTROLLERS, "freezer", "devices")
 WAIT_S = 2.0
+# /dev/full, kept closed to the process that tries it.
+HARMLESS = (1, 7)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,6 +129,9 @@ def _abilities(cgroup: Cgroup) -> Iterator[str]:
     for name, known in files.items():
         if any((folder / file).exists() for folder in cgroup.folders for file in known):
             yield name
+    v2 = Cgroup(tuple(f for f in cgroup.folders if (f / "cgroup.events").exists()))
+    if v2.folders and device_rules.hide(v2, [HARMLESS]):
+        yield "bpf"
     if cgroup.can_freeze and cgroup.freeze(on=True):
         ends = time.monotonic() + WAIT_S
         frozen = False

@@ -1,0 +1,173 @@
+"""What jobs are kept within, when they step back, and what is said of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from django.contrib.auth.models import User
+
+from monitor.models import Gpu
+from scheduler import means
+from scheduler.bounding import Bounder
+from scheduler.models import Attempt, Job, Means
+from scheduler.policy.bounds import BoundsPolicy, NicePolicy, is_busy
+from scheduler.runner import gpu_devices
+from scheduler.runner.cgroup_places import Place
+from scheduler.runner.duty import Duty
+from tests import jobs_made
+from tests.builders import NOW
+
+NICE = NicePolicy()
+V1 = Place(
+    kind="v1",
+    folders=("/c/cpu/gpucoord",),
+    can=frozenset({"cpu", "memory", "pids", "freeze", "kill", "devices"}),
+)
+
+
+@pytest.mark.parametrize(
+    ("cpu", "io", "was", "busy"),
+    [
+        (95.0, 0.0, False, True),
+        (80.0, 0.0, False, False),
+        (80.0, 0.0, True, True),
+        (70.0, 0.0, True, False),
+        (10.0, 30.0, False, True),
+        (10.0, 15.0, True, True),
+        (10.0, 5.0, True, False),
+        (10.0, None, True, False),
+        (None, None, False, False),
+        (None, 5.0, True, True),
+    ],
+)
+def test_a_machine_is_busy_until_it_is_clearly_not(
+    cpu: float | None, io: float | None, was: bool, busy: bool
+) -> None:
+    assert is_busy(cpu, io, was_busy=was, policy=NICE) is busy
+
+
+def test_nobody_steps_back_when_the_policy_says_no() -> None:
+    assert not is_busy(99.0, 99.0, was_busy=True, policy=NicePolicy(enabled=False))
+
+
+def test_a_capped_job_runs_the_first_part_of_each_period() -> None:
+    duty = Duty(30, 1.0)
+    seen = [duty.at(100 + step / 100)[0] for step in range(1000)]
+
+    assert duty.caps
+    assert seen[:30] == [False] * 30
+    assert 0.69 < sum(seen) / len(seen) < 0.71
+
+
+@pytest.mark.parametrize("share", [None, 100])
+def test_a_job_that_may_have_all_is_never_paused(share: int | None) -> None:
+    assert not Duty(share, 1.0).caps
+
+
+def test_it_is_told_when_to_look_again() -> None:
+    duty = Duty(25, 2.0)
+
+    assert duty.at(10.0) == (False, 10.5)
+    assert duty.at(10.6) == (True, 12.0)
+    assert duty.at(12.0) == (False, 12.5)
+
+
+def test_a_gpus_device_file_is_known_by_its_address(tmp_path: Any) -> None:
+    for name, minor in (("0000:3b:00.0", 2), ("0000:d8:00.0", 0)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "information").write_text(f"Model: X\nDevice Minor: \t {minor}\n")
+    (tmp_path / "broken").mkdir()
+
+    assert gpu_devices.minors(tmp_path) == {"0:3b:00.0": 2, "0:d8:00.0": 0}
+    assert gpu_devices.short("00000000:3B:00.0") == "0:3b:00.0"
+
+
+def test_what_works_here_is_said_in_words() -> None:
+    found = means.found(V1, minors=8, mps=None, locks="/tmp", policy=BoundsPolicy())
+
+    assert {mean.name: mean.active for mean in found} == {
+        "cgroup": True,
+        "hiding": True,
+        "share": True,
+        "mps": False,
+        "locks": True,
+    }
+    assert found[0].text == ("cgroup version 1: limits of cpu, memory, pids, an exact kill")
+
+
+def test_what_does_not_is_said_too() -> None:
+    nowhere = Place(problem="v2: Permission denied")
+    found = means.found(nowhere, minors=8, mps=None, locks=None, policy=BoundsPolicy())
+    text = {mean.name: mean.text for mean in found}
+
+    assert "v2: Permission denied" in text["cgroup"]
+    assert "which a job can change" in text["hiding"]
+    assert "SIGSTOP" in text["share"]
+
+
+@pytest.mark.django_db
+def test_only_what_changes_is_written_down() -> None:
+    found = means.found(V1, minors=0, mps=None, locks="/tmp", policy=BoundsPolicy())
+
+    assert means.record("gpubox", found, NOW) == 5
+    assert means.record("gpubox", found, NOW) == 0
+    assert Means.objects.count() == 5
+    ((host, rows),) = means.listed()
+    assert (host, [word for _, word, _ in rows]) == (
+        "gpubox",
+        ["active", "off", "active", "off", "active"],
+    )
+
+
+@pytest.fixture
+def attempt(alice: User, db: None) -> Attempt:
+    """Of a job that has GPU 1 of two, and may take 30 % of its time."""
+    for index in (0, 1):
+        Gpu.objects.create(
+            uuid=f"GPU-{index}",
+            host="gpubox",
+            index=index,
+            pci_id=f"00000000:0{index}:00.0",
+            state_since_at=NOW,
+            first_seen_at=NOW,
+            last_seen_at=NOW,
+        )
+    jobs_made.running(alice)
+    Job.objects.update(share_pct=30)
+    return Attempt(job=Job.objects.get(), number=1, gpu_uuids=["GPU-1"])
+
+
+def bounder(tmp_path: Any, **changes: Any) -> Bounder:
+    known = {"0:00:00.0": 0, "0:01:00.0": 1}
+    return Bounder(
+        **({"host": "gpubox", "data": tmp_path, "lock_folder": None, "minors": known} | changes)
+    )
+
+
+def test_a_job_keeps_to_its_share_and_sees_its_gpu_alone(attempt: Attempt, tmp_path: Any) -> None:
+    found = bounder(tmp_path, place=V1).bounds(attempt)
+
+    assert (found.share_pct, found.hidden, found.cgroup) == (30, [[195, 0]], list(V1.folders))
+    assert (found.gpus, found.lock_folder) == ([1], "")
+
+
+def test_where_mps_runs_it_caps_the_share(attempt: Attempt, tmp_path: Any) -> None:
+    by_mps = bounder(tmp_path, mps="/run/mps")
+
+    assert by_mps.bounds(attempt).share_pct is None
+    assert by_mps.variables(attempt)["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] == "30"
+    assert bounder(tmp_path).variables(attempt) == {}
+
+
+def test_nothing_is_hidden_from_a_job_whose_own_gpu_is_not_known(
+    attempt: Attempt, tmp_path: Any
+) -> None:
+    assert bounder(tmp_path, minors={"0:00:00.0": 0}).bounds(attempt).hidden == []
+
+
+def test_a_job_without_a_gpu_sees_none(attempt: Attempt, tmp_path: Any) -> None:
+    attempt.gpu_uuids = []
+
+    found = bounder(tmp_path).bounds(attempt)
+    assert (found.hidden, found.share_pct) == ([[195, 0], [195, 1]], None)
