@@ -32,6 +32,7 @@ from scheduler.models import (
     Job,
     JobDependency,
     KeptGpu,
+    Means,
     ModeState,
     Quota,
     SharedOut,
@@ -104,6 +105,7 @@ def filled(alice: User) -> None:
         found_at=NOW,
     )
     GpuClosure.objects.create(host="gpubox", gpu_uuid="GPU-1", kind="paused", from_at=NOW)
+    Means.objects.create(host="gpubox", name="cgroup", since_at=NOW)
     _past()
 
 
