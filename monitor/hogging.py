@@ -5,12 +5,15 @@ What is remembered comes from the rows of uses; a new process builds it up from 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from datetime import datetime
 
 from monitor import incident_rows, policies, store
+from monitor.cpu_facts import CpuProcess
 from monitor.demand import Demand
-from monitor.policy import hog_scene, judging
+from monitor.policy import cpu_hogs, hog_scene, judging
+from monitor.policy.cpu_hogs import CpuWindows
+from monitor.policy.findings import Finding
 from monitor.policy.hog_policies import ClaimPolicy, HogPolicy, MemoryPolicy
 from monitor.policy.hog_scene import Emptiness
 from monitor.policy.incident_life import Verdict, judge
@@ -23,16 +26,30 @@ from monitor.readings import Snapshot
 class Hogs:
     """One host's. `gap_s`: looks further apart tell nothing of the time between."""
 
-    def __init__(self, host: str, gap_s: float = 15.0) -> None:
+    def __init__(
+        self,
+        host: str,
+        gap_s: float = 15.0,
+        look_at_cpus: Callable[[], Sequence[CpuProcess]] | None = None,
+    ) -> None:
         self._host = host
+        self._look_at_cpus = look_at_cpus
+        self._cpus = CpuWindows()
         self._windows = Windows(gap_s=gap_s)
         self._emptiness = Emptiness()
         self._seq: int | None = None
 
     def judge(
-        self, snapshot: Snapshot | None, demand: Sequence[Demand], now: datetime
+        self,
+        snapshot: Snapshot | None,
+        demand: Sequence[Demand],
+        now: datetime,
+        leaders: Collection[int] = (),
     ) -> Verdict | None:
-        """Judge the newest snapshot, once; `demand`: who waits. The caller's transaction."""
+        """Judge the newest snapshot, once; the caller's transaction.
+
+        `demand`: who waits. `leaders`: the first processes of all jobs here.
+        """
         if snapshot is None or (snapshot.problem and not snapshot.gpus):
             return None
         found = self._policies(now)
@@ -49,9 +66,26 @@ class Hogs:
         scene = hog_scene.scene(snapshot, groups, self._windows, self._emptiness, demand)
         known = incident_rows.known(self._host)
         findings = judging.findings(scene, found, {incident.name for incident in known})
-        verdict = judge(findings, known, judging.present(scene), demand, found.hogs, now)
+        findings += self._cpu_hogs(snapshot, found, leaders)
+        present = judging.present(scene) | {f"cpu|{name}" for name in self._cpus.people}
+        verdict = judge(findings, known, present, demand, found.hogs, now)
         incident_rows.apply(verdict, self._host, now)
         return verdict
+
+    def _cpu_hogs(
+        self, snapshot: Snapshot, found: Policies, leaders: Collection[int]
+    ) -> list[Finding]:
+        """All processes are read while the machine is busy, and not at each look."""
+        if self._look_at_cpus is None or snapshot.probe == "simulated":
+            return []
+        t, last = snapshot.at.timestamp(), self._cpus.looked_t
+        if last is None or t - last >= cpu_hogs.LOOK_EVERY_S:
+            if cpu_hogs.must_look(snapshot.host.cpu_pct, found.hogs):
+                count = snapshot.host.cpu_count or 1
+                self._cpus.look(t, self._look_at_cpus(), count, leaders)
+            else:
+                self._cpus.note_quiet(t)
+        return list(cpu_hogs.findings(self._cpus, t, found.hogs, found.exempt))
 
     def _policies(self, now: datetime) -> Policies:
         force = policies.InForce()

@@ -13,9 +13,11 @@ from monitor.models import (
     Claim,
     Constraint,
     Event,
+    Exemption,
     Gpu,
     HostHour,
     HostSample,
+    Incident,
     LatestSnapshot,
     Message,
     ProcessHour,
@@ -73,6 +75,9 @@ def _too_old(keep: Keep, now: datetime) -> Iterator[QuerySet[Model]]:
     yield LatestSnapshot.objects.filter(at__lt=now - keep.silent_hosts)
     yield Claim.objects.filter(until_at__lt=old)
     yield Constraint.objects.filter(until_at__lt=old)
+    # As long as the hours, which are their evidence.
+    yield Incident.objects.filter(closed_at__lt=now - keep.hours)
+    yield Exemption.objects.filter(until_at__lt=now - keep.hours)
 
 
 def _of_ladder(ladder: Ladder, key: str, keep: Keep, now: datetime) -> Iterator[QuerySet[Model]]:

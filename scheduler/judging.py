@@ -8,10 +8,11 @@ from typing import Any
 from monitor.demand import Demand
 from monitor.hogging import Hogs
 from monitor.policy.incident_life import Verdict
+from monitor.probes.cpu_users import cpu_processes
 from monitor.readings import Snapshot
 from scheduler.blockers import OTHERS_LOAD, Tier
 from scheduler.jobs import JobState
-from scheduler.models import Job
+from scheduler.models import Attempt, Job
 from scheduler.standing import Standings
 
 # What others' load brings about, besides what they hold.
@@ -26,13 +27,20 @@ class HogWatch:
     name = "hogs"
 
     def __init__(self, host: str, gap_s: float = 15.0) -> None:
-        self._hogs = Hogs(host, gap_s)
+        self._host = host
+        self._hogs = Hogs(host, gap_s, cpu_processes)
         self._standings = Standings()
 
     def judge(self, snapshot: Snapshot | None, now: datetime) -> Verdict | None:
         if snapshot is None:
             return None
-        return self._hogs.judge(snapshot, self._demand(now), now)
+        return self._hogs.judge(snapshot, self._demand(now), now, self._leaders())
+
+    def _leaders(self) -> set[int]:
+        """The runners of all jobs of this host, and what they started."""
+        rows = Attempt.objects.filter(host=self._host, ended_at=None)
+        pids = rows.values_list("runner_pid", "pid")
+        return {pid for pair in pids for pid in pair if pid is not None}
 
     def _demand(self, now: datetime) -> list[Demand]:
         """The jobs that would start if others used less."""

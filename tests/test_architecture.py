@@ -22,6 +22,8 @@ FACTS = {
     "monitor.owner_facts",
     "monitor.formats",
     "monitor.demand",
+    "monitor.cpu_facts",
+    "monitor.badges",
     "monitor.event_kinds",
     "scheduler.attempts",
     "scheduler.jobs",

@@ -18,6 +18,8 @@ SHORTEST_S = 600
 # gpucoord was not running then: a gap in every chart, before now.
 DOWN_FROM_S, DOWN_UNTIL_S = 15 * HOUR_S + 600, 14 * HOUR_S + 900
 PEOPLE = ("alice", "bob", "charlie", "dana", "erin", "frank")
+# The sweep of every night, in UTC.
+NIGHT_GPU, NIGHT_FROM_S, NIGHT_S = 5, 20 * HOUR_S, 10 * HOUR_S
 # GPUs of the first eight that are free for people's own runs, with the memory free there.
 ROOM_GIB = {0: 60, 7: 70}
 
@@ -66,7 +68,11 @@ class Load:
 def lives(gpus: int, seed: int, now_t: int) -> list[Life]:
     """Everybody who was on a GPU for a while in these days."""
     since = now_t - DAYS * DAY_S
-    return [*_scripted(gpus, seed, since, now_t), *_own(gpus, seed, since, now_t)]
+    return [
+        *_scripted(gpus, seed, since, now_t),
+        *_own(gpus, seed, since, now_t),
+        *_nightly(gpus, since, now_t),
+    ]
 
 
 def loads(all_lives: Sequence[Life], gpus: int, seed: int, times: Sequence[int]) -> Iterator[Load]:
@@ -125,6 +131,26 @@ def _runs(script: workloads.Script, number: int, run: int, began: float) -> Iter
             gib=script.gib,
             shape=script.shape,
         )
+
+
+def _nightly(gpus: int, since: int, until: int) -> Iterator[Life]:
+    """Somebody's sweep, every night but one in ten: a pattern for the page of incidents."""
+    if gpus <= NIGHT_GPU:
+        return
+    for day in range(since // DAY_S + 1, until // DAY_S):
+        began = day * DAY_S + NIGHT_FROM_S
+        if day % 10 and began + NIGHT_S < until - 2 * HOUR_S:
+            yield Life(
+                user="frank",
+                program="python",
+                pid=FIRST_PID + 800_000 + day % 90_000,
+                start_ticks=began * 100,
+                gpu=NIGHT_GPU,
+                began=began,
+                ended=began + NIGHT_S,
+                gib=20,
+                shape=workloads.hog,
+            )
 
 
 def _own(gpus: int, seed: int, since: int, until: int) -> Iterator[Life]:

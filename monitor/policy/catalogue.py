@@ -53,7 +53,14 @@ PROFILES: dict[str, dict[str, dict[str, Any]]] = {
 }
 # As the page of rules lists them; what is in no topic comes last.
 TOPICS: dict[str, tuple[str, ...]] = {
-    "Who is asked to make room": ("hogs", "memory_hogs", "claims", "presence", "enforcement"),
+    "Who is asked to make room": (
+        "hogs",
+        "memory_hogs",
+        "claims",
+        "patterns",
+        "presence",
+        "enforcement",
+    ),
     "How the machine is looked after": ("constraints", "health", "cooling", "alerts", "retention"),
 }
 PROFILE_WORDS = {

@@ -1,0 +1,81 @@
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+from monitor.cpu_facts import CpuProcess
+from monitor.policy.cpu_hogs import LOOK_EVERY_S, CpuWindows, findings, must_look, of_jobs
+from monitor.policy.findings import Finding
+from monitor.policy.hog_policies import HogPolicy
+from monitor.policy.sparing import Exempt
+from monitor.probes.cpu_users import cpu_processes
+
+CPUS = 64
+
+
+def a_process(pid: int = 100, **changes: object) -> CpuProcess:
+    facts = {"pid": pid, "start_ticks": 1, "cpu_s": 0.0, "uid": 1001, "user": "alice"}
+    return CpuProcess(**(facts | {"program": "make"} | changes))  # type: ignore[arg-type]
+
+
+def found(
+    minutes: float,
+    busy: Callable[[float], float],
+    leaders: tuple[int, ...] = (),
+    exempt: tuple[Exempt, ...] = (),
+    **who: object,
+) -> list[Finding]:
+    """After `minutes` in which a process takes `busy(minute)` percent of all CPUs."""
+    windows, t, spent = CpuWindows(), 0.0, 0.0
+    while t < minutes * 60:
+        t += LOOK_EVERY_S
+        spent += busy(t / 60) / 100 * CPUS * LOOK_EVERY_S
+        windows.look(
+            t, [a_process(cpu_s=spent, **who), a_process(1, user="root", uid=0)], CPUS, leaders
+        )
+    opened = findings(windows, t, HogPolicy(), exempt)
+    return [finding for finding in opened if finding.opens]
+
+
+def test_a_person_who_takes_most_cpus_for_long_is_found() -> None:
+    (finding,) = found(12, lambda minute: 80.0)
+    assert (finding.user, finding.process and finding.process.program) == ("alice", "make")
+    assert finding.pct == 80
+
+
+def test_a_short_build_is_not() -> None:
+    assert found(30, lambda minute: 95.0 if 10 < minute < 17 else 2.0) == []
+
+
+def test_half_of_the_time_needed_is_not_enough() -> None:
+    assert found(5, lambda minute: 95.0) == []
+
+
+def test_jobs_services_and_whoever_is_exempt_are_spared() -> None:
+    assert found(12, lambda minute: 90.0, leaders=(100,)) == []
+    assert found(12, lambda minute: 90.0, uid=999, user="ollama") == []
+    assert found(12, lambda minute: 90.0, exempt=(Exempt("program", "make"),)) == []
+
+
+def test_a_process_belongs_to_a_job_by_its_session_or_a_parent() -> None:
+    family = [
+        a_process(10, parent=1),
+        a_process(11, parent=10),
+        a_process(12, parent=11, session=12),
+        a_process(20, parent=1, session=10),
+        a_process(30, parent=1),
+    ]
+    assert of_jobs(family, {10}) == {10, 11, 12, 20}
+
+
+def test_an_idle_machine_is_not_looked_at() -> None:
+    assert not must_look(20.0, HogPolicy())
+    assert not must_look(None, HogPolicy())
+    assert must_look(60.0, HogPolicy())
+
+
+def test_this_machines_processes_can_be_read() -> None:
+    mine = next(p for p in cpu_processes() if p.pid == os.getpid())
+    assert mine.cpu_s > 0
+    assert mine.parent == os.getppid()
+    assert mine.uid == os.getuid()
