@@ -20,6 +20,9 @@ from scheduler.policy.ordering import Line, Shares
 from scheduler.policy.planning import plan
 from scheduler.policy.rules import Rules
 
+# Who is further back in the queue can only be told the position.
+FORESEEN = 2000
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
@@ -97,6 +100,9 @@ def _estimates(
             if job.id in placed:
                 future.take(job, placed[job.id], now)
     for number, job in enumerate(line, start=1):
+        if number > FORESEEN:
+            found[job.id] = Estimate(position=number, p50=None, p90=None)
+            continue
         why = made.blockers.get(job.id, ())
         early, late = p50.serve(job, why), p90.serve(job, why)
         if early is not None and late is not None:

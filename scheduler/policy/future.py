@@ -6,15 +6,16 @@ A lane is a GPU that only goes forward: what is put into it starts no earlier th
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Sequence
+from bisect import insort
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 
 from scheduler.blockers import Blocker, Tier
 from scheduler.jobs import QueuedJob, Requirement
 from scheduler.plans import PlanPolicy, RunningJob, Slot, Slots
-from scheduler.policy.placement import left, taken
-from scheduler.policy.refusing import refusal
+from scheduler.policy.placement import held_bytes, left
+from scheduler.policy.refusing import verdict
 
 # Further away nobody can tell anything.
 HORIZON = timedelta(days=60)
@@ -40,39 +41,76 @@ Length = Callable[[QueuedJob | RunningJob], timedelta | None]
 
 
 class Lane:
-    """A GPU as time goes on: it only goes forward."""
+    """A GPU as time goes on: it only goes forward.
 
-    __slots__ = ("at", "cache", "ends", "slot")
+    `ends`: (when, job) of the jobs whose end is known, in order; `held`: what each job on it keeps.
+    """
+
+    __slots__ = ("_alone", "_bare", "_first", "_free", "_suits", "at", "ends", "held", "index")
 
     def __init__(self, slot: Slot, now: datetime) -> None:
-        self.slot = slot
         self.at = now
+        self.index = slot.index
         self.ends: list[tuple[datetime, int]] = []
-        self.cache: dict[Requirement, datetime | None] = {}
+        self.held = dict(zip(slot.jobs, held_bytes(slot), strict=True))
+        self._bare = left(slot, set(slot.jobs))
+        self._free = slot.free_bytes
+        # The job that lets no other be there.
+        self._alone = slot.jobs[0] if slot.jobs and (slot.exclusive or slot.undeclared) else None
+        self._suits: dict[Requirement, bool] = {}
+        self._first: dict[Requirement, datetime | None] = {}
 
     def first(self, requirement: Requirement, policy: PlanPolicy) -> datetime | None:
         """When it could have such a job; None = it never can, as far as is known."""
-        if requirement not in self.cache:
-            self.cache[requirement] = self._first(requirement, policy)
-        return self.cache[requirement]
+        if requirement not in self._first:
+            self._first[requirement] = self._look(requirement, policy)
+        return self._first[requirement]
 
-    def _first(self, requirement: Requirement, policy: PlanPolicy) -> datetime | None:
-        slot, at, ends = self.slot, self.at, list(self.ends)
-        while refusal(requirement, slot, policy) is not None:
-            if not ends:
+    def _look(self, requirement: Requirement, policy: PlanPolicy) -> datetime | None:
+        if requirement not in self._suits:
+            self._suits[requirement] = verdict(requirement, self._bare, policy) is None
+        if not self._suits[requirement]:
+            return None
+        wants = _wants(requirement, policy)
+        shares = wants is not None and requirement.memory_bytes is not None
+        shares = shares and not requirement.exclusive
+        at, free, alone, jobs = self.at, self._free, self._alone, len(self.held)
+        for end, job_id in (*self.ends, (None, 0)):
+            fits = wants is None or (free is not None and free >= wants)
+            if alone is None and fits and (shares or not jobs):
+                return at
+            if end is None:
                 return None
-            end, job_id = heapq.heappop(ends)
-            slot, at = left(slot, {job_id}), max(at, end)
-        return at
+            at, jobs = max(at, end), jobs - 1
+            free = None if free is None else free + self.held[job_id]
+            alone = None if alone == job_id else alone
+        return None
 
     def take(self, job: QueuedJob, at: datetime, end: datetime | None) -> None:
+        """The job starts then, and those that have ended are gone."""
         while self.ends and self.ends[0][0] <= at:
-            self.slot = left(self.slot, {heapq.heappop(self.ends)[1]})
+            self._leave(self.ends.pop(0)[1])
         self.at = max(self.at, at)
-        self.slot = taken(self.slot, job.id, job.requirement)
+        wanted = job.requirement.memory_bytes
+        self.held[job.id] = wanted or 0
+        self._free = None if self._free is None else max(0, self._free - (wanted or 0))
+        if job.requirement.exclusive or wanted is None:
+            self._alone = job.id
         if end is not None:
-            heapq.heappush(self.ends, (end, job.id))
-        self.cache.clear()
+            insort(self.ends, (end, job.id))
+        self._first.clear()
+
+    def _leave(self, job_id: int) -> None:
+        back = self.held.pop(job_id)
+        self._free = None if self._free is None else self._free + back
+        self._alone = None if self._alone == job_id else self._alone
+
+
+def _wants(requirement: Requirement, policy: PlanPolicy) -> int | None:
+    """The memory that must be free; None = whatever there is."""
+    if requirement.memory_bytes is None and not requirement.exclusive:
+        return policy.undeclared_bytes
+    return requirement.memory_bytes
 
 
 class Future:
@@ -98,8 +136,12 @@ class Future:
         if not job.gpu_uuids:
             self._cpu.append(end)
         for uuid in job.gpu_uuids:
-            if uuid in self._lanes and end is not None:
-                heapq.heappush(self._lanes[uuid].ends, (end, job.id))
+            if end is not None and job.id in self._held_on(uuid):
+                insort(self._lanes[uuid].ends, (end, job.id))
+
+    def _held_on(self, uuid: str) -> Mapping[int, int]:
+        """The jobs that the readings know there; a claim may be older than they are."""
+        return self._lanes[uuid].held if uuid in self._lanes else {}
 
     def _still(self, end: datetime, started: datetime) -> datetime:
         """One that lasts longer than expected goes on for a tenth of what it has taken."""
@@ -149,7 +191,7 @@ class Future:
             at = lane.first(job.requirement, self._policy)
             if at is not None:
                 at = max(at, self._opens.get(uuid, at))
-                firsts.append((max(at, least), lane.slot.index, uuid))
+                firsts.append((max(at, least), lane.index, uuid))
         if len(firsts) < job.requirement.gpus:
             return None
         chosen = sorted(firsts)[: job.requirement.gpus]
