@@ -9,6 +9,7 @@ from django.db.models import Count, Min
 
 from monitor import tallies
 from monitor.metric_families import Families
+from scheduler import throttle_metrics
 from scheduler.jobs import JobState, Outcome
 from scheduler.models import Job
 
@@ -16,6 +17,7 @@ from scheduler.models import Job
 def add_metrics(into: Families, now: datetime) -> None:
     _add_open(into, now)
     _add_finished(into)
+    throttle_metrics.add_metrics(into, now)
 
 
 def _add_open(into: Families, now: datetime) -> None:
