@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from monitor.claims import ClaimKind
 from monitor.demand import Demand
 from monitor.policy.findings import Group, Scene, key_of
 from monitor.policy.hog_policies import HogPolicy
@@ -50,8 +51,12 @@ def group_name(
 
 
 def bookings(claims: Sequence[ClaimFact]) -> dict[Booking, ClaimFact]:
-    """The claims of jobs; somebody's lock on a GPU is none."""
-    return {(c.job_ref, c.gpu_uuid): c for c in claims if c.job_ref.isdigit()}
+    """The claims of jobs and models; somebody's lock on a GPU is none."""
+    return {
+        (c.job_ref, c.gpu_uuid): c
+        for c in claims
+        if c.kind is not ClaimKind.LOCK and c.until is None
+    }
 
 
 def sort(
@@ -135,6 +140,7 @@ def scene(
     groups: list[Group] = []
     strays: list[Group] = []
     jobs: dict[str, list[Group]] = {}
+    booked = {ref for ref, _ in found.claims}
     for key, processes in found.groups.items():
         first = processes[0]
         gpu = gpus.get(first.gpu_uuid)
@@ -146,7 +152,7 @@ def scene(
             jobs.setdefault(claim.job_ref, []).append(group)
             continue
         groups.append(group)
-        if any(p.job_ref and p.job_ref.isdigit() for p in processes):
+        if any(p.job_ref in booked for p in processes):
             strays.append(group)
     for (job_ref, uuid), claim in found.claims.items():
         key = group_name(uuid, job_ref, None, None, 0)

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from datetime import timedelta
 
+from monitor.claims import ClaimKind
 from monitor.policy.hog_rules import (
     CLAIMED_EMPTY,
     EXTRA_GPUS,
@@ -39,7 +40,8 @@ def test_a_booked_gpu_on_which_somebody_unknown_works_is_not_called_empty() -> N
 
 
 def test_a_gpu_that_is_locked_from_outside_is_no_booking() -> None:
-    trace = Trace(claims=[claim("lock-77", since=NOW)]).play(30, lambda minute: [])
+    lock = claim("lock-77-1", since=NOW, kind=ClaimKind.LOCK)
+    trace = Trace(claims=[lock]).play(30, lambda minute: [])
     assert trace.told == []
 
 

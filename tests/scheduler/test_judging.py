@@ -9,6 +9,9 @@ from django.db import transaction
 from monitor import store
 from monitor.models import Incident, PolicyValues
 from monitor.policy.hog_rules import FAIR_SHARE, SUSTAINED
+from monitor.probes.host import HostProbe
+from monitor.probes.simulated import SimulatedProbe
+from monitor.sampler import Sampler
 from scheduler.blockers import OTHERS_LOAD
 from scheduler.controller import Controller
 from scheduler.judging import HogWatch
@@ -73,3 +76,17 @@ def test_more_than_those_who_wait_leave_is_a_violation(bob: User) -> None:
     play(660, every=15)
     row = Incident.objects.get(rule=FAIR_SHARE)
     assert (row.expected_pct, row.measured_pct) == (70, pytest.approx(95, abs=1))
+
+
+def test_the_simulated_hog_is_there_to_see_in_the_time_of_the_rule() -> None:
+    PolicyValues.objects.create(name="hogs", values={"sustained_minutes": 1.0})
+    sampler = Sampler(transaction.atomic, SimulatedProbe(5), HostProbe("gpubox"))
+    sampler.open()
+    running = Controller(transaction.atomic, "gpubox", lambda chore: None, (HogWatch("gpubox"),))
+    for second in range(75):
+        sampler.step(at(second))
+        if second % 5 == 4:
+            running.step(at(second))
+    row = Incident.objects.get(rule=SUSTAINED, user="dana")
+    assert (row.opened_at - NOW).total_seconds() <= 60 + 5 + 5
+    assert row.use is not None
