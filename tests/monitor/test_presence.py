@@ -104,7 +104,7 @@ def test_who_comes_back_within_the_minute_was_never_away() -> None:
 def test_flapping_neither_frees_the_gpu_nor_is_told_twice() -> None:
     trace = Trace().look(blender(), seconds=10)
     before, told = trace.owners, 0
-    for _ in range(20):
+    for _ in range(10):
         trace.look(seconds=5).look(blender(), seconds=1)
         came, gone = machine.changes(before, trace.owners)
         told += len(came) + len(gone)
@@ -124,7 +124,7 @@ def test_use_enters_above_one_threshold_and_leaves_below_another() -> None:
     trace = Trace().look(busy(45), seconds=3)
     assert trace.states == [FREE] * 3
 
-    trace.look(busy(55), seconds=3).look(busy(45), seconds=90).look(busy(31), seconds=90)
+    trace.look(busy(55), seconds=3).look(busy(45), seconds=70).look(busy(31), seconds=70)
     assert trace.now.presence is OWNER
 
     trace.look(busy(29), seconds=61)
@@ -136,7 +136,7 @@ def test_memory_enters_above_one_threshold_and_leaves_below_another() -> None:
         return blender(memory_bytes=mib * MIB, sm_pct=0.0)
 
     trace = Trace().look(holding(255), seconds=3).look(holding(256), seconds=3)
-    trace.look(holding(128), seconds=90)
+    trace.look(holding(128), seconds=70)
     assert trace.words == [FREE, SUSPECT, OWNER]
 
     trace.look(holding(127), seconds=62)
@@ -151,14 +151,14 @@ def test_a_suspicion_that_neither_holds_nor_vanishes_ends() -> None:
 
 def test_the_desktop_itself_is_nobody() -> None:
     # canhazgpu#5: gnome-shell's 150 MB were taken for a user.
-    trace = Trace().look(desktop(150), seconds=30)
-    listed = Trace().look(desktop(900, program="gnome-shell", sm_pct=90.0), seconds=30)
+    trace = Trace().look(desktop(150), seconds=10)
+    listed = Trace().look(desktop(900, program="gnome-shell", sm_pct=90.0), seconds=10)
 
     assert set(trace.states) == set(listed.states) == {FREE}
 
 
 def test_what_is_there_quietly_at_the_first_look_belongs_to_the_desktop() -> None:
-    trace = Trace().look(desktop(700), seconds=30)
+    trace = Trace().look(desktop(700), seconds=10)
     assert set(trace.states) == {FREE}
 
     trace.look(desktop(700), blender(memory_bytes=300 * MIB), seconds=3)
@@ -166,15 +166,18 @@ def test_what_is_there_quietly_at_the_first_look_belongs_to_the_desktop() -> Non
     assert trace.now.who == "alice's blender"
 
 
-def test_a_drawing_program_that_stays_quiet_is_learned_in_ten_minutes() -> None:
-    trace = Trace().look().look(desktop(700), seconds=600)
+SOON = replace(ON, learn_minutes=1)
+
+
+def test_a_drawing_program_that_stays_quiet_is_learned() -> None:
+    trace = Trace(SOON).look().look(desktop(700), seconds=60)
     assert trace.now.presence is OWNER
 
     trace.look(desktop(700), seconds=62)
     assert trace.now.presence is FREE
 
     # It is known from now on, also when it has been away.
-    trace.look(seconds=100).look(desktop(690), seconds=30)
+    trace.look(seconds=5).look(desktop(690), seconds=5)
     assert trace.words == [FREE, SUSPECT, OWNER, LEAVING, FREE]
 
 
@@ -185,7 +188,7 @@ def test_what_a_resident_holds_above_its_usual_memory_counts() -> None:
 
 
 def test_creeping_growth_is_not_learned() -> None:
-    trace = Trace(replace(ON, learn_minutes=1)).look(desktop(200), seconds=5)
+    trace = Trace(SOON).look(desktop(200), seconds=5)
     for mib in range(200, 2000, 20):
         trace.look(desktop(mib))
 
@@ -200,7 +203,7 @@ def test_a_resident_that_works_hard_counts() -> None:
 
 def test_a_program_that_computes_is_never_part_of_the_desktop() -> None:
     held = blender(program="jupyter", kinds="C", sm_pct=0.0)
-    trace = Trace().look(held, seconds=1200)
+    trace = Trace(SOON).look(held, seconds=70)
 
     assert trace.now.presence is OWNER
 
@@ -227,12 +230,12 @@ def test_unknown_memory_neither_brings_nor_frees_anybody() -> None:
     unknown = blender(memory_bytes=None, sm_pct=None)
 
     assert set(Trace().look(unknown, seconds=5).states) == {FREE}
-    assert Trace().look(blender(), seconds=5).look(unknown, seconds=90).now.presence is OWNER
+    assert Trace().look(blender(), seconds=5).look(unknown, seconds=70).now.presence is OWNER
 
 
 def test_a_lost_gpu_stays_whose_it_was() -> None:
     trace = Trace().look(blender(), seconds=5)
-    lost = snapshot([gpu(0, health=Health.LOST)], at=trace.at + timedelta(seconds=90))
+    lost = snapshot([gpu(0, health=Health.LOST)], at=trace.at + timedelta(seconds=70))
     gone = snapshot([], at=trace.at + timedelta(seconds=91))
 
     assert machine.look(lost, trace.owners, ON)[0].presence is OWNER
