@@ -30,6 +30,15 @@ class HostBody(Schema):
     remedy: str | None
 
 
+class GuestBody(Schema):
+    """Somebody who uses a GPU for themselves. until: when jobs may start again, once they left."""
+
+    user: str | None
+    program: str | None
+    came_at: datetime | None
+    until: datetime | None
+
+
 class GpuBody(Schema):
     """null = not known; it is never reported as 0."""
 
@@ -60,6 +69,7 @@ class GpuBody(Schema):
     power: float | None = Field(description="A rank among models: H100 2000, A100 624, …")
     power_estimated: bool = Field(description="From cores and clock: a model in no table.")
     jobs: list[str] = Field(description="Jobs that hold it, by id.")
+    guest: GuestBody | None = Field(description="Whom jobs give way to there.")
 
 
 class ProcessBody(Schema):
@@ -202,6 +212,7 @@ def _gpu(gpu: GpuReading, snapshot: Snapshot, jobs: list[str]) -> dict[str, Any]
         "power_estimated": can.power_estimated,
         "host": snapshot.host.name,
         "jobs": jobs,
+        "guest": snapshot.guest(gpu.uuid),
     }
 
 

@@ -14,7 +14,7 @@ from monitor.badges import NONE, Badge, Badges
 from monitor.formats import GIB
 from monitor.gpu_states import GpuState
 from monitor.health import Condition
-from monitor.owner_facts import OwnerReading, Presence
+from monitor.owner_facts import OwnerReading
 from monitor.readings import GpuReading, ProcessReading, Snapshot
 
 # More GPUs than this are shown a line each.
@@ -250,12 +250,8 @@ def _reason(gpu: GpuReading, snapshot: Snapshot) -> str | None:
 
 
 def _guest(gpu: GpuReading, snapshot: Snapshot) -> OwnerReading | None:
-    """Whom jobs give way to there; not who may be there only for a moment."""
-    found = (o for o in snapshot.owners if o.gpu_uuid == gpu.uuid)
-    there = next(found, None)
-    if there is None or there.presence not in (Presence.OWNER, Presence.LEAVING):
-        return None
-    return replace(there, residents=())
+    there = snapshot.guest(gpu.uuid)
+    return None if there is None else replace(there, residents=())
 
 
 def _biggest_first(row: ProcessRow) -> tuple[int, int]:

@@ -57,6 +57,11 @@ class OwnerReading:
         return self.presence is not Presence.FREE
 
     @property
+    def is_told(self) -> bool:
+        """Not of those who may be there only for a moment."""
+        return self.presence in (Presence.OWNER, Presence.LEAVING)
+
+    @property
     def who(self) -> str:
         """`alice's blender`."""
         return f"{self.user or 'somebody'}'s {self.program or 'program'}"

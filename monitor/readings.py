@@ -251,6 +251,11 @@ class Snapshot:
     def on(self, gpu_uuid: str) -> Sequence[ProcessReading]:
         return [p for p in self.processes if p.gpu_uuid == gpu_uuid]
 
+    def guest(self, gpu_uuid: str) -> OwnerReading | None:
+        """Whom jobs give way to there; not who may be there only for a moment."""
+        there = next((o for o in self.owners if o.gpu_uuid == gpu_uuid), None)
+        return there if there is not None and there.is_told else None
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplePoint:

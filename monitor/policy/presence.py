@@ -126,18 +126,14 @@ def changes(
     before: Sequence[OwnerReading], after: Sequence[OwnerReading]
 ) -> tuple[list[OwnerReading], list[OwnerReading]]:
     """Who came, and who has gone: nothing is told of those who were there for a moment."""
-    known = {reading.gpu_uuid: reading for reading in before}
+    told = {reading.gpu_uuid for reading in before if reading.is_told}
     kept = {reading.gpu_uuid for reading in after if reading.keeps_closed}
     came = [
         reading
         for reading in after
-        if reading.presence is Presence.OWNER and not _was_told(known.get(reading.gpu_uuid))
+        if reading.presence is Presence.OWNER and reading.gpu_uuid not in told
     ]
-    return came, [r for r in before if _was_told(r) and r.gpu_uuid not in kept]
-
-
-def _was_told(reading: OwnerReading | None) -> bool:
-    return reading is not None and reading.presence in (Presence.OWNER, Presence.LEAVING)
+    return came, [r for r in before if r.is_told and r.gpu_uuid not in kept]
 
 
 def _named(reading: OwnerReading, by: ProcessReading | None) -> OwnerReading:

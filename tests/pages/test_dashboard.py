@@ -44,6 +44,8 @@ def test_it_says_whom_jobs_give_way_to(alice: User, as_user: Browse, seen: Seen)
     for path in ("/", f"/gpus/{gpu_uuid(0)}/"):
         assert "is here with <b>blender</b> since" in page(as_user(alice), path)
     assert "is here with" not in page(as_user(alice), f"/gpus/{gpu_uuid(1)}/")
+    here, nobody = (gpu["guest"] for gpu in as_user(alice).get("/api/gpus/").json()["gpus"])
+    assert (here["user"], here["program"], nobody) == ("bob", "blender", None)
 
 
 def test_it_says_that_it_waits_before_the_first_reading(alice: User, as_user: Browse) -> None:
