@@ -7,7 +7,7 @@ import os
 import platform
 from collections.abc import Callable, Iterator, Sequence
 
-from gpucoord_site import __version__, check_database, check_gpus, check_machine
+from gpucoord_site import __version__, check_bounds, check_database, check_gpus, check_machine
 from gpucoord_site.check_report import Finding, Level, as_json, as_text, fail, ok, worst
 from gpucoord_site.config import Config, ConfigError, load_config
 from gpucoord_site.config_file import config_file
@@ -17,7 +17,8 @@ LOOKS: list[Callable[[Config], Iterator[Finding]]] = [
     check_machine.profile,
     check_gpus.gpus,
     check_machine.accounts,
-    check_machine.cgroup,
+    check_bounds.bounds,
+    check_bounds.lock_files,
     check_machine.limits,
     check_machine.pressure,
     check_machine.data_folder,

@@ -52,16 +52,6 @@ def accounts(config: Config) -> Iterator[Finding]:
         yield warn("accounts", "root, and run_as = service: every job runs as root")
 
 
-def cgroup(_config: Config) -> Iterator[Finding]:
-    root = Path("/sys/fs/cgroup")
-    if (root / "cgroup.controllers").is_file():
-        yield ok("cgroup", "version 2")
-    elif (root / "memory").is_dir():
-        yield warn("cgroup", "version 1 or hybrid: a job is known by its process tree alone")
-    else:
-        yield warn("cgroup", "none: a job is known by its process tree alone")
-
-
 def limits(config: Config) -> Iterator[Finding]:
     """What may be used of CPUs, memory and GPUs, and what says so."""
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

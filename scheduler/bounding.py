@@ -15,7 +15,7 @@ from monitor.models import Gpu
 from scheduler import means
 from scheduler.models import Attempt
 from scheduler.policy.bounds import BoundsPolicy
-from scheduler.runner import gpu_devices, locks
+from scheduler.runner import abilities, gpu_devices, locks
 from scheduler.runner.bounds import Bounds
 from scheduler.runner.cgroup_places import Place, find, tidy
 
@@ -52,7 +52,7 @@ class Bounder:
         """Write down what was found, for the status page. The caller holds the transaction."""
         policy, _ = self._now()
         folder = str(self.lock_folder) if self.lock_folder else None
-        found = means.found(
+        found = abilities.found(
             self.place, minors=len(self.minors), mps=self.mps, locks=folder, policy=policy
         )
         means.record(self.host, found, now)
@@ -63,18 +63,19 @@ class Bounder:
         mine = [gpus[uuid] for uuid in attempt.gpu_uuids if uuid in gpus]
         job = attempt.job
         place = self.place if policy.cgroup else Place()
+        hidden = self._hidden({pci for _, pci in mine}) if policy.hide_gpus else []
         capped = policy.cap_share and bool(mine) and not self._by_mps(attempt, policy)
         return Bounds(
             lock_folder=str(self.lock_folder) if self.lock_folder and mine else "",
             gpus=[index for index, _ in mine],
             alone=job.exclusive,
             instance=locks.instance_number(str(self.data)),
-            cgroup=list(place.folders),
+            cgroup=list(place.for_(_controllers(place, policy, hides=bool(hidden)))),
             scope=place.scope,
             cpus=policy.cpus,
             memory_bytes=None if policy.memory_gib is None else round(policy.memory_gib * GIB),
             pids=policy.pids,
-            hidden=self._hidden({pci for _, pci in mine}) if policy.hide_gpus else [],
+            hidden=hidden,
             share_pct=job.share_pct if capped else None,
             period_s=policy.period_s,
         )
@@ -107,3 +108,10 @@ class Bounder:
             gpus = {uuid: (index, pci) for uuid, index, pci in rows}
             self._kept = (at, policies.current(BoundsPolicy), gpus)
         return self._kept[1], self._kept[2]
+
+
+def _controllers(place: Place, policy: BoundsPolicy, *, hides: bool) -> set[str]:
+    """Those of version 1 that this policy needs."""
+    wishes = {"cpu": policy.cpus, "memory": policy.memory_gib, "pids": policy.pids}
+    found = {name for name, wish in wishes.items() if wish is not None}
+    return {*found, "devices"} if hides and "bpf" not in place.can else found

@@ -8,10 +8,10 @@ from monitor import policies
 from monitor.identity import boot_id
 from monitor.readings import Snapshot
 from scheduler import means
-from scheduler.means import Mean
 from scheduler.models import Attempt
 from scheduler.policy.bounds import NicePolicy, is_busy
 from scheduler.runner import niceness
+from scheduler.runner.abilities import Mean
 
 
 class SteppingBack:

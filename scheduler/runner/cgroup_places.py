@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from scheduler.runner import device_rules, scopes
@@ -25,14 +25,28 @@ HARMLESS = (1, 7)
 class Place:
     """Where jobs get their cgroups. `kind`: "v2", "v1", "systemd" or "" (nowhere).
 
-    `can`: of cpu, memory, pids, freeze, kill, devices what was found to work. `problem`: why not.
+    folders: by controller, "" is version 2. `can`: of cpu, memory, pids, freeze, kill, devices, bpf
+    what was found to work. `problem`: why not.
     """
 
     kind: str = ""
-    folders: tuple[str, ...] = ()
+    by_controller: Mapping[str, str] = field(default_factory=dict)
     scope: str = ""
     can: frozenset[str] = frozenset()
     problem: str = ""
+
+    @property
+    def folders(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(self.by_controller.values()))
+
+    def for_(self, controllers: Collection[str]) -> tuple[str, ...]:
+        """The folders that a job with these wishes needs: each more costs its start a while."""
+        wanted = {"", *controllers}
+        if "" not in self.by_controller:
+            # Without version 2, only this holds all processes for an exact kill.
+            wanted.add("freezer")
+        found = (f for name, f in self.by_controller.items() if name in wanted)
+        return tuple(dict.fromkeys(found))
 
 
 def find() -> Place:
@@ -63,17 +77,20 @@ def _candidates() -> Iterator[Place]:
     unified = mounts.get("")
     if unified and Path(unified, "cgroup.controllers").is_file() and len(mounts) == 1:
         if os.geteuid() == 0:
-            yield Place(kind="v2", folders=(f"{unified}/{NAME}",))
+            yield Place(kind="v2", by_controller={"": f"{unified}/{NAME}"})
         yield from (Place(kind="systemd", scope=scope) for scope in scopes.reachable())
-        yield Place(kind="v2", folders=(f"{unified}{own.get('', '/')}/{NAME}".replace("//", "/"),))
+        yield Place(kind="v2", by_controller={"": _below(unified, own.get("", "/"))})
         return
-    v1 = {mounts[name]: own.get(name, "/") for name in USED_V1 if name in mounts}
+    v1 = {name: _below(mounts[name], own.get(name, "/")) for name in USED_V1 if name in mounts}
+    if v1 and unified:
+        # Beside version 1 it has no controllers, but it kills and freezes best.
+        yield Place(kind="v1", by_controller={**v1, "": f"{unified}/{NAME}"})
     if v1:
-        folders = [f"{mount}{path}/{NAME}".replace("//", "/") for mount, path in v1.items()]
-        if unified:
-            # Beside version 1 it has no controllers, but it kills and freezes best.
-            yield Place(kind="v1", folders=(*folders, f"{unified}/{NAME}"))
-        yield Place(kind="v1", folders=tuple(folders))
+        yield Place(kind="v1", by_controller=v1)
+
+
+def _below(mount: str, own: str) -> str:
+    return f"{mount}{own}/{NAME}".replace("//", "/")
 
 
 def _tried(place: Place) -> Place:
@@ -81,7 +98,8 @@ def _tried(place: Place) -> Place:
     with subprocess.Popen(["/bin/sleep", "30"], start_new_session=True) as process:
         cgroup: Cgroup | None = None
         try:
-            cgroup = enter(place, f"probe-{os.getpid()}", process.pid)
+            _prepare(place)
+            cgroup = enter(place.folders, place.scope, f"probe-{os.getpid()}", process.pid)
             can = frozenset(_abilities(cgroup))
             cgroup.kill()
             process.wait(WAIT_S)
@@ -90,15 +108,14 @@ def _tried(place: Place) -> Place:
             process.wait()
             if cgroup is not None:
                 cgroup.remove()
-    return Place(kind=place.kind, folders=place.folders, scope=place.scope, can=can)
+    return replace(place, can=can)
 
 
-def enter(place: Place, name: str, pid: int) -> Cgroup:
+def enter(folders: Iterable[str], scope: str, name: str, pid: int) -> Cgroup:
     """A new cgroup with this process in it."""
-    if place.scope:
-        return Cgroup((scopes.enter(place.scope, name, pid),))
-    _prepare(place)
-    cgroup = Cgroup.under(place.folders, name)
+    if scope:
+        return Cgroup((scopes.enter(scope, name, pid),))
+    cgroup = Cgroup.under(folders, name)
     cgroup.make()
     cgroup.add(pid)
     if pid not in cgroup.pids():

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import time
 from contextlib import suppress
 from pathlib import Path
 
 from scheduler.runner import cgroup_places, device_rules, family, locks
 from scheduler.runner.bounds import Bounds
-from scheduler.runner.cgroup_places import Place
 from scheduler.runner.cgroups import Cgroup
 from scheduler.runner.duty import Duty
 from scheduler.runner.locks import Held, Refused
@@ -22,7 +22,7 @@ from scheduler.runner.spec import Spec
 
 
 class Confinement:
-    """In order: `lock`, `take_in` the held process, `beat` while it runs, `leave`."""
+    """In order: `lock`, `take_in` the held process, `beat` while it runs, `leave`, `tidy`."""
 
     def __init__(self, spec: Spec) -> None:
         bounds = Bounds.from_json(spec.bounds)
@@ -54,11 +54,11 @@ class Confinement:
     def take_in(self, pid: int) -> None:
         """Put the job's first process, which waits, into a cgroup of its own."""
         self._leader = pid
-        place = Place(folders=tuple(self._bounds.cgroup), scope=self._bounds.scope)
-        if not place.folders and not place.scope:
+        folders, scope = self._bounds.cgroup, self._bounds.scope
+        if not folders and not scope:
             return
-        with suppress(OSError):
-            self._cgroup = cgroup_places.enter(place, self._name, pid)
+        with suppress(OSError, subprocess.SubprocessError):
+            self._cgroup = cgroup_places.enter(folders, scope, self._name, pid)
             self._cgroup.limit(
                 cpus=self._bounds.cpus,
                 memory_bytes=self._bounds.memory_bytes,
@@ -94,9 +94,12 @@ class Confinement:
 
     def leave(self) -> None:
         """The job is over: others may have its GPUs."""
+        self.kill()
         self._held.release()
+
+    def tidy(self) -> None:
+        """Once its end is told, as nobody waits for this."""
         if self._cgroup is not None:
-            self._cgroup.kill()
             self._cgroup.remove()
 
     def _pause(self, *, on: bool) -> None:

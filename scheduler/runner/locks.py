@@ -107,7 +107,7 @@ def take_host(folder: Path, *, wait: bool = False) -> Held | Refused:
 
 def open_file(path: Path) -> int:
     """A descriptor of the lock file, which is made if it is not there."""
-    _check_folder(path.parent)
+    check_folder(path.parent)
     descriptor = _open(path)
     found = os.fstat(descriptor)
     if not stat.S_ISREG(found.st_mode) or found.st_nlink > 1:
@@ -133,7 +133,7 @@ def _open(path: Path) -> int:
             return descriptor
 
 
-def _check_folder(folder: Path) -> None:
+def check_folder(folder: Path) -> None:
     """Where everybody may write, only a sticky folder keeps others from swapping our files."""
     mode = folder.stat().st_mode
     if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:

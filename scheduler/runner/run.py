@@ -41,13 +41,15 @@ def run(folder: Path) -> None:
     if not files.claim(folder, claimed.to_json()):
         return
     report = ReservedResult(folder)
+    confinement = Confinement(spec)
     try:
         report.reserve()
-        result = _attempt(spec, folder, claimed)
+        result = _attempt(spec, folder, claimed, confinement)
     except Exception as error:
         result = Result(nonce=spec.nonce, ended_at=time.time(), problem=_fault(error))
     if report.publish(result):
         _wake(spec, b"ended")
+    confinement.tidy()
 
 
 def _detach() -> None:
@@ -69,8 +71,7 @@ def _detach() -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
 
 
-def _attempt(spec: Spec, folder: Path, claimed: Claimed) -> Result:
-    confinement = Confinement(spec)
+def _attempt(spec: Spec, folder: Path, claimed: Claimed, confinement: Confinement) -> Result:
     refused = confinement.lock()
     if refused is not None:
         return Result(nonce=spec.nonce, ended_at=time.time(), refused=refused)

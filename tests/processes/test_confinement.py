@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from django.utils import timezone
 
+from monitor.probes.pauses import is_paused
 from monitor.probes.simulated import SimulatedProbe
 from scheduler.runner import attempts, cgroup_places, locks
 from scheduler.runner.cgroup_places import Place
@@ -82,7 +83,7 @@ def test_a_job_is_in_a_cgroup_of_its_own_which_goes_with_it(run: Run, place: Pla
 
     attempt.result()
     assert "0-job-1-1" in attempt.log()
-    assert not any((Path(folder) / "0-job-1-1").exists() for folder in place.folders)
+    wait_for(lambda: not any((Path(f) / "0-job-1-1").exists() for f in place.folders))
 
 
 def test_a_job_that_forks_without_end_is_stopped_at_its_limit(run: Run, place: Place) -> None:
@@ -171,16 +172,17 @@ def test_a_capped_job_does_its_share_on_the_simulated_server(
 
 @pytest.mark.parametrize("freezer", [True, False], ids=["freezer", "signals"])
 def test_a_job_that_pauses_hears_that_it_is_to_end(run: Run, place: Place, freezer: bool) -> None:
-    how = bounds(place if freezer else None, share_pct=1, period_s=30.0)
+    how = bounds(place if freezer else None, share_pct=5, period_s=40.0)
     says = "trap 'echo bye; exit 0' TERM; echo ready; while :; do sleep 0.01; done"
     attempt = run("/bin/sh", "-c", says, grace_s=8.0, **how)
-    time.sleep(0.4)
+    attempt.wait_for_log("ready")
+    wait_for(lambda: is_paused(attempt.started().pid))
 
     asked_at = time.monotonic()
     attempt.stop()
 
     assert attempt.result().exit_code == 0
-    assert time.monotonic() - asked_at < 3
+    assert time.monotonic() - asked_at < 7
     assert "bye" in attempt.log()
 
 

@@ -12,7 +12,7 @@ from scheduler import means
 from scheduler.bounding import Bounder
 from scheduler.models import Attempt, Job, Means
 from scheduler.policy.bounds import BoundsPolicy, NicePolicy, is_busy
-from scheduler.runner import gpu_devices
+from scheduler.runner import abilities, gpu_devices
 from scheduler.runner.cgroup_places import Place
 from scheduler.runner.duty import Duty
 from tests import jobs_made
@@ -21,7 +21,9 @@ from tests.builders import NOW
 NICE = NicePolicy()
 V1 = Place(
     kind="v1",
-    folders=("/c/cpu/gpucoord",),
+    by_controller={
+        name: f"/c/{name}/gpucoord" for name in ("cpu", "memory", "pids", "devices", "")
+    },
     can=frozenset({"cpu", "memory", "pids", "freeze", "kill", "devices"}),
 )
 
@@ -84,7 +86,7 @@ def test_a_gpus_device_file_is_known_by_its_address(tmp_path: Any) -> None:
 
 
 def test_what_works_here_is_said_in_words() -> None:
-    found = means.found(V1, minors=8, mps=None, locks="/tmp", policy=BoundsPolicy())
+    found = abilities.found(V1, minors=8, mps=None, locks="/tmp", policy=BoundsPolicy())
 
     assert {mean.name: mean.active for mean in found} == {
         "cgroup": True,
@@ -98,7 +100,7 @@ def test_what_works_here_is_said_in_words() -> None:
 
 def test_what_does_not_is_said_too() -> None:
     nowhere = Place(problem="v2: Permission denied")
-    found = means.found(nowhere, minors=8, mps=None, locks=None, policy=BoundsPolicy())
+    found = abilities.found(nowhere, minors=8, mps=None, locks=None, policy=BoundsPolicy())
     text = {mean.name: mean.text for mean in found}
 
     assert "v2: Permission denied" in text["cgroup"]
@@ -108,7 +110,7 @@ def test_what_does_not_is_said_too() -> None:
 
 @pytest.mark.django_db
 def test_only_what_changes_is_written_down() -> None:
-    found = means.found(V1, minors=0, mps=None, locks="/tmp", policy=BoundsPolicy())
+    found = abilities.found(V1, minors=0, mps=None, locks="/tmp", policy=BoundsPolicy())
 
     assert means.record("gpubox", found, NOW) == 5
     assert means.record("gpubox", found, NOW) == 0
@@ -148,8 +150,20 @@ def bounder(tmp_path: Any, **changes: Any) -> Bounder:
 def test_a_job_keeps_to_its_share_and_sees_its_gpu_alone(attempt: Attempt, tmp_path: Any) -> None:
     found = bounder(tmp_path, place=V1).bounds(attempt)
 
-    assert (found.share_pct, found.hidden, found.cgroup) == (30, [[195, 0]], list(V1.folders))
+    assert (found.share_pct, found.hidden, found.cgroup) == (
+        30,
+        [[195, 0]],
+        ["/c/pids/gpucoord", "/c/devices/gpucoord", "/c//gpucoord"],
+    )
     assert (found.gpus, found.lock_folder) == ([1], "")
+
+
+def test_a_start_waits_only_for_the_hierarchies_that_are_needed() -> None:
+    assert V1.for_({"cpu"}) == ("/c/cpu/gpucoord", "/c//gpucoord")
+    alone = Place(kind="v1", by_controller={"cpu": "/c/cpu", "freezer": "/c/freezer"})
+    assert alone.for_(set()) == ("/c/freezer",)
+    together = Place(kind="v1", by_controller={"cpu": "/c/both", "memory": "/c/both"})
+    assert together.for_({"cpu", "memory"}) == ("/c/both",)
 
 
 def test_where_mps_runs_it_caps_the_share(attempt: Attempt, tmp_path: Any) -> None:

@@ -13,6 +13,7 @@ from gpucoord_site.check_gpus import answering, gpus, kernel_module
 from gpucoord_site.check_report import Finding, Level, as_json, as_text, fail, ok, warn, worst
 from gpucoord_site.config import load_config
 from monitor.readings import GpuSweep, Health
+from scheduler.runner import cgroup_places, locks
 from tests.builders import gpu
 
 
@@ -201,3 +202,32 @@ def test_it_says_what_the_machine_is_for(monkeypatch: pytest.MonkeyPatch) -> Non
     (finding,) = _found("profile")
 
     assert finding.text.startswith("desktop: somebody works at this machine")
+
+
+def test_it_tries_what_keeps_jobs_within_bounds_and_leaves_nothing_behind() -> None:
+    (cgroup,) = _found("cgroup")
+    place = cgroup_places.find()
+
+    assert (cgroup.level is Level.OK) is bool(place.kind)
+    assert {f.topic for f in check.look()} >= {"hiding", "share cap", "mps", "nice", "locks"}
+
+
+def test_it_names_who_holds_a_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("GPUCOORD_LOCK_FOLDER", str(tmp_path))
+    taken = locks.take(tmp_path, [3], alone=True)
+    assert isinstance(taken, locks.Held)
+
+    said = [finding.text for finding in _found("locks")]
+    taken.release()
+    assert f"{tmp_path}/gpu3.lock is held by" in said[-1]
+
+
+def test_a_lock_file_that_is_a_link_must_be_mended(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("GPUCOORD_LOCK_FOLDER", str(tmp_path))
+    (tmp_path / "gpu0.lock").symlink_to("/etc/passwd")
+
+    (finding,) = _found("locks")
+    assert finding.level is Level.FAIL
+    assert "gpu0.lock: It is a link" in finding.text
