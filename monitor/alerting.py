@@ -167,7 +167,13 @@ def _events(channels: Iterable[Channel]) -> list[Event]:
     first = min(channel.seen_event for channel in channels)
     rows = Event.objects.filter(pk__gt=first - OVERLAP).order_by("pk")[:AT_ONCE]
     # Incidents are told as what they are, with who has to answer for them.
-    return [row for row in rows if not row.kind.startswith("INCIDENT_")]
+    return [row for row in rows if not _is_of_incident(row)]
+
+
+def _is_of_incident(event: Event) -> bool:
+    """Its incident is told itself; idle memory, which has an owner, is one too."""
+    held = event.kind == "IDLE_RESOURCE_DETECTED" and bool(event.owner)
+    return held or event.kind.startswith("INCIDENT_")
 
 
 def _seen(channel: Channel, happened: Sequence[Event]) -> None:

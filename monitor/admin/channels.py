@@ -27,6 +27,7 @@ from monitor.sealing import seal
 from monitor.senders.notify import service_of
 
 SHOWN = 10
+SEVERAL = "None: all. Hold Ctrl to choose several, or to take one back."
 NO_SERVICE = (
     "This is no address of a service, or something is missing in it. Each service has its own"
     " form, such as slack://TOKEN/TOKEN/TOKEN, mailtos://USER:PASSWORD@HOST?from=ADDRESS or"
@@ -54,7 +55,7 @@ class Several(forms.MultipleChoiceField):
     """A choice of several that may be left empty: then it means all."""
 
     def __init__(self, choices: Any, label: str) -> None:
-        super().__init__(choices=choices, label=label, required=False, help_text="None: all.")
+        super().__init__(choices=choices, label=label, required=False, help_text=SEVERAL)
 
 
 class ChannelForm(forms.ModelForm):  # type: ignore[type-arg]

@@ -87,9 +87,11 @@ def test_a_new_channel_is_not_told_of_the_past() -> None:
 def test_incidents_are_not_told_a_second_time_as_events() -> None:
     channel()
     incident()
-    events.add("INCIDENT_OPENED", "Detected GPU hog", now=NOW, severity="warning")
+    for kind in ("INCIDENT_OPENED", "IDLE_RESOURCE_DETECTED"):
+        events.add(kind, "Detected GPU hog", now=NOW, severity="warning", owner="alice")
+    events.add("IDLE_RESOURCE_DETECTED", "GPU 3 is idle", now=NOW, severity="warning")
 
-    assert write() == 1
+    assert write() == 2
 
 
 def test_a_channel_that_is_off_gets_nothing(post: Post) -> None:

@@ -16,7 +16,8 @@ from monitor.limits import Limits
 from monitor.models import Lease
 from monitor.service_state import ChildState, ServiceState
 from monitor.use_facts import CallCost
-from tests.builders import GIB, host, snapshot
+from tests.builders import GIB, NOW, host, snapshot
+from tests.monitor import alerts_made
 
 pytestmark = pytest.mark.django_db
 AsUser = Callable[[User], Client]
@@ -222,3 +223,13 @@ def test_it_shows_what_questions_to_the_driver_cost(
     assert "nvmlDeviceGetPowerUsage" in html
     assert "1.25 / 31.5" in html
     assert "3 of the driver&#x27;s statements" in html or "3 of the driver's statements" in html
+
+
+def test_operators_see_whether_alerts_arrive(
+    root: User, alice: User, as_user: Callable[[User], Client]
+) -> None:
+    assert "Add a channel" in as_user(root).get("/status/").content.decode()
+    alerts_made.channel(failing_since=NOW, problem="error=500.")
+
+    assert "error=500." in as_user(root).get("/status/").content.decode()
+    assert "error=500." not in as_user(alice).get("/status/").content.decode()
