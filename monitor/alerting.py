@@ -212,7 +212,7 @@ def _of_event(row: Event, policy: AlertPolicy) -> Notice:
         host=row.host,
         gpu_uuid=row.gpu_uuid,
         title=first,
-        text=f"{row.text}\n{row.host} {row.kind}\n{where}".rstrip(),
+        text="\n".join(filter(None, (row.text, f"{row.host} {row.kind}".strip(), where))),
         repeat_key=f"{row.kind}|{row.host}|{row.gpu_uuid}|{row.job_ref}"[:200],
     )
 

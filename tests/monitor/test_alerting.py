@@ -280,3 +280,13 @@ def test_a_gpu_s_events_are_routed_by_gpu() -> None:
 
     assert [m.title for m in Message.objects.all()] == ["1"]
     assert Event.objects.count() == 2
+
+
+def test_a_test_is_sent_before_what_has_waited_longer(post: Post) -> None:
+    ops = channel()
+    incident()
+    write()
+    outbox.write_test(ops, "root", "", later(1))
+    send(post, 1)
+
+    assert post.titles == ["A test of gpucoord"]
