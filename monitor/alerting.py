@@ -40,7 +40,7 @@ def write(now: datetime) -> int:
     if not channels:
         return 0
     policy, zone = policies.current(AlertPolicy), timezone.get_current_timezone()
-    open_now = [_of_incident(row, policy) for row in _open_incidents()]
+    open_now = [_of_incident(row, policy) for row in _open_incidents(now)]
     happened = _events(channels)
     total = 0
     for channel in channels:
@@ -181,8 +181,10 @@ def _seen(channel: Channel, happened: Sequence[Event]) -> None:
         Channel.objects.filter(pk=channel.pk).update(seen_event=happened[-1].pk)
 
 
-def _open_incidents() -> Iterable[Incident]:
-    return incidents.going_on().select_related("gpu")
+def _open_incidents(now: datetime) -> Iterable[Incident]:
+    """Those that nobody asked to be spared of."""
+    rows = incidents.going_on().exclude(snoozed_until__gt=now).exclude(exempt_until__gt=now)
+    return rows.select_related("gpu")
 
 
 def _of_incident(row: Incident, policy: AlertPolicy) -> Notice:

@@ -290,3 +290,10 @@ def test_a_test_is_sent_before_what_has_waited_longer(post: Post) -> None:
     send(post, 1)
 
     assert post.titles == ["A test of gpucoord"]
+
+
+def test_a_snoozed_incident_is_told_to_nobody_until_it_is_no_longer() -> None:
+    channel()
+    incident(snoozed_until=later(60))
+
+    assert [write(), write(59), write(61)] == [0, 0, 1]
