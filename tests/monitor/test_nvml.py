@@ -318,3 +318,15 @@ def test_the_nvml_probe_is_the_default_where_there_is_a_driver(
 ) -> None:
     monkeypatch.setattr(nvml_module, "is_installed", lambda: True)
     assert isinstance(probe_from(Settings()), NvmlProbe)
+
+
+@pytest.mark.parametrize(("profile", "interval_s"), [("server", 2.0), ("desktop", 1.0)])
+def test_on_a_desktop_whoever_comes_is_looked_for_each_second(
+    monkeypatch: pytest.MonkeyPatch, profile: str, interval_s: float
+) -> None:
+    monkeypatch.setattr(nvml_module, "is_installed", lambda: True)
+    settings = Settings()
+    settings.profile = profile
+    chosen = probe_from(settings)
+    assert isinstance(chosen, NvmlProbe)
+    assert chosen._tier.interval_s == interval_s

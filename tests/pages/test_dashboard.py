@@ -42,8 +42,8 @@ def test_it_says_whom_jobs_give_way_to(alice: User, as_user: Browse, seen: Seen)
     seen(2, owners=(owner,))
 
     for path in ("/", f"/gpus/{gpu_uuid(0)}/"):
-        assert "is here with <b>blender</b> since" in page(as_user(alice), path)
-    assert "is here with" not in page(as_user(alice), f"/gpus/{gpu_uuid(1)}/")
+        assert "’s <b>blender</b> is here since" in page(as_user(alice), path)
+    assert "is here since" not in page(as_user(alice), f"/gpus/{gpu_uuid(1)}/")
     here, nobody = (gpu["guest"] for gpu in as_user(alice).get("/api/gpus/").json()["gpus"])
     assert (here["user"], here["program"], nobody) == ("bob", "blender", None)
 
