@@ -98,7 +98,7 @@ def finish(job: Job, now: datetime) -> None:
 
 
 def share_now(entitled: float, now: datetime) -> float:
-    return entitled * throttling.throttle(HOST, now).multipliers.get(gpu_uuid(), 1.0)
+    return entitled * throttling.throttle(HOST, now, ()).multipliers.get(gpu_uuid(), 1.0)
 
 
 def test_a_neighbour_takes_the_gpu_for_eight_hours(story: Story, bob: User) -> None:
