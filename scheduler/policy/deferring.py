@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
 
+from monitor.health import Condition
 from monitor.readings import GpuReading
 from scheduler.blockers import Blocker, Tier
 from scheduler.jobs import PriorityClass
 from scheduler.policy.pressure import CLASSES, Deferral, PressurePolicy, Strain
 
-GPU_UTIL = "gpu_util"
-
 
 def of_host(deferral: Deferral) -> tuple[Strain, ...]:
     """What of a deferral concerns jobs without a GPU too."""
-    return tuple(strain for strain in deferral.strains if strain.label != GPU_UTIL)
+    return tuple(strain for strain in deferral.strains if not strain.of_gpus)
 
 
 def closed(deferrals: Mapping[PriorityClass, Deferral]) -> dict[PriorityClass, Blocker]:
+    """By class. Nobody can tell when it ends: a deferral may follow the next."""
     return {
         kind: _blocker(kind, deferral, of_host(deferral))
         for kind, deferral in deferrals.items()
@@ -34,7 +33,6 @@ def _blocker(kind: PriorityClass, deferral: Deferral, strains: Sequence[Strain])
         text=f"The machine is under load ({why}); {who} until it is calm.",
         tier=Tier.MACHINE,
         holder=", ".join(strain.label for strain in strains),
-        until=datetime.fromtimestamp(deferral.until_t, UTC),
     )
 
 
@@ -44,17 +42,19 @@ def closed_gpus(
     usable: Sequence[GpuReading],
     policy: PressurePolicy,
 ) -> dict[PriorityClass, dict[str, Blocker]]:
-    """A busy GPU gets nothing new; while a deferral for all of them lasts, none does."""
+    """A busy GPU gets nothing new; while a deferral for all of them lasts, none does.
+
+    What its health holds back is closed by that already.
+    """
     found: dict[PriorityClass, dict[str, Blocker]] = {}
     for kind, uuids in busy.items():
         deferral = deferrals.get(kind)
         all_wait = deferral is not None and deferral.holds and _is_of_gpus(deferral)
-        until = datetime.fromtimestamp(deferral.until_t, UTC) if all_wait and deferral else None
         lower = policy.background_earlier_pct if kind is PriorityClass.BACKGROUND else 0.0
         closed = {
-            gpu.uuid: _busy_gpu(gpu, kind, policy.gpu_busy_pct - lower, until)
+            gpu.uuid: _busy_gpu(gpu, kind, policy.gpu_busy_pct - lower)
             for gpu in usable
-            if all_wait or gpu.uuid in uuids
+            if (all_wait or gpu.uuid in uuids) and gpu.condition is not Condition.THROTTLED
         }
         if closed:
             found[kind] = closed
@@ -62,18 +62,14 @@ def closed_gpus(
 
 
 def _is_of_gpus(deferral: Deferral) -> bool:
-    return any(strain.label == GPU_UTIL for strain in deferral.strains)
+    return any(strain.of_gpus for strain in deferral.strains)
 
 
-def _busy_gpu(
-    gpu: GpuReading, kind: PriorityClass, limit: float, until: datetime | None
-) -> Blocker:
+def _busy_gpu(gpu: GpuReading, kind: PriorityClass, limit: float) -> Blocker:
     text = (
         f"GPU {gpu.index} was more than {limit:.0f} % busy; no {kind.value} job is put beside it."
     )
-    return Blocker(
-        code="Pressure", text=text, tier=Tier.MACHINE, holder=f"GPU {gpu.index}", until=until
-    )
+    return Blocker(code="Pressure", text=text, tier=Tier.MACHINE, holder=f"GPU {gpu.index}")
 
 
 def line(job_id: int, deferral: Deferral, now_t: float) -> str:

@@ -89,12 +89,16 @@ class PressurePolicy:
 
 @dataclass(frozen=True, slots=True)
 class Strain:
-    """One thing that strains the machine. `label` and `value` stand in log lines: gpu_util=91."""
+    """One thing that strains the machine. `label` and `value` stand in log lines: gpu_util=91.
+
+    of_gpus: it does not concern jobs without a GPU.
+    """
 
     label: str
     text: str
     value: float | None = None
     hard: bool = False
+    of_gpus: bool = False
 
     def __str__(self) -> str:
         return self.label if self.value is None else f"{self.label}={self.value:.0f}"
@@ -177,6 +181,8 @@ def saturated(
     earlier: bool = False,
 ) -> frozenset[str]:
     """The GPUs that are too busy for more, of whole smoothed use. Unknown stays as it was."""
+    if policy.gpu_busy_pct >= 100:
+        return frozenset()
     lower = policy.background_earlier_pct if earlier else 0.0
     found = set()
     for uuid, load in loads.items():

@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 
+from monitor.health import Condition
 from monitor.policy.constraints import Constraint, Gauge, Grip
 from monitor.policy.limits import hidden
 from monitor.readings import GpuReading, Health, Snapshot
@@ -13,7 +14,6 @@ from scheduler.jobs import PriorityClass
 from scheduler.plans import Throttle
 from scheduler.policy import adaptive, deferring, pressure, utilisation
 from scheduler.policy.adaptive import AdaptivePolicy, LoadTier
-from scheduler.policy.deferring import GPU_UTIL
 from scheduler.policy.pressure import CLASSES, Deferral, PressurePolicy, Strain
 from scheduler.policy.smoothing import Smoothed
 from scheduler.policy.utilisation import Level, Sight, UtilisationPolicy
@@ -95,7 +95,8 @@ def look(
     usable = [gpu for gpu in ours if gpu.health is Health.OK and gpu.uuid not in around.alone]
     means = {gpu.uuid: gpus[gpu.uuid].use.mean() for gpu in usable}
     busy = _busy(old, means, policies.pressure)
-    strains, early = _strains(old, around, means, busy, policies.pressure)
+    strains, early = _strains(old, around, policies.pressure)
+    strains = _with_gpus(strains, usable, means, busy)
     deferrals = _deferrals(old, strains, policies.pressure, snapshot.host.name, now_t)
     use = old.use.fed(
         _mean(g.utilization_pct for g in usable), seconds, policies.utilisation.smooth_s
@@ -170,11 +171,7 @@ def _busy(
 
 
 def _strains(
-    old: Memory,
-    around: Around,
-    means: Mapping[str, float | None],
-    busy: Mapping[PriorityClass, frozenset[str]],
-    policy: PressurePolicy,
+    old: Memory, around: Around, policy: PressurePolicy
 ) -> tuple[dict[PriorityClass, tuple[Strain, ...]], frozenset[str]]:
     """What makes each class wait, and what is over a background job's lower thresholds."""
     values = {gauge.kind: gauge for gauge in around.gauges}
@@ -186,11 +183,29 @@ def _strains(
         PriorityClass.NORMAL: tuple(found),
         PriorityClass.BACKGROUND: (*found, *(s for s in early if s.label not in told)),
     }
-    for kind, uuids in busy.items():
-        if means and uuids >= means.keys():
-            strain = Strain(GPU_UTIL, "all GPUs are busy", _mean(means.values()))
-            by_class[kind] = (strain, *by_class[kind])
     return by_class, kinds
+
+
+def _with_gpus(
+    strains: Mapping[PriorityClass, tuple[Strain, ...]],
+    usable: Sequence[GpuReading],
+    means: Mapping[str, float | None],
+    busy: Mapping[PriorityClass, frozenset[str]],
+) -> dict[PriorityClass, tuple[Strain, ...]]:
+    """Also that every GPU is busy, or held back by heat."""
+    hot = [gpu for gpu in usable if gpu.condition is Condition.THROTTLED]
+    heat = Strain(
+        "gpu_temp",
+        "every GPU is busy or held back by heat",
+        max((gpu.temperature_c for gpu in hot if gpu.temperature_c is not None), default=None),
+        of_gpus=True,
+    )
+    load = Strain("gpu_util", "all GPUs are busy", _mean(means.values()), of_gpus=True)
+    found = dict(strains)
+    for kind, uuids in busy.items():
+        if means and uuids | {gpu.uuid for gpu in hot} >= means.keys():
+            found[kind] = (heat if hot else load, *strains[kind])
+    return found
 
 
 def _strain(constraint: Constraint, gauge: Gauge | None) -> Strain:

@@ -79,6 +79,11 @@ def test_a_gpu_gets_busy_above_eighty_and_calm_below_seventy() -> None:
     assert saturated({"a": 71.0, "b": 69.0, "c": None}, ("a", "b", "c"), POLICY) == {"a", "c"}
 
 
+def test_a_threshold_of_a_hundred_switches_it_off_for_background_jobs_too() -> None:
+    off = PressurePolicy(gpu_busy_pct=100.0)
+    assert saturated({"a": 99.0}, (), off, earlier=True) == frozenset()
+
+
 def test_background_jobs_leave_a_gpu_earlier() -> None:
     assert saturated({"a": 75.0}, (), POLICY, earlier=True) == {"a"}
     assert saturated({"a": 75.0}, (), POLICY) == frozenset()

@@ -9,6 +9,7 @@ import pytest
 from django.contrib.auth.models import User
 
 from monitor import audit, events, policies, store
+from monitor.health import Condition
 from monitor.models import Constraint, Gpu
 from monitor.readings import ClaimFact, GpuReading, ProcessReading
 from scheduler import modes, throttling
@@ -91,7 +92,7 @@ def test_when_all_gpus_are_busy_the_waiting_jobs_are_deferred(
         found = look(0, [busy(0)], [foreign(0)])
     expected = f"System under load, deferring job {job.pk} for 30 s (gpu_util=91)"
     assert lines() == [expected]
-    assert found.closed_gpus[NORMAL][gpu_uuid(0)].until == at(30)
+    assert throttling.load("gpubox")[0].deferrals[NORMAL].until_t == at(30).timestamp()
     assert USER not in found.closed_gpus
     with django_capture_on_commit_callbacks(execute=True):
         for second in range(5, 35, 5):
@@ -103,6 +104,19 @@ def test_when_all_gpus_are_busy_the_waiting_jobs_are_deferred(
         look(35, [busy(0)], [foreign(0)])
     assert f"deferring job {later.pk} for" in lines()[2]
     assert len(lines()) == 3
+
+
+def test_when_heat_holds_all_gpus_back_the_waiting_jobs_are_deferred(
+    alice: User,
+    lines: Callable[[], list[str]],
+    django_capture_on_commit_callbacks: Callable[..., Any],
+) -> None:
+    job = jobs_made.waiting(alice)
+    hot = gpu(0, temperature_c=88.0, condition=Condition.THROTTLED, condition_reason="Too hot.")
+    with django_capture_on_commit_callbacks(execute=True):
+        found = look(0, [hot])
+    assert lines() == [f"System under load, deferring job {job.pk} for 30 s (gpu_temp=88)"]
+    assert found.closed_gpus == {}
 
 
 def test_it_tells_when_starts_are_held_back_and_when_they_are_free_again(alice: User) -> None:

@@ -70,14 +70,14 @@ def test_thirty_percent_become_three_and_come_back(alice: User, bob: User) -> No
     urgent = jobs_made.waiting(alice, requirement=SHARED, priority=5)
     assert story.waits_for() == {}
 
-    story.goes_on(120, NEIGHBOUR)
+    story.goes_on(40, NEIGHBOUR)
     hogged(story.now - timedelta(hours=8), story.now)
     story.goes_on(10, NEIGHBOUR)
     assert ModeState.objects.get().mode == "defensive"
     assert story.waits_for() == {normal.pk: {"Pressure", "ShareExceeded"}}
 
     Incident.objects.update(closed_at=story.now)
-    story.goes_on(300)
+    story.goes_on(120)
     assert story.waits_for() == {}
     story.now += timedelta(hours=23)
     story.goes_on(10)
