@@ -35,13 +35,6 @@ class Figure:
         return size(int(self.most)) if self.unit == "bytes" else self._text(self.most)
 
     @property
-    def text(self) -> str:
-        """ "2 of 4"."""
-        if self.most is None:
-            return f"{self.used_text}, no limit"
-        return f"{self.used_text} of {self.most_text}"
-
-    @property
     def pct(self) -> float | None:
         """Of the limit; never more than 100. None = there is no limit."""
         return None if self.most is None else _pct(self.used, self.most)

@@ -108,7 +108,7 @@ def _line(line: share_table.Line) -> dict[str, Any]:
         "wants": line.wants,
         "now": line.now,
         "target": standing.target if line.wants else None,
-        "entitled": standing.weight,
+        "entitled": line.entitled,
         "usage": standing.usage,
         "factor": line.factor,
         "coverage": line.coverage,

@@ -22,7 +22,7 @@ SORTS: dict[str, Callable[[Line], Any]] = {
     "name": lambda line: line.name.casefold(),
     "now": lambda line: line.now or 0.0,
     "target": lambda line: line.standing.target if line.wants else -1.0,
-    "entitled": lambda line: line.standing.weight,
+    "entitled": lambda line: line.entitled,
     "usage": lambda line: line.standing.usage or 0.0,
     "factor": lambda line: line.factor,
     "waiting": lambda line: line.waiting,

@@ -19,13 +19,15 @@ from scheduler.standing import NONE, Known, Running, running_jobs
 class Line:
     """A person. wants: has jobs that wait or run; else weight and target are as if they came now.
 
-    factor: 0.5 = exactly at their share. waiting: how many of their jobs. coverage: of the time on
-    GPUs, for how much the use is known; None = never there. spent_min: GPU-minutes of today,
-    which ends at `resets_at`.
+    entitled: the share agreed with them, else an equal part of what others leave. factor: 0.5 =
+    exactly at their share. waiting: how many of their jobs. coverage: of the time on GPUs, for how
+    much the use is known; None = never there. spent_min: GPU-minutes of today, which ends at
+    `resets_at`.
     """
 
     standing: Standing
     wants: bool
+    entitled: float
     factor: float
     waiting: int
     coverage: float | None
@@ -107,11 +109,13 @@ def _line(
     waiting: Mapping[str, int],
 ) -> Line:
     weight, target = parts.of(name)
-    used = known.used.get(name)
+    used, share = known.used.get(name), known.quotas.of(name).share_pct
+    entitled = weight if share is None else share / 100
     return Line(
         standing=known.standing(name, running.get(name, NONE), weight, target),
         wants=name in parts.wanting,
-        factor=shares.factor(used.usage if used else 0.0, weight),
+        entitled=entitled,
+        factor=shares.factor(used.usage if used else 0.0, entitled),
         waiting=waiting.get(name, 0),
         coverage=used.coverage if used else None,
         spent_min=known.spent_min(name),

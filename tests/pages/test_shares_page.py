@@ -53,6 +53,14 @@ def test_all_names_are_there_with_what_they_take(
     assert "50.0 % known" in html
 
 
+def test_an_agreed_share_is_shown_as_it_was_agreed(
+    alice: User, as_user: Callable[[User], Client]
+) -> None:
+    lines = as_user(alice).get("/api/shares/").json()["people"]
+
+    assert {line["name"]: line["entitled"] for line in lines}["alice"] == 0.3
+
+
 def test_ones_own_limits_stand_with_what_is_left_and_when_the_day_ends(
     alice: User, as_user: Callable[[User], Client]
 ) -> None:
@@ -83,7 +91,7 @@ def test_it_says_so_while_no_gpu_has_been_read(
 ) -> None:
     SharedOut.objects.all().delete()
 
-    assert "No GPU has been shared out yet" in page(as_user(alice))
+    assert "No GPU is shared out" in page(as_user(alice))
 
 
 def test_rest_tells_everybodys_shares_and_ones_own_limits(
