@@ -44,7 +44,7 @@ class Dispatcher:
         return self._plan(now)
 
     def _plan(self, now: datetime) -> list[Attempt]:
-        queue = self._supply.queue(now)
+        queue = self._supply.queue(now, self._mark)
         if not queue and not self._supply.windows(now):
             self._told = {}
             return []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import datetime, timedelta
 from functools import lru_cache
 
@@ -46,9 +47,8 @@ def requirement(
     )
 
 
-def queue(now: datetime, usual: UsualOf) -> list[QueuedJob]:
-    """Every waiting job; the planner decides their order."""
-    waits = waiting.load(now)
+def queue(usual: UsualOf) -> list[QueuedJob]:
+    """Every waiting job, without what keeps this very one; the planner decides their order."""
     rows = Job.objects.filter(state=JobState.QUEUED.value).values_list(
         "id", "owner__username", "priority", "submitted_at", "name", "preemptible",
         "may_preempt_at", *LENGTH, *ASKED,
@@ -70,10 +70,17 @@ def queue(now: datetime, usual: UsualOf) -> list[QueuedJob]:
                 typical=None if history is None else history.p50,
                 preemptible=preemptible,
                 may_preempt_at=preempts_at,
-                waits=waits.get(id_, ()),
             )
         )
     return found
+
+
+def with_waits(jobs: list[QueuedJob], now: datetime) -> list[QueuedJob]:
+    """The same with what keeps single ones, as it is now."""
+    waits = waiting.load(now)
+    if not waits:
+        return jobs
+    return [replace(job, waits=waits[job.id]) if job.id in waits else job for job in jobs]
 
 
 def running(host: str, usual: UsualOf) -> list[RunningJob]:

@@ -33,6 +33,8 @@ from scheduler.standing import Standings
 T = TypeVar("T")
 # What changes seldom is read again after this.
 RULES_FOR, WINDOWS_FOR, PEAKS_FOR = timedelta(seconds=2), timedelta(seconds=2), timedelta(seconds=5)
+# More jobs than these are not read anew each second.
+LONG, QUEUE_FOR = 200, timedelta(seconds=5)
 # A process that was not seen for so long has gone.
 GONE_AFTER = timedelta(seconds=60)
 
@@ -57,6 +59,18 @@ def plan_policy() -> PlanPolicy:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class Queue:
+    """The waiting jobs as they were at `at`."""
+
+    jobs: list[QueuedJob]
+    mark: object
+    at: datetime
+
+    def is_good(self, now: datetime) -> bool:
+        return len(self.jobs) > LONG and timedelta() <= now - self.at < QUEUE_FOR
+
+
 class Supply:
     """Loads it for one host, and keeps for a while what changes seldom."""
 
@@ -64,16 +78,21 @@ class Supply:
         self._host = host
         self._policy = policy
         self._durations = Durations()
+        self._queue: Queue | None = None
         self._standings = Standings(self._durations)
         # Agreed times: running jobs may have to leave before one, though nobody waits.
         self.windows: Kept[tuple[Window, ...]] = Kept(lambda _: windows.approved(), WINDOWS_FOR)
         self._rules: Kept[Rules] = Kept(_rules, RULES_FOR)
         self._peaks: Kept[Peaks] = Kept(lambda now: _peaks(host, now), PEAKS_FOR)
 
-    def queue(self, now: datetime) -> list[QueuedJob]:
-        """Every waiting job."""
+    def queue(self, now: datetime, mark: object = None) -> list[QueuedJob]:
+        """Every waiting job. A long queue is read again when `mark` is another one, or it is old:
+        so a change of a job that waits in it counts a little later."""
         self._durations.refresh(now)
-        return job_facts.queue(now, self._durations)
+        kept = self._queue
+        if kept is None or mark is None or kept.mark != mark or not kept.is_good(now):
+            self._queue = kept = Queue(job_facts.queue(self._durations), mark, now)
+        return job_facts.with_waits(kept.jobs, now)
 
     def given(self, queue: list[QueuedJob], now: datetime) -> Given:
         """What this queue is planned with. GPUs are read only for jobs that want one."""

@@ -9,6 +9,7 @@ from django.test.utils import CaptureQueriesContext
 
 from monitor import store as monitor_store
 from monitor.models import ProcessUse
+from scheduler import holding
 from scheduler.durations import usual
 from scheduler.jobs import QueuedJob, Requirement
 from scheduler.plans import PlanPolicy
@@ -108,3 +109,20 @@ def test_it_reads_no_gpu_for_jobs_that_want_none(
 
     with django_assert_max_num_queries(5):
         assert supply.given(supply.queue(NOW), NOW).slots.gpus == ()
+
+
+def test_a_long_queue_is_read_again_when_it_changes_or_is_old(
+    alice: User, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("scheduler.supply.LONG", 0)
+    first, second = jobs_made.waiting(alice), jobs_made.waiting(alice)
+    queue = Supply("gpubox", PlanPolicy()).queue
+    assert len(queue(NOW, mark=1)) == 2
+    second.delete()
+    assert len(queue(NOW, mark=1)) == 2
+    assert holding.hold(first.pk, "alice", NOW)
+
+    assert [bool(job.waits) for job in queue(NOW, mark=1)] == [True, False]
+    assert len(queue(NOW, mark=2)) == 1
+    first.delete()
+    assert queue(NOW + timedelta(seconds=5), mark=2) == []
