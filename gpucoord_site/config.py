@@ -26,7 +26,7 @@ from pydantic_settings import (
 
 from gpucoord_site.config_file import ConfigError, config_file, default_data_folder, read_toml
 from gpucoord_site.config_policies import policy_problems
-from gpucoord_site.config_problems import describe, unknown_variables
+from gpucoord_site.config_problems import describe, origin, unknown_variables
 from monitor.policy.thresholds import nearest
 
 __all__ = ["Config", "ConfigError", "load_config"]
@@ -262,7 +262,8 @@ def load_config(**overrides: Any) -> Config:
     except ValidationError as error:
         problems += describe(error, Config, overrides)
     else:
-        problems += policy_problems(config.profile, config.policy)
+        wrong = policy_problems(config.profile, config.policy)
+        problems += [f"{origin(Config, 'policy', os.environ)}: {text}" for text in wrong]
     if problems:
         raise ConfigError("\n".join(problems))
     return config

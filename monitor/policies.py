@@ -120,7 +120,7 @@ def change(name: str, values: Mapping[str, Any], *, by: str, now: datetime) -> b
         PolicyValues.objects.update_or_create(pk=name, defaults={"values": dict(values)})
         audit.note(
             "POLICY_CHANGED",
-            f"{by} changed {_difference(before, values)} of policy {name}",
+            f"{by} changed policy {name}: {_difference(name, before, values)}",
             by=by,
             now=now,
             subject=subject(name),
@@ -135,10 +135,20 @@ def subject(name: str) -> str:
     return f"policy {name}"
 
 
-def _difference(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
-    missing = object()
-    names = [n for n in {**before, **after} if before.get(n, missing) != after.get(n, missing)]
-    return ", ".join(names)
+def _difference(name: str, before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
+    """`clear_s from 60 s to 45 s, …`"""
+    kind = _registered[name]
+    given = _given()
+    old, new = (
+        layers.in_force(kind, name, [*given, Layer(layers.HERE, {name: values})])
+        for values in (before, after)
+    )
+    return ", ".join(
+        f"{field} from {thresholds.in_words(known, getattr(old, field))}"
+        f" to {thresholds.in_words(known, getattr(new, field))}"
+        for field, known in thresholds.thresholds(kind).items()
+        if before.get(field) != after.get(field)
+    )
 
 
 def _given() -> list[Layer]:

@@ -104,7 +104,7 @@ def test_a_change_is_audited_with_what_was_before() -> None:
 
     newest = audit.about("policy tried")[0]
 
-    assert newest.text == "root changed enter_pct of policy tried"
+    assert newest.text == "root changed policy tried: enter_pct from 55 to 70"
     assert (newest.before, newest.after) == ({"enter_pct": 55.0}, {"enter_pct": 70.0})
 
 

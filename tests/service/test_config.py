@@ -261,9 +261,10 @@ def test_a_profile_that_is_none_is_named(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_a_bad_threshold_in_the_file_stops_the_start_with_a_sentence(tmp_path: Path) -> None:
-    (tmp_path / "gpucoord.toml").write_text("[policy.hosg]\nshare_pct = 120\n")
+    file = tmp_path / "gpucoord.toml"
+    file.write_text("[policy.hosg]\nshare_pct = 120\n")
 
-    assert _problem().startswith("[policy.hosg] is no policy")
+    assert _problem() == f"policy in {file}: [policy.hosg] is no policy; did you mean hogs?"
 
 
 @pytest.mark.parametrize("given", ["nonsense", "[1]"])
