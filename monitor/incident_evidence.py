@@ -143,8 +143,9 @@ def _part_of(gpus: int) -> Value:
 
 
 def _held(row: Row) -> float | None:
-    if not row["seen_s"]:
+    """While it was there; of several processes all that they held together."""
+    if not row["held_s"]:
+        return 0.0 if row["seen_s"] else None
+    if not row["memory_byte_s"] and row["peak_memory_bytes"] is None:
         return None
-    unknown = row["held_s"] and not row["memory_byte_s"] and row["peak_memory_bytes"] is None
-    mean_bytes = float(row["memory_byte_s"]) / float(row["seen_s"])
-    return None if unknown else mean_bytes / GIB
+    return float(row["memory_byte_s"]) / min(float(row["held_s"]), float(row["seen_s"])) / GIB

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from datetime import datetime, timedelta
 
 from django.db.models import Q
 
-from monitor import audit, events
+from monitor import audit, events, idle_rows, policies
 from monitor.models import Exemption, Incident, ProcessMinute, ProcessUse
 from monitor.policy.findings import Finding, key_of
+from monitor.policy.hog_policies import MemoryPolicy
+from monitor.policy.hog_rules import IDLE_HELD
 from monitor.policy.hog_scene import group_name
 from monitor.policy.incident_life import Change, Standing, Verdict
 from monitor.policy.incident_words import sentence
@@ -127,6 +130,7 @@ def apply(verdict: Verdict, host: str, now: datetime) -> None:
 
 
 def _open(change: Change, host: str, now: datetime) -> None:
+    change = _reaching_back(change, host, now)
     finding, incident = change.finding, change.incident
     process = finding.process
     row = Incident(
@@ -145,6 +149,20 @@ def _open(change: Change, host: str, now: datetime) -> None:
     _fill(row, change)
     row.save()
     _tell("INCIDENT_OPENED", row, row.text, now)
+
+
+def _reaching_back(change: Change, host: str, now: datetime) -> Change:
+    """What has been idle for longer than is remembered began when its rows say."""
+    finding, incident = change.finding, change.incident
+    use_id = _use_id(finding, host) if finding.rule == IDLE_HELD else None
+    if use_id is None:
+        return change
+    pct = policies.current(MemoryPolicy).idle_pct
+    uses = ProcessUse.objects.filter(pk=use_id)
+    since = idle_rows.idle_since(uses, now, below_pct=pct, coverage=0.5).get(use_id)
+    if since is None or since >= incident.since_at:
+        return change
+    return Change(replace(incident, since_at=since), finding)
 
 
 def _use_id(finding: Finding, host: str) -> int | None:

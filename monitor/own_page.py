@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import datetime
 from typing import Any
 
-from monitor import cards, formats, incident_badges, patterns, policies, store
+from monitor import cards, formats, idle_rows, incident_badges, patterns, policies, store
 from monitor.cards import ProcessRow
-from monitor.models import Incident, ProcessMinute, ProcessUse
+from monitor.models import Incident, ProcessUse
 from monitor.policy.hog_policies import HogPolicy, MemoryPolicy
 from monitor.policy.incident_words import Told, to_owner
-from monitor.readings import Snapshot
+from monitor.readings import ProcessReading, Snapshot
 
-# How far back it is told since when something has been idle.
-LOOK_BACK = timedelta(hours=24)
 # A process that has just come is not idle yet.
 LEAST_S = 600.0
 
@@ -73,7 +71,7 @@ def _processes(snapshots: Sequence[Snapshot], name: str, now: datetime) -> list[
     for snapshot in snapshots:
         gpus = {gpu.uuid: gpu.index for gpu in snapshot.gpus}
         own = [p for p in snapshot.processes if (p.job_owner or p.user) == name]
-        idle = _idle(snapshot.host.name, {p.pid for p in own}, now) if own else {}
+        idle = _idle(snapshot.host.name, own, now) if own else {}
         found += [
             Now(
                 cards.process_row(p, badges),
@@ -89,26 +87,19 @@ def _processes(snapshots: Sequence[Snapshot], name: str, now: datetime) -> list[
     return sorted(found, key=lambda n: (n.idle_since is None, -(n.row.memory_bytes or 0)))
 
 
-def _idle(host: str, pids: set[int], now: datetime) -> dict[tuple[str, int], datetime]:
+def _idle(
+    host: str, own: Sequence[ProcessReading], now: datetime
+) -> dict[tuple[str, int], datetime]:
     """Since when each process that holds much has used nothing, as far as it is known."""
     force = policies.InForce()
     memory, coverage = force.of(MemoryPolicy), force.of(HogPolicy).coverage_pct / 100
     least = memory.idle_gib * formats.GIB
-    uses = {u.pk: u for u in ProcessUse.objects.filter(host=host, pid__in=pids, ended_at=None)}
-    since_t = int((now - LOOK_BACK).timestamp())
-    minutes: dict[int, list[ProcessMinute]] = {}
-    for minute in ProcessMinute.objects.filter(use_id__in=uses, t__gte=since_t).order_by("-t"):
-        minutes.setdefault(minute.use_id, []).append(minute)
-    found: dict[tuple[str, int], datetime] = {}
-    for pk, newest_first in minutes.items():
-        use, begin = uses[pk], None
-        for minute in newest_first:
-            known = minute.known_s >= coverage * minute.held_s
-            used_pct = 100 * minute.sm_s / minute.known_s if minute.known_s else None
-            if not known or used_pct is None or used_pct >= memory.idle_pct:
-                break
-            begin = max(minute.t, int(use.first_seen_at.timestamp()))
-        held = (newest_first[0].peak_memory_bytes or 0) >= least
-        if begin is not None and held and now.timestamp() - begin >= LEAST_S:
-            found[use.gpu_id, use.pid] = datetime.fromtimestamp(begin, UTC)
-    return found
+    big = {(p.gpu_uuid, p.pid) for p in own if (p.memory_bytes or 0) >= least}
+    uses = ProcessUse.objects.filter(host=host, pid__in={pid for _, pid in big}, ended_at=None)
+    held = {use.pk: use for use in uses if (use.gpu_id, use.pid) in big}
+    since = idle_rows.idle_since(held.values(), now, below_pct=memory.idle_pct, coverage=coverage)
+    return {
+        (held[pk].gpu_id, held[pk].pid): begin
+        for pk, begin in since.items()
+        if (now - begin).total_seconds() >= LEAST_S
+    }

@@ -9,7 +9,7 @@ from monitor import events, incidents, store
 from monitor.demand import Demand
 from monitor.hogging import Hogs
 from monitor.models import Event, Exemption, Incident, PolicyValues, ProcessMinute, ProcessUse
-from monitor.policy.hog_rules import SUSTAINED
+from monitor.policy.hog_rules import IDLE_HELD, SUSTAINED
 from monitor.readings import ProcessReading
 from tests.builders import GIB, NOW, gpu_uuid, process, snapshot
 from tests.monitor.hog_traces import waiting
@@ -156,3 +156,29 @@ def test_without_a_reading_nothing_is_judged() -> None:
     machine = Machine().run(12, hog())
     assert machine.hogs.judge(None, (), at(40)) is None
     assert Incident.objects.get().closed_at is None
+
+
+def test_what_was_idle_before_it_is_remembered_began_when_the_rows_say() -> None:
+    machine = Machine()
+    use = ProcessUse.objects.create(
+        host="gpubox",
+        gpu_id=gpu_uuid(0),
+        pid=4200001,
+        start_ticks=4201001,
+        user="alice",
+        first_seen_at=at(-600),
+        last_seen_at=NOW,
+        sm_s=300,
+        held_s=36000,
+        known_s=36000,
+    )
+    for minute in range(-600, 0):
+        # It last worked eight hours ago.
+        sums = {"sm_s": 60 if minute < -480 else 0, "held_s": 60, "known_s": 60}
+        t = int(at(minute).timestamp())
+        ProcessMinute.objects.create(use=use, t=t, memory_byte_s=2400 * GIB, **sums)
+    idle = process(sm_pct=0.0, memory_bytes=40 * GIB)
+    machine.run(1, idle, demand=[waiting("bob")])
+    row = Incident.objects.get(rule=IDLE_HELD)
+    assert row.since_at == at(-480)
+    assert "that nothing has used for 8 h" in row.text
