@@ -79,7 +79,7 @@ class AlertPolicy:
     )
     working_days: tuple[str, ...] = field(
         default=("Mon", "Tue", "Wed", "Thu", "Fri"),
-        metadata={"label": "Working days", "help": "Any of Mon, Tue, Wed, Thu, Fri, Sat, Sun."},
+        metadata={"label": "Working days", "help": "Others are free.", "choices": DAYS},
     )
     holidays: tuple[str, ...] = field(
         default=(),
@@ -92,8 +92,6 @@ class AlertPolicy:
     def conflicts(self) -> dict[str, str]:
         """Days that are none."""
         found = {}
-        if strange := [day for day in self.working_days if day not in DAYS]:
-            found["working_days"] = f"{strange[0]} is none of {', '.join(DAYS)}"
         if strange := [day for day in self.holidays if not _is_day(day)]:
             found["holidays"] = f"{strange[0]} is no day such as 2026-12-25 or 12-25"
         return found

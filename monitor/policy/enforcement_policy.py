@@ -50,7 +50,7 @@ class EnforcementPolicy:
     )
     rules: tuple[str, ...] = field(
         default=(*HOG_RULES, IDLE_HELD),
-        metadata={"label": "Rules", "help": f"For incidents of these rules: {', '.join(TITLES)}."},
+        metadata={"label": "Rules", "help": "For incidents of these rules.", "choices": (*TITLES,)},
     )
     warn_again_minutes: float = field(
         default=30, metadata=_minutes("Warn again", "A second mail to the owner.")
@@ -116,7 +116,7 @@ class EnforcementPolicy:
     )  # fmt: skip
 
     def conflicts(self) -> dict[str, str]:
-        """Steps come in their order, or not at all; rules are those that there are."""
+        """Steps come in their order, or not at all."""
         order = (
             "warn_again_minutes",
             "renice_minutes",
@@ -125,8 +125,6 @@ class EnforcementPolicy:
             "terminate_minutes",
         )
         found: dict[str, str] = {}
-        if strange := [rule for rule in self.rules if rule not in TITLES]:
-            found["rules"] = f"{strange[0]} is none of {', '.join(TITLES)}"
         before, latest = "", 0.0
         for name in order:
             minutes = getattr(self, name)

@@ -6,8 +6,9 @@ import pytest
 from django.contrib.auth.models import User
 from django.db import transaction
 from django.test import override_settings
+from django.utils import timezone
 
-from monitor import alerting, chores, events, outbox
+from monitor import alerting, chores, events, outbox, tasks
 from monitor.models import Channel, Event, Incident, Message
 from monitor.policy.alerting import AlertPolicy
 from monitor.sealing import opened
@@ -297,3 +298,21 @@ def test_a_snoozed_incident_is_told_to_nobody_until_it_is_no_longer() -> None:
     incident(snoozed_until=later(60))
 
     assert [write(), write(59), write(61)] == [0, 0, 1]
+
+
+def test_the_task_sends_what_is_due_and_stops_soon(
+    post: Post, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tasks, "send_all", post)
+    channel()
+    for _ in range(3):
+        incident()
+    alerting.write(timezone.now())
+    assert (tasks.send_alerts(), len(post.letters)) == (3, 3)
+
+    clock = iter([0.0, 2.0])
+    monkeypatch.setattr(tasks, "monotonic", lambda: next(clock))
+    incident()
+    incident()
+    alerting.write(timezone.now())
+    assert tasks.send_alerts() == 1

@@ -92,5 +92,5 @@ def test_the_states_and_outcomes_of_jobs_are_told_as_they_are() -> None:
 
 
 def test_the_papers_stay_short() -> None:
-    assert len(_text("README.md").splitlines()) <= 180
+    assert len(_text("README.md").splitlines()) <= 195
     assert len(_text("ARCHITECTURE.md").splitlines()) <= 260
