@@ -131,14 +131,18 @@ def after(standing: Standing, requirement: Requirement, lasts: timedelta | None)
 
 
 def cap(standing: Standing, urgency: PriorityClass, throttle: Throttle) -> float:
-    """How many GPUs a person's jobs of this class may hold while something is scarce."""
+    """How many GPUs a person's jobs of this class may hold while something is scarce.
+
+    Without an agreed share nothing is reserved in it: who has the machine alone may take all of it.
+    """
     quota, uuids = standing.quota, standing.capacity.gpu_uuids
     share = (100.0 if quota.share_pct is None else quota.share_pct) / 100
     if urgency is PriorityClass.USER_INITIATED:
         return share * len(uuids)
     multipliers = throttle.multipliers
     effective = sum(multipliers.get(uuid, 1.0) for uuid in uuids) if multipliers else len(uuids)
-    return share * effective * (1 - quota.reserved_pct / 100)
+    reserved = 0.0 if quota.share_pct is None else quota.reserved_pct
+    return share * effective * (1 - reserved / 100)
 
 
 def _debited(

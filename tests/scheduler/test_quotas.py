@@ -163,6 +163,12 @@ def test_a_part_of_the_share_is_kept_for_user_initiated_jobs() -> None:
     assert refused(who, contended=True, priority=4) == []
 
 
+def test_without_an_agreed_share_nothing_is_kept() -> None:
+    who = standing(gpus=7, charge=7.0)
+
+    assert refused(who, contended=True, priority=3) == []
+
+
 def test_a_neighbour_at_95_percent_leaves_three_of_thirty_percent_and_urgent_jobs_run() -> None:
     who = Standing(
         owner="alice",
