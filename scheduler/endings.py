@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 
 from monitor import policies, store
 from monitor.readings import Health
-from scheduler import locked, transitions
+from scheduler import holding, locked, transitions
 from scheduler.jobs import Outcome
 from scheduler.models import Attempt
 from scheduler.policy.following import MOST_STARTS, outcome_of
@@ -137,11 +137,18 @@ def _fate(attempt: Attempt, ending: Ending, cause: Cause, yielded: bool) -> Fate
         retries=job.retries,
         failures=job.failures,
         requeues=job.requeues,
-        lost=job.attempts.filter(outcome=Outcome.LOST.value).count(),
+        lost=_losses(attempt),
         memory_bytes=job.gpu_memory_bytes,
     )
     largest = _largest_gpu(attempt.host) if cause is Cause.GPU_MEMORY else None
     return fate(how, past, found.of(PreemptionPolicy), found.of(RetryPolicy), largest)
+
+
+def _losses(attempt: Attempt) -> int:
+    """How often the machine has lost the job since a person last let it go."""
+    lost = attempt.job.attempts.filter(outcome=Outcome.LOST.value)
+    released_at = holding.released_at(attempt.job_id)
+    return (lost if released_at is None else lost.filter(placed_at__gt=released_at)).count()
 
 
 def _cause(attempt: Attempt, result: Result, tail: bytes) -> Cause:

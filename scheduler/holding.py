@@ -7,8 +7,10 @@ from typing import Any
 
 from django.contrib.auth.models import AnonymousUser, User
 from django.db import transaction
+from django.db.models import Max
 
 from monitor import events
+from monitor.models import Event
 from monitor.wake import wake
 from scheduler.jobs import JobState
 from scheduler.models import Job
@@ -52,6 +54,13 @@ def release(job_id: int, by: str, now: datetime) -> bool:
         job = _changed(job_id)
         events.add("JOB_RELEASED", f"{by} released {_title(job)}", now=now, **_about(job))
     return True
+
+
+def released_at(job_id: int) -> datetime | None:
+    """When a person last let it go."""
+    found = Event.objects.filter(kind="JOB_RELEASED", job_ref=str(job_id)).aggregate(Max("at"))
+    at: datetime | None = found["at__max"]
+    return at
 
 
 def _changed(job_id: int) -> Job:

@@ -27,9 +27,11 @@ def placed(owner: User, on: tuple[int, ...] = (0,), **changes: Any) -> tuple[Job
     return job, place_again(job, on)
 
 
-def place_again(job: Job, on: tuple[int, ...] = (0,)) -> Attempt:
+def place_again(
+    job: Job, on: tuple[int, ...] = (0,), at: datetime = NOW + timedelta(seconds=1)
+) -> Attempt:
     placement = Placement(job_id=job.pk, host="gpubox", gpu_uuids=tuple(map(gpu_uuid, on)))
-    attempt = transitions.place(placement, "b007", NOW + timedelta(seconds=1))
+    attempt = transitions.place(placement, "b007", at)
     assert attempt is not None
     job.refresh_from_db()
     return attempt

@@ -187,7 +187,7 @@ def _yielded(end: End, past: Past, policy: PreemptionPolicy) -> Fate:
         again=True,
         outcome=Outcome.PREEMPTED,
         text="it saved its work" if has_saved else "it begins anew",
-        held=f"It had to make room for others {times} times." if is_held else "",
+        held=f"It had to make room for others {_times(times)}." if is_held else "",
         cool_down=timedelta(minutes=policy.cool_down_minutes),
         failures=past.failures,
         requeues=times,
@@ -203,12 +203,16 @@ def _lost(end: End, past: Past, policy: RetryPolicy) -> Fate:
         again=True,
         outcome=end.outcome,
         text="the machine lost it",
-        held=f"The machine lost it {times} times." if times > policy.most_lost else "",
+        held=f"The machine lost it {_times(times)}." if times > policy.most_lost else "",
         pause=pause(times, past.job_id, policy) if times > 1 else None,
         failures=past.failures,
         requeues=past.requeues,
         memory_bytes=past.memory_bytes,
     )
+
+
+def _times(number: int) -> str:
+    return "once" if number == 1 else f"{number} times"
 
 
 def _retried(end: End, past: Past, policy: RetryPolicy, largest_bytes: int | None) -> Fate:

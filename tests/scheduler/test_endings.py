@@ -7,9 +7,9 @@ import pytest
 from django.contrib.auth.models import User
 
 from monitor import store as monitor_store
-from monitor.models import Claim, Event
+from monitor.models import Claim, Event, PolicyValues
 from monitor.readings import Health
-from scheduler import endings, store, yielding
+from scheduler import endings, holding, store, yielding
 from scheduler.jobs import Dependency, Manners, Requirement
 from scheduler.models import Attempt, Job
 from scheduler.plans import Yield
@@ -137,6 +137,19 @@ def test_what_the_machine_lost_runs_again_only_if_it_asked_for_that(alice: User)
 
     assert (_lose(asked).state, _lose(other).outcome) == ("queued", "lost")
     assert asked.attempts.get().outcome == "lost"
+
+
+def test_who_was_released_may_be_lost_as_often_again(alice: User) -> None:
+    PolicyValues.objects.create(name="retries", values={"most_lost": 0})
+    job = _lose(jobs_made.running(alice, manners=REQUEUE))
+    assert job.held == "The machine lost it once."
+    assert holding.release(job.pk, "alice", LATER)
+    PolicyValues.objects.update(values={"most_lost": 1})
+    job.retry_at = None
+    job.save()
+    jobs_made.place_again(job, at=LATER + timedelta(minutes=1))
+
+    assert _lose(job).held == ""
 
 
 def test_a_lost_job_that_was_being_stopped_runs_again(alice: User) -> None:
