@@ -136,7 +136,9 @@ class _Look:
         )
 
     def _slot(self, snapshot: Snapshot, gpu: GpuReading, claims: Sequence[ClaimFact]) -> Slot:
-        here = sorted((c for c in claims if c.gpu_uuid == gpu.uuid), key=lambda c: int(c.job_ref))
+        # What is no job of ours counts with its processes, or closes the GPU.
+        jobs = (c for c in claims if c.gpu_uuid == gpu.uuid and c.job_ref.isdigit())
+        here = sorted(jobs, key=lambda claim: int(claim.job_ref))
         refs = {c.job_ref for c in here}
         processes = snapshot.on(gpu.uuid)
         own = [p for p in processes if p.job_ref in refs]

@@ -204,3 +204,7 @@ def test_it_says_what_a_gpu_is() -> None:
 
     assert (found.model, found.capability, found.power) == ("NVIDIA H100 80GB HBM3", (9, 0), 5.0)
     assert found.kept_for == 9
+
+
+def test_a_claim_that_is_no_job_s_is_none_of_its_jobs() -> None:
+    assert _slot(claims=[claim("lock-77-1"), claim("3", memory_bytes=GIB)]).jobs == (3,)
