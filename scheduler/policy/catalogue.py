@@ -58,6 +58,6 @@ TOPICS: dict[str, tuple[str, ...]] = {
         "backfill",
         "capacity",
     ),
-    "When jobs wait for the machine": ("pressure", "utilisation", "adaptive", "mode"),
+    "When jobs wait for the machine": ("pressure", "utilisation", "adaptive", "mode", "idle"),
     "What keeps jobs within bounds": ("bounds", "niceness"),
 }
