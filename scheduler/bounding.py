@@ -41,10 +41,10 @@ class Bounder:
     mps: str | None = None
     _kept: tuple[float, BoundsPolicy, Known] | None = None
 
-    def open(self) -> None:
+    def open(self, now: datetime) -> None:
         """Look what this machine has, by trying it."""
         self.place = _found()
-        tidy(self.place, locks.instance_number(str(self.data)))
+        tidy(self.place, locks.instance_number(str(self.data)), now.timestamp())
         self.minors = gpu_devices.minors()
         self.mps = gpu_devices.mps_pipes()
 

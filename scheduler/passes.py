@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 
 from django.conf import settings
+from django.utils import timezone
 
 from monitor.stepping import Guard, Step
 from monitor.wake import socket_folder
@@ -22,7 +23,7 @@ def build(guard: Guard) -> Step:
     """The scheduler's step for this host, from the settings."""
     config = settings.CONFIG
     bounder = Bounder(host=config.node, data=settings.DATA, lock_folder=settings.LOCK_FOLDER)
-    bounder.open()
+    bounder.open(timezone.now())
     specs = SpecWriter(
         data=settings.DATA,
         run_as=config.run_as,

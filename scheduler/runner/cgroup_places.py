@@ -17,6 +17,7 @@ NAME = "gpucoord"
 CONTROLLERS = ("cpu", "memory", "pids")
 USED_V1 = (*CONTROLLERS, "freezer", "devices")
 WAIT_S = 2.0
+FORGOTTEN_S = 3600.0
 # /dev/full, kept closed to the process that tries it.
 HARMLESS = (1, 7)
 
@@ -60,14 +61,18 @@ def find() -> Place:
     return Place(problem="; ".join(problems) or "no cgroup hierarchy is mounted")
 
 
-def tidy(place: Place, instance: int) -> int:
-    """Remove folders of this instance's jobs in which nobody is any more; how many."""
-    found = [f for parent in place.folders for f in Path(parent).glob(f"{instance}-job-*")]
+def tidy(place: Place, instance: int, now_t: float) -> int:
+    """Remove folders of jobs in which nobody is any more; how many.
+
+    Of other instances only old ones: a new one may be about to be used.
+    """
     removed = 0
-    for folder in found:
+    for folder in (f for parent in place.folders for f in Path(parent).glob("*-job-*")):
         with suppress(OSError):
-            folder.rmdir()
-            removed += 1
+            is_ours = folder.name.startswith(f"{instance}-")
+            if is_ours or now_t - folder.stat().st_mtime > FORGOTTEN_S:
+                folder.rmdir()
+                removed += 1
     return removed
 
 

@@ -16,6 +16,7 @@ from monitor.limits import Limits
 from monitor.models import Lease
 from monitor.service_state import ChildState, ServiceState
 from monitor.use_facts import CallCost
+from scheduler.models import Means
 from tests.builders import GIB, NOW, host, snapshot
 from tests.monitor import alerts_made
 
@@ -233,3 +234,22 @@ def test_operators_see_whether_alerts_arrive(
 
     assert "error=500." in as_user(root).get("/status/").content.decode()
     assert "error=500." not in as_user(alice).get("/status/").content.decode()
+
+
+def test_it_says_what_keeps_jobs_within_bounds(
+    alice: User, as_user: AsUser, ticking: None, settings: Any
+) -> None:
+    node = settings.CONFIG.node
+    Means.objects.create(
+        host=node, name="cgroup", active=True, text="cgroup version 2", since_at=timezone.now()
+    )
+    Means.objects.create(
+        host="other", name="nice", text="+10 as soon as …", since_at=timezone.now()
+    )
+
+    html = as_user(alice).get("/status/").content.decode()
+
+    assert "What is active</h2>" in html
+    assert "What is active on other</h2>" in html
+    assert ">active</span> cgroup version 2" in html
+    assert ">ready</span> +10" in html

@@ -17,6 +17,7 @@ from monitor.probes.pauses import is_paused
 from monitor.probes.simulated import SimulatedProbe
 from scheduler.runner import attempts, cgroup_places, locks
 from scheduler.runner.cgroup_places import Place
+from scheduler.runner.cgroups import Cgroup
 from scheduler.runner.locks import Held
 from tests.builders import claim
 from tests.processes.attempts import RunningAttempt, wait_for
@@ -210,3 +211,19 @@ def test_where_no_cgroup_can_be_made_the_job_runs_without(run: Run, tmp_path: Pa
 
     assert attempt.result().exit_code == 0
     assert attempt.log() == "ran\n"
+
+
+def test_folders_in_which_nobody_is_are_removed_and_others_stay(run: Run, place: Place) -> None:
+    attempt = run("/bin/sleep", "60", **bounds(place, instance=5))
+    attempt.started()
+    mine, theirs = (Cgroup.under(place.folders, f"{number}-job-9-9") for number in (5, 6))
+    for left in (mine, theirs):
+        left.make()
+
+    cgroup_places.tidy(place, 5, time.time())
+
+    assert not any(folder.exists() for folder in mine.folders)
+    assert all(folder.exists() for folder in theirs.folders)
+    assert all(Path(f, "5-job-1-1").exists() for f in place.folders)
+    cgroup_places.tidy(place, 5, time.time() + 2 * cgroup_places.FORGOTTEN_S)
+    assert not any(folder.exists() for folder in theirs.folders)
