@@ -7,7 +7,13 @@ from dataclasses import dataclass, replace
 from monitor.readings import ProcessReading, Snapshot
 
 # Events that end with an error's own words, which may name files of the owner or of the service.
-_WITH_DETAILS = {"ALERT_FAILED", "LOOP_FAILED", "JOB_STOPPING", "JOB_REQUEUED"}
+_WITH_DETAILS = {
+    "ALERT_FAILED",
+    "ENFORCEMENT_REFUSED",
+    "JOB_REQUEUED",
+    "JOB_STOPPING",
+    "LOOP_FAILED",
+}
 
 
 @dataclass(frozen=True, slots=True)
