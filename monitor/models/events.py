@@ -27,6 +27,7 @@ class Event(models.Model):
             models.Index(fields=["gpu_uuid", "at"], name="event_gpu_at"),
             models.Index(fields=["owner", "at"], name="event_owner_at"),
             models.Index(fields=["job_ref", "at"], name="event_job_at"),
+            models.Index(fields=["severity", "at"], name="event_severity_at"),
         ]
 
     def __str__(self) -> str:
