@@ -17,6 +17,7 @@ from scheduler.jobs import CLASSES, PriorityClass, QueuedJob, Requirement
 from scheduler.people import Standing
 from scheduler.plans import PlanPolicy, Slot, Slots, Throttle, Yield
 from scheduler.policy import quotas, windows
+from scheduler.policy.refusing import is_known_to_lack
 from scheduler.policy.rules import Rules
 
 
@@ -50,12 +51,12 @@ class Tally:
         self.cpu_jobs = slots.cpu_jobs
         # What people's limits say of a kind of request, until they are given more.
         self.limits: dict[str, dict[Any, tuple[Requirement, tuple[Blocker, ...]]]] = {}
-        self._wishers = {job.owner for job in waiting if job.requirement.gpus and not job.waits}
+        self._wishers = _wishers(waiting, slots, rules)
         self._is_scarce = any(0 < part < 1 for part in slots.throttle.multipliers.values())
 
     def contended(self, owner: str) -> bool:
         """Whether somebody else waits for GPUs, or less than all of them may be used."""
-        return self._is_scarce or len(self._wishers - {owner}) > 0
+        return self._is_scarce or len(self._wishers) > (owner in self._wishers)
 
     def standing(self, owner: str) -> Standing:
         """Where a person stands with what this pass has given them."""
@@ -85,6 +86,32 @@ class Tally:
         self.limits.pop(ask.owner, None)
         standing = self.standing(ask.owner)
         self.people[ask.owner] = quotas.after(standing, ask.requirement, ask.lasts)
+
+
+def _wishers(waiting: Iterable[QueuedJob], slots: Slots, rules: Rules) -> set[str]:
+    """Who has a job that some GPUs here could take, and that nothing of their own keeps back."""
+    found: set[str] = set()
+    tried: set[tuple[str, int]] = set()
+    for job in waiting:
+        owner, asked = job.owner, job.requirement
+        if owner in found or asked.gpus == 0 or job.waits or (owner, id(asked)) in tried:
+            continue
+        tried.add((owner, id(asked)))
+        able = sum(not is_known_to_lack(asked, gpu) for gpu in slots.gpus)
+        if able < asked.gpus and slots.gpus:
+            continue
+        standing = slots.people.get(owner)
+        if standing is None or not quotas.refusals(
+            asked,
+            job.priority,
+            job.lasts,
+            standing,
+            Throttle(),
+            contended=False,
+            policy=rules.quotas,
+        ):
+            found.add(owner)
+    return found
 
 
 Gate = Callable[[Ask, Tally], tuple[Blocker, ...]]

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 from scheduler.blockers import Blocker, Tier
 from scheduler.jobs import PriorityClass
-from scheduler.people import Quota
-from tests.builders import gpu_uuid
+from scheduler.people import Capacity, Quota
+from tests.builders import GIB, gpu_uuid
 from tests.scheduler.placing import Case
 
 BUSY = Blocker(code="Pressure", tier=Tier.MACHINE, text="The machine is busy.")
@@ -101,3 +101,34 @@ def test_it_counts_what_the_pass_has_given_against_the_limits() -> None:
     case = Case().gpu("a").gpu("b").person("alice", quota=Quota(gpus=1)).job(1).job(2)
 
     case.expect(a=[1], waiting={2: "UserMaxGpus"})
+
+
+def _half_used() -> Case:
+    """Alice has one of two GPUs, which is all her share, and wants the other one too."""
+    case = Case().gpu("a").gpu("b").runs(9, "a", owner="alice")
+    case.person(
+        "alice",
+        quota=Quota(share_pct=60, reserved_pct=0),
+        capacity=Capacity(gpu_uuids=(gpu_uuid(0), gpu_uuid(1)), gpu_bytes=80 * GIB),
+        gpus=1,
+        charge=1.0,
+    )
+    return case.job(1, owner="alice")
+
+
+def test_a_share_binds_while_somebody_else_waits() -> None:
+    case = _half_used().job(2, owner="bob", kind={"gpu_uuid": gpu_uuid(0)})
+
+    case.expect(waiting={1: "ShareExceeded", 2: "GpuTaken"})
+
+
+def test_who_asks_for_what_is_not_here_keeps_nobody_to_their_share() -> None:
+    case = _half_used().job(2, owner="bob", kind={"gpu_uuid": "GPU-9"})
+
+    case.expect(b=[1], waiting={2: "Infeasible"})
+
+
+def test_who_is_kept_by_their_own_limits_keeps_nobody_to_their_share() -> None:
+    case = _half_used().person("bob", quota=Quota(gpus=0)).job(2, owner="bob")
+
+    case.expect(b=[1], waiting={2: "UserMaxGpus"})
