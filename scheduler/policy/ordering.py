@@ -17,6 +17,8 @@ from scheduler.jobs import QueuedJob, Requirement
 from scheduler.plans import RunningJob, Slots
 
 HOUR_S = 3600.0
+# Parts of a GPU by which people can differ.
+STEPS = 4
 # Less is sooner; ids differ, so that the job and its line are never compared.
 Turn = tuple[float, datetime, int, QueuedJob, Iterator[QueuedJob]]
 _came = attrgetter("submitted_at", "id")
@@ -93,7 +95,9 @@ class Shares:
         for owner, requirement in running:
             self._have[owner] += self.charge(requirement)
         for name, standing in slots.people.items():
-            self._target[name], self._have[name] = standing.target, standing.charge
+            # In steps: what is measured wobbles, and the order must not with it.
+            self._target[name] = standing.target
+            self._have[name] = round(standing.charge * STEPS) / STEPS
 
     def charge(self, requirement: Requirement) -> float:
         """What a job takes, in GPUs: whole ones, or its part of their memory."""

@@ -35,7 +35,7 @@ def test_it_puts_priority_above_shares() -> None:
 def test_a_long_wait_outweighs_a_small_lead() -> None:
     def case(waited_h: float) -> Case:
         made = Case().gpu("a")
-        made.person("alice", target=0.5, charge=0.015).person("bob", target=0.5)
+        made.person("alice", target=0.485).person("bob", target=0.5)
         return made.job(1, owner="alice", after_s=-waited_h * HOUR).job(2, owner="bob")
 
     case(1).expect(a=[2], waiting={1: "GpuTaken"})
@@ -48,3 +48,11 @@ def test_no_wait_outweighs_a_large_lead() -> None:
     case.job(1, owner="alice", after_s=-1000 * HOUR).job(2, owner="bob").expect(
         a=[2], waiting={1: "GpuTaken"}
     )
+
+
+def test_what_is_measured_may_wobble_without_a_change_of_the_order() -> None:
+    for wobble in (-0.1, 0.0, 0.1):
+        case = Case().gpu("a").person("alice", target=0.5, charge=1 + wobble)
+        case.person("bob", target=0.5, charge=1.0)
+
+        case.job(1, owner="alice").job(2, owner="bob").expect(a=[1], waiting={2: "GpuTaken"})
