@@ -5,7 +5,7 @@ What is remembered comes from the rows of uses; a new process builds it up from 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import datetime
 
 from monitor import incident_rows, policies, store
@@ -15,12 +15,12 @@ from monitor.policy import cpu_hogs, hog_scene, judging
 from monitor.policy.cpu_hogs import CpuWindows
 from monitor.policy.findings import Finding
 from monitor.policy.hog_policies import ClaimPolicy, HogPolicy, MemoryPolicy
-from monitor.policy.hog_scene import Emptiness
+from monitor.policy.hog_scene import Booking, Emptiness
 from monitor.policy.incident_life import Verdict, judge
 from monitor.policy.judging import Policies
 from monitor.policy.sparing import exempt_by
 from monitor.policy.use_windows import Windows
-from monitor.readings import Snapshot
+from monitor.readings import ClaimFact, Snapshot
 
 
 class Hogs:
@@ -55,7 +55,7 @@ class Hogs:
         found = self._policies(now)
         claims = hog_scene.bookings(store.open_claims(self._host))
         if self._seq is None:
-            self._recall(now)
+            self._recall(claims, now)
         groups = hog_scene.sort(snapshot, claims, found.hogs, found.exempt)
         if snapshot.seq != self._seq:
             totals = incident_rows.totals(self._host, now)
@@ -97,7 +97,8 @@ class Hogs:
             exempt=(*exempt_by(hogs), *incident_rows.exemptions(now)),
         )
 
-    def _recall(self, now: datetime) -> None:
+    def _recall(self, claims: Mapping[Booking, ClaimFact], now: datetime) -> None:
         """What a job used stays the job's, even when its booking has ended since."""
+        self._emptiness.seen_t.update(incident_rows.seen_on(claims))
         past = incident_rows.past(self._host, now)
         self._windows.recall(past, incident_rows.totals(self._host, now))

@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 
-from django.db.models import Q
+from django.db.models import Max, Q
 
 from monitor import audit, events, idle_rows, policies
 from monitor.models import Exemption, Incident, ProcessMinute, ProcessUse
 from monitor.policy.findings import Finding, key_of
 from monitor.policy.hog_policies import MemoryPolicy
 from monitor.policy.hog_rules import IDLE_HELD
-from monitor.policy.hog_scene import group_name
+from monitor.policy.hog_scene import Booking, group_name
 from monitor.policy.incident_life import Change, Standing, Verdict
 from monitor.policy.incident_words import sentence
 from monitor.policy.sparing import Exempt
 from monitor.policy.use_series import HORIZON_S, Used
 from monitor.policy.use_windows import Key, Past, Total
+from monitor.readings import ClaimFact
 
 # An incident that goes on is written this often: what was in between is added up then.
 WRITE_EVERY = timedelta(seconds=10)
@@ -102,6 +103,18 @@ def past(host: str, now: datetime) -> list[Past]:
     uses = {row.pk: row for row in ProcessUse.objects.filter(host=host, last_seen_at__gt=since)}
     minutes = ProcessMinute.objects.filter(use_id__in=uses, t__gte=int(since.timestamp()))
     return [_past(minute, uses[minute.use_id]) for minute in minutes]
+
+
+def seen_on(claims: Mapping[Booking, ClaimFact]) -> dict[Booking, float]:
+    """When a process of each job was last seen on each GPU that it has booked."""
+    since = [claim.since for claim in claims.values() if claim.since is not None]
+    if not since:
+        return {}
+    gpus = {gpu for _, gpu in claims}
+    rows = ProcessUse.objects.filter(gpu_id__in=gpus, last_seen_at__gte=min(since))
+    last = rows.exclude(job_ref="").order_by().values_list("job_ref", "gpu_id")
+    found = last.annotate(seen=Max("last_seen_at"))
+    return {(ref, gpu): at.timestamp() for ref, gpu, at in found if (ref, gpu) in claims}
 
 
 def _past(minute: ProcessMinute, use: ProcessUse) -> Past:

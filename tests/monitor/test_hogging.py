@@ -9,9 +9,9 @@ from monitor import events, incidents, store
 from monitor.demand import Demand
 from monitor.hogging import Hogs
 from monitor.models import Event, Exemption, Incident, PolicyValues, ProcessMinute, ProcessUse
-from monitor.policy.hog_rules import IDLE_HELD, SUSTAINED
+from monitor.policy.hog_rules import CLAIMED_EMPTY, IDLE_HELD, SUSTAINED
 from monitor.readings import ProcessReading
-from tests.builders import GIB, NOW, gpu_uuid, process, snapshot
+from tests.builders import GIB, NOW, claim, gpu_uuid, process, snapshot
 from tests.monitor.hog_traces import waiting
 
 pytestmark = pytest.mark.django_db
@@ -182,3 +182,23 @@ def test_what_was_idle_before_it_is_remembered_began_when_the_rows_say() -> None
     row = Incident.objects.get(rule=IDLE_HELD)
     assert row.since_at == at(-480)
     assert "that nothing has used for 8 h" in row.text
+
+
+def test_a_new_process_knows_when_a_job_was_last_on_its_gpu() -> None:
+    machine = Machine()
+    store.open_claim(claim("4"), "gpubox", at(-60))
+    ProcessUse.objects.create(
+        host="gpubox",
+        gpu_id=gpu_uuid(0),
+        pid=77,
+        start_ticks=7,
+        job_ref="4",
+        job_owner="alice",
+        first_seen_at=at(-50),
+        last_seen_at=at(-3),
+    )
+    machine.run(11)
+    assert not Incident.objects.exists()
+    machine.run(2)
+    row = Incident.objects.get(rule=CLAIMED_EMPTY)
+    assert row.since_at == at(-3)
