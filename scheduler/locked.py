@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
 
@@ -14,14 +15,37 @@ from scheduler.blockers import Blocker, Tier
 from scheduler.runner import lock_holders, locks
 from scheduler.runner.lock_holders import RUNNER, Holder
 
-# A lock that only shows when it is tried, as one held in another container: not at once again.
-TRY_AGAIN = timedelta(seconds=5)
-_refused: dict[str, tuple[datetime, str]] = {}
+# A lock that only shows when it is tried, as one held in another container, is tried again after
+# this, then after twice as long, and so on.
+TRY_AGAIN, TRY_LATEST = timedelta(seconds=5), timedelta(minutes=5)
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """A GPU's lock that could not be taken."""
+
+    text: str
+    at: datetime
+    wait: timedelta
+
+    def holds(self, now: datetime) -> bool:
+        return timedelta() <= now - self.at < self.wait
+
+    def counts(self, now: datetime) -> bool:
+        """Whether another one would be the next of a row."""
+        return timedelta() <= now - self.at < 2 * self.wait + TRY_AGAIN
+
+
+_refused: dict[str, Refusal] = {}
 
 
 def remember(gpu_uuids: Iterable[str], text: str, now: datetime) -> None:
     """Somebody else held a lock when a job was to start there."""
-    _refused.update(dict.fromkeys(gpu_uuids, (now, text)))
+    for uuid in gpu_uuids:
+        last = _refused.get(uuid)
+        again = last is not None and last.counts(now)
+        wait = min(TRY_LATEST, 2 * last.wait) if last is not None and again else TRY_AGAIN
+        _refused[uuid] = Refusal(text, now, wait)
 
 
 def closed(host: str, snapshot: Snapshot, now: datetime) -> Mapping[str, tuple[Blocker, ...]]:
@@ -36,11 +60,11 @@ def closed(host: str, snapshot: Snapshot, now: datetime) -> Mapping[str, tuple[B
         others += [h for h in holders if h.program == RUNNER and uuid not in ours]
         if others:
             found[uuid] = (_blocker(f"GPU {index}", others),)
-    for uuid, (at, text) in list(_refused.items()):
-        if not timedelta() <= now - at < TRY_AGAIN:
+    for uuid, refusal in list(_refused.items()):
+        if not refusal.counts(now):
             del _refused[uuid]
-        elif uuid not in found:
-            found[uuid] = (Blocker(code="GpuLocked", text=f"{text}.", tier=Tier.MACHINE),)
+        elif uuid not in found and refusal.holds(now):
+            found[uuid] = (Blocker(code="GpuLocked", text=f"{refusal.text}.", tier=Tier.MACHINE),)
     return found
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -106,6 +107,18 @@ def test_a_refusal_is_remembered_for_a_moment(folder: Path) -> None:
 
     assert closures.of("gpubox", SEEN, NOW)[gpu_uuid(0)][0].text.endswith("by someone.")
     assert closures.of("gpubox", SEEN, NOW + locked.TRY_AGAIN) == {}
+
+
+def test_a_lock_that_is_refused_again_and_again_is_tried_ever_less_often(folder: Path) -> None:
+    now, waits = NOW, []
+    for _ in range(9):
+        locked.remember([gpu_uuid(0)], "held", now)
+        waits.append(locked._refused[gpu_uuid(0)].wait.total_seconds())
+        now += timedelta(seconds=waits[-1] + 1)
+
+    assert waits == [5, 10, 20, 40, 80, 160, 300, 300, 300]
+    locked.remember([gpu_uuid(0)], "held", now + timedelta(hours=1))
+    assert locked._refused[gpu_uuid(0)].wait == locked.TRY_AGAIN
 
 
 def test_no_reading_changes_no_claim(held: Held, folder: Path) -> None:
