@@ -66,14 +66,14 @@ class Hogs:
         scene = hog_scene.scene(snapshot, groups, self._windows, self._emptiness, demand)
         known = incident_rows.known(self._host)
         findings = judging.findings(scene, found, {incident.name for incident in known})
-        findings += self._cpu_hogs(snapshot, found, leaders)
+        findings += self._cpu_hogs(snapshot, found, leaders, now)
         present = judging.present(scene) | {f"cpu|{name}" for name in self._cpus.people}
         verdict = judge(findings, known, present, demand, found.hogs, now)
         incident_rows.apply(verdict, self._host, now)
         return verdict
 
     def _cpu_hogs(
-        self, snapshot: Snapshot, found: Policies, leaders: Collection[int]
+        self, snapshot: Snapshot, found: Policies, leaders: Collection[int], now: datetime
     ) -> list[Finding]:
         """All processes are read while the machine is busy, and not at each look."""
         if self._look_at_cpus is None or snapshot.probe == "simulated":
@@ -85,6 +85,7 @@ class Hogs:
                 self._cpus.look(t, self._look_at_cpus(), count, leaders)
             else:
                 self._cpus.note_quiet(t)
+            incident_rows.keep_cpu_look(self._host, cpu_hogs.dumps(self._cpus), now)
         return list(cpu_hogs.findings(self._cpus, t, found.hogs, found.exempt))
 
     def _policies(self, now: datetime) -> Policies:
@@ -100,5 +101,6 @@ class Hogs:
     def _recall(self, claims: Mapping[Booking, ClaimFact], now: datetime) -> None:
         """What a job used stays the job's, even when its booking has ended since."""
         self._emptiness.seen_t.update(incident_rows.seen_on(claims))
+        self._cpus = cpu_hogs.loads(incident_rows.cpu_look(self._host))
         past = incident_rows.past(self._host, now)
         self._windows.recall(past, incident_rows.totals(self._host, now))

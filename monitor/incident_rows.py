@@ -9,7 +9,7 @@ from datetime import datetime, timedelta
 from django.db.models import Max, Q
 
 from monitor import audit, events, idle_rows, policies
-from monitor.models import Exemption, Incident, ProcessMinute, ProcessUse
+from monitor.models import CpuLook, Exemption, Incident, ProcessMinute, ProcessUse
 from monitor.policy.findings import Finding, key_of
 from monitor.policy.hog_policies import MemoryPolicy
 from monitor.policy.hog_rules import IDLE_HELD
@@ -103,6 +103,15 @@ def past(host: str, now: datetime) -> list[Past]:
     uses = {row.pk: row for row in ProcessUse.objects.filter(host=host, last_seen_at__gt=since)}
     minutes = ProcessMinute.objects.filter(use_id__in=uses, t__gte=int(since.timestamp()))
     return [_past(minute, uses[minute.use_id]) for minute in minutes]
+
+
+def cpu_look(host: str) -> str:
+    """What the controller before left of its looks at all processes."""
+    return CpuLook.objects.filter(pk=host).values_list("body", flat=True).first() or ""
+
+
+def keep_cpu_look(host: str, body: str, now: datetime) -> None:
+    CpuLook.objects.update_or_create(host=host, defaults={"at": now, "body": body})
 
 
 def seen_on(claims: Mapping[Booking, ClaimFact]) -> dict[Booking, float]:

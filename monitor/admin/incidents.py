@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from django.contrib import admin
 
-from monitor.admin.rows import ReadOnly
-from monitor.models import Exemption, Incident, Pattern
+from monitor.admin.rows import Forgettable, ReadOnly
+from monitor.models import CpuLook, Exemption, Incident, Pattern
 
 
 @admin.register(Incident)
@@ -29,6 +29,13 @@ class ExemptionAdmin(ReadOnly):
     search_fields = ("name", "reason", "by")
     date_hierarchy = "from_at"
     ordering = ("-id",)
+
+
+@admin.register(CpuLook)
+class CpuLookAdmin(Forgettable):
+    list_display = ("host", "at")
+    search_fields = ("host",)
+    ordering = ("host",)
 
 
 @admin.register(Pattern)

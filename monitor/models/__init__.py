@@ -8,7 +8,7 @@ from monitor.models.closures import GpuClosure
 from monitor.models.constraints import Constraint
 from monitor.models.events import Event
 from monitor.models.gpus import Gpu
-from monitor.models.incidents import Exemption, Incident, Pattern
+from monitor.models.incidents import CpuLook, Exemption, Incident, Pattern
 from monitor.models.leases import Lease
 from monitor.models.policies import AuditEntry, PolicyValues
 from monitor.models.rollups import GpuHour, GpuMinute, HostHour, HostMinute, ProcessHour
@@ -23,6 +23,7 @@ __all__ = [
     "Chore",
     "Claim",
     "Constraint",
+    "CpuLook",
     "Event",
     "Exemption",
     "Gpu",

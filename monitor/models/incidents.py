@@ -89,6 +89,21 @@ class Incident(models.Model):
         return None if self.coverage is None else 100 * self.coverage
 
 
+class CpuLook(models.Model):
+    """What the last looks at all processes of a host saw: the next controller goes on from it."""
+
+    host = models.CharField(max_length=100, primary_key=True)
+    at = models.DateTimeField()
+    body = models.TextField()
+
+    class Meta:
+        verbose_name = "look at the CPUs"
+        verbose_name_plural = "looks at the CPUs"
+
+    def __str__(self) -> str:
+        return self.host
+
+
 class Exemption(models.Model):
     """Whom no rule accuses, until when (empty = for good)."""
 

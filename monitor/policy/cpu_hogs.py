@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 
 from monitor.cpu_facts import CpuProcess
 from monitor.policy.findings import Finding
@@ -16,6 +17,8 @@ from monitor.readings import ProcessReading
 
 # How often all processes are looked at, while the machine is busy.
 LOOK_EVERY_S = 30.0
+# For so long it is remembered who took how much.
+KEPT_S = 3600.0
 # Of the threshold that opens, what keeps it open.
 KEEPS = 0.75
 Id = tuple[int, int]
@@ -33,25 +36,25 @@ class CpuWindows:
     people: dict[str, Series] = field(default_factory=dict)
     most: dict[str, CpuProcess] = field(default_factory=dict)
     looked_t: float | None = None
-    _spent: dict[Id, float] = field(default_factory=dict)
+    spent: dict[Id, float] = field(default_factory=dict)
 
     def look(
         self, t: float, processes: Sequence[CpuProcess], cpus: int, leaders: Collection[int]
     ) -> None:
         """One look; `leaders`: the first processes of jobs, which are no matter of this rule."""
         passed = 0.0 if self.looked_t is None else t - self.looked_t
-        spent = {(p.pid, p.start_ticks): p.cpu_s for p in processes}
+        spent = {(p.pid, p.start_ticks): p.cpu_s for p in processes if p.uid >= FIRST_PERSON}
         taken: dict[str, list[tuple[float, CpuProcess]]] = {}
-        if 0 < passed <= 4 * LOOK_EVERY_S and self._spent:
+        if 0 < passed <= 4 * LOOK_EVERY_S and self.spent:
             inside = of_jobs(processes, leaders)
             for process in processes:
                 key = (process.pid, process.start_ticks)
-                more = process.cpu_s - self._spent.get(key, 0.0)
+                more = process.cpu_s - self.spent.get(key, 0.0)
                 is_own = process.uid >= FIRST_PERSON and process.user
                 if is_own and more > 0 and process.pid not in inside:
                     taken.setdefault(process.user or "", []).append((more, process))
             self._add(t, passed, taken, cpus)
-        self.looked_t, self._spent = t, spent
+        self.looked_t, self.spent = t, spent
 
     def note_quiet(self, t: float) -> None:
         """The machine is so idle that nobody can take much."""
@@ -59,7 +62,7 @@ class CpuWindows:
         if 0 < passed <= 4 * LOOK_EVERY_S:
             self._add(t, passed, {}, 1)
         self.looked_t = t
-        self._spent = {}
+        self.spent = {}
 
     def _add(
         self,
@@ -73,8 +76,41 @@ class CpuWindows:
             share = min(passed, sum(more for more, _ in found) / max(1, cpus))
             series = self.people.setdefault(person, Series())
             series.add(t, passed, Used(passed, share, passed, passed, 0.0, 0.0))
-            if found:
+            if not found and series.over(t - KEPT_S).sm_s == 0:
+                del self.people[person]
+                self.most.pop(person, None)
+            elif found:
                 self.most[person] = max(found, key=lambda entry: entry[0])[1]
+
+
+def dumps(windows: CpuWindows) -> str:
+    """What the next controller needs."""
+    since = (windows.looked_t or 0.0) - KEPT_S
+    body = {
+        "looked_t": windows.looked_t,
+        "spent": [[*key, cpu_s] for key, cpu_s in windows.spent.items()],
+        "people": {
+            person: [point for point in series.points if point[0] >= since]
+            for person, series in windows.people.items()
+        },
+        "most": {person: asdict(process) for person, process in windows.most.items()},
+    }
+    return json.dumps(body, separators=(",", ":"))
+
+
+def loads(text: str) -> CpuWindows:
+    """What `dumps` wrote; nothing where that can't be read."""
+    try:
+        body = json.loads(text)
+        people = {
+            person: Series([(p[0], p[1], p[2], p[3], p[4], p[5]) for p in points])
+            for person, points in body["people"].items()
+        }
+        most = {person: CpuProcess(**facts) for person, facts in body["most"].items()}
+        spent = {(pid, ticks): cpu_s for pid, ticks, cpu_s in body["spent"]}
+        return CpuWindows(people, most, body["looked_t"], spent)
+    except (ValueError, KeyError, TypeError, IndexError, AttributeError):
+        return CpuWindows()
 
 
 def of_jobs(processes: Sequence[CpuProcess], leaders: Collection[int]) -> set[int]:

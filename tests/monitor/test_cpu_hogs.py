@@ -3,8 +3,18 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 
+import pytest
+
 from monitor.cpu_facts import CpuProcess
-from monitor.policy.cpu_hogs import LOOK_EVERY_S, CpuWindows, findings, must_look, of_jobs
+from monitor.policy.cpu_hogs import (
+    LOOK_EVERY_S,
+    CpuWindows,
+    dumps,
+    findings,
+    loads,
+    must_look,
+    of_jobs,
+)
 from monitor.policy.findings import Finding
 from monitor.policy.hog_policies import HogPolicy
 from monitor.policy.sparing import Exempt
@@ -79,3 +89,28 @@ def test_this_machines_processes_can_be_read() -> None:
     assert mine.cpu_s > 0
     assert mine.parent == os.getppid()
     assert mine.uid == os.getuid()
+
+
+def test_the_next_controller_goes_on_with_what_the_last_one_saw() -> None:
+    windows, spent = CpuWindows(), 0.0
+    for look in range(1, 26):
+        spent += 0.8 * CPUS * LOOK_EVERY_S
+        windows = loads(dumps(windows))
+        windows.look(look * LOOK_EVERY_S, [a_process(cpu_s=spent)], CPUS, ())
+    (finding,) = findings(windows, 25 * LOOK_EVERY_S, HogPolicy(), ())
+    assert finding.opens
+    assert finding.pct == pytest.approx(80)
+
+
+def test_what_can_not_be_read_is_forgotten() -> None:
+    assert loads("") == loads("{}") == loads('{"people": 7}') == CpuWindows()
+
+
+def test_who_has_been_idle_for_an_hour_is_forgotten() -> None:
+    windows = CpuWindows()
+    for look, spent in ((1, 0.0), (2, 900.0)):
+        windows.look(look * LOOK_EVERY_S, [a_process(cpu_s=spent)], CPUS, ())
+    assert set(windows.people) == {"alice"}
+    for look in range(3, 130):
+        windows.note_quiet(look * LOOK_EVERY_S)
+    assert windows.people == {}

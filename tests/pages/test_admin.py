@@ -16,6 +16,7 @@ from monitor.models import (
     ApiToken,
     Chore,
     Constraint,
+    CpuLook,
     Exemption,
     Gpu,
     GpuClosure,
@@ -89,6 +90,7 @@ def filled(alice: User) -> None:
     Response.objects.create(incident=alerts_made.incident(), step="warn", at=NOW)
     times = {"since_at": NOW, "opened_at": NOW, "last_seen_at": NOW}
     Incident.objects.create(host="gpubox", rule="sustained", key="0|alice", text="hog", **times)
+    CpuLook.objects.create(host="gpubox", at=NOW, body="{}")
     Exemption.objects.create(scope="user", name="alice", from_at=NOW)
     Pattern.objects.create(
         host="gpubox",

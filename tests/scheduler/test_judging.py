@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import datetime, timedelta
 
 import pytest
@@ -7,8 +8,9 @@ from django.contrib.auth.models import User
 from django.db import transaction
 
 from monitor import store
+from monitor.cpu_facts import CpuProcess
 from monitor.models import Incident, PolicyValues
-from monitor.policy.hog_rules import FAIR_SHARE, SUSTAINED
+from monitor.policy.hog_rules import CPU_HOG, FAIR_SHARE, SUSTAINED
 from monitor.probes.host import HostProbe
 from monitor.probes.simulated import SimulatedProbe
 from monitor.sampler import Sampler
@@ -17,7 +19,7 @@ from scheduler.controller import Controller
 from scheduler.judging import HogWatch
 from scheduler.models import Job
 from tests import jobs_made
-from tests.builders import NOW, process, snapshot
+from tests.builders import NOW, host, process, snapshot
 
 pytestmark = pytest.mark.django_db
 TAKEN = {"code": "GpuTaken", "tier": 5, "text": "python (alice) holds memory on GPU 0."}
@@ -90,3 +92,18 @@ def test_the_simulated_hog_is_there_to_see_in_the_time_of_the_rule() -> None:
     row = Incident.objects.get(rule=SUSTAINED, user="dana")
     assert (row.opened_at - NOW).total_seconds() <= 60 + 5 + 5
     assert row.use is not None
+
+
+def test_a_cpu_hog_is_found_though_the_controller_changes_each_minute(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    PolicyValues.objects.create(name="hogs", values={"cpu_minutes": 3.0})
+    busy = CpuProcess(pid=100, start_ticks=1, cpu_s=0.0, uid=1001, user="alice", program="make")
+    for look in range(10):
+        seconds = look * 30.0
+        now = replace(busy, cpu_s=0.9 * 64 * seconds)
+        monkeypatch.setattr("scheduler.judging.cpu_processes", lambda now=now: (now,))
+        shot = snapshot(1, at=at(seconds), seq=look + 1, probe="nvml", host=host(cpu_pct=92.0))
+        HogWatch("gpubox").judge(shot, at(seconds))
+    row = Incident.objects.get(rule=CPU_HOG)
+    assert row.text.startswith("CPU hog: make (PID 100, alice) takes 90 % of all CPUs for")
