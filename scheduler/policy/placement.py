@@ -60,7 +60,6 @@ def taken(gpu: Slot, job_id: int, requirement: Requirement) -> Slot:
         jobs=(*gpu.jobs, job_id),
         exclusive=gpu.exclusive or requirement.exclusive,
         undeclared=gpu.undeclared or undeclared(requirement),
-        kept_for=None if gpu.kept_for == job_id else gpu.kept_for,
         held_bytes=(*held_bytes(gpu), requirement.memory_bytes or 0),
         ramping=job_id if is_heavy(requirement, gpu) else gpu.ramping,
     )

@@ -31,6 +31,8 @@ class Room:
         self._tally = tally
         self._policy = tally.policy
         self._stays: list[Stay] = backfill.stays(tally.slots.running, tally.now)
+        # Others make room for the promised job, so that it keeps nobody else from asking for that.
+        self._is_fulfilled = False
         self._full: set[Any] = set()
         self._why: dict[Any, tuple[Blocker, ...]] = {}
 
@@ -73,19 +75,22 @@ class Room:
 
     def could_take(self, job: QueuedJob, group: Group, gpu: Slot) -> bool:
         """Whether a GPU, as it might become, would take the job."""
-        bars = self._bars(group, job.id)
+        if self._is_fulfilled:
+            bars = gates.bars(group.ask, self._tally, self.gpus)
+        else:
+            bars = self._bars(group, job.id)
         free = verdict(job.requirement, gpu, self._policy, job.id) is None
         return gpu.gpu_uuid not in bars and free
 
     def keep(self, job: QueuedJob, wishes: Sequence[Yield]) -> None:
-        """What these leave is for the job; so it needs no promise."""
+        """What these leave is for the job."""
         uuids = {uuid for wish in wishes for uuid in wish.gpu_uuids}
         self.gpus = [
             replace(gpu, kept_for=job.id) if gpu.gpu_uuid in uuids else gpu for gpu in self.gpus
         ]
         if uuids:
             self.kept.add(job.id)
-            self.promise = None if self.is_promised(job.id) else self.promise
+            self._is_fulfilled = self._is_fulfilled or self.is_promised(job.id)
 
     def is_promised(self, job_id: int) -> bool:
         return self.promise is not None and self.promise.job.id == job_id

@@ -121,3 +121,14 @@ def test_two_jobs_make_two_leave() -> None:
     found = _preempted(case.plan())
     assert sorted(job for job, _ in found) == [8, 9]
     assert [whom for _, whom in found] == [1, 2]
+
+
+def test_who_was_kept_back_by_a_promise_is_told_though_others_now_make_room_for_it() -> None:
+    """Job 1 was promised c, which ends, and the free a or b; it gets d, whose job leaves."""
+    case = Case().gpu("a").gpu("b").gpu("c").gpu("d")
+    case.runs(8, "c", lasts_h=2, priority=5).runs(9, "d", priority=1, preemptible=True)
+    case.job(1, gpus=3, exclusive=True, priority=5).job(2, priority=3).job(3, priority=3)
+
+    made = case.plan()
+    assert [wish.job_id for wish in made.preemptions] == [9]
+    assert all(made.blockers[waiting] for waiting in (1, 2, 3))

@@ -78,7 +78,13 @@ def test_it_spares_a_closed_gpu() -> None:
 def test_it_keeps_what_was_freed_for_a_job() -> None:
     case = Case().gpu("a", kept_for=2).job(1, priority=5).job(2, priority=4)
 
-    case.expect(a=[2], waiting={1: "GpuTaken"})
+    case.expect(a=[2], waiting={1: "ReservedFor"})
+
+
+def test_what_was_freed_for_a_job_is_given_to_no_other_in_the_same_pass() -> None:
+    case = Case().gpu("a", kept_for=2).job(1, priority=5, wants="9GiB")
+
+    case.job(2, priority=4, wants="9GiB").expect(a=[2], waiting={1: "ReservedFor"})
 
 
 def test_it_names_the_job_for_which_a_gpu_is_kept() -> None:
