@@ -21,6 +21,16 @@ ASKED = (
     "share_pct",
 )  # fmt: skip
 LENGTH = ("time_limit_s", "estimate_s")
+# Made once, as making such a query takes longer than answering it.
+_WAITING = Job.objects.filter(state=JobState.QUEUED.value).values_list(
+    "id", "owner__username", "priority", "submitted_at", "name", "preemptible",
+    "may_preempt_at", *LENGTH, *ASKED,
+)  # fmt: skip
+_PLACED = Attempt.objects.filter(ended_at=None).values_list(
+    "job_id", "job__owner__username", "job__priority", "job__name", "job__preemptible",
+    "job__state", "yield_request__id", "placed_at", "started_at", "gpu_uuids",
+    *(f"job__{column}" for column in (*LENGTH, *ASKED)),
+)  # fmt: skip
 
 
 @lru_cache(maxsize=4096)
@@ -49,12 +59,8 @@ def requirement(
 
 def queue(usual: UsualOf) -> list[QueuedJob]:
     """Every waiting job, without what keeps this very one; the planner decides their order."""
-    rows = Job.objects.filter(state=JobState.QUEUED.value).values_list(
-        "id", "owner__username", "priority", "submitted_at", "name", "preemptible",
-        "may_preempt_at", *LENGTH, *ASKED,
-    )  # fmt: skip
     found = []
-    for id_, owner, priority, submitted_at, name, preemptible, preempts_at, *rest in rows:
+    for id_, owner, priority, submitted_at, name, preemptible, preempts_at, *rest in _WAITING.all():
         limit, estimate, *asked = rest
         history = usual(owner, name)
         found.append(
@@ -85,11 +91,7 @@ def with_waits(jobs: list[QueuedJob], now: datetime) -> list[QueuedJob]:
 
 def running(host: str, usual: UsualOf) -> list[RunningJob]:
     """The jobs that have a place on `host`, those without a GPU too."""
-    asked = [f"job__{column}" for column in (*LENGTH, *ASKED)]
-    rows = Attempt.objects.filter(host=host, ended_at=None).values_list(
-        "job_id", "job__owner__username", "job__priority", "job__name", "job__preemptible",
-        "job__state", "yield_request__id", "placed_at", "started_at", "gpu_uuids", *asked,
-    )  # fmt: skip
+    rows = _PLACED.filter(host=host)
     return [_running(row, usual) for row in rows]
 
 
