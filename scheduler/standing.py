@@ -24,6 +24,21 @@ from scheduler.quota_rows import Quotas
 READ_AGAIN = timedelta(seconds=2)
 UsualOf = Callable[[str, str], Usual | None]
 OPEN = (JobState.STARTING.value, JobState.RUNNING.value, JobState.STOPPING.value)
+# Made once, as making such a query takes longer than answering it.
+_PLACED = (
+    Job.objects.filter(state__in=OPEN)
+    .order_by()
+    .values_list(
+        "owner__username",
+        "gpus",
+        "gpu_memory_bytes",
+        "exclusive",
+        "name",
+        "time_limit_s",
+        "estimate_s",
+        "started_at",
+    )
+)
 
 
 def nobody_knows(_owner: str, _name: str) -> None:
@@ -134,21 +149,7 @@ def running_jobs(
 ) -> dict[str, Running]:
     """By owner, what their jobs hold that have been placed and have not ended."""
     found: dict[str, Running] = {}
-    rows = (
-        Job.objects.filter(state__in=OPEN)
-        .order_by()
-        .values_list(
-            "owner__username",
-            "gpus",
-            "gpu_memory_bytes",
-            "exclusive",
-            "name",
-            "time_limit_s",
-            "estimate_s",
-            "started_at",
-        )
-    )
-    for owner, gpus, memory, exclusive, name, limit, estimate, started in rows:
+    for owner, gpus, memory, exclusive, name, limit, estimate, started in _PLACED.all():
         asked = Requirement(gpus=gpus, memory_bytes=memory, exclusive=exclusive)
         part = quotas.held(asked, capacity.gpu_bytes)
         sums = found.setdefault(owner, Running())

@@ -16,16 +16,15 @@ from scheduler.models.jobs import conditional
 from scheduler.policy.waits import Condition, waits
 
 Pending = dict[int, list[tuple[int, After]]]
+# Made once, as making such a query takes longer than answering it.
+_CONDITIONAL = Job.objects.filter(conditional(), state=JobState.QUEUED.value).values_list(
+    "id", "held", "held_by", "begin_at", "retry_at", "failures", "array", "array_limit", "depends"
+)
 
 
 def load(now: datetime) -> dict[int, tuple[Blocker, ...]]:
     """By job; one look at an index that is empty while nobody asks for such things."""
-    rows = list(
-        Job.objects.filter(conditional(), state=JobState.QUEUED.value).values_list(
-            "id", "held", "held_by", "begin_at", "retry_at", "failures", "array", "array_limit",
-            "depends",
-        )
-    )  # fmt: skip
+    rows = list(_CONDITIONAL.all())
     if not rows:
         return {}
     pending = _pending() if any(row[-1] for row in rows) else {}
