@@ -34,6 +34,18 @@ def _missing_gpu() -> str | None:
 NEEDS = {"browser": _missing_browser, "postgres": _missing_postgres, "gpu": _missing_gpu}
 
 
+# These want the machine for themselves, or measure time.
+ONE_BY_ONE = ("processes", "browser", "postgres", "gpu", "slow")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Workers share the quick tests; all others run in one of them, one after the other."""
+    for item in items:
+        if any(item.get_closest_marker(name) for name in ONE_BY_ONE):
+            item.add_marker(pytest.mark.xdist_group("one by one"))
+
+
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Skip what the machine can't do; GPUCOORD_TEST_REQUIRE="browser,postgres" makes it fail."""
     required = os.environ.get("GPUCOORD_TEST_REQUIRE", "").split(",")
