@@ -12,6 +12,9 @@ from gpucoord_site import __version__, cli
 ROOT = Path(__file__).resolve().parents[2]
 
 
+pytestmark = pytest.mark.processes
+
+
 def _gpucoord(*words: str, program: tuple[str, ...] = ("-m", "gpucoord_site")) -> str:
     """What the command says, wherever it says it, with its exit code."""
     environ = {k: v for k, v in os.environ.items() if k != "DJANGO_SETTINGS_MODULE"}

@@ -84,6 +84,7 @@ def seeded(data: Path, settings: Any, transactional_db: None) -> Config:
     return config
 
 
+@pytest.mark.slow
 def test_every_page_has_something_to_show(seeded: Config) -> None:
     newest = store.newest("box")
 
@@ -111,6 +112,7 @@ def test_people_can_log_in_and_one_of_them_operates(db: None) -> None:
     assert all(people[name].check_password("one for all") for name in PEOPLE)
 
 
+@pytest.mark.slow
 def test_a_small_server_can_be_simulated_too(
     data: Path, settings: Any, transactional_db: None
 ) -> None:

@@ -3,7 +3,7 @@ from __future__ import annotations
 import ast
 import logging
 import re
-from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 from monitor import event_kinds
@@ -15,11 +15,11 @@ NAME = re.compile(r"[A-Z]+(_[A-Z]+)+")
 MAKERS = {"events.add", "add", "Note", "_note", "_tell"}
 
 
-def trees() -> Iterator[ast.Module]:
-    for app in APPS:
-        for path in sorted((ROOT / app).rglob("*.py")):
-            if not {"migrations", "demo"} & set(path.parts):
-                yield ast.parse(path.read_text())
+@cache
+def trees() -> tuple[ast.Module, ...]:
+    paths = (path for app in APPS for path in sorted((ROOT / app).rglob("*.py")))
+    ours = (path for path in paths if not {"migrations", "demo"} & set(path.parts))
+    return tuple(ast.parse(path.read_text()) for path in ours)
 
 
 def names_in(node: ast.AST) -> set[str]:
