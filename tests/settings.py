@@ -22,3 +22,5 @@ os.environ.setdefault("GPUCOORD_PROBE", "simulated")
 from gpucoord_site.settings import *  # noqa: F403
 
 PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]
+# Each client of a test would look through all static files anew.
+WHITENOISE_AUTOREFRESH = True
