@@ -103,14 +103,16 @@ def test_check_names_the_server_and_its_tables(service: Service) -> None:
     assert "secret" not in ran.stdout
 
 
+@pytest.mark.timeout(900)
 def test_the_tests_of_rows_and_pages_pass_on_it(url: str, tmp_path: Path) -> None:
     """The same tests that run on SQLite, none changed."""
     folders = [
         f for f in ("monitor", "scheduler", "pages", "service") if (ROOT / "tests" / f).is_dir()
     ]
+    quick = "not processes and not browser and not slow"
     ran = subprocess.run(
         [
-            *(sys.executable, "-m", "pytest", "-q", "-x", "-m", "not processes and not browser"),
+            *(sys.executable, "-m", "pytest", "-q", "-x", "-m", quick),
             # The database goes with its server: nothing to tear down.
             *("-p", "no:cacheprovider", "--reuse-db"),
             *(f"tests/{folder}" for folder in folders),
