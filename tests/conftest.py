@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 from django.contrib.auth.models import User
 from django.test import Client
-from xdist.scheduler import LoadScopeScheduling
 
 from scheduler import outlook
 from scheduler.runner import files, own_folders
@@ -34,21 +33,6 @@ def _missing_gpu() -> str | None:
 
 
 NEEDS = {"browser": _missing_browser, "postgres": _missing_postgres, "gpu": _missing_gpu}
-
-
-# Their tests want the machine for themselves, or measure time.
-ONE_BY_ONE = ("tests/processes/", "tests/browser/", "tests/gpu/", "tests/service/")
-
-
-class ByFile(LoadScopeScheduling):  # type: ignore[misc]
-    """Workers share the files of quick tests; all others run in one of them, one by one."""
-
-    def _split_scope(self, nodeid: str) -> str:
-        return "one by one" if nodeid.startswith(ONE_BY_ONE) else nodeid.partition("::")[0]
-
-
-def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> ByFile:
-    return ByFile(config, log)
 
 
 def pytest_collection_finish() -> None:

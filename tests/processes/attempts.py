@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +14,8 @@ from scheduler.runner.attempts import Look
 from scheduler.runner.spawning import Spawner
 from scheduler.runner.spec import Result, Spec, Started
 
-NONCE = "0123456789abcdef0123456789abcdef"
+# By it what a test leaves behind is found and killed: tests beside us have another.
+NONCE = secrets.token_hex(16)
 
 
 def wait_for(ready: Callable[[], Any], *, within_s: float = 10.0) -> Any:
