@@ -80,10 +80,28 @@ def test_others_limits_are_for_operators(
 
 
 @pytest.mark.parametrize(
-    "sort", ["name", "-name", "-now", "target", "-usage", "factor", "nonsense"]
+    ("sort", "order"),
+    [
+        ("name", ["alice", "bob", "erin"]),
+        ("-name", ["erin", "bob", "alice"]),
+        ("-now", ["alice", "erin", "bob"]),
+    ],
 )
-def test_it_can_be_sorted(sort: str, alice: User, as_user: Callable[[User], Client]) -> None:
-    page(as_user(alice), sort=sort)
+def test_it_can_be_sorted(
+    sort: str, order: list[str], alice: User, as_user: Callable[[User], Client]
+) -> None:
+    html = page(as_user(alice), sort=sort).partition("Everybody")[2]
+
+    assert sorted(order, key=lambda name: html.index(f">{name}</a>")) == order
+
+
+@pytest.mark.parametrize("sort", ["target", "-usage", "factor", "nonsense"])
+def test_whatever_it_is_sorted_by_everybody_is_there(
+    sort: str, alice: User, as_user: Callable[[User], Client]
+) -> None:
+    html = page(as_user(alice), sort=sort)
+
+    assert all(f">{name}</a>" in html for name in ("alice", "bob", "erin"))
 
 
 def test_it_says_so_while_no_gpu_has_been_read(

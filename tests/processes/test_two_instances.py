@@ -105,6 +105,7 @@ def test_our_own_shared_jobs_run_side_by_side(scheduler: Scheduler, root: User) 
 
     for job in jobs:
         scheduler.run_to(job, "running")
+    assert set(Job.objects.values_list("state", flat=True)) == {"running"}
     for job in jobs:
         store.request_cancel(job.pk, "root", timezone.now())
         scheduler.run_to(job)
