@@ -72,5 +72,6 @@ def test_pages_of_people_and_hosts_fit_a_phone(open_page: Open) -> None:
     page.goto("/")
     page.locator(".host-name a").first.click()
     page.wait_for_url("**/hosts/**")
+    page.wait_for_timeout(300)
     assert overflow(page) <= 0
     assert page.locator(".heat").is_visible()
