@@ -16,7 +16,7 @@ def gpu_page(open_page: Open, query: str = "?range=10min") -> Page:
     page = open_page("/")
     path = page.locator(".gpu h2 a").first.get_attribute("href")
     page.goto(f"{path}{query}")
-    expect(page.locator("#history .chart").first).to_be_visible(timeout=15_000)
+    expect(page.locator("#history .chart").first).to_be_visible(timeout=45_000)
     return page
 
 
