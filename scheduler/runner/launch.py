@@ -14,6 +14,7 @@ from scheduler.runner.spec import Spec
 NOT_FOUND = 127
 NOT_EXECUTABLE = 126
 JOB_UMASK = 0o022
+READY = b"."
 # Python and the runner ignore these; what is ignored stays so through exec.
 RESTORED = (signal.SIGHUP, signal.SIGINT, signal.SIGPIPE, signal.SIGXFSZ)
 
@@ -42,7 +43,10 @@ class Child:
 
 
 def fork_job(spec: Spec, log: int) -> Child:
-    """Fork. The child waits: if this process dies before `go()`, nothing has run."""
+    """Fork. The child waits: if this process dies before `go()`, nothing has run.
+
+    When this returns, the child leads a session of its own: who learns its pid may signal its group.
+    """
     wait_end, go_end = os.pipe()
     errors_in, errors_out = os.pipe()
     pid = os.fork()
@@ -51,6 +55,7 @@ def fork_job(spec: Spec, log: int) -> Child:
         _become(spec, log, wait_end, errors_out)
     os.close(wait_end)
     os.close(errors_out)
+    os.read(errors_in, len(READY))
     return Child(pid, go_end, errors_in)
 
 
@@ -59,6 +64,7 @@ def _become(spec: Spec, log: int, wait_end: int, errors: int) -> NoReturn:
     code = NOT_EXECUTABLE
     try:
         os.setsid()
+        os.write(errors, READY)
         if os.read(wait_end, 1) != b"g":
             os._exit(0)
         _connect(log)
