@@ -45,7 +45,7 @@ class Child:
 def fork_job(spec: Spec, log: int) -> Child:
     """Fork. The child waits: if this process dies before `go()`, nothing has run.
 
-    When this returns, the child leads a session of its own: who learns its pid may signal its group.
+    When this returns, the child leads its own session: who learns its pid may signal its group.
     """
     wait_end, go_end = os.pipe()
     errors_in, errors_out = os.pipe()
