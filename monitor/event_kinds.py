@@ -11,6 +11,7 @@ EVENTS: dict[str, tuple[str, ...]] = {
         "JOB_RELEASED",
         "JOB_REQUEUED",
         "JOB_YIELDING",
+        "JOB_MAY_STAY",
         "JOB_PREEMPTED",
         "JOB_EVICTED",
         "JOB_FINISHED",

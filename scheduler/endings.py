@@ -45,8 +45,10 @@ def record(attempt: Attempt, look: Look) -> None:
     transitions.started(attempt, identity)
 
 
-def end(attempt: Attempt, look: Look, tail: bytes, now: datetime) -> None:
-    """It has a result; `tail` is the end of its log."""
+def end(
+    attempt: Attempt, look: Look, tail: bytes, now: datetime, *, has_saved: bool = False
+) -> None:
+    """It has a result; `tail` is the end of its log. has_saved: its checkpoint folder is used."""
     result = look.result
     if result is None:
         return
@@ -69,14 +71,14 @@ def end(attempt: Attempt, look: Look, tail: bytes, now: datetime) -> None:
         peak_memory_bytes=result.peak_memory_bytes,
         log_bytes=result.log_bytes,
     )
-    _settle(attempt, ending, cause, now, yielded=result.yielded)
+    _settle(attempt, ending, cause, now, yielded=result.yielded, has_saved=has_saved)
 
 
 def end_unstarted(attempt: Attempt, now: datetime) -> None:
     """It is certain that nothing of it ran: cancelled, or back into the queue, within reason."""
     if attempt.job.cancel_requested_at is not None:
         transitions.ended(attempt, Ending(outcome=Outcome.CANCELLED, ended_at=now), now)
-    elif hasattr(attempt, "yield_request"):
+    elif attempt.asked_to_leave is not None:
         transitions.requeued(attempt, UNWANTED, now, outcome=Outcome.PREEMPTED.value)
     elif _unstarted(attempt) >= MOST_STARTS:
         problem = f"It could not be started {MOST_STARTS} times. {UNSTARTED}"
@@ -90,30 +92,38 @@ def _end_refused(attempt: Attempt, why: str, now: datetime) -> None:
     """Somebody else holds a lock of its GPUs: that is no fault of the job, however often."""
     if attempt.job.cancel_requested_at is not None:
         transitions.ended(attempt, Ending(outcome=Outcome.CANCELLED, ended_at=now), now)
-    elif hasattr(attempt, "yield_request"):
+    elif attempt.asked_to_leave is not None:
         transitions.requeued(attempt, UNWANTED, now, outcome=Outcome.PREEMPTED.value)
     else:
         locked.remember(attempt.gpu_uuids, why, now)
         transitions.requeued(attempt, why, now)
 
 
-def lose(attempt: Attempt, look: Look, problem: str, now: datetime) -> None:
+def lose(
+    attempt: Attempt, look: Look, problem: str, now: datetime, *, has_saved: bool = False
+) -> None:
     """Nobody can tell how it ended."""
     record(attempt, look)
     is_cancelled = attempt.job.cancel_requested_at is not None
     outcome = Outcome.CANCELLED if is_cancelled else Outcome.LOST
     ending = Ending(outcome=outcome, ended_at=now, problem=problem)
-    _settle(attempt, ending, Cause.MACHINE, now)
+    _settle(attempt, ending, Cause.MACHINE, now, has_saved=has_saved)
 
 
 def _settle(
-    attempt: Attempt, ending: Ending, cause: Cause, now: datetime, *, yielded: bool = False
+    attempt: Attempt,
+    ending: Ending,
+    cause: Cause,
+    now: datetime,
+    *,
+    yielded: bool = False,
+    has_saved: bool,
 ) -> None:
     if ending.outcome is Outcome.SUCCEEDED:
         # By far the most frequent, and nothing is to be decided.
         transitions.ended(attempt, ending, now)
         return
-    decided = _fate(attempt, ending, cause, yielded)
+    decided = _fate(attempt, ending, cause, yielded, has_saved)
     ending = transitions.with_fate(ending, decided)
     if decided.again:
         transitions.again(attempt, ending, decided, now)
@@ -121,7 +131,7 @@ def _settle(
         transitions.ended(attempt, ending, now)
 
 
-def _fate(attempt: Attempt, ending: Ending, cause: Cause, yielded: bool) -> Fate:
+def _fate(attempt: Attempt, ending: Ending, cause: Cause, yielded: bool, has_saved: bool) -> Fate:
     job, asked = attempt.job, getattr(attempt, "yield_request", None)
     found = policies.InForce()
     how = End(
@@ -129,11 +139,13 @@ def _fate(attempt: Attempt, ending: Ending, cause: Cause, yielded: bool) -> Fate
         exit_code=ending.exit_code,
         cause=cause,
         yielded=yielded and asked is not None,
-        counts=asked is None or asked.counts,
+        counts=asked is None or (asked.counts and asked.withdrawn_at is None),
+        has_saved=has_saved,
     )
     past = Past(
         job_id=job.pk,
         requeue=job.requeue,
+        preemptible=job.preemptible,
         retries=job.retries,
         failures=job.failures,
         requeues=job.requeues,

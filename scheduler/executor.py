@@ -101,7 +101,8 @@ class Executor:
             is_started=look.started is not None,
             is_recorded=attempt.pid is not None,
             has_result=look.result is not None,
-            is_asked=hasattr(attempt, "yield_request"),
+            is_asked=attempt.asked_to_leave is not None,
+            may_stay=hasattr(attempt, "yield_request") and attempt.asked_to_leave is None,
         )
         return Seen(attempt, look, next_move(sight, now))
 
@@ -125,9 +126,11 @@ class Executor:
                 return lambda: endings.record(attempt, seen.look)
             case Move.YIELD:
                 self._ask_to_yield(seen)
+            case Move.STAY:
+                leaving.withdraw(self._specs.folder(attempt), seen.look, attempt.nonce)
             case Move.END:
-                tail = self._tail(seen)
-                return lambda: endings.end(attempt, seen.look, tail, now)
+                tail, saved = self._tail(seen), self._has_saved(seen)
+                return lambda: endings.end(attempt, seen.look, tail, now, has_saved=saved)
             case Move.NEVER_RAN:
                 return lambda: endings.end_unstarted(attempt, now)
             case Move.GIVE_UP if attempts.give_up(self._specs.folder(attempt), attempt.nonce):
@@ -135,7 +138,8 @@ class Executor:
             case Move.ABANDONED:
                 return self._end_orphans(seen, now)
             case Move.RESTARTED:
-                return lambda: endings.lose(attempt, seen.look, RESTARTED, now)
+                saved = self._has_saved(seen)
+                return lambda: endings.lose(attempt, seen.look, RESTARTED, now, has_saved=saved)
         return None
 
     def _ask_to_yield(self, seen: Seen) -> None:
@@ -152,6 +156,12 @@ class Executor:
             return b""
         return files.read_tail(self._specs.folder(seen.attempt) / files.LOG, TAIL_BYTES)
 
+    def _has_saved(self, seen: Seen) -> bool:
+        """Whether one that did not end well has left something to go on from."""
+        job, result = seen.attempt.job, seen.look.result
+        ended_well = result is not None and result.exit_code == 0
+        return job.preemptible and not ended_well and self._specs.has_saved(job)
+
     def _end_orphans(self, seen: Seen, now: datetime) -> Change | None:
         """Politely first, then not; the job is lost when nothing is left of it."""
         started, told_at = seen.look.started, self._orphans_told_at.get(seen.attempt.pk)
@@ -163,7 +173,8 @@ class Executor:
             number = signal.SIGKILL if is_due else None
         if not attempts.end_orphans(started, number):
             attempts.end_confined(self._specs.folder(seen.attempt))
-            return lambda: endings.lose(seen.attempt, seen.look, ABANDONED, now)
+            saved = self._has_saved(seen)
+            return lambda: endings.lose(seen.attempt, seen.look, ABANDONED, now, has_saved=saved)
         if told_at is not None:
             return None
         self._orphans_told_at[seen.attempt.pk] = now

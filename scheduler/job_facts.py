@@ -28,7 +28,8 @@ _WAITING = Job.objects.filter(state=JobState.QUEUED.value).values_list(
 )  # fmt: skip
 _PLACED = Attempt.objects.filter(ended_at=None).values_list(
     "job_id", "job__owner__username", "job__priority", "job__name", "job__preemptible",
-    "job__state", "yield_request__id", "placed_at", "started_at", "gpu_uuids",
+    "job__state", "yield_request__id", "yield_request__withdrawn_at",
+    "placed_at", "started_at", "gpu_uuids",
     *(f"job__{column}" for column in (*LENGTH, *ASKED)),
 )  # fmt: skip
 
@@ -96,8 +97,8 @@ def running(host: str, usual: UsualOf) -> list[RunningJob]:
 
 
 def _running(row: tuple, usual: UsualOf) -> RunningJob:  # type: ignore[type-arg]
-    id_, owner, priority, name, preemptible, state, asked_to, placed_at, started_at, *rest = row
-    uuids, limit, estimate, *asked = rest
+    id_, owner, priority, name, preemptible, state, asked_to, may_stay, *rest = row
+    placed_at, started_at, uuids, limit, estimate, *asked = rest
     history = usual(owner, name)
     p50, p90 = (None, None) if history is None else (history.p50, history.p90)
     return RunningJob(
@@ -110,7 +111,7 @@ def _running(row: tuple, usual: UsualOf) -> RunningJob:  # type: ignore[type-arg
         lasts=_seconds(limit) or p90 or _seconds(estimate),
         typical=p50 or _seconds(estimate),
         preemptible=preemptible,
-        yields=asked_to is not None or state == JobState.STOPPING.value,
+        yields=(asked_to is not None and may_stay is None) or state == JobState.STOPPING.value,
     )
 
 

@@ -90,7 +90,8 @@ def live(job: Job, run_as: str, prospect: Prospect) -> dict[str, Any]:
 
 def asked_to_yield(attempt: Attempt | None) -> YieldRequest | None:
     """What it was asked, when it is to leave its GPUs."""
-    return YieldRequest.objects.filter(attempt=attempt).first() if attempt else None
+    standing = YieldRequest.objects.filter(attempt=attempt, withdrawn_at=None)
+    return standing.first() if attempt else None
 
 
 def facts(shown: dict[str, Any]) -> object:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from datetime import datetime
 
+from django.db.models import Q
+
 from monitor.readings import Health, Snapshot
 from scheduler import yielding
 from scheduler.jobs import JobState
@@ -32,8 +34,7 @@ class LostGpus:
             ended_at=None,
             job__requeue=True,
             job__state=JobState.RUNNING.value,
-            yield_request=None,
-        )
+        ).filter(Q(yield_request=None) | Q(yield_request__withdrawn_at__isnull=False))
         asked = []
         for job_id, uuids in attempts.values_list("job_id", "gpu_uuids"):
             index = next((lost[uuid] for uuid in uuids if uuid in lost), None)

@@ -13,10 +13,11 @@ from scheduler.bounding import Bounder
 from scheduler.dispatcher import Dispatcher
 from scheduler.evicting import Evictor
 from scheduler.executor import Executor
-from scheduler.policy.following import ENDINGS
+from scheduler.policy.following import ENDINGS, Move
 from scheduler.specs import SpecWriter
 from scheduler.store import keep_commits_synced
 from scheduler.supply import plan_policy
+from scheduler.withdrawing import Withdrawer
 
 
 def build(guard: Guard) -> Step:
@@ -37,6 +38,7 @@ def build(guard: Guard) -> Step:
         Dispatcher(guard, config.node, plan_policy()),
         Executor(guard, config.node, specs),
         Told(guard, bounder),
+        Withdrawer(guard, config.node),
     )
 
 
@@ -61,12 +63,18 @@ class Pass:
     """
 
     def __init__(
-        self, evictor: Evictor, dispatcher: Dispatcher, executor: Executor, told: Told
+        self,
+        evictor: Evictor,
+        dispatcher: Dispatcher,
+        executor: Executor,
+        told: Told,
+        withdrawer: Withdrawer,
     ) -> None:
         self._evictor = evictor
         self._dispatcher = dispatcher
         self._executor = executor
         self._told = told
+        self._withdrawer = withdrawer
 
     def open(self) -> None:
         self._executor.open()
@@ -81,6 +89,8 @@ class Pass:
         has_room = any(move in ENDINGS for move in moves.values())
         placed = self._dispatcher.step(now, has_room=has_room)
         self._executor.start(placed, now)
+        if Move.YIELD in moves.values():
+            self._withdrawer.step(now)
         self._told.step(now)
         return {"moved": len(moves), "placed": len(placed)}
 

@@ -46,12 +46,19 @@ class SpecWriter:
         files.write_json(folder / files.SPEC, self._spec(attempt).to_json())
         return folder
 
+    def has_saved(self, job: Job) -> bool:
+        """Whether something is in its checkpoint folder."""
+        try:
+            account = self._account(job)
+            return any(self._own_folder(job, account).checkpoint.iterdir())
+        except (OSError, LookupError):
+            return False
+
     def _spec(self, attempt: Attempt) -> Spec:
         job = attempt.job
-        account = accounts.account_for(
-            job.owner.username, superuser=job.owner.is_superuser, run_as=self.run_as
-        )
+        account = self._account(job)
         own = self._own_folder(job, account)
+        own.make(account.uid, account.gid)
         env = accounts.environment(
             account,
             job.env,
@@ -80,10 +87,13 @@ class SpecWriter:
             bounds=self.bounder.bounds(attempt).to_json() if self.bounder else {},
         )
 
+    def _account(self, job: Job) -> Account:
+        return accounts.account_for(
+            job.owner.username, superuser=job.owner.is_superuser, run_as=self.run_as
+        )
+
     def _own_folder(self, job: Job, account: Account) -> OwnFolder:
-        own = own_folder(self.data, job.pk, uid=account.uid, chosen=self.checkpoints)
-        own.make(account.uid, account.gid)
-        return own
+        return own_folder(self.data, job.pk, uid=account.uid, chosen=self.checkpoints)
 
     def _variables(self, attempt: Attempt) -> dict[str, str]:
         return self.bounder.variables(attempt) if self.bounder else {}

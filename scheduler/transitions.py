@@ -150,7 +150,7 @@ def again(attempt: Attempt, ending: Ending, fate: Fate, now: datetime) -> bool:
 
 def _may_preempt_at(attempt: Attempt, ending: Ending, fate: Fate) -> datetime | None:
     """Who made room for another does not come back on its heels."""
-    asked = getattr(attempt, "yield_request", None)
+    asked = attempt.asked_to_leave
     if asked is None or asked.kind != YieldRequest.Kind.PREEMPTION:
         return attempt.job.may_preempt_at
     return ending.ended_at + fate.cool_down
@@ -158,7 +158,7 @@ def _may_preempt_at(attempt: Attempt, ending: Ending, fate: Fate) -> datetime | 
 
 def _tell_left(attempt: Attempt, ending: Ending) -> None:
     """It made room for another job, or for its GPU's owner."""
-    asked = getattr(attempt, "yield_request", None)
+    asked = attempt.asked_to_leave
     if asked is None or ending.outcome is not Outcome.PREEMPTED:
         return
     text = f"{_title(attempt)} has left its GPU: {asked.text}"

@@ -1,4 +1,4 @@
-"""Rows: ask a running job to leave its GPUs, and keep these for whom it makes room.
+"""Rows: ask a running job to leave its GPUs, and keep these for whom it makes room; or no longer.
 
 How the job learns of it is the executor's and the runner's; what becomes of it, endings.py's.
 """
@@ -46,8 +46,50 @@ def ask(wish: Yield, now: datetime) -> bool:
 
 def kept(host: str, now: datetime) -> dict[str, int]:
     """GPUs that were freed for a job which still waits, by UUID."""
-    rows = KeptGpu.objects.filter(host=host, until__gt=now, job__state=JobState.QUEUED.value)
+    rows = KeptGpu.objects.filter(
+        host=host, until__gt=now, job__state=JobState.QUEUED.value, job__held=""
+    )
     return dict(rows.values_list("gpu_uuid", "job_id"))
+
+
+def idle(host: str, now: datetime) -> list[YieldRequest]:
+    """Requests for jobs that wait no more, as they were cancelled, held or placed elsewhere, of
+    jobs that have not been stopped for it yet."""
+    rows = YieldRequest.objects.filter(
+        attempt__host=host,
+        attempt__ended_at=None,
+        attempt__job__state__in=PLACED,
+        kind=YieldRequest.Kind.PREEMPTION,
+        withdrawn_at=None,
+    ).exclude(for_job__state=JobState.QUEUED.value, for_job__held="")
+    found = rows.select_related("attempt__job__owner")
+    return [asked for asked in found if now < _stops_at(asked)]
+
+
+def withdraw(asked: YieldRequest, now: datetime) -> None:
+    """The job may stay; the executor tells its runner."""
+    rows = YieldRequest.objects.filter(pk=asked.pk, withdrawn_at=None, deadline=asked.deadline)
+    if not rows.update(withdrawn_at=now):
+        return
+    KeptGpu.objects.filter(job=asked.for_job).delete()
+    attempt = asked.attempt
+    whom = "Nobody" if asked.for_job_id is None else f"Job {asked.for_job_id} no longer"
+    events.add(
+        "JOB_MAY_STAY",
+        f"Job {attempt.job_id} ({attempt.job.name}) may stay: {whom} needs its GPU.",
+        now=now,
+        host=attempt.host,
+        job_ref=str(attempt.job_id),
+        owner=attempt.job.owner.username,
+    )
+    wake("scheduler")
+    wake("live")
+
+
+def _stops_at(asked: YieldRequest) -> datetime:
+    """When its runner sends SIGTERM: after that it leaves, whatever is said."""
+    grace = timedelta(seconds=settings.CONFIG.cancel_grace_s)
+    return asked.deadline - min(grace, (asked.deadline - asked.asked_at) / 2)
 
 
 def _request(attempt: Attempt, wish: Yield, now: datetime) -> bool:
@@ -75,9 +117,11 @@ def _request(attempt: Attempt, wish: Yield, now: datetime) -> bool:
         attempt=attempt, defaults={"asked_at": now, **columns}
     )
     if not is_new:
-        if request.deadline <= deadline:
+        if request.withdrawn_at is None and request.deadline <= deadline:
             return False
-        YieldRequest.objects.filter(pk=request.pk).update(**columns)
+        YieldRequest.objects.filter(pk=request.pk).update(
+            asked_at=now, withdrawn_at=None, **columns
+        )
     _keep(attempt.host, wish, deadline + timedelta(seconds=policy.keep_s))
     return True
 

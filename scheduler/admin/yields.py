@@ -10,7 +10,9 @@ from scheduler.models import KeptGpu, YieldRequest
 
 @admin.register(YieldRequest)
 class YieldRequestAdmin(ReadOnly):
-    list_display = ("attempt", "kind", "code", "for_job", "counts", "asked_at", "deadline")
+    list_display = (
+        "attempt", "kind", "code", "for_job", "counts", "asked_at", "deadline", "withdrawn_at",
+    )  # fmt: skip
     list_filter = ("kind", "code", "counts")
     list_select_related = ("attempt", "for_job")
     search_fields = ("=attempt__job__id", "=for_job__id", "attempt__job__owner__username")

@@ -1,8 +1,13 @@
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from django.db import models
 
 from scheduler.jobs import Outcome
+
+if TYPE_CHECKING:
+    from scheduler.models.yields import YieldRequest
 
 
 class Attempt(models.Model):
@@ -45,6 +50,12 @@ class Attempt(models.Model):
                 fields=["job"], name="attempt_one_open", condition=models.Q(ended_at__isnull=True)
             ),
         ]
+
+    @property
+    def asked_to_leave(self) -> YieldRequest | None:
+        """The request that stands; None when there was none, or it may stay after all."""
+        asked = getattr(self, "yield_request", None)
+        return asked if asked is not None and asked.withdrawn_at is None else None
 
     def __str__(self) -> str:
         return f"attempt {self.number} of job {self.job_id}"

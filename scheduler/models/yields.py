@@ -6,7 +6,7 @@ from django.db import models
 class YieldRequest(models.Model):
     """An attempt was asked to leave its GPUs: why, for whom, until when.
 
-    counts: whether its job is held after too many of these.
+    counts: whether its job is held after too many of these. withdrawn_at: it may stay after all.
     """
 
     class Kind(models.TextChoices):
@@ -25,6 +25,7 @@ class YieldRequest(models.Model):
     counts = models.BooleanField(default=True)
     asked_at = models.DateTimeField()
     deadline = models.DateTimeField()
+    withdrawn_at = models.DateTimeField(null=True, blank=True)
 
     def __str__(self) -> str:
         return f"{self.kind} of {self.attempt}"

@@ -24,7 +24,7 @@ class Claimant(StrEnum):
 class Sight:
     """What is seen of an attempt. `is_recorded`: our rows know its identity already.
 
-    is_asked: it is to leave its GPUs.
+    is_asked: it is to leave its GPUs; may_stay: it was to, and need not any more.
     """
 
     state: JobState
@@ -36,14 +36,17 @@ class Sight:
     is_recorded: bool
     has_result: bool
     is_asked: bool = False
+    may_stay: bool = False
 
 
 class Move(StrEnum):
     """NONE wait · START ask (again) for a runner · RECORD write its identity down · STOP ask the
 
-    runner to end the job · YIELD ask it to let the job leave · END it has a result · GIVE_UP claim
-    it, so that no runner can · NEVER_RAN it is given up, or its runner died before letting the job
-    go · ABANDONED its runner died while the job ran · RESTARTED the machine did.
+    runner to end the job · YIELD ask it to let the job leave · STAY tell it that the job may stay ·
+
+    END it has a result · GIVE_UP claim it, so that no runner can · NEVER_RAN it is given up, or its
+    runner died before letting the job go · ABANDONED its runner died while the job ran · RESTARTED
+    the machine did.
     """
 
     NONE = "none"
@@ -51,6 +54,7 @@ class Move(StrEnum):
     RECORD = "record"
     STOP = "stop"
     YIELD = "yield"
+    STAY = "stay"
     END = "end"
     GIVE_UP = "give up"
     NEVER_RAN = "never ran"
@@ -80,7 +84,9 @@ def next_move(sight: Sight, now: datetime) -> Move:
         return Move.RECORD
     if sight.state is JobState.STOPPING:
         return Move.STOP
-    return Move.YIELD if sight.is_asked else Move.NONE
+    if sight.is_asked:
+        return Move.YIELD
+    return Move.STAY if sight.may_stay else Move.NONE
 
 
 def outcome_of(

@@ -1,8 +1,11 @@
 """Policy: what becomes of a job whose attempt has ended: it is over, or it is to run again.
 
 saved its work (exit 85 after it was asked to yield)  again
+the same unasked, of one that may be asked to yield   again
 yielded otherwise                                     again if it asked for that (`requeue`)
-the machine's doing: its runner or GPU lost, restart  again if it asked for that, after a pause
+the machine's doing: its runner or GPU lost, restart  again if it asked for that, or for retries,
+                                                      or is preemptible and has saved its work;
+                                                      uncounted, after a pause from the second on
 out of GPU memory                                     while it has `retries` left, declaring more
 any other failure of its own                          while it has `retries` left, after a pause
 over its time limit, cancelled                        over: it would only happen again
@@ -89,6 +92,7 @@ class Past:
 
     job_id: int
     requeue: bool = False
+    preemptible: bool = False
     retries: int = 0
     failures: int = 0
     requeues: int = 0
@@ -98,13 +102,17 @@ class Past:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class End:
-    """How its attempt ended. yielded: it had been told to; counts: that is one of the times."""
+    """How its attempt ended. yielded: it had been told to; counts: that is one of the times.
+
+    has_saved: it has left something to go on from.
+    """
 
     outcome: Outcome
     exit_code: int | None = None
     cause: Cause = Cause.OWN
     yielded: bool = False
     counts: bool = True
+    has_saved: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,7 +144,7 @@ def fate(
     """largest_bytes: the memory of the largest GPU; no job declares more."""
     if end.outcome in (Outcome.SUCCEEDED, Outcome.CANCELLED, Outcome.TIMED_OUT):
         return _over(end.outcome, past)
-    if end.yielded:
+    if end.yielded or _leaves_unasked(end, past):
         return _yielded(end, past, preemption)
     if end.cause is Cause.MACHINE:
         return _lost(end, past, retry)
@@ -176,18 +184,25 @@ def _over(outcome: Outcome, past: Past, text: str = "") -> Fate:
     )
 
 
+def _leaves_unasked(end: End, past: Past) -> bool:
+    """It says that it saved its work, and may expect to be run again: at a shutdown, say."""
+    return end.exit_code == SAVED and (past.preemptible or past.requeue)
+
+
 def _yielded(end: End, past: Past, policy: PreemptionPolicy) -> Fate:
     has_saved = end.exit_code == SAVED
     if not has_saved and not past.requeue:
         text = "It had to leave its GPU without saying that it saved its work (exit code 85)."
         return _over(Outcome.PREEMPTED, past, text)
-    times = past.requeues + end.counts
-    is_held = end.counts and times > policy.most_requeues
+    counts = end.counts and (end.yielded or end.cause is not Cause.MACHINE)
+    times = past.requeues + counts
+    is_held = counts and times > policy.most_requeues
+    why = "had to make room for others" if end.yielded else "left by itself to be run again"
     return Fate(
         again=True,
         outcome=Outcome.PREEMPTED,
         text="it saved its work" if has_saved else "it begins anew",
-        held=f"It had to make room for others {_times(times)}." if is_held else "",
+        held=f"It {why} {_times(times)}." if is_held else "",
         cool_down=timedelta(minutes=policy.cool_down_minutes),
         failures=past.failures,
         requeues=times,
@@ -196,7 +211,8 @@ def _yielded(end: End, past: Past, policy: PreemptionPolicy) -> Fate:
 
 
 def _lost(end: End, past: Past, policy: RetryPolicy) -> Fate:
-    if not past.requeue:
+    goes_on = past.preemptible and end.has_saved
+    if not (past.requeue or past.retries or goes_on):
         return _over(end.outcome, past)
     times = past.lost + 1
     return Fate(

@@ -83,6 +83,10 @@ class Confinement:
             self._duty.pausing = False
             self._pause(on=False)
 
+    def cap_again(self) -> None:
+        """It need not end after all."""
+        self._duty = Duty(self._bounds.share_pct, self._bounds.period_s)
+
     def kill(self) -> None:
         """SIGKILL for all in the cgroup, whatever they call themselves by now."""
         if self._cgroup is not None:

@@ -3,7 +3,8 @@
     yield.json   in the attempt's folder: why and until when, for the runner, written before SIGUSR1
     N.yield      in the job's own folder: the same for the job; its path is in GPUCOORD_YIELD_FILE
 
-Whoever is restarted meanwhile finds the file and goes on: asking again changes nothing.
+Whoever is restarted meanwhile finds the file and goes on: asking again changes nothing. A request
+that is withdrawn says so in yield.json, until the runner has taken both files away.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ from scheduler.runner.spec import Spec
 REQUEST = "yield.json"
 ASKED = signal.SIGUSR1
 READABLE = 0o644
+# To a runner that is too old to know of withdrawing it is a deadline that never comes.
+NEVER_S = 10 * 365 * 86_400.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +33,7 @@ class Request:
 
     reason: str
     deadline: float
+    withdrawn: bool = False
 
     @property
     def for_job(self) -> dict[str, Any]:
@@ -47,11 +51,22 @@ def ask(folder: Path, look: Look, nonce: str, request: Request) -> bool:
     return family.signal_one(runner.pid, runner.start_ticks, ASKED)
 
 
+def withdraw(folder: Path, look: Look, nonce: str) -> bool:
+    """Tell the runner that its job may stay; False when it knows, or was never told to leave."""
+    body, runner = files.read_json(folder / REQUEST), look.claimed
+    if body is None or body.get("nonce") != nonce or runner is None:
+        return False
+    if not body.get("withdrawn"):
+        body |= {"withdrawn": True, "deadline": body["deadline"] + NEVER_S}
+        files.write_json(folder / REQUEST, body)
+    return family.signal_one(runner.pid, runner.start_ticks, ASKED)
+
+
 def read(folder: Path, nonce: str) -> Request | None:
     body = files.read_json(folder / REQUEST)
     if body is None or body.get("nonce") != nonce:
         return None
-    return Request(str(body["reason"]), float(body["deadline"]))
+    return Request(str(body["reason"]), float(body["deadline"]), bool(body.get("withdrawn")))
 
 
 def pass_on(request: Request, spec: Spec) -> None:
@@ -65,6 +80,13 @@ def pass_on(request: Request, spec: Spec) -> None:
         for process in family.descendants(os.getpid()):
             if family.listens(process.pid, number):
                 family.signal_one(process.pid, process.start_ticks, number)
+
+
+def take_back(folder: Path, spec: Spec) -> None:
+    """The job may stay: it is told so by the absence of its file."""
+    if spec.yield_file:
+        Path(spec.yield_file).unlink(missing_ok=True)
+    (folder / REQUEST).unlink(missing_ok=True)
 
 
 def _write_readable(path: Path, body: dict[str, Any]) -> None:

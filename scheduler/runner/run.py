@@ -10,6 +10,7 @@ Whatever dies in between, the files say what has happened and what can't have.
 from __future__ import annotations
 
 import ctypes
+import math
 import os
 import resource
 import signal
@@ -120,10 +121,17 @@ def _write_started(spec: Spec, folder: Path, claimed: Claimed, pid: int) -> None
 
 
 def _pass_on_yield(spec: Spec, folder: Path) -> float | None:
-    """Let the job know that it is to leave its GPU; how many seconds it has. None = no request."""
+    """Let the job know that it is to leave its GPU; how many seconds it has.
+
+    None = no request; infinity = it may stay after all.
+    """
     request = leaving.read(folder, spec.nonce)
     if request is None:
         return None
+    if request.withdrawn:
+        with suppress(OSError):
+            leaving.take_back(folder, spec)
+        return math.inf
     # Its time runs also when it can't be told, as with a full disk.
     with suppress(OSError, KeyError):
         leaving.pass_on(request, spec)

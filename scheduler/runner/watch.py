@@ -6,6 +6,7 @@ has none.
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import time
@@ -107,6 +108,11 @@ class Watch:
 
     def _set_leave(self, left_s: float) -> None:
         """SIGTERM comes a grace before the end, but not in the first half of the time."""
+        if left_s == math.inf:
+            if self._stopped is None:
+                self._leave_at = self._term_at = None
+                self._confinement.cap_again()
+            return
         leave_at = time.monotonic() + left_s
         if self._leave_at is None or abs(leave_at - self._leave_at) > SAME_S:
             self._leave_at = leave_at

@@ -122,6 +122,35 @@ def test_an_executor_that_dies_between_file_and_signal_loses_nothing(
     assert scheduler.run_to(job).outcome == "succeeded"
 
 
+def test_a_job_that_was_asked_for_nobody_goes_on(scheduler: Scheduler, root: User) -> None:
+    goes = "echo ready; while [ ! -e go ]; do sleep 0.02; done; echo went on"
+    job = _running(scheduler, root, "cd $GPUCOORD_CHECKPOINT_DIR; " + goes)
+    other = submit(root, "true", Requirement(), priority=5)
+    _ask(job, for_job=other.pk, deadline=timezone.now() + timedelta(minutes=5))
+    scheduler.run_until((folder_of(job).parent / "1.yield").exists)
+    store.request_cancel(other.pk, "root", timezone.now())
+    scheduler.run_until(lambda: not (folder_of(job).parent / "1.yield").exists())
+    (folder_of(job).parent / "checkpoint" / "go").touch()
+    job = scheduler.run_to(job)
+
+    assert (job.outcome, log_of(job)) == ("succeeded", "ready\nwent on\n")
+
+
+def test_a_preemptible_job_whose_machine_restarted_goes_on_from_what_it_saved(
+    scheduler: Scheduler, root: User
+) -> None:
+    job = _running(scheduler, root, SAVES, preemptible=True)
+    (folder_of(job).parent / "checkpoint" / "step").write_text("7")
+    job.attempts.update(boot_id="of another boot")
+    attempt = attempt_of(job)
+    for pid in (attempt.runner_pid, attempt.pid):
+        os.kill(pid or 0, signal.SIGKILL)
+    scheduler.run_until(lambda: job.attempts.count() == 2)
+
+    job = scheduler.run_to(job)
+    assert (job.outcome, log_of(job, 2)) == ("succeeded", "resumed from 7\n")
+
+
 def test_a_job_that_left_while_no_executor_was_there_waits_again(
     scheduler: Scheduler, root: User
 ) -> None:

@@ -13,9 +13,7 @@ TRIALS = 30
 
 
 def test_a_job_leads_its_own_session_before_anybody_knows_its_pid(tmp_path: Path) -> None:
-    spec = Spec(
-        job_id=1, attempt=1, nonce="n", argv=["/bin/true"], cwd="/", env={}, account="root"
-    )
+    spec = Spec(job_id=1, attempt=1, nonce="n", argv=["/bin/true"], cwd="/", env={}, account="root")
     log = os.open(tmp_path / "log", os.O_WRONLY | os.O_CREAT)
     own = 0
     for _ in range(TRIALS):

@@ -134,6 +134,23 @@ def test_an_earlier_deadline_counts_and_asking_again_changes_nothing(start: Star
     assert json.loads(job.file.read_text())["reason"] == "The owner of GPU 0 is there."
 
 
+def test_who_may_stay_goes_on_and_can_be_asked_again(start: Start, tmp_path: Path) -> None:
+    line = "trap 'exit 3' TERM; echo ready; while [ ! -e $GO ]; do sleep 0.02; done; echo on; "
+    go = str(tmp_path / "go")
+    job = start("/bin/sh", "-c", line.replace("$GO", go) + POLLS, grace_s=0.1)
+    job.ask(1.0)
+    wait_for(job.file.exists)
+    wait_for(lambda: not leaving.withdraw(job.attempt.folder, job.attempt.look(), NONCE))
+    assert not job.file.exists()
+    time.sleep(1.1)
+    Path(go).touch()
+    job.attempt.wait_for_log("on")
+    job.ask(60)
+
+    result = job.attempt.result()
+    assert (result.exit_code, result.stopped, result.yielded) == (85, None, True)
+
+
 def test_a_deadline_that_is_over_still_leaves_time_between_the_signals(start: Start) -> None:
     job = start("/bin/sh", "-c", "trap 'exit 3' TERM; echo ready; while :; do sleep 0.02; done")
     job.ask(-5)

@@ -139,6 +139,18 @@ def test_what_the_machine_lost_runs_again_only_if_it_asked_for_that(alice: User)
     assert asked.attempts.get().outcome == "lost"
 
 
+def test_who_may_stay_and_leaves_all_the_same_is_not_blamed_for_it(alice: User) -> None:
+    job = jobs_made.running(alice, manners=Manners(preemptible=True))
+    other = jobs_made.waiting(alice, priority=5)
+    _ask(job, for_job=other)
+    store.request_cancel(other.pk, "alice", LATER)
+    for asked in yielding.idle("gpubox", LATER):
+        yielding.withdraw(asked, LATER)
+    _end(job, exit_code=85)
+
+    assert (job.state, job.requeues, job.may_preempt_at) == ("queued", 0, None)
+
+
 def test_who_was_released_may_be_lost_as_often_again(alice: User) -> None:
     PolicyValues.objects.create(name="retries", values={"most_lost": 0})
     job = _lose(jobs_made.running(alice, manners=REQUEUE))

@@ -55,8 +55,23 @@ def test_who_yielded_otherwise_runs_again_if_it_asked_for_that() -> None:
     assert "exit code 85" in found.text
 
 
-def test_85_means_nothing_unless_it_was_asked_to_yield() -> None:
+def test_85_unasked_means_nothing_of_a_job_that_nobody_may_ask() -> None:
     assert _fate(exit_code=85).outcome is Outcome.FAILED
+
+
+@pytest.mark.parametrize("manners", [{"preemptible": True}, {"requeue": True}])
+def test_who_may_be_asked_and_saves_by_itself_runs_again(manners: dict[str, bool]) -> None:
+    found = _fate(exit_code=85, **manners)
+
+    assert (found.again, found.outcome, found.requeues) == (True, Outcome.PREEMPTED, 1)
+    held = _fate(exit_code=85, requeues=5, **manners).held
+    assert held == "It left by itself to be run again 6 times."
+
+
+def test_who_saves_its_work_at_a_shutdown_runs_again_uncounted() -> None:
+    found = _fate(exit_code=85, cause=Cause.MACHINE, preemptible=True, requeues=5)
+
+    assert (found.again, found.requeues, found.held) == (True, 5, "")
 
 
 def test_after_five_requeues_it_is_held() -> None:
@@ -78,11 +93,25 @@ def test_who_made_room_comes_not_back_on_its_heels() -> None:
 
 
 def test_what_the_machine_lost_runs_again_if_it_asked_for_that() -> None:
-    assert not _fate(Outcome.LOST, cause=Cause.MACHINE, retries=5).again
+    assert not _fate(Outcome.LOST, cause=Cause.MACHINE).again
     found = _fate(Outcome.LOST, cause=Cause.MACHINE, requeue=True)
 
     assert (found.again, found.failures, found.requeues, found.pause) == (True, 0, 0, None)
     assert _fate(Outcome.LOST, cause=Cause.MACHINE, requeue=True, lost=1).pause
+
+
+def test_what_the_machine_lost_is_no_failure_of_a_job_that_asked_for_retries() -> None:
+    found = _fate(Outcome.LOST, cause=Cause.MACHINE, retries=2, failures=2)
+
+    assert (found.again, found.failures) == (True, 2)
+
+
+def test_what_the_machine_lost_goes_on_from_what_it_saved() -> None:
+    lost: dict[str, Any] = {"outcome": Outcome.LOST, "cause": Cause.MACHINE}
+
+    assert _fate(**lost, preemptible=True, has_saved=True).again
+    assert not _fate(**lost, preemptible=True).again
+    assert not _fate(**lost, has_saved=True).again
 
 
 def test_what_the_machine_loses_again_and_again_is_held() -> None:

@@ -1,13 +1,13 @@
 from __future__ import annotations
 
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
 from django.contrib.auth.models import User
 
 from monitor.models import Event
-from scheduler import store, yielding
+from scheduler import holding, store, yielding
 from scheduler.jobs import Manners
 from scheduler.models import Job, KeptGpu, YieldRequest
 from scheduler.plans import Yield
@@ -74,6 +74,68 @@ def test_the_freed_gpus_are_kept_until_somewhat_after_the_deadline(alice: User) 
     assert yielding.kept("gpubox", LATER + 2 * MINUTE - MINUTE / 60) == {gpu_uuid(0): other.pk}
     assert yielding.kept("gpubox", LATER + 2 * MINUTE) == {}
     assert yielding.kept("elsewhere", LATER) == {}
+
+
+def _withdraw(at: datetime = LATER) -> list[int]:
+    idle = yielding.idle("gpubox", at)
+    for asked in idle:
+        yielding.withdraw(asked, at)
+    return [asked.attempt.job_id for asked in idle]
+
+
+def _asked_for(alice: User) -> tuple[Job, Job]:
+    """A running job, and the one that it is asked to make room for within two minutes."""
+    job, other = jobs_made.running(alice), jobs_made.waiting(alice, priority=5)
+    _ask(job, for_job=other.pk, gpu_uuids=(gpu_uuid(0),), deadline=LATER + 2 * MINUTE)
+    return job, other
+
+
+@pytest.mark.parametrize("what", ["cancelled", "held", "placed elsewhere"])
+def test_who_was_asked_for_nobody_may_stay(alice: User, what: str) -> None:
+    job, other = _asked_for(alice)
+    assert _withdraw() == []
+    if what == "cancelled":
+        store.request_cancel(other.pk, "alice", LATER)
+    elif what == "held":
+        holding.hold(other.pk, "alice", LATER)
+    else:
+        jobs_made.place_again(other, on=(1,), at=LATER)
+
+    assert yielding.kept("gpubox", LATER) == {}
+    assert _withdraw() == [job.pk]
+    assert YieldRequest.objects.get().withdrawn_at == LATER
+    assert job.attempts.get().asked_to_leave is None
+    assert not KeptGpu.objects.exists()
+    text = f"Job {job.pk} (python train.py) may stay: Job {other.pk} no longer needs its GPU."
+    assert Event.objects.get(kind="JOB_MAY_STAY").text == text
+    assert _withdraw() == []
+
+
+def test_who_is_being_stopped_already_leaves(alice: User) -> None:
+    _, other = _asked_for(alice)
+    store.request_cancel(other.pk, "alice", LATER)
+
+    assert _withdraw(LATER + 1.9 * MINUTE) == []
+
+
+def test_a_gpus_owner_is_not_forgotten_with_the_job_that_came_first(alice: User) -> None:
+    job, other = _asked_for(alice)
+    assert _ask(job, counts=False, deadline=LATER + MINUTE)
+    store.request_cancel(other.pk, "alice", LATER)
+
+    assert _withdraw() == []
+
+
+def test_who_may_stay_may_be_asked_again(alice: User) -> None:
+    job, other = _asked_for(alice)
+    store.request_cancel(other.pk, "alice", LATER)
+    _withdraw()
+    another = jobs_made.waiting(alice, priority=5)
+
+    assert _ask(job, for_job=another.pk, deadline=LATER + 5 * MINUTE)
+    asked = job.attempts.get().asked_to_leave
+    assert asked is not None
+    assert (asked.for_job_id, asked.deadline) == (another.pk, LATER + 5 * MINUTE)
 
 
 def test_nothing_is_kept_for_who_waits_no_more(alice: User) -> None:
