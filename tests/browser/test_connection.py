@@ -7,7 +7,8 @@ from urllib.parse import urlsplit
 import pytest
 from playwright.sync_api import expect
 
-from tests.browser.conftest import Open
+from tests.browser.conftest import PHONE, Open
+from tests.browser.test_every_page import overflow
 from tests.processes.service import Service, children
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
@@ -22,6 +23,8 @@ def test_a_page_says_that_it_reconnects_and_then_does(open_page: Open, service: 
 
     expect(live).to_have_attribute("data-state", "reconnecting", timeout=10_000)
     expect(live).to_contain_text("as of")
+    page.set_viewport_size(PHONE)
+    assert overflow(page) <= 0
     expect(page.locator("body")).to_have_class("simulated is-stale")
 
     service.start("--port", str(port))
