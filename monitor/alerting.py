@@ -153,7 +153,8 @@ def _is_repeat(channel: Channel, notice: Notice, policy: AlertPolicy, now: datet
     if channel.to_owners:
         since = now - timedelta(days=policy.owner_days)
         mine = Message.objects.filter(person=notice.person, rule=notice.rule, number=0)
-        kept = mine.filter(created_at__gt=since).exclude(state=Message.State.DROPPED)
+        never_came = (Message.State.DROPPED, Message.State.FAILED)
+        kept = mine.filter(created_at__gt=since).exclude(state__in=never_came)
         warned = Message.objects.filter(about=notice.about, person=notice.person, number__gt=0)
         return kept.exists() or warned.exists()
     if not notice.repeat_key:

@@ -36,7 +36,7 @@ class Hogs:
         self._look_at_cpus = look_at_cpus
         self._cpus = CpuWindows()
         self._windows = Windows(gap_s=gap_s)
-        self._emptiness = Emptiness()
+        self._emptiness = Emptiness(gap_s)
         self._seq: int | None = None
 
     def judge(
@@ -100,7 +100,10 @@ class Hogs:
 
     def _recall(self, claims: Mapping[Booking, ClaimFact], now: datetime) -> None:
         """What a job used stays the job's, even when its booking has ended since."""
-        self._emptiness.seen_t.update(incident_rows.seen_on(claims))
+        emptiness, t = self._emptiness, now.timestamp()
+        emptiness.seen_t.update(incident_rows.seen_on(claims))
+        begins = {b: emptiness.begin_of(b, claim, t) for b, claim in claims.items()}
+        emptiness.blind_s.update(incident_rows.unwatched(begins, now))
         self._cpus = cpu_hogs.loads(incident_rows.cpu_look(self._host))
         past = incident_rows.past(self._host, now)
         self._windows.recall(past, incident_rows.totals(self._host, now))

@@ -9,7 +9,7 @@ from datetime import datetime, timedelta
 from django.db.models import Max, Q
 
 from monitor import audit, events, idle_rows, policies
-from monitor.models import CpuLook, Exemption, Incident, ProcessMinute, ProcessUse
+from monitor.models import CpuLook, Exemption, GpuMinute, Incident, ProcessMinute, ProcessUse
 from monitor.policy.findings import Finding, key_of
 from monitor.policy.hog_policies import MemoryPolicy
 from monitor.policy.hog_rules import IDLE_HELD
@@ -24,6 +24,8 @@ from monitor.readings import ClaimFact
 # An incident that goes on is written this often: what was in between is added up then.
 WRITE_EVERY = timedelta(seconds=10)
 LISTED = timedelta(seconds=60)
+# Minutes are written so much later at the most, while all is well.
+NOT_ROLLED_S = 180.0
 _TOTALS = (
     "gpu_id",
     "pid",
@@ -124,6 +126,21 @@ def seen_on(claims: Mapping[Booking, ClaimFact]) -> dict[Booking, float]:
     last = rows.exclude(job_ref="").order_by().values_list("job_ref", "gpu_id")
     found = last.annotate(seen=Max("last_seen_at"))
     return {(ref, gpu): at.timestamp() for ref, gpu, at in found if (ref, gpu) in claims}
+
+
+def unwatched(begins: Mapping[Booking, float], now: datetime) -> dict[Booking, float]:
+    """Of the time since `begins`, the seconds in which the GPU was not read.
+
+    The newest minutes have no rows yet: these count as watched.
+    """
+    rolled = now.timestamp() - NOT_ROLLED_S
+    read = Q(utilization_known_s__gt=0) | Q(memory_known_s__gt=0) | Q(power_known_s__gt=0)
+    found = {}
+    for (job_ref, uuid), begin in begins.items():
+        if begin < rolled:
+            rows = GpuMinute.objects.filter(read, gpu_id=uuid, t__gt=begin - 60, t__lt=rolled)
+            found[job_ref, uuid] = max(0.0, rolled - begin - 60 * rows.count())
+    return found
 
 
 def _past(minute: ProcessMinute, use: ProcessUse) -> Past:

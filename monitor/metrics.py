@@ -12,6 +12,7 @@ from monitor import leases, service_state, store, tallies, user_tallies
 from monitor.gpu_metrics import add_gpus, add_instances, is_fresh
 from monitor.health_metrics import add_health
 from monitor.host_metrics import add_costs, add_host
+from monitor.judging_metrics import add_alerts, add_incidents
 from monitor.metric_families import Families
 from monitor.models import Claim, Lease
 from monitor.policy.loop_health import LoopFact, LoopState, judge
@@ -35,7 +36,10 @@ def add_metrics(into: Families, now: datetime) -> None:
             add_costs(into, snapshot)
     _add_people(into)
     _add_loops(into, now)
-    _add_events(into, {snapshot.host.name for snapshot in snapshots})
+    hosts = {snapshot.host.name for snapshot in snapshots}
+    _add_events(into, hosts)
+    add_incidents(into, hosts)
+    add_alerts(into)
     _add_service(into)
 
 

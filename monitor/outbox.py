@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 
 from django.db import transaction
 
-from monitor import chores, events, policies
+from monitor import chores, events, policies, tallies
 from monitor.models import Channel, Message
 from monitor.policy.alerting import AlertPolicy, gives_up, pause
 from monitor.sealing import opened
@@ -15,6 +15,7 @@ from monitor.senders.notify import Letter
 
 Send = Callable[[Mapping[int, Letter], float], Mapping[int, str | None]]
 TASK = "send_alerts"
+DELIVERED, FAILED = "delivered", "failed"
 # A task may hold a worker for so long; the canary waits 8 s.
 LIMIT_S = 6.0
 # A sender that has not said that it is done by then has died.
@@ -57,19 +58,30 @@ def _choose(now: datetime) -> list[Message]:
         if not channel.enabled:
             due.filter(channel=channel).update(state=Message.State.DROPPED, problem=OFF)
             continue
-        mine = due.filter(channel=channel).select_related("channel")
+        mine = due.filter(channel=channel).select_related("channel", "incident")
         # An incident that ended while its message waited for morning needs none any more.
         mine.filter(incident__closed_at__isnull=False).update(
             state=Message.State.DROPPED, problem=OVER
         )
+        for snoozed in mine.filter(incident__snoozed_until__gt=now):
+            until = snoozed.incident.snoozed_until if snoozed.incident else None
+            mine.filter(pk=snoozed.pk).update(due_at=until or now)
         # Whoever asked for a test waits for it.
         tests = mine.filter(about__startswith="test:")
         chosen += (tests or mine).order_by("due_at", "id")[:1]
     for message in chosen:
         message.attempts += 1
         message.due_at = now + pause(message.attempts, policy)
-        message.save(update_fields=["attempts", "due_at"])
+        message.text = _as_it_is_now(message)
+        message.save(update_fields=["attempts", "due_at", "text"])
     return chosen
+
+
+def _as_it_is_now(message: Message) -> str:
+    """What waited for hours tells how long it has lasted by now; its first line is the incident."""
+    if message.incident is None:
+        return message.text
+    return "\n".join([message.incident.text, *message.text.split("\n")[1:]])
 
 
 def _letters(chosen: Iterable[Message]) -> tuple[dict[int, Letter], dict[int, str | None]]:
@@ -89,6 +101,8 @@ def _letters(chosen: Iterable[Message]) -> tuple[dict[int, Letter], dict[int, st
 @transaction.atomic
 def _note(message: Message, problem: str | None, now: datetime) -> None:
     channel = message.channel
+    result = DELIVERED if problem is None else FAILED
+    tallies.add(tallies.ALERTS, f"{channel.service} {result}")
     if problem is None:
         message.state, message.sent_at, message.problem = Message.State.SENT, now, ""
         message.save(update_fields=["state", "sent_at", "problem"])

@@ -11,10 +11,11 @@ from monitor.health import Xid
 from monitor.models import Tally
 
 # What is counted; `subject` is the event's kind, or the jobs' outcome, or the
-# GPU and number of an XID.
+# GPU and number of an XID, or a channel's service and what became of a try.
 EVENTS = "events"
 FINISHED_JOBS = "finished jobs"
 XIDS = "xids"
+ALERTS = "alerts"
 
 
 def add(name: str, subject: str = "", by: float = 1) -> None:

@@ -2,29 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Collection
+from dataclasses import replace
 from datetime import datetime
 from typing import Any, Protocol
 
-from monitor import audit, events, incidents, owner_warnings, policies
-from monitor.models import Incident, Response
-from monitor.policy import enforcement, enforcement_words
-from monitor.policy.enforcement import UNDOABLE, WARNINGS, Accused, Case, Step, Taken
+from monitor import audit, events, owner_warnings, policies
+from monitor.models import Response
+from monitor.policy import enforcement
+from monitor.policy.enforcement import UNDOABLE, WARNINGS, Step
 from monitor.policy.enforcement_policy import EnforcementPolicy
 from monitor.policy.enforcement_words import DID, UNDID, WOULD
-from monitor.readings import ProcessReading, Snapshot
+from monitor.readings import Snapshot
+from scheduler import enforcement_cases as cases
+from scheduler.enforcement_cases import Open, Processes
 from scheduler.runner.enforcing import Target
 
 GIB = 1024**3
 PLANNED, DONE = Response.State.PLANNED, Response.State.DONE
 REFUSED, UNDONE = Response.State.REFUSED, Response.State.UNDONE
-Processes = Mapping[tuple[int | None, int | None], ProcessReading]
 
 
 class Acting(Protocol):
     """What can be done to a process; see scheduler/runner/enforcing.py."""
 
+    def owner(self, target: Target) -> int | None: ...
     def look(self, target: Target) -> dict[str, Any] | None: ...
     def lower(self, target: Target, nice: int) -> str | None: ...
     def restore(self, target: Target, before: dict[str, Any]) -> None: ...
@@ -37,27 +39,6 @@ class Acting(Protocol):
     ) -> str | None: ...
     def thaw(self, target: Target) -> None: ...
     def end(self, target: Target, *, kill: bool = False) -> str | None: ...
-
-
-@dataclass(frozen=True, slots=True)
-class Open:
-    """An incident, its process as it is now, and the rows of what was done about it so far."""
-
-    incident: Incident
-    case: Case
-    rows: tuple[Response, ...] = ()
-
-    @property
-    def target(self) -> Target:
-        row = self.incident
-        pid, ticks = row.pid or 0, row.start_ticks or 0
-        return Target(f"incident-{row.pk}", pid, ticks, bool(row.container))
-
-    @property
-    def who(self) -> str:
-        row = self.incident
-        index = row.gpu.index if row.gpu else None
-        return enforcement_words.process(row.program, row.pid, row.user, index)
 
 
 class Enforcement:
@@ -73,30 +54,28 @@ class Enforcement:
         policy = policies.current(EnforcementPolicy)
         seen = snapshot.processes if snapshot else ()
         there: Processes = {(p.pid, p.start_ticks): p for p in seen}
-        lasting = self._lasting(there, now)
+        lasting = [
+            cases.of(incident, rows, there, self._hands.owner, now)
+            for incident, rows in cases.begun(self._host).items()
+        ]
         steps = [self._go_on(one, policy, now) for one in lasting]
         if policy.enabled:
             busy = {one.incident.pk for one, step in zip(lasting, steps, strict=True) if step}
-            for one in self._leading(there, policy, lasting, now):
+            held = {one.incident.pk for one in lasting}
+            for one in self._leading(there, policy, held, now):
                 if one.incident.pk not in busy:
                     steps.append(self._begin(one, policy, now))
         return tuple(step for step in steps if step)
 
     # What is done already, or planned
 
-    def _lasting(self, there: Processes, now: datetime) -> list[Open]:
-        rows = Response.objects.filter(is_dry_run=False, undone_at=None, incident__host=self._host)
-        planned = rows.filter(state=PLANNED) | rows.filter(state=DONE, step__in=UNDOABLE)
-        by_incident: dict[Incident, list[Response]] = {}
-        for row in planned.select_related("incident__gpu", "incident__use").order_by("id"):
-            by_incident.setdefault(row.incident, []).append(row)
-        return [_open(i, there, now, tuple(rows)) for i, rows in by_incident.items()]
-
     def _go_on(self, one: Open, policy: EnforcementPolicy, now: datetime) -> Step | None:
-        if not enforcement.holds(one.case, policy) or policy.dry_run:
-            for row in reversed(one.rows):
+        is_over = not enforcement.holds(one.case, policy) or policy.dry_run
+        if is_over or one.is_past:
+            undone = [row for row in one.rows if one.is_past or _can_be_undone(row)]
+            for row in reversed(undone):
                 self._undo(one, row, now)
-            return Step(one.rows[-1].step)
+            return Step(undone[-1].step) if undone else None
         for row in one.rows:
             if row.state == DONE and row.step == Step.FREEZE:
                 self._hands.freeze(one.target, policy.run_s, policy.stop_s, again=True)
@@ -127,41 +106,39 @@ class Enforcement:
 
     def _undo(self, one: Open, row: Response, now: datetime) -> None:
         """Harmless when it was only planned: nobody knows whether it was done before a crash."""
-        step = Step(row.step)
+        step, lasts = Step(row.step), _can_be_undone(row)
         if step is Step.RENICE:
             self._hands.restore(one.target, row.before)
         elif step is Step.LIMIT:
             self._hands.uncap(one.target, row.before)
         elif step is Step.FREEZE:
             self._hands.thaw(one.target)
-        was_done = row.state == DONE
-        row.state, row.undone_at = UNDONE, now
+        tells = row.state == DONE and lasts and self._hands.owner(one.target) is not None
+        row.state, row.undone_at = UNDONE if lasts else row.state, now
         row.save(update_fields=["state", "undone_at"])
-        if was_done:
+        if tells:
             _tell("ENFORCEMENT_UNDONE", one, UNDID[step].format(one.who), now, audited=True)
 
     # What is to be done next
 
     def _leading(
-        self, there: Processes, policy: EnforcementPolicy, lasting: Iterable[Open], now: datetime
+        self, there: Processes, policy: EnforcementPolicy, held: Collection[int], now: datetime
     ) -> list[Open]:
         """One incident for each process: about which something is done already, else the oldest."""
-        rows = incidents.going_on(self._host).filter(pid__isnull=False).select_related("gpu", "use")
-        held = {one.incident.pk for one in lasting}
-        chosen: dict[tuple[int | None, int | None], Open] = {}
-        for row in sorted(rows, key=lambda r: (r.pk not in held, r.opened_at, r.pk)):
-            one = _open(row, there, now)
+        found = cases.going_on(self._host, dry_run=policy.dry_run)
+        chosen: dict[Target, Open] = {}
+        for row in sorted(found, key=lambda r: (r.pk not in held, r.opened_at, r.pk)):
+            one = cases.of(row, found[row], there, self._hands.owner, now)
             if enforcement.holds(one.case, policy):
-                chosen.setdefault((row.pid, row.start_ticks), one)
+                chosen.setdefault(replace(one.target, key=""), one)
         return list(chosen.values())
 
     def _begin(self, one: Open, policy: EnforcementPolicy, now: datetime) -> Step | None:
-        rows = list(Response.objects.filter(incident=one.incident, is_dry_run=policy.dry_run))
-        mine = [row for row in rows if row.undone_at is None]
-        undone = [row.undone_at for row in rows if row.undone_at is not None]
+        mine = [row for row in one.rows if row.undone_at is None]
+        undone = [row.undone_at for row in one.rows if row.undone_at is not None]
         case = replace(one.case, resumed_at=max(undone, default=None))
         reached = {} if policy.dry_run else owner_warnings.reached_at([one.incident])
-        taken = [_taken(row, reached) for row in mine]
+        taken = [cases.taken(row, reached) for row in mine]
         step = enforcement.next_step(case, taken, policy, now)
         if step is None:
             return None
@@ -173,6 +150,7 @@ class Enforcement:
             again = any(row.step == step for row in mine)
             self._warn(one, step, policy, now, again=again)
         elif (before := self._hands.look(one.target)) is not None:
+            before = {**before, "process": cases.process_of(one)}
             _note(one, step, PLANNED, "", now, before=before)
         return step
 
@@ -188,6 +166,10 @@ class Enforcement:
             _tell("ENFORCEMENT_ACTED", one, text, now, audited=True)
         elif not again:
             _refused(one, step, problem, now)
+
+
+def _can_be_undone(row: Response) -> bool:
+    return row.state == PLANNED or (row.state == DONE and row.step in UNDOABLE)
 
 
 def _refused(one: Open, step: Step, problem: str, now: datetime) -> None:
@@ -227,32 +209,3 @@ def _note(
         undone_at=None,
         defaults={"state": state, "text": text, "at": now, "before": before or {}},
     )
-
-
-def _open(row: Incident, there: Processes, now: datetime, rows: tuple[Response, ...] = ()) -> Open:
-    found = there.get((row.pid, row.start_ticks)) if row.start_ticks else None
-    accused = Accused(
-        host=row.host,
-        user=row.user,
-        uid=found.uid if found else _known_uid(row),
-        program=row.program,
-        container=row.container,
-        job_ref=row.job_ref,
-        is_there=found is not None,
-    )
-    paused = any(until and until > now for until in (row.snoozed_until, row.exempt_until))
-    case = Case(rule=row.rule, is_open=row.closed_at is None, is_paused=paused, accused=accused)
-    return Open(row, case, rows)
-
-
-def _known_uid(row: Incident) -> int | None:
-    """As it was when it was last there: to be off the GPU for a moment changes nobody's scope."""
-    return row.use.uid if row.use else None
-
-
-def _taken(row: Response, reached: Mapping[tuple[int, int], datetime]) -> Taken:
-    step = Step(row.step)
-    at = row.at if row.is_dry_run else None
-    if step in WARNINGS and not row.is_dry_run:
-        at = reached.get((row.incident_id, WARNINGS.index(step) + 1))
-    return Taken(step=step, at=row.at, was_refused=row.state == REFUSED, reached_at=at)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from monitor.formats import GIB
-from monitor.policy.findings import Finding, Group, Scene, key_of, main_process
+from monitor.policy.findings import Empty, Finding, Group, Scene, key_of, main_process
 from monitor.policy.hog_policies import ClaimPolicy, HogPolicy
 from monitor.policy.hog_rules import (
     CLAIMED_EMPTY,
@@ -14,22 +14,29 @@ from monitor.policy.hog_rules import (
     UNCLAIMED,
     UNUSED_GPUS,
 )
-from monitor.policy.hogs import known_enough
+from monitor.policy.hogs import held, known_enough
 
 
-def claimed_empty(scene: Scene, policy: ClaimPolicy) -> Iterator[Finding]:
+def claimed_empty(scene: Scene, policy: ClaimPolicy, hogs: HogPolicy) -> Iterator[Finding]:
     """A job holds GPUs on which it has no process at all."""
     if not policy.empty_on:
         return
     for ref, parts in scene.jobs.items():
-        since = [scene.empty_t.get((ref, part.gpu.uuid)) for part in parts]
-        known = [t for t in since if t is not None]
+        found = [_empty(part, ref, scene, policy.empty_minutes * 60, hogs) for part in parts]
+        known = [empty for empty in found if empty is not None]
         # With a process on one of them, or where it can't be told, it is not empty.
         if len(known) < len(parts):
             continue
-        begin = max(known)
-        if scene.t - begin >= policy.empty_minutes * 60:
-            yield _of_job(CLAIMED_EMPTY, ref, parts, begin)
+        begin, coverage = max(e.since_t for e in known), min(e.coverage for e in known)
+        yield _of_job(CLAIMED_EMPTY, ref, parts, begin, coverage=coverage)
+
+
+def _empty(part: Group, ref: str, scene: Scene, seconds: float, hogs: HogPolicy) -> Empty | None:
+    """Without a process for so long, as far as that is known."""
+    found = scene.empty.get((ref, part.gpu.uuid))
+    if found is None or scene.t - found.since_t < seconds:
+        return None
+    return found if 100 * found.coverage >= hogs.coverage_pct else None
 
 
 def unused_gpus(scene: Scene, policy: ClaimPolicy, hogs: HogPolicy) -> Iterator[Finding]:
@@ -40,23 +47,26 @@ def unused_gpus(scene: Scene, policy: ClaimPolicy, hogs: HogPolicy) -> Iterator[
     for ref, parts in scene.jobs.items():
         if len(parts) < 2:
             continue
-        unused = [part for part in parts if _is_unused(part, ref, scene, seconds, policy, hogs)]
+        idle = {part.key: _unused(part, ref, scene, seconds, policy, hogs) for part in parts}
+        unused = [part for part in parts if idle[part.key] is not None]
         used = [part for part in parts if _is_used(part, seconds, policy)]
         if unused and used:
             pct = max(part.series.last(seconds).pct or 0.0 for part in unused)
-            yield _of_job(UNUSED_GPUS, ref, unused, scene.t - seconds, pct=pct)
+            known = [coverage for coverage in idle.values() if coverage is not None]
+            yield _of_job(UNUSED_GPUS, ref, unused, scene.t - seconds, pct=pct, coverage=min(known))
 
 
-def _is_unused(
+def _unused(
     part: Group, ref: str, scene: Scene, seconds: float, policy: ClaimPolicy, hogs: HogPolicy
-) -> bool:
+) -> float | None:
+    """Of how much of the time it is known to be unused; None: it is used, or nobody can tell."""
     if not part.processes:
-        since = scene.empty_t.get((ref, part.gpu.uuid))
-        return since is not None and scene.t - since >= seconds
+        empty = _empty(part, ref, scene, seconds, hogs)
+        return empty.coverage if empty else None
     used = part.series.last(seconds)
     if used.pct is None or part.series.span_s < seconds or not known_enough(used, hogs):
-        return False
-    return used.pct < policy.unused_pct
+        return None
+    return used.coverage if used.pct < policy.unused_pct else None
 
 
 def _is_used(part: Group, seconds: float, policy: ClaimPolicy) -> bool:
@@ -75,12 +85,8 @@ def over_memory(scene: Scene, policy: ClaimPolicy, hogs: HogPolicy) -> Iterator[
             if claim is None or claim.exclusive or not claim.memory_bytes or now is None:
                 continue
             used = part.series.last(seconds)
-            if used.memory_bytes is None or part.series.span_s < seconds:
-                continue
-            if used.memory_known_s < used.span_s * hogs.coverage_pct / 100:
-                continue
-            least = min(float(now), used.memory_bytes)
-            if least <= claim.memory_bytes:
+            least = held(used, now, hogs)
+            if part.series.span_s < seconds or least is None or least <= claim.memory_bytes:
                 continue
             margin = 1 + policy.over_margin_pct / 100
             yield _of_job(
@@ -89,6 +95,7 @@ def over_memory(scene: Scene, policy: ClaimPolicy, hogs: HogPolicy) -> Iterator[
                 [part],
                 scene.t - seconds,
                 opens=least > claim.memory_bytes * margin,
+                coverage=used.memory_coverage,
                 pct=100 * now / claim.memory_bytes,
                 memory_bytes=now,
                 booked_bytes=claim.memory_bytes,
@@ -107,7 +114,7 @@ def extra_gpus(scene: Scene, policy: ClaimPolicy, hogs: HogPolicy) -> Iterator[F
             if not process.job_ref or series is None or series.span_s < seconds:
                 continue
             used = series.last(seconds)
-            big = (process.memory_bytes or 0) >= policy.over_gib * GIB
+            big = (held(used, process.memory_bytes, hogs) or 0.0) >= policy.over_gib * GIB
             works = known_enough(used, hogs) and (used.pct or 0.0) >= policy.unused_pct
             if big or works:
                 yield Finding(
@@ -122,7 +129,7 @@ def extra_gpus(scene: Scene, policy: ClaimPolicy, hogs: HogPolicy) -> Iterator[F
                     job_owner=process.job_owner,
                     pct=used.pct,
                     peak_pct=used.pct,
-                    coverage=used.coverage,
+                    coverage=used.coverage if works else used.memory_coverage,
                     memory_bytes=process.memory_bytes,
                 )
 
@@ -138,8 +145,9 @@ def unclaimed(scene: Scene, policy: ClaimPolicy, hogs: HogPolicy) -> Iterator[Fi
         used, whole = group.series.last(seconds), group.series.over(0.0)
         minutes = whole.sm_s / 60
         size = group.memory_bytes
-        big = size is not None and size > policy.unclaimed_gib * GIB
-        if not big and minutes <= policy.unclaimed_gpu_minutes:
+        big = (held(used, size, hogs) or 0.0) > policy.unclaimed_gib * GIB
+        much = known_enough(whole, hogs) and minutes > policy.unclaimed_gpu_minutes
+        if not big and not much:
             continue
         yield Finding(
             rule=UNCLAIMED,
@@ -151,7 +159,7 @@ def unclaimed(scene: Scene, policy: ClaimPolicy, hogs: HogPolicy) -> Iterator[Fi
             container=group.container,
             pct=used.pct,
             peak_pct=used.pct,
-            coverage=used.coverage,
+            coverage=whole.coverage if much else used.memory_coverage,
             memory_bytes=size,
             gpu_minutes=minutes,
             processes=len(group.processes),
@@ -166,6 +174,7 @@ def _of_job(
     *,
     opens: bool = True,
     pct: float | None = None,
+    coverage: float | None = None,
     memory_bytes: int | None = None,
     booked_bytes: int | None = None,
     key: str = "",
@@ -184,6 +193,7 @@ def _of_job(
         job_owner=owner,
         pct=pct,
         peak_pct=pct,
+        coverage=coverage,
         memory_bytes=memory_bytes,
         booked_bytes=booked_bytes,
         processes=len(processes),

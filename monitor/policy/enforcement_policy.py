@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from monitor.policy.hog_rules import HOG_RULES, IDLE_HELD, TITLES
+from monitor.policy.hog_rules import ENFORCEABLE, HOG_RULES, IDLE_HELD
 
 
 def _minutes(label: str, help: str) -> dict[str, object]:
@@ -50,7 +50,11 @@ class EnforcementPolicy:
     )
     rules: tuple[str, ...] = field(
         default=(*HOG_RULES, IDLE_HELD),
-        metadata={"label": "Rules", "help": "For incidents of these rules.", "choices": (*TITLES,)},
+        metadata={
+            "label": "Rules",
+            "help": "For incidents of these rules.",
+            "choices": ENFORCEABLE,
+        },
     )
     warn_again_minutes: float = field(
         default=30, metadata=_minutes("Warn again", "A second mail to the owner.")

@@ -35,13 +35,21 @@ class Group:
         return None if None in sizes else sum(size for size in sizes if size is not None)
 
 
+@dataclass(frozen=True, slots=True)
+class Empty:
+    """Since when a booked GPU has had no process of its job; of which part (0..1) that is known."""
+
+    since_t: float
+    coverage: float
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scene:
     """All that is judged at an instant. `t`: epoch seconds of the readings.
 
     groups: outside of jobs. jobs: by job, one for each GPU that it has booked. strays: of jobs, on
-    GPUs that these have not booked. empty_t: since when a booked GPU has had no process of its
-    job, None = somebody there can't be told. demand: who waits.
+    GPUs that these have not booked. empty: booked GPUs without a process of their job, None =
+    somebody there can't be told. demand: who waits.
     """
 
     t: float
@@ -49,7 +57,7 @@ class Scene:
     groups: tuple[Group, ...] = ()
     jobs: Mapping[str, tuple[Group, ...]]
     strays: tuple[Group, ...] = ()
-    empty_t: Mapping[tuple[str, str], float | None]
+    empty: Mapping[tuple[str, str], Empty | None]
     series: Mapping[Key, Series]
     demand: Sequence[Demand] = ()
 

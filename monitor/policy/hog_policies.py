@@ -69,7 +69,10 @@ class HogPolicy:
         default=60.0,
         metadata=_meta("Serious after others waited", "All who waited, added up.", MIN),
     )
-    cpu_on: bool = field(default=True, metadata=_meta("CPU hog", "", SWITCH))
+    cpu_on: bool = field(
+        default=True,
+        metadata=_meta("CPU hog", "Not judged beside simulated GPUs: the CPUs are real.", SWITCH),
+    )
     cpu_pct: float = field(
         default=50.0,
         metadata=_meta("CPU hog above", "A person's part of all CPUs, outside jobs.", PCT),

@@ -40,5 +40,8 @@ BADGES = {
     CPU_HOG: "CPU hog",
 }
 
+# Those about processes outside of jobs: nothing is done to a job, or where nobody is accused.
+ENFORCEABLE = (*HOG_RULES, IDLE_HELD, LEAK, UNCLAIMED, CPU_HOG)
+
 # Worth knowing, but they take nothing from anybody by themselves.
 HARMLESS_RULES = (UNCLAIMED,)

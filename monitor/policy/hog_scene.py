@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from monitor.claims import ClaimKind
 from monitor.demand import Demand
-from monitor.policy.findings import Group, Scene, key_of
+from monitor.policy.findings import Empty, Group, Scene, key_of
 from monitor.policy.hog_policies import HogPolicy
 from monitor.policy.sparing import Exempt, spared
 from monitor.policy.use_series import Series
@@ -97,35 +97,59 @@ def readable(snapshot: Snapshot) -> set[str]:
 
 @dataclass(slots=True)
 class Emptiness:
-    """Since when booked GPUs have had no process of their job."""
+    """Since when booked GPUs have had no process of their job, and for how long nobody could tell.
 
+    Looks further apart than `gap_s` tell nothing of the time between.
+    """
+
+    gap_s: float = 15.0
     seen_t: dict[Booking, float] = field(default_factory=dict)
+    blind_s: dict[Booking, float] = field(default_factory=dict)
+    looked_t: float | None = None
 
     def look(self, snapshot: Snapshot, claims: Mapping[Booking, ClaimFact]) -> None:
         """Remember who is where at this look."""
         t = snapshot.at.timestamp()
-        for process in snapshot.processes:
-            booking = (process.job_ref or "", process.gpu_uuid)
-            if booking in claims:
-                self.seen_t[booking] = t
-        for booking in [b for b in self.seen_t if b not in claims]:
-            del self.seen_t[booking]
+        passed = 0.0 if self.looked_t is None else t - self.looked_t
+        silent = _silent(snapshot)
+        there = {(process.job_ref or "", process.gpu_uuid) for process in snapshot.processes}
+        for booking in claims:
+            if booking in there:
+                self.seen_t[booking], self.blind_s[booking] = t, 0.0
+            elif booking[1] in silent or passed > self.gap_s:
+                self.blind_s[booking] = self.blind_s.get(booking, 0.0) + passed
+        for booking in [b for b in (*self.seen_t, *self.blind_s) if b not in claims]:
+            self.seen_t.pop(booking, None)
+            self.blind_s.pop(booking, None)
+        self.looked_t = t
 
     def since(
         self, snapshot: Snapshot, claims: Mapping[Booking, ClaimFact]
-    ) -> dict[Booking, float | None]:
-        """None where it can't be told: the GPU is silent, or somebody unknown is on it."""
+    ) -> dict[Booking, Empty | None]:
+        """None where it can't be told now: the GPU is silent, or somebody unknown is on it."""
         t = snapshot.at.timestamp()
-        can_read = readable(snapshot)
-        unknown = {p.gpu_uuid for p in snapshot.processes if not (p.user or p.job_ref)}
-        found: dict[Booking, float | None] = {}
+        silent = _silent(snapshot)
+        found: dict[Booking, Empty | None] = {}
         for booking, claim in claims.items():
             if self.seen_t.get(booking) == t:
                 continue
-            booked_t = claim.since.timestamp() if claim.since else t
-            tellable = booking[1] in can_read and booking[1] not in unknown
-            found[booking] = max(self.seen_t.get(booking, 0.0), booked_t) if tellable else None
+            since = self.begin_of(booking, claim, t)
+            blind = self.blind_s.get(booking, 0.0) / (t - since) if t > since else 0.0
+            tellable = booking[1] not in silent
+            found[booking] = Empty(since, max(0.0, 1.0 - blind)) if tellable else None
         return found
+
+    def begin_of(self, booking: Booking, claim: ClaimFact, t: float) -> float:
+        """When it was booked, or its job last seen there."""
+        booked_t = claim.since.timestamp() if claim.since else t
+        return max(self.seen_t.get(booking, 0.0), booked_t)
+
+
+def _silent(snapshot: Snapshot) -> set[str]:
+    """The GPUs of which nobody can tell who is on them."""
+    can_read = readable(snapshot)
+    unknown = {p.gpu_uuid for p in snapshot.processes if not (p.user or p.job_ref)}
+    return unknown | {gpu.uuid for gpu in snapshot.gpus if gpu.uuid not in can_read}
 
 
 def scene(
@@ -164,7 +188,7 @@ def scene(
         groups=tuple(groups),
         jobs={ref: tuple(parts) for ref, parts in jobs.items()},
         strays=tuple(strays),
-        empty_t=emptiness.since(snapshot, found.claims),
+        empty=emptiness.since(snapshot, found.claims),
         series=windows.processes,
         demand=demand,
     )

@@ -152,6 +152,14 @@ def known_enough(used: Used, policy: HogPolicy) -> bool:
     return 100 * used.coverage >= policy.coverage_pct
 
 
+def held(used: Used, now: int | None, policy: HogPolicy) -> float | None:
+    """The memory held all the time: the mean, or less when it is less now; None: unknown."""
+    if used.memory_bytes is None or now is None:
+        return None
+    known = 100 * used.memory_coverage >= policy.coverage_pct
+    return min(float(now), used.memory_bytes) if known else None
+
+
 def _peak(group: Group, since: float) -> float | None:
     return max(
         (

@@ -43,7 +43,7 @@ def findings(
         *memory_hogs.leaks(scene, p.memory, p.hogs),
         *memory_hogs.idle_held(scene, p.memory, p.hogs),
         *memory_hogs.orphaned(scene, p.memory),
-        *claim_hogs.claimed_empty(scene, p.claims),
+        *claim_hogs.claimed_empty(scene, p.claims, p.hogs),
         *claim_hogs.unused_gpus(scene, p.claims, p.hogs),
         *claim_hogs.over_memory(scene, p.claims, p.hogs),
         *claim_hogs.extra_gpus(scene, p.claims, p.hogs),

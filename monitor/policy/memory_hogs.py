@@ -8,7 +8,7 @@ from monitor.formats import GIB
 from monitor.policy.findings import Finding, Group, Scene, key_of, main_process
 from monitor.policy.hog_policies import HogPolicy, MemoryPolicy
 from monitor.policy.hog_rules import IDLE_HELD, LEAK, MEMORY_HOG, ORPHANED
-from monitor.policy.hogs import STALE_S, known_enough
+from monitor.policy.hogs import STALE_S, held, known_enough
 from monitor.policy.trends import Trend, trend
 from monitor.policy.use_series import Series, quiet_since
 from monitor.readings import ProcessReading
@@ -31,12 +31,9 @@ def memory_hog(
     for group in scene.groups:
         total, now = group.gpu.memory_total_bytes, group.memory_bytes
         used = group.series.last(seconds)
-        mean = used.memory_bytes
-        if group.key in told or not total or now is None or mean is None:
+        least = held(used, now, hogs)
+        if group.key in told or not total or now is None or least is None:
             continue
-        if used.memory_known_s < used.span_s * hogs.coverage_pct / 100:
-            continue
-        least = min(now, mean)
         if 100 * least / total <= policy.hog_pct * KEEPS:
             continue
         above = 100 * least / total > policy.hog_pct
@@ -51,7 +48,7 @@ def memory_hog(
             container=group.container,
             pct=100 * now / total,
             peak_pct=100 * now / total,
-            coverage=used.memory_known_s / used.span_s if used.span_s else None,
+            coverage=used.memory_coverage,
             memory_bytes=now,
             processes=len(group.processes),
         )

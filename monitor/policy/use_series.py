@@ -38,6 +38,11 @@ class Used:
         return min(1.0, self.known_s / self.span_s) if self.span_s > 0 else 0.0
 
     @property
+    def memory_coverage(self) -> float:
+        """The part (0..1) of the whole stretch in which the memory was known."""
+        return min(1.0, self.memory_known_s / self.span_s) if self.span_s > 0 else 0.0
+
+    @property
     def memory_bytes(self) -> float | None:
         """The mean while it was known."""
         return self.memory_byte_s / self.memory_known_s if self.memory_known_s > 0 else None

@@ -43,6 +43,13 @@ class Hands:
         self._cgroups = cgroups
         self._keepers: list[int] = []
 
+    def owner(self, target: Target) -> int | None:
+        """Whose account it runs as; None when it has ended."""
+        with suppress(OSError):
+            uid = Path(f"/proc/{target.pid}").stat().st_uid
+            return uid if _is_there(target) else None
+        return None
+
     def look(self, target: Target) -> dict[str, Any] | None:
         """What undoing needs; None when it has ended."""
         if not _is_there(target):

@@ -47,7 +47,7 @@ class Trace:
     claims: Sequence[ClaimFact] = ()
     demand: Sequence[Demand] = ()
     windows: Windows = field(default_factory=lambda: Windows(gap_s=60))
-    emptiness: Emptiness = field(default_factory=Emptiness)
+    emptiness: Emptiness = field(default_factory=lambda: Emptiness(gap_s=60))
     at: datetime = NOW
     known: list[Standing] = field(default_factory=list)
     told: list[Happening] = field(default_factory=list)

@@ -9,7 +9,7 @@ from django.test import override_settings
 from django.utils import timezone
 
 from monitor import alerting, chores, events, outbox, tasks
-from monitor.models import Channel, Event, Incident, Message
+from monitor.models import Channel, Event, Incident, Message, PolicyValues
 from monitor.policy.alerting import AlertPolicy
 from monitor.sealing import opened
 from tests.builders import NOW, gpu_uuid
@@ -124,6 +124,37 @@ def test_an_owner_gets_one_mail_for_a_rule_in_seven_days(alice: User) -> None:
         ("alice@example.org", "sustained"),
         ("alice@example.org", "leak"),
     ]
+
+
+def test_a_mail_that_never_arrived_is_none_of_them(alice: User) -> None:
+    channel(**MAIL)
+    incident()
+    write()
+    Message.objects.update(state="failed")
+    incident(opened_at=later(60))
+
+    assert write(60) == 1
+
+
+def test_what_waited_for_morning_tells_how_it_is_by_then(post: Post) -> None:
+    PolicyValues.objects.create(name="alerts", values={"address": "https://gpus.example.org"})
+    channel(quiet_from=time(11), quiet_until=time(13))
+    row = incident()
+    write()
+    Incident.objects.update(text="Detected GPU hog: python at 95 % for 9 h")
+
+    assert send(post, 90) == 1
+    page = f"https://gpus.example.org/incidents/{row.pk}/"
+    assert post.letters[0].text == f"Detected GPU hog: python at 95 % for 9 h\n{page}"
+
+
+def test_what_is_snoozed_while_its_message_waits_is_told_when_that_is_over(post: Post) -> None:
+    channel()
+    incident()
+    write()
+    Incident.objects.update(snoozed_until=later(60))
+
+    assert [minutes for minutes in (0, 30, 59, 61) if send(post, minutes)] == [61]
 
 
 def test_nobody_is_mailed_whose_address_is_not_known(alice: User) -> None:

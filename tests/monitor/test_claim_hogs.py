@@ -39,6 +39,43 @@ def test_a_booked_gpu_on_which_somebody_unknown_works_is_not_called_empty() -> N
     assert trace.told == []
 
 
+def test_what_nobody_could_see_for_long_is_not_called_empty() -> None:
+    trace = Trace(claims=[claim("4", since=NOW)])
+    trace.play(2, lambda minute: [])
+    trace.play(20, lambda minute: [process(user=None, sm_pct=20.0)])
+    trace.play(5, lambda minute: [])
+    assert trace.told == []
+
+
+def test_a_hole_between_looks_is_no_empty_time_and_a_short_one_excuses_nobody() -> None:
+    trace = Trace(claims=[claim("4", since=NOW)])
+    trace.play(1, lambda minute: [])
+    trace.at += timedelta(minutes=20)
+    trace.play(5, lambda minute: [])
+    assert trace.told == []
+    trace = Trace(claims=[claim("4", since=NOW)])
+    trace.play(10, lambda minute: [])
+    trace.at += timedelta(minutes=2)
+    trace.play(5, lambda minute: [])
+    assert [round(f.coverage or 0, 2) for f in trace.found] == [0.87]
+    assert trace.opened == [CLAIMED_EMPTY]
+
+
+def test_a_gpu_is_unused_only_as_far_as_that_is_known() -> None:
+    booked = [claim("4", on=on, since=NOW) for on in range(2)]
+    trace = Trace(gpus=2, claims=booked, every_s=30)
+    trace.play(25, lambda minute: [of_job(), process(9, on=1, user=None)])
+    trace.play(10, lambda minute: [of_job()])
+    assert trace.told == []
+
+
+def test_a_gpu_is_no_extra_one_for_a_moment_s_memory() -> None:
+    trace = Trace(gpus=2, claims=[claim("4", on=0)])
+    trace.play(20, lambda minute: [of_job(), of_job(on=1, memory_bytes=GIB // 2, sm_pct=0.0)])
+    trace.play(0.5, lambda minute: [of_job(), of_job(on=1, memory_bytes=5 * GIB, sm_pct=0.0)])
+    assert trace.told == []
+
+
 def test_a_gpu_that_is_locked_from_outside_is_no_booking() -> None:
     lock = claim("lock-77-1", since=NOW, kind=ClaimKind.LOCK)
     trace = Trace(claims=[lock]).play(30, lambda minute: [])
@@ -96,6 +133,22 @@ def test_use_past_the_queue_is_told_only_where_all_use_is_booked() -> None:
     told = Trace(policies(unclaimed_on=True)).play(15, some)
     assert told.opened == [UNCLAIMED]
     assert told.known[0].severity == "info"
+
+
+def test_nobody_is_told_of_use_past_the_queue_that_is_hardly_known() -> None:
+    trace = Trace(policies(unclaimed_on=True), every_s=30)
+    trace.play(
+        110,
+        lambda minute: [process(sm_pct=60.0 if minute % 10 < 7 else None, memory_bytes=None)],
+    )
+    assert trace.told == []
+
+
+def test_a_moment_s_memory_past_the_queue_is_not_told() -> None:
+    trace = Trace(policies(unclaimed_on=True))
+    trace.play(15, lambda minute: [process(sm_pct=0.0, memory_bytes=GIB // 2)])
+    trace.play(0.5, lambda minute: [process(sm_pct=0.0, memory_bytes=4 * GIB)])
+    assert trace.told == []
 
 
 def test_little_memory_but_many_gpu_minutes_past_the_queue_are_told_too() -> None:

@@ -8,7 +8,15 @@ import pytest
 from monitor import events, incidents, store
 from monitor.demand import Demand
 from monitor.hogging import Hogs
-from monitor.models import Event, Exemption, Incident, PolicyValues, ProcessMinute, ProcessUse
+from monitor.models import (
+    Event,
+    Exemption,
+    GpuMinute,
+    Incident,
+    PolicyValues,
+    ProcessMinute,
+    ProcessUse,
+)
 from monitor.policy.hog_rules import CLAIMED_EMPTY, IDLE_HELD, SUSTAINED
 from monitor.readings import ProcessReading
 from tests.builders import GIB, NOW, claim, gpu_uuid, process, snapshot
@@ -182,6 +190,28 @@ def test_what_was_idle_before_it_is_remembered_began_when_the_rows_say() -> None
     row = Incident.objects.get(rule=IDLE_HELD)
     assert row.since_at == at(-480)
     assert "that nothing has used for 8 h" in row.text
+
+
+def test_what_nobody_watched_before_a_restart_is_not_called_empty() -> None:
+    machine = Machine()
+    store.open_claim(claim("4"), "gpubox", at(-60))
+    machine.run(2)
+    assert not Incident.objects.exists()
+    gpu_minutes(-59, 0)
+    machine.hogs = Hogs("gpubox", gap_s=60)
+    machine.run(1)
+    row = Incident.objects.get(rule=CLAIMED_EMPTY)
+    assert (row.since_at, row.coverage) == (at(-60), pytest.approx(1, abs=0.02))
+
+
+def gpu_minutes(first: int, last: int) -> None:
+    nothing = dict.fromkeys(
+        ("utilization_pct_s", "memory_byte_s", "energy_j", "utilization_known_s", "power_known_s"),
+        0,
+    )
+    for minute in range(first, last):
+        t = int(at(minute).timestamp())
+        GpuMinute.objects.create(gpu_id=gpu_uuid(0), t=t, seen_s=60, memory_known_s=60, **nothing)
 
 
 def test_a_new_process_knows_when_a_job_was_last_on_its_gpu() -> None:

@@ -6,12 +6,13 @@ from typing import Any
 
 import pytest
 
-from monitor import events, metrics, store
+from monitor import alerting, events, metrics, outbox, store
 from monitor.gpu_states import GpuState
 from monitor.metric_families import Families
-from monitor.models import Lease
+from monitor.models import Lease, Message
 from monitor.readings import DiskReading, Health, HostCounters, Pressure, Snapshot
 from tests.builders import GIB, NOW, claim, gpu, gpu_uuid, host, process, snapshot
+from tests.monitor.alerts_made import channel, incident, later
 from tests.monitor.scrape import Scrape, scrape_of
 
 pytestmark = pytest.mark.django_db
@@ -255,3 +256,32 @@ def test_an_eviction_is_counted(settings: Any) -> None:
     found = scrape(snapshot(1))
 
     assert found.value("gpu_evictions_total", host=settings.CONFIG.node) == 2
+
+
+def test_it_counts_the_open_incidents_of_each_rule() -> None:
+    incident()
+    incident(rule="leak", severity="error", closed_at=NOW)
+    found = scrape(snapshot(1))
+
+    at = {"host": "gpubox", "severity": "warning"}
+    assert found.value("gpucoord_incidents_open", rule="sustained", **at) == 1
+    assert found.value("gpucoord_incidents_open", rule="leak", **at) == 0
+    assert found.value("gpucoord_incidents_open", rule="leak", host="gpubox", severity="error") == 0
+
+
+def test_it_tells_whether_alerts_arrive_by_the_kind_of_channel_alone() -> None:
+    channel("secret-name", failing_since=NOW)
+    channel("off", service="Slack", enabled=False)
+    incident()
+    alerting.write(NOW)
+    for problem in ("No answer.", None):
+        outbox.send_due(lambda letters, limit, p=problem: dict.fromkeys(letters, p), later(5))
+        Message.objects.update(due_at=NOW)
+    found = scrape(snapshot(1))
+
+    assert found.value("gpucoord_alert_tries_total", service="JSON", result="failed") == 1
+    assert found.value("gpucoord_alert_tries_total", service="JSON", result="delivered") == 1
+    assert found.value("gpucoord_alert_channels_failing", service="JSON") == 0
+    assert found.value("gpucoord_alert_messages_waiting", service="JSON") == 0
+    labels = {value for sample in found.samples for value in sample.labels.values()}
+    assert not labels & {"secret-name", "Slack"}

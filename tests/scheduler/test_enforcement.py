@@ -36,14 +36,20 @@ class Noted:
         self.did: list[str] = []
         self.problem: str | None = None
         self.gone = False
+        self.about: list[int] = []
+
+    def owner(self, target: Target) -> int | None:
+        return None if self.gone else 1001
 
     def look(self, target: Target) -> dict[str, Any] | None:
         return None if self.gone else {"priority": {"nice": 0}, "cgroup": None}
 
     def lower(self, target: Target, nice: int) -> str | None:
+        self.about.append(target.pid)
         return self._note(f"nice {nice}")
 
     def restore(self, target: Target, before: dict[str, Any]) -> None:
+        self.about.append(target.pid)
         self._note(f"nice {before['priority']['nice']} again")
 
     def cap(self, target: Target, before: Any, cores: float, memory_bytes: Any) -> str | None:
@@ -61,6 +67,7 @@ class Noted:
         self._note("thaw")
 
     def end(self, target: Target, *, kill: bool = False) -> str | None:
+        self.about.append(target.pid)
         return self._note("kill" if kill else "end")
 
     def _note(self, what: str) -> str | None:
@@ -253,6 +260,70 @@ def test_another_process_or_one_of_the_system_is_spared(world: World, who: Any) 
     world.processes = (process(**({"start_ticks": 1000 + 4_200_001} | who)),)
 
     assert (world.run(9).hands.did, kinds()) == ([], [])
+
+
+OTHER = 4_200_002
+
+
+def names_another() -> None:
+    """Of two processes of one hog the other now uses more: the incident names that."""
+    Incident.objects.update(pid=OTHER, start_ticks=1000 + OTHER, program="python3")
+
+
+def test_what_was_done_to_one_process_is_taken_back_from_that_one(world: World) -> None:
+    world.processes = (process(), process(OTHER))
+    world.run(4)
+    names_another()
+    world.run(1)
+    Incident.objects.update(closed_at=later(5))
+    world.run(1)
+
+    assert world.hands.did == ["nice 10", "cap", "uncap", "nice 0 again"]
+    assert set(world.hands.about) == {4_200_001}
+
+
+def test_what_was_planned_for_one_process_is_never_done_to_another(world: World) -> None:
+    world.processes = (process(), process(OTHER))
+    world.run(3)
+    now = later(3)
+    world.part.judge(snapshot(2, world.processes, at=now), now)
+    assert Response.objects.get(step="renice").state == "planned"
+    names_another()
+    world.processes = (process(OTHER),)
+
+    world.run(1)
+
+    assert set(world.hands.about) == {4_200_001}
+    assert world.hands.did == ["nice 0 again"]
+
+
+def test_when_one_process_was_ended_the_next_has_all_the_time_again(world: World) -> None:
+    world.processes = (process(), process(OTHER))
+    world.run(9)
+    assert (world.hands.did[-1], world.hands.about[-1]) == ("end", 4_200_001)
+    names_another()
+    world.processes = (process(OTHER),)
+    world.run(3)
+    assert OTHER not in world.hands.about
+
+    world.run(6)
+
+    assert [pid for pid in world.hands.about if pid == OTHER] == [OTHER, OTHER]
+    assert Message.objects.count() == 2
+
+
+def test_a_cpu_hog_is_slowed_though_it_is_on_no_gpu(world: World) -> None:
+    PolicyValues.objects.update(values=ALL | {"rules": ["cpu_hog"]})
+    Incident.objects.update(rule="cpu_hog", gpu=None)
+    world.processes = ()
+
+    world.run(4)
+
+    assert (world.hands.did, world.hands.about) == (["nice 10"], [4_200_001])
+    world.hands.gone = True
+    world.run(9)
+    assert set(world.hands.did) == {"nice 10", "nice 0 again"}
+    assert "UNDONE" not in kinds()
 
 
 def test_jobs_of_gpucoord_are_left_to_the_scheduler(world: World) -> None:

@@ -14,7 +14,7 @@ from django.utils import timezone
 
 from monitor import events, service_state, store, tallies
 from monitor.health import Condition, HealthReading, Xid
-from monitor.models import Lease
+from monitor.models import Channel, Lease
 from monitor.readings import DiskReading, Pressure
 from monitor.service_state import ChildState, ServiceState
 from monitor.use_facts import CallCost
@@ -64,6 +64,7 @@ def found(client: Client, data: Path, settings: Any) -> Scrape:
     tallies.add_all(node, dict.fromkeys([(name, "alice") for name in QUANTITIES], 1.0))
     events.add("GPU_FOUND", "", now=now)
     tallies.add_xid(Xid(gpu_uuid(), 79))
+    Channel.objects.create(name="ops", service="Slack")
     Lease.objects.create(
         name="sampler:x", loop="sampler", host=node, expires_at=now, last_tick_at=now,
         lateness_p50_ms=1, lateness_p99_ms=2,
