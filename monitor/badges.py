@@ -22,10 +22,15 @@ class Badge:
 
 @dataclass(frozen=True, slots=True)
 class Badges:
-    """By (GPU, pid); `gpus`: those that somebody hogs, with the worst badge."""
+    """By (GPU, pid); `gpus`: those that somebody hogs, with the worst badge.
+
+    open: all open incidents, also those of no GPU. harmful: those of them that are warnings.
+    """
 
     processes: Mapping[tuple[str, int], Badge] = field(default_factory=dict)
     gpus: Mapping[str, Badge] = field(default_factory=dict)
+    open: int = 0
+    harmful: int = 0
 
 
 NONE = Badges()

@@ -159,6 +159,8 @@ class Summary:
     busy: int
     people: int
     processes: int
+    incidents: int
+    harmful: bool
 
 
 def cards(snapshots: Iterable[Snapshot], badges: Badges = NONE) -> list[Card]:
@@ -185,7 +187,7 @@ def process_row(process: ProcessReading, badges: Badges = NONE) -> ProcessRow:
     )
 
 
-def summary(snapshots: Sequence[Snapshot], shown: Sequence[Card]) -> Summary:
+def summary(snapshots: Sequence[Snapshot], shown: Sequence[Card], badges: Badges = NONE) -> Summary:
     """The verdict on `shown`, the cards of these snapshots."""
     shape, verdict = _verdict(snapshots, shown)
     owners = {p.job_owner or p.user for s in snapshots for p in s.processes} - {None}
@@ -196,6 +198,8 @@ def summary(snapshots: Sequence[Snapshot], shown: Sequence[Card]) -> Summary:
         busy=sum(card.shape == "busy" or card.works_on for card in shown),
         people=len(owners),
         processes=len({(s.host.name, p.pid) for s in snapshots for p in s.processes}),
+        incidents=badges.open,
+        harmful=badges.harmful > 0,
     )
 
 

@@ -1,4 +1,4 @@
-"""WebSocket door of the live pages: /ws/live/?on=dashboard, processes or gpu:UUID.
+"""WebSocket door of the live pages: /ws/live/?on=dashboard, processes, gpu:UUID or head.
 
 A plain ASGI application: Channels' consumer class makes a thread hop for each message, which is
 the larger part of what 500 viewers cost.
@@ -21,7 +21,7 @@ from django.conf import settings
 from django.utils import timezone
 
 from monitor.hub import Hub, Viewer, hub
-from monitor.rendering import DASHBOARD, GPU_PREFIX, PROCESSES
+from monitor.rendering import DASHBOARD, GPU_PREFIX, HEAD, PROCESSES
 
 logger = logging.getLogger(__name__)
 
@@ -124,7 +124,7 @@ class Feed:
 
 def _topic(scope: Scope) -> str:
     wanted = parse_qs(scope.get("query_string", b"").decode("ascii", "replace")).get("on", [""])[0]
-    known = wanted == PROCESSES or (wanted.startswith(GPU_PREFIX) and len(wanted) < 110)
+    known = wanted in (PROCESSES, HEAD) or (wanted.startswith(GPU_PREFIX) and len(wanted) < 110)
     return wanted if known else DASHBOARD
 
 

@@ -9,12 +9,14 @@ from monitor.policy.privacy import Viewer, event_text
 from monitor.regions import Context, Region
 
 SHOWN = 10
+# The region of open incidents shows these with the same words.
+OPENED = "INCIDENT_OPENED"
 # One rendering serves all: it holds what anybody who is logged in may read.
 ANYBODY = Viewer("", operator=False)
 
 
 def _load(now: datetime) -> Context:
-    found = events.recent(SHOWN)
+    found = events.recent(SHOWN, without=OPENED)
     for event in found:
         event.text = event_text(event.kind, event.text, event.owner, ANYBODY)
     return {"events": found}

@@ -63,12 +63,16 @@ class Sparkline:
 
 @dataclass(frozen=True, slots=True)
 class Board:
-    """All that viewers of one topic see."""
+    """All that viewers of one topic see; `head`: parts of the head of their page."""
 
     columns: Mapping[str, Column]
+    head: Sequence[Part] = ()
     parts: Sequence[Part] = ()
     sparks: Mapping[str, Sparkline] = field(default_factory=dict)
     digest: str | None = None
+
+    def newer_than(self, since: int) -> list[Part]:
+        return [part for top in (*self.head, *self.parts) for part in top.newer_than(since)]
 
 
 @dataclass(frozen=True)
@@ -82,9 +86,12 @@ class Frame:
     _messages: dict[tuple[str, int], str] = field(default_factory=dict, compare=False)
 
     def message(self, topic: str, since: int, now: float) -> str | None:
-        """The text for viewers of `topic` who have frame `since`; composed once for all of them."""
+        """The text for viewers of `topic` who have frame `since`; composed once for all of them.
+
+        None: there is nothing to say. A page without figures hears of changes alone.
+        """
         board = self.boards.get(topic)
-        if board is None:
+        if board is None or (since and not board.columns and not board.newer_than(since)):
             return None
         key = (topic, since)
         if since == 0 or key not in self._messages:
@@ -96,7 +103,7 @@ class Frame:
         return self._messages[key]
 
     def _compose(self, board: Board, since: int, now: float) -> dict[str, object]:
-        changed = [part for top in board.parts for part in top.newer_than(since)]
+        changed = board.newer_than(since)
         body: dict[str, object] = {"n": self.n, "since": since}
         if self.at is not None:
             body |= {"t": round(self.at, 3), "age": round(max(0.0, now - self.at), 1)}

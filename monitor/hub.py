@@ -25,7 +25,7 @@ from monitor import history, incident_badges, store
 from monitor.frames import Frame
 from monitor.models import LatestSnapshot
 from monitor.readings import Snapshot
-from monitor.rendering import DASHBOARD, BadgeSource, Renderer
+from monitor.rendering import DASHBOARD, HEAD, BadgeSource, Renderer
 from monitor.wake import Listener
 
 logger = logging.getLogger(__name__)
@@ -151,8 +151,9 @@ class Hub:
             if seen == self._seen and self.frame and not self.frame.problem:
                 return
             self._seen = seen
-            topics = {DASHBOARD} | {viewer.topic for viewer in list(self._viewers)}
-            self.publish(self._renderer.frame(self._read(), topics, now))
+            topics = {viewer.topic for viewer in list(self._viewers)} or {DASHBOARD}
+            snapshots = () if topics == {HEAD} else self._read()
+            self.publish(self._renderer.frame(snapshots, topics, now))
         except Exception:
             self._seen = []
             self._say_unreadable()

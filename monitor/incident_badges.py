@@ -16,7 +16,8 @@ _COLUMNS = ("id", "rule", "gpu_id", "pid", "severity", "text")
 
 def current(now: datetime) -> Badges:
     """Of all open incidents that nobody snoozed."""
-    rows = incidents.going_on().exclude(Q(snoozed_until__gt=now)).values_list(*_COLUMNS)
+    going_on = incidents.going_on().exclude(Q(snoozed_until__gt=now))
+    rows = list(going_on.values_list(*_COLUMNS))
     processes: dict[tuple[str, int], Badge] = {}
     gpus: dict[str, Badge] = {}
     # The most telling last: a hog's word stands over that it also holds much memory.
@@ -26,7 +27,8 @@ def current(now: datetime) -> Badges:
             processes[gpu, pid] = badge
         if gpu and rule in HOG_RULES:
             gpus[gpu] = badge
-    return Badges(processes, gpus)
+    harmful = sum(severity != "info" for *_, severity, _ in rows)
+    return Badges(processes, gpus, open=len(rows), harmful=harmful)
 
 
 def _telling(row: tuple[object, ...]) -> tuple[bool, bool, int]:

@@ -1,4 +1,4 @@
-"""Regions of the live dashboard: each app registers its own, the hub pushes those that changed."""
+"""Regions of live pages: each app registers its own, the hub pushes those that changed."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ def whole(context: Context) -> object:
 
 @dataclass(frozen=True, slots=True)
 class Region:
-    """A part of the dashboard that all viewers see alike.
+    """A part of the dashboard that all viewers see alike; `in_head`: of each page's head instead.
 
     `load(now)` reads what it shows, cheaply: it is called about once a second. It is rendered
     with that context and `now`, into an element whose id is `element_id`, and pushed when
     `version(context)` changed; lower `place` comes first. Times that only grow older belong in
-    the browser ({% ago %}).
+    the browser ({% ago %}). One in the head brings its element itself.
     """
 
     name: str
@@ -30,6 +30,7 @@ class Region:
     load: Callable[[datetime], Context]
     version: Callable[[Context], object] = whole
     place: int = 50
+    in_head: bool = False
 
     @property
     def element_id(self) -> str:
@@ -40,9 +41,10 @@ _registered: dict[str, Region] = {}
 
 
 def register(region: Region) -> None:
-    """Show `region` on the dashboard."""
+    """Show `region` where it belongs."""
     _registered[region.name] = region
 
 
-def regions() -> list[Region]:
-    return sorted(_registered.values(), key=lambda region: region.place)
+def regions(*, in_head: bool = False) -> list[Region]:
+    found = (region for region in _registered.values() if region.in_head is in_head)
+    return sorted(found, key=lambda region: region.place)

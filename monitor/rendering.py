@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import zlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -22,6 +22,8 @@ from monitor.regions import Region, regions
 logger = logging.getLogger(__name__)
 
 DASHBOARD, PROCESSES, GPU_PREFIX = "dashboard", "processes", "gpu:"
+# Of pages that have no figures: the head alone.
+HEAD = "head"
 BadgeSource = Callable[[datetime], Badges]
 SparkSource = Callable[[Iterable[str], datetime], dict[str, Spark]]
 
@@ -60,14 +62,16 @@ class Renderer:
         self._badges = badges
         self._now_badges = NONE
         self._n = 0
+        self._head: Sequence[Part] = ()
         self._parts: dict[str, tuple[object, Part]] = {}
         self._columns: dict[tuple[str, str], Column] = {}
         self._drawn: dict[str, Sparkline] = {}
 
-    def frame(self, snapshots: Sequence[Snapshot], topics: Iterable[str], now: datetime) -> Frame:
+    def frame(self, snapshots: Sequence[Snapshot], topics: Collection[str], now: datetime) -> Frame:
         """The next frame, for `topics`."""
         self._n += 1
-        self._now_badges = self._badges(now)
+        self._now_badges = NONE if set(topics) == {HEAD} else self._badges(now)
+        self._head = self._regions(now, in_head=True)
         boards = {topic: self._board(topic, snapshots, now) for topic in topics}
         self._columns = {k: v for k, v in self._columns.items() if k[0] in boards}
         at = min((s.at.timestamp() for s in snapshots), default=None)
@@ -76,6 +80,8 @@ class Renderer:
     def _board(self, topic: str, snapshots: Sequence[Snapshot], now: datetime) -> Board:
         if topic == DASHBOARD:
             return self._dashboard(snapshots, now)
+        if topic == HEAD:
+            return Board(columns={}, head=self._head)
         uuid = topic.removeprefix(GPU_PREFIX) if topic.startswith(GPU_PREFIX) else None
         shown = [c for c in cards.cards(snapshots) if c.uuid == uuid]
         rows = rows_of(snapshots, uuid)
@@ -84,6 +90,7 @@ class Renderer:
                 "g": self._column(topic, "g", [(c.uuid, c.values) for c in shown]),
                 "p": self._column(topic, "p", [(r.key, r.values) for r in rows]),
             },
+            head=self._head,
             digest=digest(snapshots, uuid, self._now_badges),
         )
 
@@ -98,17 +105,18 @@ class Renderer:
                 "g": self._column(DASHBOARD, "g", [(c.uuid, c.values) for c in shown]),
                 "p": self._column(DASHBOARD, "p", [(r.key, r.values) for r in rows]),
             },
+            head=self._head,
             parts=[
                 self._summary(snapshots, shown, now),
                 self._hosts(strips, now),
                 self._gpus(snapshots, shown, drawn, now),
-                *(part for r in regions() if (part := self._region(r, now))),
+                *self._regions(now),
             ],
             sparks=drawn,
         )
 
     def _summary(self, snapshots: Sequence[Snapshot], shown: Sequence[Card], now: datetime) -> Part:
-        facts = cards.summary(snapshots, shown)
+        facts = cards.summary(snapshots, shown, self._now_badges)
         return self._part("summary", facts, "monitor/_summary.html", {"summary": facts, "now": now})
 
     def _hosts(self, strips: Sequence[HostStrip], now: datetime) -> Part:
@@ -147,13 +155,18 @@ class Renderer:
         part = self._part("gpus", (order, context), "monitor/_gpus.html", context)
         return Part(part.target, part.html, part.changed_at, children)
 
+    def _regions(self, now: datetime, *, in_head: bool = False) -> list[Part]:
+        found = (self._region(region, now) for region in regions(in_head=in_head))
+        return [part for part in found if part]
+
     def _region(self, region: Region, now: datetime) -> Part | None:
         """A region that fails keeps what it showed: it must not take the page with it."""
         try:
             context = region.load(now)
             version = region.version(context)
             context = {**context, "region": region, "now": now}
-            return self._part(region.element_id, version, "monitor/_region.html", context)
+            template = region.template if region.in_head else "monitor/_region.html"
+            return self._part(region.element_id, version, template, context)
         except Exception:
             about = {"kind": "REGION_FAULT", "region": region.name}
             logger.exception("The region %s can't be shown", region.name, extra=about)

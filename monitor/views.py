@@ -37,7 +37,8 @@ def dashboard(request: HttpRequest) -> HttpResponse:
     parts = list(frame.boards[DASHBOARD].parts)
     overview = [p for p in parts if not p.target.startswith("region-")]
     regions = [p for p in parts if p.target.startswith("region-")]
-    return render(request, "monitor/dashboard.html", {"overview": overview, "regions": regions})
+    columns = [regions[0::2], regions[1::2]]
+    return render(request, "monitor/dashboard.html", {"overview": overview, "regions": columns})
 
 
 @require_safe

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import datetime
 
+from django.conf import settings
 from django.db import DatabaseError
 
+from monitor.regions import Context, Region
 from scheduler.models import ModeState
 from scheduler.policy.mode import Mode
 
@@ -34,3 +37,10 @@ def badge(host: str) -> ModeBadge | None:
         word = f"defensive ({where})" if where else "defensive"
         return ModeBadge(word, "warning", " ".join(reason for _, _, reason in defensive))
     return ModeBadge("cooperative", "ok", rows[0][2])
+
+
+def _load(now: datetime) -> Context:
+    return {"mode": badge(settings.CONFIG.node)}
+
+
+REGION = Region("mode", "scheduler/_mode.html", _load, in_head=True)

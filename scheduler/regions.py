@@ -8,7 +8,7 @@ from datetime import datetime
 from django.db.models import Case, Count, IntegerField, QuerySet, Value, When
 
 from monitor.regions import Context, Region, register
-from scheduler import job_lines, viewing
+from scheduler import job_lines, mode_badge, viewing
 from scheduler.job_lines import JobLine
 from scheduler.jobs import JobState
 from scheduler.models import Job
@@ -50,5 +50,6 @@ def load(now: datetime) -> Context:
 
 
 def register_regions() -> None:
+    register(mode_badge.REGION)
     register(REGION)
     register(Region("queue", "scheduler/_queue.html", load))

@@ -109,7 +109,7 @@ def _about_gpu(change: StateChange, now: datetime, news: bool) -> Note | None:
     if {was, gpu.state} & TOLD_ELSEWHERE:
         return None
     if was in BROKEN or _lasted(change, now):
-        text = f"{name} went from {_word(was)} to {_word(gpu.state)}."
+        text = f"{name} is {_word(gpu.state)} now; it was {_word(was)}."
         return _note("GPU_STATE_CHANGED", text, gpu)
     return None
 

@@ -218,6 +218,15 @@ async def test_a_topic_without_viewers_costs_nothing(
     assert set(hub.frame.boards) == {DASHBOARD}
 
 
+async def test_pages_without_figures_read_no_snapshot(hub: Hub, server: Server) -> None:
+    hub.join("head")
+    await tick(hub, server)
+
+    assert hub.frame is not None
+    assert set(hub.frame.boards) == {"head"}
+    assert server.reads == 0
+
+
 async def wait_until(condition: Callable[[], bool]) -> None:
     for _ in range(300):
         if condition():

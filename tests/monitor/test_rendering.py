@@ -224,3 +224,27 @@ def test_a_region_that_fails_keeps_what_it_showed(renderer: Renderer, counter: C
     said = message(frame(renderer, replace(snapshot(1), seq=2)))
 
     assert 'id="region-counter"' in said["content"]
+
+
+def moody(text: str) -> Region:
+    return Region("mood", "scheduler/_mode.html", lambda now: {"mode": text}, in_head=True)
+
+
+def test_a_region_of_the_head_travels_to_the_viewers_of_each_page(renderer: Renderer) -> None:
+    regions.register(moody("calm"))
+    made = renderer.frame([snapshot(1)], ["dashboard", "processes", "head"], NOW)
+
+    for topic in ("dashboard", "processes", "head"):
+        assert 'id="region-mood"' in message(made, topic=topic)["content"].replace("&quot;", '"')
+    assert not any(part.target == "region-mood" for part in made.boards["dashboard"].parts)
+
+
+def test_a_page_without_figures_hears_of_changes_alone(renderer: Renderer) -> None:
+    regions.register(moody("calm"))
+    first = frame(renderer, snapshot(1), "head")
+    second = frame(renderer, snapshot(1), "head")
+    assert second.message("head", first.n, NOW.timestamp()) is None
+
+    regions.register(moody("alarmed"))
+    third = frame(renderer, snapshot(1), "head")
+    assert message(third, first.n, "head")["since"] == first.n

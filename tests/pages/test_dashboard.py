@@ -173,3 +173,11 @@ def test_the_details_of_a_fault_stay_out_of_the_shared_page(alice: User, as_user
     shown = page(as_user(alice))
     assert "The sampler failed" in shown
     assert "secret" not in shown
+
+
+def test_an_incident_that_opens_is_not_told_twice(alice: User, as_user: Browse) -> None:
+    events.add("INCIDENT_OPENED", "Detected GPU hog.", now=NOW)
+    events.add("INCIDENT_CLOSED", "It is over.", now=NOW)
+
+    assert "Detected GPU hog." not in page(as_user(alice))
+    assert "It is over." in page(as_user(alice))

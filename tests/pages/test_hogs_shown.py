@@ -40,6 +40,12 @@ def test_the_gpu_that_somebody_hogs_comes_first(alice: User, as_user: AsUser) ->
     assert html.index(f'id="gpu-{gpu_uuid(1)}"') < html.index(f'id="gpu-{gpu_uuid(0)}"')
 
 
+def test_the_head_of_the_dashboard_counts_open_incidents(alice: User, as_user: AsUser) -> None:
+    made()
+
+    assert "1 open incident<" in get(as_user(alice), "/")
+
+
 def test_the_dashboard_lists_open_incidents_the_worst_first(alice: User, as_user: AsUser) -> None:
     made(text="harmless one", severity="info")
     made(text="serious one", severity="error")
