@@ -55,8 +55,9 @@ class Follower:
         if output.data:
             sys.stdout.buffer.write(output.data)
             sys.stdout.buffer.flush()
-            self._offset = output.next
             self._pause_s = SHORTEST_S
+        # It may be before what was asked for: a log that reached its limit was cut.
+        self._offset = output.next
         if output.state == "finished" and not output.more:
             return self._client.job(self._id)
         if output.more:

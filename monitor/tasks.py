@@ -15,10 +15,10 @@ from monitor.policy.retention import RetentionPolicy
 from monitor.senders.notify import send_all
 
 
-def queue(chore: str) -> None:
+def queue(chore: str, module: str = "monitor.tasks") -> None:
     """Have a worker run the task of this name."""
     options = {"task_name": chore, "save": False, "ack_failure": True, "timeout": 100}
-    async_task(f"monitor.tasks.{chore}", q_options=options)
+    async_task(f"{module}.{chore}", q_options=options)
 
 
 def roll_up() -> dict[str, int]:

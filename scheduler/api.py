@@ -139,6 +139,8 @@ def log(
     if not viewing.may_see_all(job, _person(request)):
         raise HttpError(403, f"Only {job.owner.username} and operators may read this log.")
     number = attempt or viewing.latest_number(job)
+    if removed := viewing.log_removed(job, number):
+        raise HttpError(410, removed)
     path = files.log_path(Path(settings.DATA), job.pk, number)
     piece = logs.tail(path, tail) if tail else logs.read(path, offset, limit)
     response = HttpResponse(piece.data, content_type="text/plain; charset=utf-8")

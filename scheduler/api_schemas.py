@@ -122,6 +122,9 @@ class AttemptBody(Schema):
     cpu_s: float | None
     peak_memory_bytes: int | None
     log_bytes: int | None
+    log_removed_at: datetime | None = Field(
+        description="Logs and checkpoints of ended jobs are kept for a while."
+    )
 
 
 class JobLine(Schema):

@@ -78,6 +78,7 @@ class Bounder:
             hidden=hidden,
             share_pct=job.share_pct if capped else None,
             period_s=policy.period_s,
+            log_bytes=policy.log_mib * 1024**2,
         )
 
     def variables(self, attempt: Attempt) -> dict[str, str]:

@@ -112,6 +112,8 @@ class Feed:
         since = self._tail.end - LAST if self._offset is None else self._offset
         piece = self._tail.piece(max(0, since))
         if not piece.data and not message:
+            if self._offset is not None and self._tail.is_cut:
+                self._offset = min(self._offset, piece.end)
             return False
         if piece.start != (self._offset or 0):
             message["skipped"] = max(0, piece.start - (self._offset or 0))

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Protocol
+from zlib import crc32
 
 from django.conf import settings
 from django.db import OperationalError, transaction
@@ -35,6 +36,7 @@ CHORES = {
     "prune": timedelta(minutes=5),
     "find_patterns": timedelta(hours=1),
 }
+CLEARED = timedelta(minutes=10)
 logger = logging.getLogger(__name__)
 
 
@@ -56,6 +58,22 @@ class Judgement:
 
     found: Mapping[str, object]
     queued: tuple[str, ...]
+
+
+class Clearing:
+    """The part that has ended jobs' files taken away, on this host: each has its own."""
+
+    name = "clearing"
+
+    def __init__(self, host: str, queue: Callable[[str, str], None]) -> None:
+        self._queue = queue
+        self._chore = f"clear {host[:24]} {crc32(host.encode()):08x}"
+
+    def judge(self, snapshot: Snapshot | None, now: datetime) -> bool:
+        is_due = chores.due(self._chore, CLEARED, now)
+        if is_due:
+            self._queue("clear_files", "scheduler.tasks")
+        return is_due
 
 
 class Constraints:
@@ -143,5 +161,6 @@ def build(guard: Guard) -> Controller:
         Alerts(tasks.queue),
         LockClaims(config.node, settings.LOCK_FOLDER),
         SteppingBack(config.node),
+        Clearing(config.node, tasks.queue),
     )
     return Controller(guard, config.node, tasks.queue, parts)

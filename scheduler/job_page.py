@@ -31,13 +31,17 @@ class Moment:
 
 @dataclass(frozen=True, slots=True)
 class ShownLog:
-    """The end of the log as the page has it; the live tail goes on at `end`."""
+    """The end of the log as the page has it; the live tail goes on at `end`.
+
+    removed: when it was taken away, in words.
+    """
 
     text: str
     start: int
     end: int
     size: int
     attempt: int
+    removed: str = ""
 
 
 def head(job: Job, person: User) -> dict[str, Any]:
@@ -103,7 +107,7 @@ def facts(shown: dict[str, Any]) -> object:
         job.problem,
         repr(job.blockers),
         job.held,
-        shown["yields"] and shown["yields"].pk,
+        shown["yields"] and (shown["yields"].text, shown["yields"].deadline),
         shown["estimate"],
         tuple(round(factor.value, 2) for factor in shown["factors"]),
         job.cancelled_by,
@@ -142,7 +146,8 @@ def shown_log(job: Job, data: Path) -> ShownLog:
     number = viewing.latest_number(job)
     piece = logs.tail(files.log_path(data, job.pk, number), SHOWN_TAIL)
     text = logs.Decoder(piece.start).feed(piece.data, final=job.state == JobState.FINISHED.value)
-    return ShownLog(logs.as_seen(text), piece.start, piece.end, piece.size, number)
+    removed = viewing.log_removed(job, number)
+    return ShownLog(logs.as_seen(text), piece.start, piece.end, piece.size, number, removed)
 
 
 def account(job: Job, run_as: str) -> str:

@@ -64,6 +64,8 @@ class Tail:
         self.start = self.end = 0
         self._kept = b""
         self._done = False
+        # Its end was cut off, while it was followed.
+        self.is_cut = False
 
     def show(self, view: View) -> None:
         if view == self.view:
@@ -71,6 +73,7 @@ class Tail:
         if self.view is None or view.log != self.view.log:
             self.start = self.end = 0
             self._kept = b""
+            self.is_cut = False
         self._done = False
         self.view = view
         self._tell()
@@ -85,7 +88,12 @@ class Tail:
             # Nothing is written after the end was recorded.
             self._done = view.ended
             return False
-        # A log that became shorter was emptied by somebody: begin anew.
+        if self.start < size < self.end:
+            # It has reached its limit.
+            self._kept, self.end, self.is_cut = self._kept[: size - self.start], size, True
+            self._tell()
+            return True
+        # A log that became much shorter was emptied by somebody: begin anew.
         since = self.end if self.end < size else 0
         start = max(since, size - KEPT)
         piece = await asyncio.to_thread(read, view.log, start, KEPT)
@@ -100,6 +108,8 @@ class Tail:
 
     def piece(self, offset: int) -> Piece:
         """What there is from `offset`; from later on where that is no longer at hand."""
+        if self.is_cut:
+            offset = min(offset, self.end)
         start = offset if self.start <= offset <= self.end else self.start
         at = start - self.start
         return Piece(start, self._kept[at : at + CHUNK], self.end)

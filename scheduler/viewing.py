@@ -9,6 +9,7 @@ from django.contrib.auth.models import AnonymousUser, User
 from django.db.models import Prefetch, QuerySet
 from django.urls import reverse
 
+from monitor.formats import duration
 from scheduler.blockers import TIER_WORDS, Tier
 from scheduler.jobs import After, JobState
 from scheduler.models import Attempt, Job
@@ -62,6 +63,14 @@ def latest_number(job: Job) -> int:
     """The attempt whose log is shown. Before the first there is no log."""
     attempt = latest(job)
     return attempt.number if attempt else 1
+
+
+def log_removed(job: Job, number: int) -> str:
+    """When the log of this attempt was taken away, in words; "" = it was not."""
+    found = next((each for each in attempts_of(job) if each.number == number), None)
+    if found is None or found.files_gone_at is None or job.ended_at is None:
+        return ""
+    return f"The log was removed {duration(found.files_gone_at - job.ended_at)} after the end."
 
 
 def line(job: Job) -> dict[str, Any]:
@@ -212,4 +221,5 @@ def _attempt(attempt: Attempt, seen: bool) -> dict[str, Any]:
         "cpu_s": attempt.cpu_s,
         "peak_memory_bytes": attempt.peak_memory_bytes,
         "log_bytes": attempt.log_bytes,
+        "log_removed_at": attempt.files_gone_at,
     }

@@ -41,6 +41,10 @@ class Attempt(models.Model):
     cpu_s = models.FloatField(null=True, blank=True)
     peak_memory_bytes = models.BigIntegerField(null=True, blank=True)
     log_bytes = models.BigIntegerField(null=True, blank=True)
+    # Of its whole job on this host, once that has ended: with the logs, and in a folder of its own.
+    files_bytes = models.BigIntegerField(null=True, blank=True)
+    saved_bytes = models.BigIntegerField(null=True, blank=True)
+    files_gone_at = models.DateTimeField(null=True, blank=True)
 
     class Meta:
         constraints = [

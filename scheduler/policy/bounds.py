@@ -41,6 +41,17 @@ class BoundsPolicy:
             "least": 16,
         },
     )
+    log_mib: int = field(
+        default=1024,
+        metadata={
+            "label": "Longest log",
+            "help": "Of one attempt. The job goes on; what it writes then is left out, but for the "
+            "end. 0 = no limit.",
+            "unit": "MiB",
+            "least": 0,
+            "most": 1024**2,
+        },
+    )
     hide_gpus: bool = field(
         default=True,
         metadata={

@@ -12,6 +12,7 @@ from scheduler.policy.backfill import BackfillPolicy
 from scheduler.policy.bounds import BoundsPolicy, NicePolicy
 from scheduler.policy.capacity import CapacityPolicy
 from scheduler.policy.idling import IdlePolicy
+from scheduler.policy.keeping import KeepingPolicy
 from scheduler.policy.mode import ModePolicy
 from scheduler.policy.ordering import OrderPolicy
 from scheduler.policy.preemption import PreemptionPolicy
@@ -27,6 +28,7 @@ POLICIES: dict[str, type[Any]] = {
     "bounds": BoundsPolicy,
     "capacity": CapacityPolicy,
     "idle": IdlePolicy,
+    "keeping": KeepingPolicy,
     "mode": ModePolicy,
     "niceness": NicePolicy,
     "order": OrderPolicy,
@@ -59,5 +61,5 @@ TOPICS: dict[str, tuple[str, ...]] = {
         "capacity",
     ),
     "When jobs wait for the machine": ("pressure", "utilisation", "adaptive", "mode", "idle"),
-    "What keeps jobs within bounds": ("bounds", "niceness"),
+    "What keeps jobs within bounds": ("bounds", "niceness", "keeping"),
 }

@@ -15,7 +15,7 @@ class Bounds(_Body):
     `instance`. cgroup: the folders under which the job gets one of its own, or `scope`: "system" or
     "user", where systemd makes it. cpus, memory_bytes, pids: what all its processes get together.
     hidden: (major, minor) of the GPUs' device files that it can't open. share_pct: of the time, in
-    periods of period_s, in which it may run.
+    periods of period_s, in which it may run. log_bytes: the longest log.
     """
 
     lock_folder: str = ""
@@ -30,3 +30,4 @@ class Bounds(_Body):
     hidden: list[list[int]] = field(default_factory=list)
     share_pct: int | None = None
     period_s: float = 0.5
+    log_bytes: int = 0

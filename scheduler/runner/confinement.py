@@ -1,4 +1,4 @@
-"""Edge: what the runner does to keep its job within its bounds: locks, a cgroup, a share of time.
+"""Edge: what the runner does to keep its job within its bounds: locks, a cgroup, a share, its log.
 
 What this machine does not give is left out: the job runs without it, as `gpucoord check` said.
 Only a lock that somebody else holds keeps the job from running.
@@ -18,11 +18,13 @@ from scheduler.runner.bounds import Bounds
 from scheduler.runner.cgroups import Cgroup
 from scheduler.runner.duty import Duty
 from scheduler.runner.locks import Held, Refused
+from scheduler.runner.log_limit import LogLimit
 from scheduler.runner.spec import Spec
 
 
 class Confinement:
-    """In order: `lock`, `take_in` the held process, `beat` while it runs, `leave`, `tidy`."""
+    """In order: `lock`, `limit` the log, `take_in` the held process, `beat` while it runs, `leave`,
+    `tidy`."""
 
     def __init__(self, spec: Spec) -> None:
         bounds = Bounds.from_json(spec.bounds)
@@ -32,6 +34,7 @@ class Confinement:
         self._cgroup: Cgroup | None = None
         self._leader = 0
         self._duty = Duty(bounds.share_pct, bounds.period_s)
+        self._log: LogLimit | None = None
 
     def lock(self) -> str | None:
         """Take the GPUs' lock files; why not, when somebody else has one."""
@@ -51,6 +54,10 @@ class Confinement:
         self._held = taken
         return None
 
+    def limit(self, log: int) -> None:
+        if self._bounds.log_bytes:
+            self._log = LogLimit(log, self._bounds.log_bytes)
+
     def take_in(self, pid: int) -> None:
         """Put the job's first process, which waits, into a cgroup of its own."""
         self._leader = pid
@@ -67,7 +74,12 @@ class Confinement:
             device_rules.hide(self._cgroup, [(a, b) for a, b in self._bounds.hidden])
 
     def beat(self) -> float | None:
-        """Let the job run or pause, as its share says; when (monotonic) to be asked again."""
+        """Look after its share and its log; when (monotonic) to be asked again."""
+        dues = (self._log.beat() if self._log else None, self._take_turns())
+        return min((due for due in dues if due is not None), default=None)
+
+    def _take_turns(self) -> float | None:
+        """Let the job run or pause, as its share says."""
         if not self._duty.caps:
             return None
         pauses, until = self._duty.at(time.monotonic())
@@ -100,6 +112,8 @@ class Confinement:
         """The job is over: others may have its GPUs."""
         self.kill()
         self._held.release()
+        if self._log is not None:
+            self._log.finish()
 
     def tidy(self) -> None:
         """Once its end is told, as nobody waits for this."""

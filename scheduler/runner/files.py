@@ -24,8 +24,12 @@ RESULT = "result.json"
 LOG = "output.log"
 
 
+def jobs_folder(data: Path) -> Path:
+    return data / "jobs"
+
+
 def job_folder(data: Path, job_id: int) -> Path:
-    return data / "jobs" / str(job_id)
+    return jobs_folder(data) / str(job_id)
 
 
 def attempt_folder(data: Path, job_id: int, number: int) -> Path:

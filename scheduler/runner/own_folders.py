@@ -61,10 +61,22 @@ def own_folder(data: Path, job_id: int, *, uid: int | None, chosen: Path | None)
     return OwnFolder(_shared(data) / str(job_id))
 
 
+def roots(data: Path, chosen: Path | None) -> list[Path]:
+    """Where jobs' files may lie: that of the logs, and, where they are there, those of other
+    folders of their own."""
+    found = files.read_json(data / REMEMBERED)
+    others = [chosen, _beside(data), Path(found["path"]) if found else None]
+    return [files.jobs_folder(data), *(path for path in others if path and path.is_dir())]
+
+
+def _beside(data: Path) -> Path:
+    return data.with_name(f"{data.name}-jobs")
+
+
 @cache
 def _shared(data: Path) -> Path:
     if all(folder.stat().st_mode & stat.S_IXOTH for folder in data.parents):
-        return data.with_name(f"{data.name}-jobs")
+        return _beside(data)
     found = files.read_json(data / REMEMBERED)
     if found is None:
         found = {"path": tempfile.mkdtemp(prefix="gpucoord-jobs-", dir=LASTING)}

@@ -77,6 +77,7 @@ def _attempt(spec: Spec, folder: Path, claimed: Claimed, confinement: Confinemen
     if refused is not None:
         return Result(nonce=spec.nonce, ended_at=time.time(), refused=refused)
     log = _open_log(spec, folder)
+    confinement.limit(log)
     child = launch.fork_job(spec, log)
     confinement.take_in(child.pid)
     _write_started(spec, folder, claimed, child.pid)
@@ -98,7 +99,7 @@ def _attempt(spec: Spec, folder: Path, claimed: Claimed, confinement: Confinemen
 
 
 def _open_log(spec: Spec, folder: Path) -> int:
-    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+    flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
     log = os.open(folder / files.LOG, flags, 0o600)
     if spec.uid is not None and spec.gid is not None:
         # So that a script of the job may open /dev/stderr; the folder stays closed to it.

@@ -177,3 +177,15 @@ def test_a_runner_belongs_to_nobody_who_started_it(run: Run) -> None:
     assert int(stat[3]) == runner
     assert int(stat[1]) != os.getpid()
     wait_for(lambda: Path(f"/proc/{runner}/comm").read_text() == "gpucoord-runner\n")
+
+
+def test_a_runaway_log_is_cut_and_the_job_goes_on(run: Run) -> None:
+    line = "i=0; while [ $i -lt 60 ]; do seq 2000; sleep 0.02; i=$((i+1)); done; echo done; exit 3"
+    attempt = run("/bin/sh", "-c", line, bounds={"log_bytes": 100_000})
+    result = attempt.result(within_s=20)
+    text = attempt.log()
+
+    assert result.exit_code == 3
+    assert result.log_bytes == len(text) < 200_000
+    assert "the log has reached its limit of 97.66 KiB" in text
+    assert text.endswith("2000\ndone\n")

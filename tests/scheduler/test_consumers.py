@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import asyncio
 import json
+import os
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,7 @@ from scheduler import consumers, store, tails
 from scheduler.models import Job
 from tests import jobs_made
 from tests.builders import NOW
+from tests.processes.attempts import wait_for
 
 pytestmark = pytest.mark.django_db(transaction=True)
 Open = Callable[..., Awaitable[Any]]
@@ -149,6 +152,21 @@ async def test_a_page_that_says_nothing_gets_no_more_and_skips_ahead(
 
     await page.send_to(json.dumps({"ack": 1}))
     assert (await said(page))["skipped"] > tails.KEPT / 2
+
+
+async def test_a_log_that_is_cut_at_its_limit_goes_on_from_there(
+    alice: User, job: Job, data: Path, opened: Open
+) -> None:
+    log = jobs_made.write_log(data, job, b"kept, left out")
+    page = await opened(alice, job)
+    await said(page)
+    assert await log_until(page, "out") == "kept, left out"
+
+    os.truncate(log, 4)
+    tail = tails.tails(consumers.look)._tails[job.pk]
+    await asyncio.to_thread(wait_for, lambda: tail.end == 4)
+    jobs_made.write_log(data, job, b" | end")
+    assert await log_until(page, "end") == " | end"
 
 
 async def test_a_new_attempt_begins_anew(alice: User, job: Job, data: Path, opened: Open) -> None:

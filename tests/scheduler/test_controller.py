@@ -100,6 +100,7 @@ def test_the_settings_build_it_and_its_chores_are_tasks() -> None:
         "monitor.tasks.roll_up",
         "monitor.tasks.prune",
         "monitor.tasks.find_patterns",
+        "scheduler.tasks.clear_files",
     }
 
 
