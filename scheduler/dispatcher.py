@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 from monitor.identity import boot_id
 from monitor.stepping import Guard
 from monitor.wake import wake
-from scheduler import store, transitions, yielding
+from scheduler import store, transitions, turns, yielding
 from scheduler.blockers import Blocker
 from scheduler.models import Attempt
 from scheduler.plans import Plan, PlanPolicy
@@ -18,6 +18,8 @@ from scheduler.transitions import Reasons, keys
 
 # Readings of the GPUs come once a second, and an administrator may change a waiting job.
 PLAN_AGAIN = timedelta(seconds=0.9)
+# So often another host may come first; then the next step plans.
+TRIES = 3
 
 
 class Dispatcher:
@@ -41,15 +43,22 @@ class Dispatcher:
         if mark == self._mark and not has_room and now - self._planned_at < PLAN_AGAIN:
             return []
         self._mark, self._planned_at = mark, now
-        return self._plan(now)
+        for _ in range(TRIES):
+            placed = self._plan(now)
+            if placed is not None:
+                return placed
+            self._mark = store.queue_mark()
+        return []
 
-    def _plan(self, now: datetime) -> list[Attempt]:
+    def _plan(self, now: datetime) -> list[Attempt] | None:
+        """None = nothing was kept, as another host has placed something meanwhile."""
         queue = self._supply.queue(now, self._mark)
         if not queue and not self._supply.windows(now):
             self._told = {}
             return []
         if self._told is None:
             self._told = transitions.told()
+        turn = turns.now()
         given = self._supply.given(queue, now)
         made = plan(queue, given.slots, given.policy, now, given.rules)
         told = keys_of(made.blockers)
@@ -57,14 +66,19 @@ class Dispatcher:
             id_: made.blockers[id_] for id_, now_ in told.items() if self._told.get(id_) != now_
         }
         wishes = [*made.evictions, *made.preemptions]
-        placed = self._commit(made, news, now) if made.placements or news or wishes else []
-        self._told = told
+        placed: list[Attempt] | None = []
+        if made.placements or news or wishes:
+            placed = self._commit(made, news, turn, now)
+        if placed is not None:
+            self._told = told
         return placed
 
     def _commit(
-        self, made: Plan, news: Mapping[int, tuple[Blocker, ...]], now: datetime
-    ) -> list[Attempt]:
+        self, made: Plan, news: Mapping[int, tuple[Blocker, ...]], turn: int, now: datetime
+    ) -> list[Attempt] | None:
         with self._guard():
+            if not turns.take(turn, places=bool(made.placements)):
+                return None
             placed = [transitions.place(p, boot_id(), now) for p in made.placements]
             for wish in (*made.evictions, *made.preemptions):
                 yielding.ask(wish, now)

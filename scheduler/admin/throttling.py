@@ -1,11 +1,11 @@
-"""Admin: what the controller allows, and the mode of each host. The mode is set on its page."""
+"""Admin: what the controller allows, each host's mode (set on its page), the planners' turn."""
 
 from __future__ import annotations
 
 from django.contrib import admin
 
-from monitor.admin.rows import Forgettable
-from scheduler.models import ModeState, ThrottleState
+from monitor.admin.rows import Forgettable, ReadOnly
+from scheduler.models import ModeState, PlanTurn, ThrottleState
 
 
 @admin.register(ThrottleState)
@@ -22,3 +22,10 @@ class ModeStateAdmin(Forgettable):
     list_filter = ("host", "mode", "override")
     search_fields = ("host", "reason", "override_by")
     ordering = ("host",)
+
+
+@admin.register(PlanTurn)
+class PlanTurnAdmin(ReadOnly):
+    list_display = ("id", "taken")
+    search_fields = ("id",)
+    ordering = ("id",)

@@ -6,6 +6,7 @@ from scheduler.models.means import Means
 from scheduler.models.quotas import Quota
 from scheduler.models.shares import GpuDay, SharedOut, UsedShare
 from scheduler.models.throttling import ModeState, ThrottleState
+from scheduler.models.turns import PlanTurn
 from scheduler.models.windows import TimeWindow
 from scheduler.models.yields import KeptGpu, YieldRequest
 
@@ -17,6 +18,7 @@ __all__ = [
     "KeptGpu",
     "Means",
     "ModeState",
+    "PlanTurn",
     "Quota",
     "SharedOut",
     "ThrottleState",

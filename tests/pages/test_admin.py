@@ -35,6 +35,7 @@ from scheduler.models import (
     KeptGpu,
     Means,
     ModeState,
+    PlanTurn,
     Quota,
     SharedOut,
     ThrottleState,
@@ -71,6 +72,7 @@ def filled(alice: User) -> None:
     TimeWindow.objects.create(
         user=alice, days=[0], start="20:00", end="06:00", zone="UTC", asked_by="alice", asked_at=NOW
     )
+    PlanTurn.objects.create()
     ModeState.objects.create(host="gpubox", since_at=NOW, reason="No hogs.")
     ThrottleState.objects.create(host="gpubox", at=NOW, allowed="{}", memory="{}")
     one, other = Job.objects.order_by("id")[:2]

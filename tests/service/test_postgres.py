@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
+import psycopg
 import pytest
 
 from tests.processes.service import ROOT, Service, wait_until
@@ -88,6 +89,25 @@ def test_a_job_of_another_host_starts_at_once(service: Service, tmp_path: Path) 
     assert ran.returncode == 0, ran.stderr
     seconds = [float(line) for line in ran.stdout.split()]
     assert statistics.median(seconds) < 0.25, seconds
+
+
+def test_two_hosts_that_plan_at_once_give_nobody_more_than_their_quota(
+    url: str, tmp_path: Path
+) -> None:
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute("CREATE DATABASE planners")
+    there = {"DATABASE_URL": url.removesuffix("postgres") + "planners"}
+    folder = {"GPUCOORD_DATA": str(tmp_path), "DJANGO_SETTINGS_MODULE": "gpucoord_site.settings"}
+
+    ran = subprocess.run(
+        [sys.executable, "-m", "tests.service.two_planners"],
+        env={**os.environ, **there, **folder},
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
+
+    assert (ran.returncode, ran.stdout.split()) == (0, ["1", "1"]), ran.stderr[-3000:]
 
 
 def test_check_names_the_server_and_its_tables(service: Service) -> None:
