@@ -95,6 +95,11 @@ class Card:
         return f"gpu-{self.uuid}"
 
     @property
+    def model(self) -> str:
+        """Its name without the maker's, which all have."""
+        return self.name.removeprefix("NVIDIA ")
+
+    @property
     def word(self) -> str:
         return STATES[self.state][0] if self.state else "unknown"
 

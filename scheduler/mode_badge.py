@@ -15,9 +15,12 @@ from scheduler.policy.mode import Mode
 
 @dataclass(frozen=True, slots=True)
 class ModeBadge:
+    """`until`: when an operator's word for it ends."""
+
     word: str
     shape: str
     reason: str
+    until: datetime | None = None
 
 
 def badge(host: str) -> ModeBadge | None:
@@ -26,17 +29,19 @@ def badge(host: str) -> ModeBadge | None:
     A page that can say why the database fails must not fail for this.
     """
     try:
-        rows = list(ModeState.objects.order_by("host").values_list("host", "mode", "reason"))
+        columns = ("host", "mode", "reason", "override_until")
+        rows = list(ModeState.objects.order_by("host").values_list(*columns))
     except DatabaseError:
         return None
     if not rows:
         return None
     defensive = [row for row in rows if row[1] == Mode.DEFENSIVE]
     if defensive:
-        where = ", ".join(name for name, _, _ in defensive if len(rows) > 1 or name != host)
+        where = ", ".join(name for name, *_ in defensive if len(rows) > 1 or name != host)
         word = f"defensive ({where})" if where else "defensive"
-        return ModeBadge(word, "warning", " ".join(reason for _, _, reason in defensive))
-    return ModeBadge("cooperative", "ok", rows[0][2])
+        reasons = " ".join(reason for _, _, reason, _ in defensive)
+        return ModeBadge(word, "warning", reasons, defensive[0][3])
+    return ModeBadge("cooperative", "ok", *rows[0][2:])
 
 
 def _load(now: datetime) -> Context:

@@ -168,7 +168,7 @@ def _log(jobs: Iterable[int], deferral: Deferral, host: str, now: datetime) -> N
 
 
 def _why(deferral: Deferral) -> str:
-    return ", ".join(str(strain) for strain in deferral.strains)
+    return ", ".join(strain.text for strain in deferral.strains)
 
 
 def _who(kinds: Iterable[PriorityClass]) -> str:

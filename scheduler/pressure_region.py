@@ -44,6 +44,7 @@ class HostPressure:
     mode: str
     mode_reason: str
     mode_since: datetime | None
+    mode_until: datetime | None
 
     @property
     def is_defensive(self) -> bool:
@@ -78,6 +79,7 @@ def _pressure(
         mode=mode.mode if mode else "",
         mode_reason=mode.reason if mode else "",
         mode_since=mode.since_at if mode else None,
+        mode_until=mode.override_until if mode else None,
     )
 
 

@@ -119,3 +119,9 @@ def test_whom_jobs_give_way_to_is_told_on_the_card_but_no_suspicion() -> None:
         "alice's blender",
         "alice's blender",
     ]
+
+
+def test_a_card_leaves_out_the_maker() -> None:
+    (card,) = cards.cards([snapshot([gpu(name="NVIDIA A100-SXM4-80GB")])])
+
+    assert (card.model, card.name) == ("A100-SXM4-80GB", "NVIDIA A100-SXM4-80GB")

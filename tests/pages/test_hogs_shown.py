@@ -40,6 +40,12 @@ def test_the_gpu_that_somebody_hogs_comes_first(alice: User, as_user: AsUser) ->
     assert html.index(f'id="gpu-{gpu_uuid(1)}"') < html.index(f'id="gpu-{gpu_uuid(0)}"')
 
 
+def test_the_page_of_a_gpu_says_that_somebody_hogs_it(alice: User, as_user: AsUser) -> None:
+    made(gpu_id=gpu_uuid(1), pid=PID)
+    head = get(as_user(alice), f"/gpus/{gpu_uuid(1)}/").split('id="figures"')[0]
+    assert "others wait" in head
+
+
 def test_the_head_of_the_dashboard_counts_open_incidents(alice: User, as_user: AsUser) -> None:
     made()
 

@@ -62,7 +62,7 @@ def test_an_operator_sets_it_for_a_while(host: str, root: User, as_user: AsUser)
     assert (row.mode, row.override, row.override_by) == ("defensive", "defensive", "root")
     assert row.override_until is not None
     assert abs(row.override_until - timezone.now() - timedelta(hours=1)) < timedelta(minutes=1)
-    assert "root has set it." in answer.content.decode()
+    assert "root has set it. It holds until" in answer.content.decode()
     assert audit.about(f"mode {host}")[0].action == "MODE_SET"
     assert events.recent(1)[0].kind == "MODE_CHANGED"
     browser.post("/mode/", {"host": host, "mode": "automatic"})

@@ -124,6 +124,7 @@ def test_it_tells_when_starts_are_held_back_and_when_they_are_free_again(alice: 
     for second in range(0, 60, 5):
         look(second, [busy(0)], [foreign(0)])
     assert kinds() == ["BACKPRESSURE_ACTIVATED"]
+    assert "(all GPUs are busy)" in events.recent(1, kind="BACKPRESSURE_ACTIVATED")[0].text
     for second in range(60, 200, 5):
         look(second, [gpu(0)])
     assert kinds() == ["BACKPRESSURE_ACTIVATED", "BACKPRESSURE_RELEASED"]
