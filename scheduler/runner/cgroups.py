@@ -61,11 +61,12 @@ class Cgroup:
             (folder / "cgroup.procs").write_text(str(pid))
 
     def pids(self) -> set[int]:
-        found: set[int] = set()
-        for folder in self.folders:
-            with suppress(OSError):
-                found |= {int(line) for line in (folder / "cgroup.procs").read_text().split()}
-        return found
+        return set().union(*map(_pids, self.folders))
+
+    def holding(self, pid: int) -> Cgroup | None:
+        """What of it this process is in; None = it could not go into any of it."""
+        found = tuple(folder for folder in self.folders if pid in _pids(folder))
+        return Cgroup(found) if found else None
 
     def ran_out_of_memory(self) -> bool:
         """Whether the kernel has killed one of its processes for memory."""
@@ -127,6 +128,12 @@ class Cgroup:
                     path.write_text(text)
                     done = True
         return done
+
+
+def _pids(folder: Path) -> set[int]:
+    with suppress(OSError):
+        return {int(line) for line in (folder / "cgroup.procs").read_text().split()}
+    return set()
 
 
 def _removed(folder: Path) -> bool:

@@ -13,7 +13,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from scheduler.runner import cgroup_places, device_rules, family, locks
+from scheduler.runner import device_rules, family, locks, scopes
 from scheduler.runner.bounds import Bounds
 from scheduler.runner.cgroups import Cgroup
 from scheduler.runner.duty import Duty
@@ -23,8 +23,8 @@ from scheduler.runner.spec import Spec
 
 
 class Confinement:
-    """In order: `lock`, `limit` the log, `take_in` the held process, `beat` while it runs, `leave`,
-    `tidy`."""
+    """In order: `lock`, `limit` the log, `make_cgroup`, `take_in` the held process, `beat` while it
+    runs, `leave`, `tidy`."""
 
     def __init__(self, spec: Spec) -> None:
         bounds = Bounds.from_json(spec.bounds)
@@ -32,7 +32,6 @@ class Confinement:
         self._name = name_of(bounds, spec)
         self._held = Held()
         self._cgroup: Cgroup | None = None
-        self._leader = 0
         self._duty = Duty(bounds.share_pct, bounds.period_s)
         self._log: LogLimit | None = None
 
@@ -58,20 +57,31 @@ class Confinement:
         if self._bounds.log_bytes:
             self._log = LogLimit(log, self._bounds.log_bytes)
 
+    def make_cgroup(self) -> tuple[Path, ...]:
+        """The folders of the job's own cgroup, with its limits set, for it to be forked into."""
+        if self._bounds.cgroup:
+            with suppress(OSError):
+                cgroup = Cgroup.under(self._bounds.cgroup, self._name)
+                cgroup.make()
+                self._bound(cgroup)
+        return self._cgroup.folders if self._cgroup else ()
+
     def take_in(self, pid: int) -> None:
-        """Put the job's first process, which waits, into a cgroup of its own."""
-        self._leader = pid
-        folders, scope = self._bounds.cgroup, self._bounds.scope
-        if not folders and not scope:
-            return
-        with suppress(OSError, subprocess.SubprocessError):
-            self._cgroup = cgroup_places.enter(folders, scope, self._name, pid)
-            self._cgroup.limit(
-                cpus=self._bounds.cpus,
-                memory_bytes=self._bounds.memory_bytes,
-                pids=self._bounds.pids,
-            )
-            device_rules.hide(self._cgroup, [(a, b) for a, b in self._bounds.hidden])
+        """See where the job's first process is, while it waits; or have systemd take it in."""
+        if self._bounds.scope:
+            with suppress(OSError, subprocess.SubprocessError):
+                self._bound(Cgroup((scopes.enter(self._bounds.scope, self._name, pid),)))
+        elif self._cgroup is not None:
+            self._cgroup = self._cgroup.holding(pid)
+
+    def _bound(self, cgroup: Cgroup) -> None:
+        self._cgroup = cgroup
+        cgroup.limit(
+            cpus=self._bounds.cpus,
+            memory_bytes=self._bounds.memory_bytes,
+            pids=self._bounds.pids,
+        )
+        device_rules.hide(cgroup, [(a, b) for a, b in self._bounds.hidden])
 
     def beat(self) -> float | None:
         """Look after its share and its log; when (monotonic) to be asked again."""

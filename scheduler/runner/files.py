@@ -49,10 +49,14 @@ def make_folder(folder: Path) -> None:
 def write_json(path: Path, body: dict[str, Any]) -> None:
     """Write the file as a whole or not at all; only the service's account may read it."""
     part = path.with_name(f"{path.name}.{os.getpid()}")
-    descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-        json.dump(body, file)
+    _write(part, body)
     part.replace(path)
+
+
+def _write(path: Path, body: dict[str, Any]) -> None:
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+        file.write(json.dumps(body))
 
 
 def read_json(path: Path) -> dict[str, Any] | None:
@@ -81,7 +85,7 @@ def claim(folder: Path, body: dict[str, Any]) -> bool:
     always learns who holds the attempt.
     """
     part = folder / f"{CLAIMED}.{os.getpid()}"
-    write_json(part, body)
+    _write(part, body)
     try:
         os.link(part, folder / CLAIMED)
     except FileExistsError:

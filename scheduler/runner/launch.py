@@ -5,10 +5,13 @@ from __future__ import annotations
 import errno
 import os
 import signal
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import NoReturn
 
+from scheduler.runner.forking import fork_into
 from scheduler.runner.spec import Spec
 
 NOT_FOUND = 127
@@ -42,14 +45,14 @@ class Child:
         return stage, int(number)
 
 
-def fork_job(spec: Spec, log: int) -> Child:
-    """Fork. The child waits: if this process dies before `go()`, nothing has run.
+def fork_job(spec: Spec, log: int, cgroup: Sequence[Path] = ()) -> Child:
+    """Fork into this cgroup. The child waits: if we die before `go()`, nothing has run.
 
-    When this returns, the child leads its own session: who learns its pid may signal its group.
+    When this returns, it leads a session of its own: who learns its pid may signal its group.
     """
     wait_end, go_end = os.pipe()
     errors_in, errors_out = os.pipe()
-    pid = os.fork()
+    pid = fork_into(cgroup)
     if pid == 0:
         os.close(go_end)
         _become(spec, log, wait_end, errors_out)

@@ -1,7 +1,7 @@
-"""Edge: a small process, kept ready, that forks a runner per job, so that a start is quick.
+"""Edge: a small process that keeps a runner ready, so that a start is quick.
 
-It reads the folders of attempts from its socket and ends when the other side closes. Runners
-are no longer its children once they run: it may die at any time without harm to a job.
+The folders of attempts come through its socket, each to the runner that is ready; when the other
+side closes, both end. It may die at any time without harm to a job.
 Standard library only; started as `python -I -S -c "... nursery.serve(FD)"`.
 """
 
@@ -11,39 +11,53 @@ import gc
 import os
 import signal
 import socket
-import sys
-import traceback
+import time
 from pathlib import Path
 from typing import NoReturn
 
-from scheduler.runner.run import run
-from scheduler.runner.watch import HEARD
+from scheduler.runner.run import detach, rehearse, run
+
+# Whoever can't even wait for its order is not replaced more often than that.
+PAUSE_S = 1.0
 
 
 def serve(descriptor: int) -> None:
-    """Fork a runner for each folder that comes."""
+    """A runner is forked ahead for each folder that comes."""
+    # They leave nothing behind here when they end.
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     gc.freeze()
     with socket.socket(fileno=descriptor) as orders:
-        while order := orders.recv(8192):
-            _fork_runner(Path(os.fsdecode(order)))
+        while not _is_closed(orders):
+            _keep_ready(orders)
 
 
-def _fork_runner(folder: Path) -> None:
-    # A request to stop that comes before the runner listens for it must wait, not kill.
-    signal.pthread_sigmask(signal.SIG_BLOCK, HEARD)
-    between = os.fork()
-    if between == 0:
-        _fork_again(folder)
-    os.waitpid(between, 0)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, HEARD)
-
-
-def _fork_again(folder: Path) -> NoReturn:
-    """The process between ends at once, so that the runner belongs to nobody here."""
+def _is_closed(orders: socket.socket) -> bool:
     try:
-        if os.fork() == 0:
-            run(folder)
+        return not orders.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+    except BlockingIOError:
+        return False
+
+
+def _keep_ready(orders: socket.socket) -> None:
+    """Returns when a runner has its order, and with it has closed all else; or when it died."""
+    closed, kept = os.pipe()
+    if os.fork() == 0:
+        _wait_and_run(orders)
+    os.close(kept)
+    os.read(closed, 1)
+    os.close(closed)
+
+
+def _wait_and_run(orders: socket.socket) -> NoReturn:
+    try:
+        detach()
+        rehearse()
+        order = orders.recv(8192)
     except BaseException:
-        traceback.print_exc(file=sys.stderr)
+        time.sleep(PAUSE_S)
         os._exit(1)
-    os._exit(0)
+    try:
+        if order:
+            run(Path(os.fsdecode(order)))
+    finally:
+        os._exit(0)

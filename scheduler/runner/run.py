@@ -1,15 +1,16 @@
 """Edge: the runner, one small detached process per job, from its claim to its result.
 
 It knows neither Django nor the database and outlives everything else of gpucoord. Order of
-deeds: claim the attempt · reserve the result's space · lock its GPUs · fork the job, held · put it
-into its cgroup · write both identities · let it go · wait · end what is left of it · unlock ·
-write the result · wake the scheduler.
+deeds: claim the attempt · reserve the result's space · lock its GPUs · fork the job into its
+cgroup, held · write both identities · let it go · wait · end what is left of it · unlock · write
+the result · wake the scheduler.
 Whatever dies in between, the files say what has happened and what can't have.
 """
 
 from __future__ import annotations
 
 import ctypes
+import json
 import math
 import os
 import resource
@@ -29,11 +30,13 @@ from scheduler.runner.watch import HEARD, Ending, Watch
 
 PR_SET_NAME = 15
 PR_SET_CHILD_SUBREAPER = 36
+MOST_DESCRIPTORS = 4096
+NOWHERE = Path("/proc/self/nowhere")
 
 
 def run(folder: Path) -> None:
-    """Run the attempt of this folder, unless somebody has claimed it. Call in a fresh process."""
-    _detach()
+    """Run the attempt of this folder, unless somebody has claimed it. Call once detached."""
+    os.closerange(3, MOST_DESCRIPTORS)
     body = files.read_json(folder / files.SPEC)
     if body is None:
         return
@@ -53,23 +56,41 @@ def run(folder: Path) -> None:
     confinement.tidy()
 
 
-def _detach() -> None:
-    """Own session, own streams, no folder held, not to be stopped by a closing terminal."""
+def detach() -> None:
+    """Own session, own streams, no folder held, not to be stopped by a closing terminal.
+
+    A request to stop that comes before the runner listens for it waits, and does not kill.
+    """
     signal.pthread_sigmask(signal.SIG_BLOCK, HEARD)
     for number in (signal.SIGHUP, signal.SIGINT):
         signal.signal(number, signal.SIG_IGN)
+    # It wants to hear how its own children end.
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     os.setsid()
     os.chdir("/")
     os.umask(0o077)
     nothing = os.open(os.devnull, os.O_RDWR)
     for stream in (0, 1, 2):
         os.dup2(nothing, stream)
-    os.closerange(3, max(4096, nothing + 1))
+    os.close(nothing)
     libc = ctypes.CDLL(None, use_errno=True)
     libc.prctl(PR_SET_NAME, b"gpucoord-runner", 0, 0, 0)
     if libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "PR_SET_CHILD_SUBREAPER")
     resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
+
+
+def rehearse() -> None:
+    """What needs no attempt, once: memory that a fork shares is slow when it is first written."""
+    spec = Spec(job_id=0, attempt=0, nonce="", argv=[], cwd="/", env={}, account="")
+    claimed = claim_by_me(spec.nonce, runner=True)
+    Spec.from_json(json.loads(json.dumps(spec.to_json())))
+    Confinement(spec)
+    with suppress(OSError):
+        files.claim(NOWHERE, claimed.to_json())
+    with suppress(OSError):
+        _write_started(spec, NOWHERE, claimed, os.getpid())
+    datagrams.send(NOWHERE, "scheduler")
 
 
 def _attempt(spec: Spec, folder: Path, claimed: Claimed, confinement: Confinement) -> Result:
@@ -78,7 +99,7 @@ def _attempt(spec: Spec, folder: Path, claimed: Claimed, confinement: Confinemen
         return Result(nonce=spec.nonce, ended_at=time.time(), refused=refused)
     log = _open_log(spec, folder)
     confinement.limit(log)
-    child = launch.fork_job(spec, log)
+    child = launch.fork_job(spec, log, confinement.make_cgroup())
     confinement.take_in(child.pid)
     _write_started(spec, folder, claimed, child.pid)
     child.go()

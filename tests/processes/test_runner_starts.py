@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from scheduler.runner import attempts, files
+from scheduler.runner import attempts, family, files
 from scheduler.runner.spawning import Spawner
 from tests.processes.attempts import NONCE, RunningAttempt, is_running, wait_for
 
@@ -135,6 +135,43 @@ def test_a_nursery_that_died_is_replaced(run: Run) -> None:
 
     attempt.spawn()
     assert attempt.result().exit_code == 0
+
+
+def ready_runner(spawner: Spawner) -> int:
+    """The one that waits for an order, once it does."""
+    spawner.open()
+    process = spawner._process
+    assert process is not None
+    found: list[family.Relative] = wait_for(lambda: family.descendants(process.pid))
+    return found[0].pid
+
+
+def test_a_runner_that_dies_while_it_waits_is_replaced(run: Run, spawner: Spawner) -> None:
+    waiting = ready_runner(spawner)
+    os.kill(waiting, signal.SIGKILL)
+    wait_for(lambda: ready_runner(spawner) != waiting)
+
+    assert run("true").result().exit_code == 0
+
+
+def test_a_runner_that_waits_goes_with_the_service(spawner: Spawner) -> None:
+    waiting = ready_runner(spawner)
+
+    spawner.close()
+
+    wait_for(lambda: not is_running(waiting))
+
+
+def test_a_runner_that_waits_takes_an_order_though_the_nursery_has_died(
+    run: Run, spawner: Spawner
+) -> None:
+    ready_runner(spawner)
+    process = spawner._process
+    assert process is not None
+    process.kill()
+    process.wait()
+
+    assert run("true").result().exit_code == 0
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root changes accounts")
