@@ -38,7 +38,7 @@ _WEIGHT = sum(_WEIGHTS)
 class Load:
     """One of our own jobs on a simulated GPU, from `began` on, until `ended` where it has.
 
-    `paused`: it holds its memory but does nothing.
+    `works`: for which part of the time; while it is paused it only holds its memory.
     """
 
     gpu: int
@@ -46,7 +46,7 @@ class Load:
     gib: float
     began: float
     ended: float | None = None
-    paused: bool = False
+    works: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,7 +199,7 @@ class Scenario:
         age = t - load.began
         wobble = noise(t, 4, self.seed, load.pid, load.gpu)
         held = min(free, _ramped(load.gib, age, 15))
-        return _Use(load.pid, 0.0 if load.paused else workloads.job(age, wobble), held)
+        return _Use(load.pid, load.works * workloads.job(age, wobble), held)
 
     def _heat(self, gpu: int, t: float, loads: Sequence[Load]) -> float:
         """How much of full load the heat sink has taken up lately, percent."""

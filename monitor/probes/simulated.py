@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime
 
-from monitor.probes.pauses import is_paused
+from monitor.probes.pauses import Pauses
 from monitor.probes.scenario import Load, Scenario
 from monitor.probes.workloads import GIB
 from monitor.readings import ClaimFact, GpuSweep
@@ -24,19 +24,18 @@ class SimulatedProbe:
     def __init__(self, gpus: int = 8, seed: int = 1, processes: int = 0) -> None:
         self.scenario = Scenario(gpus, seed, processes)
         self._loads: dict[tuple[str, int], Load] = {}
+        self._pauses = Pauses()
 
     def open(self) -> None:
         """Nothing to open."""
 
     def close(self) -> None:
-        """Nothing to close."""
+        self._pauses.close()
 
     def read(self, now: datetime, claims: Sequence[ClaimFact]) -> GpuSweep:
         self._follow(now.timestamp(), claims)
-        loads = [
-            replace(load, paused=load.ended is None and is_paused(load.pid))
-            for load in self._loads.values()
-        ]
+        paused = self._pauses.parts(x.pid for x in self._loads.values() if x.ended is None)
+        loads = [replace(x, works=1 - paused.get(x.pid, 0.0)) for x in self._loads.values()]
         return self.scenario.at(now, loads)
 
     def _follow(self, t: float, claims: Sequence[ClaimFact]) -> None:
