@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 import time
@@ -9,16 +10,18 @@ from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from collections.abc import Sequence
 from pathlib import Path
 
-from scheduler.runner import locks
+from scheduler.runner import gpu_devices, lock_keeper, locks
 from scheduler.runner.locks import Held, Refused
 
 # As `timeout` and `docker` have it: what failed is gpucoord, not the command.
 BUSY, OURS, NOT_EXECUTABLE, NOT_FOUND = 75, 125, 126, 127
 LOOK_AGAIN_S, TELL_AGAIN_S = 0.2, 60.0
+MOST_GPUS = 1024
 EPILOG = """\
 GPU is the number that nvidia-smi shows; several may be given, and "all" means the whole host.
 The command sees only these GPUs (CUDA_VISIBLE_DEVICES, unless you have set it) and its exit code
-becomes this command's. gpucoord starts no job there meanwhile, and says who holds the GPU.
+becomes this command's. gpucoord starts no job there meanwhile, and says who holds the GPU. What it
+leaves running in the background keeps the GPU, too.
 Exit codes of our own: 75 somebody else holds it (--no-wait), 125 the lock file can't be used.
 """
 
@@ -37,7 +40,7 @@ def main(argv: Sequence[str]) -> int:
     try:
         held = _take(asked)
     except OSError as error:
-        return _fail(f"{error.filename}: {error.strerror}.", OURS)
+        return _fail(f"{locks.problem(error)}.", OURS)
     if isinstance(held, Refused):
         return _fail(f"{locks.describe(held)}.", BUSY)
     return _become(command, asked.gpus, held)
@@ -68,6 +71,7 @@ def _once(folder: Path, asked: Namespace) -> Held | Refused:
 def _become(command: list[str], gpus: list[int] | None, held: Held) -> int:
     for descriptor in held.descriptors:
         os.set_inheritable(descriptor, True)
+    lock_keeper.stay()
     environ = dict(os.environ)
     if gpus is not None and "CUDA_VISIBLE_DEVICES" not in environ:
         environ["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, gpus))
@@ -103,13 +107,26 @@ def _gpus(words: Sequence[str]) -> list[int] | None:
     """None = the whole host."""
     if [word.lower() for word in words] == ["all"]:
         return None
-    return sorted({_gpu(part) for word in words for part in word.split(",") if part})
+    found = {_gpu(part) for word in words for part in word.split(",") if part}
+    if not found:
+        raise ArgumentTypeError("say which GPU: gpucoord lock 0 -- python train.py")
+    here = len(gpu_devices.minors()) or MOST_GPUS
+    if (last := max(found)) >= here:
+        raise ArgumentTypeError(f"there is no GPU {last} here; the last one is GPU {here - 1}")
+    return sorted(found)
 
 
 def _gpu(word: str) -> int:
-    if not word.isdecimal():
+    if not word.isdecimal() or not word.isascii():
         raise ArgumentTypeError(f"{word!r} is no GPU's number")
-    return int(word)
+    return int(word) if len(word) < 10 else 10**9
+
+
+def _seconds(word: str) -> float:
+    seconds = float(word)
+    if not 0 <= seconds < math.inf:
+        raise ArgumentTypeError(f"{word} is no time to wait")
+    return seconds
 
 
 def _parser() -> ArgumentParser:
@@ -127,6 +144,6 @@ def _parser() -> ArgumentParser:
     parser.add_argument(
         "--no-wait", dest="wait", action="store_const", const=0.0, help="fail when they are taken"
     )
-    parser.add_argument("--wait", type=float, metavar="SECONDS", help="wait no longer than that")
+    parser.add_argument("--wait", type=_seconds, metavar="SECONDS", help="wait no longer than that")
     parser.add_argument("--folder", type=Path, help="where the lock files are, if elsewhere")
     return parser

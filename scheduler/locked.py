@@ -51,20 +51,21 @@ def remember(gpu_uuids: Iterable[str], text: str, now: datetime) -> None:
 def closed(host: str, snapshot: Snapshot, now: datetime) -> Mapping[str, tuple[Blocker, ...]]:
     """GPUs on which nothing may start because of a lock."""
     found: dict[str, tuple[Blocker, ...]] = {}
-    held = _held(snapshot)
-    runs = any(holder.program == RUNNER for _, holders in held.values() for holder in holders)
+    indices = {gpu.uuid: gpu.index for gpu in snapshot.gpus}
+    held = holders_of(snapshot, settings.LOCK_FOLDER)
+    runs = any(holder.program == RUNNER for holders in held.values() for holder in holders)
     ours = _ours(host) if runs else set()
-    for uuid, (index, holders) in held.items():
+    for uuid, holders in held.items():
         others = [h for h in holders if h.program != RUNNER and h.alone]
         # Another gpucoord's jobs keep ours off even where they would share.
         others += [h for h in holders if h.program == RUNNER and uuid not in ours]
         if others:
-            found[uuid] = (_blocker(f"GPU {index}", others),)
+            found[uuid] = (_blocker(f"GPU {indices[uuid]}", others),)
     for uuid, refusal in list(_refused.items()):
         if not refusal.counts(now):
             del _refused[uuid]
-        elif uuid not in found and refusal.holds(now):
-            found[uuid] = (Blocker(code="GpuLocked", text=f"{refusal.text}.", tier=Tier.MACHINE),)
+        elif uuid in indices and uuid not in found and refusal.holds(now):
+            found[uuid] = (_refused_blocker(f"GPU {indices[uuid]}", refusal),)
     return found
 
 
@@ -80,15 +81,16 @@ def holders_of(snapshot: Snapshot, folder: Path | None) -> dict[str, tuple[Holde
     return {uuid: holders for uuid, holders in found.items() if holders}
 
 
-def _held(snapshot: Snapshot) -> dict[str, tuple[int, tuple[Holder, ...]]]:
-    indices = {gpu.uuid: gpu.index for gpu in snapshot.gpus}
-    found = holders_of(snapshot, settings.LOCK_FOLDER)
-    return {uuid: (indices[uuid], holders) for uuid, holders in found.items()}
-
-
 def _ours(host: str) -> set[str]:
     """GPUs that our jobs have: what runners hold there are our own locks."""
     return {claim.gpu_uuid for claim in store.open_claims(host)}
+
+
+def _refused_blocker(gpu: str, refusal: Refusal) -> Blocker:
+    """It is tried again by itself; who holds it may not be seen from here."""
+    text = f"{gpu} can't be used: {refusal.text}."
+    until = refusal.at + refusal.wait
+    return Blocker(code="GpuLocked", text=text, tier=Tier.MACHINE, available=gpu, until=until)
 
 
 def _blocker(gpu: str, holders: list[Holder]) -> Blocker:

@@ -47,7 +47,7 @@ class Confinement:
                 instance=self._bounds.instance,
             )
         except OSError as error:
-            return f"{error.filename or self._bounds.lock_folder} can't be locked: {error.strerror}"
+            return locks.problem(error)
         if isinstance(taken, Refused):
             return locks.describe(taken)
         self._held = taken

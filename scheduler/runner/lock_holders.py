@@ -28,7 +28,8 @@ class Holder:
     def name(self) -> str:
         """For people: bob/train.py (pid 88)."""
         if self.program == RUNNER:
-            return f"a job of gpucoord (runner {self.pid})"
+            whose = f" of {self.user}" if self.user else ""
+            return f"a gpucoord job{whose} (runner {self.pid})"
         who = "/".join(word for word in (self.user, self.program) if word)
         return f"{who or 'someone'} (pid {self.pid})"
 
@@ -93,13 +94,21 @@ def _has_open(pid: int, seen: os.stat_result) -> bool:
 
 
 def _holder(pid: int, *, alone: bool) -> Holder:
+    program = _program(pid)
     return Holder(
         pid=pid,
         start_ticks=family.start_ticks_of(pid),
-        user=_user(pid),
-        program=_program(pid),
+        user=_user(_job(pid) if program == RUNNER else pid),
+        program=program,
         alone=alone,
     )
+
+
+def _job(runner: int) -> int:
+    """The job's first process, which runs as its owner; 0 while there is none."""
+    with suppress(OSError, IndexError):
+        return int(Path(f"/proc/{runner}/task/{runner}/children").read_text().split()[0])
+    return 0
 
 
 def _user(pid: int) -> str | None:

@@ -112,7 +112,7 @@ def open_file(path: Path) -> int:
     found = os.fstat(descriptor)
     if not stat.S_ISREG(found.st_mode) or found.st_nlink > 1:
         os.close(descriptor)
-        raise UnsafeLockFile(errno.EINVAL, "It is no plain file of its own", str(path))
+        raise UnsafeLockFile(errno.EINVAL, "it is no plain file", str(path))
     return descriptor
 
 
@@ -124,7 +124,7 @@ def _open(path: Path) -> int:
             pass
         except OSError as error:
             if error.errno == errno.ELOOP:
-                raise UnsafeLockFile(errno.ELOOP, "It is a link", str(path)) from None
+                raise UnsafeLockFile(errno.ELOOP, "it is a link", str(path)) from None
             raise
         with suppress(FileExistsError):
             descriptor = os.open(path, OPEN | os.O_CREAT | os.O_EXCL, MODE)
@@ -137,7 +137,7 @@ def check_folder(folder: Path) -> None:
     """Where everybody may write, only a sticky folder keeps others from swapping our files."""
     mode = folder.stat().st_mode
     if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
-        text = "All may write to this folder, and it is not sticky (chmod +t)"
+        text = "all may write to this folder, and it is not sticky (chmod +t)"
         raise UnsafeLockFile(errno.EPERM, text, str(folder))
 
 
@@ -193,6 +193,12 @@ def _ofd(descriptor: int, command: int, kind: int, start: int, length: int) -> i
 def describe(refused: Refused) -> str:
     """Who holds it, in words."""
     return f"{refused.file} is held by {names(refused.by)}"
+
+
+def problem(error: OSError) -> str:
+    """Why a lock file can't be used, in words, and what to do."""
+    remedy = "; somebody must mend that" if isinstance(error, UnsafeLockFile) else ""
+    return f"{error.filename or 'The lock file'} can't be locked: {error.strerror}{remedy}"
 
 
 def names(by: Sequence[Holder]) -> str:

@@ -55,7 +55,20 @@ def test_the_gpu_is_held_while_it_runs_and_the_command_is_who_holds_it(tmp_path:
     process.terminate()
     process.communicate()
     assert process.returncode == -15
-    assert isinstance(locks.take(tmp_path, [3], alone=True), Held)
+    wait_for(lambda: isinstance(locks.take(tmp_path, [3], alone=True), Held))
+
+
+def test_a_command_that_closes_what_it_does_not_know_keeps_its_gpu(tmp_path: Path) -> None:
+    closes = "import os, time; os.closerange(3, 256); print('closed', flush=True); time.sleep(60)"
+    process = start(tmp_path, "3", "--", sys.executable, "-c", closes)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "closed\n"
+
+    code, said = ran(tmp_path, "--no-wait", "3", "--", "echo", "ran")
+    assert (code, f"(pid {process.pid})" in said) == (75, True)
+    process.kill()
+    process.communicate()
+    wait_for(lambda: isinstance(locks.take(tmp_path, [3], alone=True), Held))
 
 
 def test_it_waits_and_says_for_whom(tmp_path: Path) -> None:
@@ -84,6 +97,9 @@ def test_the_whole_host_can_be_held(tmp_path: Path) -> None:
     [
         (["0"], 2, "say what to run"),
         (["x", "--", "true"], 2, "no GPU's number"),
+        ([",", "--", "true"], 2, "say which GPU"),
+        (["4096", "--", "true"], 2, "there is no GPU 4096 here"),
+        (["--wait", "nan", "0", "--", "true"], 2, "no time to wait"),
         (["0", "--", "trainn"], 127, "no such command"),
         (["0", "--", "/etc/passwd"], 126, "Permission denied"),
     ],
@@ -99,4 +115,7 @@ def test_an_unsafe_lock_file_is_named(tmp_path: Path) -> None:
 
     code, said = ran(tmp_path, "0", "--", "true")
 
-    assert (code, "gpu0.lock: It is a link." in said) == (125, True)
+    assert (code, "gpu0.lock can't be locked: it is a link; somebody must mend that." in said) == (
+        125,
+        True,
+    )

@@ -96,7 +96,7 @@ def test_who_loses_the_race_waits_and_says_for_whom(
 
     attempt = Attempt.objects.get()
     assert (attempt.pid, attempt.outcome) == (None, "")
-    assert "gpu0.lock is held by a job of gpucoord" in attempt.problem
+    assert "gpu0.lock is held by a gpucoord job" in attempt.problem
     assert _codes(job) == ["GpuLocked"]
 
 
