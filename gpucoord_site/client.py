@@ -47,6 +47,10 @@ class Client:
         answer = self._ask("POST", "/api/jobs/", json=body)
         return int(answer.json()["id"])
 
+    def what_if(self, body: dict[str, Any]) -> dict[str, Any]:
+        found: dict[str, Any] = self._ask("POST", "/api/jobs/what-if/", json=body).json()
+        return found
+
     def job(self, job_id: int) -> dict[str, Any]:
         found: dict[str, Any] = self._ask("GET", f"/api/jobs/{job_id}/").json()
         return found

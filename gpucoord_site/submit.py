@@ -11,6 +11,7 @@ from contextlib import closing
 from typing import Any
 
 from gpucoord_site import connecting, token_file
+from gpucoord_site.why import what_if_lines
 
 # As docker has it: what failed is gpucoord, not the command.
 OURS = 125
@@ -47,6 +48,10 @@ def main(argv: Sequence[str]) -> int:
 
     try:
         with closing(connecting.connect(asked)) as client:
+            if asked.dry_run:
+                found = client.what_if(_body(asked))
+                sys.stdout.write("\n".join(what_if_lines(found)) + "\n")
+                return 0
             job_id = client.submit(_body(asked))
             if not asked.detach:
                 return Follower(client, job_id).follow()
@@ -113,6 +118,7 @@ def _parser() -> ArgumentParser:
     )
     add("--cwd", metavar="FOLDER", help="where it starts (default: here, if the server is local)")
     connecting.add_options(parser)
+    add("--dry-run", action="store_true", help="only say when it would start, and why not now")
     add("--detach", "-d", action="store_true", help="only print the job's number")
     return parser
 

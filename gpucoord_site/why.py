@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from argparse import ArgumentParser
 from collections.abc import Iterator, Sequence
@@ -26,32 +27,49 @@ def main(argv: Sequence[str]) -> int:
     except (UnableToAsk, token_file.UnsafeToken) as error:
         sys.stderr.write(f"gpucoord: {error}\n")
         return 125
-    sys.stdout.write("\n".join(lines(found)) + "\n")
+    text = json.dumps(found, indent=2) if asked.json else "\n".join(lines(found))
+    sys.stdout.write(f"{text}\n")
     return 0
 
 
 def lines(found: dict[str, Any]) -> Iterator[str]:
     """The answer as a person reads it."""
     yield f"job {found['id']} ({found['name']}): {found['state']}"
+    if found["state"] != "queued" or not found["blockers"]:
+        yield found["text"]
     if found["state"] != "queued":
         return
     yield from _outlook(found)
-    for tier, group in groupby(found["blockers"], key=lambda blocker: blocker["tier"]):
-        yield f"{tier or 'reasons'}:"
-        yield from (f"  {line}" for blocker in group for line in _reason(blocker))
-    if not found["blockers"]:
-        yield "nothing keeps it: the scheduler looks at it within a second"
+    yield from _reasons(found)
     if found["factors"]:
         yield "what decides about its place:"
         yield from (f"  {_factor(factor)}" for factor in found["factors"])
+
+
+def what_if_lines(found: dict[str, Any]) -> Iterator[str]:
+    """What would become of a job, had it been submitted."""
+    if found["starts_now"]:
+        yield "it would start now"
+    else:
+        yield "it would wait"
+        yield from _outlook(found)
+        yield from _reasons(found)
+    yield "nothing was submitted"
+
+
+def _reasons(found: dict[str, Any]) -> Iterator[str]:
+    for tier, group in groupby(found["blockers"], key=lambda blocker: blocker["tier"]):
+        yield f"{tier or 'reasons'}:"
+        yield from (f"  {line}" for blocker in group for line in _reason(blocker))
 
 
 def _outlook(found: dict[str, Any]) -> Iterator[str]:
     if found["position"]:
         yield f"number {found['position']} in the queue"
     if found["starts_p50"]:
-        late = f", in nine of ten cases before {_time(found['starts_p90'])}"
-        yield f"starts ~{_time(found['starts_p50'])}{late if found['starts_p90'] else ''}"
+        late = found["starts_p90"]
+        before = f", in nine of ten cases before {_time(late)}" if late else ""
+        yield f"starts ~{_time(found['starts_p50'])}{before}"
     else:
         yield "nobody can tell when it starts"
 
@@ -85,5 +103,6 @@ def _parser() -> ArgumentParser:
         prog="gpucoord why", description="Say why a job waits, and when it may start."
     )
     parser.add_argument("job", type=int, metavar="JOB", help="the job's number")
+    parser.add_argument("--json", action="store_true", help="as REST gives it out")
     connecting.add_options(parser)
     return parser

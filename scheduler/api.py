@@ -15,7 +15,17 @@ from ninja import Query, Router
 from ninja.errors import HttpError
 from ninja.responses import Status
 
-from scheduler import arrays, holding, logs, outlook, store, submitting, viewing
+from scheduler import (
+    arrays,
+    holding,
+    job_lines,
+    logs,
+    outlook,
+    own_limits,
+    store,
+    submitting,
+    viewing,
+)
 from scheduler.api_schemas import (
     Cancelled,
     Held,
@@ -99,7 +109,7 @@ def why(request: HttpRequest, job_id: int) -> dict[str, Any]:
     """All its reasons, its position, when it may start, and what decides about its place."""
     job = _job(job_id)
     prospect = outlook.of(job, timezone.now())
-    return viewing.why(job, prospect)
+    return viewing.why(job, prospect) | {"text": job_lines.verdict(job_lines.lines([job])[0])}
 
 
 @router.post("what-if/", response=WhatIfBody, summary="When would a job start?", url_name="what-if")
@@ -107,6 +117,8 @@ def what_if(request: HttpRequest, new: NewJobBody) -> dict[str, Any]:
     """As if it were submitted now; nothing is. 422 as when it is submitted."""
     now, person = timezone.now(), _person(request)
     wish = submitting.checked(new.model_dump(), now)
+    if refusals := own_limits.refusals(wish, person):
+        raise submitting.UnableToSubmit(refusals)
     answer = outlook.what_if(wish, person.username, now)
     return viewing.what_if(answer)
 

@@ -217,6 +217,7 @@ class WhyBody(Schema):
     id: int
     name: str
     state: JobState
+    text: str = Field(description="Where it is and why, in one sentence.")
     blockers: list[BlockerBody]
     position: int | None = Field(description="1 is served next; null: it does not wait.")
     starts_p50: datetime | None = Field(description="As likely earlier as later; null: unknown.")

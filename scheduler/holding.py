@@ -15,8 +15,6 @@ from monitor.wake import wake
 from scheduler.jobs import JobState
 from scheduler.models import Job
 
-HELD = "until it is released"
-
 
 def may_hold(job: Job, person: User | AnonymousUser) -> bool:
     """The owner and operators."""
@@ -34,14 +32,13 @@ def hold(job_id: int, by: str, now: datetime, reason: str = "") -> bool:
 
     The caller has checked may_hold().
     """
+    why = f": {reason.rstrip('. ')}" if reason else ""
     with transaction.atomic():
         waiting = Job.objects.filter(pk=job_id, state=JobState.QUEUED.value, held="")
-        if not waiting.update(held=f"{by} holds it: {reason or HELD}.", held_by=by):
+        if not waiting.update(held=f"{by} holds it until it is released{why}.", held_by=by):
             return False
         job = _changed(job_id)
-        events.add(
-            "JOB_HELD", f"{by} holds {_title(job)}: {reason or HELD}", now=now, **_about(job)
-        )
+        events.add("JOB_HELD", f"{by} holds {_title(job)}{why}", now=now, **_about(job))
     return True
 
 

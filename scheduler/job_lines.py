@@ -169,6 +169,16 @@ def ending(job: Job) -> str:
     return "nobody can tell how it ended" if outcome is Outcome.LOST else ""
 
 
+def verdict(line: JobLine) -> str:
+    """Where it is and why, in one sentence."""
+    where = f" on {', '.join(gpu.label for gpu in line.gpus)}" if line.gpus else ""
+    if line.waits:
+        return line.why or "Nothing keeps it: the scheduler looks at it within a second."
+    if line.is_open:
+        return f"It is {line.word}{where}."
+    return f"It ended: {', '.join(word for word in (line.word, line.ending) if word)}."
+
+
 def _failure(job: Job) -> str:
     if job.signal is not None:
         try:

@@ -119,7 +119,7 @@ def facts(shown: dict[str, Any]) -> object:
 def sentence(line: JobLine) -> str:
     """The answer beside the word for its state, but for GPUs and times, which the page has."""
     if line.waits:
-        return line.why or "The scheduler looks at it within a second."
+        return job_lines.verdict(line)
     if line.state == JobState.STOPPING.value:
         return "It was asked to end, and is killed if it doesn't."
     return line.ending

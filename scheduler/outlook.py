@@ -161,5 +161,5 @@ def _queued(new: NewJob, owner: str, now: datetime) -> QueuedJob:
         usual=None if usual is None else usual.p90,
         typical=None if usual is None else usual.p50,
         preemptible=new.manners.preemptible,
-        waits=waits.waits([condition], {}, now).get(NEW_ID, ()),
+        waits=waits.waits([condition], {}, now, settings.TIME_ZONE).get(NEW_ID, ()),
     )

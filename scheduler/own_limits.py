@@ -14,6 +14,15 @@ from scheduler.standing import capacity
 def refuse(new: NewJob, owner: User) -> list[Refusal]:
     """What is refused at once, with the numbers. In the transaction that puts it into the queue."""
     quota = quota_rows.of_person(owner)
+    if quota.queued is not None:
+        # Of two jobs that come at once, the second counts the first.
+        User.objects.select_for_update().get(pk=owner.pk)
+    return refusals(new, owner)
+
+
+def refusals(new: NewJob, owner: User) -> list[Refusal]:
+    """The same for who only asks."""
+    quota = quota_rows.of_person(owner)
     waiting = _waiting(owner) if quota.queued is not None else 0
     sizes_count = quota.memory_bytes is not None or quota.gpu_minutes is not None
     gpu_bytes = capacity().gpu_bytes if sizes_count else None
@@ -21,6 +30,4 @@ def refuse(new: NewJob, owner: User) -> list[Refusal]:
 
 
 def _waiting(owner: User) -> int:
-    """With the person's row locked: of two jobs that come at once, the second counts the first."""
-    User.objects.select_for_update().get(pk=owner.pk)
     return Job.objects.filter(owner=owner, state=JobState.QUEUED.value).count()

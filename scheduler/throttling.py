@@ -107,8 +107,13 @@ def _throttle(body: Mapping[str, Any]) -> Throttle:
 
 
 def _blocker_row(blocker: Blocker) -> dict[str, Any]:
-    until = blocker.until and blocker.until.isoformat()
-    return {"text": blocker.text, "code": blocker.code, "holder": blocker.holder, "until": until}
+    return {
+        "text": blocker.text,
+        "code": blocker.code,
+        "available": blocker.available,
+        "holder": blocker.holder,
+        "until": blocker.until and blocker.until.isoformat(),
+    }
 
 
 def _blocker(row: Mapping[str, Any]) -> Blocker:
@@ -117,6 +122,7 @@ def _blocker(row: Mapping[str, Any]) -> Blocker:
         code=row["code"],
         text=row["text"],
         tier=Tier.MACHINE,
+        available=row.get("available"),
         holder=row["holder"],
         until=until,
     )

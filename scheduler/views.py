@@ -17,9 +17,20 @@ from django.utils import timezone
 from django.views.decorators.http import require_http_methods, require_POST, require_safe
 from django_htmx.http import HttpResponseClientRedirect
 
-from scheduler import arrays, holding, job_page, job_table, outlook, own_limits, store, viewing
+from scheduler import (
+    arrays,
+    holding,
+    job_page,
+    job_table,
+    outlook,
+    own_limits,
+    store,
+    viewing,
+    why,
+)
 from scheduler.forms import NewJobForm, filled_from
 from scheduler.models import Job
+from scheduler.transitions import blocker_body
 
 LONGEST_REASON = 200
 
@@ -68,8 +79,10 @@ def _what_if(request: HttpRequest, form: NewJobForm, now: datetime) -> HttpRespo
     context: dict[str, object] = {"form": form}
     if form.is_valid():
         new, person = form.cleaned_data["new"], _person(request)
-        context["answer"] = outlook.what_if(new, person.username, now)
-        context["limits"] = own_limits.refuse(new, person)
+        answer = outlook.what_if(new, person.username, now)
+        context["answer"] = answer
+        context["why"] = why.grouped(map(blocker_body, answer.blockers))
+        context["limits"] = own_limits.refusals(new, person)
     return render(request, "scheduler/new.html", context)
 
 

@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from datetime import datetime
 
+from django.conf import settings
 from django.db.models import Count
 
 from scheduler.blockers import Blocker
@@ -46,6 +47,7 @@ def load(now: datetime) -> dict[int, tuple[Blocker, ...]]:
         ),
         _placed(list(limited)) if limited else {},
         now,
+        settings.TIME_ZONE,
     )
 
 

@@ -10,6 +10,9 @@ from typing import Any
 
 from scheduler.blockers import TIER_WORDS, Tier
 
+# What was asked is a moment, or a word, that stands in the sentence.
+SAID = {"BeginTime", "Backoff", "Dependency"}
+
 
 @dataclass(frozen=True, slots=True)
 class Reason:
@@ -24,8 +27,20 @@ class Reason:
     until: datetime | None
 
     @property
-    def words(self) -> str:
-        return TIER_WORDS[self.tier]
+    def facts(self) -> list[tuple[str, str, int | None]]:
+        """(word, value, the job that it names), of what its sentence does not say already."""
+        on_gpu = (self.available or "").startswith("GPU ")
+        found = (
+            ("asked", None if self.code in SAID else self.requested),
+            ("on" if on_gpu else "there", self.available),
+            ("held by", self.holder),
+        )
+        return [(word, value, _job(value)) for word, value in found if value]
+
+
+def _job(value: str) -> int | None:
+    number = value.removeprefix("job ")
+    return int(number) if number != value and number.isdecimal() else None
 
 
 @dataclass(frozen=True, slots=True)

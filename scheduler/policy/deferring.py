@@ -69,7 +69,7 @@ def _busy_gpu(gpu: GpuReading, kind: PriorityClass, limit: float) -> Blocker:
     text = (
         f"GPU {gpu.index} was more than {limit:.0f} % busy; no {kind.value} job is put beside it."
     )
-    return Blocker(code="Pressure", text=text, tier=Tier.MACHINE, holder=f"GPU {gpu.index}")
+    return Blocker(code="Pressure", text=text, tier=Tier.MACHINE, available=f"GPU {gpu.index}")
 
 
 def line(job_id: int, deferral: Deferral, now_t: float) -> str:

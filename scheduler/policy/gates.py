@@ -165,9 +165,9 @@ def _full(gpu: Slot, allowed: Throttle) -> Blocker:
     return Blocker(
         code="UtilTarget",
         tier=Tier.MACHINE,
-        text=f"Nothing more is put beside the others on GPU {gpu.index} now: {why}",
+        text=f"No job is put beside the others on GPU {gpu.index} now: {why}",
         requested="1 start",
-        holder=f"GPU {gpu.index}",
+        available=f"GPU {gpu.index}",
     )
 
 

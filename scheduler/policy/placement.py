@@ -6,6 +6,7 @@ Of those that can (refusing.py) a job that declares its memory gets the ones whe
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
@@ -23,6 +24,23 @@ from scheduler.policy.refusing import (
 from scheduler.policy.suiting import wishes
 
 SHOWN = 3
+# What keeps a job off a GPU, where several are counted together.
+WORDS = {
+    "GpuUnhealthy": "not healthy",
+    "GpuUnsuitable": "of unknown kind",
+    "GpuTaken": "taken",
+    "GpuMemory": "too full",
+    "MemoryUnknown": "of unknown memory",
+    "GpuLocked": "locked",
+    "GpuPaused": "paused",
+    "GpuQuarantined": "in quarantine",
+    "OwnerPresent": "used by somebody in person",
+    "OutsideWindow": "outside your agreed time",
+    "ReservedFor": "reserved",
+    "Ramping": "just given a job",
+    "Pressure": "too busy",
+    "UtilTarget": "busy enough",
+}
 NO_BARS: Mapping[str, Blocker] = {}
 
 
@@ -102,18 +120,38 @@ def explain(
     if len(able) - len(refused) >= requirement.gpus > 0:
         return ()
     refused.sort(key=_miss)
-    reasons = [
-        _first(refusal(requirement, gpu, policy, job_id), bars.get(gpu.gpu_uuid))
-        for gpu, _ in refused[:SHOWN]
-    ]
+    reasons: list[Blocker] = []
+    for gpu, _ in refused[:SHOWN]:
+        first = _first(refusal(requirement, gpu, policy, job_id), bars.get(gpu.gpu_uuid))
+        reasons += gpu.closed if first in gpu.closed else [first]
     if requirement.gpus > 1 or not reasons:
         reasons.insert(0, _too_few(requirement, len(able) - len(refused)))
-    rest = len(refused) - SHOWN
-    if rest > 0:
-        others = "The other GPU" if rest == 1 else f"The other {rest} GPUs"
-        text = f"{others} can't take it either."
-        reasons.append(Blocker(code="OtherGpus", text=text, available=str(rest)))
+    if rest := [code or bars[gpu.gpu_uuid].code for gpu, code in refused[SHOWN:]]:
+        reasons.append(_others(rest))
+    if len(able) < len(gpus) and not requirement.gpu_uuid:
+        reasons.append(_unsuitable(requirement, len(able), len(gpus)))
     return tuple(reasons)
+
+
+def _others(codes: Sequence[str]) -> Blocker:
+    """Those that are not told one by one, by what keeps the job off them."""
+    counts = Counter(WORDS.get(code, code) for code in codes)
+    in_order = sorted(counts.items(), key=lambda pair: (-pair[1], pair[0]))
+    why = ", ".join(f"{count} {word}" for word, count in in_order)
+    text = f"The other {len(codes)} GPUs can't take it either: {why}."
+    if len(codes) == 1:
+        text = f"The other GPU is {in_order[0][0]}."
+    return Blocker(code="OtherGpus", text=text, available=why)
+
+
+def _unsuitable(requirement: Requirement, able: int, all_: int) -> Blocker:
+    wanted, there = wishes(requirement), f"{able} of {all_}"
+    return Blocker(
+        code="GpuUnsuitable",
+        text=f"Only {there} GPUs here are what you ask for ({wanted}).",
+        requested=wanted,
+        available=there,
+    )
 
 
 def _first(refused: Blocker | None, barred: Blocker | None) -> Blocker:

@@ -159,8 +159,12 @@ def _gpus(requirement: Requirement, standing: Standing) -> Blocker | None:
     most, has, wants = standing.quota.gpus, standing.gpus, requirement.gpus
     if most is None or not wants or has + wants <= most:
         return None
+    if wants > most:
+        text = f"You ask for {_count(wants, 'GPU')}, and your jobs may hold {most} at a time."
+        return _never("UserMaxGpus", text, _count(wants, "GPU"), f"{most} at most")
     text = (
-        f"Your jobs may hold {_count(most, 'GPU')} at a time; they hold {has}, this asks {wants}."
+        f"Your jobs may hold {_count(most, 'GPU')} at a time; they hold {has}, and this one asks"
+        f" for {wants}."
     )
     return _blocker("UserMaxGpus", text, _count(wants, "GPU"), f"{max(0, most - has)} of {most}")
 
@@ -169,6 +173,8 @@ def _jobs(standing: Standing) -> Blocker | None:
     most, has = standing.quota.jobs, standing.jobs
     if most is None or has < most:
         return None
+    if most == 0:
+        return _never("UserMaxJobs", "You may run no jobs.", "1 job", "0 at most")
     run = "runs" if has == 1 else "run"
     text = f"You may run {_count(most, 'job')} at a time; {has} {run} now."
     return _blocker("UserMaxJobs", text, "1 job", f"0 of {most}")
@@ -179,9 +185,12 @@ def _memory(requirement: Requirement, standing: Standing) -> Blocker | None:
     wants = memory(requirement, standing.capacity.gpu_bytes)
     if most is None or not wants or has + wants <= most:
         return None
+    if wants > most:
+        text = f"This job takes {size(wants)} of GPU memory; your jobs may hold {size(most)}."
+        return _never("UserMaxMemory", text, size(wants), f"{size(most)} at most")
     text = (
-        f"Your jobs may hold {size(most)} of GPU memory at a time; they hold {size(has)},"
-        f" this one takes {size(wants)}."
+        f"Your jobs may hold {size(most)} of GPU memory at a time; they hold {size(has)}, and this"
+        f" one takes {size(wants)}."
     )
     return _blocker("UserMaxMemory", text, size(wants), f"{size(max(0, most - has))} free")
 
@@ -197,12 +206,15 @@ def _budget(
     needed = minutes(requirement, lasts, standing)
     if left > SLACK if needed is None else needed <= left + SLACK:
         return None
+    if needed is not None and needed > budget.limit + SLACK:
+        text = f"It may take {needed:.0f} GPU-minutes; you may use {budget.limit:.0f} a day."
+        return _never("BudgetDay", text, f"{needed:.0f} GPU-minutes", f"{budget.limit:.0f} at most")
     step = max(1.0, budget.limit / 20)
     about = max(0.0, left) // step * step
     asks = (
-        "and nobody can tell how long this takes"
+        "and nobody can tell how long this one takes; give it a time limit"
         if needed is None
-        else (f"this may take {needed:.0f}")
+        else (f"and this one may take {needed:.0f}")
     )
     reset = f"{budget.resets_at:%a %d %b %H:%M} ({budget.zone})"
     text = (
@@ -236,18 +248,29 @@ def _share(
     yours = f"Your share is {100 if share is None else share:g} % of {_count(len(uuids), 'GPU')}"
     now = f" ({throttle.reason})" if scarce and throttle.reason else ""
     text = (
-        f"{yours}; {urgency} jobs may take {most:.3g} of them now{now}. You hold about {has:g},"
-        f" this takes {wants:.3g}."
+        f"{yours}; {urgency} jobs may take {most:.3g} of them now{now}. Yours hold about {has:g},"
+        f" and this one takes {wants:.3g}."
     )
     fits = scarce and standing.charge + wants <= cap(standing, urgency, Throttle()) + SLACK
     available = f"{most:.3g}, {has:g} held"
     holder = OTHERS_LOAD if fits else None
-    return _blocker("ShareExceeded", text, f"{wants:.3g} GPUs", available, holder=holder)
+    return _blocker("ShareExceeded", text, _count(round(wants, 2), "GPU"), available, holder=holder)
 
 
 def _scarce(standing: Standing, throttle: Throttle) -> bool:
     named = throttle.multipliers
     return bool(named) and any(named.get(uuid, 1.0) < 1 for uuid in standing.capacity.gpu_uuids)
+
+
+def _never(code: str, text: str, requested: str, available: str) -> Blocker:
+    """More than was allowed when it was submitted, or the limit was lowered since."""
+    return Blocker(
+        code=code,
+        tier=Tier.PERSON,
+        text=f"{text} Ask an operator for more, or cancel it and ask for less.",
+        requested=requested,
+        available=available,
+    )
 
 
 def _blocker(
@@ -269,5 +292,5 @@ def _blocker(
     )
 
 
-def _count(number: int, word: str) -> str:
-    return f"{number} {word}{'' if number == 1 else 's'}"
+def _count(number: float, word: str) -> str:
+    return f"{number:g} {word}{'' if number == 1 else 's'}"

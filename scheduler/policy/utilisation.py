@@ -168,8 +168,8 @@ def starts(level: Level, sight: Sight, policy: UtilisationPolicy) -> int | None:
 def target(policy: UtilisationPolicy) -> str:
     """Why no more starts, without a figure that moves: it is stored with each job that waits."""
     return (
-        f"they are kept {policy.low_pct:.0f} to {policy.high_pct:.0f} % busy, and the next job is"
-        " put beside the others when their load can be seen."
+        f"shared GPUs are kept {policy.low_pct:.0f} to {policy.high_pct:.0f} % busy, which leaves"
+        " no room for one more."
     )
 
 

@@ -9,6 +9,7 @@ from datetime import datetime
 
 from scheduler.blockers import Blocker, Tier
 from scheduler.jobs import After
+from scheduler.policy.calendar import moment
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,17 +31,20 @@ class Condition:
 
 
 def waits(
-    conditions: Iterable[Condition], placed: Mapping[int, int], now: datetime
+    conditions: Iterable[Condition],
+    placed: Mapping[int, int],
+    now: datetime,
+    zone: str = "UTC",
 ) -> dict[int, tuple[Blocker, ...]]:
     """Who waits for what; who waits for none of it is not named.
 
     placed: how many jobs of each array have a place. The first of an array that could start take
-    what its limit leaves, so that no pass starts more of them.
+    what its limit leaves, so that no pass starts more of them. zone: in which times are told.
     """
     found: dict[int, tuple[Blocker, ...]] = {}
     ready: dict[tuple[int, int], list[int]] = defaultdict(list)
     for one in conditions:
-        if own := tuple(_own(one, now)):
+        if own := tuple(_own(one, now, zone)):
             found[one.id] = own
         elif one.array is not None and one.array_limit is not None:
             ready[one.array, one.array_limit].append(one.id)
@@ -51,13 +55,13 @@ def waits(
     return found
 
 
-def _own(one: Condition, now: datetime) -> Iterable[Blocker]:
+def _own(one: Condition, now: datetime, zone: str) -> Iterable[Blocker]:
     if one.held:
         yield _held(one.held, one.held_by)
     if one.begin_at is not None and one.begin_at > now:
-        yield _begins(one.begin_at)
+        yield _begins(one.begin_at, zone)
     if one.retry_at is not None and one.retry_at > now:
-        yield _retries(one.retry_at, one.failures)
+        yield _retries(one.retry_at, one.failures, zone)
     for on, after in one.pending:
         yield _after(on, after)
 
@@ -68,7 +72,8 @@ def _held(reason: str, by: str) -> Blocker:
 
 
 def _array_limit(array: int, limit: int) -> Blocker:
-    text = f"At most {limit} jobs of array {array} run at a time."
+    at_most = "1 job" if limit == 1 else f"{limit} jobs"
+    text = f"You asked that at most {at_most} of array {array} run at a time."
     return Blocker(
         code="ArrayLimit",
         text=text,
@@ -79,21 +84,21 @@ def _array_limit(array: int, limit: int) -> Blocker:
     )
 
 
-def _begins(at: datetime) -> Blocker:
+def _begins(at: datetime, zone: str) -> Blocker:
     return Blocker(
         code="BeginTime",
-        text="It is not to begin before the time that was asked for.",
+        text=f"You asked that it begins no sooner than {moment(at, zone)}.",
         tier=Tier.NOT_YET,
         requested=at.isoformat(timespec="seconds"),
         until=at,
     )
 
 
-def _retries(at: datetime, failures: int) -> Blocker:
+def _retries(at: datetime, failures: int, zone: str) -> Blocker:
     times = "once" if failures == 1 else f"{failures} times"
     return Blocker(
         code="Backoff",
-        text=f"It failed {times} and is tried again after a pause.",
+        text=f"It failed {times}; the next try is {moment(at, zone)}.",
         tier=Tier.NOT_YET,
         requested=at.isoformat(timespec="seconds"),
         until=at,

@@ -37,7 +37,7 @@ def test_it_says_why_a_job_waits(alice: User, data: Path, as_user: AsUser) -> No
     assert "No GPU has 20 GiB free." in html
     assert html.index("my limits") < html.index("You have 2 of 2 GPUs.")
     assert html.index("0 of 2") < html.index("others are there") < html.index("20 GiB free")
-    assert "asked: 20 GiB" in html
+    assert "asked 20 GiB" in html
 
 
 def test_it_says_where_a_job_runs(alice: User, data: Path, as_user: AsUser) -> None:
@@ -189,7 +189,7 @@ def test_a_person_holds_and_releases_their_job(alice: User, bob: User, as_user: 
     assert as_user(bob).post(f"/jobs/{job.pk}/hold/").status_code == 403
     as_user(alice).post(f"/jobs/{job.pk}/hold/", {"reason": "not before lunch"})
     job.refresh_from_db()
-    assert job.held == "alice holds it: not before lunch."
+    assert job.held == "alice holds it until it is released: not before lunch."
     assert "Release" in page(as_user(alice), job)
 
     as_user(alice).post(f"/jobs/{job.pk}/release/")

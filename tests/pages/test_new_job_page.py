@@ -183,4 +183,4 @@ def test_it_says_why_it_would_wait(browser: Client) -> None:
     page = browser.post("/jobs/new/", {"command": "true", "begin": "in 2h", "what_if": "1"})
 
     assert "It would wait." in page.content.decode()
-    assert "not to begin before" in page.content.decode()
+    assert "begins no sooner than" in page.content.decode()

@@ -365,10 +365,33 @@ def test_it_tells_what_would_become_of_a_job_and_submits_nothing(api: Api) -> No
     assert not Job.objects.exists()
 
 
+def test_what_would_be_refused_is_refused_when_one_only_asks(api: Api, alice: User) -> None:
+    Quota.objects.create(user=alice, gpus=1)
+    wish = {"command": "true", "gpus": 2}
+
+    answers = [api.post(path, wish) for path in ("/jobs/", "/jobs/what-if/")]
+
+    assert [status for status, _ in answers] == [422, 422]
+    assert answers[0][1] == answers[1][1]
+
+
+def test_it_says_in_one_sentence_where_a_job_is(api: Api, alice: User) -> None:
+    job = jobs_made.waiting(alice)
+    assert "within a second" in api.get(f"/jobs/{job.pk}/why/")[1]["text"]
+
+    api.post(f"/jobs/{job.pk}/cancel/", {})
+
+    found = api.get(f"/jobs/{job.pk}/why/")[1]["text"]
+    assert found == "It ended: cancelled, by alice."
+
+
 def test_it_holds_and_releases_a_job(api: Api, alice: User) -> None:
     job = jobs_made.waiting(alice)
 
-    assert api.post(f"/jobs/{job.pk}/hold/?reason=lunch", {})[1]["held"] == "alice holds it: lunch."
+    assert (
+        api.post(f"/jobs/{job.pk}/hold/?reason=lunch", {})[1]["held"]
+        == "alice holds it until it is released: lunch."
+    )
     assert api.post(f"/jobs/{job.pk}/release/", {})[1]["held"] is None
 
 

@@ -143,8 +143,27 @@ def test_it_names_three_gpus_and_counts_the_rest() -> None:
     case = Case()
     for name in "abcde":
         case.gpu(name, free="10GiB")
+    case.gpu("f", free="1GiB", closed=(Blocker(code="GpuLocked", text=""),))
 
-    assert case.job(1, wants="20GiB").why(1)[3:] == ["The other 2 GPUs can't take it either."]
+    assert case.job(1, wants="20GiB").why(1)[3:] == [
+        "The other 3 GPUs can't take it either: 2 too full, 1 locked."
+    ]
+
+
+def test_it_counts_the_gpus_that_are_not_what_was_asked_for() -> None:
+    case = Case().gpu("a", free="10GiB").gpu("b", total="20GiB", free="20GiB")
+
+    (_, blocker) = case.job(1, wants="40GiB").plan().blockers[1]
+
+    assert blocker.text == "Only 1 of 2 GPUs here are what you ask for (with 40 GiB of memory)."
+    assert blocker.code == "GpuUnsuitable"
+
+
+def test_each_reason_why_a_gpu_is_closed_is_told() -> None:
+    closed = (Blocker(code="GpuPaused", text="paused"), Blocker(code="GpuLocked", text="locked"))
+    case = Case().gpu("a", closed=closed)
+
+    assert case.job(1).why(1) == ["paused", "locked"]
 
 
 def test_it_has_a_reason_that_stays_while_figures_flicker() -> None:

@@ -22,7 +22,7 @@ def test_it_puts_as_many_jobs_beside_others_as_the_utilisation_allows() -> None:
     case.job(1, wants="1GiB").job(2, wants="1GiB").job(3, gpus=0)
 
     case.expect(a=[1], cpu=[3], waiting={2: "UtilTarget"})
-    assert case.why(2) == ["Nothing more is put beside the others on GPU 0 now: 91 % are used."]
+    assert case.why(2) == ["No job is put beside the others on GPU 0 now: 91 % are used."]
 
 
 def test_an_empty_gpu_takes_a_job_whatever_the_others_do() -> None:

@@ -52,7 +52,7 @@ def refused(
         contended=contended,
         policy=QuotaPolicy(),
     )
-    assert all(blocker.tier is Tier.MY_LIMITS for blocker in found)
+    assert all(blocker.tier in (Tier.MY_LIMITS, Tier.PERSON) for blocker in found)
     return [blocker.code for blocker in found]
 
 
@@ -72,6 +72,22 @@ def test_a_job_without_a_gpu_is_bound_by_the_number_of_jobs_alone() -> None:
 
     assert refused(who, Requirement(gpus=0), None, contended=True) == []
     assert refused(replace(who, jobs=2), Requirement(gpus=0)) == ["UserMaxJobs"]
+
+
+def test_what_a_limit_can_never_allow_needs_a_person() -> None:
+    who = standing(most_gpus=2, most_memory_bytes=60 * GIB, gpus=2)
+
+    def told(gpus: int) -> list[tuple[str, Tier]]:
+        asked = Requirement(gpus=gpus, memory_bytes=20 * GIB)
+        return [
+            (blocker.code, blocker.tier)
+            for blocker in quotas.refusals(
+                asked, 3, HOUR, who, Throttle(), contended=False, policy=QuotaPolicy()
+            )
+        ]
+
+    assert told(1) == [("UserMaxGpus", Tier.MY_LIMITS)]
+    assert told(4) == [("UserMaxGpus", Tier.PERSON), ("UserMaxMemory", Tier.PERSON)]
 
 
 def test_who_declares_no_memory_holds_the_whole_gpu() -> None:

@@ -155,7 +155,7 @@ def test_a_held_job_waits_for_a_person(alice: User, bob: User) -> None:
     assert holding.hold(job.pk, "alice", NOW, "the data is not there yet")
     assert not holding.hold(job.pk, "alice", NOW)
     (blocker,) = waiting.load(NOW)[job.pk]
-    assert blocker.text == "alice holds it: the data is not there yet."
+    assert blocker.text == "alice holds it until it is released: the data is not there yet."
 
     job.refresh_from_db()
     assert holding.may_release(job, alice)
