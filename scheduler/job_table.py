@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import datetime
 from urllib.parse import urlencode
 
 from django.contrib.auth.models import User
 from django.core.paginator import Page, Paginator
 from django.db.models import Q, QuerySet
 
-from scheduler import job_lines, viewing
+from scheduler import job_lines, outlook, viewing
 from scheduler.job_lines import JobLine
 from scheduler.jobs import JobState, Outcome
 from scheduler.models import Job
+from scheduler.policy.forecast import Estimate
 from scheduler.regions import in_order
 
 PER_PAGE = 50
@@ -74,10 +77,10 @@ class Table:
 
 @dataclass(frozen=True, slots=True)
 class Next:
-    """A person's first job in the queue. `place`: 1 is served next."""
+    """The one of a person's waiting jobs that is served first. waiting: how many jobs wait."""
 
     line: JobLine
-    place: int
+    estimate: Estimate | None
     waiting: int
 
 
@@ -93,18 +96,21 @@ def table(wanted: Wanted, person: User) -> Table:
     )
 
 
-def next_of(person: User) -> Next | None:
-    """When will mine start? Its place in the queue; None when none of theirs waits."""
+def next_of(person: User, now: datetime) -> Next | None:
+    """When will mine start? None when none of theirs waits."""
     waiting = in_order(Job.objects.filter(state=JobState.QUEUED.value))
-    first = waiting.filter(owner=person).select_related("owner").first()
-    if first is None:
+    mine = list(waiting.filter(owner=person).values_list("pk", flat=True))
+    if not mine:
         return None
-    same = Q(priority=first.priority)
-    earlier = Q(submitted_at__lt=first.submitted_at) | Q(
-        submitted_at=first.submitted_at, id__lt=first.pk
-    )
-    ahead = waiting.filter(Q(priority__gt=first.priority) | same & earlier).count()
-    return Next(job_lines.lines([first])[0], ahead + 1, waiting.count())
+    estimates = outlook.estimates(now)
+    first = min(mine, key=lambda pk: _place(estimates.get(pk)))
+    job = Job.objects.select_related("owner").get(pk=first)
+    return Next(job_lines.lines([job])[0], estimates.get(first), waiting.count())
+
+
+def _place(estimate: Estimate | None) -> float:
+    """Of equal ones the first in order comes first; who can't be served now, last."""
+    return math.inf if estimate is None or estimate.position is None else estimate.position
 
 
 def _chosen(wanted: Wanted, person: User) -> QuerySet[Job]:

@@ -42,7 +42,7 @@ def jobs(request: HttpRequest) -> HttpResponse:
     context = {
         "wanted": wanted,
         "table": job_table.table(wanted, _person(request)),
-        "mine": job_table.next_of(_person(request)),
+        "mine": job_table.next_of(_person(request), timezone.now()),
     }
     return render(request, "scheduler/jobs.html", context)
 

@@ -7,6 +7,7 @@ import pytest
 from django.contrib.auth.models import User
 from django.test import Client
 
+from scheduler import holding, outlook
 from scheduler.models import Job
 from tests import jobs_made
 from tests.builders import NOW
@@ -52,6 +53,16 @@ def test_it_says_when_mine_is_served(alice: User, bob: User, as_user: AsUser) ->
 
     assert "is number 2 of 3 in the queue" in html
     assert "You ask for much." in html
+
+
+def test_a_held_job_is_not_the_next_one(alice: User, as_user: AsUser) -> None:
+    held = jobs_made.waiting(alice, priority=5)
+    assert holding.hold(held.pk, "alice", NOW)
+    assert "can't be served yet" in page(as_user(alice))
+
+    outlook.forget()
+    jobs_made.waiting(alice, priority=1)
+    assert "is served next" in page(as_user(alice))
 
 
 def test_the_next_one_is_called_next(alice: User, as_user: AsUser) -> None:

@@ -71,4 +71,4 @@ def test_a_dry_run_tells_why_the_job_would_wait_and_that_nothing_was_submitted()
     assert said[:2] == ["it would wait", "number 3 in the queue"]
     assert "  You have 2 of 2 GPUs." in said
     assert said[-1] == "nothing was submitted"
-    assert list(what_if_lines(WAITING | {"starts_now": True}))[0] == "it would start now"
+    assert next(what_if_lines(WAITING | {"starts_now": True})) == "it would start now"
