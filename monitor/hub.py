@@ -14,18 +14,19 @@ import logging
 import os
 import select
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import datetime
 from time import monotonic
 
 from django.db import close_old_connections
 from django.utils import timezone
 
-from monitor import history, incident_badges, store
+from monitor import history, store
 from monitor.frames import Frame
 from monitor.models import LatestSnapshot
 from monitor.readings import Snapshot
-from monitor.rendering import DASHBOARD, HEAD, BadgeSource, Renderer
+from monitor.rendering import DASHBOARD, HEAD, Renderer
 from monitor.wake import Listener
 
 logger = logging.getLogger(__name__)
@@ -35,6 +36,8 @@ Seqs = list[tuple[str, int]]
 POLL_S = 1.0
 # Changes of jobs come in bursts: they are shown at most this often. Readings go at once.
 BURST_S = 0.1
+# What is around a reading is looked at once that has been sent: both would share the interpreter.
+AROUND_S = 0.1
 UNREADABLE = "The database can't be read; the figures below are old."
 
 
@@ -60,16 +63,16 @@ class Hub:
         self,
         read: Callable[[], Sequence[Snapshot]] = store.newest_all,
         seqs: Callable[[], Seqs] = newest_seqs,
-        badges: BadgeSource = incident_badges.current,
     ) -> None:
         self.frame: Frame | None = None
         self._read = read
         self._seqs = seqs
-        self._renderer = Renderer(history.sparks.get, badges)
+        self._renderer = Renderer(history.sparks.get)
         self._viewers: set[Viewer] = set()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
         self._starting = threading.Lock()
+        self._snapshots: Sequence[Snapshot] = ()
         self._seen: Seqs = []
         self._nudge_r, self._nudge_w = os.pipe()
         os.set_blocking(self._nudge_w, False)
@@ -92,7 +95,7 @@ class Hub:
             viewer.changed.set()
         else:
             self._seen = []
-        self._nudge()
+            self._nudge()
         self.start()
         return viewer
 
@@ -121,14 +124,22 @@ class Hub:
             os.read(self._nudge_r, 4096)
 
     def _watch(self) -> None:
-        """Tick at each wake-up while somebody looks."""
+        """While somebody looks: each reading at once, what is around it a moment later."""
         with Listener("live") as wakes:
-            while self._viewers:
-                began = monotonic()
-                self.tick(timezone.now())
-                payloads = self._wait(wakes, POLL_S)
-                if payloads and not any(payloads):
-                    self._wait(wakes, BURST_S - (monotonic() - began))
+            self.tick(timezone.now())
+            ticked_at, is_owing = monotonic(), False
+            while True:
+                payloads = self._wait(wakes, AROUND_S if is_owing else POLL_S)
+                if not self._viewers:
+                    return
+                if any(payloads):
+                    self.show_readings(timezone.now())
+                    is_owing = True
+                    continue
+                if payloads:
+                    self._wait(wakes, BURST_S - (monotonic() - ticked_at))
+                self.tick(timezone.now(), is_read=is_owing and not payloads)
+                ticked_at, is_owing = monotonic(), False
 
     def _wait(self, wakes: Listener, seconds: float) -> list[bytes]:
         """Until a reading is there or the time is up; what came."""
@@ -136,24 +147,40 @@ class Hub:
         ready, _, _ = select.select([heard, self._nudge_r], [], [], max(0.0, seconds))
         if self._nudge_r in ready:
             os.read(self._nudge_r, 4096)
-        if heard not in ready:
-            return []
-        payloads = wakes.drain()
-        if payloads:
-            self._seen = []
-        return payloads
+        return wakes.drain() if heard in ready else []
 
-    def tick(self, now: datetime) -> None:
-        """Read, render what changed, tell the viewers. A failing database leaves the old frame."""
+    def tick(self, now: datetime, *, is_read: bool = False) -> None:
+        """Show what has changed: readings, unless they are just read, and what is around them."""
+        topics = self._topics()
+        with self._faults_told():
+            is_known = self._seen and self.frame and topics <= self.frame.boards.keys()
+            is_new = not is_known or not (is_read or self._seqs() == self._seen)
+            if is_new:
+                self._read_for(topics)
+            is_new |= self._renderer.look_around(self._snapshots, topics, now)
+            if is_new:
+                self.publish(self._renderer.frame(self._snapshots, topics, now))
+
+    def show_readings(self, now: datetime) -> None:
+        """Show the newest readings, with the least that this takes."""
+        topics = self._topics()
+        with self._faults_told():
+            self._read_for(topics)
+            self.publish(self._renderer.frame(self._snapshots, topics, now))
+
+    def _topics(self) -> set[str]:
+        return {viewer.topic for viewer in list(self._viewers)} or {DASHBOARD}
+
+    def _read_for(self, topics: set[str]) -> None:
+        self._snapshots = () if topics == {HEAD} else self._read()
+        self._seen = sorted((s.host.name, s.seq) for s in self._snapshots)
+
+    @contextmanager
+    def _faults_told(self) -> Iterator[None]:
+        """A failing database leaves the old frame."""
         try:
             close_old_connections()
-            seen = self._seqs()
-            if seen == self._seen and self.frame and not self.frame.problem:
-                return
-            self._seen = seen
-            topics = {viewer.topic for viewer in list(self._viewers)} or {DASHBOARD}
-            snapshots = () if topics == {HEAD} else self._read()
-            self.publish(self._renderer.frame(snapshots, topics, now))
+            yield
         except Exception:
             self._seen = []
             self._say_unreadable()

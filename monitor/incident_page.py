@@ -137,8 +137,12 @@ def _line(incident: Incident, viewer: Viewer, names: Mapping[str, str], now: dat
         names.get(incident.gpu_id or "", ""),
         opens=may_open(incident, viewer),
         is_snoozed=is_open and snoozed is not None and snoozed > now,
-        is_quiet=is_open and now - incident.last_seen_at > QUIET,
+        is_quiet=is_quiet(incident, now),
     )
+
+
+def is_quiet(incident: Incident, now: datetime) -> bool:
+    return incident.closed_at is None and now - incident.last_seen_at > QUIET
 
 
 def choices() -> dict[str, Any]:

@@ -4,29 +4,26 @@ from __future__ import annotations
 
 from datetime import datetime
 
-from monitor import incident_page, incidents
-from monitor.incident_page import WORST_FIRST
-from monitor.policy.privacy import Viewer
+from monitor import incident_badges, incidents
+from monitor.incident_page import is_quiet
 from monitor.regions import Context, Region
 
 SHOWN = 6
-ANYBODY = Viewer("", operator=False)
 
 
 def _load(now: datetime) -> Context:
     """What is snoozed is left out; the worst and longest come first."""
-    rows = incidents.going_on().exclude(snoozed_until__gt=now).select_related("gpu")
-    found = list(rows.order_by(WORST_FIRST, "since_at", "id"))
+    found = sorted(incidents.not_snoozed(now), key=incident_badges.worst_first)
     return {
-        "lines": incident_page.lines(found[:SHOWN], ANYBODY, now) if found else [],
+        "lines": [(incident, is_quiet(incident, now)) for incident in found[:SHOWN]],
         "more": max(0, len(found) - SHOWN),
+        "badges": incident_badges.of(found),
     }
 
 
 def _version(context: Context) -> object:
-    facts = [(i.incident.pk, i.incident.text, i.incident.severity) for i in context["lines"]]
-    marks = [(i.is_quiet, i.incident.acknowledged_at is not None) for i in context["lines"]]
-    return facts, marks, context["more"]
+    lines = [(i.pk, i.text, i.severity, i.acknowledged_at, quiet) for i, quiet in context["lines"]]
+    return lines, context["more"]
 
 
 REGION = Region("incidents", "monitor/_incidents.html", _load, _version, place=10)

@@ -16,6 +16,11 @@ def going_on(host: str | None = None) -> QuerySet[Incident]:
     return rows if host is None else rows.filter(host=host)
 
 
+def not_snoozed(now: datetime) -> QuerySet[Incident]:
+    """What is open anywhere, and nobody wants to hear nothing of for a while."""
+    return going_on().exclude(snoozed_until__gt=now)
+
+
 def hogs_on(host: str, now: datetime | None = None) -> set[str]:
     """The GPUs (by UUID) of `host` that somebody hogs now; with `now` without what is snoozed."""
     rows = going_on(host).filter(rule__in=HOG_RULES, gpu__isnull=False)

@@ -22,7 +22,8 @@ class Region:
     `load(now)` reads what it shows, cheaply: it is called about once a second. It is rendered
     with that context and `now`, into an element whose id is `element_id`, and pushed when
     `version(context)` changed; lower `place` comes first. Times that only grow older belong in
-    the browser ({% ago %}). One in the head brings its element itself.
+    the browser ({% ago %}). One in the head brings its element itself. A context may bring
+    `badges` for cards and tables.
     """
 
     name: str

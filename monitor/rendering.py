@@ -24,7 +24,6 @@ logger = logging.getLogger(__name__)
 DASHBOARD, PROCESSES, GPU_PREFIX = "dashboard", "processes", "gpu:"
 # Of pages that have no figures: the head alone.
 HEAD = "head"
-BadgeSource = Callable[[datetime], Badges]
 SparkSource = Callable[[Iterable[str], datetime], dict[str, Spark]]
 
 
@@ -55,27 +54,49 @@ def digest(
 
 
 class Renderer:
-    """Makes frames, one after the other; remembers what it made last."""
+    """Makes frames, one after the other; remembers what it made last.
 
-    def __init__(self, sparks: SparkSource, badges: BadgeSource = lambda now: NONE) -> None:
+    Readings are rendered from the snapshots alone. What is around them (badges, regions,
+    sparklines) takes questions to the database: it is as `look_around` found it last.
+    """
+
+    def __init__(self, sparks: SparkSource) -> None:
         self._sparks = sparks
-        self._badges = badges
-        self._now_badges = NONE
-        self._n = 0
-        self._head: Sequence[Part] = ()
+        self._badges = NONE
+        # The number of the frame that is made next.
+        self._n = 1
         self._parts: dict[str, tuple[object, Part]] = {}
         self._columns: dict[tuple[str, str], Column] = {}
         self._drawn: dict[str, Sparkline] = {}
+        self._head: list[Part] = []
+        self._regions: list[Part] = []
+
+    def whole(self, snapshots: Sequence[Snapshot], topics: Collection[str], now: datetime) -> Frame:
+        """The next frame, in which nothing is from before."""
+        self.look_around(snapshots, topics, now)
+        return self.frame(snapshots, topics, now)
 
     def frame(self, snapshots: Sequence[Snapshot], topics: Collection[str], now: datetime) -> Frame:
         """The next frame, for `topics`."""
-        self._n += 1
-        self._now_badges = NONE if set(topics) == {HEAD} else self._badges(now)
-        self._head = self._regions(now, in_head=True)
         boards = {topic: self._board(topic, snapshots, now) for topic in topics}
         self._columns = {k: v for k, v in self._columns.items() if k[0] in boards}
         at = min((s.at.timestamp() for s in snapshots), default=None)
-        return Frame(self._n, at, boards)
+        self._n += 1
+        return Frame(self._n - 1, at, boards)
+
+    def look_around(
+        self, snapshots: Sequence[Snapshot], topics: Collection[str], now: datetime
+    ) -> bool:
+        """Read what is around the readings; whether that is worth a frame of its own.
+
+        Sparklines are not: they travel with the next reading.
+        """
+        before = self._badges, self._head, self._regions
+        self._head = self._looked_at(regions(in_head=True), now)
+        if set(topics) != {HEAD}:
+            self._regions = self._looked_at(regions(), now)
+            self._draw([gpu.uuid for s in snapshots for gpu in s.gpus], now)
+        return before != (self._badges, self._head, self._regions)
 
     def _board(self, topic: str, snapshots: Sequence[Snapshot], now: datetime) -> Board:
         if topic == DASHBOARD:
@@ -91,13 +112,12 @@ class Renderer:
                 "p": self._column(topic, "p", [(r.key, r.values) for r in rows]),
             },
             head=self._head,
-            digest=digest(snapshots, uuid, self._now_badges),
+            digest=digest(snapshots, uuid, self._badges),
         )
 
     def _dashboard(self, snapshots: Sequence[Snapshot], now: datetime) -> Board:
-        shown = cards.cards(snapshots, self._now_badges)
+        shown = cards.cards(snapshots, self._badges)
         strips = host_strips.strips(snapshots)
-        drawn = self._sparklines([c.uuid for c in shown], now)
         rows = [row for card in shown for row in card.rows] if len(shown) <= MOST_CARDS else []
         return Board(
             columns={
@@ -109,27 +129,21 @@ class Renderer:
             parts=[
                 self._summary(snapshots, shown, now),
                 self._hosts(strips, now),
-                self._gpus(snapshots, shown, drawn, now),
-                *self._regions(now),
+                self._gpus(snapshots, shown, now),
+                *self._regions,
             ],
-            sparks=drawn,
+            sparks=self._drawn,
         )
 
     def _summary(self, snapshots: Sequence[Snapshot], shown: Sequence[Card], now: datetime) -> Part:
-        facts = cards.summary(snapshots, shown, self._now_badges)
+        facts = cards.summary(snapshots, shown, self._badges)
         return self._part("summary", facts, "monitor/_summary.html", {"summary": facts, "now": now})
 
     def _hosts(self, strips: Sequence[HostStrip], now: datetime) -> Part:
         context = {"strips": strips, "several": len(strips) > 1, "now": now}
         return self._part("hosts", tuple(strips), "monitor/_hosts.html", context)
 
-    def _gpus(
-        self,
-        snapshots: Sequence[Snapshot],
-        shown: Sequence[Card],
-        drawn: dict[str, Sparkline],
-        now: datetime,
-    ) -> Part:
+    def _gpus(self, snapshots: Sequence[Snapshot], shown: Sequence[Card], now: datetime) -> Part:
         """All cards; a card that changed travels alone, unless cards came, went or moved."""
         lines, several = len(shown) > MOST_CARDS, len(snapshots) > 1
         template = "monitor/_line.html" if lines else "monitor/_card.html"
@@ -138,7 +152,7 @@ class Renderer:
                 card.element_id,
                 (card, lines),
                 template,
-                {"card": card, "spark": drawn[card.uuid].paths, "several": several, "now": now},
+                {"card": card, "spark": self._paths(card), "several": several, "now": now},
             )
             for card in shown
         )
@@ -155,15 +169,15 @@ class Renderer:
         part = self._part("gpus", (order, context), "monitor/_gpus.html", context)
         return Part(part.target, part.html, part.changed_at, children)
 
-    def _regions(self, now: datetime, *, in_head: bool = False) -> list[Part]:
-        found = (self._region(region, now) for region in regions(in_head=in_head))
-        return [part for part in found if part]
+    def _looked_at(self, wanted: Iterable[Region], now: datetime) -> list[Part]:
+        return [part for region in wanted if (part := self._region(region, now))]
 
     def _region(self, region: Region, now: datetime) -> Part | None:
         """A region that fails keeps what it showed: it must not take the page with it."""
         try:
             context = region.load(now)
             version = region.version(context)
+            self._badges = context.get("badges", self._badges)
             context = {**context, "region": region, "now": now}
             template = region.template if region.in_head else "monitor/_region.html"
             return self._part(region.element_id, version, template, context)
@@ -173,15 +187,17 @@ class Renderer:
             kept = self._parts.get(region.element_id)
             return kept[1] if kept else None
 
-    def _sparklines(self, uuids: Sequence[str], now: datetime) -> dict[str, Sparkline]:
-        old = self._drawn
-        self._drawn = {}
+    def _draw(self, uuids: Sequence[str], now: datetime) -> None:
+        old, self._drawn = self._drawn, {}
         for uuid, spark in self._sparks(uuids, now).items():
             paths = (spark.line, spark.area)
             kept = old.get(uuid)
             same = kept is not None and kept.paths == paths
             self._drawn[uuid] = kept if kept and same else Sparkline(paths, self._n)
-        return self._drawn
+
+    def _paths(self, card: Card) -> tuple[str, str]:
+        drawn = self._drawn.get(card.uuid)
+        return drawn.paths if drawn else ("", "")
 
     def _part(self, target: str, facts: object, template: str, context: dict[str, Any]) -> Part:
         kept = self._parts.get(target)

@@ -31,14 +31,18 @@ def add_all(host: str, grown: Mapping[tuple[str, str], float]) -> None:
     """{(name, subject): by}, which only one process at a time counts; in two statements."""
     if not grown:
         return
-    names = {name for name, _ in grown}
-    rows = {(row.name, row.subject): row for row in Tally.objects.filter(host=host, name__in=names)}
-    new = [Tally(name=n, host=host, subject=s, value=by) for (n, s), by in grown.items()]
-    Tally.objects.bulk_create([row for row in new if (row.name, row.subject) not in rows])
-    changed = [rows[key] for key, by in grown.items() if by and key in rows]
-    for row in changed:
-        row.value += grown[row.name, row.subject]
-    Tally.objects.bulk_update(changed, ["value"])
+    rows = Tally.objects.filter(host=host, name__in={name for name, _ in grown})
+    before = {(n, s): value for n, s, value in rows.values_list("name", "subject", "value")}
+    Tally.objects.bulk_create(
+        [
+            Tally(name=n, host=host, subject=s, value=before.get((n, s), 0.0) + by)
+            for (n, s), by in grown.items()
+            if by or (n, s) not in before
+        ],
+        update_conflicts=True,
+        unique_fields=("name", "host", "subject"),
+        update_fields=("value",),
+    )
 
 
 def of(name: str) -> list[Tally]:

@@ -31,9 +31,8 @@ from monitor.use_facts import InstanceReading
 @require_safe
 def dashboard(request: HttpRequest) -> HttpResponse:
     """Is everything fine, and who is on what?"""
-    frame = Renderer(history.sparks.get, incident_badges.current).frame(
-        store.newest_all(), [DASHBOARD], timezone.now()
-    )
+    renderer = Renderer(history.sparks.get)
+    frame = renderer.whole(store.newest_all(), [DASHBOARD], timezone.now())
     parts = list(frame.boards[DASHBOARD].parts)
     overview = [p for p in parts if not p.target.startswith("region-")]
     regions = [p for p in parts if p.target.startswith("region-")]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
@@ -52,21 +52,14 @@ class HostPressure:
 
 
 def load(now: datetime) -> Context:
-    names = {uuid: (host, index) for uuid, host, index in _gpus()}
     known = {row.host: row for row in modes.shown("")}
     open_rows = constraints.open_rows()
-    share = Quota.objects.filter(user=None, group=None).values_list("share_pct", flat=True).first()
     hosts = []
     for host, at, allowed, memory in throttling.shown():
-        is_fresh = now - at <= throttling.STALE_AFTER
         short = [_constraint(row) for row in open_rows if row.host == host]
-        held = _lines(allowed, memory, names) if is_fresh else []
-        hosts.append(_pressure(host, [*short, *held], _quotas(allowed, share), known.get(host)))
+        held = _lines(allowed, memory) if now - at <= throttling.STALE_AFTER else []
+        hosts.append(_pressure(host, [*short, *held], _quotas(allowed), known.get(host)))
     return {"hosts": tuple(hosts), "several": len(hosts) > 1}
-
-
-def _gpus() -> Iterable[tuple[str, str, int]]:
-    return Gpu.objects.values_list("uuid", "host", "index")
 
 
 def _pressure(
@@ -89,11 +82,9 @@ def _constraint(row: Constraint) -> Line:
     return Line(SHAPES[grip], row.text, effect.get(grip, ""), row.from_at)
 
 
-def _lines(
-    allowed: Throttle, memory: Memory, names: Mapping[str, tuple[str, int]]
-) -> Iterable[Line]:
+def _lines(allowed: Throttle, memory: Memory) -> Iterable[Line]:
     yield from _deferred(memory)
-    yield from _busy(allowed, names)
+    yield from _busy(allowed)
     if allowed.starts is not None:
         count = f"At most {allowed.starts} more" if allowed.starts else "No more"
         noun = "job is" if allowed.starts == 1 else "jobs are"
@@ -119,34 +110,42 @@ def _deferred(memory: Memory) -> Iterable[Line]:
         )
 
 
-def _busy(allowed: Throttle, names: Mapping[str, tuple[str, int]]) -> Iterable[Line]:
+def _busy(allowed: Throttle) -> Iterable[Line]:
     """GPUs that take nothing more, the same ones together."""
     normal = frozenset(allowed.closed_gpus.get(PriorityClass.NORMAL, {}))
     background = frozenset(allowed.closed_gpus.get(PriorityClass.BACKGROUND, {})) - normal
+    known = _indices(normal | background) if normal or background else {}
     for uuids, effect in (
         (normal, "only user-initiated jobs are put there"),
         (background, "no background jobs are put there"),
     ):
-        indices = sorted(names[uuid][1] for uuid in uuids if uuid in names)
-        if indices:
+        if indices := sorted(known[uuid] for uuid in uuids & known.keys()):
             word = "GPU" if len(indices) == 1 else "GPUs"
             verb = "is" if len(indices) == 1 else "are"
             listed = ", ".join(str(index) for index in indices)
             yield Line("busy", f"{word} {listed} {verb} busy", effect)
 
 
-def _quotas(allowed: Throttle, share: float | None) -> str:
-    """Of the GPUs that are ours: what a share is worth for normal and background jobs.
+def _indices(uuids: Iterable[str]) -> dict[str, int]:
+    return dict(Gpu.objects.filter(uuid__in=uuids).values_list("uuid", "index"))
 
-    `share`: the one that holds for everybody, in percent.
-    """
+
+def _quotas(allowed: Throttle) -> str:
+    """Of the GPUs that are ours: what a share is worth for normal and background jobs."""
     parts = [part for part in allowed.multipliers.values() if part > 0]
     if not parts or min(parts) >= 1:
         return ""
     mean = sum(parts) / len(parts)
     why = f": {allowed.reason}" if allowed.reason else ""
-    pct = EXAMPLE_PCT if share is None else share
+    pct = _share_of_all()
     return f"A share of {pct:g} % counts as {pct * mean:.2g} % now{why}."
+
+
+def _share_of_all() -> float:
+    """The share that holds for everybody, in percent; where nobody has set one, an example."""
+    rows = Quota.objects.filter(user=None, group=None)
+    found = rows.values_list("share_pct", flat=True).first()
+    return EXAMPLE_PCT if found is None else found
 
 
 def _moment(t: float) -> datetime:

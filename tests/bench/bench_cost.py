@@ -182,7 +182,7 @@ def measure(driver: Driver, seconds: int) -> None:
         with costs.of("judging, planning the tick, commit"):
             sampler.step(now)
         with costs.of("publish: read, render, once for all viewers"):
-            renderer.frame(store.newest_all(), [DASHBOARD], now)
+            renderer.whole(store.newest_all(), [DASHBOARD], now)
     cpu, wall = time.process_time() - cpu, time.perf_counter() - began
     sampler.close()
     report(costs, driver, seconds, cpu, wall)

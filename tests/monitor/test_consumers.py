@@ -13,7 +13,6 @@ from django.test import Client
 
 from gpucoord_site.asgi import application
 from monitor import consumers, regions
-from monitor.badges import NONE
 from monitor.hub import Hub
 from tests.builders import NOW, snapshot
 from tests.monitor.test_hub import SPARK, Server
@@ -29,7 +28,7 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Hub:
         "monitor.history.sparks.get", lambda uuids, now: dict.fromkeys(uuids, SPARK)
     )
     server = Server()
-    hub = Hub(server.read, server.seqs, badges=lambda now: NONE)
+    hub = Hub(server.read, server.seqs)
     monkeypatch.setattr(hub, "start", lambda: None)
     monkeypatch.setattr(consumers, "hub", hub)
     return hub

@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Callable
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +11,10 @@ import pytest
 from django.db import DatabaseError
 
 from monitor import datagrams, regions
-from monitor.badges import NONE
 from monitor.consumers import WINDOW, Feed
 from monitor.hub import Hub, Seqs
 from monitor.readings import Snapshot
+from monitor.regions import Region
 from tests.builders import NOW, gpu, gpu_uuid, process, snapshot
 
 DASHBOARD = "dashboard"
@@ -65,7 +66,7 @@ def hub(server: Server, monkeypatch: pytest.MonkeyPatch) -> Hub:
     monkeypatch.setattr(
         "monitor.history.sparks.get", lambda uuids, now: dict.fromkeys(uuids, SPARK)
     )
-    hub = Hub(server.read, server.seqs, badges=lambda now: NONE)
+    hub = Hub(server.read, server.seqs)
     monkeypatch.setattr(hub, "start", lambda: None)
     return hub
 
@@ -209,6 +210,73 @@ async def test_it_does_not_render_what_it_has_seen(
     assert server.reads == 1
 
 
+class Mood:
+    """A region that a test changes at will."""
+
+    def __init__(self) -> None:
+        self.word = "calm"
+        self.loads = 0
+
+    def load(self, now: datetime) -> dict[str, Any]:
+        self.loads += 1
+        return {"events": [], "word": self.word}
+
+
+@pytest.fixture
+def mood(hub: Hub) -> Mood:
+    mood = Mood()
+    regions.register(Region("mood", "monitor/_events.html", mood.load))
+    return mood
+
+
+async def test_readings_do_not_wait_for_what_is_around_them(
+    hub: Hub, server: Server, mood: Mood, connect: Connect
+) -> None:
+    socket = Socket()
+    connect(socket)
+    await tick(hub, server)
+    mood.word = "angry"
+    server.take(gpus=[gpu(utilization_pct=77.0)])
+    hub.show_readings(NOW)
+    await settle()
+    loads = mood.loads
+    hub.tick(NOW, is_read=True)
+    await settle()
+
+    assert loads == 1
+    assert socket.got[1]["g"][0][0] == 77
+    assert "content" not in socket.got[1]
+    assert 'id="region-mood"' in socket.got[2]["content"]
+    assert server.reads == 2
+
+
+async def test_nothing_is_sent_when_all_around_a_reading_is_as_it_was(
+    hub: Hub, server: Server, mood: Mood, connect: Connect
+) -> None:
+    socket = Socket()
+    connect(socket)
+    await tick(hub, server)
+    hub.show_readings(NOW)
+    hub.tick(NOW, is_read=True)
+    hub.tick(NOW)
+    await settle()
+
+    assert len(socket.got) == 2
+
+
+async def test_who_comes_to_another_page_after_a_reading_is_served_at_once(
+    hub: Hub, server: Server, connect: Connect
+) -> None:
+    connect(Socket())
+    await tick(hub, server)
+    hub.show_readings(NOW)
+    hub.join("processes")
+    hub.tick(NOW, is_read=True)
+
+    assert hub.frame is not None
+    assert set(hub.frame.boards) == {DASHBOARD, "processes"}
+
+
 async def test_a_topic_without_viewers_costs_nothing(
     hub: Hub, server: Server, connect: Connect
 ) -> None:
@@ -243,7 +311,7 @@ def live_hub(server: Server, data: Path, monkeypatch: pytest.MonkeyPatch) -> Hub
         "monitor.history.sparks.get", lambda uuids, now: dict.fromkeys(uuids, SPARK)
     )
     monkeypatch.setattr("monitor.hub.close_old_connections", lambda: None)
-    return Hub(server.read, server.seqs, badges=lambda now: NONE)
+    return Hub(server.read, server.seqs)
 
 
 async def test_a_wake_up_brings_a_frame_at_once(
@@ -258,6 +326,23 @@ async def test_a_wake_up_brings_a_frame_at_once(
 
     await wait_until(lambda: len(live_hub.frame.boards[DASHBOARD].columns["g"].order) == 3)  # type: ignore[union-attr]
     assert sent == 1
+    live_hub.leave(viewer)
+
+
+async def test_what_is_around_a_reading_follows_it_by_itself(
+    live_hub: Hub, server: Server, data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("monitor.hub.POLL_S", 60.0)
+    mood = Mood()
+    regions.register(Region("mood", "monitor/_events.html", mood.load))
+    viewer = live_hub.join(DASHBOARD)
+    await wait_until(lambda: list((data / "run").glob("live.*.sock")) != [])
+    await wait_until(lambda: mood.loads > 0)
+    before, mood.word = mood.loads, "angry"
+    server.take()
+    datagrams.send(data / "run", "live", b"2")
+
+    await wait_until(lambda: mood.loads > before)
     live_hub.leave(viewer)
 
 

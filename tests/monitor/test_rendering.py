@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from monitor import regions
+from monitor.badges import Badge, Badges
 from monitor.frames import Frame
 from monitor.gpu_states import GpuState
 from monitor.history import Spark
@@ -39,7 +40,7 @@ def renderer() -> Renderer:
 
 
 def frame(renderer: Renderer, shown: Snapshot, topic: str = "dashboard") -> Frame:
-    return renderer.frame([shown], [topic], NOW)
+    return renderer.whole([shown], [topic], NOW)
 
 
 def message(frame: Frame, since: int = 0, topic: str = "dashboard") -> dict[str, Any]:
@@ -194,8 +195,10 @@ class Counter:
     def __init__(self) -> None:
         self.count = 1
         self.fails = False
+        self.loads = 0
 
     def load(self, now: datetime) -> dict[str, Any]:
+        self.loads += 1
         if self.fails:
             raise ValueError("no")
         return {"events": [], "count": self.count}
@@ -232,7 +235,7 @@ def moody(text: str) -> Region:
 
 def test_a_region_of_the_head_travels_to_the_viewers_of_each_page(renderer: Renderer) -> None:
     regions.register(moody("calm"))
-    made = renderer.frame([snapshot(1)], ["dashboard", "processes", "head"], NOW)
+    made = renderer.whole([snapshot(1)], ["dashboard", "processes", "head"], NOW)
 
     for topic in ("dashboard", "processes", "head"):
         assert 'id="region-mood"' in message(made, topic=topic)["content"].replace("&quot;", '"')
@@ -248,3 +251,62 @@ def test_a_page_without_figures_hears_of_changes_alone(renderer: Renderer) -> No
     regions.register(moody("alarmed"))
     third = frame(renderer, snapshot(1), "head")
     assert message(third, first.n, "head")["since"] == first.n
+
+
+def test_readings_are_rendered_without_asking_what_is_around_them(
+    renderer: Renderer, counter: Counter
+) -> None:
+    first = frame(renderer, snapshot(1))
+    counter.count = 2
+    second = renderer.frame([snapshot([gpu(utilization_pct=7.0)])], ["dashboard"], NOW)
+
+    assert counter.loads == 1
+    assert message(second, since=first.n)["g"][0][0] == 7
+    assert "content" not in message(second, since=first.n)
+
+
+def test_what_is_around_is_worth_a_frame_when_it_changed(
+    renderer: Renderer, counter: Counter
+) -> None:
+    topics = ["dashboard"]
+    first = frame(renderer, snapshot(1))
+    same = renderer.look_around([snapshot(1)], topics, NOW)
+    counter.count = 2
+    other = renderer.look_around([snapshot(1)], topics, NOW)
+    second = renderer.frame([snapshot(1)], topics, NOW)
+
+    assert (same, other) == (False, True)
+    assert 'id="region-counter"' in message(second, since=first.n)["content"]
+
+
+def test_a_redrawn_sparkline_waits_for_the_next_reading() -> None:
+    drawings = Drawings()
+    renderer = Renderer(drawings)
+    first = frame(renderer, snapshot(1))
+    drawings.line = "M0 0L2 2"
+
+    assert not renderer.look_around([snapshot(1)], ["dashboard"], NOW)
+    second = renderer.frame([snapshot(1)], ["dashboard"], NOW)
+    assert set(message(second, since=first.n)["k"]) == {gpu_uuid(0)}
+
+
+def test_a_gpu_that_has_just_come_gets_its_sparkline_afterwards(renderer: Renderer) -> None:
+    topics = ["dashboard"]
+    first = frame(renderer, snapshot(1))
+    second = renderer.frame([snapshot(2)], topics, NOW)
+    renderer.look_around([snapshot(2)], topics, NOW)
+    third = renderer.frame([snapshot(2)], topics, NOW)
+
+    assert f'id="gpu-{gpu_uuid(1)}"' in message(second, since=first.n)["content"]
+    assert set(message(third, since=second.n)["k"]) == {gpu_uuid(1)}
+
+
+def test_a_region_may_bring_the_badges_of_cards(renderer: Renderer) -> None:
+    badge = Badge("hog", "warning", 7, "takes all")
+    badges = Badges({(gpu_uuid(), 4242): badge}, {gpu_uuid(): badge})
+    regions.register(
+        Region("hogs", "monitor/_events.html", lambda now: {"events": [], "badges": badges})
+    )
+    content = message(frame(renderer, snapshot(1)))["content"]
+
+    assert "/incidents/7/" in content
