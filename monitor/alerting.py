@@ -9,6 +9,7 @@ from django.contrib.auth.models import User
 from django.utils import timezone
 
 from monitor import incidents, outbox, policies
+from monitor.incident_letters import letter, link
 from monitor.models import Channel, Event, Incident, Message
 from monitor.policy.alerting import INCIDENT, AlertPolicy, Notice, Route, due_at, rank, wants
 from monitor.policy.hog_rules import TITLES
@@ -17,6 +18,8 @@ from monitor.readings import Snapshot
 # Rows of other hosts may be committed later than ones with higher numbers.
 OVERLAP = 50
 AT_ONCE = 500
+# To operators, and to owners.
+OWN = (False, True)
 
 
 class Alerts:
@@ -40,7 +43,8 @@ def write(now: datetime) -> int:
     if not channels:
         return 0
     policy, zone = policies.current(AlertPolicy), timezone.get_current_timezone()
-    open_now = [_of_incident(row, policy) for row in _open_incidents(now)]
+    rows = list(_open_incidents(now))
+    open_now = {own: [_of_incident(row, policy, is_owner=own) for row in rows] for own in OWN}
     happened = _events(channels)
     total = 0
     for channel in channels:
@@ -50,7 +54,8 @@ def write(now: datetime) -> int:
             # That alerts fail is not told by what fails.
             fresh = [notice for notice in fresh if not notice.kind.startswith("ALERT_")]
         route = route_of(channel)
-        wanted = [notice for notice in [*open_now, *fresh] if wants(route, notice)]
+        notices = [*open_now[channel.to_owners], *fresh]
+        wanted = [notice for notice in notices if wants(route, notice)]
         total += _write(channel, route, wanted, policy, now, zone)
         _seen(channel, happened)
     return total
@@ -188,7 +193,7 @@ def _open_incidents(now: datetime) -> Iterable[Incident]:
     return rows.select_related("gpu")
 
 
-def _of_incident(row: Incident, policy: AlertPolicy) -> Notice:
+def _of_incident(row: Incident, policy: AlertPolicy, *, is_owner: bool) -> Notice:
     where = f"GPU {row.gpu.index} of {row.host}" if row.gpu else row.host
     return Notice(
         about=f"incident:{row.pk}",
@@ -200,7 +205,7 @@ def _of_incident(row: Incident, policy: AlertPolicy) -> Notice:
         gpu_uuid=row.gpu_id or "",
         person=person_of(row),
         title=f"{TITLES.get(row.rule, row.rule)}: {where}",
-        text=f"{row.text}\n{link(policy, f'/incidents/{row.pk}/')}".rstrip(),
+        text=letter(row, policy, is_owner=is_owner),
     )
 
 
@@ -218,8 +223,3 @@ def _of_event(row: Event, policy: AlertPolicy) -> Notice:
         text="\n".join(filter(None, (row.text, f"{row.host} {row.kind}".strip(), where))),
         repeat_key=f"{row.kind}|{row.host}|{row.gpu_uuid}|{row.job_ref}"[:200],
     )
-
-
-def link(policy: AlertPolicy, path: str) -> str:
-    """The address of a page, where gpucoord knows its own."""
-    return policy.address.rstrip("/") + path if policy.address else ""

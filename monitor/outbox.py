@@ -8,6 +8,7 @@ from datetime import datetime, timedelta
 from django.db import transaction
 
 from monitor import chores, events, policies, tallies
+from monitor.incident_letters import first_line
 from monitor.models import Channel, Message
 from monitor.policy.alerting import AlertPolicy, gives_up, pause
 from monitor.sealing import opened
@@ -58,7 +59,7 @@ def _choose(now: datetime) -> list[Message]:
         if not channel.enabled:
             due.filter(channel=channel).update(state=Message.State.DROPPED, problem=OFF)
             continue
-        mine = due.filter(channel=channel).select_related("channel", "incident")
+        mine = due.filter(channel=channel).select_related("channel", "incident__gpu")
         # An incident that ended while its message waited for morning needs none any more.
         mine.filter(incident__closed_at__isnull=False).update(
             state=Message.State.DROPPED, problem=OVER
@@ -81,7 +82,8 @@ def _as_it_is_now(message: Message) -> str:
     """What waited for hours tells how long it has lasted by now; its first line is the incident."""
     if message.incident is None:
         return message.text
-    return "\n".join([message.incident.text, *message.text.split("\n")[1:]])
+    first = first_line(message.incident, is_owner=bool(message.person))
+    return "\n".join([first, *message.text.split("\n")[1:]])
 
 
 def _letters(chosen: Iterable[Message]) -> tuple[dict[int, Letter], dict[int, str | None]]:

@@ -9,9 +9,10 @@ from typing import Any
 
 from monitor import cards, formats, idle_rows, incident_badges, patterns, policies, store
 from monitor.cards import ProcessRow
+from monitor.incident_letters import told
 from monitor.models import Incident, ProcessUse
 from monitor.policy.hog_policies import HogPolicy, MemoryPolicy
-from monitor.policy.incident_words import Told, to_owner
+from monitor.policy.incident_words import Told
 from monitor.readings import ProcessReading, Snapshot
 
 # A process that has just come is not idle yet.
@@ -42,26 +43,12 @@ def context(name: str, now: datetime) -> dict[str, Any]:
     mine = _processes(store.newest_all(), name, now)
     idle = [process for process in mine if process.idle_since is not None]
     return {
-        "asked": [Asked(incident, _told(incident)) for incident in asked],
+        "asked": [Asked(incident, told(incident)) for incident in asked],
         "mine": mine,
         "idle": idle,
         "idle_bytes": sum(process.row.memory_bytes or 0 for process in idle),
         "patterns": patterns.of_person(name),
     }
-
-
-def _told(incident: Incident) -> Told:
-    return to_owner(
-        incident.rule,
-        program=incident.program,
-        gpu=f"GPU {incident.gpu.index}" if incident.gpu else "this machine",
-        memory_bytes=incident.memory_bytes,
-        mean_pct=incident.mean_pct,
-        since_at=incident.since_at,
-        last_seen_at=incident.last_seen_at,
-        waited_jobs=incident.waited_jobs,
-        job_ref=incident.job_ref,
-    )
 
 
 def _processes(snapshots: Sequence[Snapshot], name: str, now: datetime) -> list[Now]:

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from datetime import datetime, timedelta
 
 from monitor import alerting, policies
+from monitor.incident_letters import asked, link, told
 from monitor.models import Channel, Incident, Message
 from monitor.policy.alerting import AlertPolicy
 from monitor.policy.enforcement import Step
@@ -63,14 +64,16 @@ def _text(incident: Incident, to_come: Iterable[tuple[Step, timedelta]]) -> str:
         for step, after in to_come
         if step in TO_COME
     ]
-    page = alerting.link(policies.current(AlertPolicy), f"/incidents/{incident.pk}/")
+    said = told(incident)
+    page = link(policies.current(AlertPolicy), f"/incidents/{incident.pk}/")
     lines = [
-        incident.text,
+        said.text,
+        f"Process {incident.pid} on {incident.host}.",
         "",
+        *([said.advice] if said.advice else []),
         "If this goes on, gpucoord will:" if steps else "Please look whether it is needed.",
         *steps,
         *(["Nothing of this happens once it has stopped."] if steps else []),
-        "Is it needed? Say so on the page of the incident, or ask an operator."
-        + (f"\n{page}" if page else ""),
+        asked(page),
     ]
     return "\n".join(lines)

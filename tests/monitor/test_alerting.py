@@ -8,7 +8,7 @@ from django.db import transaction
 from django.test import override_settings
 from django.utils import timezone
 
-from monitor import alerting, chores, events, outbox, tasks
+from monitor import alerting, chores, events, incident_letters, outbox, tasks
 from monitor.models import Channel, Event, Incident, Message, PolicyValues
 from monitor.policy.alerting import AlertPolicy
 from monitor.sealing import opened
@@ -123,6 +123,23 @@ def test_an_owner_gets_one_mail_for_a_rule_in_seven_days(alice: User) -> None:
         ("alice@example.org", "sustained"),
         ("alice@example.org", "sustained"),
         ("alice@example.org", "leak"),
+    ]
+
+
+def test_an_owner_is_told_what_helps_and_not_accused(alice: User, post: Post) -> None:
+    PolicyValues.objects.create(name="alerts", values={"address": "https://gpus.example.org"})
+    channel(**MAIL)
+    row = incident(mean_pct=95.0, last_seen_at=later(30), waited_jobs=2)
+    write()
+    send(post)
+
+    assert post.letters[0].text.split("\n") == [
+        "python keeps GPU 0 95 % busy, for 30 min. 2 jobs have waited for it.",
+        "Process 4200001 on gpubox.",
+        "",
+        "Start this through the queue next time: gpucoord submit -- your command.",
+        "Is it needed? Say so on the page of the incident, or ask an operator.",
+        f"https://gpus.example.org/incidents/{row.pk}/",
     ]
 
 
@@ -300,8 +317,8 @@ def test_addresses_are_sealed_and_opened_under_the_same_key_only(post: Post) -> 
 
 
 def test_messages_link_to_where_gpucoord_is() -> None:
-    assert alerting.link(AlertPolicy(address="https://g.example/"), "/x/") == "https://g.example/x/"
-    assert alerting.link(AlertPolicy(), "/x/") == ""
+    assert incident_letters.link(AlertPolicy(address="https://g.example/"), "/x/") == "https://g.example/x/"
+    assert incident_letters.link(AlertPolicy(), "/x/") == ""
 
 
 def test_a_gpu_s_events_are_routed_by_gpu() -> None:

@@ -125,7 +125,9 @@ def test_the_warning_says_what_comes_and_when(world: World) -> None:
     world.tick()
     text = Message.objects.get().text
 
-    assert "Detected GPU hog" in text
+    assert text.startswith("python keeps GPU 0 – busy, for 0 s.")
+    assert "Process 4200001 on gpubox." in text
+    assert "gpucoord submit" in text
     assert "3 minutes after the first such mail: lower its priority" in text
     assert "8 minutes after the first such mail: end it" in text
     assert Message.objects.get().receiver == "alice@example.org"
