@@ -71,6 +71,28 @@ class Chart:
 
 
 @dataclass(frozen=True, slots=True)
+class Moment:
+    """Something that happened, as a line through the charts: `at` of 1000 from the left."""
+
+    at: float
+    words: str
+
+    @property
+    def anchor(self) -> str:
+        """The side on which its words have room."""
+        return "end" if self.at > 850 else "start"
+
+
+def moments(window: Window, happened: Mapping[str, float | None]) -> tuple[Moment, ...]:
+    """Those in the window; `happened`: words -> epoch seconds."""
+    return tuple(
+        Moment(round(1000 * (t - window.since) / window.seconds, 1), words)
+        for words, t in happened.items()
+        if t is not None and window.since <= t <= window.until and window.seconds
+    )
+
+
+@dataclass(frozen=True, slots=True)
 class History:
     """All charts of one window, the figures for the readout, and a shorter table of the same."""
 
@@ -81,6 +103,7 @@ class History:
     heads: tuple[str, ...]
     table: tuple[tuple[float | None, ...], ...]
     coverage_pct: float | None
+    moments: tuple[Moment, ...] = ()
 
     @property
     def empty(self) -> bool:

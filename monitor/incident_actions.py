@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from datetime import datetime, timedelta
+from glob import escape
 
 from django.db import transaction
+from django.utils import timezone
 
 from monitor import audit, events
+from monitor.incidents import going_on
 from monitor.models import AuditEntry, Exemption, Incident
 from monitor.policy.privacy import Viewer
+from monitor.policy.sparing import Exempt
 
 # Seen later than this, it goes on: closing it by hand keeps it from opening again.
 GOES_ON = timedelta(minutes=2)
@@ -100,10 +104,13 @@ def exempt(
     reason: str = "",
     all_rules: bool = False,
 ) -> Exemption:
-    """Spare this person, program or container from the rule, or from all; and close it."""
+    """Spare this person, program or container from the rule, or from all; and close what it fits.
+
+    The name is meant as it stands: a program may well be called [x].
+    """
     made = Exemption.objects.create(
         scope=scope,
-        name=scopes(incident)[scope],
+        name=escape(scopes(incident)[scope]),
         rule="" if all_rules else incident.rule,
         reason=reason.strip()[:LONGEST_TEXT],
         by=by,
@@ -112,12 +119,27 @@ def exempt(
     )
     incident.exempt_until = until
     incident.save(update_fields=["exempt_until"])
-    lasts = f"until {until.isoformat(timespec='minutes')}" if until else "for good"
+    lasts = f"until {timezone.localtime(until):%Y-%m-%d %H:%M %Z}" if until else "for good"
     from_what = "all rules" if all_rules else "this rule"
     text = f"{by} exempted {scope} {made.name} from {from_what} {lasts}"
     _note(incident, "INCIDENT_EXEMPTED", f"{text}{': ' if reason else ''}{reason}", by, now)
-    close(incident, by, now, "exempt")
+    for spared in (incident, *_covered(made, incident)):
+        close(spared, by, now, "exempt")
     return made
+
+
+def _covered(made: Exemption, but: Incident) -> list[Incident]:
+    """What else is open, and would not be accused any more."""
+    exemption = Exempt(made.scope, made.name, made.rule)
+    rows = going_on().exclude(pk=but.pk)
+    rows = rows.filter(rule=made.rule) if made.rule else rows
+    return [
+        row
+        for row in rows
+        if any(
+            exemption.fits(user, row.program, row.container) for user in (row.user, row.job_owner)
+        )
+    ]
 
 
 @transaction.atomic

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
@@ -11,7 +12,7 @@ from django.db.models import QuerySet
 from monitor import history_pages, policies, usage
 from monitor.cards import in_gib
 from monitor.formats import GIB
-from monitor.history_charts import Line, Panel, Row, Value, highest, mean
+from monitor.history_charts import Line, Panel, Row, Value, highest, mean, moments
 from monitor.models import Claim, Gpu, Incident, ProcessUse
 from monitor.policy import hog_rules as rules
 from monitor.policy import windows
@@ -31,15 +32,16 @@ def evidence(incident: Incident, query: Mapping[str, str], now: datetime) -> dic
     hogs, memory = force.of(HogPolicy), force.of(MemoryPolicy)
     rows = _rows(incident, chosen)
     seen = sum(row["seen_s"] for row in rows)
+    covered = min(100.0, 100 * seen / chosen.seconds) if chosen.seconds else None
+    drawn = history_pages.drawn(_panels(incident, hogs, memory), rows, chosen, now, covered)
+    is_over = incident.closed_at is not None
+    happened = {
+        "began": incident.since_at.timestamp(),
+        "ended": incident.last_seen_at.timestamp() if is_over else None,
+    }
     return {
         **history_pages.ranges(chosen, now, ("incident", "the incident")),
-        "history": history_pages.drawn(
-            _panels(incident, hogs, memory),
-            rows,
-            chosen,
-            now,
-            min(100.0, 100 * seen / chosen.seconds) if chosen.seconds else None,
-        ),
+        "history": replace(drawn, moments=moments(chosen, happened)),
     }
 
 

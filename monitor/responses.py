@@ -48,7 +48,8 @@ def _step(row: Response) -> Line:
     title = TITLES[Step(row.step)]
     if row.is_dry_run:
         return Line(row.at, title, "idle", "dry run", row.text)
-    return Line(row.at, title, shape, state, row.text, row.undone_at)
+    until = row.undone_at if row.state == Response.State.UNDONE else None
+    return Line(row.at, title, shape, state, row.text, until)
 
 
 def _mail(row: Message, viewer: Viewer) -> Line:

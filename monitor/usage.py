@@ -116,11 +116,12 @@ def points(uses: QuerySet[ProcessUse], window: Window, host: str | None = None) 
     nothing: dict[str, Any] = {**dict.fromkeys(_SUMS[:-1], 0.0), "joules": None, _PEAK: None}
     rows = []
     for t in sorted(seen.keys() | found.keys()):
-        elapsed = min(window.step, window.until - t)
+        # What a window of the past ends in counts as a whole, as its minutes do.
+        elapsed = min(window.step, window.until - t) if window.live else window.step
         if elapsed < _FRESH_S:
             continue
         # The step that goes on is watched further than its minutes tell.
-        over = t + window.step + _SLACK_S <= window.until
+        over = not window.live or t + window.step + _SLACK_S <= window.until
         watched = seen[t] if over and t in seen else elapsed
         rows.append({**nothing, **found.get(t, {}), "t": t, "seen_s": watched})
     return [row for row in rows if row["seen_s"] > 0]

@@ -12,14 +12,25 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from time import monotonic
 from typing import Any, TypeVar
+from urllib.parse import unquote
 
 K = TypeVar("K")
 TYPES = {"info": "info", "warning": "warning", "error": "failure"}
 UNUSABLE = "The address is not one that can be used."
 MASK = "***"
+# What a library says underneath, and in which words that is told: never its own, which name all.
+REASONS = {
+    "resol": "its host has no address (DNS)",
+    "name or service not known": "its host has no address (DNS)",
+    "timed out": "it did not answer in time",
+    "refused": "nothing listens there",
+    "certificate": "its certificate is not trusted",
+    "authentication": "it did not accept user and password",
+}
 _apprise_log = logging.getLogger("apprise")
 # It names addresses in what it logs: nothing of that goes anywhere but to _Listening.
 _apprise_log.propagate = False
+_apprise_log.setLevel(logging.DEBUG)
 _apprise_log.addHandler(logging.NullHandler())
 
 
@@ -84,7 +95,10 @@ def _send(letter: Letter, target: Any) -> str | None:
             sent = target.notify(title=letter.title, body=letter.text, notify_type=kind)
     except Exception as error:
         return _without(letter.address, f"{type(error).__name__}: {error}")
-    return None if sent else _without(letter.address, heard.said or "It was not accepted.")
+    if sent:
+        return None
+    why = f" ({heard.reason})" if heard.reason else ""
+    return _without(letter.address, heard.said or "It was not accepted.") + why
 
 
 def _target(address: str) -> Any:
@@ -94,11 +108,12 @@ def _target(address: str) -> Any:
 
 
 class _Listening(logging.Handler):
-    """What apprise says in this thread while it sends: the last warning."""
+    """What apprise says in this thread while it sends: the last warning, and why in our words."""
 
     def __init__(self) -> None:
-        super().__init__(logging.WARNING)
+        super().__init__(logging.DEBUG)
         self.said = ""
+        self.reason = ""
         self._thread = threading.get_ident()
 
     def __enter__(self) -> _Listening:
@@ -109,14 +124,21 @@ class _Listening(logging.Handler):
         _apprise_log.removeHandler(self)
 
     def emit(self, record: logging.LogRecord) -> None:
-        if record.thread == self._thread:
-            self.said = record.getMessage()
+        if record.thread != self._thread:
+            return
+        text = record.getMessage()
+        if record.levelno >= logging.WARNING:
+            self.said = text
+        elif record.levelno == logging.DEBUG and "exception" in text.lower():
+            found = (words for sign, words in REASONS.items() if sign in text.lower())
+            self.reason = next(found, self.reason)
 
 
 def _without(address: str, said: str) -> str:
     """A text in which no part of the address is left."""
     rest = address.partition("://")[2]
-    for part in sorted(set(re.split(r"[/:@?&=#,]", rest)), key=len, reverse=True):
+    written = set(re.split(r"[/:@?&=#,]", rest))
+    for part in sorted(written | {unquote(part) for part in written}, key=len, reverse=True):
         if len(part) >= 3:
             said = re.sub(re.escape(part), MASK, said, flags=re.IGNORECASE)
     return " ".join(said.split())[:300]

@@ -317,7 +317,10 @@ def test_addresses_are_sealed_and_opened_under_the_same_key_only(post: Post) -> 
 
 
 def test_messages_link_to_where_gpucoord_is() -> None:
-    assert incident_letters.link(AlertPolicy(address="https://g.example/"), "/x/") == "https://g.example/x/"
+    assert (
+        incident_letters.link(AlertPolicy(address="https://g.example/"), "/x/")
+        == "https://g.example/x/"
+    )
     assert incident_letters.link(AlertPolicy(), "/x/") == ""
 
 

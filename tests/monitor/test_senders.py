@@ -64,10 +64,19 @@ def test_what_went_wrong_is_told_without_any_part_of_the_address(
     said = send_all({1: Letter(f"{hook}/no", "t", "x"), 2: Letter(closed, "t", "x")}, 5)
 
     assert "500" in (said[1] or "")
+    assert (said[2] or "").endswith("(nothing listens there)")
     told = f"{said} {capfd.readouterr()}"
     for secret in ("s3cretpass", "hooker", "tokentoken", "127.0.0.1:1"):
         assert secret not in told
     assert not logging.getLogger("apprise").propagate
+
+
+def test_a_password_is_left_out_as_it_is_written_and_as_it_is_meant() -> None:
+    from monitor.senders.notify import _without
+
+    said = _without("mailto://me:p%40ss%2Fword@mail.example.org", "p@ss/word and p%40ss%2Fword")
+
+    assert said == "*** and ***"
 
 
 def test_one_that_hangs_costs_no_more_than_the_limit_and_holds_up_no_other(

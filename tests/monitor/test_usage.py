@@ -88,6 +88,15 @@ def test_time_that_was_watched_without_a_process_is_zero_and_other_time_a_gap(gp
     assert {row["seen_s"] for row in rows} == {300}
 
 
+def test_a_minute_of_the_past_counts_as_a_whole_though_the_window_ends_in_it(gpu: Gpu) -> None:
+    for minutes in range(20, 0, -1):
+        HostMinute.objects.create(host="box", t=T - 60 * minutes, **{**HOST_NOTHING, "seen_s": 60})
+    used(gpu, *range(1, 21))
+    past = Window("custom", T - 1200, T - 35, 60, Source.MINUTE, live=False)
+
+    assert {row["seen_s"] for row in usage.points(usage.uses_of("alice"), past)} == {60}
+
+
 def test_a_strip_names_the_main_user_of_each_hour(gpu: Gpu) -> None:
     for hours, busy in ((3, 90.0), (2, 0.0)):
         GpuHour.objects.create(

@@ -12,6 +12,7 @@ from django.utils import timezone
 from monitor import incidents, store
 from monitor.models import AuditEntry, Event, Exemption, Incident, ProcessMinute
 from monitor.policy.hog_rules import CPU_HOG, FAIR_SHARE, IDLE_HELD, ORPHANED, SUSTAINED, TITLES
+from monitor.policy.sparing import Exempt
 from tests.builders import gpu_uuid, snapshot
 from tests.monitor.past import process_use
 
@@ -118,6 +119,8 @@ def test_the_evidence_has_its_threshold_as_a_band_and_what_is_unknown_as_a_gap(
     assert 'class="band"' in html
     assert 'class="gap"' in html
     assert "threshold 80 %" in html
+    assert html.count(">began<") == html.count('class="plot-field"') == 2
+    assert ">ended<" not in html
     assert "The figures as a table" in html
 
 
@@ -208,6 +211,30 @@ def test_an_operator_exempts_until_a_time_and_ends_that_again(
     assert "a demo" not in get(browser, "/incidents/")
     actions = set(AuditEntry.objects.values_list("action", flat=True))
     assert actions == {"INCIDENT_EXEMPTED", "INCIDENT_CLOSED", "EXEMPTION_ENDED"}
+
+
+def test_all_that_an_exemption_covers_is_closed_with_it(root: User, as_user: AsUser) -> None:
+    row, same = made(), made(gpu_id=gpu_uuid(1))
+    other, stranger = made(rule=IDLE_HELD), made(user="bob")
+
+    as_user(root).post(f"/incidents/{row.pk}/exempt/", {"scope": "user", "days": "7"})
+
+    still_open = set(incidents.going_on().values_list("pk", flat=True))
+    assert still_open == {other.pk, stranger.pk}
+    said = AuditEntry.objects.filter(subject=f"incident {same.pk}").values_list("text", flat=True)
+    assert list(said) == ["root closed it: exempt"]
+
+
+def test_a_program_that_calls_itself_a_star_exempts_nobody_else(
+    root: User, as_user: AsUser
+) -> None:
+    row, other = made(program="*"), made()
+
+    as_user(root).post(f"/incidents/{row.pk}/exempt/", {"scope": "program", "days": "7"})
+
+    spared = Exempt("program", Exemption.objects.get().name)
+    assert (spared.fits("", "*", ""), spared.fits("", "python", "")) == (True, False)
+    assert incidents.going_on().get() == other
 
 
 def test_nobody_is_exempt_whom_the_incident_does_not_name(root: User, as_user: AsUser) -> None:
