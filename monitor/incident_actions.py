@@ -119,7 +119,8 @@ def exempt(
     )
     incident.exempt_until = until
     incident.save(update_fields=["exempt_until"])
-    lasts = f"until {timezone.localtime(until):%Y-%m-%d %H:%M %Z}" if until else "for good"
+    zone = timezone.get_current_timezone()
+    lasts = f"until {until.astimezone(zone):%Y-%m-%d %H:%M %Z}" if until else "for good"
     from_what = "all rules" if all_rules else "this rule"
     text = f"{by} exempted {scope} {made.name} from {from_what} {lasts}"
     _note(incident, "INCIDENT_EXEMPTED", f"{text}{': ' if reason else ''}{reason}", by, now)
