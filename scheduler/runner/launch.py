@@ -18,8 +18,6 @@ NOT_FOUND = 127
 NOT_EXECUTABLE = 126
 JOB_UMASK = 0o022
 READY = b"."
-# Python and the runner ignore these; what is ignored stays so through exec.
-RESTORED = (signal.SIGHUP, signal.SIGINT, signal.SIGPIPE, signal.SIGXFSZ)
 
 
 @dataclass(slots=True)
@@ -71,8 +69,7 @@ def _become(spec: Spec, log: int, wait_end: int, errors: int) -> NoReturn:
         if os.read(wait_end, 1) != b"g":
             os._exit(0)
         _connect(log)
-        for number in RESTORED:
-            signal.signal(number, signal.SIG_DFL)
+        _heed_all_signals()
         signal.pthread_sigmask(signal.SIG_SETMASK, [])
         os.umask(JOB_UMASK)
         stage = "account"
@@ -88,6 +85,13 @@ def _become(spec: Spec, log: int, wait_end: int, errors: int) -> NoReturn:
     except BaseException:
         os.write(errors, f"{stage} 0".encode())
     os._exit(code)
+
+
+def _heed_all_signals() -> None:
+    """What the runner, Python or whoever started gpucoord ignores would stay so through exec."""
+    for number in signal.valid_signals():
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, signal.SIG_DFL)
 
 
 def _connect(log: int) -> None:

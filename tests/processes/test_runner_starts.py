@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -59,6 +59,15 @@ def test_it_gives_the_job_nothing_to_read(run: Run) -> None:
     assert run("/bin/cat").result().exit_code == 0
 
 
+@pytest.fixture
+def _as_in_the_background() -> Iterator[None]:
+    """A shell lets what it starts by & ignore this."""
+    before = signal.signal(signal.SIGQUIT, signal.SIG_IGN)
+    yield
+    signal.signal(signal.SIGQUIT, before)
+
+
+@pytest.mark.usefixtures("_as_in_the_background")
 def test_it_gives_the_job_no_open_file_and_no_blocked_signal(run: Run) -> None:
     attempt = run("/bin/sh", "-c", "ls /proc/self/fd; grep -E 'Sig(Blk|Ign)' /proc/self/status")
 
