@@ -6,7 +6,7 @@ import shutil
 from collections.abc import Callable, Iterator
 
 import pytest
-from playwright.sync_api import Browser, Page, ViewportSize, sync_playwright
+from playwright.sync_api import Browser, Page, ViewportSize, expect, sync_playwright
 
 from tests.processes.service import Service
 
@@ -21,6 +21,9 @@ OPTIONS = [
     "--disable-component-update",
     "--disable-sync",
 ]
+# Whatever is waited for comes at last on a busy machine too.
+PATIENCE_MS = 60_000
+expect.set_options(timeout=PATIENCE_MS)
 TELL_VIOLATIONS = """
 document.addEventListener("securitypolicyviolation", (event) =>
   console.error(`CSP: ${event.violatedDirective} ${event.blockedURI} ${event.sample}`));
@@ -62,6 +65,7 @@ def open_page(chromium: Browser, service: Service) -> Iterator[Open]:
         expected: tuple[str, ...] = (),
     ) -> Page:
         context = chromium.new_context(viewport=size, base_url=service.address)
+        context.set_default_timeout(PATIENCE_MS)
         contexts.append(context)
         context.add_init_script(TELL_VIOLATIONS)
         page = context.new_page()
@@ -77,7 +81,8 @@ def open_page(chromium: Browser, service: Service) -> Iterator[Open]:
             page.get_by_label("User name").fill("admin")
             page.get_by_label("Password").fill("correct horse")
             page.get_by_role("button", name="Log in").click()
-            page.wait_for_url(f"**{path}")
+            # Not by a pattern: the address of the login page ends with the path too.
+            page.wait_for_url(lambda url: url == service.address.rstrip("/") + path)
         return page
 
     yield open_page

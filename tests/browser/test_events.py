@@ -40,7 +40,7 @@ def test_new_events_appear_without_a_jump(service: Service, open_page: Open) -> 
     before = top_of(page, row)
 
     happen(service, "quite new")
-    page.get_by_text("quite new").wait_for(state="attached", timeout=10_000)
+    page.get_by_text("quite new").wait_for(state="attached")
 
     assert abs(top_of(page, row) - before) < 2
 

@@ -11,7 +11,7 @@ pytestmark = pytest.mark.browser
 
 
 def is_live(page: Page) -> None:
-    expect(page.locator("#live")).to_have_attribute("data-state", "live", timeout=10_000)
+    expect(page.locator("#live")).to_have_attribute("data-state", "live")
 
 
 def test_the_dashboard_changes_by_itself(open_page: Open) -> None:

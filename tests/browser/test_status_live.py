@@ -22,7 +22,7 @@ def test_the_status_page_follows_what_happens(open_page: Open, service: Service)
     os.kill(service.child("tasks"), signal.SIGKILL)
 
     # It should show without a reload that the process was replaced, and how the old one ended.
-    expect(web).to_contain_text("SIGKILL", timeout=10_000)
+    expect(web).to_contain_text("SIGKILL")
     expect(page.get_by_role("heading", level=1)).to_have_text("gpucoord works: every loop ticks")
 
 

@@ -13,6 +13,7 @@ from scheduler.runner import accounts, attempts, files
 from scheduler.runner.attempts import Look
 from scheduler.runner.spawning import Spawner
 from scheduler.runner.spec import Result, Spec, Started
+from tests.processes.pace import Stopwatch
 
 # By it what a test leaves behind is found and killed: tests beside us have another.
 NONCE = secrets.token_hex(16)
@@ -20,9 +21,9 @@ NONCE = secrets.token_hex(16)
 
 def wait_for(ready: Callable[[], Any], *, within_s: float = 10.0) -> Any:
     """What `ready` returns once that is true; fails when it takes too long."""
-    end = time.monotonic() + within_s
+    watch = Stopwatch()
     while not (found := ready()):
-        assert time.monotonic() < end, f"waited {within_s} s in vain"
+        assert not watch.has_run(within_s), f"waited {within_s} s in vain"
         time.sleep(0.005)
     return found
 

@@ -43,19 +43,26 @@ class Ticking:
         pass
 
     def step(self, now: datetime) -> None:
-        if (Path(settings.DATA) / f"fail-{self.loop}").exists():
+        if self._is_asked_to("fail"):
             raise RuntimeError(f"asked to fail at {now}")
-        if (Path(settings.DATA) / f"hang-{self.loop}").exists():
+        if self._is_asked_to("hang"):
             time.sleep(60)
-        if (Path(settings.DATA) / f"hang-in-a-call-{self.loop}").exists():
+        if self._is_asked_to("hang-in-a-call"):
             self._call(60)
-        if (Path(settings.DATA) / f"slow-{self.loop}").exists():
+        if self._is_asked_to("be-slow"):
             for _ in range(7):
                 self._call(2.5)
         with self._guard():
             epoch = Lease.objects.get(loop=self.loop).epoch
             text = json.dumps({"epoch": epoch, "pid": os.getpid(), "t": time.time()})
             events.add(f"TICK_{self.loop.upper()}", text, now=now)
+
+    def _is_asked_to(self, do: str) -> bool:
+        """Answers beside the file that asks, so that a test knows that it was heard."""
+        asked = (Path(settings.DATA) / f"{do}-{self.loop}").exists()
+        if asked:
+            (Path(settings.DATA) / f"{do}-{self.loop}.heard").touch()
+        return asked
 
     def _call(self, seconds: float) -> None:
         self.asking = ("nvmlDeviceGetUtilizationRates", time.monotonic())

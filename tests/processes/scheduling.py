@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import select
-import time
 from collections.abc import Callable
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -20,6 +19,7 @@ from scheduler import passes, store
 from scheduler.jobs import NewJob, Requirement
 from scheduler.models import Attempt, Job
 from scheduler.runner import files
+from tests.processes.pace import Stopwatch
 
 
 class Scheduler:
@@ -52,9 +52,9 @@ class Scheduler:
         return timezone.now() + self.late
 
     def run_until(self, is_so: Callable[[], object], *, within_s: float = 10.0) -> None:
-        end = time.monotonic() + within_s
+        watch = Stopwatch()
         while not is_so():
-            assert time.monotonic() < end, f"waited {within_s} s in vain; {list_jobs()}"
+            assert not watch.has_run(within_s), f"waited {within_s} s in vain; {list_jobs()}"
             self.step()
             select.select([self._listener], [], [], 0.1)
             self._listener.drain()

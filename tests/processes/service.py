@@ -16,6 +16,7 @@ import httpx
 
 from monitor import service_state
 from monitor.service_state import ServiceState
+from tests.processes.pace import LONGEST_S, Stopwatch
 
 ROOT = Path(__file__).resolve().parents[2]
 WORKERS = 6
@@ -26,12 +27,11 @@ T = TypeVar("T")
 
 def wait_until(found: Callable[[], T | None], seconds: float, what: str) -> T:
     """Poll until `found` returns something true; fails with `what` when it never does."""
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        if value := found():
-            return value
+    watch = Stopwatch()
+    while not (value := found()):
+        assert not watch.has_run(seconds), f"not within {seconds:g} s: {what}"
         time.sleep(0.02)
-    raise AssertionError(f"not within {seconds:g} s: {what}")
+    return value
 
 
 class Service:
@@ -49,11 +49,11 @@ class Service:
             "PYTHONPATH": str(ROOT),
             **env,
         }
-        self.started_at = 0.0
+        self.since_start = Stopwatch()
         self._log_start = 0
 
     def start(self, *options: str) -> Service:
-        self.started_at = time.monotonic()
+        self.since_start = Stopwatch()
         self._log_start = self.log.stat().st_size if self.log.exists() else 0
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
@@ -84,16 +84,16 @@ class Service:
 
     def stop(self, number: int = signal.SIGTERM) -> tuple[int, float]:
         """Signal the supervisor; returns its exit code and the seconds until all had stopped."""
-        begun = time.monotonic()
+        watch = Stopwatch()
         family = self.family() if self.process.poll() is None else []
         self.process.send_signal(number)
         try:
-            code = self.process.wait(15)
+            code = self.process.wait(LONGEST_S)
         except subprocess.TimeoutExpired:
             self.process.kill()
             raise
         wait_until(lambda: not any(map(lives, family)), 10, "all processes gone")
-        return code, time.monotonic() - begun
+        return code, watch.seconds
 
     @property
     def database(self) -> Path:
@@ -126,7 +126,7 @@ class Service:
         return found
 
     def healthz(self) -> httpx.Response:
-        return httpx.get(f"{self.address}healthz", timeout=5)
+        return httpx.get(f"{self.address}healthz", timeout=LONGEST_S)
 
 
 def children(pid: int) -> list[int]:

@@ -155,9 +155,11 @@ def test_a_running_job_is_cancelled_with_all_its_processes(
 
 
 def test_a_job_that_ends_before_it_can_be_cancelled_keeps_its_outcome(
-    scheduler: Scheduler, root: User
+    scheduler: Scheduler, root: User, tmp_path: Path
 ) -> None:
-    job = scheduler.run_to(submit(root, "true; sleep 0.2"), "running")
+    command = f"while [ ! -e {tmp_path}/end ]; do sleep 0.02; done"
+    job = scheduler.run_to(submit(root, command), "running")
+    (tmp_path / "end").touch()
     wait_for((folder_of(job) / files.RESULT).exists)
 
     store.request_cancel(job.pk, "root", timezone.now())

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from tests.processes.pace import LONGEST_S
 from tests.processes.service import ROOT, Service, children, lives, wait_until
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow]
@@ -127,7 +128,7 @@ def test_a_stop_of_the_service_leaves_jobs_running(service: Service) -> None:
     wait_until(lambda: "began" in _log(service, job), 10, "its start")
     service.process.send_signal(signal.SIGTERM)
 
-    assert service.process.wait(10) == 0
+    assert service.process.wait(LONGEST_S) == 0
     service.start()
     assert _wait_for_end(service, job)["exit_code"] == 7
 

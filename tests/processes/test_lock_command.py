@@ -12,6 +12,7 @@ import pytest
 from scheduler.runner import locks
 from scheduler.runner.locks import Held
 from tests.processes.attempts import wait_for
+from tests.processes.pace import LONGEST_S
 
 pytestmark = pytest.mark.processes
 ROOT = Path(__file__).resolve().parents[2]
@@ -31,7 +32,7 @@ def start(folder: Path, *words: str, **environ: str) -> subprocess.Popen[str]:
 
 def ran(folder: Path, *words: str, **environ: str) -> tuple[int, str]:
     process = start(folder, *words, **environ)
-    out, err = process.communicate(timeout=20)
+    out, err = process.communicate(timeout=LONGEST_S)
     assert "Traceback" not in err
     return process.returncode, out + err
 
@@ -80,7 +81,7 @@ def test_it_waits_and_says_for_whom(tmp_path: Path) -> None:
 
     held.release()
 
-    out, _ = process.communicate(timeout=20)
+    out, _ = process.communicate(timeout=LONGEST_S)
     assert (process.returncode, out) == (0, "ran\n")
 
 

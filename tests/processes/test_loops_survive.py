@@ -35,7 +35,7 @@ def service(tmp_path: Path) -> Iterator[Service]:
 
 def holders(service: Service) -> dict[str, int]:
     """The pids that hold leases now, by loop."""
-    with sqlite3.connect(f"file:{service.database}?mode=ro", uri=True, timeout=5) as reader:
+    with sqlite3.connect(f"file:{service.database}?mode=ro", uri=True, timeout=60) as reader:
         query = "SELECT loop, pid FROM monitor_lease WHERE pid NOTNULL"
         return dict(reader.execute(query).fetchall())
 

@@ -14,6 +14,7 @@ from scheduler.runner import files
 from scheduler.runner.report import ReservedResult
 from scheduler.runner.spec import Result
 from tests.processes.attempts import NONCE, RunningAttempt
+from tests.processes.pace import LONGEST_S
 
 pytestmark = pytest.mark.processes
 Run = Callable[..., RunningAttempt]
@@ -43,7 +44,7 @@ def adopting() -> Iterator[Callable[[], None]]:
 
 
 def _wait_for(children: set[psutil.Process]) -> None:
-    _, left = psutil.wait_procs(children, timeout=10)
+    _, left = psutil.wait_procs(children, timeout=LONGEST_S)
     assert not left
 
 

@@ -88,18 +88,18 @@ def test_nobody_is_sent_a_signal_that_was_not_declared(start: Start) -> None:
 
 def test_who_does_not_leave_gets_sigterm_a_grace_before_the_deadline(start: Start) -> None:
     line = "trap 'exit 85' TERM; echo ready; while :; do sleep 0.02; done"
-    job = start("/bin/sh", "-c", line, grace_s=0.5)
+    job = start("/bin/sh", "-c", line, grace_s=1.2)
     asked_at = time.time()
-    deadline = job.ask(1.2)
+    deadline = job.ask(2.4)
 
     result = job.attempt.result()
     assert (result.exit_code, result.stopped, result.yielded) == (85, "yield", True)
-    assert asked_at + 0.6 < result.ended_at < deadline
+    assert asked_at + 1.1 < result.ended_at < deadline
 
 
 def test_half_of_a_short_time_is_for_leaving_by_itself(start: Start) -> None:
     job = start("/bin/sh", "-c", POLLS, grace_s=60.0)
-    job.ask(1.5)
+    job.ask(8)
 
     result = job.attempt.result()
     assert (result.exit_code, result.stopped) == (85, None)
@@ -112,15 +112,15 @@ def test_who_ignores_sigterm_too_is_killed_at_the_deadline(start: Start) -> None
 
     result = job.attempt.result()
     assert (result.signal, result.stopped) == (signal.SIGKILL, "yield")
-    assert deadline - 0.1 < result.ended_at < deadline + 1
+    assert deadline - 0.1 < result.ended_at < deadline + 5
 
 
 def test_an_earlier_deadline_counts_and_asking_again_changes_nothing(start: Start) -> None:
     line = "trap 'echo term' TERM; echo ready; while :; do sleep 0.02; done"
-    job = start("/bin/sh", "-c", line, grace_s=0.1)
+    job = start("/bin/sh", "-c", line, grace_s=1.2)
     job.ask(60)
     wait_for(job.file.exists)
-    job.ask(0.3, "The owner of GPU 0 is there.")
+    job.ask(1.5, "The owner of GPU 0 is there.")
     for _ in range(3):
         leaving.ask(
             job.attempt.folder,
@@ -172,8 +172,8 @@ def test_a_request_of_another_attempt_is_not_heard(start: Start) -> None:
 
 def test_a_job_whose_file_cannot_be_written_still_leaves_in_time(run: Run, tmp_path: Path) -> None:
     line = "trap 'exit 85' TERM; echo ready; while :; do sleep 0.02; done"
-    attempt = run("/bin/sh", "-c", line, yield_file=str(tmp_path / "no" / "such"), grace_s=0.1)
+    attempt = run("/bin/sh", "-c", line, yield_file=str(tmp_path / "no" / "such"), grace_s=1.0)
     attempt.wait_for_log("ready")
-    assert leaving.ask(attempt.folder, attempt.look(), NONCE, Request("x", time.time() + 0.3))
+    assert leaving.ask(attempt.folder, attempt.look(), NONCE, Request("x", time.time() + 1))
 
     assert (attempt.result().exit_code, attempt.result().yielded) == (85, True)

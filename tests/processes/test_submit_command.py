@@ -12,6 +12,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from tests.processes.pace import LONGEST_S
 from tests.processes.service import ROOT, Service, wait_until
 
 pytestmark = pytest.mark.processes
@@ -41,7 +42,7 @@ def env(service: Service, tmp_path_factory: pytest.TempPathFactory) -> dict[str,
 
 
 def _run(
-    env: dict[str, str], *words: str, seconds: float = 30
+    env: dict[str, str], *words: str, seconds: float = LONGEST_S
 ) -> subprocess.CompletedProcess[bytes]:
     command = [sys.executable, "-m", "gpucoord_site", *words]
     return subprocess.run(
@@ -115,7 +116,7 @@ def test_detached_it_prints_the_number_and_returns(gpucoord: Gpucoord, env: dict
 def job(env: dict[str, str], number: int) -> dict[str, object]:
     headers = {"Authorization": f"Bearer {env['GPUCOORD_TOKEN']}"}
     found: dict[str, object] = httpx.get(
-        f"{env['GPUCOORD_URL']}api/jobs/{number}/", headers=headers
+        f"{env['GPUCOORD_URL']}api/jobs/{number}/", headers=headers, timeout=LONGEST_S
     ).json()
     return found
 
@@ -193,7 +194,7 @@ class Terminal:
         self.process.send_signal(signal.SIGINT)
 
     def end(self) -> int:
-        code = self.process.wait(20)
+        code = self.process.wait(LONGEST_S)
         os.close(self._side)
         return code
 
@@ -202,7 +203,6 @@ class Terminal:
         return int(self.text.partition("job ")[2].split()[0])
 
 
-@pytest.mark.timeout(60)
 def test_ctrl_c_asks_and_cancels(env: dict[str, str]) -> None:
     terminal = Terminal(env, "echo ready; sleep 300")
     terminal.until("ready")
@@ -214,7 +214,6 @@ def test_ctrl_c_asks_and_cancels(env: dict[str, str]) -> None:
     assert job(env, terminal.number)["outcome"] == "cancelled"
 
 
-@pytest.mark.timeout(60)
 def test_no_goes_on_and_a_second_ctrl_c_leaves_the_job_alone(env: dict[str, str]) -> None:
     terminal = Terminal(env, "echo ready; sleep 3; echo steady; sleep 300")
     terminal.until("ready")
@@ -236,10 +235,10 @@ def test_no_goes_on_and_a_second_ctrl_c_leaves_the_job_alone(env: dict[str, str]
 
 def _cancel(env: dict[str, str], number: int) -> None:
     headers = {"Authorization": f"Bearer {env['GPUCOORD_TOKEN']}"}
-    httpx.post(f"{env['GPUCOORD_URL']}api/jobs/{number}/cancel/", headers=headers)
+    address = f"{env['GPUCOORD_URL']}api/jobs/{number}/cancel/"
+    httpx.post(address, headers=headers, timeout=LONGEST_S)
 
 
-@pytest.mark.timeout(90)
 def test_a_restart_of_the_server_is_only_noticed(service: Service, env: dict[str, str]) -> None:
     following = subprocess.Popen(
         [sys.executable, "-m", "gpucoord_site", "submit", "--gpus", "0", "--",
@@ -250,7 +249,7 @@ def test_a_restart_of_the_server_is_only_noticed(service: Service, env: dict[str
     assert following.stdout.readline() == b"before\n"
     os.kill(service.child("web"), signal.SIGKILL)
 
-    output, said = following.communicate(timeout=60)
+    output, said = following.communicate(timeout=LONGEST_S)
     assert (output, following.returncode) == (b"after\n", 5)
     assert b"Traceback" not in said
 
@@ -261,6 +260,8 @@ def test_it_starts_fast(env: dict[str, str]) -> None:
         "import sys, gpucoord_site.cli, gpucoord_site.submit;"
         "print([m for m in ('django', 'pydantic', 'httpx', 'psutil') if m in sys.modules])"
     )
-    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, timeout=20)
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=env, capture_output=True, timeout=LONGEST_S
+    )
 
     assert json.loads(done.stdout.decode().replace("'", '"')) == []

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
+from tests.processes.pace import PaceLog
+
 
 @dataclass(frozen=True)
 class Tick:
@@ -25,6 +27,7 @@ class TickWatch:
         self._database = database
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
+        self._pace = PaceLog()
         self.ticks: list[Tick] = []
 
     def __enter__(self) -> TickWatch:
@@ -37,8 +40,10 @@ class TickWatch:
 
     def _run(self) -> None:
         last: dict[str, float] = {}
-        reader = sqlite3.connect(f"file:{self._database}?mode=ro", uri=True, timeout=5)
+        self._pace.look()
+        reader = sqlite3.connect(f"file:{self._database}?mode=ro", uri=True, timeout=60)
         while not self._stop.wait(0.02):
+            self._pace.look()
             query = "SELECT loop, epoch, last_tick_at FROM monitor_lease WHERE last_tick_at NOTNULL"
             for loop, epoch, at in reader.execute(query).fetchall():
                 t = datetime.fromisoformat(at).replace(tzinfo=UTC).timestamp()
@@ -46,19 +51,20 @@ class TickWatch:
                     last[loop] = t
                     self.ticks.append(Tick(loop, epoch, t))
         reader.close()
+        self._pace.look()
 
     def longest_hole(self, loop: str, since: float, until: float) -> float:
-        """Seconds between two ticks, counting from the last before `since`, up to `until`."""
+        """Seconds that count between two ticks, from the last before `since` up to `until`."""
         times = [tick.t for tick in self.ticks if tick.loop == loop and tick.t <= until]
         before = [t for t in times if t < since][-1:]
         inside = [t for t in times if t >= since]
         marks = [*before, *inside, until]
-        return max(b - a for a, b in itertools.pairwise(marks))
+        return max(self._pace.seconds(a, b) for a, b in itertools.pairwise(marks))
 
 
 def committed_ticks(database: Path, loop: str) -> list[dict[str, float]]:
     """What `fake_steps` left: each tick that was committed, in the order of the commits."""
-    with sqlite3.connect(f"file:{database}?mode=ro", uri=True, timeout=5) as reader:
+    with sqlite3.connect(f"file:{database}?mode=ro", uri=True, timeout=60) as reader:
         rows = reader.execute(
             "SELECT text FROM monitor_event WHERE kind = ? ORDER BY id", [f"TICK_{loop.upper()}"]
         ).fetchall()

@@ -8,7 +8,7 @@ import time
 
 import django
 
-JOBS, PATIENCE_S = 9, 10.0
+JOBS, PATIENCE_S = 9, 60.0
 
 
 def main() -> None:
@@ -19,9 +19,12 @@ def main() -> None:
     from scheduler.jobs import NewJob, Requirement
     from scheduler.models import Attempt
     from scheduler.store import submit
+    from tests.processes.pace import PaceLog
 
     owner = User.objects.get(username="admin")
     for number in range(JOBS):
+        pace = PaceLog()
+        pace.look()
         asked = NewJob(command="true", requirement=Requirement(gpus=0))
         job = submit(asked, owner, timezone.now())
         deadline = time.monotonic() + PATIENCE_S
@@ -31,7 +34,9 @@ def main() -> None:
             started = Attempt.objects.filter(job=job).values_list("started_at", flat=True).first()
         if started is None:
             sys.exit(f"job {job.pk} did not start within {PATIENCE_S:g} s")
-        sys.stdout.write(f"{(started - job.submitted_at).total_seconds():.3f}\n")
+        pace.look()
+        took = pace.seconds(job.submitted_at.timestamp(), started.timestamp())
+        sys.stdout.write(f"{took:.3f}\n")
         # Spread over the second, so that the clock's own tick can't be what starts them all.
         time.sleep(0.2 + 0.11 * number)
 
