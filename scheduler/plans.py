@@ -30,7 +30,8 @@ class Slot:
     lock, a quarantine). `kept_for`: the job for which what was freed there is kept. model,
     capability, power: None = unknown. `held_bytes`: what each of `jobs` keeps from others, in their
     order. `ramping`: one of them that has just started and will take much more, until `ramps_until`
-    at most; meanwhile nothing that asks for `heavy_bytes` starts there.
+    at most; meanwhile nothing that asks for `heavy_bytes` starts there. `use_pct`: how busy it has
+    been lately; `unsettled`: one of `jobs` is so young that its part in that can't be seen yet.
     """
 
     gpu_uuid: str
@@ -53,6 +54,8 @@ class Slot:
     ramping: int | None = None
     ramps_until: datetime | None = None
     heavy_bytes: int | None = None
+    use_pct: float | None = None
+    unsettled: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,6 +92,7 @@ class Throttle:
     used beside others' load, hogs and the mode; a GPU that is not named counts as 1; 0 = not ours;
     `reason`: why they are below 1.
     `saturated`: the GPUs that have been busy for so long that an agreed time counts for more.
+    `uses`: how busy GPUs have been lately, in steps of 10 %, where that is known.
     """
 
     closed: Mapping[PriorityClass, Blocker] = field(default_factory=dict)
@@ -98,6 +102,7 @@ class Throttle:
     reason: str = ""
     target: str = ""
     saturated: frozenset[str] = frozenset()
+    uses: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

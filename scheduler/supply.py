@@ -101,12 +101,14 @@ class Supply:
             slots = self._gpu_slots(rules, now)
         else:
             slots = capacity.slots(None, (), self._policy, now, host=self._host)
+        throttle = throttling.throttle(self._host, now, running)
         slots = replace(
             slots,
+            gpus=tuple(replace(g, use_pct=throttle.uses.get(g.gpu_uuid)) for g in slots.gpus),
             running=running,
             cpu_jobs=sum(job.requirement.gpus == 0 for job in running),
             people=self._standings.at(now, {job.owner for job in queue}),
-            throttle=throttling.throttle(self._host, now, running),
+            throttle=throttle,
             windows=self.windows(now),
         )
         return Given(queue, slots, self._policy, rules)

@@ -88,6 +88,7 @@ def _throttle_row(allowed: Throttle) -> dict[str, Any]:
         "reason": allowed.reason,
         "target": allowed.target,
         "saturated": sorted(allowed.saturated),
+        "uses": dict(allowed.uses),
     }
 
 
@@ -103,6 +104,7 @@ def _throttle(body: Mapping[str, Any]) -> Throttle:
         reason=body["reason"],
         target=body["target"],
         saturated=frozenset(body["saturated"]),
+        uses=body["uses"],
     )
 
 

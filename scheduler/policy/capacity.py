@@ -166,6 +166,7 @@ class _Look:
             kept_for=self.around.kept.get(gpu.uuid),
             heavy_bytes=None if total is None else int(total * self.capacity.heavy_pct / 100),
             ramping=None if ramping is None else int(ramping.job_ref),
+            unsettled=any((end := self._ramps_until(c)) is None or self.now < end for c in here),
             ramps_until=None if ramping is None else self._ramps_until(ramping),
         )
 

@@ -15,8 +15,9 @@ from datetime import datetime, timedelta
 from scheduler.blockers import Blocker
 from scheduler.jobs import QueuedJob
 from scheduler.plans import Plan, PlanPolicy, RunningJob, Slots
+from scheduler.policy.ahead import Ahead
 from scheduler.policy.future import Future
-from scheduler.policy.ordering import Line, Shares
+from scheduler.policy.ordering import Line, Shares, overdue
 from scheduler.policy.planning import plan
 from scheduler.policy.rules import Rules
 
@@ -93,8 +94,9 @@ def _estimates(
     placed = {placement.job_id: placement.gpu_uuids for placement in made.placements}
     found = {id_: Estimate(position=1, p50=now, p90=now) for id_ in placed}
     line = _line([job for job in jobs if job.id not in placed], slots, rules, now)
-    p50 = Future(slots, policy, now, typical)
-    p90 = Future(slots, policy, now, longest)
+    ahead = Ahead(slots.windows, rules.windows, now)
+    p50 = Future(slots, policy, now, typical, ahead)
+    p90 = Future(slots, policy, now, longest, ahead)
     for future in (p50, p90):
         for job in jobs:
             if job.id in placed:
@@ -119,7 +121,9 @@ def _line(
 ) -> Iterable[QueuedJob]:
     """In the order in which they will be served, as far as it can be told."""
     shares = Shares(slots, {job.owner for job in jobs})
-    for job in Line((job for job in jobs if not job.waits), shares, rules.order, now):
+    eligible = [job for job in jobs if not job.waits]
+    first = overdue(eligible, slots.running, rules.order, now)
+    for job in Line(eligible, shares, rules.order, now, ahead=first):
         yield job
         shares.count(job.owner, job.requirement)
 

@@ -7,18 +7,17 @@ from __future__ import annotations
 
 import heapq
 from bisect import insort
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 
 from scheduler.blockers import Blocker, Tier
 from scheduler.jobs import QueuedJob, Requirement
 from scheduler.plans import PlanPolicy, RunningJob, Slot, Slots
+from scheduler.policy.ahead import HORIZON, Ahead
 from scheduler.policy.placement import held_bytes, left
 from scheduler.policy.refusing import verdict
 
-# Further away nobody can tell anything.
-HORIZON = timedelta(days=60)
 MINUTE = timedelta(minutes=1)
 OWN_LIMITS = frozenset({"UserMaxGpus", "UserMaxJobs", "UserMaxMemory", "ShareExceeded"})
 # Reasons of single GPUs, which say nothing about the others.
@@ -46,11 +45,14 @@ class Lane:
     `ends`: (when, job) of the jobs whose end is known, in order; `held`: what each job on it keeps.
     """
 
-    __slots__ = ("_alone", "_bare", "_first", "_free", "_suits", "at", "ends", "held", "index")
+    __slots__ = (
+        "_alone", "_bare", "_first", "_free", "_suits", "at", "ends", "held", "index", "total_bytes"
+    )  # fmt: skip
 
     def __init__(self, slot: Slot, now: datetime) -> None:
         self.at = now
         self.index = slot.index
+        self.total_bytes = slot.total_bytes
         self.ends: list[tuple[datetime, int]] = []
         self.held = dict(zip(slot.jobs, held_bytes(slot), strict=True))
         self._bare = left(slot, set(slot.jobs))
@@ -116,8 +118,11 @@ def _wants(requirement: Requirement, policy: PlanPolicy) -> int | None:
 class Future:
     """All lanes, with one idea of how long jobs last."""
 
-    def __init__(self, slots: Slots, policy: PlanPolicy, now: datetime, length: Length) -> None:
+    def __init__(
+        self, slots: Slots, policy: PlanPolicy, now: datetime, length: Length, ahead: Ahead
+    ) -> None:
         self._policy = policy
+        self._ahead = ahead
         self._now = now
         self._length = length
         self._lanes = {gpu.gpu_uuid: Lane(_opened(gpu), now) for gpu in slots.gpus}
@@ -186,18 +191,26 @@ class Future:
     def _place(self, job: QueuedJob, least: datetime) -> datetime | None:
         if job.requirement.gpus == 0:
             return self._place_without_gpu(job, least)
-        firsts = []
+        while True:
+            chosen = sorted(self._firsts(job, least))[: job.requirement.gpus]
+            if len(chosen) < job.requirement.gpus:
+                return None
+            at = chosen[-1][0]
+            # By then an agreed time may keep it off the first of them.
+            if at == chosen[0][0] or not self._ahead.is_any:
+                self.take(job, tuple(uuid for _, _, uuid in chosen), at)
+                return at
+            least = at
+
+    def _firsts(self, job: QueuedJob, least: datetime) -> Iterator[tuple[datetime, int, str]]:
+        """When each GPU could have it."""
         for uuid, lane in self._lanes.items():
             at = lane.first(job.requirement, self._policy)
             if at is not None:
-                at = max(at, self._opens.get(uuid, at))
-                firsts.append((max(at, least), lane.index, uuid))
-        if len(firsts) < job.requirement.gpus:
-            return None
-        chosen = sorted(firsts)[: job.requirement.gpus]
-        at = chosen[-1][0]
-        self.take(job, tuple(uuid for _, _, uuid in chosen), at)
-        return at
+                at = max(at, least, self._opens.get(uuid, at))
+                at = self._ahead.opens(job, uuid, lane.total_bytes, at)
+            if at is not None:
+                yield at, lane.index, uuid
 
     def _place_without_gpu(self, job: QueuedJob, least: datetime) -> datetime | None:
         known = sorted(end for end in self._cpu if end is not None)

@@ -1,7 +1,8 @@
 """Policy: which GPUs a request gets, and why too few can take it.
 
 Of those that can (refusing.py) a job that declares its memory gets the ones where least is left
-(best fit), one that does not the ones with most.
+(best fit), one that does not the ones with most. Where a job that shares would fit about as well,
+it gets the ones with most of their time left.
 """
 
 from __future__ import annotations
@@ -24,6 +25,10 @@ from scheduler.policy.refusing import (
 from scheduler.policy.suiting import wishes
 
 SHOWN = 3
+# Within this part of a GPU's memory one fit is as good as another.
+ALIKE = 0.25
+# How busy a GPU is at most whose users won't notice one more, and at least where all will.
+QUIET_PCT, BUSY_PCT = 30.0, 70.0
 # What keeps a job off a GPU, where several are counted together.
 WORDS = {
     "GpuUnhealthy": "not healthy",
@@ -64,7 +69,23 @@ def choose(
         return None
     sign = -1 if requirement.memory_bytes is None else 1
     fitting.sort(key=lambda gpu: (sign * room(gpu), gpu.index, gpu.gpu_uuid))
+    if requirement.shares and len(fitting) > requirement.gpus:
+        worst = room(fitting[requirement.gpus - 1])
+        fitting.sort(key=lambda gpu: (room(gpu) > worst + _alike(gpu), _crowd(gpu)))
     return tuple(fitting[: requirement.gpus])
+
+
+def _alike(gpu: Slot) -> float:
+    return ALIKE * (gpu.total_bytes or 0)
+
+
+def _crowd(gpu: Slot) -> int:
+    """How much a job would meet others there: 0 hardly, 1 somewhat or unknown, 2 all the time."""
+    if not gpu.jobs and not gpu.foreign:
+        return 0
+    if gpu.use_pct is None or gpu.use_pct >= QUIET_PCT:
+        return 2 if (gpu.use_pct or 0.0) > BUSY_PCT else 1
+    return 1 if gpu.unsettled else 0
 
 
 def taken(gpu: Slot, job_id: int, requirement: Requirement) -> Slot:
@@ -80,6 +101,7 @@ def taken(gpu: Slot, job_id: int, requirement: Requirement) -> Slot:
         undeclared=gpu.undeclared or undeclared(requirement),
         held_bytes=(*held_bytes(gpu), requirement.memory_bytes or 0),
         ramping=job_id if is_heavy(requirement, gpu) else gpu.ramping,
+        unsettled=True,
     )
 
 

@@ -123,6 +123,7 @@ def look(
         reason=_scarcity(gpus.values(), around),
         target=utilisation.target(policies.utilisation),
         saturated=_saturated(gpus, policies.windows, now_t),
+        uses={uuid: float(round(mean, -1)) for uuid, mean in means.items() if mean is not None},
     )
     return memory, throttle
 

@@ -208,3 +208,12 @@ def test_it_says_what_a_gpu_is() -> None:
 
 def test_a_claim_that_is_no_job_s_is_none_of_its_jobs() -> None:
     assert _slot(claims=[claim("lock-77-1"), claim("3", memory_bytes=GIB)]).jobs == (3,)
+
+
+@pytest.mark.parametrize(("after_s", "expected"), [(10, True), (61, False)])
+def test_what_a_young_job_does_to_its_gpu_cannot_be_seen_yet(
+    after_s: float, expected: bool
+) -> None:
+    since = NOW - timedelta(seconds=after_s)
+
+    assert _slot(claims=[claim(memory_bytes=GIB, since=since)]).unsettled is expected

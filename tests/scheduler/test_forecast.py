@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from scheduler.blockers import Blocker, Tier
 from scheduler.jobs import QueuedJob, Requirement
-from scheduler.people import Quota, Standing
+from scheduler.people import Quota, Standing, Window
 from scheduler.plans import PlanPolicy, RunningJob, Slot, Slots
 from scheduler.policy.factors import order_factors
 from scheduler.policy.forecast import Estimate, forecast, what_if
@@ -149,6 +149,68 @@ def test_jobs_without_a_gpu_wait_for_a_place() -> None:
     queue = [waiting(1, gpus=0, exclusive=False)]
 
     assert found(queue, [slot()], *ran, cpu_jobs=2)[1].p90 == at(2)
+
+
+def nightly(share_pct: float = 100.0, **changes: Any) -> Window:
+    """Kept for carol each day, from four to sixteen hours from now."""
+    facts: dict[str, Any] = {
+        "id": 1,
+        "holder": "carol",
+        "members": frozenset({"carol"}),
+        "days": tuple(range(7)),
+        "start": at(4).time(),
+        "end": at(16).time(),
+        "zone": "UTC",
+        "share_pct": share_pct,
+    }
+    return Window(**(facts | changes))
+
+
+def test_it_does_not_start_shortly_before_a_time_that_is_kept_for_others() -> None:
+    ran = running(9, lasts=2)
+
+    estimate = found([waiting(1, lasts=2.5)], [busy(ran)], ran, windows=(nightly(),))[1]
+    assert (estimate.p50, estimate.p90) == (at(1), at(16))
+
+
+def test_all_its_gpus_are_open_to_it_at_the_same_time() -> None:
+    ran = running(9, on=1, lasts=3)
+    windows = (nightly(gpu_uuids=(gpu_uuid(0),)),)
+
+    gpus = [slot(0), busy(ran, 1)]
+    assert found([waiting(1, gpus=2, lasts=2)], gpus, ran, windows=windows)[1].p90 == at(16)
+
+
+def test_one_who_may_use_gpus_at_agreed_times_only_waits_for_the_next() -> None:
+    windows = (nightly(kept=False, members=frozenset({"alice"})),)
+    ran = running(9, lasts=15)
+
+    assert found([waiting(1, lasts=3)], [busy(ran)], ran, windows=windows)[1].p90 == at(28)
+
+
+def test_what_fits_between_no_two_agreed_times_has_no_time() -> None:
+    ran = running(9, lasts=2)
+
+    estimate = found([waiting(1, lasts=13)], [busy(ran)], ran, windows=(nightly(),))[1]
+    assert (estimate.p50, estimate.p90) == (None, None)
+
+
+def test_a_share_that_is_kept_leaves_the_rest_to_small_jobs() -> None:
+    ran = running(9, lasts=2)
+    queue = [waiting(1, lasts=3, exclusive=False, memory_bytes=20 * GIB)]
+
+    assert found(queue, [busy(ran)], ran, windows=(nightly(50),))[1].p90 == at(2)
+
+
+def test_a_large_job_that_is_overdue_is_counted_first() -> None:
+    ran = [running(8, on=0), running(9, on=1)]
+    gpus = [busy(ran[0], 0), busy(ran[1], 1)]
+    people = {"alice": Standing(owner="alice", target=0.9), "bob": Standing(owner="bob")}
+    large = waiting(1, gpus=2, owner="bob", submitted_at=at(-25))
+
+    estimates = found([waiting(2), large], gpus, *ran, people=people)
+    assert (estimates[1].position, estimates[1].p90) == (1, at(2))
+    assert estimates[2].p90 == at(3)
 
 
 def test_what_if_says_that_it_would_start_and_leaves_no_trace() -> None:

@@ -5,13 +5,14 @@ For jobs that declare their memory both must choose the same GPUs. They differ, 
   wants one that nobody uses (below 200 MiB): so we place whatever it places, and more;
 * gpusched's exclusive mode is one of the whole scheduler, not of a job, and allows processes of
   others beside it: it is not compared;
+* how busy a GPU is does not matter to it: all are quiet here;
 * our heavy starts wait for each other (Ramping), and unhealthy GPUs, models, shares, promises and
   order are unknown to it: they are left out here.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from math import ceil
 from types import ModuleType
@@ -95,7 +96,8 @@ def _slots(total_mib: list[int], there: list[Use]) -> tuple[Slot, ...]:
 
 
 def _ours(asked: Requirement, slots: tuple[Slot, ...]) -> list[int] | None:
-    chosen = placement.choose(asked, slots, PlanPolicy(margin_bytes=MARGIN_MIB * MIB))
+    quiet = [replace(slot, use_pct=0.0) for slot in slots]
+    chosen = placement.choose(asked, quiet, PlanPolicy(margin_bytes=MARGIN_MIB * MIB))
     return None if chosen is None else sorted(slot.index for slot in chosen)
 
 

@@ -1,5 +1,9 @@
 from __future__ import annotations
 
+from typing import Any
+
+import pytest
+
 from scheduler.blockers import Blocker
 from tests.builders import GIB, gpu_uuid
 from tests.scheduler.placing import Case
@@ -29,6 +33,35 @@ def test_it_fills_a_gpu_with_jobs_that_say_what_they_need() -> None:
 
 def test_it_takes_the_gpu_where_least_would_be_left() -> None:
     Case().gpu("a", free="80GiB").gpu("b", free="30GiB").job(1, wants="20GiB").expect(b=[1])
+
+
+@pytest.mark.parametrize(
+    ("beside", "chosen"),
+    [
+        ({"use_pct": 20.0}, "a"),
+        ({"use_pct": 60.0}, "b"),
+        ({"use_pct": None}, "b"),
+        ({"use_pct": 20.0, "unsettled": True}, "b"),
+    ],
+)
+def test_where_it_fits_about_as_well_it_meets_as_few_others_as_can_be(
+    beside: dict[str, Any], chosen: str
+) -> None:
+    case = Case().gpu("a", free="70GiB", held_by=("zoe/python",), **beside)
+
+    case.gpu("b").job(1, wants="10GiB").expect(**{chosen: [1]})
+
+
+def test_a_much_better_fit_counts_for_more_than_who_is_there() -> None:
+    case = Case().gpu("a", free="50GiB", held_by=("zoe/python",), use_pct=90.0)
+
+    case.gpu("b").job(1, wants="10GiB").expect(a=[1])
+
+
+def test_jobs_that_come_together_share_no_gpu_while_they_need_not() -> None:
+    case = Case().gpu("a").gpu("b").job(1, wants="10GiB").job(2, wants="10GiB")
+
+    case.job(3, wants="10GiB").expect(a=[1, 3], b=[2])
 
 
 def test_it_gives_a_job_that_declares_nothing_the_emptiest_gpu() -> None:

@@ -9,10 +9,11 @@ from django.test.utils import CaptureQueriesContext
 
 from monitor import store as monitor_store
 from monitor.models import ProcessUse
-from scheduler import holding
+from scheduler import holding, throttling
 from scheduler.durations import usual
 from scheduler.jobs import QueuedJob, Requirement
-from scheduler.plans import PlanPolicy
+from scheduler.plans import PlanPolicy, Throttle
+from scheduler.policy.throttle import Memory
 from scheduler.supply import Given, Supply
 from tests import jobs_made
 from tests.builders import GIB, NOW, gpu, gpu_uuid, process, snapshot
@@ -126,3 +127,11 @@ def test_a_long_queue_is_read_again_when_it_changes_or_is_old(
     assert len(queue(NOW, mark=2)) == 1
     first.delete()
     assert queue(NOW + timedelta(seconds=5), mark=2) == []
+
+
+def test_it_knows_how_busy_gpus_are_from_the_controllers_looks(alice: User) -> None:
+    monitor_store.record(snapshot([gpu(0), gpu(1)]))
+    jobs_made.waiting(alice)
+    throttling.save("gpubox", Memory(), Throttle(uses={gpu_uuid(1): 60.0}), NOW)
+
+    assert [slot.use_pct for slot in _given().slots.gpus] == [None, 60.0]

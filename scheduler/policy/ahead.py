@@ -1,0 +1,115 @@
+"""Policy: when agreed times will let a job start, for estimates of the weeks to come.
+
+The same rules as for now (windows.py), with all occurrences laid out once, as many jobs ask.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+
+from scheduler.jobs import QueuedJob, Requirement
+from scheduler.people import Window
+from scheduler.policy.calendar import Span, spans
+from scheduler.policy.windows import WindowPolicy
+
+# Further away nobody can tell anything.
+HORIZON, MONTH = timedelta(days=60), timedelta(days=30)
+
+
+@dataclass(frozen=True, slots=True)
+class _Times:
+    """A window with all its occurrences, those joined that follow without a gap."""
+
+    window: Window
+    spans: Sequence[Span]
+    starts: Sequence[datetime]
+
+    def at(self, at: datetime) -> Span | None:
+        """The one that goes on then."""
+        number = bisect_right(self.starts, at) - 1
+        return self.spans[number] if number >= 0 and self.spans[number].end > at else None
+
+    def after(self, at: datetime) -> Span | None:
+        """The next one that begins later."""
+        number = bisect_right(self.starts, at)
+        return self.spans[number] if number < len(self.spans) else None
+
+
+class Ahead:
+    """`opens(job, gpu, total_bytes, at)`: the first moment from `at` on; None = nobody can tell."""
+
+    def __init__(self, windows: Sequence[Window], policy: WindowPolicy, now: datetime) -> None:
+        self._until = now + HORIZON
+        self._unknown = timedelta(hours=policy.unknown_hours)
+        self._times = [_times(window, now, self._until) for window in windows]
+
+    @property
+    def is_any(self) -> bool:
+        return bool(self._times)
+
+    def opens(
+        self, job: QueuedJob, gpu_uuid: str, total_bytes: int | None, at: datetime
+    ) -> datetime | None:
+        if not self._times:
+            return at
+        here = [t for t in self._times if not t.window.gpu_uuids or gpu_uuid in t.window.gpu_uuids]
+        mine = [t for t in here if job.owner in t.window.members]
+        others = [
+            t
+            for t in here
+            if t.window.kept
+            and job.owner not in t.window.members
+            and not _leaves(job.requirement, t.window, total_bytes)
+        ]
+        while at < self._until:
+            ends = at if job.preemptible else at + (job.lasts or self._unknown)
+            closed = _own(mine, at, ends) or _kept_until(others, at, ends)
+            if closed is None:
+                return at
+            at = closed
+        return None
+
+
+_NEVER = datetime.max.replace(tzinfo=UTC)
+
+
+def _own(mine: Sequence[_Times], at: datetime, ends: datetime) -> datetime | None:
+    """When to look again, as their own times don't let it start; None = they do."""
+    active = [span.end for times in mine if (span := times.at(at))]
+    if active:
+        return None if ends <= max(active) else max(active)
+    allowed = [times for times in mine if not times.window.kept]
+    if not allowed:
+        return None
+    following = [span.start for times in allowed if (span := times.after(at))]
+    return min(following, default=_NEVER)
+
+
+def _kept_until(others: Sequence[_Times], at: datetime, ends: datetime) -> datetime | None:
+    """When what is kept for others, or will be before it has ended, is over."""
+    for times in others:
+        span = times.at(at) or times.after(at)
+        if span is not None and (span.start <= at or span.start < ends):
+            return span.end
+    return None
+
+
+def _leaves(requirement: Requirement, window: Window, total_bytes: int | None) -> bool:
+    """Whether the window's share stays free beside such a job, as far as can be told now."""
+    wanted = requirement.memory_bytes
+    if requirement.exclusive or wanted is None or total_bytes is None:
+        return False
+    return wanted <= total_bytes * (1 - window.share_pct / 100)
+
+
+def _times(window: Window, now: datetime, until: datetime) -> _Times:
+    found: list[Span] = []
+    for span in spans(window, now, until + MONTH):
+        if found and span.start <= found[-1].end:
+            found[-1] = Span(found[-1].start, max(found[-1].end, span.end))
+        else:
+            found.append(span)
+    return _Times(window, found, [span.start for span in found])
