@@ -96,8 +96,8 @@ class Card:
 
     @property
     def model(self) -> str:
-        """Its name without the maker's, which all have."""
-        return self.name.removeprefix("NVIDIA ")
+        """Its name without what all have: the maker, and that it is simulated."""
+        return self.name.removeprefix("NVIDIA ").removeprefix("Simulated ")
 
     @property
     def word(self) -> str:

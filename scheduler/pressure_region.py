@@ -20,6 +20,8 @@ from scheduler.policy.throttle import Memory
 
 # What is said of shares where nobody has set one for all.
 EXAMPLE_PCT = 30.0
+# More busy GPUs than this are counted; their lines show which.
+MOST_NAMED = 8
 SHAPES = {Grip.HARD: "failing", Grip.SOFT: "warning", Grip.NONE: "unknown"}
 
 
@@ -120,10 +122,15 @@ def _busy(allowed: Throttle) -> Iterable[Line]:
         (background, "no background jobs are put there"),
     ):
         if indices := sorted(known[uuid] for uuid in uuids & known.keys()):
-            word = "GPU" if len(indices) == 1 else "GPUs"
-            verb = "is" if len(indices) == 1 else "are"
-            listed = ", ".join(str(index) for index in indices)
-            yield Line("busy", f"{word} {listed} {verb} busy", effect)
+            yield Line("busy", f"{_named(indices)} busy", effect)
+
+
+def _named(indices: Sequence[int]) -> str:
+    """`GPU 3 is`, `GPUs 1, 4 are`, `25 GPUs are`."""
+    if len(indices) > MOST_NAMED:
+        return f"{len(indices)} GPUs are"
+    listed = ", ".join(map(str, indices))
+    return f"GPUs {listed} are" if len(indices) > 1 else f"GPU {listed} is"
 
 
 def _indices(uuids: Iterable[str]) -> dict[str, int]:

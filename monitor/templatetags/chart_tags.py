@@ -91,7 +91,7 @@ def heat_cell(cell: Cell, index: int, address: str) -> SafeString:
     """A cell of a heat strip: a link to that hour of the GPU."""
     begin, end = (f"{moment(t):%Y-%m-%dT%H:%MZ}" for t in (cell.t, cell.until))
     owner = cell.main.subject if cell.main else None
-    name = owner or "unknown"
+    name = owner or "?"
     return format_html(
         '<a class="cell h{}{}" href="{}?range=custom&amp;since={}&amp;until={}" title="{}"'
         ' aria-label="{}">{}</a>',

@@ -101,3 +101,8 @@ def test_rest_tells_the_same(alice: User, as_user: Callable[[User], Client]) -> 
     assert line["multipliers"] == {gpu(0).uuid: 0.1, gpu(1).uuid: 1.0}
     assert set(line["closed_gpus"]) == {"normal", "background"}
     assert line["reason"] == "others load the GPUs"
+
+
+def test_many_busy_gpus_are_counted() -> None:
+    looked(*(busy(index) for index in range(9)))
+    assert "9 GPUs are busy" in shown()
