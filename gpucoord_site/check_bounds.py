@@ -41,7 +41,11 @@ def lock_files(config: Config) -> Iterator[Finding]:
     """Whether the lock files can be used, and who holds one now."""
     folder = config.locks
     if not folder.is_dir():
-        yield ok("locks", f"{folder} (made at the first start)")
+        if folder == config.data or folder.parent.is_dir():
+            yield ok("locks", f"{folder} (made at the first start)")
+        else:
+            todo = f"mkdir -p -m 1777 {folder}, or set lock_folder"
+            yield fail("locks", f"{folder} is not there and can't be made", todo)
         return
     files = [folder / locks.HOST_FILE, *(locks.gpu_file(folder, index) for index in range(64))]
     try:

@@ -69,7 +69,7 @@ class Follower:
         return None
 
     def _tell_why(self, job: dict[str, Any]) -> None:
-        why = "; ".join(blocker["text"] for blocker in job["blockers"])
+        why = " ".join(dict.fromkeys(blocker["text"] for blocker in job["blockers"]))
         if why and why != self._said:
             self._say(f"waits: {why}")
         self._said = why or self._said

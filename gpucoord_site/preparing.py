@@ -47,6 +47,21 @@ def lock_data_folder(folder: Path) -> int:
     return lock
 
 
+def make_lock_folder(folder: Path) -> None:
+    """Programs of all accounts lock files there; one that is there stays as it is."""
+    if folder.is_dir():
+        return
+    try:
+        folder.mkdir()
+        # Whatever the umask is.
+        folder.chmod(0o1777)
+    except OSError as error:
+        raise UnableToStart(
+            f"The folder of lock files {folder} can't be made ({error.strerror})."
+            f" Make it (mkdir -m 1777 {folder}), or set lock_folder to another."
+        ) from None
+
+
 def bind(host: str, port: int) -> socket.socket:
     """A listening socket, held by the supervisor so that restarts of the web refuse nobody."""
     plain = host.strip("[]")

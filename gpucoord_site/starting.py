@@ -19,6 +19,7 @@ from gpucoord_site.preparing import (
     bind,
     check_nvml,
     lock_data_folder,
+    make_lock_folder,
     prepare_database,
 )
 from gpucoord_site.up import Supervisor
@@ -29,6 +30,7 @@ def start(**options: Any) -> int:
     try:
         config = _configure(options)
         lock = lock_data_folder(config.data)
+        make_lock_folder(config.locks)
         end_leftovers(config.data / "run")
         listening = bind(config.host, config.port)
         in_a_child(lambda: _prepare(config))

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from itertools import takewhile
 
 from monitor import policies, store
 from monitor.readings import Health
 from scheduler import holding, locked, transitions
 from scheduler.jobs import Outcome
 from scheduler.models import Attempt
-from scheduler.policy.following import MOST_STARTS, outcome_of
+from scheduler.policy.following import MOST_STARTS, outcome_of, pause_after
 from scheduler.policy.preemption import PreemptionPolicy
 from scheduler.policy.retrying import (
     SAYS,
@@ -25,6 +26,7 @@ from scheduler.runner.attempts import Look
 from scheduler.runner.spec import Result
 from scheduler.transitions import Ending, Identity
 
+MOST_REFUSALS = 20
 UNSTARTED = "No runner took it up."
 UNWANTED = "Its GPU was wanted before it began."
 
@@ -96,7 +98,9 @@ def _end_refused(attempt: Attempt, why: str, now: datetime) -> None:
         transitions.requeued(attempt, UNWANTED, now, outcome=Outcome.PREEMPTED.value)
     else:
         locked.remember(attempt.gpu_uuids, why, now)
-        transitions.requeued(attempt, why, now)
+        before = _refusals(attempt)
+        pause, is_new = pause_after(len(before) + 1), before[:1] != [why]
+        transitions.requeued(attempt, why, now, pause=pause, tells=is_new)
 
 
 def lose(
@@ -195,6 +199,13 @@ def _largest_gpu(host: str) -> int | None:
 def _unstarted(attempt: Attempt) -> int:
     """How many attempts of this job never ran, this one too."""
     return attempt.job.attempts.filter(outcome="", problem=UNSTARTED).count() + 1
+
+
+def _refusals(attempt: Attempt) -> list[str]:
+    """Why runners have refused the job before, until one took it; the last first."""
+    earlier = attempt.job.attempts.exclude(pk=attempt.pk).order_by("-number")
+    rows = earlier.values_list("outcome", "problem")[:MOST_REFUSALS]
+    return [why for _, why in takewhile(lambda row: not row[0] and row[1] != UNSTARTED, rows)]
 
 
 def _time(epoch_s: float) -> datetime:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from monitor import events, store, tallies
 from monitor.readings import ClaimFact
@@ -105,13 +105,23 @@ def _conclude(attempt: Attempt, ending: Ending, now: datetime) -> None:
     _tell("JOB_FINISHED", attempt, f"{_title(attempt)} {_words(ending)}", ending.ended_at, severity)
 
 
-def requeued(attempt: Attempt, problem: str, now: datetime, *, outcome: str = "") -> bool:
+def requeued(
+    attempt: Attempt,
+    problem: str,
+    now: datetime,
+    *,
+    outcome: str = "",
+    pause: timedelta | None = None,
+    tells: bool = True,
+) -> bool:
     """The attempt never ran: its job waits again. False when it is being stopped."""
-    if not _move(attempt.job_id, JobState.STARTING, JobState.QUEUED):
+    paused = {} if pause is None else {"retry_at": now + pause}
+    if not _move(attempt.job_id, JobState.STARTING, JobState.QUEUED, **paused):
         return False
     _end_attempt(attempt, Ending(outcome=Outcome.LOST, ended_at=now, problem=problem), outcome)
     _free_gpus(attempt, now)
-    _tell("JOB_REQUEUED", attempt, f"{_title(attempt)} waits again: {problem}", now, "warning")
+    if tells:
+        _tell("JOB_REQUEUED", attempt, f"{_title(attempt)} waits again: {problem}", now, "warning")
     return True
 
 

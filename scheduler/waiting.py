@@ -12,7 +12,7 @@ from django.db.models import Count
 from scheduler.blockers import Blocker
 from scheduler.dependencies import is_met
 from scheduler.jobs import After, JobState
-from scheduler.models import Job, JobDependency
+from scheduler.models import Attempt, Job, JobDependency
 from scheduler.models.jobs import conditional
 from scheduler.policy.waits import Condition, waits
 
@@ -29,6 +29,7 @@ def load(now: datetime) -> dict[int, tuple[Blocker, ...]]:
     if not rows:
         return {}
     pending = _pending() if any(row[-1] for row in rows) else {}
+    refused = _refused([row[0] for row in rows if row[4] is not None and row[4] > now])
     limited = {row[6] for row in rows if row[6] is not None and row[7] is not None}
     return waits(
         (
@@ -39,6 +40,7 @@ def load(now: datetime) -> dict[int, tuple[Blocker, ...]]:
                 begin_at=begin_at,
                 retry_at=retry_at,
                 failures=failures,
+                refused=refused.get(id_, ""),
                 array=array,
                 array_limit=limit,
                 pending=tuple(pending.get(id_, ())),
@@ -49,6 +51,17 @@ def load(now: datetime) -> dict[int, tuple[Blocker, ...]]:
         now,
         settings.TIME_ZONE,
     )
+
+
+def _refused(jobs: Sequence[int]) -> dict[int, str]:
+    """Of those whose last attempt never ran: why."""
+    if not jobs:
+        return {}
+    rows = Attempt.objects.filter(job__in=jobs).order_by("number")
+    last = {
+        job: (outcome, why) for job, outcome, why in rows.values_list("job", "outcome", "problem")
+    }
+    return {job: why for job, (outcome, why) in last.items() if not outcome}
 
 
 def _pending() -> Pending:

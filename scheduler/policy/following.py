@@ -10,6 +10,9 @@ from scheduler.jobs import JobState, Outcome
 
 START_TIMEOUT = timedelta(seconds=30)
 MOST_STARTS = 5
+# Refusals of the runner after which the job pauses, and how long at first and at last.
+REFUSALS_AT_ONCE = 2
+FIRST_PAUSE, LONGEST_PAUSE = timedelta(seconds=10), timedelta(minutes=5)
 
 
 class Claimant(StrEnum):
@@ -103,3 +106,12 @@ def outcome_of(
     if stopped == "asked":
         return Outcome.FAILED, "The job was stopped from outside gpucoord, as by a shutdown."
     return (Outcome.SUCCEEDED if exit_code == 0 else Outcome.FAILED), ""
+
+
+def pause_after(refusals: int) -> timedelta | None:
+    """How long a job waits that a runner has refused so often in a row; None = other GPUs may do.
+
+    The lock of one GPU is told to the planner; what goes on is wrong with the machine.
+    """
+    over = refusals - REFUSALS_AT_ONCE
+    return None if over <= 0 else min(LONGEST_PAUSE, FIRST_PAUSE * 2 ** min(over - 1, 16))

@@ -16,7 +16,7 @@ from scheduler.policy.calendar import moment
 class Condition:
     """What a waiting job's rows say. held_by "" = by gpucoord itself.
 
-    pending: what it still waits for of other jobs, by their number.
+    refused: why the machine could not start it. pending: what it still waits for of other jobs.
     """
 
     id: int
@@ -25,6 +25,7 @@ class Condition:
     begin_at: datetime | None = None
     retry_at: datetime | None = None
     failures: int = 0
+    refused: str = ""
     array: int | None = None
     array_limit: int | None = None
     pending: tuple[tuple[int, After], ...] = ()
@@ -61,7 +62,7 @@ def _own(one: Condition, now: datetime, zone: str) -> Iterable[Blocker]:
     if one.begin_at is not None and one.begin_at > now:
         yield _begins(one.begin_at, zone)
     if one.retry_at is not None and one.retry_at > now:
-        yield _retries(one.retry_at, one.failures, zone)
+        yield _retries(one, one.retry_at, zone)
     for on, after in one.pending:
         yield _after(on, after)
 
@@ -94,11 +95,12 @@ def _begins(at: datetime, zone: str) -> Blocker:
     )
 
 
-def _retries(at: datetime, failures: int, zone: str) -> Blocker:
-    times = "once" if failures == 1 else f"{failures} times"
+def _retries(one: Condition, at: datetime, zone: str) -> Blocker:
+    times = "once" if one.failures == 1 else f"{one.failures} times"
+    what = f"could not be started ({one.refused})" if one.refused else f"failed {times}"
     return Blocker(
         code="Backoff",
-        text=f"It failed {times}; the next try is {moment(at, zone)}.",
+        text=f"It {what}; the next try is {moment(at, zone)}.",
         tier=Tier.NOT_YET,
         requested=at.isoformat(timespec="seconds"),
         until=at,

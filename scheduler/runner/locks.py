@@ -197,6 +197,8 @@ def describe(refused: Refused) -> str:
 
 def problem(error: OSError) -> str:
     """Why a lock file can't be used, in words, and what to do."""
+    if isinstance(error, FileNotFoundError):
+        return f"The folder of lock files {error.filename} is not there; an operator must make it"
     remedy = "; somebody must mend that" if isinstance(error, UnsafeLockFile) else ""
     return f"{error.filename or 'The lock file'} can't be locked: {error.strerror}{remedy}"
 

@@ -9,7 +9,7 @@ from django.contrib.auth.models import User
 from monitor import store as monitor_store
 from monitor.models import Claim, Event, PolicyValues
 from monitor.readings import Health
-from scheduler import endings, holding, store, yielding
+from scheduler import endings, holding, store, waiting, yielding
 from scheduler.jobs import Dependency, Manners, Requirement
 from scheduler.models import Attempt, Job
 from scheduler.plans import Yield
@@ -240,3 +240,32 @@ def test_attempts_that_ran_do_not_count_as_failed_starts(alice: User) -> None:
 
     job.refresh_from_db()
     assert job.state == "queued"
+
+
+def _refuse(job: Job, why: str = "gpu0.lock can't be locked") -> Job:
+    jobs_made.place_again(job)
+    return _end(job, exit_code=None, refused=why)
+
+
+def test_a_job_that_runners_go_on_refusing_pauses_longer_and_longer(alice: User) -> None:
+    job = jobs_made.waiting(alice)
+
+    pauses = []
+    for _ in range(5):
+        at = _refuse(job).retry_at
+        pauses.append(None if at is None else (at - LATER).total_seconds())
+
+    assert pauses == [None, None, 10, 20, 40]
+    (blocker,) = waiting.load(LATER)[job.pk]
+    assert blocker.code == "Backoff"
+    assert "could not be started (gpu0.lock can't be locked)" in blocker.text
+    assert _kinds().count("JOB_REQUEUED") == 1
+
+
+def test_each_new_reason_of_a_refusal_is_told_once(alice: User) -> None:
+    job = jobs_made.waiting(alice)
+
+    for why in ("one", "one", "two", "two"):
+        _refuse(job, why)
+
+    assert _kinds().count("JOB_REQUEUED") == 2

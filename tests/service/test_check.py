@@ -231,3 +231,14 @@ def test_a_lock_file_that_is_a_link_must_be_mended(
     (finding,) = _found("locks")
     assert finding.level is Level.FAIL
     assert "it is a link" in finding.text
+
+
+def test_a_lock_folder_that_can_not_be_made_must_be_mended(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("GPUCOORD_LOCK_FOLDER", str(tmp_path / "no" / "where"))
+
+    (finding,) = _found("locks")
+
+    assert finding.level is Level.FAIL
+    assert "is not there and can't be made" in finding.text

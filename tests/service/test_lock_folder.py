@@ -1,0 +1,28 @@
+"""The folder of lock files is there before anything starts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gpucoord_site.preparing import UnableToStart, make_lock_folder
+
+
+def test_it_is_made_for_all_accounts_but_nobody_can_swap_anothers_files(tmp_path: Path) -> None:
+    make_lock_folder(tmp_path / "locks")
+
+    assert (tmp_path / "locks").stat().st_mode & 0o7777 == 0o1777
+
+
+def test_one_that_is_there_stays_as_it_is(tmp_path: Path) -> None:
+    tmp_path.chmod(0o750)
+
+    make_lock_folder(tmp_path)
+
+    assert tmp_path.stat().st_mode & 0o7777 == 0o750
+
+
+def test_one_that_can_not_be_made_is_told_with_what_to_do(tmp_path: Path) -> None:
+    with pytest.raises(UnableToStart, match=r"can't be made.*mkdir -m 1777"):
+        make_lock_folder(tmp_path / "no" / "where")
