@@ -1,9 +1,16 @@
 from __future__ import annotations
 
 from django.apps import AppConfig
+from django.contrib.admin import apps
+
+
+class AdminConfig(apps.AdminConfig):
+    default = False
+    default_site = "gpucoord_site.admin.Site"
 
 
 class SiteConfig(AppConfig):
+    default = True
     name = "gpucoord_site"
     verbose_name = "Gpucoord"
 

@@ -24,7 +24,7 @@ DEBUG = CONFIG.debug
 ALLOWED_HOSTS = [*CONFIG.allowed_hosts, *own_names(CONFIG.host)]
 
 INSTALLED_APPS = [
-    "django.contrib.admin",
+    "gpucoord_site.apps.AdminConfig",
     "django.contrib.auth",
     "django.contrib.contenttypes",
     "django.contrib.sessions",

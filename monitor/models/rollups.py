@@ -38,11 +38,13 @@ class GpuRollup(Rollup):
 
 class GpuMinute(GpuRollup):
     class Meta:
+        verbose_name = "GPU minute"
         constraints = [models.UniqueConstraint(fields=["gpu", "t"], name="gpu_minute_gpu_t")]
 
 
 class GpuHour(GpuRollup):
     class Meta:
+        verbose_name = "GPU hour"
         constraints = [models.UniqueConstraint(fields=["gpu", "t"], name="gpu_hour_gpu_t")]
 
 

@@ -55,6 +55,7 @@ class GpuDay(models.Model):
     outside_s = models.FloatField(default=0)
 
     class Meta:
+        verbose_name = "GPU day"
         constraints = [
             models.UniqueConstraint(fields=["from_at", "owner", "host"], name="gpu_day_once")
         ]

@@ -40,6 +40,7 @@ class KeptGpu(models.Model):
     until = models.DateTimeField()
 
     class Meta:
+        verbose_name = "kept GPU"
         constraints = [
             models.UniqueConstraint(fields=["host", "gpu_uuid"], name="kept_gpu_once"),
         ]

@@ -290,3 +290,15 @@ def test_only_superusers_make_tokens_of_others(
 
 def test_who_is_no_operator_stays_outside(alice: User, as_user: Callable[[User], Client]) -> None:
     assert as_user(alice).get("/admin/")["Location"].startswith("/admin/login/")
+
+
+def test_its_first_page_begins_with_what_operators_decide(browser: Client) -> None:
+    html = browser.get("/admin/").content.decode()
+    places = [html.index(name) for name in ("Who may use how much", "Quotas", "GPU hours")]
+
+    assert places == sorted(places)
+    assert all(html.count(f'href="{_list_of(model)}"') for model in MODELS)
+
+
+def _list_of(model: type[Model]) -> str:
+    return reverse(f"admin:{model._meta.app_label}_{model._meta.model_name}_changelist")
