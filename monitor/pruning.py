@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from itertools import chain
 
 from django.db.models import Model, QuerySet
 
@@ -46,10 +47,20 @@ class Keep:
     silent_hosts: timedelta = timedelta(days=7)
 
 
+# What other apps no longer want to keep.
+TooOld = Callable[[Keep, datetime], Iterator[QuerySet[Model]]]
+_others: list[TooOld] = []
+
+
+def register(too_old: TooOld) -> None:
+    """Rows of another app that go with ours."""
+    _others.append(too_old)
+
+
 def prune(keep: Keep, now: datetime, chunk: int = CHUNK) -> dict[str, int]:
     """Delete what is too old; how many rows of which table."""
     gone: dict[str, int] = {}
-    for rows in _too_old(keep, now):
+    for rows in chain(*(too_old(keep, now) for too_old in (_too_old, *_others))):
         name = rows.model._meta.model_name or ""
         gone[name] = gone.get(name, 0) + _delete(rows, chunk)
     return gone

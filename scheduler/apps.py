@@ -8,11 +8,12 @@ class SchedulerConfig(AppConfig):
     verbose_name = "Scheduler"
 
     def ready(self) -> None:
-        from monitor import policies, status_page
-        from scheduler import means
+        from monitor import policies, pruning, status_page
+        from scheduler import means, share_rows
         from scheduler.policy.catalogue import POLICIES, PROFILES, TOPICS
         from scheduler.regions import register_regions
 
         policies.register_all(POLICIES, PROFILES, TOPICS)
+        pruning.register(share_rows.too_old)
         register_regions()
         status_page.register("scheduler/_means.html", means.listed)

@@ -53,6 +53,8 @@ class Figure:
     def _text(self, value: float) -> str:
         if self.unit == "bytes":
             return gib(int(value))
+        if self.unit == "%":
+            return f"{value:.3g} %"
         return f"{value:.0f}" if self.unit == "min" else f"{value:.3g}"
 
 
@@ -80,6 +82,12 @@ def figures(line: Line) -> tuple[Figure, ...]:
         ),
         Figure(name="queued", label="Waiting jobs", used=line.waiting, most=quota.queued),
     )
+
+
+def share(line: Line) -> Figure:
+    """What they take of all GPUs, of what they are entitled to: no limit while nobody waits."""
+    now = 100 * (line.now or 0.0)
+    return Figure(name="share_pct", label="Share", used=now, most=line.quota.share_pct, unit="%")
 
 
 def _pct(used: float, most: float) -> float:

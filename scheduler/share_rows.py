@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime
 
-from django.db.models import Q
+from django.db.models import Model, Q, QuerySet
 
 from monitor.claims import ClaimKind
 from monitor.models import Claim
+from monitor.pruning import Keep
 from scheduler.models import GpuDay, SharedOut, UsedShare
 from scheduler.people import Capacity
 from scheduler.policy.charging import part
@@ -96,3 +97,11 @@ def spent(from_at: datetime) -> dict[str, GpuDay]:
         sums.job_s += row.job_s
         sums.outside_s += row.outside_s
     return found
+
+
+def too_old(keep: Keep, now: datetime) -> Iterator[QuerySet[Model]]:
+    """Days of long ago, and what is left of hosts that were renamed or taken away."""
+    yield GpuDay.objects.filter(from_at__lt=now - keep.hours)
+    silent = SharedOut.objects.filter(at__lt=now - keep.silent_hosts)
+    yield UsedShare.objects.filter(host__in=silent.values("host"))
+    yield silent

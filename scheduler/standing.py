@@ -22,6 +22,8 @@ from scheduler.policy.quotas import QuotaPolicy
 from scheduler.quota_rows import Quotas
 
 READ_AGAIN = timedelta(seconds=2)
+# What a host that has been silent for so long said last is not how things are.
+SILENT = timedelta(minutes=2)
 UsualOf = Callable[[str, str], Usual | None]
 OPEN = (JobState.STARTING.value, JobState.RUNNING.value, JobState.STOPPING.value)
 # Made once, as making such a query takes longer than answering it.
@@ -102,9 +104,9 @@ class Known:
         self.zone = timezone.get_default_timezone_name()
         self.spent = share_rows.spent(budgets.day(now, self.zone).from_at)
         self.resets_at = budgets.resets_at(now, self.zone)
-        hosts = list(SharedOut.objects.order_by("host"))
+        hosts = _awake()
         self.capacity = _capacity(hosts)
-        self.used = _used({host.host: len(host.gpu_uuids) for host in hosts})
+        self.used = _used(hosts, now)
 
     def standings(
         self, running: Mapping[str, Running], wanting: Collection[str]
@@ -178,7 +180,14 @@ def waiting_owners() -> set[str]:
 
 def capacity() -> Capacity:
     """What is shared out on all hosts."""
-    return _capacity(list(SharedOut.objects.order_by("host")))
+    return _capacity(_awake())
+
+
+def _awake() -> list[SharedOut]:
+    """The hosts that share their GPUs out; without those that fell silent while others did not."""
+    hosts = list(SharedOut.objects.order_by("host"))
+    newest = max((host.at for host in hosts), default=None)
+    return [host for host in hosts if newest is None or newest - host.at < SILENT]
 
 
 def _capacity(rows: Sequence[SharedOut]) -> Capacity:
@@ -189,11 +198,14 @@ def _capacity(rows: Sequence[SharedOut]) -> Capacity:
     return Capacity(gpu_uuids=uuids, gpu_bytes=mean)
 
 
-def _used(gpus: Mapping[str, int]) -> dict[str, Used]:
+def _used(hosts: Sequence[SharedOut], now: datetime) -> dict[str, Used]:
     """Of several hosts, each counts by its GPUs."""
+    gpus = {host.host: len(host.gpu_uuids) for host in hosts}
+    seen = {host.host for host in hosts if now - host.at < SILENT}
     total = sum(gpus.values())
     rows: dict[str, list[UsedShare]] = {}
-    for row in UsedShare.objects.all():
+    for row in UsedShare.objects.filter(host__in=gpus):
+        row.outside = row.outside if row.host in seen else 0.0
         rows.setdefault(row.owner, []).append(row)
     return {owner: _sum(mine, gpus, total) for owner, mine in rows.items()} if total else {}
 
@@ -202,7 +214,7 @@ def _sum(rows: Iterable[UsedShare], gpus: Mapping[str, int], total: int) -> Used
     mine = list(rows)
     seen = sum(row.seen_s for row in mine)
     return Used(
-        usage=sum(row.usage * gpus.get(row.host, 0) for row in mine) / total,
+        usage=sum(row.usage * gpus[row.host] for row in mine) / total,
         outside=sum(row.outside for row in mine),
         coverage=sum(row.known_s for row in mine) / seen if seen else None,
     )

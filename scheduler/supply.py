@@ -95,9 +95,12 @@ class Supply:
         return job_facts.with_waits(kept.jobs, now)
 
     def given(self, queue: list[QueuedJob], now: datetime) -> Given:
-        """What this queue is planned with. GPUs are read only for jobs that want one."""
+        """What this queue is planned with. GPUs are read only for jobs that want one, or where a
+        part of one is kept for somebody."""
         rules, running = self._rules(now), tuple(job_facts.running(self._host, self._durations))
-        if any(job.requirement.gpus for job in queue):
+        windows_now = self.windows(now)
+        parts = running and any(w.kept and w.share_pct < 100 for w in windows_now)
+        if parts or any(job.requirement.gpus for job in queue):
             slots = self._gpu_slots(rules, now)
         else:
             slots = capacity.slots(None, (), self._policy, now, host=self._host)
@@ -109,7 +112,7 @@ class Supply:
             cpu_jobs=sum(job.requirement.gpus == 0 for job in running),
             people=self._standings.at(now, {job.owner for job in queue}),
             throttle=throttle,
-            windows=self.windows(now),
+            windows=windows_now,
         )
         return Given(queue, slots, self._policy, rules)
 

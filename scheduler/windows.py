@@ -34,12 +34,6 @@ def approved() -> tuple[Window, ...]:
     return facts(_rows().filter(state=APPROVED))
 
 
-def mark() -> tuple[object, ...]:
-    """Cheap to ask, and another one after any window in force or group has changed."""
-    rows = TimeWindow.objects.filter(state=APPROVED).order_by("id")
-    return tuple(rows.values_list("id", "decided_at"))
-
-
 def facts(rows: Iterable[TimeWindow]) -> tuple[Window, ...]:
     return tuple(fact(row) for row in rows)
 

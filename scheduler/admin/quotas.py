@@ -22,11 +22,16 @@ from scheduler import quota_figures, share_table
 from scheduler.models import GpuDay, Quota, SharedOut, UsedShare
 from scheduler.quota_figures import Figure
 from scheduler.quota_rows import Quotas
-from scheduler.share_table import Table
 from scheduler.units import parse_bytes, size
 
-FIGURES = ("gpu_minutes", "gpus", "jobs", "memory_bytes", "queued")
-ALL = ("user", "group", "share_pct", "reserved_pct", *FIGURES, "priority")
+FIGURES = ("share_pct", "gpu_minutes", "gpus", "jobs", "memory_bytes", "queued")
+# Limits that are not plain numbers.
+WORDED: dict[str, Callable[[Any], str]] = {
+    "memory_bytes": size,
+    "share_pct": lambda limit: f"{limit:g} %",
+}
+SUBJECT = ("user", "group")
+ALL = (*SUBJECT, *FIGURES, "reserved_pct", "priority")
 
 
 class Size(forms.CharField):
@@ -69,7 +74,7 @@ class QuotaAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
     autocomplete_fields = ("user", "group")
     ordering = ("user__username", "group__name")
     fieldsets = (
-        (None, {"fields": ("user", "group"), "description": Quota.__doc__ or ""}),
+        (None, {"fields": SUBJECT, "description": Quota.__doc__ or ""}),
         ("The share", {"fields": ("share_pct", "reserved_pct")}),
         ("At a time", {"fields": ("gpus", "memory_bytes", "jobs", "queued", "priority")}),
         ("In a day", {"fields": ("gpu_minutes",)}),
@@ -77,12 +82,11 @@ class QuotaAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
 
     def get_list_display(self, request: HttpRequest) -> Any:
         live = _Live.of(request)
-        return (
-            "for_whom",
-            "share",
-            *(_column(name, live) for name in FIGURES),
-            "priority",
-        )
+        return ("for_whom", *(_column(name, live) for name in FIGURES), "priority")
+
+    def get_readonly_fields(self, request: HttpRequest, obj: Quota | None = None) -> Any:
+        """Whose it is stays: another person's is another quota, and the audit tells of both."""
+        return SUBJECT if obj is not None else ()
 
     def get_form(
         self, request: HttpRequest, obj: Quota | None = None, change: bool = False, **kwargs: Any
@@ -100,10 +104,6 @@ class QuotaAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
     @admin.display(description="for", ordering="user__username")
     def for_whom(self, quota: Quota) -> str:
         return quota.subject
-
-    @admin.display(description="entitled share", ordering="share_pct", empty_value="no share")
-    def share(self, quota: Quota) -> str | None:
-        return None if quota.share_pct is None else f"{quota.share_pct:g} %"
 
     def save_model(
         self, request: HttpRequest, obj: Quota, form: forms.ModelForm[Quota], change: bool
@@ -128,8 +128,14 @@ class _Live:
     """What people use now, read once for a request."""
 
     def __init__(self, now: datetime) -> None:
-        self._table: Table = share_table.table(now)
-        self._quotas = Quotas()
+        quotas = Quotas()
+        # Of each quota: whom it rules, with what they use.
+        self._ruled: dict[int, list[tuple[str, dict[str, Figure]]]] = {}
+        for line in share_table.table(now).lines:
+            figures = {figure.name: figure for figure in quota_figures.figures(line)}
+            figures["share_pct"] = quota_figures.share(line)
+            for quota in quotas.rows(line.name):
+                self._ruled.setdefault(quota.pk, []).append((line.name, figures))
 
     @classmethod
     def of(cls, request: HttpRequest) -> _Live:
@@ -138,23 +144,14 @@ class _Live:
             found = request.live_quotas = cls(timezone.now())  # type: ignore[attr-defined]
         return found
 
-    def nearest(self, quota: Quota, name: str) -> tuple[str, Figure] | None:
-        """Of the people whom this quota rules, the one who uses most of it."""
-        found = [
-            (line.name, figure)
-            for line in self._table.lines
-            if quota in self._quotas.rows(line.name)
-            for figure in quota_figures.figures(line)
-            if figure.name == name
-        ]
-        return max(found, key=lambda pair: pair[1].used, default=None)
-
     def told(self, quota: Quota, name: str) -> str:
-        found = self.nearest(quota, name)
-        if found is None:
+        """Of the people whom this quota rules, the one who uses most of it."""
+        ruled = self._ruled.get(quota.pk)
+        if not ruled:
             return "nobody is there"
-        person, figure = found
-        return figure.used_text if quota.user_id else f"{figure.used_text} by {person}, the most"
+        person, figures = max(ruled, key=lambda one: one[1][name].used)
+        used = figures[name].used_text
+        return used if quota.user_id else f"{used} by {person}, the most"
 
 
 def _column(name: str, live: _Live) -> Callable[[Quota], SafeString]:
@@ -163,9 +160,11 @@ def _column(name: str, live: _Live) -> Callable[[Quota], SafeString]:
     @admin.display(description=Quota.words(name), ordering=name)
     def column(quota: Quota) -> SafeString:
         limit = getattr(quota, name)
-        shown = "no limit" if limit is None else size(limit) if name == "memory_bytes" else limit
-        if isinstance(shown, float):
-            shown = f"{shown:g}"
+        shown = "no limit" if limit is None else f"{limit:.12g}"
+        if limit is None and name == "share_pct":
+            shown = "no share"
+        elif limit is not None and name in WORDED:
+            shown = WORDED[name](limit)
         return format_html("<strong>{}</strong><br>now {}", shown, live.told(quota, name))
 
     column.__name__ = name
@@ -188,7 +187,7 @@ def _note(
 
 
 def _values(quota: Quota) -> dict[str, Any]:
-    return {name: getattr(quota, name) for name in ALL[2:]}
+    return {name: getattr(quota, name) for name in ALL if name not in SUBJECT}
 
 
 @admin.register(SharedOut)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from datetime import UTC, date, datetime, timedelta
+from datetime import UTC, date, datetime, time, timedelta
 from functools import lru_cache
 from itertools import groupby
 from zoneinfo import ZoneInfo
@@ -71,28 +71,52 @@ def coming(window: Window, now: datetime) -> Span | None:
     return next((s for s in spans(window, now, now + 9 * DAY) if s.start > now), None)
 
 
+def ends(windows: Sequence[Window], now: datetime, reach: datetime) -> tuple[datetime, str] | None:
+    """When those of one holder that go on are over, with those that follow at once; and its zone.
+
+    Not looked for beyond `reach`. None = none goes on.
+    """
+    found, at = None, now
+    while at <= reach:
+        going = [(span.end, w.zone) for w in windows if (span := current(w, at)) is not None]
+        if not going:
+            break
+        found = max(going)
+        at = found[0]
+    return found
+
+
 def clashes(window: Window, others: Iterable[Window], now: datetime) -> list[Window]:
-    """Windows that would keep more than all of a GPU at some moment of a week together with it."""
+    """Windows that would keep more than all of a GPU at some moment together with it.
+
+    Weeks are alike, so one is looked at for each time at which a window begins to count.
+    """
     if not window.kept:
         return []
-    mine = list(spans(window, now, now + 8 * DAY))
-    return [
-        other
-        for other in others
-        if other.kept
-        and other.id != window.id
-        and other.share_pct + window.share_pct > 100
-        and (not window.gpu_uuids or not other.gpu_uuids or _meet(window, other))
-        and any(
-            a.start < b.end and b.start < a.end
-            for a in mine
-            for b in spans(other, now, now + 8 * DAY)
-        )
-    ]
+    rivals = [o for o in others if o.kept and o.id != window.id]
+    gpus = {"", *window.gpu_uuids, *(gpu for rival in rivals for gpu in rival.gpu_uuids)}
+    weeks = {max(now, _begins(one, now)) for one in (window, *rivals)}
+    found: dict[int, Window] = {}
+    for gpu in gpus:
+        here = [one for one in (window, *rivals) if not one.gpu_uuids or gpu in one.gpu_uuids]
+        for since in weeks if window in here else ():
+            found |= {one.id: one for one in _too_many(window, here, since)}
+    return [rival for rival in rivals if rival.id in found]
 
 
-def _meet(one: Window, other: Window) -> bool:
-    return bool(set(one.gpu_uuids) & set(other.gpu_uuids))
+def _begins(window: Window, now: datetime) -> datetime:
+    if window.first_day is None:
+        return now
+    return datetime.combine(window.first_day, time(), ZoneInfo(window.zone)).astimezone(UTC)
+
+
+def _too_many(window: Window, here: Sequence[Window], since: datetime) -> Iterator[Window]:
+    """Those that go on together with it at a moment of that week, if they keep more than all."""
+    times = [(one, list(spans(one, since, since + 8 * DAY))) for one in here]
+    for at in {max(span.start, since) for _, of_one in times for span in of_one}:
+        active = [one for one, of_one in times if any(s.start <= at < s.end for s in of_one)]
+        if window in active and sum(one.share_pct for one in active) > 100:
+            yield from (one for one in active if one is not window)
 
 
 def describe(window: Window) -> str:

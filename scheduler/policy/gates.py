@@ -16,7 +16,7 @@ from scheduler.blockers import Blocker, Tier
 from scheduler.jobs import CLASSES, PriorityClass, QueuedJob, Requirement
 from scheduler.people import Standing
 from scheduler.plans import PlanPolicy, Slot, Slots, Throttle, Yield
-from scheduler.policy import quotas, windows
+from scheduler.policy import quotas, window_yields, windows
 from scheduler.policy.refusing import is_known_to_lack
 from scheduler.policy.rules import Rules
 
@@ -173,7 +173,8 @@ def _full(gpu: Slot, allowed: Throttle) -> Blocker:
 
 def evictions(tally: Tally) -> tuple[Yield, ...]:
     """Which running jobs must leave, whoever waits."""
-    return windows.yields(tally.slots.running, tally.slots.windows, tally.rules.windows, tally.now)
+    slots, policy = tally.slots, tally.rules.windows
+    return window_yields.yields(slots.running, slots.windows, slots.gpus, policy, tally.now)
 
 
 def _class_is_closed(ask: Ask, tally: Tally) -> tuple[Blocker, ...]:

@@ -19,6 +19,7 @@ QUEUE = "queue"
 def refusals(new: NewJob, quota: Quota, waiting: int, gpu_bytes: int | None) -> list[Refusal]:
     """Each with the numbers. `waiting`: how many jobs the person has in the queue."""
     found = [
+        _jobs(quota),
         _gpus(new, quota),
         _memory(new, quota, gpu_bytes),
         _priority(new, quota),
@@ -28,18 +29,20 @@ def refusals(new: NewJob, quota: Quota, waiting: int, gpu_bytes: int | None) -> 
     return [refusal for refusal in found if refusal is not None]
 
 
-def priority_refusal(priority: int, quota: Quota) -> Refusal | None:
+def _priority(new: NewJob, quota: Quota) -> Refusal | None:
     most = quota.priority
-    if most is None or priority <= most:
+    if most is None or new.priority <= most:
         return None
-    asked, allowed = _priority_words(priority), _priority_words(most)
+    asked, allowed = _priority_words(new.priority), _priority_words(most)
     return Refusal(
         field="priority", text=f"You ask for priority {asked}; you may use up to {allowed}."
     )
 
 
-def _priority(new: NewJob, quota: Quota) -> Refusal | None:
-    return priority_refusal(new.priority, quota)
+def _jobs(quota: Quota) -> Refusal | None:
+    if quota.jobs != 0:
+        return None
+    return Refusal(field="quota", text="Your quota lets you run no jobs.")
 
 
 def _gpus(new: NewJob, quota: Quota) -> Refusal | None:

@@ -1,4 +1,4 @@
-"""Policy: agreed weekly times: when they are, whom they keep off a GPU, who yields before they end.
+"""Policy: agreed weekly times: whom they keep off a GPU, and what counts more than its use.
 
 A window that keeps GPUs for its holder keeps all others off that share of them, from its start to
 its end, and whatever would still run at its start. A window that allows (not `kept`) keeps its
@@ -15,8 +15,8 @@ from datetime import datetime, timedelta
 from scheduler.blockers import Blocker, Tier
 from scheduler.jobs import Requirement
 from scheduler.people import Window
-from scheduler.plans import RunningJob, Slot, Yield
-from scheduler.policy.calendar import Span, coming, current, describe, moment
+from scheduler.plans import RunningJob, Slot
+from scheduler.policy.calendar import Span, coming, current, describe, ends, moment
 from scheduler.units import size
 
 
@@ -107,7 +107,7 @@ def closed_for(
     """Which GPUs agreed times keep this job off now, and why."""
     found: dict[str, Blocker] = {}
     for gpu in gpus:
-        here = [w for w in windows if not w.gpu_uuids or gpu.gpu_uuid in w.gpu_uuids]
+        here = about(gpu.gpu_uuid, windows)
         why = here and (_own(job, here, now) or _others(job, here, gpu, running, now))
         if why:
             found[gpu.gpu_uuid] = why
@@ -117,10 +117,8 @@ def closed_for(
 def _own(job: Asking, windows: Sequence[Window], now: datetime) -> Blocker | None:
     """What the owner's own windows say: only then, and not past their end."""
     mine = [w for w in windows if job.owner in w.members]
-    active = [span for w in mine if (span := current(w, now)) is not None]
-    if active:
-        last = max(active, key=lambda span: span.end)
-        return None if job.ends <= last.end else _too_long(last, job.known, mine[0].zone)
+    if (end := ends(mine, now, job.ends)) is not None:
+        return None if job.ends <= end[0] else _too_long(job, *end)
     allowed = [w for w in mine if not w.kept]
     if not allowed:
         return None
@@ -138,17 +136,15 @@ def _own(job: Asking, windows: Sequence[Window], now: datetime) -> Blocker | Non
     )
 
 
-def _too_long(span: Span, known: bool, zone: str) -> Blocker:
-    limit = moment(span.end, zone)
+def _too_long(job: Asking, end: datetime, zone: str) -> Blocker:
+    limit = moment(end, zone)
     text = (
         f"It would run past the end of your agreed time, {limit}."
-        if known
+        if job.known
         else f"How long it runs is not known, and your agreed time ends {limit}: give it a time "
         "limit, or let it be interrupted."
     )
-    return Blocker(
-        code="OutsideWindow", tier=Tier.NOT_YET, text=text, available=limit, until=span.end
-    )
+    return Blocker(code="OutsideWindow", tier=Tier.NOT_YET, text=text, available=limit, until=end)
 
 
 def _others(
@@ -209,49 +205,9 @@ def trusted(
 ) -> frozenset[str]:
     """The saturated GPUs on which the owner's agreed time counts for more than their use."""
     active = [w for w in windows if owner in w.members and current(w, now) is not None]
-    return frozenset(
-        gpu for gpu in saturated if any(not w.gpu_uuids or gpu in w.gpu_uuids for w in active)
-    )
+    return frozenset(gpu for gpu in saturated if about(gpu, active))
 
 
-def yields(
-    running: Iterable[RunningJob], windows: Sequence[Window], policy: WindowPolicy, now: datetime
-) -> tuple[Yield, ...]:
-    """Who is asked to leave: before their own time ends, or a time kept for others begins."""
-    if not windows:
-        return ()
-    ahead = timedelta(minutes=policy.yield_before_minutes)
-    found = []
-    for job in running:
-        if job.yields or not (job.preemptible or policy.evict_all):
-            continue
-        why = next(
-            (w for gpu in job.gpu_uuids if (w := _must_leave(job, gpu, windows, now, ahead))), None
-        )
-        if why is not None:
-            text, at = why
-            deadline = max(at, now + timedelta(seconds=1))
-            found.append(
-                Yield(job_id=job.id, code="WindowEnds", text=text, counts=False, deadline=deadline)
-            )
-    return tuple(found)
-
-
-def _must_leave(
-    job: RunningJob, gpu: str, windows: Sequence[Window], now: datetime, ahead: timedelta
-) -> tuple[str, datetime] | None:
-    here = [w for w in windows if not w.gpu_uuids or gpu in w.gpu_uuids]
-    mine = [w for w in here if job.owner in w.members]
-    active = [span for w in mine if (span := current(w, now)) is not None]
-    if active and (end := max(span.end for span in active)) <= now + ahead:
-        return f"Your agreed time ends {moment(end, mine[0].zone)}.", end
-    if not active and any(not w.kept for w in mine):
-        return "Your agreed time is over.", now
-    for window in here:
-        if not window.kept or window.share_pct < 100 or job.owner in window.members:
-            continue
-        span = current(window, now) or coming(window, now)
-        if span is not None and span.start <= now + ahead:
-            begins = moment(span.start, window.zone)
-            return f"The GPU is kept for {window.holder} from {begins}.", span.start
-    return None
+def about(gpu: str, windows: Iterable[Window]) -> list[Window]:
+    """Those that are about this GPU."""
+    return [window for window in windows if not window.gpu_uuids or gpu in window.gpu_uuids]

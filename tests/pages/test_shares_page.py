@@ -190,3 +190,15 @@ def test_the_admin_shows_what_is_used_beside_each_limit(
 
     assert html.content.decode().count("Now: 2.") == 1
     assert "<strong>3</strong><br>now 2" in listed
+    assert "<strong>30 %</strong><br>now 50 %" in listed
+
+
+def test_a_quota_stays_with_whom_it_was_made_for(
+    alice: User, bob: User, root: User, as_user: Callable[[User], Client]
+) -> None:
+    quota = Quota.objects.get(user=alice)
+    change = reverse("admin:scheduler_quota_change", args=[quota.pk])
+    as_user(root).post(change, form(user=str(bob.pk), gpus="9"))
+
+    quota.refresh_from_db()
+    assert (quota.user, quota.gpus) == (alice, 9)

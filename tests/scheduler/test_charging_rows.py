@@ -5,7 +5,8 @@ from datetime import datetime, timedelta
 
 import pytest
 
-from monitor import store
+from monitor import pruning, store
+from monitor.pruning import Keep
 from monitor.readings import ProcessReading, Snapshot
 from scheduler.charging import Charging
 from scheduler.models import GpuDay, SharedOut, UsedShare
@@ -14,6 +15,7 @@ from tests.builders import GIB, NOW, claim, gpu_uuid, process, snapshot
 
 pytestmark = pytest.mark.django_db
 HALF_LIFE = 2 * 86_400.0
+KEEP = Keep(raw=timedelta(hours=2))
 FEE = shares.entry(0.25, 3600, HALF_LIFE)
 
 
@@ -138,3 +140,21 @@ def test_a_use_that_nobody_can_measure_lessens_the_coverage() -> None:
 
     row = UsedShare.objects.get()
     assert (row.known_s, row.seen_s) == (pytest.approx(10), pytest.approx(20))
+
+
+def test_days_of_the_ledger_are_kept_as_long_as_hours_are() -> None:
+    for days in (731, 729, 0):
+        GpuDay.objects.create(host="gpubox", owner="alice", from_at=NOW - timedelta(days=days))
+
+    gone = pruning.prune(KEEP, NOW)
+    assert (gone["gpuday"], GpuDay.objects.count()) == (1, 2)
+
+
+def test_a_host_that_was_taken_away_is_forgotten_with_what_was_used_there() -> None:
+    for host, days in (("gone", 8), ("away", 6)):
+        SharedOut.objects.create(host=host, at=NOW - timedelta(days=days))
+        UsedShare.objects.create(host=host, owner="alice")
+    pruning.prune(KEEP, NOW)
+
+    assert SharedOut.objects.get().host == "away"
+    assert UsedShare.objects.get().host == "away"

@@ -192,8 +192,9 @@ def test_an_hour_of_steady_waiting_writes_no_reason_twice(alice: User) -> None:
     assert writes == 1
 
 
+@pytest.mark.parametrize("share_pct", [100.0, 50.0])
 def test_who_must_leave_before_an_agreed_time_is_asked_though_nobody_waits(
-    alice: User, bob: User
+    alice: User, bob: User, share_pct: float
 ) -> None:
     _see()
     dispatcher = _dispatcher()
@@ -206,6 +207,7 @@ def test_who_must_leave_before_an_agreed_time_is_asked_though_nobody_waits(
         start=begins.time(),
         end=(begins + 3600 * SECOND).time(),
         zone="UTC",
+        share_pct=share_pct,
         state=TimeWindow.State.APPROVED,
         asked_by="bob",
         asked_at=NOW,

@@ -64,6 +64,11 @@ def test_a_job_that_takes_more_than_a_days_budget_is_refused() -> None:
     assert refused({"gpu_minutes": 0.0}) == {"gpus": "Your quota allows no GPU-minutes."}
 
 
+def test_who_may_run_nothing_is_told_so_at_once() -> None:
+    assert refused({"jobs": 0}, gpus=0) == {"quota": "Your quota lets you run no jobs."}
+    assert refused({"jobs": 1}) == {}
+
+
 def test_a_full_queue_takes_no_more() -> None:
     assert refused({"queued": 3}, waiting=2) == {}
     assert "You may have 3 waiting; 3 jobs wait already" in refused({"queued": 3}, 3)["queue"]

@@ -119,6 +119,27 @@ def test_hosts_count_by_their_gpus(alice: User, machine: SharedOut) -> None:
     assert (len(found.capacity.gpu_uuids), found.capacity.gpu_bytes) == (5, 72 * GIB)
 
 
+def test_a_host_that_fell_silent_lends_no_gpus_and_nobody_is_seen_on_it(
+    alice: User, machine: SharedOut
+) -> None:
+    gone = NOW - timedelta(minutes=3)
+    SharedOut.objects.create(host="gone", at=gone, gpu_uuids=["GPU-x"], gpu_bytes=40 * GIB)
+    UsedShare.objects.create(host="gone", owner="alice", usage=1.0, outside=1.0)
+    found = standings(NOW, {"alice"})["alice"]
+
+    assert (found.charge, found.usage) == (0.0, None)
+    assert (len(found.capacity.gpu_uuids), found.capacity.gpu_bytes) == (4, 80 * GIB)
+
+
+def test_while_nobody_looks_the_gpus_are_there_but_what_was_seen_outside_is_not(
+    alice: User, machine: SharedOut
+) -> None:
+    UsedShare.objects.create(host="gpubox", owner="alice", usage=0.5, outside=1.0)
+    found = standings(NOW + timedelta(minutes=3), {"alice"})["alice"]
+
+    assert (found.charge, found.usage, len(found.capacity.gpu_uuids)) == (0.0, 0.5, 4)
+
+
 def test_asked_again_and_again_it_costs_one_query(alice: User, machine: SharedOut) -> None:
     jobs_made.running(alice)
     asked = Standings()

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from datetime import time, timedelta
+from datetime import time
 from typing import Any
 
 import pytest
@@ -98,17 +98,6 @@ def test_a_groups_members_are_those_of_now(alice: User, bob: User) -> None:
     assert windows.approved()[0].members == {"alice", "bob"}
     lab.user_set.remove(bob)
     assert windows.approved()[0].members == {"alice"}
-
-
-def test_the_mark_changes_with_what_is_in_force(alice: User) -> None:
-    row = asked(alice)
-    before = windows.mark()
-    decide(row)
-    approved = windows.mark()
-    windows.decide(row.pk, State.DECLINED, "root", NOW + timedelta(seconds=1))
-
-    assert len({before, approved}) == 2
-    assert windows.mark() == before
 
 
 def test_who_asked_its_holder_and_operators_may_withdraw_it(

@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 from scheduler.blockers import Blocker
 from scheduler.jobs import Requirement
 from scheduler.people import Window
-from scheduler.plans import RunningJob, Slot
+from scheduler.plans import RunningJob, Slot, Yield
+from scheduler.policy import window_yields
 from scheduler.policy.calendar import clashes, coming, current, days, describe, spans
-from scheduler.policy.windows import WindowPolicy, asking, closed_for, trusted, yields
+from scheduler.policy.windows import WindowPolicy, asking, closed_for, trusted
 from tests.builders import GIB, gpu_uuid, slot
 
 # A Monday, 12:00 in UTC, 13:00 in Berlin.
@@ -53,6 +54,13 @@ def why(
     lasts = None if hours is None else timedelta(hours=hours)
     job = asking(owner, Requirement(**asks), lasts, preemptible, now, POLICY)
     return closed_for(job, windows, [gpu or slot()], running, now).get(gpu_uuid())
+
+
+def yields(
+    jobs: list[RunningJob], windows: list[Window], rules: WindowPolicy, now: datetime
+) -> tuple[Yield, ...]:
+    """On GPU 0."""
+    return window_yields.yields(jobs, windows, [slot()], rules, now)
 
 
 def running(job_id: int = 7, owner: str = "bob", **changes: Any) -> RunningJob:
@@ -253,6 +261,63 @@ def test_its_holders_jobs_go_on_where_the_next_time_follows_at_once() -> None:
     assert yields([running(owner="alice")], [always], POLICY, utc(2, 23, 55)) == ()
 
 
+def test_nor_do_they_end_where_another_time_of_its_holder_follows_at_once() -> None:
+    evening = window(days=(0,), end=time(0))
+    night = window(id=2, days=(1,), start=time(0), end=time(6))
+    late = utc(2, 22)
+
+    assert why("alice", evening, night, now=late, hours=8) is None
+    assert why("alice", evening, night, now=late, hours=9) is not None
+    assert yields([running(owner="alice")], [evening, night], POLICY, utc(2, 23, 55)) == ()
+
+
+def test_who_has_it_always_may_take_as_long_as_they_like() -> None:
+    always = window(days=tuple(range(7)), start=time(0), end=time(0))
+
+    assert why("alice", always, now=utc(2, 22), hours=24 * 30) is None
+
+
+def test_the_end_is_told_in_the_zone_of_the_time_that_ends() -> None:
+    other = window(id=2, gpu_uuids=(gpu_uuid(),), start=time(21), end=time(23), zone=BERLIN)
+    found = why("alice", other, window(), now=utc(2, 21), hours=24)
+
+    assert found is not None
+    assert "Tue 3 Mar 06:00 (UTC)" in found.text
+
+
+@pytest.mark.parametrize(
+    ("asked", "leave"),
+    [
+        ({"memory_bytes": 40 * GIB}, []),
+        ({"memory_bytes": 41 * GIB}, [7]),
+        ({"exclusive": True}, [7]),
+        ({}, [7]),
+    ],
+)
+def test_who_is_in_the_way_of_a_kept_part_yields_before_it_begins(
+    asked: dict[str, Any], leave: list[int]
+) -> None:
+    half = window(share_pct=50.0)
+    job = running(requirement=Requirement(**asked))
+
+    assert yields([job], [half], POLICY, utc(2, 19, 49)) == ()
+    assert [y.job_id for y in yields([job], [half], POLICY, utc(2, 19, 50))] == leave
+
+
+def test_of_those_in_the_way_of_a_kept_part_the_least_important_and_youngest_yield() -> None:
+    part = Requirement(memory_bytes=20 * GIB)
+    jobs = [
+        running(1, requirement=part, started_at=NOON + timedelta(hours=1)),
+        running(2, requirement=part),
+        running(3, requirement=part, priority=2),
+        running(4, requirement=part, owner="alice", priority=1),
+    ]
+    half = window(share_pct=50.0)
+
+    assert [y.job_id for y in yields(jobs, [half], POLICY, utc(2, 22))] == [3]
+    assert [y.job_id for y in yields(jobs, [window(share_pct=70.0)], POLICY, utc(2, 22))] == [1, 3]
+
+
 def test_only_jobs_that_may_be_interrupted_are_asked_unless_the_policy_says_so() -> None:
     firm = running(preemptible=False)
 
@@ -278,6 +343,27 @@ def test_two_that_keep_more_than_a_whole_gpu_clash() -> None:
     later = window(id=2, holder="bob", start=time(5), end=time(9), share_pct=50.0)
 
     assert clashes(mine, [later], NOON) == [later]
+
+
+def test_times_that_begin_to_count_later_clash_too() -> None:
+    mine = window(first_day=date(2026, 5, 1))
+    later = window(id=2, holder="bob", first_day=date(2026, 6, 1))
+
+    assert clashes(mine, [later], NOON) == [later]
+    assert clashes(later, [mine], NOON) == [mine]
+    assert clashes(window(last_day=date(2026, 5, 31)), [later], NOON) == []
+
+
+def test_three_that_keep_more_than_a_whole_gpu_together_clash_though_no_two_do() -> None:
+    part = {"share_pct": 40.0}
+    mine, bobs = window(**part), window(id=2, holder="bob", **part)
+    carols = window(id=3, holder="carol", start=time(23), **part)
+    elsewhere = window(id=4, holder="dora", gpu_uuids=(gpu_uuid(1),), **part)
+
+    assert clashes(mine, [bobs], NOON) == []
+    assert clashes(mine, [bobs, carols], NOON) == [bobs, carols]
+    on_one = window(gpu_uuids=(gpu_uuid(0),), **part)
+    assert clashes(on_one, [bobs, elsewhere], NOON) == []
 
 
 @pytest.mark.parametrize(
