@@ -23,6 +23,13 @@ class Health(StrEnum):
     LOST = "lost"
 
 
+class ComputeMode(StrEnum):
+    """What its administrator has set with `nvidia-smi -c`, if it keeps anybody off."""
+
+    EXCLUSIVE = "exclusive process"
+    PROHIBITED = "prohibited"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuReading:
     """One GPU at an instant. Percent 0..100, bytes, watts, °C, MHz; None = unknown.
@@ -30,6 +37,7 @@ class GpuReading:
     `memory_used_bytes` leaves out what the driver reserves, where it tells that apart.
     `energy_mj` counts since the driver was loaded. `orphaned_bytes` are used although no listed
     process holds them, since `orphaned_since`.
+    `compute_mode`: that one process at a time, or none, may compute on it; None: any may.
     `closed`: why it takes no new work though it is well.
     A probe leaves state, condition, `closed` and what is orphaned open; the sampler fills them in.
     """
@@ -51,6 +59,7 @@ class GpuReading:
     sm_clock_mhz: int | None = None
     memory_clock_mhz: int | None = None
     performance_state: int | None = None
+    compute_mode: ComputeMode | None = None
     compute_capability: str | None = None
     architecture: str | None = None
     cores: int | None = None

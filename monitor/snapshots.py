@@ -14,6 +14,7 @@ from monitor.health import Ailment, Condition, HealthReading
 from monitor.limits import Limits
 from monitor.owner_facts import OwnerReading, Presence, Resident
 from monitor.readings import (
+    ComputeMode,
     DiskReading,
     GpuReading,
     Health,
@@ -188,6 +189,7 @@ _READERS: dict[str, Callable[[Any], Any]] = {
     "command": tuple,
     "visible_gpus": tuple,
     "condition": Condition,
+    "compute_mode": ComputeMode,
     "condition_since": datetime.fromisoformat,
     "slow_since": datetime.fromisoformat,
     "slow_at": datetime.fromisoformat,

@@ -7,10 +7,11 @@ from datetime import datetime
 
 from monitor import gpu_closing
 from monitor.gpu_closures import ClosureFact, ClosureKind
-from monitor.readings import Snapshot
+from monitor.readings import ComputeMode, ProcessReading, Snapshot
 from scheduler import locked
 from scheduler.blockers import Blocker, Tier
 from scheduler.policy import giving_way
+from scheduler.policy.capacity import lets_one_in
 from scheduler.units import size
 
 Closed = Mapping[str, tuple[Blocker, ...]]
@@ -55,10 +56,46 @@ def _blocker(fact: ClosureFact, gpu: str) -> Blocker:
     )
 
 
+def closed_by_mode(_host: str, snapshot: Snapshot, _now: datetime) -> Closed:
+    """GPUs on which their administrator lets nobody compute, or one process that is not ours."""
+    found: dict[str, tuple[Blocker, ...]] = {}
+    for gpu in snapshot.gpus:
+        if gpu.compute_mode is ComputeMode.PROHIBITED:
+            found[gpu.uuid] = (_prohibited(gpu.index),)
+        elif lets_one_in(gpu, snapshot):
+            others = [p for p in snapshot.on(gpu.uuid) if p.job_ref is None and "C" in p.kinds]
+            if others:
+                found[gpu.uuid] = (_taken_by_one(gpu.index, others[0]),)
+    return found
+
+
+def _prohibited(index: int) -> Blocker:
+    text = (
+        f"GPU {index} lets nothing compute: its compute mode is Prohibited"
+        f" (nvidia-smi -i {index} -c DEFAULT lets it again)."
+    )
+    return Blocker(code="ComputeProhibited", text=text, tier=Tier.MACHINE, available=f"GPU {index}")
+
+
+def _taken_by_one(index: int, process: ProcessReading) -> Blocker:
+    who = f"{process.user or 'someone unknown'}/{process.program or f'pid {process.pid}'}"
+    text = (
+        f"{who} computes on GPU {index}, whose compute mode lets one process in at a time"
+        f" (nvidia-smi -i {index} -c DEFAULT lets more in)."
+    )
+    return Blocker(
+        code="ComputeExclusive",
+        text=text,
+        tier=Tier.MACHINE,
+        available=f"GPU {index}",
+        holder=who,
+    )
+
+
 def closed_by_owners(_host: str, snapshot: Snapshot, _now: datetime) -> Closed:
     """GPUs that somebody uses for themselves."""
     return giving_way.closed(snapshot)
 
 
 # In the order in which they are told.
-SOURCES: tuple[Source, ...] = (closed_by_owners, closed_by_rows, locked.closed)
+SOURCES: tuple[Source, ...] = (closed_by_owners, closed_by_rows, closed_by_mode, locked.closed)

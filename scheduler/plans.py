@@ -26,6 +26,7 @@ class Slot:
     free_bytes None = unknown: no shared job may be placed on it.
     `jobs`: ids of our jobs on it; `exclusive`: one of them has it alone; `undeclared`: one of
     them did not say how much memory it needs; `foreign`: who else holds memory there, most first.
+    `lone`: its compute mode lets only one process compute there at a time.
     `closed`: why nothing at all may start on it now, though it is healthy (its owner is there, a
     lock, a quarantine). `kept_for`: the job for which what was freed there is kept. model,
     capability, power: None = unknown. `held_bytes`: what each of `jobs` keeps from others, in their
@@ -44,6 +45,7 @@ class Slot:
     jobs: tuple[int, ...] = ()
     exclusive: bool = False
     undeclared: bool = False
+    lone: bool = False
     foreign: tuple[Holder, ...] = ()
     model: str | None = None
     capability: tuple[int, int] | None = None

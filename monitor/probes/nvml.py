@@ -248,6 +248,7 @@ class NvmlProbe:
             sm_clock_mhz=answers.value("nvmlDeviceGetClockInfo", pynvml.NVML_CLOCK_SM),
             memory_clock_mhz=answers.value("nvmlDeviceGetClockInfo", pynvml.NVML_CLOCK_MEM),
             performance_state=values.state(answers.value("nvmlDeviceGetPerformanceState")),
+            compute_mode=values.compute_mode(answers.value("nvmlDeviceGetComputeMode")),
             energy_mj=answers.value("nvmlDeviceGetTotalEnergyConsumption"),
         )
         if total is not None:

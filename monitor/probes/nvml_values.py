@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from monitor.readings import ComputeMode
+
 # NVML's numbers of the generations.
 ARCHITECTURES = {
     2: "Kepler",
@@ -27,6 +29,13 @@ def percent(value: int) -> float | None:
 
 def watts(milliwatts: int | None) -> float | None:
     return None if milliwatts is None else milliwatts / 1000
+
+
+def compute_mode(value: int | None) -> ComputeMode | None:
+    """1 is what drivers of old called exclusive to a thread."""
+    if value == 2:
+        return ComputeMode.PROHIBITED
+    return ComputeMode.EXCLUSIVE if value in {1, 3} else None
 
 
 def state(value: int | None) -> int | None:

@@ -17,11 +17,12 @@ from datetime import datetime, timedelta
 from monitor.health import Condition
 from monitor.policy import capability
 from monitor.policy.limits import NOT_OURS, hidden
-from monitor.readings import ClaimFact, GpuReading, Health, ProcessReading, Snapshot
+from monitor.readings import ClaimFact, ComputeMode, GpuReading, Health, ProcessReading, Snapshot
 from scheduler.blockers import Blocker, Tier
 from scheduler.plans import Holder, PlanPolicy, Slot, Slots
 from scheduler.policy.suiting import version
 
+MPS_SERVER = "nvidia-cuda-mps-server"
 # The most memory that a process ever held, by GPU, pid and start ticks.
 Peaks = Mapping[tuple[str, int, int | None], int]
 
@@ -145,6 +146,7 @@ class _Look:
         foreign = [p for p in processes if p.job_ref not in refs]
         held = tuple(self._reserved(c, [p for p in own if p.job_ref == c.job_ref]) for c in here)
         total = gpu.memory_total_bytes
+        lone = lets_one_in(gpu, snapshot)
         ramping = next((c for c in here if self._ramps(c, own, total)), None)
         return Slot(
             gpu_uuid=gpu.uuid,
@@ -156,7 +158,8 @@ class _Look:
             problem=gpu.problem or gpu.condition_reason,
             jobs=tuple(int(c.job_ref) for c in here),
             held_bytes=held,
-            exclusive=any(c.exclusive for c in here),
+            exclusive=any(c.exclusive for c in here) or (lone and bool(here)),
+            lone=lone,
             undeclared=any(c.memory_bytes is None and not c.exclusive for c in here),
             foreign=_holders(gpu, own, foreign, self.policy),
             model=gpu.name,
@@ -234,6 +237,13 @@ def _holders(
         if unlisted > policy.unlisted_bytes:
             holders.append(Holder(name="a process that can't be seen", memory_bytes=unlisted))
     return tuple(sorted(holders, key=lambda h: (-(h.memory_bytes or 0), h.name)))
+
+
+def lets_one_in(gpu: GpuReading, snapshot: Snapshot) -> bool:
+    """Whether only one process may compute there. The one may be MPS's, which lets others in."""
+    return gpu.compute_mode is ComputeMode.EXCLUSIVE and not any(
+        "M" in process.kinds or process.program == MPS_SERVER for process in snapshot.on(gpu.uuid)
+    )
 
 
 def _name(process: ProcessReading) -> str:

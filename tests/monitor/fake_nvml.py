@@ -64,6 +64,7 @@ class FakeGpu:
     junk: list[tuple[int, int, int]] = field(default_factory=list)
     energy_mj: int = 0
     power_mw: int = 350_500
+    compute_mode: int = 0
     accounting: bool = False
     lives: dict[int, tuple[float, float | None]] = field(default_factory=dict)
     instances: list[FakeInstance] = field(default_factory=list)
@@ -231,6 +232,9 @@ class FakeNvml:
 
     def nvmlDeviceGetPerformanceState(self, handle: Handle) -> int:
         return 0
+
+    def nvmlDeviceGetComputeMode(self, handle: Handle) -> int:
+        return handle.gpu.compute_mode
 
     def nvmlSystemGetDriverVersion(self) -> str:
         return "550.90.07"

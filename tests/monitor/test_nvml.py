@@ -9,7 +9,7 @@ from monitor.probes import NoProbe, detect, probe_from
 from monitor.probes import nvml as nvml_module
 from monitor.probes.nvml import NvmlProbe
 from monitor.probes.simulated import SimulatedProbe
-from monitor.readings import GpuSweep, Health
+from monitor.readings import ComputeMode, GpuSweep, Health
 from tests.monitor.facts import NOW
 from tests.monitor.fake_nvml import GIB, FakeGpu, FakeNvml
 
@@ -49,6 +49,24 @@ def test_it_reads_every_field_of_every_gpu(probe: NvmlProbe) -> None:
     assert (gpu.power_w, gpu.power_limit_w, gpu.temperature_c) == (350.5, 700.0, 61.0)
     assert (gpu.sm_clock_mhz, gpu.memory_clock_mhz, gpu.performance_state) == (1755, 2619, 0)
     assert gpu.health is Health.OK
+
+
+@pytest.mark.parametrize(
+    ("told", "mode"),
+    [
+        (0, None),
+        (1, ComputeMode.EXCLUSIVE),
+        (2, ComputeMode.PROHIBITED),
+        (3, ComputeMode.EXCLUSIVE),
+    ],
+)
+def test_it_reads_how_many_may_compute(
+    nvml: FakeNvml, probe: NvmlProbe, told: int, mode: ComputeMode | None
+) -> None:
+    nvml.gpus[0].compute_mode = told
+    nvml.gpus[1].errors = {"nvmlDeviceGetComputeMode": UNSUPPORTED}
+
+    assert [gpu.compute_mode for gpu in sweep(probe).gpus[:2]] == [mode, None]
 
 
 def test_it_takes_names_as_bytes_too(nvml: FakeNvml) -> None:

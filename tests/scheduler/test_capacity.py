@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from monitor.health import Condition
 from monitor.limits import Limits
-from monitor.readings import ClaimFact, Health, ProcessReading, Snapshot
+from monitor.readings import ClaimFact, ComputeMode, Health, ProcessReading, Snapshot
 from scheduler.plans import PlanPolicy, Slot, Slots
 from scheduler.policy import capacity
 from scheduler.policy.planning import plan
@@ -217,3 +217,12 @@ def test_what_a_young_job_does_to_its_gpu_cannot_be_seen_yet(
     since = NOW - timedelta(seconds=after_s)
 
     assert _slot(claims=[claim(memory_bytes=GIB, since=since)]).unsettled is expected
+
+
+def test_a_gpu_that_lets_one_process_in_belongs_to_the_job_that_is_there() -> None:
+    mode = {"compute_mode": ComputeMode.EXCLUSIVE}
+    empty, taken = _slot(**mode), _slot(claims=[claim(memory_bytes=GIB)], **mode)
+
+    assert (empty.lone, empty.exclusive) == (True, False)
+    assert taken.exclusive
+    assert not _slot([process(kinds="M", job_ref="1")], [claim(memory_bytes=GIB)], **mode).exclusive

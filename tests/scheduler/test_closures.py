@@ -6,11 +6,12 @@ from datetime import timedelta
 
 import pytest
 
-from monitor import gpu_closing
+from monitor import gpu_closing, snapshots
 from monitor.gpu_closures import ClosureFact, ClosureKind
+from monitor.readings import ComputeMode, ProcessReading
 from scheduler import closures
 from scheduler.blockers import Tier
-from tests.builders import GIB, NOW, gpu_uuid, snapshot
+from tests.builders import GIB, NOW, gpu, gpu_uuid, process, snapshot
 
 pytestmark = pytest.mark.django_db
 PAUSE = ClosureFact(
@@ -65,3 +66,31 @@ def test_another_hosts_gpus_and_reopened_ones_are_none_of_it() -> None:
 def test_closing_twice_is_closing_once() -> None:
     assert gpu_closing.close(PAUSE, "gpubox")
     assert not gpu_closing.close(PAUSE, "gpubox")
+
+
+def _closed_by_mode(mode: ComputeMode | None, *processes: ProcessReading) -> list[str]:
+    seen = snapshot([gpu(0, compute_mode=mode)], list(processes))
+    found = closures.of("gpubox", snapshots.loads(snapshots.dumps(seen)), NOW)
+    return [blocker.text for blockers in found.values() for blocker in blockers]
+
+
+def test_a_gpu_on_which_nobody_may_compute_takes_nothing() -> None:
+    (text,) = _closed_by_mode(ComputeMode.PROHIBITED)
+
+    assert "compute mode is Prohibited (nvidia-smi -i 0 -c DEFAULT lets it again)" in text
+    assert _closed_by_mode(None, process()) == []
+
+
+def test_a_gpu_that_lets_one_process_in_takes_nothing_beside_it() -> None:
+    (text,) = _closed_by_mode(ComputeMode.EXCLUSIVE, process())
+
+    assert text.startswith("alice/python computes on GPU 0, whose compute mode lets one process")
+    assert _closed_by_mode(ComputeMode.EXCLUSIVE) == []
+    assert _closed_by_mode(ComputeMode.EXCLUSIVE, process(kinds="G")) == []
+
+
+def test_mps_lets_others_in_beside_its_server() -> None:
+    server = process(program="nvidia-cuda-mps-server")
+
+    assert _closed_by_mode(ComputeMode.EXCLUSIVE, server) == []
+    assert _closed_by_mode(ComputeMode.EXCLUSIVE, process(kinds="M")) == []

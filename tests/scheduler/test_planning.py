@@ -58,6 +58,12 @@ def test_a_much_better_fit_counts_for_more_than_who_is_there() -> None:
     case.gpu("b").job(1, wants="10GiB").expect(a=[1])
 
 
+def test_one_job_only_starts_where_one_process_only_may_compute() -> None:
+    case = Case().gpu("a", lone=True).job(1, wants="10GiB")
+
+    case.job(2, wants="10GiB").expect(a=[1], waiting={2: "GpuTaken"})
+
+
 def test_jobs_that_come_together_share_no_gpu_while_they_need_not() -> None:
     case = Case().gpu("a").gpu("b").job(1, wants="10GiB").job(2, wants="10GiB")
 
