@@ -18,6 +18,7 @@ from monitor.readings import Snapshot
 # Rows of other hosts may be committed later than ones with higher numbers.
 OVERLAP = 50
 AT_ONCE = 500
+WORSE = "It got worse before this could be sent; that is told instead."
 # To operators, and to owners.
 OWN = (False, True)
 
@@ -117,6 +118,8 @@ def _write(
         row = message(channel, notice, now, due)
         row.receiver, row.person = receiver, notice.person if route.to_owners else ""
         rows.append(row)
+        if notice.about in told:
+            _supersede(channel, notice)
         told[notice.about] = rank(notice.severity)
         _save(row)
     return len(rows)
@@ -142,6 +145,12 @@ def message(channel: Channel, notice: Notice, now: datetime, due: datetime) -> M
 def _save(row: Message) -> None:
     # Another host's controller may have written the same.
     Message.objects.bulk_create([row], ignore_conflicts=True)
+
+
+def _supersede(channel: Channel, notice: Notice) -> None:
+    """What still waits to tell how it was before it got worse."""
+    rows = Message.objects.filter(channel=channel, about=notice.about, number=0)
+    rows.filter(state=Message.State.WAITING).update(state=Message.State.DROPPED, problem=WORSE)
 
 
 def _told(channel: Channel, abouts: list[str]) -> dict[str, int]:

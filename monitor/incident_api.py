@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from django.http import HttpRequest
 from django.shortcuts import get_object_or_404
@@ -66,6 +66,13 @@ class SnoozeBody(Schema):
     hours: float = Field(ge=0, le=24 * 365, description="0 ends it.")
 
 
+class ExemptionBody(Schema):
+    scope: Literal["user", "program", "container"] = "user"
+    until: datetime | None = Field(None, description="null: for good.")
+    all_rules: bool = False
+    reason: str = Field("", max_length=actions.LONGEST_TEXT)
+
+
 class ReasonBody(Schema):
     reason: str = Field("", max_length=actions.LONGEST_TEXT)
 
@@ -120,6 +127,29 @@ def close(request: HttpRequest, pk: int, body: ReasonBody) -> dict[str, Any]:
     """Operators: it does not open again before it has stopped."""
     row, viewer = _operated(request, pk)
     actions.close(row, viewer.username, timezone.now(), body.reason)
+    return _body(row, viewer)
+
+
+@router.post(
+    "{int:pk}/exempt/", response=IncidentBody, summary="Exempt someone", url_name="incident-exempt"
+)
+def exempt(request: HttpRequest, pk: int, body: ExemptionBody) -> dict[str, Any]:
+    """Operators: spare the incident's person, program or container; what that covers is closed."""
+    row, viewer = _operated(request, pk)
+    now = timezone.now()
+    if body.scope not in actions.scopes(row):
+        raise HttpError(422, f"This incident names no {body.scope}.")
+    if body.until is not None and (body.until.tzinfo is None or body.until <= now):
+        raise HttpError(422, "until: a time to come, with its zone, such as 2027-01-31T12:00Z.")
+    actions.exempt(
+        row,
+        body.scope,
+        body.until,
+        viewer.username,
+        now,
+        reason=body.reason,
+        all_rules=body.all_rules,
+    )
     return _body(row, viewer)
 
 

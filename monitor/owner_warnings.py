@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from datetime import datetime, timedelta
 
+from django.db.models import F
+
 from monitor import alerting, policies
 from monitor.incident_letters import asked, link, told
 from monitor.models import Channel, Incident, Message
@@ -22,9 +24,12 @@ def write(
 ) -> str | None:
     """Put a warning on its way at once, whatever the hour; why not, None = it is on its way.
 
-    It goes by the first channel to owners that is on. Nothing is done before it has arrived.
+    It goes by the first channel to owners that is on, and rather by one that works. Nothing is
+    done before it has arrived.
     """
-    channel = Channel.objects.filter(enabled=True, to_owners=True).order_by("id").first()
+    works_first = F("failing_since").asc(nulls_first=True)
+    channels = Channel.objects.filter(enabled=True, to_owners=True).order_by(works_first, "id")
+    channel = channels.first()
     if channel is None:
         return NO_CHANNEL
     person = alerting.person_of(incident)

@@ -115,9 +115,12 @@ def points(uses: QuerySet[ProcessUse], window: Window, host: str | None = None) 
     found = {row["start"]: plain(dict(row)) for row in _grouped(parts, "start")}
     nothing: dict[str, Any] = {**dict.fromkeys(_SUMS[:-1], 0.0), "joules": None, _PEAK: None}
     rows = []
+    written = _written_until(uses, window) if window.live else None
     for t in sorted(seen.keys() | found.keys()):
         # What a window of the past ends in counts as a whole, as its minutes do.
         elapsed = min(window.step, window.until - t) if window.live else window.step
+        if written is not None and t in found and t + window.step > window.until:
+            elapsed = min(elapsed, int(written) - t)
         if elapsed < _FRESH_S:
             continue
         # The step that goes on is watched further than its minutes tell.
@@ -125,6 +128,12 @@ def points(uses: QuerySet[ProcessUse], window: Window, host: str | None = None) 
         watched = seen[t] if over and t in seen else elapsed
         rows.append({**nothing, **found.get(t, {}), "t": t, "seen_s": watched})
     return [row for row in rows if row["seen_s"] > 0]
+
+
+def _written_until(uses: QuerySet[ProcessUse], window: Window) -> float | None:
+    """Up to when the rows tell of them; they are a few seconds behind."""
+    last = _alive(uses, window.since, window.until).aggregate(at=Max("last_seen_at"))["at"]
+    return last.timestamp() if last else None
 
 
 def hours(gpu_uuids: Sequence[str], since: int, until: int) -> dict[tuple[str, int], list[Entry]]:

@@ -89,7 +89,11 @@ class HogPolicy:
     )
     system_programs: tuple[str, ...] = field(
         default=SYSTEM_PROGRAMS,
-        metadata=_meta("Programs of the system", "Spared whoever runs them.", SWITCH),
+        metadata=_meta(
+            "Programs of the system",
+            "Spared; of people, whose programs may have any name, only what draws on a screen.",
+            SWITCH,
+        ),
     )
     spare_service_accounts: bool = field(
         default=True,

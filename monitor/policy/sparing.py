@@ -37,10 +37,15 @@ def exempt_by(policy: HogPolicy) -> tuple[Exempt, ...]:
 
 
 def is_system(process: ProcessReading, policy: HogPolicy) -> bool:
-    """A part of the system: a desktop, the driver's own, or a service account's."""
+    """A part of the system: a desktop, the driver's own, or a service account's.
+
+    Anybody can give a program such a name: a person's that only computes is none of them.
+    """
     program = process.program or ""
+    computes = "G" not in process.kinds
+    is_persons = process.uid is not None and process.uid >= FIRST_PERSON
     if any(fnmatchcase(program, name) for name in policy.system_programs):
-        return True
+        return not (is_persons and computes)
     service = process.uid is not None and 0 < process.uid < FIRST_PERSON
     return policy.spare_service_accounts and service and process.container is None
 

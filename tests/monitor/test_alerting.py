@@ -58,6 +58,18 @@ def test_an_incident_that_worsens_is_told_again(post: Post) -> None:
     ]
 
 
+def test_what_got_worse_before_morning_is_told_once_as_it_is(post: Post) -> None:
+    channel(quiet_from=time(11), quiet_until=time(13), errors_at_once=False)
+    incident()
+    write()
+    Incident.objects.update(severity="error")
+    write(1)
+
+    assert send(post, 90) == 1
+    states = Message.objects.order_by("id").values_list("severity", "state")
+    assert list(states) == [("warning", "dropped"), ("error", "sent")]
+
+
 def test_each_channel_is_told() -> None:
     channel("one")
     channel("two")

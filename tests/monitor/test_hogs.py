@@ -122,13 +122,17 @@ def test_a_job_within_what_it_booked_is_no_hog() -> None:
     "who",
     [
         {"program": "Xorg", "uid": 0, "user": "root"},
-        {"program": "gnome-shell"},
+        {"program": "gnome-shell", "kinds": "CG"},
         {"program": "serve", "uid": 998, "user": "ollama"},
     ],
     ids=lambda who: str(who["program"]),
 )
 def test_the_system_is_never_accused(who: dict[str, object]) -> None:
     assert Trace().play(15, steady(99.0, **who)).told == []
+
+
+def test_nobody_hides_behind_the_name_of_a_program_of_the_system() -> None:
+    assert Trace().play(15, steady(99.0, program="nvidia-train")).opened == [SUSTAINED]
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from django.contrib.auth.models import User
 from django.test import Client
 
 from monitor import access, store
-from monitor.models import Incident
+from monitor.models import Exemption, Incident
 from tests.builders import NOW, snapshot
 from tests.pages.test_incidents_page import made
 
@@ -64,3 +64,25 @@ def test_operators_snooze_and_close(
 def test_others_explain_nothing(bob: User) -> None:
     row = made()
     assert call(bob, f"{row.pk}/acknowledge/", {"explanation": "no"}).status_code == 403
+
+
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [
+        ({"until": "2126-01-01T12:00Z"}, 200),
+        ({"scope": "program", "all_rules": True}, 200),
+        ({"scope": "container"}, 422),
+        ({"scope": "everybody"}, 422),
+        ({"until": "2020-01-01T12:00Z"}, 422),
+        ({"until": "2126-01-01T12:00"}, 422),
+    ],
+)
+def test_operators_exempt_whom_the_incident_names(
+    body: dict[str, Any], status: int, alice: User, root: User
+) -> None:
+    row = made()
+    assert call(alice, f"{row.pk}/exempt/", body).status_code == 403 or status == 422
+    answer = call(root, f"{row.pk}/exempt/", body)
+    assert answer.status_code == status
+    assert Exemption.objects.count() == (status == 200)
+    assert (Incident.objects.get().closed_at is not None) == (status == 200)

@@ -97,6 +97,16 @@ def test_a_minute_of_the_past_counts_as_a_whole_though_the_window_ends_in_it(gpu
     assert {row["seen_s"] for row in usage.points(usage.uses_of("alice"), past)} == {60}
 
 
+def test_the_minute_that_goes_on_counts_as_far_as_its_rows_tell(gpu: Gpu) -> None:
+    part = {**FULL, "sm_s": 20, "held_s": 20, "known_s": 20}
+    use = used(gpu, 0, minute=part)
+    ProcessUse.objects.filter(pk=use.pk).update(last_seen_at=NOW + timedelta(seconds=20))
+    window = Window("1h", T - 3600, T + 32, 60, Source.MINUTE, live=True)
+
+    (row,) = usage.points(usage.uses_of("alice"), window)
+    assert (row["t"], row["sm_s"], row["seen_s"]) == (T, 20, 20)
+
+
 def test_a_strip_names_the_main_user_of_each_hour(gpu: Gpu) -> None:
     for hours, busy in ((3, 90.0), (2, 0.0)):
         GpuHour.objects.create(

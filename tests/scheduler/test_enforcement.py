@@ -7,7 +7,15 @@ import pytest
 from django.contrib.auth.models import User
 
 from monitor import alerting, events
-from monitor.models import AuditEntry, Incident, Message, PolicyValues, ProcessUse, Response
+from monitor.models import (
+    AuditEntry,
+    Channel,
+    Incident,
+    Message,
+    PolicyValues,
+    ProcessUse,
+    Response,
+)
 from monitor.readings import ProcessReading, Snapshot
 from scheduler.enforcement import Enforcement
 from scheduler.runner.enforcing import Target
@@ -131,6 +139,15 @@ def test_the_warning_says_what_comes_and_when(world: World) -> None:
     assert "3 minutes after the first such mail: lower its priority" in text
     assert "8 minutes after the first such mail: end it" in text
     assert Message.objects.get().receiver == "alice@example.org"
+
+
+def test_the_warning_goes_by_a_channel_that_works(world: World) -> None:
+    Channel.objects.update(failing_since=later(0))
+    channel("second", **MAIL)
+
+    world.tick()
+
+    assert Message.objects.get().channel.name == "second"
 
 
 def test_while_the_warning_has_not_arrived_nothing_is_done(world: World) -> None:
