@@ -22,6 +22,8 @@ SELDOM = (
     "power",
     "on_gpu",
     "gpu_share",
+    "cpus",
+    "memory",
     "preemptible",
     "requeue",
     "yield_signal",
@@ -106,6 +108,7 @@ def _parser() -> ArgumentParser:
     add("--time-limit", metavar="TIME", help="stopped after this: 2h, 90min")
     add("--estimate", metavar="TIME", help="how long you think it takes")
     _add_choice_of_gpu(parser)
+    _add_limits(parser)
     _add_when(parser)
     _add_manners(parser)
     add(
@@ -130,6 +133,12 @@ def _add_choice_of_gpu(parser: ArgumentParser) -> None:
     add("--capability", metavar="X.Y", help="the least compute capability, such as 8.0")
     add("--power", type=float, metavar="RANK", help="the least power rank")
     add("--gpu-share", type=int, metavar="PERCENT", help="the most of a shared GPU's time")
+
+
+def _add_limits(parser: ArgumentParser) -> None:
+    add = parser.add_argument_group("of the host").add_argument
+    add("--cpus", type=float, metavar="N", help="at most so many, for all its processes together")
+    add("--memory", metavar="SIZE", help="at most so much, such as 16GiB; else it is killed")
 
 
 def _add_when(parser: ArgumentParser) -> None:

@@ -55,6 +55,12 @@ class NewJobBody(Schema):
     gpu_share: int | None = Field(
         None, description="The most of a shared GPU's time that it may take, in percent."
     )
+    cpus: float | int | None = Field(
+        None, description="The most CPUs that its processes get together."
+    )
+    memory: int | str | None = Field(
+        None, description='The most host memory: "16GiB", or bytes. Who takes more is killed.'
+    )
     preemptible: bool = Field(
         False, description="It may be asked to yield at any time, for jobs of a higher class."
     )

@@ -10,11 +10,10 @@ from functools import cache
 from pathlib import Path
 
 from monitor import policies
-from monitor.formats import GIB
 from monitor.models import Gpu
 from scheduler import means
 from scheduler.models import Attempt
-from scheduler.policy.bounds import BoundsPolicy
+from scheduler.policy.bounds import BoundsPolicy, least
 from scheduler.runner import abilities, gpu_devices, locks
 from scheduler.runner.bounds import Bounds
 from scheduler.runner.cgroup_places import Place, find, tidy
@@ -63,6 +62,11 @@ class Bounder:
         mine = [gpus[uuid] for uuid in attempt.gpu_uuids if uuid in gpus]
         job = attempt.job
         place = self.place if policy.cgroup else Place()
+        limits = {
+            "cpu": least(job.cpus, policy.cpus),
+            "memory": least(job.memory_bytes, policy.memory_bytes),
+            "pids": policy.pids,
+        }
         hidden = self._hidden({pci for _, pci in mine}) if policy.hide_gpus else []
         capped = policy.cap_share and bool(mine) and not self._by_mps(attempt, policy)
         return Bounds(
@@ -70,10 +74,10 @@ class Bounder:
             gpus=[index for index, _ in mine],
             alone=job.exclusive,
             instance=locks.instance_number(str(self.data)),
-            cgroup=list(place.for_(_controllers(place, policy, hides=bool(hidden)))),
+            cgroup=list(place.for_(_controllers(place, limits, hides=bool(hidden)))),
             scope=place.scope,
-            cpus=policy.cpus,
-            memory_bytes=None if policy.memory_gib is None else round(policy.memory_gib * GIB),
+            cpus=limits["cpu"],
+            memory_bytes=None if limits["memory"] is None else int(limits["memory"]),
             pids=policy.pids,
             hidden=hidden,
             share_pct=job.share_pct if capped else None,
@@ -111,8 +115,7 @@ class Bounder:
         return self._kept[1], self._kept[2]
 
 
-def _controllers(place: Place, policy: BoundsPolicy, *, hides: bool) -> set[str]:
-    """Those of version 1 that this policy needs."""
-    wishes = {"cpu": policy.cpus, "memory": policy.memory_gib, "pids": policy.pids}
-    found = {name for name, wish in wishes.items() if wish is not None}
+def _controllers(place: Place, limits: Mapping[str, float | None], *, hides: bool) -> set[str]:
+    """Those of version 1 that these limits need."""
+    found = {name for name, limit in limits.items() if limit is not None}
     return {*found, "devices"} if hides and "bpf" not in place.can else found

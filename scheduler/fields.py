@@ -44,6 +44,8 @@ WORDS = {
     "power": "Write a rank above 0, such as 300; the page of a GPU shows its own.",
     "on_gpu": "Write the number of a GPU, or its UUID.",
     "gpu_share": "Write a percentage from 1 to 100.",
+    "cpus": "Write how many CPUs, such as 4 or 0.5.",
+    "memory": 'Write a size such as "16GiB", or a number of bytes.',
     "preemptible": "Write true or false.",
     "requeue": "Write true or false.",
     "yield_signal": "Write a signal such as USR1.",

@@ -22,6 +22,7 @@ UNDECLARED = plain_gib(PlanPolicy().undeclared_bytes)
 # Fields that most people never need; the page opens a group when one is filled in or wrong.
 GROUPS = {
     "Name, folder, variables, estimate": ("name", "estimate", "cwd", "env"),
+    "CPUs and memory of the host": ("cpus", "memory"),
     "Which GPU": ("model", "on_gpu", "capability", "power", "gpu_share"),
     "When: begin, other jobs, arrays, retries": (
         "begin",
@@ -55,6 +56,8 @@ class NewJobForm(forms.Form):
     capability = forms.CharField(label="Compute capability, at least", required=False)
     power = forms.CharField(label="Power rank, at least", required=False)
     gpu_share = forms.CharField(label="At most so much of its time (%)", required=False)
+    cpus = forms.CharField(label="At most so many CPUs", required=False)
+    memory = forms.CharField(label="At most so much memory", required=False)
     begin = forms.CharField(label="Not before", required=False)
     after_success = forms.CharField(label="After the success of jobs", required=False)
     after = forms.CharField(label="After the end of jobs", required=False)
@@ -86,6 +89,8 @@ class NewJobForm(forms.Form):
         "model": "Words of its name, or a pattern: H100, RTX*.",
         "power": "Each GPU's page shows its own.",
         "gpu_share": "Of a GPU that it shares.",
+        "cpus": "All its processes together. Left empty: what the server gives each job.",
+        "memory": "Such as 16GiB: who takes more is killed. Where the server has cgroups.",
         "begin": "Such as 22:00, tomorrow 06:00, 2026-03-02 22:00 or in 2h.",
         "after_success": "Their numbers: 12, 13.",
         "after": "However they end.",
@@ -105,7 +110,7 @@ class NewJobForm(forms.Form):
         "begin": "22:00",
         "array": "0-9",
     }
-    NUMERIC = ("gpus", "power", "gpu_share", "array_limit", "retries", "on_gpu")
+    NUMERIC = ("gpus", "power", "gpu_share", "cpus", "array_limit", "retries", "on_gpu")
 
     def __init__(self, *args: Any, now: datetime, **kwargs: Any) -> None:
         """`now`: what "in 2h" counts from."""
@@ -194,6 +199,8 @@ def filled_from(job: Job) -> dict[str, Any]:
         "capability": job.capability,
         "power": "" if job.power is None else f"{job.power:g}",
         "gpu_share": "" if job.share_pct is None else str(job.share_pct),
+        "cpus": "" if job.cpus is None else f"{job.cpus:g}",
+        "memory": _memory(job.memory_bytes),
         "retries": str(job.retries) if job.retries else "",
         "preemptible": job.preemptible,
         "requeue": job.requeue,

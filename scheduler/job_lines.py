@@ -126,8 +126,9 @@ def badge(job: Job) -> tuple[str, str]:
 
 def requirement(job: Job) -> str:
     """What it asks of the GPUs: "2 GPUs, 20 GiB each, alone, H100"."""
+    limits = _of_host(job)
     if job.gpus == 0:
-        return "no GPU"
+        return ", ".join(["no GPU", *limits])
     parts = ["1 GPU" if job.gpus == 1 else f"{job.gpus} GPUs"]
     if job.gpu_memory_bytes is not None:
         parts.append(plain_gib(job.gpu_memory_bytes) + (" each" if job.gpus > 1 else ""))
@@ -143,7 +144,14 @@ def requirement(job: Job) -> str:
         parts.append(f"rank ≥ {job.power:g}")
     if job.gpu_uuid:
         parts.append(f"only {gpu_links([job.gpu_uuid])[job.gpu_uuid].label}")
-    return ", ".join(parts)
+    return ", ".join([*parts, *limits])
+
+
+def _of_host(job: Job) -> list[str]:
+    """The most that it takes of the host."""
+    cpus = None if job.cpus is None else f"{job.cpus:g} CPU{'' if job.cpus == 1 else 's'}"
+    memory = None if job.memory_bytes is None else f"{plain_gib(job.memory_bytes)} of memory"
+    return [f"at most {part}" for part in (cpus, memory) if part]
 
 
 def plain_gib(value: int) -> str:

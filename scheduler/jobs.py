@@ -140,6 +140,7 @@ class Manners:
 class NewJob:
     """What a person submits. Either `command` (a shell line) or `argv` (runs as it is).
 
+    cpus, memory_bytes: the most that its processes take of the host, where it has cgroups.
     array: the indices of an array of jobs, () for a single one; at most array_limit of them run at
     a time. Each element has its index in GPUCOORD_ARRAY_INDEX.
     """
@@ -151,6 +152,8 @@ class NewJob:
     env: dict[str, str] = field(default_factory=dict)
     priority: int = 3
     requirement: Requirement = field(default_factory=Requirement)
+    cpus: float | None = None
+    memory_bytes: int | None = None
     estimate: timedelta | None = None
     time_limit: timedelta | None = None
     manners: Manners = field(default_factory=Manners)

@@ -67,6 +67,8 @@ def _columns(new: NewJob, owner: User, now: datetime) -> dict[str, Any]:
         "power": asked.power,
         "gpu_uuid": asked.gpu_uuid,
         "share_pct": asked.share_pct,
+        "cpus": new.cpus,
+        "memory_bytes": new.memory_bytes,
         "preemptible": manners.preemptible,
         "requeue": manners.requeue,
         "yield_signal": manners.yield_signal,

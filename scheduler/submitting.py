@@ -11,6 +11,7 @@ from django.conf import settings
 from django.contrib.auth.models import User
 from django.db.models import Q
 
+from monitor import policies
 from monitor import store as monitor_store
 from monitor.models import Gpu
 from monitor.readings import Snapshot
@@ -18,7 +19,8 @@ from scheduler import dependencies, own_limits, store
 from scheduler.fields import MOST_GPUS, MOST_RETRIES, Fields
 from scheduler.jobs import PRIORITIES, Manners, NewJob, Refusal, Requirement
 from scheduler.models import Job
-from scheduler.policy import admission
+from scheduler.policy import admission, bounds
+from scheduler.policy.bounds import BoundsPolicy
 from scheduler.units import parse_bytes
 from scheduler.wishes import parse_capability, parse_moment, parse_signal
 
@@ -49,8 +51,10 @@ def admit(new: NewJob, owner: User, now: datetime) -> Job:
 def checked(raw: Mapping[str, Any], now: datetime) -> NewJob:
     """Read it, and refuse what no host could ever run."""
     new = read(raw, now)
-    refusals = refuse(new.requirement, monitor_store.newest_all())
-    if refusals := [*refusals, *map(_after, dependencies.problems(new.after))]:
+    hosts = monitor_store.newest_all()
+    limits = bounds.refusals(new, policies.current(BoundsPolicy), [snap.host for snap in hosts])
+    dependent = map(_after, dependencies.problems(new.after))
+    if refusals := [*refuse(new.requirement, hosts), *limits, *dependent]:
         raise UnableToSubmit(refusals)
     return new
 
@@ -86,6 +90,8 @@ def read(raw: Mapping[str, Any], now: datetime) -> NewJob:
         env=fields.env(),
         priority=fields.whole("priority", 3, min(PRIORITIES), max(PRIORITIES)),
         requirement=_requirement(fields),
+        cpus=fields.number("cpus", 1e5),
+        memory_bytes=fields.amount("memory", parse_bytes),
         estimate=fields.seconds("estimate"),
         time_limit=fields.seconds("time_limit"),
         manners=_manners(fields),

@@ -100,6 +100,8 @@ def requested(job: Job) -> dict[str, Any]:
         "power": job.power,
         "on_gpu": job.gpu_uuid,
         "gpu_share": job.share_pct,
+        "cpus": job.cpus,
+        "memory_bytes": job.memory_bytes,
     }
     return {
         "gpus": job.gpus,

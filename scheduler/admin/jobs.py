@@ -65,6 +65,8 @@ class JobAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
                     "power",
                     "gpu_uuid",
                     "share_pct",
+                    "cpus",
+                    "memory_bytes",
                     "estimate",
                     "time_limit",
                 )

@@ -44,6 +44,9 @@ class Job(models.Model):
     power = models.FloatField("least power rank", null=True, blank=True)
     gpu_uuid = models.CharField("this GPU alone", max_length=96, blank=True)
     share_pct = models.PositiveSmallIntegerField("most of a GPU's time", null=True, blank=True)
+    # The most that its processes take of the host, where it has cgroups.
+    cpus = models.FloatField("most CPUs", null=True, blank=True)
+    memory_bytes = models.BigIntegerField("most host memory", null=True, blank=True)
     # How it behaves when its GPU is wanted: scheduler.jobs.Manners.
     preemptible = models.BooleanField(default=False)
     requeue = models.BooleanField(default=False)

@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+
+from monitor.formats import GIB
+from monitor.readings import HostReading
+from scheduler.jobs import NewJob, Refusal
+from scheduler.units import size
+
+# What a job needs to run at all.
+LEAST_CPUS, LEAST_BYTES = 0.01, 16 * 1024**2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,7 +29,7 @@ class BoundsPolicy:
         default=None,
         metadata={
             "label": "CPUs per job",
-            "help": "What all processes of a job get together.",
+            "help": "What all processes of a job get together; a job may ask for less.",
             "least": 0.01,
         },
     )
@@ -28,7 +37,7 @@ class BoundsPolicy:
         default=None,
         metadata={
             "label": "Memory per job",
-            "help": "Of the host; a job that wants more is killed by the kernel.",
+            "help": "Of the host; who takes more is killed. A job may ask for less.",
             "unit": "GiB",
             "least": 0.05,
         },
@@ -83,6 +92,42 @@ class BoundsPolicy:
             "help": "Where NVIDIA's MPS daemon runs, it caps shares, and nothing is paused.",
         },
     )
+
+    @property
+    def memory_bytes(self) -> int | None:
+        return None if self.memory_gib is None else round(self.memory_gib * GIB)
+
+
+def refusals(new: NewJob, policy: BoundsPolicy, hosts: Sequence[HostReading]) -> list[Refusal]:
+    """More CPUs or memory than a job may have, or than any host has; too little to run at all."""
+    cpus = _most(policy.cpus, [host.cpu_count for host in hosts])
+    memory = _most(policy.memory_bytes, [host.memory_total_bytes for host in hosts])
+    found = []
+    if (asked := new.cpus) is not None and asked < LEAST_CPUS:
+        found.append(Refusal(field="cpus", text=f"Nothing runs with {asked:g} CPUs."))
+    elif asked is not None and cpus is not None and asked > cpus:
+        text = f"You ask for {asked:g} CPUs; a job gets at most {cpus:g} here."
+        found.append(Refusal(field="cpus", text=text))
+    if (wants := new.memory_bytes) is not None and wants < LEAST_BYTES:
+        text = "Nothing runs with so little host memory; write it like 16GiB."
+        found.append(Refusal(field="memory", text=text))
+    elif wants is not None and memory is not None and wants > memory:
+        most = f"a job gets at most {size(int(memory))} here"
+        text = f"You ask for {size(wants)} of host memory; {most}."
+        found.append(Refusal(field="memory", text=text))
+    return found
+
+
+def least(asked: float | None, most: float | None) -> float | None:
+    """What holds of both; None = no limit."""
+    return min((value for value in (asked, most) if value is not None), default=None)
+
+
+def _most(limit: float | None, hosts: Sequence[float | None]) -> float | None:
+    """What a job can have on the largest host; None = nobody can tell."""
+    known = [value for value in hosts if value is not None]
+    largest = max(known) if known and len(known) == len(hosts) else None
+    return least(largest, limit)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

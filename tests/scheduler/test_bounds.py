@@ -7,16 +7,18 @@ from typing import Any
 import pytest
 from django.contrib.auth.models import User
 
-from monitor.models import Gpu
+from monitor.models import Gpu, PolicyValues
+from monitor.readings import HostReading
 from scheduler import means
 from scheduler.bounding import Bounder
+from scheduler.jobs import NewJob
 from scheduler.models import Attempt, Job, Means
-from scheduler.policy.bounds import BoundsPolicy, NicePolicy, is_busy
+from scheduler.policy.bounds import BoundsPolicy, NicePolicy, is_busy, refusals
 from scheduler.runner import abilities, gpu_devices
 from scheduler.runner.cgroup_places import Place
 from scheduler.runner.duty import Duty
 from tests import jobs_made
-from tests.builders import NOW
+from tests.builders import GIB, NOW
 
 NICE = NicePolicy()
 V1 = Place(
@@ -156,6 +158,44 @@ def test_a_job_keeps_to_its_share_and_sees_its_gpu_alone(attempt: Attempt, tmp_p
         ["/c/pids/gpucoord", "/c/devices/gpucoord", "/c//gpucoord"],
     )
     assert (found.gpus, found.lock_folder) == ([1], "")
+
+
+def test_a_job_gets_what_it_asked_for_but_no_more_than_each_may_have(
+    attempt: Attempt, tmp_path: Any
+) -> None:
+    PolicyValues.objects.create(name="bounds", values={"cpus": 4.0, "memory_gib": 8.0})
+    attempt.job.cpus, attempt.job.memory_bytes = 2.0, 16 * GIB
+
+    found = bounder(tmp_path, place=V1).bounds(attempt)
+
+    assert (found.cpus, found.memory_bytes) == (2.0, 8 * GIB)
+    assert {"/c/cpu/gpucoord", "/c/memory/gpucoord"} <= set(found.cgroup)
+
+
+@pytest.mark.parametrize(
+    ("cpus", "gib", "says"),
+    [
+        (8.0, None, ["You ask for 8 CPUs; a job gets at most 4 here."]),
+        (None, 20, ["You ask for 20 GiB of host memory; a job gets at most 16 GiB here."]),
+        (0.001, None, ["Nothing runs with 0.001 CPUs."]),
+        (4.0, 16, []),
+        (None, None, []),
+    ],
+)
+def test_more_than_a_job_can_have_is_refused(
+    cpus: float | None, gib: int | None, says: list[str]
+) -> None:
+    new = NewJob(command="true", cpus=cpus, memory_bytes=gib and gib * GIB)
+    host = HostReading(name="gpubox", cpu_count=64, memory_total_bytes=16 * GIB)
+
+    assert [refusal.text for refusal in refusals(new, BoundsPolicy(cpus=4.0), [host])] == says
+
+
+def test_where_the_host_is_not_known_nothing_is_refused() -> None:
+    new = NewJob(command="true", cpus=999.0, memory_bytes=999 * GIB)
+
+    assert refusals(new, BoundsPolicy(), [HostReading(name="gpubox")]) == []
+    assert refusals(new, BoundsPolicy(), []) == []
 
 
 def test_a_start_waits_only_for_the_hierarchies_that_are_needed() -> None:

@@ -167,6 +167,8 @@ def test_it_reads_which_gpu_and_when_and_how_it_yields() -> None:
             "capability": "9.0",
             "power": "300",
             "gpu_share": 30,
+            "cpus": "2.5",
+            "memory": "16GiB",
             "preemptible": True,
             "requeue": True,
             "yield_signal": "usr1",
@@ -190,6 +192,7 @@ def test_it_reads_which_gpu_and_when_and_how_it_yields() -> None:
         grace=timedelta(seconds=60),
         retries=2,
     )
+    assert (new.cpus, new.memory_bytes) == (2.5, 16 * 1024**3)
     assert new.begin_at == NOW + timedelta(hours=2)
     assert [(d.on, d.after.value) for d in new.after] == [
         (3, "end"),
@@ -202,6 +205,9 @@ def test_it_reads_which_gpu_and_when_and_how_it_yields() -> None:
 @pytest.mark.parametrize(
     ("field", "value", "says"),
     [
+        ("cpus", "many", "how many CPUs"),
+        ("cpus", 0, "how many CPUs"),
+        ("memory", "lots", "size"),
         ("power", "strong", "a rank above 0"),
         ("power", 0, "a rank above 0"),
         ("power", "nan", "a rank above 0"),
