@@ -12,6 +12,7 @@ from django.urls import reverse
 TOPICS = {
     "People": ("User", "Group", "ApiToken"),
     "Who may use how much": ("Quota", "TimeWindow", "Exemption"),
+    "Logins": ("AccessAttempt", "AccessFailureLog", "AccessLog"),
     "Rules and alerts": ("PolicyValues", "Channel"),
     "What happens": ("Job", "Incident", "Event", "Message", "Response", "GpuClosure", "AuditEntry"),
 }

@@ -30,10 +30,11 @@ SENTENCES = {
     500: "gpucoord failed; its log says why.",
 }
 OTHER_WORDS = {
-    "limit": "Write a whole number within the limits.",
+    "limit": "Write a whole number.",
     "since": "Write a time with its zone, such as 2026-03-02T12:00:00Z.",
     "offset": "Write a whole number, 0 or more.",
 }
+BOUNDS = {"ge": "at least", "gt": "more than", "le": "at most", "lt": "less than"}
 
 
 class ApiErrors:
@@ -110,17 +111,18 @@ def _invalid(_request: HttpRequest, error: ValidationError) -> HttpResponse:
         # ("body", "new", "gpus", ...) for a body, ("query", "limit") for the address.
         where = [str(part) for part in problem["loc"]]
         field = where[2] if where[0] == "body" and len(where) > 2 else where[-1]
-        found.setdefault(field, _sentence(field, problem["type"]))
+        found.setdefault(field, _sentence(field, problem["type"], problem.get("ctx") or {}))
     return _fields(list(found.items()))
 
 
-def _sentence(field: str, kind: str) -> str:
+def _sentence(field: str, kind: str, context: dict[str, Any]) -> str:
     if kind == "extra_forbidden":
         close = get_close_matches(field, NewJobBody.model_fields, 1)
         return f"There is no such field.{f' Did you mean {close[0]}?' if close else ''}"
     if kind == "missing":
         return "This is needed."
-    return WORDS.get(field) or OTHER_WORDS.get(field) or "This can't be used."
+    bounds = [f"It must be {BOUNDS[name]} {context[name]:g}." for name in BOUNDS.keys() & context]
+    return WORDS.get(field) or "".join(bounds) or OTHER_WORDS.get(field) or "This can't be used."
 
 
 def _fields(errors: list[tuple[str, str]]) -> HttpResponse:

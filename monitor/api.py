@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from datetime import datetime
+from difflib import get_close_matches
 from typing import Annotated, Any, Literal
 
 from django.conf import settings
 from django.http import HttpRequest
 from ninja import Query, Router, Schema
+from ninja.errors import HttpError
 from pydantic import AwareDatetime, Field
 
 from monitor import events, store
+from monitor.event_kinds import EVENTS, known
 from monitor.models import Event
 from monitor.policy import capability
 from monitor.policy.privacy import Viewer, event_text, redact
@@ -159,6 +162,10 @@ def list_events(
     limit: Annotated[int, Query(ge=1, le=500)] = 100,
 ) -> dict[str, Any]:
     """What happened, the newest first."""
+    if kind and kind not in EVENTS and kind not in known():
+        close = get_close_matches(kind.upper(), known(), 1)
+        hint = f" Did you mean {close[0]}?" if close else ""
+        raise HttpError(422, f"There is no kind of event {kind}.{hint}")
     wanted = {"kind": kind, "gpu_uuid": gpu, "job_ref": job, "owner": owner, "host": host}
     # No name has a NUL, and PostgreSQL would not even look for one.
     asked = {name: value.replace("\0", "\ufffd") for name, value in wanted.items()}

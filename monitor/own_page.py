@@ -12,6 +12,7 @@ from monitor.cards import ProcessRow
 from monitor.incident_letters import told
 from monitor.models import Incident, ProcessUse
 from monitor.policy.hog_policies import HogPolicy, MemoryPolicy
+from monitor.policy.hog_rules import IDLE_HELD
 from monitor.policy.incident_words import Told
 from monitor.readings import ProcessReading, Snapshot
 
@@ -38,10 +39,14 @@ class Asked:
 
 
 def context(name: str, now: datetime) -> dict[str, Any]:
-    """Template variables of the part that only the person and operators see."""
+    """Template variables of the part that only the person and operators see.
+
+    `idle`: what they hold idle and are not asked about already.
+    """
     asked = incident_badges.open_of(name)
     mine = _processes(store.newest_all(), name, now)
-    idle = [process for process in mine if process.idle_since is not None]
+    told = {(row.gpu_id, row.pid) for row in asked if row.rule == IDLE_HELD}
+    idle = [p for p in mine if p.idle_since and (p.gpu_uuid, p.row.pid) not in told]
     return {
         "asked": [Asked(incident, told(incident)) for incident in asked],
         "mine": mine,

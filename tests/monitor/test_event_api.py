@@ -126,3 +126,14 @@ def test_an_unknown_severity_is_refused(alice: User) -> None:
 
 def test_strangers_get_nothing(three: None) -> None:
     assert Client().get("/api/events/").status_code == 401
+
+
+def test_a_kind_that_there_is_not_is_named_with_the_nearest(alice: User) -> None:
+    answer = ask(alice, kind="gpu_lots")
+    assert answer.status_code == 422
+    assert answer.json()["detail"] == "There is no kind of event gpu_lots. Did you mean GPU_LOST?"
+
+
+def test_a_limit_that_is_too_high_is_told_with_the_highest(alice: User) -> None:
+    (error,) = ask(alice, limit=9999).json()["errors"]
+    assert error == {"field": "limit", "message": "It must be at most 500."}

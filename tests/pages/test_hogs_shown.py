@@ -112,6 +112,14 @@ def test_it_says_what_one_holds_idle_and_since_when(alice: User, as_user: AsUser
     assert "1 h 30 min" in html
 
 
+def test_what_one_is_asked_about_is_not_told_twice(alice: User, as_user: AsUser) -> None:
+    idle_for(90)
+    made(rule=IDLE_HELD, gpu_id=gpu_uuid(1), pid=PID, memory_bytes=40 * GIB)
+    html = get(as_user(alice), "/users/alice/")
+    assert "that nothing has used" in html
+    assert "that nothing uses" not in html
+
+
 def test_what_was_used_a_moment_ago_is_not_idle(alice: User, as_user: AsUser) -> None:
     idle_for(90)
     newest = ProcessMinute.objects.order_by("-t")[0]
