@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from django.conf import settings
-from django.db.models import F
+from django.db import connection
 
 from monitor.health import Xid
 from monitor.models import Tally
@@ -15,16 +15,18 @@ from monitor.models import Tally
 EVENTS = "events"
 FINISHED_JOBS = "finished jobs"
 XIDS = "xids"
+# Every event counts, so this is done often, and Django has no words for adding to what is there.
+_ADD = """
+    INSERT INTO monitor_tally (name, host, subject, value) VALUES (%s, %s, %s, %s)
+    ON CONFLICT (name, host, subject) DO UPDATE SET value = monitor_tally.value + excluded.value
+"""
 ALERTS = "alerts"
 
 
 def add(name: str, subject: str = "", by: float = 1) -> None:
     """Count something that happened on this host."""
-    wanted = {"name": name, "host": settings.CONFIG.node, "subject": subject}
-    rows = Tally.objects.filter(**wanted)
-    if not rows.update(value=F("value") + by):
-        Tally.objects.bulk_create([Tally(**wanted)], ignore_conflicts=True)
-        rows.update(value=F("value") + by)
+    with connection.cursor() as cursor:
+        cursor.execute(_ADD, [name, settings.CONFIG.node, subject, by])
 
 
 def add_all(host: str, grown: Mapping[tuple[str, str], float]) -> None:

@@ -30,7 +30,7 @@ class Dispatcher:
         self._supply = Supply(host, policy)
         # The reasons that are stored with each waiting job; read once, when first needed.
         self._told: dict[int, Reasons] | None = None
-        self._mark: tuple[int, int | None] = (0, None)
+        self._mark: tuple[object, ...] = ()
         self._planned_at = datetime.min.replace(tzinfo=UTC)
 
     def step(self, now: datetime, *, has_room: bool = True) -> list[Attempt]:

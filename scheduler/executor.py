@@ -61,12 +61,12 @@ class Executor:
 
     def step(self, now: datetime) -> dict[int, Move]:
         """Do what is due for each open attempt; returns the moves, by job."""
-        rows = Attempt.objects.filter(host=self._host, ended_at=None).order_by("id")
-        seen = [
-            self._see(attempt, now)
-            for attempt in rows.select_related("job__owner", "yield_request")
-        ]
-        self._forget_all_but({one.attempt.pk for one in seen})
+        # Not put in order by the database: that reads all attempts that ever were.
+        rows = Attempt.objects.filter(host=self._host, ended_at=None)
+        found = rows.select_related("job__owner", "yield_request")
+        still_open = sorted(found, key=lambda attempt: attempt.pk)
+        self._forget_all_but({attempt.pk for attempt in still_open})
+        seen = [self._see(one, now) for one in still_open if not self._just_runs(one)]
         due = [one for one in seen if one.move is not Move.NONE]
         changes = [change for one in due if (change := self._try_to_act(one, now))]
         if changes:
@@ -89,6 +89,14 @@ class Executor:
             except (OSError, LookupError):
                 about = {"kind": "JOB_START_FAILED", "job": attempt.job_id}
                 logger.exception("Job %s can't be started now", attempt.job_id, extra=about)
+
+    def _just_runs(self, attempt: Attempt) -> bool:
+        """As most do at most times: known, alive, not over, and nobody wants anything of it."""
+        is_quiet = attempt.job.state == JobState.RUNNING.value and attempt.pid is not None
+        if not is_quiet or hasattr(attempt, "yield_request"):
+            return False
+        runner = attempt.runner_pid, attempt.runner_start_ticks, attempt.boot_id
+        return attempts.goes_on(self._specs.folder(attempt), *runner)
 
     def _see(self, attempt: Attempt, now: datetime) -> Seen:
         look = attempts.look(self._specs.folder(attempt), attempt.nonce)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from datetime import datetime, timedelta
 from functools import lru_cache
+from typing import Any
 
 from scheduler import waiting
 from scheduler.durations import Usual
@@ -27,7 +28,7 @@ _WAITING = Job.objects.filter(state=JobState.QUEUED.value).values_list(
     "may_preempt_at", *LENGTH, *ASKED,
 )  # fmt: skip
 _PLACED = Attempt.objects.filter(ended_at=None).values_list(
-    "job_id", "job__owner__username", "job__priority", "job__name", "job__preemptible",
+    "host", "job_id", "job__owner__username", "job__priority", "job__name", "job__preemptible",
     "job__state", "yield_request__id", "yield_request__withdrawn_at",
     "placed_at", "started_at", "gpu_uuids",
     *(f"job__{column}" for column in (*LENGTH, *ASKED)),
@@ -58,10 +59,11 @@ def requirement(
     )
 
 
-def queue(usual: UsualOf) -> list[QueuedJob]:
-    """Every waiting job, without what keeps this very one; the planner decides their order."""
+def queue(usual: UsualOf, ids: Collection[int] | None = None) -> list[QueuedJob]:
+    """Every waiting job, or those of `ids`, without what keeps this very one; in any order."""
     found = []
-    for id_, owner, priority, submitted_at, name, preemptible, preempts_at, *rest in _WAITING.all():
+    rows = _WAITING.all() if ids is None else _WAITING.filter(pk__in=ids)
+    for id_, owner, priority, submitted_at, name, preemptible, preempts_at, *rest in rows:
         limit, estimate, *asked = rest
         history = usual(owner, name)
         found.append(
@@ -90,13 +92,20 @@ def with_waits(jobs: list[QueuedJob], now: datetime) -> list[QueuedJob]:
     return [replace(job, waits=waits[job.id]) if job.id in waits else job for job in jobs]
 
 
+def placed(usual: UsualOf) -> dict[str, list[RunningJob]]:
+    """By host, the jobs that have a place, those without a GPU too."""
+    found: dict[str, list[RunningJob]] = {}
+    for host, *row in _PLACED.all():
+        found.setdefault(host, []).append(_running(row, usual))
+    return found
+
+
 def running(host: str, usual: UsualOf) -> list[RunningJob]:
-    """The jobs that have a place on `host`, those without a GPU too."""
-    rows = _PLACED.filter(host=host)
-    return [_running(row, usual) for row in rows]
+    """The jobs that have a place on `host`."""
+    return [_running(row, usual) for _, *row in _PLACED.filter(host=host)]
 
 
-def _running(row: tuple, usual: UsualOf) -> RunningJob:  # type: ignore[type-arg]
+def _running(row: list[Any], usual: UsualOf) -> RunningJob:
     id_, owner, priority, name, preemptible, state, asked_to, may_stay, *rest = row
     placed_at, started_at, uuids, limit, estimate, *asked = rest
     history = usual(owner, name)

@@ -5,18 +5,19 @@ Of all hosts together. What changes seldom is read every few seconds, what runs 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from itertools import chain
 
 from django.utils import timezone
 
 from monitor import policies
-from scheduler import share_rows
-from scheduler.durations import Usual
-from scheduler.jobs import JobState, Requirement
+from scheduler import job_facts, share_rows
+from scheduler.jobs import JobState
 from scheduler.models import Job, SharedOut, UsedShare
 from scheduler.people import Capacity, Standing
+from scheduler.plans import RunningJob
 from scheduler.policy import budgets, quotas, shares
 from scheduler.policy.quotas import QuotaPolicy
 from scheduler.quota_rows import Quotas
@@ -24,23 +25,6 @@ from scheduler.quota_rows import Quotas
 READ_AGAIN = timedelta(seconds=2)
 # What a host that has been silent for so long said last is not how things are.
 SILENT = timedelta(minutes=2)
-UsualOf = Callable[[str, str], Usual | None]
-OPEN = (JobState.STARTING.value, JobState.RUNNING.value, JobState.STOPPING.value)
-# Made once, as making such a query takes longer than answering it.
-_PLACED = (
-    Job.objects.filter(state__in=OPEN)
-    .order_by()
-    .values_list(
-        "owner__username",
-        "gpus",
-        "gpu_memory_bytes",
-        "exclusive",
-        "name",
-        "time_limit_s",
-        "estimate_s",
-        "started_at",
-    )
-)
 
 
 def nobody_knows(_owner: str, _name: str) -> None:
@@ -71,20 +55,24 @@ NONE = Running()
 
 
 class Standings:
-    """For one who asks again and again. `usual`: how long people's jobs of a name take."""
+    """For one who asks again and again."""
 
-    def __init__(self, usual: UsualOf = nobody_knows) -> None:
+    def __init__(self) -> None:
         self._known: Known | None = None
-        self._usual = usual
 
-    def at(self, now: datetime, demand: Collection[str] | None = None) -> dict[str, Standing]:
-        """By name, of all who want or have something. `demand`: who has jobs that wait, if known.
+    def at(
+        self,
+        now: datetime,
+        demand: Collection[str] | None = None,
+        placed: Iterable[RunningJob] | None = None,
+    ) -> dict[str, Standing]:
+        """By name, of all who want or have something. Who is not there has no jobs.
 
-        Who is not there has no jobs.
+        `demand`: who has jobs that wait, `placed`: what has a place on any host, if known.
         """
         if self._known is None or not timedelta(0) <= now - self._known.read_at < READ_AGAIN:
             self._known = Known(now)
-        running = running_jobs(self._known.capacity, now, self._usual)
+        running = running_jobs(self._known.capacity, now, placed)
         waiting = waiting_owners() if demand is None else demand
         return self._known.standings(running, sorted({*running, *waiting}))
 
@@ -147,30 +135,22 @@ class Known:
 
 
 def running_jobs(
-    capacity: Capacity, now: datetime, usual: UsualOf = nobody_knows
+    capacity: Capacity, now: datetime, placed: Iterable[RunningJob] | None = None
 ) -> dict[str, Running]:
     """By owner, what their jobs hold that have been placed and have not ended."""
+    if placed is None:
+        placed = chain(*job_facts.placed(nobody_knows).values())
     found: dict[str, Running] = {}
-    for owner, gpus, memory, exclusive, name, limit, estimate, started in _PLACED.all():
-        asked = Requirement(gpus=gpus, memory_bytes=memory, exclusive=exclusive)
-        part = quotas.held(asked, capacity.gpu_bytes)
-        sums = found.setdefault(owner, Running())
-        sums.gpus += gpus
+    for job in placed:
+        part = quotas.held(job.requirement, capacity.gpu_bytes)
+        sums = found.setdefault(job.owner, Running())
+        sums.gpus += job.requirement.gpus
         sums.jobs += 1
-        sums.memory_bytes += quotas.memory(asked, capacity.gpu_bytes)
+        sums.memory_bytes += quotas.memory(job.requirement, capacity.gpu_bytes)
         sums.held += part
-        lasts = _lasts(limit, usual(owner, name), estimate)
-        ran = now - started if started else timedelta(0)
-        sums.lasts.append((part, None if lasts is None else lasts - ran))
+        lasts = None if job.lasts is None else job.lasts - (now - job.started_at)
+        sums.lasts.append((part, lasts))
     return found
-
-
-def _lasts(limit: int | None, usual: Usual | None, estimate: int | None) -> timedelta | None:
-    """As of a waiting job: its limit, else nine of ten like it, else what its owner thinks."""
-    if limit is None and usual is not None:
-        return usual.p90
-    seconds = limit or estimate
-    return timedelta(seconds=seconds) if seconds else None
 
 
 def waiting_owners() -> set[str]:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
+from itertools import chain
 from typing import Generic, TypeVar
 
 from django.conf import settings
@@ -15,7 +16,7 @@ from monitor import store as monitor_store
 from monitor.models import ProcessUse
 from monitor.policy.limits import cpu_places
 from monitor.probes.limits import LimitsProbe
-from scheduler import closures, job_facts, throttling, windows, yielding
+from scheduler import closures, job_facts, store, throttling, windows, yielding
 from scheduler.durations import Durations
 from scheduler.jobs import QueuedJob
 from scheduler.people import Window
@@ -63,7 +64,7 @@ def plan_policy() -> PlanPolicy:
 class Queue:
     """The waiting jobs as they were at `at`."""
 
-    jobs: list[QueuedJob]
+    jobs: dict[int, QueuedJob]
     mark: object
     at: datetime
 
@@ -79,25 +80,41 @@ class Supply:
         self._policy = policy
         self._durations = Durations()
         self._queue: Queue | None = None
-        self._standings = Standings(self._durations)
+        self._standings = Standings()
         # Agreed times: running jobs may have to leave before one, though nobody waits.
         self.windows: Kept[tuple[Window, ...]] = Kept(lambda _: windows.approved(), WINDOWS_FOR)
         self._rules: Kept[Rules] = Kept(_rules, RULES_FOR)
         self._peaks: Kept[Peaks] = Kept(lambda now: _peaks(host, now), PEAKS_FOR)
 
     def queue(self, now: datetime, mark: object = None) -> list[QueuedJob]:
-        """Every waiting job. A long queue is read again when `mark` is another one, or it is old:
-        so a change of a job that waits in it counts a little later."""
+        """Every waiting job. Of a long queue only those are read that came since `mark` was
+        another one, and now and then all: so a change of a job in it counts a little later."""
         self._durations.refresh(now)
         kept = self._queue
-        if kept is None or mark is None or kept.mark != mark or not kept.is_good(now):
-            self._queue = kept = Queue(job_facts.queue(self._durations), mark, now)
-        return job_facts.with_waits(kept.jobs, now)
+        if kept is None or mark is None or not kept.is_good(now):
+            kept = Queue(self._jobs(), mark, now)
+        elif kept.mark != mark:
+            kept = self._followed(kept, mark)
+        self._queue = kept
+        return job_facts.with_waits(list(kept.jobs.values()), now)
+
+    def _followed(self, kept: Queue, mark: object) -> Queue:
+        """The same without who has gone, and with who has come."""
+        waiting = store.waiting_ids()
+        new = waiting - kept.jobs.keys()
+        if len(new) > LONG:
+            return Queue(self._jobs(), mark, kept.at)
+        stayed = {id_: job for id_, job in kept.jobs.items() if id_ in waiting}
+        return Queue(stayed | self._jobs(new), mark, kept.at)
+
+    def _jobs(self, ids: Collection[int] | None = None) -> dict[int, QueuedJob]:
+        return {job.id: job for job in job_facts.queue(self._durations, ids)}
 
     def given(self, queue: list[QueuedJob], now: datetime) -> Given:
         """What this queue is planned with. GPUs are read only for jobs that want one, or where a
         part of one is kept for somebody."""
-        rules, running = self._rules(now), tuple(job_facts.running(self._host, self._durations))
+        rules, placed = self._rules(now), job_facts.placed(self._durations)
+        running = tuple(placed.get(self._host, ()))
         windows_now = self.windows(now)
         parts = running and any(w.kept and w.share_pct < 100 for w in windows_now)
         if parts or any(job.requirement.gpus for job in queue):
@@ -110,7 +127,7 @@ class Supply:
             gpus=tuple(replace(g, use_pct=throttle.uses.get(g.gpu_uuid)) for g in slots.gpus),
             running=running,
             cpu_jobs=sum(job.requirement.gpus == 0 for job in running),
-            people=self._standings.at(now, {job.owner for job in queue}),
+            people=self._standings.at(now, {job.owner for job in queue}, chain(*placed.values())),
             throttle=throttle,
             windows=windows_now,
         )

@@ -11,6 +11,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 
+from django.db.models import OuterRef, Subquery
+
 from monitor import events, store, tallies
 from monitor.readings import ClaimFact
 from scheduler import dependencies
@@ -28,15 +30,20 @@ PLACED = tuple(
     s for s in JobState if s is not JobState.QUEUED and JobState.FINISHED in TRANSITIONS[s]
 )
 
+_TRIES = Subquery(
+    Attempt.objects.filter(job=OuterRef("pk")).order_by("-number").values("number")[:1]
+)
+
 
 def place(placement: Placement, boot_id: str, now: datetime) -> Attempt | None:
     """Commit a waiting job to its GPUs; None when it was cancelled meanwhile."""
     if not _move(placement.job_id, JobState.QUEUED, JobState.STARTING, blockers=[]):
         return None
-    job = Job.objects.select_related("owner").get(pk=placement.job_id)
+    jobs = Job.objects.select_related("owner").annotate(tries=_TRIES)
+    job = jobs.get(pk=placement.job_id)
     attempt = Attempt.objects.create(
         job=job,
-        number=job.attempts.count() + 1,
+        number=(job.tries or 0) + 1,
         host=placement.host,
         gpu_uuids=list(placement.gpu_uuids),
         nonce=secrets.token_hex(16),

@@ -18,10 +18,10 @@ _TAKEN = _TURN.values_list("taken", flat=True)
 
 def now() -> int:
     """The turn to plan at; to be asked before anything that a plan is made with is read."""
-    taken = _TAKEN.first()
-    if taken is None:
+    found = list(_TAKEN.all())
+    if not found:
         PlanTurn.objects.bulk_create([PlanTurn(pk=THE_ONE)], ignore_conflicts=True)
-    return taken or 0
+    return found[0] if found else 0
 
 
 def take(turn: int, *, places: bool) -> bool:

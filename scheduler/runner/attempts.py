@@ -46,6 +46,11 @@ def look(folder: Path, nonce: str) -> Look:
     )
 
 
+def goes_on(folder: Path, pid: int | None, start_ticks: int | None, boot: str) -> bool:
+    """Whether this runner lives and has not reported an end: all that changes while a job runs."""
+    return is_alive(pid, start_ticks, boot) and not (folder / files.RESULT).exists()
+
+
 def claim_by_me(nonce: str, *, runner: bool) -> Claimed:
     ticks = family.start_ticks_of(os.getpid()) or 0
     return Claimed(

@@ -5,13 +5,15 @@ from datetime import timedelta
 
 import pytest
 from django.contrib.auth.models import User
+from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
 from monitor import store as monitor_store
 from monitor.models import ProcessUse
-from scheduler import holding, throttling
+from scheduler import holding, store, supply, throttling
 from scheduler.durations import usual
 from scheduler.jobs import QueuedJob, Requirement
+from scheduler.models import Attempt, Job
 from scheduler.plans import PlanPolicy, Throttle
 from scheduler.policy.throttle import Memory
 from scheduler.supply import Given, Supply
@@ -135,3 +137,35 @@ def test_it_knows_how_busy_gpus_are_from_the_controllers_looks(alice: User) -> N
     throttling.save("gpubox", Memory(), Throttle(uses={gpu_uuid(1): 60.0}), NOW)
 
     assert [slot.use_pct for slot in _given().slots.gpus] == [None, 60.0]
+
+
+def test_a_long_queue_is_followed_by_reading_only_who_has_come(
+    alice: User, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supply, "LONG", 1)
+    first, goes, stays = (jobs_made.waiting(alice, name=name) for name in ("a", "b", "c"))
+    asked = Supply("gpubox", PlanPolicy())
+    asked.queue(NOW, store.queue_mark())
+
+    jobs_made.place_again(goes)
+    new = jobs_made.waiting(alice, name="d")
+    Job.objects.filter(pk=first.pk).update(name="renamed")
+    with CaptureQueriesContext(connection) as told:
+        found = asked.queue(NOW, store.queue_mark())
+
+    assert [job.id for job in found] == [first.pk, stays.pk, new.pk]
+    assert len([q for q in told if "auth_user" in q["sql"] and f"IN ({new.pk})" in q["sql"]]) == 1
+    assert len([q for q in told if "auth_user" in q["sql"]]) == 1
+
+
+def test_one_that_went_and_one_that_came_back_change_the_mark(alice: User) -> None:
+    one, _ = jobs_made.placed(alice)
+    other = jobs_made.waiting(alice)
+    jobs_made.waiting(alice)
+    before = store.queue_mark()
+
+    jobs_made.place_again(other, on=(1,))
+    Attempt.objects.filter(job=one).update(ended_at=NOW)
+    Job.objects.filter(pk=one.pk).update(state="queued")
+
+    assert store.queue_mark() != before
