@@ -45,8 +45,8 @@ def context(name: str, now: datetime) -> dict[str, Any]:
     """
     asked = incident_badges.open_of(name)
     mine = _processes(store.newest_all(), name, now)
-    told = {(row.gpu_id, row.pid) for row in asked if row.rule == IDLE_HELD}
-    idle = [p for p in mine if p.idle_since and (p.gpu_uuid, p.row.pid) not in told]
+    known = {(row.gpu_id, row.pid) for row in asked if row.rule == IDLE_HELD}
+    idle = [p for p in mine if p.idle_since and (p.gpu_uuid, p.row.pid) not in known]
     return {
         "asked": [Asked(incident, told(incident)) for incident in asked],
         "mine": mine,
