@@ -78,14 +78,22 @@ _NEVER = datetime.max.replace(tzinfo=UTC)
 
 def _own(mine: Sequence[_Times], at: datetime, ends: datetime) -> datetime | None:
     """When to look again, as their own times don't let it start; None = they do."""
-    active = [span.end for times in mine if (span := times.at(at))]
-    if active:
-        return None if ends <= max(active) else max(active)
+    over = _over(mine, at, ends)
+    if over is not None:
+        return None if ends <= over else over
     allowed = [times for times in mine if not times.window.kept]
     if not allowed:
         return None
     following = [span.start for times in allowed if (span := times.after(at))]
     return min(following, default=_NEVER)
+
+
+def _over(mine: Sequence[_Times], at: datetime, reach: datetime) -> datetime | None:
+    """When those that go on then are over, with those that follow at once; None = none goes on."""
+    found = None
+    while at <= reach and (going := [span.end for times in mine if (span := times.at(at))]):
+        found = at = max(going)
+    return found
 
 
 def _kept_until(others: Sequence[_Times], at: datetime, ends: datetime) -> datetime | None:

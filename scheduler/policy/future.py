@@ -6,6 +6,7 @@ A lane is a GPU that only goes forward: what is put into it starts no earlier th
 from __future__ import annotations
 
 import heapq
+import re
 from bisect import insort
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -36,6 +37,10 @@ ONE_GPU = frozenset(
         "ReservedFor",
     }
 )
+# What keeps jobs off a GPU that has room for them.
+LOAD = frozenset({"Pressure", "UtilTarget"})
+Bars = Mapping[int, Blocker]
+ONE = re.compile(r"GPU (\d+)")
 Length = Callable[[QueuedJob | RunningJob], timedelta | None]
 
 
@@ -162,37 +167,34 @@ class Future:
         least = self._least(job, why)
         if least is None:
             return None
-        at = self._place(job, least)
+        at = self._place(job, least, _bars(why))
         return None if at is None or at - self._now > HORIZON else _rounded(at)
 
     def _least(self, job: QueuedJob, why: Sequence[Blocker]) -> datetime | None:
         """Before this it can't start, whatever is free; None = nobody knows."""
-        whole = [blocker for blocker in why if not _is_of_one_gpu(blocker)]
-        least: datetime | None = self._now
-        for blocker in whole:
-            if blocker.tier is Tier.CONTENTION or least is None:
-                continue
-            opens = blocker.until or self._by_an_end(job.owner, blocker)
-            least = None if opens is None else max(least, opens)
+        least = self._now
+        whole = [b for b in why if not _is_of_one_gpu(b) and b.tier is not Tier.CONTENTION]
+        if any(b.until is None and b.tier in (Tier.PERSON, Tier.NOT_YET) for b in whole):
+            return None
+        # One end gives way for all of a kind: own limits, the machine's load.
+        for kind in {b.code in OWN_LIMITS for b in whole if b.until is None}:
+            ends = self._own.get(job.owner, []) if kind else self._ends
+            if not ends:
+                return None
+            least = max(least, heapq.heappop(ends))
+        least = max([least, *(b.until for b in whole if b.until is not None)])
         single = [blocker for blocker in why if _is_of_one_gpu(blocker)]
-        if least is None or not single or any(b.tier is Tier.CONTENTION for b in single):
+        if not single or any(b.tier is Tier.CONTENTION or b.code in LOAD for b in single):
             return least
         # No GPU is for it now: the first that opens.
         opening = [blocker.until for blocker in single if blocker.until is not None]
         return max(least, min(opening)) if opening else None
 
-    def _by_an_end(self, owner: str, blocker: Blocker) -> datetime | None:
-        """Own limits and the machine's load give way when a job ends, and nothing else does."""
-        if blocker.tier in (Tier.PERSON, Tier.NOT_YET):
-            return None
-        ends = self._own.get(owner, []) if blocker.code in OWN_LIMITS else self._ends
-        return heapq.heappop(ends) if ends else None
-
-    def _place(self, job: QueuedJob, least: datetime) -> datetime | None:
+    def _place(self, job: QueuedJob, least: datetime, bars: Bars) -> datetime | None:
         if job.requirement.gpus == 0:
             return self._place_without_gpu(job, least)
         while True:
-            chosen = sorted(self._firsts(job, least))[: job.requirement.gpus]
+            chosen = sorted(self._firsts(job, least, bars))[: job.requirement.gpus]
             if len(chosen) < job.requirement.gpus:
                 return None
             at = chosen[-1][0]
@@ -202,10 +204,17 @@ class Future:
                 return at
             least = at
 
-    def _firsts(self, job: QueuedJob, least: datetime) -> Iterator[tuple[datetime, int, str]]:
+    def _firsts(
+        self, job: QueuedJob, least: datetime, bars: Bars
+    ) -> Iterator[tuple[datetime, int, str]]:
         """When each GPU could have it."""
         for uuid, lane in self._lanes.items():
             at = lane.first(job.requirement, self._policy)
+            bar = bars.get(lane.index)
+            if at is not None and bar is not None:
+                # How busy others keep it nobody can tell; of ours one ends.
+                opens = bar.until or (lane.ends[0][0] if lane.ends and bar.code in LOAD else None)
+                at = None if opens is None else max(at, opens)
             if at is not None:
                 at = max(at, least, self._opens.get(uuid, at))
                 at = self._ahead.opens(job, uuid, lane.total_bytes, at)
@@ -237,6 +246,15 @@ class Future:
 
 def _is_of_one_gpu(blocker: Blocker) -> bool:
     return blocker.code in ONE_GPU or (blocker.available or "").startswith("GPU ")
+
+
+def _bars(why: Sequence[Blocker]) -> dict[int, Blocker]:
+    """By its number, what keeps the job off a GPU whatever room there is."""
+    return {
+        int(found[1]): blocker
+        for blocker in why
+        if blocker.tier is not Tier.CONTENTION and (found := ONE.fullmatch(blocker.available or ""))
+    }
 
 
 def _opened(gpu: Slot) -> Slot:

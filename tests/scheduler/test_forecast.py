@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scheduler.blockers import Blocker, Tier
-from scheduler.jobs import QueuedJob, Requirement
+from scheduler.jobs import PriorityClass, QueuedJob, Requirement
 from scheduler.people import Quota, Standing, Window
-from scheduler.plans import PlanPolicy, RunningJob, Slot, Slots
+from scheduler.plans import Holder, PlanPolicy, RunningJob, Slot, Slots, Throttle
 from scheduler.policy.factors import order_factors
 from scheduler.policy.forecast import Estimate, forecast, what_if
 from scheduler.policy.ordering import OrderPolicy
@@ -110,8 +110,6 @@ def test_one_that_lasts_longer_than_expected_is_expected_to_go_on_a_while() -> N
 
 
 def test_a_gpu_that_others_use_is_never_free_for_one_who_wants_it_alone() -> None:
-    from scheduler.plans import Holder
-
     held = slot(foreign=(Holder(name="carol/python", memory_bytes=GIB),))
 
     assert found([waiting(1)], [held])[1].p50 is None
@@ -142,6 +140,36 @@ def test_who_has_all_they_may_have_waits_for_their_own_job() -> None:
 
     estimate = found([waiting(1)], [busy(mine), slot(1)], mine, people=people)[1]
     assert estimate.p90 == at(6)
+
+
+def _busy(on: int) -> dict[str, Blocker]:
+    text = f"GPU {on} is busy."
+    blocker = Blocker(code="Pressure", text=text, tier=Tier.MACHINE, available=f"GPU {on}")
+    return {gpu_uuid(on): blocker}
+
+
+def shared(id: int, **changes: Any) -> QueuedJob:
+    return waiting(id, exclusive=False, memory_bytes=GIB, **changes)
+
+
+def test_nobody_can_tell_when_others_leave_a_gpu_idle() -> None:
+    taken = slot(0, foreign=(Holder(name="carol/python", memory_bytes=GIB),))
+    throttle = Throttle(closed_gpus={PriorityClass.NORMAL: _busy(0)})
+
+    assert found([shared(1)], [taken], throttle=throttle)[1].p50 is None
+
+
+def test_a_gpu_that_our_own_jobs_keep_busy_is_open_to_one_whenever_one_ends() -> None:
+    part = Requirement(memory_bytes=40 * GIB)
+    ran = running(9, lasts=2, requirement=part)
+    gpus = [
+        slot(0, jobs=(9,), held_bytes=(40 * GIB,), free_bytes=40 * GIB),
+        slot(1, foreign=(Holder(name="carol/python", memory_bytes=GIB),)),
+    ]
+    throttle = Throttle(closed_gpus={PriorityClass.NORMAL: {**_busy(0), **_busy(1)}})
+
+    estimates = found([shared(1), shared(2)], gpus, ran, throttle=throttle)
+    assert (estimates[1].p90, estimates[2].p90) == (at(2), at(3))
 
 
 def test_jobs_without_a_gpu_wait_for_a_place() -> None:
@@ -186,6 +214,16 @@ def test_one_who_may_use_gpus_at_agreed_times_only_waits_for_the_next() -> None:
     ran = running(9, lasts=15)
 
     assert found([waiting(1, lasts=3)], [busy(ran)], ran, windows=windows)[1].p90 == at(28)
+
+
+def test_agreed_times_that_follow_each_other_at_once_are_one() -> None:
+    mine = {"kept": False, "members": frozenset({"alice"})}
+    first = nightly(**mine)
+    second = nightly(id=2, start=first.end, end=at(20).time(), **mine)
+    ran = running(9, lasts=10)
+
+    estimate = found([waiting(1, lasts=9)], [busy(ran)], ran, windows=(first, second))[1]
+    assert estimate.p90 == at(10)
 
 
 def test_what_fits_between_no_two_agreed_times_has_no_time() -> None:
