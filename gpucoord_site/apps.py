@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import gc
+
 from django.apps import AppConfig
 from django.contrib.admin import apps
 
@@ -18,3 +20,6 @@ class SiteConfig(AppConfig):
         from gpucoord_site import security_log
 
         security_log.listen()
+        # This app is the last: all is loaded that the command line loaded without collections.
+        gc.freeze()
+        gc.enable()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 import os
 import sys
@@ -86,6 +87,8 @@ def _dispatch(name: str, rest: list[str], ours: Commands) -> int:
 
 def _django(name: str, rest: list[str]) -> int:
     os.environ.setdefault("DJANGO_SETTINGS_MODULE", "gpucoord_site.settings")
+    # What is loaded stays: looking for garbage would take a tenth of the start (see apps.py).
+    gc.disable()
     from django.core.management import ManagementUtility, get_commands
 
     if name == "django-help":

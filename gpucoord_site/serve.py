@@ -6,6 +6,7 @@ Daphne installs Twisted's reactor when it is imported: import this after the for
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import socket
 import warnings
@@ -48,6 +49,8 @@ def serve(listening: socket.socket) -> int:
         nonlocal failed
         try:
             hub.start()
+            # What is loaded stays: no collection need look at it again.
+            gc.freeze()
             listening.setblocking(False)
             reactor.adoptStreamPort(listening.fileno(), listening.family, web.http_factory)
             listening.close()
