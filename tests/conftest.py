@@ -12,10 +12,24 @@ from pathlib import Path
 import pytest
 from django.contrib.auth.models import User
 from django.test import Client
+from hypothesis import HealthCheck, settings
 
 from scheduler import outlook
 from scheduler.runner import files, own_folders
 from tests.builders import PASSWORD
+
+# The same examples each time, however slow the machine: what fails here failed before, too.
+# HYPOTHESIS_EXAMPLES=1000 looks for new ones.
+MORE = int(os.environ.get("HYPOTHESIS_EXAMPLES", "0"))
+settings.register_profile(
+    "steady",
+    max_examples=MORE or 50,
+    derandomize=not MORE,
+    deadline=None,
+    database=None,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+settings.load_profile("steady")
 
 
 def _missing_browser() -> str | None:

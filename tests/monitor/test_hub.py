@@ -16,6 +16,7 @@ from monitor.hub import Hub, Seqs
 from monitor.readings import Snapshot
 from monitor.regions import Region
 from tests.builders import NOW, gpu, gpu_uuid, process, snapshot
+from tests.pace import Stopwatch
 
 DASHBOARD = "dashboard"
 
@@ -296,11 +297,10 @@ async def test_pages_without_figures_read_no_snapshot(hub: Hub, server: Server) 
 
 
 async def wait_until(condition: Callable[[], bool]) -> None:
-    for _ in range(300):
-        if condition():
-            return
-        await asyncio.sleep(0.01)
-    raise AssertionError("it did not come within 3 s")
+    watch = Stopwatch()
+    while not condition():
+        assert not watch.has_run(3), "it did not come within 3 s"
+        await asyncio.sleep(0.005)
 
 
 @pytest.fixture
@@ -359,13 +359,17 @@ async def test_a_lost_wake_up_costs_a_poll(
 
 
 async def test_it_reads_nothing_while_nobody_looks(
-    live_hub: Hub, server: Server, monkeypatch: pytest.MonkeyPatch
+    live_hub: Hub, server: Server, data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("monitor.hub.POLL_S", 0.02)
+
+    def listens() -> bool:
+        return any((data / "run").glob("live.*.sock"))
+
     viewer = live_hub.join(DASHBOARD)
-    await wait_until(lambda: server.reads > 0)
+    await wait_until(listens)
     live_hub.leave(viewer)
-    await asyncio.sleep(0.1)
+    await wait_until(lambda: not listens())
     before = server.reads
     for _ in range(5):
         server.take()

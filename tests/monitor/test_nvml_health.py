@@ -14,6 +14,7 @@ from monitor.probes.nvml import NvmlProbe
 from monitor.readings import GpuSweep, Health
 from tests.monitor.facts import NOW
 from tests.monitor.fake_nvml import FakeGpu, FakeNvml
+from tests.pace import Stopwatch
 
 REASONS = "nvmlDeviceGetCurrentClocksEventReasons"
 
@@ -114,8 +115,8 @@ def test_it_counts_failed_starts(nvml: FakeNvml) -> None:
 
 def heard(probe: NvmlProbe, *wanted: Xid) -> bool:
     found: list[Xid] = []
-    deadline = time.monotonic() + 5
-    while time.monotonic() < deadline and len(found) < len(wanted):
+    watch = Stopwatch()
+    while len(found) < len(wanted) and not watch.has_run(5):
         found += sweep(probe).xids
         time.sleep(0.01)
     return found == list(wanted)

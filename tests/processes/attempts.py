@@ -13,7 +13,7 @@ from scheduler.runner import accounts, attempts, files
 from scheduler.runner.attempts import Look
 from scheduler.runner.spawning import Spawner
 from scheduler.runner.spec import Result, Spec, Started
-from tests.processes.pace import Stopwatch
+from tests.pace import Stopwatch
 
 # By it what a test leaves behind is found and killed: tests beside us have another.
 NONCE = secrets.token_hex(16)

@@ -19,7 +19,7 @@ from scheduler import passes, store
 from scheduler.jobs import NewJob, Requirement
 from scheduler.models import Attempt, Job
 from scheduler.runner import files
-from tests.processes.pace import Stopwatch
+from tests.pace import Stopwatch
 
 
 class Scheduler:

@@ -16,7 +16,7 @@ import httpx
 
 from monitor import service_state
 from monitor.service_state import ServiceState
-from tests.processes.pace import LONGEST_S, Stopwatch
+from tests.pace import LONGEST_S, Stopwatch
 
 ROOT = Path(__file__).resolve().parents[2]
 WORKERS = 6

@@ -20,8 +20,8 @@ from scheduler.runner.cgroup_places import Place
 from scheduler.runner.cgroups import Cgroup
 from scheduler.runner.locks import Held
 from tests.builders import claim
+from tests.pace import Stopwatch
 from tests.processes.attempts import RunningAttempt, wait_for
-from tests.processes.pace import Stopwatch
 
 pytestmark = pytest.mark.processes
 Run = Callable[..., RunningAttempt]

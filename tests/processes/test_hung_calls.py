@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.processes.pace import Stopwatch
+from tests.pace import Stopwatch
 from tests.processes.service import Service, lives, wait_until
 from tests.processes.tick_watch import TickWatch, no_superseded_tick
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.processes.pace import LONGEST_S
+from tests.pace import LONGEST_S
 from tests.processes.service import ROOT, Service, children, lives, wait_until
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow]

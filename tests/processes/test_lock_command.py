@@ -11,8 +11,8 @@ import pytest
 
 from scheduler.runner import locks
 from scheduler.runner.locks import Held
+from tests.pace import LONGEST_S
 from tests.processes.attempts import wait_for
-from tests.processes.pace import LONGEST_S
 
 pytestmark = pytest.mark.processes
 ROOT = Path(__file__).resolve().parents[2]

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from monitor import datagrams
-from tests.processes.pace import LONGEST_S, PaceLog
+from tests.pace import LONGEST_S, PaceLog
 from tests.processes.service import ROOT, Service, wait_until
 from tests.processes.tick_watch import TickWatch, committed_ticks, no_superseded_tick
 

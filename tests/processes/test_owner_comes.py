@@ -15,7 +15,7 @@ from monitor.policy.presence_policy import PresencePolicy
 from monitor.readings import ProcessReading, Snapshot
 from scheduler.jobs import Manners, Requirement
 from tests.builders import GIB, gpu, host, process, snapshot
-from tests.processes.pace import Stopwatch
+from tests.pace import Stopwatch
 from tests.processes.scheduling import Scheduler, attempt_of, log_of, reloaded, submit
 
 pytestmark = [

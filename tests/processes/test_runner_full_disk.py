@@ -13,8 +13,8 @@ import pytest
 from scheduler.runner import files
 from scheduler.runner.report import ReservedResult
 from scheduler.runner.spec import Result
+from tests.pace import LONGEST_S
 from tests.processes.attempts import NONCE, RunningAttempt
-from tests.processes.pace import LONGEST_S
 
 pytestmark = pytest.mark.processes
 Run = Callable[..., RunningAttempt]

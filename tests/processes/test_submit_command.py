@@ -12,7 +12,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.processes.pace import LONGEST_S
+from tests.pace import LONGEST_S
 from tests.processes.service import ROOT, Service, wait_until
 
 pytestmark = pytest.mark.processes

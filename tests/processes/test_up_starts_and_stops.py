@@ -15,7 +15,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.processes.pace import LONGEST_S, Stopwatch
+from tests.pace import LONGEST_S, Stopwatch
 from tests.processes.service import ROOT, Service, children, lives, wait_until
 
 pytestmark = pytest.mark.processes

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from tests.processes.pace import PaceLog
+from tests.pace import PaceLog
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ def main() -> None:
     from scheduler.jobs import NewJob, Requirement
     from scheduler.models import Attempt
     from scheduler.store import submit
-    from tests.processes.pace import PaceLog
+    from tests.pace import PaceLog
 
     owner = User.objects.get(username="admin")
     for number in range(JOBS):

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections import defaultdict
 from datetime import timedelta
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -63,14 +64,14 @@ def test_a_log_ends_as_its_job_did() -> None:
 
 def test_the_history_shows_the_jobs_on_their_gpus() -> None:
     scenario = Scenario(8, 1)
-    job = next(j for j in past_jobs(8, 1, NOW) if j.gpu == 7)
+    ran = [job for job in past_jobs(8, 1, NOW) if job.gpu == 7]
+    job = min(ran, key=lambda job: job.started_at)
     middle = job.started_at + (job.ended_at - job.started_at) / 2
 
-    busy = [
-        snapshot.gpus[7]
-        for snapshot, _ in history(scenario, [job], "box", NOW)
-        if abs(snapshot.at - middle) < timedelta(seconds=30)
-    ]
+    around = timedelta(seconds=30)
+    seen = (snapshot for snapshot, _ in history(scenario, [job], "box", NOW))
+    until_then = takewhile(lambda snapshot: snapshot.at < middle + around, seen)
+    busy = [snapshot.gpus[7] for snapshot in until_then if snapshot.at > middle - around]
 
     assert min(gpu.utilization_pct or 0 for gpu in busy) > 50
     assert {str(gpu.state) for gpu in busy} == {"script_busy"}

@@ -16,10 +16,22 @@ MAKERS = {"events.add", "add", "Note", "_note", "_tell"}
 
 
 @cache
-def trees() -> tuple[ast.Module, ...]:
+def nodes() -> tuple[tuple[Path, ast.AST], ...]:
     paths = (path for app in APPS for path in sorted((ROOT / app).rglob("*.py")))
-    ours = (path for path in paths if not {"migrations", "demo"} & set(path.parts))
-    return tuple(ast.parse(path.read_text()) for path in ours)
+    return tuple((path, node) for path in paths for node in ast.walk(ast.parse(path.read_text())))
+
+
+@cache
+def ours() -> tuple[ast.AST, ...]:
+    return tuple(node for path, node in nodes() if not {"migrations", "demo"} & set(path.parts))
+
+
+def called(call: ast.Call) -> str:
+    """As it is written, where that is a plain name or a name in a module."""
+    function = call.func
+    if isinstance(function, ast.Attribute) and isinstance(function.value, ast.Name):
+        return f"{function.value.id}.{function.attr}"
+    return function.id if isinstance(function, ast.Name) else ""
 
 
 def names_in(node: ast.AST) -> set[str]:
@@ -43,28 +55,27 @@ def of_extra(made: ast.Dict) -> set[str]:
     }
 
 
-def used() -> set[str]:
+@cache
+def used() -> frozenset[str]:
     """Every name of an event or a log line that the code can make."""
     found: set[str] = set()
-    for tree in trees():
-        for node in ast.walk(tree):
-            if isinstance(node, ast.Call) and ast.unparse(node.func) in MAKERS:
-                found |= of_call(node)
-            elif isinstance(node, ast.Dict):
-                found |= of_extra(node)
-            elif isinstance(node, ast.Assign) and ast.unparse(node.targets[0]).endswith("_KINDS"):
-                found |= names_in(node.value)
-    return found | of_ailments()
+    for node in ours():
+        if isinstance(node, ast.Call) and called(node) in MAKERS:
+            found |= of_call(node)
+        elif isinstance(node, ast.Dict):
+            found |= of_extra(node)
+        elif isinstance(node, ast.Assign) and ast.unparse(node.targets[0]).endswith("_KINDS"):
+            found |= names_in(node.value)
+    return frozenset(found | of_ailments())
 
 
 def of_ailments() -> set[str]:
     """Ailments that leave a GPU at work are events of their own, GPU_ and their code."""
     return {
         f"GPU_{node.args[0].value}"
-        for tree in trees()
-        for node in ast.walk(tree)
+        for node in ours()
         if isinstance(node, ast.Call)
-        and ast.unparse(node.func) == "Ailment"
+        and called(node) == "Ailment"
         and isinstance(node.args[0], ast.Constant)
         and ast.unparse(node.args[1]) == "Condition.HEALTHY"
     }
@@ -112,16 +123,14 @@ def test_the_search_finds_names_of_each_kind() -> None:
 
 
 def test_every_line_of_ours_that_warns_has_a_name() -> None:
-    unnamed = []
-    for app in APPS:
-        for path in sorted((ROOT / app).rglob("*.py")):
-            for node in ast.walk(ast.parse(path.read_text())):
-                if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
-                    continue
-                is_log = ast.unparse(node.func.value) == "logger"
-                is_told = is_log and node.func.attr in {"info", "warning", "error", "exception"}
-                if is_told and not any(k.arg == "extra" for k in node.keywords):
-                    unnamed.append(f"{path.relative_to(ROOT)}:{node.lineno}")
+    telling = {f"logger.{level}" for level in ("info", "warning", "error", "exception")}
+    unnamed = [
+        f"{path.relative_to(ROOT)}:{node.lineno}"
+        for path, node in nodes()
+        if isinstance(node, ast.Call)
+        and called(node) in telling
+        and not any(k.arg == "extra" for k in node.keywords)
+    ]
 
     assert unnamed == []
 
@@ -131,8 +140,7 @@ def test_no_field_has_a_name_that_logging_keeps_for_itself() -> None:
     kept = {*vars(logging.makeLogRecord({})), "message", "asctime"}
     fields = {
         key.value
-        for tree in trees()
-        for node in ast.walk(tree)
+        for node in ours()
         if isinstance(node, ast.Dict) and of_extra(node)
         for key in node.keys
         if isinstance(key, ast.Constant)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -46,6 +47,22 @@ def build(guard: Guard) -> Scripted:
     return Scripted(guard)
 
 
+class Clock:
+    """Waiting lets it go on; so each slice has all its ticks, however busy the machine."""
+
+    def __init__(self) -> None:
+        self.now = time.time()
+
+    def time(self) -> float:
+        return self.now
+
+    monotonic = time
+
+    def wait(self, seconds: float, *_others: object) -> bool:
+        self.now += max(0.0, seconds) + 1e-6
+        return False
+
+
 @pytest.fixture
 def run(
     settings: Any, data: Path, db: None, monkeypatch: pytest.MonkeyPatch
@@ -53,6 +70,9 @@ def run(
     """Run a slice whose step does `do`; returns how it ended."""
     # The test's own transaction is open on that connection.
     monkeypatch.setattr("gpucoord_site.slices.close_old_connections", lambda: None)
+    clock = Clock()
+    monkeypatch.setattr("gpucoord_site.slices.time", clock)
+    monkeypatch.setattr(lifeline.Lifeline, "wait", staticmethod(clock.wait))
     settings.LOOPS = f"{__name__}:LOOPS"
     script.clear()
 
