@@ -8,13 +8,13 @@ from datetime import UTC, datetime, timedelta
 from monitor.identity import boot_id
 from monitor.stepping import Guard
 from monitor.wake import wake
-from scheduler import store, transitions, turns, yielding
+from scheduler import reasons, store, transitions, turns, yielding
 from scheduler.blockers import Blocker
 from scheduler.models import Attempt
 from scheduler.plans import Plan, PlanPolicy
 from scheduler.policy.planning import plan
+from scheduler.reasons import Reasons, keys
 from scheduler.supply import Supply
-from scheduler.transitions import Reasons, keys
 
 # Readings of the GPUs come once a second, and an administrator may change a waiting job.
 PLAN_AGAIN = timedelta(seconds=0.9)
@@ -57,7 +57,7 @@ class Dispatcher:
             self._told = {}
             return []
         if self._told is None:
-            self._told = transitions.told()
+            self._told = reasons.told()
         turn = turns.now()
         given = self._supply.given(queue, now)
         made = plan(queue, given.slots, given.policy, now, given.rules)
@@ -82,7 +82,7 @@ class Dispatcher:
             placed = [transitions.place(p, boot_id(), now) for p in made.placements]
             for wish in (*made.evictions, *made.preemptions):
                 yielding.ask(wish, now)
-            transitions.explain(news)
+            reasons.explain(news)
             wake("live")
         return [attempt for attempt in placed if attempt is not None]
 
@@ -91,9 +91,9 @@ def keys_of(blockers: Mapping[int, tuple[Blocker, ...]]) -> dict[int, Reasons]:
     """What makes each job's reasons the same or new ones. Most jobs share theirs with others."""
     known: dict[int, Reasons] = {}
     found = {}
-    for job_id, reasons in blockers.items():
-        key = known.get(id(reasons))
+    for job_id, why in blockers.items():
+        key = known.get(id(why))
         if key is None:
-            key = known[id(reasons)] = keys(reasons)
+            key = known[id(why)] = keys(why)
         found[job_id] = key
     return found

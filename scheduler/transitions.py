@@ -7,7 +7,6 @@ through store.py.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 
@@ -18,13 +17,11 @@ from monitor.readings import ClaimFact
 from scheduler import dependencies
 from scheduler.attempts import Ending as Ending
 from scheduler.attempts import Identity as Identity
-from scheduler.blockers import Blocker
 from scheduler.jobs import TRANSITIONS, JobState, Outcome, check_transition
 from scheduler.models import Attempt, Job, YieldRequest
 from scheduler.plans import Placement
 from scheduler.policy.retrying import Fate
 
-Reasons = tuple[tuple[str, str | None, str | None, str | None], ...]
 # Where a job is that has an open attempt: from each of them it may end.
 PLACED = tuple(
     s for s in JobState if s is not JobState.QUEUED and JobState.FINISHED in TRANSITIONS[s]
@@ -183,58 +180,6 @@ def _tell_left(attempt: Attempt, ending: Ending) -> None:
         _tell("JOB_PREEMPTED", attempt, text, ending.ended_at, "warning")
     else:
         _tell("JOB_EVICTED", attempt, text, ending.ended_at, "warning")
-
-
-def keys(blockers: Iterable[Blocker]) -> Reasons:
-    """What makes reasons to wait the same or new ones."""
-    return tuple(blocker.key for blocker in blockers)
-
-
-def told() -> dict[int, Reasons]:
-    """The reasons that are stored with waiting jobs."""
-    rows = Job.objects.filter(state=JobState.QUEUED.value).values_list("id", "blockers")
-    return {id_: keys(_blocker(body) for body in found) for id_, found in rows}
-
-
-def explain(blockers: Mapping[int, Sequence[Blocker]]) -> int:
-    """Store why jobs wait; how many rows changed. Jobs with the same reasons share a statement."""
-    same: dict[tuple[Blocker, ...], list[int]] = {}
-    for job_id, reasons in blockers.items():
-        same.setdefault(tuple(reasons), []).append(job_id)
-    return sum(_explain(ids, reasons) for reasons, ids in same.items())
-
-
-def _explain(ids: Sequence[int], reasons: Iterable[Blocker]) -> int:
-    body = [blocker_body(reason) for reason in reasons]
-    return sum(
-        Job.objects.filter(pk__in=ids[at : at + 500], state=JobState.QUEUED.value).update(
-            blockers=body
-        )
-        for at in range(0, len(ids), 500)
-    )
-
-
-def _blocker(body: Mapping[str, str | None]) -> Blocker:
-    return Blocker(
-        code=body.get("code") or "",
-        text=body.get("text") or "",
-        requested=body.get("requested"),
-        available=body.get("available"),
-        holder=body.get("holder"),
-    )
-
-
-def blocker_body(blocker: Blocker) -> dict[str, str | int | None]:
-    """A blocker as it is stored with its job, and given out by the API."""
-    return {
-        "code": blocker.code,
-        "text": blocker.text,
-        "tier": int(blocker.tier),
-        "requested": blocker.requested,
-        "available": blocker.available,
-        "holder": blocker.holder,
-        "until": blocker.until.isoformat() if blocker.until else None,
-    }
 
 
 def _move(job_id: int, old: JobState, new: JobState, **fields: object) -> bool:

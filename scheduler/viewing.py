@@ -15,7 +15,7 @@ from scheduler.jobs import After, JobState
 from scheduler.models import Attempt, Job
 from scheduler.outlook import Prospect
 from scheduler.policy.forecast import Estimate, WhatIf
-from scheduler.transitions import blocker_body
+from scheduler.reasons import blocker_body
 
 Person = User | AnonymousUser
 

@@ -30,7 +30,7 @@ from scheduler import (
 )
 from scheduler.forms import NewJobForm, filled_from
 from scheduler.models import Job
-from scheduler.transitions import blocker_body
+from scheduler.reasons import blocker_body
 
 LONGEST_REASON = 200
 

@@ -9,7 +9,7 @@ from django.db import IntegrityError, connection, transaction
 from django.db.models.signals import post_save
 
 from monitor.models import Claim, Event
-from scheduler import store, transitions
+from scheduler import reasons, store, transitions
 from scheduler.blockers import Blocker
 from scheduler.jobs import JobState, NewJob, Outcome
 from scheduler.models import Attempt, Job
@@ -190,7 +190,7 @@ def test_reasons_are_stored_with_waiting_jobs_only(alice: User) -> None:
     waiting, (placed, _) = _submit(alice), _placed(alice)
     why = (Blocker(code="NoGpu", text="No GPU can be used now."),)
 
-    assert transitions.explain({waiting.pk: why, placed.pk: why}) == 1
+    assert reasons.explain({waiting.pk: why, placed.pk: why}) == 1
     waiting.refresh_from_db()
     assert waiting.blockers[0]["text"] == "No GPU can be used now."
 
