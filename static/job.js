@@ -114,7 +114,15 @@
   }
 
   function takeJob(message) {
+    const before = card.querySelector(".factors");
+    const hadFocus = before && before.contains(document.activeElement);
     card.innerHTML = message.job;
+    const factors = card.querySelector(".factors");
+    if (before && factors) {
+      // What a person has opened stays open.
+      factors.open = before.open;
+      if (hadFocus) factors.querySelector("summary").focus();
+    }
     document.dispatchEvent(new CustomEvent("htmx:after:swap"));
     const word = card.querySelector(".badge");
     document.title = document.title.replace(/(\[simulated\] )?.*? · /, `$1${word.textContent} · `);
@@ -152,7 +160,7 @@
   }
 
   if (log) {
-    document.getElementById("log-follow").hidden = false;
+    document.getElementById("log-follow").hidden = !card.dataset.follow;
     has = Number(log.dataset.to);
     startLog();
     log.addEventListener("scroll", () => {

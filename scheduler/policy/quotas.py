@@ -244,11 +244,12 @@ def _share(
     if standing.charge + wants <= most + SLACK:
         return None
     has = round(standing.charge * 2) / 2
+    holds = f"about {has:g}" if has else "none"
     share = standing.quota.share_pct
     yours = f"Your share is {100 if share is None else share:g} % of {_count(len(uuids), 'GPU')}"
     now = f" ({throttle.reason})" if scarce and throttle.reason else ""
     text = (
-        f"{yours}; {urgency} jobs may take {most:.3g} of them now{now}. Yours hold about {has:g},"
+        f"{yours}; {urgency} jobs may take {most:.3g} of them now{now}. Yours hold {holds},"
         f" and this one takes {wants:.3g}."
     )
     fits = scarce and standing.charge + wants <= cap(standing, urgency, Throttle()) + SLACK

@@ -58,6 +58,25 @@ def test_its_process_appears_on_the_dashboard_and_goes(open_page: Open) -> None:
     expect(chip).to_have_count(0)
 
 
+def test_what_a_person_opened_stays_open_when_news_come(open_page: Open) -> None:
+    page = open_page("/jobs/new/")
+    number = submit(page, "true", GPUs="8")
+    factors = page.locator("details.factors")
+    expect(page.locator(".why")).to_be_visible()
+    if factors.get_attribute("open") is None:
+        factors.locator("summary").click()
+    expect(factors).to_have_attribute("open", "")
+
+    other = open_page(f"/jobs/{number}/")
+    other.get_by_role("button", name="Hold").click()
+
+    expect(page.locator(".why")).to_contain_text("holds it until it is released")
+    expect(factors).to_have_attribute("open", "")
+    other.get_by_role("button", name="Release").click()
+    other.locator("#cancel").click()
+    other.get_by_role("button", name="Cancel the job").click()
+
+
 def test_a_wrong_form_keeps_what_was_typed(open_page: Open) -> None:
     page = open_page("/jobs/new/")
     page.get_by_label("Command").fill("python train.py")
