@@ -65,10 +65,13 @@ class Hogs:
         self._seq = snapshot.seq
         scene = hog_scene.scene(snapshot, groups, self._windows, self._emptiness, demand)
         known = incident_rows.known(self._host)
-        findings = judging.findings(scene, found, {incident.name for incident in known})
+        going_on = {incident.name for incident in known}
+        findings = judging.findings(scene, found, going_on)
         findings += self._cpu_hogs(snapshot, found, leaders, now)
         present = judging.present(scene) | {f"cpu|{name}" for name in self._cpus.people}
-        verdict = judge(findings, known, present, demand, found.hogs, now)
+        unsure = judging.unsure(scene, found, going_on)
+        unsure |= cpu_hogs.unsure(self._cpus, scene.t, found.hogs)
+        verdict = judge(findings, known, present, demand, found.hogs, now, unsure)
         incident_rows.apply(verdict, self._host, now)
         return verdict
 

@@ -251,6 +251,13 @@ def _close(closed: Iterable[tuple[Standing, str]], now: datetime) -> None:
             continue
         row.closed_at, row.closed_by = now, audit.GPUCOORD
         row.save(update_fields=["closed_at", "closed_by"])
+        audit.note(
+            "INCIDENT_CLOSED",
+            f"gpucoord closed it: {why}",
+            by=audit.GPUCOORD,
+            now=now,
+            subject=f"incident {row.pk}",
+        )
         _tell("INCIDENT_CLOSED", row, f"Over, {why}: {row.text}", now)
 
 

@@ -164,3 +164,13 @@ def findings(
             peak_pct=recent.pct,
             coverage=recent.coverage,
         )
+
+
+def unsure(windows: CpuWindows, t: float, policy: HogPolicy) -> set[tuple[str, str]]:
+    """Of whom too little is known now to say that they have stopped."""
+    seconds, found = policy.cpu_minutes * 60, set()
+    for person, series in windows.people.items():
+        since = max(t - seconds, series.begin)
+        if 100 * series.over(since).known_s < policy.coverage_pct * (t - since):
+            found.add((CPU_HOG, f"cpu|{person}"))
+    return found

@@ -13,6 +13,8 @@ from monitor.policy.hog_rules import FAIR_SHARE, HARMLESS_RULES
 
 # After a process has gone, in case it only was not listed.
 GONE_AFTER = timedelta(seconds=30)
+# What was not measured, as while gpucoord was down, ends no incident before.
+UNSURE_FOR = timedelta(hours=2)
 # What nobody looked at for longer is not added up.
 MOST_BETWEEN_S = 120.0
 MOST_WAITING = 200
@@ -72,8 +74,12 @@ def judge(
     demand: Sequence[Demand],
     policy: HogPolicy,
     now: datetime,
+    unsure: Collection[Key] = (),
 ) -> Verdict:
-    """What changes. `present`: keys of whom there still are processes, or bookings."""
+    """What changes. `present`: keys of whom there still are processes, or bookings.
+
+    `unsure`: of whom nobody can tell now whether they have stopped.
+    """
     found: dict[Key, Finding] = {(f.rule, f.key): f for f in findings}
     opened: list[Change] = []
     extended: list[Change] = []
@@ -82,7 +88,7 @@ def judge(
         finding = found.pop(incident.name, None)
         if finding is not None:
             extended.append(Change(_extended(incident, finding, demand, policy, now), finding))
-        elif why := _over(incident, present, policy, now):
+        elif why := _over(incident, present, unsure, policy, now):
             closed.append((incident, why))
     for finding in found.values():
         if finding.opens:
@@ -91,13 +97,19 @@ def judge(
 
 
 def _over(
-    incident: Standing, present: Collection[str], policy: HogPolicy, now: datetime
+    incident: Standing,
+    present: Collection[str],
+    unsure: Collection[Key],
+    policy: HogPolicy,
+    now: datetime,
 ) -> str | None:
     """Why an incident that was not found again ends now; None = it may come back."""
     quiet = now - incident.last_seen_at
     is_there = incident.key in present or incident.key.partition("|")[0] in present
     if not is_there and quiet >= GONE_AFTER:
         return "it has ended"
+    if incident.name in unsure:
+        return "nobody can tell any more" if quiet >= UNSURE_FOR else None
     if quiet >= timedelta(minutes=policy.clear_minutes):
         return "it is quiet now"
     return None

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from monitor.policy import claim_hogs, hogs, memory_hogs
-from monitor.policy.findings import Finding, Scene
+from monitor.policy import hog_rules as rules
+from monitor.policy.findings import Finding, Scene, key_of
 from monitor.policy.hog_policies import ClaimPolicy, HogPolicy, MemoryPolicy
 from monitor.policy.sparing import Exempt, spared_from
+from monitor.policy.use_series import Series
 from monitor.readings import Health
 
 
@@ -68,6 +70,68 @@ def present(scene: Scene) -> set[str]:
         keys |= {group.user} if group.user else set()
         keys |= {f"{group.gpu.uuid}|{p.pid}-{p.start_ticks or 0}" for p in group.processes}
     return keys
+
+
+def unsure(
+    scene: Scene, policies: Policies, going_on: Collection[tuple[str, str]]
+) -> set[tuple[str, str]]:
+    """Those that go on, of whom too little is known now to say that they have stopped."""
+    windows = _windows(policies)
+    measured = {
+        (rule, key)
+        for rule, key in going_on
+        if rule in windows
+        and any(
+            _is_unsure(series, rule, windows[rule] * 60, scene, policies.hogs)
+            for series in _series_of(key, scene)
+        )
+    }
+    return measured | {(rules.CLAIMED_EMPTY, f"job {ref}") for ref in _half_seen(scene, policies)}
+
+
+def _half_seen(scene: Scene, policies: Policies) -> Iterator[str]:
+    """Jobs without a process, as far as anybody can tell."""
+    for ref, parts in scene.jobs.items():
+        found = [scene.empty.get((ref, part.gpu.uuid)) for part in parts]
+        known = all(e and 100 * e.coverage >= policies.hogs.coverage_pct for e in found)
+        if not known and not any(part.processes for part in parts):
+            yield ref
+
+
+def _windows(policies: Policies) -> dict[str, float]:
+    """Over how many minutes each rule looks."""
+    hogs, memory, claims = policies.hogs, policies.memory, policies.claims
+    return {
+        rules.SUSTAINED: hogs.sustained_minutes,
+        rules.FAIR_SHARE: hogs.fair_minutes,
+        rules.MEMORY_HOG: memory.hog_minutes,
+        rules.LEAK: memory.leak_minutes,
+        rules.IDLE_HELD: memory.idle_minutes,
+        rules.UNUSED_GPUS: claims.unused_minutes,
+        rules.OVER_MEMORY: claims.over_minutes,
+        rules.EXTRA_GPUS: claims.over_minutes,
+        rules.UNCLAIMED: claims.unclaimed_minutes,
+    }
+
+
+def _series_of(key: str, scene: Scene) -> Iterator[Series]:
+    """What a key stands for: a group, a person, a job, a job on a GPU, or a process."""
+    parts = [part for parts in scene.jobs.values() for part in parts]
+    for group in (*scene.groups, *parts):
+        job = f"job {group.claim.job_ref}" if group.claim else ""
+        if key in (group.key, group.user, job):
+            yield group.series
+        for process in group.processes:
+            if key == f"{group.gpu.uuid}|{process.pid}-{process.start_ticks or 0}":
+                yield scene.series.get(key_of(process)) or Series()
+
+
+def _is_unsure(series: Series, rule: str, seconds: float, scene: Scene, policy: HogPolicy) -> bool:
+    since = max(scene.t - seconds, series.begin)
+    used = series.over(since)
+    of_memory = rule in (rules.MEMORY_HOG, rules.LEAK, rules.OVER_MEMORY)
+    known_s = used.memory_known_s if of_memory else used.known_s
+    return 100 * known_s < policy.coverage_pct * (scene.t - since)
 
 
 def _spared(finding: Finding, exempt: Sequence[Exempt]) -> bool:

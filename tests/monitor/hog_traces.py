@@ -82,10 +82,10 @@ class Trace:
         )
         self.emptiness.look(seen, claims)
         scene = hog_scene.scene(seen, groups, self.windows, self.emptiness, self.demand)
-        self.found = judging.findings(scene, p, {incident.name for incident in self.known})
-        self._note(
-            judge(self.found, self.known, judging.present(scene), self.demand, p.hogs, self.at)
-        )
+        going_on = {incident.name for incident in self.known}
+        self.found = judging.findings(scene, p, going_on)
+        present, unsure = judging.present(scene), judging.unsure(scene, p, going_on)
+        self._note(judge(self.found, self.known, present, self.demand, p.hogs, self.at, unsure))
 
     def _note(self, verdict: Verdict) -> None:
         gone = {incident.id for incident, _ in verdict.closed}

@@ -61,6 +61,14 @@ def test_a_hole_between_looks_is_no_empty_time_and_a_short_one_excuses_nobody() 
     assert trace.opened == [CLAIMED_EMPTY]
 
 
+def test_an_empty_booking_is_not_over_while_nobody_can_tell() -> None:
+    trace = Trace(claims=[claim("4", since=NOW)]).play(20, lambda minute: [])
+    trace.play(10, lambda minute: [process(user=None, sm_pct=20.0)])
+    assert trace.closed == []
+    trace.play(6, lambda minute: [of_job()])
+    assert trace.closed == [CLAIMED_EMPTY]
+
+
 def test_a_gpu_is_unused_only_as_far_as_that_is_known() -> None:
     booked = [claim("4", on=on, since=NOW) for on in range(2)]
     trace = Trace(gpus=2, claims=booked, every_s=30)

@@ -14,6 +14,7 @@ from monitor.policy.cpu_hogs import (
     loads,
     must_look,
     of_jobs,
+    unsure,
 )
 from monitor.policy.findings import Finding
 from monitor.policy.hog_policies import HogPolicy
@@ -114,3 +115,13 @@ def test_who_has_been_idle_for_an_hour_is_forgotten() -> None:
     for look in range(3, 130):
         windows.note_quiet(look * LOOK_EVERY_S)
     assert windows.people == {}
+
+
+def test_while_nobody_looked_nobody_has_stopped() -> None:
+    windows = CpuWindows()
+    for look in range(1, 30):
+        busy = a_process(cpu_s=look * 0.8 * CPUS * LOOK_EVERY_S)
+        windows.look(look * LOOK_EVERY_S, [busy], CPUS, ())
+    t = 29 * LOOK_EVERY_S
+    assert unsure(windows, t, HogPolicy()) == set()
+    assert unsure(windows, t + 300, HogPolicy()) == {("cpu_hog", "cpu|alice")}

@@ -5,7 +5,7 @@ from datetime import datetime, timedelta
 
 import pytest
 
-from monitor import events, incidents, store
+from monitor import audit, events, incidents, store
 from monitor.demand import Demand
 from monitor.hogging import Hogs
 from monitor.models import (
@@ -75,6 +75,10 @@ def test_an_incident_carries_who_what_where_since_when_and_whom_it_harmed() -> N
 def test_it_is_told_when_it_opens_and_when_it_is_over() -> None:
     Machine().run(11, hog()).run(2)
     assert [e.kind for e in reversed(events.recent(5))] == ["INCIDENT_OPENED", "INCIDENT_CLOSED"]
+    said = audit.about(f"incident {Incident.objects.get().pk}")
+    assert [(entry.by, entry.text) for entry in said] == [
+        ("gpucoord", "gpucoord closed it: it has ended")
+    ]
     told = Event.objects.get(kind="INCIDENT_OPENED")
     assert (told.owner, told.gpu_uuid, told.host) == ("alice", gpu_uuid(0), "gpubox")
     assert incidents.hogs_on("gpubox", at(13)) == set()

@@ -150,6 +150,25 @@ def test_whoever_is_exempt_is_not_accused(exempt: dict[str, object]) -> None:
     assert trace.told == []
 
 
+def test_while_nobody_looked_nothing_ended() -> None:
+    """As when gpucoord is updated, and is back after eight minutes."""
+    trace = Trace().play(15, steady(95.0))
+    trace.at += timedelta(minutes=8)
+    trace.play(15, steady(95.0))
+    assert (trace.opened, trace.closed) == ([SUSTAINED], [])
+    trace.at += timedelta(minutes=8)
+    trace.play(20, steady(5.0))
+    assert trace.closed == [SUSTAINED]
+
+
+def test_what_can_not_be_measured_any_more_is_over_at_last() -> None:
+    trace = Trace(every_s=30).play(15, steady(95.0))
+    trace.play(100, lambda minute: [process(sm_pct=None)])
+    assert trace.closed == []
+    trace.play(30, lambda minute: [process(sm_pct=None)])
+    assert trace.closed == [SUSTAINED]
+
+
 def test_a_gpu_that_is_silent_for_a_minute_ends_no_incident() -> None:
     trace = Trace().play(15, steady(95.0))
     trace.gpus = [gpu(0, health=Health.LOST)]
