@@ -74,7 +74,7 @@ def list_windows(
 @router.post("", response={201: WindowLine}, summary="Ask for a time", url_name="windows")
 def ask(request: HttpRequest, new: WindowBody) -> Status[dict[str, Any]]:
     """An operator decides on it. 422: `detail` says what is wrong."""
-    person = _person(request)
+    person, now = _person(request), timezone.now()
     raw = new.model_dump(exclude={"group", "kept", "days"})
     form = WindowForm(
         {
@@ -85,10 +85,10 @@ def ask(request: HttpRequest, new: WindowBody) -> Status[dict[str, Any]]:
             "holder": f"user:{person.pk}" if new.group is None else f"group:{new.group}",
         },
         person=person,
+        now=now,
     )
     if not form.is_valid():
         raise HttpError(422, form.mistakes())
-    now = timezone.now()
     return Status(201, _line(windows.ask(form.asked(), person, now), now))
 
 

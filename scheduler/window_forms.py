@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import Any
 from zoneinfo import available_timezones
 
@@ -12,10 +13,11 @@ from django.contrib.auth.models import Group, User
 from monitor.models import Gpu
 from scheduler import windows
 from scheduler.models import TimeWindow
-from scheduler.policy.calendar import DAYS
+from scheduler.policy.calendar import DAYS, coming, current
 
 DAY_CHOICES = [(str(number), name) for number, name in enumerate(DAYS)]
 MOST_OPEN = 20
+LONGEST_REASON = 1000
 
 
 class WindowForm(forms.ModelForm):  # type: ignore[type-arg]
@@ -34,6 +36,13 @@ class WindowForm(forms.ModelForm):  # type: ignore[type-arg]
         initial="yes",
     )
 
+    reason = forms.CharField(
+        label="What for",
+        max_length=LONGEST_REASON,
+        required=False,
+        widget=forms.Textarea({"rows": 2}),
+    )
+
     class Meta:
         model = TimeWindow
         fields = ("start", "end", "share_pct", "first_day", "last_day", "reason")
@@ -42,7 +51,6 @@ class WindowForm(forms.ModelForm):  # type: ignore[type-arg]
             "end": forms.TimeInput({"type": "time"}, format="%H:%M"),
             "first_day": forms.DateInput({"type": "date"}),
             "last_day": forms.DateInput({"type": "date"}),
-            "reason": forms.Textarea({"rows": 2}),
             "share_pct": forms.NumberInput({"min": 1, "max": 100, "step": 1}),
         }
         labels = {
@@ -51,7 +59,6 @@ class WindowForm(forms.ModelForm):  # type: ignore[type-arg]
             "share_pct": "Share of each GPU (%)",
             "first_day": "First day",
             "last_day": "Last day",
-            "reason": "What for",
         }
 
     HINTS = {
@@ -62,9 +69,10 @@ class WindowForm(forms.ModelForm):  # type: ignore[type-arg]
         "reason": "Who decides reads it.",
     }
 
-    def __init__(self, *args: Any, person: User, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, person: User, now: datetime, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._person = person
+        self._now = now
         self.fields["holder"].choices = self._holders()  # type: ignore[attr-defined]
         self.fields["gpus"].choices = [  # type: ignore[attr-defined]
             (gpu.uuid, f"GPU {gpu.index}{_of(gpu)}") for gpu in _gpus()
@@ -98,6 +106,14 @@ class WindowForm(forms.ModelForm):  # type: ignore[type-arg]
                 "withdraw one first."
             )
         return found
+
+    def _post_clean(self) -> None:
+        """Only now the row is there to be asked when it comes."""
+        super()._post_clean()  # type: ignore[misc]
+        if not self.errors:
+            window = windows.fact(self.asked())
+            if coming(window, self._now) is None and current(window, self._now) is None:
+                self.add_error("last_day", "Until then the time never comes.")
 
     def mistakes(self) -> str:
         """All that is wrong, in one text."""

@@ -10,7 +10,6 @@ from zoneinfo import ZoneInfo
 
 from django.contrib.auth.models import User
 
-from monitor.models import Gpu
 from scheduler import windows
 from scheduler.models import TimeWindow
 from scheduler.people import Window
@@ -73,20 +72,18 @@ def week(now: datetime, zone: str) -> Week:
 
 
 def lines(rows: Iterable[TimeWindow], person: User, now: datetime, this: Week) -> list[Line]:
-    names = {gpu.uuid: f"GPU {gpu.index}" for gpu in Gpu.objects.all()}
+    names = windows.gpu_names()
     return [_line(row, names, person, now, this) for row in rows]
 
 
 def _line(row: TimeWindow, names: dict[str, str], person: User, now: datetime, this: Week) -> Line:
     fact = windows.fact(row)
     following = coming(fact, now)
-    gpus = ", ".join(names.get(uuid, uuid[:12]) for uuid in row.gpu_uuids) or "all GPUs"
-    part = f"{row.share_pct:g} % of " if row.share_pct < 100 else ""
     return Line(
         row=row,
         holder=windows.holder(row),
         words=describe(fact),
-        gpus=part + gpus,
+        gpus=windows.gpus(row, names),
         now=current(fact, now) is not None,
         next_at="" if following is None else moment(following.start, row.zone),
         mine=windows.may_withdraw(row, person),

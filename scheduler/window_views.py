@@ -8,7 +8,7 @@ from django.conf import settings
 from django.contrib import messages
 from django.contrib.auth.models import User
 from django.core.exceptions import PermissionDenied
-from django.http import Http404, HttpRequest, HttpResponse
+from django.http import Http404, HttpRequest, HttpResponse, HttpResponseBadRequest
 from django.shortcuts import redirect, render
 from django.utils import timezone
 from django.views.decorators.http import require_http_methods, require_POST, require_safe
@@ -18,6 +18,7 @@ from scheduler.models import TimeWindow
 from scheduler.window_forms import WindowForm
 
 LONGEST_ANSWER = 500
+DECISIONS = {"approve": TimeWindow.State.APPROVED, "decline": TimeWindow.State.DECLINED}
 
 
 @require_safe
@@ -31,9 +32,10 @@ def all_windows(request: HttpRequest) -> HttpResponse:
 def ask(request: HttpRequest) -> HttpResponse:
     """Ask for a window; an operator decides."""
     person = _person(request)
-    form = WindowForm(request.POST or None, person=person)
+    now = timezone.now()
+    form = WindowForm(request.POST or None, person=person, now=now)
     if request.method == "POST" and form.is_valid():
-        windows.ask(form.asked(), person, timezone.now())
+        windows.ask(form.asked(), person, now)
         messages.success(request, "Asked. An operator decides; you see the answer here.")
         return redirect("windows")
     status = 422 if form.errors else 200
@@ -45,8 +47,9 @@ def decide(request: HttpRequest, pk: int) -> HttpResponse:
     """Approve or decline, with a word about why."""
     if not _person(request).has_perm("scheduler.change_timewindow"):
         raise PermissionDenied
-    approve = request.POST.get("decision") == "approve"
-    state = TimeWindow.State.APPROVED if approve else TimeWindow.State.DECLINED
+    state = DECISIONS.get(request.POST.get("decision", ""))
+    if state is None:
+        return HttpResponseBadRequest("The decision is approve or decline.")
     answer = request.POST.get("answer", "").strip()[:LONGEST_ANSWER]
     try:
         by = _person(request).username

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from datetime import datetime
 from typing import Any
 
@@ -11,6 +11,7 @@ from django.db import transaction
 from django.db.models import Q, QuerySet
 
 from monitor import audit, events
+from monitor.models import Gpu
 from monitor.wake import wake
 from scheduler.models import TimeWindow
 from scheduler.people import Window
@@ -58,6 +59,16 @@ def fact(row: TimeWindow) -> Window:
 def holder(row: TimeWindow) -> str:
     """The person's or the group's name."""
     return row.user.username if row.user else str(row.group)
+
+
+def gpu_names() -> dict[str, str]:
+    return {gpu.uuid: f"GPU {gpu.index}" for gpu in Gpu.objects.all()}
+
+
+def gpus(row: TimeWindow, names: Mapping[str, str]) -> str:
+    """What it is about: "50 % of GPU 1, GPU 2"."""
+    which = ", ".join(names.get(uuid, uuid[:12]) for uuid in row.gpu_uuids) or "all GPUs"
+    return f"{row.share_pct:g} % of {which}" if row.share_pct < 100 else which
 
 
 def _members(row: TimeWindow) -> Iterable[str]:

@@ -15,6 +15,7 @@ from django.contrib.auth.models import User
 from django.db import transaction
 
 from gpucoord_site.config import Config
+from gpucoord_site.demo.agreed import seed_windows
 from gpucoord_site.demo.history import history
 from gpucoord_site.demo.past import PEOPLE, PastJob, log_of, past_jobs
 from gpucoord_site.demo.quotas import seed_quotas
@@ -48,6 +49,7 @@ def _seed(config: Config, home: Path, password: str, now: datetime) -> None:
     with transaction.atomic():
         _seed_history(scenario, jobs, config.node, now)
         seed_quotas(users, config.node, config.simulated_gpus, now, config.time_zone)
+        seed_windows(users, scenario.uuids, config.admin_user, now, config.time_zone)
     for job in jobs:
         _seed_job(job, users[job.owner], scenario.uuids[job.gpu], config, home)
     for wish in WISHES:

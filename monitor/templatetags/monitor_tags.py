@@ -19,7 +19,7 @@ from monitor import cards, formats
 from monitor.usage import Usage
 
 register = template.Library()
-USER_COLOURS = 7
+USER_COLOURS, USER_SHAPES = 7, 3
 WHY_UNKNOWN = "Unknown: the probe can't tell"
 WHY_NO_OWNER = (
     "Owner unknown. Its pid is not among this machine's processes: it may run in a container or"
@@ -70,8 +70,11 @@ def sort_head(context: Context, key: str, words: str, sort: str, css: str = "") 
 
 @register.filter
 def user_colour(user: str | None) -> str:
-    """The colour class of a user: the same on every page."""
-    return f"u{zlib.crc32(user.encode()) % USER_COLOURS}" if user else "u-none"
+    """The classes of a user's colour and shape: the same on every page."""
+    if not user:
+        return "u-none"
+    number = zlib.crc32(user.encode())
+    return f"u{number % USER_COLOURS} s{(number >> 20) % USER_SHAPES}"
 
 
 @register.filter

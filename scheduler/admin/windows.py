@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 from django.contrib import admin, messages
@@ -14,10 +15,20 @@ from scheduler import windows
 from scheduler.models import TimeWindow
 from scheduler.policy.calendar import describe
 
+ASKED = ("holder", "words", "gpus", "share_pct", "kept", "first_day", "last_day", "reason",
+         "asked_by", "asked_at")  # fmt: skip
+STATES = (TimeWindow.State.APPROVED, TimeWindow.State.DECLINED)
+
 
 @admin.register(TimeWindow)
 class TimeWindowAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
     """A window is asked for on its page; here it is decided on. Its words stay as they were."""
+
+    change_form_template = "admin/window_form.html"
+    fieldsets = (
+        (None, {"fields": ASKED}),
+        ("Decision", {"fields": ("state", "decided_by", "decided_at", "answer")}),
+    )
 
     list_display = ("holder", "words", "share_pct", "kept", "state", "asked_by", "decided_by")
     list_display_links = ("holder", "words")
@@ -29,7 +40,19 @@ class TimeWindowAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
     actions = ("approve", "decline")
 
     def get_readonly_fields(self, request: HttpRequest, obj: TimeWindow | None = None) -> Any:
-        return [field.name for field in self.opts.fields if field.name != "answer"]
+        decided = ("state", "decided_by", "decided_at")
+        is_over = obj is not None and obj.state == TimeWindow.State.WITHDRAWN
+        return (*ASKED, *decided, "answer") if is_over else (*ASKED, *decided)
+
+    def save_model(self, request: HttpRequest, obj: TimeWindow, form: Any, change: bool) -> None:
+        """Nothing is changed but by a decision."""
+
+    def response_change(self, request: HttpRequest, obj: TimeWindow) -> HttpResponse:
+        """Approve or Decline was pressed, with the answer that stands in the form."""
+        for state in STATES:
+            if f"_{state}" in request.POST:
+                self._decide(request, [obj], state)
+        return redirect(request.path)
 
     def has_delete_permission(self, request: HttpRequest, obj: TimeWindow | None = None) -> bool:
         """What was asked and decided stays on record."""
@@ -48,16 +71,20 @@ class TimeWindowAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
     def words(self, row: TimeWindow) -> str:
         return describe(windows.fact(row))
 
+    @admin.display(description="GPUs")
+    def gpus(self, row: TimeWindow) -> str:
+        return windows.gpus(row, windows.gpu_names())
+
     @admin.action(description="Approve selected windows", permissions=["change"])
     def approve(self, request: HttpRequest, chosen: QuerySet[TimeWindow]) -> None:
-        self._decide(request, chosen, TimeWindow.State.APPROVED)
+        self._decide(request, list(chosen), TimeWindow.State.APPROVED)
 
     @admin.action(description="Decline selected windows", permissions=["change"])
     def decline(self, request: HttpRequest, chosen: QuerySet[TimeWindow]) -> None:
-        self._decide(request, chosen, TimeWindow.State.DECLINED)
+        self._decide(request, list(chosen), TimeWindow.State.DECLINED)
 
     def _decide(
-        self, request: HttpRequest, chosen: QuerySet[TimeWindow], state: TimeWindow.State
+        self, request: HttpRequest, chosen: Collection[TimeWindow], state: TimeWindow.State
     ) -> None:
         by, now, done = request.user.get_username(), timezone.now(), 0
         for row in chosen:

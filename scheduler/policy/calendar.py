@@ -67,8 +67,9 @@ def current(window: Window, now: datetime) -> Span | None:
 
 @lru_cache(maxsize=4096)
 def coming(window: Window, now: datetime) -> Span | None:
-    """The next occurrence that has not begun."""
-    return next((s for s in spans(window, now, now + 9 * DAY) if s.start > now), None)
+    """The next occurrence that has not begun; it may be far away, where its first day is."""
+    since = _begins(window, now)
+    return next((s for s in spans(window, since, since + 9 * DAY) if s.start > now), None)
 
 
 def ends(windows: Sequence[Window], now: datetime, reach: datetime) -> tuple[datetime, str] | None:
@@ -95,7 +96,7 @@ def clashes(window: Window, others: Iterable[Window], now: datetime) -> list[Win
         return []
     rivals = [o for o in others if o.kept and o.id != window.id]
     gpus = {"", *window.gpu_uuids, *(gpu for rival in rivals for gpu in rival.gpu_uuids)}
-    weeks = {max(now, _begins(one, now)) for one in (window, *rivals)}
+    weeks = {_begins(one, now) for one in (window, *rivals)}
     found: dict[int, Window] = {}
     for gpu in gpus:
         here = [one for one in (window, *rivals) if not one.gpu_uuids or gpu in one.gpu_uuids]
@@ -105,9 +106,11 @@ def clashes(window: Window, others: Iterable[Window], now: datetime) -> list[Win
 
 
 def _begins(window: Window, now: datetime) -> datetime:
+    """From when on it counts: now, or its first day."""
     if window.first_day is None:
         return now
-    return datetime.combine(window.first_day, time(), ZoneInfo(window.zone)).astimezone(UTC)
+    first = datetime.combine(window.first_day, time(), ZoneInfo(window.zone))
+    return max(now, first.astimezone(UTC))
 
 
 def _too_many(window: Window, here: Sequence[Window], since: datetime) -> Iterator[Window]:

@@ -8,6 +8,7 @@ from django.contrib.auth.models import Group, User
 from django.test import Client
 
 from monitor import store
+from monitor.models import AuditEntry
 from scheduler.models import TimeWindow
 from tests.builders import gpu_uuid, snapshot
 
@@ -139,3 +140,55 @@ def test_the_admin_approves_and_declines(alice: User, root: User, as_user: Perso
         )
         row.refresh_from_db()
         assert row.state == state
+
+
+def test_the_admins_page_of_a_window_decides_with_an_answer_and_changes_nothing_else(
+    alice: User, root: User, as_user: Person
+) -> None:
+    row = ask(as_user(alice), alice)
+    operator, page = as_user(root), f"/admin/scheduler/timewindow/{row.pk}/change/"
+    asked = operator.get(page).content.decode()
+    assert "Mon–Wed 20:00–06:00 (Europe/Berlin)" in asked
+    assert 'name="_save"' not in asked
+
+    operator.post(page, {"answer": "only a word"})
+    row.refresh_from_db()
+    assert (row.state, row.answer) == ("asked", "")
+
+    operator.post(page, {"_approved": "Approve", "answer": "until June"})
+    row.refresh_from_db()
+    assert (row.state, row.answer, row.decided_by) == ("approved", "until June", "root")
+    assert AuditEntry.objects.get(action="WINDOW_APPROVED").by == "root"
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"last_day": "2020-01-01"}, "never comes"),
+        ({"days": ["0"], "first_day": "2030-01-01", "last_day": "2030-01-03"}, "never comes"),
+        ({"reason": "x" * 1001}, "at most 1000 characters"),
+    ],
+)
+def test_what_can_not_be_is_not_asked_for(
+    changes: dict[str, Any], says: str, alice: User, as_user: Person
+) -> None:
+    response = as_user(alice).post("/windows/ask/", form(alice, **changes))
+
+    assert response.status_code == 422
+    assert says in response.content.decode()
+    assert not TimeWindow.objects.exists()
+
+
+def test_a_time_that_begins_to_count_later_is_not_over(alice: User, as_user: Person) -> None:
+    row = ask(as_user(alice), alice, first_day="2099-01-05")
+    TimeWindow.objects.filter(pk=row.pk).update(state="approved")
+
+    assert "next Mon 5 Jan 20:00" in as_user(alice).get("/windows/").content.decode()
+
+
+def test_only_a_decision_decides(alice: User, root: User, as_user: Person) -> None:
+    row = ask(as_user(alice), alice)
+
+    assert as_user(root).post(f"/windows/{row.pk}/decide/", {}).status_code == 400
+    row.refresh_from_db()
+    assert row.state == "asked"

@@ -1,0 +1,21 @@
+from __future__ import annotations
+
+import pytest
+
+from monitor.templatetags.monitor_tags import owner, user_colour
+
+
+def test_a_person_looks_the_same_each_time() -> None:
+    assert user_colour("alice") == user_colour("alice")
+    assert f'class="owner {user_colour("alice")}"' in owner("alice")
+
+
+def test_a_crowd_is_told_apart_by_colour_and_shape() -> None:
+    looks = {user_colour(f"person{number}") for number in range(200)}
+
+    assert len(looks) == 21
+
+
+@pytest.mark.parametrize("nobody", [None, ""])
+def test_whose_it_is_that_nobody_knows_has_no_colour(nobody: str | None) -> None:
+    assert user_colour(nobody) == "u-none"
