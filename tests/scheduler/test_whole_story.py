@@ -11,7 +11,7 @@ from django.db import transaction
 from monitor import events, store
 from monitor.models import Incident
 from monitor.readings import ProcessReading
-from scheduler import modes, throttling
+from scheduler import modes, pressure_region, throttling
 from scheduler.charging import Charging
 from scheduler.controller import Controller
 from scheduler.dispatcher import Dispatcher
@@ -123,6 +123,12 @@ def test_a_neighbour_takes_the_gpu_for_eight_hours(story: Story, bob: User) -> N
     assert mode is not None
     assert mode.mode == "defensive"
     assert share_now(30, story.now) == pytest.approx(3)
+    (summary,) = pressure_region.load(story.now)["hosts"]
+    assert summary.is_defensive
+    assert summary.quotas == (
+        "A share of 30 % counts as 3 % now: others load the GPUs, somebody hogs one, "
+        "gpucoord is defensive."
+    )
     assert state(waits) == "queued"
     assert {"ShareExceeded"} <= {blocker["code"] for blocker in waits.blockers}
 
