@@ -104,6 +104,13 @@ def test_a_host_shows_its_charts_and_a_strip_per_gpu(
     assert 'class="cell-user">alice' in html
 
 
+def test_a_host_shows_its_live_figures_first(alice: User, as_user: Browse) -> None:
+    store.record(snapshot(1))
+    html = page(as_user(alice), "/hosts/gpubox/")
+
+    assert html.index('data-live="h:gpubox"') < html.index(">History<")
+
+
 def test_the_gpu_page_tells_who_used_it(used: ProcessUse, bob: User, as_user: Browse) -> None:
     html = page(as_user(bob), f"/gpus/{used.gpu_id}/?range=7d")
 
