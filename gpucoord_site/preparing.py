@@ -15,6 +15,8 @@ from django.db import DatabaseError, connection
 from django.db.migrations.loader import MigrationLoader
 from django.utils import timezone
 
+from scheduler.runner import locks
+
 # Any number that nobody else takes an advisory lock on: two hosts may start at once.
 MIGRATION_LOCK = 7_480_911
 
@@ -49,17 +51,27 @@ def lock_data_folder(folder: Path) -> int:
 
 def make_lock_folder(folder: Path) -> None:
     """Programs of all accounts lock files there; one that is there stays as it is."""
-    if folder.is_dir():
-        return
     try:
-        folder.mkdir()
-        # Whatever the umask is.
-        folder.chmod(0o1777)
+        if not folder.is_dir():
+            folder.mkdir()
+            # Whatever the umask is.
+            folder.chmod(0o1777)
     except OSError as error:
         raise UnableToStart(
             f"The folder of lock files {folder} can't be made ({error.strerror})."
             f" Make it (mkdir -m 1777 {folder}), or set lock_folder to another."
         ) from None
+
+
+def lock_folder_problem(folder: Path) -> str | None:
+    """Why jobs could not lock their GPUs there. The GPUs can be watched all the same."""
+    try:
+        os.close(locks.open_file(folder / locks.HOST_FILE))
+    except OSError as error:
+        return f"{locks.problem(error)}. Until then no job on a GPU starts."
+    if os.access(folder, os.W_OK):
+        return None
+    return f"{folder} is closed to this account: jobs start only where a GPU has its lock file."
 
 
 def bind(host: str, port: int) -> socket.socket:

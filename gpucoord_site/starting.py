@@ -21,6 +21,7 @@ from gpucoord_site.preparing import (
     bind,
     check_nvml,
     lock_data_folder,
+    lock_folder_problem,
     make_lock_folder,
     prepare_database,
 )
@@ -39,6 +40,8 @@ def start(**options: Any) -> int:
     except (ConfigError, UnableToStart) as error:
         sys.stderr.write(f"gpucoord: {error}\n")
         return 2
+    if problem := lock_folder_problem(config.locks):
+        sys.stderr.write(f"gpucoord: {problem}\n")
     address = _address(config.host, listening.getsockname()[1])
     supervisor = Supervisor(listening, address, lock)
     supervisor.start()
