@@ -37,8 +37,12 @@ def main(argv: Sequence[str]) -> int:
         asked.gpus = _gpus(asked.gpus)
     except ArgumentTypeError as error:
         parser.error(str(error))
+    from gpucoord_site.config_file import ConfigError
+
     try:
         held = _take(asked)
+    except ConfigError as error:
+        return _fail(f"{error} Or say where the lock files are: --folder /tmp.", OURS)
     except OSError as error:
         return _fail(f"{locks.problem(error)}.", OURS)
     if isinstance(held, Refused):
