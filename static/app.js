@@ -24,12 +24,14 @@
     return date.toLocaleTimeString("en-GB");
   }
 
-  // A moment as exactly as it is wanted: "21 Nov", "21 Nov 14:00", "14", "14:00", "14:00:00".
-  function moment(kind, date) {
+  // A moment as exactly as it is wanted: "21 Nov", "21 Nov 14:00", "14", "14:00"; today "14:00:00".
+  function moment(kind, date, today) {
     const hm = clock(date).slice(0, 5);
     const day = date.toLocaleDateString("en-GB", { day: "numeric", month: "short" });
     const forms = { day, dayhm: `${day} ${hm}`, dayorhm: hm === "00:00" ? day : hm, hour: hm.slice(0, 2), hm };
-    return forms[kind] || clock(date);
+    if (kind !== "clock") return forms[kind];
+    if (date.toDateString() === today.toDateString()) return clock(date);
+    return date.getFullYear() === today.getFullYear() ? forms.dayhm : `${day} ${date.getFullYear()} ${hm}`;
   }
 
   function freshenTimes() {
@@ -38,7 +40,7 @@
       const kind = element.dataset.time;
       const date = Date.parse(element.getAttribute("datetime"));
       const text = kind === "ago" ? `${duration(now - date / 1000)} ago`
-        : kind === "since" ? duration(now - date / 1000) : moment(kind, new Date(date));
+        : kind === "since" ? duration(now - date / 1000) : moment(kind, new Date(date), new Date(now * 1000));
       if (element.textContent !== text) element.textContent = text;
     }
   }

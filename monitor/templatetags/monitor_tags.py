@@ -165,12 +165,18 @@ def since(context: Context, moment: datetime | None) -> SafeString:
     return _time(context, moment, "since", "")
 
 
-@register.simple_tag
-def clock(moment: datetime | None) -> SafeString:
-    """A <time> as a clock time; app.js turns it into the viewer's own zone."""
+@register.simple_tag(takes_context=True)
+def clock(context: Context, moment: datetime | None) -> SafeString:
+    """A <time> as a clock time, with the day unless that is today; app.js turns it into the
+    viewer's own zone."""
     if moment is None:
         return SafeString("–")
-    return _element(moment, "clock", _local(moment).strftime("%H:%M:%S"))
+    here, today = _local(moment), _local(context["now"])
+    if here.date() == today.date():
+        text = here.strftime("%H:%M:%S")
+    else:
+        text = here.strftime("%-d %b %H:%M" if here.year == today.year else "%-d %b %Y %H:%M")
+    return _element(moment, "clock", text)
 
 
 def _time(context: Context, moment: datetime | None, kind: str, suffix: str) -> SafeString:
