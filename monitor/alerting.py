@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime, timedelta, tzinfo
 
 from django.contrib.auth.models import User
+from django.db.models import QuerySet
 from django.utils import timezone
 
 from monitor import incidents, outbox, policies
@@ -13,6 +14,7 @@ from monitor.incident_letters import letter, link
 from monitor.models import Channel, Event, Incident, Message
 from monitor.policy.alerting import INCIDENT, AlertPolicy, Notice, Route, due_at, rank, wants
 from monitor.policy.hog_rules import TITLES
+from monitor.prepared import prepared
 from monitor.readings import Snapshot
 
 # Rows of other hosts may be committed later than ones with higher numbers.
@@ -40,7 +42,7 @@ class Alerts:
 
 def write(now: datetime) -> int:
     """Write a message for each notice and channel that wants it; how many that were."""
-    channels = list(Channel.objects.filter(enabled=True))
+    channels = _channels()
     if not channels:
         return 0
     policy, zone = policies.current(AlertPolicy), timezone.get_current_timezone()
@@ -60,6 +62,11 @@ def write(now: datetime) -> int:
         total += _write(channel, route, wanted, policy, now, zone)
         _seen(channel, happened)
     return total
+
+
+@prepared
+def _channels() -> QuerySet[Channel]:
+    return Channel.objects.filter(enabled=True)
 
 
 def route_of(channel: Channel) -> Route:

@@ -2,11 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import datetime, timedelta
 
-from django.db.models import Q
+from django.db.models import Q, QuerySet
 
 from monitor.models import Chore
+from monitor.prepared import prepared
+
+
+def all_due(chores: Mapping[str, timedelta], now: datetime) -> list[str]:
+    """Which of these chores are to be queued now; {name: how often}."""
+    queued = {row.name: row.queued_at for row in _rows()}
+    return [
+        name
+        for name, every in chores.items()
+        if (name not in queued or queued[name] <= now - every) and due(name, every, now)
+    ]
+
+
+@prepared
+def _rows() -> QuerySet[Chore]:
+    return Chore.objects.all()
 
 
 def due(name: str, every: timedelta, now: datetime) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import datetime, timedelta
 
-from django.db.models import Avg, Count
+from django.db.models import Avg, Count, QuerySet
 
 from monitor import events
 from monitor.models import Constraint as Row
@@ -17,6 +17,7 @@ from monitor.policy.constraints import (
     Grip,
     Verdict,
 )
+from monitor.prepared import prepared
 
 # The mean that says how busy the CPUs are, and how much of it must be known.
 CPU_WINDOW, CPU_KNOWN = timedelta(seconds=30), 0.5
@@ -31,8 +32,12 @@ def open_keys(host: str) -> list[tuple[str, str]]:
 
 def open_rows(host: str | None = None) -> list[Row]:
     """All that `host` (None = any) is short of, the oldest first."""
-    rows = Row.objects.filter(until_at__isnull=True).order_by("from_at", "id")
-    return list(rows if host is None else rows.filter(host=host))
+    return [row for row in _open() if host in (None, row.host)]
+
+
+@prepared
+def _open() -> QuerySet[Row]:
+    return Row.objects.filter(until_at__isnull=True).order_by("from_at", "id")
 
 
 def cpu_pct(host: str, now: datetime) -> float | None:

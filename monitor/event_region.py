@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from datetime import datetime
 
-from monitor import events
+from django.db.models import QuerySet
+
+from monitor.models import Event
 from monitor.policy.privacy import Viewer, event_text
+from monitor.prepared import prepared
 from monitor.regions import Context, Region
 
 SHOWN = 10
@@ -16,10 +19,15 @@ ANYBODY = Viewer("", operator=False)
 
 
 def _load(now: datetime) -> Context:
-    found = events.recent(SHOWN, without=OPENED)
+    found = _newest()
     for event in found:
         event.text = event_text(event.kind, event.text, event.owner, ANYBODY)
     return {"events": found}
+
+
+@prepared
+def _newest() -> QuerySet[Event]:
+    return Event.objects.exclude(kind=OPENED).order_by("-at", "-id")[:SHOWN]
 
 
 def _version(context: Context) -> object:

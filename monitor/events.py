@@ -80,15 +80,13 @@ def recent(
     job_ref: str = "",
     owner: str = "",
     least: str = "",
-    without: str = "",
     since: datetime | None = None,
     until: datetime | None = None,
     skip: int = 0,
 ) -> list[Event]:
     """The newest events first, of those that match what is given.
 
-    `kind` is a name, or a group of event_kinds, `without` a name; `least` the severity from
-    which on.
+    `kind` is a name, or a group of event_kinds; `least` the severity from which on.
     """
     wanted = {
         "kind__in": EVENTS.get(kind, (kind,)) if kind else (),
@@ -101,8 +99,6 @@ def recent(
         "at__lt": until,
     }
     matching = Event.objects.filter(**{name: value for name, value in wanted.items() if value})
-    if without:
-        matching = matching.exclude(kind=without)
     return list(matching.order_by("-at", "-id")[skip : skip + limit])
 
 

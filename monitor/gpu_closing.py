@@ -6,14 +6,15 @@ from collections.abc import Iterable
 from datetime import datetime
 
 from django.db import transaction
+from django.db.models import QuerySet
 
 from monitor.gpu_closures import ClosureFact, ClosureKind
 from monitor.models import GpuClosure
+from monitor.prepared import prepared
 
 
 def on(host: str) -> list[ClosureFact]:
     """Which GPUs of `host` are closed to new work, oldest first."""
-    rows = GpuClosure.objects.filter(host=host, until_at=None).order_by("id")
     return [
         ClosureFact(
             gpu_uuid=row.gpu_uuid,
@@ -25,8 +26,13 @@ def on(host: str) -> list[ClosureFact]:
             pid=row.pid,
             memory_bytes=row.memory_bytes,
         )
-        for row in rows
+        for row in _open_rows(host)
     ]
+
+
+@prepared
+def _open_rows(host: str) -> QuerySet[GpuClosure]:
+    return GpuClosure.objects.filter(host=host, until_at=None).order_by("id")
 
 
 def close(fact: ClosureFact, host: str) -> bool:

@@ -8,6 +8,7 @@ from django.db.models import Q, QuerySet
 
 from monitor.models import Gpu, Incident
 from monitor.policy.hog_rules import HOG_RULES
+from monitor.prepared import prepared
 
 
 def going_on(host: str | None = None) -> QuerySet[Incident]:
@@ -16,9 +17,14 @@ def going_on(host: str | None = None) -> QuerySet[Incident]:
     return rows if host is None else rows.filter(host=host)
 
 
-def not_snoozed(now: datetime) -> QuerySet[Incident]:
-    """What is open anywhere, and nobody wants to hear nothing of for a while."""
-    return going_on().exclude(snoozed_until__gt=now)
+@prepared
+def _all_going_on() -> QuerySet[Incident]:
+    return going_on()
+
+
+def not_snoozed(now: datetime) -> list[Incident]:
+    """What is open anywhere, without what nobody wants to hear of for a while."""
+    return [row for row in _all_going_on() if row.snoozed_until is None or row.snoozed_until <= now]
 
 
 def hogs_on(host: str, now: datetime | None = None) -> set[str]:

@@ -13,11 +13,13 @@ from typing import Any, TypeVar
 
 from django.conf import settings
 from django.db import transaction
+from django.db.models import QuerySet
 
 from monitor import audit
 from monitor.models import PolicyValues
 from monitor.policy import layers, thresholds
 from monitor.policy.layers import Layer, Setting
+from monitor.prepared import prepared
 
 P = TypeVar("P")
 _registered: dict[str, type[Any]] = {}
@@ -58,7 +60,7 @@ class InForce:
     """All policies at an instant; one query. `of(HogPolicy)` gives one."""
 
     def __init__(self) -> None:
-        changed = dict(PolicyValues.objects.values_list("name", "values"))
+        changed = {row.name: row.values for row in _changed()}
         self._layers = [*_given(), Layer(layers.HERE, changed)]
 
     def of(self, kind: type[P]) -> P:
@@ -68,6 +70,11 @@ class InForce:
     def settings(self, name: str) -> list[Setting]:
         """Each threshold of a policy with its value, and where that comes from."""
         return layers.explained(_registered[name], name, self._layers)
+
+
+@prepared
+def _changed() -> QuerySet[PolicyValues]:
+    return PolicyValues.objects.all()
 
 
 def current(kind: type[P]) -> P:

@@ -6,10 +6,13 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import fields
 from datetime import datetime
 
+from django.db.models import QuerySet
+
 from monitor import snapshots
 from monitor.claims import ClaimKind
 from monitor.models import Claim, Gpu, HostSample, LatestSnapshot, Sample
 from monitor.owner_facts import Presence
+from monitor.prepared import prepared
 from monitor.readings import (
     ClaimFact,
     GpuReading,
@@ -85,9 +88,7 @@ def record_history(past: Iterable[Snapshot]) -> int:
 
 def newest(host: str | None = None) -> Snapshot | None:
     """The newest snapshot of `host`, or of whichever host has the newest."""
-    rows = (
-        LatestSnapshot.objects.all() if host is None else LatestSnapshot.objects.filter(host=host)
-    )
+    rows = LatestSnapshot.objects.filter(**({} if host is None else {"host": host}))
     row = rows.order_by("-at").first()
     return snapshots.loads(row.body) if row else None
 
@@ -111,7 +112,7 @@ def carry(host: str, text: str) -> None:
 
 def newest_all() -> list[Snapshot]:
     """The newest snapshot of each host, by name."""
-    return [snapshots.loads(row.body) for row in LatestSnapshot.objects.order_by("host")]
+    return [snapshots.loads(row.body) for row in _latest_rows()]
 
 
 def next_seq(host: str) -> int:
@@ -134,12 +135,12 @@ def host_samples(host: str, since_t: int, until_t: int) -> list[HostPoint]:
 
 def open_claims(host: str) -> list[ClaimFact]:
     """Whose jobs and models may use which GPU of `host` now, oldest first."""
-    return [claim for claim in _open(host) if claim.kind is not ClaimKind.LOCK]
+    return [_claim_fact(row) for row in _open_rows(host) if row.kind != ClaimKind.LOCK]
 
 
 def lock_claims(host: str) -> list[ClaimFact]:
     """Who holds which GPU's lock file from outside, oldest first."""
-    return [claim for claim in _open(host) if claim.kind is ClaimKind.LOCK]
+    return [_claim_fact(row) for row in _open_rows(host) if row.kind == ClaimKind.LOCK]
 
 
 def end_lock_claims(rows: Collection[int], now: datetime) -> None:
@@ -147,15 +148,24 @@ def end_lock_claims(rows: Collection[int], now: datetime) -> None:
     Claim.objects.filter(pk__in=rows).update(until_at=now, freed_at=now)
 
 
-def _open(host: str) -> list[ClaimFact]:
-    rows = Claim.objects.filter(host=host, freed_at=None, until_at=None)
-    return [_claim_fact(row) for row in rows.order_by("id")]
+@prepared
+def _open_rows(host: str) -> QuerySet[Claim]:
+    return Claim.objects.filter(host=host, freed_at=None, until_at=None).order_by("id")
+
+
+@prepared
+def _held_rows(host: str) -> QuerySet[Claim]:
+    return Claim.objects.filter(host=host, freed_at=None).order_by("id")
+
+
+@prepared
+def _latest_rows() -> QuerySet[LatestSnapshot]:
+    return LatestSnapshot.objects.order_by("host").defer("carry")
 
 
 def held_claims(host: str) -> list[ClaimFact]:
     """The open claims, and the ended ones whose memory is not known to be back; oldest first."""
-    rows = Claim.objects.filter(host=host, freed_at=None)
-    return [_claim_fact(row) for row in rows.order_by("id")]
+    return [_claim_fact(row) for row in _held_rows(host)]
 
 
 def _claim_fact(row: Claim) -> ClaimFact:

@@ -6,13 +6,14 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 
-from django.db.models import Q
+from django.db.models import Q, QuerySet
 
 from monitor import incidents
 from monitor.models import Incident, Response
 from monitor.policy import enforcement_words
 from monitor.policy.enforcement import UNDOABLE, WARNINGS, Accused, Case, Step, Taken
 from monitor.policy.hog_rules import CPU_HOG
+from monitor.prepared import prepared
 from monitor.readings import ProcessReading
 from scheduler.runner.enforcing import Target
 
@@ -91,8 +92,15 @@ def process_of(one: Open) -> dict[str, object]:
     return {"pid": one.target.pid, "start_ticks": one.target.start_ticks, "program": program}
 
 
+@prepared
+def _any_begun() -> QuerySet[Response]:
+    return Response.objects.filter(is_dry_run=False, undone_at=None).order_by()[:1]
+
+
 def begun(host: str) -> dict[Incident, list[Response]]:
     """What was done to processes, or is to be: all of open incidents, of others what lasts."""
+    if not _any_begun():
+        return {}
     rows = Response.objects.filter(is_dry_run=False, undone_at=None, incident__host=host)
     lasts = Q(state=PLANNED) | Q(state=DONE, step__in=UNDOABLE)
     kept = rows.filter(lasts | Q(incident__closed_at=None)).exclude(step__in=WARNINGS)

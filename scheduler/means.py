@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from datetime import datetime
 
+from django.db.models import QuerySet
+
+from monitor.prepared import prepared
 from scheduler.models import Means
 from scheduler.runner.abilities import Mean
 
@@ -20,7 +23,7 @@ TITLES = {
 
 def record(host: str, means: Iterable[Mean], now: datetime) -> int:
     """Write down what changed; how much did. The caller holds the transaction."""
-    known = {row.name: row for row in Means.objects.filter(host=host)}
+    known = {row.name: row for row in _rows(host)}
     changed = 0
     for mean in means:
         row = known.get(mean.name)
@@ -36,7 +39,12 @@ def record(host: str, means: Iterable[Mean], now: datetime) -> int:
 
 
 def is_active(host: str, name: str) -> bool:
-    return Means.objects.filter(host=host, name=name, active=True).exists()
+    return any(row.name == name and row.active for row in _rows(host))
+
+
+@prepared
+def _rows(host: str) -> QuerySet[Means]:
+    return Means.objects.filter(host=host)
 
 
 def word(row: Means) -> str:

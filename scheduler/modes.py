@@ -2,30 +2,39 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import datetime
 
 from django.db import transaction
+from django.db.models import QuerySet
 
 from monitor import audit, events, incidents
+from monitor.prepared import prepared
 from scheduler.models import ModeState
 from scheduler.policy.mode import Judged, Mode, ModePolicy, Override, judged
 
 
 def judge(host: str, policy: ModePolicy, now: datetime) -> Mode:
     """Decide the mode once, and tell it when it changes."""
-    row = ModeState.objects.filter(host=host).first() or ModeState(host=host, since_at=now)
+    row = mode_of(host) or ModeState(host=host, since_at=now)
+    before = dict(vars(row))
     share = incidents.hog_share(host, policy.hours, now)
-    return _settle(row, judged(Mode(row.automatic), share, _override(row), policy, now), now)
+    made = judged(Mode(row.automatic), share, _override(row), policy, now)
+    return _settle(row, made, now, before)
 
 
 def mode_of(host: str) -> ModeState | None:
-    return ModeState.objects.filter(host=host).first()
+    return next((row for row in _by_host() if row.host == host), None)
 
 
 def shown(host: str) -> list[ModeState]:
     """Of all hosts, this one first. A host that nothing is known of yet is cooperative."""
-    rows = list(ModeState.objects.order_by("host"))
-    return sorted(rows, key=lambda row: row.host != host)
+    return sorted(_by_host(), key=lambda row: row.host != host)
+
+
+@prepared
+def _by_host() -> QuerySet[ModeState]:
+    return ModeState.objects.order_by("host")
 
 
 def override(
@@ -64,14 +73,18 @@ def _decided(row: ModeState, now: datetime) -> dict[str, str | None]:
     return {"mode": found.mode.value, "until": found.until.isoformat()}
 
 
-def _settle(row: ModeState, made: Judged, now: datetime) -> Mode:
+def _settle(
+    row: ModeState, made: Judged, now: datetime, before: Mapping[str, object] | None = None
+) -> Mode:
+    """`before`: the row as it is stored; nothing is written where that says the same."""
     is_new, changed = row._state.adding, row.mode != made.mode.value
     if row.override_until is not None and row.override_until <= now:
         row.override, row.override_until, row.override_by = "", None, ""
     row.automatic, row.automatic_reason = made.automatic.value, made.automatic_reason
     row.mode, row.reason = made.mode.value, made.reason
     row.since_at = now if changed else row.since_at
-    row.save(force_insert=is_new)
+    if is_new or vars(row) != before:
+        row.save(force_insert=is_new)
     if changed:
         text = f"{row.host} is {made.mode.value} now. {made.reason}"
         severity = "warning" if made.mode is Mode.DEFENSIVE else "info"

@@ -6,9 +6,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
+from django.db.models import QuerySet
+
 from monitor import constraints
 from monitor.models import Constraint, Gpu
 from monitor.policy.constraints import GRIPS, Grip
+from monitor.prepared import prepared
 from monitor.regions import Context, Region
 from scheduler import modes, throttling
 from scheduler.jobs import PriorityClass
@@ -116,7 +119,7 @@ def _busy(allowed: Throttle) -> Iterable[Line]:
     """GPUs that take nothing more, the same ones together."""
     normal = frozenset(allowed.closed_gpus.get(PriorityClass.NORMAL, {}))
     background = frozenset(allowed.closed_gpus.get(PriorityClass.BACKGROUND, {})) - normal
-    known = _indices(normal | background) if normal or background else {}
+    known = {gpu.uuid: gpu.index for gpu in _gpus()} if normal or background else {}
     for uuids, effect in (
         (normal, "only user-initiated jobs are put there"),
         (background, "no background jobs are put there"),
@@ -133,8 +136,9 @@ def _named(indices: Sequence[int]) -> str:
     return f"GPUs {listed} are" if len(indices) > 1 else f"GPU {listed} is"
 
 
-def _indices(uuids: Iterable[str]) -> dict[str, int]:
-    return dict(Gpu.objects.filter(uuid__in=uuids).values_list("uuid", "index"))
+@prepared
+def _gpus() -> QuerySet[Gpu]:
+    return Gpu.objects.only("index")
 
 
 def _quotas(allowed: Throttle) -> str:
@@ -150,9 +154,13 @@ def _quotas(allowed: Throttle) -> str:
 
 def _share_of_all() -> float:
     """The share that holds for everybody, in percent; where nobody has set one, an example."""
-    rows = Quota.objects.filter(user=None, group=None)
-    found = rows.values_list("share_pct", flat=True).first()
-    return EXAMPLE_PCT if found is None else found
+    found = (row.share_pct for row in _of_all() if row.share_pct is not None)
+    return next(found, EXAMPLE_PCT)
+
+
+@prepared
+def _of_all() -> QuerySet[Quota]:
+    return Quota.objects.filter(user=None, group=None)
 
 
 def _moment(t: float) -> datetime:

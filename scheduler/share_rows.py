@@ -9,6 +9,7 @@ from django.db.models import Model, Q, QuerySet
 
 from monitor.claims import ClaimKind
 from monitor.models import Claim
+from monitor.prepared import prepared
 from monitor.pruning import Keep
 from scheduler.models import GpuDay, SharedOut, UsedShare
 from scheduler.people import Capacity
@@ -20,22 +21,33 @@ _USED = ("usage", "charge", "outside", "seen_s", "known_s")
 
 def charged_until(host: str) -> datetime | None:
     """Until when the use of a host's GPUs has been charged."""
-    return SharedOut.objects.filter(pk=host).values_list("at", flat=True).first()
+    return next((row.at for row in _shared_out(host)), None)
+
+
+@prepared
+def _shared_out(host: str) -> QuerySet[SharedOut]:
+    return SharedOut.objects.filter(pk=host)
 
 
 def set_charged(host: str, at: datetime, capacity: Capacity) -> None:
-    SharedOut.objects.update_or_create(
-        host=host,
-        defaults={
-            "at": at,
-            "gpu_uuids": list(capacity.gpu_uuids),
-            "gpu_bytes": capacity.gpu_bytes,
-        },
+    row = SharedOut(
+        host=host, at=at, gpu_uuids=list(capacity.gpu_uuids), gpu_bytes=capacity.gpu_bytes
+    )
+    SharedOut.objects.bulk_create(
+        [row],
+        update_conflicts=True,
+        unique_fields=["host"],
+        update_fields=["at", "gpu_uuids", "gpu_bytes"],
     )
 
 
 def used(host: str) -> dict[str, UsedShare]:
-    return {row.owner: row for row in UsedShare.objects.filter(host=host)}
+    return {row.owner: row for row in _used_rows(host)}
+
+
+@prepared
+def _used_rows(host: str) -> QuerySet[UsedShare]:
+    return UsedShare.objects.filter(host=host)
 
 
 def set_used(rows: Iterable[UsedShare]) -> None:

@@ -8,6 +8,9 @@ from dataclasses import asdict, replace
 from datetime import datetime, timedelta
 from typing import Any
 
+from django.db.models import QuerySet
+
+from monitor.prepared import prepared
 from scheduler.blockers import Blocker, Tier
 from scheduler.jobs import PriorityClass
 from scheduler.models import ThrottleState
@@ -45,27 +48,38 @@ def throttle(host: str, now: datetime, running: Sequence[RunningJob]) -> Throttl
 
 def load(host: str) -> tuple[Memory, datetime | None]:
     """What the last look left, and when it was."""
-    row = ThrottleState.objects.filter(host=host).first()
+    row = next((row for row in _by_host() if row.host == host), None)
     return (Memory(), None) if row is None else (_memory(json.loads(row.memory)), row.at)
 
 
 def save(host: str, memory: Memory, allowed: Throttle, now: datetime) -> None:
     """Keep a look."""
-    values = {
-        "at": now,
-        "allowed": json.dumps(_throttle_row(allowed), separators=(",", ":")),
-        "sharing": memory.level.running,
-        "memory": json.dumps(_memory_row(memory), separators=(",", ":")),
-    }
-    ThrottleState.objects.update_or_create(host=host, defaults=values)
+    row = ThrottleState(
+        host=host,
+        at=now,
+        allowed=json.dumps(_throttle_row(allowed), separators=(",", ":")),
+        sharing=memory.level.running,
+        memory=json.dumps(_memory_row(memory), separators=(",", ":")),
+    )
+    ThrottleState.objects.bulk_create(
+        [row],
+        update_conflicts=True,
+        unique_fields=["host"],
+        update_fields=["at", "allowed", "sharing", "memory"],
+    )
 
 
 def shown() -> list[tuple[str, datetime, Throttle, Memory]]:
     """Each host's name, its last look, what is allowed there and why; for pages."""
     return [
         (row.host, row.at, _allowed(row.allowed), _memory(json.loads(row.memory)))
-        for row in ThrottleState.objects.order_by("host")
+        for row in _by_host()
     ]
+
+
+@prepared
+def _by_host() -> QuerySet[ThrottleState]:
+    return ThrottleState.objects.order_by("host")
 
 
 def _allowed(text: str) -> Throttle:
