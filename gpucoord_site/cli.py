@@ -23,6 +23,7 @@ COMMANDS: Commands = {
         "gpucoord_site.submit:main",
     ),
     "why": ("say why a job waits: gpucoord why JOB", "gpucoord_site.why:main"),
+    "quota": ("say what you may use, and what you use now", "gpucoord_site.quota:main"),
     "lock": (
         "have GPUs to yourself: gpucoord lock 0 -- python train.py",
         "gpucoord_site.lock:main",

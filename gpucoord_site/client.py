@@ -59,6 +59,11 @@ class Client:
         found: dict[str, Any] = self._ask("GET", f"/api/jobs/{job_id}/why/").json()
         return found
 
+    def quota(self, user: str | None = None) -> dict[str, Any]:
+        asked = {"user": user} if user else {}
+        found: dict[str, Any] = self._ask("GET", "/api/quota/", params=asked).json()
+        return found
+
     def log(self, job_id: int, offset: int) -> Output:
         answer = self._ask(
             "GET", f"/api/jobs/{job_id}/log/", params={"offset": offset, "limit": PIECE}

@@ -1,0 +1,76 @@
+"""`gpucoord quota`: what bounds a person's jobs, and what is used of it now. Needs no Django."""
+
+from __future__ import annotations
+
+import json
+import sys
+from argparse import ArgumentParser
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from datetime import datetime
+from typing import Any
+
+from gpucoord_site import connecting, token_file
+from scheduler.units import size
+
+LABELS = {
+    "gpu_minutes": "GPU-minutes today",
+    "gpus": "GPUs",
+    "memory_bytes": "GPU memory",
+    "jobs": "running jobs",
+    "queued": "waiting jobs",
+}
+
+
+def main(argv: Sequence[str]) -> int:
+    """Returns 0, or 125 when gpucoord can't be asked."""
+    asked = _parser().parse_args(argv)
+    from gpucoord_site.client import UnableToAsk
+
+    try:
+        with closing(connecting.connect(asked)) as client:
+            found = client.quota(asked.user)
+    except (UnableToAsk, token_file.UnsafeToken) as error:
+        sys.stderr.write(f"gpucoord: {error}\n")
+        return 125
+    text = json.dumps(found, indent=2) if asked.json else "\n".join(lines(found))
+    sys.stdout.write(f"{text}\n")
+    return 0
+
+
+def lines(found: dict[str, Any]) -> Iterator[str]:
+    """The answer as a person reads it."""
+    yield f"{found['name']} uses now:"
+    for name, label in LABELS.items():
+        yield f"  {label:<18} {_of(name, found[name])}"
+    if (left := found["gpu_minutes_left"]) is not None:
+        yield f"  {'still left today':<18} {max(0.0, left):.0f} GPU-minutes"
+    if found["share_pct"] is not None:
+        kept = f"{found['reserved_pct']:g} % of it for priorities 4 and 5"
+        yield f"  {'entitled share':<18} {found['share_pct']:g} % of the GPUs, {kept}"
+    if found["priority"] is not None:
+        yield f"  {'highest priority':<18} {found['priority']}"
+    end = datetime.fromisoformat(found["resets_at"])
+    yield f"The day ends {end:%a} {end.day} {end:%b %H:%M} ({found['zone']})."
+
+
+def _of(name: str, limit: dict[str, Any]) -> str:
+    used = _amount(name, limit["used"])
+    if limit["most"] is None:
+        return f"{used} (no limit)"
+    promised = f", {limit['committed']:.0f} promised to running jobs" if limit["committed"] else ""
+    return f"{used} of {_amount(name, limit['most'])}{promised}"
+
+
+def _amount(name: str, value: float) -> str:
+    return str(size(int(value))) if name == "memory_bytes" else f"{value:.0f}"
+
+
+def _parser() -> ArgumentParser:
+    parser = ArgumentParser(
+        prog="gpucoord quota", description="Say what you may use, and what of it you use now."
+    )
+    parser.add_argument("--user", metavar="NAME", help="somebody else; for operators")
+    parser.add_argument("--json", action="store_true", help="print it as REST tells it")
+    connecting.add_options(parser)
+    return parser
