@@ -14,11 +14,14 @@ from scheduler.models import ModeState
 from scheduler.policy.mode import Judged, Mode, ModePolicy, Override, judged
 
 
-def judge(host: str, policy: ModePolicy, now: datetime) -> Mode:
-    """Decide the mode once, and tell it when it changes."""
+def judge(host: str, policy: ModePolicy, now: datetime, *, looked: bool = True) -> Mode:
+    """Decide the mode once, and tell it when it changes.
+
+    Not `looked`: who is there can't be told now, but what an operator decided ends in time.
+    """
     row = mode_of(host) or ModeState(host=host, since_at=now)
     before = dict(vars(row))
-    share = incidents.hog_share(host, policy.hours, now)
+    share = incidents.hog_share(host, policy.hours, now) if looked else None
     made = judged(Mode(row.automatic), share, _override(row), policy, now)
     return _settle(row, made, now, before)
 

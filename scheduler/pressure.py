@@ -42,17 +42,17 @@ class Pressure:
         self._host = host
 
     def judge(self, snapshot: Snapshot | None, now: datetime) -> Throttle | None:
+        in_force = policies.InForce()
+        mode_policy = in_force.of(ModePolicy)
+        held = modes.judge(self._host, mode_policy, now, looked=snapshot is not None)
         if snapshot is None:
             return None
-        in_force = policies.InForce()
         thresholds = Policies(
             adaptive=in_force.of(AdaptivePolicy),
             pressure=in_force.of(PressurePolicy),
             utilisation=in_force.of(UtilisationPolicy),
             windows=in_force.of(WindowPolicy),
         )
-        mode_policy = in_force.of(ModePolicy)
-        held = modes.judge(self._host, mode_policy, now)
         old, at = throttling.load(self._host)
         seconds = FIRST_LOOK_S if at is None else (now - at).total_seconds()
         settle = timedelta(seconds=thresholds.utilisation.settle_s)

@@ -107,7 +107,7 @@ def _automatic(old: Mode, share: float | None, policy: ModePolicy) -> Mode:
 
 def _why(mode: Mode, share: float | None, policy: ModePolicy) -> str:
     if share is None:
-        return "How long hogs were there is not known yet."
+        return "How long hogs were there is not known now."
     text = f"Hogs were present {100 * share:.0f} % of the last {policy.hours:.0f} h"
     if mode is Mode.DEFENSIVE:
         return f"{text}; it is cooperative again below {policy.cooperative_below_pct:.0f} %."

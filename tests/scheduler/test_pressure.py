@@ -312,3 +312,14 @@ def test_all_its_policies_can_be_changed_by_operators() -> None:
 def test_it_judges_no_old_snapshot() -> None:
     assert Pressure("gpubox").judge(None, NOW) is None
     assert not ThrottleState.objects.exists()
+
+
+def test_what_an_operator_set_ends_though_nothing_is_read_and_the_rest_stays() -> None:
+    ModeState.objects.create(host="gpubox", automatic="defensive", since_at=NOW)
+    modes.override("gpubox", Mode.COOPERATIVE, at(60), by="root", now=NOW)
+    Pressure("gpubox").judge(None, at(61))
+    row = modes.mode_of("gpubox")
+
+    assert row is not None
+    assert (row.mode, row.override) == ("defensive", "")
+    assert row.reason == "How long hogs were there is not known now."
