@@ -28,7 +28,7 @@ def load(now: datetime) -> dict[int, tuple[Blocker, ...]]:
     rows = list(_CONDITIONAL.all())
     if not rows:
         return {}
-    pending = _pending() if any(row[-1] for row in rows) else {}
+    pending, arrays = _pending() if any(row[-1] for row in rows) else ({}, frozenset[int]())
     refused = _refused([row[0] for row in rows if row[4] is not None and row[4] > now])
     limited = {row[6] for row in rows if row[6] is not None and row[7] is not None}
     return waits(
@@ -44,6 +44,7 @@ def load(now: datetime) -> dict[int, tuple[Blocker, ...]]:
                 array=array,
                 array_limit=limit,
                 pending=tuple(pending.get(id_, ())),
+                arrays=arrays,
             )
             for id_, held, held_by, begin_at, retry_at, failures, array, limit, _ in rows
         ),
@@ -64,23 +65,24 @@ def _refused(jobs: Sequence[int]) -> dict[int, str]:
     return {job: why for job, (outcome, why) in last.items() if not outcome}
 
 
-def _pending() -> Pending:
-    """What waiting jobs still wait for of others, in the order of these."""
+def _pending() -> tuple[Pending, frozenset[int]]:
+    """What waiting jobs still wait for of others, in the order of these; which are arrays."""
     rows = list(
         JobDependency.objects.filter(job__state=JobState.QUEUED.value, job__depends=True)
         .order_by("on_id")
         .values_list("job_id", "on_id", "after", "on__state", "on__outcome", "on__array")
     )
-    unmet = _unmet({on for _, on, _, _, _, array in rows if array == on})
+    arrays = frozenset(on for _, on, _, _, _, array in rows if array == on)
+    unmet = _unmet(arrays)
     found: Pending = defaultdict(list)
     for job, on, text, state, outcome, _ in rows:
         after = After(text)
         if after in unmet.get(on, ()) or not is_met(after, state, outcome):
             found[job].append((on, after))
-    return found
+    return found, arrays
 
 
-def _unmet(arrays: set[int]) -> dict[int, set[After]]:
+def _unmet(arrays: frozenset[int]) -> dict[int, set[After]]:
     """Of arrays that are waited for: which waits are not over for all of their jobs."""
     found: dict[int, set[After]] = defaultdict(set)
     rows = Job.objects.filter(array__in=arrays).order_by() if arrays else Job.objects.none()

@@ -39,8 +39,9 @@ class Reason:
 
 
 def _job(value: str) -> int | None:
-    number = value.removeprefix("job ")
-    return int(number) if number != value and number.isdecimal() else None
+    """An array is named by its first job."""
+    word, _, number = value.partition(" ")
+    return int(number) if word in {"job", "array"} and number.isdecimal() else None
 
 
 @dataclass(frozen=True, slots=True)

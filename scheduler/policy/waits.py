@@ -16,7 +16,8 @@ from scheduler.policy.calendar import moment
 class Condition:
     """What a waiting job's rows say. held_by "" = by gpucoord itself.
 
-    refused: why the machine could not start it. pending: what it still waits for of other jobs.
+    refused: why the machine could not start it. pending: what it still waits for of other jobs;
+    arrays: those of them that stand for all jobs of their array.
     """
 
     id: int
@@ -29,6 +30,7 @@ class Condition:
     array: int | None = None
     array_limit: int | None = None
     pending: tuple[tuple[int, After], ...] = ()
+    arrays: frozenset[int] = frozenset()
 
 
 def waits(
@@ -64,7 +66,7 @@ def _own(one: Condition, now: datetime, zone: str) -> Iterable[Blocker]:
     if one.retry_at is not None and one.retry_at > now:
         yield _retries(one, one.retry_at, zone)
     for on, after in one.pending:
-        yield _after(on, after)
+        yield _after(on, after, is_array=on in one.arrays)
 
 
 def _held(reason: str, by: str) -> Blocker:
@@ -107,12 +109,13 @@ def _retries(one: Condition, at: datetime, zone: str) -> Blocker:
     )
 
 
-def _after(on: int, after: After) -> Blocker:
+def _after(on: int, after: After, *, is_array: bool) -> Blocker:
     has_done = "succeeded" if after is After.SUCCESS else "ended"
+    what = f"all jobs of array {on} have" if is_array else f"job {on} has"
     return Blocker(
         code="Dependency",
-        text=f"It starts after job {on} has {has_done}.",
+        text=f"It starts after {what} {has_done}.",
         tier=Tier.NOT_YET,
         requested=after.value,
-        holder=f"job {on}",
+        holder=f"array {on}" if is_array else f"job {on}",
     )

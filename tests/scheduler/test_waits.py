@@ -53,6 +53,15 @@ def test_it_names_each_job_that_it_waits_for() -> None:
     ]
 
 
+def test_it_says_that_it_waits_for_a_whole_array() -> None:
+    condition = _one(pending=((7, After.SUCCESS),), arrays=frozenset({7}))
+
+    (blocker,) = waits([condition], {}, NOW)[1]
+
+    assert blocker.text == "It starts after all jobs of array 7 have succeeded."
+    assert blocker.holder == "array 7"
+
+
 def test_an_array_starts_no_more_than_its_limit() -> None:
     array = [_one(id_, array=3, array_limit=2) for id_ in (5, 4, 3)]
 
