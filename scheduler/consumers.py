@@ -79,6 +79,7 @@ class Feed:
         self._reads_log = at is not None
         self._attempt, self._offset = at or (0, None)
         self._decoder = Decoder(self._offset or 0)
+        self._turns = tail.turns
         self._view: View | None = None
         self._n = self._heard = 0
 
@@ -104,9 +105,9 @@ class Feed:
         if view is None or view.log is None:
             return False
         message: dict[str, Any] = {}
-        if view.attempt != self._attempt:
+        if (view.attempt, self._tail.turns) != (self._attempt, self._turns):
             message["anew"] = view.attempt
-            self._attempt, self._offset = view.attempt, 0
+            self._attempt, self._offset, self._turns = view.attempt, 0, self._tail.turns
             self._decoder = Decoder()
         # A page that says nothing about what it has gets the end of the log.
         since = self._tail.end - LAST if self._offset is None else self._offset

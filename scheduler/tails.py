@@ -64,16 +64,19 @@ class Tail:
         self.start = self.end = 0
         self._kept = b""
         self._done = False
-        # Its end was cut off, while it was followed.
+        # Its end was cut off, while it was followed; and how often it was begun anew for that.
         self.is_cut = False
+        self.turns = 0
 
     def show(self, view: View) -> None:
         if view == self.view:
             return
         if self.view is None or view.log != self.view.log:
-            self.start = self.end = 0
-            self._kept = b""
-            self.is_cut = False
+            self._begin_anew()
+        elif self.is_cut and view.ended:
+            # What was shown of its end was left out, and is not what is there now.
+            self._begin_anew()
+            self.turns += 1
         self._done = False
         self.view = view
         self._tell()
@@ -88,7 +91,7 @@ class Tail:
             # Nothing is written after the end was recorded.
             self._done = view.ended
             return False
-        if self.start < size < self.end:
+        if self.start < size < self.end and not view.ended:
             # It has reached its limit.
             self._kept, self.end, self.is_cut = self._kept[: size - self.start], size, True
             self._tell()
@@ -105,6 +108,11 @@ class Tail:
         self.start = self.end - len(self._kept)
         self._tell()
         return True
+
+    def _begin_anew(self) -> None:
+        self.start = self.end = 0
+        self._kept = b""
+        self.is_cut = False
 
     def piece(self, offset: int) -> Piece:
         """What there is from `offset`; from later on where that is no longer at hand."""

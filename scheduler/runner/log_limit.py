@@ -13,7 +13,8 @@ from contextlib import suppress
 # Between looks; a log that is near its limit is looked at more often.
 LOOK_S = 2.0
 NEAR_S = 0.5
-TAIL_BYTES = 64 * 1024
+# Less than a page shows of a log, so that what was left out stands above it.
+TAIL_BYTES = 48 * 1024
 _REACHED = "\n[gpucoord: the log has reached its limit of {}; what follows is left out]\n"
 _LEFT_OUT = "\n[gpucoord: {} were left out here; this is the end of the log]\n"
 

@@ -165,8 +165,28 @@ async def test_a_log_that_is_cut_at_its_limit_goes_on_from_there(
     os.truncate(log, 4)
     tail = tails.tails(consumers.look)._tails[job.pk]
     await asyncio.to_thread(wait_for, lambda: tail.end == 4)
-    jobs_made.write_log(data, job, b" | end")
-    assert await log_until(page, "end") == " | end"
+    jobs_made.write_log(data, job, b" | more")
+    assert await log_until(page, "more") == " | more"
+
+
+async def test_the_end_of_a_log_that_was_cut_is_shown_once_the_job_is_over(
+    alice: User, job: Job, data: Path, opened: Open
+) -> None:
+    log = jobs_made.write_log(data, job, b"kept, left out, and so on")
+    page = await opened(alice, job)
+    await said(page)
+    await log_until(page, "so on")
+
+    os.truncate(log, 9)
+    tail = tails.tails(consumers.look)._tails[job.pk]
+    await asyncio.to_thread(wait_for, lambda: tail.end == 9)
+    os.truncate(log, 4)
+    jobs_made.write_log(data, job, b" the end")
+    await sync_to_async(jobs_made.end)(job, "failed")
+    while "anew" not in (message := await said(page)):
+        pass
+    text = message["log"]
+    assert text == "kept the end" or text + await log_until(page, "end") == "kept the end"
 
 
 async def test_a_new_attempt_begins_anew(alice: User, job: Job, data: Path, opened: Open) -> None:
