@@ -18,6 +18,8 @@ from scheduler.jobs import PRIORITIES
 from scheduler.quota_figures import Figure
 from scheduler.share_table import Line
 
+# More people who have and want nothing now are shown when asked for.
+MOST_QUIET = 12
 SORTS: dict[str, Callable[[Line], Any]] = {
     "name": lambda line: line.name.casefold(),
     "now": lambda line: line.now or 0.0,
@@ -56,13 +58,18 @@ class Row:
     is_mine: bool
 
 
-def whole(person: User, sort: str, now: datetime) -> dict[str, Any]:
+def whole(person: User, sort: str, everybody: bool, now: datetime) -> dict[str, Any]:
+    """`everybody`: also all those who have and want nothing now, however many."""
     table = share_table.table(now, person.username)
     known = sort if sort.removeprefix("-") in SORTS else ""
     rows = [_row(line, person) for line in _sorted(table.lines, known)]
+    quiet = [row for row in rows if row.line.is_quiet and not row.is_mine]
+    folds = len(quiet) > MOST_QUIET
     return {
         "gpus": table.gpus,
-        "rows": rows,
+        "rows": [row for row in rows if row not in quiet] if folds and not everybody else rows,
+        "quiet": len(quiet) if folds else 0,
+        "everybody": everybody,
         "sort": known,
         "own": own(table.line(person.username)),
         "half_life_hours": table.half_life_hours,

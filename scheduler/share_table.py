@@ -22,7 +22,7 @@ class Line:
     entitled: the share agreed with them, else an equal part of what others leave. factor: 0.5 =
     exactly at their share. waiting: how many of their jobs. coverage: of the time on GPUs, for how
     much the use is known; None = never there. spent_min: GPU-minutes of today, which ends at
-    `resets_at`.
+    `resets_at`. outside: GPUs that processes without a job take now.
     """
 
     standing: Standing
@@ -32,6 +32,7 @@ class Line:
     waiting: int
     coverage: float | None
     spent_min: float
+    outside: float
     resets_at: datetime
     zone: str
 
@@ -52,6 +53,11 @@ class Line:
     def now(self) -> float | None:
         """The part of all that they take now."""
         return min(1.0, self.standing.charge / self.gpus) if self.gpus else None
+
+    @property
+    def is_quiet(self) -> bool:
+        """Neither has anything now nor wants it."""
+        return not self.wants and not self.standing.charge
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +125,7 @@ def _line(
         waiting=waiting.get(name, 0),
         coverage=used.coverage if used else None,
         spent_min=known.spent_min(name),
+        outside=used.outside if used else 0.0,
         resets_at=known.resets_at,
         zone=known.zone,
     )

@@ -18,5 +18,6 @@ def shares(request: HttpRequest) -> HttpResponse:
     """Who has how much?"""
     # The middleware lets nobody else in.
     person = cast(User, request.user)
-    sort = request.GET.get("sort", "")
-    return render(request, "scheduler/shares.html", share_page.whole(person, sort, timezone.now()))
+    sort, everybody = request.GET.get("sort", ""), "all" in request.GET
+    context = share_page.whole(person, sort, everybody, timezone.now())
+    return render(request, "scheduler/shares.html", context)

@@ -104,6 +104,30 @@ def test_whatever_it_is_sorted_by_everybody_is_there(
     assert all(f">{name}</a>" in html for name in ("alice", "bob", "erin"))
 
 
+def test_a_crowd_that_has_and_wants_nothing_now_is_shown_when_asked_for(
+    alice: User, as_user: Callable[[User], Client]
+) -> None:
+    for number in range(20):
+        UsedShare.objects.create(host="gpubox", owner=f"guest{number}", usage=0.01)
+    short, whole = page(as_user(alice)), page(as_user(alice), all="1", sort="name")
+
+    # Bob is one of the quiet ones too.
+    assert "21 more have and want nothing now" in short
+    assert ">guest7</a>" not in short
+    assert all(f">{name}</a>" in short for name in ("alice", "erin"))
+    assert ">guest7</a>" in whole
+    assert 'href="?sort=name">Leave out the 21' in whole
+
+
+def test_what_somebody_takes_tells_jobs_from_other_processes(
+    alice: User, as_user: Callable[[User], Client]
+) -> None:
+    html = page(as_user(alice))
+
+    assert 'title="2 of 4 GPUs, all by jobs"' in html
+    assert 'title="1 of 4 GPUs, 1 of it by processes without a job"' in html
+
+
 def test_it_says_so_while_no_gpu_has_been_read(
     alice: User, as_user: Callable[[User], Client]
 ) -> None:
