@@ -15,6 +15,7 @@ from datetime import datetime
 from typing import Any
 
 from django.conf import settings
+from django.db.models import QuerySet
 from django.utils import timezone
 from django_q.brokers import get_broker
 from django_q.models import OrmQ
@@ -24,6 +25,7 @@ from gpucoord_site import loops
 from monitor import leases
 from monitor.identity import is_alive
 from monitor.models import Lease
+from monitor.prepared import prepared
 
 CANARY_EVERY_S = 10.0
 CANARY_PATIENCE_S = 8.0
@@ -59,7 +61,7 @@ class Watchdog:
     def ensure_loops(self) -> None:
         """Queue a slice of each loop that nobody runs; replace a worker that is stuck."""
         now, at = timezone.now(), time.monotonic()
-        rows = {row.loop: row for row in Lease.objects.filter(host=settings.CONFIG.node)}
+        rows = {row.loop: row for row in _leases(settings.CONFIG.node)}
         for name in loops.table():
             row = rows.get(name)
             if row and self._is_in_hands(row, now, at):
@@ -103,6 +105,11 @@ class Watchdog:
             return False
         self._canary, self._canary_due = None, at + CANARY_EVERY_S
         return True
+
+
+@prepared
+def _leases(host: str) -> QuerySet[Lease]:
+    return Lease.objects.filter(host=host)
 
 
 class _Remembering:

@@ -2,23 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from datetime import datetime, timedelta
 
 from django.db.models import Q, QuerySet
 
 from monitor.models import Chore
 from monitor.prepared import prepared
-
-
-def all_due(chores: Mapping[str, timedelta], now: datetime) -> list[str]:
-    """Which of these chores are to be queued now; {name: how often}."""
-    queued = {row.name: row.queued_at for row in _rows()}
-    return [
-        name
-        for name, every in chores.items()
-        if (name not in queued or queued[name] <= now - every) and due(name, every, now)
-    ]
 
 
 @prepared
@@ -28,6 +17,8 @@ def _rows() -> QuerySet[Chore]:
 
 def due(name: str, every: timedelta, now: datetime) -> bool:
     """Whether a chore is to be queued now; True for one caller only."""
+    if any(row.name == name and row.queued_at > now - every for row in _rows()):
+        return False
     Chore.objects.bulk_create([Chore(name=name, queued_at=now - every)], ignore_conflicts=True)
     rows = Chore.objects.filter(name=name, queued_at__lte=now - every)
     return rows.update(queued_at=now) == 1

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 
-from django.db.models import Max, Q
+from django.db.models import Max, Q, QuerySet
 
 from monitor import audit, events, idle_rows, policies
 from monitor.models import CpuLook, Exemption, GpuMinute, Incident, ProcessMinute, ProcessUse
@@ -19,6 +19,7 @@ from monitor.policy.incident_words import sentence
 from monitor.policy.sparing import Exempt
 from monitor.policy.use_series import HORIZON_S, Used
 from monitor.policy.use_windows import Key, Past, Total
+from monitor.prepared import prepared
 from monitor.readings import ClaimFact
 
 # An incident that goes on is written this often: what was in between is added up then.
@@ -58,7 +59,6 @@ _MOVES = (
 
 def known(host: str) -> list[Standing]:
     """What is open on `host`, and what an operator closed while it goes on."""
-    rows = Incident.objects.filter(Q(closed_at__isnull=True) | Q(is_muted=True), host=host)
     return [
         Standing(
             id=row.pk,
@@ -74,13 +74,23 @@ def known(host: str) -> list[Standing]:
             waited_s=row.waited_s,
             is_muted=row.is_muted,
         )
-        for row in rows
+        for row in _known_rows(host)
     ]
 
 
+@prepared
+def _known_rows(host: str) -> QuerySet[Incident]:
+    return Incident.objects.filter(Q(closed_at__isnull=True) | Q(is_muted=True), host=host)
+
+
 def exemptions(now: datetime) -> tuple[Exempt, ...]:
-    rows = Exemption.objects.filter(Q(until_at__isnull=True) | Q(until_at__gt=now))
-    return tuple(Exempt(*row) for row in rows.values_list("scope", "name", "rule"))
+    rows = (row for row in _exemptions() if row.until_at is None or row.until_at > now)
+    return tuple(Exempt(row.scope, row.name, row.rule) for row in rows)
+
+
+@prepared
+def _exemptions() -> QuerySet[Exemption]:
+    return Exemption.objects.order_by("id")
 
 
 def totals(host: str, now: datetime) -> dict[Key, Total]:

@@ -120,7 +120,7 @@ class Controller:
         fresh = newest if newest is not None and now - newest.at <= STALE_AFTER else None
         with self._guard():
             found = {part.name: self._ask(part, fresh, now) for part in self._parts}
-            queued = tuple(chores.all_due(CHORES, now))
+            queued = tuple(name for name, every in CHORES.items() if chores.due(name, every, now))
             for name in queued:
                 self._queue(name)
         return Judgement(found, queued)

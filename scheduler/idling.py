@@ -51,9 +51,8 @@ class IdleResources:
 
     def _memory(self, now: datetime) -> list[str]:
         """Memory that somebody holds idle beside others, as the incidents have it."""
-        fresh = incidents.going_on(self._host).filter(
-            rule=IDLE_HELD, gpu__isnull=False, opened_at__gt=now - FRESH
-        )
+        here = [row for row in incidents.all_going_on() if row.host == self._host and row.gpu_id]
+        fresh = [row for row in here if row.rule == IDLE_HELD and row.opened_at > now - FRESH]
         found = [row for row in fresh if not _told(row.gpu_id or "", row.opened_at, _owner(row))]
         for row in found:
             self._add(row.text, row.gpu_id or "", _owner(row), now)

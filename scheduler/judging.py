@@ -5,9 +5,12 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Any
 
+from django.db.models import QuerySet
+
 from monitor.demand import Demand
 from monitor.hogging import Hogs
 from monitor.policy.incident_life import Verdict
+from monitor.prepared import prepared
 from monitor.probes.cpu_users import cpu_processes
 from monitor.readings import Snapshot
 from scheduler.blockers import OTHERS_LOAD, Tier
@@ -38,8 +41,7 @@ class HogWatch:
 
     def _leaders(self) -> set[int]:
         """The runners of all jobs of this host, and what they started."""
-        rows = Attempt.objects.filter(host=self._host, ended_at=None)
-        pids = rows.values_list("runner_pid", "pid")
+        pids = ((row.runner_pid, row.pid) for row in _open_attempts(self._host))
         return {pid for pair in pids for pid in pair if pid is not None}
 
     def _demand(self, now: datetime) -> list[Demand]:
@@ -67,6 +69,11 @@ class HogWatch:
             )
             for id_, owner, gpus, uuid, submitted, begin, _ in waiting
         ]
+
+
+@prepared
+def _open_attempts(host: str) -> QuerySet[Attempt]:
+    return Attempt.objects.filter(host=host, ended_at=None).only("runner_pid", "pid")
 
 
 def _for_others(blockers: list[dict[str, Any]]) -> bool:
