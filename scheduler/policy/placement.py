@@ -145,12 +145,14 @@ def explain(
         return ()
     refused.sort(key=_miss)
     reasons: list[Blocker] = []
-    for gpu, _ in refused[:SHOWN]:
+    # One more takes no more room than to say that there is one.
+    shown = SHOWN + 1 if len(refused) == SHOWN + 1 else SHOWN
+    for gpu, _ in refused[:shown]:
         first = _first(refusal(requirement, gpu, policy, job_id), bars.get(gpu.gpu_uuid))
         reasons += gpu.closed if first in gpu.closed else [first]
     if requirement.gpus > 1 or not reasons:
         reasons.insert(0, _too_few(requirement, len(able) - len(refused)))
-    if rest := [code or bars[gpu.gpu_uuid].code for gpu, code in refused[SHOWN:]]:
+    if rest := [code or bars[gpu.gpu_uuid].code for gpu, code in refused[shown:]]:
         reasons.append(_others(rest))
     if len(able) < len(gpus) and not requirement.gpu_uuid:
         reasons.append(_unsuitable(requirement, len(able), len(gpus)))
@@ -163,8 +165,6 @@ def _others(codes: Sequence[str]) -> Blocker:
     in_order = sorted(counts.items(), key=lambda pair: (-pair[1], pair[0]))
     why = ", ".join(f"{count} {word}" for word, count in in_order)
     text = f"The other {len(codes)} GPUs can't take it either: {why}."
-    if len(codes) == 1:
-        text = f"The other GPU is {in_order[0][0]}."
     return Blocker(code="OtherGpus", text=text, available=why)
 
 

@@ -189,6 +189,15 @@ def test_it_names_three_gpus_and_counts_the_rest() -> None:
     ]
 
 
+def test_a_fourth_gpu_is_named_rather_than_counted() -> None:
+    case = Case().gpu("d", free="1GiB", closed=(Blocker(code="GpuLocked", text="Locked by bob."),))
+    for name in "abc":
+        case.gpu(name, free="10GiB")
+
+    assert case.job(1, wants="20GiB").why(1)[-1] == "Locked by bob."
+    assert len(case.why(1)) == 4
+
+
 def test_it_counts_the_gpus_that_are_not_what_was_asked_for() -> None:
     case = Case().gpu("a", free="10GiB").gpu("b", total="20GiB", free="20GiB")
 
