@@ -13,8 +13,8 @@ from threading import Lock
 from django.conf import settings
 
 from monitor.models import LatestSnapshot
-from scheduler import supply
-from scheduler.durations import Durations
+from scheduler import store, supply
+from scheduler.durations import Usual
 from scheduler.jobs import JobState, NewJob, QueuedJob
 from scheduler.models import Job
 from scheduler.policy import forecast, waits
@@ -41,9 +41,9 @@ class Outlook:
     def look(self, now: datetime) -> Given:
         """Load anew what is too old."""
         if self.given is None or self.at is None or not timedelta() <= now - self.at < KEPT:
-            queue = self.supply.queue(now)
+            queue = self.supply.queue(now, store.queue_mark())
             # Somebody may ask about a GPU though nobody waits for one.
-            wish = _queued(NewJob(command="true"), "", now)
+            wish = _queued(NewJob(command="true"), "", now, None)
             self.given = replace(self.supply.given([*queue, wish], now), queue=queue)
             self.at, self.estimates = now, None
         return self.given
@@ -124,7 +124,8 @@ def _what_if(new: NewJob, owner: str, host: str, now: datetime) -> WhatIf:
     outlook = _of(host)
     with outlook.lock:
         given = outlook.look(now)
-        job = _queued(new, owner, now)
+        usual = outlook.supply.durations(owner, new.label)
+        job = _queued(new, owner, now, usual)
         return forecast.what_if(job, given.queue, given.slots, given.policy, now, given.rules)
 
 
@@ -140,11 +141,8 @@ def factors(job: Job, host: str, now: datetime) -> tuple[Factor, ...]:
     return order_factors(found, given.slots, owners, given.rules.order, now)
 
 
-def _queued(new: NewJob, owner: str, now: datetime) -> QueuedJob:
+def _queued(new: NewJob, owner: str, now: datetime, usual: Usual | None) -> QueuedJob:
     """As the queue would have it, with what it is said to wait for by itself."""
-    durations = Durations()
-    durations.refresh(now)
-    usual = durations(owner, new.label)
     condition = waits.Condition(
         id=NEW_ID,
         begin_at=new.begin_at,

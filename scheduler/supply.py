@@ -78,7 +78,7 @@ class Supply:
     def __init__(self, host: str, policy: PlanPolicy) -> None:
         self._host = host
         self._policy = policy
-        self._durations = Durations()
+        self.durations = Durations()
         self._queue: Queue | None = None
         self._standings = Standings()
         # Agreed times: running jobs may have to leave before one, though nobody waits.
@@ -89,7 +89,7 @@ class Supply:
     def queue(self, now: datetime, mark: object = None) -> list[QueuedJob]:
         """Every waiting job. Of a long queue only those are read that came since `mark` was
         another one, and now and then all: so a change of a job in it counts a little later."""
-        self._durations.refresh(now)
+        self.durations.refresh(now)
         kept = self._queue
         if kept is None or mark is None or not kept.is_good(now):
             kept = Queue(self._jobs(), mark, now)
@@ -108,12 +108,12 @@ class Supply:
         return Queue(stayed | self._jobs(new), mark, kept.at)
 
     def _jobs(self, ids: Collection[int] | None = None) -> dict[int, QueuedJob]:
-        return {job.id: job for job in job_facts.queue(self._durations, ids)}
+        return {job.id: job for job in job_facts.queue(self.durations, ids)}
 
     def given(self, queue: list[QueuedJob], now: datetime) -> Given:
         """What this queue is planned with. GPUs are read only for jobs that want one, or where a
         part of one is kept for somebody."""
-        rules, placed = self._rules(now), job_facts.placed(self._durations)
+        rules, placed = self._rules(now), job_facts.placed(self.durations)
         running = tuple(placed.get(self._host, ()))
         windows_now = self.windows(now)
         parts = running and any(w.kept and w.share_pct < 100 for w in windows_now)
