@@ -81,10 +81,9 @@ def _own(mine: Sequence[_Times], at: datetime, ends: datetime) -> datetime | Non
     over = _over(mine, at, ends)
     if over is not None:
         return None if ends <= over else over
-    allowed = [times for times in mine if not times.window.kept]
-    if not allowed:
+    if all(times.window.kept for times in mine):
         return None
-    following = [span.start for times in allowed if (span := times.after(at))]
+    following = [span.start for times in mine if (span := times.after(at))]
     return min(following, default=_NEVER)
 
 

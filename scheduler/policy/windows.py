@@ -119,10 +119,9 @@ def _own(job: Asking, windows: Sequence[Window], now: datetime) -> Blocker | Non
     mine = [w for w in windows if job.owner in w.members]
     if (end := ends(mine, now, job.ends)) is not None:
         return None if job.ends <= end[0] else _too_long(job, *end)
-    allowed = [w for w in mine if not w.kept]
-    if not allowed:
+    if all(w.kept for w in mine):
         return None
-    following = [(span, w) for w in allowed if (span := coming(w, now)) is not None]
+    following = [(span, w) for w in mine if (span := coming(w, now)) is not None]
     if not following:
         text = "Your agreed time is over; ask for a new one."
         return Blocker(code="OutsideWindow", tier=Tier.NOT_YET, text=text)
