@@ -38,6 +38,16 @@ PLAIN = (
     "quiet_from", "quiet_until", "working_days_only", "errors_at_once",
 )  # fmt: skip
 
+SEEN = ("service", "failing_since", "problem", "latest")
+FIELDSETS: list[tuple[str | None, dict[str, Any]]] = [
+    (None, {"fields": ("name", "address", "enabled", "to_owners")}),
+    ("What is sent", {"fields": ("least", "kinds", "rules", "gpus", "hosts")}),
+    (
+        "When",
+        {"fields": (("quiet_from", "quiet_until"), "working_days_only", "errors_at_once")},
+    ),
+]
+
 
 def _kinds() -> list[tuple[str, Any]]:
     return [
@@ -135,12 +145,22 @@ class ChannelAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
             ((_local(m), m.state, m.title, f" · {m.problem}" if m.problem else "") for m in found),
         )
 
-    def get_fields(self, request: HttpRequest, obj: Channel | None = None) -> Any:
-        seen = () if obj is None else ("service", "failing_since", "problem", "latest")
-        return (*ChannelForm.Meta.fields, *seen)
+    def get_fieldsets(self, request: HttpRequest, obj: Channel | None = None) -> Any:
+        """The form by questions, and under it what became of the last messages."""
+        told = [("Does it work?", {"fields": SEEN})] if obj else []
+        return [*FIELDSETS, *told]
 
     def get_readonly_fields(self, request: HttpRequest, obj: Channel | None = None) -> Any:
-        return () if obj is None else ("service", "failing_since", "problem", "latest")
+        return () if obj is None else SEEN
+
+    def response_add(
+        self, request: HttpRequest, obj: Channel, post_url_continue: str | None = None
+    ) -> HttpResponse:
+        """To where the button for a test is, unless another channel is to be added."""
+        if "_addanother" in request.POST or "_popup" in request.POST:
+            return super().response_add(request, obj, post_url_continue)
+        messages.success(request, f"{obj.name} is saved. Send a test to see whether it works.")
+        return redirect(reverse("admin:monitor_channel_change", args=[obj.pk]))
 
     @method_decorator(sensitive_post_parameters("address"))
     def changeform_view(self, *args: Any, **kwargs: Any) -> Any:

@@ -170,12 +170,13 @@ def to_owner(
         rules.UNCLAIMED: f"{it} is on {gpu} for {lasts}, past the queue.",
         rules.CPU_HOG: f"{it} takes {percent(mean_pct)} of all CPUs, for {lasts}.",
     }.get(rule, f"{it} on {gpu}, for {lasts}.")
-    return Told(said + _others(waited_jobs), ADVICE.get(rule, ""))
+    return Told(said + _others(rule, waited_jobs), ADVICE.get(rule, ""))
 
 
-def _others(waited_jobs: int) -> str:
+def _others(rule: str, waited_jobs: int) -> str:
     if not waited_jobs:
-        return " Nobody waits for it now."
+        harmless = rule in rules.HOG_RULES
+        return f" Nobody waits for it now{', so it harms nobody' if harmless else ''}."
     return f" {'1 job waits' if waited_jobs == 1 else f'{waited_jobs} jobs have waited'} for it."
 
 
