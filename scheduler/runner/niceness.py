@@ -6,18 +6,14 @@ own niceness, and that is what they get back. Who made itself nicer than we woul
 
 from __future__ import annotations
 
-import ctypes
 import os
-import platform
 import subprocess
 from contextlib import suppress
 
-from scheduler.runner import family
+from scheduler.runner import family, priorities
 
-IOPRIO_SET = {"x86_64": 251, "aarch64": 30, "ppc64le": 273}
-WHO_PROCESS = 1
-# The class in the upper bits: none (as the niceness says), best effort, only when idle.
-IO_NORMAL, IO_IDLE = 0, 3 << 13
+# As the niceness says.
+IO_NORMAL = 0
 
 
 def can_restore() -> bool:
@@ -36,7 +32,7 @@ def can_restore() -> bool:
 
 def step_back(runner: int, start_ticks: int, nice: int, *, idle_io: bool) -> int:
     """Make all that the runner started nicer by `nice`; how many were changed."""
-    return _change(runner, start_ticks, 0, nice, IO_IDLE if idle_io else None)
+    return _change(runner, start_ticks, 0, nice, priorities.IDLE if idle_io else None)
 
 
 def step_forward(runner: int, start_ticks: int, nice: int) -> int:
@@ -66,12 +62,7 @@ def _set(process: family.Relative, old: int, new: int, io: int | None) -> bool:
             with suppress(OSError):
                 if os.getpriority(os.PRIO_PROCESS, int(name)) == old:
                     os.setpriority(os.PRIO_PROCESS, int(name), new)
-                    _set_io(int(name), io)
+                    if io is not None:
+                        priorities.set_io(int(name), io)
                     changed = True
     return changed
-
-
-def _set_io(thread: int, io: int | None) -> None:
-    number = IOPRIO_SET.get(platform.machine())
-    if io is not None and number is not None:
-        ctypes.CDLL(None, use_errno=True).syscall(number, WHO_PROCESS, thread, io)

@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 
 # ioprio_set, ioprio_get
-CALLS = {"x86_64": (251, 252), "aarch64": (30, 31)}
+CALLS = {"x86_64": (251, 252), "aarch64": (30, 31), "ppc64le": (273, 274)}
 OF_PROCESS = 1
 IDLE = 3 << 13
 CAP_SYS_NICE = 23
@@ -40,7 +40,7 @@ def lower(pid: int, nice: int) -> None:
     for tid in _threads(pid):
         with suppress(ProcessLookupError):
             os.setpriority(os.PRIO_PROCESS, tid, max(nice, os.getpriority(os.PRIO_PROCESS, tid)))
-            _set_io(tid, IDLE)
+            set_io(tid, IDLE)
 
 
 def restore(pid: int, before: dict[str, object]) -> None:
@@ -53,7 +53,7 @@ def restore(pid: int, before: dict[str, object]) -> None:
             if isinstance(nice, int):
                 os.setpriority(os.PRIO_PROCESS, tid, nice)
             if isinstance(io, int):
-                _set_io(tid, io)
+                set_io(tid, io)
 
 
 def _threads(pid: int) -> Iterator[int]:
@@ -74,7 +74,8 @@ def _io(tid: int) -> int | None:
     return found if found >= 0 else None
 
 
-def _set_io(tid: int, value: int) -> None:
+def set_io(tid: int, value: int) -> None:
+    """As ioprio_set takes it: 0 is as the niceness says, IDLE only when nobody else wants it."""
     if calls := CALLS.get(platform.machine()):
         _syscall(calls[0], OF_PROCESS, tid, value)
 
