@@ -9,7 +9,8 @@ from monitor import policies, store
 from monitor.readings import Health
 from scheduler import holding, locked, transitions
 from scheduler.jobs import Outcome
-from scheduler.models import Attempt
+from scheduler.models import Attempt, Job
+from scheduler.policy.bounds import BoundsPolicy, least
 from scheduler.policy.following import MOST_STARTS, outcome_of, pause_after
 from scheduler.policy.preemption import PreemptionPolicy
 from scheduler.policy.retrying import (
@@ -25,6 +26,7 @@ from scheduler.policy.retrying import (
 from scheduler.runner.attempts import Look
 from scheduler.runner.spec import Result
 from scheduler.transitions import Ending, Identity
+from scheduler.units import size
 
 MOST_REFUSALS = 20
 UNSTARTED = "No runner took it up."
@@ -68,7 +70,7 @@ def end(
         ended_at=_time(result.ended_at),
         exit_code=result.exit_code,
         signal=result.signal,
-        problem=result.problem or why or _says(outcome, cause),
+        problem=result.problem or why or _says(outcome, cause, attempt.job),
         cpu_s=result.cpu_s,
         peak_memory_bytes=result.peak_memory_bytes,
         log_bytes=result.log_bytes,
@@ -178,8 +180,14 @@ def _cause(attempt: Attempt, result: Result, tail: bytes) -> Cause:
     return Cause.GPU_MEMORY if tells_of_gpu_memory(tail) else Cause.OWN
 
 
-def _says(outcome: Outcome, cause: Cause) -> str:
-    return SAYS.get(cause, "") if outcome is Outcome.FAILED else ""
+def _says(outcome: Outcome, cause: Cause, job: Job) -> str:
+    if outcome is not Outcome.FAILED:
+        return ""
+    says = SAYS.get(cause, "")
+    if cause is Cause.MEMORY:
+        most = least(job.memory_bytes, policies.current(BoundsPolicy).memory_bytes)
+        return says if most is None else f"{says} It may take {size(int(most))} of the host's."
+    return says
 
 
 def _has_lost_gpu(attempt: Attempt) -> bool:

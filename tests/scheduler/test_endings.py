@@ -211,6 +211,12 @@ def test_a_job_that_the_kernel_killed_for_memory_says_so(alice: User) -> None:
     assert (job.outcome, job.problem) == ("failed", "It was killed because it ran out of memory.")
 
 
+def test_a_job_that_took_more_than_its_limit_hears_what_that_is(alice: User) -> None:
+    job = _end(jobs_made.running(alice, memory_bytes=2 * GIB), exit_code=137, out_of_memory=True)
+
+    assert job.problem.endswith("ran out of memory. It may take 2 GiB of the host's.")
+
+
 def test_who_waits_for_a_job_that_runs_again_waits_on(alice: User) -> None:
     job = jobs_made.running(alice, manners=Manners(retries=1))
     waiting = jobs_made.waiting(alice, after=(Dependency(on=job.pk),))
