@@ -76,7 +76,7 @@ class Table:
 def table(now: datetime, *asked: str) -> Table:
     """Everybody who used, wants or was allotted something, and whoever is asked for."""
     known = Known(now)
-    running = running_jobs(known.capacity, now)
+    running = running_jobs(known, now)
     waiting = _waiting()
     wanting = {*running, *waiting}
     names = {*wanting, *known.used, *known.spent, *known.quotas.agreed(), *asked}

@@ -72,7 +72,7 @@ class Standings:
         """
         if self._known is None or not timedelta(0) <= now - self._known.read_at < READ_AGAIN:
             self._known = Known(now)
-        running = running_jobs(self._known.capacity, now, placed)
+        running = running_jobs(self._known, now, placed)
         waiting = waiting_owners() if demand is None else demand
         return self._known.standings(running, sorted({*running, *waiting}))
 
@@ -95,6 +95,8 @@ class Known:
         hosts = _awake()
         self.capacity = _capacity(hosts)
         self.used = _used(hosts, now)
+        # So far the ledger goes: what jobs took since then is not in what is spent yet.
+        self.charged_at = min((host.at for host in hosts), default=now)
 
     def standings(
         self, running: Mapping[str, Running], wanting: Collection[str]
@@ -135,9 +137,13 @@ class Known:
 
 
 def running_jobs(
-    capacity: Capacity, now: datetime, placed: Iterable[RunningJob] | None = None
+    known: Known, now: datetime, placed: Iterable[RunningJob] | None = None
 ) -> dict[str, Running]:
-    """By owner, what their jobs hold that have been placed and have not ended."""
+    """By owner, what their jobs hold that have been placed and have not ended.
+
+    What each may still take is counted from where the ledger ends, so that no second is missing.
+    """
+    capacity, charged_at = known.capacity, min(now, known.charged_at)
     if placed is None:
         placed = chain(*job_facts.placed(nobody_knows).values())
     found: dict[str, Running] = {}
@@ -148,7 +154,8 @@ def running_jobs(
         sums.jobs += 1
         sums.memory_bytes += quotas.memory(job.requirement, capacity.gpu_bytes)
         sums.held += part
-        lasts = None if job.lasts is None else job.lasts - (now - job.started_at)
+        ran = max(timedelta(0), charged_at - job.started_at)
+        lasts = None if job.lasts is None else job.lasts - ran
         sums.lasts.append((part, lasts))
     return found
 

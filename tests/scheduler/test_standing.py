@@ -109,6 +109,24 @@ def test_a_budget_counts_what_was_spent_today_on_all_hosts_and_what_runs(
     assert budget.resets_at == midnight + 24 * HOUR
 
 
+def test_what_is_not_debited_yet_counts_as_what_the_job_may_still_take(
+    alice: User, machine: SharedOut
+) -> None:
+    Quota.objects.create(user=alice, gpu_minutes=600)
+    jobs_made.running(alice, time_limit=HOUR)
+    debited = NOW + timedelta(minutes=10, seconds=1)
+    SharedOut.objects.update(at=debited)
+    day = NOW.replace(hour=0)
+    GpuDay.objects.create(host="gpubox", owner="alice", from_at=day, job_s=600)
+
+    sums = set()
+    for later in (0, 1, 7, 60):
+        budget = standings(debited + timedelta(seconds=later))["alice"].budget
+        assert budget is not None
+        sums.add(budget.spent + budget.committed)
+    assert len(sums) == 1
+
+
 def test_hosts_count_by_their_gpus(alice: User, machine: SharedOut) -> None:
     SharedOut.objects.create(host="small", at=NOW, gpu_uuids=["GPU-x"], gpu_bytes=40 * GIB)
     UsedShare.objects.create(host="gpubox", owner="alice", usage=0.5)
