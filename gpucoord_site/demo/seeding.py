@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -45,6 +46,8 @@ def seed(config: Config, home: Path, password: str, now: datetime) -> None:
 def _seed(config: Config, home: Path, password: str, now: datetime) -> None:
     users = people(config.admin_user, password)
     scenario = Scenario(config.simulated_gpus, config.simulated_seed)
+    # The host itself is real: its past must fit.
+    scenario.machine = (os.cpu_count() or 1, _memory_bytes())
     jobs = past_jobs(config.simulated_gpus, config.simulated_seed, now)
     with transaction.atomic():
         _seed_history(scenario, jobs, config.node, now)
@@ -81,6 +84,10 @@ def people(admin: str, password: str) -> dict[str, User]:
     others = [User(username=name, password=hashed) for name in PEOPLE if name != admin]
     User.objects.bulk_create([operator, *others])
     return {user.username: user for user in User.objects.all()}
+
+
+def _memory_bytes() -> int:
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def _seed_history(scenario: Scenario, jobs: Sequence[PastJob], host: str, now: datetime) -> None:

@@ -62,6 +62,8 @@ class _Use:
 class Scenario:
     """`at(now)` is the whole server at that instant; nothing is kept from call to call."""
 
+    machine = (64, 512 * GIB)  # CPUs and memory of the host
+
     def __init__(self, gpus: int = 8, seed: int = 1, processes: int = 0) -> None:
         self.size = gpus
         self.seed = seed
@@ -108,14 +110,15 @@ class Scenario:
         """A host that works as hard as its GPUs make it."""
         t = now.timestamp()
         cpu = 18 + 30 * noise(t, 40, self.seed, 501) + 8 * noise(t, 5, self.seed, 502)
-        used = int((180 + 60 * noise(t, 600, self.seed, 503)) * GIB)
+        cpus, total = self.machine
+        used = int((0.35 + 0.12 * noise(t, 600, self.seed, 503)) * total)
         return HostReading(
             name=name,
-            cpu_count=64,
+            cpu_count=cpus,
             cpu_pct=round(cpu, 1),
-            load_1=round(cpu * 0.64, 2),
-            memory_total_bytes=512 * GIB,
-            memory_available_bytes=512 * GIB - used,
+            load_1=round(cpu / 100 * cpus, 2),
+            memory_total_bytes=total,
+            memory_available_bytes=total - used,
             swap_total_bytes=0,
             swap_used_bytes=0,
             disk_read_bps=round(4e8 * noise(t, 15, self.seed, 504) ** 2),

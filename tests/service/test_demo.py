@@ -92,6 +92,8 @@ def test_every_page_has_something_to_show(seeded: Config) -> None:
     assert newest
     assert newest.probe == "simulated"
     assert len(newest.gpus) == 8
+    # The host goes on as what it is.
+    assert newest.host.cpu_count == os.cpu_count()
     assert Sample.objects.count() > 8 * 1000
     assert HostSample.objects.count() > 1000
     assert Event.objects.filter(kind="JOB_FINISHED").exists()
