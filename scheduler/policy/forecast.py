@@ -8,9 +8,10 @@ better, new and longer jobs make it worse. A job whose predecessors may last for
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
+from operator import attrgetter
 
 from scheduler.blockers import Blocker
 from scheduler.jobs import QueuedJob
@@ -110,10 +111,28 @@ def _estimates(
         if early is not None and late is not None:
             late = max(early, late)
         found[job.id] = Estimate(position=number, p50=early, p90=late)
-    for job in jobs:
-        if job.id not in found:
-            found[job.id] = Estimate(position=None, p50=_opens(job.waits), p90=None)
+    # A job that follows another has the higher number.
+    for job in sorted((job for job in jobs if job.id not in found), key=attrgetter("id")):
+        why = made.blockers.get(job.id, ())
+        early, late = (_followed(job, why, future) for future in (p50, p90))
+        late = max(early, late) if early is not None and late is not None else late
+        found[job.id] = Estimate(position=None, p50=early or _opens(job.waits), p90=late)
     return found
+
+
+def _followed(job: QueuedJob, why: Sequence[Blocker], future: Future) -> datetime | None:
+    """When one may start that waits for others, whose ends may be known; None = nobody knows."""
+    if not any(blocker.code == "Dependency" for blocker in job.waits):
+        return None
+    return future.serve(job, [_due(blocker, future.ends) for blocker in why])
+
+
+def _due(blocker: Blocker, ends: Mapping[int, datetime]) -> Blocker:
+    """With the time at which the job that is waited for has ended."""
+    number = (blocker.holder or "").removeprefix("job ")
+    if blocker.code != "Dependency" or not number.isdecimal():
+        return blocker
+    return replace(blocker, until=ends.get(int(number)))
 
 
 def _line(

@@ -132,6 +132,8 @@ class Future:
         self._length = length
         self._lanes = {gpu.gpu_uuid: Lane(_opened(gpu), now) for gpu in slots.gpus}
         self._opens = {gpu.gpu_uuid: at for gpu in slots.gpus if (at := _closed_until(gpu))}
+        # When each job ends, of which that is known.
+        self.ends: dict[int, datetime] = {}
         # When a job ends: everyone's, by owner, those without a GPU.
         self._ends: list[datetime] = []
         self._own: dict[str, list[datetime]] = {}
@@ -142,7 +144,7 @@ class Future:
     def _begin(self, job: RunningJob) -> None:
         length = self._length(job)
         end = None if length is None else self._still(job.started_at + length, job.started_at)
-        self._note(job.owner, end)
+        self._note(job, end)
         if not job.gpu_uuids:
             self._cpu.append(end)
         for uuid in job.gpu_uuids:
@@ -157,10 +159,11 @@ class Future:
         """One that lasts longer than expected goes on for a tenth of what it has taken."""
         return end if end > self._now else self._now + max(MINUTE, (self._now - started) / 10)
 
-    def _note(self, owner: str, end: datetime | None) -> None:
+    def _note(self, job: QueuedJob | RunningJob, end: datetime | None) -> None:
         if end is not None:
+            self.ends[job.id] = end
             heapq.heappush(self._ends, end)
-            heapq.heappush(self._own.setdefault(owner, []), end)
+            heapq.heappush(self._own.setdefault(job.owner, []), end)
 
     def serve(self, job: QueuedJob, why: Sequence[Blocker]) -> datetime | None:
         """When it may start, rounded up to a minute; then it has its place."""
@@ -231,13 +234,15 @@ class Future:
             self._cpu.remove(known[over])
         length = self._length(job)
         self._cpu.append(None if length is None else at + length)
+        if length is not None:
+            self.ends[job.id] = at + length
         return at
 
     def take(self, job: QueuedJob, uuids: Sequence[str], at: datetime) -> None:
         """The job starts there and then."""
         length = self._length(job)
         end = None if length is None else at + length
-        self._note(job.owner, end)
+        self._note(job, end)
         if not uuids:
             self._cpu.append(end)
         for uuid in uuids:

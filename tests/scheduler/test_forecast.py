@@ -128,6 +128,31 @@ def test_it_waits_for_a_begin_time_and_has_no_position_before() -> None:
     assert (estimate.position, estimate.p50) == (None, at(5))
 
 
+def _after(*on: int) -> tuple[Blocker, ...]:
+    return tuple(
+        Blocker(code="Dependency", text="after", tier=Tier.NOT_YET, holder=f"job {job}")
+        for job in on
+    )
+
+
+def test_a_job_that_follows_others_is_expected_when_the_last_of_them_has_ended() -> None:
+    ran = running(1, lasts=2)
+    chain = [waiting(2, waits=_after(1)), waiting(3, waits=_after(1, 2))]
+
+    estimates = found(chain, [busy(ran)], ran)
+
+    assert [(e.position, e.p50, e.p90) for e in estimates.values()] == [
+        (None, at(1), at(2)),
+        (None, at(2), at(3)),
+    ]
+
+
+def test_who_follows_a_job_that_may_last_for_ever_has_no_time() -> None:
+    ran = running(1, lasts=None)
+
+    assert found([waiting(2, waits=_after(1))], [busy(ran)], ran)[2].p50 is None
+
+
 def test_a_held_job_has_no_time() -> None:
     held = Blocker(code="Held", text="held", tier=Tier.PERSON)
 
