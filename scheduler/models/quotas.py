@@ -16,10 +16,11 @@ class Quota(models.Model):
     figure is that of the most generous.
     """
 
+    # Protected: a quota goes when somebody removes it, which is audited, and not with its group.
     user = models.ForeignKey(
-        settings.AUTH_USER_MODEL, models.CASCADE, null=True, blank=True, related_name="quotas"
+        settings.AUTH_USER_MODEL, models.PROTECT, null=True, blank=True, related_name="quotas"
     )
-    group = models.ForeignKey(Group, models.CASCADE, null=True, blank=True, related_name="quotas")
+    group = models.ForeignKey(Group, models.PROTECT, null=True, blank=True, related_name="quotas")
     share_pct = models.FloatField(
         "entitled share",
         null=True,

@@ -5,7 +5,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from django.contrib.auth.models import User
+from django.contrib.auth.models import Group, User
 from django.test import Client
 from django.urls import reverse
 from django.utils import timezone
@@ -194,6 +194,18 @@ def test_a_quota_that_makes_no_sense_is_not_taken(
 
     assert says in html.content.decode()
     assert not Quota.objects.filter(user=None).exists()
+
+
+def test_a_group_is_not_deleted_with_its_quota_unsaid(
+    root: User, as_user: Callable[[User], Client]
+) -> None:
+    lab = Group.objects.create(name="lab")
+    Quota.objects.create(group=lab, gpus=1)
+    delete = reverse("admin:auth_group_delete", args=[lab.pk])
+    html = as_user(root).post(delete, {"post": "yes"}).content.decode()
+
+    assert "group lab" in html
+    assert Quota.objects.filter(group=lab).exists()
 
 
 def test_a_second_quota_of_one_person_is_not_taken(
