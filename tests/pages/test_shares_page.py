@@ -9,6 +9,7 @@ from django.contrib.auth.models import Group, User
 from django.test import Client
 from django.urls import reverse
 from django.utils import timezone
+from time_machine import TimeMachineFixture
 
 from monitor.models import AuditEntry
 from scheduler.jobs import Requirement
@@ -22,7 +23,9 @@ pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("data")]
 
 
 @pytest.fixture(autouse=True)
-def shared_out(alice: User, bob: User) -> None:
+def shared_out(alice: User, bob: User, time_machine: TimeMachineFixture) -> None:
+    # A day's GPU time is about a day that lasts for the whole test.
+    time_machine.move_to(timezone.now().replace(hour=12))
     now = timezone.now()
     uuids = [gpu_uuid(i) for i in range(4)]
     SharedOut.objects.create(host="gpubox", at=now, gpu_uuids=uuids, gpu_bytes=80 * GIB)

@@ -134,7 +134,7 @@ def test_the_tests_of_rows_and_pages_pass_on_it(url: str, tmp_path: Path) -> Non
         [
             *(sys.executable, "-m", "pytest", "-q", "-x", "-m", quick),
             # The database goes with its server: nothing to tear down.
-            *("-p", "no:cacheprovider", "--reuse-db"),
+            *("-p", "no:cacheprovider", "-p", "tests.service.only_rows", "--reuse-db"),
             *(f"tests/{folder}" for folder in folders),
         ],
         cwd=ROOT,
