@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 from asgiref.sync import sync_to_async
-from channels.testing import WebsocketCommunicator
 from django.conf import settings
 from django.contrib.auth.models import User
 from django.test import Client
@@ -16,6 +15,7 @@ from monitor import consumers, regions
 from monitor.hub import Hub
 from tests.builders import NOW, snapshot
 from tests.monitor.test_hub import SPARK, Server
+from tests.sockets import Socket
 
 SESSION = settings.SESSION_COOKIE_NAME
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -43,7 +43,7 @@ def alices_cookie(alice: User) -> str:
 
 def browser(cookie: str = "", origin: str = "http://localhost", query: str = "") -> Any:
     headers = [(b"host", b"localhost"), (b"origin", origin.encode()), (b"cookie", cookie.encode())]
-    return WebsocketCommunicator(application, f"/ws/live/{query}", headers=headers)
+    return Socket(application, f"/ws/live/{query}", headers=headers)
 
 
 @pytest.fixture

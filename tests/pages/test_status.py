@@ -54,7 +54,7 @@ def test_healthz_needs_no_login(client: Client, ticking: None) -> None:
     body = response.json()
     assert body["status"] == "ok"
     assert list(body["loops"]) == ["sampler", "controller", "scheduler"]
-    assert 0.5 <= body["loops"]["sampler"].pop("age_s") < 5
+    assert 0.5 <= body["loops"]["sampler"].pop("age_s") < 60
     assert body["loops"]["sampler"] == {"lag_ms": 7.5, "error": None}
 
 

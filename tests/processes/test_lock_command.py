@@ -114,7 +114,9 @@ def test_mistakes_are_one_sentence(tmp_path: Path, words: list[str], code: int, 
 def test_who_can_not_read_the_settings_is_told_what_to_say(tmp_path: Path) -> None:
     environ = os.environ | {"GPUCOORD_CONFIG": str(tmp_path / "none.toml")}
     words = [sys.executable, "-m", "gpucoord_site", "lock", "0", "--", "true"]
-    done = subprocess.run(words, cwd=ROOT, env=environ, capture_output=True, text=True, timeout=20)
+    done = subprocess.run(
+        words, cwd=ROOT, env=environ, capture_output=True, text=True, timeout=LONGEST_S
+    )
 
     assert (done.returncode, "--folder" in done.stderr) == (125, True)
 

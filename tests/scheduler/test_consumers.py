@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 from asgiref.sync import sync_to_async
-from channels.testing import WebsocketCommunicator
 from django.contrib.auth.models import User
 from django.test import Client
 
@@ -19,6 +18,7 @@ from scheduler.models import Job
 from tests import jobs_made
 from tests.builders import NOW
 from tests.processes.attempts import wait_for
+from tests.sockets import Socket
 
 pytestmark = pytest.mark.django_db(transaction=True)
 Open = Callable[..., Awaitable[Any]]
@@ -42,7 +42,7 @@ async def opened() -> AsyncIterator[Open]:
         if user is not None:
             headers.append((b"cookie", (await sync_to_async(_cookie)(user)).encode()))
         pk = job if isinstance(job, int) else job.pk
-        socket = WebsocketCommunicator(application, f"/ws/jobs/{pk}/{query}", headers=headers)
+        socket = Socket(application, f"/ws/jobs/{pk}/{query}", headers=headers)
         socket.accepted, _ = await socket.connect()
         sockets.append(socket)
         return socket
@@ -59,7 +59,7 @@ def _cookie(user: User) -> str:
 
 
 async def said(socket: Any) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(await socket.receive_from(timeout=3))
+    found: dict[str, Any] = json.loads(await socket.receive_from())
     return found
 
 
@@ -267,7 +267,7 @@ async def test_who_loses_the_right_is_closed_out(
     await said(page)
     await User.objects.filter(pk=alice.pk).aupdate(is_active=False)
 
-    assert await page.receive_output(timeout=3) == {"type": "websocket.close", "code": 4401}
+    assert await page.receive_output() == {"type": "websocket.close", "code": 4401}
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"ack": "x"}', '{"ack": 99}'])

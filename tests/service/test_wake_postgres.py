@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.pace import LONGEST_S
 from tests.processes.service import ROOT
 from tests.service.postgres_cluster import cluster
 
@@ -43,7 +44,7 @@ def environment(url: str, data: Path, node: str) -> dict[str, str]:
 
 def wake_from(url: str, data: Path, node: str, name: str) -> None:
     command = [sys.executable, "-c", f"{SETUP} wake.wake({name!r}, b'7')"]
-    subprocess.run(command, env=environment(url, data, node), check=True, timeout=20)
+    subprocess.run(command, env=environment(url, data, node), check=True, timeout=LONGEST_S)
 
 
 def test_another_host_is_woken_and_this_one_only_once(url: str, tmp_path: Path) -> None:

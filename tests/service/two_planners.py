@@ -32,7 +32,7 @@ def main() -> None:
     call_command("migrate", verbosity=0)
     owner = User.objects.create_user("alice")
     Quota.objects.create(user=owner, gpus=1)
-    together = Barrier(2, timeout=20)
+    together = Barrier(2, timeout=120)
     most: list[int] = []
 
     def submit(on: int) -> None:
