@@ -8,7 +8,7 @@ from django.shortcuts import get_object_or_404, redirect, render
 from django.utils import timezone
 from django.views.decorators.http import require_safe
 
-from monitor import history_pages, host_strips, own_page, store, usage
+from monitor import history_pages, host_strips, incident_badges, own_page, store, usage
 from monitor.models import Gpu, HostHour, HostMinute, ProcessUse
 from monitor.usage import Usage
 from monitor.views import viewer_of
@@ -45,7 +45,9 @@ def process(request: HttpRequest, pk: int) -> HttpResponse:
     viewer = viewer_of(request)
     if not viewer.operator and viewer.username not in (use.job_owner, use.user):
         return render(request, "monitor/process_hidden.html", {"use": use}, status=403)
-    context = history_pages.process(use, request.GET, timezone.now())
+    now = timezone.now()
+    context = history_pages.process(use, request.GET, now)
+    badges = incident_badges.current(now).processes if use.ended_at is None else {}
     mine = Usage(
         use.sm_s,
         use.held_s,
@@ -57,7 +59,13 @@ def process(request: HttpRequest, pk: int) -> HttpResponse:
     return render(
         request,
         "monitor/process.html",
-        {**context, "use": use, "usage": mine, "owner_name": use.job_owner or use.user or None},
+        {
+            **context,
+            "use": use,
+            "usage": mine,
+            "owner_name": use.job_owner or use.user or None,
+            "badge": badges.get((use.gpu_id, use.pid)),
+        },
     )
 
 

@@ -9,7 +9,7 @@ from django.test import Client
 from django.utils import timezone
 
 from monitor import incident_badges, store
-from monitor.models import Gpu, Pattern, ProcessMinute
+from monitor.models import Gpu, Pattern, ProcessMinute, ProcessUse
 from monitor.policy.hog_rules import IDLE_HELD, MEMORY_HOG
 from tests.builders import GIB, NOW, gpu_uuid, process, snapshot
 from tests.monitor.past import process_use
@@ -44,6 +44,13 @@ def test_the_page_of_a_gpu_says_that_somebody_hogs_it(alice: User, as_user: AsUs
     made(gpu_id=gpu_uuid(1), pid=PID)
     head = get(as_user(alice), f"/gpus/{gpu_uuid(1)}/").split('id="figures"')[0]
     assert "others wait" in head
+
+
+def test_the_page_of_a_process_says_that_it_hogs(alice: User, as_user: AsUser) -> None:
+    idle_for(5)
+    made(gpu_id=gpu_uuid(1), pid=PID)
+    use = ProcessUse.objects.get()
+    assert "others wait" in get(as_user(alice), f"/processes/{use.pk}/")
 
 
 def test_the_head_of_the_dashboard_counts_open_incidents(alice: User, as_user: AsUser) -> None:
