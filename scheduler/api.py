@@ -101,7 +101,7 @@ def list_jobs(
 @router.get("{int:job_id}/", response=JobBody, summary="See a job", url_name="job")
 def see(request: HttpRequest, job_id: int) -> dict[str, Any]:
     """Where it is, and why. Command, folder and variables are for its owner and operators."""
-    return viewing.body(_job(job_id), _person(request))
+    return viewing.body(_job(job_id), _person(request), timezone.now())
 
 
 @router.get("{int:job_id}/why/", response=WhyBody, summary="Why a job waits", url_name="job-why")

@@ -9,11 +9,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from threading import Lock
+from typing import Any
 
 from django.conf import settings
 
 from monitor.models import LatestSnapshot
-from scheduler import store, supply
+from scheduler import store, supply, why
 from scheduler.durations import Usual
 from scheduler.jobs import JobState, NewJob, QueuedJob
 from scheduler.models import Job
@@ -96,17 +97,19 @@ def _sooner(one: Estimate | None, other: Estimate) -> Estimate:
 
 @dataclass(frozen=True, slots=True)
 class Prospect:
-    """When a waiting job may start, and what decides about its place."""
+    """Why a job waits, when it may start, and what decides about its place."""
 
-    estimate: Estimate | None
-    factors: tuple[Factor, ...]
+    estimate: Estimate | None = None
+    factors: tuple[Factor, ...] = ()
+    reasons: tuple[dict[str, Any], ...] = ()
 
 
 def of(job: Job, now: datetime) -> Prospect:
     """Of a job that does not wait, nothing."""
     if job.state != JobState.QUEUED.value:
-        return Prospect(None, ())
-    return Prospect(estimates(now).get(job.pk), factors(job, hosts()[0], now))
+        return Prospect()
+    reasons = tuple(why.ahead(job.blockers, now))
+    return Prospect(estimates(now).get(job.pk), factors(job, hosts()[0], now), reasons)
 
 
 def what_if(new: NewJob, owner: str, now: datetime) -> WhatIf:

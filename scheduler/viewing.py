@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import asdict
+from datetime import datetime
 from typing import Any
 
 from django.contrib.auth.models import AnonymousUser, User
@@ -16,6 +18,7 @@ from scheduler.models import Attempt, Job
 from scheduler.outlook import Prospect
 from scheduler.policy.forecast import Estimate, WhatIf
 from scheduler.reasons import blocker_body
+from scheduler.why import ahead
 
 Person = User | AnonymousUser
 
@@ -143,14 +146,14 @@ def manners(job: Job) -> dict[str, Any]:
     }
 
 
-def body(job: Job, person: Person) -> dict[str, Any]:
+def body(job: Job, person: Person, now: datetime) -> dict[str, Any]:
     """The whole job, as `person` may see it."""
     attempt, seen = running_attempt(job), may_see_all(job, person)
     return {
         **line(job),
         "exit_code": job.exit_code,
         "signal": job.signal,
-        "blockers": [each | {"tier": tier_of(each)} for each in job.blockers],
+        "blockers": _told(ahead(job.blockers, now)),
         **_private(job, seen),
         "estimate_s": job.estimate_s,
         "time_limit_s": job.time_limit_s,
@@ -170,7 +173,7 @@ def why(job: Job, prospect: Prospect) -> dict[str, Any]:
         "id": job.pk,
         "name": job.name,
         "state": job.state,
-        "blockers": [each | {"tier": tier_of(each)} for each in job.blockers],
+        "blockers": _told(prospect.reasons),
         **_estimate(prospect.estimate),
         "factors": [asdict(factor) for factor in prospect.factors],
     }
@@ -178,12 +181,15 @@ def why(job: Job, prospect: Prospect) -> dict[str, Any]:
 
 def what_if(answer: WhatIf) -> dict[str, Any]:
     """What would become of a job."""
-    stored = [blocker_body(blocker) for blocker in answer.blockers]
     return {
         "starts_now": answer.starts_now,
-        "blockers": [each | {"tier": tier_of(each)} for each in stored],
+        "blockers": _told(map(blocker_body, answer.blockers)),
         **_estimate(answer.estimate),
     }
+
+
+def _told(stored: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [each | {"tier": tier_of(each)} for each in stored]
 
 
 def _estimate(estimate: Estimate | None) -> dict[str, Any]:

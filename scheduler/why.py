@@ -52,6 +52,21 @@ class Group:
     reasons: tuple[Reason, ...]
 
 
+def ahead(stored: Iterable[Mapping[str, Any]], now: datetime) -> list[dict[str, Any]]:
+    """The same; an end that has passed unfulfilled is not known any more.
+
+    Reasons are written when they change, and their ends may move meanwhile.
+    """
+    return [
+        {**each, "until": None} if (at := each.get("until")) and _moment(at) <= now else {**each}
+        for each in stored
+    ]
+
+
+def _moment(text: str) -> datetime:
+    return datetime.fromisoformat(text)
+
+
 def reasons(stored: Iterable[Mapping[str, Any]]) -> list[Reason]:
     """What is stored with a job, the most telling first."""
     return sorted(map(_reason, stored), key=lambda reason: reason.tier)
@@ -73,5 +88,5 @@ def _reason(stored: Mapping[str, Any]) -> Reason:
         requested=stored.get("requested"),
         available=stored.get("available"),
         holder=stored.get("holder"),
-        until=datetime.fromisoformat(until) if until else None,
+        until=_moment(until) if until else None,
     )

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -373,6 +374,17 @@ def test_what_would_be_refused_is_refused_when_one_only_asks(api: Api, alice: Us
 
     assert [status for status, _ in answers] == [422, 422]
     assert answers[0][1] == answers[1][1]
+
+
+def test_an_end_that_has_passed_is_not_told(api: Api, alice: User) -> None:
+    job = jobs_made.waiting(alice)
+    ends = [timezone.now() + timedelta(hours=hours) for hours in (-1, 1)]
+    blockers = [{"code": "X", "text": "x", "tier": 5, "until": at.isoformat()} for at in ends]
+    Job.objects.filter(pk=job.pk).update(blockers=blockers)
+
+    for path in (f"/jobs/{job.pk}/", f"/jobs/{job.pk}/why/"):
+        told = [blocker["until"] is not None for blocker in api.get(path)[1]["blockers"]]
+        assert told == [False, True]
 
 
 def test_it_says_in_one_sentence_where_a_job_is(api: Api, alice: User) -> None:
