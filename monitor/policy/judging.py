@@ -76,14 +76,14 @@ def unsure(
     scene: Scene, policies: Policies, going_on: Collection[tuple[str, str]]
 ) -> set[tuple[str, str]]:
     """Those that go on, of whom too little is known now to say that they have stopped."""
-    windows = _windows(policies)
+    windows, found = _windows(policies), _series_by_key(scene) if going_on else {}
     measured = {
         (rule, key)
         for rule, key in going_on
         if rule in windows
         and any(
             _is_unsure(series, rule, windows[rule] * 60, scene, policies.hogs)
-            for series in _series_of(key, scene)
+            for series in found.get(key, ())
         )
     }
     return measured | {(rules.CLAIMED_EMPTY, f"job {ref}") for ref in _half_seen(scene, policies)}
@@ -114,16 +114,18 @@ def _windows(policies: Policies) -> dict[str, float]:
     }
 
 
-def _series_of(key: str, scene: Scene) -> Iterator[Series]:
+def _series_by_key(scene: Scene) -> dict[str, list[Series]]:
     """What a key stands for: a group, a person, a job, a job on a GPU, or a process."""
+    found: dict[str, list[Series]] = {}
     parts = [part for parts in scene.jobs.values() for part in parts]
     for group in (*scene.groups, *parts):
-        job = f"job {group.claim.job_ref}" if group.claim else ""
-        if key in (group.key, group.user, job):
-            yield group.series
+        job = f"job {group.claim.job_ref}" if group.claim else None
+        for key in filter(None, (group.key, group.user, job)):
+            found.setdefault(key, []).append(group.series)
         for process in group.processes:
-            if key == f"{group.gpu.uuid}|{process.pid}-{process.start_ticks or 0}":
-                yield scene.series.get(key_of(process)) or Series()
+            key = f"{group.gpu.uuid}|{process.pid}-{process.start_ticks or 0}"
+            found.setdefault(key, []).append(scene.series.get(key_of(process)) or Series())
+    return found
 
 
 def _is_unsure(series: Series, rule: str, seconds: float, scene: Scene, policy: HogPolicy) -> bool:
