@@ -13,7 +13,7 @@ from scheduler.blockers import Blocker
 from scheduler.models import Attempt
 from scheduler.plans import Plan, PlanPolicy
 from scheduler.policy.planning import plan
-from scheduler.reasons import Reasons, keys
+from scheduler.reasons import Told, keys_of
 from scheduler.supply import Supply
 
 # Readings of the GPUs come once a second, and an administrator may change a waiting job.
@@ -29,7 +29,7 @@ class Dispatcher:
         self._guard = guard
         self._supply = Supply(host, policy)
         # The reasons that are stored with each waiting job; read once, when first needed.
-        self._told: dict[int, Reasons] | None = None
+        self._told: Told | None = None
         self._mark: tuple[object, ...] = ()
         self._planned_at = datetime.min.replace(tzinfo=UTC)
 
@@ -54,23 +54,21 @@ class Dispatcher:
         """None = nothing was kept, as another host has placed something meanwhile."""
         queue = self._supply.queue(now, self._mark)
         if not queue and not self._supply.windows(now):
-            self._told = {}
+            self._told = Told({}, now)
             return []
         if self._told is None:
-            self._told = reasons.told()
+            self._told = Told(reasons.told(), now)
         turn = turns.now()
         given = self._supply.given(queue, now)
         made = plan(queue, given.slots, given.policy, now, given.rules)
         told = keys_of(made.blockers)
-        news = {
-            id_: made.blockers[id_] for id_, now_ in told.items() if self._told.get(id_) != now_
-        }
+        news = {id_: made.blockers[id_] for id_ in self._told.news(told, now)}
         wishes = [*made.evictions, *made.preemptions]
         placed: list[Attempt] | None = []
         if made.placements or news or wishes:
             placed = self._commit(made, news, turn, now)
         if placed is not None:
-            self._told = told
+            self._told.keep(told, news, now)
         return placed
 
     def _commit(
@@ -85,15 +83,3 @@ class Dispatcher:
             reasons.explain(news)
             wake("live")
         return [attempt for attempt in placed if attempt is not None]
-
-
-def keys_of(blockers: Mapping[int, tuple[Blocker, ...]]) -> dict[int, Reasons]:
-    """What makes each job's reasons the same or new ones. Most jobs share theirs with others."""
-    known: dict[int, Reasons] = {}
-    found = {}
-    for job_id, why in blockers.items():
-        key = known.get(id(why))
-        if key is None:
-            key = known[id(why)] = keys(why)
-        found[job_id] = key
-    return found

@@ -208,4 +208,9 @@ def _too_few(requirement: Requirement, fitting: int) -> Blocker:
 def _miss(refused: tuple[Slot, str | None]) -> tuple[bool, bool, int, int]:
     """How far a GPU is from taking the job: too little room is nearer than taken, or broken."""
     gpu, code = refused
-    return (not gpu.healthy, code == "GpuTaken", -room(gpu), gpu.index)
+    return (not gpu.healthy, code == "GpuTaken", -_roughly(gpu), gpu.index)
+
+
+def _roughly(gpu: Slot) -> int:
+    """Its room in eighths: who is told first does not change with each reading."""
+    return -1 if gpu.free_bytes is None else 8 * gpu.free_bytes // (gpu.total_bytes or 1)

@@ -105,7 +105,9 @@ def _memory(requirement: Requirement, gpu: Slot, policy: PlanPolicy) -> Blocker:
         text=f"{_gpu(gpu)} has {free} free, {asks} {size(wanted)}{'; ' if holds else ''}{holds}.",
         requested=size(wanted),
         available=f"{free} on {_gpu(gpu)}",
-        holder=", ".join([*(h.name for h in gpu.foreign[:1]), *(f"job {j}" for j in gpu.jobs)])
+        holder=", ".join(
+            [*(h.name for h in gpu.foreign[:1]), *(f"job {j}" for j in sorted(gpu.jobs))]
+        )
         or None,
     )
 

@@ -192,6 +192,24 @@ def test_an_hour_of_steady_waiting_writes_no_reason_twice(alice: User) -> None:
     assert writes == 1
 
 
+def test_figures_that_swing_are_no_news(alice: User) -> None:
+    asked = Requirement(gpus=1, memory_bytes=70 * GIB)
+    job = store.submit(NewJob(command="true", requirement=asked), alice, NOW)
+    dispatcher = _dispatcher()
+    stored = []
+    for minute in range(50):
+        free = (4 + minute % 7, 9 - minute % 5, 6)
+        gpus = [gpu(n, memory_used_bytes=(80 - f) * GIB) for n, f in enumerate(free)]
+        held = [process(900 + n, on=n, memory_bytes=(80 - f) * GIB) for n, f in enumerate(free)]
+        monitor_store.record(snapshot(gpus, held, at=NOW + minute * 60 * SECOND))
+        dispatcher.step(NOW + minute * 60 * SECOND)
+        job.refresh_from_db()
+        stored.append(str(job.blockers))
+
+    assert "GpuMemory" in stored[0]
+    assert len(set(stored)) == 1
+
+
 @pytest.mark.parametrize("share_pct", [100.0, 50.0])
 def test_who_must_leave_before_an_agreed_time_is_asked_though_nobody_waits(
     alice: User, bob: User, share_pct: float
