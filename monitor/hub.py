@@ -37,7 +37,7 @@ POLL_S = 1.0
 # Changes of jobs come in bursts: they are shown at most this often. Readings go at once.
 BURST_S = 0.1
 # What is around a reading is looked at once that has been sent: both would share the interpreter.
-AROUND_S = 0.1
+AROUND_S = 0.2
 UNREADABLE = "The database can't be read; the figures below are old."
 
 

@@ -2,7 +2,8 @@
 
 Everything is real: `gpucoord up` with a simulated server, WebSockets, Chromium. Latency is from
 the clock that the sampler's tick read (before its probe and its database write) to the arrival
-of the frame at the client. Clients share the machine's cores with the service.
+of the first frame with it at the client; what else of the page changes follows in frames of its
+own. Clients share the machine's cores with the service.
 """
 
 from __future__ import annotations
@@ -75,6 +76,7 @@ class Viewer(asyncio.Protocol):
         self.delays: list[float] = []
         self.sizes: list[int] = []
         self.first = b""
+        self.newest = 0.0
         self._buffer = b""
         self._open = False
 
@@ -120,9 +122,11 @@ class Viewer(asyncio.Protocol):
         if not self.first:
             self.first = frame
             return
-        self.delays.append(arrived - float(found[2]))
+        taken, self.newest = self.newest, float(found[2])
+        if self.newest > taken:
+            self.delays.append(arrived - self.newest)
         self.sizes.append(len(frame))
-        if len(self.delays) % ACK_EVERY == 0:
+        if len(self.sizes) % ACK_EVERY == 0:
             self._say(json.dumps({"ack": int(found[1])}).encode())
 
     def _say(self, text: bytes) -> None:
