@@ -16,7 +16,7 @@ M = TypeVar("M", bound=Model)
 
 
 def prepared(ask: Callable[P, QuerySet[M]]) -> Callable[P, list[M]]:
-    """The rows that `ask` means, whole. Its arguments are few and the same each time: a host."""
+    """The rows that `ask` means, whole. Its arguments are few and come again: a host, a name."""
     made: dict[object, tuple[type[M], str, tuple[object, ...]]] = {}
 
     @wraps(ask)

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from django.conf import settings
+from django.db.models import QuerySet
 from django.db import connection
 
 from monitor.health import Xid
 from monitor.models import Tally
+from monitor.prepared import prepared
 
 # What is counted; `subject` is the event's kind, or the jobs' outcome, or the
 # GPU and number of an XID, or a channel's service and what became of a try.
@@ -47,9 +49,10 @@ def add_all(host: str, grown: Mapping[tuple[str, str], float]) -> None:
     )
 
 
-def of(name: str) -> list[Tally]:
+@prepared
+def of(name: str) -> QuerySet[Tally]:
     """The counts of each host and subject."""
-    return list(Tally.objects.filter(name=name).order_by("host", "subject"))
+    return Tally.objects.filter(name=name).order_by("host", "subject")
 
 
 def add_xid(xid: Xid) -> None:
