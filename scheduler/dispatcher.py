@@ -52,7 +52,8 @@ class Dispatcher:
 
     def _plan(self, now: datetime) -> list[Attempt] | None:
         """None = nothing was kept, as another host has placed something meanwhile."""
-        queue = self._supply.queue(now, self._mark)
+        waits = self._mark != store.NOBODY_WAITS
+        queue = self._supply.queue(now, self._mark) if waits else []
         if not queue and not self._supply.windows(now):
             self._told = Told({}, now)
             return []

@@ -16,6 +16,8 @@ from scheduler import dependencies
 from scheduler.jobs import JobState, NewJob, Outcome
 from scheduler.models import Job
 
+# What `queue_mark` is then.
+NOBODY_WAITS = (0, None)
 # Said twice, so that the index of open jobs answers it alone, however many there are.
 _WAITING = " FROM scheduler_job WHERE state = 'queued' AND NOT (state = 'finished')"
 

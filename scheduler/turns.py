@@ -7,21 +7,26 @@ also keeps them from waiting for each other's jobs in a circle.
 
 from __future__ import annotations
 
-from django.db.models import F
+from django.db.models import F, QuerySet
 
+from monitor.prepared import prepared
 from scheduler.models import PlanTurn
 
 THE_ONE = 1
 _TURN = PlanTurn.objects.filter(pk=THE_ONE)
-_TAKEN = _TURN.values_list("taken", flat=True)
 
 
 def now() -> int:
     """The turn to plan at; to be asked before anything that a plan is made with is read."""
-    found = list(_TAKEN.all())
+    found = _rows()
     if not found:
         PlanTurn.objects.bulk_create([PlanTurn(pk=THE_ONE)], ignore_conflicts=True)
-    return found[0] if found else 0
+    return found[0].taken if found else 0
+
+
+@prepared
+def _rows() -> QuerySet[PlanTurn]:
+    return _TURN.all()
 
 
 def take(turn: int, *, places: bool) -> bool:

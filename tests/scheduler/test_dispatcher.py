@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 from django.contrib.auth.models import User
-from django.db import transaction
+from django.db import connection, transaction
+from django.test.utils import CaptureQueriesContext
 
 from monitor import gpu_closing
 from monitor import store as monitor_store
@@ -234,3 +235,12 @@ def test_who_must_leave_before_an_agreed_time_is_asked_though_nobody_waits(
 
     (asked,) = YieldRequest.objects.all()
     assert (asked.attempt.job_id, asked.kind, asked.deadline) == (job.pk, "eviction", begins)
+
+
+def test_while_nobody_waits_the_queue_is_not_read() -> None:
+    dispatcher = _dispatcher()
+    dispatcher.step(NOW)
+    with CaptureQueriesContext(connection) as asked:
+        dispatcher.step(NOW + 1 * SECOND)
+
+    assert len([query for query in asked if "scheduler_job" in query["sql"]]) == 1
