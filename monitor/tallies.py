@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from django.conf import settings
-from django.db.models import QuerySet
 from django.db import connection
+from django.db.models import QuerySet
 
 from monitor.health import Xid
 from monitor.models import Tally
