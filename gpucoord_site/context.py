@@ -8,7 +8,7 @@ from django.conf import settings
 from django.http import HttpRequest
 from django.utils import timezone
 
-from scheduler.mode_badge import badge
+from scheduler.pages.mode_badge import badge
 
 
 def site(request: HttpRequest) -> dict[str, object]:

@@ -9,10 +9,10 @@ class MonitorConfig(AppConfig):
 
     def ready(self) -> None:
         from monitor import policies
-        from monitor.event_region import REGION
-        from monitor.incident_region import REGION as INCIDENTS
+        from monitor.pages.event_region import REGION
+        from monitor.pages.incident_region import REGION as INCIDENTS
+        from monitor.pages.regions import register
         from monitor.policy.catalogue import POLICIES, PROFILES, TOPICS
-        from monitor.regions import register
 
         policies.register_all(POLICIES, PROFILES, TOPICS)
         register(REGION)

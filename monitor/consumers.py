@@ -21,7 +21,7 @@ from django.conf import settings
 from django.utils import timezone
 
 from monitor.hub import Hub, Viewer, hub
-from monitor.rendering import DASHBOARD, GPU_PREFIX, HEAD, PROCESSES
+from monitor.pages.rendering import DASHBOARD, GPU_PREFIX, HEAD, PROCESSES
 
 logger = logging.getLogger(__name__)
 

@@ -22,11 +22,12 @@ from time import monotonic
 from django.db import close_old_connections
 from django.utils import timezone
 
-from monitor import history, store
-from monitor.frames import Frame
+from monitor import store
 from monitor.models import LatestSnapshot
+from monitor.pages import history
+from monitor.pages.frames import Frame
+from monitor.pages.rendering import DASHBOARD, HEAD, Renderer
 from monitor.readings import Snapshot
-from monitor.rendering import DASHBOARD, HEAD, Renderer
 from monitor.wake import Listener
 
 logger = logging.getLogger(__name__)

@@ -13,9 +13,9 @@ from ninja.errors import HttpError
 from pydantic import Field
 
 from monitor import incident_actions as actions
-from monitor import incident_page
-from monitor.incident_page import Wanted
 from monitor.models import Incident
+from monitor.pages import incident_page
+from monitor.pages.incident_page import Wanted
 from monitor.policy.privacy import Viewer
 
 router = Router()

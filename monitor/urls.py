@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from django.urls import path
 
-from monitor import (
+from monitor.pages import (
     event_views,
     gpu_views,
     health_views,

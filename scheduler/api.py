@@ -15,17 +15,7 @@ from ninja import Query, Router
 from ninja.errors import HttpError
 from ninja.responses import Status
 
-from scheduler import (
-    arrays,
-    holding,
-    job_lines,
-    logs,
-    outlook,
-    own_limits,
-    store,
-    submitting,
-    viewing,
-)
+from scheduler import arrays, holding, logs, outlook, own_limits, store, submitting, viewing
 from scheduler.api_schemas import (
     Cancelled,
     Held,
@@ -37,6 +27,7 @@ from scheduler.api_schemas import (
     WhyBody,
 )
 from scheduler.models import Job
+from scheduler.pages import job_lines
 from scheduler.runner import files
 
 router = Router()

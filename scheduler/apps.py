@@ -8,10 +8,11 @@ class SchedulerConfig(AppConfig):
     verbose_name = "Scheduler"
 
     def ready(self) -> None:
-        from monitor import policies, pruning, status_page
+        from monitor import policies, pruning
+        from monitor.pages import status_page
         from scheduler import means, share_rows
+        from scheduler.pages.regions import register_regions
         from scheduler.policy.catalogue import POLICIES, PROFILES, TOPICS
-        from scheduler.regions import register_regions
 
         policies.register_all(POLICIES, PROFILES, TOPICS)
         pruning.register(share_rows.too_old)

@@ -22,10 +22,11 @@ from django.conf import settings
 from django.template.loader import render_to_string
 from django.utils import timezone
 
-from scheduler import job_page, outlook, viewing
+from scheduler import outlook, viewing
 from scheduler.jobs import JobState
 from scheduler.logs import Decoder
 from scheduler.models import Job
+from scheduler.pages import job_page
 from scheduler.runner import files
 from scheduler.tails import Tail, View, tails
 

@@ -11,7 +11,7 @@ from django.utils import timezone
 from ninja import Field, Query, Router, Schema
 from ninja.errors import HttpError
 
-from scheduler import share_page, share_table
+from scheduler.pages import share_page, share_table
 
 router = Router()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from django.urls import path
 
-from scheduler import mode_views, share_views, views, window_views
+from scheduler.pages import mode_views, share_views, views, window_views
 
 urlpatterns = [
     path("jobs/", views.jobs, name="jobs"),

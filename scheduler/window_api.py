@@ -15,8 +15,8 @@ from ninja.responses import Status
 
 from scheduler import windows
 from scheduler.models import TimeWindow
+from scheduler.pages.window_forms import WindowForm
 from scheduler.policy.calendar import coming, current, describe
-from scheduler.window_forms import WindowForm
 
 router = Router()
 State = Literal["asked", "approved", "declined", "withdrawn"]

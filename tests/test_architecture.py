@@ -24,7 +24,7 @@ FACTS = {
     "monitor.formats",
     "monitor.demand",
     "monitor.cpu_facts",
-    "monitor.badges",
+    "monitor.pages.badges",
     "monitor.event_kinds",
     "scheduler.attempts",
     "scheduler.jobs",
@@ -47,6 +47,7 @@ CLOCKS = {
 STARTERS = {"subprocess", "multiprocessing", "pty"}
 DJANGO = {"django", "channels", "django_q", "structlog"}
 DOORS = {"tasks", "views", "consumers", "api", "admin", "hub", "passes"}
+PAGE_WIRING = {"apps", "urls"}
 SENDERS = {
     "os.kill", "os.killpg", "os.fork", "os.forkpty", "os.posix_spawn", "os.system",
     "signal.pidfd_send_signal", "signal.pthread_kill", "signal.raise_signal",
@@ -70,7 +71,7 @@ class Module:
 
     @property
     def pure(self) -> bool:
-        return self.name in FACTS or "policy" in self.parts or self.name == "monitor.charts"
+        return self.name in FACTS or "policy" in self.parts or self.name == "monitor.pages.charts"
 
     @property
     def edge(self) -> bool:
@@ -88,6 +89,11 @@ class Module:
             or last in DOORS
             or last.endswith(("_views", "_api"))
         )
+
+    @property
+    def page(self) -> bool:
+        """It makes pages, or puts them where Django finds them."""
+        return bool({"pages", "templatetags"} & set(self.parts)) or self.parts[-1] in PAGE_WIRING
 
     @property
     def runs_processes(self) -> bool:
@@ -204,6 +210,13 @@ def test_only_the_runner_and_the_supervisor_start_and_signal_processes() -> None
 def test_only_doors_read_a_clock() -> None:
     assert not _offenders(
         lambda m: _calls(m) & CLOCKS, where=lambda m: not (m.door or m.runs_processes)
+    )
+
+
+def test_only_doors_and_templates_know_pages() -> None:
+    assert not _offenders(
+        lambda m: {name for name in _of_us(m) if "pages" in name.split(".")},
+        where=lambda m: not (m.door or m.page or m.app == "gpucoord_site"),
     )
 
 

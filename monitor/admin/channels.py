@@ -18,10 +18,11 @@ from django.utils.safestring import SafeString
 from django.views.decorators.debug import sensitive_post_parameters
 from django.views.decorators.http import require_POST
 
-from monitor import alerting, audit, event_page, outbox, tasks
+from monitor import alerting, audit, outbox, tasks
 from monitor.admin.rows import ReadOnly
 from monitor.event_kinds import EVENTS, words
 from monitor.models import Channel, Gpu, Message, Response
+from monitor.pages import event_page
 from monitor.policy.hog_rules import TITLES
 from monitor.sealing import seal
 from monitor.senders.notify import service_of

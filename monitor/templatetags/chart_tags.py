@@ -9,7 +9,7 @@ from django.utils import timezone
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
 
-from monitor.heat import Cell
+from monitor.pages.heat import Cell
 from monitor.templatetags.monitor_tags import user_colour
 from monitor.usage import Entry
 

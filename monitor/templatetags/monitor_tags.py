@@ -15,7 +15,8 @@ from django.utils import timezone
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
 
-from monitor import cards, formats
+from monitor import formats
+from monitor.pages import cards
 from monitor.usage import Usage
 
 register = template.Library()

@@ -7,8 +7,8 @@ from typing import Any
 from django import template
 from django.db.models import Count, Q
 
-from monitor import responses as found
 from monitor.models import Channel, Incident, Message
+from monitor.pages import responses as found
 from monitor.policy.privacy import Viewer
 
 register = template.Library()

@@ -16,10 +16,11 @@ from django.utils.safestring import SafeString
 
 from monitor.admin.rows import ReadOnly
 from monitor.formats import duration
-from scheduler import job_lines, store
+from scheduler import store
 from scheduler.changing import change_waiting
 from scheduler.jobs import JobState
 from scheduler.models import Attempt, Job, JobDependency
+from scheduler.pages import job_lines
 
 # A waiting job's may be changed; all else of a job is what happened.
 CHANGEABLE = ("name", "priority")

@@ -18,9 +18,9 @@ from django.utils.safestring import SafeString
 
 from monitor import audit
 from monitor.admin.rows import ReadOnly
-from scheduler import quota_figures, share_table
 from scheduler.models import GpuDay, Quota, SharedOut, UsedShare
-from scheduler.quota_figures import Figure
+from scheduler.pages import quota_figures, share_table
+from scheduler.pages.quota_figures import Figure
 from scheduler.quota_rows import Quotas
 from scheduler.units import parse_bytes, size
 

@@ -7,7 +7,7 @@ from django.utils.html import format_html
 from django.utils.safestring import SafeString
 
 from monitor.formats import UNKNOWN, sig3
-from scheduler.quota_figures import Figure
+from scheduler.pages.quota_figures import Figure
 
 register = template.Library()
 

@@ -149,11 +149,12 @@ def measure(driver: Driver, seconds: int) -> None:
     import pynvml
     from django.db import transaction
 
-    from monitor import history, store
+    from monitor import store
     from monitor.ledger import Ledger
+    from monitor.pages import history
+    from monitor.pages.rendering import DASHBOARD, Renderer
     from monitor.probes import PROCESSES_S, nvml
     from monitor.probes.host import HostProbe
-    from monitor.rendering import DASHBOARD, Renderer
     from monitor.sampler import Sampler
 
     answers = driver.answers()

@@ -2,9 +2,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from monitor import cards, host_strips
 from monitor.gpu_states import GpuState
 from monitor.owner_facts import OwnerReading, Presence
+from monitor.pages import cards, host_strips
 from monitor.readings import DiskReading, Snapshot
 from tests.builders import GIB, NOW, gpu, gpu_uuid, host, process, snapshot
 

@@ -11,8 +11,9 @@ from django.contrib.auth.models import User
 from django.test import Client
 
 from gpucoord_site.asgi import application
-from monitor import consumers, regions
+from monitor import consumers
 from monitor.hub import Hub
+from monitor.pages import regions
 from tests.builders import NOW, snapshot
 from tests.monitor.test_hub import SPARK, Server
 from tests.sockets import Socket
@@ -25,7 +26,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 def hub(monkeypatch: pytest.MonkeyPatch) -> Hub:
     monkeypatch.setattr(regions, "_registered", {})
     monkeypatch.setattr(
-        "monitor.history.sparks.get", lambda uuids, now: dict.fromkeys(uuids, SPARK)
+        "monitor.pages.history.sparks.get", lambda uuids, now: dict.fromkeys(uuids, SPARK)
     )
     server = Server()
     hub = Hub(server.read, server.seqs)

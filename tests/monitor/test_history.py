@@ -4,8 +4,8 @@ from datetime import timedelta
 
 import pytest
 
-from monitor import history
-from monitor.history import Sparks
+from monitor.pages import history
+from monitor.pages.history import Sparks
 from tests.builders import NOW
 
 

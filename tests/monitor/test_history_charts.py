@@ -3,9 +3,9 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from monitor import panels
-from monitor.history_charts import History, coverage, history
 from monitor.models import Gpu
+from monitor.pages import panels
+from monitor.pages.history_charts import History, coverage, history
 from monitor.policy.windows import Source, Window
 from tests.builders import GIB, NOW
 

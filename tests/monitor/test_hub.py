@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 from django.db import DatabaseError
 
-from monitor import datagrams, regions
+from monitor import datagrams
 from monitor.consumers import WINDOW, Feed
 from monitor.hub import Hub, Seqs
+from monitor.pages import regions
+from monitor.pages.regions import Region
 from monitor.readings import Snapshot
-from monitor.regions import Region
 from tests.builders import NOW, gpu, gpu_uuid, process, snapshot
 from tests.pace import Stopwatch
 
@@ -65,7 +66,7 @@ def hub(server: Server, monkeypatch: pytest.MonkeyPatch) -> Hub:
     """A hub whose ticks the test makes itself."""
     monkeypatch.setattr(regions, "_registered", {})
     monkeypatch.setattr(
-        "monitor.history.sparks.get", lambda uuids, now: dict.fromkeys(uuids, SPARK)
+        "monitor.pages.history.sparks.get", lambda uuids, now: dict.fromkeys(uuids, SPARK)
     )
     hub = Hub(server.read, server.seqs)
     monkeypatch.setattr(hub, "start", lambda: None)
@@ -308,7 +309,7 @@ def live_hub(server: Server, data: Path, monkeypatch: pytest.MonkeyPatch) -> Hub
     """A hub with its own thread."""
     monkeypatch.setattr(regions, "_registered", {})
     monkeypatch.setattr(
-        "monitor.history.sparks.get", lambda uuids, now: dict.fromkeys(uuids, SPARK)
+        "monitor.pages.history.sparks.get", lambda uuids, now: dict.fromkeys(uuids, SPARK)
     )
     monkeypatch.setattr("monitor.hub.close_old_connections", lambda: None)
     return Hub(server.read, server.seqs)

@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from monitor import regions
-from monitor.badges import Badge, Badges
-from monitor.frames import Frame
 from monitor.gpu_states import GpuState
-from monitor.history import Spark
+from monitor.pages import regions
+from monitor.pages.badges import Badge, Badges
+from monitor.pages.frames import Frame
+from monitor.pages.history import Spark
+from monitor.pages.regions import Region
+from monitor.pages.rendering import Renderer
 from monitor.readings import Snapshot
-from monitor.regions import Region
-from monitor.rendering import Renderer
 from tests.builders import NOW, gpu, gpu_uuid, process, snapshot
 
 

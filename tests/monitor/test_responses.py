@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 from django.template import Context, Template
 
-from monitor import responses
 from monitor.models import Message, Response
+from monitor.pages import responses
 from monitor.policy.privacy import Viewer
 from tests.builders import NOW
 from tests.monitor.alerts_made import channel, incident, later

@@ -5,8 +5,9 @@ from typing import Any
 
 import pytest
 
-from monitor import heat, process_hours, usage
+from monitor import process_hours, usage
 from monitor.models import Gpu, GpuHour, HostMinute, ProcessMinute, ProcessUse
+from monitor.pages import heat
 from monitor.policy.windows import Source, Window
 from monitor.usage import Usage
 from tests.monitor.past import HOST_NOTHING, NOTHING, gpu_row, process_use

@@ -5,8 +5,9 @@ from dataclasses import replace
 
 import pytest
 
-from monitor import history, regions, store
+from monitor import store
 from monitor.gpu_states import GpuState
+from monitor.pages import history, regions
 from monitor.readings import ProcessReading, Snapshot
 from tests.builders import GIB, NOW, gpu, process, snapshot
 

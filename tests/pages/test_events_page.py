@@ -9,7 +9,7 @@ from django.test import Client
 from django.utils import timezone
 
 from monitor import events
-from monitor.event_page import PER_PAGE
+from monitor.pages.event_page import PER_PAGE
 from tests.builders import gpu_uuid
 
 pytestmark = pytest.mark.django_db

@@ -8,8 +8,9 @@ from django.contrib.auth.models import User
 from django.test import Client
 from django.utils import timezone
 
-from monitor import incident_badges, store
+from monitor import store
 from monitor.models import Gpu, Pattern, ProcessMinute, ProcessUse
+from monitor.pages import incident_badges
 from monitor.policy.hog_rules import IDLE_HELD, MEMORY_HOG
 from tests.builders import GIB, NOW, gpu_uuid, process, snapshot
 from tests.monitor.past import process_use

@@ -106,7 +106,7 @@ def test_it_finds_a_job_by_its_number(alice: User, as_user: AsUser) -> None:
 def test_many_jobs_come_in_pages(
     alice: User, as_user: AsUser, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("scheduler.job_table.PER_PAGE", 2)
+    monkeypatch.setattr("scheduler.pages.job_table.PER_PAGE", 2)
     jobs = [jobs_made.finished(alice) for _ in range(3)]
 
     first = page(as_user(alice), state="finished")

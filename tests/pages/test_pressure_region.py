@@ -11,8 +11,8 @@ from django.test import Client
 from monitor import store
 from monitor.models import Constraint
 from monitor.readings import GpuReading, ProcessReading
-from scheduler import pressure_region
 from scheduler.models import Quota
+from scheduler.pages import pressure_region
 from scheduler.pressure import Pressure
 from tests import jobs_made
 from tests.builders import GIB, NOW, gpu, process, snapshot

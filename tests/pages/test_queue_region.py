@@ -6,8 +6,8 @@ import pytest
 from django.contrib.auth.models import User
 from django.template.loader import render_to_string
 
-from scheduler import regions
 from scheduler.models import Job
+from scheduler.pages import regions
 from tests import jobs_made
 from tests.builders import NOW
 

@@ -11,13 +11,14 @@ from django.db import transaction
 from monitor import events, store
 from monitor.models import Incident
 from monitor.readings import ProcessReading
-from scheduler import modes, pressure_region, throttling
+from scheduler import modes, throttling
 from scheduler.charging import Charging
 from scheduler.controller import Controller
 from scheduler.dispatcher import Dispatcher
 from scheduler.jobs import NewJob, Outcome, Requirement
 from scheduler.judging import HogWatch
 from scheduler.models import Attempt, Job, Quota
+from scheduler.pages import pressure_region
 from scheduler.plans import PlanPolicy
 from scheduler.pressure import Pressure
 from scheduler.store import submit

@@ -1,0 +1,1 @@
+"""Pages of the GPUs: what people see of readings, history, incidents and events."""

@@ -1,0 +1,51 @@
+"""Buttons on a GPU's page, for operators: pause it, let it work again, end its quarantine."""
+
+from __future__ import annotations
+
+from django.contrib import messages
+from django.core.exceptions import PermissionDenied
+from django.http import HttpRequest, HttpResponse
+from django.shortcuts import get_object_or_404, redirect
+from django.utils import timezone
+from django.views.decorators.http import require_POST
+
+from monitor import pausing
+from monitor.models import Gpu
+from monitor.pages.views import viewer_of
+
+
+@require_POST
+def pause(request: HttpRequest, uuid: str) -> HttpResponse:
+    """Nothing new starts there; what runs may end."""
+    gpu, by = _operated(request, uuid)
+    done = pausing.pause(gpu, by, request.POST.get("reason", ""), timezone.now())
+    return _back(request, gpu, "" if done else "is paused already")
+
+
+@require_POST
+def resume(request: HttpRequest, uuid: str) -> HttpResponse:
+    """Work may start there again."""
+    gpu, by = _operated(request, uuid)
+    done = pausing.resume(gpu, by, timezone.now())
+    return _back(request, gpu, "" if done else "was not paused")
+
+
+@require_POST
+def release(request: HttpRequest, uuid: str) -> HttpResponse:
+    """Whatever memory is still held: work may start there again."""
+    gpu, by = _operated(request, uuid)
+    done = pausing.release(gpu, by, timezone.now())
+    return _back(request, gpu, "" if done else "was in no quarantine")
+
+
+def _operated(request: HttpRequest, uuid: str) -> tuple[Gpu, str]:
+    viewer = viewer_of(request)
+    if not viewer.operator:
+        raise PermissionDenied
+    return get_object_or_404(Gpu, uuid=uuid), viewer.username
+
+
+def _back(request: HttpRequest, gpu: Gpu, already: str) -> HttpResponse:
+    if already:
+        messages.info(request, f"GPU {gpu.index} {already}.")
+    return redirect("gpu", gpu.uuid)
