@@ -17,9 +17,10 @@ class SiteConfig(AppConfig):
     verbose_name = "Gpucoord"
 
     def ready(self) -> None:
-        from gpucoord_site import security_log
+        from gpucoord_site import leavers, security_log
 
         security_log.listen()
+        leavers.listen()
         # This app is the last: all is loaded that the command line loaded without collections.
         gc.freeze()
         gc.enable()

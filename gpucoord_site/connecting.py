@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
+import sys
 from argparse import ArgumentParser, Namespace
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable
+from contextlib import closing
+from typing import TYPE_CHECKING, Any
 
 from gpucoord_site import token_file
 
@@ -24,6 +28,10 @@ def add_options(parser: ArgumentParser) -> None:
     add("--token", help="better: GPUCOORD_TOKEN, or the file that `gpucoord token --save` writes")
 
 
+def add_json(parser: ArgumentParser) -> None:
+    parser.add_argument("--json", action="store_true", help="print it as REST tells it")
+
+
 def url(asked: Namespace) -> str:
     return asked.url or os.environ.get("GPUCOORD_URL") or URL
 
@@ -33,6 +41,25 @@ def connect(asked: Namespace) -> Client:
     from gpucoord_site.client import Client
 
     return Client(url(asked), _token(asked))
+
+
+def tell(
+    asked: Namespace,
+    question: Callable[[Client], dict[str, Any]],
+    lines: Callable[[dict[str, Any]], Iterable[str]],
+) -> int:
+    """Print the answer, with --json as REST gives it. Returns 0, or 125 when none can be had."""
+    from gpucoord_site.client import UnableToAsk
+
+    try:
+        with closing(connect(asked)) as client:
+            found = question(client)
+    except (UnableToAsk, token_file.UnsafeToken) as error:
+        sys.stderr.write(f"gpucoord: {error}\n")
+        return 125
+    text = json.dumps(found, indent=2) if asked.json else "\n".join(lines(found))
+    sys.stdout.write(f"{text}\n")
+    return 0
 
 
 def _token(asked: Namespace) -> str:

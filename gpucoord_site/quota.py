@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import sys
 from argparse import ArgumentParser
 from collections.abc import Iterator, Sequence
-from contextlib import closing
 from datetime import datetime
 from typing import Any
 
-from gpucoord_site import connecting, token_file
+from gpucoord_site import connecting
 from scheduler.units import size
 
 LABELS = {
@@ -25,17 +22,7 @@ LABELS = {
 def main(argv: Sequence[str]) -> int:
     """Returns 0, or 125 when gpucoord can't be asked."""
     asked = _parser().parse_args(argv)
-    from gpucoord_site.client import UnableToAsk
-
-    try:
-        with closing(connecting.connect(asked)) as client:
-            found = client.quota(asked.user)
-    except (UnableToAsk, token_file.UnsafeToken) as error:
-        sys.stderr.write(f"gpucoord: {error}\n")
-        return 125
-    text = json.dumps(found, indent=2) if asked.json else "\n".join(lines(found))
-    sys.stdout.write(f"{text}\n")
-    return 0
+    return connecting.tell(asked, lambda client: client.quota(asked.user), lines)
 
 
 def lines(found: dict[str, Any]) -> Iterator[str]:
@@ -71,6 +58,6 @@ def _parser() -> ArgumentParser:
         prog="gpucoord quota", description="Say what you may use, and what of it you use now."
     )
     parser.add_argument("--user", metavar="NAME", help="somebody else; for operators")
-    parser.add_argument("--json", action="store_true", help="print it as REST tells it")
+    connecting.add_json(parser)
     connecting.add_options(parser)
     return parser

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import sys
 from argparse import ArgumentParser
 from collections.abc import Iterator, Sequence
-from contextlib import closing
 from datetime import datetime
 from itertools import groupby
 from typing import Any
 
-from gpucoord_site import connecting, token_file
+from gpucoord_site import connecting
 
 BAR = 20
 
@@ -19,17 +16,7 @@ BAR = 20
 def main(argv: Sequence[str]) -> int:
     """Returns 0, or 125 when gpucoord can't be asked."""
     asked = _parser().parse_args(argv)
-    from gpucoord_site.client import UnableToAsk
-
-    try:
-        with closing(connecting.connect(asked)) as client:
-            found = client.why(asked.job)
-    except (UnableToAsk, token_file.UnsafeToken) as error:
-        sys.stderr.write(f"gpucoord: {error}\n")
-        return 125
-    text = json.dumps(found, indent=2) if asked.json else "\n".join(lines(found))
-    sys.stdout.write(f"{text}\n")
-    return 0
+    return connecting.tell(asked, lambda client: client.why(asked.job), lines)
 
 
 def lines(found: dict[str, Any]) -> Iterator[str]:
@@ -103,6 +90,6 @@ def _parser() -> ArgumentParser:
         prog="gpucoord why", description="Say why a job waits, and when it may start."
     )
     parser.add_argument("job", type=int, metavar="JOB", help="the job's number")
-    parser.add_argument("--json", action="store_true", help="as REST gives it out")
+    connecting.add_json(parser)
     connecting.add_options(parser)
     return parser

@@ -9,7 +9,7 @@ from django.contrib.auth.models import AnonymousUser, User
 from django.db import transaction
 from django.db.models import Max
 
-from monitor import events
+from monitor import audit, events
 from monitor.models import Event
 from monitor.wake import wake
 from scheduler.jobs import JobState
@@ -40,6 +40,14 @@ def hold(job_id: int, by: str, now: datetime, reason: str = "") -> bool:
         job = _changed(job_id)
         events.add("JOB_HELD", f"{by} holds {_title(job)}{why}", now=now, **_about(job))
     return True
+
+
+def hold_all_of(owner: User, now: datetime) -> int:
+    """For somebody whose account is switched off; how many jobs. Only operators release them."""
+    waiting = Job.objects.filter(owner=owner, state=JobState.QUEUED.value, held="")
+    reason = f"the account {owner.username} is switched off"
+    jobs = list(waiting.order_by("id").values_list("id", flat=True))
+    return sum(hold(job, audit.GPUCOORD, now, reason) for job in jobs)
 
 
 def release(job_id: int, by: str, now: datetime) -> bool:
