@@ -1,6 +1,6 @@
 """Policy: when agreed times will let a job start, for estimates of the weeks to come.
 
-The same rules as for now (windows.py), with all occurrences laid out once, as many jobs ask.
+By the rules of windows.py, with all occurrences laid out once, as many jobs ask.
 """
 
 from __future__ import annotations

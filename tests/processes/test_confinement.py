@@ -151,7 +151,7 @@ def test_a_capped_job_does_its_share_on_the_simulated_server(
     run: Run, place: Place, freezer: bool
 ) -> None:
     """Asked for 30 %: its GPU does 30 % of a job beside it that is not capped."""
-    how = bounds(place if freezer else None, share_pct=30, period_s=0.4)
+    how = bounds(place if freezer else None, share_pct=30, period_s=0.8)
     pid = run("/bin/sh", "-c", "sleep 60", **how).started().pid
     probe = SimulatedProbe(gpus=8)
     since = timezone.now() - timedelta(minutes=5)
@@ -162,7 +162,7 @@ def test_a_capped_job_does_its_share_on_the_simulated_server(
     probe.read(since, claims)
     free, watch = [], Stopwatch()
     capped = []
-    for _ in range(3):
+    for _ in range(4):
         # As the sampler asks: in step with the pauses, so that instants would not tell.
         time.sleep(0.8)
         sweep = probe.read(since + timedelta(minutes=4), claims)
@@ -173,7 +173,7 @@ def test_a_capped_job_does_its_share_on_the_simulated_server(
 
     assert min(free) > 0
     # Who has to wait for a core lets it run, or pause, for too long.
-    slack = 0.1 + 0.3 * (1 - watch.seconds / watch.wall_s)
+    slack = 0.12 + 0.3 * (1 - watch.seconds / watch.wall_s)
     assert abs(sum(capped) / sum(free) - 0.3) < slack
 
 
