@@ -22,9 +22,11 @@ MYSELF = b"0"
 
 
 def fork_into(folders: Sequence[Path]) -> int:
-    """Like os.fork(). What can't be entered is left out. Call it with a single thread only."""
+    """Like os.fork(). What can't be entered is left out."""
     doors = [_door(folder) for folder in folders]
-    birthplace = next((d for d in doors if d.name == V2_DOOR and d.exists()), None)
+    birthplace = None
+    if _is_alone():
+        birthplace = next((d for d in doors if d.name == V2_DOOR and d.exists()), None)
     pid = None if birthplace is None else _born_in(birthplace.parent)
     if pid is None:
         birthplace, pid = None, os.fork()
@@ -33,6 +35,11 @@ def fork_into(folders: Sequence[Path]) -> int:
             if door != birthplace:
                 _step_in(door)
     return pid
+
+
+def _is_alone() -> bool:
+    """Beside other threads only Python's own fork leaves the interpreter's lock in order."""
+    return len(list(Path("/proc/self/task").iterdir())) == 1
 
 
 def _door(folder: Path) -> Path:

@@ -3,18 +3,53 @@
 from __future__ import annotations
 
 import os
-import signal
+import subprocess
+import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from scheduler.runner import cgroup_places, forking
 from scheduler.runner.cgroups import Cgroup
-from scheduler.runner.forking import fork_into
 
 pytestmark = pytest.mark.processes
 NO_SUCH_CALL = 100_000
+PROGRAM = """
+import os, signal, sys
+from pathlib import Path
+from scheduler.runner import forking
+forking.CLONE3 = int(sys.argv[1])
+ready, told = os.pipe()
+pid = forking.fork_into([Path(folder) for folder in sys.argv[2:]])
+if pid == 0:
+    os.write(told, b".")
+    signal.pause()
+os.read(ready, 1)
+print(pid, flush=True)
+sys.stdin.read()
+os.kill(pid, signal.SIGKILL)
+os.waitpid(pid, 0)
+"""
+THREADED = """
+import os, sys, threading
+from pathlib import Path
+from scheduler.runner import forking
+def work():
+    while True:
+        pass
+sys.setswitchinterval(1e-4)
+threading.Thread(target=work, daemon=True).start()
+for _ in range(50):
+    pid = forking.fork_into([Path(sys.argv[1])])
+    if pid == 0:
+        for _ in range(1000):
+            pass
+        os._exit(0)
+    os.waitpid(pid, 0)
+os._exit(0)
+"""
 
 
 @pytest.fixture(scope="module")
@@ -33,43 +68,35 @@ def cgroup(parents: tuple[str, ...]) -> Iterator[Cgroup]:
     made.remove()
 
 
-def _child(folders: tuple[Path, ...]) -> int:
-    """It stays, and says when it is there."""
-    ready, told = os.pipe()
-    pid = fork_into(folders)
-    if pid == 0:
-        os.write(told, b".")
-        signal.pause()
-        os._exit(0)
-    os.read(ready, 1)
-    os.close(ready)
-    os.close(told)
-    return pid
-
-
-def _end(pid: int) -> None:
-    os.kill(pid, signal.SIGKILL)
-    os.waitpid(pid, 0)
+@contextmanager
+def _forked(folders: tuple[Path, ...], call: int = forking.CLONE3) -> Iterator[int]:
+    """The pid of a child, forked into these by a process that has one thread, as a runner has."""
+    argv = [sys.executable, "-c", PROGRAM, str(call), *map(str, folders)]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(argv, stdin=pipe, stdout=pipe, text=True) as process:
+        assert process.stdout is not None
+        yield int(process.stdout.readline())
+        process.communicate()
 
 
 @pytest.mark.parametrize("call", [forking.CLONE3, NO_SUCH_CALL], ids=["born", "steps in"])
-def test_a_child_is_in_all_of_its_cgroups(
-    cgroup: Cgroup, call: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(forking, "CLONE3", call)
-    pid = _child(cgroup.folders)
-    found = cgroup.holding(pid)
-    _end(pid)
-
-    assert found == cgroup
+def test_a_child_is_in_all_of_its_cgroups(cgroup: Cgroup, call: int) -> None:
+    with _forked(cgroup.folders, call) as pid:
+        assert cgroup.holding(pid) == cgroup
     assert os.getpid() not in cgroup.pids()
 
 
 def test_a_folder_that_is_no_cgroup_is_left_out(cgroup: Cgroup, tmp_path: Path) -> None:
-    pid = _child((tmp_path, *cgroup.folders))
-    found = Cgroup((tmp_path, *cgroup.folders)).holding(pid)
-    _end(pid)
+    folders = (tmp_path, *cgroup.folders)
+    with _forked(folders) as pid:
+        found = Cgroup(folders).holding(pid)
 
     assert found is not None
     assert tmp_path not in found.folders
     assert not list(tmp_path.iterdir())
+
+
+def test_it_forks_safely_beside_other_threads(cgroup: Cgroup) -> None:
+    argv = [sys.executable, "-W", "ignore", "-c", THREADED, str(cgroup.folders[-1])]
+
+    assert subprocess.run(argv, timeout=30, check=False).returncode == 0
