@@ -16,7 +16,8 @@ from pathlib import Path
 
 from scheduler.runner import family, files
 
-PATIENCE_S = 3.0
+PATIENCE_S = 5.0
+PAUSE_S = 0.05
 
 
 def watch_over(folder: Path) -> None:
@@ -45,11 +46,19 @@ def _let_go_of_streams() -> None:
 
 
 def clear_up(folder: Path) -> None:
-    """End every job that ran from this folder, then remove it."""
+    """End every job that ran from this folder, then remove it.
+
+    What is left of a killed service may still write there for a moment: so again, until it is gone.
+    """
     deadline = time.monotonic() + PATIENCE_S
     while _end_jobs(folder / "data") and time.monotonic() < deadline:
-        time.sleep(0.05)
+        time.sleep(PAUSE_S)
     shutil.rmtree(folder, ignore_errors=True)
+    deadline = time.monotonic() + PATIENCE_S
+    while folder.exists() and time.monotonic() < deadline:
+        time.sleep(PAUSE_S)
+        _end_jobs(folder / "data")
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _end_jobs(data: Path) -> int:

@@ -15,7 +15,7 @@ import httpx
 import pytest
 
 from gpucoord_site.config import Config
-from gpucoord_site.demo import command, seeding
+from gpucoord_site.demo import command, leaving, seeding
 from gpucoord_site.demo.history import history
 from gpucoord_site.demo.past import HOURS, PEOPLE, log_of, past_jobs
 from gpucoord_site.demo.wishes import WISHES
@@ -185,6 +185,24 @@ def _cwd(pid: int) -> str:
         return os.readlink(f"/proc/{pid}/cwd")
     except OSError:
         return ""
+
+
+def test_its_folder_goes_though_somebody_still_writes_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "demo"
+    folder.mkdir()
+    removed = []
+
+    def remove_in_time(path: Path, **_: object) -> None:
+        removed.append(path)
+        if len(removed) == 3:
+            path.rmdir()
+
+    monkeypatch.setattr(leaving.shutil, "rmtree", remove_in_time)
+    leaving.clear_up(folder)
+
+    assert not folder.exists()
 
 
 @pytest.mark.processes
