@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import sys
 
-from gpucoord_site.cli import manage
+from gpucoord_site.cli.main import manage
 
 if __name__ == "__main__":
     sys.exit(manage())

@@ -2,6 +2,6 @@ from __future__ import annotations
 
 import sys
 
-from gpucoord_site.cli import main
+from gpucoord_site.cli.main import main
 
 sys.exit(main())

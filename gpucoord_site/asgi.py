@@ -1,4 +1,4 @@
-"""HTTP and WebSocket doors for an ASGI server."""
+"""The ASGI application: HTTP and WebSockets."""
 
 from __future__ import annotations
 
@@ -8,17 +8,23 @@ from django.core.asgi import get_asgi_application
 
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "gpucoord_site.settings")
 
-http = get_asgi_application()
+django_application = get_asgi_application()
 
-# Imported after Django is set up: consumers reach models.
+# Imported after Django is set up: guards and consumers reach models.
 from channels.auth import AuthMiddlewareStack
 from channels.routing import ProtocolTypeRouter, URLRouter
-from channels.security.websocket import AllowedHostsOriginValidator
+from django.urls import path, re_path
 
-from monitor.routing import websocket_urlpatterns as monitor_sockets
-from scheduler.routing import websocket_urlpatterns as scheduler_sockets
+from gpucoord_site.http.asgi_guards import SameOriginOnly, Utf8Only, refuse
+from monitor.live.consumers import live
+from scheduler.live.consumers import job
 
-sockets = URLRouter([*monitor_sockets, *scheduler_sockets])
-application = ProtocolTypeRouter(
-    {"http": http, "websocket": AllowedHostsOriginValidator(AuthMiddlewareStack(sockets))}
-)
+http = Utf8Only(django_application)
+# URLRouter takes ASGI applications where Django's stubs know views only.
+routes = [
+    path("ws/live/", live),  # type: ignore[arg-type]
+    path("ws/jobs/<int:pk>/", job),  # type: ignore[arg-type]
+    re_path("", refuse),  # type: ignore[arg-type]
+]
+sockets = SameOriginOnly(AuthMiddlewareStack(URLRouter(routes)))
+application = ProtocolTypeRouter({"http": http, "websocket": sockets})

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from csp.constants import NONE, SELF
 
-from gpucoord_site.addresses import own_names
-from gpucoord_site.config import load_config
-from gpucoord_site.databases import database
-from gpucoord_site.logs import log_settings
-from gpucoord_site.secret import secret_key
+from gpucoord_site.cli import token_file
+from gpucoord_site.config.addresses import own_names
+from gpucoord_site.config.databases import database
+from gpucoord_site.config.file import config_file
+from gpucoord_site.config.logins import backends, login_settings
+from gpucoord_site.config.secret import secret_key
+from gpucoord_site.config.settings import load_config
+from gpucoord_site.service.logs import log_settings
 
 CONFIG = load_config()
 DATA = CONFIG.data
 LOCK_FOLDER = CONFIG.locks
+# Files outside the data folder that hold secrets: closed to jobs that share our account.
+SECRET_FILES = [path for path in (config_file(), token_file.place().parent) if path is not None]
 PACKAGE = Path(__file__).resolve().parent
 # A checkout keeps templates/ and static/ at its top, a wheel inside this package.
 ASSETS = PACKAGE if (PACKAGE / "templates").is_dir() else PACKAGE.parent
@@ -41,15 +47,21 @@ INSTALLED_APPS = [
     "gpucoord_site",
 ]
 MIDDLEWARE = [
+    "gpucoord_site.http.client_address.client_address",
     "django.middleware.security.SecurityMiddleware",
     "whitenoise.middleware.WhiteNoiseMiddleware",
+    "gpucoord_site.http.middleware.PrivatePages",
     "csp.middleware.CSPMiddleware",
-    "gpucoord_site.api_errors.ApiErrors",
-    "django.contrib.sessions.middleware.SessionMiddleware",
+    "gpucoord_site.http.api_errors.ApiErrors",
+    "gpucoord_site.http.errors.DatabaseFileGuard",
+    "gpucoord_site.http.input_guard.AddressGuard",
+    "gpucoord_site.http.middleware.browser_zone",
+    "gpucoord_site.accounts.sessions.Sessions",
     "django.middleware.common.CommonMiddleware",
     "django.middleware.csrf.CsrfViewMiddleware",
     "django.contrib.auth.middleware.AuthenticationMiddleware",
     "django.contrib.auth.middleware.LoginRequiredMiddleware",
+    "gpucoord_site.http.input_guard.FormGuard",
     "django.contrib.messages.middleware.MessageMiddleware",
     "django.middleware.clickjacking.XFrameOptionsMiddleware",
     "django_htmx.middleware.HtmxMiddleware",
@@ -58,7 +70,9 @@ MIDDLEWARE = [
 AUTHENTICATION_BACKENDS = [
     "axes.backends.AxesStandaloneBackend",
     "django.contrib.auth.backends.ModelBackend",
+    *backends(CONFIG),
 ]
+globals().update(login_settings(CONFIG))
 ROOT_URLCONF = "gpucoord_site.urls"
 ASGI_APPLICATION = "gpucoord_site.asgi.application"
 TEMPLATES = [
@@ -71,7 +85,7 @@ TEMPLATES = [
                 "django.template.context_processors.request",
                 "django.contrib.auth.context_processors.auth",
                 "django.contrib.messages.context_processors.messages",
-                "gpucoord_site.context.site",
+                "gpucoord_site.http.middleware.site",
             ]
         },
     }
@@ -98,20 +112,38 @@ Q_CLUSTER = {
     "save_limit": 100,
     "label": "Tasks",
 }
+# The long tasks of this host: reports and capacity planning, one at a time.
+REPORT_CLUSTER: dict[str, Any] = {
+    "cluster_name": f"{CONFIG.node[:80]} reports",
+    "workers": 1,
+    "timeout": 900,
+    "retry": 1000,
+    "queue_limit": 1,
+    "poll": 1,
+    "max_rss": 600_000,
+    "scheduler": False,
+}
 CHANNEL_LAYERS = {"default": {"BACKEND": "channels.layers.InMemoryChannelLayer"}}
 
 LOGIN_URL = "login"
 LOGIN_REDIRECT_URL = "dashboard"
 LOGOUT_REDIRECT_URL = "login"
 AUTH_PASSWORD_VALIDATORS = [
-    {"NAME": "django.contrib.auth.password_validation.MinimumLengthValidator"},
+    {
+        "NAME": "django.contrib.auth.password_validation.MinimumLengthValidator",
+        "OPTIONS": {"min_length": 12},
+    },
     {"NAME": "django.contrib.auth.password_validation.CommonPasswordValidator"},
     {"NAME": "django.contrib.auth.password_validation.NumericPasswordValidator"},
 ]
 AXES_FAILURE_LIMIT = 10
 AXES_COOLOFF_TIME = 0.25
 AXES_LOCKOUT_PARAMETERS = [["username", "ip_address"]]
-AXES_LOCKOUT_CALLABLE = "gpucoord_site.lockout.locked"
+AXES_HANDLER = "gpucoord_site.http.login_limits.LoginLimits"
+AXES_CLIENT_IP_CALLABLE = "gpucoord_site.http.login_limits.counted_address"
+# Of all user names together: an address that tries many names.
+LOGIN_FAILURES_PER_ADDRESS = 50
+AXES_LOCKOUT_CALLABLE = "gpucoord_site.http.login_limits.locked"
 AXES_RESET_ON_SUCCESS = True
 AXES_RESET_COOL_OFF_ON_FAILURE_DURING_LOCKOUT = False
 
@@ -134,6 +166,9 @@ CONTENT_SECURITY_POLICY = {
     }
 }
 # Cookies don't know ports: other services of this host must not overwrite ours.
+SESSION_ENGINE = "gpucoord_site.accounts.session_store"
+# Each use of a session starts this time again.
+SESSION_COOKIE_AGE = round(CONFIG.session_idle_hours * 3600)
 SESSION_COOKIE_NAME = "gpucoord_session"
 CSRF_COOKIE_NAME = "gpucoord_csrf"
 SESSION_COOKIE_SAMESITE = "Lax"

@@ -2,19 +2,47 @@
 
 from __future__ import annotations
 
+from django.conf import settings
 from django.contrib import admin
 from django.contrib.auth import views as auth
+from django.contrib.auth.decorators import login_not_required
 from django.urls import include, path
 
-from gpucoord_site import api, api_docs, metrics_views
+from gpucoord_site.accounts import views as account_views
+from gpucoord_site.http import api as http_api
+from gpucoord_site.http import api_docs, setup
+from gpucoord_site.http import metrics as metrics_view
 
+handler500 = "gpucoord_site.http.errors.server_error"
+handler400 = "gpucoord_site.http.errors.bad_request"
 urlpatterns = [
     path("", include("monitor.urls")),
     path("", include("scheduler.urls")),
+    path("", include("reports.urls")),
     path("api/docs/", api_docs.docs, name="api-docs"),
-    path("api/", api.urls),
-    path("metrics", metrics_views.metrics, name="metrics"),
-    path("login/", auth.LoginView.as_view(), name="login"),
+    path("api/", http_api.urls),
+    path("setup/hide/", setup.hide, name="setup-hide"),
+    path("metrics", metrics_view.metrics, name="metrics"),
+    path("login/", account_views.Login.as_view(), name="login"),
+    path("login/link/<str:secret>/", account_views.login_link, name="login-link"),
     path("logout/", auth.LogoutView.as_view(), name="logout"),
+    path("account/", account_views.account, name="account"),
+    path("account/password/", account_views.Password.as_view(), name="account-password"),
+    path("account/tokens/", account_views.add_token, name="account-token-add"),
+    path(
+        "account/tokens/<int:pk>/revoke/", account_views.revoke_token, name="account-token-revoke"
+    ),
+    path("account/sessions/end/", account_views.end_sessions, name="account-sessions-end"),
     path("admin/", admin.site.urls),
 ]
+if settings.CONFIG.oidc_issuer:
+    from mozilla_django_oidc import views as oidc
+
+    ask, answer = (
+        login_not_required(oidc.OIDCAuthenticationRequestView.as_view()),
+        login_not_required(oidc.OIDCAuthenticationCallbackView.as_view()),
+    )
+    urlpatterns += [
+        path("oidc/authenticate/", ask, name="oidc_authentication_init"),
+        path("oidc/callback/", answer, name="oidc_authentication_callback"),
+    ]

@@ -9,7 +9,7 @@
             leave_saved()
 
 Standard library only, no Django: it may also be copied beside a job that runs where gpucoord is not
-installed. Outside gpucoord nobody ever has to yield.
+installed. Outside gpucoord `should_yield` is always False.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def leave_saved() -> NoReturn:
 
 def _request() -> dict[str, Any]:
     try:
-        found = json.loads(Path(os.environ["GPUCOORD_YIELD_FILE"]).read_bytes())
+        request = json.loads(Path(os.environ["GPUCOORD_YIELD_FILE"]).read_bytes())
     except (KeyError, OSError, ValueError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return request if isinstance(request, dict) else {}

@@ -1,3 +1,5 @@
+"""The app of the monitor: registers its thresholds and page regions."""
+
 from __future__ import annotations
 
 from django.apps import AppConfig
@@ -8,12 +10,14 @@ class MonitorConfig(AppConfig):
     verbose_name = "Monitor"
 
     def ready(self) -> None:
-        from monitor import policies
-        from monitor.pages.event_region import REGION
-        from monitor.pages.incident_region import REGION as INCIDENTS
-        from monitor.pages.regions import register
-        from monitor.policy.catalogue import POLICIES, PROFILES, TOPICS
+        from monitor.catalogue.policy import POLICIES, PROFILES, TOPICS
+        from monitor.incidents.pages.listing import ALERTS
+        from monitor.incidents.pages.listing import REGION as INCIDENTS
+        from monitor.journal.pages import REGION
+        from monitor.live.regions import register
+        from monitor.thresholds import rows as thresholds
 
-        policies.register_all(POLICIES, PROFILES, TOPICS)
+        thresholds.register_all(POLICIES, PROFILES, TOPICS)
         register(REGION)
+        register(ALERTS)
         register(INCIDENTS)

@@ -1,62 +1,99 @@
-"""Short tasks that run in the cluster's workers."""
+"""Periodic tasks that run in the workers of the task cluster."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import timedelta
+from functools import partial, wraps
 from time import monotonic
+from typing import TypeVar
 from zoneinfo import ZoneInfo
 
 from django.conf import settings
 from django.utils import timezone
 from django_q.tasks import async_task
 
-from monitor import chores, outbox, patterns, policies, process_hours, pruning, rollups
-from monitor.policy.retention import RetentionPolicy
-from monitor.senders.notify import send_all
+from monitor.alerts.senders import NetworkLimits, send_all
+from monitor.alerts.steps import outbox
+from monitor.incidents.rows import patterns as pattern_rows
+from monitor.runtime.rows import periodic_tasks
+from monitor.thresholds import rows as thresholds
+from monitor.usage.policy.ranges import RetentionPolicy
+from monitor.usage.rows import pruning, rollups
+
+R = TypeVar("R")
+TIMEOUT_S = 100
+# The lock row of long tasks. A task that exceeds LONGEST was killed, so its lock has expired.
+LONG_CHORE, LONGEST = "long chore", timedelta(seconds=TIMEOUT_S + 5)
 
 
 def queue(chore: str, module: str = "monitor.tasks") -> None:
-    """Have a worker run the task of this name."""
-    options = {"task_name": chore, "save": False, "ack_failure": True, "timeout": 100}
+    """Enqueue the task of this name."""
+    options = {"task_name": chore, "save": False, "ack_failure": True, "timeout": TIMEOUT_S}
     async_task(f"{module}.{chore}", q_options=options)
 
 
+def one_at_a_time(chore: Callable[[], R]) -> Callable[[], R | None]:
+    """Run a long task only while no other long task runs; else postpone it.
+
+    The loops, their successors and the canary need the other workers of the cluster.
+    """
+
+    @wraps(chore)
+    def run() -> R | None:
+        if not periodic_tasks.begin(LONG_CHORE, LONGEST, timezone.now()):
+            periodic_tasks.postpone(chore.__name__)
+            return None
+        try:
+            return chore()
+        finally:
+            periodic_tasks.done(LONG_CHORE, chore.__name__, timezone.now())
+
+    return run
+
+
+@one_at_a_time
 def roll_up() -> dict[str, int]:
-    """Add samples up to minutes and minutes to hours."""
+    """Aggregate samples to minutes and minutes to hours."""
     now = timezone.now()
-    written = rollups.roll_up(now) | {"processhour": process_hours.roll_up(now)}
-    chores.done("roll_up", str(written), timezone.now())
+    written = rollups.roll_up(now) | {"processhour": rollups.roll_up_processes(now)}
+    periodic_tasks.done("roll_up", str(written), timezone.now())
     return written
 
 
+@one_at_a_time
 def find_patterns() -> int:
-    """Look for use that comes again at the same time of day."""
-    found = patterns.find_all(ZoneInfo(settings.TIME_ZONE), timezone.now())
-    chores.done("find_patterns", f"{found} found", timezone.now())
-    return found
+    """Detect recurring use at the same time of day."""
+    count = pattern_rows.replace_all(ZoneInfo(settings.TIME_ZONE), timezone.now())
+    periodic_tasks.done("find_patterns", f"{count} found", timezone.now())
+    return count
 
 
+@one_at_a_time
 def prune() -> dict[str, int]:
-    """Delete rows that are older than settings and policy keep them."""
-    config, kept = settings.CONFIG, policies.current(RetentionPolicy)
-    keep = pruning.Keep(
+    """Delete rows older than the retention periods of settings and thresholds."""
+    config, retention = settings.CONFIG, thresholds.current(RetentionPolicy)
+    periods = pruning.RetentionPeriods(
         raw=timedelta(hours=config.raw_hours),
         minutes=timedelta(days=config.minute_days),
         hours=timedelta(days=config.hour_days),
-        events=timedelta(days=kept.event_days),
-        state_changes=timedelta(days=kept.state_change_days),
-        messages=timedelta(days=kept.message_days),
+        events=timedelta(days=retention.event_days),
+        state_changes=timedelta(days=retention.state_change_days),
+        messages=timedelta(days=retention.message_days),
     )
-    gone = pruning.prune(keep, timezone.now())
-    chores.done("prune", str(gone), timezone.now())
-    return gone
+    deleted = pruning.prune(periods, timezone.now())
+    periodic_tasks.done("prune", str(deleted), timezone.now())
+    return deleted
 
 
 def send_alerts() -> int:
-    """Send the alerts that are due, for a second: others need the worker too."""
+    """Send due alerts for at most a second, because other tasks need the worker too."""
+    config = settings.CONFIG
+    reach = NetworkLimits(tuple(config.alerts_allow), config.alerts_follow_redirects)
+    send = partial(send_all, reach=reach)
     until, tried = monotonic() + 1, 0
-    while found := outbox.send_due(send_all, timezone.now()):
-        tried += found
+    while attempted := outbox.send_due(send, timezone.now()):
+        tried += attempted
         if monotonic() > until:
             break
     return tried

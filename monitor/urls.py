@@ -4,26 +4,24 @@ from __future__ import annotations
 
 from django.urls import path
 
-from monitor.pages import (
-    event_views,
-    gpu_views,
-    health_views,
-    history_views,
-    incident_views,
-    rules_views,
-    views,
-)
+from monitor.gpus import pages as gpu_pages
+from monitor.history.pages import views as history_views
+from monitor.incidents.pages import views as incident_views
+from monitor.journal import pages as journal_views
+from monitor.live import pages as live_pages
+from monitor.runtime import pages as health
+from monitor.thresholds.pages import rules
 
 urlpatterns = [
-    path("", views.dashboard, name="dashboard"),
-    path("gpus/<str:uuid>/", views.gpu, name="gpu"),
-    path("gpus/<str:uuid>/pause/", gpu_views.pause, name="gpu-pause"),
-    path("gpus/<str:uuid>/resume/", gpu_views.resume, name="gpu-resume"),
-    path("gpus/<str:uuid>/release/", gpu_views.release, name="gpu-release"),
-    path("rules/", rules_views.rules, name="rules"),
-    path("status/", health_views.status, name="status"),
-    path("healthz", health_views.healthz, name="healthz"),
-    path("events/", event_views.events, name="events"),
+    path("", live_pages.dashboard, name="dashboard"),
+    path("gpus/<str:uuid>/", live_pages.gpu, name="gpu"),
+    path("gpus/<str:uuid>/pause/", gpu_pages.pause, name="gpu-pause"),
+    path("gpus/<str:uuid>/resume/", gpu_pages.resume, name="gpu-resume"),
+    path("gpus/<str:uuid>/release/", gpu_pages.release, name="gpu-release"),
+    path("rules/", rules, name="rules"),
+    path("status/", health.status, name="status"),
+    path("healthz", health.healthz, name="healthz"),
+    path("events/", journal_views.events_page, name="events"),
     path("incidents/", incident_views.incidents, name="incidents"),
     path("incidents/<int:pk>/", incident_views.incident, name="incident"),
     path("incidents/<int:pk>/acknowledge/", incident_views.acknowledge, name="incident-ack"),
@@ -32,7 +30,7 @@ urlpatterns = [
     path("incidents/<int:pk>/close/", incident_views.close, name="incident-close"),
     path("exemptions/<int:pk>/end/", incident_views.end_exemption, name="exemption-end"),
     path("me/", history_views.me, name="me"),
-    path("processes/", views.processes, name="processes"),
+    path("processes/", live_pages.processes, name="processes"),
     path("processes/<int:pk>/", history_views.process, name="process"),
     # A name may hold anything, even a slash.
     path("users/<path:name>/", history_views.person, name="person"),

@@ -1,3 +1,5 @@
+"""The app of the reports: registers its thresholds and tasks."""
+
 from __future__ import annotations
 
 from django.apps import AppConfig
@@ -6,3 +8,11 @@ from django.apps import AppConfig
 class ReportsConfig(AppConfig):
     name = "reports"
     verbose_name = "Reports"
+
+    def ready(self) -> None:
+        from monitor.runtime.rows import periodic_tasks
+        from monitor.thresholds import rows as thresholds
+        from reports.catalogue.policy import POLICIES, PROFILES, TOPICS
+
+        thresholds.register_all(POLICIES, PROFILES, TOPICS)
+        periodic_tasks.register("reports.tasks:queue_due")

@@ -1,3 +1,5 @@
+"""The app of the scheduler: registers its thresholds, pruning and pages."""
+
 from __future__ import annotations
 
 from django.apps import AppConfig
@@ -8,13 +10,19 @@ class SchedulerConfig(AppConfig):
     verbose_name = "Scheduler"
 
     def ready(self) -> None:
-        from monitor import policies, pruning
-        from monitor.pages import status_page
-        from scheduler import means, share_rows
-        from scheduler.pages.regions import register_regions
-        from scheduler.policy.catalogue import POLICIES, PROFILES, TOPICS
+        from monitor.runtime import pages as status
+        from monitor.thresholds import rows as thresholds
+        from monitor.usage.rows import pruning
+        from scheduler.catalogue.policy import POLICIES, PROFILES, TOPICS
+        from scheduler.execution.steps import capabilities as host_capabilities
+        from scheduler.intake.steps import accounts as job_accounts
+        from scheduler.lifecycle.steps import job_files
+        from scheduler.live.regions import register_regions
+        from scheduler.quotas import rows as quota_rows
 
-        policies.register_all(POLICIES, PROFILES, TOPICS)
-        pruning.register(share_rows.too_old)
+        thresholds.register_all(POLICIES, PROFILES, TOPICS)
+        pruning.register(quota_rows.too_old)
+        pruning.register(job_files.expired_jobs)
         register_regions()
-        status_page.register("scheduler/_means.html", means.listed)
+        status.register("scheduler/_accounts.html", job_accounts.current_rule)
+        status.register("scheduler/_means.html", host_capabilities.listed)

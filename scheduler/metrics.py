@@ -7,37 +7,64 @@ from datetime import datetime
 from django.conf import settings
 from django.db.models import Count, Min
 
-from monitor import tallies
-from monitor.metric_families import Families
-from scheduler import throttle_metrics
-from scheduler.jobs import JobState, Outcome
-from scheduler.models import Job
+from monitor.journal.rows import counters
+from monitor.metrics.families import Families
+from scheduler.facts.jobs import JobState, Outcome
+from scheduler.models import Job, ModeState
+from scheduler.throttle import rows as throttle_rows
+from scheduler.throttle.policy.mode import Mode
+from scheduler.throttle.policy.pressure import CLASSES
 
 
 def add_metrics(into: Families, now: datetime) -> None:
     _add_open(into, now)
     _add_finished(into)
-    throttle_metrics.add_metrics(into, now)
+    _add_throttle(into, now)
 
 
 def _add_open(into: Families, now: datetime) -> None:
     unfinished = Job.objects.exclude(state=JobState.FINISHED.value).order_by()
     rows = unfinished.values_list("state").annotate(Count("id"), Min("submitted_at"))
-    found = {state: (count, oldest) for state, count, oldest in rows}
+    counts = {state: (count, oldest) for state, count, oldest in rows}
     for state in JobState:
         if state is not JobState.FINISHED:
-            count, _ = found.get(state.value, (0, None))
-            what = "Jobs that have not ended, by state."
-            into.gauge("gpucoord_jobs", what, {"state": state.value}, count)
-    _, oldest = found.get(JobState.QUEUED.value, (0, None))
+            count, _ = counts.get(state.value, (0, None))
+            help_text = "Jobs that have not ended, by state."
+            into.gauge("gpucoord_jobs", help_text, {"state": state.value}, count)
+    _, oldest = counts.get(JobState.QUEUED.value, (0, None))
     wait = max(0.0, (now - oldest).total_seconds()) if oldest else 0
-    what = "How long the job that waits longest has waited; 0 when none waits."
-    into.gauge("gpucoord_queue_oldest_wait_seconds", what, {}, wait)
+    help_text = "How long the job that waits longest has waited; 0 when none waits."
+    into.gauge("gpucoord_queue_oldest_wait_seconds", help_text, {}, wait)
 
 
 def _add_finished(into: Families) -> None:
-    here = {(settings.CONFIG.node, outcome.value): 0.0 for outcome in Outcome}
-    there = {(row.host, row.subject): row.value for row in tallies.of(tallies.FINISHED_JOBS)}
-    for (host, outcome), count in (here | there).items():
+    initial = {(settings.CONFIG.node, outcome.value): 0.0 for outcome in Outcome}
+    stored = {(row.host, row.subject): row.value for row in counters.of(counters.FINISHED_JOBS)}
+    for (host, outcome), count in (initial | stored).items():
         labels = {"host": host, "outcome": outcome}
         into.counter("gpucoord_jobs_finished_total", "Jobs that ended, by outcome.", labels, count)
+
+
+def _add_throttle(into: Families, now: datetime) -> None:
+    """What a silent controller once said is left out."""
+    for host, at, allowed, memory in throttle_rows.shown():
+        if now - at > throttle_rows.STALE_AFTER:
+            continue
+        for kind in CLASSES:
+            deferral = memory.deferrals.get(kind)
+            into.gauge(
+                "gpucoord_starts_deferred",
+                "1 while jobs of a priority class are deferred by load.",
+                {"host": host, "class": kind.value},
+                deferral is not None and deferral.holds,
+            )
+        help_text = "How many more jobs may share GPUs with other jobs; no sample: any number."
+        into.gauge("gpucoord_starts_allowed", help_text, {"host": host}, allowed.starts)
+        for uuid, part in allowed.multipliers.items():
+            help_text = "What of a GPU quotas count with, 0 to 1; 0 where it is not ours."
+            into.gauge("gpucoord_quota_multiplier", help_text, {"host": host, "gpu": uuid}, part)
+    for row in ModeState.objects.order_by("host"):
+        help_text = "1 while the mode is defensive."
+        into.gauge(
+            "gpucoord_mode_defensive", help_text, {"host": row.host}, row.mode == Mode.DEFENSIVE
+        )

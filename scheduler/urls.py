@@ -4,19 +4,29 @@ from __future__ import annotations
 
 from django.urls import path
 
-from scheduler.pages import mode_views, share_views, views, window_views
+from scheduler.jobs.pages import search
+from scheduler.jobs.pages import views as job_views
+from scheduler.notifications import pages as notification_views
+from scheduler.quotas.pages import shares as quota_views
+from scheduler.throttle.pages import views as throttle_views
+from scheduler.time_windows.pages import views as time_window_views
+from scheduler.timeline import pages as timeline_pages
 
 urlpatterns = [
-    path("jobs/", views.jobs, name="jobs"),
-    path("jobs/new/", views.new, name="job-new"),
-    path("jobs/<int:pk>/", views.job, name="job"),
-    path("jobs/<int:pk>/cancel/", views.cancel, name="job-cancel"),
-    path("jobs/<int:pk>/hold/", views.hold, name="job-hold"),
-    path("jobs/<int:pk>/release/", views.release, name="job-release"),
-    path("mode/", mode_views.mode, name="mode"),
-    path("shares/", share_views.shares, name="shares"),
-    path("windows/", window_views.all_windows, name="windows"),
-    path("windows/ask/", window_views.ask, name="window-ask"),
-    path("windows/<int:pk>/decide/", window_views.decide, name="window-decide"),
-    path("windows/<int:pk>/withdraw/", window_views.withdraw, name="window-withdraw"),
+    path("account/notifications/", notification_views.own, name="notifications"),
+    path("jobs/", job_views.jobs, name="jobs"),
+    path("jobs/new/", job_views.new, name="job-new"),
+    path("jobs/bulk/", job_views.bulk, name="jobs-bulk"),
+    path("jobs/<int:pk>/", job_views.job, name="job"),
+    path("jobs/<int:pk>/cancel/", job_views.cancel, name="job-cancel"),
+    path("jobs/<int:pk>/hold/", job_views.hold, name="job-hold"),
+    path("jobs/<int:pk>/release/", job_views.release, name="job-release"),
+    path("mode/", throttle_views.mode, name="mode"),
+    path("shares/", quota_views.shares, name="shares"),
+    path("search/", search.search, name="search"),
+    path("timeline/", timeline_pages.timeline, name="timeline"),
+    path("windows/", time_window_views.all_windows, name="windows"),
+    path("windows/ask/", time_window_views.ask, name="window-ask"),
+    path("windows/<int:pk>/decide/", time_window_views.decide, name="window-decide"),
+    path("windows/<int:pk>/withdraw/", time_window_views.withdraw, name="window-withdraw"),
 ]

@@ -1,58 +1,22 @@
-// Every page: live feed, times, theme, keyboard. Elements say by data attributes what they want.
+// Every page: live feed, theme, menu, keyboard. Elements declare what they need in data attributes.
 "use strict";
 (() => {
-  const STALE_S = 5;
+  const app = window.gpucoord;
+  document.documentElement.classList.add("js");
   const ACK_EVERY = 4;
   const SIGNED_OUT = 4401;
+  const TOO_MANY_SOCKETS = 4429;
   const one = (selector) => document.querySelector(selector);
   const all = (selector) => document.querySelectorAll(selector);
-
-  // ---- Times: texts that age, and clock times in the viewer's own zone ----
-
-  let skew = Number(document.body.dataset.now) - Date.now() / 1000;
-
-  function duration(seconds) {
-    const s = Math.max(0, Math.floor(seconds));
-    const minutes = Math.floor(s / 60), hours = Math.floor(s / 3600), days = Math.floor(s / 86400);
-    if (s < 60) return `${s} s`;
-    if (minutes < 60) return `${minutes} min`;
-    if (hours < 24) return minutes % 60 ? `${hours} h ${minutes % 60} min` : `${hours} h`;
-    return hours % 24 ? `${days} d ${hours % 24} h` : `${days} d`;
-  }
-
-  function clock(date) {
-    return date.toLocaleTimeString("en-GB");
-  }
-
-  // A moment as exactly as it is wanted: "21 Nov", "21 Nov 14:00", "14", "14:00"; today "14:00:00".
-  function moment(kind, date, today) {
-    const hm = clock(date).slice(0, 5);
-    const day = date.toLocaleDateString("en-GB", { day: "numeric", month: "short" });
-    const forms = { day, dayhm: `${day} ${hm}`, dayorhm: hm === "00:00" ? day : hm, hour: hm.slice(0, 2), hm };
-    if (kind !== "clock") return forms[kind];
-    if (date.toDateString() === today.toDateString()) return clock(date);
-    return date.getFullYear() === today.getFullYear() ? forms.dayhm : `${day} ${date.getFullYear()} ${hm}`;
-  }
-
-  function freshenTimes() {
-    const now = Date.now() / 1000 + skew;
-    for (const element of all("[data-time]")) {
-      const kind = element.dataset.time;
-      const date = Date.parse(element.getAttribute("datetime"));
-      const text = kind === "ago" ? `${duration(now - date / 1000)} ago`
-        : kind === "since" ? duration(now - date / 1000) : moment(kind, new Date(date), new Date(now * 1000));
-      if (element.textContent !== text) element.textContent = text;
-    }
-  }
 
   // ---- The live feed ----
 
   const feed = document.getElementById("feed");
+  const hasReadings = feed && feed.dataset.topic !== "head" && !feed.dataset.topic.startsWith("region:");
   const order = { h: [], g: [], p: [] };
   let places = {}, moved = true;
-  let socket = null, connected = false, signedOut = false;
+  let socket = null, signedOut = false;
   let has = 0, unacknowledged = 0;
-  let readAt = null, age = 0, arrivedAt = 0, problem = "";
 
   function sig3(value) {
     if (value === 0) return "0";
@@ -95,7 +59,7 @@
       return;
     }
     place.element.classList.toggle("unknown", unknown);
-    place.element.title = unknown ? "Unknown: the probe can't tell" : "";
+    place.element.title = unknown ? "Unknown: not reported" : "";
     place.element.textContent = unknown ? "–" : place.precise ? sig3(value) : value.toFixed(0);
   }
 
@@ -154,60 +118,10 @@
     if (message.k) drawSparks(message.k);
     if (message.x) refetchTable(message.x);
     has = message.n;
-    problem = message.problem || "";
-    if (message.t) {
-      readAt = message.t;
-      age = message.age;
-      arrivedAt = performance.now();
-      skew = message.t + message.age - Date.now() / 1000;
-    }
+    if (message.t) app.skew = message.t + message.age - Date.now() / 1000;
+    app.connection.report(message.problem || "");
+    if (hasReadings) app.connection.readings(message.t || null, message.age);
     acknowledge(message.n);
-    showState();
-  }
-
-  const WORDS = {
-    waiting: "waiting for the first reading",
-    live: "live",
-    stale: "stale",
-    reconnecting: "reconnecting",
-    off: "signed out",
-  };
-
-  function state() {
-    if (signedOut) return "off";
-    if (!connected) return readAt === null && !has ? "waiting" : "reconnecting";
-    if (readAt === null) return "waiting";
-    return problem || secondsOld() > STALE_S ? "stale" : "live";
-  }
-
-  function secondsOld() {
-    return age + (performance.now() - arrivedAt) / 1000;
-  }
-
-  function askToLogIn(box) {
-    const link = document.createElement("a");
-    link.href = box.dataset.login;
-    link.textContent = "log in again";
-    box.append(link);
-  }
-
-  function showState() {
-    const box = document.getElementById("live");
-    if (!box) return;
-    const now = state();
-    let text = WORDS[now];
-    if (readAt !== null) {
-      text += now === "live" ? ` · ${clock(new Date(readAt * 1000))}`
-        : ` · as of ${clock(new Date(readAt * 1000))}, ${duration(secondsOld())} ago`;
-    }
-    const label = box.querySelector(".live-text");
-    if (label.textContent !== text) label.textContent = text;
-    box.title = problem || (now === "stale" ? "No new reading arrives. Does the sampler run? See the status page." : "");
-    if (box.dataset.state === now) return;
-    box.dataset.state = now;
-    if (now === "off") askToLogIn(box);
-    document.body.classList.toggle("is-stale", now !== "live" && readAt !== null);
-    document.getElementById("live-said").textContent = now === "live" ? "" : WORDS[now];
   }
 
   if (feed) {
@@ -215,16 +129,16 @@
     document.addEventListener("htmx:after:ws:connection", (event) => {
       if (!isFeed(event)) return;
       socket = event.detail.connection.socket;
-      connected = true;
       has = 0;
       unacknowledged = 0;
-      showState();
+      app.connection.link("feed", true);
     });
     document.addEventListener("htmx:ws:close", (event) => {
       if (!isFeed(event)) return;
-      connected = false;
       signedOut ||= event.detail.code === SIGNED_OUT;
-      showState();
+      const reason = event.detail.code === TOO_MANY_SOCKETS ? "too many open pages" : "";
+      if (signedOut) app.connection.signOut();
+      else app.connection.link("feed", false, reason);
     });
     document.addEventListener("htmx:before:ws:connection", (event) => {
       if (isFeed(event) && signedOut) event.detail.connection.cancelled = true;
@@ -232,15 +146,16 @@
     document.addEventListener("htmx:before:ws:message", (event) => {
       if (!isFeed(event)) return;
       const message = event.detail.message.json;
-      if (!message || message.since === 0 || message.since === has) return;
-      // It builds on a frame that never came.
+      app.connection.heard();
+      if (message && message.beat) event.detail.message.cancelled = true;
+      if (!message || message.beat || message.since === 0 || message.since === has) return;
+      // The message builds on a frame that never arrived.
       event.detail.message.cancelled = true;
       say({ whole: true });
     });
     document.addEventListener("htmx:after:ws:message", (event) => {
       if (isFeed(event) && event.detail.message.json) receive(event.detail.message.json);
     });
-    window.setInterval(showState, 1000);
   }
 
   // ---- Theme: automatic, light, dark; a cookie, so that the server sends the right one ----
@@ -282,8 +197,47 @@
   });
   document.addEventListener("htmx:after:swap", () => {
     moved = true;
-    freshenTimes();
   });
-  freshenTimes();
-  window.setInterval(freshenTimes, 1000);
+
+  // ---- The order of the GPUs: it never changes under the reader's cursor ----
+
+  const GPUS = ".grid, .gpu-lines";
+  let dueOrder = null;
+  const ids = (list) => [...list.children].map((child) => child.id);
+
+  function isBeingRead(section) {
+    return section.matches(":hover") || section.contains(document.activeElement);
+  }
+
+  // Cards that are there keep their places for now; new ones follow.
+  function keepOrder(incoming) {
+    const section = document.getElementById("gpus");
+    const shown = section && section.querySelector(GPUS);
+    const list = incoming.querySelector(GPUS);
+    dueOrder = null;
+    if (!shown || !list || !isBeingRead(section)) return;
+    const before = ids(shown), wanted = ids(list);
+    const place = (id) => (before.includes(id) ? before.indexOf(id) : before.length + wanted.indexOf(id));
+    const kept = [...list.children].sort((a, b) => place(a.id) - place(b.id));
+    if (kept.every((child, i) => child.id === wanted[i])) return;
+    dueOrder = wanted;
+    list.append(...kept);
+  }
+
+  function applyOrder() {
+    const section = document.getElementById("gpus");
+    if (!dueOrder || !section || isBeingRead(section)) return;
+    const list = section.querySelector(GPUS);
+    list.append(...dueOrder.map((id) => document.getElementById(id)).filter((child) => child && child.parentElement === list));
+    dueOrder = null;
+    moved = true;
+  }
+
+  document.addEventListener("htmx:before:swap", (event) => {
+    for (const task of event.detail.tasks || []) {
+      const target = typeof task.target === "string" ? one(task.target) : task.target;
+      if (target && target.id === "gpus") keepOrder(task.fragment);
+    }
+  });
+  window.setInterval(applyOrder, 1000);
 })();

@@ -1,18 +1,19 @@
 // A job's page: follows its state and its log over a WebSocket; asks before it cancels.
 "use strict";
 (() => {
-  const LAST_CODE = 4400;
-  const MOST_CHARACTERS = 2_000_000;
+  const SIGNED_OUT = 4401, LAST_CODE = 4400;
+  const TOO_MANY_SOCKETS = 4429;
+  const MOST_LINES = 20_000, GUTTER_PX = 56;
   const card = document.getElementById("job-live");
   const log = document.getElementById("log");
-  const box = document.getElementById("job-live-state");
+  const { connection } = window.gpucoord;
 
   // ---- Cancel: asks once, in place ----
 
   const dialog = document.getElementById("cancel-dialog");
-  const cancel = document.getElementById("cancel");
-  if (dialog && cancel) {
-    cancel.addEventListener("click", (event) => {
+  if (dialog) {
+    document.addEventListener("click", (event) => {
+      if (!event.target.closest("#cancel")) return;
       event.preventDefault();
       dialog.showModal();
     });
@@ -22,9 +23,9 @@
   // ---- The log: text is only ever added; a line that rewrites itself is one line ----
 
   const follow = document.querySelector("#log-follow input");
-  let line = "";
-  let tailNode = null;
-  let characters = 0;
+  let line = "", tail = null, colours = [];
+  // The number of the next line; null: unknown.
+  let number = null;
 
   function size(bytes) {
     const units = ["B", "KiB", "MiB", "GiB", "TiB"];
@@ -35,45 +36,165 @@
   }
 
   function asSeen(text) {
-    if (!text.includes("\r")) return text;
-    return text.split("\n").map((each) => {
-      const shown = each.replace(/\r+$/, "");
-      return shown.slice(shown.lastIndexOf("\r") + 1);
-    }).join("\n");
+    const shown = text.replace(/\r+$/, "");
+    return shown.slice(shown.lastIndexOf("\r") + 1);
   }
 
-  function startLog() {
-    const text = log.textContent;
-    const at = text.lastIndexOf("\n") + 1;
-    log.textContent = "";
-    line = text.slice(at);
-    characters = at;
-    log.append(text.slice(0, at));
-    tailNode = document.createTextNode(line);
-    log.append(tailNode);
+  // Colours: "ESC [ numbers m"; the basic 16 and bold, dim, italic, underlined.
+  const COLOUR = /\x1b\[([0-9;]{0,40})m/;
+  const within = (number, ...ranges) => ranges.some(([from, to]) => number >= from && number <= to);
+  const isText = (number) => within(number, [30, 37], [90, 97]);
+  const isBack = (number) => within(number, [40, 47], [100, 107]);
+  const OFF = { 22: (n) => n < 3, 23: (n) => n === 3, 24: (n) => n === 4, 39: isText, 49: isBack };
+  const without = (on, off) => on.filter((number) => !off(number));
+
+  function colourAfter(on, numbers) {
+    const rest = numbers.split(";").map(Number);
+    while (rest.length) {
+      const number = rest.shift();
+      if (number === 38 || number === 48) rest.splice(0, { 5: 2, 2: 4 }[rest[0]] || 0);
+      else if (number === 0) on = [];
+      else if (OFF[number]) on = without(on, OFF[number]);
+      else if (isText(number)) on = [...without(on, isText), number];
+      else if (isBack(number)) on = [...without(on, isBack), number];
+      else if (number <= 4) on = [...without(on, (each) => each === number), number];
+    }
+    return on;
+  }
+
+  // The nodes of a text that begins with the colours `on`, and the colours after it.
+  function coloured(text, on) {
+    const pieces = text.split(COLOUR);
+    const nodes = [];
+    for (let i = 0; i < pieces.length; i += 2) {
+      if (i) on = colourAfter(on, pieces[i - 1]);
+      if (!pieces[i]) continue;
+      if (!on.length) {
+        nodes.push(document.createTextNode(pieces[i]));
+        continue;
+      }
+      const span = document.createElement("span");
+      span.className = on.map((number) => `a${number}`).join(" ");
+      span.textContent = pieces[i];
+      nodes.push(span);
+    }
+    return [nodes, on];
+  }
+
+  // What the server has rendered, with its colours as sequences again.
+  function rawText() {
+    return [...log.childNodes].map((node) =>
+      node.nodeType === Node.TEXT_NODE ? node.data : `\x1b[${node.dataset.s}m${node.textContent}\x1b[0m`).join("");
+  }
+
+  function newLine() {
+    const element = document.createElement("span");
+    element.className = "line";
+    if (number !== null) {
+      element.id = `L${number}`;
+      element.dataset.n = number;
+      number += 1;
+    }
+    log.append(element);
+    return element;
+  }
+
+  function startLog(text) {
+    log.replaceChildren();
+    line = "";
+    colours = [];
+    tail = newLine();
+    addText(text);
     log.scrollTop = log.scrollHeight;
   }
 
   function addText(text) {
     const atEnd = follow.checked;
-    const joined = line + text;
-    const at = joined.lastIndexOf("\n") + 1;
-    line = joined.slice(at);
-    if (at) {
-      const node = document.createTextNode(asSeen(joined.slice(0, at)));
-      log.insertBefore(node, tailNode);
-      characters += node.length;
+    const parts = (line + text).split("\n");
+    line = parts.pop();
+    for (const part of parts) {
+      const [nodes, after] = coloured(`${asSeen(part)}\n`, colours);
+      tail.replaceChildren(...nodes);
+      mark(tail);
+      colours = after;
+      tail = newLine();
     }
-    tailNode.data = asSeen(line);
+    tail.replaceChildren(...coloured(asSeen(line), colours)[0]);
     if (line.length > 20_000) line = line.slice(line.lastIndexOf("\r") + 1);
-    while (characters > MOST_CHARACTERS && log.firstChild !== tailNode) {
-      characters -= log.firstChild.length;
-      log.firstChild.remove();
-    }
+    while (log.childElementCount > MOST_LINES) log.firstChild.remove();
     if (atEnd) log.scrollTop = log.scrollHeight;
   }
 
+  // ---- Search, line links, copy ----
+
+  const search = document.getElementById("log-search");
+  let wanted = "", chosen = null;
+
+  function mark(element) {
+    element.classList.toggle("hit", wanted !== "" && element.textContent.toLowerCase().includes(wanted));
+  }
+
+  function hits() {
+    return [...log.querySelectorAll(".line.hit")];
+  }
+
+  function choose(element) {
+    if (chosen) chosen.classList.remove("chosen");
+    chosen = element;
+    element.classList.add("chosen");
+    follow.checked = false;
+    element.scrollIntoView({ block: "center" });
+  }
+
+  function sayHits() {
+    const found = hits(), at = found.indexOf(chosen);
+    document.getElementById("log-hits").textContent = !wanted ? ""
+      : `${at >= 0 ? `${at + 1} of ` : ""}${found.length} line${found.length === 1 ? "" : "s"}`;
+  }
+
+  function nextHit(step) {
+    const found = hits();
+    if (!found.length) return;
+    const at = found.indexOf(chosen);
+    choose(found[(at < 0 ? (step > 0 ? 0 : found.length - 1) : at + step + found.length) % found.length]);
+    sayHits();
+  }
+
+  function followHash() {
+    const line = /^#L\d+$/.test(window.location.hash) && document.getElementById(window.location.hash.slice(1));
+    if (line) choose(line);
+  }
+
+  function setUpTools() {
+    search.addEventListener("input", () => {
+      wanted = search.value.toLowerCase();
+      log.querySelectorAll(".line").forEach(mark);
+      sayHits();
+    });
+    search.addEventListener("keydown", (event) => {
+      if (event.key === "Enter") nextHit(event.shiftKey ? -1 : 1);
+    });
+    log.addEventListener("click", (event) => {
+      const line = event.target.closest(".line[id]");
+      if (!line || event.clientX - log.getBoundingClientRect().left > GUTTER_PX) return;
+      window.history.replaceState(null, "", `#${line.id}`);
+      choose(line);
+    });
+    const copy = document.getElementById("log-copy");
+    // Browsers offer the clipboard on https and on localhost only.
+    copy.hidden = !window.isSecureContext;
+    copy.addEventListener("click", async () => {
+      await navigator.clipboard.writeText(log.textContent);
+      connection.toast("The shown part of the log was copied.");
+    });
+    window.addEventListener("hashchange", followHash);
+    followHash();
+  }
+
   function skip(bytes) {
+    number = null;
+    tail.removeAttribute("id");
+    delete tail.dataset.n;
     document.getElementById("log-skipped").hidden = false;
     if (log.textContent) addText(`\n… ${size(bytes)} left out …\n`);
     else document.getElementById("log-skipped-size").textContent = size(bytes);
@@ -81,8 +202,8 @@
 
   function takeLog(message) {
     if (message.anew) {
-      log.textContent = "";
-      startLog();
+      number = 1;
+      startLog("");
       attempt = message.anew;
     }
     has = message.to;
@@ -95,7 +216,8 @@
 
   // ---- The socket ----
 
-  let attempt = 0, has = 0, wait = 500, ended = false, gone = false;
+  let attempt = 0, has = 0, wait = 500, ended = false;
+  let shownWord = card && card.querySelector(".badge").textContent;
 
   function address() {
     const url = new URL(card.dataset.follow, window.location);
@@ -105,12 +227,6 @@
       url.searchParams.set("from", has);
     }
     return url;
-  }
-
-  function show(state, text) {
-    box.hidden = ended;
-    box.dataset.state = state;
-    box.querySelector(".live-text").textContent = text;
   }
 
   function takeJob(message) {
@@ -126,24 +242,21 @@
     document.dispatchEvent(new CustomEvent("htmx:after:swap"));
     const word = card.querySelector(".badge");
     document.title = document.title.replace(/(\[simulated\] )?.*? · /, `$1${word.textContent} · `);
-    if (message.ended || message.state === "stopping") {
-      if (cancel) cancel.remove();
-      if (dialog) dialog.close();
-    }
-    if (message.ended) {
-      ended = true;
-      box.hidden = true;
-    }
+    if (word.textContent !== shownWord) window.htmx.trigger("#job-actions", "refresh");
+    shownWord = word.textContent;
+    if (dialog && (message.ended || message.state === "stopping")) dialog.close();
+    ended ||= Boolean(message.ended);
   }
 
   function connect() {
     const socket = new WebSocket(address());
     socket.addEventListener("open", () => {
       wait = 500;
-      show("live", "live");
+      connection.link("job", true);
     });
     socket.addEventListener("message", (event) => {
       const message = JSON.parse(event.data);
+      connection.heard();
       if (message.job) takeJob(message);
       if (message.n) {
         takeLog(message);
@@ -151,10 +264,11 @@
       }
     });
     socket.addEventListener("close", (event) => {
-      gone = event.code >= LAST_CODE;
-      if (gone) return show("off", "signed out");
-      show("reconnecting", "reconnecting");
-      window.setTimeout(connect, wait);
+      const tooMany = event.code === TOO_MANY_SOCKETS;
+      if (event.code === SIGNED_OUT) return connection.signOut();
+      if (event.code >= LAST_CODE && !tooMany) return connection.unlink("job");
+      connection.link("job", false, tooMany ? "too many open pages" : "");
+      window.setTimeout(connect, tooMany ? 5000 : wait);
       wait = Math.min(5000, wait * 2);
     });
   }
@@ -162,7 +276,9 @@
   if (log) {
     document.getElementById("log-follow").hidden = !card.dataset.follow;
     has = Number(log.dataset.to);
-    startLog();
+    number = log.dataset.line ? Number(log.dataset.line) : null;
+    startLog(rawText());
+    setUpTools();
     log.addEventListener("scroll", () => {
       follow.checked = log.scrollHeight - log.scrollTop - log.clientHeight < 24;
     });

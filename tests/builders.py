@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from monitor.readings import ClaimFact, GpuReading, HostReading, ProcessReading, Snapshot
-from scheduler.jobs import QueuedJob, Requirement
-from scheduler.plans import Slot
+from monitor.facts.readings import ClaimFact, GpuReading, HostReading, ProcessReading, Snapshot
+from scheduler.facts.jobs import QueuedJob, Requirement
+from scheduler.facts.plans import Slot
 
 GIB = 1024**3
 NOW = datetime(2026, 3, 2, 12, 0, tzinfo=UTC)

@@ -6,7 +6,9 @@ import gc
 import glob
 import os
 import shutil
+import signal
 from collections.abc import Callable, Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -14,7 +16,7 @@ from django.contrib.auth.models import User
 from django.test import Client
 from hypothesis import HealthCheck, settings
 
-from scheduler import outlook
+from scheduler.dispatch.steps import preview
 from scheduler.runner import files, own_folders
 from tests.builders import PASSWORD
 
@@ -30,6 +32,9 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow],
 )
 settings.load_profile("steady")
+# A shell that starts the tests in the background has interrupts ignored, and so would the services
+# and commands that the tests start and interrupt.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def _missing_browser() -> str | None:
@@ -46,7 +51,19 @@ def _missing_gpu() -> str | None:
     return None if Path("/dev/nvidiactl").exists() else "this machine has no NVIDIA driver"
 
 
-NEEDS = {"browser": _missing_browser, "postgres": _missing_postgres, "gpu": _missing_gpu}
+def _missing_ldap() -> str | None:
+    found = shutil.which("slapd") or Path("/usr/sbin/slapd").exists()
+    if not found or find_spec("django_auth_ldap") is None:
+        return "slapd or the extra ldap is not installed"
+    return None
+
+
+NEEDS = {
+    "ldap": _missing_ldap,
+    "browser": _missing_browser,
+    "postgres": _missing_postgres,
+    "gpu": _missing_gpu,
+}
 
 
 def pytest_collection_finish() -> None:
@@ -120,4 +137,4 @@ def data(settings: object, tmp_path: Path) -> Iterator[Path]:
 @pytest.fixture(autouse=True)
 def _nothing_foreseen() -> None:
     """What one test's planner saw is nothing to the next."""
-    outlook.forget()
+    preview.forget()

@@ -8,18 +8,21 @@ from typing import Any
 
 from django.contrib.auth.models import User
 
-from scheduler import store, transitions
-from scheduler.jobs import NewJob, Outcome
-from scheduler.models import Attempt, Job
-from scheduler.plans import Placement
+from scheduler.facts.jobs import AttemptEnding, Identity, NewJob, Outcome
+from scheduler.facts.plans import Placement
+from scheduler.lifecycle.rows import queue as job_queue
+from scheduler.lifecycle.rows import transitions
+from scheduler.models import Attempt, AttemptUse, Job
 from scheduler.runner import files
-from scheduler.transitions import Ending, Identity
-from tests.builders import NOW, gpu_uuid
+from scheduler.sizing.policy import fingerprint
+from tests.builders import GIB, NOW, gpu_uuid
+
+H100 = "NVIDIA H100 80GB HBM3"
 
 
 def waiting(owner: User, at: datetime = NOW, **changes: Any) -> Job:
     """A submitted job; it runs `python train.py` unless told otherwise."""
-    return store.submit(NewJob(**({"command": "python train.py"} | changes)), owner, at)
+    return job_queue.submit(NewJob(**({"command": "python train.py"} | changes)), owner, at)
 
 
 def placed(owner: User, on: tuple[int, ...] = (0,), **changes: Any) -> tuple[Job, Attempt]:
@@ -44,7 +47,7 @@ def running(owner: User, on: tuple[int, ...] = (0,), **changes: Any) -> Job:
         account="nobody", runner_pid=10, runner_start_ticks=1, pid=11, start_ticks=2,
         started_at=started_at,
     )  # fmt: skip
-    assert transitions.started(attempt, identity)
+    assert transitions.record_start(attempt, identity)
     job.refresh_from_db()
     return job
 
@@ -57,8 +60,8 @@ def finished(owner: User, outcome: str = "succeeded", **ending: Any) -> Job:
 
 def end(job: Job, outcome: str = "succeeded", **ending: Any) -> None:
     at = NOW + timedelta(minutes=3)
-    how = Ending(**({"outcome": Outcome(outcome), "ended_at": at, "exit_code": 0} | ending))
-    assert transitions.ended(job.attempts.get(ended_at=None), how, at)
+    how = AttemptEnding(**({"outcome": Outcome(outcome), "ended_at": at, "exit_code": 0} | ending))
+    assert transitions.record_end(job.attempts.get(ended_at=None), how, at)
     job.refresh_from_db()
 
 
@@ -68,3 +71,17 @@ def write_log(data: Path, job: Job, text: bytes, number: int = 1) -> Path:
     with path.open("ab") as log:
         log.write(text)
     return path
+
+
+def past_runs(
+    owner: User, count: int, model: str = "NVIDIA H100 80GB HBM3", peak: int = 10 * GIB
+) -> None:
+    """`count` successful runs of `python train.py`."""
+    for number in range(count):
+        job = running(owner)
+        attempt = Attempt.objects.get(job=job)
+        end(job)
+        AttemptUse.objects.create(
+            attempt=attempt, fingerprint=fingerprint(owner.pk, job.argv), gpu_model=model,
+            is_sample=True, gpu_s=60, peak_memory_bytes=peak + number,
+        )  # fmt: skip

@@ -18,6 +18,8 @@ if "GPUCOORD_DATA" not in os.environ:
 
     atexit.register(_remove)
 os.environ.setdefault("GPUCOORD_PROBE", "simulated")
+# Users of tests have no OS accounts.
+os.environ.setdefault("GPUCOORD_RUN_AS", "nobody")
 
 from gpucoord_site.settings import *  # noqa: F403
 

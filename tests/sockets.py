@@ -13,5 +13,29 @@ class Socket(WebsocketCommunicator):  # type: ignore[misc]
     async def receive_output(self, seconds: float = LONGEST_S) -> Any:
         return await super().receive_output(max(seconds, LONGEST_S))
 
+    async def closed(self) -> Any:
+        """The message that closes it. Frames and beats that come before do not matter."""
+        while (event := await self.receive_output())["type"] == "websocket.send":
+            pass
+        return event
+
     async def wait(self, seconds: float = LONGEST_S) -> Any:
         return await super().wait(max(seconds, LONGEST_S))
+
+
+# Messages that no page sends.
+MALFORMED_TEXTS = [
+    "no json",
+    "[]",
+    "7",
+    "null",
+    '{"ack": "x"}',
+    '{"ack": null}',
+    '{"ack": 1.5}',
+    '{"ack": 1e999}',
+    '{"ack": NaN}',
+    '{"whole": "yes"}',
+    '{"ack":' + "[" * 100_000,
+    '{"ack": ' + "9" * 10_000 + "}",
+    "[" * 190,
+]

@@ -1,3 +1,3 @@
-"""`gpucoord demo`: a simulated server with people, history and jobs, on a folder thrown away."""
+"""`gpucoord demo`: a simulated server with users, history and jobs, in a temporary folder."""
 
 from __future__ import annotations

@@ -7,25 +7,25 @@ from dataclasses import dataclass
 from math import prod
 from random import Random
 
-from monitor.probes import workloads
-from monitor.probes.scenario import IDLE_W, LIMIT_W, RESERVED, TOTAL, pid_of
-from monitor.probes.workloads import FIRST_PID, GIB, Shape, noise
+from monitor.sampling.probes.simulated import workloads
+from monitor.sampling.probes.simulated.scenario import IDLE_W, LIMIT_W, RESERVED, TOTAL, pid_of
+from monitor.sampling.probes.simulated.workloads import FIRST_PID, GIB, Shape, noise
 
 DAY_S, HOUR_S, MINUTE_S = 86_400, 3_600, 60
 DAYS = 30
-# Programs that come for a moment would fill the table of processes.
+# Very short programs would fill the table of processes.
 SHORTEST_S = 600
-# gpucoord was not running then: a gap in every chart, before now.
+# A gap in every chart, as if gpucoord had not been running.
 DOWN_FROM_S, DOWN_UNTIL_S = 15 * HOUR_S + 600, 14 * HOUR_S + 900
 PEOPLE = ("alice", "bob", "charlie", "dana", "erin", "frank")
-# The sweep of every night, in UTC.
+# The nightly parameter sweep, in UTC.
 NIGHT_GPU, NIGHT_FROM_S, NIGHT_S = 5, 20 * HOUR_S, 10 * HOUR_S
-# GPUs of the first eight that are free for people's own runs, with the memory free there.
+# GPUs of the first eight for interactive runs, with their free memory.
 ROOM_GIB = {0: 60, 7: 70}
 
 
 @dataclass(frozen=True, slots=True)
-class Life:
+class DemoLife:
     """One process on one GPU, from beginning to end."""
 
     user: str | None
@@ -39,18 +39,18 @@ class Life:
     shape: Shape
 
     def at(self, t: float, seed: int) -> float:
-        """Its demand in percent of the GPU."""
+        """Its use in percent of the GPU."""
         return self.shape(t - self.began, noise(t, 600, seed, self.pid))
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """A GPU in one step: how busy, and each process's part of that in percent."""
+    """A GPU in one step: its use, and each process's part of it in percent."""
 
     t: int
     gpu: int
     busy_pct: float
-    parts: tuple[tuple[Life, float], ...]
+    parts: tuple[tuple[DemoLife, float], ...]
 
     @property
     def memory_bytes(self) -> int:
@@ -65,8 +65,8 @@ class Load:
         return 30 + 0.46 * self.busy_pct
 
 
-def lives(gpus: int, seed: int, now_t: int) -> list[Life]:
-    """Everybody who was on a GPU for a while in these days."""
+def lives(gpus: int, seed: int, now_t: int) -> list[DemoLife]:
+    """All processes on GPUs in these days."""
     since = now_t - DAYS * DAY_S
     return [
         *_scripted(gpus, seed, since, now_t),
@@ -75,9 +75,11 @@ def lives(gpus: int, seed: int, now_t: int) -> list[Life]:
     ]
 
 
-def loads(all_lives: Sequence[Life], gpus: int, seed: int, times: Sequence[int]) -> Iterator[Load]:
+def loads(
+    all_lives: Sequence[DemoLife], gpus: int, seed: int, times: Sequence[int]
+) -> Iterator[Load]:
     """Each GPU at each of these times."""
-    on: dict[tuple[int, int], list[Life]] = {}
+    on: dict[tuple[int, int], list[DemoLife]] = {}
     for life in all_lives:
         for hour in range(int(life.began // HOUR_S), int(life.ended // HOUR_S) + 1):
             on.setdefault((life.gpu, hour), []).append(life)
@@ -89,11 +91,11 @@ def loads(all_lives: Sequence[Life], gpus: int, seed: int, times: Sequence[int])
 
 
 def watched(t: int, now_t: int) -> bool:
-    """Whether gpucoord ran at that time."""
+    """Whether gpucoord was running at that time."""
     return not now_t - DOWN_FROM_S <= t < now_t - DOWN_UNTIL_S
 
 
-def _load(t: int, gpu: int, there: Sequence[Life], seed: int) -> Load:
+def _load(t: int, gpu: int, there: Sequence[DemoLife], seed: int) -> Load:
     demands = [life.at(t, seed) for life in there]
     busy = 100 * (1 - prod(1 - demand / 100 for demand in demands))
     scale = busy / sum(demands) if sum(demands) else 0.0
@@ -101,7 +103,7 @@ def _load(t: int, gpu: int, there: Sequence[Life], seed: int) -> Load:
     return Load(t, gpu, busy, tuple(parts))
 
 
-def _scripted(gpus: int, seed: int, since: int, until: int) -> Iterator[Life]:
+def _scripted(gpus: int, seed: int, since: int, until: int) -> Iterator[DemoLife]:
     """The runs of the scenario's programs, under the pids that the scenario gives them."""
     scripts: list[workloads.Script] = []
     for turn, first in enumerate(range(0, gpus, 8)):
@@ -117,13 +119,13 @@ def _scripted(gpus: int, seed: int, since: int, until: int) -> Iterator[Life]:
             t += script.every_s
 
 
-def _runs(script: workloads.Script, number: int, run: int, began: float) -> Iterator[Life]:
+def _runs(script: workloads.Script, number: int, run: int, began: float) -> Iterator[DemoLife]:
     for gpu in script.gpus:
-        yield Life(
+        yield DemoLife(
             user=script.user,
             program=script.program,
             pid=pid_of(number, run),
-            # An unknown process has no known beginning either.
+            # An unknown process has an unknown begin.
             start_ticks=int(began * 100) if script.user else 0,
             gpu=gpu,
             began=began,
@@ -133,14 +135,14 @@ def _runs(script: workloads.Script, number: int, run: int, began: float) -> Iter
         )
 
 
-def _nightly(gpus: int, since: int, until: int) -> Iterator[Life]:
-    """Somebody's sweep, every night but one in ten: a pattern for the page of incidents."""
+def _nightly(gpus: int, since: int, until: int) -> Iterator[DemoLife]:
+    """A user's sweep on nine of ten nights: a recurring pattern for the page of incidents."""
     if gpus <= NIGHT_GPU:
         return
     for day in range(since // DAY_S + 1, until // DAY_S):
         began = day * DAY_S + NIGHT_FROM_S
         if day % 10 and began + NIGHT_S < until - 2 * HOUR_S:
-            yield Life(
+            yield DemoLife(
                 user="frank",
                 program="python",
                 pid=FIRST_PID + 800_000 + day % 90_000,
@@ -153,15 +155,15 @@ def _nightly(gpus: int, since: int, until: int) -> Iterator[Life]:
             )
 
 
-def _own(gpus: int, seed: int, since: int, until: int) -> Iterator[Life]:
-    """What people start themselves: in office hours mostly, long runs over night."""
+def _own(gpus: int, seed: int, since: int, until: int) -> Iterator[DemoLife]:
+    """Interactive runs: mostly in office hours, long runs over night."""
     dice = Random(seed)
     for gpu in (gpu for gpu in range(gpus) if gpu in ROOM_GIB):
         t = since + dice.uniform(0, 4 * HOUR_S)
         while t < until:
             office = 8 <= t % DAY_S / HOUR_S < 19
             ended = t + dice.uniform(0.7, 3.5 if office else 8) * HOUR_S
-            yield Life(
+            yield DemoLife(
                 user=dice.choice(PEOPLE),
                 program=dice.choice(("python", "python3", "torchrun", "jupyter")),
                 pid=FIRST_PID + 700_000 + dice.randrange(90_000),

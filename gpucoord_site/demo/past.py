@@ -1,19 +1,24 @@
-"""Makes up two hours of finished jobs: who ran what, where, when, and how it ended."""
+"""Two hours of finished jobs of the demo, and the snapshots of that time."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from random import Random
 
-from monitor.probes.scenario import Load
-from monitor.probes.workloads import FIRST_PID
-from scheduler.jobs import Outcome
+from monitor.facts.readings import ClaimFact, Snapshot
+from monitor.gpus.policy import changes as gpu_changes
+from monitor.gpus.policy.changes import Note
+from monitor.gpus.policy.states import with_states
+from monitor.identity.policy.owners import attribute
+from monitor.sampling.probes.simulated.scenario import Load, Scenario
+from monitor.sampling.probes.simulated.workloads import FIRST_PID
+from scheduler.facts.jobs import Outcome
 
 HOURS = 2
-# GPUs of the first eight that the scenario leaves room on, with the memory that is free there.
+# GPUs of the first eight with free memory in the scenario, and how much.
 ROOM_GIB = {0: 60, 6: 20, 7: 70}
 PEOPLE = ("alice", "bob", "charlie", "dana", "erin", "frank")
 PROGRAMS = (
@@ -31,8 +36,9 @@ OUT_OF_MEMORY = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PastJob:
-    """A job that has ended."""
+    """A job that has ended. number: its id."""
 
+    number: int = 0
     owner: str
     name: str
     command: str
@@ -46,10 +52,11 @@ class PastJob:
     signal: int | None = None
     problem: str = ""
     priority: int = 3
+    time_limit: timedelta | None = None
 
     @property
     def load(self) -> Load:
-        """What it did on its GPU, for the charts."""
+        """Its load on its GPU, for the charts."""
         return Load(
             gpu=self.gpu,
             pid=FIRST_PID + 900_000 + int(self.started_at.timestamp()) % 90_000,
@@ -59,14 +66,18 @@ class PastJob:
         )
 
 
-def past_jobs(gpus: int, seed: int, now: datetime) -> list[PastJob]:
-    """Jobs one after another on each GPU with room, oldest first; every kind of end is there."""
+def past_jobs(gpus: int, seed: int, now: datetime, first: int = 1) -> list[PastJob]:
+    """Jobs one after another on each GPU with free memory, oldest first, with every outcome.
+
+    first: the number of the first of them.
+    """
     dice = Random(seed)
     jobs = [job for gpu in range(gpus) if gpu in ROOM_GIB for job in _on(gpu, dice, now)]
     ends = iter(_unhappy_ends())
     every = max(1, len(jobs) // 5)
     jobs = [_ended(job, next(ends, {}) if i % every == 2 else {}) for i, job in enumerate(jobs)]
-    return sorted(jobs, key=lambda job: job.submitted_at)
+    jobs.sort(key=lambda job: job.submitted_at)
+    return [replace(job, number=i) for i, job in enumerate(jobs, start=first)]
 
 
 def _on(gpu: int, dice: Random, now: datetime) -> Iterator[PastJob]:
@@ -101,12 +112,15 @@ def _unhappy_ends() -> list[dict[str, object]]:
 
 
 def _ended(job: PastJob, end: dict[str, object]) -> PastJob:
-
-    return replace(job, **end)  # type: ignore[arg-type]
+    job = replace(job, **end)  # type: ignore[arg-type]
+    if job.outcome is not Outcome.TIMED_OUT:
+        return job
+    limit = timedelta(minutes=(job.ended_at - job.started_at) // timedelta(minutes=1))
+    return replace(job, time_limit=limit, ended_at=job.started_at + limit)
 
 
 def log_of(job: PastJob) -> str:
-    """What such a job would have printed."""
+    """The output of such a job."""
     if job.exit_code == 127:
         return f"/bin/sh: 1: {job.command.split()[0]}: not found\n"
     return "\n".join(_lines(job)) + "\n"
@@ -126,3 +140,62 @@ def _lines(job: PastJob) -> Iterator[str]:
         yield OUT_OF_MEMORY
     elif job.exit_code == 143:
         yield "SIGTERM: saving checkpoints/last.pt … done"
+
+
+# The last minutes in seconds, older times in larger steps: a chart cannot show more.
+FINE_MINUTES, COARSE_STEP_S = 15, 5
+# A GPU stays warm for a while after a job.
+COOLING_S = 90
+
+
+def history(
+    scenario: Scenario, jobs: Sequence[PastJob], host: str, now: datetime
+) -> Iterator[tuple[Snapshot, list[Note]]]:
+    """Snapshots up to `now`, oldest first, each with its events."""
+    last: Snapshot | None = None
+    for at in _instants(now):
+        t = at.timestamp()
+        sweep = scenario.at(at, _loads(jobs, t))
+        claims = _claims(jobs, scenario, t)
+        processes = attribute(sweep.processes, sweep.identities, claims)
+        before = {gpu.uuid: gpu for gpu in last.gpus} if last else {}
+        states = with_states(sweep.gpus, processes, claims, before, at, watched=False)
+        snapshot = Snapshot(
+            seq=last.seq + 1 if last else 1,
+            at=at,
+            probe="simulated",
+            host=scenario.host(at, host),
+            gpus=states.gpus,
+            processes=processes,
+        )
+        yield snapshot, gpu_changes.of_sweep(last, snapshot, states.changes)
+        last = snapshot
+
+
+def _instants(now: datetime) -> Iterator[datetime]:
+    end = int(now.timestamp())
+    fine = end - 60 * FINE_MINUTES
+    for t in [*range(end - 3600 * HOURS, fine, COARSE_STEP_S), *range(fine, end)]:
+        yield datetime.fromtimestamp(t, now.tzinfo)
+
+
+def _loads(jobs: Sequence[PastJob], t: float) -> list[Load]:
+    return [job.load for job in jobs if job.started_at.timestamp() <= t < _end_of(job) + COOLING_S]
+
+
+def _claims(jobs: Sequence[PastJob], scenario: Scenario, t: float) -> list[ClaimFact]:
+    return [
+        ClaimFact(
+            job_ref=str(job.number),
+            seen=job.started_at,
+            gpu_uuid=scenario.uuids[job.gpu],
+            owner=job.owner,
+            leader_pid=job.load.pid,
+        )
+        for job in jobs
+        if job.started_at.timestamp() <= t < _end_of(job)
+    ]
+
+
+def _end_of(job: PastJob) -> float:
+    return job.ended_at.timestamp()

@@ -1,4 +1,4 @@
-"""Fills a new database for the demo: people, a month of history, jobs that run and wait."""
+"""Fills a new database for the demo: users, a month of history, running and waiting jobs."""
 
 from __future__ import annotations
 
@@ -15,30 +15,28 @@ from django.contrib.auth.hashers import make_password
 from django.contrib.auth.models import User
 from django.db import transaction
 
-from gpucoord_site.config import Config
-from gpucoord_site.demo.agreed import seed_windows
-from gpucoord_site.demo.history import history
-from gpucoord_site.demo.past import PEOPLE, PastJob, log_of, past_jobs
-from gpucoord_site.demo.quotas import seed_quotas
-from gpucoord_site.demo.usage import Past
-from gpucoord_site.demo.wishes import WISHES
-from monitor import events, store
-from monitor.identity import boot_id
-from monitor.probes.scenario import Scenario
-from monitor.readings import Snapshot
-from scheduler import transitions
-from scheduler.jobs import Manners, NewJob, Outcome, Requirement
+from gpucoord_site.config.settings import Config
+from gpucoord_site.demo import past_month
+from gpucoord_site.demo.jobs import WISHES, seed_quotas, seed_windows
+from gpucoord_site.demo.past import PEOPLE, PastJob, history, log_of, past_jobs
+from gpucoord_site.demo.usage import PastUsage
+from monitor.facts.readings import Snapshot
+from monitor.journal.rows import events
+from monitor.runtime.probes.process_identity import boot_id
+from monitor.sampling.probes.simulated.scenario import Scenario
+from monitor.snapshot import rows as snapshots
+from scheduler.facts.jobs import AttemptEnding, Identity, NewJob, Outcome, Requirement, YieldOptions
+from scheduler.facts.plans import Placement
+from scheduler.lifecycle.rows import transitions
+from scheduler.lifecycle.rows.queue import request_cancel, submit
 from scheduler.models import Attempt
-from scheduler.plans import Placement
 from scheduler.runner import files
-from scheduler.store import request_cancel, submit
-from scheduler.transitions import Ending, Identity
 
 GIB = 1024**3
 
 
 def seed(config: Config, home: Path, password: str, now: datetime) -> None:
-    """Everything that a page could show, as if people had used this server for two hours."""
+    """Everything that a page can show, as if users had worked on this server for two hours."""
     with events.unlogged():
         _seed(config, home, password, now)
 
@@ -46,17 +44,20 @@ def seed(config: Config, home: Path, password: str, now: datetime) -> None:
 def _seed(config: Config, home: Path, password: str, now: datetime) -> None:
     users = people(config.admin_user, password)
     scenario = Scenario(config.simulated_gpus, config.simulated_seed)
-    # The host itself is real: its past must fit.
+    # The host itself is real, so its past must fit.
     scenario.machine = (os.cpu_count() or 1, _memory_bytes())
-    jobs = past_jobs(config.simulated_gpus, config.simulated_seed, now)
+    scenario.memory_used_part = _memory_used_part()
+    before = past_month.jobs(config.simulated_gpus, config.simulated_seed, now)
+    jobs = past_jobs(config.simulated_gpus, config.simulated_seed, now, first=len(before) + 1)
     with transaction.atomic():
         _seed_history(scenario, jobs, config.node, now)
         seed_quotas(users, config.node, config.simulated_gpus, now, config.time_zone)
         seed_windows(users, scenario.uuids, config.admin_user, now, config.time_zone)
+        past_month.seed_month(before, users, scenario, config.node, now)
     for job in jobs:
         _seed_job(job, users[job.owner], scenario.uuids[job.gpu], config, home)
     for wish in WISHES:
-        asked = NewJob(
+        request = NewJob(
             argv=tuple(shlex.split(wish.command)),
             name=wish.name,
             cwd=str(home),
@@ -66,19 +67,19 @@ def _seed(config: Config, home: Path, password: str, now: datetime) -> None:
                 memory_bytes=wish.gib * GIB if wish.gib else None,
                 exclusive=wish.exclusive,
             ),
-            manners=Manners(
+            yield_options=YieldOptions(
                 preemptible=wish.preemptible,
                 grace=timedelta(minutes=1) if wish.preemptible else None,
             ),
             estimate=timedelta(minutes=wish.minutes),
             time_limit=timedelta(minutes=3 * wish.minutes),
         )
-        submit(asked, users[wish.owner], now - timedelta(seconds=wish.waited_s))
+        submit(request, users[wish.owner], now - timedelta(seconds=wish.waited_s))
 
 
 def people(admin: str, password: str) -> dict[str, User]:
     """The operator and ordinary users, by name."""
-    # One password for all of them: hashed once, as that takes a while on purpose.
+    # One password for all of them, hashed once, because hashing is slow.
     hashed = make_password(password)
     operator = User(username=admin, password=hashed, is_staff=True, is_superuser=True)
     others = [User(username=name, password=hashed) for name in PEOPLE if name != admin]
@@ -90,16 +91,24 @@ def _memory_bytes() -> int:
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
+def _memory_used_part() -> float:
+    """The used part (0..1) of the host's memory now."""
+    free = os.sysconf("SC_AVPHYS_PAGES") / os.sysconf("SC_PHYS_PAGES")
+    lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+    available = next((int(line.split()[1]) for line in lines if "MemAvailable" in line), None)
+    return 1 - (free if available is None else available * 1024 / _memory_bytes())
+
+
 def _seed_history(scenario: Scenario, jobs: Sequence[PastJob], host: str, now: datetime) -> None:
     past = list(history(scenario, jobs, host, now))
     shots = [snapshot for snapshot, _ in past]
     lasting = [(b.at - a.at).total_seconds() for a, b in pairwise(shots)] + [1.0]
-    store.record_history(_each_second(shots, lasting))
-    days = Past(scenario, host, now)
+    snapshots.record_history(_each_second(shots, lasting))
+    days = PastUsage(scenario, host, now)
     days.watch(zip(shots, lasting, strict=True))
     days.write()
-    # The sampler goes on from here: since when each GPU is in its state stays known.
-    store.record(past[-1][0])
+    # The sampler continues from here, so the begin of each GPU state stays known.
+    snapshots.record(past[-1][0])
     for snapshot, notes in past:
         for note in notes:
             events.add(
@@ -113,23 +122,26 @@ def _seed_history(scenario: Scenario, jobs: Sequence[PastJob], host: str, now: d
 
 
 def _each_second(shots: Sequence[Snapshot], lasting: Sequence[float]) -> Iterator[Snapshot]:
-    """A snapshot that stands for some seconds, once for each of them."""
+    """Repeat a snapshot that stands for several seconds, once for each of them."""
     for snapshot, seconds in zip(shots, lasting, strict=True):
         for second in range(int(seconds)):
             yield replace(snapshot, at=snapshot.at + timedelta(seconds=second))
 
 
 def _seed_job(past: PastJob, owner: User, gpu_uuid: str, config: Config, home: Path) -> None:
-    """Take the job through the same moves that a real one makes, at the times of the past."""
+    """Move the job through the transitions of a real one, at past times."""
     requirement = Requirement(memory_bytes=past.gib * GIB)
-    asked = NewJob(
+    request = NewJob(
         command=past.command,
         name=past.name,
         cwd=str(home),
         priority=past.priority,
         requirement=requirement,
+        time_limit=past.time_limit,
     )
-    job = submit(asked, owner, past.submitted_at)
+    job = submit(request, owner, past.submitted_at)
+    if job.pk != past.number:
+        raise RuntimeError(f"job {past.number} of the demo's history has the number {job.pk}")
     with transaction.atomic():
         attempt = transitions.place(
             Placement(job_id=job.pk, host=config.node, gpu_uuids=(gpu_uuid,)),
@@ -151,7 +163,7 @@ def _seed_run(attempt: Attempt, past: PastJob, config: Config) -> None:
         start_ticks=1,
         started_at=past.started_at,
     )
-    transitions.started(attempt, identity)
+    transitions.record_start(attempt, identity)
     if past.outcome is Outcome.CANCELLED:
         request_cancel(attempt.job_id, past.owner, past.ended_at)
     folder = files.attempt_folder(config.data, attempt.job_id, attempt.number)
@@ -160,7 +172,7 @@ def _seed_run(attempt: Attempt, past: PastJob, config: Config) -> None:
     (folder / files.LOG).write_bytes(log)
     seconds = (past.ended_at - past.started_at).total_seconds()
     dice = Random(attempt.job_id)
-    ending = Ending(
+    ending = AttemptEnding(
         outcome=past.outcome,
         ended_at=past.ended_at,
         exit_code=past.exit_code,
@@ -169,4 +181,4 @@ def _seed_run(attempt: Attempt, past: PastJob, config: Config) -> None:
         peak_memory_bytes=int(dice.uniform(2, 9) * GIB),
         log_bytes=len(log),
     )
-    transitions.ended(attempt, ending, past.ended_at)
+    transitions.record_end(attempt, ending, past.ended_at)

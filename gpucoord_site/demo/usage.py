@@ -1,4 +1,4 @@
-"""Fills minutes and hours of the demo's past: of its GPUs, its host and its processes."""
+"""Fills the minutes and hours of the demo's past for its GPUs, host and processes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from gpucoord_site.demo import days
 from gpucoord_site.demo.days import DAY_S, DAYS, HOUR_S, MINUTE_S, Load
-from monitor import process_hours, rollups
+from monitor.facts.readings import OwnerSource, Snapshot
 from monitor.models import (
     Gpu,
     GpuHour,
@@ -20,20 +20,20 @@ from monitor.models import (
     ProcessMinute,
     ProcessUse,
 )
-from monitor.probes.scenario import Scenario
-from monitor.probes.workloads import GIB
-from monitor.readings import Snapshot
+from monitor.sampling.probes.simulated.scenario import Scenario
+from monitor.sampling.probes.simulated.workloads import GIB
+from monitor.usage.rows import rollups
 
-# The samples tell of what came later.
+# Later times are covered by samples.
 SAMPLES_S = 2 * HOUR_S
-# Times of each hour at which it is looked at.
+# Readings per hour.
 LOOKS = 4
 Identity = tuple[int, int, str]
 
 
 @dataclass(slots=True)
-class Part:
-    """What a process did on a GPU in one step."""
+class UsagePart:
+    """The use of a GPU by a process in one step."""
 
     t: int
     sm_s: float = 0.0
@@ -53,14 +53,14 @@ class Part:
             self.joules += seconds * watts
 
 
-class Past:
-    """Collects what was seen and writes it in bulk."""
+class PastUsage:
+    """Collects readings and writes them in bulk."""
 
     def __init__(self, scenario: Scenario, host: str, now: datetime) -> None:
         self._scenario, self._host = scenario, host
         self._now, self._now_t = now, int(now.timestamp())
         self._who: dict[Identity, dict[str, Any]] = {}
-        self._parts: dict[type, dict[tuple[Identity, int], Part]] = {
+        self._parts: dict[type, dict[tuple[Identity, int], UsagePart]] = {
             ProcessMinute: {},
             ProcessHour: {},
         }
@@ -73,9 +73,12 @@ class Past:
             for p in snapshot.processes:
                 busy, watts = power[p.gpu_uuid]
                 own = watts * (p.sm_pct or 0) / busy if busy else 0.0
-                # A past job is known by name, not by number: there is nothing to link to.
-                program = p.program or ("python3" if p.job_ref else "")
-                facts = {"user": p.user or "", "program": program, "job_owner": p.job_owner or ""}
+                facts = {
+                    "user": p.user or "",
+                    "program": p.program or ("python3" if p.job_ref else ""),
+                    "job_ref": p.job_ref or "",
+                    "job_owner": p.job_owner or "",
+                }
                 key = (p.pid, p.start_ticks or 0, p.gpu_uuid)
                 part = self._part(ProcessMinute, key, facts, at, MINUTE_S)
                 part.add(seconds, p.sm_pct, p.memory_bytes, own)
@@ -100,18 +103,18 @@ class Past:
         self._write_processes()
         Gpu.objects.update(first_seen_at=datetime.fromtimestamp(first, UTC))
         rollups.roll_up(self._now + timedelta(seconds=rollups.LATE_S))
-        process_hours.roll_up(self._now)
+        rollups.roll_up_processes(self._now)
 
     def _part(
         self, model: type, key: Identity, facts: dict[str, Any], at: datetime, step: int
-    ) -> Part:
-        who = self._who.setdefault(key, {**facts, "first": at, "last": at})
-        who["first"], who["last"] = min(who["first"], at), max(who["last"], at)
+    ) -> UsagePart:
+        identity = self._who.setdefault(key, {**facts, "first": at, "last": at})
+        identity["first"], identity["last"] = min(identity["first"], at), max(identity["last"], at)
         t = rollups.floor(int(at.timestamp()), step)
-        return self._parts[model].setdefault((key, t), Part(t))
+        return self._parts[model].setdefault((key, t), UsagePart(t))
 
-    def _count(self, model: type, found: Sequence[Load], step: int, seconds: float) -> None:
-        for load in found:
+    def _count(self, model: type, loads: Sequence[Load], step: int, seconds: float) -> None:
+        for load in loads:
             at = datetime.fromtimestamp(load.t, UTC)
             for life, pct in load.parts:
                 key = (life.pid, life.start_ticks, self._scenario.uuids[load.gpu])
@@ -120,10 +123,10 @@ class Past:
                 own = load.power_w * pct / load.busy_pct if load.busy_pct else 0.0
                 part.add(seconds, pct, int((life.gib or 0) * GIB), own)
 
-    def _gpus(self, model: Any, found: Sequence[Load], step: int, seconds: float) -> list[Any]:
+    def _gpus(self, model: Any, loads: Sequence[Load], step: int, seconds: float) -> list[Any]:
         rows: dict[tuple[int, int], Any] = {}
         uuids = self._scenario.uuids
-        for load in found:
+        for load in loads:
             key = (rollups.floor(load.t, step), load.gpu)
             if key not in rows:
                 rows[key] = model(gpu_id=uuids[load.gpu], t=key[0], **_NOTHING)
@@ -158,37 +161,45 @@ class Past:
             )
 
     def _write_processes(self) -> None:
-        known = set(Gpu.objects.values_list("uuid", flat=True))
+        uuids = set(Gpu.objects.values_list("uuid", flat=True))
         recent = self._now - timedelta(seconds=30)
-        uses = {key: self._use(key, who, recent) for key, who in self._who.items()}
+        uses = {key: self._use(key, identity, recent) for key, identity in self._who.items()}
         for parts in self._parts.values():
             for (key, _), part in parts.items():
                 _sum(uses[key], part)
-        ProcessUse.objects.bulk_create([u for u in uses.values() if u.gpu_id in known])
+        ProcessUse.objects.bulk_create([u for u in uses.values() if u.gpu_id in uuids])
         for model, parts in self._parts.items():
             rows = sorted(parts.items(), key=lambda item: item[1].t)
             model.objects.bulk_create(  # type: ignore[attr-defined]
-                model(use=uses[key], **{name: getattr(part, name) for name in Part.__slots__})
+                model(use=uses[key], **{name: getattr(part, name) for name in UsagePart.__slots__})
                 for (key, _), part in rows
             )
 
-    def _use(self, key: Identity, who: dict[str, Any], recent: datetime) -> ProcessUse:
+    def _use(self, key: Identity, identity: dict[str, Any], recent: datetime) -> ProcessUse:
         pid, ticks, uuid = key
         return ProcessUse(
             host=self._host,
             pid=pid,
             start_ticks=ticks,
             gpu_id=uuid,
-            user=who["user"],
-            program=who["program"],
-            job_owner=who.get("job_owner", ""),
+            user=identity["user"],
+            program=identity["program"],
+            job_ref=identity.get("job_ref", ""),
+            job_owner=identity.get("job_owner", ""),
+            owner_source=_source(identity),
             created_at=datetime.fromtimestamp(ticks / 100, UTC) if ticks else None,
-            first_seen_at=who["first"],
-            last_seen_at=who["last"],
-            ended_at=None if who["last"] >= recent else who["last"],
+            first_seen_at=identity["first"],
+            last_seen_at=identity["last"],
+            ended_at=None if identity["last"] >= recent else identity["last"],
             source="process_utilization",
             joules=0.0,
         )
+
+
+def _source(identity: dict[str, Any]) -> OwnerSource:
+    if identity.get("job_owner"):
+        return OwnerSource.JOB
+    return OwnerSource.UID if identity["user"] else OwnerSource.UNKNOWN
 
 
 _NOTHING: dict[str, Any] = {
@@ -220,7 +231,7 @@ def _add(row: Any, load: Load, seconds: int) -> None:
     row.temperature_max_c = max(row.temperature_max_c, load.temperature_c)
 
 
-def _sum(use: ProcessUse, part: Part) -> None:
+def _sum(use: ProcessUse, part: UsagePart) -> None:
     use.sm_s += part.sm_s
     use.held_s += part.held_s
     use.known_s += part.known_s

@@ -1,4 +1,4 @@
-"""Admin: where alerts go, and what became of them."""
+"""Admin: alert channels, messages and enforcement responses."""
 
 from __future__ import annotations
 
@@ -18,17 +18,20 @@ from django.utils.safestring import SafeString
 from django.views.decorators.debug import sensitive_post_parameters
 from django.views.decorators.http import require_POST
 
-from monitor import alerting, audit, outbox, tasks
-from monitor.admin.rows import ReadOnly
-from monitor.event_kinds import EVENTS, words
+from monitor import tasks
+from monitor.admin.base import ReadOnly
+from monitor.alerts.rows import encrypt
+from monitor.alerts.senders import service_of
+from monitor.alerts.steps import outbox
+from monitor.alerts.steps import writer as alert_writer
+from monitor.incidents.facts import TITLES
+from monitor.journal import pages as journal_listing
+from monitor.journal.facts import EVENTS, label
+from monitor.journal.rows import audit
 from monitor.models import Channel, Gpu, Message, Response
-from monitor.pages import event_page
-from monitor.policy.hog_rules import TITLES
-from monitor.sealing import seal
-from monitor.senders.notify import service_of
 
 SHOWN = 10
-SEVERAL = "None: all. Hold Ctrl to choose several, or to take one back."
+SEVERAL = "Empty = all. Ctrl-click to select several, or to deselect one."
 NO_SERVICE = (
     "This is no address of a service, or something is missing in it. Each service has its own"
     " form, such as slack://TOKEN/TOKEN/TOKEN, mailtos://USER:PASSWORD@HOST?from=ADDRESS or"
@@ -42,9 +45,9 @@ PLAIN = (
 SEEN = ("service", "failing_since", "problem", "latest")
 FIELDSETS: list[tuple[str | None, dict[str, Any]]] = [
     (None, {"fields": ("name", "address", "enabled", "to_owners")}),
-    ("What is sent", {"fields": ("least", "kinds", "rules", "gpus", "hosts")}),
+    ("Filter", {"fields": ("least", "kinds", "rules", "gpus", "hosts")}),
     (
-        "When",
+        "Schedule",
         {"fields": (("quiet_from", "quiet_until"), "working_days_only", "errors_at_once")},
     ),
 ]
@@ -52,7 +55,7 @@ FIELDSETS: list[tuple[str | None, dict[str, Any]]] = [
 
 def _kinds() -> list[tuple[str, Any]]:
     return [
-        (group, [(group, f"all about {group}"), *((kind, words(kind)) for kind in kinds)])
+        (group, [(group, f"all {group} events"), *((kind, label(kind)) for kind in kinds)])
         for group, kinds in EVENTS.items()
     ]
 
@@ -80,7 +83,7 @@ class ChannelForm(forms.ModelForm):  # type: ignore[type-arg]
     )
     kinds = Several(_kinds, "Events")
     rules = Several(list(TITLES.items()), "Rules of incidents")
-    gpus = Several(event_page.gpus, "GPUs")
+    gpus = Several(journal_listing.gpus, "GPUs")
     hosts = Several(_hosts, "Hosts")
 
     class Meta:
@@ -95,9 +98,9 @@ class ChannelForm(forms.ModelForm):  # type: ignore[type-arg]
         is_new = self.instance.pk is None
         self.fields["address"].required = is_new
         self.fields["address"].help_text = (
-            "Where to send, as apprise writes it. It is kept sealed and shown to nobody again."
+            "Apprise URL, such as mailtos://… It is stored encrypted and never shown again."
             if is_new
-            else "Kept and shown to nobody. Fill this in only to replace it."
+            else "Stored and never shown. Fill in only to replace it."
         )
         if is_new:
             self.fields["kinds"].initial = [group for group in EVENTS if group != "jobs"]
@@ -110,9 +113,9 @@ class ChannelForm(forms.ModelForm):  # type: ignore[type-arg]
 
     def clean(self) -> dict[str, Any]:
         cleaned: dict[str, Any] = super().clean() or {}
-        if cleaned.get("address") and (found := service_of(cleaned["address"])):
-            self.instance.service, self.instance.is_mail = found.name, found.is_mail
-            self.instance.sealed = seal(cleaned["address"])
+        if cleaned.get("address") and (service := service_of(cleaned["address"])):
+            self.instance.service, self.instance.is_mail = service.name, service.is_mail
+            self.instance.sealed = encrypt(cleaned["address"])
         if cleaned.get("to_owners") and not self.instance.is_mail:
             self.add_error("to_owners", "Only a mail server can write to each owner.")
         if bool(cleaned.get("quiet_from")) != bool(cleaned.get("quiet_until")):
@@ -137,19 +140,19 @@ class ChannelAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
 
     @admin.display(description="last messages")
     def latest(self, channel: Channel) -> SafeString:
-        found = channel.messages.order_by("-id")[:SHOWN]
-        if not found:
+        newest = channel.messages.order_by("-id")[:SHOWN]
+        if not newest:
             return SafeString("None yet.")
         return format_html_join(
             "",
             "<div>{} · <b>{}</b> · {}{}</div>",
-            ((_local(m), m.state, m.title, f" · {m.problem}" if m.problem else "") for m in found),
+            ((_local(m), m.state, m.title, f" · {m.problem}" if m.problem else "") for m in newest),
         )
 
     def get_fieldsets(self, request: HttpRequest, obj: Channel | None = None) -> Any:
-        """The form by questions, and under it what became of the last messages."""
-        told = [("Does it work?", {"fields": SEEN})] if obj else []
-        return [*FIELDSETS, *told]
+        """The form in sections, followed by the last messages."""
+        status = [("Status", {"fields": SEEN})] if obj else []
+        return [*FIELDSETS, *status]
 
     def get_readonly_fields(self, request: HttpRequest, obj: Channel | None = None) -> Any:
         return () if obj is None else SEEN
@@ -172,7 +175,7 @@ class ChannelAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
     ) -> None:
         before = Channel.objects.filter(pk=obj.pk).first() if change else None
         if before is None or (obj.enabled and not before.enabled):
-            alerting.switch_on(obj)
+            alert_writer.switch_on(obj)
         if "address" in form.changed_data:
             obj.failing_since, obj.problem = None, ""
         with transaction.atomic():
@@ -195,7 +198,7 @@ class ChannelAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
         return [mine, *super().get_urls()]
 
     def send_test(self, request: HttpRequest, pk: int) -> HttpResponse:
-        """Put a test on its way, as every message goes; the page shows what became of it."""
+        """Queue a test message like any other; the page shows the result."""
         channel = get_object_or_404(Channel, pk=pk)
         if not self.has_change_permission(request, channel):
             return HttpResponse(status=403)
@@ -204,7 +207,7 @@ class ChannelAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
             outbox.write_test(channel, user.get_username(), getattr(user, "email", ""), now)
             _note(request, "CHANNEL_TESTED", channel, f"A test was sent to {channel.name}")
             tasks.queue(outbox.TASK)
-        messages.info(request, "A test is on its way. Reload this page to see what became of it.")
+        messages.info(request, "The test message is queued. Reload this page to see the result.")
         return redirect(reverse("admin:monitor_channel_change", args=[pk]))
 
 
@@ -226,7 +229,7 @@ class MessageAdmin(ReadOnly):
         tried = queryset.exclude(state=Message.State.SENT).update(
             state=Message.State.WAITING, attempts=0, due_at=timezone.now()
         )
-        self.message_user(request, f"{tried} messages are on their way again.")
+        self.message_user(request, f"{tried} messages are queued again.")
 
 
 @admin.register(Response)
@@ -260,8 +263,8 @@ def _note(
 
 def _plain(channel: Channel) -> dict[str, Any]:
     """What may be read by all who read the audit."""
-    found = {name: getattr(channel, name) for name in PLAIN}
-    return {name: str(v) if name.startswith("quiet_") and v else v for name, v in found.items()}
+    values = {name: getattr(channel, name) for name in PLAIN}
+    return {name: str(v) if name.startswith("quiet_") and v else v for name, v in values.items()}
 
 
 def _local(message: Message) -> str:

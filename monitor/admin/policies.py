@@ -1,4 +1,4 @@
-"""Admin: thresholds, and who changed what."""
+"""Admin: thresholds, and the audit trail."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from django.template.response import TemplateResponse
 from django.urls import reverse
 from django.utils import timezone
 
-from monitor import audit, policies
-from monitor.admin.rows import ReadOnly
+from monitor.admin.base import ReadOnly
+from monitor.journal.rows import audit
 from monitor.models import AuditEntry, PolicyValues
-from monitor.policy_forms import PolicyForm
+from monitor.thresholds import rows as thresholds
+from monitor.thresholds.pages import PolicyForm
 
 
 @admin.register(AuditEntry)
@@ -29,7 +30,7 @@ class AuditEntryAdmin(ReadOnly):
 
 @admin.register(PolicyValues)
 class PolicyValuesAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
-    """A page for each policy that is registered, whether anybody changed it or not."""
+    """A page for each registered policy, whether it was changed or not."""
 
     def has_add_permission(self, request: HttpRequest) -> bool:
         return False
@@ -38,19 +39,19 @@ class PolicyValuesAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
         return False
 
     def changelist_view(self, request: HttpRequest, extra_context: Any = None) -> HttpResponse:
-        """All policies, and of which something is otherwise than shipped."""
+        """All policies, and which of them differ from the defaults."""
         if not self.has_view_or_change_permission(request):
             raise PermissionDenied
-        in_force = policies.InForce()
+        in_force = thresholds.ThresholdsInForce()
         listed = [
             {
-                "title": policies.title(name),
-                "about": policies.about(name),
+                "title": thresholds.title(name),
+                "about": thresholds.about(name),
                 "url": address(name),
                 "count": len(settings := in_force.settings(name)),
                 "unlike": [setting for setting in settings if not setting.is_shipped],
             }
-            for name in policies.registered()
+            for name in thresholds.registered()
         ]
         context = self._context(request, "Policies") | {"listed": listed}
         return TemplateResponse(request, "admin/policies.html", context)
@@ -64,7 +65,7 @@ class PolicyValuesAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
     ) -> HttpResponse:
         """The thresholds of one policy."""
         name = unquote(object_id)
-        if name not in policies.registered():
+        if name not in thresholds.registered():
             raise Http404(f"There is no policy {name}.")
         may_change = self.has_change_permission(request)
         if not (may_change or self.has_view_permission(request)):
@@ -72,22 +73,22 @@ class PolicyValuesAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
         if request.method == "POST" and not may_change:
             raise PermissionDenied
         data = request.POST if request.method == "POST" else None
-        form = PolicyForm(name, policies.InForce().settings(name), data)
+        form = PolicyForm(name, thresholds.ThresholdsInForce().settings(name), data)
         if data is not None and form.is_valid():
             return self._changed(request, name, form)
-        context = self._context(request, policies.title(name)) | {
+        context = self._context(request, thresholds.title(name)) | {
             "name": name,
-            "about": policies.about(name),
+            "about": thresholds.about(name),
             "form": form,
             "may_change": may_change,
-            "profile": policies.profile(),
-            "entries": audit.about(policies.subject(name), 20),
+            "profile": thresholds.profile(),
+            "entries": audit.about(thresholds.subject(name), 20),
         }
         return TemplateResponse(request, "admin/policy.html", context)
 
     def _changed(self, request: HttpRequest, name: str, form: PolicyForm) -> HttpResponse:
         by = request.user.get_username()
-        if policies.change(name, form.changes, by=by, now=timezone.now()):
+        if thresholds.change(name, form.changes, by=by, now=timezone.now()):
             messages.success(request, "Changed. The loops follow within seconds.")
         else:
             messages.info(request, "Nothing was changed.")
@@ -98,5 +99,5 @@ class PolicyValuesAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
 
 
 def address(name: str) -> str:
-    """Where a policy is changed."""
+    """The address of a policy's form."""
     return reverse("admin:monitor_policyvalues_change", args=[quote(name)])

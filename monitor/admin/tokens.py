@@ -1,4 +1,4 @@
-"""Admin: tokens, to make and revoke."""
+"""Admin: create and revoke API tokens."""
 
 from __future__ import annotations
 
@@ -8,41 +8,56 @@ from typing import Any
 from django.contrib import admin
 from django.contrib.auth.models import User
 from django.db.models import ForeignKey
-from django.forms import ModelChoiceField, ModelForm
+from django.forms import ChoiceField, ModelChoiceField, ModelForm
 from django.http import HttpRequest, HttpResponse
 from django.template.response import TemplateResponse
 from django.utils import timezone
 
-from monitor import access
-from monitor.models import (
-    ApiToken,
-)
+from monitor.accounts.rows import tokens
+from monitor.admin.base import ReadOnly
+from monitor.facts.accounts import TokenScope, scopes_of, scopes_text, up_to
+from monitor.models import ApiToken, LoginLink
 
+SCOPES = [scopes_text(up_to(scope)) for scope in TokenScope]
 logger = logging.getLogger(__name__)
+
+
+class TokenAdminForm(ModelForm):  # type: ignore[type-arg]
+    scopes = ChoiceField(
+        choices=[(text, text) for text in SCOPES], initial=SCOPES[-1], required=False
+    )
+
+    def clean_scopes(self) -> str:
+        return self.cleaned_data["scopes"] or SCOPES[-1]
 
 
 @admin.register(ApiToken)
 class ApiTokenAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
-    """Made here, the token is shown once; deleting it revokes it."""
+    """A new token is shown once; deleting a token revokes it."""
 
-    list_display = ("beginning", "user", "name", "created_at", "last_used_at", "expires_at")
+    form = TokenAdminForm
+    list_display = (
+        "beginning", "user", "name", "scopes", "host", "created_at", "last_used_at", "expires_at",
+    )  # fmt: skip
     list_filter = (("expires_at", admin.EmptyFieldListFilter), "user")
     list_select_related = ("user",)
     search_fields = ("prefix", "name", "user__username")
     date_hierarchy = "created_at"
     ordering = ("-created_at",)
-    fields = ("user", "name", "expires_at")
+    fields = ("user", "name", "scopes", "expires_at")
 
     @admin.display(description="token", ordering="prefix")
     def beginning(self, token: ApiToken) -> str:
         return f"{token.prefix}…"
 
     def get_readonly_fields(self, request: HttpRequest, obj: ApiToken | None = None) -> Any:
-        return () if obj is None else ("user", "beginning", "created_at", "last_used_at")
+        if obj is None:
+            return ()
+        return ("user", "scopes", "beginning", "created_at", "last_used_at")
 
     def get_fields(self, request: HttpRequest, obj: ApiToken | None = None) -> Any:
-        made = () if obj is None else ("beginning", "created_at", "last_used_at")
-        return (*self.fields, *made)
+        stored = () if obj is None else ("beginning", "created_at", "last_used_at")
+        return (*self.fields, *stored)
 
     def get_changeform_initial_data(self, request: HttpRequest) -> dict[str, Any]:
         return {"user": request.user.pk, **super().get_changeform_initial_data(request)}
@@ -55,6 +70,12 @@ class ApiTokenAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
             kwargs["queryset"] = User.objects.filter(pk=request.user.pk)
         return super().formfield_for_foreignkey(db_field, request, **kwargs)
 
+    def has_change_permission(self, request: HttpRequest, obj: ApiToken | None = None) -> bool:
+        return _may_edit(request, obj) and super().has_change_permission(request, obj)
+
+    def has_delete_permission(self, request: HttpRequest, obj: ApiToken | None = None) -> bool:
+        return _may_edit(request, obj) and super().has_delete_permission(request, obj)
+
     def save_model(
         self, request: HttpRequest, obj: ApiToken, form: ModelForm[ApiToken], change: bool
     ) -> None:
@@ -62,7 +83,8 @@ class ApiTokenAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
             obj.save(update_fields=["name", "expires_at"])
             return
         until = obj.expires_at
-        row, text = access.create_token(obj.user, timezone.now(), name=obj.name)
+        scopes = scopes_of(obj.scopes)
+        row, text = tokens.create_token(obj.user, timezone.now(), name=obj.name, scopes=scopes)
         row.expires_at = until
         row.save(update_fields=["expires_at"])
         obj.__dict__.update(row.__dict__)
@@ -85,3 +107,21 @@ class ApiTokenAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
         response = TemplateResponse(request, "admin/token_made.html", context)
         response["Cache-Control"] = "no-store"
         return response
+
+
+def _may_edit(request: HttpRequest, token: ApiToken | None) -> bool:
+    """Only superusers change or revoke the tokens of superusers."""
+    is_ordinary = token is None or not token.user.is_superuser
+    return is_ordinary or request.user.is_superuser
+
+
+@admin.register(LoginLink)
+class LoginLinkAdmin(ReadOnly):
+    """Links that were not used yet; they expire within a minute."""
+
+    list_display = ("user", "expires_at")
+    list_select_related = ("user",)
+    search_fields = ("user__username",)
+    date_hierarchy = "expires_at"
+    ordering = ("-expires_at",)
+    fields = ("user", "expires_at")

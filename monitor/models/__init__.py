@@ -1,29 +1,30 @@
 from __future__ import annotations
 
-from monitor.models.access import ApiToken
+from monitor.models.access import ApiToken, LoginLink, OsAccount, PolicyValues
 from monitor.models.alerts import Channel, Message, Response
-from monitor.models.chores import Chore
-from monitor.models.claims import Claim
-from monitor.models.closures import GpuClosure
-from monitor.models.constraints import Constraint
-from monitor.models.events import Event
-from monitor.models.gpus import Gpu
-from monitor.models.incidents import CpuLook, Exemption, Incident, Pattern
-from monitor.models.leases import Lease
-from monitor.models.policies import AuditEntry, PolicyValues
-from monitor.models.rollups import GpuHour, GpuMinute, HostHour, HostMinute, ProcessHour
-from monitor.models.samples import HostSample, LatestSnapshot, Sample
-from monitor.models.tallies import Tally
-from monitor.models.uses import ProcessMinute, ProcessUse
+from monitor.models.gpus import Claim, Gpu, GpuClosure
+from monitor.models.incidents import CpuScanState, Exemption, Incident, Pattern
+from monitor.models.journal import AuditEntry, Constraint, Counter, Event
+from monitor.models.runtime import ItemFault, Lease, PeriodicTask
+from monitor.models.samples import (
+    GpuHour,
+    GpuMinute,
+    HostHour,
+    HostMinute,
+    HostSample,
+    LatestSnapshot,
+    Sample,
+)
+from monitor.models.usage import ProcessHour, ProcessMinute, ProcessUse
 
 __all__ = [
     "ApiToken",
     "AuditEntry",
     "Channel",
-    "Chore",
     "Claim",
     "Constraint",
-    "CpuLook",
+    "Counter",
+    "CpuScanState",
     "Event",
     "Exemption",
     "Gpu",
@@ -34,15 +35,18 @@ __all__ = [
     "HostMinute",
     "HostSample",
     "Incident",
+    "ItemFault",
     "LatestSnapshot",
     "Lease",
+    "LoginLink",
     "Message",
+    "OsAccount",
     "Pattern",
+    "PeriodicTask",
     "PolicyValues",
     "ProcessHour",
     "ProcessMinute",
     "ProcessUse",
     "Response",
     "Sample",
-    "Tally",
 ]

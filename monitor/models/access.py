@@ -3,9 +3,33 @@ from __future__ import annotations
 from django.conf import settings
 from django.db import models
 
+from monitor.facts.accounts import ALL_SCOPES, scopes_text
+
+
+class OsAccount(models.Model):
+    """The OS account of a user: their jobs run as it, and its processes are theirs."""
+
+    user = models.OneToOneField(settings.AUTH_USER_MODEL, models.CASCADE, related_name="os_account")
+    name = models.CharField(
+        "account", max_length=150, unique=True, help_text="Its name on the GPU servers."
+    )
+    created_at = models.DateTimeField()
+    origin = models.CharField(
+        max_length=80, blank=True, help_text="The reason for this entry, such as an SSH login."
+    )
+
+    class Meta:
+        verbose_name = "OS account"
+
+    def __str__(self) -> str:
+        return f"{self.name} of {self.user}"
+
 
 class ApiToken(models.Model):
-    """A token for REST: only its SHA-256 is kept; `prefix` lets people tell tokens apart."""
+    """A token of the REST API. Only its SHA-256 is stored; `prefix` identifies it on pages.
+
+    `host`: the token is valid on this host only; empty: on all. Tokens of SSH logins have one.
+    """
 
     user = models.ForeignKey(settings.AUTH_USER_MODEL, models.CASCADE, related_name="api_tokens")
     name = models.CharField(max_length=80, blank=True)
@@ -14,9 +38,37 @@ class ApiToken(models.Model):
     created_at = models.DateTimeField()
     last_used_at = models.DateTimeField(null=True, blank=True)
     expires_at = models.DateTimeField(null=True, blank=True)
+    # Names of TokenScope, separated by spaces.
+    scopes = models.CharField(max_length=40, default=scopes_text(ALL_SCOPES))
+    host = models.CharField(max_length=100, blank=True, default="")
 
     class Meta:
         verbose_name = "API token"
 
     def __str__(self) -> str:
         return f"{self.prefix}… of {self.user}"
+
+
+class LoginLink(models.Model):
+    """A link that logs a browser in once. Only its SHA-256 is stored."""
+
+    user = models.ForeignKey(settings.AUTH_USER_MODEL, models.CASCADE, related_name="+")
+    digest = models.CharField(max_length=64, unique=True)
+    expires_at = models.DateTimeField(db_index=True)
+
+    def __str__(self) -> str:
+        return f"login link of {self.user}"
+
+
+class PolicyValues(models.Model):
+    """The thresholds of one policy that operators changed; all others have their defaults."""
+
+    name = models.CharField(max_length=60, primary_key=True)
+    values = models.JSONField(default=dict, blank=True)
+
+    class Meta:
+        verbose_name = "policy"
+        verbose_name_plural = "policies"
+
+    def __str__(self) -> str:
+        return self.name

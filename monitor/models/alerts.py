@@ -1,20 +1,25 @@
 from __future__ import annotations
 
+from django.conf import settings
 from django.db import models
 
-from monitor.models.events import Event
 from monitor.models.incidents import Incident
+from monitor.models.journal import Event
 
 
 class Channel(models.Model):
-    """Where alerts go. Its address holds secrets: it is stored sealed and shown to nobody.
+    """A destination of alerts. Its address holds secrets: it is stored encrypted and never shown.
 
-    rules, kinds, gpus, hosts: only these, empty = all. from_event: the last event before it was
-    switched on; seen_event: the last that was looked at for it. quiet_from, quiet_until: the times
-    of day between which nothing is sent.
+    rules, kinds, gpus, hosts: filters, empty = all. from_event: the last event before the channel
+    was enabled. seen_event: the last event processed. quiet_from, quiet_until: the quiet hours.
     """
 
     name = models.CharField(max_length=60, unique=True)
+    # A service of one user, for messages about own jobs; alerts do not go there.
+    owner = models.ForeignKey(
+        settings.AUTH_USER_MODEL, models.CASCADE, null=True, blank=True, editable=False,
+        related_name="+",
+    )  # fmt: skip
     enabled = models.BooleanField(default=True)
     service = models.CharField(max_length=60, blank=True, editable=False)
     sealed = models.TextField(editable=False)
@@ -22,15 +27,16 @@ class Channel(models.Model):
     to_owners = models.BooleanField(
         "to the owners",
         default=False,
-        help_text="Mail incidents to the person who owns the process, instead of to the receiver"
-        " in the address. Needs a mail address of a server; people's addresses are their users'.",
+        help_text="Send incidents by e-mail to the owner of the process instead of the receiver in"
+        " the address. Requires a mail server address. The e-mail address of the user account is"
+        " used.",
     )
     least = models.CharField(
         "from severity",
         max_length=8,
         choices=Event.Severity.choices,
         default=Event.Severity.WARNING,
-        help_text="Nothing that is less severe is sent.",
+        help_text="Less severe events are not sent.",
     )
     kinds = models.JSONField("events", default=list, blank=True)
     rules = models.JSONField("rules of incidents", default=list, blank=True)
@@ -39,10 +45,11 @@ class Channel(models.Model):
     quiet_from = models.TimeField(null=True, blank=True)
     quiet_until = models.TimeField(null=True, blank=True)
     working_days_only = models.BooleanField(
-        default=False, help_text="Wait for a working day; which these are is in the policy alerts."
+        default=False,
+        help_text="Send on working days only. The policy “alerts” defines the working days.",
     )
     errors_at_once = models.BooleanField(
-        default=True, help_text="Errors are sent in quiet hours and on free days too."
+        default=True, help_text="Send errors during quiet hours and on free days too."
     )
     from_event = models.BigIntegerField(default=0, editable=False)
     seen_event = models.BigIntegerField(default=0, editable=False)
@@ -58,10 +65,10 @@ class Channel(models.Model):
 
 
 class Message(models.Model):
-    """A notice on its way to a channel; sent by a task, tried again with growing pauses.
+    """An alert for a channel. A task sends it and retries with increasing delays.
 
-    about: what it tells ("incident:12", "event:7"): once for each severity. number: 0 tells,
-    1 and 2 are the warnings to an owner before something is done about an incident.
+    about: its subject ("incident:12", "event:7"), sent once for each severity. number: 0 is the
+    notification, 1 and 2 are the warnings to an owner before enforcement.
     """
 
     class State(models.TextChoices):
@@ -111,9 +118,9 @@ class Message(models.Model):
 
 
 class Response(models.Model):
-    """A step that was taken about an incident, or would have been (is_dry_run).
+    """An enforcement step for an incident, taken or only logged (is_dry_run).
 
-    planned: to be done at the next tick; `before` is what undoing restores.
+    planned: taken at the next tick. `before`: the values that undoing restores.
     """
 
     class State(models.TextChoices):

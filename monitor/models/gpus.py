@@ -2,11 +2,12 @@ from __future__ import annotations
 
 from django.db import models
 
-from monitor.gpu_states import GpuState
+from monitor.facts.claims import ClaimKind
+from monitor.facts.gpu_states import ClosureKind, GpuState
 
 
 class Gpu(models.Model):
-    """A GPU once seen on a host; kept when it goes, so that its history stays."""
+    """A GPU seen on a host. The row stays when the GPU is removed, to keep its history."""
 
     uuid = models.CharField(primary_key=True, max_length=96)
     host = models.CharField(max_length=100)
@@ -31,3 +32,77 @@ class Gpu(models.Model):
 
     def __str__(self) -> str:
         return f"GPU {self.index} on {self.host}"
+
+
+class GpuClosure(models.Model):
+    """A healthy GPU that takes no new work because an operator paused it or it is in quarantine.
+
+    `pid` and `memory_bytes`: the process of an ended job and the memory that it still holds.
+    """
+
+    host = models.CharField(max_length=100)
+    gpu_uuid = models.CharField(max_length=96)
+    kind = models.CharField(
+        max_length=12,
+        choices=[(k.value, k.value) for k in ClosureKind if k is not ClosureKind.UNKNOWN],
+    )
+    reason = models.TextField(blank=True)
+    by = models.CharField(max_length=150, blank=True)
+    job_ref = models.CharField(max_length=40, blank=True)
+    pid = models.PositiveIntegerField(null=True, blank=True)
+    memory_bytes = models.BigIntegerField(null=True, blank=True)
+    from_at = models.DateTimeField()
+    until_at = models.DateTimeField(null=True, blank=True)
+
+    class Meta:
+        verbose_name = "GPU closure"
+        constraints = [
+            models.UniqueConstraint(
+                fields=["gpu_uuid", "kind"],
+                name="gpu_closure_one_open",
+                condition=models.Q(until_at__isnull=True),
+            )
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.gpu_uuid} {self.kind}"
+
+
+class Claim(models.Model):
+    """A job's hold on a GPU. The scheduler writes it, so the monitor need not import the scheduler.
+
+    seen_at: when a process of the job was first seen on the GPU. freed_at: when the memory of its
+    processes was free after the job had ended.
+    """
+
+    host = models.CharField(max_length=100)
+    gpu_uuid = models.CharField(max_length=96)
+    job_ref = models.CharField(max_length=40)
+    owner = models.CharField(max_length=150)
+    kind = models.CharField(
+        max_length=8,
+        choices=[(k.value, k.value) for k in ClaimKind if k is not ClaimKind.UNKNOWN],
+        default=ClaimKind.SCRIPT.value,
+    )
+    memory_bytes = models.BigIntegerField(null=True, blank=True)
+    exclusive = models.BooleanField(default=False)
+    holder = models.CharField(max_length=200, blank=True)
+    leader_pid = models.PositiveIntegerField(null=True, blank=True)
+    leader_start_ticks = models.BigIntegerField(null=True, blank=True)
+    from_at = models.DateTimeField()
+    until_at = models.DateTimeField(null=True, blank=True)
+    seen_at = models.DateTimeField(null=True, blank=True)
+    freed_at = models.DateTimeField(null=True, blank=True)
+
+    class Meta:
+        indexes = [
+            # For the sampler, which reads open and cooling claims of its host at each sweep.
+            models.Index(
+                fields=["host"], name="claim_held", condition=models.Q(freed_at__isnull=True)
+            ),
+            # For the scheduler, which charges for the time held since the last charge.
+            models.Index(fields=["until_at"], name="claim_until"),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.owner} (job {self.job_ref}) on {self.gpu_uuid}"

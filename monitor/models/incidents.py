@@ -4,17 +4,22 @@ from datetime import timedelta
 
 from django.db import models
 
-from monitor.models.events import Event
+from monitor.models.journal import Event
 
 
 class Incident(models.Model):
-    """Somebody took more of a GPU or host than is theirs, as one rule sees it, from when to when.
+    """Excessive use of GPUs or of a host by a user, job or process.
 
-    key: who and where, as the rule tells them apart; open once for each rule. since_at: when it
-    began, opened_at: when the rule time was over, last_seen_at: when the rule last held.
+    Each row is one rule on one GPU. The rows of one `subject` are one incident: the first is its
+    lead, the others are its facets. over_at: when the rule of the lead stopped holding although
+    a facet still holds.
+    key: identifies user and place; at most one open row for each rule and key. since_at: when it
+    began. opened_at: when the minimum duration was reached. last_seen_at: when the rule last held.
     expected_pct, measured_pct: share of the machine; peak_pct, mean_pct: of what the rule
-    measures. `waiting`: the jobs of others that waited meanwhile, waited_s: all together.
-    is_muted: an operator closed it while it went on; it is not opened again before it stops.
+    measures. `waiting`: jobs of other users that waited meanwhile; waited_s: sum of their waits.
+    is_muted: an operator closed it while the rule held; it cannot reopen before the rule stops.
+    hog_spans: [begin, end] in epoch seconds of the times with use above the own share while other
+    users waited, or with memory held idle.
     """
 
     host = models.CharField(max_length=100)
@@ -39,6 +44,11 @@ class Incident(models.Model):
     closed_at = models.DateTimeField(null=True, blank=True)
     closed_by = models.CharField(max_length=150, blank=True)
     is_muted = models.BooleanField(default=False)
+    subject = models.CharField(max_length=400, blank=True)
+    lead = models.ForeignKey(
+        "self", models.CASCADE, null=True, blank=True, related_name="facets", db_index=True
+    )
+    over_at = models.DateTimeField(null=True, blank=True)
     severity = models.CharField(
         max_length=8, choices=Event.Severity.choices, default=Event.Severity.INFO
     )
@@ -51,6 +61,7 @@ class Incident(models.Model):
     waiting = models.JSONField(default=list, blank=True)
     waited_jobs = models.PositiveIntegerField(default=0)
     waited_s = models.FloatField(default=0)
+    hog_spans = models.JSONField(default=list, blank=True)
     text = models.TextField()
     acknowledged_at = models.DateTimeField(null=True, blank=True)
     acknowledged_by = models.CharField(max_length=150, blank=True)
@@ -81,31 +92,39 @@ class Incident(models.Model):
 
     @property
     def lasts(self) -> timedelta:
-        """Quiet minutes at its end don't count."""
+        """The duration without the quiet minutes at the end."""
         return self.last_seen_at - self.since_at
+
+    @property
+    def is_hog(self) -> bool:
+        return bool(self.hog_spans)
+
+    @property
+    def parts(self) -> list[Incident]:
+        """The lead and its facets, in the order in which they opened."""
+        return [self, *sorted(self.facets.all(), key=lambda row: row.pk)]
 
     @property
     def coverage_pct(self) -> float | None:
         return None if self.coverage is None else 100 * self.coverage
 
 
-class CpuLook(models.Model):
-    """What the last looks at all processes of a host saw: the next controller goes on from it."""
+class CpuScanState(models.Model):
+    """The latest scans of all processes of a host, from which the next controller continues."""
 
     host = models.CharField(max_length=100, primary_key=True)
     at = models.DateTimeField()
     body = models.TextField()
 
     class Meta:
-        verbose_name = "look at the CPUs"
-        verbose_name_plural = "looks at the CPUs"
+        verbose_name = "CPU scan state"
 
     def __str__(self) -> str:
         return self.host
 
 
 class Exemption(models.Model):
-    """Whom no rule accuses, until when (empty = for good)."""
+    """A user, program or container exempt from incident rules; permanent if `until_at` is empty."""
 
     class Scope(models.TextChoices):
         USER = "user"
@@ -114,7 +133,9 @@ class Exemption(models.Model):
 
     scope = models.CharField(max_length=10, choices=Scope.choices)
     name = models.CharField(max_length=200)
-    rule = models.CharField(max_length=40, blank=True, help_text="Empty: all rules.")
+    rule = models.CharField(
+        max_length=40, blank=True, help_text="Leave empty to exempt from all rules."
+    )
     reason = models.TextField(blank=True)
     by = models.CharField(max_length=150, blank=True)
     from_at = models.DateTimeField()
@@ -128,7 +149,7 @@ class Exemption(models.Model):
 
 
 class Pattern(models.Model):
-    """A person's program that takes much of a GPU again and again at the same time of day.
+    """Recurring heavy use of a GPU by a user's program at the same time of day.
 
     days: its weekdays, such as "01234"; 0 = Monday. Minutes are counted from midnight in `zone`;
     an end that is not after the start is on the next day.

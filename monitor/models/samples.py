@@ -4,7 +4,7 @@ from django.db import models
 
 
 class Sample(models.Model):
-    """One GPU in one second. `t` is whole epoch seconds: this is the table with the most rows."""
+    """Readings of one GPU in one second; the largest table. `t` is in whole epoch seconds."""
 
     gpu = models.ForeignKey("monitor.Gpu", models.CASCADE, db_index=False)
     t = models.BigIntegerField("epoch seconds")
@@ -22,7 +22,7 @@ class Sample(models.Model):
 
 
 class HostSample(models.Model):
-    """One host in one second."""
+    """Readings of one host in one second."""
 
     host = models.CharField(max_length=100)
     t = models.BigIntegerField("epoch seconds")
@@ -46,8 +46,8 @@ class HostSample(models.Model):
 class LatestSnapshot(models.Model):
     """The newest snapshot of a host, whole, as JSON: what pages and the live hub read.
 
-    `carry` is what the next sampler goes on counting with. `owned`: on so many GPUs somebody is
-    whom jobs give way to; so that nobody need read the whole to know.
+    `carry`: the accounting state that the next sampler continues from. `owned`: number of GPUs in
+    use by their owner, kept here so that readers need not parse `body`.
     """
 
     host = models.CharField(primary_key=True, max_length=100)
@@ -59,3 +59,85 @@ class LatestSnapshot(models.Model):
 
     def __str__(self) -> str:
         return f"{self.host} #{self.seq}"
+
+
+class Rollup(models.Model):
+    """Sums over the minute or hour that begins at `t`.
+
+    Each sample stands for one second. A mean is a sum divided by its known seconds.
+    """
+
+    t = models.BigIntegerField("epoch seconds")
+    seen_s = models.PositiveIntegerField("seconds with a sample")
+
+    class Meta:
+        abstract = True
+
+
+class GpuRollup(Rollup):
+    gpu = models.ForeignKey("monitor.Gpu", models.CASCADE, db_index=False, related_name="+")
+    utilization_pct_s = models.FloatField()
+    utilization_known_s = models.PositiveIntegerField()
+    utilization_max_pct = models.FloatField(null=True)
+    memory_byte_s = models.BigIntegerField()
+    memory_known_s = models.PositiveIntegerField()
+    memory_max_bytes = models.BigIntegerField(null=True)
+    energy_j = models.FloatField()
+    power_known_s = models.PositiveIntegerField()
+    power_max_w = models.FloatField(null=True)
+    temperature_max_c = models.FloatField(null=True)
+
+    class Meta:
+        abstract = True
+
+    def __str__(self) -> str:
+        return f"{self.gpu_id} at {self.t}"
+
+
+class GpuMinute(GpuRollup):
+    class Meta:
+        verbose_name = "GPU minute"
+        constraints = [models.UniqueConstraint(fields=["gpu", "t"], name="gpu_minute_gpu_t")]
+
+
+class GpuHour(GpuRollup):
+    class Meta:
+        verbose_name = "GPU hour"
+        constraints = [models.UniqueConstraint(fields=["gpu", "t"], name="gpu_hour_gpu_t")]
+
+
+class HostRollup(Rollup):
+    host = models.CharField(max_length=100)
+    cpu_pct_s = models.FloatField()
+    cpu_known_s = models.PositiveIntegerField()
+    cpu_max_pct = models.FloatField(null=True)
+    load_s = models.FloatField()
+    load_known_s = models.PositiveIntegerField()
+    load_max = models.FloatField(null=True)
+    memory_byte_s = models.BigIntegerField()
+    memory_known_s = models.PositiveIntegerField()
+    memory_max_bytes = models.BigIntegerField(null=True)
+    swap_max_bytes = models.BigIntegerField(null=True)
+    disk_read_bytes = models.FloatField()
+    disk_written_bytes = models.FloatField()
+    disk_known_s = models.PositiveIntegerField()
+    cpu_pressure_pct_s = models.FloatField()
+    memory_pressure_pct_s = models.FloatField()
+    io_pressure_pct_s = models.FloatField()
+    pressure_known_s = models.PositiveIntegerField()
+
+    class Meta:
+        abstract = True
+
+    def __str__(self) -> str:
+        return f"{self.host} at {self.t}"
+
+
+class HostMinute(HostRollup):
+    class Meta:
+        constraints = [models.UniqueConstraint(fields=["host", "t"], name="host_minute_host_t")]
+
+
+class HostHour(HostRollup):
+    class Meta:
+        constraints = [models.UniqueConstraint(fields=["host", "t"], name="host_hour_host_t")]

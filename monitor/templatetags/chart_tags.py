@@ -1,21 +1,21 @@
-"""Template tags of charts: where a label stands, and how it reads."""
+"""Template tags of charts: positions and texts of labels."""
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+from datetime import UTC, datetime, tzinfo
 
 from django import template
 from django.utils import timezone
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
 
-from monitor.pages.heat import Cell
+from monitor.history.pages.chart_panels import HeatCell
 from monitor.templatetags.monitor_tags import user_colour
-from monitor.usage import Entry
+from monitor.usage.rows.sums import UsageRow
 
 register = template.Library()
 DAY_S = 86_400
-# An hour with fewer readings says so.
+# An hour with fewer readings is marked.
 MOSTLY_S = 3_400
 # The plot inside its SVG, in pixels; app.css gives it the same height.
 TOP_PX, PLOT_PX = 8.0, 120.0
@@ -29,19 +29,19 @@ def y_place(at: float) -> str:
 
 @register.simple_tag
 def middle(x: float, width: float) -> str:
-    """The middle of a stretch of the plot, in percent of its width."""
+    """The middle of a segment of the plot, in percent of its width."""
     return f"{(x + width / 2) / 10:.1f}"
 
 
 @register.filter
 def tick(value: float) -> str:
-    """A tick's figure without needless zeros."""
+    """The value of a tick without trailing zeros."""
     return f"{value:g}"
 
 
 @register.simple_tag
 def time_label(t: float, pct: float, span: float) -> SafeString:
-    """A label on the time axis; app.js puts it into the viewer's zone."""
+    """A label on the time axis; app.js shows it in the viewer's time zone."""
     moment = datetime.fromtimestamp(t, UTC)
     local = moment.astimezone(timezone.get_current_timezone())
     kind = _kind(t, span)
@@ -58,14 +58,14 @@ def time_label(t: float, pct: float, span: float) -> SafeString:
 
 @register.simple_tag
 def moment_words(t: float, span: float) -> SafeString:
-    """A moment as exactly as a stretch of `span` seconds needs it."""
+    """A time with the precision that a range of `span` seconds needs."""
     moment = datetime.fromtimestamp(t, UTC)
     local = moment.astimezone(timezone.get_current_timezone())
     kind = "clock" if span <= DAY_S / 2 else "dayhm"
     return format_html(
         '<time datetime="{}" title="{}" data-time="{}">{}</time>',
         moment.isoformat(),
-        local.strftime("%Y-%m-%d %H:%M:%S %Z"),
+        moment.strftime("%Y-%m-%d %H:%M:%S UTC"),
         kind,
         _text(local, kind),
     )
@@ -73,7 +73,7 @@ def moment_words(t: float, span: float) -> SafeString:
 
 @register.simple_tag
 def hour(t: float) -> SafeString:
-    """An hour of the day, as a column's head."""
+    """The hour of the day, for the head of a column."""
     moment = datetime.fromtimestamp(t, UTC)
     local = moment.astimezone(timezone.get_current_timezone())
     form = '<time datetime="{}" data-time="hour">{}</time>'
@@ -87,50 +87,59 @@ def moment(t: float) -> datetime:
 
 
 @register.simple_tag
-def heat_cell(cell: Cell, index: int, address: str) -> SafeString:
+def heat_cell(cell: HeatCell, index: int, address: str) -> SafeString:
     """A cell of a heat strip: a link to that hour of the GPU."""
     begin, end = (f"{moment(t):%Y-%m-%dT%H:%MZ}" for t in (cell.t, cell.until))
     owner = cell.main.subject if cell.main else None
     name = owner or "?"
+    zone = timezone.get_current_timezone()
+    words = cell_words(cell, index, *(_hours_minutes(t, zone) for t in (cell.t, cell.until)))
+    begins, ends = (f"{{hm:{moment(t).isoformat()}}}" for t in (cell.t, cell.until))
+    template = cell_words(cell, index, begins, ends)
+    utc = "–".join(_hours_minutes(t, UTC) for t in (cell.t, cell.until)) + " UTC"
     return format_html(
         '<a class="cell h{}{}" href="{}?range=custom&amp;since={}&amp;until={}" title="{}"'
-        ' aria-label="{}">{}</a>',
+        ' aria-label="{}" data-label="{}" data-utc="{}">{}</a>',
         cell.level,
         f" {user_colour(owner)}" if cell.main else "",
         address,
         begin,
         end,
-        words := cell_words(cell, index),
+        f"{words} ({utc})",
         words,
+        template,
+        utc,
         format_html('<span class="cell-user">{}</span>', name) if cell.first_of_run else "",
     )
 
 
-def cell_words(cell: Cell, index: int) -> str:
-    """A cell of a heat strip as a sentence."""
-    zone = timezone.get_current_timezone()
-    begin, end = (datetime.fromtimestamp(t, zone).strftime("%H:%M") for t in (cell.t, cell.until))
+def cell_words(cell: HeatCell, index: int, begin: str, end: str) -> str:
+    """A cell of a heat strip as a sentence. `begin`, `end`: the displayed hours."""
     busy = "unknown" if cell.busy_pct is None else f"{cell.busy_pct:.0f} % busy"
     words = [f"GPU {index}, {begin} to {end}: {busy}"]
     if cell.main is not None and cell.idle_held:
-        words.append(f"held by {cell.main.subject or 'an unknown owner'}, who used nothing of it")
+        words.append(f"memory held by {cell.main.subject or 'an unknown owner'}, not used")
     elif cell.people:
         words.append(", ".join(_person(entry) for entry in cell.people[:3]))
     elif cell.busy_pct is not None:
-        words.append("nobody was on it")
+        words.append("no processes")
     if cell.busy_pct is not None and cell.seen_s < MOSTLY_S and not cell.goes_on:
         words.append(f"readings cover {cell.seen_s / 36:.0f} %")
     return "; ".join(words)
 
 
-def _person(entry: Entry) -> str:
+def _hours_minutes(t: float, zone: tzinfo) -> str:
+    return datetime.fromtimestamp(t, zone).strftime("%H:%M")
+
+
+def _person(entry: UsageRow) -> str:
     used = entry.usage
     share = "unknown" if used.used_s is None else f"{used.sm_s / 36:.0f} %"
     return f"{entry.subject or 'owner unknown'} {share}"
 
 
 def _kind(t: float, span: float) -> str:
-    """Days for weeks, hours and minutes for hours, seconds for minutes."""
+    """The precision: days for weeks, hours and minutes for hours, seconds for minutes."""
     if span > 6 * DAY_S:
         return "day"
     if span > 1.1 * DAY_S:

@@ -1,4 +1,4 @@
-"""Template tags: figures, bars, times and colours as LOOK has them.
+"""Template tags: numbers, bars, times, colours, and the responses to an incident.
 
 Times need `now` in the context: pages have it from the site's context, live parts from the hub.
 """
@@ -6,33 +6,45 @@ Times need `now` in the context: pages have it from the site's context, live par
 from __future__ import annotations
 
 import zlib
-from datetime import datetime
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from typing import Any
 
 from django import template
+from django.db.models import Count, Q
 from django.template import Context
 from django.urls import reverse
 from django.utils import timezone
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
 
-from monitor import formats
-from monitor.pages import cards
-from monitor.usage import Usage
+from monitor.facts import formats
+from monitor.identity.policy.privacy import Viewer
+from monitor.incidents.pages import evidence
+from monitor.live import cards
+from monitor.models import Channel, Incident, Message
+from monitor.usage.rows.sums import UsageTotals
 
 register = template.Library()
 USER_COLOURS, USER_SHAPES = 7, 3
-WHY_UNKNOWN = "Unknown: the probe can't tell"
-WHY_NO_OWNER = (
-    "Owner unknown. Its pid is not among this machine's processes: it may run in a container or"
-    " have ended."
-)
-WHY_NEVER_MEASURED = "Unknown: its use was never measured"
+WHY_UNKNOWN = "Unknown: not reported"
+WHY_NO_OWNER = "Owner unknown: the process may run in a container or have ended."
+WHY_NEVER_MEASURED = "Unknown: never measured"
+OWNER_SOURCES = {
+    "job": "the job that it belongs to",
+    "subuid": "the subordinate uids of its container (/etc/subuid)",
+    "runtime": "the account that started its rootless container",
+    "mount": "the home folder that its container mounts, which only its owner can open",
+    "login": "the account that logged in",
+    "uid": "the account that it runs as",
+    "unknown": "unknown: a uid inside a container names no user of this host",
+}
 USE_SOURCES = {
     "accounting": "the driver's accounting",
-    "processes_info": "the driver's list of processes with their use",
-    "process_utilization": "the driver's samples of each process",
-    "device": "the whole GPU's use, as it was alone there",
-    "unknown": "nothing: the driver does not tell",
+    "processes_info": "the driver's utilisation per process",
+    "process_utilization": "the driver's samples per process",
+    "device": "utilisation of the whole GPU (only process on it)",
+    "unknown": "none: the driver does not report it",
 }
 
 register.filter("gib", formats.gib)
@@ -44,16 +56,49 @@ register.filter("sig3", formats.sig3)
 register.filter("in_gib", cards.in_gib)
 
 
+# (label, URL name) of the pages in the navigation, in order
+PAGES = (
+    ("Dashboard", "dashboard"),
+    ("Timeline", "timeline"),
+    ("Processes", "processes"),
+    ("Jobs", "jobs"),
+    ("Submit", "job-new"),
+    ("Shares", "shares"),
+    ("Time windows", "windows"),
+    ("Incidents", "incidents"),
+    ("Events", "events"),
+    ("Reports", "reports"),
+    ("Status", "status"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class PageLink:
+    """A page in the navigation. `current`: "page" on that page, "true" below its address."""
+
+    label: str
+    url: str
+    current: str = ""
+
+
 @register.simple_tag(takes_context=True)
-def current(context: Context, url: str) -> SafeString:
-    """aria-current for the page that one is on."""
-    here = context["request"].path
-    return SafeString(' aria-current="page"') if url and here == url else SafeString("")
+def navigation(context: Context) -> list[PageLink]:
+    """The pages that this user may open; at most one is current."""
+    request = context["request"]
+    pages = [PageLink(label, reverse(name)) for label, name in PAGES]
+    if request.user.is_staff:
+        pages.append(PageLink("Admin", reverse("admin:index")))
+    containing = [p for p in pages if request.path.startswith(p.url) and p.url != "/"]
+    nearest = max(containing, key=lambda p: len(p.url), default=None)
+    here = {p.url: "page" for p in pages if p.url == request.path}
+    if nearest and not here:
+        here = {nearest.url: "true"}
+    return [replace(page, current=here.get(page.url, "")) for page in pages]
 
 
 @register.simple_tag(takes_context=True)
 def sort_head(context: Context, key: str, words: str, sort: str, css: str = "") -> SafeString:
-    """A column's head as a link that sorts by it: figures from the top, again to turn it round."""
+    """The head of a column as a link that sorts by it: numbers descending first; again reverses."""
     falls_first = css == "num"
     here = sort.removeprefix("-") == key
     falls = sort.startswith("-")
@@ -67,6 +112,12 @@ def sort_head(context: Context, key: str, words: str, sort: str, css: str = "") 
         query.urlencode(),
         words,
     )
+
+
+@register.filter
+def severity_shape(severity: str) -> str:
+    """The shape of a badge; neutral for a harmless incident, because green means healthy."""
+    return {"error": "failing", "warning": "warning"}.get(severity, "idle")
 
 
 @register.filter
@@ -89,7 +140,7 @@ def with_code(text: str) -> SafeString:
 
 @register.simple_tag
 def owner(user: str | None) -> SafeString:
-    """A user with their colour, as a link to what they used; nobody knows whose it is without."""
+    """A user with their colour, as a link to the user's page; without a user: unknown owner."""
     if user:
         address = reverse("person", args=[user])
         return format_html('<a class="owner {}" href="{}">{}</a>', user_colour(user), address, user)
@@ -97,7 +148,7 @@ def owner(user: str | None) -> SafeString:
 
 
 @register.simple_tag
-def gpu_hours(usage: Usage) -> SafeString:
+def gpu_hours(usage: UsageTotals) -> SafeString:
     """GPU time used, in GPU-hours; small amounts keep three digits."""
     if usage.used_s is None:
         return format_html('<span class="unknown" title="{}">–</span>', WHY_NEVER_MEASURED)
@@ -118,14 +169,20 @@ def energy(joules: float | None) -> SafeString:
 
 
 @register.filter
+def owner_source(source: str) -> str:
+    """How the owner of a process is known, in words."""
+    return OWNER_SOURCES.get(source, source)
+
+
+@register.filter
 def use_source(source: str) -> str:
-    """Where the figures of a process's use come from, in words."""
+    """The source of the usage of a process, in words."""
     return USE_SOURCES.get(source, source)
 
 
 @register.simple_tag
 def figure(value: float | None, slot: int | str, digits: int = 0) -> SafeString:
-    """A figure that the live feed writes anew: value number `slot` of the [data-live] around it.
+    """A number that the live feed updates: value `slot` of the enclosing [data-live] element.
 
     digits 3: three significant digits; 0: a whole number.
     """
@@ -140,14 +197,14 @@ def figure(value: float | None, slot: int | str, digits: int = 0) -> SafeString:
 
 @register.simple_tag
 def bar(value: float | None, top: float | None, slot: int | str, kind: str = "") -> SafeString:
-    """A bar from 0 to `top`, hatched when unknown; the figure beside it says the same in words."""
-    known = value is not None and bool(top)
-    width = min(100.0, 100 * value / top) if known and value is not None and top else 0.0
+    """A bar from 0 to `top`, hatched if unknown; the number beside it has the same content."""
+    is_known = value is not None and bool(top)
+    width = min(100.0, 100 * value / top) if is_known and value is not None and top else 0.0
     return format_html(
         '<svg class="bar {}{}" data-v="{}" data-max="{}" viewBox="0 0 100 1"'
         ' preserveAspectRatio="none" aria-hidden="true"><rect width="{}" height="1"/></svg>',
         kind,
-        "" if known else " no-value",
+        "" if is_known else " no-value",
         slot,
         f"{top:.6g}" if top else "",
         f"{width:.1f}",
@@ -156,20 +213,22 @@ def bar(value: float | None, top: float | None, slot: int | str, kind: str = "")
 
 @register.simple_tag(takes_context=True)
 def ago(context: Context, moment: datetime | None) -> SafeString:
-    """A <time> that reads "3 min ago"; app.js keeps it fresh."""
+    """A <time> that reads "3 min ago"; app.js updates it."""
     return _time(context, moment, "ago", " ago")
 
 
 @register.simple_tag(takes_context=True)
 def since(context: Context, moment: datetime | None) -> SafeString:
-    """A <time> that reads as the duration until now: "3 min"; app.js keeps it fresh."""
+    """A <time> with the duration until now: "3 min"; app.js updates it."""
     return _time(context, moment, "since", "")
 
 
 @register.simple_tag(takes_context=True)
 def clock(context: Context, moment: datetime | None) -> SafeString:
-    """A <time> as a clock time, with the day unless that is today; app.js turns it into the
-    viewer's own zone."""
+    """A <time> as a clock time, with the day unless that is today.
+
+    app.js converts it to the viewer's time zone.
+    """
     if moment is None:
         return SafeString("–")
     here, today = _local(moment), _local(context["now"])
@@ -178,6 +237,23 @@ def clock(context: Context, moment: datetime | None) -> SafeString:
     else:
         text = here.strftime("%-d %b %H:%M" if here.year == today.year else "%-d %b %Y %H:%M")
     return _element(moment, "clock", text)
+
+
+@register.simple_tag
+def weekday(moment: datetime | None) -> SafeString:
+    """A <time> as "Mon 23 Nov 01:00"; app.js converts it to the viewer's time zone."""
+    if moment is None:
+        return SafeString("–")
+    return _element(moment, "weekday", _local(moment).strftime("%a %-d %b %H:%M"))
+
+
+@register.simple_tag(takes_context=True)
+def until(context: Context, moment: datetime | None) -> SafeString:
+    """A <time> that reads "in 19 h"; app.js updates it."""
+    if moment is None:
+        return SafeString("–")
+    seconds = max((moment - context["now"]).total_seconds(), 0)
+    return _element(moment, "in", f"in {formats.duration(seconds)}")
 
 
 def _time(context: Context, moment: datetime | None, kind: str, suffix: str) -> SafeString:
@@ -191,7 +267,7 @@ def _element(moment: datetime, kind: str, text: str) -> SafeString:
     return format_html(
         '<time datetime="{}" title="{}" data-time="{}">{}</time>',
         moment.isoformat(timespec="seconds"),
-        _local(moment).strftime("%Y-%m-%d %H:%M:%S %Z"),
+        moment.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S UTC"),
         kind,
         text,
     )
@@ -199,3 +275,20 @@ def _element(moment: datetime, kind: str, text: str) -> SafeString:
 
 def _local(moment: datetime) -> datetime:
     return moment.astimezone(timezone.get_current_timezone())
+
+
+@register.inclusion_tag("monitor/_responses.html", takes_context=True)
+def responses(context: template.Context, incident: Incident, viewer: Viewer) -> dict[str, Any]:
+    """A card with the enforcement steps and mails; empty if there are none."""
+    return {"lines": evidence.response_lines(incident, viewer), "now": context["now"]}
+
+
+@register.inclusion_tag("monitor/_channels.html", takes_context=True)
+def channels(context: template.Context) -> dict[str, Any]:
+    """A card for operators: the alert channels and whether messages arrive."""
+    user = context["request"].user
+    if not user.is_staff:
+        return {}
+    waiting = Count("messages", filter=Q(messages__state=Message.State.WAITING))
+    rows = Channel.objects.annotate(waiting=waiting).order_by("name")
+    return {"channels": rows, "now": context["now"], "operator": True}

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from scheduler.admin import jobs, means, quotas, throttling, windows, yields
+from scheduler.admin import hosts, jobs, notifications, quotas, sizing, windows
 
-__all__ = ["jobs", "means", "quotas", "throttling", "windows", "yields"]
+__all__ = ["hosts", "jobs", "notifications", "quotas", "sizing", "windows"]

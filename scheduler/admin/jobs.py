@@ -1,7 +1,9 @@
-"""Admin: jobs, to look at, re-prioritise and cancel; their attempts, to look at."""
+"""Admin: jobs (edit, cancel, hold, release), and read-only attempts, keys and yield requests."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from datetime import datetime
 from typing import Any
 
 from django.contrib import admin, messages
@@ -14,16 +16,49 @@ from django.utils import timezone
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
 
-from monitor.admin.rows import ReadOnly
-from monitor.formats import duration
-from scheduler import store
-from scheduler.changing import change_waiting
-from scheduler.jobs import JobState
-from scheduler.models import Attempt, Job, JobDependency
-from scheduler.pages import job_lines
+from monitor.admin.base import ReadOnly
+from scheduler.facts.field_types import Group, JobField, Kind
+from scheduler.facts.job_fields import JOB_FIELDS, stored_fields
+from scheduler.facts.jobs import JobState
+from scheduler.jobs.pages import lines as job_lines
+from scheduler.lifecycle.rows import changes as job_changes
+from scheduler.models import (
+    Attempt,
+    GpuHold,
+    Job,
+    JobDependency,
+    JobInput,
+    SubmissionKey,
+    YieldRequest,
+)
 
-# A waiting job's may be changed; all else of a job is what happened.
-CHANGEABLE = ("name", "priority")
+# Operators may change these of a waiting job; everything else is a record.
+CHANGEABLE = tuple(field.name for field in JOB_FIELDS if field.operators_change)
+
+
+def _shown_as(group: Group) -> list[str]:
+    """The names of the read-only values of these fields."""
+    return [f"shown_{f.name}" for f in stored_fields() if f.group is group and _is_shown(f)]
+
+
+def _is_shown(field: JobField) -> bool:
+    """Fields that can be changed or need other words are shown by their own columns."""
+    return field.name not in {*CHANGEABLE, "command", "cwd", "env"}
+
+
+def _display(field: JobField) -> Callable[[Job], Any]:
+    """The value of a job's field under the label of the form."""
+
+    def shown(job: Job) -> Any:
+        value = getattr(job, field.column)
+        if value is None or isinstance(value, bool | datetime):
+            return value
+        return field.type.to_text(value) or None
+
+    label = field.label.partition(":")[0]
+    if field.type.kind is Kind.FLAG:
+        return admin.display(description=label, boolean=True)(shown)
+    return admin.display(description=label, empty_value="not set")(shown)
 
 
 class AttemptsOfJob(admin.TabularInline):  # type: ignore[type-arg]
@@ -49,53 +84,39 @@ class JobAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
     date_hierarchy = "submitted_at"
     ordering = ("-id",)
     show_full_result_count = False
-    actions = ("cancel_selected",)
+    actions = ("cancel_selected", "hold_selected", "release_selected")
     inlines = (AttemptsOfJob,)
     fieldsets = (
         (None, {"fields": ("name", "owner", "priority", "page")}),
-        ("What runs", {"fields": ("command", "argv", "cwd", "variables")}),
+        ("Command", {"fields": ("command", "argv", "cwd", "variables")}),
         (
-            "What it asks for",
+            "Requested",
             {
                 "fields": (
-                    "gpus",
-                    "memory",
-                    "exclusive",
-                    "gpu_model",
-                    "capability",
-                    "power",
-                    "gpu_uuid",
-                    "share_pct",
-                    "cpus",
-                    "memory_bytes",
-                    "estimate",
-                    "time_limit",
+                    *_shown_as(Group.BASICS),
+                    *_shown_as(Group.GPU),
+                    *_shown_as(Group.HOST),
+                    *_shown_as(Group.DETAILS),
                 )
             },
         ),
         (
-            "When it runs, and when it yields",
+            "Start, arrays and retries",
             {
                 "fields": (
-                    "begin_at",
+                    *_shown_as(Group.START),
                     "array",
                     "array_index",
-                    "array_limit",
-                    "retries",
                     "failures",
                     "retry_at",
-                    "preemptible",
-                    "requeue",
-                    "yield_signal",
-                    "grace_s",
-                    "requeues",
                     "held",
                     "held_by",
                 )
             },
         ),
+        ("Preemption", {"fields": (*_shown_as(Group.YIELD), "requeues")}),
         (
-            "What happened",
+            "Record",
             {
                 "fields": (
                     "state",
@@ -123,31 +144,56 @@ class JobAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
         return waits and super().has_change_permission(request, obj)
 
     def has_delete_permission(self, request: HttpRequest, obj: Job | None = None) -> bool:
-        """What ran stays on record; a waiting job is cancelled instead."""
+        """Jobs are not deleted; cancel a waiting job instead."""
         return False
 
     def add_view(
         self, request: HttpRequest, form_url: str = "", extra_context: Any = None
     ) -> HttpResponse:
-        """A job is submitted by the form that all people use."""
+        """Jobs are submitted with the form of the jobs page."""
         return redirect("job-new")
 
     def save_model(
         self, request: HttpRequest, obj: Job, form: ModelForm[Job], change: bool
     ) -> None:
-        if not change_waiting(obj.pk, name=obj.name, priority=obj.priority):
+        columns = {name: getattr(obj, name) for name in CHANGEABLE}
+        jobs, by = Job.objects.filter(pk=obj.pk), request.user.get_username()
+        if not job_changes.change(
+            jobs, by, timezone.now(), ", ".join(form.changed_data), **columns
+        ):
             text = f"Job {obj.pk} has started meanwhile: nothing was changed."
             self.message_user(request, text, messages.WARNING)
 
     @admin.action(description="Cancel selected jobs", permissions=["change"])
     def cancel_selected(self, request: HttpRequest, chosen: QuerySet[Job]) -> None:
         who, now = request.user.get_username(), timezone.now()
-        ids = list(chosen.values_list("pk", flat=True))
-        done = sum(store.request_cancel(pk, who, now) for pk in ids)
-        rest = len(ids) - done
-        text = f"Cancelled {done} job{'' if done == 1 else 's'}."
-        ended = f" {rest} had ended already, or are being stopped." if rest else ""
-        self.message_user(request, text + ended, messages.SUCCESS if done else messages.INFO)
+        total = chosen.count()
+        done = job_changes.cancel(self._jobs(chosen), who, now)
+        others = "had ended already, or are being stopped"
+        self._report(request, "Cancelled", done, total - done, others)
+
+    @admin.action(description="Hold selected jobs", permissions=["change"])
+    def hold_selected(self, request: HttpRequest, chosen: QuerySet[Job]) -> None:
+        total, who = chosen.count(), request.user.get_username()
+        done = job_changes.hold(self._jobs(chosen), who, timezone.now())
+        self._report(request, "Held", done, total - done, "are held or no longer wait")
+
+    @admin.action(description="Release selected jobs", permissions=["change"])
+    def release_selected(self, request: HttpRequest, chosen: QuerySet[Job]) -> None:
+        total, who = chosen.count(), request.user.get_username()
+        done = job_changes.release(self._jobs(chosen), who, timezone.now())
+        self._report(request, "Released", done, total - done, "are not held")
+
+    @staticmethod
+    def _jobs(chosen: QuerySet[Job]) -> QuerySet[Job]:
+        """The same rows without the joins of filters and searches."""
+        return Job.objects.filter(pk__in=chosen.order_by().values("pk"))
+
+    def _report(self, request: HttpRequest, did: str, done: int, rest: int, others: str) -> None:
+        text = f"{did} {done} job{'' if done == 1 else 's'}."
+        more = f" {rest} {others}." if rest else ""
+        level = messages.SUCCESS if done else messages.INFO
+        self.message_user(request, text + more, level)
 
     @admin.display(description="job", ordering="id")
     def number(self, job: Job) -> str:
@@ -157,26 +203,14 @@ class JobAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
     def state_word(self, job: Job) -> str:
         return ", ".join(filter(None, (job_lines.badge(job)[0], job_lines.ending(job))))
 
-    @admin.display(description="asks for")
+    @admin.display(description="requested")
     def asks_for(self, job: Job) -> str:
         return job_lines.requirement(job)
-
-    @admin.display(description="memory on each GPU", empty_value="not declared")
-    def memory(self, job: Job) -> str | None:
-        return None if job.gpu_memory_bytes is None else job_lines.plain_gib(job.gpu_memory_bytes)
-
-    @admin.display(description="takes about", empty_value="not said")
-    def estimate(self, job: Job) -> str | None:
-        return duration(job.estimate_s) if job.estimate_s else None
-
-    @admin.display(description="time limit", empty_value="none")
-    def time_limit(self, job: Job) -> str | None:
-        return duration(job.time_limit_s) if job.time_limit_s else None
 
     @admin.display(description="variables", empty_value="none")
     def variables(self, job: Job) -> str | None:
         """Their names: values may be secrets."""
-        return ", ".join(sorted(job.env)) or None
+        return ", ".join(job.env_names) or None
 
     @admin.display(description="why it waits", empty_value="-")
     def why_it_waits(self, job: Job) -> str | None:
@@ -185,6 +219,10 @@ class JobAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
     @admin.display(description="its page")
     def page(self, job: Job) -> SafeString:
         return format_html('<a href="{}">log, timeline, cancel</a>', reverse("job", args=[job.pk]))
+
+
+for _field in filter(_is_shown, stored_fields()):
+    setattr(JobAdmin, f"shown_{_field.name}", staticmethod(_display(_field)))
 
 
 @admin.register(Attempt)
@@ -204,3 +242,43 @@ class JobDependencyAdmin(ReadOnly):
     list_filter = ("after",)
     list_select_related = ("job", "on")
     search_fields = ("=job__id", "=on__id", "job__owner__username")
+
+
+@admin.register(JobInput)
+class JobInputAdmin(ReadOnly):
+    list_display = ("job", "size")
+    list_select_related = ("job",)
+    search_fields = ("=job__id", "job__owner__username")
+    ordering = ("-job",)
+    # It may have secrets, as a job's variables.
+    exclude = ("data", "environment")
+
+
+@admin.register(SubmissionKey)
+class SubmissionKeyAdmin(ReadOnly):
+    fields = ("user", "key", "job", "created_at")
+    list_display = ("key", "user", "job", "created_at")
+    list_select_related = ("user", "job")
+    search_fields = ("key", "user__username", "=job__id")
+    date_hierarchy = "created_at"
+    ordering = ("-created_at",)
+
+
+@admin.register(YieldRequest)
+class YieldRequestAdmin(ReadOnly):
+    list_display = (
+        "attempt", "kind", "code", "for_job", "counts", "asked_at", "deadline", "withdrawn_at",
+    )  # fmt: skip
+    list_filter = ("kind", "code", "counts")
+    list_select_related = ("attempt", "for_job")
+    search_fields = ("=attempt__job__id", "=for_job__id", "attempt__job__owner__username")
+    date_hierarchy = "asked_at"
+    ordering = ("-id",)
+
+
+@admin.register(GpuHold)
+class GpuHoldAdmin(ReadOnly):
+    list_display = ("host", "gpu_uuid", "job", "until")
+    list_filter = ("host",)
+    list_select_related = ("job",)
+    search_fields = ("=job__id", "gpu_uuid")

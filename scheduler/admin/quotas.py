@@ -16,13 +16,14 @@ from django.utils import timezone
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
 
-from monitor import audit
-from monitor.admin.rows import ReadOnly
-from scheduler.models import GpuDay, Quota, SharedOut, UsedShare
-from scheduler.pages import quota_figures, share_table
-from scheduler.pages.quota_figures import Figure
-from scheduler.quota_rows import Quotas
-from scheduler.units import parse_bytes, size
+from monitor.admin.base import ReadOnly
+from monitor.journal.rows import audit
+from scheduler.facts.units import parse_bytes, size
+from scheduler.models import DailyGpuUsage, HostCapacity, Quota, UsageShare
+from scheduler.quotas.pages import table as quota_figures
+from scheduler.quotas.pages import table as share_table
+from scheduler.quotas.pages.table import QuotaFigure
+from scheduler.quotas.rows import Quotas
 
 FIGURES = ("share_pct", "gpu_minutes", "gpus", "jobs", "memory_bytes", "queued")
 # Limits that are not plain numbers.
@@ -31,7 +32,7 @@ WORDED: dict[str, Callable[[Any], str]] = {
     "share_pct": lambda limit: f"{limit:g} %",
 }
 SUBJECT = ("user", "group")
-ALL = (*SUBJECT, *FIGURES, "reserved_pct", "priority")
+ALL = (*SUBJECT, *FIGURES, "reserved_pct", "gpu_share_pct", "priority")
 
 
 class Size(forms.CharField):
@@ -65,7 +66,7 @@ class QuotaForm(forms.ModelForm):  # type: ignore[type-arg]
 
 @admin.register(Quota)
 class QuotaAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
-    """Each limit stands beside what the one nearest to it uses now; every change is audited."""
+    """Shows each limit with its highest current use; every change is audited."""
 
     form = QuotaForm
     list_filter = (("user", admin.EmptyFieldListFilter), ("group", admin.EmptyFieldListFilter))
@@ -75,7 +76,7 @@ class QuotaAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
     ordering = ("user__username", "group__name")
     fieldsets = (
         (None, {"fields": SUBJECT, "description": Quota.__doc__ or ""}),
-        ("The share", {"fields": ("share_pct", "reserved_pct")}),
+        ("The share", {"fields": ("share_pct", "reserved_pct", "gpu_share_pct")}),
         ("At a time", {"fields": ("gpus", "memory_bytes", "jobs", "queued", "priority")}),
         ("In a day", {"fields": ("gpu_minutes",)}),
     )
@@ -85,21 +86,21 @@ class QuotaAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
         return ("for_whom", *(_column(name, live) for name in FIGURES), "priority")
 
     def get_readonly_fields(self, request: HttpRequest, obj: Quota | None = None) -> Any:
-        """Whose it is stays: another person's is another quota, and the audit tells of both."""
+        """The user or group cannot be changed, because the audit log names it."""
         return SUBJECT if obj is not None else ()
 
     def get_form(
         self, request: HttpRequest, obj: Quota | None = None, change: bool = False, **kwargs: Any
     ) -> Any:
-        """What is used now stands under each limit."""
-        found = super().get_form(request, obj, change, **kwargs)
+        """Show the current use below each limit."""
+        form_class = super().get_form(request, obj, change, **kwargs)
         live = _Live.of(request)
         if obj is not None:
-            for name in found.base_fields.keys() & set(FIGURES):
+            for name in form_class.base_fields.keys() & set(FIGURES):
                 # A copy: a field that the form declares is the same one at each request.
-                field = found.base_fields[name] = copy(found.base_fields[name])
+                field = form_class.base_fields[name] = copy(form_class.base_fields[name])
                 field.help_text = f"{field.help_text} Now: {live.told(obj, name)}.".strip()
-        return found
+        return form_class
 
     @admin.display(description="for", ordering="user__username")
     def for_whom(self, quota: Quota) -> str:
@@ -125,12 +126,12 @@ class QuotaAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
 
 
 class _Live:
-    """What people use now, read once for a request."""
+    """Current use of all users, read once for a request."""
 
     def __init__(self, now: datetime) -> None:
         quotas = Quotas()
-        # Of each quota: whom it rules, with what they use.
-        self._ruled: dict[int, list[tuple[str, dict[str, Figure]]]] = {}
+        # Of each quota: its users with their use.
+        self._ruled: dict[int, list[tuple[str, dict[str, QuotaFigure]]]] = {}
         for line in share_table.table(now).lines:
             figures = {figure.name: figure for figure in quota_figures.figures(line)}
             figures["share_pct"] = quota_figures.share(line)
@@ -139,13 +140,13 @@ class _Live:
 
     @classmethod
     def of(cls, request: HttpRequest) -> _Live:
-        found: _Live | None = getattr(request, "live_quotas", None)
-        if found is None:
-            found = request.live_quotas = cls(timezone.now())  # type: ignore[attr-defined]
-        return found
+        live: _Live | None = getattr(request, "live_quotas", None)
+        if live is None:
+            live = request.live_quotas = cls(timezone.now())  # type: ignore[attr-defined]
+        return live
 
     def told(self, quota: Quota, name: str) -> str:
-        """Of the people whom this quota rules, the one who uses most of it."""
+        """The user of this quota with the highest use."""
         ruled = self._ruled.get(quota.pk)
         if not ruled:
             return "nobody is there"
@@ -155,12 +156,13 @@ class _Live:
 
 
 def _column(name: str, live: _Live) -> Callable[[Quota], SafeString]:
-    """A limit with what is used of it."""
+    """A limit and its current use."""
 
     @admin.display(description=Quota.words(name), ordering=name)
     def column(quota: Quota) -> SafeString:
         limit = getattr(quota, name)
-        shown = "no limit" if limit is None else f"{limit:.12g}"
+        unset = "the policy's" if name == "queued" else "no limit"
+        shown = unset if limit is None else f"{limit:.12g}"
         if limit is None and name == "share_pct":
             shown = "no share"
         elif limit is not None and name in WORDED:
@@ -190,27 +192,27 @@ def _values(quota: Quota) -> dict[str, Any]:
     return {name: getattr(quota, name) for name in ALL if name not in SUBJECT}
 
 
-@admin.register(SharedOut)
-class SharedOutAdmin(ReadOnly):
+@admin.register(HostCapacity)
+class HostCapacityAdmin(ReadOnly):
     list_display = ("host", "count", "at")
     search_fields = ("host",)
     ordering = ("host",)
 
     @admin.display(description="GPUs")
-    def count(self, row: SharedOut) -> int:
+    def count(self, row: HostCapacity) -> int:
         return len(row.gpu_uuids)
 
 
-@admin.register(UsedShare)
-class UsedShareAdmin(ReadOnly):
+@admin.register(UsageShare)
+class UsageShareAdmin(ReadOnly):
     list_display = ("owner", "host", "usage", "charge", "outside")
     list_filter = ("host",)
     search_fields = ("owner",)
     ordering = ("-usage",)
 
 
-@admin.register(GpuDay)
-class GpuDayAdmin(ReadOnly):
+@admin.register(DailyGpuUsage)
+class DailyGpuUsageAdmin(ReadOnly):
     list_display = ("owner", "from_at", "job_minutes", "outside_minutes", "host")
     list_filter = ("host",)
     search_fields = ("owner",)
@@ -218,9 +220,9 @@ class GpuDayAdmin(ReadOnly):
     ordering = ("-from_at", "owner")
 
     @admin.display(description="minutes by jobs", ordering="job_s")
-    def job_minutes(self, row: GpuDay) -> str:
+    def job_minutes(self, row: DailyGpuUsage) -> str:
         return f"{row.job_s / 60:.1f}"
 
     @admin.display(description="minutes by other processes", ordering="outside_s")
-    def outside_minutes(self, row: GpuDay) -> str:
+    def outside_minutes(self, row: DailyGpuUsage) -> str:
         return f"{row.outside_s / 60:.1f}"

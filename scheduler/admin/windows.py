@@ -1,4 +1,4 @@
-"""Admin: agreed times, to approve and to decline."""
+"""Admin: approve and decline time windows."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect
 from django.utils import timezone
 
-from scheduler import windows
 from scheduler.models import TimeWindow
-from scheduler.policy.calendar import describe
+from scheduler.time_windows import rows as window_rows
+from scheduler.time_windows.policy.calendar import describe
 
 ASKED = ("holder", "words", "gpus", "share_pct", "kept", "first_day", "last_day", "reason",
          "asked_by", "asked_at")  # fmt: skip
@@ -22,7 +22,7 @@ STATES = (TimeWindow.State.APPROVED, TimeWindow.State.DECLINED)
 
 @admin.register(TimeWindow)
 class TimeWindowAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
-    """A window is asked for on its page; here it is decided on. Its words stay as they were."""
+    """Approve or decline requested windows; they are requested on their page."""
 
     change_form_template = "admin/window_form.html"
     fieldsets = (
@@ -55,7 +55,7 @@ class TimeWindowAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
         return redirect(request.path)
 
     def has_delete_permission(self, request: HttpRequest, obj: TimeWindow | None = None) -> bool:
-        """What was asked and decided stays on record."""
+        """Requests and decisions are not deleted."""
         return False
 
     def add_view(
@@ -65,15 +65,15 @@ class TimeWindowAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
 
     @admin.display(description="holder")
     def holder(self, row: TimeWindow) -> str:
-        return windows.holder(row)
+        return window_rows.holder(row)
 
     @admin.display(description="when")
     def words(self, row: TimeWindow) -> str:
-        return describe(windows.fact(row))
+        return describe(window_rows.fact(row))
 
     @admin.display(description="GPUs")
     def gpus(self, row: TimeWindow) -> str:
-        return windows.gpus(row, windows.gpu_names())
+        return window_rows.gpus(row, window_rows.gpu_names())
 
     @admin.action(description="Approve selected windows", permissions=["change"])
     def approve(self, request: HttpRequest, chosen: QuerySet[TimeWindow]) -> None:
@@ -89,7 +89,7 @@ class TimeWindowAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
         by, now, done = request.user.get_username(), timezone.now(), 0
         for row in chosen:
             try:
-                done += windows.decide(row.pk, state, by, now, row.answer) is not None
-            except windows.UnableToApprove as error:
+                done += window_rows.decide(row.pk, state, by, now, row.answer) is not None
+            except window_rows.UnableToApprove as error:
                 self.message_user(request, f"{row}: {error}", messages.ERROR)
         self.message_user(request, f"{state.label}: {done} of {len(chosen)}.", messages.SUCCESS)

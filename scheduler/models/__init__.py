@@ -1,28 +1,38 @@
 from __future__ import annotations
 
-from scheduler.models.attempts import Attempt
-from scheduler.models.jobs import Job, JobDependency
-from scheduler.models.means import Means
-from scheduler.models.quotas import Quota
-from scheduler.models.shares import GpuDay, SharedOut, UsedShare
-from scheduler.models.throttling import ModeState, ThrottleState
-from scheduler.models.turns import PlanTurn
+from scheduler.models.attempts import Attempt, GpuHold, YieldRequest
+from scheduler.models.hosts import (
+    HostCapability,
+    LockRefusal,
+    ModeState,
+    PlanVersion,
+    ThrottleState,
+)
+from scheduler.models.jobs import Job, JobDependency, JobInput, SubmissionKey
+from scheduler.models.notifications import NotificationCursor, NotificationSettings
+from scheduler.models.quotas import DailyGpuUsage, HostCapacity, Quota, UsageShare
+from scheduler.models.sizing import AttemptUse
 from scheduler.models.windows import TimeWindow
-from scheduler.models.yields import KeptGpu, YieldRequest
 
 __all__ = [
     "Attempt",
-    "GpuDay",
+    "AttemptUse",
+    "DailyGpuUsage",
+    "GpuHold",
+    "HostCapability",
+    "HostCapacity",
     "Job",
     "JobDependency",
-    "KeptGpu",
-    "Means",
+    "JobInput",
+    "LockRefusal",
     "ModeState",
-    "PlanTurn",
+    "NotificationCursor",
+    "NotificationSettings",
+    "PlanVersion",
     "Quota",
-    "SharedOut",
+    "SubmissionKey",
     "ThrottleState",
     "TimeWindow",
-    "UsedShare",
+    "UsageShare",
     "YieldRequest",
 ]

@@ -1,13 +1,8 @@
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from django.db import models
 
-from scheduler.jobs import Outcome
-
-if TYPE_CHECKING:
-    from scheduler.models.yields import YieldRequest
+from scheduler.facts.jobs import Outcome
 
 
 class Attempt(models.Model):
@@ -31,6 +26,8 @@ class Attempt(models.Model):
     pid = models.PositiveIntegerField(null=True, blank=True)
     start_ticks = models.BigIntegerField(null=True, blank=True)
     started_at = models.DateTimeField(null=True, blank=True)
+    # When the processes that its dead runner left were sent SIGTERM; SIGKILL follows.
+    orphans_stopping_at = models.DateTimeField(null=True, blank=True)
     ended_at = models.DateTimeField(null=True, blank=True)
     outcome = models.CharField(
         max_length=12, choices=[(o.value, o.value.replace("_", " ")) for o in Outcome], blank=True
@@ -44,9 +41,18 @@ class Attempt(models.Model):
     # Of its whole job on this host, once that has ended: with the logs, and in a folder of its own.
     files_bytes = models.BigIntegerField(null=True, blank=True)
     saved_bytes = models.BigIntegerField(null=True, blank=True)
+    # From when what it used of its GPUs can be recorded; None = it is, or there is none.
+    use_due_at = models.DateTimeField(null=True, blank=True)
     files_gone_at = models.DateTimeField(null=True, blank=True)
 
     class Meta:
+        indexes = [
+            models.Index(
+                fields=["host", "use_due_at"],
+                name="attempt_use_due",
+                condition=models.Q(use_due_at__isnull=False),
+            )
+        ]
         constraints = [
             models.UniqueConstraint(fields=["job", "number"], name="attempt_job_number"),
             # No job runs twice: at most one attempt of a job has not ended.
@@ -57,9 +63,55 @@ class Attempt(models.Model):
 
     @property
     def asked_to_leave(self) -> YieldRequest | None:
-        """The request that stands; None when there was none, or it may stay after all."""
-        asked = getattr(self, "yield_request", None)
-        return asked if asked is not None and asked.withdrawn_at is None else None
+        """The yield request in force; None: there was none, or it was withdrawn."""
+        request = getattr(self, "yield_request", None)
+        return request if request is not None and request.withdrawn_at is None else None
 
     def __str__(self) -> str:
         return f"attempt {self.number} of job {self.job_id}"
+
+
+class YieldRequest(models.Model):
+    """A request to an attempt to leave its GPUs by a deadline.
+
+    for_job: the beneficiary of a preemption. counts: it counts towards the limit of requeues.
+    """
+
+    class Kind(models.TextChoices):
+        PREEMPTION = "preemption"
+        EVICTION = "eviction"
+
+    attempt = models.OneToOneField(
+        "scheduler.Attempt", models.CASCADE, related_name="yield_request"
+    )
+    kind = models.CharField(max_length=12, choices=Kind.choices)
+    code = models.CharField(max_length=32)
+    text = models.TextField()
+    for_job = models.ForeignKey(
+        "scheduler.Job", models.SET_NULL, related_name="+", null=True, blank=True
+    )
+    counts = models.BooleanField(default=True)
+    asked_at = models.DateTimeField()
+    deadline = models.DateTimeField()
+    withdrawn_at = models.DateTimeField(null=True, blank=True)
+
+    def __str__(self) -> str:
+        return f"{self.kind} of {self.attempt}"
+
+
+class GpuHold(models.Model):
+    """A freed GPU, held for the job that it was freed for."""
+
+    host = models.CharField(max_length=100)
+    gpu_uuid = models.CharField(max_length=96)
+    job = models.ForeignKey("scheduler.Job", models.CASCADE, related_name="kept_gpus")
+    until = models.DateTimeField()
+
+    class Meta:
+        verbose_name = "kept GPU"
+        constraints = [
+            models.UniqueConstraint(fields=["host", "gpu_uuid"], name="kept_gpu_once"),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.gpu_uuid} for job {self.job_id}"

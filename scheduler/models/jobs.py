@@ -4,11 +4,11 @@ from django.conf import settings
 from django.core.validators import MaxValueValidator, MinValueValidator
 from django.db import models
 
-from scheduler.jobs import PRIORITIES, After, JobState, Outcome
+from scheduler.facts.jobs import PRIORITIES, DependencyKind, JobState, Outcome
 
 
 def conditional() -> models.Q:
-    """Jobs that something else than a place may keep waiting (scheduler/waiting.py)."""
+    """Jobs that may wait for another reason than a free GPU (scheduler/lifecycle/rows/waits.py)."""
     return (
         ~models.Q(held="")
         | models.Q(begin_at__isnull=False)
@@ -19,9 +19,9 @@ def conditional() -> models.Q:
 
 
 class Job(models.Model):
-    """A person's wish to run a command. `argv` is what runs; `command` is what they typed.
+    """A command to run. argv is what runs; command is the text as it was submitted.
 
-    A `command` text runs as ["/bin/sh", "-c", command]; an argv runs as it is.
+    A command text runs as ["/bin/sh", "-c", command].
     """
 
     owner = models.ForeignKey(settings.AUTH_USER_MODEL, models.PROTECT, related_name="jobs")
@@ -29,7 +29,10 @@ class Job(models.Model):
     command = models.TextField()
     argv = models.JSONField()
     cwd = models.CharField(max_length=4096, blank=True)
+    # Values may be secrets, so they are dropped when the job has ended for good.
     env = models.JSONField(default=dict, blank=True)
+    env_names = models.JSONField(default=list, blank=True)
+    tags = models.JSONField(default=dict, blank=True)
     priority = models.PositiveSmallIntegerField(
         default=3,
         choices=[(value, f"{value} {word}") for value, word in PRIORITIES.items()],
@@ -37,8 +40,10 @@ class Job(models.Model):
     )
     gpus = models.PositiveSmallIntegerField(default=1)
     gpu_memory_bytes = models.BigIntegerField(null=True, blank=True)
+    # It comes from earlier runs of the same command, as the job declared none.
+    gpu_memory_is_learned = models.BooleanField(default=False)
     exclusive = models.BooleanField(default=False)
-    # Which GPUs will do: what scheduler.jobs.Requirement says of each.
+    # Constraints on GPUs: scheduler.facts.jobs.Requirement describes them.
     capability = models.CharField("least compute capability", max_length=8, blank=True)
     gpu_model = models.CharField(max_length=100, blank=True)
     power = models.FloatField("least power rank", null=True, blank=True)
@@ -47,18 +52,25 @@ class Job(models.Model):
     # The most that its processes take of the host, where it has cgroups.
     cpus = models.FloatField("most CPUs", null=True, blank=True)
     memory_bytes = models.BigIntegerField("most host memory", null=True, blank=True)
-    # How it behaves when its GPU is wanted: scheduler.jobs.Manners.
+    # How it behaves when its GPU is wanted: scheduler.facts.jobs.Manners.
     preemptible = models.BooleanField(default=False)
     requeue = models.BooleanField(default=False)
     yield_signal = models.CharField(max_length=12, blank=True)
     grace_s = models.PositiveIntegerField(null=True, blank=True)
     retries = models.PositiveSmallIntegerField(default=0)
+    # Notices to its owner, beside those for all jobs: names of scheduler.facts.notices.NoticeKind.
+    notify = models.JSONField(default=list, blank=True)
     begin_at = models.DateTimeField(null=True, blank=True)
     # The number of the array's first job.
     array = models.PositiveBigIntegerField(null=True, blank=True, db_index=True)
     array_index = models.PositiveIntegerField(null=True, blank=True)
     array_limit = models.PositiveIntegerField(null=True, blank=True)
-    # It has rows in JobDependency; so that nobody need look for them else.
+    umask = models.PositiveSmallIntegerField(null=True, blank=True)
+    # It has an environment in JobInput, or the first job of its array has.
+    has_environment = models.BooleanField(default=False)
+    # It has a row in JobInput with data, or the first job of its array has.
+    has_input = models.BooleanField(default=False)
+    # Whether it has rows in JobDependency, which are read only then.
     depends = models.BooleanField(default=False)
     estimate_s = models.PositiveIntegerField(null=True, blank=True)
     time_limit_s = models.PositiveIntegerField(null=True, blank=True)
@@ -73,18 +85,25 @@ class Job(models.Model):
     signal = models.PositiveSmallIntegerField(null=True, blank=True)
     problem = models.TextField(blank=True)
     blockers = models.JSONField(default=list, blank=True)
-    # Why it is held back until a person lets it go; "" = it is not.
+    blockers_at = models.DateTimeField(null=True, blank=True)
+    # Why it is held until a user releases it; "" = it is not held.
     held = models.TextField(blank=True)
     held_by = models.CharField(max_length=150, blank=True)
+    # When it was released last: earlier losses no longer count.
+    released_at = models.DateTimeField(null=True, blank=True)
     # After a failure that is tried again: not before this.
     retry_at = models.DateTimeField(null=True, blank=True)
     failures = models.PositiveSmallIntegerField(default=0)
     requeues = models.PositiveSmallIntegerField("times it yielded", default=0)
-    # It was preempted itself: it preempts nobody before this.
+    # It was preempted, and does not preempt other jobs before this time.
     may_preempt_at = models.DateTimeField(null=True, blank=True)
     submitted_at = models.DateTimeField()
     started_at = models.DateTimeField(null=True, blank=True)
     ended_at = models.DateTimeField(null=True, blank=True)
+    # Predicted start: the first prediction (median, 90th percentile), and the latest.
+    first_predicted_start_at = models.DateTimeField(null=True, blank=True)
+    first_predicted_p90_at = models.DateTimeField(null=True, blank=True)
+    predicted_start_at = models.DateTimeField(null=True, blank=True)
     cancel_requested_at = models.DateTimeField(null=True, blank=True)
     cancelled_by = models.CharField(max_length=150, blank=True)
 
@@ -102,7 +121,7 @@ class Job(models.Model):
                 name="job_conditional",
                 condition=models.Q(state="queued") & conditional(),
             ),
-            # The dashboard's and the executor's view: what has not ended.
+            # For queries of jobs that have not ended.
             models.Index(fields=["state"], name="job_open", condition=~models.Q(state="finished")),
             models.Index(fields=["owner", "-submitted_at"], name="job_owner_submitted"),
         ]
@@ -121,13 +140,32 @@ class Job(models.Model):
         return f"job {self.pk} {self.name}"
 
 
+class JobInput(models.Model):
+    """The standard input and captured environment of a job, or of all jobs of an array.
+
+    They are kept until the last one has ended.
+    """
+
+    # Of an array, its first job.
+    job = models.OneToOneField(Job, models.CASCADE, primary_key=True, related_name="input")
+    data = models.BinaryField()
+    # Values may be secrets.
+    environment = models.JSONField(default=dict, blank=True)
+    size = models.PositiveIntegerField()
+
+    def __str__(self) -> str:
+        return f"standard input of job {self.job_id}"
+
+
 class JobDependency(models.Model):
     """A job waits for another: for its end, or for its success."""
 
     job = models.ForeignKey(Job, models.CASCADE, related_name="dependencies")
     on = models.ForeignKey(Job, models.CASCADE, related_name="dependents")
     after = models.CharField(
-        max_length=8, choices=[(a.value, a.value) for a in After], default=After.SUCCESS.value
+        max_length=8,
+        choices=[(a.value, a.value) for a in DependencyKind],
+        default=DependencyKind.SUCCESS.value,
     )
 
     class Meta:
@@ -136,3 +174,26 @@ class JobDependency(models.Model):
 
     def __str__(self) -> str:
         return f"job {self.job_id} after job {self.on_id}"
+
+
+class SubmissionKey(models.Model):
+    """A client's `Idempotency-Key`: the job that its first request made, or the first of a batch.
+
+    digest: of the request's body; the same key with another body is refused. batch: the numbers of
+    the batch's jobs; null = it was a single request.
+    """
+
+    user = models.ForeignKey(settings.AUTH_USER_MODEL, models.CASCADE, related_name="+")
+    key = models.CharField(max_length=255)
+    digest = models.CharField(max_length=64)
+    job = models.ForeignKey("scheduler.Job", models.CASCADE, related_name="+")
+    batch = models.JSONField(null=True, blank=True)
+    created_at = models.DateTimeField(db_index=True)
+
+    class Meta:
+        constraints = [
+            models.UniqueConstraint(fields=["user", "key"], name="submission_key_once_per_user")
+        ]
+
+    def __str__(self) -> str:
+        return f"submission key of job {self.job_id}"

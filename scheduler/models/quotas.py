@@ -6,17 +6,18 @@ from django.core.validators import MaxValueValidator, MinValueValidator
 from django.db import models
 from django.db.models.functions import Coalesce
 
-from scheduler.jobs import PRIORITIES
+from scheduler.facts.jobs import PRIORITIES
 
 
 class Quota(models.Model):
-    """How much a person, each member of a group, or anybody else may use. Empty = no limit.
+    """How much a user, each member of a group, or any other user may use. Empty = no limit.
 
-    A person's own quota replaces their groups', and these the default; of several groups each
+    An empty number of waiting jobs or highest priority means that of the policy "quotas".
+    A user's own quota replaces their groups', and these the default; of several groups each
     figure is that of the most generous.
     """
 
-    # Protected: a quota goes when somebody removes it, which is audited, and not with its group.
+    # Protected: a quota is deleted by a user, which is audited, and not with its group.
     user = models.ForeignKey(
         settings.AUTH_USER_MODEL, models.PROTECT, null=True, blank=True, related_name="quotas"
     )
@@ -33,6 +34,14 @@ class Quota(models.Model):
         default=20.0,
         validators=[MinValueValidator(0), MaxValueValidator(100)],
         help_text="Percent of the share that only jobs of priority 4 and 5 may take.",
+    )
+    gpu_share_pct = models.PositiveSmallIntegerField(
+        "GPU time on shared GPUs",
+        null=True,
+        blank=True,
+        validators=[MinValueValidator(1), MaxValueValidator(100)],
+        help_text="Percent of the time of each GPU that a job shares: the default and the most of "
+        "its gpu_share.",
     )
     gpu_minutes = models.FloatField(
         "GPU-minutes a day", null=True, blank=True, validators=[MinValueValidator(0)]
@@ -70,7 +79,7 @@ class Quota(models.Model):
 
     @property
     def subject(self) -> str:
-        """Whom it is for; stands in the audit too."""
+        """The user or group, as in the audit log."""
         if self.user is not None:
             return f"user {self.user.get_username()}"
         return f"group {self.group.name}" if self.group is not None else "everybody else"
@@ -79,3 +88,64 @@ class Quota(models.Model):
     def words(cls, name: str) -> str:
         """What a figure is called."""
         return str(cls._meta.get_field(name).verbose_name)  # type: ignore[union-attr]
+
+
+class HostCapacity(models.Model):
+    """The GPUs of a host that are shared out, and until when their use has been charged."""
+
+    host = models.CharField(max_length=100, primary_key=True)
+    at = models.DateTimeField()
+    gpu_uuids = models.JSONField(default=list)
+    gpu_bytes = models.BigIntegerField(null=True)
+
+    class Meta:
+        verbose_name_plural = "shared out"
+
+    def __str__(self) -> str:
+        return f"{len(self.gpu_uuids)} GPUs of {self.host}"
+
+
+class UsageShare(models.Model):
+    """A user's usage of a host's GPUs: a decayed mean, and the current charge.
+
+    usage: of the host's capacity, 0..1. charge, outside: current charge in GPUs. seen_s, known_s:
+    seconds on GPUs, decayed as the usage, and the part of them with known use.
+    """
+
+    host = models.CharField(max_length=100)
+    owner = models.CharField(max_length=150)
+    usage = models.FloatField(default=0)
+    charge = models.FloatField(default=0)
+    outside = models.FloatField(default=0)
+    seen_s = models.FloatField(default=0)
+    known_s = models.FloatField(default=0)
+
+    class Meta:
+        constraints = [
+            models.UniqueConstraint(fields=["host", "owner"], name="used_share_host_owner")
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.owner} on {self.host}"
+
+
+class DailyGpuUsage(models.Model):
+    """GPU-seconds of a user on a host in one day of the ledger; from_at is its midnight.
+
+    job_s: held by jobs. outside_s: used by other processes.
+    """
+
+    host = models.CharField(max_length=100)
+    owner = models.CharField(max_length=150)
+    from_at = models.DateTimeField()
+    job_s = models.FloatField(default=0)
+    outside_s = models.FloatField(default=0)
+
+    class Meta:
+        verbose_name = "GPU day"
+        constraints = [
+            models.UniqueConstraint(fields=["from_at", "owner", "host"], name="gpu_day_once")
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.owner} on {self.from_at:%Y-%m-%d}"

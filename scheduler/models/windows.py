@@ -6,9 +6,9 @@ from django.db import models
 
 
 class TimeWindow(models.Model):
-    """A weekly time that somebody asked for; it counts once an operator has approved it.
+    """A requested weekly time; it takes effect once an operator approves it.
 
-    What it means is in scheduler.people.Window. The holder is a person or a group.
+    scheduler.facts.people.Window describes the columns. The holder is a user or a group.
     """
 
     class State(models.TextChoices):

@@ -1,4 +1,4 @@
-"""Edge: as which account of the machine a job runs, and with which environment it starts."""
+"""Edge: the OS account of a job and the environment that it starts with."""
 
 from __future__ import annotations
 
@@ -8,9 +8,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 FIRST_PERSON = 1000
+NOBODY = "nobody"
 SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-# What jobs get of the service's own environment: never its secrets.
-PASSED_ON = ("LANG", "LC_ALL", "LC_CTYPE", "TZ", "LD_LIBRARY_PATH", "CUDA_HOME", "CUDA_PATH")
+# What an administrator sets for jobs in the service's environment: locale and libraries. TZ is not
+# among them, as Django sets it; jobs have the machine's time zone.
+PASSED_ON = ("LANG", "LC_ALL", "LC_CTYPE", "LD_LIBRARY_PATH", "CUDA_HOME", "CUDA_PATH")
+
+
+class MissingAccount(LookupError):
+    """The owner has no OS account of their own. The message says what to do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,33 +31,60 @@ class Account:
     groups: tuple[int, ...] = ()
 
 
-def account_for(owner: str, *, superuser: bool, run_as: str) -> Account:
-    """The account of this owner's jobs.
+def account_for(owner: str, *, account: str | None, superuser: bool, run_as: str) -> Account:
+    """Return the account of this owner's jobs, or raise MissingAccount.
 
-    Without privileges, or when told so, it is the service's own. Else the person's account of
-    the same name; without one, the service's own for superusers and nobody for all others.
+    account: the OS account that is assigned to the owner; None = none is.
+    Without root, or with run_as "service", it is the service's account. With root it is the
+    assigned one. If this server has no such account, a superuser's jobs run as root. Other users'
+    jobs run as the shared account nobody only with run_as "nobody".
     """
     if os.geteuid() != 0 or run_as == "service":
         return _own()
-    person = _entry(owner)
-    if person is not None and person.pw_uid >= FIRST_PERSON and person.pw_name != "nobody":
+    nobody = _entry(NOBODY)
+    person = None if account is None else _entry(account)
+    if account is not None and person is not None and _is_own(person, account, nobody):
         return _of(person)
     if superuser:
         return _own()
-    nobody = _entry("nobody")
+    if run_as != NOBODY:
+        raise MissingAccount(_why_missing(owner, account))
     if nobody is None:
-        raise LookupError("this machine has no account nobody")
+        raise MissingAccount(f"This server has no OS account {NOBODY}, which run_as names.")
     return _of(nobody)
 
 
+def _why_missing(owner: str, account: str | None) -> str:
+    if account is None:
+        return (
+            f"No OS account is assigned to {owner}, so jobs of {owner} can't run."
+            " An administrator can assign one in the admin, under OS accounts."
+        )
+    called = "" if account == owner else f" {account}"
+    return (
+        f"{owner} has no OS account{called} on this server, so jobs of {owner} can't run."
+        " An administrator can create the OS account with this name (uid 1000 or higher),"
+        f" or set run_as = {NOBODY} so that users without one share the account {NOBODY}."
+    )
+
+
+def _is_own(person: pwd.struct_passwd, account: str, nobody: pwd.struct_passwd | None) -> bool:
+    """Whether this is the account itself, and that of a person.
+
+    Some directories ignore case: they return the account alice for Alice too.
+    """
+    is_shared = person.pw_name == NOBODY or (nobody and person.pw_uid == nobody.pw_uid)
+    return person.pw_uid >= FIRST_PERSON and person.pw_name == account and not is_shared
+
+
 def start_folder(account: Account) -> str:
-    """Where a job starts when it does not say: at home, if there is one."""
+    """The default folder of a job: the account's home, if it exists."""
     return account.home if os.path.isdir(account.home) else "/tmp"  # noqa: PTH112, S108
 
 
 def environment(
     account: Account,
-    asked: Mapping[str, str],
+    requested: Mapping[str, str],
     *,
     job_id: int,
     attempt: int,
@@ -59,7 +92,7 @@ def environment(
     gpu_uuids: Sequence[str],
     more: Mapping[str, str] | None = None,
 ) -> dict[str, str]:
-    """What the job finds: its account's basics, then what it asked for, then what we insist on."""
+    """The job's environment: the account's basics, then requested variables, then fixed ones."""
     path = os.environ.get("PATH", SYSTEM_PATH) if account.uid is None else SYSTEM_PATH
     basics = {
         "PATH": path,
@@ -79,7 +112,7 @@ def environment(
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
         **(more or {}),
     }
-    return {**passed_on, **basics, **asked, **insisted}
+    return {**passed_on, **basics, **requested, **insisted}
 
 
 def _own() -> Account:

@@ -15,14 +15,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-# What is moved aside lies in here, beside the jobs' folders.
+# Folders to delete are moved into this one, beside the jobs' folders.
 ASIDE = ".cleared"
 DEEPEST = 60
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def move_aside(root: Path, name: str) -> bool:
-    """What has this name in `root` is there no more; False when it can't be moved."""
+    """Move an entry of `root` aside; False: it cannot be moved."""
     try:
         with _opened(root) as folder, _aside(folder) as aside:
             os.rename(name, _new_name(), src_dir_fd=folder, dst_dir_fd=aside)
@@ -34,12 +34,12 @@ def move_aside(root: Path, name: str) -> bool:
 
 
 def empty(root: Path, until: float) -> bool:
-    """Delete what was moved aside, until then (monotonic); True when nothing is left."""
+    """Delete moved entries until this monotonic time; True: nothing is left."""
     try:
         with _opened(root) as folder, _aside(folder) as aside:
             while names := os.listdir(aside):  # noqa: PTH208 - a handle
-                gone = [_delete(aside, name, until) for name in names]
-                if not any(gone) or time.monotonic() >= until:
+                deleted = [_delete(aside, name, until) for name in names]
+                if not any(deleted) or time.monotonic() >= until:
                     return False
     except OSError:
         return False
@@ -47,8 +47,7 @@ def empty(root: Path, until: float) -> bool:
 
 
 def size_of(root: Path, name: str, until: float) -> int:
-    """What a folder takes on the disk; what can't be read, is too deep, or is not reached in time,
-    is left out."""
+    """Disk usage of a folder, except unreadable, too deep or late parts."""
     total, folders = 0, [(root / name, 0)]
     while folders and time.monotonic() < until:
         folder, depth = folders.pop()
@@ -64,14 +63,14 @@ def size_of(root: Path, name: str, until: float) -> int:
 def disk_bytes(root: Path) -> int | None:
     """The whole disk that it is on."""
     try:
-        found = os.statvfs(root)
+        stats = os.statvfs(root)
     except OSError:
         return None
-    return found.f_blocks * found.f_frsize
+    return stats.f_blocks * stats.f_frsize
 
 
 def _delete(aside: int, name: str, until: float) -> bool:
-    """One thing; a folder's folders are left beside it. False when it is not gone."""
+    """Delete one entry; folders inside a folder are moved beside it. False: it is not deleted."""
     try:
         folder = _unlocked(name, aside)
         if folder is None:
@@ -130,7 +129,7 @@ def _opened(root: Path) -> Iterator[int]:
 
 @contextmanager
 def _aside(root: int) -> Iterator[int]:
-    """The folder for what goes; it must be ours."""
+    """The folder for entries to delete; it must belong to this account."""
     with suppress(FileExistsError):
         os.mkdir(ASIDE, 0o700, dir_fd=root)
     folder = os.open(ASIDE, _FOLDER, dir_fd=root)

@@ -1,10 +1,11 @@
-"""Edge: the names of what lies in an attempt's folder, and how its small files are written.
+"""Edge: the files of an attempt's folder, and how they are written.
 
     spec.json     what to run, written before the runner starts
-    claimed       who may run this attempt: made once, by the runner or by who gives it up
+    claimed       the process that may run this attempt; created once, by a runner or the executor
     started.json  the runner's and the job's identity
     result.json   how it ended
     output.log    stdout and stderr, in order
+    stdin         standard input of the job, if it has one; removed once it is open
 
 Standard library only: the runner imports it without Django.
 """
@@ -12,16 +13,21 @@ Standard library only: the runner imports it without Django.
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
+import stat
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 SPEC = "spec.json"
 CLAIMED = "claimed"
 STARTED = "started.json"
 RESULT = "result.json"
 LOG = "output.log"
+STDIN = "stdin"
+# Of a JSON file, in bytes: an environment fits in.
+LARGEST = 16 * 1024**2
 
 
 def jobs_folder(data: Path) -> Path:
@@ -59,19 +65,48 @@ def _write(path: Path, body: dict[str, Any]) -> None:
         file.write(json.dumps(body))
 
 
+def write_private(path: Path, data: bytes) -> None:
+    """Write a file that only the service's account may read."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(data)
+
+
 def read_json(path: Path) -> dict[str, Any] | None:
-    """The file's object; None when there is none, or it is not one."""
+    """The JSON object of a file; None: no file, no object, or larger than LARGEST."""
     try:
-        body = json.loads(path.read_bytes())
-    except (OSError, ValueError):
+        with _open(path) as file:
+            text = file.read(LARGEST + 1)
+        body = json.loads(text) if len(text) <= LARGEST else None
+    except (OSError, ValueError, RecursionError):
         return None
     return body if isinstance(body, dict) else None
 
 
+def _open(path: Path) -> BinaryIO:
+    """Open a regular file. Jobs can put other things there: opening a pipe would wait."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "not a regular file", str(path))
+    return os.fdopen(descriptor, "rb")
+
+
+def drop_environment(folder: Path) -> None:
+    """Take the job's variables out of spec.json: no one reads them again, and they may be secrets.
+
+    A full disk must not keep the job from running, so an error leaves them there.
+    """
+    body = read_json(folder / SPEC)
+    if body is not None and body.get("env"):
+        with contextlib.suppress(OSError):
+            write_json(folder / SPEC, body | {"env": {}})
+
+
 def read_tail(path: Path, most: int) -> bytes:
-    """The last bytes of a file; nothing of one that is not there."""
+    """The last bytes of a file; b"" if it does not exist."""
     try:
-        with path.open("rb") as file:
+        with _open(path) as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - most))
             return file.read(most)
     except OSError:
@@ -79,10 +114,9 @@ def read_tail(path: Path, most: int) -> bytes:
 
 
 def claim(folder: Path, body: dict[str, Any]) -> bool:
-    """Take the attempt, once and for all: True for exactly one caller.
+    """Claim the attempt; True for exactly one caller.
 
-    The file appears with its content (a link, not a create), so that who reads it
-    always learns who holds the attempt.
+    The file is linked with its content, so that readers always see the claimant.
     """
     part = folder / f"{CLAIMED}.{os.getpid()}"
     _write(part, body)

@@ -1,17 +1,19 @@
-"""Edge: fork a job's first process, hold it until told to go, then become the command."""
+"""Edge: fork a job's first process, which waits for its start and then executes the command."""
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import os
 import signal
+import struct
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
-from scheduler.runner.forking import fork_into
+from scheduler.runner.confine import landlock
 from scheduler.runner.spec import Spec
 
 NOT_FOUND = 127
@@ -20,13 +22,18 @@ JOB_UMASK = 0o022
 READY = b"."
 
 
+# The stage of a first process that was never started.
+HELD = "held"
+
+
 @dataclass(slots=True)
 class Child:
     """The job's first process, waiting. `go()` lets it run; without it, it never will."""
 
     pid: int
-    _go: int
-    _errors: int
+    # Where it tells why it could not become the command.
+    errors: int
+    _go: int = -1
 
     def go(self) -> None:
         with suppress(BrokenPipeError):
@@ -35,8 +42,8 @@ class Child:
 
     def failure(self) -> tuple[str, int] | None:
         """Once it has ended: the stage and errno when it could not become the command."""
-        report = os.read(self._errors, 200).decode()
-        os.close(self._errors)
+        report = os.read(self.errors, 200).lstrip(READY).decode()
+        os.close(self.errors)
         if not report:
             return None
         stage, _, number = report.partition(" ")
@@ -44,9 +51,9 @@ class Child:
 
 
 def fork_job(spec: Spec, log: int, cgroup: Sequence[Path] = ()) -> Child:
-    """Fork into this cgroup. The child waits: if we die before `go()`, nothing has run.
+    """Fork into this cgroup. The child waits: if the runner dies before `go()`, nothing has run.
 
-    When this returns, it leads a session of its own: who learns its pid may signal its group.
+    When this returns, it leads a session of its own: its pid is also that of its process group.
     """
     wait_end, go_end = os.pipe()
     errors_in, errors_out = os.pipe()
@@ -57,7 +64,7 @@ def fork_job(spec: Spec, log: int, cgroup: Sequence[Path] = ()) -> Child:
     os.close(wait_end)
     os.close(errors_out)
     os.read(errors_in, len(READY))
-    return Child(pid, go_end, errors_in)
+    return Child(pid, errors_in, go_end)
 
 
 def _become(spec: Spec, log: int, wait_end: int, errors: int) -> NoReturn:
@@ -67,16 +74,22 @@ def _become(spec: Spec, log: int, wait_end: int, errors: int) -> NoReturn:
         os.setsid()
         os.write(errors, READY)
         if os.read(wait_end, 1) != b"g":
+            os.write(errors, f"{HELD} 0".encode())
             os._exit(0)
-        _connect(log)
+        stage = "stdin"
+        _connect(_open_stdin(spec), log)
+        stage = "runner"
         _heed_all_signals()
         signal.pthread_sigmask(signal.SIG_SETMASK, [])
-        os.umask(JOB_UMASK)
+        os.umask(JOB_UMASK if spec.umask is None else spec.umask)
         stage = "account"
         _change_account(spec)
         # As the job's account: a folder that only the service may enter stays closed.
         stage = "cwd"
         os.chdir(spec.cwd)
+        if spec.closed:
+            stage = "landlock"
+            landlock.close(spec.closed, spec.opened, spec.readable)
         stage = "command"
         os.execvpe(spec.argv[0], spec.argv, spec.env)  # noqa: S606
     except OSError as error:
@@ -88,16 +101,31 @@ def _become(spec: Spec, log: int, wait_end: int, errors: int) -> NoReturn:
 
 
 def _heed_all_signals() -> None:
-    """What the runner, Python or whoever started gpucoord ignores would stay so through exec."""
+    """Reset ignored signals, because exec would keep them ignored."""
     for number in signal.valid_signals():
         if signal.getsignal(number) is signal.SIG_IGN:
             signal.signal(number, signal.SIG_DFL)
 
 
-def _connect(log: int) -> None:
-    """Nothing to read; stdout and stderr into one file, so that they stay in order."""
-    nothing = os.open(os.devnull, os.O_RDONLY)
-    for source, target in ((nothing, 0), (log, 1), (log, 2)):
+def _open_stdin(spec: Spec) -> int:
+    """The job's standard input as a file in memory, removed from the disk.
+
+    The job may open it again as /dev/stdin: it is closed neither to its account nor by Landlock.
+    """
+    if not spec.stdin_file:
+        return os.open(os.devnull, os.O_RDONLY)
+    file = Path(spec.stdin_file)
+    descriptor = os.memfd_create("stdin", os.MFD_CLOEXEC)
+    with os.fdopen(os.dup(descriptor), "wb") as memory:
+        memory.write(file.read_bytes())
+    os.lseek(descriptor, 0, os.SEEK_SET)
+    file.unlink()
+    return descriptor
+
+
+def _connect(stdin: int, log: int) -> None:
+    """stdout and stderr go into one file, so that they stay in order."""
+    for source, target in ((stdin, 0), (log, 1), (log, 2)):
         os.dup2(source, target)
 
 
@@ -112,10 +140,16 @@ def _change_account(spec: Spec) -> None:
 def describe(spec: Spec, failure: tuple[str, int]) -> str:
     """Say in plain words why the command could not run."""
     stage, number = failure
+    if stage == HELD:
+        return HELD
     why = os.strerror(number) if number else "the runner failed"
     program = spec.argv[0] if spec.argv else ""
     if stage == "account":
         return f"The job could not become the account {spec.account}: {why}."
+    if stage == "landlock":
+        return f"The files of gpucoord could not be closed to the job (Landlock): {why}."
+    if stage == "stdin":
+        return f"The job's standard input could not be opened: {why}."
     if stage == "cwd":
         return _describe_cwd(spec, number, why)
     if stage == "command":
@@ -141,3 +175,60 @@ def _describe_command(spec: Spec, number: int, program: str, why: str) -> str:
     if number == errno.ENOEXEC:
         return f"{program} is not a program; a script needs a first line such as #!/bin/sh."
     return f"{program} could not be executed: {why}."
+
+
+# The number of clone3 on every kind of machine, and its flag for a cgroup.
+CLONE3, CLONE_INTO_CGROUP = 435, 0x200000000
+# One thread steps in alone, which is all that a process has just after a fork.
+V1_DOOR, V2_DOOR = "tasks", "cgroup.procs"
+MYSELF = b"0"
+
+
+def fork_into(folders: Sequence[Path]) -> int:
+    """Like os.fork(), into the cgroup. Folders that cannot be entered are left out."""
+    doors = [_door(folder) for folder in folders]
+    birthplace = None
+    if _is_alone():
+        birthplace = next((d for d in doors if d.name == V2_DOOR and d.exists()), None)
+    pid = None if birthplace is None else _born_in(birthplace.parent)
+    if pid is None:
+        birthplace, pid = None, os.fork()
+    if pid == 0:
+        for door in doors:
+            if door != birthplace:
+                _step_in(door)
+    return pid
+
+
+def _is_alone() -> bool:
+    """Beside other threads only Python's own fork leaves the interpreter's lock in order."""
+    return len(list(Path("/proc/self/task").iterdir())) == 1
+
+
+def _door(folder: Path) -> Path:
+    v1 = folder / V1_DOOR
+    return v1 if v1.exists() else folder / V2_DOOR
+
+
+def _step_in(door: Path) -> None:
+    with suppress(OSError):
+        descriptor = os.open(door, os.O_WRONLY | os.O_CLOEXEC)
+        try:
+            os.write(descriptor, MYSELF)
+        finally:
+            os.close(descriptor)
+
+
+def _born_in(folder: Path) -> int | None:
+    """Fork into a cgroup; None: the kernel or a filter does not allow it, or it is no cgroup."""
+    try:
+        cgroup = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError:
+        return None
+    arguments = struct.pack(
+        "=11Q", CLONE_INTO_CGROUP, 0, 0, 0, signal.SIGCHLD, 0, 0, 0, 0, 0, cgroup
+    )
+    # Holding the interpreter's lock: nothing of Python runs between the fork and its return.
+    pid = ctypes.PyDLL(None).syscall(CLONE3, ctypes.create_string_buffer(arguments), len(arguments))
+    os.close(cgroup)
+    return pid if pid >= 0 else None

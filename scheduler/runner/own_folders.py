@@ -1,11 +1,11 @@
-"""Edge: the folder that is a job's own: what it saves there outlives its attempts.
+"""Edge: the folder of a job that is kept across its attempts.
 
-    JOB/N.yield      appears when attempt N is asked to leave its GPU
-    JOB/checkpoint   the job's, for whatever it wants to find again when it runs again
+    JOB/N.yield      exists while attempt N is asked to leave its GPU
+    JOB/checkpoint   for data that the job needs when it runs again
 
-Where jobs run as the service's account, it lies with the rest of the job in the data folder. Other
-accounts can't reach into that: theirs is beside it, or, where they can't come there either, in
-/var/tmp, under a name that the data folder remembers.
+For jobs with the service's account it is in the data folder. Other accounts cannot enter that, so
+their folders are beside it or, if that is not accessible either, in /var/tmp, under a name that is
+stored in the data folder.
 """
 
 from __future__ import annotations
@@ -27,12 +27,17 @@ PASSABLE = 0o711
 
 @dataclass(frozen=True, slots=True)
 class OwnFolder:
-    """Paths that a job is told."""
+    """Paths in a job's environment."""
 
     path: Path
 
-    def yield_file(self, attempt: int) -> Path:
-        return self.path / f"{attempt}.yield"
+    @property
+    def yields(self) -> Path:
+        """A folder for yield files alone, which a job may read when the rest is closed to it."""
+        return self.path / "yield"
+
+    def yield_file(self, attempt: int, *, apart: bool = False) -> Path:
+        return (self.yields if apart else self.path) / f"{attempt}.yield"
 
     @property
     def checkpoint(self) -> Path:
@@ -62,10 +67,9 @@ def own_folder(data: Path, job_id: int, *, uid: int | None, chosen: Path | None)
 
 
 def roots(data: Path, chosen: Path | None) -> list[Path]:
-    """Where jobs' files may lie: that of the logs, and, where they are there, those of other
-    folders of their own."""
-    found = files.read_json(data / REMEMBERED)
-    others = [chosen, _beside(data), Path(found["path"]) if found else None]
+    """Folders that may contain files of jobs: that of the logs, and existing own folders."""
+    remembered = files.read_json(data / REMEMBERED)
+    others = [chosen, _beside(data), Path(remembered["path"]) if remembered else None]
     return [files.jobs_folder(data), *(path for path in others if path and path.is_dir())]
 
 
@@ -77,17 +81,17 @@ def _beside(data: Path) -> Path:
 def _shared(data: Path) -> Path:
     if all(folder.stat().st_mode & stat.S_IXOTH for folder in data.parents):
         return _beside(data)
-    found = files.read_json(data / REMEMBERED)
-    if found is None:
-        found = {"path": tempfile.mkdtemp(prefix="gpucoord-jobs-", dir=LASTING)}
-        files.write_json(data / REMEMBERED, found)
-    return Path(found["path"])
+    remembered = files.read_json(data / REMEMBERED)
+    if remembered is None:
+        remembered = {"path": tempfile.mkdtemp(prefix="gpucoord-jobs-", dir=LASTING)}
+        files.write_json(data / REMEMBERED, remembered)
+    return Path(remembered["path"])
 
 
 def _let_pass(folder: Path) -> None:
-    """Others may go through, and find what they know the name of; it must be ours."""
-    found = folder.lstat()
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
+    """Let other accounts traverse a folder of ours, without listing it."""
+    status = folder.lstat()
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid():
         raise PermissionError(errno.EPERM, "it is not a folder of the service's account", folder)
-    if not found.st_mode & stat.S_IXOTH:
+    if not status.st_mode & stat.S_IXOTH:
         folder.chmod(PASSABLE)

@@ -1,10 +1,10 @@
 """Edge: the runner, one small detached process per job, from its claim to its result.
 
-It knows neither Django nor the database and outlives everything else of gpucoord. Order of
-deeds: claim the attempt · reserve the result's space · lock its GPUs · fork the job into its
-cgroup, held · write both identities · let it go · wait · end what is left of it · unlock · write
-the result · wake the scheduler.
-Whatever dies in between, the files say what has happened and what can't have.
+It uses neither Django nor the database, and outlives all other parts of gpucoord. Its steps: claim
+the attempt · reserve space for the result · lock the GPUs · fork the job into its cgroup, stopped ·
+write both identities · start it · wait · end its remaining processes · unlock · write the result ·
+wake the scheduler.
+If a process dies in between, the files show which steps have happened.
 """
 
 from __future__ import annotations
@@ -15,45 +15,73 @@ import math
 import os
 import resource
 import signal
+import socket
 import time
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from monitor import datagrams
-from scheduler.runner import family, files, launch, leaving
-from scheduler.runner.attempts import claim_by_me
-from scheduler.runner.confinement import Confinement
-from scheduler.runner.report import ReservedResult
+from monitor.runtime.probes import datagrams
+from scheduler.runner import attempt_files, files, launch, process_tree
+from scheduler.runner.attempt_files import own_claim
+from scheduler.runner.confine.confinement import Confinement
+from scheduler.runner.guardian import (
+    PR_SET_CHILD_SUBREAPER,
+    PR_SET_NAME,
+    RUNNER,
+    GuardedJob,
+    RunnerState,
+    become_runner,
+)
+from scheduler.runner.launch import HELD, Child
+from scheduler.runner.result import ReservedResult
 from scheduler.runner.spec import Claimed, Result, Spec, Started
-from scheduler.runner.watch import HEARD, Ending, Watch
+from scheduler.runner.watch import HANDLED_SIGNALS, JobEnding, Watch
 
-PR_SET_NAME = 15
-PR_SET_CHILD_SUBREAPER = 36
 MOST_DESCRIPTORS = 4096
 NOWHERE = Path("/proc/self/nowhere")
 
 
-def run(folder: Path) -> None:
-    """Run the attempt of this folder, unless somebody has claimed it. Call once detached."""
-    os.closerange(3, MOST_DESCRIPTORS)
+@dataclass(slots=True)
+class Running:
+    """The state of an attempt, for the runner or the guardian that replaces it."""
+
+    spec: Spec
+    folder: Path
+    claimed: Claimed
+    confinement: Confinement
+    report: ReservedResult
+    log: int = -1
+    # By the monotonic clock.
+    began: float = 0.0
+    job: GuardedJob = field(default_factory=lambda: GuardedJob(0))
+
+
+def run(folder: Path, channel: socket.socket | None = None, guardian: int = 0) -> None:
+    """Run the attempt of this folder, unless it has been claimed. Call once detached.
+
+    channel: to the guardian with this pid.
+    """
+    kept_fd = 2 if channel is None else channel.fileno()
+    os.closerange(3, kept_fd)
+    os.closerange(kept_fd + 1, MOST_DESCRIPTORS)
     body = files.read_json(folder / files.SPEC)
     if body is None:
         return
     spec = Spec.from_json(body)
-    claimed = claim_by_me(spec.nonce, runner=True)
+    claimed = own_claim(spec.nonce, runner=True)
     if not files.claim(folder, claimed.to_json()):
         return
-    report = ReservedResult(folder)
-    confinement = Confinement(spec)
+    runner = Running(spec, folder, claimed, Confinement(spec), ReservedResult(folder))
     try:
-        report.reserve()
-        result = _attempt(spec, folder, claimed, confinement)
+        runner.report.reserve()
+        result = _attempt(runner, channel, guardian)
     except Exception as error:
         result = Result(nonce=spec.nonce, ended_at=time.time(), problem=_fault(error))
-    if report.publish(result):
+    if runner.report.publish(result):
         _wake(spec, b"ended")
-    confinement.tidy()
+    runner.confinement.tidy()
+    runner.job.done()
 
 
 def detach() -> None:
@@ -61,7 +89,7 @@ def detach() -> None:
 
     A request to stop that comes before the runner listens for it waits, and does not kill.
     """
-    signal.pthread_sigmask(signal.SIG_BLOCK, HEARD)
+    signal.pthread_sigmask(signal.SIG_BLOCK, HANDLED_SIGNALS)
     for number in (signal.SIGHUP, signal.SIGINT):
         signal.signal(number, signal.SIG_IGN)
     # It wants to hear how its own children end.
@@ -74,16 +102,16 @@ def detach() -> None:
         os.dup2(nothing, stream)
     os.close(nothing)
     libc = ctypes.CDLL(None, use_errno=True)
-    libc.prctl(PR_SET_NAME, b"gpucoord-runner", 0, 0, 0)
+    libc.prctl(PR_SET_NAME, RUNNER.encode(), 0, 0, 0)
     if libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "PR_SET_CHILD_SUBREAPER")
     resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
 
 
-def rehearse() -> None:
-    """What needs no attempt, once: memory that a fork shares is slow when it is first written."""
+def warm_up() -> None:
+    """Run code paths before the order arrives: the first write to shared memory is slow."""
     spec = Spec(job_id=0, attempt=0, nonce="", argv=[], cwd="/", env={}, account="")
-    claimed = claim_by_me(spec.nonce, runner=True)
+    claimed = own_claim(spec.nonce, runner=True)
     Spec.from_json(json.loads(json.dumps(spec.to_json())))
     Confinement(spec)
     with suppress(OSError):
@@ -93,29 +121,89 @@ def rehearse() -> None:
     datagrams.send(NOWHERE, "scheduler")
 
 
-def _attempt(spec: Spec, folder: Path, claimed: Claimed, confinement: Confinement) -> Result:
+def _attempt(runner: Running, channel: socket.socket | None, guardian: int) -> Result:
+    spec, confinement = runner.spec, runner.confinement
     refused = confinement.lock()
     if refused is not None:
+        files.drop_environment(runner.folder)
         return Result(nonce=spec.nonce, ended_at=time.time(), refused=refused)
-    log = _open_log(spec, folder)
-    confinement.limit(log)
-    child = launch.fork_job(spec, log, confinement.make_cgroup())
+    runner.log = _open_log(spec, runner.folder)
+    confinement.limit(runner.log)
+    child = launch.fork_job(spec, runner.log, confinement.make_cgroup())
     confinement.take_in(child.pid)
-    _write_started(spec, folder, claimed, child.pid)
+    runner.began = time.monotonic()
+    runner.job = job = GuardedJob(child.pid, channel)
+    job.starts(str(runner.folder), runner.began, [child.errors, *confinement.lock_files])
+    _write_started(spec, runner.folder, runner.claimed, child.pid, guardian)
     child.go()
     _wake(spec, b"started")
-    watch = Watch(
-        child.pid,
-        time_limit_s=spec.time_limit_s,
-        grace_s=spec.grace_s,
-        pass_on_yield=lambda: _pass_on_yield(spec, folder),
-        confinement=confinement,
+    files.drop_environment(runner.folder)
+    return _follow(runner, _watch(runner, job), child)
+
+
+def take_over(state: RunnerState) -> None:
+    """Run in the guardian after its runner has died: do the remaining steps."""
+    folder = Path(state.folder)
+    body = files.read_json(folder / files.SPEC) if state.folder and not state.done else None
+    if body is None:
+        return
+    become_runner()
+    spec, job = Spec.from_json(body), GuardedJob(state.leader)
+    confinement = Confinement(spec)
+    confinement.take_over(state.leader, state.files[1:])
+    written = files.read_json(folder / files.RESULT)
+    if written is not None and written.get("nonce") == spec.nonce:
+        confinement.leave()
+        process_tree.signal_all(job.processes(), signal.SIGKILL)
+        _wake(spec, b"ended")
+    else:
+        report = ReservedResult.of_runner(folder, state.runner)
+        claimed = own_claim(spec.nonce, runner=True)
+        runner = Running(spec, folder, claimed, confinement, report, began=state.began, job=job)
+        runner.log = _open_log(spec, folder)
+        confinement.limit(runner.log)
+        _go_on(runner, Child(state.leader, state.files[0]), state)
+    confinement.tidy()
+
+
+def _go_on(runner: Running, child: Child, state: RunnerState) -> None:
+    """Follow the job to its end in place of the dead runner."""
+    try:
+        watch = _watch(runner, runner.job)
+        watch.take_over(state.status, state.stopped)
+        result = _follow(runner, watch, child)
+    except Exception as error:
+        result = Result(nonce=runner.spec.nonce, ended_at=time.time(), problem=_fault(error))
+    if result.problem == HELD:
+        # The runner died before it let the job go, so nothing of it has run.
+        (runner.folder / files.STARTED).unlink(missing_ok=True)
+    elif runner.report.publish(result):
+        _wake(runner.spec, b"ended")
+
+
+def _watch(runner: Running, job: GuardedJob) -> Watch:
+    limit_s = runner.spec.time_limit_s
+    if limit_s is not None:
+        limit_s = max(0.0, limit_s - (time.monotonic() - runner.began))
+    return Watch(
+        job,
+        time_limit_s=limit_s,
+        grace_s=runner.spec.grace_s,
+        pass_on_yield=lambda: _pass_on_yield(runner.spec, runner.folder, job),
+        confinement=runner.confinement,
     )
+
+
+def _follow(runner: Running, watch: Watch, child: Child) -> Result:
+    """Watch the job to its end."""
     ending = watch.run()
-    out_of_memory = confinement.ran_out_of_memory
-    confinement.leave()
+    out_of_memory = runner.confinement.ran_out_of_memory
+    runner.confinement.leave()
     failure = child.failure()
-    result = _result(spec, ending, os.fstat(log).st_size, failure)
+    log_bytes = os.fstat(runner.log).st_size
+    result = _result(
+        runner.spec, ending, resource.getrusage(resource.RUSAGE_CHILDREN), log_bytes, failure
+    )
     return replace(result, out_of_memory=out_of_memory)
 
 
@@ -128,7 +216,7 @@ def _open_log(spec: Spec, folder: Path) -> int:
     return log
 
 
-def _write_started(spec: Spec, folder: Path, claimed: Claimed, pid: int) -> None:
+def _write_started(spec: Spec, folder: Path, claimed: Claimed, pid: int, guardian: int = 0) -> None:
     started = Started(
         nonce=spec.nonce,
         account=spec.account,
@@ -136,32 +224,39 @@ def _write_started(spec: Spec, folder: Path, claimed: Claimed, pid: int) -> None
         runner_pid=claimed.pid,
         runner_start_ticks=claimed.start_ticks,
         pid=pid,
-        start_ticks=family.start_ticks_of(pid) or 0,
+        start_ticks=process_tree.start_ticks_of(pid) or 0,
         started_at=time.time(),
+        guardian_pid=guardian,
+        guardian_start_ticks=process_tree.start_ticks_of(guardian) or 0 if guardian else 0,
     )
     files.write_json(folder / files.STARTED, started.to_json())
 
 
-def _pass_on_yield(spec: Spec, folder: Path) -> float | None:
-    """Let the job know that it is to leave its GPU; how many seconds it has.
+def _pass_on_yield(spec: Spec, folder: Path, job: GuardedJob) -> float | None:
+    """Pass a yield request on to the job; returns the seconds until its deadline.
 
-    None = no request; infinity = it may stay after all.
+    None: there is no request. Infinity: the request was withdrawn.
     """
-    request = leaving.read(folder, spec.nonce)
+    request = attempt_files.read(folder, spec.nonce)
     if request is None:
         return None
     if request.withdrawn:
         with suppress(OSError):
-            leaving.take_back(folder, spec)
+            attempt_files.clear_request(folder, spec)
         return math.inf
-    # Its time runs also when it can't be told, as with a full disk.
+    # The deadline counts even if the job cannot be notified, as with a full disk.
     with suppress(OSError, KeyError):
-        leaving.pass_on(request, spec)
+        attempt_files.notify_job(request, spec, job.processes)
     return request.deadline - time.time()
 
 
-def _result(spec: Spec, ending: Ending, log_bytes: int, failure: tuple[str, int] | None) -> Result:
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+def _result(
+    spec: Spec,
+    ending: JobEnding,
+    used: resource.struct_rusage,
+    log_bytes: int,
+    failure: tuple[str, int] | None,
+) -> Result:
     exited = os.WIFEXITED(ending.status)
     return Result(
         nonce=spec.nonce,

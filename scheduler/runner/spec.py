@@ -1,11 +1,22 @@
-"""Edge: what a runner is told (spec.json) and what it reports (started.json, result.json)."""
+"""Edge: the runner's input (spec.json) and its reports (started.json, result.json)."""
 
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field, fields
-from typing import Any, Self
+from functools import cache
+from typing import Any, Self, cast, get_args, get_origin, get_type_hints
 
 TEXT_LIMIT = 1000
+# The last second of the year 9999, and the largest number of a column of 64 bits.
+LAST_S, LAST_INT = 253_402_300_799, 2**63 - 1
+# Fields whose columns take less.
+LARGEST = {
+    "exit_code": 255,
+    "signal": 64,
+    "pid": 2**31 - 1,
+    "runner_pid": 2**31 - 1,
+    "guardian_pid": 2**31 - 1,
+}
 
 
 class _Body:
@@ -13,19 +24,60 @@ class _Body:
 
     @classmethod
     def from_json(cls, body: dict[str, Any]) -> Self:
-        known = {f.name for f in fields(cls)}  # type: ignore[arg-type]
-        return cls(**{key: value for key, value in body.items() if key in known})
+        """Raises TypeError when the object lacks a field."""
+        names = {f.name for f in fields(cls)}  # type: ignore[arg-type]
+        return cls(**{key: value for key, value in body.items() if key in names})
+
+    @classmethod
+    def checked(cls, body: dict[str, Any]) -> Self | None:
+        """For a file that a job may have written: None when a field lacks or has a wrong value."""
+        try:
+            made = cls.from_json(body)
+        except TypeError:
+            return None
+        kinds = _kinds(cast(type, cls))
+        return (
+            made if all(_fits(name, getattr(made, name), kinds[name]) for name in kinds) else None
+        )
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)  # type: ignore[call-overload,no-any-return]
 
 
+@cache
+def _kinds(body: type) -> dict[str, Any]:
+    return get_type_hints(body)
+
+
+def _fits(name: str, value: object, kind: Any) -> bool:
+    """Whether a value has the type of its field, and a column of the database can take it."""
+    if get_origin(kind) is not None:
+        kinds = get_args(kind)
+        return type(None) not in kinds or any(_fits(name, value, one) for one in kinds)
+    if isinstance(value, bool):
+        return kind is bool
+    if kind is float:
+        return isinstance(value, int | float) and 0 <= value <= LAST_S
+    if kind is int:
+        return isinstance(value, int) and 0 <= value <= LARGEST.get(name, LAST_INT)
+    if kind is str:
+        return isinstance(value, str) and _is_storable(value)
+    return isinstance(value, kind)
+
+
+def _is_storable(text: str) -> bool:
+    """PostgreSQL takes no NUL, and no database a lone surrogate."""
+    return "\0" not in text and not any("\ud800" <= char <= "\udfff" for char in text)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spec(_Body):
-    """What to run, and how. uid None = as the service's own account.
+    """The command of an attempt and its environment. uid: None = the service's own account.
 
-    yield_file: where the job is told to leave its GPU; yield_signal: what it wants to hear then.
-    bounds: what `Bounds` knows.
+    yield_file: exists while the job is asked to leave its GPU; yield_signal: sent then. bounds: see
+    `Bounds`. closed: paths that the job cannot open, except the opened or readable paths inside
+    them (landlock.py). stdin_file: standard input; "" = none.
+    umask: None = the default of jobs.
     """
 
     job_id: int
@@ -43,14 +95,19 @@ class Spec(_Body):
     wake_folder: str = ""
     yield_file: str = ""
     yield_signal: str = ""
+    stdin_file: str = ""
+    umask: int | None = None
     bounds: dict[str, Any] = field(default_factory=dict)
+    closed: list[str] = field(default_factory=list)
+    opened: list[str] = field(default_factory=list)
+    readable: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claimed(_Body):
-    """Who took the attempt: a runner, or (runner false) somebody who gave it up.
+    """The process that claimed the attempt: a runner, or (runner False) the executor.
 
-    hears_yield: it knows what SIGUSR1 means; older ones died of it.
+    hears_yield: it handles SIGUSR1; runners of older versions ended on it.
     """
 
     nonce: str
@@ -63,7 +120,10 @@ class Claimed(_Body):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Started(_Body):
-    """The runner's identity and that of the job's first process; started_at is epoch seconds."""
+    """The identities of the runner, its guardian and the job's first process.
+
+    started_at is epoch seconds. guardian_pid 0: a runner without one.
+    """
 
     nonce: str
     account: str
@@ -73,19 +133,22 @@ class Started(_Body):
     pid: int
     start_ticks: int
     started_at: float
+    guardian_pid: int = 0
+    guardian_start_ticks: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result(_Body):
-    """How the attempt ended. `stopped`: "asked" by a signal to the runner, "time_limit", or "yield"
-    when it had not left by itself. `yielded`: the job had been told to leave its GPU.
+    """How an attempt ended.
 
-    `refused`: nothing ran, because somebody else holds a lock of its GPUs. `out_of_memory`: the
-    kernel killed a process of it because its cgroup or the host had no more.
+    stopped: "asked" by a signal to the runner, "time_limit", or "yield" after its deadline.
+    yielded: after a yield request. refused: the job did not start, because another program holds a
+    lock of its GPUs. out_of_memory: the kernel killed a process of the job, because its cgroup or
+    the host had no memory left.
 
-    exit_code and signal are those of the first process; cpu_s sums up all of them,
-    peak_memory_bytes is that of the largest (which begins as a copy of the runner: some 12 MiB
-    are the least that is ever reported).
+    exit_code and signal are those of the first process. cpu_s is the sum over all processes.
+    peak_memory_bytes is that of the largest one; at least about 12 MiB, because it begins as a copy
+    of the runner.
     """
 
     nonce: str
@@ -100,3 +163,29 @@ class Result(_Body):
     cpu_s: float | None = None
     peak_memory_bytes: int | None = None
     log_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bounds(_Body):
+    """Isolation and limits of a job. Empty or None: not requested, or not available here.
+
+    gpus: indices of the GPUs whose lock files are held, `alone` or shared, for the gpucoord
+    `instance`. cgroup: folders in which the job gets its cgroup; or scope: "system" or "user" =
+    created by systemd. cpus, memory_bytes, pids: limits for all its processes together. hidden:
+    (major, minor) of GPU device files that it cannot open. share_pct: part of each period of
+    period_s in which it may run. log_bytes: maximum size of the log.
+    """
+
+    lock_folder: str = ""
+    gpus: list[int] = field(default_factory=list)
+    alone: bool = False
+    instance: int | None = None
+    cgroup: list[str] = field(default_factory=list)
+    scope: str = ""
+    cpus: float | None = None
+    memory_bytes: int | None = None
+    pids: int | None = None
+    hidden: list[list[int]] = field(default_factory=list)
+    share_pct: int | None = None
+    period_s: float = 0.5
+    log_bytes: int = 0

@@ -14,8 +14,9 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 
-from scheduler.runner import family
-from scheduler.runner.confinement import Confinement
+from scheduler.runner import process_tree
+from scheduler.runner.confine.confinement import Confinement
+from scheduler.runner.guardian import GuardedJob
 
 LEFTOVER_GRACE_S = 2.0
 KILL_AGAIN_S = 1.0
@@ -23,11 +24,11 @@ KILL_AGAIN_S = 1.0
 LEAST_GRACE_S = 1.0
 # A deadline that has moved by less is the same one.
 SAME_S = 0.05
-HEARD = frozenset({signal.SIGCHLD, signal.SIGTERM, signal.SIGUSR1})
+HANDLED_SIGNALS = frozenset({signal.SIGCHLD, signal.SIGTERM, signal.SIGUSR1})
 
 
 @dataclass(frozen=True, slots=True)
-class Ending:
+class JobEnding:
     status: int
     stopped: str | None
     yielded: bool = False
@@ -38,14 +39,15 @@ class Watch:
 
     def __init__(
         self,
-        leader: int,
+        job: GuardedJob,
         *,
         time_limit_s: float | None,
         grace_s: float,
         pass_on_yield: Callable[[], float | None],
         confinement: Confinement,
     ) -> None:
-        self._leader = leader
+        self._job = job
+        self._leader = job.leader
         self._confinement = confinement
         self._grace_s = grace_s
         self._limit_at = None if time_limit_s is None else time.monotonic() + time_limit_s
@@ -56,16 +58,25 @@ class Watch:
         self._kill_at: float | None = None
         self._stopped: str | None = None
         self._termed_at = 0.0
-        self._status: int | None = None
         self._leftovers_told = False
+        # Processes that have been sent SIGTERM, by pid and start ticks: once is enough.
+        self._terminated: set[tuple[int, int]] = set()
 
-    def run(self) -> Ending:
+    def take_over(self, status: int | None, stopped: str | None) -> None:
+        """Continue for a runner that has died, with its state."""
+        self._job.status = status
+        if (left := self._pass_on_yield()) is not None:
+            self._set_leave(left)
+        if stopped is not None:
+            self._stop(stopped)
+
+    def run(self) -> JobEnding:
+        heard = None
         while True:
-            heard = self._wait()
-            childless = self._reap()
-            if self._status is not None and childless:
-                return Ending(self._status, self._stopped, self._leave_at is not None)
-            if self._status is not None:
+            childless = self._job.reap()
+            if self._job.status is not None and childless:
+                return JobEnding(self._job.status, self._stopped, self._leave_at is not None)
+            if self._job.status is not None:
                 self._end_leftovers()
             elif heard == signal.SIGTERM:
                 self._stop("asked")
@@ -75,30 +86,19 @@ class Watch:
                 self._let_yield(heard == signal.SIGUSR1)
             if self._is_over(self._kill_at):
                 self._kill()
+            heard = self._wait()
 
     def _wait(self) -> int | None:
-        runs_on = self._stopped is None and self._status is None
+        runs_on = self._stopped is None and self._job.status is None
         ends = (self._limit_at, self._term_at) if runs_on else ()
         due = [at for at in (*ends, self._kill_at, self._confinement.beat()) if at is not None]
         if not due:
-            return signal.sigwaitinfo(HEARD).si_signo
-        found = signal.sigtimedwait(HEARD, max(0.0, min(due) - time.monotonic()))
-        return found.si_signo if found else None
-
-    def _reap(self) -> bool:
-        """Collect whoever has ended; True when no child is left."""
-        while True:
-            try:
-                pid, status = os.waitpid(-1, os.WNOHANG)
-            except ChildProcessError:
-                return True
-            if pid == 0:
-                return False
-            if pid == self._leader:
-                self._status = status
+            return signal.sigwaitinfo(HANDLED_SIGNALS).si_signo
+        received = signal.sigtimedwait(HANDLED_SIGNALS, max(0.0, min(due) - time.monotonic()))
+        return received.si_signo if received else None
 
     def _let_yield(self, is_asked: bool) -> None:
-        """First it is told, and may leave by itself; then it is stopped."""
+        """Notify the job, so that it can leave by itself; stop it at the deadline."""
         if is_asked and (left := self._pass_on_yield()) is not None:
             self._set_leave(left)
         if self._is_over(self._term_at):
@@ -124,35 +124,58 @@ class Watch:
         if self._stopped is not None:
             return
         self._stopped = why
+        self._job.stopping(why)
         self._termed_at = time.monotonic()
         self._kill_at = self._termed_at + self._grace_s
         self._confinement.let_go()
-        # To the whole group: a shell that waits for its program would not pass it on.
-        try:
-            os.killpg(self._leader, signal.SIGTERM)
-        except ProcessLookupError:
-            # So young that it has no group yet; it is our child, so its number is still its own.
-            os.kill(self._leader, signal.SIGTERM)
-        with suppress(ProcessLookupError):
-            os.killpg(self._leader, signal.SIGCONT)
+        self._terminate()
+
+    def _terminate(self) -> None:
+        """Send SIGTERM once to each process that the job has now, whatever session it is in.
+
+        A process that is started later gets none: it may be saving the job's work.
+        """
+        processes = self._job.processes()
+        # One call for the leader's group: no fork in between escapes it.
+        # Its number is its own until it is collected.
+        if self._job.status is None:
+            with suppress(ProcessLookupError):
+                os.killpg(self._leader, signal.SIGTERM)
+        is_told = self._job.status is None
+        others = [p for p in processes if not is_told or p.group != self._leader]
+        process_tree.signal_all(others, signal.SIGTERM)
+        process_tree.signal_all(processes, signal.SIGCONT)
+        self._terminated |= {(p.pid, p.start_ticks) for p in processes}
 
     @staticmethod
     def _is_over(at: float | None) -> bool:
         return at is not None and time.monotonic() >= at
 
     def _end_leftovers(self) -> None:
-        """The first process has ended: its job is over, and what it left behind goes too."""
+        """The first process has ended, so the job is over: end the processes that remain.
+
+        A job that was stopped keeps its whole grace period: a shell ends before its program.
+        """
         if self._leftovers_told:
             return
         self._leftovers_told = True
         self._confinement.let_go()
-        grace_end = time.monotonic() + min(self._grace_s, LEFTOVER_GRACE_S)
         self._limit_at = None
-        self._kill_at = grace_end if self._kill_at is None else min(self._kill_at, grace_end)
-        family.signal_all(family.descendants(os.getpid()), signal.SIGTERM)
+        if self._kill_at is None:
+            self._kill_at = time.monotonic() + min(self._grace_s, LEFTOVER_GRACE_S)
+        remaining = self._job.processes()
+        process_tree.signal_all(filter(self._needs_sigterm, remaining), signal.SIGTERM)
+
+    def _needs_sigterm(self, process: process_tree.ProcessInfo) -> bool:
+        """Not those that handle it already.
+
+        One that does not handle it, and still lives, may have lost it between its fork and exec.
+        """
+        is_new = (process.pid, process.start_ticks) not in self._terminated
+        return is_new or not process_tree.handles_signal(process.pid, signal.SIGTERM)
 
     def _kill(self) -> None:
         """Again and again until nothing is left: new ones may be born meanwhile."""
         self._confinement.kill()
-        family.signal_all(family.descendants(os.getpid()), signal.SIGKILL)
+        process_tree.signal_all(self._job.processes(), signal.SIGKILL)
         self._kill_at = time.monotonic() + KILL_AGAIN_S

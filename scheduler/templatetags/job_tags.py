@@ -1,12 +1,59 @@
-"""Template filters of the jobs' pages: sizes of logs and memory, short times."""
+"""Template tags of the jobs' pages: sizes of logs and memory, short times, timeline bars."""
 
 from __future__ import annotations
 
-from django import template
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
 
-from monitor.formats import UNKNOWN, duration, sig3
+from django import template
+from django.urls import reverse
+from django.utils.html import escape, format_html
+from django.utils.safestring import SafeString, mark_safe
+
+from monitor.facts.formats import UNKNOWN, duration, sig3
+from monitor.templatetags.monitor_tags import user_colour
+from scheduler.timeline.charts import Span
+from scheduler.timeline.facts import Band, Bar, BarKind
 
 register = template.Library()
+COLOURS = re.compile(r"\x1b\[([0-9;]{0,40})m")
+# What a number of a colour sequence switches off.
+ANSI_OFF = {22: {1, 2}, 23: {3}, 24: {4}, 39: {*range(30, 38), *range(90, 98)}}
+ANSI_OFF[49] = {*range(40, 48), *range(100, 108)}
+ANSI_KNOWN = {1, 2, 3, 4} | ANSI_OFF[39] | ANSI_OFF[49]
+
+
+@dataclass(frozen=True, slots=True)
+class AnsiState:
+    """The attributes that are on, as numbers of SGR. Only the 16 basic colours are known."""
+
+    on: frozenset[int] = frozenset()
+
+    @property
+    def css(self) -> str:
+        return " ".join(f"a{number}" for number in sorted(self.on))
+
+    @property
+    def numbers(self) -> str:
+        return ";".join(map(str, sorted(self.on)))
+
+    def after(self, numbers: str) -> AnsiState:
+        on, rest = set(self.on), [int(n) if n else 0 for n in numbers.split(";")]
+        while rest:
+            number = rest.pop(0)
+            if number in (38, 48):
+                # 5;N or 2;R;G;B follow.
+                del rest[: {5: 2, 2: 4}.get(rest[0] if rest else 0, 0)]
+            elif number == 0:
+                on.clear()
+            elif number in ANSI_OFF:
+                on -= ANSI_OFF[number]
+            elif number in ANSI_KNOWN:
+                on -= next((ANSI_OFF[k] for k in (39, 49) if number in ANSI_OFF[k]), set())
+                on.add(number)
+        return AnsiState(frozenset(on))
 
 
 @register.filter
@@ -27,3 +74,138 @@ def brief(seconds: float | None) -> str:
     if seconds is None:
         return UNKNOWN
     return duration(seconds) if seconds >= 60 else f"{sig3(seconds)} s"
+
+
+@register.filter
+def ansi(text: str) -> SafeString:
+    """A log whose colours are spans; `data-s` has the numbers for the page's script."""
+    pieces = COLOURS.split(text)
+    shown, state = [escape(pieces[0])], AnsiState()
+    for numbers, piece in zip(pieces[1::2], pieces[2::2], strict=True):
+        state = state.after(numbers)
+        if not piece:
+            continue
+        shown.append(
+            format_html('<span class="{}" data-s="{}">{}</span>', state.css, state.numbers, piece)
+            if state.css
+            else escape(piece)
+        )
+    return mark_safe("".join(shown))  # noqa: S308 - each piece is escaped
+
+
+@register.filter
+def gpu_hours_of(seconds: float) -> str:
+    """GPU-seconds as GPU-hours with three digits."""
+    return sig3(seconds / 3600)
+
+
+@register.filter
+def moment(t: int) -> datetime:
+    """Epoch seconds as a datetime."""
+    return datetime.fromtimestamp(t, UTC)
+
+
+@register.simple_tag
+def timeline_box(span: Span) -> str:
+    """The viewBox of a row: seconds since `span.base`, and 100 units of height."""
+    return f"{span.since - span.base} 0 {span.until - span.since} 100"
+
+
+@register.simple_tag
+def timeline_band(band: Band, span: Span) -> SafeString:
+    """A time window's band in a row of the timeline."""
+    words = f"time window of {band.holder}" + ("" if band.kept else " (limit)")
+    return format_html(
+        '<rect class="tl-band {}{}" x="{}" width="{}" height="100" data-begin="{}" data-end="{}"'
+        ' data-say="{}"/>',
+        user_colour(band.holder),
+        "" if band.kept else " limit",
+        band.begin - span.base,
+        band.end - band.begin,
+        band.begin,
+        band.end,
+        words,
+    )
+
+
+@register.simple_tag
+def timeline_bar(bar: Bar, lane: int, lanes: int, span: Span) -> SafeString:
+    """A bar of the timeline: a link to its job or user, with what is expected after now."""
+    y, height = round(100 * lane / lanes + 2, 1), round(100 / lanes - 4, 1)
+    shapes = "".join(_shapes(bar, span, f'y="{y}" height="{height}"'))
+    return format_html(
+        '<a class="tl-link {} {}" href="{}" tabindex="-1" aria-label="{}" data-begin="{}"'
+        ' data-end="{}">{}</a>',
+        bar.kind.value,
+        user_colour(bar.owner),
+        _address(bar),
+        bar_words(bar),
+        bar.begin,
+        bar.end or bar.expected_end or "",
+        mark_safe(shapes),  # noqa: S308 - numbers only
+    )
+
+
+def _shapes(bar: Bar, span: Span, place: str) -> Iterator[str]:
+    """The rectangles of a bar. The browser moves those that begin or end now."""
+    begin, now, after = bar.begin - span.base, span.now - span.base, bar.expected_end
+    if bar.kind == BarKind.EXPECTED:
+        end = (after or span.until) - span.base
+        yield f'<rect class="rest" x="{begin}" width="{max(1, end - begin)}" {place}/>'
+        return
+    if bar.end is not None:
+        yield f'<rect class="body" x="{begin}" width="{max(1, bar.end - bar.begin)}" {place}/>'
+    else:
+        width = max(1, now - begin)
+        yield f'<rect class="body" x="{begin}" width="{width}" {place} data-to="now"/>'
+        if after:
+            end = after - span.base
+            width = max(1, end - now)
+            yield f'<rect class="rest" x="{now}" width="{width}" {place} data-until="{end}"/>'
+    for since, until in bar.idle:
+        yield f'<rect class="idle" x="{since - span.base}" width="{until - since}" {place}/>'
+
+
+@register.simple_tag
+def timeline_label(bar: Bar, lane: int, lanes: int, span: Span) -> SafeString:
+    """The name on a bar, cut off at its end."""
+    end = bar.end or (bar.expected_end if bar.kind == BarKind.EXPECTED else span.now)
+    return format_html(
+        '<svg class="tl-label {} {}" x="{}%" y="{}%" width="{}%" height="{}%" data-from="{}"'
+        ' data-to="{}"><text x="4" y="50%">{}</text></svg>',
+        bar.kind.value,
+        user_colour(bar.owner),
+        span.x(bar.begin),
+        round(100 * lane / lanes, 1),
+        span.width(bar.begin, end or span.until),
+        round(100 / lanes, 1),
+        bar.begin,
+        end if bar.end or bar.kind == BarKind.EXPECTED else "now",
+        bar.label,
+    )
+
+
+def bar_words(bar: Bar) -> str:
+    """Such as "job 12 train, alice, running"; times are told beside it."""
+    who = bar.owner or "owner unknown"
+    if bar.job is None:
+        return f"{who}, outside the queue"
+    return f"job {bar.label}, {who}, {bar.state}"
+
+
+def _address(bar: Bar) -> str:
+    if bar.job is not None:
+        return reverse("job", args=[bar.job])
+    return reverse("person", args=[bar.owner]) if bar.owner else reverse("gpu", args=[bar.gpu_uuid])
+
+
+@register.simple_tag
+def timeline_now(span: Span) -> float:
+    """Where now is, in percent of the width."""
+    return span.x(span.now)
+
+
+@register.simple_tag
+def idle_length(bar: Bar) -> str:
+    """How long memory was held idle."""
+    return duration(sum(end - begin for begin, end in bar.idle))

@@ -6,8 +6,8 @@ from django import template
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
 
-from monitor.formats import UNKNOWN, sig3
-from scheduler.pages.quota_figures import Figure
+from monitor.facts.formats import UNKNOWN, sig3
+from scheduler.quotas.pages.table import QuotaFigure
 
 register = template.Library()
 
@@ -21,7 +21,7 @@ def part(value: float | None) -> str:
 
 
 @register.simple_tag
-def quota_bar(figure: Figure) -> SafeString:
+def quota_bar(figure: QuotaFigure) -> SafeString:
     """What is used of a limit, then what running jobs may still take; nothing without a limit."""
     if figure.pct is None:
         return SafeString("")
@@ -37,7 +37,7 @@ def quota_bar(figure: Figure) -> SafeString:
 
 @register.simple_tag
 def share_bar(now: float | None, target: float | None) -> SafeString:
-    """What somebody takes of all GPUs, with a mark at what they should have."""
+    """A user's part of all GPUs, with a mark at the target share."""
     if now is None:
         return SafeString("")
     mark = (

@@ -149,13 +149,14 @@ def measure(driver: Driver, seconds: int) -> None:
     import pynvml
     from django.db import transaction
 
-    from monitor import store
-    from monitor.ledger import Ledger
-    from monitor.pages import history
-    from monitor.pages.rendering import DASHBOARD, Renderer
-    from monitor.probes import PROCESSES_S, nvml
-    from monitor.probes.host import HostProbe
-    from monitor.sampler import Sampler
+    from monitor.live import sparklines
+    from monitor.live.rendering import DASHBOARD, Renderer
+    from monitor.sampling.probes.host import HostProbe
+    from monitor.sampling.probes.nvml import probe as nvml
+    from monitor.sampling.probes.selection import PROCESSES_S
+    from monitor.sampling.step import Sampler
+    from monitor.snapshot import rows as snapshots
+    from monitor.usage.step import Ledger
 
     answers = driver.answers()
     for name in [name for name in dir(pynvml) if name.startswith("nvml")]:
@@ -163,7 +164,7 @@ def measure(driver: Driver, seconds: int) -> None:
         if callable(function) and not isinstance(function, type):
             setattr(pynvml, name, answers.get(name) or _absent)
     probe, machine = nvml.NvmlProbe(PROCESSES_S), HostProbe("box")
-    sampler, renderer = Sampler(transaction.atomic, probe, machine), Renderer(history.sparks.get)
+    sampler, renderer = Sampler(transaction.atomic, probe, machine), Renderer(sparklines.sparks.get)
     costs = Costs()
     costs.watch(probe, "read", "probe: GPUs and processes")
     costs.watch(machine, "read", "probe: host")
@@ -171,9 +172,11 @@ def measure(driver: Driver, seconds: int) -> None:
     costs.watch(Ledger, "take", "account: add up")
     costs.watch(Ledger, "carry", "account: what the next sampler needs")
     costs.watch(Ledger, "write", "database: account, every 5 s")
-    costs.watch(store, "record", "database: snapshot and samples")
+    costs.watch(snapshots, "record", "database: snapshot and samples")
     sampler.open()
     sampler.step(NOW)
+    # The first page loads all templates and addresses.
+    renderer.whole(snapshots.newest_all(), [DASHBOARD], NOW)
     costs.cpu.clear()
     driver.waited.clear()
     began, cpu = time.perf_counter(), time.process_time()
@@ -183,11 +186,11 @@ def measure(driver: Driver, seconds: int) -> None:
         with costs.of("judging, planning the tick, commit"):
             sampler.step(now)
         with costs.of("publish: read, render, once for all viewers"):
-            renderer.whole(store.newest_all(), [DASHBOARD], now)
+            renderer.whole(snapshots.newest_all(), [DASHBOARD], now)
     cpu, wall = time.process_time() - cpu, time.perf_counter() - began
     sampler.close()
     report(costs, driver, seconds, cpu, wall)
-    calls(store.newest_all()[0].costs)
+    calls(snapshots.newest_all()[0].costs)
 
 
 def _absent(*_: Any) -> Any:

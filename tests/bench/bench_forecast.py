@@ -8,9 +8,9 @@ from __future__ import annotations
 import time
 from datetime import timedelta
 
-from scheduler.jobs import QueuedJob, Requirement
-from scheduler.plans import PlanPolicy, RunningJob, Slots
-from scheduler.policy.forecast import forecast, what_if
+from scheduler.facts.jobs import QueuedJob, Requirement
+from scheduler.facts.plans import PlanPolicy, RunningJob, Slots
+from scheduler.planner.forecast.forecast import forecast, what_if
 from tests.builders import GIB, NOW, gpu_uuid, queued_job, slot
 
 HOUR = timedelta(hours=1)

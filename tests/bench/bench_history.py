@@ -113,13 +113,13 @@ def _seed_things(now: datetime, a: int, z: int) -> None:
     """GPUs and processes; `uid` says in which stretch of LIFE_S a process lived."""
     from django.contrib.auth.models import User
 
-    from monitor import store
     from monitor.models import ProcessUse
-    from monitor.probes.scenario import Scenario
+    from monitor.sampling.probes.simulated.scenario import Scenario
+    from monitor.snapshot import rows as snapshots
 
     User.objects.create_superuser("root", "", "password of the bench")
     scenario = Scenario(GPUS)
-    store.record(scenario.snapshot(now, "box"))
+    snapshots.record(scenario.snapshot(now, "box"))
     people = ("alice", "bob", "charlie", "dana", "erin", "frank", "grace")
     ProcessUse.objects.bulk_create(
         ProcessUse(
@@ -217,14 +217,17 @@ def _measure(client: Any, path: str) -> tuple[float, list[float]]:
 
 def rolling(now: datetime) -> None:
     """What the tasks of each minute cost: nothing new first, then a minute of samples."""
-    from monitor import process_hours, pruning, rollups
+    from monitor.usage.rows import pruning, rollups
 
     for what, run in (
         ("roll up", lambda: rollups.roll_up(now)),
         ("again", lambda: rollups.roll_up(now)),
-        ("hours of processes", lambda: process_hours.roll_up(now)),
-        ("prune", lambda: pruning.prune(pruning.Keep(raw=timedelta(hours=2)), now)),
-        ("prune again", lambda: pruning.prune(pruning.Keep(raw=timedelta(hours=2)), now)),
+        ("hours of processes", lambda: rollups.roll_up_processes(now)),
+        ("prune", lambda: pruning.prune(pruning.RetentionPeriods(raw=timedelta(hours=2)), now)),
+        (
+            "prune again",
+            lambda: pruning.prune(pruning.RetentionPeriods(raw=timedelta(hours=2)), now),
+        ),
     ):
         before = time.perf_counter()
         done = run()

@@ -38,28 +38,28 @@ def main() -> None:
 def measure(gpus: int, processes: int, ticks: int) -> None:
     from django.db import transaction
 
-    from monitor import store
     from monitor.models import Incident
-    from monitor.probes.host import HostProbe
-    from monitor.probes.simulated import SimulatedProbe
-    from monitor.sampler import Sampler
-    from scheduler.judging import HogWatch
+    from monitor.sampling.probes.host import HostProbe
+    from monitor.sampling.probes.simulated.probe import SimulatedProbe
+    from monitor.sampling.step import Sampler
+    from monitor.snapshot import rows as snapshots
+    from scheduler.controller.steps.incident_watch import IncidentWatch
 
     name = f"box{gpus}"
     sampler = Sampler(
         transaction.atomic, SimulatedProbe(gpus, processes=processes), HostProbe(name)
     )
     sampler.open()
-    watch = HogWatch(name)
+    watch = IncidentWatch(name)
     costs: list[float] = []
     for tick in range(ticks):
         now = NOW + timedelta(seconds=tick * EVERY_S)
         sampler.step(now)
-        seen = store.newest(name)
+        seen = snapshots.newest(name)
         with transaction.atomic():
             costs.append(spent(lambda at=now, shot=seen: watch.judge(shot, at)))
     with transaction.atomic():
-        again = spent(lambda: HogWatch(name).judge(store.newest(name), now))
+        again = spent(lambda: IncidentWatch(name).judge(snapshots.newest(name), now))
     count = len(seen.processes) if seen else 0
     late = sorted(costs[len(costs) // 2 :])
     p99 = late[min(len(late) - 1, int(0.99 * len(late)))]

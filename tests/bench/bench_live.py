@@ -188,10 +188,10 @@ def chromium(service: Service, gpus: int, seconds: int) -> None:
         page.get_by_label("User name").fill("admin")
         page.get_by_label("Password").fill("correct horse")
         page.get_by_role("button", name="Log in").click()
-        page.wait_for_selector("#live[data-state=live]")
+        page.wait_for_selector("#connection[data-state=live]")
         for where in ("/", "/processes/"):
             page.goto(service.address.rstrip("/") + where)
-            page.wait_for_selector("#live[data-state=live]")
+            page.wait_for_selector("#connection[data-state=live]")
             page.wait_for_timeout(3000)
             devtools = page.context.new_cdp_session(page)
             devtools.send("Performance.enable")

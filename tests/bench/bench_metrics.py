@@ -26,7 +26,7 @@ def main() -> int:
 
         django.setup()
         call_command("migrate", verbosity=0)
-        from monitor import events
+        from monitor.journal.rows import events
 
         with events.unlogged():
             fill()
@@ -41,11 +41,11 @@ def fill() -> None:
     from django.utils import timezone
 
     from monitor.models import Lease
-    from monitor.probes.host import HostProbe
-    from monitor.probes.simulated import SimulatedProbe
-    from monitor.sampler import Sampler
-    from scheduler import store
-    from scheduler.jobs import NewJob
+    from monitor.sampling.probes.host import HostProbe
+    from monitor.sampling.probes.simulated.probe import SimulatedProbe
+    from monitor.sampling.step import Sampler
+    from scheduler.facts.jobs import NewJob
+    from scheduler.lifecycle.rows import queue as job_queue
     from tests.jobs_made import finished
 
     now, node = timezone.now(), settings.CONFIG.node
@@ -64,7 +64,7 @@ def fill() -> None:
     for number in range(JOBS // 2):
         finished(alice, ("succeeded", "failed", "lost")[number % 3])
     for _ in range(JOBS // 2):
-        store.submit(NewJob(command="true"), alice, now)
+        job_queue.submit(NewJob(command="true"), alice, now)
 
 
 def measure() -> int:

@@ -11,11 +11,11 @@ from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
 
-from scheduler.jobs import QueuedJob, Requirement
-from scheduler.people import Budget, Capacity, Quota, Standing
-from scheduler.plans import Holder, PlanPolicy, RunningJob, Slot, Slots
-from scheduler.policy.forecast import forecast
-from scheduler.policy.planning import plan
+from scheduler.facts.jobs import QueuedJob, Requirement
+from scheduler.facts.people import Budget, Capacity, Quota, UserAccount
+from scheduler.facts.plans import Holder, PlanPolicy, RunningJob, Slot, Slots
+from scheduler.planner.forecast.forecast import forecast
+from scheduler.planner.plan import plan
 from tests.builders import GIB, NOW, slot
 
 PEOPLE = 50
@@ -93,12 +93,12 @@ def machine(gpus: int) -> Slots:
     )
 
 
-def standing(at: int, shared: Capacity) -> Standing:
+def standing(at: int, shared: Capacity) -> UserAccount:
     """Every fifth person has a budget, every third a limit."""
     budget = Budget(
         limit=600, spent=500.0 + at, committed=60, resets_at=NOW + timedelta(hours=9), zone="UTC"
     )
-    return Standing(
+    return UserAccount(
         owner=f"person{at:02}",
         quota=Quota(share_pct=10, gpus=2 if at % 3 == 0 else None),
         target=1 / PEOPLE,

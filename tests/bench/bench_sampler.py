@@ -38,9 +38,9 @@ def measure_sampler(gpus: int, processes: int, ticks: int) -> None:
     from django.db import transaction
 
     from monitor.models import LatestSnapshot
-    from monitor.probes.host import HostProbe
-    from monitor.probes.simulated import SimulatedProbe
-    from monitor.sampler import Sampler
+    from monitor.sampling.probes.host import HostProbe
+    from monitor.sampling.probes.simulated.probe import SimulatedProbe
+    from monitor.sampling.step import Sampler
 
     name = f"box{gpus}"
     probe = SimulatedProbe(gpus, processes=processes)
@@ -60,7 +60,7 @@ def measure_sampler(gpus: int, processes: int, ticks: int) -> None:
 
 
 def measure_host(ticks: int, folder: Path) -> None:
-    from monitor.probes.host import HostProbe
+    from monitor.sampling.probes.host import HostProbe
 
     host = HostProbe("box", [folder])
     host.open()

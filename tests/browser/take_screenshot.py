@@ -1,4 +1,4 @@
-"""Makes the README's picture from the demo: python -m tests.browser.take_screenshot."""
+"""Makes the README's pictures from the demo: python -m tests.browser.take_screenshot."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from playwright.sync_api import sync_playwright
 from tests.processes.service import ROOT, wait_until
 
 PICTURE = ROOT / ".github" / "dashboard.png"
+REPORT = ROOT / ".github" / "report.png"
 PASSWORD = "only for this picture"
 # Long enough for the demo's jobs to have drawn something.
 SETTLE_MS = 20_000
@@ -51,13 +52,16 @@ def main() -> None:
         browser = playwright.chromium.launch(
             executable_path=shutil.which("chromium"), args=["--no-sandbox", "--disable-gpu"]
         )
-        page = browser.new_page(viewport={"width": 1400, "height": 1130})
+        page = browser.new_page(viewport={"width": 1400, "height": 1240})
         page.goto(f"{address}login/")
         page.fill("[name=username]", "admin")
         page.fill("[name=password]", PASSWORD)
         page.click("button[type=submit]")
         page.wait_for_timeout(SETTLE_MS)
         page.screenshot(path=PICTURE)
+        page.set_viewport_size({"width": 1200, "height": 1000})
+        page.goto(f"{address}reports/?last=30d")
+        page.screenshot(path=REPORT)
         browser.close()
 
 

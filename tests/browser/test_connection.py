@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 from urllib.parse import urlsplit
 
@@ -14,26 +15,90 @@ from tests.processes.service import Service, children
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
 
 
-def test_a_page_says_that_it_reconnects_and_then_does(open_page: Open, service: Service) -> None:
-    page = open_page("/", expected=("WebSocket connection to", "htmx:ws:error"))
-    live = page.locator("#live")
-    expect(live).to_have_attribute("data-state", "live")
+OUTAGE = (
+    "WebSocket connection to",
+    "htmx:ws:error",
+    "htmx:error",
+    "Failed to load resource",
+    "Failed to fetch",
+)
+# How long a page may take to show that the server is gone, on a machine that is busy.
+NOTICED_MS = 10_000
+RECORD_STATES = """() => {
+  window.states = [];
+  const badge = document.getElementById("connection");
+  new MutationObserver(() => window.states.push(badge.dataset.state))
+    .observe(badge, { attributeFilter: ["data-state"] });
+}"""
+
+
+@pytest.mark.parametrize("path", ["/", "/status/", "/jobs/", "/rules/"])
+def test_every_page_shows_within_seconds_that_the_server_is_gone_and_back(
+    path: str, open_page: Open, service: Service
+) -> None:
+    page = open_page(path, expected=OUTAGE)
+    badge = page.locator("#connection")
+    expect(badge).to_have_attribute("data-state", "live")
     port = urlsplit(service.address).port
     service.stop()
 
-    expect(live).to_have_attribute("data-state", "reconnecting")
-    expect(live).to_contain_text("as of")
+    expect(badge).to_have_attribute("data-state", "lost", timeout=NOTICED_MS)
+    expect(badge).to_contain_text("no answer since")
+    expect(page.locator("body")).to_have_class("simulated is-stale is-lost")
+    assert (
+        page.evaluate("getComputedStyle(document.querySelector('main')).filter") == "grayscale(1)"
+    )
     page.set_viewport_size(PHONE)
     assert overflow(page) <= 0
-    expect(page.locator("body")).to_have_class("simulated is-stale")
 
     service.start("--port", str(port))
-    expect(live).to_have_attribute("data-state", "live")
+    expect(badge).to_have_attribute("data-state", "live")
+    expect(page.get_by_text("Reconnected")).to_be_visible()
+    expect(page.locator("body")).to_have_class("simulated")
+
+
+def test_a_polled_page_shows_that_the_server_hangs(open_page: Open, service: Service) -> None:
+    page = open_page("/jobs/", expected=OUTAGE)
+    badge = page.locator("#connection")
+    expect(badge).to_have_attribute("data-state", "live")
+    # The supervisor too, or it would replace the web process.
+    stopped = [service.process.pid, service.child("web")]
+    for pid in stopped:
+        os.kill(pid, signal.SIGSTOP)
+    try:
+        expect(badge).to_have_attribute("data-state", "lost", timeout=NOTICED_MS)
+    finally:
+        for pid in stopped:
+            os.kill(pid, signal.SIGCONT)
+
+    expect(badge).to_have_attribute("data-state", "live")
+
+
+def test_a_failing_update_keeps_the_content_and_marks_the_page_as_stale(open_page: Open) -> None:
+    page = open_page("/jobs/", expected=(*OUTAGE, "500"))
+    before = page.locator("#jobs").inner_text()
+    page.route("**/jobs/", lambda route: route.fulfill(status=500, body="<h1>Error 500</h1>"))
+
+    expect(page.locator("#connection")).to_have_attribute("data-state", "stale")
+    expect(page.locator("#connection")).to_contain_text("stale since")
+    assert page.locator("#jobs").inner_text() == before
+
+    page.unroute("**/jobs/")
+    expect(page.locator("#connection")).to_have_attribute("data-state", "live")
+
+
+def test_a_polled_page_keeps_its_content_when_the_session_ends(open_page: Open) -> None:
+    page = open_page("/status/")
+    expect(page.get_by_role("heading", level=1)).to_be_visible()
+    page.context.clear_cookies()
+
+    expect(page.locator("#connection")).to_contain_text("signed out")
+    expect(page.get_by_role("heading", level=1)).to_be_visible()
 
 
 def test_a_page_says_that_its_figures_are_stale(open_page: Open, service: Service) -> None:
     page = open_page("/")
-    live = page.locator("#live")
+    live = page.locator("#connection")
     expect(live).to_have_attribute("data-state", "live")
     # The supervisor too, or it would start the loops anew.
     stopped = [service.process.pid, service.child("tasks"), service.sentinel()]
@@ -42,7 +107,7 @@ def test_a_page_says_that_its_figures_are_stale(open_page: Open, service: Servic
         os.kill(pid, signal.SIGSTOP)
     try:
         expect(live).to_have_attribute("data-state", "stale")
-        expect(live).to_contain_text("ago")
+        expect(live).to_contain_text("stale since")
     finally:
         for pid in stopped:
             os.kill(pid, signal.SIGCONT)
@@ -52,12 +117,25 @@ def test_a_page_says_that_its_figures_are_stale(open_page: Open, service: Servic
 
 def test_a_page_stops_when_its_user_has_logged_out(open_page: Open) -> None:
     page = open_page("/")
-    expect(page.locator("#live")).to_have_attribute("data-state", "live")
+    expect(page.locator("#connection")).to_have_attribute("data-state", "live")
     page.context.clear_cookies()
-    # The socket comes back, as after an outage, and is told that nobody is logged in.
+    # The socket comes back, as after an outage, and is told that no user is logged in.
     page.evaluate("htmx.ext.ws.getRegistry().get('/ws/live/?on=dashboard').socket.close()")
 
-    expect(page.locator("#live")).to_have_attribute("data-state", "off")
-    expect(page.locator("#live")).to_contain_text("signed out")
-    page.get_by_role("link", name="log in again").click()
+    expect(page.locator("#connection")).to_have_attribute("data-state", "lost")
+    expect(page.locator("#connection")).to_contain_text("signed out")
+    page.get_by_role("link", name="Log in again").click()
     expect(page.get_by_label("User name")).to_be_visible()
+
+
+def test_a_silent_socket_beside_working_polls_stays_stale(open_page: Open) -> None:
+    page = open_page("/jobs/")
+    page.route_web_socket(re.compile("/ws/live/"), lambda socket: None)
+    page.reload()
+    badge = page.locator("#connection")
+    expect(badge).to_have_attribute("data-state", "stale")
+    page.evaluate(RECORD_STATES)
+    page.wait_for_timeout(9_000)
+
+    assert page.evaluate("window.states") == []
+    assert "live updates do not arrive" in str(badge.get_attribute("title"))

@@ -55,4 +55,4 @@ def test_the_address_holds_what_is_chosen(service: Service, open_page: Open) -> 
 
     assert "kind=GPU_XID" in page.url
     assert page.get_by_label("Kind").input_value() == "GPU_XID"
-    assert page.get_by_text("No such event.").is_visible()
+    assert page.get_by_text("No events match.").is_visible()

@@ -1,25 +1,32 @@
 from __future__ import annotations
 
 import pytest
-from playwright.sync_api import Page
+from playwright.sync_api import Browser, Page, ViewportSize
 
 from tests.browser.conftest import PHONE, Open
+from tests.processes.service import Service
 
 pytestmark = pytest.mark.browser
+TABLET: ViewportSize = {"width": 1024, "height": 768}
 PATHS = [
     "/",
+    "/timeline/",
     "/processes/",
     "/jobs/",
     "/jobs/new/",
     "/shares/",
+    "/reports/capacity/",
+    "/reports/stored/",
     "/windows/",
     "/windows/ask/",
     "/events/",
+    "/reports/?last=7d",
     "/rules/",
     "/incidents/",
     "/users/admin/",
     "/status/",
     "/mode/",
+    "/account/",
 ]
 
 
@@ -74,3 +81,38 @@ def test_every_control_can_be_named_and_reached(open_page: Open) -> None:
     assert nameless == []
     assert len(ids) == len(set(ids))
     assert page.evaluate("document.activeElement.className") == "skip"
+
+
+@pytest.mark.parametrize("size", [PHONE, TABLET], ids=["phone", "tablet"])
+def test_the_menu_of_a_small_screen_leads_to_every_page(
+    size: ViewportSize, open_page: Open
+) -> None:
+    page = open_page("/shares/", size=size)
+    menu = page.locator("details.menu")
+    assert "Shares" in menu.locator("summary").inner_text()
+    assert menu.bounding_box()["height"] < 60  # type: ignore[index]
+    menu.locator("summary").click()
+    links = menu.get_by_role("link")
+
+    assert {"Dashboard", "Jobs", "Time windows", "Incidents", "Status", "Rules and thresholds"} <= {
+        link.inner_text() for link in links.all()
+    }
+    assert menu.locator("[aria-current=page]").inner_text() == "Shares"
+    menu.get_by_role("link", name="Incidents").click()
+    page.wait_for_url("**/incidents/")
+
+
+def test_the_menu_works_without_javascript(
+    open_page: Open, chromium: Browser, service: Service
+) -> None:
+    session = open_page("/", size=PHONE).context.storage_state()
+    with chromium.new_context(
+        viewport=PHONE, base_url=service.address, java_script_enabled=False, storage_state=session
+    ) as context:
+        page = context.new_page()
+        page.goto("/status/")
+        assert "as of" in page.locator("#connection").inner_text()
+        assert not page.locator("[data-theme-toggle]").is_visible()
+        page.locator("details.menu summary").click()
+        page.locator("details.menu").get_by_role("link", name="Events").click()
+        page.wait_for_url("**/events/")

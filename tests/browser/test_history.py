@@ -3,10 +3,11 @@ from __future__ import annotations
 import re
 
 import pytest
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Browser, Page, expect
 
 from tests.browser.conftest import PHONE, Open
 from tests.browser.test_every_page import overflow
+from tests.processes.service import Service
 
 pytestmark = pytest.mark.browser
 
@@ -56,14 +57,14 @@ def test_the_heat_strip_is_read_by_keys(open_page: Open) -> None:
 
 def test_a_time_of_ones_own_choice_stands_in_the_address(open_page: Open) -> None:
     page = gpu_page(open_page)
-    page.get_by_text("custom", exact=True).click()
+    page.get_by_text("Custom", exact=True).click()
     page.get_by_label("From").fill("2026-01-02T03:00")
     page.get_by_label("Until").fill("2026-01-02T05:00")
     page.get_by_role("button", name="Show").click()
     page.wait_for_url("**range=custom**")
 
     assert "since=2026-01-02T03%3A00%3A00.000Z" in page.url
-    expect(page.get_by_text("There are no readings in this time.")).to_be_visible()
+    expect(page.get_by_text("No readings in this time")).to_be_visible()
     expect(page.get_by_label("From")).to_have_value("2026-01-02T03:00")
 
 
@@ -71,11 +72,32 @@ def test_pages_of_people_and_hosts_fit_a_phone(open_page: Open) -> None:
     page = open_page("/users/alice/", size=PHONE, expected=("404",))
     assert overflow(page) <= 0
 
-    # A feed that says nothing: the words for that are longer than those of a live page.
+    # The text about a silent server is longer than that of a live page.
     page.route_web_socket("**/ws/live/**", lambda _: None)
     page.goto("/")
     page.locator(".host-name a").first.click()
     page.wait_for_url("**/hosts/**")
-    expect(page.locator("#live")).to_contain_text("waiting for the first reading")
+    expect(page.locator("#connection")).to_contain_text("no answer since")
     assert overflow(page) <= 0
     assert page.locator(".heat").is_visible()
+
+
+def test_the_cells_of_the_heat_map_agree_with_their_heads_in_the_zone_of_the_browser(
+    chromium: Browser, open_page: Open, service: Service
+) -> None:
+    session = open_page("/").context.storage_state()
+    session["cookies"] = [c for c in session["cookies"] if c["name"] != "timezone"]
+    with chromium.new_context(
+        base_url=service.address, timezone_id="Asia/Tokyo", storage_state=session
+    ) as context:
+        page = context.new_page()
+        page.goto("/")
+        page.goto(page.locator(".gpu h2 a").first.get_attribute("href") or "")
+        heads = page.locator(".heat thead th").all_inner_texts()
+        cell = page.locator(".heat .cell").first
+        label, title = cell.get_attribute("aria-label"), cell.get_attribute("title")
+        assert label
+        assert title
+        assert label.startswith(f"GPU 0, {heads[0]}:00 to ")
+        utc = (int(heads[0]) - 9) % 24
+        assert f"({utc:02}:00–{(utc + 1) % 24:02}:00 UTC)" in title

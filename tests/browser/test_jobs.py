@@ -44,7 +44,7 @@ def test_a_log_streams_line_by_line(open_page: Open) -> None:
 
 def test_its_process_appears_on_the_dashboard_and_goes(open_page: Open) -> None:
     dashboard = open_page("/")
-    expect(dashboard.locator("#live")).to_have_attribute("data-state", "live")
+    expect(dashboard.locator("#connection")).to_have_attribute("data-state", "live")
     page = open_page("/jobs/new/")
     number = submit(page, "sleep 600")
     chip = dashboard.locator(".gpu-processes .chip", has_text=f"job {number}")
@@ -93,3 +93,69 @@ def test_a_job_page_fits_a_phone(open_page: Open) -> None:
     expect(page.locator("#log")).to_contain_text("xxx")
 
     assert page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0
+
+
+def test_hold_and_cancel_go_when_the_job_has_ended(open_page: Open) -> None:
+    page = open_page("/jobs/new/")
+    number = submit(page, "exit 3", GPUs="8")
+    expect(page.get_by_role("button", name="Hold")).to_be_visible()
+    other = open_page(f"/jobs/{number}/")
+    other.get_by_role("button", name="Hold").click()
+
+    expect(page.locator(".job-verdict .badge")).to_have_text("held")
+    expect(page.get_by_role("button", name="Release")).to_be_visible()
+    expect(page.get_by_role("button", name="Hold")).to_have_count(0)
+
+    other.locator("#cancel").click()
+    other.get_by_role("button", name="Cancel the job").click()
+    expect(page.locator(".job-verdict .badge")).to_have_text("cancelled")
+    expect(page.get_by_role("button", name="Release")).to_have_count(0)
+    expect(page.locator("#cancel")).to_have_count(0)
+
+
+def test_a_long_owner_leaves_room_for_the_name_of_the_job(open_page: Open) -> None:
+    page = open_page("/jobs/new/", size=PHONE)
+    number = submit(page, "sleep 300", GPUs="0")
+    page.goto("/jobs/")
+    name = "a" * 60
+    page.evaluate(
+        "name => document.querySelectorAll('.owner').forEach((e) => { e.textContent = name; })",
+        name,
+    )
+    link = page.locator(f"#job-{number} .job-name a")
+    box = link.bounding_box()
+    assert box
+    assert box["width"] > 60
+    link.click()
+    page.wait_for_url(f"**/jobs/{number}/")
+    page.locator("#cancel").click()
+    page.get_by_role("button", name="Cancel the job").click()
+
+
+def test_the_log_shows_colours_and_can_be_searched(open_page: Open) -> None:
+    page = open_page("/jobs/new/")
+    submit(page, "printf 'one\\n\\033[31mred alert\\033[0m\\nthree\\n'", GPUs="0")
+    expect(page.locator(".job-verdict .badge")).to_have_text("succeeded")
+    for _ in range(2):
+        expect(page.locator("#log .a31")).to_have_text("red alert\n")
+        expect(page.locator("#log .line[data-n='3']")).to_contain_text("three")
+        assert "[31m" not in page.locator("#log").inner_text()
+        # Then as the server renders it.
+        page.reload()
+
+    page.locator("#log-search").fill("ALERT")
+    expect(page.locator("#log-hits")).to_have_text("1 line")
+    page.keyboard.press("Enter")
+    expect(page.locator("#L2")).to_have_class("line hit chosen")
+
+
+def test_a_line_of_a_log_has_an_address(open_page: Open) -> None:
+    page = open_page("/jobs/new/")
+    submit(page, "seq 1 300", GPUs="0")
+    expect(page.locator("#L300")).to_contain_text("300")
+    page.locator("#L290").click(position={"x": 5, "y": 5})
+    assert page.url.endswith("#L290")
+    page.reload()
+
+    expect(page.locator("#L290")).to_have_class("line chosen")
+    expect(page.locator("#L290")).to_be_in_viewport()

@@ -13,13 +13,13 @@ ALWAYS_THERE = 7
 
 
 def is_live(page: Page) -> None:
-    expect(page.locator("#live")).to_have_attribute("data-state", "live")
+    expect(page.locator("#connection")).to_have_attribute("data-state", "live")
 
 
 def test_the_dashboard_changes_by_itself(open_page: Open) -> None:
     page = open_page("/")
     is_live(page)
-    stamp = page.locator("#live").inner_text()
+    stamp = page.locator("#connection").inner_text()
     figures = "[data-live^='g:'] [data-v='2']"
     before = page.locator(figures).all_inner_texts()
 
@@ -31,7 +31,7 @@ def test_the_dashboard_changes_by_itself(open_page: Open) -> None:
 
     assert len(before) >= ALWAYS_THERE
     assert re.fullmatch(r"live · \d\d:\d\d:\d\d", stamp)
-    assert page.locator("#live").inner_text() != stamp
+    assert page.locator("#connection").inner_text() != stamp
 
 
 def test_a_bar_moves_with_its_figure(open_page: Open) -> None:
@@ -108,6 +108,33 @@ def test_the_mode_follows_on_a_page_without_figures(open_page: Open) -> None:
     for chosen, shown in (("defensive", "defensive"), ("automatic", "cooperative")):
         operator.goto("/mode/")
         operator.get_by_label("Mode").first.select_option(chosen)
-        operator.get_by_role("button", name="Set the mode").click()
+        operator.get_by_role("button", name="Set mode").click()
 
         expect(mode).to_have_text(shown, timeout=20_000)
+
+
+# What the server sends when the order of the GPUs changes: the last one comes first.
+SEND_ANOTHER_ORDER = """() => {
+  const section = document.getElementById("gpus").cloneNode(true);
+  const list = section.querySelector(".grid");
+  list.prepend(list.lastElementChild);
+  return htmx.swap({
+    text: `<hx-partial hx-target="[id=gpus]" hx-swap="outerMorph">`
+      + `${section.outerHTML}</hx-partial>`,
+    sourceElement: document.body, target: document.body, swap: "none", request: {},
+  });
+}"""
+
+
+def test_the_gpus_change_places_only_when_the_pointer_is_elsewhere(open_page: Open) -> None:
+    page = open_page("/")
+    expect(page.locator("#connection")).to_have_attribute("data-state", "live")
+    order = "[...document.querySelector('#gpus .grid').children].map((card) => card.id)"
+    before = page.evaluate(order)
+    page.locator(".gpu").first.hover()
+    page.evaluate(SEND_ANOTHER_ORDER)
+    page.wait_for_timeout(300)
+    assert page.evaluate(order) == before
+
+    page.mouse.move(2, 2)
+    expect(page.locator(".gpu").first).to_have_attribute("id", before[-1])

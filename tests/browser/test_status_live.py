@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.browser, pytest.mark.processes]
 
 def test_the_status_page_follows_what_happens(open_page: Open, service: Service) -> None:
     page = open_page("/status/")
-    expect(page.get_by_role("heading", level=1)).to_have_text("gpucoord works: every loop ticks")
+    expect(page.get_by_role("heading", level=1)).to_have_text("All services running")
     web = page.get_by_role("row", name="tasks")
     expect(web).to_contain_text("up")
 
@@ -23,7 +23,7 @@ def test_the_status_page_follows_what_happens(open_page: Open, service: Service)
 
     # It should show without a reload that the process was replaced, and how the old one ended.
     expect(web).to_contain_text("SIGKILL")
-    expect(page.get_by_role("heading", level=1)).to_have_text("gpucoord works: every loop ticks")
+    expect(page.get_by_role("heading", level=1)).to_have_text("All services running")
 
 
 def test_the_status_page_fits_a_phone(open_page: Open) -> None:

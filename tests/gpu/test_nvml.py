@@ -5,19 +5,18 @@ from datetime import UTC, datetime
 
 import pytest
 
-from monitor.probes import detect
-from monitor.probes.nvml import NvmlProbe
-from monitor.readings import Health
+from monitor.facts.readings import Health
+from monitor.sampling.probes.nvml.probe import NvmlProbe, detect
 
 pytestmark = pytest.mark.gpu
 
 
 def test_it_reads_the_gpus_of_this_machine() -> None:
-    found = detect(datetime.now(UTC))
-    assert found.problem is None
-    assert found.versions
-    assert found.gpus
-    for gpu in found.gpus:
+    sweep, versions = detect(datetime.now(UTC))
+    assert sweep.problem is None
+    assert versions
+    assert sweep.gpus
+    for gpu in sweep.gpus:
         assert gpu.health is Health.OK
         assert gpu.uuid.startswith(("GPU-", "MIG-"))
         assert (gpu.memory_used_bytes or 0) <= (gpu.memory_total_bytes or 0)
@@ -39,7 +38,7 @@ def test_a_closed_probe_opens_again_in_a_child() -> None:
     pid = os.fork()
     if pid == 0:
         try:
-            gpus = detect(datetime.now(UTC)).gpus
+            gpus = detect(datetime.now(UTC))[0].gpus
             os._exit(0 if gpus else 1)
         except BaseException:
             os._exit(2)

@@ -6,22 +6,22 @@ from collections.abc import Mapping
 from datetime import datetime, timedelta
 from typing import Any
 
-from monitor import store
+from monitor.alerts.rows import encrypt
+from monitor.alerts.senders import NetworkLimits, OutgoingMessage
 from monitor.models import Channel, Incident
-from monitor.sealing import seal
-from monitor.senders.notify import Letter
+from monitor.snapshot import rows as snapshots
 from tests.builders import NOW, gpu, gpu_uuid, snapshot
 
 
 def channel(name: str = "ops", **changes: Any) -> Channel:
     """A webhook that takes everything from warnings on."""
-    fields = {"service": "JSON", "sealed": seal(f"json://u:s3cret@127.0.0.1:9/{name}")}
+    fields = {"service": "JSON", "sealed": encrypt(f"json://u:s3cret@127.0.0.1:9/{name}")}
     return Channel.objects.create(name=name, **(fields | changes))
 
 
 def incident(**changes: Any) -> Incident:
     """Alice's python hogs GPU 0 since NOW."""
-    store.record(snapshot([gpu(0), gpu(1)]))
+    snapshots.record(snapshot([gpu(0), gpu(1)]))
     fields: dict[str, Any] = {
         "host": "gpubox",
         "gpu_id": gpu_uuid(0),
@@ -44,10 +44,15 @@ class Post:
     """Takes letters and answers as it is told: a problem by receiver or address, else none."""
 
     def __init__(self) -> None:
-        self.letters: list[Letter] = []
+        self.letters: list[OutgoingMessage] = []
         self.problem: str | None = None
 
-    def __call__(self, letters: Mapping[int, Letter], limit_s: float) -> dict[int, str | None]:
+    def __call__(
+        self,
+        letters: Mapping[int, OutgoingMessage],
+        limit_s: float,
+        reach: NetworkLimits | None = None,
+    ) -> dict[int, str | None]:
         self.letters += letters.values()
         return dict.fromkeys(letters, self.problem)
 

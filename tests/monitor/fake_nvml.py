@@ -68,6 +68,8 @@ class FakeGpu:
     accounting: bool = False
     lives: dict[int, tuple[float, float | None]] = field(default_factory=dict)
     instances: list[FakeInstance] = field(default_factory=list)
+    # Workers of which the driver gives no samples.
+    hidden: set[int] = field(default_factory=set)
 
     def fails(self, code: int) -> None:
         """Every call about this GPU answers with `code`, until `works`."""
@@ -177,7 +179,8 @@ class FakeNvml:
     def _shares(self, gpu: FakeGpu, since_us: int) -> list[Any]:
         kinds = {"ring": driver_samples.ring, "mean": driver_samples.mean}
         tell = kinds.get(gpu.answers)
-        found = tell(gpu.work, since_us, self.now_us) if tell else []
+        named = {pid: work for pid, work in gpu.work.items() if pid not in gpu.hidden}
+        found = tell(named, since_us, self.now_us) if tell else []
         found += [SimpleNamespace(pid=p, timeStamp=t, smUtil=pct) for p, t, pct in gpu.junk]
         if gpu.instances:
             raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
-from monitor.demand import Demand
-from monitor.policy import hog_scene, judging
-from monitor.policy.findings import Finding
-from monitor.policy.hog_policies import ClaimPolicy, HogPolicy, MemoryPolicy
-from monitor.policy.hog_scene import Emptiness
-from monitor.policy.incident_life import Standing, Verdict, judge
-from monitor.policy.incident_words import sentence
-from monitor.policy.judging import Policies
-from monitor.policy.sparing import exempt_by
-from monitor.policy.use_windows import Windows
-from monitor.readings import ClaimFact, GpuReading, ProcessReading, Snapshot
+from monitor.facts.claims import Demand
+from monitor.facts.readings import ClaimFact, GpuReading, ProcessReading, Snapshot
+from monitor.incidents.policy import rule_input
+from monitor.incidents.policy.exemptions import exemptions_of_policy
+from monitor.incidents.policy.findings import Finding
+from monitor.incidents.policy.lifecycle import OpenIncident, Verdict, judge
+from monitor.incidents.policy.rule_input import EmptyBookingTracker
+from monitor.incidents.policy.thresholds import BookingPolicy, GpuTimePolicy, MemoryPolicy
+from monitor.incidents.policy.usage_buffers import UsageBuffers
+from monitor.incidents.rules import evaluate as evaluate_rules
+from monitor.incidents.rules.evaluate import IncidentPolicies
+from monitor.incidents.wording import sentence
 from tests.builders import NOW, snapshot
 
 Processes = Callable[[float], Iterable[ProcessReading]]
@@ -24,32 +25,33 @@ Processes = Callable[[float], Iterable[ProcessReading]]
 Happening = tuple[float, str, str]
 
 
-def policies(**changes: object) -> Policies:
+def policies(**changes: object) -> IncidentPolicies:
     """The defaults with some fields changed, of whichever policy has them."""
     made = [
         replace(kind(), **{k: v for k, v in changes.items() if k in kind.__dataclass_fields__})
-        for kind in (HogPolicy, MemoryPolicy, ClaimPolicy)
+        for kind in (GpuTimePolicy, MemoryPolicy, BookingPolicy)
     ]
     hogs, memory, claims = made
-    assert isinstance(hogs, HogPolicy)
+    assert isinstance(hogs, GpuTimePolicy)
     assert isinstance(memory, MemoryPolicy)
-    assert isinstance(claims, ClaimPolicy)
-    return Policies(hogs, memory, claims, exempt_by(hogs))
+    assert isinstance(claims, BookingPolicy)
+    return IncidentPolicies(hogs, memory, claims, exemptions_of_policy(hogs))
 
 
 @dataclass
 class Trace:
     """A machine that is looked at every `every_s`; what opens and closes is written down."""
 
-    policies: Policies = field(default_factory=Policies)
+    policies: IncidentPolicies = field(default_factory=IncidentPolicies)
     gpus: Sequence[GpuReading] | int = 1
     every_s: float = 10.0
     claims: Sequence[ClaimFact] = ()
     demand: Sequence[Demand] = ()
-    windows: Windows = field(default_factory=lambda: Windows(gap_s=60))
-    emptiness: Emptiness = field(default_factory=lambda: Emptiness(gap_s=60))
+    shares: Mapping[str, float] = field(default_factory=dict)
+    windows: UsageBuffers = field(default_factory=lambda: UsageBuffers(gap_s=60))
+    emptiness: EmptyBookingTracker = field(default_factory=lambda: EmptyBookingTracker(gap_s=60))
     at: datetime = NOW
-    known: list[Standing] = field(default_factory=list)
+    known: list[OpenIncident] = field(default_factory=list)
     told: list[Happening] = field(default_factory=list)
     texts: dict[str, str] = field(default_factory=dict)
     found: list[Finding] = field(default_factory=list)
@@ -75,16 +77,21 @@ class Trace:
 
     def look(self, seen: Snapshot) -> None:
         p = self.policies
-        claims = hog_scene.bookings(self.claims)
-        groups = hog_scene.sort(seen, claims, p.hogs, p.exempt)
+        claims = rule_input.bookings(self.claims)
+        groups = rule_input.group_processes(seen.processes, claims, p.hogs, p.exempt)
         self.windows.feed(
-            seen.at.timestamp(), hog_scene.present(groups), {}, hog_scene.readable(seen)
+            seen.at.timestamp(), rule_input.presences(groups), {}, rule_input.readable_gpus(seen)
         )
         self.emptiness.look(seen, claims)
-        scene = hog_scene.scene(seen, groups, self.windows, self.emptiness, self.demand)
+        scene = rule_input.build(
+            seen, groups, self.windows, self.emptiness, self.demand, self.shares
+        )
         going_on = {incident.name for incident in self.known}
-        self.found = judging.findings(scene, p, going_on)
-        present, unsure = judging.present(scene), judging.unsure(scene, p, going_on)
+        self.found, _ = evaluate_rules.findings(scene, p, going_on)
+        present, unsure = (
+            evaluate_rules.present_keys(scene),
+            evaluate_rules.undecided(scene, p, going_on),
+        )
         self._note(judge(self.found, self.known, present, self.demand, p.hogs, self.at, unsure))
 
     def _note(self, verdict: Verdict) -> None:

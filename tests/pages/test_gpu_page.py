@@ -8,11 +8,12 @@ from django.contrib.auth.models import User
 from django.test import Client
 from django.utils import timezone
 
-from monitor import events, store
-from monitor.health import Ailment, Condition, HealthReading
+from monitor.facts.health import Ailment, Condition, HealthReading
+from monitor.facts.readings import Snapshot
+from monitor.facts.usage import InstanceReading
+from monitor.journal.rows import events
 from monitor.models import LatestSnapshot
-from monitor.readings import Snapshot
-from monitor.use_facts import InstanceReading
+from monitor.snapshot import rows as snapshots
 from tests.builders import GIB, NOW, gpu, gpu_uuid, process, snapshot
 
 Browse = Callable[[User], Client]
@@ -34,7 +35,7 @@ def test_it_does_not_know_a_gpu_that_never_was(alice: User, as_user: Browse) -> 
     response = as_user(alice).get("/gpus/GPU-nonsense/")
 
     assert response.status_code == 404
-    assert "Nothing is at this address" in response.content.decode()
+    assert "Page not found" in response.content.decode()
 
 
 def test_it_shows_facts_and_state(alice: User, as_user: Browse, seen: Seen) -> None:
@@ -61,7 +62,7 @@ def test_it_hides_the_commands_of_others(alice: User, as_user: Browse, seen: See
 
     assert "python own.py" in html
     assert "sh x" not in html
-    assert "Only its owner and operators see the command line" in html
+    assert "Only the owner and operators can see the command line" in html
 
 
 def test_it_charts_the_history_of_the_range_asked_for(
@@ -70,7 +71,7 @@ def test_it_charts_the_history_of_the_range_asked_for(
     seen(1)
     now = timezone.now()
     past = [snapshot([gpu(utilization_pct=50.0)], at=now - timedelta(minutes=m)) for m in range(20)]
-    store.record_history(past)
+    snapshots.record_history(past)
     html = page(as_user(alice), f"{PATH}?range=1h")
 
     assert html.count('<figure class="chart"') == 4
@@ -82,7 +83,7 @@ def test_it_charts_the_history_of_the_range_asked_for(
 def test_it_says_that_nothing_is_known(alice: User, as_user: Browse, seen: Seen) -> None:
     seen(1)
 
-    assert "There are no readings in the last 10 min" in page(as_user(alice), f"{PATH}?range=10min")
+    assert "No readings in the last 10 min" in page(as_user(alice), f"{PATH}?range=10min")
 
 
 @pytest.mark.parametrize("query", ["?range=9y", "?sort=nonsense", "?sort=--", "?range="])
@@ -123,7 +124,7 @@ def test_it_shows_what_the_gpu_can_do(alice: User, as_user: Browse, seen: Seen) 
 
 def test_it_marks_an_estimated_rank(alice: User, as_user: Browse) -> None:
     reading = gpu(name="NVIDIA New", cores=1000, max_sm_clock_mhz=1000, compute_capability="9.0")
-    store.record(snapshot([reading], at=timezone.now()))
+    snapshots.record(snapshot([reading], at=timezone.now()))
 
     assert "(estimated)" in page(as_user(alice))
 
@@ -134,21 +135,21 @@ def test_it_says_why_a_gpu_gets_no_new_work(alice: User, as_user: Browse) -> Non
     counts = HealthReading(
         gpu_uuid=gpu_uuid(), clock_reasons=0x80, ecc_corrected=3, ailments=(ailment,)
     )
-    store.record(snapshot([reading], health=(counts,), at=timezone.now()))
+    snapshots.record(snapshot([reading], health=(counts,), at=timezone.now()))
     html = page(as_user(alice))
 
     assert "throttled" in html
     assert "The power supply asked it to brake." in html
     assert "the power supply (brake)" in html
-    assert "3 corrected, – not corrected" in html
+    assert "3 corrected, – uncorrected" in html
     assert "throttled" in as_user(alice).get("/").content.decode()
 
 
-def test_it_shows_memory_that_nobody_on_the_list_holds(alice: User, as_user: Browse) -> None:
+def test_it_shows_memory_that_no_listed_process_holds(alice: User, as_user: Browse) -> None:
     held = gpu(0, memory_used_bytes=30 * GIB, orphaned_bytes=12 * GIB)
-    store.record(snapshot([held], [process()]))
+    snapshots.record(snapshot([held], [process()]))
 
-    assert "12 GiB are held by no process that is listed." in page(as_user(alice))
+    assert "12 GiB in use by no visible process" in page(as_user(alice))
 
 
 def test_it_lists_mig_instances_whose_use_is_unknown(
@@ -168,5 +169,5 @@ def test_it_lists_mig_instances_whose_use_is_unknown(
 
     assert "MIG-7" in html
     assert "5.00 GiB / 20.0 GiB" in html
-    assert "The driver does not tell how busy a MIG instance is" in html
+    assert "The driver does not report utilisation per MIG instance" in html
     assert "docker 0123456789ab" in html

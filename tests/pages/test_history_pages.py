@@ -9,9 +9,10 @@ from django.contrib.auth.models import User
 from django.test import Client
 from django.utils import timezone
 
-from monitor import process_hours, rollups, store
 from monitor.models import Gpu, ProcessMinute, ProcessUse
-from monitor.probes.scenario import Scenario
+from monitor.sampling.probes.simulated.scenario import Scenario
+from monitor.snapshot import rows as snapshots
+from monitor.usage.rows import rollups
 from tests.builders import gpu, process, snapshot
 from tests.monitor.past import process_use
 
@@ -24,7 +25,7 @@ def used(db: None) -> ProcessUse:
     """Alice's process on GPU 0 of gpubox, there in 20 minutes of the last half hour."""
     now = timezone.now()
     begin = now - timedelta(minutes=30)
-    store.record_history(snapshot([gpu()], at=begin + timedelta(minutes=m)) for m in range(30))
+    snapshots.record_history(snapshot([gpu()], at=begin + timedelta(minutes=m)) for m in range(30))
     rollups.roll_up(now)
     use = process_use(
         Gpu.objects.get(), begin, last_seen_at=now, sm_s=900, held_s=1200, known_s=600
@@ -33,7 +34,7 @@ def used(db: None) -> ProcessUse:
     ProcessMinute.objects.bulk_create(
         ProcessMinute(use=use, t=first + 60 * m, **FULL) for m in range(20)
     )
-    process_hours.roll_up(now)
+    rollups.roll_up_processes(now)
     return use
 
 
@@ -48,7 +49,7 @@ def test_sums_of_a_person_are_for_all(used: ProcessUse, bob: User, as_user: Brow
 
     assert "<b>0.250</b> GPU-h" in html
     assert "50 %" in html
-    assert "Single processes are shown to alice and to operators." in html
+    assert "Only alice and operators can see single processes." in html
     assert f"/processes/{used.pk}/" not in html
 
 
@@ -64,9 +65,9 @@ def test_a_process_is_shown_to_its_owner_and_operators_alone(
 ) -> None:
     path = f"/processes/{used.pk}/"
 
-    assert "Share of the GPU" in page(as_user(alice), path)
-    assert "Share of the GPU" in page(as_user(root), path)
-    assert "belongs to somebody else" in page(as_user(bob), path, 403)
+    assert "Average utilisation" in page(as_user(alice), path)
+    assert "Average utilisation" in page(as_user(root), path)
+    assert "belongs to another user" in page(as_user(bob), path, 403)
 
 
 def test_the_owner_of_a_job_sees_its_process(used: ProcessUse, bob: User, as_user: Browse) -> None:
@@ -75,14 +76,14 @@ def test_the_owner_of_a_job_sees_its_process(used: ProcessUse, bob: User, as_use
     assert "job 7" in page(as_user(bob), f"/processes/{used.pk}/")
 
 
-def test_a_name_that_nobody_has_is_not_found(alice: User, as_user: Browse) -> None:
+def test_an_unknown_user_name_is_not_found(alice: User, as_user: Browse) -> None:
     page(as_user(alice), "/users/mallory/", 404)
     page(as_user(alice), "/hosts/nowhere/", 404)
     page(as_user(alice), "/processes/77/", 404)
 
 
 def test_someone_without_any_use_has_a_page_that_says_so(alice: User, as_user: Browse) -> None:
-    assert "alice was on no GPU in the last 24 h." in page(as_user(alice), "/users/alice/")
+    assert "alice used no GPU in the last 24 h" in page(as_user(alice), "/users/alice/")
 
 
 @pytest.mark.parametrize("name", ["a/b", "DOMAIN\\eve", "o'neil <b>", "ünal"])
@@ -105,18 +106,18 @@ def test_a_host_shows_its_charts_and_a_strip_per_gpu(
 
 
 def test_a_host_shows_its_live_figures_first(alice: User, as_user: Browse) -> None:
-    store.record(snapshot(1))
+    snapshots.record(snapshot(1))
     html = page(as_user(alice), "/hosts/gpubox/")
 
     assert html.index('data-live="h:gpubox"') < html.index(">History<")
 
 
-def test_the_gpu_page_tells_who_used_it(used: ProcessUse, bob: User, as_user: Browse) -> None:
+def test_the_gpu_page_lists_its_users(used: ProcessUse, bob: User, as_user: Browse) -> None:
     html = page(as_user(bob), f"/gpus/{used.gpu_id}/?range=7d")
 
-    assert "Who used it in the last 7 d" in html
+    assert "Usage in the last 7 d" in html
     assert 'href="/users/alice/"' in html
-    assert "readings cover" in html
+    assert "coverage" in html
 
 
 def test_a_time_of_ones_own_choice_stays_in_the_form(
@@ -126,7 +127,7 @@ def test_a_time_of_ones_own_choice_stays_in_the_form(
     html = page(as_user(alice), path)
 
     assert 'value="2026-01-02T0' in html
-    assert "There are no readings in this time." in html
+    assert "No readings in this time" in html
     assert "hx-trigger" not in html.split('id="history"')[1].split(">")[0]
 
 
@@ -143,7 +144,7 @@ def test_each_page_has_each_range(
 def test_rows_of_processes_link_to_what_they_did_where_one_may_see_it(
     alice: User, bob: User, as_user: Browse
 ) -> None:
-    store.record(snapshot([gpu()], [process(1)], host=Scenario(1).host(timezone.now(), "box")))
+    snapshots.record(snapshot([gpu()], [process(1)], host=Scenario(1).host(timezone.now(), "box")))
     use = process_use(Gpu.objects.get(), timezone.now(), pid=1, start_ticks=1001)
 
     assert f'href="/processes/{use.pk}/"' in page(as_user(alice), "/processes/")

@@ -8,10 +8,10 @@ from django.contrib.auth.models import User
 from django.test import Client
 from django.utils import timezone
 
-from monitor import store
+from monitor.incidents.facts import IDLE_HELD, MEMORY_HOG
+from monitor.incidents.pages import badges as incident_badges
 from monitor.models import Gpu, Pattern, ProcessMinute, ProcessUse
-from monitor.pages import incident_badges
-from monitor.policy.hog_rules import IDLE_HELD, MEMORY_HOG
+from monitor.snapshot import rows as snapshots
 from tests.builders import GIB, NOW, gpu_uuid, process, snapshot
 from tests.monitor.past import process_use
 from tests.pages.test_incidents_page import get, made
@@ -24,7 +24,7 @@ PID = 4_200_001
 @pytest.fixture(autouse=True)
 def _seen() -> None:
     busy = process(PID, on=1, memory_bytes=40 * GIB, sm_pct=0.0)
-    store.record(snapshot(2, [busy], at=timezone.now()))
+    snapshots.record(snapshot(2, [busy], at=timezone.now()))
 
 
 def test_a_hog_has_its_badge_on_the_process_and_on_the_gpu(alice: User, as_user: AsUser) -> None:
@@ -35,13 +35,13 @@ def test_a_hog_has_its_badge_on_the_process_and_on_the_gpu(alice: User, as_user:
     assert "others wait" in card
 
 
-def test_the_gpu_that_somebody_hogs_comes_first(alice: User, as_user: AsUser) -> None:
+def test_a_gpu_with_a_hog_comes_first(alice: User, as_user: AsUser) -> None:
     made(gpu_id=gpu_uuid(1), pid=PID)
     html = get(as_user(alice), "/")
     assert html.index(f'id="gpu-{gpu_uuid(1)}"') < html.index(f'id="gpu-{gpu_uuid(0)}"')
 
 
-def test_the_page_of_a_gpu_says_that_somebody_hogs_it(alice: User, as_user: AsUser) -> None:
+def test_the_page_of_a_gpu_names_its_hog(alice: User, as_user: AsUser) -> None:
     made(gpu_id=gpu_uuid(1), pid=PID)
     head = get(as_user(alice), f"/gpus/{gpu_uuid(1)}/").split('id="figures"')[0]
     assert "others wait" in head
@@ -71,8 +71,8 @@ def test_the_dashboard_lists_open_incidents_the_worst_first(alice: User, as_user
     assert "over" not in region
 
 
-def test_a_quiet_dashboard_says_that_nobody_hogs(alice: User, as_user: AsUser) -> None:
-    assert "Nobody takes more than is theirs." in get(as_user(alice), "/")
+def test_a_quiet_dashboard_shows_no_open_incidents(alice: User, as_user: AsUser) -> None:
+    assert "No open incidents" in get(as_user(alice), "/")
 
 
 @pytest.mark.parametrize("path", ["/processes/", f"/gpus/{gpu_uuid(1)}/"])
@@ -81,9 +81,33 @@ def test_tables_of_processes_have_the_badge_too(path: str, alice: User, as_user:
     assert f'<a class="chip warning" href="/incidents/{row.pk}/"' in get(as_user(alice), path)
 
 
+def test_the_gpu_with_idle_memory_comes_first_and_its_process_shows_for_how_long(
+    alice: User, as_user: AsUser
+) -> None:
+    since = timezone.now() - timedelta(hours=3, minutes=44)
+    made(rule=IDLE_HELD, gpu_id=gpu_uuid(1), pid=PID, since_at=since, waited_s=5000, waited_jobs=1)
+    html = get(as_user(alice), "/")
+    card = html.split(f'id="gpu-{gpu_uuid(1)}"')[1].split("</article>")[0]
+    row = card.split("<table")[1]
+    assert html.index(f'id="gpu-{gpu_uuid(1)}"') < html.index(f'id="gpu-{gpu_uuid(0)}"')
+    assert "3 h 44 min</time>" in row
+    assert "Memory held idle on GPU 1: others wait" in html
+
+
+def test_a_harmless_incident_has_a_neutral_shape(alice: User, as_user: AsUser) -> None:
+    made(gpu_id=gpu_uuid(1), pid=PID, severity="info", hog_spans=[])
+    html = get(as_user(alice), "/")
+    card = html.split(f'id="gpu-{gpu_uuid(1)}"')[1].split("</article>")[0]
+    region = html.split('id="region-incidents"')[1].split("</section>")[0]
+    assert "heavy use" in card
+    assert "no one waiting" in card
+    assert 'data-shape="ok"' not in card + region
+    assert 'data-shape="idle">1 open incident<' in html
+
+
 def test_of_several_badges_the_most_telling_is_shown() -> None:
     made(rule=MEMORY_HOG, gpu_id=gpu_uuid(1), pid=PID)
-    made(gpu_id=gpu_uuid(1), pid=PID)
+    made(gpu_id=gpu_uuid(1), pid=PID, hog_spans=[[0, 60]])
     made(rule=IDLE_HELD, gpu_id=gpu_uuid(1), pid=PID)
     assert incident_badges.current(timezone.now()).processes[gpu_uuid(1), PID].word == "hog"
 
@@ -103,44 +127,42 @@ def store_gpu() -> Gpu:
     return Gpu.objects.get(pk=gpu_uuid(1))
 
 
-def test_ones_own_page_says_what_one_is_asked_to_change_and_how(
-    alice: User, as_user: AsUser
-) -> None:
+def test_the_own_page_shows_recommendations(alice: User, as_user: AsUser) -> None:
     row = made(rule=IDLE_HELD, gpu_id=gpu_uuid(1), memory_bytes=40 * GIB, waited_jobs=2)
     html = get(as_user(alice), "/users/alice/")
-    assert "You hold 40.0 GiB on GPU 1 that nothing has used for 1 h." in html
+    assert "python holds 40.0 GiB on GPU 1 and has not used the GPU for 1 h." in html
     assert "2 jobs have waited for it." in html
     assert f"/incidents/{row.pk}/" in html
 
 
-def test_it_says_what_one_holds_idle_and_since_when(alice: User, as_user: AsUser) -> None:
+def test_the_own_page_shows_idle_memory_and_its_begin(alice: User, as_user: AsUser) -> None:
     idle_for(90)
     html = get(as_user(alice), "/users/alice/")
-    assert "You hold <b>40.0 GiB</b> that nothing uses" in html
+    assert "You hold <b>40.0 GiB</b> that no process uses" in html
     assert "1 h 30 min" in html
 
 
-def test_what_one_is_asked_about_is_not_told_twice(alice: User, as_user: AsUser) -> None:
+def test_memory_with_an_open_incident_is_not_listed_twice(alice: User, as_user: AsUser) -> None:
     idle_for(90)
     made(rule=IDLE_HELD, gpu_id=gpu_uuid(1), pid=PID, memory_bytes=40 * GIB)
     html = get(as_user(alice), "/users/alice/")
-    assert "that nothing has used" in html
-    assert "that nothing uses" not in html
+    assert "has not used the GPU" in html
+    assert "that no process uses" not in html
 
 
 def test_what_was_used_a_moment_ago_is_not_idle(alice: User, as_user: AsUser) -> None:
     idle_for(90)
     newest = ProcessMinute.objects.order_by("-t")[0]
     ProcessMinute.objects.filter(pk=newest.pk).update(sm_s=50)
-    assert "that nothing uses" not in get(as_user(alice), "/users/alice/")
+    assert "that no process uses" not in get(as_user(alice), "/users/alice/")
 
 
-def test_others_do_not_see_what_one_is_asked(alice: User, bob: User, as_user: AsUser) -> None:
+def test_other_users_do_not_see_recommendations(alice: User, bob: User, as_user: AsUser) -> None:
     made(rule=IDLE_HELD)
     assert 'id="asked"' not in get(as_user(bob), "/users/alice/")
 
 
-def test_patterns_are_told_to_all_on_the_page_of_incidents(bob: User, as_user: AsUser) -> None:
+def test_patterns_are_visible_to_all_on_the_page_of_incidents(bob: User, as_user: AsUser) -> None:
     text = "python (alice) monopolises GPU 1 every night 20:00–06:00 (9 of the last 10 nights)"
     Pattern.objects.create(
         host="gpubox",

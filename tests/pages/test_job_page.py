@@ -1,18 +1,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
 from django.contrib.auth.models import User
 from django.test import Client
 
-from monitor import store as monitor_store
-from scheduler import store
-from scheduler.jobs import Dependency, Manners, NewJob, Requirement
-from scheduler.models import Job
+from monitor.models import ProcessHour
+from monitor.snapshot import rows as monitor_store
+from scheduler.facts.jobs import Dependency, NewJob, Requirement, YieldOptions
+from scheduler.lifecycle.rows import queue as job_queue
+from scheduler.models import AttemptUse, Job
 from tests import jobs_made
-from tests.builders import GIB, NOW, snapshot
+from tests.builders import GIB, NOW, gpu_uuid, snapshot
+from tests.monitor.past import gpu_row, process_use
 
 pytestmark = pytest.mark.django_db
 AsUser = Callable[[User], Client]
@@ -35,9 +38,9 @@ def test_it_says_why_a_job_waits(alice: User, data: Path, as_user: AsUser) -> No
     html = page(as_user(alice), job)
 
     assert "No GPU has 20 GiB free." in html
-    assert html.index("my limits") < html.index("You have 2 of 2 GPUs.")
+    assert html.index("You have 2 of 2 GPUs.") < html.index("All checks")
     assert html.index("0 of 2") < html.index("others are there") < html.index("20 GiB free")
-    assert "asked 20 GiB" in html
+    assert "requested 20 GiB" in html
 
 
 def test_it_says_where_a_job_runs(alice: User, data: Path, as_user: AsUser) -> None:
@@ -57,7 +60,7 @@ def test_it_says_where_a_job_runs(alice: User, data: Path, as_user: AsUser) -> N
         ("failed", {"exit_code": 7}, ["failed", "exit code 7"]),
         ("failed", {"exit_code": None, "signal": 9}, ["ended by SIGKILL (signal 9)"]),
         ("failed", {"exit_code": None, "signal": 64}, ["ended by SIGRTMAX (signal 64)"]),
-        ("lost", {"exit_code": None}, ["lost", "nobody can tell how it ended"]),
+        ("lost", {"exit_code": None}, ["lost", "exit code unknown"]),
         ("succeeded", {"cpu_s": 90.0, "peak_memory_bytes": GIB}, ["1 min", "1.00 GiB"]),
         ("failed", {"problem": "/srv does not exist."}, ["/srv does not exist."]),
     ],
@@ -91,8 +94,9 @@ def test_it_shows_the_end_of_the_log_as_text(alice: User, data: Path, as_user: A
 
     html = page(as_user(alice), job)
 
-    assert "&lt;script&gt;alert(1)&lt;/script&gt;red\ufffd" in html
-    assert "left out here" in html
+    assert "&lt;script&gt;alert(1)&lt;/script&gt;" in html
+    assert '<span class="a31" data-s="31">red\ufffd</span>' in html
+    assert "not shown here" in html
     assert html.count("x" * 65_000) == 1
     assert "x" * 66_000 not in html
     assert 'data-to="100' in html
@@ -142,7 +146,7 @@ def test_without_scripts_it_reloads_itself_until_the_end(
     alice: User, data: Path, as_user: AsUser
 ) -> None:
     assert '<noscript><meta http-equiv="refresh"' in page(as_user(alice), jobs_made.running(alice))
-    assert "refresh" not in page(as_user(alice), jobs_made.finished(alice))
+    assert "http-equiv" not in page(as_user(alice), jobs_made.finished(alice))
 
 
 @pytest.mark.parametrize("pk", [999, 2**70])
@@ -166,9 +170,9 @@ def test_to_cancel_what_has_ended_says_so(alice: User, data: Path, as_user: AsUs
     job = jobs_made.finished(alice)
     browser = as_user(alice)
 
-    assert "It has ended already" in browser.get(f"/jobs/{job.pk}/cancel/").content.decode()
+    assert "The job has already ended" in browser.get(f"/jobs/{job.pk}/cancel/").content.decode()
     html = browser.post(f"/jobs/{job.pk}/cancel/", follow=True).content.decode()
-    assert "had ended already" in html
+    assert "has already ended" in html
 
 
 @pytest.mark.parametrize("method", ["get", "post"])
@@ -209,13 +213,13 @@ def test_what_an_operator_holds_its_owner_does_not_release(
 
 def test_it_says_how_far_its_array_is_and_cancels_the_rest(alice: User, as_user: AsUser) -> None:
     new = NewJob(command="true", array=(0, 1, 2), array_limit=2, requirement=Requirement(gpus=0))
-    first = store.submit(new, alice, NOW)
-    assert store.request_cancel(first.pk, "alice", NOW)
+    first = job_queue.submit(new, alice, NOW)
+    assert job_queue.request_cancel(first.pk, "alice", NOW)
     browser, last = as_user(alice), Job.objects.latest("pk")
 
-    assert "0 of 3 succeeded, 1 ended otherwise, 2 wait; at most 2 at a time" in page(browser, last)
+    assert "0 of 3 succeeded, 1 ended otherwise, 2 wait; at most 2 at once" in page(browser, last)
     assert (
-        "all that is left of the array (2)"
+        "all remaining jobs of the array (2)"
         in browser.get(f"/jobs/{last.pk}/cancel/").content.decode()
     )
     browser.post(f"/jobs/{last.pk}/cancel/", {"all": "1"})
@@ -229,11 +233,94 @@ def test_it_says_what_it_waits_for_and_how_it_may_be_interrupted(
     new = NewJob(
         command="true",
         after=(Dependency(on=before.pk),),
-        manners=Manners(preemptible=True, yield_signal="SIGUSR1", retries=3),
+        yield_options=YieldOptions(preemptible=True, yield_signal="SIGUSR1", retries=3),
     )
 
-    html = page(as_user(alice), store.submit(new, alice, NOW))
+    html = page(as_user(alice), job_queue.submit(new, alice, NOW))
 
     assert f'<a href="/jobs/{before.pk}/">job {before.pk}</a>' in html
-    assert "yes, told by SIGUSR1" in html
-    assert "0 of 3 times so far" in html
+    assert "yes, notified by SIGUSR1" in html
+    assert "0 of 3 used" in html
+
+
+def used(job: Job, **use: object) -> None:
+    """Record what the job's attempt used."""
+    facts = {"gpu_s": 7200.0, "mean_pct": 62.0, "peak_memory_bytes": 30 * GIB, "joules": 3.6e6}
+    AttemptUse.objects.create(attempt=job.attempts.get(), **(facts | use))
+
+
+def test_an_ended_job_shows_what_it_used_of_its_gpus(
+    alice: User, data: Path, as_user: AsUser
+) -> None:
+    job = jobs_made.finished(alice)
+    Job.objects.filter(pk=job.pk).update(gpu_memory_bytes=64 * GIB)
+    used(job)
+    html = page(as_user(alice), job)
+
+    assert "<b>2.00</b> GPU-h" in html
+    assert "62 %" in html
+    assert "30.0 GiB" in html
+    assert "64.0 GiB requested" in html
+    assert "A request of 33 GiB would have been enough." in html
+
+
+def test_a_job_without_recorded_use_shows_no_figures(
+    alice: User, data: Path, as_user: AsUser
+) -> None:
+    assert "Peak GPU memory" not in page(as_user(alice), jobs_made.finished(alice))
+
+
+def test_unknown_use_is_not_shown_as_zero(alice: User, data: Path, as_user: AsUser) -> None:
+    job = jobs_made.finished(alice)
+    used(job, mean_pct=None, peak_memory_bytes=None, joules=None)
+
+    assert "Unknown: not measured" in page(as_user(alice), job)
+
+
+def test_a_job_that_started_has_charts_of_its_gpus(
+    alice: User, data: Path, as_user: AsUser
+) -> None:
+    job = jobs_made.finished(alice)
+    hour = int(NOW.timestamp()) // 3600 * 3600
+    use = process_use(
+        gpu_row(gpu_uuid(0), NOW), NOW, last_seen_at=NOW + timedelta(minutes=3),
+        job_ref=str(job.pk), job_owner="alice",
+    )  # fmt: skip
+    ProcessHour.objects.create(
+        use=use, t=hour, sm_s=30, held_s=60, known_s=60, memory_byte_s=60 * GIB,
+        memory_known_s=60, peak_memory_bytes=GIB, joules=600,
+    )  # fmt: skip
+    html = page(as_user(alice), job)
+
+    assert "Use of the GPUs" in html
+    assert "GPU utilisation" in html
+
+
+def test_a_waiting_job_has_no_charts(alice: User, data: Path, as_user: AsUser) -> None:
+    assert "Use of the GPUs" not in page(as_user(alice), jobs_made.waiting(alice))
+
+
+@pytest.mark.parametrize(
+    ("code", "never", "action"),
+    [
+        ("UserMaxGpus", False, "Shares and limits"),
+        ("UserMaxGpus", True, "Submit a smaller request"),
+        ("GpuMemory", False, "Submit a smaller request"),
+        ("OutsideWindow", False, "Request a time window"),
+    ],
+)
+def test_the_reason_to_wait_comes_with_an_action_for_the_owner(
+    code: str,
+    never: bool,
+    action: str,
+    alice: User,
+    bob: User,
+    data: Path,
+    as_user: AsUser,
+) -> None:
+    job = jobs_made.waiting(alice)
+    reason = {"code": code, "text": "It waits.", "tier": 3, "never": never}
+    Job.objects.filter(pk=job.pk).update(blockers=[reason])
+
+    assert f">{action}</a>" in page(as_user(alice), job).split('class="why"')[1]
+    assert f">{action}</a>" not in page(as_user(bob), job).split('class="why"')[1]

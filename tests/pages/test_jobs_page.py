@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from datetime import timedelta
 
@@ -7,8 +8,10 @@ import pytest
 from django.contrib.auth.models import User
 from django.test import Client
 
-from scheduler import holding, outlook
+from scheduler.dispatch.steps import preview
+from scheduler.lifecycle.rows import changes as job_changes
 from scheduler.models import Job
+from scheduler.planner.forecast.forecast import Estimate
 from tests import jobs_made
 from tests.builders import NOW
 
@@ -57,18 +60,18 @@ def test_it_says_when_mine_is_served(alice: User, bob: User, as_user: AsUser) ->
 
 def test_a_held_job_is_not_the_next_one(alice: User, as_user: AsUser) -> None:
     held = jobs_made.waiting(alice, priority=5)
-    assert holding.hold(held.pk, "alice", NOW)
-    assert "can't be served yet" in page(as_user(alice))
+    assert job_changes.hold_job(held.pk, "alice", NOW)
+    assert "can't start yet" in page(as_user(alice))
 
-    outlook.forget()
+    preview.forget()
     jobs_made.waiting(alice, priority=1)
-    assert "is served next" in page(as_user(alice))
+    assert "is next" in page(as_user(alice))
 
 
 def test_the_next_one_is_called_next(alice: User, as_user: AsUser) -> None:
     jobs_made.waiting(alice)
 
-    assert "is served next" in page(as_user(alice))
+    assert "is next" in page(as_user(alice))
 
 
 @pytest.mark.parametrize(
@@ -106,7 +109,7 @@ def test_it_finds_a_job_by_its_number(alice: User, as_user: AsUser) -> None:
 def test_many_jobs_come_in_pages(
     alice: User, as_user: AsUser, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("scheduler.pages.job_table.PER_PAGE", 2)
+    monkeypatch.setattr("scheduler.jobs.pages.table.PER_PAGE", 2)
     jobs = [jobs_made.finished(alice) for _ in range(3)]
 
     first = page(as_user(alice), state="finished")
@@ -122,7 +125,7 @@ def test_an_empty_filter_offers_all_jobs(alice: User, as_user: AsUser) -> None:
     assert "Show all jobs" in page(as_user(alice))
 
 
-def test_it_tells_no_commands(alice: User, bob: User, as_user: AsUser) -> None:
+def test_it_shows_no_commands(alice: User, bob: User, as_user: AsUser) -> None:
     jobs_made.waiting(alice, command="python secret.py", name="x")
 
     assert "secret" not in page(as_user(bob))
@@ -138,3 +141,112 @@ def test_its_cost_does_not_grow_with_the_jobs(
 
     with django_assert_max_num_queries(10):  # type: ignore[attr-defined]
         page(browser)
+
+
+def order(html: str) -> list[int]:
+    return [int(pk) for pk in re.findall(r'id="job-(\d+)"', html)]
+
+
+@pytest.mark.parametrize(
+    ("sort", "expected"),
+    [
+        ("job", [0, 1, 2]),
+        ("-job", [2, 1, 0]),
+        ("-priority", [1, 2, 0]),
+        ("owner", [0, 2, 1]),
+        ("-submitted", [0, 2, 1]),
+    ],
+)
+def test_the_address_sorts_the_list(
+    sort: str, expected: list[int], alice: User, bob: User, as_user: AsUser
+) -> None:
+    jobs = [
+        jobs_made.waiting(alice, at=NOW + timedelta(seconds=9), priority=1),
+        jobs_made.waiting(bob, priority=4),
+        jobs_made.waiting(alice, at=NOW + timedelta(seconds=5), priority=2),
+    ]
+
+    assert order(page(as_user(alice), sort=sort)) == [jobs[i].pk for i in expected]
+
+
+def test_jobs_without_a_run_time_come_last_in_both_directions(alice: User, as_user: AsUser) -> None:
+    never = jobs_made.waiting(alice)
+    runs = jobs_made.running(alice)
+
+    for sort in ("took", "-took"):
+        assert order(page(as_user(alice), sort=sort)) == [runs.pk, never.pk]
+
+
+def test_an_unknown_sort_key_is_ignored_and_a_known_one_stays_in_the_links(
+    alice: User, as_user: AsUser
+) -> None:
+    jobs_made.waiting(alice)
+
+    assert page(as_user(alice), sort="password")
+    assert "?who=mine&amp;sort=-priority" in page(as_user(alice), sort="-priority")
+
+
+def test_a_waiting_job_shows_its_expected_start(
+    alice: User, as_user: AsUser, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = jobs_made.waiting(alice)
+    soon = Estimate(position=1, p50=NOW + timedelta(minutes=4), p90=None)
+    monkeypatch.setattr(preview, "estimates", lambda now: {job.pk: soon})
+    html = page(as_user(alice))
+
+    assert 'datetime="2026-03-02T12:04:00+00:00"' in html.split("<tbody>")[1]
+
+
+def change(browser: Client, action: str, *jobs: Job, **more: str) -> str:
+    fields = {"action": action, "job": [job.pk for job in jobs], **more}
+    return browser.post("/jobs/bulk/", fields, follow=True).content.decode()
+
+
+def test_selected_jobs_are_held_and_released_at_once(alice: User, as_user: AsUser) -> None:
+    jobs = [jobs_made.waiting(alice) for _ in range(3)]
+    browser = as_user(alice)
+
+    assert "Held 2 jobs." in change(browser, "hold", *jobs[:2])
+    assert [bool(job.held) for job in Job.objects.order_by("pk")] == [True, True, False]
+    assert "Released 2 jobs. 1 could not be changed" in change(browser, "release", *jobs)
+
+
+def test_cancelling_selected_jobs_asks_first(alice: User, as_user: AsUser) -> None:
+    jobs = [jobs_made.waiting(alice) for _ in range(2)]
+    browser = as_user(alice)
+
+    assert "Cancel 2 jobs?" in change(browser, "cancel", *jobs)
+    assert Job.objects.filter(outcome="cancelled").count() == 0
+    assert "Cancelled 2 jobs." in change(browser, "cancel", *jobs, sure="1")
+    assert Job.objects.filter(outcome="cancelled").count() == 2
+
+
+def test_jobs_of_other_users_are_not_changed(alice: User, bob: User, as_user: AsUser) -> None:
+    theirs = jobs_made.waiting(bob)
+    browser = as_user(alice)
+
+    assert f'value="{theirs.pk}" aria-label' not in page(browser)
+    assert "Held 0 jobs. 1 could not be changed" in change(browser, "hold", theirs)
+    assert "No jobs to cancel" in change(browser, "cancel", theirs)
+
+
+def test_a_bulk_change_leads_back_to_the_view_and_nowhere_else(
+    alice: User, as_user: AsUser
+) -> None:
+    browser = as_user(alice)
+    fields = {"action": "hold", "job": [jobs_made.waiting(alice).pk]}
+
+    kept = browser.post("/jobs/bulk/", {**fields, "view": "?state=all"})
+    outside = browser.post("/jobs/bulk/", {**fields, "view": "//evil.example/"})
+
+    assert (kept["Location"], outside["Location"]) == ("/jobs/?state=all", "/jobs/")
+
+
+def test_unknown_bulk_actions_and_too_many_jobs_are_refused(alice: User, as_user: AsUser) -> None:
+    browser = as_user(alice)
+    job = jobs_made.waiting(alice)
+    crowd = browser.post("/jobs/bulk/", {"action": "hold", "job": list(range(201))}, follow=True)
+
+    assert "at most 200 jobs" in change(browser, "delete", job)
+    assert "at most 200 jobs" in crowd.content.decode()
+    assert not Job.objects.get(pk=job.pk).held

@@ -8,12 +8,12 @@ from django.contrib.auth.models import User
 from django.test import Client
 from django.utils import timezone
 
-from monitor import audit, events
+from monitor.journal.rows import audit, events
 from scheduler.models import ModeState
 
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("data")]
 AsUser = Callable[[User], Client]
-DAY = "Hogs were present 42 % of the last 24 h; it is cooperative again below 20 %."
+DAY = "Overuse in 42 % of the last 24 h. Normal limits return below 20 %."
 
 
 @pytest.fixture
@@ -50,8 +50,8 @@ def test_the_page_says_why_and_what_it_means(host: str, alice: User, as_user: As
     page = as_user(alice).get("/mode/").content.decode()
     assert DAY in page
     assert "more than 30 %" in page
-    assert "count 0.50 times as much" in page
-    assert "Set the mode" not in page
+    assert "is multiplied by 0.10" in page
+    assert "Set mode" not in page
 
 
 def test_an_operator_sets_it_for_a_while(host: str, root: User, as_user: AsUser) -> None:
@@ -62,7 +62,7 @@ def test_an_operator_sets_it_for_a_while(host: str, root: User, as_user: AsUser)
     assert (row.mode, row.override, row.override_by) == ("defensive", "defensive", "root")
     assert row.override_until is not None
     assert abs(row.override_until - timezone.now() - timedelta(hours=1)) < timedelta(minutes=1)
-    assert "root has set it. It holds until" in answer.content.decode()
+    assert "root has set it. Set by an operator until" in answer.content.decode()
     assert audit.about(f"mode {host}")[0].action == "MODE_SET"
     assert events.recent(1)[0].kind == "MODE_CHANGED"
     browser.post("/mode/", {"host": host, "mode": "automatic"})

@@ -7,7 +7,7 @@ from django.contrib.auth.models import User
 from django.test import Client
 from django.utils import timezone
 
-from monitor import store
+from monitor.snapshot import rows as snapshots
 from scheduler.models import Job
 from tests import jobs_made
 from tests.builders import GIB, gpu_uuid, snapshot
@@ -71,7 +71,7 @@ def test_htmx_is_sent_on_to_the_job(browser: Client) -> None:
         ("time_limit", "soon", "is not a duration"),
         ("cwd", "train", "must start with /"),
         ("env", "LR", "Line 1 is not NAME=value."),
-        ("env", "A=1\nA=2", "A stands here twice."),
+        ("env", "A=1\nA=2", "A is set twice."),
         ("env", "CUDA_VISIBLE_DEVICES=0", "is set by gpucoord itself"),
         ("priority", "9", "not one of the available choices"),
     ],
@@ -95,7 +95,7 @@ def test_advanced_fields_open_when_one_has_a_mistake(browser: Client) -> None:
 
 
 def test_it_refuses_what_no_gpu_has_with_the_numbers(browser: Client) -> None:
-    store.record(snapshot(2))
+    snapshots.record(snapshot(2))
 
     html = refused(browser, gpu_memory="200GiB", env="not a variable")
 
@@ -134,7 +134,7 @@ def test_others_jobs_can_not_be_copied(browser: Client, bob: User) -> None:
 
 
 def test_it_takes_which_gpu_and_when_and_how_it_yields(browser: Client) -> None:
-    store.record(snapshot(2))
+    snapshots.record(snapshot(2))
 
     browser.post(
         "/jobs/new/",
@@ -168,19 +168,28 @@ def test_a_group_of_fields_opens_when_one_is_wrong(browser: Client) -> None:
 
 
 def test_it_says_when_it_would_start_and_submits_nothing(browser: Client) -> None:
-    store.record(snapshot(1, at=timezone.now()))
+    snapshots.record(snapshot(1, at=timezone.now()))
 
     page = browser.post("/jobs/new/", {"command": "python train.py", "what_if": "1"})
 
-    assert "It would start now." in page.content.decode()
+    assert "The job would start now." in page.content.decode()
     assert "python train.py" in page.content.decode()
     assert not Job.objects.exists()
 
 
+def test_it_says_how_much_memory_earlier_runs_needed(browser: Client, alice: User) -> None:
+    snapshots.record(snapshot(1, at=timezone.now()))
+    jobs_made.past_runs(alice, 5)
+
+    page = browser.post("/jobs/new/", {"command": "python train.py", "what_if": "1"})
+
+    assert "Your last 5 runs of this command peaked at 10.0 GiB" in page.content.decode()
+
+
 def test_it_says_why_it_would_wait(browser: Client) -> None:
-    store.record(snapshot(1, at=timezone.now()))
+    snapshots.record(snapshot(1, at=timezone.now()))
 
     page = browser.post("/jobs/new/", {"command": "true", "begin": "in 2h", "what_if": "1"})
 
-    assert "It would wait." in page.content.decode()
+    assert "The job would wait." in page.content.decode()
     assert "begins no sooner than" in page.content.decode()

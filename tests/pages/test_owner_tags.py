@@ -10,12 +10,12 @@ def test_a_person_looks_the_same_each_time() -> None:
     assert f'class="owner {user_colour("alice")}"' in owner("alice")
 
 
-def test_a_crowd_is_told_apart_by_colour_and_shape() -> None:
+def test_many_users_differ_by_colour_and_shape() -> None:
     looks = {user_colour(f"person{number}") for number in range(200)}
 
     assert len(looks) == 21
 
 
 @pytest.mark.parametrize("nobody", [None, ""])
-def test_whose_it_is_that_nobody_knows_has_no_colour(nobody: str | None) -> None:
+def test_an_unknown_owner_has_no_colour(nobody: str | None) -> None:
     assert user_colour(nobody) == "u-none"

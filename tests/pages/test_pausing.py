@@ -9,9 +9,11 @@ import pytest
 from django.contrib.auth.models import User
 from django.test import Client
 
-from monitor import audit, events, gpu_closing, store
-from monitor.gpu_closures import ClosureFact, ClosureKind
-from monitor.readings import Snapshot
+from monitor.facts.gpu_states import ClosureFact, ClosureKind
+from monitor.facts.readings import Snapshot
+from monitor.gpus import rows as availability
+from monitor.journal.rows import audit, events
+from monitor.snapshot import rows as snapshots
 from tests.builders import NOW, claim, gpu_uuid
 
 Browse = Callable[[User], Client]
@@ -26,16 +28,16 @@ def _seen(seen: Seen) -> None:
 
 
 def kinds() -> list[str]:
-    return [closure.kind.value for closure in gpu_closing.on("gpubox")]
+    return [closure.kind.value for closure in availability.on("gpubox")]
 
 
 def quarantine() -> None:
     fact = ClosureFact(
         gpu_uuid=gpu_uuid(), kind=ClosureKind.QUARANTINED, since=NOW, job_ref="7", pid=42
     )
-    gpu_closing.close(fact, "gpubox")
-    store.open_claim(claim("7"), "gpubox", NOW)
-    store.close_claims("7", NOW)
+    availability.close(fact, "gpubox")
+    snapshots.open_claim(claim("7"), "gpubox", NOW)
+    snapshots.close_claims("7", NOW)
 
 
 def test_an_operator_pauses_a_gpu_and_all_see_why(root: User, alice: User, as_user: Browse) -> None:
@@ -52,7 +54,7 @@ def test_and_lets_it_work_again(root: User, as_user: Browse) -> None:
     page = as_user(root).get(PATH).content.decode()
     as_user(root).post(PATH + "resume/")
 
-    assert "Let it take work again" in page
+    assert "Resume scheduling" in page
     assert kinds() == []
 
 
@@ -62,7 +64,7 @@ def test_a_quarantine_that_is_ended_does_not_come_back(root: User, as_user: Brow
     as_user(root).post(PATH + "release/")
 
     assert kinds() == []
-    assert store.held_claims("gpubox") == []
+    assert snapshots.held_claims("gpubox") == []
 
 
 @pytest.mark.parametrize("deed", ["pause/", "resume/", "release/"])

@@ -10,12 +10,13 @@ import pytest
 from django.contrib.auth.models import Permission, User
 from django.test import Client
 
-from monitor import audit, policies
 from monitor.admin.policies import address
+from monitor.journal.rows import audit
 from monitor.models import AuditEntry, PolicyValues
-from monitor.policy.presence_policy import PresencePolicy
-from monitor.policy.thresholds import thresholds
-from monitor.policy_forms import PolicyForm
+from monitor.presence.policy.thresholds import PresencePolicy
+from monitor.thresholds import rows as monitor_rows
+from monitor.thresholds.pages import PolicyForm
+from monitor.thresholds.policy import thresholds
 
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("data")]
 Browse = Callable[[User], Client]
@@ -28,7 +29,7 @@ def browser(root: User, as_user: Browse) -> Client:
 
 def posted(**changes: Any) -> dict[str, Any]:
     """The form as the page shows it, with changes; a box that is not ticked is not sent."""
-    form = PolicyForm("presence", policies.InForce().settings("presence"))
+    form = PolicyForm("presence", monitor_rows.ThresholdsInForce().settings("presence"))
     values = {name: form[name].value() for name in form.fields if not name.startswith("back:")}
     sent = {**values, **changes}
     return {name: value for name, value in sent.items() if value not in (None, False)}
@@ -43,16 +44,16 @@ def change(browser: Client, **changes: Any) -> str:
 def test_every_policy_has_a_page_that_opens(browser: Client) -> None:
     overview = browser.get("/admin/monitor/policyvalues/").content.decode()
 
-    for name in policies.registered():
+    for name in monitor_rows.registered():
         assert address(name) in overview
         html = browser.get(address(name)).content.decode()
-        assert "Shipped:" in html
+        assert "Default:" in html
         assert f"[policy.{name}]" in html
 
 
 def test_every_policy_can_be_sent_as_it_is_shown_and_nothing_changes(browser: Client) -> None:
-    for name in policies.registered():
-        form = PolicyForm(name, policies.InForce().settings(name))
+    for name in monitor_rows.registered():
+        form = PolicyForm(name, monitor_rows.ThresholdsInForce().settings(name))
         shown = {field: form[field].value() for field in form.fields}
         sent = {k: v for k, v in shown.items() if v not in (None, False)}
 
@@ -65,7 +66,7 @@ def test_every_policy_can_be_sent_as_it_is_shown_and_nothing_changes(browser: Cl
 def test_a_change_counts_and_is_audited(browser: Client) -> None:
     html = change(browser, clear_s="90", exclusive="game\nobs, doom", enabled="on")
 
-    found = policies.current(PresencePolicy)
+    found = monitor_rows.current(PresencePolicy)
     assert (found.clear_s, found.exclusive, found.enabled) == (90.0, ("game", "obs", "doom"), True)
     assert "changed here: <strong>90 s</strong>" in html
     (entry,) = audit.about("policy presence")
@@ -80,8 +81,8 @@ def test_a_change_counts_and_is_audited(browser: Client) -> None:
         ("clear_s", "soon", "Enter a number."),
         ("clear_s", "", "This field is required."),
         ("yields", "everybody", "Select a valid choice."),
-        ("leave_use_pct", "60", "It must not be above what tells that somebody is there."),
-        ("exclusive", "gnome-shell", "Gnome-shell can&#x27;t count at once and never."),
+        ("leave_use_pct", "60", "It must not be above the value for presence."),
+        ("exclusive", "gnome-shell", "Gnome-shell is in both lists of programs."),
     ],
 )
 def test_what_can_not_be_is_refused_beside_its_field_and_kept_as_typed(
@@ -90,7 +91,7 @@ def test_what_can_not_be_is_refused_beside_its_field_and_kept_as_typed(
     html = change(browser, **{field: value})
 
     assert says in html
-    assert "nothing was changed" in html
+    assert "Nothing was changed" in html
     assert not AuditEntry.objects.exists()
     if field != "yields":
         assert value in html
@@ -98,12 +99,12 @@ def test_what_can_not_be_is_refused_beside_its_field_and_kept_as_typed(
 
 def test_a_threshold_goes_back_by_its_box_or_by_typing_what_is_below(browser: Client) -> None:
     change(browser, clear_s="90", latch_s="5")
-    assert policies.changes("presence") == {"latch_s": 5.0, "clear_s": 90.0}
+    assert monitor_rows.changes("presence") == {"latch_s": 5.0, "clear_s": 90.0}
 
-    change(browser, **{"back:clear_s": "on", "latch_s": "2"})
+    change(browser, **{"back:clear_s": "on", "latch_s": "0.5"})
 
-    assert policies.changes("presence") == {}
-    assert policies.current(PresencePolicy) == PresencePolicy()
+    assert monitor_rows.changes("presence") == {}
+    assert monitor_rows.current(PresencePolicy) == PresencePolicy()
 
 
 def test_below_a_change_the_page_shows_what_the_file_and_the_product_say(
@@ -113,10 +114,10 @@ def test_below_a_change_the_page_shows_what_the_file_and_the_product_say(
     settings.CONFIG = settings.CONFIG.model_copy(update={"policy": tables, "profile": "desktop"})
     html = change(browser, clear_s="90")
 
-    assert "Shipped: <strong>60 s</strong>" in html
+    assert "Default: <strong>60 s</strong>" in html
     assert "gpucoord.toml: <strong>75 s</strong>" in html
     assert "profile desktop: <strong>yes</strong>" in html
-    assert policies.changes("presence") == {"clear_s": 90.0}
+    assert monitor_rows.changes("presence") == {"clear_s": 90.0}
 
 
 def test_only_who_may_change_policies_does(bob: User, as_user: Browse) -> None:
@@ -142,12 +143,12 @@ def test_everybody_reads_the_rules_here(alice: User, as_user: Browse, settings: 
     settings.CONFIG = settings.CONFIG.model_copy(update={"profile": "desktop"})
     html = as_user(alice).get("/rules/").content.decode()
 
-    for name, kind in policies.registered().items():
+    for name, kind in monitor_rows.registered().items():
         assert f'id="{name}"' in html
         for threshold in thresholds(kind).values():
             assert threshold.label in unescape(html)
-    assert "somebody works at this machine" in html
-    assert '<b>yes</b><span class="muted small">shipped: no</span>' in html
+    assert "a workstation" in html
+    assert '<b>yes</b><span class="muted small">default: no</span>' in html
     assert "/admin/" not in html
 
 

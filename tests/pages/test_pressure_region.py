@@ -8,12 +8,12 @@ from django.contrib.auth.models import User
 from django.template.loader import render_to_string
 from django.test import Client
 
-from monitor import store
+from monitor.facts.readings import GpuReading, ProcessReading
 from monitor.models import Constraint
-from monitor.readings import GpuReading, ProcessReading
+from monitor.snapshot import rows as snapshots
 from scheduler.models import Quota
-from scheduler.pages import pressure_region
-from scheduler.pressure import Pressure
+from scheduler.throttle.pages import region as throttle_region
+from scheduler.throttle.step import ThrottleStep
 from tests import jobs_made
 from tests.builders import GIB, NOW, gpu, process, snapshot
 
@@ -23,13 +23,13 @@ pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("data")]
 def looked(*gpus: GpuReading, processes: tuple[ProcessReading, ...] = (), second: int = 0) -> None:
     at = NOW + timedelta(seconds=second)
     shot = snapshot(list(gpus), processes, at=at)
-    store.record(shot)
-    Pressure("gpubox").judge(shot, at)
+    snapshots.record(shot)
+    ThrottleStep("gpubox").judge(shot, at)
 
 
 def shown(second: int = 1) -> str:
     now = NOW + timedelta(seconds=second)
-    return render_to_string("scheduler/_pressure.html", {**pressure_region.load(now), "now": now})
+    return render_to_string("scheduler/_pressure.html", {**throttle_region.load(now), "now": now})
 
 
 def busy(index: int = 0) -> GpuReading:
@@ -37,12 +37,12 @@ def busy(index: int = 0) -> GpuReading:
 
 
 def test_before_the_first_look_it_says_so() -> None:
-    assert "has not looked yet" in shown()
+    assert "Waiting for the first check" in shown()
 
 
 def test_a_free_machine_holds_nothing_back() -> None:
     looked(gpu(0), gpu(1))
-    assert "Nothing: jobs of every class may start." in shown()
+    assert "No limits: jobs of every priority can start" in shown()
     assert "Cooperative" in shown()
     assert "A share of" not in shown()
 
@@ -51,8 +51,8 @@ def test_a_busy_gpu_is_named_and_what_a_share_is_worth() -> None:
     looked(busy(0), gpu(1), processes=(process(1, sm_pct=95.0),))
     page = shown()
     assert "GPU 0 is busy" in page
-    assert "only user-initiated jobs are put there" in page
-    assert "A share of 30 % counts as 16 % now: others load the GPUs." in page
+    assert "only priority 4–5 jobs can start there" in page
+    assert "On 1 of 2 GPUs, quotas are reduced to 10 % (a share of 30 % counts as 3 %):" in page
 
 
 def test_the_story_of_the_neighbour_is_thirty_to_three(alice: User) -> None:
@@ -60,13 +60,13 @@ def test_the_story_of_the_neighbour_is_thirty_to_three(alice: User) -> None:
     looked(busy(0), processes=(process(1, sm_pct=95.0),))
     page = shown()
     assert "Background and normal jobs are deferred" in page
-    assert "A share of 30 % counts as 3 % now" in page
+    assert "a share of 30 % counts as 3 %" in page
 
 
-def test_the_share_that_holds_for_everybody_is_the_one_that_is_told() -> None:
+def test_the_share_that_applies_to_all_users_is_shown() -> None:
     Quota.objects.create(share_pct=50.0)
     looked(busy(0), processes=(process(1, sm_pct=95.0),))
-    assert "A share of 50 % counts as 5 % now" in shown()
+    assert "a share of 50 % counts as 5 %" in shown()
 
 
 def test_constraints_are_listed_with_what_they_do() -> None:
@@ -84,23 +84,23 @@ def test_what_a_silent_controller_said_no_longer_counts() -> None:
 
 def test_its_version_does_not_change_while_nothing_does() -> None:
     looked(busy(0), gpu(1), processes=(process(1, sm_pct=95.0),))
-    before = pressure_region.load(NOW)
+    before = throttle_region.load(NOW)
     looked(busy(0), gpu(1), processes=(process(1, sm_pct=93.0),), second=5)
-    assert pressure_region.load(NOW + timedelta(seconds=5)) == before
+    assert throttle_region.load(NOW + timedelta(seconds=5)) == before
 
 
 def test_it_is_cheap(django_assert_max_num_queries: Callable[[int], object]) -> None:
     looked(busy(0), gpu(1))
-    with django_assert_max_num_queries(5):  # type: ignore[attr-defined]
-        pressure_region.load(NOW)
+    with django_assert_max_num_queries(6):  # type: ignore[attr-defined]
+        throttle_region.load(NOW)
 
 
-def test_rest_tells_the_same(alice: User, as_user: Callable[[User], Client]) -> None:
+def test_rest_returns_the_same(alice: User, as_user: Callable[[User], Client]) -> None:
     looked(busy(0), gpu(1), processes=(process(1, sm_pct=95.0),))
     [line] = as_user(alice).get("/api/throttle/").json()
     assert line["multipliers"] == {gpu(0).uuid: 0.1, gpu(1).uuid: 1.0}
     assert set(line["closed_gpus"]) == {"normal", "background"}
-    assert line["reason"] == "others load the GPUs"
+    assert line["reason"] == "GPUs are in use outside the queue"
 
 
 def test_many_busy_gpus_are_counted() -> None:

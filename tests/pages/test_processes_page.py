@@ -2,13 +2,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from datetime import timedelta
 
 import pytest
 from django.contrib.auth.models import User
 from django.test import Client
 
-from monitor.readings import Snapshot
-from tests.builders import GIB, process
+from monitor.facts.readings import Snapshot
+from monitor.history.pages import content
+from tests.builders import GIB, NOW, gpu_uuid, process
 from tests.pages.conftest import crowd
 
 Browse = Callable[[User], Client]
@@ -29,10 +31,10 @@ def test_it_asks_a_stranger_to_log_in(db: None) -> None:
     assert Client().get("/processes/").status_code == 302
 
 
-def test_it_says_that_nobody_is_there(alice: User, as_user: Browse, seen: Seen) -> None:
+def test_an_empty_table_has_a_message(alice: User, as_user: Browse, seen: Seen) -> None:
     seen(1)
 
-    assert "Nobody is on a GPU now." in page(as_user(alice))
+    assert "No processes on any GPU" in page(as_user(alice))
 
 
 def test_it_shows_500_processes_biggest_first(alice: User, as_user: Browse, seen: Seen) -> None:
@@ -103,7 +105,7 @@ def test_it_offers_the_way_back_from_a_filter_that_finds_nothing(
 ) -> None:
     seen(1, [process()])
 
-    assert "None of the 1 processes matches" in page(as_user(alice), "?q=zzz")
+    assert "None of the 1 processes match" in page(as_user(alice), "?q=zzz")
 
 
 def test_others_see_program_and_owner_but_not_the_command(
@@ -126,3 +128,41 @@ def test_it_keeps_what_was_typed(alice: User, as_user: Browse, seen: Seen) -> No
 
     assert 'value="&quot;&gt;&lt;b&gt;"' in html
     assert '<input type="hidden" name="sort" value="pid">' in html
+
+
+def test_it_adds_up_what_each_owner_holds(alice: User, as_user: Browse, seen: Seen) -> None:
+    seen(
+        2,
+        [
+            process(1, memory_bytes=10 * GIB, sm_pct=30.0),
+            process(1, on=1, memory_bytes=20 * GIB, sm_pct=50.0),
+            process(2, user="bob", memory_bytes=5 * GIB, sm_pct=None),
+        ],
+    )
+    totals = page(as_user(alice)).split('id="totals"')[1]
+    rows = [re.sub(r"<[^>]+>", " ", row).split() for row in totals.split("<tr>")[2:]]
+
+    assert rows[0][:5] == ["alice", "1", "2", "30.0", "80"]
+    assert rows[1][:5] == ["bob", "1", "1", "5.00", "–"]
+
+
+def test_totals_are_of_the_listed_processes(alice: User, as_user: Browse, seen: Seen) -> None:
+    seen(1, [process(1), process(2, user="bob")])
+    totals = page(as_user(alice), "?owner=bob").split('id="totals"')[1]
+
+    assert "bob" in totals
+    assert "alice" not in totals
+
+
+def test_a_process_that_uses_nothing_shows_since_when(
+    alice: User, as_user: Browse, seen: Seen, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen(2, [process(1, memory_bytes=40 * GIB), process(2, on=1, memory_bytes=50 * GIB)])
+    since = NOW - timedelta(hours=2)
+    monkeypatch.setattr(
+        content, "idle_processes", lambda host, found, now: {(gpu_uuid(0), 1): since}
+    )
+    html = page(as_user(alice), "?sort=-idle")
+
+    assert pids(html) == [1, 2]
+    assert since.isoformat() in html

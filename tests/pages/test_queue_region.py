@@ -6,8 +6,8 @@ import pytest
 from django.contrib.auth.models import User
 from django.template.loader import render_to_string
 
+from scheduler.live import regions
 from scheduler.models import Job
-from scheduler.pages import regions
 from tests import jobs_made
 from tests.builders import NOW
 
@@ -37,7 +37,7 @@ def test_it_counts_what_it_does_not_list(alice: User) -> None:
         jobs_made.waiting(alice)
 
     assert regions.load(NOW)["queue"].more == 3
-    assert "and 3 more" in shown()
+    assert "3 more" in shown()
 
 
 def test_its_version_changes_when_a_job_does(alice: User) -> None:
@@ -49,7 +49,7 @@ def test_its_version_changes_when_a_job_does(alice: User) -> None:
     assert regions.load(NOW) != before
 
 
-def test_it_tells_no_commands(alice: User) -> None:
+def test_it_shows_no_commands(alice: User) -> None:
     jobs_made.waiting(alice, command="python secret.py", name="x")
 
     assert "secret" not in shown()

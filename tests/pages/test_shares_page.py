@@ -12,9 +12,9 @@ from django.utils import timezone
 from time_machine import TimeMachineFixture
 
 from monitor.models import AuditEntry
-from scheduler.jobs import Requirement
-from scheduler.models import GpuDay, Quota, SharedOut, UsedShare
-from scheduler.policy import budgets
+from scheduler.facts.jobs import Requirement
+from scheduler.models import DailyGpuUsage, HostCapacity, Quota, UsageShare
+from scheduler.quotas.policy import charging
 from tests import jobs_made
 from tests.builders import GIB, gpu_uuid
 
@@ -28,15 +28,15 @@ def shared_out(alice: User, bob: User, time_machine: TimeMachineFixture) -> None
     time_machine.move_to(timezone.now().replace(hour=12))
     now = timezone.now()
     uuids = [gpu_uuid(i) for i in range(4)]
-    SharedOut.objects.create(host="gpubox", at=now, gpu_uuids=uuids, gpu_bytes=80 * GIB)
+    HostCapacity.objects.create(host="gpubox", at=now, gpu_uuids=uuids, gpu_bytes=80 * GIB)
     Quota.objects.create(user=alice, share_pct=30, gpus=3, gpu_minutes=600, priority=4)
     Quota.objects.create(user=bob, jobs=77)
     jobs_made.running(alice, (0, 1), requirement=Requirement(gpus=2), time_limit=HOUR)
-    UsedShare.objects.create(
+    UsageShare.objects.create(
         host="gpubox", owner="erin", usage=0.2, outside=1.0, seen_s=100, known_s=50
     )
-    today = budgets.day(now, "UTC").from_at
-    GpuDay.objects.create(host="gpubox", owner="alice", from_at=today, job_s=6000)
+    today = charging.day(now, "UTC").from_at
+    DailyGpuUsage.objects.create(host="gpubox", owner="alice", from_at=today, job_s=6000)
 
 
 def page(client: Client, **query: Any) -> str:
@@ -56,7 +56,7 @@ def test_all_names_are_there_with_what_they_take(
     assert "50.0 % known" in html
 
 
-def test_an_agreed_share_is_shown_as_it_was_agreed(
+def test_a_share_of_a_quota_is_shown_unchanged(
     alice: User, as_user: Callable[[User], Client]
 ) -> None:
     lines = as_user(alice).get("/api/shares/").json()["people"]
@@ -70,8 +70,8 @@ def test_ones_own_limits_stand_with_what_is_left_and_when_the_day_ends(
     html = page(as_user(alice))
 
     assert "of 600" in html
-    assert "GPU-minutes are left today" in html
-    assert "00:00 (UTC)" in html
+    assert "GPU-minutes left today" in html
+    assert "00:00:00 UTC" in html
     assert "Highest priority: 4 (high)." in html
 
 
@@ -93,7 +93,7 @@ def test_others_limits_are_for_operators(
 def test_it_can_be_sorted(
     sort: str, order: list[str], alice: User, as_user: Callable[[User], Client]
 ) -> None:
-    html = page(as_user(alice), sort=sort).partition("Everybody")[2]
+    html = page(as_user(alice), sort=sort).partition("All users")[2]
 
     assert sorted(order, key=lambda name: html.index(f">{name}</a>")) == order
 
@@ -111,35 +111,35 @@ def test_a_crowd_that_has_and_wants_nothing_now_is_shown_when_asked_for(
     alice: User, as_user: Callable[[User], Client]
 ) -> None:
     for number in range(20):
-        UsedShare.objects.create(host="gpubox", owner=f"guest{number}", usage=0.01)
+        UsageShare.objects.create(host="gpubox", owner=f"guest{number}", usage=0.01)
     short, whole = page(as_user(alice)), page(as_user(alice), all="1", sort="name")
 
     # Bob is one of the quiet ones too.
-    assert "21 more have and want nothing now" in short
+    assert "21 inactive users are hidden" in short
     assert ">guest7</a>" not in short
     assert all(f">{name}</a>" in short for name in ("alice", "erin"))
     assert ">guest7</a>" in whole
-    assert 'href="?sort=name">Leave out the 21' in whole
+    assert 'href="?sort=name">Hide 21' in whole
 
 
-def test_what_somebody_takes_tells_jobs_from_other_processes(
+def test_usage_is_split_into_jobs_and_other_processes(
     alice: User, as_user: Callable[[User], Client]
 ) -> None:
     html = page(as_user(alice))
 
     assert 'title="2 of 4 GPUs, all by jobs"' in html
-    assert 'title="1 of 4 GPUs, 1 of it by processes without a job"' in html
+    assert 'title="1 of 4 GPUs, 1 by processes outside jobs"' in html
 
 
 def test_it_says_so_while_no_gpu_has_been_read(
     alice: User, as_user: Callable[[User], Client]
 ) -> None:
-    SharedOut.objects.all().delete()
+    HostCapacity.objects.all().delete()
 
-    assert "No GPU is shared out" in page(as_user(alice))
+    assert "No GPUs found yet" in page(as_user(alice))
 
 
-def test_rest_tells_everybodys_shares_and_ones_own_limits(
+def test_rest_returns_all_shares_and_own_limits(
     alice: User, as_user: Callable[[User], Client]
 ) -> None:
     client = as_user(alice)
@@ -232,7 +232,7 @@ def test_the_admin_shows_what_is_used_beside_each_limit(
     assert "<strong>30 %</strong><br>now 50 %" in listed
 
 
-def test_a_quota_stays_with_whom_it_was_made_for(
+def test_a_quota_stays_with_its_user(
     alice: User, bob: User, root: User, as_user: Callable[[User], Client]
 ) -> None:
     quota = Quota.objects.get(user=alice)

@@ -11,17 +11,26 @@ from django.db import OperationalError
 from django.test import Client
 from django.utils import timezone
 
-from monitor import leases, service_state, store
-from monitor.limits import Limits
+from monitor.facts.limits import Limits
+from monitor.facts.usage import CallCost
 from monitor.models import Lease
-from monitor.service_state import ChildState, ServiceState
-from monitor.use_facts import CallCost
-from scheduler.models import Means
+from monitor.runtime.probes import service_state
+from monitor.runtime.probes.service_state import ChildState, ServiceState
+from monitor.runtime.rows import leases
+from monitor.snapshot import rows as snapshots
+from scheduler.models import HostCapability
 from tests.builders import GIB, NOW, host, snapshot
 from tests.monitor import alerts_made
 
 pytestmark = pytest.mark.django_db
 AsUser = Callable[[User], Client]
+
+
+def test_the_page_warns_when_jobs_share_accounts(alice: User, as_user: AsUser) -> None:
+    page = as_user(alice).get("/status/").content.decode()
+
+    assert "Accounts of jobs" in page
+    assert "can read and change each other" in page
 
 
 @pytest.fixture
@@ -74,7 +83,7 @@ def test_healthz_is_503_before_anything_ran(client: Client, data: Path) -> None:
     assert response.json()["loops"]["sampler"] == {"age_s": None, "lag_ms": None, "error": None}
 
 
-def test_healthz_tells_of_a_fault_in_one_short_line(client: Client, ticking: None) -> None:
+def test_healthz_reports_a_fault_in_one_short_line(client: Client, ticking: None) -> None:
     fail("sampler", failing_since_at=timezone.now(), last_error="ValueError: " + "x" * 500)
 
     response = client.get("/healthz")
@@ -84,7 +93,7 @@ def test_healthz_tells_of_a_fault_in_one_short_line(client: Client, ticking: Non
     assert response.json()["loops"]["sampler"]["error"] == "ValueError: " + "x" * 108
 
 
-def test_healthz_tells_nothing_of_other_hosts(client: Client, ticking: None) -> None:
+def test_healthz_reports_nothing_of_other_hosts(client: Client, ticking: None) -> None:
     Lease.objects.create(name="sampler:x", loop="sampler", host="x", expires_at=timezone.now())
 
     assert client.get("/healthz").status_code == 200
@@ -115,13 +124,13 @@ def test_strangers_do_not_see_the_status_page(client: Client) -> None:
 def test_the_page_answers_whether_it_works(alice: User, as_user: AsUser, ticking: None) -> None:
     page = as_user(alice).get("/status/").content.decode()
 
-    assert "gpucoord works: every loop ticks" in page
-    assert page.count('data-shape="ok">ticks<') == 3
+    assert "All services running" in page
+    assert page.count('data-shape="ok">running<') == 3
     assert "1.25 / 7.50" in page
-    assert "process 4242" in page
+    assert ">4242<" in page
 
 
-def test_the_page_names_what_stands_still(alice: User, as_user: AsUser, ticking: None) -> None:
+def test_the_page_names_stale_loops(alice: User, as_user: AsUser, ticking: None) -> None:
     fail("sampler", last_tick_at=timezone.now() - timedelta(minutes=3), pid=None)
 
     page = as_user(alice).get("/status/").content.decode()
@@ -149,11 +158,11 @@ def test_the_page_says_what_to_do_before_anything_ran(
 ) -> None:
     page = as_user(alice).get("/status/").content.decode()
 
-    assert "Start them with: gpucoord up" in page
+    assert "Start gpucoord with: <code>gpucoord up</code>" in page
     assert "never ticked" in page
 
 
-def test_the_page_tells_of_the_processes(
+def test_the_page_lists_the_processes(
     alice: User, as_user: AsUser, ticking: None, data: Path
 ) -> None:
     now = timezone.now().timestamp()
@@ -179,8 +188,8 @@ def test_the_page_tells_of_the_processes(
 
     assert service_state.read(data / "run") == state
     assert "SIGKILL" in page
-    assert "waits for its restart" in page
-    assert "within 0.500 s" in page
+    assert "waiting for restart" in page
+    assert "round trip 0.500 s" in page
     assert "9.8.7" in page
 
 
@@ -191,7 +200,7 @@ def test_a_state_file_of_another_version_is_no_fault(data: Path) -> None:
     assert service_state.read(data / "run") is None
 
 
-def test_it_shows_what_may_be_used_and_what_says_so(alice: User, as_user: AsUser) -> None:
+def test_it_shows_resource_limits_and_their_origin(alice: User, as_user: AsUser) -> None:
     limits = Limits(
         cpus=2.5,
         cpus_origin="cgroup v2 cpu.max",
@@ -201,7 +210,7 @@ def test_it_shows_what_may_be_used_and_what_says_so(alice: User, as_user: AsUser
         machine_memory_bytes=512 * GIB,
         visible_gpus=("0", "1"),
     )
-    store.record(snapshot(host=host(limits=limits), at=timezone.now()))
+    snapshots.record(snapshot(host=host(limits=limits), at=timezone.now()))
 
     page = as_user(alice).get("/status/").content.decode()
     assert "2.5 of 64 CPUs" in page
@@ -214,16 +223,14 @@ def test_it_shows_what_may_be_used_and_what_says_so(alice: User, as_user: AsUser
     assert "Limited by pod limit" in dashboard
 
 
-def test_it_shows_what_questions_to_the_driver_cost(
-    alice: User, as_user: AsUser, ticking: None
-) -> None:
+def test_it_shows_the_duration_of_nvml_calls(alice: User, as_user: AsUser, ticking: None) -> None:
     cost = CallCost(call="nvmlDeviceGetPowerUsage", count=7, p50_ms=1.25, p99_ms=31.5, every=5)
-    store.record(snapshot(1, costs=(cost,), dropped=3))
+    snapshots.record(snapshot(1, costs=(cost,), dropped=3))
     html = as_user(alice).get("/status/").content.decode()
 
     assert "nvmlDeviceGetPowerUsage" in html
     assert "1.25 / 31.5" in html
-    assert "3 of the driver&#x27;s statements" in html or "3 of the driver's statements" in html
+    assert "3 per-process utilisation samples" in html or "3 of the driver's statements" in html
 
 
 def test_operators_see_whether_alerts_arrive(
@@ -236,20 +243,20 @@ def test_operators_see_whether_alerts_arrive(
     assert "error=500." not in as_user(alice).get("/status/").content.decode()
 
 
-def test_it_says_what_keeps_jobs_within_bounds(
+def test_it_lists_isolation_features(
     alice: User, as_user: AsUser, ticking: None, settings: Any
 ) -> None:
     node = settings.CONFIG.node
-    Means.objects.create(
+    HostCapability.objects.create(
         host=node, name="cgroup", active=True, text="cgroup version 2", since_at=timezone.now()
     )
-    Means.objects.create(
+    HostCapability.objects.create(
         host="other", name="nice", text="+10 as soon as …", since_at=timezone.now()
     )
 
     html = as_user(alice).get("/status/").content.decode()
 
-    assert "What is active</h2>" in html
-    assert "What is active on other</h2>" in html
+    assert "Isolation</h2>" in html
+    assert "Isolation on other</h2>" in html
     assert ">active</span> cgroup version 2" in html
     assert ">ready</span> +10" in html

@@ -4,11 +4,12 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import time_machine
 from django.contrib.auth.models import Group, User
 from django.test import Client
 
-from monitor import store
 from monitor.models import AuditEntry
+from monitor.snapshot import rows as snapshots
 from scheduler.models import TimeWindow
 from tests.builders import gpu_uuid, snapshot
 
@@ -35,7 +36,7 @@ def ask(browser: Client, person: User, **changes: Any) -> TimeWindow:
 
 
 def test_one_asks_and_an_operator_approves(alice: User, root: User, as_user: Person) -> None:
-    store.record(snapshot(2))
+    snapshots.record(snapshot(2))
     row = ask(as_user(alice), alice, gpus=[gpu_uuid(1)])
     assert (row.user, row.days, row.gpu_uuids) == (alice, [0, 1, 2], [gpu_uuid(1)])
 
@@ -45,11 +46,11 @@ def test_one_asks_and_an_operator_approves(alice: User, root: User, as_user: Per
 
     page = as_user(alice).get("/windows/").content.decode()
     assert "Mon–Wed 20:00–06:00 (Europe/Berlin)" in page
-    assert "keeps GPU 1" in page
+    assert "reserves GPU 1" in page
     assert "until June" in page
 
 
-def test_nobody_approves_their_own(alice: User, as_user: Person) -> None:
+def test_a_user_cannot_approve_own_requests(alice: User, as_user: Person) -> None:
     browser = as_user(alice)
     row = ask(browser, alice)
 
@@ -105,7 +106,7 @@ def test_its_holder_withdraws_it(alice: User, bob: User, as_user: Person) -> Non
 
 
 def test_an_empty_page_says_what_to_do(alice: User, as_user: Person) -> None:
-    assert "every GPU is for all" in as_user(alice).get("/windows/").content.decode()
+    assert "All GPUs are open to all users" in as_user(alice).get("/windows/").content.decode()
 
 
 def test_rest_asks_lists_and_withdraws(alice: User, as_user: Person) -> None:
@@ -121,13 +122,14 @@ def test_rest_asks_lists_and_withdraws(alice: User, as_user: Person) -> None:
 
 
 def test_rest_says_what_is_wrong(alice: User, as_user: Person) -> None:
-    body = {"days": [9], "start": "08:00", "end": "20:00", "zone": "Berlin"}
+    body = {"days": [1], "start": "08:00", "end": "20:00", "zone": "Berlin", "share_pct": 50}
 
     answer = as_user(alice).post("/api/windows/", body, content_type="application/json")
 
     assert answer.status_code == 422
-    assert "such as Europe/Berlin" in answer.json()["detail"]
-    assert "days:" in answer.json()["detail"]
+    (error,) = answer.json()["errors"]
+    assert error["field"] == "zone"
+    assert "such as Europe/Berlin" in error["message"]
 
 
 def test_the_admin_approves_and_declines(alice: User, root: User, as_user: Person) -> None:
@@ -164,12 +166,12 @@ def test_the_admins_page_of_a_window_decides_with_an_answer_and_changes_nothing_
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"last_day": "2020-01-01"}, "never comes"),
-        ({"days": ["0"], "first_day": "2030-01-01", "last_day": "2030-01-03"}, "never comes"),
+        ({"last_day": "2020-01-01"}, "does not occur"),
+        ({"days": ["0"], "first_day": "2030-01-01", "last_day": "2030-01-03"}, "does not occur"),
         ({"reason": "x" * 1001}, "at most 1000 characters"),
     ],
 )
-def test_what_can_not_be_is_not_asked_for(
+def test_an_impossible_request_is_refused(
     changes: dict[str, Any], says: str, alice: User, as_user: Person
 ) -> None:
     response = as_user(alice).post("/windows/ask/", form(alice, **changes))
@@ -183,7 +185,9 @@ def test_a_time_that_begins_to_count_later_is_not_over(alice: User, as_user: Per
     row = ask(as_user(alice), alice, first_day="2099-01-05")
     TimeWindow.objects.filter(pk=row.pk).update(state="approved")
 
-    assert "next Mon 5 Jan 20:00" in as_user(alice).get("/windows/").content.decode()
+    # The time is 20:00 in Europe/Berlin; the page shows it in the zone of the browser.
+    html = as_user(alice).get("/windows/").content.decode()
+    assert "Mon 5 Jan 19:00</time>" in html
 
 
 def test_only_a_decision_decides(alice: User, root: User, as_user: Person) -> None:
@@ -192,3 +196,43 @@ def test_only_a_decision_decides(alice: User, root: User, as_user: Person) -> No
     assert as_user(root).post(f"/windows/{row.pk}/decide/", {}).status_code == 400
     row.refresh_from_db()
     assert row.state == "asked"
+
+
+@time_machine.travel("2027-03-01 12:00:00+00:00", tick=False)
+def test_a_time_that_does_not_exist_is_refused(alice: User, as_user: Person) -> None:
+    day = {"start": "02:30", "end": "03:30", "first_day": "2027-03-28", "last_day": "2027-03-28"}
+
+    page = as_user(alice).post("/windows/ask/", form(alice, days=["6"], **day))
+    answer = as_user(alice).post(
+        "/api/windows/", {"days": [6], "zone": "Europe/Berlin", **day}, "application/json"
+    )
+
+    assert (page.status_code, answer.status_code) == (422, 422)
+    (error,) = answer.json()["errors"]
+    assert error["field"] == "start"
+    assert error["message"].startswith("02:30 does not exist on 28 March 2027 in Europe/Berlin")
+    assert error["message"] in page.content.decode()
+
+
+@pytest.mark.parametrize("state", ["asked", "approved", "declined", "withdrawn"])
+def test_only_the_requester_and_operators_read_the_reason(
+    alice: User, bob: User, root: User, as_user: Person, state: str
+) -> None:
+    members = Group.objects.create(name="lab")
+    for person in (alice, bob):
+        person.groups.add(members)
+    row = ask(as_user(alice), alice, holder=f"group:{members.pk}", reason="a secret project")
+    TimeWindow.objects.update(state=state, decided_at=row.asked_at)
+
+    for person, sees in ((alice, True), (bob, False), (root, True)):
+        browser = as_user(person)
+        page = browser.get("/windows/").content.decode()
+        (line,) = browser.get(f"/api/windows/?state={state}").json()
+        assert ("a secret project" in page) is sees
+        assert line["reason"] == ("a secret project" if sees else None)
+
+
+def test_the_form_says_who_reads_the_reason(alice: User, as_user: Person) -> None:
+    page = as_user(alice).get("/windows/ask/").content.decode()
+
+    assert "Only you and the operators can read it." in page

@@ -12,9 +12,9 @@ django.setup()
 
 from django.utils import timezone  # noqa: E402
 
-from scheduler import yielding  # noqa: E402
-from scheduler.plans import Yield  # noqa: E402
+from scheduler.facts.plans import Yield  # noqa: E402
+from scheduler.yields import rows as yield_requests  # noqa: E402
 
 wish = Yield(job_id=int(sys.argv[1]), code="OwnerPresent", text="The owner is there.")
-assert yielding.ask(wish, timezone.now())
+assert yield_requests.ask(wish, timezone.now())
 os.kill(os.getpid(), signal.SIGKILL)

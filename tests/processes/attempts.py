@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import os
 import secrets
+import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from scheduler.runner import accounts, attempts, files
-from scheduler.runner.attempts import Look
-from scheduler.runner.spawning import Spawner
+from scheduler.runner import accounts, attempt_files, files
+from scheduler.runner.attempt_files import AttemptFiles
+from scheduler.runner.spawning import RunnerStarter
 from scheduler.runner.spec import Result, Spec, Started
 from tests.pace import Stopwatch
 
@@ -36,14 +37,23 @@ def is_running(pid: int) -> bool:
         return False
 
 
+def kill_runners(started: Started) -> None:
+    """SIGKILL for a runner and its guardian, so that neither can take over."""
+    assert started.guardian_pid > 0
+    for pid in (started.runner_pid, started.guardian_pid):
+        os.kill(pid, signal.SIGSTOP)
+    for pid in (started.runner_pid, started.guardian_pid):
+        os.kill(pid, signal.SIGKILL)
+
+
 class RunningAttempt:
     """Starts when made; `result()` waits for its end."""
 
-    def __init__(self, spawner: Spawner, folder: Path, *argv: str, **changes: Any) -> None:
+    def __init__(self, spawner: RunnerStarter, folder: Path, *argv: str, **changes: Any) -> None:
         self.folder = folder
         self.spawner = spawner
         files.make_folder(folder)
-        own = accounts.account_for("root", superuser=True, run_as="service")
+        own = accounts.account_for("root", account=None, superuser=True, run_as="service")
         env = accounts.environment(
             own, changes.pop("env", {}), job_id=1, attempt=1, nonce=NONCE, gpu_uuids=()
         )
@@ -65,8 +75,8 @@ class RunningAttempt:
     def spawn(self) -> None:
         assert self.spawner.spawn(self.folder)
 
-    def look(self) -> Look:
-        return attempts.look(self.folder, NONCE)
+    def look(self) -> AttemptFiles:
+        return attempt_files.read_attempt(self.folder, NONCE)
 
     def started(self) -> Started:
         found: Started = wait_for(lambda: self.look().started)
@@ -85,8 +95,9 @@ class RunningAttempt:
 
     def stop(self) -> None:
         wait_for(lambda: self.look().claimed)
-        assert attempts.ask_to_stop(self.look())
+        assert attempt_files.ask_to_stop(self.look())
 
     def kill_runner(self) -> None:
-        os.kill(self.started().runner_pid, 9)
+        """SIGKILL for the runner and its guardian."""
+        kill_runners(self.started())
         wait_for(lambda: not self.look().runner_alive)

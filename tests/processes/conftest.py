@@ -8,20 +8,20 @@ from pathlib import Path
 
 import pytest
 
-from scheduler.runner import family
-from scheduler.runner.spawning import Spawner
+from scheduler.runner import process_tree
+from scheduler.runner.spawning import RunnerStarter
 from tests.processes.attempts import NONCE, RunningAttempt
 
 
 @pytest.fixture
-def spawner() -> Iterator[Spawner]:
-    spawner = Spawner()
+def spawner() -> Iterator[RunnerStarter]:
+    spawner = RunnerStarter()
     yield spawner
     spawner.close()
 
 
 @pytest.fixture
-def run(spawner: Spawner, tmp_path: Path) -> Iterator[Callable[..., RunningAttempt]]:
+def run(spawner: RunnerStarter, tmp_path: Path) -> Iterator[Callable[..., RunningAttempt]]:
     """run("sleep", "1", time_limit_s=…): start one attempt. What it leaves behind is killed."""
 
     def start(*argv: str, **changes: object) -> RunningAttempt:
@@ -29,4 +29,4 @@ def run(spawner: Spawner, tmp_path: Path) -> Iterator[Callable[..., RunningAttem
 
     (tmp_path / "data" / "jobs").mkdir(parents=True)
     yield start
-    family.signal_all(family.orphans(0, 0, NONCE), signal.SIGKILL)
+    process_tree.signal_all(process_tree.orphans(0, 0, NONCE), signal.SIGKILL)

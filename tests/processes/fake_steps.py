@@ -10,10 +10,10 @@ from pathlib import Path
 
 from django.conf import settings
 
-from gpucoord_site.loops import Loop
-from monitor import events
+from gpucoord_site.service.loops import Loop
+from monitor.journal.rows import events
 from monitor.models import Lease
-from monitor.stepping import Guard
+from monitor.runtime.facts import Guard
 
 SLICE_S = float(os.environ.get("FAKE_SLICE_S", "60"))
 STEPS = "tests.processes.fake_steps"

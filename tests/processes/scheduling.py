@@ -13,13 +13,18 @@ from django.contrib.auth.models import User
 from django.db import transaction
 from django.utils import timezone
 
-from monitor.stepping import Guard, Step
-from monitor.wake import Listener
-from scheduler import passes, store
-from scheduler.jobs import NewJob, Requirement
+from monitor.runtime.facts import Guard, Step
+from monitor.runtime.rows.wakeups import Listener
+from scheduler.execution import tasks as scheduler_pass
+from scheduler.facts.jobs import NewJob, Requirement
+from scheduler.lifecycle.rows import queue as job_queue
 from scheduler.models import Attempt, Job
-from scheduler.runner import files
+from scheduler.runner import attempt_files, files
 from tests.pace import Stopwatch
+from tests.processes.attempts import kill_runners
+
+# No OS account can have this name.
+NO_ACCOUNT = "no.account@example"
 
 
 class Scheduler:
@@ -32,7 +37,7 @@ class Scheduler:
         self._pass = self._open()
 
     def _open(self) -> Step:
-        made = passes.build(self._guard)
+        made = scheduler_pass.build(self._guard)
         made.open()
         return made
 
@@ -68,7 +73,7 @@ def submit(owner: User, command: str, requirement: Requirement | None = None, **
     """A job without a GPU unless `requirement` says otherwise."""
     asked = requirement or Requirement(gpus=0)
     new = NewJob(command=command, requirement=asked, **more)
-    return store.submit(new, owner, timezone.now())
+    return job_queue.submit(new, owner, timezone.now())
 
 
 def reloaded(job: Job) -> Job:
@@ -83,6 +88,14 @@ def attempt_of(job: Job) -> Attempt:
 
 def folder_of(job: Job, number: int = 1) -> Path:
     return files.attempt_folder(Path(settings.DATA), job.pk, number)
+
+
+def kill_runner_of(job: Job) -> None:
+    """SIGKILL for the runner of its newest attempt and its guardian."""
+    attempt = attempt_of(job)
+    found = attempt_files.read_attempt(folder_of(job, attempt.number), attempt.nonce)
+    assert found.started is not None
+    kill_runners(found.started)
 
 
 def log_of(job: Job, number: int = 1) -> str:

@@ -14,8 +14,8 @@ from typing import TypeVar
 
 import httpx
 
-from monitor import service_state
-from monitor.service_state import ServiceState
+from monitor.runtime.probes import service_state
+from monitor.runtime.probes.service_state import ServiceState
 from tests.pace import LONGEST_S, Stopwatch
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -44,6 +44,7 @@ class Service:
             **{k: v for k, v in os.environ.items() if k != "DATABASE_URL"},
             "GPUCOORD_DATA": str(data),
             "GPUCOORD_PROBE": "simulated",
+            "GPUCOORD_RUN_AS": "nobody",
             "GPUCOORD_ADMIN_PASSWORD": "correct horse",
             "DJANGO_SETTINGS_MODULE": settings,
             "PYTHONPATH": str(ROOT),
@@ -127,6 +128,18 @@ class Service:
 
     def healthz(self) -> httpx.Response:
         return httpx.get(f"{self.address}healthz", timeout=LONGEST_S)
+
+
+def token(service: Service, user: str = "admin") -> str:
+    """A new token of this user."""
+    done = subprocess.run(
+        [sys.executable, "-m", "gpucoord_site", "token", user],
+        env=service._env,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return done.stdout.split()[-1]
 
 
 def children(pid: int) -> list[int]:

@@ -13,12 +13,12 @@ django.setup()
 from django.contrib.auth.models import User  # noqa: E402
 from django.utils import timezone  # noqa: E402
 
-from scheduler import store  # noqa: E402
-from scheduler.jobs import NewJob, Requirement  # noqa: E402
+from scheduler.facts.jobs import NewJob, Requirement  # noqa: E402
+from scheduler.lifecycle.rows import queue as job_queue  # noqa: E402
 
 owner = User.objects.get(is_superuser=True)
 new = NewJob(command=sys.argv[1], requirement=Requirement(gpus=0))
-job = store.submit(new, owner, timezone.now())
+job = job_queue.submit(new, owner, timezone.now())
 os.write(1, f"{job.pk}\n".encode())
 # Acknowledged: whatever comes now, the job is in the queue.
 os.kill(os.getpid(), signal.SIGKILL)

@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 from django.utils import timezone
 
-from monitor.probes.pauses import is_paused
-from monitor.probes.simulated import SimulatedProbe
-from scheduler.runner import attempts, cgroup_places, locks
-from scheduler.runner.cgroup_places import Place
-from scheduler.runner.cgroups import Cgroup
-from scheduler.runner.locks import Held
+from monitor.sampling.probes.simulated.probe import SimulatedProbe, is_paused
+from scheduler.runner import attempt_files
+from scheduler.runner.confine import cgroup_probe, locks
+from scheduler.runner.confine.cgroup_probe import CgroupParent
+from scheduler.runner.confine.cgroups import Cgroup
+from scheduler.runner.confine.locks import HeldLocks
 from tests.builders import claim
 from tests.pace import Stopwatch
 from tests.processes.attempts import RunningAttempt, wait_for
@@ -29,8 +29,8 @@ SPIN = "i=0; while :; do i=$((i+1)); done"
 
 
 @pytest.fixture(scope="module")
-def place() -> Iterator[Place]:
-    found = cgroup_places.find()
+def place() -> Iterator[CgroupParent]:
+    found = cgroup_probe.find_parent()
     if not found.kind:
         pytest.skip(f"no cgroup can be made here: {found.problem}")
     yield found
@@ -40,7 +40,7 @@ def place() -> Iterator[Place]:
                 left.rmdir()
 
 
-def bounds(place: Place | None = None, **more: Any) -> dict[str, Any]:
+def bounds(place: CgroupParent | None = None, **more: Any) -> dict[str, Any]:
     here = {"cgroup": list(place.folders), "scope": place.scope} if place else {}
     return {"bounds": {**here, **more}}
 
@@ -50,8 +50,8 @@ def locked(folder: Path, **more: Any) -> dict[str, Any]:
 
 
 def test_a_job_runs_only_when_nobody_else_holds_its_gpus_lock(run: Run, tmp_path: Path) -> None:
-    held = locks.take(tmp_path, [0], alone=False)
-    assert isinstance(held, Held)
+    held = locks.lock_gpus(tmp_path, [0], alone=False)
+    assert isinstance(held, HeldLocks)
 
     attempt = run("/bin/sh", "-c", "echo ran", **locked(tmp_path))
 
@@ -67,20 +67,20 @@ def test_its_gpus_are_locked_while_it_runs_and_free_once_its_end_is_told(
     attempt = run("/bin/sleep", "30", **locked(tmp_path))
     attempt.started()
 
-    assert not isinstance(locks.take(tmp_path, [0], alone=False), Held)
+    assert not isinstance(locks.lock_gpus(tmp_path, [0], alone=False), HeldLocks)
     attempt.stop()
     assert attempt.result().refused is None
-    assert isinstance(locks.take(tmp_path, [0], alone=True), Held)
+    assert isinstance(locks.lock_gpus(tmp_path, [0], alone=True), HeldLocks)
 
 
 def test_a_killed_runner_leaves_no_lock(run: Run, tmp_path: Path) -> None:
     attempt = run("/bin/sleep", "30", **locked(tmp_path))
     attempt.kill_runner()
 
-    assert isinstance(locks.take(tmp_path, [0], alone=True), Held)
+    assert isinstance(locks.lock_gpus(tmp_path, [0], alone=True), HeldLocks)
 
 
-def test_a_job_is_in_a_cgroup_of_its_own_which_goes_with_it(run: Run, place: Place) -> None:
+def test_a_job_is_in_a_cgroup_of_its_own_which_goes_with_it(run: Run, place: CgroupParent) -> None:
     attempt = run("/bin/cat", "/proc/self/cgroup", **bounds(place))
 
     attempt.result()
@@ -88,7 +88,9 @@ def test_a_job_is_in_a_cgroup_of_its_own_which_goes_with_it(run: Run, place: Pla
     wait_for(lambda: not any((Path(f) / "0-job-1-1").exists() for f in place.folders))
 
 
-def test_a_job_that_forks_without_end_is_stopped_at_its_limit(run: Run, place: Place) -> None:
+def test_a_job_that_forks_without_end_is_stopped_at_its_limit(
+    run: Run, place: CgroupParent
+) -> None:
     if "pids" not in place.can:
         pytest.skip("no pids controller")
     forks = "for i in 1 2 3 4 5 6 7 8 9; do sleep 5 & done; echo all"
@@ -100,7 +102,7 @@ def test_a_job_that_forks_without_end_is_stopped_at_its_limit(run: Run, place: P
     assert "all" not in attempt.log()
 
 
-def test_a_job_that_takes_more_memory_than_it_may_is_killed(run: Run, place: Place) -> None:
+def test_a_job_that_takes_more_memory_than_it_may_is_killed(run: Run, place: CgroupParent) -> None:
     if "memory" not in place.can:
         pytest.skip("no memory controller")
     takes = "head -c 200m /dev/zero | tail -c 200m | wc -c"
@@ -111,7 +113,7 @@ def test_a_job_that_takes_more_memory_than_it_may_is_killed(run: Run, place: Pla
     assert "209715200" not in attempt.log()
 
 
-def test_a_job_gets_the_cpu_that_it_may_have(run: Run, place: Place) -> None:
+def test_a_job_gets_the_cpu_that_it_may_have(run: Run, place: CgroupParent) -> None:
     if "cpu" not in place.can:
         pytest.skip("no cpu controller")
     attempt = run("/bin/sh", "-c", SPIN, time_limit_s=1.5, grace_s=0.2, **bounds(place, cpus=0.2))
@@ -121,7 +123,7 @@ def test_a_job_gets_the_cpu_that_it_may_have(run: Run, place: Place) -> None:
     assert used < 0.6
 
 
-def test_devices_that_are_not_the_jobs_can_not_be_opened(run: Run, place: Place) -> None:
+def test_devices_that_are_not_the_jobs_can_not_be_opened(run: Run, place: CgroupParent) -> None:
     if not Path("/dev/full").exists() or os.geteuid() != 0:
         pytest.skip("only root can hide devices")
     reads = "head -c 1 /dev/full && echo seen; head -c 1 /dev/zero && echo other"
@@ -133,7 +135,7 @@ def test_devices_that_are_not_the_jobs_can_not_be_opened(run: Run, place: Place)
     assert "other" in attempt.log()
 
 
-def test_version_2_hides_devices_by_a_program(run: Run, place: Place) -> None:
+def test_version_2_hides_devices_by_a_program(run: Run, place: CgroupParent) -> None:
     v2 = [f for f in place.folders if (Path(f) / "cgroup.events").exists()]
     if not v2 or os.geteuid() != 0:
         pytest.skip("no version 2 hierarchy, or not root")
@@ -148,7 +150,7 @@ def test_version_2_hides_devices_by_a_program(run: Run, place: Place) -> None:
 
 @pytest.mark.parametrize("freezer", [True, False], ids=["freezer", "signals"])
 def test_a_capped_job_does_its_share_on_the_simulated_server(
-    run: Run, place: Place, freezer: bool
+    run: Run, place: CgroupParent, freezer: bool
 ) -> None:
     """Asked for 30 %: its GPU does 30 % of a job beside it that is not capped."""
     how = bounds(place if freezer else None, share_pct=30, period_s=0.8)
@@ -178,7 +180,9 @@ def test_a_capped_job_does_its_share_on_the_simulated_server(
 
 
 @pytest.mark.parametrize("freezer", [True, False], ids=["freezer", "signals"])
-def test_a_job_that_pauses_hears_that_it_is_to_end(run: Run, place: Place, freezer: bool) -> None:
+def test_a_job_that_pauses_hears_that_it_is_to_end(
+    run: Run, place: CgroupParent, freezer: bool
+) -> None:
     how = bounds(place if freezer else None, share_pct=5, period_s=40.0)
     says = "trap 'echo bye; exit 0' TERM; echo ready; while :; do sleep 0.01; done"
     attempt = run("/bin/sh", "-c", says, grace_s=8.0, **how)
@@ -193,7 +197,7 @@ def test_a_job_that_pauses_hears_that_it_is_to_end(run: Run, place: Place, freez
     assert "bye" in attempt.log()
 
 
-def test_nothing_escapes_the_kill_of_a_cgroup(run: Run, place: Place) -> None:
+def test_nothing_escapes_the_kill_of_a_cgroup(run: Run, place: CgroupParent) -> None:
     """It gave up its session, its parent and the nonce in its environment."""
     escapes = "setsid env -i /bin/sh -c 'trap \"\" TERM; sleep 60; sleep 60' & sleep 0.2; echo left"
     attempt = run("/bin/sh", "-c", escapes, grace_s=0.1, **bounds(place))
@@ -202,12 +206,14 @@ def test_nothing_escapes_the_kill_of_a_cgroup(run: Run, place: Place) -> None:
     wait_for(lambda: not any((Path(f) / "0-job-1-1").exists() for f in place.folders))
 
 
-def test_what_a_killed_runner_leaves_in_the_cgroup_can_be_ended(run: Run, place: Place) -> None:
+def test_what_a_killed_runner_leaves_in_the_cgroup_can_be_ended(
+    run: Run, place: CgroupParent
+) -> None:
     hides = "setsid env -i /bin/sh -c 'sleep 60; sleep 60' & sleep 60"
     attempt = run("/bin/sh", "-c", hides, **bounds(place))
     attempt.kill_runner()
 
-    attempts.end_confined(attempt.folder)
+    attempt_files.end_confined(attempt.folder)
 
     assert not any((Path(f) / "0-job-1-1").exists() for f in place.folders)
 
@@ -219,17 +225,19 @@ def test_where_no_cgroup_can_be_made_the_job_runs_without(run: Run, tmp_path: Pa
     assert attempt.log() == "ran\n"
 
 
-def test_folders_in_which_nobody_is_are_removed_and_others_stay(run: Run, place: Place) -> None:
+def test_folders_in_which_nobody_is_are_removed_and_others_stay(
+    run: Run, place: CgroupParent
+) -> None:
     attempt = run("/bin/sleep", "60", **bounds(place, instance=5))
     attempt.started()
     mine, theirs = (Cgroup.under(place.folders, f"{number}-job-9-9") for number in (5, 6))
     for left in (mine, theirs):
         left.make()
 
-    cgroup_places.tidy(place, 5, time.time())
+    cgroup_probe.remove_stale(place, 5, time.time())
 
     assert not any(folder.exists() for folder in mine.folders)
     assert all(folder.exists() for folder in theirs.folders)
     assert all(Path(f, "5-job-1-1").exists() for f in place.folders)
-    cgroup_places.tidy(place, 5, time.time() + 2 * cgroup_places.FORGOTTEN_S)
+    cgroup_probe.remove_stale(place, 5, time.time() + 2 * cgroup_probe.FORGOTTEN_S)
     assert not any(folder.exists() for folder in theirs.folders)

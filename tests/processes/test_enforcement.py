@@ -12,10 +12,11 @@ import pytest
 from django.contrib.auth.models import User
 
 from monitor.models import Incident, Message, PolicyValues, Response
-from scheduler.enforcement import Enforcement
-from scheduler.runner import family, priorities
-from scheduler.runner.enforcing import Hands, Target
-from tests.builders import process, snapshot
+from scheduler.controller.steps.enforcement import Enforcement
+from scheduler.runner import process_tree
+from scheduler.runner.enforce import priorities
+from scheduler.runner.enforce.actions import ProcessControl, Target
+from tests.builders import NOW, process, snapshot
 from tests.monitor.alerts_made import channel, incident, later
 from tests.processes.service import wait_until
 from tests.processes.test_enforcing import is_stopped, paced
@@ -52,14 +53,20 @@ def pid() -> Iterator[int]:
 def test_it_is_warned_slowed_stopped_in_turns_and_let_go_when_the_incident_closes(
     alice: User, pid: int, tmp_path: Path
 ) -> None:
-    ticks = family.start_ticks_of(pid)
+    ticks = process_tree.start_ticks_of(pid)
     channel(is_mail=True, to_owners=True)
-    incident(pid=pid, start_ticks=ticks, program="sleep")
+    incident(
+        pid=pid,
+        start_ticks=ticks,
+        program="sleep",
+        hog_spans=[[NOW.timestamp(), NOW.timestamp()]],
+    )
     PolicyValues.objects.create(name="enforcement", values=POLICY)
+    base = os.getpriority(os.PRIO_PROCESS, pid)
 
     def tick(minute: float) -> None:
         # Each time a new part, as after a restart.
-        part = Enforcement("gpubox", Hands(tmp_path / "pacing"))
+        part = Enforcement("gpubox", ProcessControl(tmp_path / "pacing"))
         now = later(minute)
         seen = process(pid, start_ticks=ticks, uid=PERSON, program="sleep")
         for second in (0, 5):
@@ -68,7 +75,7 @@ def test_it_is_warned_slowed_stopped_in_turns_and_let_go_when_the_incident_close
 
     tick(0)
     tick(1)
-    assert os.getpriority(os.PRIO_PROCESS, pid) == 0
+    assert os.getpriority(os.PRIO_PROCESS, pid) == base
     Message.objects.update(state="sent", sent_at=later(1))
     tick(3)
     assert os.getpriority(os.PRIO_PROCESS, pid) == 10
@@ -79,7 +86,7 @@ def test_it_is_warned_slowed_stopped_in_turns_and_let_go_when_the_incident_close
     Incident.objects.update(closed_at=later(5))
     tick(5)
 
-    assert os.getpriority(os.PRIO_PROCESS, pid) == 0
+    assert os.getpriority(os.PRIO_PROCESS, pid) == base
     wait_until(lambda: not paced(target), 3, "no pacer")
     assert not is_stopped(target)
     states = dict(Response.objects.values_list("step", "state"))

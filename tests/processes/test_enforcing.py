@@ -11,8 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from scheduler.runner import enforcing, family, pacing, priorities
-from scheduler.runner.enforcing import GONE, OURS, Hands, Target
+from scheduler.runner import process_tree
+from scheduler.runner.enforce import actions as process_actions
+from scheduler.runner.enforce import pacer as enforce_pacer
+from scheduler.runner.enforce import priorities
+from scheduler.runner.enforce.actions import GONE, OURS, ProcessControl, Target
 from tests.processes.service import wait_until
 
 pytestmark = pytest.mark.processes
@@ -34,12 +37,12 @@ def child() -> Iterator[subprocess.Popen[bytes]]:
 
 @pytest.fixture
 def target(child: subprocess.Popen[bytes]) -> Target:
-    return Target("incident-1", child.pid, family.start_ticks_of(child.pid) or 0)
+    return Target("incident-1", child.pid, process_tree.start_ticks_of(child.pid) or 0)
 
 
 @pytest.fixture
-def hands(tmp_path: Path, target: Target) -> Iterator[Hands]:
-    made = Hands(tmp_path / "pacing")
+def hands(tmp_path: Path, target: Target) -> Iterator[ProcessControl]:
+    made = ProcessControl(tmp_path / "pacing")
     yield made
     made.thaw(target)
     wait_until(lambda: not paced(target), 3, "no pacer")
@@ -71,7 +74,9 @@ def goes(target: Target) -> bool:
     return wait_until(lambda: not is_stopped(target), 5, "going on")
 
 
-def test_it_goes_and_stops_in_turns_until_it_is_let_go(hands: Hands, target: Target) -> None:
+def test_it_goes_and_stops_in_turns_until_it_is_let_go(
+    hands: ProcessControl, target: Target
+) -> None:
     assert hands.freeze(target, 0.1, 0.2) is None
     for _ in range(2):
         assert stops(target)
@@ -83,7 +88,7 @@ def test_it_goes_and_stops_in_turns_until_it_is_let_go(hands: Hands, target: Tar
     assert not is_stopped(target)
 
 
-def test_asking_again_starts_no_second_pacer(hands: Hands, target: Target) -> None:
+def test_asking_again_starts_no_second_pacer(hands: ProcessControl, target: Target) -> None:
     for _ in range(3):
         hands.freeze(target, 0.1, 0.2, again=True)
     stops(target)
@@ -93,7 +98,7 @@ def test_asking_again_starts_no_second_pacer(hands: Hands, target: Target) -> No
 
 @pytest.mark.parametrize("which", [0, 1], ids=["keeper", "pacer"])
 def test_it_goes_on_when_either_of_the_two_is_killed(
-    hands: Hands, target: Target, which: int
+    hands: ProcessControl, target: Target, which: int
 ) -> None:
     hands.freeze(target, 0.1, 60)
     stops(target)
@@ -106,9 +111,9 @@ def test_it_goes_on_when_either_of_the_two_is_killed(
 
 
 def test_it_goes_on_when_gpucoord_writes_no_permit_any_more(
-    hands: Hands, target: Target, monkeypatch: pytest.MonkeyPatch
+    hands: ProcessControl, target: Target, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(enforcing, "PERMIT_S", 0.8)
+    monkeypatch.setattr(process_actions, "PERMIT_S", 0.8)
     hands.freeze(target, 0.1, 60)
     stops(target)
 
@@ -116,7 +121,9 @@ def test_it_goes_on_when_gpucoord_writes_no_permit_any_more(
     wait_until(lambda: not paced(target), 3, "no pacer")
 
 
-def test_what_both_left_stopped_is_let_go_by_the_next(hands: Hands, target: Target) -> None:
+def test_what_both_left_stopped_is_let_go_by_the_next(
+    hands: ProcessControl, target: Target
+) -> None:
     hands.freeze(target, 0.1, 60)
     stops(target)
     keeper, pacer = paced(target)
@@ -131,7 +138,7 @@ def test_what_both_left_stopped_is_let_go_by_the_next(hands: Hands, target: Targ
     assert goes(target)
 
 
-def test_what_its_owner_stopped_stays_stopped(hands: Hands, target: Target) -> None:
+def test_what_its_owner_stopped_stays_stopped(hands: ProcessControl, target: Target) -> None:
     os.kill(target.pid, signal.SIGSTOP)
     stops(target)
     hands.freeze(target, 0.1, 0.1)
@@ -141,23 +148,27 @@ def test_what_its_owner_stopped_stays_stopped(hands: Hands, target: Target) -> N
     assert is_stopped(target)
 
 
-def test_another_process_of_the_same_number_is_never_touched(hands: Hands, target: Target) -> None:
+def test_another_process_of_the_same_number_is_never_touched(
+    hands: ProcessControl, target: Target
+) -> None:
     other = replace(target, start_ticks=target.start_ticks - 1)
 
     assert hands.look(other) is None
-    assert hands.lower(other, 19) in (GONE, enforcing.NO_WAY_BACK)
+    assert hands.lower(other, 19) in (GONE, process_actions.NO_WAY_BACK)
     assert hands.freeze(other, 0.1, 0.1) == GONE
     assert hands.end(other) == GONE
     assert hands.cap(other, {}, 1, None) == GONE
-    pacing.serve([str(hands._permit(other)), str(other.pid), str(other.start_ticks), "0", "9"])
+    enforce_pacer.serve(
+        [str(hands._permit(other)), str(other.pid), str(other.start_ticks), "0", "9"]
+    )
     assert not is_stopped(target)
 
 
-def test_its_own_parents_are_never_touched(hands: Hands) -> None:
+def test_its_own_parents_are_never_touched(hands: ProcessControl) -> None:
     pid = os.getpid()
-    me = Target("me", pid, family.start_ticks_of(pid) or 0)
+    me = Target("me", pid, process_tree.start_ticks_of(pid) or 0)
     parent = os.getppid()
-    above = Target("above", parent, family.start_ticks_of(parent) or 0)
+    above = Target("above", parent, process_tree.start_ticks_of(parent) or 0)
 
     assert [hands.end(me), hands.freeze(above, 1, 1)] == [OURS, OURS]
 
@@ -169,7 +180,7 @@ def nices(target: Target) -> list[int]:
 
 @pytest.mark.skipif(not priorities.may_restore(), reason="needs the privilege to raise priorities")
 def test_the_priority_of_all_its_threads_is_lowered_and_restored(
-    hands: Hands, target: Target
+    hands: ProcessControl, target: Target
 ) -> None:
     before = hands.look(target)
     assert before
@@ -177,25 +188,25 @@ def test_the_priority_of_all_its_threads_is_lowered_and_restored(
 
     assert hands.lower(target, 15) is None
     assert nices(target) == [15, 15]
-    assert priorities.look(target.pid)["io"] in (priorities.IDLE, None)  # type: ignore[index]
+    assert priorities.read_priorities(target.pid)["io"] in (priorities.IDLE, None)  # type: ignore[index]
     hands.lower(target, 10)
     assert nices(target) == [15, 15]
 
     hands.restore(target, before)
     assert nices(target) == usual
-    assert priorities.look(target.pid) == before["priority"]
+    assert priorities.read_priorities(target.pid) == before["priority"]
 
 
 def test_without_a_way_back_no_priority_is_lowered(
-    hands: Hands, target: Target, monkeypatch: pytest.MonkeyPatch
+    hands: ProcessControl, target: Target, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(priorities, "may_restore", lambda: False)
 
-    assert hands.lower(target, 15) == enforcing.NO_WAY_BACK
+    assert hands.lower(target, 15) == process_actions.NO_WAY_BACK
 
 
 def test_it_is_ended_even_while_it_is_stopped(
-    hands: Hands, target: Target, child: subprocess.Popen[bytes]
+    hands: ProcessControl, target: Target, child: subprocess.Popen[bytes]
 ) -> None:
     os.kill(target.pid, signal.SIGSTOP)
 
@@ -226,7 +237,7 @@ def groups(tmp_path: Path) -> Groups:
 
 @pytest.fixture
 def at_home(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("scheduler.runner.capping._where", lambda pid: "/user/alice")
+    monkeypatch.setattr("scheduler.runner.enforce.caps._where", lambda pid: "/user/alice")
 
 
 @pytest.mark.usefixtures("at_home")
@@ -234,7 +245,7 @@ def test_a_group_of_its_own_is_capped_in_place_and_restored(
     groups: Groups, target: Target, tmp_path: Path
 ) -> None:
     root = groups("/user/alice", target.pid)
-    mine = Hands(tmp_path / "p", root)
+    mine = ProcessControl(tmp_path / "p", root)
     before = mine.look(target) or {}
 
     assert mine.cap(replace(target, in_container=True), before, 1.5, 1024) is None
@@ -255,7 +266,7 @@ def test_one_among_others_is_moved_and_back_but_never_out_of_a_container(
     groups: Groups, target: Target, tmp_path: Path
 ) -> None:
     root = groups("/user/alice", target.pid, 1)
-    mine = Hands(tmp_path / "p", root)
+    mine = ProcessControl(tmp_path / "p", root)
     before = mine.look(target) or {}
 
     assert mine.cap(replace(target, in_container=True), before, 1, None) is not None
@@ -269,6 +280,6 @@ def test_one_among_others_is_moved_and_back_but_never_out_of_a_container(
 
 
 def test_without_cgroups_it_says_so(target: Target, tmp_path: Path) -> None:
-    mine = Hands(tmp_path / "p", tmp_path)
+    mine = ProcessControl(tmp_path / "p", tmp_path)
 
     assert "no cgroup v2" in (mine.cap(target, mine.look(target) or {}, 1, None) or "")

@@ -11,18 +11,19 @@ from pathlib import Path
 
 import pytest
 
-from scheduler.runner import cgroup_places, forking
-from scheduler.runner.cgroups import Cgroup
+from scheduler.runner import launch
+from scheduler.runner.confine import cgroup_probe
+from scheduler.runner.confine.cgroups import Cgroup
 
 pytestmark = pytest.mark.processes
 NO_SUCH_CALL = 100_000
 PROGRAM = """
 import os, signal, sys
 from pathlib import Path
-from scheduler.runner import forking
-forking.CLONE3 = int(sys.argv[1])
+from scheduler.runner import launch
+launch.CLONE3 = int(sys.argv[1])
 ready, told = os.pipe()
-pid = forking.fork_into([Path(folder) for folder in sys.argv[2:]])
+pid = launch.fork_into([Path(folder) for folder in sys.argv[2:]])
 if pid == 0:
     os.write(told, b".")
     signal.pause()
@@ -35,14 +36,14 @@ os.waitpid(pid, 0)
 THREADED = """
 import os, sys, threading
 from pathlib import Path
-from scheduler.runner import forking
+from scheduler.runner import launch
 def work():
     while True:
         pass
 sys.setswitchinterval(1e-4)
 threading.Thread(target=work, daemon=True).start()
 for _ in range(50):
-    pid = forking.fork_into([Path(sys.argv[1])])
+    pid = launch.fork_into([Path(sys.argv[1])])
     if pid == 0:
         for _ in range(1000):
             pass
@@ -54,7 +55,7 @@ os._exit(0)
 
 @pytest.fixture(scope="module")
 def parents() -> tuple[str, ...]:
-    found = cgroup_places.find()
+    found = cgroup_probe.find_parent()
     if not found.folders:
         pytest.skip(f"no cgroup can be made here: {found.problem}")
     return found.folders
@@ -69,7 +70,7 @@ def cgroup(parents: tuple[str, ...]) -> Iterator[Cgroup]:
 
 
 @contextmanager
-def _forked(folders: tuple[Path, ...], call: int = forking.CLONE3) -> Iterator[int]:
+def _forked(folders: tuple[Path, ...], call: int = launch.CLONE3) -> Iterator[int]:
     """The pid of a child, forked into these by a process that has one thread, as a runner has."""
     argv = [sys.executable, "-c", PROGRAM, str(call), *map(str, folders)]
     pipe = subprocess.PIPE
@@ -79,7 +80,7 @@ def _forked(folders: tuple[Path, ...], call: int = forking.CLONE3) -> Iterator[i
         process.communicate()
 
 
-@pytest.mark.parametrize("call", [forking.CLONE3, NO_SUCH_CALL], ids=["born", "steps in"])
+@pytest.mark.parametrize("call", [launch.CLONE3, NO_SUCH_CALL], ids=["born", "steps in"])
 def test_a_child_is_in_all_of_its_cgroups(cgroup: Cgroup, call: int) -> None:
     with _forked(cgroup.folders, call) as pid:
         assert cgroup.holding(pid) == cgroup

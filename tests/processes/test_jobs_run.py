@@ -5,24 +5,27 @@ import signal
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 from django.contrib.auth.models import User
 from django.utils import timezone
 
-from monitor import store as monitor_store
-from monitor.leases import LeaseLost
 from monitor.models import Claim, Event
-from scheduler import store
-from scheduler.jobs import Requirement
+from monitor.runtime.rows.leases import LeaseLost
+from monitor.snapshot import rows as monitor_store
+from scheduler.facts.jobs import Requirement
+from scheduler.lifecycle.rows import queue as job_queue
 from scheduler.models import Attempt, Job
-from scheduler.runner import attempts, family, files
+from scheduler.runner import attempt_files, files, process_tree
 from tests.builders import GIB, gpu_uuid, host, snapshot
 from tests.processes.attempts import is_running, wait_for
 from tests.processes.scheduling import (
+    NO_ACCOUNT,
     Scheduler,
     attempt_of,
     folder_of,
+    kill_runner_of,
     log_of,
     reloaded,
     submit,
@@ -37,7 +40,7 @@ def scheduler(data: Path) -> Iterator[Scheduler]:
     yield scheduler
     scheduler.close()
     for attempt in Attempt.objects.filter(ended_at=None):
-        family.signal_all(family.orphans(0, 0, attempt.nonce), signal.SIGKILL)
+        process_tree.signal_all(process_tree.orphans(0, 0, attempt.nonce), signal.SIGKILL)
 
 
 def _see_gpus(count: int = 2, **changes: object) -> None:
@@ -72,7 +75,7 @@ def test_a_running_job_is_known_as_such(scheduler: Scheduler, root: User) -> Non
     attempt = attempt_of(job)
     assert attempt.pid is not None
     assert os.getsid(attempt.pid) == attempt.pid
-    store.request_cancel(job.pk, "root", timezone.now())
+    job_queue.request_cancel(job.pk, "root", timezone.now())
     scheduler.run_to(job)
 
 
@@ -88,7 +91,7 @@ def test_a_job_gets_its_gpus_and_holds_them_while_it_runs(scheduler: Scheduler, 
     assert [c.memory_bytes for c in claims] == [20 * GIB, 20 * GIB]
     assert {c.leader_pid for c in claims} == {attempt_of(job).pid}
     # Once it has ended, they are free again.
-    store.request_cancel(job.pk, "root", timezone.now())
+    job_queue.request_cancel(job.pk, "root", timezone.now())
     scheduler.run_to(job)
     assert not Claim.objects.filter(until_at=None).exists()
 
@@ -100,7 +103,7 @@ def test_a_second_exclusive_job_waits_for_the_first(scheduler: Scheduler, root: 
     scheduler.run_to(first, "running")
 
     assert reloaded(second).blockers[0]["code"] == "GpuTaken"
-    store.request_cancel(first.pk, "root", timezone.now())
+    job_queue.request_cancel(first.pk, "root", timezone.now())
     assert scheduler.run_to(second).outcome == "succeeded"
 
 
@@ -125,7 +128,7 @@ def test_a_reason_is_written_only_when_it_changes(scheduler: Scheduler, root: Us
 def test_a_waiting_job_is_cancelled_at_once(scheduler: Scheduler, root: User) -> None:
     job = submit(root, "true")
 
-    assert store.request_cancel(job.pk, "root", timezone.now())
+    assert job_queue.request_cancel(job.pk, "root", timezone.now())
     scheduler.step()
     assert (reloaded(job).state, reloaded(job).outcome) == ("finished", "cancelled")
     assert not job.attempts.exists()
@@ -135,7 +138,7 @@ def test_a_starting_job_is_cancelled(scheduler: Scheduler, root: User) -> None:
     job = submit(root, "sleep 60")
     scheduler.step()
 
-    assert store.request_cancel(job.pk, "root", timezone.now())
+    assert job_queue.request_cancel(job.pk, "root", timezone.now())
     assert reloaded(job).state == "stopping"
     assert scheduler.run_to(job).outcome == "cancelled"
 
@@ -147,8 +150,8 @@ def test_a_running_job_is_cancelled_with_all_its_processes(
     scheduler.run_until(lambda: log_of(job))
     scheduler.run_to(job, "running")
 
-    assert store.request_cancel(job.pk, "root", timezone.now())
-    assert not store.request_cancel(job.pk, "root", timezone.now())
+    assert job_queue.request_cancel(job.pk, "root", timezone.now())
+    assert not job_queue.request_cancel(job.pk, "root", timezone.now())
     ended = scheduler.run_to(job)
     assert (ended.outcome, ended.signal, ended.cancelled_by) == ("cancelled", 15, "root")
     assert not is_running(int(log_of(job)))
@@ -162,7 +165,7 @@ def test_a_job_that_ends_before_it_can_be_cancelled_keeps_its_outcome(
     (tmp_path / "end").touch()
     wait_for((folder_of(job) / files.RESULT).exists)
 
-    store.request_cancel(job.pk, "root", timezone.now())
+    job_queue.request_cancel(job.pk, "root", timezone.now())
     assert scheduler.run_to(job).outcome == "succeeded"
 
 
@@ -180,11 +183,28 @@ def test_a_command_that_is_not_there_says_so(scheduler: Scheduler, root: User) -
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root changes accounts")
-def test_people_without_an_account_run_as_nobody(scheduler: Scheduler, alice: User) -> None:
-    job = scheduler.run_to(submit(alice, "id -un; pwd"))
+def test_users_without_an_account_share_nobody_when_the_setting_says_so(
+    scheduler: Scheduler, db: None
+) -> None:
+    job = scheduler.run_to(submit(User.objects.create(username=NO_ACCOUNT), "id -un; pwd"))
 
     assert log_of(job) == "nobody\n/tmp\n"
     assert attempt_of(job).account == "nobody"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root changes accounts")
+def test_a_job_whose_owner_lost_their_account_fails_and_never_runs(
+    data: Path, settings: Any, db: None
+) -> None:
+    settings.CONFIG = settings.CONFIG.model_copy(update={"run_as": "auto"})
+    scheduler = Scheduler()
+    try:
+        job = scheduler.run_to(submit(User.objects.create(username=NO_ACCOUNT), "id"))
+    finally:
+        scheduler.close()
+
+    assert (job.outcome, job.started_at, log_of(job)) == ("failed", None, "")
+    assert "has no OS account" in job.problem
 
 
 def test_the_higher_priority_starts_first(scheduler: Scheduler, root: User) -> None:
@@ -220,7 +240,7 @@ def test_a_placed_job_is_started_by_the_next_executor(
     scheduler: Scheduler, root: User, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job = submit(root, "echo once")
-    monkeypatch.setattr("scheduler.runner.spawning.Spawner.spawn", lambda *_: True)
+    monkeypatch.setattr("scheduler.runner.spawning.RunnerStarter.spawn", lambda *_: True)
     scheduler.step()
     monkeypatch.undo()
     scheduler.restart()
@@ -234,7 +254,7 @@ def test_a_job_that_no_runner_takes_up_waits_again(
     scheduler: Scheduler, root: User, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job = submit(root, "echo once")
-    monkeypatch.setattr("scheduler.runner.spawning.Spawner.spawn", lambda *_: True)
+    monkeypatch.setattr("scheduler.runner.spawning.RunnerStarter.spawn", lambda *_: True)
     scheduler.step()
     scheduler.late = timedelta(seconds=31)
     monkeypatch.undo()
@@ -251,10 +271,10 @@ def test_a_runner_that_dies_before_it_starts_the_job_costs_nothing(
     scheduler: Scheduler, root: User, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job = submit(root, "echo once")
-    monkeypatch.setattr("scheduler.runner.spawning.Spawner.spawn", lambda *_: True)
+    monkeypatch.setattr("scheduler.runner.spawning.RunnerStarter.spawn", lambda *_: True)
     scheduler.step()
     nonce = attempt_of(job).nonce
-    dead = attempts.claim_by_me(nonce, runner=True).to_json() | {"start_ticks": 1}
+    dead = attempt_files.own_claim(nonce, runner=True).to_json() | {"start_ticks": 1}
     assert files.claim(folder_of(job), dead)
     monkeypatch.undo()
 
@@ -267,14 +287,31 @@ def test_a_job_whose_runner_is_killed_is_lost_and_ended(scheduler: Scheduler, ro
     scheduler.run_until(lambda: log_of(job))
     scheduler.run_to(job, "running")
     attempt = attempt_of(job)
-    assert attempt.runner_pid is not None
-    os.kill(attempt.runner_pid, signal.SIGKILL)
+    kill_runner_of(job)
     wait_for(lambda: not is_running(attempt.runner_pid or 0))
 
     ended = scheduler.run_to(job)
     assert (ended.outcome, ended.exit_code) == ("lost", None)
-    assert "runner was killed" in ended.problem
-    assert family.orphans(attempt.pid or 0, attempt.start_ticks or 0, attempt.nonce) == []
+    assert "guardian were killed" in ended.problem
+    assert process_tree.orphans(attempt.pid or 0, attempt.start_ticks or 0, attempt.nonce) == []
+
+
+def test_a_job_whose_runner_is_killed_goes_on_under_its_guardian(
+    scheduler: Scheduler, root: User
+) -> None:
+    job = submit(root, "echo began; while [ ! -e go ]; do sleep 0.05; done; exit 5", cwd="/tmp")
+    job.cwd = str(folder_of(job).parent)
+    job.save()
+    scheduler.run_until(lambda: log_of(job))
+    scheduler.run_to(job, "running")
+    first = attempt_of(job)
+    os.kill(first.runner_pid or 0, signal.SIGKILL)
+    scheduler.run_until(lambda: attempt_of(job).runner_pid != first.runner_pid)
+    (folder_of(job).parent / "go").touch()
+
+    ended = scheduler.run_to(job)
+    assert (ended.outcome, ended.exit_code, job.attempts.count()) == ("failed", 5, 1)
+    assert Event.objects.filter(kind="JOB_RUNNER_REPLACED").count() == 1
 
 
 def test_what_a_killed_runner_leaves_is_killed_when_it_does_not_obey(
@@ -284,7 +321,7 @@ def test_what_a_killed_runner_leaves_is_killed_when_it_does_not_obey(
     scheduler.run_until(lambda: log_of(job))
     scheduler.run_to(job, "running")
     attempt = attempt_of(job)
-    os.kill(attempt.runner_pid or 0, signal.SIGKILL)
+    kill_runner_of(job)
     scheduler.run_to(job, "stopping")
 
     assert is_running(attempt.pid or 0)
@@ -300,7 +337,7 @@ def test_a_job_of_before_a_reboot_is_lost(scheduler: Scheduler, root: User) -> N
 
     assert reloaded(job).outcome == "lost"
     assert "restarted" in reloaded(job).problem
-    family.signal_all(family.orphans(0, 0, attempt_of(job).nonce), signal.SIGKILL)
+    process_tree.signal_all(process_tree.orphans(0, 0, attempt_of(job).nonce), signal.SIGKILL)
 
 
 def test_nothing_starts_when_the_lease_is_lost(data: Path, root: User) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from scheduler.runner import process_tree
 from tests.pace import LONGEST_S
 from tests.processes.service import ROOT, Service, children, lives, wait_until
 
@@ -28,6 +29,10 @@ def service(tmp_path: Path) -> Iterator[Service]:
 
 def _submit(service: Service, command: str) -> int:
     return int(_run(service, "submit_job", command))
+
+
+def _waits_for(gate: Path) -> str:
+    return f"until [ -e {gate} ]; do sleep 0.05; done"
 
 
 def _run(service: Service, module: str, argument: str) -> str:
@@ -69,7 +74,10 @@ def _wait_for_end(service: Service, job: int) -> dict[str, Any]:
 
 def _is_runner(pid: int) -> bool:
     with suppress(OSError):
-        return Path(f"/proc/{pid}/comm").read_text().strip() == "gpucoord-runner"
+        return Path(f"/proc/{pid}/comm").read_text().strip() in (
+            "gpucoord-runner",
+            process_tree.GUARDIAN,
+        )
     return False
 
 
@@ -86,10 +94,12 @@ def _kill_gpucoord(service: Service) -> None:
 
 
 def test_a_job_ends_while_all_of_gpucoord_is_dead(service: Service) -> None:
-    job = _submit(service, "echo began; sleep 1; echo ended; exit 7")
+    gate = service.data / "gate"
+    job = _submit(service, f"echo began; {_waits_for(gate)}; echo ended; exit 7")
     wait_until(lambda: "began" in _log(service, job), 10, "its start")
     _kill_gpucoord(service)
     assert _row(service, job)["state"] in ("starting", "running")
+    gate.touch()
     wait_until((service.data / "jobs" / str(job) / "1" / "result.json").exists, 10, "its result")
 
     service.start()
@@ -100,12 +110,14 @@ def test_a_job_ends_while_all_of_gpucoord_is_dead(service: Service) -> None:
 
 
 def test_a_running_job_is_followed_by_the_next_gpucoord(service: Service) -> None:
-    job = _submit(service, "echo began; sleep 6; echo ended; exit 7")
+    gate = service.data / "gate"
+    job = _submit(service, f"echo began; {_waits_for(gate)}; echo ended; exit 7")
     wait_until(lambda: "began" in _log(service, job), 10, "its start")
     _kill_gpucoord(service)
 
     service.start()
     wait_until(lambda: _row(service, job)["state"] == "running", 10, "the adoption")
+    gate.touch()
     assert (_wait_for_end(service, job)["exit_code"], _attempts(service, job)) == (7, 1)
 
 
@@ -124,11 +136,13 @@ def test_jobs_submitted_while_everything_dies_are_all_there_and_run_once(
 
 
 def test_a_stop_of_the_service_leaves_jobs_running(service: Service) -> None:
-    job = _submit(service, "echo began; sleep 2; exit 7")
+    gate = service.data / "gate"
+    job = _submit(service, f"echo began; {_waits_for(gate)}; exit 7")
     wait_until(lambda: "began" in _log(service, job), 10, "its start")
     service.process.send_signal(signal.SIGTERM)
 
     assert service.process.wait(LONGEST_S) == 0
+    gate.touch()
     service.start()
     assert _wait_for_end(service, job)["exit_code"] == 7
 

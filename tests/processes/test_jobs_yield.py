@@ -15,19 +15,22 @@ from django.conf import settings
 from django.contrib.auth.models import User
 from django.utils import timezone
 
-from monitor import store as monitor_store
 from monitor.models import Event, PolicyValues
-from scheduler import store, yielding
-from scheduler.jobs import Manners, Requirement
+from monitor.snapshot import rows as monitor_store
+from scheduler.facts.jobs import Requirement, YieldOptions
+from scheduler.facts.plans import Yield
+from scheduler.lifecycle.rows import queue as job_queue
 from scheduler.models import Attempt, Job, YieldRequest
-from scheduler.plans import Yield
-from scheduler.runner import family, leaving
+from scheduler.runner import attempt_files, process_tree
+from scheduler.yields import rows as yield_requests
 from tests.builders import host, snapshot
 from tests.processes.attempts import wait_for
 from tests.processes.scheduling import (
+    NO_ACCOUNT,
     Scheduler,
     attempt_of,
     folder_of,
+    kill_runner_of,
     log_of,
     reloaded,
     submit,
@@ -49,18 +52,18 @@ def scheduler(data: Path) -> Iterator[Scheduler]:
     yield scheduler
     scheduler.close()
     for attempt in Attempt.objects.filter(ended_at=None):
-        family.signal_all(family.orphans(0, 0, attempt.nonce), signal.SIGKILL)
+        process_tree.signal_all(process_tree.orphans(0, 0, attempt.nonce), signal.SIGKILL)
 
 
-def _running(scheduler: Scheduler, owner: User, command: str, **manners: Any) -> Job:
-    job = scheduler.run_to(submit(owner, command, manners=Manners(**manners)), "running")
+def _running(scheduler: Scheduler, owner: User, command: str, **options: Any) -> Job:
+    job = scheduler.run_to(submit(owner, command, yield_options=YieldOptions(**options)), "running")
     scheduler.run_until(lambda: "ready" in log_of(job))
     return job
 
 
 def _ask(job: Job, **changes: Any) -> None:
     wish = {"job_id": job.pk, "code": "OwnerPresent", "text": "The owner is there."}
-    assert yielding.ask(Yield(**(wish | changes)), timezone.now())
+    assert yield_requests.ask(Yield(**(wish | changes)), timezone.now())
 
 
 def test_a_job_saves_its_work_leaves_and_goes_on(scheduler: Scheduler, root: User) -> None:
@@ -84,8 +87,8 @@ def test_a_job_saves_its_work_leaves_and_goes_on(scheduler: Scheduler, root: Use
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root changes accounts")
-def test_a_job_of_another_account_reaches_its_folder(scheduler: Scheduler, alice: User) -> None:
-    job = _running(scheduler, alice, SAVES)
+def test_a_job_of_another_account_reaches_its_folder(scheduler: Scheduler, db: None) -> None:
+    job = _running(scheduler, User.objects.create(username=NO_ACCOUNT), SAVES)
     _ask(job)
 
     assert scheduler.run_to(job).outcome == "succeeded"
@@ -112,10 +115,10 @@ def test_an_executor_that_dies_between_file_and_signal_loses_nothing(
         raise SystemExit
 
     with monkeypatch.context() as dying:
-        dying.setattr(leaving.family, "signal_one", die)
+        dying.setattr(attempt_files.process_tree, "signal_one", die)
         with pytest.raises(SystemExit):
             scheduler.step()
-    assert (folder_of(job) / leaving.REQUEST).exists()
+    assert (folder_of(job) / attempt_files.REQUEST_FILE).exists()
     assert reloaded(job).state == "running"
     scheduler.restart()
 
@@ -128,7 +131,7 @@ def test_a_job_that_was_asked_for_nobody_goes_on(scheduler: Scheduler, root: Use
     other = submit(root, "true", Requirement(), priority=5)
     _ask(job, for_job=other.pk, deadline=timezone.now() + timedelta(minutes=5))
     scheduler.run_until((folder_of(job).parent / "1.yield").exists)
-    store.request_cancel(other.pk, "root", timezone.now())
+    job_queue.request_cancel(other.pk, "root", timezone.now())
     scheduler.run_until(lambda: not (folder_of(job).parent / "1.yield").exists())
     (folder_of(job).parent / "checkpoint" / "go").touch()
     job = scheduler.run_to(job)
@@ -142,9 +145,8 @@ def test_a_preemptible_job_whose_machine_restarted_goes_on_from_what_it_saved(
     job = _running(scheduler, root, SAVES, preemptible=True)
     (folder_of(job).parent / "checkpoint" / "step").write_text("7")
     job.attempts.update(boot_id="of another boot")
-    attempt = attempt_of(job)
-    for pid in (attempt.runner_pid, attempt.pid):
-        os.kill(pid or 0, signal.SIGKILL)
+    kill_runner_of(job)
+    os.kill(attempt_of(job).pid or 0, signal.SIGKILL)
     scheduler.run_until(lambda: job.attempts.count() == 2)
 
     job = scheduler.run_to(job)
@@ -171,7 +173,7 @@ def test_a_runner_that_is_killed_while_its_job_yields_loses_it(
     _ask(job, deadline=timezone.now() + timedelta(minutes=5))
     scheduler.step()
     wait_for((folder_of(job).parent / "1.yield").exists)
-    os.kill(attempt_of(job).runner_pid or 0, signal.SIGKILL)
+    kill_runner_of(job)
     scheduler.run_until(lambda: job.attempts.filter(outcome="lost").exists(), within_s=20)
 
     assert reloaded(job).state in ("queued", "starting", "running")
@@ -197,7 +199,7 @@ def test_a_yielding_job_can_be_cancelled(scheduler: Scheduler, root: User) -> No
     job = _running(scheduler, root, "trap 'exit 1' TERM; " + OBSTINATE.split("; ", 1)[1])
     _ask(job, deadline=timezone.now() + timedelta(minutes=5))
     scheduler.step()
-    assert store.request_cancel(job.pk, "root", timezone.now())
+    assert job_queue.request_cancel(job.pk, "root", timezone.now())
     assert scheduler.run_to(job).outcome == "cancelled"
 
 
@@ -225,7 +227,7 @@ def test_a_more_important_job_takes_the_gpu_of_one_that_then_goes_on(
     gpu = _see_a_gpu()
     PolicyValues.objects.create(name="preemption", values={"min_run_minutes": 0.0})
     alone = Requirement(exclusive=True)
-    first = submit(root, SAVES, alone, priority=1, manners=Manners(preemptible=True))
+    first = submit(root, SAVES, alone, priority=1, yield_options=YieldOptions(preemptible=True))
     scheduler.run_to(first, "running")
     scheduler.run_until(lambda: "ready" in log_of(first))
     urgent = submit(root, "echo urgent", alone, priority=5)

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from scheduler.runner import locks
-from scheduler.runner.locks import Held
+from scheduler.runner.confine import locks
+from scheduler.runner.confine.locks import HeldLocks
 from tests.pace import LONGEST_S
 from tests.processes.attempts import wait_for
 
@@ -56,7 +56,7 @@ def test_the_gpu_is_held_while_it_runs_and_the_command_is_who_holds_it(tmp_path:
     process.terminate()
     process.communicate()
     assert process.returncode == -15
-    wait_for(lambda: isinstance(locks.take(tmp_path, [3], alone=True), Held))
+    wait_for(lambda: isinstance(locks.lock_gpus(tmp_path, [3], alone=True), HeldLocks))
 
 
 def test_a_command_that_closes_what_it_does_not_know_keeps_its_gpu(tmp_path: Path) -> None:
@@ -69,12 +69,12 @@ def test_a_command_that_closes_what_it_does_not_know_keeps_its_gpu(tmp_path: Pat
     assert (code, f"(pid {process.pid})" in said) == (75, True)
     process.kill()
     process.communicate()
-    wait_for(lambda: isinstance(locks.take(tmp_path, [3], alone=True), Held))
+    wait_for(lambda: isinstance(locks.lock_gpus(tmp_path, [3], alone=True), HeldLocks))
 
 
 def test_it_waits_and_says_for_whom(tmp_path: Path) -> None:
-    held = locks.take(tmp_path, [0], alone=True)
-    assert isinstance(held, Held)
+    held = locks.lock_gpus(tmp_path, [0], alone=True)
+    assert isinstance(held, HeldLocks)
     process = start(tmp_path, "0", "--", "echo", "ran")
     assert process.stderr is not None
     assert f"(pid {os.getpid()}); waiting" in process.stderr.readline()
@@ -86,9 +86,9 @@ def test_it_waits_and_says_for_whom(tmp_path: Path) -> None:
 
 
 def test_the_whole_host_can_be_held(tmp_path: Path) -> None:
-    held = locks.take(tmp_path, [5], alone=False)
+    held = locks.lock_gpus(tmp_path, [5], alone=False)
     assert ran(tmp_path, "--wait", "0.1", "all", "--", "echo", "ran")[0] == 75
-    assert isinstance(held, Held)
+    assert isinstance(held, HeldLocks)
     held.release()
     assert ran(tmp_path, "--wait", "5", "all", "--", "echo", "ran") == (0, "ran\n")
 
@@ -126,7 +126,7 @@ def test_an_unsafe_lock_file_is_named(tmp_path: Path) -> None:
 
     code, said = ran(tmp_path, "0", "--", "true")
 
-    assert (code, "gpu0.lock can't be locked: it is a link; somebody must mend that." in said) == (
+    assert (code, "gpu0.lock can't be locked: it is a link; the page of the GPU" in said) == (
         125,
         True,
     )

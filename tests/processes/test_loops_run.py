@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from monitor import datagrams
+from monitor.runtime.probes import datagrams
 from tests.pace import LONGEST_S, PaceLog
 from tests.processes.service import ROOT, Service, wait_until
 from tests.processes.tick_watch import TickWatch, committed_ticks, no_superseded_tick
@@ -122,7 +122,7 @@ def test_stray_slices_change_nothing(service: Service) -> None:
     before = committed_ticks(service.database, "sampler")[-1]
     queue = (
         "import django; django.setup();"
-        "from gpucoord_site import loops;"
+        "from gpucoord_site.service import loops;"
         "[loops.enqueue(name, after) for name in ('sampler', 'scheduler', 'controller')"
         " for after in (None, None, 0, 1)]"
     )

@@ -7,11 +7,13 @@ from collections.abc import Callable
 
 import pytest
 
-from scheduler.runner import family, niceness
+from scheduler.runner import process_tree
+from scheduler.runner.confine import niceness
 from tests.processes.attempts import RunningAttempt, wait_for
 
 pytestmark = pytest.mark.processes
 Run = Callable[..., RunningAttempt]
+NICEST = 19
 
 
 @pytest.fixture(autouse=True)
@@ -21,7 +23,7 @@ def _may() -> None:
 
 
 def nices(runner: int) -> list[int]:
-    found = family.descendants(runner)
+    found = process_tree.descendants(runner)
     return [os.getpriority(os.PRIO_PROCESS, process.pid) for process in found]
 
 
@@ -31,12 +33,12 @@ def test_all_processes_of_a_job_step_back_and_forward(run: Run) -> None:
     wait_for(lambda: len(nices(runner)) == 3)
     base = os.getpriority(os.PRIO_PROCESS, runner)
 
-    assert niceness.step_back(runner, ticks, 7, idle_io=True) == 3
+    assert niceness.raise_niceness(runner, ticks, 7, idle_io=True) == 3
     assert nices(runner) == [base + 7] * 3
     assert os.getpriority(os.PRIO_PROCESS, runner) == base
-    assert niceness.step_back(runner, ticks, 7, idle_io=True) == 0
+    assert niceness.raise_niceness(runner, ticks, 7, idle_io=True) == 0
 
-    assert niceness.step_forward(runner, ticks, 7) == 3
+    assert niceness.restore_niceness(runner, ticks, 7) == 3
     assert nices(runner) == [base] * 3
 
 
@@ -44,14 +46,14 @@ def test_who_made_itself_nicer_keeps_it(run: Run) -> None:
     started = run("/usr/bin/nice", "-n", "15", "/bin/sleep", "60").started()
     runner, ticks = started.runner_pid, started.runner_start_ticks
     base = os.getpriority(os.PRIO_PROCESS, runner)
-    wait_for(lambda: nices(runner) == [base + 15])
+    wait_for(lambda: nices(runner) == [min(base + 15, NICEST)])
 
-    niceness.step_back(runner, ticks, 7, idle_io=False)
-    niceness.step_forward(runner, ticks, 7)
+    niceness.raise_niceness(runner, ticks, 7, idle_io=False)
+    niceness.restore_niceness(runner, ticks, 7)
 
-    assert nices(runner) == [base + 15]
+    assert nices(runner) == [min(base + 15, NICEST)]
 
 
 def test_a_reused_pid_is_left_alone() -> None:
-    assert niceness.step_back(os.getpid(), 1, 5, idle_io=False) == 0
-    assert niceness.step_back(2**22 + 1, 1, 5, idle_io=False) == 0
+    assert niceness.raise_niceness(os.getpid(), 1, 5, idle_io=False) == 0
+    assert niceness.raise_niceness(2**22 + 1, 1, 5, idle_io=False) == 0

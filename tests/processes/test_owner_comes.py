@@ -10,10 +10,12 @@ from typing import Any
 import pytest
 from django.contrib.auth.models import User
 
-from monitor import policies, presence, store
-from monitor.policy.presence_policy import PresencePolicy
-from monitor.readings import ProcessReading, Snapshot
-from scheduler.jobs import Manners, Requirement
+from monitor.facts.readings import ProcessReading, Snapshot
+from monitor.presence import step as presence_step
+from monitor.presence.policy.thresholds import PresencePolicy
+from monitor.snapshot import rows as snapshots
+from monitor.thresholds import rows as thresholds
+from scheduler.facts.jobs import Requirement, YieldOptions
 from tests.builders import GIB, gpu, host, process, snapshot
 from tests.pace import Stopwatch
 from tests.processes.scheduling import Scheduler, attempt_of, log_of, reloaded, submit
@@ -50,8 +52,8 @@ class Desktop:
             at=self.scheduler.now(),
             host=host(name=self._node),
         )
-        self._last, _ = presence.watched(seen, self._last, policies.current(PresencePolicy))
-        store.record(self._last)
+        self._last, _ = presence_step.watched(seen, self._last, thresholds.current(PresencePolicy))
+        snapshots.record(self._last)
 
     def pass_by(self, seconds: float) -> None:
         """One look and one pass a second, without waiting for them."""
@@ -75,9 +77,9 @@ def game() -> ProcessReading:
     return process(program="game", user="dana", kinds="G", memory_bytes=4 * GIB)
 
 
-def begun(desktop: Desktop, owner: User, command: str, **manners: Any) -> Any:
+def begun(desktop: Desktop, owner: User, command: str, **options: Any) -> Any:
     asked = Requirement(gpus=1, memory_bytes=GIB)
-    job = submit(owner, command, asked, manners=Manners(**manners))
+    job = submit(owner, command, asked, yield_options=YieldOptions(**options))
     desktop.scheduler.run_until(lambda: "begun" in log_of(job))
     return job
 

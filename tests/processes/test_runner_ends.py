@@ -80,6 +80,65 @@ def test_it_stops_a_job_that_obeys(run: Run) -> None:
     assert attempt.log() == "ready\nbye\n"
 
 
+# A launcher that waits for its worker, which has a session of its own.
+LAUNCHER = """if 1:
+    import os, signal, sys, time
+    def report(*_):
+        print("launcher" if worker else "worker", "got SIGTERM", flush=True)
+        if not worker:
+            time.sleep(0.3)
+            os._exit(0)
+    signal.signal(signal.SIGTERM, report)
+    worker = os.fork()
+    if not worker:
+        os.setsid()
+        print("ready", flush=True)
+        time.sleep(60)
+    os.waitpid(worker, 0)
+"""
+# The shell ends at SIGTERM. Its program needs longer than what is left behind usually gets.
+SLOW_TO_SAVE = """if 1:
+    import signal, sys, time
+    def save(*_):
+        print("saving", flush=True)
+        time.sleep(3)
+        print("saved", flush=True)
+        sys.exit()
+    signal.signal(signal.SIGTERM, save)
+    print("ready", flush=True)
+    time.sleep(60)
+"""
+
+
+def test_a_cancel_sends_sigterm_once_to_every_process_also_in_another_session(run: Run) -> None:
+    attempt = run(sys.executable, "-c", LAUNCHER)
+    attempt.wait_for_log("ready")
+    attempt.stop()
+
+    assert attempt.result().stopped == "asked"
+    assert sorted(attempt.log().splitlines()) == [
+        "launcher got SIGTERM",
+        "ready",
+        "worker got SIGTERM",
+    ]
+
+
+def test_a_time_limit_sends_sigterm_to_every_process_also_in_another_session(run: Run) -> None:
+    attempt = run(sys.executable, "-c", LAUNCHER, time_limit_s=2.0)
+
+    assert attempt.result().stopped == "time_limit"
+    assert "worker got SIGTERM" in attempt.log()
+
+
+def test_a_stopped_program_has_its_whole_grace_after_its_shell_has_ended(run: Run) -> None:
+    attempt = run("/bin/sh", "-c", f"{sys.executable} -c '{SLOW_TO_SAVE}'; true", grace_s=20)
+    attempt.wait_for_log("ready")
+    attempt.stop()
+    attempt.result(within_s=20)
+
+    assert attempt.log() == "ready\nsaving\nsaved\n"
+
+
 def test_it_kills_a_job_that_ignores_being_stopped(run: Run) -> None:
     attempt = run("/bin/sh", "-c", IGNORES_SIGTERM, grace_s=0.3)
     attempt.wait_for_log("ready")

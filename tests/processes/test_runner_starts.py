@@ -2,14 +2,23 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
-from scheduler.runner import attempts, family, files
-from scheduler.runner.spawning import Spawner
-from tests.processes.attempts import NONCE, RunningAttempt, is_running, wait_for
+from scheduler.runner import attempt_files, files, process_tree
+from scheduler.runner.spawning import RunnerStarter
+from tests.pace import Stopwatch
+from tests.processes.attempts import (
+    NONCE,
+    RunningAttempt,
+    is_running,
+    kill_runners,
+    wait_for,
+)
 
 pytestmark = pytest.mark.processes
 Run = Callable[..., RunningAttempt]
@@ -46,6 +55,14 @@ def test_it_starts_in_the_working_directory(run: Run, tmp_path: Path) -> None:
 
     attempt.result()
     assert attempt.log() == f"{folder}\n"
+
+
+@pytest.mark.parametrize(("umask", "shown"), [(None, "0022"), (0o077, "0077")])
+def test_it_sets_the_umask(run: Run, umask: int | None, shown: str) -> None:
+    attempt = run("/bin/sh", "-c", "umask", umask=umask)
+
+    attempt.result()
+    assert attempt.log() == f"{shown}\n"
 
 
 def test_it_keeps_stdout_and_stderr_in_order(run: Run) -> None:
@@ -100,13 +117,13 @@ def test_only_one_of_many_runners_takes_the_attempt(run: Run) -> None:
 
 def test_no_runner_takes_what_was_given_up(run: Run, tmp_path: Path) -> None:
     folder = tmp_path / "data" / "jobs" / "1" / "1"
-    assert attempts.give_up(folder, NONCE)
+    assert attempt_files.give_up(folder, NONCE)
     attempt = run("/bin/sh", "-c", "echo ran")
     attempt.spawner.close()
 
-    assert not attempts.give_up(folder, NONCE)
+    assert not attempt_files.give_up(folder, NONCE)
     assert not (folder / files.LOG).exists()
-    assert attempt.look().claimed == attempts.claim_by_me(NONCE, runner=False)
+    assert attempt.look().claimed == attempt_files.own_claim(NONCE, runner=False)
 
 
 def test_the_identity_on_disk_is_that_of_the_job(run: Run) -> None:
@@ -115,7 +132,7 @@ def test_the_identity_on_disk_is_that_of_the_job(run: Run) -> None:
     started = attempt.started()
 
     assert int(attempt.log()) == started.pid == os.getsid(started.pid)
-    assert attempts.family.start_ticks_of(started.pid) == started.start_ticks
+    assert attempt_files.process_tree.start_ticks_of(started.pid) == started.start_ticks
     assert attempt.look().runner_alive
 
 
@@ -123,16 +140,24 @@ def test_a_runner_that_dies_before_its_job_goes_has_run_nothing(run: Run) -> Non
     """The job's process is held until its identity is on the disk."""
     attempt = run("sleep", "60")
     started = attempt.started()
-    os.kill(started.runner_pid, signal.SIGKILL)
+    kill_runners(started)
 
     # Too late here for the hold: the job lives on alone, and is found by what it carries.
     wait_for(lambda: not attempt.look().runner_alive)
-    assert attempts.end_orphans(started, signal.SIGKILL) >= 1
+    assert attempt_files.end_orphans(started, signal.SIGKILL) >= 1
     wait_for(lambda: not is_running(started.pid))
-    assert attempts.end_orphans(started, None) == 0
+    assert attempt_files.end_orphans(started, None) == 0
 
 
-def test_a_nursery_that_died_is_replaced(run: Run) -> None:
+def test_the_variables_of_a_job_leave_the_disk_when_it_starts(run: Run) -> None:
+    attempt = run("/bin/sh", "-c", "echo $KEY", env={"KEY": "s3cret"})
+    attempt.result()
+
+    assert attempt.log() == "s3cret\n"
+    assert "s3cret" not in (attempt.folder / files.SPEC).read_text()
+
+
+def test_a_pool_that_died_is_replaced(run: Run) -> None:
     attempt = run("true")
     attempt.result()
     process = attempt.spawner._process
@@ -146,16 +171,68 @@ def test_a_nursery_that_died_is_replaced(run: Run) -> None:
     assert attempt.result().exit_code == 0
 
 
-def ready_runner(spawner: Spawner) -> int:
+@pytest.mark.parametrize("also_its_runner", [False, True])
+def test_a_pool_that_hangs_delays_a_start_by_two_seconds_only(
+    spawner: RunnerStarter, tmp_path: Path, also_its_runner: bool
+) -> None:
+    (tmp_path / "data" / "jobs").mkdir(parents=True)
+    ready = ready_runner(spawner)
+    stopped = spawner._process
+    assert stopped is not None
+    for pid in (stopped.pid, *([ready] if also_its_runner else [])):
+        os.kill(pid, signal.SIGSTOP)
+    watch = Stopwatch()
+    jobs = [
+        RunningAttempt(spawner, tmp_path / "data" / "jobs" / "1" / str(n), "true") for n in range(3)
+    ]
+
+    def all_have_ended() -> bool:
+        left = [job for job in jobs if job.look().claimed is None]
+        # As the executor does for each attempt that no runner has claimed.
+        for job in left:
+            job.spawn()
+        time.sleep(0.5)
+        return not left
+
+    wait_for(all_have_ended, within_s=20)
+    assert not watch.has_run(8)
+    assert spawner._process is not stopped
+    with suppress(ProcessLookupError):
+        os.kill(ready, signal.SIGKILL)
+
+
+def test_many_orders_at_once_do_not_make_a_pool_that_works_count_as_hung(
+    spawner: RunnerStarter, tmp_path: Path
+) -> None:
+    (tmp_path / "data" / "jobs").mkdir(parents=True)
+    spawner.open()
+    pool = spawner._process
+    jobs = [
+        RunningAttempt(spawner, tmp_path / "data" / "jobs" / "1" / str(n), "true")
+        for n in range(30)
+    ]
+    for job in jobs:
+        job.result()
+    jobs[0].spawn()
+
+    assert spawner._process is pool
+
+
+def ready_runner(spawner: RunnerStarter) -> int:
     """The one that waits for an order, once it does."""
     spawner.open()
     process = spawner._process
     assert process is not None
-    found: list[family.Relative] = wait_for(lambda: family.descendants(process.pid))
-    return found[0].pid
+
+    def ready() -> list[int]:
+        found = [p.pid for p in process_tree.descendants(process.pid)]
+        return [pid for pid in found if process_tree.program_of(pid) == "gpucoord-runner"]
+
+    found: list[int] = wait_for(ready)
+    return found[0]
 
 
-def test_a_runner_that_dies_while_it_waits_is_replaced(run: Run, spawner: Spawner) -> None:
+def test_a_runner_that_dies_while_it_waits_is_replaced(run: Run, spawner: RunnerStarter) -> None:
     waiting = ready_runner(spawner)
     os.kill(waiting, signal.SIGKILL)
     wait_for(lambda: ready_runner(spawner) != waiting)
@@ -163,7 +240,7 @@ def test_a_runner_that_dies_while_it_waits_is_replaced(run: Run, spawner: Spawne
     assert run("true").result().exit_code == 0
 
 
-def test_a_runner_that_waits_goes_with_the_service(spawner: Spawner) -> None:
+def test_a_runner_that_waits_goes_with_the_service(spawner: RunnerStarter) -> None:
     waiting = ready_runner(spawner)
 
     spawner.close()
@@ -172,7 +249,7 @@ def test_a_runner_that_waits_goes_with_the_service(spawner: Spawner) -> None:
 
 
 def test_a_runner_that_waits_takes_an_order_though_the_nursery_has_died(
-    run: Run, spawner: Spawner
+    run: Run, spawner: RunnerStarter
 ) -> None:
     ready_runner(spawner)
     process = spawner._process
@@ -209,7 +286,7 @@ def test_it_enters_no_folder_that_the_account_may_not(run: Run, tmp_path: Path) 
     assert "nobody may not enter" in (result.problem or "")
 
 
-def test_many_are_started_at_once(spawner: Spawner, tmp_path: Path) -> None:
+def test_many_are_started_at_once(spawner: RunnerStarter, tmp_path: Path) -> None:
     jobs = tmp_path / "jobs"
     jobs.mkdir()
     attempts = [RunningAttempt(spawner, jobs / str(n) / "1", "/bin/true") for n in range(100)]
@@ -217,7 +294,7 @@ def test_many_are_started_at_once(spawner: Spawner, tmp_path: Path) -> None:
     assert {attempt.result().exit_code for attempt in attempts} == {0}
 
 
-def test_a_nursery_that_is_stuck_is_replaced(spawner: Spawner, tmp_path: Path) -> None:
+def test_a_pool_that_is_stuck_is_replaced(spawner: RunnerStarter, tmp_path: Path) -> None:
     spawner.open()
     stuck = spawner._process
     assert stuck is not None

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from scheduler.runner import leaving
-from scheduler.runner.leaving import Request
+from scheduler.runner import attempt_files
+from scheduler.runner.attempt_files import YieldRequestFile
 from tests.processes.attempts import NONCE, RunningAttempt, wait_for
 
 pytestmark = pytest.mark.processes
@@ -37,8 +37,8 @@ class Yielding:
 
     def ask(self, left_s: float, reason: str = "Job 9 needs its GPU.") -> float:
         self.deadline = time.time() + left_s
-        request = Request(reason, self.deadline)
-        assert leaving.ask(self.attempt.folder, self.attempt.look(), NONCE, request)
+        request = YieldRequestFile(reason, self.deadline)
+        assert attempt_files.request_yield(self.attempt.folder, self.attempt.look(), NONCE, request)
         return self.deadline
 
 
@@ -122,11 +122,11 @@ def test_an_earlier_deadline_counts_and_asking_again_changes_nothing(start: Star
     wait_for(job.file.exists)
     job.ask(1.5, "The owner of GPU 0 is there.")
     for _ in range(3):
-        leaving.ask(
+        attempt_files.request_yield(
             job.attempt.folder,
             job.attempt.look(),
             NONCE,
-            Request("The owner of GPU 0 is there.", job.deadline),
+            YieldRequestFile("The owner of GPU 0 is there.", job.deadline),
         )
 
     assert job.attempt.result().signal == signal.SIGKILL
@@ -140,7 +140,9 @@ def test_who_may_stay_goes_on_and_can_be_asked_again(start: Start, tmp_path: Pat
     job = start("/bin/sh", "-c", line.replace("$GO", go) + POLLS, grace_s=0.1)
     job.ask(1.0)
     wait_for(job.file.exists)
-    wait_for(lambda: not leaving.withdraw(job.attempt.folder, job.attempt.look(), NONCE))
+    wait_for(
+        lambda: not attempt_files.withdraw_request(job.attempt.folder, job.attempt.look(), NONCE)
+    )
     assert not job.file.exists()
     time.sleep(1.1)
     Path(go).touch()
@@ -161,10 +163,12 @@ def test_a_deadline_that_is_over_still_leaves_time_between_the_signals(start: St
 def test_a_request_of_another_attempt_is_not_heard(start: Start) -> None:
     job = start("/bin/sh", "-c", "echo ready; sleep 0.5; exit 4")
     body = {"nonce": "of another", "reason": "x", "deadline": 0}
-    (job.attempt.folder / leaving.REQUEST).write_text(json.dumps(body))
+    (job.attempt.folder / attempt_files.REQUEST_FILE).write_text(json.dumps(body))
     look = job.attempt.look()
     assert look.claimed is not None
-    assert leaving.family.signal_one(look.claimed.pid, look.claimed.start_ticks, leaving.ASKED)
+    assert attempt_files.process_tree.signal_one(
+        look.claimed.pid, look.claimed.start_ticks, attempt_files.YIELD_SIGNAL
+    )
 
     result = job.attempt.result()
     assert (result.exit_code, result.yielded) == (4, False)
@@ -174,6 +178,8 @@ def test_a_job_whose_file_cannot_be_written_still_leaves_in_time(run: Run, tmp_p
     line = "trap 'exit 85' TERM; echo ready; while :; do sleep 0.02; done"
     attempt = run("/bin/sh", "-c", line, yield_file=str(tmp_path / "no" / "such"), grace_s=1.0)
     attempt.wait_for_log("ready")
-    assert leaving.ask(attempt.folder, attempt.look(), NONCE, Request("x", time.time() + 1))
+    assert attempt_files.request_yield(
+        attempt.folder, attempt.look(), NONCE, YieldRequestFile("x", time.time() + 1)
+    )
 
     assert (attempt.result().exit_code, attempt.result().yielded) == (85, True)

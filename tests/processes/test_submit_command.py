@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -42,12 +43,11 @@ def env(service: Service, tmp_path_factory: pytest.TempPathFactory) -> dict[str,
 
 
 def _run(
-    env: dict[str, str], *words: str, seconds: float = LONGEST_S
+    env: dict[str, str], *words: str, stdin: bytes | None = None
 ) -> subprocess.CompletedProcess[bytes]:
     command = [sys.executable, "-m", "gpucoord_site", *words]
-    return subprocess.run(
-        command, env=env, capture_output=True, timeout=seconds, stdin=subprocess.DEVNULL
-    )
+    given: dict[str, Any] = {"stdin": subprocess.DEVNULL} if stdin is None else {"input": stdin}
+    return subprocess.run(command, env=env, capture_output=True, timeout=LONGEST_S, **given)
 
 
 @pytest.fixture
@@ -106,6 +106,73 @@ def test_other_ends_have_codes_of_their_own(
     assert (found, says in said) == (code, True)
 
 
+def test_an_array_shows_the_output_of_all_its_jobs_and_the_worst_exit_code(
+    gpucoord: Gpucoord,
+) -> None:
+    line = "echo out $GPUCOORD_ARRAY_INDEX; printf end; exit $(( GPUCOORD_ARRAY_INDEX % 3 ))"
+    code, output, said = submit(gpucoord, "--array", "1-4", "--", line)
+
+    assert code == 2
+    lines = sorted(output.decode().splitlines())
+    assert lines == sorted(f"[{n}] {text}" for n in range(1, 5) for text in (f"out {n}", "end"))
+    assert "[2] failed with exit code 2" in said
+    assert "1 of 4 jobs succeeded" in said
+
+
+def test_an_array_whose_jobs_all_succeed_returns_0(gpucoord: Gpucoord) -> None:
+    code, output, said = submit(gpucoord, "--array", "0-2", "--", "true")
+
+    assert (code, output) == (0, b"")
+    assert "3 of 3 jobs succeeded" in said
+
+
+def test_ctrl_c_offers_to_cancel_the_whole_array(env: dict[str, str]) -> None:
+    terminal = Terminal(env, "echo ready; sleep 300", "--array", "0-9%1")
+    terminal.until("[0] ready")
+    terminal.interrupt()
+    terminal.until("Cancel array ")
+    terminal.press("y\n")
+
+    assert terminal.end() == 130
+
+
+def _with_stdin(
+    env: dict[str, str], stdin: bytes, *words: str
+) -> subprocess.CompletedProcess[bytes]:
+    return _run(env, "submit", "--gpus", "0", *words, stdin=stdin)
+
+
+def test_standard_input_reaches_the_job_and_is_removed(
+    env: dict[str, str], service: Service
+) -> None:
+    data = bytes(range(256)) * 1000
+    done = _with_stdin(env, data, "--", "cat; cat /dev/stdin >/dev/null || exit 9")
+
+    assert (done.returncode, done.stdout) == (0, data)
+    assert list(service.data.glob("jobs/*/*/stdin")) == []
+
+
+def test_each_job_of_an_array_reads_the_same_standard_input(env: dict[str, str]) -> None:
+    done = _with_stdin(env, b"print(6 * 7)\n", "--array", "1,2", "--", "python3 -")
+
+    assert done.returncode == 0
+    assert sorted(done.stdout.splitlines()) == [b"[1] 42", b"[2] 42"]
+
+
+def test_too_large_a_standard_input_is_refused_with_what_to_do(env: dict[str, str]) -> None:
+    done = _with_stdin(env, b"x" * (1024**2 + 1), "--", "cat")
+
+    assert (done.returncode, done.stdout) == (125, b"")
+    assert b"more than 1 MiB. Write it to a file" in done.stderr
+
+
+def test_standard_input_can_be_left_out(env: dict[str, str]) -> None:
+    assert _with_stdin(env, b"x", "--no-stdin", "--", "cat").stdout == b""
+
+    done = _with_stdin(env, b"x", "--detach", "--", "cat")
+    assert b"standard input is not passed on with --detach" in done.stderr
+
+
 def test_detached_it_prints_the_number_and_returns(gpucoord: Gpucoord, env: dict[str, str]) -> None:
     code, output, said = submit(gpucoord, "--detach", "--", "true")
 
@@ -127,7 +194,7 @@ def job(env: dict[str, str], number: int) -> dict[str, object]:
         (["--gpus", "99"], {}, "gpus: You ask for 99 GPUs; this machine has 8 GPUs."),
         (["--gpu-memory", "much"], {}, 'gpu_memory: "much" is not a size'),
         ([], {"GPUCOORD_TOKEN": "gpc_wrong"}, "The token was refused."),
-        ([], {"GPUCOORD_TOKEN": ""}, "A token is needed"),
+        ([], {"GPUCOORD_TOKEN": "", "GPUCOORD_URL": "http://gpus.example"}, "A token is needed"),
         ([], {"GPUCOORD_URL": "http://127.0.0.1:9"}, "can't be reached at http://127.0.0.1:9"),
         ([], {"GPUCOORD_URL": "nonsense"}, "is not an address"),
         ([], {"GPUCOORD_URL": "http://[::1"}, "is not an address"),
@@ -174,10 +241,11 @@ def test_a_token_is_for_a_user_that_is_there(gpucoord: Gpucoord, tmp_path: Path)
 class Terminal:
     """`gpucoord submit` on a terminal, as a person has it."""
 
-    def __init__(self, env: dict[str, str], command: str) -> None:
+    def __init__(self, env: dict[str, str], command: str, *options: str) -> None:
         self._side, side = pty.openpty()
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "gpucoord_site", "submit", "--gpus", "0", "--", command],
+            [sys.executable, "-m", "gpucoord_site", "submit", "--gpus", "0", *options,
+             "--", command],
             env=env, stdin=side, stdout=side, stderr=side, start_new_session=True, close_fds=True,
         )  # fmt: skip
         os.close(side)
@@ -240,14 +308,18 @@ def _cancel(env: dict[str, str], number: int) -> None:
 
 
 def test_a_restart_of_the_server_is_only_noticed(service: Service, env: dict[str, str]) -> None:
+    gate = service.data / "gate"
     following = subprocess.Popen(
         [sys.executable, "-m", "gpucoord_site", "submit", "--gpus", "0", "--",
-         "echo before; sleep 6; echo after; exit 5"],
+         f"echo before; until [ -e {gate} ]; do sleep 0.05; done; echo after; exit 5"],
         env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL,
     )  # fmt: skip
     assert following.stdout is not None
     assert following.stdout.readline() == b"before\n"
-    os.kill(service.child("web"), signal.SIGKILL)
+    web = service.child("web")
+    os.kill(web, signal.SIGKILL)
+    wait_until(lambda: service.child("web") not in (0, web), 20, "another web process")
+    gate.touch()
 
     output, said = following.communicate(timeout=LONGEST_S)
     assert (output, following.returncode) == (b"after\n", 5)
@@ -257,7 +329,7 @@ def test_a_restart_of_the_server_is_only_noticed(service: Service, env: dict[str
 def test_it_starts_fast(env: dict[str, str]) -> None:
     """None of the heavy modules is there before they are needed."""
     code = (
-        "import sys, gpucoord_site.cli, gpucoord_site.submit;"
+        "import sys, gpucoord_site.cli.main, gpucoord_site.cli.submit;"
         "print([m for m in ('django', 'pydantic', 'httpx', 'psutil') if m in sys.modules])"
     )
     done = subprocess.run(

@@ -11,13 +11,15 @@ import pytest
 from django.contrib.auth.models import User
 from django.utils import timezone
 
-from monitor import store as monitor_store
-from scheduler import locked, store
-from scheduler.bounding import Bounder
-from scheduler.jobs import Requirement
+from monitor.snapshot import rows as monitor_store
+from scheduler.execution.steps import gpu_locks
+from scheduler.execution.steps.specs import ConfinementLimits
+from scheduler.facts.jobs import Requirement
+from scheduler.lifecycle.rows import queue as job_queue
 from scheduler.models import Attempt, Job
-from scheduler.runner import family, locks
-from scheduler.runner.locks import Held
+from scheduler.runner import process_tree
+from scheduler.runner.confine import locks
+from scheduler.runner.confine.locks import HeldLocks
 from tests.builders import GIB, gpu_uuid, host, snapshot
 from tests.processes.attempts import RunningAttempt
 from tests.processes.scheduling import Scheduler, reloaded, submit
@@ -28,12 +30,11 @@ SHARED = Requirement(gpus=1, memory_bytes=GIB)
 
 
 @pytest.fixture
-def folder(tmp_path: Path, settings: Any, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(tmp_path: Path, settings: Any) -> Path:
     """Lock files that both instances use; one GPU to share."""
     found = tmp_path / "locks"
     found.mkdir()
     settings.LOCK_FOLDER = found
-    monkeypatch.setattr(locked, "_refused", {})
     return found
 
 
@@ -44,7 +45,7 @@ def scheduler(data: Path, folder: Path) -> Iterator[Scheduler]:
     yield scheduler
     scheduler.close()
     for attempt in Attempt.objects.filter(ended_at=None):
-        family.signal_all(family.orphans(0, 0, attempt.nonce), signal.SIGKILL)
+        process_tree.signal_all(process_tree.orphans(0, 0, attempt.nonce), signal.SIGKILL)
 
 
 def _see_gpus() -> None:
@@ -89,7 +90,7 @@ def test_who_loses_the_race_waits_and_says_for_whom(
     """The plan was made when the GPU was free; the lock decides."""
     running = other(run, folder, alone=True)
     running.started()
-    monkeypatch.setattr(locked, "holders_of", lambda *_: {})
+    monkeypatch.setattr(gpu_locks, "holders_of", lambda *_: {})
 
     job = submit(root, "true", ALONE)
     scheduler.run_until(lambda: _codes(job))
@@ -107,7 +108,7 @@ def test_our_own_shared_jobs_run_side_by_side(scheduler: Scheduler, root: User) 
         scheduler.run_to(job, "running")
     assert set(Job.objects.values_list("state", flat=True)) == {"running"}
     for job in jobs:
-        store.request_cancel(job.pk, "root", timezone.now())
+        job_queue.request_cancel(job.pk, "root", timezone.now())
         scheduler.run_to(job)
 
 
@@ -116,8 +117,8 @@ def test_a_gpu_is_unlocked_before_the_end_of_its_job_is_told(
 ) -> None:
     scheduler.run_to(submit(root, "true", ALONE))
 
-    taken = locks.take(folder, [0], alone=True)
-    assert isinstance(taken, Held)
+    taken = locks.lock_gpus(folder, [0], alone=True)
+    assert isinstance(taken, HeldLocks)
     taken.release()
 
 
@@ -128,7 +129,7 @@ def test_a_job_is_given_its_own_gpu_and_others_stay_hidden(
     job = submit(root, "true", ALONE)
     attempt = Attempt(job=job, number=1, gpu_uuids=[gpu_uuid(1)])
     minors = {"0:01:00.0": 4, "0:02:00.0": 5, "0:03:00.0": 6}
-    bounder = Bounder(host="gpubox", data=folder, lock_folder=folder, minors=minors)
+    bounder = ConfinementLimits(host="gpubox", data=folder, lock_folder=folder, minors=minors)
 
     bounds = bounder.bounds(attempt)
 

@@ -276,6 +276,14 @@ def test_it_refuses_to_start_without_the_driver_that_is_required(tmp_path: Path)
     assert result.stderr.count("\n") == 1
 
 
+@pytest.mark.skipif(Path("/dev/nvidiactl").exists(), reason="this machine has an NVIDIA driver")
+def test_a_desktop_needs_the_driver_unless_the_settings_say_otherwise(tmp_path: Path) -> None:
+    result = try_up(tmp_path / "data", GPUCOORD_PROFILE="desktop", GPUCOORD_PROBE="nvml")
+
+    assert result.returncode == 2
+    assert result.stderr.startswith("gpucoord: profile = desktop needs the NVIDIA driver")
+
+
 def test_the_first_administrator_gets_a_password_that_is_printed_once(tmp_path: Path) -> None:
     service = Service(tmp_path / "data", FAKE, GPUCOORD_ADMIN_PASSWORD="")
     with service:

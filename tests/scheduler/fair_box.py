@@ -7,13 +7,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
-from scheduler.jobs import QueuedJob, Requirement
-from scheduler.people import Capacity, Standing
-from scheduler.plans import Holder, PlanPolicy, RunningJob, Slot, Slots
-from scheduler.policy import holds, shares
-from scheduler.policy.holds import Hold
-from scheduler.policy.planning import plan
-from scheduler.policy.quotas import QuotaPolicy
+from scheduler.facts.jobs import QueuedJob, Requirement
+from scheduler.facts.people import Capacity, UserAccount
+from scheduler.facts.plans import Holder, PlanPolicy, RunningJob, Slot, Slots
+from scheduler.planner.plan import plan
+from scheduler.quotas.policy import charging
+from scheduler.quotas.policy.charging import GpuUseSpan
+from scheduler.quotas.policy.quotas import QuotaPolicy
 from tests.builders import GIB, NOW, gpu_uuid, slot
 
 GPUS = 4
@@ -34,7 +34,7 @@ class Box:
     people: list[str] = field(default_factory=list)
     usage: dict[str, float] = field(default_factory=dict)
     took_s: dict[str, float] = field(default_factory=dict)
-    held: list[Hold] = field(default_factory=list)
+    held: list[GpuUseSpan] = field(default_factory=list)
     running: dict[int, tuple[RunningJob, datetime]] = field(default_factory=dict)
     queue: list[QueuedJob] = field(default_factory=list)
     starts: list[tuple[datetime, str]] = field(default_factory=list)
@@ -89,27 +89,27 @@ class Box:
         )  # fmt: skip
         self.running[job.id] = (began, end)
         self.starts.append((self.now, job.owner))
-        self.held.append(Hold(job.owner, str(job.id), 1.0, self.now, end))
+        self.held.append(GpuUseSpan(job.owner, str(job.id), 1.0, self.now, end))
         self._pay(self.now - timedelta(microseconds=1), self.now)
 
     def _pass(self, until: datetime) -> None:
         seconds = (until - self.now).total_seconds()
         for name in {*self.people, *self.outside}:
             self.took_s[name] = self.took_s.get(name, 0.0) + self.have(name) * seconds
-        kept = holds.unpaid_seconds(self.held, self.now, until, self._entry_s)
+        kept = charging.unpaid_seconds(self.held, self.now, until, self._entry_s)
         rates = {
             name: (self.outside.get(name, 0) + kept.get(name, 0.0) / max(1e-9, seconds)) / GPUS
             for name in {*self.people, *self.outside}
         }
-        self.usage = shares.advance(self.usage, rates, seconds, self._half_life_s)
+        self.usage = charging.advance(self.usage, rates, seconds, self._half_life_s)
         if seconds:
             self._pay(self.now, until)
         self.now = until
         self.held = [hold for hold in self.held if hold.until_at is None or hold.until_at > until]
 
     def _pay(self, since: datetime, until: datetime) -> None:
-        for name, count in holds.fees(self.held, since, until, self._entry_s).items():
-            fee = shares.entry(count / GPUS, self._entry_s, self._half_life_s)
+        for name, count in charging.fees(self.held, since, until, self._entry_s).items():
+            fee = charging.entry(count / GPUS, self._entry_s, self._half_life_s)
             self.usage[name] = max(0.0, self.usage.get(name, 0.0) + fee)
 
     def _job(self, owner: str) -> QueuedJob:
@@ -133,12 +133,12 @@ class Box:
             return slot(index, free_bytes=0, foreign=(Holder(name="python", memory_bytes=GIB),))
         return slot(index) if job is None else slot(index, jobs=(job,), exclusive=True)
 
-    def _standings(self) -> dict[str, Standing]:
-        weights = shares.weights(dict.fromkeys(self.people))
-        targets = shares.targets(weights, self.usage, self.policy.catch_up)
+    def _standings(self) -> dict[str, UserAccount]:
+        weights = charging.weights(dict.fromkeys(self.people))
+        targets = charging.targets(weights, self.usage, self.policy.catch_up)
         here = Capacity(gpu_uuids=tuple(gpu_uuid(i) for i in range(GPUS)), gpu_bytes=80 * GIB)
         return {
-            name: Standing(
+            name: UserAccount(
                 owner=name,
                 weight=weights[name],
                 usage=self.usage.get(name),

@@ -8,14 +8,20 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Any, Self
 
-from scheduler.blockers import Blocker
-from scheduler.jobs import QueuedJob, Requirement
-from scheduler.people import Standing
-from scheduler.plans import Holder, Plan, PlanPolicy, RunningJob, Slot, Slots, Throttle
-from scheduler.policy.placement import taken
-from scheduler.policy.planning import plan
-from scheduler.units import parse_bytes
+from scheduler.blockers.wording import text
+from scheduler.facts.blockers import Blocker
+from scheduler.facts.jobs import QueuedJob, Requirement
+from scheduler.facts.people import UserAccount
+from scheduler.facts.plans import Holder, Plan, PlanPolicy, RunningJob, Slot, Slots, Throttle
+from scheduler.facts.units import parse_bytes
+from scheduler.planner.placement import after_placement
+from scheduler.planner.plan import plan
 from tests.builders import NOW, queued_job, slot
+
+
+def _bytes(text: str) -> int:
+    """A size such as "20GiB"; digits alone are bytes."""
+    return int(text) if text.isdecimal() else parse_bytes(text)
 
 
 class Case:
@@ -27,7 +33,7 @@ class Case:
         self._gpus: dict[str, Slot] = {}
         self._jobs: list[QueuedJob] = []
         self._blocker: Blocker | None = None
-        self._people: dict[str, Standing] = {}
+        self._people: dict[str, UserAccount] = {}
         self._running: list[RunningJob] = []
         self._throttle = Throttle()
 
@@ -42,8 +48,8 @@ class Case:
     ) -> Self:
         self._gpus[name] = slot(
             len(self._gpus),
-            total_bytes=parse_bytes(total),
-            free_bytes=None if free is None else 0 if free == "0" else parse_bytes(free),
+            total_bytes=_bytes(total),
+            free_bytes=None if free is None else 0 if free == "0" else _bytes(free),
             foreign=tuple(Holder(name=who, memory_bytes=2**30) for who in held_by),
             **changes,
         )
@@ -54,7 +60,7 @@ class Case:
         return self
 
     def person(self, owner: str, **changes: Any) -> Self:
-        self._people[owner] = Standing(owner=owner, **changes)
+        self._people[owner] = UserAccount(owner=owner, **changes)
         return self
 
     def throttled(self, **changes: Any) -> Self:
@@ -81,7 +87,7 @@ class Case:
                 submitted_at=NOW + timedelta(seconds=waited),
                 requirement=Requirement(
                     gpus=gpus,
-                    memory_bytes=None if wants is None else parse_bytes(wants),
+                    memory_bytes=None if wants is None else _bytes(wants),
                     exclusive=exclusive,
                     **(kind or {}),
                 ),
@@ -102,7 +108,7 @@ class Case:
     ) -> Self:
         """A job that has these GPUs ("ab"), alone unless it says what it takes of them."""
         alone = takes is None
-        wants = None if takes is None else parse_bytes(takes)
+        wants = None if takes is None else _bytes(takes)
         facts: dict[str, Any] = {"owner": "zoe", "priority": 3} | changes
         self._running.append(
             RunningJob(
@@ -115,7 +121,7 @@ class Case:
             )
         )
         for name in on:
-            self._gpus[name] = taken(self._gpus[name], id, self._running[-1].requirement)
+            self._gpus[name] = after_placement(self._gpus[name], id, self._running[-1].requirement)
         return self
 
     def plan(self) -> Plan:
@@ -143,4 +149,4 @@ class Case:
         return self
 
     def why(self, id: int) -> list[str]:
-        return [blocker.text for blocker in self.plan().blockers[id]]
+        return [text(blocker) for blocker in self.plan().blockers[id]]

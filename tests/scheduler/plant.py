@@ -11,8 +11,14 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from scheduler.policy.smoothing import Smoothed
-from scheduler.policy.utilisation import Level, Sight, UtilisationPolicy, looked, starts
+from scheduler.throttle.policy.throttle import Smoothed
+from scheduler.throttle.policy.utilisation import (
+    Level,
+    UtilisationInput,
+    UtilisationPolicy,
+    looked,
+    starts,
+)
 
 TICK_S = 5.0
 # (time, true use, running, started) of each look.
@@ -54,7 +60,7 @@ class Plant:
         self._mean = self._mean.fed(noisy, TICK_S, self.policy.smooth_s)
         with_jobs = {gpu for gpu, _, _ in self._jobs}
         quiet = [g for g in range(self.gpus) if g not in with_jobs and loads[g] < 10]
-        sight = Sight(
+        sight = UtilisationInput(
             use=self._mean.mean(),
             others=self.others(self.t),
             running=len(self._jobs),

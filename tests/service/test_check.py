@@ -8,12 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from gpucoord_site import check, check_machine
-from gpucoord_site.check_gpus import answering, gpus, kernel_module
-from gpucoord_site.check_report import Finding, Level, as_json, as_text, fail, ok, warn, worst
-from gpucoord_site.config import load_config
-from monitor.readings import GpuSweep, Health
-from scheduler.runner import cgroup_places, locks
+from gpucoord_site.cli.check import command
+from gpucoord_site.cli.check import machine as check_machine
+from gpucoord_site.cli.check.gpus import answering, gpus, kernel_module
+from gpucoord_site.cli.check.report import Finding, Level, as_json, as_text, fail, ok, warn, worst
+from gpucoord_site.config.settings import load_config
+from monitor.facts.readings import GpuSweep, Health
+from scheduler.runner.confine import cgroup_probe, locks
 from tests.builders import gpu
 
 
@@ -35,34 +36,45 @@ def taken() -> Iterator[int]:
 
 
 def _found(topic: str) -> list[Finding]:
-    return [f for f in check.look() if f.topic == topic]
+    return [f for f in command.look() if f.topic == topic]
 
 
 def test_a_fresh_machine_has_nothing_to_mend() -> None:
-    assert [f for f in check.look() if f.level is Level.FAIL] == []
+    assert [f for f in command.look() if f.level is Level.FAIL] == []
 
 
 def test_it_changes_nothing(tmp_path: Path) -> None:
-    check.main([])
+    command.main([])
 
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(("uid", "run_as"), [(1000, "auto"), (0, "service"), (0, "nobody")])
+def test_it_warns_when_jobs_are_not_separated(
+    uid: int, run_as: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("os.geteuid", lambda: uid)
+    monkeypatch.setenv("GPUCOORD_RUN_AS", run_as)
+
+    (finding,) = _found("accounts")
+    assert (finding.level, bool(finding.todo)) == (Level.WARN, True)
 
 
 def test_its_exit_code_says_whether_something_must_be_mended(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    assert check.main([]) == 0
+    assert command.main([]) == 0
 
     monkeypatch.setenv("GPUCOORD_PORT", "many")
 
-    assert check.main([]) == 1
+    assert command.main([]) == 1
 
 
 def test_settings_that_cannot_be_used_are_each_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GPUCOORD_PORT", "many")
     monkeypatch.setenv("GPUCOORD_PROT", "1")
 
-    assert [f.level for f in check.look()] == [Level.FAIL, Level.FAIL]
+    assert [f.level for f in command.look()] == [Level.FAIL, Level.FAIL]
 
 
 def test_changed_settings_are_named_with_where_they_come_from(
@@ -71,7 +83,7 @@ def test_changed_settings_are_named_with_where_they_come_from(
     (tmp_path / "gpucoord.toml").write_text('node = "box"\n')
     monkeypatch.setenv("GPUCOORD_ADMIN_PASSWORD", "hush")
 
-    words = check.settings_in_words(load_config())
+    words = command.settings_in_words(load_config())
 
     assert f"node = box (node in {tmp_path / 'gpucoord.toml'})" in words
     assert "admin_password = *** (GPUCOORD_ADMIN_PASSWORD)" in words
@@ -79,7 +91,7 @@ def test_changed_settings_are_named_with_where_they_come_from(
 
 
 def test_json_is_for_scripts(capsys: pytest.CaptureFixture[str]) -> None:
-    check.main(["--json"])
+    command.main(["--json"])
 
     report = json.loads(capsys.readouterr().out)
 
@@ -196,26 +208,35 @@ def test_limits_are_named_with_what_sets_them(monkeypatch: pytest.MonkeyPatch) -
     assert texts[1] == "GPUs: 0, 1 (NVIDIA_VISIBLE_DEVICES)"
 
 
+def test_more_places_than_cpus_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GPUCOORD_CPUS", "1")
+    monkeypatch.setenv("GPUCOORD_CPU_JOBS", "60")
+    (finding,) = [one for one in _found("limits") if "cpu_jobs" in one.text]
+
+    assert finding.level is Level.WARN
+    assert finding.text == "cpu_jobs is 60, but only 1 job without a GPU runs at once: one per CPU"
+
+
 def test_it_says_what_the_machine_is_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GPUCOORD_PROFILE", "desktop")
 
     (finding,) = _found("profile")
 
-    assert finding.text.startswith("desktop: somebody works at this machine")
+    assert finding.text.startswith("desktop: a workstation")
 
 
 def test_it_tries_what_keeps_jobs_within_bounds_and_leaves_nothing_behind() -> None:
     (cgroup,) = _found("cgroup")
-    place = cgroup_places.find()
+    place = cgroup_probe.find_parent()
 
     assert (cgroup.level is Level.OK) is bool(place.kind)
-    assert {f.topic for f in check.look()} >= {"hiding", "share cap", "mps", "nice", "locks"}
+    assert {f.topic for f in command.look()} >= {"hiding", "share cap", "mps", "nice", "locks"}
 
 
 def test_it_names_who_holds_a_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("GPUCOORD_LOCK_FOLDER", str(tmp_path))
-    taken = locks.take(tmp_path, [3], alone=True)
-    assert isinstance(taken, locks.Held)
+    taken = locks.lock_gpus(tmp_path, [3], alone=True)
+    assert isinstance(taken, locks.HeldLocks)
 
     said = [finding.text for finding in _found("locks")]
     taken.release()
@@ -230,7 +251,7 @@ def test_a_lock_file_that_is_a_link_must_be_mended(
 
     (finding,) = _found("locks")
     assert finding.level is Level.FAIL
-    assert "it is a link" in finding.text
+    assert "is a link" in finding.text
 
 
 def test_a_lock_folder_that_can_not_be_made_must_be_mended(

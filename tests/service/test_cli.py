@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from gpucoord_site import __version__, cli
+from gpucoord_site import __version__
+from gpucoord_site.cli import main
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -29,7 +30,7 @@ def _gpucoord(*words: str, program: tuple[str, ...] = ("-m", "gpucoord_site")) -
 def test_the_front_page_offers_every_command(words: tuple[str, ...]) -> None:
     said = _gpucoord(*words)
 
-    assert all(f"  {name} " in said for name in cli.COMMANDS)
+    assert all(f"  {name} " in said for name in main.COMMANDS)
     assert said.endswith("exit code 0")
 
 
@@ -40,7 +41,7 @@ def test_a_misspelt_command_is_answered_with_the_nearest() -> None:
     assert said.endswith("exit code 2")
 
 
-@pytest.mark.parametrize("name", sorted(set(cli.COMMANDS) - {"version"}))
+@pytest.mark.parametrize("name", sorted(set(main.COMMANDS) - {"version"}))
 def test_each_command_explains_itself(name: str) -> None:
     assert f"usage: gpucoord {name}" in _gpucoord(name, "--help")
     assert f"usage: gpucoord {name}" in _gpucoord("help", name)
@@ -51,14 +52,15 @@ def test_the_version_is_one_line(word: str) -> None:
     assert _gpucoord(word).startswith(f"gpucoord {__version__} (Python 3.")
 
 
-@pytest.mark.parametrize("words", [["version"], ["submit", "--help"]])
+@pytest.mark.parametrize("words", [["version"], ["submit", "--help"], ["queue", "--help"], ["man"]])
 def test_what_people_type_often_starts_without_django(words: list[str]) -> None:
     code = (
-        "import sys; from gpucoord_site import cli\n"
+        "import sys; from gpucoord_site.cli import main as cli\n"
         f"sys.argv = ['gpucoord', *{words!r}]\n"
         "try: cli.main()\n"
         "except SystemExit: pass\n"
-        "print('DJANGO' if 'django' in sys.modules else 'LIGHT')"
+        "heavy = {'django', 'httpx', 'pydantic', 'rich'} & set(sys.modules)\n"
+        "print('HEAVY' if heavy else 'LIGHT')"
     )
 
     assert "LIGHT" in _gpucoord(program=("-c", code))
@@ -70,3 +72,16 @@ def test_manage_py_keeps_djangos_own_check() -> None:
 
 def test_djangos_commands_are_within_reach() -> None:
     assert "changepassword" in _gpucoord("django-help")
+
+
+def test_other_systems_than_linux_get_one_sentence(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.platform", "darwin")
+    monkeypatch.setattr("sys.argv", ["gpucoord", "up"])
+
+    assert main.main() == 2
+    assert capsys.readouterr().err == (
+        "gpucoord up needs Linux; this is darwin. Run the service on a Linux machine, and use"
+        " gpucoord submit and its like from here.\n"
+    )

@@ -14,18 +14,18 @@ from typing import Any
 import httpx
 import pytest
 
-from gpucoord_site.config import Config
-from gpucoord_site.demo import command, leaving, seeding
-from gpucoord_site.demo.history import history
-from gpucoord_site.demo.past import HOURS, PEOPLE, log_of, past_jobs
-from gpucoord_site.demo.wishes import WISHES
-from monitor import store
+from gpucoord_site.config.settings import Config
+from gpucoord_site.demo import command, seeding
+from gpucoord_site.demo.jobs import WISHES
+from gpucoord_site.demo.past import HOURS, PEOPLE, history, log_of, past_jobs
 from monitor.models import Claim, Event, HostSample, Sample
-from monitor.probes.scenario import Scenario
-from scheduler.jobs import Outcome
+from monitor.sampling.probes.simulated.scenario import Scenario
+from monitor.snapshot import rows as snapshots
+from scheduler.facts.jobs import Outcome
 from scheduler.models import Job
 from scheduler.runner import files
 from tests.builders import NOW
+from tests.pace import LONGEST_S
 from tests.processes.service import ROOT, wait_until
 
 LOADS_BEFORE_JOBS = 3
@@ -40,6 +40,13 @@ def test_every_kind_of_end_is_in_the_past() -> None:
     found = {job.outcome for job in past_jobs(8, 1, NOW)}
 
     assert found == {Outcome.SUCCEEDED, Outcome.FAILED, Outcome.CANCELLED, Outcome.TIMED_OUT}
+
+
+def test_past_jobs_that_timed_out_ran_for_their_time_limit() -> None:
+    late = [job for job in past_jobs(8, 1, NOW) if job.outcome is Outcome.TIMED_OUT]
+
+    assert late
+    assert all(job.time_limit == job.ended_at - job.started_at for job in late)
 
 
 @pytest.mark.parametrize("gpus", [1, 8, 64])
@@ -78,7 +85,7 @@ def test_the_history_shows_the_jobs_on_their_gpus() -> None:
 
 
 @pytest.fixture
-def seeded(data: Path, settings: Any, transactional_db: None) -> Config:
+def seeded(data: Path, settings: Any, django_db_reset_sequences: None) -> Config:
     config = Config(data=data, probe="simulated", node="box")
     settings.CONFIG = config
     seeding.seed(config, data / "home", "one for all", NOW)
@@ -87,7 +94,7 @@ def seeded(data: Path, settings: Any, transactional_db: None) -> Config:
 
 @pytest.mark.slow
 def test_every_page_has_something_to_show(seeded: Config) -> None:
-    newest = store.newest("box")
+    newest = snapshots.newest("box")
 
     assert newest
     assert newest.probe == "simulated"
@@ -100,8 +107,8 @@ def test_every_page_has_something_to_show(seeded: Config) -> None:
     assert set(Job.objects.values_list("state", flat=True)) == {"queued", "finished"}
     # It should also leave no claim behind of a job that has ended.
     assert not Claim.objects.filter(until_at__isnull=True).exists()
-    # Each finished job should have its log.
-    for job in Job.objects.filter(state="finished"):
+    # Each finished job of the last hours should have its log.
+    for job in Job.objects.filter(state="finished", attempts__files_gone_at=None):
         path = files.log_path(seeded.data, job.pk, 1)
         assert path.read_text().strip()
         assert job.attempts.get().log_bytes == path.stat().st_size
@@ -117,7 +124,7 @@ def test_people_can_log_in_and_one_of_them_operates(db: None) -> None:
 
 @pytest.mark.slow
 def test_a_small_server_can_be_simulated_too(
-    data: Path, settings: Any, transactional_db: None
+    data: Path, settings: Any, django_db_reset_sequences: None
 ) -> None:
     settings.CONFIG = Config(data=data, probe="simulated", node="box", simulated_gpus=2)
 
@@ -187,7 +194,7 @@ def _cwd(pid: int) -> str:
         return ""
 
 
-def test_its_folder_goes_though_somebody_still_writes_there(
+def test_its_folder_is_removed_although_a_process_still_writes_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = tmp_path / "demo"
@@ -199,10 +206,33 @@ def test_its_folder_goes_though_somebody_still_writes_there(
         if len(removed) == 3:
             path.rmdir()
 
-    monkeypatch.setattr(leaving.shutil, "rmtree", remove_in_time)
-    leaving.clear_up(folder)
+    monkeypatch.setattr(command.shutil, "rmtree", remove_in_time)
+    command.clear_up(folder)
 
     assert not folder.exists()
+
+
+@pytest.mark.processes
+def test_a_job_that_began_while_the_folder_was_removed_is_ended(tmp_path: Path) -> None:
+    folder = tmp_path / "gpucoord-demo-1"
+
+    def job(folder: Path, **environ: str) -> subprocess.Popen[bytes]:
+        paths = {"GPUCOORD_CHECKPOINT_DIR": f"{folder}/data/jobs/1/checkpoint"}
+        return subprocess.Popen(["/bin/sleep", "600"], env=paths | environ)
+
+    with (
+        job(folder, GPUCOORD_NONCE="n") as own,
+        job(tmp_path / "gpucoord-demo-12", GPUCOORD_NONCE="n") as of_another_demo,
+        job(folder) as no_job,
+    ):
+        try:
+            command.clear_up(folder)
+
+            assert own.wait(LONGEST_S) == -signal.SIGKILL
+            assert (of_another_demo.poll(), no_job.poll()) == (None, None)
+        finally:
+            for process in (own, of_another_demo, no_job):
+                process.kill()
 
 
 @pytest.mark.processes
@@ -212,9 +242,11 @@ def test_nothing_of_it_stays(tmp_path: Path, how: signal.Signals) -> None:
     try:
         page = wait_until(lambda: _get(f"{demo.address}login/"), 15, "the login page")
         wait_until(lambda: len(demo.jobs()) >= LOADS_BEFORE_JOBS, 15, "running jobs")
-    finally:
         demo.process.send_signal(how)
-        code = demo.process.wait(20)
+        code = demo.process.wait(LONGEST_S)
+    finally:
+        demo.process.kill()
+        demo.process.wait()
 
     assert "simulated" in page.text.lower()
     assert code == (-9 if how is signal.SIGKILL else 0)

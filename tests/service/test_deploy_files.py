@@ -12,13 +12,15 @@ import yaml
 from django.test import Client
 from django.utils import timezone
 
-from monitor import events, service_state, store, tallies
-from monitor.health import Condition, HealthReading, Xid
+from monitor.facts.health import Condition, HealthReading, Xid
+from monitor.facts.readings import DiskReading, Pressure
+from monitor.facts.usage import CallCost
+from monitor.journal.rows import counters, events
 from monitor.models import Channel, Lease
-from monitor.readings import DiskReading, Pressure
-from monitor.service_state import ChildState, ServiceState
-from monitor.use_facts import CallCost
-from monitor.user_tallies import QUANTITIES
+from monitor.runtime.probes import service_state
+from monitor.runtime.probes.service_state import ChildState, ServiceState
+from monitor.snapshot import rows as snapshots
+from monitor.usage.rows.processes import QUANTITIES
 from tests.builders import gpu, gpu_uuid, host, process, snapshot
 from tests.monitor.scrape import Scrape
 
@@ -60,10 +62,10 @@ def found(client: Client, data: Path, settings: Any) -> Scrape:
     )
     one = replace(gpu(), condition=Condition.HEALTHY)
     cost = CallCost(call="memory", count=1, p50_ms=1, p99_ms=1)
-    store.record(snapshot([one], [process()], host=box, health=(seen,), costs=(cost,), at=now))
-    tallies.add_all(node, dict.fromkeys([(name, "alice") for name in QUANTITIES], 1.0))
+    snapshots.record(snapshot([one], [process()], host=box, health=(seen,), costs=(cost,), at=now))
+    counters.add_all(node, dict.fromkeys([(name, "alice") for name in QUANTITIES], 1.0))
     events.add("GPU_FOUND", "", now=now)
-    tallies.add_xid(Xid(gpu_uuid(), 79))
+    counters.add_xid(Xid(gpu_uuid(), 79))
     Channel.objects.create(name="ops", service="Slack")
     Lease.objects.create(
         name="sampler:x", loop="sampler", host=node, expires_at=now, last_tick_at=now,
@@ -149,3 +151,37 @@ def test_each_panel_has_an_id_of_its_own() -> None:
     ids = [panel["id"] for panel in dashboard()["panels"]]
 
     assert len(set(ids)) == len(ids)
+
+
+# They would apply to jobs, too, which inherit them: see docs/operators/installation.md.
+HARMFUL = [
+    "NoNewPrivileges",
+    "RestrictSUIDSGID",
+    "ProtectHome",
+    "ProtectSystem",
+    "ReadOnlyPaths",
+    "TemporaryFileSystem",
+    "PrivateTmp",
+    "PrivateDevices",
+    "DevicePolicy",
+    "DeviceAllow",
+    "ProtectClock",
+    "ProtectControlGroups",
+    "RestrictNamespaces",
+    "MemoryDenyWriteExecute",
+    "SystemCallFilter",
+    "SystemCallArchitectures",
+]
+
+
+def test_the_unit_sets_no_restriction_that_would_break_jobs() -> None:
+    lines = (DEPLOY / "gpucoord.service").read_text().splitlines()
+    options = [line.partition("=") for line in lines if line and not line.startswith(("#", "["))]
+    names = {name for name, _, _ in options}
+    dropped = " ".join(value for name, _, value in options if name == "CapabilityBoundingSet")
+
+    assert names.isdisjoint(HARMFUL)
+    assert {"UMask", "LimitCORE"} <= names
+    # What the runner, NVML and nvidia-modprobe need.
+    needed = {"CAP_SETUID", "CAP_SETGID", "CAP_KILL", "CAP_SYS_ADMIN", "CAP_SYS_MODULE"}
+    assert needed.isdisjoint(dropped.replace("~", "").split())

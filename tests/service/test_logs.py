@@ -3,14 +3,15 @@ from __future__ import annotations
 import json
 import logging
 import sys
+import time
 
 import pytest
 
-from gpucoord_site.logs import formatter
+from gpucoord_site.service.logs import formatter, masked
 
 
 def _line(style: str, message: str, **extra: object) -> str:
-    record = logging.LogRecord("monitor.sampler", logging.WARNING, "", 0, message, (), None)
+    record = logging.LogRecord("monitor.sampling.step", logging.WARNING, "", 0, message, (), None)
     vars(record).update(extra)
     return formatter(style).format(record)
 
@@ -20,7 +21,7 @@ def test_a_text_line_says_when_how_bad_what_and_where() -> None:
 
     assert "warning" in line
     assert "GPU 2 is lost" in line
-    assert "[monitor.sampler]" in line
+    assert "[monitor.sampling.step]" in line
     assert "gpu=GPU-2" in line
     assert "\x1b" not in line or sys.stderr.isatty()
 
@@ -29,7 +30,11 @@ def test_a_json_line_is_one_object() -> None:
     line = json.loads(_line("json", "GPU 2 is lost", gpu="GPU-2"))
 
     assert line["event"] == "GPU 2 is lost"
-    assert (line["level"], line["logger"], line["gpu"]) == ("warning", "monitor.sampler", "GPU-2")
+    assert (line["level"], line["logger"], line["gpu"]) == (
+        "warning",
+        "monitor.sampling.step",
+        "GPU-2",
+    )
     assert line["timestamp"].endswith("Z")
 
 
@@ -74,3 +79,51 @@ def test_a_fault_carries_its_traceback_in_json() -> None:
 
     assert "ValueError" in line["exception"]
     assert "hush" not in line["exception"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["a" * 60_000, "a://b:" * 10_000, "Bearer" * 10_000, "Bearer " * 9_000, "a:b@" * 15_000],
+)
+def test_masking_a_long_hostile_text_takes_milliseconds(text: str) -> None:
+    began = time.process_time()
+
+    masked(text)
+
+    assert time.process_time() - began < 0.5
+
+
+def test_passwords_of_addresses_are_masked_in_any_text() -> None:
+    text = "x=a://b:one@c, (postgres://gpu:two@db/x) http://u:thr:ee@h ws://u:four http://u:f@g"
+
+    assert masked(text) == (
+        "x=a://b:***@c, (postgres://gpu:***@db/x) http://u:***@h ws://u:four http://u:***@g"
+    )
+
+
+HOSTILE = "a\nb\r\x1b[31m\u202eevil\x9b\ud800\u2028"
+
+
+@pytest.mark.parametrize("style", ["text", "json"])
+def test_control_and_format_characters_are_escaped(style: str) -> None:
+    line = _line(style, f"job {HOSTILE} ended", owner=HOSTILE)
+
+    assert not set(HOSTILE) & set("\n\r\x1b\u202e\x9b\ud800\u2028") & set(line)
+    assert "\\u202eevil" in line
+
+
+def test_a_json_line_keeps_the_text_as_it_is() -> None:
+    assert json.loads(_line("json", f"job {HOSTILE}"))["event"] == f"job {HOSTILE}"
+
+
+def test_a_traceback_keeps_its_lines_and_nothing_else() -> None:
+    try:
+        raise ValueError(HOSTILE)
+    except ValueError:
+        record = logging.LogRecord("m", logging.ERROR, "", 0, "failed", (), sys.exc_info())
+    text = formatter("text").format(record)
+
+    assert "Traceback" in text.splitlines()[1]
+    assert all(line.startswith("  ") for line in text.splitlines()[1:])
+    assert "\x1b" not in text
+    assert "\u202e" not in text

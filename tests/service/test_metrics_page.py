@@ -10,9 +10,11 @@ from django.test import AsyncClient, Client
 from django.utils import timezone
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
-from gpucoord_site.config import ConfigError, load_config
-from gpucoord_site.metrics_access import is_allowed
-from monitor import access, metrics, store
+from gpucoord_site.config.settings import ConfigError, load_config
+from gpucoord_site.http.client_address import is_within
+from monitor.accounts.rows import tokens
+from monitor.metrics import collector as monitor_metrics
+from monitor.snapshot import rows as snapshots
 from tests.builders import gpu, process, snapshot
 from tests.monitor.scrape import Scrape
 
@@ -21,7 +23,7 @@ AWAY = "192.0.2.7"
 
 
 def token(user: User, **changes: Any) -> str:
-    _, text = access.create_token(user, timezone.now(), **changes)
+    _, text = tokens.create_token(user, timezone.now(), **changes)
     return text
 
 
@@ -39,7 +41,7 @@ def test_this_machine_may_read_without_a_token(client: Client, address: str) -> 
     assert response["Content-Type"].startswith("text/plain; version=0.0.4")
 
 
-def test_others_are_told_in_plain_text_what_they_need(client: Client) -> None:
+def test_a_refused_client_gets_the_requirements_in_plain_text(client: Client) -> None:
     response = ask(client)
 
     assert response.status_code == 401
@@ -64,7 +66,7 @@ def test_an_expired_token_is_refused(client: Client, alice: User) -> None:
     assert ask(client, bearer=token(alice, lives=timedelta(seconds=-1))).status_code == 401
 
 
-@pytest.mark.parametrize("header", ["X-Forwarded-For", "X-Forwarded-Proto", "Forwarded"])
+@pytest.mark.parametrize("header", ["X-Forwarded-For", "X-Forwarded-Proto", "Forwarded", "Via"])
 def test_who_comes_through_a_proxy_of_this_machine_needs_a_token(
     client: Client, alice: User, header: str
 ) -> None:
@@ -75,14 +77,32 @@ def test_who_comes_through_a_proxy_of_this_machine_needs_a_token(
 
 
 def test_the_setting_allows_networks() -> None:
-    allowed = load_config(metrics_allow="10.0.0.0/8, 192.0.2.7, fd00::/8").metrics_allow
+    allowed = load_config(metrics_allow="10.0.0.0/8, 192.0.2.7, fd00::/8").metrics_networks
 
-    assert [is_allowed(a, allowed) for a in ("10.9.8.7", AWAY, "fd00::5")] == [True] * 3
-    assert [is_allowed(a, allowed) for a in ("127.0.0.1", "192.0.2.8", "")] == [False] * 3
+    assert [is_within(a, allowed) for a in ("10.9.8.7", AWAY, "fd00::5")] == [True] * 3
+    assert [is_within(a, allowed) for a in ("127.0.0.1", "192.0.2.8", "")] == [False] * 3
 
 
-def test_an_empty_list_lets_nobody_in_without_a_token() -> None:
-    assert not is_allowed("127.0.0.1", load_config(metrics_allow=[]).metrics_allow)
+def test_an_empty_list_requires_a_token_from_all_clients() -> None:
+    assert not is_within("127.0.0.1", load_config(metrics_allow=[]).metrics_networks)
+
+
+@pytest.mark.parametrize("changes", [{"https": True}, {"allowed_hosts": "gpu.example.org"}])
+def test_a_service_for_other_machines_needs_a_token_from_this_machine_too(
+    client: Client, settings: Any, alice: User, changes: dict[str, Any]
+) -> None:
+    settings.CONFIG = load_config(**changes)
+
+    # A proxy without forwarding headers looks like this machine.
+    assert ask(client, "127.0.0.1").status_code == 401
+    assert ask(client, "127.0.0.1", bearer=token(alice)).status_code == 200
+
+
+def test_the_setting_opens_it_to_this_machine_also_behind_a_proxy() -> None:
+    config = load_config(https=True, metrics_allow="127.0.0.1")
+
+    assert config.metrics_networks == ["127.0.0.1"]
+    assert load_config().metrics_networks == ["127.0.0.1", "::1"]
 
 
 def test_a_bad_network_is_named() -> None:
@@ -101,7 +121,7 @@ def test_it_is_never_cached(client: Client) -> None:
 @pytest.fixture
 def two_gpus() -> None:
     now = timezone.now()
-    store.record(snapshot([gpu(0, temperature_c=61.0), gpu(1)], [process()], at=now))
+    snapshots.record(snapshot([gpu(0, temperature_c=61.0), gpu(1)], [process()], at=now))
 
 
 def test_every_line_can_be_parsed(client: Client, two_gpus: None) -> None:
@@ -121,7 +141,7 @@ def test_no_metric_comes_twice_with_the_same_labels(client: Client, two_gpus: No
     assert all(family.documentation for family in found.families.values())
 
 
-def test_openmetrics_is_given_to_whoever_asks_for_it(client: Client, two_gpus: None) -> None:
+def test_openmetrics_is_returned_on_request(client: Client, two_gpus: None) -> None:
     wanted = "application/openmetrics-text;version=1.0.0"
     response = ask(client, "127.0.0.1", HTTP_ACCEPT=wanted)
 
@@ -139,7 +159,7 @@ def test_a_database_that_is_away_is_said(client: Client, monkeypatch: pytest.Mon
     def away(*_: object) -> None:
         raise OperationalError("it is away")
 
-    monkeypatch.setattr(metrics, "add_metrics", away)
+    monkeypatch.setattr(monitor_metrics, "add_metrics", away)
 
     response = ask(client, "127.0.0.1")
 

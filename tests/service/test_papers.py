@@ -1,59 +1,32 @@
 from __future__ import annotations
 
 import re
+from functools import cache
 from pathlib import Path
 
 import pytest
 
-from gpucoord_site.cli import COMMANDS
-from gpucoord_site.config import Config
-from gpucoord_site.config_problems import variables
-from scheduler.jobs import TRANSITIONS, JobState, Outcome
+from gpucoord_site.cli.main import COMMANDS
+from scheduler.facts.blockers import TIER_WORDS, BlockerCode
+from scheduler.facts.jobs import TRANSITIONS, JobState, Outcome
+from tests.test_architecture import LAYER_WORDS
 
 ROOT = Path(__file__).resolve().parents[2]
 TOPS = {path.name for path in ROOT.iterdir()}
-PAPERS = ("README.md", "ARCHITECTURE.md", "CHANGELOG.md")
-# Defaults that depend on the machine, in words.
-COMPUTED = {
-    "data": "`/var/lib/gpucoord` for root, else `~/.local/share/gpucoord`",
-    "node": "the host's name",
-    "cpu_jobs": "the number of CPUs, at least 2",
-}
+PAPERS = sorted(
+    str(path.relative_to(ROOT))
+    for path in (*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"))
+    if path.name != "LICENSE"
+)
 
 
-def settings_table() -> list[str]:
-    """The rows that README.md must have: key, variable, default, what it is."""
-    return [
-        f"| `{name}` | `{variables(Config, name)[0]}` | {_default(name)} | {field.description} |"
-        for name, field in Config.model_fields.items()
-    ]
-
-
-def _default(name: str) -> str:
-    if name in COMPUTED:
-        return COMPUTED[name]
-    default = Config.model_fields[name].get_default(call_default_factory=True)
-    if default in (None, [], {}):
-        return "–"
-    if isinstance(default, list):
-        return f"`{', '.join(default)}`"
-    return f"`{str(default).lower() if isinstance(default, bool) else default}`"
-
-
+@cache
 def _text(name: str) -> str:
     return (ROOT / name).read_text()
 
 
-def test_the_readme_lists_every_setting_as_it_is() -> None:
-    rows = [
-        line for line in _text("README.md").splitlines() if re.match(r"\| `\w+` \| `[A-Z]", line)
-    ]
-
-    assert rows == settings_table(), "\n".join(settings_table())
-
-
-def test_the_readme_names_every_command() -> None:
-    text = _text("README.md")
+def test_every_command_is_in_the_reference() -> None:
+    text = _text("docs/reference/cli.md")
 
     assert [name for name in COMMANDS if f"gpucoord {name}" not in text] == []
 
@@ -75,22 +48,70 @@ def _expanded(name: str) -> list[str]:
 
 
 @pytest.mark.parametrize("paper", PAPERS)
-def test_every_picture_and_page_that_a_paper_links_is_there(paper: str) -> None:
-    links = re.findall(r"\]\(([^)#]+)\)", _text(paper))
+def test_every_picture_page_and_heading_that_a_paper_links_is_there(paper: str) -> None:
+    links = re.findall(r"\]\(([^)]+)\)", _text(paper))
 
-    assert [link for link in links if "://" not in link and not (ROOT / link).exists()] == []
+    assert [link for link in links if "://" not in link and not _is_there(paper, link)] == []
 
 
-def test_the_states_and_outcomes_of_jobs_are_told_as_they_are() -> None:
+def _is_there(paper: str, link: str) -> bool:
+    path, _, anchor = link.partition("#")
+    target = (ROOT / paper).parent / path if path else ROOT / paper
+    if not target.exists():
+        return False
+    return not anchor or anchor in _anchors(target)
+
+
+@cache
+def _anchors(path: Path) -> frozenset[str]:
+    """The anchors of the headings, as GitHub makes them."""
+    heads = re.findall(r"^#+ (.+)$", path.read_text(), re.M)
+    words = (re.sub(r"[^\w\- ]", "", head.lower()) for head in heads)
+    return frozenset(word.strip().replace(" ", "-") for word in words)
+
+
+def test_every_page_of_the_documentation_is_in_its_index() -> None:
+    index = _text("docs/README.md")
+    pages = [str(path.relative_to(ROOT / "docs")) for path in (ROOT / "docs").rglob("*.md")]
+
+    assert [page for page in pages if page != "README.md" and f"]({page})" not in index] == []
+
+
+def test_every_reason_to_wait_is_explained_to_users() -> None:
+    text = _text("docs/users/why-it-waits.md")
+    codes = re.findall(r"^\| `(\w+)` \|", text, re.M)
+
+    assert sorted(codes) == sorted(code.value for code in BlockerCode)
+    assert [words for words in TIER_WORDS.values() if f"| {words} |" not in text] == []
+
+
+def test_the_table_of_layers_is_the_one_that_is_checked() -> None:
+    rows = re.findall(r"^\| L(\d) \w+ \| (.+?) \|", _text("ARCHITECTURE.md"), re.M)
+    words = {word: int(layer) for layer, cell in rows for word in re.findall(r"`(\w+)`", cell)}
+
+    assert words == LAYER_WORDS
+
+
+@pytest.mark.parametrize("app", ["monitor", "scheduler", "gpucoord_site"])
+def test_every_subject_is_named_in_the_architecture(app: str) -> None:
+    text = _text("ARCHITECTURE.md")
+    general = {"migrations", "models", "management", "templatetags"}
+    subjects = sorted({path.parent.name for path in (ROOT / app).glob("*/*.py")})
+
+    assert [s for s in subjects if s not in general and f"`{app}/{s}/" not in text] == []
+
+
+def test_the_documented_states_and_outcomes_of_jobs_match_the_code() -> None:
     text = _text("ARCHITECTURE.md")
 
     assert [word for word in (*JobState, *Outcome) if f"`{word}`" not in text] == []
-    for old, news in TRANSITIONS.items():
-        if news:
-            told = ", ".join(f"`{new}`" for new in JobState if new in news)
-            assert f"`{old}` → {told}" in text
+    for old, new_states in TRANSITIONS.items():
+        if new_states:
+            listed = ", ".join(f"`{new}`" for new in JobState if new in new_states)
+            assert f"`{old}` → {listed}" in text
 
 
-def test_the_papers_stay_short() -> None:
-    assert len(_text("README.md").splitlines()) <= 195
-    assert len(_text("ARCHITECTURE.md").splitlines()) <= 260
+def test_every_outcome_is_explained_to_users() -> None:
+    text = _text("docs/users/jobs.md")
+
+    assert [outcome for outcome in Outcome if f"| `{outcome}` |" not in text] == []

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import os
-import statistics
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -74,26 +73,27 @@ def test_a_job_runs_on_it_from_end_to_end(api: httpx.Client) -> None:
     assert api.get(f"jobs/{job['id']}/log/").text.strip() == str(job["id"])
 
 
-def test_a_job_of_another_host_starts_at_once(service: Service, tmp_path: Path) -> None:
-    """Only PostgreSQL's NOTIFY can have told this host; its own clock looks once a second."""
-    there = {"GPUCOORD_NODE": "there", "GPUCOORD_DATA": str(tmp_path)}
+def test_a_job_of_another_host_starts_at_once(url: str, tmp_path: Path) -> None:
+    """Only PostgreSQL's NOTIFY can have told this host; its own clock looks twice a minute."""
+    there = {"GPUCOORD_NODE": "there", "GPUCOORD_DATA": str(tmp_path / "there")}
+    rare = "tests.service.rare_loops"
 
-    ran = subprocess.run(
-        [sys.executable, "-m", "tests.service.other_host"],
-        env=service._env | there,
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-    )
+    with Service(tmp_path / "here", rare, DATABASE_URL=url, GPUCOORD_NODE="first") as first:
+        wait_until(lambda: _healthy(first), 15, "a healthy service")
+        ran = subprocess.run(
+            [sys.executable, "-m", "tests.service.other_host"],
+            env=first._env | there,
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+        )
 
     assert ran.returncode == 0, ran.stderr
     seconds = [float(line) for line in ran.stdout.split()]
-    assert statistics.median(seconds) < 0.25, seconds
+    assert max(seconds) < 5, seconds
 
 
-def test_two_hosts_that_plan_at_once_give_nobody_more_than_their_quota(
-    url: str, tmp_path: Path
-) -> None:
+def test_two_hosts_that_plan_at_once_keep_the_quota_of_each_user(url: str, tmp_path: Path) -> None:
     with psycopg.connect(url, autocommit=True) as connection:
         connection.execute("CREATE DATABASE planners")
     there = {"DATABASE_URL": url.removesuffix("postgres") + "planners"}
@@ -132,7 +132,7 @@ def test_the_tests_of_rows_and_pages_pass_on_it(url: str, tmp_path: Path) -> Non
     quick = "not processes and not browser and not slow"
     ran = subprocess.run(
         [
-            *(sys.executable, "-m", "pytest", "-q", "-x", "-m", quick),
+            *(sys.executable, "-m", "pytest", "-q", "--maxfail=20", "-m", quick),
             # The database goes with its server: nothing to tear down.
             *("-p", "no:cacheprovider", "-p", "tests.service.only_rows", "--reuse-db"),
             *(f"tests/{folder}" for folder in folders),
@@ -145,3 +145,40 @@ def test_the_tests_of_rows_and_pages_pass_on_it(url: str, tmp_path: Path) -> Non
 
     assert ran.returncode == 0, ran.stdout[-5000:]
     assert " passed" in ran.stdout
+
+
+def test_an_array_is_submitted_held_and_cancelled_as_one(api: httpx.Client) -> None:
+    body = {"command": "true", "gpus": 0, "begin": "in 9h", "array": "0-1999"}
+    made = api.post("jobs/", json=body).json()
+    assert made["array"] == sorted(made["array"])
+    assert len(made["array"]) == 2000
+
+    dependent = {"command": "true", "gpus": 0, "array": "0-9", "after_success": made["array"][0]}
+    skipped = api.post("jobs/", json=dependent).json()["array"]
+    answer = api.post(f"jobs/{made['id']}/cancel/", params={"array": "true"}).json()
+    assert (answer["state"], answer["cancelled"]) == ("finished", True)
+    for number, outcome in ((made["array"][-1], "cancelled"), (skipped[-1], "skipped")):
+        assert api.get(f"jobs/{number}/").json()["outcome"] == outcome
+
+
+def test_rest_answers_503_while_the_server_takes_no_connections(
+    service: Service, api: httpx.Client, url: str
+) -> None:
+    name = psycopg.conninfo.conninfo_to_dict(url)["dbname"]
+    elsewhere = psycopg.conninfo.make_conninfo(url, dbname="template1")
+    with psycopg.connect(elsewhere, autocommit=True) as server:
+        server.execute(f'ALTER DATABASE "{name}" ALLOW_CONNECTIONS false')  # type: ignore[arg-type]
+        try:
+            server.execute(
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s", [name]
+            )
+            answers = [api.get("jobs/") for _ in range(10)]
+            page = httpx.get(f"{service.address}jobs/", cookies={"gpucoord_session": "x" * 32})
+        finally:
+            server.execute(f'ALTER DATABASE "{name}" ALLOW_CONNECTIONS true')  # type: ignore[arg-type]
+
+    assert {answer.status_code for answer in answers} == {503}
+    assert {answer.headers["Retry-After"] for answer in answers} == {"10"}
+    assert page.status_code == 503
+    wait_until(lambda: api.get("jobs/").status_code == 200, 20, "REST works again")
+    wait_until(lambda: _healthy(service), 30, "a healthy service")

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from gpucoord_site import quota
+from gpucoord_site.cli import quota
 from tests.builders import GIB
 
 FREE = {"used": 0, "most": None, "committed": 0}
@@ -38,7 +38,7 @@ def test_each_limit_stands_with_what_is_used_of_it() -> None:
     assert "entitled share 30 % of the GPUs, 20 % of it for priorities 4 and 5" in said
 
 
-def test_the_end_of_the_day_is_told_in_its_own_zone() -> None:
+def test_the_end_of_the_day_is_shown_in_its_own_zone() -> None:
     assert told()[-1] == "The day ends Tue 3 Mar 00:00 (Europe/Berlin)."
 
 
@@ -46,13 +46,15 @@ def test_who_has_overdrawn_the_day_has_nothing_left() -> None:
     assert "still left today 0 GPU-minutes" in told(gpu_minutes_left=-12.0)
 
 
-def test_what_is_not_limited_is_not_told() -> None:
+def test_unlimited_resources_are_not_listed() -> None:
     said = told(share_pct=None, priority=None, gpu_minutes_left=None, gpu_minutes=FREE)
 
     assert not [line for line in said if line.startswith(("still", "entitled", "highest"))]
 
 
-def test_it_says_in_a_sentence_that_nobody_answers(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unreachable_server_is_reported_in_one_sentence(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     code = quota.main(["--url", "http://127.0.0.1:1", "--token", "x"])
 
     assert code == 125

@@ -11,8 +11,8 @@ from django.contrib.auth.models import User
 from django.db import transaction
 from django.test import Client
 
-from gpucoord_site.logs import formatter
-from monitor import events
+from gpucoord_site.service.logs import formatter
+from monitor.journal.rows import events
 from monitor.models import ApiToken
 from tests.builders import NOW, PASSWORD, gpu_uuid
 
@@ -40,7 +40,9 @@ def log_in(client: Client, name: str, password: str) -> None:
     client.post("/login/", {"username": name, "password": password}, REMOTE_ADDR="192.0.2.9")
 
 
-def test_a_wrong_password_is_told_without_it(client: Client, alice: User, lines: Lines) -> None:
+def test_a_wrong_password_is_logged_without_the_password(
+    client: Client, alice: User, lines: Lines
+) -> None:
     log_in(client, "alice", "hush-hush")
 
     [line] = lines()
@@ -54,7 +56,7 @@ def test_a_wrong_password_is_told_without_it(client: Client, alice: User, lines:
     assert "hush" not in json.dumps(line)
 
 
-def test_a_password_typed_as_the_name_is_not_told(
+def test_a_password_typed_as_the_name_is_not_logged(
     client: Client, alice: User, lines: Lines, caplog: pytest.LogCaptureFixture
 ) -> None:
     log_in(client, "hush-hush", "")
@@ -64,14 +66,14 @@ def test_a_password_typed_as_the_name_is_not_told(
     assert "hush" not in caplog.text
 
 
-def test_logging_in_and_out_is_told(client: Client, alice: User, lines: Lines) -> None:
+def test_login_and_logout_are_logged(client: Client, alice: User, lines: Lines) -> None:
     log_in(client, "alice", PASSWORD)
     client.post("/logout/")
 
     assert names(lines) == ["LOGGED_IN", "LOGGED_OUT"]
 
 
-def test_a_pause_after_wrong_passwords_is_told(
+def test_a_pause_after_wrong_passwords_is_logged(
     client: Client, alice: User, lines: Lines, settings: Any
 ) -> None:
     settings.AXES_FAILURE_LIMIT = 2
@@ -83,7 +85,9 @@ def test_a_pause_after_wrong_passwords_is_told(
 
 
 @pytest.mark.parametrize("path", ["/api/gpus/", "/metrics"])
-def test_a_refused_token_is_told_without_it(client: Client, lines: Lines, path: str) -> None:
+def test_a_refused_token_is_logged_without_the_token(
+    client: Client, lines: Lines, path: str
+) -> None:
     client.get(path, headers={"authorization": "Bearer gpc_hush"}, REMOTE_ADDR="192.0.2.9")
 
     [line] = lines()
@@ -91,7 +95,7 @@ def test_a_refused_token_is_told_without_it(client: Client, lines: Lines, path: 
     assert "hush" not in json.dumps(line)
 
 
-def test_tokens_made_and_revoked_in_the_admin_are_told(
+def test_tokens_created_and_revoked_in_the_admin_are_logged(
     client: Client, root: User, alice: User, lines: Lines
 ) -> None:
     client.force_login(root, "django.contrib.auth.backends.ModelBackend")
@@ -123,14 +127,14 @@ def test_an_event_is_a_line_with_its_name_and_what_it_is_about(
         "event": "GPU_LOST",
         "text": "GPU 1 is lost",
         "level": "error",
-        "logger": "monitor.events",
+        "logger": "monitor.journal.rows.events",
         "gpu": gpu_uuid(1),
         "host": "gpubox",
     }
 
 
 @pytest.mark.django_db(transaction=True)
-def test_an_event_that_is_rolled_back_is_not_told(lines: Lines) -> None:
+def test_an_event_that_is_rolled_back_is_not_logged(lines: Lines) -> None:
     with transaction.atomic():
         tell()
         transaction.set_rollback(True)
@@ -139,7 +143,7 @@ def test_an_event_that_is_rolled_back_is_not_told(lines: Lines) -> None:
 
 
 @pytest.mark.django_db(transaction=True)
-def test_events_of_the_past_are_not_told(lines: Lines) -> None:
+def test_past_events_are_not_logged(lines: Lines) -> None:
     with events.unlogged():
         tell()
     tell(logged=False)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import time
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
@@ -8,16 +9,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from django.db import OperationalError
 from django.utils import timezone
 from django_q.models import OrmQ
 
-from gpucoord_site import lifeline, loops, slices
-from gpucoord_site.loops import Loop
-from gpucoord_site.tick_report import TickReport, one_line, quantile
-from monitor import leases
-from monitor.identity import me
+from gpucoord_site.service import lifeline, loops, slices, watchdog
+from gpucoord_site.service.loops import Loop
+from gpucoord_site.service.tick_stats import TickStats, one_line, quantile
 from monitor.models import Event, Lease
-from monitor.stepping import Guard
+from monitor.runtime.facts import Guard
+from monitor.runtime.probes.process_identity import boot_id, me
+from monitor.runtime.rows import leases
 
 NOW = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
 SHORT = Loop(name="sampler", every_s=0.05, build=f"{__name__}:build", slice_s=0.2, extension_s=0.1)
@@ -69,9 +71,9 @@ def run(
 ) -> Iterator[Callable[..., str]]:
     """Run a slice whose step does `do`; returns how it ended."""
     # The test's own transaction is open on that connection.
-    monkeypatch.setattr("gpucoord_site.slices.close_old_connections", lambda: None)
+    monkeypatch.setattr("gpucoord_site.service.slices.close_old_connections", lambda: None)
     clock = Clock()
-    monkeypatch.setattr("gpucoord_site.slices.time", clock)
+    monkeypatch.setattr("gpucoord_site.service.slices.time", clock)
     monkeypatch.setattr(lifeline.Lifeline, "wait", staticmethod(clock.wait))
     settings.LOOPS = f"{__name__}:LOOPS"
     script.clear()
@@ -105,7 +107,7 @@ def test_a_lease_that_another_holds_is_left_alone(run: Callable[..., str]) -> No
     assert not OrmQ.objects.exists()
 
 
-def test_a_fault_is_told_once_and_the_next_tick_comes(
+def test_a_fault_is_logged_once_and_the_next_tick_follows(
     run: Callable[..., str], caplog: pytest.LogCaptureFixture
 ) -> None:
     def fail(_guard: Guard) -> None:
@@ -126,7 +128,7 @@ def test_a_fault_is_told_once_and_the_next_tick_comes(
     assert Event.objects.count() == 1
 
 
-def test_a_fault_that_is_over_is_told_too(
+def test_a_fault_that_is_over_is_logged_too(
     run: Callable[..., str], caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")
@@ -236,8 +238,8 @@ def test_a_slice_that_is_queued_too_late_does_not_begin(
     assert "steps" not in script
 
 
-def test_lateness_is_told_in_milliseconds() -> None:
-    report = TickReport(Lease(expires_at=NOW))
+def test_lateness_is_stored_in_milliseconds() -> None:
+    report = TickStats(Lease(expires_at=NOW))
     for lateness_s in (0.001, 0.002, 0.5, None):
         report.begin(NOW, lateness_s)
 
@@ -250,7 +252,7 @@ def test_lateness_is_told_in_milliseconds() -> None:
 
 
 def test_the_first_tick_after_another_s_continues_its_count() -> None:
-    report = TickReport(Lease(expires_at=NOW, ticks=41))
+    report = TickStats(Lease(expires_at=NOW, ticks=41))
 
     report.begin(NOW + timedelta(seconds=1), None)
 
@@ -266,3 +268,48 @@ def test_an_error_is_one_line_without_passwords() -> None:
 def test_quantiles_of_few_values() -> None:
     assert quantile([5], 0.99) == 5
     assert quantile([3, 1, 2], 0.5) == 2
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_slice_that_cannot_begin_gives_its_lease_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    release, fails = leases.release, [True, True]
+
+    def broken(_held: leases.HeldLease) -> Lease:
+        raise OperationalError("database is locked")
+
+    def locked_twice(held: leases.HeldLease, now: datetime) -> bool:
+        if fails:
+            fails.pop()
+            raise OperationalError("database is locked")
+        return release(held, now)
+
+    monkeypatch.setattr(leases, "row", broken)
+    monkeypatch.setattr(leases, "release", locked_twice)
+
+    with pytest.raises(OperationalError):
+        slices.run_slice("controller")
+    assert Lease.objects.get(loop="controller").pid is None
+
+
+@pytest.mark.django_db
+def test_a_number_that_another_process_has_by_now_is_not_killed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The holder of the lease ended between the check and the signal."""
+    with subprocess.Popen(["sleep", "60"]) as other:
+        late = timezone.now() - timedelta(seconds=60)
+        Lease.objects.create(
+            name="sampler:box", loop="sampler", host="box", pid=other.pid, start_ticks=1,
+            boot_id=boot_id(), expires_at=late,
+        )  # fmt: skip
+        row, dog = Lease.objects.get(), watchdog.Watchdog()
+        monkeypatch.setattr(watchdog, "is_alive", lambda *_: True)
+        now = timezone.now()
+        dog._is_in_hands(row, now, 0.0)
+        dog._is_in_hands(row, now, watchdog.SILENT_S + 1)
+        try:
+            assert other.poll() is None
+            with pytest.raises(subprocess.TimeoutExpired):
+                other.wait(0.3)
+        finally:
+            other.kill()

@@ -15,9 +15,12 @@ from tests.processes.service import ROOT
 from tests.service.postgres_cluster import cluster
 
 pytestmark = [pytest.mark.postgres, pytest.mark.processes]
-SETUP = "import django; django.setup(); import select, sys, time; from monitor import wake;"
+SETUP = (
+    "import django; django.setup(); import select, sys, time;"
+    " from monitor.runtime.rows import wakeups;"
+)
 LISTEN = """
-with wake.Listener("scheduler") as listener:
+with wakeups.Listener("scheduler") as listener:
     print("ready", flush=True)
     for line in sys.stdin:
         woken = bool(select.select([listener], [], [], 2)[0])
@@ -43,7 +46,7 @@ def environment(url: str, data: Path, node: str) -> dict[str, str]:
 
 
 def wake_from(url: str, data: Path, node: str, name: str) -> None:
-    command = [sys.executable, "-c", f"{SETUP} wake.wake({name!r}, b'7')"]
+    command = [sys.executable, "-c", f"{SETUP} wakeups.wake({name!r}, b'7')"]
     subprocess.run(command, env=environment(url, data, node), check=True, timeout=LONGEST_S)
 
 

@@ -2,7 +2,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from gpucoord_site.why import lines, what_if_lines
+import pytest
+
+from gpucoord_site.cli import connection
+from gpucoord_site.cli.why import lines, main, what_if_lines
 
 BLOCKER = {
     "code": "UserMaxGpus",
@@ -30,7 +33,7 @@ def told(**changes: Any) -> list[str]:
     return list(lines(WAITING | changes))
 
 
-def test_it_tells_all_reasons_by_tier_with_their_figures() -> None:
+def test_it_prints_all_reasons_by_tier_with_their_figures() -> None:
     said = told(blockers=[BLOCKER, BLOCKER | {"code": "GpuTaken", "tier": "others are there"}])
 
     assert said[0] == "job 42 (train.py): queued"
@@ -38,7 +41,7 @@ def test_it_tells_all_reasons_by_tier_with_their_figures() -> None:
     assert "    [UserMaxGpus; asked 1 GPU; there 0 of 2]" in said
 
 
-def test_it_tells_when_it_may_start_and_what_decides() -> None:
+def test_it_prints_the_expected_start_and_the_priority_factors() -> None:
     said = told()
 
     assert said[1] == "number 3 in the queue"
@@ -47,12 +50,25 @@ def test_it_tells_when_it_may_start_and_what_decides() -> None:
     assert said[-1].endswith("██████████·········· it has waited 12 h")
 
 
-def test_it_tells_the_one_time_that_it_knows() -> None:
+def test_it_prints_the_only_known_time() -> None:
     assert "nine of ten" not in "\n".join(told(starts_p90=None))
 
 
-def test_it_admits_that_nobody_can_tell() -> None:
-    assert "nobody can tell when it starts" in told(starts_p50=None, starts_p90=None)
+def test_it_prints_an_unknown_start() -> None:
+    assert "start time unknown" in told(starts_p50=None, starts_p90=None)
+
+
+def test_a_job_that_can_never_start_says_so_instead_of_a_position() -> None:
+    said = told(blockers=[BLOCKER | {"never": True}])
+
+    assert "it can't start as it is" in said
+    assert not any("in the queue" in line or "starts ~" in line for line in said)
+
+
+def test_it_begins_with_the_headline_and_the_next_step() -> None:
+    headline = {"headline": "alice's quota allows 2 GPUs at a time.", "next_step": "Wait."}
+
+    assert told(headline=headline)[1] == "alice's quota allows 2 GPUs at a time. Wait."
 
 
 def test_a_job_that_runs_has_no_reasons() -> None:
@@ -65,10 +81,35 @@ def test_a_job_that_was_just_submitted_is_looked_at_soon() -> None:
     assert "Within a second." in told(blockers=[], text="Within a second.")
 
 
-def test_a_dry_run_tells_why_the_job_would_wait_and_that_nothing_was_submitted() -> None:
+def test_a_dry_run_prints_why_the_job_would_wait_and_that_nothing_was_submitted() -> None:
     said = list(what_if_lines(WAITING | {"starts_now": False}))
 
     assert said[:2] == ["it would wait", "number 3 in the queue"]
     assert "  You have 2 of 2 GPUs." in said
     assert said[-1] == "nothing was submitted"
     assert next(what_if_lines(WAITING | {"starts_now": True})) == "it would start now"
+
+
+def test_a_terminal_gets_no_control_characters(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answer = WAITING | {"name": "a\x1b[31m\u202eevil", "blockers": [BLOCKER | {"text": "b\x9b\r"}]}
+    monkeypatch.setattr(connection, "connect", lambda asked: Answers(answer))
+
+    assert main(["42", "--token", "x"]) == 0
+
+    shown = capsys.readouterr().out
+    assert not set(shown) & set("\x1b\u202e\x9b\r")
+    assert r"a\x1b[31m\u202eevil" in shown
+
+
+class Answers:
+    """A client that knows one answer."""
+
+    def __init__(self, answer: dict[str, Any]) -> None:
+        self._answer = answer
+
+    def why(self, _job: int) -> dict[str, Any]:
+        return self._answer
+
+    def close(self) -> None: ...

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from gpucoord_site import yielding
-from scheduler.policy import retrying
+from scheduler.lifecycle.policy import retries
 
 
 @pytest.fixture
@@ -19,7 +19,7 @@ def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "1.yield"
 
 
-def test_nobody_has_to_yield_outside_gpucoord(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_program_outside_gpucoord_never_has_to_yield(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("GPUCOORD_YIELD_FILE", raising=False)
 
     assert not yielding.should_yield()
@@ -53,7 +53,7 @@ def test_what_cannot_be_read_still_means_that_it_is_to_leave(asked: Path) -> Non
 def test_it_leaves_with_the_code_that_gpucoord_understands() -> None:
     with pytest.raises(SystemExit) as left:
         yielding.leave_saved()
-    assert left.value.code == retrying.SAVED
+    assert left.value.code == retries.SAVED_EXIT_CODE
 
 
 def test_it_works_alone_beside_a_job_and_needs_nothing_else(tmp_path: Path) -> None:

@@ -20,13 +20,13 @@ def main() -> None:
     from django.db import connection, transaction
     from django.utils import timezone
 
-    from monitor import store as monitor_store
-    from scheduler import store, transitions
-    from scheduler.attempts import Ending
-    from scheduler.dispatcher import Dispatcher
-    from scheduler.jobs import NewJob, Outcome, Requirement
+    from monitor.snapshot import rows as monitor_store
+    from scheduler.dispatch.steps.dispatcher import Dispatcher
+    from scheduler.facts.jobs import AttemptEnding, NewJob, Outcome, Requirement
+    from scheduler.facts.plans import PlanPolicy
+    from scheduler.lifecycle.rows import queue as job_queue
+    from scheduler.lifecycle.rows import transitions
     from scheduler.models import Attempt, Quota
-    from scheduler.plans import PlanPolicy
     from tests.builders import gpu, gpu_uuid, host, snapshot
 
     call_command("migrate", verbosity=0)
@@ -37,7 +37,7 @@ def main() -> None:
 
     def submit(on: int) -> None:
         asked = Requirement(gpus=1, exclusive=True, gpu_uuid=gpu_uuid(on))
-        store.submit(NewJob(command="true", requirement=asked), owner, timezone.now())
+        job_queue.submit(NewJob(command="true", requirement=asked), owner, timezone.now())
 
     def see(number: int) -> str:
         name = f"host-{number}"
@@ -60,7 +60,9 @@ def main() -> None:
         most.append(len(running))
         now = timezone.now()
         for attempt in running:
-            transitions.ended(attempt, Ending(outcome=Outcome.SUCCEEDED, ended_at=now), now)
+            transitions.record_end(
+                attempt, AttemptEnding(outcome=Outcome.SUCCEEDED, ended_at=now), now
+            )
             submit(int(attempt.host[-1]))
 
     submit(0)

@@ -1,4 +1,4 @@
-"""A preparation of data that is none: no GPU, some lines, now and then one on stderr."""
+"""Imitates data preparation: uses no GPU, prints lines, now and then one on stderr."""
 
 from __future__ import annotations
 

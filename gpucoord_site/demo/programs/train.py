@@ -1,4 +1,4 @@
-"""A training that is none: it prints what one prints, and uses nothing."""
+"""Imitates a training run: prints its usual output, and uses no GPU."""
 
 from __future__ import annotations
 

@@ -11,9 +11,10 @@ from django.core.management.base import CommandError
 from django.db import DatabaseError
 from django.utils import timezone
 
-from gpucoord_site import token_file
+from gpucoord_site.cli import token_file
 from gpucoord_site.management.plain import PlainCommand
-from monitor import access
+from monitor.accounts.rows import tokens
+from monitor.facts.accounts import TokenScope, up_to
 
 LONGEST_DAYS = 36_500
 
@@ -22,9 +23,15 @@ class Command(PlainCommand):
     help = "Make a token for REST and print it. It is shown only now."
 
     def add_arguments(self, parser: ArgumentParser) -> None:
-        parser.add_argument("user", metavar="USER", help="whose requests the token stands for")
-        parser.add_argument("--name", default="", help="what it is for, as the admin shows it")
-        parser.add_argument("--days", type=int, help="how many days it is good for (default: ever)")
+        parser.add_argument("user", metavar="USER", help="user of the token")
+        parser.add_argument("--name", default="", help="purpose of the token, shown in the admin")
+        parser.add_argument("--days", type=int, help="lifetime in days (default: unlimited)")
+        parser.add_argument(
+            "--scope",
+            choices=[scope.value for scope in TokenScope],
+            default=TokenScope.OPERATE.value,
+            help="rights of the token: read; submit (and read); operate (all of the user's rights)",
+        )
         parser.add_argument(
             "--save",
             action="store_true",
@@ -38,7 +45,8 @@ class Command(PlainCommand):
         user = _user(options["user"])
         lives = None if days is None else timedelta(days=days)
         name = options["name"][:80]
-        row, text = access.create_token(user, timezone.now(), name=name, lives=lives)
+        scopes = up_to(TokenScope(options["scope"]))
+        row, text = tokens.create_token(user, timezone.now(), name=name, lives=lives, scopes=scopes)
         if options["save"]:
             path = token_file.save(text)
             self.stdout.write(f"Saved a token of {user.username} in {path}.")

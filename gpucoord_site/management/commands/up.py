@@ -6,7 +6,7 @@ import sys
 from argparse import ArgumentParser
 
 from gpucoord_site.management.plain import PlainCommand
-from gpucoord_site.starting import start
+from gpucoord_site.service.startup import start
 
 
 class Command(PlainCommand):

@@ -1,0 +1,190 @@
+"""The page of a user's own account: password, API tokens and sessions."""
+
+from __future__ import annotations
+
+import logging
+from datetime import timedelta
+from typing import Any, cast
+
+from django.conf import settings
+from django.contrib import messages
+from django.contrib.auth import login, logout, update_session_auth_hash
+from django.contrib.auth.decorators import login_not_required
+from django.contrib.auth.models import User
+from django.contrib.auth.views import LoginView
+from django.http import Http404, HttpRequest, HttpResponse
+from django.shortcuts import redirect, render
+from django.utils import timezone
+from django.utils.decorators import method_decorator
+from django.views import View
+from django.views.decorators.cache import never_cache
+from django.views.decorators.debug import sensitive_post_parameters
+from django.views.decorators.http import require_GET, require_POST, require_safe
+
+from gpucoord_site.accounts import sessions as account_sessions
+from gpucoord_site.accounts.forms import OwnPasswordForm, TokenForm
+from monitor.accounts.rows import tokens as account_tokens
+from monitor.facts.accounts import scopes_of
+from monitor.journal.rows import audit
+from monitor.models import ApiToken
+
+logger = logging.getLogger(__name__)
+MOST_TOKENS = 50
+# Limits password guessing in an unattended browser.
+MOST_WRONG_PASSWORDS = 5
+WRONG_PASSWORDS = "wrong_passwords"
+
+
+@require_safe
+def account(request: HttpRequest) -> HttpResponse:
+    return _page(request)
+
+
+@method_decorator(sensitive_post_parameters(), name="dispatch")
+class Password(View):
+    """Changes the user's own password."""
+
+    http_method_names = ["post"]
+
+    def post(self, request: HttpRequest) -> HttpResponse:
+        user = _user(request)
+        form = OwnPasswordForm(user, request.POST)
+        if form.is_valid():
+            return _changed(request, user, form)
+        if "old_password" in form.errors:
+            wrong = request.session.get(WRONG_PASSWORDS, 0) + 1
+            request.session[WRONG_PASSWORDS] = wrong
+            if wrong >= MOST_WRONG_PASSWORDS:
+                logout(request)
+                messages.error(request, "Too many wrong passwords: log in again.")
+                return redirect("login")
+        return _page(request, password=form, status=422)
+
+
+class Login(LoginView):
+    """The page with the password form, and a link to the single sign-on."""
+
+    def get_context_data(self, **more: Any) -> dict[str, Any]:
+        config = settings.CONFIG
+        sign_on = config.oidc_name if config.oidc_issuer else None
+        failed = self.request.GET.get("failed") == "oidc"
+        return super().get_context_data(sign_on=sign_on, has_failed=failed, **more)
+
+
+@login_not_required
+@require_GET
+@never_cache
+def login_link(request: HttpRequest, secret: str) -> HttpResponse:
+    """Log in by a link of `gpucoord login`. The link is used up by this."""
+    if request.headers.get("Sec-Purpose", "").startswith("prefetch"):
+        # The browser only guesses that the link will be opened.
+        return HttpResponse(status=204)
+    now = timezone.now()
+    user = account_tokens.use_link(secret, now)
+    if user is None:
+        logger.warning("A login link was refused", extra={"kind": "LOGIN_LINK_REFUSED"})
+        return render(request, "registration/link_refused.html", status=403)
+    login(request, user, "django.contrib.auth.backends.ModelBackend")
+    name = user.get_username()
+    audit.note("LOGIN_LINK_USED", f"{name} logged in by a login link", by=name, now=now,
+               subject=f"user {name}")  # fmt: skip
+    return redirect(settings.LOGIN_REDIRECT_URL)
+
+
+@require_POST
+def add_token(request: HttpRequest) -> HttpResponse:
+    """Create a token and show it once, on this page: a message would be stored in a cookie."""
+    user = _user(request)
+    form = TokenForm(request.POST)
+    if form.is_valid() and user.api_tokens.filter(host="").count() >= MOST_TOKENS:
+        form.add_error(None, f"You have {MOST_TOKENS} tokens, the most allowed. Revoke one first.")
+    if not form.is_valid():
+        return _page(request, token=form, status=422)
+    lives = timedelta(days=form.cleaned_data["days"])
+    name = form.cleaned_data["name"]
+    scopes = scopes_of(form.cleaned_data["scopes"])
+    row, text = account_tokens.create_token(
+        user, timezone.now(), name=name, lives=lives, scopes=scopes
+    )
+    owner = user.get_username()
+    about = {"kind": "TOKEN_MADE", "owner": owner, "by": owner, "number": row.pk}
+    logger.info("%s created a token of %s", owner, owner, extra=about)
+    return render(request, "account/token_made.html", {"token": row, "text": text})
+
+
+@require_POST
+def revoke_token(request: HttpRequest, pk: int) -> HttpResponse:
+    """Revoke one of the user's own tokens."""
+    if not ApiToken.objects.filter(pk=pk, user=_user(request)).delete()[0]:
+        raise Http404
+    messages.success(request, "The token is revoked.")
+    return redirect("account")
+
+
+@require_POST
+def end_sessions(request: HttpRequest) -> HttpResponse:
+    """End one of the user's own sessions (`session`), or all but this one (`others`)."""
+    user, now = _user(request), timezone.now()
+    mine = account_sessions.of_user(user, now)
+    if "others" in request.POST:
+        chosen = mine.exclude(session_key=request.session.session_key)
+    else:
+        wanted = request.POST.get("session", "")
+        keys = [s.session_key for s in mine if account_sessions.public_id(s.session_key) == wanted]
+        if not keys:
+            raise Http404
+        chosen = mine.filter(session_key__in=keys)
+    count = account_sessions.end(chosen)
+    about = {"kind": "SESSIONS_ENDED", "user": user.get_username()}
+    logger.info("%s ended %d sessions", user.get_username(), count, extra=about)
+    messages.success(request, f"{count} session{'' if count == 1 else 's'} ended.")
+    return redirect("account")
+
+
+def _changed(request: HttpRequest, user: User, form: OwnPasswordForm) -> HttpResponse:
+    """Save the new password. It ends all other sessions, because each holds a hash of the old."""
+    form.save()
+    update_session_auth_hash(request, user)
+    request.session.pop(WRONG_PASSWORDS, None)
+    mine = account_sessions.of_user(user, timezone.now())
+    account_sessions.end(mine.exclude(session_key=request.session.session_key))
+    revoked = 0
+    if form.cleaned_data["revoke_tokens"]:
+        revoked = ApiToken.objects.filter(user=user).delete()[0]
+    about = {"kind": "PASSWORD_CHANGED", "user": user.get_username()}
+    logger.info("%s changed their password", user.get_username(), extra=about)
+    tokens = f" {revoked} API tokens are revoked." if revoked else ""
+    text = f"Your password is changed. Your other sessions are ended.{tokens}"
+    messages.success(request, text)
+    return redirect("account")
+
+
+def _page(
+    request: HttpRequest,
+    *,
+    password: OwnPasswordForm | None = None,
+    token: TokenForm | None = None,
+    status: int = 200,
+) -> HttpResponse:
+    user, now = _user(request), timezone.now()
+    key = request.session.session_key
+    sessions = [
+        {
+            "id": account_sessions.public_id(row.session_key),
+            "is_this": row.session_key == key,
+            "row": row,
+        }
+        for row in account_sessions.of_user(user, now)
+    ]
+    context = {
+        "password_form": password or OwnPasswordForm(user),
+        "token_form": token or TokenForm(),
+        "tokens": user.api_tokens.order_by("-created_at"),
+        "sessions": sessions,
+        "now": now,
+    }
+    return render(request, "account/account.html", context, status=status)
+
+
+def _user(request: HttpRequest) -> User:
+    return cast("User", request.user)

@@ -1,0 +1,172 @@
+"""`gpucoord check`: profile, accounts, limits, kernel, disk and port."""
+
+from __future__ import annotations
+
+import errno
+import getpass
+import json
+import os
+import shutil
+import socket
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+from gpucoord_site.cli.check.report import Finding, fail, ok, warn
+from gpucoord_site.config.addresses import is_loopback
+from gpucoord_site.config.settings import Config
+from gpucoord_site.service.filesystems import mount_of
+from monitor.catalogue.policy import PROFILE_WORDS
+from monitor.gpus.policy.capability import cpu_places
+from monitor.sampling.probes.limits import LimitsProbe
+from scheduler.intake.policy.accounts import account_rule
+from scheduler.runner.confine import landlock
+
+GIB = 1024**3
+LITTLE_BYTES, TOO_LITTLE_BYTES = 5 * GIB, GIB // 2
+
+
+def account() -> str:
+    with suppress(KeyError, OSError):
+        return getpass.getuser()
+    return f"uid {os.geteuid()}"
+
+
+def profile(config: Config) -> Iterator[Finding]:
+    """The profile of the server, and the policies that its settings file changes."""
+    changed = f"; changed in the settings: {', '.join(config.policy)}" if config.policy else ""
+    yield ok("profile", f"{config.profile}: {PROFILE_WORDS[config.profile]}{changed}")
+
+
+def accounts(config: Config) -> Iterator[Finding]:
+    """The OS accounts that jobs run as."""
+    open_because = "close_data = false"
+    if config.close_data:
+        open_because = landlock.problem([str(config.data)])
+    rule = account_rule(
+        is_root=os.geteuid() == 0,
+        run_as=config.run_as,
+        service_account=account(),
+        open_because=open_because,
+    )
+    yield ok("accounts", rule.text) if rule.is_safe else warn("accounts", rule.text, rule.todo)
+
+
+def limits(config: Config) -> Iterator[Finding]:
+    """The usable CPUs, memory and GPUs, and the origin of each limit."""
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    may = LimitsProbe(config.cpus, config.memory_gib).read(os.cpu_count(), total)
+    cpus = f"{may.cpus or 0:g} of {may.machine_cpus} CPUs ({may.cpus_origin})"
+    memory = f"{(may.memory_bytes or 0) / GIB:.1f} of {total / GIB:.1f} GiB ({may.memory_origin})"
+    count = cpu_places(config.cpu_jobs, may)
+    places = f"{count} job{'' if count == 1 else 's'} without a GPU at once"
+    yield ok("limits", f"{cpus}, {memory}; {places}")
+    if config.cpu_jobs > count and "cpu_jobs" in config.model_fields_set:
+        run = "job without a GPU runs" if count == 1 else "jobs without a GPU run"
+        text = f"cpu_jobs is {config.cpu_jobs}, but only {count} {run} at once: one per CPU"
+        yield warn("limits", text, "Lower cpu_jobs, or raise cpus if the machine has more.")
+    if may.visible_gpus is not None:
+        names = ", ".join(may.visible_gpus) or "none"
+        yield ok("limits", f"GPUs: {names} (NVIDIA_VISIBLE_DEVICES)")
+
+
+def pressure(_config: Config) -> Iterator[Finding]:
+    try:
+        Path("/proc/pressure/cpu").read_text()
+    except OSError:
+        yield warn(
+            "pressure",
+            "the kernel keeps no pressure stall information; pages show –",
+            "boot with psi=1 to have it",
+        )
+    else:
+        yield ok("pressure", "the kernel keeps pressure stall information (PSI)")
+
+
+def existing(path: Path) -> Path:
+    """The path, or the nearest folder above it that is there."""
+    while not path.exists() and path != path.parent:
+        path = path.parent
+    return path
+
+
+def data_folder(config: Config) -> Iterator[Finding]:
+    place = existing(config.data)
+    remedy = "set GPUCOORD_DATA to a folder that this account may write to"
+    if not place.is_dir():
+        yield fail("data", f"{config.data}: {place} is not a folder", remedy)
+    elif not os.access(place, os.W_OK | os.X_OK):
+        yield fail("data", f"{account()} may not write to {place} (for {config.data})", remedy)
+    elif place != config.data:
+        yield ok("data", f"{config.data} (made at the first start)")
+    elif config.data.stat().st_mode & 0o007:
+        todo = f"chmod o= {config.data}"
+        yield warn("data", f"{config.data} can be read by everyone on this machine", todo)
+    else:
+        yield ok("data", str(config.data))
+
+
+def disk(config: Config) -> Iterator[Finding]:
+    place = existing(config.data)
+    free, total = shutil.disk_usage(place).free, shutil.disk_usage(place).total
+    mount = mount_of(place)
+    where = f" ({mount.kind} on {mount.point})" if mount else ""
+    text = f"{free / GIB:.1f} GiB of {total / GIB:.0f} GiB free{where}"
+    if free < TOO_LITTLE_BYTES:
+        yield fail("disk", text, "make room: at least 0.5 GiB")
+    elif free < LITTLE_BYTES:
+        yield warn("disk", text, "logs of jobs will soon need more")
+    else:
+        yield ok("disk", text)
+
+
+def port(config: Config) -> Iterator[Finding]:
+    address = f"{config.host}:{config.port}"
+    problem = _bind_problem(config)
+    if problem is None:
+        yield from _reachable(config, address)
+    elif problem == errno.EADDRINUSE and _is_gpucoord(config):
+        yield ok("port", f"gpucoord is running on {address}")
+    elif problem == errno.EADDRINUSE:
+        todo = "stop it, or take another: gpucoord up --port 8001"
+        yield fail("port", f"{address} is taken by another program", todo)
+    elif problem == errno.EACCES:
+        yield fail("port", f"{account()} may not open {address}", "take a port from 1024 up")
+    else:
+        yield fail("port", f"{address} can't be opened: {os.strerror(problem)}", "set host")
+
+
+def _reachable(config: Config, address: str) -> Iterator[Finding]:
+    if not is_loopback(config.host) and not config.https:
+        todo = "put a proxy with HTTPS in front and set https = true"
+        yield warn("port", f"{address} is free; passwords travel unencrypted", todo)
+    else:
+        yield ok("port", f"{address} is free")
+
+
+def _bind_problem(config: Config) -> int | None:
+    try:
+        family, kind, proto, _, target = socket.getaddrinfo(
+            config.host, config.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        with socket.socket(family, kind, proto) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(target)
+    except socket.gaierror:
+        return errno.EADDRNOTAVAIL
+    except OSError as error:
+        return error.errno
+    return None
+
+
+def _is_gpucoord(config: Config) -> bool:
+    host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(config.host, config.host)  # noqa: S104
+    try:
+        with urllib.request.urlopen(f"http://{host}:{config.port}/healthz", timeout=1) as answer:
+            return "loops" in json.load(answer)
+    except urllib.error.HTTPError as error:
+        return "loops" in json.loads(error.read() or b"{}")
+    except (OSError, ValueError):
+        return False

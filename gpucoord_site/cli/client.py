@@ -1,0 +1,232 @@
+"""A client of gpucoord's REST API; every failure is one sentence. Standard library only.
+
+Scripts import it as `gpucoord_site.client`.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Self
+
+from gpucoord_site.cli.transport import (
+    Answer,
+    NeverReached,
+    NotReachable,
+    RequestFailed,
+    Transport,
+)
+
+__all__ = ["Client", "NeverReached", "NotReachable", "Output", "RequestFailed"]
+
+PIECE = 1024 * 1024
+PAGE = 500
+# Between attempts to submit; a restart of the server takes a few seconds.
+PAUSES_S = (1.0, 2.0, 4.0, 8.0, 0.0)
+# Between looks at a job that has not ended.
+SHORTEST_WAIT_S, LONGEST_WAIT_S = 0.2, 2.0
+pause = time.sleep
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """A part of a job's log. `state` is the job's when it was read."""
+
+    data: bytes
+    next: int
+    state: str
+    more: bool
+
+
+class Client:
+    """REST client for one server, as the user of the token.
+
+    renew: gets another token when the server no longer accepts this one; None = it can't.
+    The fields of jobs and answers are those of REST. Methods raise RequestFailed.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        token: str,
+        timeout_s: float = 30.0,
+        *,
+        headers: Mapping[str, str] | None = None,
+        renew: Callable[[], str | None] | None = None,
+    ) -> None:
+        self._renew = renew
+        sent = {"Authorization": f"Bearer {token}", **(headers or {})}
+        self._http = Transport(url, sent, timeout_s)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def submit(self, job: Mapping[str, Any]) -> int:
+        """The number of the new job; of an array, its first.
+
+        Retries if the answer is lost; the key prevents a second job.
+        """
+        return int(self._post_once("/api/jobs/", job)["id"])
+
+    def submit_all(self, jobs: Sequence[Mapping[str, Any]]) -> list[int]:
+        """Submit all jobs, or none; their numbers in the same order. Retries as `submit` does."""
+        ids: list[int] = self._post_once("/api/jobs/batch/", {"jobs": list(jobs)})["ids"]
+        return ids
+
+    def what_if(self, job: Mapping[str, Any]) -> Json:
+        """When such a job would start, and why not now. Nothing is submitted."""
+        return self._json("POST", "/api/jobs/what-if/", body=job)
+
+    def jobs(self, most: int | None = None, **filters: str | int) -> Iterator[Json]:
+        """Jobs, newest first; filters: state, owner, outcome, name, tag, array, since, until."""
+        found = 0
+        query: dict[str, Any] = {**filters, "limit": min(most or PAGE, PAGE)}
+        address: str | None = "/api/jobs/"
+        while address is not None:
+            page = self._json("GET", address, params=query)
+            for job in page["jobs"]:
+                yield job
+                found += 1
+                if found == most:
+                    return
+            # `next` has the filters.
+            address, query = page["next"], {}
+
+    def job(self, job_id: int) -> Json:
+        return self._json("GET", f"/api/jobs/{job_id}/")
+
+    def change(self, job_id: int, *, array: bool = False, **fields: Any) -> Json:
+        """Change fields of a waiting job; None resets a field. Returns the job."""
+        return self._json("PATCH", f"/api/jobs/{job_id}/", params=_all(array), body=fields)
+
+    def why(self, job_id: int) -> Json:
+        """The reasons to wait, the predicted start and the priority factors."""
+        return self._json("GET", f"/api/jobs/{job_id}/why/")
+
+    def log(
+        self,
+        job_id: int,
+        offset: int = 0,
+        *,
+        tail: int | None = None,
+        attempt: int | None = None,
+        limit: int = PIECE,
+    ) -> Output:
+        """A part of the output from byte `offset` on, or the last `tail` bytes."""
+        query = {"offset": offset, "limit": limit} if tail is None else {"tail": tail}
+        query |= {} if attempt is None else {"attempt": attempt}
+        answer = self._ask("GET", f"/api/jobs/{job_id}/log/", params=query)
+        following = int(answer.headers["x-log-next-offset"])
+        size = int(answer.headers["x-log-size"])
+        return Output(answer.content, following, answer.headers["x-job-state"], following < size)
+
+    def array(self, job_id: int) -> list[Json]:
+        """The states of all jobs of its array, in order."""
+        jobs: list[Json] = self._json("GET", f"/api/jobs/{job_id}/array/")["jobs"]
+        return jobs
+
+    def cancel(self, job_id: int, *, array: bool = False) -> bool:
+        """Cancel a job, or all that have not ended of its array. False: it had ended."""
+        return bool(self._act(job_id, "cancel", _all(array))["cancelled"])
+
+    def hold(self, job_id: int, reason: str = "", *, array: bool = False) -> Json:
+        return self._act(job_id, "hold", _all(array) | ({"reason": reason} if reason else {}))
+
+    def release(self, job_id: int, *, array: bool = False) -> Json:
+        return self._act(job_id, "release", _all(array))
+
+    def requeue(self, job_id: int) -> bool:
+        """Stop a running job and put it back into the queue. False: it waits already."""
+        return bool(self._act(job_id, "requeue", {})["requeued"])
+
+    def wait(self, job_id: int, timeout_s: float | None = None) -> Json:
+        """The job once it has ended. Raises TimeoutError."""
+        until = None if timeout_s is None else time.monotonic() + timeout_s
+        seconds = SHORTEST_WAIT_S
+        while (job := self.job(job_id))["state"] != "finished":
+            left = seconds if until is None else until - time.monotonic()
+            if left <= 0:
+                raise TimeoutError(f"Job {job_id} has not ended within {timeout_s:g} s.")
+            pause(min(seconds, left))
+            seconds = min(LONGEST_WAIT_S, seconds * 1.5)
+        return job
+
+    def quota(self, user: str | None = None) -> Json:
+        return self._json("GET", "/api/quota/", params={"user": user} if user else {})
+
+    def report(self, query: dict[str, str]) -> bytes:
+        """A usage report in the format of the query."""
+        return self._ask("GET", "/api/reports/usage/", params=query).content
+
+    def shares(self) -> Json:
+        return self._json("GET", "/api/shares/")
+
+    def gpus(self) -> Json:
+        """`hosts` and `gpus` with their newest readings; None = unknown."""
+        return self._json("GET", "/api/gpus/")
+
+    def processes(self) -> Json:
+        """`hosts` and `processes` on all GPUs."""
+        return self._json("GET", "/api/processes/")
+
+    def mine(self) -> list[Json]:
+        """Your own processes on GPUs, and since when each is idle."""
+        processes: list[Json] = self._json("GET", "/api/mine/")["processes"]
+        return processes
+
+    def close(self) -> None:
+        self._http.close()
+
+    def _act(self, job_id: int, action: str, query: Json) -> Json:
+        return self._json("POST", f"/api/jobs/{job_id}/{action}/", params=query)
+
+    def _post_once(self, path: str, body: Mapping[str, Any]) -> Json:
+        headers = {"Idempotency-Key": os.urandom(16).hex()}
+        failed: NotReachable | None = None
+        for seconds in PAUSES_S:
+            try:
+                return self._json("POST", path, body=body, headers=headers)
+            except NotReachable as error:
+                if failed is None and isinstance(error, NeverReached):
+                    raise
+                failed = error
+                pause(seconds)
+        raise NotReachable(f"{failed} The job may have been submitted; look at the list of jobs.")
+
+    def _json(self, method: str, path: str, **options: Any) -> Json:
+        answer: Json = self._ask(method, path, **options).json()
+        return answer
+
+    def _ask(self, method: str, path: str, **options: Any) -> Answer:
+        answer = self._http.request(method, path, **options)
+        if answer.status == 401 and self._renew and (token := self._renew()):
+            self._http.headers["Authorization"] = f"Bearer {token}"
+            answer = self._http.request(method, path, **options)
+        if answer.is_success:
+            return answer
+        raise _refusal(answer, self._http.url)
+
+
+def _all(array: bool) -> Json:
+    return {"array": "true"} if array else {}
+
+
+def _refusal(answer: Answer, url: str) -> RequestFailed:
+    try:
+        body = answer.json()
+        detail = str(body["detail"])
+    except (ValueError, KeyError, TypeError):
+        kind = NotReachable if answer.status >= 500 else RequestFailed
+        return kind(f"{url} answered {answer.status}, but not as gpucoord does.")
+    if answer.status == 401:
+        return RequestFailed(f"The token was refused. {detail}")
+    if answer.status >= 500:
+        return NotReachable(detail)
+    fields = [f"{e['field']}: {e['message']}" for e in body.get("errors", ())]
+    return RequestFailed("\n".join(fields) or detail)

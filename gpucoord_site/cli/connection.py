@@ -1,0 +1,128 @@
+"""The server and the token of a command: from options, variables, the token file or the server.
+
+A server on this machine logs its users in by their OS account, so they need no token.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from argparse import ArgumentParser, Namespace
+from collections.abc import Callable, Iterable
+from contextlib import closing
+from typing import TYPE_CHECKING, Any
+
+from gpucoord_site.cli import local_login, token_file
+from monitor.facts.input_rules import escaped
+
+if TYPE_CHECKING:
+    from gpucoord_site.cli.client import Client
+
+TIMEOUT_S = 30.0
+URL = "http://127.0.0.1:8000"
+WANTED = (
+    "A token is needed: set GPUCOORD_TOKEN, or save one with `gpucoord token USER --save`. "
+    "`gpucoord token USER`, run on the server, makes one. On the server itself, no token is needed"
+    " while gpucoord runs and --url is its port on this machine."
+)
+
+
+def add_options(parser: ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--url", help=f"the server (default: GPUCOORD_URL, or {URL})")
+    add("--token", help="better: GPUCOORD_TOKEN, or the file that `gpucoord token --save` writes")
+
+
+def add_json(parser: ArgumentParser) -> None:
+    parser.add_argument("--json", action="store_true", help="print the JSON of the REST API")
+
+
+def parser(name: str, description: str, **more: Any) -> ArgumentParser:
+    """A parser with the options that all commands have."""
+    made = ArgumentParser(prog=f"gpucoord {name}", description=description, **more)
+    add_json(made)
+    add_options(made)
+    return made
+
+
+def url(options: Namespace) -> str:
+    return options.url or os.environ.get("GPUCOORD_URL") or URL
+
+
+def connect(options: Namespace, timeout_s: float = TIMEOUT_S) -> Client:
+    """Raises RequestFailed or UnsafeToken with a sentence."""
+    from gpucoord_site.cli.client import Client, RequestFailed
+
+    address = url(options)
+    if token := _token(options):
+        return Client(address, token, timeout_s)
+    login = _local_login(address)
+    if login is None:
+        raise RequestFailed(WANTED)
+
+    def renew() -> str | None:
+        again = _local_login(address)
+        return None if again is None else str(again["token"])
+
+    # The service names its address: another program may listen on another one with this port.
+    return Client(login["url"], login["token"], timeout_s, headers=login["headers"], renew=renew)
+
+
+def _local_login(address: str) -> dict[str, Any] | None:
+    from gpucoord_site.cli.client import RequestFailed
+
+    try:
+        return local_login.ask(address, "token")
+    except local_login.LoginRefused as error:
+        raise RequestFailed(str(error)) from None
+
+
+def tell(
+    options: Namespace,
+    question: Callable[[Client], dict[str, Any]],
+    lines: Callable[[dict[str, Any]], Iterable[str]],
+) -> int:
+    """Print the answer, with --json as JSON. Returns 0, or 125 when the request failed."""
+
+    def work(client: Client) -> int:
+        answer = question(client)
+        text = json.dumps(answer, indent=2) if options.json else _text(lines(answer))
+        sys.stdout.write(f"{text}\n")
+        return 0
+
+    return run(options, work)
+
+
+def run(options: Namespace, work: Callable[[Client], int]) -> int:
+    """The exit code of `work`, or 125 with a sentence when a request failed."""
+    from gpucoord_site.cli.client import RequestFailed
+
+    try:
+        with closing(connect(options)) as client:
+            return work(client)
+    except (RequestFailed, token_file.UnsafeToken) as error:
+        complain(str(error))
+        return 125
+
+
+def complain(text: str) -> None:
+    for line in text.splitlines():
+        sys.stderr.write(f"gpucoord: {escaped(line)}\n")
+    sys.stderr.flush()
+
+
+def _text(lines: Iterable[str]) -> str:
+    return "\n".join(map(escaped, lines))
+
+
+def _token(options: Namespace) -> str | None:
+    """The given or saved token; None = there is none."""
+    from gpucoord_site.cli.client import RequestFailed
+
+    token = options.token or os.environ.get("GPUCOORD_TOKEN") or token_file.load()
+    if not token:
+        return None
+    if not token.isascii() or not token.isprintable():
+        raise RequestFailed("The token has characters that no token has.")
+    return token.strip()

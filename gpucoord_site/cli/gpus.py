@@ -1,0 +1,251 @@
+"""`gpucoord gpus`, `mine`, `end`: GPUs, and your own processes on them. Needs no Django."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+import time
+from argparse import ArgumentParser
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from gpucoord_site.cli import connection, tables
+from monitor.facts.input_rules import escaped
+
+if TYPE_CHECKING:
+    from gpucoord_site.cli.client import Client
+
+Json = dict[str, Any]
+REFUSED, OURS = 1, 125
+# A login must not wait for a server that does not answer.
+MOTD_S = 1.0
+MOST_COMMAND = 60
+
+
+def gpus(argv: Sequence[str]) -> int:
+    options = gpus_parser().parse_args(argv)
+    return connection.tell(options, lambda client: client.gpus(), gpu_lines)
+
+
+def mine(argv: Sequence[str]) -> int:
+    """With --motd, only idle processes are shown, and errors are silent."""
+    options = mine_parser().parse_args(argv)
+    if options.motd:
+        return _motd(options)
+    return connection.tell(options, lambda client: {"processes": client.mine()}, _mine_lines)
+
+
+def _motd(options: Any) -> int:
+    from gpucoord_site.cli.client import RequestFailed
+    from gpucoord_site.cli.token_file import UnsafeToken
+
+    try:
+        with connection.connect(options, MOTD_S) as client:
+            processes = client.mine()
+    except (RequestFailed, UnsafeToken, OSError):
+        return 0
+    for line in motd_lines(processes):
+        sys.stdout.write(f"{escaped(line)}\n")
+    return 0
+
+
+def end(argv: Sequence[str]) -> int:
+    """SIGTERM, and SIGKILL if it has not ended after the grace period."""
+    options = end_parser().parse_args(argv)
+
+    def work(client: Client) -> int:
+        host = socket.gethostname()
+        found = [one for one in client.mine() if one["pid"] == options.pid]
+        if not found:
+            connection.complain(
+                f"You have no process {options.pid} on a GPU. `gpucoord mine` lists yours."
+            )
+            return REFUSED
+        if job := found[0]["job"]:
+            text = f"Process {options.pid} belongs to job {job}: run gpucoord cancel {job}"
+            connection.complain(text)
+            return REFUSED
+        if found[0]["host"] != host and not options.force:
+            text = f"Process {options.pid} runs on {found[0]['host']}; run this command there."
+            connection.complain(text)
+            return REFUSED
+        return _end(options.pid, options.grace)
+
+    return connection.run(options, work)
+
+
+def _end(pid: int, grace_s: float) -> int:
+    try:
+        # A descriptor stays with this process, even if its number is reused.
+        process = os.pidfd_open(pid)
+        signal.pidfd_send_signal(process, signal.SIGTERM)
+        if not _has_ended(process, grace_s):
+            signal.pidfd_send_signal(process, signal.SIGKILL)
+            _has_ended(process, grace_s)
+    except ProcessLookupError:
+        connection.complain(f"Process {pid} has ended.")
+        return 0
+    except PermissionError:
+        connection.complain(f"Process {pid} is not of your account; you may not end it.")
+        return REFUSED
+    sys.stdout.write(f"process {pid}: ended\n")
+    return 0
+
+
+def _has_ended(process: int, seconds: float) -> bool:
+    import select
+
+    return bool(select.select([process], [], [], seconds)[0])
+
+
+def gpu_lines(answer: Json) -> Iterator[str]:
+    """A line for each GPU, and why a host's GPUs can't be read."""
+    for host in answer["hosts"]:
+        if host["problem"]:
+            yield f"{host['name']}: {host['problem']} {host['remedy'] or ''}".rstrip()
+    if not answer["gpus"]:
+        yield "There are no GPUs."
+        return
+    several = len(answer["hosts"]) > 1
+    heads = ("GPU", "MODEL", "STATE", "MEMORY", "USE", "TEMP", "JOBS", "REMARK")
+    yield from tables.table(heads, [_gpu_row(gpu, several) for gpu in answer["gpus"]])
+
+
+def _gpu_row(gpu: Json, several: bool) -> tuple[str, ...]:
+    used, total = gpu["memory_used_bytes"], gpu["memory_total_bytes"]
+    temperature = gpu["temperature_c"]
+    remark = gpu["closed"] or gpu["condition_reason"] or gpu["problem"] or ""
+    return (
+        f"{gpu['host']}:{gpu['index']}" if several else str(gpu["index"]),
+        tables.text(gpu["name"]),
+        tables.text(gpu["state"]).replace("_", " "),
+        f"{tables.gib(used)} of {tables.gib(total)}",
+        tables.percent(gpu["utilization_pct"]),
+        tables.UNKNOWN if temperature is None else f"{temperature:.0f} °C",
+        ",".join(gpu["jobs"]) or tables.UNKNOWN,
+        remark,
+    )
+
+
+def _mine_lines(answer: Json) -> Iterator[str]:
+    if not answer["processes"]:
+        yield "You have no processes on GPUs."
+        return
+    heads = ("PID", "GPU", "MEMORY", "USE", "IDLE", "JOB", "COMMAND")
+    rows = [
+        (
+            str(one["pid"]),
+            f"{one['host']}:{one['gpu']}",
+            tables.gib(one["memory_bytes"]),
+            tables.percent(one["sm_pct"]),
+            tables.between(one["idle_since"], None),
+            tables.text(one["job"]),
+            _command(one),
+        )
+        for one in answer["processes"]
+    ]
+    yield from tables.table(heads, rows)
+
+
+def motd_lines(processes: Sequence[Json]) -> Iterator[str]:
+    """A sentence for each process that holds GPU memory idle."""
+    for one in processes:
+        if one["idle_since"] is None or one["memory_bytes"] is None:
+            continue
+        idle = (tables.now() - tables.parsed(one["idle_since"])).total_seconds()
+        held = f"{one['memory_bytes'] / 1024**3:.0f} GiB on GPU {one['gpu']}"
+        since = f"{idle / 3600:.0f} h" if idle >= 3600 else f"{idle / 60:.0f} min"
+        how = f"gpucoord cancel {one['job']}" if one["job"] else f"gpucoord end {one['pid']}"
+        yield (f"You hold {held}, idle {since}: {_command(one)} (pid {one['pid']}). End it: {how}")
+
+
+def _command(process: Json) -> str:
+    words = " ".join(process["command"] or ()) or process["program"] or "?"
+    return words if len(words) <= MOST_COMMAND else f"{words[: MOST_COMMAND - 1]}…"
+
+
+def top(argv: Sequence[str]) -> int:
+    """GPUs and jobs, again and again until Ctrl-C; once when stdout is no terminal."""
+    options = top_parser().parse_args(argv)
+
+    def work(client: Client) -> int:
+        if options.json or options.once or not sys.stdout.isatty():
+            return _print_once(client, options)
+        from rich.console import Console
+        from rich.live import Live
+        from rich.text import Text
+
+        console = Console()
+        with Live(console=console, screen=True, auto_refresh=False) as live:
+            while True:
+                # Half of the lines are for the GPUs at most.
+                lines = list(_top_lines(client, console.height - 1, console.width))
+                live.update(Text("\n".join(lines), no_wrap=True), refresh=True)
+                time.sleep(options.interval)
+
+    try:
+        return connection.run(options, work)
+    except KeyboardInterrupt:
+        return 0
+
+
+def _print_once(client: Client, options: Any) -> int:
+    if options.json:
+        import json
+
+        answer = client.gpus() | {"jobs": list(client.jobs(state="open"))}
+        sys.stdout.write(f"{json.dumps(answer, indent=2)}\n")
+        return 0
+    width = 120
+    sys.stdout.write("\n".join(_top_lines(client, 1000, width)) + "\n")
+    return 0
+
+
+def _top_lines(client: Client, height: int, width: int) -> Iterator[str]:
+    from gpucoord_site.cli import jobs
+
+    found = sorted(client.jobs(200, state="open"), key=jobs.order)
+    running = sum(job["state"] != "queued" for job in found)
+    yield f"gpucoord  {tables.now().astimezone():%H:%M:%S}  {running} running, " + (
+        f"{len(found) - running} waiting   Ctrl-C ends"
+    )
+    yield ""
+    gpu = list(gpu_lines(client.gpus()))
+    shown = gpu[: max(4, height // 2)]
+    yield from shown
+    yield ""
+    rest = list(jobs.queue_lines({"jobs": found}, width))
+    yield from rest[: max(3, height - len(shown) - 3)]
+
+
+def gpus_parser() -> ArgumentParser:
+    return connection.parser("gpus", "List the GPUs with their state, memory and jobs.")
+
+
+def mine_parser() -> ArgumentParser:
+    parser = connection.parser("mine", "List your own processes on GPUs.")
+    text = "one sentence for each idle process, for a login message; silent otherwise"
+    parser.add_argument("--motd", action="store_true", help=text)
+    return parser
+
+
+def end_parser() -> ArgumentParser:
+    parser = connection.parser("end", "End one of your own processes on a GPU.")
+    add = parser.add_argument
+    add("pid", type=int, metavar="PID", help="its number, as `gpucoord mine` shows it")
+    add("--grace", type=float, default=10.0, metavar="SECONDS", help="from SIGTERM to SIGKILL")
+    add("--force", action="store_true", help="this host has another name in gpucoord")
+    return parser
+
+
+def top_parser() -> ArgumentParser:
+    parser = connection.parser("top", "Show GPUs and jobs, updated live.")
+    add = parser.add_argument
+    add("--interval", type=float, default=2.0, metavar="SECONDS", help="default: 2")
+    add("--once", action="store_true", help="print once")
+    return parser
+
+
+PARSERS = {"gpus": gpus_parser, "mine": mine_parser, "end": end_parser, "top": top_parser}

@@ -1,0 +1,266 @@
+"""`gpucoord cancel`, `hold`, `release`, `requeue`, `priority`, `change`, `wait` and `logs`.
+
+Each job is acted on by itself: one that is refused does not stop the others.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from argparse import ArgumentParser, ArgumentTypeError, Namespace
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from gpucoord_site.cli import connection
+from monitor.facts.input_rules import escaped
+
+if TYPE_CHECKING:
+    from gpucoord_site.cli.client import Client
+
+Json = dict[str, Any]
+REFUSED, TIMED_OUT, OURS = 1, 124, 125
+
+
+def cancel(argv: Sequence[str]) -> int:
+    options = cancel_parser().parse_args(argv)
+    if not options.jobs and not options.mine:
+        cancel_parser().error("name jobs, or --mine for all of your own")
+
+    def act(client: Client, job: int) -> tuple[Json, str]:
+        done = client.cancel(job, array=options.array)
+        what = f"array of job {job}" if options.array else f"job {job}"
+        text = f"{what}: cancelled" if done else f"{what}: had ended, or is being stopped"
+        return {"id": job, "cancelled": done}, text
+
+    return _each(options, act)
+
+
+def hold(argv: Sequence[str]) -> int:
+    options = hold_parser().parse_args(argv)
+
+    def act(client: Client, job: int) -> tuple[Json, str]:
+        answer = client.hold(job, options.reason, array=options.array)
+        return answer, f"job {job}: {answer['held'] or 'is not held; it waits no more'}"
+
+    return _each(options, act)
+
+
+def release(argv: Sequence[str]) -> int:
+    options = release_parser().parse_args(argv)
+
+    def act(client: Client, job: int) -> tuple[Json, str]:
+        answer = client.release(job, array=options.array)
+        return answer, f"job {job}: {answer['held'] or 'is not held'}"
+
+    return _each(options, act)
+
+
+def requeue(argv: Sequence[str]) -> int:
+    options = requeue_parser().parse_args(argv)
+
+    def act(client: Client, job: int) -> tuple[Json, str]:
+        done = client.requeue(job)
+        text = "stops and waits again" if done else "waits already, or is being stopped"
+        return {"id": job, "requeued": done}, f"job {job}: {text}"
+
+    return _each(options, act)
+
+
+def priority(argv: Sequence[str]) -> int:
+    options = priority_parser().parse_args(argv)
+
+    def act(client: Client, job: int) -> tuple[Json, str]:
+        changed = client.change(job, array=options.array, priority=options.priority)
+        return changed, f"job {job}: priority {options.priority}"
+
+    return _each(options, act)
+
+
+def change(argv: Sequence[str]) -> int:
+    options = change_parser().parse_args(argv)
+    names = ("name", "time_limit", "estimate", "gpu_memory", "memory", "cpus", "begin", "tags")
+    given = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
+    if not given:
+        change_parser().error("say what to change, such as --time-limit 2h")
+    # "" resets a field to its default.
+    fields = {name: value if value not in ("", [""]) else None for name, value in given.items()}
+
+    def act(client: Client, job: int) -> tuple[Json, str]:
+        changed = client.change(job, array=options.array, **fields)
+        return changed, f"job {job}: changed {', '.join(fields).replace('_', ' ')}"
+
+    return _each(options, act)
+
+
+def wait(argv: Sequence[str]) -> int:
+    """The highest exit code of the jobs, as `submit` returns it; 124 after --timeout."""
+    from gpucoord_site.cli.follow import ending
+
+    options = wait_parser().parse_args(argv)
+    until = None if options.timeout is None else time.monotonic() + options.timeout
+
+    def work(client: Client) -> int:
+        codes = []
+        for number in options.jobs:
+            left = None if until is None else max(0.0, until - time.monotonic())
+            try:
+                job = client.wait(number, left)
+            except TimeoutError as error:
+                connection.complain(str(error))
+                return TIMED_OUT
+            code, text = ending(job)
+            codes.append(code)
+            if options.json:
+                sys.stdout.write(f"{json.dumps(job)}\n")
+            elif not options.quiet:
+                sys.stdout.write(f"job {number}: {escaped(text or 'succeeded')}\n")
+        return max(codes)
+
+    return connection.run(options, work)
+
+
+def logs(argv: Sequence[str]) -> int:
+    """Print the output of a job; with --follow until its end, whose exit code is returned."""
+    from gpucoord_site.cli.follow import Follower
+
+    options = logs_parser().parse_args(argv)
+
+    def work(client: Client) -> int:
+        if options.follow:
+            return Follower(client, options.job, starts_with="").follow()
+        offset, more = 0, True
+        while more:
+            output = client.log(options.job, offset, tail=options.tail, attempt=options.attempt)
+            sys.stdout.buffer.write(output.data)
+            offset, more = output.next, output.more and options.tail is None
+        sys.stdout.buffer.flush()
+        return 0
+
+    return connection.run(options, work)
+
+
+def _each(options: Namespace, act: Callable[[Client, int], tuple[Json, str]]) -> int:
+    """1 when a job was refused."""
+    from gpucoord_site.cli.client import NotReachable, RequestFailed
+
+    def work(client: Client) -> int:
+        refused, answers = 0, []
+        jobs = options.jobs
+        if getattr(options, "mine", False):
+            jobs = [job["id"] for job in client.jobs(owner="me", state="open")]
+        for job in jobs:
+            try:
+                answer, text = act(client, job)
+            except NotReachable:
+                raise
+            except RequestFailed as error:
+                refused += 1
+                connection.complain(f"job {job}: {error}")
+                continue
+            answers.append(answer)
+            if not options.json:
+                sys.stdout.write(f"{escaped(text)}\n")
+        if options.json:
+            sys.stdout.write(f"{json.dumps(answers, indent=2)}\n")
+        elif not jobs:
+            sys.stdout.write("You have no running or waiting jobs.\n")
+        return REFUSED if refused else 0
+
+    return connection.run(options, work)
+
+
+def _seconds(word: str) -> float:
+    from scheduler.facts.units import parse_duration
+
+    try:
+        return float(word) if word.isdecimal() else parse_duration(word).total_seconds()
+    except ValueError as error:
+        raise ArgumentTypeError(str(error)) from None
+
+
+def _parser(name: str, description: str, *, array: str = "", count: str = "+") -> ArgumentParser:
+    parser = connection.parser(name, description)
+    parser.add_argument("jobs", type=int, nargs=count, metavar="JOB", help="numbers of jobs")
+    if array:
+        parser.add_argument("--array", action="store_true", help=array)
+    return parser
+
+
+def cancel_parser() -> ArgumentParser:
+    text = "Cancel jobs. A running job gets SIGTERM, then SIGKILL."
+    parser = _parser("cancel", text, array="all jobs of the arrays of these jobs", count="*")
+    parser.add_argument("--mine", action="store_true", help="all of your own jobs")
+    return parser
+
+
+def hold_parser() -> ArgumentParser:
+    text = "Hold waiting jobs until they are released."
+    parser = _parser("hold", text, array="all waiting jobs of their arrays")
+    parser.add_argument("--reason", default="", metavar="TEXT", help="visible to all users")
+    return parser
+
+
+def release_parser() -> ArgumentParser:
+    return _parser("release", "Release held jobs.", array="all held jobs of their arrays")
+
+
+def requeue_parser() -> ArgumentParser:
+    return _parser("requeue", "Stop running jobs and put them back into the queue.")
+
+
+def priority_parser() -> ArgumentParser:
+    parser = connection.parser("priority", "Change the priority of waiting jobs.")
+    add = parser.add_argument
+    add("priority", type=int, choices=range(1, 6), metavar="PRIORITY", help="1 background to 5")
+    add("jobs", type=int, nargs="+", metavar="JOB", help="numbers of jobs")
+    add("--array", action="store_true", help="all waiting jobs of their arrays")
+    return parser
+
+
+def change_parser() -> ArgumentParser:
+    text = 'Change waiting jobs. An empty value ("") resets a field to its default.'
+    parser = _parser("change", text, array="all waiting jobs of their arrays")
+    add = parser.add_argument
+    for option, metavar in {
+        "--name": "NAME",
+        "--time-limit": "TIME",
+        "--estimate": "TIME",
+        "--gpu-memory": "SIZE",
+        "--memory": "SIZE",
+        "--begin": "TIME",
+    }.items():
+        add(option, metavar=metavar, help=f"new {option[2:].replace('-', ' ')}")
+    add("--cpus", type=float, metavar="N", help="new limit of CPUs")
+    add("--tags", action="append", metavar="NAME=TEXT", help="new tags instead of all others")
+    return parser
+
+
+def wait_parser() -> ArgumentParser:
+    text = "Wait until jobs have ended; return the highest exit code, as `gpucoord submit` does."
+    parser = _parser("wait", text)
+    parser.add_argument("--timeout", type=_seconds, metavar="TIME", help="124 after this time")
+    parser.add_argument("--quiet", "-q", action="store_true", help="print nothing")
+    return parser
+
+
+def logs_parser() -> ArgumentParser:
+    parser = connection.parser("logs", "Print the output of a job.")
+    add = parser.add_argument
+    add("job", type=int, metavar="JOB", help="the job's number")
+    add("--follow", "-f", action="store_true", help="go on until the job ends")
+    add("--tail", type=int, metavar="BYTES", help="only the last bytes")
+    add("--attempt", type=int, metavar="N", help="an earlier attempt")
+    return parser
+
+
+PARSERS = {
+    "cancel": cancel_parser,
+    "hold": hold_parser,
+    "release": release_parser,
+    "requeue": requeue_parser,
+    "priority": priority_parser,
+    "change": change_parser,
+    "wait": wait_parser,
+    "logs": logs_parser,
+}

@@ -1,0 +1,250 @@
+"""`gpucoord queue`, `history`, `show`, `efficiency`: look at jobs. Needs no Django."""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser, ArgumentTypeError, Namespace
+from collections.abc import Iterator, Sequence
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from gpucoord_site.cli import connection, tables
+from gpucoord_site.cli.why import lines as why_lines
+from scheduler.facts.units import parse_duration
+
+if TYPE_CHECKING:
+    from gpucoord_site.cli.client import Client
+
+Json = dict[str, Any]
+ORDER = {"stopping": 0, "running": 1, "starting": 2, "queued": 3}
+
+
+def queue(argv: Sequence[str]) -> int:
+    options = queue_parser().parse_args(argv)
+
+    def question(client: Client) -> Json:
+        found = list(client.jobs(options.limit, **_filters(options, state=options.state or "open")))
+        return {"jobs": sorted(found, key=order)}
+
+    return connection.tell(options, question, queue_lines)
+
+
+def history(argv: Sequence[str]) -> int:
+    options = history_parser().parse_args(argv)
+
+    def question(client: Client) -> Json:
+        chosen = _filters(options, state="finished")
+        if options.since:
+            chosen["since"] = (tables.now() - options.since).isoformat()
+        if options.outcome:
+            chosen["outcome"] = options.outcome
+        if options.user is None and not options.all:
+            chosen["owner"] = "me"
+        return {"jobs": list(client.jobs(options.limit, **chosen))}
+
+    return connection.tell(options, question, _history_lines)
+
+
+def show(argv: Sequence[str]) -> int:
+    options = show_parser().parse_args(argv)
+
+    def question(client: Client) -> Json:
+        job = client.job(options.job)
+        return job | {"why": client.why(options.job)} if job["state"] == "queued" else job
+
+    return connection.tell(options, question, _job_lines)
+
+
+def efficiency(argv: Sequence[str]) -> int:
+    options = efficiency_parser().parse_args(argv)
+    return connection.tell(options, lambda client: client.job(options.job), _efficiency_lines)
+
+
+def _filters(options: Namespace, **filters: Any) -> Json:
+    owner = "me" if getattr(options, "mine", False) else options.user
+    more = {"owner": owner, "name": options.name, "tag": options.tag, "array": options.array}
+    return filters | {name: value for name, value in more.items() if value is not None}
+
+
+def order(job: Json) -> tuple[int, int, int]:
+    """Running jobs first, then in the order of the queue."""
+    return ORDER.get(job["state"], 9), -job["priority"], job["id"]
+
+
+def queue_lines(answer: Json, width: int = 0) -> Iterator[str]:
+    if not answer["jobs"]:
+        yield "No running or waiting jobs."
+        return
+    heads = ("JOB", "OWNER", "STATE", "PRIO", "TIME", "GPUS", "NAME", "REASON")
+    yield from tables.table(heads, [_queue_row(job) for job in answer["jobs"]], width)
+
+
+def _queue_row(job: Json) -> tuple[str, ...]:
+    waits = job["state"] == "queued"
+    return (
+        str(job["id"]),
+        job["owner"],
+        "waiting" if waits else job["state"],
+        str(job["priority"]),
+        tables.between(job["submitted_at"] if waits else job["started_at"], None),
+        _gpus(job),
+        job["name"],
+        (job.get("reason") or "") if waits else "",
+    )
+
+
+def _gpus(job: Json) -> str:
+    number, memory = job["requested"]["gpus"], job["requested"].get("gpu_memory_bytes")
+    return f"{number}x{tables.gib(memory)}" if number and memory else str(number)
+
+
+def _history_lines(answer: Json) -> Iterator[str]:
+    if not answer["jobs"]:
+        yield "No ended jobs."
+        return
+    heads = ("JOB", "OWNER", "OUTCOME", "STARTED", "ENDED", "TIME", "GPUS", "NAME")
+    yield from tables.table(heads, [_history_row(job) for job in answer["jobs"]])
+
+
+def _history_row(job: Json) -> tuple[str, ...]:
+    return (
+        str(job["id"]),
+        job["owner"],
+        job["outcome"],
+        tables.moment(job["started_at"]),
+        tables.moment(job["ended_at"]),
+        tables.between(job["started_at"], job["ended_at"]),
+        _gpus(job),
+        job["name"],
+    )
+
+
+def _job_lines(job: Json) -> Iterator[str]:
+    rows = {
+        "job": f"{job['id']} ({job['name']}) of {job['owner']}",
+        "state": job["outcome"] or job["state"],
+        "priority": job["priority"],
+        "requested": ", ".join(_requested(job)),
+        "time limit": job["time_limit_s"] and tables.clock(job["time_limit_s"]),
+        "submitted": tables.moment(job["submitted_at"]),
+        "started": tables.moment(job["started_at"]),
+        "ended": tables.moment(job["ended_at"]),
+        "time": tables.between(job["started_at"], job["ended_at"]),
+        "exit code": job["exit_code"],
+        "signal": job["signal"],
+        "problem": job["problem"],
+        "GPUs": ", ".join(job["gpus"]),
+        "command": job["command"],
+        "folder": job["cwd"],
+        "array": job["array"] and f"{job['array']}, index {job['array_index']}",
+        "after": ", ".join(map(str, [*job["after"], *job["after_success"]])),
+        "tags": ", ".join(f"{n}={t}" if t else n for n, t in job["tags"].items()),
+        "held": job["held"],
+        "attempts": len(job["attempts"]) if len(job["attempts"]) > 1 else None,
+    }
+    for label, value in rows.items():
+        if value not in (None, "", tables.UNKNOWN):
+            yield f"{label + ':':<12}{value}"
+    if job.get("efficiency"):
+        yield f"{'used:':<12}{job['efficiency']}"
+    if "why" in job:
+        yield from why_lines(job["why"])
+
+
+def _requested(job: Json) -> Iterator[str]:
+    for name, value in job["requested"].items():
+        if name.endswith("_bytes") and value:
+            yield f"{name.removesuffix('_bytes').replace('_', ' ')} {tables.gib(value)}"
+        elif value not in (None, False):
+            yield f"{name.replace('_', ' ')} {'yes' if value is True else value}"
+
+
+def _efficiency_lines(job: Json) -> Iterator[str]:
+    yield f"job {job['id']} ({job['name']}): {job['outcome'] or job['state']}"
+    yield f"{'time:':<20}{tables.between(job['started_at'], job['ended_at'])}"
+    if job.get("efficiency"):
+        yield f"{'GPUs:':<20}{job['efficiency']}"
+    elif job["requested"]["gpus"]:
+        yield f"{'GPUs:':<20}not known (yet)"
+    cpu, peak = job["cpu_s"], job["peak_memory_bytes"]
+    yield f"{'CPU time:':<20}{tables.UNKNOWN if cpu is None else tables.clock(cpu)}{_cpu_part(job)}"
+    limit = job["requested"].get("memory_bytes")
+    of = f" of {tables.gib(limit)}" if limit else ""
+    yield f"{'host memory, peak:':<20}{tables.gib(peak)}{of}"
+    for use in filter(None, [_last(job).get("gpu_use")]):
+        yield f"{'GPU memory, peak:':<20}{tables.gib(use['peak_memory_bytes'])}"
+        yield f"{'GPU use, mean:':<20}{tables.percent(use['mean_pct'])}"
+
+
+def _cpu_part(job: Json) -> str:
+    """CPU time per second, which is the number of CPUs in use."""
+    attempt = _last(job)
+    begin, end = attempt.get("started_at"), attempt.get("ended_at")
+    if job["cpu_s"] is None or not begin or not end:
+        return ""
+    seconds = (tables.parsed(end) - tables.parsed(begin)).total_seconds()
+    if seconds < 1:
+        return ""
+    requested = job["requested"].get("cpus")
+    of = f" of {requested:g}" if requested else ""
+    return f" ({job['cpu_s'] / seconds:.1f}{of} CPUs in use)"
+
+
+def _last(job: Json) -> Json:
+    found: Json = job["attempts"][-1] if job["attempts"] else {}
+    return found
+
+
+def _since(word: str) -> timedelta:
+    try:
+        return parse_duration(word)
+    except ValueError as error:
+        raise ArgumentTypeError(str(error)) from None
+
+
+def _list_parser(name: str, description: str) -> ArgumentParser:
+    parser = connection.parser(name, description)
+    add = parser.add_argument
+    add("--user", metavar="NAME", help="only jobs of this user")
+    add("--name", metavar="TEXT", help="only jobs with this in their name")
+    add("--tag", metavar="NAME[=TEXT]", help="only jobs with this tag")
+    add("--array", type=int, metavar="JOB", help="only jobs of this array")
+    return parser
+
+
+def queue_parser() -> ArgumentParser:
+    parser = _list_parser("queue", "List running and waiting jobs. The order is that of the queue.")
+    add = parser.add_argument
+    add("--mine", action="store_true", help="only your own jobs")
+    add("--state", choices=["queued", "starting", "running", "stopping"], help="only this state")
+    add("--limit", type=int, default=1000, metavar="N", help="at most N jobs (default: 1000)")
+    return parser
+
+
+def history_parser() -> ArgumentParser:
+    parser = _list_parser("history", "List ended jobs, newest first: your own, unless --all.")
+    add = parser.add_argument
+    add("--all", action="store_true", help="jobs of all users")
+    add("--since", type=_since, metavar="TIME", help="submitted within this time, such as 7d")
+    add("--outcome", help="succeeded, failed, cancelled, timed_out, lost, preempted or skipped")
+    add("--limit", type=int, default=50, metavar="N", help="at most N jobs (default: 50)")
+    return parser
+
+
+def show_parser() -> ArgumentParser:
+    parser = connection.parser("show", "Show a job, and why it waits.")
+    parser.add_argument("job", type=int, metavar="JOB", help="the job's number")
+    return parser
+
+
+def efficiency_parser() -> ArgumentParser:
+    parser = connection.parser("efficiency", "Show what a job used of what it requested.")
+    parser.add_argument("job", type=int, metavar="JOB", help="the job's number")
+    return parser
+
+
+PARSERS = {
+    "queue": queue_parser,
+    "history": history_parser,
+    "show": show_parser,
+    "efficiency": efficiency_parser,
+}

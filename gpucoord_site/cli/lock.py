@@ -1,0 +1,245 @@
+"""`gpucoord lock GPU -- COMMAND`: lock GPUs while a command runs. Needs no Django."""
+
+from __future__ import annotations
+
+import math
+import os
+import sys
+import time
+from argparse import ArgumentParser, ArgumentTypeError, Namespace
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gpucoord_site.cli import connection
+from monitor.facts.input_rules import escaped
+from scheduler.facts.units import parse_bytes
+from scheduler.runner.confine import device_filter, locks
+from scheduler.runner.confine.locks import HeldLocks, LockRefused
+
+if TYPE_CHECKING:
+    from gpucoord_site.cli.client import Client
+
+# The same exit codes as `timeout` and `docker`: gpucoord failed, not the command.
+BUSY, OURS, NOT_EXECUTABLE, NOT_FOUND = 75, 125, 126, 127
+LOOK_AGAIN_S, TELL_AGAIN_S, LOOK_AGAIN_ANY_S = 0.2, 60.0, 2.0
+MOST_GPUS = 1024
+EPILOG = """\
+GPU is the number that nvidia-smi shows; several may be given, and "all" means the whole host.
+"any" takes a free GPU, "any:2" two of them: healthy, without jobs, and idle or with as much free
+memory as --gpu-memory says. The server knows which, so it must run.
+The command sees only these GPUs (CUDA_VISIBLE_DEVICES, unless you have set it) and its exit code
+becomes this command's. gpucoord starts no job there meanwhile, and says who holds the GPU.
+Background processes of the command keep the GPU, too.
+Exit codes of our own: 75 another process holds it (--no-wait), 125 the lock file can't be used.
+"""
+
+
+def main(argv: Sequence[str]) -> int:
+    """Replace this process by the command, which holds the locks. Returns only on failure."""
+    own, command = _split(argv)
+    parser = _parser()
+    options = parser.parse_args(own)
+    if not command:
+        parser.error("say what to run: gpucoord lock 0 -- python train.py")
+    try:
+        options.any = _any(options.gpus)
+        options.gpus = [] if options.any else _gpus(options.gpus)
+    except ArgumentTypeError as error:
+        parser.error(str(error))
+    from gpucoord_site.config.file import ConfigError
+
+    try:
+        if options.any:
+            return connection.run(options, lambda client: _lock_any(client, options, command))
+        result = _take(options)
+    except ConfigError as error:
+        return _fail(f"{error} Or say where the lock files are: --folder /tmp.", OURS)
+    except OSError as error:
+        return _fail(f"{locks.describe_error(error)}.", OURS)
+    if isinstance(result, LockRefused):
+        return _fail(f"{locks.describe_refusal(result)}.", BUSY)
+    return _become(command, options.gpus, result)
+
+
+def _take(options: Namespace) -> HeldLocks | LockRefused:
+    """Poll for the locks, so that the user sees the current holder while waiting."""
+    folder, reported_at, reported = options.folder or _folder(), 0.0, ""
+    ends = None if options.wait is None else time.monotonic() + options.wait
+    while True:
+        result = _once(folder, options)
+        if isinstance(result, HeldLocks) or (ends is not None and time.monotonic() >= ends):
+            return result
+        text = locks.describe_refusal(result)
+        if text != reported or time.monotonic() - reported_at > TELL_AGAIN_S:
+            sys.stderr.write(f"gpucoord: {escaped(text)}; waiting\n")
+            sys.stderr.flush()
+            reported, reported_at = text, time.monotonic()
+        time.sleep(LOOK_AGAIN_S)
+
+
+def _lock_any(client: Client, options: Namespace, command: list[str]) -> int:
+    """Take the best GPUs that are free, and look again until there are enough."""
+    folder, reported = options.folder or _folder(), ""
+    ends = None if options.wait is None else time.monotonic() + options.wait
+    while True:
+        candidates = suitable(client.gpus()["gpus"], os.uname().nodename, options.gpu_memory)
+        locked, held = _lock_first(folder, candidates, options)
+        if len(locked) == options.any:
+            client.close()
+            return _become(command, locked, held)
+        held.release()
+        text = f"{len(candidates)} of {options.any} GPUs are free now"
+        if ends is not None and time.monotonic() >= ends:
+            return _fail(f"{text}.", BUSY)
+        if text != reported:
+            sys.stderr.write(f"gpucoord: {text}; waiting\n")
+            sys.stderr.flush()
+        reported = text
+        time.sleep(LOOK_AGAIN_ANY_S)
+
+
+def _lock_first(
+    folder: Path, candidates: Sequence[int], options: Namespace
+) -> tuple[list[int], HeldLocks]:
+    """Lock as many of these as are wanted, in this order; others may be locked meanwhile."""
+    locked: list[int] = []
+    descriptors: list[int] = []
+    for gpu in candidates:
+        if len(locked) == options.any:
+            break
+        result = locks.lock_gpus(folder, [gpu], alone=not options.shared)
+        if isinstance(result, HeldLocks):
+            locked.append(gpu)
+            descriptors += result.descriptors
+    return locked, HeldLocks(descriptors)
+
+
+def suitable(gpus: Sequence[dict[str, Any]], host: str, memory: int | None) -> list[int]:
+    """Indices of this host's free GPUs: those with most free memory first, unknown is not free."""
+    local = [gpu for gpu in gpus if gpu["host"] == host]
+    if not local and len({gpu["host"] for gpu in gpus}) == 1:
+        # The only host, under another name.
+        local = list(gpus)
+    free = [(room, gpu["index"]) for gpu in local if (room := _room(gpu, memory)) is not None]
+    return [index for _, index in sorted(free, key=lambda found: (-found[0], found[1]))]
+
+
+def _room(gpu: dict[str, Any], memory: int | None) -> int | None:
+    """The free memory of a GPU that may be taken; None: it may not."""
+    used, total = gpu["memory_used_bytes"], gpu["memory_total_bytes"]
+    if used is None or total is None or gpu["closed"] or gpu["jobs"] or gpu["health"] != "ok":
+        return None
+    is_enough = total - used >= memory if memory else gpu["state"] == "idle"
+    return total - used if is_enough else None
+
+
+def _any(words: Sequence[str]) -> int:
+    """How many GPUs "any" or "any:N" asks for; 0: they are named."""
+    word = words[0].lower()
+    if len(words) > 1 or not word.startswith("any"):
+        return 0
+    number = word.removeprefix("any").removeprefix(":") or "1"
+    if not (number.isascii() and number.isdecimal()) or not 1 <= int(number[:6]) <= MOST_GPUS:
+        raise ArgumentTypeError(f"{words[0]!r} must be any or any:N, such as any:2")
+    return int(number[:6])
+
+
+def _size(word: str) -> int:
+    try:
+        return parse_bytes(word)
+    except ValueError as error:
+        raise ArgumentTypeError(str(error)) from None
+
+
+def _once(folder: Path, options: Namespace) -> HeldLocks | LockRefused:
+    if options.gpus is None:
+        return locks.lock_host(folder)
+    return locks.lock_gpus(folder, options.gpus, alone=not options.shared)
+
+
+def _become(command: list[str], gpus: list[int] | None, locks_held: HeldLocks) -> int:
+    for descriptor in locks_held.descriptors:
+        os.set_inheritable(descriptor, True)
+    locks.keep_open()
+    environ = dict(os.environ)
+    if gpus is not None and "CUDA_VISIBLE_DEVICES" not in environ:
+        environ["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, gpus))
+        environ["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
+    try:
+        os.execvpe(command[0], command, environ)  # noqa: S606
+    except FileNotFoundError:
+        return _fail(f"{command[0]}: there is no such command.", NOT_FOUND)
+    except OSError as error:
+        return _fail(f"{command[0]}: {error.strerror}.", NOT_EXECUTABLE)
+
+
+def _folder() -> Path:
+    from gpucoord_site.config.settings import load_config
+
+    return load_config().locks
+
+
+def _fail(text: str, code: int) -> int:
+    sys.stderr.write(f"gpucoord: {escaped(text)}\n")
+    return code
+
+
+def _split(argv: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The arguments before -- and the command after it."""
+    if "--" not in argv:
+        return list(argv), []
+    at = list(argv).index("--")
+    return list(argv[:at]), list(argv[at + 1 :])
+
+
+def _gpus(words: Sequence[str]) -> list[int] | None:
+    """None = the whole host."""
+    if [word.lower() for word in words] == ["all"]:
+        return None
+    gpus = {_gpu(part) for word in words for part in word.split(",") if part}
+    if not gpus:
+        raise ArgumentTypeError("say which GPU: gpucoord lock 0 -- python train.py")
+    here = len(device_filter.minors()) or MOST_GPUS
+    if (last := max(gpus)) >= here:
+        raise ArgumentTypeError(f"there is no GPU {last} here; the last one is GPU {here - 1}")
+    return sorted(gpus)
+
+
+def _gpu(word: str) -> int:
+    if not word.isdecimal() or not word.isascii():
+        raise ArgumentTypeError(f"{word!r} is no GPU's number")
+    return int(word) if len(word) < 10 else 10**9
+
+
+def _seconds(word: str) -> float:
+    seconds = float(word)
+    if not 0 <= seconds < math.inf:
+        raise ArgumentTypeError(f"{word} is no time to wait")
+    return seconds
+
+
+def _parser() -> ArgumentParser:
+    from argparse import RawDescriptionHelpFormatter
+
+    parser = ArgumentParser(
+        "gpucoord lock",
+        usage="gpucoord lock [options] GPU [GPU ...] -- COMMAND [ARGUMENT ...]",
+        description="Have GPUs to yourself while a command runs; wait for them first.",
+        epilog=EPILOG,
+        formatter_class=RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("gpus", metavar="GPU", nargs="+", help="a number, all, any or any:N")
+    text = "with any: GPUs with this much free memory, such as 20GiB, even if they are in use"
+    parser.add_argument("--gpu-memory", type=_size, metavar="SIZE", help=text)
+    connection.add_options(parser)
+    parser.add_argument("--shared", action="store_true", help="let others share them with you")
+    parser.add_argument(
+        "--no-wait", dest="wait", action="store_const", const=0.0, help="fail when they are taken"
+    )
+    parser.add_argument("--wait", type=_seconds, metavar="SECONDS", help="wait no longer than that")
+    parser.add_argument("--folder", type=Path, help="where the lock files are, if elsewhere")
+    return parser
+
+
+PARSERS = {"lock": _parser}

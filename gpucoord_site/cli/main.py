@@ -1,0 +1,194 @@
+"""The `gpucoord` command: run a subcommand. Every user error is one sentence."""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+from difflib import get_close_matches
+
+from gpucoord_site.config import secret_variables
+
+# By name: what it does, and `module:function` if it starts without Django.
+Commands = dict[str, tuple[str, str | None]]
+COMMANDS: Commands = {
+    "up": ("start gpucoord here and print its address", None),
+    "demo": (
+        "try gpucoord with a simulated server; nothing is kept",
+        "gpucoord_site.demo.command:main",
+    ),
+    "check": (
+        "say what this machine has and what is missing",
+        "gpucoord_site.cli.check.command:main",
+    ),
+    "submit": (
+        "run a command as a job: gpucoord submit -- python train.py",
+        "gpucoord_site.cli.submit:main",
+    ),
+    "run": (
+        "run a command as an urgent job and wait for it: gpucoord run -- python eval.py",
+        "gpucoord_site.cli.submit:run",
+    ),
+    "queue": ("list running and waiting jobs", "gpucoord_site.cli.jobs:queue"),
+    "show": ("show a job: gpucoord show JOB", "gpucoord_site.cli.jobs:show"),
+    "logs": ("print a job's output: gpucoord logs -f JOB", "gpucoord_site.cli.job_actions:logs"),
+    "wait": ("wait until jobs have ended", "gpucoord_site.cli.job_actions:wait"),
+    "cancel": ("cancel jobs", "gpucoord_site.cli.job_actions:cancel"),
+    "hold": ("keep waiting jobs from starting", "gpucoord_site.cli.job_actions:hold"),
+    "release": ("let held jobs start", "gpucoord_site.cli.job_actions:release"),
+    "requeue": ("put running jobs back", "gpucoord_site.cli.job_actions:requeue"),
+    "priority": (
+        "change the priority of waiting jobs: gpucoord priority 2 JOB",
+        "gpucoord_site.cli.job_actions:priority",
+    ),
+    "change": ("change limits, memory, tags", "gpucoord_site.cli.job_actions:change"),
+    "history": ("list ended jobs", "gpucoord_site.cli.jobs:history"),
+    "efficiency": (
+        "say what a job used of what it requested",
+        "gpucoord_site.cli.jobs:efficiency",
+    ),
+    "top": ("show GPUs and jobs live", "gpucoord_site.cli.gpus:top"),
+    "gpus": ("list the GPUs", "gpucoord_site.cli.gpus:gpus"),
+    "mine": ("list your own processes on GPUs", "gpucoord_site.cli.gpus:mine"),
+    "end": ("end one of your own processes: gpucoord end PID", "gpucoord_site.cli.gpus:end"),
+    "why": ("say why a job waits: gpucoord why JOB", "gpucoord_site.cli.why:main"),
+    "quota": ("say what you may use, and what you use now", "gpucoord_site.cli.quota:main"),
+    "report": (
+        "print a report of GPU usage and fair share: gpucoord report --last 24h",
+        "gpucoord_site.cli.report:main",
+    ),
+    "lock": (
+        "lock GPUs for a command: gpucoord lock 0 -- python train.py",
+        "gpucoord_site.cli.lock:main",
+    ),
+    "container": (
+        "run a container inside a job: gpucoord container run IMAGE",
+        "gpucoord_site.cli.container:main",
+    ),
+    "login": (
+        "print a link that logs your browser in, once (on the server)",
+        "gpucoord_site.cli.login:main",
+    ),
+    "token": ("make a token for REST: gpucoord token USER", None),
+    "completion": (
+        "print the completion for a shell: gpucoord completion bash",
+        "gpucoord_site.cli.completion:main",
+    ),
+    "man": ("print the manual page", "gpucoord_site.cli.completion:manual"),
+    "version": ("print the version", "gpucoord_site.cli.main:version"),
+}
+FRONT_PAGE = """\
+gpucoord keeps a shared GPU server fair.
+
+Usage: gpucoord COMMAND [--help]
+
+{commands}
+
+Start here: gpucoord demo      (no GPU needed)
+Then:       gpucoord up        and open the address that it prints
+Django's own commands work too (gpucoord changepassword NAME); `gpucoord django-help` lists them.
+"""
+USAGE_ERROR = 2
+# Commands with long-running processes, whose environment other users could read.
+LASTING = {"up", "demo"}
+# Commands that only talk to a server, from any system.
+NOT_CLIENTS = {"up", "demo", "check", "lock", "login", "token", "end"}
+
+
+def main() -> int:
+    """`gpucoord COMMAND`; returns its exit code."""
+    return _run(sys.argv[1:] or ["help"], COMMANDS)
+
+
+def manage() -> int:
+    """`manage.py COMMAND`: the same, but `check` is Django's own."""
+    ours = {name: entry for name, entry in COMMANDS.items() if name != "check"}
+    return _run(sys.argv[1:] or ["help"], ours)
+
+
+def _run(argv: Sequence[str], ours: Commands) -> int:
+    from gpucoord_site.config.file import ConfigError
+
+    try:
+        return _dispatch(argv[0], list(argv[1:]), ours)
+    except ConfigError as error:
+        print(f"gpucoord can't start with these settings:\n{error}", file=sys.stderr)
+        return USAGE_ERROR
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        # The reader (head, less) has gone; Python must not complain about it at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
+
+
+def _dispatch(name: str, rest: list[str], ours: Commands) -> int:
+    if sys.platform != "linux" and name not in client_commands():
+        print(
+            f"gpucoord {name} needs Linux; this is {sys.platform}."
+            " Run the service on a Linux machine, and use gpucoord submit and its like from here.",
+            file=sys.stderr,
+        )
+        return USAGE_ERROR
+    if name in LASTING:
+        secret_variables.hide()
+    name = {"--version": "version", "-V": "version"}.get(name, name)
+    if name in {"help", "--help", "-h"} and not rest:
+        print(front_page(), end="")
+        return 0
+    if name == "help" and rest[0] in ours:
+        name, rest = rest[0], ["--help"]
+    target = ours.get(name, ("", None))[1]
+    if target:
+        module, function = target.split(":")
+        return int(getattr(importlib.import_module(module), function)(rest) or 0)
+    return _django(name, rest)
+
+
+def _django(name: str, rest: list[str]) -> int:
+    os.environ.setdefault("DJANGO_SETTINGS_MODULE", "gpucoord_site.settings")
+    # What is loaded stays: looking for garbage would take a tenth of the start (see apps.py).
+    gc.disable()
+    from django.core.management import ManagementUtility
+
+    if name == "django-help":
+        name, rest = "help", []
+    if name in COMMANDS or name == "help" or name in _commands_of_apps():
+        ManagementUtility(["gpucoord", name, *rest]).execute()
+        return 0
+    close = get_close_matches(name, COMMANDS, 1)
+    hint = f" Did you mean {close[0]}?" if close else ""
+    print(f"gpucoord: there is no command {name!r}.{hint}\n", file=sys.stderr)
+    print(front_page(), file=sys.stderr, end="")
+    return USAGE_ERROR
+
+
+def _commands_of_apps() -> dict[str, str]:
+    """All management commands; before the apps are loaded Django lists its own only."""
+    import django
+    from django.core.management import get_commands
+
+    django.setup()
+    return get_commands()
+
+
+def client_commands() -> set[str]:
+    """The commands that run on any system."""
+    return (COMMANDS.keys() - NOT_CLIENTS) | {"--version", "-V", "help", "--help", "-h"}
+
+
+def front_page() -> str:
+    width = max(map(len, COMMANDS))
+    lines = (f"  {name:<{width}}  {text}" for name, (text, _) in COMMANDS.items())
+    return FRONT_PAGE.format(commands="\n".join(lines))
+
+
+def version(_rest: Sequence[str] = ()) -> int:
+    import platform
+
+    from gpucoord_site import __version__
+
+    print(f"gpucoord {__version__} (Python {platform.python_version()})")
+    return 0

@@ -1,0 +1,79 @@
+"""`gpucoord report`: GPU usage, fair share and violations of a period. Needs no Django."""
+
+from __future__ import annotations
+
+import sys
+from argparse import ArgumentParser, Namespace
+from collections.abc import Sequence
+from contextlib import closing
+from pathlib import Path
+
+from gpucoord_site.cli import connection, token_file
+from monitor.facts.input_rules import escaped_lines
+
+FORMATS = ("text", "json", "csv", "xlsx", "html", "pdf")
+BINARY = ("xlsx", "pdf")
+TO_FILE = "Write it to a file: add --output FILE."
+
+
+def main(argv: Sequence[str]) -> int:
+    """Returns 0, or 125 when the request failed or the file can't be written."""
+    from gpucoord_site.cli.client import RequestFailed
+
+    options = _parser().parse_args(argv)
+    try:
+        if options.format in BINARY and not options.output and sys.stdout.isatty():
+            raise RequestFailed(f"A terminal can't show {options.format}. {TO_FILE}")
+        with closing(connection.connect(options)) as client:
+            write(client.report(query(options)), options.output)
+    except (RequestFailed, token_file.UnsafeToken, OSError) as error:
+        sys.stderr.write(f"gpucoord: {escaped_lines(str(error))}\n")
+        return 125
+    return 0
+
+
+def query(options: Namespace) -> dict[str, str]:
+    """The parameters of GET /api/reports/usage/ that were given."""
+    scope = f"user:{options.user}" if options.user else options.scope
+    asked = {
+        "last": options.last,
+        "from": options.begin,
+        "to": options.end,
+        "scope": scope,
+        "format": options.format,
+    }
+    return {name: value for name, value in asked.items() if value}
+
+
+def add_choice(parser: ArgumentParser) -> None:
+    """The options that say what the report is about."""
+    add = parser.add_argument
+    add("--last", help="length such as 24h, 7d or 4w, or day, week or month (default: 24h)")
+    add("--from", dest="begin", metavar="TIME", help="begin of the period instead of --last")
+    add("--to", dest="end", metavar="TIME", help="end of the period (default: now)")
+    add("--user", metavar="NAME", help="only this user")
+    add("--scope", help="all, user:NAME, group:NAME, gpu:UUID or host:NAME (default: all)")
+    add("--format", choices=FORMATS, default="text", help="format (default: text)")
+    add("--output", "-o", metavar="FILE", help="write to this file instead of standard output")
+
+
+def write(content: bytes, output: str | None) -> None:
+    if output:
+        Path(output).write_bytes(content)
+    else:
+        sys.stdout.flush()
+        sys.stdout.buffer.write(content)
+        sys.stdout.buffer.flush()
+
+
+def _parser() -> ArgumentParser:
+    parser = ArgumentParser(
+        prog="gpucoord report",
+        description="Print a report of GPU usage, fair share and violations.",
+    )
+    add_choice(parser)
+    connection.add_options(parser)
+    return parser
+
+
+PARSERS = {"report": _parser}

@@ -1,0 +1,228 @@
+"""`gpucoord submit -- COMMAND`: run a command as a job, as if it ran here. Needs no Django."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import shlex
+import sys
+from argparse import ArgumentParser, ArgumentTypeError, BooleanOptionalAction, Namespace
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from gpucoord_site.cli import connection, local_login, script_files, standard_input
+from gpucoord_site.cli.environment import EnvironmentTooLarge, captured
+from gpucoord_site.cli.script_files import BadScript
+from gpucoord_site.cli.why import what_if_lines
+from monitor.facts.input_rules import escaped
+from scheduler.facts.field_types import Door, Group, JobField, Kind
+from scheduler.facts.job_fields import fields_of
+from scheduler.facts.jobs import BLOCKING_PRIORITY
+
+if TYPE_CHECKING:
+    from gpucoord_site.cli.client import Client
+
+# The same exit code as docker: gpucoord failed, not the command.
+OURS = 125
+NOT_PASSED_ON = (
+    "standard input is not passed on with --detach; --stdin passes it on, --no-stdin leaves it out"
+)
+EPILOG = """\
+The job's output appears here, and its exit code becomes this command's. Ctrl-C asks whether to
+cancel the job; a second Ctrl-C leaves it running. Exit codes of our own: 124 it ran into its time
+limit, 125 gpucoord failed or refused, 128+N signal N ended it, 130 it was cancelled or left.
+With --array, each line of output begins with the job's index, and the highest exit code counts.
+"""
+
+
+def main(argv: Sequence[str]) -> int:
+    """Returns the job's exit code, or one of ours."""
+    return _submit(argv, _parser)
+
+
+def run(argv: Sequence[str]) -> int:
+    """`gpucoord run`: a `submit` that always follows, with priority 4 unless another is given."""
+    return _submit(argv, _run_parser)
+
+
+def _submit(argv: Sequence[str], made: Callable[[], ArgumentParser]) -> int:
+    try:
+        options, words = _parsed(argv, made())
+        body = _body(options, words)
+        return connection.run(options, lambda client: _send(client, options, body))
+    except (BadScript, EnvironmentTooLarge, standard_input.TooLarge) as error:
+        connection.complain(str(error))
+        return OURS
+
+
+def _parsed(argv: Sequence[str], parser: ArgumentParser) -> tuple[Namespace, list[str]]:
+    """The options and the words of the command. Options of a script come before those given."""
+    options = parser.parse_args(argv)
+    words = _words(options)
+    if not words:
+        parser.error("say what to run: gpucoord submit -- python train.py")
+    script = script_files.read(words)
+    if script is None:
+        return options, words
+    options = parser.parse_args([*script.options, *argv])
+    return options, script.argv
+
+
+def _words(options: Namespace) -> list[str]:
+    words: list[str] = options.command
+    return words[1:] if words[:1] == ["--"] else words
+
+
+def _send(client: Client, options: Namespace, body: dict[str, Any]) -> int:
+    from gpucoord_site.cli.follow import Follower
+    from gpucoord_site.cli.follow_array import ArrayFollower
+
+    if options.dry_run:
+        answer = client.what_if(body)
+        shown = (
+            [json.dumps(answer, indent=2)] if options.json else map(escaped, what_if_lines(answer))
+        )
+        sys.stdout.write("\n".join(shown) + "\n")
+        return 0
+    job_id = client.submit(body | _stdin(options))
+    if options.detach:
+        text = json.dumps({"id": job_id}) if options.json else str(job_id)
+        sys.stdout.write(f"{text}\n")
+        return 0
+    if options.json:
+        return _wait(client, job_id)
+    follower = ArrayFollower if options.array else Follower
+    return follower(client, job_id).follow()
+
+
+def _wait(client: Client, job_id: int) -> int:
+    """Print the ended job as JSON, without its output."""
+    from gpucoord_site.cli.follow import ending
+
+    job = client.wait(job_id)
+    sys.stdout.write(f"{json.dumps(job, indent=2)}\n")
+    return ending(job)[0]
+
+
+def _body(options: Namespace, words: Sequence[str]) -> dict[str, Any]:
+    """One word with spaces is a shell line, as `sh -c` takes it; more words run as they are."""
+    command = {"command": words[0]} if len(words) == 1 else {"argv": list(words)}
+    fields = {field.name: getattr(options, field.name) for field in fields_of(Door.OPTION)}
+    fields |= {
+        "blocking": None if options.detach else True,
+        "env": dict(options.env) or None,
+        "cwd": os.path.abspath(options.cwd) if options.cwd else None,  # noqa: PTH100
+    }
+    # A flag that is not given is False.
+    given = {n: v for n, v in fields.items() if v is not None and v is not False}
+    return command | _surroundings(options) | given
+
+
+def _surroundings(options: Namespace) -> dict[str, Any]:
+    """Folder, umask and environment of this shell, if the server is on this machine.
+
+    Other servers have other folders and programs.
+    """
+    if not _is_local(options):
+        return {}
+    umask = os.umask(0o077)
+    os.umask(umask)
+    found = {"cwd": os.getcwd(), "umask": f"{umask:03o}"}  # noqa: PTH109
+    return found if options.clean_env else found | {"environment": captured(os.environ)}
+
+
+def _stdin(options: Namespace) -> dict[str, str]:
+    """Standard input for the job. With --detach it is not read, unless --stdin is given."""
+    passes_on = not options.detach if options.stdin is None else options.stdin
+    if passes_on:
+        data = standard_input.read()
+        return {"stdin_base64": base64.b64encode(data).decode()} if data else {}
+    if options.stdin is None and standard_input.has_data():
+        sys.stderr.write(f"gpucoord: {NOT_PASSED_ON}\n")
+    return {}
+
+
+def _is_local(options: Namespace) -> bool:
+    return local_login.local_port(connection.url(options)) is not None
+
+
+def _parser(name: str = "submit") -> ArgumentParser:
+    parser = ArgumentParser(
+        prog=f"gpucoord {name}",
+        usage=f"gpucoord {name} [options] -- COMMAND [ARGUMENT ...]",
+        description="Run a command as a job and show its output.",
+        epilog=EPILOG,
+    )
+    add = parser.add_argument
+    add(
+        "command",
+        nargs="...",
+        metavar="COMMAND",
+        help="one word with spaces is a shell line; or a script file with #GPUCOORD lines",
+    )
+    for group in Group:
+        title = group.value[1]
+        section = parser.add_argument_group(title) if title else parser
+        for field in fields_of(Door.OPTION, group):
+            section.add_argument(field.option, **_settings(field))
+    add(
+        "--stdin",
+        action=BooleanOptionalAction,
+        default=None,
+        help="pass standard input on, at most 1 MiB (default: yes, but not with --detach)",
+    )
+    add(
+        "--clean-env",
+        action="store_true",
+        help="do not pass this shell's environment on, only --env",
+    )
+    connection.add_json(parser)
+    connection.add_options(parser)
+    add("--dry-run", action="store_true", help="only say when it would start, and why not now")
+    if name == "submit":
+        add("--detach", "-d", action="store_true", help="only print the job's number")
+    return parser
+
+
+def _run_parser() -> ArgumentParser:
+    """The options of `submit`, but it does not detach."""
+    parser = _parser("run")
+    parser.set_defaults(detach=False, priority=BLOCKING_PRIORITY)
+    return parser
+
+
+def _settings(field: JobField) -> dict[str, Any]:
+    """What argparse needs to know about the option."""
+    words = field.short_help.replace("%", "%%")
+    if field.type.kind is Kind.FLAG:
+        return {"action": "store_true", "help": words}
+    settings: dict[str, Any] = {"metavar": field.type.metavar, "help": words}
+    if field.type.kind is Kind.VARIABLES:
+        return settings | {"action": "append", "default": [], "type": _variable}
+    if field.type.kind is Kind.TAGS:
+        return settings | {"action": "append"}
+    if field.type.kind is Kind.JOBS:
+        return settings | {"type": _numbers}
+    if field.type.kind is Kind.NUMBER:
+        return settings | {"type": float}
+    return settings | {"type": int if field.type.json is int else str}
+
+
+def _numbers(text: str) -> list[int]:
+    words = text.replace(",", " ").split()
+    if not all(word.isascii() and word.isdecimal() for word in words):
+        raise ArgumentTypeError(f"{shlex.quote(text)} names no jobs; write their numbers: 12,13")
+    return [int(word) for word in words]
+
+
+def _variable(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not equals:
+        if name not in os.environ:
+            raise ArgumentTypeError(f"{shlex.quote(name)} is not set here; write NAME=VALUE")
+        value = os.environ[name]
+    return name, value
+
+
+PARSERS = {"submit": _parser, "run": _run_parser}

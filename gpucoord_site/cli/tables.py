@@ -1,0 +1,71 @@
+"""Tables, times and amounts for a terminal. Unknown values are "-"."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from monitor.facts.formats import GIB
+from monitor.facts.input_rules import escaped
+
+UNKNOWN = "-"
+GAP = "  "
+LEAST_LAST = 12
+
+
+def table(heads: Sequence[str], rows: Sequence[Sequence[str]], width: int = 0) -> Iterator[str]:
+    """Lines with aligned columns. The last column is cut at the width of the terminal."""
+    cells = [[escaped(cell) for cell in row] for row in (heads, *rows)]
+    widths = [max(len(row[at]) for row in cells) for at in range(len(heads))]
+    room = width or shutil.get_terminal_size((120, 24)).columns
+    last = max(LEAST_LAST, room - sum(widths[:-1]) - len(GAP) * (len(widths) - 1))
+    for *front, end in cells:
+        padded = [cell.ljust(widths[at]) for at, cell in enumerate(front)]
+        yield GAP.join([*padded, end if len(end) <= last else f"{end[: last - 1]}…"]).rstrip()
+
+
+def now() -> datetime:
+    return datetime.now(UTC)
+
+
+def parsed(iso: str) -> datetime:
+    return datetime.fromisoformat(iso)
+
+
+def moment(iso: str | None) -> str:
+    """In the time zone of this computer; the date only if it is not today."""
+    if iso is None:
+        return UNKNOWN
+    local = datetime.fromisoformat(iso).astimezone()
+    is_today = local.date() == datetime.now(UTC).astimezone().date()
+    return f"{local:%H:%M:%S}" if is_today else f"{local:%Y-%m-%d %H:%M}"
+
+
+def between(begin: str | None, end: str | None) -> str:
+    """From begin to end, or to now: 1-02:03:04."""
+    if begin is None:
+        return UNKNOWN
+    until = now() if end is None else datetime.fromisoformat(end)
+    return clock((until - datetime.fromisoformat(begin)).total_seconds())
+
+
+def clock(seconds: float) -> str:
+    minutes, rest = divmod(max(0, int(seconds)), 60)
+    hours, minutes = divmod(minutes, 60)
+    days, hours = divmod(hours, 24)
+    time = f"{hours:02}:{minutes:02}:{rest:02}"
+    return f"{days}-{time}" if days else time
+
+
+def gib(value: float | None) -> str:
+    return UNKNOWN if value is None else f"{value / GIB:.1f} GiB"
+
+
+def percent(value: float | None) -> str:
+    return UNKNOWN if value is None else f"{value:.0f} %"
+
+
+def text(value: Any) -> str:
+    return UNKNOWN if value in (None, "") else str(value)

@@ -1,0 +1,106 @@
+"""The types of settings: what a text in the file or in a variable may be."""
+
+from __future__ import annotations
+
+import json
+from ipaddress import ip_network
+from typing import Annotated, Any
+from urllib.parse import urlsplit
+from zoneinfo import available_timezones
+
+from pydantic import BeforeValidator
+from pydantic_settings import NoDecode
+
+from monitor.accounts.policy import parse_rule
+from monitor.thresholds.wording import nearest
+
+
+def _names(value: object) -> object:
+    """`a.org, b.org` in a variable is the list ["a.org", "b.org"]."""
+    if isinstance(value, str):
+        return [name.strip() for name in value.split(",") if name.strip()]
+    return value
+
+
+def zone(name: str) -> str:
+    zones = available_timezones()
+    if name not in zones:
+        hint = nearest(name, zones)
+        raise ValueError(f"it must be a time zone such as Europe/Berlin or UTC{hint}")
+    return name
+
+
+def networks(names: list[str]) -> list[str]:
+    for name in names:
+        try:
+            ip_network(name, strict=False)
+        except ValueError:
+            raise ValueError(
+                f'"{name}" must be an address or network such as 10.0.0.5 or 10.0.0.0/8'
+            ) from None
+    return names
+
+
+def ldap(url: str) -> str:
+    if url.startswith(("ldap://", "ldaps://")):
+        return url
+    raise ValueError("it must look like ldaps://HOST")
+
+
+def ldap_filter(text: str) -> str:
+    if (
+        text.startswith("(")
+        and text.endswith(")")
+        and text.count("%(user)s") == text.count("%") > 0
+    ):
+        return text
+    raise ValueError("it must be a filter with the name as %(user)s, such as (uid=%(user)s)")
+
+
+def local_accounts(text: str) -> str:
+    parse_rule(text)
+    return text
+
+
+def database(url: str) -> str:
+    parts = urlsplit(url)
+    if parts.scheme == "sqlite" and parts.path.strip("/"):
+        return url
+    if parts.scheme in {"postgres", "postgresql"} and parts.path.strip("/"):
+        try:
+            parts.port  # noqa: B018 - urlsplit only looks at the port when it is asked for
+        except ValueError:
+            raise ValueError("the port in it must be a number up to 65535") from None
+        return url
+    raise ValueError("it must look like postgresql://USER:PASSWORD@HOST:5432/NAME")
+
+
+Text = Annotated[str, BeforeValidator(lambda v: v.strip() if isinstance(v, str) else v)]
+
+
+def _ranks(value: object) -> dict[str, float]:
+    """`{"RTX 9090": 900}`: a table in the file, JSON in a variable."""
+    try:
+        table: Any = json.loads(value) if isinstance(value, str) else value
+        ranks = {str(model): float(rank) for model, rank in dict(table).items()}
+        if all(rank > 0 for rank in ranks.values()):
+            return ranks
+    except (TypeError, ValueError):
+        pass
+    raise ValueError('it must name models with numbers above 0, such as {"RTX 9090": 900}')
+
+
+def _tables(value: object) -> dict[str, Any]:
+    """`{"hogs": {…}}`: tables in the file, JSON in a variable."""
+    try:
+        tables: Any = json.loads(value) if isinstance(value, str) else value
+    except ValueError:
+        tables = None
+    if isinstance(tables, dict):
+        return tables
+    raise ValueError('it must name policies with their thresholds, such as {"hogs": {…}}')
+
+
+Ranks = Annotated[dict[str, float], NoDecode, BeforeValidator(_ranks)]
+Tables = Annotated[dict[str, Any], NoDecode, BeforeValidator(_tables)]
+Names = Annotated[list[str], NoDecode, BeforeValidator(_names)]

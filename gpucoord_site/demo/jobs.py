@@ -1,0 +1,168 @@
+"""The demo's queue: jobs that run or wait, quotas, past usage and time windows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, time, timedelta
+from zoneinfo import ZoneInfo
+
+from django.contrib.auth.models import User
+
+from scheduler.models import DailyGpuUsage, Quota, TimeWindow, UsageShare
+from scheduler.quotas.policy import charging
+from scheduler.time_windows import rows as window_rows
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DemoJob:
+    owner: str
+    name: str
+    command: str
+    gpus: int = 1
+    gib: int | None = None
+    exclusive: bool = False
+    priority: int = 3
+    minutes: int = 20
+    waited_s: float = 2
+    preemptible: bool = False
+
+
+WISHES = (
+    DemoJob(
+        owner="alice",
+        name="pretrain gpt2-xl",
+        command="python3 train.py --model gpt2-xl --lr 2e-4 --minutes 25",
+        gib=64,
+        minutes=25,
+        preemptible=True,
+    ),
+    DemoJob(
+        owner="bob",
+        name="distil whisper",
+        command="python3 train.py --model whisper-small --minutes 6",
+        gib=40,
+        minutes=6,
+    ),
+    DemoJob(
+        owner="erin",
+        name="embed papers",
+        command="python3 train.py --model bge-large --minutes 12",
+        gib=12,
+        minutes=12,
+        preemptible=True,
+    ),
+    DemoJob(
+        owner="charlie",
+        name="prepare corpus",
+        command="python3 prepare.py corpora/news-2026",
+        gpus=0,
+        minutes=30,
+    ),
+    DemoJob(
+        owner="dana",
+        name="finetune llama-70b",
+        command="python3 train.py --model llama-70b --lr 1e-5 --minutes 30",
+        gpus=4,
+        gib=70,
+        priority=2,
+        minutes=30,
+        waited_s=41 * 60,
+    ),
+    DemoJob(
+        owner="frank",
+        name="benchmark alone",
+        command="python3 train.py --model resnet50 --minutes 4",
+        exclusive=True,
+        priority=2,
+        minutes=4,
+        waited_s=18 * 60,
+    ),
+    DemoJob(
+        owner="bob",
+        name="gpt2 baseline, seed 2",
+        command="python3 train.py --model gpt2-medium --minutes 5",
+        gib=60,
+        priority=2,
+        minutes=5,
+        waited_s=9 * 60,
+    ),
+    DemoJob(
+        owner="alice",
+        name="nightly evaluation",
+        command="python3 train.py --model eval-suite --minutes 8",
+        gib=32,
+        priority=1,
+        minutes=8,
+        preemptible=True,
+        waited_s=55 * 60,
+    ),
+)
+
+
+GIB = 1024**3
+# The part of all GPUs that each user took recently.
+TOOK = {"alice": 0.27, "bob": 0.16, "charlie": 0.05, "dana": 0.14, "erin": 0.09, "frank": 0.11}
+
+
+def seed_quotas(users: Mapping[str, User], host: str, gpus: int, now: datetime, zone: str) -> None:
+    """Limits that allow everything that the demo runs."""
+    Quota.objects.create(gpus=max(4, gpus // 2), queued=40, gpu_minutes=2880.0)
+    Quota.objects.create(
+        user=users["alice"], share_pct=30, gpus=max(2, gpus // 2), jobs=8,
+        memory_bytes=gpus * 40 * GIB, queued=20, priority=4, gpu_minutes=4320.0,
+    )  # fmt: skip
+    Quota.objects.create(user=users["dana"], share_pct=20, gpus=2, gpu_minutes=1440.0)
+    _seed_use(host, gpus, now, zone)
+
+
+def _seed_use(host: str, gpus: int, now: datetime, zone: str) -> None:
+    today = charging.day(now, zone).from_at
+    seconds = (now - today).total_seconds()
+    UsageShare.objects.bulk_create(
+        UsageShare(host=host, owner=name, usage=part) for name, part in TOOK.items()
+    )
+    DailyGpuUsage.objects.bulk_create(
+        DailyGpuUsage(
+            host=host,
+            owner=name,
+            from_at=today,
+            job_s=0.6 * part * gpus * seconds,
+            outside_s=0.1 * part * gpus * seconds,
+        )
+        for name, part in TOOK.items()
+    )
+
+
+DAY = timedelta(days=1)
+
+
+def seed_windows(
+    users: Mapping[str, User], uuids: Sequence[str], admin: str, now: datetime, zone: str
+) -> None:
+    """None of them affects jobs of the next hours."""
+    today = now.astimezone(ZoneInfo(zone)).weekday()
+    nights = TimeWindow(
+        user=users["alice"],
+        days=sorted((today + n) % 7 for n in (2, 3, 4)),
+        start=time(20),
+        end=time(6),
+        zone=zone,
+        gpu_uuids=list(uuids[-2:]),
+        reason="Nightly training of the vision models, until the paper is out.",
+    )
+    course = TimeWindow(
+        user=users["dana"],
+        days=[(today + 3) % 7],
+        start=time(14),
+        end=time(16),
+        zone=zone,
+        gpu_uuids=list(uuids[:1]),
+        share_pct=50,
+        reason="The students' exercises: they need half of a GPU for two hours.",
+    )
+    window = window_rows.ask(nights, users["alice"], now - 2 * DAY)
+    window_rows.decide(
+        window.pk, TimeWindow.State.APPROVED, admin, now - DAY, "Fine. Tell me when it is out."
+    )
+    window_rows.ask(course, users["dana"], now - timedelta(minutes=40))

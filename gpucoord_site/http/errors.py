@@ -1,0 +1,116 @@
+"""Error pages that need neither a login nor the database.
+
+Requests are answered with 503 and Retry-After while the database does not answer, not with 500.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import sys
+
+from django.core.exceptions import RequestDataTooBig
+from django.db import InterfaceError, OperationalError
+from django.http import HttpRequest, HttpResponse
+from django.template.loader import render_to_string
+from django.views import defaults
+
+from gpucoord_site.http import problems
+from gpucoord_site.http.middleware import Middleware
+from monitor.api.input import RefusedText
+from monitor.runtime.rows import database
+from monitor.runtime.rows.item_isolation import FaultLog
+
+# Django's own limit (DATA_UPLOAD_MAX_MEMORY_SIZE).
+LARGEST_BODY = 2_621_440
+TOO_LARGE = f"The body is too large; at most {LARGEST_BODY / 1024**2:g} MB are accepted."
+
+
+logger = logging.getLogger(__name__)
+faults = FaultLog(logger)
+
+PREFIX = "/api/"
+RETRY_AFTER_S = 10
+UNAVAILABLE = f"The database does not answer now. Try again in {RETRY_AFTER_S} seconds."
+TITLE = "The database is not available"
+# /healthz reports the problem itself, so it is served.
+EXEMPT = "/healthz"
+
+
+class DatabaseFileGuard(Middleware):
+    """Answers 503 to every request once the SQLite file is gone."""
+
+    def before(self, request: HttpRequest) -> HttpResponse | None:
+        sentence = database.file_problem()
+        if sentence is None or request.path == EXEMPT:
+            return None
+        return _answer(request, sentence)
+
+
+def is_unavailable(error: BaseException | None) -> bool:
+    """Unreachable, restarting, locked for too long, or its file is gone."""
+    return isinstance(error, OperationalError | InterfaceError)
+
+
+def unavailable(request: HttpRequest, error: BaseException) -> HttpResponse:
+    """503 with a sentence. The error is logged once a minute, not once per request."""
+    text = f"Requests are answered with 503: the database does not answer ({error})"
+    faults.log(error, text, {"kind": "DATABASE_UNAVAILABLE"})
+    return _answer(request, database.file_problem() or UNAVAILABLE)
+
+
+def _answer(request: HttpRequest, sentence: str) -> HttpResponse:
+    if request.path.startswith(PREFIX):
+        response = problems.response(503, sentence)
+    else:
+        context = {"status": 503, "title": TITLE, "sentence": sentence}
+        response = HttpResponse(render_to_string("error.html", context), status=503)
+    response["Retry-After"] = str(RETRY_AFTER_S)
+    response["Cache-Control"] = "no-store"
+    # Django would log each request with a traceback.
+    response._has_been_logged = True  # type: ignore[attr-defined]
+    return response
+
+
+OUT_OF_RANGE = "A time or a number in the request is outside the possible range."
+NO_YEAR = re.compile(r"year -?[0-9]+ is out of range")
+TITLES = {
+    413: "The request is too large",
+    422: "The request has a value that can't be used",
+}
+
+
+def refusal(request: HttpRequest, status: int, sentence: str) -> HttpResponse:
+    """A page with one sentence about what to change."""
+    context = {"status": status, "title": TITLES[status], "sentence": sentence}
+    return HttpResponse(render_to_string("error.html", context), status=status)
+
+
+def bad_request(request: HttpRequest, exception: Exception) -> HttpResponse:
+    """Django's answer 400, but 413 for a body over the limit and 422 for a refused text."""
+    if isinstance(exception, RequestDataTooBig):
+        return refusal(request, 413, TOO_LARGE)
+    if isinstance(exception, RefusedText):
+        return refusal(request, 422, str(exception))
+    return defaults.bad_request(request, exception)
+
+
+def server_error(request: HttpRequest) -> HttpResponse:
+    """Django's answer 500, but 503 while the database is away.
+
+    422 for times outside the calendar: the admin converts those of its filters and forms to UTC.
+    """
+    error = sys.exc_info()[1]
+    if error is not None and is_unavailable(error):
+        return unavailable(request, error)
+    if _is_out_of_range(error):
+        about = {"kind": "REQUEST_REFUSED", "method": request.method, "path": request.path}
+        logger.warning("A value is out of range: %s", error, exc_info=error, extra=about)
+        return refusal(request, 422, OUT_OF_RANGE)
+    return defaults.server_error(request)
+
+
+def _is_out_of_range(error: BaseException | None) -> bool:
+    """OverflowError of a time zone, or datetime's error about the year 10000."""
+    no_year = isinstance(error, ValueError) and NO_YEAR.fullmatch(str(error))
+    return isinstance(error, OverflowError) or bool(no_year)

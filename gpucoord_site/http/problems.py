@@ -1,0 +1,35 @@
+"""Error answers of REST as problem details (RFC 9457)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from http import HTTPStatus
+from typing import Any
+
+from django.http import HttpResponse
+
+CONTENT_TYPE = "application/problem+json"
+
+
+def body(status: int, detail: str, errors: Sequence[dict[str, Any]] = ()) -> dict[str, Any]:
+    """`type` is about:blank, so `title` is the phrase of the status."""
+    title = HTTPStatus(status).phrase
+    found = {"type": "about:blank", "title": title, "status": status, "detail": detail}
+    return found | ({"errors": list(errors)} if errors else {})
+
+
+def response(status: int, detail: str, errors: Sequence[dict[str, Any]] = ()) -> HttpResponse:
+    text = json.dumps(body(status, detail, errors))
+    return HttpResponse(text, status=status, content_type=CONTENT_TYPE)
+
+
+def by_field(errors: Sequence[tuple[str, str, int | None]]) -> HttpResponse:
+    """422: what is wrong: the field, a sentence, and of a batch the index of the job."""
+    detail = "One field must be changed." if len(errors) == 1 else "Some fields must be changed."
+    return response(422, detail, [_error(*error) for error in errors])
+
+
+def _error(field: str, text: str, index: int | None) -> dict[str, Any]:
+    where = {} if index is None else {"index": index}
+    return where | {"field": field, "message": text}

@@ -1,0 +1,261 @@
+"""One slice of a loop: take the lease, tick at fixed times of the clock, hand over.
+
+This is the only module in which the loops read a clock.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from datetime import datetime
+from typing import Any
+
+from django.db import DatabaseError, close_old_connections, transaction
+from django.utils import timezone
+
+from gpucoord_site.service import loops
+from gpucoord_site.service.hang_guard import HangGuard
+from gpucoord_site.service.lifeline import Lifeline
+from gpucoord_site.service.tick_stats import TickStats, one_line
+from monitor.journal.rows import events
+from monitor.runtime.facts import Step
+from monitor.runtime.probes.process_identity import me
+from monitor.runtime.rows import database, leases
+from monitor.runtime.rows.leases import HeldLease, LeaseLost
+from monitor.runtime.rows.wakeups import Listener, wake
+
+# How long a successor waits for the lease, and how long the old holder keeps its devices open
+# afterwards: a driver takes seconds to close and open again.
+HAND_OVER_S = 5.0
+LINGER_S = 1.0
+RECENT_S = 60.0
+# A database that is locked for a moment must not leave the lease with a process that ends.
+RELEASE_TRIES, RELEASE_PAUSE_S = 3, 0.2
+HANDED_OVER = "handed over"
+logger = logging.getLogger(__name__)
+
+
+def run_slice(name: str, after: int | None = None) -> str:
+    """The task that django-q2 runs; returns how it ended.
+
+    `after` is the epoch of the holder that waits to hand over.
+    """
+    loop, lifeline = loops.table()[name], Lifeline()
+    with ExitStack() as stack:
+        # Bound before the lease is taken, so that no wake-up is lost between two holders.
+        heard = [stack.enter_context(Listener(loop.wake))] if loop.wake else []
+        held = _take(loop, after, lifeline)
+        if held is None:
+            return "another process holds the lease"
+        try:
+            turn = LeaseTerm(loop, held, lifeline, heard)
+            stack.callback(turn.close)
+            outcome = turn.tick_until_the_end()
+        except LeaseLost:
+            return "lost the lease"
+        except BaseException:
+            # The queue's time limit, or a fault: others need not wait until the lease expires.
+            _release(held)
+            raise
+        if outcome == HANDED_OVER:
+            turn.stop_listening()
+            lifeline.wait(LINGER_S)
+        return outcome
+
+
+def _release(held: HeldLease) -> None:
+    """Release the lease whatever the state of the database; otherwise it expires."""
+    for _ in range(RELEASE_TRIES):
+        try:
+            leases.release(held, timezone.now())
+        except DatabaseError:
+            close_old_connections()
+            time.sleep(RELEASE_PAUSE_S)
+        else:
+            return
+
+
+def _take(loop: loops.Loop, after: int | None, lifeline: Lifeline) -> HeldLease | None:
+    """Acquire the lease; a successor first asks the old holder for it."""
+    spec, deadline = loop.lease(), time.monotonic() + HAND_OVER_S
+    if lifeline.is_cut():
+        return None
+    held = leases.acquire(spec, me(), timezone.now())
+    if held or after is None or not leases.is_held(spec, after, timezone.now()):
+        return held
+    with Listener(f"{loop.name}-free") as freed:
+        while held is None and time.monotonic() < deadline and not lifeline.is_cut():
+            wake(f"{loop.name}-yield")
+            lifeline.wait(0.25, freed)
+            freed.drain()
+            held = leases.acquire(spec, me(), timezone.now())
+    return held
+
+
+class LeaseTerm:
+    """The time that one process holds a loop's lease."""
+
+    def __init__(
+        self, loop: loops.Loop, held: HeldLease, lifeline: Lifeline, heard: list[Listener]
+    ) -> None:
+        self._loop, self._held, self._lifeline, self._heard = loop, held, lifeline, heard
+        self._report = TickStats(leases.row(held))
+        self._step: Step | None = None
+        self._lost = False
+        # The first good tick is recorded at once; later ones that write nothing are rare.
+        self._renewed_at = -math.inf
+        self._offer: Listener | None = None
+        self._overseer = HangGuard(held)
+
+    def tick_until_the_end(self) -> str:
+        end, due = time.monotonic() + self._loop.slice_s, self._first_due()
+        while True:
+            is_woken = self._wait(due)
+            if self._lifeline.is_cut():
+                return self._give_up("stopped")
+            if self._offer and self._offer.drain():
+                return self._give_up(HANDED_OVER)
+            if is_woken or time.time() >= due:
+                self._tick(None if is_woken else time.time() - due)
+            due = self._on_the_grid_after(time.time())
+            if time.monotonic() >= end + self._loop.extension_s:
+                return self._give_up("no successor came")
+            if time.monotonic() >= end and self._offer is None:
+                self._attempt(self._make_offer)
+
+    def stop_listening(self) -> None:
+        for listener in (*self._heard, *([self._offer] if self._offer else [])):
+            listener.close()
+
+    def close(self) -> None:
+        self.stop_listening()
+        self._overseer.stop()
+        if self._step is not None:
+            self._step.close()
+
+    def _wait(self, due: float) -> bool:
+        """Sleep until `due`, the lifeline's end, an offer's answer or a wake-up (True)."""
+        seconds = min(due - time.time(), self._loop.every_s)
+        self._lifeline.wait(seconds, *self._heard, *([self._offer] if self._offer else []))
+        payloads = [listener.drain() for listener in self._heard]
+        return any(payloads)
+
+    def _first_due(self) -> float:
+        """The tick after the previous holder's last one; now if there was none recently."""
+        last = self._report.last_tick_at
+        if last is None or time.time() - last.timestamp() > RECENT_S:
+            return time.time()
+        return self._on_the_grid_after(last.timestamp())
+
+    def _on_the_grid_after(self, at: float) -> float:
+        every, phase = self._loop.every_s, self._loop.phase_s
+        return ((at - phase) // every + 1) * every + phase
+
+    def _tick(self, lateness_s: float | None) -> None:
+        now = timezone.now()
+        self._report.begin(now, lateness_s)
+        self._attempt(lambda: self._step_once(now))
+
+    def _attempt(self, action: Callable[[], None]) -> None:
+        """Run one tick.
+
+        A fault is recorded, and the next tick follows; a lost lease ends the term.
+        """
+        try:
+            action()
+        except LeaseLost:
+            raise
+        except Exception as error:
+            close_old_connections()
+            self._failed(error)
+        if self._lost:
+            raise LeaseLost(self._loop.name)
+
+    def _step_once(self, now: datetime) -> None:
+        database.check_file()
+        self._open_step().step(now)
+        self._worked()
+
+    def _open_step(self) -> Step:
+        if self._step is None:
+            step = self._loop.new_step(self._guard)
+            self._overseer.oversee(step)
+            step.open()
+            self._step = step
+        return self._step
+
+    @contextmanager
+    def _guard(self) -> Iterator[None]:
+        """The transaction for all writes of a step: see `monitor.runtime.facts.Guard`."""
+        with transaction.atomic():
+            self._renew(**self._report.fields())
+            yield
+        self._renewed_at = time.monotonic()
+
+    def _renew(self, **fields: object) -> None:
+        try:
+            leases.renew(self._held, timezone.now(), **fields)
+        except LeaseLost:
+            # Stored, in case a step swallows the exception.
+            self._lost = True
+            raise
+
+    def _worked(self) -> None:
+        if self._report.worked():
+            self._renew(failing_since_at=None, **self._report.fields())
+            about = {"kind": "LOOP_RECOVERED", "loop": self._loop.name}
+            logger.info("%s: works again", self._loop.name, extra=about)
+        elif self._is_due_for_renewal():
+            self._renew(**self._report.fields())
+            self._renewed_at = time.monotonic()
+
+    def _is_due_for_renewal(self) -> bool:
+        third = self._held.spec.ttl.total_seconds() / 3
+        return time.monotonic() - self._renewed_at >= third - 0.1
+
+    def _failed(self, error: Exception) -> None:
+        fields, is_news = self._report.failed(error, timezone.now())
+        if is_news:
+            about = {"kind": "LOOP_FAILED", "loop": self._loop.name}
+            # The message names the file and the problem.
+            trace = None if isinstance(error, database.DatabaseFileGone) else error
+            logger.error("%s: %s", self._loop.name, one_line(error), exc_info=trace, extra=about)
+        elif not self._is_due_for_renewal():
+            return
+        try:
+            self._tell(fields, is_news)
+        except LeaseLost:
+            raise
+        except Exception:
+            # The database itself may fail; the next tick tries again.
+            logger.debug("%s: could not record its fault", self._loop.name, exc_info=True)
+
+    def _tell(self, fields: dict[str, Any], is_news: bool) -> None:
+        with transaction.atomic():
+            self._renew(**fields)
+            if is_news:
+                text = f"The {self._loop.name} failed: {fields['last_error']}"
+                host, now = self._held.spec.host, timezone.now()
+                # Already logged with its traceback, also if this cannot be stored.
+                events.add("LOOP_FAILED", text, now=now, severity="error", host=host, logged=False)
+        self._renewed_at = time.monotonic()
+
+    def _make_offer(self) -> None:
+        """Queue the successor, and listen for its request for the lease."""
+        offer = Listener(f"{self._loop.name}-yield")
+        try:
+            with transaction.atomic():
+                self._renew()
+                loops.enqueue(self._loop.name, after=self._held.epoch)
+        except BaseException:
+            offer.close()
+            raise
+        self._offer = offer
+
+    def _give_up(self, why: str) -> str:
+        leases.release(self._held, timezone.now())
+        wake(f"{self._loop.name}-free")
+        return why

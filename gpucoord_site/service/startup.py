@@ -1,0 +1,218 @@
+"""`gpucoord up`, step by step: check, prepare the database, name the address, supervise.
+
+Ends processes that a killed supervisor left behind, and creates the first administrator. Jobs have
+sessions of their own and are not affected.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from django.conf import settings
+from django.contrib.auth.models import User
+from django.contrib.auth.password_validation import validate_password
+from django.core.exceptions import ValidationError
+from django.db.models import Q
+from django.utils import timezone
+
+from gpucoord_site import __version__
+from gpucoord_site.config.addresses import own_names
+from gpucoord_site.config.settings import Config, ConfigError, load_config
+from gpucoord_site.service import children, loops
+from gpucoord_site.service.children import kill_session
+from gpucoord_site.service.log_stream import LogStream
+from gpucoord_site.service.startup_checks import (
+    UnableToStart,
+    bind,
+    bind_login_socket,
+    check_nvml,
+    lock_data_folder,
+    lock_folder_problem,
+    make_lock_folder,
+    prepare_database,
+)
+from gpucoord_site.service.supervisor import LoginSocket, Supervisor
+from monitor.accounts.rows import os_accounts
+from monitor.facts.accounts import LocalAccounts
+from monitor.runtime.probes import service_state
+from monitor.runtime.probes.process_identity import boot_id, start_ticks
+from monitor.runtime.probes.service_state import ChildState, ServiceState
+from scheduler.intake.steps import accounts as job_accounts
+
+PATIENCE_S = 3.0
+
+
+def end_leftovers(folder: Path) -> int:
+    """Kill the sessions that the last supervisor recorded, if they are certainly its own."""
+    last = service_state.read(folder)
+    if last is None or last.boot_id != boot_id():
+        return 0
+    sessions = [c.pid for c in last.children if c.pid is not None and _is_ours(c, last)]
+    for leader in sessions:
+        kill_session(leader)
+    _wait_until_gone(sessions)
+    return len(sessions)
+
+
+def _is_ours(child: ChildState, last: ServiceState) -> bool:
+    """Whether the session holds processes that are all copies of that supervisor.
+
+    A session id is not reused while a member lives. Another start time of the leader, or another
+    command line, shows that the id was reused.
+    """
+    leader = child.pid or 0
+    pids = list(children.session_members(leader))
+    if start_ticks(leader) not in (None, child.start_ticks):
+        return False
+    return bool(pids) and all(children.command_line(pid) == last.command for pid in pids)
+
+
+def _wait_until_gone(sessions: list[int]) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while any(any(children.session_members(s)) for s in sessions) and time.monotonic() < deadline:
+        time.sleep(0.05)
+
+
+def make_first_admin(config: Config) -> str | None:
+    """Create the administrator if there is none; returns the generated password, if any.
+
+    An ordinary account with that name is not changed.
+    """
+    existing = Q(is_superuser=True) | Q(username=config.admin_user)
+    if User.objects.filter(existing).exists():
+        return None
+    if config.admin_password:
+        _check(config.admin_password)
+    made_up = None if config.admin_password else secrets.token_urlsafe(12)
+    User.objects.create_superuser(config.admin_user, password=config.admin_password or made_up)
+    return made_up
+
+
+def _check(password: str) -> None:
+    try:
+        validate_password(password)
+    except ValidationError as error:
+        reasons = " ".join(error.messages)
+        raise ConfigError(f"GPUCOORD_ADMIN_PASSWORD can't be used. {reasons}") from None
+
+
+def start(**options: Any) -> int:
+    """Run gpucoord until a signal; returns the exit code. Options that are None are ignored."""
+    try:
+        config = _configure(options)
+        lock = lock_data_folder(config.data)
+        make_lock_folder(config.locks)
+        end_leftovers(config.data / "run")
+        listening = bind(config.host, config.port)
+        in_a_child(lambda: _prepare(config), meanwhile=_load)
+    except (ConfigError, UnableToStart) as error:
+        sys.stderr.write(f"gpucoord: {error}\n")
+        return 2
+    if problem := lock_folder_problem(config.locks):
+        sys.stderr.write(f"gpucoord: {problem}\n")
+    _warn_about_accounts(config)
+    address = _address(config.host, listening.getsockname()[1])
+    logins = _login_socket(config, listening.getsockname()[1])
+    supervisor = Supervisor(listening, address, lock, logins)
+    supervisor.start()
+    # From here on, no write waits for a reader of the output.
+    sys.stdout, sys.stderr = LogStream(1), LogStream(2)
+    _say(f"gpucoord {__version__} is at {address} (Ctrl-C stops it)")
+    return supervisor.run()
+
+
+def _configure(options: dict[str, Any]) -> Config:
+    """The settings with the command line's options; what is forked later sees them too."""
+    config = load_config(**{key: value for key, value in options.items() if value is not None})
+    settings.CONFIG = config
+    settings.ALLOWED_HOSTS = [*config.allowed_hosts, *own_names(config.host)]
+    return config
+
+
+def _prepare(config: Config) -> None:
+    if config.needs_nvml:
+        check_nvml(is_set=bool(config.require_nvml))
+    prepare_database()
+    os_accounts.adopt_earlier_users(timezone.now())
+    if password := make_first_admin(config):
+        _say(f"Log in as {config.admin_user} with the password {password} (shown only now).")
+
+
+def _load() -> None:
+    """Import what the children need before they are forked: they share it and start faster."""
+    loops.preload()
+    # A failing import is reported by the web process.
+    with suppress(Exception):
+        import_module(settings.ROOT_URLCONF)
+
+
+def in_a_child(action: Callable[[], None], meanwhile: Callable[[], None] = lambda: None) -> None:
+    """Run a function that needs much memory or the GPU driver in a child process."""
+    reader, writer = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.close(reader)
+        try:
+            action()
+        except (ConfigError, UnableToStart) as error:
+            os.write(writer, str(error).encode())
+        except BaseException as error:
+            os.write(writer, f"{type(error).__name__}: {error}".encode()[:4000])
+        finally:
+            os._exit(0)
+    os.close(writer)
+    meanwhile()
+    with os.fdopen(reader) as pipe:
+        problem = pipe.read()
+    _, status = os.waitpid(pid, 0)
+    if problem or status:
+        raise UnableToStart(problem or "The preparation of the database ended unexpectedly.")
+
+
+def _login_socket(config: Config, port: int) -> LoginSocket | None:
+    """None where logins by OS account are switched off, or their socket can't be made."""
+    if config.local_rule.accounts is LocalAccounts.NONE:
+        return None
+    try:
+        listening, path = bind_login_socket(port)
+    except OSError as error:
+        text = f"logins by OS account are not possible ({error.strerror or error})"
+        sys.stderr.write(f"gpucoord: warning: {text}. Users need API tokens.\n")
+        return None
+    return LoginSocket(listening, path, local_address(config.host, port))
+
+
+def _warn_about_accounts(config: Config) -> None:
+    """Warn at the start that jobs are not separated, except on a simulated server."""
+    rule = job_accounts.current_rule()
+    if not rule.is_safe and config.probe != "simulated":
+        sys.stderr.write(f"gpucoord: warning: {rule.text}. To change this: {rule.todo}.\n")
+
+
+def _address(host: str, port: int) -> str:
+    """The URL for a browser: with this machine's name if gpucoord listens on all addresses."""
+    plain = host.strip("[]")
+    if plain in {"0.0.0.0", "::"}:  # noqa: S104 - compared with, not bound
+        plain = os.uname().nodename
+    return f"http://{f'[{plain}]' if ':' in plain else plain}:{port}/"
+
+
+def local_address(host: str, port: int) -> str:
+    """The address of the REST API for clients on this machine, which no other account can take."""
+    plain = {"0.0.0.0": "127.0.0.1", "::": "::1", "localhost": "127.0.0.1"}.get(  # noqa: S104
+        host.strip("[]"), host.strip("[]")
+    )
+    return f"http://{f'[{plain}]' if ':' in plain else plain}:{port}"
+
+
+def _say(text: str) -> None:
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()

@@ -1,0 +1,216 @@
+"""Checks before gpucoord starts; each failure is one sentence with a remedy."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from django.core.management import call_command
+from django.db import DatabaseError, connection
+from django.db.migrations.loader import MigrationLoader
+from django.utils import timezone
+
+from gpucoord_site.cli import local_login
+from scheduler.runner.confine import locks
+
+# Key of the advisory lock for hosts that start at the same time. Any unique number.
+MIGRATION_LOCK = 7_480_911
+LOGIN_BACKLOG = 128
+
+
+class UnableToStart(Exception):
+    """gpucoord can't start; the message is for people."""
+
+
+def lock_data_folder(folder: Path) -> int:
+    """Lock DATA/run/up.lock for the life of this process; returns the descriptor."""
+    run = folder / "run"
+    try:
+        run.mkdir(parents=True, exist_ok=True, mode=0o700)
+        lock = os.open(run / "up.lock", os.O_RDWR | os.O_CREAT, 0o600)
+    except OSError as error:
+        raise UnableToStart(
+            f"The data folder {folder} can't be written ({error.strerror})."
+            " Set GPUCOORD_DATA to a folder that this account may write to."
+        ) from None
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        pid = os.read(lock, 20).decode().strip() or "?"
+        raise UnableToStart(
+            f"gpucoord already runs on {folder} (process {pid})."
+            " Stop it first, or set GPUCOORD_DATA to another folder."
+        ) from None
+    os.truncate(lock, 0)
+    os.pwrite(lock, str(os.getpid()).encode(), 0)
+    return lock
+
+
+def make_lock_folder(folder: Path) -> None:
+    """Create the folder of lock files for programs of all accounts; keep an existing one."""
+    try:
+        if not folder.is_dir():
+            folder.mkdir()
+            # Whatever the umask is.
+            folder.chmod(0o1777)
+    except OSError as error:
+        raise UnableToStart(
+            f"The folder of lock files {folder} can't be made ({error.strerror})."
+            f" Make it (mkdir -m 1777 {folder}), or set lock_folder to another."
+        ) from None
+
+
+def lock_folder_problem(folder: Path) -> str | None:
+    """Why jobs cannot lock their GPUs there. Monitoring works without it."""
+    try:
+        os.close(locks.open_file(folder / locks.HOST_FILE))
+    except OSError as error:
+        return f"{locks.describe_error(error)}. Until then no job on a GPU starts."
+    if os.access(folder, os.W_OK):
+        return None
+    return f"{folder} is closed to this account: jobs start only where a GPU has its lock file."
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A listening socket; the supervisor holds it so that connections wait while web restarts."""
+    plain = host.strip("[]")
+    try:
+        family = socket.getaddrinfo(plain, port, type=socket.SOCK_STREAM)[0][0]
+        return socket.create_server((plain, port), family=family, backlog=512)
+    except socket.gaierror:
+        raise UnableToStart(f'No address belongs to the host name "{host}".') from None
+    except OSError as error:
+        raise UnableToStart(_why_not_bound(error, host, port)) from None
+
+
+def _why_not_bound(error: OSError, host: str, port: int) -> str:
+    if error.errno == errno.EADDRINUSE:
+        return f"Port {port} on {host} is taken. Choose another with --port."
+    if error.errno == errno.EADDRNOTAVAIL:
+        return f"{host} is no address of this machine. Choose another with --host."
+    if error.errno == errno.EACCES:
+        return f"This account may not listen on port {port}. Choose one above 1023 with --port."
+    return f"Can't listen on {host} port {port}: {error.strerror}."
+
+
+def bind_login_socket(port: int) -> tuple[socket.socket, Path]:
+    """The Unix socket of logins by OS account (cli/local_login.py), open to all accounts.
+
+    Raises OSError. What an earlier service left under the path is replaced.
+    """
+    path = _login_path(port)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.settimeout(2.0)
+        try:
+            probe.connect(str(path))
+        except (FileNotFoundError, ConnectionRefusedError):
+            path.unlink(missing_ok=True)
+        else:
+            raise OSError(errno.EADDRINUSE, f"another process listens on {path}")
+    listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        listening.bind(str(path))
+        # Whatever the umask is.
+        path.chmod(0o666)
+        listening.listen(LOGIN_BACKLOG)
+    except OSError:
+        listening.close()
+        raise
+    return listening, path
+
+
+def _login_path(port: int) -> Path:
+    """In /run where this account may write there; only root can have made that folder."""
+    folder = local_login.SYSTEM_FOLDER
+    if os.geteuid() == 0:
+        folder.mkdir(mode=0o755, exist_ok=True)
+    try:
+        owner = folder.stat().st_uid
+    except OSError:
+        return local_login.shared_path(port)
+    if owner == os.geteuid():
+        return local_login.system_path(port)
+    return local_login.shared_path(port)
+
+
+def check_nvml(*, is_set: bool) -> None:
+    """Refuse to go on where the NVIDIA driver can't be read. Only for a process that ends soon.
+
+    is_set: the setting asks for it; else the profile does.
+    """
+    from monitor.sampling.probes.nvml.probe import detect
+
+    sweep, _ = detect(timezone.now())
+    if not sweep.gpus:
+        reason = sweep.problem or "the NVIDIA driver lists no GPU."
+        why = (
+            "GPUCOORD_REQUIRE_NVML is set"
+            if is_set
+            else "profile = desktop needs the NVIDIA driver (or set require_nvml = false)"
+        )
+        raise UnableToStart(f"{why}: {reason} {sweep.remedy or ''}".strip())
+
+
+def prepare_database() -> None:
+    """Migrate the tables; refuse a database that is too old or too new for this code."""
+    try:
+        with _alone():
+            loader = MigrationLoader(connection)
+            if apps := outdated_apps(loader):
+                raise UnableToStart(
+                    f"The database is too old for this gpucoord (tables of {', '.join(apps)})."
+                    " Start with an empty data folder, or first upgrade the database with the"
+                    " version that comes after the one that made it."
+                )
+            if newer := unknown_migrations(loader):
+                raise UnableToStart(
+                    f"The database is newer than this gpucoord (it has {', '.join(newer)})."
+                    " Install the version that made it, or a later one."
+                )
+            if set(loader.disk_migrations) - set(loader.applied_migrations):
+                call_command("migrate", verbosity=0, interactive=False)
+    except DatabaseError as error:
+        first = str(error).strip().splitlines()[0]
+        raise UnableToStart(f"The database can't be used: {first}") from None
+
+
+def outdated_apps(loader: MigrationLoader) -> list[str]:
+    """Apps whose tables are older than the migrations that this code can continue.
+
+    A squashed migration counts as applied once all replaced ones are applied.
+    """
+    applied = set(loader.applied_migrations)
+    return sorted(
+        app
+        for (app, name), migration in loader.disk_migrations.items()
+        if migration.replaces
+        and (app, name) not in applied
+        and any(applied_app == app for applied_app, _ in applied)
+    )
+
+
+def unknown_migrations(loader: MigrationLoader) -> list[str]:
+    """Migrations of the database that this code does not have."""
+    on_disk = set(loader.disk_migrations)
+    for migration in loader.disk_migrations.values():
+        on_disk |= {(app, name) for app, name in migration.replaces}
+    applied = {key for key in loader.applied_migrations if key[0] in loader.migrated_apps}
+    return sorted(f"{app}.{name}" for app, name in applied - on_disk)
+
+
+@contextmanager
+def _alone() -> Iterator[None]:
+    if connection.vendor != "postgresql":
+        yield
+        return
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT pg_advisory_lock(%s)", [MIGRATION_LOCK])
+        try:
+            yield
+        finally:
+            cursor.execute("SELECT pg_advisory_unlock(%s)", [MIGRATION_LOCK])

@@ -1,0 +1,138 @@
+"""Keeps the loops running from outside the task cluster: queues missing slices, tests the cluster.
+
+A cluster can be dead although all its processes live (a worker died while it held the queue's
+lock). Only a task that was taken, run and acknowledged shows that it works: the canary.
+"""
+
+from __future__ import annotations
+
+import logging
+import signal
+import time
+from datetime import datetime
+from typing import Any
+
+from django.conf import settings
+from django.db.models import QuerySet
+from django.utils import timezone
+from django_q.brokers import get_broker
+from django_q.models import OrmQ
+from django_q.tasks import async_task
+
+from gpucoord_site.service import loops
+from monitor.models import Lease
+from monitor.runtime.probes.process_identity import is_alive
+from monitor.runtime.rows import leases
+from monitor.runtime.rows.database import prepared
+from scheduler.runner import process_tree
+
+CANARY_EVERY_S = 10.0
+CANARY_PATIENCE_S = 8.0
+# A cluster that has just started forks for a moment before it takes tasks.
+REPEAT_S = 2.0
+# How long a holder with an expired lease may hang before its worker is replaced.
+SILENT_S = 4.0
+logger = logging.getLogger(__name__)
+
+
+def canary() -> None:
+    """A task without an effect. Its acknowledgement shows that tasks are taken and run."""
+
+
+class Watchdog:
+    def __init__(self) -> None:
+        self._queued_at: dict[str, float] = {}
+        self._silent_since: dict[str, float] = {}
+        self._canary: tuple[int, float] | None = None
+        self._canary_due = 0.0
+        self.canary_t: float | None = None
+        self.canary_s: float | None = None
+
+    def cluster_starts(self) -> None:
+        """Forget the canary of the previous cluster, and queue all slices anew."""
+        leases.drop_host(settings.CONFIG.node, timezone.now())
+        _remove_queued_slices()
+        self._queued_at.clear()
+        self._silent_since.clear()
+        self._canary, self._canary_due = None, time.monotonic() + CANARY_EVERY_S / 2
+        self.ensure_loops()
+
+    def ensure_loops(self) -> None:
+        """Queue a slice of each loop without a holder; replace a worker that hangs."""
+        now, at = timezone.now(), time.monotonic()
+        rows = {row.loop: row for row in _leases(settings.CONFIG.node)}
+        for name in loops.table():
+            row = rows.get(name)
+            if row and self._is_in_hands(row, now, at):
+                continue
+            if at - self._queued_at.get(name, -REPEAT_S) >= REPEAT_S:
+                self._queued_at[name] = at
+                loops.enqueue(name)
+
+    def _is_in_hands(self, row: Lease, now: datetime, at: float) -> bool:
+        """Whether a living process holds the lease. A silent holder gets a moment, then SIGKILL."""
+        if row.pid is None:
+            return False
+        if not is_alive(row.pid, row.start_ticks, row.boot_id):
+            text = "The process that ran the %s is gone; another takes over"
+            logger.warning(text, row.loop, extra={"kind": "LOOP_ORPHANED", "loop": row.loop})
+            leases.free_dead(row.host, now)
+            return False
+        if row.expires_at > now:
+            self._silent_since.pop(row.loop, None)
+        elif at - self._silent_since.setdefault(row.loop, at) >= SILENT_S:
+            about = {"kind": "LOOP_HUNG", "loop": row.loop, "pid": row.pid}
+            text = "The %s hangs in process %s, which is replaced"
+            logger.error(text, row.loop, row.pid, extra=about)
+            self._silent_since.pop(row.loop)
+            # By its start time too, because the pid may have been reused.
+            process_tree.signal_one(row.pid, row.start_ticks or 0, signal.SIGKILL)
+        return True
+
+    def is_cluster_dead(self) -> bool:
+        """Send a canary at intervals; True if one was not acknowledged in time."""
+        at = time.monotonic()
+        if self._canary is None:
+            if at >= self._canary_due:
+                self._canary, self._canary_due = (_send_canary(), at), at + CANARY_EVERY_S
+            return False
+        key, sent_at = self._canary
+        if not OrmQ.objects.filter(pk=key).exists():
+            self._canary, self.canary_t, self.canary_s = None, time.time(), at - sent_at
+            return False
+        if at - sent_at <= CANARY_PATIENCE_S:
+            return False
+        self._canary, self._canary_due = None, at + CANARY_EVERY_S
+        return True
+
+
+@prepared
+def _leases(host: str) -> QuerySet[Lease]:
+    return Lease.objects.filter(host=host)
+
+
+class _Remembering:
+    """A broker that keeps the key of the row that `async_task` adds but does not return."""
+
+    def __init__(self) -> None:
+        self._broker = get_broker()
+        self.list_key = self._broker.list_key
+        self.key = 0
+
+    def enqueue(self, task: Any) -> int:
+        self.key = int(self._broker.enqueue(task))
+        return self.key
+
+
+def _send_canary() -> int:
+    broker = _Remembering()
+    options = {"broker": broker, "task_name": "canary", "save": False, "ack_failure": True}
+    async_task("gpucoord_site.service.watchdog.canary", q_options=options)
+    return broker.key
+
+
+def _remove_queued_slices() -> None:
+    """Remove the slices of a killed cluster, which would return once their locks expire."""
+    queued = OrmQ.objects.filter(key=get_broker().list_key)
+    ours = (loops.SLICE, "gpucoord_site.service.watchdog.canary")
+    OrmQ.objects.filter(pk__in=[row.pk for row in queued if row.func() in ours]).delete()

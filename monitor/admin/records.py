@@ -1,0 +1,256 @@
+"""Admin: read-only lists of the rows that gpucoord writes (GPUs, samples, incidents, faults)."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+from django.contrib import admin
+
+from monitor.admin.base import Forgettable, ReadOnly
+from monitor.facts import formats
+from monitor.models import (
+    Claim,
+    Constraint,
+    Counter,
+    CpuScanState,
+    Event,
+    Exemption,
+    Gpu,
+    GpuClosure,
+    GpuHour,
+    GpuMinute,
+    HostHour,
+    HostMinute,
+    HostSample,
+    Incident,
+    ItemFault,
+    LatestSnapshot,
+    Lease,
+    Pattern,
+    PeriodicTask,
+    ProcessHour,
+    ProcessMinute,
+    ProcessUse,
+    Sample,
+)
+
+
+@admin.register(Gpu)
+class GpuAdmin(Forgettable):
+    list_display = ("index", "host", "name", "state", "memory", "uuid", "simulated", "last_seen_at")
+    list_display_links = ("index", "uuid")
+    list_filter = ("host", "state", "simulated")
+    search_fields = ("uuid", "name", "host", "pci_id")
+    date_hierarchy = "first_seen_at"
+    ordering = ("host", "index")
+
+    @admin.display(description="memory", ordering="memory_total_bytes")
+    def memory(self, gpu: Gpu) -> str:
+        return formats.gib(gpu.memory_total_bytes)
+
+
+@admin.register(Event)
+class EventAdmin(ReadOnly):
+    list_display = ("at", "severity", "kind", "text", "owner", "host")
+    list_filter = ("severity", "kind", "host")
+    search_fields = ("text", "owner", "job_ref", "gpu_uuid", "kind")
+    date_hierarchy = "at"
+    ordering = ("-at", "-id")
+
+
+@admin.register(Claim)
+class ClaimAdmin(ReadOnly):
+    list_display = (
+        "job_ref",
+        "owner",
+        "kind",
+        "gpu_uuid",
+        "host",
+        "memory",
+        "exclusive",
+        "from_at",
+        "until_at",
+    )
+    list_filter = (("until_at", admin.EmptyFieldListFilter), "kind", "exclusive", "host")
+    search_fields = ("job_ref", "owner", "gpu_uuid")
+    date_hierarchy = "from_at"
+    ordering = ("-id",)
+
+    @admin.display(description="memory", ordering="memory_bytes")
+    def memory(self, claim: Claim) -> str:
+        return formats.gib(claim.memory_bytes)
+
+
+@admin.register(GpuClosure)
+class GpuClosureAdmin(ReadOnly):
+    list_display = ("gpu_uuid", "kind", "reason", "by", "host", "from_at", "until_at")
+    list_filter = (("until_at", admin.EmptyFieldListFilter), "kind", "host")
+    search_fields = ("gpu_uuid", "reason", "by", "job_ref")
+    date_hierarchy = "from_at"
+    ordering = ("-id",)
+
+
+@admin.register(Constraint)
+class ConstraintAdmin(ReadOnly):
+    list_display = ("text", "kind", "subject", "host", "from_at", "until_at")
+    list_filter = (("until_at", admin.EmptyFieldListFilter), "kind", "host")
+    search_fields = ("text", "kind", "subject", "host")
+    date_hierarchy = "from_at"
+    ordering = ("-id",)
+
+
+@admin.register(Lease)
+class LeaseAdmin(ReadOnly):
+    list_display = (
+        "name",
+        "pid",
+        "epoch",
+        "ticks",
+        "last_tick_at",
+        "lateness_p99_ms",
+    )
+    list_filter = ("loop", "host", ("last_error", admin.EmptyFieldListFilter))
+    search_fields = ("name", "last_error")
+    date_hierarchy = "acquired_at"
+    ordering = ("name",)
+
+
+@admin.register(PeriodicTask)
+class PeriodicTaskAdmin(ReadOnly):
+    list_display = ("name", "queued_at", "done_at", "result")
+    search_fields = ("name", "result")
+    date_hierarchy = "queued_at"
+    ordering = ("name",)
+
+
+@admin.register(Counter)
+class CounterAdmin(ReadOnly):
+    list_display = ("name", "subject", "host", "value")
+    list_filter = ("name", "host")
+    search_fields = ("name", "subject")
+    ordering = ("name", "host", "subject")
+
+
+@admin.register(LatestSnapshot)
+class LatestSnapshotAdmin(Forgettable):
+    list_display = ("host", "seq", "at")
+    list_filter = ("host",)
+    search_fields = ("host",)
+    date_hierarchy = "at"
+    ordering = ("host",)
+
+
+class Seconds(ReadOnly):
+    """Rows by the second: there are many, so nothing here counts them all."""
+
+    @admin.display(description="at", ordering="t")
+    def at(self, row: Any) -> datetime:
+        return datetime.fromtimestamp(row.t, UTC)
+
+
+@admin.register(Sample)
+class SampleAdmin(Seconds):
+    list_display = ("at", "gpu", "utilization_pct", "memory", "power_w", "temperature_c")
+    list_filter = ("gpu__host", "gpu__index")
+    list_select_related = ("gpu",)
+    search_fields = ("gpu__uuid", "gpu__host")
+    ordering = ("-id",)
+
+    @admin.display(description="memory used", ordering="memory_used_bytes")
+    def memory(self, sample: Sample) -> str:
+        return formats.gib(sample.memory_used_bytes)
+
+
+@admin.register(HostSample)
+class HostSampleAdmin(Seconds):
+    list_display = ("at", "host", "cpu_pct", "load_1", "memory", "io_pressure_pct")
+    list_filter = ("host",)
+    search_fields = ("host",)
+    ordering = ("-id",)
+
+    @admin.display(description="memory used", ordering="memory_used_bytes")
+    def memory(self, sample: HostSample) -> str:
+        return formats.gib(sample.memory_used_bytes)
+
+
+@admin.register(GpuMinute, GpuHour)
+class GpuRollupAdmin(Seconds):
+    list_display = ("at", "gpu", "seen_s", "utilization_pct_s", "energy_j", "temperature_max_c")
+    list_filter = ("gpu__host", "gpu__index")
+    list_select_related = ("gpu",)
+    search_fields = ("gpu__uuid", "gpu__host")
+    ordering = ("-id",)
+
+
+@admin.register(HostMinute, HostHour)
+class HostRollupAdmin(Seconds):
+    list_display = ("at", "host", "seen_s", "cpu_pct_s", "cpu_max_pct", "load_max")
+    list_filter = ("host",)
+    search_fields = ("host",)
+    ordering = ("-id",)
+
+
+@admin.register(ProcessUse)
+class ProcessUseAdmin(ReadOnly):
+    list_display = ("program", "user", "pid", "gpu", "first_seen_at", "sm_s", "known_s", "source")
+    list_filter = ("host", "source", "gpu__index")
+    list_select_related = ("gpu",)
+    search_fields = ("program", "user", "job_owner", "job_ref", "pid", "gpu__uuid")
+    date_hierarchy = "first_seen_at"
+    ordering = ("-id",)
+
+
+@admin.register(ProcessMinute, ProcessHour)
+class ProcessRollupAdmin(Seconds):
+    list_display = ("at", "use", "sm_s", "held_s", "known_s", "joules")
+    list_select_related = ("use",)
+    search_fields = ("use__user", "use__program", "use__gpu__uuid")
+    ordering = ("-id",)
+
+
+@admin.register(Incident)
+class IncidentAdmin(ReadOnly):
+    list_display = ("text", "rule", "severity", "user", "host", "opened_at", "closed_at")
+    list_filter = (
+        ("closed_at", admin.EmptyFieldListFilter),
+        "rule",
+        "severity",
+        "host",
+    )
+    search_fields = ("text", "user", "job_owner", "job_ref", "program", "pid")
+    date_hierarchy = "opened_at"
+    ordering = ("-opened_at", "-id")
+
+
+@admin.register(Exemption)
+class ExemptionAdmin(ReadOnly):
+    list_display = ("scope", "name", "rule", "by", "from_at", "until_at", "reason")
+    list_filter = ("scope", "rule")
+    search_fields = ("name", "reason", "by")
+    date_hierarchy = "from_at"
+    ordering = ("-id",)
+
+
+@admin.register(CpuScanState)
+class CpuScanStateAdmin(Forgettable):
+    list_display = ("host", "at")
+    search_fields = ("host",)
+    ordering = ("host",)
+
+
+@admin.register(Pattern)
+class PatternAdmin(ReadOnly):
+    list_display = ("text", "user", "hits", "chances", "mean_pct", "found_at")
+    list_filter = ("host", "days")
+    search_fields = ("text", "user", "program")
+    ordering = ("-hits", "id")
+
+
+@admin.register(ItemFault)
+class ItemFaultAdmin(ReadOnly):
+    list_display = ("item", "part", "host", "fault", "failures", "since_at", "retry_at")
+    list_filter = ("part", "host")
+    search_fields = ("item", "fault")
+    date_hierarchy = "since_at"
+    ordering = ("-last_at",)

@@ -1,0 +1,207 @@
+"""Validation of REST bodies, parameters and posted texts; filters of lists.
+
+REST refuses unknown fields. Filters of a page ignore unknown values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from datetime import datetime
+from difflib import get_close_matches
+from functools import wraps
+from typing import Annotated, Any, ClassVar, Self, get_type_hints
+from urllib.parse import urlencode
+
+from django.core.exceptions import BadRequest
+from django.http import HttpRequest, HttpResponse
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, model_validator
+from pydantic_core import PydanticCustomError
+
+from monitor.facts.input_rules import (
+    CHARACTER_SENTENCE,
+    TIME_SENTENCE,
+    character_problem,
+    holds_unstorable,
+    is_number,
+    is_storable,
+    parse_time,
+)
+
+# The kind of a validation error whose message is for the user as it is.
+SENTENCE = "sentence"
+
+
+class InvalidInput(Exception):
+    """422: what is wrong, by field."""
+
+    def __init__(self, errors: Sequence[tuple[str, str]]) -> None:
+        super().__init__("; ".join(f"{field}: {text}" for field, text in errors))
+        self.errors = tuple(errors)
+
+
+def sentence_error(text: str, field: str = "") -> PydanticCustomError:
+    """A validation error with a sentence; `field` names another field than the one checked."""
+    return PydanticCustomError(SENTENCE, "{text}", {"text": text, "field": field})
+
+
+class RequestBody(BaseModel):
+    """A JSON object without unknown fields; its texts can be stored."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _check_characters(cls, data: Any) -> Any:
+        for name, value in data.items() if isinstance(data, Mapping) else ():
+            if not is_storable(name):
+                raise sentence_error(CHARACTER_SENTENCE, ascii(name)[1:-1])
+            if holds_unstorable(value):
+                raise sentence_error(CHARACTER_SENTENCE, name)
+        return data
+
+
+def _time(value: object) -> datetime:
+    if isinstance(value, datetime):
+        return value
+    try:
+        return parse_time(value if isinstance(value, str) else "")
+    except ValueError:
+        raise sentence_error(TIME_SENTENCE) from None
+
+
+def _plain(text: str) -> str:
+    if problem := character_problem(text):
+        raise sentence_error(problem)
+    return text
+
+
+def _lines(text: str) -> str:
+    if problem := character_problem(text, lines=True):
+        raise sentence_error(problem)
+    return text
+
+
+# A time with its offset, in UTC afterwards.
+Moment = Annotated[datetime, BeforeValidator(_time)]
+# A name or a reason: neither control nor format characters. Lines: line ends are possible.
+PlainText = Annotated[str, AfterValidator(_plain)]
+PlainLines = Annotated[str, AfterValidator(_lines)]
+
+
+def refuse_unknown_parameters(view: Callable[..., Any]) -> Callable[..., Any]:
+    """Answer 422 when the address has a parameter that the operation does not know."""
+    known = _query_names(view)
+
+    @wraps(view)
+    def checked(request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
+        if request.GET:
+            in_path = request.resolver_match.kwargs if request.resolver_match else {}
+            _refuse_unknown(request.GET, known - set(in_path))
+        return view(request, *args, **kwargs)
+
+    return checked
+
+
+def _refuse_unknown(query: Mapping[str, Any], known: set[str]) -> None:
+    unknown = [name for name in query if name not in known]
+    if unknown:
+        raise InvalidInput([(name[:100], unknown_name(name, known)) for name in unknown[:10]])
+
+
+def unknown_name(name: str, known: set[str]) -> str:
+    """The sentence for a field or parameter that does not exist."""
+    close = get_close_matches(name[:100], known, 1)
+    return f"There is no such field.{f' Did you mean {close[0]}?' if close else ''}"
+
+
+def _query_names(view: Callable[..., Any]) -> set[str]:
+    hints = get_type_hints(view, include_extras=True)
+    return {
+        _alias(hint) or name
+        for name, hint in hints.items()
+        if name not in ("request", "return")
+        and not (isinstance(hint, type) and issubclass(hint, BaseModel | HttpResponse))
+        and not any(_is_header(mark) for mark in getattr(hint, "__metadata__", ()))
+    }
+
+
+def _alias(hint: object) -> str | None:
+    """The name of the parameter in the address, if it differs from the argument's."""
+    marks = getattr(hint, "__metadata__", ())
+    return next((mark.alias for mark in marks if getattr(mark, "alias", None)), None)
+
+
+def _is_header(mark: object) -> bool:
+    source = getattr(mark, "_param_source", None)
+    return callable(source) and source() == "header"
+
+
+class RefusedText(BadRequest):
+    """422: the message is a sentence for the user."""
+
+
+def posted_text(request: HttpRequest, name: str, longest: int) -> str:
+    """A field without surrounding spaces, cut at `longest` characters.
+
+    Raises RefusedText for control and format characters other than line ends.
+    """
+    text = request.POST.get(name, "").strip()[:longest]
+    if problem := character_problem(text, lines=True):
+        raise RefusedText(problem)
+    return text
+
+
+@dataclass(frozen=True, slots=True)
+class ListFilters:
+    """Filters of a page of a list, one text field each; `page` counts from 1."""
+
+    PER_PAGE: ClassVar[int] = 50
+    MOST_PAGES: ClassVar[int] = 2000
+    LONGEST_TEXT: ClassVar[int] = 150
+
+    page: int = 1
+
+    @classmethod
+    def from_query(cls, query: Mapping[str, str]) -> Self:
+        """Unknown filters and values are ignored."""
+        values: dict[str, Any] = {}
+        for name in cls._names():
+            text = str(query.get(name, "")).replace("\0", "").strip()[: cls.LONGEST_TEXT]
+            if (value := cls.accepted(name, text)) is not None:
+                values[name] = value
+        number = str(query.get("page", "")).strip()
+        if is_number(number, digits=8):
+            values["page"] = min(max(int(number), 1), cls.MOST_PAGES)
+        return cls(**values)
+
+    @classmethod
+    def accepted(cls, name: str, text: str) -> str | None:
+        """The value of a filter. None = its default. Pages override it to refuse values."""
+        return text or None
+
+    @classmethod
+    def _names(cls) -> list[str]:
+        return [field.name for field in fields(cls) if field.name != "page"]
+
+    @property
+    def skip(self) -> int:
+        """The number of lines before this page."""
+        return (self.page - 1) * self.PER_PAGE
+
+    def with_(self, **changes: str) -> str:
+        """The query with these changes, from the first page on."""
+        values = {name: str(getattr(self, name)) for name in self._names()} | changes
+        return f"?{urlencode({name: value for name, value in values.items() if value})}"
+
+    def newer(self) -> str | None:
+        """The query of the previous page; None on the first one."""
+        return self.with_(page=str(self.page - 1)) if self.page > 1 else None
+
+    def older(self, matches: int) -> str | None:
+        """The query of the next page, if more than one page of lines matched."""
+        return self.with_(page=str(self.page + 1)) if matches > self.PER_PAGE else None
+
+    def is_set(self, *names: str) -> bool:
+        """Whether any of these filters, by default any at all, has a value."""
+        return any(getattr(self, name) for name in names or self._names())

@@ -1,0 +1,70 @@
+"""Policy: the policies of the monitor by their stable names, and the presets of each profile.
+
+A policy is a frozen dataclass of thresholds. The defaults are those of the profile "server".
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from monitor.alerts.policy import AlertPolicy
+from monitor.constraints.policy import ConstraintPolicy
+from monitor.enforcement.policy import EnforcementPolicy
+from monitor.gpus.policy.cooling import CoolingPolicy
+from monitor.gpus.policy.health import HealthPolicy
+from monitor.incidents.policy.patterns import PatternPolicy
+from monitor.incidents.policy.thresholds import BookingPolicy, GpuTimePolicy, MemoryPolicy
+from monitor.presence.policy.thresholds import PresencePolicy
+from monitor.usage.policy.ranges import RetentionPolicy
+
+POLICIES: dict[str, type[Any]] = {
+    "constraints": ConstraintPolicy,
+    "alerts": AlertPolicy,
+    "cooling": CoolingPolicy,
+    "enforcement": EnforcementPolicy,
+    "presence": PresencePolicy,
+    "health": HealthPolicy,
+    "hogs": GpuTimePolicy,
+    "memory_hogs": MemoryPolicy,
+    "claims": BookingPolicy,
+    "patterns": PatternPolicy,
+    "retention": RetentionPolicy,
+}
+
+# Values that differ from the defaults, by profile and policy.
+PROFILES: dict[str, dict[str, dict[str, Any]]] = {
+    "desktop": {
+        "constraints": {"cpu_busy_pct": 90.0, "cpu_wait_pct": 60.0},
+        # The interactive user may use everything; only waste is reported.
+        "hogs": {"sustained_on": False, "fair_on": False, "cpu_on": False},
+        "memory_hogs": {"hog_on": False, "idle_on": False},
+        "presence": {"enabled": True, "yields": "all"},
+    },
+    "server": {},
+    "coordinator": {
+        "claims": {"unclaimed_on": True},
+        "constraints": {
+            "cpu_busy_pct": 70.0,
+            "cpu_calm_pct": 50.0,
+            "memory_busy_pct": 60.0,
+            "memory_calm_pct": 55.0,
+        },
+    },
+}
+# Headings of the page of rules; policies without a topic come last.
+TOPICS: dict[str, tuple[str, ...]] = {
+    "Overuse and enforcement": (
+        "hogs",
+        "memory_hogs",
+        "claims",
+        "patterns",
+        "presence",
+        "enforcement",
+    ),
+    "Health and operation": ("constraints", "health", "cooling", "alerts", "retention"),
+}
+PROFILE_WORDS = {
+    "desktop": "a workstation; an interactive user has priority on the GPUs in use",
+    "server": "a server that many users share",
+    "coordinator": "a host that serves other hosts and should carry little load",
+}

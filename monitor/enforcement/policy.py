@@ -1,0 +1,247 @@
+"""Enforcement plan of an incident: warn, warn again, then act; lasting steps are undone.
+
+Enforcement acts only if an operator enabled it, only within the scope of the policy, and only
+after a warning has reached the owner.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from enum import StrEnum
+from fnmatch import fnmatchcase
+
+from monitor.facts.thresholds import threshold
+from monitor.incidents.facts import ENFORCEABLE, HOG_RULES, IDLE_HELD, NEUTRAL_UNLESS_HOG
+
+
+@dataclass(frozen=True, slots=True)
+class EnforcementPolicy:
+    """Automatic steps against processes that harm other users."""
+
+    # fmt: off
+    enabled: bool = threshold(False, "Enforce",
+        "Take the steps below against processes with open incidents.")
+    dry_run: bool = threshold(True, "Dry run",
+        "Only report each step, in events and on the incident's page.")
+    users: tuple[str, ...] = threshold((), "Users",
+        "Act on processes of these users; * = all users. Processes of root and of system accounts "
+        "are always exempt.")
+    programs: tuple[str, ...] = threshold(("*",), "Programs",
+        "Act on these programs; wildcards such as python* are allowed.")
+    containers: tuple[str, ...] = threshold((), "Containers",
+        "Also act on processes in these containers; wildcards are allowed.")
+    hosts: tuple[str, ...] = threshold(("*",), "Hosts",
+        "Act on these hosts; wildcards are allowed.")
+    rules: tuple[str, ...] = threshold((*HOG_RULES, IDLE_HELD), "Rules", choices=ENFORCEABLE,
+        help="Act on incidents of these rules.")
+    warn_again_minutes: float = threshold(30, "Second warning", unit="min", ge=0, le=10_080,
+        help="Time after the first warning. 0 = skip this step.")
+    renice_minutes: float = threshold(45, "Lower CPU and disk priority",
+        unit="min", ge=0, le=10_080,
+        help="Time after the first warning. 0 = skip this step.")
+    limit_minutes: float = threshold(60, "Limit CPU and memory", unit="min", ge=0, le=10_080,
+        help="Time after the first warning; needs a cgroup that gpucoord manages. 0 = skip this "
+             "step.")
+    freeze_minutes: float = threshold(0, "Duty-cycle the process", unit="min", ge=0, le=10_080,
+        help="Time after the first warning; the process is then stopped for part of the time. 0 = "
+             "skip this step.")
+    terminate_minutes: float = threshold(0, "Terminate (SIGTERM)", unit="min", ge=0, le=10_080,
+        help="Time after the first warning. 0 = skip this step.")
+    kill_minutes: float = threshold(0, "Kill (SIGKILL)", unit="min", ge=0, le=10_080,
+        help="Time after SIGTERM. 0 = never.")
+    grace_minutes: float = threshold(10, "Time to react", unit="min", ge=1, le=10_080,
+        help="Minimum time between a delivered warning and the next step.")
+    nice: int = threshold(10, "Nice value", "19 is the lowest priority.", ge=1, le=19)
+    cpu_cores: float = threshold(1.0, "CPU limit", unit="cores", ge=0.1, le=1024,
+        help="CPU cores available to a limited process.")
+    memory_gib: float = threshold(0, "Memory limit", unit="GiB", ge=0, le=65_536,
+        help="Host memory available to a limited process. 0 = no limit.")
+    run_s: float = threshold(10, "Duty cycle: run time", unit="s", ge=0.1, le=600,
+        help="The process runs for this time in each cycle.")
+    stop_s: float = threshold(10, "Duty cycle: stop time", unit="s", ge=0.1, le=600,
+        help="The process is stopped for this time in each cycle.")
+    # fmt: on
+
+    def conflicts(self) -> dict[str, str]:
+        """Steps that are not left out must be in ascending order of time."""
+        order = (
+            "warn_again_minutes",
+            "renice_minutes",
+            "limit_minutes",
+            "freeze_minutes",
+            "terminate_minutes",
+        )
+        texts: dict[str, str] = {}
+        previous, latest = "", 0.0
+        for name in order:
+            minutes = getattr(self, name)
+            if minutes and minutes < latest:
+                texts[name] = f"it must not come before {previous}"
+            if minutes:
+                previous, latest = name, minutes
+        return texts
+
+
+# Lower uids belong to the system, by the convention of Linux distributions.
+FIRST_USER_UID = 1000
+NOBODY = 65534
+SYSTEM_USERS = ("root", "daemon", "nobody")
+# The pause before a warning that could not be written is tried again.
+WARN_AGAIN_AFTER = timedelta(minutes=10)
+
+
+class Step(StrEnum):
+    """The steps in their order."""
+
+    WARN = "warn"
+    WARN_AGAIN = "warn_again"
+    RENICE = "renice"
+    LIMIT = "limit"
+    FREEZE = "freeze"
+    TERMINATE = "terminate"
+    KILL = "kill"
+
+
+WARNINGS = (Step.WARN, Step.WARN_AGAIN)
+# Lasting steps: they are undone when the incident closes.
+UNDOABLE = (Step.RENICE, Step.LIMIT, Step.FREEZE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AccusedProcess:
+    """The process of an incident in the newest snapshot.
+
+    is_there: a process with this pid and start time is in the snapshot.
+    """
+
+    host: str
+    user: str = ""
+    uid: int | None = None
+    program: str = ""
+    container: str = ""
+    job_ref: str = ""
+    is_there: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnforcementCase:
+    """An incident.
+
+    is_hog: above the own share while others waited, or memory held idle. is_paused: snoozed or
+    exempted by an operator. resumed_at: when the last steps were undone: the plan starts again.
+    """
+
+    rule: str
+    is_hog: bool
+    is_open: bool
+    is_paused: bool
+    accused: AccusedProcess
+    resumed_at: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TakenStep:
+    """A past step. `reached_at`: when a warning reached its owner; None = not yet."""
+
+    step: Step
+    at: datetime
+    was_refused: bool = False
+    reached_at: datetime | None = None
+
+
+def exclusion_reason(case: EnforcementCase, policy: EnforcementPolicy) -> str | None:
+    """Why enforcement never acts on this process; None if it is within the scope."""
+    accused = case.accused
+    if accused.job_ref:
+        return "It is a job of gpucoord: the scheduler handles it."
+    if not accused.user or accused.uid is None:
+        return "Its owner is unknown."
+    if accused.uid < FIRST_USER_UID or accused.uid == NOBODY or accused.user in SYSTEM_USERS:
+        return "It belongs to a system account."
+    if case.rule not in policy.rules:
+        return "The rule is not in the scope."
+    if case.rule in NEUTRAL_UNLESS_HOG and not case.is_hog:
+        return "Its use takes nothing from a waiting job."
+    if not _matches(accused.user, policy.users):
+        return f"{accused.user} is not in the scope."
+    if not _matches(accused.program, policy.programs):
+        return f"{accused.program or 'Its program'} is not in the scope."
+    if not _matches(accused.host, policy.hosts):
+        return f"{accused.host} is not in the scope."
+    if accused.container and not _matches(accused.container, policy.containers):
+        return "Its container is not in the scope."
+    return None
+
+
+def _matches(name: str, patterns: Iterable[str]) -> bool:
+    return bool(name) and any(fnmatchcase(name, pattern) for pattern in patterns)
+
+
+def is_enforceable(case: EnforcementCase, policy: EnforcementPolicy) -> bool:
+    """Whether enforcement may act on the incident now."""
+    return (
+        policy.enabled
+        and case.is_open
+        and not case.is_paused
+        and exclusion_reason(case, policy) is None
+    )
+
+
+def plan(policy: EnforcementPolicy) -> tuple[tuple[Step, timedelta], ...]:
+    """The enabled steps, each with its time since the first warning."""
+    minutes = {
+        Step.WARN_AGAIN: policy.warn_again_minutes,
+        Step.RENICE: policy.renice_minutes,
+        Step.LIMIT: policy.limit_minutes,
+        Step.FREEZE: policy.freeze_minutes,
+        Step.TERMINATE: policy.terminate_minutes,
+    }
+    steps = [(step, timedelta(minutes=m)) for step, m in minutes.items() if m > 0]
+    if policy.terminate_minutes > 0 and policy.kill_minutes > 0:
+        whole = policy.terminate_minutes + policy.kill_minutes
+        steps.append((Step.KILL, timedelta(minutes=whole)))
+    return tuple(steps)
+
+
+def next_step(
+    case: EnforcementCase,
+    steps_taken: Sequence[TakenStep],
+    policy: EnforcementPolicy,
+    now: datetime,
+) -> Step | None:
+    """The step that is due now; None = no step is due."""
+    if not is_enforceable(case, policy) or not case.accused.is_there:
+        return None
+    by_step = {finding.step: finding for finding in steps_taken}
+    first = by_step.get(Step.WARN)
+    if first is None or (first.was_refused and now - first.at >= WARN_AGAIN_AFTER):
+        return Step.WARN
+    warnings = [by_step[step] for step in WARNINGS if step in by_step]
+    reached = [finding.reached_at for finding in warnings if not finding.was_refused]
+    # No step before every warning sent has reached its owner.
+    if first.was_refused or first.reached_at is None or None in reached:
+        return None
+    begun = max(first.reached_at, case.resumed_at or first.reached_at)
+    last = max(at for at in reached if at is not None)
+    times = plan(policy)
+    for step, after in times:
+        if step in by_step:
+            continue
+        if now - begun < after or now < _earliest(step, dict(times), steps_taken):
+            return None
+        grace = timedelta(minutes=policy.grace_minutes)
+        return step if step in WARNINGS or now - last >= grace else None
+    return None
+
+
+def _earliest(
+    step: Step, after: dict[Step, timedelta], steps_taken: Sequence[TakenStep]
+) -> datetime:
+    """The earliest time of `step`: after a downtime, steps keep their distance to each other."""
+    actions = [since for since in steps_taken if since.step not in WARNINGS]
+    latest = max(actions or steps_taken, key=lambda since: since.at)
+    if not actions:
+        return latest.at
+    return latest.at + max(timedelta(0), after[step] - after.get(latest.step, timedelta(0)))

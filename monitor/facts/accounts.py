@@ -1,0 +1,78 @@
+"""Facts: local accounts of the host, who may log in by them, and the scopes of API tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+
+# Below are root and the accounts of services.
+FIRST_USER_UID = 1000
+NOBODY = "nobody"
+
+
+class TokenScope(StrEnum):
+    """read: see; submit: also submit and change own jobs; operate: also the rights of staff."""
+
+    READ = "read"
+    SUBMIT = "submit"
+    OPERATE = "operate"
+
+
+ALL_SCOPES = frozenset(TokenScope)
+
+
+def up_to(scope: TokenScope) -> frozenset[TokenScope]:
+    """The scope with those that it needs."""
+    order = list(TokenScope)
+    return frozenset(order[: order.index(scope) + 1])
+
+
+def scopes_text(scopes: Iterable[TokenScope]) -> str:
+    """The scopes as a token's row has them."""
+    wanted = set(scopes)
+    return " ".join(scope.value for scope in TokenScope if scope in wanted)
+
+
+def scopes_of(text: str) -> frozenset[TokenScope]:
+    """Reads scopes_text. Words that are no scope give no right."""
+    return frozenset(scope for scope in TokenScope if scope.value in text.split())
+
+
+class LocalAccounts(StrEnum):
+    """Which accounts of the host may log in without a password or token."""
+
+    ANY = "any"
+    GROUP = "group"
+    KNOWN = "known"
+    OWN = "own"
+    NONE = "none"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LocalRule:
+    """`group`: with GROUP. includes_superusers: they may log in, and root as the administrator."""
+
+    accounts: LocalAccounts
+    group: str = ""
+    includes_superusers: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Peer:
+    """The process at the other end of a Unix socket, as the kernel describes it.
+
+    account: name of the uid by NSS; None: it has none. is_service: its uid is gpucoord's own.
+    is_of_job: it descends from a runner, or carries marks of a job. problem: what could not be
+    read about it; "" = nothing.
+    """
+
+    pid: int
+    uid: int
+    account: str | None = None
+    groups: frozenset[str] = frozenset()
+    container: str | None = None
+    is_in_host_namespace: bool = True
+    is_service: bool = False
+    is_of_job: bool = False
+    problem: str = ""

@@ -1,0 +1,66 @@
+"""Facts: claims on GPUs, and jobs that wait for GPUs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from enum import StrEnum
+
+
+class ClaimKind(StrEnum):
+    """script: a job · llm: a model that stays · lock: held through its lock file ·
+
+    unknown: a row with a kind that this version does not have; no user is charged or accused.
+    """
+
+    SCRIPT = "script"
+    LLM = "llm"
+    LOCK = "lock"
+    UNKNOWN = "unknown"
+
+    @classmethod
+    def _missing_(cls, value: object) -> ClaimKind:
+        return cls.UNKNOWN
+
+
+# Kinds of the rows of jobs and models.
+JOB_KINDS = (ClaimKind.SCRIPT, ClaimKind.LLM)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClaimFact:
+    """A job's hold on a GPU, written by the scheduler.
+
+    `seen`: when a process of it was first seen there; `until`: when it ended. An ended claim is
+    kept until the memory of its processes is free. `holder`: the holder of a lock, in words.
+    """
+
+    job_ref: str
+    gpu_uuid: str
+    owner: str
+    memory_bytes: int | None = None
+    exclusive: bool = False
+    leader_pid: int | None = None
+    leader_start_ticks: int | None = None
+    since: datetime | None = None
+    kind: ClaimKind = ClaimKind.SCRIPT
+    seen: datetime | None = None
+    until: datetime | None = None
+    row: int | None = None
+    holder: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Demand:
+    """A job that waits only because other users hold the GPUs that it needs.
+
+    gpus: how many it asks for. gpu_uuids: which would do, () = any. share_pct: the share of the
+    machine that its owner is entitled to, None = as the policy says.
+    """
+
+    owner: str
+    since: datetime
+    job_ref: str = ""
+    gpus: int = 1
+    gpu_uuids: tuple[str, ...] = ()
+    share_pct: float | None = None

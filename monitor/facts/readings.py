@@ -1,0 +1,288 @@
+"""Facts: readings of the probes. Unknown is None, never zero."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from enum import StrEnum
+
+from monitor.facts.claims import ClaimFact as ClaimFact
+from monitor.facts.gpu_states import GpuState
+from monitor.facts.health import Condition, HealthReading, Xid
+from monitor.facts.limits import Limits
+from monitor.facts.presence import OwnerReading
+from monitor.facts.usage import CallCost, EndedProcess, GpuMark, InstanceReading, UseSource
+
+
+class Health(StrEnum):
+    """Whether a GPU answered: `lost` fell off the bus, `failing` answers with errors."""
+
+    OK = "ok"
+    FAILING = "failing"
+    LOST = "lost"
+
+
+class ComputeMode(StrEnum):
+    """The compute mode set with `nvidia-smi -c`, if it restricts processes."""
+
+    EXCLUSIVE = "exclusive process"
+    PROHIBITED = "prohibited"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuReading:
+    """One GPU at an instant. Percent 0..100, bytes, watts, °C, MHz; None = unknown.
+
+    `memory_used_bytes` leaves out what the driver reserves, where it tells that apart.
+    `energy_mj` counts since the driver was loaded. `orphaned_bytes` are used although no listed
+    process holds them, since `orphaned_since`.
+    `compute_mode`: that one process at a time, or none, may compute on it; None: any may.
+    `closed`: why it takes no new work though it is well.
+    A probe leaves state, condition, `closed` and what is orphaned open; the sampler fills them in.
+    """
+
+    uuid: str
+    index: int
+    name: str | None = None
+    pci_id: str | None = None
+    health: Health = Health.OK
+    problem: str | None = None
+    memory_total_bytes: int | None = None
+    memory_used_bytes: int | None = None
+    memory_reserved_bytes: int | None = None
+    utilization_pct: float | None = None
+    memory_utilization_pct: float | None = None
+    power_w: float | None = None
+    power_limit_w: float | None = None
+    temperature_c: float | None = None
+    sm_clock_mhz: int | None = None
+    memory_clock_mhz: int | None = None
+    performance_state: int | None = None
+    compute_mode: ComputeMode | None = None
+    compute_capability: str | None = None
+    architecture: str | None = None
+    cores: int | None = None
+    max_sm_clock_mhz: int | None = None
+    condition: Condition | None = None
+    condition_since: datetime | None = None
+    condition_reason: str | None = None
+    energy_mj: int | None = None
+    orphaned_bytes: int | None = None
+    orphaned_since: datetime | None = None
+    state: GpuState | None = None
+    state_since: datetime | None = None
+    closed: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuProcess:
+    """A pid on one GPU, as the driver lists it. A pid on two GPUs is two of these.
+
+    `kinds` holds the lists it stood in: "C" compute, "G" graphics, "M" MPS.
+    `sm_pct`: its share of the GPU's time since the sweep before, None = unknown, 0 = known idle;
+    `busy_s`: the same in seconds, where the probe counts them. `instance`: its MIG instance.
+    `encoder_pct`: its highest share of the video encoder since then, None = unknown.
+    """
+
+    gpu_uuid: str
+    pid: int
+    memory_bytes: int | None = None
+    sm_pct: float | None = None
+    kinds: str = "C"
+    source: UseSource = UseSource.UNKNOWN
+    busy_s: float | None = None
+    instance: int | None = None
+    encoder_pct: float | None = None
+
+
+class OwnerSource(StrEnum):
+    """How the owner of a process is known, the strongest first."""
+
+    JOB = "job"
+    SUBUID = "subuid"
+    RUNTIME = "runtime"
+    MOUNT = "mount"
+    LOGIN = "login"
+    UID = "uid"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessIdentity:
+    """Who a pid is. `start_ticks` (field 22 of /proc/PID/stat) tells a reused pid apart.
+
+    `uid` is the account that it runs as; `user` the owner, None = unknown;
+    `owner_source` says how the owner is known.
+
+    `lineage` holds the pids from its parent upwards, `session` its session id, `job_cgroup` the
+    cgroup of a job that it is in ("" = none): so a process is known to belong to a job.
+    """
+
+    pid: int
+    start_ticks: int
+    created_at: datetime
+    uid: int | None = None
+    user: str | None = None
+    program: str | None = None
+    command: tuple[str, ...] | None = None
+    session: int | None = None
+    lineage: tuple[int, ...] = ()
+    job_cgroup: str = ""
+    labelled_job: str = ""
+    container: str | None = None
+    owner_source: OwnerSource = OwnerSource.UNKNOWN
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessReading:
+    """A process on one GPU with its owner and job. user None = owner unknown.
+
+    `job_owner` is the person whose job it is; `user` the person whose account it runs as.
+    """
+
+    gpu_uuid: str
+    pid: int
+    start_ticks: int | None = None
+    created_at: datetime | None = None
+    uid: int | None = None
+    user: str | None = None
+    program: str | None = None
+    command: tuple[str, ...] | None = None
+    memory_bytes: int | None = None
+    sm_pct: float | None = None
+    kinds: str = "C"
+    source: UseSource = UseSource.UNKNOWN
+    container: str | None = None
+    instance: int | None = None
+    job_ref: str | None = None
+    job_owner: str | None = None
+    owner_source: OwnerSource = OwnerSource.UNKNOWN
+    encoder_pct: float | None = None
+
+    @property
+    def key(self) -> str:
+        return f"{self.pid}-{self.gpu_uuid[-8:]}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DiskReading:
+    mount: str
+    total_bytes: int
+    free_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pressure:
+    """Pressure stall shares (PSI avg10, percent of time); None where the kernel has none."""
+
+    cpu_some_pct: float | None = None
+    memory_some_pct: float | None = None
+    memory_full_pct: float | None = None
+    io_some_pct: float | None = None
+    io_full_pct: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostCounters:
+    """What the machine counts since it started; rates come from two of these."""
+
+    cpu_busy_s: float | None = None
+    cpu_total_s: float | None = None
+    disk_read_bytes: int | None = None
+    disk_written_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostReading:
+    """The machine at an instant.
+
+    A probe gives `counters`; the sampler makes of two readings cpu_pct and the disk rates, means
+    since the reading before. They are None at the first. Memory is what may be used of it: see
+    `limits`.
+    """
+
+    name: str
+    boot_id: str | None = None
+    cpu_count: int | None = None
+    cpu_pct: float | None = None
+    load_1: float | None = None
+    load_5: float | None = None
+    load_15: float | None = None
+    memory_total_bytes: int | None = None
+    memory_available_bytes: int | None = None
+    swap_total_bytes: int | None = None
+    swap_used_bytes: int | None = None
+    disk_read_bps: float | None = None
+    disk_write_bps: float | None = None
+    disks: tuple[DiskReading, ...] = ()
+    pressure: Pressure = field(default_factory=Pressure)
+    counters: HostCounters = field(default_factory=HostCounters)
+    limits: Limits = field(default_factory=Limits)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuSweep:
+    """What one GPU probe saw. `problem` says why GPUs can't be read, with `remedy`.
+
+    `identities` is filled only by a probe whose pids are not this machine's (simulated).
+    `unnamed`: so many GPUs can't even tell their UUID; `problem` then says why.
+    `query_errors`, `init_failures`: how many there were since the sweep before.
+    `is_fresh` is false where `processes` are those of an earlier sweep. `dropped`: so many of the
+    driver's statements made no sense or named nobody.
+    """
+
+    gpus: tuple[GpuReading, ...] = ()
+    processes: tuple[GpuProcess, ...] = ()
+    identities: dict[int, ProcessIdentity] = field(default_factory=dict)
+    unnamed: int = 0
+    problem: str | None = None
+    remedy: str | None = None
+    health: tuple[HealthReading, ...] = ()
+    xids: tuple[Xid, ...] = ()
+    query_errors: int = 0
+    init_failures: int = 0
+    is_fresh: bool = True
+    ended: tuple[EndedProcess, ...] = ()
+    instances: tuple[InstanceReading, ...] = ()
+    marks: dict[str, GpuMark] = field(default_factory=dict)
+    costs: tuple[CallCost, ...] = ()
+    dropped: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Snapshot:
+    """Host, GPUs and processes at one instant; `seq` grows by one per snapshot of a host.
+
+    `failures`: how many sweeps in a row, up to this one, saw no GPU at all because of a fault.
+    `tried_at`: the last of these sweeps.
+    `query_errors`, `init_failures`: of NVML, in all since this host was first sampled.
+    `dropped`: statements of the driver that made no sense, counted on over all snapshots.
+    `owners`: presence of each GPU's owner, on hosts where it is detected.
+    """
+
+    seq: int
+    at: datetime
+    probe: str
+    host: HostReading
+    gpus: tuple[GpuReading, ...] = ()
+    processes: tuple[ProcessReading, ...] = ()
+    problem: str | None = None
+    remedy: str | None = None
+    failures: int = 0
+    tried_at: datetime | None = None
+    health: tuple[HealthReading, ...] = ()
+    query_errors: int = 0
+    init_failures: int = 0
+    instances: tuple[InstanceReading, ...] = ()
+    costs: tuple[CallCost, ...] = ()
+    dropped: int = 0
+    owners: tuple[OwnerReading, ...] = ()
+
+    def on(self, gpu_uuid: str) -> Sequence[ProcessReading]:
+        return [p for p in self.processes if p.gpu_uuid == gpu_uuid]
+
+    def guest(self, gpu_uuid: str) -> OwnerReading | None:
+        """The owner to whom jobs yield on this GPU; None if absent or only suspected."""
+        there = next((o for o in self.owners if o.gpu_uuid == gpu_uuid), None)
+        return there if there is not None and there.is_told else None

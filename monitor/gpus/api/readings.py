@@ -1,0 +1,243 @@
+"""REST: GPUs and processes from the newest snapshot of each host, and events."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from difflib import get_close_matches
+from typing import Annotated, Any, Literal
+
+from django.conf import settings
+from django.http import HttpRequest
+from ninja import Query, Router, Schema
+from pydantic import Field
+
+from monitor.api.input import InvalidInput, Moment
+from monitor.facts.readings import GpuReading, OwnerSource, ProcessReading, Snapshot
+from monitor.facts.usage import UseSource
+from monitor.gpus.policy import capability, use_split
+from monitor.gpus.policy.use_split import UseSplit
+from monitor.identity.policy.privacy import Viewer, event_text, redact
+from monitor.journal.facts import EVENTS, event_kinds
+from monitor.journal.rows import events
+from monitor.models import Event
+from monitor.snapshot import rows as snapshots
+
+router = Router()
+
+
+class HostBody(Schema):
+    """Host and time of the readings."""
+
+    name: str
+    as_of: datetime
+    probe: str = Field(description="nvml, none or simulated (no value is real).")
+    problem: str | None = Field(description="Why the GPUs can't be read.")
+    remedy: str | None
+
+
+class GuestBody(Schema):
+    """A user at the GPU. until: the time at which jobs may start again after the user has left."""
+
+    user: str | None
+    program: str | None
+    came_at: datetime | None
+    until: datetime | None
+
+
+class GpuBody(Schema):
+    """null = not known; it is never reported as 0."""
+
+    uuid: str
+    index: int
+    host: str
+    name: str | None
+    state: str | None
+    state_since: datetime | None
+    health: str
+    closed: str | None = Field(description="Reason why this healthy GPU takes no new jobs.")
+    condition: str | None = Field(description="healthy, throttled, failing or lost.")
+    condition_since: datetime | None
+    condition_reason: str | None
+    problem: str | None
+    memory_total_bytes: int | None
+    memory_used_bytes: int | None
+    utilization_pct: float | None
+    power_w: float | None
+    power_limit_w: float | None
+    temperature_c: float | None
+    sm_clock_mhz: int | None
+    memory_clock_mhz: int | None
+    performance_state: int | None
+    pci_id: str | None
+    compute_capability: str | None
+    architecture: str | None
+    power: float | None = Field(description="A rank among models: H100 2000, A100 624, …")
+    power_estimated: bool = Field(
+        description="Estimated from cores and clock, for unlisted models."
+    )
+    jobs: list[str] = Field(description="Ids of the jobs that hold the GPU.")
+    jobs_share_pct: float | None = Field(description="Share of its time that jobs use.")
+    others_share_pct: float | None = Field(description="Share that other processes use.")
+    guest: GuestBody | None = Field(description="The user outside the queue who has this GPU.")
+
+
+class ProcessBody(Schema):
+    host: str
+    gpu_uuid: str
+    pid: int
+    user: str | None = Field(description="null = the owner is not known.")
+    program: str | None
+    command: list[str] | None = Field(description="Only for your own processes; operators see all.")
+    memory_bytes: int | None
+    sm_pct: float | None = Field(
+        description="Share of the GPU's time; null = unknown, 0 = known to be idle."
+    )
+    source: UseSource = Field(description="Source of that share.")
+    owner_source: OwnerSource = Field(
+        description="Source of the owner. A uid inside a container names no user."
+    )
+    container: str | None
+    instance: int | None = Field(description="MIG instance.")
+    job: str | None
+    job_owner: str | None
+    created_at: datetime | None
+
+
+class EventBody(Schema):
+    """An event. The names in `kind` are stable."""
+
+    id: int
+    at: datetime
+    kind: str
+    severity: str
+    text: str = Field(description="Details of faults are visible to owners and operators.")
+    host: str | None
+    gpu_uuid: str | None
+    job: str | None
+    owner: str | None
+
+
+class Events(Schema):
+    events: list[EventBody]
+
+
+class Gpus(Schema):
+    hosts: list[HostBody]
+    gpus: list[GpuBody]
+
+
+class Processes(Schema):
+    hosts: list[HostBody]
+    processes: list[ProcessBody]
+
+
+@router.get("gpus/", response=Gpus, summary="List the GPUs", url_name="gpus")
+def list_gpus(request: HttpRequest) -> dict[str, Any]:
+    """Every GPU with its newest reading."""
+    newest = snapshots.newest_all()
+    return {
+        "hosts": [_host(snapshot) for snapshot in newest],
+        "gpus": [gpu for snapshot in newest for gpu in _gpus(snapshot)],
+    }
+
+
+@router.get("processes/", response=Processes, summary="List the processes", url_name="processes")
+def list_processes(request: HttpRequest) -> dict[str, Any]:
+    """Every process on every GPU. A process on two GPUs is listed twice."""
+    viewer = _viewer(request)
+    newest = [redact(snapshot, viewer) for snapshot in snapshots.newest_all()]
+    return {
+        "hosts": [_host(snapshot) for snapshot in newest],
+        "processes": [_process(p, snapshot) for snapshot in newest for p in snapshot.processes],
+    }
+
+
+@router.get("events/", response=Events, summary="List events", url_name="events")
+def list_events(
+    request: HttpRequest,
+    kind: Annotated[str, Query(description="Kind, such as GPU_LOST, or group, such as GPUs.")] = "",
+    severity: Annotated[
+        Literal["", "info", "warning", "error"], Query(description="Minimum severity.")
+    ] = "",
+    since: Annotated[Moment | None, Query(description="Events from this time.")] = None,
+    until: Annotated[Moment | None, Query(description="Events before this time.")] = None,
+    gpu: Annotated[str, Query(description="UUID of the GPU.")] = "",
+    job: Annotated[str, Query(description="Id of the job.")] = "",
+    owner: Annotated[str, Query(description="User name.")] = "",
+    host: Annotated[str, Query(description="Host name.")] = "",
+    skip: Annotated[
+        int, Query(ge=0, le=1_000_000, description="Number of newest events to skip.")
+    ] = 0,
+    limit: Annotated[int, Query(ge=1, le=500)] = 100,
+) -> dict[str, Any]:
+    """Events, newest first."""
+    if kind and kind not in EVENTS and kind not in event_kinds():
+        close = get_close_matches(kind.upper(), event_kinds(), 1)
+        hint = f" Did you mean {close[0]}?" if close else ""
+        raise InvalidInput([("kind", f"There is no such kind of event.{hint}")])
+    filters = {"kind": kind, "gpu_uuid": gpu, "job_ref": job, "owner": owner, "host": host}
+    viewer = _viewer(request)
+    rows = events.recent(limit, least=severity, since=since, until=until, skip=skip, **filters)
+    return {"events": [_event(event, viewer) for event in rows]}
+
+
+def _viewer(request: HttpRequest) -> Viewer:
+    user = request.auth  # type: ignore[attr-defined]
+    return Viewer(user.get_username(), user.is_staff)
+
+
+def _event(event: Event, viewer: Viewer) -> dict[str, Any]:
+    return {
+        "id": event.pk,
+        "at": event.at,
+        "kind": event.kind,
+        "severity": event.severity,
+        "text": event_text(event.kind, event.text, event.owner, viewer),
+        "host": event.host or None,
+        "gpu_uuid": event.gpu_uuid or None,
+        "job": event.job_ref or None,
+        "owner": event.owner or None,
+    }
+
+
+def _host(snapshot: Snapshot) -> dict[str, Any]:
+    return {
+        "name": snapshot.host.name,
+        "as_of": snapshot.at,
+        "probe": snapshot.probe,
+        "problem": snapshot.problem,
+        "remedy": snapshot.remedy,
+    }
+
+
+def _gpus(snapshot: Snapshot) -> list[dict[str, Any]]:
+    holders: dict[str, list[str]] = {}
+    for claim in snapshots.open_claims(snapshot.host.name):
+        holders.setdefault(claim.gpu_uuid, []).append(claim.job_ref)
+    splits = use_split.by_gpu(snapshot)
+    return [
+        _gpu(gpu, snapshot, holders.get(gpu.uuid, []), splits[gpu.uuid]) for gpu in snapshot.gpus
+    ]
+
+
+def _gpu(gpu: GpuReading, snapshot: Snapshot, jobs: list[str], split: UseSplit) -> dict[str, Any]:
+    can = capability.of(gpu, settings.CONFIG.gpu_power)
+    return {
+        **{name: getattr(gpu, name, None) for name in GpuBody.model_fields},
+        "architecture": can.architecture,
+        "power": can.power,
+        "power_estimated": can.power_estimated,
+        "host": snapshot.host.name,
+        "jobs": jobs,
+        "jobs_share_pct": split.jobs_pct,
+        "others_share_pct": split.others_pct,
+        "guest": snapshot.guest(gpu.uuid),
+    }
+
+
+def _process(process: ProcessReading, snapshot: Snapshot) -> dict[str, Any]:
+    return {
+        **{name: getattr(process, name, None) for name in ProcessBody.model_fields},
+        "host": snapshot.host.name,
+        "job": process.job_ref,
+    }

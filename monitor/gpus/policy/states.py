@@ -1,0 +1,175 @@
+"""The state of each GPU and its begin."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+
+from monitor.facts.claims import JOB_KINDS, ClaimFact, ClaimKind
+from monitor.facts.gpu_states import (
+    ClosureFact,
+    ClosureKind,
+    GpuState,
+    IllegalGpuTransition,
+    check_transition,
+)
+from monitor.facts.health import Condition
+from monitor.facts.readings import GpuReading, Health, ProcessReading
+
+# Older drivers report some memory as used on an empty GPU; this is more.
+HELD_BYTES = 1024**3
+BROKEN = frozenset({GpuState.LOST, GpuState.FAILING})
+# A job without a GPU process after this time counts as running on its GPU.
+BOOTS_AT_MOST = timedelta(minutes=5)
+# A model service below this use is waiting for requests.
+LLM_BUSY_PCT = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class StateChange:
+    """A change of a GPU from `old` to `reading`; `old` is None for a new GPU."""
+
+    reading: GpuReading
+    old: GpuReading | None
+
+    @property
+    def was(self) -> GpuState | None:
+        return self.old.state if self.old else None
+
+
+@dataclass(frozen=True, slots=True)
+class States:
+    """Readings with their states, the changes, and texts about illegal transitions."""
+
+    gpus: tuple[GpuReading, ...]
+    changes: tuple[StateChange, ...]
+    faults: tuple[str, ...]
+
+
+def state_of(
+    gpu: GpuReading,
+    processes: Sequence[ProcessReading],
+    claims: Sequence[ClaimFact],
+    now: datetime,
+    *,
+    paused: bool = False,
+) -> GpuState:
+    """`processes` and `claims` are those of this GPU; claims include ended, unreleased ones."""
+    if gpu.health is Health.LOST:
+        return GpuState.LOST
+    if gpu.health is Health.FAILING:
+        return GpuState.FAILING
+    if paused:
+        return GpuState.PAUSED
+    if gpu.condition is Condition.THROTTLED:
+        return GpuState.THROTTLED
+    return _work(gpu, processes, claims, now)
+
+
+def with_states(
+    gpus: Sequence[GpuReading],
+    processes: Iterable[ProcessReading],
+    claims: Iterable[ClaimFact],
+    before: Mapping[str, GpuReading],
+    now: datetime,
+    closures: Iterable[ClosureFact] = (),
+    *,
+    watched: bool = True,
+) -> States:
+    """Add the state to each reading. An illegal transition is reported, but the new state applies.
+
+    `watched` is False after a gap in sampling, when any transition is possible.
+    """
+    on: dict[str, list[ProcessReading]] = defaultdict(list)
+    for process in processes:
+        on[process.gpu_uuid].append(process)
+    claimed: dict[str, list[ClaimFact]] = defaultdict(list)
+    for claim in claims:
+        claimed[claim.gpu_uuid].append(claim)
+    closed: dict[str, list[ClosureFact]] = defaultdict(list)
+    for closure in closures:
+        closed[closure.gpu_uuid].append(closure)
+    readings: list[GpuReading] = []
+    changes: list[StateChange] = []
+    faults: list[str] = []
+    for gpu in gpus:
+        old, why = before.get(gpu.uuid), closed[gpu.uuid]
+        paused = any(c.kind is ClosureKind.PAUSED for c in why)
+        state = state_of(gpu, on[gpu.uuid], claimed[gpu.uuid], now, paused=paused)
+        stays = old is not None and old.state is state
+        since = (old.state_since if old and stays else None) or now
+        text = " ".join([*(c.text for c in why), *_locks(claimed[gpu.uuid])]) or None
+        readings.append(replace(gpu, state=state, state_since=since, closed=text))
+        if not stays:
+            changes.append(StateChange(readings[-1], old))
+            faults += _fault(gpu, old, state) if watched else []
+    return States(tuple(readings), tuple(changes), tuple(faults))
+
+
+def _locks(claims: Iterable[ClaimFact]) -> list[str]:
+    by = [c.holder for c in claims if c.kind is ClaimKind.LOCK and c.exclusive]
+    return [f"Locked by {', '.join(by)}."] if by else []
+
+
+def _fault(gpu: GpuReading, old: GpuReading | None, state: GpuState) -> list[str]:
+    try:
+        check_transition(old.state if old else None, state)
+    except IllegalGpuTransition as error:
+        return [f"GPU {gpu.index}: {error}"]
+    return []
+
+
+def _work(
+    gpu: GpuReading,
+    processes: Sequence[ProcessReading],
+    claims: Sequence[ClaimFact],
+    now: datetime,
+) -> GpuState:
+    """A claim boots until its processes appear, and cools until its memory is released."""
+    ours = [c for c in claims if c.until is None and c.kind in JOB_KINDS]
+    booting = {c.kind for c in ours if _boots(c, now)}
+    working = [c for c in ours if not _boots(c, now)]
+    if any(c.kind is ClaimKind.SCRIPT for c in working):
+        return GpuState.SCRIPT_BUSY
+    if booting:
+        is_script = ClaimKind.SCRIPT in booting
+        return GpuState.BOOTING_SCRIPT if is_script else GpuState.BOOTING_LLM
+    if working:
+        return GpuState.LLM_BUSY if _answers(gpu, processes, working) else GpuState.LLM_READY
+    if any(c.until is not None and _must_cool(c, processes) for c in claims):
+        return GpuState.COOLING
+    locked = any(c.kind is ClaimKind.LOCK for c in claims)
+    locked |= any(c.kind is ClaimKind.UNKNOWN and c.until is None for c in claims)
+    return GpuState.EXTERNAL if processes or locked or _is_held(gpu) else GpuState.IDLE
+
+
+def _boots(claim: ClaimFact, now: datetime) -> bool:
+    return claim.seen is None and not _lasted(claim, now)
+
+
+def _lasted(claim: ClaimFact, until: datetime) -> bool:
+    return claim.since is not None and until - claim.since > BOOTS_AT_MOST
+
+
+def _must_cool(claim: ClaimFact, processes: Iterable[ProcessReading]) -> bool:
+    """A claim whose processes were never seen cools only if one of them is present now."""
+    if claim.seen is not None or (claim.until is not None and _lasted(claim, claim.until)):
+        return True
+    return any(p.job_ref == claim.job_ref for p in processes)
+
+
+def _answers(
+    gpu: GpuReading, processes: Iterable[ProcessReading], models: Iterable[ClaimFact]
+) -> bool:
+    """By the use of its processes; if unknown, by the use of the whole GPU."""
+    refs = {c.job_ref for c in models}
+    shares = [p.sm_pct for p in processes if p.job_ref in refs]
+    known = [share for share in shares if share is not None]
+    return max(known, default=gpu.utilization_pct or 0) >= LLM_BUSY_PCT
+
+
+def _is_held(gpu: GpuReading) -> bool:
+    """Whether memory is in use although no process is listed (orphaned or hidden)."""
+    return (gpu.memory_used_bytes or 0) >= HELD_BYTES

@@ -1,0 +1,336 @@
+"""The owner and container of a process, by a ladder of evidence.
+
+Job, subordinate uid range, owner of the user namespace, mounted home folder, login, uid: the first
+evidence that is available decides. A uid inside a container never names a person of the host.
+Labels of a container name no one, because anyone may write them; they only contradict.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+
+from monitor.facts.readings import (
+    ClaimFact,
+    GpuProcess,
+    OwnerSource,
+    ProcessIdentity,
+    ProcessReading,
+)
+
+# What the kernel says of a process without a login.
+NO_LOGIN = 0xFFFFFFFF
+# Below are root and the accounts of services.
+FIRST_USER_UID = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class UidRange:
+    """`count` uids of the host from `first`; of /etc/subuid also whose they are."""
+
+    first: int
+    count: int
+    owner_uid: int | None = None
+
+    def holds(self, other: UidRange) -> bool:
+        end = other.first + other.count
+        return self.first <= other.first and end <= self.first + self.count
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Credentials:
+    """What the kernel says of a process; all uids as the host counts them, None = unknown.
+
+    namespace_owner_uid: the account that made its user namespace. session_uid: the user slice of
+    systemd that its cgroup is in. mount_owners: the persons into whose closed home folders its bind
+    mounts lead. labelled: the persons whom the labels of its container name.
+    is_labelled_known: the labels were read, or there are none to read. labelled_job: the job that
+    a label names.
+    """
+
+    uid: int | None
+    login_uid: int | None = None
+    container: str | None = None
+    is_in_host_namespace: bool = True
+    uid_map: tuple[UidRange, ...] = ()
+    namespace_owner_uid: int | None = None
+    session_uid: int | None = None
+    mount_owners: frozenset[int] = frozenset()
+    labelled: frozenset[str | int] = frozenset()
+    is_labelled_known: bool = True
+    labelled_job: str = ""
+    job_cgroup: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """uid None: unknown."""
+
+    uid: int | None
+    source: OwnerSource
+
+
+UNKNOWN = Owner(None, OwnerSource.UNKNOWN)
+
+
+def owner_of(process: Credentials, subordinate: Sequence[UidRange] = ()) -> Owner:
+    """`subordinate`: the ranges of /etc/subuid."""
+    if not process.is_in_host_namespace:
+        found = _owner_of_namespace(process, subordinate)
+        # Docker's remapped uids name an account of docker only.
+        is_open = found.uid is None and process.container is not None
+        return _owner_of_container(process) if is_open else found
+    if process.container is not None:
+        return _owner_of_container(process)
+    if process.uid is None:
+        return UNKNOWN
+    is_service = process.uid < FIRST_USER_UID
+    if is_service and process.login_uid not in (None, NO_LOGIN, 0):
+        # sudo hides no one: the account that logged in started the process.
+        return Owner(process.login_uid, OwnerSource.LOGIN)
+    return Owner(process.uid, OwnerSource.UID)
+
+
+def _owner_of_container(process: Credentials) -> Owner:
+    """All evidence must name one person.
+
+    The home folders that it mounts; and of podman, which has no service that starts containers for
+    others, the login. The login of docker's processes is that of the account that started docker.
+    """
+    login = process.login_uid if (process.container or "").startswith("podman ") else None
+    logins = {login} if login is not None and FIRST_USER_UID <= login < NO_LOGIN else set()
+    people = process.mount_owners | logins
+    if len(people) != 1 or not process.is_labelled_known or process.labelled - people:
+        return UNKNOWN
+    (person,) = people
+    return Owner(person, OwnerSource.MOUNT if process.mount_owners else OwnerSource.LOGIN)
+
+
+def _owner_of_namespace(process: Credentials, subordinate: Sequence[UidRange]) -> Owner:
+    """The uid map names whose ranges are used; who made the namespace has to agree.
+
+    A runtime of root may use the ranges of any account, so these alone name no person.
+    """
+    maker = process.namespace_owner_uid
+    if maker is not None:
+        makers = {maker} if maker >= FIRST_USER_UID else set()
+        makers = _owners(UidRange(maker, 1), subordinate) or makers
+    else:
+        makers = {process.session_uid} if process.session_uid is not None else set()
+    mapped = {uid for part in process.uid_map for uid in _owners(part, subordinate)}
+    if len(makers) != 1:
+        return UNKNOWN
+    (person,) = makers
+    if person in mapped:
+        return Owner(person, OwnerSource.SUBUID)
+    return UNKNOWN if mapped or maker is None else Owner(person, OwnerSource.RUNTIME)
+
+
+def _owners(part: UidRange, subordinate: Iterable[UidRange]) -> set[int]:
+    """The persons in whose range `part` lies."""
+    owner_uids = (s.owner_uid for s in subordinate if s.holds(part))
+    return {uid for uid in owner_uids if uid is not None and uid >= FIRST_USER_UID}
+
+
+def uid_map_of(text: str) -> tuple[UidRange, ...]:
+    """The outside ranges of /proc/PID/uid_map; lines that are no map are left out."""
+    return tuple(
+        UidRange(numbers[1], numbers[2])
+        for numbers in map(_numbers, text.splitlines())
+        if len(numbers) == 3
+    )
+
+
+def _numbers(line: str) -> list[int]:
+    words = line.split()
+    return [int(word) for word in words] if all(w.isdecimal() for w in words) else []
+
+
+def subordinate_lines(text: str) -> Iterator[tuple[str, int, int]]:
+    """(account or uid, first, count) of the lines of /etc/subuid."""
+    for line in text.splitlines():
+        name, _, rest = line.strip().partition(":")
+        first, _, count = rest.partition(":")
+        if name and not name.startswith("#") and first.isdecimal() and count.isdecimal():
+            yield name, int(first), int(count)
+
+
+# The long id that every runtime gives its containers; people know its first twelve characters.
+_ID = r"(?P<id>[0-9a-f]{64})"
+_SHORT = 12
+_UUID = r"[0-9a-f]{8}(?:[-_][0-9a-f]{4}){3}[-_][0-9a-f]{12}|[0-9a-f]{32}"
+_POD = re.compile(rf"(?:^|[/-])pod(?P<uid>{_UUID})")
+_RUNTIMES = (
+    ("cri-o", re.compile(rf"crio-{_ID}")),
+    ("containerd", re.compile(rf"(?:cri-containerd-|cri-containerd:|nerdctl-){_ID}")),
+    ("podman", re.compile(rf"libpod-{_ID}")),
+    ("docker", re.compile(rf"(?:docker-|/docker/){_ID}")),
+    # `ctr` and plain containerd put a container right below its namespace.
+    ("containerd", re.compile(rf"^/(?:default|moby|k8s\.io|containerd)/{_ID}")),
+)
+_NAME = r"(?P<name>[\w.-]{1,64})"
+# Runtimes that put the container's own name into the path.
+_NAMED = (
+    ("lxc", re.compile(rf"/lxc(?:\.payload)?[./]{_NAME}")),
+    ("nspawn", re.compile(rf"/machine\.slice/machine-{_NAME}\.scope")),
+    ("nspawn", re.compile(rf"systemd-nspawn@{_NAME}\.service")),
+)
+_SESSION = re.compile(r"/user\.slice/user-(\d{1,10})\.slice(?:/|$)")
+_JOB = re.compile(r"^[^:\n]*:[^:\n]*:(/(?:[^/\n]+/)*\w+-job-\d+-\d+)(?:/|$)", re.MULTILINE)
+_ANY = re.compile(rf"(?:^|[/:-]){_ID}(?:\.scope)?(?:/|$)")
+
+
+def container_of(cgroup: str) -> str | None:
+    """Such as "docker 0123456789ab" or "pod 1b2c3d4e-… 0123456789ab"; None outside of any.
+
+    All controllers of cgroup v1 and the one line of v2 are looked at: the first that tells counts.
+    """
+    for line in cgroup.splitlines():
+        path = line.split(":", 2)[-1]
+        container = _in_path(path)
+        if container is not None:
+            return container
+    return None
+
+
+def _in_path(path: str) -> str | None:
+    pod = _POD.search(path)
+    inside = _runtime(path)
+    if pod is not None:
+        uid = pod["uid"].replace("_", "-")
+        return f"pod {uid} {inside[1]}" if inside else f"pod {uid}"
+    return f"{inside[0]} {inside[1]}" if inside else None
+
+
+def _runtime(path: str) -> tuple[str, str] | None:
+    for name, pattern in _RUNTIMES:
+        match = pattern.search(path)
+        if match:
+            return name, match["id"][:_SHORT]
+    match = _ANY.search(path)
+    if match:
+        return "container", match["id"][:_SHORT]
+    named = ((name, pattern.search(path)) for name, pattern in _NAMED)
+    return next(((name, match["name"]) for name, match in named if match), None)
+
+
+def container_id_of(cgroup: str) -> str | None:
+    """The full id of the container, as runtimes know it; None: it has none."""
+    found = re.search(_ID, cgroup) if container_of(cgroup) else None
+    return found["id"] if found else None
+
+
+def job_cgroup_of(cgroup: str) -> str:
+    """The path of the cgroup of a job (INSTANCE-job-JOB-ATTEMPT) that the process is in, or ""."""
+    found = _JOB.search(cgroup)
+    return found[1] if found else ""
+
+
+def session_uid(cgroup: str) -> int | None:
+    """The uid of the user slice of systemd that the process is in."""
+    match = _SESSION.search(cgroup)
+    return int(match[1]) if match else None
+
+
+def attribute(
+    processes: Iterable[GpuProcess],
+    identities: Mapping[int, ProcessIdentity],
+    claims: Iterable[ClaimFact],
+    names: Mapping[str, str] = MappingProxyType({}),
+) -> tuple[ProcessReading, ...]:
+    """Every process with its owner and job, as far as they are known.
+
+    names: for OS accounts that are not shown by their own name, the name that is shown.
+    The cgroup of a job is that of its leader: a path alone could be imitated.
+    """
+    leaders = {c.leader_pid: c for c in claims if c.leader_pid is not None}
+    cgroups = {
+        identity.job_cgroup: claim
+        for pid, claim in leaders.items()
+        if (identity := identities.get(pid)) is not None
+        and identity.job_cgroup
+        and identity.start_ticks == claim.leader_start_ticks
+    }
+    readings = (_reading(p, identities.get(p.pid), leaders, cgroups) for p in processes)
+    shown = (replace(r, user=names.get(r.user or "", r.user)) if names else r for r in readings)
+    refs = {claim.job_ref: claim for claim in leaders.values()}
+    return tuple(_with_labelled_job(r, identities.get(r.pid), refs) for r in shown)
+
+
+def _with_labelled_job(
+    process: ProcessReading, identity: ProcessIdentity | None, jobs: Mapping[str, ClaimFact]
+) -> ProcessReading:
+    """A container outside of its job's cgroup, by its label.
+
+    Anyone can write labels, so the owner of the container must be the owner of the job.
+    """
+    claim = jobs.get(identity.labelled_job) if identity and process.job_ref is None else None
+    if claim is None or process.user != claim.owner:
+        return process
+    return replace(process, job_ref=claim.job_ref, job_owner=claim.owner)
+
+
+def _reading(
+    process: GpuProcess,
+    identity: ProcessIdentity | None,
+    leaders: Mapping[int, ClaimFact],
+    cgroups: Mapping[str, ClaimFact],
+) -> ProcessReading:
+    claim = _claim(process.pid, identity, leaders)
+    if claim is None and identity is not None and identity.job_cgroup:
+        claim = cgroups.get(identity.job_cgroup)
+    return ProcessReading(
+        gpu_uuid=process.gpu_uuid,
+        pid=process.pid,
+        start_ticks=identity.start_ticks if identity else None,
+        created_at=identity.created_at if identity else None,
+        uid=identity.uid if identity else None,
+        user=identity.user if identity else None,
+        program=identity.program if identity else None,
+        command=identity.command if identity else None,
+        memory_bytes=process.memory_bytes,
+        sm_pct=process.sm_pct,
+        kinds=process.kinds,
+        source=process.source,
+        container=identity.container if identity else None,
+        instance=process.instance,
+        job_ref=claim.job_ref if claim else None,
+        job_owner=claim.owner if claim else None,
+        owner_source=_source(identity, claim),
+        encoder_pct=process.encoder_pct,
+    )
+
+
+def _source(identity: ProcessIdentity | None, claim: ClaimFact | None) -> OwnerSource:
+    if claim is not None:
+        return OwnerSource.JOB
+    return identity.owner_source if identity else OwnerSource.UNKNOWN
+
+
+def _claim(
+    pid: int, identity: ProcessIdentity | None, leaders: Mapping[int, ClaimFact]
+) -> ClaimFact | None:
+    """The job whose leader is the process itself, leads its session, or is among its parents."""
+    own = leaders.get(pid)
+    if own is not None:
+        # The same pid with another start is another process: the leader has ended.
+        known = identity is not None and own.leader_start_ticks is not None
+        return own if not known or _ticks(identity) == own.leader_start_ticks else None
+    if identity is None:
+        return None
+    for other in (identity.session, *identity.lineage):
+        claim = leaders.get(other) if other is not None else None
+        if claim is not None and _may_descend(identity, claim):
+            return claim
+    return None
+
+
+def _ticks(identity: ProcessIdentity | None) -> int | None:
+    return identity.start_ticks if identity else None
+
+
+def _may_descend(identity: ProcessIdentity, claim: ClaimFact) -> bool:
+    """A process older than a job's leader is no child of it: that pid was someone else then."""
+    return claim.leader_start_ticks is None or identity.start_ticks >= claim.leader_start_ticks

@@ -1,0 +1,155 @@
+"""Edge: what the kernel says about the account and the container of a process."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import pwd
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from monitor.identity.policy.owners import (
+    Credentials,
+    UidRange,
+    container_id_of,
+    container_of,
+    job_cgroup_of,
+    session_uid,
+    subordinate_lines,
+    uid_map_of,
+)
+from monitor.identity.probes import homes
+from monitor.identity.probes.runtimes import NO_LABELS, ContainerLabels, ContainerRuntimes
+
+SUBUID = Path("/etc/subuid")
+# Of the ioctls on namespaces (ioctl_ns(2)).
+NS_GET_OWNER_UID = 0xB704
+UNNAMED = "container"
+_LONGEST = 1 << 20
+
+Read = Callable[[int | str, str, int], bytes | None]
+
+
+class CredentialReader:
+    """`read(pid, name, size)` reads a file of a process below `proc`."""
+
+    def __init__(
+        self,
+        read: Read,
+        proc: str,
+        subuid: Path = SUBUID,
+        runtimes: ContainerRuntimes | None = None,
+    ) -> None:
+        self._runtimes = runtimes
+        self._read = read
+        self._proc = proc
+        self._subuid = subuid
+        self._stamp: tuple[int, int] | None = None
+        self._ranges: tuple[UidRange, ...] = ()
+        # gpucoord may run in a container itself: its own world is its host.
+        self._own_container = container_of(self._text("self", "cgroup"))
+        self._own_map = self._text("self", "uid_map").split()
+        self._own_namespace = self._link("self")
+
+    def of(self, pid: int) -> Credentials:
+        status = dict(
+            line.split(":", 1) for line in self._text(pid, "status").splitlines() if ":" in line
+        )
+        cgroup = self._text(pid, "cgroup")
+        uids = status.get("Uid", "").split()
+        uid = int(uids[0]) if uids else None
+        slice_uid = session_uid(cgroup)
+        is_nested = len(status.get("NSpid", "").split()) > 1
+        container = container_of(cgroup)
+        if container is not None and container == self._own_container:
+            container = None
+        elif container is None and is_nested and slice_uid != uid:
+            container = UNNAMED
+        is_in_host = self._is_in_host_namespace(pid)
+        labels = self._labels(cgroup) if container is not None else NO_LABELS
+        return Credentials(
+            uid=uid,
+            login_uid=self._login_uid(pid),
+            container=f"{container} ({labels.name})" if labels.name else container,
+            mount_owners=frozenset() if container is None else self._mount_owners(pid),
+            labelled=labels.people,
+            labelled_job=labels.job,
+            is_labelled_known=labels.is_known,
+            job_cgroup=job_cgroup_of(cgroup),
+            is_in_host_namespace=is_in_host,
+            uid_map=() if is_in_host else uid_map_of(self._text(pid, "uid_map")),
+            namespace_owner_uid=None if is_in_host else self._namespace_owner(pid),
+            session_uid=slice_uid,
+        )
+
+    def _labels(self, cgroup: str) -> ContainerLabels:
+        """What the runtime says about the container; NO_LABELS without a runtime to ask."""
+        container_id = container_id_of(cgroup)
+        if self._runtimes is None or container_id is None:
+            return NO_LABELS
+        return self._runtimes.labels(container_id)
+
+    def _mount_owners(self, pid: int) -> frozenset[int]:
+        own = (self._read("self", "mountinfo", _LONGEST) or b"").decode(errors="replace")
+        its = (self._read(pid, "mountinfo", _LONGEST) or b"").decode(errors="replace")
+        return homes.owners_of(homes.sources(its, own))
+
+    def subordinate(self) -> tuple[UidRange, ...]:
+        """The ranges of /etc/subuid; read again when the file has changed."""
+        try:
+            status = self._subuid.stat()
+            stamp = (status.st_mtime_ns, status.st_size)
+            if stamp != self._stamp:
+                text = self._subuid.read_bytes()[:_LONGEST].decode(errors="replace")
+                self._ranges, self._stamp = tuple(_ranges(text)), stamp
+        except OSError:
+            self._ranges, self._stamp = (), None
+        return self._ranges
+
+    def _is_in_host_namespace(self, pid: int) -> bool:
+        """By the namespace itself; where its link cannot be read, by an equal uid map."""
+        link = self._link(pid)
+        if link and self._own_namespace:
+            return link == self._own_namespace
+        own, its = self._own_map, self._text(pid, "uid_map").split()
+        return not own or its == own
+
+    def _link(self, pid: int | str) -> str:
+        try:
+            return str(Path(f"{self._proc}/{pid}/ns/user").readlink())
+        except OSError:
+            return ""
+
+    def _namespace_owner(self, pid: int) -> int | None:
+        try:
+            fd = os.open(f"{self._proc}/{pid}/ns/user", os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            return None
+        try:
+            answer = bytearray(4)
+            fcntl.ioctl(fd, NS_GET_OWNER_UID, answer)
+            return int.from_bytes(answer, sys.byteorder)
+        except OSError:
+            return None
+        finally:
+            os.close(fd)
+
+    def _login_uid(self, pid: int) -> int | None:
+        """The account that logged in to start it; the kernel keeps that across sudo and su."""
+        text = self._text(pid, "loginuid").strip()
+        return int(text) if text.isdecimal() else None
+
+    def _text(self, pid: int | str, name: str) -> str:
+        return (self._read(pid, name, 8192) or b"").decode(errors="replace")
+
+
+def _ranges(text: str) -> list[UidRange]:
+    ranges = []
+    for name, first, count in subordinate_lines(text):
+        try:
+            uid = int(name) if name.isdecimal() else pwd.getpwnam(name).pw_uid
+        except (KeyError, OSError):
+            continue
+        ranges.append(UidRange(first, count, uid))
+    return ranges

@@ -1,0 +1,193 @@
+"""The list of incidents with its filters, and the dashboard region of open incidents."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+
+from django.db.models import Case, IntegerField, Q, QuerySet, Value, When
+
+from monitor.api.input import ListFilters
+from monitor.identity.policy.privacy import Viewer
+from monitor.incidents.actions import may_see_details
+from monitor.incidents.facts import TITLES, title
+from monitor.incidents.pages import badges as incident_badges
+from monitor.incidents.rows import open as open_incidents
+from monitor.journal.pages import gpus
+from monitor.live.regions import Context, Region
+from monitor.models import Exemption, Incident
+from monitor.usage.policy.ranges import RANGES
+
+STATES = {"open": "Open", "closed": "Closed", "all": "All"}
+WORST_FIRST = Case(
+    When(severity="error", then=Value(0)),
+    When(severity="warning", then=Value(1)),
+    default=Value(2),
+    output_field=IntegerField(),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class IncidentFilters(ListFilters):
+    """Filters of the page of incidents."""
+
+    state: str = "open"
+    rule: str = ""
+    person: str = ""
+    gpu: str = ""
+    range: str = ""
+
+    @classmethod
+    def accepted(cls, name: str, text: str) -> str | None:
+        allowed = {"state": text in STATES, "rule": text in TITLES, "range": text in RANGES}
+        return text if allowed.get(name, True) else None
+
+    @property
+    def states(self) -> list[tuple[str, str, bool]]:
+        return [
+            (self.with_(state=name), words, name == self.state) for name, words in STATES.items()
+        ]
+
+    @property
+    def narrowed(self) -> bool:
+        return self.is_set("rule", "person", "gpu", "range")
+
+
+@dataclass(frozen=True, slots=True)
+class IncidentRow:
+    """An incident as one viewer sees it. `opens`: the viewer may open its page."""
+
+    incident: Incident
+    title: str
+    gpu: str
+    facets: list[str]
+    opens: bool
+    is_snoozed: bool
+    is_quiet: bool
+
+
+@dataclass(frozen=True, slots=True)
+class IncidentTable:
+    lines: list[IncidentRow]
+    newer: str | None
+    older: str | None
+
+
+# An open incident that was not detected for this long is quiet and closes soon.
+QUIET = timedelta(seconds=45)
+
+
+def matching(filters: IncidentFilters, now: datetime) -> QuerySet[Incident]:
+    """The matching incidents. Open incidents are sorted by severity and age."""
+    rows = Incident.objects.filter(lead__isnull=True).prefetch_related("facets")
+    if filters.state != "all":
+        rows = rows.filter(closed_at__isnull=filters.state == "open")
+    if filters.rule:
+        rows = rows.filter(_some_part(rule=filters.rule))
+    if filters.person:
+        rows = rows.filter(open_incidents.of_person(filters.person))
+    if filters.gpu:
+        rows = rows.filter(_some_part(gpu_id=filters.gpu))
+    if filters.range:
+        since = now - timedelta(seconds=RANGES[filters.range][1])
+        rows = rows.filter(last_seen_at__gte=since)
+    if filters.state == "open":
+        return rows.order_by(WORST_FIRST, "since_at", "id")
+    return rows.order_by("-opened_at", "-id")
+
+
+def _some_part(**fields: str) -> Q:
+    """Matches an incident by itself or by one of its facets, once."""
+    facets = Incident.objects.filter(lead__isnull=False, **fields).values("lead_id")
+    return Q(**fields) | Q(pk__in=facets)
+
+
+def table(filters: IncidentFilters, viewer: Viewer, now: datetime) -> IncidentTable:
+    end = filters.skip + filters.PER_PAGE + 1
+    page = list(matching(filters, now)[filters.skip : end])
+    return IncidentTable(
+        lines=lines(page[: filters.PER_PAGE], viewer, now),
+        newer=filters.newer(),
+        older=filters.older(len(page)),
+    )
+
+
+def lines(incidents: Iterable[Incident], viewer: Viewer, now: datetime) -> list[IncidentRow]:
+    names = dict(gpus())
+    return [_line(incident, viewer, names, now) for incident in incidents]
+
+
+def _line(
+    incident: Incident, viewer: Viewer, names: Mapping[str, str], now: datetime
+) -> IncidentRow:
+    is_open = incident.closed_at is None
+    snoozed = incident.snoozed_until
+    return IncidentRow(
+        incident,
+        title(incident.rule, is_hog=incident.is_hog),
+        names.get(incident.gpu_id or "", ""),
+        facets=[_facet(row, names) for row in incident.parts[1:]],
+        opens=may_see_details(incident, viewer),
+        is_snoozed=is_open and snoozed is not None and snoozed > now,
+        is_quiet=is_quiet(incident, now),
+    )
+
+
+def _facet(row: Incident, names: Mapping[str, str]) -> str:
+    """For example "Memory hog on GPU 3 (over)"."""
+    gpu = names.get(row.gpu_id or "", "")
+    where = f" on {gpu}" if gpu else ""
+    return f"{title(row.rule, is_hog=row.is_hog)}{where}{' (over)' if row.closed_at else ''}"
+
+
+def is_quiet(incident: Incident, now: datetime) -> bool:
+    return incident.closed_at is None and now - incident.last_seen_at > QUIET
+
+
+def choices() -> dict[str, Any]:
+    """The options of the filters."""
+    return {
+        "rules": sorted(TITLES.items(), key=lambda item: item[1]),
+        "gpus": gpus(),
+        "ranges": [(name, text) for name, (text, _) in RANGES.items()],
+    }
+
+
+def exemptions(now: datetime) -> list[tuple[Exemption, str]]:
+    """The exemptions in force, each with its rule in words."""
+    rows = Exemption.objects.filter(Q(until_at__isnull=True) | Q(until_at__gt=now))
+    return [
+        (row, TITLES.get(row.rule, "all rules") if row.rule else "all rules")
+        for row in rows.order_by("scope", "name")
+    ]
+
+
+SHOWN = 6
+
+
+def _load(now: datetime) -> Context:
+    """Incidents that are not muted, sorted by severity, harm and age."""
+    rows = open_incidents.not_snoozed(now)
+    shown = sorted((row for row in rows if row.lead_id is None), key=incident_badges.worst_first)
+    return {
+        "lines": [(incident, is_quiet(incident, now)) for incident in shown[:SHOWN]],
+        "more": max(0, len(shown) - SHOWN),
+        "badges": incident_badges.of(rows),
+    }
+
+
+def _version(context: Context) -> object:
+    lines = [(i.pk, i.text, i.severity, i.acknowledged_at, quiet) for i, quiet in context["lines"]]
+    return lines, context["more"]
+
+
+REGION = Region("incidents", "monitor/_incidents.html", _load, _version, place=10)
+
+
+def _load_alerts(now: datetime) -> Context:
+    return {"alerts": incident_badges.alert_count(now)}
+
+
+ALERTS = Region("alerts", "monitor/_alerts.html", _load_alerts, in_head=True)

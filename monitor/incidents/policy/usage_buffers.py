@@ -1,0 +1,273 @@
+"""Buffers of the recent use of each process and group, updated by each tick of the controller."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import ceil
+
+from monitor.incidents.policy.usage_series import HORIZON_S, Series, UsagePoint
+
+# (GPU, pid, start ticks)
+Key = tuple[str, int, int | None]
+NOTHING = UsagePoint(0, 0, 0, 0, 0, 0)
+# A row that has more than this at its first reading belongs to an older stay.
+MOST_AT_ONCE_S = 60.0
+FORGET_S = 900.0
+# Rows of ended processes arrive up to this long after the end, so absence is recorded this late.
+ABSENCE_LAG_S = 12.0
+MINUTE_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Total:
+    """The total use of a GPU by a process, up to `at` (epoch seconds)."""
+
+    at: float
+    used: UsagePoint
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessPresence:
+    """A process that is on a GPU now, and its group."""
+
+    key: Key
+    group: str
+    sm_pct: float | None
+    memory_bytes: int | None
+    created_t: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class UsageMinute:
+    """What a process used in some seconds before the first look, up to `at`."""
+
+    key: Key
+    group: str
+    at: float
+    used: UsagePoint
+
+
+@dataclass(frozen=True, slots=True)
+class UsagePiece:
+    """What one process used during the `used.held_s` seconds before `at`."""
+
+    at: float
+    used: UsagePoint
+
+
+@dataclass(slots=True)
+class UsageBuffers:
+    """Series by process and by group. Looks further apart than `gap_s` tell nothing between."""
+
+    gap_s: float = 15.0
+    processes: dict[Key, Series] = field(default_factory=dict)
+    groups: dict[str, Series] = field(default_factory=dict)
+    looked_t: float | None = None
+    _watched_since: float = 0.0
+    _totals: dict[Key, UsagePoint] = field(default_factory=dict)
+    _estimated: dict[Key, UsagePoint] = field(default_factory=dict)
+    _missing: dict[Key, float] = field(default_factory=dict)
+
+    def recall(self, past: Iterable[UsageMinute], totals: Mapping[Key, Total]) -> None:
+        """Build up what was before the first look, from rows of minutes."""
+        by_minute: dict[tuple[float, str], list[UsagePiece]] = {}
+        for piece in sorted(past, key=lambda piece: piece.at):
+            self._series(piece.key).add(piece.at, piece.used.span_s, piece.used)
+            minute = ceil(piece.at / MINUTE_S)
+            by_minute.setdefault((minute, piece.group), []).append(UsagePiece(piece.at, piece.used))
+        for (_, group), pieces in sorted(by_minute.items(), key=lambda item: item[0]):
+            self._add_to_group(group, pieces, is_watched=False)
+        self._totals = {key: total.used for key, total in totals.items()}
+
+    def feed(
+        self,
+        t: float,
+        present: Iterable[ProcessPresence],
+        totals: Mapping[Key, Total],
+        readable: Collection[str],
+        gone: Iterable[ProcessPresence] = (),
+    ) -> None:
+        """Add one look at `t`: the differences of `totals`, and estimates without a total.
+
+        `gone`: processes that have ended and are still in `totals`. A group without a process on
+        a GPU in `readable` used nothing there.
+        """
+        passed = 0.0 if self.looked_t is None else t - self.looked_t
+        if not 0 < passed <= self.gap_s:
+            self._watched_since = t
+        together: dict[str, list[UsagePiece]] = {}
+        here: set[Key] = set()
+        groups: set[str] = set()
+        for process in present:
+            here.add(process.key)
+            groups.add(process.group)
+            piece = self._piece(process, t, passed, totals)
+            series = self._series(process.key)
+            if piece.used.held_s > 0 or not series.points:
+                series.add(piece.at, piece.used.span_s, piece.used)
+            if piece.used.held_s > 0:
+                together.setdefault(process.group, []).append(piece)
+        for process in gone:
+            total = totals.get(process.key)
+            if process.key in here or total is None:
+                continue
+            piece = UsagePiece(total.at, self._since_last(process.key, total.used))
+            if piece.used.held_s > 0:
+                if process.key in self.processes:
+                    self._series(process.key).add(piece.at, piece.used.span_s, piece.used)
+                together.setdefault(process.group, []).append(piece)
+        for group, pieces in together.items():
+            is_readable = group.partition("|")[0] in readable
+            self._add_to_group(group, pieces, is_watched=is_readable)
+        if 0 < passed <= self.gap_s:
+            self._note_absent(t, passed, readable, groups)
+        self._forget(t, here, groups, totals)
+        self.looked_t = t
+
+    def _piece(
+        self, process: ProcessPresence, t: float, passed: float, totals: Mapping[Key, Total]
+    ) -> UsagePiece:
+        total = totals.get(process.key)
+        if total is not None:
+            return UsagePiece(total.at, self._since_last(process.key, total.used))
+        if totals:
+            # The accounting rows are being written: the first row of this process will contain all
+            # of it.
+            return UsagePiece(t, NOTHING)
+        return UsagePiece(t, self._seen(process, t, passed))
+
+    def _since_last(self, key: Key, total: UsagePoint) -> UsagePoint:
+        before = self._totals.get(key)
+        self._totals[key] = total
+        if before is None:
+            before = self._estimated.pop(key, NOTHING)
+            if total.held_s > MOST_AT_ONCE_S:
+                return NOTHING
+        held = max(0.0, total.held_s - before.held_s)
+        return UsagePoint(
+            held,
+            max(0.0, total.sm_s - before.sm_s),
+            held,
+            max(0.0, total.known_s - before.known_s),
+            max(0.0, total.memory_byte_s - before.memory_byte_s),
+            max(0.0, total.memory_known_s - before.memory_known_s),
+        )
+
+    def _seen(self, process: ProcessPresence, t: float, passed: float) -> UsagePoint:
+        """An estimate from one reading: the value is assumed since the reading before."""
+        series = self.processes.get(process.key)
+        if series is None or not series.points:
+            age = passed if process.created_t is None else t - process.created_t
+            passed = 0.0 if process.created_t is None else max(0.0, min(age, passed))
+        if passed <= 0 or passed > self.gap_s:
+            return NOTHING
+        pct, memory = process.sm_pct, process.memory_bytes
+        used = UsagePoint(
+            passed,
+            0.0 if pct is None else pct / 100 * passed,
+            passed,
+            0.0 if pct is None else passed,
+            0.0 if memory is None else memory * passed,
+            0.0 if memory is None else passed,
+        )
+        self._estimated[process.key] = _sum(self._estimated.get(process.key, NOTHING), used)
+        return used
+
+    def _series(self, key: Key) -> Series:
+        series = self.processes.get(key)
+        if series is None:
+            series = self.processes[key] = Series()
+        return series
+
+    def _add_to_group(self, group: str, pieces: Sequence[UsagePiece], *, is_watched: bool) -> None:
+        series = self.groups.setdefault(group, Series())
+        until = max(piece.at for piece in pieces)
+        since = series.end if series.points else min(p.at - p.used.held_s for p in pieces)
+        if until <= since:
+            series.amend(merged(since, since, pieces))
+            return
+        is_known = is_watched and since >= self._watched_since - ABSENCE_LAG_S
+        series.add(until, until - since, merged(since, until, pieces, idle_is_known=is_known))
+
+    def _note_absent(
+        self, t: float, passed: float, readable: Collection[str], there: Collection[str]
+    ) -> None:
+        until = t - ABSENCE_LAG_S
+        for group, series in self.groups.items():
+            if group in there or group.partition("|")[0] not in readable:
+                continue
+            span = min(passed, until - series.end)
+            if span > 0:
+                series.add(until, span, UsagePoint(span, 0.0, span, span, 0.0, span))
+
+    def _forget(
+        self,
+        t: float,
+        here: set[Key],
+        groups: Collection[str],
+        totals: Mapping[Key, Total],
+    ) -> None:
+        """Remove ended processes and unused groups.
+
+        A GPU that cannot be read for a while changes no past value.
+        """
+        for key in [key for key in self.processes if key not in here]:
+            if t - self._missing.setdefault(key, t) > FORGET_S:
+                del self.processes[key], self._missing[key]
+        for key in here & self._missing.keys():
+            del self._missing[key]
+        for sums in (self._totals, self._estimated):
+            for key in [k for k in sums if k not in totals and k not in self.processes]:
+                del sums[key]
+        for group in [g for g, s in self.groups.items() if g not in groups and _is_over(s, t)]:
+            del self.groups[group]
+
+
+def _is_over(series: Series, t: float) -> bool:
+    """Whether nothing was used within the horizon."""
+    return series.end < t - HORIZON_S or (
+        series.span_s > HORIZON_S and series.over(t - HORIZON_S).memory_byte_s == 0
+    )
+
+
+def merged(
+    since: float, until: float, pieces: Sequence[UsagePiece], *, idle_is_known: bool = False
+) -> UsagePoint:
+    """The use of several processes between two instants as one, at most the capacity of the GPU.
+
+    `idle_is_known`: time without any of the processes counts as known and unused.
+    """
+    span = max(0.0, until - since)
+    held = _union_s([(max(since, p.at - p.used.held_s), p.at) for p in pieces])
+    unknown = max(p.used.held_s - p.used.known_s for p in pieces)
+    memory_unknown = max(p.used.held_s - p.used.memory_known_s for p in pieces)
+    watched = span if idle_is_known else held
+    return UsagePoint(
+        span,
+        min(sum(p.used.sm_s for p in pieces), span or held),
+        held,
+        max(0.0, watched - unknown),
+        sum(p.used.memory_byte_s for p in pieces),
+        max(0.0, watched - memory_unknown),
+    )
+
+
+def _union_s(intervals: Iterable[tuple[float, float]]) -> float:
+    """Seconds that lie in at least one of the intervals."""
+    total, reached = 0.0, float("-inf")
+    for begin, end in sorted(intervals):
+        total += max(0.0, end - max(begin, reached))
+        reached = max(reached, end)
+    return total
+
+
+def _sum(a: UsagePoint, b: UsagePoint) -> UsagePoint:
+    return UsagePoint(
+        a.span_s + b.span_s,
+        a.sm_s + b.sm_s,
+        a.held_s + b.held_s,
+        a.known_s + b.known_s,
+        a.memory_byte_s + b.memory_byte_s,
+        a.memory_known_s + b.memory_known_s,
+    )

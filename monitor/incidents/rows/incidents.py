@@ -1,0 +1,393 @@
+"""Rows <-> facts: incidents, exemptions, and the use that the rules judge."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from typing import Any
+
+from django.db.models import Max, Q, QuerySet
+
+from monitor.facts.readings import ClaimFact, ProcessReading
+from monitor.incidents.facts import CPU_HOG, HOG_RULES, IDLE_HELD, TITLES
+from monitor.incidents.policy.exemptions import ExemptionRule
+from monitor.incidents.policy.findings import Finding, key_of, subject_of
+from monitor.incidents.policy.lifecycle import IncidentChange, OpenIncident, Verdict, milestones
+from monitor.incidents.policy.rule_input import Booking, group_name
+from monitor.incidents.policy.thresholds import MemoryPolicy
+from monitor.incidents.policy.usage_buffers import Key, Total, UsageMinute
+from monitor.incidents.policy.usage_series import HORIZON_S, UsagePoint
+from monitor.incidents.wording import sentence
+from monitor.journal.rows import audit, events
+from monitor.models import CpuScanState, Exemption, GpuMinute, Incident, ProcessMinute, ProcessUse
+from monitor.runtime.rows.database import prepared
+from monitor.runtime.rows.item_isolation import Convert, ItemIsolation, convert_all
+from monitor.thresholds import rows as thresholds
+from monitor.usage.rows import processes as process_rows
+
+# An open incident is written this often; the time between is added up.
+WRITE_EVERY = timedelta(seconds=10)
+LISTED = timedelta(seconds=60)
+# Minutes are rolled up at most this much later.
+NOT_ROLLED_S = 180.0
+_ACCOUNT = (
+    "gpu_id",
+    "pid",
+    "start_ticks",
+    "last_seen_at",
+    "ended_at",
+    "held_s",
+    "sm_s",
+    "known_s",
+    "memory_byte_s",
+    "memory_known_s",
+    "created_at",
+    "uid",
+    "user",
+    "program",
+    "container",
+    "job_ref",
+    "job_owner",
+)
+_MOVES = (
+    "last_seen_at",
+    "severity",
+    "peak_pct",
+    "mean_pct",
+    "expected_pct",
+    "measured_pct",
+    "coverage",
+    "memory_bytes",
+    "waiting",
+    "waited_jobs",
+    "waited_s",
+    "hog_spans",
+    "text",
+    "pid",
+    "start_ticks",
+    "program",
+    "over_at",
+)
+_SEVERITIES = ("info", "warning", "error")
+_RULES = tuple(TITLES)
+
+
+def stored(host: str, convert: Convert = convert_all) -> list[OpenIncident]:
+    """The open incidents of `host`, and those muted by an operator."""
+    return [fact for _, fact in convert(list(_stored_rows(host)), _name, _fact)]
+
+
+def _fact(row: Incident) -> OpenIncident:
+    return OpenIncident(
+        id=row.pk,
+        rule=row.rule,
+        key=row.key,
+        since_at=row.since_at,
+        last_seen_at=row.last_seen_at,
+        severity=row.severity,
+        peak_pct=row.peak_pct,
+        mean_pct=row.mean_pct,
+        waiting=tuple(row.waiting),
+        waited_jobs=row.waited_jobs,
+        waited_s=row.waited_s,
+        is_muted=row.is_muted,
+        hog_spans=tuple((begin, end) for begin, end in row.hog_spans),
+    )
+
+
+@prepared
+def _stored_rows(host: str) -> QuerySet[Incident]:
+    return Incident.objects.filter(Q(closed_at__isnull=True) | Q(is_muted=True), host=host)
+
+
+def exemptions(now: datetime) -> tuple[ExemptionRule, ...]:
+    rows = (row for row in _exemptions() if row.until_at is None or row.until_at > now)
+    return tuple(ExemptionRule(row.scope, row.name, row.rule) for row in rows)
+
+
+@prepared
+def _exemptions() -> QuerySet[Exemption]:
+    return Exemption.objects.order_by("id")
+
+
+@dataclass(frozen=True, slots=True)
+class RecentUsage:
+    """Total use of each recent process of its GPU; `gone`: processes that have ended."""
+
+    totals: dict[Key, Total]
+    gone: list[ProcessReading]
+
+
+def recent_usage(host: str, now: datetime) -> RecentUsage:
+    """The rows of the host's processes that were seen in the last minute."""
+    since = now - LISTED
+    rows = ProcessUse.objects.filter(
+        Q(ended_at__isnull=True) | Q(ended_at__gt=since), host=host, last_seen_at__gt=since
+    )
+    usage = RecentUsage({}, [])
+    for row in rows.values_list(*_ACCOUNT):
+        uuid, pid, start, seen, ended, held, sm, known_s, memory, memory_known, *who = row
+        # Processes with an unknown start have a negative number.
+        ticks = start if start >= 0 else None
+        at = (ended or seen).timestamp()
+        used = UsagePoint(held, sm, held, known_s, memory, memory_known)
+        usage.totals[uuid, pid, ticks] = Total(at, used)
+        if ended is not None:
+            usage.gone.append(_reading(uuid, pid, ticks, who))
+    return usage
+
+
+def _reading(uuid: str, pid: int, ticks: int | None, who: Sequence[Any]) -> ProcessReading:
+    """A process that has ended. Its kinds are unknown; "G" exempts system programs."""
+    created_at, uid, *names = who
+    user, program, container, job_ref, job_owner = (name or None for name in names)
+    return ProcessReading(
+        gpu_uuid=uuid,
+        pid=pid,
+        start_ticks=ticks,
+        created_at=created_at,
+        uid=uid,
+        user=user,
+        program=program,
+        kinds="G",
+        container=container,
+        job_ref=job_ref,
+        job_owner=job_owner,
+    )
+
+
+def usage_minutes(host: str, now: datetime) -> list[UsageMinute]:
+    """Use in each of the last minutes, by process."""
+    since = now - timedelta(seconds=HORIZON_S)
+    uses = {row.pk: row for row in ProcessUse.objects.filter(host=host, last_seen_at__gt=since)}
+    minutes = ProcessMinute.objects.filter(use_id__in=uses, t__gte=int(since.timestamp()))
+    return [_usage_minute(minute, uses[minute.use_id]) for minute in minutes]
+
+
+def stored_cpu_scan(host: str) -> str:
+    """The state of the CPU scan that the previous controller stored."""
+    return CpuScanState.objects.filter(pk=host).values_list("body", flat=True).first() or ""
+
+
+def store_cpu_scan(host: str, body: str, now: datetime) -> None:
+    CpuScanState.objects.update_or_create(host=host, defaults={"at": now, "body": body})
+
+
+def last_seen(claims: Mapping[Booking, ClaimFact]) -> dict[Booking, float]:
+    """When a process of each job was last seen on each GPU that it has booked."""
+    since = [claim.since for claim in claims.values() if claim.since is not None]
+    if not since:
+        return {}
+    gpus = {gpu for _, gpu in claims}
+    rows = ProcessUse.objects.filter(gpu_id__in=gpus, last_seen_at__gte=min(since))
+    last = rows.exclude(job_ref="").order_by().values_list("job_ref", "gpu_id")
+    seen_at = last.annotate(seen=Max("last_seen_at"))
+    return {(ref, gpu): at.timestamp() for ref, gpu, at in seen_at if (ref, gpu) in claims}
+
+
+def unwatched_seconds(begins: Mapping[Booking, float], now: datetime) -> dict[Booking, float]:
+    """The seconds since `begins` in which the GPU was not read.
+
+    The newest minutes have no rows yet and count as watched.
+    """
+    rolled = now.timestamp() - NOT_ROLLED_S
+    read = Q(utilization_known_s__gt=0) | Q(memory_known_s__gt=0) | Q(power_known_s__gt=0)
+    seconds_by_key = {}
+    for (job_ref, uuid), begin in begins.items():
+        if begin < rolled:
+            rows = GpuMinute.objects.filter(read, gpu_id=uuid, t__gt=begin - 60, t__lt=rolled)
+            seconds_by_key[job_ref, uuid] = max(0.0, rolled - begin - 60 * rows.count())
+    return seconds_by_key
+
+
+def _usage_minute(minute: ProcessMinute, use: ProcessUse) -> UsageMinute:
+    ticks = use.start_ticks if use.start_ticks >= 0 else None
+    owner = use.job_owner or use.user
+    group = group_name(use.gpu_id, use.job_ref, owner, use.container, use.pid)
+    held = minute.held_s
+    used = UsagePoint(
+        held,
+        minute.sm_s,
+        held,
+        minute.known_s,
+        minute.memory_byte_s,
+        held if minute.memory_known_s is None else minute.memory_known_s,
+    )
+    at = min(minute.t + 60.0, use.last_seen_at.timestamp())
+    return UsageMinute((use.gpu_id, use.pid, ticks), group, at, used)
+
+
+def apply(verdict: Verdict, host: str, now: datetime, isolation: ItemIsolation) -> None:
+    """Store a verdict and report it in events."""
+    isolation.each(
+        sorted(verdict.opened, key=lambda change: _RULES.index(change.finding.rule)),
+        lambda change: f"new incident {change.finding.rule} {change.finding.key}",
+        lambda change: _open(change, host, now),
+        now,
+    )
+    _extend(verdict.extended, now, isolation)
+    _close(verdict.closed, now, isolation)
+
+
+def _open(change: IncidentChange, host: str, now: datetime) -> None:
+    change = _reaching_back(change, host, now)
+    finding, incident = change.finding, change.incident
+    process = finding.process
+    row = Incident(
+        host=host,
+        gpu_id=finding.gpu.uuid if finding.gpu else None,
+        rule=finding.rule,
+        key=finding.key,
+        use_id=_use_id(finding, host),
+        user=finding.user or "",
+        container=finding.container or "",
+        job_ref=finding.job_ref or (process.job_ref if process else "") or "",
+        job_owner=finding.job_owner or (process.job_owner if process else "") or "",
+        since_at=incident.since_at,
+        opened_at=now,
+        subject=subject_of(finding)[:400],
+    )
+    _fill(row, change)
+    row.lead = _lead_of(row)
+    if row.lead is not None:
+        row.snoozed_until = row.lead.snoozed_until
+    row.save()
+    if row.lead is None:
+        _add_event("INCIDENT_OPENED", row, row.text, now)
+    _raise_leads([row])
+
+
+def _lead_of(row: Incident) -> Incident | None:
+    """The open incident of the same subject."""
+    rows = Incident.objects.filter(host=row.host, subject=row.subject)
+    return rows.filter(closed_at__isnull=True, lead__isnull=True).order_by("id").first()
+
+
+def _raise_leads(rows: Iterable[Incident]) -> None:
+    """An incident is as severe as its worst facet."""
+    for severity in _SEVERITIES[1:]:
+        leads = {row.lead_id for row in rows if row.lead_id and row.severity == severity}
+        milder = _SEVERITIES[: _SEVERITIES.index(severity)]
+        if leads:
+            Incident.objects.filter(pk__in=leads, severity__in=milder).update(severity=severity)
+
+
+def _reaching_back(change: IncidentChange, host: str, now: datetime) -> IncidentChange:
+    """Use the stored rows for the begin of idle time that is older than the buffers."""
+    finding, incident = change.finding, change.incident
+    use_id = _use_id(finding, host) if finding.rule == IDLE_HELD else None
+    if use_id is None:
+        return change
+    pct = thresholds.current(MemoryPolicy).idle_pct
+    uses = ProcessUse.objects.filter(pk=use_id)
+    since = process_rows.idle_since(uses, now, below_pct=pct, coverage=0.5).get(use_id)
+    if since is None or since >= incident.since_at:
+        return change
+    return IncidentChange(replace(incident, since_at=since), finding)
+
+
+def _use_id(finding: Finding, host: str) -> int | None:
+    if finding.process is None:
+        return None
+    gpu, pid, ticks = key_of(finding.process)
+    rows = ProcessUse.objects.filter(host=host, gpu_id=gpu, pid=pid)
+    rows = rows.filter(start_ticks=ticks) if ticks is not None else rows.filter(ended_at=None)
+    return rows.order_by("-id").values_list("id", flat=True).first()
+
+
+def _fill(row: Incident, change: IncidentChange) -> None:
+    finding, incident = change.finding, change.incident
+    process = finding.process
+    row.last_seen_at = incident.last_seen_at
+    row.severity = incident.severity
+    row.peak_pct, row.mean_pct = incident.peak_pct, incident.mean_pct
+    row.expected_pct, row.measured_pct = finding.expected_pct, finding.measured_pct
+    row.coverage = finding.coverage
+    row.memory_bytes = finding.memory_bytes
+    row.waiting = list(incident.waiting)
+    row.waited_jobs, row.waited_s = incident.waited_jobs, incident.waited_s
+    row.hog_spans = [list(span) for span in incident.hog_spans]
+    row.text = sentence(finding, incident)
+    row.over_at = None
+    if process is not None:
+        row.pid, row.start_ticks = process.pid, process.start_ticks
+        row.program = (process.program or "")[:200]
+
+
+def _extend(changes: Sequence[IncidentChange], now: datetime, isolation: ItemIsolation) -> None:
+    due = {change.incident.id: change for change in changes}
+    if not due:
+        return
+    rows = list(Incident.objects.filter(pk__in=due, last_seen_at__lte=now - WRITE_EVERY))
+    before = {row.pk: milestones(row.lasts) for row in rows}
+    filled = isolation.convert(rows, _name, lambda row: _fill(row, due[row.pk]), now)
+    good = [row for row, _ in filled]
+    passed = [row for row in good if milestones(row.lasts) > before[row.pk]]
+    if not isolation.attempt("going on", lambda: Incident.objects.bulk_update(good, _MOVES), now):
+        isolation.each(good, _name, lambda row: row.save(update_fields=_MOVES), now)
+    _raise_leads(good)
+    isolation.each(passed, _name, lambda row: _report_ongoing(row, now), now)
+
+
+def _report_ongoing(row: Incident, now: datetime) -> None:
+    """Report an open incident again, at growing intervals."""
+    is_snoozed = row.snoozed_until is not None and row.snoozed_until > now
+    if row.lead_id is None and not is_snoozed and row.rule in (*HOG_RULES, CPU_HOG):
+        _add_event("INCIDENT_ONGOING", row, row.text, now)
+
+
+def _close(
+    closed: Iterable[tuple[OpenIncident, str]], now: datetime, isolation: ItemIsolation
+) -> None:
+    reasons = {incident.id: (incident, why) for incident, why in closed}
+    rows = Incident.objects.filter(pk__in=reasons) if reasons else ()
+    isolation.each(rows, _name, lambda row: _close_one(row, *reasons[row.pk], now), now)
+
+
+def _name(row: Incident) -> str:
+    return f"incident {row.pk}"
+
+
+def _close_one(row: Incident, incident: OpenIncident, why: str, now: datetime) -> None:
+    if incident.is_muted:
+        row.is_muted = False
+        row.save(update_fields=["is_muted"])
+        return
+    if row.facets.filter(closed_at__isnull=True).exists():
+        Incident.objects.filter(pk=row.pk, over_at__isnull=True).update(over_at=now)
+        return
+    row.closed_at, row.closed_by = now, audit.GPUCOORD
+    row.save(update_fields=["closed_at", "closed_by"])
+    if row.lead_id is not None:
+        return
+    audit.note(
+        "INCIDENT_CLOSED",
+        f"gpucoord closed the incident: {why}",
+        by=audit.GPUCOORD,
+        now=now,
+        subject=f"incident {row.pk}",
+    )
+    _add_event("INCIDENT_CLOSED", row, f"Resolved ({why}): {row.text}", now)
+
+
+def _add_event(kind: str, row: Incident, text: str, now: datetime) -> None:
+    events.add(
+        kind,
+        text,
+        now=now,
+        severity="info" if kind == "INCIDENT_CLOSED" else row.severity,
+        host=row.host,
+        gpu_uuid=row.gpu_id or "",
+        job_ref=row.job_ref,
+        owner=row.job_owner or row.user,
+        figures=_figures(row),
+    )
+
+
+def _figures(row: Incident) -> dict[str, float]:
+    """For log lines: the mean use of the GPU, and the share of it that the user is entitled to."""
+    if row.rule not in HOG_RULES:
+        return {}
+    figures = {"gpu_util": row.mean_pct, "threshold": row.expected_pct}
+    return {name: value for name, value in figures.items() if value is not None}

@@ -1,0 +1,74 @@
+"""Rows: open incidents, and the share of time with a hog."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+
+from django.db.models import Q, QuerySet
+
+from monitor.incidents.facts import HOG_RULES
+from monitor.models import Gpu, Incident
+from monitor.runtime.rows.database import prepared
+
+
+def open_rows(host: str | None = None) -> QuerySet[Incident]:
+    """The open rows, on `host` or anywhere: incidents and their facets."""
+    rows = Incident.objects.filter(closed_at__isnull=True)
+    return rows if host is None else rows.filter(host=host)
+
+
+@prepared
+def all_open_rows() -> QuerySet[Incident]:
+    """The open rows of all hosts, by a compiled query."""
+    return open_rows()
+
+
+def open_incidents() -> QuerySet[Incident]:
+    """The open incidents, each once: without their facets."""
+    return open_rows().filter(lead__isnull=True)
+
+
+def not_snoozed(now: datetime) -> list[Incident]:
+    """The open rows of all hosts that are not muted."""
+    return [row for row in all_open_rows() if row.snoozed_until is None or row.snoozed_until <= now]
+
+
+def hogs_on(host: str, now: datetime | None = None) -> set[str]:
+    """The GPUs (by UUID) of `host` with a hog; with `now` without snoozed incidents."""
+    rows = all_open_rows() if now is None else not_snoozed(now)
+    mine = (row for row in rows if row.host == host and row.over_at is None and row.is_hog)
+    return {row.gpu_id for row in mine if row.gpu_id is not None and row.rule in HOG_RULES}
+
+
+def hog_share(host: str, hours: float, now: datetime) -> float | None:
+    """The part (0..1) of the last `hours` in which a hog was on a GPU of `host`.
+
+    Use of idle capacity while no job waited does not count. None = nothing is known of this host.
+    """
+    since = now - timedelta(hours=hours)
+    rows = Incident.objects.filter(host=host, rule__in=HOG_RULES, last_seen_at__gt=since)
+    first, last = since.timestamp(), now.timestamp()
+    spans = [
+        (max(begin, first), min(end, last))
+        for hog_spans in rows.values_list("hog_spans", flat=True)
+        for begin, end in hog_spans
+    ]
+    if not spans and not Gpu.objects.filter(host=host).exists():
+        return None
+    return _union_s(spans) / (hours * 3600)
+
+
+def _union_s(spans: list[tuple[float, float]]) -> float:
+    """Seconds that lie in at least one of the spans."""
+    total, reached = 0.0, 0.0
+    for begin, end in sorted(spans):
+        begin = max(begin, reached)
+        if end > begin:
+            total += end - begin
+            reached = end
+    return total
+
+
+def of_person(name: str) -> Q:
+    """Incidents of the processes and jobs of a user."""
+    return Q(job_owner=name) | Q(job_owner="", user=name)

@@ -1,0 +1,197 @@
+"""Apply all incident rules."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from monitor.facts.readings import Health
+from monitor.incidents import facts as rules
+from monitor.incidents.policy.exemptions import ExemptionRule, is_exempt_from
+from monitor.incidents.policy.findings import Finding, RuleInput, key_of
+from monitor.incidents.policy.thresholds import BookingPolicy, GpuTimePolicy, MemoryPolicy
+from monitor.incidents.policy.usage_series import Series
+from monitor.incidents.rules import (
+    bookings as booking_rules,
+)
+from monitor.incidents.rules import (
+    gpu_time as gpu_time_rules,
+)
+from monitor.incidents.rules import (
+    memory as memory_rules,
+)
+from monitor.incidents.rules.gpu_time import moving
+
+# Its findings are incidents of the rule `sustained`.
+MOVING = "moving use"
+Rule = Callable[[], Iterable[Finding]]
+RunRule = Callable[[str, Rule], list[Finding] | None]
+
+
+@dataclass(frozen=True, slots=True)
+class IncidentPolicies:
+    """The thresholds of all rules, and the exemptions."""
+
+    hogs: GpuTimePolicy = field(default_factory=GpuTimePolicy)
+    memory: MemoryPolicy = field(default_factory=MemoryPolicy)
+    claims: BookingPolicy = field(default_factory=BookingPolicy)
+    exempt: tuple[ExemptionRule, ...] = ()
+
+
+def run_rule(_rule: str, action: Rule) -> list[Finding] | None:
+    """Without isolation: a failing rule raises."""
+    return list(action())
+
+
+def findings(
+    scene: RuleInput,
+    policies: IncidentPolicies,
+    going_on: Collection[tuple[str, str]] = (),
+    run: RunRule = run_rule,
+) -> tuple[list[Finding], set[str]]:
+    """(findings of all rules, without exempt ones; rules that failed).
+
+    `going_on`: (rule, key) of open incidents. `run` returns None for a rule that fails.
+    """
+    p = policies
+    sustained = run(rules.SUSTAINED, lambda: gpu_time_rules.sustained(scene, p.hogs))
+    found: dict[str, list[Finding] | None] = {rules.SUSTAINED: sustained}
+    for rule, action in _independent(scene, p).items():
+        found[rule] = run(rule, action)
+    # Without the findings of `sustained`, these two would report the same use again.
+    for rule, dependent in _after_sustained(scene, p, sustained or (), going_on).items():
+        found[rule] = None if sustained is None else run(rule, dependent)
+    failed = {rule for rule, of_rule in found.items() if of_rule is None}
+    every = [finding for of_rule in found.values() for finding in of_rule or ()]
+    return [finding for finding in every if not _is_exempt(finding, p.exempt)], failed
+
+
+def _independent(scene: RuleInput, p: IncidentPolicies) -> dict[str, Rule]:
+    return {
+        rules.FAIR_SHARE: lambda: gpu_time_rules.fair_share(scene, p.hogs),
+        rules.LEAK: lambda: memory_rules.leaks(scene, p.memory, p.hogs),
+        rules.IDLE_HELD: lambda: memory_rules.idle_held(scene, p.memory, p.hogs),
+        rules.ORPHANED: lambda: memory_rules.orphaned(scene, p.memory),
+        rules.CLAIMED_EMPTY: lambda: booking_rules.claimed_empty(scene, p.claims, p.hogs),
+        rules.UNUSED_GPUS: lambda: booking_rules.unused_gpus(scene, p.claims, p.hogs),
+        rules.OVER_MEMORY: lambda: booking_rules.over_memory(scene, p.claims, p.hogs),
+        rules.EXTRA_GPUS: lambda: booking_rules.extra_gpus(scene, p.claims, p.hogs),
+        rules.UNCLAIMED: lambda: booking_rules.unclaimed(scene, p.claims, p.hogs),
+    }
+
+
+def _after_sustained(
+    scene: RuleInput,
+    p: IncidentPolicies,
+    sustained: Sequence[Finding],
+    going_on: Collection[tuple[str, str]],
+) -> dict[str, Rule]:
+    reported = {
+        finding.key
+        for finding in sustained
+        if finding.opens or (finding.rule, finding.key) in going_on
+    }
+    stays = {finding.user for finding in sustained}
+    return {
+        MOVING: lambda: moving(scene, p.hogs, stays),
+        rules.MEMORY_HOG: lambda: memory_rules.memory_hog(scene, p.memory, p.hogs, reported),
+    }
+
+
+def present_keys(scene: RuleInput) -> set[str]:
+    """The incident keys of present processes and bookings.
+
+    A GPU that cannot be read counts as present: its processes are unknown.
+    """
+    keys: set[str] = {
+        gpu.uuid for gpu in scene.gpus if gpu.orphaned_bytes or gpu.health is not Health.OK
+    }
+    for ref, parts in scene.jobs.items():
+        keys.add(f"job {ref}")
+        keys |= {part.key for part in parts}
+    for group in scene.groups:
+        keys.add(group.key)
+        keys |= {group.user} if group.user else set()
+        keys |= {f"{group.gpu.uuid}|{p.pid}-{p.start_ticks or 0}" for p in group.processes}
+    return keys
+
+
+def undecided(
+    scene: RuleInput,
+    policies: IncidentPolicies,
+    going_on: Collection[tuple[str, str]],
+    failed: Collection[str] = (),
+) -> set[tuple[str, str]]:
+    """The open incidents that lack the data to be closed now. `failed`: rules without a result."""
+    unjudged = {rules.SUSTAINED if rule == MOVING else rule for rule in failed}
+    windows, series_by_key = _windows(policies), _series_by_key(scene) if going_on else {}
+    measured = {
+        (rule, key)
+        for rule, key in going_on
+        if rule in windows
+        and any(
+            _is_undecided(series, rule, windows[rule] * 60, scene, policies.hogs)
+            for series in series_by_key.get(key, ())
+        )
+    }
+    measured |= {name for name in going_on if name[0] in unjudged}
+    return measured | {
+        (rules.CLAIMED_EMPTY, f"job {ref}") for ref in _partly_observed_jobs(scene, policies)
+    }
+
+
+def _partly_observed_jobs(scene: RuleInput, policies: IncidentPolicies) -> Iterator[str]:
+    """Jobs without a known process, on GPUs with too little coverage."""
+    for ref, parts in scene.jobs.items():
+        bookings = [scene.empty.get((ref, part.gpu.uuid)) for part in parts]
+        is_covered = all(e and 100 * e.coverage >= policies.hogs.coverage_pct for e in bookings)
+        if not is_covered and not any(part.processes for part in parts):
+            yield ref
+
+
+def _windows(policies: IncidentPolicies) -> dict[str, float]:
+    """The window of each rule in minutes."""
+    hogs, memory, claims = policies.hogs, policies.memory, policies.claims
+    return {
+        rules.SUSTAINED: hogs.sustained_minutes,
+        rules.FAIR_SHARE: hogs.fair_minutes,
+        rules.MEMORY_HOG: memory.hog_minutes,
+        rules.LEAK: memory.leak_minutes,
+        rules.IDLE_HELD: memory.idle_minutes,
+        rules.UNUSED_GPUS: claims.unused_minutes,
+        rules.OVER_MEMORY: claims.over_minutes,
+        rules.EXTRA_GPUS: claims.over_minutes,
+        rules.UNCLAIMED: claims.unclaimed_minutes,
+    }
+
+
+def _series_by_key(scene: RuleInput) -> dict[str, list[Series]]:
+    """The series that a key stands for: a group, a user, a job, a job on a GPU, or a process."""
+    series_by_key: dict[str, list[Series]] = {}
+    parts = [part for parts in scene.jobs.values() for part in parts]
+    for group in (*scene.groups, *parts):
+        job = f"job {group.claim.job_ref}" if group.claim else None
+        for key in filter(None, (group.key, group.user, job)):
+            series_by_key.setdefault(key, []).append(group.series)
+        for process in group.processes:
+            key = f"{group.gpu.uuid}|{process.pid}-{process.start_ticks or 0}"
+            series_by_key.setdefault(key, []).append(scene.series.get(key_of(process)) or Series())
+    return series_by_key
+
+
+def _is_undecided(
+    series: Series, rule: str, seconds: float, scene: RuleInput, policy: GpuTimePolicy
+) -> bool:
+    since = max(scene.t - seconds, series.begin)
+    used = series.over(since)
+    of_memory = rule in (rules.MEMORY_HOG, rules.LEAK, rules.OVER_MEMORY)
+    known_s = used.memory_known_s if of_memory else used.known_s
+    return 100 * known_s < policy.coverage_pct * (scene.t - since)
+
+
+def _is_exempt(finding: Finding, exempt: Sequence[ExemptionRule]) -> bool:
+    program = finding.process.program if finding.process else None
+    return any(
+        is_exempt_from(finding.rule, user, program, finding.container, exempt)
+        for user in {finding.user, finding.job_owner}
+    )

@@ -1,0 +1,277 @@
+"""Rules on GPU time: sustained use by one user, and more than the fair share.
+
+`moving` applies the rule `sustained` to the whole host, for use that moves from GPU to GPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from monitor.facts.readings import Health
+from monitor.incidents.facts import FAIR_SHARE, SUSTAINED
+from monitor.incidents.policy.findings import Finding, Group, RuleInput, main_process
+from monitor.incidents.policy.thresholds import GpuTimePolicy
+from monitor.incidents.policy.usage_series import Series, UsagePoint, above_since
+
+# The maximum age of the last accounting of a process.
+STALE_S = 30.0
+# A pause of a second does not affect the peak.
+LEAST_SEGMENT_S = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class FairShareOfGpu:
+    """A user's part of all GPUs of the machine over a window, in percent."""
+
+    pct: float
+    coverage: float
+
+
+def sustained(scene: RuleInput, policy: GpuTimePolicy) -> Iterator[Finding]:
+    """A user keeps a GPU busy for long, outside jobs."""
+    if not policy.sustained_on:
+        return
+    seconds = policy.sustained_minutes * 60
+    for group in scene.groups:
+        if scene.t - group.series.end > STALE_S:
+            continue
+        recent = group.series.last(seconds)
+        if recent.pct is None or not is_covered(recent, policy):
+            continue
+        if recent.pct > policy.sustained_clear_pct:
+            yield _sustained(group, scene, recent, seconds, policy)
+
+
+def _sustained(
+    group: Group, scene: RuleInput, recent: UsagePoint, seconds: float, policy: GpuTimePolicy
+) -> Finding:
+    above = None
+    if recent.pct is not None and recent.pct > policy.sustained_pct:
+        above = above_since(
+            group.series,
+            policy.sustained_pct,
+            policy.sustained_clear_pct,
+            policy.coverage_pct / 100,
+        )
+    begin = above[0] if above else group.series.end - seconds
+    share = share_of(group.user, scene, seconds) if group.user else None
+    return Finding(
+        rule=SUSTAINED,
+        key=group.key,
+        since_t=begin,
+        opens=above is not None and scene.t - begin >= seconds,
+        gpu=group.gpu,
+        process=main_process(group, scene, seconds),
+        user=group.user,
+        container=group.container,
+        pct=recent.pct,
+        peak_pct=_peak(group, begin),
+        expected_pct=expected_of(group.user, scene, policy),
+        measured_pct=share.pct if share else None,
+        coverage=recent.coverage,
+        memory_bytes=group.memory_bytes,
+        processes=len(group.processes),
+    )
+
+
+def fair_share(scene: RuleInput, policy: GpuTimePolicy) -> Iterator[Finding]:
+    """A user exceeds the own share of the machine while other users wait for theirs."""
+    if not policy.fair_on:
+        return
+    seconds = policy.fair_minutes * 60
+    people: dict[str, list[Group]] = {}
+    for group in scene.groups:
+        if group.user:
+            people.setdefault(group.user, []).append(group)
+    for user, groups in people.items():
+        expected = expected_of(user, scene, policy)
+        share = share_of(user, scene, seconds)
+        if expected is None or share is None or 100 * share.coverage < policy.coverage_pct:
+            continue
+        if share.pct <= expected:
+            continue
+        most = max(groups, key=lambda group: _most(group, seconds))
+        waits_s = max(scene.t - d.since.timestamp() for d in scene.waiting_for(None, user))
+        above = share.pct > expected + policy.fair_margin_pct
+        yield Finding(
+            rule=FAIR_SHARE,
+            key=user,
+            since_t=scene.t - seconds,
+            opens=above and waits_s >= policy.fair_wait_minutes * 60,
+            gpu=most.gpu,
+            process=main_process(most, scene, seconds),
+            user=user,
+            container=most.container,
+            pct=share.pct,
+            peak_pct=share.pct,
+            expected_pct=expected,
+            measured_pct=share.pct,
+            coverage=share.coverage,
+            memory_bytes=most.memory_bytes,
+            processes=sum(len(group.processes) for group in groups),
+            gpus=tuple(sorted({group.gpu.index for group in groups})),
+        )
+
+
+def _most(group: Group, seconds: float) -> tuple[float, int]:
+    return round(group.series.last(seconds).sm_s), -group.gpu.index
+
+
+def share_of(user: str, scene: RuleInput, seconds: float) -> FairShareOfGpu | None:
+    """The user's part of the machine: all GPUs, with and without jobs."""
+    count = sum(gpu.health is Health.OK for gpu in scene.gpus)
+    if not count or seconds <= 0:
+        return None
+    mine = [group for group in scene.groups if group.user == user]
+    mine += [group for parts in scene.jobs.values() for group in parts if group.who == user]
+    by_gpu: dict[str, float] = {}
+    held = known = 0.0
+    for group in mine:
+        # Time before the process started counts as unused.
+        used = group.series.over(scene.t - seconds)
+        by_gpu[group.gpu.uuid] = by_gpu.get(group.gpu.uuid, 0.0) + used.sm_s
+        held += used.span_s
+        known += used.known_s
+    used_s = sum(min(seconds, sm_s) for sm_s in by_gpu.values())
+    return FairShareOfGpu(100 * used_s / (count * seconds), min(1.0, known / held) if held else 0.0)
+
+
+def expected_of(user: str | None, scene: RuleInput, policy: GpuTimePolicy) -> float | None:
+    """The user's fair share beside the users who wait, in percent of the machine.
+
+    It is the user's quota, or more if the waiting users are entitled to less than the rest. None:
+    no other user waits.
+    """
+    waiting: dict[str, float] = {}
+    own = scene.shares.get(user or "", policy.fair_entitled_pct)
+    for wish in scene.demand:
+        share = policy.fair_entitled_pct if wish.share_pct is None else wish.share_pct
+        if wish.owner == user:
+            own = share
+        else:
+            waiting[wish.owner] = share
+    return max(own, 100 - sum(waiting.values())) if waiting else None
+
+
+def is_covered(used: UsagePoint, policy: GpuTimePolicy) -> bool:
+    """Whether enough of the window is known to accuse a user."""
+    return 100 * used.coverage >= policy.coverage_pct
+
+
+def held_bytes(used: UsagePoint, now: int | None, policy: GpuTimePolicy) -> float | None:
+    """The memory held throughout: the mean, or the current value if that is less. None: unknown."""
+    if used.memory_bytes is None or now is None:
+        return None
+    is_known = 100 * used.memory_coverage >= policy.coverage_pct
+    return min(float(now), used.memory_bytes) if is_known else None
+
+
+def _peak(group: Group, since: float) -> float | None:
+    return max(
+        (
+            used.pct
+            for _, used in group.series.segments(since)
+            if used.pct is not None and used.span_s >= LEAST_SEGMENT_S
+        ),
+        default=None,
+    )
+
+
+# Use is compared between GPUs in steps of this length: shorter than a stay on one GPU.
+STEP_S = 10.0
+# A step in which one GPU has this part of the use is use of one GPU at a time.
+ONE_AT_A_TIME = 0.6
+MOST_STEPS = 30
+# A user whose use in this time is low does not move between GPUs now.
+RECENT_S = 20.0
+# GPUs with less use than this part of the window are ignored.
+LEAST_PART = 0.02
+# A user with this part of the window on a single GPU is handled by `sustained`.
+STAYS = 0.9
+
+
+def moving(
+    scene: RuleInput, policy: GpuTimePolicy, reported: Collection[str | None]
+) -> Iterator[Finding]:
+    """A user keeps one GPU after another busy. `reported`: users with a finding of `sustained`."""
+    if not policy.sustained_on:
+        return
+    seconds = policy.sustained_minutes * 60
+    for user in sorted({group.user for group in scene.groups if group.user} - {*reported}):
+        series = scene.series_of.get(user, {})
+        pct = _pct(series, scene.t, seconds, policy.sustained_clear_pct) if len(series) > 1 else 0.0
+        coverage = _coverage(series, scene.t - seconds)
+        if pct > policy.sustained_clear_pct and 100 * coverage >= policy.coverage_pct:
+            yield _finding(user, scene, policy, pct, coverage)
+
+
+def _finding(
+    user: str, scene: RuleInput, policy: GpuTimePolicy, pct: float, coverage: float
+) -> Finding:
+    seconds = policy.sustained_minutes * 60
+    since = scene.t - seconds
+    here = [group for group in scene.groups if group.user == user]
+    most = max(here, key=lambda group: (group.series.last(STEP_S).sm_s, -group.gpu.index))
+    used = scene.series_of[user]
+    indices = {
+        gpu.index
+        for gpu in scene.gpus
+        if any(part.over(since).sm_s > 0 for part in used.get(gpu.uuid, ()))
+    }
+    share = share_of(user, scene, seconds)
+    return Finding(
+        rule=SUSTAINED,
+        key=f"{user}|moves",
+        since_t=since,
+        opens=pct > policy.sustained_pct,
+        gpu=most.gpu,
+        process=main_process(most, scene, seconds),
+        user=user,
+        container=most.container,
+        pct=pct,
+        peak_pct=pct,
+        expected_pct=expected_of(user, scene, policy),
+        measured_pct=share.pct if share else None,
+        coverage=coverage,
+        memory_bytes=most.memory_bytes,
+        processes=sum(len(group.processes) for group in here),
+        gpus=tuple(sorted(indices)),
+    )
+
+
+def _pct(
+    series: Mapping[str, Sequence[Series]], t: float, seconds: float, least_pct: float
+) -> float:
+    """Mean use of one GPU at a time over the window, in percent; 0 if it is below `least_pct` now.
+
+    It is computed in steps only if the newest step and the whole window allow that much.
+    """
+    end = min(t, max(part.end for parts in series.values() for part in parts))
+    newest = max(_sm_s(parts, end - RECENT_S, end) for parts in series.values())
+    if 100 * newest < least_pct * RECENT_S:
+        return 0.0
+    whole = [(_sm_s(parts, end - seconds, end), parts) for parts in series.values()]
+    total = sum(sm_s for sm_s, _ in whole)
+    if max(sm_s for sm_s, _ in whole) > STAYS * seconds or 100 * total < least_pct * seconds:
+        return 0.0
+    used = [parts for sm_s, parts in whole if sm_s > LEAST_PART * seconds]
+    steps = max(1, min(MOST_STEPS, round(seconds / STEP_S)))
+    return 100 * sum(_taken(used, end, seconds / steps, n) for n in range(steps)) / seconds
+
+
+def _taken(used: Sequence[Sequence[Series]], end: float, step_s: float, number: int) -> float:
+    until = end - number * step_s
+    used_s = [_sm_s(parts, until - step_s, until) for parts in used]
+    most, together = max(used_s, default=0.0), sum(used_s)
+    return min(step_s, together if most >= ONE_AT_A_TIME * together else most)
+
+
+def _sm_s(parts: Sequence[Series], since: float, until: float) -> float:
+    return sum(part.over(since, until).sm_s for part in parts if part.begin < until)
+
+
+def _coverage(series: Mapping[str, Sequence[Series]], since: float) -> float:
+    windows = [part.over(since) for parts in series.values() for part in parts]
+    span = sum(used.span_s for used in windows)
+    return min(1.0, sum(used.known_s for used in windows) / span) if span else 0.0

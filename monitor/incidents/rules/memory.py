@@ -1,0 +1,228 @@
+"""Rules on GPU memory: most of it taken, leaked, held idle, or orphaned."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from statistics import median
+
+from monitor.facts.formats import GIB
+from monitor.facts.readings import ProcessReading
+from monitor.incidents.facts import IDLE_HELD, LEAK, MEMORY_HOG, ORPHANED
+from monitor.incidents.policy.findings import Finding, Group, RuleInput, key_of, main_process
+from monitor.incidents.policy.thresholds import GpuTimePolicy, MemoryPolicy
+from monitor.incidents.policy.usage_series import Series, quiet_since
+from monitor.incidents.rules.gpu_time import STALE_S, held_bytes, is_covered
+
+
+@dataclass(frozen=True, slots=True)
+class Trend:
+    """slope: per second. rising: the part (0..1) of all pairs of points that rise."""
+
+    slope: float
+    rising: float
+
+
+def trend(points: Sequence[tuple[float, float]]) -> Trend | None:
+    """Theil–Sen estimate; None for fewer than three points."""
+    if len(points) < 3:
+        return None
+    slopes = [(v2 - v1) / (t2 - t1) for (t1, v1), (t2, v2) in combinations(points, 2) if t2 > t1]
+    if not slopes:
+        return None
+    return Trend(median(slopes), sum(slope > 0 for slope in slopes) / len(slopes))
+
+
+# Number of points of the window from which a leak is detected.
+POINTS = 20
+# Window in which other users' use makes a GPU count as busy.
+BESIDE_S = 600.0
+# An open incident stays open above this part of the threshold.
+KEEPS = 0.9
+
+
+def memory_hog(
+    scene: RuleInput, policy: MemoryPolicy, hogs: GpuTimePolicy, reported: Collection[str]
+) -> Iterator[Finding]:
+    """A user holds most of a GPU's memory. `reported`: groups that hog its time already."""
+    if not policy.hog_on:
+        return
+    seconds = policy.hog_minutes * 60
+    for group in scene.groups:
+        total, now = group.gpu.memory_total_bytes, group.memory_bytes
+        used = group.series.last(seconds)
+        least = held_bytes(used, now, hogs)
+        if group.key in reported or not total or now is None or least is None:
+            continue
+        if 100 * least / total <= policy.hog_pct * KEEPS:
+            continue
+        above = 100 * least / total > policy.hog_pct
+        yield Finding(
+            rule=MEMORY_HOG,
+            key=group.key,
+            since_t=max(group.series.begin, group.series.end - seconds),
+            opens=above and scene.t - group.series.begin >= seconds,
+            gpu=group.gpu,
+            process=main_process(group, scene, seconds),
+            user=group.user,
+            container=group.container,
+            pct=100 * now / total,
+            peak_pct=100 * now / total,
+            coverage=used.memory_coverage,
+            memory_bytes=now,
+            processes=len(group.processes),
+        )
+
+
+def leaks(scene: RuleInput, policy: MemoryPolicy, hogs: GpuTimePolicy) -> Iterator[Finding]:
+    """A process outside jobs whose memory only grows."""
+    if not policy.leak_on:
+        return
+    seconds = policy.leak_minutes * 60
+    for group in scene.groups:
+        for process in group.processes:
+            series = scene.series.get(key_of(process))
+            if series is None or series.span_s < seconds * KEEPS:
+                continue
+            growth = _growth(series, seconds, policy, hogs)
+            if growth is None:
+                continue
+            per_h = growth.slope * 3600
+            steady = 100 * growth.rising >= policy.leak_rising_pct
+            enough = per_h >= policy.leak_gib_per_hour * GIB and series.span_s >= seconds
+            yield _of_process(
+                LEAK, scene, group, process, series.end - seconds, enough and steady, per_h
+            )
+
+
+def _growth(
+    series: Series, seconds: float, policy: MemoryPolicy, hogs: GpuTimePolicy
+) -> Trend | None:
+    """The trend if it is at least half of what opens an incident; cheap checks come first."""
+    end, step = series.end, seconds / POINTS
+    first = series.over(end - seconds, end - seconds + step).memory_bytes
+    last = series.over(end - step, end).memory_bytes
+    least = policy.leak_gib_per_hour * GIB / 2
+    if first is None or last is None or last - first < least * seconds / 3600:
+        return None
+    window = series.last(seconds)
+    if window.memory_known_s < window.span_s * hogs.coverage_pct / 100:
+        return None
+    points: list[tuple[float, float]] = []
+    for place in range(POINTS):
+        begin = end - seconds + place * step
+        value = series.over(begin, begin + step).memory_bytes
+        if value is not None:
+            points.append((begin, value))
+    line = trend(points)
+    return line if line and line.slope * 3600 >= least and line.rising > 0.5 else None
+
+
+def idle_held(scene: RuleInput, policy: MemoryPolicy, hogs: GpuTimePolicy) -> Iterator[Finding]:
+    """A process outside jobs holds memory without using the GPU, while other users need the GPU.
+
+    Its mean use over the whole time decides, so a short burst does not count as use.
+    """
+    if not policy.idle_on:
+        return
+    seconds = policy.idle_minutes * 60
+    for group in scene.groups:
+        for process in group.processes:
+            series = scene.series.get(key_of(process))
+            if series is None or (process.memory_bytes or 0) < policy.idle_gib * GIB:
+                continue
+            used = series.last(seconds)
+            if used.pct is None or used.pct >= 2 * policy.idle_pct:
+                continue
+            if not is_covered(used, hogs) or scene.t - series.end > STALE_S:
+                continue
+            since = _idle_since(series, used.pct, policy, hogs)
+            opens = (
+                since is not None
+                and scene.t - since >= seconds
+                and _is_needed_by_others(group, process, scene, policy)
+            )
+            yield _of_process(
+                IDLE_HELD, scene, group, process, since or series.end - seconds, opens
+            )
+
+
+def _idle_since(
+    series: Series, pct: float, policy: MemoryPolicy, hogs: GpuTimePolicy
+) -> float | None:
+    if pct >= policy.idle_pct:
+        return None
+    return quiet_since(series, policy.idle_pct, hogs.coverage_pct / 100)
+
+
+def _is_needed_by_others(
+    group: Group, process: ProcessReading, scene: RuleInput, policy: MemoryPolicy
+) -> bool:
+    """Whether other users work on that GPU or wait for it."""
+    if scene.waiting_for(group.gpu.uuid, group.who):
+        return True
+    busy = 0.0
+    parts = (*scene.groups, *(part for parts in scene.jobs.values() for part in parts))
+    for other in parts:
+        if other.gpu.uuid == group.gpu.uuid and other.who != group.who:
+            busy += other.series.last(BESIDE_S).pct or 0.0
+    return busy >= policy.idle_busy_pct
+
+
+def orphaned(scene: RuleInput, policy: MemoryPolicy) -> Iterator[Finding]:
+    """Memory that no listed process holds, for long.
+
+    No user is accused; an operator has to look.
+    """
+    if not policy.orphaned_on:
+        return
+    for gpu in scene.gpus:
+        since, size = gpu.orphaned_since, gpu.orphaned_bytes
+        if since is None or not size:
+            continue
+        least = policy.orphaned_gib * GIB
+        if size < least * KEEPS:
+            continue
+        total = gpu.memory_total_bytes
+        pct = 100 * size / total if total else None
+        yield Finding(
+            rule=ORPHANED,
+            key=gpu.uuid,
+            since_t=since.timestamp(),
+            opens=size >= least and scene.t - since.timestamp() >= policy.orphaned_minutes * 60,
+            gpu=gpu,
+            pct=pct,
+            peak_pct=pct,
+            memory_bytes=size,
+            processes=0,
+        )
+
+
+def _of_process(
+    rule: str,
+    scene: RuleInput,
+    group: Group,
+    process: ProcessReading,
+    since_t: float,
+    opens: bool,
+    growth_per_h: float | None = None,
+) -> Finding:
+    series = scene.series[key_of(process)]
+    used = series.over(since_t)
+    known_s = used.memory_known_s if rule == LEAK else used.known_s
+    return Finding(
+        rule=rule,
+        key=f"{group.gpu.uuid}|{process.pid}-{process.start_ticks or 0}",
+        since_t=since_t,
+        opens=opens,
+        gpu=group.gpu,
+        process=process,
+        user=process.user,
+        container=process.container,
+        pct=used.pct,
+        peak_pct=used.pct,
+        coverage=min(1.0, known_s / used.span_s) if used.span_s else None,
+        memory_bytes=process.memory_bytes,
+        growth_per_h=growth_per_h,
+    )

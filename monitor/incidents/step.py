@@ -1,0 +1,150 @@
+"""Step: apply the incident rules to the use of the last two hours.
+
+The buffers in memory are rebuilt from rows by each new process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from datetime import datetime
+
+from monitor.facts.claims import Demand
+from monitor.facts.readings import ClaimFact, Snapshot
+from monitor.facts.usage import CpuProcess
+from monitor.incidents.facts import CPU_HOG
+from monitor.incidents.policy import rule_input
+from monitor.incidents.policy.exemptions import exemptions_of_policy
+from monitor.incidents.policy.findings import Finding
+from monitor.incidents.policy.lifecycle import Verdict, judge
+from monitor.incidents.policy.rule_input import Booking, EmptyBookingTracker
+from monitor.incidents.policy.thresholds import BookingPolicy, GpuTimePolicy, MemoryPolicy
+from monitor.incidents.policy.usage_buffers import UsageBuffers
+from monitor.incidents.rows import incidents as incident_rows
+from monitor.incidents.rules import cpu as cpu_rules
+from monitor.incidents.rules import evaluate as evaluate_rules
+from monitor.incidents.rules.cpu import CpuWindows
+from monitor.incidents.rules.evaluate import IncidentPolicies, Rule, RunRule
+from monitor.runtime.rows.item_isolation import ItemIsolation
+from monitor.snapshot import rows as snapshots
+from monitor.thresholds import rows as thresholds
+
+
+class IncidentStep:
+    """The incidents of one host. `gap_s`: a longer time between two snapshots counts as unknown."""
+
+    def __init__(
+        self,
+        host: str,
+        gap_s: float = 15.0,
+        look_at_cpus: Callable[[], Sequence[CpuProcess]] | None = None,
+    ) -> None:
+        self._host = host
+        self._isolation = ItemIsolation(host, "incidents")
+        self._look_at_cpus = look_at_cpus
+        self._cpus = CpuWindows()
+        self._windows = UsageBuffers(gap_s=gap_s)
+        self._emptiness = EmptyBookingTracker(gap_s)
+        self._seq: int | None = None
+
+    def judge(
+        self,
+        snapshot: Snapshot | None,
+        demand: Sequence[Demand],
+        now: datetime,
+        leaders: Collection[int] = (),
+        shares: Mapping[str, float] | None = None,
+    ) -> Verdict | None:
+        """Apply the rules to the newest snapshot, inside the caller's transaction.
+
+        `demand`: the waiting jobs. `leaders`: the first processes of all jobs of this host.
+        `shares`: the entitled share of the machine (%) of each user with a quota.
+        """
+        if snapshot is None or (snapshot.problem and not snapshot.gpus):
+            return None
+        policies = self._policies(now)
+        claims = rule_input.bookings(snapshots.open_claims(self._host))
+        if self._seq is None:
+            self._recall(claims, now)
+        groups = rule_input.group_processes(
+            snapshot.processes, claims, policies.hogs, policies.exempt
+        )
+        if snapshot.seq != self._seq:
+            account = incident_rows.recent_usage(self._host, now)
+            gone = rule_input.group_processes(account.gone, claims, policies.hogs, policies.exempt)
+            self._windows.feed(
+                snapshot.at.timestamp(),
+                rule_input.presences(groups),
+                account.totals,
+                rule_input.readable_gpus(snapshot),
+                rule_input.presences(gone),
+            )
+            self._emptiness.look(snapshot, claims)
+        self._seq = snapshot.seq
+        scene = rule_input.build(snapshot, groups, self._windows, self._emptiness, demand, shares)
+        stored = incident_rows.stored(self._host, self._isolation.converter(now))
+        going_on = {incident.name for incident in stored}
+        run = self._runner(now)
+        findings, failed = evaluate_rules.findings(scene, policies, going_on, run)
+        cpu_hogs = run(CPU_HOG, lambda: self._cpu_hogs(snapshot, policies, leaders, now))
+        if cpu_hogs is None:
+            failed.add(CPU_HOG)
+        findings += cpu_hogs or []
+        present = evaluate_rules.present_keys(scene) | {f"cpu|{name}" for name in self._cpus.people}
+        unsure = evaluate_rules.undecided(scene, policies, going_on, failed)
+        unsure |= cpu_rules.undecided(self._cpus, scene.t, policies.hogs)
+        verdict = judge(findings, stored, present, demand, policies.hogs, now, unsure)
+        incident_rows.apply(verdict, self._host, now, self._isolation)
+        return verdict
+
+    def _runner(self, now: datetime) -> RunRule:
+        """Runs a rule; one that fails is reported, and the other rules judge."""
+
+        def run(rule: str, action: Rule) -> list[Finding] | None:
+            done = self._isolation.convert([action], lambda _: f"rule {rule}", _listed, now)
+            return done[0][1] if done else None
+
+        return run
+
+    def _cpu_hogs(
+        self,
+        snapshot: Snapshot,
+        policies: IncidentPolicies,
+        leaders: Collection[int],
+        now: datetime,
+    ) -> list[Finding]:
+        """Scan all processes of the host at intervals, and only while its CPUs are busy."""
+        if self._look_at_cpus is None or snapshot.probe == "simulated":
+            return []
+        t, last = snapshot.at.timestamp(), self._cpus.looked_t
+        if last is None or t - last >= cpu_rules.LOOK_EVERY_S:
+            if cpu_rules.is_scan_needed(snapshot.host.cpu_pct, policies.hogs):
+                count = snapshot.host.cpu_count or 1
+                self._cpus.look(t, self._look_at_cpus(), count, leaders)
+            else:
+                self._cpus.note_quiet(t)
+            incident_rows.store_cpu_scan(self._host, cpu_rules.dumps(self._cpus), now)
+        return list(cpu_rules.findings(self._cpus, t, policies.hogs, policies.exempt))
+
+    def _policies(self, now: datetime) -> IncidentPolicies:
+        force = thresholds.ThresholdsInForce()
+        hogs = force.of(GpuTimePolicy)
+        return IncidentPolicies(
+            hogs=hogs,
+            memory=force.of(MemoryPolicy),
+            claims=force.of(BookingPolicy),
+            exempt=(*exemptions_of_policy(hogs), *incident_rows.exemptions(now)),
+        )
+
+    def _recall(self, claims: Mapping[Booking, ClaimFact], now: datetime) -> None:
+        """Rebuild the buffers. Use by a job stays with the job, even if its booking has ended."""
+        emptiness, t = self._emptiness, now.timestamp()
+        emptiness.seen_t.update(incident_rows.last_seen(claims))
+        begins = {b: emptiness.begin_of(b, claim, t) for b, claim in claims.items()}
+        emptiness.blind_s.update(incident_rows.unwatched_seconds(begins, now))
+        self._cpus = cpu_rules.loads(incident_rows.stored_cpu_scan(self._host))
+        past = incident_rows.usage_minutes(self._host, now)
+        self._windows.recall(past, incident_rows.recent_usage(self._host, now).totals)
+
+
+def _listed(action: Rule) -> list[Finding]:
+    return list(action())

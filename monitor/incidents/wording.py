@@ -1,0 +1,213 @@
+"""The text of an incident, and the advice to its owner."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+
+from monitor.facts.formats import duration, gib, percent, sig3
+from monitor.incidents import facts as rules
+from monitor.incidents.policy.findings import Finding
+from monitor.incidents.policy.lifecycle import OpenIncident
+
+GIB = 1024**3
+
+
+def sentence(finding: Finding, incident: OpenIncident) -> str:
+    """Such as "Detected GPU hog: python (PID 12345, alice) at 95 % on GPU 2 for 30 min; …"."""
+    lasts = duration(incident.lasts)
+    return f"{_SENTENCES[finding.rule](finding, incident, lasts)}{_harm(incident)}"
+
+
+def _harm(incident: OpenIncident) -> str:
+    if not incident.waited_jobs:
+        return "; no job waits" if incident.rule in rules.HOG_RULES else ""
+    jobs = "1 job" if incident.waited_jobs == 1 else f"{incident.waited_jobs} jobs"
+    return f"; {jobs} waited {duration(incident.waited_s)}"
+
+
+def _sustained(f: Finding, i: OpenIncident, lasts: str) -> str:
+    title = "Detected GPU hog" if i.is_hog else "Heavy use outside the queue"
+    return f"{title}: {_who(f)} at {percent(i.mean_pct)} on {_places(f)} for {lasts}"
+
+
+def _fair(f: Finding, i: OpenIncident, lasts: str) -> str:
+    more = f", and {f.processes - 1} more" if f.processes > 1 else ""
+    process = (
+        f" ({f.process.program or 'a process'}, PID {f.process.pid}{more})" if f.process else ""
+    )
+    return (
+        f"Above the fair share: {_person(f)}{process} has used {percent(i.mean_pct)} of the GPUs"
+        f" for {lasts}; the fair share is {percent(f.expected_pct)}"
+    )
+
+
+def _memory(f: Finding, i: OpenIncident, lasts: str) -> str:
+    title = "Detected memory hog" if i.is_hog else "Heavy memory use outside the queue"
+    return (
+        f"{title}: {_who(f)} holds {gib(f.memory_bytes)} of"
+        f" {gib(f.gpu.memory_total_bytes if f.gpu else None)} on {_gpu(f)} for {lasts}"
+    )
+
+
+def _leak(f: Finding, i: OpenIncident, lasts: str) -> str:
+    growth = sig3((f.growth_per_h or 0) / GIB)
+    return (
+        f"Possible memory leak: {_who(f)} on {_gpu(f)} has grown by {growth} GiB/h for {lasts},"
+        f" now {gib(f.memory_bytes)}"
+    )
+
+
+def _idle(f: Finding, i: OpenIncident, lasts: str) -> str:
+    return (
+        f"Memory held idle: {_who(f)} holds {gib(f.memory_bytes)} on {_gpu(f)}"
+        f" and has not used the GPU for {lasts}"
+    )
+
+
+def _orphaned(f: Finding, i: OpenIncident, lasts: str) -> str:
+    size = gib(f.memory_bytes)
+    return f"Orphaned memory: {size} on {_gpu(f)} in use by no visible process for {lasts}"
+
+
+def _empty(f: Finding, i: OpenIncident, lasts: str) -> str:
+    job = f"job {f.job_ref} ({_person(f)})"
+    return f"Booked but empty: {job} has had no process on {_gpus(f)} for {lasts}"
+
+
+def _unused(f: Finding, i: OpenIncident, lasts: str) -> str:
+    return f"Booked GPUs unused: job {f.job_ref} ({_person(f)}) has not used {_gpus(f)} for {lasts}"
+
+
+def _over(f: Finding, i: OpenIncident, lasts: str) -> str:
+    return (
+        f"More memory than booked: job {f.job_ref} ({_person(f)}) holds {gib(f.memory_bytes)} on"
+        f" {_gpu(f)} for {lasts}; it requested {gib(f.booked_bytes)}"
+    )
+
+
+def _extra(f: Finding, i: OpenIncident, lasts: str) -> str:
+    return (
+        f"More GPUs than booked: {_who(f)} of job {f.job_ref} is on {_gpu(f)}"
+        f" with {gib(f.memory_bytes)} for {lasts}"
+    )
+
+
+def _unclaimed(f: Finding, i: OpenIncident, lasts: str) -> str:
+    minutes = f"{f.gpu_minutes or 0:.0f}"
+    return (
+        f"Use outside the queue: {_who(f)} on {_gpu(f)} for {lasts}"
+        f" with {gib(f.memory_bytes)} and {minutes} GPU-minutes in the last 2 h"
+    )
+
+
+def _cpu(f: Finding, i: OpenIncident, lasts: str) -> str:
+    title = "CPU hog" if i.is_hog else "Heavy CPU use"
+    return f"{title}: {_who(f)} has used {percent(i.mean_pct)} of all CPUs for {lasts}"
+
+
+_SENTENCES = {
+    rules.SUSTAINED: _sustained,
+    rules.FAIR_SHARE: _fair,
+    rules.MEMORY_HOG: _memory,
+    rules.LEAK: _leak,
+    rules.IDLE_HELD: _idle,
+    rules.ORPHANED: _orphaned,
+    rules.CLAIMED_EMPTY: _empty,
+    rules.UNUSED_GPUS: _unused,
+    rules.OVER_MEMORY: _over,
+    rules.EXTRA_GPUS: _extra,
+    rules.UNCLAIMED: _unclaimed,
+    rules.CPU_HOG: _cpu,
+}
+
+# Advice to the owner.
+ADVICE = {
+    rules.SUSTAINED: "Next time, submit it as a job: gpucoord submit -- your command.",
+    rules.FAIR_SHARE: "Stop some of the processes, or submit them as preemptible jobs.",
+    rules.MEMORY_HOG: "Limit the memory of the program if it needs less, or submit it as a job.",
+    rules.LEAK: "Look for tensors kept in lists, and stop the process before the GPU is full.",
+    rules.IDLE_HELD: "If you are done, restart the notebook's kernel or stop the process.",
+    rules.ORPHANED: "An operator can find the process: fuser -v /dev/nvidia*.",
+    rules.CLAIMED_EMPTY: "If the job does not need the GPU yet, split it; if it hangs, cancel it.",
+    rules.UNUSED_GPUS: "Request fewer GPUs next time, or check that the program sees all of them.",
+    rules.OVER_MEMORY: "Request more memory next time.",
+    rules.EXTRA_GPUS: "Use only the GPUs in CUDA_VISIBLE_DEVICES.",
+    rules.UNCLAIMED: "Submit it as a job: gpucoord submit -- your command.",
+    rules.CPU_HOG: "Run it with nice, or with fewer threads.",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class IncidentSummary:
+    """The text and the advice for the owner of an incident."""
+
+    text: str
+    advice: str
+
+
+def to_owner(
+    rule: str,
+    *,
+    program: str,
+    gpu: str,
+    memory_bytes: int | None,
+    mean_pct: float | None,
+    since_at: datetime,
+    last_seen_at: datetime,
+    waited_jobs: int,
+    job_ref: str,
+) -> IncidentSummary:
+    """The incident as told to its owner, without blame."""
+    lasts = duration(last_seen_at - since_at)
+    it = program or "A process"
+    text = {
+        rules.SUSTAINED: f"{it} has kept {gpu} {percent(mean_pct)} busy for {lasts}.",
+        rules.FAIR_SHARE: f"You have used {percent(mean_pct)} of the GPUs for {lasts}.",
+        rules.MEMORY_HOG: f"{it} has held {gib(memory_bytes)}, most of {gpu}, for {lasts}.",
+        rules.LEAK: f"The memory of {it} on {gpu} keeps growing: {gib(memory_bytes)} now.",
+        rules.IDLE_HELD: f"{it} holds {gib(memory_bytes)} on {gpu} and has not used the GPU"
+        f" for {lasts}.",
+        rules.CLAIMED_EMPTY: f"Your job {job_ref} has had no process on {gpu} for {lasts}.",
+        rules.UNUSED_GPUS: f"Your job {job_ref} has not used {gpu} for {lasts}.",
+        rules.OVER_MEMORY: f"Your job {job_ref} holds {gib(memory_bytes)} on {gpu}: more than"
+        " requested.",
+        rules.EXTRA_GPUS: f"{it} of your job {job_ref} uses {gpu}, which the job has not"
+        " requested.",
+        rules.UNCLAIMED: f"{it} has used {gpu} outside the queue for {lasts}.",
+        rules.CPU_HOG: f"{it} has used {percent(mean_pct)} of all CPUs for {lasts}.",
+    }.get(rule, f"{it} on {gpu} for {lasts}.")
+    return IncidentSummary(text + _others(waited_jobs), ADVICE.get(rule, ""))
+
+
+def _others(waited_jobs: int) -> str:
+    if not waited_jobs:
+        return " No job is waiting for it."
+    return f" {'1 job waits' if waited_jobs == 1 else f'{waited_jobs} jobs have waited'} for it."
+
+
+def _who(f: Finding) -> str:
+    process = f.process
+    if process is None:
+        return _person(f)
+    more = f" and {f.processes - 1} more" if f.processes > 1 else ""
+    return f"{process.program or 'a process'} (PID {process.pid}, {_person(f)}){more}"
+
+
+def _person(f: Finding) -> str:
+    return f.who or (f"owner unknown, {f.container}" if f.container else "owner unknown")
+
+
+def _gpu(f: Finding) -> str:
+    return f"GPU {f.gpu.index}" if f.gpu else "this machine"
+
+
+def _places(f: Finding) -> str:
+    """All GPUs of use that moves between them."""
+    return f"{_gpus(f)} in turn" if len(f.gpus) > 1 else _gpu(f)
+
+
+def _gpus(f: Finding) -> str:
+    if len(f.gpus) < 2:
+        return _gpu(f)
+    return f"GPUs {', '.join(map(str, f.gpus[:-1]))} and {f.gpus[-1]}"

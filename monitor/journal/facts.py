@@ -1,0 +1,93 @@
+"""Facts: the names of all events, by what they are about. A name never changes."""
+
+from __future__ import annotations
+
+EVENTS: dict[str, tuple[str, ...]] = {
+    "jobs": (
+        "JOB_SUBMITTED",
+        "JOB_STARTED",
+        "JOB_RUNNER_REPLACED",
+        "JOB_STOPPING",
+        "JOB_HELD",
+        "JOB_RELEASED",
+        "JOB_CHANGED",
+        "JOB_REQUEUED",
+        "JOB_YIELDING",
+        "JOB_MAY_STAY",
+        "JOB_PREEMPTED",
+        "JOB_EVICTED",
+        "JOB_FINISHED",
+    ),
+    "GPUs": (
+        "GPU_FOUND",
+        "GPU_LOST",
+        "GPU_STATE_CHANGED",
+        "GPU_HEALTHY",
+        "GPU_THROTTLED",
+        "GPU_UNHEALTHY",
+        "GPU_PAUSED",
+        "GPU_RESUMED",
+        "GPU_QUARANTINED",
+        "GPU_QUARANTINE_OVER",
+        "GPU_LOCK_UNUSABLE",
+        "GPU_LOCK_USABLE",
+        "GPU_XID",
+        "GPU_ECC_CORRECTED",
+        "GPU_REPAIR_PENDING",
+        "GPU_SPINNING",
+        "GPU_OVER_POWER",
+        "ORPHANED_MEMORY",
+        "OWNER_PRESENT",
+        "OWNER_GONE",
+    ),
+    "incidents": (
+        "INCIDENT_OPENED",
+        "INCIDENT_ONGOING",
+        "INCIDENT_CLOSED",
+        "ENFORCEMENT_DRY_RUN",
+        "ENFORCEMENT_ACTED",
+        "ENFORCEMENT_UNDONE",
+        "ENFORCEMENT_REFUSED",
+    ),
+    "resources": (
+        "DISK_SPACE_LOW",
+        "DISK_SPACE_OK",
+        "RESOURCE_CONSTRAINT",
+        "RESOURCE_CONSTRAINT_OVER",
+        "NODE_OVERLOADED",
+        "IDLE_RESOURCE_DETECTED",
+        "BACKPRESSURE_ACTIVATED",
+        "BACKPRESSURE_RELEASED",
+        "MODE_CHANGED",
+    ),
+    "windows": (
+        "WINDOW_ASKED",
+        "WINDOW_APPROVED",
+        "WINDOW_DECLINED",
+        "WINDOW_WITHDRAWN",
+    ),
+    "gpucoord": (
+        "NVML_UNAVAILABLE",
+        "NVML_AVAILABLE",
+        "NVML_MONITORING_OFF",
+        "NVML_HUNG",
+        "LOOP_FAILED",
+        "ALERT_FAILED",
+        "ALERT_WORKS",
+        "REPORT_FAILED",
+    ),
+}
+
+
+def event_kinds() -> frozenset[str]:
+    return frozenset(kind for kinds in EVENTS.values() for kind in kinds)
+
+
+def label(kind: str) -> str:
+    """GPU_STATE_CHANGED -> GPU state changed."""
+    first, *rest = kind.split("_")
+    capitals = {"GPU", "NVML", "XID", "ECC"}
+    return " ".join(
+        [first if first in capitals else first.capitalize()]
+        + [word if word in capitals else word.lower() for word in rest]
+    )

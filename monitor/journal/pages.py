@@ -1,0 +1,171 @@
+"""The page of events with its filters, and the dashboard region of recent events."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta, tzinfo
+from typing import Any
+
+from django.db.models import QuerySet
+from django.http import HttpRequest, HttpResponse
+from django.shortcuts import render
+from django.utils import timezone
+from django.views.decorators.http import require_safe
+
+from monitor.api.input import ListFilters
+from monitor.identity.policy.privacy import Viewer, event_text
+from monitor.journal.facts import EVENTS, event_kinds, label
+from monitor.journal.rows import events
+from monitor.live.pages import viewer_of
+from monitor.live.regions import Context, Region
+from monitor.models import Event, Gpu
+from monitor.runtime.rows.database import prepared
+from monitor.usage.policy.ranges import RANGES, moment
+
+SEVERITIES = {"": "All", "warning": "Warnings", "error": "Errors"}
+
+
+@dataclass(frozen=True, slots=True)
+class EventFilters(ListFilters):
+    """Filters of the page of events."""
+
+    kind: str = ""
+    severity: str = ""
+    gpu: str = ""
+    owner: str = ""
+    job: str = ""
+    range: str = ""
+    since: str = ""
+    until: str = ""
+
+    @classmethod
+    def accepted(cls, name: str, text: str) -> str | None:
+        if name == "job":
+            return text.lower().removeprefix("job").strip().removeprefix("#")
+        allowed = {
+            "kind": text in EVENTS or text in event_kinds(),
+            "severity": text in SEVERITIES,
+            "range": text in RANGES,
+        }
+        return text if allowed.get(name, True) else None
+
+    @property
+    def severities(self) -> list[tuple[str, str, bool]]:
+        return [
+            (self.with_(severity=name), text, name == self.severity)
+            for name, text in SEVERITIES.items()
+        ]
+
+    @property
+    def matches_all(self) -> bool:
+        """Whether no filter is set."""
+        return not self.is_set()
+
+    def times(self, now: datetime, zone: tzinfo) -> tuple[datetime | None, datetime | None]:
+        """Begin and end. A range counts back from now."""
+        if self.range:
+            return now - timedelta(seconds=RANGES[self.range][1]), None
+        begin, end = moment(self.since, zone), moment(self.until, zone)
+        return _at(begin), _at(end)
+
+
+@dataclass(frozen=True, slots=True)
+class EventRow:
+    """An event as one viewer may read it, with the GPU's index instead of its UUID."""
+
+    event: Event
+    text: str
+    kind: str
+    gpu: str
+
+
+@dataclass(frozen=True, slots=True)
+class EventTable:
+    """A page of lines. `live`: new events may appear at its top."""
+
+    lines: list[EventRow]
+    newer: str | None
+    older: str | None
+    live: bool
+
+
+def table(filters: EventFilters, viewer: Viewer, now: datetime, zone: tzinfo) -> EventTable:
+    since, until = filters.times(now, zone)
+    matching = events.recent(
+        filters.PER_PAGE + 1,
+        kind=filters.kind,
+        least=filters.severity,
+        gpu_uuid=filters.gpu,
+        owner=filters.owner,
+        job_ref=filters.job,
+        since=since,
+        until=until,
+        skip=filters.skip,
+    )
+    names = dict(gpus())
+    return EventTable(
+        lines=[_line(event, viewer, names) for event in matching[: filters.PER_PAGE]],
+        newer=filters.newer(),
+        older=filters.older(len(matching)),
+        live=filters.page == 1 and (until is None or until > now),
+    )
+
+
+def choices() -> dict[str, Any]:
+    """The options of the filters."""
+    return {
+        "kinds": [(group, [(k, label(k)) for k in sorted(of)]) for group, of in EVENTS.items()],
+        "gpus": gpus(),
+        "ranges": [(name, text) for name, (text, _) in RANGES.items()],
+    }
+
+
+def gpus() -> list[tuple[str, str]]:
+    """(UUID, words) of each GPU, with its host if there are several hosts."""
+    rows = list(Gpu.objects.order_by("host", "index").values_list("uuid", "host", "index"))
+    several = len({host for _, host, _ in rows}) > 1
+    return [(uuid, f"{host} GPU {i}" if several else f"GPU {i}") for uuid, host, i in rows]
+
+
+def _line(event: Event, viewer: Viewer, names: Mapping[str, str]) -> EventRow:
+    text = event_text(event.kind, event.text, event.owner, viewer)
+    return EventRow(event, text, label(event.kind), names.get(event.gpu_uuid, ""))
+
+
+def _at(t: int | None) -> datetime | None:
+    return None if t is None else datetime.fromtimestamp(t, UTC)
+
+
+SHOWN_IN_REGION = 10
+# The region of open incidents shows the same texts.
+OPENED = "INCIDENT_OPENED"
+# One rendering serves all users, so it contains only what every user may read.
+ANY_USER = Viewer("", operator=False)
+
+
+def _load(now: datetime) -> Context:
+    newest = _newest()
+    for event in newest:
+        event.text = event_text(event.kind, event.text, event.owner, ANY_USER)
+    return {"events": newest}
+
+
+@prepared
+def _newest() -> QuerySet[Event]:
+    return Event.objects.exclude(kind=OPENED).order_by("-at", "-id")[:SHOWN_IN_REGION]
+
+
+def _version(context: Context) -> object:
+    return [event.pk for event in context["events"]]
+
+
+REGION = Region("events", "monitor/_events.html", _load, _version, place=90)
+
+
+@require_safe
+def events_page(request: HttpRequest) -> HttpResponse:
+    filters = EventFilters.from_query(request.GET)
+    lines = table(filters, viewer_of(request), timezone.now(), timezone.get_current_timezone())
+    context = {"filters": filters, "table": lines, **choices()}
+    return render(request, "monitor/events.html", context)

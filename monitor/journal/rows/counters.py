@@ -1,0 +1,89 @@
+"""Rows: persistent counters for Prometheus; unlike row counts they survive pruning."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from django.conf import settings
+from django.db import connection
+from django.db.models import QuerySet
+
+from monitor.facts.health import Xid
+from monitor.models import Counter
+from monitor.runtime.rows.database import prepared
+
+# What is counted; `subject` is the event's kind, or the jobs' outcome, or the
+# GPU and number of an XID, or a channel's service and what became of a try.
+EVENTS = "events"
+FINISHED_JOBS = "finished jobs"
+XIDS = "xids"
+# Subject: the reason and the GPU.
+EVICTIONS = "evictions"
+# This runs for every event. Django's ORM has no insert-or-add in one statement.
+_ADD = """
+    INSERT INTO monitor_counter (name, host, subject, value) VALUES (%s, %s, %s, %s)
+    ON CONFLICT (name, host, subject) DO UPDATE SET value = monitor_counter.value + excluded.value
+"""
+ALERTS = "alerts"
+
+
+def add(name: str, subject: str = "", by: float = 1) -> None:
+    """Count an event on this host."""
+    with connection.cursor() as cursor:
+        cursor.execute(_ADD, [name, settings.CONFIG.node, subject, by])
+
+
+def add_all(host: str, grown: Mapping[tuple[str, str], float]) -> None:
+    """Add {(name, subject): by} in two statements.
+
+    Only one process may count these names at a time.
+    """
+    if not grown:
+        return
+    rows = Counter.objects.filter(host=host, name__in={name for name, _ in grown})
+    before = {(n, s): value for n, s, value in rows.values_list("name", "subject", "value")}
+    Counter.objects.bulk_create(
+        [
+            Counter(name=n, host=host, subject=s, value=before.get((n, s), 0.0) + by)
+            for (n, s), by in grown.items()
+            if by or (n, s) not in before
+        ],
+        update_conflicts=True,
+        unique_fields=("name", "host", "subject"),
+        update_fields=("value",),
+    )
+
+
+@prepared
+def of(name: str) -> QuerySet[Counter]:
+    """The counts of each host and subject."""
+    return Counter.objects.filter(name=name).order_by("host", "subject")
+
+
+def add_xid(xid: Xid) -> None:
+    """Count every XID; only some XIDs of a burst become events."""
+    add(XIDS, f"{xid.gpu_uuid} {xid.code}")
+
+
+def add_eviction(reason: str, gpu_uuid: str) -> None:
+    """A running job had to leave this GPU: "preemption", or the code of the eviction."""
+    add(EVICTIONS, f"{reason} {gpu_uuid}")
+
+
+def evictions() -> dict[tuple[str, str, str], float]:
+    """{(host, GPU, reason): number of jobs that had to leave}."""
+    counts: dict[tuple[str, str, str], float] = {}
+    for row in of(EVICTIONS):
+        reason, _, uuid = row.subject.partition(" ")
+        counts[row.host, uuid, reason] = row.value
+    return counts
+
+
+def xids() -> dict[str, dict[int, float]]:
+    """{GPU: {code: how many}}."""
+    counts: dict[str, dict[int, float]] = {}
+    for row in of(XIDS):
+        uuid, _, code = row.subject.rpartition(" ")
+        codes = counts.setdefault(uuid, {})
+        codes[int(code)] = codes.get(int(code), 0) + row.value
+    return counts

@@ -1,0 +1,285 @@
+"""The dashboard's cards: one for each GPU of a snapshot.
+
+Equal cards have the same HTML structure. Figures that change each second are not compared: they
+travel as values, and the browser writes them into the page.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+
+from monitor.facts.formats import GIB
+from monitor.facts.gpu_states import GpuState
+from monitor.facts.health import Condition
+from monitor.facts.presence import OwnerReading
+from monitor.facts.readings import GpuReading, ProcessReading, Snapshot
+from monitor.gpus.policy import use_split
+from monitor.gpus.policy.use_split import UseSplit
+from monitor.incidents.facts import HARMLESS, NONE, Badge, Badges, Rank
+
+# Above this number of GPUs, each GPU gets a line instead of a card.
+MOST_CARDS = 16
+ROWS_ON_CARD = 5
+OWNERS_ON_LINE = 2
+
+# State -> (word, shape of its badge)
+STATES: dict[GpuState, tuple[str, str]] = {
+    GpuState.IDLE: ("idle", "idle"),
+    GpuState.BOOTING_SCRIPT: ("starting a job", "busy"),
+    GpuState.BOOTING_LLM: ("starting a model", "busy"),
+    GpuState.SCRIPT_BUSY: ("running a job", "busy"),
+    GpuState.LLM_READY: ("model ready", "busy"),
+    GpuState.LLM_BUSY: ("model busy", "busy"),
+    GpuState.COOLING: ("releasing memory", "waiting"),
+    GpuState.EXTERNAL: ("outside the queue", "busy"),
+    GpuState.THROTTLED: ("throttled", "warning"),
+    GpuState.PAUSED: ("paused", "waiting"),
+    GpuState.FAILING: ("failing", "failing"),
+    GpuState.LOST: ("lost", "failing"),
+}
+# Shorter words for lines.
+SHORT_WORDS = {
+    GpuState.BOOTING_SCRIPT: "starting",
+    GpuState.BOOTING_LLM: "starting",
+    GpuState.SCRIPT_BUSY: "job",
+    GpuState.LLM_READY: "model",
+    GpuState.LLM_BUSY: "model",
+    GpuState.COOLING: "releasing",
+    GpuState.EXTERNAL: "in use",
+}
+TROUBLE = {GpuState.FAILING, GpuState.LOST}
+# Shape of the condition's badge, for conditions that the state does not show
+AILING = {Condition.THROTTLED: "warning", Condition.FAILING: "failing"}
+
+Values = tuple[float | None, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessRow:
+    """A process on a GPU without its command, the same for all viewers."""
+
+    key: str
+    pid: int
+    owner: str | None
+    program: str | None
+    job_ref: str | None
+    badge: Badge | None
+    memory_bytes: int | None = field(compare=False)
+    sm_pct: float | None = field(compare=False)
+
+    @property
+    def values(self) -> Values:
+        return (in_gib(self.memory_bytes), round_whole(self.sm_pct))
+
+
+@dataclass(frozen=True, slots=True)
+class Card:
+    """One GPU and its processes."""
+
+    uuid: str
+    index: int
+    name: str
+    host: str
+    simulated: bool
+    state: GpuState | None
+    since: datetime | None
+    problem: str | None
+    closed: str | None
+    condition: Condition | None
+    reason: str | None
+    memory_total_bytes: int | None
+    power_limit_w: float | None
+    rows: tuple[ProcessRow, ...]
+    more: int
+    orphaned_gib: int
+    owners: tuple[tuple[str | None, int], ...]
+    guest: OwnerReading | None
+    incident: Badge | None
+    utilization_pct: float | None = field(compare=False)
+    memory_used_bytes: int | None = field(compare=False)
+    power_w: float | None = field(compare=False)
+    temperature_c: float | None = field(compare=False)
+    split: UseSplit = field(compare=False)
+
+    @property
+    def element_id(self) -> str:
+        return f"gpu-{self.uuid}"
+
+    @property
+    def model(self) -> str:
+        """The name without the vendor and without "Simulated"."""
+        return self.name.removeprefix("NVIDIA ").removeprefix("Simulated ")
+
+    @property
+    def word(self) -> str:
+        return STATES[self.state][0] if self.state else "unknown"
+
+    @property
+    def short_word(self) -> str:
+        return SHORT_WORDS.get(self.state, self.word) if self.state else self.word
+
+    @property
+    def shape(self) -> str:
+        return STATES[self.state][1] if self.state else "unknown"
+
+    @property
+    def trouble(self) -> bool:
+        return self.state in TROUBLE or self.ailing is not None
+
+    @property
+    def ailing(self) -> str | None:
+        """The shape of the condition's badge. None: the state shows it, or it is good."""
+        if self.state in TROUBLE or self.condition is None:
+            return None
+        return AILING.get(self.condition)
+
+    @property
+    def works_on(self) -> bool:
+        """Whether processes use it although it accepts no new jobs."""
+        return self.state in (GpuState.THROTTLED, GpuState.PAUSED) and bool(self.rows)
+
+    @property
+    def is_condition_in_state(self) -> bool:
+        """Whether state and condition have the same word."""
+        return self.state is GpuState.THROTTLED
+
+    @property
+    def harm(self) -> Rank:
+        """Rank of the worst incident; greater is worse."""
+        return HARMLESS if self.incident is None else self.incident.rank
+
+    @property
+    def is_free(self) -> bool:
+        """Whether it is idle and accepts jobs."""
+        return self.state is GpuState.IDLE and not (self.closed or self.guest or self.trouble)
+
+    @property
+    def lost(self) -> bool:
+        return self.state is GpuState.LOST
+
+    @property
+    def first_owners(self) -> tuple[tuple[str | None, int], ...]:
+        return self.owners[:OWNERS_ON_LINE]
+
+    @property
+    def further_owners(self) -> tuple[tuple[str | None, int], ...]:
+        return self.owners[OWNERS_ON_LINE:]
+
+    @property
+    def values(self) -> Values:
+        return (
+            round_whole(self.utilization_pct),
+            in_gib(self.memory_used_bytes),
+            round_whole(self.power_w),
+            round_whole(self.temperature_c),
+            round_whole(self.split.jobs_pct),
+            round_whole(self.split.others_pct),
+        )
+
+
+def cards(snapshots: Iterable[Snapshot], badges: Badges = NONE) -> list[Card]:
+    """A card per GPU: failing GPUs first, then by the worst incident, then by host and index."""
+    all_cards = []
+    for snapshot in snapshots:
+        on: dict[str, list[ProcessRow]] = {}
+        for process in snapshot.processes:
+            on.setdefault(process.gpu_uuid, []).append(process_row(process, badges))
+        splits = use_split.by_gpu(snapshot)
+        all_cards += [
+            _card(g, snapshot, on.get(g.uuid, []), splits[g.uuid], badges) for g in snapshot.gpus
+        ]
+    return sorted(all_cards, key=_worst_first)
+
+
+def _worst_first(card: Card) -> tuple[bool, int, int, float, str, int]:
+    severity, harm, age = card.harm
+    return not card.trouble, -severity, -harm, -age, card.host, card.index
+
+
+def process_row(process: ProcessReading, badges: Badges = NONE) -> ProcessRow:
+    return ProcessRow(
+        key=process.key,
+        pid=process.pid,
+        owner=process.job_owner or process.user,
+        program=process.program,
+        job_ref=process.job_ref,
+        badge=badges.processes.get((process.gpu_uuid, process.pid)),
+        memory_bytes=process.memory_bytes,
+        sm_pct=process.sm_pct,
+    )
+
+
+def round_whole(value: float | None) -> float | None:
+    return None if value is None else round(value)
+
+
+def round_sig3(value: float | None) -> float | None:
+    """Rounded to three significant digits."""
+    return None if value is None else float(f"{value:.3g}")
+
+
+def in_gib(value: float | None) -> float | None:
+    return None if value is None else round_sig3(value / GIB)
+
+
+def _card(
+    gpu: GpuReading,
+    snapshot: Snapshot,
+    rows: list[ProcessRow],
+    split: UseSplit,
+    badges: Badges,
+) -> Card:
+    rows.sort(key=_biggest_first)
+    # A single further row needs no more space than the line that counts the others.
+    shown = rows if len(rows) <= ROWS_ON_CARD + 1 else rows[:ROWS_ON_CARD]
+    return Card(
+        uuid=gpu.uuid,
+        index=gpu.index,
+        name=gpu.name or "GPU",
+        host=snapshot.host.name,
+        simulated=snapshot.probe == "simulated",
+        state=gpu.state,
+        since=gpu.state_since,
+        problem=gpu.problem,
+        closed=gpu.closed,
+        condition=gpu.condition,
+        reason=_reason(gpu, snapshot),
+        memory_total_bytes=gpu.memory_total_bytes,
+        power_limit_w=gpu.power_limit_w,
+        rows=tuple(shown),
+        more=len(rows) - len(shown),
+        orphaned_gib=round((gpu.orphaned_bytes or 0) / GIB),
+        owners=_owners(rows),
+        guest=_guest(gpu, snapshot),
+        incident=badges.gpus.get(gpu.uuid),
+        utilization_pct=gpu.utilization_pct,
+        memory_used_bytes=gpu.memory_used_bytes,
+        power_w=gpu.power_w,
+        temperature_c=gpu.temperature_c,
+        split=split,
+    )
+
+
+def _reason(gpu: GpuReading, snapshot: Snapshot) -> str | None:
+    """The reason for the condition, or the notes on a GPU that still works."""
+    notes = (a.text for h in snapshot.health if h.gpu_uuid == gpu.uuid for a in h.ailments)
+    return gpu.condition_reason or " ".join(notes) or None
+
+
+def _guest(gpu: GpuReading, snapshot: Snapshot) -> OwnerReading | None:
+    guest = snapshot.guest(gpu.uuid)
+    return None if guest is None else replace(guest, residents=())
+
+
+def _biggest_first(row: ProcessRow) -> tuple[int, int]:
+    """By whole GiB, so that processes of similar size keep their order."""
+    return -((row.memory_bytes or 0) // GIB), row.pid
+
+
+def _owners(rows: Sequence[ProcessRow]) -> tuple[tuple[str | None, int], ...]:
+    counts: dict[str | None, int] = {}
+    for row in rows:
+        counts[row.owner] = counts.get(row.owner, 0) + 1
+    return tuple(counts.items())

@@ -1,1 +1,0 @@
-"""Pages of the GPUs: what people see of readings, history, incidents and events."""

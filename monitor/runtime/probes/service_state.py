@@ -1,0 +1,56 @@
+"""The supervisor's state in DATA/run/service.json, for the status page."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+FILE = "service.json"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChildState:
+    """A process that the supervisor keeps running; its descendants share its session."""
+
+    name: str
+    pid: int | None
+    start_ticks: int | None
+    since_t: float
+    restarts: int = 0
+    last_end: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServiceState:
+    """`canary_*`: the last test task that the task cluster completed and acknowledged."""
+
+    pid: int
+    boot_id: str
+    command: str
+    version: str
+    address: str
+    started_t: float
+    children: Sequence[ChildState] = field(default=())
+    canary_t: float | None = None
+    canary_s: float | None = None
+
+
+def write(folder: Path, state: ServiceState) -> None:
+    """Replace the file atomically."""
+    draft = folder / f".{FILE}.{os.getpid()}"
+    draft.write_text(json.dumps(asdict(state)))
+    draft.replace(folder / FILE)
+
+
+def read(folder: Path) -> ServiceState | None:
+    """The last state written; None if there is none, or if another version wrote it."""
+    try:
+        raw: dict[str, Any] = json.loads((folder / FILE).read_text())
+        children = [ChildState(**child) for child in raw.pop("children")]
+        return ServiceState(**raw, children=children)
+    except (OSError, ValueError, TypeError, KeyError):
+        return None

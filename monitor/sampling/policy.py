@@ -1,0 +1,237 @@
+"""Sweep checks: values that no column can hold, double process lines, rates between snapshots.
+
+A driver may report infinite or absurd numbers, NUL characters, very long names, or a UUID twice.
+Only the affected values or items are left out. A pid of one GPU stands once and its memory counts
+once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import MISSING, dataclass, fields, replace
+from datetime import datetime, timedelta
+from functools import cache
+from math import isfinite
+from typing import Any, TypeVar
+
+from monitor.facts.readings import GpuProcess, GpuReading, GpuSweep, HostReading, Snapshot
+
+# Each slice of the sampler opens the driver again. Only a longer break is a start.
+START_AFTER = timedelta(seconds=15)
+START_KINDS = ("NVML_INITIALIZED", "PROCESS_DETECTION_ACTIVE")
+
+
+@dataclass(frozen=True, slots=True)
+class StartLine:
+    """A log line with its stable name."""
+
+    kind: str
+    text: str
+
+
+def start_lines(
+    snapshot: Snapshot, last: Snapshot | None, versions: Sequence[str]
+) -> list[StartLine]:
+    """Empty while GPUs cannot be read, or could be read a moment ago. `last` is the one before."""
+    if snapshot.probe != "nvml" or snapshot.problem is not None or not snapshot.gpus:
+        return []
+    was_readable = last is not None and last.problem is None and last.probe == "nvml"
+    if last is not None and was_readable and snapshot.at - last.at <= START_AFTER:
+        return []
+    count = f"{len(snapshot.gpus)} GPU{'s' if len(snapshot.gpus) != 1 else ''}"
+    return [
+        StartLine(
+            kind="NVML_INITIALIZED", text=f"NVML initialized: {', '.join((*versions, count))}"
+        ),
+        StartLine(kind="PROCESS_DETECTION_ACTIVE", text="GPU process detection active"),
+    ]
+
+
+def with_rates(host: HostReading, last: Snapshot | None, now: datetime) -> HostReading:
+    """The reading with means since the last snapshot; unknown after a restart of the machine."""
+    if last is None or last.host.boot_id != host.boot_id or now <= last.at:
+        return host
+    old, new = last.host.counters, host.counters
+    passed = (now - last.at).total_seconds()
+    return replace(
+        host,
+        cpu_pct=_share(
+            _grown(old.cpu_busy_s, new.cpu_busy_s), _grown(old.cpu_total_s, new.cpu_total_s)
+        ),
+        disk_read_bps=_rate(_grown(old.disk_read_bytes, new.disk_read_bytes), passed),
+        disk_write_bps=_rate(_grown(old.disk_written_bytes, new.disk_written_bytes), passed),
+    )
+
+
+def _grown(old: float | None, new: float | None) -> float | None:
+    """Unknown if the counter went backwards, as after a disk was removed."""
+    return None if old is None or new is None or new < old else new - old
+
+
+def _share(part: float | None, whole: float | None) -> float | None:
+    return None if part is None or not whole else round(min(100.0, 100 * part / whole), 1)
+
+
+def _rate(amount: float | None, seconds: float) -> float | None:
+    return None if amount is None else float(round(amount / seconds))
+
+
+T = TypeVar("T")
+# JSON readers keep integers exact up to here; as bytes it is 8 PiB.
+LARGEST_INT = 2**53
+LARGEST_FLOAT = 1e15
+LONGEST_TEXT = 500
+# The narrower columns.
+LONGEST = {"name": 120, "pci_id": 40, "compute_capability": 8}
+LARGEST = {"index": 2**15 - 1, "pid": 2**31 - 1, "sm_clock_mhz": 2**31 - 1}
+# A shortened UUID would name another GPU.
+UUIDS, LONGEST_UUID = ("uuid", "gpu_uuid"), 96
+
+
+def bounded_sweep(sweep: GpuSweep) -> GpuSweep:
+    """Unusable values become None; an item that needs such a value is left out."""
+    gpus = _distinct(_bounded(sweep.gpus))
+    left_out = len(sweep.gpus) - len(gpus)
+    problem, remedy = sweep.problem, sweep.remedy
+    if left_out and problem is None:
+        problem = "The driver reports a GPU without a usable UUID and index."
+        remedy = "Compare with nvidia-smi -L, and reload or update the driver."
+    return replace(
+        sweep,
+        gpus=gpus,
+        unnamed=sweep.unnamed + left_out,
+        problem=problem,
+        remedy=remedy,
+        health=_bounded(sweep.health),
+        processes=_bounded(sweep.processes),
+        ended=_bounded(sweep.ended),
+        instances=_bounded(sweep.instances),
+        xids=_bounded(sweep.xids),
+    )
+
+
+def bounded_host(host: HostReading) -> HostReading:
+    """Unusable values become None."""
+    return _bounded((host,))[0]
+
+
+def _distinct(gpus: Iterable[GpuReading]) -> tuple[GpuReading, ...]:
+    """Of several readings with one UUID the first."""
+    by_uuid: dict[str, GpuReading] = {}
+    for gpu in gpus:
+        by_uuid.setdefault(gpu.uuid, gpu)
+    return tuple(by_uuid.values())
+
+
+def _bounded(items: tuple[T, ...]) -> tuple[T, ...]:
+    if not items:
+        return items
+    item_type: Any = type(items[0])
+    names = _fields(item_type)
+    bounded = []
+    for item in items:
+        changes: dict[str, Any] = {}
+        for name, is_required in names:
+            value = getattr(item, name)
+            kind = type(value)
+            if kind is str:
+                usable = _usable_text(name, value)
+            elif kind is int:
+                usable = value if 0 <= value <= LARGEST.get(name, LARGEST_INT) else None
+            elif kind is float:
+                usable = value if isfinite(value) and abs(value) <= LARGEST_FLOAT else None
+            else:
+                continue
+            if usable is value:
+                continue
+            if usable is None and is_required:
+                break
+            changes[name] = usable
+        else:
+            bounded.append(replace(item, **changes) if changes else item)  # type: ignore[type-var]
+    return tuple(bounded)
+
+
+def _usable_text(name: str, value: str) -> str | None:
+    """None if the text is a UUID that cannot be stored."""
+    is_uuid = name in UUIDS
+    longest = LONGEST_UUID if is_uuid else LONGEST.get(name, LONGEST_TEXT)
+    if len(value) <= longest and value.isprintable() and (value or not is_uuid):
+        return value
+    if is_uuid:
+        return None
+    # A lone surrogate cannot be encoded.
+    text = value.replace("\0", "").encode(errors="replace").decode()
+    return text[:longest]
+
+
+@cache
+def _fields(kind: Any) -> tuple[tuple[str, bool], ...]:
+    """The names of the fields, and whether the value is required."""
+    return tuple(
+        (field.name, field.default is MISSING and field.default_factory is MISSING)
+        for field in fields(kind)
+    )
+
+
+ORDER = "CGM"
+
+
+@dataclass(frozen=True, slots=True)
+class ListedProcess:
+    """One line of one list: "C" compute, "G" graphics, "M" MPS. `instance`: its MIG instance."""
+
+    kind: str
+    pid: int
+    memory_bytes: int | None = None
+    instance: int | None = None
+
+
+def merged_processes(
+    gpu_uuid: str, lines: Iterable[ListedProcess], total_bytes: int | None
+) -> list[GpuProcess]:
+    """Every pid once, by pid. Lines without a valid pid or with impossible memory are dropped."""
+    by_pid: dict[int, list[ListedProcess]] = {}
+    for line in lines:
+        if line.pid > 0:
+            by_pid.setdefault(line.pid, []).append(line)
+    return [
+        GpuProcess(
+            gpu_uuid=gpu_uuid,
+            pid=pid,
+            memory_bytes=_memory(same, total_bytes),
+            kinds="".join(kind for kind in ORDER if any(line.kind == kind for line in same)),
+            instance=_instance(same),
+        )
+        for pid, same in sorted(by_pid.items())
+    ]
+
+
+def with_instances(
+    lines: Iterable[ListedProcess], inside: Iterable[ListedProcess]
+) -> list[ListedProcess]:
+    """Lines of the GPU and its MIG instances; the lines of the instances take precedence."""
+    placed = list(inside)
+    pids = {line.pid for line in placed}
+    return [*placed, *(line for line in lines if line.pid not in pids)]
+
+
+def _instance(lines: Iterable[ListedProcess]) -> int | None:
+    """The MIG instance that a process is in, if it is in one."""
+    instances = {line.instance for line in lines}
+    return instances.pop() if len(instances) == 1 else None
+
+
+def _memory(lines: Iterable[ListedProcess], total_bytes: int | None) -> int | None:
+    """Lists repeat the same memory; MIG instances each hold their own."""
+    bytes_by_instance: dict[int | None, int] = {}
+    for line in lines:
+        if line.memory_bytes is not None and _possible(line.memory_bytes, total_bytes):
+            bytes_by_instance[line.instance] = max(
+                bytes_by_instance.get(line.instance, 0), line.memory_bytes
+            )
+    return sum(bytes_by_instance.values()) if bytes_by_instance else None
+
+
+def _possible(size: int, total_bytes: int | None) -> bool:
+    return size >= 0 and (total_bytes is None or size <= total_bytes)

@@ -1,0 +1,239 @@
+"""All calls to NVML: which are supported, how many failed, what they cost; conversion of values.
+
+Text, percent and watts are converted here. A value that is out of range becomes unknown.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from datetime import datetime
+from typing import Any
+
+from monitor.facts.readings import ComputeMode
+from monitor.facts.usage import CallCost
+from monitor.sampling.probes.nvml import faults
+from monitor.sampling.probes.nvml.faults import CallRefused
+
+# Number of durations kept for each kind of call.
+_KEPT = 200
+# Maximum share of the sweep interval for one kind of call; checked every JUDGED_EVERY sweeps.
+SHARE, JUDGED_EVERY = 0.05, 5
+MOST_SKIPPED = 10
+
+
+class _Times:
+    """The times of one kind of call, in seconds."""
+
+    def __init__(self) -> None:
+        self.newest: deque[float] = deque(maxlen=_KEPT)
+        self.count = self.errors = 0
+        self.every = 1
+
+    def add(self, seconds: float) -> None:
+        self.newest.append(seconds)
+        self.count += 1
+
+
+class CallTimes:
+    """Durations of calls by kind. Slow kinds of calls are made in fewer sweeps."""
+
+    def __init__(self) -> None:
+        self._times: dict[str, _Times] = {}
+        self._sweeps = 0
+        self._begun_at: datetime | None = None
+        self._paced: set[str] = set()
+        self.costs: tuple[CallCost, ...] = ()
+
+    def add(self, name: str, seconds: float, is_error: bool) -> None:
+        times = self._times.get(name)
+        if times is None:
+            times = self._times[name] = _Times()
+        times.add(seconds)
+        times.errors += is_error
+
+    def is_due(self, name: str) -> bool:
+        """Whether this kind of call is made in this sweep."""
+        times = self._times.get(name)
+        return times is None or self._sweeps % times.every == 0
+
+    def pace(self, name: str) -> None:
+        """Allow leaving out this kind of call; its last answer is then reused."""
+        self._paced.add(name)
+
+    def begin(self, now: datetime, gpus: int) -> None:
+        """Begin a sweep over `gpus` GPUs."""
+        interval_s = (now - self._begun_at).total_seconds() if self._begun_at else 0.0
+        self._begun_at = now
+        self._sweeps += 1
+        if self._sweeps % JUDGED_EVERY != 1:
+            return
+        for name in self._paced if interval_s > 0 else ():
+            takes = _median(self._times[name].newest) * gpus
+            sweeps = math.ceil(takes / (SHARE * interval_s))
+            self._times[name].every = min(MOST_SKIPPED, max(1, sweeps))
+        self.costs = tuple(_cost(name, times) for name, times in sorted(self._times.items()))
+
+    def resume(self, costs: Iterable[CallCost]) -> None:
+        """Continue the counts of another process."""
+        for cost in costs:
+            times = self._times.setdefault(cost.call, _Times())
+            times.count += cost.count
+            times.errors += cost.errors
+
+
+def _median(times: Iterable[float]) -> float:
+    ordered = sorted(times)
+    return ordered[len(ordered) // 2] if ordered else 0.0
+
+
+def _cost(name: str, times: _Times) -> CallCost:
+    ordered = sorted(times.newest)
+    at = len(ordered)
+    return CallCost(
+        call=name,
+        count=times.count,
+        errors=times.errors,
+        every=times.every,
+        p50_ms=round(1e3 * ordered[at // 2], 4) if at else 0.0,
+        p99_ms=round(1e3 * ordered[min(at - 1, math.ceil(0.99 * at) - 1)], 4) if at else 0.0,
+    )
+
+
+class Calls:
+    """`call(name, *args)` asks NVML or raises CallRefused.
+
+    One thread calls, others may read the counters.
+    """
+
+    def __init__(self, call: Callable[..., Any]) -> None:
+        self._call = call
+        self.asking: tuple[str, float] | None = None
+        self.query_errors = 0
+        self.init_failures = 0
+        self.times = CallTimes()
+
+    def must(self, name: str, *args: Any) -> Any:
+        """The answer; raises CallRefused."""
+        began, failed = time.monotonic(), False
+        self.asking = (name, began)
+        try:
+            return self._call(name, *args)
+        except CallRefused as refused:
+            failed = self._count(name, refused)
+            raise
+        finally:
+            self.asking = None
+            self.times.add(name, time.monotonic() - began, failed)
+
+    def ask(self, name: str, *args: Any) -> Any:
+        """The answer, or None if this GPU or driver does not support the call."""
+        try:
+            return self.must(name, *args)
+        except CallRefused as refused:
+            if refused.is_fatal:
+                raise
+            return None
+
+    def take_counts(self) -> tuple[int, int]:
+        """Return and reset the query errors and initialisation failures."""
+        counts = (self.query_errors, self.init_failures)
+        self.query_errors = self.init_failures = 0
+        return counts
+
+    def _count(self, name: str, refused: CallRefused) -> bool:
+        """Count an error. False: the value is only unavailable on this GPU or driver."""
+        failed = name == "nvmlInit" or refused.code not in faults.NO_ANSWER
+        if name == "nvmlInit":
+            self.init_failures += 1
+        elif failed:
+            self.query_errors += 1
+        return failed
+
+
+class Answers:
+    """The answers of one GPU in one sweep: whether any succeeded, and the first fault.
+
+    `last` holds the latest answers, which replace slow calls that are left out of this sweep.
+    """
+
+    def __init__(self, calls: Calls, handle: Any, last: dict[str, Any]) -> None:
+        self._calls = calls
+        self._handle = handle
+        self._last = last
+        self.some = False
+        self.fault: faults.Fault | None = None
+
+    @property
+    def is_bad(self) -> bool:
+        """All calls failed, or the GPU requires a reset."""
+        return self.fault is not None and (not self.some or self.fault is faults.RESET)
+
+    def value(self, name: str, *args: Any) -> Any:
+        key = f"{name}{args}"
+        self._calls.times.pace(name)
+        if key not in self._last or self._calls.times.is_due(name):
+            self._last[key] = self.of(lambda: self._calls.must(name, self._handle, *args))
+        elif self._last[key] is not None:
+            self.some = True
+        return self._last[key]
+
+    def of(self, ask: Callable[[], Any]) -> Any:
+        try:
+            answer = ask()
+        except CallRefused as refused:
+            if refused.is_fatal:
+                raise
+            if refused.code not in faults.NO_ANSWER:
+                self.fault = self.fault or refused.fault
+            return None
+        self.some = True
+        return answer
+
+
+# NVML's numbers of the generations.
+ARCHITECTURES = {
+    2: "Kepler",
+    3: "Maxwell",
+    4: "Pascal",
+    5: "Volta",
+    6: "Turing",
+    7: "Ampere",
+    8: "Ada Lovelace",
+    9: "Hopper",
+    10: "Blackwell",
+    13: "Rubin",
+}
+
+
+def text(value: str | bytes | None) -> str | None:
+    return value.decode(errors="replace") if isinstance(value, bytes) else value
+
+
+def percent(value: int) -> float | None:
+    return float(value) if 0 <= value <= 100 else None
+
+
+def watts(milliwatts: int | None) -> float | None:
+    return None if milliwatts is None else milliwatts / 1000
+
+
+def compute_mode(value: int | None) -> ComputeMode | None:
+    """1 is what drivers of old called exclusive to a thread."""
+    if value == 2:
+        return ComputeMode.PROHIBITED
+    return ComputeMode.EXCLUSIVE if value in {1, 3} else None
+
+
+def state(value: int | None) -> int | None:
+    return value if value is not None and value <= 15 else None
+
+
+def number(value: int | None) -> float | None:
+    return None if value is None else float(value)
+
+
+def architecture(value: int | None) -> str | None:
+    return None if value is None else ARCHITECTURES.get(value)

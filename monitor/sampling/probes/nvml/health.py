@@ -1,0 +1,182 @@
+"""What NVML counts of a GPU's faults: clock-event reasons, ECC, retired pages, remapped rows."""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from collections.abc import Callable, Mapping
+from queue import Empty, SimpleQueue
+from typing import Any
+
+from monitor.facts.health import HealthReading, Xid
+from monitor.sampling.probes.nvml import faults
+from monitor.sampling.probes.nvml.faults import CallRefused
+
+EVERY_S = 5.0
+_CORRECTED, _UNCORRECTED, _VOLATILE = 0, 1, 0
+_PAGE_CAUSES = (0, 1)
+_REASONS = ("nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetCurrentClocksThrottleReasons")
+
+
+class HealthTier:
+    """Reads each GPU every few seconds and repeats what it read in between.
+
+    `must(name, *args)` calls NVML or raises CallRefused. Calls that a GPU does not
+    support are not made again.
+    """
+
+    def __init__(self, must: Callable[..., Any], every_s: float = EVERY_S) -> None:
+        self._must = must
+        self._every_s = every_s
+        self._absent: set[tuple[str, str]] = set()
+        self._last: dict[str, tuple[float, HealthReading]] = {}
+
+    def of(self, handle: Any, uuid: str, t: float) -> HealthReading:
+        """The newest reading of a GPU at `t` seconds; raises CallRefused if it is gone."""
+        read_t, reading = self._last.get(uuid, (float("-inf"), None))
+        if reading is None or not 0 <= t - read_t < self._every_s:
+            reading = self._read(handle, uuid)
+            self._last[uuid] = (t, reading)
+        return reading
+
+    def _read(self, handle: Any, uuid: str) -> HealthReading:
+        def ask(name: str, *args: Any) -> Any:
+            return self._ask(uuid, name, handle, *args)
+
+        reasons = next((r for name in _REASONS if (r := ask(name)) is not None), None)
+        rows = ask("nvmlDeviceGetRemappedRows")
+        pages = self._pages(ask) if rows is None else None
+        pending = ask("nvmlDeviceGetRetiredPagesPendingStatus") if pages is not None else None
+        return HealthReading(
+            gpu_uuid=uuid,
+            clock_reasons=reasons,
+            ecc_corrected=ask("nvmlDeviceGetTotalEccErrors", _CORRECTED, _VOLATILE),
+            ecc_uncorrected=ask("nvmlDeviceGetTotalEccErrors", _UNCORRECTED, _VOLATILE),
+            retired_pages=pages,
+            retired_pending=None if pending is None else bool(pending),
+            remapped_corrected=rows[0] if rows else None,
+            remapped_uncorrected=rows[1] if rows else None,
+            remap_pending=bool(rows[2]) if rows else None,
+            remap_failed=bool(rows[3]) if rows else None,
+        )
+
+    def _pages(self, ask: Callable[..., Any]) -> int | None:
+        """Memory pages taken out of use: what GPUs before Ampere have instead of rows."""
+        lists = [ask("nvmlDeviceGetRetiredPages", cause) for cause in _PAGE_CAUSES]
+        return None if None in lists else sum(map(len, lists))
+
+    def _ask(self, uuid: str, name: str, *args: Any) -> Any:
+        if (uuid, name) in self._absent:
+            return None
+        try:
+            return self._must(name, *args)
+        except CallRefused as refused:
+            if refused.is_fatal:
+                raise
+            if refused.code in faults.NO_ANSWER:
+                self._absent.add((uuid, name))
+            return None
+
+
+XID_EVENT = 8
+# Timeout of one wait, and so the upper bound of the time to stop.
+WAIT_MS = 100
+STOP_S = 2.0
+PAUSE_S = 1.0
+_TIMEOUT = 10
+
+
+class XidWatch:
+    """`must` and `call` call NVML or raise CallRefused; `call` is for the waiting thread.
+
+    Start it after NVML is initialised, stop it before NVML is shut down.
+    """
+
+    def __init__(self, must: Callable[..., Any], call: Callable[..., Any]) -> None:
+        self._must = must
+        self._call = call
+        self._heard: SimpleQueue[Xid] = SimpleQueue()
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def start(self, handles: Mapping[str, Any]) -> None:
+        """Listen to these GPUs, {uuid: handle}; silently to none where the driver can't."""
+        self.stop()
+        try:
+            events = self._must("nvmlEventSetCreate")
+        except CallRefused:
+            return
+        if not [uuid for uuid, handle in handles.items() if self._register(handle, events)]:
+            self._free(events)
+            return
+        self._stop = threading.Event()
+        self._thread = threading.Thread(
+            target=self._listen,
+            args=(events, dict(handles), self._stop),
+            name="xids",
+            daemon=True,
+        )
+        self._thread.start()
+
+    def stop(self) -> None:
+        if self._thread is not None:
+            self._stop.set()
+            # A daemon thread that hangs in the driver is abandoned.
+            self._thread.join(STOP_S)
+            self._thread = None
+
+    def take(self) -> tuple[Xid, ...]:
+        """Return and remove the XIDs received since the last call."""
+        xids: list[Xid] = []
+        try:
+            while True:
+                xids.append(self._heard.get_nowait())
+        except Empty:
+            return tuple(xids)
+
+    def _register(self, handle: Any, events: Any) -> bool:
+        try:
+            self._must("nvmlDeviceRegisterEvents", handle, XID_EVENT, events)
+        except CallRefused:
+            return False
+        return True
+
+    def _listen(self, events: Any, handles: Mapping[str, Any], stop: threading.Event) -> None:
+        while not stop.is_set():
+            try:
+                event = self._call("nvmlEventSetWait_v2", events, WAIT_MS)
+            except CallRefused as refused:
+                if refused.code == _TIMEOUT:
+                    continue
+                if refused.code in faults.LIBRARY:
+                    return
+                # A GPU that is lost answers each wait at once.
+                stop.wait(PAUSE_S)
+                continue
+            self._note(event, handles)
+        self._free(events)
+
+    def _note(self, event: Any, handles: Mapping[str, Any]) -> None:
+        if event.eventType != XID_EVENT:
+            return
+        for uuid, handle in handles.items():
+            if _same(handle, event.device):
+                self._heard.put(Xid(uuid, int(event.eventData)))
+
+    def _free(self, events: Any) -> None:
+        try:
+            self._call("nvmlEventSetFree", events)
+        except CallRefused:
+            return
+
+
+def _same(one: Any, other: Any) -> bool:
+    """ctypes makes a new pointer object for each answer, so what it points to is compared."""
+    try:
+        return _address(one) == _address(other)
+    except ctypes.ArgumentError:
+        return bool(one == other)
+
+
+def _address(handle: Any) -> int | None:
+    return ctypes.cast(handle, ctypes.c_void_p).value

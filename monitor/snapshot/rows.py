@@ -1,0 +1,295 @@
+"""Rows <-> facts: snapshots, samples, GPUs and claims in the database."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Iterable, Sequence
+from datetime import datetime
+
+from django.db.models import QuerySet
+
+from monitor.facts.claims import ClaimKind
+from monitor.facts.presence import Presence
+from monitor.facts.readings import (
+    ClaimFact,
+    GpuReading,
+    Health,
+    HostReading,
+    Snapshot,
+)
+from monitor.models import Claim, Gpu, HostSample, LatestSnapshot, Sample
+from monitor.runtime.rows.database import prepared
+from monitor.runtime.rows.item_isolation import FaultLog
+from monitor.snapshot import codec as snapshot_codec
+
+_GPU_UPDATES = (
+    "host",
+    "index",
+    "name",
+    "pci_id",
+    "memory_total_bytes",
+    "power_limit_w",
+    "compute_capability",
+    "state",
+    "state_since_at",
+    "problem",
+    "simulated",
+    "last_seen_at",
+)
+_BATCH = 500
+_faults = FaultLog(logging.getLogger(__name__))
+
+
+def record(
+    snapshot: Snapshot, changed: Collection[str] | None = None, carry: str | None = None
+) -> None:
+    """Store a snapshot and its samples. `changed`: rewrite only these GPUs' rows (None = all).
+    `carry`: state for the next sampler (None = leave it unchanged).
+
+    The caller opens the transaction.
+    """
+    rows = [g for g in snapshot.gpus if changed is None or g.uuid in changed]
+    _upsert_gpus(rows, snapshot)
+    Sample.objects.bulk_create(_samples(snapshot), ignore_conflicts=True, batch_size=_BATCH)
+    HostSample.objects.bulk_create([_host_sample(snapshot)], ignore_conflicts=True)
+    latest = LatestSnapshot(
+        host=snapshot.host.name,
+        seq=snapshot.seq,
+        at=snapshot.at,
+        body=snapshot_codec.dumps(snapshot),
+        carry=carry or "",
+        owned=sum(owner.presence is Presence.OWNER for owner in snapshot.owners),
+    )
+    LatestSnapshot.objects.bulk_create(
+        [latest],
+        update_conflicts=True,
+        unique_fields=["host"],
+        update_fields=["seq", "at", "body", "owned", *(["carry"] if carry is not None else [])],
+    )
+
+
+def record_history(snapshots: Iterable[Snapshot]) -> int:
+    """Store past samples in bulk, as at the start of a demo; returns the number of GPU samples."""
+    known_uuids: set[str] = set()
+    samples: list[Sample] = []
+    hosts: list[HostSample] = []
+    for snapshot in snapshots:
+        new = [g for g in snapshot.gpus if g.uuid not in known_uuids]
+        _upsert_gpus(new, snapshot)
+        known_uuids.update(g.uuid for g in new)
+        samples += _samples(snapshot)
+        hosts.append(_host_sample(snapshot))
+    Sample.objects.bulk_create(samples, ignore_conflicts=True, batch_size=_BATCH)
+    HostSample.objects.bulk_create(hosts, ignore_conflicts=True, batch_size=_BATCH)
+    return len(samples)
+
+
+def newest(host: str | None = None) -> Snapshot | None:
+    """The newest snapshot of `host`, or of whichever host has the newest."""
+    rows = LatestSnapshot.objects.filter(**({} if host is None else {"host": host}))
+    row = rows.order_by("-at").first()
+    return _readable(row) if row else None
+
+
+def _readable(row: LatestSnapshot) -> Snapshot | None:
+    """The snapshot; None if its text is damaged or of an incompatible version."""
+    try:
+        return snapshot_codec.loads(row.body)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        about = {"kind": "SNAPSHOT_UNREADABLE", "host": row.host}
+        _faults.log(error, f"Cannot read the newest snapshot of {row.host}", about)
+        return None
+
+
+def owned(host: str) -> int:
+    """Number of GPUs of `host` with an interactive user; a cheap query."""
+    count = LatestSnapshot.objects.filter(host=host).values_list("owned", flat=True).first()
+    return count or 0
+
+
+def carried(host: str) -> str:
+    """State that the last sampler of `host` left for the next one."""
+    row = LatestSnapshot.objects.filter(host=host).values_list("carry", flat=True).first()
+    return row or ""
+
+
+def carry(host: str, text: str) -> None:
+    """Store state for the next sampler of `host`."""
+    LatestSnapshot.objects.filter(host=host).update(carry=text)
+
+
+def newest_all() -> list[Snapshot]:
+    """The newest snapshot of each host, by name; those that cannot be read are left out."""
+    found = (_readable(row) for row in _latest_rows())
+    return [snapshot for snapshot in found if snapshot is not None]
+
+
+def next_seq(host: str) -> int:
+    """The number for the next snapshot of `host`."""
+    row = LatestSnapshot.objects.filter(host=host).values_list("seq", flat=True).first()
+    return (row or 0) + 1
+
+
+def open_claims(host: str) -> list[ClaimFact]:
+    """Open claims of jobs and model services on GPUs of `host`, oldest first."""
+    return [_claim_fact(row) for row in _open_rows(host) if row.kind != ClaimKind.LOCK]
+
+
+def lock_claims(host: str) -> list[ClaimFact]:
+    """Claims of external holders of GPU lock files, oldest first."""
+    return [_claim_fact(row) for row in _open_rows(host) if row.kind == ClaimKind.LOCK]
+
+
+def end_lock_claims(rows: Collection[int], now: datetime) -> None:
+    """End claims of lock files that have been released."""
+    Claim.objects.filter(pk__in=rows).update(until_at=now, freed_at=now)
+
+
+@prepared
+def _open_rows(host: str) -> QuerySet[Claim]:
+    return Claim.objects.filter(host=host, freed_at=None, until_at=None).order_by("id")
+
+
+@prepared
+def _held_rows(host: str) -> QuerySet[Claim]:
+    return Claim.objects.filter(host=host, freed_at=None).order_by("id")
+
+
+@prepared
+def _latest_rows() -> QuerySet[LatestSnapshot]:
+    return LatestSnapshot.objects.order_by("host").defer("carry")
+
+
+def held_claims(host: str) -> list[ClaimFact]:
+    """Open claims, and ended claims whose memory may still be in use; oldest first."""
+    return [_claim_fact(row) for row in _held_rows(host)]
+
+
+def _claim_fact(row: Claim) -> ClaimFact:
+    return ClaimFact(
+        job_ref=row.job_ref,
+        gpu_uuid=row.gpu_uuid,
+        owner=row.owner,
+        memory_bytes=row.memory_bytes,
+        exclusive=row.exclusive,
+        leader_pid=row.leader_pid,
+        leader_start_ticks=row.leader_start_ticks,
+        since=row.from_at,
+        kind=ClaimKind(row.kind),
+        seen=row.seen_at,
+        until=row.until_at,
+        row=row.pk,
+        holder=row.holder,
+    )
+
+
+def open_claim(fact: ClaimFact, host: str, now: datetime) -> None:
+    Claim.objects.create(
+        host=host,
+        gpu_uuid=fact.gpu_uuid,
+        job_ref=fact.job_ref,
+        owner=fact.owner,
+        kind=fact.kind.value,
+        memory_bytes=fact.memory_bytes,
+        exclusive=fact.exclusive,
+        leader_pid=fact.leader_pid,
+        leader_start_ticks=fact.leader_start_ticks,
+        holder=fact.holder[:200],
+        from_at=now,
+    )
+
+
+def mark_claims_seen(rows: Collection[int], now: datetime) -> None:
+    """Record that processes of these claims were seen on their GPUs."""
+    Claim.objects.filter(pk__in=rows, seen_at=None).update(seen_at=now)
+
+
+def mark_claims_freed(rows: Collection[int], now: datetime) -> None:
+    """Record that the memory of these ended claims has been released."""
+    Claim.objects.filter(pk__in=rows, freed_at=None).update(freed_at=now)
+
+
+def set_leader(job_ref: str, pid: int, start_ticks: int | None) -> int:
+    """Set the leading process of a job, which identifies its GPU processes; returns the claims."""
+    rows = Claim.objects.filter(job_ref=job_ref, until_at__isnull=True)
+    return rows.update(leader_pid=pid, leader_start_ticks=start_ticks)
+
+
+def close_claims(job_ref: str, now: datetime) -> int:
+    """End a job's claims; returns their number."""
+    return Claim.objects.filter(job_ref=job_ref, until_at__isnull=True).update(until_at=now)
+
+
+def _upsert_gpus(readings: Sequence[GpuReading], snapshot: Snapshot) -> None:
+    # A GPU that does not respond keeps its last_seen_at, name and size.
+    for answers in (True, False):
+        rows = [
+            _gpu_row(reading, snapshot)
+            for reading in readings
+            if (reading.health is not Health.LOST) is answers
+        ]
+        updates = _GPU_UPDATES if answers else ("state", "state_since_at", "problem")
+        Gpu.objects.bulk_create(
+            rows, update_conflicts=True, unique_fields=["uuid"], update_fields=updates
+        )
+
+
+def _gpu_row(reading: GpuReading, snapshot: Snapshot) -> Gpu:
+    row = Gpu(
+        uuid=reading.uuid,
+        host=snapshot.host.name,
+        index=reading.index,
+        name=reading.name or "",
+        pci_id=reading.pci_id or "",
+        memory_total_bytes=reading.memory_total_bytes,
+        power_limit_w=reading.power_limit_w,
+        compute_capability=reading.compute_capability or "",
+        state_since_at=reading.state_since or snapshot.at,
+        problem=reading.problem or "",
+        simulated=snapshot.probe == "simulated",
+        first_seen_at=snapshot.at,
+        last_seen_at=snapshot.at,
+    )
+    if reading.state is not None:
+        row.state = reading.state.value
+    return row
+
+
+def _samples(snapshot: Snapshot) -> list[Sample]:
+    t = int(snapshot.at.timestamp())
+    return [
+        Sample(
+            gpu_id=gpu.uuid,
+            t=t,
+            utilization_pct=gpu.utilization_pct,
+            memory_used_bytes=gpu.memory_used_bytes,
+            power_w=gpu.power_w,
+            temperature_c=gpu.temperature_c,
+            sm_clock_mhz=gpu.sm_clock_mhz,
+        )
+        for gpu in snapshot.gpus
+        if gpu.health is not Health.LOST
+    ]
+
+
+def _host_sample(snapshot: Snapshot) -> HostSample:
+    host = snapshot.host
+    return HostSample(
+        host=host.name,
+        t=int(snapshot.at.timestamp()),
+        cpu_pct=host.cpu_pct,
+        load_1=host.load_1,
+        memory_used_bytes=_used(host),
+        swap_used_bytes=host.swap_used_bytes,
+        disk_read_bps=host.disk_read_bps,
+        disk_write_bps=host.disk_write_bps,
+        cpu_pressure_pct=host.pressure.cpu_some_pct,
+        memory_pressure_pct=host.pressure.memory_some_pct,
+        io_pressure_pct=host.pressure.io_some_pct,
+    )
+
+
+def _used(host: HostReading) -> int | None:
+    if host.memory_total_bytes is None or host.memory_available_bytes is None:
+        return None
+    return host.memory_total_bytes - host.memory_available_bytes

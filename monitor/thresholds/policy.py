@@ -1,0 +1,244 @@
+"""The thresholds of a policy: declarations, validation, and the layers that set their values."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, fields
+from enum import StrEnum
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
+
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic.fields import FieldInfo
+
+from monitor.thresholds import wording
+
+STRICT = ConfigDict(strict=True, allow_inf_nan=False)
+SHIPPED, FILE, OPERATORS = "shipped", "gpucoord.toml", "changed here"
+Tables = Mapping[str, Mapping[str, Any]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Threshold:
+    """One field of a policy. A value of None means no limit; `optional` says whether it may be."""
+
+    name: str
+    default: Any
+    field: FieldInfo
+    adapter: TypeAdapter[Any]
+    label: str
+    help: str
+    unit: str
+    ge: float | None
+    le: float | None
+
+    @property
+    def optional(self) -> bool:
+        return type(None) in get_args(self.field.annotation)
+
+    @property
+    def is_list(self) -> bool:
+        return get_origin(self._type) is tuple
+
+    @property
+    def kind(self) -> Any:
+        """bool, int, float or str, a Literal or an enumeration; of a list the type of its items."""
+        return wording.plain_type(get_args(self._type)[0]) if self.is_list else self._type
+
+    @property
+    def choices(self) -> tuple[str, ...]:
+        return wording.choices(self.kind)
+
+    @property
+    def _type(self) -> Any:
+        return wording.plain_type(self.field.annotation)
+
+    def read(self, value: Any) -> Any:
+        """A value of TOML, JSON or a form, converted; ValidationError if it is not allowed."""
+        return self.adapter.validate_json(json.dumps(value, default=str))
+
+    def accepts(self, value: Any) -> bool:
+        try:
+            self.read(value)
+        except ValidationError:
+            return False
+        return True
+
+    def plain(self, value: Any) -> Any:
+        """The value for JSON."""
+        if isinstance(value, tuple):
+            return [self.plain(v) for v in value]
+        return value.value if isinstance(value, StrEnum) else value
+
+    def in_words(self, value: Any) -> str:
+        """`80 %`, `yes`, `blender, obs`, `no limit`."""
+        if value is None:
+            return "no limit"
+        if isinstance(value, bool):
+            return "yes" if value else "no"
+        if isinstance(value, tuple):
+            return ", ".join(wording.number(v) for v in value) or "none"
+        return " ".join(filter(None, (wording.number(value), self.unit)))
+
+
+_declared: dict[type[Any], dict[str, Threshold]] = {}
+
+
+def thresholds(policy_type: type[Any]) -> dict[str, Threshold]:
+    """The fields of a policy by name, in their order."""
+    if policy_type not in _declared:
+        hints = get_type_hints(policy_type)
+        _declared[policy_type] = {
+            f.name: _threshold(f.name, hints[f.name], f.default, f.metadata)
+            for f in fields(policy_type)
+        }
+    return _declared[policy_type]
+
+
+def _threshold(name: str, hint: Any, default: Any, metadata: Mapping[str, Any]) -> Threshold:
+    ge, le = metadata.get("ge"), metadata.get("le")
+    limits = Field(ge=ge, le=le)
+    annotation: Any = Annotated[hint, limits]
+    if get_origin(hint) is tuple:
+        item: Any = Literal[metadata["choices"]] if metadata.get("choices") else get_args(hint)[0]
+        annotation = tuple[Annotated[item, limits], ...]
+    return Threshold(
+        name=name,
+        default=default,
+        field=FieldInfo.from_annotation(annotation),
+        adapter=TypeAdapter(annotation, config=STRICT),
+        label=metadata.get("label") or name.replace("_", " ").capitalize(),
+        help=metadata.get("help", ""),
+        unit=metadata.get("unit", ""),
+        ge=ge,
+        le=le,
+    )
+
+
+def problems(policy_type: type[Any], values: Mapping[str, object]) -> dict[str, str]:
+    """{name: the end of a sentence about it} for each value that is not allowed."""
+    declared = thresholds(policy_type)
+    texts: dict[str, str] = {}
+    for name, value in values.items():
+        if name not in declared:
+            texts[name] = f"is no threshold{wording.nearest(name, declared) or '.'}"
+        elif not declared[name].accepts(value):
+            expected = wording.expected(declared[name].field)
+            texts[name] = f"is {wording.quoted(value)}: it must be {expected}."
+    return texts
+
+
+def conflicts(policy: object) -> dict[str, str]:
+    """{field: "it must be below …"} for values of a policy that contradict each other."""
+    check = getattr(policy, "conflicts", None)
+    return dict(check()) if check else {}
+
+
+def usable(policy_type: type[Any], values: Mapping[str, object]) -> dict[str, Any]:
+    """The values as the policy has them. Unknown names and bad values, which another version of
+    gpucoord may have stored, are left out."""
+    declared = thresholds(policy_type)
+    result = {}
+    for name in values.keys() & declared.keys():
+        with suppress(ValidationError):
+            result[name] = declared[name].read(values[name])
+    return result
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """Values of all policies that one source sets; `origin` names it."""
+
+    origin: str
+    tables: Tables
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """A threshold, its value in force and its origin; `below`: the value without operators."""
+
+    threshold: Threshold
+    value: Any
+    origin: str
+    below: Any
+    below_origin: str
+
+    @property
+    def changed_here(self) -> bool:
+        return self.origin == OPERATORS
+
+    @property
+    def in_words(self) -> str:
+        return self.threshold.in_words(self.value)
+
+    @property
+    def below_in_words(self) -> str:
+        return self.threshold.in_words(self.below)
+
+    @property
+    def shipped_in_words(self) -> str:
+        return self.threshold.in_words(self.threshold.default)
+
+    @property
+    def is_shipped(self) -> bool:
+        return bool(self.value == self.threshold.default)
+
+
+def profile_layer(profile: str, presets: Sequence[Mapping[str, Tables]]) -> Layer:
+    """The values that `profile` sets; `presets` are the apps' tables of profiles."""
+    merged: dict[str, Mapping[str, Any]] = {}
+    for preset in presets:
+        merged |= preset.get(profile, {})
+    return Layer(f"profile {profile}", merged)
+
+
+def in_force(policy_type: type[Any], name: str, layers: Sequence[Layer]) -> Any:
+    """The policy with the values of `layers`; a later layer overrides an earlier one."""
+    values: dict[str, Any] = {}
+    for layer in layers:
+        if changed := layer.tables.get(name):
+            values |= usable(policy_type, changed)
+    return policy_type(**values)
+
+
+def settings(policy_type: type[Any], name: str, layers: Sequence[Layer]) -> list[Setting]:
+    """Each threshold with its value and origin; the last layer is the operators'."""
+    by_layer = [(la.origin, usable(policy_type, la.tables.get(name, {}))) for la in layers]
+    result = []
+    for threshold in thresholds(policy_type).values():
+        stack = [(SHIPPED, threshold.default)]
+        stack += [(o, values[threshold.name]) for o, values in by_layer if threshold.name in values]
+        origin, value = stack[-1]
+        below_origin, below = next(entry for entry in reversed(stack) if entry[0] != OPERATORS)
+        result.append(Setting(threshold, value, origin, below, below_origin))
+    return result
+
+
+def table_problems(
+    tables: Mapping[str, object], policies: Mapping[str, type[Any]], under: Layer
+) -> list[str]:
+    """One sentence for each mistake in the tables of a settings file."""
+    sentences: list[str] = []
+    for name, values in tables.items():
+        if name not in policies:
+            hint = wording.nearest(name, policies)
+            sentences.append(f"[policy.{name}] is no policy{hint or '.'}")
+        elif not isinstance(values, Mapping):
+            sentences.append(f"policy.{name} is {wording.quoted(values)}: it must be a table.")
+        else:
+            sentences += _value_problems(name, values, policies[name], under)
+    return sentences
+
+
+def _value_problems(
+    name: str, values: Mapping[str, Any], policy_type: type[Any], under: Layer
+) -> list[str]:
+    texts = problems(policy_type, values)
+    if not texts:
+        policy = in_force(policy_type, name, [under, Layer(FILE, {name: values})])
+        texts = {
+            field: f"is {wording.quoted(getattr(policy, field))}: {text.rstrip('.')}."
+            for field, text in conflicts(policy).items()
+        }
+    return [f"{field} in [policy.{name}] {text}" for field, text in texts.items()]

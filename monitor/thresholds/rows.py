@@ -1,0 +1,163 @@
+"""The thresholds in force, by policy.
+
+Precedence: operators' changes (rows), gpucoord.toml, profile, defaults. The loops read them at each
+step, so a change in the admin takes effect within seconds.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any, TypeVar
+
+from django.conf import settings
+from django.db import transaction
+from django.db.models import QuerySet
+
+from monitor.journal.rows import audit
+from monitor.models import PolicyValues
+from monitor.runtime.rows.database import prepared
+from monitor.thresholds import policy as policies
+from monitor.thresholds.policy import FILE, OPERATORS, Layer, Setting, Tables
+
+P = TypeVar("P")
+_registered: dict[str, type[Any]] = {}
+_presets: list[Mapping[str, Tables]] = []
+_topics: dict[str, tuple[str, ...]] = {}
+Topics = Mapping[str, tuple[str, ...]]
+
+
+def register(name: str, kind: type[Any]) -> None:
+    """Register a policy under a short stable name ("hogs")."""
+    _registered[name] = kind
+
+
+def register_all(
+    policies: Mapping[str, type[Any]], profiles: Mapping[str, Tables], topics: Topics
+) -> None:
+    """Register an app's policies, the presets of profiles, and the headings."""
+    for name, kind in policies.items():
+        register(name, kind)
+    if not any(preset is profiles for preset in _presets):
+        _presets.append(profiles)
+    _topics.update(topics)
+
+
+def by_topic() -> dict[str, list[str]]:
+    """The names of all policies, by heading."""
+    topics = {topic: [n for n in names if n in _registered] for topic, names in _topics.items()}
+    listed = {name for names in topics.values() for name in names}
+    topics["More"] = [name for name in _registered if name not in listed]
+    return {topic: names for topic, names in topics.items() if names}
+
+
+def registered() -> dict[str, type[Any]]:
+    return dict(_registered)
+
+
+class ThresholdsInForce:
+    """All policies at one time, from one query. `of(PresencePolicy)` returns a policy."""
+
+    def __init__(self) -> None:
+        changed = {row.name: row.values for row in _changed()}
+        self._layers = [*_lower_layers(), Layer(OPERATORS, changed)]
+
+    def of(self, kind: type[P]) -> P:
+        policy: P = policies.in_force(kind, name_of(kind), self._layers)
+        return policy
+
+    def settings(self, name: str) -> list[Setting]:
+        """Each threshold of a policy with its value and origin."""
+        return policies.settings(_registered[name], name, self._layers)
+
+
+@prepared
+def _changed() -> QuerySet[PolicyValues]:
+    return PolicyValues.objects.all()
+
+
+def current(kind: type[P]) -> P:
+    """One policy in force. For several, use ThresholdsInForce: one query for all."""
+    return ThresholdsInForce().of(kind)
+
+
+def profile() -> str:
+    return str(settings.CONFIG.profile)
+
+
+def title(name: str) -> str:
+    return name.replace("_", " ").capitalize()
+
+
+def about(name: str) -> str:
+    """The first paragraph of a policy's docstring."""
+    return inspect.cleandoc(_registered[name].__doc__ or "").partition("\n\n")[0]
+
+
+def name_of(kind: type[Any]) -> str:
+    return next(name for name, other in _registered.items() if other is kind)
+
+
+def changes(name: str) -> dict[str, Any]:
+    """The operators' changes of a policy, as plain values."""
+    row = PolicyValues.objects.filter(pk=name).first()
+    return dict(row.values) if row else {}
+
+
+def problems(name: str, values: Mapping[str, Any]) -> dict[str, str]:
+    """Why values are not allowed, by field: invalid values, or conflicts with other values."""
+    kind = _registered[name]
+    if texts := policies.problems(kind, values):
+        return texts
+    policy = policies.in_force(kind, name, [*_lower_layers(), Layer(OPERATORS, {name: values})])
+    return policies.conflicts(policy)
+
+
+def change(name: str, values: Mapping[str, Any], *, by: str, now: datetime) -> bool:
+    """Replace the operators' changes of a policy; False if they are the same as before.
+
+    The caller has checked `values` with `problems`.
+    """
+    with transaction.atomic():
+        before = changes(name)
+        if before == values:
+            return False
+        PolicyValues.objects.update_or_create(pk=name, defaults={"values": dict(values)})
+        audit.note(
+            "POLICY_CHANGED",
+            f"{by} changed policy {name}: {_difference(name, before, values)}",
+            by=by,
+            now=now,
+            subject=subject(name),
+            before=before,
+            after=dict(values),
+        )
+    return True
+
+
+def subject(name: str) -> str:
+    """The subject of a policy's audit entries."""
+    return f"policy {name}"
+
+
+def _difference(name: str, before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
+    """`clear_s from 60 s to 45 s, …`"""
+    kind = _registered[name]
+    lower = _lower_layers()
+    old, new = (
+        policies.in_force(kind, name, [*lower, Layer(OPERATORS, {name: values})])
+        for values in (before, after)
+    )
+    return ", ".join(
+        f"{field} from {previous.in_words(getattr(old, field))}"
+        f" to {previous.in_words(getattr(new, field))}"
+        for field, previous in policies.thresholds(kind).items()
+        if before.get(field) != after.get(field)
+    )
+
+
+def _lower_layers() -> list[Layer]:
+    """The layers below the operators' changes."""
+    config = settings.CONFIG
+    return [policies.profile_layer(config.profile, _presets), Layer(FILE, config.policy)]

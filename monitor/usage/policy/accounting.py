@@ -1,0 +1,339 @@
+"""Add up what each process used of a GPU, sweep by sweep.
+
+A process is held for the time between two sweeps in which it was listed. A gap of more than `gap_s`
+adds to the held seconds (at most `longest_gap_s`), not to the known seconds, so unwatched time
+lowers the coverage. Energy above idle power is divided in proportion to work; idle power is not
+attributed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
+
+from monitor.facts.readings import GpuReading, Health, OwnerSource, ProcessReading
+from monitor.facts.usage import EndedProcess, UseSource
+from monitor.usage.policy.energy import EnergyMeter
+
+# (GPU, pid)
+On = tuple[str, int]
+
+
+@dataclass(slots=True)
+class UsageAmounts:
+    """Amounts of one GPU: seconds used, held and known; memory byte-seconds; energy."""
+
+    sm_s: float = 0.0
+    held_s: float = 0.0
+    known_s: float = 0.0
+    memory_byte_s: float = 0.0
+    memory_known_s: float = 0.0
+    peak_memory_bytes: int | None = None
+    joules: float | None = None
+
+    def add(self, more: UsageAmounts, part: float = 1.0) -> None:
+        self.sm_s += more.sm_s * part
+        self.held_s += more.held_s * part
+        self.known_s += more.known_s * part
+        self.memory_byte_s += more.memory_byte_s * part
+        self.memory_known_s += more.memory_known_s * part
+        if more.peak_memory_bytes is not None:
+            self.peak_memory_bytes = max(self.peak_memory_bytes or 0, more.peak_memory_bytes)
+        if more.joules is not None:
+            self.joules = (self.joules or 0.0) + more.joules * part
+
+
+@dataclass(slots=True, kw_only=True)
+class ProcessRecord:
+    """One process on one GPU.
+
+    `start_ticks` < 0: the start is unknown; the value is then minus the time (epoch seconds) at
+    which the process was first seen. `minute`: use since `minute_t`.
+    """
+
+    gpu_uuid: str
+    pid: int
+    start_ticks: int
+    first_seen_at: datetime
+    last_seen_at: datetime
+    ended_at: datetime | None = None
+    created_at: datetime | None = None
+    user: str | None = None
+    uid: int | None = None
+    program: str | None = None
+    container: str | None = None
+    job_ref: str | None = None
+    job_owner: str | None = None
+    owner_source: OwnerSource = OwnerSource.UNKNOWN
+    source: UseSource = UseSource.UNKNOWN
+    total: UsageAmounts = field(default_factory=UsageAmounts)
+    minute_t: int = 0
+    minute: UsageAmounts = field(default_factory=UsageAmounts)
+    owed_s: float = 0.0
+    # Whether its row has been written or searched.
+    is_stored: bool = False
+
+    @property
+    def on(self) -> On:
+        return (self.gpu_uuid, self.pid)
+
+
+@dataclass(frozen=True, slots=True)
+class MinuteSums:
+    """Use of a process in the minute that begins at `t`."""
+
+    use: ProcessRecord
+    t: int
+    amounts: UsageAmounts
+
+
+MINUTE = 60
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UsePolicy:
+    """`gap_s`: if two sweeps are further apart, the time between them is unknown."""
+
+    gap_s: float = 6.0
+    # A gap adds at most this, because each of its minutes becomes a row.
+    longest_gap_s: float = 3600.0
+    # A process on a GPU that cannot be read is assumed to be present for this time.
+    silence: timedelta = timedelta(minutes=10)
+    # The driver's clock and ours differ slightly from sweep to sweep.
+    owed_s: float = 2.0
+
+
+@dataclass(slots=True)
+class ProcessUses:
+    """Processes on GPUs now (`open`), and records completed since the last `taken()`."""
+
+    policy: UsePolicy = field(default_factory=UsePolicy)
+    swept_at: datetime | None = None
+    open: dict[On, ProcessRecord] = field(default_factory=dict)
+    meters: dict[str, EnergyMeter] = field(default_factory=dict)
+    ended: list[ProcessRecord] = field(default_factory=list)
+    minutes: list[MinuteSums] = field(default_factory=list)
+
+    def take(
+        self,
+        now: datetime,
+        gpus: Sequence[GpuReading],
+        processes: Sequence[ProcessReading],
+        busy_s: Mapping[On, float],
+        ended: Iterable[EndedProcess] = (),
+    ) -> None:
+        """Add one sweep. `busy_s`: since the sweep before; if missing, `sm_pct` is used."""
+        if self.swept_at is not None and now <= self.swept_at:
+            # The clock was set back, so no time can be counted between the sweeps.
+            self._shift_to(now)
+        readable = {gpu.uuid: gpu for gpu in gpus if gpu.health is Health.OK}
+        listed = [p for p in processes if p.gpu_uuid in readable]
+        added = {(p.gpu_uuid, p.pid): self._observe(p, now, busy_s) for p in listed}
+        last_parts = [part for last in ended if (part := self._finish(last, now)) is not None]
+        self._share_energy(now, readable, [*added.values(), *last_parts])
+        for use, amounts in last_parts:
+            self._add(use, amounts, now)
+        for on, (use, amounts) in added.items():
+            self._add(use, amounts, now)
+            self.open[on] = use
+        self._close_the_gone(now, readable.keys(), added.keys())
+        self.swept_at = now
+
+    def taken(self) -> None:
+        """The completed records have been stored."""
+        self.ended.clear()
+        self.minutes.clear()
+
+    def _observe(
+        self, process: ProcessReading, now: datetime, busy_s: Mapping[On, float]
+    ) -> tuple[ProcessRecord, UsageAmounts]:
+        use, is_new = self._use_of(process, now)
+        busy = busy_s.get(use.on)
+        passed = self._new_s(process, now, busy) if is_new else _between(use.last_seen_at, now)
+        gap = passed > self.policy.gap_s
+        amounts = UsageAmounts(held_s=min(passed, self.policy.longest_gap_s))
+        if busy is None and process.sm_pct is not None:
+            busy = process.sm_pct / 100 * passed
+        if busy is not None and not gap:
+            amounts.known_s = passed
+            amounts.sm_s = self._settle(use, busy, passed, may_owe=not is_new)
+        if process.memory_bytes is not None:
+            amounts.peak_memory_bytes = process.memory_bytes
+            if not gap:
+                amounts.memory_byte_s = process.memory_bytes * passed
+                amounts.memory_known_s = passed
+        use.source = process.source
+        use.last_seen_at = now
+        return use, amounts
+
+    def _use_of(self, process: ProcessReading, now: datetime) -> tuple[ProcessRecord, bool]:
+        """The open record, or a new one: the same pid with another start is another process."""
+        use = self.open.get((process.gpu_uuid, process.pid))
+        if use is not None and process.start_ticks not in (None, use.start_ticks):
+            self._end(use, now)
+            use = None
+        is_new = use is None
+        if use is None:
+            use = self._revived(process) or ProcessRecord(
+                gpu_uuid=process.gpu_uuid,
+                pid=process.pid,
+                start_ticks=_start(process, now),
+                first_seen_at=now,
+                last_seen_at=now,
+            )
+        _identify(use, process)
+        return use, is_new
+
+    def _revived(self, process: ProcessReading) -> ProcessRecord | None:
+        """The record of a process that left this GPU and is not stored yet."""
+        for use in self.ended:
+            same = use.on == (process.gpu_uuid, process.pid)
+            if same and use.start_ticks == process.start_ticks:
+                self.ended.remove(use)
+                use.ended_at, use.owed_s = None, 0.0
+                return use
+        return None
+
+    def _new_s(self, process: ProcessReading, now: datetime, busy: float | None) -> float:
+        """Seconds that a new process has been present without a sweep.
+
+        At most its age; otherwise at most the time that the driver reports as its work.
+        """
+        if self.swept_at is None or _between(self.swept_at, now) > self.policy.gap_s:
+            return 0.0
+        if process.created_at is not None and process.created_at > self.swept_at:
+            return _between(process.created_at, now)
+        return min(busy or 0.0, _between(self.swept_at, now))
+
+    def _settle(self, use: ProcessRecord, busy: float, passed: float, may_owe: bool) -> float:
+        """Limit work to the time present; a small excess is carried to the next sweep."""
+        due = busy + use.owed_s
+        settled = min(due, use.total.known_s + passed - use.total.sm_s)
+        use.owed_s = min(self.policy.owed_s, due - settled) if may_owe else 0.0
+        return settled
+
+    def _finish(
+        self, last: EndedProcess, now: datetime
+    ) -> tuple[ProcessRecord, UsageAmounts] | None:
+        """Use of a process between its last sweep and its end."""
+        use = self.open.get((last.gpu_uuid, last.pid))
+        busy, held = last.busy_s, last.busy_s
+        if use is None:
+            if last.lived_s is None:
+                return None
+            held = max(held, last.lived_s)
+            use = ProcessRecord(
+                gpu_uuid=last.gpu_uuid,
+                pid=last.pid,
+                start_ticks=-int(now.timestamp()),
+                first_seen_at=now,
+                last_seen_at=now,
+            )
+            self.open[use.on] = use
+        elif _between(use.last_seen_at, now) > self.policy.gap_s:
+            return None
+        use.source = last.source
+        amounts = UsageAmounts(sm_s=busy, held_s=held, known_s=held)
+        amounts.peak_memory_bytes = last.peak_memory_bytes
+        return use, amounts
+
+    def _share_energy(
+        self,
+        now: datetime,
+        readable: Mapping[str, GpuReading],
+        added: Sequence[tuple[ProcessRecord, UsageAmounts]],
+    ) -> None:
+        for uuid in self.meters.keys() - readable.keys():
+            del self.meters[uuid]
+        for uuid, gpu in readable.items():
+            mine = [amounts for use, amounts in added if use.gpu_uuid == uuid]
+            busy = {n: a.sm_s if a.known_s or not a.held_s else None for n, a in enumerate(mine)}
+            meter = self.meters.setdefault(uuid, EnergyMeter())
+            for number, joules in meter.share(now, gpu, busy, self.policy.gap_s).items():
+                mine[number].joules = joules
+
+    def _add(self, use: ProcessRecord, amounts: UsageAmounts, now: datetime) -> None:
+        """Add to the total and to each minute of the held time, in proportion to its seconds."""
+        use.total.add(amounts)
+        t = now.timestamp()
+        minute, began = int(t) // MINUTE * MINUTE, t - amounts.held_s
+        first = int(began) // MINUTE * MINUTE if use.minute_t else minute
+        left = 1.0
+        if first < minute:
+            if first != use.minute_t:
+                self._turn(use, first)
+            part = (first + MINUTE - began) / amounts.held_s
+            use.minute.add(amounts, part)
+            left -= part
+            left -= self._add_whole_minutes(use, amounts, range(first + MINUTE, minute, MINUTE))
+        if use.minute_t != minute:
+            self._turn(use, minute)
+        use.minute.add(amounts, left)
+
+    def _add_whole_minutes(
+        self, use: ProcessRecord, amounts: UsageAmounts, minutes: range
+    ) -> float:
+        """Add the part of `amounts` in these minutes, none of which has a row yet."""
+        if not minutes:
+            return 0.0
+        self._turn(use, 0)
+        unseen, part = replace(amounts, peak_memory_bytes=None), MINUTE / amounts.held_s
+        for minute in minutes:
+            whole = UsageAmounts()
+            whole.add(unseen, part)
+            self.minutes.append(MinuteSums(use, minute, whole))
+        return part * len(minutes)
+
+    def _turn(self, use: ProcessRecord, minute: int) -> None:
+        if use.minute_t:
+            self.minutes.append(MinuteSums(use, use.minute_t, use.minute))
+        use.minute_t, use.minute = minute, UsageAmounts()
+        for pending in self.minutes:
+            if pending.use is use and pending.t == minute:
+                use.minute = pending.amounts
+                self.minutes.remove(pending)
+                break
+
+    def _close_the_gone(
+        self, now: datetime, readable: Iterable[str], present: Iterable[On]
+    ) -> None:
+        here, there = set(present), set(readable)
+        for on, use in list(self.open.items()):
+            silent = now - use.last_seen_at > self.policy.silence
+            if on not in here and (use.gpu_uuid in there or silent):
+                self._end(use, now)
+                del self.open[on]
+
+    def _end(self, use: ProcessRecord, now: datetime) -> None:
+        gap = _between(use.last_seen_at, now) > self.policy.gap_s
+        use.ended_at = use.last_seen_at if gap else now
+        self._turn(use, 0)
+        self.ended.append(use)
+
+    def _shift_to(self, now: datetime) -> None:
+        self.swept_at = None
+        self.meters.clear()
+        for use in self.open.values():
+            use.last_seen_at = now
+
+
+def _between(then: datetime, now: datetime) -> float:
+    return max(0.0, (now - then).total_seconds())
+
+
+def _start(process: ProcessReading, now: datetime) -> int:
+    return -int(now.timestamp()) if process.start_ticks is None else process.start_ticks
+
+
+def _identify(use: ProcessRecord, process: ProcessReading) -> None:
+    """Update the identity; known facts stay known after the process has left /proc."""
+    use.created_at = process.created_at or use.created_at
+    use.user = process.user or use.user
+    use.uid = use.uid if process.uid is None else process.uid
+    use.program = process.program or use.program
+    use.container = process.container or use.container
+    use.job_ref = process.job_ref or use.job_ref
+    use.job_owner = process.job_owner or use.job_owner
+    if process.owner_source is not OwnerSource.UNKNOWN:
+        use.owner_source = process.owner_source

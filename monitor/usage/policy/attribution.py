@@ -1,0 +1,212 @@
+"""Attribute GPU time to processes by the best available driver source (fallback chain)."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+
+from monitor.facts.usage import EndedProcess, GpuMark, UseSource
+from monitor.usage.policy.samples import SampleTotals, UseSample, count, within_device
+
+# If more than this share of the time is attributed to no process, the driver does not list all
+# working processes.
+CONTRADICTION = 0.05
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AccountingSample:
+    """The driver's running sums for one process (`sum_pct` in hundredths of a percent)."""
+
+    start_us: int
+    samples: int
+    sum_pct: int
+    is_running: bool = True
+    lived_s: float = 0.0
+    peak_memory_bytes: int | None = None
+
+    @property
+    def counters(self) -> tuple[int, int, int]:
+        return (self.start_us, self.samples, self.sum_pct)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evidence:
+    """Answers of the driver about one GPU. None = unsupported.
+
+    `accounts` also holds processes that have ended: known ones and such that came and went.
+    device_is_whole: the readings of the device cover the time, so its work is a limit for theirs.
+    """
+
+    accounts: Mapping[int, AccountingSample] | None = None
+    samples: Collection[UseSample] | None = None
+    samples_source: UseSource = UseSource.PROCESS_UTILIZATION
+    device_s: float | None = None
+    device_is_whole: bool = True
+
+
+@dataclass(slots=True)
+class Attribution:
+    """Busy seconds of each listed process with a known use, and their source.
+
+    is_doubtful: processes worked that are not listed, or the work of the GPU is unexplained: the
+    list may be old.
+    """
+
+    mark: GpuMark
+    busy_s: dict[int, float] = field(default_factory=dict)
+    source: dict[int, UseSource] = field(default_factory=dict)
+    ended: list[EndedProcess] = field(default_factory=list)
+    dropped: int = 0
+    is_doubtful: bool = False
+
+
+def judge(
+    gpu_uuid: str,
+    listed: Collection[int],
+    before: Collection[int],
+    evidence: Evidence,
+    mark: GpuMark,
+    passed_s: float,
+) -> Attribution:
+    """Attribute the `passed_s` since the last sweep (0: none). `before`: pids listed then."""
+    attribution = Attribution(mark)
+    gone: dict[int, float] = {}
+    if evidence.accounts is not None:
+        _by_accounts(attribution, gone, listed, evidence.accounts, passed_s)
+    if evidence.samples is None:
+        attribution.mark = replace(attribution.mark, age_s=attribution.mark.age_s + passed_s)
+    else:
+        _by_samples(attribution, gone, listed, before, evidence, passed_s)
+    if passed_s <= 0:
+        return Attribution(attribution.mark, dropped=attribution.dropped)
+    if len(listed) == 1 and set(before) <= set(listed) and evidence.device_s is not None:
+        (only,) = listed
+        if only not in attribution.busy_s:
+            attribution.busy_s[only] = evidence.device_s
+            attribution.source[only] = UseSource.DEVICE
+    _stay_within_device(attribution, gone, evidence, passed_s)
+    attribution.ended = list(_endings(gpu_uuid, attribution, gone, listed, evidence))
+    return attribution
+
+
+def is_accounted(listed: Collection[int], mark: GpuMark) -> bool:
+    """Whether accounting alone covers all processes: each was accounted at the last sweep."""
+    return bool(listed) and all(pid in mark.accounts for pid in listed)
+
+
+def _by_accounts(
+    attribution: Attribution,
+    gone: dict[int, float],
+    listed: Collection[int],
+    accounts: Mapping[int, AccountingSample],
+    passed_s: float,
+) -> None:
+    bases = attribution.mark.accounts
+    for pid, account in accounts.items():
+        base = bases.get(pid)
+        same = base is not None and base[0] == account.start_us
+        samples, sums = account.counters[1:]
+        if base is not None and same:
+            samples, sums = samples - base[1], sums - base[2]
+        if samples <= 0 or sums < 0 or (pid in listed and not same):
+            continue
+        if pid in listed:
+            attribution.busy_s[pid] = min(1.0, sums / samples / 1e4) * passed_s
+            attribution.source[pid] = UseSource.ACCOUNTING
+        elif account.samples > 0:
+            # The driver reports the lifetime, which gives the duration of each sample.
+            gone[pid] = sums / 1e4 * account.lived_s / account.samples
+            attribution.source[pid] = UseSource.ACCOUNTING
+    kept = {pid: a.counters for pid, a in accounts.items() if pid in listed}
+    attribution.mark = replace(attribution.mark, accounts=kept)
+
+
+def _by_samples(
+    attribution: Attribution,
+    gone: dict[int, float],
+    listed: Collection[int],
+    before: Collection[int],
+    evidence: Evidence,
+    passed_s: float,
+) -> None:
+    pids = {*listed, *before}
+    counted = count(evidence.samples or (), attribution.mark, passed_s, pids)
+    attribution.mark, attribution.dropped = counted.mark, attribution.dropped + counted.dropped
+    if not counted.is_known:
+        return
+    attribution.is_doubtful = counted.strangers
+    silent = not counted.busy_s and not counted.doubtful and not counted.strangers
+    if silent and passed_s > 0 and (evidence.device_s or 0.0) > CONTRADICTION * passed_s:
+        # Or the driver's clock was set back: then the old cursor hides all samples.
+        attribution.mark = replace(attribution.mark, cursor_us=None)
+        return
+    hides_workers = _hides_workers(attribution, gone, counted, evidence, passed_s)
+    for pid in pids - attribution.source.keys() - counted.doubtful:
+        if pid in listed and hides_workers and pid not in counted.busy_s:
+            continue
+        if pid in listed:
+            attribution.busy_s[pid] = counted.busy_s.get(pid, 0.0)
+            attribution.source[pid] = evidence.samples_source
+        elif counted.busy_s.get(pid):
+            gone[pid] = counted.busy_s[pid]
+            attribution.source[pid] = evidence.samples_source
+
+
+def _hides_workers(
+    attribution: Attribution,
+    gone: Mapping[int, float],
+    counted: SampleTotals,
+    evidence: Evidence,
+    passed_s: float,
+) -> bool:
+    """Whether the GPU worked more than the driver attributes to processes, in two sweeps in a row.
+
+    One sweep is not enough: process samples arrive later than the device's own utilisation.
+    """
+    attributed = sum(attribution.busy_s.values()) + sum(gone.values())
+    attributed += sum(s for pid, s in counted.busy_s.items() if pid not in attribution.source)
+    missing_s = (evidence.device_s or 0.0) - attributed
+    is_unexplained = missing_s > CONTRADICTION * passed_s > 0
+    is_unexplained &= evidence.device_is_whole and not counted.strangers
+    was_unexplained = attribution.mark.is_unexplained
+    attribution.mark = replace(attribution.mark, is_unexplained=is_unexplained)
+    # A list that was read again since explains no more than before.
+    attribution.is_doubtful |= is_unexplained and not was_unexplained
+    return is_unexplained and was_unexplained
+
+
+def _stay_within_device(
+    attribution: Attribution, gone: dict[int, float], evidence: Evidence, passed_s: float
+) -> None:
+    device_s = passed_s
+    if evidence.device_s is not None and evidence.device_is_whole:
+        device_s = min(evidence.device_s, passed_s)
+    shares, left = within_device(
+        {**attribution.busy_s, **gone}, attribution.mark.allowance_s, device_s
+    )
+    attribution.mark = replace(attribution.mark, allowance_s=left)
+    for pid, seconds in shares.items():
+        if pid in gone:
+            gone[pid] = seconds
+        else:
+            attribution.busy_s[pid] = seconds
+
+
+def _endings(
+    gpu_uuid: str,
+    attribution: Attribution,
+    gone: Mapping[int, float],
+    listed: Collection[int],
+    evidence: Evidence,
+) -> Iterator[EndedProcess]:
+    accounts = evidence.accounts or {}
+    for pid, seconds in gone.items():
+        account = accounts.get(pid) if attribution.source[pid] is UseSource.ACCOUNTING else None
+        yield EndedProcess(
+            gpu_uuid=gpu_uuid,
+            pid=pid,
+            busy_s=seconds,
+            source=attribution.source[pid],
+            lived_s=account.lived_s if account else None,
+            peak_memory_bytes=account.peak_memory_bytes if account else None,
+        )

@@ -1,0 +1,272 @@
+"""Roll-ups of samples to minutes and of minutes to hours. Rolling up again is idempotent."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
+from typing import Any
+
+from django.conf import settings
+from django.db.models import BigIntegerField, Count, F, Max, Min, Model, QuerySet, Sum, Value
+from django.db.models.functions import Cast, Coalesce, Mod
+
+from monitor.models import (
+    Gpu,
+    GpuHour,
+    GpuMinute,
+    HostHour,
+    HostMinute,
+    HostSample,
+    ProcessHour,
+    ProcessMinute,
+    Sample,
+)
+from monitor.runtime.rows.item_isolation import ItemIsolation
+
+MINUTE_S, HOUR_S, DAY_S = 60, 3600, 86400
+# Maximum delay between reading and committing a sample.
+LATE_S = 15
+# The newest minutes are rolled up again each time, in case a sample was committed late.
+REDO_S = 120
+
+
+@dataclass(frozen=True, slots=True)
+class Measure:
+    """A measured field, and the columns of its sum, its known seconds and its maximum."""
+
+    source: str
+    total: str | None
+    known: str | None
+    greatest: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class RollupLevels:
+    """Samples, minutes and hours of GPUs or hosts, identified by the field `key`."""
+
+    key: str
+    samples: type[Model]
+    minutes: type[Model]
+    hours: type[Model]
+    measures: tuple[Measure, ...]
+
+
+GPUS = RollupLevels(
+    "gpu_id",
+    Sample,
+    GpuMinute,
+    GpuHour,
+    (
+        Measure(
+            "utilization_pct", "utilization_pct_s", "utilization_known_s", "utilization_max_pct"
+        ),
+        Measure("memory_used_bytes", "memory_byte_s", "memory_known_s", "memory_max_bytes"),
+        Measure("power_w", "energy_j", "power_known_s", "power_max_w"),
+        Measure("temperature_c", None, None, "temperature_max_c"),
+    ),
+)
+HOSTS = RollupLevels(
+    "host",
+    HostSample,
+    HostMinute,
+    HostHour,
+    (
+        Measure("cpu_pct", "cpu_pct_s", "cpu_known_s", "cpu_max_pct"),
+        Measure("load_1", "load_s", "load_known_s", "load_max"),
+        Measure("memory_used_bytes", "memory_byte_s", "memory_known_s", "memory_max_bytes"),
+        Measure("swap_used_bytes", None, None, "swap_max_bytes"),
+        Measure("disk_read_bps", "disk_read_bytes", "disk_known_s", None),
+        Measure("disk_write_bps", "disk_written_bytes", None, None),
+        Measure("cpu_pressure_pct", "cpu_pressure_pct_s", "pressure_known_s", None),
+        Measure("memory_pressure_pct", "memory_pressure_pct_s", None, None),
+        Measure("io_pressure_pct", "io_pressure_pct_s", None, None),
+    ),
+)
+
+
+def roll_up(now: datetime) -> dict[str, int]:
+    """Update the minutes and hours of GPUs and hosts; returns the number of rows written."""
+    until = floor(int(now.timestamp()) - LATE_S, MINUTE_S)
+    written: dict[str, int] = {}
+
+    def roll_up_one(item: tuple[RollupLevels, str]) -> None:
+        ladder, key = item
+        since = _first_minute(ladder, key)
+        if since is not None and since < until:
+            _count(written, ladder.minutes, _minutes(ladder, key, since, until))
+            _count(written, ladder.hours, _hours(ladder, key, since, until))
+
+    isolation = ItemIsolation(settings.CONFIG.node, "rollups", longest_retry=timedelta())
+    isolation.each(_all(), lambda item: f"{item[0].key} {item[1]}", roll_up_one, now)
+    return written
+
+
+def safe_to_delete(ladder: RollupLevels, key: str) -> int | None:
+    """Samples before this second are rolled up; None: no samples are."""
+    last = _last(ladder.minutes, ladder.key, key)
+    return None if last is None else last + MINUTE_S
+
+
+def floor(t: int, step: int) -> int:
+    return t - t % step
+
+
+def start_of(step: int) -> Any:
+    """The field `t` rounded down to whole steps."""
+    whole = BigIntegerField()
+    # PostgreSQL's mod() returns a numeric.
+    return Cast(F("t") - Mod(F("t"), Value(step, output_field=whole)), whole)
+
+
+def sum_columns(ladder: RollupLevels) -> dict[str, Any]:
+    """Aggregates that add up rollups of this kind."""
+    columns: dict[str, Any] = {"seen_s": Sum("seen_s")}
+    for measure in ladder.measures:
+        for name in filter(None, (measure.total, measure.known)):
+            columns[name] = Sum(name)
+        if measure.greatest:
+            columns[measure.greatest] = Max(measure.greatest)
+    return columns
+
+
+def sample_columns(ladder: RollupLevels) -> dict[str, Any]:
+    """Aggregates that make rollups of this kind from samples: each stands for one second."""
+    columns: dict[str, Any] = {"seen_s": Count("*")}
+    for measure in ladder.measures:
+        if measure.total:
+            columns[measure.total] = Sum(measure.source, default=0)
+        if measure.known:
+            columns[measure.known] = Count(measure.source)
+        if measure.greatest:
+            columns[measure.greatest] = Max(measure.source)
+    return columns
+
+
+def _all() -> Iterator[tuple[RollupLevels, str]]:
+    for uuid in Gpu.objects.values_list("uuid", flat=True):
+        yield GPUS, uuid
+    for host in HostSample.objects.order_by("host").values_list("host", flat=True).distinct():
+        yield HOSTS, host
+
+
+def _first_minute(ladder: RollupLevels, key: str) -> int | None:
+    """The first minute to roll up; None if there is no sample."""
+    last = _last(ladder.minutes, ladder.key, key)
+    if last is not None:
+        return last - REDO_S
+    return _next_sample(ladder, key, 0)
+
+
+def _next_sample(ladder: RollupLevels, key: str, t: int) -> int | None:
+    """The minute of the first sample from `t` on."""
+    rows = ladder.samples._default_manager.filter(**{ladder.key: key, "t__gte": t})
+    first = rows.aggregate(first=Min("t"))["first"]
+    return None if first is None else floor(first, MINUTE_S)
+
+
+def _last(model: type[Model], name: str, key: str) -> int | None:
+    last: int | None = model._default_manager.filter(**{name: key}).aggregate(t=Max("t"))["t"]
+    return last
+
+
+def _minutes(ladder: RollupLevels, key: str, since: int, until: int) -> int:
+    written = 0
+    start = _next_sample(ladder, key, since)
+    while start is not None and start < until:
+        end = min(start + HOUR_S, until)
+        rows = summed(ladder.samples, ladder, key, start, end, MINUTE_S)
+        written += write(ladder.minutes, (ladder.key, "t"), rows)
+        start = _next_sample(ladder, key, end)
+    return written
+
+
+def _hours(ladder: RollupLevels, key: str, since: int, until: int) -> int:
+    last = _last(ladder.hours, ladder.key, key)
+    first = ladder.minutes._default_manager.filter(**{ladder.key: key}).aggregate(t=Min("t"))["t"]
+    start = floor(first if last is None else min(last, since), HOUR_S)
+    written = 0
+    for begin in range(start, until, 7 * DAY_S):
+        end = min(begin + 7 * DAY_S, until)
+        rows = summed(ladder.minutes, ladder, key, begin, end, HOUR_S)
+        written += write(ladder.hours, (ladder.key, "t"), rows)
+    return written
+
+
+def summed(
+    model: type[Model], ladder: RollupLevels, key: str, since: int, until: int, step: int
+) -> list[dict[str, Any]]:
+    """Sums by steps, oldest first; steps without a row are left out. The columns are the same
+
+    whether they come from samples, minutes or hours.
+    """
+    columns = sample_columns(ladder) if model is ladder.samples else sum_columns(ladder)
+    rows = model._default_manager.filter(**{ladder.key: key, "t__gte": since, "t__lt": until})
+    grouped = rows.annotate(start=start_of(step)).order_by("start").values(ladder.key, "start")
+    # Columns must not have the names of the model's own fields.
+    named = {f"{name}_": column for name, column in columns.items()}
+    return [plain(row) for row in grouped.annotate(**named)]
+
+
+def plain(row: dict[str, Any]) -> dict[str, Any]:
+    """Columns named as in rollups; whole sums are Decimals on PostgreSQL."""
+    values = {
+        name.removesuffix("_"): int(value) if isinstance(value, Decimal) else value
+        for name, value in row.items()
+    }
+    values["t"] = values.pop("start")
+    return values
+
+
+def write(model: type[Model], identity: tuple[str, str], rows: Iterable[dict[str, Any]]) -> int:
+    objects = [model(**row) for row in rows]
+    names = {field.attname for field in model._meta.concrete_fields} - {"id", *identity}
+    model._default_manager.bulk_create(
+        objects,
+        update_conflicts=True,
+        unique_fields=[name.removesuffix("_id") for name in identity],
+        update_fields=list(names),
+        batch_size=200,
+    )
+    return len(objects)
+
+
+def _count(written: dict[str, int], model: type[Model], rows: int) -> None:
+    name = model._meta.model_name or ""
+    written[name] = written.get(name, 0) + rows
+
+
+# The previous hour may still get its last minute.
+LATE_MINUTES_S = 60
+
+
+def roll_up_processes(now: datetime) -> int:
+    """Roll up the hours of all processes from the newest one on; it may still get late minutes."""
+    now_t = int(now.timestamp())
+    last: int | None = ProcessHour.objects.aggregate(t=Max("t"))["t"]
+    if last is None:
+        last = ProcessMinute.objects.aggregate(t=Min("t"))["t"]
+    if last is None:
+        return 0
+    written = 0
+    for begin in range(floor(min(last, now_t - LATE_MINUTES_S), HOUR_S), now_t, 6 * HOUR_S):
+        rows = _process_sums(begin, min(begin + 6 * HOUR_S, floor(now_t, HOUR_S) + HOUR_S))
+        written += write(ProcessHour, ("use_id", "t"), rows)
+    return written
+
+
+def _process_sums(since: int, until: int) -> Iterable[dict[str, Any]]:
+    """Queries by use, because minutes have no index on the time alone."""
+    minutes = ProcessMinute.objects.filter(
+        use__last_seen_at__gte=datetime.fromtimestamp(since - MINUTE_S, UTC),
+        use__first_seen_at__lt=datetime.fromtimestamp(until, UTC),
+        t__gte=since,
+        t__lt=until,
+    )
+    grouped: QuerySet[Any, Any] = minutes.annotate(start=start_of(HOUR_S)).order_by()
+    sums = ("sm_s", "held_s", "known_s", "memory_byte_s", "joules")
+    columns: dict[str, Any] = {f"{name}_": Sum(name) for name in sums}
+    columns["memory_known_s_"] = Sum(Coalesce("memory_known_s", "held_s"))
+    columns["peak_memory_bytes_"] = Max("peak_memory_bytes")
+    return [plain(row) for row in grouped.values("use_id", "start").annotate(**columns)]

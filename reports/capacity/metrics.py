@@ -1,0 +1,66 @@
+"""Metrics of capacity: what each GPU can still take, and what jobs demand."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import datetime
+from threading import Lock
+
+from django.conf import settings
+from django.db.models import Count, QuerySet
+
+from monitor.metrics.families import Families
+from reports.capacity import step
+from reports.capacity.policy.demand import requested
+from scheduler.dispatch.inputs import PlanInputs, plan_policy
+from scheduler.facts.jobs import JobState, QueuedJob, Requirement
+from scheduler.facts.plans import Slot, Slots
+from scheduler.lifecycle.rows.queue_facts import REQUIREMENT_COLUMNS, requirement
+from scheduler.models import Job
+
+_lock = Lock()
+_inputs: dict[str, PlanInputs] = {}
+
+
+def add_metrics(into: Families, now: datetime) -> None:
+    """Nothing while capacity planning is off."""
+    if not step.is_enabled():
+        return
+    slots = _slots(now)
+    for gpu in slots.gpus if slots.blocker is None else ():
+        labels = {"host": gpu.host, "gpu": gpu.gpu_uuid}
+        what = "GPU memory that new jobs may take, after peaks of processes and the margin."
+        into.gauge("gpucoord_placeable_memory_bytes", what, labels, _placeable(gpu))
+    sizes = [gpu.total_bytes for gpu in slots.gpus if gpu.total_bytes]
+    gpu_bytes = sum(sizes) // len(sizes) if sizes else None
+    queued = Job.objects.filter(state=JobState.QUEUED.value)
+    placed = Job.objects.exclude(state__in=(JobState.QUEUED.value, JobState.FINISHED.value))
+    for state, rows in (("waiting", queued), ("running", placed)):
+        gpus, memory = requested(_requirements(rows), gpu_bytes)
+        what = "GPUs that jobs request; a shared job counts with its part of a GPU."
+        into.gauge("gpucoord_demand_gpus", what, {"state": state}, gpus)
+        what = "GPU memory that jobs request; a job that declares none takes whole GPUs."
+        into.gauge("gpucoord_demand_memory_bytes", what, {"state": state}, memory)
+
+
+def _slots(now: datetime) -> Slots:
+    """The GPUs of this host as its planner sees them."""
+    host = settings.CONFIG.node
+    # GPUs are read for a queue that wants one.
+    wish = QueuedJob(id=0, owner="", priority=1, submitted_at=now, requirement=Requirement())
+    with _lock:
+        if host not in _inputs:
+            _inputs[host] = PlanInputs(host, plan_policy())
+        return _inputs[host].given([wish], now).slots
+
+
+def _placeable(gpu: Slot) -> int | None:
+    is_open = gpu.healthy and not (gpu.closed or gpu.exclusive or gpu.undeclared)
+    return gpu.free_bytes if is_open else 0
+
+
+def _requirements(jobs: QuerySet[Job]) -> Iterable[tuple[Requirement, int]]:
+    """Each distinct request, and how many jobs have it."""
+    rows = jobs.order_by().values_list(*REQUIREMENT_COLUMNS).annotate(count=Count("id"))
+    for *asked, count in rows:
+        yield requirement(*asked), count

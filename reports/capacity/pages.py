@@ -1,0 +1,245 @@
+"""Page of capacity planning: demand, forecast, what-if replays, and use by hour of the week."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import date, datetime
+from typing import Any
+
+from django.conf import settings
+from django.contrib import messages
+from django.core.exceptions import PermissionDenied
+from django.http import Http404, HttpRequest, HttpResponse
+from django.shortcuts import redirect, render
+from django.utils import timezone
+from django.views.decorators.http import require_http_methods
+
+from monitor.facts.formats import GIB, sig3
+from monitor.history import charts
+from monitor.thresholds import rows as thresholds
+from reports import tasks
+from reports.capacity import rows, step
+from reports.capacity.policy.forecast import LEAST_DAYS
+from reports.figures.policy.thresholds import ReportPolicy
+from scheduler.quotas.policy.quotas import count
+
+DAYS = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
+METRICS = {"utilisation": "Utilisation, %", "memory": "Memory, GiB", "queue": "Waiting, GPUs"}
+LEVELS = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One hour of the week. level: 0 to 5, "unknown" without enough hours."""
+
+    level: str
+    text: str
+    title: str
+
+
+@dataclass(frozen=True, slots=True)
+class RankLine:
+    """Percentiles of one row of a table, as text."""
+
+    label: str
+    count: int
+    p50: str
+    p90: str
+    p95: str
+
+
+@dataclass(frozen=True, slots=True)
+class ForecastChart:
+    """SVG geometry in plot units, 1000 × 100; ticks: (percent of the width, label)."""
+
+    history: str
+    line: str
+    band: str
+    supply_y: float
+    y_ticks: tuple[charts.Tick, ...]
+    ticks: tuple[tuple[float, str], ...]
+
+
+@require_http_methods(["GET", "HEAD", "POST"])
+def capacity(request: HttpRequest) -> HttpResponse:
+    """How much is used, when demand exceeds the supply, and effects of other GPUs."""
+    if request.method == "POST":
+        return _compute(request)
+    host = request.GET.get("host") or settings.CONFIG.node
+    hosts = rows.hosts()
+    if host != settings.CONFIG.node and host not in hosts:
+        raise Http404
+    row = rows.newest(host)
+    body = row.body if row is not None and step.is_enabled() else {}
+    context: dict[str, Any] = {
+        "enabled": step.is_enabled(),
+        "host": host,
+        "hosts": hosts if len(hosts) > 1 else [],
+        "row": row,
+        "body": body,
+        "least_days": LEAST_DAYS,
+    }
+    if body:
+        metric = request.GET.get("metric", "")
+        metric = metric if metric in METRICS else "utilisation"
+        context |= _content(body, metric, request.GET.get("gpu", ""))
+    return render(request, "reports/capacity.html", context)
+
+
+def _compute(request: HttpRequest) -> HttpResponse:
+    if not request.user.is_staff:
+        raise PermissionDenied
+    if step.is_enabled():
+        tasks.request_capacity(timezone.now())
+        messages.success(request, "The capacity figures are being computed.")
+    return redirect("capacity")
+
+
+def _content(body: Mapping[str, Any], metric: str, chosen: str) -> dict[str, Any]:
+    gpus = body["gpus"]
+    gpu = next((one for one in gpus if str(one["index"]) == chosen), None)
+    profile = _profile(body, gpu, metric)
+    scale = GIB if metric == "memory" else 1
+    top = 100.0 if metric == "utilisation" else _top(profile, scale)
+    idle_kwh = [one["idle_kwh"] for one in gpus]
+    total = sum(idle_kwh) if idle_kwh and None not in idle_kwh else None
+    return {
+        "metric": metric,
+        "metrics": METRICS,
+        "gpu": gpu,
+        "weeks": _weeks(profile["by_hour_of_week"], scale, top),
+        "top": sig3(top),
+        "months": [_line(each["month"], each, scale) for each in profile["by_month"]],
+        "gpu_lines": [
+            {
+                "gpu": one,
+                "utilisation": _line("", one["utilisation_pct"]["whole"], 1),
+                "memory": _line("", one["memory_used_bytes"]["whole"], GIB),
+            }
+            for one in gpus
+        ],
+        "idle_hours": sum(one["idle_hours"] for one in gpus),
+        "known_hours": sum(one["known_hours"] for one in gpus),
+        "idle_kwh": total,
+        "idle_cost": None if total is None else _cost(total),
+        "chart": _chart(body),
+        "verdict": _verdict(body),
+        "computed_at": _moment(body["at"]),
+        "replay_since": _moment(body["replay"]["since"]) if body["replay"] else None,
+    }
+
+
+def _cost(kwh: float) -> str | None:
+    """None while no price is set."""
+    policy = thresholds.current(ReportPolicy)
+    return f"{kwh * policy.price_per_kwh:.2f} {policy.currency}" if policy.price_per_kwh else None
+
+
+def _moment(text: str) -> datetime:
+    return datetime.fromisoformat(text)
+
+
+def _profile(body: Mapping[str, Any], gpu: Mapping[str, Any] | None, metric: str) -> Any:
+    if metric == "queue":
+        return body["queue_gpus"]
+    key = "memory_used_bytes" if metric == "memory" else "utilisation_pct"
+    return (gpu or body["all_gpus"])[key]
+
+
+def _top(profile: Mapping[str, Any], scale: float) -> float:
+    known = [each["p50"] for each in profile["by_hour_of_week"] if each["p50"] is not None]
+    return charts.nice_ceiling(max(known, default=0.0) / scale)
+
+
+def _weeks(ranks: Sequence[Mapping[str, Any]], scale: float, top: float) -> list[tuple[str, Any]]:
+    """(day, its 24 cells), Monday first."""
+    return [
+        (day, [_cell(day, hour, ranks[number * 24 + hour], scale, top) for hour in range(24)])
+        for number, day in enumerate(DAYS)
+    ]
+
+
+def _cell(day: str, hour: int, ranks: Mapping[str, Any], scale: float, top: float) -> Cell:
+    line, p50 = _line("", ranks, scale), ranks["p50"]
+    when = f"{day} {hour:02d}:00"
+    if p50 is None:
+        return Cell("unknown", "–", f"{when}: unknown, {line.count} recorded hours")
+    part = p50 / scale / top if top else 0.0
+    level = 0 if part < 0.01 else min(LEVELS, 1 + int(part * LEVELS))
+    title = f"{when}: p50 {line.p50}, p90 {line.p90}, p95 {line.p95}; {line.count} recorded hours"
+    return Cell(str(level), line.p50, title)
+
+
+def _line(label: str, ranks: Mapping[str, Any], scale: float) -> RankLine:
+    def text(name: str) -> str:
+        return sig3(None if ranks[name] is None else ranks[name] / scale)
+
+    return RankLine(label, ranks["count"], text("p50"), text("p90"), text("p95"))
+
+
+def _verdict(body: Mapping[str, Any]) -> tuple[str, str]:
+    """(shape of the badge, sentence)."""
+    found, supply = body["forecast"], count(body["demand"]["supply_gpus"], "GPU")
+    if found is None:
+        days = len(body["demand"]["days"])
+        return "unknown", f"Forecast unknown: {days} of {LEAST_DAYS} complete days are recorded"
+    day = found["exceeds"]
+    if day is None:
+        early = found["exceeds_earliest"]
+        late = f"; at the earliest on {_day(early)}" if early else ""
+        return "ok", f"Demand stays below {supply} until {_day(found['horizon'])}{late}"
+    if day == found["points"][0]["day"]:
+        return "warning", f"Demand exceeds {supply} now"
+    latest = _day(found["exceeds_latest"]) if found["exceeds_latest"] else "later than the forecast"
+    text = f"Demand exceeds {supply} from ~{_day(day)}"
+    return "warning", f"{text} (80 %: {_day(found['exceeds_earliest'])} to {latest})"
+
+
+def _day(text: str) -> str:
+    day = date.fromisoformat(text)
+    return f"{day.day} {day:%b %Y}"
+
+
+def _chart(body: Mapping[str, Any]) -> ForecastChart | None:
+    """Past days and the forecast in one picture; None without a forecast."""
+    found, days = body["forecast"], body["demand"]["days"]
+    if found is None:
+        return None
+    past = [(_number(each["day"]), each["gpus"]) for each in days]
+    ahead = [
+        (_number(each["day"]), each["low"], each["middle"], each["high"])
+        for each in found["points"]
+    ]
+    since, until = past[0][0], ahead[-1][0]
+    highest = max([found["supply_gpus"], *(y for _, y in past), *(row[3] for row in ahead)])
+    # Room for the label of the supply.
+    top = charts.nice_ceiling(1.1 * highest)
+
+    def place(x: int, y: float) -> tuple[float, float]:
+        return 1000 * (x - since) / (until - since), 100 - 100 * y / top
+
+    edge = [place(x, high) for x, _, _, high in ahead]
+    edge += [place(x, low) for x, low, _, _ in reversed(ahead)]
+    plot = charts.plot([(float(x), y) for x, y in past], since, until, top, 1)
+    return ForecastChart(
+        history=plot.line,
+        line=charts.path([place(x, middle) for x, _, middle, _ in ahead]),
+        band=f"{charts.path(edge)}Z",
+        supply_y=round(100 - 100 * found["supply_gpus"] / top, 1),
+        y_ticks=plot.y_ticks,
+        ticks=tuple(_ticks(since, until)),
+    )
+
+
+def _number(text: str) -> int:
+    return date.fromisoformat(text).toordinal()
+
+
+def _ticks(since: int, until: int) -> list[tuple[float, str]]:
+    step_days = max(1, round((until - since) / 4))
+    found = []
+    for x in range(since, until + 1, step_days):
+        day = date.fromordinal(x)
+        found.append((round(100 * (x - since) / (until - since), 2), f"{day.day} {day:%b}"))
+    return found

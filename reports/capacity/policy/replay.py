@@ -1,0 +1,306 @@
+"""Replay of recorded jobs through the planner on a simulated clock.
+
+The clock jumps from event to event: a job becomes eligible or ends, or an hour has passed while
+jobs wait. After each event the planner plans, and its placements start at once.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
+
+from reports.capacity.facts import KnownGpu, RecordedJob, ReplayFigures
+from reports.capacity.policy.percentiles import rank
+from scheduler.facts.jobs import DependencyKind, QueuedJob
+from scheduler.facts.people import Capacity, Quota, UserAccount, Window
+from scheduler.facts.plans import Holder, PlanPolicy, RunningJob, Slot, Slots, Yield
+from scheduler.planner import placement
+from scheduler.planner.gates import PlannerThresholds
+from scheduler.planner.plan import plan
+from scheduler.quotas.policy import charging, quotas
+
+OTHERS = "other processes"
+# Time windows open and close, and memory of others changes, without a job that starts or ends.
+TICK = timedelta(hours=1)
+# Weekly windows have all been open by then: what has not started cannot start.
+MOST_TICKS = 7 * 24
+# (epoch seconds, memory that processes outside jobs hold on a GPU from then on, by UUID).
+ForeignMemory = Sequence[tuple[datetime, Mapping[str, int]]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplayInput:
+    """What a replay is given besides the GPUs. slowness: by GPU, what run times are multiplied by.
+
+    quotas: limits of each owner as they are today, without daily budgets.
+    """
+
+    jobs: tuple[RecordedJob, ...]
+    foreign: ForeignMemory = ()
+    quotas: Mapping[str, Quota] = field(default_factory=dict)
+    windows: tuple[Window, ...] = ()
+    policy: PlanPolicy = field(default_factory=PlanPolicy)
+    rules: PlannerThresholds = field(default_factory=PlannerThresholds)
+    slowness: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class _Run:
+    """A job that runs in the replay."""
+
+    job: RecordedJob
+    facts: RunningJob
+    ends_at: datetime
+
+
+class Replay:
+    """Call `advance` until it returns False, then read `figures`."""
+
+    def __init__(self, given: ReplayInput, gpus: Sequence[KnownGpu]) -> None:
+        self._given = given
+        self._gpus = {gpu.uuid: gpu for gpu in gpus}
+        self._jobs = {job.id: job for job in given.jobs}
+        self._rest = {job.id: job.run_time for job in given.jobs}
+        self._coming = sorted(given.jobs, key=lambda job: (job.eligible_at, job.id), reverse=True)
+        self._foreign = list(reversed(given.foreign))
+        self._held: Mapping[str, int] = {}
+        self._waiting: dict[int, RecordedJob] = {}
+        self._running: dict[int, _Run] = {}
+        self._ends: list[tuple[datetime, int]] = []
+        self._ended: dict[int, datetime] = {}
+        self._kept: dict[str, int] = {}
+        self._slots = {uuid: self._empty(gpu) for uuid, gpu in self._gpus.items()}
+        self._starts: dict[int, datetime] = {}
+        self._capacity = _capacity(gpus)
+        self._now: datetime | None = None
+        self._ticks = 0
+
+    def advance(self) -> bool:
+        """Go on to the next event and plan; False = nothing can happen any more."""
+        now = self._next()
+        if now is None:
+            return False
+        self._now = now
+        started = len(self._starts)
+        self._end_jobs(now)
+        self._change_foreign(now)
+        while self._coming and self._coming[-1].eligible_at <= now:
+            job = self._coming.pop()
+            self._waiting[job.id] = job
+        if self._waiting:
+            self._plan(now)
+        self._ticks = 0 if len(self._starts) > started else self._ticks + 1
+        return self._next() is not None
+
+    def _next(self) -> datetime | None:
+        times = []
+        if self._coming:
+            times.append(self._coming[-1].eligible_at)
+        if self._ends:
+            times.append(self._ends[0][0])
+        if self._now is not None and self._waiting and (times or self._ticks < MOST_TICKS):
+            times.append(self._now + TICK)
+        return min(times, default=None)
+
+    def _end_jobs(self, now: datetime) -> None:
+        while self._ends and self._ends[0][0] <= now:
+            at, id_ = heapq.heappop(self._ends)
+            run = self._running.get(id_)
+            # It may have been preempted and started again since.
+            if run is not None and run.ends_at == at:
+                self._ended[id_] = at
+                self._leave(run)
+
+    def _leave(self, run: _Run) -> None:
+        del self._running[run.job.id]
+        for uuid in run.facts.gpu_uuids:
+            self._fill(uuid)
+
+    def _change_foreign(self, now: datetime) -> None:
+        changed = False
+        while self._foreign and self._foreign[-1][0] <= now:
+            _, self._held = self._foreign.pop()
+            changed = True
+        for uuid in self._gpus if changed else ():
+            self._fill(uuid)
+
+    def _empty(self, gpu: KnownGpu) -> Slot:
+        held, total = self._held.get(gpu.uuid, 0), gpu.memory_bytes
+        free = None if total is None else max(0, total - held - self._given.policy.margin_bytes)
+        return Slot(
+            gpu_uuid=gpu.uuid,
+            host=gpu.host,
+            index=gpu.index,
+            total_bytes=total,
+            free_bytes=free,
+            model=gpu.model,
+            capability=gpu.capability,
+            power=gpu.power,
+            foreign=(Holder(name=OTHERS, memory_bytes=held),) if held else (),
+            reserved_for=self._kept.get(gpu.uuid),
+        )
+
+    def _fill(self, uuid: str) -> None:
+        """The GPU with the memory of others and the jobs that are on it now."""
+        slot = self._empty(self._gpus[uuid])
+        for run in self._running.values():
+            if uuid in run.facts.gpu_uuids:
+                slot = placement.after_placement(slot, run.job.id, run.job.requirement)
+        self._slots[uuid] = replace(slot, ramping=None, unsettled=False)
+
+    def _plan(self, now: datetime, *, is_second: bool = False) -> None:
+        """Start what fits. What was preempted leaves at once, for a second plan."""
+        queue = [self._queued(job) for job in self._ready()]
+        if not queue:
+            return
+        running = tuple(run.facts for run in self._running.values())
+        slots = Slots(
+            host=next((gpu.host for gpu in self._gpus.values()), ""),
+            gpus=tuple(self._slots.values()),
+            cpu_jobs=sum(one.requirement.gpus == 0 for one in running),
+            running=running,
+            people=self._people(queue, running),
+            windows=self._given.windows,
+        )
+        made = plan(queue, slots, self._given.policy, now, self._given.rules)
+        for placed in made.placements:
+            self._start(placed.job_id, placed.gpu_uuids, now)
+        yields = [*made.evictions, *made.preemptions]
+        if yields and not is_second:
+            for wish in yields:
+                self._preempt(wish, now)
+            self._plan(now, is_second=True)
+            freed, self._kept = self._kept, {}
+            for uuid in freed:
+                self._fill(uuid)
+
+    def _ready(self) -> list[RecordedJob]:
+        """The waiting jobs whose dependencies and array limits let them start."""
+        places = Counter(run.job.array for run in self._running.values())
+        found = []
+        for job in sorted(self._waiting.values(), key=lambda job: job.id):
+            if not all(self._is_over(one.on, one.after) for one in job.after):
+                continue
+            if job.array is not None and job.array_limit is not None:
+                if places[job.array] >= job.array_limit:
+                    continue
+                places[job.array] += 1
+            found.append(job)
+        return found
+
+    def _is_over(self, job_id: int, kind: DependencyKind) -> bool:
+        """Jobs that are not part of the replay count as ended; all ends count as successes."""
+        del kind
+        return job_id in self._ended or job_id not in self._jobs
+
+    def _queued(self, job: RecordedJob) -> QueuedJob:
+        return QueuedJob(
+            id=job.id,
+            owner=job.owner,
+            priority=job.priority,
+            submitted_at=job.submitted_at,
+            requirement=job.requirement,
+            time_limit=job.lasts,
+            preemptible=job.preemptible,
+        )
+
+    def _people(
+        self, queue: Iterable[QueuedJob], running: Sequence[RunningJob]
+    ) -> dict[str, UserAccount]:
+        """Everybody with work, with today's limits and no past usage."""
+        names = sorted({job.owner for job in queue} | {job.owner for job in running})
+        limits = {name: self._given.quotas.get(name, Quota()) for name in names}
+        weights = charging.weights({name: limits[name].share_pct for name in names})
+        targets = charging.targets(weights, {}, self._given.rules.quotas.catch_up)
+        size = self._capacity.gpu_bytes
+        found = {}
+        for name in names:
+            mine = [job.requirement for job in running if job.owner == name]
+            found[name] = UserAccount(
+                owner=name,
+                quota=limits[name],
+                weight=weights[name],
+                target=targets[name],
+                gpus=sum(one.gpus for one in mine),
+                jobs=len(mine),
+                memory_bytes=sum(quotas.memory(one, size) for one in mine),
+                charge=sum(quotas.held(one, size) for one in mine),
+                capacity=self._capacity,
+            )
+        return found
+
+    def _start(self, job_id: int, gpu_uuids: tuple[str, ...], now: datetime) -> None:
+        job = self._waiting.pop(job_id)
+        self._starts.setdefault(job_id, now)
+        slowness = max((self._given.slowness.get(uuid, 1.0) for uuid in gpu_uuids), default=1.0)
+        ends_at = now + self._rest[job_id] * slowness
+        facts = RunningJob(
+            id=job_id,
+            owner=job.owner,
+            priority=job.priority,
+            requirement=job.requirement,
+            gpu_uuids=gpu_uuids,
+            started_at=now,
+            lasts=job.lasts,
+            preemptible=job.preemptible,
+        )
+        self._running[job_id] = _Run(job, facts, ends_at)
+        heapq.heappush(self._ends, (ends_at, job_id))
+        for uuid in gpu_uuids:
+            self._kept.pop(uuid, None)
+            self._fill(uuid)
+
+    def _preempt(self, wish: Yield, now: datetime) -> None:
+        """It leaves at once and waits again for the rest of its run time."""
+        run = self._running.get(wish.job_id)
+        if run is None:
+            return
+        self._rest[run.job.id] = run.ends_at - now
+        if wish.for_job in self._waiting:
+            self._kept |= dict.fromkeys(wish.gpu_uuids, wish.for_job)
+        self._waiting[run.job.id] = run.job
+        self._leave(run)
+        for uuid in wish.gpu_uuids:
+            self._fill(uuid)
+
+    def figures(self) -> ReplayFigures:
+        """The waits from the moment at which each job was eligible to its first start."""
+        return wait_figures(
+            self._jobs.values(),
+            self._starts,
+            self._ended,
+        )
+
+
+def wait_figures(
+    jobs: Iterable[RecordedJob], starts: Mapping[int, datetime], ends: Mapping[int, datetime]
+) -> ReplayFigures:
+    """Waits of the counted jobs. A wait begins when the dependencies have ended."""
+    waits, gpu_s, never = [], 0.0, 0
+    for job in jobs:
+        if not job.is_counted:
+            continue
+        if job.id not in starts:
+            never += 1
+            continue
+        since = max([job.eligible_at, *(ends[one.on] for one in job.after if one.on in ends)])
+        wait = max(timedelta(), starts[job.id] - since).total_seconds()
+        waits.append(wait)
+        gpu_s += wait * job.requirement.gpus
+    waits.sort()
+    return ReplayFigures(
+        jobs=len(waits),
+        p50_s=rank(waits, 0.5),
+        p90_s=rank(waits, 0.9),
+        waited_gpu_hours=gpu_s / 3600,
+        never=never,
+    )
+
+
+def _capacity(gpus: Sequence[KnownGpu]) -> Capacity:
+    sizes = [gpu.memory_bytes for gpu in gpus if gpu.memory_bytes]
+    mean = sum(sizes) // len(sizes) if sizes else None
+    return Capacity(gpu_uuids=tuple(gpu.uuid for gpu in gpus), gpu_bytes=mean)

@@ -1,0 +1,276 @@
+"""Rows -> facts: the recorded work of a host. The newest result as a row."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from itertools import pairwise
+from typing import Any
+
+from django.conf import settings
+from django.db.models import Q, Sum
+
+from monitor.facts.readings import Health
+from monitor.gpus.policy import capability
+from monitor.models import GpuHour, ProcessHour
+from monitor.snapshot import rows as snapshots
+from reports.capacity.facts import GpuHourFigures, KnownGpu, RecordedJob
+from reports.models import CapacityResult
+from scheduler.facts.jobs import Dependency, DependencyKind, JobState
+from scheduler.facts.people import Quota
+from scheduler.lifecycle.rows.queue_facts import REQUIREMENT_COLUMNS, Durations, requirement
+from scheduler.models import Attempt, Job, JobDependency
+from scheduler.planner.matching import version
+from scheduler.quotas.rows import Quotas
+
+HOUR_S = 3600
+# Memory of others below this is the driver's own.
+LEAST_FOREIGN = 512 * 1024**2
+_JOB_COLUMNS = (
+    "id", "owner__username", "priority", "name", "submitted_at", "begin_at", "array", "array_limit",
+    "preemptible", "depends", "time_limit_s", "estimate_s", *REQUIREMENT_COLUMNS,
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordedWork:
+    """The jobs of a host since `since`. left_out: jobs that never ran, so no run time is known.
+
+    ends: when each of them ended that has.
+    """
+
+    since: datetime
+    jobs: tuple[RecordedJob, ...]
+    ends: Mapping[int, datetime]
+    left_out: int
+
+
+def gpus(host: str) -> list[KnownGpu]:
+    """The GPUs of the newest snapshot that answer, by index."""
+    snapshot = snapshots.newest(host)
+    found = snapshot.gpus if snapshot is not None else ()
+    return [
+        KnownGpu(
+            uuid=gpu.uuid,
+            host=host,
+            index=gpu.index,
+            model=gpu.name or "",
+            memory_bytes=gpu.memory_total_bytes,
+            capability=version(gpu.compute_capability),
+            power=capability.of(gpu, settings.CONFIG.gpu_power).power,
+        )
+        for gpu in sorted(found, key=lambda gpu: gpu.index)
+        if gpu.health is Health.OK
+    ]
+
+
+def gpu_hours(uuids: Sequence[str], since: datetime) -> dict[str, list[GpuHourFigures]]:
+    """The recorded hours of each GPU."""
+    found: dict[str, list[GpuHourFigures]] = {uuid: [] for uuid in uuids}
+    rows = GpuHour.objects.filter(gpu_id__in=uuids, t__gte=int(since.timestamp())).values_list(
+        "gpu_id", "t", "utilization_pct_s", "utilization_known_s", "memory_byte_s",
+        "memory_known_s", "energy_j", "power_known_s",
+    )  # fmt: skip
+    for uuid, t, used, known, memory, memory_known, joules, power_known in rows.iterator():
+        found[uuid].append(
+            GpuHourFigures(
+                gpu_uuid=uuid,
+                t=t,
+                utilisation_pct=used / known if known else None,
+                memory_bytes=memory / memory_known if memory_known else None,
+                joules=joules if power_known else None,
+            )
+        )
+    return found
+
+
+def outside(host: str, since: datetime) -> tuple[dict[int, float], dict[int, dict[str, int]]]:
+    """What processes outside jobs took, by hour: (GPUs used, memory held on each GPU)."""
+    rows = (
+        ProcessHour.objects.filter(t__gte=int(since.timestamp()), use__host=host, use__job_ref="")
+        .order_by()
+        .values_list("t", "use__gpu_id")
+        .annotate(used=Sum("sm_s"), memory=Sum("memory_byte_s"))
+    )
+    used: dict[int, float] = defaultdict(float)
+    held: dict[int, dict[str, int]] = defaultdict(dict)
+    for t, uuid, sm_s, byte_s in rows:
+        used[t] += (sm_s or 0.0) / HOUR_S
+        if (memory := int((byte_s or 0.0) / HOUR_S)) >= LEAST_FOREIGN:
+            held[t][uuid] = memory
+    return dict(used), dict(held)
+
+
+def foreign_memory(
+    held: Mapping[int, Mapping[str, int]],
+) -> list[tuple[datetime, Mapping[str, int]]]:
+    """The changes, in order; it ends where nothing is recorded."""
+    found: list[tuple[datetime, Mapping[str, int]]] = []
+    hours = sorted(held)
+    for t, following in [*pairwise(hours), *([(hours[-1], None)] if hours else [])]:
+        found.append((datetime.fromtimestamp(t, UTC), held[t]))
+        if following != t + HOUR_S:
+            found.append((datetime.fromtimestamp(t + HOUR_S, UTC), {}))
+    return found
+
+
+def recorded_work(host: str, since: datetime, now: datetime, most: int) -> RecordedWork:
+    """At most the newest `most` jobs that ran on this host or wait; then it begins later."""
+    durations = Durations()
+    durations.refresh(now)
+    attempts = _attempts(host, since)
+    waiting = Job.objects.filter(state=JobState.QUEUED.value).values_list("id", flat=True)
+    ids = sorted({*attempts, *waiting[: most + 1]})
+    if len(ids) > most:
+        ids = ids[-most:]
+    rows = {row[0]: row for row in _job_rows(ids)}
+    if len(rows) >= most:
+        since = max(since, min(row[4] for row in rows.values()))
+    after = _dependencies(row[0] for row in rows.values() if row[9])
+    jobs, ends = [], {}
+    for id_ in ids:
+        if id_ not in rows:
+            continue
+        job = _recorded(rows[id_], attempts.get(id_, []), since, now, durations)
+        if job is None:
+            continue
+        jobs.append(replace(job, after=tuple(after.get(id_, ()))))
+        last = max((end for _, end in attempts.get(id_, [])), default=None, key=_or_far)
+        if last is not None:
+            ends[id_] = last
+    never_ran = Job.objects.filter(
+        submitted_at__gte=since, started_at=None, state=JobState.FINISHED.value
+    ).count()
+    left_out = never_ran + sum(id_ in rows for id_ in ids) - len(jobs)
+    return RecordedWork(since=since, jobs=tuple(jobs), ends=ends, left_out=left_out)
+
+
+def _or_far(end: datetime | None) -> datetime:
+    return datetime.max.replace(tzinfo=UTC) if end is None else end
+
+
+def _attempts(host: str, since: datetime) -> dict[int, list[tuple[datetime, datetime | None]]]:
+    """(begin, end) of each attempt that ran on the host, by job."""
+    rows = (
+        Attempt.objects.filter(Q(ended_at__isnull=True) | Q(ended_at__gt=since), host=host)
+        .exclude(ended_at__isnull=False, outcome="")
+        .order_by("id")
+        .values_list("job_id", "placed_at", "ended_at")
+    )
+    found: dict[int, list[tuple[datetime, datetime | None]]] = defaultdict(list)
+    for job, begin, end in rows.iterator():
+        found[job].append((begin, end))
+    return found
+
+
+def _job_rows(ids: Sequence[int]) -> Iterable[tuple[Any, ...]]:
+    for first in range(0, len(ids), 500):
+        part = ids[first : first + 500]
+        yield from Job.objects.filter(pk__in=part).values_list(*_JOB_COLUMNS)
+
+
+def _dependencies(ids: Iterable[int]) -> dict[int, list[Dependency]]:
+    chosen = list(ids)
+    found: dict[int, list[Dependency]] = defaultdict(list)
+    for first in range(0, len(chosen), 500):
+        rows = JobDependency.objects.filter(job__in=chosen[first : first + 500])
+        for job, on, kind in rows.values_list("job_id", "on_id", "after"):
+            found[job].append(Dependency(on=on, after=DependencyKind(kind)))
+    return found
+
+
+def _recorded(
+    row: tuple[Any, ...],
+    attempts: Sequence[tuple[datetime, datetime | None]],
+    since: datetime,
+    now: datetime,
+    durations: Durations,
+) -> RecordedJob | None:
+    """None = nothing says how long it runs."""
+    (
+        id_,
+        owner,
+        priority,
+        name,
+        submitted_at,
+        begin_at,
+        array,
+        array_limit,
+        preemptible,
+        _,
+        *rest,
+    ) = row
+    limit_s, estimate_s, *asked = rest
+    usual = durations(owner, name)
+    estimate = _seconds(estimate_s)
+    expected = usual.p50 if usual else estimate
+    # Of what began before, the rest counts.
+    spans = [(max(since, begin), min(now, end or now)) for begin, end in attempts]
+    ran = sum((max(timedelta(), end - begin) for begin, end in spans), timedelta())
+    is_open = not attempts or any(end is None for _, end in attempts)
+    run_time = max(ran, expected or timedelta()) if is_open else ran
+    if not attempts and expected is None:
+        return None
+    is_early = submitted_at < since
+    if is_early:
+        begin_at = max(begin_at or since, since)
+    started_at = min((begin for begin, _ in attempts), default=None)
+    return RecordedJob(
+        id=id_,
+        owner=owner,
+        priority=priority,
+        submitted_at=submitted_at,
+        requirement=requirement(*asked),
+        run_time=run_time,
+        lasts=_seconds(limit_s) or (usual.p90 if usual else None) or estimate,
+        started_at=started_at,
+        begin_at=begin_at,
+        array=array,
+        array_limit=array_limit,
+        preemptible=preemptible,
+        is_assumed=is_open,
+        is_counted=not is_early and started_at is not None,
+    )
+
+
+def _seconds(value: int | None) -> timedelta | None:
+    return None if value is None else timedelta(seconds=value)
+
+
+def limits(owners: Iterable[str]) -> dict[str, Quota]:
+    """Today's limits; a daily budget of the past is not known, so none is counted."""
+    quotas = Quotas()
+    return {owner: replace(quotas.of(owner), gpu_minutes=None) for owner in owners}
+
+
+def store(host: str, body: Mapping[str, Any], seconds: float, now: datetime) -> None:
+    """Replace the host's figures."""
+    CapacityResult.objects.update_or_create(
+        host=host,
+        defaults={
+            "at": now, "body": dict(body), "seconds": seconds, "requested_at": None, "problem": "",
+        },
+    )  # fmt: skip
+
+
+def store_problem(host: str, problem: str) -> None:
+    """Keep the old figures, and say why there are no new ones."""
+    CapacityResult.objects.update_or_create(
+        host=host, defaults={"requested_at": None, "problem": problem[:300]}
+    )
+
+
+def request(host: str, now: datetime) -> None:
+    """New figures are on their way."""
+    CapacityResult.objects.update_or_create(host=host, defaults={"requested_at": now})
+
+
+def newest(host: str) -> CapacityResult | None:
+    return CapacityResult.objects.filter(pk=host).first()
+
+
+def hosts() -> list[str]:
+    """The hosts with figures."""
+    return list(CapacityResult.objects.order_by("host").values_list("host", flat=True))

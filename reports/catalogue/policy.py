@@ -1,0 +1,13 @@
+"""Policy: the policies of the reports by their stable names."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from reports.figures.policy.thresholds import ReportPolicy
+from reports.schedule.policy import DeliveryPolicy
+
+POLICIES: dict[str, type[Any]] = {"delivery": DeliveryPolicy, "reports": ReportPolicy}
+PROFILES: dict[str, dict[str, dict[str, Any]]] = {"desktop": {}, "server": {}, "coordinator": {}}
+# Headings of the page of rules.
+TOPICS: dict[str, tuple[str, ...]] = {"Reports": ("reports", "delivery")}

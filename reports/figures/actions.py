@@ -1,0 +1,296 @@
+"""Builds a report: reads the period's rows, adds them up, judges, and hides what is not public."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+from datetime import datetime, timedelta
+from threading import BoundedSemaphore
+from zoneinfo import ZoneInfo
+
+from django.contrib.auth.models import Group, User
+from django.db.models import Q
+
+from monitor.identity.policy.privacy import Viewer
+from monitor.incidents.policy.exemptions import exemptions_of_policy
+from monitor.incidents.policy.thresholds import GpuTimePolicy
+from monitor.incidents.rows import incidents as incident_rows
+from monitor.models import Gpu, ProcessUse
+from monitor.thresholds import rows as thresholds
+from reports.figures.facts import GpuFigures, Report, TrendPoint, UserFigures, Violation
+from reports.figures.policy import advice, jobs, people, privacy
+from reports.figures.policy.ledger import Ledger
+from reports.figures.policy.thresholds import ReportPolicy
+from reports.figures.policy.violations import Standards, violations
+from reports.figures.rows import sections, usage, work
+from reports.periods import policy as periods
+from reports.periods.facts import Period, Scope, ScopeKind
+from scheduler.fair_share import rows as fair_share
+from scheduler.quotas.rows import Quotas
+
+GROUP_PERMISSION = "reports.view_group_report"
+TREND_PERIODS = 4
+# At most so many bins of the timeline and the waits.
+MOST_BINS, HOUR_S = 168, 3600
+RECENT = timedelta(hours=1)
+# Longer periods are made one after the other.
+SHORT_HOURS, LONGEST_WAIT_S = 40 * 24, 20
+_long_reports = BoundedSemaphore(1)
+CLASSES = ("user-initiated", "normal", "background")
+NO_SCOPE = {
+    ScopeKind.USER: "There is no such user, and no process or job of that name.",
+    ScopeKind.GROUP: "There is no such group.",
+    ScopeKind.GPU: "There is no GPU with this UUID.",
+    ScopeKind.HOST: "There is no such host.",
+}
+
+
+class NotAllowed(Exception):
+    """The viewer may not see this scope; the text is a sentence."""
+
+
+class ScopeNotFound(Exception):
+    """There is no such user, group, GPU or host; the text is a sentence."""
+
+
+class ReportBusy(Exception):
+    """Too many reports are being made; the text is a sentence."""
+
+
+def limited(period: Period, scope: Scope, viewer: Viewer, now: datetime) -> Report:
+    """The same as `build`, in a process that serves others: long periods wait for each other.
+
+    Raises ReportBusy after 20 s.
+    """
+    if period.hours <= SHORT_HOURS:
+        return build(period, scope, viewer, now)
+    if not _long_reports.acquire(timeout=LONGEST_WAIT_S):
+        raise ReportBusy("Another long report is being made. Try again in a minute.")
+    try:
+        return build(period, scope, viewer, now)
+    finally:
+        _long_reports.release()
+
+
+def build(period: Period, scope: Scope, viewer: Viewer, now: datetime) -> Report:
+    """The report as this viewer may see it.
+
+    Raises NotAllowed for a scope of others, ScopeNotFound for one that does not exist.
+    """
+    names, visible = authorise(scope, viewer)
+    whole = _figures(period, scope, names, now)
+    whole = replace(whole, sections=sections.tables(period, scope, viewer, now))
+    return whole if viewer.operator else privacy.anonymised(whole, visible)
+
+
+def authorise(scope: Scope, viewer: Viewer) -> tuple[frozenset[str] | None, frozenset[str]]:
+    """(users in the report, None: all; users that the viewer may see by name)."""
+    mine = frozenset({viewer.username})
+    if scope.kind is ScopeKind.USER:
+        if not viewer.operator and scope.name != viewer.username:
+            raise NotAllowed("You may see your own report; operators may see those of all users.")
+        if not _is_known(scope.name):
+            raise ScopeNotFound(NO_SCOPE[scope.kind])
+        return frozenset({scope.name}), mine
+    if scope.kind is ScopeKind.GROUP:
+        return _group(scope.name, viewer)
+    if scope.kind is ScopeKind.GPU and not Gpu.objects.filter(uuid=scope.name).exists():
+        raise ScopeNotFound(NO_SCOPE[scope.kind])
+    if scope.kind is ScopeKind.HOST and not Gpu.objects.filter(host=scope.name).exists():
+        raise ScopeNotFound(NO_SCOPE[scope.kind])
+    return None, mine
+
+
+def _group(name: str, viewer: Viewer) -> tuple[frozenset[str], frozenset[str]]:
+    members = frozenset(User.objects.filter(groups__name=name).values_list("username", flat=True))
+    if viewer.operator:
+        if not members and not Group.objects.filter(name=name).exists():
+            raise ScopeNotFound(NO_SCOPE[ScopeKind.GROUP])
+        return members, members
+    user = User.objects.filter(username=viewer.username).first()
+    if user is None or viewer.username not in members or not user.has_perm(GROUP_PERMISSION):
+        raise NotAllowed(
+            "You may see the report of a group if you belong to it and have the permission"
+            " “view group report”."
+        )
+    return members, members
+
+
+def _is_known(name: str) -> bool:
+    if User.objects.filter(username=name).exists():
+        return True
+    return ProcessUse.objects.filter(Q(user=name) | Q(job_owner=name)).exists()
+
+
+class _Reading:
+    """The rows of the period, added up: what every part of the report is made of."""
+
+    def __init__(self, period: Period, scope: Scope, now: datetime) -> None:
+        self.policy = thresholds.current(ReportPolicy)
+        self.gpu_time = thresholds.current(GpuTimePolicy)
+        self.gpus = usage.gpus(scope, period)
+        self.labels = dict(zip((gpu.uuid for gpu in self.gpus), _labels(self.gpus), strict=True))
+        self.waits = work.waits(period, now)
+        self.ledger = _ledger(period, self.gpus, self.waits, self.policy, now)
+        self.incidents = work.incidents(period, self.gpus, now)
+        self._quotas = Quotas()
+
+    def entitled(self, name: str) -> float:
+        """Percent: the user's quota, or the default fair share."""
+        share = self._quotas.of(name).share_pct
+        return self.gpu_time.fair_entitled_pct if share is None else share
+
+
+def _figures(period: Period, scope: Scope, names: Collection[str] | None, now: datetime) -> Report:
+    read = _Reading(period, scope, now)
+    totals = people.totals(read.ledger, names, read.policy)
+    coverage = totals.gpu_hours.coverage_pct
+    users = privacy.only(_users(read, period, totals.gpu_hours.capacity, now), names)
+    listed = _violations(read, period, coverage, names, now)
+    recurring = tuple(p for p in work.patterns(read.gpus) if names is None or p.user in names)
+    least = read.policy.coverage_pct
+    return Report(
+        period=period,
+        scope=scope,
+        made_at=now,
+        totals=totals,
+        coverage_pct=coverage,
+        least_coverage_pct=least,
+        users=users,
+        violations=listed,
+        recommendations=advice.recommendations(listed, users, recurring, totals, coverage, least),
+        queue=jobs.queue([w for w in read.waits if names is None or w.owner in names], CLASSES),
+        incidents=read.incidents.rules,
+        operation=work.operation(period, sorted({gpu.host for gpu in read.gpus})),
+        patterns=recurring,
+        gpus=_gpus(read, period),
+        heat=people.heat(read.ledger),
+        waits=tuple(sorted((t, s / HOUR_S) for t, s in read.ledger.waits.items())),
+        notes=_notes(period, read.gpus, coverage, least),
+    )
+
+
+def _users(
+    read: _Reading, period: Period, capacity_h: float, now: datetime
+) -> tuple[UserFigures, ...]:
+    targets = _targets(period, now)
+    past = work.past_jobs(period, read.gpus, read.policy.coverage_pct / 100)
+    return people.users(
+        read.ledger,
+        capacity_h,
+        lambda name: (read.entitled(name), targets.get(name)),
+        caused_s=read.incidents.caused_s,
+        overuse_s=read.incidents.overuse_s,
+        sizes=jobs.right_sizes(past),
+        findings=read.incidents.findings,
+        trend=_trend(period, read.gpus),
+    )
+
+
+def _violations(
+    read: _Reading,
+    period: Period,
+    coverage: float | None,
+    names: Collection[str] | None,
+    now: datetime,
+) -> tuple[Violation, ...]:
+    """None where the readings cover too little of the period."""
+    if coverage is None or coverage < read.policy.coverage_pct:
+        return ()
+    standards = Standards(
+        policy=read.policy,
+        gpu_time=read.gpu_time,
+        exemptions=(*exemptions_of_policy(read.gpu_time), *incident_rows.exemptions(now)),
+        entitled=read.entitled,
+        period_s=period.seconds,
+    )
+    listed = violations(read.ledger.processes.values(), read.labels, standards)
+    return tuple(v for v in listed if names is None or v.user in names)
+
+
+def _gpus(read: _Reading, period: Period) -> tuple[GpuFigures, ...]:
+    bin_s, marks = bin_seconds(period), read.incidents.marks
+    return tuple(
+        people.gpu_figures(uuid, read.labels[uuid], sums, bin_s, marks.get(uuid, ()))
+        for uuid, sums in read.ledger.gpus.items()
+    )
+
+
+def _ledger(
+    period: Period,
+    gpus: Sequence[Gpu],
+    waits: Sequence[jobs.JobWait],
+    policy: ReportPolicy,
+    now: datetime,
+) -> Ledger:
+    since, until = int(period.since.timestamp()), int(period.until.timestamp())
+    ledger = Ledger(
+        [gpu.uuid for gpu in gpus],
+        ZoneInfo(period.zone),
+        bin_seconds(period),
+        policy.high_pct,
+        policy.sustained_pct,
+    )
+    waiting = jobs.by_hour(waits, since, until)
+    for step in usage.steps(list(gpus), usage.uses(gpus, period), period, waiting, now):
+        ledger.add(step)
+    return ledger
+
+
+def bin_seconds(period: Period) -> int:
+    """The width of a bin of the timeline: whole hours."""
+    hours = -(-int(period.seconds) // HOUR_S)
+    return HOUR_S * max(1, -(-hours // MOST_BINS))
+
+
+def _targets(period: Period, now: datetime) -> dict[str, float]:
+    """Percent, of a period that ends now; the target of the past is not stored."""
+    if now - period.until > RECENT:
+        return {}
+    return {name: 100 * account.target for name, account in fair_share.standings(now).items()}
+
+
+def _trend(period: Period, gpus: Sequence[Gpu]) -> dict[str | None, list[TrendPoint]]:
+    """The periods before, oldest first; those before the first reading are left out."""
+    found: dict[str | None, list[TrendPoint]] = {}
+    first = min((gpu.first_seen_at for gpu in gpus), default=None)
+    before = [period]
+    while first is not None and len(before) <= TREND_PERIODS and before[-1].since > first:
+        before.append(periods.previous(before[-1]))
+    for earlier in reversed(before[1:]):
+        for owner, (used, _, known) in usage.used_before(earlier, gpus).items():
+            point = TrendPoint(
+                since=earlier.since,
+                used=used / HOUR_S,
+                efficiency=min(1.0, used / known) if known else None,
+            )
+            found.setdefault(owner, []).append(point)
+    return found
+
+
+def _labels(gpus: Sequence[Gpu]) -> list[str]:
+    """ "GPU 2", with the host where there are several."""
+    several = len({gpu.host for gpu in gpus}) > 1
+    return [f"{gpu.host} GPU {gpu.index}" if several else f"GPU {gpu.index}" for gpu in gpus]
+
+
+def _notes(
+    period: Period, gpus: Sequence[Gpu], coverage: float | None, least: float
+) -> tuple[str, ...]:
+    notes = []
+    if any(gpu.simulated for gpu in gpus):
+        notes.append("Simulated: the GPUs, users and figures of this report are invented.")
+    first = min((gpu.first_seen_at for gpu in gpus), default=None)
+    if not gpus or not coverage:
+        notes.append("gpucoord has no readings of this period. Choose a period in which it ran.")
+    elif coverage < least:
+        begun = (
+            f" The first readings are of {first.astimezone(ZoneInfo(period.zone)):%Y-%m-%d %H:%M}."
+            if first and first > period.since
+            else ""
+        )
+        notes.append(
+            f"Readings cover {coverage:.0f} % of this period: no violations are named below"
+            f" {least:g} %.{begun}"
+        )
+    return tuple(notes)

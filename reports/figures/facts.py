@@ -1,0 +1,316 @@
+"""The figures of a report. Hours are GPU-hours unless stated; None is unknown, never zero."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+from reports.periods.facts import Period, Scope
+
+# GPU-hours wasted of 100 allocated ones, at clusters with public job records.
+YARDSTICKS: tuple[tuple[str, float], ...] = (
+    ("MIT Supercloud", 66.0),
+    ("Alibaba Helios", 79.0),
+    ("Microsoft Philly", 50.0),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuHours:
+    """capacity = used + idle_held + booked_empty + free + unknown.
+
+    used: computing. idle_held: a process is there and the GPU does nothing. booked_empty: a job
+    has booked it without a process on it. free: neither. unknown: not measured.
+    """
+
+    capacity: float = 0.0
+    used: float = 0.0
+    idle_held: float = 0.0
+    booked_empty: float = 0.0
+    free: float = 0.0
+    unknown: float = 0.0
+
+    @property
+    def held(self) -> float:
+        """Known time with a process or a booking."""
+        return self.used + self.idle_held + self.booked_empty
+
+    @property
+    def parts(self) -> float:
+        return self.held + self.free + self.unknown
+
+    @property
+    def coverage_pct(self) -> float | None:
+        if not self.capacity:
+            return None
+        return 100 * max(0.0, self.capacity - self.unknown) / self.capacity
+
+    @property
+    def is_reconciled(self) -> bool:
+        """Whether the parts add up to the capacity within 0.1 %."""
+        return abs(self.parts - self.capacity) <= 0.001 * max(self.capacity, 1e-9)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Costs:
+    """None: the price or the grid intensity is not set, or the energy is unknown."""
+
+    energy: float | None = None
+    gpu_time: float | None = None
+    idle: float | None = None
+    co2_kg: float | None = None
+    currency: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Totals:
+    """Of all GPUs of the scope. `people`: the part that the users of the report have.
+
+    waited_hours: job-hours in the queue. waited_idle_hours: those during which GPUs were held
+    without use (at most). energy_kwh includes idle_energy_kwh.
+    """
+
+    gpus: int
+    gpu_hours: GpuHours
+    people: GpuHours
+    waited_hours: float
+    waited_idle_hours: float
+    energy_kwh: float | None
+    idle_energy_kwh: float | None
+    costs: Costs
+
+    @property
+    def per_100(self) -> tuple[float, float, float] | None:
+        """Of 100 GPU-hours held: used, idle, booked but empty. None: nothing was held."""
+        people = self.people
+        if people.held <= 0:
+            return None
+        parts = (people.used, people.idle_held, people.booked_empty)
+        used, idle, empty = (100 * part / people.held for part in parts)
+        return used, idle, empty
+
+    @property
+    def whole_per_100(self) -> tuple[int, int, int] | None:
+        """The same in whole numbers that add up to 100."""
+        if self.per_100 is None:
+            return None
+        used, empty = round(self.per_100[0]), round(self.per_100[2])
+        idle = max(0, 100 - used - empty)
+        return 100 - idle - empty, idle, empty
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RightSize:
+    """What a user's finished jobs requested at most, what they used, and what would do.
+
+    gpus_used: mean GPUs in use of the jobs; a job's own peak counts for memory.
+    """
+
+    jobs: int
+    gpus: int
+    gpus_used: float
+    gpus_advised: int
+    memory_bytes: int | None
+    peak_bytes: int | None
+    advised_bytes: int | None
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrendPoint:
+    """One of the periods before, oldest first. efficiency: 0 to 1."""
+
+    since: datetime
+    used: float
+    efficiency: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FindingFact:
+    """An incident of the user, with the address of its evidence."""
+
+    incident: int
+    rule: str
+    title: str
+    text: str
+    since: datetime
+    hours: float
+    severity: str
+    url: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UserFigures:
+    """One user. `user` None: the owner is unknown. name: as the viewer may see it.
+
+    held = used + idle_held + booked_empty + unknown: the user's part of the GPUs' time. Unused
+    time of a GPU with several holders counts for those who used less than an equal part.
+    efficiency: used of the known held time, 0 to 1. coverage: known of the held time, 0 to 1.
+    share_pct: of the capacity. overuse_hours: hours above the own share while others waited.
+    """
+
+    user: str | None
+    is_anonymous: bool = False
+    held: float = 0.0
+    used: float = 0.0
+    idle_held: float = 0.0
+    booked_empty: float = 0.0
+    unknown: float = 0.0
+    memory_gib_hours: float | None = None
+    efficiency: float | None = None
+    coverage: float | None = None
+    share_pct: float | None = None
+    entitled_pct: float | None = None
+    target_pct: float | None = None
+    overuse_hours: float = 0.0
+    waited_hours: float = 0.0
+    caused_wait_hours: float = 0.0
+    energy_kwh: float | None = None
+    idle_energy_kwh: float | None = None
+    trend: tuple[TrendPoint, ...] = ()
+    right_size: RightSize | None = None
+    findings: tuple[FindingFact, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Violation:
+    """A process outside the queue above the owner's entitlement.
+
+    hours: at more than `above_pct` of a GPU. processes: more than 1 for short ones together.
+    waited_hours: jobs of others that waited in these hours.
+    """
+
+    program: str
+    pid: int | None
+    user: str | None
+    processes: int
+    hours: float
+    above_pct: float
+    expected_pct: float
+    mean_pct: float
+    coverage: float
+    waited_hours: float
+    gpus: tuple[str, ...]
+    url: str = ""
+    is_anonymous: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recommendation:
+    """What to do about a finding. kind: contact, quota, window, right_size, coverage."""
+
+    kind: str
+    text: str
+    user: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueueFigures:
+    """Waits of the jobs of a class that started or still wait. Seconds; None: no job."""
+
+    job_class: str
+    jobs: int
+    waiting: int
+    p50_s: float | None
+    p90_s: float | None
+    blocker: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RuleCount:
+    rule: str
+    title: str
+    incidents: int
+    hours: float
+    waited_hours: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Operation:
+    """What gpucoord did. Hours of wall time, of the host with most."""
+
+    defensive_hours: float = 0.0
+    throttled_hours: float = 0.0
+    deferrals: int = 0
+    preemptions: int = 0
+    evictions: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Occupancy:
+    """One user's time on a GPU as the timeline draws it; used_pct None: unknown."""
+
+    since: int
+    until: int
+    user: str | None
+    used_pct: float | None
+    is_anonymous: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuFigures:
+    """One GPU. `marks`: (begin, title) of its incidents."""
+
+    uuid: str
+    name: str
+    hours: GpuHours
+    energy_kwh: float | None
+    spans: tuple[Occupancy, ...] = ()
+    marks: tuple[tuple[int, str], ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PatternFact:
+    user: str | None
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Table:
+    """A table of a report. `head` has units; cells are texts, numbers or None for unknown."""
+
+    key: str
+    title: str
+    head: tuple[str, ...]
+    rows: tuple[tuple[Any, ...], ...]
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """All figures of a report. heat: 7 x 24 used percent by weekday and hour of the zone.
+
+    waits: (begin of an hour or day, job-hours waited). sections: of further subjects.
+    """
+
+    period: Period
+    scope: Scope
+    made_at: datetime
+    totals: Totals
+    coverage_pct: float | None
+    least_coverage_pct: float
+    users: tuple[UserFigures, ...] = ()
+    violations: tuple[Violation, ...] = ()
+    recommendations: tuple[Recommendation, ...] = ()
+    queue: tuple[QueueFigures, ...] = ()
+    incidents: tuple[RuleCount, ...] = ()
+    operation: Operation = field(default_factory=Operation)
+    patterns: tuple[PatternFact, ...] = ()
+    gpus: tuple[GpuFigures, ...] = ()
+    heat: tuple[tuple[float | None, ...], ...] = ()
+    waits: tuple[tuple[int, float], ...] = ()
+    notes: tuple[str, ...] = ()
+    sections: tuple[Table, ...] = ()
+    url: str = ""
+
+    @property
+    def is_empty(self) -> bool:
+        """No GPU was watched in the period."""
+        hours = self.totals.gpu_hours
+        return hours.capacity <= hours.unknown + 1e-9 and not self.users
+
+
+# What a registered section gets: (period, scope, what the viewer is called, is an operator).
+SectionInput = Mapping[str, Any]

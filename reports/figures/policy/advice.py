@@ -1,0 +1,164 @@
+"""Policy: what to do about the findings of a report."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from monitor.facts.formats import sig3
+from reports.figures.facts import (
+    PatternFact,
+    Recommendation,
+    Report,
+    Totals,
+    UserFigures,
+    Violation,
+)
+
+# Held hours, their idle part and waits below which no advice is worth reading.
+LEAST_HOURS, IDLE_PART, LEAST_WAIT_HOURS = 1.0, 0.5, 1.0
+MOST = 20
+
+
+def recommendations(
+    violations: Sequence[Violation],
+    users: Sequence[UserFigures],
+    patterns: Sequence[PatternFact],
+    totals: Totals,
+    coverage_pct: float | None,
+    least_coverage_pct: float,
+) -> tuple[Recommendation, ...]:
+    """The most urgent first, at most 20."""
+    found = [
+        *_coverage(coverage_pct, least_coverage_pct),
+        *_of_violations(violations, users),
+        *_of_patterns(violations, patterns),
+        *_of_idle(users),
+        *_of_bookings(users),
+        *_of_quotas(users, totals),
+        *_of_sizes(users),
+    ]
+    return tuple(found[:MOST])
+
+
+def _coverage(pct: float | None, least: float) -> Iterator[Recommendation]:
+    if pct is not None and pct < least:
+        yield Recommendation(
+            kind="coverage",
+            text=f"Readings cover {pct:.0f} % of the period; violations are judged from"
+            f" {least:g} % on. Choose a period in which gpucoord ran.",
+        )
+
+
+def _of_violations(
+    violations: Sequence[Violation], users: Sequence[UserFigures]
+) -> Iterator[Recommendation]:
+    """Contact the owner where others waited; else the quota may be too low."""
+    seen: set[str | None] = set()
+    for v in violations:
+        if v.user in seen:
+            continue
+        seen.add(v.user)
+        mine = [other for other in violations if other.user == v.user]
+        waited = max(other.waited_hours for other in mine)
+        hours = sum(other.hours for other in mine)
+        what = f"{v.program} used {_gpus(v.gpus)} above {v.above_pct:g} % for {hours:.1f} h"
+        if waited >= LEAST_WAIT_HOURS / 4:
+            text = (
+                f"Contact {v.user}: {what} outside the queue while jobs of others waited"
+                f" {sig3(waited)} job-hours. Submit it as a preemptible job."
+            )
+            yield Recommendation(kind="contact", text=text, user=v.user)
+        else:
+            text = (
+                f"Contact {v.user}, or raise the quota of {v.user} from {v.expected_pct:g} %:"
+                f" {what}, and no job of others waited."
+            )
+            yield Recommendation(kind="quota", text=text, user=v.user)
+
+
+def _of_patterns(
+    violations: Sequence[Violation], patterns: Sequence[PatternFact]
+) -> Iterator[Recommendation]:
+    named = {v.user for v in violations}
+    for pattern in patterns:
+        if pattern.user and pattern.user in named:
+            yield Recommendation(
+                kind="window",
+                text=f"Agree a time window with {pattern.user}: {pattern.text}",
+                user=pattern.user,
+            )
+
+
+def _of_idle(users: Iterable[UserFigures]) -> Iterator[Recommendation]:
+    for u in users:
+        known = u.held - u.unknown
+        if u.user and known >= LEAST_HOURS and u.idle_held > IDLE_PART * known and _good(u):
+            yield Recommendation(
+                kind="contact",
+                text=f"Contact {u.user}: {sig3(u.idle_held)} of {sig3(known)} GPU-hours held were"
+                " idle. Stop finished notebooks and processes, or batch the work as jobs.",
+                user=u.user,
+            )
+
+
+def _of_bookings(users: Iterable[UserFigures]) -> Iterator[Recommendation]:
+    for u in users:
+        known = u.held - u.unknown
+        if u.user and u.booked_empty >= LEAST_HOURS and u.booked_empty > 0.25 * known and _good(u):
+            yield Recommendation(
+                kind="contact",
+                text=f"Contact {u.user}: jobs booked {sig3(u.booked_empty)} GPU-hours without a"
+                " process on the GPU. Split the CPU part into a job of its own.",
+                user=u.user,
+            )
+
+
+def _of_quotas(users: Iterable[UserFigures], totals: Totals) -> Iterator[Recommendation]:
+    """Shares that do not fit the use: a user who waited much below a share that was not reached."""
+    for u in users:
+        if not u.user or u.entitled_pct is None or u.share_pct is None or not _good(u):
+            continue
+        if u.share_pct > u.entitled_pct and u.caused_wait_hours >= LEAST_WAIT_HOURS:
+            yield Recommendation(
+                kind="quota",
+                text=f"Lower the share or the GPU limit of {u.user}: {u.share_pct:.0f} % of the"
+                f" GPUs held against {u.entitled_pct:g} % entitled, and jobs of others waited"
+                f" {sig3(u.caused_wait_hours)} h for it.",
+                user=u.user,
+            )
+        elif (
+            u.waited_hours >= 4 * LEAST_WAIT_HOURS
+            and u.share_pct >= 0.9 * u.entitled_pct
+            and totals.gpu_hours.free > 0.2 * totals.gpu_hours.capacity
+        ):
+            yield Recommendation(
+                kind="quota",
+                text=f"Raise the quota of {u.user}: jobs waited {sig3(u.waited_hours)} h at a"
+                f" share of {u.share_pct:.0f} % while GPUs were free.",
+                user=u.user,
+            )
+
+
+def _of_sizes(users: Iterable[UserFigures]) -> Iterator[Recommendation]:
+    for u in users:
+        if u.user and u.right_size is not None:
+            yield Recommendation(
+                kind="right_size",
+                text=f"Right-size the jobs of {u.user}: {u.right_size.text}.",
+                user=u.user,
+            )
+
+
+def _good(user: UserFigures) -> bool:
+    return user.coverage is not None and user.coverage >= 0.8
+
+
+def _gpus(names: Sequence[str]) -> str:
+    return names[0] if len(names) == 1 else f"{len(names)} GPUs"
+
+
+def headline(report: Report) -> str:
+    """The line of the text form."""
+    if report.violations:
+        return "Contact owners or adjust quotas"
+    return "See below" if report.recommendations else "None"

@@ -1,0 +1,146 @@
+"""Policy: waits of jobs, and what they requested against what they used."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from math import ceil
+
+from monitor.facts.formats import GIB
+from reports.figures.facts import QueueFigures, RightSize
+
+HOUR_S = 3600
+# Above the peak; in steps that people use.
+MEMORY_MARGIN, GPU_MARGIN, STEP_GIB = 1.2, 1.1, 4
+
+
+@dataclass(frozen=True, slots=True)
+class JobWait:
+    """A GPU job in the queue, in epoch seconds. blocker: why it waits or waited, "" unknown."""
+
+    owner: str
+    job_class: str
+    begin: float
+    end: float
+    is_waiting: bool
+    blocker: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class PastJob:
+    """A job that ended. gpus_used: mean; peak_bytes: of one GPU; None: not measured well."""
+
+    owner: str
+    gpus: int
+    memory_bytes: int | None
+    seconds: float
+    gpus_used: float | None
+    peak_bytes: int | None
+
+
+def quantile(values: Sequence[float], part: float) -> float | None:
+    """The nearest-rank quantile: the least value that `part` of them do not exceed."""
+    if not values:
+        return None
+    ordered = sorted(values)
+    return ordered[max(0, ceil(part * len(ordered)) - 1)]
+
+
+def by_hour(waits: Iterable[JobWait], since: int, until: int) -> dict[int, dict[str, float]]:
+    """{begin of an hour: job-seconds by owner} within the period."""
+    found: dict[int, dict[str, float]] = defaultdict(dict)
+    for wait in waits:
+        begin, end = max(wait.begin, since), min(wait.end, until)
+        hour = int(begin) // HOUR_S * HOUR_S
+        while begin < end:
+            following = min(end, hour + HOUR_S)
+            cell = found[hour]
+            cell[wait.owner] = cell.get(wait.owner, 0.0) + following - begin
+            begin, hour = following, hour + HOUR_S
+    return found
+
+
+def queue(waits: Sequence[JobWait], classes: Iterable[str]) -> tuple[QueueFigures, ...]:
+    """Waits by class, of jobs that started in the period or wait at its end."""
+    found = []
+    for name in classes:
+        mine = [wait for wait in waits if wait.job_class == name]
+        lengths = [wait.end - wait.begin for wait in mine]
+        reasons = Counter(
+            {
+                code: sum(w.end - w.begin for w in mine if w.blocker == code)
+                for code in {w.blocker for w in mine if w.blocker}
+            }
+        )
+        found.append(
+            QueueFigures(
+                job_class=name,
+                jobs=len(mine),
+                waiting=sum(wait.is_waiting for wait in mine),
+                p50_s=quantile(lengths, 0.5),
+                p90_s=quantile(lengths, 0.9),
+                blocker=reasons.most_common(1)[0][0] if reasons else "",
+            )
+        )
+    return tuple(found)
+
+
+def right_sizes(jobs: Iterable[PastJob]) -> dict[str, RightSize]:
+    """By owner: the kind of request with the most GPU-hours that would do with less."""
+    kinds: dict[str, dict[tuple[int, int | None], list[PastJob]]] = {}
+    for job in jobs:
+        if job.gpus_used is not None:
+            kinds.setdefault(job.owner, {}).setdefault((job.gpus, job.memory_bytes), []).append(job)
+    found = {}
+    for owner, its in kinds.items():
+        sizes = [(size, _weight(group)) for group in its.values() if (size := right_size(group))]
+        if sizes:
+            found[owner] = max(sizes, key=lambda pair: pair[1])[0]
+    return found
+
+
+def right_size(jobs: Sequence[PastJob]) -> RightSize | None:
+    """Of jobs with the same request; None if they need what they requested."""
+    gpus, memory = jobs[0].gpus, jobs[0].memory_bytes
+    used = max(job.gpus_used or 0.0 for job in jobs)
+    peak = max((job.peak_bytes for job in jobs if job.peak_bytes is not None), default=None)
+    enough = min(gpus, max(1, ceil(used * GPU_MARGIN - 0.1)))
+    advised = None if peak is None or memory is None else min(memory, enough_memory(peak))
+    if enough >= gpus and (advised is None or memory is None or advised >= memory):
+        return None
+    return RightSize(
+        jobs=len(jobs),
+        gpus=gpus,
+        gpus_used=used,
+        gpus_advised=enough,
+        memory_bytes=memory,
+        peak_bytes=peak,
+        advised_bytes=advised,
+        text=_text(gpus, used, enough, memory, peak, advised),
+    )
+
+
+def enough_memory(peak_bytes: int) -> int:
+    """The peak and 20 %, rounded up to whole 4 GiB."""
+    step = STEP_GIB * GIB
+    return max(1, ceil(peak_bytes * MEMORY_MARGIN / step)) * step
+
+
+def _text(
+    gpus: int, used: float, enough: int, memory: int | None, peak: int | None, advised: int | None
+) -> str:
+    """Such as "requested 2 GPUs, used 1.0; 80 GiB, peak 11 GiB → 1 GPU, 16 GiB"."""
+    asked, advice = f"requested {_gpus(gpus)}, used {used:.1f}", _gpus(enough)
+    if memory is None or peak is None or advised is None:
+        return f"{asked} → {advice}"
+    sizes = f"{memory / GIB:.3g} GiB, peak {peak / GIB:.3g} GiB"
+    return f"{asked}; {sizes} → {advice}, {advised / GIB:.3g} GiB"
+
+
+def _gpus(count: int) -> str:
+    return "1 GPU" if count == 1 else f"{count} GPUs"
+
+
+def _weight(jobs: Iterable[PastJob]) -> float:
+    return sum(job.gpus * job.seconds for job in jobs)

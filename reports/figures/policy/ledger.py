@@ -1,0 +1,262 @@
+"""Policy: adds up the steps of a period by owner, GPU, process and hour of the week."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime as Moment
+from datetime import tzinfo
+
+from reports.figures.policy.accounting import Holder, Split, split
+
+HOUR_S = 3600
+
+
+@dataclass(frozen=True, slots=True)
+class UseFact:
+    """One process on one GPU. first_t: epoch seconds; owner None: unknown."""
+
+    id: int
+    gpu: str
+    host: str
+    owner: str | None
+    first_t: float
+    pid: int
+    start_ticks: int
+    program: str
+    container: str
+    uid: int | None
+    job_ref: str
+    is_job: bool
+
+
+# Not frozen: there are hundreds of thousands of them, and a frozen one takes twice as long to make.
+@dataclass(slots=True)
+class UsePart:
+    """Sums of a process in one step. memory_known_s: seconds with measured memory."""
+
+    use: UseFact
+    sm_s: float
+    held_s: float
+    known_s: float
+    memory_byte_s: float
+    memory_known_s: float
+    joules: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class GpuPart:
+    """Sums of a GPU in one step. busy_s None: the device's use is unknown."""
+
+    seen_s: float
+    busy_s: float | None
+    energy_j: float
+    power_known_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimPart:
+    owner: str
+    begin: float
+    end: float
+
+
+NOT_SEEN = GpuPart(0.0, None, 0.0, 0.0)
+
+
+@dataclass(slots=True)
+class Step:
+    """What is known of one step of at most an hour. waiting: job-seconds by owner."""
+
+    begin: int
+    end: int
+    gpus: Mapping[str, GpuPart]
+    uses: Mapping[str, list[UsePart]]
+    claims: Mapping[str, list[ClaimPart]]
+    waiting: Mapping[str, float]
+
+    @property
+    def seconds(self) -> int:
+        return self.end - self.begin
+
+
+@dataclass(slots=True)
+class OwnerSums:
+    """Seconds, byte-seconds and joules of an owner. joules None: never measured."""
+
+    split: Split = field(default_factory=Split)
+    held_s: float = 0.0
+    known_s: float = 0.0
+    memory_byte_s: float = 0.0
+    memory_known_s: float = 0.0
+    joules: float | None = None
+    idle_j: float = 0.0
+
+
+@dataclass(slots=True)
+class GpuSums:
+    split: Split = field(default_factory=Split)
+    energy_j: float = 0.0
+    power_known_s: float = 0.0
+    joules: float = 0.0
+    bins: dict[int, dict[str | None, list[float]]] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class ProcessSums:
+    """One process on all its GPUs, outside of jobs. high_s, sustained_s: seconds above the levels,
+    each instant counted once. waited: job-seconds of others by the begin of these steps."""
+
+    use: UseFact
+    gpus: dict[str, float] = field(default_factory=dict)
+    sm_s: float = 0.0
+    held_s: float = 0.0
+    known_s: float = 0.0
+    high_s: float = 0.0
+    sustained_s: float = 0.0
+    waited: dict[int, float] = field(default_factory=dict)
+
+
+class Ledger:
+    """Sums of all steps so far. `bin_s`: width of the bins of the timeline."""
+
+    def __init__(
+        self, gpus: Iterable[str], zone: tzinfo, bin_s: int, high_pct: float, sustained_pct: float
+    ) -> None:
+        self.owners: dict[str | None, OwnerSums] = {}
+        self.gpus: dict[str, GpuSums] = {uuid: GpuSums() for uuid in gpus}
+        self.processes: dict[tuple[str, int, int], ProcessSums] = {}
+        # Used and known seconds by weekday and hour.
+        self.week = [[[0.0, 0.0] for _ in range(24)] for _ in range(7)]
+        self.waits: dict[int, float] = {}
+        self.waited_s: dict[str, float] = {}
+        self.waited_idle_s = 0.0
+        self._zone, self._bin_s = zone, bin_s
+        self._high, self._sustained = high_pct / 100, sustained_pct / 100
+
+    def add(self, step: Step) -> None:
+        whole = Split()
+        for uuid, sums in self.gpus.items():
+            whole.add(self._gpu(uuid, sums, step))
+        self._hour_of_week(step, whole)
+        self._processes(step)
+        self._waits(step, whole)
+
+    def _gpu(self, uuid: str, sums: GpuSums, step: Step) -> Split:
+        reading = step.gpus.get(uuid, NOT_SEEN)
+        parts = step.uses.get(uuid, [])
+        holders = _holders(parts, step.claims.get(uuid, ()), step)
+        whole, by_owner = split(step.seconds, reading.seen_s, reading.busy_s, holders)
+        sums.split.add(whole)
+        sums.energy_j += reading.energy_j
+        sums.power_known_s += reading.power_known_s
+        for part in parts:
+            self._part(part)
+            sums.joules += part.joules or 0.0
+        for owner, its in by_owner.items():
+            self.owners.setdefault(owner, OwnerSums()).split.add(its)
+        self._idle_energy(reading, parts, whole, by_owner)
+        if by_owner:
+            self._bin(sums, step, by_owner)
+        return whole
+
+    def _part(self, part: UsePart) -> None:
+        sums = self.owners.setdefault(part.use.owner, OwnerSums())
+        sums.held_s += part.held_s
+        sums.known_s += part.known_s
+        sums.memory_byte_s += part.memory_byte_s
+        sums.memory_known_s += part.memory_known_s
+        if part.joules is not None:
+            sums.joules = (sums.joules or 0.0) + part.joules
+
+    def _idle_energy(
+        self,
+        reading: GpuPart,
+        parts: list[UsePart],
+        whole: Split,
+        by_owner: Mapping[str | None, Split],
+    ) -> None:
+        """Energy that no process is charged for, by the idle time that each owner holds."""
+        rest = reading.energy_j - sum(part.joules or 0.0 for part in parts)
+        idle = whole.idle + whole.empty + whole.free
+        if rest <= 0 or idle <= 0:
+            return
+        for owner, its in by_owner.items():
+            self.owners[owner].idle_j += rest * (its.idle + its.empty) / idle
+
+    def _bin(self, sums: GpuSums, step: Step, by_owner: Mapping[str | None, Split]) -> None:
+        begin = step.begin - step.begin % self._bin_s
+        there = sums.bins.setdefault(begin, {})
+        for owner, its in by_owner.items():
+            cell = there.setdefault(owner, [0.0, 0.0])
+            cell[0] += its.held
+            cell[1] += its.used
+
+    def _hour_of_week(self, step: Step, whole: Split) -> None:
+        local = Moment.fromtimestamp(step.begin, self._zone)
+        cell = self.week[local.weekday()][local.hour]
+        cell[0] += whole.used
+        cell[1] += whole.used + whole.idle + whole.empty + whole.free
+
+    def _processes(self, step: Step) -> None:
+        """What processes outside of jobs did in this step, each process once for all its GPUs."""
+        seen: dict[tuple[str, int, int], list[UsePart]] = {}
+        for parts in step.uses.values():
+            for part in parts:
+                use = part.use
+                if not use.is_job and part.sm_s > 0:
+                    seen.setdefault((use.host, use.pid, use.start_ticks), []).append(part)
+        for key, parts in seen.items():
+            self._process(key, parts, step)
+
+    def _process(self, key: tuple[str, int, int], parts: list[UsePart], step: Step) -> None:
+        sums = self.processes.get(key)
+        if sums is None:
+            sums = self.processes[key] = ProcessSums(parts[0].use)
+        high = sustained = 0.0
+        for part in parts:
+            gpu, sm_s, known_s = part.use.gpu, part.sm_s, part.known_s
+            sums.gpus[gpu] = sums.gpus.get(gpu, 0.0) + sm_s
+            sums.sm_s += sm_s
+            sums.held_s += part.held_s
+            sums.known_s += known_s
+            if sm_s > self._sustained * known_s:
+                sustained = max(sustained, known_s)
+                high = max(high, known_s) if sm_s > self._high * known_s else high
+        sums.high_s += high
+        sums.sustained_s += sustained
+        if sustained and step.waiting:
+            mine = step.waiting.get(parts[0].use.owner or "", 0.0)
+            sums.waited[step.begin] = sum(step.waiting.values()) - mine
+
+    def _waits(self, step: Step, whole: Split) -> None:
+        total = sum(step.waiting.values())
+        if not total:
+            return
+        begin = step.begin - step.begin % self._bin_s
+        self.waits[begin] = self.waits.get(begin, 0.0) + total
+        for owner, seconds in step.waiting.items():
+            self.waited_s[owner] = self.waited_s.get(owner, 0.0) + seconds
+        unused = min(1.0, (whole.idle + whole.empty) / step.seconds)
+        self.waited_idle_s += total * unused
+
+
+def _holders(
+    parts: Iterable[UsePart], claims: Iterable[ClaimPart], step: Step
+) -> dict[str | None, Holder]:
+    holders: dict[str | None, Holder] = {}
+    length = float(step.seconds)
+    for part in parts:
+        holder = holders.setdefault(part.use.owner, Holder())
+        held = min(length, part.held_s)
+        begin = min(max(0.0, part.use.first_t - step.begin), length - held)
+        holder.spans.append((begin, begin + held))
+        holder.held_s += held
+        holder.known_s += min(part.known_s, held)
+        holder.sm_s += part.sm_s
+    for claim in claims:
+        holder = holders.setdefault(claim.owner, Holder())
+        begin, end = max(0.0, claim.begin - step.begin), min(length, claim.end - step.begin)
+        if end > begin:
+            holder.claims.append((begin, end))
+    return holders

@@ -1,0 +1,213 @@
+"""Policy: the rows of users and GPUs, from the sums of a ledger."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+
+from monitor.facts.formats import GIB
+from reports.figures.facts import (
+    Costs,
+    FindingFact,
+    GpuFigures,
+    GpuHours,
+    Occupancy,
+    RightSize,
+    Totals,
+    TrendPoint,
+    UserFigures,
+)
+from reports.figures.policy.accounting import Split
+from reports.figures.policy.ledger import GpuSums, Ledger, OwnerSums
+from reports.figures.policy.thresholds import ReportPolicy
+
+HOUR_S, KWH_J = 3600, 3.6e6
+
+
+def gpu_hours(split: Split) -> GpuHours:
+    parts = (split.used, split.idle, split.empty, split.free, split.unknown)
+    used, idle, empty, free, unknown = (part / HOUR_S for part in parts)
+    return GpuHours(
+        capacity=sum(parts) / HOUR_S,
+        used=used,
+        idle_held=idle,
+        booked_empty=empty,
+        free=free,
+        unknown=unknown,
+    )
+
+
+def users(
+    ledger: Ledger,
+    capacity_h: float,
+    standing: Callable[[str], tuple[float | None, float | None]],
+    *,
+    caused_s: Mapping[str, float],
+    overuse_s: Mapping[str, float],
+    sizes: Mapping[str, RightSize],
+    findings: Mapping[str, Sequence[FindingFact]],
+    trend: Mapping[str | None, Sequence[TrendPoint]],
+) -> tuple[UserFigures, ...]:
+    """One row for each user with GPU time or a waiting job, most GPU-hours first.
+
+    standing: (entitled percent, target percent) of a user.
+    """
+    nothing = OwnerSums()
+    names = [*ledger.owners, *(n for n in ledger.waited_s if n not in ledger.owners)]
+    rows = []
+    for name in names:
+        sums = ledger.owners.get(name, nothing)
+        split = sums.split
+        known = split.used + split.idle + split.empty
+        entitled, target = standing(name) if name else (None, None)
+        key = name or ""
+        rows.append(
+            UserFigures(
+                user=name,
+                held=split.held / HOUR_S,
+                used=split.used / HOUR_S,
+                idle_held=split.idle / HOUR_S,
+                booked_empty=split.empty / HOUR_S,
+                unknown=split.unknown / HOUR_S,
+                memory_gib_hours=_memory(sums),
+                efficiency=split.used / known if known else None,
+                coverage=_coverage(sums, known),
+                share_pct=100 * split.held / HOUR_S / capacity_h if capacity_h else None,
+                entitled_pct=entitled,
+                target_pct=target,
+                overuse_hours=overuse_s.get(key, 0.0) / HOUR_S if key else 0.0,
+                waited_hours=ledger.waited_s.get(key, 0.0) / HOUR_S,
+                caused_wait_hours=caused_s.get(key, 0.0) / HOUR_S if key else 0.0,
+                energy_kwh=_energy(sums),
+                idle_energy_kwh=sums.idle_j / KWH_J if sums.joules is not None else None,
+                trend=tuple(trend.get(name, ())),
+                right_size=sizes.get(key),
+                findings=tuple(findings.get(key, ())) if key else (),
+            )
+        )
+    return tuple(sorted(rows, key=lambda row: (-row.held, row.user or "~")))
+
+
+def _memory(sums: OwnerSums) -> float | None:
+    """None if memory was held and never measured."""
+    if sums.held_s and not sums.memory_known_s:
+        return None
+    return sums.memory_byte_s / GIB / HOUR_S
+
+
+def _coverage(sums: OwnerSums, known: float) -> float | None:
+    """Known of the held process time; of time that was only booked all is known."""
+    if sums.held_s:
+        return min(1.0, sums.known_s / sums.held_s)
+    return 1.0 if known else None
+
+
+def _energy(sums: OwnerSums) -> float | None:
+    """With the idle energy of what the user held."""
+    if sums.joules is None:
+        return None
+    return (sums.joules + sums.idle_j) / KWH_J
+
+
+def gpu_figures(
+    uuid: str,
+    name: str,
+    sums: GpuSums,
+    bin_s: int,
+    marks: Iterable[tuple[int, str]],
+) -> GpuFigures:
+    return GpuFigures(
+        uuid=uuid,
+        name=name,
+        hours=gpu_hours(sums.split),
+        energy_kwh=sums.energy_j / KWH_J if sums.power_known_s else None,
+        spans=spans(sums, bin_s),
+        marks=tuple(marks),
+    )
+
+
+def spans(sums: GpuSums, bin_s: int) -> tuple[Occupancy, ...]:
+    """Who held most of the GPU in each bin; equal neighbours are one span."""
+    found: list[Occupancy] = []
+    for begin in sorted(sums.bins):
+        cells = sums.bins[begin]
+        owner = max(cells, key=lambda name: cells[name][0])
+        held, used = (sum(cell[i] for cell in cells.values()) for i in (0, 1))
+        if held < 0.05 * bin_s:
+            continue
+        pct = 100 * used / held
+        last = found[-1] if found else None
+        if last and last.until == begin and last.user == owner and _alike(last.used_pct, pct):
+            found[-1] = Occupancy(
+                since=last.since, until=begin + bin_s, user=owner, used_pct=last.used_pct
+            )
+        else:
+            found.append(Occupancy(since=begin, until=begin + bin_s, user=owner, used_pct=pct))
+    return tuple(found)
+
+
+def _alike(a: float | None, b: float | None) -> bool:
+    """Whether both are idle or both are in use: only that is drawn."""
+    return (a or 0.0) < 5 if (b or 0.0) < 5 else (a or 0.0) >= 5
+
+
+def totals(ledger: Ledger, people: Collection[str] | None, policy: ReportPolicy) -> Totals:
+    """people: the users that the report is about; None: all."""
+    whole, mine = Split(), Split()
+    for sums in ledger.gpus.values():
+        whole.add(sums.split)
+    rows = [s for name, s in ledger.owners.items() if people is None or name in people]
+    for owner in rows:
+        mine.add(owner.split)
+    waited = sum(s for name, s in ledger.waited_s.items() if people is None or name in people)
+    energy, idle = _all_energy(ledger) if people is None else _energy_of(rows)
+    part = gpu_hours(mine)
+    return Totals(
+        gpus=len(ledger.gpus),
+        gpu_hours=gpu_hours(whole),
+        people=part,
+        waited_hours=waited / HOUR_S,
+        waited_idle_hours=ledger.waited_idle_s / HOUR_S,
+        energy_kwh=energy,
+        idle_energy_kwh=idle,
+        costs=costs(energy, idle, part, policy),
+    )
+
+
+def _all_energy(ledger: Ledger) -> tuple[float | None, float | None]:
+    """Of the GPUs, and the part that no process is charged for."""
+    gpus = [sums for sums in ledger.gpus.values() if sums.power_known_s]
+    if not gpus:
+        return None, None
+    energy = sum(sums.energy_j for sums in gpus)
+    return energy / KWH_J, max(0.0, energy - sum(sums.joules for sums in gpus)) / KWH_J
+
+
+def _energy_of(rows: Sequence[OwnerSums]) -> tuple[float | None, float | None]:
+    known = [sums for sums in rows if sums.joules is not None]
+    if not known:
+        return None, None
+    idle = sum(sums.idle_j for sums in known) / KWH_J
+    return sum(sums.joules or 0.0 for sums in known) / KWH_J + idle, idle
+
+
+def costs(energy: float | None, idle: float | None, hours: GpuHours, policy: ReportPolicy) -> Costs:
+    """Of what is set: 0 means that a price is not set. idle: of GPU time and energy not used."""
+    per_kwh, per_hour = policy.price_per_kwh, policy.price_per_gpu_hour
+    unused = hours.idle_held + hours.booked_empty
+    idle_cost = (idle or 0.0) * per_kwh + unused * per_hour
+    return Costs(
+        energy=energy * per_kwh if energy is not None and per_kwh else None,
+        gpu_time=hours.held * per_hour if per_hour else None,
+        idle=idle_cost if per_kwh or per_hour else None,
+        co2_kg=energy * policy.carbon_g_per_kwh / 1000
+        if energy is not None and policy.carbon_g_per_kwh
+        else None,
+        currency=policy.currency,
+    )
+
+
+def heat(ledger: Ledger) -> tuple[tuple[float | None, ...], ...]:
+    """Used percent by weekday and hour. None: not measured."""
+    return tuple(
+        tuple(100 * used / known if known else None for used, known in row) for row in ledger.week
+    )

@@ -1,0 +1,258 @@
+"""Rows -> facts: jobs, incidents and events of a period."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+from django.db.models import Max, Q, QuerySet, Sum
+from django.urls import reverse
+
+from monitor.incidents import facts as rule_facts
+from monitor.models import Event, Gpu, Incident, Pattern, ProcessUse
+from reports.figures.facts import FindingFact, Operation, PatternFact, RuleCount
+from reports.figures.policy.accounting import Span, covered
+from reports.figures.policy.jobs import JobWait, PastJob
+from reports.periods.facts import Period
+from scheduler.facts.jobs import CLASSES, JobState
+from scheduler.models import Attempt, Job, YieldRequest
+
+MOST_FINDINGS = 5
+# What a state lasts that has not ended: until the end of the period.
+STARTS = {"BACKPRESSURE_ACTIVATED": "BACKPRESSURE_RELEASED"}
+
+
+def waits(period: Period, now: datetime) -> list[JobWait]:
+    """GPU jobs that waited in the period for their first start."""
+    until = min(period.until, now)
+    started = Attempt.objects.filter(
+        number=1, placed_at__gt=period.since, job__gpus__gte=1, job__submitted_at__lt=period.until
+    ).values_list(
+        "job__owner__username", "job__priority", "job__submitted_at", "job__begin_at", "placed_at"
+    )
+    found = [
+        _wait(owner, priority, submitted, begin, min(placed, until), placed > until)
+        for owner, priority, submitted, begin, placed in started.iterator(chunk_size=2000)
+    ]
+    never = Job.objects.filter(gpus__gte=1, submitted_at__lt=period.until, attempts__isnull=True)
+    never = never.filter(Q(state=JobState.QUEUED.value, held="") | Q(ended_at__gt=period.since))
+    columns = ("owner__username", "priority", "submitted_at", "begin_at", "ended_at", "blockers")
+    for owner, priority, submitted, begin, ended, blockers in never.values_list(*columns):
+        end = min(ended or until, until)
+        code = str(blockers[0].get("code", "")) if blockers else ""
+        found.append(_wait(owner, priority, submitted, begin, end, ended is None, code))
+    return [wait for wait in found if wait.end > wait.begin or not wait.is_waiting]
+
+
+def _wait(
+    owner: str,
+    priority: int,
+    submitted: datetime,
+    begin: datetime | None,
+    end: datetime,
+    is_waiting: bool,
+    blocker: str = "",
+) -> JobWait:
+    since = max(submitted, begin or submitted).timestamp()
+    job_class = CLASSES[priority].value
+    return JobWait(owner, job_class, since, max(since, end.timestamp()), is_waiting, blocker)
+
+
+def past_jobs(period: Period, gpus: Sequence[Gpu], least_coverage: float) -> list[PastJob]:
+    """GPU jobs whose last attempt ended in the period, on these GPUs, with what they used."""
+    attempts = Attempt.objects.filter(
+        ended_at__gt=period.since, ended_at__lte=period.until, started_at__isnull=False
+    ).exclude(outcome="")
+    rows = attempts.filter(job__gpus__gte=1).values_list(
+        "job_id",
+        "job__owner__username",
+        "job__gpus",
+        "job__gpu_memory_bytes",
+        "started_at",
+        "ended_at",
+    )
+    used = _used_by_jobs(period, gpus)
+    whole = max((gpu.memory_total_bytes or 0 for gpu in gpus), default=0) or None
+    found = []
+    for job, owner, count, memory, started, ended in rows.iterator(chunk_size=2000):
+        seconds = (ended - started).total_seconds() if ended and started else 0.0
+        if seconds <= 0 or str(job) not in used:
+            continue
+        sm, held, known, peak = used[str(job)]
+        good = held > 0 and known >= least_coverage * held
+        mean = min(float(count), sm / seconds) if good else None
+        found.append(PastJob(owner, count, memory or whole, seconds, mean, peak))
+    return found
+
+
+def _used_by_jobs(
+    period: Period, gpus: Iterable[Gpu]
+) -> dict[str, tuple[float, float, float, int | None]]:
+    rows = ProcessUse.objects.filter(
+        gpu_id__in=[gpu.uuid for gpu in gpus], last_seen_at__gte=period.since
+    ).exclude(job_ref="")
+    grouped = rows.order_by().values("job_ref", "gpu_id")
+    sums = grouped.annotate(
+        a=Sum("sm_s"), b=Sum("held_s"), c=Sum("known_s"), d=Max("peak_memory_bytes")
+    )
+    found: dict[str, tuple[float, float, float, int | None]] = {}
+    for row in sums:
+        sm, held, known, peak = found.get(row["job_ref"], (0.0, 0.0, 0.0, None))
+        peaks = [value for value in (peak, row["d"]) if value is not None]
+        found[row["job_ref"]] = (
+            sm + row["a"],
+            held + row["b"],
+            known + row["c"],
+            max(peaks, default=None),
+        )
+    return found
+
+
+@dataclass(slots=True)
+class Incidents:
+    """Incidents of the period: findings, caused waits and over-use by user, counts by rule."""
+
+    findings: dict[str, list[FindingFact]]
+    caused_s: dict[str, float]
+    overuse_s: dict[str, float]
+    rules: tuple[RuleCount, ...]
+    marks: dict[str, list[tuple[int, str]]]
+    processes: dict[int, FindingFact]
+
+
+def incidents(period: Period, gpus: Sequence[Gpu], now: datetime) -> Incidents:
+    """An incident that goes on beyond the period counts with the part inside."""
+    rows = _incident_rows(period, gpus)
+    found = Incidents(defaultdict(list), defaultdict(float), {}, (), defaultdict(list), {})
+    hogs: dict[str, list[Span]] = defaultdict(list)
+    counts: dict[str, list[float]] = {}
+    for row in rows:
+        part, hours = _inside(row, period)
+        owner = row.job_owner or row.user
+        finding = _finding(row, hours)
+        if row.gpu_id:
+            found.marks[row.gpu_id].append((int(row.since_at.timestamp()), finding.title))
+        if row.use_id is not None:
+            found.processes[row.use_id] = finding
+        hogs[owner] += list(_clipped(row.hog_spans, period))
+        if row.lead_id is None:
+            sums = counts.setdefault(row.rule, [0, 0.0, 0.0])
+            sums[0], sums[1] = sums[0] + 1, sums[1] + hours
+            sums[2] += row.waited_s * part / 3600
+            found.caused_s[owner] += row.waited_s * part
+            found.findings[owner].append(finding)
+    found.overuse_s = {owner: covered(spans) for owner, spans in hogs.items()}
+    found.rules = tuple(
+        RuleCount(
+            rule=rule,
+            title=rule_facts.title(rule, is_hog=False),
+            incidents=int(count),
+            hours=hours,
+            waited_hours=waited,
+        )
+        for rule, (count, hours, waited) in sorted(counts.items(), key=lambda i: -i[1][0])
+    )
+    for findings in found.findings.values():
+        findings.sort(key=lambda finding: -finding.hours)
+        del findings[MOST_FINDINGS:]
+    return found
+
+
+def _incident_rows(period: Period, gpus: Sequence[Gpu]) -> QuerySet[Incident]:
+    on = Q(gpu_id__in=[gpu.uuid for gpu in gpus])
+    hosts = Q(gpu_id__isnull=True, host__in={gpu.host for gpu in gpus})
+    rows = Incident.objects.filter(on | hosts, since_at__lt=period.until)
+    return rows.filter(last_seen_at__gt=period.since).order_by("since_at", "id")
+
+
+def _inside(row: Incident, period: Period) -> tuple[float, float]:
+    """The part of the incident inside the period, 0 to 1, and its hours there."""
+    begin, end = max(row.since_at, period.since), min(row.last_seen_at, period.until)
+    inside = max(0.0, (end - begin).total_seconds())
+    whole = row.lasts.total_seconds()
+    return (inside / whole if whole > 0 else 1.0), inside / 3600
+
+
+def _clipped(spans: Iterable[Sequence[float]], period: Period) -> Iterator[Span]:
+    since, until = period.since.timestamp(), period.until.timestamp()
+    for begin, end in spans:
+        if end > since and begin < until:
+            yield max(begin, since), min(end, until)
+
+
+def _finding(row: Incident, hours: float) -> FindingFact:
+    return FindingFact(
+        incident=row.pk,
+        rule=row.rule,
+        title=rule_facts.title(row.rule, is_hog=row.is_hog),
+        text=row.text,
+        since=row.since_at,
+        hours=hours,
+        severity=row.severity,
+        url=reverse("incident", args=[row.lead_id or row.pk]),
+    )
+
+
+def operation(period: Period, hosts: Iterable[str]) -> Operation:
+    """From events: an event of severity "warning" begins a defensive or throttled time."""
+    kinds = ("MODE_CHANGED", *STARTS, *STARTS.values())
+    since, until = period.since.timestamp(), period.until.timestamp()
+    inside = Event.objects.filter(at__gte=period.since, at__lt=period.until)
+    wanted = set(hosts)
+    changes: dict[tuple[str, str], list[tuple[float, bool]]] = defaultdict(list)
+    for kind, host, severity, at in (
+        inside.filter(kind__in=kinds)
+        .order_by("at", "id")
+        .values_list("kind", "host", "severity", "at")
+    ):
+        if host in wanted:
+            name = "MODE_CHANGED" if kind == "MODE_CHANGED" else "BACKPRESSURE_ACTIVATED"
+            active = severity == "warning" if kind == "MODE_CHANGED" else kind in STARTS
+            changes[name, host].append((at.timestamp(), active))
+    hours = {
+        name: max(
+            (_active_s(name, host, changes[name, host], since, until, period) for host in wanted),
+            default=0.0,
+        )
+        / 3600
+        for name in ("MODE_CHANGED", "BACKPRESSURE_ACTIVATED")
+    }
+    yields = YieldRequest.objects.filter(asked_at__gte=period.since, asked_at__lt=period.until)
+    kinds_of = list(yields.filter(withdrawn_at=None).values_list("kind", flat=True))
+    return Operation(
+        defensive_hours=hours["MODE_CHANGED"],
+        throttled_hours=hours["BACKPRESSURE_ACTIVATED"],
+        deferrals=inside.filter(kind="JOB_DEFERRED").count(),
+        preemptions=kinds_of.count(YieldRequest.Kind.PREEMPTION),
+        evictions=kinds_of.count(YieldRequest.Kind.EVICTION),
+    )
+
+
+def _active_s(
+    name: str,
+    host: str,
+    changes: Sequence[tuple[float, bool]],
+    since: float,
+    until: float,
+    period: Period,
+) -> float:
+    """Seconds in which the state was on; the last event before the period says how it began."""
+    kinds = (name, STARTS.get(name, name))
+    before = Event.objects.filter(kind__in=kinds, host=host, at__lt=period.since)
+    last = before.order_by("-at", "-id").values_list("kind", "severity").first()
+    is_on = last is not None and (
+        last[0] in STARTS or (name == "MODE_CHANGED" and last[1] == "warning")
+    )
+    total, at = 0.0, since
+    for t, turns_on in [*changes, (until, False)]:
+        if is_on:
+            total += t - at
+        at, is_on = t, turns_on
+    return total
+
+
+def patterns(gpus: Sequence[Gpu]) -> tuple[PatternFact, ...]:
+    rows = Pattern.objects.filter(gpu_id__in=[gpu.uuid for gpu in gpus]).order_by("user", "id")
+    return tuple(PatternFact(user=row.user or None, text=row.text) for row in rows)

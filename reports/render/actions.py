@@ -1,0 +1,220 @@
+"""Renders a report in each format. All of them show the figures of the same report."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import datetime
+from typing import Any
+
+from django.http import HttpResponse
+from django.template.loader import render_to_string
+from django.utils.safestring import mark_safe
+
+from monitor.journal.rows import audit
+from reports.figures.facts import Report, Table
+from reports.figures.policy import advice
+from reports.figures.policy.violations import line
+from reports.render import charts, codec
+from reports.render.engines import csv_file, pdf, xlsx
+from reports.render.wording import tables
+from reports.render.wording import text as texts
+from reports.render.wording.tables import MOST_PRINTED, cell
+
+CSV_COLUMNS = (
+    "user",
+    "gpu_hours_held",
+    "gpu_hours_used",
+    "gpu_hours_idle_held",
+    "efficiency",
+    "coverage",
+    "entitled_pct",
+    "share_pct",
+    "waited_hours",
+    "caused_wait_hours",
+    "energy_kwh",
+    "gpu_hours_booked_empty",
+    "gpu_hours_unknown",
+    "memory_gib_hours",
+    "target_pct",
+    "overuse_hours",
+    "idle_energy_kwh",
+    "right_size",
+)
+# {format: (content type, extension of a file)}
+MEDIA = {
+    "json": ("application/json", "json"),
+    "csv": ("text/csv; charset=utf-8", "csv"),
+    "xlsx": ("application/vnd.openxmlformats-officedocument.spreadsheetml.sheet", "xlsx"),
+    "html": ("text/html; charset=utf-8", "html"),
+    "pdf": ("application/pdf", "pdf"),
+    "text": ("text/plain; charset=utf-8", "txt"),
+}
+FORMATS = tuple(MEDIA)
+# Shown on the page, in the HTML file and in the PDF; the XLSX file has all.
+PARTS = (
+    ("used", "used", "#3d7fc9"),
+    ("idle-held", "idle", "#c98a2b"),
+    ("booked", "booked but empty", "#8b95a3"),
+)
+LONG_TABLES = ("timeline", "heat", "waits")
+
+
+def render(report: Report, format: str) -> bytes:
+    """Raises KeyError for an unknown format, and NoTypst for PDF without the extra."""
+    return _RENDERERS[format](report)
+
+
+def deliver(report: Report, format: str, by: str, now: datetime, base: str) -> HttpResponse:
+    """A download, which is audited. `base`: the address of this server, for links in files."""
+    content = render(replace(report, url=base), format)
+    audit.note(
+        "REPORT_DOWNLOADED",
+        f"{by} downloaded the usage report of {report.scope.text}, {report.period.label},"
+        f" as {format}",
+        by=by,
+        now=now,
+        subject=f"report {report.scope.text}"[:200],
+    )
+    response = HttpResponse(content, content_type=MEDIA[format][0])
+    if format != "text":
+        name = file_name(report, format)
+        response["Content-Disposition"] = f'attachment; filename="{name}"'
+    response["Cache-Control"] = "private, no-store"
+    return response
+
+
+def file_name(report: Report, format: str) -> str:
+    """Such as "gpu-report-24h-2026-11-23.pdf"; the scope's name is not in it."""
+    return f"gpu-report-{report.period.name}-{report.period.until:%Y-%m-%d}.{MEDIA[format][1]}"
+
+
+def page_context(report: Report, mine: str = "") -> dict[str, Any]:
+    """Template variables of the page and of the HTML file. `mine`: the user who looks."""
+    shown = {table.key: printed(table) for table in tables.tables(report)}
+    totals = report.totals
+    return {
+        "report": report,
+        "base": report.url.rstrip("/"),
+        "title": texts.title(report),
+        "subtitle": texts.subtitle(report),
+        "per_100": _per_100(report),
+        "unused": 100 - totals.whole_per_100[0] if totals.whole_per_100 else None,
+        "yardsticks": texts.yardsticks(),
+        "waiting": texts.waiting(totals),
+        "energy": list(texts.energy(totals)),
+        "reconciliation": tables.reconciliation(totals.gpu_hours),
+        "violations": [(v, line(v)) for v in report.violations],
+        "advice": advice.headline(report),
+        "people": [
+            {
+                "cells": cells,
+                "css": charts.owner_css(row.user),
+                "trend": mark_safe(charts.spark(row)),  # noqa: S308 - our own SVG, texts escaped
+                "is_mine": bool(mine) and row.user == mine,
+            }
+            for row, cells in zip(report.users, shown["users"]["rows"], strict=False)
+        ],
+        "findings": [
+            (tables.name(u.user), finding) for u in report.users for finding in u.findings
+        ],
+        "pictures": [(picture, shown[picture.table]) for picture in charts.pictures(report)],
+        "tables": [table for key, table in shown.items() if key not in (*LONG_TABLES, "users")],
+        "users": shown["users"],
+    }
+
+
+def _per_100(report: Report) -> list[dict[str, Any]] | None:
+    """The three parts of the bar."""
+    values = report.totals.whole_per_100
+    if values is None:
+        return None
+    parts, at = [], 0.0
+    for value, (css, label, fill) in zip(values, PARTS, strict=True):
+        parts.append({"value": value, "at": at, "css": css, "label": label, "fill": fill})
+        at += value
+    return parts
+
+
+def printed(table: Table) -> dict[str, Any]:
+    """The table as texts, at most 200 rows. numeric: columns with figures; heads and cells: texts,
+    each with whether its column has figures.
+    """
+    hidden = max(0, len(table.rows) - MOST_PRINTED)
+    rows = [[cell(value) for value in row] for row in table.rows[:MOST_PRINTED]]
+    numeric = [
+        i > 0 and any(isinstance(row[i], int | float) for row in table.rows)
+        for i in range(len(table.head))
+    ]
+    return {
+        "key": table.key,
+        "title": table.title,
+        "head": list(table.head),
+        "rows": rows,
+        "numeric": numeric,
+        "heads": list(zip(table.head, numeric, strict=True)),
+        "cells": [list(zip(row, numeric, strict=True)) for row in rows],
+        "note": table.note,
+        "more": f"{hidden} more rows are in the XLSX file." if hidden else "",
+    }
+
+
+def _json(report: Report) -> bytes:
+    return (json.dumps(codec.as_json(report), indent=2) + "\n").encode()
+
+
+def _csv(report: Report) -> bytes:
+    return csv_file.table(CSV_COLUMNS, (codec.user(row) for row in report.users))
+
+
+def _xlsx(report: Report) -> bytes:
+    return xlsx.workbook(texts.lines(report), tables.tables(report))
+
+
+def _html(report: Report) -> bytes:
+    return render_to_string("reports/file.html", page_context(report)).encode()
+
+
+def _text(report: Report) -> bytes:
+    return texts.text(report).encode()
+
+
+def _pdf(report: Report) -> bytes:
+    per_100 = report.totals.whole_per_100
+    labels = [label for _, label, _ in PARTS]
+    lines = [
+        *list(texts.headline(report.totals))[1:],
+        tables.reconciliation(report.totals.gpu_hours),
+    ]
+    data = {
+        "title": texts.title(report),
+        "subtitle": texts.subtitle(report),
+        "notes": list(report.notes),
+        "per_100": [
+            {"value": str(value), "label": f"of 100 GPU-hours held: {label}"}
+            for value, label in zip(per_100, labels, strict=True)
+        ]
+        if per_100
+        else None,
+        "lines": lines,
+        "violations": [line(v) for v in report.violations] or ["none"],
+        "advice": advice.headline(report),
+        "recommendations": [r.text for r in report.recommendations],
+        "tables": [printed(table) for table in tables.tables(report) if table.rows],
+        "pictures": [
+            {"title": picture.title, "svg": picture.svg, "caption": picture.caption}
+            for picture in charts.pictures(report)
+        ],
+    }
+    return pdf.document(data)
+
+
+_RENDERERS: dict[str, Callable[[Report], bytes]] = {
+    "json": _json,
+    "csv": _csv,
+    "xlsx": _xlsx,
+    "html": _html,
+    "pdf": _pdf,
+    "text": _text,
+}

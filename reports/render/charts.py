@@ -1,0 +1,341 @@
+"""SVG pictures of a report. Figures go in, one self-contained SVG text comes out.
+
+Colours are attributes, so that a picture also works in a file; the style sheet of the page
+replaces them by class for the dark theme. Every text is escaped.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from html import escape
+from itertools import pairwise
+from zoneinfo import ZoneInfo
+
+from monitor.history.charts import nice_ceiling
+from reports.figures.facts import Occupancy, Report, UserFigures
+from reports.render.wording.tables import WEEKDAYS, name
+
+WIDTH = 760
+# Okabe-Ito; a user has the same colour on every page.
+PALETTE = ("#e69f00", "#56b4e9", "#009e73", "#d6c51b", "#0072b2", "#d55e00", "#cc79a7")
+RAMP = ("#eceef2", "#d3e4f7", "#a8caee", "#74a9df", "#3a7fc6", "#12528f")
+INK, MUTED, LINE, BAR, WARN = "#171c23", "#566170", "#d7dce3", "#3d7fc9", "#9a5b00"
+FONT = "system-ui, Liberation Sans, DejaVu Sans, sans-serif"
+MOST_USERS, LEFT = 12, 130
+# Epoch seconds -> x.
+Place = Callable[[float], float]
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """A chart. `table`: the key of the table with its figures."""
+
+    key: str
+    title: str
+    table: str
+    svg: str
+    caption: str = ""
+
+
+def pictures(report: Report) -> list[Picture]:
+    """The charts that have figures."""
+    made = (shares(report), scatter(report), heat(report), timeline(report), waits(report))
+    return [picture for picture in made if picture is not None]
+
+
+def shares(report: Report) -> Picture | None:
+    """Bars of the share of all GPU time, with a mark at the entitlement."""
+    rows = [row for row in report.users if row.share_pct is not None][:MOST_USERS]
+    if not rows:
+        return None
+    top = nice_ceiling(max(max(row.share_pct or 0, row.entitled_pct or 0) for row in rows))
+    wide, height = WIDTH - LEFT - 60, 26
+
+    def body() -> Iterator[str]:
+        yield from _x_axis(top, wide, len(rows) * height, "%")
+        for index, row in enumerate(rows):
+            y, share = index * height + 4, row.share_pct or 0.0
+            yield _text(LEFT - 8, y + 13, name(row.user), anchor="end", css="ink", fill=INK)
+            yield _rect(LEFT, y, wide * share / top, 16, colour(row.user), owner_css(row.user))
+            yield _text(LEFT + wide * share / top + 4, y + 13, f"{share:.1f} %")
+            if row.entitled_pct is not None:
+                x = LEFT + wide * row.entitled_pct / top
+                place = f"M{x:.1f} {y - 3}v22"
+                yield f'<path class="mark" d="{place}" stroke="{INK}" stroke-width="2"/>'
+
+    return Picture(
+        "shares",
+        "Share of the GPU time against entitlement",
+        "users",
+        _svg(len(rows) * height + 28, "Share against entitlement by user", body()),
+        "Bars: GPU-hours held as a part of the capacity. Marks: entitlement.",
+    )
+
+
+def scatter(report: Report) -> Picture | None:
+    """Users by GPU-hours held and efficiency."""
+    rows = [row for row in report.users if row.efficiency is not None and row.held > 0]
+    if not rows:
+        return None
+    top = nice_ceiling(max(row.held for row in rows))
+    left, wide, high = 56, WIDTH - 56 - 90, 200
+
+    def body() -> Iterator[str]:
+        for pct in (0, 25, 50, 75, 100):
+            y = 10 + high - high * pct / 100
+            yield f'<path class="axis" d="M{left} {y:.1f}h{wide}" stroke="{LINE}"/>'
+            yield _text(left - 6, y + 4, f"{pct} %", anchor="end")
+        for step in range(5):
+            value = top * step / 4
+            yield _text(left + wide * step / 4, high + 28, f"{value:g}", anchor="middle")
+        yield _text(left + wide, high + 44, "GPU-hours held", anchor="end")
+        labels: list[tuple[float, float]] = []
+        for row in rows:
+            x, y = left + wide * row.held / top, 10 + high * (1 - (row.efficiency or 0.0))
+            yield (
+                f'<circle class="{owner_css(row.user)}" cx="{x:.1f}" cy="{y:.1f}" r="6"'
+                f' fill="{colour(row.user)}" stroke="{INK}" stroke-opacity=".4"/>'
+            )
+            if all(abs(x - a) > 60 or abs(y - b) > 12 for a, b in labels):
+                labels.append((x, y))
+                yield _text(x + 9, y + 4, name(row.user), css="ink", fill=INK)
+
+    return Picture(
+        "scatter",
+        "GPU-hours and efficiency",
+        "users",
+        _svg(high + 52, "GPU-hours held and efficiency by user", body()),
+        "Low and far to the right: many hours held, few of them used.",
+    )
+
+
+def heat(report: Report) -> Picture | None:
+    """Use by weekday and hour, in five steps of 20 %."""
+    if not any(value is not None for row in report.heat for value in row):
+        return None
+    left, cell, high = 80, (WIDTH - 80) / 24, 22
+
+    def body() -> Iterator[str]:
+        for hour in range(0, 24, 3):
+            yield _text(left + hour * cell, 12, f"{hour:02d}:00")
+        for day, row in enumerate(report.heat):
+            y = 18 + day * high
+            yield _text(left - 8, y + 15, WEEKDAYS[day], anchor="end")
+            for hour, value in enumerate(row):
+                level = "none" if value is None else str(_level(value))
+                fill = "none" if value is None else RAMP[_level(value)]
+                words = "not measured" if value is None else f"{value:.0f} % used"
+                yield (
+                    f'<rect class="h{level}" x="{left + hour * cell + 1:.1f}" y="{y}"'
+                    f' width="{cell - 2:.1f}" height="{high - 2}" fill="{fill}" stroke="{LINE}">'
+                    f"<title>{WEEKDAYS[day]} {hour:02d}:00: {words}</title></rect>"
+                )
+
+    return Picture(
+        "heat",
+        "Use by hour of the week",
+        "heat",
+        _svg(18 + 7 * high + 4, "Used part of the GPU time by weekday and hour", body()),
+        "Darker: more of the measured GPU time was used, in steps of 20 %. Empty: not measured.",
+    )
+
+
+def timeline(report: Report) -> Picture | None:
+    """GPUs by time: the main user of each, idle time hatched, incidents as triangles."""
+    gpus = [gpu for gpu in report.gpus if gpu.spans or gpu.marks]
+    if not gpus:
+        return None
+    since, until = report.period.since.timestamp(), report.period.until.timestamp()
+    left, high = 110, 24
+    wide = WIDTH - left - 6
+
+    def x(t: float) -> float:
+        return left + wide * min(1.0, max(0.0, (t - since) / (until - since)))
+
+    def body() -> Iterator[str]:
+        yield _hatch()
+        yield from _time_axis(report, x, 14, len(report.gpus) * high)
+        for index, gpu in enumerate(report.gpus):
+            y = 20 + index * high
+            yield _text(left - 8, y + 14, gpu.name, anchor="end", css="ink", fill=INK)
+            yield _rect(left, y + 2, wide, high - 8, "#eceef2", "ground")
+            for span in gpu.spans:
+                yield from _span(span, x, y + 2, high - 8)
+            for t, title in gpu.marks:
+                if since <= t < until:
+                    yield _triangle(x(t), y + high - 4, title)
+
+    owners = list(dict.fromkeys(span.user for gpu in gpus for span in gpu.spans))
+    return Picture(
+        "timeline",
+        "Occupancy of the GPUs",
+        "timeline",
+        _svg(
+            24 + len(report.gpus) * high + 20 * (1 + len(owners) // 7),
+            "Main user of each GPU over time",
+            [*body(), *_legend(owners, 30 + len(report.gpus) * high)],
+        ),
+        "Colour: the user who held most of the GPU. Hatched: held without use. Triangles:"
+        " incidents.",
+    )
+
+
+def waits(report: Report) -> Picture | None:
+    """Job-hours waited, as bars over time."""
+    if not report.waits:
+        return None
+    since, until = report.period.since.timestamp(), report.period.until.timestamp()
+    step = min((b[0] - a[0] for a, b in pairwise(report.waits)), default=3600)
+    top = nice_ceiling(max(hours for _, hours in report.waits))
+    left, wide, high = 56, WIDTH - 62, 120
+
+    def x(t: float) -> float:
+        return left + wide * min(1.0, max(0.0, (t - since) / (until - since)))
+
+    def body() -> Iterator[str]:
+        yield from _time_axis(report, x, 12, high + 6)
+        for part in (0, 0.5, 1):
+            y = 18 + high * (1 - part)
+            yield f'<path class="axis" d="M{left} {y:.1f}h{wide}" stroke="{LINE}"/>'
+            yield _text(left - 6, y + 4, f"{top * part:g} h", anchor="end")
+        for t, hours in report.waits:
+            tall = high * hours / top
+            width = max(1.0, x(t + step) - x(t) - 1)
+            yield _rect(x(t), 18 + high - tall, width, tall, WARN, "wait")
+
+    return Picture(
+        "waits",
+        "Waits over time",
+        "waits",
+        _svg(high + 26, "Job-hours waited over time", body()),
+        "Hours that GPU jobs spent in the queue, summed over jobs.",
+    )
+
+
+def colour(user: str | None) -> str:
+    return PALETTE[zlib.crc32(user.encode()) % len(PALETTE)] if user else "#b9c1cc"
+
+
+def owner_css(user: str | None) -> str:
+    return f"u u{zlib.crc32(user.encode()) % len(PALETTE)}" if user else "u none"
+
+
+def spark(row: UserFigures) -> str:
+    """Small bars of the GPU-hours used in the periods before and in this one; "" without any."""
+    values = [*(point.used for point in row.trend), row.used]
+    if len(values) < 2:
+        return ""
+    top = max(values) or 1.0
+    bars = (
+        _rect(i * 12, 18 - 18 * value / top, 9, 18 * value / top, BAR, "bar")
+        for i, value in enumerate(values)
+    )
+    words = ", ".join(f"{value:.1f}" for value in values)
+    width = 12 * len(values)
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" class="trend" width="{width}" height="18"'
+        f' viewBox="0 0 {width} 18" role="img" aria-label="GPU-hours used: {words}">'
+        f"<title>GPU-hours used, oldest first: {words}</title>{''.join(bars)}</svg>"
+    )
+
+
+def _span(span: Occupancy, x: Place, y: float, high: float) -> Iterator[str]:
+    begin, end = x(span.since), x(span.until)
+    width = max(0.5, end - begin)
+    used = "unknown" if span.used_pct is None else f"{span.used_pct:.0f} % used"
+    words = escape(f"{name(span.user)}: {used}")
+    yield (
+        f'<rect class="{owner_css(span.user)}" x="{begin:.1f}" y="{y}" width="{width:.1f}"'
+        f' height="{high}" fill="{colour(span.user)}"><title>{words}</title></rect>'
+    )
+    if (span.used_pct or 0.0) < 5:
+        yield (
+            f'<rect x="{begin:.1f}" y="{y}" width="{width:.1f}" height="{high}"'
+            f' fill="url(#idle)"><title>{words}</title></rect>'
+        )
+
+
+def _hatch() -> str:
+    return (
+        '<defs><pattern id="idle" width="5" height="5" patternUnits="userSpaceOnUse"'
+        ' patternTransform="rotate(45)"><rect width="3" height="5" fill="#fff"'
+        ' fill-opacity=".75"/></pattern></defs>'
+    )
+
+
+def _triangle(x: float, y: float, title: str) -> str:
+    return (
+        f'<path class="incident" d="M{x - 4:.1f} {y}h8l-4 -8z" fill="{WARN}" stroke="#fff">'
+        f"<title>{escape(title)}</title></path>"
+    )
+
+
+def _legend(owners: Sequence[str | None], y: float) -> Iterator[str]:
+    for index, owner in enumerate(owners):
+        left, top = 110 + 90 * (index % 7), y + 18 * (index // 7)
+        yield _rect(left, top, 10, 10, colour(owner), owner_css(owner))
+        label = name(owner)
+        yield _text(left + 14, top + 9, label if len(label) <= 11 else f"{label[:10]}…")
+
+
+def _time_axis(report: Report, x: Place, y: float, high: float) -> Iterator[str]:
+    """Ticks at local midnights, or at full hours of short periods."""
+    for t, words in ticks(report):
+        at = x(t)
+        yield f'<path class="axis" d="M{at:.1f} {y + 4}v{high}" stroke="{LINE}"/>'
+        anchor = "start" if at < 130 else "end" if at > WIDTH - 30 else "middle"
+        yield _text(at, y - 2, words, anchor=anchor)
+
+
+def ticks(report: Report) -> list[tuple[float, str]]:
+    """At most 9 round local times of the period, in epoch seconds, with their words."""
+    zone = ZoneInfo(report.period.zone)
+    hours = report.period.hours
+    step = next((s for s in (1, 2, 3, 6, 12, 24, 48, 96, 168, 336, 744) if hours / s <= 8), 2190)
+    local = report.period.since.astimezone(zone).replace(minute=0, second=0, microsecond=0)
+    local = local.replace(hour=local.hour - local.hour % min(step, 24), tzinfo=None)
+    found: list[tuple[float, str]] = []
+    until = report.period.until.timestamp()
+    while (t := local.replace(tzinfo=zone).timestamp()) < until:
+        if t >= report.period.since.timestamp():
+            found.append((t, f"{local:%H:%M}" if step < 24 else f"{local:%d %b}"))
+        local += timedelta(hours=step)
+    return found
+
+
+def _x_axis(top: float, wide: float, high: float, unit: str) -> Iterator[str]:
+    for step in range(5):
+        at = LEFT + wide * step / 4
+        yield f'<path class="axis" d="M{at:.1f} 0v{high}" stroke="{LINE}"/>'
+        yield _text(at, high + 18, f"{top * step / 4:g} {unit}", anchor="middle")
+
+
+def _level(pct: float) -> int:
+    return 0 if pct < 1 else min(5, 1 + int(pct // 20))
+
+
+def _rect(x: float, y: float, width: float, height: float, fill: str, css: str) -> str:
+    return (
+        f'<rect class="{css}" x="{x:.1f}" y="{y:.1f}" width="{max(0.0, width):.1f}"'
+        f' height="{max(0.0, height):.1f}" fill="{fill}"/>'
+    )
+
+
+def _text(
+    x: float, y: float, words: str, anchor: str = "start", css: str = "words", fill: str = MUTED
+) -> str:
+    return (
+        f'<text class="{css}" x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" fill="{fill}">'
+        f"{escape(words)}</text>"
+    )
+
+
+def _svg(height: float, title: str, body: Iterable[str]) -> str:
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" class="report-chart" width="100%"'
+        f' viewBox="0 0 {WIDTH} {height:.0f}" font-family="{FONT}" font-size="12" role="img"'
+        f' aria-label="{escape(title)}">{"".join(body)}</svg>'
+    )

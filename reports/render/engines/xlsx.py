@@ -1,0 +1,63 @@
+"""XLSX: one sheet for each table. Texts stay texts, and rows are written as they come."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterable
+from typing import Any
+
+import xlsxwriter
+
+from reports.figures.facts import Table
+
+# Of a sheet's name.
+LONGEST, REFUSED = 31, dict.fromkeys(map(ord, "[]:*?/\\"), "-")
+OPTIONS = {
+    "constant_memory": True,
+    "strings_to_formulas": False,
+    "strings_to_urls": False,
+    "strings_to_numbers": False,
+    "in_memory": True,
+}
+
+
+def workbook(lines: Iterable[str], tables: Iterable[Table]) -> bytes:
+    """A sheet "Report" with these lines, then one for each table."""
+    out = io.BytesIO()
+    book = xlsxwriter.Workbook(out, OPTIONS)
+    bold, number = book.add_format({"bold": True}), book.add_format({"num_format": "0.00"})
+    cover = book.add_worksheet("Report")
+    cover.set_column(0, 0, 110)
+    for index, line in enumerate(lines):
+        cover.write_string(index, 0, line, bold if index == 0 else None)
+    names: set[str] = {"report"}
+    for table in tables:
+        sheet = book.add_worksheet(_name(table.title, names))
+        sheet.freeze_panes(1, 1)
+        sheet.set_column(0, len(table.head) - 1, 16)
+        for column, head in enumerate(table.head):
+            sheet.write_string(0, column, head, bold)
+        for index, row in enumerate(table.rows, 1):
+            for column, value in enumerate(row):
+                _write(sheet, index, column, value, number)
+    book.close()
+    return out.getvalue()
+
+
+def _write(sheet: Any, row: int, column: int, value: Any, number: Any) -> None:
+    """Unknown stays an empty cell."""
+    if isinstance(value, bool | str):
+        sheet.write_string(row, column, str(value))
+    elif isinstance(value, int):
+        sheet.write_number(row, column, value)
+    elif value is not None:
+        sheet.write_number(row, column, value, number)
+
+
+def _name(title: str, taken: set[str]) -> str:
+    base = title.translate(REFUSED)[:LONGEST].strip("'") or "Table"
+    name, number = base, 2
+    while name.casefold() in taken:
+        name, number = f"{base[: LONGEST - 4]} {number}", number + 1
+    taken.add(name.casefold())
+    return name

@@ -1,0 +1,259 @@
+"""The tables of a report, the same for the page, the files and the pictures."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import datetime
+from typing import Any
+from zoneinfo import ZoneInfo
+
+from monitor.facts.formats import UNKNOWN
+from reports.figures.facts import GpuHours, Report, Table
+
+WEEKDAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
+UNKNOWN_OWNER = "unknown owner"
+# Rows of a printed table; the rest is in the CSV and XLSX files.
+MOST_PRINTED = 200
+PARTS = ("Used", "Idle, held", "Booked, empty", "Free", "Unknown")
+
+
+def tables(report: Report) -> list[Table]:
+    """All tables, the users first."""
+    return [
+        users(report),
+        waste(report),
+        balance(report),
+        queue(report),
+        incidents(report),
+        operation(report),
+        gpus(report),
+        timeline(report),
+        heat(report),
+        waits(report),
+        *([patterns(report)] if report.patterns else []),
+        *report.sections,
+    ]
+
+
+def users(report: Report) -> Table:
+    return Table(
+        key="users",
+        title="Users",
+        head=(
+            "User",
+            "Held (GPU-h)",
+            "Used (GPU-h)",
+            "Idle, held (GPU-h)",
+            "Booked, empty (GPU-h)",
+            "Efficiency (%)",
+            "Coverage (%)",
+            "Share (%)",
+            "Entitled (%)",
+            "Own wait (h)",
+            "Wait caused (h)",
+            "Energy (kWh)",
+        ),
+        rows=tuple(
+            (
+                name(row.user),
+                row.held,
+                row.used,
+                row.idle_held,
+                row.booked_empty,
+                _pct(row.efficiency),
+                _pct(row.coverage),
+                row.share_pct,
+                row.entitled_pct,
+                row.waited_hours,
+                row.caused_wait_hours,
+                row.energy_kwh,
+            )
+            for row in report.users
+        ),
+    )
+
+
+def waste(report: Report) -> Table:
+    """Further figures of users."""
+    return Table(
+        key="details",
+        title="Users: memory, over-use and energy",
+        head=(
+            "User",
+            "Memory (GiB-h)",
+            "Over-use while others waited (h)",
+            "Target (%)",
+            "Idle energy (kWh)",
+            "Unknown (GPU-h)",
+            "Right size",
+        ),
+        rows=tuple(
+            (
+                name(row.user),
+                row.memory_gib_hours,
+                row.overuse_hours,
+                row.target_pct,
+                row.idle_energy_kwh,
+                row.unknown,
+                row.right_size.text if row.right_size else "",
+            )
+            for row in report.users
+        ),
+    )
+
+
+def balance(report: Report) -> Table:
+    """All parts of the capacity, of each GPU and of all together."""
+    rows: list[tuple[Any, ...]] = [(gpu.name, *_parts(gpu.hours)) for gpu in report.gpus]
+    return Table(
+        key="balance",
+        title="GPU time",
+        head=("GPU", *(f"{part} (GPU-h)" for part in PARTS), "Capacity (GPU-h)"),
+        rows=(*rows, ("Total", *_parts(report.totals.gpu_hours))),
+        note=reconciliation(report.totals.gpu_hours),
+    )
+
+
+def reconciliation(hours: GpuHours) -> str:
+    """The sum in words, with its deviation."""
+    used, idle, empty, free, unknown, capacity = (f"{value:.2f}" for value in _parts(hours))
+    off = 100 * abs(hours.parts - hours.capacity) / hours.capacity if hours.capacity else 0.0
+    return (
+        f"{used} used + {idle} idle, held + {empty} booked, empty + {free} free + {unknown} unknown"
+        f" = {hours.parts:.2f} of {capacity} GPU-hours ({off:.2f} % off)"
+    )
+
+
+def queue(report: Report) -> Table:
+    return Table(
+        key="queue",
+        title="Queue",
+        head=(
+            "Class",
+            "Jobs",
+            "Still waiting",
+            "Wait p50 (min)",
+            "Wait p90 (min)",
+            "Main blocker of waiting jobs",
+        ),
+        rows=tuple(
+            (row.job_class, row.jobs, row.waiting, _min(row.p50_s), _min(row.p90_s), row.blocker)
+            for row in report.queue
+        ),
+    )
+
+
+def incidents(report: Report) -> Table:
+    return Table(
+        key="incidents",
+        title="Incidents by rule",
+        head=("Rule", "Incidents", "Duration (h)", "Waits of others (h)"),
+        rows=tuple((r.title, r.incidents, r.hours, r.waited_hours) for r in report.incidents),
+    )
+
+
+def operation(report: Report) -> Table:
+    o = report.operation
+    return Table(
+        key="operation",
+        title="Load control",
+        head=(
+            "Defensive mode (h)",
+            "Throttled starts (h)",
+            "Deferrals",
+            "Preemptions",
+            "Evictions",
+        ),
+        rows=((o.defensive_hours, o.throttled_hours, o.deferrals, o.preemptions, o.evictions),),
+    )
+
+
+def gpus(report: Report) -> Table:
+    return Table(
+        key="gpus",
+        title="Energy by GPU",
+        head=("GPU", "UUID", "Energy (kWh)"),
+        rows=tuple((gpu.name, gpu.uuid, gpu.energy_kwh) for gpu in report.gpus),
+    )
+
+
+def timeline(report: Report) -> Table:
+    """Who held each GPU when; incidents as rows of their own."""
+    zone = ZoneInfo(report.period.zone)
+
+    def rows() -> Iterator[tuple[Any, ...]]:
+        for gpu in report.gpus:
+            for span in gpu.spans:
+                times = (moment(span.since, zone), moment(span.until, zone))
+                yield gpu.name, *times, name(span.user), span.used_pct
+            for t, title in gpu.marks:
+                yield gpu.name, moment(t, zone), "", f"Incident: {title}", None
+
+    return Table(
+        key="timeline",
+        title="Occupancy",
+        head=("GPU", "From", "Until", "Main user", "Used (%)"),
+        rows=tuple(rows()),
+    )
+
+
+def heat(report: Report) -> Table:
+    return Table(
+        key="heat",
+        title="Use by hour of the week",
+        head=("Weekday", *(f"{hour:02d} h (%)" for hour in range(24))),
+        rows=tuple((day, *row) for day, row in zip(WEEKDAYS, report.heat, strict=False)),
+    )
+
+
+def waits(report: Report) -> Table:
+    zone = ZoneInfo(report.period.zone)
+    return Table(
+        key="waits",
+        title="Waits over time",
+        head=("From", "Job-hours waited"),
+        rows=tuple((moment(t, zone), hours) for t, hours in report.waits),
+    )
+
+
+def patterns(report: Report) -> Table:
+    return Table(
+        key="patterns",
+        title="Recurring patterns",
+        head=("User", "Pattern"),
+        rows=tuple((name(row.user), row.text) for row in report.patterns),
+    )
+
+
+def name(user: str | None) -> str:
+    return user or UNKNOWN_OWNER
+
+
+def moment(t: float, zone: ZoneInfo) -> str:
+    return f"{datetime.fromtimestamp(t, zone):%Y-%m-%d %H:%M}"
+
+
+def cell(value: Any) -> str:
+    """A figure as it is printed: two decimals, "–" for unknown."""
+    if value is None:
+        return UNKNOWN
+    return f"{value:.2f}" if isinstance(value, float) else str(value)
+
+
+def _parts(hours: GpuHours) -> tuple[float, ...]:
+    return (
+        hours.used,
+        hours.idle_held,
+        hours.booked_empty,
+        hours.free,
+        hours.unknown,
+        hours.capacity,
+    )
+
+
+def _pct(part: float | None) -> float | None:
+    return None if part is None else 100 * part
+
+
+def _min(seconds: float | None) -> float | None:
+    return None if seconds is None else seconds / 60

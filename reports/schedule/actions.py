@@ -1,0 +1,74 @@
+"""Actions on stored reports: make one on request, and hand out its files."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+
+from django.conf import settings
+from django.http import Http404, HttpResponse
+
+from monitor.identity.policy.privacy import Viewer
+from monitor.journal.rows import audit
+from monitor.thresholds import rows as thresholds
+from reports.figures.actions import limited
+from reports.models import StoredFile, StoredReport
+from reports.periods import policy as periods
+from reports.render.actions import MEDIA
+from reports.render.wording import text as texts
+from reports.schedule import rows, step
+from reports.schedule.policy import DeliveryPolicy
+
+DAY = timedelta(days=1)
+
+
+class TooManyReports(Exception):
+    """The user has stored too many reports today; the text is a sentence."""
+
+
+def store_requested(
+    last: str, begin: str, end: str, scope: str, viewer: Viewer, now: datetime
+) -> StoredReport:
+    """Make a report as the viewer may see it, and store it.
+
+    Raises what `limited` raises, ReportRefused, and TooManyReports.
+    """
+    period = periods.parse(last, begin, end, settings.TIME_ZONE, now)
+    if not viewer.operator and rows.requested_since(viewer.username, now - DAY) >= rows.MOST_A_DAY:
+        raise TooManyReports(f"You may store {rows.MOST_A_DAY} reports a day. Try again tomorrow.")
+    report = limited(period, periods.scope(scope), viewer, now)
+    days = thresholds.current(DeliveryPolicy).requested_days
+    row = step.make(
+        report,
+        StoredReport.Kind.REQUESTED,
+        texts.title(report),
+        viewer,
+        by=viewer.username,
+        days=days,
+    )
+    text = f"{viewer.username} stored the report {row.pk} of {row.scope}, {period.label}"
+    audit.note("REPORT_STORED", text, by=viewer.username, now=now, subject=f"report {row.pk}")
+    return row
+
+
+def visible(pk: int, viewer: Viewer) -> StoredReport:
+    """Raises Http404 also for a report that the viewer may not open."""
+    row = rows.visible_to(viewer).filter(pk=pk).first() if pk < 2**63 else None
+    if row is None:
+        raise Http404(f"There is no stored report {pk}.")
+    return row
+
+
+def download(row: StoredReport, format: str, by: str, now: datetime) -> HttpResponse:
+    """The stored file, which is audited. Raises Http404 if it was not made."""
+    found = StoredFile.objects.filter(report=row, format=format).first()
+    if found is None:
+        raise Http404(row.missing.get(format) or f"Report {row.pk} has no file in this format.")
+    text = f"{by} downloaded the stored report {row.pk} ({row.title}) as {format}"
+    audit.note("REPORT_DOWNLOADED", text, by=by, now=now, subject=f"report {row.pk}")
+    media, extension = MEDIA[format]
+    response = HttpResponse(bytes(found.content), content_type=media)
+    if format != "text":
+        name = f"gpu-report-{row.pk}-{row.until_at:%Y-%m-%d}.{extension}"
+        response["Content-Disposition"] = f'attachment; filename="{name}"'
+    response["Cache-Control"] = "private, no-store"
+    return response

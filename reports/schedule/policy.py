@@ -1,0 +1,74 @@
+"""Policy: which period a schedule must report now, and the texts of messages with a report."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from monitor.facts.thresholds import threshold
+from reports.figures.facts import Report, UserFigures
+from reports.periods import policy as periods
+from reports.periods.facts import Period
+
+# A message is read in a mail or chat; the stored report has the rest.
+LONGEST_TEXT = 6000
+MORE = "…\nThe stored report has the rest."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeliveryPolicy:
+    """Stored reports. Schedules have their own retention."""
+
+    # fmt: off
+    incident_hours: float = threshold(1.0, "Report unfair use after", unit="h", ge=0.25, le=168,
+        help="An incident of unfair use that lasts longer adds a report to its alert.")
+    own_days: float = threshold(400, "Keep weekly reports of users for", unit="d", ge=1, le=36_500)
+    incident_days: float = threshold(400, "Keep incident reports for", unit="d", ge=1, le=36_500)
+    requested_days: float = threshold(90, "Keep requested reports for", unit="d", ge=1, le=36_500)
+    # fmt: on
+
+
+def due(
+    every: str, hour: int, reported_until: datetime | None, zone: str, now: datetime
+) -> Period | None:
+    """The last complete period, if it has no report yet and its time of day has come.
+
+    Periods that were missed before it, because gpucoord did not run, are not made up for.
+    """
+    period = periods.calendar(every, zone, now)
+    if reported_until is not None and reported_until >= period.until:
+        return None
+    return period if now >= period.until + timedelta(hours=hour) else None
+
+
+def shortened(text: str, link: str) -> str:
+    """The text of a message: the report, cut after a line, and the address of the stored one."""
+    if len(text) > LONGEST_TEXT:
+        text = text[:LONGEST_TEXT].rpartition("\n")[0] + "\n" + MORE
+    return f"{text.rstrip()}\n\n{link}".rstrip()
+
+
+def incident_title(person: str, program: str, job_ref: str, where: str) -> str:
+    """Without a known user, no name is given."""
+    what = f"job {job_ref}" if job_ref else program or "process"
+    if not person:
+        return f"Unfair use of {where}: the owner of {what} is unknown"
+    return f"{person}'s {what} violates the fair share on {where}"
+
+
+def own_summary(report: Report, user: str) -> str:
+    """The user's week against those of the four weeks before in which GPUs were used."""
+    row = next((one for one in report.users if one.user == user), None)
+    if row is None:
+        return "You used no GPU in this week."
+    return "\n".join([_week(row), *([row.right_size.text] if row.right_size else [])])
+
+
+def _week(row: UserFigures) -> str:
+    now = f"This week you used {row.used:.1f} GPU-hours"
+    before = [point.used for point in row.trend if point.used > 0]
+    if not before:
+        return f"{now}. In the four weeks before, no use of yours is recorded."
+    mean = sum(before) / len(before)
+    weeks = "week" if len(before) == 1 else "weeks"
+    return f"{now}. Mean of {len(before)} earlier {weeks} with use: {mean:.1f} GPU-hours."

@@ -1,0 +1,241 @@
+"""Step: make the reports that are due, store them, and hand them to the alert channels.
+
+Channels send, retry and report failures as for alerts. A report that cannot be made is tried again
+with growing pauses; the admin and an event say why.
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from datetime import datetime, timedelta
+from functools import partial
+
+from django.conf import settings
+from django.db import transaction
+from django.utils import timezone
+
+from monitor.alerts.policy import INCIDENT, AlertPolicy, Notice, due_at, pause, wants
+from monitor.alerts.rows import link
+from monitor.alerts.steps.writer import person_of, route_of
+from monitor.identity.policy.privacy import Viewer
+from monitor.journal.rows import events
+from monitor.models import Channel, Incident, Message
+from monitor.runtime.rows.item_isolation import ItemIsolation
+from monitor.thresholds import rows as thresholds
+from reports.figures.actions import NotAllowed, ScopeNotFound, build
+from reports.figures.facts import Report
+from reports.models import ReportSchedule, ReportSubscription, StoredReport
+from reports.periods import policy as periods
+from reports.periods.facts import Period, ReportRefused, Scope, ScopeKind
+from reports.render.actions import FORMATS, render
+from reports.render.engines.pdf import NoTypst
+from reports.render.wording import text as texts
+from reports.schedule import policy, rows
+from reports.schedule.policy import DeliveryPolicy
+from scheduler.notifications import rows as notifications
+from scheduler.notifications.policy import Letter
+
+OPERATOR = Viewer("", operator=True)
+GPUCOORD = "gpucoord"
+Kind = StoredReport.Kind
+
+
+def make(
+    report: Report,
+    kind: StoredReport.Kind,
+    title: str,
+    viewer: Viewer,
+    *,
+    by: str = GPUCOORD,
+    days: float,
+    schedule: ReportSchedule | None = None,
+    incident: Incident | None = None,
+) -> StoredReport:
+    """Render the report in every format and store it for `days`.
+
+    A format that cannot be made does not prevent the others; the row names it.
+    """
+    report = replace(report, url=thresholds.current(AlertPolicy).address)
+    files, missing = {}, {}
+    for name in FORMATS:
+        try:
+            files[name] = render(report, name)
+        except NoTypst as error:
+            missing[name] = str(error)
+        except Exception as error:
+            missing[name] = _reason(error)
+    period = report.period
+    row = StoredReport(
+        kind=kind,
+        title=title[:200],
+        viewer="" if viewer.operator else viewer.username,
+        scope=report.scope.text,
+        period=period.name,
+        from_at=period.since,
+        until_at=period.until,
+        made_at=report.made_at,
+        made_by=by,
+        keep_until=rows.keep_until(report.made_at, days),
+        schedule=schedule,
+        incident=incident,
+        missing=missing,
+    )
+    return rows.store(row, files)
+
+
+def is_due(now: datetime) -> bool:
+    """Whether there is anything to make or to delete."""
+    hours = thresholds.current(DeliveryPolicy).incident_hours
+    return (
+        any(_due_period(one, now) for one in rows.schedules(now))
+        or any(_own_period(one, now) for one in rows.subscriptions(now))
+        or bool(rows.unfair_incidents(now, timedelta(hours=hours)))
+        or rows.has_old(now)
+    )
+
+
+def make_due(now: datetime) -> int:
+    """Make all reports that are due, delete the old ones; how many were made."""
+    isolation = ItemIsolation(settings.CONFIG.node, "reports")
+    made = 0
+    for schedule in rows.schedules(now):
+        if period := _due_period(schedule, now):
+            work = partial(_scheduled, schedule, period, now)
+            made += _tried(schedule, period, work, now)
+    for subscription in rows.subscriptions(now):
+        if period := _own_period(subscription, now):
+            made += _tried(subscription, period, partial(_own, subscription, period, now), now)
+    hours = thresholds.current(DeliveryPolicy).incident_hours
+    unfair = rows.unfair_incidents(now, timedelta(hours=hours))
+    reported = isolation.each(
+        unfair, lambda row: f"report of incident {row.pk}", lambda row: _incident(row, now), now
+    )
+    rows.delete_old(now)
+    return made + len(reported)
+
+
+def _due_period(schedule: ReportSchedule, now: datetime) -> Period | None:
+    zone = settings.TIME_ZONE
+    return policy.due(schedule.every, schedule.hour, schedule.reported_until, zone, now)
+
+
+def _own_period(subscription: ReportSubscription, now: datetime) -> Period | None:
+    return policy.due("week", 0, subscription.reported_until, settings.TIME_ZONE, now)
+
+
+def _tried(
+    row: ReportSchedule | ReportSubscription,
+    period: Period,
+    work: Callable[[], None],
+    now: datetime,
+) -> bool:
+    """Whether the report was made; else the row says why, and when it is tried again."""
+    try:
+        with transaction.atomic():
+            work()
+            row.reported_until, row.failures, row.retry_at, row.problem = period.until, 0, None, ""
+            row.save()
+    except Exception as error:
+        row.refresh_from_db()
+        row.failures += 1
+        row.retry_at = now + pause(row.failures, thresholds.current(AlertPolicy))
+        row.problem = _reason(error)
+        row.save()
+        if row.failures == 1:
+            text = f"The report {row} cannot be made: {row.problem}"
+            events.add("REPORT_FAILED", text, now=now, severity="warning")
+        return False
+    return True
+
+
+def _reason(error: Exception) -> str:
+    """A refusal's own sentence; of a fault, its type too."""
+    if isinstance(error, ReportRefused | ScopeNotFound | NotAllowed):
+        return str(error)[:300]
+    return "".join(traceback.format_exception_only(error)).strip()[:300]
+
+
+def _scheduled(schedule: ReportSchedule, period: Period, now: datetime) -> None:
+    report = build(period, periods.scope(schedule.scope), OPERATOR, now)
+    title = f"{schedule.name}: {texts.title(report)}"
+    stored = make(
+        report, Kind.SCHEDULED, title, OPERATOR, days=schedule.keep_days, schedule=schedule
+    )
+    channels = schedule.channels.filter(enabled=True, owner=None, to_owners=False)
+    _send(stored, channels, texts.text(report), "info", now)
+
+
+def _own(subscription: ReportSubscription, period: Period, now: datetime) -> None:
+    """Through the user's own ways: mail, and a service of their own."""
+    name = subscription.user.username
+    viewer, scope = Viewer(name), Scope(ScopeKind.USER, name)
+    report = build(period, scope, viewer, now)
+    days = thresholds.current(DeliveryPolicy).own_days
+    stored = make(report, Kind.OWN, "Your GPU use of the last week", viewer, days=days)
+    text = f"{policy.own_summary(report, name)}\n\n{texts.text(report)}"
+    letter = Letter(
+        owner=name,
+        about=f"report:{stored.pk}",
+        title=stored.title,
+        text=policy.shortened(text, _address(stored)),
+    )
+    to = notifications.recipients([name])[name]
+    notifications.store(letter, to, notifications.mail_channel(), now)
+
+
+def _incident(incident: Incident, now: datetime) -> StoredReport:
+    """A page about the user since the incident began, for the channels that want the incident."""
+    person = person_of(incident)
+    scope = Scope(ScopeKind.USER, person) if person else Scope(ScopeKind.GPU, incident.gpu_id or "")
+    if not scope.name:
+        scope = Scope()
+    since = incident.since_at.isoformat()
+    period = periods.parse("", since, now.isoformat(), settings.TIME_ZONE, now)
+    report = build(period, scope, OPERATOR, now)
+    where = f"GPU {incident.gpu.index} of {incident.host}" if incident.gpu else incident.host
+    title = policy.incident_title(person, incident.program, incident.job_ref, where)
+    days = thresholds.current(DeliveryPolicy).incident_days
+    stored = make(report, Kind.INCIDENT, title, OPERATOR, days=days, incident=incident)
+    notice = Notice(
+        about=f"incident:{incident.pk}",
+        at=now,
+        severity=incident.severity,
+        kind=INCIDENT,
+        rule=incident.rule,
+        host=incident.host,
+        gpu_uuid=incident.gpu_id or "",
+        person=person,
+        title=title,
+        text="",
+    )
+    channels = Channel.objects.filter(enabled=True, owner=None, to_owners=False)
+    wanting = [channel for channel in channels if wants(route_of(channel), notice)]
+    text = f"{incident.text}\n\n{texts.text(report)}"
+    _send(stored, wanting, text, incident.severity, now)
+    return stored
+
+
+def _send(
+    stored: StoredReport, channels: Iterable[Channel], text: str, severity: str, now: datetime
+) -> None:
+    """Put a message with the report on its way to each channel, in its hours."""
+    alerts, zone = thresholds.current(AlertPolicy), timezone.get_default_timezone()
+    body = policy.shortened(text, _address(stored))
+    Message.objects.bulk_create(
+        Message(
+            channel=channel,
+            about=f"report:{stored.pk}",
+            severity=severity,
+            title=stored.title,
+            text=body,
+            created_at=now,
+            due_at=due_at(route_of(channel), severity, alerts, now, zone),
+        )
+        for channel in channels
+    )
+
+
+def _address(stored: StoredReport) -> str:
+    return link(thresholds.current(AlertPolicy), f"/reports/stored/{stored.pk}/")

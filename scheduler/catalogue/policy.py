@@ -1,0 +1,74 @@
+"""Policy: the policies of the scheduler by their stable names, and the presets of each profile.
+
+A policy is a frozen dataclass of thresholds. The defaults are those of the profile "server".
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from scheduler.execution.policy.bounds import BoundsPolicy, NicePolicy
+from scheduler.lifecycle.policy.retention import RetentionPolicy
+from scheduler.lifecycle.policy.retries import RetryPolicy
+from scheduler.notifications.policy import NotificationPolicy
+from scheduler.planner.backfill import BackfillPolicy
+from scheduler.planner.capacity import CapacityPolicy
+from scheduler.planner.idle_gpus import IdlePolicy
+from scheduler.planner.order import OrderPolicy
+from scheduler.planner.placement import RankPolicy
+from scheduler.planner.preemption import PreemptionPolicy
+from scheduler.quotas.policy.quotas import QuotaPolicy
+from scheduler.sizing.policy import SizingPolicy
+from scheduler.throttle.policy.mode import ModePolicy
+from scheduler.throttle.policy.pressure import PressurePolicy
+from scheduler.throttle.policy.tiers import AdaptivePolicy
+from scheduler.throttle.policy.utilisation import UtilisationPolicy
+from scheduler.time_windows.policy.rules import WindowPolicy
+
+POLICIES: dict[str, type[Any]] = {
+    "adaptive": AdaptivePolicy,
+    "backfill": BackfillPolicy,
+    "bounds": BoundsPolicy,
+    "capacity": CapacityPolicy,
+    "idle": IdlePolicy,
+    "keeping": RetentionPolicy,
+    "mode": ModePolicy,
+    "niceness": NicePolicy,
+    "notifications": NotificationPolicy,
+    "order": OrderPolicy,
+    "preemption": PreemptionPolicy,
+    "pressure": PressurePolicy,
+    "quotas": QuotaPolicy,
+    "rank": RankPolicy,
+    "retries": RetryPolicy,
+    "sizing": SizingPolicy,
+    "utilisation": UtilisationPolicy,
+    "windows": WindowPolicy,
+}
+
+# Values that differ from the defaults, by profile and policy.
+PROFILES: dict[str, dict[str, dict[str, Any]]] = {
+    "desktop": {},
+    "server": {},
+    "coordinator": {
+        "pressure": {"gpu_busy_pct": 50.0, "gpu_calm_pct": 40.0},
+        "utilisation": {"low_pct": 30.0, "high_pct": 50.0},
+    },
+}
+# Headings of the page of rules; policies without a topic come last.
+TOPICS: dict[str, tuple[str, ...]] = {
+    "Queue order and placement": (
+        "quotas",
+        "order",
+        "windows",
+        "preemption",
+        "retries",
+        "backfill",
+        "capacity",
+        "sizing",
+        "rank",
+    ),
+    "Load control": ("pressure", "utilisation", "adaptive", "mode", "idle"),
+    "Limits and retention of jobs": ("bounds", "niceness", "keeping"),
+    "Notifications": ("notifications",),
+}

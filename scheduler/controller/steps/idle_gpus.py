@@ -1,0 +1,126 @@
+"""The controller's part that reports idle GPUs and idle memory while jobs wait."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from typing import Any
+
+from monitor.facts.formats import duration
+from monitor.facts.readings import Snapshot
+from monitor.incidents.facts import IDLE_HELD
+from monitor.incidents.rows import open as open_incidents
+from monitor.journal.rows import events
+from monitor.models import Event, Incident
+from monitor.runtime.rows.item_isolation import Convert, ItemIsolation, convert_all
+from monitor.thresholds import rows as thresholds
+from scheduler.facts.blockers import Tier
+from scheduler.facts.jobs import JobState
+from scheduler.models import Job
+from scheduler.planner.idle_gpus import IdleGpu, IdlePolicy, WaitingJob, beside, long_idle
+
+# Jobs with a blocker of these tiers cannot start on an idle GPU.
+OWN_TIERS = (int(Tier.PERSON), int(Tier.NOT_YET))
+MOST_WAITING = 200
+# Older incidents were reported when they opened.
+FRESH = timedelta(minutes=15)
+
+
+class IdleResources:
+    """A Part. Each idle time is reported once; the stored events are its memory."""
+
+    name = "idle"
+
+    def __init__(self, host: str) -> None:
+        self._host = host
+        self._isolation = ItemIsolation(host, self.name)
+
+    def judge(self, snapshot: Snapshot | None, now: datetime) -> object:
+        if snapshot is None:
+            return None
+        return [*self._gpus(snapshot, now), *self._memory(now)]
+
+    def _gpus(self, snapshot: Snapshot, now: datetime) -> list[str]:
+        policy = thresholds.current(IdlePolicy)
+        idle = long_idle(snapshot.gpus, policy, now)
+        if not idle:
+            return []
+        waiting = waiting_jobs(self._isolation.converter(now))
+        new = [
+            idle_gpu
+            for idle_gpu in beside(idle, waiting, policy, now)
+            if not _is_reported(idle_gpu.gpu.uuid, idle_gpu.since)
+        ]
+        reported = self._isolation.each(
+            new, lambda idle: f"GPU {idle.gpu.index}", lambda idle: self._report_gpu(idle, now), now
+        )
+        return [text for _, text in reported]
+
+    def _report_gpu(self, idle: IdleGpu, now: datetime) -> str:
+        count, first = len(idle.waiting), idle.waiting[0]
+        jobs = f"{count} jobs wait" if count > 1 else f"job {first.job_id} waits"
+        since = duration((now - idle.since).total_seconds())
+        reason = f" ({first.why})" if first.why else ""
+        text = f"GPU {idle.gpu.index} has been idle for {since} while {jobs}{reason}"
+        self._add(text, idle.gpu.uuid, "", now)
+        return text
+
+    def _memory(self, now: datetime) -> list[str]:
+        """Report the fresh incidents about memory that is held idle."""
+        here = [
+            row for row in open_incidents.all_open_rows() if row.host == self._host and row.gpu_id
+        ]
+        fresh = [row for row in here if row.rule == IDLE_HELD and row.opened_at > now - FRESH]
+        new = [
+            row for row in fresh if not _is_reported(row.gpu_id or "", row.opened_at, _owner(row))
+        ]
+        reported = self._isolation.each(
+            new,
+            lambda row: f"incident {row.pk}",
+            lambda row: self._add(row.text, row.gpu_id or "", _owner(row), now),
+            now,
+        )
+        return [row.text for row, _ in reported]
+
+    def _add(self, text: str, gpu_uuid: str, owner: str, now: datetime) -> None:
+        events.add(
+            "IDLE_RESOURCE_DETECTED",
+            text,
+            now=now,
+            severity="warning",
+            host=self._host,
+            gpu_uuid=gpu_uuid,
+            owner=owner,
+        )
+
+
+def waiting_jobs(convert: Convert = convert_all) -> list[WaitingJob]:
+    """The queued jobs (at most 200) that an idle GPU could serve: not held, and due."""
+    rows = Job.objects.filter(state=JobState.QUEUED.value, gpus__gt=0, held="")
+    columns = ("id", "submitted_at", "begin_at", "gpu_uuid", "blockers")
+    oldest = list(rows.order_by("id").values_list(*columns)[:MOST_WAITING])
+    converted = convert(oldest, lambda row: f"job {row[0]}", _waiting_job)
+    return [job for _, job in converted if job is not None]
+
+
+def _waiting_job(row: tuple[Any, ...]) -> WaitingJob | None:
+    """None if an idle GPU would not help the job."""
+    job_id, submitted_at, begin_at, gpu_uuid, blockers = row
+    if not blockers or any(blocker.get("tier") in OWN_TIERS for blocker in blockers):
+        return None
+    return WaitingJob(
+        job_id=job_id,
+        since=max(submitted_at, begin_at) if begin_at else submitted_at,
+        why=blockers[0].get("text") or "",
+        gpu_uuid=gpu_uuid or "",
+    )
+
+
+def _owner(row: Incident) -> str:
+    return row.job_owner or row.user
+
+
+def _is_reported(gpu_uuid: str, since: datetime, owner: str = "") -> bool:
+    rows = Event.objects.filter(
+        kind="IDLE_RESOURCE_DETECTED", gpu_uuid=gpu_uuid, owner=owner, at__gte=since
+    )
+    return rows.exists()

@@ -1,0 +1,100 @@
+"""The controller's part that finds incidents: it gives the monitor the waiting jobs."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from datetime import datetime
+from typing import Any
+
+from django.db.models import QuerySet
+
+from monitor.facts.claims import Demand
+from monitor.facts.readings import Snapshot
+from monitor.incidents.policy.lifecycle import Verdict
+from monitor.incidents.step import IncidentStep
+from monitor.runtime.rows.database import prepared
+from monitor.runtime.rows.item_isolation import ItemIsolation
+from monitor.sampling.probes.host import cpu_processes
+from scheduler.facts.blockers import LOAD_CODES, Tier
+from scheduler.facts.jobs import JobState
+from scheduler.fair_share.rows import Standings
+from scheduler.models import Attempt, Job
+
+# Jobs further back in the queue would not start if one GPU became free.
+MOST_WAITING = 200
+
+
+class IncidentWatch:
+    """A Part. Its memory of the last hours can be rebuilt from rows."""
+
+    name = "hogs"
+
+    def __init__(self, host: str, gap_s: float = 15.0) -> None:
+        self._host = host
+        self._isolation = ItemIsolation(host, self.name)
+        self._incidents = IncidentStep(host, gap_s, cpu_processes)
+        self._standings = Standings()
+
+    def judge(self, snapshot: Snapshot | None, now: datetime) -> Verdict | None:
+        if snapshot is None:
+            return None
+        demand, shares = self._demand(now, _owners_on(snapshot))
+        return self._incidents.judge(snapshot, demand, now, self._leaders(), shares)
+
+    def _leaders(self) -> set[int]:
+        """The pids of the runners of all jobs of this host, and of their first processes."""
+        pids = ((row.runner_pid, row.pid) for row in _open_attempts(self._host))
+        return {pid for pair in pids for pid in pair if pid is not None}
+
+    def _demand(
+        self, now: datetime, present: Collection[str]
+    ) -> tuple[list[Demand], dict[str, float]]:
+        """The jobs that would start if others used less, and each person's entitled share (%).
+
+        Shares are read for the owners of these jobs and for `present`, while a job waits.
+        """
+        rows = Job.objects.filter(state=JobState.QUEUED.value, gpus__gt=0, held="")
+        columns = ("id", "owner__username", "gpus", "gpu_uuid", "submitted_at", "begin_at")
+        first = rows.order_by("-priority", "submitted_at", "id")
+        judged = self._isolation.convert(
+            list(first.values_list(*columns, "blockers")[:MOST_WAITING]),
+            lambda row: f"job {row[0]}",
+            lambda row: _waits_for_others(row[-1]),
+            now,
+        )
+        waiting = [row for row, waits_for_others in judged if waits_for_others]
+        if not waiting:
+            return [], {}
+        accounts = self._standings.at(now, {*present, *(row[1] for row in waiting)})
+        quotas = {name: account.quota.share_pct for name, account in accounts.items()}
+        demand = [
+            Demand(
+                owner=owner,
+                since=max(submitted, begin) if begin else submitted,
+                job_ref=str(id_),
+                gpus=gpus,
+                gpu_uuids=(uuid,) if uuid else (),
+                share_pct=quotas.get(owner),
+            )
+            for id_, owner, gpus, uuid, submitted, begin, _ in waiting
+        ]
+        return demand, {name: share for name, share in quotas.items() if share is not None}
+
+
+@prepared
+def _open_attempts(host: str) -> QuerySet[Attempt]:
+    return Attempt.objects.filter(host=host, ended_at=None).only("runner_pid", "pid")
+
+
+def _owners_on(snapshot: Snapshot) -> set[str]:
+    """The owners of the processes on GPUs."""
+    owners = (process.job_owner or process.user for process in snapshot.processes)
+    return {owner for owner in owners if owner}
+
+
+def _waits_for_others(blockers: list[dict[str, Any]]) -> bool:
+    """Whether the use of others is the only reason why the job waits."""
+    return bool(blockers) and all(
+        blocker.get("tier") == int(Tier.CONTENTION) or blocker.get("code") in LOAD_CODES
+        for blocker in blockers
+    )

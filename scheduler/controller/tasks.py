@@ -1,0 +1,55 @@
+"""Assembles the controller of this host for its loop."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from django.conf import settings
+
+from monitor import tasks
+from monitor.alerts.steps.writer import AlertWriter
+from monitor.runtime.facts import Guard
+from scheduler.controller.step import (
+    ConstraintWatch,
+    Controller,
+    FileRetention,
+    OtherTasks,
+    Part,
+    Predictions,
+)
+from scheduler.controller.steps.enforcement import Enforcement
+from scheduler.controller.steps.idle_gpus import IdleResources
+from scheduler.controller.steps.incident_watch import IncidentWatch
+from scheduler.execution.steps.background_niceness import BackgroundNiceness
+from scheduler.execution.steps.gpu_locks import LockClaims, LockFiles
+from scheduler.notifications.step import JobNotifications
+from scheduler.quotas.step import Charging
+from scheduler.runner.enforce.actions import ProcessControl
+from scheduler.sizing.step import AttemptUses
+from scheduler.throttle.step import ThrottleStep
+from scheduler.yields.steps import HotGpus, LostGpus
+
+
+def build(guard: Guard) -> Controller:
+    """The controller of this host."""
+    config = settings.CONFIG
+    parts: tuple[Part, ...] = (
+        ConstraintWatch(config.node, str(settings.DATA)),
+        Charging(config.node, config.time_zone),
+        IncidentWatch(config.node),
+        AttemptUses(config.node),
+        ThrottleStep(config.node),
+        LostGpus(config.node),
+        HotGpus(config.node),
+        IdleResources(config.node),
+        Enforcement(config.node, ProcessControl(Path(settings.DATA) / "run" / "pacing")),
+        AlertWriter(tasks.queue),
+        JobNotifications(config.node, tasks.queue),
+        LockClaims(config.node, settings.LOCK_FOLDER),
+        LockFiles(config.node, settings.LOCK_FOLDER),
+        BackgroundNiceness(config.node),
+        FileRetention(config.node, tasks.queue),
+        Predictions(tasks.queue),
+        OtherTasks(config.node),
+    )
+    return Controller(guard, config.node, tasks.queue, parts)

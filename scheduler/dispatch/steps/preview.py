@@ -1,0 +1,200 @@
+"""Forecasts for pages and REST: start times of waiting jobs, what-if answers, priority factors.
+
+The input is loaded as by the scheduler, and cached, because many viewers need it at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from threading import Lock
+from typing import Any
+
+from django.conf import settings
+
+from monitor.models import LatestSnapshot
+from monitor.runtime.facts import TimedCache
+from scheduler.blockers.policy import why
+from scheduler.dispatch import inputs as plan_inputs
+from scheduler.dispatch.inputs import PlanInput, PlanInputs
+from scheduler.facts.jobs import JobState, NewJob, QueuedJob
+from scheduler.lifecycle.policy import waits
+from scheduler.lifecycle.rows import queue_facts
+from scheduler.lifecycle.rows.queue_facts import UsualDuration
+from scheduler.models import Job
+from scheduler.planner.forecast import forecast
+from scheduler.planner.forecast.forecast import Estimate, WhatIf
+from scheduler.planner.order import Factor, order_factors
+
+KEPT = timedelta(seconds=2)
+# A job that is not submitted comes after all submitted jobs.
+NEW_ID = 2**62
+
+
+@dataclass(slots=True)
+class PlanForecast:
+    """The inputs of one host's planner, and the forecast once it is needed."""
+
+    given: PlanInput
+    estimates: Mapping[int, Estimate] | None = None
+
+
+class ForecastCache:
+    """The input and the forecast of one host, at most KEPT old."""
+
+    def __init__(self, supply: PlanInputs) -> None:
+        self.supply = supply
+        self.lock = Lock()
+        self._forecast = TimedCache(self._load, KEPT)
+
+    def look(self, now: datetime) -> PlanInput:
+        return self._forecast(now).given
+
+    def _load(self, now: datetime) -> PlanForecast:
+        queue = self.supply.queue(now, queue_facts.queue_mark())
+        # A page may ask about a GPU while no job waits for one.
+        example = _queued(NewJob(command="true"), "", now, None)
+        return PlanForecast(replace(self.supply.given([*queue, example], now), queue=queue))
+
+    def estimate_all(self, now: datetime) -> Mapping[int, Estimate]:
+        current = self._forecast(now)
+        if current.estimates is None:
+            given = current.given
+            current.estimates = forecast.forecast(
+                given.queue, given.slots, given.policy, now, given.rules
+            )
+        return current.estimates
+
+
+_known: dict[str, ForecastCache] = {}
+
+
+def _of(host: str) -> ForecastCache:
+    if host not in _known:
+        _known[host] = ForecastCache(PlanInputs(host, plan_inputs.plan_policy()))
+    return _known[host]
+
+
+def forget() -> None:
+    """Drop the cached forecasts."""
+    _known.clear()
+
+
+def hosts() -> list[str]:
+    """The hosts with a snapshot, else this host."""
+    names = LatestSnapshot.objects.order_by("host").values_list("host", flat=True)
+    return list(names) or [settings.CONFIG.node]
+
+
+def estimates(now: datetime) -> Mapping[int, Estimate]:
+    """For each waiting job, where it may start first."""
+    estimated: dict[int, Estimate] = {}
+    for host in hosts():
+        outlook = _of(host)
+        with outlook.lock:
+            for job_id, estimate in outlook.estimate_all(now).items():
+                estimated[job_id] = _sooner(estimated.get(job_id), estimate)
+    return estimated
+
+
+def running_ends(now: datetime) -> dict[int, datetime]:
+    """When each running job is expected to end; jobs with unknown ends are omitted."""
+    found: dict[int, datetime] = {}
+    for host in hosts():
+        outlook = _of(host)
+        with outlook.lock:
+            given = outlook.look(now)
+        found |= forecast.running_ends(given.slots, given.policy, now)
+    return found
+
+
+def estimate_of(job_id: int, now: datetime) -> Estimate | None:
+    """The same for one job, without going through all that wait."""
+    nearest: Estimate | None = None
+    for host in hosts():
+        outlook = _of(host)
+        with outlook.lock:
+            estimate = outlook.estimate_all(now).get(job_id)
+        if estimate is not None:
+            nearest = _sooner(nearest, estimate)
+    return nearest
+
+
+def _sooner(one: Estimate | None, other: Estimate) -> Estimate:
+    if one is None or one.p50 is None:
+        return other
+    return one if other.p50 is None or one.p50 <= other.p50 else other
+
+
+@dataclass(frozen=True, slots=True)
+class JobForecast:
+    """Blockers, predicted start and priority factors of a job."""
+
+    estimate: Estimate | None = None
+    factors: tuple[Factor, ...] = ()
+    reasons: tuple[dict[str, Any], ...] = ()
+
+
+def of(job: Job, now: datetime) -> JobForecast:
+    """Of a job that does not wait, nothing."""
+    if job.state != JobState.QUEUED.value:
+        return JobForecast()
+    reasons = tuple(why.ahead(job.blockers, now))
+    return JobForecast(estimate_of(job.pk, now), factors(job, hosts()[0], now), reasons)
+
+
+def what_if(new: NewJob, owner: str, now: datetime) -> WhatIf:
+    """The placement or forecast of a job on the best host, without submitting it."""
+    answers = [_what_if(new, owner, host, now) for host in hosts()]
+    return min(answers, key=_goodness)
+
+
+def _goodness(answer: WhatIf) -> tuple[bool, bool, float]:
+    p50 = answer.estimate.p50
+    return (not answer.starts_now, p50 is None, p50.timestamp() if p50 else 0.0)
+
+
+def _what_if(new: NewJob, owner: str, host: str, now: datetime) -> WhatIf:
+    outlook = _of(host)
+    with outlook.lock:
+        given = outlook.look(now)
+        durations = outlook.supply.durations
+        expected = durations.expect(owner, new.label, new.time_limit, new.estimate)
+        job = _queued(new, owner, now, durations(owner, new.label))
+        job = replace(job, expected=expected)
+        return forecast.what_if(job, given.queue, given.slots, given.policy, now, given.rules)
+
+
+def factors(job: Job, host: str, now: datetime) -> tuple[Factor, ...]:
+    """Priority factors of a waiting job; () = it does not wait."""
+    outlook = _of(host)
+    with outlook.lock:
+        given = outlook.look(now)
+    waiting = next((queued for queued in given.queue if queued.id == job.pk), None)
+    if waiting is None:
+        return ()
+    owners = {queued.owner for queued in given.queue}
+    return order_factors(waiting, given.slots, owners, given.rules.order, now)
+
+
+def _queued(new: NewJob, owner: str, now: datetime, usual: UsualDuration | None) -> QueuedJob:
+    """The job as the queue would contain it, with its own blockers."""
+    condition = waits.Condition(
+        id=NEW_ID,
+        begin_at=new.begin_at,
+        pending=tuple((dependency.on, dependency.after) for dependency in new.after),
+    )
+    return QueuedJob(
+        id=NEW_ID,
+        owner=owner,
+        priority=new.priority,
+        submitted_at=now,
+        requirement=new.requirement,
+        time_limit=new.time_limit,
+        estimate=new.estimate,
+        usual=None if usual is None else usual.p90,
+        typical=None if usual is None else usual.p50,
+        preemptible=new.yield_options.preemptible,
+        waits=waits.waits([condition], {}, now, settings.TIME_ZONE).get(NEW_ID, ()),
+    )

@@ -1,0 +1,122 @@
+"""Policy: resource limits of a job's processes, and when jobs get a lower priority on the host."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from monitor.facts.formats import GIB
+from monitor.facts.readings import HostReading
+from monitor.facts.thresholds import percent, threshold
+from scheduler.facts.jobs import NewJob, Refusal
+from scheduler.facts.units import size
+
+# The minimum that a job needs to run.
+MIN_CPUS, MIN_BYTES = 0.01, 16 * 1024**2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BoundsPolicy:
+    """Resource limits of jobs, where the host supports them."""
+
+    # fmt: off
+    cgroup: bool = threshold(True, "Use cgroups",
+        "Enables limits, freezing and reliable termination. Without cgroups, a job is its process "
+        "tree.")
+    cpus: float | None = threshold(None, "CPUs per job", ge=0.01,
+        help="Limit for all processes of a job together. A job may request less.")
+    memory_gib: float | None = threshold(None, "Memory per job", unit="GiB", ge=0.05,
+        help="Host memory. A job that exceeds it is killed. A job may request less.")
+    pids: int | None = threshold(32_768, "Processes and threads per job", ge=16,
+        help="Protects the host from fork bombs.")
+    log_mib: int = threshold(1024, "Maximum log size", unit="MiB", ge=0, le=1_048_576,
+        help="Per attempt. The job continues, but only the beginning and the end of its output "
+             "are kept. 0 = no limit.")
+    hide_gpus: bool = threshold(True, "Hide other GPUs",
+        "A job cannot open GPUs that are not allocated to it, whatever CUDA_VISIBLE_DEVICES says.")
+    cap_share: bool = threshold(True, "Enforce GPU time limits",
+        "A job with a GPU time limit is paused for the rest of each period.")
+    period_s: float = threshold(1.0, "Period of GPU time limits", unit="s", ge=0.1, le=60,
+        help="A job limited to 30 % runs for 0.3 of the period. Choose a period longer than the "
+             "job's steps.")
+    mps: bool = threshold(True, "Use MPS for GPU time limits",
+        "If the NVIDIA MPS daemon is running, it enforces the limits and jobs are not paused.")
+    # fmt: on
+
+    @property
+    def memory_bytes(self) -> int | None:
+        return None if self.memory_gib is None else round(self.memory_gib * GIB)
+
+
+def refusals(new: NewJob, policy: BoundsPolicy, hosts: Sequence[HostReading]) -> list[Refusal]:
+    """More CPUs or memory than a job may have, or than any host has; too little to run at all."""
+    cpus = _most(policy.cpus, [host.cpu_count for host in hosts])
+    memory = _most(policy.memory_bytes, [host.memory_total_bytes for host in hosts])
+    problems = []
+    if (asked := new.cpus) is not None and asked < MIN_CPUS:
+        problems.append(Refusal(field="cpus", text=f"Nothing runs with {asked:g} CPUs."))
+    elif asked is not None and cpus is not None and asked > cpus:
+        text = f"You ask for {asked:g} CPUs; a job gets at most {cpus:g} here."
+        problems.append(Refusal(field="cpus", text=text))
+    if (wants := new.memory_bytes) is not None and wants < MIN_BYTES:
+        text = "Nothing runs with so little host memory; write it like 16GiB."
+        problems.append(Refusal(field="memory", text=text))
+    elif wants is not None and memory is not None and wants > memory:
+        most = f"a job gets at most {size(int(memory))} here"
+        text = f"You ask for {size(wants)} of host memory; {most}."
+        problems.append(Refusal(field="memory", text=text))
+    return problems
+
+
+def lower_limit(requested: float | None, most: float | None) -> float | None:
+    """The lower of two limits; None = no limit."""
+    return min((value for value in (requested, most) if value is not None), default=None)
+
+
+def _most(limit: float | None, hosts: Sequence[float | None]) -> float | None:
+    """The maximum on the largest host; None = unknown."""
+    values = [value for value in hosts if value is not None]
+    largest = max(values) if values and len(values) == len(hosts) else None
+    return lower_limit(largest, limit)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NicePolicy:
+    """Lower CPU and disk priority of jobs while the host is busy."""
+
+    # fmt: off
+    enabled: bool = threshold(True, "Lower job priority on a busy host",
+        "Jobs get a lower CPU priority while the host is busy.")
+    nice: int = threshold(10, "Nice value", ge=1, le=19,
+        help="Of jobs while the host is busy; 19 is the lowest priority.")
+    idle_io: bool = threshold(True, "Idle I/O class",
+        "Jobs access the disk only while no other process does, as long as the host is busy.")
+    busy_cpu_pct: float = threshold(90.0, "Busy above", unit="%", ge=1, le=100,
+        help="CPU use of the host.")
+    quiet_cpu_pct: float = percent(75.0, "Quiet below",
+        "Jobs then return to their normal priority.")
+    busy_io_pct: float = threshold(20.0, "Disk busy above", unit="%", ge=1, le=100,
+        help="Time in which some task waited for I/O (PSI some).")
+    # fmt: on
+
+    def conflicts(self) -> dict[str, str]:
+        if self.quiet_cpu_pct >= self.busy_cpu_pct:
+            return {"quiet_cpu_pct": "it must be below the value for busy"}
+        return {}
+
+
+def is_busy(
+    cpu_pct: float | None, io_pct: float | None, *, was_busy: bool, policy: NicePolicy
+) -> bool:
+    """Whether background jobs get a higher nice value. Unknown values change nothing."""
+    if not policy.enabled:
+        return False
+    busy = [
+        cpu_pct is not None and cpu_pct >= policy.busy_cpu_pct,
+        io_pct is not None and io_pct >= policy.busy_io_pct,
+    ]
+    quiet = [
+        cpu_pct is not None and cpu_pct < policy.quiet_cpu_pct,
+        io_pct is None or io_pct < policy.busy_io_pct / 2,
+    ]
+    return any(busy) or (was_busy and not all(quiet))

@@ -1,0 +1,75 @@
+"""Edge: the isolation features of this machine, in words."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from scheduler.execution.policy.bounds import BoundsPolicy
+from scheduler.runner.confine.cgroup_probe import CgroupParent
+
+KINDS = {"v1": "cgroup version 1", "v2": "cgroup version 2", "systemd": "a scope of systemd"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Capability:
+    """An isolation feature. active: jobs use it."""
+
+    name: str
+    active: bool
+    text: str
+
+
+def describe(
+    place: CgroupParent, *, minors: int, mps: str | None, locks: str | None, policy: BoundsPolicy
+) -> list[Capability]:
+    """The isolation features, as probed, in words."""
+    return [
+        _cgroup(place, policy),
+        _hiding(place, minors, policy),
+        _share(place, mps, policy),
+        Capability(
+            name="mps",
+            active=bool(mps and policy.mps),
+            text=f"daemon found in {mps}" if mps else "no MPS daemon on this host",
+        ),
+        Capability(
+            name="locks",
+            active=locks is not None,
+            text=f"{locks}/gpu.lock, gpu0.lock, …" if locks else "none",
+        ),
+    ]
+
+
+def _cgroup(place: CgroupParent, policy: BoundsPolicy) -> Capability:
+    if not place.kind:
+        text = f"jobs are followed by their process tree only ({place.problem})"
+    elif not policy.cgroup:
+        text = f"{KINDS[place.kind]} is available, but switched off in the thresholds"
+    else:
+        limits = [name for name in ("cpu", "memory", "pids") if name in place.can]
+        kill = "whole group" if {"kill", "freeze"} & place.can else "process by process"
+        text = f"{KINDS[place.kind]}; limits: {', '.join(limits) or 'none'}; kill: {kill}"
+    return Capability(name="cgroup", active=bool(place.kind and policy.cgroup), text=text)
+
+
+def _hiding(place: CgroupParent, minors: int, policy: BoundsPolicy) -> Capability:
+    works = bool({"devices", "bpf"} & place.can)
+    active = works and bool(minors) and policy.hide_gpus and policy.cgroup
+    if active:
+        how = "the cgroup's list of devices" if "devices" in place.can else "a BPF program"
+        text = f"by {how}; CUDA_VISIBLE_DEVICES is set too"
+    else:
+        missing = "this host has no GPU device files" if works else "more needs root and cgroups"
+        text = f"CUDA_VISIBLE_DEVICES only, which a job can change ({missing})"
+    return Capability(name="hiding", active=active, text=text)
+
+
+def _share(place: CgroupParent, mps: str | None, policy: BoundsPolicy) -> Capability:
+    if mps and policy.mps:
+        how = "by MPS"
+    elif "freeze" in place.can and policy.cgroup:
+        how = f"by freezing the job for parts of {policy.period_s:g} s"
+    else:
+        how = f"by SIGSTOP for parts of {policy.period_s:g} s; the job's parent may notice"
+    text = how if policy.cap_share else "switched off in the thresholds"
+    return Capability(name="share", active=policy.cap_share, text=text)

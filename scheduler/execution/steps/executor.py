@@ -1,0 +1,259 @@
+"""Start, follow, stop and end the placed jobs of this host.
+
+The action for an attempt follows from its folder and /proc alone, so a new executor continues
+where a killed one stopped.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from datetime import datetime
+from functools import partial
+
+from monitor.runtime.facts import Guard
+from monitor.runtime.probes.process_identity import boot_id
+from monitor.runtime.rows.item_isolation import ItemIsolation
+from monitor.runtime.rows.wakeups import wake
+from scheduler.execution.policy.reconcile import Action, AttemptState, Claimant, next_action
+from scheduler.execution.steps import outcomes
+from scheduler.execution.steps.specs import SpecWriter
+from scheduler.facts.jobs import JobState
+from scheduler.lifecycle.rows import transitions
+from scheduler.models import Attempt
+from scheduler.runner import attempt_files, files
+from scheduler.runner.accounts import MissingAccount
+from scheduler.runner.attempt_files import AttemptFiles
+from scheduler.runner.spawning import RunnerStarter
+
+START_RETRY_S = 2.0
+TAIL_BYTES = 16_384
+ENDING_ORPHANS = "Its runner and its guardian were killed; its remaining processes are being ended."
+ABANDONED = (
+    "Its runner and its guardian were killed, so the exit code of the job is unknown."
+    " Its remaining processes were ended."
+)
+RESTARTED = "The machine restarted before the job had ended."
+FAULT_KINDS = ("JOB_STEP_FAILED", "JOB_START_FAILED")
+STEP_KIND, START_KIND = FAULT_KINDS
+Change = Callable[[], object]
+
+
+@dataclass(frozen=True, slots=True)
+class JobAction:
+    """The action taken for an attempt, and the change to store for it (None = nothing)."""
+
+    attempt: Attempt
+    action: Action
+    change: Change | None
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptView:
+    """The row of an open attempt, its files, and the action that follows."""
+
+    attempt: Attempt
+    files: AttemptFiles
+    action: Action
+
+
+class Executor:
+    """`step(now)` follows every open attempt of `host`; `start` requests runners immediately."""
+
+    def __init__(self, guard: Guard, host: str, specs: SpecWriter) -> None:
+        self._guard = guard
+        self._host = host
+        self._specs = specs
+        self._spawner = RunnerStarter()
+        self._isolation = ItemIsolation(host, "executor", guard)
+        # Saves work only: requesting a runner twice is harmless.
+        self._requested_at: dict[int, datetime] = {}
+
+    def open(self) -> None:
+        self._spawner.open()
+
+    def close(self) -> None:
+        self._spawner.close()
+
+    def step(self, now: datetime) -> dict[int, Action]:
+        """Act on each open attempt; returns the actions by job."""
+        # Sorted here: with ORDER BY the database would read all attempts.
+        rows = Attempt.objects.filter(host=self._host, ended_at=None)
+        still_open = sorted(
+            rows.select_related("job__owner", "yield_request"), key=lambda attempt: attempt.pk
+        )
+        self._requested_at = {
+            attempt.pk: self._requested_at[attempt.pk]
+            for attempt in still_open
+            if attempt.pk in self._requested_at
+        }
+        followed = self._isolation.each(
+            still_open, _name, lambda attempt: self._follow(attempt, now), now, STEP_KIND
+        )
+        due = [done for _, done in followed if done is not None]
+        changes = [done for done in due if done.change is not None]
+        if changes:
+            self._write(changes, now)
+        self.start([done.attempt for done in due if done.action is Action.START], now)
+        return {done.attempt.job_id: done.action for done in due}
+
+    def start(self, placed: Iterable[Attempt], now: datetime) -> None:
+        """Request runners. Requesting twice is harmless: only one can claim the attempt."""
+        for attempt in placed:
+            last = self._requested_at.get(attempt.pk)
+            if last is not None and (now - last).total_seconds() < START_RETRY_S:
+                continue
+            self._requested_at[attempt.pk] = now
+            self._isolation.attempt(
+                f"start of {_name(attempt)}", partial(self._spawn, attempt, now), now, START_KIND
+            )
+
+    def _spawn(self, attempt: Attempt, now: datetime) -> None:
+        try:
+            self._spawner.spawn(self._specs.write(attempt))
+        except MissingAccount as error:
+            self._end_without_account(attempt, str(error), now)
+
+    def _follow(self, attempt: Attempt, now: datetime) -> JobAction | None:
+        """Act on one attempt; None when there is nothing to do."""
+        # A change that could not be stored is retried after its back-off.
+        if self._just_runs(attempt) or self._isolation.is_delayed(_row_name(attempt), now):
+            return None
+        seen = self._see(attempt, now)
+        if seen.action is Action.NONE:
+            return None
+        return JobAction(attempt, seen.action, self._act(seen, now))
+
+    def _write(self, changes: Iterable[JobAction], now: datetime) -> None:
+        """Store all changes in one transaction, each in its own savepoint."""
+        with self._guard():
+            for done in changes:
+                if done.change is not None:
+                    self._isolation.attempt(_row_name(done.attempt), done.change, now, STEP_KIND)
+            wake("live")
+
+    def _end_without_account(self, attempt: Attempt, problem: str, now: datetime) -> None:
+        """End an attempt whose owner has no OS account."""
+        if attempt_files.give_up(self._specs.folder(attempt), attempt.nonce):
+            with self._guard():
+                outcomes.record_missing_account(attempt, problem, now)
+                wake("live")
+
+    def _just_runs(self, attempt: Attempt) -> bool:
+        """The common case: recorded, alive, without a result or a request."""
+        is_quiet = attempt.job.state == JobState.RUNNING.value and attempt.pid is not None
+        if not is_quiet or hasattr(attempt, "yield_request"):
+            return False
+        runner = attempt.runner_pid, attempt.runner_start_ticks, attempt.boot_id
+        return attempt_files.is_running(self._specs.folder(attempt), *runner)
+
+    def _see(self, attempt: Attempt, now: datetime) -> AttemptView:
+        attempt_state = attempt_files.read_attempt(self._specs.folder(attempt), attempt.nonce)
+        state = AttemptState(
+            state=JobState(attempt.job.state),
+            placed_at=attempt.placed_at,
+            same_boot=attempt.boot_id == boot_id(),
+            claimant=_claimant(attempt_state),
+            runner_alive=attempt_state.runner_alive,
+            is_started=attempt_state.started is not None,
+            is_recorded=attempt.pid is not None and _is_known_runner(attempt, attempt_state),
+            has_result=attempt_state.result is not None,
+            yield_requested=attempt.asked_to_leave is not None,
+            yield_withdrawn=hasattr(attempt, "yield_request") and attempt.asked_to_leave is None,
+        )
+        return AttemptView(attempt, attempt_state, next_action(state, now))
+
+    def _act(self, seen: AttemptView, now: datetime) -> Change | None:
+        """Act on files and processes; returns the change to store."""
+        attempt = seen.attempt
+        match seen.action:
+            case Action.STOP:
+                attempt_files.ask_to_stop(seen.files)
+            case Action.RECORD:
+                return lambda: outcomes.record_start(attempt, seen.files, now)
+            case Action.YIELD:
+                self._ask_to_yield(seen)
+            case Action.STAY:
+                attempt_files.withdraw_request(
+                    self._specs.folder(attempt), seen.files, attempt.nonce
+                )
+            case Action.END:
+                tail, saved = self._tail(seen), self._has_saved(seen)
+                return lambda: outcomes.record_end(attempt, seen.files, tail, now, has_saved=saved)
+            case Action.NEVER_RAN:
+                return lambda: outcomes.record_unstarted(attempt, now)
+            case Action.GIVE_UP if attempt_files.give_up(
+                self._specs.folder(attempt), attempt.nonce
+            ):
+                return lambda: outcomes.record_unstarted(attempt, now)
+            case Action.ABANDONED:
+                return self._end_orphans(seen, now)
+            case Action.RESTARTED:
+                saved = self._has_saved(seen)
+                return lambda: outcomes.record_lost(
+                    attempt, seen.files, RESTARTED, now, has_saved=saved
+                )
+        return None
+
+    def _ask_to_yield(self, seen: AttemptView) -> None:
+        """Repeated at each step; for the runner this is idempotent."""
+        attempt, row = seen.attempt, seen.attempt.yield_request
+        request = attempt_files.YieldRequestFile(row.text, row.deadline.timestamp())
+        if not attempt_files.request_yield(
+            self._specs.folder(attempt), seen.files, attempt.nonce, request
+        ):
+            attempt_files.ask_to_stop(seen.files)
+
+    def _tail(self, seen: AttemptView) -> bytes:
+        """The end of a failed job's log, which may contain the reason."""
+        result = seen.files.result
+        if result is None or result.exit_code == 0:
+            return b""
+        return files.read_tail(self._specs.folder(seen.attempt) / files.LOG, TAIL_BYTES)
+
+    def _has_saved(self, seen: AttemptView) -> bool:
+        """Whether a job that did not succeed has saved a checkpoint."""
+        job, result = seen.attempt.job, seen.files.result
+        ended_well = result is not None and result.exit_code == 0
+        return job.preemptible and not ended_well and self._specs.has_saved(job)
+
+    def _end_orphans(self, seen: AttemptView, now: datetime) -> Change | None:
+        """SIGTERM, and SIGKILL after the grace; the job is lost when no process is left."""
+        attempt, started = seen.attempt, seen.files.started
+        if started is None:
+            return None
+        stopping_at = attempt.orphans_stopping_at
+        number: int | None = signal.SIGTERM
+        if stopping_at is not None:
+            is_due = (now - stopping_at).total_seconds() >= self._specs.grace_s
+            number = signal.SIGKILL if is_due else None
+        if not attempt_files.end_orphans(started, number):
+            attempt_files.end_confined(self._specs.folder(attempt))
+            saved = self._has_saved(seen)
+            return lambda: outcomes.record_lost(
+                attempt, seen.files, ABANDONED, now, has_saved=saved
+            )
+        if stopping_at is not None:
+            return None
+        return lambda: transitions.mark_orphans_stopping(attempt, ENDING_ORPHANS, now)
+
+
+def _name(attempt: Attempt) -> str:
+    return f"job {attempt.job_id}"
+
+
+def _row_name(attempt: Attempt) -> str:
+    return f"row of job {attempt.job_id}"
+
+
+def _is_known_runner(attempt: Attempt, files: AttemptFiles) -> bool:
+    """False once a guardian has replaced the recorded runner."""
+    recorded = attempt.runner_pid, attempt.runner_start_ticks
+    return files.runner is None or files.runner == recorded
+
+
+def _claimant(files: AttemptFiles) -> Claimant:
+    if files.claimed is None:
+        return Claimant.UNCLAIMED
+    return Claimant.RUNNER if files.claimed.runner else Claimant.GIVEN_UP

@@ -1,0 +1,238 @@
+"""Record how an attempt started and ended, and whether its job ends or is requeued."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from itertools import takewhile
+
+from monitor.facts.readings import Health
+from monitor.snapshot import rows as snapshots
+from monitor.thresholds import rows as thresholds
+from scheduler.execution.policy.bounds import BoundsPolicy, lower_limit
+from scheduler.execution.policy.reconcile import MAX_STARTS, backoff_after, outcome_of
+from scheduler.execution.steps import gpu_locks
+from scheduler.facts.jobs import AttemptEnding, Identity, Outcome
+from scheduler.facts.units import size
+from scheduler.lifecycle.policy.retries import (
+    MEMORY_PROBLEMS,
+    AttemptEnd,
+    FailureCause,
+    RetryDecision,
+    RetryHistory,
+    RetryPolicy,
+    decide,
+    reports_gpu_memory,
+)
+from scheduler.lifecycle.rows import transitions
+from scheduler.models import Attempt, Job
+from scheduler.planner.preemption import PreemptionPolicy
+from scheduler.runner.attempt_files import AttemptFiles
+from scheduler.runner.spec import Result
+
+MOST_REFUSALS = 20
+UNSTARTED = "No runner took it up."
+UNWANTED = "Its GPU was wanted before it began."
+
+
+def record_start(attempt: Attempt, files: AttemptFiles, now: datetime) -> None:
+    """Store the processes of the attempt, or the guardian that has replaced its runner."""
+    _record_identity(attempt, files)
+    if files.runner is not None and attempt.pid is not None:
+        transitions.record_guardian(attempt, *files.runner, now)
+
+
+def _record_identity(attempt: Attempt, files: AttemptFiles) -> None:
+    started = files.started
+    if started is None or attempt.pid is not None:
+        return
+    identity = Identity(
+        account=started.account,
+        runner_pid=started.runner_pid,
+        runner_start_ticks=started.runner_start_ticks,
+        pid=started.pid,
+        start_ticks=started.start_ticks,
+        started_at=_time(started.started_at),
+    )
+    transitions.record_start(attempt, identity)
+
+
+def record_end(
+    attempt: Attempt, files: AttemptFiles, tail: bytes, now: datetime, *, has_saved: bool = False
+) -> None:
+    """Store the attempt's result, and end or requeue its job.
+
+    `tail` is the end of its log. `has_saved`: its checkpoint folder is not empty.
+    """
+    result = files.result
+    if result is None:
+        return
+    if result.refused is not None:
+        _record_refusal(attempt, result.refused, now)
+        return
+    _record_identity(attempt, files)
+    is_cancelled = attempt.job.cancel_requested_at is not None
+    outcome, reason = outcome_of(
+        exit_code=result.exit_code, stopped=result.stopped, cancel_requested=is_cancelled
+    )
+    cause = _cause(attempt, result, tail)
+    ending = AttemptEnding(
+        outcome=outcome,
+        ended_at=_time(result.ended_at),
+        exit_code=result.exit_code,
+        signal=result.signal,
+        problem=result.problem or reason or _problem_text(outcome, cause, attempt.job),
+        cpu_s=result.cpu_s,
+        peak_memory_bytes=result.peak_memory_bytes,
+        log_bytes=result.log_bytes,
+    )
+    _settle(attempt, ending, cause, now, yielded=result.yielded, has_saved=has_saved)
+
+
+def record_unstarted(attempt: Attempt, now: datetime) -> None:
+    """End an attempt that never ran: requeue its job, up to MAX_STARTS times, unless cancelled."""
+    if attempt.job.cancel_requested_at is not None:
+        transitions.record_end(attempt, AttemptEnding(outcome=Outcome.CANCELLED, ended_at=now), now)
+    elif attempt.asked_to_leave is not None:
+        transitions.return_to_queue(attempt, UNWANTED, now, outcome=Outcome.PREEMPTED.value)
+    elif _unstarted(attempt) >= MAX_STARTS:
+        problem = f"It could not be started {MAX_STARTS} times. {UNSTARTED}"
+        ending = AttemptEnding(outcome=Outcome.FAILED, ended_at=now, problem=problem)
+        transitions.record_end(attempt, ending, now)
+    else:
+        transitions.return_to_queue(attempt, UNSTARTED, now)
+
+
+def record_missing_account(attempt: Attempt, problem: str, now: datetime) -> None:
+    """End a job that never ran because its owner has no OS account on this server."""
+    is_cancelled = attempt.job.cancel_requested_at is not None
+    outcome = Outcome.CANCELLED if is_cancelled else Outcome.FAILED
+    transitions.record_end(
+        attempt, AttemptEnding(outcome=outcome, ended_at=now, problem=problem), now
+    )
+
+
+def _record_refusal(attempt: Attempt, reason: str, now: datetime) -> None:
+    """Requeue a job whose GPUs are locked by another program; this does not use up a retry."""
+    if attempt.job.cancel_requested_at is not None:
+        transitions.record_end(attempt, AttemptEnding(outcome=Outcome.CANCELLED, ended_at=now), now)
+    elif attempt.asked_to_leave is not None:
+        transitions.return_to_queue(attempt, UNWANTED, now, outcome=Outcome.PREEMPTED.value)
+    else:
+        gpu_locks.record_refusal(attempt.host, attempt.gpu_uuids, reason, now)
+        earlier = _refusals(attempt)
+        pause, is_new = backoff_after(len(earlier) + 1), earlier[:1] != [reason]
+        transitions.return_to_queue(attempt, reason, now, pause=pause, reports=is_new)
+
+
+def record_lost(
+    attempt: Attempt, files: AttemptFiles, problem: str, now: datetime, *, has_saved: bool = False
+) -> None:
+    """End an attempt whose exit status is unknown."""
+    _record_identity(attempt, files)
+    is_cancelled = attempt.job.cancel_requested_at is not None
+    outcome = Outcome.CANCELLED if is_cancelled else Outcome.LOST
+    ending = AttemptEnding(outcome=outcome, ended_at=now, problem=problem)
+    _settle(attempt, ending, FailureCause.MACHINE, now, has_saved=has_saved)
+
+
+def _settle(
+    attempt: Attempt,
+    ending: AttemptEnding,
+    cause: FailureCause,
+    now: datetime,
+    *,
+    yielded: bool = False,
+    has_saved: bool,
+) -> None:
+    if ending.outcome is Outcome.SUCCEEDED:
+        # The most frequent case. There is nothing to decide.
+        transitions.record_end(attempt, ending, now)
+        return
+    decision = _decide(attempt, ending, cause, yielded, has_saved)
+    transitions.record_end(attempt, ending, now, decision)
+
+
+def _decide(
+    attempt: Attempt, ending: AttemptEnding, cause: FailureCause, yielded: bool, has_saved: bool
+) -> RetryDecision:
+    job, request = attempt.job, getattr(attempt, "yield_request", None)
+    in_force = thresholds.ThresholdsInForce()
+    end = AttemptEnd(
+        outcome=ending.outcome,
+        exit_code=ending.exit_code,
+        signal=ending.signal,
+        cause=cause,
+        yielded=yielded and request is not None,
+        counts=request is None or (request.counts and request.withdrawn_at is None),
+        has_saved=has_saved,
+    )
+    history = RetryHistory(
+        job_id=job.pk,
+        requeue=job.requeue,
+        preemptible=job.preemptible,
+        retries=job.retries,
+        failures=job.failures,
+        requeues=job.requeues,
+        lost=_losses(attempt),
+        memory_bytes=job.gpu_memory_bytes,
+    )
+    largest = _largest_gpu(attempt.host) if cause is FailureCause.GPU_MEMORY else None
+    return decide(end, history, in_force.of(PreemptionPolicy), in_force.of(RetryPolicy), largest)
+
+
+def _losses(attempt: Attempt) -> int:
+    """How often the machine lost the job since it was last released."""
+    lost = attempt.job.attempts.filter(outcome=Outcome.LOST.value)
+    released_at = attempt.job.released_at
+    return (lost if released_at is None else lost.filter(placed_at__gt=released_at)).count()
+
+
+def _cause(attempt: Attempt, result: Result, tail: bytes) -> FailureCause:
+    """A SIGTERM to the runner that gpucoord did not send comes from a shutdown."""
+    if result.exit_code == 0:
+        return FailureCause.OWN
+    if result.stopped == "asked" or _has_lost_gpu(attempt):
+        return FailureCause.MACHINE
+    if result.out_of_memory:
+        return FailureCause.MEMORY
+    return FailureCause.GPU_MEMORY if reports_gpu_memory(tail) else FailureCause.OWN
+
+
+def _problem_text(outcome: Outcome, cause: FailureCause, job: Job) -> str:
+    if outcome is not Outcome.FAILED:
+        return ""
+    text = MEMORY_PROBLEMS.get(cause, "")
+    if cause is FailureCause.MEMORY:
+        limit = lower_limit(job.memory_bytes, thresholds.current(BoundsPolicy).memory_bytes)
+        return text if limit is None else f"{text} It may take {size(int(limit))} of the host's."
+    return text
+
+
+def _has_lost_gpu(attempt: Attempt) -> bool:
+    newest = snapshots.newest(attempt.host) if attempt.gpu_uuids else None
+    if newest is None:
+        return False
+    answering = {gpu.uuid for gpu in newest.gpus if gpu.health is not Health.LOST}
+    return bool(newest.gpus) and not answering.issuperset(attempt.gpu_uuids)
+
+
+def _largest_gpu(host: str) -> int | None:
+    newest = snapshots.newest(host)
+    sizes = [gpu.memory_total_bytes or 0 for gpu in newest.gpus] if newest else []
+    return max(sizes, default=0) or None
+
+
+def _unstarted(attempt: Attempt) -> int:
+    """Number of attempts of this job that never ran, including this one."""
+    return attempt.job.attempts.filter(outcome="", problem=UNSTARTED).count() + 1
+
+
+def _refusals(attempt: Attempt) -> list[str]:
+    """Reasons of the uninterrupted series of refusals before this attempt, newest first."""
+    earlier = attempt.job.attempts.exclude(pk=attempt.pk).order_by("-number")
+    rows = earlier.values_list("outcome", "problem")[:MOST_REFUSALS]
+    return [reason for _, reason in takewhile(lambda row: not row[0] and row[1] != UNSTARTED, rows)]
+
+
+def _time(epoch_s: float) -> datetime:
+    return datetime.fromtimestamp(epoch_s, UTC)

@@ -1,0 +1,258 @@
+"""Rows -> the runner's spec.json: command, account, environment, folder and limits."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from functools import cache
+from pathlib import Path
+
+from django.contrib.auth.models import User
+
+from monitor.accounts.rows import os_accounts
+from monitor.models import Gpu
+from monitor.thresholds import rows as thresholds
+from scheduler.execution.policy.bounds import BoundsPolicy, lower_limit
+from scheduler.execution.probes import capabilities as capabilities_probe
+from scheduler.execution.steps import capabilities as host_capabilities
+from scheduler.lifecycle.steps import job_files
+from scheduler.models import Attempt, Job
+from scheduler.planner.preemption import PreemptionPolicy
+from scheduler.runner import accounts, files
+from scheduler.runner.accounts import Account
+from scheduler.runner.confine import device_filter, locks
+from scheduler.runner.confine.cgroup_probe import CgroupParent, find_parent, remove_stale
+from scheduler.runner.own_folders import OwnFolder, own_folder
+from scheduler.runner.spec import Bounds, Spec
+
+KEPT_S = 2.0
+Known = Mapping[str, tuple[int, str]]
+
+
+@cache
+def _found() -> CgroupParent:
+    """Once in a process: it starts one to try it."""
+    return find_parent()
+
+
+@dataclass(slots=True)
+class ConfinementLimits:
+    """The isolation features of this machine, probed by `open`, and the limits of each job."""
+
+    host: str
+    data: Path
+    lock_folder: Path | None
+    place: CgroupParent = field(default_factory=CgroupParent)
+    minors: Mapping[str, int] = field(default_factory=dict)
+    mps: str | None = None
+    _kept: tuple[float, BoundsPolicy, Known] | None = None
+
+    def open(self, now: datetime) -> None:
+        """Probe the isolation features."""
+        self.place = _found()
+        remove_stale(self.place, locks.instance_number(str(self.data)), now.timestamp())
+        self.minors = device_filter.minors()
+        self.mps = device_filter.mps_pipes()
+
+    def record(self, now: datetime) -> None:
+        """Store the features for the status page. The caller opens the transaction."""
+        policy, _ = self._now()
+        folder = str(self.lock_folder) if self.lock_folder else None
+        capabilities = capabilities_probe.describe(
+            self.place, minors=len(self.minors), mps=self.mps, locks=folder, policy=policy
+        )
+        host_capabilities.record(self.host, capabilities, now)
+
+    def bounds(self, attempt: Attempt) -> Bounds:
+        """The limits that the runner applies to this attempt."""
+        policy, gpus = self._now()
+        assigned = [gpus[uuid] for uuid in attempt.gpu_uuids if uuid in gpus]
+        job = attempt.job
+        place = self.place if policy.cgroup else CgroupParent()
+        limits = {
+            "cpu": lower_limit(job.cpus, policy.cpus),
+            "memory": lower_limit(job.memory_bytes, policy.memory_bytes),
+            "pids": policy.pids,
+        }
+        hidden = self._hidden({pci for _, pci in assigned}) if policy.hide_gpus else []
+        capped = policy.cap_share and bool(assigned) and not self._by_mps(attempt, policy)
+        return Bounds(
+            lock_folder=str(self.lock_folder) if self.lock_folder and assigned else "",
+            gpus=[index for index, _ in assigned],
+            alone=job.exclusive,
+            instance=locks.instance_number(str(self.data)),
+            cgroup=list(place.for_(_controllers(place, limits, hides=bool(hidden)))),
+            scope=place.scope,
+            cpus=limits["cpu"],
+            memory_bytes=None if limits["memory"] is None else int(limits["memory"]),
+            pids=policy.pids,
+            hidden=hidden,
+            share_pct=job.share_pct if capped else None,
+            period_s=policy.period_s,
+            log_bytes=policy.log_mib * 1024**2,
+        )
+
+    def variables(self, attempt: Attempt) -> dict[str, str]:
+        """Environment variables for the job."""
+        policy, _ = self._now()
+        if not self._by_mps(attempt, policy) or self.mps is None:
+            return {}
+        return {
+            "CUDA_MPS_PIPE_DIRECTORY": self.mps,
+            "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": str(attempt.job.share_pct),
+        }
+
+    def _by_mps(self, attempt: Attempt, policy: BoundsPolicy) -> bool:
+        return bool(policy.mps and self.mps and attempt.job.share_pct and attempt.gpu_uuids)
+
+    def _hidden(self, assigned: set[str]) -> list[list[int]]:
+        """Device numbers of all other GPUs; [] if the assigned GPUs have no known device."""
+        own = {device_filter.short(pci) for pci in assigned if pci}
+        if len(own) < len(assigned) or not own <= set(self.minors):
+            return []
+        return [[device_filter.NVIDIA_MAJOR, m] for pci, m in self.minors.items() if pci not in own]
+
+    def _now(self) -> tuple[BoundsPolicy, Known]:
+        """Read again when it is older than KEPT_S: many jobs may start at once."""
+        at = time.monotonic()
+        if self._kept is None or at - self._kept[0] > KEPT_S:
+            rows = Gpu.objects.filter(host=self.host).values_list("uuid", "index", "pci_id")
+            gpus = {uuid: (index, pci) for uuid, index, pci in rows}
+            self._kept = (at, thresholds.current(BoundsPolicy), gpus)
+        return self._kept[1], self._kept[2]
+
+
+def _controllers(
+    place: CgroupParent, limits: Mapping[str, float | None], *, hides: bool
+) -> set[str]:
+    """Those of version 1 that these limits need."""
+    names = {name for name, limit in limits.items() if limit is not None}
+    return {*names, "devices"} if hides and "bpf" not in place.can else names
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpecWriter:
+    """Prepares attempts' folders under `data`.
+
+    checkpoints: folder of checkpoints, if they are not in the jobs' folders.
+    """
+
+    data: Path
+    run_as: str
+    grace_s: float
+    wake_folder: Path
+    checkpoints: Path | None = None
+    # Paths that jobs of ordinary users can't open while they share the service's account.
+    closed: tuple[Path, ...] = ()
+    bounder: ConfinementLimits | None = None
+
+    def folder(self, attempt: Attempt) -> Path:
+        return files.attempt_folder(self.data, attempt.job_id, attempt.number)
+
+    def write(self, attempt: Attempt) -> Path:
+        """Make the folder with its spec.json, if that is not done; returns the folder."""
+        folder = self.folder(attempt)
+        written = files.read_json(folder / files.SPEC)
+        if written is not None and written.get("nonce") == attempt.nonce:
+            return folder
+        if written is not None:
+            # Of an attempt whose row was lost in a power cut.
+            shutil.rmtree(folder)
+        files.make_folder(folder)
+        if attempt.job.has_input:
+            files.write_private(folder / files.STDIN, job_files.data_of(attempt.job))
+        files.write_json(folder / files.SPEC, self._spec(attempt).to_json())
+        return folder
+
+    def has_saved(self, job: Job) -> bool:
+        """Whether something is in its checkpoint folder."""
+        try:
+            account = self._account(job)
+            return any(self._own_folder(job, account).checkpoint.iterdir())
+        except (OSError, LookupError):
+            return False
+
+    def _spec(self, attempt: Attempt) -> Spec:
+        job = attempt.job
+        account = self._account(job)
+        own = self._own_folder(job, account)
+        own.make(account.uid, account.gid)
+        is_closed = self._is_closed(job)
+        if is_closed:
+            own.yields.mkdir(mode=0o700, exist_ok=True)
+        log = self.folder(attempt) / files.LOG
+        env = accounts.environment(
+            account,
+            job_files.environment_of(job) | job.env,
+            job_id=job.pk,
+            attempt=attempt.number,
+            nonce=attempt.nonce,
+            gpu_uuids=attempt.gpu_uuids,
+            more={**self._told(attempt, own, apart=is_closed), **self._variables(attempt)},
+        )
+        return Spec(
+            job_id=job.pk,
+            attempt=attempt.number,
+            nonce=attempt.nonce,
+            argv=job.argv,
+            cwd=job.cwd or accounts.start_folder(account),
+            env=env,
+            account=account.name,
+            uid=account.uid,
+            gid=account.gid,
+            groups=list(account.groups),
+            umask=job.umask,
+            time_limit_s=job.time_limit_s,
+            grace_s=self.grace_s,
+            wake_folder=str(self.wake_folder),
+            yield_file=str(own.yield_file(attempt.number, apart=is_closed)),
+            yield_signal=job.yield_signal,
+            stdin_file=str(self.folder(attempt) / files.STDIN) if job.has_input else "",
+            bounds=self.bounder.bounds(attempt).to_json() if self.bounder else {},
+            closed=[str(path) for path in self.closed] if is_closed else [],
+            opened=[str(own.checkpoint), str(log)] if is_closed else [],
+            readable=[str(own.yields)] if is_closed else [],
+        )
+
+    def _is_closed(self, job: Job) -> bool:
+        """A superuser's jobs are those of an administrator: nothing is closed to them."""
+        return bool(self.closed) and os.geteuid() != 0 and not job.owner.is_superuser
+
+    def _account(self, job: Job) -> Account:
+        return account_of_jobs(job.owner, self.run_as)
+
+    def _own_folder(self, job: Job, account: Account) -> OwnFolder:
+        return own_folder(self.data, job.pk, uid=account.uid, chosen=self.checkpoints)
+
+    def _variables(self, attempt: Attempt) -> dict[str, str]:
+        return self.bounder.variables(attempt) if self.bounder else {}
+
+    def _told(self, attempt: Attempt, own: OwnFolder, *, apart: bool) -> dict[str, str]:
+        """How the job learns that it is to leave, and where it saves its work."""
+        told = {
+            "GPUCOORD_YIELD_FILE": str(own.yield_file(attempt.number, apart=apart)),
+            "GPUCOORD_GRACE_S": f"{self._grace_s(attempt.job):g}",
+            "GPUCOORD_CHECKPOINT_DIR": str(own.checkpoint),
+        }
+        if attempt.job.array_index is not None:
+            told["GPUCOORD_ARRAY_INDEX"] = str(attempt.job.array_index)
+        return told
+
+    def _grace_s(self, job: Job) -> float:
+        if job.grace_s is None:
+            return self.grace_s
+        return min(job.grace_s, thresholds.current(PreemptionPolicy).most_grace_minutes * 60)
+
+
+def account_of_jobs(owner: User, run_as: str) -> Account:
+    """The account of the user's jobs. Raises MissingAccount."""
+    return accounts.account_for(
+        owner.username,
+        account=os_accounts.name_of(owner),
+        superuser=owner.is_superuser,
+        run_as=run_as,
+    )

@@ -1,0 +1,101 @@
+"""Door: one pass of the scheduler loop: end what has ended, place what fits, start it."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from django.conf import settings
+from django.utils import timezone
+
+from monitor.runtime.facts import Guard, Step
+from monitor.runtime.rows.wakeups import socket_folder
+from scheduler.dispatch.inputs import plan_policy
+from scheduler.dispatch.steps.dispatcher import Dispatcher
+from scheduler.execution.policy.reconcile import ENDINGS, Action
+from scheduler.execution.steps.executor import Executor
+from scheduler.execution.steps.specs import ConfinementLimits, SpecWriter
+from scheduler.intake.steps import accounts as job_accounts
+from scheduler.lifecycle.rows.queue import keep_commits_synced
+from scheduler.yields.steps import EvictionStep, WithdrawalStep
+
+
+def build(guard: Guard) -> Step:
+    """The scheduler's step for this host, from the settings."""
+    config = settings.CONFIG
+    bounder = ConfinementLimits(
+        host=config.node, data=settings.DATA, lock_folder=settings.LOCK_FOLDER
+    )
+    bounder.open(timezone.now())
+    specs = SpecWriter(
+        data=settings.DATA,
+        run_as=config.run_as,
+        grace_s=config.cancel_grace_s,
+        wake_folder=socket_folder(),
+        checkpoints=config.checkpoints,
+        closed=job_accounts.closed_paths(),
+        bounder=bounder,
+    )
+    return SchedulerPass(
+        EvictionStep(guard, config.node),
+        Dispatcher(guard, config.node, plan_policy()),
+        Executor(guard, config.node, specs),
+        CapabilityReporter(guard, bounder),
+        WithdrawalStep(guard, config.node),
+    )
+
+
+class CapabilityReporter:
+    """Stores the isolation features of this machine once."""
+
+    def __init__(self, guard: Guard, bounder: ConfinementLimits) -> None:
+        self._guard = guard
+        self._bounder: ConfinementLimits | None = bounder
+
+    def step(self, now: datetime) -> None:
+        if self._bounder is not None:
+            with self._guard():
+                self._bounder.record(now)
+            self._bounder = None
+
+
+class SchedulerPass:
+    """First end jobs, so that their GPUs can be planned; then plan; then start.
+
+    Evictions are requested before that, because the executor passes them on to the runners.
+    """
+
+    def __init__(
+        self,
+        evictor: EvictionStep,
+        dispatcher: Dispatcher,
+        executor: Executor,
+        reporter: CapabilityReporter,
+        withdrawer: WithdrawalStep,
+    ) -> None:
+        self._evictor = evictor
+        self._dispatcher = dispatcher
+        self._executor = executor
+        self._told = reporter
+        self._withdrawer = withdrawer
+
+    def open(self) -> None:
+        self._executor.open()
+
+    def step(self, now: datetime) -> dict[str, int]:
+        """Returns how many attempts moved, and how many were placed."""
+        # A placement must survive a power cut once its process runs. Set anew each time: the
+        # connection may be a new one.
+        keep_commits_synced(on=True)
+        self._evictor.step(now)
+        moves = self._executor.step(now)
+        has_room = any(move in ENDINGS for move in moves.values())
+        placed = self._dispatcher.step(now, has_room=has_room)
+        self._executor.start(placed, now)
+        if Action.YIELD in moves.values():
+            self._withdrawer.step(now)
+        self._told.step(now)
+        return {"moved": len(moves), "placed": len(placed)}
+
+    def close(self) -> None:
+        self._executor.close()
+        keep_commits_synced(on=False)

@@ -1,0 +1,312 @@
+"""The fields of a job, declared once: REST, the form, `gpucoord submit`, the admin and the docs.
+
+Standard library only, because the command line must start fast. A new field needs an entry here,
+an attribute of NewJob, a column of Job and its migration.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from operator import attrgetter
+from typing import Any
+
+from monitor.facts.formats import GIB
+from scheduler.facts.field_parsers import LONGEST_NAME
+from scheduler.facts.field_types import (
+    ARGV,
+    CAPABILITY,
+    COMMAND,
+    DURATION,
+    FLAG,
+    FOLDER,
+    GPU,
+    INPUT,
+    NAME,
+    PATTERN,
+    PRIORITY,
+    SIZE,
+    TAGS,
+    UMASK,
+    VARIABLES,
+    Door,
+    Group,
+    JobField,
+    integer,
+    number,
+)
+from scheduler.facts.jobs import NORMAL_PRIORITY, NewJob
+from scheduler.facts.start_fields import START_FIELDS
+
+MOST_GPUS = 32_767
+
+
+JOB_FIELDS = (
+    JobField(
+        name="command",
+        type=COMMAND,
+        label="Command",
+        help="A shell line. Runs as /bin/sh -c COMMAND.",
+        expected="Write the command as one text, as you would type it.",
+        example="python train.py --epochs 3",
+        doors=Door.REST | Door.FORM,
+        attribute="command",
+    ),
+    JobField(
+        name="argv",
+        type=ARGV,
+        label="Program and arguments",
+        help="A program and its arguments. Runs without a shell.",
+        expected="Write the program and its arguments as a list of texts.",
+        doors=Door.REST,
+        attribute="argv",
+    ),
+    JobField(
+        name="gpus",
+        type=integer(0, MOST_GPUS),
+        label="GPUs",
+        help="Number of GPUs; 0 for a job without a GPU.",
+        expected="Write a whole number of GPUs, 0 or more.",
+        default=1,
+        option_help="number of GPUs (default: 1; 0 for a job without a GPU)",
+        attribute="requirement.gpus",
+    ),
+    JobField(
+        name="gpu_memory",
+        type=SIZE,
+        label="GPU memory (each GPU)",
+        help="Memory needed on each GPU, e.g. 20GiB.",
+        expected='Write a size such as "20GiB"; a JSON integer is in bytes.',
+        example="20GiB",
+        attribute="requirement.memory_bytes",
+        stored_as="gpu_memory_bytes",
+    ),
+    JobField(
+        name="time_limit",
+        type=DURATION,
+        label="Time limit",
+        help="The job is stopped after this time, e.g. 2h or 90 min.",
+        example="2h",
+        attribute="time_limit",
+        stored_as="time_limit_s",
+    ),
+    JobField(
+        name="priority",
+        type=PRIORITY,
+        label="Priority",
+        initial=str(NORMAL_PRIORITY),
+        help="5 urgent, 4 high, 3 normal, 2 low, 1 background."
+        " Default: 3, or 4 for a blocking job, up to the limit of the quota.",
+        expected="Choose a priority from 1 (background) to 5 (urgent).",
+        option_help="5 urgent to 1 background (default: 4 high; with --detach 3)",
+        attribute="priority",
+        operators_change=True,
+    ),
+    JobField(
+        name="exclusive",
+        type=FLAG,
+        label="Exclusive: no other job on these GPUs",
+        help="No other job runs on the same GPUs.",
+        default=False,
+        attribute="requirement.exclusive",
+        summary=lambda exclusive: "exclusive" if exclusive else "",
+    ),
+    JobField(
+        name="blocking",
+        type=FLAG,
+        label="Blocking",
+        help="The user waits for the job's end, as with `gpucoord submit`.",
+        default=False,
+        doors=Door.REST,
+    ),
+    JobField(
+        name="name",
+        type=NAME,
+        label="Name",
+        help="Visible to all users. Default: the program and its first argument.",
+        expected=f"Write a name of at most {LONGEST_NAME} characters.",
+        group=Group.DETAILS,
+        attribute="name",
+        operators_change=True,
+    ),
+    JobField(
+        name="estimate",
+        type=DURATION,
+        label="Estimated run time",
+        help="Your estimate, e.g. 2h or 90 min. It improves predicted start times.",
+        group=Group.DETAILS,
+        example="90 min",
+        attribute="estimate",
+        stored_as="estimate_s",
+    ),
+    JobField(
+        name="cwd",
+        type=FOLDER,
+        label="Folder",
+        help="Working directory. Default: home directory.",
+        expected="Write a folder that starts with /.",
+        group=Group.DETAILS,
+        example="/home/you/project",
+        option_help="working directory (default: this folder, if the server is local)",
+        attribute="cwd",
+    ),
+    JobField(
+        name="env",
+        type=VARIABLES,
+        label="Variables",
+        help="Environment variables. Values are never shown again.",
+        expected="Write variables as names with texts, such as LR=0.1.",
+        group=Group.DETAILS,
+        example="WANDB_MODE=offline",
+        option_help="a variable; without =VALUE its value in this shell; may be repeated",
+        attribute="env",
+    ),
+    JobField(
+        name="environment",
+        type=VARIABLES,
+        label="Environment",
+        help="The environment that the command line captures; `env` takes precedence."
+        " Removed when the job has ended.",
+        expected="Write the environment as names with texts.",
+        group=Group.DETAILS,
+        doors=Door.REST,
+        attribute="environment",
+        stored_as="",
+    ),
+    JobField(
+        name="umask",
+        type=UMASK,
+        label="Umask",
+        help="File mode creation mask in octal digits, such as 022. Default: 022.",
+        expected="Write up to three octal digits, such as 022.",
+        group=Group.DETAILS,
+        doors=Door.REST,
+        attribute="umask",
+    ),
+    JobField(
+        name="tags",
+        type=TAGS,
+        label="Tags",
+        help="Project, comment and the like, e.g. project=vision. Visible to all users.",
+        expected='Write tags as names with texts, such as {"project": "vision"}.',
+        group=Group.DETAILS,
+        example="project=vision",
+        option_help="a tag such as project=vision, visible to all users; may be repeated",
+        attribute="tags",
+    ),
+    JobField(
+        name="stdin_base64",
+        type=INPUT,
+        label="Standard input",
+        help="Standard input of the job, in base64; at most 1 MiB."
+        " It is removed once the job has ended.",
+        expected="Write the standard input in base64, at most 1 MiB of it.",
+        group=Group.DETAILS,
+        doors=Door.REST,
+        attribute="stdin",
+        stored_as="",
+    ),
+    JobField(
+        name="model",
+        type=PATTERN,
+        label="Model",
+        help="Part of the GPU's model name, or a pattern: H100, RTX*.",
+        expected="Write a part of the GPU's name, such as H100 or RTX*.",
+        group=Group.GPU,
+        example="H100",
+        attribute="requirement.model",
+        stored_as="gpu_model",
+        summary=str,
+    ),
+    JobField(
+        name="on_gpu",
+        type=GPU,
+        label="Only this GPU",
+        help="Only this GPU: its number or UUID.",
+        expected="Write the number of a GPU, or its UUID.",
+        group=Group.GPU,
+        attribute="requirement.gpu_uuid",
+    ),
+    JobField(
+        name="capability",
+        type=CAPABILITY,
+        label="Minimum compute capability",
+        help="Minimum compute capability, e.g. 8.0.",
+        expected='Write a compute capability such as "8.0".',
+        group=Group.GPU,
+        example="8.0",
+        attribute="requirement.capability",
+        summary=lambda capability: f"capability ≥ {capability}" if capability else "",
+    ),
+    JobField(
+        name="power",
+        type=number(1e6),
+        label="Minimum GPU performance rank",
+        help="Minimum performance rank; each GPU's page shows its rank.",
+        expected="Write a rank above 0, such as 300; the page of a GPU shows its own.",
+        group=Group.GPU,
+        attribute="requirement.power",
+        summary=lambda rank: f"rank ≥ {rank:g}" if rank else "",
+    ),
+    JobField(
+        name="gpu_share",
+        type=integer(1, 100),
+        label="GPU time cap (%)",
+        help="Maximum share of a shared GPU's time, in percent.",
+        expected="Write a percentage from 1 to 100.",
+        group=Group.GPU,
+        attribute="requirement.share_pct",
+        summary=lambda percent: f"at most {percent} % GPU time" if percent else "",
+    ),
+    JobField(
+        name="cpus",
+        type=number(1e5),
+        label="CPU limit",
+        help="Limit for all processes of the job. Default: the server's limit per job.",
+        expected="Write how many CPUs, such as 4 or 0.5.",
+        group=Group.HOST,
+        attribute="cpus",
+        summary=lambda n: f"at most {n:g} CPU{'' if n == 1 else 's'}" if n else "",
+    ),
+    JobField(
+        name="memory",
+        type=SIZE,
+        label="Host memory limit",
+        help="The job is killed above this limit, e.g. 16GiB (requires cgroups).",
+        expected='Write a size such as "16GiB"; a JSON integer is in bytes.',
+        group=Group.HOST,
+        attribute="memory_bytes",
+        summary=lambda size: f"at most {size / GIB:.4g} GiB host memory" if size else "",
+    ),
+    *START_FIELDS,
+)
+
+# What owners may change while the job waits, by REST.
+OWNERS_CHANGE = frozenset(
+    {"name", "priority", "time_limit", "estimate", "gpu_memory", "cpus", "memory", "begin", "tags"}
+)
+BY_NAME: Mapping[str, JobField] = {field.name: field for field in JOB_FIELDS}
+
+
+def fields_of(door: Door, group: Group | None = None) -> Iterator[JobField]:
+    """The fields that users may set there."""
+    return (f for f in JOB_FIELDS if door in f.doors and group in (None, f.group))
+
+
+def stored_fields() -> Iterator[JobField]:
+    """The fields with a column of their own."""
+    return (field for field in JOB_FIELDS if field.column)
+
+
+def columns(new: NewJob) -> dict[str, Any]:
+    """The columns of a job's row that follow from its fields."""
+    return {
+        field.column: field.type.to_column(attrgetter(field.attribute)(new))
+        for field in stored_fields()
+    }
+
+
+def requested(job: object) -> dict[str, Any]:
+    """The resources in a job's row, as REST gives them out; those left out are not listed."""
+    values = {f.answer_name: getattr(job, f.column) for f in stored_fields() if f.is_resource}
+    always = ("gpus", "gpu_memory_bytes", "exclusive")
+    return {name: value for name, value in values.items() if value or name in always}

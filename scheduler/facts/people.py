@@ -1,0 +1,97 @@
+"""Facts: limits and usage of users, and time windows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import date, datetime, time
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Quota:
+    """The limits of a user, joined from the user's, the groups' and the default quota.
+
+    None = no limit. share_pct: entitled share of the machine's GPUs. gpu_minutes: per day.
+    memory_bytes: GPU memory at a time. reserved_pct: the part of the share that only
+    user-initiated jobs may take. gpu_share_pct: default and most of a job's GPU time where it
+    shares a GPU.
+    """
+
+    share_pct: float | None = None
+    gpu_minutes: float | None = None
+    gpus: int | None = None
+    jobs: int | None = None
+    memory_bytes: int | None = None
+    queued: int | None = None
+    priority: int | None = None
+    gpu_share_pct: int | None = None
+    reserved_pct: float = 20.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Budget:
+    """GPU-minutes of a day; they do not decay. zone: time zone of `resets_at`.
+
+    committed: what running jobs may still use until their limits.
+    """
+
+    limit: float
+    spent: float
+    committed: float
+    resets_at: datetime
+    zone: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Window:
+    """An approved time window: weekly from `start` to `end` in `zone`; days: 0 = Monday.
+
+    An end that is not after the start is on the next day. gpu_uuids: () = all GPUs.
+    kept: True = share_pct of the GPUs is reserved for the holder; False = the holder may use them
+    only then. members: the users of the holder, which is a user or a group. The window is not in
+    force before first_day and after last_day.
+    """
+
+    id: int
+    holder: str
+    members: frozenset[str]
+    days: tuple[int, ...]
+    start: time
+    end: time
+    zone: str
+    gpu_uuids: tuple[str, ...] = ()
+    share_pct: float = 100.0
+    kept: bool = True
+    first_day: date | None = None
+    last_day: date | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Capacity:
+    """The GPUs that shares are shares of. gpu_bytes: the mean memory of one; None = unknown."""
+
+    gpu_uuids: tuple[str, ...] = ()
+    gpu_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UserAccount:
+    """The account of a user at an instant.
+
+    weight: entitled part of the capacity, 0..1. usage: decayed mean of the used part of the
+    capacity, 0..1 (None = never seen). target: target share, 0..1. gpus, jobs, memory_bytes: held
+    by placed jobs. charge: GPUs that jobs reserve (whole, or the declared part of a shared GPU)
+    plus the use by other processes.
+    """
+
+    owner: str
+    quota: Quota = field(default_factory=Quota)
+    weight: float = 0.0
+    usage: float | None = None
+    target: float = 0.0
+    gpus: int = 0
+    jobs: int = 0
+    memory_bytes: int = 0
+    charge: float = 0.0
+    capacity: Capacity = field(default_factory=Capacity)
+    budget: Budget | None = None
+    windows: tuple[Window, ...] = ()

@@ -1,0 +1,208 @@
+"""Rows -> facts: the account of each user on all hosts: limits, holdings, usage, target share.
+
+Values that change rarely are read every few seconds, and running jobs at each call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from itertools import chain
+
+from django.utils import timezone
+
+from monitor.runtime.facts import TimedCache
+from monitor.thresholds import rows as thresholds
+from scheduler.facts.jobs import JobState
+from scheduler.facts.people import Capacity, UserAccount
+from scheduler.facts.plans import RunningJob
+from scheduler.lifecycle.rows import queue_facts
+from scheduler.models import HostCapacity, Job, UsageShare
+from scheduler.quotas import rows as quota_rows
+from scheduler.quotas.policy import charging, quotas
+from scheduler.quotas.policy.quotas import QuotaPolicy
+from scheduler.quotas.rows import Quotas
+
+READ_AGAIN = timedelta(seconds=2)
+# The last values of a host that has been silent for this time are ignored.
+SILENT = timedelta(minutes=2)
+
+
+def no_run_time(_owner: str, _name: str) -> None:
+    """Where no history is at hand."""
+
+
+@dataclass(slots=True)
+class UsageToday:
+    """A user's usage on all hosts. coverage: the part of the time with known use."""
+
+    usage: float = 0.0
+    outside: float = 0.0
+    coverage: float | None = None
+
+
+@dataclass(slots=True)
+class Running:
+    """Holdings of a user's jobs. lasts: (GPUs, remaining time) of each job."""
+
+    gpus: int = 0
+    jobs: int = 0
+    memory_bytes: int = 0
+    held: float = 0.0
+    lasts: list[tuple[float, timedelta | None]] = field(default_factory=list)
+
+
+NONE = Running()
+
+
+class Standings:
+    """Cached accounts for repeated calls."""
+
+    def __init__(self) -> None:
+        self._snapshot = TimedCache(QuotaSnapshot, READ_AGAIN)
+
+    def at(
+        self,
+        now: datetime,
+        demand: Collection[str] | None = None,
+        placed: Iterable[RunningJob] | None = None,
+    ) -> dict[str, UserAccount]:
+        """Accounts of all users with demand or holdings, by name.
+
+        demand: users with waiting jobs. placed: placed jobs on all hosts, if already loaded.
+        """
+        snapshot = self._snapshot(now)
+        running = running_jobs(snapshot, now, placed)
+        waiting = waiting_owners() if demand is None else demand
+        return snapshot.standings(running, sorted({*running, *waiting}))
+
+
+def standings(now: datetime, demand: Collection[str] | None = None) -> dict[str, UserAccount]:
+    """Accounts without a cache, for a single call."""
+    return Standings().at(now, demand)
+
+
+class QuotaSnapshot:
+    """Values that change rarely, as of `read_at`."""
+
+    def __init__(self, now: datetime) -> None:
+        self.read_at = now
+        self.policy = thresholds.current(QuotaPolicy)
+        self.quotas = Quotas()
+        self.zone = timezone.get_default_timezone_name()
+        self.spent = quota_rows.spent(charging.day(now, self.zone).from_at)
+        self.resets_at = charging.resets_at(now, self.zone)
+        hosts = _awake()
+        self.capacity = _capacity(hosts)
+        self.used = _used(hosts, now)
+        # The end of the ledger: later use of jobs is not in `spent` yet.
+        self.charged_at = min((host.at for host in hosts), default=now)
+
+    def standings(
+        self, running: Mapping[str, Running], wanting: Collection[str]
+    ) -> dict[str, UserAccount]:
+        """Fair-share targets of all users with queued or running jobs."""
+        weights = charging.weights({name: self.quotas.of(name).share_pct for name in wanting})
+        usage = {name: used.usage for name, used in self.used.items()}
+        targets = charging.targets(weights, usage, self.policy.catch_up)
+        return {
+            name: self.standing(name, running.get(name, NONE), weights[name], targets[name])
+            for name in wanting
+        }
+
+    def standing(self, name: str, running: Running, weight: float, target: float) -> UserAccount:
+        quota, used = self.quotas.of(name), self.used.get(name)
+        return UserAccount(
+            owner=name,
+            quota=quota,
+            weight=weight,
+            usage=None if used is None else used.usage,
+            target=target,
+            gpus=running.gpus,
+            jobs=running.jobs,
+            memory_bytes=running.memory_bytes,
+            charge=running.held + (used.outside if used else 0.0),
+            capacity=self.capacity,
+            budget=None
+            if quota.gpu_minutes is None
+            else charging.budget(
+                quota.gpu_minutes, self.spent_min(name), running.lasts, self.resets_at, self.zone
+            ),
+        )
+
+    def spent_min(self, name: str) -> float:
+        """GPU-minutes of the day in which this was read."""
+        spent = self.spent.get(name)
+        return (spent.job_s + spent.outside_s) / 60 if spent else 0.0
+
+
+def running_jobs(
+    snapshot: QuotaSnapshot, now: datetime, placed: Iterable[RunningJob] | None = None
+) -> dict[str, Running]:
+    """Holdings of placed jobs that have not ended, by owner.
+
+    Remaining times count from the end of the ledger, so that no second is missing.
+    """
+    capacity, charged_at = snapshot.capacity, min(now, snapshot.charged_at)
+    if placed is None:
+        placed = chain(*queue_facts.placed(no_run_time).values())
+    totals: dict[str, Running] = {}
+    for job in placed:
+        part = quotas.held(job.requirement, capacity.gpu_bytes)
+        sums = totals.setdefault(job.owner, Running())
+        sums.gpus += job.requirement.gpus
+        sums.jobs += 1
+        sums.memory_bytes += quotas.memory(job.requirement, capacity.gpu_bytes)
+        sums.held += part
+        ran = max(timedelta(0), charged_at - job.started_at)
+        lasts = None if job.lasts is None else job.lasts - ran
+        sums.lasts.append((part, lasts))
+    return totals
+
+
+def waiting_owners() -> set[str]:
+    rows = Job.objects.filter(state=JobState.QUEUED.value).order_by()
+    return set(rows.values_list("owner__username", flat=True).distinct())
+
+
+def capacity() -> Capacity:
+    """The shared capacity of all hosts."""
+    return _capacity(_awake())
+
+
+def _awake() -> list[HostCapacity]:
+    """The hosts that share their GPUs out; without those that fell silent while others did not."""
+    hosts = list(HostCapacity.objects.order_by("host"))
+    newest = max((host.at for host in hosts), default=None)
+    return [host for host in hosts if newest is None or newest - host.at < SILENT]
+
+
+def _capacity(rows: Sequence[HostCapacity]) -> Capacity:
+    uuids = tuple(uuid for row in rows for uuid in row.gpu_uuids)
+    sizes = [(row.gpu_bytes, len(row.gpu_uuids)) for row in rows if row.gpu_bytes]
+    gpus = sum(count for _, count in sizes)
+    mean = sum(size * count for size, count in sizes) // gpus if gpus else None
+    return Capacity(gpu_uuids=uuids, gpu_bytes=mean)
+
+
+def _used(hosts: Sequence[HostCapacity], now: datetime) -> dict[str, UsageToday]:
+    """Of several hosts, each counts by its GPUs."""
+    gpus = {host.host: len(host.gpu_uuids) for host in hosts}
+    seen = {host.host for host in hosts if now - host.at < SILENT}
+    total = sum(gpus.values())
+    rows: dict[str, list[UsageShare]] = {}
+    for row in UsageShare.objects.filter(host__in=gpus):
+        row.outside = row.outside if row.host in seen else 0.0
+        rows.setdefault(row.owner, []).append(row)
+    return {owner: _sum(usages, gpus, total) for owner, usages in rows.items()} if total else {}
+
+
+def _sum(rows: Iterable[UsageShare], gpus: Mapping[str, int], total: int) -> UsageToday:
+    usages = list(rows)
+    seen = sum(row.seen_s for row in usages)
+    return UsageToday(
+        usage=sum(row.usage * gpus[row.host] for row in usages) / total,
+        outside=sum(row.outside for row in usages),
+        coverage=sum(row.known_s for row in usages) / seen if seen else None,
+    )

@@ -1,0 +1,290 @@
+"""Submit jobs from the form or by REST: parse them, check them, put them into the queue."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from datetime import datetime, timedelta
+from typing import Any
+
+from django.conf import settings
+from django.contrib.auth.models import User
+from django.db import IntegrityError
+from django.db.models import QuerySet, Sum
+from django.utils.crypto import salted_hmac
+
+from monitor.facts.readings import GpuReading
+from monitor.snapshot import rows as monitor_store
+from scheduler.facts import job_fields
+from scheduler.facts.field_parsers import ParseContext
+from scheduler.facts.jobs import JobState, NewJob, Refusal, Requirement
+from scheduler.facts.people import Quota
+from scheduler.fair_share.rows import capacity
+from scheduler.intake.policy import admission, new_job
+from scheduler.intake.policy.new_job import UnableToSubmit
+from scheduler.intake.steps import accounts as job_accounts
+from scheduler.intake.steps.checks import checked, checked_all, impossible, single
+from scheduler.lifecycle.rows import changes as job_changes
+from scheduler.lifecycle.rows import queue as job_queue
+from scheduler.models import Job, JobInput, SubmissionKey
+from scheduler.quotas import rows as quota_rows
+from scheduler.sizing import policy as sizing_policy
+from scheduler.sizing import step as sizing
+from scheduler.sizing.facts import MemorySuggestion
+
+KEY_HEADER = "Idempotency-Key"
+# Retention period: the same key gives the same answer.
+KEPT = timedelta(days=1)
+# Standard input of all jobs of a user that have not ended, in bytes.
+MOST_INPUT_BYTES = 64 * 1024**2
+
+
+def submit(raw: Mapping[str, Any], owner: User, now: datetime) -> Job:
+    """Put a job into the queue. Raises UnableToSubmit with all mistakes."""
+    return admit(checked(raw, now), owner, now)
+
+
+@single()
+def submit_once(
+    raw: Mapping[str, Any], owner: User, now: datetime, key: str | None
+) -> tuple[int, bool]:
+    """Submit one job like `submit_all`."""
+    (number,), is_replayed = submit_all([raw], owner, now, key)
+    return number, is_replayed
+
+
+def submit_all(
+    raws: Sequence[Mapping[str, Any]], owner: User, now: datetime, key: str | None = None
+) -> tuple[list[int], bool]:
+    """Put all these jobs into the queue, or none of them, unless an earlier request had the key.
+
+    Returns the number of each job (of an array, its first), and whether an earlier request made
+    them. Raises UnableToSubmit, also when the earlier request had another body.
+    """
+    if key is None:
+        return _numbers(_admit(checked_all(raws, now), owner, now)), False
+    digest = request_digest(list(raws))
+    if (earlier := _submitted_before(owner, key, digest, now)) is not None:
+        return earlier, True
+
+    def keep(jobs: Sequence[Job]) -> None:
+        store_key(owner, key, digest, jobs, now)
+
+    try:
+        return _numbers(_admit(checked_all(raws, now), owner, now, keep)), False
+    except IntegrityError:
+        # A request at the same time was first.
+        if (earlier := _submitted_before(owner, key, digest, now)) is None:
+            raise
+        return earlier, True
+
+
+def _numbers(jobs: Iterable[Job]) -> list[int]:
+    return [job.pk for job in jobs]
+
+
+def _submitted_before(owner: User, key: str, digest: str, now: datetime) -> list[int] | None:
+    try:
+        return jobs_of_key(owner, key, digest, now)
+    except OtherBody:
+        text = "This key was used with another body; use a new key for another job."
+        raise UnableToSubmit([Refusal(field=KEY_HEADER, text=text)]) from None
+
+
+@single()
+def admit(new: NewJob, owner: User, now: datetime) -> Job:
+    """Put a parsed job into the queue, if its owner's quota allows it."""
+    return _admit([new], owner, now)[0]
+
+
+def _admit(
+    new: Sequence[NewJob],
+    owner: User,
+    now: datetime,
+    on_stored: Callable[[list[Job]], None] | None = None,
+) -> list[Job]:
+    if refusals := job_accounts.refusals(owner):
+        raise UnableToSubmit(refusals)
+    quota = quota_rows.of_person(owner)
+    admitted = _fitted_all(new, owner, quota)
+
+    def check() -> None:
+        if refusals := refuse_over_limits(admitted, owner, quota):
+            raise UnableToSubmit(refusals)
+
+    return job_queue.submit_all(admitted, owner, now, check, on_stored)
+
+
+def change(jobs: QuerySet[Job], raw: Mapping[str, Any], person: User, now: datetime) -> int:
+    """Change fields of waiting jobs that are alike; returns how many still waited.
+
+    Raises UnableToSubmit for what a new job would be refused for. Operators may exceed the quota.
+    """
+    job = jobs.select_related("owner")[0]
+    context = ParseContext(now, settings.TIME_ZONE, str)
+    old = _as_submitted(job)
+    new = new_job.read({**old, **raw}, context)
+    present = _refusals_of_change(new_job.read(old, context), job, person)
+    caused = [each for each in _refusals_of_change(new, job, person) if each not in present]
+    if caused:
+        raise UnableToSubmit([replace(each, index=None) for each in caused])
+    columns = job_fields.columns(new)
+    changed = {f.column: columns[f.column] for f in job_fields.stored_fields() if f.name in raw}
+    words = ", ".join(name.replace("_", " ") for name in raw)
+    return job_changes.change(jobs, person.username, now, words, **changed)
+
+
+def _as_submitted(job: Job) -> dict[str, Any]:
+    """The fields that a change is checked with, as a request has them."""
+    fields = (
+        f for f in job_fields.stored_fields() if f.is_resource or f.name in job_fields.OWNERS_CHANGE
+    )
+    values = {field.name: field.type.to_text(getattr(job, field.column)) for field in fields}
+    return {"command": job.command} | values
+
+
+def _refusals_of_change(new: NewJob, job: Job, person: User) -> list[Refusal]:
+    own = [] if person.is_staff else refuse_change(new, job.owner)
+    return [*impossible([new]), *own]
+
+
+def refuse_over_limits(jobs: Sequence[NewJob], owner: User, quota: Quota) -> list[Refusal]:
+    """All refusals of jobs that are submitted together, each with the index of its job.
+
+    Call in the transaction that puts the jobs into the queue.
+    """
+    if quota.queued is not None:
+        # Lock the user: of two concurrent submissions, the second counts the first.
+        User.objects.select_for_update().get(pk=owner.pk)
+    return [*_limit_refusals(jobs, owner, quota), *_input_refusals(jobs, owner)]
+
+
+def refusals(new: NewJob, owner: User) -> list[Refusal]:
+    """The refusals that a submission would get, without a lock on the user's row."""
+    limits = _limit_refusals([new], owner, quota_rows.of_person(owner))
+    return [*job_accounts.refusals(owner), *(replace(each, index=None) for each in limits)]
+
+
+def refuse_change(changed: NewJob, owner: User) -> list[Refusal]:
+    """The refusals of a job that waits already."""
+    quota = quota_rows.of_person(owner)
+    return admission.refusals(changed, quota, None, _gpu_bytes(quota))
+
+
+def fitted(new: NewJob, owner: User) -> NewJob:
+    """The job with the default priority and GPU share of its owner's quota.
+
+    If it declares no GPU memory, it gets what earlier runs of its command needed.
+    """
+    return _fitted_all([new], owner, quota_rows.of_person(owner))[0]
+
+
+def _fitted_all(jobs: Sequence[NewJob], owner: User, quota: Quota) -> list[NewJob]:
+    within_quota = [_within_quota(new, quota) for new in jobs]
+    # Jobs of a batch often differ in numbers only.
+    learned: dict[tuple[str, Requirement], NewJob] = {}
+    found = []
+    for new in within_quota:
+        key = (sizing_policy.fingerprint(owner.pk, new.executed), new.requirement)
+        if key not in learned:
+            learned[key] = sizing.sized(new, owner, _suitable_gpus)
+        like = learned[key]
+        found.append(
+            replace(new, requirement=like.requirement, memory_is_learned=like.memory_is_learned)
+        )
+    return found
+
+
+def _within_quota(new: NewJob, quota: Quota) -> NewJob:
+    if not new.priority_chosen and quota.priority is not None:
+        new = replace(new, priority=min(new.priority, quota.priority))
+    requirement = new.requirement
+    if requirement.shares and requirement.share_pct is None and quota.gpu_share_pct is not None:
+        new = replace(new, requirement=replace(requirement, share_pct=quota.gpu_share_pct))
+    return new
+
+
+def memory_suggestion(new: NewJob, owner: User) -> MemorySuggestion | None:
+    """The GPU memory that earlier runs of this command needed; None = too few are known."""
+    return sizing.suggestion(new, owner, _suitable_gpus)
+
+
+def _suitable_gpus(requirement: Requirement) -> list[GpuReading]:
+    """The GPUs of all hosts that could take the request."""
+    return [
+        gpu
+        for host in monitor_store.newest_all()
+        for gpu in admission.suitable(requirement, host.gpus, settings.CONFIG.gpu_power)
+    ]
+
+
+def _limit_refusals(jobs: Sequence[NewJob], owner: User, quota: Quota) -> list[Refusal]:
+    waiting = _waiting(owner) if quota.queued is not None else 0
+    gpu_bytes, found = _gpu_bytes(quota), list[Refusal]()
+    for index, new in enumerate(jobs):
+        refused = admission.refusals(new, quota, waiting, gpu_bytes)
+        found += [replace(refusal, index=index) for refusal in refused]
+        if any(refusal.field == admission.QUEUE for refusal in refused):
+            # The jobs behind it have no place either.
+            break
+        waiting += new.size
+    return found
+
+
+def _gpu_bytes(quota: Quota) -> int | None:
+    """The memory of a whole GPU, if the quota counts sizes."""
+    sizes_count = quota.memory_bytes is not None or quota.gpu_minutes is not None
+    return capacity().gpu_bytes if sizes_count else None
+
+
+def _waiting(owner: User) -> int:
+    return Job.objects.filter(owner=owner, state=JobState.QUEUED.value).count()
+
+
+def _input_refusals(jobs: Sequence[NewJob], owner: User) -> list[Refusal]:
+    """Refuse input that exceeds the limit together with the owner's other jobs."""
+    new = sum(job.input_size for job in jobs)
+    if not new:
+        return []
+    total = JobInput.objects.filter(job__owner=owner).aggregate(total=Sum("size"))["total"] or 0
+    if total + new <= MOST_INPUT_BYTES:
+        return []
+    text = (
+        f"Your jobs have {total / 1024**2:.1f} MiB of standard input that are kept until they end;"
+        f" at most {MOST_INPUT_BYTES // 1024**2} MiB are possible. Wait until some have ended,"
+        " or let jobs read files."
+    )
+    return [Refusal(field=admission.QUEUE, text=text)]
+
+
+class OtherBody(Exception):
+    """The key was used with another body."""
+
+
+def request_digest(raw: Any) -> str:
+    """A keyed hash of the body, because its variables can be secrets."""
+    text = json.dumps(raw, sort_keys=True)
+    return salted_hmac("scheduler.intake.rows", text, algorithm="sha256").hexdigest()
+
+
+def jobs_of_key(user: User, key: str, body_digest: str, now: datetime) -> list[int] | None:
+    """The jobs of the first request with this key: one, or those of its batch. Raises OtherBody."""
+    row = SubmissionKey.objects.filter(user=user, key=key, created_at__gt=now - KEPT).first()
+    if row is None:
+        return None
+    if row.digest != body_digest:
+        raise OtherBody
+    return [row.job_id] if row.batch is None else list(row.batch)
+
+
+def store_key(user: User, key: str, body_digest: str, jobs: Sequence[Job], now: datetime) -> None:
+    """Call in the transaction that stores the jobs; also removes expired keys of all users.
+
+    Raises IntegrityError when another request with this key was first.
+    """
+    SubmissionKey.objects.filter(created_at__lte=now - KEPT).delete()
+    batch = [job.pk for job in jobs] if len(jobs) > 1 else None
+    SubmissionKey.objects.create(
+        user=user, key=key, digest=body_digest, job=jobs[0], batch=batch, created_at=now
+    )

@@ -1,0 +1,158 @@
+"""Parse jobs from the form or REST, and refuse what no host could ever run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from datetime import datetime, timedelta
+from functools import cache
+from typing import Any
+
+from django.conf import settings
+from django.db.models import Q
+
+from monitor.facts.input_rules import is_number
+from monitor.facts.readings import Snapshot
+from monitor.models import Gpu
+from monitor.snapshot import rows as monitor_store
+from monitor.thresholds import rows as thresholds
+from scheduler.execution.policy import bounds
+from scheduler.execution.policy.bounds import BoundsPolicy
+from scheduler.facts.field_parsers import ParseContext
+from scheduler.facts.jobs import NewJob, Refusal, Requirement
+from scheduler.facts.units import LONGEST_TEXT, quoted
+from scheduler.intake.policy import admission, new_job
+from scheduler.intake.policy.new_job import UnableToSubmit
+from scheduler.lifecycle.rows import relations
+from scheduler.planner.preemption import PreemptionPolicy
+
+# Of one batch, with the elements of its arrays; and the rows of their dependencies.
+MOST_JOBS = 10_000
+MOST_DEPENDENCY_ROWS = new_job.MOST_DEPENDENCY_ROWS
+# More mistakes of a batch are not listed.
+MOST_REFUSALS = 50
+
+
+@contextmanager
+def single() -> Iterator[None]:
+    """Refusals of a single job have no index."""
+    try:
+        yield
+    except UnableToSubmit as error:
+        refusals = [replace(refusal, index=None) for refusal in error.refusals]
+        raise UnableToSubmit(refusals) from None
+
+
+@single()
+def checked(raw: Mapping[str, Any], now: datetime) -> NewJob:
+    """Parse a job. Raises UnableToSubmit if no host could ever run it."""
+    return checked_all([raw], now)[0]
+
+
+def checked_all(raws: Sequence[Mapping[str, Any]], now: datetime) -> list[NewJob]:
+    """Parse all jobs. Raises UnableToSubmit with the mistakes of all."""
+    parsed, refusals = _parsed(raws, now)
+    if not refusals:
+        refusals = [*_too_many(parsed), *impossible(parsed)][:MOST_REFUSALS]
+    if refusals:
+        raise UnableToSubmit(refusals)
+    return parsed
+
+
+def _parsed(raws: Sequence[Mapping[str, Any]], now: datetime) -> tuple[list[NewJob], list[Refusal]]:
+    """Stops where there are too many jobs or mistakes, so that no request costs too much."""
+    context = ParseContext(now, settings.TIME_ZONE, cache(gpu_named))
+    parsed, refusals, jobs = list[NewJob](), list[Refusal](), 0
+    for index, raw in enumerate(raws):
+        if jobs > MOST_JOBS or len(refusals) >= MOST_REFUSALS:
+            break
+        try:
+            new = new_job.read(raw, context)
+        except UnableToSubmit as error:
+            refusals += [replace(refusal, index=index) for refusal in error.refusals]
+        else:
+            parsed.append(new)
+            jobs += new.size
+    return parsed, refusals
+
+
+def _too_many(new: Sequence[NewJob]) -> list[Refusal]:
+    if sum(one.size for one in new) > MOST_JOBS:
+        text = f"A batch makes at most {MOST_JOBS} jobs, with those of its arrays; split it up."
+        return [Refusal(field="jobs", text=text)]
+    if sum(one.size * len(one.after) for one in new) > MOST_DEPENDENCY_ROWS:
+        text = f"The jobs of a batch wait for at most {MOST_DEPENDENCY_ROWS} others; split it up."
+        return [Refusal(field="jobs", text=text)]
+    return []
+
+
+def impossible(new: Sequence[NewJob]) -> Iterator[Refusal]:
+    """The refusals of jobs that no host could ever run, each with the index of its job."""
+    hosts = monitor_store.newest_all()
+    in_force = thresholds.ThresholdsInForce()
+    limits, preemption = in_force.of(BoundsPolicy), in_force.of(PreemptionPolicy)
+    readings = [snap.host for snap in hosts]
+    # Jobs of a batch are often alike.
+    by_requirement = cache(lambda requirement: tuple(refuse(requirement, hosts)))
+    dependent = relations.dependency_problems([one.after for one in new])
+    for index, one in enumerate(new):
+        refusals = [
+            *by_requirement(one.requirement),
+            *bounds.refusals(one, limits, readings),
+            *_long_grace(one, preemption),
+            *map(_after, dependent[index]),
+        ]
+        yield from (replace(refusal, index=index) for refusal in refusals)
+
+
+def _long_grace(new: NewJob, policy: PreemptionPolicy) -> list[Refusal]:
+    """Refuse a grace period above the policy's limit."""
+    most = policy.most_grace_minutes
+    if new.yield_options.grace is None or new.yield_options.grace <= timedelta(minutes=most):
+        return []
+    text = f"At most {most:g} min pass until a job that has to leave its GPU is killed."
+    return [Refusal(field="grace", text=text)]
+
+
+def refuse(requirement: Requirement, hosts: Sequence[Snapshot]) -> list[Refusal]:
+    """Why no host could ever run it: the refusals of the host with most GPUs."""
+    refusals = [_refusals(requirement, host) for host in hosts]
+    if not refusals or not all(refusals):
+        return []
+    return refusals[max(range(len(hosts)), key=lambda index: len(hosts[index].gpus))]
+
+
+def _refusals(requirement: Requirement, host: Snapshot) -> list[Refusal]:
+    if not host.gpus and host.probe == "none":
+        reason = host.problem or "no NVIDIA driver was found."
+        return admission.refuse_without_gpus(requirement, reason)
+    return admission.check(requirement, host.gpus, settings.CONFIG.gpu_power)
+
+
+def _after(text: str) -> Refusal:
+    return Refusal(field="after", text=text)
+
+
+def read(raw: Mapping[str, Any], now: datetime) -> NewJob:
+    """Check every field. Raises UnableToSubmit with all mistakes at once."""
+    return new_job.read(raw, ParseContext(now, settings.TIME_ZONE, gpu_named))
+
+
+def gpu_named(text: str) -> str:
+    """The UUID of the GPU with this number, or with this beginning of its UUID.
+
+    Raises ValueError with a sentence.
+    """
+    name = text.strip().removeprefix("GPU ").strip()
+    # Databases are slow with long patterns, or refuse them.
+    if len(name) > LONGEST_TEXT:
+        raise ValueError(f"{quoted(name)} names no GPU here; write its number, or its UUID.")
+    is_index = is_number(name, digits=4)
+    query = Q(index=int(name)) if is_index else Q(uuid__istartswith=name.replace("\0", " "))
+    matches = list(Gpu.objects.filter(query)[:2])
+    if len(matches) == 1:
+        return matches[0].uuid
+    if matches:
+        raise ValueError(f'"{name}" names more than one GPU; write more of its UUID.')
+    raise ValueError(f"{quoted(name)} names no GPU here; write its number, or its UUID.")

@@ -1,0 +1,390 @@
+"""REST: submit jobs, look at them, read their logs, cancel them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+from urllib.parse import urlencode
+
+from django.conf import settings
+from django.contrib.auth.models import User
+from django.db.models import QuerySet
+from django.http import Http404, HttpRequest, HttpResponse
+from django.urls import reverse
+from django.utils import timezone
+from ninja import Header, Query, Router
+from ninja.errors import HttpError
+from ninja.responses import Status
+
+from monitor.api.input import InvalidInput, Moment
+from monitor.facts.input_rules import character_problem
+from scheduler.dispatch.steps import preview
+from scheduler.facts.field_parsers import LONGEST_NAME
+from scheduler.facts.jobs import JobState
+from scheduler.intake import actions as intake_actions
+from scheduler.intake.api import (
+    ArrayBody,
+    BatchBody,
+    BatchResponse,
+    CancelResponse,
+    ChangeBody,
+    HoldResponse,
+    JobBody,
+    JobPage,
+    NewJobBody,
+    RequeueResponse,
+    SubmitResponse,
+    WhatIfBody,
+    WhyBody,
+)
+from scheduler.intake.policy.new_job import UnableToSubmit
+from scheduler.intake.steps.checks import checked
+from scheduler.jobs.pages import lines as job_lines
+from scheduler.jobs.pages import serialise as job_views
+from scheduler.lifecycle.probes import logs as job_logs
+from scheduler.lifecycle.rows import changes as job_changes
+from scheduler.lifecycle.rows import queue as job_queue
+from scheduler.lifecycle.rows import relations
+from scheduler.models import Job
+from scheduler.runner import files
+from scheduler.yields import rows as yields
+
+router = Router()
+MOST_REASON = 200
+
+# The server holds an answer in memory until the client has read it.
+LARGEST_ANSWER = 8 * 1024**2
+State = Literal["queued", "starting", "running", "stopping", "finished", "open"]
+JobOutcome = Literal[
+    "succeeded", "failed", "cancelled", "timed_out", "lost", "preempted", "skipped"
+]
+LONGEST_TAG = 241
+LOG_ANSWER = {
+    200: {
+        "description": "The bytes as the job wrote them.",
+        "headers": {
+            "X-Log-Next-Offset": {"schema": {"type": "integer"}, "description": "Go on here."},
+            "X-Log-Size": {"schema": {"type": "integer"}},
+            "X-Job-State": {
+                "schema": {"type": "string"},
+                "description": "finished: what follows X-Log-Next-Offset is all there will be.",
+            },
+        },
+        "content": {"text/plain": {"schema": {"type": "string"}}},
+    },
+    410: {
+        "description": "The log was removed.",
+        "content": {"application/problem+json": {"schema": {"$ref": "#/components/schemas/Error"}}},
+    },
+}
+
+
+IdempotencyKey = Annotated[
+    str | None,
+    Header(
+        alias="Idempotency-Key",
+        min_length=1,
+        max_length=255,
+        pattern="^[!-~]+$",
+        description="Any text, such as a UUID. The same key and body within a day "
+        "submit once and get the same answer.",
+    ),
+]
+
+
+@router.post("", response={201: SubmitResponse}, summary="Submit a job", url_name="jobs")
+def submit(
+    request: HttpRequest,
+    response: HttpResponse,
+    new: NewJobBody,
+    idempotency_key: IdempotencyKey = None,
+) -> Status[dict[str, Any]]:
+    """Queue a job. It is stored durably before the answer.
+
+    422: `errors` says for each field what is wrong, or that no GPU here, or none of your limits,
+    could ever allow it. 429: you have as many waiting jobs as you may have. With the header
+    `Idempotency-Key` a request whose answer was lost can be sent again.
+    """
+    number, is_replayed = intake_actions.submit_once(
+        new.model_dump(), _person(request), timezone.now(), idempotency_key
+    )
+    if is_replayed:
+        response["Idempotency-Replayed"] = "true"
+    answer = {
+        "id": number,
+        # As the first answer said, whatever became of it since.
+        "state": JobState.QUEUED,
+        "url": reverse("job", args=[number]),
+        "array": relations.array_members(number) if new.array else None,
+    }
+    return Status(201, answer)
+
+
+@router.post(
+    "batch/", response={201: BatchResponse}, summary="Submit many jobs", url_name="jobs-batch"
+)
+def submit_batch(
+    request: HttpRequest,
+    response: HttpResponse,
+    batch: BatchBody,
+    idempotency_key: IdempotencyKey = None,
+) -> Status[dict[str, Any]]:
+    """Queue all jobs, or none of them. They are stored durably before the answer.
+
+    422: each of `errors` names the job by its `index`. At most 10 000 jobs with those of arrays.
+    """
+    raws = [new.model_dump() for new in batch.jobs]
+    numbers, is_replayed = intake_actions.submit_all(
+        raws, _person(request), timezone.now(), idempotency_key
+    )
+    if is_replayed:
+        response["Idempotency-Replayed"] = "true"
+    return Status(201, {"ids": numbers})
+
+
+@router.get("", response=JobPage, summary="List jobs", url_name="jobs")
+def list_jobs(
+    request: HttpRequest,
+    state: Annotated[State | None, Query(description="open: not finished.")] = None,
+    owner: Annotated[str | None, Query(description="A user's name, or me.")] = None,
+    outcome: Annotated[JobOutcome | None, Query(description="How it ended.")] = None,
+    name: Annotated[
+        str | None, Query(max_length=LONGEST_NAME, description="A part of the name.")
+    ] = None,
+    tag: Annotated[
+        str | None, Query(max_length=LONGEST_TAG, description="A tag: NAME, or NAME=TEXT.")
+    ] = None,
+    array: Annotated[
+        int | None, Query(ge=1, lt=2**63, description="The number of an array.")
+    ] = None,
+    since: Annotated[Moment | None, Query(description="Submitted at this time or later.")] = None,
+    until: Annotated[Moment | None, Query(description="Submitted before this time.")] = None,
+    limit: Annotated[int, Query(ge=1, le=500)] = 50,
+    offset: Annotated[int, Query(ge=0, le=2**31, description="Jobs to skip.")] = 0,
+    cursor: Annotated[
+        str | None,
+        Query(pattern="^[1-9][0-9]{0,17}$", description="From `next`: where the page begins."),
+    ] = None,
+) -> dict[str, Any]:
+    """Newest first; `next` is the address of the following page, also while jobs are added."""
+    owner = _person(request).username if owner == "me" else owner
+    wanted = job_views.JobFilter(
+        state=state or "",
+        owner=owner or "",
+        outcome=outcome or "",
+        name=name or "",
+        tag=tag or "",
+        array=array,
+        since=since,
+        until=until,
+    )
+    rows = job_views.filtered(wanted)
+    total = rows.count()
+    page = rows.filter(pk__lt=int(cursor)) if cursor else rows
+    jobs = list(page[offset : offset + limit + 1])
+    more = len(jobs) > limit
+    return {
+        "jobs": [job_views.line(job) for job in jobs[:limit]],
+        "total": total,
+        "next": _next(request, jobs[limit - 1].pk) if more else None,
+    }
+
+
+def _next(request: HttpRequest, last: int) -> str:
+    query = {name: value for name, value in request.GET.items() if name != "offset"}
+    return f"{reverse('api:jobs')}?{urlencode(query | {'cursor': str(last)})}"
+
+
+@router.get("{int:job_id}/", response=JobBody, summary="Show a job", url_name="job")
+def see(request: HttpRequest, job_id: int) -> dict[str, Any]:
+    """State and details. Command, folder and variables are visible to its owner and operators."""
+    return job_views.body(_job(job_id), _person(request), timezone.now())
+
+
+@router.get("{int:job_id}/array/", response=ArrayBody, summary="Show an array", url_name="array")
+def array(request: HttpRequest, job_id: int) -> dict[str, Any]:
+    """The states of all jobs of the array that this job belongs to."""
+    job = _job(job_id)
+    if job.array is None:
+        raise Http404(f"Job {job_id} belongs to no array.")
+    return {"array": job.array, "jobs": relations.element_states(job.array)}
+
+
+@router.get("{int:job_id}/why/", response=WhyBody, summary="Why a job waits", url_name="job-why")
+def why(request: HttpRequest, job_id: int) -> dict[str, Any]:
+    """All blockers, the position, the predicted start, and the priority factors."""
+    job = _job(job_id)
+    prospect = preview.of(job, timezone.now())
+    return job_views.why(job, prospect) | {"text": job_lines.verdict(job_lines.lines([job])[0])}
+
+
+@router.post("what-if/", response=WhatIfBody, summary="When would a job start?", url_name="what-if")
+def what_if(request: HttpRequest, new: NewJobBody) -> dict[str, Any]:
+    """The answer for a job submitted now. Nothing is submitted. 422 as for a submission."""
+    now, person = timezone.now(), _person(request)
+    new_job = checked(new.model_dump(), now)
+    new_job = intake_actions.fitted(new_job, person)
+    if refusals := intake_actions.refusals(new_job, person):
+        raise UnableToSubmit(refusals)
+    answer = preview.what_if(new_job, person.username, now)
+    return job_views.what_if(answer, intake_actions.memory_suggestion(new_job, person))
+
+
+@router.get(
+    "{int:job_id}/log/",
+    summary="Read a job's log",
+    url_name="job-log",
+    openapi_extra={"responses": LOG_ANSWER},
+)
+def log(
+    request: HttpRequest,
+    job_id: int,
+    offset: Annotated[int, Query(ge=0, le=2**62, description="The first byte.")] = 0,
+    limit: Annotated[
+        int, Query(ge=1, le=LARGEST_ANSWER, description="Maximum number of bytes.")
+    ] = LARGEST_ANSWER,
+    tail: Annotated[
+        int | None,
+        Query(
+            ge=1,
+            le=LARGEST_ANSWER,
+            description="Number of bytes at the end, instead of offset and limit.",
+        ),
+    ] = None,
+    attempt: Annotated[
+        int | None, Query(ge=1, le=32767, description="Number of an earlier attempt.")
+    ] = None,
+) -> HttpResponse:
+    """stdout and stderr, in order.
+
+    At most 8 MiB an answer; go on at X-Log-Next-Offset.
+    """
+    job = _job(job_id)
+    if not job_views.may_see_all(job, _person(request)):
+        raise HttpError(403, f"Only {job.owner.username} and operators may read this log.")
+    number = attempt or job_views.latest_number(job)
+    if removed := job_views.log_removed(job, number):
+        raise HttpError(410, removed)
+    path = files.log_path(Path(settings.DATA), job.pk, number)
+    piece = job_logs.tail(path, tail) if tail else job_logs.read(path, offset, limit)
+    response = HttpResponse(piece.data, content_type="text/plain; charset=utf-8")
+    response["X-Log-Next-Offset"] = str(piece.end)
+    response["X-Log-Size"] = str(piece.size)
+    response["X-Job-State"] = job.state
+    response["Cache-Control"] = "no-store"
+    # Whatever a job writes must never run as a page of ours.
+    response["Content-Security-Policy"] = "sandbox; default-src 'none'"
+    return response
+
+
+@router.post(
+    "{int:job_id}/cancel/", response=CancelResponse, summary="Cancel a job", url_name="cancel"
+)
+def cancel(
+    request: HttpRequest,
+    job_id: int,
+    array: Annotated[bool, Query(description="Cancel all remaining jobs of its array.")] = False,
+) -> dict[str, Any]:
+    """A waiting job ends at once; a running job gets SIGTERM, then SIGKILL. Idempotent."""
+    job, person = _job(job_id), _person(request)
+    if not job_views.may_cancel(job, person):
+        raise HttpError(403, f"Only {job.owner.username} and operators may cancel this job.")
+    now = timezone.now()
+    if array:
+        done = job_changes.cancel(_array(job), person.username, now) > 0
+    else:
+        done = job_queue.request_cancel(job.pk, person.username, now)
+    job.refresh_from_db(fields=["state"])
+    return {"id": job.pk, "state": job.state, "cancelled": done}
+
+
+@router.post(
+    "{int:job_id}/hold/", response=HoldResponse, summary="Hold a waiting job", url_name="hold"
+)
+def hold(
+    request: HttpRequest,
+    job_id: int,
+    reason: Annotated[str, Query(max_length=MOST_REASON, description="Visible to all users.")] = "",
+    array: Annotated[bool, Query(description="All waiting jobs of its array.")] = False,
+) -> dict[str, Any]:
+    """The job does not start before it is released. Idempotent."""
+    job, person = _job(job_id), _person(request)
+    if not job_changes.may_hold(job, person):
+        raise HttpError(403, f"Only {job.owner.username} and operators may hold this job.")
+    if problem := character_problem(reason, lines=True):
+        raise InvalidInput([("reason", problem)])
+    jobs = _array(job) if array else Job.objects.filter(pk=job.pk)
+    job_changes.hold(jobs, person.username, timezone.now(), " ".join(reason.split()))
+    job.refresh_from_db(fields=["state", "held"])
+    return {"id": job.pk, "state": job.state, "held": job.held or None}
+
+
+@router.post("{int:job_id}/release/", response=HoldResponse, summary="Release a held job")
+def release(
+    request: HttpRequest,
+    job_id: int,
+    array: Annotated[
+        bool, Query(description="All held jobs of its array that you may release.")
+    ] = False,
+) -> dict[str, Any]:
+    """Only operators release jobs that an operator holds."""
+    job, person = _job(job_id), _person(request)
+    if not job_changes.may_release(job, person):
+        raise HttpError(403, f"{job.held or 'It is not yours.'} Ask an operator to release it.")
+    jobs = _array(job) if array else Job.objects.filter(pk=job.pk)
+    job_changes.release(job_changes.releasable(jobs, person), person.username, timezone.now())
+    job.refresh_from_db(fields=["state", "held"])
+    return {"id": job.pk, "state": job.state, "held": job.held or None}
+
+
+@router.patch(
+    "{int:job_id}/", response=JobBody, summary="Change a waiting job", url_name="job-change"
+)
+def change(
+    request: HttpRequest,
+    job_id: int,
+    changes: ChangeBody,
+    array: Annotated[bool, Query(description="All waiting jobs of its array.")] = False,
+) -> dict[str, Any]:
+    """Only the given fields change. 409: the job waits no more.
+
+    422: as for a new job; operators may exceed the quota of the job's owner.
+    """
+    job, person, now = _job(job_id), _person(request), timezone.now()
+    if not job_views.may_cancel(job, person):
+        raise HttpError(403, f"Only {job.owner.username} and operators may change this job.")
+    jobs = _array(job) if array else Job.objects.filter(pk=job.pk)
+    raw = changes.model_dump(exclude_unset=True)
+    if raw and not intake_actions.change(jobs, raw, person, now):
+        raise HttpError(409, f"Job {job_id} waits no more; only waiting jobs can be changed.")
+    return job_views.body(_job(job_id), person, now)
+
+
+@router.post("{int:job_id}/requeue/", response=RequeueResponse, summary="Put a running job back")
+def requeue(request: HttpRequest, job_id: int) -> dict[str, Any]:
+    """The job is asked to stop, as by a preemption, and waits again. 409: it has ended."""
+    job, person = _job(job_id), _person(request)
+    if not job_views.may_cancel(job, person):
+        raise HttpError(403, f"Only {job.owner.username} and operators may requeue this job.")
+    if job.state == JobState.FINISHED.value:
+        raise HttpError(409, f"Job {job_id} has ended; submit it again.")
+    done = yields.requeue(job, person.username, timezone.now())
+    job.refresh_from_db(fields=["state"])
+    return {"id": job.pk, "state": job.state, "requeued": done}
+
+
+def _person(request: HttpRequest) -> User:
+    person: User = request.auth  # type: ignore[attr-defined]
+    return person
+
+
+def _array(job: Job) -> QuerySet[Job]:
+    """All jobs of its array; of a single job, the job."""
+    return Job.objects.filter(pk=job.pk) if job.array is None else relations.array_jobs(job.array)
+
+
+def _job(job_id: int) -> Job:
+    job = job_views.jobs().filter(pk=job_id).first() if job_id < 2**63 else None
+    if job is None:
+        raise Http404(f"There is no job {job_id}.")
+    return job

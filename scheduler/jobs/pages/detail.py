@@ -1,0 +1,234 @@
+"""Content of a job's page: the part for all users, and the part for its owner and operators."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+from django.contrib.auth.models import User
+
+from monitor.history.pages import content as history_content
+from scheduler.blockers.policy import why
+from scheduler.dispatch.steps.preview import JobForecast
+from scheduler.execution.steps.specs import account_of_jobs
+from scheduler.facts.jobs import DependencyKind, JobState
+from scheduler.jobs.pages import lines as job_lines
+from scheduler.jobs.pages import serialise as job_views
+from scheduler.jobs.pages.lines import JobLine
+from scheduler.lifecycle.probes import logs as job_logs
+from scheduler.lifecycle.rows import changes as job_changes
+from scheduler.lifecycle.rows import relations
+from scheduler.models import Attempt, Job, YieldRequest
+from scheduler.runner import files
+from scheduler.sizing import policy as sizing
+
+SHOWN_TAIL = 64 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class StateChange:
+    """A step of the timeline. `at` None: not yet reached. `after`: time since the previous step."""
+
+    word: str
+    at: datetime | None
+    after: timedelta | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ShownLog:
+    """The end of a log. The live tail continues at `end`.
+
+    removed: when the log was removed, in words. line: the number of its first line; None: unknown.
+    """
+
+    text: str
+    start: int
+    end: int
+    size: int
+    attempt: int
+    removed: str = ""
+    line: int | None = 1
+
+
+def head(job: Job, person: User) -> dict[str, Any]:
+    """Name, state and permissions."""
+    return {
+        "job": job,
+        "line": job_lines.lines([job])[0],
+        "may_see_all": job_views.may_see_all(job, person),
+        "may_cancel": job_views.may_cancel(job, person),
+        "may_hold": job_changes.may_hold(job, person),
+        "may_release": job_changes.may_release(job, person),
+    }
+
+
+def whole(job: Job, person: User, data: Path, run_as: str, forecast: JobForecast) -> dict[str, Any]:
+    context = {
+        **head(job, person),
+        **live(job, run_as, forecast),
+        "attempts": job_views.attempts_of(job),
+    }
+    if context["may_see_all"]:
+        context["log"] = shown_log(job, data)
+        context["environment"] = job.env_names
+        is_shell = job.argv[:2] == ["/bin/sh", "-c"] and job.argv[2:] == [job.command]
+        context["argv"] = "" if is_shell else shlex.join(job.argv)
+    return context | {
+        "array": relations.array_of(job),
+        "after": job_views.after(job, DependencyKind.END),
+        "after_success": job_views.after(job, DependencyKind.SUCCESS),
+    }
+
+
+def live(job: Job, run_as: str, forecast: JobForecast) -> dict[str, Any]:
+    """The live part of the page, the same for all viewers."""
+    attempt = job_views.running_attempt(job)
+    line = job_lines.lines([job])[0]
+    return {
+        "job": job,
+        "line": line,
+        "attempt": attempt,
+        "timeline": timeline(job, attempt),
+        "account": account(job, run_as),
+        "predicted": job_views.prediction_sentence(job),
+        "sentence": sentence(line),
+        "result": result(job, attempt),
+        **why.explained(forecast.reasons),
+        "yields": asked_to_yield(attempt) if line.is_open else None,
+        "estimate": forecast.estimate,
+        "factors": forecast.factors,
+        "efficiency": job_views.efficiency(job),
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class JobResult:
+    """What an ended job used of its GPUs. None: unknown.
+
+    gpu_s: GPU-seconds held. used_pct: mean utilisation while held. hint: a smaller request that
+    would have been enough.
+    """
+
+    gpu_s: float
+    used_pct: float | None
+    p95_pct: float | None
+    peak_memory_bytes: int | None
+    joules: float | None
+    coverage_pct: float | None
+    hint: str
+
+
+def result(job: Job, attempt: Attempt | None) -> JobResult | None:
+    """None: the job runs or waits, had no GPU, or its use is not recorded yet."""
+    use = job_views.gpu_use(attempt) if attempt and attempt.ended_at else None
+    if use is None:
+        return None
+    return JobResult(
+        gpu_s=use.gpu_s,
+        used_pct=use.mean_pct,
+        p95_pct=use.p95_pct,
+        peak_memory_bytes=use.peak_memory_bytes,
+        joules=use.joules,
+        coverage_pct=use.coverage_pct,
+        hint=sizing.right_size(job.gpu_memory_bytes, use.peak_memory_bytes),
+    )
+
+
+def history(job: Job, query: Mapping[str, str], now: datetime) -> dict[str, Any]:
+    """Charts of the job's GPUs over its life; nothing before it started or without GPUs."""
+    attempts = [a for a in job_views.attempts_of(job) if a.started_at and a.gpu_uuids]
+    begun = attempts[0].started_at if attempts else None
+    if begun is None:
+        return {}
+    gpus = len(attempts[-1].gpu_uuids)
+    requested = job.gpu_memory_bytes * gpus if job.gpu_memory_bytes else None
+    ended = attempts[-1].ended_at
+    return history_content.job(
+        str(job.pk), job.owner.username, gpus, requested, (begun, ended), query, now
+    )
+
+
+def asked_to_yield(attempt: Attempt | None) -> YieldRequest | None:
+    """The open yield request of the attempt."""
+    requests = YieldRequest.objects.filter(attempt=attempt, withdrawn_at=None)
+    return requests.first() if attempt else None
+
+
+def facts(content: dict[str, Any]) -> object:
+    """The values shown by `live` without running times. If they change, the page is rendered."""
+    job, attempt = content["job"], content["attempt"]
+    return (
+        content["line"],
+        tuple(content["timeline"]),
+        job.problem,
+        repr(content["why"]),
+        job.held,
+        content["yields"] and (content["yields"].text, content["yields"].deadline),
+        content["estimate"],
+        tuple(round(factor.value, 2) for factor in content["factors"]),
+        job.cancelled_by,
+        content["account"],
+        content["result"],
+        content["efficiency"],
+        attempt and (attempt.number, attempt.pid, attempt.cpu_s, attempt.peak_memory_bytes),
+    )
+
+
+def sentence(line: JobLine) -> str:
+    """The reason beside the state badge, without GPUs and times."""
+    if line.waits:
+        return job_lines.verdict(line)
+    if line.state == JobState.STOPPING.value:
+        return "The job got SIGTERM and is killed if it does not end."
+    return line.ending
+
+
+def timeline(job: Job, attempt: Attempt | None) -> list[StateChange]:
+    placed = attempt.placed_at if attempt else None
+    steps = [
+        ("submitted", job.submitted_at),
+        ("assigned", placed),
+        ("started", job.started_at),
+        ("ended", job.ended_at),
+    ]
+    if job.ended_at is not None:
+        steps = [(word, at) for word, at in steps if at is not None]
+    changes: list[StateChange] = []
+    for word, at in steps:
+        before = changes[-1].at if changes else None
+        changes.append(StateChange(word, at, at - before if at and before else None))
+    return changes
+
+
+def shown_log(job: Job, data: Path) -> ShownLog:
+    number = job_views.latest_number(job)
+    path = files.log_path(data, job.pk, number)
+    piece = job_logs.tail(path, SHOWN_TAIL)
+    text = job_logs.Decoder(piece.start, keeps_colours=True).feed(
+        piece.data, final=job.state == JobState.FINISHED.value
+    )
+    before = job_logs.lines_before(path, piece.start)
+    return ShownLog(
+        job_logs.as_displayed(text),
+        piece.start,
+        piece.end,
+        piece.size,
+        number,
+        job_views.log_removed(job, number),
+        None if before is None else before + 1,
+    )
+
+
+def account(job: Job, run_as: str) -> str:
+    """The OS account of the job. Empty: no account exists for its owner."""
+    attempt = job_views.latest(job)
+    if attempt and attempt.account:
+        return attempt.account
+    try:
+        return account_of_jobs(job.owner, run_as).name
+    except LookupError:
+        return ""

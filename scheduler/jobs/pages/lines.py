@@ -1,0 +1,201 @@
+"""Jobs in words: one line each for the queue, the dashboard and the job's page."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from monitor.facts.formats import GIB, duration
+from monitor.models import Gpu
+from scheduler.blockers.policy import why
+from scheduler.facts import job_fields
+from scheduler.facts.field_types import Group
+from scheduler.facts.jobs import PRIORITIES, JobState, Outcome
+from scheduler.jobs.pages import serialise as job_views
+from scheduler.models import Job
+
+# state or outcome -> (the word, the badge's shape)
+WORDS = {
+    JobState.QUEUED: ("waiting", "waiting"),
+    JobState.STARTING: ("starting", "busy"),
+    JobState.RUNNING: ("running", "busy"),
+    JobState.STOPPING: ("stopping", "warning"),
+    Outcome.SUCCEEDED: ("succeeded", "ok"),
+    Outcome.FAILED: ("failed", "failing"),
+    Outcome.CANCELLED: ("cancelled", "idle"),
+    Outcome.TIMED_OUT: ("timed out", "warning"),
+    Outcome.LOST: ("lost", "unknown"),
+    Outcome.PREEMPTED: ("preempted", "warning"),
+    Outcome.SKIPPED: ("skipped", "warning"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class GpuLink:
+    """A GPU of a job. Index None: the GPU has no row."""
+
+    uuid: str
+    index: int | None
+    host: str
+
+    @property
+    def label(self) -> str:
+        return self.uuid[:12] if self.index is None else f"GPU {self.index}"
+
+
+@dataclass(frozen=True, slots=True)
+class JobLine:
+    """The part of a job that all users may see."""
+
+    id: int
+    name: str
+    owner: str
+    state: str
+    word: str
+    shape: str
+    priority: int
+    requirement: str
+    gpus: tuple[GpuLink, ...]
+    why: str
+    ending: str
+    submitted_at: datetime
+    started_at: datetime | None
+    ended_at: datetime | None
+
+    @property
+    def urgency(self) -> str:
+        return PRIORITIES[self.priority]
+
+    @property
+    def waits(self) -> bool:
+        return self.state == JobState.QUEUED.value
+
+    @property
+    def is_open(self) -> bool:
+        return self.state != JobState.FINISHED.value
+
+    @property
+    def took(self) -> timedelta | None:
+        """From start to end. None: still running, or never started."""
+        return self.ended_at - self.started_at if self.ended_at and self.started_at else None
+
+
+def lines(jobs: Iterable[Job]) -> list[JobLine]:
+    """One line for each job, in the same order."""
+    rows = list(jobs)
+    attempts = [job_views.running_attempt(job) for job in rows]
+    links = gpu_links({uuid for a in attempts if a for uuid in a.gpu_uuids})
+    return [
+        _line(job, [links[uuid] for uuid in attempt.gpu_uuids] if attempt else [])
+        for job, attempt in zip(rows, attempts, strict=True)
+    ]
+
+
+def gpu_links(uuids: Iterable[str]) -> dict[str, GpuLink]:
+    unique = set(uuids)
+    if not unique:
+        return {}
+    rows = Gpu.objects.filter(uuid__in=unique).values_list("uuid", "index", "host")
+    links = {uuid: GpuLink(uuid, index, host) for uuid, index, host in rows}
+    return {uuid: links.get(uuid) or GpuLink(uuid, None, "") for uuid in unique}
+
+
+def _line(job: Job, gpus: Sequence[GpuLink]) -> JobLine:
+    word, shape = badge(job)
+    return JobLine(
+        id=job.pk,
+        name=job.name,
+        owner=job.owner.username,
+        state=job.state,
+        word=word,
+        shape=shape,
+        priority=job.priority,
+        requirement=requirement(job),
+        gpus=tuple(gpus),
+        why=_why(job),
+        ending=ending(job),
+        submitted_at=job.submitted_at,
+        started_at=job.started_at,
+        ended_at=job.ended_at,
+    )
+
+
+def _why(job: Job) -> str:
+    reason = why.first(why.reasons(job.blockers))
+    return reason.headline if reason else ""
+
+
+def badge(job: Job) -> tuple[str, str]:
+    """The word for the state or outcome, and the shape of its badge."""
+    if job.held and job.state == JobState.QUEUED.value:
+        return "held", "waiting"
+    return WORDS[Outcome(job.outcome) if job.outcome else JobState(job.state)]
+
+
+def requirement(job: Job) -> str:
+    """The requested resources: "2 GPUs, 20 GiB each, exclusive, H100"."""
+    summaries = [
+        field.summary(getattr(job, field.column))
+        for field in job_fields.JOB_FIELDS
+        if field.summary and (job.gpus or field.group is Group.HOST)
+    ]
+    parts = [_gpus(job), *filter(None, summaries)]
+    if job.gpu_uuid and job.gpus:
+        parts.append(f"only {gpu_links([job.gpu_uuid])[job.gpu_uuid].label}")
+    return ", ".join(parts)
+
+
+def _gpus(job: Job) -> str:
+    if job.gpus == 0:
+        return "no GPU"
+    count = "1 GPU" if job.gpus == 1 else f"{job.gpus} GPUs"
+    if job.gpu_memory_bytes is None:
+        return count
+    return f"{count}, {plain_gib(job.gpu_memory_bytes)}{' each' if job.gpus > 1 else ''}"
+
+
+def plain_gib(value: int) -> str:
+    """A requested size as users write it: "20 GiB"."""
+    return f"{value / GIB:.4g} GiB"
+
+
+def ending(job: Job) -> str:
+    """Details of the outcome: "exit code 1". Empty: the outcome says it all."""
+    if not job.outcome:
+        return ""
+    outcome = Outcome(job.outcome)
+    if outcome is Outcome.FAILED:
+        return _failure(job)
+    if outcome is Outcome.CANCELLED:
+        return f"by {job.cancelled_by}" if job.cancelled_by else ""
+    if outcome is Outcome.TIMED_OUT:
+        limit = f" of {duration(job.time_limit_s)}" if job.time_limit_s else ""
+        return f"stopped at its time limit{limit}"
+    if outcome is Outcome.PREEMPTED:
+        return "preempted and not requeued"
+    if outcome is Outcome.SKIPPED:
+        return "a job it depends on did not succeed"
+    return "exit code unknown" if outcome is Outcome.LOST else ""
+
+
+def verdict(line: JobLine) -> str:
+    """The state and its reason in one sentence."""
+    where = f" on {', '.join(gpu.label for gpu in line.gpus)}" if line.gpus else ""
+    if line.waits:
+        return line.why or "No limits apply: the scheduler checks the job within a second."
+    if line.is_open:
+        return f"The job is {line.word}{where}."
+    return f"The job ended: {', '.join(word for word in (line.word, line.ending) if word)}."
+
+
+def _failure(job: Job) -> str:
+    if job.signal is not None:
+        try:
+            return f"ended by {signal.Signals(job.signal).name} (signal {job.signal})"
+        except ValueError:
+            return f"ended by signal {job.signal}"
+    if job.exit_code is not None:
+        return f"exit code {job.exit_code}"
+    return "" if job.started_at else "could not start"

@@ -1,0 +1,328 @@
+"""Permissions to see a job, and the JSON of jobs in REST."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from datetime import datetime, timedelta
+from typing import Any
+
+from django.contrib.auth.models import AnonymousUser, User
+from django.db.models import Prefetch, QuerySet
+from django.db.models.fields.json import KeyTransform
+from django.urls import reverse
+
+from monitor.facts.formats import duration
+from scheduler.blockers.policy import body as blocker_body
+from scheduler.blockers.policy.why import ahead, first, reasons
+from scheduler.dispatch.steps.preview import JobForecast
+from scheduler.facts import job_fields
+from scheduler.facts.blockers import TIER_WORDS, Tier
+from scheduler.facts.field_parsers import TAG_NAME
+from scheduler.facts.jobs import DependencyKind, JobState
+from scheduler.models import Attempt, Job
+from scheduler.planner.forecast.forecast import Estimate, WhatIf
+from scheduler.sizing import policy as sizing_policy
+from scheduler.sizing import rows as sizing
+from scheduler.sizing.facts import GpuUse, MemorySuggestion
+
+Person = User | AnonymousUser
+# Clients rely on these names; pages may use other words.
+REST_TIERS = TIER_WORDS | {Tier.MY_LIMITS: "my limits"}
+
+
+def may_see_all(job: Job, person: Person) -> bool:
+    """Whether `person` may see command, environment, folder and log: the owner and operators."""
+    return job.owner_id == person.pk or person.is_staff
+
+
+def may_cancel(job: Job, person: Person) -> bool:
+    return may_see_all(job, person)
+
+
+def jobs() -> QuerySet[Job]:
+    """Jobs with prefetched owners and attempts."""
+    attempts = Prefetch("attempts", Attempt.objects.select_related("use").order_by("number"))
+    return Job.objects.select_related("owner").prefetch_related(attempts)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobFilter:
+    """Which jobs are listed. "" and None: no filter. state "open": every state except finished.
+
+    name: a part of it. tag: NAME, or NAME=TEXT.
+    """
+
+    state: str = ""
+    owner: str = ""
+    outcome: str = ""
+    name: str = ""
+    tag: str = ""
+    array: int | None = None
+    since: datetime | None = None
+    until: datetime | None = None
+
+
+def filtered(wanted: JobFilter) -> QuerySet[Job]:
+    """Newest first."""
+    columns = {
+        "owner__username": wanted.owner,
+        "outcome": wanted.outcome,
+        "name__icontains": wanted.name,
+        "array": wanted.array,
+        "submitted_at__gte": wanted.since,
+        "submitted_at__lt": wanted.until,
+    }
+    # No text has a NUL, and PostgreSQL rejects a query with one.
+    chosen = jobs().filter(
+        **{
+            column: value.replace("\0", "\ufffd") if isinstance(value, str) else value
+            for column, value in columns.items()
+            if value
+        }
+    )
+    if wanted.state == "open":
+        chosen = chosen.exclude(state=JobState.FINISHED.value)
+    elif wanted.state:
+        chosen = chosen.filter(state=wanted.state)
+    return _tagged(chosen, wanted.tag).order_by("-id")
+
+
+def _tagged(chosen: QuerySet[Job], tag: str) -> QuerySet[Job]:
+    name, has_text, text = tag.replace("\0", "\ufffd").partition("=")
+    if not tag:
+        return chosen
+    if not TAG_NAME.fullmatch(name):
+        return chosen.none()
+    found = chosen.alias(tag=KeyTransform(name, "tags"))
+    return found.filter(tag=text) if has_text else found.filter(tag__isnull=False)
+
+
+def attempts_of(job: Job) -> list[Attempt]:
+    return sorted(job.attempts.all(), key=lambda attempt: attempt.number)
+
+
+def latest(job: Job) -> Attempt | None:
+    return next(reversed(attempts_of(job)), None)
+
+
+def running_attempt(job: Job) -> Attempt | None:
+    """The attempt that holds the GPUs, or held them at the end. None: the job waits."""
+    return None if job.state == JobState.QUEUED.value else latest(job)
+
+
+def latest_number(job: Job) -> int:
+    """The number of the attempt whose log is shown; 1 before the first attempt."""
+    attempt = latest(job)
+    return attempt.number if attempt else 1
+
+
+def log_removed(job: Job, number: int) -> str:
+    """When the log of this attempt was removed, in words. Empty: it was not."""
+    attempt = next((each for each in attempts_of(job) if each.number == number), None)
+    if attempt is None or attempt.files_gone_at is None or job.ended_at is None:
+        return ""
+    age = duration(attempt.files_gone_at - job.ended_at)
+    return f"The log was removed {age} after the job ended."
+
+
+def line(job: Job) -> dict[str, Any]:
+    """The part that all users may see."""
+    attempt = running_attempt(job)
+    return {
+        "id": job.pk,
+        "name": job.name,
+        "owner": job.owner.username,
+        "state": job.state,
+        "outcome": job.outcome or None,
+        "priority": job.priority,
+        "gpus": list(attempt.gpu_uuids) if attempt else [],
+        "requested": job_fields.requested(job),
+        "submitted_at": job.submitted_at,
+        "started_at": job.started_at,
+        "ended_at": job.ended_at,
+        "reason": reason.headline if (reason := first(reasons(job.blockers))) else None,
+        "tags": job.tags,
+        "url": reverse("job", args=[job.pk]),
+    }
+
+
+def after(job: Job, kind: DependencyKind) -> list[int]:
+    """The numbers of the jobs that this job depends on in this way."""
+    rows = job.dependencies.filter(after=kind.value).order_by("on_id")
+    return list(rows.values_list("on_id", flat=True))
+
+
+def tier_of(blocker: dict[str, Any]) -> str:
+    """The tier's name in REST. Empty: an older version stored the blocker."""
+    tier = blocker.get("tier")
+    return REST_TIERS[Tier(tier)] if tier else ""
+
+
+def options(job: Job) -> dict[str, Any]:
+    """Preemption, retries, holds, start time and dependencies."""
+    return {
+        "preemptible": job.preemptible,
+        "requeue": job.requeue,
+        "yield_signal": job.yield_signal or None,
+        "grace_s": job.grace_s,
+        "retries": job.retries,
+        "failures": job.failures,
+        "requeues": job.requeues,
+        "begin_at": job.begin_at,
+        "retry_at": job.retry_at,
+        "held": job.held or None,
+        "after": after(job, DependencyKind.END),
+        "after_success": after(job, DependencyKind.SUCCESS),
+        "array": job.array,
+        "array_index": job.array_index,
+    }
+
+
+def body(job: Job, person: Person, now: datetime) -> dict[str, Any]:
+    """The job as `person` may see it."""
+    attempt, seen = running_attempt(job), may_see_all(job, person)
+    off = prediction_error(job)
+    return {
+        **line(job),
+        "exit_code": job.exit_code,
+        "signal": job.signal,
+        "blockers": _with_tiers(ahead(job.blockers, now)),
+        **_private(job, seen),
+        "estimate_s": job.estimate_s,
+        "time_limit_s": job.time_limit_s,
+        **options(job),
+        "predicted_start_at": job.predicted_start_at,
+        "first_predicted_start_at": job.first_predicted_start_at,
+        "prediction_error_s": None if off is None else off.total_seconds(),
+        "gpu_memory_is_learned": job.gpu_memory_is_learned,
+        "efficiency": efficiency(job) or None,
+        "cancel_requested_at": job.cancel_requested_at,
+        "cancelled_by": job.cancelled_by or None,
+        "cpu_s": attempt.cpu_s if attempt else None,
+        "peak_memory_bytes": attempt.peak_memory_bytes if attempt else None,
+        "log_bytes": attempt.log_bytes if attempt else None,
+        "attempts": [_attempt(each, seen) for each in attempts_of(job)],
+    }
+
+
+def why(job: Job, forecast: JobForecast) -> dict[str, Any]:
+    """Why a job waits, and when it is expected to start."""
+    return {
+        "id": job.pk,
+        "name": job.name,
+        "state": job.state,
+        "blockers": _with_tiers(forecast.reasons),
+        "headline": _headline(forecast.reasons),
+        **_estimate(forecast.estimate),
+        "factors": [asdict(factor) for factor in forecast.factors],
+    }
+
+
+def what_if(answer: WhatIf, suggestion: MemorySuggestion | None) -> dict[str, Any]:
+    """The expected start of a job that was not submitted, and the GPU memory that it may need."""
+    return {
+        "starts_now": answer.starts_now,
+        "blockers": _with_tiers(map(blocker_body.body, answer.blockers)),
+        "headline": _headline(map(blocker_body.body, answer.blockers)),
+        **_estimate(answer.estimate),
+        "gpu_memory_suggestion": _suggestion(suggestion),
+    }
+
+
+def _suggestion(suggestion: MemorySuggestion | None) -> dict[str, Any] | None:
+    if suggestion is None:
+        return None
+    return asdict(suggestion) | {"text": sizing_policy.sentence(suggestion)}
+
+
+def _with_tiers(stored: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [each | {"tier": tier_of(each)} for each in stored]
+
+
+def _headline(stored: Iterable[dict[str, Any]]) -> dict[str, Any] | None:
+    reason = first(reasons(stored))
+    if reason is None:
+        return None
+    return {"code": reason.code, "headline": reason.headline, "next_step": reason.next_step}
+
+
+def _estimate(estimate: Estimate | None) -> dict[str, Any]:
+    return {
+        "position": estimate.position if estimate else None,
+        "starts_p50": estimate.p50 if estimate else None,
+        "starts_p90": estimate.p90 if estimate else None,
+    }
+
+
+def _private(job: Job, seen: bool) -> dict[str, Any]:
+    if not seen:
+        return dict.fromkeys(("problem", "command", "argv", "cwd", "env_names"))
+    return {
+        # The text may name the folder or the program.
+        "problem": job.problem or None,
+        "command": job.command,
+        "argv": job.argv,
+        "cwd": job.cwd,
+        "env_names": job.env_names,
+    }
+
+
+def _attempt(attempt: Attempt, seen: bool) -> dict[str, Any]:
+    return {
+        "number": attempt.number,
+        "host": attempt.host,
+        "account": attempt.account,
+        "gpus": list(attempt.gpu_uuids),
+        "placed_at": attempt.placed_at,
+        "started_at": attempt.started_at,
+        "ended_at": attempt.ended_at,
+        "outcome": attempt.outcome or None,
+        "problem": (attempt.problem or None) if seen else None,
+        "exit_code": attempt.exit_code,
+        "signal": attempt.signal,
+        "cpu_s": attempt.cpu_s,
+        "peak_memory_bytes": attempt.peak_memory_bytes,
+        "log_bytes": attempt.log_bytes,
+        "gpu_use": asdict(use) if (use := gpu_use(attempt)) else None,
+        "log_removed_at": attempt.files_gone_at,
+    }
+
+
+def gpu_use(attempt: Attempt) -> GpuUse | None:
+    """None: it has not been recorded, or the attempt had no GPU."""
+    row = getattr(attempt, "use", None)
+    return None if row is None else sizing.fact(row)
+
+
+def efficiency(job: Job) -> str:
+    """What its last attempt requested and used; "" when nothing is known."""
+    attempt = running_attempt(job)
+    use = gpu_use(attempt) if attempt else None
+    return sizing_policy.efficiency(use, _declared(job)) if use else ""
+
+
+def _declared(job: Job) -> int | None:
+    return None if job.gpu_memory_is_learned else job.gpu_memory_bytes
+
+
+def prediction_error(job: Job) -> timedelta | None:
+    """How much later than first predicted it started; negative = earlier. None = unknown."""
+    if job.started_at is None or job.first_predicted_start_at is None:
+        return None
+    return job.started_at - job.first_predicted_start_at
+
+
+def prediction_sentence(job: Job) -> str:
+    """How far the first prediction was off; "" where there was none."""
+    off = prediction_error(job)
+    if off is None:
+        return ""
+    seconds = round(off.total_seconds())
+    if not seconds:
+        return "It started when predicted."
+    side = "later" if seconds > 0 else "earlier"
+    p90 = job.first_predicted_p90_at
+    late = p90 is not None and job.started_at is not None and job.started_at > p90
+    more = " and after the time given for nine of ten cases" if late else ""
+    return f"It started {duration(abs(seconds))} {side} than first predicted{more}."

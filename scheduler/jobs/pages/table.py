@@ -1,0 +1,185 @@
+"""Content of the page of all jobs: filters from the query, and the matching lines."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from urllib.parse import urlencode
+
+from django.contrib.auth.models import User
+from django.core.paginator import Page, Paginator
+from django.db.models import DurationField, ExpressionWrapper, F, Q, QuerySet, Value
+from django.db.models.functions import Coalesce
+
+from monitor.facts.input_rules import is_number
+from scheduler.dispatch.steps import preview
+from scheduler.facts.jobs import JobState, Outcome
+from scheduler.jobs.pages import lines as job_lines
+from scheduler.jobs.pages import serialise as job_views
+from scheduler.jobs.pages.lines import JobLine
+from scheduler.live.regions import in_order
+from scheduler.models import Job
+from scheduler.planner.forecast.forecast import Estimate
+
+PER_PAGE = 50
+STATES = {"open": "Queue", "finished": "Finished", "failed": "Failed", "all": "All"}
+# Sort key of the address -> columns
+SORTS: dict[str, tuple[str, ...]] = {
+    "job": ("id",),
+    "owner": ("owner__username", "id"),
+    "state": ("state", "outcome", "id"),
+    "priority": ("priority", "id"),
+    "start": ("predicted_start_at", "id"),
+    "took": ("took", "id"),
+    "submitted": ("submitted_at", "id"),
+}
+BAD_OUTCOMES = tuple(
+    outcome.value for outcome in Outcome if outcome not in (Outcome.SUCCEEDED, Outcome.CANCELLED)
+)
+
+
+@dataclass(frozen=True, slots=True)
+class JobFilters:
+    """Filters from the query. Unknown values are ignored."""
+
+    who: str = "all"
+    state: str = "open"
+    text: str = ""
+    page: str = "1"
+    # A key of SORTS, with "-" for the highest first; "" = queue order, or newest first.
+    sort: str = ""
+
+    @classmethod
+    def from_query(cls, query: Mapping[str, str]) -> JobFilters:
+        state = query.get("state", "open")
+        return cls(
+            who="mine" if query.get("who") == "mine" else "all",
+            state=state if state in STATES else "open",
+            text=query.get("q", "").replace("\0", "").strip()[:100],
+            page=query.get("page", "1"),
+            sort=sort if (sort := query.get("sort", "")).removeprefix("-") in SORTS else "",
+        )
+
+    def with_(self, **changes: str) -> str:
+        """The query with these changes, from the first page on."""
+        fields = {
+            "who": self.who,
+            "state": self.state,
+            "q": self.text,
+            "sort": self.sort,
+            "page": "1",
+        } | changes
+        default = {"who": "all", "state": "open", "q": "", "sort": "", "page": "1"}
+        rest = {name: value for name, value in fields.items() if value != default[name]}
+        return f"?{urlencode(rest)}"
+
+    @property
+    def here(self) -> str:
+        """The query of this view, with its page."""
+        return self.with_(page=self.page)
+
+    @property
+    def states(self) -> list[tuple[str, str, bool]]:
+        return [
+            (self.with_(state=name), words, name == self.state) for name, words in STATES.items()
+        ]
+
+    @property
+    def people(self) -> list[tuple[str, str, bool]]:
+        names = {"all": "All users", "mine": "Mine"}
+        return [(self.with_(who=name), words, name == self.who) for name, words in names.items()]
+
+
+@dataclass(frozen=True, slots=True)
+class JobTable:
+    """One page of lines, each with its predicted start if it waits.
+
+    `any_at_all`: False on a server that never had a job.
+    """
+
+    lines: list[tuple[JobLine, Estimate | None]]
+    page: Page[Job]
+    before: str | None
+    after: str | None
+    any_at_all: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Next:
+    """The waiting job of a user that is served first. waiting: number of all waiting jobs."""
+
+    line: JobLine
+    estimate: Estimate | None
+    waiting: int
+
+
+def table(filters: JobFilters, person: User, now: datetime) -> JobTable:
+    page = Paginator(_chosen(filters, person, now), PER_PAGE).get_page(filters.page)
+    number = page.number
+    lines = job_lines.lines(page.object_list)
+    estimates = preview.estimates(now) if any(line.waits for line in lines) else {}
+    return JobTable(
+        lines=[(line, estimates.get(line.id)) for line in lines],
+        page=page,
+        before=filters.with_(page=str(number - 1)) if page.has_previous() else None,
+        after=filters.with_(page=str(number + 1)) if page.has_next() else None,
+        any_at_all=bool(page.object_list) or Job.objects.exists(),
+    )
+
+
+def next_of(person: User, now: datetime) -> Next | None:
+    """The user's next job. None: no job of this user waits."""
+    waiting = in_order(Job.objects.filter(state=JobState.QUEUED.value))
+    own = list(waiting.filter(owner=person).values_list("pk", flat=True))
+    if not own:
+        return None
+    estimates = preview.estimates(now)
+    first = min(own, key=lambda pk: _place(estimates.get(pk)))
+    job = Job.objects.select_related("owner").get(pk=first)
+    return Next(job_lines.lines([job])[0], estimates.get(first), waiting.count())
+
+
+def _place(estimate: Estimate | None) -> float:
+    """Jobs without a position come last."""
+    return math.inf if estimate is None or estimate.position is None else estimate.position
+
+
+def _chosen(filters: JobFilters, person: User, now: datetime) -> QuerySet[Job]:
+    chosen = job_views.filtered(
+        job_views.JobFilter(state="" if filters.state == "all" else _state(filters.state))
+    )
+    if filters.who == "mine":
+        chosen = chosen.filter(owner=person)
+    if filters.state == "failed":
+        chosen = chosen.filter(outcome__in=BAD_OUTCOMES)
+    if filters.text:
+        chosen = chosen.filter(_matches(filters.text))
+    if filters.sort:
+        return _sorted(chosen, filters.sort, now)
+    return in_order(chosen) if filters.state == "open" else chosen
+
+
+def _sorted(chosen: QuerySet[Job], sort: str, now: datetime) -> QuerySet[Job]:
+    """Jobs without a value come last in both directions."""
+    columns = [F(column) for column in SORTS[sort.removeprefix("-")]]
+    if "took" in sort:
+        took = Coalesce("ended_at", Value(now)) - F("started_at")
+        chosen = chosen.annotate(took=ExpressionWrapper(took, DurationField()))
+    if sort.startswith("-"):
+        return chosen.order_by(*(column.desc(nulls_last=True) for column in columns))
+    return chosen.order_by(*(column.asc(nulls_last=True) for column in columns))
+
+
+def _state(name: str) -> str:
+    return JobState.FINISHED.value if name == "failed" else name
+
+
+def _matches(text: str) -> Q:
+    matches = Q(name__icontains=text) | Q(owner__username__icontains=text)
+    array = text.removeprefix("array ").strip()
+    if text.startswith("array ") and is_number(array):
+        return Q(array=array)
+    number = text.removeprefix("job").strip().removeprefix("#")
+    return matches | Q(pk=number) if is_number(number) else matches

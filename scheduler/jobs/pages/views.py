@@ -1,0 +1,202 @@
+"""Pages of jobs: the queue, one job, and the form to submit a job."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from pathlib import Path
+from typing import cast
+
+from django.conf import settings
+from django.contrib import messages
+from django.contrib.auth.models import User
+from django.core.exceptions import PermissionDenied
+from django.db.models import QuerySet
+from django.http import Http404, HttpRequest, HttpResponse
+from django.shortcuts import redirect, render
+from django.urls import reverse
+from django.utils import timezone
+from django.views.decorators.http import require_http_methods, require_POST, require_safe
+from django_htmx.http import HttpResponseClientRedirect
+
+from monitor.api.input import posted_text
+from monitor.facts.input_rules import is_number
+from scheduler.blockers.policy import body as blocker_body
+from scheduler.blockers.policy import why
+from scheduler.dispatch.steps import preview
+from scheduler.facts.jobs import JobState
+from scheduler.intake import actions as intake_actions
+from scheduler.jobs.pages import detail as job_page
+from scheduler.jobs.pages import lines as job_lines
+from scheduler.jobs.pages import serialise as job_views
+from scheduler.jobs.pages import table as job_table
+from scheduler.jobs.pages.forms import NewJobForm, filled_from
+from scheduler.lifecycle.rows import changes as job_changes
+from scheduler.lifecycle.rows import queue as job_queue
+from scheduler.lifecycle.rows import relations
+from scheduler.models import Job
+from scheduler.sizing import policy as sizing
+
+LONGEST_REASON = 200
+BULK_ACTIONS = {"cancel": "Cancelled", "hold": "Held", "release": "Released"}
+MOST_SELECTED = 200
+
+
+@require_safe
+def jobs(request: HttpRequest) -> HttpResponse:
+    filters, now = job_table.JobFilters.from_query(request.GET), timezone.now()
+    context = {
+        "filters": filters,
+        "table": job_table.table(filters, _person(request), now),
+        "mine": job_table.next_of(_person(request), now),
+    }
+    return render(request, "scheduler/jobs.html", context)
+
+
+@require_POST
+def bulk(request: HttpRequest) -> HttpResponse:
+    """Cancel, hold or release the selected jobs. Cancelling asks for confirmation first."""
+    action = request.POST.get("action", "")
+    numbers = {int(pk) for pk in request.POST.getlist("job") if is_number(pk) and int(pk) < 2**63}
+    view = request.POST.get("view", "")
+    back = reverse("jobs") + (view if view.startswith("?") else "")
+    if action not in BULK_ACTIONS or len(numbers) > MOST_SELECTED:
+        messages.error(request, f"Select an action and at most {MOST_SELECTED} jobs.")
+        return redirect(back)
+    chosen = _may_change(Job.objects.filter(pk__in=numbers), _person(request))
+    if action == "cancel" and not request.POST.get("sure"):
+        selected = job_views.jobs().filter(pk__in=chosen.values("pk")).order_by("pk")
+        context = {"lines": job_lines.lines(selected), "view": view, "back": back}
+        return render(request, "scheduler/bulk_cancel.html", context)
+    count = _change(chosen, action, _person(request))
+    left = len(numbers) - count
+    also = f" {left} could not be changed: not yours, or in another state." if left else ""
+    done = f"{BULK_ACTIONS[action]} {count} job{'' if count == 1 else 's'}.{also}"
+    messages.info(request, done if numbers else "No jobs were selected.")
+    return redirect(back)
+
+
+def _may_change(jobs: QuerySet[Job], person: User) -> QuerySet[Job]:
+    """The open ones of these that the user may cancel, hold or release."""
+    open_jobs = jobs.exclude(state=JobState.FINISHED.value)
+    return open_jobs if person.is_staff else open_jobs.filter(owner=person)
+
+
+def _change(jobs: QuerySet[Job], action: str, person: User) -> int:
+    now = timezone.now()
+    if action == "cancel":
+        return job_changes.cancel(jobs, person.username, now)
+    if action == "hold":
+        return job_changes.hold(jobs, person.username, now)
+    return job_changes.release(job_changes.releasable(jobs, person), person.username, now)
+
+
+@require_safe
+def job(request: HttpRequest, pk: int) -> HttpResponse:
+    row, person = _job(pk), _person(request)
+    config = settings.CONFIG
+    now = timezone.now()
+    forecast = preview.of(row, now)
+    context = job_page.whole(row, person, Path(settings.DATA), config.run_as, forecast)
+    context |= job_page.history(row, request.GET, now)
+    return render(request, "scheduler/job.html", context)
+
+
+@require_http_methods(["GET", "HEAD", "POST"])
+def new(request: HttpRequest) -> HttpResponse:
+    """The form to submit a job. A rejected form keeps its values."""
+    now = timezone.now()
+    if request.method != "POST":
+        form = NewJobForm(initial=_like(request), now=now)
+        return render(request, "scheduler/new.html", {"form": form})
+    form = NewJobForm(request.POST, now=now)
+    if "what_if" in request.POST:
+        return _what_if(request, form, now)
+    if job := form.submitted_by(_person(request)):
+        return _go(request, "job", job.pk)
+    # htmx shows the page in any case; an error status would only fill the browser's console.
+    status = 200 if getattr(request, "htmx", False) else 422
+    return render(request, "scheduler/new.html", {"form": form}, status=status)
+
+
+def _what_if(request: HttpRequest, form: NewJobForm, now: datetime) -> HttpResponse:
+    """The expected start of the job in the form. Nothing is submitted."""
+    context: dict[str, object] = {"form": form}
+    if form.is_valid():
+        person = _person(request)
+        new = intake_actions.fitted(form.cleaned_data["new"], person)
+        answer = preview.what_if(new, person.username, now)
+        context["answer"] = answer
+        context |= why.explained(map(blocker_body.body, answer.blockers))
+        context["limits"] = intake_actions.refusals(new, person)
+        if suggestion := intake_actions.memory_suggestion(new, person):
+            context["suggestion"] = sizing.sentence(suggestion)
+    return render(request, "scheduler/new.html", context)
+
+
+@require_http_methods(["GET", "HEAD", "POST"])
+def cancel(request: HttpRequest, pk: int) -> HttpResponse:
+    """GET asks for confirmation; POST cancels the job."""
+    row, person = _job(pk), _person(request)
+    if not job_views.may_cancel(row, person):
+        raise PermissionDenied
+    if request.method != "POST":
+        context = {**job_page.head(row, person), "array": relations.array_of(row)}
+        return render(request, "scheduler/cancel.html", context)
+    if row.array is not None and request.POST.get("all"):
+        number = job_changes.cancel(
+            relations.array_jobs(row.array), person.username, timezone.now()
+        )
+        messages.info(request, f"Cancelled {number} job{'' if number == 1 else 's'} of the array.")
+    elif not job_queue.request_cancel(row.pk, person.username, timezone.now()):
+        messages.info(request, f"Job {row.pk} has already ended or is being stopped.")
+    return redirect("job", row.pk)
+
+
+@require_POST
+def hold(request: HttpRequest, pk: int) -> HttpResponse:
+    """Hold a waiting job until it is released."""
+    row, person = _job(pk), _person(request)
+    if not job_changes.may_hold(row, person):
+        raise PermissionDenied
+    reason = " ".join(posted_text(request, "reason", LONGEST_REASON).split())
+    if not job_changes.hold_job(row.pk, person.username, timezone.now(), reason):
+        messages.info(request, f"Job {row.pk} is not waiting, or is already held.")
+    return redirect("job", row.pk)
+
+
+@require_POST
+def release(request: HttpRequest, pk: int) -> HttpResponse:
+    """Release a held job."""
+    row, person = _job(pk), _person(request)
+    if not job_changes.may_release(row, person):
+        raise PermissionDenied
+    if not job_changes.release_job(row.pk, person.username, timezone.now()):
+        messages.info(request, f"Job {row.pk} is not held.")
+    return redirect("job", row.pk)
+
+
+def _go(request: HttpRequest, name: str, pk: int) -> HttpResponse:
+    """Redirect. htmx would swap a plain redirect's page into this one."""
+    if getattr(request, "htmx", False):
+        return HttpResponseClientRedirect(reverse(name, args=[pk]))
+    return redirect(name, pk)
+
+
+def _like(request: HttpRequest) -> dict[str, object]:
+    """?like=12 fills the form from job 12, if the user may see all of it."""
+    pk = request.GET.get("like", "")
+    job = job_views.jobs().filter(pk=pk).first() if is_number(pk) else None
+    may_see = job is not None and job_views.may_see_all(job, _person(request))
+    return filled_from(job) if job is not None and may_see else {}
+
+
+def _person(request: HttpRequest) -> User:
+    # The middleware admits authenticated users only.
+    return cast(User, request.user)
+
+
+def _job(pk: int) -> Job:
+    job = job_views.jobs().filter(pk=pk).first() if pk < 2**63 else None
+    if job is None:
+        raise Http404(f"There is no job {pk}.")
+    return job

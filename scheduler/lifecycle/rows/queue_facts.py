@@ -1,0 +1,373 @@
+"""Rows -> facts: waiting and placed jobs, as the planner sees them."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from functools import lru_cache
+from typing import Any
+
+from django.conf import settings
+from django.db import connection
+from django.db.models import Count
+
+from monitor.runtime.facts import TimedCache
+from monitor.runtime.rows.item_isolation import Convert, convert_all
+from scheduler.facts.blockers import Blocker, BlockerCode, Tier
+from scheduler.facts.jobs import JobState, Outcome, QueuedJob, Requirement, RunTime
+from scheduler.facts.plans import RunningJob
+from scheduler.lifecycle.policy.waits import Condition, waits
+from scheduler.lifecycle.rows.dependencies import UnmetDependencies
+from scheduler.models import Attempt, Job
+from scheduler.models.jobs import conditional
+from scheduler.planner.forecast.run_times import EndedJob, expected, history
+from scheduler.planner.matching import version
+
+# Enough to judge by, and quickly read.
+NEWEST = 2000
+MIN_JOBS = 3
+Asked = tuple[str, str, timedelta | None, timedelta | None]
+REFRESH_AFTER = timedelta(minutes=2)
+
+
+@dataclass(frozen=True, slots=True)
+class UsualDuration:
+    """Median and 90th percentile of the run times of `count` jobs."""
+
+    p50: timedelta
+    p90: timedelta
+    count: int
+
+
+class _EndedJobs:
+    def __init__(self, ended: Sequence[EndedJob]) -> None:
+        self.usual = _by_name(ended)
+        self.history = history(ended)
+        # Many jobs are alike.
+        self.expected: dict[Asked, RunTime] = {}
+
+
+class Durations:
+    """Call it with an owner and a job's name; None = too few of them have ended."""
+
+    def __init__(self) -> None:
+        self._load = TimedCache(lambda now: _EndedJobs(_ended()), REFRESH_AFTER)
+        self._ended = _EndedJobs(())
+
+    def refresh(self, now: datetime) -> None:
+        self._ended = self._load(now)
+
+    def __call__(self, owner: str, name: str) -> UsualDuration | None:
+        return self._ended.usual.get((owner, name))
+
+    def expect(
+        self, owner: str, name: str, limit: timedelta | None, estimate: timedelta | None
+    ) -> RunTime:
+        """How long such a job is expected to run."""
+        key = (owner, name, limit, estimate)
+        if key not in self._ended.expected:
+            self._ended.expected[key] = expected(*key, self._ended.history)
+        return self._ended.expected[key]
+
+
+def _ended() -> list[EndedJob]:
+    """The newest that ran to their own end, or to their limit."""
+    over = (Outcome.SUCCEEDED.value, Outcome.TIMED_OUT.value)
+    rows = Job.objects.filter(
+        state=JobState.FINISHED.value, outcome__in=over, started_at__isnull=False
+    ).order_by("-id")
+    columns = ("owner__username", "name", "started_at", "ended_at", "time_limit_s", "estimate_s")
+    return [
+        EndedJob(
+            owner=owner,
+            name=name,
+            took=max(timedelta(), ended - begun),
+            limit=timedelta(seconds=limit) if limit else None,
+            estimate=timedelta(seconds=estimate) if estimate else None,
+        )
+        for owner, name, begun, ended, limit, estimate in rows.values_list(*columns)[:NEWEST]
+        if begun is not None and ended is not None
+    ]
+
+
+def _by_name(ended: Iterable[EndedJob]) -> dict[tuple[str, str], UsualDuration]:
+    took: dict[tuple[str, str], list[timedelta]] = defaultdict(list)
+    for job in ended:
+        took[job.owner, job.name].append(job.took)
+    return {key: usual_duration(times) for key, times in took.items() if len(times) >= MIN_JOBS}
+
+
+def usual_duration(times: list[timedelta]) -> UsualDuration:
+    """The nearest ranks of at least one time."""
+    ranked, count = sorted(times), len(times)
+    return UsualDuration(ranked[(count - 1) // 2], ranked[-(-count * 9 // 10) - 1], count)
+
+
+UNCLEAR = Blocker(code=BlockerCode.JOB_UNCLEAR, tier=Tier.MACHINE)
+# Built once: building this query takes longer than running it.
+_CONDITIONAL = Job.objects.filter(conditional(), state=JobState.QUEUED.value).values_list(
+    "id", "held", "held_by", "begin_at", "retry_at", "failures", "array", "array_limit", "depends"
+)
+
+
+def load(
+    now: datetime, convert: Convert = convert_all, unmet: UnmetDependencies | None = None
+) -> dict[int, tuple[Blocker, ...]]:
+    """Blockers by job. The query reads a partial index, which is usually empty.
+
+    A job whose conditions cannot be read waits: unknown never counts as met. `unmet`: what was
+    read of dependencies in an earlier pass.
+    """
+    rows = list(_CONDITIONAL.all())
+    if not rows:
+        return {}
+    unmet = unmet or UnmetDependencies()
+    unmet.refresh([row[0] for row in rows if row[-1]])
+    refused = _refused([row[0] for row in rows if row[4] is not None and row[4] > now])
+    limited = {row[6] for row in rows if row[6] is not None and row[7] is not None}
+    conditions = [
+        Condition(
+            id=id_,
+            held=held,
+            held_by=held_by,
+            begin_at=begin_at,
+            retry_at=retry_at,
+            failures=failures,
+            refused=refused.get(id_, ""),
+            array=array,
+            array_limit=limit,
+            pending=unmet.of(id_),
+            arrays=unmet.arrays,
+        )
+        for id_, held, held_by, begin_at, retry_at, failures, array, limit, _ in rows
+    ]
+    placed = _placed(list(limited)) if limited else {}
+    unclear = dict.fromkeys(unmet.unclear, (UNCLEAR,))
+    try:
+        return waits(conditions, placed, now, settings.TIME_ZONE) | unclear
+    except Exception:
+        readable = convert(
+            conditions,
+            lambda condition: f"conditions of job {condition.id}",
+            lambda condition: waits([condition], placed, now, settings.TIME_ZONE),
+        )
+    good = [condition for condition, _ in readable]
+    broken = {condition.id for condition in conditions} - {condition.id for condition in good}
+    unclear |= dict.fromkeys(broken, (UNCLEAR,))
+    return waits(good, placed, now, settings.TIME_ZONE) | unclear
+
+
+def _refused(jobs: Sequence[int]) -> dict[int, str]:
+    """The reason of each job whose last attempt never ran."""
+    if not jobs:
+        return {}
+    rows = Attempt.objects.filter(job__in=jobs).order_by("number")
+    last = {
+        job: (outcome, reason)
+        for job, outcome, reason in rows.values_list("job", "outcome", "problem")
+    }
+    return {job: reason for job, (outcome, reason) in last.items() if not outcome}
+
+
+def _placed(arrays: Sequence[int]) -> dict[int, int]:
+    """Number of placed jobs of each array."""
+    placed = Job.objects.exclude(state__in=(JobState.QUEUED.value, JobState.FINISHED.value))
+    rows = placed.filter(array__in=arrays).order_by().values_list("array").annotate(Count("id"))
+    return {array: count for array, count in rows if array is not None}
+
+
+# (owner, job name) -> usual run time; None = unknown.
+UsualOf = Callable[[str, str], UsualDuration | None]
+# The expected run time by owner, name, time limit and estimate: predictions need it, plans don't.
+Expect = Callable[[str, str, timedelta | None, timedelta | None], RunTime | None]
+Row = Sequence[Any]
+REQUIREMENT_COLUMNS = (
+    "gpus", "gpu_memory_bytes", "exclusive", "capability", "gpu_model", "power", "gpu_uuid",
+    "share_pct",
+)  # fmt: skip
+DURATION_COLUMNS = ("time_limit_s", "estimate_s")
+# Made once, as making such a query takes longer than answering it.
+_WAITING = Job.objects.filter(state=JobState.QUEUED.value).values_list(
+    "id", "owner__username", "priority", "submitted_at", "name", "preemptible",
+    "may_preempt_at", *DURATION_COLUMNS, *REQUIREMENT_COLUMNS,
+)  # fmt: skip
+_PLACED = Attempt.objects.filter(ended_at=None).values_list(
+    "host", "job_id", "job__owner__username", "job__priority", "job__name", "job__preemptible",
+    "job__state", "yield_request__id", "yield_request__withdrawn_at",
+    "placed_at", "started_at", "gpu_uuids",
+    *(f"job__{column}" for column in (*DURATION_COLUMNS, *REQUIREMENT_COLUMNS)),
+)  # fmt: skip
+
+
+@lru_cache(maxsize=4096)
+def requirement(
+    gpus: int,
+    memory_bytes: int | None,
+    exclusive: bool,
+    capability: str,
+    model: str,
+    power: float | None,
+    gpu_uuid: str,
+    share_pct: int | None,
+) -> Requirement:
+    """The requirement in these columns. Equal ones are one object, as the planner groups by id."""
+    return Requirement(
+        gpus=gpus,
+        memory_bytes=memory_bytes,
+        exclusive=exclusive,
+        capability=version(capability),
+        model=model,
+        power=power,
+        gpu_uuid=gpu_uuid,
+        share_pct=share_pct,
+    )
+
+
+def no_expectation(
+    owner: str, name: str, limit: timedelta | None, estimate: timedelta | None
+) -> None:
+    """No expected run time, for callers that do not predict."""
+
+
+def queue(
+    usual: UsualOf,
+    ids: Collection[int] | None = None,
+    convert: Convert = convert_all,
+    expect: Expect = no_expectation,
+) -> list[QueuedJob]:
+    """Waiting jobs (all, or only `ids`), unordered and without their own blockers.
+
+    Jobs whose rows cannot be converted are left out.
+    """
+    rows = list(_WAITING.all() if ids is None else _WAITING.filter(pk__in=ids))
+    return [job for _, job in convert(rows, _name, lambda row: _queued(row, usual, expect))]
+
+
+def _queued(row: Row, usual: UsualOf, expect: Expect) -> QueuedJob:
+    id_, owner, priority, submitted_at, name, preemptible, preempts_at, *rest = row
+    limit_s, estimate_s, *columns = rest
+    limit, estimate = _seconds(limit_s), _seconds(estimate_s)
+    history = usual(owner, name)
+    return QueuedJob(
+        id=id_,
+        owner=owner,
+        priority=priority,
+        submitted_at=submitted_at,
+        requirement=requirement(*columns),
+        time_limit=limit,
+        estimate=estimate,
+        usual=None if history is None else history.p90,
+        typical=None if history is None else history.p50,
+        expected=expect(owner, name, limit, estimate),
+        preemptible=preemptible,
+        may_preempt_at=preempts_at,
+    )
+
+
+def _name(row: Row) -> str:
+    return f"job {row[0]}"
+
+
+def with_waits(
+    jobs: list[QueuedJob],
+    now: datetime,
+    convert: Convert = convert_all,
+    unmet: UnmetDependencies | None = None,
+) -> list[QueuedJob]:
+    """The jobs with their own blockers (hold, dependencies, back-off) as of now."""
+    waits = load(now, convert, unmet)
+    if not waits:
+        return jobs
+    return [replace(job, waits=waits[job.id]) if job.id in waits else job for job in jobs]
+
+
+def placed(
+    usual: UsualOf, convert: Convert = convert_all, expect: Expect = no_expectation
+) -> dict[str, list[RunningJob]]:
+    """By host, the jobs that have a place, those without a GPU too."""
+    by_host: dict[str, list[RunningJob]] = {}
+    for host, job in _converted(list(_PLACED.all()), usual, convert, expect):
+        by_host.setdefault(host, []).append(job)
+    return by_host
+
+
+def running(host: str, usual: UsualOf, convert: Convert = convert_all) -> list[RunningJob]:
+    """The jobs that have a place on `host`."""
+    return [
+        job
+        for _, job in _converted(list(_PLACED.filter(host=host)), usual, convert, no_expectation)
+    ]
+
+
+def _converted(
+    rows: list[Row], usual: UsualOf, convert: Convert, expect: Expect
+) -> Iterable[tuple[str, RunningJob]]:
+    """A job whose row cannot be converted still holds its GPUs, exclusively."""
+    made = convert(rows, lambda row: f"job {row[1]}", lambda row: _running(row[1:], usual, expect))
+    if len(made) == len(rows):
+        return ((row[0], job) for row, job in made)
+    jobs = {job.id: job for _, job in made}
+    return ((row[0], jobs.get(row[1]) or _unknown(row)) for row in rows)
+
+
+def _unknown(row: Row) -> RunningJob:
+    _, id_, owner, priority, *_, placed_at, _, uuids = row[
+        : -len(DURATION_COLUMNS) - len(REQUIREMENT_COLUMNS)
+    ]
+    return RunningJob(
+        id=id_,
+        owner=owner,
+        priority=priority,
+        requirement=Requirement(gpus=len(uuids), exclusive=bool(uuids)),
+        gpu_uuids=tuple(uuids),
+        started_at=placed_at,
+    )
+
+
+def _running(row: Row, usual: UsualOf, expect: Expect) -> RunningJob:
+    id_, owner, priority, name, preemptible, state, asked_to, may_stay, *rest = row
+    placed_at, started_at, uuids, limit_s, estimate_s, *columns = rest
+    limit, estimate = _seconds(limit_s), _seconds(estimate_s)
+    history = usual(owner, name)
+    p50, p90 = (None, None) if history is None else (history.p50, history.p90)
+    return RunningJob(
+        id=id_,
+        owner=owner,
+        priority=priority,
+        requirement=requirement(*columns),
+        gpu_uuids=tuple(uuids),
+        started_at=started_at or placed_at,
+        lasts=limit or p90 or estimate,
+        typical=p50 or estimate,
+        expected=expect(owner, name, limit, estimate),
+        preemptible=preemptible,
+        yields=(asked_to is not None and may_stay is None) or state == JobState.STOPPING.value,
+    )
+
+
+def _seconds(value: int | None) -> timedelta | None:
+    return None if value is None else timedelta(seconds=value)
+
+
+# The redundant condition lets the partial index of open jobs answer the query alone.
+_FROM_WAITING = " FROM scheduler_job WHERE state = 'queued' AND NOT (state = 'finished')"
+
+
+def queue_mark() -> tuple[object, ...]:
+    """A cheap value that changes whenever a job enters or leaves the queue."""
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT COUNT(*), SUM(id)" + _FROM_WAITING)
+        return tuple(cursor.fetchone())
+
+
+def waiting_ids() -> set[int]:
+    """The numbers of all waiting jobs."""
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT id" + _FROM_WAITING)
+        return {id_ for (id_,) in cursor.fetchall()}
+
+
+# `queue_mark` of an empty queue.
+EMPTY_QUEUE_MARK = (0, None)

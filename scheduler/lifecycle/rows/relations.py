@@ -1,0 +1,306 @@
+"""Rows: dependencies between jobs, and arrays.
+
+A job is skipped when a dependency can never be met. A dependency on an array, named by the number
+of its first job, waits for all its jobs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from django.db.models import Count, F, Q, QuerySet
+
+from monitor.journal.rows import counters, events
+from scheduler.facts.jobs import Dependency, DependencyKind, JobState, Outcome
+from scheduler.models import Job, JobDependency
+
+CHUNK = 500
+
+
+def chunks(ids: Sequence[int]) -> Iterator[Sequence[int]]:
+    for at in range(0, len(ids), CHUNK):
+        yield ids[at : at + CHUNK]
+
+
+def update(ids: Sequence[int], **values: Any) -> None:
+    """Set these columns of these jobs."""
+    for chunk in chunks(ids):
+        Job.objects.filter(pk__in=chunk).update(**values)
+
+
+def locked(jobs: QuerySet[Job]) -> QuerySet[Job]:
+    """These jobs in order; no other transaction changes them until the caller's ends."""
+    return jobs.order_by("id").select_for_update(of=("self",))
+
+
+# Of the ended jobs of an array, so many are named.
+MOST_HOPELESS = 3
+NOT_FAILED = ("", Outcome.SUCCEEDED.value)
+OUTCOME_WORDS = {
+    Outcome.FAILED: "failed",
+    Outcome.CANCELLED: "was cancelled",
+    Outcome.TIMED_OUT: "ran into its time limit",
+    Outcome.LOST: "was lost",
+    Outcome.PREEMPTED: "had to leave its GPU",
+    Outcome.SKIPPED: "was skipped itself",
+}
+
+
+def is_met(after: DependencyKind, state: str, outcome: str) -> bool:
+    """Whether a job in this state meets such a dependency."""
+    is_over = state == JobState.FINISHED.value
+    return is_over and (after is DependencyKind.END or outcome == Outcome.SUCCEEDED.value)
+
+
+def dependency_problems(wanted: Sequence[Sequence[Dependency]]) -> list[tuple[str, ...]]:
+    """For each new job, why it can't wait for the jobs that it names; () = it can."""
+    named = {one for after in wanted for one in after}
+    if not named:
+        return [()] * len(wanted)
+    numbers = sorted({one.on for one in named})
+    existing = {
+        pk
+        for chunk in chunks(numbers)
+        for pk in Job.objects.filter(pk__in=chunk).values_list("pk", flat=True)
+    }
+    hopeless = _hopeless({one.on for one in named if one.after is DependencyKind.SUCCESS})
+    return [_problems(after, existing, hopeless) for after in wanted]
+
+
+def _problems(
+    after: Sequence[Dependency], known: set[int], hopeless: dict[int, list[str]]
+) -> tuple[str, ...]:
+    missing = [f"There is no job {one.on}." for one in after if one.on not in known]
+    ended = [
+        text
+        for one in after
+        if one.after is DependencyKind.SUCCESS
+        for text in hopeless.get(one.on, ())
+    ]
+    return (*missing, *dict.fromkeys(ended[:MOST_HOPELESS]))
+
+
+def _hopeless(numbers: Iterable[int]) -> dict[int, list[str]]:
+    """{job or array: why it can't succeed any more}."""
+    found: dict[int, list[str]] = {}
+    wanted = sorted(numbers)
+    for chunk in chunks(wanted):
+        ended = _awaited(chunk).exclude(outcome__in=NOT_FAILED).order_by("pk")
+        for pk, array, outcome in ended.values_list("pk", "array", "outcome"):
+            text = f"Job {pk} {OUTCOME_WORDS[Outcome(outcome)]}: it can't succeed any more."
+            for number in {pk, array or pk}:
+                if len(found.setdefault(number, [])) < MOST_HOPELESS:
+                    found[number].append(text)
+    return found
+
+
+def add_dependencies(
+    waiting: Sequence[tuple[Sequence[int], Sequence[Dependency]]], now: datetime
+) -> None:
+    """Let new jobs wait for others; in the transaction in which they are submitted.
+
+    waiting: (numbers of new jobs, what each of them waits for).
+    """
+    named = {one for _, after in waiting for one in after}
+    if not named:
+        return
+    # None of these can end before the new rows are there to be skipped.
+    numbers = sorted({one.on for one in named})
+    awaited = [
+        row
+        for chunk in chunks(numbers)
+        for row in locked(_awaited(chunk)).values_list("pk", "outcome")
+    ]
+    JobDependency.objects.bulk_create(
+        (
+            JobDependency(job_id=job, on_id=one.on, after=one.after.value)
+            for jobs, after in waiting
+            for job in jobs
+            for one in _once(after)
+        ),
+        batch_size=1000,
+    )
+    if any(one.after is DependencyKind.SUCCESS for one in named):
+        for outcome in {outcome for _, outcome in awaited} - set(NOT_FAILED):
+            ended = [job for job, how in awaited if how == outcome]
+            skip_dependents(ended, Outcome(outcome), now)
+
+
+def skip_dependents(jobs: Sequence[int], outcome: Outcome, now: datetime) -> None:
+    """End the waiting jobs that need the success of one of these, which ended with `outcome`.
+
+    The jobs that need the success of a skipped one are skipped as well. Each level takes a few
+    statements per 500 jobs, and one event for each job that ended first.
+    """
+    ended, how = list(jobs), outcome
+    while ended:
+        causes = _causes(ended)
+        broken: dict[int, list[int]] = {}
+        for job, on in _waiting_for(list(causes)):
+            broken.setdefault(causes[on], []).append(job)
+        ended = []
+        for on, waiting in broken.items():
+            ended += _skip(sorted(set(waiting) - set(ended)), on, how, now)
+        how = Outcome.SKIPPED
+
+
+def _causes(ended: Sequence[int]) -> dict[int, int]:
+    """{number a job may wait for: the job that ended}; an array's first job stands for all."""
+    causes = {job: job for job in ended}
+    for chunk in chunks(ended):
+        rows = Job.objects.filter(pk__in=chunk, array__isnull=False).order_by("pk")
+        for job, array in rows.values_list("pk", "array"):
+            if array is not None:
+                causes.setdefault(array, job)
+    return causes
+
+
+def _waiting_for(numbers: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """(waiting job, number whose success it needs)."""
+    for chunk in chunks(numbers):
+        rows = JobDependency.objects.filter(
+            on_id__in=chunk, after=DependencyKind.SUCCESS.value, job__state=JobState.QUEUED.value
+        )
+        yield from rows.order_by("job_id", "on_id").values_list("job_id", "on_id")
+
+
+def _awaited(numbers: Iterable[int]) -> QuerySet[Job]:
+    """These jobs, and all others of the arrays that they stand for."""
+    wanted = list(numbers)
+    arrays = Job.objects.filter(pk__in=wanted, array=F("pk")).values("pk")
+    return Job.objects.filter(Q(pk__in=wanted) | Q(array__in=arrays))
+
+
+def _skip(jobs: Sequence[int], on: int, how: Outcome, now: datetime) -> list[int]:
+    """Skip those of these that still wait; returns their numbers."""
+    problem = f"It depends on the success of job {on}, which {OUTCOME_WORDS[how]}."
+    rows = [
+        row
+        for chunk in chunks(jobs)
+        for row in locked(Job.objects.filter(pk__in=chunk, state=JobState.QUEUED.value))
+        .select_related("owner")
+        .only("id", "name", "owner", "owner__username")
+    ]
+    if not rows:
+        return []
+    skipped = [job.pk for job in rows]
+    update(
+        skipped,
+        state=JobState.FINISHED.value,
+        outcome=Outcome.SKIPPED.value,
+        problem=problem,
+        ended_at=now,
+        blockers=[],
+        env={},
+        held="",
+        held_by="",
+    )
+    counters.add(counters.FINISHED_JOBS, Outcome.SKIPPED.value, len(skipped))
+    _add_skipped_events(rows, problem, now)
+    return skipped
+
+
+def _add_skipped_events(jobs: Sequence[Job], problem: str, now: datetime) -> None:
+    """One for each owner."""
+    owners: dict[str, list[Job]] = {}
+    for job in jobs:
+        owners.setdefault(job.owner.username, []).append(job)
+    for owner, skipped_jobs in owners.items():
+        first, more = skipped_jobs[0], len(skipped_jobs) - 1
+        others = f" and {more} other{'' if more == 1 else 's'}" if more else ""
+        verb = "were" if more else "was"
+        events.add(
+            "JOB_FINISHED",
+            f"Job {first.pk} ({first.name}){others} {verb} skipped: {problem}",
+            now=now,
+            severity="warning",
+            job_ref=str(first.pk),
+            owner=owner,
+        )
+
+
+def _once(after: Iterable[Dependency]) -> list[Dependency]:
+    """One for each job: its success is more than its end."""
+    unique: dict[int, Dependency] = {}
+    for one in after:
+        if one.on not in unique or one.after is DependencyKind.SUCCESS:
+            unique[one.on] = one
+    return list(unique.values())
+
+
+@dataclass(frozen=True, slots=True)
+class Array:
+    """Progress of an array. first: the number of its first job, which identifies the array."""
+
+    first: int
+    size: int
+    waiting: int
+    running: int
+    succeeded: int
+    limit: int | None
+
+    @property
+    def ended_badly(self) -> int:
+        return self.size - self.waiting - self.running - self.succeeded
+
+    @property
+    def words(self) -> str:
+        """ "3 of 10 succeeded, 2 run, 5 wait"."""
+        parts = [f"{self.succeeded} of {self.size} succeeded"]
+        if self.ended_badly:
+            parts.append(f"{self.ended_badly} ended otherwise")
+        if self.running:
+            parts.append(f"{self.running} run{'' if self.running > 1 else 's'}")
+        if self.waiting:
+            parts.append(f"{self.waiting} wait{'' if self.waiting > 1 else 's'}")
+        return ", ".join(parts)
+
+
+def array_of(job: Job) -> Array | None:
+    """The array that a job belongs to."""
+    if job.array is None:
+        return None
+    rows = Job.objects.filter(array=job.array).values_list("state", "outcome")
+    counts = {(state, outcome): n for state, outcome, n in rows.annotate(n=Count("id"))}
+    return Array(
+        first=job.array,
+        size=sum(counts.values()),
+        waiting=counts.get((JobState.QUEUED.value, ""), 0),
+        running=sum(
+            n
+            for (state, outcome), n in counts.items()
+            if not outcome and state != JobState.QUEUED.value
+        ),
+        succeeded=counts.get((JobState.FINISHED.value, Outcome.SUCCEEDED.value), 0),
+        limit=job.array_limit,
+    )
+
+
+def array_members(array: int) -> list[int]:
+    """The jobs of an array, in order."""
+    rows = Job.objects.filter(array=array).order_by("array_index")
+    return list(rows.values_list("pk", flat=True))
+
+
+def array_jobs(array: int) -> QuerySet[Job]:
+    """The jobs of this array; scheduler.lifecycle.rows.changes changes them together."""
+    return Job.objects.filter(array=array)
+
+
+def element_states(array: int) -> list[dict[str, Any]]:
+    """Where each of its jobs is, by index."""
+    rows = array_jobs(array).order_by("array_index")
+    columns = rows.values_list("pk", "array_index", "state", "outcome", "started_at")
+    return [
+        {
+            "id": pk,
+            "index": index,
+            "state": state,
+            "outcome": outcome or None,
+            "has_started": started_at is not None,
+        }
+        for pk, index, state, outcome, started_at in columns
+    ]

@@ -1,0 +1,68 @@
+"""The dashboard's region "queue": running and waiting jobs, the same for all viewers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+
+from django.db.models import Case, Count, IntegerField, QuerySet, Value, When
+
+from monitor.live.regions import Context, Region, register
+from scheduler.controller.steps import idle_gpus as idle_gpu_step
+from scheduler.facts.jobs import JobState
+from scheduler.jobs.pages import lines as job_lines
+from scheduler.jobs.pages import serialise as job_views
+from scheduler.jobs.pages.lines import JobLine
+from scheduler.models import Job
+from scheduler.throttle.pages import badge as mode_badge
+from scheduler.throttle.pages.region import REGION
+from scheduler.timeline import pages as timeline_pages
+
+MOST_LINES = 8
+WAITING_LAST = Case(
+    When(state=JobState.QUEUED.value, then=Value(1)),
+    default=Value(0),
+    output_field=IntegerField(),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Queue:
+    """Running jobs first, then waiting jobs in queue order; `more` jobs have no line."""
+
+    running: int
+    waiting: int
+    lines: tuple[JobLine, ...]
+
+    @property
+    def more(self) -> int:
+        return self.running + self.waiting - len(self.lines)
+
+
+def in_order(jobs: QuerySet[Job]) -> QuerySet[Job]:
+    """Running jobs first, then waiting jobs in queue order."""
+    return jobs.order_by(WAITING_LAST, "-priority", "submitted_at", "id")
+
+
+def load(now: datetime) -> Context:
+    open_jobs = Job.objects.exclude(state=JobState.FINISHED.value)
+    counts = dict(open_jobs.order_by().values_list("state").annotate(Count("id")))
+    waiting = counts.pop(JobState.QUEUED.value, 0)
+    running = sum(counts.values())
+    first = (
+        in_order(job_views.filtered(job_views.JobFilter(state="open")))[:MOST_LINES]
+        if waiting or running
+        else ()
+    )
+    return {
+        "queue": Queue(running, waiting, tuple(job_lines.lines(first))),
+        "waiting_jobs": waiting,
+        "startable_jobs": len(idle_gpu_step.waiting_jobs()) if waiting else 0,
+    }
+
+
+def register_regions() -> None:
+    register(mode_badge.REGION)
+    register(REGION)
+    register(timeline_pages.REGION)
+    register(Region("queue", "scheduler/_queue.html", load))

@@ -1,0 +1,87 @@
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+
+from django.db import models
+
+
+class ThrottleState(models.Model):
+    """The throttle of a host as of the controller's tick `at`, and the controller's state.
+
+    Both are JSON texts, so that a reader can compare them cheaply. sharing: the number of jobs that
+    shared GPUs then.
+    """
+
+    host = models.CharField(primary_key=True, max_length=100)
+    at = models.DateTimeField()
+    allowed = models.TextField()
+    memory = models.TextField()
+    sharing = models.PositiveIntegerField(default=0)
+
+    def __str__(self) -> str:
+        return f"throttle of {self.host}"
+
+
+class ModeState(models.Model):
+    """The mode of a host, and an operator's override."""
+
+    host = models.CharField(primary_key=True, max_length=100)
+    mode = models.CharField(max_length=12, default="cooperative")
+    since_at = models.DateTimeField()
+    reason = models.TextField(blank=True)
+    # The mode without the override.
+    automatic = models.CharField(max_length=12, default="cooperative")
+    automatic_reason = models.TextField(blank=True)
+    override = models.CharField(max_length=12, blank=True)
+    override_until = models.DateTimeField(null=True, blank=True)
+    override_by = models.CharField(max_length=150, blank=True)
+
+    def __str__(self) -> str:
+        return f"{self.host} is {self.mode}"
+
+
+class HostCapability(models.Model):
+    """An isolation feature of a host, as it was probed."""
+
+    host = models.CharField(max_length=100)
+    name = models.CharField(max_length=20)
+    active = models.BooleanField(default=False)
+    text = models.TextField(blank=True)
+    since_at = models.DateTimeField()
+
+    class Meta:
+        verbose_name_plural = "means"
+        constraints = [models.UniqueConstraint(fields=["host", "name"], name="means_host_name")]
+
+    def __str__(self) -> str:
+        return f"{self.name} on {self.host}"
+
+
+class LockRefusal(models.Model):
+    """A runner could not lock a GPU; no job starts there before `wait_s` have passed."""
+
+    gpu_uuid = models.CharField(max_length=96, primary_key=True)
+    host = models.CharField(max_length=100)
+    text = models.TextField()
+    refused_at = models.DateTimeField()
+    wait_s = models.FloatField()
+
+    @property
+    def until_at(self) -> datetime:
+        return self.refused_at + timedelta(seconds=self.wait_s)
+
+    def __str__(self) -> str:
+        return f"{self.gpu_uuid} until {self.until_at:%H:%M:%S}"
+
+
+class PlanVersion(models.Model):
+    """One row for all hosts: the number of committed plans with placements.
+
+    A plan is committed only if the number is unchanged since it was made. So of two plans that use
+    the same part of a quota, the second one is made again.
+    """
+
+    taken = models.PositiveBigIntegerField(default=0)
+
+    def __str__(self) -> str:
+        return f"turn {self.taken}"

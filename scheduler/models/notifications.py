@@ -1,0 +1,37 @@
+from __future__ import annotations
+
+from django.conf import settings
+from django.db import models
+
+
+class NotificationSettings(models.Model):
+    """When a user is notified about own jobs.
+
+    kinds: names of scheduler.facts.notices.NoticeKind, for all jobs; a job's own kinds are added.
+    channel: a service of the user's own, beside mails.
+    """
+
+    user = models.OneToOneField(
+        settings.AUTH_USER_MODEL, models.CASCADE, primary_key=True, related_name="+"
+    )
+    kinds = models.JSONField(default=list, blank=True)
+    by_mail = models.BooleanField(default=True)
+    channel = models.OneToOneField(
+        "monitor.Channel", models.SET_NULL, null=True, blank=True, related_name="+"
+    )
+
+    class Meta:
+        verbose_name = "notification settings"
+        verbose_name_plural = "notification settings"
+
+    def __str__(self) -> str:
+        return f"notifications of {self.user}"
+
+
+class NotificationCursor(models.Model):
+    """The last event that was looked at for notifications. There is one row."""
+
+    seen_event = models.BigIntegerField(default=0)
+
+    def __str__(self) -> str:
+        return f"up to event {self.seen_event}"

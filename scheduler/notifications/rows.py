@@ -1,0 +1,162 @@
+"""Rows of notification settings, and of the messages to users about their jobs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from django.contrib.auth.models import User
+from django.db.models import F
+
+from monitor.models import Channel, Event, Message
+from scheduler.facts.jobs import JobState
+from scheduler.facts.notices import JobNotice, NoticeKind
+from scheduler.models import Job, NotificationCursor, NotificationSettings
+from scheduler.notifications.policy import EVENT_KINDS, Letter, chosen, kinds_of
+
+ABOUT = "job:"
+AT_ONCE = 500
+# Rows of other hosts may be committed later than ones with higher numbers.
+OVERLAP = 50
+MOST_WAITING = 500
+NO_MAIL = "No operator has set up a mail channel to owners yet."
+NO_ADDRESS = "Your account has no e-mail address."
+
+
+def settings_of(user: User) -> NotificationSettings:
+    """The stored settings, or unsaved defaults: no notifications."""
+    found = NotificationSettings.objects.filter(user=user).select_related("channel").first()
+    return found or NotificationSettings(user=user)
+
+
+def mail_channel() -> Channel | None:
+    """The channel by which mails to users go: an enabled one to owners that works, if possible."""
+    rows = Channel.objects.filter(enabled=True, to_owners=True, owner=None)
+    return rows.order_by(F("failing_since").asc(nulls_first=True), "id").first()
+
+
+def mail_problem(user: User) -> str:
+    """Why mails do not reach the user; "" = they do."""
+    if mail_channel() is None:
+        return NO_MAIL
+    return "" if user.email else NO_ADDRESS
+
+
+def new_notices() -> list[JobNotice]:
+    """What happened to jobs since the last call, for owners who want to be told.
+
+    The position is stored; call it in the transaction that stores the messages.
+    """
+    cursor, is_new = NotificationCursor.objects.get_or_create(pk=1)
+    newest = Event.objects.order_by("-pk").values_list("pk", flat=True).first() or 0
+    if is_new:
+        # Events from before the first look are not told.
+        cursor.seen_event = newest + OVERLAP
+        cursor.save(update_fields=["seen_event"])
+        return []
+    rows = Event.objects.filter(pk__gt=cursor.seen_event - OVERLAP).order_by("pk")
+    events = list(rows.filter(kind__in=EVENT_KINDS)[:AT_ONCE])
+    seen = events[-1].pk if len(events) == AT_ONCE else newest
+    if seen > cursor.seen_event:
+        NotificationCursor.objects.filter(pk=1).update(seen_event=seen)
+    jobs = Job.objects.select_related("owner").in_bulk(
+        {int(event.job_ref) for event in events if event.job_ref.isdigit()}
+    )
+    wanted = _wanted(jobs.values())
+    found = (_notice(event, jobs, wanted) for event in events)
+    return [notice for notice in found if notice is not None]
+
+
+def _wanted(jobs: Iterable[Job]) -> dict[int, set[str]]:
+    """By job: the kinds that its owner wants to be told of."""
+    jobs = list(jobs)
+    rows = NotificationSettings.objects.in_bulk({job.owner_id for job in jobs})
+    return {
+        job.pk: {*job.notify, *(rows[job.owner_id].kinds if job.owner_id in rows else ())}
+        for job in jobs
+    }
+
+
+def _notice(
+    event: Event, jobs: Mapping[int, Job], wanted: Mapping[int, set[str]]
+) -> JobNotice | None:
+    job = jobs.get(int(event.job_ref)) if event.job_ref.isdigit() else None
+    if job is None:
+        return None
+    kinds = kinds_of(event.kind, job.outcome, job.cancelled_by, job.owner.username)
+    kind = chosen(kinds, wanted[job.pk])
+    if kind is None:
+        return None
+    return JobNotice(
+        kind=kind, job_id=job.pk, name=job.name, owner=job.owner.username, text=event.text,
+        event=event.pk,
+    )  # fmt: skip
+
+
+def starting_soon(now: datetime, within: timedelta) -> list[JobNotice]:
+    """Waiting jobs that are expected to start within this time, for owners who want to be told."""
+    rows = Job.objects.filter(
+        state=JobState.QUEUED.value,
+        predicted_start_at__gt=now,
+        predicted_start_at__lte=now + within,
+    )
+    jobs = list(rows.select_related("owner").order_by("predicted_start_at")[:MOST_WAITING])
+    wanted = _wanted(jobs)
+    return [
+        JobNotice(
+            kind=NoticeKind.STARTS_SOON, job_id=job.pk, name=job.name, owner=job.owner.username,
+            text=f"Job {job.pk} ({job.name}) is expected to start within"
+            f" {within.total_seconds() / 60:.0f} minutes.",
+        )
+        for job in jobs
+        if NoticeKind.STARTS_SOON in wanted[job.pk]
+    ]  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Recipient:
+    """Where messages to a user go; mail_address "" = none."""
+
+    mail_address: str
+    own_channel: Channel | None
+
+
+def recipients(usernames: Iterable[str]) -> dict[str, Recipient]:
+    users = {user.username: user for user in User.objects.filter(username__in=set(usernames))}
+    rows = NotificationSettings.objects.select_related("channel").in_bulk(
+        [user.pk for user in users.values()]
+    )
+    found = {}
+    for name, user in users.items():
+        row = rows.get(user.pk)
+        mail = user.email if row is None or row.by_mail else ""
+        own = row.channel if row is not None else None
+        found[name] = Recipient(mail, own if own is not None and own.enabled else None)
+    return found
+
+
+def sent_since(owner: str, since: datetime) -> int:
+    """How many messages about jobs were written to the user."""
+    rows = Message.objects.filter(person=owner, rule="", created_at__gt=since)
+    return rows.filter(about__startswith=ABOUT).values("about").distinct().count()
+
+
+def store(letter: Letter, to: Recipient, mail: Channel | None, now: datetime) -> int:
+    """Put a message on its way through each of the user's ways; returns how many that were.
+
+    A message that was stored before is not stored again.
+    """
+    ways = [(to.own_channel, "")] if to.own_channel else []
+    if mail is not None and to.mail_address:
+        ways.append((mail, to.mail_address))
+    rows = [
+        Message(
+            channel=channel, about=letter.about[:60], severity="info", person=letter.owner,
+            receiver=receiver, title=letter.title[:200], text=letter.text, created_at=now,
+            due_at=now,
+        )
+        for channel, receiver in ways
+    ]  # fmt: skip
+    Message.objects.bulk_create(rows, ignore_conflicts=True)
+    return len(rows)

@@ -1,0 +1,258 @@
+"""Policy: free resources of each GPU, from the newest snapshot and the claims of jobs.
+
+free = total - reserved by the driver
+     - max(used - used by jobs, memory of foreign processes, their peaks plus headroom)
+     - sum over jobs of max(declared, observed, peak plus headroom if above declared)
+     - margin
+
+Unknown memory is never counted as free.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
+
+from monitor.facts.health import Condition
+from monitor.facts.presence import OwnerReading, Presence
+from monitor.facts.readings import (
+    ClaimFact,
+    ComputeMode,
+    GpuReading,
+    Health,
+    ProcessReading,
+    Snapshot,
+)
+from monitor.facts.thresholds import percent, threshold
+from monitor.gpus.policy import capability
+from monitor.gpus.policy.capability import NOT_OURS, hidden
+from scheduler.facts.blockers import Blocker, BlockerCode, Tier, details
+from scheduler.facts.plans import Holder, PlanPolicy, Slot, Slots
+from scheduler.planner.matching import version
+
+MPS_SERVER = "nvidia-cuda-mps-server"
+# The most memory that a process ever held, by GPU, pid and start ticks.
+Peaks = Mapping[tuple[str, int, int | None], int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CapacityPolicy:
+    """GPU memory reserved for running jobs that may still grow, and capacity planning."""
+
+    # fmt: off
+    enabled: bool = threshold(True, "Capacity planning",
+        "Percentiles, forecast and what-if replays, computed once a day, and their metrics.")
+    above_peak_pct: float = percent(10.0, "Headroom above a peak",
+        "Memory reserved for a running process: its highest use so far plus this percentage.")
+    heavy_pct: float = threshold(30.0, "Heavy start above", unit="%", ge=1, le=100,
+        help="Requested share of a GPU's memory. Only one such job starts on a GPU at a time.")
+    ramped_pct: float = threshold(50.0, "Heavy start complete at", unit="%", ge=1, le=100,
+        help="Share of its declared memory that the job must hold.")
+    ramp_s: float = threshold(60.0, "Heavy start complete after", unit="s", ge=0, le=3600,
+        help="A heavy start ends after this time, whatever memory the job holds.")
+    # fmt: on
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CapacityContext:
+    """Facts about the GPUs besides the newest reading, by UUID. powers: ranks by model."""
+
+    peaks: Peaks = field(default_factory=dict)
+    closed: Mapping[str, tuple[Blocker, ...]] = field(default_factory=dict)
+    kept: Mapping[str, int] = field(default_factory=dict)
+    powers: Mapping[str, float] = field(default_factory=dict)
+
+
+def slots(
+    snapshot: Snapshot | None,
+    claims: Sequence[ClaimFact],
+    policy: PlanPolicy,
+    now: datetime,
+    *,
+    host: str,
+    cpu_jobs: int = 0,
+    around: CapacityContext | None = None,
+    capacity: CapacityPolicy | None = None,
+) -> Slots:
+    """Resources of `host` at `now`. claims: the open claims of that host."""
+    look = _Look(policy, capacity or CapacityPolicy(), around or CapacityContext(), now)
+    return Slots(
+        host=host,
+        gpus=look.slots(snapshot, claims) if snapshot else (),
+        cpu_jobs=cpu_jobs,
+        blocker=_blocker(snapshot, policy, now),
+    )
+
+
+def _blocker(snapshot: Snapshot | None, policy: PlanPolicy, now: datetime) -> Blocker | None:
+    """Why the readings as a whole allow no placement."""
+    if snapshot is None:
+        return Blocker(code=BlockerCode.NO_READING, tier=Tier.MACHINE)
+    if now - snapshot.at > policy.stale_after:
+        limit = f"{policy.stale_after.total_seconds():.0f} s"
+        return Blocker(code=BlockerCode.STALE_READING, tier=Tier.MACHINE, requested=limit)
+    if not snapshot.gpus:
+        why = snapshot.problem or "the machine has none"
+        return Blocker(code=BlockerCode.NO_GPU, tier=Tier.MACHINE, holder=why)
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class _Look:
+    """Computes the slots of a snapshot."""
+
+    policy: PlanPolicy
+    capacity: CapacityPolicy
+    around: CapacityContext
+    now: datetime
+
+    def slots(self, snapshot: Snapshot, claims: Sequence[ClaimFact]) -> tuple[Slot, ...]:
+        left_out = hidden(snapshot.gpus, snapshot.host.limits)
+        pairs = [(gpu, self._slot(snapshot, gpu, claims)) for gpu in snapshot.gpus]
+        return tuple(
+            replace(slot, healthy=False, problem=NOT_OURS) if gpu.uuid in left_out else slot
+            for gpu, slot in pairs
+        )
+
+    def _slot(self, snapshot: Snapshot, gpu: GpuReading, claims: Sequence[ClaimFact]) -> Slot:
+        # Claims that are not jobs count through their processes, or close the GPU.
+        jobs = (c for c in claims if c.gpu_uuid == gpu.uuid and c.job_ref.isdigit())
+        own_claims = sorted(jobs, key=lambda claim: int(claim.job_ref))
+        refs = {c.job_ref for c in own_claims}
+        processes = snapshot.on(gpu.uuid)
+        own = [p for p in processes if p.job_ref in refs]
+        foreign = [p for p in processes if p.job_ref not in refs]
+        held_bytes = tuple(
+            self._reserved(c, [p for p in own if p.job_ref == c.job_ref]) for c in own_claims
+        )
+        total = gpu.memory_total_bytes
+        lone = lets_one_in(gpu, snapshot)
+        ramping = next((c for c in own_claims if self._ramps(c, own, total)), None)
+        return Slot(
+            gpu_uuid=gpu.uuid,
+            host=snapshot.host.name,
+            index=gpu.index,
+            total_bytes=total,
+            free_bytes=self._free(gpu, sum(held_bytes), own, foreign),
+            healthy=gpu.health is Health.OK and gpu.condition in (None, Condition.HEALTHY),
+            problem=gpu.problem or gpu.condition_reason,
+            jobs=tuple(int(c.job_ref) for c in own_claims),
+            held_bytes=held_bytes,
+            exclusive=any(c.exclusive for c in own_claims) or (lone and bool(own_claims)),
+            lone=lone,
+            undeclared=any(c.memory_bytes is None and not c.exclusive for c in own_claims),
+            foreign=_holders(gpu, own, foreign, self.policy),
+            model=gpu.name,
+            capability=version(gpu.compute_capability),
+            power=capability.of(gpu, self.around.powers).power,
+            closed=self.around.closed.get(gpu.uuid, ()),
+            reserved_for=self.around.kept.get(gpu.uuid),
+            heavy_bytes=None if total is None else int(total * self.capacity.heavy_pct / 100),
+            ramping=None if ramping is None else int(ramping.job_ref),
+            unsettled=any(
+                (end := self._ramps_until(c)) is None or self.now < end for c in own_claims
+            ),
+            ramps_until=None if ramping is None else self._ramps_until(ramping),
+        )
+
+    def _free(
+        self,
+        gpu: GpuReading,
+        reserved: int,
+        own: Sequence[ProcessReading],
+        foreign: Sequence[ProcessReading],
+    ) -> int | None:
+        if gpu.memory_total_bytes is None or gpu.memory_used_bytes is None:
+            return None
+        others = max(
+            gpu.memory_used_bytes - _held(own), _held(foreign), self._above(self._peak(foreign))
+        )
+        taken = (gpu.memory_reserved_bytes or 0) + others + reserved + self.policy.margin_bytes
+        return max(0, gpu.memory_total_bytes - taken)
+
+    def _reserved(self, claim: ClaimFact, own: Sequence[ProcessReading]) -> int:
+        """The declared memory, unless the job used more."""
+        declared, peak = claim.memory_bytes or 0, self._peak(own)
+        return max(declared, _held(own), self._above(peak) if peak > declared else 0)
+
+    def _peak(self, processes: Sequence[ProcessReading]) -> int:
+        """The sum of the peaks of these running processes; 0 where unknown."""
+        peaks = self.around.peaks
+        return sum(peaks.get((p.gpu_uuid, p.pid, p.start_ticks), 0) for p in processes)
+
+    def _above(self, peak: int) -> int:
+        return round(peak * (1 + self.capacity.above_peak_pct / 100))
+
+    def _ramps(self, claim: ClaimFact, own: Sequence[ProcessReading], total: int | None) -> bool:
+        """Whether a heavy start is not complete: the job has not yet taken its memory."""
+        declared, until = claim.memory_bytes, self._ramps_until(claim)
+        if claim.exclusive or declared is None or total is None or until is None:
+            return False
+        if declared < total * self.capacity.heavy_pct / 100 or self.now >= until:
+            return False
+        seen = _held(p for p in own if p.job_ref == claim.job_ref)
+        return seen < declared * self.capacity.ramped_pct / 100
+
+    def _ramps_until(self, claim: ClaimFact) -> datetime | None:
+        return (
+            None if claim.since is None else claim.since + timedelta(seconds=self.capacity.ramp_s)
+        )
+
+
+def _held(processes: Iterable[ProcessReading]) -> int:
+    """The sum of known values. The unknown memory of jobs then counts as foreign."""
+    return sum(p.memory_bytes or 0 for p in processes)
+
+
+def _holders(
+    gpu: GpuReading,
+    own: Sequence[ProcessReading],
+    foreign: Sequence[ProcessReading],
+    policy: PlanPolicy,
+) -> tuple[Holder, ...]:
+    """Foreign processes with memory (or with memory unknown), the largest first."""
+    holders = [Holder(name=_name(p), memory_bytes=p.memory_bytes) for p in foreign]
+    holders = [h for h in holders if h.memory_bytes != 0]
+    everyone = [*own, *foreign]
+    if gpu.memory_used_bytes is not None and all(p.memory_bytes is not None for p in everyone):
+        unlisted = gpu.memory_used_bytes - _held(everyone)
+        if unlisted > policy.unlisted_bytes:
+            holders.append(Holder(name="a process that can't be seen", memory_bytes=unlisted))
+    return tuple(sorted(holders, key=lambda h: (-(h.memory_bytes or 0), h.name)))
+
+
+def lets_one_in(gpu: GpuReading, snapshot: Snapshot) -> bool:
+    """Whether only one process may compute there. An MPS server admits further processes."""
+    return gpu.compute_mode is ComputeMode.EXCLUSIVE and not any(
+        "M" in process.kinds or process.program == MPS_SERVER for process in snapshot.on(gpu.uuid)
+    )
+
+
+def _name(process: ProcessReading) -> str:
+    if process.job_ref is not None:
+        return f"job {process.job_ref}, which has just ended,"
+    return f"{process.user or 'someone unknown'}/{process.program or f'pid {process.pid}'}"
+
+
+def owner_closures(snapshot: Snapshot) -> dict[str, tuple[Blocker, ...]]:
+    """Blockers of GPUs that a user outside the queue uses, by UUID."""
+    if not snapshot.owners:
+        return {}
+    indices = {gpu.uuid: gpu.index for gpu in snapshot.gpus}
+    return {
+        owner.gpu_uuid: (_owner_blocker(owner, indices[owner.gpu_uuid]),)
+        for owner in snapshot.owners
+        if owner.keeps_closed and owner.gpu_uuid in indices
+    }
+
+
+def _owner_blocker(owner: OwnerReading, gpu: int) -> Blocker:
+    return Blocker(
+        code=BlockerCode.OWNER_PRESENT,
+        tier=Tier.MACHINE,
+        gpu=gpu,
+        holder=f"{owner.user or 'unknown user'}/{owner.program or 'a program'}",
+        until=owner.until,
+        details=details(who=owner.who, leaving=owner.presence is Presence.LEAVING),
+    )

@@ -1,0 +1,305 @@
+"""Policy: whether a GPU matches a request at all, and whether it can take it now.
+
+exclusive          a GPU without other jobs and without foreign processes that hold memory
+shared, declared   enough free memory, and no other heavy start in progress
+shared, undeclared a GPU without other jobs; no other job is placed beside it while it runs,
+                   because the memory that it will take is unknown
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from functools import lru_cache
+
+from monitor.facts.formats import GIB
+from scheduler.facts.blockers import Blocker, BlockerCode, Tier, details
+from scheduler.facts.jobs import Requirement
+from scheduler.facts.plans import PlanPolicy, Slot
+from scheduler.facts.units import size
+
+
+@dataclass(frozen=True, slots=True)
+class Traits:
+    """Properties of a GPU that do not change. None = unknown."""
+
+    uuid: str
+    index: int
+    model: str | None
+    capability: tuple[int, int] | None
+    power: float | None
+    total_bytes: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Mismatch:
+    """What a GPU lacks for a request. field: of the request. has: None = unknown."""
+
+    field: str
+    wants: str
+    has: str | None
+
+
+def mismatch_of(requirement: Requirement, gpu: Slot | Traits) -> Mismatch | None:
+    """The first mismatch; known mismatches come before unknown traits. None: it matches."""
+    wants = requirement.memory_bytes
+    if not has_gpu_constraints(requirement) and (
+        wants is None or gpu.total_bytes is None or wants <= gpu.total_bytes
+    ):
+        return None
+    return _first_mismatch(requirement, gpu if isinstance(gpu, Traits) else _traits(gpu))
+
+
+def has_gpu_constraints(requirement: Requirement) -> bool:
+    """Whether the request names a model, GPU, capability or power rank."""
+    wanted = requirement
+    return bool(wanted.model or wanted.gpu_uuid or wanted.capability) or wanted.power is not None
+
+
+@lru_cache(maxsize=8192)
+def _first_mismatch(requirement: Requirement, gpu: Traits) -> Mismatch | None:
+    mismatches = [mismatch for check in CHECKS if (mismatch := check(requirement, gpu)) is not None]
+    return min(mismatches, key=lambda mismatch: mismatch.has is None, default=None)
+
+
+def _traits(slot: Slot) -> Traits:
+    return Traits(
+        slot.gpu_uuid, slot.index, slot.model, slot.capability, slot.power, slot.total_bytes
+    )
+
+
+def constraints_text(requirement: Requirement) -> str:
+    """The constraints on a GPU in words; "" = none."""
+    parts = [
+        requirement.model and f"of model {requirement.model}",
+        requirement.capability and f"of compute capability {_version(requirement.capability)}",
+        requirement.power is not None and f"of power rank {requirement.power:g}",
+        requirement.memory_bytes is not None and f"with {size(requirement.memory_bytes)} of memory",
+        requirement.gpu_uuid and f"named {requirement.gpu_uuid}",
+    ]
+    return ", ".join(part for part in parts if part)
+
+
+def matches(wanted: str, model: str) -> bool:
+    """Whether a GPU's model name has all words of `wanted`, or fits it as a pattern with * and ?.
+
+    A pattern must fit the name from the start of one of its words to the end. The cost is bounded
+    by the product of both lengths: fnmatch never backtracks over a star that has matched.
+    """
+    wanted, model = wanted.casefold().strip(), model.casefold()
+    if "*" in wanted or "?" in wanted:
+        pattern = wanted.replace("[", "[[]")
+        starts = (0, *(space.end() for space in re.finditer(r"\s", model)))
+        return any(fnmatchcase(model[start:], pattern) for start in starts)
+    return set(re.findall(r"[a-z0-9]+", wanted)) <= set(re.findall(r"[a-z0-9]+", model))
+
+
+def version(text: str | None) -> tuple[int, int] | None:
+    """A compute capability as the driver writes it: "8.0"."""
+    match = re.fullmatch(r"(\d+)(?:\.(\d+))?", (text or "").strip())
+    return (int(match[1]), int(match[2] or 0)) if match else None
+
+
+def suited(requirement: Requirement, gpus: Sequence[Traits]) -> int:
+    """How many of these GPUs could take the request; unknown traits count as matching."""
+    mismatches = [mismatch_of(requirement, gpu) for gpu in gpus]
+    return sum(mismatch is None or mismatch.has is None for mismatch in mismatches)
+
+
+def _uuid(requirement: Requirement, gpu: Traits) -> Mismatch | None:
+    if not requirement.gpu_uuid or requirement.gpu_uuid == gpu.uuid:
+        return None
+    return Mismatch("on_gpu", requirement.gpu_uuid, f"GPU {gpu.index}")
+
+
+def _model(requirement: Requirement, gpu: Traits) -> Mismatch | None:
+    if not requirement.model or (gpu.model and matches(requirement.model, gpu.model)):
+        return None
+    return Mismatch("model", requirement.model, gpu.model or None)
+
+
+def _capability(requirement: Requirement, gpu: Traits) -> Mismatch | None:
+    wants, has = requirement.capability, gpu.capability
+    if wants is None or (has is not None and has >= wants):
+        return None
+    return Mismatch("capability", f"compute capability {_version(wants)}", has and _version(has))
+
+
+def _power(requirement: Requirement, gpu: Traits) -> Mismatch | None:
+    wants, has = requirement.power, gpu.power
+    if wants is None or (has is not None and has >= wants):
+        return None
+    return Mismatch("power", f"power rank {wants:g}", None if has is None else f"{has:g}")
+
+
+def _memory(requirement: Requirement, gpu: Traits) -> Mismatch | None:
+    wants, has = requirement.memory_bytes, gpu.total_bytes
+    if wants is None or has is None or has >= wants:
+        return None
+    return Mismatch("gpu_memory", size(wants), size(has))
+
+
+def _version(capability: tuple[int, int]) -> str:
+    return ".".join(map(str, capability))
+
+
+CHECKS = (_uuid, _model, _capability, _power, _memory)
+
+
+# Looking up members of an enum is slow, and `reject_code` is called most of all.
+GPU_UNHEALTHY, GPU_UNSUITABLE = BlockerCode.GPU_UNHEALTHY, BlockerCode.GPU_UNSUITABLE
+RESERVED_FOR, GPU_TAKEN = BlockerCode.RESERVED_FOR, BlockerCode.GPU_TAKEN
+MEMORY_UNKNOWN, GPU_MEMORY = BlockerCode.MEMORY_UNKNOWN, BlockerCode.GPU_MEMORY
+RAMPING = BlockerCode.RAMPING
+
+
+def reject_code(
+    requirement: Requirement, gpu: Slot, policy: PlanPolicy, job_id: int | None = None
+) -> BlockerCode | None:
+    """Why this GPU cannot take the job now, as a code. None: it can."""
+    if not gpu.healthy:
+        return GPU_UNHEALTHY
+    if mismatch_of(requirement, gpu) is not None:
+        return GPU_UNSUITABLE
+    if gpu.closed:
+        return gpu.closed[0].code
+    if gpu.reserved_for is not None and gpu.reserved_for != job_id:
+        return RESERVED_FOR
+    alone, wants = requirement.exclusive, requirement.memory_bytes
+    if gpu.exclusive or gpu.undeclared or (gpu.jobs and (alone or wants is None)):
+        return GPU_TAKEN
+    if alone and gpu.foreign:
+        return GPU_TAKEN
+    if wants is None:
+        # An exclusive job takes any memory; a shared job needs a minimum.
+        wants = -1 if alone else policy.undeclared_bytes
+    if wants >= 0 and (gpu.free_bytes is None or gpu.free_bytes < wants):
+        return MEMORY_UNKNOWN if gpu.free_bytes is None else GPU_MEMORY
+    return RAMPING if gpu.ramping is not None and is_heavy(requirement, gpu) else None
+
+
+def explain_rejection(
+    requirement: Requirement, gpu: Slot, policy: PlanPolicy, job_id: int | None = None
+) -> Blocker | None:
+    """Why this GPU cannot take the job now, as a blocker. None: it can."""
+    code = reject_code(requirement, gpu, policy, job_id)
+    if code is None:
+        return None
+    missing = mismatch_of(requirement, gpu)
+    if code is BlockerCode.GPU_UNHEALTHY:
+        why = gpu.problem or "it does not answer"
+        return Blocker(
+            code=code, tier=Tier.MACHINE, gpu=gpu.index, holder=why, details=details(problem=why)
+        )
+    if missing is not None:
+        return _unsuitable_gpu(missing, gpu)
+    if gpu.closed:
+        return gpu.closed[0]
+    if code is BlockerCode.RESERVED_FOR:
+        jobs = () if gpu.reserved_for is None else (gpu.reserved_for,)
+        return Blocker(code=code, gpu=gpu.index, jobs=jobs, details=details(case="freed"))
+    if code is BlockerCode.GPU_TAKEN:
+        return _neighbours(requirement, gpu)
+    if code is BlockerCode.RAMPING:
+        return _ramping(gpu)
+    return _too_little_memory(requirement, gpu, policy)
+
+
+def _neighbours(requirement: Requirement, gpu: Slot) -> Blocker:
+    """The jobs or processes on the GPU that exclude this job."""
+    if gpu.exclusive:
+        case = "exclusive"
+    elif requirement.exclusive and gpu.jobs:
+        case = "wants alone"
+    elif requirement.exclusive and gpu.foreign:
+        return Blocker(
+            code=BlockerCode.GPU_TAKEN,
+            gpu=gpu.index,
+            holder=gpu.foreign[0].name,
+            details=details(case="foreign", foreign=_foreign(gpu)),
+        )
+    else:
+        case = "undeclared" if gpu.undeclared else "must declare"
+    return Blocker(
+        code=BlockerCode.GPU_TAKEN, gpu=gpu.index, jobs=gpu.jobs, details=details(case=case)
+    )
+
+
+def _too_little_memory(requirement: Requirement, gpu: Slot, policy: PlanPolicy) -> Blocker:
+    declared = requirement.memory_bytes
+    wanted = size(policy.undeclared_bytes if declared is None else declared)
+    if gpu.free_bytes is None:
+        return Blocker(
+            code=BlockerCode.MEMORY_UNKNOWN, tier=Tier.MACHINE, gpu=gpu.index, requested=wanted
+        )
+    free = f"{_whole_gib(gpu.free_bytes)} of {size(gpu.total_bytes)}"
+    return Blocker(
+        code=BlockerCode.GPU_MEMORY,
+        gpu=gpu.index,
+        jobs=tuple(sorted(gpu.jobs)),
+        requested=wanted,
+        available=f"{free} on GPU {gpu.index}",
+        holder=gpu.foreign[0].name if gpu.foreign else None,
+        details=details(
+            free=free,
+            declared=declared is not None,
+            foreign=_foreign(gpu) if gpu.foreign else None,
+        ),
+    )
+
+
+def _ramping(gpu: Slot) -> Blocker:
+    """One heavy start at a time on a GPU: the memory of the previous one must be seen first."""
+    return Blocker(
+        code=BlockerCode.RAMPING,
+        tier=Tier.MACHINE,
+        gpu=gpu.index,
+        jobs=() if gpu.ramping is None else (gpu.ramping,),
+        until=gpu.ramps_until,
+    )
+
+
+def _unsuitable_gpu(missing: Mismatch, gpu: Slot) -> Blocker:
+    return Blocker(
+        code=BlockerCode.GPU_UNSUITABLE,
+        tier=Tier.MACHINE,
+        gpu=gpu.index,
+        requested=missing.wants,
+        details=details(has=missing.has),
+    )
+
+
+def is_heavy(requirement: Requirement, gpu: Slot) -> bool:
+    """Whether it is a shared job with so much memory that its start must complete first."""
+    wants = requirement.memory_bytes
+    shares = not requirement.exclusive and wants is not None
+    return shares and gpu.heavy_bytes is not None and (wants or 0) >= gpu.heavy_bytes
+
+
+def can_never_match(requirement: Requirement, gpu: Slot) -> bool:
+    """Whether the GPU is known to violate a constraint of the request."""
+    missing = mismatch_of(requirement, gpu)
+    return missing is not None and missing.has is not None
+
+
+def is_undeclared(requirement: Requirement) -> bool:
+    return requirement.memory_bytes is None and not requirement.exclusive
+
+
+def free_memory(gpu: Slot) -> int:
+    return -1 if gpu.free_bytes is None else gpu.free_bytes
+
+
+def _foreign(gpu: Slot) -> str:
+    first, *rest = gpu.foreign
+    memory = "memory" if first.memory_bytes is None else size(first.memory_bytes)
+    more = f" (and {len(rest)} more)" if rest else ""
+    return f"{first.name} holds {memory}{more}"
+
+
+def _whole_gib(value: int) -> str:
+    """Rounded down to a GiB (a tenth below that), so that the figure does not flicker."""
+    step = GIB if value >= GIB else GIB // 10
+    return size(value // step * step)

@@ -1,0 +1,213 @@
+"""Policy: the GPUs that a request gets, or the blockers if too few can take it.
+
+Of the GPUs that can take a job (matching.py), a job that declares its memory gets those with the
+least free memory (best fit), and other jobs get those with the most. Among GPUs of similar fit, a
+job that shares GPUs gets the least busy ones.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import timedelta
+
+from monitor.facts.thresholds import threshold
+from scheduler.blockers.policy.next_steps import SUMMARIES
+from scheduler.facts.blockers import Blocker, BlockerCode, Tier, details
+from scheduler.facts.jobs import CLASSES, PriorityClass, Requirement
+from scheduler.facts.plans import PlanPolicy, Slot
+from scheduler.planner.matching import (
+    can_never_match,
+    constraints_text,
+    explain_rejection,
+    free_memory,
+    is_heavy,
+    is_undeclared,
+    reject_code,
+)
+from scheduler.quotas.policy.quotas import count
+
+MOST_LISTED = 3
+# Fits that differ by less than this part of a GPU's memory are equal.
+ALIKE = 0.25
+# Below the first, another job is hardly noticed; above the second, it slows all others down.
+QUIET_PCT, BUSY_PCT = 30.0, 70.0
+NO_EXCLUSIONS: Mapping[str, Blocker] = {}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankPolicy:
+    """Choice between different kinds of GPUs, by their power rank."""
+
+    # fmt: off
+    enabled: bool = threshold(True, "Place by GPU rank",
+        "User-initiated jobs (priority 4–5) and long jobs get the strongest GPU with free "
+        "capacity, background jobs (1–2) the weakest. Other jobs get the best fit.")
+    long_hours: float = threshold(4.0, "Long job", unit="h", ge=0, le=168,
+        help="By time limit, or by the run time of the owner's earlier jobs with the same name.")
+    # fmt: on
+
+
+def choose(
+    requirement: Requirement,
+    gpus: Sequence[Slot],
+    policy: PlanPolicy,
+    excluded: Mapping[str, Blocker] = NO_EXCLUSIONS,
+    job_id: int | None = None,
+    strength: int = 0,
+) -> tuple[Slot, ...] | None:
+    """The GPUs that this request gets. None: too few can take it.
+
+    excluded: excluded GPUs. job_id: GPUs may be reserved for this job.
+    strength: 1 = the strongest GPUs first, -1 = the weakest first, 0 = by free memory alone.
+    """
+    fitting = [
+        gpu
+        for gpu in gpus
+        if gpu.gpu_uuid not in excluded and reject_code(requirement, gpu, policy, job_id) is None
+    ]
+    if len(fitting) < requirement.gpus:
+        return None
+    sign = -1 if requirement.memory_bytes is None else 1
+    fitting.sort(key=lambda gpu: (sign * free_memory(gpu), gpu.index, gpu.gpu_uuid))
+    if requirement.shares and len(fitting) > requirement.gpus:
+        worst = free_memory(fitting[requirement.gpus - 1])
+        fitting.sort(key=lambda gpu: (free_memory(gpu) > worst + _alike(gpu), _crowd(gpu)))
+    if strength:
+        # The sort is stable: GPUs of one rank stay ordered by free memory.
+        fitting.sort(key=lambda gpu: -strength * (gpu.power or 0.0))
+    return tuple(fitting[: requirement.gpus])
+
+
+def strength(priority: int, lasts: timedelta | None, policy: RankPolicy) -> int:
+    """The preference between kinds of GPUs; see `choose`."""
+    if not policy.enabled:
+        return 0
+    if CLASSES[priority] is PriorityClass.BACKGROUND:
+        return -1
+    is_long = lasts is not None and lasts >= timedelta(hours=policy.long_hours)
+    return 1 if is_long or CLASSES[priority] is PriorityClass.USER_INITIATED else 0
+
+
+def _alike(gpu: Slot) -> float:
+    return ALIKE * (gpu.total_bytes or 0)
+
+
+def _crowd(gpu: Slot) -> int:
+    """How busy others keep the GPU: 0 = hardly, 1 = somewhat or unknown, 2 = most of the time."""
+    if not gpu.jobs and not gpu.foreign:
+        return 0
+    if gpu.use_pct is None or gpu.use_pct >= QUIET_PCT:
+        return 2 if (gpu.use_pct or 0.0) > BUSY_PCT else 1
+    return 1 if gpu.unsettled else 0
+
+
+def after_placement(gpu: Slot, job_id: int, requirement: Requirement) -> Slot:
+    """The GPU with the job placed on it."""
+    free = gpu.free_bytes
+    if free is not None and requirement.memory_bytes is not None:
+        free = max(0, free - requirement.memory_bytes)
+    return replace(
+        gpu,
+        free_bytes=free,
+        jobs=(*gpu.jobs, job_id),
+        exclusive=gpu.exclusive or requirement.exclusive or gpu.lone,
+        undeclared=gpu.undeclared or is_undeclared(requirement),
+        held_bytes=(*gpu.held_by_job, requirement.memory_bytes or 0),
+        ramping=job_id if is_heavy(requirement, gpu) else gpu.ramping,
+        unsettled=True,
+    )
+
+
+def explain(
+    requirement: Requirement,
+    gpus: Sequence[Slot],
+    policy: PlanPolicy,
+    excluded: Mapping[str, Blocker] = NO_EXCLUSIONS,
+    job_id: int | None = None,
+) -> tuple[Blocker, ...]:
+    """Why too few of `gpus` can take the request, nearest misses first; () = enough can."""
+    matching = [gpu for gpu in gpus if not can_never_match(requirement, gpu)]
+    if len(matching) < requirement.gpus and gpus:
+        return (_infeasible(requirement, len(matching), len(gpus)),)
+    verdicts = [(gpu, reject_code(requirement, gpu, policy, job_id)) for gpu in matching]
+    refused = [
+        (gpu, code) for gpu, code in verdicts if code is not None or gpu.gpu_uuid in excluded
+    ]
+    if len(matching) - len(refused) >= requirement.gpus > 0:
+        return ()
+    refused.sort(key=_distance)
+    reasons: list[Blocker] = []
+    # One more line is no longer than the line "1 other GPU".
+    shown = MOST_LISTED + 1 if len(refused) == MOST_LISTED + 1 else MOST_LISTED
+    for gpu, _ in refused[:shown]:
+        first = _first(
+            explain_rejection(requirement, gpu, policy, job_id), excluded.get(gpu.gpu_uuid)
+        )
+        # A time window closes several GPUs with one blocker.
+        if first.gpu is not None or first not in reasons:
+            reasons += gpu.closed if first in gpu.closed else [first]
+    if requirement.gpus > 1 or not reasons:
+        reasons.insert(0, _too_few(requirement, len(matching) - len(refused)))
+    if rest := [code or excluded[gpu.gpu_uuid].code for gpu, code in refused[shown:]]:
+        reasons.append(_others(rest))
+    if len(matching) < len(gpus) and not requirement.gpu_uuid:
+        reasons.append(_unsuitable(requirement, len(matching), len(gpus)))
+    return tuple(reasons)
+
+
+def _others(codes: Sequence[BlockerCode]) -> Blocker:
+    """Counts of the GPUs that are not listed one by one, by reason."""
+    counts: Counter[str] = Counter()
+    for code, number in Counter(codes).items():
+        counts[SUMMARIES.get(code) or code.value] += number
+    in_order = sorted(counts.items(), key=lambda pair: (-pair[1], pair[0]))
+    why = ", ".join(f"{number} {word}" for word, number in in_order)
+    return Blocker(code=BlockerCode.OTHER_GPUS, available=why, details=details(count=len(codes)))
+
+
+def _unsuitable(requirement: Requirement, matching: int, all_: int) -> Blocker:
+    return Blocker(
+        code=BlockerCode.GPU_UNSUITABLE,
+        requested=constraints_text(requirement),
+        available=f"{matching} of {all_}",
+    )
+
+
+def _first(refused: Blocker | None, barred: Blocker | None) -> Blocker:
+    """The one with the lower tier; at least one is not None."""
+    blockers = [blocker for blocker in (refused, barred) if blocker is not None]
+    return min(blockers, key=lambda blocker: blocker.tier)
+
+
+def _infeasible(requirement: Requirement, matching: int, all_: int) -> Blocker:
+    requested = count(requirement.gpus, "GPU")
+    return Blocker(
+        code=BlockerCode.INFEASIBLE,
+        tier=Tier.PERSON,
+        requested=f"{requested} {constraints_text(requirement)}".strip(),
+        available=f"{matching} of {all_}",
+        never=True,
+        details=details(able=matching, all=all_),
+    )
+
+
+def _too_few(requirement: Requirement, fitting: int) -> Blocker:
+    return Blocker(
+        code=BlockerCode.GPU_COUNT,
+        requested=count(requirement.gpus, "GPU"),
+        available=str(fitting),
+        details=details(fitting=fitting),
+    )
+
+
+def _distance(refused: tuple[Slot, BlockerCode | None]) -> tuple[bool, bool, int, int]:
+    """Sort key: too little memory is nearer than a taken GPU, and that nearer than a faulty one."""
+    gpu, code = refused
+    return (not gpu.healthy, code is BlockerCode.GPU_TAKEN, -_free_eighths(gpu), gpu.index)
+
+
+def _free_eighths(gpu: Slot) -> int:
+    """Free memory in eighths, so that the order does not change with each reading."""
+    return -1 if gpu.free_bytes is None else 8 * gpu.free_bytes // (gpu.total_bytes or 1)

@@ -1,0 +1,123 @@
+"""REST: shares of all users, and the quota of one user."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Annotated, Any
+
+from django.contrib.auth.models import User
+from django.http import HttpRequest
+from django.utils import timezone
+from ninja import Field, Query, Router, Schema
+from ninja.errors import HttpError
+
+from scheduler.quotas.pages import shares as share_page
+from scheduler.quotas.pages import table as share_table
+
+router = Router()
+
+
+class ShareLine(Schema):
+    """A user; parts of all GPUs are 0 to 1."""
+
+    name: str
+    wants: bool = Field(description="The user has waiting or running jobs.")
+    now: float | None = Field(description="Current usage by all processes of the user.")
+    target: float | None = Field(description="Fair-share target; null: the user requests nothing.")
+    entitled: float
+    usage: float | None = Field(description="Decayed mean of past usage.")
+    factor: float = Field(description="1: no usage. 0.5: usage equals the entitlement.")
+    coverage: float | None = Field(description="Part of the time for which the usage is known.")
+    waiting: int
+    running: int
+    gpus: int
+
+
+class Shares(Schema):
+    gpus: int
+    half_life_hours: float
+    people: list[ShareLine]
+
+
+class Limit(Schema):
+    """A limit and the current usage; most null: no limit."""
+
+    used: float
+    most: float | None
+    committed: float = Field(0.0, description="Amount that running jobs may still use.")
+
+
+class QuotaBody(Schema):
+    """Memory is in bytes; GPU-minutes are those of the day that ends at `resets_at`."""
+
+    name: str
+    share_pct: float | None
+    reserved_pct: float
+    priority: int | None
+    gpu_share_pct: int | None = Field(
+        None, description="Default and most of a job's `gpu_share` on GPUs that it shares."
+    )
+    gpu_minutes: Limit
+    gpus: Limit
+    jobs: Limit
+    memory_bytes: Limit
+    queued: Limit
+    gpu_minutes_left: float | None
+    resets_at: datetime
+    zone: str
+
+
+@router.get("shares/", response=Shares, summary="List shares", url_name="shares")
+def shares(request: HttpRequest) -> dict[str, Any]:
+    """Current usage and fair-share target of each user. All processes count."""
+    table = share_table.table(timezone.now())
+    return {
+        "gpus": table.gpus,
+        "half_life_hours": table.half_life_hours,
+        "people": [_line(line) for line in table.lines],
+    }
+
+
+@router.get("quota/", response=QuotaBody, summary="Show a quota", url_name="quota")
+def quota(
+    request: HttpRequest,
+    user: Annotated[str | None, Query(description="Another user (operators only).")] = None,
+) -> dict[str, Any]:
+    """The limits of your jobs, and the current usage of each."""
+    person: User = request.auth  # type: ignore[attr-defined]
+    name = user or person.username
+    if name != person.username and not person.is_staff:
+        raise HttpError(403, f"Only {name} and operators may see these limits.")
+    own = share_page.own_of(name, timezone.now())
+    figures = {figure.name: figure for figure in own.figures}
+    return {
+        "name": name,
+        "share_pct": own.line.quota.share_pct,
+        "reserved_pct": own.line.quota.reserved_pct,
+        "priority": own.line.quota.priority,
+        "gpu_share_pct": own.line.quota.gpu_share_pct,
+        **{
+            key: {"used": f.used, "most": f.most, "committed": f.committed}
+            for key, f in figures.items()
+        },
+        "gpu_minutes_left": own.left,
+        "resets_at": own.resets_at,
+        "zone": own.zone,
+    }
+
+
+def _line(line: share_table.ShareLine) -> dict[str, Any]:
+    standing = line.standing
+    return {
+        "name": line.name,
+        "wants": line.wants,
+        "now": line.now,
+        "target": standing.target if line.wants else None,
+        "entitled": line.entitled,
+        "usage": standing.usage,
+        "factor": line.factor,
+        "coverage": line.coverage,
+        "waiting": line.waiting,
+        "running": standing.jobs,
+        "gpus": standing.gpus,
+    }

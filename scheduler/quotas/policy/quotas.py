@@ -1,0 +1,330 @@
+"""Policy: limits of a user, which block jobs even if GPUs are free.
+
+The cap of a user is their share of the GPUs; a part of it is reserved for user-initiated jobs. It
+applies only while other users wait for GPUs. The throttle's multipliers reduce the share on single
+GPUs that other users load (`reduced`); they never apply to an empty GPU.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from math import ceil, floor
+
+from monitor.facts.thresholds import threshold
+from scheduler.facts.blockers import Blocker, BlockerCode, Details, Tier, details
+from scheduler.facts.jobs import CLASSES, PriorityClass, Requirement
+from scheduler.facts.people import Budget, Quota, UserAccount
+from scheduler.facts.plans import Slot, Throttle
+from scheduler.facts.units import size
+
+# Sums of parts of GPUs are not exact.
+SLACK = 1e-6
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QuotaPolicy:
+    """Fair share, charging and quotas. Daily GPU-minutes are a fixed budget: load, overuse and the
+    mode do not scale them, so that a user can plan the day."""
+
+    # fmt: off
+    half_life_hours: float = threshold(48.0, "Half-life of past usage", unit="h", ge=1, le=8760,
+        help="After this time, usage counts half in a user's fair share.")
+    catch_up: float = threshold(1.0, "Catch-up strength", ge=0, le=10,
+        help="How much past under-use raises priority. 0 = off.")
+    entry_hours: float = threshold(1.0, "Charge at start", unit="h", ge=0, le=48,
+        help="A starting job is charged for this time in advance, so that bursts are not free.")
+    longest_gap_s: float = threshold(15.0, "Maximum charged gap", unit="s", ge=5, le=600,
+        help="After a longer time without readings, only this much is charged to the users last "
+             "seen.")
+    first_job_free: bool = threshold(True, "First job always allowed",
+        "A user without a running GPU job may start one beyond the share. On a GPU in use by "
+        "other users, the reduced share of that GPU still applies.")
+    waiting_jobs: int = threshold(1000, "Maximum waiting jobs per user", ge=1, le=1_000_000,
+        help="Each element of an array counts. A value in a quota overrides this. Operators are "
+             "exempt.")
+    highest_priority: int = threshold(4, "Maximum priority", ge=1, le=5,
+        help="From 1 to 5. A value in a quota overrides this. Operators may use 5.")
+    # fmt: on
+
+
+def with_defaults(quota: Quota, policy: QuotaPolicy, *, is_operator: bool) -> Quota:
+    """The quota with the policy's figures where it has none; operators have no such limits."""
+    if is_operator:
+        return quota
+    return replace(
+        quota,
+        queued=policy.waiting_jobs if quota.queued is None else quota.queued,
+        priority=policy.highest_priority if quota.priority is None else quota.priority,
+    )
+
+
+def held(requirement: Requirement, gpu_bytes: int | None) -> float:
+    """The GPUs that a job reserves: whole GPUs, or the declared part of a shared GPU."""
+    if requirement.exclusive or requirement.memory_bytes is None or not gpu_bytes:
+        return float(requirement.gpus)
+    return requirement.gpus * min(1.0, requirement.memory_bytes / gpu_bytes)
+
+
+def memory(requirement: Requirement, gpu_bytes: int | None) -> int:
+    """The GPU memory that a job reserves; the whole GPU if it declares none."""
+    if requirement.exclusive or requirement.memory_bytes is None:
+        each = max(gpu_bytes or 0, requirement.memory_bytes or 0)
+    else:
+        each = requirement.memory_bytes
+    return requirement.gpus * each
+
+
+def minutes(
+    requirement: Requirement, lasts: timedelta | None, standing: UserAccount
+) -> float | None:
+    """The maximum of GPU-minutes that the job will use; None = unknown."""
+    if lasts is None:
+        return None
+    return held(requirement, standing.capacity.gpu_bytes) * lasts.total_seconds() / 60
+
+
+def refusals(
+    requirement: Requirement,
+    priority: int,
+    lasts: timedelta | None,
+    standing: UserAccount,
+    throttle: Throttle,
+    *,
+    contended: bool,
+    policy: QuotaPolicy,
+) -> tuple[Blocker, ...]:
+    """Blockers from the user's limits. contended: another user waits for GPUs."""
+    blockers = [
+        _gpus(requirement, standing),
+        _jobs(standing),
+        _memory(requirement, standing),
+        _budget(requirement, lasts, standing),
+        _share(requirement, CLASSES[priority], standing, throttle, contended, policy),
+    ]
+    return tuple(blocker for blocker in blockers if blocker is not None)
+
+
+def after(standing: UserAccount, requirement: Requirement, lasts: timedelta | None) -> UserAccount:
+    """The user's account after such a job was placed."""
+    gpu_bytes = standing.capacity.gpu_bytes
+    part = held(requirement, gpu_bytes)
+    return replace(
+        standing,
+        gpus=standing.gpus + requirement.gpus,
+        jobs=standing.jobs + 1,
+        memory_bytes=standing.memory_bytes + memory(requirement, gpu_bytes),
+        charge=standing.charge + part,
+        budget=_debited(standing.budget, minutes(requirement, lasts, standing), requirement),
+    )
+
+
+def cap(standing: UserAccount, urgency: PriorityClass, throttle: Throttle) -> float:
+    """The GPUs that a user's jobs of this class may hold under contention.
+
+    Without an own share no part is reserved, so a user alone on the machine may use all of it.
+    """
+    quota, uuids = standing.quota, standing.capacity.gpu_uuids
+    share = (100.0 if quota.share_pct is None else quota.share_pct) / 100
+    if urgency is PriorityClass.USER_INITIATED:
+        return share * len(uuids)
+    multipliers = throttle.multipliers
+    usable = sum(multipliers.get(uuid, 1.0) > 0 for uuid in uuids) if multipliers else len(uuids)
+    return _unreserved(standing) * usable
+
+
+def _unreserved(standing: UserAccount) -> float:
+    """The part of each GPU for a user's jobs that are not user-initiated, 0..1."""
+    quota = standing.quota
+    if quota.share_pct is None:
+        return 1.0
+    return quota.share_pct / 100 * (1 - quota.reserved_pct / 100)
+
+
+def reduced(
+    requirement: Requirement,
+    urgency: PriorityClass,
+    standing: UserAccount,
+    gpu: Slot,
+    held_there: float,
+    throttle: Throttle,
+) -> Blocker | None:
+    """The blocker of such a job on a GPU that other users load. None: it may start there.
+
+    held_there: the part of the GPU that the user's jobs hold already, 0..1.
+    """
+    multiplier = throttle.multipliers.get(gpu.gpu_uuid, 1.0)
+    if multiplier >= 1 or urgency is PriorityClass.USER_INITIATED:
+        return None
+    wants = held(requirement, gpu.total_bytes) / requirement.gpus
+    most = _unreserved(standing) * multiplier
+    if held_there + wants <= most + SLACK:
+        return None
+    why = throttle.reasons.get(gpu.gpu_uuid) or throttle.reason
+    return Blocker(
+        code=BlockerCode.SHARE_REDUCED,
+        tier=Tier.MACHINE,
+        gpu=gpu.index,
+        requested=f"{100 * wants:.3g} %",
+        details=details(
+            kind=urgency.value,
+            most_pct=round(100 * most, 2),
+            wants_pct=round(100 * wants, 2),
+            why=why,
+        ),
+    )
+
+
+def _debited(
+    budget: Budget | None, needed: float | None, requirement: Requirement
+) -> Budget | None:
+    """A job of unknown length needs the rest of the budget."""
+    if budget is None or not requirement.gpus:
+        return budget
+    rest = max(0.0, budget.limit - budget.spent - budget.committed)
+    return replace(budget, committed=budget.committed + (rest if needed is None else needed))
+
+
+def _gpus(requirement: Requirement, standing: UserAccount) -> Blocker | None:
+    most, has, wants = standing.quota.gpus, standing.gpus, requirement.gpus
+    if most is None or not wants or has + wants <= most:
+        return None
+    return _blocker(
+        BlockerCode.USER_MAX_GPUS,
+        standing,
+        requested=count(wants, "GPU"),
+        available=f"{most} at most" if wants > most else f"{max(0, most - has)} of {most}",
+        never=wants > most,
+        facts=details(most=most, has=has, wants=wants),
+    )
+
+
+def _jobs(standing: UserAccount) -> Blocker | None:
+    most, has = standing.quota.jobs, standing.jobs
+    if most is None or has < most:
+        return None
+    return _blocker(
+        BlockerCode.USER_MAX_JOBS,
+        standing,
+        requested="1 job",
+        available=f"0 of {most}" if most else "0 at most",
+        never=most == 0,
+        facts=details(most=most, has=has),
+    )
+
+
+def _memory(requirement: Requirement, standing: UserAccount) -> Blocker | None:
+    most, has = standing.quota.memory_bytes, standing.memory_bytes
+    wants = memory(requirement, standing.capacity.gpu_bytes)
+    if most is None or not wants or has + wants <= most:
+        return None
+    is_more = wants > most
+    return _blocker(
+        BlockerCode.USER_MAX_MEMORY,
+        standing,
+        requested=size(wants),
+        available=f"{size(most)} at most" if is_more else f"{size(max(0, most - has))} free",
+        never=is_more,
+        facts=details(most=most, has=has, wants=wants),
+    )
+
+
+def _budget(
+    requirement: Requirement, lasts: timedelta | None, standing: UserAccount
+) -> Blocker | None:
+    """A job starts only if the budget lasts to its end. Figures are whole GPU-minutes."""
+    budget = standing.budget
+    if budget is None or not requirement.gpus:
+        return None
+    left = budget.limit - budget.spent - budget.committed
+    needed = minutes(requirement, lasts, standing)
+    if left > SLACK if needed is None else needed <= left + SLACK:
+        return None
+    is_more = needed is not None and needed > budget.limit + SLACK
+    limit, whole = round(budget.limit), floor(max(0.0, left) + SLACK)
+    wants = None if needed is None else ceil(needed - SLACK)
+    return _blocker(
+        BlockerCode.BUDGET_DAY,
+        standing,
+        requested="all that is left" if wants is None else f"{wants} GPU-minutes",
+        available=f"{limit} at most" if is_more else f"{whole} of {limit}",
+        until=None if is_more else budget.resets_at,
+        never=is_more,
+        facts=details(
+            limit=limit,
+            left=whole,
+            needed=wants,
+            resets=f"{budget.resets_at:%a %d %b %H:%M} ({budget.zone})",
+        ),
+    )
+
+
+def _share(
+    requirement: Requirement,
+    urgency: PriorityClass,
+    standing: UserAccount,
+    throttle: Throttle,
+    contended: bool,
+    policy: QuotaPolicy,
+) -> Blocker | None:
+    uuids = standing.capacity.gpu_uuids
+    if not requirement.gpus or not uuids or not contended:
+        return None
+    if policy.first_job_free and standing.gpus == 0:
+        return None
+    wants, most = held(requirement, standing.capacity.gpu_bytes), cap(standing, urgency, throttle)
+    if standing.charge + wants <= most + SLACK:
+        return None
+    has, takes, cap_ = _rounded(standing.charge, wants, most)
+    return _blocker(
+        BlockerCode.SHARE_EXCEEDED,
+        standing,
+        requested=count(takes, "GPU"),
+        available=f"{cap_:g}, {has:g} held",
+        facts=details(
+            kind=urgency.value,
+            gpus=len(uuids),
+            most=cap_,
+            has=has,
+            wants=takes,
+            over=round(has + takes - cap_, 6),
+        ),
+    )
+
+
+def _rounded(has: float, wants: float, most: float) -> tuple[float, float, float]:
+    """The sum with the fewest decimals, at least two, that show that it exceeds the limit."""
+    figures = (has, wants, most)
+    for digits in (2, 3, 4, 5):
+        shown = round(has, digits), round(wants, digits), round(most, digits)
+        if shown[0] + shown[1] > shown[2] + SLACK:
+            return shown
+    return figures
+
+
+def _blocker(
+    code: BlockerCode,
+    standing: UserAccount,
+    *,
+    requested: str,
+    available: str,
+    facts: Details,
+    until: datetime | None = None,
+    never: bool = False,
+) -> Blocker:
+    """`never`: more than was allowed at submission, or the limit was lowered since."""
+    return Blocker(
+        code=code,
+        tier=Tier.PERSON if never else Tier.MY_LIMITS,
+        user=standing.owner,
+        requested=requested,
+        available=available,
+        until=until,
+        never=never,
+        details=facts,
+    )
+
+
+def count(number: float, word: str) -> str:
+    """A number with its noun: "1 GPU", "2.5 GPUs"."""
+    return f"{number:g} {word}{'' if number == 1 else 's'}"

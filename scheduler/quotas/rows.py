@@ -1,0 +1,256 @@
+"""Rows <-> facts: quotas in force, decayed usage of a host's GPUs, and the daily ledger."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import fields
+from datetime import datetime
+from typing import Any
+
+from django.contrib.auth.models import User
+from django.db.models import Model, Q, QuerySet
+
+from monitor.facts.claims import JOB_KINDS
+from monitor.models import Claim
+from monitor.runtime.rows.database import prepared
+from monitor.runtime.rows.item_isolation import Convert, ItemIsolation, convert_all
+from monitor.thresholds import rows as thresholds
+from monitor.usage.rows.pruning import RetentionPeriods
+from scheduler.facts import people
+from scheduler.facts.people import Capacity
+from scheduler.models import DailyGpuUsage, HostCapacity, Quota, UsageShare
+from scheduler.quotas.policy.charging import GpuUseSpan, part
+from scheduler.quotas.policy.quotas import QuotaPolicy, with_defaults
+
+FIGURES = tuple(field.name for field in fields(people.Quota))
+
+
+class Quotas:
+    """All quotas, read once for many users."""
+
+    def __init__(self) -> None:
+        rows = list(Quota.objects.all())
+        self._users = {row.user_id: row for row in rows if row.user_id is not None}
+        self._groups = {row.group_id: row for row in rows if row.group_id is not None}
+        self._default = [row for row in rows if row.user_id is None and row.group_id is None]
+        users = User.objects.filter(pk__in=self._users) if self._users else User.objects.none()
+        self._names = dict(users.values_list("username", "pk"))
+        self._members = self._groups_of_people() if self._groups else {}
+        operators = User.objects.filter(is_staff=True)
+        self._operators = frozenset(operators.values_list("username", flat=True))
+        self._policy = thresholds.current(QuotaPolicy)
+        self._found: dict[str, people.Quota] = {}
+
+    def of(self, name: str) -> people.Quota:
+        """Their own, else the most generous of their groups', else the default quota.
+
+        The policy's figures stand where that has none.
+        """
+        quota = self._found.get(name)
+        if quota is None:
+            is_operator = name in self._operators
+            quota = with_defaults(_joined(self.rows(name)), self._policy, is_operator=is_operator)
+            self._found[name] = quota
+        return quota
+
+    def rows(self, name: str) -> list[Quota]:
+        """The rows that make up a user's quota."""
+        if name in self._names:
+            return [self._users[self._names[name]]]
+        return [self._groups[group] for group in self._members.get(name, ())] or self._default
+
+    def agreed(self) -> frozenset[str]:
+        """Users with a quota of their own or of a group."""
+        return frozenset(self._names) | frozenset(self._members)
+
+    def _groups_of_people(self) -> dict[str, list[int]]:
+        groups: dict[str, list[int]] = {}
+        pairs = User.objects.filter(groups__in=self._groups).values_list("username", "groups")
+        for name, group in pairs:
+            if group in self._groups:
+                groups.setdefault(name, []).append(group)
+        return groups
+
+
+def of_person(person: User) -> people.Quota:
+    """The same for one user, without reading all quotas."""
+    rows = list(Quota.objects.filter(Q(user=person) | Q(user__isnull=True)))
+    own = [row for row in rows if row.user_id is not None]
+    default = [row for row in rows if row.user_id is None and row.group_id is None]
+    chosen = own or _of_groups(rows, person) or default
+    policy = thresholds.current(QuotaPolicy)
+    return with_defaults(_joined(chosen), policy, is_operator=person.is_staff)
+
+
+def _of_groups(rows: Sequence[Quota], person: User) -> list[Quota]:
+    """The quotas of this user's groups, which are read only if groups have quotas."""
+    grouped = [row for row in rows if row.group_id is not None]
+    if not grouped:
+        return []
+    theirs = set(person.groups.values_list("pk", flat=True))
+    return [row for row in grouped if row.group_id in theirs]
+
+
+def _joined(rows: Sequence[Quota]) -> people.Quota:
+    facts = [people.Quota(**{name: getattr(row, name) for name in FIGURES}) for row in rows]
+    return most_generous(facts) if facts else people.Quota()
+
+
+def most_generous(quotas: Sequence[people.Quota]) -> people.Quota:
+    """The highest value of each limit, and the smallest reserved part. None = no limit."""
+    best: dict[str, Any] = {
+        name: _most([getattr(quota, name) for quota in quotas]) for name in FIGURES
+    }
+    best["reserved_pct"] = min(quota.reserved_pct for quota in quotas)
+    return people.Quota(**best)
+
+
+def _most(figures: Iterable[float | None]) -> float | None:
+    values = list(figures)
+    return None if None in values else max(figure for figure in values if figure is not None)
+
+
+_USED = ("usage", "charge", "outside", "seen_s", "known_s")
+
+
+def charged_until(host: str) -> datetime | None:
+    """Until when the use of a host's GPUs has been charged."""
+    return next((row.at for row in _shared_out(host)), None)
+
+
+@prepared
+def _shared_out(host: str) -> QuerySet[HostCapacity]:
+    return HostCapacity.objects.filter(pk=host)
+
+
+def set_charged(host: str, at: datetime, capacity: Capacity) -> None:
+    row = HostCapacity(
+        host=host, at=at, gpu_uuids=list(capacity.gpu_uuids), gpu_bytes=capacity.gpu_bytes
+    )
+    HostCapacity.objects.bulk_create(
+        [row],
+        update_conflicts=True,
+        unique_fields=["host"],
+        update_fields=["at", "gpu_uuids", "gpu_bytes"],
+    )
+
+
+def used(host: str) -> dict[str, UsageShare]:
+    return {row.owner: row for row in _used_rows(host)}
+
+
+@prepared
+def _used_rows(host: str) -> QuerySet[UsageShare]:
+    return UsageShare.objects.filter(host=host)
+
+
+def set_used(rows: Sequence[UsageShare], now: datetime, isolation: ItemIsolation) -> None:
+    """Write all rows at once; if that fails, one by one."""
+
+    def write(written: Sequence[UsageShare]) -> None:
+        UsageShare.objects.bulk_create(
+            written, update_conflicts=True, unique_fields=["host", "owner"], update_fields=_USED
+        )
+
+    if not isolation.attempt("usage of all owners", lambda: write(rows), now):
+        isolation.each(rows, lambda row: f"usage row of {row.owner}", lambda row: write([row]), now)
+
+
+def forget(rows: Iterable[UsageShare]) -> None:
+    """Delete the rows of owners whose usage has decayed."""
+    if numbers := [row.pk for row in rows if row.pk]:
+        UsageShare.objects.filter(pk__in=numbers).delete()
+
+
+def holds(
+    host: str,
+    since: datetime,
+    sizes: Mapping[str, int | None],
+    convert: Convert = convert_all,
+) -> list[GpuUseSpan]:
+    """The claims of jobs on the host's GPUs since then; `sizes`: the memory of each GPU."""
+    rows = Claim.objects.filter(host=host, kind__in=JOB_KINDS)
+    rows = rows.filter(Q(until_at__isnull=True) | Q(until_at__gt=since)).order_by()
+
+    def span(row: tuple[Any, ...]) -> GpuUseSpan:
+        owner, job_ref, memory_bytes, exclusive, gpu_uuid, from_at, until_at = row
+        return GpuUseSpan(
+            owner=owner,
+            job_ref=job_ref,
+            part=part(memory_bytes, exclusive, sizes.get(gpu_uuid)),
+            from_at=from_at,
+            until_at=until_at,
+        )
+
+    claims = list(
+        rows.values_list(
+            "owner", "job_ref", "memory_bytes", "exclusive", "gpu_uuid", "from_at", "until_at"
+        )
+    )
+    spans = convert(claims, lambda row: f"claim of job {row[1]} on {row[4]}", span)
+    return [span for _, span in spans]
+
+
+def debit(
+    host: str,
+    from_at: datetime,
+    jobs: Mapping[str, float],
+    outside: Mapping[str, float],
+    now: datetime,
+    isolation: ItemIsolation,
+) -> None:
+    """Add GPU-seconds by owner to a day of this host's ledger. This host is the only writer."""
+    owners = sorted(jobs.keys() | outside.keys())
+    if not owners:
+        return
+    stored = {
+        row.owner: row
+        for row in DailyGpuUsage.objects.filter(host=host, from_at=from_at, owner__in=owners)
+    }
+
+    def name(owner: str) -> str:
+        return f"ledger of {owner}"
+
+    def add(owner: str) -> DailyGpuUsage:
+        row = stored.get(owner) or DailyGpuUsage(host=host, owner=owner, from_at=from_at)
+        # A new object: the action may run again if that of another owner fails.
+        return DailyGpuUsage(
+            pk=row.pk,
+            host=host,
+            owner=owner,
+            from_at=from_at,
+            job_s=row.job_s + jobs.get(owner, 0.0),
+            outside_s=row.outside_s + outside.get(owner, 0.0),
+        )
+
+    def write(rows: Sequence[DailyGpuUsage]) -> None:
+        DailyGpuUsage.objects.bulk_create(
+            rows,
+            update_conflicts=True,
+            unique_fields=["from_at", "owner", "host"],
+            update_fields=["job_s", "outside_s"],
+        )
+
+    added = [row for _, row in isolation.convert(owners, name, add, now)]
+    if not isolation.attempt("ledger of all owners", lambda: write(added), now):
+        isolation.each(
+            added, lambda row: f"ledger row of {row.owner}", lambda row: write([row]), now
+        )
+
+
+def spent(from_at: datetime) -> dict[str, DailyGpuUsage]:
+    """Usage of each user on that day, on all hosts together."""
+    by_owner: dict[str, DailyGpuUsage] = {}
+    for row in DailyGpuUsage.objects.filter(from_at=from_at):
+        sums = by_owner.setdefault(row.owner, DailyGpuUsage(owner=row.owner, from_at=from_at))
+        sums.job_s += row.job_s
+        sums.outside_s += row.outside_s
+    return by_owner
+
+
+def too_old(keep: RetentionPeriods, now: datetime) -> Iterator[QuerySet[Model]]:
+    """Expired days, and rows of hosts that were renamed or removed."""
+    yield DailyGpuUsage.objects.filter(from_at__lt=now - keep.hours)
+    silent = HostCapacity.objects.filter(at__lt=now - keep.silent_hosts)
+    yield UsageShare.objects.filter(host__in=silent.values("host"))
+    yield silent

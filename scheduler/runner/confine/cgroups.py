@@ -1,0 +1,203 @@
+"""Edge: a control group per job: limits, a freezer and a kill that nothing escapes.
+
+One class for version 2, version 1 and both side by side: a job has a folder in each hierarchy that
+is given, and each wish is written wherever a file for it is. Standard library only.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from scheduler.runner import process_tree
+
+PERIOD_US = 100_000
+GONE_AFTER_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Cgroup:
+    """The folders of one job; `make` them first. A wish that no folder knows is left out."""
+
+    folders: tuple[Path, ...]
+
+    @classmethod
+    def under(cls, parents: Iterable[str], name: str) -> Cgroup:
+        return cls(tuple(Path(parent) / name for parent in parents))
+
+    def make(self) -> None:
+        """Create the folders. Raises OSError without permission."""
+        for folder in self.folders:
+            folder.mkdir(mode=0o755, parents=True, exist_ok=True)
+
+    def limit(
+        self,
+        *,
+        cpus: float | None = None,
+        memory_bytes: int | None = None,
+        pids: int | None = None,
+    ) -> None:
+        """Set limits for all processes of the job together."""
+        if cpus is not None:
+            quota = max(1000, round(cpus * PERIOD_US))
+            self._write("cpu.max", f"{quota} {PERIOD_US}")
+            self._write("cpu.cfs_period_us", str(PERIOD_US))
+            self._write("cpu.cfs_quota_us", str(quota))
+        if memory_bytes is not None:
+            self._write("memory.oom.group", "1")
+            self._write("memory.max", str(memory_bytes))
+            self._write("memory.limit_in_bytes", str(memory_bytes))
+        if pids is not None:
+            self._write("pids.max", str(pids))
+
+    def add(self, pid: int) -> None:
+        """Put a process, and all that it will start, in."""
+        for folder in self.folders:
+            (folder / "cgroup.procs").write_text(str(pid))
+
+    def pids(self) -> set[int]:
+        return set().union(*map(_pids, self.folders))
+
+    def holding(self, pid: int) -> Cgroup | None:
+        """The part of it that this process has entered; None = none."""
+        folders = tuple(folder for folder in self.folders if pid in _pids(folder))
+        return Cgroup(folders) if folders else None
+
+    def ran_out_of_memory(self) -> bool:
+        """Whether the kernel has killed one of its processes for memory."""
+        for folder in self.folders:
+            for name in ("memory.events", "memory.oom_control"):
+                with suppress(OSError):
+                    for line in (folder / name).read_text().splitlines():
+                        if line.startswith("oom_kill ") and line != "oom_kill 0":
+                            return True
+        return False
+
+    @property
+    def can_freeze(self) -> bool:
+        names = ("cgroup.freeze", "freezer.state")
+        return any((folder / name).exists() for folder in self.folders for name in names)
+
+    def freeze(self, *, on: bool) -> bool:
+        """Freeze or thaw all processes; False: impossible."""
+        one = self._write("cgroup.freeze", "1" if on else "0")
+        return one or self._write("freezer.state", "FROZEN" if on else "THAWED")
+
+    def deny(self, devices: Iterable[tuple[int, int]]) -> bool:
+        """Version 1: close character devices to the job; False: impossible."""
+        return all(self._write("devices.deny", f"c {a}:{b} rwm") for a, b in devices)
+
+    def kill(self) -> bool:
+        """SIGKILL all processes, also those forked meanwhile. False: there is no process."""
+        if not self.folders or not self.pids():
+            return False
+        if not self._write("cgroup.kill", "1"):
+            self._kill_each()
+        return True
+
+    def remove(self) -> None:
+        """Remove the folders once they are empty; processes that end slowly get a moment."""
+        ends = time.monotonic() + GONE_AFTER_S
+        left = [folder for folder in self.folders if folder.exists()]
+        while left and time.monotonic() < ends:
+            left = [folder for folder in left if not _removed(folder)]
+            if left:
+                time.sleep(0.01)
+
+    def _kill_each(self) -> None:
+        """Freeze first, so that no process forks away; thawed processes die of the signal."""
+        self.freeze(on=True)
+        for pid in self.pids() - {os.getpid()}:
+            ticks = process_tree.start_ticks_of(pid)
+            if ticks is not None:
+                process_tree.signal_one(pid, ticks, signal.SIGKILL)
+        self.freeze(on=False)
+
+    def _write(self, name: str, text: str) -> bool:
+        """Into each folder that has this file; whether one took it."""
+        done = False
+        for folder in self.folders:
+            path = folder / name
+            if path.exists():
+                with suppress(OSError):
+                    path.write_text(text)
+                    done = True
+        return done
+
+
+def _pids(folder: Path) -> set[int]:
+    with suppress(OSError):
+        return {int(line) for line in (folder / "cgroup.procs").read_text().split()}
+    return set()
+
+
+def _removed(folder: Path) -> bool:
+    try:
+        folder.rmdir()
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False
+    return True
+
+
+TIMEOUT_S = 5.0
+MANAGER = (
+    "org.freedesktop.systemd1",
+    "/org/freedesktop/systemd1",
+    "org.freedesktop.systemd1.Manager",
+)
+
+
+def reachable() -> Iterator[str]:
+    """ "system" for root, "user" with a user's own bus; whether it works, only a trial tells."""
+    if shutil.which("busctl") is None:
+        return
+    if os.geteuid() == 0 and Path("/run/systemd/system").is_dir():
+        yield "system"
+    runtime = os.environ.get("XDG_RUNTIME_DIR") or f"/run/user/{os.getuid()}"
+    if Path(runtime, "bus").exists():
+        yield "user"
+
+
+def enter(scope: str, name: str, pid: int) -> Path:
+    """Put a process into a scope of its own; returns the scope's folder."""
+    unit = unit_name(name)
+    properties = ("4", "PIDs", "au", "1", str(pid), "Delegate", "b", "true")
+    more = ("Description", "s", f"gpucoord {name}", "CollectMode", "s", "inactive-or-failed")
+    call = ("StartTransientUnit", "ssa(sv)a(sa(sv))", unit, "fail", *properties, *more, "0")
+    runtime = os.environ.get("XDG_RUNTIME_DIR") or f"/run/user/{os.getuid()}"
+    subprocess.run(
+        ["busctl", f"--{scope}", "call", *MANAGER, *call],
+        check=True,
+        capture_output=True,
+        timeout=TIMEOUT_S,
+        env={"PATH": os.defpath, "XDG_RUNTIME_DIR": runtime},
+    )
+    return folder_of(pid, unit)
+
+
+def unit_name(name: str) -> str:
+    return f"gpucoord-{name}.scope"
+
+
+def folder_of(pid: int, unit: str, timeout_s: float = TIMEOUT_S) -> Path:
+    """The job is asynchronous: the process may not be in yet."""
+    import time
+
+    ends = time.monotonic() + timeout_s
+    while True:
+        for line in Path(f"/proc/{pid}/cgroup").read_text(errors="replace").splitlines():
+            if line.startswith("0::") and line.endswith(f"/{unit}"):
+                return Path("/sys/fs/cgroup" + line[3:])
+        if time.monotonic() >= ends:
+            break
+        time.sleep(0.005)
+    raise OSError(0, f"systemd did not put process {pid} into {unit}")

@@ -1,0 +1,50 @@
+"""Facts: how much of its GPUs an attempt used, and what that says about the next one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuMinute:
+    """Use of one GPU by all processes of an attempt in the minute that begins at `t`.
+
+    held_s: the longest time that one of them was on the GPU. known_s: the part of it with measured
+    use. memory_bytes: the sum of the processes' peaks; None = not measured for each of them.
+    """
+
+    gpu_uuid: str
+    t: int
+    sm_s: float
+    held_s: float
+    known_s: float
+    memory_bytes: int | None
+    joules: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuUse:
+    """What an attempt used of its GPUs. None = not known.
+
+    gpu_s: seconds for which it had its GPUs, times their number. sm_s: GPU-seconds used.
+    peak_memory_bytes: on the GPU where it took most. mean_pct, p95_pct: utilisation of a GPU, over
+    the whole time and by minutes. coverage_pct: the measured part of the time that its processes
+    were on the GPUs.
+    """
+
+    gpu_s: float
+    sm_s: float | None = None
+    coverage_pct: float | None = None
+    mean_pct: float | None = None
+    p95_pct: float | None = None
+    peak_memory_bytes: int | None = None
+    joules: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemorySuggestion:
+    """GPU memory for a job, learned from earlier runs. peak_bytes: the highest of these runs."""
+
+    memory_bytes: int
+    peak_bytes: int
+    runs: int

@@ -1,0 +1,186 @@
+"""Policy of the timeline: stretches become bars, bars share the row of their GPU; pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from monitor.history.charts import Tick, time_ticks
+from scheduler.timeline.facts import Band, Bar, BarKind, TimelineGpu, UsePiece
+
+BACK_S, AHEAD_S = 24 * 3600, 6 * 3600
+DAY_S = 24 * 3600
+# Below this use, and from this memory on, a stretch is memory held idle.
+IDLE_BELOW_PCT, IDLE_FROM_BYTES = 5.0, 1024**3
+# A shorter pause between two processes of one user does not split their bar.
+JOINED_S = 120
+# More bars at one time share the last lane.
+MOST_LANES = 4
+# Bars of a row, newest first; older ones are left out.
+MOST_BARS = 80
+Stretch = tuple[int, int]
+Key = tuple[str, str | None, int | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A GPU with its bars, each with its lane, and its bands. omitted: bars left out."""
+
+    gpu: TimelineGpu
+    bars: tuple[tuple[Bar, int], ...]
+    bands: tuple[Band, ...]
+    lanes: int
+    omitted: int = 0
+
+    @property
+    def element_id(self) -> str:
+        return f"tl-{self.gpu.uuid}"
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """The shown time, from `since` to `until`, with `now` in between."""
+
+    since: int
+    until: int
+    now: int
+
+    @property
+    def base(self) -> int:
+        """The zero of the rows' coordinates: SVG has too few digits for epoch seconds."""
+        return self.now // DAY_S * DAY_S
+
+    def x(self, t: float) -> float:
+        """A time as percent of the width, within 0 to 100."""
+        share = (t - self.since) / (self.until - self.since)
+        return round(100 * min(1.0, max(0.0, share)), 3)
+
+    def width(self, begin: float, end: float) -> float:
+        """At least a sliver, so that short jobs can be seen."""
+        return round(max(0.08, self.x(end) - self.x(begin)), 3)
+
+    def ticks(self, zone_offset_s: float) -> tuple[Tick, ...]:
+        return time_ticks(self.since, self.until, most=10, offset=zone_offset_s)
+
+
+def span(now: int, back_s: int = BACK_S, ahead_s: int = AHEAD_S) -> Span:
+    return Span(now - back_s, now + ahead_s, now)
+
+
+def of_pieces(
+    pieces: Iterable[UsePiece], now: int, goes_on_after: int
+) -> tuple[list[Bar], dict[Key, tuple[Stretch, ...]]]:
+    """Bars of use outside the queue, and the idle stretches of every (GPU, owner, job).
+
+    A bar that reaches `goes_on_after` goes on. Stretches without a measurement are not idle.
+    """
+    used: dict[Key, list[Stretch]] = {}
+    busy: dict[Key, list[Stretch]] = {}
+    for piece in sorted(pieces, key=lambda p: p.begin):
+        key = (piece.gpu_uuid, piece.owner, piece.job)
+        used.setdefault(key, []).append((piece.begin, piece.end))
+        if not _is_idle(piece):
+            busy.setdefault(key, []).append((piece.begin, piece.end))
+    idle = {key: without(joined(found), busy.get(key, [])) for key, found in used.items()}
+    bars = [
+        Bar(
+            gpu_uuid=gpu_uuid,
+            kind=BarKind.USE,
+            owner=owner,
+            label=owner or "owner unknown",
+            begin=begin,
+            end=None if end >= goes_on_after else min(end, now),
+            idle=tuple((max(a, begin), min(b, end)) for a, b in idle[key] if a < end and b > begin),
+        )
+        for key, found in used.items()
+        for gpu_uuid, owner, job in [key]
+        if job is None
+        for begin, end in joined(found, JOINED_S)
+    ]
+    return bars, idle
+
+
+def _is_idle(piece: UsePiece) -> bool:
+    return (
+        piece.used_pct is not None
+        and piece.used_pct < IDLE_BELOW_PCT
+        and piece.memory_bytes is not None
+        and piece.memory_bytes >= IDLE_FROM_BYTES
+    )
+
+
+def joined(stretches: Iterable[Stretch], pause_s: int = 0) -> tuple[Stretch, ...]:
+    """The stretches, those joined that overlap or follow within `pause_s`."""
+    found: list[Stretch] = []
+    for begin, end in sorted(stretches):
+        if found and begin <= found[-1][1] + pause_s:
+            found[-1] = (found[-1][0], max(found[-1][1], end))
+        elif end > begin:
+            found.append((begin, end))
+    return tuple(found)
+
+
+def without(stretches: Iterable[Stretch], taken: Iterable[Stretch]) -> tuple[Stretch, ...]:
+    """The parts of disjoint `stretches` that no `taken` stretch covers."""
+    holes = joined(taken)
+    left: list[Stretch] = []
+    for begin, end in stretches:
+        at = begin
+        for a, b in holes:
+            if b <= at or a >= end:
+                continue
+            if a > at:
+                left.append((at, a))
+            at = max(at, b)
+        if at < end:
+            left.append((at, end))
+    return tuple(left)
+
+
+def with_idle(bar: Bar, idle: Mapping[Key, Sequence[Stretch]], now: int) -> Bar:
+    """A job's bar with the idle stretches of its processes."""
+    end = bar.end or now
+    found = idle.get((bar.gpu_uuid, bar.owner, bar.job), ())
+    kept = tuple((max(a, bar.begin), min(b, end)) for a, b in found if a < end and b > bar.begin)
+    return replace(bar, idle=kept)
+
+
+def rows(gpus: Sequence[TimelineGpu], bars: Iterable[Bar], bands: Iterable[Band]) -> list[Row]:
+    """A row for each GPU, in the order of `gpus`."""
+    bars_on: dict[str, list[Bar]] = {}
+    for bar in bars:
+        bars_on.setdefault(bar.gpu_uuid, []).append(bar)
+    bands_on: dict[str, list[Band]] = {}
+    for band in bands:
+        bands_on.setdefault(band.gpu_uuid, []).append(band)
+    return [_row(gpu, bars_on.get(gpu.uuid, []), bands_on.get(gpu.uuid, [])) for gpu in gpus]
+
+
+def _row(gpu: TimelineGpu, bars: list[Bar], bands: list[Band]) -> Row:
+    shown = sorted(bars, key=_latest_first)[:MOST_BARS]
+    placed, lanes = _in_lanes(sorted(shown, key=lambda bar: (bar.begin, bar.kind, bar.job or 0)))
+    return Row(gpu, tuple(placed), tuple(bands), lanes, len(bars) - len(shown))
+
+
+def _latest_first(bar: Bar) -> tuple[bool, int]:
+    return bar.end is not None, -(bar.end or bar.begin)
+
+
+def _in_lanes(bars: Iterable[Bar]) -> tuple[list[tuple[Bar, int]], int]:
+    """Each bar in the first lane that is free then; and the number of lanes, at least 1."""
+    free: list[float] = []
+    placed = []
+    for bar in bars:
+        lane = next((i for i, until in enumerate(free) if until <= bar.begin), len(free))
+        lane = min(lane, MOST_LANES - 1)
+        until = float("inf") if bar.end is None and not bar.expected_end else _last(bar)
+        if lane == len(free):
+            free.append(until)
+        else:
+            free[lane] = max(free[lane], until)
+        placed.append((bar, lane))
+    return placed, max(1, len(free))
+
+
+def _last(bar: Bar) -> int:
+    return bar.end or bar.expected_end or bar.begin

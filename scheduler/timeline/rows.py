@@ -1,0 +1,169 @@
+"""Rows -> facts of the timeline: attempts, processes, time windows. Every query is bounded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from django.db.models import Max, Min, QuerySet, Sum
+from django.db.models.functions import Coalesce
+
+from monitor.models import Gpu, ProcessHour, ProcessMinute, ProcessUse
+from monitor.usage.rows.rollups import HOUR_S, MINUTE_S, floor, plain, start_of
+from scheduler.facts.jobs import JobState
+from scheduler.models import Attempt, Job
+from scheduler.time_windows import rows as window_rows
+from scheduler.time_windows.policy.calendar import spans
+from scheduler.timeline.facts import Band, Bar, BarKind, TimelineGpu, UsePiece
+
+# Older ones are left out.
+MOST_ATTEMPTS, MOST_USES = 2000, 4000
+# The last hours are looked at in this step, older ones by the hour.
+FINE_HOURS, FINE_STEP_S = 2, 5 * MINUTE_S
+# A process that was seen so lately is still there.
+PRESENT_S = 90
+_COLUMNS = ("sm_s", "known_s", "memory_byte_s")
+ATTEMPT_COLUMNS = (
+    "job_id",
+    "job__name",
+    "job__owner__username",
+    "job__state",
+    "outcome",
+    "gpu_uuids",
+    "placed_at",
+    "started_at",
+    "ended_at",
+)
+
+
+def gpus(since: datetime) -> list[TimelineGpu]:
+    """The GPUs seen since then, by host and index."""
+    rows = Gpu.objects.filter(last_seen_at__gte=since).order_by("host", "index", "uuid")
+    return [TimelineGpu(*row) for row in rows.values_list("uuid", "index", "host")]
+
+
+def job_bars(since: datetime, expected_ends: Mapping[int, int]) -> list[Bar]:
+    """A bar for each attempt and GPU that reaches into the time after `since`."""
+    attempts = Attempt.objects.order_by("-pk")
+    rows = {row[:1] + row[6:7]: row for row in _attempts(attempts[:MOST_ATTEMPTS])}
+    rows |= {row[:1] + row[6:7]: row for row in _attempts(attempts.filter(ended_at=None))}
+    return [
+        bar
+        for row in rows.values()
+        if row[8] is None or row[8] >= since
+        for bar in _of_attempt(row, expected_ends)
+    ]
+
+
+def _attempts(chosen: QuerySet[Attempt]) -> Iterable[tuple[Any, ...]]:
+    return chosen.values_list(*ATTEMPT_COLUMNS)
+
+
+def _of_attempt(row: tuple[Any, ...], expected_ends: Mapping[int, int]) -> Iterator[Bar]:
+    job, name, owner, state, outcome, uuids, placed_at, started_at, ended_at = row
+    for uuid in uuids:
+        yield Bar(
+            gpu_uuid=uuid,
+            kind=BarKind.JOB,
+            owner=owner,
+            label=f"{job} {name}",
+            begin=int((started_at or placed_at).timestamp()),
+            end=int(ended_at.timestamp()) if ended_at else None,
+            job=job,
+            state=outcome.replace("_", " ") if ended_at else state,
+            expected_end=None if ended_at else expected_ends.get(job),
+        )
+
+
+def waiting_names(jobs: Iterable[int]) -> dict[int, tuple[str, str]]:
+    """{job: (owner, name)} of the jobs that still wait."""
+    rows = Job.objects.filter(pk__in=list(jobs), state=JobState.QUEUED.value)
+    return {pk: (owner, name) for pk, owner, name in rows.values_list(
+        "pk", "owner__username", "name"
+    )}  # fmt: skip
+
+
+def pieces(since: datetime, now: datetime) -> list[UsePiece]:
+    """What processes did on GPUs: by the hour, and in the last hours every five minutes."""
+    uses = ProcessUse.objects.filter(last_seen_at__gte=since)
+    rows = uses.order_by("-last_seen_at").values_list(
+        "pk", "gpu_id", "user", "job_owner", "job_ref", "first_seen_at", "last_seen_at", "ended_at"
+    )
+    known = {row[0]: row[1:] for row in rows[:MOST_USES]}
+    fine_t = floor(int(now.timestamp()) - FINE_HOURS * HOUR_S, HOUR_S)
+    found = [*_hours(int(since.timestamp()), fine_t), *_fine(fine_t)]
+    present = now - timedelta(seconds=PRESENT_S)
+    return [
+        piece
+        for use, t, step, sums in found
+        if use in known and (piece := _piece(known[use], t, step, sums, now, present))
+    ]
+
+
+def _hours(since_t: int, until_t: int) -> Iterator[tuple[int, int, int, tuple[Any, ...]]]:
+    rows = ProcessHour.objects.filter(t__gte=floor(since_t, HOUR_S), t__lt=until_t)
+    for use, t, *sums in rows.values_list("use_id", "t", *_COLUMNS, "memory_known_s", "held_s"):
+        yield use, t, HOUR_S, tuple(sums)
+
+
+def _fine(since_t: int) -> Iterator[tuple[int, int, int, tuple[Any, ...]]]:
+    minutes: QuerySet[Any, Any] = ProcessMinute.objects.filter(
+        use__last_seen_at__gte=datetime.fromtimestamp(since_t - MINUTE_S, UTC), t__gte=since_t
+    )
+    minutes = minutes.annotate(start=start_of(FINE_STEP_S)).order_by()
+    columns: dict[str, Any] = {f"{name}_": Sum(name) for name in _COLUMNS}
+    columns["memory_known_s_"] = Sum(Coalesce("memory_known_s", "held_s"))
+    columns |= {"held_s_": Sum("held_s"), "first_": Min("t"), "last_": Max("t")}
+    for row in minutes.values("use_id", "start").annotate(**columns):
+        sums = plain(row)
+        yield (
+            row["use_id"],
+            row["start"],
+            FINE_STEP_S,
+            tuple(sums[name] for name in (*_COLUMNS, "memory_known_s", "held_s")),
+        )
+
+
+def _piece(
+    use: tuple[Any, ...],
+    t: int,
+    step: int,
+    sums: tuple[Any, ...],
+    now: datetime,
+    present: datetime,
+) -> UsePiece | None:
+    gpu, user, job_owner, job_ref, first_at, last_at, ended_at = use
+    sm_s, known_s, memory_byte_s, memory_known_s, held_s = sums
+    is_there = ended_at is None and last_at >= present
+    last = now if is_there else last_at
+    begin, end = max(t, int(first_at.timestamp())), min(t + step, int(last.timestamp()))
+    if end <= begin or (job_ref and not job_ref.isdecimal()):
+        return None
+    memory_s = held_s if memory_known_s is None else memory_known_s
+    return UsePiece(
+        gpu_uuid=gpu,
+        owner=job_owner or user or None,
+        job=int(job_ref) if job_ref else None,
+        begin=begin,
+        end=end,
+        used_pct=100 * sm_s / known_s if known_s and known_s >= 0.8 * held_s else None,
+        memory_bytes=memory_byte_s / memory_s if memory_s else None,
+    )
+
+
+def bands(known: Iterable[TimelineGpu], since: datetime, until: datetime) -> list[Band]:
+    """The occurrences of approved time windows on these GPUs."""
+    uuids = [gpu.uuid for gpu in known]
+    return [
+        Band(
+            gpu_uuid=uuid,
+            holder=window.holder,
+            kept=window.kept,
+            begin=int(span.start.timestamp()),
+            end=int(span.end.timestamp()),
+        )
+        for window in window_rows.approved()
+        for span in spans(window, since, until)
+        for uuid in (window.gpu_uuids or uuids)
+    ]

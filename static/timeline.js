@@ -1,0 +1,258 @@
+// The timeline: zooms, moves, and tells about a bar. Bars carry their times; this places them.
+"use strict";
+(() => {
+  const app = window.gpucoord;
+  const BACK_S = 24 * 3600, AHEAD_S = 6 * 3600, SHORTEST_S = 60;
+  const STEPS = [10, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 21600, 43200];
+  const MOVE = 0.2, ZOOM = 1.6, MOST_TICKS = 10, LEAST_DRAG_PX = 6, LEAST_LABEL_PX = 28, HATCH_PX = 8;
+  // The chosen stretch in epoch seconds; null: everything, moving along with the time.
+  let chosen = null;
+  let drag = null;
+
+  const box = () => document.querySelector("[data-timeline]");
+  const clock = () => Date.now() / 1000 + app.skew;
+  const everything = () => ({ since: clock() - BACK_S, until: clock() + AHEAD_S });
+  const span = () => chosen || everything();
+
+  // ---- Places ----
+
+  function place(plots) {
+    const { since, until } = span();
+    const length = until - since, now = clock();
+    for (const plot of plots) {
+      const base = Number(plot.dataset.base);
+      plot.dataset.placed = "";
+      plot.setAttribute("viewBox", `${(since - base).toFixed(1)} 0 ${length.toFixed(1)} 100`);
+      for (const body of plot.querySelectorAll("[data-to]")) {
+        body.setAttribute("width", Math.max(1, now - base - body.getAttribute("x")).toFixed(1));
+      }
+      for (const rest of plot.querySelectorAll("[data-until]")) {
+        rest.setAttribute("x", (now - base).toFixed(1));
+        rest.setAttribute("width", Math.max(1, rest.dataset.until - (now - base)).toFixed(1));
+      }
+    }
+    if (plots.length) placeLabels(plots, since, length, now);
+  }
+
+  function placeLabels(plots, since, length, now) {
+    const width = plots[0].clientWidth;
+    const x = (t) => Math.min(100, Math.max(0, (100 * (t - since)) / length));
+    for (const plot of plots) {
+      for (const label of plot.parentElement.querySelectorAll(".tl-label")) {
+        const begin = x(Number(label.dataset.from));
+        const end = x(label.dataset.to === "now" ? now : Number(label.dataset.to));
+        const isShown = ((end - begin) * width) / 100 >= LEAST_LABEL_PX;
+        label.classList.toggle("off", !isShown);
+        if (!isShown) continue;
+        label.setAttribute("x", `${begin.toFixed(2)}%`);
+        label.setAttribute("width", `${(end - begin).toFixed(2)}%`);
+      }
+    }
+  }
+
+  // The hatching keeps its size on the screen.
+  function drawHatch() {
+    const plot = box().querySelector(".tl-plot"), hatch = document.getElementById("tl-hatch");
+    const { since, until } = span();
+    if (!plot || !plot.clientWidth) return;
+    hatch.setAttribute("width", ((HATCH_PX * (until - since)) / plot.clientWidth).toFixed(1));
+    hatch.setAttribute("height", ((HATCH_PX * 100) / plot.clientHeight).toFixed(1));
+  }
+
+  function svg(name, attributes, text = "") {
+    const element = document.createElementNS("http://www.w3.org/2000/svg", name);
+    for (const [key, value] of Object.entries(attributes)) element.setAttribute(key, value);
+    element.textContent = text;
+    return element;
+  }
+
+  function tickText(t, step) {
+    const date = new Date(t * 1000);
+    const time = app.clock(date);
+    if (step < 60) return time;
+    if (time.startsWith("00:00")) return date.toLocaleDateString("en-GB", { day: "numeric", month: "short" });
+    return time.slice(0, 5);
+  }
+
+  function drawAxis() {
+    const grid = box().querySelector(".tl-grid");
+    const { since, until } = span();
+    const most = Math.max(2, Math.min(MOST_TICKS, Math.floor(grid.clientWidth / 70)));
+    const step = STEPS.find((each) => (until - since) / each <= most) || 43200;
+    const offset = -60 * new Date().getTimezoneOffset();
+    const x = (t) => `${((100 * (t - since)) / (until - since)).toFixed(3)}%`;
+    const marks = [];
+    const now = clock(), clear = (32 / grid.clientWidth) * (until - since);
+    for (let t = Math.ceil((since + offset) / step) * step - offset; t < until; t += step) {
+      if (Math.abs(t - now) > clear) marks.push(svg("text", { class: "tl-tick", x: x(t), y: 12 }, tickText(t, step)));
+      marks.push(svg("rect", { class: "tl-line", x: x(t), y: 18, width: 1, height: "100%" }));
+    }
+    if (now > since && now < until) {
+      marks.push(svg("rect", { class: "tl-now", x: x(now), y: 18, width: 2, height: "100%" }));
+      marks.push(svg("text", { class: "tl-tick now", x: x(now), y: 12 }, "now"));
+    }
+    grid.replaceChildren(...marks);
+  }
+
+  function draw() {
+    if (!box()) return;
+    place(box().querySelectorAll(".tl-plot"));
+    drawAxis();
+    drawHatch();
+  }
+
+  function choose(since, until) {
+    const all = everything();
+    const length = Math.min(Math.max(SHORTEST_S, until - since), all.until - all.since);
+    const begin = Math.min(Math.max(all.since, since), all.until - length);
+    chosen = length >= all.until - all.since - 1 ? null : { since: begin, until: begin + length };
+    window.history.replaceState(null, "", chosen
+      ? `#t=${Math.round(chosen.since)}-${Math.round(chosen.until)}`
+      : window.location.pathname + window.location.search);
+    draw();
+  }
+
+  function zoom(factor, share = 0.5) {
+    const { since, until } = span();
+    const middle = since + share * (until - since), length = (until - since) / factor;
+    choose(middle - share * length, middle + (1 - share) * length);
+  }
+
+  function move(share) {
+    const { since, until } = span();
+    choose(since + share * (until - since), until + share * (until - since));
+  }
+
+  // ---- What a bar says ----
+
+  function dayTime(t) {
+    const date = new Date(t * 1000);
+    const time = app.clock(date).slice(0, 5);
+    const isToday = date.toDateString() === new Date().toDateString();
+    return isToday ? time : `${date.toLocaleDateString("en-GB", { weekday: "short" })} ${time}`;
+  }
+
+  function words(link) {
+    const begin = Number(link.dataset.begin), end = Number(link.dataset.end);
+    const row = link.closest(".tl-plot").getAttribute("aria-label");
+    const from = begin > clock() ? `expected ~${dayTime(begin)}` : `from ${dayTime(begin)}`;
+    const to = !end ? "" : end > clock() ? `, ends ~${dayTime(end)}` : ` to ${dayTime(end)} (${app.duration(end - begin)})`;
+    const idle = link.querySelector(".idle") ? "; hatched: memory held idle" : "";
+    return `${row}: ${link.getAttribute("aria-label")}, ${from}${to}${idle}`;
+  }
+
+  function tell(target) {
+    const said = document.querySelector(".tl-said");
+    const link = target.closest(".tl-link"), band = target.closest(".tl-band");
+    if (link) said.textContent = words(link);
+    else if (band) said.textContent = `${band.dataset.say}, ${dayTime(band.dataset.begin)} to ${dayTime(band.dataset.end)}`;
+  }
+
+  document.addEventListener("pointerover", (event) => {
+    if (event.target.closest && event.target.closest(".tl-plot") && !drag) tell(event.target);
+  });
+  document.addEventListener("focusin", (event) => {
+    if (event.target.closest && event.target.closest(".tl-link")) tell(event.target);
+  });
+
+  // ---- Pointer: drag zooms, with Shift it moves ----
+
+  function share(event, plot) {
+    const area = plot.getBoundingClientRect();
+    return Math.min(1, Math.max(0, (event.clientX - area.left) / area.width));
+  }
+
+  function mark(from, to) {
+    const rows = box().querySelector(".tl-rows"), plot = rows.querySelector(".tl-plot");
+    let chosenArea = rows.querySelector(".tl-chosen");
+    if (!chosenArea) {
+      chosenArea = svg("svg", { class: "tl-chosen" });
+      chosenArea.append(svg("rect", { height: "100%" }));
+      rows.append(chosenArea);
+    }
+    const rect = chosenArea.firstChild;
+    rect.setAttribute("x", `${100 * Math.min(from, to)}%`);
+    rect.setAttribute("width", `${100 * Math.abs(to - from)}%`);
+    return plot;
+  }
+
+  document.addEventListener("pointerdown", (event) => {
+    const plot = event.target.closest && event.target.closest(".tl-plot");
+    if (!plot || event.button !== 0 || event.pointerType === "touch") return;
+    drag = { plot, x: event.clientX, from: share(event, plot), moves: event.shiftKey, span: span(), far: false };
+  });
+  document.addEventListener("pointermove", (event) => {
+    if (!drag) return;
+    if (Math.abs(event.clientX - drag.x) < LEAST_DRAG_PX && !drag.far) return;
+    drag.far = true;
+    const to = share(event, drag.plot), { since, until } = drag.span;
+    if (!drag.moves) mark(drag.from, to);
+    else choose(since - (to - drag.from) * (until - since), until - (to - drag.from) * (until - since));
+  });
+  document.addEventListener("pointerup", (event) => {
+    const done = drag;
+    drag = null;
+    for (const area of document.querySelectorAll(".tl-chosen")) area.remove();
+    if (!done || !done.far) return;
+    // The click that follows would open the bar below.
+    document.addEventListener("click", (click) => click.preventDefault(), { capture: true, once: true });
+    window.setTimeout(() => document.dispatchEvent(new Event("tl-dragged")), 0);
+    if (done.moves) return;
+    const { since, until } = done.span, to = share(event, done.plot), length = until - since;
+    choose(since + Math.min(done.from, to) * length, since + Math.max(done.from, to) * length);
+  });
+  document.addEventListener("dragstart", (event) => {
+    if (event.target.closest && event.target.closest(".tl-plot")) event.preventDefault();
+  });
+  document.addEventListener("dblclick", (event) => {
+    if (event.target.closest(".tl-plot") && !event.target.closest(".tl-link")) choose(-Infinity, Infinity);
+  });
+  document.addEventListener("click", (event) => {
+    const button = event.target.closest("[data-tl]");
+    if (!button) return;
+    if (button.dataset.tl === "all") choose(-Infinity, Infinity);
+    else zoom(button.dataset.tl === "in" ? ZOOM : 1 / ZOOM);
+  });
+
+  // ---- Keys: arrows move, + and - zoom, 0 shows all, Page Up and Page Down go through the bars ----
+
+  function nextBar(step) {
+    const { since, until } = span();
+    const links = [...box().querySelectorAll(".tl-link")].filter((link) =>
+      Number(link.dataset.begin) < until && (Number(link.dataset.end) || clock()) > since);
+    const at = links.indexOf(document.activeElement);
+    const next = links[at < 0 ? (step > 0 ? 0 : links.length - 1) : at + step];
+    if (next) next.focus();
+  }
+
+  const KEYS = {
+    ArrowLeft: () => move(-MOVE), ArrowRight: () => move(MOVE),
+    "+": () => zoom(ZOOM), "=": () => zoom(ZOOM), "-": () => zoom(1 / ZOOM),
+    0: () => choose(-Infinity, Infinity), PageDown: () => nextBar(1), PageUp: () => nextBar(-1),
+  };
+
+  document.addEventListener("keydown", (event) => {
+    if (!event.target.closest || !event.target.closest("[data-timeline]")) return;
+    if (event.ctrlKey || event.metaKey || event.altKey || !KEYS[event.key]) return;
+    event.preventDefault();
+    KEYS[event.key]();
+  });
+
+  // ---- Live: a changed row is placed when it comes, all of them as the time goes on ----
+
+  document.addEventListener("htmx:after:swap", () => {
+    if (!box()) return;
+    const fresh = [...box().querySelectorAll(".tl-plot")].filter((plot) => !plot.dataset.placed);
+    place(fresh.length ? fresh : box().querySelectorAll(".tl-plot"));
+    drawAxis();
+    drawHatch();
+  });
+  window.setInterval(() => {
+    if (!document.hidden && !drag) draw();
+  }, 15_000);
+  window.addEventListener("resize", draw);
+
+  const wanted = /^#t=(\d+)-(\d+)$/.exec(window.location.hash);
+  if (wanted) choose(Number(wanted[1]), Number(wanted[2]));
+  else draw();
+})();

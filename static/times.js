@@ -1,0 +1,66 @@
+// Every page: durations and clock times in the browser's time zone. Loaded before the other scripts.
+"use strict";
+window.gpucoord = {};
+(() => {
+  const app = window.gpucoord;
+  // Seconds that the server's clock is ahead of the browser's.
+  app.skew = Number(document.body.dataset.now) - Date.now() / 1000;
+
+  app.duration = (seconds) => {
+    const s = Math.max(0, Math.floor(seconds));
+    const minutes = Math.floor(s / 60), hours = Math.floor(s / 3600), days = Math.floor(s / 86400);
+    if (s < 60) return `${s} s`;
+    if (minutes < 60) return `${minutes} min`;
+    if (hours < 24) return minutes % 60 ? `${hours} h ${minutes % 60} min` : `${hours} h`;
+    return hours % 24 ? `${days} d ${hours % 24} h` : `${days} d`;
+  };
+
+  app.clock = (date) => date.toLocaleTimeString("en-GB");
+
+  // Formats: day "21 Nov", dayhm "21 Nov 14:00", weekday "Mon 21 Nov 14:00", hour "14", hm "14:00",
+  // clock "14:00:00" today and "21 Nov 14:00" on other days.
+  function moment(kind, date, today) {
+    const hm = app.clock(date).slice(0, 5);
+    const day = date.toLocaleDateString("en-GB", { day: "numeric", month: "short" });
+    const weekday = date.toLocaleDateString("en-GB", { weekday: "short" });
+    const forms = {
+      day, dayhm: `${day} ${hm}`, dayorhm: hm === "00:00" ? day : hm,
+      weekday: `${weekday} ${day} ${hm}`, hour: hm.slice(0, 2), hm,
+    };
+    if (kind !== "clock") return forms[kind];
+    if (date.toDateString() === today.toDateString()) return app.clock(date);
+    return date.getFullYear() === today.getFullYear() ? forms.dayhm : `${day} ${date.getFullYear()} ${hm}`;
+  }
+
+  // The server renders pages in this zone from the next request on.
+  const zone = Intl.DateTimeFormat().resolvedOptions().timeZone;
+  if (zone) document.cookie = `timezone=${zone}; path=/; max-age=31536000; samesite=lax`;
+
+  // {hm:2026-11-22T05:00:00+00:00} in a text becomes that time in the browser's zone.
+  function fill(template, today) {
+    return template.replace(/\{hm:([^}]+)\}/g, (_, at) => moment("hm", new Date(at), today));
+  }
+
+  app.freshenTimes = () => {
+    const now = Date.now() / 1000 + app.skew;
+    const today = new Date(now * 1000);
+    for (const element of document.querySelectorAll("[data-time]")) {
+      const kind = element.dataset.time;
+      const date = Date.parse(element.getAttribute("datetime"));
+      const text = kind === "ago" ? `${app.duration(now - date / 1000)} ago`
+        : kind === "in" ? `in ${app.duration(date / 1000 - now)}`
+        : kind === "since" ? app.duration(now - date / 1000) : moment(kind, new Date(date), today);
+      if (element.textContent !== text) element.textContent = text;
+    }
+    for (const element of document.querySelectorAll("[data-label]")) {
+      const text = fill(element.dataset.label, today);
+      if (element.getAttribute("aria-label") === text) continue;
+      element.setAttribute("aria-label", text);
+      element.title = `${text} (${element.dataset.utc})`;
+    }
+  };
+
+  document.addEventListener("htmx:after:swap", app.freshenTimes);
+  app.freshenTimes();
+  window.setInterval(app.freshenTimes, 1000);
+})();

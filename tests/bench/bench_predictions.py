@@ -1,0 +1,276 @@
+"""How far predicted starts are from real ones, when recorded queues are played again.
+
+python -m tests.bench.bench_predictions
+
+Each recording is a queue of three users on 9 GPUs: about 100 s (or 100 min) of work, submitted in
+the first fifth of it, with the jobs that these users ran before. What users say about run times
+differs: nothing, an estimate, a time limit. A prediction is made when a job is submitted, and for
+each job that still waits then again every tenth of the work. It uses only what is known at that
+moment.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from statistics import median
+
+from scheduler.facts.jobs import QueuedJob, Requirement, RunTime
+from scheduler.facts.plans import PlanPolicy, RunningJob, Slots
+from scheduler.planner.forecast.forecast import forecast
+from scheduler.planner.forecast.run_times import EndedJob, History, expected, history
+from scheduler.planner.plan import plan
+from tests.builders import NOW, slot
+
+GPUS = 9
+POLICY = PlanPolicy(cpu_jobs=0)
+USERS = ("alice", "bob", "carol")
+ALONE = Requirement(exclusive=True)
+# What a user says of a job: (time limit, estimate), from its real run time in seconds.
+Says = Callable[[float, random.Random], tuple[float | None, float | None]]
+
+
+def nothing(took: float, chance: random.Random) -> tuple[float | None, float | None]:
+    return None, None
+
+
+def exact_estimate(took: float, chance: random.Random) -> tuple[float | None, float | None]:
+    return None, took
+
+
+def rough_estimate(took: float, chance: random.Random) -> tuple[float | None, float | None]:
+    return None, took * chance.lognormvariate(0, 0.3)
+
+
+def double_limit(took: float, chance: random.Random) -> tuple[float | None, float | None]:
+    return 2 * took, None
+
+
+def loose_limit(took: float, chance: random.Random) -> tuple[float | None, float | None]:
+    return took * chance.uniform(1.2, 8), None
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """A job as it was recorded, in seconds. `at`: its submission after the first one's."""
+
+    id: int
+    owner: str
+    name: str
+    at: float
+    took: float
+    limit: float | None
+    estimate: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """A queue, and the jobs that ended before it."""
+
+    label: str
+    jobs: tuple[Recorded, ...]
+    before: tuple[EndedJob, ...]
+    work_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """A prediction and what came of it: seconds; negative = it started earlier than predicted."""
+
+    p50: float
+    p90: float
+    start: float
+
+    @property
+    def error_s(self) -> float:
+        return self.start - self.p50
+
+    @property
+    def is_before_p90(self) -> bool:
+        return self.start <= self.p90
+
+
+def recording(label: str, says: Says, *, seed: int, scale: float = 1, named: bool) -> Recording:
+    """Jobs of 6 to 30 s times `scale`. named: users run the same few programs again and again."""
+    chance = random.Random(seed)
+    programs = [(user, f"train{n}", chance.uniform(8, 26)) for user in USERS for n in range(4)]
+
+    def drawn(id_: int) -> Recorded:
+        owner, name, typical = chance.choice(programs)
+        took = min(30.0, max(6.0, chance.lognormvariate(0, 0.2) * typical)) * scale
+        limit, estimate = says(took, chance)
+        name = name if named else f"job{id_}"
+        return Recorded(id_, owner, name, chance.uniform(0, 20) * scale, took, limit, estimate)
+
+    before = tuple(_ended(drawn(id_)) for id_ in range(1000, 1060))
+    jobs = tuple(sorted((drawn(id_) for id_ in range(1, 49)), key=lambda job: job.at))
+    return Recording(label, jobs, before, 100 * scale)
+
+
+def _ended(job: Recorded) -> EndedJob:
+    return EndedJob(
+        owner=job.owner,
+        name=job.name,
+        took=timedelta(seconds=job.took),
+        limit=_seconds(job.limit),
+        estimate=_seconds(job.estimate),
+    )
+
+
+def _seconds(value: float | None) -> timedelta | None:
+    return None if value is None else timedelta(seconds=value)
+
+
+class Replay:
+    """Plays a recording again with the planner, in steps of a hundredth of its work."""
+
+    def __init__(self, recorded: Recording) -> None:
+        self._recorded = recorded
+        self._step = timedelta(seconds=recorded.work_s / 100)
+        self._coming = list(recorded.jobs)
+        self._queue: dict[int, Recorded] = {}
+        self._running: dict[int, tuple[Recorded, datetime, tuple[str, ...]]] = {}
+        self._ended: list[EndedJob] = list(recorded.before)
+        self._history: History = history(self._ended)
+        self._made: list[tuple[int, datetime, datetime]] = []
+        self._started: dict[int, datetime] = {}
+        self._now = NOW
+
+    def run(self) -> Iterator[Checked]:
+        number = 0
+        while self._coming or self._queue or self._running:
+            self._end_jobs()
+            new = self._submit()
+            self._predict(set(self._queue) if number % 10 == 0 else new)
+            self._plan()
+            self._now += self._step
+            number += 1
+        for job, p50, p90 in self._made:
+            at = self._started[job]
+            yield Checked(*((each - NOW).total_seconds() for each in (p50, p90, at)))
+
+    def _end_jobs(self) -> None:
+        over = [
+            job
+            for job, started, _ in self._running.values()
+            if self._now - started >= timedelta(seconds=job.took)
+        ]
+        for job in over:
+            del self._running[job.id]
+            self._ended.append(_ended(job))
+        if over:
+            self._history = history(self._ended)
+
+    def _submit(self) -> set[int]:
+        new: set[int] = set()
+        while self._coming and NOW + timedelta(seconds=self._coming[0].at) <= self._now:
+            job = self._coming.pop(0)
+            self._queue[job.id] = job
+            new.add(job.id)
+        return new
+
+    def _facts(self) -> tuple[list[QueuedJob], Slots]:
+        queue = [
+            QueuedJob(
+                id=job.id,
+                owner=job.owner,
+                priority=3,
+                submitted_at=NOW + timedelta(seconds=job.at),
+                requirement=ALONE,
+                time_limit=_seconds(job.limit),
+                estimate=_seconds(job.estimate),
+                expected=self._expected(job),
+            )
+            for job in self._queue.values()
+        ]
+        running = [
+            RunningJob(
+                id=job.id,
+                owner=job.owner,
+                priority=3,
+                requirement=ALONE,
+                gpu_uuids=uuids,
+                started_at=started,
+                lasts=_seconds(job.limit) or _seconds(job.estimate),
+                expected=self._expected(job),
+            )
+            for job, started, uuids in self._running.values()
+        ]
+        on = {uuid: job.id for job, _, uuids in self._running.values() for uuid in uuids}
+        gpus = [slot(index) for index in range(GPUS)]
+        taken = tuple(
+            replace(gpu, jobs=(on[gpu.gpu_uuid],), exclusive=True) if gpu.gpu_uuid in on else gpu
+            for gpu in gpus
+        )
+        return queue, Slots(host="gpubox", gpus=taken, running=tuple(running))
+
+    def _expected(self, job: Recorded) -> RunTime:
+        limit, estimate = _seconds(job.limit), _seconds(job.estimate)
+        return expected(job.owner, job.name, limit, estimate, self._history)
+
+    def _predict(self, jobs: set[int]) -> None:
+        if not jobs:
+            return
+        queue, slots = self._facts()
+        for id_, found in forecast(queue, slots, POLICY, self._now).items():
+            # What starts at once is no prediction.
+            if id_ in jobs and found.p50 and found.p90 and found.p50 > self._now:
+                self._made.append((id_, found.p50, found.p90))
+
+    def _plan(self) -> None:
+        if not self._queue:
+            return
+        queue, slots = self._facts()
+        for placement in plan(queue, slots, POLICY, self._now).placements:
+            job = self._queue.pop(placement.job_id)
+            self._running[job.id] = (job, self._now, placement.gpu_uuids)
+            self._started[job.id] = self._now
+
+
+KINDS: tuple[tuple[str, Says, bool], ...] = (
+    ("exact estimates", exact_estimate, False),
+    ("rough estimates", rough_estimate, False),
+    ("limits of twice the run time", double_limit, False),
+    ("limits of 1.2 to 8 times", loose_limit, False),
+    ("nothing said, programs run before", nothing, True),
+    ("nothing said, no program run before", nothing, False),
+)
+
+
+def recordings(scale: float = 1, seeds: int = 5) -> list[Recording]:
+    return [
+        recording(label, says, seed=seed, scale=scale, named=named)
+        for label, says, named in KINDS
+        for seed in range(seeds)
+    ]
+
+
+def replayed(found: list[Recording]) -> dict[str, list[Checked]]:
+    """All predictions of each kind of recording."""
+    checked: dict[str, list[Checked]] = {}
+    for each in found:
+        checked.setdefault(each.label, []).extend(Replay(each).run())
+    return checked
+
+
+def summary(checked: list[Checked]) -> tuple[float, float, float]:
+    """Median error and median signed error of p50, in seconds; % of starts before p90."""
+    errors = [each.error_s for each in checked]
+    before = 100 * sum(each.is_before_p90 for each in checked) / len(checked)
+    return median(map(abs, errors)), median(errors), before
+
+
+def main() -> None:
+    for scale, unit in ((1, "100 s"), (60, "100 min")):
+        print(f"{unit} of work{'':32} median error   signed   before p90")
+        found = replayed(recordings(scale))
+        everything = [each for checked in found.values() for each in checked]
+        for label, checked in {**found, "all": everything}.items():
+            error, signed, before = summary(checked)
+            print(f"  {label:42} {error:10.1f} s {signed:+7.1f} s {before:9.0f} %")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,132 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from monitor.facts.readings import OwnerSource
+from monitor.identity.policy.owners import (
+    NO_LOGIN,
+    Credentials,
+    Owner,
+    UidRange,
+    owner_of,
+    subordinate_lines,
+    uid_map_of,
+)
+
+ALICE, BOB = 1001, 1002
+SUBUID = (UidRange(100_000, 65_536, ALICE), UidRange(165_536, 65_536, BOB))
+ROOTLESS = (UidRange(ALICE, 1), UidRange(100_000, 65_536))
+
+
+@pytest.mark.parametrize(
+    ("uid", "login", "container", "expected", "source"),
+    [
+        (1001, 1001, None, 1001, OwnerSource.UID),
+        (0, 1001, None, 1001, OwnerSource.LOGIN),
+        (33, 1001, None, 1001, OwnerSource.LOGIN),
+        (1002, 1001, None, 1002, OwnerSource.UID),
+        (0, NO_LOGIN, None, 0, OwnerSource.UID),
+        (0, None, None, 0, OwnerSource.UID),
+        (0, 0, None, 0, OwnerSource.UID),
+        (0, 1001, "docker 0123456789ab", None, OwnerSource.UNKNOWN),
+        (1001, 1001, "docker 0123456789ab", None, OwnerSource.UNKNOWN),
+        (None, 1001, None, None, OwnerSource.UNKNOWN),
+    ],
+)
+def test_a_process_of_the_host_belongs_to_its_login_or_its_uid(
+    uid: int | None,
+    login: int | None,
+    container: str | None,
+    expected: int | None,
+    source: OwnerSource,
+) -> None:
+    process = Credentials(uid=uid, login_uid=login, container=container)
+    assert owner_of(process) == Owner(expected, source)
+
+
+def inside(uid: int = 100_033, **facts: object) -> Credentials:
+    known = {"container": "podman 0123456789ab", "is_in_host_namespace": False} | facts
+    return Credentials(uid=uid, **known)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("process", "expected"),
+    [
+        (
+            inside(uid_map=ROOTLESS, namespace_owner_uid=ALICE),
+            Owner(ALICE, OwnerSource.SUBUID),
+        ),
+        (inside(uid_map=ROOTLESS, session_uid=ALICE), Owner(ALICE, OwnerSource.SUBUID)),
+        (
+            inside(uid_map=(UidRange(ALICE, 1),), namespace_owner_uid=ALICE),
+            Owner(ALICE, OwnerSource.RUNTIME),
+        ),
+        # A namespace in a namespace: its maker is a subordinate uid.
+        (
+            inside(uid_map=(UidRange(100_033, 1),), namespace_owner_uid=100_033),
+            Owner(ALICE, OwnerSource.SUBUID),
+        ),
+    ],
+)
+def test_a_rootless_container_belongs_to_the_account_that_started_it(
+    process: Credentials, expected: Owner
+) -> None:
+    assert owner_of(process, SUBUID) == expected
+
+
+@pytest.mark.parametrize(
+    "process",
+    [
+        # A runtime of root that maps containers to the ranges of a person.
+        inside(uid_map=(UidRange(100_000, 65_536),), namespace_owner_uid=0),
+        inside(uid_map=(UidRange(100_000, 65_536),)),
+        inside(uid_map=(UidRange(100_000, 65_536),), session_uid=BOB),
+        inside(uid_map=(UidRange(165_536, 65_536),), namespace_owner_uid=ALICE),
+        inside(uid=ALICE, uid_map=(UidRange(0, 65_536),), namespace_owner_uid=0),
+    ],
+)
+def test_a_container_of_another_maker_has_no_known_owner(process: Credentials) -> None:
+    assert owner_of(process, SUBUID).uid is None
+
+
+UIDS = st.sampled_from([0, 33, 998, ALICE, BOB, 1003, 100_000, 100_033, 165_600, 300_000])
+RANGES = st.builds(UidRange, UIDS, st.sampled_from([1, 1000, 65_536]))
+
+
+@settings(max_examples=400)
+@given(
+    maker=st.sampled_from([0, 998, ALICE, BOB, 100_033, 165_600]),
+    uid=UIDS,
+    login=st.none() | UIDS,
+    session=st.none() | UIDS,
+    uid_map=st.lists(RANGES, max_size=3),
+    in_host=st.booleans(),
+)
+def test_no_container_names_a_person_who_did_not_start_it(
+    maker: int,
+    uid: int,
+    login: int | None,
+    session: int | None,
+    uid_map: list[UidRange],
+    in_host: bool,
+) -> None:
+    """The kernel says who made the namespace; containers of root run in that of the host too."""
+    process = Credentials(
+        uid=uid,
+        login_uid=login,
+        container="docker 0123456789ab",
+        is_in_host_namespace=in_host,
+        uid_map=tuple(uid_map),
+        namespace_owner_uid=None if in_host else maker,
+        session_uid=session,
+    )
+    truth = {ALICE: ALICE, BOB: BOB, 100_033: ALICE, 165_600: BOB}.get(maker)
+    assert owner_of(process, SUBUID).uid in {None, None if in_host else truth}
+
+
+def test_files_of_the_kernel_and_of_subuid_are_read_line_by_line() -> None:
+    assert uid_map_of("  0 1001 1\n 1 100000 65536\nnonsense\n1 2\n") == ROOTLESS
+    lines = "# comment\nalice:100000:65536\n\n1002:165536:65536\nbad:x:1\nbad:1\n"
+    assert list(subordinate_lines(lines)) == [("alice", 100_000, 65_536), ("1002", 165_536, 65_536)]

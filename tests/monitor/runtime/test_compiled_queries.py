@@ -1,0 +1,48 @@
+from __future__ import annotations
+
+import pytest
+from django.db.models import QuerySet
+from django.utils import timezone
+
+from monitor.models import PeriodicTask, PolicyValues
+from monitor.runtime.rows.database import prepared
+
+pytestmark = pytest.mark.django_db
+asked = []
+
+
+@prepared
+def called(name: str) -> QuerySet[PeriodicTask]:
+    asked.append(name)
+    return PeriodicTask.objects.filter(name=name, done_at=None)
+
+
+@prepared
+def changed() -> QuerySet[PolicyValues]:
+    return PolicyValues.objects.order_by("name")
+
+
+def test_it_tells_what_is_there_now_though_it_is_put_together_once() -> None:
+    asked.clear()
+    before = called("a")
+    PeriodicTask.objects.create(name="a", queued_at=timezone.now())
+    after = called("a")
+
+    assert (before, [row.name for row in after]) == ([], ["a"])
+    assert asked == ["a"]
+
+
+def test_each_argument_has_an_answer_of_its_own() -> None:
+    PeriodicTask.objects.create(name="b", queued_at=timezone.now())
+
+    assert [row.name for row in called("b")] == ["b"]
+    assert called("c") == []
+
+
+def test_its_rows_are_as_django_reads_them() -> None:
+    PolicyValues.objects.create(name="hogs", values={"percent": 80.0, "on": True})
+    at = timezone.now()
+    PeriodicTask.objects.create(name="d", queued_at=at)
+
+    assert changed()[0].values == {"percent": 80.0, "on": True}
+    assert called("d")[0].queued_at == at

@@ -1,0 +1,72 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from django.contrib.auth.models import User
+from django.test import Client
+from django.utils import timezone
+
+from gpucoord_site.http.middleware import COOKIE
+from monitor.snapshot import rows as snapshots
+from tests.builders import gpu_uuid, snapshot
+
+pytestmark = pytest.mark.django_db
+AsUser = Callable[[User], Client]
+
+
+def cells(client: Client) -> list[str]:
+    html = client.get(f"/gpus/{gpu_uuid()}/").content.decode()
+    return [part.split(">")[0] for part in html.split('<a class="cell ')[1:]]
+
+
+@pytest.fixture(autouse=True)
+def _seen() -> None:
+    snapshots.record(snapshot(1, at=timezone.now()))
+
+
+def test_the_heat_map_names_hours_of_the_browser_with_utc_in_the_title(
+    alice: User, as_user: AsUser
+) -> None:
+    client = as_user(alice)
+    client.cookies[COOKIE] = "Asia/Kolkata"
+    hour = datetime.now(UTC).replace(minute=0, second=0, microsecond=0)
+    begin, end = (hour + timedelta(hours=5 + n, minutes=30) for n in (0, 1))
+    last = cells(client)[-1]
+
+    assert f'aria-label="GPU 0, {begin:%H:%M} to {end:%H:%M}:' in last
+    assert f"({hour:%H:%M}–{hour + timedelta(hours=1):%H:%M} UTC)" in last.split('title="')[1]
+    assert f"{{hm:{hour.isoformat()}}}" in last.split('data-label="')[1]
+
+
+@pytest.mark.parametrize("name", ["", "Nowhere/Land", "../../etc/passwd", "x" * 5000, "é"])
+def test_a_zone_that_does_not_exist_leaves_the_zone_of_the_server(
+    name: str, alice: User, as_user: AsUser
+) -> None:
+    client = as_user(alice)
+    client.cookies[COOKIE] = name
+    hour = datetime.now(UTC)
+
+    assert f'aria-label="GPU 0, {hour:%H}:00 to' in cells(client)[-1]
+
+
+def test_the_zone_of_one_request_does_not_reach_the_next(alice: User, as_user: AsUser) -> None:
+    client = as_user(alice)
+    client.cookies[COOKIE] = "Asia/Kolkata"
+    client.get("/shares/")
+
+    assert timezone.get_current_timezone_name() == "UTC"
+
+
+def test_the_quota_resets_at_a_time_in_the_zone_of_the_browser(
+    alice: User, as_user: AsUser
+) -> None:
+    client = as_user(alice)
+    client.cookies[COOKIE] = "Asia/Kolkata"
+    html = client.get("/shares/").content.decode()
+    reset = html.split("Resets ")[1].split("</p>")[0]
+
+    assert "05:30</time>" in reset
+    assert "00:00:00 UTC" in reset
+    assert 'data-time="in"' in reset

@@ -1,0 +1,77 @@
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+from django.contrib.auth.models import User
+from django.test import Client
+from django.utils import timezone
+
+from monitor.accounts.rows import tokens
+from monitor.models import AuditEntry, LoginLink
+
+pytestmark = pytest.mark.django_db
+
+
+def link(user: User, age_s: float = 0.0) -> str:
+    return f"/login/link/{tokens.create_link(user, timezone.now() - timedelta(seconds=age_s))}/"
+
+
+def test_a_login_link_opens_the_page_as_its_user(client: Client, alice: User) -> None:
+    answer = client.get(link(alice))
+
+    assert (answer.status_code, answer["Location"]) == (302, "/")
+    assert client.get("/account/").context["user"] == alice
+    assert AuditEntry.objects.get().action == "LOGIN_LINK_USED"
+
+
+def test_a_login_link_works_once(client: Client, alice: User) -> None:
+    address = link(alice)
+    client.get(address)
+    stranger = Client()
+
+    assert stranger.get(address).status_code == 403
+    assert stranger.get("/account/").status_code == 302
+
+
+def test_a_login_link_ends_after_a_minute(client: Client, alice: User) -> None:
+    assert client.get(link(alice, 61)).status_code == 403
+    assert client.get(link(alice, 55)).status_code == 302
+
+
+def test_a_browser_that_fetches_ahead_does_not_use_the_link_up(client: Client, alice: User) -> None:
+    address = link(alice)
+    ahead = client.get(address, headers={"Sec-Purpose": "prefetch;prerender"})
+
+    assert (ahead.status_code, client.get("/account/").status_code) == (204, 302)
+    assert client.get(address).status_code == 302
+
+
+def test_a_login_link_is_for_browsing_only(client: Client, alice: User) -> None:
+    address = link(alice)
+
+    assert client.head(address).status_code == 405
+    assert client.post(address).status_code == 405
+    assert LoginLink.objects.count() == 1
+
+
+def test_a_deactivated_user_cannot_use_a_link(client: Client, alice: User) -> None:
+    address = link(alice)
+    User.objects.update(is_active=False)
+
+    assert client.get(address).status_code == 403
+
+
+def test_the_link_is_not_stored(alice: User) -> None:
+    secret = tokens.create_link(alice, timezone.now())
+
+    assert secret not in str(LoginLink.objects.values())
+
+
+def test_deactivation_revokes_tokens_and_links(alice: User) -> None:
+    tokens.create_token(alice, timezone.now())
+    link(alice)
+    alice.is_active = False
+    alice.save()
+
+    assert (alice.api_tokens.count(), LoginLink.objects.count()) == (0, 0)

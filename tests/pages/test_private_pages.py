@@ -1,0 +1,52 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from django.contrib.auth.models import User
+from django.test import AsyncClient, Client
+
+from monitor.accounts.rows import tokens
+from scheduler.models import Job
+from tests import jobs_made
+from tests.builders import NOW
+
+pytestmark = pytest.mark.django_db
+
+
+@pytest.fixture
+def job(alice: User, data: object) -> Job:
+    return jobs_made.running(alice)
+
+
+PAGES = ["/", "/jobs/", "/processes/", "/events/", "/me/", "/nothing/", "/login/", "/admin/"]
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_no_cache_keeps_a_page(root: User, as_user: Callable[[User], Client], page: str) -> None:
+    assert "no-store" in as_user(root).get(page)["Cache-Control"]
+
+
+def test_no_cache_keeps_the_pages_and_the_rest_answers_of_a_job(
+    alice: User, job: Job, as_user: Callable[[User], Client]
+) -> None:
+    _, token = tokens.create_token(alice, NOW)
+    bearer = {"Authorization": f"Bearer {token}"}
+
+    assert as_user(alice).get(f"/jobs/{job.pk}/")["Cache-Control"] == "private, no-store"
+    for path in ("", "why/", "log/"):
+        answer = Client().get(f"/api/jobs/{job.pk}/{path}", headers=bearer)
+        assert "no-store" in answer["Cache-Control"]
+
+
+def test_static_files_may_be_cached(client: Client) -> None:
+    answer = client.get("/static/app.css")
+    answer.close()
+
+    assert answer.status_code == 200
+    assert "no-store" not in answer.headers.get("Cache-Control", "")
+
+
+@pytest.mark.django_db(transaction=True)
+async def test_the_server_s_asynchronous_answers_are_private(async_client: AsyncClient) -> None:
+    assert "no-store" in (await async_client.get("/nothing/"))["Cache-Control"]

@@ -1,0 +1,121 @@
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from datetime import time, timedelta
+
+import pytest
+from django.contrib.auth.models import User
+from django.test import Client
+from django.utils import timezone
+
+from monitor.facts.readings import Snapshot
+from monitor.live.rendering import REGION_PREFIX, Renderer
+from monitor.snapshot import rows as snapshots
+from scheduler.dispatch.steps import preview
+from scheduler.facts.people import Window
+from scheduler.timeline import pages
+from tests import jobs_made
+from tests.builders import NOW
+
+pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("data")]
+LATER = NOW + timedelta(seconds=2)
+TOPIC = f"{REGION_PREFIX}timeline"
+
+
+@pytest.fixture(autouse=True)
+def _fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Readings of the tests are as old as NOW."""
+    monkeypatch.setattr(timezone, "now", lambda: LATER)
+    pages.forget()
+    preview.forget()
+    yield
+    pages.forget()
+    preview.forget()
+
+
+def test_jobs_are_links_with_their_owner_and_state(
+    alice: User, as_user: Callable[[User], Client], seen: Callable[..., Snapshot]
+) -> None:
+    seen(2)
+    job = jobs_made.running(alice, on=(1,), name="train")
+    html = as_user(alice).get("/timeline/").text
+
+    assert "data-timeline" in html
+    assert f'href="/jobs/{job.pk}/"' in html
+    assert f'aria-label="job {job.pk} train, alice, running"' in html
+
+
+def test_the_dashboard_shows_it_too(
+    alice: User, as_user: Callable[[User], Client], seen: Callable[..., Snapshot]
+) -> None:
+    seen(1)
+    assert "data-timeline" in as_user(alice).get("/").text
+
+
+def test_without_gpus_it_says_so(alice: User, as_user: Callable[[User], Client]) -> None:
+    assert "No GPUs in the last 24 hours" in as_user(alice).get("/timeline/").text
+
+
+def test_the_table_lists_what_the_picture_shows(
+    alice: User, bob: User, as_user: Callable[[User], Client], seen: Callable[..., Snapshot]
+) -> None:
+    seen(2)
+    jobs_made.running(alice, name="train")
+    jobs_made.running(bob, on=(1,), name="tune")
+    table = as_user(alice).get("/timeline/?owner=bob").text.split('id="timeline-table"')[1]
+
+    assert "tune" in table
+    assert "train" not in table
+
+
+def test_only_the_row_of_a_changed_gpu_is_sent_again(
+    alice: User, seen: Callable[..., Snapshot]
+) -> None:
+    seen(3)
+    renderer = Renderer(lambda uuids, at: {})
+    first = renderer.whole((), [TOPIC], LATER)
+    jobs_made.running(alice, on=(2,))
+    pages.forget()
+    second = renderer.whole((), [TOPIC], LATER)
+
+    changed = second.boards[TOPIC].newer_than(first.n)
+    uuid = snapshots.newest_all()[0].gpus[2].uuid
+    assert [part.target for part in changed if part.target.startswith("tl-")] == [f"tl-{uuid}"]
+    assert not any(part.target == "region-timeline" for part in changed)
+
+
+def test_pages_that_do_not_show_it_do_not_load_it(
+    monkeypatch: pytest.MonkeyPatch, seen: Callable[..., Snapshot]
+) -> None:
+    seen(1)
+    loaded = []
+    monkeypatch.setattr(pages, "_shown", loaded.append)
+    renderer = Renderer(lambda uuids, at: {})
+    renderer.whole(snapshots.newest_all(), ["processes"], NOW)
+
+    assert loaded == []
+
+
+def test_a_waiting_job_is_expected_where_the_forecast_puts_it(
+    alice: User, seen: Callable[..., Snapshot]
+) -> None:
+    seen(1)
+    waits = jobs_made.waiting(alice, at=LATER)
+    [row] = pages.build(LATER).rows
+
+    [bar] = [bar for bar, _ in row.bars if bar.job == waits.pk]
+    assert (bar.state, bar.owner) == ("expected", "alice")
+
+
+def test_a_time_window_is_a_band(
+    monkeypatch: pytest.MonkeyPatch, alice: User, seen: Callable[..., Snapshot]
+) -> None:
+    seen(1)
+    window = Window(
+        id=1, holder="alice", members=frozenset({"alice"}), days=tuple(range(7)),
+        start=time(0), end=time(0), zone="UTC",
+    )  # fmt: skip
+    monkeypatch.setattr("scheduler.time_windows.rows.approved", lambda *_: (window,))
+    [row] = pages.build(LATER).rows
+
+    assert {band.holder for band in row.bands} == {"alice"}

@@ -1,0 +1,294 @@
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.contrib.auth.models import Group, Permission, User
+
+from monitor.identity.policy.privacy import Viewer
+from monitor.models import Claim, Exemption, Incident
+from reports.figures.actions import NotAllowed, ScopeNotFound, build
+from reports.figures.facts import Report, Table, UserFigures
+from reports.figures.policy.violations import line
+from reports.figures.rows import sections
+from reports.periods import policy as periods
+from scheduler.facts.jobs import Requirement
+from scheduler.models import Quota
+from tests.builders import GIB, NOW, gpu_uuid
+from tests.jobs_made import end, running, waiting
+from tests.reports.made import ran, watch, watched_gpu
+
+pytestmark = pytest.mark.django_db
+DAY = timedelta(hours=24)
+BEGIN = NOW - DAY
+LINE = "python (PID 12345, alice): 8.0 hours at >90% (expected quota: 30%)"
+OPERATOR = Viewer("root", operator=True)
+
+
+def report(scope: str = "all", viewer: Viewer = OPERATOR, last: str = "24h") -> Report:
+    period = periods.parse(last, "", "", "UTC", NOW)
+    return build(period, periods.scope(scope), viewer, NOW)
+
+
+def user(of: Report, name: str | None = "alice") -> UserFigures:
+    return next(row for row in of.users if row.user == name)
+
+
+def test_a_neighbour_at_95_percent_for_8_of_24_hours_is_a_violation() -> None:
+    ran(watched_gpu(BEGIN, NOW), BEGIN + timedelta(hours=3), 8)
+
+    made = report()
+
+    assert [line(v) for v in made.violations] == [LINE]
+    assert user(made).used == pytest.approx(7.6)
+    assert "30 %" in made.recommendations[0].text
+    assert made.recommendations[0].user == "alice"
+
+
+def test_all_parts_add_up_to_the_gpus_times_the_time() -> None:
+    gpu = watched_gpu(BEGIN, NOW)
+    watch(watched_gpu(NOW - timedelta(hours=20), NOW, 1), BEGIN, BEGIN)
+    ran(gpu, BEGIN, 8)
+    ran(gpu, BEGIN + timedelta(hours=4), 8, 30.0, user="bob", pid=2, start_ticks=8)
+
+    hours = report().totals.gpu_hours
+
+    assert hours.capacity == pytest.approx(48)
+    assert hours.unknown == pytest.approx(4)
+    assert hours.is_reconciled
+
+
+def test_the_users_together_hold_what_the_gpus_were_held() -> None:
+    gpu = watched_gpu(BEGIN, NOW)
+    ran(gpu, BEGIN, 8)
+    ran(gpu, BEGIN + timedelta(hours=4), 8, 30.0, user="bob", pid=2, start_ticks=8)
+
+    made = report()
+
+    assert sum(row.held for row in made.users) == pytest.approx(made.totals.gpu_hours.held)
+    assert sum(row.used for row in made.users) == pytest.approx(made.totals.gpu_hours.used)
+
+
+def test_nobody_is_named_if_the_readings_cover_less_than_80_percent_of_the_period() -> None:
+    gpu = watched_gpu(NOW - timedelta(hours=12), NOW)
+    ran(gpu, NOW - timedelta(hours=10), 9)
+
+    made = report()
+
+    assert made.violations == ()
+    assert "cover 50 %" in made.notes[0]
+
+
+def test_use_that_was_measured_badly_is_no_violation() -> None:
+    use = ran(watched_gpu(BEGIN, NOW), BEGIN, 12)
+    use.hours.update(known_s=3600 * 0.7, sm_s=3600 * 0.69)
+
+    assert report().violations == ()
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"job_ref": "7", "job_owner": "alice"}, {"user": ""}, {"uid": 116, "user": "postgres"}],
+)
+def test_jobs_unknown_owners_and_services_are_no_violation(changes: dict[str, Any]) -> None:
+    ran(watched_gpu(BEGIN, NOW), BEGIN, 12, **changes)
+
+    assert report().violations == ()
+
+
+def test_an_exempt_user_is_no_violation() -> None:
+    ran(watched_gpu(BEGIN, NOW), BEGIN, 12)
+    Exemption.objects.create(scope="user", name="al*", from_at=BEGIN)
+
+    assert report().violations == ()
+
+
+def test_use_below_the_entitlement_without_waiting_jobs_is_no_violation() -> None:
+    ran(watched_gpu(BEGIN, NOW), BEGIN, 7)
+
+    assert report().violations == ()
+
+
+def test_the_same_use_is_a_violation_if_jobs_of_others_waited(bob: User) -> None:
+    ran(watched_gpu(BEGIN, NOW), BEGIN + timedelta(hours=16), 7)
+    waiting(bob, NOW - timedelta(hours=4))
+
+    made = report()
+
+    assert made.violations[0].waited_hours == pytest.approx(3)
+    assert made.recommendations[0].kind == "contact"
+    assert user(made, "bob").waited_hours == pytest.approx(4)
+
+
+def test_a_quota_is_what_is_expected(alice: User) -> None:
+    Quota.objects.create(user=alice, share_pct=25)
+    ran(watched_gpu(BEGIN, NOW), BEGIN, 7)
+
+    assert report().violations[0].expected_pct == 25
+
+
+def test_short_processes_of_one_program_count_together() -> None:
+    gpu = watched_gpu(BEGIN, NOW)
+    for hour in range(10):
+        ran(gpu, BEGIN + timedelta(hours=hour), 0.9, pid=hour + 1, start_ticks=hour)
+
+    assert [line(v) for v in report().violations] == [
+        "python (10 processes, alice): 9.0 hours at >90% (expected quota: 30%)"
+    ]
+
+
+def test_many_processes_of_one_program_are_one_line() -> None:
+    gpu = watched_gpu(BEGIN - 9 * DAY, NOW)
+    for day in range(5):
+        since = NOW - timedelta(days=day + 1)
+        ran(gpu, since, 23, pid=day + 1, start_ticks=day)
+    few = report(last="48h").violations
+
+    many = report(last="5d").violations
+
+    assert [v.pid for v in few] == [1, 2]
+    assert [(v.processes, v.hours) for v in many] == [(5, pytest.approx(115))]
+
+
+def test_the_three_numbers_add_up_to_100() -> None:
+    gpu = watched_gpu(BEGIN, NOW)
+    ran(gpu, BEGIN, 8, 50.5)
+    Claim.objects.create(
+        host="box", gpu_uuid=gpu_uuid(), job_ref="1", owner="bob",
+        from_at=BEGIN + timedelta(hours=8), until_at=BEGIN + timedelta(hours=8.125),
+    )  # fmt: skip
+
+    parts = report().totals.whole_per_100
+
+    assert parts is not None
+    assert sum(parts) == 100
+
+
+def test_a_booked_gpu_without_a_process_is_booked_empty() -> None:
+    watched_gpu(BEGIN, NOW)
+    Claim.objects.create(
+        host="box", gpu_uuid=gpu_uuid(), job_ref="1", owner="bob", from_at=BEGIN,
+        until_at=BEGIN + timedelta(hours=6),
+    )  # fmt: skip
+
+    made = report()
+
+    assert made.totals.per_100 == (0, 0, 100)
+    assert user(made, "bob").booked_empty == pytest.approx(6)
+
+
+def test_other_users_are_anonymous_for_a_user() -> None:
+    gpu = watched_gpu(BEGIN, NOW)
+    ran(gpu, BEGIN, 12)
+    ran(gpu, BEGIN + timedelta(hours=12), 6, 20.0, user="bob", pid=2, start_ticks=8)
+
+    made = report(viewer=Viewer("bob"))
+
+    assert [row.user for row in made.users] == ["user 1", "bob"]
+    assert [line(v) for v in made.violations] == [
+        "process (user 1): 12.0 hours at >90% (expected quota: 30%)"
+    ]
+    assert "alice" not in repr(made)
+    assert "12345" not in repr(made)
+
+
+def test_a_user_may_not_see_the_report_of_another() -> None:
+    with pytest.raises(NotAllowed):
+        report("user:alice", Viewer("bob"))
+
+
+def test_a_group_report_needs_membership_and_the_permission(alice: User, bob: User) -> None:
+    group = Group.objects.create(name="vision")
+    group.user_set.add(alice, bob)
+    ran(watched_gpu(BEGIN, NOW), BEGIN, 12)
+
+    with pytest.raises(NotAllowed):
+        report("group:vision", Viewer("bob"))
+    bob.user_permissions.add(Permission.objects.get(codename="view_group_report"))
+
+    assert [row.user for row in report("group:vision", Viewer("bob")).users] == ["alice"]
+
+
+@pytest.mark.parametrize("scope", ["user:zoe", "group:none", "gpu:GPU-1", "host:mars"])
+def test_a_scope_that_does_not_exist_is_told(scope: str) -> None:
+    with pytest.raises(ScopeNotFound):
+        report(scope)
+
+
+def test_a_scope_of_one_user_leaves_the_totals_of_the_machine() -> None:
+    gpu = watched_gpu(BEGIN, NOW)
+    ran(gpu, BEGIN, 12)
+    ran(gpu, BEGIN + timedelta(hours=12), 6, 20.0, user="bob", pid=2, start_ticks=8)
+
+    made = report("user:alice")
+
+    assert [row.user for row in made.users] == ["alice"]
+    assert made.totals.gpu_hours.held == pytest.approx(18)
+    assert made.totals.people.held == pytest.approx(12)
+
+
+def test_no_data_is_said() -> None:
+    made = report()
+
+    assert made.users == ()
+    assert "no readings" in made.notes[0]
+
+
+def test_a_period_that_begins_within_an_hour_takes_a_part_of_it() -> None:
+    gpu = watched_gpu(BEGIN - DAY, NOW)
+    ran(gpu, NOW - timedelta(hours=3), 3, 50.0)
+    period = periods.parse("", "2026-03-02T09:30", "2026-03-02T11:30", "UTC", NOW)
+
+    hours = build(period, periods.scope("all"), OPERATOR, NOW).totals.gpu_hours
+
+    assert (hours.capacity, hours.used, hours.idle_held) == (2, pytest.approx(1), pytest.approx(1))
+
+
+def test_the_trend_shows_the_periods_before() -> None:
+    gpu = watched_gpu(BEGIN - 2 * DAY, NOW)
+    ran(gpu, BEGIN - DAY, 4, 50.0)
+    ran(gpu, BEGIN, 4, 50.0, pid=2, start_ticks=8)
+
+    trend = user(report()).trend
+
+    assert [(point.since, point.used) for point in trend] == [(BEGIN - DAY, pytest.approx(2))]
+
+
+def test_findings_of_a_user_link_to_their_incident() -> None:
+    gpu = watched_gpu(BEGIN, NOW)
+    use = ran(gpu, BEGIN, 12)
+    incident = Incident.objects.create(
+        host="box", gpu=gpu, rule="sustained", key="k", use=use, user="alice", since_at=BEGIN,
+        opened_at=BEGIN, last_seen_at=BEGIN + timedelta(hours=12), text="Heavy use",
+        waited_s=7200, hog_spans=[[BEGIN.timestamp(), BEGIN.timestamp() + 3600]],
+    )  # fmt: skip
+
+    alice = user(report())
+
+    assert alice.findings[0].url == f"/incidents/{incident.pk}/"
+    assert (alice.caused_wait_hours, alice.overuse_hours) == (2, 1)
+
+
+def test_jobs_that_request_too_much_get_a_right_size(alice: User) -> None:
+    gpus = [watched_gpu(NOW - DAY, NOW + DAY, index) for index in (0, 1)]
+    job = running(alice, on=(0, 1), requirement=Requirement(gpus=2))
+    ran(gpus[0], NOW, 3, 100.0, job_ref=str(job.pk), job_owner="alice")
+    end(job, ended_at=NOW + timedelta(hours=3, seconds=2))
+    period = periods.parse("24h", "", "", "UTC", NOW + timedelta(hours=4))
+
+    made = build(period, periods.scope("all"), OPERATOR, NOW + timedelta(hours=4))
+
+    size = user(made).right_size
+    assert size is not None
+    assert size.text == "requested 2 GPUs, used 1.0; 80 GiB, peak 11 GiB → 1 GPU, 16 GiB"
+    assert size.advised_bytes == 16 * GIB
+
+
+def test_a_registered_section_is_part_of_the_report(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sections, "_registered", {})
+    table = Table(key="models", title="Models", head=("Model",), rows=(("llama",),))
+    sections.register("broken", lambda *_: 1 / 0)  # type: ignore[arg-type, return-value]
+    sections.register("models", lambda *_: table)
+
+    assert report().sections == (table,)

@@ -1,0 +1,52 @@
+"""Rows of a measured past: a GPU, its hours, and processes on it."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from typing import Any
+
+from monitor.models import Gpu, GpuHour, ProcessHour, ProcessUse
+from monitor.usage.rows import rollups
+from tests.builders import GIB, gpu_uuid
+from tests.monitor.past import NOTHING, gpu_row, process_use
+
+HOUR = 3600
+
+
+def watched_gpu(since: datetime, until: datetime, index: int = 0, **changes: Any) -> Gpu:
+    """A GPU with readings of each hour; it used 100 W."""
+    gpu = gpu_row(gpu_uuid(index), since, index=index, last_seen_at=until, **changes)
+    watch(gpu, since, until)
+    return gpu
+
+
+def watch(gpu: Gpu, since: datetime, until: datetime) -> None:
+    first, last = (int(at.timestamp()) for at in (since, until))
+    seen = {**NOTHING, "seen_s": HOUR, "energy_j": 100.0 * HOUR, "power_known_s": HOUR}
+    GpuHour.objects.bulk_create(
+        GpuHour(gpu=gpu, t=t, **seen) for t in range(rollups.floor(first, HOUR), last, HOUR)
+    )
+
+
+def ran(
+    gpu: Gpu, since: datetime, hours: float, pct: float | None = 95.0, **changes: Any
+) -> ProcessUse:
+    """Alice's python at `pct` of the GPU (None: not measured) from a full hour on."""
+    until = since + timedelta(hours=hours)
+    use = process_use(gpu, since, **({"pid": 12345, "last_seen_at": until} | changes))
+    begin, left = int(since.timestamp()), hours * HOUR
+    while left > 0:
+        held = min(left, float(HOUR))
+        known = 0.0 if pct is None else held
+        ProcessHour.objects.create(
+            use=use, t=begin, held_s=held, known_s=known, sm_s=known * (pct or 0) / 100,
+            memory_byte_s=held * 10 * GIB, memory_known_s=held, peak_memory_bytes=11 * GIB,
+            joules=held * 300,
+        )  # fmt: skip
+        use.held_s += held
+        use.known_s += known
+        use.sm_s += known * (pct or 0) / 100
+        begin, left = begin + HOUR, left - held
+    use.peak_memory_bytes = 11 * GIB
+    use.save()
+    return use

@@ -1,0 +1,152 @@
+from __future__ import annotations
+
+from datetime import datetime
+
+import pytest
+
+from scheduler.blockers import wording as blocker_wording
+from scheduler.blockers.policy import body as blocker_body
+from scheduler.blockers.policy import next_steps, why
+from scheduler.facts.blockers import Blocker, BlockerCode, Tier, details, from_row, to_row
+from scheduler.facts.jobs import Requirement
+from scheduler.facts.people import Capacity, Quota, UserAccount
+from scheduler.facts.plans import PlanPolicy, Slots, Throttle
+from scheduler.planner.forecast import forecast
+from scheduler.quotas.policy.quotas import QuotaPolicy, refusals
+from tests.builders import GIB, NOW, gpu_uuid, queued_job, slot
+
+EIGHT = Capacity(gpu_uuids=tuple(gpu_uuid(index) for index in range(8)), gpu_bytes=80 * GIB)
+
+
+def share_blocker(has: float, gib: int, share_pct: float) -> Blocker:
+    standing = UserAccount(
+        owner="alice",
+        quota=Quota(share_pct=share_pct, reserved_pct=0),
+        gpus=1,
+        charge=has,
+        capacity=EIGHT,
+    )
+    (found,) = refusals(
+        Requirement(memory_bytes=gib * GIB),
+        3,
+        None,
+        standing,
+        Throttle(),
+        contended=True,
+        policy=QuotaPolicy(),
+    )
+    return found
+
+
+def test_every_code_has_a_sentence_and_a_next_step() -> None:
+    assert set(blocker_wording._TEXTS) == set(BlockerCode)
+    assert set(next_steps._STEPS) == set(BlockerCode)
+
+
+def test_groups_of_codes_are_properties_of_the_enum() -> None:
+    assert BlockerCode.SHARE_EXCEEDED.is_own_limit
+    assert BlockerCode.PRESSURE.is_load
+    assert BlockerCode.GPU_MEMORY.is_of_gpu
+    assert not BlockerCode.GPU_COUNT.is_of_gpu
+    assert (BlockerCode.GPU_MEMORY.bound, BlockerCode.HELD.bound) == ("memory", "other")
+
+
+def test_a_blocker_is_the_same_after_it_was_stored() -> None:
+    blocker = Blocker(
+        code=BlockerCode.RESERVED_FOR,
+        tier=Tier.NOT_YET,
+        gpu=3,
+        jobs=(7, 9),
+        user="alice",
+        requested="20 GiB",
+        until=NOW,
+        details=details(case="window", part="", starts=None, zone="UTC"),
+    )
+
+    assert from_row(to_row(blocker)) == blocker
+
+
+def test_rest_keeps_its_words_for_gpus_jobs_and_arrays() -> None:
+    on_gpu = Blocker(
+        code=BlockerCode.GPU_TAKEN, gpu=3, jobs=(7, 9), details=details(case="wants alone")
+    )
+    after = Blocker(code=BlockerCode.DEPENDENCY, jobs=(5,), requested="end")
+    array = Blocker(code=BlockerCode.DEPENDENCY, array=6, requested="success")
+
+    found = [blocker_body.body(each) for each in (on_gpu, after, array)]
+
+    assert (found[0]["available"], found[0]["holder"]) == ("GPU 3", "jobs 7 and 9")
+    assert [each["holder"] for each in found[1:]] == ["job 5", "array 6"]
+    assert [each["job"] for each in found] == [None, 5, None]
+
+
+def test_another_wording_changes_no_estimate(monkeypatch: pytest.MonkeyPatch) -> None:
+    busy = slot(0, exclusive=True, jobs=(9,))
+    until = datetime.max.replace(tzinfo=NOW.tzinfo)
+    closed = slot(
+        1, closed=(Blocker(code=BlockerCode.GPU_PAUSED, tier=Tier.MACHINE, gpu=1, until=until),)
+    )
+    slots = Slots(host="gpubox", gpus=(busy, closed))
+    queue = [queued_job(1)]
+    before = forecast.forecast(queue, slots, PlanPolicy(), NOW)
+
+    for code in BlockerCode:
+        monkeypatch.setitem(blocker_wording._TEXTS, code, lambda _: "x")  # type: ignore[arg-type]
+
+    assert forecast.forecast(queue, slots, PlanPolicy(), NOW) == before
+
+
+def test_the_figures_of_a_share_add_up() -> None:
+    for has, gib, share_pct in ((0.75, 32, 12.9), (0.999, 1, 12.5), (1.0, 4, 13.0)):
+        blocker = share_blocker(has, gib, share_pct)
+        shown = {name: blocker.detail(name) for name in ("has", "wants", "most", "over")}
+        assert shown["has"] + shown["wants"] > shown["most"]
+        assert shown["over"] == pytest.approx(shown["has"] + shown["wants"] - shown["most"])
+        assert shown["over"] > 0
+
+
+def test_a_quota_is_named_by_its_user_and_never_as_yours() -> None:
+    blocker = share_blocker(1.0, 40, 12.5)
+
+    words = " ".join(
+        [
+            blocker_wording.text(blocker),
+            blocker_wording.headline(blocker),
+            next_steps.next_step(blocker),
+        ]
+    )
+    assert "alice's share" in words
+    assert not {"you", "your", "yours", "my"} & set(words.lower().split())
+
+
+def test_the_headline_prefers_what_holds_the_job_itself_to_single_gpus() -> None:
+    paused = Blocker(code=BlockerCode.GPU_PAUSED, tier=Tier.MACHINE, gpu=1, holder="olga")
+    taken = Blocker(
+        code=BlockerCode.GPU_TAKEN, gpu=0, jobs=(7,), details=details(case="wants alone")
+    )
+    share = share_blocker(1.0, 40, 12.5)
+
+    def first(*blockers: Blocker) -> str:
+        found = why.first(why.reasons(map(blocker_body.body, blockers)))
+        assert found is not None
+        return found.code
+
+    assert first(paused, taken, share) == "ShareExceeded"
+    assert first(paused, taken) == "GpuTaken"
+    assert first(paused) == "GpuPaused"
+
+
+def test_a_job_that_can_never_start_has_no_position_and_no_time() -> None:
+    people = {"alice": UserAccount(owner="alice", quota=Quota(gpus=2), capacity=EIGHT)}
+    gpus = tuple(slot(index) for index in range(4))
+    slots = Slots(host="gpubox", gpus=gpus, people=people)
+    queue = [
+        queued_job(1, owner="alice", requirement=Requirement(gpus=4)),
+        queued_job(2, owner="bob", requirement=Requirement(gpus=9)),
+    ]
+
+    found = forecast.forecast(queue, slots, PlanPolicy(), NOW)
+
+    assert {(each.never, each.position, each.p50) for each in found.values()} == {
+        (True, None, None)
+    }

@@ -1,0 +1,291 @@
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.contrib.auth.models import User
+
+from monitor.facts.readings import Health
+from monitor.journal.rows import counters
+from monitor.models import Claim, Event, PolicyValues
+from monitor.snapshot import rows as monitor_store
+from scheduler.blockers.wording import text
+from scheduler.execution.steps import outcomes
+from scheduler.facts.jobs import Dependency, Requirement, YieldOptions
+from scheduler.facts.plans import Yield
+from scheduler.lifecycle.rows import changes as job_changes
+from scheduler.lifecycle.rows import queue as job_queue
+from scheduler.lifecycle.rows import queue_facts
+from scheduler.models import Attempt, Job
+from scheduler.runner.attempt_files import AttemptFiles
+from scheduler.runner.spec import Result
+from scheduler.yields import rows as yield_requests
+from tests import jobs_made
+from tests.builders import GIB, NOW, gpu, snapshot
+
+pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("data")]
+LATER = NOW + timedelta(hours=1)
+REQUEUE = YieldOptions(requeue=True)
+OUT_OF_MEMORY = b"torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB\n"
+
+
+def _attempt(job: Job) -> Attempt:
+    found = Attempt.objects.select_related("job__owner", "yield_request")
+    return found.get(job=job, ended_at=None)
+
+
+def _end(job: Job, tail: bytes = b"", **facts: Any) -> Job:
+    attempt = _attempt(job)
+    result = Result(nonce=attempt.nonce, ended_at=LATER.timestamp(), **({"exit_code": 1} | facts))
+    look = AttemptFiles(claimed=None, runner_alive=False, started=None, result=result)
+    outcomes.record_end(attempt, look, tail, LATER)
+    job.refresh_from_db()
+    return job
+
+
+def _lose(job: Job) -> Job:
+    look = AttemptFiles(claimed=None, runner_alive=False, started=None, result=None)
+    outcomes.record_lost(_attempt(job), look, "The machine restarted.", LATER)
+    job.refresh_from_db()
+    return job
+
+
+def _ask(job: Job, for_job: Job | None = None, **changes: Any) -> None:
+    wish = {"job_id": job.pk, "code": "Preempted", "text": "Job 9 needs its GPU."}
+    assert yield_requests.ask(Yield(**(wish | changes), for_job=for_job and for_job.pk), LATER)
+
+
+def _kinds() -> list[str]:
+    return list(Event.objects.order_by("id").values_list("kind", flat=True))
+
+
+def test_a_job_that_saved_its_work_waits_again(alice: User) -> None:
+    job = jobs_made.running(alice)
+    _ask(job, for_job=jobs_made.waiting(alice))
+    _end(job, exit_code=85, yielded=True)
+
+    assert (job.state, job.outcome, job.requeues, job.started_at) == ("queued", "", 1, None)
+    assert job.may_preempt_at == LATER + timedelta(minutes=30)
+    assert job.attempts.get().outcome == "preempted"
+    assert not Claim.objects.filter(until_at=None).exists()
+    assert _kinds()[-3:] == ["JOB_YIELDING", "JOB_PREEMPTED", "JOB_REQUEUED"]
+    assert [reason for _, _, reason in counters.evictions()] == ["preemption"]
+    assert Event.objects.get(kind="JOB_REQUEUED").text == (
+        f"Job {job.pk} (python train.py) waits again: it saved its work"
+    )
+
+
+def test_a_job_that_had_to_leave_unsaved_is_over(alice: User) -> None:
+    job = jobs_made.running(alice)
+    _ask(job, counts=False)
+    _end(job, exit_code=None, signal=15, stopped="yield", yielded=True)
+
+    assert (job.state, job.outcome) == ("finished", "preempted")
+    assert job.problem == (
+        "It had to leave its GPU and was ended by signal 15 (SIGTERM) before it had saved its work"
+        " and exited by itself."
+    )
+    assert _kinds()[-2:] == ["JOB_EVICTED", "JOB_FINISHED"]
+
+
+def test_a_job_that_failed_before_it_heard_of_it_has_failed(alice: User) -> None:
+    job = jobs_made.running(alice, yield_options=REQUEUE)
+    _ask(job)
+
+    assert _end(job, exit_code=1, yielded=False).outcome == "failed"
+
+
+def test_a_job_that_was_done_when_it_was_asked_has_succeeded(alice: User) -> None:
+    job = jobs_made.running(alice)
+    _ask(job)
+
+    assert _end(job, exit_code=0, yielded=True).outcome == "succeeded"
+
+
+def test_who_ends_politely_at_sigterm_is_not_done(alice: User) -> None:
+    job = jobs_made.running(alice, yield_options=REQUEUE)
+    _ask(job)
+
+    assert _end(job, exit_code=0, stopped="yield", yielded=True).state == "queued"
+
+
+def test_a_job_that_is_cancelled_while_it_yields_is_cancelled(alice: User) -> None:
+    job = jobs_made.running(alice, yield_options=REQUEUE)
+    _ask(job)
+    assert job_queue.request_cancel(job.pk, "alice", LATER)
+
+    assert _end(job, exit_code=85, stopped="asked", yielded=True).outcome == "cancelled"
+
+
+def test_a_cancel_in_the_last_moment_wins_over_a_requeue(alice: User) -> None:
+    job = jobs_made.running(alice)
+    _ask(job)
+    attempt = _attempt(job)
+    job_queue.request_cancel(job.pk, "alice", LATER)
+    result = Result(nonce=attempt.nonce, ended_at=LATER.timestamp(), exit_code=85, yielded=True)
+    look = AttemptFiles(claimed=None, runner_alive=False, started=None, result=result)
+    outcomes.record_end(attempt, look, b"", LATER)
+
+    job.refresh_from_db()
+    assert (job.state, job.outcome) == ("finished", "cancelled")
+    assert _kinds()[-1] == "JOB_FINISHED"
+
+
+def test_after_too_many_yields_it_is_held_until_it_is_released(alice: User) -> None:
+    job = jobs_made.running(alice)
+    Job.objects.filter(pk=job.pk).update(requeues=5)
+    _ask(job, for_job=jobs_made.waiting(alice))
+    _end(job, exit_code=85, yielded=True)
+
+    assert (job.state, job.held_by) == ("queued", "")
+    assert job.held == "It had to make room for others 6 times."
+
+
+def test_what_the_machine_lost_runs_again_only_if_it_asked_for_that(alice: User) -> None:
+    asked, other = (
+        jobs_made.running(alice, yield_options=REQUEUE),
+        jobs_made.running(alice, on=(1,)),
+    )
+
+    assert (_lose(asked).state, _lose(other).outcome) == ("queued", "lost")
+    assert asked.attempts.get().outcome == "lost"
+
+
+def test_who_may_stay_and_leaves_all_the_same_is_not_blamed_for_it(alice: User) -> None:
+    job = jobs_made.running(alice, yield_options=YieldOptions(preemptible=True))
+    other = jobs_made.waiting(alice, priority=5)
+    _ask(job, for_job=other)
+    job_queue.request_cancel(other.pk, "alice", LATER)
+    for asked in yield_requests.withdrawable("gpubox", LATER):
+        yield_requests.withdraw(asked, LATER)
+    _end(job, exit_code=85)
+
+    assert (job.state, job.requeues, job.may_preempt_at) == ("queued", 0, None)
+
+
+def test_who_was_released_may_be_lost_as_often_again(alice: User) -> None:
+    PolicyValues.objects.create(name="retries", values={"most_lost": 0})
+    job = _lose(jobs_made.running(alice, yield_options=REQUEUE))
+    assert job.held == "The machine lost it once."
+    assert job_changes.release_job(job.pk, "alice", LATER)
+    job.refresh_from_db()
+    PolicyValues.objects.update(values={"most_lost": 1})
+    job.retry_at = None
+    job.save()
+    jobs_made.place_again(job, at=LATER + timedelta(minutes=1))
+
+    assert _lose(job).held == ""
+
+
+def test_a_lost_job_that_was_being_stopped_runs_again(alice: User) -> None:
+    job = jobs_made.running(alice, yield_options=REQUEUE)
+    Job.objects.filter(pk=job.pk).update(state="stopping")
+
+    assert _lose(job).state == "queued"
+
+
+def test_a_shutdown_is_the_machines_doing(alice: User) -> None:
+    job = jobs_made.running(alice, yield_options=REQUEUE)
+
+    assert _end(job, signal=15, exit_code=None, stopped="asked").state == "queued"
+
+
+def test_a_job_on_a_lost_gpu_runs_again_if_it_asked_for_that(alice: User) -> None:
+    monitor_store.record(snapshot([gpu(0, health=Health.LOST), gpu(1)]))
+    lost = jobs_made.running(alice, yield_options=REQUEUE)
+    other = jobs_made.running(alice, on=(1,), yield_options=REQUEUE)
+
+    assert (_end(lost).state, _end(other).outcome) == ("queued", "failed")
+
+
+def test_a_failure_is_tried_again_after_a_pause(alice: User) -> None:
+    job = jobs_made.running(alice, yield_options=YieldOptions(retries=1))
+    _end(job)
+
+    assert (job.state, job.failures) == ("queued", 1)
+    assert job.retry_at is not None
+    assert 54 <= (job.retry_at - LATER).total_seconds() <= 66
+    assert job.attempts.get().outcome == "failed"
+
+
+def test_out_of_gpu_memory_it_asks_for_more(alice: User) -> None:
+    monitor_store.record(snapshot(1))
+    asks = Requirement(memory_bytes=20 * GIB)
+    job = jobs_made.running(alice, requirement=asks, yield_options=YieldOptions(retries=2))
+    _end(job, tail=OUT_OF_MEMORY)
+
+    assert job.gpu_memory_bytes == 25 * GIB
+    assert job.attempts.get().problem == "It ran out of GPU memory."
+
+
+def test_a_job_that_the_kernel_killed_for_memory_says_so(alice: User) -> None:
+    job = _end(jobs_made.running(alice), exit_code=137, out_of_memory=True)
+
+    assert (job.outcome, job.problem) == ("failed", "It was killed because it ran out of memory.")
+
+
+def test_a_job_that_took_more_than_its_limit_hears_what_that_is(alice: User) -> None:
+    job = _end(jobs_made.running(alice, memory_bytes=2 * GIB), exit_code=137, out_of_memory=True)
+
+    assert job.problem.endswith("ran out of memory. It may take 2 GiB of the host's.")
+
+
+def test_who_waits_for_a_job_that_runs_again_waits_on(alice: User) -> None:
+    job = jobs_made.running(alice, yield_options=YieldOptions(retries=1))
+    waiting = jobs_made.waiting(alice, after=(Dependency(on=job.pk),))
+    _end(job)
+
+    waiting.refresh_from_db()
+    assert waiting.state == "queued"
+
+
+def test_a_job_whose_gpu_was_wanted_before_it_began_waits_again(alice: User) -> None:
+    job, _ = jobs_made.placed(alice)
+    _ask(job, counts=True)
+    outcomes.record_unstarted(_attempt(job), LATER)
+
+    job.refresh_from_db()
+    assert (job.state, job.requeues) == ("queued", 0)
+
+
+def test_attempts_that_ran_do_not_count_as_failed_starts(alice: User) -> None:
+    job = jobs_made.running(alice, yield_options=YieldOptions(retries=9))
+    for number in range(2, 8):
+        _end(job)
+        Job.objects.filter(pk=job.pk).update(retry_at=None)
+        jobs_made.place_again(job)
+        assert _attempt(job).number == number
+    outcomes.record_unstarted(_attempt(job), LATER)
+
+    job.refresh_from_db()
+    assert job.state == "queued"
+
+
+def _refuse(job: Job, why: str = "gpu0.lock can't be locked") -> Job:
+    jobs_made.place_again(job)
+    return _end(job, exit_code=None, refused=why)
+
+
+def test_a_job_that_runners_go_on_refusing_pauses_longer_and_longer(alice: User) -> None:
+    job = jobs_made.waiting(alice)
+
+    pauses = []
+    for _ in range(5):
+        at = _refuse(job).retry_at
+        pauses.append(None if at is None else (at - LATER).total_seconds())
+
+    assert pauses == [None, None, 10, 20, 40]
+    (blocker,) = queue_facts.load(LATER)[job.pk]
+    assert blocker.code == "Backoff"
+    assert "could not be started (gpu0.lock can't be locked)" in text(blocker)
+    assert _kinds().count("JOB_REQUEUED") == 1
+
+
+def test_each_new_reason_of_a_refusal_is_told_once(alice: User) -> None:
+    job = jobs_made.waiting(alice)
+
+    for why in ("one", "one", "two", "two"):
+        _refuse(job, why)
+
+    assert _kinds().count("JOB_REQUEUED") == 2

@@ -1,0 +1,102 @@
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from typing import Any
+
+import pytest
+from django.contrib.auth.models import User
+
+from monitor.facts.gpu_states import GpuState
+from monitor.journal.rows import events
+from monitor.models import Incident
+from scheduler.controller.steps.idle_gpus import IdleResources
+from scheduler.models import Job
+from scheduler.planner.idle_gpus import IdlePolicy, WaitingJob, beside, long_idle
+from tests import jobs_made
+from tests.builders import NOW, gpu, gpu_uuid, snapshot
+from tests.monitor.alerts_made import incident, later
+
+POLICY = IdlePolicy()
+OVER_SHARE = {"code": "ShareExceeded", "text": "alice is at her share", "tier": 3}
+
+
+def idle(index: int = 0, minutes: float = 0, state: GpuState = GpuState.IDLE) -> Any:
+    return gpu(index, state=state, state_since=later(minutes))
+
+
+def test_a_gpu_counts_as_idle_once_it_was_so_for_long_enough() -> None:
+    gpus = [idle(0), idle(1, minutes=1), idle(2, state=GpuState.EXTERNAL), gpu(3)]
+
+    assert [g.index for g, _ in long_idle(gpus, POLICY, later(10))] == [0]
+
+
+def test_it_is_beside_those_who_waited_as_long_and_could_have_it() -> None:
+    waiting = [
+        WaitingJob(job_id=1, since=later(1)),
+        WaitingJob(job_id=2, since=later(0), gpu_uuid=gpu_uuid(1)),
+        WaitingJob(job_id=3, since=later(-5)),
+    ]
+    (found,) = beside(long_idle([idle()], POLICY, later(10)), waiting, POLICY, later(10))
+
+    assert [w.job_id for w in found.waiting] == [3]
+
+
+def judge(minute: float, *gpus: Any) -> None:
+    at: datetime = later(minute)
+    IdleResources("gpubox").judge(snapshot(list(gpus) or [idle()], at=at), at)
+
+
+def told() -> list[str]:
+    return [event.text for event in reversed(events.recent()) if event.kind.startswith("IDLE")]
+
+
+def waits(owner: User, **blocker: Any) -> Job:
+    job = jobs_made.waiting(owner)
+    Job.objects.filter(pk=job.pk).update(blockers=[OVER_SHARE | blocker])
+    return job
+
+
+@pytest.mark.django_db
+def test_an_idle_gpu_beside_a_waiting_job_is_told_once_for_each_time(alice: User) -> None:
+    job = waits(alice)
+    for minute in (9, 10, 11, 30):
+        judge(minute)
+    assert told() == [
+        f"GPU 0 has been idle for 10 min while job {job.pk} waits (alice is at her share)"
+    ]
+
+    judge(60, idle(0, minutes=50))
+    assert len(told()) == 2
+
+
+@pytest.mark.django_db
+def test_jobs_that_wait_for_themselves_do_not_count(alice: User) -> None:
+    waits(alice, tier=1)
+    waits(alice, tier=2)
+    jobs_made.waiting(alice)
+
+    judge(60)
+
+    assert told() == []
+
+
+@pytest.mark.django_db
+def test_memory_that_is_held_idle_is_told_once() -> None:
+    incident(rule="idle_held", text="alice holds 40 GiB idle")
+    for minute in (0, 1, 2):
+        judge(minute)
+    Incident.objects.update(opened_at=NOW - timedelta(hours=1))
+    judge(3)
+
+    assert told() == ["alice holds 40 GiB idle"]
+    assert events.recent(1)[0].owner == "alice"
+
+
+@pytest.mark.django_db
+def test_a_job_with_unreadable_blockers_keeps_no_idle_gpu_from_being_reported(alice: User) -> None:
+    broken, job = jobs_made.waiting(alice), waits(alice)
+    Job.objects.filter(pk=broken.pk).update(blockers=["odd"])
+    judge(10)
+    assert told() == [
+        f"GPU 0 has been idle for 10 min while job {job.pk} waits (alice is at her share)"
+    ]

@@ -1,0 +1,122 @@
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from scheduler.facts.jobs import RunTime
+from scheduler.planner.forecast.run_times import EndedJob, History, expected, history, remaining
+from tests.bench.bench_predictions import recordings, replayed, summary
+
+HOUR = timedelta(hours=1)
+NOTHING = History()
+
+
+def ended(
+    took: float, owner: str = "alice", name: str = "train", count: int = 10, **said: timedelta
+) -> list[EndedJob]:
+    return [EndedJob(owner=owner, name=name, took=HOUR * took, **said)] * count
+
+
+def test_nothing_said_and_nothing_known_gives_a_wide_prior() -> None:
+    found = expected("alice", "train", None, None, NOTHING)
+
+    assert found.p50 == timedelta(minutes=10)
+    assert found.p90 > 10 * found.p50
+
+
+def test_a_time_limit_is_an_upper_bound_and_not_the_expected_time() -> None:
+    found = expected("alice", "train", HOUR, None, NOTHING)
+
+    assert found.p50 < HOUR / 2
+    assert found.p50 < found.p90 <= HOUR
+
+
+def test_the_part_of_their_limits_that_a_user_needs_is_learned() -> None:
+    known = history(
+        [*ended(0.9, name="a", limit=HOUR), *ended(0.05, owner="bob", name="b", limit=HOUR)]
+    )
+
+    alice = expected("alice", "new", HOUR, None, known)
+    bob = expected("bob", "new", HOUR, None, known)
+    carol = expected("carol", "new", HOUR, None, known)
+
+    assert bob.p50 < carol.p50 < alice.p50
+    assert alice.p50 > HOUR / 2
+
+
+def test_few_jobs_move_a_prediction_little() -> None:
+    def after(count: int) -> timedelta:
+        known = history(ended(1, name="a", limit=HOUR, count=count))
+        return expected("alice", "new", HOUR, None, known).p50
+
+    assert after(0) < after(1) < after(5) < after(50)
+
+
+def test_estimates_that_are_always_too_short_are_corrected() -> None:
+    known = history(ended(2, name="a", estimate=HOUR, count=20))
+
+    assert expected("alice", "new", None, HOUR, known).p50 > 1.7 * HOUR
+    assert expected("alice", "new", None, HOUR, NOTHING).p50 == HOUR
+
+
+def test_jobs_of_the_same_name_tell_more_than_a_limit() -> None:
+    known = history(ended(0.5, name="eval", count=30))
+
+    assert expected("alice", "eval", 10 * HOUR, None, known).p50 < HOUR
+
+
+def test_a_running_job_past_its_median_takes_longer_and_always_ends_later() -> None:
+    run_time = RunTime(HOUR, 3 * HOUR)
+
+    for ran in (0.5, 0.95, 1.5, 2.9, 3.5, 30):
+        p50 = remaining(HOUR * ran, run_time, late=False)
+        p90 = remaining(HOUR * ran, run_time, late=True)
+        assert timedelta() < p50 <= p90
+    assert remaining(0.5 * HOUR, run_time, late=False) == 0.5 * HOUR
+
+
+times = st.one_of(st.none(), st.integers(1, 10**6).map(lambda s: timedelta(seconds=s)))
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from("ab"), st.integers(0, 10**6), times, times), max_size=20),
+    times,
+    times,
+)
+def test_the_order_of_predictions_holds_whatever_the_history(
+    jobs: list[tuple[str, int, timedelta | None, timedelta | None]],
+    limit: timedelta | None,
+    estimate: timedelta | None,
+) -> None:
+    known = history(
+        EndedJob(owner=owner, name="x", took=timedelta(seconds=took), limit=most, estimate=said)
+        for owner, took, most, said in jobs
+    )
+
+    found = expected("a", "x", limit, estimate, known)
+
+    assert timedelta() < found.p50 <= found.p90
+    assert limit is None or found.p90 <= limit
+
+
+@pytest.fixture(scope="module")
+def replay() -> dict[str, tuple[float, float, float]]:
+    found = replayed(recordings(seeds=1))
+    everything = [each for checked in found.values() for each in checked]
+    return {label: summary(checked) for label, checked in {**found, "all": everything}.items()}
+
+
+def test_half_of_all_predicted_starts_are_off_by_ten_seconds_at_most_of_a_hundred(
+    replay: dict[str, tuple[float, float, float]],
+) -> None:
+    assert {label: error for label, (error, _, _) in replay.items() if error > 10} == {}
+
+
+def test_nine_of_ten_starts_come_before_the_90th_percentile(
+    replay: dict[str, tuple[float, float, float]],
+) -> None:
+    _, _, before = replay["all"]
+    assert 80 <= before <= 97

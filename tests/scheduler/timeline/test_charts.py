@@ -1,0 +1,130 @@
+from __future__ import annotations
+
+from itertools import pairwise
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from scheduler.timeline import charts
+from scheduler.timeline.facts import Band, Bar, BarKind, TimelineGpu, UsePiece
+
+GIB = 1024**3
+NOW = 100_000
+GPU = TimelineGpu("GPU-0", 0, "box")
+stretch = st.tuples(st.integers(0, 500), st.integers(1, 100)).map(lambda s: (s[0], s[0] + s[1]))
+stretches = st.lists(stretch, max_size=12)
+
+
+def bar(begin: int = 0, end: int | None = 100, **facts: object) -> Bar:
+    known = {"gpu_uuid": "GPU-0", "kind": BarKind.JOB, "owner": "alice", "label": "1 train"}
+    return Bar(begin=begin, end=end, **(known | facts))  # type: ignore[arg-type]
+
+
+def piece(begin: int, end: int, **facts: object) -> UsePiece:
+    known = {
+        "gpu_uuid": "GPU-0",
+        "owner": "alice",
+        "job": None,
+        "used_pct": 80.0,
+        "memory_bytes": 10.0 * GIB,
+    }
+    return UsePiece(begin=begin, end=end, **(known | facts))  # type: ignore[arg-type]
+
+
+def seconds(of: tuple[tuple[int, int], ...]) -> set[int]:
+    return {second for begin, end in of for second in range(begin, end)}
+
+
+@given(stretches)
+def test_joined_stretches_cover_the_same_time_without_overlap(found: list[tuple[int, int]]) -> None:
+    joined = charts.joined(found)
+
+    assert seconds(joined) == seconds(tuple(found))
+    assert all(a[1] < b[0] for a, b in pairwise(joined))
+
+
+@given(stretches, stretches)
+def test_without_removes_exactly_what_is_taken(
+    found: list[tuple[int, int]], taken: list[tuple[int, int]]
+) -> None:
+    left = charts.without(charts.joined(found), taken)
+
+    assert seconds(left) == seconds(tuple(found)) - seconds(tuple(taken))
+
+
+@given(st.lists(stretch, max_size=charts.MOST_LANES))
+def test_bars_that_overlap_get_different_lanes(found: list[tuple[int, int]]) -> None:
+    [row] = charts.rows([GPU], [bar(*s) for s in found], [])
+    for i, (one, lane) in enumerate(row.bars):
+        for other, other_lane in row.bars[i + 1 :]:
+            overlap = one.begin < (other.end or 0) and other.begin < (one.end or 0)
+            assert not overlap or lane != other_lane
+    assert all(lane < row.lanes for _, lane in row.bars)
+
+
+def test_a_job_that_goes_on_keeps_its_lane_until_its_expected_end() -> None:
+    runs, waits = bar(0, None, expected_end=50), bar(50, None, kind=BarKind.EXPECTED, job=2)
+    [row] = charts.rows([GPU], [runs, waits], [])
+
+    assert [lane for _, lane in row.bars] == [0, 0]
+
+
+def test_a_row_leaves_out_its_oldest_bars() -> None:
+    many = [bar(i * 10, i * 10 + 5) for i in range(charts.MOST_BARS + 3)]
+    [row] = charts.rows([GPU], many, [])
+
+    assert row.omitted == 3
+    assert min(b.begin for b, _ in row.bars) == 30
+
+
+def test_use_outside_the_queue_becomes_one_bar_over_short_pauses() -> None:
+    bars, _ = charts.of_pieces([piece(0, 600), piece(660, 1200), piece(5000, 5300)], NOW, NOW)
+
+    assert [(b.begin, b.end) for b in bars] == [(0, 1200), (5000, 5300)]
+
+
+def test_use_that_reaches_now_goes_on() -> None:
+    [found], _ = charts.of_pieces([piece(NOW - 600, NOW)], NOW, NOW - 60)
+
+    assert found.end is None
+
+
+def test_memory_that_nothing_uses_is_idle() -> None:
+    [found], _ = charts.of_pieces([piece(0, 600), piece(600, 1200, used_pct=1.0)], NOW, NOW)
+
+    assert found.idle == ((600, 1200),)
+
+
+def test_what_was_not_measured_or_holds_little_is_not_called_idle() -> None:
+    unknown, small = piece(0, 600, used_pct=None), piece(600, 1200, used_pct=0.0, memory_bytes=1e6)
+    [found], _ = charts.of_pieces([unknown, small], NOW, NOW)
+
+    assert found.idle == ()
+
+
+def test_a_second_process_that_computes_ends_the_idle_time_of_its_user() -> None:
+    [found], _ = charts.of_pieces([piece(0, 600, used_pct=0.0), piece(300, 600)], NOW, NOW)
+
+    assert found.idle == ((0, 300),)
+
+
+def test_a_job_gets_the_idle_time_of_its_processes() -> None:
+    used, idle = charts.of_pieces([piece(0, 600, used_pct=0.0, job=7)], NOW, NOW)
+
+    assert used == []
+    assert charts.with_idle(bar(100, 500, job=7), idle, NOW).idle == ((100, 500),)
+
+
+def test_a_band_is_on_the_row_of_its_gpu() -> None:
+    band = Band(gpu_uuid="GPU-1", holder="alice", kept=True, begin=0, end=10)
+    one, other = charts.rows([GPU, TimelineGpu("GPU-1", 1, "box")], [], [band])
+
+    assert (one.bands, other.bands) == ((), (band,))
+
+
+@given(st.integers(-(10**6), 10**6), st.integers(0, 10**6))
+def test_places_stay_within_the_picture(t: int, length: int) -> None:
+    span = charts.span(NOW)
+
+    assert 0 <= span.x(t) <= 100
+    assert 0 < span.width(t, t + length) <= 100

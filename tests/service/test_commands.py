@@ -1,0 +1,377 @@
+"""Commands that look at jobs and GPUs, and act on them, against the real REST API."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+from django.contrib.auth.models import User
+
+from gpucoord_site.cli import environment, gpus, job_actions, jobs, script_files, submit, tables
+from gpucoord_site.cli.transport import NeverReached, RequestFailed, Transport
+from monitor.snapshot import rows as snapshots
+from scheduler.lifecycle.steps import job_files
+from scheduler.models import Job, JobInput, YieldRequest
+from tests import jobs_made
+from tests.builders import GIB, process, snapshot
+from tests.cli_bridge import connect_as
+
+pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("data")]
+Say = Callable[[], str]
+
+
+@pytest.fixture
+def said(capsys: pytest.CaptureFixture[str]) -> Say:
+    """What was printed since the last call."""
+
+    def read() -> str:
+        captured = capsys.readouterr()
+        return captured.out + captured.err
+
+    return read
+
+
+@pytest.fixture(autouse=True)
+def as_alice(alice: User, monkeypatch: pytest.MonkeyPatch) -> None:
+    connect_as(alice, monkeypatch)
+
+
+@pytest.mark.parametrize(
+    "command", [jobs.queue, jobs.history, gpus.gpus, gpus.mine], ids=lambda c: c.__name__
+)
+def test_empty_lists_exit_with_0(command: Callable[[list[str]], int], said: Say) -> None:
+    assert command([]) == 0
+    assert said().strip()
+    assert command(["--json"]) == 0
+    assert json.loads(said())
+
+
+def test_the_queue_lists_running_jobs_first_with_the_reason_to_wait(
+    alice: User, bob: User, said: Say
+) -> None:
+    waiting = jobs_made.waiting(alice, name="later")
+    running = jobs_made.running(bob, name="now")
+
+    assert jobs.queue([]) == 0
+
+    head, first, second = said().splitlines()
+    assert head.split()[:3] == ["JOB", "OWNER", "STATE"]
+    assert first.split()[:3] == [str(running.pk), "bob", "running"]
+    assert second.split()[:3] == [str(waiting.pk), "alice", "waiting"]
+    jobs.queue(["--mine"])
+    assert "bob" not in said()
+
+
+def test_the_history_has_ones_own_ended_jobs(alice: User, bob: User, said: Say) -> None:
+    mine, other = jobs_made.finished(alice, "failed", exit_code=3), jobs_made.finished(bob)
+
+    jobs.history(["--json"])
+    assert [job["id"] for job in json.loads(said())["jobs"]] == [mine.pk]
+    jobs.history(["--all", "--json"])
+    assert [job["id"] for job in json.loads(said())["jobs"]] == [other.pk, mine.pk]
+    jobs.history(["--outcome", "succeeded", "--all"])
+    assert str(other.pk) in said()
+
+
+def test_a_job_is_shown_with_the_reasons_to_wait(alice: User, said: Say) -> None:
+    job = jobs_made.waiting(alice, name="train", tags={"project": "x"})
+
+    assert jobs.show([str(job.pk)]) == 0
+
+    text = said()
+    assert f"{job.pk} (train) of alice" in text
+    assert "project=x" in text
+    assert "start time unknown" in text
+
+
+def test_efficiency_says_what_is_unknown(alice: User, said: Say) -> None:
+    job = jobs_made.finished(alice)
+
+    assert jobs.efficiency([str(job.pk)]) == 0
+    assert "CPU time:           -" in said()
+
+
+def test_a_job_that_does_not_exist_is_named(said: Say) -> None:
+    assert jobs.show(["99"]) == 125
+    assert said() == "gpucoord: There is no job 99.\n"
+
+
+def test_one_refused_job_does_not_stop_the_others(alice: User, bob: User, said: Say) -> None:
+    mine, other = jobs_made.waiting(alice), jobs_made.waiting(bob)
+
+    assert job_actions.cancel([str(other.pk), str(mine.pk)]) == 1
+
+    text = said()
+    assert f"job {mine.pk}: cancelled" in text
+    assert f"job {other.pk}: Only bob and operators may cancel this job." in text
+
+
+def test_all_of_ones_own_jobs_are_cancelled(alice: User, bob: User, said: Say) -> None:
+    jobs_made.waiting(alice)
+    jobs_made.waiting(bob)
+
+    assert job_actions.cancel(["--mine"]) == 0
+    assert list(Job.objects.filter(state="queued").values_list("owner__username", flat=True)) == [
+        "bob"
+    ]
+
+
+def test_jobs_are_held_released_and_changed(alice: User, said: Say) -> None:
+    job = jobs_made.waiting(alice)
+    number = str(job.pk)
+
+    assert job_actions.hold([number, "--reason", "data is missing"]) == 0
+    assert "data is missing" in said()
+    assert job_actions.release([number]) == 0
+    assert job_actions.priority(["1", number]) == 0
+    changes = ["--time-limit", "2h", "--gpu-memory", "4GiB", "--tags", "a=b"]
+    assert job_actions.change([number, *changes]) == 0
+
+    job.refresh_from_db()
+    assert (job.priority, job.time_limit_s, job.tags, job.held) == (1, 7200, {"a": "b"}, "")
+    job_actions.change([number, "--time-limit", ""])
+    job.refresh_from_db()
+    assert job.time_limit_s is None
+
+
+def test_a_running_job_is_put_back(alice: User, said: Say) -> None:
+    job = jobs_made.running(alice)
+
+    assert job_actions.requeue([str(job.pk)]) == 0
+    assert YieldRequest.objects.get().attempt.job_id == job.pk
+
+
+def test_wait_returns_the_highest_exit_code(alice: User, said: Say) -> None:
+    good, bad = jobs_made.finished(alice), jobs_made.finished(alice, "failed", exit_code=7)
+
+    assert job_actions.wait([str(good.pk), str(bad.pk)]) == 7
+    assert f"job {bad.pk}: failed with exit code 7" in said()
+
+
+def test_wait_gives_up_after_the_timeout(alice: User, said: Say) -> None:
+    job = jobs_made.waiting(alice)
+
+    assert job_actions.wait([str(job.pk), "--timeout", "0"]) == 124
+
+
+def test_logs_prints_the_output(alice: User, data: Path, said: Say) -> None:
+    job = jobs_made.finished(alice)
+    jobs_made.write_log(data, job, b"epoch 1\nepoch 2\n")
+
+    assert job_actions.logs([str(job.pk)]) == 0
+    assert said() == "epoch 1\nepoch 2\n"
+    job_actions.logs([str(job.pk), "--tail", "8"])
+    assert said() == "epoch 2\n"
+    assert job_actions.logs([str(job.pk), "-f"]) == 0
+
+
+def test_gpus_and_own_processes_are_listed(said: Say) -> None:
+    snapshots.record(snapshot(2, processes=(process(user="alice", memory_bytes=3 * GIB),)))
+
+    gpus.gpus([])
+    assert len(said().splitlines()) == 3
+    gpus.mine([])
+    assert "3.0 GiB" in said()
+
+
+def test_top_prints_once_without_a_terminal(alice: User, said: Say) -> None:
+    jobs_made.waiting(alice, name="train")
+    snapshots.record(snapshot(1))
+
+    assert gpus.top([]) == 0
+    assert "0 running, 1 waiting" in said()
+
+
+def test_the_login_message_names_idle_memory_and_how_to_end_it() -> None:
+    idle = (tables.now() - timedelta(hours=26)).isoformat()
+    held = {
+        "gpu": 2,
+        "pid": 12345,
+        "memory_bytes": 40 * GIB,
+        "idle_since": idle,
+        "command": ["python", "train.py"],
+        "program": "python",
+        "job": None,
+    }
+
+    (line,) = gpus.motd_lines([held, held | {"idle_since": None}])
+
+    assert line == (
+        "You hold 40 GiB on GPU 2, idle 26 h: python train.py (pid 12345)."
+        " End it: gpucoord end 12345"
+    )
+    (line,) = gpus.motd_lines([held | {"job": "7"}])
+    assert line.endswith("gpucoord cancel 7")
+
+
+def test_the_login_message_is_silent_when_there_is_nothing(said: Say) -> None:
+    assert gpus.mine(["--motd"]) == 0
+    assert said() == ""
+
+
+def test_end_refuses_processes_that_are_not_ones_own(bob: User, said: Say) -> None:
+    snapshots.record(snapshot(1, processes=(process(user="bob", pid=os.getpid()),)))
+
+    assert gpus.end([str(os.getpid())]) == 1
+    assert "You have no process" in said()
+
+
+def test_end_ends_ones_own_process(said: Say) -> None:
+    sleeper = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    mine = process(user="alice", pid=sleeper.pid)
+    snapshots.record(snapshot(1, processes=(mine,)))
+
+    assert gpus.end([str(sleeper.pid), "--force"]) == 0
+    assert sleeper.wait(20) == -15
+    assert sleeper.stdin is not None
+    sleeper.stdin.close()
+
+
+def test_end_names_the_job_of_a_process(alice: User, said: Say) -> None:
+    snapshots.record(
+        snapshot(1, processes=(process(user="alice", pid=7, job_ref="12", job_owner="alice"),))
+    )
+
+    assert gpus.end(["7", "--force"]) == 1
+    assert "gpucoord cancel 12" in said()
+
+
+def test_submit_captures_folder_umask_and_environment(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, said: Say
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("CONDA_PREFIX", "/opt/conda")
+    monkeypatch.setenv("HF_TOKEN", "secret")
+    old = os.umask(0o027)
+    try:
+        assert submit.main(["-d", "--env", "A=1", "--", "train", "now"]) == 0
+    finally:
+        os.umask(old)
+
+    job = Job.objects.get()
+    found = job_files.environment_of(job)
+    assert (job.cwd, job.umask, job.env_names) == (str(tmp_path), 0o027, ["A"])
+    assert found["CONDA_PREFIX"] == "/opt/conda"
+    assert "HF_TOKEN" not in found
+    assert job.env == {"A": "1"}
+
+
+def test_submit_with_a_clean_environment_passes_nothing_on(said: Say) -> None:
+    submit.main(["-d", "--clean-env", "--gpus", "0", "--", "train"])
+
+    job = Job.objects.get()
+    assert (job_files.environment_of(job), job.gpus) == ({}, 0)
+    assert not JobInput.objects.exists()
+
+
+def test_nothing_of_this_machine_is_sent_to_another(said: Say) -> None:
+    submit.main(["-d", "--url", "http://gpu.example.org", "--", "train"])
+
+    job = Job.objects.get()
+    assert (job.cwd, job.umask, job.has_environment) == ("", None, False)
+
+
+def test_run_has_a_high_priority_and_can_not_detach(said: Say) -> None:
+    options, words = submit._parsed(["--", "eval"], submit._run_parser())
+
+    assert (options.priority, options.detach, words) == (4, False, ["eval"])
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "is_passed_on"),
+    [
+        ("PATH", "/usr/bin", True),
+        ("VIRTUAL_ENV", "/v", True),
+        ("WANDB_API_KEY", "x", False),
+        ("AWS_SECRET_ACCESS_KEY", "x", False),
+        ("DB_PASSWORD", "x", False),
+        ("SSH_AUTH_SOCK", "x", False),
+        ("HOME", "/h", False),
+        ("GPUCOORD_TOKEN", "x", False),
+        ("CUDA_VISIBLE_DEVICES", "0", False),
+        ("BASH_FUNC_x%%", "() {}", False),
+        ("LINES_OF_TEXT", "a\nb", False),
+        ("BROKEN", "\udcff", False),
+    ],
+)
+def test_secrets_and_what_is_only_true_here_stay(name: str, value: str, is_passed_on: bool) -> None:
+    assert (name in environment.captured({name: value})) is is_passed_on
+
+
+def test_a_huge_environment_is_refused_with_a_way_out() -> None:
+    with pytest.raises(environment.EnvironmentTooLarge, match="--clean-env"):
+        environment.captured({f"N{n}": "x" * 1000 for n in range(200)})
+
+
+def _script(folder: Path, text: str, mode: int = 0o644) -> str:
+    path = folder / "job.sh"
+    path.write_text(text)
+    path.chmod(mode)
+    return str(path)
+
+
+def test_a_script_brings_its_options_and_its_text(tmp_path: Path, said: Say) -> None:
+    text = "#!/bin/bash\n#GPUCOORD --gpus 0 --name n\n#GPUCOORD --priority 2 # low\necho $1\n"
+    path = _script(tmp_path, text)
+
+    submit.main(["-d", "--priority", "1", path, "--epochs", "3"])
+
+    job = Job.objects.get()
+    assert (job.gpus, job.name, job.priority) == (0, "n", 1)
+    assert job.argv == ["/bin/bash", "-c", text, path, "--epochs", "3"]
+
+
+def test_a_python_script_is_run_by_its_interpreter(tmp_path: Path) -> None:
+    path = _script(tmp_path, "#!/usr/bin/env python3\n#GPUCOORD --gpus 0\n")
+
+    script = script_files.read([path, "x"])
+
+    assert script is not None
+    assert script.argv == ["/usr/bin/env", "python3", path, "x"]
+
+
+@pytest.mark.parametrize(
+    ("text", "mode"), [("echo", 0o755), ("#!/bin/sh\necho", 0o755), ("\x7fELF", 0o755)]
+)
+def test_a_program_is_no_script(tmp_path: Path, text: str, mode: int) -> None:
+    assert script_files.read([_script(tmp_path, text, mode)]) is None
+    assert script_files.read(["no such file"]) is None
+
+
+def test_lines_after_the_first_command_are_no_options(tmp_path: Path) -> None:
+    script = script_files.read([_script(tmp_path, "#!/bin/sh\necho\n#GPUCOORD --gpus 9\n")])
+
+    assert script is not None
+    assert script.options == []
+
+
+def test_a_wrong_line_of_a_script_is_named(tmp_path: Path, said: Say) -> None:
+    path = _script(tmp_path, "#!/bin/sh\n#GPUCOORD --name 'x\n")
+
+    assert submit.main(["-d", path]) == 125
+    assert "line 2" in said()
+
+
+@pytest.mark.parametrize("url", ["gpu", "ftp://gpu", "http://", "http://gpu:x", "http://[gpu"])
+def test_an_address_that_is_none_is_refused(url: str) -> None:
+    with pytest.raises(RequestFailed, match="is not an address"):
+        Transport(url, {}, 1.0)
+
+
+def test_a_server_that_does_not_listen_was_never_reached() -> None:
+    with pytest.raises(NeverReached, match="can't be reached"):
+        Transport("http://127.0.0.1:1", {}, 1.0).request("GET", "/")
+
+
+def test_columns_are_aligned_and_the_last_is_cut() -> None:
+    lines = list(tables.table(("A", "LAST"), [("1", "x" * 90), ("22", "\x1b[31m")], 30))
+
+    assert lines[0] == "A   LAST"
+    assert (len(lines[1]), lines[1][-1]) == (30, "…")
+    assert "\x1b" not in lines[2]

@@ -1,0 +1,186 @@
+"""Texts for people are plain English: short sentences, and none of a few patterns."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+from django.apps import apps
+from django.forms import BaseForm
+
+from gpucoord_site.accounts.forms import *  # noqa: F403 - its forms are found as subclasses
+from monitor.catalogue import policy as of_monitor
+from monitor.thresholds import policy as declaration
+from scheduler.catalogue import policy as of_scheduler
+
+ROOT = Path(__file__).resolve().parents[2]
+OURS = {"monitor", "scheduler", "reports", "gpucoord_site"}
+PAPERS = sorted([ROOT / "README.md", ROOT / "ARCHITECTURE.md", *(ROOT / "docs").rglob("*.md")])
+LONGEST_P90 = 25
+FORBIDDEN = {
+    "an indefinite person": r"\b(?:nobody|somebody|anybody|everybody|whoever|whomever|whom)\b",
+    "a relative clause as a subject": r"^(?:Who|What|Whose|Whatever)\b(?!.*\?$)",
+    "an elliptical quantity": r"\bso (?:long|many|much|often)\b(?! (?:as|that)\b)",
+    "told": r"\b(?:is|are|was|were|be|been) told\b|can't be told|\bcan tell\b|\bcan't tell\b",
+    "never not": r"\bnever not\b",
+    "good of": r"\bany good of\b",
+}
+PATTERNS = {name: re.compile(text, re.IGNORECASE) for name, text in FORBIDDEN.items()}
+PATTERNS["a relative clause as a subject"] = re.compile(FORBIDDEN["a relative clause as a subject"])
+
+
+def sentences(text: str) -> Iterator[str]:
+    """The sentences of one paragraph, cell or label, without code and links."""
+    plain = re.sub(r"```.*?```|`[^`]*`|<!--.*?-->", "X", text, flags=re.S)
+    plain = re.sub(r"!?\[([^\]]*)\]\([^)]*\)", r"\1", plain)
+    for part in re.split(r"(?<=[.!?:])\s+(?=[A-Z“\"])", " ".join(plain.split())):
+        if stripped := part.strip(" *#-–·|"):
+            yield stripped
+
+
+def paragraphs(markdown: str) -> Iterator[str]:
+    """Paragraphs, list items and cells of tables."""
+    text = re.sub(r"```.*?```", "\n\n", markdown, flags=re.S)
+    for block in re.split(r"\n\s*\n|\n(?=\s*(?:[-*]|\d+\.) )|\n(?=#)", text):
+        if block.lstrip().startswith("|"):
+            for line in block.splitlines():
+                yield from (cell for cell in re.split(r"(?<!\\)\|", line) if cell.strip(" -"))
+        else:
+            yield re.sub(r"^\s*(?:[-*]|\d+\.) ", "", block)
+
+
+@cache
+def _sentences(path: Path) -> tuple[str, ...]:
+    return tuple(s for part in paragraphs(path.read_text()) for s in sentences(part))
+
+
+def words(sentence: str) -> int:
+    return len(re.findall(r"[\w'’./%-]+", sentence))
+
+
+def p90(lengths: list[int]) -> int:
+    return sorted(lengths)[int(len(lengths) * 0.9)] if lengths else 0
+
+
+def offences(texts: Iterable[str]) -> list[str]:
+    return [
+        f"{name}: {text}"
+        for text in texts
+        for name, pattern in PATTERNS.items()
+        if pattern.search(text)
+    ]
+
+
+@pytest.mark.parametrize("path", PAPERS, ids=lambda p: str(p.relative_to(ROOT)))
+def test_nine_of_ten_sentences_are_short(path: Path) -> None:
+    long = [s for s in _sentences(path) if words(s) > LONGEST_P90]
+
+    assert p90([words(s) for s in _sentences(path) if words(s) > 3]) <= LONGEST_P90, long
+
+
+@pytest.mark.parametrize(
+    "path", [*PAPERS, ROOT / "CHANGELOG.md"], ids=lambda p: str(p.relative_to(ROOT))
+)
+def test_papers_are_plain_english(path: Path) -> None:
+    assert offences(_sentences(path)) == []
+
+
+def _texts_of_template(path: Path) -> Iterator[str]:
+    text = re.sub(
+        r"\{#.*?#\}|\{% comment %\}.*?\{% endcomment %\}", "", path.read_text(), flags=re.S
+    )
+    text = re.sub(r"\{\{.*?\}\}", "X", text, flags=re.S)
+    text = re.sub(r"\{%.*?%\}", "\n\n", text, flags=re.S)
+    attributes = re.findall(r'\b(?:title|placeholder|aria-label)="([^"]*)"', text)
+    text = re.sub(r"</?(?:b|i|em|strong|code|a|span|small|kbd)\b[^>]*>", "", text)
+    for part in re.split(r"<[^>]*>|\n\s*\n", text):
+        yield from sentences(part)
+    for attribute in attributes:
+        yield from sentences(attribute)
+
+
+@pytest.mark.parametrize(
+    "path",
+    sorted((ROOT / "templates").rglob("*.html")),
+    ids=lambda p: str(p.relative_to(ROOT / "templates")),
+)
+def test_templates_are_plain_english(path: Path) -> None:
+    assert offences(_texts_of_template(path)) == []
+
+
+def _policies() -> dict[str, type]:
+    return of_monitor.POLICIES | of_scheduler.POLICIES
+
+
+@pytest.mark.parametrize("name", sorted(_policies()))
+def test_thresholds_are_plain_english(name: str) -> None:
+    kind = _policies()[name]
+    texts = [kind.__doc__ or ""]
+    for threshold in declaration.thresholds(kind).values():
+        texts += [threshold.label, threshold.help]
+
+    assert offences(s for text in texts for s in sentences(text)) == []
+
+
+def test_titles_of_topics_and_profiles_are_plain_english() -> None:
+    titles = [*of_monitor.TOPICS, *of_scheduler.TOPICS, *of_monitor.PROFILE_WORDS.values()]
+
+    assert offences(s for text in titles for s in sentences(text)) == []
+
+
+def _subclasses(kind: type) -> Iterator[type]:
+    for sub in kind.__subclasses__():
+        yield sub
+        yield from _subclasses(sub)
+
+
+def test_forms_are_plain_english() -> None:
+    import gpucoord_site.urls  # noqa: F401 - imports every form
+
+    texts = []
+    for form in _subclasses(BaseForm):
+        if form.__module__.split(".")[0] in OURS:
+            for field in getattr(form, "base_fields", {}).values():
+                texts += [str(field.label or ""), str(field.help_text)]
+            for hints in ("HINTS", "HELP", "LABELS"):
+                texts += getattr(form, hints, {}).values()
+
+    assert len(texts) > 20
+    assert offences(s for text in texts for s in sentences(str(text))) == []
+
+
+def test_labels_and_help_of_models_are_plain_english() -> None:
+    texts = [
+        str(text)
+        for app in OURS & {config.label for config in apps.get_app_configs()}
+        for model in apps.get_app_config(app).get_models()
+        for text in [
+            model._meta.verbose_name,
+            model._meta.verbose_name_plural,
+            *(getattr(f, "verbose_name", "") for f in model._meta.get_fields()),
+            *(getattr(f, "help_text", "") for f in model._meta.get_fields()),
+        ]
+    ]
+
+    assert offences(s for text in texts for s in sentences(text)) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "is_plain"),
+    [
+        ("Nobody holds a lock.", False),
+        ("What waits is shown.", False),
+        ("What does the queue show?", True),
+        ("Whose jobs run first is decided by shares.", False),
+        ("The user is told at once.", False),
+        ("Logs are kept for so long.", False),
+        ("The log is so long that it is cut.", True),
+        ("The account `nobody` runs it.", True),
+        ("Wake-ups are hints only.", True),
+    ],
+)
+def test_the_patterns(text: str, is_plain: bool) -> None:
+    assert (offences(sentences(text)) == []) is is_plain

@@ -1,0 +1,37 @@
+"""The client for Python programs: the example of docs/users/python.md."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+from django.contrib.auth.models import User
+
+import gpucoord_site.client
+from scheduler.models import Job
+from tests.cli_bridge import connect_as
+
+
+@pytest.mark.django_db
+def test_a_program_submits_a_job_and_looks_at_it(
+    alice: User, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    connect_as(alice, monkeypatch)
+
+    with gpucoord_site.client.connect() as gpucoord:
+        number = gpucoord.submit({"command": "true", "gpus": 0, "tags": {"project": "vision"}})
+        shown = gpucoord.job(number)
+
+    assert Job.objects.get().pk == number
+    assert (shown["state"], shown["tags"]) == ("queued", {"project": "vision"})
+
+
+def test_it_imports_no_framework() -> None:
+    look = (
+        "import gpucoord_site.client, sys\n"
+        "print(sorted({'django', 'httpx', 'pydantic', 'rich'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", look], capture_output=True, text=True, check=True)
+
+    assert done.stdout.strip() == "[]"
