@@ -157,13 +157,12 @@
 
   // ---- Pointer: drag zooms, with Shift it moves ----
 
-  function share(event, plot) {
-    const area = plot.getBoundingClientRect();
+  function share(event, area) {
     return Math.min(1, Math.max(0, (event.clientX - area.left) / area.width));
   }
 
   function mark(from, to) {
-    const rows = box().querySelector(".tl-rows"), plot = rows.querySelector(".tl-plot");
+    const rows = box().querySelector(".tl-rows");
     let chosenArea = rows.querySelector(".tl-chosen");
     if (!chosenArea) {
       chosenArea = svg("svg", { class: "tl-chosen" });
@@ -173,19 +172,20 @@
     const rect = chosenArea.firstChild;
     rect.setAttribute("x", `${100 * Math.min(from, to)}%`);
     rect.setAttribute("width", `${100 * Math.abs(to - from)}%`);
-    return plot;
   }
 
   document.addEventListener("pointerdown", (event) => {
     const plot = event.target.closest && event.target.closest(".tl-plot");
     if (!plot || event.button !== 0 || event.pointerType === "touch") return;
-    drag = { plot, x: event.clientX, from: share(event, plot), moves: event.shiftKey, span: span(), far: false };
+    // Measured once: an update may replace the row during the drag.
+    const area = plot.getBoundingClientRect();
+    drag = { area, x: event.clientX, from: share(event, area), moves: event.shiftKey, span: span(), far: false };
   });
   document.addEventListener("pointermove", (event) => {
     if (!drag) return;
     if (Math.abs(event.clientX - drag.x) < LEAST_DRAG_PX && !drag.far) return;
     drag.far = true;
-    const to = share(event, drag.plot), { since, until } = drag.span;
+    const to = share(event, drag.area), { since, until } = drag.span;
     if (!drag.moves) mark(drag.from, to);
     else choose(since - (to - drag.from) * (until - since), until - (to - drag.from) * (until - since));
   });
@@ -198,7 +198,7 @@
     document.addEventListener("click", (click) => click.preventDefault(), { capture: true, once: true });
     window.setTimeout(() => document.dispatchEvent(new Event("tl-dragged")), 0);
     if (done.moves) return;
-    const { since, until } = done.span, to = share(event, done.plot), length = until - since;
+    const { since, until } = done.span, to = share(event, done.area), length = until - since;
     choose(since + Math.min(done.from, to) * length, since + Math.max(done.from, to) * length);
   });
   document.addEventListener("dragstart", (event) => {

@@ -4,7 +4,7 @@ import sqlite3
 from datetime import UTC, datetime
 
 import pytest
-from playwright.sync_api import Page
+from playwright.sync_api import Page, expect
 
 from tests.browser.conftest import Open
 from tests.processes.service import Service
@@ -55,4 +55,4 @@ def test_the_address_holds_what_is_chosen(service: Service, open_page: Open) -> 
 
     assert "kind=GPU_XID" in page.url
     assert page.get_by_label("Kind").input_value() == "GPU_XID"
-    assert page.get_by_text("No events match.").is_visible()
+    expect(page.get_by_text("No events match.")).to_be_visible()

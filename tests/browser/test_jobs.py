@@ -154,7 +154,7 @@ def test_a_line_of_a_log_has_an_address(open_page: Open) -> None:
     submit(page, "seq 1 300", GPUs="0")
     expect(page.locator("#L300")).to_contain_text("300")
     page.locator("#L290").click(position={"x": 5, "y": 5})
-    assert page.url.endswith("#L290")
+    page.wait_for_function("location.hash === '#L290'")
     page.reload()
 
     expect(page.locator("#L290")).to_have_class("line chosen")
