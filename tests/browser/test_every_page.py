@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 from playwright.sync_api import Browser, Page, ViewportSize
 
-from tests.browser.conftest import PHONE, Open
+from tests.browser.conftest import GPU_0, PHONE, Open
 from tests.processes.service import Service
 
 pytestmark = pytest.mark.browser
@@ -45,7 +45,7 @@ def test_it_fits_a_phone(path: str, open_page: Open) -> None:
 
 def test_the_gpu_page_fits_a_phone(open_page: Open) -> None:
     page = open_page("/", size=PHONE)
-    page.locator(".gpu h2 a").first.click()
+    page.locator(GPU_0).click()
     page.wait_for_url("**/gpus/**")
 
     assert overflow(page) <= 0

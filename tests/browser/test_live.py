@@ -5,7 +5,7 @@ import re
 import pytest
 from playwright.sync_api import Page, expect
 
-from tests.browser.conftest import Open
+from tests.browser.conftest import GPU_0, Open
 
 pytestmark = pytest.mark.browser
 # Of the simulated server's eight GPUs, one is lost for a minute now and then.
@@ -51,7 +51,7 @@ def test_a_bar_moves_with_its_figure(open_page: Open) -> None:
 
 def test_the_gpu_page_is_live_and_reads_its_charts(open_page: Open) -> None:
     page = open_page("/")
-    page.locator(".gpu h2 a").first.click()
+    page.locator(GPU_0).click()
     is_live(page)
     expect(page.locator("figure.chart")).to_have_count(4)
     plot = page.locator(".plot").first
