@@ -34,6 +34,7 @@ from reports.capacity.api import router as capacity_router
 from reports.render.api import router as report_router
 from reports.schedule.api import router as stored_router
 from scheduler.jobs.api import router as scheduler_router
+from scheduler.model_services.api import router as model_router
 from scheduler.notifications.api import router as notification_router
 from scheduler.quotas.api import router as share_router
 from scheduler.throttle.api import router as mode_router
@@ -200,6 +201,7 @@ def _api() -> DocumentedApi:
     api.add_decorator(refuse_unknown_parameters)
     api.add_router("/jobs/", scheduler_router, tags=["Jobs"])
     api.add_router("/", mode_router, tags=["Mode"])
+    api.add_router("/models/", model_router, tags=["Models"])
     api.add_router("/windows/", window_router, tags=["Time windows"])
     api.add_router("/account/notifications/", notification_router, tags=["Notifications"])
     api.add_router("/", share_router, tags=["Shares"])

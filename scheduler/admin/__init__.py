@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from scheduler.admin import hosts, jobs, notifications, quotas, sizing, windows
+from scheduler.admin import hosts, jobs, model_services, notifications, quotas, sizing, windows
 
-__all__ = ["hosts", "jobs", "notifications", "quotas", "sizing", "windows"]
+__all__ = ["hosts", "jobs", "model_services", "notifications", "quotas", "sizing", "windows"]

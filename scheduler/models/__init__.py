@@ -9,6 +9,7 @@ from scheduler.models.hosts import (
     ThrottleState,
 )
 from scheduler.models.jobs import Job, JobDependency, JobInput, SubmissionKey
+from scheduler.models.model_services import ModelBoot, ModelInstance, ModelService
 from scheduler.models.notifications import NotificationCursor, NotificationSettings
 from scheduler.models.quotas import DailyGpuUsage, HostCapacity, Quota, UsageShare
 from scheduler.models.sizing import AttemptUse
@@ -26,6 +27,9 @@ __all__ = [
     "JobInput",
     "LockRefusal",
     "ModeState",
+    "ModelBoot",
+    "ModelInstance",
+    "ModelService",
     "NotificationCursor",
     "NotificationSettings",
     "PlanVersion",

@@ -25,6 +25,10 @@ class Job(models.Model):
     """
 
     owner = models.ForeignKey(settings.AUTH_USER_MODEL, models.PROTECT, related_name="jobs")
+    # The model service that it runs an instance of.
+    model_service = models.ForeignKey(
+        "scheduler.ModelService", models.SET_NULL, null=True, blank=True, related_name="jobs"
+    )
     name = models.CharField(max_length=120)
     command = models.TextField()
     argv = models.JSONField()

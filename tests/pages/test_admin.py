@@ -45,6 +45,9 @@ from scheduler.models import (
     JobDependency,
     JobInput,
     LockRefusal,
+    ModelBoot,
+    ModelInstance,
+    ModelService,
     ModeState,
     NotificationCursor,
     NotificationSettings,
@@ -136,7 +139,14 @@ def filled(alice: User) -> None:
     LoginLink.objects.create(user=alice, digest="d", expires_at=NOW)
     NotificationSettings.objects.create(user=alice, kinds=["finished"])
     NotificationCursor.objects.create(seen_event=7)
+    _models()
     _past()
+
+
+def _models() -> None:
+    service = ModelService.objects.create(name="qwen2.5:14b", argv=["serve", "{port}"])
+    ModelInstance.objects.create(service=service, since=NOW)
+    ModelBoot.objects.create(service=service, gpu_model="H100", boot_s=85.0, measured_at=NOW)
 
 
 def _past() -> None:

@@ -14,6 +14,7 @@ from monitor.accounts.rows import tokens
 from monitor.facts.accounts import TokenScope, up_to
 from monitor.models import ApiToken
 from monitor.snapshot import rows as snapshots
+from scheduler.models import ModelService
 from tests.builders import NOW, gpu_uuid, snapshot
 from tests.jobs_made import waiting
 from tests.pages.test_incidents_page import made
@@ -35,7 +36,13 @@ class Call:
 
 
 WINDOW = {"days": [0], "start": "20:00", "end": "22:00", "reason": "course"}
+MODEL = {"name": "qwen2.5:7b", "command": "serve --port {port}", "gpus": 0}
 CALLS = (
+    Call("GET", "/api/models/", READ, ALL),
+    Call("POST", "/api/models/", SUBMIT, OPERATORS, MODEL),
+    Call("GET", "/api/models/{model}/", READ, ALL),
+    Call("PATCH", "/api/models/{model}/", SUBMIT, OPERATORS, {"pin": True}),
+    Call("DELETE", "/api/models/{model}/", SUBMIT, OPERATORS),
     Call("GET", "/api/jobs/", READ, ALL),
     Call("POST", "/api/jobs/", SUBMIT, ALL, {"command": "true"}),
     Call("POST", "/api/jobs/batch/", SUBMIT, ALL, {"jobs": [{"command": "true"}]}),
@@ -91,7 +98,9 @@ CALLS = (
 def names() -> dict[str, str]:
     snapshots.record(snapshot(2))
     alice = User.objects.get(username="alice")
+    ModelService.objects.create(name="small", argv=["serve", "{port}"], gpus=0)
     return {
+        "model": "small",
         "job": str(waiting(alice).pk),
         "gpu": gpu_uuid(),
         "incident": str(made().pk),

@@ -1,0 +1,146 @@
+"""Admin: model services, their instances, and what was learned about their boots."""
+
+from __future__ import annotations
+
+import shlex
+from typing import Any, cast
+
+from django import forms
+from django.conf import settings
+from django.contrib import admin
+from django.contrib.auth.models import User
+from django.db.models import QuerySet
+from django.http import HttpRequest
+from django.utils import timezone
+
+from monitor.admin.base import Forgettable, ReadOnly
+from scheduler.model_services import actions, policy
+from scheduler.models import ModelBoot, ModelInstance, ModelService
+
+
+class ServiceForm(forms.ModelForm):  # type: ignore[type-arg]
+    """person: who is logged in; set for each request."""
+
+    person: User
+    command = forms.CharField(
+        widget=forms.Textarea({"rows": 3}),
+        help_text="The program and its arguments; no shell runs it. {model}, {port}, {gpu} and"
+        " {gpu_memory_fraction} are filled in. Examples: "
+        + " · ".join(f"{name}: {text}" for name, text in policy.TEMPLATES.items()),
+    )
+    on_gpus = forms.CharField(
+        label="Only on these GPUs", required=False, help_text="UUIDs, separated by spaces."
+    )
+
+    class Meta:
+        model = ModelService
+        fields = tuple(name for name in actions.COLUMNS if name not in ("argv", "on_gpus"))
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        if self.instance.pk:
+            self.initial["command"] = shlex.join(self.instance.argv)
+            self.initial["on_gpus"] = " ".join(self.instance.on_gpus)
+
+    def clean_command(self) -> list[str]:
+        try:
+            return list(policy.parse_argv(self.cleaned_data["command"]))
+        except ValueError as error:
+            raise forms.ValidationError(str(error)) from None
+
+    def clean_on_gpus(self) -> list[str]:
+        texts = str(self.cleaned_data["on_gpus"]).split()
+        return actions.gpu_uuids(texts, settings.CONFIG.node)
+
+    def clean(self) -> dict[str, Any]:
+        values = super().clean() or {}
+        stored = ModelService.objects.filter(pk=self.instance.pk).first() or ModelService()
+        if not self.errors:
+            for column, text in actions.problems(stored, self.columns(), self.person):
+                self.add_error(column if column in self.fields else "command", text)
+        return values
+
+    def columns(self) -> dict[str, Any]:
+        """The columns as the form sets them."""
+        columns = {name: self.cleaned_data[name] for name in self.fields if name != "command"}
+        return columns | {"argv": self.cleaned_data["command"]}
+
+
+@admin.register(ModelService)
+class ModelServiceAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
+    """Every change is audited; what REST refuses is refused here too."""
+
+    form = ServiceForm
+    list_display = (
+        "name",
+        "role",
+        "gpus",
+        "memory_mib",
+        "min_instances",
+        "max_instances",
+        "pin",
+        "enabled",
+    )
+    list_filter = ("role", "enabled", "pin")
+    search_fields = ("name",)
+    ordering = ("name",)
+
+    def get_readonly_fields(self, request: HttpRequest, obj: ModelService | None = None) -> Any:
+        return () if request.user.is_superuser else ("account",)
+
+    def get_fields(self, request: HttpRequest, obj: ModelService | None = None) -> Any:
+        names = [name for name in actions.COLUMNS if name not in ("argv", "on_gpus")]
+        return [names[0], "command", *names[1:], "on_gpus"]
+
+    def get_form(
+        self, request: HttpRequest, obj: ModelService | None = None, change: bool = False, **kw: Any
+    ) -> Any:
+        form: Any = super().get_form(request, obj, change, **kw)
+        # A class of this request alone: Django makes a new one each time.
+        form.person = request.user
+        return form
+
+    def save_model(
+        self, request: HttpRequest, obj: ModelService, form: ServiceForm, change: bool
+    ) -> None:
+        person, now = form.person, timezone.now()
+        if change:
+            actions.change(ModelService.objects.get(pk=obj.pk), form.columns(), person, now)
+        else:
+            obj.pk = actions.create(form.columns(), person, now).pk
+
+    def delete_model(self, request: HttpRequest, obj: ModelService) -> None:
+        actions.remove(obj, cast(User, request.user), timezone.now())
+
+    def delete_queryset(self, request: HttpRequest, queryset: QuerySet[ModelService]) -> None:
+        for row in queryset:
+            self.delete_model(request, row)
+
+
+@admin.register(ModelInstance)
+class ModelInstanceAdmin(ReadOnly):
+    list_display = (
+        "id",
+        "service",
+        "state",
+        "host",
+        "port",
+        "in_flight",
+        "tasks_completed",
+        "since",
+    )
+    list_filter = ("state", "service")
+    list_select_related = ("service",)
+    search_fields = ("service__name", "host")
+    ordering = ("-id",)
+
+
+@admin.register(ModelBoot)
+class ModelBootAdmin(Forgettable):
+    """Deleting a row makes gpucoord learn it again."""
+
+    list_display = ("service", "gpu_model", "boot_s", "boots", "peak_memory_bytes", "measured_at")
+    list_filter = ("gpu_model",)
+    list_select_related = ("service",)
+    search_fields = ("service__name", "gpu_model")
+    ordering = ("service__name", "gpu_model")

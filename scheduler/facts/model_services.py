@@ -1,0 +1,152 @@
+"""Facts: a model service, its instances, their states and roles."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from enum import StrEnum
+
+
+class InstanceState(StrEnum):
+    """booting: its job waits, starts or does not answer yet · ready: takes requests ·
+
+    draining: ends the requests in flight, takes no new ones · sleeping: has left the GPU ·
+    cooling: its process is ending · stopped · failed: ended by itself, or did not start.
+    """
+
+    BOOTING = "booting"
+    READY = "ready"
+    DRAINING = "draining"
+    SLEEPING = "sleeping"
+    COOLING = "cooling"
+    STOPPED = "stopped"
+    FAILED = "failed"
+
+
+# The one table of legal moves.
+TRANSITIONS: dict[InstanceState, frozenset[InstanceState]] = {
+    InstanceState.BOOTING: frozenset(
+        {InstanceState.READY, InstanceState.COOLING, InstanceState.STOPPED, InstanceState.FAILED}
+    ),
+    InstanceState.READY: frozenset(
+        {
+            InstanceState.DRAINING,
+            InstanceState.SLEEPING,
+            InstanceState.COOLING,
+            InstanceState.STOPPED,
+            InstanceState.FAILED,
+        }
+    ),
+    InstanceState.DRAINING: frozenset(
+        {
+            InstanceState.READY,
+            InstanceState.SLEEPING,
+            InstanceState.COOLING,
+            InstanceState.STOPPED,
+            InstanceState.FAILED,
+        }
+    ),
+    InstanceState.SLEEPING: frozenset(
+        {
+            InstanceState.READY,
+            InstanceState.COOLING,
+            InstanceState.STOPPED,
+            InstanceState.FAILED,
+        }
+    ),
+    InstanceState.COOLING: frozenset({InstanceState.STOPPED, InstanceState.FAILED}),
+    InstanceState.STOPPED: frozenset(),
+    InstanceState.FAILED: frozenset(),
+}
+ENDED = frozenset({InstanceState.STOPPED, InstanceState.FAILED})
+# States in which an instance serves, or will serve without a new start.
+SERVING = frozenset({InstanceState.BOOTING, InstanceState.READY})
+
+
+class Role(StrEnum):
+    """brain_primary, brain_secondary: stay loaded for prompts · worker_or_script: makes room."""
+
+    BRAIN_PRIMARY = "brain_primary"
+    BRAIN_SECONDARY = "brain_secondary"
+    WORKER_OR_SCRIPT = "worker_or_script"
+
+    @property
+    def is_brain(self) -> bool:
+        return self is not Role.WORKER_OR_SCRIPT
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServiceFact:
+    """A model service, as input of the policies. Durations in seconds.
+
+    wanted_at: a request came last then that no instance could take; None = there was none.
+    keep_alive_s: None = it is never unloaded for being idle.
+    gpus: of each instance; 0 = it runs on the CPU. expected_boot_s: learned, or the shipped value.
+    retry_at: no start before this, after failures.
+    """
+
+    id: int
+    name: str
+    enabled: bool = True
+    gpus: int = 1
+    memory_bytes: int | None = None
+    min_instances: int = 0
+    max_instances: int = 1
+    concurrency: int = 4
+    role: Role = Role.WORKER_OR_SCRIPT
+    pin: bool = False
+    keep_alive_s: float | None = 300.0
+    min_residency_s: float = 60.0
+    wanted_at: datetime | None = None
+    retry_at: datetime | None = None
+    expected_boot_s: float = 120.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InstanceFact:
+    """An instance that has not ended, as input of the policies.
+
+    job_id: the job that runs it. in_flight: requests that it answers now. started_boot_at: when its
+    process was placed; None = its job waits for a place.
+    """
+
+    id: int
+    service_id: int
+    state: InstanceState
+    since: datetime
+    job_id: int | None = None
+    host: str = ""
+    gpu_uuids: tuple[str, ...] = ()
+    in_flight: int = 0
+    memory_bytes: int | None = None
+    started_boot_at: datetime | None = None
+    ready_at: datetime | None = None
+    last_request_at: datetime | None = None
+    answered_at: datetime | None = None
+    requests_per_hour: float = 0.0
+
+    @property
+    def is_busy(self) -> bool:
+        return self.in_flight > 0
+
+    @property
+    def idle_since(self) -> datetime | None:
+        """When it began to wait for requests; None = it serves one, or is not ready."""
+        if self.state is not InstanceState.READY or self.is_busy:
+            return None
+        return max(filter(None, (self.ready_at, self.last_request_at)), default=self.since)
+
+
+EXPECTED_BOOT_S = {
+    "qwen2.5:14b": 160.0,
+    "qwen2.5:7b": 120.0,
+    "whisper:small.en": 5.0,
+    "sentence-transformers": 3.0,
+}
+DEFAULT_BOOT_S = 120.0
+UNLOAD_S = 5.0
+
+
+def shipped_boot_s(name: str) -> float:
+    """The boot seconds of a model before one was measured."""
+    return EXPECTED_BOOT_S.get(name, DEFAULT_BOOT_S)

@@ -1,0 +1,140 @@
+"""Create, change and remove model services; each change is audited."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+from django.contrib.auth.models import User
+from django.db import IntegrityError, transaction
+
+from monitor.journal.rows import audit
+from monitor.models import Gpu
+from monitor.runtime.rows.wakeups import wake
+from scheduler.lifecycle.rows import queue as job_queue
+from scheduler.model_services import policy, rows
+from scheduler.models import ModelService
+
+ACCOUNT_SENTENCE = "Only administrators may choose the account of a model service."
+TAKEN = "There is a model service {name} already."
+# Columns that an operator sets; the others are written by gpucoord.
+COLUMNS = (
+    "name", "enabled", "argv", "health_path", "api_base_path", "gpus", "memory_mib", "on_gpus",
+    "min_instances", "max_instances", "concurrency", "role", "pin", "keep_alive_s",
+    "min_residency_s", "boot_timeout_s", "sleep_path", "wake_path", "account",
+)  # fmt: skip
+
+
+class InvalidService(ValueError):
+    """A service cannot be stored; `errors`: what is wrong, by field."""
+
+    def __init__(self, errors: list[tuple[str, str]]) -> None:
+        super().__init__("; ".join(f"{field}: {text}" for field, text in errors))
+        self.errors = errors
+
+
+def create(values: Mapping[str, Any], by: User, now: datetime) -> ModelService:
+    """Store a new service. Raises InvalidService."""
+    return _save(ModelService(created_by=by.get_username()), values, by, now)
+
+
+def change(row: ModelService, values: Mapping[str, Any], by: User, now: datetime) -> ModelService:
+    """Change columns of a service; running instances keep their command. Raises InvalidService."""
+    return _save(row, values, by, now)
+
+
+@transaction.atomic
+def remove(row: ModelService, by: User, now: datetime) -> None:
+    """Delete a service; the jobs of its instances are cancelled."""
+    subject, before = _subject(row), values_of(row)
+    for instance in rows.open_instances().filter(service=row):
+        if instance.job_id is not None:
+            job_queue.request_cancel(instance.job_id, by.get_username(), now)
+    row.delete()
+    audit.note(
+        "MODEL_REMOVED",
+        f"{by.get_username()} removed the model service {before['name']}",
+        by=by.get_username(), now=now, subject=subject, before=before,
+    )  # fmt: skip
+    wake("scheduler")
+
+
+def values_of(row: ModelService) -> dict[str, Any]:
+    """The columns that an operator sets."""
+    return {name: getattr(row, name) for name in COLUMNS}
+
+
+def _save(row: ModelService, values: Mapping[str, Any], by: User, now: datetime) -> ModelService:
+    before = values_of(row) if row.pk else None
+    if wrong := problems(row, values, by):
+        raise InvalidService(wrong)
+    for name, value in values.items():
+        setattr(row, name, value)
+    try:
+        with transaction.atomic():
+            row.save()
+            note(row, by.get_username(), now, before)
+            wake("scheduler")
+    except IntegrityError:
+        raise InvalidService([("name", TAKEN.format(name=row.name))]) from None
+    return row
+
+
+def problems(row: ModelService, values: Mapping[str, Any], by: User) -> list[tuple[str, str]]:
+    """Why this user may not set these columns of the stored or new service, by field."""
+    after = values_of(row) | dict(values)
+    taken = ModelService.objects.filter(name=after["name"]).exclude(pk=row.pk).exists()
+    return [
+        *_refused(row, values, by),
+        *policy.problems(after),
+        *_gpu_problems(after["gpus"], after["on_gpus"]),
+        *([("name", TAKEN.format(name=after["name"]))] if taken else []),
+    ]
+
+
+def note(row: ModelService, by: str, now: datetime, before: dict[str, Any] | None) -> None:
+    """Audit a change; nothing when nothing changed."""
+    after = values_of(row)
+    if before == after:
+        return
+    action, word = ("MODEL_CHANGED", "changed") if before else ("MODEL_ADDED", "added")
+    text = f"{by} {word} the model service {row.name}"
+    audit.note(action, text, by=by, now=now, subject=_subject(row), before=before, after=after)
+
+
+def _refused(row: ModelService, values: Mapping[str, Any], by: User) -> list[tuple[str, str]]:
+    """Only a superuser chooses the account, or the command of a service with a chosen account."""
+    if by.is_superuser:
+        return []
+    if "account" in values and values["account"] != row.account:
+        return [("account", ACCOUNT_SENTENCE)]
+    if row.account and "argv" in values and list(values["argv"]) != list(row.argv):
+        text = f"It runs as {row.account}: only administrators may change its command."
+        return [("command", text)]
+    return []
+
+
+def _gpu_problems(gpus: int, on_gpus: Sequence[str]) -> list[tuple[str, str]]:
+    known = set(Gpu.objects.filter(uuid__in=on_gpus).values_list("uuid", flat=True))
+    unknown = [uuid for uuid in on_gpus if uuid not in known]
+    if unknown:
+        return [("on_gpus", f"There is no GPU {unknown[0]}.")]
+    if on_gpus and gpus == 0:
+        return [("on_gpus", "An instance without a GPU (gpus 0) cannot be kept on GPUs.")]
+    if on_gpus and gpus > len(on_gpus):
+        return [("on_gpus", f"Name at least {gpus} GPUs, or lower the GPUs of each instance.")]
+    return []
+
+
+def _subject(row: ModelService) -> str:
+    return f"model {row.name}"
+
+
+def gpu_uuids(texts: list[str], host: str) -> list[str]:
+    """UUIDs of GPUs given as UUIDs or as numbers of this host. An unknown text stays as it is."""
+    numbered = {
+        str(index): uuid
+        for index, uuid in Gpu.objects.filter(host=host).values_list("index", "uuid")
+    }
+    return list(dict.fromkeys(numbered.get(text.strip(), text.strip()) for text in texts))

@@ -1,0 +1,89 @@
+"""Policy: which descriptions of a model service are valid, and the command of an instance."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+
+from monitor.facts.input_rules import character_problem
+
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:+-]{0,99}")
+NAME_SENTENCE = "Write a name of letters, digits and . _ : + -, such as qwen2.5:14b."
+MOST_ARGUMENTS, LONGEST_ARGUMENT = 200, 4096
+MOST_INSTANCES, MOST_REQUESTS = 64, 4096
+PLACEHOLDERS = ("model", "port", "gpu", "gpu_memory_fraction")
+_PLACEHOLDER = re.compile(r"\{(" + "|".join(PLACEHOLDERS) + r")\}")
+NO_PORT = "Write {port} where the program expects its port, such as --port {port}."
+# Commands to start from; PATH stands for the model's file or name.
+TEMPLATES: Mapping[str, str] = {
+    "vLLM": "vllm serve PATH --served-model-name {model} --host 127.0.0.1 --port {port}"
+    " --gpu-memory-utilization {gpu_memory_fraction}",
+    "llama.cpp": "llama-server --model PATH --alias {model} --host 127.0.0.1 --port {port}"
+    " --n-gpu-layers 999",
+    "Ollama": "env OLLAMA_HOST=127.0.0.1:{port} OLLAMA_KEEP_ALIVE=-1 ollama serve",
+}
+
+
+def parse_argv(command: str | Sequence[str]) -> tuple[str, ...]:
+    """The program and its arguments; a text is split as a shell would, but no shell runs it.
+
+    Raises ValueError with a sentence.
+    """
+    if isinstance(command, str):
+        try:
+            parts = shlex.split(command)
+        except ValueError:
+            raise ValueError("A quotation mark of the command is not closed.") from None
+    else:
+        parts = list(command)
+    if not parts or not parts[0]:
+        raise ValueError("Write the program and its arguments.")
+    if len(parts) > MOST_ARGUMENTS or any(len(part) > LONGEST_ARGUMENT for part in parts):
+        raise ValueError(
+            f"Write at most {MOST_ARGUMENTS} arguments of {LONGEST_ARGUMENT} characters each."
+        )
+    if not any("{port}" in part for part in parts):
+        raise ValueError(NO_PORT)
+    return tuple(parts)
+
+
+def filled_argv(argv: Sequence[str], values: Mapping[str, str]) -> list[str]:
+    """The command with its placeholders filled in; other braces stay as they are."""
+    return [_PLACEHOLDER.sub(lambda found: values[found[1]], part) for part in argv]
+
+
+def memory_fraction(placed_bytes: int | None, total_bytes: int | None) -> str:
+    """The placed memory as a part of the GPU's, rounded down; "0" without a GPU."""
+    if not placed_bytes or not total_bytes:
+        return "0"
+    hundredths = min(100, placed_bytes * 100 // total_bytes)
+    return f"{max(1, hundredths) / 100:.2f}"
+
+
+def problems(values: Mapping[str, object]) -> list[tuple[str, str]]:
+    """What is wrong with these columns of a service, by field."""
+    found = []
+    name = values.get("name")
+    if name is not None and not NAME.fullmatch(str(name)):
+        found.append(("name", NAME_SENTENCE))
+    for field in ("health_path", "api_base_path", "sleep_path", "wake_path"):
+        if problem := path_problem(str(values.get(field) or "")):
+            found.append((field, problem))
+    if not values.get("health_path", "/health"):
+        found.append(("health_path", "Write the path of a health check, such as /health."))
+    least, most = values.get("min_instances"), values.get("max_instances")
+    if isinstance(least, int) and isinstance(most, int) and least > most:
+        found.append(("min_instances", f"Write at most {most}, the largest number of instances."))
+    if bool(values.get("sleep_path")) != bool(values.get("wake_path")):
+        found.append(("wake_path", "Write both paths, to sleep and to wake, or none of them."))
+    return found
+
+
+def path_problem(path: str) -> str:
+    """Why this cannot be a path of the server; "" = it can, or there is none."""
+    if not path:
+        return ""
+    if not path.startswith("/") or path.startswith("//") or " " in path or "#" in path:
+        return "Write a path that starts with /, such as /health."
+    return character_problem(path) or ""

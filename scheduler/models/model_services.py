@@ -1,0 +1,153 @@
+from __future__ import annotations
+
+from django.core.validators import MaxValueValidator, MinValueValidator
+from django.db import models
+
+from scheduler.facts.model_services import ENDED, InstanceState, Role
+
+GPU_KIND = 120
+
+
+class ModelService(models.Model):
+    """A language model (or another model behind HTTP) that gpucoord starts and stops.
+
+    argv: the program that serves one instance; {model}, {port}, {gpu} and {gpu_memory_fraction} are
+    filled in when it is placed. wanted_at: the last request that found no ready instance.
+    """
+
+    name = models.CharField(max_length=100, unique=True)
+    enabled = models.BooleanField(default=True)
+    argv = models.JSONField("program and arguments")
+    health_path = models.CharField(max_length=200, default="/health")
+    api_base_path = models.CharField("path of the API", max_length=200, default="/v1", blank=True)
+    gpus = models.PositiveSmallIntegerField("GPUs of each instance", default=1)
+    memory_mib = models.PositiveIntegerField("GPU memory in MiB", null=True, blank=True)
+    on_gpus = models.JSONField("only on these GPUs", default=list, blank=True)
+    min_instances = models.PositiveSmallIntegerField(default=0)
+    max_instances = models.PositiveSmallIntegerField(default=1, validators=[MinValueValidator(1)])
+    concurrency = models.PositiveSmallIntegerField(
+        "requests of an instance at a time", default=4, validators=[MinValueValidator(1)]
+    )
+    role = models.CharField(
+        max_length=20,
+        choices=[(role.value, role.value.replace("_", " ")) for role in Role],
+        default=Role.WORKER_OR_SCRIPT.value,
+    )
+    pin = models.BooleanField("never evicted", default=False)
+    # None = it is never unloaded for being idle.
+    keep_alive_s = models.PositiveIntegerField(
+        "unload after idle seconds", default=300, null=True, blank=True
+    )
+    min_residency_s = models.PositiveIntegerField(
+        "least seconds between boot and unload", default=60
+    )
+    boot_timeout_s = models.PositiveIntegerField(
+        default=600, validators=[MinValueValidator(1), MaxValueValidator(86_400)]
+    )
+    sleep_path = models.CharField(max_length=200, blank=True)
+    wake_path = models.CharField(max_length=200, blank=True)
+    account = models.CharField("runs as", max_length=150, blank=True)
+    created_by = models.CharField(max_length=150, blank=True)
+    created_at = models.DateTimeField(auto_now_add=True)
+    wanted_at = models.DateTimeField(null=True, blank=True)
+    failures = models.PositiveSmallIntegerField("failures in a row", default=0)
+    retry_at = models.DateTimeField(null=True, blank=True)
+    problem = models.TextField(blank=True)
+
+    class Meta:
+        ordering = ("name",)
+        constraints = [
+            models.CheckConstraint(
+                condition=models.Q(max_instances__gte=1)
+                & models.Q(min_instances__lte=models.F("max_instances")),
+                name="model_service_instances",
+            ),
+        ]
+
+    def __str__(self) -> str:
+        return self.name
+
+
+class ModelInstance(models.Model):
+    """One running copy of a model service, and the job that runs it.
+
+    in_flight: requests that it answers now. It is busy while it is ready and in_flight is above 0.
+    """
+
+    service = models.ForeignKey(ModelService, models.CASCADE, related_name="instances")
+    job = models.OneToOneField(
+        "scheduler.Job", models.SET_NULL, null=True, blank=True, related_name="model_instance"
+    )
+    state = models.CharField(
+        max_length=10,
+        choices=[(s.value, s.value) for s in InstanceState],
+        default=InstanceState.BOOTING.value,
+    )
+    reason = models.TextField(blank=True)
+    since = models.DateTimeField()
+    host = models.CharField(max_length=100, blank=True)
+    gpu_uuids = models.JSONField(default=list, blank=True)
+    port = models.PositiveIntegerField(null=True, blank=True)
+    pid = models.PositiveIntegerField(null=True, blank=True)
+    memory_bytes = models.BigIntegerField("placed GPU memory", null=True, blank=True)
+    # When its process was placed; before that its job waits for a GPU.
+    started_boot_at = models.DateTimeField(null=True, blank=True)
+    expected_ready_at = models.DateTimeField(null=True, blank=True)
+    ready_at = models.DateTimeField(null=True, blank=True)
+    answered_at = models.DateTimeField("last answer to a health check", null=True, blank=True)
+    last_request_at = models.DateTimeField(null=True, blank=True)
+    in_flight = models.PositiveIntegerField(default=0)
+    tasks_completed = models.PositiveBigIntegerField(default=0)
+    failures = models.PositiveIntegerField(default=0)
+    ended_at = models.DateTimeField(null=True, blank=True)
+
+    class Meta:
+        indexes = [
+            models.Index(
+                fields=["service"],
+                name="model_instance_open",
+                condition=~models.Q(state__in=sorted(state.value for state in ENDED)),
+            ),
+            models.Index(fields=["ended_at"], name="model_instance_ended"),
+        ]
+
+    @property
+    def address(self) -> str:
+        """http://HOST:PORT of its server; "" = not placed yet."""
+        return f"http://127.0.0.1:{self.port}" if self.port else ""
+
+    @property
+    def api_url(self) -> str:
+        """The base of its API, such as http://127.0.0.1:9000/v1; "" = not placed yet."""
+        return f"{self.address}{self.service.api_base_path}" if self.port else ""
+
+    @property
+    def is_busy(self) -> bool:
+        return self.state == InstanceState.READY.value and self.in_flight > 0
+
+    def __str__(self) -> str:
+        return f"instance {self.pk} of {self.service.name}"
+
+
+class ModelBoot(models.Model):
+    """How long a service boots on one kind of GPU ("" = on the CPU), and what memory it needs.
+
+    boot_s: an exponentially weighted mean of the measured seconds.
+    """
+
+    service = models.ForeignKey(ModelService, models.CASCADE, related_name="boots")
+    gpu_model = models.CharField("GPU model", max_length=GPU_KIND, blank=True)
+    boot_s = models.FloatField("boot seconds", null=True, blank=True)
+    boots = models.PositiveIntegerField("measured boots", default=0)
+    peak_memory_bytes = models.BigIntegerField("peak GPU memory", null=True, blank=True)
+    measured_at = models.DateTimeField()
+
+    class Meta:
+        constraints = [
+            models.UniqueConstraint(
+                fields=["service", "gpu_model"], name="model_boot_per_gpu_model"
+            )
+        ]
+
+    def __str__(self) -> str:
+        return f"boots of {self.service} on {self.gpu_model or 'the CPU'}"
