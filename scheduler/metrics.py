@@ -9,6 +9,7 @@ from django.db.models import Count, Min
 
 from monitor.journal.rows import counters
 from monitor.metrics.families import Families
+from scheduler.disk import metrics as disk_metrics
 from scheduler.facts.jobs import JobState, Outcome
 from scheduler.models import Job, ModeState
 from scheduler.throttle import rows as throttle_rows
@@ -20,6 +21,7 @@ def add_metrics(into: Families, now: datetime) -> None:
     _add_open(into, now)
     _add_finished(into)
     _add_throttle(into, now)
+    disk_metrics.add_metrics(into, now)
 
 
 def _add_open(into: Families, now: datetime) -> None:

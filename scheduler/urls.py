@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from django.urls import path
 
+from scheduler.disk import pages as disk_pages
 from scheduler.jobs.pages import search
 from scheduler.jobs.pages import views as job_views
 from scheduler.notifications import pages as notification_views
@@ -14,6 +15,7 @@ from scheduler.timeline import pages as timeline_pages
 
 urlpatterns = [
     path("account/notifications/", notification_views.own, name="notifications"),
+    path("disks/", disk_pages.disks, name="disks"),
     path("jobs/", job_views.jobs, name="jobs"),
     path("jobs/new/", job_views.new, name="job-new"),
     path("jobs/bulk/", job_views.bulk, name="jobs-bulk"),

@@ -175,6 +175,8 @@ def demo_environment(environ: Mapping[str, str], folder: Path, password: str) ->
         "GPUCOORD_PROBE": "simulated",
         "GPUCOORD_ADMIN_PASSWORD": password,
         "GPUCOORD_CANCEL_GRACE_S": "3",
+        # The disk of the machine is no part of the demo.
+        "GPUCOORD_POLICY": '{"disk": {"warn_pct": 100, "clean_pct": 100, "block_pct": 100}}',
         "GPUCOORD_RUN_AS": "nobody" if _others_can_run(folder) else "service",
         "DJANGO_SETTINGS_MODULE": "gpucoord_site.settings",
     }

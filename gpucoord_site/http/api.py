@@ -33,6 +33,7 @@ from monitor.thresholds.api import router as policy_router
 from reports.capacity.api import router as capacity_router
 from reports.render.api import router as report_router
 from reports.schedule.api import router as stored_router
+from scheduler.disk.api import router as disk_router
 from scheduler.jobs.api import router as scheduler_router
 from scheduler.model_services.api import router as model_router
 from scheduler.notifications.api import router as notification_router
@@ -202,6 +203,7 @@ def _api() -> DocumentedApi:
     api.add_router("/jobs/", scheduler_router, tags=["Jobs"])
     api.add_router("/", mode_router, tags=["Mode"])
     api.add_router("/models/", model_router, tags=["Models"])
+    api.add_router("/disks/", disk_router, tags=["Disks"])
     api.add_router("/windows/", window_router, tags=["Time windows"])
     api.add_router("/account/notifications/", notification_router, tags=["Notifications"])
     api.add_router("/", share_router, tags=["Shares"])

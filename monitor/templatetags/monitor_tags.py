@@ -68,6 +68,7 @@ PAGES = (
     ("Incidents", "incidents"),
     ("Events", "events"),
     ("Reports", "reports"),
+    ("Disks", "disks"),
     ("Status", "status"),
 )
 

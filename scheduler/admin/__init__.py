@@ -2,6 +2,24 @@
 
 from __future__ import annotations
 
-from scheduler.admin import hosts, jobs, model_services, notifications, quotas, sizing, windows
+from scheduler.admin import (
+    disk,
+    hosts,
+    jobs,
+    model_services,
+    notifications,
+    quotas,
+    sizing,
+    windows,
+)
 
-__all__ = ["hosts", "jobs", "model_services", "notifications", "quotas", "sizing", "windows"]
+__all__ = [
+    "disk",
+    "hosts",
+    "jobs",
+    "model_services",
+    "notifications",
+    "quotas",
+    "sizing",
+    "windows",
+]

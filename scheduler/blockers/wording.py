@@ -184,6 +184,14 @@ def _cpu_places(blocker: Blocker) -> str:
     return f"All {places} places for jobs without a GPU are taken."
 
 
+def _disk_full(blocker: Blocker) -> str:
+    return (
+        f"The file system of {blocker.detail('path')} is {blocker.detail('used_pct'):.0f} % full;"
+        f" no job with its {blocker.requested} there starts above {blocker.detail('limit_pct'):g} %"
+        f" ({size(blocker.detail('available_bytes'))} are left)."
+    )
+
+
 def _gpu_count(blocker: Blocker) -> str:
     fitting = blocker.detail("fitting")
     return f"This job asks for {blocker.requested}; {fitting or 'none'} can take it now."
@@ -337,6 +345,7 @@ _TEXTS: Mapping[Code, Callable[[Blocker], str]] = {
     Code.STALE_READING: _stale_reading,
     Code.NO_GPU: lambda blocker: f"No GPU can be used now: {blocker.holder}",
     Code.CPU_PLACES: _cpu_places,
+    Code.DISK_FULL: _disk_full,
     Code.GPU_COUNT: _gpu_count,
     Code.OTHER_GPUS: _other_gpus,
     Code.RESERVED_FOR: _reserved_for,

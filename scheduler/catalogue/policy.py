@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from scheduler.disk.policy import DiskPolicy
 from scheduler.execution.policy.bounds import BoundsPolicy, NicePolicy
 from scheduler.lifecycle.policy.retention import RetentionPolicy
 from scheduler.lifecycle.policy.retries import RetryPolicy
@@ -30,6 +31,7 @@ POLICIES: dict[str, type[Any]] = {
     "backfill": BackfillPolicy,
     "bounds": BoundsPolicy,
     "capacity": CapacityPolicy,
+    "disk": DiskPolicy,
     "idle": IdlePolicy,
     "keeping": RetentionPolicy,
     "mode": ModePolicy,
@@ -51,6 +53,7 @@ PROFILES: dict[str, dict[str, dict[str, Any]]] = {
     "desktop": {},
     "server": {},
     "coordinator": {
+        "disk": {"warn_pct": 50.0, "clean_pct": 55.0, "block_pct": 60.0},
         "pressure": {"gpu_busy_pct": 50.0, "gpu_calm_pct": 40.0},
         "utilisation": {"low_pct": 30.0, "high_pct": 50.0},
     },
@@ -69,6 +72,6 @@ TOPICS: dict[str, tuple[str, ...]] = {
         "rank",
     ),
     "Load control": ("pressure", "utilisation", "adaptive", "mode", "idle"),
-    "Limits and retention of jobs": ("bounds", "niceness", "keeping"),
+    "Limits and retention of jobs": ("bounds", "niceness", "keeping", "disk"),
     "Notifications": ("notifications",),
 }

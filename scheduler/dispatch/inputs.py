@@ -21,6 +21,7 @@ from monitor.runtime.rows.item_isolation import ItemIsolation, is_of_step
 from monitor.sampling.probes.limits import LimitsProbe
 from monitor.snapshot import rows as monitor_store
 from monitor.thresholds import rows as thresholds
+from scheduler.disk.inputs import FullDisks
 from scheduler.execution.steps import gpu_locks
 from scheduler.facts.blockers import Blocker, BlockerCode, Tier, details
 from scheduler.facts.jobs import QueuedJob
@@ -220,6 +221,7 @@ class PlanInputs:
         self._queue: QueueCache | None = None
         self._unmet = UnmetDependencies()
         self._standings = Standings()
+        self.full_disks = FullDisks(host)
         # Running jobs may have to leave before a time window even if no job waits.
         self.windows: TimedCache[tuple[Window, ...]] = TimedCache(
             lambda now: window_rows.approved(self._isolation.converter(now)), WINDOWS_FOR
@@ -241,7 +243,8 @@ class PlanInputs:
             cached = self._followed(cached, mark, now)
         self._queue = cached
         jobs, convert = list(cached.jobs.values()), self._isolation.converter(now)
-        return queue_facts.with_waits(jobs, now, convert, self._unmet)
+        jobs = queue_facts.with_waits(jobs, now, convert, self._unmet)
+        return self.full_disks.with_blockers(jobs, now)
 
     def _followed(self, cached: QueueCache, mark: object, now: datetime) -> QueueCache:
         """The cached queue without the jobs that left it, and with new jobs."""

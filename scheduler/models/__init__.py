@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from scheduler.models.attempts import Attempt, GpuHold, YieldRequest
+from scheduler.models.disk import WatchedDisk
 from scheduler.models.hosts import (
     HostCapability,
     LockRefusal,
@@ -38,5 +39,6 @@ __all__ = [
     "ThrottleState",
     "TimeWindow",
     "UsageShare",
+    "WatchedDisk",
     "YieldRequest",
 ]

@@ -26,6 +26,7 @@ PATHS = [
     "/users/admin/",
     "/status/",
     "/mode/",
+    "/disks/",
     "/account/",
 ]
 

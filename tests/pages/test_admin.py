@@ -56,6 +56,7 @@ from scheduler.models import (
     ThrottleState,
     TimeWindow,
     UsageShare,
+    WatchedDisk,
     YieldRequest,
 )
 from tests import jobs_made
@@ -140,6 +141,9 @@ def filled(alice: User) -> None:
     NotificationSettings.objects.create(user=alice, kinds=["finished"])
     NotificationCursor.objects.create(seen_event=7)
     _models()
+    WatchedDisk.objects.create(
+        host="gpubox", path="/data", role="data", level="normal", since_at=NOW, at=NOW
+    )
     _past()
 
 

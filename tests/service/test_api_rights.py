@@ -59,6 +59,7 @@ CALLS = (
     Call("GET", "/api/mode/", READ, ALL),
     Call("POST", "/api/mode/", SUBMIT, OPERATORS, {"mode": "defensive", "hours": 1}),
     Call("GET", "/api/throttle/", READ, ALL),
+    Call("GET", "/api/disks/", READ, ALL),
     Call("GET", "/api/windows/", READ, ALL),
     Call("POST", "/api/windows/", SUBMIT, ALL, WINDOW),
     # A window that was only asked for is hidden from others: 404.

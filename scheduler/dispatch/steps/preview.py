@@ -162,7 +162,8 @@ def _what_if(new: NewJob, owner: str, host: str, now: datetime) -> WhatIf:
         durations = outlook.supply.durations
         expected = durations.expect(owner, new.label, new.time_limit, new.estimate)
         job = _queued(new, owner, now, durations(owner, new.label))
-        job = replace(job, expected=expected)
+        waits_for = (*job.waits, *outlook.supply.full_disks.of_new(new.cwd, now))
+        job = replace(job, expected=expected, waits=waits_for)
         return forecast.what_if(job, given.queue, given.slots, given.policy, now, given.rules)
 
 

@@ -1,0 +1,65 @@
+"""Facts: the space of watched folders, and what a full file system means for jobs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class DiskLevel(StrEnum):
+    """Normal · nearly full · to be cleaned · no job with a folder there starts · unknown."""
+
+    NORMAL = "normal"
+    WARNING = "warning"
+    CLEANING = "cleaning"
+    BLOCKED = "blocked"
+    UNKNOWN = "unknown"
+
+    @property
+    def is_low(self) -> bool:
+        return self in (DiskLevel.WARNING, DiskLevel.CLEANING, DiskLevel.BLOCKED)
+
+
+class FolderUse(StrEnum):
+    """What a job needs a folder for."""
+
+    WORKING = "working folder"
+    LOG = "log folder"
+    CHECKPOINT = "checkpoint folder"
+
+
+@dataclass(frozen=True, slots=True)
+class WatchedFolder:
+    """A folder whose file system is watched. role: why, such as "data"."""
+
+    path: str
+    role: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DiskSpace:
+    """The space of a file system as `df` counts it. device: of the file system, "8:1".
+
+    available_bytes: without the part that is reserved for root.
+    """
+
+    device: str
+    used_bytes: int
+    available_bytes: int
+
+    @property
+    def used_pct(self) -> float | None:
+        """None: it has no size, as /proc."""
+        usable = self.used_bytes + self.available_bytes
+        return 100 * self.used_bytes / usable if usable else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FullDisk:
+    """A file system on which no job may write more. path: the watched folder on it."""
+
+    path: str
+    device: str
+    used_pct: float
+    limit_pct: float
+    available_bytes: int

@@ -1,0 +1,99 @@
+"""Edge: the space of file systems, read in a thread because a dead network mount never answers."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from threading import Event, Thread
+
+from scheduler.disk.facts import DiskSpace
+
+PATIENCE_S = 2.0
+NETWORK = ("nfs", "nfs4", "cifs", "smb3", "ceph", "glusterfs", "lustre", "9p", "afs")
+NO_ANSWER = "The file system does not answer."
+# Folders whose last question is still without an answer.
+_pending: dict[str, Event] = {}
+
+
+class Unreadable(Exception):
+    """The space of a folder cannot be read; the text says why."""
+
+
+def read(path: str, patience_s: float = PATIENCE_S) -> DiskSpace:
+    """Raises Unreadable, within `patience_s`. A folder that hangs is not asked again meanwhile."""
+    pending = _pending.get(path)
+    if pending is not None and not pending.is_set():
+        raise Unreadable(NO_ANSWER)
+    done, answers = Event(), list[DiskSpace | OSError]()
+
+    def ask() -> None:
+        try:
+            answers.append(_ask(path))
+        except OSError as error:
+            answers.append(error)
+        done.set()
+
+    _pending[path] = done
+    Thread(target=ask, name=f"space of {path}", daemon=True).start()
+    if not done.wait(patience_s):
+        raise Unreadable(NO_ANSWER)
+    del _pending[path]
+    answer = answers[0]
+    if isinstance(answer, OSError):
+        raise Unreadable(f"{answer.strerror or answer}.")
+    return answer
+
+
+def _ask(path: str) -> DiskSpace:
+    space = os.statvfs(path)
+    return DiskSpace(
+        device=_name(Path(path).stat().st_dev),
+        used_bytes=(space.f_blocks - space.f_bfree) * space.f_frsize,
+        available_bytes=space.f_bavail * space.f_frsize,
+    )
+
+
+def _name(device: int) -> str:
+    return f"{os.major(device)}:{os.minor(device)}"
+
+
+def device_of(path: str) -> str | None:
+    """The device of a folder or of its nearest parent; None = unknown.
+
+    A folder on a network mount is not touched, as its server may be dead.
+    """
+    mounts = _mounts()
+    above = [mount for mount in mounts if _is_below(path, mount)]
+    nearest = max(above, key=len, default=None)
+    if nearest is not None and mounts[nearest][1] in NETWORK:
+        return mounts[nearest][0]
+    folder = Path(path)
+    for candidate in (folder, *folder.parents):
+        try:
+            return _name(candidate.stat().st_dev)
+        except OSError:
+            continue
+    return None
+
+
+def _is_below(path: str, mount: str) -> bool:
+    return path == mount or path.startswith(f"{mount.rstrip('/')}/")
+
+
+def _mounts() -> dict[str, tuple[str, str]]:
+    """Device and type by mount point."""
+    try:
+        lines = Path("/proc/self/mountinfo").read_text(errors="replace").splitlines()
+    except OSError:
+        return {}
+    found = {}
+    for line in lines:
+        words, _, rest = line.partition(" - ")
+        fields = words.split()
+        found[_plain(fields[4])] = (fields[2], rest.split()[0])
+    return found
+
+
+def _plain(text: str) -> str:
+    """The kernel writes spaces and backslashes of a path as octal numbers."""
+    return text.encode().decode("unicode_escape", errors="replace") if "\\" in text else text

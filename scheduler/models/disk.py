@@ -1,0 +1,36 @@
+from __future__ import annotations
+
+from django.db import models
+
+
+class WatchedDisk(models.Model):
+    """The space of the file system of a watched folder, as the controller of its host read it.
+
+    level: scheduler.disk.facts.DiskLevel. problem: why it cannot be read; figures are then None.
+    """
+
+    host = models.CharField(max_length=100)
+    path = models.CharField(max_length=1000)
+    role = models.CharField(max_length=30)
+    device = models.CharField(max_length=30, blank=True)
+    used_bytes = models.BigIntegerField(null=True, blank=True)
+    available_bytes = models.BigIntegerField(null=True, blank=True)
+    level = models.CharField(max_length=12)
+    since_at = models.DateTimeField()
+    at = models.DateTimeField()
+    problem = models.TextField(blank=True)
+
+    class Meta:
+        verbose_name = "watched folder"
+        constraints = [models.UniqueConstraint(fields=["host", "path"], name="watched_disk_path")]
+
+    def __str__(self) -> str:
+        return f"{self.path} on {self.host}"
+
+    @property
+    def used_pct(self) -> float | None:
+        """Percent used, as `df` counts it; None = unknown."""
+        if self.used_bytes is None or self.available_bytes is None:
+            return None
+        usable = self.used_bytes + self.available_bytes
+        return 100 * self.used_bytes / usable if usable else None

@@ -1,0 +1,100 @@
+from __future__ import annotations
+
+import pytest
+
+from scheduler.blockers.wording import text
+from scheduler.catalogue.policy import PROFILES
+from scheduler.disk.facts import DiskLevel, DiskSpace, FolderUse, FullDisk
+from scheduler.disk.policy import DiskPolicy, full_blockers, level
+from scheduler.facts.blockers import BlockerCode, from_row, to_row
+from tests.builders import GIB
+
+POLICY = DiskPolicy(warn_pct=60, clean_pct=65, block_pct=70, calm_pct=1)
+
+
+def space(used_pct: float, device: str = "8:1") -> DiskSpace:
+    used = round(used_pct * GIB)
+    return DiskSpace(device=device, used_bytes=used, available_bytes=100 * GIB - used)
+
+
+@pytest.mark.parametrize(
+    ("used", "before", "after"),
+    [
+        (60.0, "normal", "normal"),
+        (60.1, "normal", "warning"),
+        (59.5, "warning", "warning"),
+        (58.9, "warning", "normal"),
+        (65.1, "normal", "cleaning"),
+        (70.1, "warning", "blocked"),
+        (69.5, "blocked", "blocked"),
+        (69.5, "cleaning", "cleaning"),
+        (64.5, "blocked", "cleaning"),
+        (10.0, "blocked", "normal"),
+    ],
+)
+def test_a_level_begins_above_its_threshold_and_ends_a_little_below(
+    used: float, before: str, after: str
+) -> None:
+    assert level(space(used), POLICY, DiskLevel(before)) == after
+
+
+def test_a_file_system_that_cannot_be_read_keeps_its_level() -> None:
+    assert level(None, POLICY, DiskLevel.BLOCKED) is DiskLevel.BLOCKED
+    assert level(None, POLICY, DiskLevel.UNKNOWN) is DiskLevel.UNKNOWN
+
+
+def test_100_percent_is_never() -> None:
+    never = DiskPolicy(warn_pct=100, clean_pct=100, block_pct=100)
+
+    assert level(space(100.0), never, DiskLevel.NORMAL) is DiskLevel.NORMAL
+
+
+def test_reserved_blocks_count_as_df_counts_them() -> None:
+    reserved = DiskSpace(device="8:1", used_bytes=60 * GIB, available_bytes=20 * GIB)
+
+    assert reserved.used_pct == 75.0
+    assert DiskSpace(device="0:5", used_bytes=0, available_bytes=0).used_pct is None
+
+
+def test_the_coordinator_acts_earlier() -> None:
+    assert PROFILES["coordinator"]["disk"] == {
+        "warn_pct": 50.0, "clean_pct": 55.0, "block_pct": 60.0
+    }  # fmt: skip
+
+
+def test_thresholds_in_the_wrong_order_and_relative_paths_are_conflicts() -> None:
+    wrong = DiskPolicy(warn_pct=90, clean_pct=80, block_pct=70, paths=("data",))
+
+    assert set(wrong.conflicts()) == {"clean_pct", "block_pct", "paths"}
+
+
+FULL = {"8:1": FullDisk(path="/data", device="8:1", used_pct=71.4, limit_pct=70.0,
+                        available_bytes=28 * GIB)}  # fmt: skip
+
+
+def test_a_job_waits_for_each_full_file_system_of_its_folders_once() -> None:
+    folders = (
+        (FolderUse.LOG, "8:1"),
+        (FolderUse.CHECKPOINT, "8:1"),
+        (FolderUse.WORKING, "8:2"),
+    )
+    (blocker,) = full_blockers(folders, FULL)
+
+    assert blocker.code is BlockerCode.DISK_FULL
+    assert text(blocker) == (
+        "The file system of /data is 71 % full; no job with its log folder there starts above"
+        " 70 % (28 GiB are left)."
+    )
+    assert from_row(to_row(blocker)) == blocker
+
+
+def test_changed_figures_are_the_same_reason() -> None:
+    fuller = {"8:1": FullDisk(path="/data", device="8:1", used_pct=80.0, limit_pct=70.0,
+                              available_bytes=GIB)}  # fmt: skip
+    (one,), (other,) = (full_blockers([(FolderUse.LOG, "8:1")], disks) for disks in (FULL, fuller))
+
+    assert one.key == other.key
+
+
+def test_an_unknown_file_system_blocks_nothing() -> None:
+    assert full_blockers([(FolderUse.WORKING, None), (FolderUse.LOG, "8:2")], FULL) == ()

@@ -1,0 +1,185 @@
+"""The controller's part, the blocker of waiting jobs, REST, the page and metrics."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+from django.contrib.auth.models import User
+from django.test import Client
+
+from monitor.metrics.families import Families
+from monitor.models import Event
+from monitor.thresholds import rows as thresholds
+from scheduler import metrics
+from scheduler.disk import rows
+from scheduler.disk.facts import DiskSpace
+from scheduler.disk.probes import space as probe
+from scheduler.disk.step import DiskWatch
+from scheduler.dispatch.inputs import PlanInputs
+from scheduler.facts.blockers import BlockerCode
+from scheduler.facts.plans import PlanPolicy
+from scheduler.models import WatchedDisk
+from tests import jobs_made
+from tests.builders import NOW
+from tests.scheduler.disk.test_disk_policy import space
+
+pytestmark = pytest.mark.django_db
+LATER = timedelta(seconds=20)
+
+
+class Disk:
+    """Answers with a use that a test sets. device: that of the data folder."""
+
+    def __init__(self, data: Path) -> None:
+        self.device = probe.device_of(str(data)) or ""
+        self.used_pct: float | None = 10.0
+
+    def read(self, path: str) -> DiskSpace:
+        if self.used_pct is None:
+            raise probe.Unreadable("No such file or directory.")
+        return space(self.used_pct, self.device)
+
+
+@pytest.fixture
+def disk(data: Path) -> Disk:
+    return Disk(data)
+
+
+@pytest.fixture
+def watch(disk: Disk, data: Path) -> DiskWatch:
+    return DiskWatch("gpubox", data, None, disk.read)
+
+
+def blockers(alice: User, **job: object) -> list[BlockerCode]:
+    made = jobs_made.waiting(alice, **job)
+    queue = PlanInputs("gpubox", PlanPolicy()).queue(NOW)
+    return [b.code for queued in queue if queued.id == made.pk for b in queued.waits]
+
+
+def test_events_name_the_folder_and_its_use(watch: DiskWatch, disk: Disk, data: Path) -> None:
+    for number, used in enumerate((10.0, 66.0, 66.5, 75.0, 10.0)):
+        disk.used_pct = used
+        watch.judge(None, NOW + number * LATER)
+
+    told = list(Event.objects.order_by("pk").values_list("kind", "severity", "text"))
+    assert [(kind, severity) for kind, severity, _ in told] == [
+        ("DISK_SPACE_LOW", "warning"),
+        ("DISK_SPACE_LOW", "error"),
+        ("DISK_SPACE_OK", "info"),
+    ]
+    assert told[0][2].startswith(f"{data} is 66 % full; 34 GiB are left.")
+
+
+def test_a_full_log_folder_holds_every_job_of_the_host(
+    watch: DiskWatch, disk: Disk, alice: User
+) -> None:
+    disk.used_pct = 71.0
+    watch.judge(None, NOW)
+
+    assert blockers(alice) == [BlockerCode.DISK_FULL]
+
+
+def test_only_jobs_that_work_on_the_full_file_system_wait(
+    data: Path, disk: Disk, alice: User, tmp_path: Path
+) -> None:
+    away = probe.device_of("/dev/shm")
+    if away in (None, disk.device):
+        pytest.skip("/dev/shm is no file system of its own")
+    disk.device, disk.used_pct = away or "", 71.0
+    DiskWatch("gpubox", data, None, disk.read).judge(None, NOW)
+
+    assert blockers(alice, cwd="/dev/shm") == [BlockerCode.DISK_FULL]
+    assert blockers(alice, cwd=str(tmp_path)) == []
+
+
+def test_a_reading_that_is_old_blocks_nothing(watch: DiskWatch, disk: Disk, alice: User) -> None:
+    disk.used_pct = 71.0
+    watch.judge(None, NOW - rows.STALE_AFTER)
+
+    assert blockers(alice) == []
+
+
+def test_an_operators_clean_up_job_is_exempt(
+    watch: DiskWatch, disk: Disk, root: User, alice: User
+) -> None:
+    disk.used_pct = 71.0
+    watch.judge(None, NOW)
+
+    assert blockers(root, tags={"cleanup": ""}) == []
+    assert blockers(alice, tags={"cleanup": ""}) == [BlockerCode.DISK_FULL]
+
+
+def test_an_unreadable_folder_is_unknown_and_never_zero(
+    watch: DiskWatch, disk: Disk, root: User, as_user: Callable[[User], Client]
+) -> None:
+    disk.used_pct = None
+    watch.judge(None, NOW)
+
+    row = WatchedDisk.objects.get()
+    assert (row.used_pct, row.level) == (None, "unknown")
+    answer = as_user(root).get("/api/disks/").json()
+    assert (answer["disks"][0]["used_pct"], answer["disks"][0]["level"]) == (None, "unknown")
+    assert "No such file or directory." in as_user(root).get("/disks/").content.decode()
+
+
+def test_a_folder_that_is_watched_no_more_is_forgotten(
+    watch: DiskWatch, disk: Disk, data: Path
+) -> None:
+    thresholds.change("disk", {"paths": ["/srv/more"]}, by="root", now=NOW)
+    watch.judge(None, NOW)
+    assert [row.path for row in rows.watched()] == sorted([str(data), "/srv/more"])
+
+    thresholds.change("disk", {}, by="root", now=NOW)
+    watch.judge(None, NOW + LATER)
+    assert [row.path for row in rows.watched()] == [str(data)]
+
+
+def test_the_page_and_rest_show_what_is_read(
+    watch: DiskWatch, disk: Disk, alice: User, as_user: Callable[[User], Client], data: Path
+) -> None:
+    disk.used_pct = 71.0
+    watch.judge(None, NOW)
+    client = as_user(alice)
+
+    (line,) = client.get("/api/disks/").json()["disks"]
+    assert (line["path"], line["level"], line["used_pct"]) == (str(data), "blocked", 71.0)
+    assert str(data) in client.get("/disks/").content.decode()
+
+
+def test_metrics_have_the_use_of_each_folder(watch: DiskWatch, disk: Disk, data: Path) -> None:
+    disk.used_pct = 71.0
+    watch.judge(None, NOW)
+    into = Families()
+    metrics.add_metrics(into, NOW)
+
+    values = {s.name: s.value for family in into.collect() for s in family.samples}
+    assert values["gpucoord_watched_disk_used_percent"] == 71.0
+    assert values["gpucoord_watched_disk_blocked"] == 1
+
+
+def test_a_file_system_that_does_not_answer_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def hang(path: str) -> DiskSpace:
+        asked.append(path)
+        time.sleep(1)
+        return space(1.0)
+
+    monkeypatch.setattr(probe, "_ask", hang)
+    for _ in range(2):
+        with pytest.raises(probe.Unreadable, match="does not answer"):
+            probe.read("/dead", patience_s=0.05)
+    assert asked == ["/dead"]
+
+
+def test_a_real_folder_is_read_as_df_does(tmp_path: Path) -> None:
+    found = probe.read(str(tmp_path))
+
+    assert found.device == probe.device_of(str(tmp_path / "not" / "yet"))
+    assert found.used_pct is not None
+    with pytest.raises(probe.Unreadable, match="No such file"):
+        probe.read(str(tmp_path / "none"))
