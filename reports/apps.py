@@ -10,9 +10,12 @@ class ReportsConfig(AppConfig):
     verbose_name = "Reports"
 
     def ready(self) -> None:
+        from monitor.alerts.steps import outbox
         from monitor.runtime.rows import periodic_tasks
         from monitor.thresholds import rows as thresholds
         from reports.catalogue.policy import POLICIES, PROFILES, TOPICS
+        from reports.schedule import actions, step
 
         thresholds.register_all(POLICIES, PROFILES, TOPICS)
         periodic_tasks.register("reports.tasks:queue_due")
+        outbox.register_attachments(step.ATTACHED, actions.attachment)

@@ -151,6 +151,15 @@ _apprise_log.addHandler(logging.NullHandler())
 
 
 @dataclass(frozen=True, slots=True)
+class Attachment:
+    """A file that is sent with a message, by services that take files."""
+
+    name: str
+    media_type: str
+    content: bytes
+
+
+@dataclass(frozen=True, slots=True)
 class OutgoingMessage:
     """A message with its address.
 
@@ -162,6 +171,7 @@ class OutgoingMessage:
     text: str
     severity: str = "info"
     receiver: str = ""
+    attachment: Attachment | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,7 +225,10 @@ def _send(letter: OutgoingMessage, target: Any) -> str | None:
     kind = TYPES.get(letter.severity, "info")
     try:
         with _LogCapture() as heard:
-            sent = target.notify(title=letter.title, body=letter.text, notify_type=kind)
+            files = _files(letter)
+            sent = target.notify(
+                title=letter.title, body=letter.text, notify_type=kind, attach=files
+            )
     except Exception as error:
         return _redacted(letter.address, f"{type(error).__name__}: {error}")
     if sent:
@@ -223,6 +236,19 @@ def _send(letter: OutgoingMessage, target: Any) -> str | None:
     reason = NO_REDIRECTS if REDIRECTED.search(heard.said) else heard.reason
     why = f" ({reason})" if reason else ""
     return _redacted(letter.address, heard.said or "It was not accepted.") + why
+
+
+def _files(letter: OutgoingMessage) -> Any:
+    """None without an attachment. Services that take no files leave it out."""
+    file = letter.attachment
+    if file is None:
+        return None
+    from apprise import AppriseAttachment
+    from apprise.attachment.memory import AttachMemory
+
+    loader: Any = AttachMemory
+    memory = loader(content=file.content, name=file.name, mimetype=file.media_type)
+    return AppriseAttachment(memory)
 
 
 def _target(address: str) -> Any:

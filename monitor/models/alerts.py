@@ -68,7 +68,9 @@ class Message(models.Model):
     """An alert for a channel. A task sends it and retries with increasing delays.
 
     about: its subject ("incident:12", "event:7"), sent once for each severity. number: 0 is the
-    notification, 1 and 2 are the warnings to an owner before enforcement.
+    notification, 1 and 2 are the warnings to an owner before enforcement, 3 is a report about an
+    incident whose notification was sent before. attachment: the file that is sent with it, as
+    "KIND:KEY"; the subject that registered the kind reads it.
     """
 
     class State(models.TextChoices):
@@ -90,6 +92,7 @@ class Message(models.Model):
     repeat_key = models.CharField(max_length=200, blank=True)
     title = models.CharField(max_length=200)
     text = models.TextField()
+    attachment = models.CharField(max_length=60, blank=True)
     state = models.CharField(max_length=8, choices=State.choices, default=State.WAITING)
     created_at = models.DateTimeField()
     due_at = models.DateTimeField()

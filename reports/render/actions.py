@@ -18,8 +18,9 @@ from reports.figures.policy import advice
 from reports.figures.policy.violations import line
 from reports.render import charts, codec
 from reports.render.engines import csv_file, pdf, xlsx
-from reports.render.wording import tables
+from reports.render.wording import brief, tables
 from reports.render.wording import text as texts
+from reports.render.wording.brief import Cover
 from reports.render.wording.tables import MOST_PRINTED, cell
 
 CSV_COLUMNS = (
@@ -61,8 +62,13 @@ PARTS = (
 LONG_TABLES = ("timeline", "heat", "waits")
 
 
-def render(report: Report, format: str) -> bytes:
-    """Raises KeyError for an unknown format, and NoTypst for PDF without the extra."""
+def render(report: Report, format: str, cover: Cover | None = None) -> bytes:
+    """With a cover: its one-page form, as HTML, PDF and text.
+
+    Raises KeyError for an unknown format, and NoTypst for PDF without the extra.
+    """
+    if cover is not None and format in _BRIEF_RENDERERS:
+        return _BRIEF_RENDERERS[format](report, cover)
     return _RENDERERS[format](report)
 
 
@@ -180,15 +186,47 @@ def _text(report: Report) -> bytes:
     return texts.text(report).encode()
 
 
+def _brief_html(report: Report, cover: Cover) -> bytes:
+    context = page_context(brief.shortened(report))
+    context |= {
+        "title": cover.title,
+        "lead": brief.cut(cover.text),
+        "pictures": [shown for shown in context["pictures"] if shown[0].key in brief.PICTURES],
+        "tables": [],
+    }
+    return render_to_string("reports/file.html", context).encode()
+
+
+def _brief_text(report: Report, cover: Cover) -> bytes:
+    return brief.text(report, cover).encode()
+
+
+def _brief_pdf(report: Report, cover: Cover) -> bytes:
+    data = _pdf_data(brief.shortened(report))
+    data |= {
+        "title": cover.title,
+        "lead": brief.cut(cover.text),
+        "tables": [table for table in data["tables"] if table["key"] in brief.TABLES],
+        "pictures": [one for one in data["pictures"] if one["key"] in brief.PICTURES],
+    }
+    return pdf.document(data)
+
+
 def _pdf(report: Report) -> bytes:
+    return pdf.document(_pdf_data(report))
+
+
+def _pdf_data(report: Report) -> dict[str, Any]:
+    """What the template of the PDF reads."""
     per_100 = report.totals.whole_per_100
     labels = [label for _, label, _ in PARTS]
     lines = [
         *list(texts.headline(report.totals))[1:],
         tables.reconciliation(report.totals.gpu_hours),
     ]
-    data = {
+    return {
         "title": texts.title(report),
+        "lead": "",
         "subtitle": texts.subtitle(report),
         "notes": list(report.notes),
         "per_100": [
@@ -203,11 +241,15 @@ def _pdf(report: Report) -> bytes:
         "recommendations": [r.text for r in report.recommendations],
         "tables": [printed(table) for table in tables.tables(report) if table.rows],
         "pictures": [
-            {"title": picture.title, "svg": picture.svg, "caption": picture.caption}
+            {
+                "key": picture.key,
+                "title": picture.title,
+                "svg": picture.svg,
+                "caption": picture.caption,
+            }
             for picture in charts.pictures(report)
         ],
     }
-    return pdf.document(data)
 
 
 _RENDERERS: dict[str, Callable[[Report], bytes]] = {
@@ -217,4 +259,9 @@ _RENDERERS: dict[str, Callable[[Report], bytes]] = {
     "html": _html,
     "pdf": _pdf,
     "text": _text,
+}
+_BRIEF_RENDERERS: dict[str, Callable[[Report, Cover], bytes]] = {
+    "html": _brief_html,
+    "pdf": _brief_pdf,
+    "text": _brief_text,
 }

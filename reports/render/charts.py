@@ -58,7 +58,7 @@ def shares(report: Report) -> Picture | None:
         yield from _x_axis(top, wide, len(rows) * height, "%")
         for index, row in enumerate(rows):
             y, share = index * height + 4, row.share_pct or 0.0
-            yield _text(LEFT - 8, y + 13, name(row.user), anchor="end", css="ink", fill=INK)
+            yield _text(LEFT - 8, y + 13, _label(row.user, 18), anchor="end", css="ink", fill=INK)
             yield _rect(LEFT, y, wide * share / top, 16, colour(row.user), owner_css(row.user))
             yield _text(LEFT + wide * share / top + 4, y + 13, f"{share:.1f} %")
             if row.entitled_pct is not None:
@@ -101,7 +101,7 @@ def scatter(report: Report) -> Picture | None:
             )
             if all(abs(x - a) > 60 or abs(y - b) > 12 for a, b in labels):
                 labels.append((x, y))
-                yield _text(x + 9, y + 4, name(row.user), css="ink", fill=INK)
+                yield _text(x + 9, y + 4, _label(row.user, 14), css="ink", fill=INK)
 
     return Picture(
         "scatter",
@@ -277,8 +277,13 @@ def _legend(owners: Sequence[str | None], y: float) -> Iterator[str]:
     for index, owner in enumerate(owners):
         left, top = 110 + 90 * (index % 7), y + 18 * (index // 7)
         yield _rect(left, top, 10, 10, colour(owner), owner_css(owner))
-        label = name(owner)
-        yield _text(left + 14, top + 9, label if len(label) <= 11 else f"{label[:10]}…")
+        yield _text(left + 14, top + 9, _label(owner, 11))
+
+
+def _label(user: str | None, most: int) -> str:
+    """The name, cut where the picture has no room for more."""
+    label = name(user)
+    return label if len(label) <= most else f"{label[: most - 1]}…"
 
 
 def _time_axis(report: Report, x: Place, y: float, high: float) -> Iterator[str]:

@@ -80,7 +80,7 @@ def _choice(request: HttpRequest, query: Mapping[str, str]) -> dict[str, Any]:
         "scopes": _scopes(request),
         "zone": timezone.get_current_timezone_name(),
         "downloads": [d for d in DOWNLOADS if has_pdf or d[0] != "pdf"],
-        "no_pdf": "" if has_pdf else pdf.HOW_TO_GET,
+        "has_pdf": has_pdf,
     }
 
 

@@ -7,6 +7,7 @@ from datetime import datetime, timedelta
 from django.conf import settings
 from django.http import Http404, HttpResponse
 
+from monitor.alerts.senders import Attachment
 from monitor.identity.policy.privacy import Viewer
 from monitor.journal.rows import audit
 from monitor.thresholds import rows as thresholds
@@ -19,6 +20,7 @@ from reports.schedule import rows, step
 from reports.schedule.policy import DeliveryPolicy
 
 DAY = timedelta(days=1)
+ATTACHED = ("pdf", "html")
 
 
 class TooManyReports(Exception):
@@ -58,6 +60,17 @@ def visible(pk: int, viewer: Viewer) -> StoredReport:
     return row
 
 
+def attachment(key: str) -> Attachment | None:
+    """The file of a stored report that is sent with messages: the PDF, or else the HTML file."""
+    if not key.isdigit():
+        return None
+    found = StoredFile.objects.filter(report=int(key), format__in=ATTACHED).select_related("report")
+    file = max(found, key=lambda one: one.format == "pdf", default=None)
+    if file is None:
+        return None
+    return Attachment(_name(file.report, file.format), MEDIA[file.format][0], bytes(file.content))
+
+
 def download(row: StoredReport, format: str, by: str, now: datetime) -> HttpResponse:
     """The stored file, which is audited. Raises Http404 if it was not made."""
     found = StoredFile.objects.filter(report=row, format=format).first()
@@ -65,10 +78,13 @@ def download(row: StoredReport, format: str, by: str, now: datetime) -> HttpResp
         raise Http404(row.missing.get(format) or f"Report {row.pk} has no file in this format.")
     text = f"{by} downloaded the stored report {row.pk} ({row.title}) as {format}"
     audit.note("REPORT_DOWNLOADED", text, by=by, now=now, subject=f"report {row.pk}")
-    media, extension = MEDIA[format]
+    media = MEDIA[format][0]
     response = HttpResponse(bytes(found.content), content_type=media)
     if format != "text":
-        name = f"gpu-report-{row.pk}-{row.until_at:%Y-%m-%d}.{extension}"
-        response["Content-Disposition"] = f'attachment; filename="{name}"'
+        response["Content-Disposition"] = f'attachment; filename="{_name(row, format)}"'
     response["Cache-Control"] = "private, no-store"
     return response
+
+
+def _name(row: StoredReport, format: str) -> str:
+    return f"gpu-report-{row.pk}-{row.until_at:%Y-%m-%d}.{MEDIA[format][1]}"

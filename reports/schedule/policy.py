@@ -7,11 +7,14 @@ from datetime import datetime, timedelta
 
 from monitor.facts.thresholds import threshold
 from reports.figures.facts import Report, UserFigures
+from reports.figures.policy.violations import line
 from reports.periods import policy as periods
 from reports.periods.facts import Period
 
 # A message is read in a mail or chat; the stored report has the rest.
 LONGEST_TEXT = 6000
+# Of the findings in an alert; the attached page has the rest.
+MOST_LINES = 4
 MORE = "…\nThe stored report has the rest."
 
 
@@ -54,6 +57,12 @@ def incident_title(person: str, program: str, job_ref: str, where: str) -> str:
     if not person:
         return f"Unfair use of {where}: the owner of {what} is unknown"
     return f"{person}'s {what} violates the fair share on {where}"
+
+
+def incident_text(text: str, report: Report, link: str) -> str:
+    """The text of the alert: the incident, what the report says about it, and its address."""
+    found = [*(line(one) for one in report.violations), *(r.text for r in report.recommendations)]
+    return "\n".join([text, *(f"- {one}" for one in found[:MOST_LINES]), link]).rstrip()
 
 
 def own_summary(report: Report, user: str) -> str:

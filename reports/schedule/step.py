@@ -18,7 +18,7 @@ from django.utils import timezone
 
 from monitor.alerts.policy import INCIDENT, AlertPolicy, Notice, due_at, pause, wants
 from monitor.alerts.rows import link
-from monitor.alerts.steps.writer import person_of, route_of
+from monitor.alerts.steps.writer import message, person_of, route_of
 from monitor.identity.policy.privacy import Viewer
 from monitor.journal.rows import events
 from monitor.models import Channel, Incident, Message
@@ -32,6 +32,7 @@ from reports.periods.facts import Period, ReportRefused, Scope, ScopeKind
 from reports.render.actions import FORMATS, render
 from reports.render.engines.pdf import NoTypst
 from reports.render.wording import text as texts
+from reports.render.wording.brief import Cover
 from reports.schedule import policy, rows
 from reports.schedule.policy import DeliveryPolicy
 from scheduler.notifications import rows as notifications
@@ -40,6 +41,12 @@ from scheduler.notifications.policy import Letter
 OPERATOR = Viewer("", operator=True)
 GPUCOORD = "gpucoord"
 Kind = StoredReport.Kind
+# What messages call a stored report that is attached to them.
+ATTACHED = "report"
+# Of a message about an incident: the notification and the warnings have lower numbers.
+REPORT_NUMBER = 3
+# A message that is due sooner may be on its way already.
+SOON = timedelta(minutes=1)
 
 
 def make(
@@ -52,8 +59,9 @@ def make(
     days: float,
     schedule: ReportSchedule | None = None,
     incident: Incident | None = None,
+    cover: Cover | None = None,
 ) -> StoredReport:
-    """Render the report in every format and store it for `days`.
+    """Render the report in every format and store it for `days`; with a cover, on one page.
 
     A format that cannot be made does not prevent the others; the row names it.
     """
@@ -61,7 +69,7 @@ def make(
     files, missing = {}, {}
     for name in FORMATS:
         try:
-            files[name] = render(report, name)
+            files[name] = render(report, name, cover)
         except NoTypst as error:
             missing[name] = str(error)
         except Exception as error:
@@ -180,13 +188,14 @@ def _own(subscription: ReportSubscription, period: Period, now: datetime) -> Non
         about=f"report:{stored.pk}",
         title=stored.title,
         text=policy.shortened(text, _address(stored)),
+        attachment=_attachment(stored),
     )
     to = notifications.recipients([name])[name]
     notifications.store(letter, to, notifications.mail_channel(), now)
 
 
 def _incident(incident: Incident, now: datetime) -> StoredReport:
-    """A page about the user since the incident began, for the channels that want the incident."""
+    """One page about the user since the incident began, for the channels that want the incident."""
     person = person_of(incident)
     scope = Scope(ScopeKind.USER, person) if person else Scope(ScopeKind.GPU, incident.gpu_id or "")
     if not scope.name:
@@ -197,7 +206,10 @@ def _incident(incident: Incident, now: datetime) -> StoredReport:
     where = f"GPU {incident.gpu.index} of {incident.host}" if incident.gpu else incident.host
     title = policy.incident_title(person, incident.program, incident.job_ref, where)
     days = thresholds.current(DeliveryPolicy).incident_days
-    stored = make(report, Kind.INCIDENT, title, OPERATOR, days=days, incident=incident)
+    stored = make(
+        report, Kind.INCIDENT, title, OPERATOR, days=days, incident=incident,
+        cover=Cover(title, incident.text),
+    )  # fmt: skip
     notice = Notice(
         about=f"incident:{incident.pk}",
         at=now,
@@ -208,13 +220,26 @@ def _incident(incident: Incident, now: datetime) -> StoredReport:
         gpu_uuid=incident.gpu_id or "",
         person=person,
         title=title,
-        text="",
+        text=policy.incident_text(incident.text, report, _address(stored)),
     )
     channels = Channel.objects.filter(enabled=True, owner=None, to_owners=False)
-    wanting = [channel for channel in channels if wants(route_of(channel), notice)]
-    text = f"{incident.text}\n\n{texts.text(report)}"
-    _send(stored, wanting, text, incident.severity, now)
+    for channel in channels:
+        if wants(route_of(channel), notice):
+            _add_to_alert(stored, channel, notice, now)
     return stored
+
+
+def _add_to_alert(stored: StoredReport, channel: Channel, notice: Notice, now: datetime) -> None:
+    """Attach the report to the alert that waits for a later hour, or send it after the alert."""
+    alerts = Message.objects.filter(channel=channel, about=notice.about, number=0)
+    later = alerts.filter(state=Message.State.WAITING, attempts=0, due_at__gt=now + SOON)
+    if later.update(attachment=_attachment(stored), text=notice.text):
+        return
+    policy_, zone = thresholds.current(AlertPolicy), timezone.get_default_timezone()
+    due = due_at(route_of(channel), notice.severity, policy_, now, zone)
+    row = message(channel, notice, now, due)
+    row.number, row.attachment = REPORT_NUMBER, _attachment(stored)
+    Message.objects.bulk_create([row], ignore_conflicts=True)
 
 
 def _send(
@@ -230,11 +255,16 @@ def _send(
             severity=severity,
             title=stored.title,
             text=body,
+            attachment=_attachment(stored),
             created_at=now,
             due_at=due_at(route_of(channel), severity, alerts, now, zone),
         )
         for channel in channels
     )
+
+
+def _attachment(stored: StoredReport) -> str:
+    return f"{ATTACHED}:{stored.pk}"
 
 
 def _address(stored: StoredReport) -> str:

@@ -55,12 +55,16 @@ def chosen(kinds: Sequence[NoticeKind], wanted: Collection[str]) -> NoticeKind |
 
 @dataclass(frozen=True, slots=True)
 class Letter:
-    """A message about one job, or about several of the same user and kind."""
+    """A message about one job, or about several of the same user and kind.
+
+    attachment: as of Message.
+    """
 
     owner: str
     about: str
     title: str
     text: str
+    attachment: str = ""
 
 
 def letters(notices: Iterable[JobNotice], address: str) -> list[Letter]:

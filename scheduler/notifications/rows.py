@@ -154,7 +154,7 @@ def store(letter: Letter, to: Recipient, mail: Channel | None, now: datetime) ->
         Message(
             channel=channel, about=letter.about[:60], severity="info", person=letter.owner,
             receiver=receiver, title=letter.title[:200], text=letter.text, created_at=now,
-            due_at=now,
+            due_at=now, attachment=letter.attachment,
         )
         for channel, receiver in ways
     ]  # fmt: skip

@@ -11,7 +11,7 @@ from django.db.models import QuerySet
 
 from monitor.alerts.policy import AlertPolicy, gives_up, pause
 from monitor.alerts.rows import decrypt, first_line
-from monitor.alerts.senders import OutgoingMessage
+from monitor.alerts.senders import Attachment, OutgoingMessage
 from monitor.journal.rows import counters, events
 from monitor.models import Channel, Message
 from monitor.runtime.rows import periodic_tasks
@@ -19,7 +19,12 @@ from monitor.runtime.rows.item_isolation import ItemIsolation
 from monitor.thresholds import rows as thresholds
 
 Send = Callable[[Mapping[int, OutgoingMessage], float], Mapping[int, str | None]]
+# Reads the file with this key; None = it no longer exists.
+ReadAttachment = Callable[[str], Attachment | None]
+_attachments: dict[str, ReadAttachment] = {}
 TASK = "send_alerts"
+# A service may refuse a message because of its file: later tries leave the file out.
+TRIES_WITH_FILE = 3
 DELIVERED, FAILED = "delivered", "failed"
 # Maximum duration of a task, because the canary waits 8 s.
 LIMIT_S = 6.0
@@ -32,6 +37,11 @@ OFF = "The channel was disabled."
 OVER = "The incident closed before the message was sent."
 UNWRITABLE = "The message could not be written; the log has the details."
 NO_ANSWER = "The sender gave no answer."
+
+
+def register_attachments(kind: str, read: ReadAttachment) -> None:
+    """Messages with the attachment "KIND:KEY" are sent with the file that `read` returns."""
+    _attachments[kind] = read
 
 
 def is_due(now: datetime) -> bool:
@@ -130,7 +140,22 @@ def _letter(message: Message) -> OutgoingMessage | None:
     address = decrypt(message.channel.sealed)
     if address is None:
         return None
-    return OutgoingMessage(address, message.title, message.text, message.severity, message.receiver)
+    return OutgoingMessage(
+        address,
+        message.title,
+        message.text,
+        message.severity,
+        message.receiver,
+        _attachment(message),
+    )
+
+
+def _attachment(message: Message) -> Attachment | None:
+    kind, _, key = message.attachment.partition(":")
+    read = _attachments.get(kind)
+    if read is None or message.attempts > TRIES_WITH_FILE:
+        return None
+    return read(key)
 
 
 def _set_aside(message: Message) -> None:

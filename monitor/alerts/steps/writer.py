@@ -168,7 +168,7 @@ def _write_one(
     row = message(channel, notice, now, due)
     row.receiver, row.person = receiver, notice.person if route.to_owners else ""
     if notice.about in severities:
-        _supersede(channel, notice)
+        row.attachment = _supersede(channel, notice)
     _save(row)
     severities[notice.about] = rank(notice.severity)
     return True
@@ -196,10 +196,13 @@ def _save(row: Message) -> None:
     Message.objects.bulk_create([row], ignore_conflicts=True)
 
 
-def _supersede(channel: Channel, notice: Notice) -> None:
-    """Drop the waiting messages about the lower severity."""
+def _supersede(channel: Channel, notice: Notice) -> str:
+    """Drop the waiting messages about the lower severity; returns their attachment."""
     rows = Message.objects.filter(channel=channel, about=notice.about, number=0)
-    rows.filter(state=Message.State.WAITING).update(state=Message.State.DROPPED, problem=WORSE)
+    waiting = rows.filter(state=Message.State.WAITING)
+    attached = waiting.exclude(attachment="").values_list("attachment", flat=True).first()
+    waiting.update(state=Message.State.DROPPED, problem=WORSE)
+    return attached or ""
 
 
 def _reported_severities(channel: Channel, abouts: list[str]) -> dict[str, int]:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 TEMPLATE = Path(__file__).with_name("report.typ")
-HOW_TO_GET = "PDF needs typst: run `pip install 'gpucoord[pdf]'` where gpucoord is installed."
+# A user name of 32 characters and a UUID of a GPU are not cut.
+_LONG_WORD = re.compile(r"(\S{43})\S{2,}")
+HOW_TO_GET = "PDF needs typst. Where gpucoord is installed, run: pip install 'gpucoord[pdf]'"
 
 
 class NoTypst(Exception):
@@ -19,10 +22,22 @@ def is_available() -> bool:
     return find_spec("typst") is not None
 
 
+def _with_short_words(value: Any) -> Any:
+    """All texts without words that are wider than a column; pictures stay as they are."""
+    if isinstance(value, str):
+        return value if value.startswith("<svg") else _LONG_WORD.sub(r"\1…", value)
+    if isinstance(value, list | tuple):
+        return [_with_short_words(one) for one in value]
+    if isinstance(value, dict):
+        return {key: _with_short_words(one) for key, one in value.items()}
+    return value
+
+
 def document(data: dict[str, Any]) -> bytes:
     """The PDF of this data; its fields are those that the template reads."""
     try:
         import typst
     except ImportError:
         raise NoTypst(HOW_TO_GET) from None
-    return bytes(typst.compile(TEMPLATE.read_bytes(), sys_inputs={"report": json.dumps(data)}))
+    report = json.dumps(_with_short_words(data))
+    return bytes(typst.compile(TEMPLATE.read_bytes(), sys_inputs={"report": report}))

@@ -4,6 +4,7 @@ import json
 import logging
 import socket
 import threading
+from base64 import b64decode
 from collections.abc import Iterator
 from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -13,6 +14,7 @@ import pytest
 
 from monitor.alerts.rows import encrypt
 from monitor.alerts.senders import (
+    Attachment,
     NetworkLimits,
     OutgoingMessage,
     Service,
@@ -67,6 +69,16 @@ def test_a_webhook_gets_the_message(hook: str) -> None:
     (got,) = Hook.got
     assert (got["title"], got["message"], got["type"]) == ("Hog", "95 %", "warning")
     assert got["auth"].startswith("Basic ")
+
+
+def test_a_webhook_gets_the_attached_file(hook: str) -> None:
+    page = Attachment("page.pdf", "application/pdf", b"%PDF")
+    said = send_here({1: OutgoingMessage(f"{hook}/in", "Hog", "95 %", attachment=page)}, 5)
+
+    (file,) = Hook.got[0]["attachments"]
+    assert said == {1: None}
+    assert (file["filename"], file["mimetype"]) == ("page.pdf", "application/pdf")
+    assert b64decode(file["base64"]) == b"%PDF"
 
 
 def test_what_went_wrong_is_told_without_any_part_of_the_address(

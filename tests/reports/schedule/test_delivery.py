@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from datetime import datetime, timedelta
 from itertools import pairwise
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 from django.contrib.auth.models import User
 from django.utils import timezone
 from django_q.models import OrmQ
+from pypdf import PdfReader
 
 from monitor.alerts.steps import outbox
 from monitor.models import Event, Message
@@ -65,6 +67,7 @@ def test_the_report_reaches_its_channels_through_the_outbox() -> None:
     outbox.send_due(post, NOW)
     assert post.titles == ["daily: GPU Utilization Report (Last day)"]
     assert "Fair Share Violations:" in post.letters[0].text
+    assert post.letters[0].attachment is not None
 
 
 def test_a_channel_that_fails_is_tried_again_and_says_so() -> None:
@@ -107,10 +110,10 @@ def test_a_format_that_fails_keeps_no_other_from_being_stored(
 ) -> None:
     real = step.render
 
-    def render(report: Any, name: str) -> bytes:
+    def render(report: Any, name: str, cover: Any = None) -> bytes:
         if name == "html":
             raise ArithmeticError("broken")
-        return real(report, name)
+        return real(report, name, cover)
 
     monkeypatch.setattr(step, "render", render)
     schedule()
@@ -183,6 +186,57 @@ def test_unfair_use_of_more_than_an_hour_adds_a_report_to_the_alert(alice: User)
     assert (message.channel.name, message.severity) == ("ops", "warning")
     assert message.text.startswith("Detected GPU hog: python (PID 4200001, alice)")
     assert step.make_due(LATER + HOUR) == 0
+
+
+def test_the_page_of_an_incident_is_attached_to_its_message(alice: User) -> None:
+    alerts_made.channel()
+    hog()
+    step.make_due(LATER)
+    post = Post()
+    outbox.send_due(post, LATER)
+    (letter,) = post.letters
+    assert letter.attachment is not None
+    stored = StoredReport.objects.get()
+    assert letter.attachment.name == f"gpu-report-{stored.pk}-2026-03-02.pdf"
+    pdf = PdfReader(io.BytesIO(letter.attachment.content))
+    assert len(pdf.pages) == 1
+    assert "alice's python violates the fair share" in pdf.pages[0].extract_text()
+
+
+def test_an_alert_that_waits_for_the_morning_gets_the_page_itself(alice: User) -> None:
+    channel = alerts_made.channel()
+    row = hog()
+    alert = Message.objects.create(
+        channel=channel, about=f"incident:{row.pk}", incident=row, severity="warning",
+        title="Hog", text="Hog.", created_at=NOW, due_at=LATER + 8 * HOUR,
+    )  # fmt: skip
+    step.make_due(LATER)
+    alert.refresh_from_db()
+    assert Message.objects.count() == 1
+    assert alert.attachment == f"report:{StoredReport.objects.get().pk}"
+
+
+def test_an_alert_that_is_about_to_be_sent_is_followed_by_the_page(alice: User) -> None:
+    channel = alerts_made.channel()
+    row = hog()
+    Message.objects.create(
+        channel=channel, about=f"incident:{row.pk}", incident=row, severity="warning",
+        title="Hog", text="Hog.", created_at=NOW, due_at=LATER,
+    )  # fmt: skip
+    step.make_due(LATER)
+    first, second = Message.objects.order_by("pk")
+    assert (first.about, first.attachment) == (second.about, "")
+    assert second.attachment.startswith("report:")
+
+
+def test_a_deleted_report_does_not_keep_its_message_from_being_sent(alice: User) -> None:
+    alerts_made.channel()
+    hog()
+    step.make_due(LATER)
+    StoredReport.objects.all().delete()
+    post = Post()
+    outbox.send_due(post, LATER)
+    assert [letter.attachment for letter in post.letters] == [None]
 
 
 def test_an_unknown_owner_is_not_named() -> None:

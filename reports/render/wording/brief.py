@@ -1,0 +1,76 @@
+"""The one-page form of a report: what an operator needs to act on one incident."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from monitor.facts.input_rules import escaped
+from reports.figures.facts import Report
+from reports.figures.policy import advice
+from reports.figures.policy.violations import line
+from reports.render.wording import tables
+from reports.render.wording import text as texts
+
+# They fit on one page, also with the longest names.
+MOST_USERS, MOST_VIOLATIONS, MOST_ADVICE, MOST_FINDINGS, MOST_GPUS = 6, 4, 3, 3, 8
+LONGEST_LINE = 400
+TABLES, PICTURES = ("users",), ("shares", "timeline")
+
+
+@dataclass(frozen=True, slots=True)
+class Cover:
+    """What the page is about: its title, and the text of the incident."""
+
+    title: str
+    text: str
+
+
+def shortened(report: Report) -> Report:
+    """The same figures with fewer rows: the page's users, GPUs with use, and main advice."""
+    users = tuple(
+        replace(row, findings=row.findings[:MOST_FINDINGS]) for row in report.users[:MOST_USERS]
+    )
+    names = {row.user for row in users}
+    gpus = [gpu for gpu in report.gpus if any(span.user in names for span in gpu.spans)]
+    return replace(
+        report,
+        users=users,
+        violations=report.violations[:MOST_VIOLATIONS],
+        recommendations=tuple(
+            replace(one, text=cut(one.text)) for one in report.recommendations[:MOST_ADVICE]
+        ),
+        gpus=tuple(gpus[:MOST_GPUS]),
+        sections=(),
+    )
+
+
+def cut(words: str) -> str:
+    """At most LONGEST_LINE characters."""
+    return words if len(words) <= LONGEST_LINE else f"{words[: LONGEST_LINE - 1]}…"
+
+
+def text(report: Report, cover: Cover) -> str:
+    return "\n".join(map(escaped, lines(shortened(report), cover))) + "\n"
+
+
+def lines(report: Report, cover: Cover) -> Iterator[str]:
+    """Of a shortened report."""
+    yield cover.title
+    yield texts.subtitle(report)
+    yield from report.notes
+    yield ""
+    yield from cut(cover.text).splitlines()
+    yield ""
+    yield from texts.headline(report.totals)
+    yield ""
+    yield "Users:"
+    yield from texts.aligned(tables.users(report))
+    yield ""
+    yield "Fair Share Violations:"
+    yield from (f"- {line(v)}" for v in report.violations)
+    if not report.violations:
+        yield "- none"
+    yield ""
+    yield f"Recommendation: {advice.headline(report)}"
+    yield from (f"- {one.text}" for one in report.recommendations)
