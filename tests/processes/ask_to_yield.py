@@ -15,6 +15,6 @@ from django.utils import timezone  # noqa: E402
 from scheduler.facts.plans import Yield  # noqa: E402
 from scheduler.yields import rows as yield_requests  # noqa: E402
 
-wish = Yield(job_id=int(sys.argv[1]), code="OwnerPresent", text="The owner is there.")
-assert yield_requests.ask(wish, timezone.now())
+yield_request = Yield(job_id=int(sys.argv[1]), code="OwnerPresent", text="The owner is there.")
+assert yield_requests.ask(yield_request, timezone.now())
 os.kill(os.getpid(), signal.SIGKILL)

@@ -23,10 +23,10 @@ NONCE = secrets.token_hex(16)
 def wait_for(ready: Callable[[], Any], *, within_s: float = 10.0) -> Any:
     """What `ready` returns once that is true; fails when it takes too long."""
     watch = Stopwatch()
-    while not (found := ready()):
+    while not (answer := ready()):
         assert not watch.has_run(within_s), f"waited {within_s} s in vain"
         time.sleep(0.005)
-    return found
+    return answer
 
 
 def is_running(pid: int) -> bool:
@@ -79,12 +79,12 @@ class RunningAttempt:
         return attempt_files.read_attempt(self.folder, NONCE)
 
     def started(self) -> Started:
-        found: Started = wait_for(lambda: self.look().started)
-        return found
+        start: Started = wait_for(lambda: self.look().started)
+        return start
 
     def result(self, *, within_s: float = 10.0) -> Result:
-        found: Result = wait_for(lambda: self.look().result, within_s=within_s)
-        return found
+        end: Result = wait_for(lambda: self.look().result, within_s=within_s)
+        return end
 
     def log(self) -> str:
         return (self.folder / files.LOG).read_text()

@@ -59,10 +59,10 @@ class Ticking:
 
     def _is_asked_to(self, do: str) -> bool:
         """Answers beside the file that asks, so that a test knows that it was heard."""
-        asked = (Path(settings.DATA) / f"{do}-{self.loop}").exists()
-        if asked:
+        is_requested = (Path(settings.DATA) / f"{do}-{self.loop}").exists()
+        if is_requested:
             (Path(settings.DATA) / f"{do}-{self.loop}.heard").touch()
-        return asked
+        return is_requested
 
     def _call(self, seconds: float) -> None:
         self.asking = ("nvmlDeviceGetUtilizationRates", time.monotonic())

@@ -71,8 +71,8 @@ class Scheduler:
 
 def submit(owner: User, command: str, requirement: Requirement | None = None, **more: Any) -> Job:
     """A job without a GPU unless `requirement` says otherwise."""
-    asked = requirement or Requirement(gpus=0)
-    new = NewJob(command=command, requirement=asked, **more)
+    request = requirement or Requirement(gpus=0)
+    new = NewJob(command=command, requirement=request, **more)
     return job_queue.submit(new, owner, timezone.now())
 
 
@@ -81,9 +81,9 @@ def reloaded(job: Job) -> Job:
 
 
 def attempt_of(job: Job) -> Attempt:
-    found = job.attempts.order_by("number").last()
-    assert found is not None
-    return found
+    attempt = job.attempts.order_by("number").last()
+    assert attempt is not None
+    return attempt
 
 
 def folder_of(job: Job, number: int = 1) -> Path:
@@ -93,9 +93,9 @@ def folder_of(job: Job, number: int = 1) -> Path:
 def kill_runner_of(job: Job) -> None:
     """SIGKILL for the runner of its newest attempt and its guardian."""
     attempt = attempt_of(job)
-    found = attempt_files.read_attempt(folder_of(job, attempt.number), attempt.nonce)
-    assert found.started is not None
-    kill_runners(found.started)
+    attempt_state = attempt_files.read_attempt(folder_of(job, attempt.number), attempt.nonce)
+    assert attempt_state.started is not None
+    kill_runners(attempt_state.started)
 
 
 def log_of(job: Job, number: int = 1) -> str:

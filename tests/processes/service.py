@@ -26,11 +26,11 @@ NO_DISK_LIMITS = '{"disk": {"warn_pct": 100, "clean_pct": 100, "block_pct": 100}
 T = TypeVar("T")
 
 
-def wait_until(found: Callable[[], T | None], seconds: float, what: str) -> T:
-    """Poll until `found` returns something true; fails with `what` when it never does."""
+def wait_until(poll: Callable[[], T | None], seconds: float, purpose: str) -> T:
+    """Call `poll` until it returns something true; fails with `purpose` if it never does."""
     watch = Stopwatch()
-    while not (value := found()):
-        assert not watch.has_run(seconds), f"not within {seconds:g} s: {what}"
+    while not (value := poll()):
+        assert not watch.has_run(seconds), f"not within {seconds:g} s: {purpose}"
         time.sleep(0.02)
     return value
 
@@ -73,8 +73,8 @@ class Service:
     def _address(self) -> str | None:
         if self.process.poll() is not None:
             raise AssertionError(f"gpucoord ended: {self.text()}")
-        found = re.search(r"is at (http://\S+)", self.text())
-        return found[1] if found else None
+        match = re.search(r"is at (http://\S+)", self.text())
+        return match[1] if match else None
 
     def text(self) -> str:
         """What it has written since its last start."""
@@ -108,8 +108,8 @@ class Service:
 
     def child(self, name: str) -> int:
         """The pid of the supervisor's child `web` or `tasks`."""
-        found = {c.name: c.pid for c in self.state().children}
-        return found[name] or 0
+        pids = {c.name: c.pid for c in self.state().children}
+        return pids[name] or 0
 
     def sentinel(self) -> int:
         return wait_until(lambda: children(self.child("tasks"))[:1], 5, "a sentinel")[0]
@@ -118,16 +118,16 @@ class Service:
         """Workers, then the monitor, then the pusher, of a cluster in which none has died yet."""
 
         def all_there() -> list[int] | None:
-            found = sorted(children(self.sentinel()))
-            return found if len(found) == WORKERS + 2 else None
+            pids = sorted(children(self.sentinel()))
+            return pids if len(pids) == WORKERS + 2 else None
 
         return wait_until(all_there, 5, "all of the cluster's processes")
 
     def family(self) -> list[int]:
-        found = [self.process.pid]
-        for pid in found:
-            found += children(pid)
-        return found
+        pids = [self.process.pid]
+        for pid in pids:
+            pids += children(pid)
+        return pids
 
     def healthz(self) -> httpx.Response:
         return httpx.get(f"{self.address}healthz", timeout=LONGEST_S)

@@ -30,11 +30,11 @@ SPIN = "i=0; while :; do i=$((i+1)); done"
 
 @pytest.fixture(scope="module")
 def place() -> Iterator[CgroupParent]:
-    found = cgroup_probe.find_parent()
-    if not found.kind:
-        pytest.skip(f"no cgroup can be made here: {found.problem}")
-    yield found
-    for folder in map(Path, found.folders):
+    parent = cgroup_probe.find_parent()
+    if not parent.kind:
+        pytest.skip(f"no cgroup can be made here: {parent.problem}")
+    yield parent
+    for folder in map(Path, parent.folders):
         for left in folder.glob("0-job-*"):
             with suppress(OSError):
                 left.rmdir()
@@ -118,9 +118,9 @@ def test_a_job_gets_the_cpu_that_it_may_have(run: Run, place: CgroupParent) -> N
         pytest.skip("no cpu controller")
     attempt = run("/bin/sh", "-c", SPIN, time_limit_s=1.5, grace_s=0.2, **bounds(place, cpus=0.2))
 
-    used = attempt.result().cpu_s
-    assert used is not None
-    assert used < 0.6
+    cpu_s = attempt.result().cpu_s
+    assert cpu_s is not None
+    assert cpu_s < 0.6
 
 
 def test_devices_that_are_not_the_jobs_can_not_be_opened(run: Run, place: CgroupParent) -> None:

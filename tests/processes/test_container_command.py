@@ -81,9 +81,11 @@ def test_podman_gets_the_job_s_gpus_folders_and_label(podman: Path) -> None:
 
 
 def test_a_job_without_a_gpu_gets_no_device() -> None:
-    given = container.arguments({"GPUCOORD_JOB_ID": "12", "CUDA_VISIBLE_DEVICES": ""}, "/", [], "i")
+    arguments = container.arguments(
+        {"GPUCOORD_JOB_ID": "12", "CUDA_VISIBLE_DEVICES": ""}, "/", [], "i"
+    )
 
-    assert [word for word in given if word.startswith("--device")] == []
+    assert [word for word in arguments if word.startswith("--device")] == []
 
 
 def test_outside_of_a_job_it_says_how_to_submit(podman: Path) -> None:

@@ -68,10 +68,10 @@ def test_it_is_warned_slowed_stopped_in_turns_and_let_go_when_the_incident_close
         # Each time a new part, as after a restart.
         part = Enforcement("gpubox", ProcessControl(tmp_path / "pacing"))
         now = later(minute)
-        seen = process(pid, start_ticks=ticks, uid=PERSON, program="sleep")
+        holder = process(pid, start_ticks=ticks, uid=PERSON, program="sleep")
         for second in (0, 5):
             at = now + timedelta(seconds=second)
-            part.judge(snapshot(1, [seen], at=at), at)
+            part.judge(snapshot(1, [holder], at=at), at)
 
     tick(0)
     tick(1)

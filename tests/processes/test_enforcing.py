@@ -41,7 +41,7 @@ def target(child: subprocess.Popen[bytes]) -> Target:
 
 
 @pytest.fixture
-def hands(tmp_path: Path, target: Target) -> Iterator[ProcessControl]:
+def actions(tmp_path: Path, target: Target) -> Iterator[ProcessControl]:
     made = ProcessControl(tmp_path / "pacing")
     yield made
     made.thaw(target)
@@ -54,7 +54,7 @@ def is_stopped(target: Target) -> bool:
 
 def paced(target: Target) -> list[int]:
     """The pids of the keeper and, after it, of the pacer."""
-    found = []
+    pids = []
     for name in os.listdir("/proc"):
         if name.isdigit():
             try:
@@ -62,8 +62,8 @@ def paced(target: Target) -> list[int]:
             except OSError:
                 continue
             if str(target.pid).encode() in command and b"-S" in command:
-                found.append(int(name))
-    return sorted(found)
+                pids.append(int(name))
+    return sorted(pids)
 
 
 def stops(target: Target) -> bool:
@@ -75,22 +75,22 @@ def goes(target: Target) -> bool:
 
 
 def test_it_goes_and_stops_in_turns_until_it_is_let_go(
-    hands: ProcessControl, target: Target
+    actions: ProcessControl, target: Target
 ) -> None:
-    assert hands.freeze(target, 0.1, 0.2) is None
+    assert actions.freeze(target, 0.1, 0.2) is None
     for _ in range(2):
         assert stops(target)
         assert goes(target)
 
-    hands.thaw(target)
+    actions.thaw(target)
 
     wait_until(lambda: not paced(target), 3, "no pacer")
     assert not is_stopped(target)
 
 
-def test_asking_again_starts_no_second_pacer(hands: ProcessControl, target: Target) -> None:
+def test_asking_again_starts_no_second_pacer(actions: ProcessControl, target: Target) -> None:
     for _ in range(3):
-        hands.freeze(target, 0.1, 0.2, again=True)
+        actions.freeze(target, 0.1, 0.2, again=True)
     stops(target)
 
     assert len(paced(target)) == 2
@@ -98,9 +98,9 @@ def test_asking_again_starts_no_second_pacer(hands: ProcessControl, target: Targ
 
 @pytest.mark.parametrize("which", [0, 1], ids=["keeper", "pacer"])
 def test_it_goes_on_when_either_of_the_two_is_killed(
-    hands: ProcessControl, target: Target, which: int
+    actions: ProcessControl, target: Target, which: int
 ) -> None:
-    hands.freeze(target, 0.1, 60)
+    actions.freeze(target, 0.1, 60)
     stops(target)
 
     os.kill(paced(target)[which], signal.SIGKILL)
@@ -111,10 +111,10 @@ def test_it_goes_on_when_either_of_the_two_is_killed(
 
 
 def test_it_goes_on_when_gpucoord_writes_no_permit_any_more(
-    hands: ProcessControl, target: Target, monkeypatch: pytest.MonkeyPatch
+    actions: ProcessControl, target: Target, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(process_actions, "PERMIT_S", 0.8)
-    hands.freeze(target, 0.1, 60)
+    actions.freeze(target, 0.1, 60)
     stops(target)
 
     assert goes(target)
@@ -122,9 +122,9 @@ def test_it_goes_on_when_gpucoord_writes_no_permit_any_more(
 
 
 def test_what_both_left_stopped_is_let_go_by_the_next(
-    hands: ProcessControl, target: Target
+    actions: ProcessControl, target: Target
 ) -> None:
-    hands.freeze(target, 0.1, 60)
+    actions.freeze(target, 0.1, 60)
     stops(target)
     keeper, pacer = paced(target)
     os.kill(keeper, signal.SIGSTOP)
@@ -133,15 +133,15 @@ def test_what_both_left_stopped_is_let_go_by_the_next(
     wait_until(lambda: not paced(target), 3, "no pacer")
     assert is_stopped(target)
 
-    hands.freeze(target, 60, 1, again=True)
+    actions.freeze(target, 60, 1, again=True)
 
     assert goes(target)
 
 
-def test_what_its_owner_stopped_stays_stopped(hands: ProcessControl, target: Target) -> None:
+def test_what_its_owner_stopped_stays_stopped(actions: ProcessControl, target: Target) -> None:
     os.kill(target.pid, signal.SIGSTOP)
     stops(target)
-    hands.freeze(target, 0.1, 0.1)
+    actions.freeze(target, 0.1, 0.1)
     wait_until(lambda: len(paced(target)) == 2, 3, "a pacer")
     time.sleep(0.5)
 
@@ -149,28 +149,28 @@ def test_what_its_owner_stopped_stays_stopped(hands: ProcessControl, target: Tar
 
 
 def test_another_process_of_the_same_number_is_never_touched(
-    hands: ProcessControl, target: Target
+    actions: ProcessControl, target: Target
 ) -> None:
     other = replace(target, start_ticks=target.start_ticks - 1)
 
-    assert hands.look(other) is None
-    assert hands.lower(other, 19) in (GONE, process_actions.NO_WAY_BACK)
-    assert hands.freeze(other, 0.1, 0.1) == GONE
-    assert hands.end(other) == GONE
-    assert hands.cap(other, {}, 1, None) == GONE
+    assert actions.look(other) is None
+    assert actions.lower(other, 19) in (GONE, process_actions.NO_WAY_BACK)
+    assert actions.freeze(other, 0.1, 0.1) == GONE
+    assert actions.end(other) == GONE
+    assert actions.cap(other, {}, 1, None) == GONE
     enforce_pacer.serve(
-        [str(hands._permit(other)), str(other.pid), str(other.start_ticks), "0", "9"]
+        [str(actions._permit(other)), str(other.pid), str(other.start_ticks), "0", "9"]
     )
     assert not is_stopped(target)
 
 
-def test_its_own_parents_are_never_touched(hands: ProcessControl) -> None:
+def test_its_own_parents_are_never_touched(actions: ProcessControl) -> None:
     pid = os.getpid()
     me = Target("me", pid, process_tree.start_ticks_of(pid) or 0)
     parent = os.getppid()
     above = Target("above", parent, process_tree.start_ticks_of(parent) or 0)
 
-    assert [hands.end(me), hands.freeze(above, 1, 1)] == [OURS, OURS]
+    assert [actions.end(me), actions.freeze(above, 1, 1)] == [OURS, OURS]
 
 
 def nices(target: Target) -> list[int]:
@@ -180,39 +180,39 @@ def nices(target: Target) -> list[int]:
 
 @pytest.mark.skipif(not priorities.may_restore(), reason="needs the privilege to raise priorities")
 def test_the_priority_of_all_its_threads_is_lowered_and_restored(
-    hands: ProcessControl, target: Target
+    actions: ProcessControl, target: Target
 ) -> None:
-    before = hands.look(target)
+    before = actions.look(target)
     assert before
     usual = nices(target)
 
-    assert hands.lower(target, 15) is None
+    assert actions.lower(target, 15) is None
     assert nices(target) == [15, 15]
     assert priorities.read_priorities(target.pid)["io"] in (priorities.IDLE, None)  # type: ignore[index]
-    hands.lower(target, 10)
+    actions.lower(target, 10)
     assert nices(target) == [15, 15]
 
-    hands.restore(target, before)
+    actions.restore(target, before)
     assert nices(target) == usual
     assert priorities.read_priorities(target.pid) == before["priority"]
 
 
 def test_without_a_way_back_no_priority_is_lowered(
-    hands: ProcessControl, target: Target, monkeypatch: pytest.MonkeyPatch
+    actions: ProcessControl, target: Target, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(priorities, "may_restore", lambda: False)
 
-    assert hands.lower(target, 15) == process_actions.NO_WAY_BACK
+    assert actions.lower(target, 15) == process_actions.NO_WAY_BACK
 
 
 def test_it_is_ended_even_while_it_is_stopped(
-    hands: ProcessControl, target: Target, child: subprocess.Popen[bytes]
+    actions: ProcessControl, target: Target, child: subprocess.Popen[bytes]
 ) -> None:
     os.kill(target.pid, signal.SIGSTOP)
 
-    assert hands.end(target) is None
+    assert actions.end(target) is None
     assert child.wait(5) == -signal.SIGTERM
-    assert hands.end(target, kill=True) == GONE
+    assert actions.end(target, kill=True) == GONE
 
 
 Groups = Callable[..., Path]

@@ -55,10 +55,10 @@ os._exit(0)
 
 @pytest.fixture(scope="module")
 def parents() -> tuple[str, ...]:
-    found = cgroup_probe.find_parent()
-    if not found.folders:
-        pytest.skip(f"no cgroup can be made here: {found.problem}")
-    return found.folders
+    parent = cgroup_probe.find_parent()
+    if not parent.folders:
+        pytest.skip(f"no cgroup can be made here: {parent.problem}")
+    return parent.folders
 
 
 @pytest.fixture
@@ -90,10 +90,10 @@ def test_a_child_is_in_all_of_its_cgroups(cgroup: Cgroup, call: int) -> None:
 def test_a_folder_that_is_no_cgroup_is_left_out(cgroup: Cgroup, tmp_path: Path) -> None:
     folders = (tmp_path, *cgroup.folders)
     with _forked(folders) as pid:
-        found = Cgroup(folders).holding(pid)
+        pids = Cgroup(folders).holding(pid)
 
-    assert found is not None
-    assert tmp_path not in found.folders
+    assert pids is not None
+    assert tmp_path not in pids.folders
     assert not list(tmp_path.iterdir())
 
 

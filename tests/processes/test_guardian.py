@@ -114,9 +114,9 @@ def test_the_gpu_stays_locked_until_the_end(run: Run, tmp_path: Path) -> None:
     assert isinstance(locks.lock_gpus(tmp_path, [0], alone=True), LockRefused)
 
     attempt.result()
-    taken = locks.lock_gpus(tmp_path, [0], alone=True)
-    assert isinstance(taken, HeldLocks)
-    taken.release()
+    locked = locks.lock_gpus(tmp_path, [0], alone=True)
+    assert isinstance(locked, HeldLocks)
+    locked.release()
 
 
 def test_the_gpu_is_unlocked_when_the_result_is_there(run: Run, tmp_path: Path) -> None:
@@ -127,9 +127,9 @@ def test_the_gpu_is_unlocked_when_the_result_is_there(run: Run, tmp_path: Path) 
     os.kill(guardian, 0)
     attempt.result()
 
-    taken = locks.lock_gpus(tmp_path, [0], alone=True, instance=6)
-    assert isinstance(taken, HeldLocks)
-    taken.release()
+    locked = locks.lock_gpus(tmp_path, [0], alone=True, instance=6)
+    assert isinstance(locked, HeldLocks)
+    locked.release()
     wait_for(lambda: not is_running(guardian))
 
 

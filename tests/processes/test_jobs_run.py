@@ -81,8 +81,8 @@ def test_a_running_job_is_known_as_such(scheduler: Scheduler, root: User) -> Non
 
 def test_a_job_gets_its_gpus_and_holds_them_while_it_runs(scheduler: Scheduler, root: User) -> None:
     _see_gpus(2)
-    asked = Requirement(gpus=2, memory_bytes=20 * GIB)
-    job = submit(root, "echo $CUDA_VISIBLE_DEVICES; sleep 60", asked)
+    request = Requirement(gpus=2, memory_bytes=20 * GIB)
+    job = submit(root, "echo $CUDA_VISIBLE_DEVICES; sleep 60", request)
     scheduler.run_until(lambda: log_of(job))
     scheduler.run_to(job, "running")
 

@@ -83,14 +83,14 @@ def _is_runner(pid: int) -> bool:
 
 def _kill_gpucoord(service: Service) -> None:
     """SIGKILL to every process of gpucoord but the runners, the supervisor first."""
-    found = [service.process.pid]
-    for pid in found:
-        found += [child for child in children(pid) if not _is_runner(child)]
-    for pid in found:
+    pids = [service.process.pid]
+    for pid in pids:
+        pids += [child for child in children(pid) if not _is_runner(child)]
+    for pid in pids:
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
     service.process.wait()
-    wait_until(lambda: not any(map(lives, found)), 5, "the end of gpucoord")
+    wait_until(lambda: not any(map(lives, pids)), 5, "the end of gpucoord")
 
 
 def test_a_job_ends_while_all_of_gpucoord_is_dead(service: Service) -> None:

@@ -62,8 +62,8 @@ def _running(scheduler: Scheduler, owner: User, command: str, **options: Any) ->
 
 
 def _ask(job: Job, **changes: Any) -> None:
-    wish = {"job_id": job.pk, "code": "OwnerPresent", "text": "The owner is there."}
-    assert yield_requests.ask(Yield(**(wish | changes)), timezone.now())
+    yield_request = {"job_id": job.pk, "code": "OwnerPresent", "text": "The owner is there."}
+    assert yield_requests.ask(Yield(**(yield_request | changes)), timezone.now())
 
 
 def test_a_job_saves_its_work_leaves_and_goes_on(scheduler: Scheduler, root: User) -> None:
@@ -209,16 +209,16 @@ def test_the_job_reads_why_and_until_when(scheduler: Scheduler, root: User) -> N
     _ask(job)
     scheduler.run_to(job)
 
-    told = json.loads(log_of(job).splitlines()[1])
-    assert told["reason"] == "The owner is there."
-    assert told["deadline"] > timezone.now().timestamp()
+    body = json.loads(log_of(job).splitlines()[1])
+    assert body["reason"] == "The owner is there."
+    assert body["deadline"] > timezone.now().timestamp()
 
 
 def _see_a_gpu() -> str:
     node = settings.CONFIG.node
-    seen = snapshot(1, at=timezone.now(), host=host(name=node))
-    monitor_store.record(seen)
-    return seen.gpus[0].uuid
+    latest = snapshot(1, at=timezone.now(), host=host(name=node))
+    monitor_store.record(latest)
+    return latest.gpus[0].uuid
 
 
 def test_a_more_important_job_takes_the_gpu_of_one_that_then_goes_on(

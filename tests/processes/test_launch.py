@@ -26,6 +26,6 @@ for _ in range(int(sys.argv[2])):
 def test_a_job_leads_its_own_session_before_anybody_knows_its_pid(tmp_path: Path) -> None:
     """In a process of its own: like a runner it has one thread."""
     argv = [sys.executable, "-c", PROGRAM, str(tmp_path / "log"), str(TRIALS)]
-    told = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=True).stdout
+    output = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=True).stdout
 
-    assert told.split() == ["True"] * TRIALS
+    assert output.split() == ["True"] * TRIALS

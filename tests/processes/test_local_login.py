@@ -38,8 +38,8 @@ def test_a_command_needs_no_token(service: Service, tmp_path: Path) -> None:
     done = gpucoord(service, "quota", home=tmp_path)
 
     assert (done.returncode, done.stderr) == (0, "")
-    who = "admin" if os.geteuid() == 0 else Path.home().owner()
-    assert done.stdout.startswith(f"{who} uses now:")
+    owner = "admin" if os.geteuid() == 0 else Path.home().owner()
+    assert done.stdout.startswith(f"{owner} uses now:")
 
 
 def test_a_process_in_another_user_namespace_gets_nothing(service: Service) -> None:

@@ -23,8 +23,8 @@ def _may() -> None:
 
 
 def nices(runner: int) -> list[int]:
-    found = process_tree.descendants(runner)
-    return [os.getpriority(os.PRIO_PROCESS, process.pid) for process in found]
+    children = process_tree.descendants(runner)
+    return [os.getpriority(os.PRIO_PROCESS, process.pid) for process in children]
 
 
 def test_all_processes_of_a_job_step_back_and_forward(run: Run) -> None:

@@ -46,13 +46,15 @@ class Desktop:
 
     def look(self) -> None:
         used = sum(p.memory_bytes or 0 for p in self.there)
-        seen = snapshot(
+        latest = snapshot(
             [gpu(0, memory_used_bytes=used)],
             self.there,
             at=self.scheduler.now(),
             host=host(name=self._node),
         )
-        self._last, _ = presence_step.watched(seen, self._last, thresholds.current(PresencePolicy))
+        self._last, _ = presence_step.watched(
+            latest, self._last, thresholds.current(PresencePolicy)
+        )
         snapshots.record(self._last)
 
     def pass_by(self, seconds: float) -> None:
@@ -78,8 +80,8 @@ def game() -> ProcessReading:
 
 
 def begun(desktop: Desktop, owner: User, command: str, **options: Any) -> Any:
-    asked = Requirement(gpus=1, memory_bytes=GIB)
-    job = submit(owner, command, asked, yield_options=YieldOptions(**options))
+    request = Requirement(gpus=1, memory_bytes=GIB)
+    job = submit(owner, command, request, yield_options=YieldOptions(**options))
     desktop.scheduler.run_until(lambda: "begun" in log_of(job))
     return job
 

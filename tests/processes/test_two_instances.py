@@ -32,10 +32,10 @@ SHARED = Requirement(gpus=1, memory_bytes=GIB)
 @pytest.fixture
 def folder(tmp_path: Path, settings: Any) -> Path:
     """Lock files that both instances use; one GPU to share."""
-    found = tmp_path / "locks"
-    found.mkdir()
-    settings.LOCK_FOLDER = found
-    return found
+    locks = tmp_path / "locks"
+    locks.mkdir()
+    settings.LOCK_FOLDER = locks
+    return locks
 
 
 @pytest.fixture
@@ -66,14 +66,14 @@ def _codes(job: Job) -> list[str]:
     return [blocker["code"] for blocker in reloaded(job).blockers]
 
 
-@pytest.mark.parametrize("asked", [ALONE, SHARED], ids=["alone", "shared"])
+@pytest.mark.parametrize("requested", [ALONE, SHARED], ids=["alone", "shared"])
 def test_a_gpu_that_another_instance_uses_is_not_booked(
-    scheduler: Scheduler, run: Any, folder: Path, root: User, asked: Requirement
+    scheduler: Scheduler, run: Any, folder: Path, root: User, requested: Requirement
 ) -> None:
     running = other(run, folder, alone=False)
     running.started()
 
-    job = submit(root, "true", asked)
+    job = submit(root, "true", requested)
     scheduler.run_until(lambda: _codes(job))
 
     assert _codes(job) == ["GpuLocked"]
@@ -117,9 +117,9 @@ def test_a_gpu_is_unlocked_before_the_end_of_its_job_is_told(
 ) -> None:
     scheduler.run_to(submit(root, "true", ALONE))
 
-    taken = locks.lock_gpus(folder, [0], alone=True)
-    assert isinstance(taken, HeldLocks)
-    taken.release()
+    locked = locks.lock_gpus(folder, [0], alone=True)
+    assert isinstance(locked, HeldLocks)
+    locked.release()
 
 
 def test_a_job_is_given_its_own_gpu_and_others_stay_hidden(

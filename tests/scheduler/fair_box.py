@@ -133,7 +133,7 @@ class Box:
             return slot(index, free_bytes=0, foreign=(Holder(name="python", memory_bytes=GIB),))
         return slot(index) if job is None else slot(index, jobs=(job,), exclusive=True)
 
-    def _standings(self) -> dict[str, UserAccount]:
+    def _accounts(self) -> dict[str, UserAccount]:
         weights = charging.weights(dict.fromkeys(self.people))
         targets = charging.targets(weights, self.usage, self.policy.catch_up)
         here = Capacity(gpu_uuids=tuple(gpu_uuid(i) for i in range(GPUS)), gpu_bytes=80 * GIB)

@@ -50,7 +50,7 @@ class Case:
             len(self._gpus),
             total_bytes=_bytes(total),
             free_bytes=None if free is None else 0 if free == "0" else _bytes(free),
-            foreign=tuple(Holder(name=who, memory_bytes=2**30) for who in held_by),
+            foreign=tuple(Holder(name=name, memory_bytes=2**30) for name in held_by),
             **changes,
         )
         return self
@@ -140,11 +140,11 @@ class Case:
         """Exactly these jobs on these GPUs (cpu=[…]: without one); the first reason of the rest."""
         made = self.plan()
         names = {gpu.gpu_uuid: name for name, gpu in self._gpus.items()}
-        found: dict[str, list[int]] = {}
+        by_kind: dict[str, list[int]] = {}
         for placement in made.placements:
             for name in [names[uuid] for uuid in placement.gpu_uuids] or ["cpu"]:
-                found.setdefault(name, []).append(placement.job_id)
-        assert found == on
+                by_kind.setdefault(name, []).append(placement.job_id)
+        assert by_kind == on
         assert {id_: reasons[0].code for id_, reasons in made.blockers.items()} == (waiting or {})
         return self
 

@@ -60,7 +60,7 @@ class Plant:
         self._mean = self._mean.fed(noisy, TICK_S, self.policy.smooth_s)
         with_jobs = {gpu for gpu, _, _ in self._jobs}
         quiet = [g for g in range(self.gpus) if g not in with_jobs and loads[g] < 10]
-        sight = UtilisationInput(
+        utilisation = UtilisationInput(
             use=self._mean.mean(),
             others=self.others(self.t),
             running=len(self._jobs),
@@ -68,8 +68,8 @@ class Plant:
             quiet=len(quiet),
             gpus=self.gpus,
         )
-        self.level = looked(self.level, sight, self.policy, self.t, TICK_S)
-        allowed = starts(self.level, sight, self.policy)
+        self.level = looked(self.level, utilisation, self.policy, self.t, TICK_S)
+        allowed = starts(self.level, utilisation, self.policy)
         count = len(quiet) if allowed is None else allowed
         for _ in range(count):
             self._start()
@@ -96,10 +96,10 @@ def within(trace: Trace, low: float, high: float) -> float:
 
 def turns(trace: Trace, swing: float) -> int:
     """How often the use turned after it had moved by more than `swing`."""
-    found, way, extreme = 0, 0, trace[0][1]
+    reversals, way, extreme = 0, 0, trace[0][1]
     for _, use, _, _ in trace:
         if (way >= 0 and use > extreme) or (way <= 0 and use < extreme):
             extreme, way = use, way or (1 if use > extreme else -1)
         elif abs(use - extreme) > swing:
-            found, way, extreme = found + 1, -way or (1 if use > extreme else -1), use
-    return found
+            reversals, way, extreme = reversals + 1, -way or (1 if use > extreme else -1), use
+    return reversals

@@ -19,23 +19,23 @@ EIGHT = Capacity(gpu_uuids=tuple(gpu_uuid(index) for index in range(8)), gpu_byt
 
 
 def share_blocker(has: float, gib: int, share_pct: float) -> Blocker:
-    standing = UserAccount(
+    account = UserAccount(
         owner="alice",
         quota=Quota(share_pct=share_pct, reserved_pct=0),
         gpus=1,
         charge=has,
         capacity=EIGHT,
     )
-    (found,) = refusals(
+    (blocker,) = refusals(
         Requirement(memory_bytes=gib * GIB),
         3,
         None,
-        standing,
+        account,
         Throttle(),
         contended=True,
         policy=QuotaPolicy(),
     )
-    return found
+    return blocker
 
 
 def test_every_code_has_a_sentence_and_a_next_step() -> None:
@@ -73,11 +73,11 @@ def test_rest_keeps_its_words_for_gpus_jobs_and_arrays() -> None:
     after = Blocker(code=BlockerCode.DEPENDENCY, jobs=(5,), requested="end")
     array = Blocker(code=BlockerCode.DEPENDENCY, array=6, requested="success")
 
-    found = [blocker_body.body(each) for each in (on_gpu, after, array)]
+    bodies = [blocker_body.body(each) for each in (on_gpu, after, array)]
 
-    assert (found[0]["available"], found[0]["holder"]) == ("GPU 3", "jobs 7 and 9")
-    assert [each["holder"] for each in found[1:]] == ["job 5", "array 6"]
-    assert [each["job"] for each in found] == [None, 5, None]
+    assert (bodies[0]["available"], bodies[0]["holder"]) == ("GPU 3", "jobs 7 and 9")
+    assert [each["holder"] for each in bodies[1:]] == ["job 5", "array 6"]
+    assert [each["job"] for each in bodies] == [None, 5, None]
 
 
 def test_another_wording_changes_no_estimate(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -121,18 +121,18 @@ def test_a_quota_is_named_by_its_user_and_never_as_yours() -> None:
 
 def test_the_headline_prefers_what_holds_the_job_itself_to_single_gpus() -> None:
     paused = Blocker(code=BlockerCode.GPU_PAUSED, tier=Tier.MACHINE, gpu=1, holder="olga")
-    taken = Blocker(
+    blocker = Blocker(
         code=BlockerCode.GPU_TAKEN, gpu=0, jobs=(7,), details=details(case="wants alone")
     )
     share = share_blocker(1.0, 40, 12.5)
 
     def first(*blockers: Blocker) -> str:
-        found = why.first(why.reasons(map(blocker_body.body, blockers)))
-        assert found is not None
-        return found.code
+        reasons = why.first(why.reasons(map(blocker_body.body, blockers)))
+        assert reasons is not None
+        return reasons.code
 
-    assert first(paused, taken, share) == "ShareExceeded"
-    assert first(paused, taken) == "GpuTaken"
+    assert first(paused, blocker, share) == "ShareExceeded"
+    assert first(paused, blocker) == "GpuTaken"
     assert first(paused) == "GpuPaused"
 
 
@@ -145,8 +145,8 @@ def test_a_job_that_can_never_start_has_no_position_and_no_time() -> None:
         queued_job(2, owner="bob", requirement=Requirement(gpus=9)),
     ]
 
-    found = forecast.forecast(queue, slots, PlanPolicy(), NOW)
+    starts = forecast.forecast(queue, slots, PlanPolicy(), NOW)
 
-    assert {(each.never, each.position, each.p50) for each in found.values()} == {
+    assert {(each.never, each.position, each.p50) for each in starts.values()} == {
         (True, None, None)
     }

@@ -46,8 +46,8 @@ def queues(draw: st.DrawFn) -> list[QueuedJob]:
     def one(id_: int) -> QueuedJob:
         waited = timedelta(seconds=draw(st.integers(0, 3)))
         priority = draw(st.integers(1, 5))
-        asked = draw(requirements)
-        return queued_job(id_, priority=priority, submitted_at=NOW + waited, requirement=asked)
+        request = draw(requirements)
+        return queued_job(id_, priority=priority, submitted_at=NOW + waited, requirement=request)
 
     return [one(id_) for id_ in range(1, draw(st.integers(0, 12)) + 1)]
 
@@ -63,8 +63,8 @@ def _plan(case: tuple[list[QueuedJob], Slots]) -> Plan:
 
 
 def _on(made: Plan, case: tuple[list[QueuedJob], Slots], gpu: Slot) -> list[Requirement]:
-    asked = {job.id: job.requirement for job in case[0]}
-    return [asked[p.job_id] for p in made.placements if gpu.gpu_uuid in p.gpu_uuids]
+    requests = {job.id: job.requirement for job in case[0]}
+    return [requests[p.job_id] for p in made.placements if gpu.gpu_uuid in p.gpu_uuids]
 
 
 @given(cases())
@@ -83,8 +83,8 @@ def test_no_gpu_is_given_more_than_it_has(case: tuple[list[QueuedJob], Slots]) -
     made = _plan(case)
 
     for gpu in case[1].gpus:
-        asked = [r.memory_bytes for r in _on(made, case, gpu) if r.memory_bytes is not None]
-        assert not asked or gpu.free_bytes is None or sum(asked) <= gpu.free_bytes
+        requested = [r.memory_bytes for r in _on(made, case, gpu) if r.memory_bytes is not None]
+        assert not requested or gpu.free_bytes is None or sum(requested) <= gpu.free_bytes
 
 
 @given(cases())
@@ -117,10 +117,10 @@ def test_nothing_shared_is_placed_on_the_unknown_or_the_sick(
 def test_each_job_gets_as_many_gpus_as_it_asks_for(
     case: tuple[list[QueuedJob], Slots],
 ) -> None:
-    asked = {job.id: job.requirement.gpus for job in case[0]}
+    requested = {job.id: job.requirement.gpus for job in case[0]}
 
     for placement in _plan(case).placements:
-        assert len(set(placement.gpu_uuids)) == asked[placement.job_id]
+        assert len(set(placement.gpu_uuids)) == requested[placement.job_id]
 
 
 @given(cases(), st.randoms(use_true_random=False))

@@ -86,12 +86,12 @@ def test_a_rule_that_fails_changes_no_finding_of_another_rule(
         done = isolation.each([rule], str, lambda _: list(action()), NOW)
         return done[0][1] if done else None
 
-    found, failed = evaluate.findings(RULE_INPUT, IncidentPolicies(), run=run)
+    findings, failed = evaluate.findings(RULE_INPUT, IncidentPolicies(), run=run)
 
     # These two complete what `sustained` finds.
     expected = {broken} | ({evaluate.MOVING, MEMORY_HOG} if broken == SUSTAINED else set())
     assert failed == expected
-    assert {finding.rule for finding in found} == {rule for _, _, rule in RULES} - expected
+    assert {finding.rule for finding in findings} == {rule for _, _, rule in RULES} - expected
 
 
 def _judge(step: IncidentStep, minutes: range, *users: str) -> None:

@@ -37,7 +37,7 @@ class Broken:
         raise ValueError("no such thing")
 
 
-def seen(second: float, used_pct: float) -> Snapshot:
+def latest(second: float, used_pct: float) -> Snapshot:
     """The host's memory is used so far."""
     memory = {
         "memory_total_bytes": 100 * GIB,
@@ -55,7 +55,7 @@ def kinds() -> list[str]:
 def test_it_tells_when_something_begins_and_ends_and_nothing_in_between() -> None:
     running = controller()
     for second, used in enumerate([80, 81, 90, 78, 76, 75, 70]):
-        seen(second, used)
+        latest(second, used)
         running.step(at(second))
     assert kinds() == ["RESOURCE_CONSTRAINT", "RESOURCE_CONSTRAINT_OVER"]
     row = Constraint.objects.get()
@@ -63,18 +63,18 @@ def test_it_tells_when_something_begins_and_ends_and_nothing_in_between() -> Non
 
 
 def test_a_restart_forgets_nothing_and_tells_nothing_twice() -> None:
-    seen(0, 90)
+    latest(0, 90)
     controller().step(at(0))
-    seen(5, 78)
+    latest(5, 78)
     controller().step(at(5))
     assert kinds() == ["RESOURCE_CONSTRAINT"]
-    seen(10, 74)
+    latest(10, 74)
     controller().step(at(10))
     assert Constraint.objects.filter(until_at__isnull=True).count() == 0
 
 
 def test_it_judges_no_old_snapshot() -> None:
-    seen(0, 90)
+    latest(0, 90)
     assert controller().step(at(60)).found["constraints"] is None
     assert kinds() == []
 
@@ -106,9 +106,9 @@ def test_the_settings_build_it_and_its_chores_are_tasks() -> None:
 
 
 def test_a_part_that_fails_takes_back_what_it_wrote_and_keeps_no_other_from_judging() -> None:
-    seen(0, 90)
-    found = controller(None, Broken()).step(at(0)).found
-    assert isinstance(found["broken"], ValueError)
+    latest(0, 90)
+    findings = controller(None, Broken()).step(at(0)).found
+    assert isinstance(findings["broken"], ValueError)
     assert kinds() == ["RESOURCE_CONSTRAINT"]
 
 

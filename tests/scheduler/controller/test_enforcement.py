@@ -108,9 +108,9 @@ class World:
 
     def tick(self) -> None:
         now = later(self.minute)
-        seen: Snapshot = snapshot(2, self.processes, at=now)
-        self.part.judge(seen, now)
-        self.part.judge(seen, now + timedelta(seconds=5))
+        latest: Snapshot = snapshot(2, self.processes, at=now)
+        self.part.judge(latest, now)
+        self.part.judge(latest, now + timedelta(seconds=5))
         if self.post_is_open:
             Message.objects.filter(state="waiting").update(state="sent", sent_at=now)
 
@@ -243,13 +243,13 @@ def test_a_change_of_the_policy_takes_back_what_lasts(world: World, change: Any)
 def test_what_was_planned_when_gpucoord_died_is_done_or_taken_back(world: World) -> None:
     world.run(3)
     now = later(3)
-    seen = snapshot(2, world.processes, at=now)
-    world.part.judge(seen, now)
+    latest = snapshot(2, world.processes, at=now)
+    world.part.judge(latest, now)
     row = Response.objects.get(step="renice")
     assert (row.state, world.hands.did) == ("planned", [])
 
     Incident.objects.update(closed_at=now)
-    Enforcement("gpubox", world.hands).judge(seen, now)
+    Enforcement("gpubox", world.hands).judge(latest, now)
 
     row.refresh_from_db()
     assert (row.state, world.hands.did) == ("undone", ["nice 0 again"])
@@ -273,7 +273,7 @@ def test_one_that_is_off_the_gpu_for_a_moment_keeps_its_limits_and_gets_no_new_o
 
 
 @pytest.mark.parametrize(
-    "who",
+    "changes",
     [
         {"uid": 0},
         {"uid": None},
@@ -281,8 +281,8 @@ def test_one_that_is_off_the_gpu_for_a_moment_keeps_its_limits_and_gets_no_new_o
         {"pid": 4_200_002},
     ],
 )
-def test_another_process_or_one_of_the_system_is_spared(world: World, who: Any) -> None:
-    world.processes = (process(**({"start_ticks": 1000 + 4_200_001} | who)),)
+def test_another_process_or_one_of_the_system_is_spared(world: World, changes: Any) -> None:
+    world.processes = (process(**({"start_ticks": 1000 + 4_200_001} | changes)),)
 
     assert (world.run(9).hands.did, kinds()) == ([], [])
 

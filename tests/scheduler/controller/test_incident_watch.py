@@ -38,8 +38,8 @@ def play(until: float, since: float = 0, every: float = 5) -> IncidentWatch:
     while seconds <= until:
         shot = snapshot(1, [process(sm_pct=95.0)], at=at(seconds), seq=int(seconds) + 1)
         snapshots.record(shot)
-        found = running.step(at(seconds)).found["hogs"]
-        assert not isinstance(found, Exception), found
+        findings = running.step(at(seconds)).found["hogs"]
+        assert not isinstance(findings, Exception), findings
         seconds += every
     return watch
 

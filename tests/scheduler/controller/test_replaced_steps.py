@@ -108,15 +108,15 @@ def _restart_job_numbers() -> None:
 
 def _same(run: Callable[[bool], Any]) -> Any:
     """What the run returns; the same with steps that stay and with replaced ones."""
-    found = []
+    results = []
     for replaced in (False, True):
         before = transaction.savepoint()
         _restart_job_numbers()
-        found.append(run(replaced))
+        results.append(run(replaced))
         transaction.savepoint_rollback(before)
-    kept, other = found
-    assert other == kept
-    return kept
+    first, other = results
+    assert other == first
+    return first
 
 
 def test_placements_and_reasons_do_not_depend_on_the_dispatcher(alice: User) -> None:
@@ -125,8 +125,8 @@ def test_placements_and_reasons_do_not_depend_on_the_dispatcher(alice: User) -> 
             lambda: Dispatcher(transaction.atomic, "gpubox", PlanPolicy(cpu_jobs=1)),
             replaced=replaced,
         )
-        asked = Requirement(gpus=1, memory_bytes=70 * GIB)
-        found = []
+        request = Requirement(gpus=1, memory_bytes=70 * GIB)
+        pairs = []
         for tick in range(90):
             now = at(60 * tick)
             used = [(74 - tick % 7) * GIB, 0 if 10 <= tick < 12 else 75 * GIB]
@@ -134,15 +134,15 @@ def test_placements_and_reasons_do_not_depend_on_the_dispatcher(alice: User) -> 
             held = [process(900 + n, on=n, memory_bytes=b) for n, b in enumerate(used) if b]
             snapshots.record(snapshot(shown, held, seq=tick + 1, at=now))
             if tick in (0, 3):
-                job_store.submit(NewJob(command="true", requirement=asked), alice, now)
+                job_store.submit(NewJob(command="true", requirement=request), alice, now)
             placed = [a.gpu_uuids for a in steps.step(now)]
-            found.append((placed, [job.blockers for job in Job.objects.order_by("pk")]))
-        return found
+            pairs.append((placed, [job.blockers for job in Job.objects.order_by("pk")]))
+        return pairs
 
-    found = _same(run)
-    assert sum(len(placed) for placed, _ in found) == 1
+    pairs = _same(run)
+    assert sum(len(placed) for placed, _ in pairs) == 1
     # The figures of a reason are stored again after an hour.
-    assert len({json.dumps(reasons[-1]) for _, reasons in found}) >= 3
+    assert len({json.dumps(reasons[-1]) for _, reasons in pairs}) >= 3
 
 
 def test_events_states_and_attempts_do_not_depend_on_the_sampler() -> None:
@@ -159,13 +159,15 @@ def test_events_states_and_attempts_do_not_depend_on_the_sampler() -> None:
             if 40 <= second < 110:
                 probe.sweep = GpuSweep(problem="The driver is gone.", remedy="Load it.")
             shots.append(steps.step(at(second)))
-        told = [(event.at, event.kind, event.text) for event in events.recent(100)]
-        return probe.reads, shots, told
+        events_seen = [(event.at, event.kind, event.text) for event in events.recent(100)]
+        return probe.reads, shots, events_seen
 
-    reads, shots, told = _same(run)
+    reads, shots, events_seen = _same(run)
     assert reads < 80
     assert [shot.seq for shot in shots] == list(range(1, 121))
-    assert {"GPU_LOST", "NVML_UNAVAILABLE", "NVML_AVAILABLE"} <= {kind for _, kind, _ in told}
+    assert {"GPU_LOST", "NVML_UNAVAILABLE", "NVML_AVAILABLE"} <= {
+        kind for _, kind, _ in events_seen
+    }
 
 
 def test_incidents_constraints_and_throttling_do_not_depend_on_the_controller(
@@ -195,11 +197,11 @@ def test_incidents_constraints_and_throttling_do_not_depend_on_the_controller(
             shown = gpu(0, utilization_pct=97.0), gpu(1)
             probe.sweep = GpuSweep(gpus=shown, processes=(busy,), is_fresh=True)
             sampling.step(now)
-            found = steps.step(now).found
-            assert not [fault for fault in found.values() if isinstance(fault, Exception)]
-        told = [(event.at, event.kind, event.text) for event in events.recent(100)]
+            findings = steps.step(now).found
+            assert not [fault for fault in findings.values() if isinstance(fault, Exception)]
+        events_seen = [(event.at, event.kind, event.text) for event in events.recent(100)]
         rows = Incident.objects.order_by("pk").values_list("rule", "since_at", "severity")
-        return told, list(rows)
+        return events_seen, list(rows)
 
-    told, _ = _same(run)
-    assert told
+    events_seen, _ = _same(run)
+    assert events_seen

@@ -74,14 +74,14 @@ def three(alice: User, data: Path) -> list[tuple[Job, Path]]:
 def _run_by_me(owner: User, data: Path) -> tuple[Job, Path]:
     job = jobs_made.running(owner)
     nonce = job.attempts.get().nonce
-    who = own_claim(nonce, runner=True)
+    runner = own_claim(nonce, runner=True)
     Attempt.objects.filter(job=job).update(
-        runner_pid=who.pid, runner_start_ticks=who.start_ticks, boot_id=who.boot_id
+        runner_pid=runner.pid, runner_start_ticks=runner.start_ticks, boot_id=runner.boot_id
     )
     (data / "jobs").mkdir(exist_ok=True)
     folder = files.attempt_folder(data, job.pk, 1)
     files.make_folder(folder)
-    files.write_json(folder / files.CLAIMED, who.to_json())
+    files.write_json(folder / files.CLAIMED, runner.to_json())
     return job, folder
 
 
@@ -191,16 +191,16 @@ JSON = st.recursive(
 @given(st.dictionaries(st.sampled_from(sorted(Result.__dataclass_fields__)), JSON))
 @example({"nonce": "n", "ended_at": LAST_S})
 def test_a_result_is_either_refused_or_has_storable_values(body: dict[str, Any]) -> None:
-    found = Result.checked(body)
+    result = Result.checked(body)
 
-    if found is not None:
-        datetime.fromtimestamp(found.ended_at, UTC)
-        assert found.exit_code is None or 0 <= found.exit_code <= 255
+    if result is not None:
+        datetime.fromtimestamp(result.ended_at, UTC)
+        assert result.exit_code is None or 0 <= result.exit_code <= 255
         assert all(
             value is None or 0 <= value < 2**63
-            for value in (found.cpu_s, found.peak_memory_bytes, found.log_bytes, found.signal)
+            for value in (result.cpu_s, result.peak_memory_bytes, result.log_bytes, result.signal)
         )
-        (found.problem or "").encode()
+        (result.problem or "").encode()
 
 
 # The planner's inputs and its plan
@@ -211,9 +211,9 @@ def _dispatcher() -> Dispatcher:
 
 
 def _submit(owner: User, count: int = 3) -> list[Job]:
-    asked = Requirement(gpus=1, exclusive=True)
+    request = Requirement(gpus=1, exclusive=True)
     return [
-        job_queue.submit(NewJob(command="true", requirement=asked), owner, NOW)
+        job_queue.submit(NewJob(command="true", requirement=request), owner, NOW)
         for _ in range(count)
     ]
 
@@ -347,8 +347,8 @@ def test_a_gpu_whose_state_cannot_be_found_out_is_closed_and_the_others_are_open
 
     used = {uuid for attempt in placed for uuid in attempt.gpu_uuids}
     assert used == {gpu(0).uuid, gpu(1).uuid}
-    found = inputs.gpu_closures("gpubox", snapshot(3), NOW)
-    assert {uuid: why[0].code for uuid, why in found.items()} == {gpu(2).uuid: "GpuUnclear"}
+    closures = inputs.gpu_closures("gpubox", snapshot(3), NOW)
+    assert {uuid: why[0].code for uuid, why in closures.items()} == {gpu(2).uuid: "GpuUnclear"}
 
 
 def test_a_gpu_with_a_closure_of_an_unknown_kind_is_closed_and_the_others_are_open(

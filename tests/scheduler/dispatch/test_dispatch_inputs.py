@@ -26,29 +26,29 @@ from tests.builders import GIB, NOW, gpu, gpu_uuid, process, snapshot
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("data")]
 
 
-def _given() -> PlanInput:
+def plan_input() -> PlanInput:
     supply = PlanInputs("gpubox", PlanPolicy(margin_bytes=0))
     return supply.given(supply.queue(NOW), NOW)
 
 
 def test_the_queue_holds_what_waits(alice: User) -> None:
-    asked = Requirement(
+    request = Requirement(
         gpus=2, memory_bytes=GIB, exclusive=True, capability=(8, 0), model="A100", power=300.0
     )
     job = jobs_made.waiting(
-        alice, requirement=asked, priority=4, time_limit=timedelta(hours=2), name="big"
+        alice, requirement=request, priority=4, time_limit=timedelta(hours=2), name="big"
     )
     jobs_made.placed(alice)
 
-    (found,) = _given().queue
-    assert found.expected is not None
-    assert [replace(found, expected=None)] == [
+    (job,) = plan_input().queue
+    assert job.expected is not None
+    assert [replace(job, expected=None)] == [
         QueuedJob(
             id=job.pk,
             owner="alice",
             priority=4,
             submitted_at=NOW,
-            requirement=asked,
+            requirement=request,
             time_limit=timedelta(hours=2),
         )
     ]
@@ -57,7 +57,7 @@ def test_the_queue_holds_what_waits(alice: User) -> None:
 def test_equal_requirements_are_one_object(alice: User) -> None:
     jobs_made.waiting(alice)
     jobs_made.waiting(alice)
-    first, second = _given().queue
+    first, second = plan_input().queue
 
     assert first.requirement is second.requirement
 
@@ -67,7 +67,7 @@ def test_a_placed_job_is_there_with_its_end(alice: User) -> None:
     job = jobs_made.running(alice, time_limit=timedelta(hours=1))
     jobs_made.waiting(alice)
 
-    (running,) = _given().slots.running
+    (running,) = plan_input().slots.running
     assert (running.id, running.gpu_uuids, running.yields) == (job.pk, (gpu_uuid(),), False)
     assert running.ends_at == NOW + timedelta(seconds=2, hours=1)
 
@@ -78,34 +78,34 @@ def test_it_knows_how_long_such_jobs_usually_take(alice: User) -> None:
     jobs_made.waiting(alice)
     jobs_made.waiting(alice, name="another")
 
-    known, unknown = _given().queue
+    known, unknown = plan_input().queue
     assert known.usual == known.typical == timedelta(minutes=2, seconds=58)
     assert unknown.usual is None
 
 
 def test_half_and_nine_of_ten_took_no_longer() -> None:
-    found = usual_duration([timedelta(minutes=minutes) for minutes in range(1, 11)])
+    duration = usual_duration([timedelta(minutes=minutes) for minutes in range(1, 11)])
 
-    assert (found.p50, found.p90) == (timedelta(minutes=5), timedelta(minutes=9))
+    assert (duration.p50, duration.p90) == (timedelta(minutes=5), timedelta(minutes=9))
 
 
 def test_it_keeps_what_a_foreign_process_once_held(alice: User) -> None:
-    one = process(memory_bytes=10 * GIB)
-    monitor_store.record(snapshot([gpu(0, memory_used_bytes=10 * GIB)], [one]))
+    first = process(memory_bytes=10 * GIB)
+    monitor_store.record(snapshot([gpu(0, memory_used_bytes=10 * GIB)], [first]))
     peak = ProcessUse.objects.create(
         host="gpubox",
-        pid=one.pid,
-        start_ticks=one.start_ticks or 0,
+        pid=first.pid,
+        start_ticks=first.start_ticks or 0,
         gpu_id=gpu_uuid(),
         peak_memory_bytes=20 * GIB,
         first_seen_at=NOW,
         last_seen_at=NOW,
     )
     jobs_made.waiting(alice)
-    assert _given().slots.gpus[0].free_bytes == 58 * GIB
+    assert plan_input().slots.gpus[0].free_bytes == 58 * GIB
 
     ProcessUse.objects.filter(pk=peak.pk).update(ended_at=NOW)
-    assert _given().slots.gpus[0].free_bytes == 70 * GIB
+    assert plan_input().slots.gpus[0].free_bytes == 70 * GIB
 
 
 def test_it_reads_no_gpu_for_jobs_that_want_none(
@@ -141,7 +141,7 @@ def test_it_knows_how_busy_gpus_are_from_the_controllers_looks(alice: User) -> N
     jobs_made.waiting(alice)
     throttle_rows.save("gpubox", ThrottleMemory(), Throttle(uses={gpu_uuid(1): 60.0}), NOW)
 
-    assert [slot.use_pct for slot in _given().slots.gpus] == [None, 60.0]
+    assert [slot.use_pct for slot in plan_input().slots.gpus] == [None, 60.0]
 
 
 def test_a_long_queue_is_followed_by_reading_only_who_has_come(
@@ -149,18 +149,20 @@ def test_a_long_queue_is_followed_by_reading_only_who_has_come(
 ) -> None:
     monkeypatch.setattr(plan_inputs, "LONG", 1)
     first, goes, stays = (jobs_made.waiting(alice, name=name) for name in ("a", "b", "c"))
-    asked = PlanInputs("gpubox", PlanPolicy())
-    asked.queue(NOW, queue_facts.queue_mark())
+    inputs = PlanInputs("gpubox", PlanPolicy())
+    inputs.queue(NOW, queue_facts.queue_mark())
 
     jobs_made.place_again(goes)
     new = jobs_made.waiting(alice, name="d")
     Job.objects.filter(pk=first.pk).update(name="renamed")
-    with CaptureQueriesContext(connection) as told:
-        found = asked.queue(NOW, queue_facts.queue_mark())
+    with CaptureQueriesContext(connection) as queries:
+        queue = inputs.queue(NOW, queue_facts.queue_mark())
 
-    assert [job.id for job in found] == [first.pk, stays.pk, new.pk]
-    assert len([q for q in told if "auth_user" in q["sql"] and f"IN ({new.pk})" in q["sql"]]) == 1
-    assert len([q for q in told if "auth_user" in q["sql"]]) == 1
+    assert [job.id for job in queue] == [first.pk, stays.pk, new.pk]
+    assert (
+        len([q for q in queries if "auth_user" in q["sql"] and f"IN ({new.pk})" in q["sql"]]) == 1
+    )
+    assert len([q for q in queries if "auth_user" in q["sql"]]) == 1
 
 
 def test_one_that_went_and_one_that_came_back_change_the_mark(alice: User) -> None:

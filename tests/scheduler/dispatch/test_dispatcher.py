@@ -30,8 +30,8 @@ def _dispatcher(on: str = "gpubox") -> Dispatcher:
 
 
 def _submit(owner: User, gpus: int = 1, **changes: Any) -> Job:
-    asked = Requirement(gpus=gpus, exclusive=gpus > 0)
-    return job_queue.submit(NewJob(command="true", requirement=asked, **changes), owner, NOW)
+    request = Requirement(gpus=gpus, exclusive=gpus > 0)
+    return job_queue.submit(NewJob(command="true", requirement=request, **changes), owner, NOW)
 
 
 def _see(gpus: int = 1, at_s: float = 0, **changes: Any) -> None:
@@ -83,8 +83,8 @@ def test_a_job_that_needs_more_memory_than_planned_does_not_start(
     alice: User, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _see()
-    asked = Requirement(gpus=1, memory_bytes=GIB)
-    job = job_queue.submit(NewJob(command="true", requirement=asked), alice, NOW)
+    request = Requirement(gpus=1, memory_bytes=GIB)
+    job = job_queue.submit(NewJob(command="true", requirement=request), alice, NOW)
     rows = Job.objects.filter(pk=job.pk)
     _change_after_planning(monkeypatch, lambda: rows.update(gpu_memory_bytes=90 * GIB))
 
@@ -193,8 +193,8 @@ def test_it_asks_a_job_to_leave_for_a_more_important_one(alice: User) -> None:
     dispatcher.step(NOW + 3600 * SECOND)
     dispatcher.step(NOW + 3601 * SECOND)
 
-    (asked,) = YieldRequest.objects.all()
-    assert (asked.attempt.job_id, asked.kind) == (low.pk, "preemption")
+    (yield_request,) = YieldRequest.objects.all()
+    assert (yield_request.attempt.job_id, yield_request.kind) == (low.pk, "preemption")
 
 
 def test_it_holds_people_to_their_limits(alice: User) -> None:
@@ -224,8 +224,8 @@ def test_an_hour_of_steady_waiting_writes_no_reason_twice(alice: User) -> None:
     dispatcher = _dispatcher()
     for minute in range(0, 60, 3):
         busy = gpu(0, memory_used_bytes=30 * GIB + minute * 2**20)
-        seen = process(memory_bytes=30 * GIB + minute * 2**20)
-        monitor_store.record(snapshot([busy], [seen], at=NOW + minute * 60 * SECOND))
+        holder = process(memory_bytes=30 * GIB + minute * 2**20)
+        monitor_store.record(snapshot([busy], [holder], at=NOW + minute * 60 * SECOND))
         before = Job.objects.filter(pk=job.pk).values_list("blockers", flat=True).get()
         dispatcher.step(NOW + minute * 60 * SECOND)
         after = Job.objects.filter(pk=job.pk).values_list("blockers", flat=True).get()
@@ -235,8 +235,8 @@ def test_an_hour_of_steady_waiting_writes_no_reason_twice(alice: User) -> None:
 
 
 def test_figures_that_swing_are_no_news(alice: User) -> None:
-    asked = Requirement(gpus=1, memory_bytes=70 * GIB)
-    job = job_queue.submit(NewJob(command="true", requirement=asked), alice, NOW)
+    request = Requirement(gpus=1, memory_bytes=70 * GIB)
+    job = job_queue.submit(NewJob(command="true", requirement=request), alice, NOW)
     dispatcher = _dispatcher()
     stored = []
     for minute in range(50):
@@ -274,14 +274,18 @@ def test_who_must_leave_before_an_agreed_time_is_asked_though_nobody_waits(
     )
     dispatcher.step(NOW + 3 * SECOND)
 
-    (asked,) = YieldRequest.objects.all()
-    assert (asked.attempt.job_id, asked.kind, asked.deadline) == (job.pk, "eviction", begins)
+    (yield_request,) = YieldRequest.objects.all()
+    assert (yield_request.attempt.job_id, yield_request.kind, yield_request.deadline) == (
+        job.pk,
+        "eviction",
+        begins,
+    )
 
 
 def test_while_nobody_waits_the_queue_is_not_read() -> None:
     dispatcher = _dispatcher()
     dispatcher.step(NOW)
-    with CaptureQueriesContext(connection) as asked:
+    with CaptureQueriesContext(connection) as yield_request:
         dispatcher.step(NOW + 1 * SECOND)
 
-    assert len([query for query in asked if "scheduler_job" in query["sql"]]) == 1
+    assert len([query for query in yield_request if "scheduler_job" in query["sql"]]) == 1

@@ -51,9 +51,9 @@ def test_all_reasons_of_a_gpu_are_told_and_others_stay_open() -> None:
     availability.close(PAUSE, "gpubox")
     availability.close(QUARANTINE, "gpubox")
 
-    found = inputs.gpu_closures("gpubox", snapshot(2), NOW)
+    closures = inputs.gpu_closures("gpubox", snapshot(2), NOW)
 
-    assert {uuid: len(blockers) for uuid, blockers in found.items()} == {gpu_uuid(1): 2}
+    assert {uuid: len(blockers) for uuid, blockers in closures.items()} == {gpu_uuid(1): 2}
 
 
 def test_another_hosts_gpus_and_reopened_ones_are_none_of_it() -> None:
@@ -71,22 +71,26 @@ def test_closing_twice_is_closing_once() -> None:
 
 
 def _closed_by_mode(mode: ComputeMode | None, *processes: ProcessReading) -> list[str]:
-    seen = snapshot([gpu(0, compute_mode=mode)], list(processes))
-    found = inputs.gpu_closures("gpubox", snapshot_codec.loads(snapshot_codec.dumps(seen)), NOW)
-    return [text(blocker) for blockers in found.values() for blocker in blockers]
+    latest = snapshot([gpu(0, compute_mode=mode)], list(processes))
+    closures = inputs.gpu_closures(
+        "gpubox", snapshot_codec.loads(snapshot_codec.dumps(latest)), NOW
+    )
+    return [text(blocker) for blockers in closures.values() for blocker in blockers]
 
 
 def test_a_gpu_on_which_nobody_may_compute_takes_nothing() -> None:
-    (told,) = _closed_by_mode(ComputeMode.PROHIBITED)
+    (reason,) = _closed_by_mode(ComputeMode.PROHIBITED)
 
-    assert "compute there (nvidia-smi -i 0 -c DEFAULT admits them again)" in told
+    assert "compute there (nvidia-smi -i 0 -c DEFAULT admits them again)" in reason
     assert _closed_by_mode(None, process()) == []
 
 
 def test_a_gpu_that_lets_one_process_in_takes_nothing_beside_it() -> None:
-    (told,) = _closed_by_mode(ComputeMode.EXCLUSIVE, process())
+    (reason,) = _closed_by_mode(ComputeMode.EXCLUSIVE, process())
 
-    assert told.startswith("alice/python computes on GPU 0, whose compute mode admits one process")
+    assert reason.startswith(
+        "alice/python computes on GPU 0, whose compute mode admits one process"
+    )
     assert _closed_by_mode(ComputeMode.EXCLUSIVE) == []
     assert _closed_by_mode(ComputeMode.EXCLUSIVE, process(kinds="G")) == []
 

@@ -57,12 +57,12 @@ def test_nobody_steps_back_when_the_policy_says_no() -> None:
 
 
 def test_a_capped_job_runs_the_first_part_of_each_period() -> None:
-    duty = DutyCycle(30, 1.0)
-    seen = [duty.at(100 + step / 100)[0] for step in range(1000)]
+    duty_cycle = DutyCycle(30, 1.0)
+    phases = [duty_cycle.at(100 + step / 100)[0] for step in range(1000)]
 
-    assert duty.caps
-    assert seen[:30] == [False] * 30
-    assert 0.68 < sum(seen) / len(seen) < 0.72
+    assert duty_cycle.caps
+    assert phases[:30] == [False] * 30
+    assert 0.68 < sum(phases) / len(phases) < 0.72
 
 
 @pytest.mark.parametrize("share", [None, 100])
@@ -71,11 +71,11 @@ def test_a_job_that_may_have_all_is_never_paused(share: int | None) -> None:
 
 
 def test_it_is_told_when_to_look_again() -> None:
-    duty = DutyCycle(25, 2.0)
+    duty_cycle = DutyCycle(25, 2.0)
 
-    assert duty.at(10.0) == (False, 10.5)
-    assert duty.at(10.6) == (True, 12.0)
-    assert duty.at(12.0) == (False, 12.5)
+    assert duty_cycle.at(10.0) == (False, 10.5)
+    assert duty_cycle.at(10.6) == (True, 12.0)
+    assert duty_cycle.at(12.0) == (False, 12.5)
 
 
 def test_a_gpus_device_file_is_known_by_its_address(tmp_path: Any) -> None:
@@ -89,24 +89,26 @@ def test_a_gpus_device_file_is_known_by_its_address(tmp_path: Any) -> None:
 
 
 def test_what_works_here_is_said_in_words() -> None:
-    found = capabilities_probe.describe(V1, minors=8, mps=None, locks="/tmp", policy=BoundsPolicy())
+    described = capabilities_probe.describe(
+        V1, minors=8, mps=None, locks="/tmp", policy=BoundsPolicy()
+    )
 
-    assert {mean.name: mean.active for mean in found} == {
+    assert {mean.name: mean.active for mean in described} == {
         "cgroup": True,
         "hiding": True,
         "share": True,
         "mps": False,
         "locks": True,
     }
-    assert found[0].text == ("cgroup version 1; limits: cpu, memory, pids; kill: whole group")
+    assert described[0].text == ("cgroup version 1; limits: cpu, memory, pids; kill: whole group")
 
 
 def test_what_does_not_is_said_too() -> None:
     nowhere = CgroupParent(problem="v2: Permission denied")
-    found = capabilities_probe.describe(
+    described = capabilities_probe.describe(
         nowhere, minors=8, mps=None, locks=None, policy=BoundsPolicy()
     )
-    text = {mean.name: mean.text for mean in found}
+    text = {mean.name: mean.text for mean in described}
 
     assert "v2: Permission denied" in text["cgroup"]
     assert "which a job can change" in text["hiding"]
@@ -115,10 +117,12 @@ def test_what_does_not_is_said_too() -> None:
 
 @pytest.mark.django_db
 def test_only_what_changes_is_written_down() -> None:
-    found = capabilities_probe.describe(V1, minors=0, mps=None, locks="/tmp", policy=BoundsPolicy())
+    described = capabilities_probe.describe(
+        V1, minors=0, mps=None, locks="/tmp", policy=BoundsPolicy()
+    )
 
-    assert host_capabilities.record("gpubox", found, NOW) == 5
-    assert host_capabilities.record("gpubox", found, NOW) == 0
+    assert host_capabilities.record("gpubox", described, NOW) == 5
+    assert host_capabilities.record("gpubox", described, NOW) == 0
     assert HostCapability.objects.count() == 5
     ((host, rows),) = host_capabilities.listed()
     assert (host, [word for _, word, _ in rows]) == (
@@ -153,14 +157,14 @@ def bounder(tmp_path: Any, **changes: Any) -> ConfinementLimits:
 
 
 def test_a_job_keeps_to_its_share_and_sees_its_gpu_alone(attempt: Attempt, tmp_path: Any) -> None:
-    found = bounder(tmp_path, place=V1).bounds(attempt)
+    limits = bounder(tmp_path, place=V1).bounds(attempt)
 
-    assert (found.share_pct, found.hidden, found.cgroup) == (
+    assert (limits.share_pct, limits.hidden, limits.cgroup) == (
         30,
         [[195, 0]],
         ["/c/pids/gpucoord", "/c/devices/gpucoord", "/c//gpucoord"],
     )
-    assert (found.gpus, found.lock_folder) == ([1], "")
+    assert (limits.gpus, limits.lock_folder) == ([1], "")
 
 
 def test_a_job_gets_what_it_asked_for_but_no_more_than_each_may_have(
@@ -169,10 +173,10 @@ def test_a_job_gets_what_it_asked_for_but_no_more_than_each_may_have(
     PolicyValues.objects.create(name="bounds", values={"cpus": 4.0, "memory_gib": 8.0})
     attempt.job.cpus, attempt.job.memory_bytes = 2.0, 16 * GIB
 
-    found = bounder(tmp_path, place=V1).bounds(attempt)
+    limits = bounder(tmp_path, place=V1).bounds(attempt)
 
-    assert (found.cpus, found.memory_bytes) == (2.0, 8 * GIB)
-    assert {"/c/cpu/gpucoord", "/c/memory/gpucoord"} <= set(found.cgroup)
+    assert (limits.cpus, limits.memory_bytes) == (2.0, 8 * GIB)
+    assert {"/c/cpu/gpucoord", "/c/memory/gpucoord"} <= set(limits.cgroup)
 
 
 @pytest.mark.parametrize(
@@ -226,5 +230,5 @@ def test_nothing_is_hidden_from_a_job_whose_own_gpu_is_not_known(
 def test_a_job_without_a_gpu_sees_none(attempt: Attempt, tmp_path: Any) -> None:
     attempt.gpu_uuids = []
 
-    found = bounder(tmp_path).bounds(attempt)
-    assert (found.hidden, found.share_pct) == ([[195, 0], [195, 1]], None)
+    limits = bounder(tmp_path).bounds(attempt)
+    assert (limits.hidden, limits.share_pct) == ([[195, 0], [195, 1]], None)

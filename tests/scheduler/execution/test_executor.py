@@ -30,24 +30,24 @@ def executor(data: Path) -> Executor:
 @pytest.fixture
 def looked_at(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     """Whose files were read."""
-    found: list[Path] = []
+    folders: list[Path] = []
     look = attempt_files.read_attempt
 
     def noted(folder: Path, nonce: str) -> Any:
-        found.append(folder)
+        folders.append(folder)
         return look(folder, nonce)
 
     monkeypatch.setattr(attempt_files, "read_attempt", noted)
-    return found
+    return folders
 
 
 def _run_by_me(owner: User, data: Path) -> tuple[Job, Path]:
     """A running job whose runner is this very process."""
     job = jobs_made.running(owner)
     attempt = job.attempts.get()
-    who = me()
+    own = me()
     Attempt.objects.filter(pk=attempt.pk).update(
-        runner_pid=who.pid, runner_start_ticks=who.start_ticks, boot_id=who.boot_id
+        runner_pid=own.pid, runner_start_ticks=own.start_ticks, boot_id=own.boot_id
     )
     (data / "jobs").mkdir(exist_ok=True)
     folder = files.attempt_folder(data, job.pk, 1)

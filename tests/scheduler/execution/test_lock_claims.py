@@ -36,10 +36,10 @@ def folder(tmp_path: Path, settings: Any) -> Path:
 @pytest.fixture
 def held(folder: Path) -> Iterator[HeldLocks]:
     """GPU 1, alone, by this process."""
-    taken = locks.lock_gpus(folder, [1], alone=True)
-    assert isinstance(taken, HeldLocks)
-    yield taken
-    taken.release()
+    locked = locks.lock_gpus(folder, [1], alone=True)
+    assert isinstance(locked, HeldLocks)
+    yield locked
+    locked.release()
 
 
 def test_a_held_lock_is_a_claim_until_it_is_released(held: HeldLocks, folder: Path) -> None:
@@ -68,28 +68,28 @@ def test_it_is_no_job_of_ours(held: HeldLocks, folder: Path) -> None:
 
 @pytest.mark.usefixtures("held")
 def test_a_held_lock_keeps_jobs_off_that_gpu() -> None:
-    found = inputs.gpu_closures("gpubox", SEEN, NOW)
+    closures = inputs.gpu_closures("gpubox", SEEN, NOW)
 
-    assert list(found) == [gpu_uuid(1)]
-    (blocker,) = found[gpu_uuid(1)]
+    assert list(closures) == [gpu_uuid(1)]
+    (blocker,) = closures[gpu_uuid(1)]
     assert (blocker.code, blocker.gpu) == ("GpuLocked", 1)
     assert f"(pid {os.getpid()})" in (blocker.holder or "")
 
 
 def test_who_holds_the_host_holds_all_its_gpus(folder: Path) -> None:
-    taken = locks.lock_host(folder)
-    assert isinstance(taken, HeldLocks)
+    locked = locks.lock_host(folder)
+    assert isinstance(locked, HeldLocks)
 
     assert set(inputs.gpu_closures("gpubox", SEEN, NOW)) == {gpu_uuid(0), gpu_uuid(1)}
-    taken.release()
+    locked.release()
 
 
 def test_a_shared_lock_closes_no_gpu(folder: Path) -> None:
-    taken = locks.lock_gpus(folder, [0], alone=False)
-    assert isinstance(taken, HeldLocks)
+    locked = locks.lock_gpus(folder, [0], alone=False)
+    assert isinstance(locked, HeldLocks)
 
     assert inputs.gpu_closures("gpubox", SEEN, NOW) == {}
-    taken.release()
+    locked.release()
 
 
 @pytest.mark.parametrize("ours", [True, False])

@@ -31,8 +31,8 @@ OUT_OF_MEMORY = b"torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 
 
 
 def _attempt(job: Job) -> Attempt:
-    found = Attempt.objects.select_related("job__owner", "yield_request")
-    return found.get(job=job, ended_at=None)
+    attempt = Attempt.objects.select_related("job__owner", "yield_request")
+    return attempt.get(job=job, ended_at=None)
 
 
 def _end(job: Job, tail: bytes = b"", **facts: Any) -> Job:
@@ -52,8 +52,8 @@ def _lose(job: Job) -> Job:
 
 
 def _ask(job: Job, for_job: Job | None = None, **changes: Any) -> None:
-    wish = {"job_id": job.pk, "code": "Preempted", "text": "Job 9 needs its GPU."}
-    assert yield_requests.ask(Yield(**(wish | changes), for_job=for_job and for_job.pk), LATER)
+    body = {"job_id": job.pk, "code": "Preempted", "text": "Job 9 needs its GPU."}
+    assert yield_requests.ask(Yield(**(body | changes), for_job=for_job and for_job.pk), LATER)
 
 
 def _kinds() -> list[str]:
@@ -143,13 +143,13 @@ def test_after_too_many_yields_it_is_held_until_it_is_released(alice: User) -> N
 
 
 def test_what_the_machine_lost_runs_again_only_if_it_asked_for_that(alice: User) -> None:
-    asked, other = (
+    yield_request, other = (
         jobs_made.running(alice, yield_options=REQUEUE),
         jobs_made.running(alice, on=(1,)),
     )
 
-    assert (_lose(asked).state, _lose(other).outcome) == ("queued", "lost")
-    assert asked.attempts.get().outcome == "lost"
+    assert (_lose(yield_request).state, _lose(other).outcome) == ("queued", "lost")
+    assert yield_request.attempts.get().outcome == "lost"
 
 
 def test_who_may_stay_and_leaves_all_the_same_is_not_blamed_for_it(alice: User) -> None:
@@ -157,8 +157,8 @@ def test_who_may_stay_and_leaves_all_the_same_is_not_blamed_for_it(alice: User) 
     other = jobs_made.waiting(alice, priority=5)
     _ask(job, for_job=other)
     job_queue.request_cancel(other.pk, "alice", LATER)
-    for asked in yield_requests.withdrawable("gpubox", LATER):
-        yield_requests.withdraw(asked, LATER)
+    for yield_request in yield_requests.withdrawable("gpubox", LATER):
+        yield_requests.withdraw(yield_request, LATER)
     _end(job, exit_code=85)
 
     assert (job.state, job.requeues, job.may_preempt_at) == ("queued", 0, None)

@@ -30,8 +30,8 @@ def test_places_for_jobs_without_a_gpu_never_exceed_the_cpus(
     monkeypatch.setenv("GPUCOORD_CPUS", cpus)
     monkeypatch.setenv("GPUCOORD_CPU_JOBS", "64")
     settings.CONFIG = load_config()  # type: ignore[attr-defined]
-    found = plan_inputs.plan_policy().cpu_jobs
-    assert found == places if places else found <= (os.cpu_count() or 1)
+    cpu_jobs = plan_inputs.plan_policy().cpu_jobs
+    assert cpu_jobs == places if places else cpu_jobs <= (os.cpu_count() or 1)
 
 
 @pytest.mark.skipif(connection.vendor != "sqlite", reason="asks SQLite how it would answer")
@@ -40,10 +40,10 @@ def test_no_question_of_a_pass_reads_all_jobs_that_ever_were(alice: User, data: 
     jobs_made.finished(alice)
     jobs_made.placed(alice)
     jobs_made.waiting(alice)
-    asked: list[tuple[str, Any]] = []
+    requests: list[tuple[str, Any]] = []
 
     def note(execute: Any, sql: str, params: Any, many: bool, context: Any) -> Any:
-        asked.append((sql, params))
+        requests.append((sql, params))
         return execute(sql, params, many, context)
 
     step = scheduler_pass.build(transaction.atomic)
@@ -51,7 +51,7 @@ def test_no_question_of_a_pass_reads_all_jobs_that_ever_were(alice: User, data: 
     with connection.execute_wrapper(note):
         step.step(NOW + timedelta(seconds=1))
 
-    plans = {sql: _plan(sql, params) for sql, params in asked if sql.startswith("SELECT")}
+    plans = {sql: _plan(sql, params) for sql, params in requests if sql.startswith("SELECT")}
     assert len(plans) > 5
     assert [
         sql for sql, plan in plans.items() if {f"SCAN {table}" for table in GROWING} & plan

@@ -37,9 +37,9 @@ def test_a_persons_own_quota_beats_their_groups_and_these_the_default(
     carol = User.objects.create_user("carol")
     members("lab", alice, bob, gpus=2)
     Quota.objects.create(user=alice, gpus=3)
-    found = standings(NOW, {"alice", "bob", "carol"})
+    accounts = standings(NOW, {"alice", "bob", "carol"})
 
-    assert [found[name].quota.gpus for name in ("alice", "bob", carol.username)] == [3, 2, 1]
+    assert [accounts[name].quota.gpus for name in ("alice", "bob", carol.username)] == [3, 2, 1]
 
 
 def test_of_several_groups_each_figure_is_the_most_generous(alice: User) -> None:
@@ -66,18 +66,18 @@ def test_what_a_persons_jobs_hold_is_counted(alice: User, machine: HostCapacity)
     shared = Requirement(memory_bytes=20 * GIB)
     jobs_made.placed(alice, (2,), requirement=shared)
     jobs_made.waiting(alice)
-    found = standings(NOW)["alice"]
+    accounts = standings(NOW)["alice"]
 
-    assert (found.gpus, found.jobs, found.memory_bytes) == (3, 2, 180 * GIB)
-    assert found.charge == 2.25
+    assert (accounts.gpus, accounts.jobs, accounts.memory_bytes) == (3, 2, 180 * GIB)
+    assert accounts.charge == 2.25
 
 
 def test_processes_outside_count_beside_the_jobs(alice: User, machine: HostCapacity) -> None:
     jobs_made.waiting(alice)
     UsageShare.objects.create(host="gpubox", owner="alice", usage=0.2, charge=1.5, outside=0.5)
-    found = standings(NOW)["alice"]
+    accounts = standings(NOW)["alice"]
 
-    assert (found.charge, found.usage) == (0.5, 0.2)
+    assert (accounts.charge, accounts.usage) == (0.5, 0.2)
 
 
 def test_targets_are_shared_among_those_who_want_something(
@@ -87,10 +87,10 @@ def test_targets_are_shared_among_those_who_want_something(
     jobs_made.waiting(alice)
     jobs_made.running(bob)
     UsageShare.objects.create(host="gpubox", owner="bob", usage=0.5)
-    found = standings(NOW)
+    accounts = standings(NOW)
 
-    assert {name: s.weight for name, s in found.items()} == {"alice": 0.5, "bob": 0.5}
-    assert found["alice"].target == pytest.approx(2 / 3)
+    assert {name: s.weight for name, s in accounts.items()} == {"alice": 0.5, "bob": 0.5}
+    assert accounts["alice"].target == pytest.approx(2 / 3)
 
 
 def test_a_budget_counts_what_was_spent_today_on_all_hosts_and_what_runs(
@@ -135,10 +135,10 @@ def test_hosts_count_by_their_gpus(alice: User, machine: HostCapacity) -> None:
     HostCapacity.objects.create(host="small", at=NOW, gpu_uuids=["GPU-x"], gpu_bytes=40 * GIB)
     UsageShare.objects.create(host="gpubox", owner="alice", usage=0.5)
     UsageShare.objects.create(host="small", owner="alice", usage=1.0)
-    found = standings(NOW, {"alice"})["alice"]
+    accounts = standings(NOW, {"alice"})["alice"]
 
-    assert found.usage == pytest.approx(0.6)
-    assert (len(found.capacity.gpu_uuids), found.capacity.gpu_bytes) == (5, 72 * GIB)
+    assert accounts.usage == pytest.approx(0.6)
+    assert (len(accounts.capacity.gpu_uuids), accounts.capacity.gpu_bytes) == (5, 72 * GIB)
 
 
 def test_a_host_that_fell_silent_lends_no_gpus_and_nobody_is_seen_on_it(
@@ -147,37 +147,37 @@ def test_a_host_that_fell_silent_lends_no_gpus_and_nobody_is_seen_on_it(
     gone = NOW - timedelta(minutes=3)
     HostCapacity.objects.create(host="gone", at=gone, gpu_uuids=["GPU-x"], gpu_bytes=40 * GIB)
     UsageShare.objects.create(host="gone", owner="alice", usage=1.0, outside=1.0)
-    found = standings(NOW, {"alice"})["alice"]
+    accounts = standings(NOW, {"alice"})["alice"]
 
-    assert (found.charge, found.usage) == (0.0, None)
-    assert (len(found.capacity.gpu_uuids), found.capacity.gpu_bytes) == (4, 80 * GIB)
+    assert (accounts.charge, accounts.usage) == (0.0, None)
+    assert (len(accounts.capacity.gpu_uuids), accounts.capacity.gpu_bytes) == (4, 80 * GIB)
 
 
 def test_while_nobody_looks_the_gpus_are_there_but_what_was_seen_outside_is_not(
     alice: User, machine: HostCapacity
 ) -> None:
     UsageShare.objects.create(host="gpubox", owner="alice", usage=0.5, outside=1.0)
-    found = standings(NOW + timedelta(minutes=3), {"alice"})["alice"]
+    accounts = standings(NOW + timedelta(minutes=3), {"alice"})["alice"]
 
-    assert (found.charge, found.usage, len(found.capacity.gpu_uuids)) == (0.0, 0.5, 4)
+    assert (accounts.charge, accounts.usage, len(accounts.capacity.gpu_uuids)) == (0.0, 0.5, 4)
 
 
 def test_asked_again_and_again_it_costs_one_query(alice: User, machine: HostCapacity) -> None:
     jobs_made.running(alice)
-    asked = Standings()
-    asked.at(NOW, {"alice"})
+    standings_cache = Standings()
+    standings_cache.at(NOW, {"alice"})
     with CaptureQueriesContext(
         connection,
     ) as queries:
-        asked.at(NOW + timedelta(seconds=1), {"alice"})
+        standings_cache.at(NOW + timedelta(seconds=1), {"alice"})
 
     assert len(queries) == 1
 
 
 def test_a_changed_quota_counts_within_seconds(alice: User) -> None:
-    asked = Standings()
-    assert asked.at(NOW, {"alice"})["alice"].quota.gpus is None
+    standings_cache = Standings()
+    assert standings_cache.at(NOW, {"alice"})["alice"].quota.gpus is None
     Quota.objects.create(user=alice, gpus=2)
 
-    later = asked.at(NOW + timedelta(seconds=3), {"alice"})
+    later = standings_cache.at(NOW + timedelta(seconds=3), {"alice"})
     assert later["alice"].quota.gpus == 2

@@ -108,9 +108,9 @@ def test_errors_name_the_job_and_the_field_and_nothing_is_submitted(batches: Bat
 def test_mistakes_of_a_field_are_those_of_a_single_job(
     batches: Batches, job: Any, field: str, says: str
 ) -> None:
-    ((index, found, text),) = batches.errors(TRAIN, job)
+    ((index, field, text),) = batches.errors(TRAIN, job)
 
-    assert (index, found) == (1, field)
+    assert (index, field) == (1, field)
     assert says in text
 
 

@@ -18,13 +18,13 @@ from tests.builders import GIB, NOW
 HOUR = timedelta(hours=1)
 
 
-def refused(quota: dict[str, Any], waiting: int = 0, **asked: Any) -> dict[str, str]:
+def refused(quota: dict[str, Any], waiting: int = 0, **submitted: Any) -> dict[str, str]:
     requirement = {
-        key: asked.pop(key) for key in ("gpus", "memory_bytes", "exclusive") & asked.keys()
+        key: submitted.pop(key) for key in ("gpus", "memory_bytes", "exclusive") & submitted.keys()
     }
-    new = NewJob(command="true", requirement=Requirement(**requirement), **asked)
-    found = admission.refusals(new, QuotaFact(**quota), waiting, 80 * GIB)
-    return {refusal.field: refusal.text for refusal in found}
+    new = NewJob(command="true", requirement=Requirement(**requirement), **submitted)
+    refusals = admission.refusals(new, QuotaFact(**quota), waiting, 80 * GIB)
+    return {refusal.field: refusal.text for refusal in refusals}
 
 
 def test_without_a_quota_everything_may_be_submitted() -> None:
@@ -66,18 +66,18 @@ def test_a_job_that_takes_more_than_a_days_budget_is_refused() -> None:
 
 
 def test_a_larger_share_of_a_gpus_time_than_the_quota_allows_is_refused() -> None:
-    def asked(share: int | None, **changes: object) -> dict[str, str]:
-        wish = Requirement(memory_bytes=GIB, share_pct=share, **changes)  # type: ignore[arg-type]
-        found = admission.refusals(
-            NewJob(command="true", requirement=wish), QuotaFact(gpu_share_pct=30), 0, 80 * GIB
+    def submitted(share: int | None, **changes: object) -> dict[str, str]:
+        body = Requirement(memory_bytes=GIB, share_pct=share, **changes)  # type: ignore[arg-type]
+        refusals = admission.refusals(
+            NewJob(command="true", requirement=body), QuotaFact(gpu_share_pct=30), 0, 80 * GIB
         )
-        return {refusal.field: refusal.text for refusal in found}
+        return {refusal.field: refusal.text for refusal in refusals}
 
-    assert asked(30) == {}
-    assert asked(40) == {
+    assert submitted(30) == {}
+    assert submitted(40) == {
         "gpu_share": "You ask for 40 % of a shared GPU's time; your quota allows 30 %."
     }
-    assert asked(40, exclusive=True) == {}
+    assert submitted(40, exclusive=True) == {}
 
 
 @pytest.mark.django_db
@@ -89,8 +89,8 @@ def test_a_quota_sets_the_share_of_a_gpus_time_that_a_job_does_not_ask_for(alice
     less = intake_actions.submit({**job, "gpu_share": 10}, alice, NOW)
     alone = intake_actions.submit({**job, "exclusive": True}, alice, NOW)
 
-    found = [Job.objects.get(pk=each.pk).share_pct for each in (shares, less, alone)]
-    assert found == [30, 10, None]
+    share_pcts = [Job.objects.get(pk=each.pk).share_pct for each in (shares, less, alone)]
+    assert share_pcts == [30, 10, None]
 
 
 def test_who_may_run_nothing_is_told_so_at_once() -> None:

@@ -104,9 +104,9 @@ def test_every_attribute_of_a_new_job_has_one_field() -> None:
 
 
 def test_a_request_without_a_field_means_its_default() -> None:
-    given = {field.name: field.default for field in JOB_FIELDS if field.default is not None}
+    defaults = {field.name: field.default for field in JOB_FIELDS if field.default is not None}
 
-    assert read({"command": "x"} | given, NOW) == read({"command": "x"}, NOW)
+    assert read({"command": "x"} | defaults, NOW) == read({"command": "x"}, NOW)
 
 
 def test_every_column_exists() -> None:

@@ -127,10 +127,10 @@ class FakeTransport:
 
     def request(self, _method: str, _path: str, **options: Any) -> Answer:
         self.seen.append(options.get("headers") or {})
-        found = self._answers.pop(0)
-        if isinstance(found, Exception):
-            raise found
-        return found
+        answer = self._answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
 
 
 def _answer(status: int, body: Any) -> Answer:
@@ -151,31 +151,31 @@ DONE = _answer(201, {"id": 7})
 
 def test_submit_asks_again_with_the_same_key(monkeypatch: pytest.MonkeyPatch) -> None:
     away = _answer(503, {"detail": "The database does not answer."})
-    client, seen = _client(monkeypatch, NotReachable("t"), away, NeverReached("c"), DONE)
+    client, requests = _client(monkeypatch, NotReachable("t"), away, NeverReached("c"), DONE)
 
     assert client.submit(BODY) == 7
 
-    keys = {headers["Idempotency-Key"] for headers in seen}
-    assert len(seen) == 4
+    keys = {headers["Idempotency-Key"] for headers in requests}
+    assert len(requests) == 4
     assert len(keys) == 1
 
 
 def test_each_submission_has_its_own_key(monkeypatch: pytest.MonkeyPatch) -> None:
-    client, seen = _client(monkeypatch, DONE, DONE)
+    client, requests = _client(monkeypatch, DONE, DONE)
     client.submit(BODY)
     client.submit(BODY)
 
-    assert seen[0]["Idempotency-Key"] != seen[1]["Idempotency-Key"]
+    assert requests[0]["Idempotency-Key"] != requests[1]["Idempotency-Key"]
 
 
 def test_submit_does_not_wait_for_a_server_that_never_answered(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    client, seen = _client(monkeypatch, NeverReached("refused"), DONE)
+    client, requests = _client(monkeypatch, NeverReached("refused"), DONE)
 
     with pytest.raises(NotReachable):
         client.submit(BODY)
-    assert len(seen) == 1
+    assert len(requests) == 1
 
 
 def test_submit_gives_up_in_the_end_and_says_that_the_job_may_be_there(
@@ -189,8 +189,8 @@ def test_submit_gives_up_in_the_end_and_says_that_the_job_may_be_there(
 
 def test_submit_does_not_repeat_what_was_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     refused = _answer(422, {"detail": "One field must be changed.", "errors": []})
-    client, seen = _client(monkeypatch, refused, DONE)
+    client, requests = _client(monkeypatch, refused, DONE)
 
     with pytest.raises(RequestFailed):
         client.submit(BODY)
-    assert len(seen) == 1
+    assert len(requests) == 1

@@ -162,8 +162,12 @@ def test_a_running_job_is_put_back(api: Api, alice: User) -> None:
     status, answer = api.send("post", f"/jobs/{job.pk}/requeue/")
 
     assert (status, answer["requeued"]) == (200, True)
-    asked = YieldRequest.objects.get()
-    assert (asked.attempt.job_id, asked.code, asked.counts) == (job.pk, "Requeued", False)
+    yield_request = YieldRequest.objects.get()
+    assert (yield_request.attempt.job_id, yield_request.code, yield_request.counts) == (
+        job.pk,
+        "Requeued",
+        False,
+    )
     job.refresh_from_db()
     assert job.requeue
 
@@ -180,7 +184,7 @@ def test_only_running_jobs_of_ones_own_are_put_back(alice: User, bob: User) -> N
 
 
 @pytest.mark.parametrize(
-    ("given", "stored"),
+    ("tags", "stored"),
     [
         ({"project": "vision"}, {"project": "vision"}),
         (["a", "b=c d"], {"a": "", "b": "c d"}),
@@ -188,8 +192,8 @@ def test_only_running_jobs_of_ones_own_are_put_back(alice: User, bob: User) -> N
         (None, {}),
     ],
 )
-def test_tags_are_given_as_an_object_or_a_list(api: Api, given: Any, stored: Any) -> None:
-    _, answer = api.send("post", "/jobs/", {"command": "x", "tags": given})
+def test_tags_are_given_as_an_object_or_a_list(api: Api, tags: Any, stored: Any) -> None:
+    _, answer = api.send("post", "/jobs/", {"command": "x", "tags": tags})
 
     assert Job.objects.get(pk=answer["id"]).tags == stored
 
@@ -240,8 +244,8 @@ def test_pages_neither_repeat_nor_skip_jobs_when_some_are_added(api: Api, alice:
     second = Client().get(first["next"], headers=api.headers).json()
     third = Client().get(second["next"], headers=api.headers).json()
 
-    found = [job["id"] for page in (first, second, third) for job in page["jobs"]]
-    assert found == sorted(jobs, reverse=True)
+    ids = [job["id"] for page in (first, second, third) for job in page["jobs"]]
+    assert ids == sorted(jobs, reverse=True)
     assert third["next"] is None
     assert (first["total"], second["total"]) == (5, 6)
 

@@ -390,9 +390,9 @@ def test_a_job_tells_what_it_used_of_its_gpus(api: Api, alice: User) -> None:
 
 def test_what_would_be_refused_is_refused_when_one_only_asks(api: Api, alice: User) -> None:
     Quota.objects.create(user=alice, gpus=1)
-    wish = {"command": "true", "gpus": 2}
+    yield_request = {"command": "true", "gpus": 2}
 
-    answers = [api.post(path, wish) for path in ("/jobs/", "/jobs/what-if/")]
+    answers = [api.post(path, yield_request) for path in ("/jobs/", "/jobs/what-if/")]
 
     assert [status for status, _ in answers] == [422, 422]
     assert answers[0][1] == answers[1][1]
@@ -405,8 +405,8 @@ def test_an_end_that_has_passed_is_not_told(api: Api, alice: User) -> None:
     Job.objects.filter(pk=job.pk).update(blockers=blockers)
 
     for path in (f"/jobs/{job.pk}/", f"/jobs/{job.pk}/why/"):
-        told = [blocker["until"] is not None for blocker in api.get(path)[1]["blockers"]]
-        assert told == [False, True]
+        has_end = [blocker["until"] is not None for blocker in api.get(path)[1]["blockers"]]
+        assert has_end == [False, True]
 
 
 def test_it_says_in_one_sentence_where_a_job_is(api: Api, alice: User) -> None:
@@ -415,8 +415,8 @@ def test_it_says_in_one_sentence_where_a_job_is(api: Api, alice: User) -> None:
 
     api.post(f"/jobs/{job.pk}/cancel/", {})
 
-    found = api.get(f"/jobs/{job.pk}/why/")[1]["text"]
-    assert found == "The job ended: cancelled, by alice."
+    text = api.get(f"/jobs/{job.pk}/why/")[1]["text"]
+    assert text == "The job ended: cancelled, by alice."
 
 
 def test_it_holds_and_releases_a_job(api: Api, alice: User) -> None:
@@ -458,11 +458,11 @@ def test_the_states_of_an_array_are_listed_by_index(api: Api) -> None:
     Job.objects.filter(pk=job.pk).update(started_at=timezone.now())
     jobs_made.end(job)
 
-    _, found = api.get(f"/jobs/{made['id']}/array/")
-    assert found["array"] == made["id"]
-    told = [(job["index"], job["state"], job["outcome"]) for job in found["jobs"]]
-    assert told == [(2, "finished", "succeeded"), (4, "queued", None)]
-    assert [job["has_started"] for job in found["jobs"]] == [True, False]
+    _, array = api.get(f"/jobs/{made['id']}/array/")
+    assert array["array"] == made["id"]
+    states = [(job["index"], job["state"], job["outcome"]) for job in array["jobs"]]
+    assert states == [(2, "finished", "succeeded"), (4, "queued", None)]
+    assert [job["has_started"] for job in array["jobs"]] == [True, False]
 
     _, single = api.submit()
     assert api.get(f"/jobs/{single['id']}/array/")[0] == 404

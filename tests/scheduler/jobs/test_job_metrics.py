@@ -30,9 +30,9 @@ def test_jobs_that_have_not_ended_are_counted_by_state(alice: User) -> None:
     running(alice)
     finished(alice)
 
-    found = scrape()
+    samples = scrape()
 
-    counts = {s.labels["state"]: s.value for s in found.families["gpucoord_jobs"].samples}
+    counts = {s.labels["state"]: s.value for s in samples.families["gpucoord_jobs"].samples}
     assert counts == {"queued": 2, "starting": 1, "running": 1, "stopping": 0}
 
 
@@ -47,9 +47,9 @@ def test_the_oldest_wait_is_that_of_the_job_that_waits_longest(alice: User) -> N
 def test_nobody_waits_in_an_empty_queue(alice: User) -> None:
     running(alice)
 
-    found = scrape(later=timedelta(hours=1))
+    samples = scrape(later=timedelta(hours=1))
 
-    assert found.value("gpucoord_queue_oldest_wait_seconds") == 0
+    assert samples.value("gpucoord_queue_oldest_wait_seconds") == 0
 
 
 def test_jobs_that_ended_are_counted_by_outcome(alice: User) -> None:
@@ -58,9 +58,11 @@ def test_jobs_that_ended_are_counted_by_outcome(alice: User) -> None:
     finished(alice, "failed", exit_code=1)
     job_queue.request_cancel(waiting(alice).pk, "alice", NOW)
 
-    found = scrape()
+    samples = scrape()
 
-    ended = {s.labels["outcome"]: s.value for s in found.families["gpucoord_jobs_finished"].samples}
+    ended = {
+        s.labels["outcome"]: s.value for s in samples.families["gpucoord_jobs_finished"].samples
+    }
     assert ended == dict.fromkeys(map(str, Outcome), 0) | {
         "succeeded": 2,
         "failed": 1,

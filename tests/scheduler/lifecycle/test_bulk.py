@@ -29,10 +29,10 @@ def array_of(owner: User, size: int, **changes: Any) -> Job:
 
 
 def states(array: int) -> dict[tuple[str, str], int]:
-    found: dict[tuple[str, str], int] = {}
+    counts: dict[tuple[str, str], int] = {}
     for state in Job.objects.filter(array=array).values_list("state", "outcome"):
-        found[state] = found.get(state, 0) + 1
-    return found
+        counts[state] = counts.get(state, 0) + 1
+    return counts
 
 
 def events() -> list[tuple[str, str, str]]:
@@ -50,8 +50,8 @@ def test_cancelling_an_array_takes_a_few_statements_and_one_event(
 
     assert states(first.pk) == {("finished", "cancelled"): MANY - 1, ("stopping", ""): 1}
     assert events() == [("JOB_FINISHED", str(first.pk), "alice")]
-    (tally,) = counters.of(counters.FINISHED_JOBS)
-    assert (tally.subject, tally.value) == ("cancelled", MANY - 1)
+    (counter,) = counters.of(counters.FINISHED_JOBS)
+    assert (counter.subject, counter.value) == ("cancelled", MANY - 1)
     job = Job.objects.filter(array=first.pk).latest("id")
     assert (job.cancelled_by, job.ended_at, job.cancel_requested_at) == ("alice", LATER, LATER)
     assert job_changes.cancel(relations.array_jobs(first.pk), "alice", LATER) == 0

@@ -29,8 +29,8 @@ def _host(number: int) -> Dispatcher:
 
 def _submit(owner: User, on: int) -> Job:
     """A job for the GPU of that number, and so for its host."""
-    asked = Requirement(gpus=1, exclusive=True, gpu_uuid=gpu_uuid(on))
-    return job_queue.submit(NewJob(command="true", requirement=asked), owner, NOW)
+    request = Requirement(gpus=1, exclusive=True, gpu_uuid=gpu_uuid(on))
+    return job_queue.submit(NewJob(command="true", requirement=request), owner, NOW)
 
 
 @pytest.fixture
@@ -88,28 +88,28 @@ def test_who_is_always_second_leaves_it_to_the_next_step(
 
 
 def test_a_turn_is_taken_once() -> None:
-    turn = transitions.current_version()
+    version = transitions.current_version()
 
-    assert transitions.commit_if_current(turn, has_placements=True)
-    assert not transitions.commit_if_current(turn, has_placements=True)
+    assert transitions.commit_if_current(version, has_placements=True)
+    assert not transitions.commit_if_current(version, has_placements=True)
     assert transitions.commit_if_current(transitions.current_version(), has_placements=True)
 
 
 def test_a_plan_that_only_tells_reasons_leaves_the_turn_to_others() -> None:
-    turn = transitions.current_version()
+    version = transitions.current_version()
 
-    assert transitions.commit_if_current(turn, has_placements=False)
-    assert transitions.commit_if_current(turn, has_placements=True)
-    assert not transitions.commit_if_current(turn, has_placements=False)
+    assert transitions.commit_if_current(version, has_placements=False)
+    assert transitions.commit_if_current(version, has_placements=True)
+    assert not transitions.commit_if_current(version, has_placements=False)
 
 
 def test_who_is_killed_while_it_commits_has_taken_no_turn() -> None:
-    turn = transitions.current_version()
+    version = transitions.current_version()
     with transaction.atomic():
-        transitions.commit_if_current(turn, has_placements=True)
+        transitions.commit_if_current(version, has_placements=True)
         transaction.set_rollback(True)
 
-    assert transitions.commit_if_current(turn, has_placements=True)
+    assert transitions.commit_if_current(version, has_placements=True)
 
 
 def test_a_count_that_somebody_deleted_begins_anew() -> None:

@@ -20,8 +20,8 @@ def soon(minutes: float) -> datetime:
 
 
 def predicted(job: Job, minutes: float, now: datetime = NOW) -> None:
-    found = Estimate(position=1, p50=soon(minutes), p90=soon(2 * minutes))
-    predictions.store({job.pk: found}, now)
+    estimate = Estimate(position=1, p50=soon(minutes), p90=soon(2 * minutes))
+    predictions.store({job.pk: estimate}, now)
     job.refresh_from_db()
 
 

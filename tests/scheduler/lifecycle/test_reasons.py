@@ -40,13 +40,13 @@ def test_what_is_stored_is_no_news() -> None:
 
 
 def test_other_figures_and_another_order_are_news_after_an_hour() -> None:
-    told = StoredReasons({1: MEMORY}, NOW)
+    stored = StoredReasons({1: MEMORY}, NOW)
 
-    assert told.news({1: OTHER_FIGURES}, SOON) == []
-    told.keep({1: OTHER_FIGURES}, [], SOON)
-    assert told.news({1: OTHER_FIGURES}, NOW + FIGURES_STORED_FOR) == [1]
-    told.keep({1: OTHER_FIGURES}, [1], NOW + FIGURES_STORED_FOR)
-    assert told.news({1: MEMORY}, NOW + FIGURES_STORED_FOR + timedelta(minutes=59)) == []
+    assert stored.news({1: OTHER_FIGURES}, SOON) == []
+    stored.keep({1: OTHER_FIGURES}, [], SOON)
+    assert stored.news({1: OTHER_FIGURES}, NOW + FIGURES_STORED_FOR) == [1]
+    stored.keep({1: OTHER_FIGURES}, [1], NOW + FIGURES_STORED_FOR)
+    assert stored.news({1: MEMORY}, NOW + FIGURES_STORED_FOR + timedelta(minutes=59)) == []
 
 
 @pytest.mark.parametrize(
@@ -64,7 +64,7 @@ def test_all_else_is_news_at_once(key: Reasons) -> None:
 
 
 def test_who_waits_no_more_is_forgotten() -> None:
-    told = StoredReasons({1: MEMORY, 2: MEMORY}, NOW)
-    told.keep({2: MEMORY}, [], NOW)
+    stored = StoredReasons({1: MEMORY, 2: MEMORY}, NOW)
+    stored.keep({2: MEMORY}, [], NOW)
 
-    assert told.news({1: MEMORY, 2: MEMORY}, NOW) == [1]
+    assert stored.news({1: MEMORY, 2: MEMORY}, NOW) == [1]

@@ -47,8 +47,8 @@ def test_an_unknown_disk_and_no_limit_set_no_limit() -> None:
 
 @settings(max_examples=50, deadline=None)
 @given(st.lists(st.tuples(st.floats(0, 200), st.integers(0, 60)), max_size=12))
-def test_what_is_left_fits_or_is_young(found: list[tuple[float, int]]) -> None:
-    kept = [_kept(number, days, size * GIB) for number, (days, size) in enumerate(found)]
+def test_what_is_left_fits_or_is_young(ages_and_sizes: list[tuple[float, int]]) -> None:
+    kept = [_kept(number, days, size * GIB) for number, (days, size) in enumerate(ages_and_sizes)]
     gone = set(_ids(*kept))
 
     left = [one for one in kept if one.job_id not in gone]

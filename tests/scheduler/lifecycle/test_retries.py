@@ -25,7 +25,7 @@ from tests.builders import GIB
 RETRY = RetryPolicy()
 
 
-def _fate(outcome: Outcome = Outcome.FAILED, **facts: Any) -> RetryDecision:
+def _decision(outcome: Outcome = Outcome.FAILED, **facts: Any) -> RetryDecision:
     """Facts of the end and of the past by their names."""
     of_end = {name: facts.pop(name) for name in AttemptEnd.__dataclass_fields__ if name in facts}
     largest = facts.pop("largest_bytes", None)
@@ -35,118 +35,123 @@ def _fate(outcome: Outcome = Outcome.FAILED, **facts: Any) -> RetryDecision:
 
 @pytest.mark.parametrize("outcome", [Outcome.SUCCEEDED, Outcome.CANCELLED, Outcome.TIMED_OUT])
 def test_some_ends_are_ends_whatever_was_asked(outcome: Outcome) -> None:
-    found = _fate(outcome, yielded=True, requeue=True, retries=3)
+    decision = _decision(outcome, yielded=True, requeue=True, retries=3)
 
-    assert (found.again, found.outcome) == (False, outcome)
+    assert (decision.again, decision.outcome) == (False, outcome)
 
 
 def test_who_saved_its_work_runs_again() -> None:
-    found = _fate(yielded=True, exit_code=85)
+    decision = _decision(yielded=True, exit_code=85)
 
-    assert (found.again, found.requeues, found.pause) == (True, 1, None)
-    assert found.outcome is Outcome.PREEMPTED
+    assert (decision.again, decision.requeues, decision.pause) == (True, 1, None)
+    assert decision.outcome is Outcome.PREEMPTED
 
 
 def test_who_yielded_otherwise_runs_again_if_it_asked_for_that() -> None:
-    assert _fate(yielded=True, requeue=True).again
-    found = _fate(yielded=True, exit_code=3)
+    assert _decision(yielded=True, requeue=True).again
+    decision = _decision(yielded=True, exit_code=3)
 
-    assert (found.again, found.outcome) == (False, Outcome.PREEMPTED)
-    assert found.text == (
+    assert (decision.again, decision.outcome) == (False, Outcome.PREEMPTED)
+    assert decision.text == (
         "It had to leave its GPU and ended with exit code 3. Exit code 85 would have said that it"
         " saved its work and is to run again."
     )
 
 
 def test_a_job_that_was_killed_when_it_had_to_leave_is_said_to_be_killed() -> None:
-    found = _fate(yielded=True, signal=9)
+    decision = _decision(yielded=True, signal=9)
 
-    assert found.outcome is Outcome.PREEMPTED
-    assert "was ended by signal 9 (SIGKILL)" in found.text
-    assert "85" not in found.text
+    assert decision.outcome is Outcome.PREEMPTED
+    assert "was ended by signal 9 (SIGKILL)" in decision.text
+    assert "85" not in decision.text
 
 
 def test_85_unasked_means_nothing_of_a_job_that_nobody_may_ask() -> None:
-    assert _fate(exit_code=85).outcome is Outcome.FAILED
+    assert _decision(exit_code=85).outcome is Outcome.FAILED
 
 
 @pytest.mark.parametrize("options", [{"preemptible": True}, {"requeue": True}])
 def test_who_may_be_asked_and_saves_by_itself_runs_again(options: dict[str, bool]) -> None:
-    found = _fate(exit_code=85, **options)
+    decision = _decision(exit_code=85, **options)
 
-    assert (found.again, found.outcome, found.requeues) == (True, Outcome.PREEMPTED, 1)
-    held = _fate(exit_code=85, requeues=5, **options).held
-    assert held == "It left by itself to be run again 6 times."
+    assert (decision.again, decision.outcome, decision.requeues) == (True, Outcome.PREEMPTED, 1)
+    is_held = _decision(exit_code=85, requeues=5, **options).held
+    assert is_held == "It left by itself to be run again 6 times."
 
 
 def test_who_saves_its_work_at_a_shutdown_runs_again_uncounted() -> None:
-    found = _fate(exit_code=85, cause=FailureCause.MACHINE, preemptible=True, requeues=5)
+    decision = _decision(exit_code=85, cause=FailureCause.MACHINE, preemptible=True, requeues=5)
 
-    assert (found.again, found.requeues, found.held) == (True, 5, "")
+    assert (decision.again, decision.requeues, decision.held) == (True, 5, "")
 
 
 def test_after_five_requeues_it_is_held() -> None:
-    assert _fate(yielded=True, exit_code=85, requeues=4).held == ""
-    found = _fate(yielded=True, exit_code=85, requeues=5)
+    assert _decision(yielded=True, exit_code=85, requeues=4).held == ""
+    decision = _decision(yielded=True, exit_code=85, requeues=5)
 
-    assert found.again
-    assert found.held == "It had to make room for others 6 times."
+    assert decision.again
+    assert decision.held == "It had to make room for others 6 times."
 
 
 def test_an_owner_who_comes_does_not_count() -> None:
-    found = _fate(yielded=True, exit_code=85, requeues=5, counts=False)
+    decision = _decision(yielded=True, exit_code=85, requeues=5, counts=False)
 
-    assert (found.held, found.requeues) == ("", 5)
+    assert (decision.held, decision.requeues) == ("", 5)
 
 
 def test_who_made_room_comes_not_back_on_its_heels() -> None:
-    assert _fate(yielded=True, exit_code=85).cool_down == timedelta(minutes=30)
+    assert _decision(yielded=True, exit_code=85).cool_down == timedelta(minutes=30)
 
 
 def test_what_the_machine_lost_runs_again_if_it_asked_for_that() -> None:
-    assert not _fate(Outcome.LOST, cause=FailureCause.MACHINE).again
-    found = _fate(Outcome.LOST, cause=FailureCause.MACHINE, requeue=True)
+    assert not _decision(Outcome.LOST, cause=FailureCause.MACHINE).again
+    decision = _decision(Outcome.LOST, cause=FailureCause.MACHINE, requeue=True)
 
-    assert (found.again, found.failures, found.requeues, found.pause) == (True, 0, 0, None)
-    assert _fate(Outcome.LOST, cause=FailureCause.MACHINE, requeue=True, lost=1).pause
+    assert (decision.again, decision.failures, decision.requeues, decision.pause) == (
+        True,
+        0,
+        0,
+        None,
+    )
+    assert _decision(Outcome.LOST, cause=FailureCause.MACHINE, requeue=True, lost=1).pause
 
 
 def test_what_the_machine_lost_is_no_failure_of_a_job_that_asked_for_retries() -> None:
-    found = _fate(Outcome.LOST, cause=FailureCause.MACHINE, retries=2, failures=2)
+    decision = _decision(Outcome.LOST, cause=FailureCause.MACHINE, retries=2, failures=2)
 
-    assert (found.again, found.failures) == (True, 2)
+    assert (decision.again, decision.failures) == (True, 2)
 
 
 def test_what_the_machine_lost_goes_on_from_what_it_saved() -> None:
     lost: dict[str, Any] = {"outcome": Outcome.LOST, "cause": FailureCause.MACHINE}
 
-    assert _fate(**lost, preemptible=True, has_saved=True).again
-    assert not _fate(**lost, preemptible=True).again
-    assert not _fate(**lost, has_saved=True).again
+    assert _decision(**lost, preemptible=True, has_saved=True).again
+    assert not _decision(**lost, preemptible=True).again
+    assert not _decision(**lost, has_saved=True).again
 
 
 def test_what_the_machine_loses_again_and_again_is_held() -> None:
-    assert _fate(Outcome.LOST, cause=FailureCause.MACHINE, requeue=True, lost=9).held == ""
-    assert _fate(Outcome.LOST, cause=FailureCause.MACHINE, requeue=True, lost=10).held
+    assert _decision(Outcome.LOST, cause=FailureCause.MACHINE, requeue=True, lost=9).held == ""
+    assert _decision(Outcome.LOST, cause=FailureCause.MACHINE, requeue=True, lost=10).held
 
 
 def test_a_failure_is_retried_as_often_as_was_asked() -> None:
-    assert not _fate().again
-    first = _fate(retries=2)
+    assert not _decision().again
+    first = _decision(retries=2)
     assert (first.again, first.failures) == (True, 1)
     assert first.pause is not None
-    assert not _fate(retries=2, failures=2).again
+    assert not _decision(retries=2, failures=2).again
 
 
 def test_requeue_is_no_wish_to_retry_ones_own_failures() -> None:
-    assert not _fate(requeue=True).again
+    assert not _decision(requeue=True).again
 
 
 def test_out_of_memory_it_declares_more() -> None:
-    found = _fate(cause=FailureCause.GPU_MEMORY, retries=1, memory_bytes=20 * GIB)
+    decision = _decision(cause=FailureCause.GPU_MEMORY, retries=1, memory_bytes=20 * GIB)
 
-    assert found.memory_bytes == 25 * GIB
-    assert found.text == "it ran out of GPU memory, and declares 25 GiB now"
+    assert decision.memory_bytes == 25 * GIB
+    assert decision.text == "it ran out of GPU memory, and declares 25 GiB now"
 
 
 def test_nothing_declares_more_than_the_largest_gpu_has() -> None:
@@ -156,9 +161,9 @@ def test_nothing_declares_more_than_the_largest_gpu_has() -> None:
         "largest_bytes": 80 * GIB,
     }
 
-    assert _fate(**facts, memory_bytes=70 * GIB).memory_bytes == 80 * GIB
-    assert _fate(**facts, memory_bytes=90 * GIB).memory_bytes == 90 * GIB
-    assert _fate(**facts).memory_bytes is None
+    assert _decision(**facts, memory_bytes=70 * GIB).memory_bytes == 80 * GIB
+    assert _decision(**facts, memory_bytes=90 * GIB).memory_bytes == 90 * GIB
+    assert _decision(**facts).memory_bytes is None
 
 
 @settings(max_examples=50, deadline=None)

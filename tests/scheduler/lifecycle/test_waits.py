@@ -34,7 +34,7 @@ pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("data")]
 
 
 def _codes() -> dict[int, list[str]]:
-    return {job: [one.code for one in found] for job, found in queue_facts.load(NOW).items()}
+    return {job: [one.code for one in waits] for job, waits in queue_facts.load(NOW).items()}
 
 
 def _chain(alice: User, on: Job, after: DependencyKind = DependencyKind.SUCCESS) -> Job:
@@ -48,17 +48,17 @@ def _state(job: Job) -> tuple[str, str]:
 
 def test_ordinary_jobs_cost_one_look_at_an_empty_index(alice: User) -> None:
     jobs_made.waiting(alice)
-    with CaptureQueriesContext(connection) as asked:
+    with CaptureQueriesContext(connection) as queries:
         assert queue_facts.load(NOW) == {}
 
-    assert len(asked) == 1
+    assert len(queries) == 1
     looked = Job.objects.filter(conditional(), state="queued").values_list("id")
     if connection.vendor == "sqlite":
         assert "job_conditional" in looked.explain()
 
 
 def test_everything_that_was_asked_for_is_kept(alice: User) -> None:
-    asked = Requirement(
+    request = Requirement(
         gpus=2, capability=(8, 0), model="A100", power=1.5, gpu_uuid="GPU-1", share_pct=30
     )
     options = YieldOptions(
@@ -69,13 +69,13 @@ def test_everything_that_was_asked_for_is_kept(alice: User) -> None:
         retries=3,
     )
     begin = NOW + timedelta(hours=1)
-    job = jobs_made.waiting(alice, requirement=asked, yield_options=options, begin_at=begin)
+    job = jobs_made.waiting(alice, requirement=request, yield_options=options, begin_at=begin)
 
-    found = Job.objects.filter(pk=job.pk)
-    assert found.values_list("gpus", "capability", "gpu_model", "power", "gpu_uuid", "share_pct")[
+    jobs = Job.objects.filter(pk=job.pk)
+    assert jobs.values_list("gpus", "capability", "gpu_model", "power", "gpu_uuid", "share_pct")[
         0
     ] == (2, "8.0", "A100", 1.5, "GPU-1", 30)
-    assert found.values_list("preemptible", "requeue", "yield_signal", "grace_s", "retries")[0] == (
+    assert jobs.values_list("preemptible", "requeue", "yield_signal", "grace_s", "retries")[0] == (
         True,
         True,
         "SIGUSR1",
@@ -254,15 +254,15 @@ def test_dependencies_kept_from_pass_to_pass_are_those_in_the_rows(alice: User, 
             Job.objects.filter(pk=job.pk).delete()
             jobs.remove(job)
 
-    seen = 0
+    changed = 0
     for _ in range(40):
         chance.choice([submit, submit, submit, end, end, delete])()
         for job in jobs:
             job.refresh_from_db()
         fresh = queue_facts.load(NOW)
         assert queue_facts.load(NOW, unmet=kept) == fresh
-        seen += len(fresh)
-    assert seen > 20
+        changed += len(fresh)
+    assert changed > 20
 
 
 def test_only_dependencies_of_new_jobs_are_read_again(alice: User) -> None:
@@ -270,9 +270,9 @@ def test_only_dependencies_of_new_jobs_are_read_again(alice: User) -> None:
     _chain(alice, first)
     queue_facts.load(NOW, unmet=kept)
 
-    with CaptureQueriesContext(connection) as asked:
+    with CaptureQueriesContext(connection) as queries:
         queue_facts.load(NOW, unmet=kept)
-    assert not [query for query in asked if "scheduler_jobdependency" in query["sql"]]
+    assert not [query for query in queries if "scheduler_jobdependency" in query["sql"]]
 
     new = _chain(alice, first)
     assert new.pk in queue_facts.load(NOW, unmet=kept)

@@ -13,8 +13,8 @@ HOUR = timedelta(hours=1)
 
 
 def _codes(*conditions: Condition, placed: dict[int, int] | None = None) -> dict[int, list[str]]:
-    found = waits(conditions, placed or {}, NOW)
-    return {job: [one.code for one in blockers] for job, blockers in found.items()}
+    by_job = waits(conditions, placed or {}, NOW)
+    return {job: [one.code for one in blockers] for job, blockers in by_job.items()}
 
 
 def _one(id: int = 1, **facts: Any) -> Condition:
@@ -45,12 +45,12 @@ def test_it_says_when_the_pause_after_a_failure_ends() -> None:
 
 
 def test_it_names_each_job_that_it_waits_for() -> None:
-    found = waits([_one(pending=((7, DependencyKind.END), (9, DependencyKind.SUCCESS)))], {}, NOW)[
-        1
-    ]
+    blockers = waits(
+        [_one(pending=((7, DependencyKind.END), (9, DependencyKind.SUCCESS)))], {}, NOW
+    )[1]
 
-    assert [one.job for one in found] == [7, 9]
-    assert [text(one) for one in found] == [
+    assert [one.job for one in blockers] == [7, 9]
+    assert [text(one) for one in blockers] == [
         "It starts after job 7 has ended.",
         "It starts after job 9 has succeeded.",
     ]
@@ -81,6 +81,6 @@ def test_who_waits_for_something_else_takes_no_place_of_its_array() -> None:
 
 
 def test_many_jobs_share_one_reason() -> None:
-    found = waits([_one(id_, array=1, array_limit=1) for id_ in range(1, 5)], {1: 1}, NOW)
+    blockers = waits([_one(id_, array=1, array_limit=1) for id_ in range(1, 5)], {1: 1}, NOW)
 
-    assert found[2] is found[3] is found[4]
+    assert blockers[2] is blockers[3] is blockers[4]

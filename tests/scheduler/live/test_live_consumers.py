@@ -64,8 +64,8 @@ def _cookie(user: User) -> str:
 
 
 async def said(socket: Any) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(await socket.receive_from())
-    return found
+    message: dict[str, Any] = json.loads(await socket.receive_from())
+    return message
 
 
 async def log_until(socket: Any, end: str) -> str:
@@ -225,8 +225,8 @@ async def test_without_pages_nothing_is_watched(alice: User, job: Job, opened: O
     await said(page)
     await page.disconnect()
 
-    found = log_follow.tails(live_consumers.load_views)
-    assert (found._tails, found._task) == ({}, None)
+    tails = log_follow.tails(live_consumers.load_views)
+    assert (tails._tails, tails._task) == ({}, None)
 
 
 async def test_a_stranger_sees_the_state_but_no_log(

@@ -30,7 +30,10 @@ def alice(db: None) -> User:
 @pytest.fixture(autouse=True)
 def mail(db: None) -> Channel:
     return Channel.objects.create(
-        name="mail", is_mail=True, to_owners=True, sealed=encrypt("mailto://u:p@example.org")
+        name="mail",
+        is_mail=True,
+        to_owners=True,
+        encrypted_address=encrypt("mailto://u:p@example.org"),
     )
 
 
@@ -45,7 +48,7 @@ def wants(person: User, *kinds: NoticeKind, **more: Any) -> None:
     actions.save(person, kinds, **({"by_mail": True, "address": None} | more))
 
 
-def told() -> list[tuple[str, str]]:
+def notifications() -> list[tuple[str, str]]:
     return list(Message.objects.order_by("id").values_list("title", "receiver"))
 
 
@@ -56,7 +59,7 @@ def test_a_user_who_wants_it_is_told_of_the_end_of_a_job(
     job = jobs_made.finished(alice)
 
     assert step.judge(None, LATER) == 1
-    assert told() == [(f"Job {job.pk} ({job.name}) ended", "alice@example.org")]
+    assert notifications() == [(f"Job {job.pk} ({job.name}) ended", "alice@example.org")]
 
 
 def test_a_user_who_wants_nothing_is_told_nothing(step: JobNotifications, alice: User) -> None:
@@ -71,7 +74,7 @@ def test_one_job_can_ask_for_it_alone(step: JobNotifications, alice: User) -> No
     jobs_made.finished(alice, "failed")
 
     assert step.judge(None, LATER) == 1
-    assert told()[0][0] == f"Job {job.pk} ({job.name}) failed"
+    assert notifications()[0][0] == f"Job {job.pk} ({job.name}) failed"
 
 
 def test_an_event_is_told_once_even_by_a_new_step(step: JobNotifications, alice: User) -> None:
@@ -81,7 +84,7 @@ def test_an_event_is_told_once_even_by_a_new_step(step: JobNotifications, alice:
 
     JobNotifications("other", lambda task: None).judge(None, LATER)
 
-    assert len(told()) == 1
+    assert len(notifications()) == 1
 
 
 def test_events_from_before_the_first_look_are_not_told(alice: User) -> None:
@@ -125,7 +128,7 @@ def test_an_address_that_acts_on_the_server_is_refused(alice: User, address: str
 def test_the_address_is_stored_encrypted(alice: User) -> None:
     wants(alice, FINISHED, address="jsons://example.org/s3cret")
 
-    assert "s3cret" not in Channel.objects.get(owner=alice).sealed
+    assert "s3cret" not in Channel.objects.get(owner=alice).encrypted_address
 
 
 def test_an_empty_address_removes_the_service(alice: User) -> None:
@@ -155,7 +158,7 @@ def test_a_waiting_job_that_is_expected_soon_is_told_once(
 
     assert step.judge(None, LATER) == 1
     assert step.judge(None, LATER + timedelta(minutes=2)) == 1
-    assert len(told()) == 1
+    assert len(notifications()) == 1
 
 
 def test_a_job_that_is_expected_later_is_not_told(step: JobNotifications, alice: User) -> None:

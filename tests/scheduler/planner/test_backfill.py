@@ -90,7 +90,7 @@ def test_a_job_does_not_wait_for_its_own_promise() -> None:
 
 
 def _preempted(plan: Plan) -> list[tuple[int, int | None]]:
-    return [(wish.job_id, wish.for_job) for wish in plan.preemptions]
+    return [(preemption.job_id, preemption.for_job) for preemption in plan.preemptions]
 
 
 def test_a_more_important_job_makes_one_leave_that_may_be_interrupted() -> None:
@@ -118,9 +118,9 @@ def test_two_jobs_make_two_leave() -> None:
         case.runs(id_, name, priority=1, preemptible=True)
     case.job(1, priority=5).job(2, priority=5)
 
-    found = _preempted(case.plan())
-    assert sorted(job for job, _ in found) == [8, 9]
-    assert [whom for _, whom in found] == [1, 2]
+    preempted = _preempted(case.plan())
+    assert sorted(job for job, _ in preempted) == [8, 9]
+    assert [beneficiary for _, beneficiary in preempted] == [1, 2]
 
 
 def test_who_was_kept_back_by_a_promise_is_told_though_others_now_make_room_for_it() -> None:
@@ -130,5 +130,5 @@ def test_who_was_kept_back_by_a_promise_is_told_though_others_now_make_room_for_
     case.job(1, gpus=3, exclusive=True, priority=5).job(2, priority=3).job(3, priority=3)
 
     made = case.plan()
-    assert [wish.job_id for wish in made.preemptions] == [9]
+    assert [preemption.job_id for preemption in made.preemptions] == [9]
     assert all(made.blockers[waiting] for waiting in (1, 2, 3))

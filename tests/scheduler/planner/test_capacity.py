@@ -25,8 +25,8 @@ def _slot(
     policy: PlanPolicy = POLICY,
     **of_gpu: Any,
 ) -> Slot:
-    seen = snapshot([gpu(0, **of_gpu)], processes or [])
-    return capacity.slots(seen, claims or [], policy, NOW, host="gpubox").gpus[0]
+    latest = snapshot([gpu(0, **of_gpu)], processes or [])
+    return capacity.slots(latest, claims or [], policy, NOW, host="gpubox").gpus[0]
 
 
 def test_it_finds_an_idle_gpu_free() -> None:
@@ -106,9 +106,9 @@ def test_it_marks_a_gpu_that_does_not_answer() -> None:
     assert (slot.healthy, slot.problem) == (False, "fell off the bus")
 
 
-def _blocker(seen: Snapshot | None) -> str | None:
-    found = capacity.slots(seen, [], POLICY, NOW, host="gpubox").blocker
-    return found.code if found else None
+def _blocker(latest: Snapshot | None) -> str | None:
+    slots = capacity.slots(latest, [], POLICY, NOW, host="gpubox").blocker
+    return slots.code if slots else None
 
 
 def test_it_trusts_no_old_reading() -> None:
@@ -162,10 +162,12 @@ def test_a_gpu_that_the_container_may_not_use_gets_no_job() -> None:
 
 def _with_peak(gib: int, claims: list[ClaimFact] | None = None, **of: Any) -> Slot:
     """One process that holds 10 GiB now and once held `gib`."""
-    one = process(memory_bytes=10 * GIB, **of)
-    around = capacity.CapacityContext(peaks={(gpu_uuid(), one.pid, one.start_ticks): gib * GIB})
-    shot = snapshot([gpu(0, memory_used_bytes=10 * GIB)], [one])
-    return capacity.slots(shot, claims or [], POLICY, NOW, host="gpubox", around=around).gpus[0]
+    first = process(memory_bytes=10 * GIB, **of)
+    context = capacity.CapacityContext(
+        peaks={(gpu_uuid(), first.pid, first.start_ticks): gib * GIB}
+    )
+    shot = snapshot([gpu(0, memory_used_bytes=10 * GIB)], [first])
+    return capacity.slots(shot, claims or [], POLICY, NOW, host="gpubox", context=context).gpus[0]
 
 
 def test_it_keeps_a_foreign_process_its_highest_memory_and_a_tenth_more() -> None:
@@ -180,10 +182,10 @@ def test_it_keeps_a_job_what_it_declared_until_it_was_seen_with_more() -> None:
 
 
 def test_it_forgets_the_peak_of_a_process_that_has_gone() -> None:
-    around = capacity.CapacityContext(peaks={(gpu_uuid(), 4_200_001, 1): 70 * GIB})
-    found = capacity.slots(snapshot(1), [], POLICY, NOW, host="gpubox", around=around)
+    context = capacity.CapacityContext(peaks={(gpu_uuid(), 4_200_001, 1): 70 * GIB})
+    slots = capacity.slots(snapshot(1), [], POLICY, NOW, host="gpubox", context=context)
 
-    assert found.gpus[0].free_bytes == 80 * GIB
+    assert slots.gpus[0].free_bytes == 80 * GIB
 
 
 def _ramping(held_gib: int, after_s: float, declared_gib: int = 40) -> int | None:
@@ -200,11 +202,11 @@ def test_a_heavy_start_ramps_until_it_holds_half_or_a_minute_has_passed() -> Non
 
 
 def test_it_says_what_a_gpu_is() -> None:
-    around = capacity.CapacityContext(powers={"H100": 5.0}, kept={gpu_uuid(): 9})
-    found = capacity.slots(snapshot(1), [], POLICY, NOW, host="gpubox", around=around).gpus[0]
+    context = capacity.CapacityContext(powers={"H100": 5.0}, kept={gpu_uuid(): 9})
+    slots = capacity.slots(snapshot(1), [], POLICY, NOW, host="gpubox", context=context).gpus[0]
 
-    assert (found.model, found.capability, found.power) == ("NVIDIA H100 80GB HBM3", (9, 0), 5.0)
-    assert found.reserved_for == 9
+    assert (slots.model, slots.capability, slots.power) == ("NVIDIA H100 80GB HBM3", (9, 0), 5.0)
+    assert slots.reserved_for == 9
 
 
 def test_a_claim_that_is_no_job_s_is_none_of_its_jobs() -> None:

@@ -49,7 +49,7 @@ def waiting(id: int, lasts: float | None = 1.0, **changes: Any) -> QueuedJob:
     return queued_job(id, time_limit=limit, **({"exclusive": True} | changes))
 
 
-def found(
+def estimates(
     queue: list[QueuedJob], gpus: list[Slot], *ran: RunningJob, **changes: Any
 ) -> dict[int, Estimate]:
     slots = Slots(host="gpubox", gpus=tuple(gpus), running=ran, **changes)
@@ -61,34 +61,36 @@ def at(number: float) -> datetime:
 
 
 def test_what_can_start_starts_now() -> None:
-    assert found([waiting(1)], [slot()]) == {1: Estimate(position=1, p50=NOW, p90=NOW)}
+    assert estimates([waiting(1)], [slot()]) == {1: Estimate(position=1, p50=NOW, p90=NOW)}
 
 
 def test_it_starts_when_the_one_before_it_ends() -> None:
     ran = running(9)
 
-    assert found([waiting(1)], [busy(ran)], ran) == {1: Estimate(position=1, p50=at(1), p90=at(2))}
+    assert estimates([waiting(1)], [busy(ran)], ran) == {
+        1: Estimate(position=1, p50=at(1), p90=at(2))
+    }
 
 
 def test_each_waits_for_those_before_it() -> None:
     ran = running(9)
     queue = [waiting(1, lasts=3), waiting(2)]
 
-    assert found(queue, [busy(ran)], ran)[2] == Estimate(position=2, p50=at(4), p90=at(16 / 3))
+    assert estimates(queue, [busy(ran)], ran)[2] == Estimate(position=2, p50=at(4), p90=at(16 / 3))
 
 
 def test_it_takes_the_gpu_that_is_free_first() -> None:
     first, second = running(8, on=0, lasts=8), running(9, on=1, lasts=2)
 
     gpus = [busy(first, 0), busy(second, 1)]
-    assert found([waiting(1)], gpus, first, second)[1].p90 == at(2)
+    assert estimates([waiting(1)], gpus, first, second)[1].p90 == at(2)
 
 
 def test_a_job_on_two_gpus_waits_for_both() -> None:
     first, second = running(8, on=0, lasts=8), running(9, on=1, lasts=2)
 
     gpus = [busy(first, 0), busy(second, 1)]
-    assert found([waiting(1, gpus=2)], gpus, first, second)[1].p90 == at(8)
+    assert estimates([waiting(1, gpus=2)], gpus, first, second)[1].p90 == at(8)
 
 
 def test_shared_jobs_wait_for_memory_alone() -> None:
@@ -96,37 +98,37 @@ def test_shared_jobs_wait_for_memory_alone() -> None:
     full = slot(jobs=(2, 4), held_bytes=(40 * GIB, 40 * GIB), free_bytes=0)
     queue = [waiting(1, exclusive=False, memory_bytes=30 * GIB)]
 
-    assert found(queue, [full], *ran)[1].p90 == at(2)
+    assert estimates(queue, [full], *ran)[1].p90 == at(2)
 
 
 def test_nobody_can_tell_after_a_job_that_may_last_for_ever() -> None:
     ran = running(9, lasts=None)
 
-    assert found([waiting(1)], [busy(ran)], ran)[1] == Estimate(position=1, p50=None, p90=None)
+    assert estimates([waiting(1)], [busy(ran)], ran)[1] == Estimate(position=1, p50=None, p90=None)
 
 
 def test_one_that_lasts_longer_than_expected_is_expected_to_go_on_a_while() -> None:
     ran = running(9, lasts=2, started_at=at(-10))
 
-    assert found([waiting(1)], [busy(ran)], ran)[1].p50 == at(1)
+    assert estimates([waiting(1)], [busy(ran)], ran)[1].p50 == at(1)
 
 
 def test_a_gpu_that_others_use_is_never_free_for_one_who_wants_it_alone() -> None:
-    held = slot(foreign=(Holder(name="carol/python", memory_bytes=GIB),))
+    occupied = slot(foreign=(Holder(name="carol/python", memory_bytes=GIB),))
 
-    assert found([waiting(1)], [held])[1].p50 is None
+    assert estimates([waiting(1)], [occupied])[1].p50 is None
 
 
 def test_a_gpu_that_opens_at_a_known_time_is_counted_from_then_on() -> None:
     kept = Blocker(code=BlockerCode.GPU_PAUSED, tier=Tier.MACHINE, until=at(3))
 
-    assert found([waiting(1)], [slot(closed=(kept,))])[1].p50 == at(3)
+    assert estimates([waiting(1)], [slot(closed=(kept,))])[1].p50 == at(3)
 
 
 def test_it_waits_for_a_begin_time_and_has_no_position_before() -> None:
     begins = Blocker(code=BlockerCode.BEGIN_TIME, tier=Tier.NOT_YET, until=at(5))
 
-    estimate = found([waiting(1, waits=(begins,))], [slot()])[1]
+    estimate = estimates([waiting(1, waits=(begins,))], [slot()])[1]
     assert (estimate.position, estimate.p50) == (None, at(5))
 
 
@@ -138,9 +140,9 @@ def test_a_job_that_follows_others_is_expected_when_the_last_of_them_has_ended()
     ran = running(1, lasts=2)
     chain = [waiting(2, waits=_after(1)), waiting(3, waits=_after(1, 2))]
 
-    estimates = found(chain, [busy(ran)], ran)
+    starts = estimates(chain, [busy(ran)], ran)
 
-    assert [(e.position, e.p50, e.p90) for e in estimates.values()] == [
+    assert [(e.position, e.p50, e.p90) for e in starts.values()] == [
         (None, at(1), at(2)),
         (None, at(2), at(3)),
     ]
@@ -149,20 +151,20 @@ def test_a_job_that_follows_others_is_expected_when_the_last_of_them_has_ended()
 def test_who_follows_a_job_that_may_last_for_ever_has_no_time() -> None:
     ran = running(1, lasts=None)
 
-    assert found([waiting(2, waits=_after(1))], [busy(ran)], ran)[2].p50 is None
+    assert estimates([waiting(2, waits=_after(1))], [busy(ran)], ran)[2].p50 is None
 
 
 def test_a_held_job_has_no_time() -> None:
-    held = Blocker(code=BlockerCode.HELD, tier=Tier.PERSON)
+    blocker = Blocker(code=BlockerCode.HELD, tier=Tier.PERSON)
 
-    assert found([waiting(1, waits=(held,))], [slot()])[1].p50 is None
+    assert estimates([waiting(1, waits=(blocker,))], [slot()])[1].p50 is None
 
 
 def test_who_has_all_they_may_have_waits_for_their_own_job() -> None:
     mine = running(9, owner="alice", lasts=6)
     people = {"alice": UserAccount(owner="alice", quota=Quota(gpus=1), gpus=1, jobs=1)}
 
-    estimate = found([waiting(1)], [busy(mine), slot(1)], mine, people=people)[1]
+    estimate = estimates([waiting(1)], [busy(mine), slot(1)], mine, people=people)[1]
     assert estimate.p90 == at(6)
 
 
@@ -176,30 +178,30 @@ def shared(id: int, **changes: Any) -> QueuedJob:
 
 
 def test_nobody_can_tell_when_others_leave_a_gpu_idle() -> None:
-    taken = slot(0, foreign=(Holder(name="carol/python", memory_bytes=GIB),))
+    occupied = slot(0, foreign=(Holder(name="carol/python", memory_bytes=GIB),))
     throttle = Throttle(closed_gpus={PriorityClass.NORMAL: _busy(0)})
 
-    assert found([shared(1)], [taken], throttle=throttle)[1].p50 is None
+    assert estimates([shared(1)], [occupied], throttle=throttle)[1].p50 is None
 
 
 def test_a_gpu_that_our_own_jobs_keep_busy_is_open_to_one_whenever_one_ends() -> None:
-    part = Requirement(memory_bytes=40 * GIB)
-    ran = running(9, lasts=2, requirement=part)
+    request = Requirement(memory_bytes=40 * GIB)
+    ran = running(9, lasts=2, requirement=request)
     gpus = [
         slot(0, jobs=(9,), held_bytes=(40 * GIB,), free_bytes=40 * GIB),
         slot(1, foreign=(Holder(name="carol/python", memory_bytes=GIB),)),
     ]
     throttle = Throttle(closed_gpus={PriorityClass.NORMAL: {**_busy(0), **_busy(1)}})
 
-    estimates = found([shared(1), shared(2)], gpus, ran, throttle=throttle)
-    assert (estimates[1].p90, estimates[2].p90) == (at(2), at(3))
+    starts = estimates([shared(1), shared(2)], gpus, ran, throttle=throttle)
+    assert (starts[1].p90, starts[2].p90) == (at(2), at(3))
 
 
 def test_jobs_without_a_gpu_wait_for_a_place() -> None:
     ran = [running(n, lasts=n, requirement=Requirement(gpus=0), gpu_uuids=()) for n in (2, 4)]
     queue = [waiting(1, gpus=0, exclusive=False)]
 
-    assert found(queue, [slot()], *ran, cpu_jobs=2)[1].p90 == at(2)
+    assert estimates(queue, [slot()], *ran, cpu_jobs=2)[1].p90 == at(2)
 
 
 def nightly(share_pct: float = 100.0, **changes: Any) -> Window:
@@ -220,7 +222,7 @@ def nightly(share_pct: float = 100.0, **changes: Any) -> Window:
 def test_it_does_not_start_shortly_before_a_time_that_is_kept_for_others() -> None:
     ran = running(9, lasts=2)
 
-    estimate = found([waiting(1, lasts=2.5)], [busy(ran)], ran, windows=(nightly(),))[1]
+    estimate = estimates([waiting(1, lasts=2.5)], [busy(ran)], ran, windows=(nightly(),))[1]
     assert (estimate.p50, estimate.p90) == (at(1), at(16))
 
 
@@ -229,14 +231,14 @@ def test_all_its_gpus_are_open_to_it_at_the_same_time() -> None:
     windows = (nightly(gpu_uuids=(gpu_uuid(0),)),)
 
     gpus = [slot(0), busy(ran, 1)]
-    assert found([waiting(1, gpus=2, lasts=2)], gpus, ran, windows=windows)[1].p90 == at(16)
+    assert estimates([waiting(1, gpus=2, lasts=2)], gpus, ran, windows=windows)[1].p90 == at(16)
 
 
 def test_one_who_may_use_gpus_at_agreed_times_only_waits_for_the_next() -> None:
     windows = (nightly(kept=False, members=frozenset({"alice"})),)
     ran = running(9, lasts=15)
 
-    assert found([waiting(1, lasts=3)], [busy(ran)], ran, windows=windows)[1].p90 == at(28)
+    assert estimates([waiting(1, lasts=3)], [busy(ran)], ran, windows=windows)[1].p90 == at(28)
 
 
 def test_agreed_times_that_follow_each_other_at_once_are_one() -> None:
@@ -245,14 +247,14 @@ def test_agreed_times_that_follow_each_other_at_once_are_one() -> None:
     second = nightly(id=2, start=first.end, end=at(20).time(), **mine)
     ran = running(9, lasts=10)
 
-    estimate = found([waiting(1, lasts=9)], [busy(ran)], ran, windows=(first, second))[1]
+    estimate = estimates([waiting(1, lasts=9)], [busy(ran)], ran, windows=(first, second))[1]
     assert estimate.p90 == at(10)
 
 
 def test_what_fits_between_no_two_agreed_times_has_no_time() -> None:
     ran = running(9, lasts=2)
 
-    estimate = found([waiting(1, lasts=13)], [busy(ran)], ran, windows=(nightly(),))[1]
+    estimate = estimates([waiting(1, lasts=13)], [busy(ran)], ran, windows=(nightly(),))[1]
     assert (estimate.p50, estimate.p90) == (None, None)
 
 
@@ -260,7 +262,7 @@ def test_a_share_that_is_kept_leaves_the_rest_to_small_jobs() -> None:
     ran = running(9, lasts=2)
     queue = [waiting(1, lasts=3, exclusive=False, memory_bytes=20 * GIB)]
 
-    assert found(queue, [busy(ran)], ran, windows=(nightly(50),))[1].p90 == at(2)
+    assert estimates(queue, [busy(ran)], ran, windows=(nightly(50),))[1].p90 == at(2)
 
 
 def test_a_large_job_that_is_overdue_is_counted_first() -> None:
@@ -269,9 +271,9 @@ def test_a_large_job_that_is_overdue_is_counted_first() -> None:
     people = {"alice": UserAccount(owner="alice", target=0.9), "bob": UserAccount(owner="bob")}
     large = waiting(1, gpus=2, owner="bob", submitted_at=at(-25))
 
-    estimates = found([waiting(2), large], gpus, *ran, people=people)
-    assert (estimates[1].position, estimates[1].p90) == (1, at(2))
-    assert estimates[2].p90 == at(3)
+    starts = estimates([waiting(2), large], gpus, *ran, people=people)
+    assert (starts[1].position, starts[1].p90) == (1, at(2))
+    assert starts[2].p90 == at(3)
 
 
 def test_what_if_says_that_it_would_start_and_leaves_no_trace() -> None:
@@ -329,7 +331,7 @@ def test_a_shorter_job_before_it_never_makes_one_wait_longer(
             waiting(n, lasts=length * factor, submitted_at=NOW + timedelta(seconds=n))
             for n, length in enumerate([*lengths, 1.0])
         ]
-        p90 = found(queue, slots, *ran)[last].p90
+        p90 = estimates(queue, slots, *ran)[last].p90
         assert p90 is not None
         return p90
 
@@ -339,7 +341,7 @@ def test_a_shorter_job_before_it_never_makes_one_wait_longer(
 def test_the_median_is_never_after_the_ninth_tenth() -> None:
     odd = replace(running(9), lasts=hours(1), typical=hours(3))
 
-    estimate = found([waiting(1)], [busy(odd)], odd)[1]
+    estimate = estimates([waiting(1)], [busy(odd)], odd)[1]
     assert estimate.p50 is not None
     assert estimate.p90 is not None
     assert estimate.p50 <= estimate.p90

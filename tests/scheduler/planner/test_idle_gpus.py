@@ -36,9 +36,9 @@ def test_it_is_beside_those_who_waited_as_long_and_could_have_it() -> None:
         WaitingJob(job_id=2, since=later(0), gpu_uuid=gpu_uuid(1)),
         WaitingJob(job_id=3, since=later(-5)),
     ]
-    (found,) = beside(long_idle([idle()], POLICY, later(10)), waiting, POLICY, later(10))
+    (blocker,) = beside(long_idle([idle()], POLICY, later(10)), waiting, POLICY, later(10))
 
-    assert [w.job_id for w in found.waiting] == [3]
+    assert [w.job_id for w in blocker.waiting] == [3]
 
 
 def judge(minute: float, *gpus: Any) -> None:
@@ -46,7 +46,7 @@ def judge(minute: float, *gpus: Any) -> None:
     IdleResources("gpubox").judge(snapshot(list(gpus) or [idle()], at=at), at)
 
 
-def told() -> list[str]:
+def texts() -> list[str]:
     return [event.text for event in reversed(events.recent()) if event.kind.startswith("IDLE")]
 
 
@@ -61,12 +61,12 @@ def test_an_idle_gpu_beside_a_waiting_job_is_told_once_for_each_time(alice: User
     job = waits(alice)
     for minute in (9, 10, 11, 30):
         judge(minute)
-    assert told() == [
+    assert texts() == [
         f"GPU 0 has been idle for 10 min while job {job.pk} waits (alice is at her share)"
     ]
 
     judge(60, idle(0, minutes=50))
-    assert len(told()) == 2
+    assert len(texts()) == 2
 
 
 @pytest.mark.django_db
@@ -77,7 +77,7 @@ def test_jobs_that_wait_for_themselves_do_not_count(alice: User) -> None:
 
     judge(60)
 
-    assert told() == []
+    assert texts() == []
 
 
 @pytest.mark.django_db
@@ -88,7 +88,7 @@ def test_memory_that_is_held_idle_is_told_once() -> None:
     Incident.objects.update(opened_at=NOW - timedelta(hours=1))
     judge(3)
 
-    assert told() == ["alice holds 40 GiB idle"]
+    assert texts() == ["alice holds 40 GiB idle"]
     assert events.recent(1)[0].owner == "alice"
 
 
@@ -97,6 +97,6 @@ def test_a_job_with_unreadable_blockers_keeps_no_idle_gpu_from_being_reported(al
     broken, job = jobs_made.waiting(alice), waits(alice)
     Job.objects.filter(pk=broken.pk).update(blockers=["odd"])
     judge(10)
-    assert told() == [
+    assert texts() == [
         f"GPU 0 has been idle for 10 min while job {job.pk} waits (alice is at her share)"
     ]

@@ -67,14 +67,14 @@ def _slots(total_mib: list[int], there: list[Use]) -> tuple[Slot, ...]:
     claims: list[ClaimFact] = []
     peaks: dict[tuple[str, int, int | None], int] = {}
     for number, use in enumerate(there, start=1):
-        one = process(
+        first = process(
             number,
             on=use.on,
             memory_bytes=use.now_mib * MIB,
             job_ref=str(number) if use.ours else None,
         )
-        processes.append(one)
-        peaks[one.gpu_uuid, one.pid, one.start_ticks] = use.peak_mib * MIB
+        processes.append(first)
+        peaks[first.gpu_uuid, first.pid, first.start_ticks] = use.peak_mib * MIB
         if use.ours:
             declared = None if use.declared_mib is None else use.declared_mib * MIB
             since = NOW - timedelta(hours=1)
@@ -95,15 +95,15 @@ def _slots(total_mib: list[int], there: list[Use]) -> tuple[Slot, ...]:
     ).gpus
 
 
-def _ours(asked: Requirement, slots: tuple[Slot, ...]) -> list[int] | None:
+def _ours(request: Requirement, slots: tuple[Slot, ...]) -> list[int] | None:
     quiet = [replace(slot, use_pct=0.0) for slot in slots]
-    chosen = placement.choose(asked, quiet, PlanPolicy(margin_bytes=MARGIN_MIB * MIB))
+    chosen = placement.choose(request, quiet, PlanPolicy(margin_bytes=MARGIN_MIB * MIB))
     return None if chosen is None else sorted(slot.index for slot in chosen)
 
 
 def _theirs(vram_mib: int | None, gpus: int, total_mib: list[int], there: list[Use]) -> object:
     used = [sum(use.now_mib for use in there if use.on == at) for at in range(3)]
-    seen = backend.GpuSnapshot(
+    gpu_snapshot = backend.GpuSnapshot(
         gpus={
             at: backend.GpuStat(index=at, total_mib=total, used_mib=used[at])
             for at, total in enumerate(total_mib)
@@ -123,7 +123,7 @@ def _theirs(vram_mib: int | None, gpus: int, total_mib: list[int], there: list[U
     }
     return allocation.find_allocation(
         jobspec.JobSpec(index=1, command="true", vram_mib=vram_mib, n_gpus=gpus),
-        seen,
+        gpu_snapshot,
         occupants,
         {0, 1, 2},
         allocation.AllocOptions(margin_mib=MARGIN_MIB),
@@ -141,9 +141,9 @@ def _theirs(vram_mib: int | None, gpus: int, total_mib: list[int], there: list[U
 def test_a_job_that_declares_its_memory_gets_the_gpus_that_gpusched_gives_it(
     total_mib: list[int], there: list[Use], wants_mib: int, gpus: int
 ) -> None:
-    asked = Requirement(gpus=gpus, memory_bytes=wants_mib * MIB)
+    request = Requirement(gpus=gpus, memory_bytes=wants_mib * MIB)
 
-    assert _ours(asked, _slots(total_mib, there)) == _theirs(wants_mib, gpus, total_mib, there)
+    assert _ours(request, _slots(total_mib, there)) == _theirs(wants_mib, gpus, total_mib, there)
 
 
 @settings(max_examples=30)

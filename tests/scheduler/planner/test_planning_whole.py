@@ -26,7 +26,7 @@ BUSY = Blocker(code=BlockerCode.PRESSURE, tier=Tier.MACHINE)
 Case = tuple[list[QueuedJob], Slots]
 
 hours = st.none() | st.integers(1, 5).map(lambda n: timedelta(hours=n))
-asked = st.builds(
+requests = st.builds(
     Requirement,
     gpus=st.integers(0, 3),
     memory_bytes=st.none() | st.integers(1, 8).map(lambda n: n * 10 * GIB),
@@ -44,7 +44,7 @@ def queues(draw: st.DrawFn) -> list[QueuedJob]:
             priority=draw(st.integers(1, 5)),
             # Equal times are what order has to cope with.
             submitted_at=NOW - timedelta(hours=draw(st.sampled_from([0, 0, 1, 30]))),
-            requirement=draw(asked),
+            requirement=draw(requests),
             time_limit=draw(hours),
             waits=draw(st.sampled_from([(), (), (), HELD])),
         )
@@ -130,11 +130,11 @@ def test_every_job_is_placed_or_told_why_not(queue: list[QueuedJob], slots: Slot
 @settings(max_examples=25)
 @given(queues(), machines())
 def test_no_gpu_is_ever_given_more_than_it_has(queue: list[QueuedJob], slots: Slots) -> None:
-    wishes = {job.id: job.requirement for job in queue}
+    preemptions = {job.id: job.requirement for job in queue}
     gpus = {gpu.gpu_uuid: gpu for gpu in slots.gpus}
 
     for placement in _plan(queue, slots).placements:
-        wish = wishes[placement.job_id]
+        wish = preemptions[placement.job_id]
         assert len(set(placement.gpu_uuids)) == wish.gpus
         for uuid in placement.gpu_uuids:
             gpu = gpus[uuid]
@@ -154,9 +154,9 @@ def test_nobody_gets_more_than_their_limits(queue: list[QueuedJob], slots: Slots
     jobs = {job.id: job for job in queue}
     placed = [jobs[placement.job_id] for placement in _plan(queue, slots).placements]
 
-    for name, standing in slots.people.items():
+    for name, account in slots.people.items():
         theirs = [job for job in placed if job.owner == name]
-        most = standing.quota
+        most = account.quota
         assert most.jobs is None or len(theirs) <= most.jobs
         assert most.gpus is None or sum(job.requirement.gpus for job in theirs) <= most.gpus
 
@@ -179,10 +179,10 @@ def test_only_jobs_that_may_be_interrupted_are_asked_to_leave_each_once(
 ) -> None:
     made = _plan(queue, slots)
     able = {job.id for job in slots.running if job.preemptible}
-    asked = [wish.job_id for wish in made.preemptions]
+    requests = [wish.job_id for wish in made.preemptions]
 
-    assert set(asked) <= able
-    assert len(asked) == len(set(asked))
+    assert set(requests) <= able
+    assert len(requests) == len(set(requests))
     assert {wish.for_job for wish in made.preemptions} <= set(made.blockers)
 
 

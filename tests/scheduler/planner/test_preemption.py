@@ -79,12 +79,12 @@ def _wanting(**changes: Any) -> QueuedJob:
 
 
 def test_a_job_of_a_higher_class_makes_a_preemptible_one_leave() -> None:
-    (found,) = _ask(_wanting(), _slots([_running(1)])) or ()
+    (preemption,) = _ask(_wanting(), _slots([_running(1)])) or ()
 
-    assert (found.job_id, found.for_job, found.code) == (1, 99, "Preempted")
-    assert found.text == "Job 99 of alice (normal) needs its GPU."
-    assert found.gpu_uuids == (gpu_uuid(0),)
-    assert found.counts
+    assert (preemption.job_id, preemption.for_job, preemption.code) == (1, 99, "Preempted")
+    assert preemption.text == "Job 99 of alice (normal) needs its GPU."
+    assert preemption.gpu_uuids == (gpu_uuid(0),)
+    assert preemption.counts
 
 
 def test_inside_a_class_nobody_is_preempted() -> None:
@@ -172,15 +172,15 @@ def test_a_job_on_two_gpus_loses_twice_the_work() -> None:
 def test_for_two_gpus_one_wide_job_leaves_rather_than_two_small_ones() -> None:
     wide = _running(3, (2, 3), started_at=NOW - 9 * HOUR)
     slots = _slots([_running(1, (0,)), _running(2, (1,)), wide], 4)
-    (found,) = _ask(_wanting(gpus=2), slots) or ()
+    (preemption,) = _ask(_wanting(gpus=2), slots) or ()
 
-    assert (found.job_id, found.gpu_uuids) == (3, (gpu_uuid(2), gpu_uuid(3)))
+    assert (preemption.job_id, preemption.gpu_uuids) == (3, (gpu_uuid(2), gpu_uuid(3)))
 
 
 def test_free_gpus_are_kept_with_those_that_are_freed() -> None:
-    (found,) = _ask(_wanting(gpus=2), _slots([_running(1, (1,))], 2)) or ()
+    (preemption,) = _ask(_wanting(gpus=2), _slots([_running(1, (1,))], 2)) or ()
 
-    assert set(found.gpu_uuids) == {gpu_uuid(0), gpu_uuid(1)}
+    assert set(preemption.gpu_uuids) == {gpu_uuid(0), gpu_uuid(1)}
 
 
 def test_of_very_many_candidates_it_still_finds_a_set_that_is_not_too_large() -> None:
@@ -198,11 +198,13 @@ def test_a_gpu_without_a_job_has_its_memory_back() -> None:
 
 
 def test_an_owner_waits_no_longer_than_the_longest_grace_of_the_policy() -> None:
-    wish = Yield(job_id=1, code="X", text="", longest_grace=timedelta(seconds=2))
+    preemption = Yield(job_id=1, code="X", text="", longest_grace=timedelta(seconds=2))
 
-    def grace(asked: timedelta) -> timedelta:
+    def grace(requested_at: timedelta) -> timedelta:
         return (
-            deadline_of(wish, grace=asked, requeue=False, ran_for=HOUR, policy=POLICY, now=NOW)
+            deadline_of(
+                preemption, grace=requested_at, requeue=False, ran_for=HOUR, policy=POLICY, now=NOW
+            )
             - NOW
         )
 
@@ -218,8 +220,10 @@ def _deadline(for_job: int | None = None, **changes: Any) -> timedelta:
         "policy": POLICY,
         "now": NOW,
     }
-    wish = Yield(job_id=1, code="X", text="", for_job=for_job, deadline=changes.pop("until", None))
-    return deadline_of(wish, **(facts | changes)) - NOW
+    preemption = Yield(
+        job_id=1, code="X", text="", for_job=for_job, deadline=changes.pop("until", None)
+    )
+    return deadline_of(preemption, **(facts | changes)) - NOW
 
 
 def test_a_job_has_its_grace_but_no_more_than_is_allowed() -> None:
@@ -286,30 +290,30 @@ def test_the_smallest_set_leaves_whatever_the_order(
         )
 
     sizes = [n for n in range(len(may) + 1) if any(map(helps, combinations(may, n)))]
-    found = _ask(job, slots)
+    preemptions = _ask(job, slots)
 
     if not sizes or sizes[0] == 0:
-        assert found is None
+        assert preemptions is None
     else:
-        assert found is not None
-        assert len(found) == sizes[0]
-        assert helps([one for one in running if one.id in {y.job_id for y in found}])
+        assert preemptions is not None
+        assert len(preemptions) == sizes[0]
+        assert helps([one for one in running if one.id in {y.job_id for y in preemptions}])
         shuffled = dice.sample(running, len(running))
         other = replace(slots, running=tuple(shuffled), gpus=slots.gpus[::-1])
-        assert _ask(job, other) == found
+        assert _ask(job, other) == preemptions
 
 
 class _Box:
     """Two GPUs, and jobs that need one of them alone: who is preempted waits again."""
 
-    def __init__(self, wishes: list[tuple[int, int, int]]) -> None:
+    def __init__(self, preemptions: list[tuple[int, int, int]]) -> None:
         self.now = NOW
-        self.work = {id_: minutes for id_, (_, minutes, _) in enumerate(wishes)}
+        self.work = {id_: minutes for id_, (_, minutes, _) in enumerate(preemptions)}
         self.wishes = {
             id_: queued_job(
                 id_, priority=p, exclusive=True, submitted_at=NOW + timedelta(minutes=at)
             )
-            for id_, (p, _, at) in enumerate(wishes)
+            for id_, (p, _, at) in enumerate(preemptions)
         }
         self.running: dict[int, RunningJob] = {}
         self.left: list[tuple[int, int]] = []
@@ -333,8 +337,8 @@ class _Box:
         chosen = placement.choose(job.requirement, self.slots().gpus, PLANNED)
         if chosen is None:
             slots = self.slots()
-            found = victims(job, slots.running, slots, POLICY, self.now, _fits(job))
-            for one in found or ():
+            victim_ids = victims(job, slots.running, slots, POLICY, self.now, _fits(job))
+            for one in victim_ids or ():
                 del self.running[one.job_id]
                 assert self.now >= self.cool.get(job.id, NOW)
                 self.left.append((one.job_id, job.id))
@@ -352,8 +356,10 @@ class _Box:
 
 @settings(max_examples=30, deadline=None)
 @given(st.lists(st.tuples(st.integers(1, 5), st.integers(1, 90), st.integers(0, 200)), max_size=8))
-def test_preempting_and_running_again_comes_to_an_end(wishes: list[tuple[int, int, int]]) -> None:
-    box = _Box(wishes)
+def test_preempting_and_running_again_comes_to_an_end(
+    preemptions: list[tuple[int, int, int]],
+) -> None:
+    box = _Box(preemptions)
     priorities = {id_: job.priority for id_, job in box.wishes.items()}
     for _ in range(1000):
         if not box.wishes:
@@ -361,4 +367,4 @@ def test_preempting_and_running_again_comes_to_an_end(wishes: list[tuple[int, in
         box.step()
 
     assert not box.wishes
-    assert all(priorities[who] < priorities[whom] for who, whom in box.left)
+    assert all(priorities[victim] < priorities[beneficiary] for victim, beneficiary in box.left)

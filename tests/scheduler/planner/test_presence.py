@@ -35,22 +35,22 @@ def running(id: int = 1, on: tuple[int, ...] = (0,), **changes: Any) -> RunningJ
     return RunningJob(id=id, **(facts | changes))
 
 
-def asked(*jobs: RunningJob, policy: PresencePolicy = ALL, owners: Any = None) -> list[int]:
+def yielding(*jobs: RunningJob, policy: PresencePolicy = ALL, owners: Any = None) -> list[int]:
     there = owners or [owner()]
     return [y.job_id for y in preemption.owner_evictions(there, jobs, INDICES, policy)]
 
 
 def test_a_gpu_that_somebody_is_on_is_closed_and_says_who() -> None:
-    found = inputs.closed_by_owners("gpubox", snapshot(2, owners=(owner(1),)), NOW)
+    closures = inputs.closed_by_owners("gpubox", snapshot(2, owners=(owner(1),)), NOW)
 
-    (blocker,) = found[gpu_uuid(1)]
+    (blocker,) = closures[gpu_uuid(1)]
     assert (blocker.code, blocker.tier, blocker.holder) == (
         "OwnerPresent",
         Tier.MACHINE,
         "alice/blender",
     )
     assert text(blocker) == "alice's blender is on GPU 1; jobs start there again when it is gone."
-    assert set(found) == {gpu_uuid(1)}
+    assert set(closures) == {gpu_uuid(1)}
 
 
 def test_it_is_closed_from_the_first_suspicion_until_they_have_been_gone() -> None:
@@ -60,10 +60,10 @@ def test_it_is_closed_from_the_first_suspicion_until_they_have_been_gone() -> No
         1: owner(1, Presence.LEAVING, until=until),
         2: owner(2, Presence.FREE),
     }
-    found = capacity.owner_closures(snapshot(3, owners=tuple(states.values())))
+    closures = capacity.owner_closures(snapshot(3, owners=tuple(states.values())))
 
-    assert set(found) == {gpu_uuid(0), gpu_uuid(1)}
-    assert found[gpu_uuid(1)][0].until == until
+    assert set(closures) == {gpu_uuid(0), gpu_uuid(1)}
+    assert closures[gpu_uuid(1)][0].until == until
 
 
 def test_why_it_is_closed_keeps_its_key_while_they_come_and_go() -> None:
@@ -76,25 +76,28 @@ def test_why_it_is_closed_keeps_its_key_while_they_come_and_go() -> None:
 
 
 def test_only_jobs_on_that_gpu_are_asked() -> None:
-    assert asked(running(1, (0,)), running(2, (1,)), running(3, (1, 0)), running(4, ())) == [1, 3]
+    assert yielding(running(1, (0,)), running(2, (1,)), running(3, (1, 0)), running(4, ())) == [
+        1,
+        3,
+    ]
 
 
 def test_a_suspicion_asks_nobody() -> None:
     suspected = [owner(0, Presence.SUSPECT), owner(1, Presence.LEAVING)]
 
-    assert asked(running(1, (0,)), running(2, (1,)), owners=suspected) == []
+    assert yielding(running(1, (0,)), running(2, (1,)), owners=suspected) == []
 
 
 def test_who_yields_is_for_the_policy_to_say() -> None:
     jobs = (running(1), running(2, preemptible=True), running(3, preemptible=True, yields=True))
 
-    assert asked(*jobs) == [1, 2]
-    assert asked(*jobs, policy=PresencePolicy(enabled=True)) == [2]
-    assert asked(*jobs, policy=PresencePolicy(enabled=True, yields="none")) == []
+    assert yielding(*jobs) == [1, 2]
+    assert yielding(*jobs, policy=PresencePolicy(enabled=True)) == [2]
+    assert yielding(*jobs, policy=PresencePolicy(enabled=True, yields="none")) == []
 
 
 def test_giving_way_does_not_count_and_leaves_a_job_its_grace() -> None:
-    (wish,) = preemption.owner_evictions([owner()], [running()], INDICES, ALL)
+    (eviction,) = preemption.owner_evictions([owner()], [running()], INDICES, ALL)
 
-    assert (wish.code, wish.counts, wish.deadline) == ("OwnerPresent", False, None)
-    assert wish.text == "alice's blender needs GPU 0."
+    assert (eviction.code, eviction.counts, eviction.deadline) == ("OwnerPresent", False, None)
+    assert eviction.text == "alice's blender needs GPU 0."

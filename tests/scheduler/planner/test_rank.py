@@ -18,8 +18,8 @@ WEAK, STRONG = slot(0, power=330.0, free_bytes=40 * GIB), slot(1, power=2500.0)
 
 
 def gets(rules: PlannerThresholds | None = None, **changes: object) -> str:
-    asked = Requirement(memory_bytes=20 * GIB)
-    job = replace(queued_job(1, requirement=asked), **changes)  # type: ignore[arg-type]
+    request = Requirement(memory_bytes=20 * GIB)
+    job = replace(queued_job(1, requirement=request), **changes)  # type: ignore[arg-type]
     made = plan([job], Slots(host="gpubox", gpus=(WEAK, STRONG)), PlanPolicy(), NOW, rules)
     (placement,) = made.placements
     return placement.gpu_uuids[0]

@@ -150,9 +150,9 @@ def test_one_job_is_always_possible_on_an_empty_gpu(
     """Whatever load, hogs and the mode do elsewhere: an empty GPU takes a user's first job."""
     gpus = tuple(hogged(i) if is_loaded else slot(i) for i, (is_loaded, _) in enumerate(loaded))
     people = tuple(user(f"user{number}", pct) for number, pct in enumerate(share))
-    asked = Requirement(memory_bytes=None if gib is None else gib * GIB)
+    request = Requirement(memory_bytes=None if gib is None else gib * GIB)
     queue = [
-        queued_job(id_, owner=one.owner, priority=priority, requirement=asked)
+        queued_job(id_, owner=one.owner, priority=priority, requirement=request)
         for id_, one in enumerate(people, start=1)
     ]
 

@@ -21,27 +21,27 @@ def ended(
 
 
 def test_nothing_said_and_nothing_known_gives_a_wide_prior() -> None:
-    found = expected("alice", "train", None, None, NOTHING)
+    expected_starts = expected("alice", "train", None, None, NOTHING)
 
-    assert found.p50 == timedelta(minutes=10)
-    assert found.p90 > 10 * found.p50
+    assert expected_starts.p50 == timedelta(minutes=10)
+    assert expected_starts.p90 > 10 * expected_starts.p50
 
 
 def test_a_time_limit_is_an_upper_bound_and_not_the_expected_time() -> None:
-    found = expected("alice", "train", HOUR, None, NOTHING)
+    expected_starts = expected("alice", "train", HOUR, None, NOTHING)
 
-    assert found.p50 < HOUR / 2
-    assert found.p50 < found.p90 <= HOUR
+    assert expected_starts.p50 < HOUR / 2
+    assert expected_starts.p50 < expected_starts.p90 <= HOUR
 
 
 def test_the_part_of_their_limits_that_a_user_needs_is_learned() -> None:
-    known = history(
+    past_runs = history(
         [*ended(0.9, name="a", limit=HOUR), *ended(0.05, owner="bob", name="b", limit=HOUR)]
     )
 
-    alice = expected("alice", "new", HOUR, None, known)
-    bob = expected("bob", "new", HOUR, None, known)
-    carol = expected("carol", "new", HOUR, None, known)
+    alice = expected("alice", "new", HOUR, None, past_runs)
+    bob = expected("bob", "new", HOUR, None, past_runs)
+    carol = expected("carol", "new", HOUR, None, past_runs)
 
     assert bob.p50 < carol.p50 < alice.p50
     assert alice.p50 > HOUR / 2
@@ -49,23 +49,23 @@ def test_the_part_of_their_limits_that_a_user_needs_is_learned() -> None:
 
 def test_few_jobs_move_a_prediction_little() -> None:
     def after(count: int) -> timedelta:
-        known = history(ended(1, name="a", limit=HOUR, count=count))
-        return expected("alice", "new", HOUR, None, known).p50
+        past_runs = history(ended(1, name="a", limit=HOUR, count=count))
+        return expected("alice", "new", HOUR, None, past_runs).p50
 
     assert after(0) < after(1) < after(5) < after(50)
 
 
 def test_estimates_that_are_always_too_short_are_corrected() -> None:
-    known = history(ended(2, name="a", estimate=HOUR, count=20))
+    past_runs = history(ended(2, name="a", estimate=HOUR, count=20))
 
-    assert expected("alice", "new", None, HOUR, known).p50 > 1.7 * HOUR
+    assert expected("alice", "new", None, HOUR, past_runs).p50 > 1.7 * HOUR
     assert expected("alice", "new", None, HOUR, NOTHING).p50 == HOUR
 
 
 def test_jobs_of_the_same_name_tell_more_than_a_limit() -> None:
-    known = history(ended(0.5, name="eval", count=30))
+    past_runs = history(ended(0.5, name="eval", count=30))
 
-    assert expected("alice", "eval", 10 * HOUR, None, known).p50 < HOUR
+    assert expected("alice", "eval", 10 * HOUR, None, past_runs).p50 < HOUR
 
 
 def test_a_running_job_past_its_median_takes_longer_and_always_ends_later() -> None:
@@ -91,22 +91,22 @@ def test_the_order_of_predictions_holds_whatever_the_history(
     limit: timedelta | None,
     estimate: timedelta | None,
 ) -> None:
-    known = history(
+    past_runs = history(
         EndedJob(owner=owner, name="x", took=timedelta(seconds=took), limit=most, estimate=said)
         for owner, took, most, said in jobs
     )
 
-    found = expected("a", "x", limit, estimate, known)
+    expected_starts = expected("a", "x", limit, estimate, past_runs)
 
-    assert timedelta() < found.p50 <= found.p90
-    assert limit is None or found.p90 <= limit
+    assert timedelta() < expected_starts.p50 <= expected_starts.p90
+    assert limit is None or expected_starts.p90 <= limit
 
 
 @pytest.fixture(scope="module")
 def replay() -> dict[str, tuple[float, float, float]]:
-    found = replayed(recordings(seeds=1))
-    everything = [each for checked in found.values() for each in checked]
-    return {label: summary(checked) for label, checked in {**found, "all": everything}.items()}
+    result = replayed(recordings(seeds=1))
+    everything = [each for checked in result.values() for each in checked]
+    return {label: summary(checked) for label, checked in {**result, "all": everything}.items()}
 
 
 def test_half_of_all_predicted_starts_are_off_by_ten_seconds_at_most_of_a_hundred(

@@ -30,8 +30,8 @@ moments = st.integers(0, 14 * 24 * 2).map(lambda halves: NOW + timedelta(hours=h
 
 
 def _is_open(at: datetime, lasts: timedelta, preemptible: bool, all_: list[Window]) -> bool:
-    asked = queued_job(1, exclusive=True).requirement
-    job = asking("alice", asked, lasts, preemptible, at, POLICY)
+    request = queued_job(1, exclusive=True).requirement
+    job = asking("alice", request, lasts, preemptible, at, POLICY)
     return gpu_uuid(0) not in closed_for(job, all_, [slot(0)], (), at)
 
 

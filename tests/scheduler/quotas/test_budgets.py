@@ -21,10 +21,10 @@ ZONES = [BERLIN, "UTC", "America/Havana", "Africa/Cairo", "Asia/Kathmandu", "Pac
 )
 def test_a_day_is_as_long_as_the_clocks_make_it(on: date, hours: int) -> None:
     noon = datetime(on.year, on.month, on.day, 12, tzinfo=ZoneInfo(BERLIN))
-    found = charging.day(noon, BERLIN)
+    day = charging.day(noon, BERLIN)
 
-    assert found.until_at - found.from_at == hours * HOUR
-    assert found.from_at.astimezone(ZoneInfo(BERLIN)).date() == on
+    assert day.until_at - day.from_at == hours * HOUR
+    assert day.from_at.astimezone(ZoneInfo(BERLIN)).date() == on
 
 
 def test_where_the_clocks_skip_midnight_the_day_begins_at_the_skip() -> None:
@@ -51,16 +51,16 @@ def test_every_second_is_in_exactly_one_day(second: int, zone: str, more: timede
 
 
 def test_the_reset_is_said_in_the_configured_zone() -> None:
-    found = charging.resets_at(datetime(2026, 7, 1, 23, tzinfo=UTC), BERLIN)
+    reset_at = charging.resets_at(datetime(2026, 7, 1, 23, tzinfo=UTC), BERLIN)
 
-    assert found.isoformat() == "2026-07-03T00:00:00+02:00"
+    assert reset_at.isoformat() == "2026-07-03T00:00:00+02:00"
 
 
 def test_what_runs_counts_until_its_end() -> None:
     running = [(2.0, HOUR), (0.25, 2 * HOUR), (1.0, -HOUR)]
-    found = charging.budget(600, 30, running, NOON, "UTC")
+    budget = charging.budget(600, 30, running, NOON, "UTC")
 
-    assert (found.spent, found.committed) == (30, 150)
+    assert (budget.spent, budget.committed) == (30, 150)
 
 
 def test_a_job_without_a_limit_takes_all_that_is_left_of_the_budget() -> None:

@@ -22,22 +22,22 @@ def test_a_process_is_charged_for_the_greater_of_memory_and_time() -> None:
             process(2, on=1, user="bob", memory_bytes=8 * GIB, sm_pct=75.0),
         ],
     )
-    found = charging.charges(shot, [])
+    charges = charging.charges(shot, [])
 
-    assert {owner: c.gpus for owner, c in found.items()} == {"alice": 0.5, "bob": 0.75}
-    assert found["alice"].outside == 0.5
+    assert {owner: c.gpus for owner, c in charges.items()} == {"alice": 0.5, "bob": 0.75}
+    assert charges["alice"].outside == 0.5
 
 
 def test_memory_alone_counts_where_the_time_is_unknown() -> None:
-    found = charging.charges(snapshot(1, [process(sm_pct=None, memory_bytes=20 * GIB)]), [])
+    charges = charging.charges(snapshot(1, [process(sm_pct=None, memory_bytes=20 * GIB)]), [])
 
-    assert (found["alice"].gpus, found["alice"].known) == (0.25, 1)
+    assert (charges["alice"].gpus, charges["alice"].known) == (0.25, 1)
 
 
 def test_of_what_is_unknown_only_the_coverage_tells() -> None:
-    found = charging.charges(snapshot(1, [process(sm_pct=None, memory_bytes=None)]), [])
+    charges = charging.charges(snapshot(1, [process(sm_pct=None, memory_bytes=None)]), [])
 
-    assert (found["alice"].gpus, found["alice"].seen, found["alice"].known) == (0.0, 1, 0)
+    assert (charges["alice"].gpus, charges["alice"].seen, charges["alice"].known) == (0.0, 1, 0)
 
 
 def test_a_process_that_nobody_owns_charges_nobody() -> None:
@@ -77,17 +77,17 @@ def test_what_a_job_leaves_behind_is_its_owners_other_process() -> None:
 
 def test_nobody_takes_more_of_a_gpu_than_all_of_it() -> None:
     many = [process(pid, memory_bytes=30 * GIB, sm_pct=60.0) for pid in range(1, 4)]
-    found = charging.charges(snapshot(2, many), [claim(memory_bytes=60 * GIB)])
+    charges = charging.charges(snapshot(2, many), [claim(memory_bytes=60 * GIB)])
 
-    assert (found["alice"].gpus, found["alice"].outside) == (1.0, 0.25)
+    assert (charges["alice"].gpus, charges["alice"].outside) == (1.0, 0.25)
 
 
 def test_only_gpus_that_are_ours_and_answer_are_shared_out() -> None:
     limited = host(limits=Limits(visible_gpus=("0", "1")))
     gpus = [gpu(0, memory_total_bytes=40 * GIB), gpu(1, health=Health.LOST), gpu(2)]
-    found = charging.capacity(snapshot(gpus, host=limited))
+    capacity = charging.capacity(snapshot(gpus, host=limited))
 
-    assert (found.gpu_uuids, found.gpu_bytes) == ((gpu_uuid(0),), 40 * GIB)
+    assert (capacity.gpu_uuids, capacity.gpu_bytes) == ((gpu_uuid(0),), 40 * GIB)
 
 
 def test_what_jobs_held_is_counted_to_the_second() -> None:
@@ -96,6 +96,6 @@ def test_what_jobs_held_is_counted_to_the_second() -> None:
         GpuUseSpan("alice", "2", 0.25, NOW + HOUR),
         GpuUseSpan("bob", "3", 1.0, NOW - 2 * HOUR, NOW - HOUR),
     ]
-    found = charging.held_seconds(held, NOW, NOW + 2 * HOUR)
+    seconds = charging.held_seconds(held, NOW, NOW + 2 * HOUR)
 
-    assert found == pytest.approx({"alice": 3600 * 1.25})
+    assert seconds == pytest.approx({"alice": 3600 * 1.25})

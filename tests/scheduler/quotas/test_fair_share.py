@@ -15,9 +15,9 @@ seconds = st.floats(0, 1e6)
 def test_slurms_classic_example_comes_out() -> None:
     share = [0.3, 0.05, 0.05, 0.25, 0.35]
     usage = [0.3875, 0.275, 0.15, 0.25, 0.35 * 5 / 12]
-    found = [charging.factor(u, s) for u, s in zip(usage, share, strict=True)]
+    factors = [charging.factor(u, s) for u, s in zip(usage, share, strict=True)]
 
-    assert found == pytest.approx([0.408479, 0.022097, 0.125, 0.5, 0.749154], abs=1e-6)
+    assert factors == pytest.approx([0.408479, 0.022097, 0.125, 0.5, 0.749154], abs=1e-6)
 
 
 def test_five_irregular_steps_are_one_step() -> None:
@@ -52,17 +52,17 @@ def test_a_start_costs_as_much_as_its_first_hour() -> None:
 
 
 def test_who_has_no_share_divides_what_the_others_leave() -> None:
-    found = charging.weights({"alice": 30, "bob": None, "carol": None})
+    weights = charging.weights({"alice": 30, "bob": None, "carol": None})
 
-    assert found == pytest.approx({"alice": 0.3, "bob": 0.35, "carol": 0.35})
+    assert weights == pytest.approx({"alice": 0.3, "bob": 0.35, "carol": 0.35})
     assert charging.weights({"alice": 30}) == {"alice": 1.0}
 
 
 def test_shares_of_more_than_all_are_scaled_and_leave_a_little_for_the_rest() -> None:
-    found = charging.weights({"alice": 100, "bob": 100, "carol": None})
+    weights = charging.weights({"alice": 100, "bob": 100, "carol": None})
 
-    assert found["alice"] == found["bob"]
-    assert 0.02 < found["carol"] < 0.03
+    assert weights["alice"] == weights["bob"]
+    assert 0.02 < weights["carol"] < 0.03
 
 
 def test_people_without_any_share_are_equal() -> None:
@@ -71,9 +71,9 @@ def test_people_without_any_share_are_equal() -> None:
 
 
 def test_who_had_less_than_their_part_is_to_get_more_now() -> None:
-    found = charging.targets({"alice": 0.5, "bob": 0.5}, {"alice": 0.5}, 1.0)
+    targets = charging.targets({"alice": 0.5, "bob": 0.5}, {"alice": 0.5}, 1.0)
 
-    assert found == pytest.approx({"alice": 1 / 3, "bob": 2 / 3})
+    assert targets == pytest.approx({"alice": 1 / 3, "bob": 2 / 3})
     assert charging.targets({"alice": 0.5, "bob": 0.5}, {"alice": 0.5}, 0.0) == {
         "alice": 0.5,
         "bob": 0.5,
@@ -93,11 +93,11 @@ def test_who_had_everything_gets_nothing_while_the_other_wants_all() -> None:
 def test_targets_are_parts_of_the_whole(
     agreed: dict[str, float | None], usage: dict[str, float], catch_up: float
 ) -> None:
-    found = charging.targets(charging.weights(agreed), usage, catch_up)
+    targets = charging.targets(charging.weights(agreed), usage, catch_up)
 
-    assert found.keys() == agreed.keys()
-    assert sum(found.values()) == pytest.approx(1)
-    assert min(found.values()) >= 0
+    assert targets.keys() == agreed.keys()
+    assert sum(targets.values()) == pytest.approx(1)
+    assert min(targets.values()) >= 0
 
 
 def test_the_factor_is_one_half_at_the_share_and_one_without_use() -> None:

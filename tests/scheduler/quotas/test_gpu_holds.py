@@ -21,8 +21,8 @@ def hold(hours: float | None, part: float = 1.0) -> GpuUseSpan:
 
 
 def fees(hours: float | None, since_h: float, until_h: float) -> float:
-    found = charging.fees([hold(hours)], NOW + since_h * HOUR, NOW + until_h * HOUR, HOUR_S)
-    return found.get("alice", 0.0)
+    by_user = charging.fees([hold(hours)], NOW + since_h * HOUR, NOW + until_h * HOUR, HOUR_S)
+    return by_user.get("alice", 0.0)
 
 
 def test_a_start_costs_an_hour_and_nothing_more_before_that_is_over() -> None:

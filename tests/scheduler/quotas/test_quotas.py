@@ -26,175 +26,175 @@ BUDGET = Budget(
 )
 
 
-def standing(**changes: Any) -> UserAccount:
+def account_of(**changes: Any) -> UserAccount:
     """Alice on a machine of 8 GPUs with 80 GiB; quota's fields may be named among the changes."""
     names = set(Quota.__dataclass_fields__) - {"gpus", "jobs", "memory_bytes"}
-    asked = {key: changes.pop(key) for key in names & set(changes)}
-    asked |= {key[5:]: changes.pop(key) for key in list(changes) if key.startswith("most_")}
+    limits = {key: changes.pop(key) for key in names & set(changes)}
+    limits |= {key[5:]: changes.pop(key) for key in list(changes) if key.startswith("most_")}
     uuids = tuple(gpu_uuid(i) for i in range(8))
     here = Capacity(gpu_uuids=uuids, gpu_bytes=80 * GIB)
-    return UserAccount(owner="alice", quota=Quota(**asked), capacity=here, **changes)
+    return UserAccount(owner="alice", quota=Quota(**limits), capacity=here, **changes)
 
 
 def refused(
-    who: UserAccount,
+    account: UserAccount,
     requirement: Requirement | None = None,
     lasts: timedelta | None = HOUR,
     priority: int = 3,
     contended: bool = False,
     multipliers: dict[str, float] | None = None,
 ) -> list[str]:
-    found = quotas.refusals(
+    refusals = quotas.refusals(
         requirement or Requirement(),
         priority,
         lasts,
-        who,
+        account,
         Throttle(multipliers=multipliers or {}),
         contended=contended,
         policy=QuotaPolicy(),
     )
-    assert all(blocker.tier in (Tier.MY_LIMITS, Tier.PERSON) for blocker in found)
-    return [blocker.code for blocker in found]
+    assert all(blocker.tier in (Tier.MY_LIMITS, Tier.PERSON) for blocker in refusals)
+    return [blocker.code for blocker in refusals]
 
 
 def test_who_has_no_limits_is_never_kept_from_starting() -> None:
-    assert refused(standing(gpus=8, jobs=900), Requirement(gpus=8)) == []
+    assert refused(account_of(gpus=8, jobs=900), Requirement(gpus=8)) == []
 
 
 def test_gpus_at_a_time_are_counted_with_those_asked_for() -> None:
-    who = standing(most_gpus=4)
+    account = account_of(most_gpus=4)
 
-    assert refused(replace(who, gpus=2), Requirement(gpus=2)) == []
-    assert refused(replace(who, gpus=3), Requirement(gpus=2)) == ["UserMaxGpus"]
+    assert refused(replace(account, gpus=2), Requirement(gpus=2)) == []
+    assert refused(replace(account, gpus=3), Requirement(gpus=2)) == ["UserMaxGpus"]
 
 
 def test_a_job_without_a_gpu_is_bound_by_the_number_of_jobs_alone() -> None:
-    who = standing(most_gpus=0, most_memory_bytes=0, most_jobs=2, budget=BUDGET, jobs=1)
+    account = account_of(most_gpus=0, most_memory_bytes=0, most_jobs=2, budget=BUDGET, jobs=1)
 
-    assert refused(who, Requirement(gpus=0), None, contended=True) == []
-    assert refused(replace(who, jobs=2), Requirement(gpus=0)) == ["UserMaxJobs"]
+    assert refused(account, Requirement(gpus=0), None, contended=True) == []
+    assert refused(replace(account, jobs=2), Requirement(gpus=0)) == ["UserMaxJobs"]
 
 
 def test_what_a_limit_can_never_allow_needs_a_person() -> None:
-    who = standing(most_gpus=2, most_memory_bytes=60 * GIB, gpus=2)
+    account = account_of(most_gpus=2, most_memory_bytes=60 * GIB, gpus=2)
 
-    def told(gpus: int) -> list[tuple[str, Tier]]:
-        asked = Requirement(gpus=gpus, memory_bytes=20 * GIB)
+    def texts(gpus: int) -> list[tuple[str, Tier]]:
+        request = Requirement(gpus=gpus, memory_bytes=20 * GIB)
         return [
             (blocker.code, blocker.tier)
             for blocker in quotas.refusals(
-                asked, 3, HOUR, who, Throttle(), contended=False, policy=QuotaPolicy()
+                request, 3, HOUR, account, Throttle(), contended=False, policy=QuotaPolicy()
             )
         ]
 
-    assert told(1) == [("UserMaxGpus", Tier.MY_LIMITS)]
-    assert told(4) == [("UserMaxGpus", Tier.PERSON), ("UserMaxMemory", Tier.PERSON)]
+    assert texts(1) == [("UserMaxGpus", Tier.MY_LIMITS)]
+    assert texts(4) == [("UserMaxGpus", Tier.PERSON), ("UserMaxMemory", Tier.PERSON)]
 
 
 def test_who_declares_no_memory_holds_the_whole_gpu() -> None:
-    who = standing(most_memory_bytes=60 * GIB)
+    account = account_of(most_memory_bytes=60 * GIB)
 
-    assert refused(who, Requirement(memory_bytes=20 * GIB)) == []
-    assert refused(who, Requirement()) == ["UserMaxMemory"]
-    assert refused(who, Requirement(memory_bytes=20 * GIB, exclusive=True)) == ["UserMaxMemory"]
-    assert refused(who, Requirement(gpus=4, memory_bytes=20 * GIB)) == ["UserMaxMemory"]
+    assert refused(account, Requirement(memory_bytes=20 * GIB)) == []
+    assert refused(account, Requirement()) == ["UserMaxMemory"]
+    assert refused(account, Requirement(memory_bytes=20 * GIB, exclusive=True)) == ["UserMaxMemory"]
+    assert refused(account, Requirement(gpus=4, memory_bytes=20 * GIB)) == ["UserMaxMemory"]
 
 
 def test_a_job_starts_only_if_the_budget_lasts_to_its_end() -> None:
-    who = standing(budget=BUDGET)
+    account = account_of(budget=BUDGET)
 
-    assert refused(who, lasts=HOUR) == []
-    assert refused(who, lasts=HOUR + timedelta(minutes=1)) == ["BudgetDay"]
-    assert refused(who, Requirement(gpus=2), lasts=HOUR) == ["BudgetDay"]
+    assert refused(account, lasts=HOUR) == []
+    assert refused(account, lasts=HOUR + timedelta(minutes=1)) == ["BudgetDay"]
+    assert refused(account, Requirement(gpus=2), lasts=HOUR) == ["BudgetDay"]
 
 
 def test_a_shared_job_costs_the_part_of_the_gpu_that_it_declared() -> None:
-    who = standing(budget=BUDGET)
+    account = account_of(budget=BUDGET)
 
-    assert refused(who, Requirement(memory_bytes=20 * GIB), 4 * HOUR) == []
-    assert refused(who, Requirement(memory_bytes=20 * GIB), 5 * HOUR) == ["BudgetDay"]
+    assert refused(account, Requirement(memory_bytes=20 * GIB), 4 * HOUR) == []
+    assert refused(account, Requirement(memory_bytes=20 * GIB), 5 * HOUR) == ["BudgetDay"]
 
 
 def test_a_job_that_may_take_for_ever_counts_as_all_that_is_left() -> None:
-    who = standing(budget=BUDGET)
+    account = account_of(budget=BUDGET)
 
-    assert refused(who, lasts=None) == []
-    then = quotas.after(who, Requirement(), None)
+    assert refused(account, lasts=None) == []
+    then = quotas.after(account, Requirement(), None)
     assert refused(then, lasts=None) == ["BudgetDay"]
     assert refused(then, lasts=timedelta(minutes=1)) == ["BudgetDay"]
 
 
 def test_a_budget_that_others_processes_overdrew_lets_nothing_start() -> None:
-    who = standing(budget=replace(BUDGET, spent=700))
+    account = account_of(budget=replace(BUDGET, spent=700))
 
-    assert refused(who, lasts=timedelta(seconds=1)) == ["BudgetDay"]
-    assert refused(who, lasts=None) == ["BudgetDay"]
+    assert refused(account, lasts=timedelta(seconds=1)) == ["BudgetDay"]
+    assert refused(account, lasts=None) == ["BudgetDay"]
 
 
 def test_the_reason_names_the_instant_of_the_reset_with_its_zone() -> None:
-    (found,) = quotas.refusals(
+    (blocker,) = quotas.refusals(
         Requirement(),
         3,
         2 * HOUR,
-        standing(budget=BUDGET),
+        account_of(budget=BUDGET),
         Throttle(),
         contended=False,
         policy=QuotaPolicy(),
     )
 
-    assert "Tue 03 Mar 00:00 (Europe/Berlin)" in text(found)
-    assert found.until == BUDGET.resets_at
-    assert found.requested == "120 GPU-minutes"
+    assert "Tue 03 Mar 00:00 (Europe/Berlin)" in text(blocker)
+    assert blocker.until == BUDGET.resets_at
+    assert blocker.requested == "120 GPU-minutes"
 
 
 def test_a_budget_that_is_used_up_minute_by_minute_is_not_a_new_reason_each_time() -> None:
     def key(spent: float) -> object:
-        who = standing(budget=replace(BUDGET, spent=spent))
-        found = quotas.refusals(
-            Requirement(), 3, 9 * HOUR, who, Throttle(), contended=False, policy=QuotaPolicy()
+        account = account_of(budget=replace(BUDGET, spent=spent))
+        refusals = quotas.refusals(
+            Requirement(), 3, 9 * HOUR, account, Throttle(), contended=False, policy=QuotaPolicy()
         )
-        return found[0].dimensions
+        return refusals[0].dimensions
 
     assert len({key(400 + minute / 2) for minute in range(60)}) == 1
 
 
 def test_a_share_binds_only_while_others_wait() -> None:
-    who = standing(share_pct=50, gpus=3, charge=3.0)
+    account = account_of(share_pct=50, gpus=3, charge=3.0)
 
-    assert refused(who, Requirement(gpus=2)) == []
-    assert refused(who, Requirement(gpus=2), contended=True) == ["ShareExceeded"]
+    assert refused(account, Requirement(gpus=2)) == []
+    assert refused(account, Requirement(gpus=2), contended=True) == ["ShareExceeded"]
 
 
 def test_who_has_nothing_may_start_one_job_beyond_the_share() -> None:
-    who = standing(gpus=0, share_pct=1)
+    account = account_of(gpus=0, share_pct=1)
 
-    assert refused(who, contended=True) == []
-    assert refused(replace(who, gpus=1, charge=1.0), contended=True) == ["ShareExceeded"]
+    assert refused(account, contended=True) == []
+    assert refused(replace(account, gpus=1, charge=1.0), contended=True) == ["ShareExceeded"]
 
 
 def test_a_part_of_the_share_is_kept_for_user_initiated_jobs() -> None:
-    who = standing(share_pct=50, gpus=3, charge=3.0)
+    account = account_of(share_pct=50, gpus=3, charge=3.0)
 
-    assert refused(who, contended=True, priority=3) == ["ShareExceeded"]
-    assert refused(who, contended=True, priority=1) == ["ShareExceeded"]
-    assert refused(who, contended=True, priority=4) == []
+    assert refused(account, contended=True, priority=3) == ["ShareExceeded"]
+    assert refused(account, contended=True, priority=1) == ["ShareExceeded"]
+    assert refused(account, contended=True, priority=4) == []
 
 
 def test_without_an_agreed_share_nothing_is_kept() -> None:
-    who = standing(gpus=7, charge=7.0)
+    account = account_of(gpus=7, charge=7.0)
 
-    assert refused(who, contended=True, priority=3) == []
+    assert refused(account, contended=True, priority=3) == []
 
 
 def test_gpus_that_are_not_shared_out_here_do_not_bind() -> None:
-    who = standing(share_pct=50, gpus=3, charge=3.0)
+    account = account_of(share_pct=50, gpus=3, charge=3.0)
 
-    assert refused(who, multipliers={"GPU-elsewhere": 0.0}) == []
+    assert refused(account, multipliers={"GPU-elsewhere": 0.0}) == []
 
 
 def test_what_a_pass_has_placed_counts_for_the_next_job() -> None:
-    who = standing(most_gpus=2, budget=replace(BUDGET, spent=0))
-    then = quotas.after(who, Requirement(gpus=2), HOUR)
+    account = account_of(most_gpus=2, budget=replace(BUDGET, spent=0))
+    then = quotas.after(account, Requirement(gpus=2), HOUR)
 
     assert (then.gpus, then.jobs, then.charge) == (2, 1, 2.0)
     assert then.memory_bytes == 160 * GIB
@@ -214,7 +214,7 @@ def test_what_a_pass_has_placed_counts_for_the_next_job() -> None:
 def test_a_person_who_holds_less_is_never_kept_back_for_more(
     gpus: int, wants: int, spent: float, contended: bool, priority: int, gib: int | None
 ) -> None:
-    who = standing(
+    account = account_of(
         most_gpus=6,
         most_memory_bytes=400 * GIB,
         share_pct=60,
@@ -223,12 +223,12 @@ def test_a_person_who_holds_less_is_never_kept_back_for_more(
         budget=replace(BUDGET, spent=spent),
     )
     less = replace(
-        who,
+        account,
         gpus=max(0, gpus - 1),
         charge=max(0.0, gpus - 1.0),
         budget=replace(BUDGET, spent=spent / 2),
     )
     job = Requirement(gpus=wants, memory_bytes=None if gib is None else gib * GIB)
 
-    before = refused(who, job, contended=contended, priority=priority)
+    before = refused(account, job, contended=contended, priority=priority)
     assert set(refused(less, job, contended=contended, priority=priority)) <= set(before)

@@ -43,8 +43,8 @@ class Lab:
 
 
 def job(owner: User, at: datetime = NOW, priority: int = 3, **changes: Any) -> Job:
-    asked = Requirement(gpus=1, exclusive=True)
-    new = NewJob(command="true", requirement=asked, priority=priority, **changes)
+    request = Requirement(gpus=1, exclusive=True)
+    new = NewJob(command="true", requirement=request, priority=priority, **changes)
     return job_queue.submit(new, owner, at)
 
 

@@ -94,8 +94,10 @@ def test_everybody_runs_as_the_service_when_it_is_not_root(
     )
 
 
-def _environment(account: Account, asked: dict[str, str]) -> dict[str, str]:
-    return environment(account, asked, job_id=7, attempt=2, nonce="n", gpu_uuids=["GPU-a", "GPU-b"])
+def _environment(account: Account, environ: dict[str, str]) -> dict[str, str]:
+    return environment(
+        account, environ, job_id=7, attempt=2, nonce="n", gpu_uuids=["GPU-a", "GPU-b"]
+    )
 
 
 def test_the_environment_names_the_job_and_its_gpus() -> None:
@@ -112,8 +114,10 @@ def test_the_environment_names_the_job_and_its_gpus() -> None:
 
 
 def test_people_may_change_all_but_their_gpus_and_identity() -> None:
-    asked = {"PATH": "/opt/bin", "PYTHONUNBUFFERED": "", "CUDA_VISIBLE_DEVICES": "0,1,2,3"}
-    env = _environment(account_for("alice", account="alice", superuser=False, run_as="auto"), asked)
+    environ = {"PATH": "/opt/bin", "PYTHONUNBUFFERED": "", "CUDA_VISIBLE_DEVICES": "0,1,2,3"}
+    env = _environment(
+        account_for("alice", account="alice", superuser=False, run_as="auto"), environ
+    )
 
     assert (env["PATH"], env["PYTHONUNBUFFERED"]) == ("/opt/bin", "")
     assert env["CUDA_VISIBLE_DEVICES"] == "GPU-a,GPU-b"

@@ -116,9 +116,9 @@ def test_a_lock_whose_taker_has_ended_is_its_heirs(tmp_path: Path) -> None:
 
 def test_a_file_of_another_device_number_is_known_by_who_has_it_open(tmp_path: Path) -> None:
     with holding(lock_gpus(tmp_path, [0], alone=True)):
-        seen = (tmp_path / "gpu0.lock").stat()
-        assert locks._is_same((999, 9), seen, os.getpid())
-    assert not locks._is_same((999, 9), seen, os.getpid())
+        status = (tmp_path / "gpu0.lock").stat()
+        assert locks._is_same((999, 9), status, os.getpid())
+    assert not locks._is_same((999, 9), status, os.getpid())
 
 
 def test_others_can_lock_the_file_but_not_write_it(tmp_path: Path) -> None:

@@ -32,7 +32,9 @@ def card(db: None) -> Gpu:
     return gpu_row(gpu_uuid(0), NOW)
 
 
-def seen(card: Gpu, job: Job, *, pid: int = 11, peak: int | None = 4 * GIB, **more: Any) -> None:
+def run_seen(
+    card: Gpu, job: Job, *, pid: int = 11, peak: int | None = 4 * GIB, **more: Any
+) -> None:
     """A process of the job on the GPU, with one minute of use."""
     use = process_use(
         card, NOW + timedelta(seconds=30), host="gpubox", pid=pid, job_ref=str(job.pk),
@@ -51,7 +53,7 @@ def recorded(job: Job) -> AttemptUse:
 
 def test_what_an_attempt_used_is_recorded_after_its_end(alice: User, card: Gpu) -> None:
     job = jobs_made.running(alice)
-    seen(card, job)
+    run_seen(card, job)
     jobs_made.end(job)
 
     use = recorded(job)
@@ -64,8 +66,8 @@ def test_what_an_attempt_used_is_recorded_after_its_end(alice: User, card: Gpu) 
 
 def test_processes_that_share_a_gpu_need_their_memory_together(alice: User, card: Gpu) -> None:
     job = jobs_made.running(alice)
-    seen(card, job)
-    seen(card, job, pid=12, peak=2 * GIB)
+    run_seen(card, job)
+    run_seen(card, job, pid=12, peak=2 * GIB)
     jobs_made.end(job)
 
     assert recorded(job).peak_memory_bytes == 6 * GIB
@@ -73,8 +75,8 @@ def test_processes_that_share_a_gpu_need_their_memory_together(alice: User, card
 
 def test_a_peak_is_unknown_when_that_of_one_process_is(alice: User, card: Gpu) -> None:
     job = jobs_made.running(alice)
-    seen(card, job)
-    seen(card, job, pid=12, peak=None)
+    run_seen(card, job)
+    run_seen(card, job, pid=12, peak=None)
     jobs_made.end(job)
 
     assert recorded(job).peak_memory_bytes is None
@@ -82,7 +84,7 @@ def test_a_peak_is_unknown_when_that_of_one_process_is(alice: User, card: Gpu) -
 
 def test_processes_of_other_jobs_do_not_count(alice: User, card: Gpu) -> None:
     job, other = jobs_made.running(alice), jobs_made.waiting(alice)
-    seen(card, other)
+    run_seen(card, other)
     jobs_made.end(job)
 
     assert recorded(job).sm_s is None

@@ -60,19 +60,19 @@ def _script(chance: random.Random, user: int) -> tuple[int, str, float, bool]:
 def replay(jobs: Iterator[Run], policy: SizingPolicy) -> Outcome:
     """Each job gets what earlier runs suggest, and the whole GPU when it failed of that."""
     peaks: dict[str, list[int]] = defaultdict(list)
-    found = Outcome()
+    outcome = Outcome()
     for run in jobs:
         kind = fingerprint(run.user, run.argv)
         suggestion = suggest(peaks[kind], policy, GPU_BYTES)
-        found.whole_s += run.seconds
+        outcome.whole_s += run.seconds
         part = 1.0
         if suggestion is not None:
-            found.sized += 1
+            outcome.sized += 1
             part = suggestion.memory_bytes / GPU_BYTES
             if run.peak_bytes > suggestion.memory_bytes:
-                found.retries += 1
-                found.held_s += part * FAILS_AFTER * run.seconds
+                outcome.retries += 1
+                outcome.held_s += part * FAILS_AFTER * run.seconds
                 part = 1.0
-        found.held_s += part * run.seconds
+        outcome.held_s += part * run.seconds
         peaks[kind].insert(0, run.peak_bytes)
-    return found
+    return outcome

@@ -22,11 +22,13 @@ BUSY = (LoadSignal("gpu_util", "all GPUs are busy", 91.4),)
 
 def played(strained: list[bool], every_s: float = 5.0) -> list[Deferral | None]:
     """The deferral after each look: strained=[True, False…]."""
-    found: Deferral | None = None
+    deferral: Deferral | None = None
     trace = []
     for number, is_strained in enumerate(strained):
-        found = deferred(found, BUSY if is_strained else (), POLICY, number * every_s, "box/normal")
-        trace.append(found)
+        deferral = deferred(
+            deferral, BUSY if is_strained else (), POLICY, number * every_s, "box/normal"
+        )
+        trace.append(deferral)
     return trace
 
 
@@ -42,10 +44,10 @@ def test_jitter_is_the_same_for_the_same_host_and_differs_between_hosts() -> Non
 
 
 def test_the_log_line_names_job_time_and_what_strains() -> None:
-    [found] = played([True])
-    assert found is not None
+    [deferral] = played([True])
+    assert deferral is not None
     expected = "System under load, deferring job 42 for 30 s (gpu_util=91)"
-    assert pressure.line(42, found, 0.0) == expected
+    assert pressure.line(42, deferral, 0.0) == expected
 
 
 def test_while_it_is_strained_one_deferral_follows_the_other() -> None:
@@ -106,24 +108,24 @@ def test_background_jobs_stop_before_the_host_is_busy_for_the_others() -> None:
 @given(st.lists(st.booleans(), min_size=1, max_size=80))
 def test_no_deferral_begins_without_strain_nor_lasts_beyond_the_cap(strained: list[bool]) -> None:
     trace = played(strained)
-    for number, found in enumerate(trace):
+    for number, deferral in enumerate(trace):
         before = trace[number - 1] if number else None
-        if found is not None and found.holds and not strained[number]:
+        if deferral is not None and deferral.holds and not strained[number]:
             assert before is not None
-            assert before.until_t == found.until_t
-        if found is not None and found.holds:
-            assert found.until_t - number * 5 <= POLICY.cap_s * (1 + POLICY.jitter_pct / 100)
+            assert before.until_t == deferral.until_t
+        if deferral is not None and deferral.holds:
+            assert deferral.until_t - number * 5 <= POLICY.cap_s * (1 + POLICY.jitter_pct / 100)
         if strained[number]:
-            assert found is not None
-            assert found.holds
+            assert deferral is not None
+            assert deferral.holds
 
 
 def test_several_strains_at_once_make_an_overload() -> None:
     from scheduler.facts.jobs import PriorityClass
 
     def over(*strains: LoadSignal) -> bool:
-        found = deferred(None, strains, POLICY, 0.0)
-        return pressure.is_overloaded({PriorityClass.NORMAL: found} if found else {})
+        deferrals = deferred(None, strains, POLICY, 0.0)
+        return pressure.is_overloaded({PriorityClass.NORMAL: deferrals} if deferrals else {})
 
     assert not over(BUSY[0])
     assert over(BUSY[0], LoadSignal("memory", "memory above 80 %", 85))

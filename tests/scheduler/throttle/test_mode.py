@@ -25,8 +25,12 @@ def test_nobody_is_a_hog_on_what_is_not_known() -> None:
 
 def test_an_operator_decides_until_then() -> None:
     set_by_root = Override(mode=DEFENSIVE, until=NOW + timedelta(hours=1), by="root")
-    found = judged(CALM, 0.0, set_by_root, POLICY, NOW)
-    assert (found.mode, found.automatic, found.reason) == (DEFENSIVE, CALM, "root has set it.")
+    judgement = judged(CALM, 0.0, set_by_root, POLICY, NOW)
+    assert (judgement.mode, judgement.automatic, judgement.reason) == (
+        DEFENSIVE,
+        CALM,
+        "root has set it.",
+    )
     assert judged(CALM, 0.0, set_by_root, POLICY, NOW + timedelta(hours=1)).mode is CALM
 
 

@@ -40,9 +40,9 @@ def look(
     **of_host: Any,
 ) -> Throttle:
     shot = snapshot(gpus, processes or [], at=at(second), host=host(**of_host))
-    found = ThrottleStep("gpubox").judge(shot, at(second))
-    assert found is not None
-    return found
+    judgement = ThrottleStep("gpubox").judge(shot, at(second))
+    assert judgement is not None
+    return judgement
 
 
 def busy(index: int = 0, use: float = 91.0) -> GpuReading:
@@ -54,8 +54,8 @@ def foreign(index: int = 0, share: float = 91.0) -> ProcessReading:
 
 
 def kinds() -> list[str]:
-    told = (event.kind for event in reversed(events.recent(100)))
-    return [kind for kind in told if not kind.startswith("JOB_")]
+    recent = (event.kind for event in reversed(events.recent(100)))
+    return [kind for kind in recent if not kind.startswith("JOB_")]
 
 
 @pytest.fixture
@@ -65,20 +65,20 @@ def lines(caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
 
 
 def test_an_idle_machine_holds_nobody_back() -> None:
-    found = look(0, [gpu(0), gpu(1)])
-    assert (found.closed, found.closed_gpus, found.starts) == ({}, {}, None)
-    assert set(found.multipliers.values()) == {1.0}
+    pressure = look(0, [gpu(0), gpu(1)])
+    assert (pressure.closed, pressure.closed_gpus, pressure.starts) == ({}, {}, None)
+    assert set(pressure.multipliers.values()) == {1.0}
 
 
 def test_one_busy_gpu_is_closed_to_normal_jobs_and_the_idle_ones_are_not() -> None:
-    found = look(0, [busy(0), gpu(1)], [foreign(0)])
-    assert found.closed == {}
-    assert {kind: set(gpus) for kind, gpus in found.closed_gpus.items()} == {
+    pressure = look(0, [busy(0), gpu(1)], [foreign(0)])
+    assert pressure.closed == {}
+    assert {kind: set(gpus) for kind, gpus in pressure.closed_gpus.items()} == {
         NORMAL: {gpu_uuid(0)},
         BACKGROUND: {gpu_uuid(0)},
     }
-    assert found.multipliers == {gpu_uuid(0): 0.1, gpu_uuid(1): 1.0}
-    assert found.starts is None or found.starts >= 1
+    assert pressure.multipliers == {gpu_uuid(0): 0.1, gpu_uuid(1): 1.0}
+    assert pressure.starts is None or pressure.starts >= 1
 
 
 def test_background_jobs_leave_a_gpu_earlier_than_normal_ones() -> None:
@@ -92,11 +92,11 @@ def test_when_all_gpus_are_busy_the_waiting_jobs_are_deferred(
 ) -> None:
     job = jobs_made.waiting(alice)
     with django_capture_on_commit_callbacks(execute=True):
-        found = look(0, [busy(0)], [foreign(0)])
+        pressure = look(0, [busy(0)], [foreign(0)])
     expected = f"System under load, deferring job {job.pk} for 30 s (gpu_util=91)"
     assert lines() == [expected]
     assert throttle_rows.load("gpubox")[0].deferrals[NORMAL].until_t == at(30).timestamp()
-    assert USER not in found.closed_gpus
+    assert USER not in pressure.closed_gpus
     with django_capture_on_commit_callbacks(execute=True):
         for second in range(5, 35, 5):
             look(second, [busy(0)], [foreign(0)])
@@ -117,9 +117,9 @@ def test_when_heat_holds_all_gpus_back_the_waiting_jobs_are_deferred(
     job = jobs_made.waiting(alice)
     hot = gpu(0, temperature_c=88.0, condition=Condition.THROTTLED, condition_reason="Too hot.")
     with django_capture_on_commit_callbacks(execute=True):
-        found = look(0, [hot])
+        pressure = look(0, [hot])
     assert lines() == [f"System under load, deferring job {job.pk} for 30 s (gpu_temp=88)"]
-    assert found.closed_gpus == {}
+    assert pressure.closed_gpus == {}
 
 
 def test_it_tells_when_starts_are_held_back_and_when_they_are_free_again(alice: User) -> None:
@@ -146,16 +146,16 @@ def short(kind: str, text: str) -> None:
 def test_a_host_short_of_memory_makes_all_but_user_initiated_jobs_wait() -> None:
     short("host_memory_use", "The host is busy: memory 84 %.")
     memory = {"memory_total_bytes": 100 * GIB, "memory_available_bytes": 16 * GIB}
-    found = look(0, [gpu(0)], **memory)
-    assert set(found.closed) == {NORMAL, BACKGROUND}
-    assert found.closed[NORMAL].holder == "memory"
-    assert "memory above 80 %" in text(found.closed[NORMAL])
+    pressure = look(0, [gpu(0)], **memory)
+    assert set(pressure.closed) == {NORMAL, BACKGROUND}
+    assert pressure.closed[NORMAL].holder == "memory"
+    assert "memory above 80 %" in text(pressure.closed[NORMAL])
 
 
 def test_a_full_disk_lets_nobody_start_and_overloads_the_node() -> None:
     short("data_disk", "No room for logs: /data has 0.1 of 10 GiB left.")
-    found = look(0, [gpu(0)])
-    assert set(found.closed) == {NORMAL, BACKGROUND, USER}
+    pressure = look(0, [gpu(0)])
+    assert set(pressure.closed) == {NORMAL, BACKGROUND, USER}
     assert kinds() == ["NODE_OVERLOADED"]
     look(5, [gpu(0)])
     assert kinds() == ["NODE_OVERLOADED"]
@@ -231,8 +231,8 @@ def test_gpus_that_one_job_has_for_itself_are_no_load(mine: dict[str, Any], alic
     hold(8, 1, **mine)
     own = [process(10 + i, on=i, job_ref=str(7 + i), sm_pct=95) for i in range(2)]
     for second in range(0, 60, 5):
-        found = look(second, [busy(0, 95), busy(1, 95)], own)
-    assert (found.closed_gpus, found.starts) == ({}, None)
+        pressure = look(second, [busy(0, 95), busy(1, 95)], own)
+    assert (pressure.closed_gpus, pressure.starts) == ({}, None)
     assert kinds() == []
 
 
@@ -280,18 +280,18 @@ def hogged(hours: float) -> None:
 
 def test_eight_hours_beside_a_hog_make_it_defensive_and_three_percent_of_thirty() -> None:
     hogged(8)
-    found = look(0, [busy(0, 95)], [foreign(0, 95)])
+    pressure = look(0, [busy(0, 95)], [foreign(0, 95)])
     assert ModeState.objects.get().mode == "defensive"
-    assert found.multipliers == {gpu_uuid(0): 0.1}
-    assert 30 * found.multipliers[gpu_uuid(0)] == pytest.approx(3)
-    assert USER not in found.closed_gpus
+    assert pressure.multipliers == {gpu_uuid(0): 0.1}
+    assert 30 * pressure.multipliers[gpu_uuid(0)] == pytest.approx(3)
+    assert USER not in pressure.closed_gpus
     assert kinds()[0] == "MODE_CHANGED"
 
 
 def test_the_mode_counts_on_every_gpu_and_the_hog_on_its_own() -> None:
     hogged(8)
-    found = look(0, [gpu(0), gpu(1)])
-    assert found.multipliers == {gpu_uuid(0): 0.1, gpu_uuid(1): 0.1}
+    pressure = look(0, [gpu(0), gpu(1)])
+    assert pressure.multipliers == {gpu_uuid(0): 0.1, gpu_uuid(1): 0.1}
 
 
 def test_an_operator_sets_the_mode_for_a_while_and_it_is_audited() -> None:

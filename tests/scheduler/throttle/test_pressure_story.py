@@ -50,8 +50,10 @@ class Story:
 
     def waits_for(self) -> dict[int, set[str]]:
         """The codes of why each job waits; those that may start are not in it."""
-        given = self.supply.given(self.supply.queue(self.now), self.now)
-        made = plan(given.queue, given.slots, given.policy, self.now, given.rules)
+        plan_input = self.supply.given(self.supply.queue(self.now), self.now)
+        made = plan(
+            plan_input.queue, plan_input.slots, plan_input.policy, self.now, plan_input.rules
+        )
         return {job: {b.code for b in blockers} for job, blockers in made.blockers.items()}
 
 

@@ -40,13 +40,13 @@ def test_a_long_gap_is_known_only_as_far_as_one_look_reaches() -> None:
 
 
 @given(looks)
-def test_it_stays_within_what_was_seen(seen: list[tuple[float | None, float]]) -> None:
+def test_it_stays_within_what_was_seen(readings: list[tuple[float | None, float]]) -> None:
     mean = Smoothed()
-    for value, seconds in seen:
+    for value, seconds in readings:
         mean = mean.fed(value, seconds, 60.0)
-    known = [value for value, _ in seen if value is not None]
-    found = mean.mean(coverage_pct=0)
+    known = [value for value, _ in readings if value is not None]
+    mean_value = mean.mean(coverage_pct=0)
     assert 0 <= mean.known <= mean.total + 1e-9 <= 1 + 2e-9
-    assert (found is None) == (not known)
-    if found is not None:
-        assert min(known) - 1e-6 <= found <= max(known) + 1e-6
+    assert (mean_value is None) == (not known)
+    if mean_value is not None:
+        assert min(known) - 1e-6 <= mean_value <= max(known) + 1e-6

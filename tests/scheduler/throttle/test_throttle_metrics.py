@@ -31,17 +31,17 @@ def test_what_quotas_count_of_each_gpu_and_who_is_deferred() -> None:
     text = "The host is busy: memory 84 %."
     Constraint.objects.create(host="gpubox", kind="host_memory_use", text=text, from_at=NOW)
     looked()
-    found = scrape()
-    parts = found.families["gpucoord_quota_multiplier"].samples
+    samples = scrape()
+    parts = samples.families["gpucoord_quota_multiplier"].samples
     assert {s.labels["gpu"]: s.value for s in parts} == {gpu_uuid(0): 0.1, gpu_uuid(1): 1.0}
-    waits = found.families["gpucoord_starts_deferred"].samples
+    waits = samples.families["gpucoord_starts_deferred"].samples
     assert {s.labels["class"]: s.value for s in waits} == {
         "background": 1,
         "normal": 1,
         "user-initiated": 0,
     }
-    assert found.value("gpucoord_starts_allowed") == 1
-    assert found.value("gpucoord_mode_defensive") == 0
+    assert samples.value("gpucoord_starts_allowed") == 1
+    assert samples.value("gpucoord_mode_defensive") == 0
 
 
 def test_a_set_mode_is_told() -> None:

@@ -79,9 +79,9 @@ def test_every_multiplier_is_between_the_least_and_one(
     load: float | None, before: LoadTier | None, hog: bool, mode: float, pause: bool
 ) -> None:
     policy = AdaptivePolicy(pause=pause)
-    found = multiplier(tier(load, before, policy), policy, hog=hog, mode=mode)
-    assert found == 0 if pause and tier(load, before, policy) is LoadTier.BUSY else found >= 0.1
-    assert found <= 1
+    factor = multiplier(tier(load, before, policy), policy, hog=hog, mode=mode)
+    assert factor == 0 if pause and tier(load, before, policy) is LoadTier.BUSY else factor >= 0.1
+    assert factor <= 1
 
 
 @given(st.lists(st.floats(0, 100), min_size=2, max_size=8).map(sorted))

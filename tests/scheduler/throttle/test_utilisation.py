@@ -22,17 +22,17 @@ FOR_EVER = 1e9
 DEAD_TIMES = pytest.mark.parametrize("dead_s", [10.0, 30.0, 60.0])
 
 
-def sight(use: float | None = 40.0, **changes: Any) -> UtilisationInput:
-    seen: dict[str, Any] = {"others": 0.0, "running": 4, "quiet": 0, "gpus": 4}
-    return UtilisationInput(use=use, **(seen | changes))
+def utilisation(use: float | None = 40.0, **changes: Any) -> UtilisationInput:
+    figures: dict[str, Any] = {"others": 0.0, "running": 4, "quiet": 0, "gpus": 4}
+    return UtilisationInput(use=use, **(figures | changes))
 
 
 def after(
-    level: Level, seen: UtilisationInput, looks: int, policy: UtilisationPolicy = POLICY
+    level: Level, figures: UtilisationInput, looks: int, policy: UtilisationPolicy = POLICY
 ) -> Level:
     """So many looks at the same, long after the last step."""
     for number in range(looks):
-        level = looked(level, seen, policy, 10_000 + number * TICK_S, TICK_S)
+        level = looked(level, figures, policy, 10_000 + number * TICK_S, TICK_S)
     return level
 
 
@@ -87,38 +87,38 @@ def test_idle_gpus_start_jobs_at_once() -> None:
 
 def test_an_idle_machine_is_never_held_back_whatever_is_remembered() -> None:
     full = Level(level=0, integral=-500.0, use=95.0, settles_t=1e12)
-    assert starts(full, sight(0.0, running=0, quiet=4), POLICY) is None
-    assert starts(full, sight(90.0, running=3, quiet=1), POLICY) == 1
+    assert starts(full, utilisation(0.0, running=0, quiet=4), POLICY) is None
+    assert starts(full, utilisation(90.0, running=3, quiet=1), POLICY) == 1
 
 
 def test_a_use_that_nobody_can_tell_holds_nobody_back() -> None:
-    assert starts(Level(level=0), sight(None), POLICY) is None
-    assert starts(Level(level=0), sight(95.0), UtilisationPolicy(enabled=False)) is None
+    assert starts(Level(level=0), utilisation(None), POLICY) is None
+    assert starts(Level(level=0), utilisation(95.0), UtilisationPolicy(enabled=False)) is None
 
 
 def test_within_the_band_what_ends_is_replaced_and_no_more() -> None:
-    level = after(Level(level=4, running=4), sight(70.0), 100)
-    assert starts(level, sight(70.0), POLICY) == 0
-    assert starts(level, sight(70.0, running=3), POLICY) == 1
+    level = after(Level(level=4, running=4), utilisation(70.0), 100)
+    assert starts(level, utilisation(70.0), POLICY) == 0
+    assert starts(level, utilisation(70.0, running=3), POLICY) == 1
 
 
 def test_below_the_band_more_start_and_above_it_fewer() -> None:
-    assert after(Level(level=4), sight(40.0), 1).level == 7
-    assert after(Level(level=4), sight(95.0), 3).level == 3
+    assert after(Level(level=4), utilisation(40.0), 1).level == 7
+    assert after(Level(level=4), utilisation(95.0), 3).level == 3
 
 
 def test_after_a_step_it_waits_until_its_effect_can_be_seen() -> None:
-    stepped = after(Level(level=4), sight(40.0), 1)
-    once_more = looked(stepped, sight(40.0), POLICY, stepped.settles_t - 1, TICK_S)
+    stepped = after(Level(level=4), utilisation(40.0), 1)
+    once_more = looked(stepped, utilisation(40.0), POLICY, stepped.settles_t - 1, TICK_S)
     assert (once_more.level, once_more.integral) == (stepped.level, 0.0)
 
 
 def test_it_counts_on_the_load_of_jobs_that_have_just_started() -> None:
-    assert after(Level(level=4), sight(40.0, running=4, young=2), 50).level == 4
+    assert after(Level(level=4), utilisation(40.0, running=4, young=2), 50).level == 4
 
 
 def test_jobs_that_take_nothing_may_be_many() -> None:
-    assert after(Level(level=4), sight(5.0, others=5.0), 1).level == 8
+    assert after(Level(level=4), utilisation(5.0, others=5.0), 1).level == 8
 
 
 def test_a_band_must_have_a_width() -> None:
@@ -129,25 +129,25 @@ def test_a_band_must_have_a_width() -> None:
 @pytest.mark.parametrize("bound", ["queue", "memory", "owner"])
 def test_nothing_moves_while_something_else_keeps_jobs_from_starting(bound: str) -> None:
     before = Level(level=4, integral=12.0, use=40.0, running=4)
-    assert after(before, sight(40.0, bound=bound), 500) == before
+    assert after(before, utilisation(40.0, bound=bound), 500) == before
 
 
 def test_the_integral_is_clamped_and_forgets_the_other_side() -> None:
     slow = UtilisationPolicy(gain=0.0, derivative_gain=0.0, integral_gain=0.0001)
-    below = after(Level(level=4), sight(20.0, others=None), 1, slow)
+    below = after(Level(level=4), utilisation(20.0, others=None), 1, slow)
     assert below.integral > 0
-    above = after(replace(below, settles_t=0.0), sight(81.0, others=None), 1, slow)
+    above = after(replace(below, settles_t=0.0), utilisation(81.0, others=None), 1, slow)
     assert above.integral < 0
 
 
 @settings(max_examples=50)
 @given(st.lists(st.tuples(st.none() | st.floats(0, 100), st.integers(0, 9)), max_size=40))
 def test_whatever_it_sees_a_level_is_near_what_runs_and_starts_are_no_debt(
-    seen: list[tuple[float | None, int]],
+    figures: list[tuple[float | None, int]],
 ) -> None:
     level = Level()
-    for number, (use, running) in enumerate(seen):
-        look = sight(use, running=running, quiet=0)
+    for number, (use, running) in enumerate(figures):
+        look = utilisation(use, running=running, quiet=0)
         level = looked(level, look, POLICY, number * 200.0, TICK_S)
         allowed = starts(level, look, POLICY)
         assert level.level is not None

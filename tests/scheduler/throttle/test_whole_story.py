@@ -59,8 +59,8 @@ class Story:
         held = sum(p.memory_bytes or 0 for p in self.neighbour)
         reading = gpu(0, utilization_pct=busy, memory_used_bytes=held)
         snapshots.record(snapshot([reading], self.neighbour, at=self.now, seq=self._seq))
-        for name, found in self._controller.step(self.now).found.items():
-            assert not isinstance(found, Exception), (name, found)
+        for name, problems in self._controller.step(self.now).found.items():
+            assert not isinstance(problems, Exception), (name, problems)
         self._dispatcher.step(self.now)
 
     def stops(self) -> None:
@@ -142,9 +142,9 @@ def test_a_neighbour_takes_the_gpu_for_eight_hours(story: Story, bob: User) -> N
     finish(urgent, story.now)
 
     # An operator reads what happened.
-    told = [event.kind for event in events.recent(200)]
-    assert told.count("INCIDENT_OPENED") == Incident.objects.filter(lead=None).count() == 1
-    assert told.count("MODE_CHANGED") == 1
+    kinds = [event.kind for event in events.recent(200)]
+    assert kinds.count("INCIDENT_OPENED") == Incident.objects.filter(lead=None).count() == 1
+    assert kinds.count("MODE_CHANGED") == 1
     assert "30 % of the last 24 h" in mode.reason
 
     # He stops: all is as before, and the mode once a day was quiet enough.

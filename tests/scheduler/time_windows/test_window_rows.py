@@ -16,7 +16,7 @@ pytestmark = pytest.mark.django_db
 State = TimeWindow.State
 
 
-def asked(by: User, **changes: Any) -> TimeWindow:
+def requested(by: User, **changes: Any) -> TimeWindow:
     """Every day from 20:00 to 06:00, for who asks."""
     facts: dict[str, Any] = {
         "user": by,
@@ -33,17 +33,17 @@ def decide(row: TimeWindow, state: TimeWindow.State = State.APPROVED) -> TimeWin
 
 
 def test_a_window_counts_once_it_is_approved(alice: User) -> None:
-    row = asked(alice)
+    row = requested(alice)
     assert window_rows.approved() == ()
 
     decide(row)
 
-    (found,) = window_rows.approved()
-    assert (found.holder, found.members, found.start) == ("alice", {"alice"}, time(20))
+    (approved,) = window_rows.approved()
+    assert (approved.holder, approved.members, approved.start) == ("alice", {"alice"}, time(20))
 
 
 def test_a_declined_one_counts_no_more(alice: User) -> None:
-    row = asked(alice)
+    row = requested(alice)
     decide(row)
 
     decide(row, State.DECLINED)
@@ -52,7 +52,7 @@ def test_a_declined_one_counts_no_more(alice: User) -> None:
 
 
 def test_what_is_decided_is_told_and_kept_on_record(alice: User) -> None:
-    decide(asked(alice))
+    decide(requested(alice))
 
     assert [e.kind for e in events.recent(2)] == ["WINDOW_APPROVED", "WINDOW_ASKED"]
     entry = AuditEntry.objects.get(action="WINDOW_APPROVED")
@@ -65,7 +65,7 @@ def test_what_is_decided_is_told_and_kept_on_record(alice: User) -> None:
 
 
 def test_deciding_twice_changes_nothing(alice: User) -> None:
-    row = asked(alice)
+    row = requested(alice)
     decide(row)
 
     assert decide(row) is None
@@ -73,7 +73,7 @@ def test_deciding_twice_changes_nothing(alice: User) -> None:
 
 
 def test_a_withdrawn_one_can_not_be_approved(alice: User) -> None:
-    row = asked(alice)
+    row = requested(alice)
     assert window_rows.withdraw(row.pk, alice, NOW)
 
     assert decide(row) is None
@@ -81,8 +81,8 @@ def test_a_withdrawn_one_can_not_be_approved(alice: User) -> None:
 
 
 def test_two_may_not_keep_more_than_a_whole_gpu(alice: User, bob: User) -> None:
-    decide(asked(alice, share_pct=60))
-    second = asked(bob, share_pct=50)
+    decide(requested(alice, share_pct=60))
+    second = requested(bob, share_pct=50)
 
     with pytest.raises(window_rows.UnableToApprove, match="alice, every day 20:00"):
         decide(second)
@@ -93,7 +93,7 @@ def test_two_may_not_keep_more_than_a_whole_gpu(alice: User, bob: User) -> None:
 def test_a_groups_members_are_those_of_now(alice: User, bob: User) -> None:
     lab = Group.objects.create(name="lab")
     lab.user_set.add(alice, bob)
-    decide(asked(alice, user=None, group=lab))
+    decide(requested(alice, user=None, group=lab))
 
     assert window_rows.approved()[0].members == {"alice", "bob"}
     lab.user_set.remove(bob)
@@ -103,7 +103,7 @@ def test_a_groups_members_are_those_of_now(alice: User, bob: User) -> None:
 def test_who_asked_its_holder_and_operators_may_withdraw_it(
     alice: User, bob: User, root: User
 ) -> None:
-    row = asked(root, user=alice)
+    row = requested(root, user=alice)
 
     assert [window_rows.may_withdraw(row, person) for person in (alice, bob, root)] == [
         True,
@@ -113,7 +113,7 @@ def test_who_asked_its_holder_and_operators_may_withdraw_it(
 
 
 def test_others_see_what_is_in_force_and_not_what_is_asked_for(alice: User, bob: User) -> None:
-    row = asked(alice)
+    row = requested(alice)
     every = tuple(State)
 
     assert not window_rows.seen_by(bob, *every).exists()

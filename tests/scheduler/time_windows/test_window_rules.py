@@ -86,32 +86,32 @@ def running(job_id: int = 7, owner: str = "bob", **changes: Any) -> RunningJob:
 
 
 def test_a_window_that_ends_before_it_starts_ends_on_the_next_day() -> None:
-    found = next(spans(window(), NOON, NOON + timedelta(days=1)))
+    first = next(spans(window(), NOON, NOON + timedelta(days=1)))
 
-    assert (found.start, found.end) == (utc(2, 20), utc(3, 6))
+    assert (first.start, first.end) == (utc(2, 20), utc(3, 6))
 
 
 def test_it_goes_on_after_midnight_on_a_day_that_it_does_not_name() -> None:
     saturday = utc(7, 3)
 
-    assert (found := current(window(), saturday)) is not None
-    assert found.end == utc(7, 6)
+    assert (occurrence := current(window(), saturday)) is not None
+    assert occurrence.end == utc(7, 6)
 
 
 def test_days_without_a_gap_are_one_time() -> None:
     always = window(days=tuple(range(7)), start=time(0), end=time(0))
 
-    assert (found := current(always, NOON)) is not None
-    assert found.end - NOON > timedelta(days=7)
+    assert (occurrence := current(always, NOON)) is not None
+    assert occurrence.end - NOON > timedelta(days=7)
 
 
 def test_hours_are_those_of_its_zone_also_when_clocks_change() -> None:
     night = window(days=(5, 6), start=time(22), end=time(6), zone=BERLIN)
 
-    found = list(spans(night, utc(28, 12), utc(30, 12)))
+    spans_found = list(spans(night, utc(28, 12), utc(30, 12)))
 
     # In the night to 29 March an hour is missing: it lasts seven.
-    assert [(s.start, s.end) for s in found] == [
+    assert [(s.start, s.end) for s in spans_found] == [
         (utc(28, 21), utc(29, 4)),
         (utc(29, 20), utc(30, 4)),
     ]
@@ -146,11 +146,11 @@ def test_the_next_time_is_not_yet_and_the_present_one_is_now(
 
 
 def test_others_are_kept_off_while_it_lasts() -> None:
-    found = why("bob", window(), now=utc(2, 22))
+    reasons = why("bob", window(), now=utc(2, 22))
 
-    assert found is not None
-    assert (found.code, found.holder, found.until) == ("ReservedFor", "alice", utc(3, 6))
-    assert text(found) == "GPU 0 is reserved for alice until Tue 3 Mar 06:00 (UTC)."
+    assert reasons is not None
+    assert (reasons.code, reasons.holder, reasons.until) == ("ReservedFor", "alice", utc(3, 6))
+    assert text(reasons) == "GPU 0 is reserved for alice until Tue 3 Mar 06:00 (UTC)."
 
 
 def test_others_may_start_what_ends_before_it() -> None:
@@ -158,10 +158,10 @@ def test_others_may_start_what_ends_before_it() -> None:
 
 
 def test_others_may_not_start_what_might_still_run_then() -> None:
-    found = why("bob", window(), hours=8.1)
+    reasons = why("bob", window(), hours=8.1)
 
-    assert found is not None
-    assert "from Mon 2 Mar 20:00 (UTC); this job might still run then" in text(found)
+    assert reasons is not None
+    assert "from Mon 2 Mar 20:00 (UTC); this job might still run then" in text(reasons)
 
 
 def test_a_job_of_unknown_length_is_taken_to_last_long() -> None:
@@ -179,18 +179,18 @@ def test_its_holder_starts_what_ends_before_it_does() -> None:
 
 
 def test_its_holder_starts_nothing_that_would_run_past_its_end() -> None:
-    found = why("alice", window(), now=utc(2, 22), hours=8.1)
+    reasons = why("alice", window(), now=utc(2, 22), hours=8.1)
 
-    assert found is not None
-    assert (found.code, found.until) == ("OutsideWindow", utc(3, 6))
-    assert "past the end of alice's time window, Tue 3 Mar 06:00 (UTC)" in text(found)
+    assert reasons is not None
+    assert (reasons.code, reasons.until) == ("OutsideWindow", utc(3, 6))
+    assert "past the end of alice's time window, Tue 3 Mar 06:00 (UTC)" in text(reasons)
 
 
 def test_its_holder_is_told_to_say_how_long_a_job_runs() -> None:
-    found = why("alice", window(), now=utc(2, 22), hours=None)
+    reasons = why("alice", window(), now=utc(2, 22), hours=None)
 
-    assert found is not None
-    assert "Its run time is unknown" in text(found)
+    assert reasons is not None
+    assert "Its run time is unknown" in text(reasons)
 
 
 def test_a_kept_time_leaves_its_holder_free_at_other_times() -> None:
@@ -198,19 +198,19 @@ def test_a_kept_time_leaves_its_holder_free_at_other_times() -> None:
 
 
 def test_an_allowed_time_keeps_its_holder_off_at_other_times() -> None:
-    found = why("alice", window(kept=False))
+    reasons = why("alice", window(kept=False))
 
-    assert found is not None
-    assert (found.code, found.until) == ("OutsideWindow", utc(2, 20))
-    assert text(found) == "Alice's time window begins Mon 2 Mar 20:00 (UTC)."
+    assert reasons is not None
+    assert (reasons.code, reasons.until) == ("OutsideWindow", utc(2, 20))
+    assert text(reasons) == "Alice's time window begins Mon 2 Mar 20:00 (UTC)."
 
 
 def test_a_time_that_is_kept_for_its_holder_is_one_of_their_times_too() -> None:
     afternoon = window(id=2, start=time(15), end=time(18))
-    found = why("alice", window(kept=False), afternoon)
+    reasons = why("alice", window(kept=False), afternoon)
 
-    assert found is not None
-    assert found.until == utc(2, 15)
+    assert reasons is not None
+    assert reasons.until == utc(2, 15)
 
 
 def test_an_allowed_time_keeps_nobody_else_off() -> None:
@@ -218,10 +218,10 @@ def test_an_allowed_time_keeps_nobody_else_off() -> None:
 
 
 def test_an_allowed_time_that_is_over_says_so() -> None:
-    found = why("alice", window(kept=False, last_day=date(2026, 2, 1)))
+    reasons = why("alice", window(kept=False, last_day=date(2026, 2, 1)))
 
-    assert found is not None
-    assert "time window is over" in text(found)
+    assert reasons is not None
+    assert "time window is over" in text(reasons)
 
 
 def test_it_is_about_its_gpus_alone() -> None:
@@ -240,9 +240,9 @@ def test_a_part_of_a_gpu_is_kept_and_the_rest_is_for_all() -> None:
     late = utc(2, 22)
 
     assert why("bob", half, now=late, memory_bytes=40 * GIB) is None
-    found = why("bob", half, now=late, memory_bytes=41 * GIB)
-    assert found is not None
-    assert "40 GiB (50 %) of GPU 0 is reserved for alice" in text(found)
+    reasons = why("bob", half, now=late, memory_bytes=41 * GIB)
+    assert reasons is not None
+    assert "40 GiB (50 %) of GPU 0 is reserved for alice" in text(reasons)
 
 
 def test_what_its_holder_uses_of_the_kept_part_counts() -> None:
@@ -259,10 +259,10 @@ def test_a_job_that_declares_nothing_leaves_no_part_to_be_kept() -> None:
 
 
 def test_jobs_of_others_yield_before_it_begins() -> None:
-    asked = yields([running()], [window()], POLICY, utc(2, 19, 50))
+    yield_request = yields([running()], [window()], POLICY, utc(2, 19, 50))
 
-    assert [(y.job_id, y.deadline, y.counts) for y in asked] == [(7, utc(2, 20), False)]
-    assert asked[0].text == "The GPU is kept for alice from Mon 2 Mar 20:00 (UTC)."
+    assert [(y.job_id, y.deadline, y.counts) for y in yield_request] == [(7, utc(2, 20), False)]
+    assert yield_request[0].text == "The GPU is kept for alice from Mon 2 Mar 20:00 (UTC)."
 
 
 def test_its_holders_jobs_yield_before_it_ends() -> None:
@@ -296,10 +296,10 @@ def test_who_has_it_always_may_take_as_long_as_they_like() -> None:
 
 def test_the_end_is_told_in_the_zone_of_the_time_that_ends() -> None:
     other = window(id=2, gpu_uuids=(gpu_uuid(),), start=time(21), end=time(23), zone=BERLIN)
-    found = why("alice", other, window(), now=utc(2, 21), hours=24)
+    reasons = why("alice", other, window(), now=utc(2, 21), hours=24)
 
-    assert found is not None
-    assert "Tue 3 Mar 06:00 (UTC)" in text(found)
+    assert reasons is not None
+    assert "Tue 3 Mar 06:00 (UTC)" in text(reasons)
 
 
 @pytest.mark.parametrize(
@@ -322,12 +322,12 @@ def test_who_is_in_the_way_of_a_kept_part_yields_before_it_begins(
 
 
 def test_of_those_in_the_way_of_a_kept_part_the_least_important_and_youngest_yield() -> None:
-    part = Requirement(memory_bytes=20 * GIB)
+    request = Requirement(memory_bytes=20 * GIB)
     jobs = [
-        running(1, requirement=part, started_at=NOON + timedelta(hours=1)),
-        running(2, requirement=part),
-        running(3, requirement=part, priority=2),
-        running(4, requirement=part, owner="alice", priority=1),
+        running(1, requirement=request, started_at=NOON + timedelta(hours=1)),
+        running(2, requirement=request),
+        running(3, requirement=request, priority=2),
+        running(4, requirement=request, owner="alice", priority=1),
     ]
     half = window(share_pct=50.0)
 
@@ -457,14 +457,14 @@ ONE_DAY = {"first_day": SKIPPED_DAY, "last_day": SKIPPED_DAY}
 def test_a_time_that_clocks_skip_is_found(changes: dict[str, Any], expected: str | None) -> None:
     sundays = {"days": (6,), "zone": BERLIN, **changes}
 
-    found = skipped_time(window(**sundays), NOON)
+    skipped = skipped_time(window(**sundays), NOON)
 
-    assert (found and f"{found:%Y-%m-%d %H:%M}") == (expected and f"2026-03-29 {expected}")
+    assert (skipped and f"{skipped:%Y-%m-%d %H:%M}") == (expected and f"2026-03-29 {expected}")
 
 
 def test_an_occurrence_without_any_time_does_not_come() -> None:
     lost = window(days=(6,), zone=BERLIN, start=time(2, 30), end=time(3, 30))
 
-    found = [span.start for span in spans(lost, utc(23, 0), utc(6, 0, month=4))]
+    starts = [span.start for span in spans(lost, utc(23, 0), utc(6, 0, month=4))]
 
-    assert found == [utc(5, 0, 30, month=4)]
+    assert starts == [utc(5, 0, 30, month=4)]

@@ -36,25 +36,25 @@ def seconds(of: tuple[tuple[int, int], ...]) -> set[int]:
 
 
 @given(stretches)
-def test_joined_stretches_cover_the_same_time_without_overlap(found: list[tuple[int, int]]) -> None:
-    joined = charts.joined(found)
+def test_joined_stretches_cover_the_same_time_without_overlap(spans: list[tuple[int, int]]) -> None:
+    joined = charts.joined(spans)
 
-    assert seconds(joined) == seconds(tuple(found))
+    assert seconds(joined) == seconds(tuple(spans))
     assert all(a[1] < b[0] for a, b in pairwise(joined))
 
 
 @given(stretches, stretches)
 def test_without_removes_exactly_what_is_taken(
-    found: list[tuple[int, int]], taken: list[tuple[int, int]]
+    spans: list[tuple[int, int]], taken: list[tuple[int, int]]
 ) -> None:
-    left = charts.without(charts.joined(found), taken)
+    left = charts.without(charts.joined(spans), taken)
 
-    assert seconds(left) == seconds(tuple(found)) - seconds(tuple(taken))
+    assert seconds(left) == seconds(tuple(spans)) - seconds(tuple(taken))
 
 
 @given(st.lists(stretch, max_size=charts.MOST_LANES))
-def test_bars_that_overlap_get_different_lanes(found: list[tuple[int, int]]) -> None:
-    [row] = charts.rows([GPU], [bar(*s) for s in found], [])
+def test_bars_that_overlap_get_different_lanes(spans: list[tuple[int, int]]) -> None:
+    [row] = charts.rows([GPU], [bar(*s) for s in spans], [])
     for i, (one, lane) in enumerate(row.bars):
         for other, other_lane in row.bars[i + 1 :]:
             overlap = one.begin < (other.end or 0) and other.begin < (one.end or 0)
@@ -84,28 +84,28 @@ def test_use_outside_the_queue_becomes_one_bar_over_short_pauses() -> None:
 
 
 def test_use_that_reaches_now_goes_on() -> None:
-    [found], _ = charts.of_pieces([piece(NOW - 600, NOW)], NOW, NOW - 60)
+    [spans], _ = charts.of_pieces([piece(NOW - 600, NOW)], NOW, NOW - 60)
 
-    assert found.end is None
+    assert spans.end is None
 
 
 def test_memory_that_nothing_uses_is_idle() -> None:
-    [found], _ = charts.of_pieces([piece(0, 600), piece(600, 1200, used_pct=1.0)], NOW, NOW)
+    [spans], _ = charts.of_pieces([piece(0, 600), piece(600, 1200, used_pct=1.0)], NOW, NOW)
 
-    assert found.idle == ((600, 1200),)
+    assert spans.idle == ((600, 1200),)
 
 
 def test_what_was_not_measured_or_holds_little_is_not_called_idle() -> None:
     unknown, small = piece(0, 600, used_pct=None), piece(600, 1200, used_pct=0.0, memory_bytes=1e6)
-    [found], _ = charts.of_pieces([unknown, small], NOW, NOW)
+    [spans], _ = charts.of_pieces([unknown, small], NOW, NOW)
 
-    assert found.idle == ()
+    assert spans.idle == ()
 
 
 def test_a_second_process_that_computes_ends_the_idle_time_of_its_user() -> None:
-    [found], _ = charts.of_pieces([piece(0, 600, used_pct=0.0), piece(300, 600)], NOW, NOW)
+    [spans], _ = charts.of_pieces([piece(0, 600, used_pct=0.0), piece(300, 600)], NOW, NOW)
 
-    assert found.idle == ((0, 300),)
+    assert spans.idle == ((0, 300),)
 
 
 def test_a_job_gets_the_idle_time_of_its_processes() -> None:

@@ -34,7 +34,7 @@ class Machine:
         self.last: Snapshot | None = None
         self.evictor = EvictionStep(nullcontext, "gpubox")
         self.dispatcher = Dispatcher(nullcontext, "gpubox", PlanPolicy())
-        self.asked: dict[int, datetime] = {}
+        self.asked_at: dict[int, datetime] = {}
         self.started: dict[int, datetime] = {}
 
     def run(self, seconds: int, *there: ProcessReading) -> None:
@@ -42,14 +42,14 @@ class Machine:
         gpus = [gpu(i, memory_used_bytes=used.get(gpu_uuid(i), 0)) for i in range(2)]
         for _ in range(seconds):
             self.at += timedelta(seconds=1)
-            seen, told = presence_step.watched(
+            latest, changes = presence_step.watched(
                 snapshot(gpus, there, at=self.at), self.last, thresholds.current(PresencePolicy)
             )
-            for note in told:
+            for note in changes:
                 events.add(note.kind, note.text, now=self.at)
-            snapshots.record(seen)
-            self.last = seen
-            self.asked |= {wish.job_id: self.at for wish in self.evictor.step(self.at)}
+            snapshots.record(latest)
+            self.last = latest
+            self.asked_at |= {eviction.job_id: self.at for eviction in self.evictor.step(self.at)}
             placed = self.dispatcher.step(self.at, has_room=False)
             self.started |= {attempt.job_id: self.at for attempt in placed}
 
@@ -78,11 +78,11 @@ def test_the_whole_visit(machine: Machine, alice: User) -> None:
     # It is there: nothing starts from the first second on; its GPU's job is asked at the second.
     machine.run(10, game())
     assert machine.started == {}
-    assert machine.asked == {here.pk: came_at + timedelta(seconds=1)}
+    assert machine.asked_at == {here.pk: came_at + timedelta(seconds=1)}
     assert YieldRequest.objects.get().counts is False
     waits.refresh_from_db()
-    told = [b for b in waits.blockers if b["code"] == "OwnerPresent"]
-    assert told[0]["holder"] == "dana/game"
+    blockers = [b for b in waits.blockers if b["code"] == "OwnerPresent"]
+    assert blockers[0]["holder"] == "dana/game"
 
     # It goes: the GPU is free a minute later, and no second before.
     jobs_made.end(here)
@@ -116,13 +116,13 @@ def test_a_server_gives_way_to_nobody_unless_it_is_told_to(
     willing = jobs_made.running(alice, (0,), yield_options=YieldOptions(preemptible=True))
     unwilling = jobs_made.running(alice, (1,))
     machine.run(5, game(on=0), game(on=1))
-    assert machine.asked == {}
+    assert machine.asked_at == {}
 
     thresholds.change("presence", {"enabled": True}, by="root", now=NOW)
     machine.run(5, game(on=0), game(on=1))
 
-    assert list(machine.asked) == [willing.pk]
-    assert unwilling.pk not in machine.asked
+    assert list(machine.asked_at) == [willing.pk]
+    assert unwilling.pk not in machine.asked_at
 
 
 def test_old_readings_ask_nobody(machine: Machine, alice: User) -> None:

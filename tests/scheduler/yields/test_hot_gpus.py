@@ -26,7 +26,7 @@ def throttled(minutes: float) -> GpuReading:
     )
 
 
-def asked(reading: GpuReading) -> list[int]:
+def yielding(reading: GpuReading) -> list[int]:
     return HotGpus("gpubox").judge(snapshot([reading, gpu(1)]), NOW)
 
 
@@ -37,9 +37,9 @@ def test_preemptible_jobs_leave_a_gpu_that_is_throttled_for_long(alice: User) ->
     jobs_made.running(alice, on=(1,), yield_options=may_leave)
     jobs_made.running(alice)
 
-    assert asked(throttled(4)) == []
-    assert asked(throttled(6)) == [job.pk]
-    assert asked(throttled(7)) == []
+    assert yielding(throttled(4)) == []
+    assert yielding(throttled(6)) == [job.pk]
+    assert yielding(throttled(7)) == []
     request = YieldRequest.objects.get()
     assert (request.code, request.counts) == ("GpuThrottled", False)
     assert request.text == "GPU 0 has been throttled for 6 min: It reached 91 °C."
@@ -48,4 +48,4 @@ def test_preemptible_jobs_leave_a_gpu_that_is_throttled_for_long(alice: User) ->
 def test_no_job_is_asked_unless_an_operator_switches_it_on(alice: User) -> None:
     jobs_made.running(alice, yield_options=YieldOptions(preemptible=True))
 
-    assert asked(throttled(600)) == []
+    assert yielding(throttled(600)) == []

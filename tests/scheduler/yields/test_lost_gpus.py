@@ -13,8 +13,8 @@ from tests.builders import NOW, gpu, snapshot
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("data")]
 
 
-def _judge(seen: Snapshot | None) -> list[int]:
-    return LostGpus("gpubox").judge(seen, NOW)
+def _judge(latest: Snapshot | None) -> list[int]:
+    return LostGpus("gpubox").judge(latest, NOW)
 
 
 def test_a_job_that_runs_again_is_asked_to_leave_a_lost_gpu(alice: User) -> None:
@@ -22,10 +22,10 @@ def test_a_job_that_runs_again_is_asked_to_leave_a_lost_gpu(alice: User) -> None
     job = jobs_made.running(alice, yield_options=again)
     jobs_made.running(alice, on=(1,), yield_options=again)
     jobs_made.running(alice)
-    seen = snapshot([gpu(0, health=Health.LOST), gpu(1)])
+    latest = snapshot([gpu(0, health=Health.LOST), gpu(1)])
 
-    assert _judge(seen) == [job.pk]
-    assert _judge(seen) == []
+    assert _judge(latest) == [job.pk]
+    assert _judge(latest) == []
     request = YieldRequest.objects.get()
     assert (request.code, request.counts) == ("GpuLost", False)
     assert request.text == "GPU 0 is lost; the job is run again on another."

@@ -22,8 +22,12 @@ MINUTE = timedelta(minutes=1)
 
 
 def _ask(job: Job, **changes: Any) -> bool:
-    wish = {"job_id": job.pk, "code": "OwnerPresent", "text": "The owner of GPU 0 is there."}
-    return yield_requests.ask(Yield(**(wish | changes)), LATER)
+    yield_request = {
+        "job_id": job.pk,
+        "code": "OwnerPresent",
+        "text": "The owner of GPU 0 is there.",
+    }
+    return yield_requests.ask(Yield(**(yield_request | changes)), LATER)
 
 
 def test_it_writes_down_why_and_until_when(alice: User) -> None:
@@ -82,9 +86,9 @@ def test_the_freed_gpus_are_kept_until_somewhat_after_the_deadline(alice: User) 
 
 def _withdraw(at: datetime = LATER) -> list[int]:
     idle = yield_requests.withdrawable("gpubox", at)
-    for asked in idle:
-        yield_requests.withdraw(asked, at)
-    return [asked.attempt.job_id for asked in idle]
+    for yield_request in idle:
+        yield_requests.withdraw(yield_request, at)
+    return [yield_request.attempt.job_id for yield_request in idle]
 
 
 def _asked_for(alice: User) -> tuple[Job, Job]:
@@ -137,9 +141,9 @@ def test_who_may_stay_may_be_asked_again(alice: User) -> None:
     another = jobs_made.waiting(alice, priority=5)
 
     assert _ask(job, for_job=another.pk, deadline=LATER + 5 * MINUTE)
-    asked = job.attempts.get().asked_to_leave
-    assert asked is not None
-    assert (asked.for_job_id, asked.deadline) == (another.pk, LATER + 5 * MINUTE)
+    asked_to_leave = job.attempts.get().asked_to_leave
+    assert asked_to_leave is not None
+    assert (asked_to_leave.for_job_id, asked_to_leave.deadline) == (another.pk, LATER + 5 * MINUTE)
 
 
 def test_nothing_is_kept_for_who_waits_no_more(alice: User) -> None:
