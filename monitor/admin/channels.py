@@ -115,7 +115,7 @@ class ChannelForm(forms.ModelForm):  # type: ignore[type-arg]
         cleaned: dict[str, Any] = super().clean() or {}
         if cleaned.get("address") and (service := service_of(cleaned["address"])):
             self.instance.service, self.instance.is_mail = service.name, service.is_mail
-            self.instance.sealed = encrypt(cleaned["address"])
+            self.instance.encrypted_address = encrypt(cleaned["address"])
         if cleaned.get("to_owners") and not self.instance.is_mail:
             self.add_error("to_owners", "Only a mail server can write to each owner.")
         if bool(cleaned.get("quiet_from")) != bool(cleaned.get("quiet_until")):

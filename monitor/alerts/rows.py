@@ -57,10 +57,10 @@ def encrypt(text: str) -> str:
     return _cipher().encrypt(text.encode()).decode()
 
 
-def decrypt(sealed: str) -> str | None:
+def decrypt(encrypted: str) -> str | None:
     """None if the text was encrypted under another secret key, such as another host's."""
     try:
-        return _cipher().decrypt(sealed.encode()).decode()
+        return _cipher().decrypt(encrypted.encode()).decode()
     except InvalidToken:
         return None
 

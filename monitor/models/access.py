@@ -67,8 +67,8 @@ class PolicyValues(models.Model):
     values = models.JSONField(default=dict, blank=True)
 
     class Meta:
-        verbose_name = "policy"
-        verbose_name_plural = "policies"
+        verbose_name = "threshold group"
+        verbose_name_plural = "thresholds"
 
     def __str__(self) -> str:
         return self.name

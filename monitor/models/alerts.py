@@ -22,7 +22,7 @@ class Channel(models.Model):
     )  # fmt: skip
     enabled = models.BooleanField(default=True)
     service = models.CharField(max_length=60, blank=True, editable=False)
-    sealed = models.TextField(editable=False)
+    encrypted_address = models.TextField(editable=False)
     is_mail = models.BooleanField(default=False, editable=False)
     to_owners = models.BooleanField(
         "to the owners",
@@ -58,6 +58,7 @@ class Channel(models.Model):
     worked_at = models.DateTimeField(null=True, blank=True, editable=False)
 
     class Meta:
+        verbose_name = "alert channel"
         ordering = ["name"]
 
     def __str__(self) -> str:
@@ -101,6 +102,7 @@ class Message(models.Model):
     problem = models.CharField(max_length=300, blank=True)
 
     class Meta:
+        verbose_name = "alert message"
         constraints = [
             models.UniqueConstraint(
                 fields=["channel", "about", "severity", "person", "number"],
@@ -142,6 +144,7 @@ class Response(models.Model):
     before = models.JSONField(default=dict, blank=True)
 
     class Meta:
+        verbose_name = "enforcement step"
         constraints = [
             models.UniqueConstraint(
                 fields=["incident", "step", "is_dry_run"],

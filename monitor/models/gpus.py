@@ -55,7 +55,8 @@ class GpuClosure(models.Model):
     until_at = models.DateTimeField(null=True, blank=True)
 
     class Meta:
-        verbose_name = "GPU closure"
+        verbose_name = "pause or quarantine of a GPU"
+        verbose_name_plural = "pauses and quarantines of GPUs"
         constraints = [
             models.UniqueConstraint(
                 fields=["gpu_uuid", "kind"],

@@ -104,11 +104,12 @@ class GpuHold(models.Model):
 
     host = models.CharField(max_length=100)
     gpu_uuid = models.CharField(max_length=96)
-    job = models.ForeignKey("scheduler.Job", models.CASCADE, related_name="kept_gpus")
+    job = models.ForeignKey("scheduler.Job", models.CASCADE, related_name="gpu_holds")
     until = models.DateTimeField()
 
     class Meta:
-        verbose_name = "kept GPU"
+        verbose_name = "hold of a freed GPU"
+        verbose_name_plural = "holds of freed GPUs"
         constraints = [
             models.UniqueConstraint(fields=["host", "gpu_uuid"], name="kept_gpu_once"),
         ]

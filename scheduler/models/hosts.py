@@ -50,7 +50,7 @@ class HostCapability(models.Model):
     since_at = models.DateTimeField()
 
     class Meta:
-        verbose_name_plural = "means"
+        verbose_name_plural = "host capabilities"
         constraints = [models.UniqueConstraint(fields=["host", "name"], name="means_host_name")]
 
     def __str__(self) -> str:

@@ -99,7 +99,7 @@ class HostCapacity(models.Model):
     gpu_bytes = models.BigIntegerField(null=True)
 
     class Meta:
-        verbose_name_plural = "shared out"
+        verbose_name_plural = "host capacities"
 
     def __str__(self) -> str:
         return f"{len(self.gpu_uuids)} GPUs of {self.host}"
@@ -142,7 +142,8 @@ class DailyGpuUsage(models.Model):
     outside_s = models.FloatField(default=0)
 
     class Meta:
-        verbose_name = "GPU day"
+        verbose_name = "daily GPU usage"
+        verbose_name_plural = "daily GPU usage"
         constraints = [
             models.UniqueConstraint(fields=["from_at", "owner", "host"], name="gpu_day_once")
         ]

@@ -57,7 +57,7 @@ def _own_channel(user: User, channel: Channel | None, address: str) -> Channel |
     if service is None:
         raise InvalidService(NO_SERVICE)
     channel = channel or Channel(name=f"notifications of {user.username}"[:60], owner=user)
-    channel.service, channel.sealed = service.name, encrypt(address)
+    channel.service, channel.encrypted_address = service.name, encrypt(address)
     channel.failing_since, channel.problem = None, ""
     channel.save()
     return channel

@@ -15,7 +15,10 @@ from tests.builders import NOW, gpu, gpu_uuid, snapshot
 
 def channel(name: str = "ops", **changes: Any) -> Channel:
     """A webhook that takes everything from warnings on."""
-    fields = {"service": "JSON", "sealed": encrypt(f"json://u:s3cret@127.0.0.1:9/{name}")}
+    fields = {
+        "service": "JSON",
+        "encrypted_address": encrypt(f"json://u:s3cret@127.0.0.1:9/{name}"),
+    }
     return Channel.objects.create(name=name, **(fields | changes))
 
 

@@ -51,9 +51,9 @@ def test_a_channel_is_made_and_its_address_is_never_shown_again(browser: Client)
     seen += browser.get("/admin/monitor/channel/").content.decode()
     seen += str(list(AuditEntry.objects.values())) + str(browser.get("/api/openapi.json").content)
 
-    assert decrypt(row.sealed) == ADDRESS
+    assert decrypt(row.encrypted_address) == ADDRESS
     assert (row.service, row.kinds, row.from_event) == ("JSON", ["GPUs"], Event.objects.get().pk)
-    for secret in ("s3cretpass", "hooker", row.sealed):
+    for secret in ("s3cretpass", "hooker", row.encrypted_address):
         assert secret not in seen
 
 
@@ -62,14 +62,14 @@ def test_a_change_keeps_the_address_unless_another_is_given(browser: Client) -> 
 
     browser.post(page(row), fields(name="renamed", address=""))
     row.refresh_from_db()
-    assert (row.name, "s3cret" in (decrypt(row.sealed) or ""), row.problem) == (
+    assert (row.name, "s3cret" in (decrypt(row.encrypted_address) or ""), row.problem) == (
         "renamed",
         True,
         "Failed.",
     )
     browser.post(page(row), fields(address="json://other.example/in"))
     row.refresh_from_db()
-    assert (decrypt(row.sealed), row.failing_since) == ("json://other.example/in", None)
+    assert (decrypt(row.encrypted_address), row.failing_since) == ("json://other.example/in", None)
 
 
 def test_every_change_is_audited_by_name(browser: Client) -> None:

@@ -137,7 +137,7 @@ def _letter(message: Message) -> OutgoingMessage | None:
     """The message as it is now; None = its address cannot be read."""
     message.text = _as_it_is_now(message)
     message.save(update_fields=["text"])
-    address = decrypt(message.channel.sealed)
+    address = decrypt(message.channel.encrypted_address)
     if address is None:
         return None
     return OutgoingMessage(

@@ -226,7 +226,7 @@ def test_a_mail_goes_to_the_owner_and_not_to_the_receiver_in_the_address(
 
 @pytest.mark.django_db
 def test_a_test_goes_the_whole_way_to_a_real_webhook(hook: str) -> None:
-    ops = channel(sealed=encrypt(f"{hook}/in"))
+    ops = channel(encrypted_address=encrypt(f"{hook}/in"))
     outbox.write_test(ops, "root", "", NOW)
 
     assert outbox.send_due(send_here, NOW) == 1

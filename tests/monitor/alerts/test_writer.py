@@ -97,7 +97,7 @@ def test_events_are_sent_and_repeated_only_after_a_while() -> None:
 
 def test_a_new_channel_gets_no_past_events() -> None:
     events.add("GPU_LOST", "long ago", now=NOW, severity="error")
-    new = Channel(name="new", sealed="x")
+    new = Channel(name="new", encrypted_address="x")
     alert_writer.switch_on(new)
     new.save()
     events.add("GPU_LOST", "GPU 1 fell", now=NOW, severity="error")
@@ -341,8 +341,8 @@ def test_the_part_queues_a_task_when_something_is_due() -> None:
 
 def test_addresses_are_sealed_and_opened_under_the_same_key_only(post: Post) -> None:
     row = channel()
-    assert "s3cret" not in row.sealed
-    assert "s3cret" in (decrypt(row.sealed) or "")
+    assert "s3cret" not in row.encrypted_address
+    assert "s3cret" in (decrypt(row.encrypted_address) or "")
     incident()
     write()
     with override_settings(SECRET_KEY="another"):
