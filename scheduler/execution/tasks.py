@@ -83,12 +83,14 @@ class SchedulerPass:
 
     def step(self, now: datetime) -> dict[str, int]:
         """Returns how many attempts moved, and how many were placed."""
-        # A placement must survive a power cut once its process runs. Set anew each time: the
-        # connection may be a new one.
-        keep_commits_synced(on=True)
+        # Set anew each time: the connection may be a new one. What the executor records is in the
+        # attempts' files too, so it is not synced for itself.
+        keep_commits_synced(on=False)
         self._evictor.step(now)
         moves = self._executor.step(now)
         has_room = any(move in ENDINGS for move in moves.values())
+        # A placement must survive a power cut once its process runs.
+        keep_commits_synced(on=True)
         placed = self._dispatcher.step(now, has_room=has_room)
         self._executor.start(placed, now)
         if Action.YIELD in moves.values():

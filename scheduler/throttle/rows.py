@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from datetime import datetime, timedelta
+from functools import cache
 from typing import Any
 
 from django.db import transaction
@@ -14,6 +15,7 @@ from django.db.models import QuerySet
 from monitor.incidents.rows import open as open_incidents
 from monitor.journal.rows import audit, events
 from monitor.runtime.rows.database import prepared
+from monitor.runtime.rows.prepared import PreparedQuery
 from scheduler.facts.blockers import from_row, to_row
 from scheduler.facts.jobs import PriorityClass
 from scheduler.facts.plans import RunningJob, Throttle
@@ -117,8 +119,7 @@ def throttle(host: str, now: datetime, running: Sequence[RunningJob]) -> Throttl
 
     running: jobs that share GPUs, to correct for starts and ends since the controller's tick.
     """
-    rows = ThrottleState.objects.filter(host=host)
-    row = rows.values_list("allowed", "at", "sharing").first()
+    row = next(iter(_allowed_on(host).rows()), None)
     if row is None or now - row[1] > STALE_AFTER:
         return Throttle()
     text, _, sharing = row
@@ -129,6 +130,12 @@ def throttle(host: str, now: datetime, running: Sequence[RunningJob]) -> Throttl
         return cached[1]
     more = sharing - sum(job.requirement.shares for job in running)
     return replace(cached[1], starts=max(0, cached[1].starts + more)) if more else cached[1]
+
+
+@cache
+def _allowed_on(host: str) -> PreparedQuery[tuple[str, datetime, int]]:
+    rows = ThrottleState.objects.filter(host=host).values_list("allowed", "at", "sharing")
+    return PreparedQuery(lambda _: rows)
 
 
 def load(host: str) -> tuple[ThrottleMemory, datetime | None]:

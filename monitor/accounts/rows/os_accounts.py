@@ -10,6 +10,7 @@ from django.db.models import F
 
 from monitor.journal.rows import audit
 from monitor.models import OsAccount
+from monitor.runtime.rows.prepared import PreparedQuery
 
 SAME_NAME = "same name as the user"
 FIRST_LOGIN = "first login on the server"
@@ -20,9 +21,14 @@ class NameTaken(LookupError):
     """A user with the account's name exists, but the account is not theirs."""
 
 
+_NAMES = PreparedQuery(
+    lambda user: OsAccount.objects.filter(user=user).values_list("name", flat=True)[:1]
+)
+
+
 def name_of(user: User) -> str | None:
     """The OS account of a user; None = no account is listed."""
-    return OsAccount.objects.filter(user=user).values_list("name", flat=True).first()
+    return next(iter(_NAMES.rows(user.pk)), None)
 
 
 def user_of(account: str) -> User | None:

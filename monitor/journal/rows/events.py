@@ -13,6 +13,7 @@ from django.db import transaction
 from monitor.journal.facts import EVENTS
 from monitor.journal.rows import counters
 from monitor.models import Event
+from monitor.runtime.rows.prepared import insert_row
 
 logger = logging.getLogger(__name__)
 LEVELS = {"info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
@@ -37,7 +38,7 @@ def add(
     because the caller logs it.
     """
     counters.add(counters.EVENTS, kind)
-    event = Event.objects.create(
+    event = Event(
         at=now,
         kind=kind,
         text=text,
@@ -47,6 +48,7 @@ def add(
         job_ref=job_ref,
         owner=owner,
     )
+    insert_row(event)
     if logged:
         transaction.on_commit(partial(_log, event, figures or {}))
     return event

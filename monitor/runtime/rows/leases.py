@@ -14,6 +14,7 @@ from django.db.models import F, QuerySet
 from monitor.models import Lease
 from monitor.runtime.policy import LoopFact
 from monitor.runtime.probes.process_identity import Identity, is_alive
+from monitor.runtime.rows.prepared import update_rows
 
 
 class LeaseLost(Exception):
@@ -68,8 +69,8 @@ def _make_row(spec: LeaseSpec, now: datetime) -> None:
 
 def renew(held: HeldLease, now: datetime, **fields: Any) -> None:
     """Extend the lease and set `fields` with it, or raise LeaseLost."""
-    mine = Lease.objects.filter(pk=held.spec.name, epoch=held.epoch)
-    if not mine.update(expires_at=now + held.spec.ttl, **fields):
+    mine = {"pk": held.spec.name, "epoch": held.epoch}
+    if not update_rows(Lease, mine, expires_at=now + held.spec.ttl, **fields):
         raise LeaseLost(held.spec.name)
 
 

@@ -12,9 +12,12 @@ from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
 
+from django.db.models import QuerySet
+
 from monitor.runtime.facts import Guard
 from monitor.runtime.probes.process_identity import boot_id
 from monitor.runtime.rows.item_isolation import ItemIsolation
+from monitor.runtime.rows.prepared import PreparedQuery
 from monitor.runtime.rows.wakeups import wake
 from scheduler.execution.policy.reconcile import Action, AttemptState, Claimant, next_action
 from scheduler.execution.steps import outcomes
@@ -67,6 +70,7 @@ class Executor:
         self._specs = specs
         self._spawner = RunnerStarter()
         self._isolation = ItemIsolation(host, "executor", guard)
+        self._open_attempts = PreparedQuery(lambda _: _open_on(host))
         # Saves work only: requesting a runner twice is harmless.
         self._requested_at: dict[int, datetime] = {}
 
@@ -79,10 +83,7 @@ class Executor:
     def step(self, now: datetime) -> dict[int, Action]:
         """Act on each open attempt; returns the actions by job."""
         # Sorted here: with ORDER BY the database would read all attempts.
-        rows = Attempt.objects.filter(host=self._host, ended_at=None)
-        still_open = sorted(
-            rows.select_related("job__owner", "yield_request"), key=lambda attempt: attempt.pk
-        )
+        still_open = sorted(self._open_attempts.rows(), key=lambda attempt: attempt.pk)
         self._requested_at = {
             attempt.pk: self._requested_at[attempt.pk]
             for attempt in still_open
@@ -237,6 +238,11 @@ class Executor:
         if stopping_at is not None:
             return None
         return lambda: transitions.mark_orphans_stopping(attempt, ENDING_ORPHANS, now)
+
+
+def _open_on(host: str) -> QuerySet[Attempt]:
+    rows = Attempt.objects.filter(host=host, ended_at=None)
+    return rows.select_related("job__owner", "yield_request")
 
 
 def _name(attempt: Attempt) -> str:

@@ -15,6 +15,7 @@ from django.db.models import Count
 
 from monitor.runtime.facts import TimedCache
 from monitor.runtime.rows.item_isolation import Convert, convert_all
+from monitor.runtime.rows.prepared import PreparedQuery
 from scheduler.facts.blockers import Blocker, BlockerCode, Tier
 from scheduler.facts.jobs import JobState, Outcome, QueuedJob, Requirement, RunTime
 from scheduler.facts.plans import RunningJob
@@ -106,10 +107,11 @@ def usual_duration(times: list[timedelta]) -> UsualDuration:
 
 
 UNCLEAR = Blocker(code=BlockerCode.JOB_UNCLEAR, tier=Tier.MACHINE)
-# Built once: building this query takes longer than running it.
-_CONDITIONAL = Job.objects.filter(conditional(), state=JobState.QUEUED.value).values_list(
-    "id", "held", "held_by", "begin_at", "retry_at", "failures", "array", "array_limit", "depends"
-)
+CONDITION_COLUMNS = (
+    "id", "held", "held_by", "begin_at", "retry_at", "failures", "array", "array_limit", "depends",
+)  # fmt: skip
+_WITH_CONDITIONS = Job.objects.filter(conditional(), state=JobState.QUEUED.value)
+_CONDITIONAL = PreparedQuery(lambda _: _WITH_CONDITIONS.values_list(*CONDITION_COLUMNS))
 
 
 def load(
@@ -120,7 +122,7 @@ def load(
     A job whose conditions cannot be read waits: unknown never counts as met. `unmet`: what was
     read of dependencies in an earlier pass.
     """
-    rows = list(_CONDITIONAL.all())
+    rows = _CONDITIONAL.rows()
     if not rows:
         return {}
     unmet = unmet or UnmetDependencies()
@@ -200,6 +202,9 @@ _PLACED = Attempt.objects.filter(ended_at=None).values_list(
     *(f"job__{column}" for column in (*DURATION_COLUMNS, *REQUIREMENT_COLUMNS)),
 )  # fmt: skip
 
+_ALL_WAITING = PreparedQuery(lambda _: _WAITING)
+_ALL_PLACED = PreparedQuery(lambda _: _PLACED)
+
 
 @lru_cache(maxsize=4096)
 def requirement(
@@ -241,7 +246,7 @@ def queue(
 
     Jobs whose rows cannot be converted are left out.
     """
-    rows = list(_WAITING.all() if ids is None else _WAITING.filter(pk__in=ids))
+    rows = _ALL_WAITING.rows() if ids is None else list(_WAITING.filter(pk__in=ids))
     return [job for _, job in convert(rows, _name, lambda row: _queued(row, usual, expect))]
 
 
@@ -288,7 +293,7 @@ def placed(
 ) -> dict[str, list[RunningJob]]:
     """By host, the jobs that have a place, those without a GPU too."""
     by_host: dict[str, list[RunningJob]] = {}
-    for host, job in _converted(list(_PLACED.all()), usual, convert, expect):
+    for host, job in _converted(_ALL_PLACED.rows(), usual, convert, expect):
         by_host.setdefault(host, []).append(job)
     return by_host
 

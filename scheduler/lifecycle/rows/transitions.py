@@ -15,6 +15,7 @@ from django.db.models import F, OuterRef, QuerySet, Subquery
 from monitor.facts.readings import ClaimFact
 from monitor.journal.rows import counters, events
 from monitor.runtime.rows.database import prepared
+from monitor.runtime.rows.prepared import PreparedQuery, insert_row, update_rows
 from monitor.snapshot import rows as snapshots
 from scheduler.facts.jobs import (
     TRANSITIONS,
@@ -48,7 +49,8 @@ def _rows() -> QuerySet[PlanVersion]:
 
 def commit_if_current(version: int, *, has_placements: bool) -> bool:
     """Call first in the transaction that stores a plan. False: the plan is stale."""
-    return _VERSION.filter(taken=version).update(taken=F("taken") + int(has_placements)) == 1
+    taken = version + int(has_placements)
+    return update_rows(PlanVersion, {"pk": ROW_ID, "taken": version}, taken=taken) == 1
 
 
 def lock() -> None:
@@ -70,41 +72,48 @@ _TRIES = Subquery(
 )
 
 
+_PLANNED = PreparedQuery(
+    lambda number: Job.objects.select_related("owner").annotate(tries=_TRIES).filter(pk=number)
+)
+
+
 def place(placement: Placement, boot_id: str, now: datetime) -> Attempt | None:
     """Commit a waiting job to its GPUs.
 
     None when it was cancelled or held, or now requests something else, since it was planned.
     """
-    planned = _as_planned(placement)
-    if not planned.update(state=JobState.STARTING.value, blockers=[]):
+    if not update_rows(Job, _as_planned(placement), state=JobState.STARTING.value, blockers=[]):
         return None
-    jobs = Job.objects.select_related("owner").annotate(tries=_TRIES)
-    job = jobs.get(pk=placement.job_id)
-    attempt = Attempt.objects.create(
-        job=job,
-        number=(job.tries or 0) + 1,
-        host=placement.host,
-        gpu_uuids=list(placement.gpu_uuids),
-        nonce=secrets.token_hex(16),
-        boot_id=boot_id,
-        placed_at=now,
+    (job,) = _PLANNED.rows(placement.job_id)
+    attempt = insert_row(
+        Attempt(
+            job=job,
+            number=(getattr(job, "tries", None) or 0) + 1,
+            host=placement.host,
+            gpu_uuids=list(placement.gpu_uuids),
+            nonce=secrets.token_hex(16),
+            boot_id=boot_id,
+            placed_at=now,
+        )
     )
     for uuid in placement.gpu_uuids:
         snapshots.open_claim(_claim(job, uuid), placement.host, now)
     return attempt
 
 
-def _as_planned(placement: Placement) -> QuerySet[Job]:
-    jobs = Job.objects.filter(pk=placement.job_id, state=JobState.QUEUED.value, held="")
+def _as_planned(placement: Placement) -> dict[str, object]:
+    waiting = {"pk": placement.job_id, "state": JobState.QUEUED.value, "held": ""}
     requirement = placement.requirement
     if requirement is None:
-        return jobs
-    return jobs.filter(gpus=requirement.gpus, gpu_memory_bytes=requirement.memory_bytes)
+        return waiting
+    return waiting | {"gpus": requirement.gpus, "gpu_memory_bytes": requirement.memory_bytes}
 
 
 def record_start(attempt: Attempt, identity: Identity) -> bool:
     """Store the processes of a started attempt. A job that is being stopped keeps that state."""
-    is_recorded = Attempt.objects.filter(pk=attempt.pk, ended_at=None, pid=None).update(
+    is_recorded = update_rows(
+        Attempt,
+        {"pk": attempt.pk, "ended_at": None, "pid": None},
         account=identity.account,
         runner_pid=identity.runner_pid,
         runner_start_ticks=identity.runner_start_ticks,
@@ -118,7 +127,7 @@ def record_start(attempt: Attempt, identity: Identity) -> bool:
     if _change_state(attempt.job_id, JobState.STARTING, JobState.RUNNING, started_at=started_at):
         add_attempt_event("JOB_STARTED", attempt, f"{_title(attempt)} started", started_at)
     else:
-        Job.objects.filter(pk=attempt.job_id).update(started_at=started_at)
+        update_rows(Job, {"pk": attempt.job_id}, started_at=started_at)
     if attempt.gpu_uuids:
         snapshots.set_leader(str(attempt.job_id), identity.pid, identity.start_ticks)
     return True
@@ -269,14 +278,13 @@ def _add_yield_event(attempt: Attempt, ending: AttemptEnding) -> None:
 
 def _change_state(job_id: int, old: JobState, new: JobState, **fields: object) -> bool:
     check_transition(old, new)
-    jobs = Job.objects.filter(pk=job_id, state=old.value)
-    return bool(jobs.update(state=new.value, **fields))
+    return bool(update_rows(Job, {"pk": job_id, "state": old.value}, state=new.value, **fields))
 
 
 def _finish(attempt: Attempt, **fields: object) -> None:
     """End the job from any state that a job with an open attempt can have."""
-    placed = Job.objects.filter(pk=attempt.job_id, state__in=[state.value for state in PLACED])
-    if not placed.update(state=JobState.FINISHED.value, env={}, **fields):
+    placed = {"pk": attempt.job_id, "state": tuple(state.value for state in PLACED)}
+    if not update_rows(Job, placed, state=JobState.FINISHED.value, env={}, **fields):
         raise RuntimeError(f"job {attempt.job_id} had an open attempt but had ended")
 
 
@@ -286,9 +294,10 @@ def _free_gpus(attempt: Attempt, now: datetime) -> None:
 
 
 def _end_attempt(attempt: Attempt, ending: AttemptEnding, outcome: str) -> bool:
-    still_open = Attempt.objects.filter(pk=attempt.pk, ended_at=None)
     return bool(
-        still_open.update(
+        update_rows(
+            Attempt,
+            {"pk": attempt.pk, "ended_at": None},
             ended_at=ending.ended_at,
             outcome=outcome,
             exit_code=ending.exit_code,

@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 from django.contrib.auth.models import User
 from django.db import IntegrityError, connection, transaction
-from django.db.models.signals import post_save
 
 from monitor.models import Claim, Event
 from scheduler.dispatch.steps import dispatcher
@@ -82,14 +81,10 @@ def test_a_submission_is_on_the_disk_before_it_is_acknowledged(alice: User) -> N
 
     levels: list[int] = []
 
-    def note(**_: object) -> None:
+    def note() -> None:
         levels.append(level())
 
-    post_save.connect(note, sender=Event)
-    try:
-        _submit(alice)
-    finally:
-        post_save.disconnect(note, sender=Event)
+    job_queue.submit(NewJob(command="true"), alice, NOW, check=note)
 
     # 2 is FULL: the commit waits for the disk. Afterwards others pay no more than NORMAL, 1.
     assert (levels, level()) == ([2], 1)

@@ -1,0 +1,131 @@
+"""Statements whose SQL is compiled once: Django compiles a statement far slower than it runs.
+
+For paths that run for each job or each tick. They do what the same call of a QuerySet does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from copy import copy
+from functools import cache
+from typing import Any, Generic, TypeVar, cast
+
+from django.db import connection, connections
+from django.db.models import Field, Model, QuerySet
+
+M = TypeVar("M", bound=Model)
+R = TypeVar("R", covariant=True)
+# The key that a query is compiled with; real keys take its place.
+MARK = -987_654_321
+
+
+class PreparedQuery(Generic[R]):
+    """Rows of a query, which may join and may have one number as its argument.
+
+    `query` gets the argument, and uses it as the value of filters only.
+    """
+
+    def __init__(self, query: Callable[[int], QuerySet[Any, R]]) -> None:
+        self._query = query
+        self._compiled: tuple[QuerySet[Any, R], Any, str, tuple[object, ...]] | None = None
+
+    def rows(self, number: int = 0) -> list[R]:
+        if self._compiled is None:
+            self._compiled = self._compile()
+        rows, compiled, sql, params = self._compiled
+        given = tuple(number if value == MARK else value for value in params)
+        asked = rows.all()
+        # Each caller has a copy: threads have connections of their own.
+        compiler = copy(compiled)
+        compiler.connection = connections[rows.db]
+        compiler.as_sql = lambda *_, **__: (sql, given)
+        asked.query.get_compiler = lambda *_, **__: compiler  # type: ignore[method-assign]
+        return list(asked)
+
+    def _compile(self) -> tuple[QuerySet[Any, R], Any, str, tuple[object, ...]]:
+        rows = self._query(MARK)
+        compiler: Any = rows.query.get_compiler(rows.db)
+        sql, params = compiler.as_sql()
+        converters = compiler.get_converters([column[0] for column in compiler.select or ()])
+        compiler.get_converters = lambda _: converters
+        return rows, compiler, sql, tuple(params)
+
+
+def update_rows(model: type[Model], where: Mapping[str, object], **values: object) -> int:
+    """As `model.objects.filter(**where).update(**values)`; returns the number of rows.
+
+    `where` has plain fields: None asks for NULL, a tuple for one of its values.
+    """
+    shape = tuple((name, _length(value)) for name, value in where.items())
+    sql, fields, filters = _update_sql(model, connection.vendor, shape, tuple(values))
+    params = [
+        field.get_db_prep_save(value, connection)
+        for field, value in zip(fields, values.values(), strict=True)
+    ]
+    for field, value in zip(filters, where.values(), strict=True):
+        params += [field.get_db_prep_value(each, connection) for each in _each(value)]
+    with connection.cursor() as cursor:
+        cursor.execute(sql, params)
+        return int(cursor.rowcount)
+
+
+def _length(value: object) -> int | None:
+    """Of a tuple; None for one value, 0 for NULL."""
+    return len(value) if isinstance(value, tuple) else 0 if value is None else None
+
+
+def _each(value: object) -> Iterable[object]:
+    return value if isinstance(value, tuple) else () if value is None else (value,)
+
+
+@cache
+def _update_sql(
+    model: type[Model],
+    _vendor: str,
+    where: tuple[tuple[str, int | None], ...],
+    names: tuple[str, ...],
+) -> tuple[str, list[Field[Any, Any]], list[Field[Any, Any]]]:
+    fields = [_field(model, name) for name in names]
+    filters = [_field(model, name) for name, _ in where]
+    changes = ", ".join(f"{_quoted(field.column)} = %s" for field in fields)
+    conditions = " AND ".join(
+        _condition(_quoted(field.column), length)
+        for field, (_, length) in zip(filters, where, strict=True)
+    )
+    table = _quoted(model._meta.db_table)
+    return f"UPDATE {table} SET {changes} WHERE {conditions}", fields, filters  # noqa: S608
+
+
+def _condition(column: str, length: int | None) -> str:
+    if length is None:
+        return f"{column} = %s"
+    return f"{column} IN ({', '.join(['%s'] * length)})" if length else f"{column} IS NULL"
+
+
+def insert_row(row: M) -> M:
+    """As `row.save(force_insert=True)` of a new row without signals; sets its number."""
+    sql, fields = _insert_sql(type(row), connection.vendor)
+    params = [field.get_db_prep_save(field.pre_save(row, add=True), connection) for field in fields]
+    with connection.cursor() as cursor:
+        cursor.execute(sql, params)
+        row.pk = cursor.fetchone()[0]
+    row._state.adding, row._state.db = False, connection.alias
+    return row
+
+
+@cache
+def _insert_sql(model: type[Model], _vendor: str) -> tuple[str, list[Field[Any, Any]]]:
+    fields = [field for field in model._meta.concrete_fields if not field.primary_key]
+    columns = ", ".join(_quoted(field.column) for field in fields)
+    marks = ", ".join(["%s"] * len(fields))
+    key = _quoted(_field(model, "pk").column)
+    table = _quoted(model._meta.db_table)
+    return f"INSERT INTO {table} ({columns}) VALUES ({marks}) RETURNING {key}", fields  # noqa: S608
+
+
+def _field(model: type[Model], name: str) -> Field[Any, Any]:
+    return cast("Field[Any, Any]", model._meta.pk if name == "pk" else model._meta.get_field(name))
+
+
+def _quoted(name: str | None) -> str:
+    return connection.ops.quote_name(name or "")
