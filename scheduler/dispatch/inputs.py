@@ -289,7 +289,7 @@ class PlanInputs:
 
     def _gpu_slots(self, rules: PlannerThresholds, now: datetime) -> Slots:
         snapshot = monitor_store.newest(self._host)
-        around = CapacityContext(
+        context = CapacityContext(
             peaks=self._peaks(now),
             closed=self._closed(snapshot, now) if snapshot else {},
             kept=yield_requests.gpu_holds(self._host, now),
@@ -301,7 +301,7 @@ class PlanInputs:
             self._policy,
             now,
             host=self._host,
-            around=around,
+            context=context,
             capacity=rules.capacity,
         )
 

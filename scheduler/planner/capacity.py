@@ -72,14 +72,14 @@ def slots(
     *,
     host: str,
     cpu_jobs: int = 0,
-    around: CapacityContext | None = None,
+    context: CapacityContext | None = None,
     capacity: CapacityPolicy | None = None,
 ) -> Slots:
     """Resources of `host` at `now`. claims: the open claims of that host."""
-    look = _Look(policy, capacity or CapacityPolicy(), around or CapacityContext(), now)
+    builder = _SlotBuilder(policy, capacity or CapacityPolicy(), context or CapacityContext(), now)
     return Slots(
         host=host,
-        gpus=look.slots(snapshot, claims) if snapshot else (),
+        gpus=builder.slots(snapshot, claims) if snapshot else (),
         cpu_jobs=cpu_jobs,
         blocker=_blocker(snapshot, policy, now),
     )
@@ -99,12 +99,12 @@ def _blocker(snapshot: Snapshot | None, policy: PlanPolicy, now: datetime) -> Bl
 
 
 @dataclass(frozen=True, slots=True)
-class _Look:
+class _SlotBuilder:
     """Computes the slots of a snapshot."""
 
     policy: PlanPolicy
     capacity: CapacityPolicy
-    around: CapacityContext
+    context: CapacityContext
     now: datetime
 
     def slots(self, snapshot: Snapshot, claims: Sequence[ClaimFact]) -> tuple[Slot, ...]:
@@ -145,9 +145,9 @@ class _Look:
             foreign=_holders(gpu, own, foreign, self.policy),
             model=gpu.name,
             capability=version(gpu.compute_capability),
-            power=capability.of(gpu, self.around.powers).power,
-            closed=self.around.closed.get(gpu.uuid, ()),
-            reserved_for=self.around.kept.get(gpu.uuid),
+            power=capability.of(gpu, self.context.powers).power,
+            closed=self.context.closed.get(gpu.uuid, ()),
+            reserved_for=self.context.kept.get(gpu.uuid),
             heavy_bytes=None if total is None else int(total * self.capacity.heavy_pct / 100),
             ramping=None if ramping is None else int(ramping.job_ref),
             unsettled=any(
@@ -178,7 +178,7 @@ class _Look:
 
     def _peak(self, processes: Sequence[ProcessReading]) -> int:
         """The sum of the peaks of these running processes; 0 where unknown."""
-        peaks = self.around.peaks
+        peaks = self.context.peaks
         return sum(peaks.get((p.gpu_uuid, p.pid, p.start_ticks), 0) for p in processes)
 
     def _above(self, peak: int) -> int:

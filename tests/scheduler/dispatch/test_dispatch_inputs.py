@@ -40,9 +40,9 @@ def test_the_queue_holds_what_waits(alice: User) -> None:
     )
     jobs_made.placed(alice)
 
-    (job,) = plan_input().queue
-    assert job.expected is not None
-    assert [replace(job, expected=None)] == [
+    (queued,) = plan_input().queue
+    assert queued.expected is not None
+    assert [replace(queued, expected=None)] == [
         QueuedJob(
             id=job.pk,
             owner="alice",

@@ -90,7 +90,7 @@ def _slots(total_mib: list[int], there: list[Use]) -> tuple[Slot, ...]:
         PlanPolicy(margin_bytes=MARGIN_MIB * MIB),
         NOW,
         host="gpubox",
-        around=CapacityContext(peaks=peaks),
+        context=CapacityContext(peaks=peaks),
         capacity=CapacityPolicy(heavy_pct=1000),
     ).gpus
 
