@@ -199,6 +199,18 @@
     moved = true;
   });
 
+  // ---- What scrolls sideways can be scrolled by the keyboard ----
+
+  function reachScrolling() {
+    for (const box of all(".table-wrap, .report-scroll")) {
+      if (box.scrollWidth > box.clientWidth) box.tabIndex = 0;
+      else box.removeAttribute("tabindex");
+    }
+  }
+  reachScrolling();
+  window.addEventListener("resize", reachScrolling);
+  document.addEventListener("htmx:after:swap", reachScrolling);
+
   // ---- The order of the GPUs: it never changes under the reader's cursor ----
 
   const GPUS = ".grid, .gpu-lines";
