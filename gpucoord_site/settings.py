@@ -14,6 +14,7 @@ from gpucoord_site.config.file import config_file
 from gpucoord_site.config.logins import backends, login_settings
 from gpucoord_site.config.secret import secret_key
 from gpucoord_site.config.settings import load_config
+from gpucoord_site.config.static_files import static_url
 from gpucoord_site.service.logs import log_settings
 
 CONFIG = load_config()
@@ -48,6 +49,7 @@ INSTALLED_APPS = [
 ]
 MIDDLEWARE = [
     "gpucoord_site.http.client_address.client_address",
+    "gpucoord_site.http.compress.Compress",
     "django.middleware.security.SecurityMiddleware",
     "whitenoise.middleware.WhiteNoiseMiddleware",
     "gpucoord_site.http.middleware.PrivatePages",
@@ -147,10 +149,13 @@ AXES_LOCKOUT_CALLABLE = "gpucoord_site.http.login_limits.locked"
 AXES_RESET_ON_SUCCESS = True
 AXES_RESET_COOL_OFF_ON_FAILURE_DURING_LOCKOUT = False
 
-STATIC_URL = "/static/"
+STATIC_URL = static_url(ASSETS / "static")
 STATICFILES_DIRS = [ASSETS / "static"]
 WHITENOISE_USE_FINDERS = True
 WHITENOISE_AUTOREFRESH = DEBUG
+if not DEBUG:
+    # A browser keeps every file: the address changes when a file does.
+    WHITENOISE_IMMUTABLE_FILE_TEST = "."
 
 CONTENT_SECURITY_POLICY = {
     "DIRECTIVES": {

@@ -3,6 +3,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
+from django.conf import settings
 from django.contrib.auth.models import User
 from django.test import AsyncClient, Client
 
@@ -40,7 +41,7 @@ def test_no_cache_keeps_the_pages_and_the_rest_answers_of_a_job(
 
 
 def test_static_files_may_be_cached(client: Client) -> None:
-    answer = client.get("/static/app.css")
+    answer = client.get(f"{settings.STATIC_URL}app.css")
     answer.close()
 
     assert answer.status_code == 200
