@@ -149,6 +149,7 @@ def _figures(period: Period, scope: Scope, names: Collection[str] | None, now: d
     listed = _violations(read, period, coverage, names, now)
     recurring = tuple(p for p in work.patterns(read.gpus) if names is None or p.user in names)
     least = read.policy.coverage_pct
+    waits = [wait for wait in read.waits if names is None or wait.owner in names]
     return Report(
         period=period,
         scope=scope,
@@ -159,7 +160,8 @@ def _figures(period: Period, scope: Scope, names: Collection[str] | None, now: d
         users=users,
         violations=listed,
         recommendations=advice.recommendations(listed, users, recurring, totals, coverage, least),
-        queue=jobs.queue([w for w in read.waits if names is None or w.owner in names], CLASSES),
+        queue=jobs.queue(waits, CLASSES),
+        blockers=jobs.blockers(waits),
         incidents=read.incidents.rules,
         operation=work.operation(period, sorted({gpu.host for gpu in read.gpus})),
         patterns=recurring,
@@ -244,9 +246,9 @@ def bin_seconds(period: Period) -> int:
 
 
 def _targets(period: Period, now: datetime) -> dict[str, float]:
-    """Percent, of a period that ends now; the target of the past is not stored."""
+    """Percent, at the end of the period: as it is, or from the ledger of the days before."""
     if now - period.until > RECENT:
-        return {}
+        return {name: 100 * part for name, part in fair_share.past_targets(period.until).items()}
     return {name: 100 * account.target for name, account in fair_share.standings(now).items()}
 
 

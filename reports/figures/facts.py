@@ -219,6 +219,17 @@ class QueueFigures:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class BlockerFigures:
+    """Waits of the jobs that waited for this blocker longest. Seconds, and job-hours."""
+
+    blocker: str
+    jobs: int
+    p50_s: float | None
+    p90_s: float | None
+    waited_hours: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RuleCount:
     rule: str
     title: str
@@ -295,6 +306,7 @@ class Report:
     violations: tuple[Violation, ...] = ()
     recommendations: tuple[Recommendation, ...] = ()
     queue: tuple[QueueFigures, ...] = ()
+    blockers: tuple[BlockerFigures, ...] = ()
     incidents: tuple[RuleCount, ...] = ()
     operation: Operation = field(default_factory=Operation)
     patterns: tuple[PatternFact, ...] = ()

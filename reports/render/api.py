@@ -149,7 +149,17 @@ class QueueBody(Schema):
     waiting: int
     p50_s: float | None
     p90_s: float | None
+    blocker: str = Field(description="The main blocker of the class; empty: unknown.")
+
+
+class BlockerWaitsBody(Schema):
+    """Waits of the jobs that waited for this blocker longest."""
+
     blocker: str
+    jobs: int
+    p50_s: float | None
+    p90_s: float | None
+    waited_hours: float
 
 
 class RuleBody(Schema):
@@ -207,6 +217,7 @@ class UsageReport(Schema):
     violations: list[ViolationBody]
     recommendations: list[RecommendationBody]
     queue: list[QueueBody]
+    blockers: list[BlockerWaitsBody]
     incidents: list[RuleBody]
     operation: OperationBody
     patterns: list[PatternBody]

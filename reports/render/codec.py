@@ -43,6 +43,7 @@ def as_json(report: Report) -> dict[str, Any]:
         "violations": [_violation(v) for v in report.violations],
         "recommendations": [asdict(r) for r in report.recommendations],
         "queue": [_rounded(asdict(row)) for row in report.queue],
+        "blockers": [_rounded(asdict(row)) for row in report.blockers],
         "incidents": [_rounded(asdict(row)) for row in report.incidents],
         "operation": _rounded(asdict(report.operation)),
         "patterns": [asdict(row) for row in report.patterns],

@@ -83,6 +83,24 @@ def standings(now: datetime, demand: Collection[str] | None = None) -> dict[str,
     return Standings().at(now, demand)
 
 
+def past_targets(at: datetime) -> dict[str, float]:
+    """Target shares at a past instant, of the users with waiting or placed jobs then.
+
+    From the daily ledger, with today's quotas and capacity; {} = the ledger begins later.
+    """
+    policy, quotas_ = thresholds.current(QuotaPolicy), Quotas()
+    zone = timezone.get_default_timezone_name()
+    used = quota_rows.decayed_usage_at(
+        at, len(capacity().gpu_uuids), policy.half_life_hours * 3600, zone
+    )
+    if used is None:
+        return {}
+    demand = Job.objects.filter(submitted_at__lte=at).exclude(ended_at__lte=at).order_by()
+    wanting = sorted(set(demand.values_list("owner__username", flat=True).distinct()))
+    weights = charging.weights({name: quotas_.of(name).share_pct for name in wanting})
+    return charging.targets(weights, used, policy.catch_up)
+
+
 class QuotaSnapshot:
     """Values that change rarely, as of `read_at`."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 from django.contrib.auth.models import User
@@ -19,9 +19,11 @@ from monitor.usage.rows.pruning import RetentionPeriods
 from scheduler.facts import people
 from scheduler.facts.people import Capacity
 from scheduler.models import DailyGpuUsage, HostCapacity, Quota, UsageShare
-from scheduler.quotas.policy.charging import GpuUseSpan, part
+from scheduler.quotas.policy.charging import Day, GpuUseSpan, day, part, usage_from_days
 from scheduler.quotas.policy.quotas import QuotaPolicy, with_defaults
 
+# Older use counts for less than a thousandth.
+HALF_LIVES = 10
 FIGURES = tuple(field.name for field in fields(people.Quota))
 
 
@@ -160,6 +162,22 @@ def forget(rows: Iterable[UsageShare]) -> None:
     """Delete the rows of owners whose usage has decayed."""
     if numbers := [row.pk for row in rows if row.pk]:
         UsageShare.objects.filter(pk__in=numbers).delete()
+
+
+def decayed_usage_at(
+    at: datetime, gpus: int, half_life_s: float, zone: str
+) -> dict[str, float] | None:
+    """Each user's usage at a past instant, from the daily ledger; None = it begins later."""
+    rows = DailyGpuUsage.objects.filter(from_at__lt=at)
+    if not gpus or not rows.exists():
+        return None
+    recent = rows.filter(from_at__gt=at - timedelta(seconds=HALF_LIVES * half_life_s))
+    days: dict[str, list[tuple[Day, float]]] = {}
+    for owner, from_at, jobs, outside in recent.values_list(
+        "owner", "from_at", "job_s", "outside_s"
+    ):
+        days.setdefault(owner, []).append((day(from_at, zone), jobs + outside))
+    return {owner: usage_from_days(found, at, gpus, half_life_s) for owner, found in days.items()}
 
 
 def holds(

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from math import ceil
 
 from monitor.facts.formats import GIB
-from reports.figures.facts import QueueFigures, RightSize
+from reports.figures.facts import BlockerFigures, QueueFigures, RightSize
 
 HOUR_S = 3600
 # Above the peak; in steps that people use.
@@ -17,7 +17,7 @@ MEMORY_MARGIN, GPU_MARGIN, STEP_GIB = 1.2, 1.1, 4
 
 @dataclass(frozen=True, slots=True)
 class JobWait:
-    """A GPU job in the queue, in epoch seconds. blocker: why it waits or waited, "" unknown."""
+    """A GPU job in the queue, in epoch seconds. blocker: what it waited for longest, "" unknown."""
 
     owner: str
     job_class: str
@@ -67,12 +67,7 @@ def queue(waits: Sequence[JobWait], classes: Iterable[str]) -> tuple[QueueFigure
     for name in classes:
         mine = [wait for wait in waits if wait.job_class == name]
         lengths = [wait.end - wait.begin for wait in mine]
-        reasons = Counter(
-            {
-                code: sum(w.end - w.begin for w in mine if w.blocker == code)
-                for code in {w.blocker for w in mine if w.blocker}
-            }
-        )
+        reasons = _seconds_by_blocker(mine)
         found.append(
             QueueFigures(
                 job_class=name,
@@ -84,6 +79,33 @@ def queue(waits: Sequence[JobWait], classes: Iterable[str]) -> tuple[QueueFigure
             )
         )
     return tuple(found)
+
+
+def blockers(waits: Sequence[JobWait]) -> tuple[BlockerFigures, ...]:
+    """Waits by main blocker, the one with most hours first; jobs that did not wait are left out."""
+    groups: dict[str, list[float]] = defaultdict(list)
+    for wait in waits:
+        if wait.blocker:
+            groups[wait.blocker].append(wait.end - wait.begin)
+    found = [
+        BlockerFigures(
+            blocker=code,
+            jobs=len(lengths),
+            p50_s=quantile(lengths, 0.5),
+            p90_s=quantile(lengths, 0.9),
+            waited_hours=sum(lengths) / HOUR_S,
+        )
+        for code, lengths in groups.items()
+    ]
+    return tuple(sorted(found, key=lambda row: (-row.waited_hours, row.blocker)))
+
+
+def _seconds_by_blocker(waits: Iterable[JobWait]) -> Counter[str]:
+    found: Counter[str] = Counter()
+    for wait in waits:
+        if wait.blocker:
+            found[wait.blocker] += int(wait.end - wait.begin)
+    return found
 
 
 def right_sizes(jobs: Iterable[PastJob]) -> dict[str, RightSize]:

@@ -16,6 +16,7 @@ from reports.figures.facts import FindingFact, Operation, PatternFact, RuleCount
 from reports.figures.policy.accounting import Span, covered
 from reports.figures.policy.jobs import JobWait, PastJob
 from reports.periods.facts import Period
+from scheduler.blockers.policy import spells
 from scheduler.facts.jobs import CLASSES, JobState
 from scheduler.models import Attempt, Job, YieldRequest
 
@@ -30,19 +31,19 @@ def waits(period: Period, now: datetime) -> list[JobWait]:
     started = Attempt.objects.filter(
         number=1, placed_at__gt=period.since, job__gpus__gte=1, job__submitted_at__lt=period.until
     ).values_list(
-        "job__owner__username", "job__priority", "job__submitted_at", "job__begin_at", "placed_at"
-    )
+        "job__owner__username", "job__priority", "job__submitted_at", "job__begin_at",
+        "job__blocker_log", "placed_at",
+    )  # fmt: skip
     found = [
-        _wait(owner, priority, submitted, begin, min(placed, until), placed > until)
-        for owner, priority, submitted, begin, placed in started.iterator(chunk_size=2000)
+        _wait(owner, priority, submitted, begin, min(placed, until), placed > until, log)
+        for owner, priority, submitted, begin, log, placed in started.iterator(chunk_size=2000)
     ]
     never = Job.objects.filter(gpus__gte=1, submitted_at__lt=period.until, attempts__isnull=True)
     never = never.filter(Q(state=JobState.QUEUED.value, held="") | Q(ended_at__gt=period.since))
-    columns = ("owner__username", "priority", "submitted_at", "begin_at", "ended_at", "blockers")
-    for owner, priority, submitted, begin, ended, blockers in never.values_list(*columns):
+    columns = ("owner__username", "priority", "submitted_at", "begin_at", "ended_at", "blocker_log")
+    for owner, priority, submitted, begin, ended, log in never.values_list(*columns):
         end = min(ended or until, until)
-        code = str(blockers[0].get("code", "")) if blockers else ""
-        found.append(_wait(owner, priority, submitted, begin, end, ended is None, code))
+        found.append(_wait(owner, priority, submitted, begin, end, ended is None, log))
     return [wait for wait in found if wait.end > wait.begin or not wait.is_waiting]
 
 
@@ -53,11 +54,12 @@ def _wait(
     begin: datetime | None,
     end: datetime,
     is_waiting: bool,
-    blocker: str = "",
+    log: str,
 ) -> JobWait:
     since = max(submitted, begin or submitted).timestamp()
-    job_class = CLASSES[priority].value
-    return JobWait(owner, job_class, since, max(since, end.timestamp()), is_waiting, blocker)
+    until = max(since, end.timestamp())
+    blocker = spells.longest(log, since, until)
+    return JobWait(owner, CLASSES[priority].value, since, until, is_waiting, blocker)
 
 
 def past_jobs(period: Period, gpus: Sequence[Gpu], least_coverage: float) -> list[PastJob]:

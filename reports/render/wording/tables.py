@@ -24,6 +24,7 @@ def tables(report: Report) -> list[Table]:
         waste(report),
         balance(report),
         queue(report),
+        blockers(report),
         incidents(report),
         operation(report),
         gpus(report),
@@ -134,12 +135,25 @@ def queue(report: Report) -> Table:
             "Still waiting",
             "Wait p50 (min)",
             "Wait p90 (min)",
-            "Main blocker of waiting jobs",
+            "Main blocker",
         ),
         rows=tuple(
             (row.job_class, row.jobs, row.waiting, _min(row.p50_s), _min(row.p90_s), row.blocker)
             for row in report.queue
         ),
+    )
+
+
+def blockers(report: Report) -> Table:
+    return Table(
+        key="blockers",
+        title="Waits by main blocker",
+        head=("Blocker", "Jobs", "Wait p50 (min)", "Wait p90 (min)", "Waited (job-h)"),
+        rows=tuple(
+            (row.blocker, row.jobs, _min(row.p50_s), _min(row.p90_s), row.waited_hours)
+            for row in report.blockers
+        ),
+        note="The blocker that a job waited for longest, with the whole wait of the job.",
     )
 
 

@@ -8,10 +8,15 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+from django.db.models import Case, F, TextField, Value, When
+from django.db.models.functions import Concat, Right
+
 from monitor.runtime.facts import Guard
 from monitor.runtime.probes.process_identity import boot_id
 from monitor.runtime.rows.item_isolation import ItemIsolation
 from monitor.runtime.rows.wakeups import wake
+from scheduler.blockers.policy import spells
+from scheduler.blockers.policy import why as explained
 from scheduler.blockers.policy.body import body
 from scheduler.dispatch.inputs import PlanInput, PlanInputs
 from scheduler.facts.blockers import Blocker, Key, from_row
@@ -108,14 +113,26 @@ def _row(blocker: Blocker) -> dict[str, Any]:
 
 
 def store(ids: Sequence[int], reasons: Iterable[Blocker], now: datetime) -> int:
-    """Store the reasons of these jobs; returns the number of changed rows."""
+    """Store the reasons of these jobs; returns the number of changed rows.
+
+    The same statement adds a change of the main blocker to each job's log.
+    """
     rows = [_row(reason) for reason in reasons]
+    main = explained.first(explained.reasons(rows))
+    log = _logged(main.code, now) if main else F("blocker_log")
     return sum(
         Job.objects.filter(pk__in=ids[at : at + 500], state=JobState.QUEUED.value).update(
-            blockers=rows, blockers_at=now
+            blockers=rows, blockers_at=now, blocker_log=log
         )
         for at in range(0, len(ids), 500)
     )
+
+
+def _logged(code: str, now: datetime) -> Case:
+    """Each row's log, with this code at its end."""
+    longer = Concat(F("blocker_log"), Value(spells.entry(code, now)), output_field=TextField())
+    is_there = When(blocker_log__endswith=spells.ending(code), then=F("blocker_log"))
+    return Case(is_there, default=Right(longer, spells.LONGEST), output_field=TextField())
 
 
 # Snapshots are written once a second, and an operator may change a waiting job.

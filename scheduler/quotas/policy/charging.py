@@ -255,6 +255,20 @@ def targets(
     return {owner: part / total for owner, part in wished.items()} if total else dict(weights)
 
 
+def usage_from_days(
+    days: Iterable[tuple[Day, float]], at: datetime, gpus: int, half_life_s: float
+) -> float:
+    """The decayed mean at `at` from (day, GPU-seconds), as if each day's use was even."""
+    usage = 0.0
+    for one, seconds in days:
+        end = min(one.until_at, at)
+        if end > one.from_at:
+            rate = seconds / (one.until_at - one.from_at).total_seconds() / gpus
+            older, newer = (at - one.from_at).total_seconds(), (at - end).total_seconds()
+            usage += rate * (kept(newer, half_life_s) - kept(older, half_life_s))
+    return usage
+
+
 @dataclass(frozen=True, slots=True)
 class Day:
     """A day of the ledger; both instants are in UTC."""

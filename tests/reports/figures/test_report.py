@@ -13,10 +13,12 @@ from reports.figures.facts import Report, Table, UserFigures
 from reports.figures.policy.violations import line
 from reports.figures.rows import sections
 from reports.periods import policy as periods
+from scheduler.blockers.policy import spells
 from scheduler.facts.jobs import Requirement
-from scheduler.models import Quota
+from scheduler.models import DailyGpuUsage, HostCapacity, Job, Quota
+from scheduler.quotas.policy import charging
 from tests.builders import GIB, NOW, gpu_uuid
-from tests.jobs_made import end, running, waiting
+from tests.jobs_made import end, place_again, running, waiting
 from tests.reports.made import ran, watch, watched_gpu
 
 pytestmark = pytest.mark.django_db
@@ -292,3 +294,49 @@ def test_a_registered_section_is_part_of_the_report(monkeypatch: pytest.MonkeyPa
     sections.register("models", lambda *_: table)
 
     assert report().sections == (table,)
+
+
+def test_jobs_that_have_started_count_with_the_blocker_that_they_waited_for_longest(
+    bob: User,
+) -> None:
+    watched_gpu(BEGIN, NOW)
+    at = NOW - timedelta(hours=5)
+    for number in range(2):
+        job = waiting(bob, at)
+        text = "".join(
+            spells.entry(code, at + timedelta(minutes=minutes))
+            for minutes, code in ((0, "GpuTaken"), (30, "Pressure"))
+        )
+        Job.objects.filter(pk=job.pk).update(blocker_log=text)
+        place_again(job, (number,), NOW - timedelta(hours=1))
+    made = report()
+    normal = next(row for row in made.queue if row.jobs)
+    assert (normal.jobs, normal.waiting, normal.blocker) == (2, 0, "Pressure")
+    (row,) = made.blockers
+    assert (row.blocker, row.jobs, row.p50_s, row.waited_hours) == ("Pressure", 2, 4 * 3600, 8)
+
+
+def test_the_target_of_a_past_period_comes_from_the_ledger_of_the_days_before(
+    alice: User, bob: User
+) -> None:
+    watched_gpu(NOW - 3 * DAY, NOW)
+    HostCapacity.objects.create(host="gpubox", at=NOW, gpu_uuids=[gpu_uuid(0)])
+    for owner in (alice, bob):
+        waiting(owner, NOW - 3 * DAY)
+    day = charging.day(NOW - 2 * DAY, "UTC").from_at
+    DailyGpuUsage.objects.create(host="gpubox", owner="alice", from_at=day, outside_s=20 * 3600)
+    ended = periods.parse("", "2026-02-28", "2026-03-01", "UTC", NOW)
+    made = build(ended, periods.scope("all"), OPERATOR, NOW)
+    targets = {row.user: row.target_pct for row in made.users}
+    assert targets["alice"] is not None
+    assert targets["bob"] is not None
+    assert targets["alice"] < 50 < targets["bob"]
+    assert targets["alice"] + targets["bob"] == pytest.approx(100)
+
+
+def test_without_a_ledger_of_that_time_the_target_is_unknown(bob: User) -> None:
+    watched_gpu(NOW - 3 * DAY, NOW)
+    waiting(bob, NOW - 3 * DAY)
+    ended = periods.parse("", "2026-02-28", "2026-03-01", "UTC", NOW)
+    (row,) = build(ended, periods.scope("all"), OPERATOR, NOW).users
+    assert row.target_pct is None

@@ -12,6 +12,7 @@ from django.test.utils import CaptureQueriesContext
 from monitor.facts.gpu_states import ClosureFact, ClosureKind
 from monitor.gpus import rows as availability
 from monitor.snapshot import rows as monitor_store
+from scheduler.blockers.policy import spells
 from scheduler.dispatch.steps import dispatcher
 from scheduler.dispatch.steps.dispatcher import Dispatcher
 from scheduler.facts.jobs import NewJob, Requirement, YieldOptions
@@ -289,3 +290,34 @@ def test_while_nobody_waits_the_queue_is_not_read() -> None:
         dispatcher.step(NOW + 1 * SECOND)
 
     assert len([query for query in yield_request if "scheduler_job" in query["sql"]]) == 1
+
+
+def _passes(dispatcher: Dispatcher, since_s: int, until_s: int) -> None:
+    for at_s in range(since_s, until_s):
+        _see(at_s=at_s)
+        dispatcher.step(NOW + at_s * SECOND)
+
+
+def test_each_change_of_the_main_blocker_is_kept_with_the_job(alice: User, bob: User) -> None:
+    limit = Quota.objects.create(user=alice, gpus=0)
+    job = _submit(alice)
+    _passes(_dispatcher(), 0, 3)
+    limit.delete()
+    Quota.objects.create(user=alice, jobs=0)
+    _passes(_dispatcher(), 10, 13)
+    _passes(_dispatcher(), 13, 15)
+
+    job.refresh_from_db()
+    at = int(NOW.timestamp())
+    assert job.blocker_log == f"{at} UserMaxGpus;{at + 10} UserMaxJobs;"
+
+
+def test_the_log_of_a_job_whose_blocker_changes_often_stays_short(alice: User) -> None:
+    job = _submit(alice)
+    Job.objects.filter(pk=job.pk).update(blocker_log="1 Pressure;" * 400)
+    _see(0)
+    _dispatcher().step(NOW)
+
+    job.refresh_from_db()
+    assert len(job.blocker_log) == spells.LONGEST
+    assert job.blocker_log.endswith(f"{int(NOW.timestamp())} {_why(job)[0]};")

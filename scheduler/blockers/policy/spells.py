@@ -1,0 +1,42 @@
+"""Policy: how long a job waited for what. Its row has the changes of its main blocker as a text."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from datetime import datetime
+from itertools import pairwise
+
+# Of a job whose blocker changes more often, the oldest changes are dropped.
+LONGEST = 4000
+
+
+def entry(code: str, at: datetime) -> str:
+    """From `at` on, this is the main blocker."""
+    return f"{int(at.timestamp())}{ending(code)}"
+
+
+def ending(code: str) -> str:
+    """By what an entry with this code is recognised."""
+    return f" {code};"
+
+
+def seconds(log: str, since: float, until: float) -> dict[str, float]:
+    """Seconds with each main blocker in that time (epoch seconds), without unreadable parts."""
+    marks = [mark for mark in map(_mark, log.split(";")) if mark is not None]
+    found: dict[str, float] = defaultdict(float)
+    for (begin, code), (end, _) in pairwise([*marks, (until, "")]):
+        inside = min(end, until) - max(begin, since)
+        if inside > 0:
+            found[code] += inside
+    return dict(found)
+
+
+def longest(log: str, since: float, until: float) -> str:
+    """The blocker that the job waited for longest; "" = unknown."""
+    found = seconds(log, since, until)
+    return max(found, key=lambda code: found[code], default="")
+
+
+def _mark(text: str) -> tuple[float, str] | None:
+    at, _, code = text.partition(" ")
+    return (float(at), code) if at.isdigit() and code else None
