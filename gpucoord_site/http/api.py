@@ -76,7 +76,7 @@ DESCRIPTIONS = {
     401: "Not logged in, or the token is not valid.",
     403: "The user may not do this, or the CSRF token of a browser is missing.",
     404: "There is no such thing.",
-    409: "The job's state does not allow it.",
+    409: "The state of the job or model does not allow it.",
     410: "The log was removed.",
     413: "The body is too large.",
     415: "The request is not in UTF-8.",
@@ -112,7 +112,7 @@ def error_statuses(path: str, method: str, operation: Json) -> list[int]:
         statuses.add(404)
     if method != "get":
         statuses.add(413)
-    if method == "patch" or path.endswith("/requeue/"):
+    if method == "patch" or path.endswith(("/requeue/", "/boot/", "/unload/")):
         statuses.add(409)
     if path == "/api/reports/usage/":
         statuses |= {404, 501}

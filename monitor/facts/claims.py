@@ -33,6 +33,7 @@ class ClaimFact:
 
     `seen`: when a process of it was first seen there; `until`: when it ended. An ended claim is
     kept until the memory of its processes is free. `holder`: the holder of a lock, in words.
+    `phase`: of a model: "booting", "ready", "busy"; "" = unknown.
     """
 
     job_ref: str
@@ -48,6 +49,7 @@ class ClaimFact:
     until: datetime | None = None
     row: int | None = None
     holder: str = ""
+    phase: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

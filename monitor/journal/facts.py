@@ -40,6 +40,12 @@ EVENTS: dict[str, tuple[str, ...]] = {
         "OWNER_PRESENT",
         "OWNER_GONE",
     ),
+    "models": (
+        "MODEL_BOOTING",
+        "MODEL_READY",
+        "MODEL_FAILED",
+        "MODEL_UNLOADED",
+    ),
     "incidents": (
         "INCIDENT_OPENED",
         "INCIDENT_ONGOING",

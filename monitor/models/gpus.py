@@ -88,6 +88,8 @@ class Claim(models.Model):
     memory_bytes = models.BigIntegerField(null=True, blank=True)
     exclusive = models.BooleanField(default=False)
     holder = models.CharField(max_length=200, blank=True)
+    # Of a model: booting, ready or busy; "" = unknown.
+    phase = models.CharField(max_length=8, blank=True)
     leader_pid = models.PositiveIntegerField(null=True, blank=True)
     leader_start_ticks = models.BigIntegerField(null=True, blank=True)
     from_at = models.DateTimeField()

@@ -180,6 +180,7 @@ def _claim_fact(row: Claim) -> ClaimFact:
         until=row.until_at,
         row=row.pk,
         holder=row.holder,
+        phase=row.phase,
     )
 
 
@@ -195,6 +196,7 @@ def open_claim(fact: ClaimFact, host: str, now: datetime) -> None:
         leader_pid=fact.leader_pid,
         leader_start_ticks=fact.leader_start_ticks,
         holder=fact.holder[:200],
+        phase=fact.phase,
         from_at=now,
     )
 
@@ -213,6 +215,18 @@ def set_leader(job_ref: str, pid: int, start_ticks: int | None) -> int:
     """Set the leading process of a job, which identifies its GPU processes; returns the claims."""
     rows = Claim.objects.filter(job_ref=job_ref, until_at__isnull=True)
     return rows.update(leader_pid=pid, leader_start_ticks=start_ticks)
+
+
+def set_phase(job_ref: str, phase: str) -> int:
+    """Set whether a model boots, is ready or answers requests; returns the changed claims."""
+    rows = Claim.objects.filter(job_ref=job_ref, until_at__isnull=True)
+    return rows.exclude(phase=phase).update(phase=phase)
+
+
+def phases(host: str) -> dict[str, str]:
+    """The phase of each model with a claim on this host, by its job."""
+    rows = Claim.objects.filter(host=host, freed_at=None, until_at=None, kind=ClaimKind.LLM)
+    return dict(rows.values_list("job_ref", "phase"))
 
 
 def close_claims(job_ref: str, now: datetime) -> int:

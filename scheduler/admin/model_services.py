@@ -14,7 +14,8 @@ from django.http import HttpRequest
 from django.utils import timezone
 
 from monitor.admin.base import Forgettable, ReadOnly
-from scheduler.model_services import actions, policy
+from scheduler.model_services import actions
+from scheduler.model_services.policy import services as policy
 from scheduler.models import ModelBoot, ModelInstance, ModelService
 
 

@@ -25,8 +25,9 @@ from scheduler.disk.inputs import FullDisks
 from scheduler.execution.steps import gpu_locks
 from scheduler.facts.blockers import Blocker, BlockerCode, Tier, details
 from scheduler.facts.jobs import QueuedJob
-from scheduler.facts.people import Window
-from scheduler.facts.plans import PlanPolicy, Slots
+from scheduler.facts.model_services import OWNER
+from scheduler.facts.people import UserAccount, Window
+from scheduler.facts.plans import PlanPolicy, RunningJob, Slots
 from scheduler.fair_share.rows import Standings
 from scheduler.lifecycle.rows import queue_facts
 from scheduler.lifecycle.rows.dependencies import UnmetDependencies
@@ -280,12 +281,20 @@ class PlanInputs:
             slots,
             gpus=tuple(replace(g, use_pct=throttle.uses.get(g.gpu_uuid)) for g in slots.gpus),
             running=running,
-            cpu_jobs=sum(job.requirement.gpus == 0 for job in running),
-            people=self._standings.at(now, {job.owner for job in queue}, chain(*placed.values())),
+            cpu_jobs=sum(job.requirement.gpus == 0 and job.owner != OWNER for job in running),
+            people=self._people(queue, placed, now),
             throttle=throttle,
             windows=windows_now,
         )
         return PlanInput(queue, slots, self._policy, rules)
+
+    def _people(
+        self, queue: list[QueuedJob], placed: Mapping[str, list[RunningJob]], now: datetime
+    ) -> dict[str, UserAccount]:
+        """Model services have no quota: their services limit them."""
+        owners = {job.owner for job in queue}
+        people = self._standings.at(now, owners, chain(*placed.values()))
+        return {name: account for name, account in people.items() if name != OWNER}
 
     def _gpu_slots(self, rules: PlannerThresholds, now: datetime) -> Slots:
         snapshot = monitor_store.newest(self._host)

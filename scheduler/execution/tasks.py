@@ -16,6 +16,7 @@ from scheduler.execution.steps.executor import Executor
 from scheduler.execution.steps.specs import ConfinementLimits, SpecWriter
 from scheduler.intake.steps import accounts as job_accounts
 from scheduler.lifecycle.rows.queue import keep_commits_synced
+from scheduler.model_services.step import ModelStep
 from scheduler.yields.steps import EvictionStep, WithdrawalStep
 
 
@@ -41,6 +42,7 @@ def build(guard: Guard) -> Step:
         Executor(guard, config.node, specs),
         CapabilityReporter(guard, bounder),
         WithdrawalStep(guard, config.node),
+        ModelStep(guard, config.node),
     )
 
 
@@ -62,6 +64,7 @@ class SchedulerPass:
     """First end jobs, so that their GPUs can be planned; then plan; then start.
 
     Evictions are requested before that, because the executor passes them on to the runners.
+    Model services see the ends of their jobs, and their new jobs are planned with the others.
     """
 
     def __init__(
@@ -71,12 +74,14 @@ class SchedulerPass:
         executor: Executor,
         reporter: CapabilityReporter,
         withdrawer: WithdrawalStep,
+        models: ModelStep,
     ) -> None:
         self._evictor = evictor
         self._dispatcher = dispatcher
         self._executor = executor
         self._told = reporter
         self._withdrawer = withdrawer
+        self._models = models
 
     def open(self) -> None:
         self._executor.open()
@@ -88,6 +93,7 @@ class SchedulerPass:
         keep_commits_synced(on=False)
         self._evictor.step(now)
         moves = self._executor.step(now)
+        self._models.step(now)
         has_room = any(move in ENDINGS for move in moves.values())
         # A placement must survive a power cut once its process runs.
         keep_commits_synced(on=True)
@@ -100,4 +106,5 @@ class SchedulerPass:
 
     def close(self) -> None:
         self._executor.close()
+        self._models.close()
         keep_commits_synced(on=False)

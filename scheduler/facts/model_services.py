@@ -137,6 +137,8 @@ class InstanceFact:
         return max(filter(None, (self.ready_at, self.last_request_at)), default=self.since)
 
 
+# The user who owns the jobs of instances. It has no quota, and cannot log in.
+OWNER = "gpucoord-models"
 EXPECTED_BOOT_S = {
     "qwen2.5:14b": 160.0,
     "qwen2.5:7b": 120.0,

@@ -13,7 +13,9 @@ from monitor.journal.rows import audit
 from monitor.models import Gpu
 from monitor.runtime.rows.wakeups import wake
 from scheduler.lifecycle.rows import queue as job_queue
-from scheduler.model_services import policy, rows
+from scheduler.model_services import rows
+from scheduler.model_services.policy import services as policy
+from scheduler.model_services.steps import effects
 from scheduler.models import ModelService
 
 ACCOUNT_SENTENCE = "Only administrators may choose the account of a model service."
@@ -58,6 +60,40 @@ def remove(row: ModelService, by: User, now: datetime) -> None:
         by=by.get_username(), now=now, subject=subject, before=before,
     )  # fmt: skip
     wake("scheduler")
+
+
+class Conflict(Exception):
+    """The service's state does not allow it; the text says what to do."""
+
+
+def request_boot(row: ModelService, by: User, now: datetime) -> None:
+    """Have an instance started now, also after failures, unless one serves. Raises Conflict."""
+    if not row.enabled:
+        raise Conflict(f"The service {row.name} is disabled: enable it first.")
+    with transaction.atomic():
+        ModelService.objects.filter(pk=row.pk).update(retry_at=None, problem="")
+        rows.request_instance(row.pk, now)
+        text = f"{by.get_username()} asked for an instance of {row.name}"
+        audit.note("MODEL_BOOT", text, by=by.get_username(), now=now, subject=_subject(row))
+
+
+def request_unload(row: ModelService, by: User, now: datetime) -> int:
+    """Unload all instances; returns their number. Raises Conflict."""
+    if row.enabled and row.min_instances:
+        raise Conflict(
+            f"{row.min_instances} instances of {row.name} stay loaded (min_instances):"
+            " set it to 0, or disable the service."
+        )
+    name = by.get_username()
+    with transaction.atomic():
+        ModelService.objects.filter(pk=row.pk).update(wanted_at=None)
+        opened = list(rows.open_instances().filter(service=row).select_related("job"))
+        for instance in opened:
+            effects.unload(row, instance, f"{name} unloaded it.", now)
+        text = f"{name} unloaded the instances of {row.name}"
+        audit.note("MODEL_UNLOAD", text, by=name, now=now, subject=_subject(row))
+        wake("scheduler")
+    return len(opened)
 
 
 def values_of(row: ModelService) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import datetime, timedelta
 from typing import Any, Literal
 
@@ -16,8 +17,9 @@ from ninja.responses import Status
 from monitor.api.input import InvalidInput, PlainText, RequestBody
 from scheduler.facts.model_services import InstanceState, Role
 from scheduler.facts.units import parse_bytes, parse_duration
-from scheduler.model_services import actions, pages, policy, rows
-from scheduler.model_services.policy import MOST_INSTANCES, MOST_REQUESTS
+from scheduler.model_services import actions, pages, rows
+from scheduler.model_services.policy import services as policy
+from scheduler.model_services.policy.services import MOST_INSTANCES, MOST_REQUESTS
 from scheduler.models import ModelInstance, ModelService
 
 router = Router()
@@ -186,6 +188,29 @@ def remove_model(request: HttpRequest, name: str) -> Status[None]:
     person = _operator(request)
     actions.remove(_found(name), person, timezone.now())
     return Status(204, None)
+
+
+@router.post("{name}/boot/", response=ModelLine, summary="Start an instance of a model service")
+def boot_model(request: HttpRequest, name: str) -> dict[str, Any]:
+    """Operators only. Nothing happens while an instance serves or boots."""
+    return _ask(request, name, actions.request_boot)
+
+
+@router.post("{name}/unload/", response=ModelLine, summary="Unload a model service")
+def unload_model(request: HttpRequest, name: str) -> dict[str, Any]:
+    """Operators only. Requests in flight may end first."""
+    return _ask(request, name, actions.request_unload)
+
+
+def _ask(
+    request: HttpRequest, name: str, action: Callable[[ModelService, User, datetime], object]
+) -> dict[str, Any]:
+    person = _operator(request)
+    try:
+        action(_found(name), person, timezone.now())
+    except actions.Conflict as error:
+        raise HttpError(409, str(error)) from None
+    return _line(_found(name), person, pages.gpu_numbers())
 
 
 def _columns(new: ModelChange) -> dict[str, Any]:

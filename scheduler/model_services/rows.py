@@ -2,23 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime
 
-from django.db.models import F, Prefetch, QuerySet
+from django.contrib.auth.models import User
+from django.db.models import F, Model, Prefetch, QuerySet
 
+from monitor.models import Gpu
 from monitor.runtime.rows.wakeups import wake
+from monitor.usage.rows.pruning import RetentionPeriods
 from scheduler.facts.model_services import (
     ENDED,
+    OWNER,
+    SERVING,
     InstanceFact,
     InstanceState,
     Role,
     ServiceFact,
     shipped_boot_s,
 )
-from scheduler.models import ModelInstance, ModelService
+from scheduler.models import Attempt, ModelBoot, ModelInstance, ModelService
+from scheduler.models.model_services import GPU_KIND
 
 MIB = 1024**2
+# How much a new measurement changes the learned boot time.
+BOOT_WEIGHT = 0.3
 ENDED_STATES = tuple(sorted(state.value for state in ENDED))
 
 
@@ -117,3 +125,72 @@ def instance_fact(row: ModelInstance) -> InstanceFact:
 
 def instance_facts(rows: Iterable[ModelInstance]) -> list[InstanceFact]:
     return [instance_fact(row) for row in rows]
+
+
+Attempts = Mapping[int, Attempt]
+
+
+def attempts(instances: Iterable[ModelInstance]) -> dict[int, Attempt]:
+    """The open attempts of the instances' jobs, by job."""
+    ids = [row.job_id for row in instances if row.job_id is not None]
+    found = Attempt.objects.filter(job__in=ids, ended_at=None)
+    return {row.job_id: row for row in found.select_related("job", "yield_request")}
+
+
+def job_owner() -> User:
+    """The user who owns the jobs of instances. Nobody can log in as this user."""
+    found = User.objects.filter(username=OWNER).first()
+    return found or User.objects.create_user(OWNER)
+
+
+def serving(service: ModelService) -> int:
+    """How many instances serve or boot."""
+    return service.instances.filter(state__in=[state.value for state in SERVING]).count()
+
+
+def needed_memory(service: ModelService) -> int | None:
+    """GPU memory of a new instance: declared, or more if a peak was higher; None = unknown."""
+    if service.gpus == 0:
+        return None
+    peaks = [boot.peak_memory_bytes for boot in service.boots.all() if boot.peak_memory_bytes]
+    declared = None if service.memory_mib is None else service.memory_mib * MIB
+    return max([*peaks, *([declared] if declared else [])], default=None)
+
+
+def chosen_gpu(service: ModelService) -> str:
+    """Of the GPUs that the service names, the one with the fewest instances; "" = any GPU."""
+    if not service.on_gpus:
+        return ""
+    used = [
+        uuid
+        for row in open_instances().filter(service=service).select_related("job")
+        for uuid in row.gpu_uuids or [row.job.gpu_uuid if row.job else ""]
+    ]
+    return str(min(service.on_gpus, key=used.count))
+
+
+def gpu_model(row: ModelInstance) -> str:
+    """The model of the instance's first GPU; "" = it runs on the CPU, or the GPU is unknown."""
+    if not row.gpu_uuids:
+        return ""
+    return Gpu.objects.filter(uuid=row.gpu_uuids[0]).values_list("name", flat=True).first() or ""
+
+
+def learn_boot(service: ModelService, row: ModelInstance, now: datetime) -> str:
+    """Store how long the boot took; returns it in words."""
+    if row.started_boot_at is None:
+        return ""
+    took = max(0.0, (now - row.started_boot_at).total_seconds())
+    boot, _ = ModelBoot.objects.get_or_create(
+        service=service, gpu_model=gpu_model(row)[:GPU_KIND], defaults={"measured_at": now}
+    )
+    before = took if boot.boot_s is None else boot.boot_s
+    boot.boot_s = before + BOOT_WEIGHT * (took - before)
+    boot.boots, boot.measured_at = boot.boots + 1, now
+    boot.save(update_fields=["boot_s", "boots", "measured_at"])
+    return f" after {took:.1f} s"
+
+
+def too_old(keep: RetentionPeriods, now: datetime) -> Iterator[QuerySet[Model]]:
+    """Instances that ended long ago."""
+    yield ModelInstance.objects.filter(ended_at__lt=now - keep.events)

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from scheduler.facts.blockers import Blocker, BlockerCode, Tier, details
 from scheduler.facts.jobs import CLASSES, PriorityClass, QueuedJob, Requirement
+from scheduler.facts.model_services import OWNER
 from scheduler.facts.people import UserAccount
 from scheduler.facts.plans import PlanPolicy, Slot, Slots, Throttle, Yield
 from scheduler.planner.backfill import BackfillPolicy
@@ -265,7 +266,8 @@ def _gpus_are_readable(request: RequestClass, state: PassState) -> tuple[Blocker
 
 def _cpu_places_are_left(request: RequestClass, state: PassState) -> tuple[Blocker, ...]:
     places = state.policy.cpu_jobs
-    if request.requirement.gpus or state.cpu_jobs < places:
+    # Model services wait for requests most of the time.
+    if request.requirement.gpus or request.owner == OWNER or state.cpu_jobs < places:
         return ()
     return (
         Blocker(

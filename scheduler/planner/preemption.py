@@ -18,6 +18,7 @@ from monitor.facts.thresholds import threshold
 from monitor.presence.policy.thresholds import PresencePolicy
 from scheduler.facts.blockers import BlockerCode
 from scheduler.facts.jobs import CLASSES, PriorityClass, QueuedJob
+from scheduler.facts.model_services import OWNER
 from scheduler.facts.plans import RunningJob, Slot, Slots, Yield
 
 CODE = "Preempted"
@@ -249,4 +250,5 @@ def owner_evictions(
 def _gives_way(job: RunningJob, policy: PresencePolicy) -> bool:
     if job.yields or policy.yields == "none":
         return False
-    return job.preemptible or policy.yields == "all"
+    # A model is started again elsewhere, and its requests are retried.
+    return job.preemptible or policy.yields == "all" or job.owner == OWNER

@@ -9,6 +9,9 @@ from dataclasses import dataclass
 
 FIRST_PERSON = 1000
 NOBODY = "nobody"
+MODELS = "gpucoord-models"
+# Beside those that systemd gives to dynamic users.
+FIRST_UNUSED, LAST_UNUSED = 61_000, 61_183
 SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 # What an administrator sets for jobs in the service's environment: locale and libraries. TZ is not
 # among them, as Django sets it; jobs have the machine's time zone.
@@ -52,6 +55,34 @@ def account_for(owner: str, *, account: str | None, superuser: bool, run_as: str
     if nobody is None:
         raise MissingAccount(f"This server has no OS account {NOBODY}, which run_as names.")
     return _of(nobody)
+
+
+def account_of_service(chosen: str, *, run_as: str) -> Account:
+    """The account of a model service's processes. Raises MissingAccount.
+
+    chosen: by an administrator; "" = an account that no person has: gpucoord-models if it exists,
+    else an unused uid without a name. Without root, or with run_as "service", it is the service's.
+    """
+    if os.geteuid() != 0 or run_as == "service":
+        return _own()
+    entry = _entry(chosen or MODELS)
+    if chosen and entry is None:
+        raise MissingAccount(
+            f"This server has no OS account {chosen}. Create it, or choose another for the service."
+        )
+    if entry is not None and (chosen or entry.pw_uid != 0):
+        return _of(entry)
+    return Account(MODELS, "/tmp", "/bin/sh", *[_unused_uid()] * 2)  # noqa: S108
+
+
+def _unused_uid() -> int:
+    """Outside the range of people and of system accounts; no account has it."""
+    for uid in range(FIRST_UNUSED, LAST_UNUSED):
+        try:
+            pwd.getpwuid(uid)
+        except KeyError:
+            return uid
+    raise MissingAccount(f"Create the OS account {MODELS}: no unused uid is left.")
 
 
 def _why_missing(owner: str, account: str | None) -> str:

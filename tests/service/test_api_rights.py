@@ -42,6 +42,8 @@ CALLS = (
     Call("POST", "/api/models/", SUBMIT, OPERATORS, MODEL),
     Call("GET", "/api/models/{model}/", READ, ALL),
     Call("PATCH", "/api/models/{model}/", SUBMIT, OPERATORS, {"pin": True}),
+    Call("POST", "/api/models/{model}/boot/", SUBMIT, OPERATORS),
+    Call("POST", "/api/models/{model}/unload/", SUBMIT, OPERATORS),
     Call("DELETE", "/api/models/{model}/", SUBMIT, OPERATORS),
     Call("GET", "/api/jobs/", READ, ALL),
     Call("POST", "/api/jobs/", SUBMIT, ALL, {"command": "true"}),

@@ -146,6 +146,8 @@ def _work(
 
 
 def _boots(claim: ClaimFact, now: datetime) -> bool:
+    if claim.kind is ClaimKind.LLM and claim.phase:
+        return claim.phase == "booting"
     return claim.seen is None and not _lasted(claim, now)
 
 
@@ -161,9 +163,12 @@ def _must_cool(claim: ClaimFact, processes: Iterable[ProcessReading]) -> bool:
 
 
 def _answers(
-    gpu: GpuReading, processes: Iterable[ProcessReading], models: Iterable[ClaimFact]
+    gpu: GpuReading, processes: Iterable[ProcessReading], models: Sequence[ClaimFact]
 ) -> bool:
-    """By the use of its processes; if unknown, by the use of the whole GPU."""
+    """As its service says; else by the use of its processes, or of the whole GPU."""
+    phases = {c.phase for c in models if c.phase}
+    if phases:
+        return "busy" in phases
     refs = {c.job_ref for c in models}
     shares = [p.sm_pct for p in processes if p.job_ref in refs]
     known = [share for share in shares if share is not None]

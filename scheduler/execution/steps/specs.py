@@ -20,6 +20,7 @@ from scheduler.execution.policy.bounds import BoundsPolicy, lower_limit
 from scheduler.execution.probes import capabilities as capabilities_probe
 from scheduler.execution.steps import capabilities as host_capabilities
 from scheduler.lifecycle.steps import job_files
+from scheduler.model_services import inputs as model_inputs
 from scheduler.models import Attempt, Job
 from scheduler.planner.preemption import PreemptionPolicy
 from scheduler.runner import accounts, files
@@ -198,7 +199,7 @@ class SpecWriter:
             job_id=job.pk,
             attempt=attempt.number,
             nonce=attempt.nonce,
-            argv=job.argv,
+            argv=job.argv if job.model_service_id is None else model_inputs.launch(attempt).argv,
             cwd=job.cwd or accounts.start_folder(account),
             env=env,
             account=account.name,
@@ -223,6 +224,8 @@ class SpecWriter:
         return bool(self.closed) and os.geteuid() != 0 and not job.owner.is_superuser
 
     def _account(self, job: Job) -> Account:
+        if job.model_service_id is not None:
+            return model_inputs.account_of(job, self.run_as)
         return account_of_jobs(job.owner, self.run_as)
 
     def _own_folder(self, job: Job, account: Account) -> OwnFolder:

@@ -59,6 +59,16 @@ def submit_all(
     return jobs
 
 
+def add_within(new: NewJob, owner: User, now: datetime, **columns: object) -> Job:
+    """Queue one job of gpucoord's own in the caller's transaction; columns: further ones."""
+    job = Job(**_columns(new, owner, now), **columns)
+    job.save(force_insert=True)
+    text = f"{owner.username} submitted job {job.pk} ({job.name})"
+    events.add("JOB_SUBMITTED", text, now=now, job_ref=str(job.pk), owner=owner.username)
+    _wake_all()
+    return job
+
+
 def _title(created: Sequence[tuple[Job, list[int]]]) -> str:
     job, numbers = created[0]
     if len(created) > 1:

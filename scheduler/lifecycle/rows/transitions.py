@@ -12,7 +12,7 @@ from datetime import datetime, timedelta
 
 from django.db.models import F, OuterRef, QuerySet, Subquery
 
-from monitor.facts.readings import ClaimFact
+from monitor.facts.claims import ClaimFact, ClaimKind
 from monitor.journal.rows import counters, events
 from monitor.runtime.rows.database import prepared
 from monitor.runtime.rows.prepared import PreparedQuery, insert_row, update_rows
@@ -318,6 +318,8 @@ def _claim(job: Job, gpu_uuid: str) -> ClaimFact:
         owner=job.owner.username,
         memory_bytes=job.gpu_memory_bytes,
         exclusive=job.exclusive,
+        kind=ClaimKind.SCRIPT if job.model_service_id is None else ClaimKind.LLM,
+        phase="" if job.model_service_id is None else "booting",
     )
 
 

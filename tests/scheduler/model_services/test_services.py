@@ -11,7 +11,8 @@ from django.contrib.auth.models import User
 from django.test import Client
 
 from monitor.models import AuditEntry
-from scheduler.model_services import policy, rows
+from scheduler.model_services import rows
+from scheduler.model_services.policy import services as policy
 from scheduler.models import ModelInstance, ModelService
 from tests.builders import NOW
 
@@ -127,6 +128,39 @@ def test_a_removed_service_is_gone(operator: Client) -> None:
 
     assert operator.delete("/api/models/small/").status_code == 204
     assert operator.get("/api/models/small/").status_code == 404
+
+
+def test_a_boot_is_asked_for_and_ends_the_pause_after_failures(operator: Client) -> None:
+    small = service(retry_at=NOW + timedelta(days=1), problem="It crashed.")
+
+    answer = operator.post("/api/models/small/boot/")
+    small.refresh_from_db()
+
+    assert answer.status_code == 200
+    assert small.wanted_at is not None
+    assert (small.retry_at, small.problem) == (None, "")
+
+
+def test_an_unload_drains_ready_instances_and_forgets_the_demand(operator: Client) -> None:
+    small = service(wanted_at=NOW)
+    ready = instance(small)
+
+    answer = operator.post("/api/models/small/unload/")
+    ready.refresh_from_db()
+    small.refresh_from_db()
+
+    assert [one["state"] for one in answer.json()["instances"]] == ["draining"]
+    assert "root unloaded it" in ready.reason
+    assert small.wanted_at is None
+
+
+def test_a_service_that_stays_loaded_is_not_unloaded(operator: Client) -> None:
+    service(min_instances=1)
+
+    answer = operator.post("/api/models/small/unload/")
+
+    assert answer.status_code == 409
+    assert "min_instances" in answer.json()["detail"]
 
 
 def test_the_admin_refuses_what_rest_refuses(operator: Client) -> None:

@@ -14,6 +14,8 @@ MOST_ARGUMENTS, LONGEST_ARGUMENT = 200, 4096
 MOST_INSTANCES, MOST_REQUESTS = 64, 4096
 PLACEHOLDERS = ("model", "port", "gpu", "gpu_memory_fraction")
 _PLACEHOLDER = re.compile(r"\{(" + "|".join(PLACEHOLDERS) + r")\}")
+# Left free beside an instance that has its GPU alone.
+MARGIN_BYTES = 256 * 1024**2
 NO_PORT = "Write {port} where the program expects its port, such as --port {port}."
 # Commands to start from; PATH stands for the model's file or name.
 TEMPLATES: Mapping[str, str] = {

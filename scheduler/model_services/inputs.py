@@ -1,0 +1,55 @@
+"""What the runner of an instance is given: its command, its port and its OS account."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from monitor.models import Gpu
+from monitor.snapshot import rows as snapshots
+from scheduler.model_services.policy import services as policy
+from scheduler.model_services.probes import free_port
+from scheduler.models import Attempt, Job, ModelInstance
+from scheduler.runner import accounts
+from scheduler.runner.accounts import Account
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """The command of an instance with its placeholders filled in."""
+
+    argv: list[str]
+    port: int
+
+
+def launch(attempt: Attempt) -> Launch:
+    """Choose a port, store it with the instance, and fill in the command."""
+    port = free_port()
+    ModelInstance.objects.filter(job=attempt.job_id).update(port=port)
+    gpus = {gpu.uuid: gpu for gpu in Gpu.objects.filter(uuid__in=attempt.gpu_uuids)}
+    first = gpus.get(attempt.gpu_uuids[0]) if attempt.gpu_uuids else None
+    values = {
+        "model": attempt.job.name,
+        "port": str(port),
+        "gpu": "" if first is None else str(first.index),
+        "gpu_memory_fraction": "0" if first is None else _fraction(attempt, first),
+    }
+    return Launch(policy.filled_argv(attempt.job.argv, values), port)
+
+
+def _fraction(attempt: Attempt, gpu: Gpu) -> str:
+    """Of the declared memory; of what is free now, if the instance has the GPU alone."""
+    placed = attempt.job.gpu_memory_bytes
+    if placed is None:
+        snapshot = snapshots.newest(attempt.host)
+        readings = snapshot.gpus if snapshot else ()
+        reading = next((one for one in readings if one.uuid == gpu.uuid), None)
+        if reading is not None and reading.memory_total_bytes is not None:
+            used = reading.memory_used_bytes or 0
+            placed = max(0, reading.memory_total_bytes - used - policy.MARGIN_BYTES)
+    return policy.memory_fraction(placed, gpu.memory_total_bytes)
+
+
+def account_of(job: Job, run_as: str) -> Account:
+    """The OS account of an instance. Raises MissingAccount."""
+    service = job.model_service
+    return accounts.account_of_service(service.account if service else "", run_as=run_as)

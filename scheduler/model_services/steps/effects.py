@@ -1,0 +1,170 @@
+"""What a pass writes: states of instances, their jobs, learned boot times, events."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+
+from monitor.journal.rows import events
+from monitor.snapshot import rows as snapshots
+from scheduler.facts.jobs import BLOCKING_PRIORITY, NewJob, Requirement
+from scheduler.facts.model_services import (
+    ENDED,
+    TRANSITIONS,
+    InstanceState,
+)
+from scheduler.lifecycle.rows import queue as job_queue
+from scheduler.model_services import rows
+from scheduler.model_services.policy.lifecycle import Change, Command, Scale, backoff
+from scheduler.models import Attempt, ModelInstance, ModelService
+
+BY = "gpucoord"
+# What the cards of the GPUs show of an instance.
+PHASES = {
+    InstanceState.BOOTING: "booting",
+    InstanceState.READY: "ready",
+    InstanceState.DRAINING: "busy",
+}
+
+
+class IllegalInstanceTransition(Exception):
+    """A state change that the table does not allow: an error in gpucoord."""
+
+
+def is_news(row: ModelInstance, attempt: Attempt | None) -> bool:
+    """Whether the attempt of the instance's job tells something that the row lacks."""
+    if attempt is None:
+        return row.state == InstanceState.BOOTING.value and row.started_boot_at is not None
+    return row.started_boot_at != attempt.placed_at or row.pid != attempt.pid
+
+
+def follow(service: ModelService, row: ModelInstance, attempt: Attempt | None) -> None:
+    """Store where the instance was placed, or that its job waits again."""
+    if attempt is None:
+        row.host, row.gpu_uuids, row.port, row.pid = "", [], None, None
+        row.started_boot_at = row.expected_ready_at = row.memory_bytes = None
+    else:
+        row.host, row.gpu_uuids = attempt.host, attempt.gpu_uuids
+        row.pid, row.started_boot_at = attempt.pid, attempt.placed_at
+        row.memory_bytes = attempt.job.gpu_memory_bytes
+        expected_s = rows.expected_boot_s(service, rows.gpu_model(row))
+        row.expected_ready_at = attempt.placed_at + timedelta(seconds=expected_s)
+    # The port is written by the part that starts the process.
+    columns = ("host", "gpu_uuids", "pid", "started_boot_at", "memory_bytes", "expected_ready_at")
+    row.save(update_fields=columns if attempt is not None else (*columns, "port"))
+
+
+def note_answer(row: ModelInstance, now: datetime) -> None:
+    row.answered_at = now
+    row.save(update_fields=["answered_at"])
+
+
+def apply(service: ModelService, row: ModelInstance, change: Change, now: datetime) -> None:
+    """Change the state of an instance, unless another transaction changed it first."""
+    old = InstanceState(row.state)
+    if change.state not in TRANSITIONS[old]:
+        raise IllegalInstanceTransition(f"an instance that is {old} can't be {change.state} next")
+    columns: dict[str, object] = {"state": change.state.value, "since": now}
+    if change.reason:
+        columns["reason"] = change.reason
+    if change.state in ENDED:
+        columns |= {"ended_at": now, "in_flight": 0}
+    if change.state is InstanceState.READY:
+        columns |= {"ready_at": now, "answered_at": now, "reason": ""}
+    if not ModelInstance.objects.filter(pk=row.pk, state=row.state).update(**columns):
+        return
+    row.refresh_from_db()
+    if change.command is Command.CANCEL and row.job_id is not None:
+        job_queue.request_cancel(row.job_id, BY, now)
+    _set_phase(row, change.state)
+    if change.is_failure:
+        _note_failure(service, row, change.reason, now)
+    elif change.state is InstanceState.READY:
+        _note_ready(service, row, now)
+    elif change.state is InstanceState.STOPPED:
+        _event("MODEL_UNLOADED", service, row, f"was unloaded{_because(row)}", now)
+
+
+def apply_scale(service: ModelService, wanted: Scale, now: datetime) -> None:
+    """Boot and unload instances of a service."""
+    for id_, reason in wanted.unload:
+        row = ModelInstance.objects.select_related("job").filter(pk=id_).first()
+        if row is not None:
+            unload(service, row, reason, now)
+    for _ in range(wanted.boot):
+        boot(service, now)
+
+
+def unload(service: ModelService, row: ModelInstance, reason: str, now: datetime) -> None:
+    """Drain a ready instance; cancel one that does not take requests yet."""
+    if row.state == InstanceState.READY.value:
+        apply(service, row, Change(state=InstanceState.DRAINING, reason=reason), now)
+    elif row.state in (InstanceState.BOOTING.value, InstanceState.SLEEPING.value):
+        change = Change(state=InstanceState.COOLING, reason=reason, command=Command.CANCEL)
+        apply(service, row, change, now)
+
+
+def boot(service: ModelService, now: datetime) -> ModelInstance | None:
+    """Queue the job of a new instance; None: another host did that first."""
+    locked = ModelService.objects.select_for_update().get(pk=service.pk)
+    if not locked.enabled or rows.serving(locked) >= locked.max_instances:
+        return None
+    memory_bytes = rows.needed_memory(service)
+    new = NewJob(
+        argv=tuple(service.argv),
+        name=service.name,
+        priority=BLOCKING_PRIORITY,
+        requirement=Requirement(
+            gpus=service.gpus,
+            memory_bytes=memory_bytes if service.gpus else None,
+            exclusive=service.gpus > 0 and memory_bytes is None,
+            gpu_uuid=rows.chosen_gpu(service),
+        ),
+    )
+    job = job_queue.add_within(new, rows.job_owner(), now, model_service=service)
+    row = ModelInstance.objects.create(service=service, job=job, since=now)
+    _event("MODEL_BOOTING", service, row, "is being started", now)
+    return row
+
+
+def _note_ready(service: ModelService, row: ModelInstance, now: datetime) -> None:
+    ModelService.objects.filter(pk=service.pk).update(failures=0, retry_at=None, problem="")
+    took = "" if row.started_boot_at is None else rows.learn_boot(service, row, now)
+    _event("MODEL_READY", service, row, f"is ready{took}", now)
+
+
+def _note_failure(service: ModelService, row: ModelInstance, reason: str, now: datetime) -> None:
+    locked = ModelService.objects.select_for_update().get(pk=service.pk)
+    locked.failures += 1
+    pause = backoff(locked.failures)
+    locked.retry_at, locked.problem = now + pause, reason
+    locked.save(update_fields=["failures", "retry_at", "problem"])
+    text = f"failed: {reason} Next boot in {pause.total_seconds():g} s at the earliest."
+    _event("MODEL_FAILED", service, row, text, now, "warning")
+
+
+def _because(row: ModelInstance) -> str:
+    return f": {row.reason}" if row.reason else "."
+
+
+def _set_phase(row: ModelInstance, state: InstanceState) -> None:
+    if row.job_id is not None and row.gpu_uuids and state in PHASES:
+        snapshots.set_phase(str(row.job_id), PHASES[state])
+
+
+def _event(
+    kind: str,
+    service: ModelService,
+    row: ModelInstance,
+    text: str,
+    now: datetime,
+    severity: str = "info",
+) -> None:
+    events.add(
+        kind,
+        f"Model {service.name} {text}" + ("" if text.endswith(".") else "."),
+        now=now,
+        severity=severity,
+        host=row.host,
+        gpu_uuid=row.gpu_uuids[0] if row.gpu_uuids else "",
+        job_ref="" if row.job_id is None else str(row.job_id),
+    )
