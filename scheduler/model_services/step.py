@@ -12,6 +12,7 @@ from datetime import datetime, timedelta
 from monitor.runtime.facts import Guard
 from monitor.runtime.rows.item_isolation import ItemIsolation
 from monitor.runtime.rows.wakeups import wake
+from monitor.snapshot import rows as snapshots
 from scheduler.facts.jobs import JobState, Outcome
 from scheduler.facts.model_services import InstanceFact, InstanceState, ServiceFact
 from scheduler.model_services import rows
@@ -67,6 +68,23 @@ class ModelStep:
         if changed:
             wake("live")
         return changed
+
+    def _show_phases(self, views: list[ServiceView]) -> None:
+        """Tell the sampler which ready instances answer requests, and which wait for them."""
+        ready = {
+            str(fact.job_id): "busy" if fact.is_busy else "ready"
+            for view in views
+            for _, fact in view.instances
+            if fact.state is InstanceState.READY and fact.gpu_uuids and fact.host == self._host
+        }
+        if not ready:
+            return
+        shown = snapshots.phases(self._host)
+        news = {ref: phase for ref, phase in ready.items() if shown.get(ref, phase) != phase}
+        if news:
+            with self._guard():
+                for ref, phase in news.items():
+                    snapshots.set_phase(ref, phase)
 
     def _instances(self, views: list[tuple[ModelService, ServiceView]]) -> list[ModelInstance]:
         return [row for _, view in views for row, _ in view.instances]

@@ -72,7 +72,8 @@ def account_of_service(chosen: str, *, run_as: str) -> Account:
         )
     if entry is not None and (chosen or entry.pw_uid != 0):
         return _of(entry)
-    return Account(MODELS, "/tmp", "/bin/sh", *[_unused_uid()] * 2)  # noqa: S108
+    unused = _unused_uid()
+    return Account(MODELS, "/tmp", uid=unused, gid=unused)  # noqa: S108
 
 
 def _unused_uid() -> int:
