@@ -18,6 +18,7 @@ from scheduler.model_services.policy.lifecycle import Change, Command, Scale, ba
 from scheduler.models import Attempt, ModelInstance, ModelService
 
 BY = "gpucoord"
+EVENT_KINDS = ("MODEL_BOOTING", "MODEL_READY", "MODEL_FAILED", "MODEL_UNLOADED")
 # What the cards of the GPUs show of an instance.
 PHASES = {
     InstanceState.BOOTING: "booting",
