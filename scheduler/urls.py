@@ -7,6 +7,7 @@ from django.urls import path
 from scheduler.disk import pages as disk_pages
 from scheduler.jobs.pages import search
 from scheduler.jobs.pages import views as job_views
+from scheduler.model_services import pages as model_pages
 from scheduler.notifications import pages as notification_views
 from scheduler.quotas.pages import shares as quota_views
 from scheduler.throttle.pages import views as throttle_views
@@ -23,6 +24,10 @@ urlpatterns = [
     path("jobs/<int:pk>/cancel/", job_views.cancel, name="job-cancel"),
     path("jobs/<int:pk>/hold/", job_views.hold, name="job-hold"),
     path("jobs/<int:pk>/release/", job_views.release, name="job-release"),
+    path("models/", model_pages.models, name="models"),
+    path("models/<str:name>/", model_pages.model, name="model"),
+    path("models/<str:name>/boot/", model_pages.boot, name="model-boot"),
+    path("models/<str:name>/unload/", model_pages.unload, name="model-unload"),
     path("mode/", throttle_views.mode, name="mode"),
     path("shares/", quota_views.shares, name="shares"),
     path("search/", search.search, name="search"),

@@ -45,6 +45,7 @@ EVENTS: dict[str, tuple[str, ...]] = {
         "MODEL_READY",
         "MODEL_FAILED",
         "MODEL_UNLOADED",
+        "MODEL_EVICTED",
     ),
     "incidents": (
         "INCIDENT_OPENED",

@@ -63,6 +63,7 @@ PAGES = (
     ("Processes", "processes"),
     ("Jobs", "jobs"),
     ("Submit", "job-new"),
+    ("Models", "models"),
     ("Shares", "shares"),
     ("Time windows", "windows"),
     ("Incidents", "incidents"),

@@ -16,7 +16,7 @@ from django.utils import timezone
 from monitor.admin.base import Forgettable, ReadOnly
 from scheduler.model_services import actions
 from scheduler.model_services.policy import services as policy
-from scheduler.models import ModelBoot, ModelInstance, ModelService
+from scheduler.models import ModelBoot, ModelHour, ModelInstance, ModelService
 
 
 class ServiceForm(forms.ModelForm):  # type: ignore[type-arg]
@@ -134,6 +134,15 @@ class ModelInstanceAdmin(ReadOnly):
     list_select_related = ("service",)
     search_fields = ("service__name", "host")
     ordering = ("-id",)
+
+
+@admin.register(ModelHour)
+class ModelHourAdmin(ReadOnly):
+    list_display = ("service", "at", "requests")
+    list_filter = ("service",)
+    list_select_related = ("service",)
+    search_fields = ("service__name",)
+    ordering = ("-at", "service__name")
 
 
 @admin.register(ModelBoot)

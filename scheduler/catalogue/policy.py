@@ -11,6 +11,7 @@ from scheduler.disk.policy import DiskPolicy
 from scheduler.execution.policy.bounds import BoundsPolicy, NicePolicy
 from scheduler.lifecycle.policy.retention import RetentionPolicy
 from scheduler.lifecycle.policy.retries import RetryPolicy
+from scheduler.model_services.policy.eviction import EvictionPolicy
 from scheduler.notifications.policy import NotificationPolicy
 from scheduler.planner.backfill import BackfillPolicy
 from scheduler.planner.capacity import CapacityPolicy
@@ -32,6 +33,7 @@ POLICIES: dict[str, type[Any]] = {
     "bounds": BoundsPolicy,
     "capacity": CapacityPolicy,
     "disk": DiskPolicy,
+    "eviction": EvictionPolicy,
     "idle": IdlePolicy,
     "keeping": RetentionPolicy,
     "mode": ModePolicy,
@@ -73,5 +75,6 @@ TOPICS: dict[str, tuple[str, ...]] = {
     ),
     "Load control": ("pressure", "utilisation", "adaptive", "mode", "idle"),
     "Limits and retention of jobs": ("bounds", "niceness", "keeping", "disk"),
+    "Language models": ("eviction",),
     "Notifications": ("notifications",),
 }

@@ -17,6 +17,7 @@ from scheduler.execution.steps.specs import ConfinementLimits, SpecWriter
 from scheduler.intake.steps import accounts as job_accounts
 from scheduler.lifecycle.rows.queue import keep_commits_synced
 from scheduler.model_services.step import ModelStep
+from scheduler.model_services.steps.evictions import ModelEvictions
 from scheduler.yields.steps import EvictionStep, WithdrawalStep
 
 
@@ -43,6 +44,7 @@ def build(guard: Guard) -> Step:
         CapabilityReporter(guard, bounder),
         WithdrawalStep(guard, config.node),
         ModelStep(guard, config.node),
+        ModelEvictions(guard, config.node, plan_policy()),
     )
 
 
@@ -75,6 +77,7 @@ class SchedulerPass:
         reporter: CapabilityReporter,
         withdrawer: WithdrawalStep,
         models: ModelStep,
+        model_evictions: ModelEvictions,
     ) -> None:
         self._evictor = evictor
         self._dispatcher = dispatcher
@@ -82,6 +85,7 @@ class SchedulerPass:
         self._told = reporter
         self._withdrawer = withdrawer
         self._models = models
+        self._model_evictions = model_evictions
 
     def open(self) -> None:
         self._executor.open()
@@ -94,6 +98,7 @@ class SchedulerPass:
         self._evictor.step(now)
         moves = self._executor.step(now)
         self._models.step(now)
+        self._model_evictions.step(now)
         has_room = any(move in ENDINGS for move in moves.values())
         # A placement must survive a power cut once its process runs.
         keep_commits_synced(on=True)

@@ -82,7 +82,8 @@ class ServiceFact:
     wanted_at: a request came last then that no instance could take; None = there was none.
     keep_alive_s: None = it is never unloaded for being idle.
     gpus: of each instance; 0 = it runs on the CPU. expected_boot_s: learned, or the shipped value.
-    retry_at: no start before this, after failures.
+    retry_at: no start before this, after failures. evicted_at: it left for a job or a user, and has
+    not been loaded since.
     """
 
     id: int
@@ -99,6 +100,7 @@ class ServiceFact:
     min_residency_s: float = 60.0
     wanted_at: datetime | None = None
     retry_at: datetime | None = None
+    evicted_at: datetime | None = None
     expected_boot_s: float = 120.0
 
 

@@ -1,11 +1,24 @@
-"""What pages and REST show of model services."""
+"""Pages of model services, and what pages and REST show of them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import shlex
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import cast
 
-from monitor.models import Gpu
+from django.contrib import messages
+from django.contrib.auth.models import User
+from django.core.exceptions import PermissionDenied
+from django.http import Http404, HttpRequest, HttpResponse
+from django.shortcuts import redirect, render
+from django.utils import timezone
+from django.views.decorators.http import require_POST, require_safe
+
+from monitor.models import Event, Gpu
 from scheduler.facts.model_services import InstanceState
+from scheduler.model_services import actions, rows
 from scheduler.models import ModelInstance, ModelService
 
 # In the order in which one state stands for the service.
@@ -16,6 +29,15 @@ ORDER = (
     InstanceState.SLEEPING,
     InstanceState.COOLING,
 )
+SHAPES = {
+    "busy": "busy",
+    "ready": "ok",
+    "booting": "waiting",
+    "draining": "waiting",
+    "cooling": "waiting",
+    "failed": "failing",
+}
+ENDED_SHOWN, EVENTS_SHOWN = 10, 15
 
 
 def summary(row: ModelService, opened: Sequence[ModelInstance]) -> str:
@@ -34,3 +56,117 @@ def summary(row: ModelService, opened: Sequence[ModelInstance]) -> str:
 def gpu_numbers() -> dict[str, int]:
     """The number of each GPU by its UUID."""
     return dict(Gpu.objects.values_list("uuid", "index"))
+
+
+@dataclass(frozen=True, slots=True)
+class InstanceLine:
+    """A line of the table of instances. ready_in_s: of one that boots; None = unknown."""
+
+    row: ModelInstance
+    word: str
+    shape: str
+    gpus: str
+    ready_in_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceLine:
+    """A service with its instances that have not ended."""
+
+    row: ModelService
+    word: str
+    shape: str
+    instances: tuple[InstanceLine, ...]
+    expected_boot_s: float
+
+    @property
+    def in_flight(self) -> int:
+        return sum(line.row.in_flight for line in self.instances)
+
+
+def service_line(row: ModelService, numbers: dict[str, int], now: datetime) -> ServiceLine:
+    opened: list[ModelInstance] = row.open_ones  # type: ignore[attr-defined]
+    word = summary(row, opened)
+    return ServiceLine(
+        row=row,
+        word=word,
+        shape=SHAPES.get(word, "idle"),
+        instances=tuple(_instance_line(one, numbers, now) for one in opened),
+        expected_boot_s=rows.expected_boot_s(row),
+    )
+
+
+def _instance_line(one: ModelInstance, numbers: dict[str, int], now: datetime) -> InstanceLine:
+    word = "busy" if one.is_busy else one.state
+    gpus = ", ".join(f"GPU {numbers[uuid]}" for uuid in one.gpu_uuids if uuid in numbers)
+    remains = (one.expected_ready_at - now).total_seconds() if one.expected_ready_at else None
+    is_booting = one.state == InstanceState.BOOTING.value
+    return InstanceLine(
+        row=one,
+        word=word,
+        shape=SHAPES.get(word, "idle"),
+        gpus=gpus or ("CPU" if one.started_boot_at else ""),
+        ready_in_s=remains if is_booting and remains is not None and remains > 0 else None,
+    )
+
+
+@require_safe
+def models(request: HttpRequest) -> HttpResponse:
+    """All services, each with its state."""
+    now, numbers = timezone.now(), gpu_numbers()
+    lines = [service_line(row, numbers, now) for row in rows.services()]
+    return render(request, "scheduler/models.html", {"lines": lines})
+
+
+@require_safe
+def model(request: HttpRequest, name: str) -> HttpResponse:
+    """One service: its instances, boot times and events."""
+    row = _found(name)
+    ended = row.instances.filter(state__in=rows.ENDED_STATES).order_by("-ended_at")
+    context = {
+        "line": service_line(row, gpu_numbers(), timezone.now()),
+        "command": shlex.join(row.argv) if _is_staff(request) else None,
+        "ended": ended[:ENDED_SHOWN],
+        "boots": row.boots.order_by("gpu_model"),
+        "events": Event.objects.filter(
+            kind__startswith="MODEL_", text__startswith=f"Model {row.name} "
+        ).order_by("-at", "-id")[:EVENTS_SHOWN],
+    }
+    return render(request, "scheduler/model.html", context)
+
+
+@require_POST
+def boot(request: HttpRequest, name: str) -> HttpResponse:
+    return _act(request, name, actions.request_boot, "An instance of {name} is requested.")
+
+
+@require_POST
+def unload(request: HttpRequest, name: str) -> HttpResponse:
+    return _act(request, name, actions.request_unload, "{name} is being unloaded.")
+
+
+def _act(
+    request: HttpRequest,
+    name: str,
+    action: Callable[[ModelService, User, datetime], object],
+    done: str,
+) -> HttpResponse:
+    if not _is_staff(request):
+        raise PermissionDenied
+    try:
+        action(_found(name), cast(User, request.user), timezone.now())
+        messages.success(request, done.format(name=name))
+    except actions.Conflict as error:
+        messages.error(request, str(error))
+    return redirect("model", name=name)
+
+
+def _is_staff(request: HttpRequest) -> bool:
+    return cast(User, request.user).is_staff
+
+
+def _found(name: str) -> ModelService:
+    row = rows.services().filter(name=name).first()
+    if row is None:
+        raise Http404("There is no such model service.")
+    return row

@@ -5,7 +5,7 @@ It never waits for a server: health checks run in threads, and a late answer cou
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
@@ -18,7 +18,7 @@ from scheduler.facts.model_services import InstanceFact, InstanceState, ServiceF
 from scheduler.model_services import rows
 from scheduler.model_services.policy.lifecycle import Change, JobView, Scale, next_step, scale
 from scheduler.model_services.probes import HealthProbe
-from scheduler.model_services.rows import Attempts
+from scheduler.model_services.rows import Attempts, queues
 from scheduler.model_services.steps import effects
 from scheduler.models import Attempt, ModelInstance, ModelService
 
@@ -57,10 +57,23 @@ class ModelStep:
             return []
         attempts = rows.attempts(self._instances(views))
         health = self._probe.results(self._addresses(views, now))
+        scripts_wait = any(view.fact.evicted_at for _, view in views) and queues.waiting_scripts()
         done = self._isolation.each(
             [view for _, view in views],
             lambda view: f"model {view.row.name}",
-            lambda view: self._advance(view, attempts, health, now),
+            lambda view: self._advance(
+                view,
+                attempts,
+                health,
+                lambda: scale(
+                    view.fact,
+                    [fact for _, fact in view.instances],
+                    now,
+                    scripts_wait=bool(scripts_wait),
+                    others_boot=effects.evicted_one_boots(view.row),
+                ),
+                now,
+            ),
             now,
         )
         self._show_phases([view for _, view in views])
@@ -102,7 +115,12 @@ class ModelStep:
         }
 
     def _advance(
-        self, view: ServiceView, attempts: Attempts, health: Mapping[int, bool], now: datetime
+        self,
+        view: ServiceView,
+        attempts: Attempts,
+        health: Mapping[int, bool],
+        scaled: Callable[[], Scale],
+        now: datetime,
     ) -> bool:
         """Whether anything changed. Nothing is written otherwise."""
         changes = []
@@ -118,7 +136,7 @@ class ModelStep:
                 now=now,
             )
             changes.append((row, fact, attempt, change))
-        wanted = scale(view.fact, [fact for _, fact in view.instances], now)
+        wanted = scaled()
         answered = {pk for pk, is_healthy in health.items() if is_healthy}
         return self._write(view, changes, wanted, answered, now)
 

@@ -10,7 +10,7 @@ from scheduler.models.hosts import (
     ThrottleState,
 )
 from scheduler.models.jobs import Job, JobDependency, JobInput, SubmissionKey
-from scheduler.models.model_services import ModelBoot, ModelInstance, ModelService
+from scheduler.models.model_services import ModelBoot, ModelHour, ModelInstance, ModelService
 from scheduler.models.notifications import NotificationCursor, NotificationSettings
 from scheduler.models.quotas import DailyGpuUsage, HostCapacity, Quota, UsageShare
 from scheduler.models.sizing import AttemptUse
@@ -29,6 +29,7 @@ __all__ = [
     "LockRefusal",
     "ModeState",
     "ModelBoot",
+    "ModelHour",
     "ModelInstance",
     "ModelService",
     "NotificationCursor",

@@ -52,6 +52,8 @@ class ModelService(models.Model):
     wanted_at = models.DateTimeField(null=True, blank=True)
     failures = models.PositiveSmallIntegerField("failures in a row", default=0)
     retry_at = models.DateTimeField(null=True, blank=True)
+    # It left for a job or for the user of its GPU, and has not been loaded again.
+    evicted_at = models.DateTimeField(null=True, blank=True)
     problem = models.TextField(blank=True)
 
     class Meta:
@@ -99,6 +101,8 @@ class ModelInstance(models.Model):
     in_flight = models.PositiveIntegerField(default=0)
     tasks_completed = models.PositiveBigIntegerField(default=0)
     failures = models.PositiveIntegerField(default=0)
+    # Requests that ModelHour counts already.
+    counted = models.PositiveBigIntegerField(default=0)
     ended_at = models.DateTimeField(null=True, blank=True)
 
     class Meta:
@@ -151,3 +155,17 @@ class ModelBoot(models.Model):
 
     def __str__(self) -> str:
         return f"boots of {self.service} on {self.gpu_model or 'the CPU'}"
+
+
+class ModelHour(models.Model):
+    """Requests that a service answered in the hour from `at`."""
+
+    service = models.ForeignKey(ModelService, models.CASCADE, related_name="hours")
+    at = models.DateTimeField()
+    requests = models.PositiveBigIntegerField(default=0)
+
+    class Meta:
+        constraints = [models.UniqueConstraint(fields=["service", "at"], name="model_hour_once")]
+
+    def __str__(self) -> str:
+        return f"{self.service} from {self.at:%Y-%m-%d %H:%M}"

@@ -14,6 +14,7 @@ PATHS = [
     "/processes/",
     "/jobs/",
     "/jobs/new/",
+    "/models/",
     "/shares/",
     "/reports/capacity/",
     "/reports/stored/",

@@ -46,6 +46,7 @@ from scheduler.models import (
     JobInput,
     LockRefusal,
     ModelBoot,
+    ModelHour,
     ModelInstance,
     ModelService,
     ModeState,
@@ -150,6 +151,7 @@ def filled(alice: User) -> None:
 def _models() -> None:
     service = ModelService.objects.create(name="qwen2.5:14b", argv=["serve", "{port}"])
     ModelInstance.objects.create(service=service, since=NOW)
+    ModelHour.objects.create(service=service, at=NOW, requests=3)
     ModelBoot.objects.create(service=service, gpu_model="H100", boot_s=85.0, measured_at=NOW)
 
 

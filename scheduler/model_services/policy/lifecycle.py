@@ -47,12 +47,16 @@ class JobView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """The new state of an instance. is_failure: it counts against its service."""
+    """The new state of an instance. is_failure: it counts against its service.
+
+    is_eviction: another user or job needs its GPU, so it is loaded again later.
+    """
 
     state: InstanceState
     reason: str = ""
     command: Command = Command.NONE
     is_failure: bool = False
+    is_eviction: bool = False
 
 
 def next_step(
@@ -71,7 +75,8 @@ def next_step(
     if instance.state is InstanceState.COOLING:
         return None
     if job.state is JobState.STOPPING or job.leaves:
-        return Change(state=InstanceState.COOLING, reason=job.problem or "It was asked to leave.")
+        reason = job.problem or "It was asked to leave."
+        return Change(state=InstanceState.COOLING, reason=reason, is_eviction=job.leaves)
     if instance.state is InstanceState.BOOTING:
         return _booting(instance, is_healthy=is_healthy, timeout_s=boot_timeout_s, now=now)
     if instance.state is InstanceState.DRAINING:
@@ -131,15 +136,25 @@ class Scale:
     unload: tuple[tuple[int, str], ...] = ()
 
 
-def scale(service: ServiceFact, instances: list[InstanceFact], now: datetime) -> Scale:
+def scale(
+    service: ServiceFact,
+    instances: list[InstanceFact],
+    now: datetime,
+    *,
+    scripts_wait: bool = False,
+    others_boot: bool = False,
+) -> Scale:
     """Boots for the minimum and for requests that wait; unloads of what is not needed.
 
-    instances: those of the service that have not ended.
+    instances: those of the service that have not ended. An evicted service is loaded again when no
+    job waits for a GPU (scripts_wait) and no other evicted one is being loaded (others_boot).
     """
     if not service.enabled:
         return Scale(unload=_all(instances, "The service is disabled."))
     serving = [one for one in instances if one.state in SERVING]
     boots = max(0, service.min_instances - len(serving))
+    if service.evicted_at is not None:
+        boots = 0 if scripts_wait or others_boot or serving else max(1, service.min_instances)
     if not boots and _is_demanded(service, serving, now):
         boots = 1
     # Instances that are ending still hold their GPU.

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from datetime import datetime, timedelta
 
-from monitor.journal.rows import events
+from monitor.journal.rows import counters, events
 from monitor.snapshot import rows as snapshots
-from scheduler.facts.jobs import BLOCKING_PRIORITY, NewJob, Requirement
+from scheduler.facts.jobs import BLOCKING_PRIORITY, NewJob, Requirement, YieldOptions
 from scheduler.facts.model_services import (
     ENDED,
     TRANSITIONS,
@@ -14,11 +15,15 @@ from scheduler.facts.model_services import (
 )
 from scheduler.lifecycle.rows import queue as job_queue
 from scheduler.model_services import rows
-from scheduler.model_services.policy.lifecycle import Change, Command, Scale, backoff
-from scheduler.models import Attempt, ModelInstance, ModelService
+from scheduler.model_services.policy.lifecycle import DRAIN_FOR, Change, Command, Scale, backoff
+from scheduler.models import Attempt, GpuHold, ModelInstance, ModelService
 
 BY = "gpucoord"
-EVENT_KINDS = ("MODEL_BOOTING", "MODEL_READY", "MODEL_FAILED", "MODEL_UNLOADED")
+EVENT_KINDS = ("MODEL_BOOTING", "MODEL_READY", "MODEL_FAILED", "MODEL_UNLOADED", "MODEL_EVICTED")
+# Requests in flight may end, then the process.
+HOLD_FOR = DRAIN_FOR + timedelta(seconds=30)
+# When the user of its GPU returns; the process is asked at once.
+LEAVES_WITHIN = timedelta(seconds=4)
 # What the cards of the GPUs show of an instance.
 PHASES = {
     InstanceState.BOOTING: "booting",
@@ -57,6 +62,7 @@ def follow(service: ModelService, row: ModelInstance, attempt: Attempt | None) -
 def note_answer(row: ModelInstance, now: datetime) -> None:
     row.answered_at = now
     row.save(update_fields=["answered_at"])
+    rows.count_requests(row, now)
 
 
 def apply(service: ModelService, row: ModelInstance, change: Change, now: datetime) -> None:
@@ -71,12 +77,17 @@ def apply(service: ModelService, row: ModelInstance, change: Change, now: dateti
         columns |= {"ended_at": now, "in_flight": 0}
     if change.state is InstanceState.READY:
         columns |= {"ready_at": now, "answered_at": now, "reason": ""}
+    if change.is_eviction:
+        ModelService.objects.filter(pk=service.pk).update(evicted_at=now)
     if not ModelInstance.objects.filter(pk=row.pk, state=row.state).update(**columns):
         return
     row.refresh_from_db()
+    rows.count_requests(row, now)
     if change.command is Command.CANCEL and row.job_id is not None:
         job_queue.request_cancel(row.job_id, BY, now)
     _set_phase(row, change.state)
+    if change.is_eviction:
+        _event("MODEL_EVICTED", service, row, f"leaves its GPU{_because(row)}", now, "warning")
     if change.is_failure:
         _note_failure(service, row, change.reason, now)
     elif change.state is InstanceState.READY:
@@ -104,6 +115,34 @@ def unload(service: ModelService, row: ModelInstance, reason: str, now: datetime
         apply(service, row, change, now)
 
 
+def evicted_one_boots(service: ModelService) -> bool:
+    """Whether another evicted service is being loaded: they are loaded one after another."""
+    if service.evicted_at is None:
+        return False
+    booting = ModelInstance.objects.filter(state=InstanceState.BOOTING.value)
+    others = booting.filter(service__evicted_at__isnull=False).exclude(service=service)
+    return others.exists()
+
+
+def evict(instance_id: int, job_id: int, reason: str, now: datetime) -> None:
+    """Unload an instance for a waiting job. It is loaded again when no job waits."""
+    row = ModelInstance.objects.select_related("service", "job").get(pk=instance_id)
+    if row.state != InstanceState.READY.value:
+        return
+    text = f"Job {job_id} needs its GPU: {reason}."
+    change = Change(state=InstanceState.DRAINING, reason=text, is_eviction=True)
+    apply(row.service, row, change, now)
+    counters.add_eviction("model", row.gpu_uuids[0])
+
+
+def hold_for(job_id: int, host: str, gpu_uuids: Iterable[str], now: datetime) -> None:
+    """Keep these GPUs for the job until the models have left them."""
+    for uuid in gpu_uuids:
+        GpuHold.objects.update_or_create(
+            host=host, gpu_uuid=uuid, defaults={"job_id": job_id, "until": now + HOLD_FOR}
+        )
+
+
 def boot(service: ModelService, now: datetime) -> ModelInstance | None:
     """Queue the job of a new instance; None: another host did that first."""
     locked = ModelService.objects.select_for_update().get(pk=service.pk)
@@ -120,6 +159,7 @@ def boot(service: ModelService, now: datetime) -> ModelInstance | None:
             exclusive=service.gpus > 0 and memory_bytes is None,
             gpu_uuid=rows.chosen_gpu(service),
         ),
+        yield_options=YieldOptions(yield_signal="SIGTERM", grace=LEAVES_WITHIN),
     )
     job = job_queue.add_within(new, rows.job_owner(), now, model_service=service)
     row = ModelInstance.objects.create(service=service, job=job, since=now)
@@ -128,7 +168,9 @@ def boot(service: ModelService, now: datetime) -> ModelInstance | None:
 
 
 def _note_ready(service: ModelService, row: ModelInstance, now: datetime) -> None:
-    ModelService.objects.filter(pk=service.pk).update(failures=0, retry_at=None, problem="")
+    ModelService.objects.filter(pk=service.pk).update(
+        failures=0, retry_at=None, problem="", evicted_at=None, wanted_at=None
+    )
     took = "" if row.started_boot_at is None else rows.learn_boot(service, row, now)
     _event("MODEL_READY", service, row, f"is ready{took}", now)
 

@@ -82,7 +82,7 @@ def test_a_job_that_is_asked_to_leave_takes_no_more_requests() -> None:
     asked = JobView(state=JobState.RUNNING, leaves=True, problem="alice needs GPU 0.")
 
     assert step(instance(), asked) == Change(
-        state=InstanceState.COOLING, reason="alice needs GPU 0."
+        state=InstanceState.COOLING, reason="alice needs GPU 0.", is_eviction=True
     )
 
 
@@ -169,3 +169,18 @@ def test_instances_above_a_lowered_maximum_are_unloaded() -> None:
 
     assert id_ == 1
     assert "More than 1" in reason
+
+
+def test_an_evicted_service_is_loaded_again_when_no_job_waits() -> None:
+    gone = service(evicted_at=NOW, min_instances=1)
+
+    assert scale(gone, [], NOW, scripts_wait=True).boot == 0
+    assert scale(gone, [], NOW, others_boot=True).boot == 0
+    assert scale(gone, [], NOW).boot == 1
+    assert scale(gone, [instance(BOOTING)], NOW).boot == 0
+
+
+def test_a_request_loads_an_evicted_service_although_jobs_wait() -> None:
+    gone = service(evicted_at=NOW, wanted_at=NOW + seconds(1))
+
+    assert scale(gone, [], NOW + seconds(2), scripts_wait=True).boot == 1

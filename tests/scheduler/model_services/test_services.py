@@ -177,17 +177,6 @@ def test_the_admin_refuses_what_rest_refuses(operator: Client) -> None:
     assert AuditEntry.objects.get().action == "MODEL_ADDED"
 
 
-def test_a_request_is_counted_up_to_the_concurrency() -> None:
-    ready = instance(service(concurrency=2))
-
-    begun = [rows.request_begun(ready.pk, NOW) for _ in range(3)]
-    rows.request_ended(ready.pk, NOW, is_answered=True)
-    ready.refresh_from_db()
-
-    assert begun == [True, True, False]
-    assert (ready.in_flight, ready.tasks_completed) == (1, 1)
-
-
 def test_ready_instances_are_listed_with_the_least_busy_first() -> None:
     small = service()
     busy, free = instance(small, in_flight=2), instance(small)

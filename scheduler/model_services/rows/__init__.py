@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from django.contrib.auth.models import User
-from django.db.models import F, Model, Prefetch, QuerySet
+from django.db.models import F, Model, Prefetch, QuerySet, Sum
 
 from monitor.models import Gpu
 from monitor.runtime.rows.wakeups import wake
@@ -21,7 +21,8 @@ from scheduler.facts.model_services import (
     ServiceFact,
     shipped_boot_s,
 )
-from scheduler.models import Attempt, ModelBoot, ModelInstance, ModelService
+from scheduler.model_services.policy.eviction import Candidate
+from scheduler.models import Attempt, ModelBoot, ModelHour, ModelInstance, ModelService
 from scheduler.models.model_services import GPU_KIND
 
 MIB = 1024**2
@@ -62,21 +63,6 @@ def request_instance(service_id: int, now: datetime) -> bool:
     return is_recorded
 
 
-def request_begun(instance_id: int, now: datetime) -> bool:
-    """Count a request of the instance. False: it takes none, or is at its limit."""
-    ready = ModelInstance.objects.filter(pk=instance_id, state=InstanceState.READY.value)
-    below_limit = ready.filter(in_flight__lt=F("service__concurrency"))
-    return bool(below_limit.update(in_flight=F("in_flight") + 1, last_request_at=now))
-
-
-def request_ended(instance_id: int, now: datetime, *, is_answered: bool) -> None:
-    """The end of a request that was begun."""
-    rows = ModelInstance.objects.filter(pk=instance_id)
-    rows.filter(in_flight__gt=0).update(in_flight=F("in_flight") - 1)
-    column = "tasks_completed" if is_answered else "failures"
-    rows.update(last_request_at=now, **{column: F(column) + 1})
-
-
 def service_fact(row: ModelService) -> ServiceFact:
     return ServiceFact(
         id=row.pk,
@@ -93,6 +79,7 @@ def service_fact(row: ModelService) -> ServiceFact:
         min_residency_s=row.min_residency_s,
         wanted_at=row.wanted_at,
         retry_at=row.retry_at,
+        evicted_at=row.evicted_at,
         expected_boot_s=expected_boot_s(row),
     )
 
@@ -194,3 +181,50 @@ def learn_boot(service: ModelService, row: ModelInstance, now: datetime) -> str:
 def too_old(keep: RetentionPeriods, now: datetime) -> Iterator[QuerySet[Model]]:
     """Instances that ended long ago."""
     yield ModelInstance.objects.filter(ended_at__lt=now - keep.events)
+    yield ModelHour.objects.filter(at__lt=now - keep.minutes)
+
+
+LEAVING = (InstanceState.DRAINING.value, InstanceState.COOLING.value)
+HOLDS_GPUS = (InstanceState.READY.value, *LEAVING)
+WEEKS = 4
+
+
+def loaded_on(host: str) -> list[ModelInstance]:
+    """Instances that are loaded on GPUs of this host, or are leaving them."""
+    rows = ModelInstance.objects.filter(host=host, state__in=HOLDS_GPUS, service__gpus__gt=0)
+    return list(rows.select_related("service").prefetch_related("service__boots").order_by("pk"))
+
+
+def candidate(row: ModelInstance, now: datetime) -> Candidate:
+    service = row.service
+    return Candidate(
+        instance=instance_fact(row),
+        name=service.name,
+        role=Role(service.role),
+        pin=service.pin,
+        reload_s=expected_boot_s(service, gpu_model(row)),
+        requests_per_hour=requests_per_hour(service, now),
+        min_residency_s=service.min_residency_s,
+    )
+
+
+def requests_per_hour(service: ModelService, now: datetime) -> float:
+    """The mean of this hour of the last weeks; of a newer service, of the last 24 hours."""
+    hour = now.replace(minute=0, second=0, microsecond=0)
+    same = service.hours.filter(at__in=[hour - timedelta(weeks=n) for n in range(1, WEEKS + 1)])
+    if counts := list(same.values_list("requests", flat=True)):
+        return sum(counts) / len(counts)
+    day = service.hours.filter(at__gt=now - timedelta(hours=24))
+    return float(day.aggregate(total=Sum("requests"))["total"] or 0) / 24
+
+
+def count_requests(row: ModelInstance, now: datetime) -> None:
+    """Add the instance's new requests to those of this hour."""
+    total = row.tasks_completed + row.failures
+    if total <= row.counted:
+        return
+    hour, _ = ModelHour.objects.get_or_create(
+        service_id=row.service_id, at=now.replace(minute=0, second=0, microsecond=0)
+    )
+    ModelHour.objects.filter(pk=hour.pk).update(requests=F("requests") + total - row.counted)
+    ModelInstance.objects.filter(pk=row.pk).update(counted=total)

@@ -1,0 +1,165 @@
+"""Policy: whether waiting scripts evict a model, and which one.
+
+The three rules, with S queued scripts, L queued prompts and R GPUs in `llm_ready`:
+
+1. R > 0 and S > `min_script_queue_for_evict`
+2. S > `long_script_queue` and L = 0
+3. R > 0 and S × average script seconds ÷ R > boot seconds of the model
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from itertools import chain, combinations
+
+from monitor.facts.thresholds import threshold
+from scheduler.facts.model_services import InstanceFact, InstanceState, Role
+from scheduler.facts.plans import Slot
+
+# With more candidates on one GPU, not every set of them is tried.
+MOST_TRIED = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvictionPolicy:
+    """Unloading of language models for jobs that wait for a GPU."""
+
+    # fmt: off
+    enabled: bool = threshold(True, "Evict models for waiting jobs",
+        "A model gives its GPU to waiting jobs by the rules of this policy.")
+    min_script_queue_for_evict: int = threshold(5, "Evict above this number of waiting jobs", ge=0,
+        help="A model that no request uses is evicted when more jobs wait for a GPU.")
+    long_script_queue: int = threshold(20, "Evict without prompts above", ge=0,
+        help="A model is evicted when more jobs wait for a GPU and no prompt waits.")
+    script_seconds: float = threshold(45.0, "Run time of a job before one is measured", unit="s",
+        ge=1, le=86_400, help="Used until jobs have ended: a model is evicted when the waiting "
+             "jobs need longer than the model boots.")
+    prefer_idle_llm_eviction: bool = threshold(True, "Evict idle models only",
+        "Models that answer requests stay; otherwise they end their requests first.")
+    never_evict_brain: bool = threshold(True, "Never evict brain models",
+        "Models with the role brain_primary or brain_secondary stay.")
+    # fmt: on
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Queues:
+    """S, L and R of the rules, and the average seconds of a script; None = none has ended."""
+
+    scripts: int
+    prompts: int
+    ready: int
+    script_s: float | None = None
+
+
+def should_evict_for_scripts(queues: Queues, boot_s: float, policy: EvictionPolicy) -> str | None:
+    """The first rule that holds, in words; None = no model is evicted."""
+    scripts, ready = queues.scripts, queues.ready
+    if ready > 0 and scripts > policy.min_script_queue_for_evict:
+        return f"{scripts} jobs wait for a GPU, more than {policy.min_script_queue_for_evict}"
+    if scripts > policy.long_script_queue and queues.prompts == 0:
+        return (
+            f"{scripts} jobs wait for a GPU, more than {policy.long_script_queue},"
+            " and no prompt waits"
+        )
+    script_s = policy.script_seconds if queues.script_s is None else queues.script_s
+    if ready > 0 and scripts * script_s / ready > boot_s:
+        return (
+            f"{scripts} waiting jobs need about {scripts * script_s / ready:.0f} s,"
+            f" longer than the model boots ({boot_s:.0f} s)"
+        )
+    return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate:
+    """A loaded instance. reload_s: its expected boot time. min_residency_s: of its service."""
+
+    instance: InstanceFact
+    name: str
+    role: Role = Role.WORKER_OR_SCRIPT
+    pin: bool = False
+    reload_s: float = 120.0
+    requests_per_hour: float = 0.0
+    min_residency_s: float = 60.0
+
+    @property
+    def cost(self) -> float:
+        """Seconds of reloading in an hour, if each request found it unloaded."""
+        return self.reload_s * self.requests_per_hour
+
+
+def may_leave(one: Candidate, policy: EvictionPolicy, now: datetime) -> bool:
+    """Whether this instance may be evicted at all."""
+    instance = one.instance
+    if instance.state is not InstanceState.READY or one.pin:
+        return False
+    if policy.never_evict_brain and one.role.is_brain:
+        return False
+    if policy.prefer_idle_llm_eviction and instance.is_busy:
+        return False
+    ready_at = instance.ready_at or instance.since
+    return now - ready_at >= timedelta(seconds=one.min_residency_s)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Victims:
+    """The instances that leave, and the GPUs that the job then gets."""
+
+    chosen: tuple[Candidate, ...]
+    gpu_uuids: tuple[str, ...]
+
+
+def victims(
+    candidates: Iterable[Candidate],
+    gpus: Sequence[Slot],
+    wanted: int,
+    fits: Callable[[Slot], bool],
+    policy: EvictionPolicy,
+    now: datetime,
+) -> Victims | None:
+    """The cheapest instances without which the job gets `wanted` GPUs; None = there are none.
+
+    fits: whether a hypothetical state of a GPU can take the job.
+    """
+    leaving = [one for one in candidates if may_leave(one, policy, now)]
+    if not policy.enabled or not leaving or wanted < 1:
+        return None
+    found = []
+    for gpu in gpus:
+        chosen = _cheapest_on(gpu, [one for one in leaving if _is_on(one, gpu)], fits)
+        if chosen is not None:
+            found.append((_cost(chosen, now), gpu.index, gpu.gpu_uuid, chosen))
+    best = sorted(found, key=lambda each: each[:3])[:wanted]
+    gone = {one.instance.id: one for *_, chosen in best for one in chosen}
+    if len(best) < wanted or not gone:
+        return None
+    return Victims(
+        chosen=tuple(gone[id_] for id_ in sorted(gone)), gpu_uuids=tuple(each[2] for each in best)
+    )
+
+
+def _is_on(one: Candidate, gpu: Slot) -> bool:
+    return gpu.gpu_uuid in one.instance.gpu_uuids
+
+
+def _cheapest_on(
+    gpu: Slot, there: list[Candidate], fits: Callable[[Slot], bool]
+) -> tuple[Candidate, ...] | None:
+    """The cheapest set without which the GPU fits; () = it fits now; None = never."""
+    tried = sorted(there, key=lambda one: (one.cost, one.instance.id))[:MOST_TRIED]
+    sets = chain.from_iterable(combinations(tried, n) for n in range(len(tried) + 1))
+    able = [
+        chosen for chosen in sets if fits(gpu.without({one.instance.job_id or 0 for one in chosen}))
+    ]
+    return min(
+        able, key=lambda chosen: (sum(one.cost for one in chosen), len(chosen)), default=None
+    )
+
+
+def _cost(chosen: tuple[Candidate, ...], now: datetime) -> tuple[float, int, float]:
+    """The price of a set; of equal ones, the one that was idle for longest."""
+    used = [one.instance.idle_since or now for one in chosen]
+    idle_s = sum((now - at).total_seconds() for at in used)
+    return (sum(one.cost for one in chosen), len(chosen), -idle_s)
