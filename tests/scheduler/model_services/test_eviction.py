@@ -34,8 +34,10 @@ def evicts(found: Queues, boot_s: float = 1e9, **changes: Any) -> bool:
 
 
 def loaded(id_: int = 1, on: int = 0, **changes: Any) -> Candidate:
-    own = {key: changes.pop(key) for key in ("in_flight", "state", "ready_at") if key in changes}
-    fixed = {"state": InstanceState.READY, "ready_at": LONG_AGO}
+    own: dict[str, Any] = {
+        key: changes.pop(key) for key in ("in_flight", "state", "ready_at") if key in changes
+    }
+    fixed: dict[str, Any] = {"state": InstanceState.READY, "ready_at": LONG_AGO}
     instance = InstanceFact(
         id=id_, service_id=id_, since=LONG_AGO, job_id=100 + id_, gpu_uuids=(gpu_uuid(on),),
         **(fixed | own),
