@@ -26,11 +26,12 @@ def seconds(n: float) -> timedelta:
 
 
 def service(**changes: Any) -> ServiceFact:
-    return ServiceFact(**({"id": 1, "name": "small"} | changes))
+    fixed: dict[str, Any] = {"id": 1, "name": "small"}
+    return ServiceFact(**(fixed | changes))
 
 
 def instance(state: InstanceState = READY, **changes: Any) -> InstanceFact:
-    fixed = {"id": 1, "service_id": 1, "state": state, "since": NOW, "job_id": 7}
+    fixed: dict[str, Any] = {"id": 1, "service_id": 1, "state": state, "since": NOW, "job_id": 7}
     ready = {"ready_at": NOW, "answered_at": NOW} if state is READY else {}
     return InstanceFact(**(fixed | ready | changes))
 
