@@ -11,13 +11,13 @@ from monitor.runtime.facts import Guard, Step
 from monitor.runtime.rows.wakeups import socket_folder
 from scheduler.dispatch.inputs import plan_policy
 from scheduler.dispatch.steps.dispatcher import Dispatcher
+from scheduler.dispatch.steps.model_evictions import ModelEvictions
 from scheduler.execution.policy.reconcile import ENDINGS, Action
 from scheduler.execution.steps.executor import Executor
 from scheduler.execution.steps.specs import ConfinementLimits, SpecWriter
 from scheduler.intake.steps import accounts as job_accounts
 from scheduler.lifecycle.rows.queue import keep_commits_synced
 from scheduler.model_services.step import ModelStep
-from scheduler.model_services.steps.evictions import ModelEvictions
 from scheduler.yields.steps import EvictionStep, WithdrawalStep
 
 

@@ -13,6 +13,7 @@ from django.db import transaction
 from monitor.models import Claim, Event
 from monitor.snapshot import rows as monitor_store
 from scheduler.dispatch.steps.dispatcher import Dispatcher
+from scheduler.dispatch.steps.model_evictions import ModelEvictions
 from scheduler.facts.jobs import AttemptEnding, NewJob, Outcome, Requirement
 from scheduler.facts.plans import PlanPolicy
 from scheduler.lifecycle.rows import queue as job_queue
@@ -20,7 +21,6 @@ from scheduler.lifecycle.rows import transitions
 from scheduler.model_services import rows
 from scheduler.model_services.probes import HealthProbe
 from scheduler.model_services.step import ModelStep
-from scheduler.model_services.steps.evictions import ModelEvictions
 from scheduler.models import Attempt, GpuHold, Job, ModelInstance, ModelService
 from tests.builders import GIB, NOW, snapshot
 
