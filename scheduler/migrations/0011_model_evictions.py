@@ -7,7 +7,7 @@ from django.db import migrations, models
 class Migration(migrations.Migration):
 
     dependencies = [
-        ('scheduler', '0009_standard_names'),
+        ('scheduler', '0010_blocker_log'),
     ]
 
     operations = [
