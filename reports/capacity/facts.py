@@ -7,6 +7,9 @@ from datetime import date, datetime, timedelta
 
 from scheduler.facts.jobs import Dependency, Requirement
 
+# (begin, end) of each.
+Spans = tuple[tuple[datetime, datetime], ...]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedJob:
@@ -14,7 +17,8 @@ class RecordedJob:
 
     started_at: its first placement; None = it still waits. is_assumed: it has not ended, and
     run_time is what such jobs usually take. lasts: the longest run time that the planner counts on.
-    is_counted: its wait is part of the figures; others only hold GPUs.
+    is_counted: its wait is part of the figures; others only hold GPUs. holds: when a user or an
+    operator held it.
     """
 
     id: int
@@ -32,6 +36,7 @@ class RecordedJob:
     preemptible: bool = False
     is_assumed: bool = False
     is_counted: bool = True
+    holds: Spans = ()
 
     @property
     def eligible_at(self) -> datetime:

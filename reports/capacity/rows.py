@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
@@ -16,21 +16,31 @@ from monitor.facts.readings import Health
 from monitor.gpus.policy import capability
 from monitor.models import GpuHour, ProcessHour
 from monitor.snapshot import rows as snapshots
-from reports.capacity.facts import GpuHourFigures, KnownGpu, RecordedJob
+from monitor.thresholds import rows as thresholds
+from reports.capacity.facts import GpuHourFigures, KnownGpu, RecordedJob, Spans
+from reports.capacity.policy.accounts import AccountInput
 from reports.models import CapacityResult
-from scheduler.facts.jobs import Dependency, DependencyKind, JobState
-from scheduler.facts.people import Quota
+from scheduler.blockers.policy import spells
+from scheduler.facts.blockers import BlockerCode
+from scheduler.facts.jobs import CLASSES, Dependency, DependencyKind, JobState, PriorityClass
 from scheduler.lifecycle.rows.queue_facts import REQUIREMENT_COLUMNS, Durations, requirement
-from scheduler.models import Attempt, Job, JobDependency
+from scheduler.models import Attempt, DailyGpuUsage, Job, JobDependency
 from scheduler.planner.matching import version
+from scheduler.quotas import rows as quota_rows
+from scheduler.quotas.policy import charging
+from scheduler.quotas.policy.quotas import QuotaPolicy
 from scheduler.quotas.rows import Quotas
 
 HOUR_S = 3600
+# Main blockers of a job that is held, and of one that the load holds back.
+HOLDS = frozenset({BlockerCode.HELD.value, BlockerCode.TOO_MANY_REQUEUES.value})
+LOAD = BlockerCode.PRESSURE.value
+Span = tuple[float, float]
 # Memory of others below this is the driver's own.
 LEAST_FOREIGN = 512 * 1024**2
 _JOB_COLUMNS = (
     "id", "owner__username", "priority", "name", "submitted_at", "begin_at", "array", "array_limit",
-    "preemptible", "depends", "time_limit_s", "estimate_s", *REQUIREMENT_COLUMNS,
+    "preemptible", "depends", "time_limit_s", "estimate_s", "blocker_log", *REQUIREMENT_COLUMNS,
 )  # fmt: skip
 
 
@@ -202,7 +212,7 @@ def _recorded(
         _,
         *rest,
     ) = row
-    limit_s, estimate_s, *asked = rest
+    limit_s, estimate_s, log, *asked = rest
     usual = durations(owner, name)
     estimate = _seconds(estimate_s)
     expected = usual.p50 if usual else estimate
@@ -232,6 +242,7 @@ def _recorded(
         preemptible=preemptible,
         is_assumed=is_open,
         is_counted=not is_early and started_at is not None,
+        holds=_spans(log, HOLDS, started_at or now),
     )
 
 
@@ -239,10 +250,56 @@ def _seconds(value: int | None) -> timedelta | None:
     return None if value is None else timedelta(seconds=value)
 
 
-def limits(owners: Iterable[str]) -> dict[str, Quota]:
-    """Today's limits; a daily budget of the past is not known, so none is counted."""
-    quotas = Quotas()
-    return {owner: replace(quotas.of(owner), gpu_minutes=None) for owner in owners}
+def _spans(log: str, codes: Collection[str], until: datetime) -> Spans:
+    return tuple(
+        (datetime.fromtimestamp(begin, UTC), datetime.fromtimestamp(end, UTC))
+        for begin, end in spells.spans(log, codes, until.timestamp())
+    )
+
+
+def held_back(since: datetime, now: datetime) -> dict[PriorityClass, Spans]:
+    """When the load held back jobs of each class, as recorded with the jobs that waited then."""
+    rows = Job.objects.filter(submitted_at__lt=now, blocker_log__contains=spells.ending(LOAD))
+    rows = rows.exclude(ended_at__lte=since)
+    found: dict[PriorityClass, list[Span]] = defaultdict(list)
+    for priority, log in rows.values_list("priority", "blocker_log").iterator():
+        found[CLASSES[priority]] += spells.spans(log, {LOAD}, now.timestamp())
+    return {
+        kind: tuple(
+            (datetime.fromtimestamp(begin, UTC), datetime.fromtimestamp(end, UTC))
+            for begin, end in _merged(times)
+            if end > since.timestamp()
+        )
+        for kind, times in found.items()
+    }
+
+
+def _merged(spans: Iterable[Span]) -> list[Span]:
+    found: list[Span] = []
+    for begin, end in sorted(spans):
+        if found and begin <= found[-1][1]:
+            found[-1] = (found[-1][0], max(found[-1][1], end))
+        else:
+            found.append((begin, end))
+    return found
+
+
+def accounts(host: str, owners: Iterable[str], since: datetime, gpus: int) -> AccountInput:
+    """Today's limits; usage before `since`, and use outside jobs since then, from the ledger."""
+    quotas, zone = Quotas(), settings.TIME_ZONE
+    half_life_s = thresholds.current(QuotaPolicy).half_life_hours * 3600
+    usage = quota_rows.decayed_usage_at(since, gpus, half_life_s, zone, host)
+    rows = DailyGpuUsage.objects.filter(host=host, from_at__gt=since - timedelta(days=1, hours=1))
+    rates: dict[datetime, dict[str, float]] = defaultdict(dict)
+    for owner, from_at, outside_s in rows.values_list("owner", "from_at", "outside_s"):
+        day = charging.day(from_at, zone)
+        rates[from_at][owner] = outside_s / (day.until_at - day.from_at).total_seconds()
+    return AccountInput(
+        quotas={owner: quotas.of(owner) for owner in owners},
+        usage=usage or {},
+        outside=sorted(rates.items()),
+        zone=zone,
+    )
 
 
 def store(host: str, body: Mapping[str, Any], seconds: float, now: datetime) -> None:

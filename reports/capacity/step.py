@@ -129,7 +129,8 @@ def _replays(
     given = ReplayInput(
         jobs=work.jobs,
         foreign=[change for change in rows.foreign_memory(held) if change[0] >= work.since],
-        quotas=rows.limits({job.owner for job in work.jobs}),
+        accounts=rows.accounts(host, {job.owner for job in work.jobs}, work.since, len(gpus)),
+        held_back=rows.held_back(work.since, now),
         windows=current.slots.windows,
         policy=current.policy,
         rules=current.rules,

@@ -165,10 +165,14 @@ def forget(rows: Iterable[UsageShare]) -> None:
 
 
 def decayed_usage_at(
-    at: datetime, gpus: int, half_life_s: float, zone: str
+    at: datetime, gpus: int, half_life_s: float, zone: str, host: str = ""
 ) -> dict[str, float] | None:
-    """Each user's usage at a past instant, from the daily ledger; None = it begins later."""
+    """Each user's usage at a past instant, from the daily ledger; None = it begins later.
+
+    Of the GPUs of one host, or of all hosts.
+    """
     rows = DailyGpuUsage.objects.filter(from_at__lt=at)
+    rows = rows.filter(host=host) if host else rows
     if not gpus or not rows.exists():
         return None
     recent = rows.filter(from_at__gt=at - timedelta(seconds=HALF_LIVES * half_life_s))

@@ -8,21 +8,23 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
-from reports.capacity.facts import KnownGpu, RecordedJob, ReplayFigures
+from reports.capacity.facts import KnownGpu, RecordedJob, ReplayFigures, Spans
+from reports.capacity.policy.accounts import AccountInput, Accounts
 from reports.capacity.policy.percentiles import rank
-from scheduler.facts.jobs import DependencyKind, QueuedJob
-from scheduler.facts.people import Capacity, Quota, UserAccount, Window
-from scheduler.facts.plans import Holder, PlanPolicy, RunningJob, Slot, Slots, Yield
+from scheduler.facts.blockers import Blocker, BlockerCode
+from scheduler.facts.jobs import DependencyKind, PriorityClass, QueuedJob
+from scheduler.facts.people import Capacity, Window
+from scheduler.facts.plans import Holder, PlanPolicy, RunningJob, Slot, Slots, Throttle, Yield
 from scheduler.planner import placement
 from scheduler.planner.gates import PlannerThresholds
 from scheduler.planner.plan import plan
-from scheduler.quotas.policy import charging, quotas
 
 OTHERS = "other processes"
+HELD_BACK = Blocker(code=BlockerCode.PRESSURE)
 # Time windows open and close, and memory of others changes, without a job that starts or ends.
 TICK = timedelta(hours=1)
 # Weekly windows have all been open by then: what has not started cannot start.
@@ -35,12 +37,13 @@ ForeignMemory = Sequence[tuple[datetime, Mapping[str, int]]]
 class ReplayInput:
     """What a replay is given besides the GPUs. slowness: by GPU, what run times are multiplied by.
 
-    quotas: limits of each owner as they are today, without daily budgets.
+    held_back: when no job of a class could start because of the load.
     """
 
     jobs: tuple[RecordedJob, ...]
     foreign: ForeignMemory = ()
-    quotas: Mapping[str, Quota] = field(default_factory=dict)
+    accounts: AccountInput = field(default_factory=AccountInput)
+    held_back: Mapping[PriorityClass, Spans] = field(default_factory=dict)
     windows: tuple[Window, ...] = ()
     policy: PlanPolicy = field(default_factory=PlanPolicy)
     rules: PlannerThresholds = field(default_factory=PlannerThresholds)
@@ -74,7 +77,9 @@ class Replay:
         self._kept: dict[str, int] = {}
         self._slots = {uuid: self._empty(gpu) for uuid, gpu in self._gpus.items()}
         self._starts: dict[int, datetime] = {}
-        self._capacity = _capacity(gpus)
+        self._accounts = Accounts(given.accounts, _capacity(gpus), given.rules.quotas)
+        # Ends of holds and of times of load: a job may start then.
+        self._changes = sorted(_ends_of(given), reverse=True)
         self._now: datetime | None = None
         self._ticks = 0
 
@@ -83,7 +88,10 @@ class Replay:
         now = self._next()
         if now is None:
             return False
+        self._accounts.advance(now, [run.facts for run in self._running.values()])
         self._now = now
+        while self._changes and self._changes[-1] <= now:
+            self._changes.pop()
         started = len(self._starts)
         self._end_jobs(now)
         self._change_foreign(now)
@@ -103,6 +111,8 @@ class Replay:
             times.append(self._ends[0][0])
         if self._now is not None and self._waiting and (times or self._ticks < MOST_TICKS):
             times.append(self._now + TICK)
+            if self._changes:
+                times.append(self._changes[-1])
         return min(times, default=None)
 
     def _end_jobs(self, now: datetime) -> None:
@@ -153,7 +163,7 @@ class Replay:
 
     def _plan(self, now: datetime, *, is_second: bool = False) -> None:
         """Start what fits. What was preempted leaves at once, for a second plan."""
-        queue = [self._queued(job) for job in self._ready()]
+        queue = [self._queued(job) for job in self._ready(now)]
         if not queue:
             return
         running = tuple(run.facts for run in self._running.values())
@@ -162,7 +172,8 @@ class Replay:
             gpus=tuple(self._slots.values()),
             cpu_jobs=sum(one.requirement.gpus == 0 for one in running),
             running=running,
-            people=self._people(queue, running),
+            people=self._accounts.of({job.owner for job in queue}, running, now),
+            throttle=self._throttle(now),
             windows=self._given.windows,
         )
         made = plan(queue, slots, self._given.policy, now, self._given.rules)
@@ -177,11 +188,23 @@ class Replay:
             for uuid in freed:
                 self._fill(uuid)
 
-    def _ready(self) -> list[RecordedJob]:
-        """The waiting jobs whose dependencies and array limits let them start."""
+    def _throttle(self, now: datetime) -> Throttle:
+        spans = self._given.held_back
+        return Throttle(
+            closed={
+                kind: HELD_BACK
+                for kind, times in spans.items()
+                if any(begin <= now < end for begin, end in times)
+            }
+        )
+
+    def _ready(self, now: datetime) -> list[RecordedJob]:
+        """The waiting jobs whose holds, dependencies and array limits let them start."""
         places = Counter(run.job.array for run in self._running.values())
         found = []
         for job in sorted(self._waiting.values(), key=lambda job: job.id):
+            if any(begin <= now < end for begin, end in job.holds):
+                continue
             if not all(self._is_over(one.on, one.after) for one in job.after):
                 continue
             if job.array is not None and job.array_limit is not None:
@@ -206,31 +229,6 @@ class Replay:
             time_limit=job.lasts,
             preemptible=job.preemptible,
         )
-
-    def _people(
-        self, queue: Iterable[QueuedJob], running: Sequence[RunningJob]
-    ) -> dict[str, UserAccount]:
-        """Everybody with work, with today's limits and no past usage."""
-        names = sorted({job.owner for job in queue} | {job.owner for job in running})
-        limits = {name: self._given.quotas.get(name, Quota()) for name in names}
-        weights = charging.weights({name: limits[name].share_pct for name in names})
-        targets = charging.targets(weights, {}, self._given.rules.quotas.catch_up)
-        size = self._capacity.gpu_bytes
-        found = {}
-        for name in names:
-            mine = [job.requirement for job in running if job.owner == name]
-            found[name] = UserAccount(
-                owner=name,
-                quota=limits[name],
-                weight=weights[name],
-                target=targets[name],
-                gpus=sum(one.gpus for one in mine),
-                jobs=len(mine),
-                memory_bytes=sum(quotas.memory(one, size) for one in mine),
-                charge=sum(quotas.held(one, size) for one in mine),
-                capacity=self._capacity,
-            )
-        return found
 
     def _start(self, job_id: int, gpu_uuids: tuple[str, ...], now: datetime) -> None:
         job = self._waiting.pop(job_id)
@@ -266,6 +264,11 @@ class Replay:
         for uuid in wish.gpu_uuids:
             self._fill(uuid)
 
+    @property
+    def starts(self) -> Mapping[int, datetime]:
+        """The first start of each job so far."""
+        return self._starts
+
     def figures(self) -> ReplayFigures:
         """The waits from the moment at which each job was eligible to its first start."""
         return wait_figures(
@@ -298,6 +301,11 @@ def wait_figures(
         waited_gpu_hours=gpu_s / 3600,
         never=never,
     )
+
+
+def _ends_of(given: ReplayInput) -> Iterator[datetime]:
+    for times in (*given.held_back.values(), *(job.holds for job in given.jobs)):
+        yield from (end for _, end in times)
 
 
 def _capacity(gpus: Sequence[KnownGpu]) -> Capacity:

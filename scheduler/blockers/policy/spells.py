@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Collection
 from datetime import datetime
 from itertools import pairwise
 
@@ -29,6 +30,16 @@ def seconds(log: str, since: float, until: float) -> dict[str, float]:
         if inside > 0:
             found[code] += inside
     return dict(found)
+
+
+def spans(log: str, codes: Collection[str], until: float) -> list[tuple[float, float]]:
+    """(begin, end) of each time with one of these main blockers, in epoch seconds."""
+    marks = [mark for mark in map(_mark, log.split(";")) if mark is not None]
+    return [
+        (begin, min(end, until))
+        for (begin, code), (end, _) in pairwise([*marks, (until, "")])
+        if code in codes and begin < until
+    ]
 
 
 def longest(log: str, since: float, until: float) -> str:

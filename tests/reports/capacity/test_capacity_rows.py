@@ -11,7 +11,10 @@ from monitor.facts.readings import Health
 from monitor.models import GpuHour, ProcessHour
 from monitor.snapshot import rows as snapshots
 from reports.capacity import rows
-from scheduler.models import Job
+from scheduler.blockers.policy import spells
+from scheduler.facts.jobs import PriorityClass
+from scheduler.models import DailyGpuUsage, Job
+from scheduler.quotas.policy import charging
 from tests import jobs_made
 from tests.builders import GIB, NOW, gpu, gpu_uuid, snapshot
 from tests.monitor.past import NOTHING, gpu_row, process_use
@@ -107,3 +110,41 @@ def test_only_gpus_that_answer_are_supply() -> None:
     snapshots.record(snapshot([gpu(0), gpu(1, health=Health.LOST)]))
     assert [one.uuid for one in rows.gpus("gpubox")] == [gpu_uuid(0)]
     assert rows.gpus("other") == []
+
+
+def logged(job: Job, *changes: tuple[int, str]) -> None:
+    """(minutes after NOW, main blocker)."""
+    text = "".join(spells.entry(code, NOW + timedelta(minutes=at)) for at, code in changes)
+    Job.objects.filter(pk=job.pk).update(blocker_log=text)
+
+
+def test_holds_come_from_what_was_recorded_with_the_job(alice: User) -> None:
+    job, _ = jobs_made.placed(alice)
+    job = jobs_made.running(alice)
+    logged(job, (-30, "Held"), (-10, "GpuTaken"))
+    found = {one.id: one.holds for one in work().jobs}[job.pk]
+    assert found == ((NOW - timedelta(minutes=30), NOW - timedelta(minutes=10)),)
+
+
+def test_times_of_load_of_several_jobs_are_joined_by_class(alice: User) -> None:
+    for at in (0, 5):
+        logged(jobs_made.waiting(alice), (at, "Pressure"), (at + 10, "GpuTaken"))
+    logged(jobs_made.waiting(alice, priority=1), (40, "Pressure"), (50, "GpuTaken"))
+    found = rows.held_back(NOW - timedelta(days=1), NOW + timedelta(hours=1))
+
+    def minutes(kind: PriorityClass) -> list[tuple[float, float]]:
+        return [((a - NOW).seconds / 60, (b - NOW).seconds / 60) for a, b in found[kind]]
+
+    assert minutes(PriorityClass.NORMAL) == [(0, 15)]
+    assert minutes(PriorityClass.BACKGROUND) == [(40, 50)]
+
+
+def test_past_usage_and_use_outside_jobs_come_from_the_ledger() -> None:
+    begin = charging.day(NOW, "UTC").from_at
+    for days, seconds in ((-2, 20 * 3600), (0, 12 * 3600)):
+        DailyGpuUsage.objects.create(
+            host="gpubox", owner="alice", from_at=begin + timedelta(days=days), outside_s=seconds
+        )
+    found = rows.accounts("gpubox", ["alice"], begin, 1)
+    assert found.usage["alice"] == pytest.approx(20 / 24 * (1 - 0.5**0.5) * 0.5**0.5)
+    assert found.outside[-1] == (begin, {"alice": 0.5})

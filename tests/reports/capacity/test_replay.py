@@ -4,17 +4,21 @@ from __future__ import annotations
 
 from dataclasses import replace
 from datetime import UTC, time, timedelta
+from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from reports.capacity.facts import RecordedJob
-from scheduler.facts.jobs import Dependency, DependencyKind, Requirement
-from scheduler.facts.people import Quota, Window
+from reports.capacity.policy.accounts import AccountInput, Accounts
+from scheduler.facts.jobs import Dependency, DependencyKind, PriorityClass, Requirement
+from scheduler.facts.people import Capacity, Quota, Window
 from scheduler.planner.gates import PlannerThresholds
 from scheduler.planner.order import OrderPolicy
+from scheduler.quotas.policy.quotas import QuotaPolicy
 from tests.builders import GIB, NOW, gpu_uuid
-from tests.reports.capacity.recordings import ALONE, HOUR, figures, known_gpu, recorded
+from tests.reports.capacity.recordings import ALONE, HOUR, figures, known_gpu, played, recorded
 
 HOUR_S = 3600.0
 
@@ -67,9 +71,67 @@ def test_a_begin_time_is_no_wait() -> None:
     assert figures([recorded(begin_at=NOW + 8 * HOUR)]).p90_s == 0
 
 
+def limited(**limits: Any) -> AccountInput:
+    """Alice's limits."""
+    return AccountInput(quotas={"alice": Quota(**limits)})
+
+
+def test_a_daily_budget_that_is_used_up_delays_a_job_to_the_next_day() -> None:
+    jobs = [recorded(1, hours=2, lasts=2 * HOUR), recorded(2, at_h=3, lasts=HOUR)]
+    found = figures(jobs, accounts=limited(gpu_minutes=150))
+    midnight = timedelta(days=1) - timedelta(hours=NOW.hour + 3, minutes=NOW.minute)
+    assert found.p90_s is not None
+    assert midnight <= timedelta(seconds=found.p90_s) <= midnight + HOUR
+
+
+def test_use_outside_jobs_counts_towards_the_budget() -> None:
+    given = AccountInput(
+        quotas={"alice": Quota(gpu_minutes=100)}, outside=[(NOW - HOUR, {"alice": 1.0})]
+    )
+    jobs = [recorded(1, owner="bob", hours=2), recorded(2, at_h=2, lasts=HOUR)]
+    found = figures(jobs, gpus=2, accounts=given)
+    assert found.p90_s is not None
+    assert found.p90_s > 2 * HOUR_S
+
+
+def test_who_used_more_before_waits_behind_who_used_less() -> None:
+    jobs = [
+        recorded(1, owner="carol", hours=2),
+        recorded(2, at_h=0.5),
+        recorded(3, at_h=1, owner="bob"),
+    ]
+    later = NOW + 2 * HOUR
+    unused = played(jobs).starts
+    used = played(jobs, accounts=AccountInput(usage={"alice": 0.9, "bob": 0.0})).starts
+    assert (unused[2], used[3]) == (later, later)
+    assert used[2] == later + HOUR
+
+
+def test_usage_decays_while_the_clock_advances() -> None:
+    accounts = Accounts(
+        AccountInput(usage={"alice": 0.8}), Capacity(gpu_uuids=("a",)), QuotaPolicy()
+    )
+    accounts.advance(NOW, ())
+    accounts.advance(NOW + timedelta(hours=QuotaPolicy().half_life_hours), ())
+    account = accounts.of(["alice"], (), NOW)["alice"]
+    assert account.usage == pytest.approx(0.4)
+
+
+def test_a_job_that_was_held_starts_when_it_was_released() -> None:
+    held = ((NOW, NOW + timedelta(minutes=90)),)
+    assert figures([recorded(holds=held)]).p90_s == 5400
+
+
+def test_a_class_that_the_load_held_back_starts_after_that_time() -> None:
+    spans = {PriorityClass.BACKGROUND: ((NOW, NOW + timedelta(minutes=30)),)}
+    jobs = [recorded(1, priority=1), recorded(2, priority=5)]
+    starts = played(jobs, gpus=2, held_back=spans).starts
+    assert (starts[1], starts[2]) == (NOW + timedelta(minutes=30), NOW)
+
+
 def test_todays_limits_of_a_user_hold() -> None:
     jobs = [recorded(1), recorded(2)]
-    assert figures(jobs, gpus=2, quotas={"alice": Quota(gpus=1)}).p90_s == HOUR_S
+    assert figures(jobs, gpus=2, accounts=limited(gpus=1)).p90_s == HOUR_S
 
 
 def test_an_urgent_job_preempts_one_that_allows_it_and_that_one_ends_later() -> None:
