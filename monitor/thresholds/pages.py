@@ -17,27 +17,53 @@ from monitor.thresholds.policy import Setting, Threshold
 from monitor.thresholds.wording import number
 
 BACK = "back:"
+LONGEST_SEARCH = 80
 
 
 @require_safe
 def rules(request: HttpRequest) -> HttpResponse:
-    """All policies in force, and the values that differ from the defaults."""
+    """All policies in force, or those that match `q`; first what differs from the defaults."""
     in_force = rows.ThresholdsInForce()
+    wanted = request.GET.get("q", "").strip()[:LONGEST_SEARCH]
     topics = {
-        topic: [
-            {
-                "name": name,
-                "title": rows.title(name),
-                "about": rows.about(name),
-                "settings": in_force.settings(name),
-            }
-            for name in names
-        ]
+        topic: found
         for topic, names in rows.by_topic().items()
+        if (found := [p for name in names if (p := _policy(name, in_force, wanted))["settings"]])
     }
+    changed = [
+        {"name": policy["name"], "title": policy["title"], "setting": setting}
+        for policies in topics.values()
+        for policy in policies
+        for setting in policy["settings"]
+        if not setting.is_shipped
+    ]
     profile = rows.profile()
-    context = {"topics": topics, "profile": profile, "profile_words": PROFILE_WORDS[profile]}
+    context = {
+        "topics": topics,
+        "changed": changed,
+        "q": wanted,
+        "profile": profile,
+        "profile_words": PROFILE_WORDS[profile],
+    }
     return render(request, "monitor/rules.html", context)
+
+
+def _policy(name: str, in_force: rows.ThresholdsInForce, wanted: str) -> dict[str, Any]:
+    """A policy of the page, with those of its settings that match."""
+    title, about = rows.title(name), rows.about(name)
+    words = wanted.lower().split()
+    settings = [
+        setting
+        for setting in in_force.settings(name)
+        if all(word in _searched(name, title, about, setting) for word in words)
+    ]
+    return {"name": name, "title": title, "about": about, "settings": settings}
+
+
+def _searched(name: str, title: str, about: str, setting: Setting) -> str:
+    threshold = setting.threshold
+    parts = (name, title, about, threshold.name, threshold.label, threshold.help, setting.origin)
+    return " ".join(parts).lower()
 
 
 @dataclass(frozen=True, slots=True)

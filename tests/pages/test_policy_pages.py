@@ -152,5 +152,21 @@ def test_everybody_reads_the_rules_here(alice: User, as_user: Browse, settings: 
     assert "/admin/" not in html
 
 
+def test_what_differs_from_the_defaults_comes_first(alice: User, as_user: Browse) -> None:
+    PolicyValues.objects.create(name="presence", values={"clear_s": 90})
+    html = as_user(alice).get("/rules/").content.decode()
+
+    first = html.index("Different from the defaults")
+    assert first < html.index("90 s", first) < html.index("rules-index")
+
+
+def test_the_rules_are_searched_by_all_words(alice: User, as_user: Browse) -> None:
+    html = as_user(alice).get("/rules/", {"q": "disk CLEAN"}).content.decode()
+
+    assert "Clean up above" in html
+    assert 'id="presence"' not in html
+    assert "No threshold matches" in as_user(alice).get("/rules/?q=zebra").content.decode()
+
+
 def test_a_stranger_reads_no_rules(client: Client) -> None:
     assert client.get("/rules/").status_code == 302
