@@ -199,6 +199,19 @@
     moved = true;
   });
 
+  // ---- Menus close when the reader goes on ----
+
+  function closeMenus(except) {
+    for (const menu of all("details.more[open], details.menu[open]")) if (menu !== except) menu.open = false;
+  }
+  document.addEventListener("click", (event) => closeMenus(event.target.closest("details.more, details.menu")));
+  document.addEventListener("keydown", (event) => {
+    if (event.key !== "Escape") return;
+    const menu = document.activeElement.closest("details.more[open], details.menu[open]");
+    if (menu) menu.querySelector("summary").focus();
+    closeMenus(null);
+  });
+
   // ---- What scrolls sideways can be scrolled by the keyboard ----
 
   function reachScrolling() {

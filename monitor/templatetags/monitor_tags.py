@@ -67,8 +67,12 @@ PAGES = (
     ("Shares", "shares"),
     ("Time windows", "windows"),
     ("Incidents", "incidents"),
-    ("Events", "events"),
     ("Reports", "reports"),
+)
+# Below the heading "More", so that the header stays one row.
+MORE_PAGES = (
+    ("Events", "events"),
+    ("Rules", "rules"),
     ("Disks", "disks"),
     ("Status", "status"),
 )
@@ -80,6 +84,7 @@ class PageLink:
 
     label: str
     url: str
+    is_more: bool = False
     current: str = ""
 
 
@@ -88,8 +93,9 @@ def navigation(context: Context) -> list[PageLink]:
     """The pages that this user may open; at most one is current."""
     request = context["request"]
     pages = [PageLink(label, reverse(name)) for label, name in PAGES]
+    pages += [PageLink(label, reverse(name), is_more=True) for label, name in MORE_PAGES]
     if request.user.is_staff:
-        pages.append(PageLink("Admin", reverse("admin:index")))
+        pages.append(PageLink("Admin", reverse("admin:index"), is_more=True))
     containing = [p for p in pages if request.path.startswith(p.url) and p.url != "/"]
     nearest = max(containing, key=lambda p: len(p.url), default=None)
     here = {p.url: "page" for p in pages if p.url == request.path}

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import pytest
-from playwright.sync_api import Browser, Page, ViewportSize
+from playwright.sync_api import Browser, Page, ViewportSize, expect
 
 from tests.browser.conftest import GPU_0, PHONE, Open
 from tests.processes.service import Service
@@ -96,12 +96,26 @@ def test_the_menu_of_a_small_screen_leads_to_every_page(
     menu.locator("summary").click()
     links = menu.get_by_role("link")
 
-    assert {"Dashboard", "Jobs", "Time windows", "Incidents", "Status", "Rules and thresholds"} <= {
+    assert {"Dashboard", "Jobs", "Time windows", "Incidents", "Status", "Rules"} <= {
         link.inner_text() for link in links.all()
     }
     assert menu.locator("[aria-current=page]").inner_text() == "Shares"
     menu.get_by_role("link", name="Incidents").click()
     page.wait_for_url("**/incidents/")
+
+
+def test_more_pages_open_below_the_header_and_close_with_escape(open_page: Open) -> None:
+    page = open_page("/")
+    more = page.locator("details.more")
+    more.locator("summary").click()
+    expect(more.get_by_role("link", name="Status")).to_be_visible()
+    page.keyboard.press("Escape")
+    expect(more.get_by_role("link", name="Status")).not_to_be_visible()
+    more.locator("summary").click()
+    more.get_by_role("link", name="Status").click()
+    page.wait_for_url("**/status/")
+
+    expect(more.locator("summary")).to_contain_text("Status")
 
 
 def test_the_menu_works_without_javascript(
