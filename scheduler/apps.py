@@ -19,11 +19,13 @@ class SchedulerConfig(AppConfig):
         from scheduler.lifecycle.steps import job_files
         from scheduler.live.regions import register_regions
         from scheduler.model_services import rows as model_rows
+        from scheduler.prompts import rows as prompt_rows
         from scheduler.quotas import rows as quota_rows
 
         thresholds.register_all(POLICIES, PROFILES, TOPICS)
         pruning.register(quota_rows.too_old)
         pruning.register(model_rows.too_old)
+        pruning.register(prompt_rows.too_old)
         pruning.register(job_files.expired_jobs)
         register_regions()
         status.register("scheduler/_accounts.html", job_accounts.current_rule)

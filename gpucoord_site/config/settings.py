@@ -52,6 +52,13 @@ class Config(BaseSettings):
     )
     host: Text = Field("127.0.0.1", min_length=1, description="Address to listen on.")
     port: int = Field(8000, ge=0, le=65535, description="Port to listen on; 0 takes a free one.")
+    models_port: int | None = Field(
+        None,
+        ge=0,
+        le=65535,
+        description="Port of the OpenAI-compatible endpoint for language models; not set: the"
+        " page's port + 1; 0 takes a free one. It is opened once there is a model service.",
+    )
     allowed_hosts: Names = Field(
         default_factory=list, description="Host names under which the service is reached."
     )

@@ -37,6 +37,7 @@ from scheduler.disk.api import router as disk_router
 from scheduler.jobs.api import router as scheduler_router
 from scheduler.model_services.api import router as model_router
 from scheduler.notifications.api import router as notification_router
+from scheduler.prompts.api import router as prompt_router
 from scheduler.quotas.api import router as share_router
 from scheduler.throttle.api import router as mode_router
 from scheduler.time_windows.api import router as window_router
@@ -112,6 +113,8 @@ def error_statuses(path: str, method: str, operation: Json) -> list[int]:
         statuses.add(404)
     if method != "get":
         statuses.add(413)
+    if (path, method) == ("/api/prompts/", "post"):
+        statuses.add(404)
     if method == "patch" or path.endswith(("/requeue/", "/boot/", "/unload/")):
         statuses.add(409)
     if path == "/api/reports/usage/":
@@ -201,6 +204,7 @@ def _api() -> DocumentedApi:
     )
     api.add_decorator(refuse_unknown_parameters)
     api.add_router("/jobs/", scheduler_router, tags=["Jobs"])
+    api.add_router("/prompts/", prompt_router, tags=["Prompts"])
     api.add_router("/", mode_router, tags=["Mode"])
     api.add_router("/models/", model_router, tags=["Models"])
     api.add_router("/disks/", disk_router, tags=["Disks"])

@@ -223,6 +223,16 @@ class OnDemandChild(Child):
             self.pid, self._since_t, self._last_end = None, time.time(), ""
 
 
+class StandbyChild(OnDemandChild):
+    """A child that runs as long as it is wanted: it starts again when it has ended."""
+
+    def ended(self, status: int) -> None:
+        if self.is_wanted:
+            Child.ended(self, status)
+        else:
+            self.pid, self._since_t, self._last_end = None, time.time(), ""
+
+
 def _how(status: int) -> str:
     code = os.waitstatus_to_exitcode(status)
     return f"exit code {code}" if code >= 0 else signal.Signals(-code).name

@@ -19,8 +19,15 @@ from django.db import connection, connections
 
 from gpucoord_site import __version__
 from gpucoord_site.service import children
-from gpucoord_site.service.children import HANDLED, Child, OnDemandChild, kill_session
+from gpucoord_site.service.children import (
+    HANDLED,
+    Child,
+    OnDemandChild,
+    StandbyChild,
+    kill_session,
+)
 from gpucoord_site.service.lifeline import VARIABLE
+from gpucoord_site.service.model_endpoint import EndpointSocket
 from gpucoord_site.service.report_cluster import has_reports_to_write, run_report_cluster
 from gpucoord_site.service.watchdog import Watchdog
 from gpucoord_site.service.web_watch import WebWatch
@@ -82,8 +89,11 @@ class Supervisor:
         self._web = Child("web", self._run_web, self._let_go)
         self._tasks = Child("tasks", self._run_tasks, self._let_go)
         self._reports = OnDemandChild("reports", self._run_reports, self._let_go)
+        self._models = StandbyChild("models", self._run_models, self._let_go)
+        host, port = listening.getsockname()[:2]
+        self._endpoint = EndpointSocket(host, port)
         # The loops start first, because the first figures take them longer.
-        self._children = (self._tasks, self._web, self._reports)
+        self._children = (self._tasks, self._web, self._reports, self._models)
 
     def start(self) -> None:
         children.adopt_orphans()
@@ -104,6 +114,7 @@ class Supervisor:
                     self._record()
             self._attempt(self._watch)
             self._attempt(self._look_for_reports)
+            self._attempt(self._look_for_models)
             self._watch_database_file()
             self._watch_web()
         return self._stop()
@@ -169,6 +180,14 @@ class Supervisor:
         if self._reports.should_look(time.monotonic()):
             self._reports.is_wanted = has_reports_to_write()
 
+    def _look_for_models(self) -> None:
+        """The endpoint for language models runs while there is a model service."""
+        self._endpoint.look()
+        if self._models.pid is not None and self._models.is_wanted and not self._endpoint.is_needed:
+            self._models.is_wanted = False
+            self._models.signal(signal.SIGTERM)
+        self._models.is_wanted = self._endpoint.is_usable
+
     def _watch_web(self) -> None:
         """Replace a web process that does not answer.
 
@@ -229,9 +248,17 @@ class Supervisor:
             children=[child.state() for child in self._children if child.is_shown],
             canary_t=self._watchdog.canary_t,
             canary_s=self._watchdog.canary_s,
+            models_address=self._models_address(),
         )
         with suppress(OSError):
             service_state.write(self._folder, state)
+
+    def _models_address(self) -> str:
+        """The page's address with the endpoint's port; "" = it does not listen yet."""
+        port = self._endpoint.port
+        if port is None:
+            return ""
+        return f"{self._address.rstrip('/').rpartition(':')[0]}:{port}/"
 
     def _let_go(self) -> None:
         """In a child: close what belongs to the supervisor alone."""
@@ -241,7 +268,17 @@ class Supervisor:
         os.environ[VARIABLE] = str(self._lifeline)
         connection.settings_dict["OPTIONS"] = self._options
 
+    def _run_models(self) -> int:
+        self._close_web()
+        return self._endpoint.serve()
+
+    def _close_web(self) -> None:
+        self._listening.close()
+        if self._logins is not None:
+            self._logins.listening.close()
+
     def _run_web(self) -> int:
+        self._endpoint.close()
         # Not imported at the top: it installs Twisted's reactor, which must not be shared.
         from gpucoord_site.service.web import serve
 
@@ -256,13 +293,13 @@ class Supervisor:
             LocalLogin(socket_, address, settings.CONFIG).start()
 
     def _run_tasks(self) -> int:
-        self._listening.close()
-        if self._logins is not None:
-            self._logins.listening.close()
+        self._close_web()
+        self._endpoint.close()
         return run_cluster()
 
     def _run_reports(self) -> int:
-        self._listening.close()
+        self._close_web()
+        self._endpoint.close()
         return run_report_cluster()
 
 

@@ -32,7 +32,7 @@ WORDED: dict[str, Callable[[Any], str]] = {
     "share_pct": lambda limit: f"{limit:g} %",
 }
 SUBJECT = ("user", "group")
-ALL = (*SUBJECT, *FIGURES, "reserved_pct", "gpu_share_pct", "priority")
+ALL = (*SUBJECT, *FIGURES, "reserved_pct", "gpu_share_pct", "priority", "prompts", "prompt_tokens")
 
 
 class Size(forms.CharField):
@@ -78,7 +78,7 @@ class QuotaAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
         (None, {"fields": SUBJECT, "description": Quota.__doc__ or ""}),
         ("The share", {"fields": ("share_pct", "reserved_pct", "gpu_share_pct")}),
         ("At a time", {"fields": ("gpus", "memory_bytes", "jobs", "queued", "priority")}),
-        ("In a day", {"fields": ("gpu_minutes",)}),
+        ("In a day", {"fields": ("gpu_minutes", "prompts", "prompt_tokens")}),
     )
 
     def get_list_display(self, request: HttpRequest) -> Any:

@@ -19,6 +19,7 @@ from scheduler.planner.idle_gpus import IdlePolicy
 from scheduler.planner.order import OrderPolicy
 from scheduler.planner.placement import RankPolicy
 from scheduler.planner.preemption import PreemptionPolicy
+from scheduler.prompts.policy.limits import PromptPolicy
 from scheduler.quotas.policy.quotas import QuotaPolicy
 from scheduler.sizing.policy import SizingPolicy
 from scheduler.throttle.policy.mode import ModePolicy
@@ -42,6 +43,7 @@ POLICIES: dict[str, type[Any]] = {
     "order": OrderPolicy,
     "preemption": PreemptionPolicy,
     "pressure": PressurePolicy,
+    "prompts": PromptPolicy,
     "quotas": QuotaPolicy,
     "rank": RankPolicy,
     "retries": RetryPolicy,
@@ -75,6 +77,6 @@ TOPICS: dict[str, tuple[str, ...]] = {
     ),
     "Load control": ("pressure", "utilisation", "adaptive", "mode", "idle"),
     "Limits and retention of jobs": ("bounds", "niceness", "keeping", "disk"),
-    "Language models": ("eviction",),
+    "Language models": ("eviction", "prompts"),
     "Notifications": ("notifications",),
 }

@@ -13,7 +13,7 @@ class Quota:
     None = no limit. share_pct: entitled share of the machine's GPUs. gpu_minutes: per day.
     memory_bytes: GPU memory at a time. reserved_pct: the part of the share that only
     user-initiated jobs may take. gpu_share_pct: default and most of a job's GPU time where it
-    shares a GPU.
+    shares a GPU. prompts, prompt_tokens: requests to models and their tokens, per day.
     """
 
     share_pct: float | None = None
@@ -24,6 +24,8 @@ class Quota:
     queued: int | None = None
     priority: int | None = None
     gpu_share_pct: int | None = None
+    prompts: int | None = None
+    prompt_tokens: int | None = None
     reserved_pct: float = 20.0
 
 

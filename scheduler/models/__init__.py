@@ -12,6 +12,7 @@ from scheduler.models.hosts import (
 from scheduler.models.jobs import Job, JobDependency, JobInput, SubmissionKey
 from scheduler.models.model_services import ModelBoot, ModelHour, ModelInstance, ModelService
 from scheduler.models.notifications import NotificationCursor, NotificationSettings
+from scheduler.models.prompts import ModelUse, Prompt
 from scheduler.models.quotas import DailyGpuUsage, HostCapacity, Quota, UsageShare
 from scheduler.models.sizing import AttemptUse
 from scheduler.models.windows import TimeWindow
@@ -32,9 +33,11 @@ __all__ = [
     "ModelHour",
     "ModelInstance",
     "ModelService",
+    "ModelUse",
     "NotificationCursor",
     "NotificationSettings",
     "PlanVersion",
+    "Prompt",
     "Quota",
     "SubmissionKey",
     "ThrottleState",

@@ -46,6 +46,8 @@ class Quota(models.Model):
     gpu_minutes = models.FloatField(
         "GPU-minutes a day", null=True, blank=True, validators=[MinValueValidator(0)]
     )
+    prompts = models.PositiveIntegerField("prompts a day", null=True, blank=True)
+    prompt_tokens = models.PositiveBigIntegerField("tokens of prompts a day", null=True, blank=True)
     gpus = models.PositiveIntegerField("GPUs at a time", null=True, blank=True)
     jobs = models.PositiveIntegerField("running jobs", null=True, blank=True)
     memory_bytes = models.PositiveBigIntegerField(

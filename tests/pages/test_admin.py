@@ -49,10 +49,12 @@ from scheduler.models import (
     ModelHour,
     ModelInstance,
     ModelService,
+    ModelUse,
     ModeState,
     NotificationCursor,
     NotificationSettings,
     PlanVersion,
+    Prompt,
     Quota,
     ThrottleState,
     TimeWindow,
@@ -139,6 +141,11 @@ def filled(alice: User) -> None:
     ended = Attempt.objects.exclude(ended_at=None)[0]
     AttemptUse.objects.create(attempt=ended, fingerprint="f", gpu_s=60, mean_pct=34.0)
     LoginLink.objects.create(user=alice, digest="d", expires_at=NOW)
+    Prompt.objects.create(
+        owner=alice, model="small", type="generate", priority=3, created_at=NOW,
+        messages=[{"role": "user", "content": "hello"}],
+    )  # fmt: skip
+    ModelUse.objects.create(hour_at=NOW, model="small", owner="alice", requests=1)
     NotificationSettings.objects.create(user=alice, kinds=["finished"])
     NotificationCursor.objects.create(seen_event=7)
     _models()

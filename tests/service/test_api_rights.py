@@ -14,7 +14,9 @@ from monitor.accounts.rows import tokens
 from monitor.facts.accounts import TokenScope, up_to
 from monitor.models import ApiToken
 from monitor.snapshot import rows as snapshots
+from scheduler.facts.prompts import NewPrompt
 from scheduler.models import ModelService
+from scheduler.prompts import rows as prompts
 from tests.builders import NOW, gpu_uuid, snapshot
 from tests.jobs_made import waiting
 from tests.pages.test_incidents_page import made
@@ -37,6 +39,7 @@ class Call:
 
 WINDOW = {"days": [0], "start": "20:00", "end": "22:00", "reason": "course"}
 MODEL = {"name": "qwen2.5:7b", "command": "serve --port {port}", "gpus": 0}
+HELLO = NewPrompt(model="small", messages=({"role": "user", "content": "hello"},))
 CALLS = (
     Call("GET", "/api/models/", READ, ALL),
     Call("POST", "/api/models/", SUBMIT, OPERATORS, MODEL),
@@ -45,6 +48,10 @@ CALLS = (
     Call("POST", "/api/models/{model}/boot/", SUBMIT, OPERATORS),
     Call("POST", "/api/models/{model}/unload/", SUBMIT, OPERATORS),
     Call("DELETE", "/api/models/{model}/", SUBMIT, OPERATORS),
+    Call("GET", "/api/prompts/", READ, ALL),
+    Call("POST", "/api/prompts/", SUBMIT, ALL, {"model": "small", "prompt": "hello"}),
+    Call("GET", "/api/prompts/{prompt}/", READ, OWNER),
+    Call("POST", "/api/prompts/{prompt}/cancel/", SUBMIT, OWNER),
     Call("GET", "/api/jobs/", READ, ALL),
     Call("POST", "/api/jobs/", SUBMIT, ALL, {"command": "true"}),
     Call("POST", "/api/jobs/batch/", SUBMIT, ALL, {"jobs": [{"command": "true"}]}),
@@ -104,6 +111,7 @@ def names() -> dict[str, str]:
     ModelService.objects.create(name="small", argv=["serve", "{port}"], gpus=0)
     return {
         "model": "small",
+        "prompt": str(prompts.create(HELLO, alice, NOW).pk),
         "job": str(waiting(alice).pk),
         "gpu": gpu_uuid(),
         "incident": str(made().pk),

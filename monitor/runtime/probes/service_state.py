@@ -26,7 +26,10 @@ class ChildState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServiceState:
-    """`canary_*`: the last test task that the task cluster completed and acknowledged."""
+    """`canary_*`: the last test task that the task cluster completed and acknowledged.
+
+    models_address: of the endpoint for language models; "" = there was no model yet.
+    """
 
     pid: int
     boot_id: str
@@ -37,6 +40,7 @@ class ServiceState:
     children: Sequence[ChildState] = field(default=())
     canary_t: float | None = None
     canary_s: float | None = None
+    models_address: str = ""
 
 
 def write(folder: Path, state: ServiceState) -> None:

@@ -1,0 +1,116 @@
+"""The process of the endpoint for language models: uvicorn, while there is a model service.
+
+It is not part of the web process: streams must not delay the live view, and daphne does not slow
+down for a client that reads slowly.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+import socket
+import time
+from collections.abc import Callable
+
+from django.conf import settings
+
+from gpucoord_site.http import rate_limits
+from gpucoord_site.service.startup_checks import UnableToStart, bind
+from scheduler.model_proxy import rows
+
+LOOK_EVERY_S = 3.0
+# After SIGTERM, streams are ended after this time; the supervisor kills after 2 s.
+STOP_S = 1
+FAULT = {"kind": "MODELS_PORT_UNUSABLE"}
+logger = logging.getLogger(__name__)
+
+
+class EndpointSocket:
+    """The listening socket, which the supervisor holds, and whether it is needed."""
+
+    def __init__(self, host: str, web_port: int) -> None:
+        config = settings.CONFIG
+        self._host = host
+        chosen = config.models_port
+        # Where the page takes a free port, so does the endpoint.
+        follows = 0 if config.port == 0 else web_port + 1
+        self._port = follows if chosen is None else chosen
+        self._listening: socket.socket | None = None
+        self._looked_t = -LOOK_EVERY_S
+        self._problem = ""
+        self.is_needed = False
+
+    @property
+    def port(self) -> int | None:
+        """None: it does not listen."""
+        return None if self._listening is None else int(self._listening.getsockname()[1])
+
+    @property
+    def is_usable(self) -> bool:
+        return self.is_needed and self._listening is not None
+
+    def look(self) -> None:
+        """Every LOOK_EVERY_S: whether there is a model service; listen once there is one."""
+        now = time.monotonic()
+        if now - self._looked_t < LOOK_EVERY_S:
+            return
+        self._looked_t = now
+        self.is_needed = rows.exists()
+        if self.is_needed and self._listening is None:
+            self._bind()
+
+    def _bind(self) -> None:
+        try:
+            self._listening = bind(self._host, min(self._port, 65535))
+            self._problem = ""
+        except UnableToStart as error:
+            if str(error) != self._problem:
+                self._problem = str(error)
+                text = "The endpoint for language models can't listen: %s Set models_port."
+                logger.error(text, error, extra=FAULT)
+
+    def close(self) -> None:
+        """In a child that does not serve it."""
+        if self._listening is not None:
+            self._listening.close()
+
+    def serve(self) -> int:
+        """Serve until SIGTERM; returns the exit code."""
+        if self._listening is None:
+            return 1
+        return serve(self._listening)
+
+
+def serve(listening: socket.socket) -> int:
+    import uvicorn
+
+    from scheduler.model_proxy.api.app import ModelEndpoint
+    from scheduler.model_proxy.api.worker import work_on_prompts
+
+    application = ModelEndpoint(settings.CONFIG.node, _rate_limit(), work_on_prompts)
+    gc.freeze()
+    config = uvicorn.Config(
+        application,
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        lifespan="on",
+        timeout_graceful_shutdown=STOP_S,
+        timeout_keep_alive=30,
+        ws="none",
+        proxy_headers=False,
+    )
+    server = uvicorn.Server(config)
+    server.run(sockets=[listening])
+    return 0 if server.started else 1
+
+
+def _rate_limit() -> Callable[[int], float]:
+    """The same limit as REST has; its counts are of this process."""
+    limit = rate_limits.RateLimit()
+
+    def delay(user: int) -> float:
+        per_minute: int = settings.CONFIG.requests_per_minute
+        return limit.delay(user, per_minute, time.monotonic()) if per_minute else 0.0
+
+    return delay

@@ -1,0 +1,237 @@
+"""The OpenAI-compatible endpoint: an ASGI application for a server with send back-pressure."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import re
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from contextlib import suppress
+from typing import Any
+
+from django.db import DatabaseError
+
+from monitor.runtime.rows.item_isolation import FaultLog
+from scheduler.facts.prompts import DayUse
+from scheduler.model_proxy.api.book import Book
+from scheduler.model_proxy.api.exchange import Exchange, Outlet, Send, busy
+from scheduler.model_proxy.facts import Caller, Limits, ModelRequest, Refused
+from scheduler.model_proxy.policy import openai
+from scheduler.model_proxy.senders import Upstream
+from scheduler.prompts.policy.limits import over_quota
+
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+# Seconds until the user's next request is accepted; 0 = it is.
+RateLimit = Callable[[int], float]
+# Runs beside the endpoint until it is cancelled.
+Companion = Callable[[Book, Upstream], Awaitable[None]]
+WHO = "Send a token of gpucoord: Authorization: Bearer TOKEN. The page /account/ makes one."
+REFUSED = "This token is unknown, expired or revoked. The page /account/ makes a new one."
+NO_SCOPE = "This token lacks the scope `submit`. Create one with it on the page /account/."
+FAULT = {"kind": "MODEL_PROXY_FAULT"}
+_WAIT = re.compile(r"\bwait=(\d{1,5})\b")
+logger = logging.getLogger(__name__)
+
+
+class ModelEndpoint:
+    """Requests of clients; `companion` runs while the application does."""
+
+    def __init__(
+        self,
+        host: str,
+        rate_limit: RateLimit = lambda _: 0.0,
+        companion: Companion | None = None,
+        limits: Limits = Limits(),  # noqa: B008 - frozen
+    ) -> None:
+        self._host, self._rate_limit, self._companion = host, rate_limit, companion
+        self._limits = limits
+        self._held_bytes = 0
+        self._faults = FaultLog(logger)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await self._live(receive, send)
+        elif scope["type"] == "http":
+            await self._answer(scope, receive, send)
+        else:
+            await send({"type": "websocket.close"})
+
+    async def _live(self, receive: Receive, send: Send) -> None:
+        await receive()
+        self._book = Book(self._host)
+        async with Upstream() as self._upstream:
+            await self._book.sync()
+            tasks = [asyncio.create_task(self._book.run())]
+            if self._companion is not None:
+                companion = self._companion(self._book, self._upstream)
+                tasks.append(asyncio.ensure_future(companion))
+            await send({"type": "lifespan.startup.complete"})
+            await receive()
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            await self._book.sync()
+        self._book.close()
+        await send({"type": "lifespan.shutdown.complete"})
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        outlet = Outlet(send)
+        try:
+            await self._route(scope, receive, outlet)
+        except Refused as refused:
+            await outlet.refuse(refused)
+        except Exception as error:
+            about = {**FAULT, "method": scope["method"], "path": scope["path"]}
+            self._faults.log(error, "A request to the endpoint for models failed", about)
+            text = "gpucoord failed with this request; its log says why."
+            await outlet.refuse(Refused(500, text, type_="server_error"))
+
+    async def _route(self, scope: Scope, receive: Receive, outlet: Outlet) -> None:
+        method, path = scope["method"], scope["path"].removeprefix("/v1").strip("/")
+        headers = _headers(scope)
+        if scope["path"] == "/healthz":
+            await _json(outlet, {"status": "ok"})
+        elif path == "models" or path.startswith("models/"):
+            _check_method(method, {"GET", "HEAD"})
+            await self._caller(scope, headers)
+            await self._list(path.removeprefix("models").strip("/"), outlet)
+        elif path in openai.PATHS:
+            _check_method(method, {"POST"})
+            await self._post(path, scope, receive, outlet)
+        else:
+            names = ", ".join(f"/v1/{name}" for name in (*openai.PATHS, "models"))
+            raise Refused(404, f"There is no such address. There are: {names}.")
+
+    async def _caller(self, scope: Scope, headers: Mapping[str, str]) -> Caller:
+        """Raises Refused."""
+        scheme, _, token = headers.get("authorization", "").partition(" ")
+        if scheme.lower() != "bearer" or not token.strip():
+            raise Refused(401, WHO, code="missing_api_key")
+        try:
+            caller = await self._book.caller(token.strip())
+        except DatabaseError:
+            text = "The database does not answer."
+            raise Refused(503, text, type_="server_error", retry_after_s=5) from None
+        if caller is None:
+            about = {"address": (scope.get("client") or ("",))[0], "path": scope["path"]}
+            logger.warning("A token was refused", extra={"kind": "TOKEN_REFUSED", **about})
+            raise Refused(401, REFUSED, code="invalid_api_key")
+        if delay := self._rate_limit(caller.user_id):
+            text = f"Too many requests. Try again in {delay:.0f} s."
+            raise _too_many(text, "rate_limit_exceeded", max(1, round(delay)))
+        return caller
+
+    async def _list(self, name: str, outlet: Outlet) -> None:
+        made = self._book.board.situation.made
+        if not name:
+            await _json(outlet, openai.model_list(sorted(made.items())))
+        elif name in made:
+            await _json(outlet, openai.model_entry(name, made[name]))
+        else:
+            raise openai.unknown_model(name, made)
+
+    async def _post(self, path: str, scope: Scope, receive: Receive, outlet: Outlet) -> None:
+        headers = _headers(scope)
+        caller = await self._caller(scope, headers)
+        if not caller.may_submit:
+            raise Refused(403, NO_SCOPE, code="missing_scope")
+        body = await self._body(headers, receive)
+        self._held_bytes += len(body)
+        try:
+            request = openai.parse(path, body, headers.get(openai.PRIORITY_HEADER, ""))
+            self._admit(request, caller)
+            wait_s = _wait_s(headers, self._book.board.situation.policy.wait_s)
+            exchange = Exchange(self._book.board, self._upstream, outlet, wait_s)
+            await _until_client_leaves(receive, exchange.run(request, caller))
+        finally:
+            self._held_bytes -= len(body)
+
+    def _admit(self, request: ModelRequest, caller: Caller) -> None:
+        """Raises Refused."""
+        board = self._book.board
+        service = board.service(request.model)
+        if service is None:
+            raise openai.unknown_model(request.model, board.situation.made)
+        if not service.is_enabled:
+            raise Refused(503, f"An operator has switched {service.name} off.", code="disabled")
+        highest = caller.quota.priority
+        if highest is not None and request.priority > highest:
+            text = f"{openai.PRIORITY_HEADER} may be at most {highest} by your quota."
+            raise Refused(403, text, code="priority_too_high")
+        most = board.situation.policy.waiting
+        if board.waiting_of(caller.name) >= most:
+            text = f"{most} of your requests wait already. Try again later."
+            raise _too_many(text, "too_many_waiting", 10)
+        came = board.came_since(caller.name, caller.written)
+        used = DayUse(caller.used.requests + came, caller.used.tokens)
+        if reason := over_quota(caller.quota, used):
+            raise _too_many(reason, "insufficient_quota", None)
+
+    async def _body(self, headers: Mapping[str, str], receive: Receive) -> bytes:
+        """Raises Refused: it is too large, or the requests that wait take too much memory."""
+        most = self._limits.body
+        too_large = Refused(413, f"The body may have at most {most // 1024**2} MiB.")
+        length = headers.get("content-length", "0")
+        if length.isdecimal() and int(length) > most:
+            raise too_large
+        if self._held_bytes > self._limits.all_bodies - most:
+            raise busy(None, "The endpoint")
+        pieces, size, more = [], 0, True
+        while more:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                raise Refused(400, "The client left before its body was complete.")
+            piece = message.get("body", b"")
+            pieces.append(piece)
+            size, more = size + len(piece), message.get("more_body", False)
+            if size > most:
+                raise too_large
+        return b"".join(pieces)
+
+
+async def _until_client_leaves(receive: Receive, work: Awaitable[None]) -> None:
+    """Do the work; cancel it when the client leaves, which ends the request to the instance."""
+    task, gone = asyncio.ensure_future(work), asyncio.ensure_future(_gone(receive))
+    try:
+        await asyncio.wait([task, gone], return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            await task
+    finally:
+        for each in (task, gone):
+            each.cancel()
+        with suppress(asyncio.CancelledError, Exception):
+            await asyncio.gather(task, gone, return_exceptions=True)
+
+
+async def _gone(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+def _headers(scope: Scope) -> dict[str, str]:
+    return {
+        name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]
+    }
+
+
+def _check_method(method: str, allowed: set[str]) -> None:
+    if method not in allowed:
+        raise Refused(405, f"Use {' or '.join(sorted(allowed))} here.")
+
+
+def _too_many(text: str, code: str, retry_after_s: int | None) -> Refused:
+    return Refused(429, text, type_="rate_limit_error", code=code, retry_after_s=retry_after_s)
+
+
+def _wait_s(headers: Mapping[str, str], longest: float) -> float:
+    """The header `Prefer: wait=SECONDS` (RFC 7240) shortens the wait."""
+    found = _WAIT.search(headers.get("prefer", ""))
+    return min(longest, float(found[1])) if found else longest
+
+
+async def _json(outlet: Outlet, value: object) -> None:
+    await outlet.begin(200, "application/json")
+    await outlet.piece(json.dumps(value).encode())
+    await outlet.end()

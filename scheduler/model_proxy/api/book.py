@@ -1,0 +1,129 @@
+"""Keeps the board and the rows equal: reads services, writes counters, a few times a second."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import replace
+from typing import TypeVar
+
+from django.db import DatabaseError, connections
+from django.utils import timezone
+
+from monitor.runtime.rows.item_isolation import FaultLog
+from monitor.runtime.rows.wakeups import Listener
+from scheduler.model_proxy import rows
+from scheduler.model_proxy.api.board import Board
+from scheduler.model_proxy.facts import Caller
+from scheduler.model_proxy.rows import SituationReader
+
+T = TypeVar("T")
+# The rows are read this often, and at once when a wake-up comes, but not more often than the pause.
+READ_EVERY_S = 0.5
+PAUSE_S = 0.05
+CALLER_S = 3.0
+MOST_CALLERS = 5000
+FAULT = {"kind": "MODEL_PROXY_FAULT"}
+WAKE = "models"
+logger = logging.getLogger(__name__)
+
+
+class Database:
+    """A thread with a connection of its own."""
+
+    def __init__(self, name: str) -> None:
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix=name)
+
+    async def __call__(self, action: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._pool, self._run, action)
+
+    def _run(self, action: Callable[[], T]) -> T:
+        try:
+            return action()
+        except DatabaseError:
+            connections.close_all()
+            raise
+
+    def close(self) -> None:
+        self._pool.submit(connections.close_all)
+        self._pool.shutdown(wait=False)
+
+
+class Book:
+    """`run()` until it is cancelled."""
+
+    def __init__(self, host: str) -> None:
+        self.host = host
+        self._stir = asyncio.Event()
+        self.board = Board(self._stir.set)
+        self.database = Database("book")
+        self._auth = Database("auth")
+        self._reader = SituationReader(host)
+        self._faults = FaultLog(logger)
+        self._callers: dict[str, tuple[float, Caller | None]] = {}
+
+    async def run(self) -> None:
+        """Read once, then keep on reading and writing. Counters of a killed endpoint are reset."""
+        loop = asyncio.get_running_loop()
+        with Listener(WAKE) as heard:
+            loop.add_reader(heard.fileno(), self._hear, heard)
+            try:
+                await self._attempt(lambda: rows.reset(self.host))
+                while True:
+                    await self.sync()
+                    with suppress(TimeoutError):
+                        await asyncio.wait_for(self._stir.wait(), READ_EVERY_S)
+                    await asyncio.sleep(PAUSE_S)
+            finally:
+                loop.remove_reader(heard.fileno())
+
+    async def sync(self) -> None:
+        """One pass: write what has changed, then read."""
+        self._stir.clear()
+        changes = self.board.take_changes()
+        if any(changes):
+            if await self._attempt(lambda: rows.write(*changes, timezone.now())) is FAILED:
+                self.board.restore(*changes)
+            else:
+                self.board.written(changes[1])
+        owners = self.board.waiting_owners()
+        situation = await self._attempt(lambda: self._reader.read(owners, timezone.now()))
+        if isinstance(situation, rows.Situation):
+            self.board.update(situation)
+
+    async def caller(self, token: str) -> Caller | None:
+        """The user of a token, at most CALLER_S old. Raises DatabaseError."""
+        known = self._callers.get(token)
+        if known is not None and time.monotonic() < known[0]:
+            return known[1]
+        written = self.board.written_of.copy()
+        caller = await self._auth(lambda: rows.caller_of(token, timezone.now()))
+        if len(self._callers) >= MOST_CALLERS:
+            self._callers.clear()
+        if caller is not None:
+            caller = replace(caller, written=written[caller.name])
+            self._callers[token] = (time.monotonic() + CALLER_S, caller)
+        return caller
+
+    def close(self) -> None:
+        self.database.close()
+        self._auth.close()
+
+    def _hear(self, heard: Listener) -> None:
+        heard.drain()
+        self._stir.set()
+
+    async def _attempt(self, action: Callable[[], object]) -> object:
+        try:
+            return await self.database(action)
+        except Exception as error:
+            text = "The endpoint for models can't read or write its rows"
+            self._faults.log(error, text, FAULT)
+            return FAILED
+
+
+FAILED = object()

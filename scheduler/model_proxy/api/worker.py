@@ -1,0 +1,230 @@
+"""Gives the prompts of the queue to instances, and stores each answer once.
+
+A prompt belongs to the worker that claimed it. What a killed worker had is put back by the next
+one of the host; an answer of an attempt that is no longer current is dropped.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import secrets
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from datetime import datetime
+from typing import TypeVar
+
+from django.db import DatabaseError
+from django.utils import timezone
+
+from monitor.runtime.rows.item_isolation import FaultLog
+from monitor.runtime.rows.wakeups import Listener
+from scheduler.facts.prompts import Answer
+from scheduler.model_proxy.api.board import Board, Place
+from scheduler.model_proxy.api.book import FAULT, Book
+from scheduler.model_proxy.policy.openai import EventReader, Tally, error_text
+from scheduler.model_proxy.senders import InstanceFailed, Reply, Upstream
+from scheduler.models import Prompt
+from scheduler.prompts import rows
+from scheduler.prompts.wording import sentence
+
+T = TypeVar("T")
+LOOK_EVERY_S = 1.0
+# Prompts of the queue that this process looks at; the others follow when these are answered.
+MOST_AT_ONCE = 200
+# An answer that grows is stored this often, for those who watch.
+STORE_EVERY_S = 0.5
+logger = logging.getLogger(__name__)
+
+
+class Lost(Exception):
+    """The attempt is no longer the current one: the prompt was cancelled, or put back."""
+
+
+class PromptFailed(Exception):
+    """The prompt can't be answered; the text says why."""
+
+
+async def work_on_prompts(book: Book, upstream: Upstream) -> None:
+    """Run until it is cancelled."""
+    await PromptWorker(book, upstream).run()
+
+
+class PromptWorker:
+    def __init__(self, book: Book, upstream: Upstream) -> None:
+        self._book, self._upstream = book, upstream
+        self._host, self._name = book.host, secrets.token_hex(8)
+        self._tasks: dict[int, asyncio.Task[None]] = {}
+        self._places: dict[int, Place] = {}
+        self._faults = FaultLog(logger)
+
+    async def run(self) -> None:
+        stir = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        with Listener(rows.WAKE) as heard:
+            loop.add_reader(heard.fileno(), _hear, heard, stir)
+            try:
+                while True:
+                    stir.clear()
+                    await self._look()
+                    with suppress(TimeoutError):
+                        await asyncio.wait_for(stir.wait(), LOOK_EVERY_S)
+            finally:
+                loop.remove_reader(heard.fileno())
+                await self._end()
+
+    async def _end(self) -> None:
+        """Put the prompts in hand back, as the process ends in order."""
+        tasks = list(self._tasks.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._attempt(lambda: self._recover([]))
+
+    def _recover(self, in_hand: list[int]) -> int:
+        return rows.recover(self._host, self._name, in_hand, timezone.now())
+
+    async def _look(self) -> None:
+        """Queue new prompts at the board, and store why the others wait."""
+        in_hand = list(self._tasks)
+        await self._attempt(lambda: self._recover(in_hand))
+        waiting = await self._attempt(lambda: rows.waiting(MOST_AT_ONCE))
+        if waiting is None:
+            return
+        listed = {row.pk for row in waiting}
+        for row in waiting:
+            if row.pk not in self._tasks:
+                self._tasks[row.pk] = asyncio.create_task(self._follow(row))
+        for id_, task in list(self._tasks.items()):
+            place = self._places.get(id_)
+            if id_ not in listed and place is not None and not place.taken.done():
+                # Cancelled, or taken by another host.
+                task.cancel()
+        waits = [(id_, text) for id_ in listed if (text := self._why(id_))]
+        if waits:
+            await self._attempt(lambda: rows.explain(waits))
+
+    def _why(self, prompt_id: int) -> str:
+        place = self._places.get(prompt_id)
+        if place is None:
+            return ""
+        if self._board.service(place.request.service) is None:
+            return f"there is no model {place.request.service} any more"
+        wait = self._board.wait_of(place)
+        return sentence(wait) if wait else ""
+
+    @property
+    def _board(self) -> Board:
+        return self._book.board
+
+    async def _follow(self, row: Prompt) -> None:
+        """One prompt: wait for an instance, ask it, store the answer."""
+        try:
+            owner = row.owner.get_username()
+            with self._board.enter(row.model, owner, row.priority, ("prompt", row.pk)) as place:
+                self._places[row.pk] = place
+                instance = await place.taken
+                attempt = await self._db(
+                    lambda: rows.claim(row.pk, self._host, self._name, instance.id, timezone.now())
+                )
+                if attempt is not None:
+                    await self._answer(row, attempt, place)
+        except Lost:
+            pass
+        except Exception as error:
+            self._faults.log(error, f"Prompt {row.pk} can't be followed", FAULT)
+            await asyncio.sleep(LOOK_EVERY_S)
+        finally:
+            self._places.pop(row.pk, None)
+            self._tasks.pop(row.pk, None)
+
+    async def _answer(self, row: Prompt, attempt: int, place: Place) -> None:
+        policy = self._board.situation.policy
+        try:
+            if not await self._db(lambda: rows.begin(row.pk, attempt, timezone.now())):
+                raise Lost
+            async with asyncio.timeout(policy.answer_s):
+                answer = await self._ask(row, attempt, place, policy.stall_s)
+        except PromptFailed as failed:
+            reason = str(failed)
+            await self._db(lambda: rows.fail(row.pk, attempt, reason, timezone.now()))
+        except (InstanceFailed, TimeoutError) as failed:
+            reason = f"The instance failed: {str(failed) or 'the answer took too long'}"
+            self._board.suspect(place)
+            await self._db(lambda: rows.put_back(row.pk, attempt, reason, timezone.now()))
+        else:
+            if not await self._db(lambda: rows.complete(row.pk, attempt, answer, timezone.now())):
+                raise Lost
+
+    async def _ask(self, row: Prompt, attempt: int, place: Place, stall_s: float) -> Answer:
+        instance = place.taken.result()
+        body = request_body(row)
+        reader, tally = EventReader(), Tally(request_bytes=len(body))
+        async with self._upstream.post(f"{instance.url}/chat/completions", body, stall_s) as reply:
+            if reply.status >= 400:
+                text = error_text(await reply.error_body())
+                raise PromptFailed(f"The model's server refused it ({reply.status}): {text}")
+            await self._read(row.pk, attempt, place, reply, reader, tally)
+        if reader.error:
+            raise PromptFailed(reader.error)
+        if not reader.is_done:
+            raise InstanceFailed("its answer ended in the middle")
+        reported = tally.reported()
+        self._board.answered(place, tally.tokens(), estimated=reported is None)
+        asked, answered = reported or (None, None)
+        text = "".join(reader.text)
+        return Answer(text=text, prompt_tokens=asked, completion_tokens=answered)
+
+    async def _read(
+        self,
+        prompt_id: int,
+        attempt: int,
+        place: Place,
+        reply: Reply,
+        reader: EventReader,
+        tally: Tally,
+    ) -> None:
+        """Read the answer; store its beginning now and then."""
+        stored_s, first_at = time.monotonic(), None
+        async for piece in reply.pieces():
+            tally.feed(piece)
+            reader.feed(piece)
+            if first_at is None:
+                first_at, place.first_s = timezone.now(), time.monotonic()
+            if time.monotonic() - stored_s >= STORE_EVERY_S:
+                stored_s = time.monotonic()
+                await self._store(prompt_id, attempt, "".join(reader.text), first_at)
+
+    async def _store(self, prompt_id: int, attempt: int, text: str, at: datetime) -> None:
+        """Raises Lost, which ends the request to the instance."""
+        if not await self._db(lambda: rows.grow(prompt_id, attempt, text, at)):
+            raise Lost
+
+    async def _db(self, action: Callable[[], T]) -> T:
+        return await self._book.database(action)
+
+    async def _attempt(self, action: Callable[[], T]) -> T | None:
+        """None: the database does not answer; this is logged once."""
+        try:
+            return await self._db(action)
+        except DatabaseError as error:
+            self._faults.log(error, "The queue of prompts can't be read or written", FAULT)
+            return None
+
+
+def _hear(heard: Listener, stir: asyncio.Event) -> None:
+    heard.drain()
+    stir.set()
+
+
+def request_body(row: Prompt) -> bytes:
+    """The request to the instance. Its parameters cannot replace the model or the messages."""
+    fixed = {
+        "model": row.model,
+        "messages": row.messages,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
+    return json.dumps({**row.parameters, **fixed}).encode()

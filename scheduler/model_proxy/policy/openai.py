@@ -1,0 +1,173 @@
+"""Policy: OpenAI's protocol as far as the endpoint reads it: requests, errors, events, usage.
+
+Bodies and answers are passed on as they are; nothing is translated.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from scheduler.facts.jobs import PRIORITIES
+from scheduler.facts.prompts import DEFAULT_PRIORITY
+from scheduler.model_proxy.facts import ModelRequest, Refused
+
+PATHS = ("chat/completions", "completions", "embeddings")
+PRIORITY_HEADER = "x-gpucoord-priority"
+LONGEST_MODEL = 100
+_ASKED = re.compile(rb'"prompt_tokens"\s*:\s*(\d{1,12})')
+_ANSWERED = re.compile(rb'"completion_tokens"\s*:\s*(\d{1,12})')
+# Where servers put the usage: at the end, or before the data of embeddings.
+HEAD, TAIL = 4096, 16_384
+# A token of English text has about this many bytes.
+BYTES_PER_TOKEN = 4
+
+
+def parse(path: str, body: bytes, priority: str = "") -> ModelRequest:
+    """Raises Refused with a sentence."""
+    try:
+        value = json.loads(body)
+    except (ValueError, RecursionError):
+        raise Refused(400, "The body is no JSON.") from None
+    if not isinstance(value, dict):
+        raise Refused(400, "The body must be a JSON object.")
+    model = value.get("model")
+    if not isinstance(model, str) or not model:
+        raise Refused(400, "Name the model: field `model`.", param="model")
+    streams = value.get("stream", False)
+    if streams is not None and not isinstance(streams, bool):
+        raise Refused(400, "`stream` must be true or false.", param="stream")
+    if path == "embeddings" and streams:
+        raise Refused(400, "Embeddings are not streamed.", param="stream")
+    return ModelRequest(
+        path=path,
+        model=model[:LONGEST_MODEL],
+        body=body,
+        streams=bool(streams),
+        priority=_priority(priority),
+    )
+
+
+def _priority(text: str) -> int:
+    if not text:
+        return DEFAULT_PRIORITY
+    if text.strip() not in {str(number) for number in PRIORITIES}:
+        least, most = min(PRIORITIES), max(PRIORITIES)
+        raise Refused(400, f"{PRIORITY_HEADER} must be a number from {least} to {most}.")
+    return int(text)
+
+
+def unknown_model(model: str, names: Iterable[str]) -> Refused:
+    known = ", ".join(sorted(names)) or "none yet"
+    text = f"There is no model {model!r}. Models: {known}."
+    return Refused(404, text, code="model_not_found", param="model")
+
+
+def error_body(refused: Refused) -> bytes:
+    """The error as OpenAI's clients read it."""
+    about = {
+        "message": refused.message,
+        "type": refused.type,
+        "param": refused.param,
+        "code": refused.code,
+    }
+    return json.dumps({"error": about}).encode()
+
+
+def error_event(refused: Refused) -> bytes:
+    """The same inside a stream that has begun."""
+    return b"data: " + error_body(refused) + b"\n\n"
+
+
+def comment(text: str) -> bytes:
+    """A line of a stream that clients skip."""
+    return f": {' '.join(text.split())}\n\n".encode()
+
+
+def model_list(rows: Iterable[tuple[str, float]]) -> dict[str, Any]:
+    """Names of models and when they were made, in seconds of Unix time."""
+    return {"object": "list", "data": [model_entry(name, made) for name, made in rows]}
+
+
+def model_entry(name: str, made: float) -> dict[str, Any]:
+    return {"id": name, "object": "model", "created": int(made), "owned_by": "gpucoord"}
+
+
+@dataclass(slots=True)
+class Tally:
+    """Counts the tokens of an answer that passes by: as the server reports, else by its events."""
+
+    request_bytes: int = 0
+    events: int = 0
+    _head: bytes = b""
+    _tail: bytes = b""
+    size: int = field(default=0)
+
+    def feed(self, chunk: bytes) -> None:
+        if len(self._head) < HEAD:
+            self._head += chunk[: HEAD - len(self._head)]
+        self._tail = (self._tail + chunk)[-TAIL:] if len(chunk) < TAIL else chunk[-TAIL:]
+        self.events += chunk.count(b"data:")
+        self.size += len(chunk)
+
+    def reported(self) -> tuple[int, int] | None:
+        """Tokens of the prompt and of the answer; None: the server did not say."""
+        asked, answered = self._last(_ASKED), self._last(_ANSWERED)
+        if asked is None and answered is None:
+            return None
+        return asked or 0, answered or 0
+
+    def tokens(self) -> tuple[int, int]:
+        """As reported, else an estimate: an event is a token, and so are four bytes of a prompt."""
+        return self.reported() or (self.request_bytes // BYTES_PER_TOKEN, max(0, self.events - 1))
+
+    def _last(self, pattern: re.Pattern[bytes]) -> int | None:
+        found = pattern.findall(self._tail) or pattern.findall(self._head)
+        return int(found[-1]) if found else None
+
+
+class EventReader:
+    """The text of an answer from the events of a stream of chat completions."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+        self.text: list[str] = []
+        self.error = ""
+        self.is_done = False
+
+    def feed(self, chunk: bytes) -> None:
+        lines = (self._rest + chunk).split(b"\n")
+        self._rest = lines.pop()
+        for line in lines:
+            if line.startswith(b"data:"):
+                self._event(line[5:].strip())
+
+    def _event(self, data: bytes) -> None:
+        if data == b"[DONE]":
+            self.is_done = True
+            return
+        try:
+            event = json.loads(data)
+            if "error" in event:
+                self.error = error_text(data)
+            for choice in event.get("choices") or ():
+                piece = (choice.get("delta") or {}).get("content")
+                if isinstance(piece, str):
+                    self.text.append(piece)
+                if choice.get("finish_reason"):
+                    self.is_done = True
+        except (ValueError, AttributeError, TypeError):
+            self.error = "The model's server sent an event that is no JSON object."
+
+
+def error_text(body: bytes) -> str:
+    """What an error answer of a model's server says, in at most 500 characters."""
+    try:
+        error = json.loads(body)["error"]
+        text = error["message"] if isinstance(error, dict) else error
+    except (ValueError, KeyError, TypeError):
+        text = body.decode("utf-8", "replace")
+    return str(text).strip()[:500] or "no reason"

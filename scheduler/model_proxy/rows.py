@@ -1,0 +1,167 @@
+"""Rows that the endpoint reads and writes: services, instances, callers, counters."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+
+from django.conf import settings
+from django.contrib.auth.models import User
+from django.db import transaction
+from django.db.models import F
+
+from monitor.accounts.rows import tokens
+from monitor.facts.accounts import TokenScope, scopes_of
+from monitor.runtime.probes import service_state
+from monitor.runtime.rows.wakeups import wake
+from monitor.thresholds import rows as thresholds
+from scheduler.facts.model_services import InstanceState
+from scheduler.facts.prompts import Instance, Service
+from scheduler.fair_share.rows import Standings
+from scheduler.model_proxy.facts import Caller
+from scheduler.model_services import rows as service_rows
+from scheduler.models import ModelInstance, ModelService
+from scheduler.prompts import rows as prompts
+from scheduler.prompts.policy.limits import PromptPolicy
+from scheduler.quotas import rows as quota_rows
+
+
+def exists() -> bool:
+    """Whether there is a model service, so that the endpoint must run."""
+    return ModelService.objects.exists()
+
+
+def base_url() -> str | None:
+    """The address of the endpoint of this host, which ends with /v1; None: it does not run yet."""
+    state = service_state.read(Path(settings.DATA) / "run")
+    return f"{state.models_address}v1" if state and state.models_address else None
+
+
+def caller_of(token: str, now: datetime) -> Caller | None:
+    """The user of the token; None: it is unknown, expired or revoked."""
+    row = tokens.find(token, now)
+    if row is None:
+        return None
+    scopes = scopes_of(row.scopes)
+    return _caller(row.user, now, may_submit=TokenScope.SUBMIT in scopes)
+
+
+def _caller(user: User, now: datetime, *, may_submit: bool) -> Caller:
+    name = user.get_username()
+    return Caller(
+        user_id=user.pk,
+        name=name,
+        may_submit=may_submit,
+        quota=quota_rows.of_person(user),
+        used=prompts.used_today(name, now),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Situation:
+    """What the endpoint knows of the models. made: when each service was created, Unix time."""
+
+    services: tuple[Service, ...] = ()
+    made: Mapping[str, float] = field(default_factory=dict)
+    policy: PromptPolicy = field(default_factory=PromptPolicy)
+    deficits: Mapping[str, float] = field(default_factory=dict)
+
+
+class SituationReader:
+    """Reads the services; the shares of users change rarely and are cached."""
+
+    def __init__(self, host: str) -> None:
+        self._host = host
+        self._standings = Standings()
+
+    def read(self, owners: Collection[str], now: datetime) -> Situation:
+        """owners: users whose requests wait."""
+        rows = list(service_rows.services())
+        return Situation(
+            services=tuple(_service(row, self._host, now) for row in rows),
+            made={row.name: row.created_at.timestamp() for row in rows},
+            policy=thresholds.current(PromptPolicy),
+            deficits=self._deficits(owners, now) if len(owners) > 1 else {},
+        )
+
+    def _deficits(self, owners: Collection[str], now: datetime) -> dict[str, float]:
+        """The target share minus the held part of the GPUs, as in the order of jobs."""
+        standings = self._standings.at(now, demand=owners)
+        return {
+            name: one.target - one.charge / max(1, len(one.capacity.gpu_uuids))
+            for name, one in standings.items()
+            if name in owners
+        }
+
+
+def _service(row: ModelService, host: str, now: datetime) -> Service:
+    opened: list[ModelInstance] = row.open_ones  # type: ignore[attr-defined]
+    usable = (InstanceState.READY.value, InstanceState.BOOTING.value)
+    return Service(
+        id=row.pk,
+        name=row.name,
+        concurrency=row.concurrency,
+        max_instances=row.max_instances,
+        is_enabled=row.enabled,
+        problem=row.problem,
+        instances=tuple(_instance(one, row, host, now) for one in opened if one.state in usable),
+    )
+
+
+def _instance(one: ModelInstance, row: ModelService, host: str, now: datetime) -> Instance:
+    """Instances of other hosts count, but take requests only of their own host's endpoint."""
+    is_ready = one.state == InstanceState.READY.value and one.host in ("", host)
+    is_booting = one.state == InstanceState.BOOTING.value
+    expected = one.expected_ready_at
+    seconds = max(0.0, (expected - now).total_seconds()) if expected else None
+    one.service = row
+    return Instance(
+        id=one.pk,
+        is_ready=is_ready and one.port is not None,
+        is_booting=is_booting,
+        ready_in_s=seconds if is_booting else None,
+        url=one.api_url,
+    )
+
+
+@dataclass(slots=True)
+class Counts:
+    """What is to be written of an instance; `in_flight` is absolute, the others are added."""
+
+    in_flight: int = 0
+    completed: int = 0
+    failures: int = 0
+
+
+@transaction.atomic
+def write(
+    counts: Mapping[int, Counts],
+    uses: Collection[prompts.Use],
+    boots: Collection[int],
+    at: datetime,
+) -> None:
+    """Write counters of instances and the use of models, and ask for instances of services.
+
+    The numbers of requests in flight are absolute, so that those of a killed process are corrected
+    by the next one.
+    """
+    for id_, count in counts.items():
+        ModelInstance.objects.filter(pk=id_).update(
+            in_flight=count.in_flight,
+            last_request_at=at,
+            tasks_completed=F("tasks_completed") + count.completed,
+            failures=F("failures") + count.failures,
+        )
+    prompts.add_use(uses, at)
+    for service in boots:
+        service_rows.request_instance(service, at)
+    if counts:
+        wake("live")
+
+
+def reset(host: str) -> int:
+    """Requests that a killed endpoint had are gone: no instance of this host has any."""
+    mine = ModelInstance.objects.filter(host__in=("", host), in_flight__gt=0)
+    return mine.update(in_flight=0)

@@ -1,0 +1,52 @@
+"""Send a prompt, after checks of the model, the quota and the queue; cancel one."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from django.contrib.auth.models import User
+
+from monitor.thresholds import rows as thresholds
+from scheduler.facts.prompts import NewPrompt
+from scheduler.models import ModelService, Prompt
+from scheduler.prompts import rows
+from scheduler.prompts.policy.limits import PromptPolicy, over_quota
+from scheduler.quotas import rows as quota_rows
+
+
+class UnknownModel(LookupError):
+    """There is no such model; the text names those that there are."""
+
+
+class NotAllowed(ValueError):
+    """The quota does not allow the prompt's priority; the text says which it allows."""
+
+
+class TooMany(Exception):
+    """The user has too many prompts, waiting or today; the text has the figures."""
+
+
+def send(new: NewPrompt, owner: User, now: datetime) -> Prompt:
+    """Queue a prompt. Raises UnknownModel, NotAllowed or TooMany."""
+    check(new, owner, now)
+    return rows.create(new, owner, now)
+
+
+def check(new: NewPrompt, owner: User, now: datetime) -> None:
+    names = list(ModelService.objects.order_by("name").values_list("name", flat=True))
+    if new.model not in names:
+        known = ", ".join(names) or "none yet"
+        raise UnknownModel(f"There is no model {new.model[:100]!r}. Models: {known}.")
+    quota = quota_rows.of_person(owner)
+    if quota.priority is not None and new.priority > quota.priority:
+        raise NotAllowed(f"Your quota allows priorities up to {quota.priority}.")
+    waiting, most = rows.waiting_of(owner), thresholds.current(PromptPolicy).waiting
+    if waiting >= most:
+        raise TooMany(f"You have {waiting} waiting prompts; {most} is the most. Try again later.")
+    if reason := over_quota(quota, rows.used_today(owner.get_username(), now)):
+        raise TooMany(reason)
+
+
+def cancel(prompt: Prompt, by: User, now: datetime) -> bool:
+    """False: it had ended already."""
+    return rows.cancel(prompt, by.get_username(), now)

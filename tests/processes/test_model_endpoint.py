@@ -1,0 +1,264 @@
+"""The endpoint for language models as a process, with clients and model servers."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from openai import APIStatusError, OpenAI
+
+from tests.pace import LONGEST_S
+from tests.processes.model_stand import ModelStand, model_stand, stats
+from tests.processes.service import wait_until
+
+pytestmark = [pytest.mark.processes, pytest.mark.slow]
+HELLO: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "hello"}]}
+
+
+@pytest.fixture(scope="module")
+def shared_stand(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ModelStand]:
+    with model_stand(tmp_path_factory.mktemp("models") / "data") as made:
+        made.start_endpoint()
+        yield made
+
+
+@pytest.fixture
+def stand(shared_stand: ModelStand) -> Iterator[ModelStand]:
+    yield shared_stand
+    shared_stand.reset()
+
+
+def ask(stand: ModelStand, timeout_s: float = LONGEST_S, **more: object) -> httpx.Response:
+    return httpx.post(
+        f"{stand.url}/chat/completions",
+        headers=stand.headers,
+        json={**HELLO, **more},
+        timeout=timeout_s,
+    )
+
+
+def client(stand: ModelStand) -> OpenAI:
+    return OpenAI(base_url=stand.url, api_key=stand.token, max_retries=0)
+
+
+def in_flight(stand: ModelStand) -> int:
+    return int(stand.column("modelinstance", "in_flight")[0])
+
+
+def test_the_openai_client_works_unchanged(stand: ModelStand) -> None:
+    stand.serve("--tokens", "9")
+    stand.start_endpoint()
+    openai = client(stand)
+
+    whole = openai.chat.completions.create(**HELLO)
+    pieces = list(
+        openai.chat.completions.create(**HELLO, stream=True, stream_options={"include_usage": True})
+    )
+    plain = openai.completions.create(model="m", prompt="hello")
+
+    assert [model.id for model in openai.models.list()] == ["m"]
+    assert whole.choices[0].message.content == "the quick brown fox jumps over the lazy dog "
+    text = "".join(p.choices[0].delta.content or "" for p in pieces if p.choices)
+    assert text == whole.choices[0].message.content
+    assert pieces[-1].usage is not None
+    assert pieces[-1].usage.completion_tokens == 9
+    assert plain.choices[0].text == whole.choices[0].message.content
+    assert openai.embeddings.create(model="m", input="x").data[0].embedding == [0.25, 0.5]
+
+
+def test_curl_gets_the_events_as_they_come(stand: ModelStand) -> None:
+    stand.serve("--tokens", "3")
+    stand.start_endpoint()
+    body = json.dumps({**HELLO, "stream": True})
+    done = subprocess.run(
+        ["curl", "-sN", f"{stand.url}/chat/completions", "-d", body,
+         "-H", f"Authorization: Bearer {stand.token}"],
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+
+    assert done.stdout.count("data: ") == 5
+    assert done.stdout.endswith("data: [DONE]\n\n")
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status", "code"),
+    [
+        ("chat/completions", {"model": "n", "messages": []}, 404, "model_not_found"),
+        ("chat/completions", {"messages": []}, 400, None),
+        ("chat/completions", [], 400, None),
+        ("embeddings", {"model": "m", "stream": True}, 400, None),
+        ("nothing", {}, 404, None),
+    ],
+)
+def test_errors_are_sentences_in_the_shape_of_openai(
+    stand: ModelStand, path: str, body: object, status: int, code: str | None
+) -> None:
+    stand.start_endpoint()
+    answer = httpx.post(f"{stand.url}/{path}", headers=stand.headers, json=body)
+
+    assert answer.status_code == status
+    error = answer.json()["error"]
+    assert error["code"] == code
+    assert error["message"].endswith(".")
+
+
+def test_a_token_is_needed_and_its_scope_counts(stand: ModelStand) -> None:
+    stand.serve()
+    stand.start_endpoint()
+    without = httpx.post(f"{stand.url}/chat/completions", json=HELLO)
+    with pytest.raises(APIStatusError) as refused:
+        OpenAI(base_url=stand.url, api_key="gpc_wrong").models.list()
+    bob = OpenAI(base_url=stand.url, api_key=stand.tokens["reader"])
+
+    assert without.status_code == 401
+    assert refused.value.status_code == 401
+    assert [model.id for model in bob.models.list()] == ["m"]
+    with pytest.raises(APIStatusError, match="lacks the scope"):
+        bob.chat.completions.create(**HELLO)
+
+
+def test_a_stream_says_every_while_that_the_model_boots(stand: ModelStand) -> None:
+    port = stand.start_server("--tokens", "2")
+    number = stand.add_instance(port, "booting", ready_in_s=85)
+    stand.start_endpoint()
+    becomes_ready = "UPDATE scheduler_modelinstance SET state = 'ready' WHERE id = ?"
+    ready = threading.Timer(3, lambda: stand.sql(becomes_ready, number))
+    ready.start()
+    text = ask(stand, stream=True).text
+
+    assert ": model boots, ready in ~8" in text
+    assert text.endswith("data: [DONE]\n\n")
+
+
+def test_without_an_instance_in_time_clients_are_told_when_to_come_back(stand: ModelStand) -> None:
+    stand.add_instance(1, "booting", ready_in_s=85)
+    stand.start_endpoint()
+    headers = {**stand.headers, "Prefer": "wait=1"}
+    answer = httpx.post(f"{stand.url}/chat/completions", headers=headers, json=HELLO)
+
+    assert answer.status_code == 503
+    assert 70 <= int(answer.headers["retry-after"]) <= 85
+    assert "model boots, ready in ~8" in answer.json()["error"]["message"]
+
+
+def test_a_request_asks_for_an_instance(stand: ModelStand) -> None:
+    """Again after some time: a demand counts for a minute."""
+    stand.start_endpoint()
+    headers = {**stand.headers, "Prefer": "wait=1"}
+
+    def is_wanted() -> bool:
+        httpx.post(f"{stand.url}/chat/completions", headers=headers, json=HELLO)
+        return stand.column("modelservice", "wanted_at") != [None]
+
+    wait_until(is_wanted, 30, "a demand in the rows")
+
+
+def test_a_crash_before_the_first_byte_is_retried_on_another_instance(stand: ModelStand) -> None:
+    stand.serve("--fault", "crash")
+    stand.serve("--tokens", "2")
+    stand.start_endpoint()
+
+    assert ask(stand).json()["choices"][0]["message"]["content"] == "the quick "
+    wait_until(
+        lambda: stand.column("modelinstance", "failures") == [1, 0], 10, "the failure is counted"
+    )
+
+
+def test_a_crash_within_an_answer_is_an_error_in_the_stream(stand: ModelStand) -> None:
+    stand.serve("--fault", "crash_within")
+    stand.serve()
+    stand.start_endpoint()
+    last = ask(stand, stream=True).text.strip().split("\n\n")[-1]
+
+    error = json.loads(last.removeprefix("data: "))["error"]
+    assert error["message"].startswith("The answer broke off")
+
+
+def test_the_servers_own_refusal_is_passed_on(stand: ModelStand) -> None:
+    stand.serve("--fault", "refuse")
+    stand.start_endpoint()
+    answer = ask(stand)
+
+    assert answer.status_code == 400
+    assert answer.json()["error"]["message"] == "the prompt is too long"
+
+
+def test_the_generation_ends_when_the_client_leaves(stand: ModelStand) -> None:
+    port = stand.serve("--tokens", "1000", "--interval-s", "0.05")
+    stand.start_endpoint()
+    with httpx.stream(
+        "POST", f"{stand.url}/chat/completions", headers=stand.headers,
+        json={**HELLO, "stream": True},
+    ) as stream:  # fmt: skip
+        next(stream.iter_raw())
+
+    wait_until(lambda: stats(port).get("left") == 1, 10, "the server sees that it has gone")
+    wait_until(lambda: in_flight(stand) == 0, 10, "no request is in flight")
+
+
+def test_requests_in_flight_are_in_the_rows_and_healed_after_a_kill(stand: ModelStand) -> None:
+    stand.serve("--tokens", "200", "--interval-s", "0.1")
+    stand.start_endpoint()
+    with httpx.stream(
+        "POST", f"{stand.url}/chat/completions", headers=stand.headers,
+        json={**HELLO, "stream": True}, timeout=LONGEST_S,
+    ) as stream:  # fmt: skip
+        next(stream.iter_raw())
+        wait_until(lambda: in_flight(stand) == 1, 10, "a request is in flight")
+        stand.kill_endpoint()
+    stand.start_endpoint()
+
+    wait_until(lambda: in_flight(stand) == 0, 10, "the number is corrected")
+
+
+def test_the_quota_of_a_day_is_kept(stand: ModelStand) -> None:
+    stand.serve("--tokens", "2")
+    stand.insert("quota", user_id=2, reserved_pct=20.0, prompts=2)
+    stand.start_endpoint()
+
+    bob = {"Authorization": f"Bearer {stand.tokens['bob']}"}
+    answers = [
+        httpx.post(f"{stand.url}/chat/completions", headers=bob, json=HELLO, timeout=LONGEST_S)
+        for _ in range(3)
+    ]
+
+    assert [answer.status_code for answer in answers] == [200, 200, 429]
+
+
+def test_a_body_that_is_too_large_is_refused(stand: ModelStand) -> None:
+    stand.start_endpoint()
+    answer = httpx.post(
+        f"{stand.url}/completions", headers=stand.headers, content=b"x" * (17 * 1024**2)
+    )
+
+    assert answer.status_code == 413
+
+
+def test_a_slow_reader_costs_little_memory(stand: ModelStand) -> None:
+    stand.serve("--tokens", "20000", "--interval-s", "0")
+    stand.start_endpoint()
+    assert stand.endpoint is not None
+    before = _rss_mib(stand.endpoint.pid)
+    with httpx.stream(
+        "POST", f"{stand.url}/chat/completions", headers=stand.headers,
+        json={**HELLO, "stream": True, "word_bytes": 10_000},
+    ) as stream:  # fmt: skip
+        next(stream.iter_raw(1024))
+        # The server offers 200 MB meanwhile.
+        time.sleep(4)
+        grown = _rss_mib(stand.endpoint.pid) - before
+
+    assert grown < 20
+
+
+def _rss_mib(pid: int) -> float:
+    status = Path(f"/proc/{pid}/status").read_text()
+    line = next(line for line in status.splitlines() if line.startswith("VmRSS"))
+    return int(line.split()[1]) / 1024
