@@ -109,6 +109,14 @@ class Client:
         """The reasons to wait, the predicted start and the priority factors."""
         return self._json("GET", f"/api/jobs/{job_id}/why/")
 
+    def send_prompt(self, prompt: Mapping[str, Any]) -> Json:
+        """Queue a prompt to a language model; fields: model, prompt or messages, type, priority."""
+        return self._json("POST", "/api/prompts/", body=prompt)
+
+    def prompt(self, number: int) -> Json:
+        """A prompt with its status, and its result once it is complete."""
+        return self._json("GET", f"/api/prompts/{number}/")
+
     def log(
         self,
         job_id: int,

@@ -55,6 +55,10 @@ COMMANDS: Commands = {
     "end": ("end one of your own processes: gpucoord end PID", "gpucoord_site.cli.gpus:end"),
     "why": ("say why a job waits: gpucoord why JOB", "gpucoord_site.cli.why:main"),
     "quota": ("say what you may use, and what you use now", "gpucoord_site.cli.quota:main"),
+    "prompt": (
+        "ask a language model: gpucoord prompt MODEL TEXT",
+        "gpucoord_site.cli.prompt:main",
+    ),
     "report": (
         "print a report of GPU usage and fair share: gpucoord report --last 24h",
         "gpucoord_site.cli.report:main",
