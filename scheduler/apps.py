@@ -14,6 +14,7 @@ class SchedulerConfig(AppConfig):
         from monitor.thresholds import rows as thresholds
         from monitor.usage.rows import pruning
         from scheduler.catalogue.policy import POLICIES, PROFILES, TOPICS
+        from scheduler.disk.rows import runs as cleaning_runs
         from scheduler.execution.steps import capabilities as host_capabilities
         from scheduler.intake.steps import accounts as job_accounts
         from scheduler.lifecycle.steps import job_files
@@ -26,6 +27,7 @@ class SchedulerConfig(AppConfig):
         pruning.register(quota_rows.too_old)
         pruning.register(model_rows.too_old)
         pruning.register(prompt_rows.too_old)
+        pruning.register(cleaning_runs.too_old)
         pruning.register(job_files.expired_jobs)
         register_regions()
         status.register("scheduler/_accounts.html", job_accounts.current_rule)

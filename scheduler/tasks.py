@@ -7,6 +7,7 @@ from pathlib import Path
 from django.conf import settings
 from django.utils import timezone
 
+from scheduler.disk.steps.cleaner import Cleaner
 from scheduler.dispatch.steps import preview
 from scheduler.lifecycle.rows import predictions
 from scheduler.lifecycle.steps import job_files
@@ -25,3 +26,10 @@ def clear_files() -> int:
     job_files.forget(Path(settings.DATA), config.node)
     clearer = Clearer(config.node, Path(settings.DATA), config.checkpoints)
     return len(clearer.step(timezone.now()))
+
+
+def clean_disks() -> int:
+    """Work on the next clean-up of this host; returns the number of files deleted so far."""
+    config = settings.CONFIG
+    run = Cleaner(config.node, Path(settings.DATA), config.checkpoints).step(timezone.now())
+    return run.figures.get("deleted", 0) if run is not None else 0

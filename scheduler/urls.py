@@ -17,6 +17,8 @@ from scheduler.timeline import pages as timeline_pages
 urlpatterns = [
     path("account/notifications/", notification_views.own, name="notifications"),
     path("disks/", disk_pages.disks, name="disks"),
+    path("disks/clean/", disk_pages.clean, name="disks-clean"),
+    path("disks/clean/<int:pk>/", disk_pages.run, name="disk-run"),
     path("jobs/", job_views.jobs, name="jobs"),
     path("jobs/new/", job_views.new, name="job-new"),
     path("jobs/bulk/", job_views.bulk, name="jobs-bulk"),

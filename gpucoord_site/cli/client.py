@@ -105,6 +105,15 @@ class Client:
         """Change fields of a waiting job; None resets a field. Returns the job."""
         return self._json("PATCH", f"/api/jobs/{job_id}/", params=_all(array), body=fields)
 
+    def clean(self, path: str = "", *, dry_run: bool = True, host: str = "") -> Json:
+        """Start a clean-up of disks, or list what it would delete. Returns the run."""
+        body = {"path": path, "dry_run": dry_run, "host": host}
+        return self._json("POST", "/api/disks/clean/", body=body)
+
+    def cleaning(self, run_id: int) -> Json:
+        """A clean-up as it is now."""
+        return self._json("GET", f"/api/disks/clean/{run_id}/")
+
     def why(self, job_id: int) -> Json:
         """The reasons to wait, the predicted start and the priority factors."""
         return self._json("GET", f"/api/jobs/{job_id}/why/")

@@ -63,6 +63,10 @@ COMMANDS: Commands = {
         "print a report of GPU usage and fair share: gpucoord report --last 24h",
         "gpucoord_site.cli.report:main",
     ),
+    "clean": (
+        "clean up full disks: gpucoord clean --dry-run",
+        "gpucoord_site.cli.clean:main",
+    ),
     "lock": (
         "lock GPUs for a command: gpucoord lock 0 -- python train.py",
         "gpucoord_site.cli.lock:main",

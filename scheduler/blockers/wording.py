@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from datetime import datetime
 
+from scheduler.blockers.policy import host_texts
 from scheduler.blockers.policy.next_steps import owners
 from scheduler.facts.blockers import Blocker
 from scheduler.facts.blockers import BlockerCode as Code
@@ -184,14 +185,6 @@ def _cpu_places(blocker: Blocker) -> str:
     return f"All {places} places for jobs without a GPU are taken."
 
 
-def _disk_full(blocker: Blocker) -> str:
-    return (
-        f"The file system of {blocker.detail('path')} is {blocker.detail('used_pct'):.0f} % full;"
-        f" no job with its {blocker.requested} there starts above {blocker.detail('limit_pct'):g} %"
-        f" ({size(blocker.detail('available_bytes'))} are left)."
-    )
-
-
 def _gpu_count(blocker: Blocker) -> str:
     fitting = blocker.detail("fitting")
     return f"This job asks for {blocker.requested}; {fitting or 'none'} can take it now."
@@ -345,7 +338,9 @@ _TEXTS: Mapping[Code, Callable[[Blocker], str]] = {
     Code.STALE_READING: _stale_reading,
     Code.NO_GPU: lambda blocker: f"No GPU can be used now: {blocker.holder}",
     Code.CPU_PLACES: _cpu_places,
-    Code.DISK_FULL: _disk_full,
+    Code.DISK_FULL: host_texts.disk_full,
+    Code.HOST_MEMORY: host_texts.host_memory,
+    Code.HOST_CPUS: host_texts.host_cpus,
     Code.GPU_COUNT: _gpu_count,
     Code.OTHER_GPUS: _other_gpus,
     Code.RESERVED_FOR: _reserved_for,

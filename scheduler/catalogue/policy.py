@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from scheduler.disk.policy import DiskPolicy
+from scheduler.disk.rules import CleaningPolicy
 from scheduler.execution.policy.bounds import BoundsPolicy, NicePolicy
 from scheduler.lifecycle.policy.retention import RetentionPolicy
 from scheduler.lifecycle.policy.retries import RetryPolicy
@@ -15,6 +16,7 @@ from scheduler.model_services.policy.eviction import EvictionPolicy
 from scheduler.notifications.policy import NotificationPolicy
 from scheduler.planner.backfill import BackfillPolicy
 from scheduler.planner.capacity import CapacityPolicy
+from scheduler.planner.host import HostPolicy
 from scheduler.planner.idle_gpus import IdlePolicy
 from scheduler.planner.order import OrderPolicy
 from scheduler.planner.placement import RankPolicy
@@ -33,8 +35,10 @@ POLICIES: dict[str, type[Any]] = {
     "backfill": BackfillPolicy,
     "bounds": BoundsPolicy,
     "capacity": CapacityPolicy,
+    "cleaning": CleaningPolicy,
     "disk": DiskPolicy,
     "eviction": EvictionPolicy,
+    "host": HostPolicy,
     "idle": IdlePolicy,
     "keeping": RetentionPolicy,
     "mode": ModePolicy,
@@ -58,6 +62,7 @@ PROFILES: dict[str, dict[str, dict[str, Any]]] = {
     "server": {},
     "coordinator": {
         "disk": {"warn_pct": 50.0, "clean_pct": 55.0, "block_pct": 60.0},
+        "cleaning": {"until_pct": 50.0, "copy_logs": True},
         "pressure": {"gpu_busy_pct": 50.0, "gpu_calm_pct": 40.0},
         "utilisation": {"low_pct": 30.0, "high_pct": 50.0},
     },
@@ -72,11 +77,12 @@ TOPICS: dict[str, tuple[str, ...]] = {
         "retries",
         "backfill",
         "capacity",
+        "host",
         "sizing",
         "rank",
     ),
     "Load control": ("pressure", "utilisation", "adaptive", "mode", "idle"),
-    "Limits and retention of jobs": ("bounds", "niceness", "keeping", "disk"),
     "Language models": ("eviction", "prompts"),
+    "Limits and retention of jobs": ("bounds", "niceness", "keeping", "disk", "cleaning"),
     "Notifications": ("notifications",),
 }

@@ -20,7 +20,7 @@ from scheduler.controller.step import (
 from scheduler.controller.steps.enforcement import Enforcement
 from scheduler.controller.steps.idle_gpus import IdleResources
 from scheduler.controller.steps.incident_watch import IncidentWatch
-from scheduler.disk.step import DiskWatch
+from scheduler.disk.steps.watch import DiskWatch
 from scheduler.execution.steps.background_niceness import BackgroundNiceness
 from scheduler.execution.steps.gpu_locks import LockClaims, LockFiles
 from scheduler.notifications.step import JobNotifications
@@ -36,7 +36,7 @@ def build(guard: Guard) -> Controller:
     config = settings.CONFIG
     parts: tuple[Part, ...] = (
         ConstraintWatch(config.node, str(settings.DATA)),
-        DiskWatch(config.node, Path(settings.DATA), config.checkpoints),
+        DiskWatch(config.node, Path(settings.DATA), config.checkpoints, tasks.queue),
         Charging(config.node, config.time_zone),
         IncidentWatch(config.node),
         AttemptUses(config.node),

@@ -5,14 +5,22 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Any
 
+from django.conf import settings
 from django.http import HttpRequest
-from ninja import Field, Router, Schema
+from django.shortcuts import get_object_or_404
+from django.utils import timezone
+from ninja import Field, Router, Schema, Status
+from ninja.errors import HttpError
 
+from monitor import tasks
+from monitor.api.input import InvalidInput, PlainText, RequestBody
 from monitor.thresholds import rows as thresholds
-from scheduler.disk import rows
+from scheduler.disk import actions
 from scheduler.disk.facts import DiskLevel
 from scheduler.disk.policy import DiskPolicy
-from scheduler.models import WatchedDisk
+from scheduler.disk.rows import folders as rows
+from scheduler.disk.rows import runs
+from scheduler.models import CleaningRun, WatchedDisk
 
 router = Router()
 
@@ -61,4 +69,88 @@ def _line(row: WatchedDisk) -> dict[str, Any]:
         "available_bytes": row.available_bytes,
         "problem": row.problem or None,
         "at": row.at,
+    }
+
+
+class CleanBody(RequestBody):
+    host: PlainText = Field("", max_length=100, description="Empty: the host that answers.")
+    path: PlainText = Field(
+        "", max_length=1000, description="A watched folder; empty: all of the host."
+    )
+    dry_run: bool = Field(True, description="Only list what would be deleted.")
+
+
+class CleanedFile(Schema):
+    rule: str
+    path: str
+    bytes: int
+    modified: float = Field(description="Seconds since 1970.")
+    copied: bool = Field(description="It is deleted only after its copy is verified.")
+    result: str
+
+
+class CleanAnswer(Schema):
+    id: int
+    host: str
+    path: str = Field(description="Empty: all watched folders.")
+    dry_run: bool
+    state: str = Field(description="waiting, running, done or failed.")
+    asked_by: str
+    asked_at: datetime
+    ended_at: datetime | None
+    candidates: int = Field(description="Files that the rules allow to delete.")
+    candidate_bytes: int
+    freed_bytes: int = Field(description="Of a dry run: what a clean-up would free.")
+    results: dict[str, int] = Field(description="Files by result.")
+    problems: list[str]
+    files: list[CleanedFile] = Field(description="The first 500.")
+
+
+@router.post("clean/", response={201: CleanAnswer}, summary="Clean up disks", url_name="clean")
+def clean(request: HttpRequest, body: CleanBody) -> Status[dict[str, Any]]:
+    """Operators only. The answer is the run; GET /api/disks/clean/ID/ follows it."""
+    here, host = settings.CONFIG.node, body.host or settings.CONFIG.node
+    now, by = timezone.now(), _operator(request)
+    if host != here and not rows.watched(host):
+        raise HttpError(404, f"There is no host {host}.")
+    queue = tasks.queue if host == here else None
+    try:
+        run = actions.clean(host, body.path, dry_run=body.dry_run, by=by, now=now, queue=queue)
+    except actions.UnknownFolder as error:
+        raise InvalidInput([("path", str(error))]) from None
+    except runs.Busy as error:
+        raise HttpError(409, str(error)) from None
+    return Status(201, _answer(run))
+
+
+@router.get("clean/{run_id}/", response=CleanAnswer, summary="Show a clean-up", url_name="cleaning")
+def show(request: HttpRequest, run_id: int) -> dict[str, Any]:
+    """Operators only."""
+    _operator(request)
+    return _answer(get_object_or_404(CleaningRun, pk=run_id))
+
+
+def _operator(request: HttpRequest) -> str:
+    user = request.auth  # type: ignore[attr-defined]
+    if not user.is_staff:
+        raise HttpError(403, "Only operators may clean up.")
+    return str(user.get_username())
+
+
+def _answer(run: CleaningRun) -> dict[str, Any]:
+    return {
+        "id": run.pk,
+        "host": run.host,
+        "path": run.path,
+        "dry_run": run.dry_run,
+        "state": run.state,
+        "asked_by": run.asked_by,
+        "asked_at": run.asked_at,
+        "ended_at": run.ended_at,
+        "candidates": run.candidates,
+        "candidate_bytes": run.candidate_bytes,
+        "freed_bytes": run.freed_bytes,
+        "results": run.figures,
+        "problems": run.problems,
+        "files": run.listed,
     }

@@ -63,3 +63,66 @@ class FullDisk:
     used_pct: float
     limit_pct: float
     available_bytes: int
+
+
+class CleanRule(StrEnum):
+    """What may be deleted, in the order in which it is."""
+
+    LOG = "old log"
+    DATABASE = "empty database"
+    CHECKPOINT = "stale checkpoint"
+    DATA = "data on the sync target"
+
+
+@dataclass(frozen=True, slots=True)
+class CleanRoot:
+    """A folder in which files may be deleted.
+
+    within: only below folders of this name; "" = everywhere. of_jobs: it has a folder of each job.
+    """
+
+    path: str
+    rule: CleanRule
+    within: str = ""
+    of_jobs: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FoundFile:
+    """A regular file as it was found; a file that differs later has changed.
+
+    parts: folders and name below the root. disk_bytes: what its deletion frees.
+    """
+
+    root: str
+    parts: tuple[str, ...]
+    device: int
+    inode: int
+    size: int
+    disk_bytes: int
+    mtime_ns: int
+    ctime_ns: int
+    is_empty_database: bool = False
+
+    @property
+    def path(self) -> str:
+        return "/".join((self.root.rstrip("/"), *self.parts))
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A file that may be deleted; needs_copy: not before its copy is verified."""
+
+    rule: CleanRule
+    file: FoundFile
+    needs_copy: bool = False
+
+
+class CleanResult(StrEnum):
+    """What became of a candidate. All but the first are spared."""
+
+    DELETED = "deleted"
+    OPEN = "open"
+    CHANGED = "changed"
+    NOT_COPIED = "not copied"
+    REFUSED = "refused"

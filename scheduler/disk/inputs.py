@@ -11,10 +11,10 @@ from django.conf import settings
 
 from monitor.runtime.facts import TimedCache
 from monitor.thresholds import rows as thresholds
-from scheduler.disk import rows
 from scheduler.disk.facts import FolderUse, FullDisk
 from scheduler.disk.policy import DiskPolicy, full_blockers
 from scheduler.disk.probes import space
+from scheduler.disk.rows import folders as rows
 from scheduler.facts.blockers import Blocker
 from scheduler.facts.jobs import QueuedJob
 from scheduler.runner import files

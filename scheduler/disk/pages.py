@@ -1,21 +1,28 @@
-"""Page: the space of the watched folders of each host."""
+"""Pages: the space of the watched folders of each host, and clean-ups."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime
 
-from django.http import HttpRequest, HttpResponse
-from django.shortcuts import render
+from django.conf import settings
+from django.contrib import messages
+from django.core.exceptions import PermissionDenied
+from django.http import Http404, HttpRequest, HttpResponse
+from django.shortcuts import redirect, render
 from django.utils import timezone
-from django.views.decorators.http import require_safe
+from django.views.decorators.http import require_POST, require_safe
 
+from monitor import tasks
 from monitor.journal.rows import events
 from monitor.thresholds import rows as thresholds
-from scheduler.disk import rows
+from scheduler.disk import actions
 from scheduler.disk.facts import DiskLevel
 from scheduler.disk.policy import DiskPolicy
-from scheduler.models import WatchedDisk
+from scheduler.disk.rows import folders as rows
+from scheduler.disk.rows import runs
+from scheduler.disk.rules import CleaningPolicy
+from scheduler.models import CleaningRun, WatchedDisk
 
 SHOWN = 10
 SHAPES = {
@@ -66,6 +73,49 @@ def disks(request: HttpRequest) -> HttpResponse:
         "rows": lines,
         "worst": _verdict(lines),
         "policy": thresholds.current(DiskPolicy),
+        "cleaning": thresholds.current(CleaningPolicy),
+        "runs": runs.recent() if request.user.is_staff else [],
+        "hosts": sorted({line.disk.host for line in lines}),
         "changes": sorted(changes, key=lambda event: event.at, reverse=True)[:SHOWN],
     }
     return render(request, "scheduler/disks.html", context)
+
+
+@require_POST
+def clean(request: HttpRequest) -> HttpResponse:
+    """Start a clean-up or its preview; operators only."""
+    if not request.user.is_staff:
+        raise PermissionDenied
+    here, host = settings.CONFIG.node, request.POST.get("host", "") or settings.CONFIG.node
+    dry_run = request.POST.get("do") != "clean"
+    queue = tasks.queue if host == here else None
+    by, now = request.user.get_username(), timezone.now()
+    try:
+        run = actions.clean(
+            host, request.POST.get("path", ""), dry_run=dry_run, by=by, now=now, queue=queue
+        )
+    except actions.UnknownFolder as error:
+        messages.error(request, str(error))
+        return redirect("disks")
+    except runs.Busy as error:
+        messages.info(request, str(error))
+        run = error.run
+    return redirect("disk-run", pk=run.pk)
+
+
+@require_safe
+def run(request: HttpRequest, pk: int) -> HttpResponse:
+    """What a clean-up deleted or spared, or what it would delete; operators only."""
+    if not request.user.is_staff:
+        raise PermissionDenied
+    row = CleaningRun.objects.filter(pk=pk).first() if pk < 2**63 else None
+    if row is None:
+        raise Http404(f"There is no clean-up {pk}.")
+    is_open = row.state in (runs.State.WAITING, runs.State.RUNNING)
+    context = {
+        "run": row,
+        "is_open": is_open,
+        "more": max(0, sum(row.figures.values()) - len(row.listed)),
+        "goal": thresholds.current(CleaningPolicy).until_pct,
+    }
+    return render(request, "scheduler/disk_run.html", context)

@@ -36,6 +36,7 @@ from scheduler.planner import capacity
 from scheduler.planner.backfill import BackfillPolicy
 from scheduler.planner.capacity import CapacityContext, CapacityPolicy, Peaks, lets_one_in
 from scheduler.planner.gates import PlannerThresholds
+from scheduler.planner.host import HostPolicy
 from scheduler.planner.order import OrderPolicy
 from scheduler.planner.placement import RankPolicy
 from scheduler.planner.preemption import PreemptionPolicy
@@ -194,7 +195,13 @@ def plan_policy() -> PlanPolicy:
     return PlanPolicy(
         margin_bytes=config.memory_margin_mib * 1024**2,
         cpu_jobs=cpu_places(config.cpu_jobs, limits),
+        host_memory_bytes=limits.memory_bytes or _machine_memory(),
+        host_cpus=limits.cpus,
     )
+
+
+def _machine_memory() -> int:
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 @dataclass(frozen=True, slots=True)
@@ -323,6 +330,7 @@ def _rules(_now: datetime) -> PlannerThresholds:
     return PlannerThresholds(
         backfill=in_force.of(BackfillPolicy),
         capacity=in_force.of(CapacityPolicy),
+        host=in_force.of(HostPolicy),
         order=in_force.of(OrderPolicy),
         preemption=in_force.of(PreemptionPolicy),
         rank=in_force.of(RankPolicy),

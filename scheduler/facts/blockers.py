@@ -56,6 +56,8 @@ class BlockerCode(StrEnum):
     NO_GPU = "NoGpu"
     CPU_PLACES = "CpuPlaces"
     DISK_FULL = "DiskFull"
+    HOST_MEMORY = "HostMemory"
+    HOST_CPUS = "HostCpus"
     GPU_COUNT = "GpuCount"
     OTHER_GPUS = "OtherGpus"
     RESERVED_FOR = "ReservedFor"
@@ -109,7 +111,9 @@ _OF_GPU = frozenset(
 )
 _OWN_LIMITS = frozenset({_C.USER_MAX_GPUS, _C.USER_MAX_JOBS, _C.USER_MAX_MEMORY, _C.SHARE_EXCEEDED})
 LOAD_CODES = frozenset({_C.PRESSURE, _C.SHARE_REDUCED, _C.UTIL_TARGET})
-REPEATS_REQUEST = frozenset({_C.BEGIN_TIME, _C.BACKOFF, _C.DEPENDENCY, _C.DISK_FULL})
+REPEATS_REQUEST = frozenset(
+    {_C.BEGIN_TIME, _C.BACKOFF, _C.DEPENDENCY, _C.DISK_FULL, _C.HOST_MEMORY, _C.HOST_CPUS}
+)
 _BOUND = {_C.GPU_MEMORY: "memory", _C.OWNER_PRESENT: "owner"}
 
 for _code in BlockerCode:

@@ -90,7 +90,8 @@ class Requirement:
     memory_bytes: None = not declared. gpus: 0 = a job without a GPU.
     capability: minimum compute capability, (8, 0) for "8.0". model: words of the GPU's name, or a
     pattern with * and ?. power: minimum rank (monitor.gpus.policy.capability). gpu_uuid: only this
-    GPU. share_pct: maximum of a shared GPU's time.
+    GPU. share_pct: maximum of a shared GPU's time. host_memory_bytes, cpus: of the host; None = not
+    declared.
     """
 
     gpus: int = 1
@@ -101,6 +102,8 @@ class Requirement:
     power: float | None = None
     gpu_uuid: str = ""
     share_pct: int | None = None
+    host_memory_bytes: int | None = None
+    cpus: float | None = None
 
     @property
     def shares(self) -> bool:

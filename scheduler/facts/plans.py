@@ -172,6 +172,8 @@ class PlanPolicy:
 
     `margin_bytes` of each GPU stay free. A shared job that declares no memory needs
     `undeclared_bytes`. More than `unlisted_bytes` used by no listed process is a holder.
+    host_memory_bytes, host_cpus: what jobs may reserve of the host together; None = unknown, and
+    nothing is reserved.
     """
 
     margin_bytes: int = 256 * 1024**2
@@ -179,6 +181,8 @@ class PlanPolicy:
     unlisted_bytes: int = 1024**3
     stale_after: timedelta = timedelta(seconds=10)
     cpu_jobs: int = 2
+    host_memory_bytes: int | None = None
+    host_cpus: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from scheduler.models.attempts import Attempt, GpuHold, YieldRequest
-from scheduler.models.disk import WatchedDisk
+from scheduler.models.disk import CleaningRun, WatchedDisk
 from scheduler.models.hosts import (
     HostCapability,
     LockRefusal,
@@ -20,6 +20,7 @@ from scheduler.models.windows import TimeWindow
 __all__ = [
     "Attempt",
     "AttemptUse",
+    "CleaningRun",
     "DailyGpuUsage",
     "GpuHold",
     "HostCapability",

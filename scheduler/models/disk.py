@@ -34,3 +34,39 @@ class WatchedDisk(models.Model):
             return None
         usable = self.used_bytes + self.available_bytes
         return 100 * self.used_bytes / usable if usable else None
+
+
+class CleaningRun(models.Model):
+    """A clean-up of the file systems of a host, or its preview (dry_run), which deletes nothing.
+
+    path: the watched folder whose file system is cleaned; "" = all. figures: by result, the number
+    of files. listed: the first files with rule, path, size and result. candidates, candidate_bytes:
+    all files that could be deleted. pause_until: the rest of it is done after that.
+    """
+
+    class State(models.TextChoices):
+        WAITING = "waiting"
+        RUNNING = "running"
+        DONE = "done"
+        FAILED = "failed"
+
+    host = models.CharField(max_length=100)
+    path = models.CharField(max_length=1000, blank=True)
+    dry_run = models.BooleanField(default=True)
+    state = models.CharField(max_length=10, choices=State, default=State.WAITING)
+    asked_by = models.CharField(max_length=150)
+    asked_at = models.DateTimeField()
+    at = models.DateTimeField()
+    ended_at = models.DateTimeField(null=True, blank=True)
+    candidates = models.PositiveIntegerField(default=0)
+    candidate_bytes = models.BigIntegerField(default=0)
+    freed_bytes = models.BigIntegerField(default=0)
+    figures = models.JSONField(default=dict, blank=True)
+    listed = models.JSONField(default=list, blank=True)
+    problems = models.JSONField(default=list, blank=True)
+
+    class Meta:
+        verbose_name = "clean-up"
+
+    def __str__(self) -> str:
+        return f"{'preview' if self.dry_run else 'clean-up'} {self.pk} of {self.host}"

@@ -18,6 +18,7 @@ from scheduler.facts.people import UserAccount
 from scheduler.facts.plans import PlanPolicy, Slot, Slots, Throttle, Yield
 from scheduler.planner.backfill import BackfillPolicy
 from scheduler.planner.capacity import CapacityPolicy
+from scheduler.planner.host import HostPolicy, HostRoom
 from scheduler.planner.matching import can_never_match
 from scheduler.planner.order import OrderPolicy
 from scheduler.planner.placement import RankPolicy
@@ -34,6 +35,7 @@ class PlannerThresholds:
 
     backfill: BackfillPolicy = field(default_factory=BackfillPolicy)
     capacity: CapacityPolicy = field(default_factory=CapacityPolicy)
+    host: HostPolicy = field(default_factory=HostPolicy)
     order: OrderPolicy = field(default_factory=OrderPolicy)
     quotas: QuotaPolicy = field(default_factory=QuotaPolicy)
     rank: RankPolicy = field(default_factory=RankPolicy)
@@ -69,6 +71,7 @@ class PassState:
         self.people: dict[str, UserAccount] = dict(slots.people)
         self.starts = slots.throttle.starts
         self.cpu_jobs = slots.cpu_jobs
+        self.host = HostRoom(policy, rules.host, slots.running)
         # Blockers from a user's limits by kind of request, until the user gets a placement.
         self.limits: dict[str, dict[Any, tuple[Requirement, tuple[Blocker, ...]]]] = {}
         self._bytes = {gpu.gpu_uuid: gpu.total_bytes for gpu in slots.gpus}
@@ -129,6 +132,7 @@ class PassState:
             self.cpu_jobs += 1
         elif self.starts is not None and request.requirement.shares:
             self.starts = max(0, self.starts - 1)
+        self.host.take(request.requirement)
         self.limits.pop(request.owner, None)
         standing = self.standing(request.owner)
         self.people[request.owner] = quotas.after(standing, request.requirement, request.lasts)
@@ -279,6 +283,11 @@ def _cpu_places_are_left(request: RequestClass, state: PassState) -> tuple[Block
     )
 
 
+def _host_has_room(request: RequestClass, state: PassState) -> tuple[Blocker, ...]:
+    """Host memory and CPUs."""
+    return state.host.lacks(request.requirement)
+
+
 def _limits_allow_it(request: RequestClass, state: PassState) -> tuple[Blocker, ...]:
     """Quotas, evaluated once for requests that they do not distinguish."""
     owner, requirement = request.owner, request.requirement
@@ -308,4 +317,5 @@ GATES: tuple[Gate, ...] = (
     _class_is_closed,
     _gpus_are_readable,
     _cpu_places_are_left,
+    _host_has_room,
 )

@@ -37,6 +37,7 @@ from scheduler.intake import actions as intake_actions
 from scheduler.models import (
     Attempt,
     AttemptUse,
+    CleaningRun,
     DailyGpuUsage,
     GpuHold,
     HostCapability,
@@ -149,6 +150,7 @@ def filled(alice: User) -> None:
     NotificationSettings.objects.create(user=alice, kinds=["finished"])
     NotificationCursor.objects.create(seen_event=7)
     _models()
+    CleaningRun.objects.create(host="gpubox", asked_by="root", asked_at=NOW, at=NOW)
     WatchedDisk.objects.create(
         host="gpubox", path="/data", role="data", level="normal", since_at=NOW, at=NOW
     )

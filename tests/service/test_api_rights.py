@@ -69,6 +69,8 @@ CALLS = (
     Call("POST", "/api/mode/", SUBMIT, OPERATORS, {"mode": "defensive", "hours": 1}),
     Call("GET", "/api/throttle/", READ, ALL),
     Call("GET", "/api/disks/", READ, ALL),
+    Call("POST", "/api/disks/clean/", SUBMIT, OPERATORS, {"dry_run": True}),
+    Call("GET", "/api/disks/clean/1/", READ, OPERATORS),
     Call("GET", "/api/windows/", READ, ALL),
     Call("POST", "/api/windows/", SUBMIT, ALL, WINDOW),
     # A window that was only asked for is hidden from others: 404.

@@ -74,6 +74,8 @@ _STEPS: Mapping[Code, str | Callable[[Blocker], str]] = {
     Code.STALE_READING: "It starts after the next reading of the GPUs; see /status/.",
     Code.NO_GPU: "An operator must look at the GPUs of this machine.",
     Code.CPU_PLACES: "It starts when one of those jobs ends.",
+    Code.HOST_MEMORY: "It starts when enough jobs have ended; less memory may start it sooner.",
+    Code.HOST_CPUS: "It starts when enough jobs have ended; fewer CPUs may start it sooner.",
     Code.DISK_FULL: "Delete files there, or ask an operator to clean up; see /disks/.",
     Code.GPU_COUNT: "It starts when enough GPUs are free.",
     Code.OTHER_GPUS: _WHEN_FREE,

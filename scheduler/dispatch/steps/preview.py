@@ -191,7 +191,7 @@ def _queued(new: NewJob, owner: str, now: datetime, usual: UsualDuration | None)
         owner=owner,
         priority=new.priority,
         submitted_at=now,
-        requirement=new.requirement,
+        requirement=replace(new.requirement, host_memory_bytes=new.memory_bytes, cpus=new.cpus),
         time_limit=new.time_limit,
         estimate=new.estimate,
         usual=None if usual is None else usual.p90,

@@ -175,8 +175,9 @@ def _decide(
         requeues=job.requeues,
         lost=_losses(attempt),
         memory_bytes=job.gpu_memory_bytes,
+        host_memory_bytes=job.memory_bytes,
     )
-    largest = _largest_gpu(attempt.host) if cause is FailureCause.GPU_MEMORY else None
+    largest = _most_memory(attempt.host, cause, in_force.of(BoundsPolicy))
     return decide(end, history, in_force.of(PreemptionPolicy), in_force.of(RetryPolicy), largest)
 
 
@@ -214,6 +215,16 @@ def _has_lost_gpu(attempt: Attempt) -> bool:
         return False
     answering = {gpu.uuid for gpu in newest.gpus if gpu.health is not Health.LOST}
     return bool(newest.gpus) and not answering.issuperset(attempt.gpu_uuids)
+
+
+def _most_memory(host: str, cause: FailureCause, bounds: BoundsPolicy) -> int | None:
+    """What a job may declare at most, of a GPU or of the host; None = unknown."""
+    if cause is FailureCause.GPU_MEMORY:
+        return _largest_gpu(host)
+    newest = snapshots.newest(host) if cause is FailureCause.MEMORY else None
+    total = newest.host.memory_total_bytes if newest else None
+    most = lower_limit(total, bounds.memory_bytes)
+    return None if most is None else int(most)
 
 
 def _largest_gpu(host: str) -> int | None:

@@ -6,7 +6,7 @@ other exit after a yield request                      again with `requeue`
 runner or GPU lost, or restart of the machine         again with `requeue` or `retries`, or if it is
                                                       preemptible and has a checkpoint; not counted
                                                       as a retry, with back-off from the second on
-out of GPU memory                                     while `retries` are left, with more memory
+out of GPU memory, or of host memory                  while `retries` are left, with more memory
 any other failure                                     while `retries` are left, with back-off
 time limit exceeded, cancelled                        ended
 """
@@ -54,8 +54,8 @@ class RetryPolicy:
     longest_pause_minutes: float = threshold(60.0, "Maximum retry delay", unit="min", ge=0)
     jitter_pct: float = percent(10.0, "Jitter", "Spreads the retries of jobs that failed together.")
     memory_factor: float = threshold(1.25, "Memory factor", ge=1, le=10,
-        help="The declared GPU memory is multiplied by this factor after an out-of-memory "
-             "failure.")
+        help="The declared GPU memory, or the declared host memory, is multiplied by this factor "
+             "after an out-of-memory failure.")
     most_lost: int = threshold(10, "Maximum lost attempts", ge=0,
         help="A job whose runner or GPU was lost more often is held until it is released.")
     # fmt: on
@@ -73,6 +73,7 @@ class RetryHistory:
     requeues: int = 0
     lost: int = 0
     memory_bytes: int | None = None
+    host_memory_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,6 +109,7 @@ class RetryDecision:
     failures: int = 0
     requeues: int = 0
     memory_bytes: int | None = None
+    host_memory_bytes: int | None = None
 
 
 def decide(
@@ -117,7 +119,7 @@ def decide(
     retry: RetryPolicy,
     largest_bytes: int | None = None,
 ) -> RetryDecision:
-    """largest_bytes: the memory of the largest GPU; no job declares more."""
+    """largest_bytes: the memory of the largest GPU, or of the host; no job declares more."""
     if end.outcome in (Outcome.SUCCEEDED, Outcome.CANCELLED, Outcome.TIMED_OUT):
         return _over(end.outcome, past)
     if end.yielded or _leaves_unasked(end, past):
@@ -157,6 +159,7 @@ def _over(outcome: Outcome, past: RetryHistory, text: str = "") -> RetryDecision
         failures=past.failures,
         requeues=past.requeues,
         memory_bytes=past.memory_bytes,
+        host_memory_bytes=past.host_memory_bytes,
     )
 
 
@@ -182,6 +185,7 @@ def _yielded(end: AttemptEnd, past: RetryHistory, policy: PreemptionPolicy) -> R
         failures=past.failures,
         requeues=times,
         memory_bytes=past.memory_bytes,
+        host_memory_bytes=past.host_memory_bytes,
     )
 
 
@@ -219,6 +223,7 @@ def _lost(end: AttemptEnd, past: RetryHistory, policy: RetryPolicy) -> RetryDeci
         failures=past.failures,
         requeues=past.requeues,
         memory_bytes=past.memory_bytes,
+        host_memory_bytes=past.host_memory_bytes,
     )
 
 
@@ -236,6 +241,12 @@ def _retried(
         more = int(memory * policy.memory_factor)
         memory = more if largest_bytes is None else max(memory, min(more, largest_bytes))
         text = f"it ran out of GPU memory, and declares {memory / GIB:.4g} GiB now"
+    host_memory = past.host_memory_bytes
+    if end.cause is FailureCause.MEMORY and host_memory is not None:
+        more = int(host_memory * policy.memory_factor)
+        most = more if largest_bytes is None else min(more, largest_bytes)
+        host_memory = max(host_memory, most)
+        text = f"it ran out of host memory, and declares {host_memory / GIB:.4g} GiB now"
     return RetryDecision(
         again=True,
         outcome=end.outcome,
@@ -244,4 +255,5 @@ def _retried(
         failures=times,
         requeues=past.requeues,
         memory_bytes=memory,
+        host_memory_bytes=host_memory,
     )

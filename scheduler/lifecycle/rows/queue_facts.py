@@ -187,7 +187,7 @@ Expect = Callable[[str, str, timedelta | None, timedelta | None], RunTime | None
 Row = Sequence[Any]
 REQUIREMENT_COLUMNS = (
     "gpus", "gpu_memory_bytes", "exclusive", "capability", "gpu_model", "power", "gpu_uuid",
-    "share_pct",
+    "share_pct", "memory_bytes", "cpus",
 )  # fmt: skip
 DURATION_COLUMNS = ("time_limit_s", "estimate_s")
 # Made once, as making such a query takes longer than answering it.
@@ -216,6 +216,8 @@ def requirement(
     power: float | None,
     gpu_uuid: str,
     share_pct: int | None,
+    host_memory_bytes: int | None = None,
+    cpus: float | None = None,
 ) -> Requirement:
     """The requirement in these columns. Equal ones are one object, as the planner groups by id."""
     return Requirement(
@@ -227,6 +229,8 @@ def requirement(
         power=power,
         gpu_uuid=gpu_uuid,
         share_pct=share_pct,
+        host_memory_bytes=host_memory_bytes,
+        cpus=cpus,
     )
 
 

@@ -243,6 +243,7 @@ def _requeue(attempt: Attempt, ending: AttemptEnding, decision: RetryDecision) -
         failures=decision.failures,
         requeues=decision.requeues,
         gpu_memory_bytes=decision.memory_bytes,
+        memory_bytes=decision.host_memory_bytes,
         retry_at=None if decision.pause is None else ending.ended_at + decision.pause,
         held=decision.held,
         held_by="",

@@ -15,10 +15,10 @@ from monitor.metrics.families import Families
 from monitor.models import Event
 from monitor.thresholds import rows as thresholds
 from scheduler import metrics
-from scheduler.disk import rows
 from scheduler.disk.facts import DiskSpace
 from scheduler.disk.probes import space as probe
-from scheduler.disk.step import DiskWatch
+from scheduler.disk.rows import folders as rows
+from scheduler.disk.steps.watch import DiskWatch
 from scheduler.dispatch.inputs import PlanInputs
 from scheduler.facts.blockers import BlockerCode
 from scheduler.facts.plans import PlanPolicy
@@ -51,7 +51,7 @@ def disk(data: Path) -> Disk:
 
 @pytest.fixture
 def watch(disk: Disk, data: Path) -> DiskWatch:
-    return DiskWatch("gpubox", data, None, disk.read)
+    return DiskWatch("gpubox", data, None, lambda *_: None, disk.read)
 
 
 def blockers(alice: User, **job: object) -> list[BlockerCode]:
@@ -90,7 +90,7 @@ def test_only_jobs_that_work_on_the_full_file_system_wait(
     if away in (None, disk.device):
         pytest.skip("/dev/shm is no file system of its own")
     disk.device, disk.used_pct = away or "", 71.0
-    DiskWatch("gpubox", data, None, disk.read).judge(None, NOW)
+    DiskWatch("gpubox", data, None, lambda *_: None, disk.read).judge(None, NOW)
 
     assert blockers(alice, cwd="/dev/shm") == [BlockerCode.DISK_FULL]
     assert blockers(alice, cwd=str(tmp_path)) == []

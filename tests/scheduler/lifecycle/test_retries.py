@@ -154,6 +154,17 @@ def test_out_of_memory_it_declares_more() -> None:
     assert decision.text == "it ran out of GPU memory, and declares 25 GiB now"
 
 
+def test_out_of_host_memory_it_declares_more_of_it_up_to_what_the_host_has() -> None:
+    facts: dict[str, Any] = {"cause": FailureCause.MEMORY, "retries": 1}
+    decision = _decision(**facts, memory_bytes=20 * GIB, host_memory_bytes=8 * GIB)
+
+    assert (decision.memory_bytes, decision.host_memory_bytes) == (20 * GIB, 10 * GIB)
+    assert decision.text == "it ran out of host memory, and declares 10 GiB now"
+    limited = _decision(**facts, host_memory_bytes=60 * GIB, largest_bytes=64 * GIB)
+    assert limited.host_memory_bytes == 64 * GIB
+    assert _decision(**facts).host_memory_bytes is None
+
+
 def test_nothing_declares_more_than_the_largest_gpu_has() -> None:
     facts: dict[str, Any] = {
         "cause": FailureCause.GPU_MEMORY,

@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from datetime import datetime, timedelta
 from pathlib import Path
 
 from monitor.facts.readings import Snapshot
-from monitor.journal.rows import events
+from monitor.journal.rows import audit, events
 from monitor.runtime.rows import periodic_tasks
 from monitor.runtime.rows.item_isolation import ItemIsolation
 from monitor.thresholds import rows as thresholds
-from scheduler.disk import rows
+from scheduler.disk.actions import MODULE, TASK, Queue, clean
 from scheduler.disk.facts import DiskLevel, DiskSpace, WatchedFolder
 from scheduler.disk.policy import DiskPolicy, level, sentence
 from scheduler.disk.probes import space
+from scheduler.disk.rows import folders as rows
+from scheduler.disk.rows import runs
+from scheduler.disk.rules import CleaningPolicy
 
 READ_EVERY = timedelta(seconds=10)
+# Between two automatic clean-ups of a host.
+CLEAN_EVERY = timedelta(minutes=15)
 Read = Callable[[str], DiskSpace]
 
 
@@ -37,9 +43,15 @@ class DiskWatch:
     name = "disks"
 
     def __init__(
-        self, host: str, data: Path, checkpoints: Path | None, read: Read = space.read
+        self,
+        host: str,
+        data: Path,
+        checkpoints: Path | None,
+        queue: Queue,
+        read: Read = space.read,
     ) -> None:
         self._host = host
+        self._queue = queue
         self._data = data
         self._checkpoints = checkpoints
         self._read = read
@@ -58,7 +70,20 @@ class DiskWatch:
 
         judged = self._isolation.each(folders, lambda folder: folder.path, judge, now)
         rows.forget_others(self._host, [folder.path for folder in folders])
-        return [stage for _, stage in judged]
+        stages = [stage for _, stage in judged]
+        self._clean(stages, now)
+        return stages
+
+    def _clean(self, stages: Sequence[DiskLevel], now: datetime) -> None:
+        """Start a clean-up that is due, or continue one."""
+        is_due = DiskLevel.CLEANING in stages or DiskLevel.BLOCKED in stages
+        if is_due and thresholds.current(CleaningPolicy).automatic:
+            last = runs.last_ended(self._host)
+            if last is None or last.ended_at is None or now - last.ended_at > CLEAN_EVERY:
+                with suppress(runs.Busy):
+                    clean(self._host, "", dry_run=False, by=audit.GPUCOORD, now=now)
+        if runs.waits(self._host, now):
+            self._queue(TASK, MODULE)
 
     def _judge(
         self, folder: WatchedFolder, before: DiskLevel, policy: DiskPolicy, now: datetime

@@ -1,0 +1,231 @@
+"""Step: one clean-up, or its preview, for a bounded time; the rest is done by the next step."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from functools import partial
+from pathlib import Path
+
+from django.db import transaction
+
+from monitor.thresholds import rows as thresholds
+from scheduler.disk import rules
+from scheduler.disk.facts import (
+    Candidate,
+    CleanResult,
+    CleanRoot,
+    CleanRule,
+    DiskSpace,
+    FoundFile,
+    WatchedFolder,
+)
+from scheduler.disk.policy import DiskPolicy
+from scheduler.disk.probes import files as file_probe
+from scheduler.disk.probes import space
+from scheduler.disk.rows import runs
+from scheduler.disk.rules import CleaningPolicy
+from scheduler.disk.steps.watch import watched_folders
+from scheduler.models import CleaningRun
+from scheduler.runner import copying, own_folders
+
+Copy = Callable[[int, Path], None]
+CHECKPOINT_FOLDER = "checkpoint"
+SAVE_EVERY_S = 5.0
+# Files of which the copy failed, before a clean-up gives up.
+MOST_FAILED_COPIES = 5
+
+
+@dataclass
+class Cleaner:
+    """`step(now)` works for at most `seconds` on the next run of the host."""
+
+    host: str
+    data: Path
+    checkpoints: Path | None = None
+    copy: Copy = copying.copy
+    read: Callable[[str], DiskSpace] = space.read
+    seconds: float = 45.0
+    clock: Callable[[], float] = time.monotonic
+    _failed: int = field(default=0, init=False)
+
+    def step(self, now: datetime) -> CleaningRun | None:
+        """The run that was worked on; None = none waits."""
+        run = runs.take(self.host, now)
+        if run is None:
+            return None
+        until = self.clock() + self.seconds
+        try:
+            is_done = self._work(run, until, now)
+        except Exception as error:
+            runs.add_problem(run, f"It failed: {error}")
+            runs.save_progress(run, runs.State.FAILED, now)
+            raise
+        state = runs.State.DONE if is_done else runs.State.WAITING
+        runs.save_progress(run, state, now)
+        return run
+
+    def _work(self, run: CleaningRun, until: float, now: datetime) -> bool:
+        """False: the time is over before the end."""
+        disk, policy = thresholds.current(DiskPolicy), thresholds.current(CleaningPolicy)
+        folders = watched_folders(disk, self.data, self.checkpoints)
+        chosen = [folder for folder in folders if run.path in ("", folder.path)]
+        if not chosen:
+            runs.add_problem(run, f"{run.path} is not watched on this host.")
+        goal = min(policy.until_pct, disk.clean_pct)
+        before = run.candidates, run.candidate_bytes
+        run.candidates = run.candidate_bytes = 0
+        total: list[Candidate] = []
+        wanted: list[Candidate] = []
+        is_done = True
+        for folder, reading in self._readings(chosen, run):
+            ordered = self._candidates(reading, policy, run, until, now)
+            total += ordered
+            wanted += rules.needed(ordered, reading, goal)
+            if not run.dry_run:
+                is_done &= self._clean(run, folder.path, ordered, goal, policy, until, now)
+        runs.preview(run, total, wanted)
+        if before[0] > run.candidates:
+            # A later step of the same run finds only what the earlier ones left.
+            run.candidates, run.candidate_bytes = before
+        return is_done
+
+    def _readings(
+        self, folders: Sequence[WatchedFolder], run: CleaningRun
+    ) -> list[tuple[WatchedFolder, DiskSpace]]:
+        """Each file system once."""
+        found: dict[str, tuple[WatchedFolder, DiskSpace]] = {}
+        for folder in folders:
+            try:
+                reading = self.read(folder.path)
+            except space.Unreadable as error:
+                runs.add_problem(run, f"{folder.path}: {error}")
+                continue
+            found.setdefault(reading.device, (folder, reading))
+        return list(found.values())
+
+    def roots(self, policy: CleaningPolicy) -> tuple[CleanRoot, ...]:
+        """The folders of jobs, and those that operators have listed."""
+        logs, *others = own_folders.roots(self.data, self.checkpoints)
+        own = [CleanRoot(str(logs.resolve()), CleanRule.LOG, of_jobs=True)]
+        own += [
+            CleanRoot(str(path.resolve()), CleanRule.CHECKPOINT, CHECKPOINT_FOLDER, of_jobs=True)
+            for path in dict.fromkeys((logs, *others))
+        ]
+        return (*own, *policy.roots())
+
+    def _candidates(
+        self,
+        reading: DiskSpace,
+        policy: CleaningPolicy,
+        run: CleaningRun,
+        until: float,
+        now: datetime,
+    ) -> list[Candidate]:
+        """On the file system of the reading. Without a target, nothing that needs a copy."""
+        found: dict[CleanRoot, list[FoundFile]] = {}
+        for root in self.roots(policy):
+            if space.device_of(root.path) != reading.device:
+                continue
+            try:
+                found[root] = list(file_probe.walk(root.path, until))
+            except file_probe.UnusableFolder as error:
+                if not root.of_jobs:
+                    runs.add_problem(run, str(error))
+        if self.clock() >= until:
+            runs.add_problem(run, "There was no time to look through all folders.")
+        unfinished = runs.unfinished_jobs()
+        ordered = rules.candidates(found, policy, now, unfinished)
+        problem = self._target_problem(policy, reading)
+        if problem is None:
+            return ordered
+        if any(candidate.needs_copy for candidate in ordered):
+            runs.add_problem(run, problem)
+        return [candidate for candidate in ordered if not candidate.needs_copy]
+
+    def _target_problem(self, policy: CleaningPolicy, reading: DiskSpace) -> str | None:
+        """Why files cannot be copied before they are deleted."""
+        target = policy.sync_target
+        if not target:
+            return "Checkpoints and data stay: no sync target is set."
+        if not Path(target).is_dir():
+            return f"Checkpoints and data stay: the sync target {target} is not there."
+        if space.device_of(target) == reading.device:
+            return f"Checkpoints and data stay: {target} is on the same file system."
+        return None
+
+    def _clean(
+        self,
+        run: CleaningRun,
+        folder: str,
+        ordered: Sequence[Candidate],
+        goal: float,
+        policy: CleaningPolicy,
+        until: float,
+        now: datetime,
+    ) -> bool:
+        saved_at, settled = self.clock(), _settled(run)
+        for candidate in ordered:
+            if candidate.file.path in settled:
+                continue
+            used = self.read(folder).used_pct
+            if used is None or used < goal or self._failed >= MOST_FAILED_COPIES:
+                return True
+            if self.clock() >= until:
+                return False
+            result = self._delete(run, candidate, folder, policy, now)
+            runs.add_result(run, candidate, result)
+            if self.clock() - saved_at >= SAVE_EVERY_S:
+                saved_at = self.clock()
+                runs.save_progress(run, runs.State.RUNNING, now)
+        return True
+
+    def _delete(
+        self,
+        run: CleaningRun,
+        candidate: Candidate,
+        folder: str,
+        policy: CleaningPolicy,
+        now: datetime,
+    ) -> CleanResult:
+        secure = partial(self._secure, run, candidate, policy)
+
+        def record(unlink: Callable[[], None]) -> None:
+            # A file that cannot be deleted is not recorded.
+            with transaction.atomic():
+                runs.record_deletion(run, candidate, folder, now)
+                unlink()
+
+        return file_probe.delete(candidate.file, secure, record)
+
+    def _secure(
+        self, run: CleaningRun, candidate: Candidate, policy: CleaningPolicy, handle: int
+    ) -> bool:
+        """Copy the file if it needs that; whether the copy is proved to be good."""
+        if not candidate.needs_copy:
+            return True
+        target = copy_path(policy.sync_target, self.host, candidate.file)
+        try:
+            self.copy(handle, target)
+        except copying.CopyFailed as error:
+            self._failed += 1
+            runs.add_problem(run, f"{candidate.file.path} was not copied: {error}")
+            return False
+        if file_probe.is_copy(handle, target):
+            return True
+        self._failed += 1
+        runs.add_problem(run, f"{candidate.file.path}: the copy {target} differs from it.")
+        return False
+
+
+def copy_path(target: str, host: str, file: FoundFile) -> Path:
+    """Where the copy of a file is: below a folder of the host, by its whole path."""
+    return Path(target, host.replace("/", "_"), *Path(file.path).parts[1:])
+
+
+def _settled(run: CleaningRun) -> frozenset[str]:
+    """Files that an earlier step of the run has spared."""
+    listed: Sequence[Mapping[str, str]] = run.listed
+    return frozenset(line["path"] for line in listed)
