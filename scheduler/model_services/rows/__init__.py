@@ -6,9 +6,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime, timedelta
 
 from django.contrib.auth.models import User
-from django.db.models import F, Model, Prefetch, QuerySet, Sum
+from django.db.models import F, Model, Prefetch, Q, QuerySet, Sum
 
-from monitor.models import Gpu
+from monitor.models import Gpu, ProcessUse
 from monitor.runtime.rows.wakeups import wake
 from monitor.usage.rows.pruning import RetentionPeriods
 from scheduler.facts.model_services import (
@@ -139,7 +139,8 @@ def needed_memory(service: ModelService) -> int | None:
     """GPU memory of a new instance: declared, or more if a peak was higher; None = unknown."""
     if service.gpus == 0:
         return None
-    peaks = [boot.peak_memory_bytes for boot in service.boots.all() if boot.peak_memory_bytes]
+    known = [boot.peak_memory_bytes for boot in service.boots.all() if boot.peak_memory_bytes]
+    peaks = [round(peak * ABOVE_PEAK) for peak in known]
     declared = None if service.memory_mib is None else service.memory_mib * MIB
     return max([*peaks, *([declared] if declared else [])], default=None)
 
@@ -187,6 +188,10 @@ def too_old(keep: RetentionPeriods, now: datetime) -> Iterator[QuerySet[Model]]:
 LEAVING = (InstanceState.DRAINING.value, InstanceState.COOLING.value)
 HOLDS_GPUS = (InstanceState.READY.value, *LEAVING)
 WEEKS = 4
+# Processes that were listed within this time still run.
+PEAKS_OF = timedelta(seconds=60)
+# Reserved above a measured peak.
+ABOVE_PEAK = 1.1
 
 
 def loaded_on(host: str) -> list[ModelInstance]:
@@ -216,6 +221,22 @@ def requests_per_hour(service: ModelService, now: datetime) -> float:
         return sum(counts) / len(counts)
     day = service.hours.filter(at__gt=now - timedelta(hours=24))
     return float(day.aggregate(total=Sum("requests"))["total"] or 0) / 24
+
+
+def learn_peak(row: ModelInstance, now: datetime) -> None:
+    """Store the most memory that the instance's processes ever held on one GPU, if it is more."""
+    seen = ProcessUse.objects.filter(
+        host=row.host, job_ref=str(row.job_id), last_seen_at__gte=now - PEAKS_OF, ended_at=None
+    )
+    peaks = seen.filter(peak_memory_bytes__gt=0).order_by().values("gpu")
+    totals = peaks.annotate(total=Sum("peak_memory_bytes")).values_list("total", flat=True)
+    peak = max(totals, default=0)
+    if peak:
+        boots = ModelBoot.objects.filter(
+            service=row.service_id, gpu_model=gpu_model(row)[:GPU_KIND]
+        )
+        higher = Q(peak_memory_bytes=None) | Q(peak_memory_bytes__lt=peak)
+        boots.filter(higher).update(peak_memory_bytes=peak)
 
 
 def count_requests(row: ModelInstance, now: datetime) -> None:

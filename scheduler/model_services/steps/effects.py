@@ -63,6 +63,8 @@ def note_answer(row: ModelInstance, now: datetime) -> None:
     row.answered_at = now
     row.save(update_fields=["answered_at"])
     rows.count_requests(row, now)
+    if row.gpu_uuids:
+        rows.learn_peak(row, now)
 
 
 def apply(service: ModelService, row: ModelInstance, change: Change, now: datetime) -> None:

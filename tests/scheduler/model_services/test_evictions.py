@@ -10,7 +10,7 @@ import pytest
 from django.contrib.auth.models import User
 from django.db import transaction
 
-from monitor.models import Claim, Event
+from monitor.models import Claim, Event, Gpu, ProcessUse
 from monitor.snapshot import rows as monitor_store
 from scheduler.dispatch.steps.dispatcher import Dispatcher
 from scheduler.dispatch.steps.model_evictions import ModelEvictions
@@ -23,6 +23,7 @@ from scheduler.model_services.probes import HealthProbe
 from scheduler.model_services.step import ModelStep
 from scheduler.models import Attempt, GpuHold, Job, ModelInstance, ModelService
 from tests.builders import GIB, NOW, snapshot
+from tests.monitor.past import process_use
 
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("data")]
 POLICY = PlanPolicy(cpu_jobs=1)
@@ -193,3 +194,20 @@ def test_requests_are_counted_by_the_hour() -> None:
 
     assert loaded.service.hours.get().requests == 48
     assert rows.requests_per_hour(loaded.service, box.now) == 2.0
+
+
+def test_the_measured_peak_is_reserved_for_the_next_instance() -> None:
+    box = Box()
+    loaded = load(box, memory_mib=None)
+    use = process_use(Gpu.objects.get(), box.now + timedelta(seconds=20))
+    ProcessUse.objects.filter(pk=use.pk).update(
+        host="gpubox", job_ref=str(loaded.job_id), peak_memory_bytes=30 * GIB, ended_at=None,
+        last_seen_at=box.now + timedelta(seconds=20),
+    )  # fmt: skip
+    exclusive = Job.objects.get().exclusive
+
+    box.step(after_s=20)
+
+    assert exclusive
+    assert loaded.service.boots.get().peak_memory_bytes == 30 * GIB
+    assert rows.needed_memory(ModelService.objects.get()) == 33 * GIB
