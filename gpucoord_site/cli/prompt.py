@@ -75,7 +75,7 @@ def _parser() -> ArgumentParser:
     add = parser.add_argument
     add("model", metavar="MODEL", help="the name of the model, as on the page of models")
     add("text", metavar="TEXT", nargs="*", help="the prompt (default: the standard input)")
-    add("--type", choices=TYPES, default="generate", help="what the prompt is for")
+    add("--type", choices=TYPES, default="generate", help="purpose of the prompt")
     add("--priority", type=int, choices=range(1, 6), default=3, help="5 is served first")
     add("--no-wait", action="store_true", help="print the number of the prompt, do not wait")
     return parser

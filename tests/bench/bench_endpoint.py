@@ -1,0 +1,109 @@
+"""The endpoint for language models: added time to the first byte, CPU of streams, a slow reader.
+
+    python -m tests.bench.bench_endpoint
+
+The test server, the clients and the endpoint share the machine. Direct and proxied requests take
+turns, so that both see the same load.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from pathlib import Path
+from statistics import median
+from tempfile import TemporaryDirectory
+
+import httpx
+
+from tests.processes.model_stand import ModelStand, model_stand
+
+HELLO = {"model": "m", "messages": [{"role": "user", "content": "hello"}], "stream": True}
+PAIRS, STREAMS, CHUNKS_PER_S, SECONDS = 200, 50, 40, 10
+
+
+async def first_byte_s(client: httpx.AsyncClient, url: str, headers: dict[str, str]) -> float:
+    began = time.perf_counter()
+    async with client.stream(
+        "POST", f"{url}/chat/completions", headers=headers, json=HELLO
+    ) as answer:
+        pieces = answer.aiter_raw()
+        await anext(pieces)
+        took = time.perf_counter() - began
+        async for _ in pieces:
+            pass
+    return took
+
+
+async def added_latency(stand: ModelStand, direct: str) -> None:
+    async with httpx.AsyncClient(timeout=60) as client:
+        pairs = []
+        for _ in range(PAIRS):
+            plain = await first_byte_s(client, direct, {})
+            pairs.append((plain, await first_byte_s(client, stand.url, stand.headers)))
+    plain_ms, proxied_ms = (1000 * median(pair[at] for pair in pairs) for at in (0, 1))
+    added_ms = 1000 * median(proxied - plain for plain, proxied in pairs)
+    print(f"first byte, p50: direct {plain_ms:.1f} ms, endpoint {proxied_ms:.1f} ms")
+    print(f"added, p50 of {PAIRS} pairs: {added_ms:.1f} ms (wanted: at most 3)")
+
+
+async def many_streams(stand: ModelStand) -> None:
+    assert stand.endpoint is not None
+    pid = stand.endpoint.pid
+    body = HELLO | {"tokens": CHUNKS_PER_S * SECONDS, "interval_s": 1 / CHUNKS_PER_S}
+
+    async def read(client: httpx.AsyncClient) -> int:
+        count = 0
+        async with client.stream(
+            "POST", f"{stand.url}/chat/completions", headers=stand.headers, json=body
+        ) as answer:
+            async for piece in answer.aiter_raw():
+                count += piece.count(b"data:")
+        return count
+
+    limits = httpx.Limits(max_connections=None)
+    async with httpx.AsyncClient(timeout=120, limits=limits) as client:
+        before = cpu_s(pid)
+        counts = await asyncio.gather(*(read(client) for _ in range(STREAMS)))
+    used_ms = 1000 * (cpu_s(pid) - before)
+    each = used_ms / sum(counts)
+    print(f"{STREAMS} streams, {sum(counts)} chunks: {each:.2f} ms CPU a chunk (wanted: 0.2)")
+
+
+def slow_reader(stand: ModelStand) -> None:
+    assert stand.endpoint is not None
+    before = rss_mib(stand.endpoint.pid)
+    body = HELLO | {"tokens": 20_000, "interval_s": 0, "word_bytes": 10_000}
+    with httpx.stream(
+        "POST", f"{stand.url}/chat/completions", headers=stand.headers, json=body, timeout=60
+    ) as stream:
+        next(stream.iter_raw(1024))
+        time.sleep(5)
+        grown = rss_mib(stand.endpoint.pid) - before
+    print(f"a client that does not read 200 MB: +{grown:.0f} MiB (wanted: below 20)")
+
+
+def cpu_s(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def rss_mib(pid: int) -> float:
+    status = Path(f"/proc/{pid}/status").read_text()
+    line = next(line for line in status.splitlines() if line.startswith("VmRSS"))
+    return int(line.split()[1]) / 1024
+
+
+def main() -> None:
+    with TemporaryDirectory() as folder, model_stand(Path(folder) / "data") as stand:
+        stand.sql("UPDATE scheduler_modelservice SET concurrency = 100")
+        port = stand.serve("--tokens", "3")
+        stand.start_endpoint()
+        asyncio.run(added_latency(stand, f"http://127.0.0.1:{port}/v1"))
+        slow_reader(stand)
+        asyncio.run(many_streams(stand))
+
+
+if __name__ == "__main__":
+    main()
