@@ -13,6 +13,7 @@ class SchedulerConfig(AppConfig):
         from monitor.runtime import pages as status
         from monitor.thresholds import rows as thresholds
         from monitor.usage.rows import pruning
+        from scheduler.batches import rows as batch_rows
         from scheduler.catalogue.policy import POLICIES, PROFILES, TOPICS
         from scheduler.disk.rows import runs as cleaning_runs
         from scheduler.execution.steps import capabilities as host_capabilities
@@ -28,6 +29,7 @@ class SchedulerConfig(AppConfig):
         pruning.register(model_rows.too_old)
         pruning.register(prompt_rows.too_old)
         pruning.register(cleaning_runs.too_old)
+        pruning.register(batch_rows.expired)
         pruning.register(job_files.expired_jobs)
         register_regions()
         status.register("scheduler/_accounts.html", job_accounts.current_rule)

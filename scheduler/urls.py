@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from django.urls import path
 
+from scheduler.batches import pages as batch_views
 from scheduler.disk import pages as disk_pages
 from scheduler.jobs.pages import search
 from scheduler.jobs.pages import views as job_views
 from scheduler.model_services import pages as model_pages
 from scheduler.notifications import pages as notification_views
 from scheduler.quotas.pages import shares as quota_views
+from scheduler.scripts import pages as script_views
 from scheduler.throttle.pages import views as throttle_views
 from scheduler.time_windows.pages import views as time_window_views
 from scheduler.timeline import pages as timeline_pages
@@ -19,6 +21,10 @@ urlpatterns = [
     path("disks/", disk_pages.disks, name="disks"),
     path("disks/clean/", disk_pages.clean, name="disks-clean"),
     path("disks/clean/<int:pk>/", disk_pages.run, name="disk-run"),
+    path("batches/", batch_views.batches, name="batches"),
+    path("batches/<int:pk>/", batch_views.batch, name="batch"),
+    path("batches/<int:pk>/cancel/", batch_views.cancel, name="batch-cancel"),
+    path("batches/<int:pk>/retry/", batch_views.retry, name="batch-retry"),
     path("jobs/", job_views.jobs, name="jobs"),
     path("jobs/new/", job_views.new, name="job-new"),
     path("jobs/bulk/", job_views.bulk, name="jobs-bulk"),
@@ -34,6 +40,8 @@ urlpatterns = [
     path("shares/", quota_views.shares, name="shares"),
     path("search/", search.search, name="search"),
     path("timeline/", timeline_pages.timeline, name="timeline"),
+    path("scripts/", script_views.scripts, name="scripts"),
+    path("scripts/<str:name>/", script_views.script, name="script"),
     path("windows/", time_window_views.all_windows, name="windows"),
     path("windows/ask/", time_window_views.ask, name="window-ask"),
     path("windows/<int:pk>/decide/", time_window_views.decide, name="window-decide"),

@@ -79,6 +79,10 @@ class Client:
         ids: list[int] = self._post_once("/api/jobs/batch/", {"jobs": list(jobs)})["ids"]
         return ids
 
+    def submit_batch(self, batch: Mapping[str, Any]) -> Json:
+        """Submit a batch of items; returns it with its `id`."""
+        return self._json("POST", "/api/batches/", json=dict(batch))
+
     def what_if(self, job: Mapping[str, Any]) -> Json:
         """When such a job would start, and why not now. Nothing is submitted."""
         return self._json("POST", "/api/jobs/what-if/", body=job)

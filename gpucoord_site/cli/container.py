@@ -28,6 +28,8 @@ PASSED_ON = (
     "GPUCOORD_GRACE_S",
     "GPUCOORD_YIELD_FILE",
     "GPUCOORD_CHECKPOINT_DIR",
+    "GPUCOORD_PROGRESS_FILE",
+    "GPUCOORD_RESULT_FILE",
 )
 
 
@@ -75,6 +77,9 @@ def _folders(environ: Mapping[str, str], folder: str) -> Iterator[str]:
     yield f"--volume={folder}:{folder}"
     if checkpoint := environ.get("GPUCOORD_CHECKPOINT_DIR"):
         yield f"--volume={checkpoint}:{checkpoint}"
+    if progress := environ.get("GPUCOORD_PROGRESS_FILE"):
+        given = os.path.dirname(progress)  # noqa: PTH120
+        yield f"--volume={given}:{given}"
     if yield_file := environ.get("GPUCOORD_YIELD_FILE"):
         above = os.path.dirname(yield_file)  # noqa: PTH120
         yield f"--volume={above}:{above}:ro"

@@ -31,6 +31,10 @@ COMMANDS: Commands = {
         "run a command as an urgent job and wait for it: gpucoord run -- python eval.py",
         "gpucoord_site.cli.submit:run",
     ),
+    "batch": (
+        "run a script for many items: gpucoord batch SCRIPT --input FOLDER",
+        "gpucoord_site.cli.batch:main",
+    ),
     "queue": ("list running and waiting jobs", "gpucoord_site.cli.jobs:queue"),
     "show": ("show a job: gpucoord show JOB", "gpucoord_site.cli.jobs:show"),
     "logs": ("print a job's output: gpucoord logs -f JOB", "gpucoord_site.cli.job_actions:logs"),

@@ -60,6 +60,8 @@ def _parsed(argv: Sequence[str], parser: ArgumentParser) -> tuple[Namespace, lis
     """The options and the words of the command. Options of a script come before those given."""
     options = parser.parse_args(argv)
     words = _words(options)
+    if options.script:
+        return options, words
     if not words:
         parser.error("say what to run: gpucoord submit -- python train.py")
     script = script_files.read(words)
@@ -107,7 +109,10 @@ def _wait(client: Client, job_id: int) -> int:
 
 def _body(options: Namespace, words: Sequence[str]) -> dict[str, Any]:
     """One word with spaces is a shell line, as `sh -c` takes it; more words run as they are."""
-    command = {"command": words[0]} if len(words) == 1 else {"argv": list(words)}
+    if options.script:
+        command: dict[str, Any] = {"script_args": named_values(words)}
+    else:
+        command = {"command": words[0]} if len(words) == 1 else {"argv": list(words)}
     fields = {field.name: getattr(options, field.name) for field in fields_of(Door.OPTION)}
     fields |= {
         "blocking": None if options.detach else True,
@@ -117,6 +122,17 @@ def _body(options: Namespace, words: Sequence[str]) -> dict[str, Any]:
     # A flag that is not given is False.
     given = {n: v for n, v in fields.items() if v is not None and v is not False}
     return command | _surroundings(options) | given
+
+
+def named_values(words: Sequence[str]) -> dict[str, Any]:
+    """NAME=VALUE words. Of a name that comes more than once, the values are the lines of a list."""
+    found: dict[str, str] = {}
+    for word in words:
+        name, equals, value = word.partition("=")
+        if not equals:
+            raise BadScript(f"{shlex.quote(word)} is no argument; write NAME=VALUE")
+        found[name] = f"{found[name]}\n{value}" if name in found else value
+    return dict(found)
 
 
 def _surroundings(options: Namespace) -> dict[str, Any]:

@@ -33,12 +33,14 @@ from monitor.thresholds.api import router as policy_router
 from reports.capacity.api import router as capacity_router
 from reports.render.api import router as report_router
 from reports.schedule.api import router as stored_router
+from scheduler.batches.api import router as batch_router
 from scheduler.disk.api import router as disk_router
 from scheduler.jobs.api import router as scheduler_router
 from scheduler.model_services.api import router as model_router
 from scheduler.notifications.api import router as notification_router
 from scheduler.prompts.api import router as prompt_router
 from scheduler.quotas.api import router as share_router
+from scheduler.scripts.api import router as script_router
 from scheduler.throttle.api import router as mode_router
 from scheduler.time_windows.api import router as window_router
 
@@ -208,6 +210,8 @@ def _api() -> DocumentedApi:
     api.add_router("/", mode_router, tags=["Mode"])
     api.add_router("/models/", model_router, tags=["Models"])
     api.add_router("/disks/", disk_router, tags=["Disks"])
+    api.add_router("/batches/", batch_router, tags=["Batches"])
+    api.add_router("/scripts/", script_router, tags=["Scripts"])
     api.add_router("/windows/", window_router, tags=["Time windows"])
     api.add_router("/account/notifications/", notification_router, tags=["Notifications"])
     api.add_router("/", share_router, tags=["Shares"])

@@ -34,6 +34,7 @@ class ClaimFact:
     `seen`: when a process of it was first seen there; `until`: when it ended. An ended claim is
     kept until the memory of its processes is free. `holder`: the holder of a lock, in words.
     `phase`: of a model: "booting", "ready", "busy"; "" = unknown.
+    `task`: the job's name.
     """
 
     job_ref: str
@@ -50,6 +51,23 @@ class ClaimFact:
     row: int | None = None
     holder: str = ""
     phase: str = ""
+    task: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuTask:
+    """A job on a GPU. progress: 0 to 1. None: the job reports none, or its end is unknown."""
+
+    job_ref: str
+    name: str
+    owner: str
+    progress: float | None = None
+    ends_at: datetime | None = None
+
+    @property
+    def percent(self) -> int | None:
+        """Rounded down: 100 % means that it is complete."""
+        return None if self.progress is None else int(self.progress * 100)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 EVENTS: dict[str, tuple[str, ...]] = {
     "jobs": (
+        "BATCH_SUBMITTED",
+        "BATCH_ENDED",
         "JOB_SUBMITTED",
         "JOB_STARTED",
         "JOB_RUNNER_REPLACED",

@@ -6,10 +6,11 @@ travel as values, and the browser writes them into the page.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 
+from monitor.facts.claims import GpuTask
 from monitor.facts.formats import GIB
 from monitor.facts.gpu_states import GpuState
 from monitor.facts.health import Condition
@@ -54,6 +55,9 @@ TROUBLE = {GpuState.FAILING, GpuState.LOST}
 AILING = {Condition.THROTTLED: "warning", Condition.FAILING: "failing"}
 
 Values = tuple[float | None, ...]
+GpuTasks = Mapping[str, tuple[GpuTask, ...]]
+NO_TASKS: GpuTasks = {}
+TASKS_ON_CARD = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +101,7 @@ class Card:
     owners: tuple[tuple[str | None, int], ...]
     guest: OwnerReading | None
     incident: Badge | None
+    tasks: tuple[GpuTask, ...]
     utilization_pct: float | None = field(compare=False)
     memory_used_bytes: int | None = field(compare=False)
     power_w: float | None = field(compare=False)
@@ -179,7 +184,9 @@ class Card:
         )
 
 
-def cards(snapshots: Iterable[Snapshot], badges: Badges = NONE) -> list[Card]:
+def cards(
+    snapshots: Iterable[Snapshot], badges: Badges = NONE, tasks: GpuTasks = NO_TASKS
+) -> list[Card]:
     """A card per GPU: failing GPUs first, then by the worst incident, then by host and index."""
     all_cards = []
     for snapshot in snapshots:
@@ -188,7 +195,8 @@ def cards(snapshots: Iterable[Snapshot], badges: Badges = NONE) -> list[Card]:
             on.setdefault(process.gpu_uuid, []).append(process_row(process, badges))
         splits = use_split.by_gpu(snapshot)
         all_cards += [
-            _card(g, snapshot, on.get(g.uuid, []), splits[g.uuid], badges) for g in snapshot.gpus
+            _card(g, snapshot, on.get(g.uuid, []), splits[g.uuid], badges, tasks.get(g.uuid, ()))
+            for g in snapshot.gpus
         ]
     return sorted(all_cards, key=_worst_first)
 
@@ -230,6 +238,7 @@ def _card(
     rows: list[ProcessRow],
     split: UseSplit,
     badges: Badges,
+    tasks: tuple[GpuTask, ...],
 ) -> Card:
     rows.sort(key=_biggest_first)
     # A single further row needs no more space than the line that counts the others.
@@ -254,12 +263,19 @@ def _card(
         owners=_owners(rows),
         guest=_guest(gpu, snapshot),
         incident=badges.gpus.get(gpu.uuid),
+        tasks=tuple(map(_task_shown, tasks[:TASKS_ON_CARD])),
         utilization_pct=gpu.utilization_pct,
         memory_used_bytes=gpu.memory_used_bytes,
         power_w=gpu.power_w,
         temperature_c=gpu.temperature_c,
         split=split,
     )
+
+
+def _task_shown(task: GpuTask) -> GpuTask:
+    """With a whole percentage: a card is drawn again only when it shows something else."""
+    percent = task.percent
+    return replace(task, progress=None if percent is None else percent / 100)
 
 
 def _reason(gpu: GpuReading, snapshot: Snapshot) -> str | None:

@@ -23,6 +23,7 @@ from django.utils import timezone
 
 from monitor.facts.readings import Snapshot
 from monitor.live import sparklines
+from monitor.live.cards import GpuTasks
 from monitor.live.frames import Frame
 from monitor.live.rendering import DASHBOARD, Renderer, has_figures
 from monitor.models import LatestSnapshot
@@ -65,11 +66,12 @@ class Hub:
         self,
         read: Callable[[], Sequence[Snapshot]] = snapshots.newest_all,
         seqs: Callable[[], Seqs] = newest_seqs,
+        tasks: Callable[[], GpuTasks] = snapshots.gpu_tasks,
     ) -> None:
         self.frame: Frame | None = None
         self._read = read
         self._seqs = seqs
-        self._renderer = Renderer(sparklines.sparks.get)
+        self._renderer = Renderer(sparklines.sparks.get, tasks)
         self._viewers: set[Viewer] = set()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None

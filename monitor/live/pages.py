@@ -220,7 +220,7 @@ def _line(
 
 @require_safe
 def dashboard(request: HttpRequest) -> HttpResponse:
-    renderer = Renderer(sparklines.sparks.get)
+    renderer = Renderer(sparklines.sparks.get, snapshot_rows.gpu_tasks)
     frame = renderer.whole(snapshot_rows.newest_all(), [DASHBOARD], timezone.now())
     parts = list(frame.boards[DASHBOARD].parts)
     wide = {region.element_id for region in regions() if region.is_wide}
@@ -237,12 +237,13 @@ def gpu(request: HttpRequest, uuid: str) -> HttpResponse:
     filters = ProcessFilters.from_query(request.GET)
     badges = incident_badges.current(timezone.now())
     table = lines(snapshots, viewer_of(request), uuid, badges)
+    tasks = snapshot_rows.gpu_tasks()
     reading = next((g for s in snapshots for g in s.gpus if g.uuid == uuid), None)
     health = next((h for s in snapshots for h in s.health if h.gpu_uuid == uuid), None)
     context = {
         **history_content.gpu(row, request.GET, timezone.now()),
         "gpu": row,
-        "card": next((c for c in cards.cards(snapshots, badges) if c.uuid == uuid), None),
+        "card": next((c for c in cards.cards(snapshots, badges, tasks) if c.uuid == uuid), None),
         "reading": reading,
         "capability": capability.of(reading, settings.CONFIG.gpu_power) if reading else None,
         "health": health,

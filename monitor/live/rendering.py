@@ -13,7 +13,7 @@ from django.template.loader import render_to_string
 from monitor.facts.readings import Snapshot
 from monitor.incidents.facts import NONE, Badges
 from monitor.live import cards, headline, host_strips
-from monitor.live.cards import MOST_CARDS, Card, ProcessRow
+from monitor.live.cards import MOST_CARDS, Card, GpuTasks, ProcessRow
 from monitor.live.frames import CHILDREN, Board, Column, Frame, Part, Sparkline
 from monitor.live.host_strips import HostStrip
 from monitor.live.regions import Child, Region, no_children, regions
@@ -73,9 +73,11 @@ class Renderer:
     `load_regions` reads them, and frames use its last result.
     """
 
-    def __init__(self, sparks: SparkSource) -> None:
+    def __init__(self, sparks: SparkSource, load_tasks: Callable[[], GpuTasks] = dict) -> None:
         self._sparks = sparks
+        self._load_tasks = load_tasks
         self._badges = NONE
+        self._tasks = cards.NO_TASKS
         self._waiting = self._startable = 0
         # The number of the next frame.
         self._n = 1
@@ -109,13 +111,14 @@ class Renderer:
         self._head = self._load(regions(in_head=True), now)
         if set(topics) != {HEAD}:
             self._regions = self._load((r for r in regions() if _is_shown(r, topics)), now)
+            self._tasks = self._load_tasks()
             self._draw([gpu.uuid for s in snapshots for gpu in s.gpus], now)
         return before != self._shown_elsewhere
 
     @property
     def _shown_elsewhere(self) -> tuple[object, ...]:
         """What regions say, in their own parts and in other parts of the page."""
-        return self._badges, self._waiting, self._startable, self._head, self._regions
+        return self._badges, self._tasks, self._waiting, self._startable, self._head, self._regions
 
     def _board(self, topic: str, snapshots: Sequence[Snapshot], now: datetime) -> Board:
         if topic == DASHBOARD:
@@ -139,7 +142,7 @@ class Renderer:
         )
 
     def _dashboard(self, snapshots: Sequence[Snapshot], now: datetime) -> Board:
-        shown = cards.cards(snapshots, self._badges)
+        shown = cards.cards(snapshots, self._badges, self._tasks)
         strips = host_strips.strips(snapshots)
         rows = [row for card in shown for row in card.rows] if len(shown) <= MOST_CARDS else []
         return Board(

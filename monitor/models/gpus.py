@@ -23,6 +23,7 @@ class Gpu(models.Model):
     state_since_at = models.DateTimeField()
     problem = models.TextField(blank=True)
     simulated = models.BooleanField(default=False)
+    tasks_completed = models.PositiveIntegerField("jobs that succeeded on it", default=0)
     first_seen_at = models.DateTimeField()
     last_seen_at = models.DateTimeField()
 
@@ -72,8 +73,9 @@ class GpuClosure(models.Model):
 class Claim(models.Model):
     """A job's hold on a GPU. The scheduler writes it, so the monitor need not import the scheduler.
 
-    seen_at: when a process of the job was first seen on the GPU. freed_at: when the memory of its
-    processes was free after the job had ended.
+    task: the job's name. progress: 0 to 1, as the job reports it. ends_at: when it is expected to
+    end (median). seen_at: when a process of the job was first seen on the GPU. freed_at: when the
+    memory of its processes was free after the job had ended.
     """
 
     host = models.CharField(max_length=100)
@@ -90,6 +92,9 @@ class Claim(models.Model):
     holder = models.CharField(max_length=200, blank=True)
     # Of a model: booting, ready or busy; "" = unknown.
     phase = models.CharField(max_length=8, blank=True)
+    task = models.CharField(max_length=120, blank=True)
+    progress = models.FloatField(null=True, blank=True)
+    ends_at = models.DateTimeField(null=True, blank=True)
     leader_pid = models.PositiveIntegerField(null=True, blank=True)
     leader_start_ticks = models.BigIntegerField(null=True, blank=True)
     from_at = models.DateTimeField()

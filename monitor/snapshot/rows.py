@@ -6,9 +6,9 @@ import logging
 from collections.abc import Collection, Iterable, Sequence
 from datetime import datetime
 
-from django.db.models import QuerySet
+from django.db.models import F, QuerySet
 
-from monitor.facts.claims import ClaimKind
+from monitor.facts.claims import ClaimKind, GpuTask
 from monitor.facts.presence import Presence
 from monitor.facts.readings import (
     ClaimFact,
@@ -155,6 +155,27 @@ def _held_rows(host: str) -> QuerySet[Claim]:
     return Claim.objects.filter(host=host, freed_at=None).order_by("id")
 
 
+def gpu_tasks() -> dict[str, tuple[GpuTask, ...]]:
+    """The jobs on the GPUs of all hosts by UUID, oldest first."""
+    tasks: dict[str, tuple[GpuTask, ...]] = {}
+    for row in _task_rows():
+        task = GpuTask(
+            job_ref=row.job_ref,
+            name=row.task,
+            owner=row.owner,
+            progress=row.progress,
+            ends_at=row.ends_at,
+        )
+        tasks[row.gpu_uuid] = (*tasks.get(row.gpu_uuid, ()), task)
+    return tasks
+
+
+@prepared
+def _task_rows() -> QuerySet[Claim]:
+    rows = Claim.objects.filter(freed_at=None, until_at=None, kind=ClaimKind.SCRIPT.value)
+    return rows.order_by("id")
+
+
 @prepared
 def _latest_rows() -> QuerySet[LatestSnapshot]:
     return LatestSnapshot.objects.order_by("host").defer("carry")
@@ -181,6 +202,7 @@ def _claim_fact(row: Claim) -> ClaimFact:
         row=row.pk,
         holder=row.holder,
         phase=row.phase,
+        task=row.task,
     )
 
 
@@ -197,6 +219,7 @@ def open_claim(fact: ClaimFact, host: str, now: datetime) -> None:
         leader_start_ticks=fact.leader_start_ticks,
         holder=fact.holder[:200],
         phase=fact.phase,
+        task=fact.task[:120],
         from_at=now,
     )
 
@@ -232,6 +255,16 @@ def phases(host: str) -> dict[str, str]:
 def close_claims(job_ref: str, now: datetime) -> int:
     """End a job's claims; returns their number."""
     return Claim.objects.filter(job_ref=job_ref, until_at__isnull=True).update(until_at=now)
+
+
+def count_task(gpu_uuids: Collection[str]) -> None:
+    """Count a job that succeeded on these GPUs."""
+    Gpu.objects.filter(pk__in=gpu_uuids).update(tasks_completed=F("tasks_completed") + 1)
+
+
+def completed_tasks(host: str) -> dict[str, int]:
+    """How many jobs succeeded on each GPU of a host, by UUID."""
+    return dict(Gpu.objects.filter(host=host).values_list("uuid", "tasks_completed"))
 
 
 def _upsert_gpus(readings: Sequence[GpuReading], snapshot: Snapshot) -> None:

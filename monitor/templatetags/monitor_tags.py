@@ -71,6 +71,8 @@ PAGES = (
 )
 # Below the heading "More", so that the header stays one row.
 MORE_PAGES = (
+    ("Batches", "batches"),
+    ("Scripts", "scripts"),
     ("Events", "events"),
     ("Rules", "rules"),
     ("Disks", "disks"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from scheduler.admin import (
+    batches,
     disk,
     hosts,
     jobs,
@@ -10,11 +11,13 @@ from scheduler.admin import (
     notifications,
     prompts,
     quotas,
+    scripts,
     sizing,
     windows,
 )
 
 __all__ = [
+    "batches",
     "disk",
     "hosts",
     "jobs",
@@ -22,6 +25,7 @@ __all__ = [
     "notifications",
     "prompts",
     "quotas",
+    "scripts",
     "sizing",
     "windows",
 ]

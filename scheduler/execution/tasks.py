@@ -9,6 +9,7 @@ from django.utils import timezone
 
 from monitor.runtime.facts import Guard, Step
 from monitor.runtime.rows.wakeups import socket_folder
+from scheduler.batches.step import BatchStep
 from scheduler.dispatch.inputs import plan_policy
 from scheduler.dispatch.steps.dispatcher import Dispatcher
 from scheduler.dispatch.steps.model_evictions import ModelEvictions
@@ -18,6 +19,7 @@ from scheduler.execution.steps.specs import ConfinementLimits, SpecWriter
 from scheduler.intake.steps import accounts as job_accounts
 from scheduler.lifecycle.rows.queue import keep_commits_synced
 from scheduler.model_services.step import ModelStep
+from scheduler.progress.step import ProgressStep
 from scheduler.yields.steps import EvictionStep, WithdrawalStep
 
 
@@ -45,6 +47,8 @@ def build(guard: Guard) -> Step:
         WithdrawalStep(guard, config.node),
         ModelStep(guard, config.node),
         ModelEvictions(guard, config.node, plan_policy()),
+        ProgressStep(guard, config.node, specs),
+        BatchStep(guard, config.node),
     )
 
 
@@ -78,6 +82,8 @@ class SchedulerPass:
         withdrawer: WithdrawalStep,
         models: ModelStep,
         model_evictions: ModelEvictions,
+        progress: ProgressStep,
+        batches: BatchStep,
     ) -> None:
         self._evictor = evictor
         self._dispatcher = dispatcher
@@ -86,6 +92,8 @@ class SchedulerPass:
         self._withdrawer = withdrawer
         self._models = models
         self._model_evictions = model_evictions
+        self._progress = progress
+        self._batches = batches
 
     def open(self) -> None:
         self._executor.open()
@@ -102,11 +110,13 @@ class SchedulerPass:
         has_room = any(move in ENDINGS for move in moves.values())
         # A placement must survive a power cut once its process runs.
         keep_commits_synced(on=True)
+        self._batches.step(now)
         placed = self._dispatcher.step(now, has_room=has_room)
         self._executor.start(placed, now)
         if Action.YIELD in moves.values():
             self._withdrawer.step(now)
         self._told.step(now)
+        self._progress.step(now)
         return {"moved": len(moves), "placed": len(placed)}
 
     def close(self) -> None:

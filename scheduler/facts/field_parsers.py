@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import base64
+import json
 import re
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from itertools import islice
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 from monitor.facts.input_rules import CHARACTER_SENTENCE, character_problem, is_storable
 from scheduler.facts import units
 from scheduler.facts.notices import NoticeKind, parse_kinds
+from scheduler.facts.scripts import Script
 from scheduler.facts.units import LONGEST_TEXT, parse_bytes, parse_numbers, quoted
 
 LONGEST_COMMAND = 100_000
@@ -38,16 +40,24 @@ STDIN_TOO_LARGE = (
 )
 
 
+def _no_script(name: str) -> Script:
+    raise ValueError("Scripts can't be run here.")
+
+
 @dataclass(frozen=True, slots=True)
 class ParseContext:
-    """What some values depend on: the time, the time zone, and the GPUs of this server.
+    """What some values depend on: the time, the time zone, GPUs and scripts of this server.
 
     find_gpu: the UUID for an index or a UUID's beginning; raises ValueError with a sentence.
+    find_script: the script of a name; raises ValueError with a sentence. places: values that
+    gpucoord fills into the words of scripts.
     """
 
     now: datetime
     zone: str
     find_gpu: Callable[[str], str]
+    find_script: Callable[[str], Script] = _no_script
+    places: Mapping[str, str] = field(default_factory=dict)
 
 
 # Reads a value from JSON or from a form. Raises ValueError with one sentence or several; without
@@ -232,3 +242,12 @@ def number_parser(most: float) -> Parser:
         return amount
 
     return parse
+
+
+def parse_arguments(value: Any, _context: ParseContext) -> dict[str, Any]:
+    """The arguments of a script; its schema is checked elsewhere."""
+    if not isinstance(value, dict):
+        raise ValueError("Write the arguments as an object of names with values.")
+    if not is_storable(json.dumps(value)):
+        raise ValueError(CHARACTER_SENTENCE)
+    return value

@@ -252,6 +252,13 @@ TAGS = FieldType(
     to_text=tags_text,
     metavar="NAME=TEXT",
 )
+SCRIPT = _text(parsers.parse_name, 64, "NAME")
+ARGUMENTS = FieldType(
+    kind=Kind.WORDS,
+    json=dict[str, Any],
+    parse=parsers.parse_arguments,
+    to_column=lambda value: value or {},
+)
 INPUT = FieldType(kind=Kind.INPUT, json=str, parse=parsers.parse_input)
 
 

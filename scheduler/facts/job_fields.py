@@ -13,6 +13,7 @@ from typing import Any
 from monitor.facts.formats import GIB
 from scheduler.facts.field_parsers import LONGEST_NAME
 from scheduler.facts.field_types import (
+    ARGUMENTS,
     ARGV,
     CAPABILITY,
     COMMAND,
@@ -24,6 +25,7 @@ from scheduler.facts.field_types import (
     NAME,
     PATTERN,
     PRIORITY,
+    SCRIPT,
     SIZE,
     TAGS,
     UMASK,
@@ -59,6 +61,26 @@ JOB_FIELDS = (
         expected="Write the program and its arguments as a list of texts.",
         doors=Door.REST,
         attribute="argv",
+    ),
+    JobField(
+        name="script",
+        type=SCRIPT,
+        label="Script",
+        help="A registered script instead of a command; its arguments are `script_args`.",
+        expected="Write the name of a script.",
+        option_help="run a registered script; its arguments follow as NAME=VALUE",
+        doors=Door.REST | Door.OPTION,
+        attribute="script",
+        is_repeated=False,
+    ),
+    JobField(
+        name="script_args",
+        type=ARGUMENTS,
+        label="Arguments of the script",
+        help="Arguments of the script, as its JSON Schema at `/api/scripts/` says.",
+        expected="Write the arguments as an object of names with values.",
+        doors=Door.REST,
+        attribute="script_args",
     ),
     JobField(
         name="gpus",

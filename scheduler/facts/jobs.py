@@ -6,6 +6,7 @@ import shlex
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from enum import StrEnum
+from typing import Any
 
 from scheduler.facts.blockers import Blocker
 from scheduler.facts.notices import NoticeKind
@@ -155,6 +156,10 @@ class NewJob:
 
     command: str = ""
     argv: tuple[str, ...] = ()
+    # The registered script that argv comes from, and its arguments.
+    script: str = ""
+    script_args: dict[str, Any] = field(default_factory=dict)
+    task_type: str = ""
     name: str = ""
     cwd: str = ""
     env: dict[str, str] = field(default_factory=dict)

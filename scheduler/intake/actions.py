@@ -180,6 +180,17 @@ def fitted(new: NewJob, owner: User) -> NewJob:
     return _fitted_all([new], owner, quota_rows.of_person(owner))[0]
 
 
+def fitted_all(jobs: Sequence[NewJob], owner: User) -> list[NewJob]:
+    """`fitted` for jobs that are much alike."""
+    return _fitted_all(jobs, owner, quota_rows.of_person(owner))
+
+
+def room_in_queue(owner: User) -> int | None:
+    """How many more waiting jobs the owner may have; None = no limit."""
+    quota = quota_rows.of_person(owner)
+    return None if quota.queued is None else max(0, quota.queued - _waiting(owner))
+
+
 def _fitted_all(jobs: Sequence[NewJob], owner: User, quota: Quota) -> list[NewJob]:
     within_quota = [_within_quota(new, quota) for new in jobs]
     # Jobs of a batch often differ in numbers only.

@@ -14,12 +14,17 @@ from scheduler.facts.job_fields import JOB_FIELDS, OWNERS_CHANGE, fields_of
 from scheduler.facts.jobs import JobState
 
 # The schema says it too: exactly one of them is given.
+NO_SCRIPT: dict[str, Any] = {
+    "script": {"anyOf": [{"type": "null"}, {"type": "string", "pattern": "^\\s*$"}]},
+    "script_args": {"anyOf": [{"type": "null"}, {"type": "object", "maxProperties": 0}]},
+}
 COMMAND_ALONE: dict[str, Any] = {
     "title": "A shell line",
     "required": ["command"],
     "properties": {
         "command": {"type": "string", "pattern": "\\S"},
         "argv": {"anyOf": [{"type": "null"}, {"type": "array", "maxItems": 0}]},
+        **NO_SCRIPT,
     },
 }
 ARGV_ALONE: dict[str, Any] = {
@@ -28,11 +33,21 @@ ARGV_ALONE: dict[str, Any] = {
     "properties": {
         "argv": {"type": "array", "minItems": 1, "prefixItems": [{"pattern": "\\S"}]},
         "command": {"anyOf": [{"type": "null"}, {"type": "string", "pattern": "^\\s*$"}]},
+        **NO_SCRIPT,
+    },
+}
+SCRIPT_ALONE: dict[str, Any] = {
+    "title": "A registered script",
+    "required": ["script"],
+    "properties": {
+        "script": {"type": "string", "pattern": "\\S"},
+        "argv": {"anyOf": [{"type": "null"}, {"type": "array", "maxItems": 0}]},
+        "command": {"anyOf": [{"type": "null"}, {"type": "string", "pattern": "^\\s*$"}]},
     },
 }
 
 
-def _schema(field: JobField) -> tuple[Any, Any]:
+def field_schema(field: JobField) -> tuple[Any, Any]:
     extra = dict(field.type.schema) or None
     return field.annotation, Field(
         field.default, description=field.rest_help, json_schema_extra=extra
@@ -42,16 +57,16 @@ def _schema(field: JobField) -> tuple[Any, Any]:
 _JobFields: Any = create_model(  # type: ignore[call-overload]
     "_JobFields",
     __base__=RequestBody,
-    **{field.name: _schema(field) for field in fields_of(Door.REST)},
+    **{field.name: field_schema(field) for field in fields_of(Door.REST)},
 )
 
 
 class NewJobBody(_JobFields):  # type: ignore[misc]  # its fields follow from the table
-    """The new job. Either `command` or `argv` is required; other fields are optional."""
+    """The new job. One of `command`, `argv` and `script` is required; others are optional."""
 
     model_config = ConfigDict(
         json_schema_extra={
-            "oneOf": [COMMAND_ALONE, ARGV_ALONE],
+            "oneOf": [COMMAND_ALONE, ARGV_ALONE, SCRIPT_ALONE],
             "examples": [
                 {
                     "command": "python train.py --epochs 3",
@@ -67,7 +82,7 @@ class NewJobBody(_JobFields):  # type: ignore[misc]  # its fields follow from th
 _Changes: Any = create_model(  # type: ignore[call-overload]
     "_Changes",
     __base__=RequestBody,
-    **{field.name: _schema(field) for field in JOB_FIELDS if field.name in OWNERS_CHANGE},
+    **{field.name: field_schema(field) for field in JOB_FIELDS if field.name in OWNERS_CHANGE},
 )
 
 
@@ -211,9 +226,26 @@ class JobLine(Schema):
     submitted_at: datetime
     started_at: datetime | None
     ended_at: datetime | None
+    progress: float | None = Field(description="0 to 1; null: the job reports none.")
+    ends_p50_at: datetime | None = Field(
+        description="Expected end, by its progress, else by its estimate, limit or history."
+    )
+    ends_p90_at: datetime | None = Field(description="90 % quantile of the expected end.")
     reason: str | None = Field(description="Why it waits, in one sentence.")
     tags: dict[str, str] = Field(description="Project, comment and the like.")
+    task_class: str = Field(description="script; prompts of model services are llm.")
+    task_type: str | None = Field(description="transcribe, embed or process, as its script says.")
+    script: str | None = Field(description="The registered script that it runs.")
     url: str
+
+
+class ResultBody(Schema):
+    """What a job has written to GPUCOORD_RESULT_FILE."""
+
+    task_id: int
+    output: Any = None
+    duration: float | None = Field(description="Run time in seconds.")
+    problem: str | None = Field(None, description="Why there is no output.")
 
 
 class JobBody(JobLine):
@@ -227,6 +259,9 @@ class JobBody(JobLine):
     argv: list[str] | None
     cwd: str | None
     env_names: list[str] | None = Field(description="Values are never shown.")
+    script_args: dict[str, Any] | None
+    result: ResultBody | None = Field(description="null: it has written none.")
+    progress_message: str | None = Field(description="As the job reports it.")
     estimate_s: int | None
     time_limit_s: int | None
     preemptible: bool

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from scheduler.models.attempts import Attempt, GpuHold, YieldRequest
+from scheduler.models.batches import Batch, BatchItem
 from scheduler.models.disk import CleaningRun, WatchedDisk
 from scheduler.models.hosts import (
     HostCapability,
@@ -14,12 +15,15 @@ from scheduler.models.model_services import ModelBoot, ModelHour, ModelInstance,
 from scheduler.models.notifications import NotificationCursor, NotificationSettings
 from scheduler.models.prompts import ModelUse, Prompt
 from scheduler.models.quotas import DailyGpuUsage, HostCapacity, Quota, UsageShare
+from scheduler.models.scripts import ScriptDefinition
 from scheduler.models.sizing import AttemptUse
 from scheduler.models.windows import TimeWindow
 
 __all__ = [
     "Attempt",
     "AttemptUse",
+    "Batch",
+    "BatchItem",
     "CleaningRun",
     "DailyGpuUsage",
     "GpuHold",
@@ -40,6 +44,7 @@ __all__ = [
     "PlanVersion",
     "Prompt",
     "Quota",
+    "ScriptDefinition",
     "SubmissionKey",
     "ThrottleState",
     "TimeWindow",

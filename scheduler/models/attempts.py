@@ -38,6 +38,13 @@ class Attempt(models.Model):
     cpu_s = models.FloatField(null=True, blank=True)
     peak_memory_bytes = models.BigIntegerField(null=True, blank=True)
     log_bytes = models.BigIntegerField(null=True, blank=True)
+    # As the job reported it last, 0 to 1. None = it has reported none.
+    progress = models.FloatField(null=True, blank=True)
+    progress_message = models.CharField(max_length=200, blank=True)
+    progress_at = models.DateTimeField(null=True, blank=True)
+    # When it is expected to end: in half of the cases, and in nine of ten. None = unknown.
+    ends_p50_at = models.DateTimeField(null=True, blank=True)
+    ends_p90_at = models.DateTimeField(null=True, blank=True)
     # Of its whole job on this host, once that has ended: with the logs, and in a folder of its own.
     files_bytes = models.BigIntegerField(null=True, blank=True)
     saved_bytes = models.BigIntegerField(null=True, blank=True)

@@ -32,6 +32,12 @@ class Job(models.Model):
     name = models.CharField(max_length=120)
     command = models.TextField()
     argv = models.JSONField()
+    # The registered script that argv comes from, its arguments and its type.
+    script = models.CharField(max_length=64, blank=True)
+    script_args = models.JSONField(default=dict, blank=True)
+    task_type = models.CharField(max_length=12, blank=True)
+    # {"output": …} as the job wrote it, or {"problem": …}. None = it wrote none.
+    result = models.JSONField(null=True, blank=True)
     cwd = models.CharField(max_length=4096, blank=True)
     # Values may be secrets, so they are dropped when the job has ended for good.
     env = models.JSONField(default=dict, blank=True)

@@ -113,6 +113,24 @@ def read_tail(path: Path, most: int) -> bytes:
         return b""
 
 
+def read_given(path: Path, most: int) -> bytes:
+    """A file that a job has written; b"" if it is missing, a link or no regular file.
+
+    It is cut off after `most` bytes.
+    """
+    flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
+    try:
+        descriptor = os.open(path, flags)
+    except OSError:
+        return b""
+    with os.fdopen(descriptor, "rb") as file:
+        status = os.fstat(file.fileno())
+        # A second name may be that of a file which the job could not read.
+        if not stat.S_ISREG(status.st_mode) or status.st_nlink > 1:
+            return b""
+        return file.read(most)
+
+
 def claim(folder: Path, body: dict[str, Any]) -> bool:
     """Claim the attempt; True for exactly one caller.
 

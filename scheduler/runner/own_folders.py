@@ -1,7 +1,9 @@
 """Edge: the folder of a job that is kept across its attempts.
 
-    JOB/N.yield      exists while attempt N is asked to leave its GPU
-    JOB/checkpoint   for data that the job needs when it runs again
+    JOB/N.yield          exists while attempt N is asked to leave its GPU
+    JOB/checkpoint       for data that the job needs when it runs again
+    JOB/given/N.progress how far attempt N has come, written by the job
+    JOB/given/N.result   what attempt N has produced, written by the job
 
 For jobs with the service's account it is in the data folder. Other accounts cannot enter that, so
 their folders are beside it or, if that is not accessible either, in /var/tmp, under a name that is
@@ -26,6 +28,14 @@ PASSABLE = 0o711
 
 
 @dataclass(frozen=True, slots=True)
+class GivenFiles:
+    """The files in which an attempt reports its progress and its result."""
+
+    progress: Path
+    result: Path
+
+
+@dataclass(frozen=True, slots=True)
 class OwnFolder:
     """Paths in a job's environment."""
 
@@ -43,18 +53,27 @@ class OwnFolder:
     def checkpoint(self) -> Path:
         return self.path / "checkpoint"
 
+    @property
+    def given(self) -> Path:
+        """What the job writes for gpucoord; it belongs to the job's account."""
+        return self.path / "given"
+
+    def given_files(self, attempt: int) -> GivenFiles:
+        return GivenFiles(self.given / f"{attempt}.progress", self.given / f"{attempt}.result")
+
     def make(self, uid: int | None, gid: int | None) -> None:
-        """Make it, if that is not done; the checkpoint folder belongs to the job's account."""
+        """Make it, if that is not done; the folders in it belong to the job's account."""
         self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
         if uid is not None:
             _let_pass(self.path.parent)
             _let_pass(self.path)
-        try:
-            self.checkpoint.mkdir(mode=0o700)
-        except FileExistsError:
-            return
-        if uid is not None and gid is not None:
-            os.chown(self.checkpoint, uid, gid, follow_symlinks=False)
+        for folder in (self.checkpoint, self.given):
+            try:
+                folder.mkdir(mode=0o700)
+            except FileExistsError:
+                continue
+            if uid is not None and gid is not None:
+                os.chown(folder, uid, gid, follow_symlinks=False)
 
 
 def own_folder(data: Path, job_id: int, *, uid: int | None, chosen: Path | None) -> OwnFolder:

@@ -15,6 +15,8 @@ PATHS = [
     "/jobs/",
     "/jobs/new/",
     "/models/",
+    "/batches/",
+    "/scripts/",
     "/shares/",
     "/reports/capacity/",
     "/reports/stored/",

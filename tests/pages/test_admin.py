@@ -33,6 +33,7 @@ from monitor.models import (
 )
 from monitor.snapshot import rows as snapshots
 from monitor.usage.rows import rollups
+from scheduler.batches import rows as batch_rows
 from scheduler.intake import actions as intake_actions
 from scheduler.models import (
     Attempt,
@@ -57,6 +58,7 @@ from scheduler.models import (
     PlanVersion,
     Prompt,
     Quota,
+    ScriptDefinition,
     ThrottleState,
     TimeWindow,
     UsageShare,
@@ -98,6 +100,8 @@ def filled(alice: User) -> None:
         user=alice, days=[0], start="20:00", end="06:00", zone="UTC", asked_by="alice", asked_at=NOW
     )
     PlanVersion.objects.create()
+    ScriptDefinition.objects.create(name="alice_1", argv=["true"])
+    batch_rows.create(alice, "embed", {"command": "true"}, ["one"], NOW)
     ModeState.objects.create(host="gpubox", since_at=NOW, reason="No hogs.")
     ThrottleState.objects.create(host="gpubox", at=NOW, allowed="{}", memory="{}")
     one, other = Job.objects.order_by("id")[:2]

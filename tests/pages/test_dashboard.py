@@ -162,8 +162,8 @@ def test_it_reads_little_of_the_database(
     client = as_user(alice)
     page(client)
 
-    # Session, user, snapshots, events: not a query per GPU or process.
-    with django_assert_max_num_queries(6):  # type: ignore[attr-defined]
+    # Session, user, snapshots, claims, events: not a query per GPU or process.
+    with django_assert_max_num_queries(7):  # type: ignore[attr-defined]
         page(client)
 
 

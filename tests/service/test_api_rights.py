@@ -14,6 +14,7 @@ from monitor.accounts.rows import tokens
 from monitor.facts.accounts import TokenScope, up_to
 from monitor.models import ApiToken
 from monitor.snapshot import rows as snapshots
+from scheduler.batches import rows as batch_rows
 from scheduler.facts.prompts import NewPrompt
 from scheduler.models import ModelService
 from scheduler.prompts import rows as prompts
@@ -56,6 +57,14 @@ CALLS = (
     Call("POST", "/api/jobs/", SUBMIT, ALL, {"command": "true"}),
     Call("POST", "/api/jobs/batch/", SUBMIT, ALL, {"jobs": [{"command": "true"}]}),
     Call("POST", "/api/jobs/what-if/", READ, ALL, {"command": "true"}),
+    Call("GET", "/api/batches/", READ, ALL),
+    Call("POST", "/api/batches/", SUBMIT, ALL, {"command": "true", "items": ["a"]}),
+    Call("GET", "/api/batches/{batch}/", READ, ALL),
+    Call("GET", "/api/batches/{batch}/items/", READ, OWNER),
+    Call("POST", "/api/batches/{batch}/cancel/", SUBMIT, OWNER),
+    Call("POST", "/api/batches/{batch}/retry-failed/", SUBMIT, OWNER),
+    Call("GET", "/api/scripts/", READ, ALL),
+    Call("POST", "/api/scripts/", SUBMIT, OPERATORS, {"name": "new", "argv": ["true"]}),
     Call("GET", "/api/jobs/{job}/", READ, ALL),
     Call("GET", "/api/jobs/{job}/array/", READ, ALL),
     Call("GET", "/api/jobs/{job}/why/", READ, ALL),
@@ -115,6 +124,7 @@ def names() -> dict[str, str]:
         "model": "small",
         "prompt": str(prompts.create(HELLO, alice, NOW).pk),
         "job": str(waiting(alice).pk),
+        "batch": str(batch_rows.create(alice, "x", {"command": "true"}, ["a"], NOW).pk),
         "gpu": gpu_uuid(),
         "incident": str(made().pk),
         "window": "1",

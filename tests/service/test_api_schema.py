@@ -64,10 +64,10 @@ def test_request_bodies_allow_no_other_fields(schema: dict[str, Any]) -> None:
             assert found["additionalProperties"] is False, (method, path)
 
 
-def test_a_job_needs_a_command_or_an_argv(schema: dict[str, Any]) -> None:
+def test_a_job_needs_a_command_an_argv_or_a_script(schema: dict[str, Any]) -> None:
     body = schema["components"]["schemas"]["NewJobBody"]
 
-    assert [each["required"] for each in body["oneOf"]] == [["command"], ["argv"]]
+    assert [each["required"] for each in body["oneOf"]] == [["command"], ["argv"], ["script"]]
 
 
 def test_a_window_needs_a_day(schema: dict[str, Any]) -> None:

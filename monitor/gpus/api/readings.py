@@ -44,6 +44,16 @@ class GuestBody(Schema):
     until: datetime | None
 
 
+class TaskBody(Schema):
+    """A job on a GPU."""
+
+    job_ref: str
+    name: str
+    owner: str
+    progress: float | None = Field(description="0 to 1; null: the job reports none.")
+    ends_at: datetime | None = Field(description="Expected end (median); null: unknown.")
+
+
 class GpuBody(Schema):
     """null = not known; it is never reported as 0."""
 
@@ -76,6 +86,8 @@ class GpuBody(Schema):
         description="Estimated from cores and clock, for unlisted models."
     )
     jobs: list[str] = Field(description="Ids of the jobs that hold the GPU.")
+    tasks: list[TaskBody] = Field(description="These jobs with their progress, oldest first.")
+    tasks_completed: int = Field(description="Jobs that have succeeded on it.")
     jobs_share_pct: float | None = Field(description="Share of its time that jobs use.")
     others_share_pct: float | None = Field(description="Share that other processes use.")
     guest: GuestBody | None = Field(description="The user outside the queue who has this GPU.")
@@ -211,12 +223,15 @@ def _host(snapshot: Snapshot) -> dict[str, Any]:
 
 
 def _gpus(snapshot: Snapshot) -> list[dict[str, Any]]:
+    tasks, completed = snapshots.gpu_tasks(), snapshots.completed_tasks(snapshot.host.name)
     holders: dict[str, list[str]] = {}
     for claim in snapshots.open_claims(snapshot.host.name):
         holders.setdefault(claim.gpu_uuid, []).append(claim.job_ref)
     splits = use_split.by_gpu(snapshot)
     return [
-        _gpu(gpu, snapshot, holders.get(gpu.uuid, []), splits[gpu.uuid]) for gpu in snapshot.gpus
+        _gpu(gpu, snapshot, holders.get(gpu.uuid, []), splits[gpu.uuid])
+        | {"tasks": tasks.get(gpu.uuid, ()), "tasks_completed": completed.get(gpu.uuid, 0)}
+        for gpu in snapshot.gpus
     ]
 
 

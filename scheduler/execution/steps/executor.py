@@ -23,6 +23,7 @@ from scheduler.execution.policy.reconcile import Action, AttemptState, Claimant,
 from scheduler.execution.steps import outcomes
 from scheduler.execution.steps.specs import SpecWriter
 from scheduler.facts.jobs import JobState
+from scheduler.facts.results import LARGEST_RESULT
 from scheduler.lifecycle.rows import transitions
 from scheduler.models import Attempt
 from scheduler.runner import attempt_files, files
@@ -181,7 +182,10 @@ class Executor:
                 )
             case Action.END:
                 tail, saved = self._tail(seen), self._has_saved(seen)
-                return lambda: outcomes.record_end(attempt, seen.files, tail, now, has_saved=saved)
+                given = files.read_given(self._specs.given(attempt).result, LARGEST_RESULT + 1)
+                return lambda: outcomes.record_end(
+                    attempt, seen.files, tail, now, has_saved=saved, given=given
+                )
             case Action.NEVER_RAN:
                 return lambda: outcomes.record_unstarted(attempt, now)
             case Action.GIVE_UP if attempt_files.give_up(

@@ -12,6 +12,7 @@ from scheduler.execution.policy.bounds import BoundsPolicy, lower_limit
 from scheduler.execution.policy.reconcile import MAX_STARTS, backoff_after, outcome_of
 from scheduler.execution.steps import gpu_locks
 from scheduler.facts.jobs import AttemptEnding, Identity, Outcome
+from scheduler.facts.results import read_result
 from scheduler.facts.units import size
 from scheduler.lifecycle.policy.retries import (
     MEMORY_PROBLEMS,
@@ -57,11 +58,18 @@ def _record_identity(attempt: Attempt, files: AttemptFiles) -> None:
 
 
 def record_end(
-    attempt: Attempt, files: AttemptFiles, tail: bytes, now: datetime, *, has_saved: bool = False
+    attempt: Attempt,
+    files: AttemptFiles,
+    tail: bytes,
+    now: datetime,
+    *,
+    has_saved: bool = False,
+    given: bytes = b"",
 ) -> None:
     """Store the attempt's result, and end or requeue its job.
 
-    `tail` is the end of its log. `has_saved`: its checkpoint folder is not empty.
+    `tail` is the end of its log. `has_saved`: its checkpoint folder is not empty. `given`: what the
+    job wrote to its result file.
     """
     result = files.result
     if result is None:
@@ -86,6 +94,8 @@ def record_end(
         log_bytes=result.log_bytes,
     )
     _settle(attempt, ending, cause, now, yielded=result.yielded, has_saved=has_saved)
+    if (output := read_result(given)) is not None:
+        Job.objects.filter(pk=attempt.job_id).update(result=output)
 
 
 def record_unstarted(attempt: Attempt, now: datetime) -> None:

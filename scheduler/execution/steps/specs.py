@@ -27,7 +27,7 @@ from scheduler.runner import accounts, files
 from scheduler.runner.accounts import Account
 from scheduler.runner.confine import device_filter, locks
 from scheduler.runner.confine.cgroup_probe import CgroupParent, find_parent, remove_stale
-from scheduler.runner.own_folders import OwnFolder, own_folder
+from scheduler.runner.own_folders import GivenFiles, OwnFolder, own_folder
 from scheduler.runner.spec import Bounds, Spec
 
 KEPT_S = 2.0
@@ -177,6 +177,11 @@ class SpecWriter:
         except (OSError, LookupError):
             return False
 
+    def given(self, attempt: Attempt) -> GivenFiles:
+        """Raises LookupError when its owner has no OS account any more."""
+        account = self._account(attempt.job)
+        return self._own_folder(attempt.job, account).given_files(attempt.number)
+
     def _spec(self, attempt: Attempt) -> Spec:
         job = attempt.job
         account = self._account(job)
@@ -215,7 +220,7 @@ class SpecWriter:
             stdin_file=str(self.folder(attempt) / files.STDIN) if job.has_input else "",
             bounds=self.bounder.bounds(attempt).to_json() if self.bounder else {},
             closed=[str(path) for path in self.closed] if is_closed else [],
-            opened=[str(own.checkpoint), str(log)] if is_closed else [],
+            opened=[str(own.checkpoint), str(own.given), str(log)] if is_closed else [],
             readable=[str(own.yields)] if is_closed else [],
         )
 
@@ -240,6 +245,8 @@ class SpecWriter:
             "GPUCOORD_YIELD_FILE": str(own.yield_file(attempt.number, apart=apart)),
             "GPUCOORD_GRACE_S": f"{self._grace_s(attempt.job):g}",
             "GPUCOORD_CHECKPOINT_DIR": str(own.checkpoint),
+            "GPUCOORD_PROGRESS_FILE": str(own.given_files(attempt.number).progress),
+            "GPUCOORD_RESULT_FILE": str(own.given_files(attempt.number).result),
         }
         if attempt.job.array_index is not None:
             told["GPUCOORD_ARRAY_INDEX"] = str(attempt.job.array_index)

@@ -21,6 +21,8 @@ from scheduler.facts.jobs import (
     Requirement,
     YieldOptions,
 )
+from scheduler.facts.scripts import GpuUse
+from scheduler.scripts import policy as script_policy
 
 # Elements of an array times the jobs that each waits for.
 MOST_DEPENDENCY_ROWS = 20_000
@@ -66,7 +68,10 @@ class _Submission:
         self._raw = raw
         self._context = context
         self.refusals: list[Refusal] = []
+        self._task_type = ""
         self._check_command()
+        if self._is_given("script") and not self.refusals:
+            self._expand_script()
         self._values = {
             field.name: value for field in JOB_FIELDS if (value := self._parsed(field)) is not None
         }
@@ -85,6 +90,7 @@ class _Submission:
         new = NewJob(
             **parts[""],
             priority_chosen="priority" in self._values,
+            task_type=self._task_type,
             requirement=Requirement(**parts["requirement"]),
             yield_options=YieldOptions(**parts["yield_options"]),
             after=self._dependencies(),
@@ -114,10 +120,34 @@ class _Submission:
 
     def _check_command(self) -> None:
         has_command, has_argv = self._is_given("command"), self._is_given("argv")
-        if has_command and has_argv:
+        if self._is_given("script"):
+            if has_command or has_argv:
+                self._refuse("script", "Give either a script or a command, not both.")
+        elif self._is_given("script_args"):
+            self._refuse("script_args", "These are arguments of a script; name the script too.")
+        elif has_command and has_argv:
             self._refuse("argv", "Give either command or argv, not both.")
         elif not (has_command or has_argv):
             self._refuse("command", "Say what to run, as you would type it.")
+
+    def _expand_script(self) -> None:
+        """The command and the requests of the script, in place of what is not given."""
+        try:
+            script = self._context.find_script(str(self._raw["script"]).strip())
+        except ValueError as error:
+            self._refuse("script", str(error))
+            return
+        given = self._raw.get("script_args") or {}
+        arguments = script_policy.read_arguments(script, given)
+        for where, text in script_policy.mistakes(script, arguments):
+            self._refuse(f"script_args.{where}".removesuffix("."), text)
+        if script.gpu is GpuUse.YES and self._raw.get("gpus") in (0, "0"):
+            self._refuse("gpus", f"The script {script.name} needs a GPU.")
+        if not self.refusals:
+            self._task_type = script.task_type.value
+            argv = script_policy.command(script, arguments, self._context.places)
+            extra = script_policy.request(script, self._raw)
+            self._raw = {**self._raw, **extra, "argv": argv, "script_args": arguments}
 
     def _words(self) -> Sequence[str]:
         if self._is_given("argv"):

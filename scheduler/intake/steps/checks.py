@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import datetime, timedelta
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 from django.conf import settings
@@ -26,6 +28,8 @@ from scheduler.intake.policy import admission, new_job
 from scheduler.intake.policy.new_job import UnableToSubmit
 from scheduler.lifecycle.rows import relations
 from scheduler.planner.preemption import PreemptionPolicy
+from scheduler.runner import programs
+from scheduler.scripts import rows as script_rows
 
 # Of one batch, with the elements of its arrays; and the rows of their dependencies.
 MOST_JOBS = 10_000
@@ -62,7 +66,7 @@ def checked_all(raws: Sequence[Mapping[str, Any]], now: datetime) -> list[NewJob
 
 def _parsed(raws: Sequence[Mapping[str, Any]], now: datetime) -> tuple[list[NewJob], list[Refusal]]:
     """Stops where there are too many jobs or mistakes, so that no request costs too much."""
-    context = ParseContext(now, settings.TIME_ZONE, cache(gpu_named))
+    context = _context(now)
     parsed, refusals, jobs = list[NewJob](), list[Refusal](), 0
     for index, raw in enumerate(raws):
         if jobs > MOST_JOBS or len(refusals) >= MOST_REFUSALS:
@@ -136,7 +140,12 @@ def _after(text: str) -> Refusal:
 
 def read(raw: Mapping[str, Any], now: datetime) -> NewJob:
     """Check every field. Raises UnableToSubmit with all mistakes at once."""
-    return new_job.read(raw, ParseContext(now, settings.TIME_ZONE, gpu_named))
+    return new_job.read(raw, _context(now))
+
+
+def _context(now: datetime) -> ParseContext:
+    places = {"python": sys.executable, "programs": str(Path(programs.__file__).parent)}
+    return ParseContext(now, settings.TIME_ZONE, cache(gpu_named), cache(script_rows.named), places)
 
 
 def gpu_named(text: str) -> str:

@@ -23,6 +23,7 @@ from scheduler.lifecycle.probes import logs as job_logs
 from scheduler.lifecycle.rows import changes as job_changes
 from scheduler.lifecycle.rows import relations
 from scheduler.models import Attempt, Job, YieldRequest
+from scheduler.progress import rows as progress_rows
 from scheduler.runner import files
 from scheduler.sizing import policy as sizing
 
@@ -102,6 +103,7 @@ def live(job: Job, run_as: str, forecast: JobForecast) -> dict[str, Any]:
         "estimate": forecast.estimate,
         "factors": forecast.factors,
         "efficiency": job_views.efficiency(job),
+        "ends": progress_rows.ends_of(attempt) if attempt else None,
     }
 
 
@@ -174,6 +176,8 @@ def facts(content: dict[str, Any]) -> object:
         content["account"],
         content["result"],
         content["efficiency"],
+        content["ends"],
+        attempt and attempt.progress_message,
         attempt and (attempt.number, attempt.pid, attempt.cpu_s, attempt.peak_memory_bytes),
     )
 

@@ -14,7 +14,8 @@ from scheduler.facts import job_fields
 from scheduler.facts.field_types import Group
 from scheduler.facts.jobs import PRIORITIES, JobState, Outcome
 from scheduler.jobs.pages import serialise as job_views
-from scheduler.models import Job
+from scheduler.models import Attempt, Job
+from scheduler.progress import rows as progress_rows
 
 # state or outcome -> (the word, the badge's shape)
 WORDS = {
@@ -63,6 +64,10 @@ class JobLine:
     submitted_at: datetime
     started_at: datetime | None
     ended_at: datetime | None
+    # 0 to 100. None: the job reports none.
+    percent: int | None = None
+    # The expected end of a running job (median). None: unknown.
+    ends_at: datetime | None = None
 
     @property
     def urgency(self) -> str:
@@ -88,7 +93,7 @@ def lines(jobs: Iterable[Job]) -> list[JobLine]:
     attempts = [job_views.running_attempt(job) for job in rows]
     links = gpu_links({uuid for a in attempts if a for uuid in a.gpu_uuids})
     return [
-        _line(job, [links[uuid] for uuid in attempt.gpu_uuids] if attempt else [])
+        _line(job, [links[uuid] for uuid in attempt.gpu_uuids] if attempt else [], attempt)
         for job, attempt in zip(rows, attempts, strict=True)
     ]
 
@@ -102,8 +107,9 @@ def gpu_links(uuids: Iterable[str]) -> dict[str, GpuLink]:
     return {uuid: links.get(uuid) or GpuLink(uuid, None, "") for uuid in unique}
 
 
-def _line(job: Job, gpus: Sequence[GpuLink]) -> JobLine:
+def _line(job: Job, gpus: Sequence[GpuLink], attempt: Attempt | None) -> JobLine:
     word, shape = badge(job)
+    ends = progress_rows.ends_of(attempt) if attempt else None
     return JobLine(
         id=job.pk,
         name=job.name,
@@ -119,7 +125,16 @@ def _line(job: Job, gpus: Sequence[GpuLink]) -> JobLine:
         submitted_at=job.submitted_at,
         started_at=job.started_at,
         ended_at=job.ended_at,
+        percent=percent(attempt),
+        ends_at=ends.p50 if ends else None,
     )
+
+
+def percent(attempt: Attempt | None) -> int | None:
+    """The reported progress of a running attempt, rounded down."""
+    if attempt is None or attempt.ended_at is not None or attempt.progress is None:
+        return None
+    return int(attempt.progress * 100)
 
 
 def _why(job: Job) -> str:

@@ -22,11 +22,16 @@ from scheduler.facts.field_parsers import TAG_NAME
 from scheduler.facts.jobs import DependencyKind, JobState
 from scheduler.models import Attempt, Job
 from scheduler.planner.forecast.forecast import Estimate, WhatIf
+from scheduler.progress import rows as progress_rows
 from scheduler.sizing import policy as sizing_policy
 from scheduler.sizing import rows as sizing
 from scheduler.sizing.facts import GpuUse, MemorySuggestion
 
 Person = User | AnonymousUser
+# Only the owner and operators see these.
+PRIVATE = (
+    "problem", "command", "argv", "cwd", "env_names", "progress_message", "script_args", "result",
+)  # fmt: skip
 # Clients rely on these names; pages may use other words.
 REST_TIERS = TIER_WORDS | {Tier.MY_LIMITS: "my limits"}
 
@@ -129,6 +134,7 @@ def log_removed(job: Job, number: int) -> str:
 def line(job: Job) -> dict[str, Any]:
     """The part that all users may see."""
     attempt = running_attempt(job)
+    ends = progress_rows.ends_of(attempt) if attempt else None
     return {
         "id": job.pk,
         "name": job.name,
@@ -141,8 +147,14 @@ def line(job: Job) -> dict[str, Any]:
         "submitted_at": job.submitted_at,
         "started_at": job.started_at,
         "ended_at": job.ended_at,
+        "progress": attempt.progress if attempt else None,
+        "ends_p50_at": ends.p50 if ends else None,
+        "ends_p90_at": ends.p90 if ends else None,
         "reason": reason.headline if (reason := first(reasons(job.blockers))) else None,
         "tags": job.tags,
+        "task_class": "script",
+        "task_type": job.task_type or None,
+        "script": job.script or None,
         "url": reverse("job", args=[job.pk]),
     }
 
@@ -257,8 +269,12 @@ def _estimate(estimate: Estimate | None) -> dict[str, Any]:
 
 def _private(job: Job, seen: bool) -> dict[str, Any]:
     if not seen:
-        return dict.fromkeys(("problem", "command", "argv", "cwd", "env_names"))
+        return dict.fromkeys(PRIVATE)
+    attempt = running_attempt(job)
     return {
+        "progress_message": (attempt.progress_message or None) if attempt else None,
+        "script_args": job.script_args if job.script else None,
+        "result": result(job),
         # The text may name the folder or the program.
         "problem": job.problem or None,
         "command": job.command,
@@ -266,6 +282,14 @@ def _private(job: Job, seen: bool) -> dict[str, Any]:
         "cwd": job.cwd,
         "env_names": job.env_names,
     }
+
+
+def result(job: Job) -> dict[str, Any] | None:
+    """What the job has written to its result file; None = nothing."""
+    if job.result is None:
+        return None
+    took = job.ended_at - job.started_at if job.ended_at and job.started_at else None
+    return {"task_id": job.pk, "duration": took and took.total_seconds(), **job.result}
 
 
 def _attempt(attempt: Attempt, seen: bool) -> dict[str, Any]:

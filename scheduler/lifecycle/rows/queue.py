@@ -69,6 +69,17 @@ def add_within(new: NewJob, owner: User, now: datetime, **columns: object) -> Jo
     return job
 
 
+def add_all(new: Sequence[NewJob], owner: User, now: datetime) -> list[Job]:
+    """Queue single jobs of a batch, without events. The caller opens the transaction."""
+    jobs = [job for job, _ in _create_all(new, owner, now)]
+    JobInput.objects.bulk_create(
+        JobInput(job=job, data=b"", environment=one.environment, size=one.input_size)
+        for one, job in zip(new, jobs, strict=True)
+        if one.environment
+    )
+    return jobs
+
+
 def _title(created: Sequence[tuple[Job, list[int]]]) -> str:
     job, numbers = created[0]
     if len(created) > 1:
@@ -120,6 +131,7 @@ def _columns(new: NewJob, owner: User, now: datetime) -> dict[str, Any]:
         "name": new.label,
         "command": new.typed,
         "argv": list(new.executed),
+        "task_type": new.task_type,
         "env_names": sorted(new.env),
         "gpu_memory_is_learned": new.memory_is_learned,
         "array_limit": new.array_limit if new.array else None,

@@ -196,6 +196,8 @@ def _finish_job(attempt: Attempt, ending: AttemptEnding, now: datetime) -> None:
     )
     _free_gpus(attempt, now)
     _add_yield_event(attempt, ending)
+    if ending.outcome is Outcome.SUCCEEDED and attempt.gpu_uuids:
+        snapshots.count_task(attempt.gpu_uuids)
     if ending.outcome is not Outcome.SUCCEEDED:
         relations.skip_dependents([attempt.job_id], ending.outcome, now)
     counters.add(counters.FINISHED_JOBS, ending.outcome.value)
@@ -321,6 +323,7 @@ def _claim(job: Job, gpu_uuid: str) -> ClaimFact:
         exclusive=job.exclusive,
         kind=ClaimKind.SCRIPT if job.model_service_id is None else ClaimKind.LLM,
         phase="" if job.model_service_id is None else "booting",
+        task=job.name,
     )
 
 

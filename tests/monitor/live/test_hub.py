@@ -69,7 +69,7 @@ def hub(server: Server, monkeypatch: pytest.MonkeyPatch) -> Hub:
     monkeypatch.setattr(
         "monitor.live.sparklines.sparks.get", lambda uuids, now: dict.fromkeys(uuids, SPARK)
     )
-    hub = Hub(server.read, server.seqs)
+    hub = Hub(server.read, server.seqs, dict)
     monkeypatch.setattr(hub, "start", lambda: None)
     return hub
 
@@ -371,7 +371,7 @@ def live_hub(server: Server, data: Path, monkeypatch: pytest.MonkeyPatch) -> Hub
         "monitor.live.sparklines.sparks.get", lambda uuids, now: dict.fromkeys(uuids, SPARK)
     )
     monkeypatch.setattr("monitor.live.hub.close_old_connections", lambda: None)
-    return Hub(server.read, server.seqs)
+    return Hub(server.read, server.seqs, dict)
 
 
 async def test_a_wake_up_brings_a_frame_at_once(

@@ -32,7 +32,7 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Hub:
         "monitor.live.sparklines.sparks.get", lambda uuids, now: dict.fromkeys(uuids, SPARK)
     )
     server = Server()
-    hub = Hub(server.read, server.seqs)
+    hub = Hub(server.read, server.seqs, dict)
     monkeypatch.setattr(hub, "start", lambda: None)
     monkeypatch.setattr(live_consumers, "hub", hub)
     return hub

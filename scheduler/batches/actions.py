@@ -1,0 +1,81 @@
+"""Submit a batch: check its request once and each of its items, then store them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime
+from itertools import islice
+from typing import Any
+
+from django.contrib.auth.models import User
+
+from monitor.facts.input_rules import is_storable
+from scheduler.batches import rows
+from scheduler.batches.step import jobs_of
+from scheduler.facts.batches import LONGEST_ITEM, MOST_ITEMS
+from scheduler.facts.jobs import Refusal
+from scheduler.intake import actions as intake
+from scheduler.intake.policy.new_job import UnableToSubmit
+from scheduler.models import Batch
+from scheduler.scripts import policy as script_policy
+from scheduler.scripts import rows as script_rows
+
+MOST_MISTAKES = 20
+# Fields of a job that make no sense for an item.
+NOT_FOR_ITEMS = frozenset(
+    {"array", "array_limit", "begin", "after", "after_success", "stdin_base64", "blocking"}
+)
+EXCLUSIVE = "Exclusive mode is not available; batches share the GPUs with other jobs."
+
+
+def submit(
+    raw: Mapping[str, Any], items: Sequence[str], gpu_mode: str | None, owner: User, now: datetime
+) -> Batch:
+    """Store a batch. Raises UnableToSubmit with all mistakes."""
+    request = {name: value for name, value in raw.items() if value not in (None, [], {}, "")}
+    refusals = [*_of_items(items), *_of_mode(gpu_mode)]
+    if refusals:
+        raise UnableToSubmit(refusals)
+    (first,) = jobs_of(request, [(0, items[0])], now)
+    refusals = [*_of_script(request, items), *intake.refusals(first, owner)]
+    if refusals:
+        raise UnableToSubmit(refusals)
+    return rows.create(owner, first.label, request, items, now)
+
+
+def _of_mode(gpu_mode: str | None) -> list[Refusal]:
+    return [Refusal(field="gpu_mode", text=EXCLUSIVE)] if gpu_mode == "exclusive" else []
+
+
+def _of_items(items: Sequence[str]) -> list[Refusal]:
+    if not items:
+        return [Refusal(field="items", text="A batch needs at least one item.")]
+    if len(items) > MOST_ITEMS:
+        text = f"A batch has at most {MOST_ITEMS} items, not {len(items)}; split it up."
+        return [Refusal(field="items", text=text)]
+    return list(islice(_of_texts(items), MOST_MISTAKES))
+
+
+def _of_texts(items: Sequence[str]) -> Iterator[Refusal]:
+    for index, item in enumerate(items):
+        if not item.strip() or len(item) > LONGEST_ITEM:
+            text = f"An item has 1 to {LONGEST_ITEM} characters."
+            yield Refusal(field="items", text=text, index=index)
+        elif not is_storable(item) or not item.isprintable():
+            text = "An item has no line ends or control characters."
+            yield Refusal(field="items", text=text, index=index)
+
+
+def _of_script(request: Mapping[str, Any], items: Sequence[str]) -> list[Refusal]:
+    """Mistakes of items as the argument that they become. The first was checked in full."""
+    if not request.get("script"):
+        return []
+    script = script_rows.named(str(request["script"]))
+    if not script.item_argument:
+        return []
+    wrong = (
+        Refusal(field="items", text=text, index=index)
+        for index, item in enumerate(items)
+        if (text := script_policy.item_mistake(script, item))
+    )
+    return list(islice(wrong, MOST_MISTAKES))

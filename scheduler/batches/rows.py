@@ -1,0 +1,210 @@
+"""Rows of batches: create, cancel, retry, and what has become of their items' jobs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import datetime, timedelta
+from typing import Any
+
+from django.contrib.auth.models import User
+from django.db import transaction
+from django.db.models import Count, Model, Q, QuerySet
+
+from monitor.journal.rows import events
+from monitor.runtime.rows.wakeups import wake
+from monitor.thresholds import rows as thresholds
+from monitor.usage.rows.pruning import RetentionPeriods
+from scheduler.batches.policy import Pace
+from scheduler.facts.batches import OPEN_ITEMS, BatchState, ItemState
+from scheduler.facts.jobs import JobState, Outcome
+from scheduler.lifecycle.policy.retention import RetentionPolicy
+from scheduler.lifecycle.rows import changes
+from scheduler.lifecycle.rows.queue import synced
+from scheduler.models import Attempt, Batch, BatchItem, Job
+
+LONGEST_ERROR = 1000
+CHUNK = 1000
+GONE = "The record of its job was removed."
+
+
+def create(
+    owner: User, name: str, request: Mapping[str, Any], items: Sequence[str], now: datetime
+) -> Batch:
+    """Store a batch with all its items, or nothing. Durable on return."""
+    with synced(), transaction.atomic():
+        batch = Batch.objects.create(
+            owner=owner,
+            name=name,
+            script=request.get("script") or "",
+            request=dict(request),
+            total_items=len(items),
+            created_at=now,
+        )
+        BatchItem.objects.bulk_create(
+            (BatchItem(batch=batch, index=n, input=item) for n, item in enumerate(items)),
+            batch_size=CHUNK,
+        )
+        text = f"{owner.username} submitted {batch} of {len(items)} items"
+        events.add("BATCH_SUBMITTED", text, now=now, owner=owner.username)
+        _wake_all()
+    return batch
+
+
+def open_batches() -> list[Batch]:
+    return list(Batch.objects.filter(state=BatchState.RUNNING.value).order_by("id"))
+
+
+def locked(batch: Batch) -> Batch | None:
+    """The batch for this transaction alone; None: it is over. Hosts hand out items in turn."""
+    rows = Batch.objects.select_for_update().filter(pk=batch.pk, state=BatchState.RUNNING.value)
+    return rows.first()
+
+
+def settle(batch: Batch) -> int:
+    """Take over what has become of the items' jobs; returns how many items changed."""
+    items = list(batch.items.filter(status__in=OPEN_ITEMS).select_related("job"))
+    gpus = _gpus([item.job_id for item in items if item.job_id])
+    changed = [item for item in items if _follow(item, gpus.get(item.job_id or 0, ""))]
+    BatchItem.objects.bulk_update(
+        changed, ["status", "gpu_uuid", "result", "error"], batch_size=CHUNK
+    )
+    ended = [item for item in changed if item.status not in OPEN_ITEMS]
+    batch.completed += sum(item.status == ItemState.COMPLETE for item in ended)
+    batch.failed += sum(item.status != ItemState.COMPLETE for item in ended)
+    batch.work_s += sum(_took(item.job) for item in ended)
+    if ended:
+        batch.save(update_fields=["completed", "failed", "work_s"])
+    return len(changed)
+
+
+def _gpus(jobs: list[int]) -> dict[int, str]:
+    rows = Attempt.objects.filter(job__in=jobs).order_by("number")
+    return {job: uuids[0] for job, uuids in rows.values_list("job_id", "gpu_uuids") if uuids}
+
+
+def _follow(item: BatchItem, gpu_uuid: str) -> bool:
+    """Whether the item has changed with its job."""
+    before, job = item.status, item.job
+    if job is None:
+        item.status, item.error = ItemState.FAILED.value, GONE
+    elif job.state != JobState.FINISHED.value:
+        waits = job.state in (JobState.QUEUED.value, JobState.STARTING.value)
+        item.status = (ItemState.ASSIGNED if waits else ItemState.RUNNING).value
+    elif job.outcome == Outcome.SUCCEEDED.value:
+        item.status = ItemState.COMPLETE.value
+        item.result = (job.result or {}).get("output")
+    else:
+        item.status, item.error = ItemState.FAILED.value, _why(job)
+    item.gpu_uuid = gpu_uuid
+    return item.status != before
+
+
+def _why(job: Job) -> str:
+    if job.problem:
+        return job.problem[:LONGEST_ERROR]
+    words = job.outcome.replace("_", " ")
+    return f"{words}: exit code {job.exit_code}" if job.exit_code is not None else words
+
+
+def _took(job: Job | None) -> float:
+    if job is None or job.started_at is None or job.ended_at is None:
+        return 0.0
+    return max(0.0, (job.ended_at - job.started_at).total_seconds())
+
+
+def counts(batch: Batch) -> dict[str, int]:
+    """Number of items by status; statuses without items are 0."""
+    rows = batch.items.order_by().values_list("status").annotate(Count("id"))
+    return dict.fromkeys((s.value for s in ItemState), 0) | dict(rows)
+
+
+def pace(batch: Batch, by_status: Mapping[str, int]) -> Pace:
+    return Pace(
+        queued=by_status[ItemState.QUEUED],
+        waiting=by_status[ItemState.ASSIGNED],
+        running=by_status[ItemState.RUNNING],
+        ended=batch.completed + batch.failed,
+        work_s=batch.work_s,
+    )
+
+
+def next_items(batch: Batch, most: int) -> list[BatchItem]:
+    """The queued items with the lowest indices."""
+    rows = batch.items.filter(status=ItemState.QUEUED.value).order_by("index")
+    return list(rows[:most])
+
+
+def assign(items: Sequence[BatchItem], jobs: Sequence[Job]) -> None:
+    """Store that these jobs run these items."""
+    for item, job in zip(items, jobs, strict=True):
+        item.job, item.status, item.error = job, ItemState.ASSIGNED.value, ""
+        item.attempt += 1
+    BatchItem.objects.bulk_update(items, ["job", "status", "error", "attempt"])
+
+
+def refuse(batch: Batch, items: Iterable[BatchItem], error: str) -> None:
+    """Mark items as failed that can't become jobs."""
+    numbers = [item.pk for item in items]
+    BatchItem.objects.filter(pk__in=numbers).update(
+        status=ItemState.FAILED.value, error=error[:LONGEST_ERROR]
+    )
+    batch.failed += len(numbers)
+    batch.save(update_fields=["failed"])
+
+
+def finish(batch: Batch, now: datetime) -> None:
+    """End a batch without queued or open items."""
+    batch.state = (BatchState.FAILED if batch.failed else BatchState.COMPLETE).value
+    batch.ended_at = now
+    if not batch.failed:
+        batch.request = {}
+    batch.save(update_fields=["state", "ended_at", "request"])
+    text = f"{batch} ended: {batch.completed} of {batch.total_items} items succeeded"
+    severity = "warning" if batch.failed else "info"
+    events.add("BATCH_ENDED", text, now=now, severity=severity, owner=batch.owner.username)
+
+
+def cancel(batch: Batch, by: str, now: datetime) -> int:
+    """Cancel all items that have not ended, in one statement; returns how many that were."""
+    with synced(), transaction.atomic():
+        stopped = Batch.objects.filter(pk=batch.pk, state=BatchState.RUNNING.value).update(
+            state=BatchState.CANCELLED.value, ended_at=now, cancelled_by=by, request={}
+        )
+        if not stopped:
+            return 0
+        open_jobs = Job.objects.filter(batch_items__batch=batch, batch_items__status__in=OPEN_ITEMS)
+        numbers = list(open_jobs.values_list("pk", flat=True))
+        waiting = (*OPEN_ITEMS, ItemState.QUEUED.value)
+        cancelled = batch.items.filter(status__in=waiting).update(status=ItemState.CANCELLED.value)
+        events.add("BATCH_ENDED", f"{by} cancelled {batch}", now=now, owner=batch.owner.username)
+        changes.cancel(Job.objects.filter(pk__in=numbers), by, now)
+    return cancelled
+
+
+def retry_failed(batch: Batch) -> int:
+    """Queue the failed items of a batch again; returns how many. A cancelled batch has none."""
+    with synced(), transaction.atomic():
+        row = Batch.objects.select_for_update().get(pk=batch.pk)
+        if row.state == BatchState.CANCELLED.value:
+            return 0
+        again = row.items.filter(status=ItemState.FAILED.value).update(
+            status=ItemState.QUEUED.value, error="", job=None
+        )
+        if again:
+            row.state, row.ended_at = BatchState.RUNNING.value, None
+            row.failed = max(0, row.failed - again)
+            row.save(update_fields=["state", "ended_at", "failed"])
+            _wake_all()
+    return again
+
+
+def expired(_keep: RetentionPeriods, now: datetime) -> Iterator[QuerySet[Model]]:
+    """Batches that ended before the records of jobs are kept."""
+    keep = timedelta(days=thresholds.current(RetentionPolicy).record_days)
+    over = ~Q(state=BatchState.RUNNING.value)
+    yield Batch.objects.filter(over, ended_at__lt=now - keep)
+
+
+def _wake_all() -> None:
+    wake("scheduler")
+    wake("live")

@@ -1,0 +1,109 @@
+"""Step: hand out items of batches as jobs, and take over what has become of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from datetime import datetime, timedelta
+from typing import Any
+
+from monitor.models import Gpu
+from monitor.runtime.facts import Guard
+from monitor.runtime.rows.item_isolation import ItemIsolation
+from monitor.runtime.rows.wakeups import wake
+from scheduler.batches import policy, rows
+from scheduler.facts.jobs import NewJob
+from scheduler.facts.scripts import Script
+from scheduler.intake import actions as intake
+from scheduler.intake.policy.new_job import UnableToSubmit
+from scheduler.intake.steps.checks import checked_all
+from scheduler.lifecycle.rows import queue as job_queue
+from scheduler.models import Batch, BatchItem
+from scheduler.scripts import rows as script_rows
+
+EVERY = timedelta(seconds=0.5)
+KIND = "JOB_STEP_FAILED"
+
+
+class BatchStep:
+    """`step(now)` looks at each open batch. Hosts take turns: the batch's row is locked."""
+
+    def __init__(self, guard: Guard, host: str) -> None:
+        self._guard = guard
+        self._isolation = ItemIsolation(host, "batches", guard)
+        self._stepped_at: datetime | None = None
+
+    def step(self, now: datetime) -> int:
+        """Returns the number of jobs that were made."""
+        if self._stepped_at is not None and timedelta() <= now - self._stepped_at < EVERY:
+            return 0
+        self._stepped_at = now
+        batches = rows.open_batches()
+        if not batches:
+            return 0
+        with self._guard():
+            made = self._isolation.each(
+                batches, lambda batch: f"batch {batch.pk}", lambda b: _advance(b, now), now, KIND
+            )
+        return sum(count for _, count in made)
+
+
+def _advance(batch: Batch, now: datetime) -> int:
+    current = rows.locked(batch)
+    if current is None:
+        return 0
+    changed = rows.settle(current)
+    by_status = rows.counts(current)
+    pace = rows.pace(current, by_status)
+    room = intake.room_in_queue(current.owner)
+    count = policy.jobs_to_make(pace, Gpu.objects.count(), room)
+    items = rows.next_items(current, count) if count else []
+    if items:
+        _hand_out(current, items, now)
+    elif not (pace.queued or pace.waiting or pace.running):
+        rows.finish(current, now)
+    if changed or items:
+        wake("live")
+    return len(items)
+
+
+def _hand_out(batch: Batch, items: Sequence[BatchItem], now: datetime) -> None:
+    try:
+        new = jobs_of(batch.request, [(item.index, item.input) for item in items], now)
+        fitted = intake.fitted_all([replace(job, name=batch.name) for job in new], batch.owner)
+    except UnableToSubmit as error:
+        rows.refuse(batch, items, str(error))
+        return
+    rows.assign(items, job_queue.add_all(fitted, batch.owner, now))
+    wake("scheduler")
+
+
+def jobs_of(
+    request: Mapping[str, Any], items: Sequence[tuple[int, str]], now: datetime
+) -> list[NewJob]:
+    """The jobs of these items. Raises UnableToSubmit."""
+    script = _script(request)
+    raws = [request_of(request, item, script) for _, item in items]
+    found = checked_all(raws, now)
+    return [
+        replace(job, env=job.env | {"GPUCOORD_ITEM": item, "GPUCOORD_ITEM_INDEX": str(index)})
+        for job, (index, item) in zip(found, items, strict=True)
+    ]
+
+
+def _script(request: Mapping[str, Any]) -> Script | None:
+    """None: a command, or a script that is gone, which the check refuses."""
+    if not request.get("script"):
+        return None
+    try:
+        return script_rows.named(str(request["script"]))
+    except ValueError:
+        return None
+
+
+def request_of(request: Mapping[str, Any], item: str, script: Script | None) -> dict[str, Any]:
+    """The fields of one item's job."""
+    if script is None or not script.item_argument:
+        return dict(request)
+    arguments = {**(request.get("script_args") or {}), script.item_argument: item}
+    return {**request, "script_args": arguments}

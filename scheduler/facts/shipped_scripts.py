@@ -1,0 +1,99 @@
+"""The scripts that a new installation has; operators change or disable them in the admin."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def _file(title: str) -> dict[str, Any]:
+    return {"type": "string", "title": title, "pattern": "^/", "maxLength": 4096}
+
+
+def _schema(required: list[str], **properties: Any) -> dict[str, Any]:
+    return {"type": "object", "properties": properties, "required": required}
+
+
+GIB = 1024**3
+SHIPPED: tuple[dict[str, Any], ...] = (
+    {
+        "name": "embed_768",
+        "description": "Embeds each line of a text file with a sentence-transformers model.",
+        "argv": ["{python}", "{programs}/embed.py", "{input}", "{output}", "--model={model}"],
+        "schema": _schema(
+            ["input", "output"],
+            input=_file("Text file, one text a line"),
+            output=_file("File for the vectors (JSON lines)"),
+            model={
+                "type": "string",
+                "title": "Model (name or folder)",
+                "default": "sentence-transformers/all-mpnet-base-v2",
+            },
+        ),
+        "gpu": "optional",
+        "task_type": "embed",
+        "item_argument": "input",
+        "gpu_memory_bytes": 4 * GIB,
+    },
+    {
+        "name": "embed_1536",
+        "description": "Embeds each line of a text file by an API. Needs no GPU. The key is read"
+        " from a file of the user.",
+        "argv": [
+            *("{python}", "{programs}/embed.py", "{input}", "{output}"),
+            *("--model={model}", "--url={url}", "--key-file={key_file}"),
+        ],
+        "schema": _schema(
+            ["input", "output", "url", "key_file"],
+            input=_file("Text file, one text a line"),
+            output=_file("File for the vectors (JSON lines)"),
+            url={"type": "string", "title": "Address of /v1/embeddings", "pattern": "^https?://"},
+            key_file=_file("File with the API key"),
+            model={"type": "string", "title": "Model", "default": "text-embedding-3-small"},
+        ),
+        "gpu": "no",
+        "task_type": "embed",
+        "item_argument": "input",
+    },
+    {
+        "name": "extract_keyframes",
+        "description": "Writes the key frames of a video as images (ffmpeg).",
+        "argv": [
+            *("{python}", "{programs}/keyframes.py", "{input}", "{output}"),
+            ["--width={width}"],
+        ],
+        "schema": _schema(
+            ["input", "output"],
+            input=_file("Video file"),
+            output=_file("Folder for the images"),
+            width={"type": "integer", "title": "Width (pixels)", "minimum": 16, "maximum": 8192},
+        ),
+        "gpu": "no",
+        "task_type": "process",
+        "item_argument": "input",
+    },
+    {
+        "name": "whisper_transcribe",
+        "description": "Transcribes a recording with the program whisper, which must be in PATH.",
+        "argv": [
+            *("whisper", "{input}", "--output_dir={output}", "--model={model}"),
+            ["--language={language}"],
+        ],
+        "schema": _schema(
+            ["input", "output"],
+            input=_file("Recording"),
+            output=_file("Folder for the text"),
+            model={
+                "type": "string",
+                "title": "Model",
+                "enum": ["tiny.en", "base.en", "small.en", "small", "medium", "large-v3"],
+                "default": "small.en",
+            },
+            language={"type": "string", "title": "Language", "pattern": "^[a-z]{2}$"},
+        ),
+        "gpu": "yes",
+        "task_type": "transcribe",
+        "item_argument": "input",
+        "gpu_memory_bytes": 6 * GIB,
+        "usual_s": 45,
+    },
+)

@@ -1,0 +1,74 @@
+from __future__ import annotations
+
+from django.conf import settings
+from django.db import models
+
+from scheduler.facts.batches import BatchState, ItemState
+
+OPEN_STATES = (BatchState.RUNNING.value,)
+
+
+class Batch(models.Model):
+    """One command or script for many items. Each item becomes a job when GPUs free up.
+
+    request: the fields of each item's job, as they were submitted. work_s: run time of ended items.
+    """
+
+    owner = models.ForeignKey(settings.AUTH_USER_MODEL, models.PROTECT, related_name="batches")
+    name = models.CharField(max_length=120)
+    script = models.CharField(max_length=64, blank=True)
+    # Variables in it may be secrets; it is emptied when no item can run any more.
+    request = models.JSONField(default=dict, blank=True)
+    gpu_mode = models.CharField("GPU mode", max_length=12, default="shared")
+    state = models.CharField(
+        max_length=12,
+        choices=[(s.value, s.value) for s in BatchState],
+        default=BatchState.RUNNING.value,
+    )
+    total_items = models.PositiveIntegerField()
+    completed = models.PositiveIntegerField(default=0)
+    failed = models.PositiveIntegerField(default=0)
+    work_s = models.FloatField(default=0.0)
+    created_at = models.DateTimeField()
+    ended_at = models.DateTimeField(null=True, blank=True)
+    cancelled_by = models.CharField(max_length=150, blank=True)
+
+    class Meta:
+        verbose_name_plural = "batches"
+        indexes = [
+            models.Index(
+                fields=["id"], name="batch_open", condition=models.Q(state__in=OPEN_STATES)
+            ),
+        ]
+
+    def __str__(self) -> str:
+        return f"batch {self.pk} {self.name}"
+
+
+class BatchItem(models.Model):
+    """An item of a batch. job: the newest job that runs it; attempt: how many there have been."""
+
+    batch = models.ForeignKey("scheduler.Batch", models.CASCADE, related_name="items")
+    index = models.PositiveIntegerField()
+    input = models.TextField()
+    status = models.CharField(
+        max_length=12,
+        choices=[(s.value, s.value) for s in ItemState],
+        default=ItemState.QUEUED.value,
+    )
+    attempt = models.PositiveSmallIntegerField(default=0)
+    job = models.ForeignKey(
+        "scheduler.Job", models.SET_NULL, related_name="batch_items", null=True, blank=True
+    )
+    gpu_uuid = models.CharField("GPU", max_length=96, blank=True)
+    result = models.JSONField(null=True, blank=True)
+    error = models.TextField(blank=True)
+
+    class Meta:
+        constraints = [
+            models.UniqueConstraint(fields=["batch", "index"], name="batch_item_index"),
+        ]
+        indexes = [models.Index(fields=["batch", "status", "index"], name="batch_item_status")]
+
+    def __str__(self) -> str:
+        return f"item {self.index} of batch {self.batch_id}"

@@ -1,0 +1,116 @@
+"""Policy: the progress that a job reports, and when it is expected to end.
+
+A job reports by the file GPUCOORD_PROGRESS_FILE, with the text `0.45 message`, or by a line of its
+log, `::gpucoord progress 0.45 message`. `45%` and `3/125` are numbers too.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from scheduler.facts.jobs import RunTime
+from scheduler.planner.forecast.run_times import remaining
+
+LONGEST_MESSAGE = 200
+# Of the file, and of the end of the log, in bytes.
+LARGEST_FILE, LOG_TAIL = 4096, 65_536
+# Progress is stored at most this often, and a smaller change of it later.
+STORED_EVERY = timedelta(seconds=2)
+SMALL_CHANGE, SMALL_CHANGES_EVERY = 0.01, timedelta(seconds=15)
+# An expected end is stored again when it has moved by this part of the remaining time.
+MOVED_PART, MOVED_LEAST = 0.05, timedelta(seconds=5)
+# How much longer than by its progress a job takes in one of ten cases.
+SLOWER_PART = 0.3
+# Below this, a part of the run time says little about the rest.
+LEAST_FRACTION = 0.005
+_LINE = re.compile(rb"^::gpucoord progress[ \t]+([^\r\n]*)", re.MULTILINE)
+_NUMBER = re.compile(r"(\d{1,9}(?:\.\d{0,9})?)\s*(?:(%)|/\s*(\d{1,9}))?(?=\s|$)")
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """fraction: 0 to 1."""
+
+    fraction: float
+    message: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Ends:
+    """When a running job is expected to end: in half of the cases, and in nine of ten."""
+
+    p50: datetime
+    p90: datetime
+
+
+def parse(text: str) -> Progress | None:
+    """`0.45 message`, `45 % message` or `3/125 message`; None: it does not begin with a number."""
+    line = text.strip().partition("\n")[0].strip()
+    found = _NUMBER.match(line)
+    if found is None:
+        return None
+    number, percent, whole = found.groups()
+    divisor = 100.0 if percent else float(whole or 1)
+    if not divisor:
+        return None
+    fraction = min(1.0, float(number) / divisor)
+    return Progress(fraction, _shown(line[found.end() :]))
+
+
+def _shown(message: str) -> str:
+    return " ".join("".join(c if c.isprintable() else " " for c in message).split())[
+        :LONGEST_MESSAGE
+    ]
+
+
+def in_log(tail: bytes) -> Progress | None:
+    """The newest progress in the end of a log; None: no line reports any."""
+    for line in reversed(_LINE.findall(tail)):
+        progress = parse(line.decode("utf-8", "replace"))
+        if progress is not None:
+            return progress
+    return None
+
+
+def is_news(old: Progress | None, new: Progress, stored_at: datetime | None, now: datetime) -> bool:
+    """Whether the new progress is stored now, so that a busy reporter costs few writes."""
+    if old is None or stored_at is None:
+        return True
+    if new == old or now - stored_at < STORED_EVERY:
+        return False
+    is_small = abs(new.fraction - old.fraction) < SMALL_CHANGE and new.fraction < 1
+    return not is_small or now - stored_at >= SMALL_CHANGES_EVERY
+
+
+def expected_end(
+    started_at: datetime,
+    progress: Progress | None,
+    reported_at: datetime | None,
+    usual: RunTime | None,
+    now: datetime,
+) -> Ends | None:
+    """From the progress, else from the usual run time. None: neither is known."""
+    run_time = usual
+    if progress is not None and reported_at is not None and progress.fraction >= LEAST_FRACTION:
+        run_time = _by_progress(reported_at - started_at, progress.fraction)
+    if run_time is None:
+        return None
+    elapsed = max(timedelta(), now - started_at)
+    p50 = remaining(elapsed, run_time, late=False)
+    p90 = remaining(elapsed, run_time, late=True)
+    return Ends(now + p50, now + max(p50, p90))
+
+
+def _by_progress(elapsed: timedelta, fraction: float) -> RunTime:
+    total = max(elapsed, timedelta()) / fraction
+    return RunTime(total, total + (1 - fraction) * SLOWER_PART * total)
+
+
+def has_moved(old: Ends | None, new: Ends | None, now: datetime) -> bool:
+    """Whether an expected end is stored again."""
+    if old is None or new is None:
+        return old != new
+    least = max(MOVED_LEAST, (new.p50 - now) * MOVED_PART)
+    return old.p50 < now or abs(new.p50 - old.p50) > least or abs(new.p90 - old.p90) > 2 * least

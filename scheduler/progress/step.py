@@ -1,0 +1,89 @@
+"""Step: read what running jobs report, and store their progress and expected ends."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from pathlib import Path
+
+from monitor.runtime.facts import Guard
+from monitor.runtime.rows.item_isolation import ItemIsolation
+from monitor.runtime.rows.wakeups import wake
+from scheduler.execution.steps.specs import SpecWriter
+from scheduler.lifecycle.rows.queue_facts import Durations
+from scheduler.models import Attempt
+from scheduler.progress import policy, rows
+from scheduler.progress.policy import Progress
+from scheduler.runner import files
+
+EVERY = timedelta(seconds=1)
+KIND = "JOB_STEP_FAILED"
+Change = tuple[Attempt, Progress | None, policy.Ends | None, datetime | None]
+
+
+class ProgressStep:
+    """`step(now)` reads the files of each running job of `host`; at most once a second."""
+
+    def __init__(self, guard: Guard, host: str, specs: SpecWriter) -> None:
+        self._guard = guard
+        self._host = host
+        self._specs = specs
+        self._durations = Durations()
+        self._isolation = ItemIsolation(host, "progress", guard)
+        self._read_at: datetime | None = None
+        # Length of the log when it was read, by attempt. Saves work only.
+        self._log_sizes: dict[int, int] = {}
+
+    def step(self, now: datetime) -> list[int]:
+        """Returns the jobs whose rows were changed."""
+        if self._read_at is not None and timedelta() <= now - self._read_at < EVERY:
+            return []
+        self._read_at = now
+        running = rows.running(self._host)
+        self._log_sizes = {a.pk: self._log_sizes.get(a.pk, -1) for a in running}
+        if not running:
+            return []
+        self._durations.refresh(now)
+        looked = self._isolation.each(
+            running, _name, lambda attempt: self._look(attempt, now), now, KIND
+        )
+        changes = [change for _, change in looked if change is not None]
+        if changes:
+            self._store(changes, now)
+        return [attempt.job_id for attempt, *_ in changes]
+
+    def _store(self, changes: list[Change], now: datetime) -> None:
+        with self._guard():
+            self._isolation.each(
+                changes, lambda c: f"row of {_name(c[0])}", lambda c: rows.store(*c), now, KIND
+            )
+            wake("live")
+
+    def _look(self, attempt: Attempt, now: datetime) -> Change | None:
+        """What is to be stored; None: nothing has changed enough."""
+        old, reported_at = rows.progress_of(attempt), attempt.progress_at
+        new = self._reported(attempt)
+        is_news = new is not None and policy.is_news(old, new, reported_at, now)
+        progress, at = (new, now) if is_news else (old, reported_at)
+        begun = attempt.started_at or attempt.placed_at
+        usual = rows.usual(attempt, self._durations)
+        ends = policy.expected_end(begun, progress, at, usual, now)
+        if is_news or policy.has_moved(rows.ends_of(attempt), ends, now):
+            return attempt, progress, ends, at
+        return None
+
+    def _reported(self, attempt: Attempt) -> Progress | None:
+        """By the file, else by the log. None: nothing new."""
+        text = files.read_given(self._specs.given(attempt).progress, policy.LARGEST_FILE)
+        found = policy.parse(text.decode("utf-8", "replace")) if text else None
+        return found or self._in_log(attempt, self._specs.folder(attempt) / files.LOG)
+
+    def _in_log(self, attempt: Attempt, log: Path) -> Progress | None:
+        size = log.stat().st_size if log.exists() else 0
+        if size == self._log_sizes[attempt.pk]:
+            return None
+        self._log_sizes[attempt.pk] = size
+        return policy.in_log(files.read_tail(log, policy.LOG_TAIL))
+
+
+def _name(attempt: Attempt) -> str:
+    return f"progress of job {attempt.job_id}"

@@ -1,0 +1,1 @@
+"""Programs of the shipped scripts. They run as jobs, without Django."""

@@ -1,0 +1,189 @@
+"""Policy: check a script's definition and arguments, and make its command without a shell."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
+from typing import Any
+
+from jsonschema import Draft202012Validator
+from jsonschema.exceptions import SchemaError, ValidationError
+
+from scheduler.facts.scripts import GpuUse, Script, Word
+
+LARGEST_SCHEMA, LARGEST_ARGUMENTS = 20_000, 20_000
+MOST_WORDS, MOST_MISTAKES = 200, 10
+LONGEST_MESSAGE = 300
+_PLACE = re.compile(r"\{([a-z][a-z0-9_]*)\}")
+# Placeholders that gpucoord fills in itself: its Python, and the folder of the shipped programs.
+OWN_PLACES = frozenset({"python", "programs"})
+# A wrong argument: where it is ("" = the arguments as a whole), and a sentence.
+Mistake = tuple[str, str]
+
+
+def definition_mistakes(script: Script) -> list[Mistake]:
+    """Why the script can't be used; [] = it can."""
+    if problem := _schema_problem(script.schema):
+        return [("schema", problem)]
+    if problem := _argv_problem(script.argv):
+        return [("argv", problem)]
+    names = _properties(script).keys()
+    unknown = sorted({n for word in script.argv for n in _names(word)} - names - OWN_PLACES)
+    if unknown:
+        return [("argv", f"{{{unknown[0]}}} is no property of the schema.")]
+    if script.item_argument and script.item_argument not in names:
+        return [("item_argument", f"{script.item_argument} is no property of the schema.")]
+    return []
+
+
+def _schema_problem(schema: object) -> str:
+    if not isinstance(schema, dict):
+        return "Write a JSON object."
+    if len(json.dumps(schema)) > LARGEST_SCHEMA:
+        return f"The schema has more than {LARGEST_SCHEMA} characters."
+    if schema.get("type", "object") != "object":
+        return 'The arguments are an object: write "type": "object".'
+    properties = schema.get("properties", {})
+    if not isinstance(properties, dict) or not all(map(_is_name, properties)):
+        return "Names of properties have lower-case letters, digits and _."
+    if any(not reference.startswith("#") for reference in _references(schema)):
+        return "Only references inside the schema (#...) are possible."
+    try:
+        Draft202012Validator.check_schema(schema)
+    except SchemaError as error:
+        return f"This is no JSON Schema: {error.message[:LONGEST_MESSAGE]}."
+    return ""
+
+
+def _references(value: object) -> Iterator[str]:
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            if key in ("$ref", "$dynamicRef"):
+                yield str(inner)
+            yield from _references(inner)
+    elif isinstance(value, list):
+        for inner in value:
+            yield from _references(inner)
+
+
+def _is_name(text: str) -> bool:
+    return re.fullmatch(r"[a-z][a-z0-9_]{0,63}", text) is not None
+
+
+def _argv_problem(argv: Sequence[Word]) -> str:
+    if not 1 <= len(argv) <= MOST_WORDS or not isinstance(argv[0], str):
+        return f"Write a list of 1 to {MOST_WORDS} words; the first is the program."
+    words: list[Any] = [part for word in argv for part in _parts(word)]
+    if not all(isinstance(word, str) and "\0" not in word for word in words):
+        return "Each word is a text, or a list of texts."
+    return ""
+
+
+def _parts(word: Word) -> Sequence[str]:
+    return word if isinstance(word, list | tuple) else [word]  # type: ignore[list-item]
+
+
+def _names(word: Word) -> Iterator[str]:
+    for text in _parts(word):
+        yield from _PLACE.findall(text)
+
+
+def _properties(script: Script) -> dict[str, Any]:
+    return dict(script.schema.get("properties", {}))
+
+
+def read_arguments(script: Script, given: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments with defaults. Texts become numbers or lists where the schema has those."""
+    properties = _properties(script)
+    values = {name: _typed(value, properties.get(name)) for name, value in given.items()}
+    defaults = {
+        name: rule["default"]
+        for name, rule in properties.items()
+        if isinstance(rule, dict) and "default" in rule
+    }
+    return defaults | values
+
+
+def _typed(value: Any, rule: Any) -> Any:
+    """A text, as forms and the command line have it, in the type of the schema if it fits."""
+    if not isinstance(value, str) or not isinstance(rule, dict):
+        return value
+    wanted = rule.get("type")
+    if wanted == "array":
+        return [line.strip() for line in value.splitlines() if line.strip()]
+    if wanted in ("integer", "number", "boolean"):
+        try:
+            return json.loads(value.strip().lower())
+        except ValueError:
+            return value
+    return value
+
+
+def mistakes(script: Script, arguments: Mapping[str, Any]) -> list[Mistake]:
+    """What is wrong with the arguments, by the name that the schema gives them."""
+    if len(json.dumps(arguments, default=str)) > LARGEST_ARGUMENTS:
+        return [("", f"The arguments have more than {LARGEST_ARGUMENTS} characters.")]
+    known = _properties(script)
+    strays = [
+        (name, f"{script.name} has no such argument.") for name in set(arguments) - set(known)
+    ]
+    errors = sorted(_validator(json.dumps(script.schema)).iter_errors(dict(arguments)), key=str)
+    return sorted(strays)[:MOST_MISTAKES] + [_mistake(e) for e in errors[:MOST_MISTAKES]]
+
+
+def item_mistake(script: Script, item: str) -> str:
+    """What is wrong with one item of a batch; "" = nothing."""
+    rule = _properties(script).get(script.item_argument, {})
+    error = next(iter(_validator(json.dumps(rule)).iter_errors(_typed(item, rule))), None)
+    return "" if error is None else _mistake(error)[1]
+
+
+@lru_cache(maxsize=64)
+def _validator(schema: str) -> Draft202012Validator:
+    return Draft202012Validator(json.loads(schema))
+
+
+def _mistake(error: ValidationError) -> Mistake:
+    where = ".".join(str(step) for step in error.absolute_path)
+    if error.validator == "required":
+        given: Any = error.instance
+        wanted: Any = error.validator_value
+        missing = [name for name in wanted if name not in given]
+        return missing[0] if missing else where, "This argument is required."
+    return where, f"{error.message[:LONGEST_MESSAGE]}."
+
+
+def command(script: Script, arguments: Mapping[str, Any], own: Mapping[str, str]) -> list[str]:
+    """The program and its arguments. own: the values of OWN_PLACES."""
+    values = {**arguments, **own}
+    words: list[str] = []
+    for word in script.argv:
+        parts = _parts(word)
+        if all(values.get(name) is not None for part in parts for name in _PLACE.findall(part)):
+            words += [filled for part in parts for filled in _filled(part, values)]
+    return words
+
+
+def _filled(part: str, values: Mapping[str, Any]) -> list[str]:
+    whole = _PLACE.fullmatch(part)
+    if whole and isinstance(values[whole[1]], list):
+        return [_text(value) for value in values[whole[1]]]
+    return [_PLACE.sub(lambda found: _text(values[found[1]]), part)]
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def request(script: Script, given: Mapping[str, Any]) -> dict[str, Any]:
+    """What the script says about its jobs, beside what a request gives itself."""
+    said = {
+        "name": script.name,
+        "gpu_memory": script.memory_bytes if script.gpu is not GpuUse.NO else None,
+        "estimate": script.usual_s,
+        "time_limit": script.time_limit_s,
+    }
+    missing = {name: value for name, value in said.items() if value and not given.get(name)}
+    return missing | ({"gpus": 0} if script.gpu is GpuUse.NO else {})

@@ -1,0 +1,109 @@
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+
+from scheduler.facts.jobs import RunTime
+from scheduler.progress.policy import (
+    LONGEST_MESSAGE,
+    Progress,
+    expected_end,
+    has_moved,
+    in_log,
+    is_news,
+    parse,
+)
+from tests.builders import NOW
+
+MINUTE = timedelta(minutes=1)
+
+
+@pytest.mark.parametrize(
+    ("text", "fraction", "message"),
+    [
+        ("0.45 second epoch", 0.45, "second epoch"),
+        ("45 % second epoch", 0.45, "second epoch"),
+        ("45%", 0.45, ""),
+        ("3/12 files", 0.25, "files"),
+        ("1", 1.0, ""),
+        ("7 of many", 1.0, "of many"),
+        ("0.2\nmore lines", 0.2, ""),
+    ],
+)
+def test_progress_is_a_fraction_a_percentage_or_a_count(
+    text: str, fraction: float, message: str
+) -> None:
+    assert parse(text) == Progress(fraction, message)
+
+
+@pytest.mark.parametrize("text", ["", "soon", "-0.5", "nan", "3/0", "0.5x", "1e5"])
+def test_anything_else_is_no_progress(text: str) -> None:
+    assert parse(text) is None
+
+
+def test_a_message_is_cut_and_holds_no_control_characters() -> None:
+    progress = parse("0.5 a\x1b[31m" + "x" * 1000)
+
+    assert progress is not None
+    assert len(progress.message) == LONGEST_MESSAGE
+    assert progress.message.isprintable()
+
+
+def test_the_newest_line_of_a_log_counts() -> None:
+    lines = b"loading", b"::gpucoord progress 0.1 a", b"more", b"::gpucoord progress 0.2 b"
+    log = b"\n".join([*lines, b"::gpucoord progress ?", b""])
+
+    assert in_log(log) == Progress(0.2, "b")
+    assert in_log(b"it says ::gpucoord progress 0.1 in the middle") is None
+
+
+def test_progress_is_stored_at_most_every_two_seconds_and_small_steps_less_often() -> None:
+    old, soon, later = Progress(0.1), NOW + timedelta(seconds=1), NOW + timedelta(seconds=3)
+
+    assert is_news(None, old, None, NOW)
+    assert not is_news(old, Progress(0.5), NOW, soon)
+    assert is_news(old, Progress(0.5), NOW, later)
+    assert not is_news(old, Progress(0.101), NOW, later)
+    assert is_news(old, Progress(0.101), NOW, NOW + MINUTE)
+    assert is_news(Progress(0.999), Progress(1.0), NOW, later)
+
+
+def test_the_end_follows_from_the_progress() -> None:
+    ends = expected_end(NOW, Progress(0.25), NOW + MINUTE, None, NOW + MINUTE)
+
+    assert ends is not None
+    assert ends.p50 == NOW + 4 * MINUTE
+    assert NOW + 4 * MINUTE < ends.p90 < NOW + 6 * MINUTE
+
+
+def test_without_progress_the_usual_run_time_says_when_it_ends() -> None:
+    ends = expected_end(NOW, None, None, RunTime(10 * MINUTE, 20 * MINUTE), NOW + MINUTE)
+
+    assert ends is not None
+    assert (ends.p50, ends.p90) == (NOW + 10 * MINUTE, NOW + 20 * MINUTE)
+
+
+def test_nothing_known_is_no_expected_end() -> None:
+    assert expected_end(NOW, None, None, None, NOW + MINUTE) is None
+    assert expected_end(NOW, Progress(0.0), NOW + MINUTE, None, NOW + MINUTE) is None
+
+
+def test_an_overdue_job_never_ends_in_the_past() -> None:
+    late = NOW + 60 * MINUTE
+
+    ends = expected_end(NOW, Progress(0.5), NOW + MINUTE, None, late)
+
+    assert ends is not None
+    assert late < ends.p50 <= ends.p90
+
+
+def test_an_end_that_hardly_moves_is_not_stored_again() -> None:
+    old = expected_end(NOW, None, None, RunTime(10 * MINUTE, 20 * MINUTE), NOW)
+    same = expected_end(NOW, None, None, RunTime(10 * MINUTE, 20 * MINUTE), NOW + MINUTE)
+    other = expected_end(NOW, None, None, RunTime(15 * MINUTE, 20 * MINUTE), NOW)
+
+    assert not has_moved(old, same, NOW + MINUTE)
+    assert has_moved(old, other, NOW)
+    assert has_moved(None, other, NOW)
+    assert has_moved(other, None, NOW)

@@ -1,0 +1,180 @@
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from scheduler.facts.results import LARGEST_RESULT, read_result
+from scheduler.facts.scripts import GpuUse, Script, Word
+from scheduler.facts.shipped_scripts import SHIPPED
+from scheduler.runner.programs import embed, keyframes
+from scheduler.scripts.policy import (
+    command,
+    definition_mistakes,
+    item_mistake,
+    mistakes,
+    read_arguments,
+    request,
+)
+
+SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "input": {"type": "string", "pattern": "^/"},
+        "width": {"type": "integer", "minimum": 1},
+        "tags": {"type": "array", "items": {"type": "string"}},
+        "model": {"type": "string", "default": "small"},
+    },
+    "required": ["input"],
+}
+ARGV: tuple[Word, ...] = ("run", "{input}", "--model={model}", ["--width", "{width}"], "{tags}")
+
+
+def script(**changes: Any) -> Script:
+    return Script(
+        **({"name": "run", "argv": ARGV, "schema": SCHEMA, "item_argument": "input"} | changes)
+    )
+
+
+def test_arguments_take_their_places_as_whole_words() -> None:
+    values = {"input": "/a b; rm -rf $HOME", "model": "x", "tags": ["one", "two 2"], "width": 3}
+
+    assert command(script(), values, {}) == [
+        "run", "/a b; rm -rf $HOME", "--model=x", "--width", "3", "one", "two 2",
+    ]  # fmt: skip
+
+
+def test_words_of_arguments_that_are_not_given_are_left_out() -> None:
+    assert command(script(), {"input": "/a", "model": "x"}, {}) == ["run", "/a", "--model=x"]
+
+
+def test_defaults_and_texts_get_the_type_of_the_schema() -> None:
+    given = {"input": "/a", "width": "3", "tags": "one\ntwo\n"}
+
+    assert read_arguments(script(), given) == {
+        "input": "/a", "width": 3, "tags": ["one", "two"], "model": "small",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("given", "where"),
+    [
+        ({}, "input"),
+        ({"input": "relative"}, "input"),
+        ({"input": "/a", "width": 0}, "width"),
+        ({"input": "/a", "width": "wide"}, "width"),
+        ({"input": "/a", "tags": ["a", 2]}, "tags.1"),
+        ({"input": "/a", "colour": "red"}, "colour"),
+    ],
+)
+def test_a_wrong_argument_is_named_as_the_schema_names_it(
+    given: dict[str, Any], where: str
+) -> None:
+    found = mistakes(script(), read_arguments(script(), given))
+
+    assert [place for place, _ in found] == [where]
+    assert all(text.endswith(".") for _, text in found)
+
+
+def test_huge_arguments_are_refused_before_they_are_checked() -> None:
+    assert mistakes(script(), {"input": "/" + "x" * 30_000})[0][0] == ""
+
+
+def test_an_item_is_checked_as_its_argument() -> None:
+    assert item_mistake(script(), "/a") == ""
+    assert "relative" in item_mistake(script(), "relative")
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"schema": {"type": "string"}}, "schema"),
+        ({"schema": {"properties": {"Bad Name": {}}}}, "schema"),
+        ({"schema": {"properties": {"input": {"type": "text"}}}}, "schema"),
+        ({"schema": {"$ref": "http://example.org/schema"}}, "schema"),
+        ({"schema": [1]}, "schema"),
+        ({"argv": ()}, "argv"),
+        ({"argv": (["run"],)}, "argv"),
+        ({"argv": ("run", 5)}, "argv"),
+        ({"argv": ("run", "{unknown}")}, "argv"),
+        ({"item_argument": "unknown"}, "item_argument"),
+    ],
+)
+def test_a_definition_that_cannot_work_is_refused(changes: dict[str, Any], field: str) -> None:
+    assert [where for where, _ in definition_mistakes(script(**changes))] == [field]
+
+
+def test_the_shipped_scripts_can_be_used() -> None:
+    for facts in SHIPPED:
+        names = ("name", "argv", "schema", "item_argument")
+        assert definition_mistakes(Script(**{n: facts[n] for n in names})) == [], facts["name"]
+
+
+def test_a_request_gets_what_the_script_says_unless_it_says_so_itself() -> None:
+    one = script(memory_bytes=5, usual_s=45, time_limit_s=600)
+
+    assert request(one, {}) == {
+        "name": "run", "gpu_memory": 5, "estimate": 45, "time_limit": 600,
+    }  # fmt: skip
+    assert request(one, {"estimate": "1h", "name": "mine"}) == {"gpu_memory": 5, "time_limit": 600}
+    assert request(script(gpu=GpuUse.NO, memory_bytes=5), {"gpus": 1}) == {
+        "name": "run", "gpus": 0,
+    }  # fmt: skip
+
+
+def test_a_result_is_json_of_limited_size() -> None:
+    assert read_result(b"") is None
+    assert read_result(b'{"a": [1, null]}') == {"output": {"a": [1, None]}}
+    for bad in (b"{", b"NaN", b"[" * 20_000, b'"' + b"x" * LARGEST_RESULT + b'"', b'"\\u0000"'):
+        assert list(read_result(bad) or {}) == ["problem"]
+
+
+def test_ffmpeg_opens_files_only() -> None:
+    words = keyframes.arguments(Path("/a/http:b.mp4"), Path("/out"), 64)
+
+    assert "file:/a/http:b.mp4" in words
+    assert words[words.index("-protocol_whitelist") + 1] == "file"
+
+
+def test_the_program_for_embeddings_says_which_package_is_missing(tmp_path: Path) -> None:
+    text = tmp_path / "in.txt"
+    text.write_text("hello\n")
+    done = subprocess.run(
+        [sys.executable, "-S", "-E", keyframes.__file__.replace("keyframes", "embed"), text,
+         tmp_path / "out", "--model=x"],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+
+    assert done.returncode == 3
+    assert "sentence-transformers is not installed" in done.stderr
+
+
+def test_lines_are_embedded_in_order_with_progress_and_a_result(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    progress, output = tmp_path / "progress", tmp_path / "out"
+    monkeypatch.setenv("GPUCOORD_PROGRESS_FILE", str(progress))
+    lines = [f"line {number}" for number in range(100)]
+
+    assert embed.embed(lambda part: [[len(text)] * 768 for text in part], lines, output) == 768
+
+    written = [json.loads(line) for line in output.read_text().splitlines()]
+    assert [line["text"] for line in written] == lines
+    assert progress.read_text() == "100/100 lines"
+
+
+@pytest.mark.skipif(shutil.which("ffmpeg") is None, reason="ffmpeg is not installed")
+def test_key_frames_of_a_video_become_images(tmp_path: Path) -> None:
+    video, images = tmp_path / "a.mp4", tmp_path / "images"
+    made = ["ffmpeg", "-f", "lavfi", "-i", "testsrc=duration=2:size=64x64:rate=5", video]
+    subprocess.run(made, capture_output=True, check=True)
+    program = [sys.executable, keyframes.__file__, video, images]
+    subprocess.run(program, capture_output=True, check=True, env=dict(os.environ))
+
+    assert list(images.glob("*.jpg"))
