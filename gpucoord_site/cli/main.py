@@ -69,7 +69,7 @@ COMMANDS: Commands = {
     ),
     "clean": (
         "clean up full disks: gpucoord clean --dry-run",
-        "gpucoord_site.cli.clean:main",
+        "gpucoord_site.cli.operators.clean:main",
     ),
     "lock": (
         "lock GPUs for a command: gpucoord lock 0 -- python train.py",
