@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from gpucoord_site.cli import connection
-from gpucoord_site.cli.script_files import BadScript
+from gpucoord_site.cli.sources.script_files import BadScript
 from gpucoord_site.cli.submit import named_values
 
 OURS = 125

@@ -11,9 +11,10 @@ from argparse import ArgumentParser, ArgumentTypeError, BooleanOptionalAction, N
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from gpucoord_site.cli import connection, local_login, script_files, standard_input
+from gpucoord_site.cli import connection, local_login
 from gpucoord_site.cli.environment import EnvironmentTooLarge, captured
-from gpucoord_site.cli.script_files import BadScript
+from gpucoord_site.cli.sources import script_files, standard_input
+from gpucoord_site.cli.sources.script_files import BadScript
 from gpucoord_site.cli.why import what_if_lines
 from monitor.facts.input_rules import escaped
 from scheduler.facts.field_types import Door, Group, JobField, Kind

@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 from django.contrib.auth.models import User
 
-from gpucoord_site.cli import environment, gpus, job_actions, jobs, script_files, submit, tables
+from gpucoord_site.cli import environment, gpus, job_actions, jobs, submit, tables
+from gpucoord_site.cli.sources import script_files
 from gpucoord_site.cli.transport import NeverReached, RequestFailed, Transport
 from monitor.snapshot import rows as snapshots
 from scheduler.lifecycle.steps import job_files
