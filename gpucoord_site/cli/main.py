@@ -81,7 +81,7 @@ COMMANDS: Commands = {
     ),
     "login": (
         "print a link that logs your browser in, once (on the server)",
-        "gpucoord_site.cli.login:main",
+        "gpucoord_site.cli.accounts.login:main",
     ),
     "token": ("make a token for REST: gpucoord token USER", None),
     "completion": (
