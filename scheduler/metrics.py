@@ -11,7 +11,7 @@ from monitor.journal.rows import counters
 from monitor.metrics.families import Families
 from scheduler.disk import metrics as disk_metrics
 from scheduler.facts.jobs import JobState, Outcome
-from scheduler.models import Job, ModeState
+from scheduler.models import Job
 from scheduler.throttle import rows as throttle_rows
 from scheduler.throttle.policy.mode import Mode
 from scheduler.throttle.policy.pressure import CLASSES
@@ -65,7 +65,7 @@ def _add_throttle(into: Families, now: datetime) -> None:
         for uuid, part in allowed.multipliers.items():
             help_text = "What of a GPU quotas count with, 0 to 1; 0 where it is not ours."
             into.gauge("gpucoord_quota_multiplier", help_text, {"host": host, "gpu": uuid}, part)
-    for row in ModeState.objects.order_by("host"):
+    for row in throttle_rows.all_modes():
         help_text = "1 while the mode is defensive."
         into.gauge(
             "gpucoord_mode_defensive", help_text, {"host": row.host}, row.mode == Mode.DEFENSIVE

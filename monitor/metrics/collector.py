@@ -6,8 +6,10 @@ from collections import Counter
 from collections.abc import Collection
 from datetime import datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 from django.conf import settings
+from django.db.models import F, QuerySet
 
 from monitor.alerts.policy import SEVERITIES
 from monitor.alerts.steps import outbox
@@ -22,6 +24,7 @@ from monitor.models import Channel, Claim, Lease, Message
 from monitor.runtime.policy import LoopFact, LoopState, judge
 from monitor.runtime.probes import service_state
 from monitor.runtime.rows import leases
+from monitor.runtime.rows.database import prepared
 from monitor.snapshot import rows as snapshot_rows
 from monitor.usage.rows import processes as process_rows
 
@@ -32,8 +35,7 @@ GONE = timedelta(days=7)
 
 def add_metrics(into: Families, now: datetime) -> None:
     snapshots = snapshot_rows.newest_all()
-    claims = Claim.objects.filter(until_at__isnull=True)
-    jobs, xids = Counter(claims.values_list("gpu_uuid", flat=True)), counters.xids()
+    jobs, xids = Counter(claim.gpu_uuid for claim in _claims()), counters.xids()
     for snapshot in snapshots:
         add_host(into, snapshot, now)
         if is_fresh(snapshot, now):
@@ -53,14 +55,15 @@ def add_metrics(into: Families, now: datetime) -> None:
 
 def _add_users(into: Families) -> None:
     """GPU usage of each user, in jobs and outside them; known / held is the measured fraction."""
+    totals = process_rows.counter_totals()
     for name, quantity, help_text in USER_COUNTERS:
-        for host, person, simulated, value in process_rows.counter_totals(quantity):
+        for host, person, simulated, value in totals[quantity]:
             labels = {"host": host, "user": person, "simulated": str(simulated).lower()}
             into.counter(name, help_text, labels, value)
 
 
 def _add_loops(into: Families, now: datetime) -> None:
-    for row in Lease.objects.order_by("host", "loop"):
+    for row in _leases():
         fact = leases.fact(row)
         age = fact.age_s(now)
         if age is not None and age > GONE.total_seconds():
@@ -141,8 +144,8 @@ USER_COUNTERS = (
 
 
 def add_incidents(into: Families, hosts: Collection[str]) -> None:
-    rows = incident_open.open_incidents().order_by().values_list("host", "rule", "severity")
-    counts = Counter(rows)
+    rows = incident_open.all_open_rows()
+    counts = Counter((row.host, row.rule, row.severity) for row in rows if row.lead_id is None)
     none = {(host, rule, level) for host in hosts for rule in TITLES for level in SEVERITIES}
     help_text = (
         "Open incidents; info: no job waits, warning: jobs wait, error: jobs have waited for long."
@@ -154,22 +157,43 @@ def add_incidents(into: Families, hosts: Collection[str]) -> None:
 
 def add_alerts(into: Families) -> None:
     """Alert delivery by service, such as Slack. Names and addresses of channels stay private."""
-    rows = Channel.objects.filter(enabled=True, owner=None).values_list("service", "failing_since")
-    channels = sorted({service for service, _ in rows})
-    failing = Counter(service for service, since in rows if since)
+    rows = _channels()
+    channels = sorted({row.service for row in rows})
+    failing = Counter(row.service for row in rows if row.failing_since)
     help_text = "Enabled alert channels whose deliveries fail."
     for service in channels:
         into.gauge(
             "gpucoord_alert_channels_failing", help_text, {"service": service}, failing[service]
         )
-    waiting = Message.objects.filter(state=Message.State.WAITING, channel__enabled=True)
-    counts = Counter(waiting.order_by().values_list("channel__service", flat=True))
+    counts = Counter(message.service for message in _waiting_messages())
     help_text = "Messages not sent yet, including those that wait for the end of quiet hours."
     for service in channels:
         into.gauge(
             "gpucoord_alert_messages_waiting", help_text, {"service": service}, counts[service]
         )
     _add_tries(into, channels)
+
+
+@prepared
+def _claims() -> QuerySet[Claim]:
+    return Claim.objects.filter(until_at__isnull=True).only("gpu_uuid")
+
+
+@prepared
+def _leases() -> QuerySet[Lease]:
+    return Lease.objects.order_by("host", "loop")
+
+
+@prepared
+def _channels() -> QuerySet[Channel]:
+    return Channel.objects.filter(enabled=True, owner=None).only("service", "failing_since")
+
+
+@prepared
+def _waiting_messages() -> QuerySet[Any]:
+    """Each with the `service` of its channel."""
+    rows = Message.objects.filter(state=Message.State.WAITING, channel__enabled=True)
+    return rows.annotate(service=F("channel__service")).only("pk").order_by()
 
 
 def _add_tries(into: Families, services: Collection[str]) -> None:

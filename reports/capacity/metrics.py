@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from datetime import datetime
 from threading import Lock
 
 from django.conf import settings
-from django.db.models import Count, QuerySet
+from django.db.models import Count
 
 from monitor.metrics.families import Families
 from reports.capacity import step
 from reports.capacity.policy.demand import requested
 from scheduler.dispatch.inputs import PlanInputs, plan_policy
-from scheduler.facts.jobs import JobState, QueuedJob, Requirement
+from scheduler.facts.jobs import JobState, Requirement
 from scheduler.facts.plans import Slot, Slots
 from scheduler.lifecycle.rows.queue_facts import REQUIREMENT_COLUMNS, requirement
 from scheduler.models import Job
@@ -33,10 +32,8 @@ def add_metrics(into: Families, now: datetime) -> None:
         into.gauge("gpucoord_placeable_memory_bytes", what, labels, _placeable(gpu))
     sizes = [gpu.total_bytes for gpu in slots.gpus if gpu.total_bytes]
     gpu_bytes = sum(sizes) // len(sizes) if sizes else None
-    queued = Job.objects.filter(state=JobState.QUEUED.value)
-    placed = Job.objects.exclude(state__in=(JobState.QUEUED.value, JobState.FINISHED.value))
-    for state, rows in (("waiting", queued), ("running", placed)):
-        gpus, memory = requested(_requirements(rows), gpu_bytes)
+    for state, requirements in _requirements().items():
+        gpus, memory = requested(requirements, gpu_bytes)
         what = "GPUs that jobs request; a shared job counts with its part of a GPU."
         into.gauge("gpucoord_demand_gpus", what, {"state": state}, gpus)
         what = "GPU memory that jobs request; a job that declares none takes whole GPUs."
@@ -46,12 +43,10 @@ def add_metrics(into: Families, now: datetime) -> None:
 def _slots(now: datetime) -> Slots:
     """The GPUs of this host as its planner sees them."""
     host = settings.CONFIG.node
-    # GPUs are read for a queue that wants one.
-    wish = QueuedJob(id=0, owner="", priority=1, submitted_at=now, requirement=Requirement())
     with _lock:
         if host not in _inputs:
             _inputs[host] = PlanInputs(host, plan_policy())
-        return _inputs[host].given([wish], now).slots
+        return _inputs[host].gpu_slots(now)
 
 
 def _placeable(gpu: Slot) -> int | None:
@@ -59,8 +54,13 @@ def _placeable(gpu: Slot) -> int | None:
     return gpu.free_bytes if is_open else 0
 
 
-def _requirements(jobs: QuerySet[Job]) -> Iterable[tuple[Requirement, int]]:
-    """Each distinct request, and how many jobs have it."""
-    rows = jobs.order_by().values_list(*REQUIREMENT_COLUMNS).annotate(count=Count("id"))
-    for *asked, count in rows:
-        yield requirement(*asked), count
+def _requirements() -> dict[str, list[tuple[Requirement, int]]]:
+    """Each distinct request of waiting and of running jobs, and how many jobs have it."""
+    requests: dict[str, list[tuple[Requirement, int]]] = {"waiting": [], "running": []}
+    jobs = Job.objects.exclude(state=JobState.FINISHED.value).order_by()
+    for state, *asked, count in jobs.values_list("state", *REQUIREMENT_COLUMNS).annotate(
+        count=Count("id")
+    ):
+        key = "waiting" if state == JobState.QUEUED else "running"
+        requests[key].append((requirement(*asked), count))
+    return requests

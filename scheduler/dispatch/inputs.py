@@ -280,7 +280,7 @@ class PlanInputs:
         windows_now = self.windows(now)
         parts = running and any(w.kept and w.share_pct < 100 for w in windows_now)
         if parts or any(job.requirement.gpus for job in queue):
-            slots = self._gpu_slots(rules, now)
+            slots = self.gpu_slots(now)
         else:
             slots = capacity.slots(None, (), self._policy, now, host=self._host)
         throttle = throttle_rows.throttle(self._host, now, running)
@@ -303,7 +303,8 @@ class PlanInputs:
         people = self._standings.at(now, owners, chain(*placed.values()))
         return {name: account for name, account in people.items() if name != OWNER}
 
-    def _gpu_slots(self, rules: PlannerThresholds, now: datetime) -> Slots:
+    def gpu_slots(self, now: datetime) -> Slots:
+        """The GPUs alone: without running jobs, users, load and time windows."""
         snapshot = monitor_store.newest(self._host)
         context = CapacityContext(
             peaks=self._peaks(now),
@@ -318,7 +319,7 @@ class PlanInputs:
             now,
             host=self._host,
             context=context,
-            capacity=rules.capacity,
+            capacity=self._rules(now).capacity,
         )
 
     def _closed(self, snapshot: Snapshot, now: datetime) -> dict[str, tuple[Blocker, ...]]:

@@ -43,6 +43,10 @@ def mode_of(host: str) -> ModeState | None:
     return next((row for row in _mode_rows() if row.host == host), None)
 
 
+def all_modes() -> list[ModeState]:
+    return _mode_rows()
+
+
 def shown_modes(host: str) -> list[ModeState]:
     """Of all hosts, this one first. A host that nothing is known of yet is cooperative."""
     return sorted(_mode_rows(), key=lambda row: row.host != host)

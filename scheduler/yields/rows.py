@@ -9,7 +9,9 @@ from datetime import datetime, timedelta
 
 from django.conf import settings
 from django.db import transaction
+from django.db.models import QuerySet
 
+from monitor.runtime.rows.database import prepared
 from monitor.runtime.rows.wakeups import wake
 from monitor.thresholds import rows as thresholds
 from scheduler.facts.jobs import JobState
@@ -56,10 +58,12 @@ def requeue(job: Job, by: str, now: datetime) -> bool:
 
 def gpu_holds(host: str, now: datetime) -> dict[str, int]:
     """{GPU UUID: job} of the GPUs that were freed for a job which still waits."""
-    rows = GpuHold.objects.filter(
-        host=host, until__gt=now, job__state=JobState.QUEUED.value, job__held=""
-    )
-    return dict(rows.values_list("gpu_uuid", "job_id"))
+    return {hold.gpu_uuid: hold.job_id for hold in _holds(host) if hold.until > now}
+
+
+@prepared
+def _holds(host: str) -> QuerySet[GpuHold]:
+    return GpuHold.objects.filter(host=host, job__state=JobState.QUEUED.value, job__held="")
 
 
 def withdrawable(host: str, now: datetime) -> list[YieldRequest]:

@@ -6,6 +6,9 @@ from typing import Any
 
 import pytest
 from django.test import Client
+from ninja import Schema
+
+from gpucoord_site.http.api import api
 
 
 @pytest.fixture(scope="module")
@@ -94,3 +97,18 @@ def test_the_fields_of_a_job_have_the_bounds_of_the_parser(
     found = schema["components"]["schemas"]["NewJobBody"]["properties"][field]
 
     assert bounds.items() <= found.items()
+
+
+def test_no_two_schema_classes_have_the_same_name() -> None:
+    """The description has one entry for each name, so one of them would describe both."""
+    modules: dict[str, set[str]] = {}
+    assert api.get_openapi_schema()["paths"]
+    classes = [Schema]
+    while classes:
+        found = classes.pop()
+        classes += found.__subclasses__()
+        package = found.__module__.partition(".")[0]
+        if package in ("gpucoord_site", "monitor", "scheduler", "reports"):
+            modules.setdefault(found.__name__, set()).add(found.__module__)
+
+    assert {name: where for name, where in modules.items() if len(where) > 1} == {}

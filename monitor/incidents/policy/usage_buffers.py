@@ -253,8 +253,11 @@ def merged(
     )
 
 
-def _union_s(intervals: Iterable[tuple[float, float]]) -> float:
+def _union_s(intervals: Sequence[tuple[float, float]]) -> float:
     """Seconds that lie in at least one of the intervals."""
+    if len(intervals) == 1:
+        begin, end = intervals[0]
+        return max(0.0, end - begin)
     total, reached = 0.0, float("-inf")
     for begin, end in sorted(intervals):
         total += max(0.0, end - max(begin, reached))

@@ -34,7 +34,10 @@ class UsagePoint:
 
         Samples of the driver arrive late, so a short period may contain more than its own time.
         """
-        return min(100.0, 100 * self.sm_s / self.known_s) if self.known_s > 0 else None
+        known_s = self.known_s
+        if known_s <= 0:
+            return None
+        return 100 * self.sm_s / known_s if self.sm_s < known_s else 100.0
 
     @property
     def coverage(self) -> float:
@@ -108,13 +111,19 @@ class Series:
 
     def over(self, since: float, until: float | None = None) -> UsagePoint:
         """The sums between two instants, as far as there are points."""
-        if not self.points:
+        points = self.points
+        if not points:
             return UsagePoint(0, 0, 0, 0, 0, 0)
-        until = self.end if until is None else min(until, self.end)
-        since = max(since, self.begin)
-        low, high = self._at(since), self._at(until)
-        sums = [b - a for a, b in zip(low[1:], high[1:], strict=True)]
-        return UsagePoint(max(0.0, until - since), *sums)
+        low, high = points[0], points[-1]
+        if since > low[0]:
+            low = self._at(since)
+        else:
+            since = low[0]
+        if until is not None and until < high[0]:
+            high = self._at(until)
+        else:
+            until = high[0]
+        return _between(low, high, max(0.0, until - since))
 
     def last(self, seconds: float) -> UsagePoint:
         return self.over(self.end - seconds)
@@ -124,8 +133,7 @@ class Series:
         points = self.points
         first = max(0, bisect_right(points, since, key=_time) - 1)
         for a, b in zip(points[first:], points[first + 1 :], strict=False):
-            sums = [y - x for x, y in zip(a[1:], b[1:], strict=True)]
-            yield a[0], UsagePoint(b[0] - a[0], *sums)
+            yield a[0], _between(a, b, b[0] - a[0])
 
     def _at(self, t: float) -> Point:
         """The sums at an instant, by linear interpolation."""
@@ -150,6 +158,18 @@ class Series:
         if points[0][0] < now - HORIZON_S - 10 * COARSE_S:
             keep = bisect_right(points, now - HORIZON_S, key=_time) - 1
             del points[: max(0, keep)]
+
+
+def _between(low: Point, high: Point, span_s: float) -> UsagePoint:
+    """The difference of two points. The rules call it often, so it is written out."""
+    return UsagePoint(
+        span_s,
+        high[1] - low[1],
+        high[2] - low[2],
+        high[3] - low[3],
+        high[4] - low[4],
+        high[5] - low[5],
+    )
 
 
 def above_since(

@@ -121,10 +121,7 @@ class RecentUsage:
 
 def recent_usage(host: str, now: datetime) -> RecentUsage:
     """The rows of the host's processes that were seen in the last minute."""
-    since = now - LISTED
-    rows = ProcessUse.objects.filter(
-        Q(ended_at__isnull=True) | Q(ended_at__gt=since), host=host, last_seen_at__gt=since
-    )
+    rows = ProcessUse.objects.filter(host=host, last_seen_at__gt=now - LISTED)
     usage = RecentUsage({}, [])
     for row in rows.values_list(*_ACCOUNT):
         uuid, pid, start, seen, ended, held, sm, known_s, memory, memory_known, *who = row

@@ -170,9 +170,9 @@ def held_bytes(used: UsagePoint, now: int | None, policy: GpuTimePolicy) -> floa
 def _peak(group: Group, since: float) -> float | None:
     return max(
         (
-            used.pct
+            pct
             for _, used in group.series.segments(since)
-            if used.pct is not None and used.span_s >= LEAST_SEGMENT_S
+            if used.span_s >= LEAST_SEGMENT_S and (pct := used.pct) is not None
         ),
         default=None,
     )

@@ -55,9 +55,9 @@ def add_all(host: str, grown: Mapping[tuple[str, str], float]) -> None:
 
 
 @prepared
-def of(name: str) -> QuerySet[Counter]:
+def of(*names: str) -> QuerySet[Counter]:
     """The counts of each host and subject."""
-    return Counter.objects.filter(name=name).order_by("host", "subject")
+    return Counter.objects.filter(name__in=names).order_by("host", "subject", "name")
 
 
 def add_xid(xid: Xid) -> None:

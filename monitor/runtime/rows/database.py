@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import wraps
 from pathlib import Path
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, Generic, ParamSpec, TypeVar
 
-from django.db import OperationalError
+from django.db import DEFAULT_DB_ALIAS, OperationalError, connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.backends.signals import connection_created
 from django.db.models import Model, QuerySet
@@ -22,19 +22,55 @@ M = TypeVar("M", bound=Model)
 
 
 def prepared(query: Callable[P, QuerySet[M]]) -> Callable[P, list[M]]:
-    """Returns the rows of `query`. Each distinct set of arguments is cached, so keep them few."""
-    compiled: dict[object, tuple[type[M], str, tuple[object, ...]]] = {}
+    """Returns the rows of `query`. Each distinct set of arguments is cached, so keep them few.
+
+    The query may annotate values and leave out columns. It must not select related objects.
+    """
+    compiled: dict[object, CompiledQuery[M]] = {}
 
     @wraps(query)
     def run(*args: P.args, **kwargs: P.kwargs) -> list[M]:
         key = (args, tuple(kwargs.items()))
         if key not in compiled:
-            rows = query(*args, **kwargs)
-            compiled[key] = (rows.model, *rows.query.sql_with_params())
-        model, sql, params = compiled[key]
-        return list(model._default_manager.raw(sql, params))
+            compiled[key] = CompiledQuery(query(*args, **kwargs))
+        return compiled[key].rows()
 
     return run
+
+
+class CompiledQuery(Generic[M]):
+    """The SQL of a query, and how its columns become objects.
+
+    It holds nothing of a connection: each request of the web process has one of its own.
+    """
+
+    def __init__(self, query: QuerySet[M]) -> None:
+        compiler = query.query.get_compiler(DEFAULT_DB_ALIAS)
+        self._query, self._model = query.query, query.model
+        self._sql, self._params = compiler.as_sql()
+        self._columns = [expression for expression, _, _ in compiler.select]
+        fields = (compiler.klass_info or {})["select_fields"]
+        self._names = [compiler.select[place][0].target.attname for place in fields]
+        self._annotations = dict(compiler.annotation_col_map or {})
+
+    def rows(self) -> list[M]:
+        connection = connections[DEFAULT_DB_ALIAS]
+        with connection.cursor() as cursor:
+            cursor.execute(self._sql, self._params)
+            rows = cursor.fetchall()
+        if not rows:
+            return []
+        compiler = self._query.get_compiler(DEFAULT_DB_ALIAS)
+        if converters := compiler.get_converters(self._columns):
+            rows = [tuple(row) for row in compiler.apply_converters(rows, converters)]
+        return [self._object(row) for row in rows]
+
+    def _object(self, row: tuple[object, ...]) -> M:
+        # The fields come first, and after them the annotations.
+        found = self._model.from_db(DEFAULT_DB_ALIAS, self._names, row[: len(self._names)])
+        for name, place in self._annotations.items():
+            setattr(found, name, row[place])
+        return found
 
 
 SENTENCE = (

@@ -163,13 +163,13 @@ def count_usage(host: str, uses: Sequence[ProcessRecord], *, simulated: bool) ->
     counters.add_all(host, grown)
 
 
-def counter_totals(quantity: str) -> list[tuple[str, str, bool, float]]:
-    """(host, person, simulated, how much)."""
-    return [
-        (row.host, row.subject, simulated, row.value)
-        for simulated in (False, True)
-        for row in counters.of(_SIMULATED * simulated + quantity)
-    ]
+def counter_totals() -> dict[str, list[tuple[str, str, bool, float]]]:
+    """{quantity: (host, person, simulated, how much)}."""
+    totals: dict[str, list[tuple[str, str, bool, float]]] = {name: [] for name in QUANTITIES}
+    for row in counters.of(*QUANTITIES, *(_SIMULATED + name for name in QUANTITIES)):
+        quantity = row.name.removeprefix(_SIMULATED)
+        totals[quantity].append((row.host, row.subject, quantity != row.name, row.value))
+    return totals
 
 
 def _stored(

@@ -6,7 +6,7 @@ from collections.abc import Collection
 from datetime import datetime
 from typing import Any
 
-from django.db.models import QuerySet
+from django.db.models import F, QuerySet
 
 from monitor.facts.claims import Demand
 from monitor.facts.readings import Snapshot
@@ -53,32 +53,38 @@ class IncidentWatch:
 
         Shares are read for the owners of these jobs and for `present`, while a job waits.
         """
-        rows = Job.objects.filter(state=JobState.QUEUED.value, gpus__gt=0, held="")
-        columns = ("id", "owner__username", "gpus", "gpu_uuid", "submitted_at", "begin_at")
-        first = rows.order_by("-priority", "submitted_at", "id")
         judged = self._isolation.convert(
-            list(first.values_list(*columns, "blockers")[:MOST_WAITING]),
-            lambda row: f"job {row[0]}",
-            lambda row: _waits_for_others(row[-1]),
+            _first_waiting(),
+            lambda job: f"job {job.pk}",
+            lambda job: _waits_for_others(job.blockers),
             now,
         )
-        waiting = [row for row, waits_for_others in judged if waits_for_others]
+        waiting = [job for job, waits_for_others in judged if waits_for_others]
         if not waiting:
             return [], {}
-        accounts = self._standings.at(now, {*present, *(row[1] for row in waiting)})
+        accounts = self._standings.at(now, {*present, *(job.owner_name for job in waiting)})
         quotas = {name: account.quota.share_pct for name, account in accounts.items()}
         demand = [
             Demand(
-                owner=owner,
-                since=max(submitted, begin) if begin else submitted,
-                job_ref=str(id_),
-                gpus=gpus,
-                gpu_uuids=(uuid,) if uuid else (),
-                share_pct=quotas.get(owner),
+                owner=job.owner_name,
+                since=max(job.submitted_at, job.begin_at) if job.begin_at else job.submitted_at,
+                job_ref=str(job.pk),
+                gpus=job.gpus,
+                gpu_uuids=(job.gpu_uuid,) if job.gpu_uuid else (),
+                share_pct=quotas.get(job.owner_name),
             )
-            for id_, owner, gpus, uuid, submitted, begin, _ in waiting
+            for job in waiting
         ]
         return demand, {name: share for name, share in quotas.items() if share is not None}
+
+
+@prepared
+def _first_waiting() -> QuerySet[Any]:
+    """The waiting jobs that come first, each with `owner_name`."""
+    rows = Job.objects.filter(state=JobState.QUEUED.value, gpus__gt=0, held="")
+    named = rows.annotate(owner_name=F("owner__username"))
+    columns = named.only("gpus", "gpu_uuid", "submitted_at", "begin_at", "blockers")
+    return columns.order_by("-priority", "submitted_at", "id")[:MOST_WAITING]
 
 
 @prepared

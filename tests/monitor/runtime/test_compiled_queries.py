@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import pytest
-from django.db.models import QuerySet
+from django.db.models import F, QuerySet
 from django.utils import timezone
 
 from monitor.models import PeriodicTask, PolicyValues
@@ -20,6 +20,11 @@ def called(name: str) -> QuerySet[PeriodicTask]:
 @prepared
 def changed() -> QuerySet[PolicyValues]:
     return PolicyValues.objects.order_by("name")
+
+
+@prepared
+def annotated() -> QuerySet[PeriodicTask]:
+    return PeriodicTask.objects.annotate(other=F("name")).only("queued_at").order_by("name")[:2]
 
 
 def test_it_tells_what_is_there_now_though_it_is_put_together_once() -> None:
@@ -46,3 +51,15 @@ def test_its_rows_are_as_django_reads_them() -> None:
 
     assert changed()[0].values == {"percent": 80.0, "on": True}
     assert called("d")[0].queued_at == at
+
+
+def test_a_column_that_was_left_out_is_read_when_it_is_wanted() -> None:
+    at = timezone.now()
+    for name in ("g", "e", "f"):
+        PeriodicTask.objects.create(name=name, queued_at=at)
+
+    rows = annotated()
+
+    assert [(row.__dict__["other"], row.queued_at) for row in rows] == [("e", at), ("f", at)]
+    assert rows[0].get_deferred_fields() >= {"done_at"}
+    assert rows[0].done_at is None
