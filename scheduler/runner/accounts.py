@@ -148,7 +148,11 @@ def environment(
 
 
 def _own() -> Account:
-    entry = pwd.getpwuid(os.geteuid())
+    """The service's account. In a container, its uid may be in no list of accounts."""
+    try:
+        entry = pwd.getpwuid(os.geteuid())
+    except KeyError:
+        return Account(str(os.geteuid()), os.environ.get("HOME", "/"))
     return Account(entry.pw_name, entry.pw_dir, entry.pw_shell or "/bin/sh")
 
 

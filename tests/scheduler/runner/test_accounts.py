@@ -143,3 +143,15 @@ def test_no_job_gets_the_time_zone_of_the_service(monkeypatch: pytest.MonkeyPatc
 
 def test_a_home_that_is_not_there_is_no_place_to_start() -> None:
     assert accounts.start_folder(Account("x", "/no/such/home")) == "/tmp"
+
+
+def test_a_service_whose_uid_has_no_account_runs_jobs_as_that_uid(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("os.geteuid", lambda: 4711)
+    monkeypatch.setattr("pwd.getpwuid", lambda uid: _entry("no such account"))
+    monkeypatch.setenv("HOME", "/data")
+
+    account = account_for("alice", account=None, superuser=False, run_as="auto")
+
+    assert (account.name, account.home, account.uid) == ("4711", "/data", None)
