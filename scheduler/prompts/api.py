@@ -92,7 +92,7 @@ class Prompts(Schema):
     prompts: list[PromptLine]
 
 
-class Cancelled(Schema):
+class CancelledPrompt(Schema):
     cancelled: bool = Field(description="false: it had ended already.")
 
 
@@ -139,7 +139,7 @@ def show(request: HttpRequest, number: int) -> dict[str, Any]:
     return _detail(_found(number, person), person)
 
 
-@router.post("{number}/cancel/", response=Cancelled, summary="Cancel a prompt")
+@router.post("{number}/cancel/", response=CancelledPrompt, summary="Cancel a prompt")
 def cancel(request: HttpRequest, number: int) -> dict[str, bool]:
     """Its owner and operators."""
     person = _person(request)

@@ -73,7 +73,8 @@ def fields(schema: dict[str, Any], described: dict[str, Any]) -> list[str]:
 
 def sent(schema: dict[str, Any], call: Call) -> Iterator[Sent]:
     """(path with parameters, body)."""
-    path, described = call.path.format(**names()), operation(schema, call)
+    known = names()
+    path, described = call.path.format(**known), operation(schema, call)
     plain, joint = call.body or {}, "&" if "?" in path else "?"
     if call.method == "GET":
         for parameter in described.get("parameters", ()):
@@ -94,7 +95,7 @@ def sent(schema: dict[str, Any], call: Call) -> Iterator[Sent]:
             yield path, body
     if "{" in call.path:
         for value in IDS:
-            yield call.path.format(**dict.fromkeys(names(), value)), json.dumps(plain).encode()
+            yield call.path.format(**dict.fromkeys(known, value)), json.dumps(plain).encode()
 
 
 @pytest.mark.parametrize("call", CALLS, ids=lambda c: f"{c.method} {c.path}")
