@@ -14,6 +14,7 @@ from monitor.facts.claims import JOB_KINDS
 from monitor.models import Claim
 from monitor.runtime.rows.database import prepared
 from monitor.runtime.rows.item_isolation import Convert, ItemIsolation, convert_all
+from monitor.runtime.rows.prepared import MARK, PreparedQuery
 from monitor.thresholds import rows as thresholds
 from monitor.usage.rows.pruning import RetentionPeriods
 from scheduler.facts import people
@@ -74,9 +75,14 @@ class Quotas:
         return groups
 
 
+_OF_PERSON = PreparedQuery(
+    lambda person: Quota.objects.filter(Q(user=person) | Q(user__isnull=True)), MARK
+)
+
+
 def of_person(person: User) -> people.Quota:
     """The same for one user, without reading all quotas."""
-    rows = list(Quota.objects.filter(Q(user=person) | Q(user__isnull=True)))
+    rows = _OF_PERSON.rows(person.pk)
     own = [row for row in rows if row.user_id is not None]
     default = [row for row in rows if row.user_id is None and row.group_id is None]
     chosen = own or _of_groups(rows, person) or default

@@ -15,7 +15,7 @@ from django.db.models import QuerySet
 from monitor.incidents.rows import open as open_incidents
 from monitor.journal.rows import audit, events
 from monitor.runtime.rows.database import prepared
-from monitor.runtime.rows.prepared import PreparedQuery
+from monitor.runtime.rows.prepared import MARK, PreparedQuery
 from scheduler.facts.blockers import from_row, to_row
 from scheduler.facts.jobs import PriorityClass
 from scheduler.facts.plans import RunningJob, Throttle
@@ -137,9 +137,9 @@ def throttle(host: str, now: datetime, running: Sequence[RunningJob]) -> Throttl
 
 
 @cache
-def _allowed_on(host: str) -> PreparedQuery[tuple[str, datetime, int]]:
+def _allowed_on(host: str) -> PreparedQuery[int, tuple[str, datetime, int]]:
     rows = ThrottleState.objects.filter(host=host).values_list("allowed", "at", "sharing")
-    return PreparedQuery(lambda _: rows)
+    return PreparedQuery(lambda _: rows, MARK)
 
 
 def load(host: str) -> tuple[ThrottleMemory, datetime | None]:

@@ -10,7 +10,7 @@ from django.db.models import F
 
 from monitor.journal.rows import audit
 from monitor.models import OsAccount
-from monitor.runtime.rows.prepared import PreparedQuery
+from monitor.runtime.rows.prepared import MARK, PreparedQuery
 
 SAME_NAME = "same name as the user"
 FIRST_LOGIN = "first login on the server"
@@ -22,7 +22,8 @@ class NameTaken(LookupError):
 
 
 _NAMES = PreparedQuery(
-    lambda user: OsAccount.objects.filter(user=user).values_list("name", flat=True)[:1]
+    lambda user: OsAccount.objects.filter(user=user).values_list("name", flat=True)[:1],
+    MARK,
 )
 
 

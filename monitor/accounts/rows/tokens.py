@@ -14,6 +14,7 @@ from django.db.models import Q
 
 from monitor.facts.accounts import ALL_SCOPES, TokenScope, scopes_of, scopes_text
 from monitor.models import ApiToken, LoginLink
+from monitor.runtime.rows.prepared import TEXT_MARK, PreparedQuery
 
 MARK = "gpc_"
 SHOWN = 12
@@ -55,10 +56,15 @@ def authenticate(text: str, now: datetime) -> User | None:
     return None if row is None else row.user
 
 
+_TOKENS = PreparedQuery(
+    lambda hashed: ApiToken.objects.select_related("user").filter(digest=hashed), TEXT_MARK
+)
+
+
 def find(text: str, now: datetime) -> ApiToken | None:
     """The token with its user; None: unknown, expired, of another host, or the user is inactive."""
     hashed = digest(text)
-    row = ApiToken.objects.select_related("user").filter(digest=hashed).first()
+    row = next(iter(_TOKENS.rows(hashed)), None)
     if row is None or not hmac.compare_digest(row.digest, hashed):
         return None
     if not row.user.is_active or (row.expires_at is not None and row.expires_at <= now):

@@ -15,25 +15,28 @@ from django.db.models import Field, Model, QuerySet
 
 M = TypeVar("M", bound=Model)
 R = TypeVar("R", covariant=True)
-# The key that a query is compiled with; real keys take its place.
+# The keys that queries are compiled with; real keys take their place.
 MARK = -987_654_321
+TEXT_MARK = "mark 987654321"
+K = TypeVar("K")
 
 
-class PreparedQuery(Generic[R]):
-    """Rows of a query, which may join and may have one number as its argument.
+class PreparedQuery(Generic[K, R]):
+    """Rows of a query, which may join and may have one number or text as its argument.
 
-    `query` gets the argument, and uses it as the value of filters only.
+    `query` gets `mark` in place of it, and uses it as the value of filters only.
     """
 
-    def __init__(self, query: Callable[[int], QuerySet[Any, R]]) -> None:
+    def __init__(self, query: Callable[[K], QuerySet[Any, R]], mark: K) -> None:
         self._query = query
+        self._mark = mark
         self._compiled: tuple[QuerySet[Any, R], Any, str, tuple[object, ...]] | None = None
 
-    def rows(self, number: int = 0) -> list[R]:
+    def rows(self, key: K | None = None) -> list[R]:
         if self._compiled is None:
             self._compiled = self._compile()
         rows, compiled, sql, params = self._compiled
-        given = tuple(number if value == MARK else value for value in params)
+        given = tuple(key if value == self._mark else value for value in params)
         asked = rows.all()
         # Each caller has a copy: threads have connections of their own.
         compiler = copy(compiled)
@@ -43,7 +46,7 @@ class PreparedQuery(Generic[R]):
         return list(asked)
 
     def _compile(self) -> tuple[QuerySet[Any, R], Any, str, tuple[object, ...]]:
-        rows = self._query(MARK)
+        rows = self._query(self._mark)
         compiler: Any = rows.query.get_compiler(rows.db)
         sql, params = compiler.as_sql()
         converters = compiler.get_converters([column[0] for column in compiler.select or ()])

@@ -17,7 +17,7 @@ from django.db.models import QuerySet
 from monitor.runtime.facts import Guard
 from monitor.runtime.probes.process_identity import boot_id
 from monitor.runtime.rows.item_isolation import ItemIsolation
-from monitor.runtime.rows.prepared import PreparedQuery
+from monitor.runtime.rows.prepared import MARK, PreparedQuery
 from monitor.runtime.rows.wakeups import wake
 from scheduler.execution.policy.reconcile import Action, AttemptState, Claimant, next_action
 from scheduler.execution.steps import outcomes
@@ -71,7 +71,7 @@ class Executor:
         self._specs = specs
         self._spawner = RunnerStarter()
         self._isolation = ItemIsolation(host, "executor", guard)
-        self._open_attempts = PreparedQuery(lambda _: _open_on(host))
+        self._open_attempts = PreparedQuery(lambda _: _open_on(host), MARK)
         # Saves work only: requesting a runner twice is harmless.
         self._requested_at: dict[int, datetime] = {}
 

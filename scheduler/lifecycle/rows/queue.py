@@ -12,6 +12,7 @@ from django.contrib.auth.models import User
 from django.db import connection, transaction
 
 from monitor.journal.rows import counters, events
+from monitor.runtime.rows.prepared import insert_row
 from monitor.runtime.rows.wakeups import wake
 from scheduler.facts import job_fields
 from scheduler.facts.jobs import JobState, NewJob, Outcome
@@ -96,7 +97,8 @@ def _create_all(new: Sequence[NewJob], owner: User, now: datetime) -> list[tuple
         if is_array:
             created += [_create_array(one, owner, now) for one in together]
         else:
-            jobs = Job.objects.bulk_create(Job(**_columns(one, owner, now)) for one in together)
+            rows = [Job(**_columns(one, owner, now)) for one in together]
+            jobs = [insert_row(rows[0])] if len(rows) == 1 else Job.objects.bulk_create(rows)
             created += [(job, [job.pk]) for job in jobs]
     return created
 

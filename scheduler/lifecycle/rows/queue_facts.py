@@ -15,7 +15,7 @@ from django.db.models import Count
 
 from monitor.runtime.facts import TimedCache
 from monitor.runtime.rows.item_isolation import Convert, convert_all
-from monitor.runtime.rows.prepared import PreparedQuery
+from monitor.runtime.rows.prepared import MARK, PreparedQuery
 from scheduler.facts.blockers import Blocker, BlockerCode, Tier
 from scheduler.facts.jobs import JobState, Outcome, QueuedJob, Requirement, RunTime
 from scheduler.facts.plans import RunningJob
@@ -111,7 +111,7 @@ CONDITION_COLUMNS = (
     "id", "held", "held_by", "begin_at", "retry_at", "failures", "array", "array_limit", "depends",
 )  # fmt: skip
 _WITH_CONDITIONS = Job.objects.filter(conditional(), state=JobState.QUEUED.value)
-_CONDITIONAL = PreparedQuery(lambda _: _WITH_CONDITIONS.values_list(*CONDITION_COLUMNS))
+_CONDITIONAL = PreparedQuery(lambda _: _WITH_CONDITIONS.values_list(*CONDITION_COLUMNS), MARK)
 
 
 def load(
@@ -202,8 +202,8 @@ _PLACED = Attempt.objects.filter(ended_at=None).values_list(
     *(f"job__{column}" for column in (*DURATION_COLUMNS, *REQUIREMENT_COLUMNS)),
 )  # fmt: skip
 
-_ALL_WAITING = PreparedQuery(lambda _: _WAITING)
-_ALL_PLACED = PreparedQuery(lambda _: _PLACED)
+_ALL_WAITING = PreparedQuery(lambda _: _WAITING, MARK)
+_ALL_PLACED = PreparedQuery(lambda _: _PLACED, MARK)
 
 
 @lru_cache(maxsize=4096)

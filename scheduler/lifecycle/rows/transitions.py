@@ -15,7 +15,7 @@ from django.db.models import F, OuterRef, QuerySet, Subquery
 from monitor.facts.claims import ClaimFact, ClaimKind
 from monitor.journal.rows import counters, events
 from monitor.runtime.rows.database import prepared
-from monitor.runtime.rows.prepared import PreparedQuery, insert_row, update_rows
+from monitor.runtime.rows.prepared import MARK, PreparedQuery, insert_row, update_rows
 from monitor.snapshot import rows as snapshots
 from scheduler.facts.jobs import (
     TRANSITIONS,
@@ -70,10 +70,9 @@ PLACED = tuple(
 _TRIES = Subquery(
     Attempt.objects.filter(job=OuterRef("pk")).order_by("-number").values("number")[:1]
 )
-
-
 _PLANNED = PreparedQuery(
-    lambda number: Job.objects.select_related("owner").annotate(tries=_TRIES).filter(pk=number)
+    lambda number: Job.objects.select_related("owner").annotate(tries=_TRIES).filter(pk=number),
+    MARK,
 )
 
 

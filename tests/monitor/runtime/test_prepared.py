@@ -7,7 +7,7 @@ from django.contrib.auth.models import User
 from django.utils import timezone
 
 from monitor.models import Event
-from monitor.runtime.rows.prepared import PreparedQuery, insert_row, update_rows
+from monitor.runtime.rows.prepared import MARK, TEXT_MARK, PreparedQuery, insert_row, update_rows
 from tests.builders import NOW
 
 pytestmark = pytest.mark.django_db
@@ -41,8 +41,14 @@ def test_none_asks_for_null() -> None:
 
 def test_a_prepared_query_reads_the_rows_of_each_key_anew() -> None:
     first, second = insert_row(event()), insert_row(event("two"))
-    query = PreparedQuery(lambda number: Event.objects.filter(pk=number))
+    query = PreparedQuery(lambda number: Event.objects.filter(pk=number), MARK)
     assert [row.text for key in (first.pk, second.pk) for row in query.rows(key)] == ["one", "two"]
     Event.objects.filter(pk=first.pk).update(text="changed")
     assert [row.text for row in query.rows(first.pk)] == ["changed"]
     assert query.rows(0) == []
+
+
+def test_a_prepared_query_may_have_a_text_as_its_key() -> None:
+    insert_row(event())
+    query = PreparedQuery(lambda text: Event.objects.filter(text=text), TEXT_MARK)
+    assert [len(query.rows(text)) for text in ("one", "two")] == [1, 0]
