@@ -201,10 +201,10 @@ def login(peer: Peer, rule: LocalRule, config: Config, now: datetime) -> User:
 
 def _user(peer: Peer, rule: LocalRule, config: Config, now: datetime) -> User:
     if peer.uid == 0:
-        found = User.objects.filter(username=config.admin_user, is_superuser=True).first()
-        if found is None:
+        admin = User.objects.filter(username=config.admin_user, is_superuser=True).first()
+        if admin is None:
             raise Refused(f"There is no superuser {config.admin_user} (admin_user) for root.")
-        return found
+        return admin
     # The policy refused accounts without a name.
     account = peer.account or ""
     if rule.accounts is LocalAccounts.KNOWN:

@@ -89,15 +89,15 @@ class Client:
 
     def jobs(self, most: int | None = None, **filters: str | int) -> Iterator[Json]:
         """Jobs, newest first; filters: state, owner, outcome, name, tag, array, since, until."""
-        found = 0
+        count = 0
         query: dict[str, Any] = {**filters, "limit": min(most or PAGE, PAGE)}
         address: str | None = "/api/jobs/"
         while address is not None:
             page = self._json("GET", address, params=query)
             for job in page["jobs"]:
                 yield job
-                found += 1
-                if found == most:
+                count += 1
+                if count == most:
                     return
             # `next` has the filters.
             address, query = page["next"], {}

@@ -65,15 +65,15 @@ def parsers() -> dict[str, ArgumentParser]:
     """The parser of each command that starts without Django, by name."""
     from gpucoord_site.cli.main import COMMANDS
 
-    found: dict[str, ArgumentParser] = {}
+    commands: dict[str, ArgumentParser] = {}
     for name, (_, target) in COMMANDS.items():
         if target is None or name in HEAVY:
             continue
         module = importlib.import_module(target.partition(":")[0])
         made: dict[str, Callable[[], ArgumentParser]] = getattr(module, "PARSERS", {})
         if name in made:
-            found[name] = made[name]()
-    return found
+            commands[name] = made[name]()
+    return commands
 
 
 def options(parser: ArgumentParser) -> Iterator[Action]:
@@ -153,14 +153,14 @@ def man_page() -> Iterator[str]:
     yield ".B gpucoord"
     yield "\\fICOMMAND\\fR [\\fIOPTIONS\\fR] [\\fIARGUMENTS\\fR]"
     yield ".SH COMMANDS"
-    found = parsers()
+    commands = parsers()
     for name, text in _names().items():
-        if name not in found:
+        if name not in commands:
             yield from (".TP", f".B {_roff(name)}", _roff(text))
             continue
         yield f".SS gpucoord {_roff(name)}"
-        yield _roff(found[name].description or text)
-        for action in found[name]._actions:
+        yield _roff(commands[name].description or text)
+        for action in commands[name]._actions:
             yield from _man_action(action)
     yield ".SH ENVIRONMENT"
     yield from (".TP", ".B GPUCOORD_URL", "The address of the server.")

@@ -32,11 +32,11 @@ class EnvironmentTooLarge(Exception):
 
 def captured(environ: Mapping[str, str]) -> dict[str, str]:
     """The variables that a job on this machine gets. Raises EnvironmentTooLarge."""
-    found = {name: value for name, value in environ.items() if _is_passed_on(name, value)}
-    size = sum(len(name) + len(value) + 1 for name, value in found.items())
+    passed_on = {name: value for name, value in environ.items() if _is_passed_on(name, value)}
+    size = sum(len(name) + len(value) + 1 for name, value in passed_on.items())
     if size > LARGEST_ENV:
         raise EnvironmentTooLarge(TOO_LARGE.format(size=size, most=LARGEST_ENV))
-    return found
+    return passed_on
 
 
 def _is_passed_on(name: str, value: str) -> bool:

@@ -57,18 +57,18 @@ def end(argv: Sequence[str]) -> int:
 
     def work(client: Client) -> int:
         host = socket.gethostname()
-        found = [one for one in client.mine() if one["pid"] == options.pid]
-        if not found:
+        matches = [one for one in client.mine() if one["pid"] == options.pid]
+        if not matches:
             connection.complain(
                 f"You have no process {options.pid} on a GPU. `gpucoord mine` lists yours."
             )
             return REFUSED
-        if job := found[0]["job"]:
+        if job := matches[0]["job"]:
             text = f"Process {options.pid} belongs to job {job}: run gpucoord cancel {job}"
             connection.complain(text)
             return REFUSED
-        if found[0]["host"] != host and not options.force:
-            text = f"Process {options.pid} runs on {found[0]['host']}; run this command there."
+        if matches[0]["host"] != host and not options.force:
+            text = f"Process {options.pid} runs on {matches[0]['host']}; run this command there."
             connection.complain(text)
             return REFUSED
         return _end(options.pid, options.grace)
@@ -206,17 +206,17 @@ def _print_once(client: Client, options: Any) -> int:
 def _top_lines(client: Client, height: int, width: int) -> Iterator[str]:
     from gpucoord_site.cli import jobs
 
-    found = sorted(client.jobs(200, state="open"), key=jobs.order)
-    running = sum(job["state"] != "queued" for job in found)
+    matches = sorted(client.jobs(200, state="open"), key=jobs.order)
+    running = sum(job["state"] != "queued" for job in matches)
     yield f"gpucoord  {tables.now().astimezone():%H:%M:%S}  {running} running, " + (
-        f"{len(found) - running} waiting   Ctrl-C ends"
+        f"{len(matches) - running} waiting   Ctrl-C ends"
     )
     yield ""
     gpu = list(gpu_lines(client.gpus()))
     shown = gpu[: max(4, height // 2)]
     yield from shown
     yield ""
-    rest = list(jobs.queue_lines({"jobs": found}, width))
+    rest = list(jobs.queue_lines({"jobs": matches}, width))
     yield from rest[: max(3, height - len(shown) - 3)]
 
 

@@ -29,8 +29,8 @@ def cancel(argv: Sequence[str]) -> int:
 
     def act(client: Client, job: int) -> tuple[Json, str]:
         done = client.cancel(job, array=options.array)
-        what = f"array of job {job}" if options.array else f"job {job}"
-        text = f"{what}: cancelled" if done else f"{what}: had ended, or is being stopped"
+        subject = f"array of job {job}" if options.array else f"job {job}"
+        text = f"{subject}: cancelled" if done else f"{subject}: had ended, or is being stopped"
         return {"id": job, "cancelled": done}, text
 
     return _each(options, act)

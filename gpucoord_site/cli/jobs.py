@@ -22,8 +22,10 @@ def queue(argv: Sequence[str]) -> int:
     options = queue_parser().parse_args(argv)
 
     def question(client: Client) -> Json:
-        found = list(client.jobs(options.limit, **_filters(options, state=options.state or "open")))
-        return {"jobs": sorted(found, key=order)}
+        jobs_found = list(
+            client.jobs(options.limit, **_filters(options, state=options.state or "open"))
+        )
+        return {"jobs": sorted(jobs_found, key=order)}
 
     return connection.tell(options, question, queue_lines)
 
@@ -190,8 +192,8 @@ def _cpu_part(job: Json) -> str:
 
 
 def _last(job: Json) -> Json:
-    found: Json = job["attempts"][-1] if job["attempts"] else {}
-    return found
+    jobs_found: Json = job["attempts"][-1] if job["attempts"] else {}
+    return jobs_found
 
 
 def _since(word: str) -> timedelta:

@@ -112,17 +112,17 @@ def _check_listener(connection: socket.socket, path: Path) -> None:
 
 def trusted_uids() -> set[int]:
     """The accounts whose listener is believed."""
-    found = {0, os.geteuid()}
+    uids = {0, os.geteuid()}
     with suppress(OSError):
-        found.add(SYSTEM_FOLDER.stat().st_uid)
+        uids.add(SYSTEM_FOLDER.stat().st_uid)
     if name := os.environ.get(SERVICE_ACCOUNT):
         import pwd
 
         try:
-            found.add(pwd.getpwnam(name).pw_uid)
+            uids.add(pwd.getpwnam(name).pw_uid)
         except KeyError:
             raise LoginRefused(f"{SERVICE_ACCOUNT}: there is no account {name!r} here.") from None
-    return found
+    return uids
 
 
 def _is_loopback(host: str) -> bool:

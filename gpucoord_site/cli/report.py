@@ -35,14 +35,14 @@ def main(argv: Sequence[str]) -> int:
 def query(options: Namespace) -> dict[str, str]:
     """The parameters of GET /api/reports/usage/ that were given."""
     scope = f"user:{options.user}" if options.user else options.scope
-    asked = {
+    parameters = {
         "last": options.last,
         "from": options.begin,
         "to": options.end,
         "scope": scope,
         "format": options.format,
     }
-    return {name: value for name, value in asked.items() if value}
+    return {name: value for name, value in parameters.items() if value}
 
 
 def add_choice(parser: ArgumentParser) -> None:

@@ -145,8 +145,8 @@ def _surroundings(options: Namespace) -> dict[str, Any]:
         return {}
     umask = os.umask(0o077)
     os.umask(umask)
-    found = {"cwd": os.getcwd(), "umask": f"{umask:03o}"}  # noqa: PTH109
-    return found if options.clean_env else found | {"environment": captured(os.environ)}
+    environment = {"cwd": os.getcwd(), "umask": f"{umask:03o}"}  # noqa: PTH109
+    return environment if options.clean_env else environment | {"environment": captured(os.environ)}
 
 
 def _stdin(options: Namespace) -> dict[str, str]:

@@ -111,8 +111,8 @@ class Transport:
         content = response.read()
         if response.will_close:
             self.close()
-        found = {name.lower(): value for name, value in response.getheaders()}
-        return Answer(response.status, found, content)
+        by_name = {name.lower(): value for name, value in response.getheaders()}
+        return Answer(response.status, by_name, content)
 
     def _connected(self) -> http.client.HTTPConnection:
         is_https = self._parts.scheme == "https"

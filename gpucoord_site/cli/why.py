@@ -27,7 +27,7 @@ def lines(answer: dict[str, Any]) -> Iterator[str]:
     if answer["state"] != "queued":
         return
     yield from _headline(answer)
-    yield from _outlook(answer)
+    yield from _expected_start(answer)
     yield from _reasons(answer)
     if answer["factors"]:
         yield "priority factors:"
@@ -41,7 +41,7 @@ def what_if_lines(answer: dict[str, Any]) -> Iterator[str]:
     else:
         yield "it would wait"
         yield from _headline(answer)
-        yield from _outlook(answer)
+        yield from _expected_start(answer)
         yield from _reasons(answer)
     if suggestion := answer.get("gpu_memory_suggestion"):
         yield suggestion["text"]
@@ -61,7 +61,7 @@ def _reasons(answer: dict[str, Any]) -> Iterator[str]:
         yield from (f"  {line}" for blocker in group for line in _reason(blocker))
 
 
-def _outlook(answer: dict[str, Any]) -> Iterator[str]:
+def _expected_start(answer: dict[str, Any]) -> Iterator[str]:
     if any(blocker.get("never") for blocker in answer["blockers"]):
         yield "it can't start as it is"
         return

@@ -19,8 +19,10 @@ def login_settings(config: Config) -> dict[str, Any]:
 
 def backends(config: Config) -> list[str]:
     """Their backends. A password is tried here first, then at the directory."""
-    found = ["gpucoord_site.accounts.ldap_login.LdapLogin"] if config.ldap_url else []
-    return [*found, "gpucoord_site.accounts.oidc_login.OidcLogin"] if config.oidc_issuer else found
+    chosen = ["gpucoord_site.accounts.ldap_login.LdapLogin"] if config.ldap_url else []
+    return (
+        [*chosen, "gpucoord_site.accounts.oidc_login.OidcLogin"] if config.oidc_issuer else chosen
+    )
 
 
 def ldap_settings(config: Config) -> dict[str, Any]:

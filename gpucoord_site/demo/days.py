@@ -85,8 +85,8 @@ def loads(
             on.setdefault((life.gpu, hour), []).append(life)
     for t in times:
         for gpu in range(gpus):
-            around = on.get((gpu, t // HOUR_S), ())
-            there = [life for life in around if life.began <= t < life.ended]
+            others = on.get((gpu, t // HOUR_S), ())
+            there = [life for life in others if life.began <= t < life.ended]
             yield _load(t, gpu, there, seed)
 
 

@@ -28,7 +28,7 @@ class DemoJob:
     preemptible: bool = False
 
 
-WISHES = (
+SUBMITTED_JOBS = (
     DemoJob(
         owner="alice",
         name="pretrain gpt2-xl",

@@ -17,7 +17,7 @@ from django.db import transaction
 
 from gpucoord_site.config.settings import Config
 from gpucoord_site.demo import past_month
-from gpucoord_site.demo.jobs import WISHES, seed_quotas, seed_windows
+from gpucoord_site.demo.jobs import SUBMITTED_JOBS, seed_quotas, seed_windows
 from gpucoord_site.demo.past import PEOPLE, PastJob, history, log_of, past_jobs
 from gpucoord_site.demo.usage import PastUsage
 from monitor.facts.readings import Snapshot
@@ -56,7 +56,7 @@ def _seed(config: Config, home: Path, password: str, now: datetime) -> None:
         past_month.seed_month(before, users, scenario, config.node, now)
     for job in jobs:
         _seed_job(job, users[job.owner], scenario.uuids[job.gpu], config, home)
-    for wish in WISHES:
+    for wish in SUBMITTED_JOBS:
         request = NewJob(
             argv=tuple(shlex.split(wish.command)),
             name=wish.name,

@@ -84,8 +84,8 @@ def gather() -> Families:
     monitor_metrics.add_metrics(into, now)
     scheduler_metrics.add_metrics(into, now)
     capacity_metrics.add_metrics(into, now)
-    what = "Time that this answer took to put together."
-    into.gauge("gpucoord_scrape_duration_seconds", what, {}, time.perf_counter() - began)
+    help_text = "Time that this answer took to put together."
+    into.gauge("gpucoord_scrape_duration_seconds", help_text, {}, time.perf_counter() - began)
     return into
 
 

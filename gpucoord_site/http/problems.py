@@ -15,8 +15,8 @@ CONTENT_TYPE = "application/problem+json"
 def body(status: int, detail: str, errors: Sequence[dict[str, Any]] = ()) -> dict[str, Any]:
     """`type` is about:blank, so `title` is the phrase of the status."""
     title = HTTPStatus(status).phrase
-    found = {"type": "about:blank", "title": title, "status": status, "detail": detail}
-    return found | ({"errors": list(errors)} if errors else {})
+    problem = {"type": "about:blank", "title": title, "status": status, "detail": detail}
+    return problem | ({"errors": list(errors)} if errors else {})
 
 
 def response(status: int, detail: str, errors: Sequence[dict[str, Any]] = ()) -> HttpResponse:

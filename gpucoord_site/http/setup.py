@@ -34,7 +34,7 @@ def steps(request: HttpRequest) -> list[SetupStep]:
     """
     if not request.user.is_staff or request.COOKIES.get(COOKIE) == "hidden":
         return []
-    found = [
+    first_steps = [
         SetupStep(
             "Add the users of this server", reverse("admin:auth_user_add"), User.objects.count() > 1
         ),
@@ -44,7 +44,7 @@ def steps(request: HttpRequest) -> list[SetupStep]:
         ),
         SetupStep("Set a quota", reverse("admin:scheduler_quota_add"), Quota.objects.exists()),
     ]
-    return [] if all(step.is_done for step in found[:NEEDED]) else found
+    return [] if all(step.is_done for step in first_steps[:NEEDED]) else first_steps
 
 
 @require_POST

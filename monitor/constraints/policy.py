@@ -27,7 +27,7 @@ class ConstraintEffect(StrEnum):
     HARD = "hard"
 
 
-GRIPS = {
+EFFECTS = {
     DISK: ConstraintEffect.NONE,
     THROTTLED: ConstraintEffect.NONE,
     MEMORY_USE: ConstraintEffect.SOFT,
@@ -107,8 +107,8 @@ class Constraint:
         return (self.kind, self.subject)
 
     @property
-    def grip(self) -> ConstraintEffect:
-        return GRIPS.get(self.kind, ConstraintEffect.NONE)
+    def effect(self) -> ConstraintEffect:
+        return EFFECTS.get(self.kind, ConstraintEffect.NONE)
 
 
 @dataclass(frozen=True, slots=True)

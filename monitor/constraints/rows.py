@@ -88,7 +88,7 @@ def _tell(constraint: Constraint, host: str, now: datetime) -> None:
         "DISK_SPACE_LOW" if constraint.kind in (DISK, DATA_DISK) else "RESOURCE_CONSTRAINT",
         constraint.text,
         now=now,
-        severity="info" if constraint.grip is ConstraintEffect.SOFT else "warning",
+        severity="info" if constraint.effect is ConstraintEffect.SOFT else "warning",
         host=host,
     )
 

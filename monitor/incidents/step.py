@@ -43,7 +43,7 @@ class IncidentStep:
         self._look_at_cpus = look_at_cpus
         self._cpus = CpuWindows()
         self._windows = UsageBuffers(gap_s=gap_s)
-        self._emptiness = EmptyBookingTracker(gap_s)
+        self._empty_bookings = EmptyBookingTracker(gap_s)
         self._seq: int | None = None
 
     def judge(
@@ -78,20 +78,24 @@ class IncidentStep:
                 rule_input.readable_gpus(snapshot),
                 rule_input.presences(gone),
             )
-            self._emptiness.look(snapshot, claims)
+            self._empty_bookings.look(snapshot, claims)
         self._seq = snapshot.seq
-        scene = rule_input.build(snapshot, groups, self._windows, self._emptiness, demand, shares)
+        inputs = rule_input.build(
+            snapshot, groups, self._windows, self._empty_bookings, demand, shares
+        )
         stored = incident_rows.stored(self._host, self._isolation.converter(now))
         going_on = {incident.name for incident in stored}
         run = self._runner(now)
-        findings, failed = evaluate_rules.findings(scene, policies, going_on, run)
+        findings, failed = evaluate_rules.findings(inputs, policies, going_on, run)
         cpu_hogs = run(CPU_HOG, lambda: self._cpu_hogs(snapshot, policies, leaders, now))
         if cpu_hogs is None:
             failed.add(CPU_HOG)
         findings += cpu_hogs or []
-        present = evaluate_rules.present_keys(scene) | {f"cpu|{name}" for name in self._cpus.people}
-        unsure = evaluate_rules.undecided(scene, policies, going_on, failed)
-        unsure |= cpu_rules.undecided(self._cpus, scene.t, policies.hogs)
+        present = evaluate_rules.present_keys(inputs) | {
+            f"cpu|{name}" for name in self._cpus.people
+        }
+        unsure = evaluate_rules.undecided(inputs, policies, going_on, failed)
+        unsure |= cpu_rules.undecided(self._cpus, inputs.t, policies.hogs)
         verdict = judge(findings, stored, present, demand, policies.hogs, now, unsure)
         incident_rows.apply(verdict, self._host, now, self._isolation)
         return verdict
@@ -137,10 +141,10 @@ class IncidentStep:
 
     def _recall(self, claims: Mapping[Booking, ClaimFact], now: datetime) -> None:
         """Rebuild the buffers. Use by a job stays with the job, even if its booking has ended."""
-        emptiness, t = self._emptiness, now.timestamp()
-        emptiness.seen_t.update(incident_rows.last_seen(claims))
-        begins = {b: emptiness.begin_of(b, claim, t) for b, claim in claims.items()}
-        emptiness.blind_s.update(incident_rows.unwatched_seconds(begins, now))
+        empty_bookings, t = self._empty_bookings, now.timestamp()
+        empty_bookings.seen_t.update(incident_rows.last_seen(claims))
+        begins = {b: empty_bookings.begin_of(b, claim, t) for b, claim in claims.items()}
+        empty_bookings.blind_s.update(incident_rows.unwatched_seconds(begins, now))
         self._cpus = cpu_rules.loads(incident_rows.stored_cpu_scan(self._host))
         past = incident_rows.usage_minutes(self._host, now)
         self._windows.recall(past, incident_rows.recent_usage(self._host, now).totals)

@@ -117,8 +117,8 @@ def totals(lines: Sequence[ProcessLine]) -> list[OwnerTotal]:
     by_owner: dict[str | None, list[ProcessLine]] = {}
     for line in lines:
         by_owner.setdefault(line.row.owner, []).append(line)
-    found = [_total(owner, own) for owner, own in by_owner.items()]
-    return sorted(found, key=lambda total: (-(total.memory_bytes or 0), total.owner or ""))
+    by_user = [_total(owner, own) for owner, own in by_owner.items()]
+    return sorted(by_user, key=lambda total: (-(total.memory_bytes or 0), total.owner or ""))
 
 
 def _total(owner: str | None, own: Sequence[ProcessLine]) -> OwnerTotal:

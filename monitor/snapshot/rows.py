@@ -120,8 +120,8 @@ def carry(host: str, text: str) -> None:
 
 def newest_all() -> list[Snapshot]:
     """The newest snapshot of each host, by name; those that cannot be read are left out."""
-    found = (_readable(row) for row in _latest_rows())
-    return [snapshot for snapshot in found if snapshot is not None]
+    readable = (_readable(row) for row in _latest_rows())
+    return [snapshot for snapshot in readable if snapshot is not None]
 
 
 def next_seq(host: str) -> int:

@@ -249,7 +249,9 @@ def _targets(period: Period, now: datetime) -> dict[str, float]:
     """Percent, at the end of the period: as it is, or from the ledger of the days before."""
     if now - period.until > RECENT:
         return {name: 100 * part for name, part in fair_share.past_targets(period.until).items()}
-    return {name: 100 * account.target for name, account in fair_share.standings(now).items()}
+    return {
+        name: 100 * account.target for name, account in fair_share.accounts_by_user(now).items()
+    }
 
 
 def _trend(period: Period, gpus: Sequence[Gpu]) -> dict[str | None, list[TrendPoint]]:

@@ -166,22 +166,22 @@ class JobAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
 
     @admin.action(description="Cancel selected jobs", permissions=["change"])
     def cancel_selected(self, request: HttpRequest, chosen: QuerySet[Job]) -> None:
-        who, now = request.user.get_username(), timezone.now()
+        by, now = request.user.get_username(), timezone.now()
         total = chosen.count()
-        done = job_changes.cancel(self._jobs(chosen), who, now)
+        done = job_changes.cancel(self._jobs(chosen), by, now)
         others = "had ended already, or are being stopped"
         self._report(request, "Cancelled", done, total - done, others)
 
     @admin.action(description="Hold selected jobs", permissions=["change"])
     def hold_selected(self, request: HttpRequest, chosen: QuerySet[Job]) -> None:
-        total, who = chosen.count(), request.user.get_username()
-        done = job_changes.hold(self._jobs(chosen), who, timezone.now())
+        total, by = chosen.count(), request.user.get_username()
+        done = job_changes.hold(self._jobs(chosen), by, timezone.now())
         self._report(request, "Held", done, total - done, "are held or no longer wait")
 
     @admin.action(description="Release selected jobs", permissions=["change"])
     def release_selected(self, request: HttpRequest, chosen: QuerySet[Job]) -> None:
-        total, who = chosen.count(), request.user.get_username()
-        done = job_changes.release(self._jobs(chosen), who, timezone.now())
+        total, by = chosen.count(), request.user.get_username()
+        done = job_changes.release(self._jobs(chosen), by, timezone.now())
         self._report(request, "Released", done, total - done, "are not held")
 
     @staticmethod

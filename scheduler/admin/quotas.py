@@ -99,7 +99,7 @@ class QuotaAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
             for name in form_class.base_fields.keys() & set(FIGURES):
                 # A copy: a field that the form declares is the same one at each request.
                 field = form_class.base_fields[name] = copy(form_class.base_fields[name])
-                field.help_text = f"{field.help_text} Now: {live.told(obj, name)}.".strip()
+                field.help_text = f"{field.help_text} Now: {live.reported(obj, name)}.".strip()
         return form_class
 
     @admin.display(description="for", ordering="user__username")
@@ -145,7 +145,7 @@ class _Live:
             live = request.live_quotas = cls(timezone.now())  # type: ignore[attr-defined]
         return live
 
-    def told(self, quota: Quota, name: str) -> str:
+    def reported(self, quota: Quota, name: str) -> str:
         """The user of this quota with the highest use."""
         ruled = self._ruled.get(quota.pk)
         if not ruled:
@@ -167,7 +167,7 @@ def _column(name: str, live: _Live) -> Callable[[Quota], SafeString]:
             shown = "no share"
         elif limit is not None and name in WORDED:
             shown = WORDED[name](limit)
-        return format_html("<strong>{}</strong><br>now {}", shown, live.told(quota, name))
+        return format_html("<strong>{}</strong><br>now {}", shown, live.reported(quota, name))
 
     column.__name__ = name
     return column

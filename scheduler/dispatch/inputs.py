@@ -28,7 +28,7 @@ from scheduler.facts.jobs import QueuedJob
 from scheduler.facts.model_services import OWNER
 from scheduler.facts.people import UserAccount, Window
 from scheduler.facts.plans import PlanPolicy, RunningJob, Slots
-from scheduler.fair_share.rows import Standings
+from scheduler.fair_share.rows import FairShareAccounts
 from scheduler.lifecycle.rows import queue_facts
 from scheduler.lifecycle.rows.dependencies import UnmetDependencies
 from scheduler.lifecycle.rows.queue_facts import Durations
@@ -228,7 +228,7 @@ class PlanInputs:
         self.durations = Durations()
         self._queue: QueueCache | None = None
         self._unmet = UnmetDependencies()
-        self._standings = Standings()
+        self._accounts = FairShareAccounts()
         self.full_disks = FullDisks(host)
         # Running jobs may have to leave before a time window even if no job waits.
         self.windows: TimedCache[tuple[Window, ...]] = TimedCache(
@@ -300,7 +300,7 @@ class PlanInputs:
     ) -> dict[str, UserAccount]:
         """Model services have no quota: their services limit them."""
         owners = {job.owner for job in queue}
-        people = self._standings.at(now, owners, chain(*placed.values()))
+        people = self._accounts.at(now, owners, chain(*placed.values()))
         return {name: account for name, account in people.items() if name != OWNER}
 
     def gpu_slots(self, now: datetime) -> Slots:

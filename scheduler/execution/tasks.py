@@ -26,10 +26,10 @@ from scheduler.yields.steps import EvictionStep, WithdrawalStep
 def build(guard: Guard) -> Step:
     """The scheduler's step for this host, from the settings."""
     config = settings.CONFIG
-    bounder = ConfinementLimits(
+    limits = ConfinementLimits(
         host=config.node, data=settings.DATA, lock_folder=settings.LOCK_FOLDER
     )
-    bounder.open(timezone.now())
+    limits.open(timezone.now())
     specs = SpecWriter(
         data=settings.DATA,
         run_as=config.run_as,
@@ -37,13 +37,13 @@ def build(guard: Guard) -> Step:
         wake_folder=socket_folder(),
         checkpoints=config.checkpoints,
         closed=job_accounts.closed_paths(),
-        bounder=bounder,
+        limits=limits,
     )
     return SchedulerPass(
         EvictionStep(guard, config.node),
         Dispatcher(guard, config.node, plan_policy()),
         Executor(guard, config.node, specs),
-        CapabilityReporter(guard, bounder),
+        CapabilityReporter(guard, limits),
         WithdrawalStep(guard, config.node),
         ModelStep(guard, config.node),
         ModelEvictions(guard, config.node, plan_policy()),
@@ -55,15 +55,15 @@ def build(guard: Guard) -> Step:
 class CapabilityReporter:
     """Stores the isolation features of this machine once."""
 
-    def __init__(self, guard: Guard, bounder: ConfinementLimits) -> None:
+    def __init__(self, guard: Guard, limits: ConfinementLimits) -> None:
         self._guard = guard
-        self._bounder: ConfinementLimits | None = bounder
+        self._limits: ConfinementLimits | None = limits
 
     def step(self, now: datetime) -> None:
-        if self._bounder is not None:
+        if self._limits is not None:
             with self._guard():
-                self._bounder.record(now)
-            self._bounder = None
+                self._limits.record(now)
+            self._limits = None
 
 
 class SchedulerPass:

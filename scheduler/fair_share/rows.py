@@ -56,7 +56,7 @@ class Running:
 NONE = Running()
 
 
-class Standings:
+class FairShareAccounts:
     """Cached accounts for repeated calls."""
 
     def __init__(self) -> None:
@@ -75,12 +75,14 @@ class Standings:
         snapshot = self._snapshot(now)
         running = running_jobs(snapshot, now, placed)
         waiting = waiting_owners() if demand is None else demand
-        return snapshot.standings(running, sorted({*running, *waiting}))
+        return snapshot.accounts_by_user(running, sorted({*running, *waiting}))
 
 
-def standings(now: datetime, demand: Collection[str] | None = None) -> dict[str, UserAccount]:
+def accounts_by_user(
+    now: datetime, demand: Collection[str] | None = None
+) -> dict[str, UserAccount]:
     """Accounts without a cache, for a single call."""
-    return Standings().at(now, demand)
+    return FairShareAccounts().at(now, demand)
 
 
 def past_targets(at: datetime) -> dict[str, float]:
@@ -117,7 +119,7 @@ class QuotaSnapshot:
         # The end of the ledger: later use of jobs is not in `spent` yet.
         self.charged_at = min((host.at for host in hosts), default=now)
 
-    def standings(
+    def accounts_by_user(
         self, running: Mapping[str, Running], wanting: Collection[str]
     ) -> dict[str, UserAccount]:
         """Fair-share targets of all users with queued or running jobs."""
@@ -125,11 +127,11 @@ class QuotaSnapshot:
         usage = {name: used.usage for name, used in self.used.items()}
         targets = charging.targets(weights, usage, self.policy.catch_up)
         return {
-            name: self.standing(name, running.get(name, NONE), weights[name], targets[name])
+            name: self.account(name, running.get(name, NONE), weights[name], targets[name])
             for name in wanting
         }
 
-    def standing(self, name: str, running: Running, weight: float, target: float) -> UserAccount:
+    def account(self, name: str, running: Running, weight: float, target: float) -> UserAccount:
         quota, used = self.quotas.of(name), self.used.get(name)
         return UserAccount(
             owner=name,

@@ -195,16 +195,16 @@ def _fitted_all(jobs: Sequence[NewJob], owner: User, quota: Quota) -> list[NewJo
     within_quota = [_within_quota(new, quota) for new in jobs]
     # Jobs of a batch often differ in numbers only.
     learned: dict[tuple[str, Requirement], NewJob] = {}
-    found = []
+    reasons = []
     for new in within_quota:
         key = (sizing_policy.fingerprint(owner.pk, new.executed), new.requirement)
         if key not in learned:
             learned[key] = sizing.sized(new, owner, _suitable_gpus)
         like = learned[key]
-        found.append(
+        reasons.append(
             replace(new, requirement=like.requirement, memory_is_learned=like.memory_is_learned)
         )
-    return found
+    return reasons
 
 
 def _within_quota(new: NewJob, quota: Quota) -> NewJob:
@@ -232,15 +232,15 @@ def _suitable_gpus(requirement: Requirement) -> list[GpuReading]:
 
 def _limit_refusals(jobs: Sequence[NewJob], owner: User, quota: Quota) -> list[Refusal]:
     waiting = _waiting(owner) if quota.queued is not None else 0
-    gpu_bytes, found = _gpu_bytes(quota), list[Refusal]()
+    gpu_bytes, reasons = _gpu_bytes(quota), list[Refusal]()
     for index, new in enumerate(jobs):
         refused = admission.refusals(new, quota, waiting, gpu_bytes)
-        found += [replace(refusal, index=index) for refusal in refused]
+        reasons += [replace(refusal, index=index) for refusal in refused]
         if any(refusal.field == admission.QUEUE for refusal in refused):
             # The jobs behind it have no place either.
             break
         waiting += new.size
-    return found
+    return reasons
 
 
 def _gpu_bytes(quota: Quota) -> int | None:

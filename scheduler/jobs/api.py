@@ -214,8 +214,8 @@ def array(request: HttpRequest, job_id: int) -> dict[str, Any]:
 def why(request: HttpRequest, job_id: int) -> dict[str, Any]:
     """All blockers, the position, the predicted start, and the priority factors."""
     job = _job(job_id)
-    prospect = preview.of(job, timezone.now())
-    return job_views.why(job, prospect) | {"text": job_lines.verdict(job_lines.lines([job])[0])}
+    expected = preview.of(job, timezone.now())
+    return job_views.why(job, expected) | {"text": job_lines.verdict(job_lines.lines([job])[0])}
 
 
 @router.post("what-if/", response=WhatIfBody, summary="When would a job start?", url_name="what-if")

@@ -23,14 +23,14 @@ class NotificationForm(forms.Form):
     """The address of the own service is written and never shown."""
 
     kinds = forms.MultipleChoiceField(
-        label="Tell me when",
+        label="Notify me when",
         choices=[(kind.value, words) for kind, words in NOTICE_WORDS.items()],
         required=False,
         widget=forms.CheckboxSelectMultiple,
     )
     by_mail = forms.BooleanField(label="By mail", required=False)
     service = forms.CharField(
-        label="Service of your own",
+        label="Your own notification service",
         required=False,
         max_length=LONGEST_ADDRESS,
         help_text="Apprise URL, such as ntfys://ntfy.sh/TOPIC, slack://TOKEN/TOKEN/TOKEN or "

@@ -26,8 +26,8 @@ NO_ADDRESS = "Your account has no e-mail address."
 
 def settings_of(user: User) -> NotificationSettings:
     """The stored settings, or unsaved defaults: no notifications."""
-    found = NotificationSettings.objects.filter(user=user).select_related("channel").first()
-    return found or NotificationSettings(user=user)
+    notices = NotificationSettings.objects.filter(user=user).select_related("channel").first()
+    return notices or NotificationSettings(user=user)
 
 
 def mail_channel() -> Channel | None:
@@ -64,8 +64,8 @@ def new_notices() -> list[JobNotice]:
         {int(event.job_ref) for event in events if event.job_ref.isdigit()}
     )
     wanted = _wanted(jobs.values())
-    found = (_notice(event, jobs, wanted) for event in events)
-    return [notice for notice in found if notice is not None]
+    notices = (_notice(event, jobs, wanted) for event in events)
+    return [notice for notice in notices if notice is not None]
 
 
 def _wanted(jobs: Iterable[Job]) -> dict[int, set[str]]:
@@ -127,13 +127,13 @@ def recipients(usernames: Iterable[str]) -> dict[str, Recipient]:
     rows = NotificationSettings.objects.select_related("channel").in_bulk(
         [user.pk for user in users.values()]
     )
-    found = {}
+    notices = {}
     for name, user in users.items():
         row = rows.get(user.pk)
         mail = user.email if row is None or row.by_mail else ""
         own = row.channel if row is not None else None
-        found[name] = Recipient(mail, own if own is not None and own.enabled else None)
-    return found
+        notices[name] = Recipient(mail, own if own is not None and own.enabled else None)
+    return notices
 
 
 def sent_since(owner: str, since: datetime) -> int:

@@ -105,7 +105,7 @@ class PassState:
             part = quotas.held(requirement, self._bytes.get(uuid)) / requirement.gpus
             self._parts[owner, uuid] = self.part(owner, uuid) + part
 
-    def standing(self, owner: str) -> UserAccount:
+    def account(self, owner: str) -> UserAccount:
         """The user's account, including the placements of this pass."""
         return self.people.get(owner) or UserAccount(owner=owner)
 
@@ -134,8 +134,8 @@ class PassState:
             self.starts = max(0, self.starts - 1)
         self.host.take(request.requirement)
         self.limits.pop(request.owner, None)
-        standing = self.standing(request.owner)
-        self.people[request.owner] = quotas.after(standing, request.requirement, request.lasts)
+        account = self.account(request.owner)
+        self.people[request.owner] = quotas.after(account, request.requirement, request.lasts)
 
 
 def _contenders(waiting: Iterable[QueuedJob], slots: Slots, rules: PlannerThresholds) -> set[str]:
@@ -155,12 +155,12 @@ def _contenders(waiting: Iterable[QueuedJob], slots: Slots, rules: PlannerThresh
         matching = sum(not can_never_match(requirement, gpu) for gpu in slots.gpus)
         if matching < requirement.gpus and slots.gpus:
             continue
-        standing = slots.people.get(owner)
-        if standing is None or not quotas.refusals(
+        account = slots.people.get(owner)
+        if account is None or not quotas.refusals(
             requirement,
             job.priority,
             job.lasts,
-            standing,
+            account,
             Throttle(),
             contended=False,
             policy=rules.quotas,
@@ -227,12 +227,12 @@ def _over_reduced_share(
     if request.requirement.exclusive:
         # It never shares a GPU.
         return blockers
-    throttle, standing = state.throttle(request.owner), state.standing(request.owner)
+    throttle, account = state.throttle(request.owner), state.account(request.owner)
     urgency = CLASSES[request.priority]
     for gpu in gpus:
         if gpu.gpu_uuid in state.reduced and state.shares(gpu, request.owner):
             own = state.part(request.owner, gpu.gpu_uuid)
-            blocker = quotas.reduced(request.requirement, urgency, standing, gpu, own, throttle)
+            blocker = quotas.reduced(request.requirement, urgency, account, gpu, own, throttle)
             if blocker is not None:
                 blockers[gpu.gpu_uuid] = blocker
     return blockers
@@ -291,7 +291,7 @@ def _host_has_room(request: RequestClass, state: PassState) -> tuple[Blocker, ..
 def _limits_allow_it(request: RequestClass, state: PassState) -> tuple[Blocker, ...]:
     """Quotas, evaluated once for requests that they do not distinguish."""
     owner, requirement = request.owner, request.requirement
-    lasts = None if state.standing(owner).budget is None else request.lasts
+    lasts = None if state.account(owner).budget is None else request.lasts
     cached = state.limits.setdefault(owner, {})
     key = (request.priority, id(requirement), lasts)
     if key not in cached:
@@ -305,7 +305,7 @@ def _limits(request: RequestClass, state: PassState) -> tuple[Blocker, ...]:
         request.requirement,
         request.priority,
         request.lasts,
-        state.standing(request.owner),
+        state.account(request.owner),
         state.throttle(request.owner),
         contended=state.contended(request.owner),
         policy=state.rules.quotas,

@@ -68,10 +68,10 @@ class Shares:
         self._have = dict.fromkeys(names, 0.0)
         for owner, requirement in running:
             self._have[owner] += self.charge(requirement)
-        for name, standing in slots.people.items():
+        for name, account in slots.people.items():
             # Rounded, so that measurement noise does not change the order.
-            self._target[name] = standing.target
-            self._have[name] = round(standing.charge * STEPS) / STEPS
+            self._target[name] = account.target
+            self._have[name] = round(account.charge * STEPS) / STEPS
 
     def charge(self, requirement: Requirement) -> float:
         """The charge of a job in GPUs: whole GPUs, or its part of their memory."""

@@ -120,7 +120,7 @@ class _Search:
         leaving = (
             self._smallest(candidates, gpus)
             if len(candidates) <= MOST_TRIED
-            else self._spared(candidates, gpus)
+            else self._is_exempt(candidates, gpus)
         )
         ids = _ids(leaving)
         fitting = [gpu for gpu in gpus if self._fits(gpu.without(ids))]
@@ -143,7 +143,7 @@ class _Search:
                 return min(enough, key=self._cost)
         return tuple(candidates)
 
-    def _spared(
+    def _is_exempt(
         self, candidates: Sequence[RunningJob], gpus: Sequence[Slot]
     ) -> tuple[RunningJob, ...]:
         """Of too many candidates, keep the costliest while the others suffice."""

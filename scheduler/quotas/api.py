@@ -107,17 +107,17 @@ def quota(
 
 
 def _line(line: share_table.ShareLine) -> dict[str, Any]:
-    standing = line.standing
+    account = line.account
     return {
         "name": line.name,
         "wants": line.wants,
         "now": line.now,
-        "target": standing.target if line.wants else None,
+        "target": account.target if line.wants else None,
         "entitled": line.entitled,
-        "usage": standing.usage,
+        "usage": account.usage,
         "factor": line.factor,
         "coverage": line.coverage,
         "waiting": line.waiting,
-        "running": standing.jobs,
-        "gpus": standing.gpus,
+        "running": account.jobs,
+        "gpus": account.gpus,
     }

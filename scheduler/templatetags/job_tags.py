@@ -187,10 +187,10 @@ def timeline_label(bar: Bar, lane: int, lanes: int, span: Span) -> SafeString:
 
 def bar_words(bar: Bar) -> str:
     """Such as "job 12 train, alice, running"; times are told beside it."""
-    who = bar.owner or "owner unknown"
+    owner = bar.owner or "owner unknown"
     if bar.job is None:
-        return f"{who}, outside the queue"
-    return f"job {bar.label}, {who}, {bar.state}"
+        return f"{owner}, outside the queue"
+    return f"job {bar.label}, {owner}, {bar.state}"
 
 
 def _address(bar: Bar) -> str:

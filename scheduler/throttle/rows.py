@@ -231,7 +231,7 @@ def _memory_row(memory: ThrottleMemory) -> dict[str, Any]:
         "early": sorted(memory.early),
         "deferrals": {kind.value: asdict(deferral) for kind, deferral in memory.deferrals.items()},
         "level": asdict(memory.level),
-        "told": memory.told,
+        "told": memory.reported,
         "free_since_t": memory.free_since_t,
         "overloaded": memory.overloaded,
         "named": memory.named,
@@ -258,7 +258,7 @@ def _memory(row: Mapping[str, Any]) -> ThrottleMemory:
                 PriorityClass(kind): _deferral(uuids) for kind, uuids in row["deferrals"].items()
             },
             level=Level(**row["level"]),
-            told=row["told"],
+            reported=row["told"],
             free_since_t=row["free_since_t"],
             overloaded=row["overloaded"],
             named=row["named"],
@@ -272,4 +272,4 @@ def _smoothed_row(mean: Smoothed) -> list[float]:
 
 
 def _deferral(row: Mapping[str, Any]) -> Deferral:
-    return Deferral(**{**row, "strains": tuple(LoadSignal(**strain) for strain in row["strains"])})
+    return Deferral(**{**row, "strains": tuple(LoadSignal(**signal) for signal in row["strains"])})

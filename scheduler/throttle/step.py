@@ -121,18 +121,18 @@ class ThrottleStep:
     ) -> ThrottleMemory:
         now_t = now.timestamp()
         memory = self._tell_overload(memory, now)
-        if len(held_back) > memory.told:
+        if len(held_back) > memory.reported:
             worst = memory.deferrals[held_back[-1]]
             text = f"Starts are held back ({_why(worst)}): {_who(held_back)} jobs wait."
             events.add("BACKPRESSURE_ACTIVATED", text, now=now, severity="warning", host=self._host)
-            return replace(memory, told=len(held_back), free_since_t=None)
-        if not memory.told or throttle_deferral.waiting_classes(memory.deferrals):
+            return replace(memory, reported=len(held_back), free_since_t=None)
+        if not memory.reported or throttle_deferral.waiting_classes(memory.deferrals):
             return replace(memory, free_since_t=None)
         since_t = now_t if memory.free_since_t is None else memory.free_since_t
         if now_t - since_t < policy.calm_s:
             return replace(memory, free_since_t=since_t)
         events.add("BACKPRESSURE_RELEASED", "Starts are free again.", now=now, host=self._host)
-        return replace(memory, told=0, free_since_t=None)
+        return replace(memory, reported=0, free_since_t=None)
 
     def _tell_overload(self, memory: ThrottleMemory, now: datetime) -> ThrottleMemory:
         over = throttle_deferral.is_overloaded(memory.deferrals)
@@ -175,7 +175,7 @@ def _log(jobs: Iterable[int], deferral: Deferral, host: str, now: datetime) -> N
 
 
 def _why(deferral: Deferral) -> str:
-    return ", ".join(strain.text for strain in deferral.strains)
+    return ", ".join(signal.text for signal in deferral.strains)
 
 
 def _who(kinds: Iterable[PriorityClass]) -> str:

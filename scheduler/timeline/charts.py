@@ -81,7 +81,7 @@ def of_pieces(
         used.setdefault(key, []).append((piece.begin, piece.end))
         if not _is_idle(piece):
             busy.setdefault(key, []).append((piece.begin, piece.end))
-    idle = {key: without(joined(found), busy.get(key, [])) for key, found in used.items()}
+    idle = {key: without(joined(spans), busy.get(key, [])) for key, spans in used.items()}
     bars = [
         Bar(
             gpu_uuid=gpu_uuid,
@@ -92,10 +92,10 @@ def of_pieces(
             end=None if end >= goes_on_after else min(end, now),
             idle=tuple((max(a, begin), min(b, end)) for a, b in idle[key] if a < end and b > begin),
         )
-        for key, found in used.items()
+        for key, spans in used.items()
         for gpu_uuid, owner, job in [key]
         if job is None
-        for begin, end in joined(found, JOINED_S)
+        for begin, end in joined(spans, JOINED_S)
     ]
     return bars, idle
 
@@ -111,13 +111,13 @@ def _is_idle(piece: UsePiece) -> bool:
 
 def joined(stretches: Iterable[Stretch], pause_s: int = 0) -> tuple[Stretch, ...]:
     """The stretches, those joined that overlap or follow within `pause_s`."""
-    found: list[Stretch] = []
+    spans: list[Stretch] = []
     for begin, end in sorted(stretches):
-        if found and begin <= found[-1][1] + pause_s:
-            found[-1] = (found[-1][0], max(found[-1][1], end))
+        if spans and begin <= spans[-1][1] + pause_s:
+            spans[-1] = (spans[-1][0], max(spans[-1][1], end))
         elif end > begin:
-            found.append((begin, end))
-    return tuple(found)
+            spans.append((begin, end))
+    return tuple(spans)
 
 
 def without(stretches: Iterable[Stretch], taken: Iterable[Stretch]) -> tuple[Stretch, ...]:
@@ -140,8 +140,8 @@ def without(stretches: Iterable[Stretch], taken: Iterable[Stretch]) -> tuple[Str
 def with_idle(bar: Bar, idle: Mapping[Key, Sequence[Stretch]], now: int) -> Bar:
     """A job's bar with the idle stretches of its processes."""
     end = bar.end or now
-    found = idle.get((bar.gpu_uuid, bar.owner, bar.job), ())
-    kept = tuple((max(a, bar.begin), min(b, end)) for a, b in found if a < end and b > bar.begin)
+    spans = idle.get((bar.gpu_uuid, bar.owner, bar.job), ())
+    kept = tuple((max(a, bar.begin), min(b, end)) for a, b in spans if a < end and b > bar.begin)
     return replace(bar, idle=kept)
 
 

@@ -75,9 +75,9 @@ def build(now: datetime, pieces: list[UsePiece] | None = None) -> Timeline:
     """The timeline now. `pieces`: what processes did."""
     now_t = int(now.timestamp())
     gpus = timeline_rows.gpus(now - BACK)
-    found = pieces if pieces is not None else _load_pieces(now)
+    loaded = pieces if pieces is not None else _load_pieces(now)
     goes_on_after = now_t - int(PIECES_KEPT.total_seconds()) - 1
-    used, idle = charts.of_pieces(found, now_t, goes_on_after)
+    used, idle = charts.of_pieces(loaded, now_t, goes_on_after)
     ends = {job: _rounded(end, now_t) for job, end in preview.running_ends(now).items()}
     jobs = timeline_rows.job_bars(now - BACK, ends)
     bars = [

@@ -92,11 +92,11 @@ def pieces(since: datetime, now: datetime) -> list[UsePiece]:
     )
     known = {row[0]: row[1:] for row in rows[:MOST_USES]}
     fine_t = floor(int(now.timestamp()) - FINE_HOURS * HOUR_S, HOUR_S)
-    found = [*_hours(int(since.timestamp()), fine_t), *_fine(fine_t)]
+    stretches = [*_hours(int(since.timestamp()), fine_t), *_fine(fine_t)]
     present = now - timedelta(seconds=PRESENT_S)
     return [
         piece
-        for use, t, step, sums in found
+        for use, t, step, sums in stretches
         if use in known and (piece := _piece(known[use], t, step, sums, now, present))
     ]
 

@@ -45,7 +45,7 @@ class EvictionStep:
         self._looked_at = now
         if not monitor_store.owned(self._host):
             return []
-        requests = self._wishes(now)
+        requests = self._requests(now)
         if not requests:
             return []
         with self._guard():
@@ -57,7 +57,7 @@ class EvictionStep:
             )
         return [request for request, is_new in results if is_new]
 
-    def _wishes(self, now: datetime) -> tuple[Yield, ...]:
+    def _requests(self, now: datetime) -> tuple[Yield, ...]:
         snapshot = monitor_store.newest(self._host)
         convert = self._isolation.converter(now)
         running = queue_facts.running(self._host, lambda _owner, _name: None, convert)

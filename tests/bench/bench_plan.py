@@ -89,11 +89,11 @@ def machine(gpus: int) -> Slots:
         host="gpubox",
         gpus=tuple(found),
         running=tuple(running),
-        people={f"person{at:02}": standing(at, shared) for at in range(PEOPLE)},
+        people={f"person{at:02}": account(at, shared) for at in range(PEOPLE)},
     )
 
 
-def standing(at: int, shared: Capacity) -> UserAccount:
+def account(at: int, shared: Capacity) -> UserAccount:
     """Every fifth person has a budget, every third a limit."""
     budget = Budget(
         limit=600, spent=500.0 + at, committed=60, resets_at=NOW + timedelta(hours=9), zone="UTC"

@@ -49,7 +49,9 @@ class Trace:
     demand: Sequence[Demand] = ()
     shares: Mapping[str, float] = field(default_factory=dict)
     windows: UsageBuffers = field(default_factory=lambda: UsageBuffers(gap_s=60))
-    emptiness: EmptyBookingTracker = field(default_factory=lambda: EmptyBookingTracker(gap_s=60))
+    empty_bookings: EmptyBookingTracker = field(
+        default_factory=lambda: EmptyBookingTracker(gap_s=60)
+    )
     at: datetime = NOW
     known: list[OpenIncident] = field(default_factory=list)
     told: list[Happening] = field(default_factory=list)
@@ -82,15 +84,15 @@ class Trace:
         self.windows.feed(
             seen.at.timestamp(), rule_input.presences(groups), {}, rule_input.readable_gpus(seen)
         )
-        self.emptiness.look(seen, claims)
-        scene = rule_input.build(
-            seen, groups, self.windows, self.emptiness, self.demand, self.shares
+        self.empty_bookings.look(seen, claims)
+        inputs = rule_input.build(
+            seen, groups, self.windows, self.empty_bookings, self.demand, self.shares
         )
         going_on = {incident.name for incident in self.known}
-        self.found, _ = evaluate_rules.findings(scene, p, going_on)
+        self.found, _ = evaluate_rules.findings(inputs, p, going_on)
         present, unsure = (
-            evaluate_rules.present_keys(scene),
-            evaluate_rules.undecided(scene, p, going_on),
+            evaluate_rules.present_keys(inputs),
+            evaluate_rules.undecided(inputs, p, going_on),
         )
         self._note(judge(self.found, self.known, present, self.demand, p.hogs, self.at, unsure))
 

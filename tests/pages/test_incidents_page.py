@@ -205,13 +205,13 @@ def test_an_operator_exempts_until_a_time_and_ends_that_again(
 ) -> None:
     row, browser = made(), as_user(root)
     browser.post(f"/incidents/{row.pk}/exempt/", form | {"reason": "a demo"})
-    spared = Exemption.objects.get()
-    assert (spared.name, spared.rule, spared.by) == (name, rule, "root")
-    assert (spared.until_at is None) is (form["days"] == "")
+    exempted = Exemption.objects.get()
+    assert (exempted.name, exempted.rule, exempted.by) == (name, rule, "root")
+    assert (exempted.until_at is None) is (form["days"] == "")
     row.refresh_from_db()
     assert row.closed_at is not None
     assert "a demo" in get(browser, "/incidents/")
-    browser.post(f"/exemptions/{spared.pk}/end/")
+    browser.post(f"/exemptions/{exempted.pk}/end/")
     assert "a demo" not in get(browser, "/incidents/")
     actions = set(AuditEntry.objects.values_list("action", flat=True))
     assert actions == {"INCIDENT_EXEMPTED", "INCIDENT_CLOSED", "EXEMPTION_ENDED"}
@@ -234,8 +234,8 @@ def test_a_program_named_star_exempts_no_other_program(root: User, as_user: AsUs
 
     as_user(root).post(f"/incidents/{row.pk}/exempt/", {"scope": "program", "days": "7"})
 
-    spared = ExemptionRule("program", Exemption.objects.get().name)
-    assert (spared.fits("", "*", ""), spared.fits("", "python", "")) == (True, False)
+    exempted = ExemptionRule("program", Exemption.objects.get().name)
+    assert (exempted.fits("", "*", ""), exempted.fits("", "python", "")) == (True, False)
     assert open_incidents.open_rows().get() == other
 
 

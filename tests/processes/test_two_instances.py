@@ -129,9 +129,9 @@ def test_a_job_is_given_its_own_gpu_and_others_stay_hidden(
     job = submit(root, "true", ALONE)
     attempt = Attempt(job=job, number=1, gpu_uuids=[gpu_uuid(1)])
     minors = {"0:01:00.0": 4, "0:02:00.0": 5, "0:03:00.0": 6}
-    bounder = ConfinementLimits(host="gpubox", data=folder, lock_folder=folder, minors=minors)
+    limits_of = ConfinementLimits(host="gpubox", data=folder, lock_folder=folder, minors=minors)
 
-    bounds = bounder.bounds(attempt)
+    bounds = limits_of.bounds(attempt)
 
     assert (bounds.gpus, bounds.alone) == ([1], True)
     assert bounds.hidden == [[195, 4], [195, 6]]

@@ -125,7 +125,7 @@ class Box:
             host="gpubox",
             gpus=tuple(self._slot(i, jobs.get(gpu_uuid(i)), i < free) for i in range(GPUS)),
             running=tuple(job for job, _ in self.running.values()),
-            people=self._standings(),
+            people=self._accounts(),
         )
 
     def _slot(self, index: int, job: int | None, is_ours: bool) -> Slot:

@@ -16,7 +16,7 @@ import pytest
 
 from gpucoord_site.config.settings import Config
 from gpucoord_site.demo import command, seeding
-from gpucoord_site.demo.jobs import WISHES
+from gpucoord_site.demo.jobs import SUBMITTED_JOBS
 from gpucoord_site.demo.past import HOURS, PEOPLE, history, log_of, past_jobs
 from monitor.models import Claim, Event, HostSample, Sample
 from monitor.sampling.probes.simulated.scenario import Scenario
@@ -130,7 +130,7 @@ def test_a_small_server_can_be_simulated_too(
 
     seeding.seed(settings.CONFIG, data / "home", "one for all", NOW)
 
-    assert Job.objects.filter(state="queued").count() == len(WISHES)
+    assert Job.objects.filter(state="queued").count() == len(SUBMITTED_JOBS)
 
 
 def test_nothing_real_can_be_reached() -> None:

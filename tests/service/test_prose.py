@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from collections.abc import Iterable, Iterator
 from functools import cache
@@ -28,6 +29,20 @@ FORBIDDEN = {
     "never not": r"\bnever not\b",
     "good of": r"\bany good of\b",
 }
+# Names that stand for nothing, or for something else in the field; the standard word is beside.
+REPLACED_NAMES = {
+    "nursery": "runner_pool", "wishes": "requests", "giving_way": "yield_requests",
+    "leavers": "deactivated_users", "manners": "yield_options", "quitter": "cancelled",
+    "overseer": "hang_guard", "sparing": "exemptions", "spared": "exempt", "scene": "rule_input",
+    "emptiness": "empty_bookings", "bounder": "limits", "standings": "accounts",
+    "standing": "account", "outlook": "forecast", "prospect": "forecast", "grip": "effect",
+    "sight": "input", "strain": "load_signal", "hands": "process_actions", "fate": "decision",
+    "whom": "beneficiary", "sharedout": "HostCapacity", "keptgpu": "GpuHold",
+    "cpulook": "CpuScanState", "tallies": "counters", "chores": "periodic_tasks",
+    "use_ladder": "attribution", "use_carry": "accounting_state", "stepping_back": "niceness",
+    "seal": "encrypt", "sealed": "encrypted", "refusing": "rejection", "suiting": "matching",
+}  # fmt: skip
+ANY_REPLACED = re.compile(rf"\b_*(?:{'|'.join(REPLACED_NAMES)})_*\b", re.IGNORECASE)
 PATTERNS = {name: re.compile(text, re.IGNORECASE) for name, text in FORBIDDEN.items()}
 PATTERNS["a relative clause as a subject"] = re.compile(FORBIDDEN["a relative clause as a subject"])
 
@@ -184,3 +199,45 @@ def test_labels_and_help_of_models_are_plain_english() -> None:
 )
 def test_the_patterns(text: str, is_plain: bool) -> None:
     assert (offences(sentences(text)) == []) is is_plain
+
+
+def _defined(tree: ast.AST) -> Iterator[str]:
+    """Names of classes, functions, parameters and variables."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
+                yield node.name
+            case ast.arg():
+                yield node.arg
+            case ast.Name(ctx=ast.Store()):
+                yield node.id
+
+
+def replaced_names(source: str) -> dict[str, str]:
+    """The old names that the source defines, each with the name to use instead."""
+    if not ANY_REPLACED.search(source):
+        return {}
+    names = {name: name.strip("_").lower() for name in _defined(ast.parse(source))}
+    return {name: REPLACED_NAMES[word] for name, word in names.items() if word in REPLACED_NAMES}
+
+
+def test_code_uses_the_standard_names() -> None:
+    sources = [p for top in [*OURS, "tests"] for p in sorted((ROOT / top).rglob("*.py"))]
+    modules = {p.stem for p in sources} & set(REPLACED_NAMES)
+    names = {
+        str(path.relative_to(ROOT)): old
+        for path in sources
+        if "migrations" not in path.parts and (old := replaced_names(path.read_text()))
+    }
+
+    assert (modules, names) == (set(), {})
+
+
+def test_an_old_name_is_recognised_wherever_it_is_defined() -> None:
+    source = "class Scene: ...\ndef f(_hands): wishes = 1"
+
+    assert replaced_names(source) == {
+        "Scene": "rule_input",
+        "_hands": "process_actions",
+        "wishes": "requests",
+    }

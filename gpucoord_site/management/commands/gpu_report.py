@@ -46,9 +46,9 @@ def _content(options: dict[str, Any]) -> bytes:
     """Raises CommandError with a sentence."""
     now, zone = timezone.now(), timezone.get_default_timezone_name()
     name = f"user:{options['user']}" if options["user"] else options["scope"] or "all"
-    asked = (options["last"] or "", options["begin"] or "", options["end"] or "")
+    given_period = (options["last"] or "", options["begin"] or "", options["end"] or "")
     try:
-        period, scope = periods.parse(*asked, zone, now), periods.scope(name)
+        period, scope = periods.parse(*given_period, zone, now), periods.scope(name)
         # Accounts that can read the database may see all of it.
         report = build(period, scope, Viewer("", operator=True), now)
         return render(report, options["format"])

@@ -78,10 +78,10 @@ UNKNOWN = Owner(None, OwnerSource.UNKNOWN)
 def owner_of(process: Credentials, subordinate: Sequence[UidRange] = ()) -> Owner:
     """`subordinate`: the ranges of /etc/subuid."""
     if not process.is_in_host_namespace:
-        found = _owner_of_namespace(process, subordinate)
+        match = _owner_of_namespace(process, subordinate)
         # Docker's remapped uids name an account of docker only.
-        is_open = found.uid is None and process.container is not None
-        return _owner_of_container(process) if is_open else found
+        is_open = match.uid is None and process.container is not None
+        return _owner_of_container(process) if is_open else match
     if process.container is not None:
         return _owner_of_container(process)
     if process.uid is None:
@@ -218,14 +218,14 @@ def _runtime(path: str) -> tuple[str, str] | None:
 
 def container_id_of(cgroup: str) -> str | None:
     """The full id of the container, as runtimes know it; None: it has none."""
-    found = re.search(_ID, cgroup) if container_of(cgroup) else None
-    return found["id"] if found else None
+    match = re.search(_ID, cgroup) if container_of(cgroup) else None
+    return match["id"] if match else None
 
 
 def job_cgroup_of(cgroup: str) -> str:
     """The path of the cgroup of a job (INSTANCE-job-JOB-ATTEMPT) that the process is in, or ""."""
-    found = _JOB.search(cgroup)
-    return found[1] if found else ""
+    match = _JOB.search(cgroup)
+    return match[1] if match else ""
 
 
 def session_uid(cgroup: str) -> int | None:

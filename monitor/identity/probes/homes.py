@@ -23,18 +23,18 @@ MOST_SOURCES = 200
 def sources(container: str, host: str) -> list[Path]:
     """The folders of the host that a container mounts, from both texts of /proc/PID/mountinfo."""
     points = [(device, root, mount) for device, root, mount in _entries(host)]
-    found: dict[Path, None] = {}
+    people: dict[Path, None] = {}
     for device, root, _ in _entries(container):
         for host_device, host_root, host_mount in points:
             if device == host_device and (inner := _below(root, host_root)) is not None:
-                found[Path(host_mount) / inner] = None
-    return list(found)[:MOST_SOURCES]
+                people[Path(host_mount) / inner] = None
+    return list(people)[:MOST_SOURCES]
 
 
 def owners_of(folders: Iterable[Path]) -> frozenset[int]:
     """The uids of the persons in whose closed home folders these lie."""
-    found = (_person(folder) for folder in folders)
-    return frozenset(uid for uid in found if uid is not None)
+    people = (_person(folder) for folder in folders)
+    return frozenset(uid for uid in people if uid is not None)
 
 
 def person_of_path(path: str) -> int | None:

@@ -86,12 +86,12 @@ class ContainerRuntimes:
                 container_id = self._waiting.get(timeout=10.0)
             except queue.Empty:
                 return
-            found = self._ask(container_id)
+            answer = self._ask(container_id)
             if len(self._found) >= MOST_KEPT:
                 self._found.clear()
-            is_answer = found is not NO_LABELS
+            is_answer = answer is not NO_LABELS
             lives = float("inf") if is_answer else time.monotonic() + RETRY_S
-            self._found[container_id] = (found, lives)
+            self._found[container_id] = (answer, lives)
             self._asked.discard(container_id)
 
     def _ask(self, container_id: str) -> ContainerLabels:
@@ -122,10 +122,10 @@ def inspect(socket: Path, container_id: str) -> Mapping[str, Any] | None:
             data += part
             if len(data) > LONGEST_ANSWER:
                 raise ValueError("the answer is too long")
-    found = json.loads(data)
-    if not isinstance(found, dict):
+    details = json.loads(data)
+    if not isinstance(details, dict):
         raise ValueError("the answer is no object")
-    return found
+    return details
 
 
 def labels_of(answer: Mapping[str, Any]) -> ContainerLabels:

@@ -135,11 +135,11 @@ def key_of(process: ProcessReading) -> Key:
     return (process.gpu_uuid, process.pid, process.start_ticks)
 
 
-def main_process(group: Group, scene: RuleInput, seconds: float) -> ProcessReading | None:
+def main_process(group: Group, inputs: RuleInput, seconds: float) -> ProcessReading | None:
     """The process with the most recent use; among equal ones the one with the most memory."""
 
     def used(process: ProcessReading) -> tuple[float, int, int]:
-        series = scene.series.get(key_of(process))
+        series = inputs.series.get(key_of(process))
         sm_s = series.last(seconds).sm_s if series else 0.0
         return (round(sm_s, 1), process.memory_bytes or 0, -process.pid)
 

@@ -152,7 +152,7 @@ def build(
     snapshot: Snapshot,
     found: GroupedProcesses,
     windows: UsageBuffers,
-    emptiness: EmptyBookingTracker,
+    empty_bookings: EmptyBookingTracker,
     demand: Sequence[Demand],
     shares: Mapping[str, float] | None = None,
 ) -> RuleInput:
@@ -185,7 +185,7 @@ def build(
         groups=tuple(groups),
         jobs={ref: tuple(parts) for ref, parts in jobs.items()},
         strays=tuple(strays),
-        empty=emptiness.since(snapshot, found.claims),
+        empty=empty_bookings.since(snapshot, found.claims),
         series=windows.processes,
         demand=demand,
         shares=shares or {},

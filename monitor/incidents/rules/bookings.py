@@ -19,13 +19,13 @@ from monitor.incidents.rules.gpu_time import held_bytes, is_covered
 
 
 def claimed_empty(
-    scene: RuleInput, policy: BookingPolicy, hogs: GpuTimePolicy
+    inputs: RuleInput, policy: BookingPolicy, hogs: GpuTimePolicy
 ) -> Iterator[Finding]:
     """A job holds GPUs on which it has no process."""
     if not policy.empty_on:
         return
-    for ref, parts in scene.jobs.items():
-        checked = [_empty(part, ref, scene, policy.empty_minutes * 60, hogs) for part in parts]
+    for ref, parts in inputs.jobs.items():
+        checked = [_empty(part, ref, inputs, policy.empty_minutes * 60, hogs) for part in parts]
         empty_parts = [empty for empty in checked if empty is not None]
         # A job with a process on one of the GPUs, or with unknown processes, is not reported.
         if len(empty_parts) < len(parts):
@@ -35,45 +35,45 @@ def claimed_empty(
 
 
 def _empty(
-    part: Group, ref: str, scene: RuleInput, seconds: float, hogs: GpuTimePolicy
+    part: Group, ref: str, inputs: RuleInput, seconds: float, hogs: GpuTimePolicy
 ) -> EmptyBooking | None:
     """The booking if it has had no process for `seconds` with sufficient coverage; else None."""
-    booking = scene.empty.get((ref, part.gpu.uuid))
-    if booking is None or scene.t - booking.since_t < seconds:
+    booking = inputs.empty.get((ref, part.gpu.uuid))
+    if booking is None or inputs.t - booking.since_t < seconds:
         return None
     return booking if 100 * booking.coverage >= hogs.coverage_pct else None
 
 
-def unused_gpus(scene: RuleInput, policy: BookingPolicy, hogs: GpuTimePolicy) -> Iterator[Finding]:
+def unused_gpus(inputs: RuleInput, policy: BookingPolicy, hogs: GpuTimePolicy) -> Iterator[Finding]:
     """A job with several GPUs uses some of them, and others not."""
     if not policy.unused_on:
         return
     seconds = policy.unused_minutes * 60
-    for ref, parts in scene.jobs.items():
+    for ref, parts in inputs.jobs.items():
         if len(parts) < 2:
             continue
-        idle = {part.key: _unused(part, ref, scene, seconds, policy, hogs) for part in parts}
+        idle = {part.key: _unused(part, ref, inputs, seconds, policy, hogs) for part in parts}
         unused = [part for part in parts if idle[part.key] is not None]
         used = [part for part in parts if _is_used(part, seconds, policy)]
         if unused and used:
             pct = max(part.series.last(seconds).pct or 0.0 for part in unused)
             coverages = [coverage for coverage in idle.values() if coverage is not None]
             yield _of_job(
-                UNUSED_GPUS, ref, unused, scene.t - seconds, pct=pct, coverage=min(coverages)
+                UNUSED_GPUS, ref, unused, inputs.t - seconds, pct=pct, coverage=min(coverages)
             )
 
 
 def _unused(
     part: Group,
     ref: str,
-    scene: RuleInput,
+    inputs: RuleInput,
     seconds: float,
     policy: BookingPolicy,
     hogs: GpuTimePolicy,
 ) -> float | None:
     """The coverage (0..1) of the time in which the GPU was unused. None: it is used, or unknown."""
     if not part.processes:
-        empty = _empty(part, ref, scene, seconds, hogs)
+        empty = _empty(part, ref, inputs, seconds, hogs)
         return empty.coverage if empty else None
     used = part.series.last(seconds)
     if used.pct is None or part.series.span_s < seconds or not is_covered(used, hogs):
@@ -86,12 +86,12 @@ def _is_used(part: Group, seconds: float, policy: BookingPolicy) -> bool:
     return bool(part.processes) and pct is not None and pct >= policy.unused_pct
 
 
-def over_memory(scene: RuleInput, policy: BookingPolicy, hogs: GpuTimePolicy) -> Iterator[Finding]:
+def over_memory(inputs: RuleInput, policy: BookingPolicy, hogs: GpuTimePolicy) -> Iterator[Finding]:
     """A job that shares its GPU holds more memory there than it requested."""
     if not policy.over_on:
         return
     seconds = policy.over_minutes * 60
-    for ref, parts in scene.jobs.items():
+    for ref, parts in inputs.jobs.items():
         for part in parts:
             claim, now = part.claim, part.memory_bytes
             if claim is None or claim.exclusive or not claim.memory_bytes or now is None:
@@ -105,7 +105,7 @@ def over_memory(scene: RuleInput, policy: BookingPolicy, hogs: GpuTimePolicy) ->
                 OVER_MEMORY,
                 ref,
                 [part],
-                scene.t - seconds,
+                inputs.t - seconds,
                 opens=least > claim.memory_bytes * margin,
                 coverage=used.memory_coverage,
                 pct=100 * now / claim.memory_bytes,
@@ -115,14 +115,14 @@ def over_memory(scene: RuleInput, policy: BookingPolicy, hogs: GpuTimePolicy) ->
             )
 
 
-def extra_gpus(scene: RuleInput, policy: BookingPolicy, hogs: GpuTimePolicy) -> Iterator[Finding]:
+def extra_gpus(inputs: RuleInput, policy: BookingPolicy, hogs: GpuTimePolicy) -> Iterator[Finding]:
     """A process of a job works on a GPU that the job has not booked."""
     if not policy.over_on:
         return
     seconds = policy.over_minutes * 60
-    for group in scene.strays:
+    for group in inputs.strays:
         for process in group.processes:
-            series = scene.series.get(key_of(process))
+            series = inputs.series.get(key_of(process))
             if not process.job_ref or series is None or series.span_s < seconds:
                 continue
             used = series.last(seconds)
@@ -146,12 +146,12 @@ def extra_gpus(scene: RuleInput, policy: BookingPolicy, hogs: GpuTimePolicy) -> 
                 )
 
 
-def unclaimed(scene: RuleInput, policy: BookingPolicy, hogs: GpuTimePolicy) -> Iterator[Finding]:
+def unclaimed(inputs: RuleInput, policy: BookingPolicy, hogs: GpuTimePolicy) -> Iterator[Finding]:
     """A user uses a GPU without a job, although all use must be booked."""
     if not policy.unclaimed_on:
         return
     seconds = policy.unclaimed_minutes * 60
-    for group in scene.groups:
+    for group in inputs.groups:
         if group.series.span_s < seconds or any(p.job_ref for p in group.processes):
             continue
         used, whole = group.series.last(seconds), group.series.over(0.0)
@@ -166,7 +166,7 @@ def unclaimed(scene: RuleInput, policy: BookingPolicy, hogs: GpuTimePolicy) -> I
             key=group.key,
             since_t=group.series.begin,
             gpu=group.gpu,
-            process=main_process(group, scene, seconds),
+            process=main_process(group, inputs, seconds),
             user=group.user,
             container=group.container,
             pct=used.pct,

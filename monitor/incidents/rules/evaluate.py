@@ -44,7 +44,7 @@ def run_rule(_rule: str, action: Rule) -> list[Finding] | None:
 
 
 def findings(
-    scene: RuleInput,
+    inputs: RuleInput,
     policies: IncidentPolicies,
     going_on: Collection[tuple[str, str]] = (),
     run: RunRule = run_rule,
@@ -54,34 +54,34 @@ def findings(
     `going_on`: (rule, key) of open incidents. `run` returns None for a rule that fails.
     """
     p = policies
-    sustained = run(rules.SUSTAINED, lambda: gpu_time_rules.sustained(scene, p.hogs))
-    found: dict[str, list[Finding] | None] = {rules.SUSTAINED: sustained}
-    for rule, action in _independent(scene, p).items():
-        found[rule] = run(rule, action)
+    sustained = run(rules.SUSTAINED, lambda: gpu_time_rules.sustained(inputs, p.hogs))
+    by_rule: dict[str, list[Finding] | None] = {rules.SUSTAINED: sustained}
+    for rule, action in _independent(inputs, p).items():
+        by_rule[rule] = run(rule, action)
     # Without the findings of `sustained`, these two would report the same use again.
-    for rule, dependent in _after_sustained(scene, p, sustained or (), going_on).items():
-        found[rule] = None if sustained is None else run(rule, dependent)
-    failed = {rule for rule, of_rule in found.items() if of_rule is None}
-    every = [finding for of_rule in found.values() for finding in of_rule or ()]
+    for rule, dependent in _after_sustained(inputs, p, sustained or (), going_on).items():
+        by_rule[rule] = None if sustained is None else run(rule, dependent)
+    failed = {rule for rule, of_rule in by_rule.items() if of_rule is None}
+    every = [finding for of_rule in by_rule.values() for finding in of_rule or ()]
     return [finding for finding in every if not _is_exempt(finding, p.exempt)], failed
 
 
-def _independent(scene: RuleInput, p: IncidentPolicies) -> dict[str, Rule]:
+def _independent(inputs: RuleInput, p: IncidentPolicies) -> dict[str, Rule]:
     return {
-        rules.FAIR_SHARE: lambda: gpu_time_rules.fair_share(scene, p.hogs),
-        rules.LEAK: lambda: memory_rules.leaks(scene, p.memory, p.hogs),
-        rules.IDLE_HELD: lambda: memory_rules.idle_held(scene, p.memory, p.hogs),
-        rules.ORPHANED: lambda: memory_rules.orphaned(scene, p.memory),
-        rules.CLAIMED_EMPTY: lambda: booking_rules.claimed_empty(scene, p.claims, p.hogs),
-        rules.UNUSED_GPUS: lambda: booking_rules.unused_gpus(scene, p.claims, p.hogs),
-        rules.OVER_MEMORY: lambda: booking_rules.over_memory(scene, p.claims, p.hogs),
-        rules.EXTRA_GPUS: lambda: booking_rules.extra_gpus(scene, p.claims, p.hogs),
-        rules.UNCLAIMED: lambda: booking_rules.unclaimed(scene, p.claims, p.hogs),
+        rules.FAIR_SHARE: lambda: gpu_time_rules.fair_share(inputs, p.hogs),
+        rules.LEAK: lambda: memory_rules.leaks(inputs, p.memory, p.hogs),
+        rules.IDLE_HELD: lambda: memory_rules.idle_held(inputs, p.memory, p.hogs),
+        rules.ORPHANED: lambda: memory_rules.orphaned(inputs, p.memory),
+        rules.CLAIMED_EMPTY: lambda: booking_rules.claimed_empty(inputs, p.claims, p.hogs),
+        rules.UNUSED_GPUS: lambda: booking_rules.unused_gpus(inputs, p.claims, p.hogs),
+        rules.OVER_MEMORY: lambda: booking_rules.over_memory(inputs, p.claims, p.hogs),
+        rules.EXTRA_GPUS: lambda: booking_rules.extra_gpus(inputs, p.claims, p.hogs),
+        rules.UNCLAIMED: lambda: booking_rules.unclaimed(inputs, p.claims, p.hogs),
     }
 
 
 def _after_sustained(
-    scene: RuleInput,
+    inputs: RuleInput,
     p: IncidentPolicies,
     sustained: Sequence[Finding],
     going_on: Collection[tuple[str, str]],
@@ -93,23 +93,23 @@ def _after_sustained(
     }
     stays = {finding.user for finding in sustained}
     return {
-        MOVING: lambda: moving(scene, p.hogs, stays),
-        rules.MEMORY_HOG: lambda: memory_rules.memory_hog(scene, p.memory, p.hogs, reported),
+        MOVING: lambda: moving(inputs, p.hogs, stays),
+        rules.MEMORY_HOG: lambda: memory_rules.memory_hog(inputs, p.memory, p.hogs, reported),
     }
 
 
-def present_keys(scene: RuleInput) -> set[str]:
+def present_keys(inputs: RuleInput) -> set[str]:
     """The incident keys of present processes and bookings.
 
     A GPU that cannot be read counts as present: its processes are unknown.
     """
     keys: set[str] = {
-        gpu.uuid for gpu in scene.gpus if gpu.orphaned_bytes or gpu.health is not Health.OK
+        gpu.uuid for gpu in inputs.gpus if gpu.orphaned_bytes or gpu.health is not Health.OK
     }
-    for ref, parts in scene.jobs.items():
+    for ref, parts in inputs.jobs.items():
         keys.add(f"job {ref}")
         keys |= {part.key for part in parts}
-    for group in scene.groups:
+    for group in inputs.groups:
         keys.add(group.key)
         keys |= {group.user} if group.user else set()
         keys |= {f"{group.gpu.uuid}|{p.pid}-{p.start_ticks or 0}" for p in group.processes}
@@ -117,33 +117,33 @@ def present_keys(scene: RuleInput) -> set[str]:
 
 
 def undecided(
-    scene: RuleInput,
+    inputs: RuleInput,
     policies: IncidentPolicies,
     going_on: Collection[tuple[str, str]],
     failed: Collection[str] = (),
 ) -> set[tuple[str, str]]:
     """The open incidents that lack the data to be closed now. `failed`: rules without a result."""
     unjudged = {rules.SUSTAINED if rule == MOVING else rule for rule in failed}
-    windows, series_by_key = _windows(policies), _series_by_key(scene) if going_on else {}
+    windows, series_by_key = _windows(policies), _series_by_key(inputs) if going_on else {}
     measured = {
         (rule, key)
         for rule, key in going_on
         if rule in windows
         and any(
-            _is_undecided(series, rule, windows[rule] * 60, scene, policies.hogs)
+            _is_undecided(series, rule, windows[rule] * 60, inputs, policies.hogs)
             for series in series_by_key.get(key, ())
         )
     }
     measured |= {name for name in going_on if name[0] in unjudged}
     return measured | {
-        (rules.CLAIMED_EMPTY, f"job {ref}") for ref in _partly_observed_jobs(scene, policies)
+        (rules.CLAIMED_EMPTY, f"job {ref}") for ref in _partly_observed_jobs(inputs, policies)
     }
 
 
-def _partly_observed_jobs(scene: RuleInput, policies: IncidentPolicies) -> Iterator[str]:
+def _partly_observed_jobs(inputs: RuleInput, policies: IncidentPolicies) -> Iterator[str]:
     """Jobs without a known process, on GPUs with too little coverage."""
-    for ref, parts in scene.jobs.items():
-        bookings = [scene.empty.get((ref, part.gpu.uuid)) for part in parts]
+    for ref, parts in inputs.jobs.items():
+        bookings = [inputs.empty.get((ref, part.gpu.uuid)) for part in parts]
         is_covered = all(e and 100 * e.coverage >= policies.hogs.coverage_pct for e in bookings)
         if not is_covered and not any(part.processes for part in parts):
             yield ref
@@ -165,28 +165,28 @@ def _windows(policies: IncidentPolicies) -> dict[str, float]:
     }
 
 
-def _series_by_key(scene: RuleInput) -> dict[str, list[Series]]:
+def _series_by_key(inputs: RuleInput) -> dict[str, list[Series]]:
     """The series that a key stands for: a group, a user, a job, a job on a GPU, or a process."""
     series_by_key: dict[str, list[Series]] = {}
-    parts = [part for parts in scene.jobs.values() for part in parts]
-    for group in (*scene.groups, *parts):
+    parts = [part for parts in inputs.jobs.values() for part in parts]
+    for group in (*inputs.groups, *parts):
         job = f"job {group.claim.job_ref}" if group.claim else None
         for key in filter(None, (group.key, group.user, job)):
             series_by_key.setdefault(key, []).append(group.series)
         for process in group.processes:
             key = f"{group.gpu.uuid}|{process.pid}-{process.start_ticks or 0}"
-            series_by_key.setdefault(key, []).append(scene.series.get(key_of(process)) or Series())
+            series_by_key.setdefault(key, []).append(inputs.series.get(key_of(process)) or Series())
     return series_by_key
 
 
 def _is_undecided(
-    series: Series, rule: str, seconds: float, scene: RuleInput, policy: GpuTimePolicy
+    series: Series, rule: str, seconds: float, inputs: RuleInput, policy: GpuTimePolicy
 ) -> bool:
-    since = max(scene.t - seconds, series.begin)
+    since = max(inputs.t - seconds, series.begin)
     used = series.over(since)
     of_memory = rule in (rules.MEMORY_HOG, rules.LEAK, rules.OVER_MEMORY)
     known_s = used.memory_known_s if of_memory else used.known_s
-    return 100 * known_s < policy.coverage_pct * (scene.t - since)
+    return 100 * known_s < policy.coverage_pct * (inputs.t - since)
 
 
 def _is_exempt(finding: Finding, exempt: Sequence[ExemptionRule]) -> bool:

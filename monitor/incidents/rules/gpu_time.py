@@ -28,23 +28,23 @@ class FairShareOfGpu:
     coverage: float
 
 
-def sustained(scene: RuleInput, policy: GpuTimePolicy) -> Iterator[Finding]:
+def sustained(inputs: RuleInput, policy: GpuTimePolicy) -> Iterator[Finding]:
     """A user keeps a GPU busy for long, outside jobs."""
     if not policy.sustained_on:
         return
     seconds = policy.sustained_minutes * 60
-    for group in scene.groups:
-        if scene.t - group.series.end > STALE_S:
+    for group in inputs.groups:
+        if inputs.t - group.series.end > STALE_S:
             continue
         recent = group.series.last(seconds)
         if recent.pct is None or not is_covered(recent, policy):
             continue
         if recent.pct > policy.sustained_clear_pct:
-            yield _sustained(group, scene, recent, seconds, policy)
+            yield _sustained(group, inputs, recent, seconds, policy)
 
 
 def _sustained(
-    group: Group, scene: RuleInput, recent: UsagePoint, seconds: float, policy: GpuTimePolicy
+    group: Group, inputs: RuleInput, recent: UsagePoint, seconds: float, policy: GpuTimePolicy
 ) -> Finding:
     above = None
     if recent.pct is not None and recent.pct > policy.sustained_pct:
@@ -55,19 +55,19 @@ def _sustained(
             policy.coverage_pct / 100,
         )
     begin = above[0] if above else group.series.end - seconds
-    share = share_of(group.user, scene, seconds) if group.user else None
+    share = share_of(group.user, inputs, seconds) if group.user else None
     return Finding(
         rule=SUSTAINED,
         key=group.key,
         since_t=begin,
-        opens=above is not None and scene.t - begin >= seconds,
+        opens=above is not None and inputs.t - begin >= seconds,
         gpu=group.gpu,
-        process=main_process(group, scene, seconds),
+        process=main_process(group, inputs, seconds),
         user=group.user,
         container=group.container,
         pct=recent.pct,
         peak_pct=_peak(group, begin),
-        expected_pct=expected_of(group.user, scene, policy),
+        expected_pct=expected_of(group.user, inputs, policy),
         measured_pct=share.pct if share else None,
         coverage=recent.coverage,
         memory_bytes=group.memory_bytes,
@@ -75,32 +75,32 @@ def _sustained(
     )
 
 
-def fair_share(scene: RuleInput, policy: GpuTimePolicy) -> Iterator[Finding]:
+def fair_share(inputs: RuleInput, policy: GpuTimePolicy) -> Iterator[Finding]:
     """A user exceeds the own share of the machine while other users wait for theirs."""
     if not policy.fair_on:
         return
     seconds = policy.fair_minutes * 60
     people: dict[str, list[Group]] = {}
-    for group in scene.groups:
+    for group in inputs.groups:
         if group.user:
             people.setdefault(group.user, []).append(group)
     for user, groups in people.items():
-        expected = expected_of(user, scene, policy)
-        share = share_of(user, scene, seconds)
+        expected = expected_of(user, inputs, policy)
+        share = share_of(user, inputs, seconds)
         if expected is None or share is None or 100 * share.coverage < policy.coverage_pct:
             continue
         if share.pct <= expected:
             continue
         most = max(groups, key=lambda group: _most(group, seconds))
-        waits_s = max(scene.t - d.since.timestamp() for d in scene.waiting_for(None, user))
+        waits_s = max(inputs.t - d.since.timestamp() for d in inputs.waiting_for(None, user))
         above = share.pct > expected + policy.fair_margin_pct
         yield Finding(
             rule=FAIR_SHARE,
             key=user,
-            since_t=scene.t - seconds,
+            since_t=inputs.t - seconds,
             opens=above and waits_s >= policy.fair_wait_minutes * 60,
             gpu=most.gpu,
-            process=main_process(most, scene, seconds),
+            process=main_process(most, inputs, seconds),
             user=user,
             container=most.container,
             pct=share.pct,
@@ -118,18 +118,18 @@ def _most(group: Group, seconds: float) -> tuple[float, int]:
     return round(group.series.last(seconds).sm_s), -group.gpu.index
 
 
-def share_of(user: str, scene: RuleInput, seconds: float) -> FairShareOfGpu | None:
+def share_of(user: str, inputs: RuleInput, seconds: float) -> FairShareOfGpu | None:
     """The user's part of the machine: all GPUs, with and without jobs."""
-    count = sum(gpu.health is Health.OK for gpu in scene.gpus)
+    count = sum(gpu.health is Health.OK for gpu in inputs.gpus)
     if not count or seconds <= 0:
         return None
-    mine = [group for group in scene.groups if group.user == user]
-    mine += [group for parts in scene.jobs.values() for group in parts if group.who == user]
+    mine = [group for group in inputs.groups if group.user == user]
+    mine += [group for parts in inputs.jobs.values() for group in parts if group.who == user]
     by_gpu: dict[str, float] = {}
     held = known = 0.0
     for group in mine:
         # Time before the process started counts as unused.
-        used = group.series.over(scene.t - seconds)
+        used = group.series.over(inputs.t - seconds)
         by_gpu[group.gpu.uuid] = by_gpu.get(group.gpu.uuid, 0.0) + used.sm_s
         held += used.span_s
         known += used.known_s
@@ -137,20 +137,20 @@ def share_of(user: str, scene: RuleInput, seconds: float) -> FairShareOfGpu | No
     return FairShareOfGpu(100 * used_s / (count * seconds), min(1.0, known / held) if held else 0.0)
 
 
-def expected_of(user: str | None, scene: RuleInput, policy: GpuTimePolicy) -> float | None:
+def expected_of(user: str | None, inputs: RuleInput, policy: GpuTimePolicy) -> float | None:
     """The user's fair share beside the users who wait, in percent of the machine.
 
     It is the user's quota, or more if the waiting users are entitled to less than the rest. None:
     no other user waits.
     """
     waiting: dict[str, float] = {}
-    own = scene.shares.get(user or "", policy.fair_entitled_pct)
-    for wish in scene.demand:
-        share = policy.fair_entitled_pct if wish.share_pct is None else wish.share_pct
-        if wish.owner == user:
+    own = inputs.shares.get(user or "", policy.fair_entitled_pct)
+    for demand in inputs.demand:
+        share = policy.fair_entitled_pct if demand.share_pct is None else demand.share_pct
+        if demand.owner == user:
             own = share
         else:
-            waiting[wish.owner] = share
+            waiting[demand.owner] = share
     return max(own, 100 - sum(waiting.values())) if waiting else None
 
 
@@ -192,46 +192,48 @@ STAYS = 0.9
 
 
 def moving(
-    scene: RuleInput, policy: GpuTimePolicy, reported: Collection[str | None]
+    inputs: RuleInput, policy: GpuTimePolicy, reported: Collection[str | None]
 ) -> Iterator[Finding]:
     """A user keeps one GPU after another busy. `reported`: users with a finding of `sustained`."""
     if not policy.sustained_on:
         return
     seconds = policy.sustained_minutes * 60
-    for user in sorted({group.user for group in scene.groups if group.user} - {*reported}):
-        series = scene.series_of.get(user, {})
-        pct = _pct(series, scene.t, seconds, policy.sustained_clear_pct) if len(series) > 1 else 0.0
-        coverage = _coverage(series, scene.t - seconds)
+    for user in sorted({group.user for group in inputs.groups if group.user} - {*reported}):
+        series = inputs.series_of.get(user, {})
+        pct = (
+            _pct(series, inputs.t, seconds, policy.sustained_clear_pct) if len(series) > 1 else 0.0
+        )
+        coverage = _coverage(series, inputs.t - seconds)
         if pct > policy.sustained_clear_pct and 100 * coverage >= policy.coverage_pct:
-            yield _finding(user, scene, policy, pct, coverage)
+            yield _finding(user, inputs, policy, pct, coverage)
 
 
 def _finding(
-    user: str, scene: RuleInput, policy: GpuTimePolicy, pct: float, coverage: float
+    user: str, inputs: RuleInput, policy: GpuTimePolicy, pct: float, coverage: float
 ) -> Finding:
     seconds = policy.sustained_minutes * 60
-    since = scene.t - seconds
-    here = [group for group in scene.groups if group.user == user]
+    since = inputs.t - seconds
+    here = [group for group in inputs.groups if group.user == user]
     most = max(here, key=lambda group: (group.series.last(STEP_S).sm_s, -group.gpu.index))
-    used = scene.series_of[user]
+    used = inputs.series_of[user]
     indices = {
         gpu.index
-        for gpu in scene.gpus
+        for gpu in inputs.gpus
         if any(part.over(since).sm_s > 0 for part in used.get(gpu.uuid, ()))
     }
-    share = share_of(user, scene, seconds)
+    share = share_of(user, inputs, seconds)
     return Finding(
         rule=SUSTAINED,
         key=f"{user}|moves",
         since_t=since,
         opens=pct > policy.sustained_pct,
         gpu=most.gpu,
-        process=main_process(most, scene, seconds),
+        process=main_process(most, inputs, seconds),
         user=user,
         container=most.container,
         pct=pct,
         peak_pct=pct,
-        expected_pct=expected_of(user, scene, policy),
+        expected_pct=expected_of(user, inputs, policy),
         measured_pct=share.pct if share else None,
         coverage=coverage,
         memory_bytes=most.memory_bytes,

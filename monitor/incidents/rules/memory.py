@@ -43,13 +43,13 @@ KEEPS = 0.9
 
 
 def memory_hog(
-    scene: RuleInput, policy: MemoryPolicy, hogs: GpuTimePolicy, reported: Collection[str]
+    inputs: RuleInput, policy: MemoryPolicy, hogs: GpuTimePolicy, reported: Collection[str]
 ) -> Iterator[Finding]:
     """A user holds most of a GPU's memory. `reported`: groups that hog its time already."""
     if not policy.hog_on:
         return
     seconds = policy.hog_minutes * 60
-    for group in scene.groups:
+    for group in inputs.groups:
         total, now = group.gpu.memory_total_bytes, group.memory_bytes
         used = group.series.last(seconds)
         least = held_bytes(used, now, hogs)
@@ -62,9 +62,9 @@ def memory_hog(
             rule=MEMORY_HOG,
             key=group.key,
             since_t=max(group.series.begin, group.series.end - seconds),
-            opens=above and scene.t - group.series.begin >= seconds,
+            opens=above and inputs.t - group.series.begin >= seconds,
             gpu=group.gpu,
-            process=main_process(group, scene, seconds),
+            process=main_process(group, inputs, seconds),
             user=group.user,
             container=group.container,
             pct=100 * now / total,
@@ -75,14 +75,14 @@ def memory_hog(
         )
 
 
-def leaks(scene: RuleInput, policy: MemoryPolicy, hogs: GpuTimePolicy) -> Iterator[Finding]:
+def leaks(inputs: RuleInput, policy: MemoryPolicy, hogs: GpuTimePolicy) -> Iterator[Finding]:
     """A process outside jobs whose memory only grows."""
     if not policy.leak_on:
         return
     seconds = policy.leak_minutes * 60
-    for group in scene.groups:
+    for group in inputs.groups:
         for process in group.processes:
-            series = scene.series.get(key_of(process))
+            series = inputs.series.get(key_of(process))
             if series is None or series.span_s < seconds * KEEPS:
                 continue
             growth = _growth(series, seconds, policy, hogs)
@@ -92,7 +92,7 @@ def leaks(scene: RuleInput, policy: MemoryPolicy, hogs: GpuTimePolicy) -> Iterat
             steady = 100 * growth.rising >= policy.leak_rising_pct
             enough = per_h >= policy.leak_gib_per_hour * GIB and series.span_s >= seconds
             yield _of_process(
-                LEAK, scene, group, process, series.end - seconds, enough and steady, per_h
+                LEAK, inputs, group, process, series.end - seconds, enough and steady, per_h
             )
 
 
@@ -119,7 +119,7 @@ def _growth(
     return line if line and line.slope * 3600 >= least and line.rising > 0.5 else None
 
 
-def idle_held(scene: RuleInput, policy: MemoryPolicy, hogs: GpuTimePolicy) -> Iterator[Finding]:
+def idle_held(inputs: RuleInput, policy: MemoryPolicy, hogs: GpuTimePolicy) -> Iterator[Finding]:
     """A process outside jobs holds memory without using the GPU, while other users need the GPU.
 
     Its mean use over the whole time decides, so a short burst does not count as use.
@@ -127,24 +127,24 @@ def idle_held(scene: RuleInput, policy: MemoryPolicy, hogs: GpuTimePolicy) -> It
     if not policy.idle_on:
         return
     seconds = policy.idle_minutes * 60
-    for group in scene.groups:
+    for group in inputs.groups:
         for process in group.processes:
-            series = scene.series.get(key_of(process))
+            series = inputs.series.get(key_of(process))
             if series is None or (process.memory_bytes or 0) < policy.idle_gib * GIB:
                 continue
             used = series.last(seconds)
             if used.pct is None or used.pct >= 2 * policy.idle_pct:
                 continue
-            if not is_covered(used, hogs) or scene.t - series.end > STALE_S:
+            if not is_covered(used, hogs) or inputs.t - series.end > STALE_S:
                 continue
             since = _idle_since(series, used.pct, policy, hogs)
             opens = (
                 since is not None
-                and scene.t - since >= seconds
-                and _is_needed_by_others(group, process, scene, policy)
+                and inputs.t - since >= seconds
+                and _is_needed_by_others(group, process, inputs, policy)
             )
             yield _of_process(
-                IDLE_HELD, scene, group, process, since or series.end - seconds, opens
+                IDLE_HELD, inputs, group, process, since or series.end - seconds, opens
             )
 
 
@@ -157,27 +157,27 @@ def _idle_since(
 
 
 def _is_needed_by_others(
-    group: Group, process: ProcessReading, scene: RuleInput, policy: MemoryPolicy
+    group: Group, process: ProcessReading, inputs: RuleInput, policy: MemoryPolicy
 ) -> bool:
     """Whether other users work on that GPU or wait for it."""
-    if scene.waiting_for(group.gpu.uuid, group.who):
+    if inputs.waiting_for(group.gpu.uuid, group.who):
         return True
     busy = 0.0
-    parts = (*scene.groups, *(part for parts in scene.jobs.values() for part in parts))
+    parts = (*inputs.groups, *(part for parts in inputs.jobs.values() for part in parts))
     for other in parts:
         if other.gpu.uuid == group.gpu.uuid and other.who != group.who:
             busy += other.series.last(BESIDE_S).pct or 0.0
     return busy >= policy.idle_busy_pct
 
 
-def orphaned(scene: RuleInput, policy: MemoryPolicy) -> Iterator[Finding]:
+def orphaned(inputs: RuleInput, policy: MemoryPolicy) -> Iterator[Finding]:
     """Memory that no listed process holds, for long.
 
     No user is accused; an operator has to look.
     """
     if not policy.orphaned_on:
         return
-    for gpu in scene.gpus:
+    for gpu in inputs.gpus:
         since, size = gpu.orphaned_since, gpu.orphaned_bytes
         if since is None or not size:
             continue
@@ -190,7 +190,7 @@ def orphaned(scene: RuleInput, policy: MemoryPolicy) -> Iterator[Finding]:
             rule=ORPHANED,
             key=gpu.uuid,
             since_t=since.timestamp(),
-            opens=size >= least and scene.t - since.timestamp() >= policy.orphaned_minutes * 60,
+            opens=size >= least and inputs.t - since.timestamp() >= policy.orphaned_minutes * 60,
             gpu=gpu,
             pct=pct,
             peak_pct=pct,
@@ -201,14 +201,14 @@ def orphaned(scene: RuleInput, policy: MemoryPolicy) -> Iterator[Finding]:
 
 def _of_process(
     rule: str,
-    scene: RuleInput,
+    inputs: RuleInput,
     group: Group,
     process: ProcessReading,
     since_t: float,
     opens: bool,
     growth_per_h: float | None = None,
 ) -> Finding:
-    series = scene.series[key_of(process)]
+    series = inputs.series[key_of(process)]
     used = series.over(since_t)
     known_s = used.memory_known_s if rule == LEAK else used.known_s
     return Finding(

@@ -37,13 +37,13 @@ class PreparedQuery(Generic[K, R]):
             self._compiled = self._compile()
         rows, compiled, sql, params = self._compiled
         given = tuple(key if value == self._mark else value for value in params)
-        asked = rows.all()
+        query = rows.all()
         # Each caller has a copy: threads have connections of their own.
         compiler = copy(compiled)
         compiler.connection = connections[rows.db]
         compiler.as_sql = lambda *_, **__: (sql, given)
-        asked.query.get_compiler = lambda *_, **__: compiler  # type: ignore[method-assign]
-        return list(asked)
+        query.query.get_compiler = lambda *_, **__: compiler  # type: ignore[method-assign]
+        return list(query)
 
     def _compile(self) -> tuple[QuerySet[Any, R], Any, str, tuple[object, ...]]:
         rows = self._query(self._mark)

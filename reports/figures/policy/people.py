@@ -39,7 +39,7 @@ def gpu_hours(split: Split) -> GpuHours:
 def users(
     ledger: Ledger,
     capacity_h: float,
-    standing: Callable[[str], tuple[float | None, float | None]],
+    account: Callable[[str], tuple[float | None, float | None]],
     *,
     caused_s: Mapping[str, float],
     overuse_s: Mapping[str, float],
@@ -49,7 +49,7 @@ def users(
 ) -> tuple[UserFigures, ...]:
     """One row for each user with GPU time or a waiting job, most GPU-hours first.
 
-    standing: (entitled percent, target percent) of a user.
+    account: (entitled percent, target percent) of a user.
     """
     nothing = OwnerSums()
     names = [*ledger.owners, *(n for n in ledger.waited_s if n not in ledger.owners)]
@@ -58,7 +58,7 @@ def users(
         sums = ledger.owners.get(name, nothing)
         split = sums.split
         known = split.used + split.idle + split.empty
-        entitled, target = standing(name) if name else (None, None)
+        entitled, target = account(name) if name else (None, None)
         key = name or ""
         rows.append(
             UserFigures(

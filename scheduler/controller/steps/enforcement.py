@@ -48,9 +48,9 @@ class Enforcement:
 
     name = "enforcement"
 
-    def __init__(self, host: str, hands: ProcessActions) -> None:
+    def __init__(self, host: str, actions: ProcessActions) -> None:
         self._host = host
-        self._hands = hands
+        self._actions = actions
         self._isolation = ItemIsolation(host, self.name)
 
     def judge(self, snapshot: Snapshot | None, now: datetime) -> object:
@@ -83,7 +83,7 @@ class Enforcement:
             rows,
             lambda incident: f"case of incident {incident.pk}",
             lambda incident: cases.case_of(
-                incident, rows[incident], processes, self._hands.owner, now
+                incident, rows[incident], processes, self._actions.owner, now
             ),
             now,
         )
@@ -100,7 +100,7 @@ class Enforcement:
             return Step(undone[-1].step) if undone else None
         for row in one.rows:
             if row.state == DONE and row.step == Step.FREEZE:
-                self._hands.freeze(one.target, policy.run_s, policy.stop_s, again=True)
+                self._actions.freeze(one.target, policy.run_s, policy.stop_s, again=True)
         planned = [row for row in one.rows if row.state == PLANNED]
         if not planned or not one.case.accused.is_there:
             return None
@@ -108,16 +108,16 @@ class Enforcement:
         return Step(planned[0].step)
 
     def _do(self, one: OpenCase, row: Response, policy: EnforcementPolicy, now: datetime) -> None:
-        step, target, hands = Step(row.step), one.target, self._hands
+        step, target, actions = Step(row.step), one.target, self._actions
         if step is Step.RENICE:
-            problem = hands.lower(target, policy.nice)
+            problem = actions.lower(target, policy.nice)
         elif step is Step.LIMIT:
             memory = int(policy.memory_gib * GIB) or None
-            problem = hands.cap(target, row.before, policy.cpu_cores, memory)
+            problem = actions.cap(target, row.before, policy.cpu_cores, memory)
         elif step is Step.FREEZE:
-            problem = hands.freeze(target, policy.run_s, policy.stop_s)
+            problem = actions.freeze(target, policy.run_s, policy.stop_s)
         else:
-            problem = hands.end(target, kill=step is Step.KILL)
+            problem = actions.end(target, kill=step is Step.KILL)
         row.state = REFUSED if problem else DONE
         row.text = problem or DID[step].format(one.who)
         row.save(update_fields=["state", "text"])
@@ -130,12 +130,12 @@ class Enforcement:
         """Undo an action. It may only have been planned: after a crash that is unknown."""
         step, lasts = Step(row.step), _can_be_undone(row)
         if step is Step.RENICE:
-            self._hands.restore(one.target, row.before)
+            self._actions.restore(one.target, row.before)
         elif step is Step.LIMIT:
-            self._hands.uncap(one.target, row.before)
+            self._actions.uncap(one.target, row.before)
         elif step is Step.FREEZE:
-            self._hands.thaw(one.target)
-        tells = row.state == DONE and lasts and self._hands.owner(one.target) is not None
+            self._actions.thaw(one.target)
+        tells = row.state == DONE and lasts and self._actions.owner(one.target) is not None
         row.state, row.undone_at = UNDONE if lasts else row.state, now
         row.save(update_fields=["state", "undone_at"])
         if tells:
@@ -175,7 +175,7 @@ class Enforcement:
         elif step in WARNINGS:
             again = any(row.step == step for row in active)
             self._warn(one, step, policy, now, again=again)
-        elif (before := self._hands.look(one.target)) is not None:
+        elif (before := self._actions.look(one.target)) is not None:
             before = {**before, "process": cases.process_of(one)}
             _store_response(one, step, PLANNED, "", now, before=before)
         return step

@@ -17,7 +17,7 @@ from monitor.runtime.rows.item_isolation import ItemIsolation
 from monitor.sampling.probes.host import cpu_processes
 from scheduler.facts.blockers import LOAD_CODES, Tier
 from scheduler.facts.jobs import JobState
-from scheduler.fair_share.rows import Standings
+from scheduler.fair_share.rows import FairShareAccounts
 from scheduler.models import Attempt, Job
 
 # Jobs further back in the queue would not start if one GPU became free.
@@ -33,7 +33,7 @@ class IncidentWatch:
         self._host = host
         self._isolation = ItemIsolation(host, self.name)
         self._incidents = IncidentStep(host, gap_s, cpu_processes)
-        self._standings = Standings()
+        self._accounts = FairShareAccounts()
 
     def judge(self, snapshot: Snapshot | None, now: datetime) -> Verdict | None:
         if snapshot is None:
@@ -62,7 +62,7 @@ class IncidentWatch:
         waiting = [job for job, waits_for_others in judged if waits_for_others]
         if not waiting:
             return [], {}
-        accounts = self._standings.at(now, {*present, *(job.owner_name for job in waiting)})
+        accounts = self._accounts.at(now, {*present, *(job.owner_name for job in waiting)})
         quotas = {name: account.quota.share_pct for name, account in accounts.items()}
         demand = [
             Demand(

@@ -151,7 +151,7 @@ class Dispatcher:
         self._isolation = ItemIsolation(host, "dispatcher", guard, LONGEST_RETRY)
         self._supply = PlanInputs(host, policy, self._isolation)
         # Read from the rows when first needed.
-        self._told: StoredReasons | None = None
+        self._reported: StoredReasons | None = None
         self._mark: tuple[object, ...] = ()
         self._planned_at = datetime.min.replace(tzinfo=UTC)
 
@@ -177,21 +177,21 @@ class Dispatcher:
         waits = self._mark != queue_facts.EMPTY_QUEUE_MARK
         queue = self._supply.queue(now, self._mark) if waits else []
         if not queue and not self._supply.windows(now):
-            self._told = StoredReasons({}, now)
+            self._reported = StoredReasons({}, now)
             return []
-        if self._told is None:
-            self._told = StoredReasons.load(now)
+        if self._reported is None:
+            self._reported = StoredReasons.load(now)
         turn = transitions.current_version()
         given = self._supply.given(queue, now)
         made = self._planned(given, now)
         keys = keys_by_job(made.blockers)
-        news = {id_: made.blockers[id_] for id_ in self._told.news(keys, now)}
+        news = {id_: made.blockers[id_] for id_ in self._reported.news(keys, now)}
         yields = [*made.evictions, *made.preemptions]
         placed: list[Attempt] | None = []
         if made.placements or news or yields:
             placed = self._commit(made, news, turn, now)
         if placed is not None:
-            self._told.keep(keys, news, now)
+            self._reported.keep(keys, news, now)
         return placed
 
     def _planned(self, given: PlanInput, now: datetime) -> Plan:

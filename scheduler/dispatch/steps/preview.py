@@ -91,31 +91,31 @@ def estimates(now: datetime) -> Mapping[int, Estimate]:
     """For each waiting job, where it may start first."""
     estimated: dict[int, Estimate] = {}
     for host in hosts():
-        outlook = _of(host)
-        with outlook.lock:
-            for job_id, estimate in outlook.estimate_all(now).items():
+        predictions = _of(host)
+        with predictions.lock:
+            for job_id, estimate in predictions.estimate_all(now).items():
                 estimated[job_id] = _sooner(estimated.get(job_id), estimate)
     return estimated
 
 
 def running_ends(now: datetime) -> dict[int, datetime]:
     """When each running job is expected to end; jobs with unknown ends are omitted."""
-    found: dict[int, datetime] = {}
+    starts: dict[int, datetime] = {}
     for host in hosts():
-        outlook = _of(host)
-        with outlook.lock:
-            given = outlook.look(now)
-        found |= forecast.running_ends(given.slots, given.policy, now)
-    return found
+        predictions = _of(host)
+        with predictions.lock:
+            given = predictions.look(now)
+        starts |= forecast.running_ends(given.slots, given.policy, now)
+    return starts
 
 
 def estimate_of(job_id: int, now: datetime) -> Estimate | None:
     """The same for one job, without going through all that wait."""
     nearest: Estimate | None = None
     for host in hosts():
-        outlook = _of(host)
-        with outlook.lock:
-            estimate = outlook.estimate_all(now).get(job_id)
+        predictions = _of(host)
+        with predictions.lock:
+            estimate = predictions.estimate_all(now).get(job_id)
         if estimate is not None:
             nearest = _sooner(nearest, estimate)
     return nearest
@@ -156,22 +156,22 @@ def _goodness(answer: WhatIf) -> tuple[bool, bool, float]:
 
 
 def _what_if(new: NewJob, owner: str, host: str, now: datetime) -> WhatIf:
-    outlook = _of(host)
-    with outlook.lock:
-        given = outlook.look(now)
-        durations = outlook.supply.durations
+    predictions = _of(host)
+    with predictions.lock:
+        given = predictions.look(now)
+        durations = predictions.supply.durations
         expected = durations.expect(owner, new.label, new.time_limit, new.estimate)
         job = _queued(new, owner, now, durations(owner, new.label))
-        waits_for = (*job.waits, *outlook.supply.full_disks.of_new(new.cwd, now))
+        waits_for = (*job.waits, *predictions.supply.full_disks.of_new(new.cwd, now))
         job = replace(job, expected=expected, waits=waits_for)
         return forecast.what_if(job, given.queue, given.slots, given.policy, now, given.rules)
 
 
 def factors(job: Job, host: str, now: datetime) -> tuple[Factor, ...]:
     """Priority factors of a waiting job; () = it does not wait."""
-    outlook = _of(host)
-    with outlook.lock:
-        given = outlook.look(now)
+    predictions = _of(host)
+    with predictions.lock:
+        given = predictions.look(now)
     waiting = next((queued for queued in given.queue if queued.id == job.pk), None)
     if waiting is None:
         return ()

@@ -53,10 +53,10 @@ def refusals(new: NewJob, policy: BoundsPolicy, hosts: Sequence[HostReading]) ->
     cpus = _most(policy.cpus, [host.cpu_count for host in hosts])
     memory = _most(policy.memory_bytes, [host.memory_total_bytes for host in hosts])
     problems = []
-    if (asked := new.cpus) is not None and asked < MIN_CPUS:
-        problems.append(Refusal(field="cpus", text=f"Nothing runs with {asked:g} CPUs."))
-    elif asked is not None and cpus is not None and asked > cpus:
-        text = f"You ask for {asked:g} CPUs; a job gets at most {cpus:g} here."
+    if (requested := new.cpus) is not None and requested < MIN_CPUS:
+        problems.append(Refusal(field="cpus", text=f"Nothing runs with {requested:g} CPUs."))
+    elif requested is not None and cpus is not None and requested > cpus:
+        text = f"You ask for {requested:g} CPUs; a job gets at most {cpus:g} here."
         problems.append(Refusal(field="cpus", text=text))
     if (wants := new.memory_bytes) is not None and wants < MIN_BYTES:
         text = "Nothing runs with so little host memory; write it like 16GiB."

@@ -149,7 +149,7 @@ class SpecWriter:
     checkpoints: Path | None = None
     # Paths that jobs of ordinary users can't open while they share the service's account.
     closed: tuple[Path, ...] = ()
-    bounder: ConfinementLimits | None = None
+    limits: ConfinementLimits | None = None
 
     def folder(self, attempt: Attempt) -> Path:
         return files.attempt_folder(self.data, attempt.job_id, attempt.number)
@@ -218,7 +218,7 @@ class SpecWriter:
             yield_file=str(own.yield_file(attempt.number, apart=is_closed)),
             yield_signal=job.yield_signal,
             stdin_file=str(self.folder(attempt) / files.STDIN) if job.has_input else "",
-            bounds=self.bounder.bounds(attempt).to_json() if self.bounder else {},
+            bounds=self.limits.bounds(attempt).to_json() if self.limits else {},
             closed=[str(path) for path in self.closed] if is_closed else [],
             opened=[str(own.checkpoint), str(own.given), str(log)] if is_closed else [],
             readable=[str(own.yields)] if is_closed else [],
@@ -237,11 +237,11 @@ class SpecWriter:
         return own_folder(self.data, job.pk, uid=account.uid, chosen=self.checkpoints)
 
     def _variables(self, attempt: Attempt) -> dict[str, str]:
-        return self.bounder.variables(attempt) if self.bounder else {}
+        return self.limits.variables(attempt) if self.limits else {}
 
     def _told(self, attempt: Attempt, own: OwnFolder, *, apart: bool) -> dict[str, str]:
         """How the job learns that it is to leave, and where it saves its work."""
-        told = {
+        environment = {
             "GPUCOORD_YIELD_FILE": str(own.yield_file(attempt.number, apart=apart)),
             "GPUCOORD_GRACE_S": f"{self._grace_s(attempt.job):g}",
             "GPUCOORD_CHECKPOINT_DIR": str(own.checkpoint),
@@ -249,8 +249,8 @@ class SpecWriter:
             "GPUCOORD_RESULT_FILE": str(own.given_files(attempt.number).result),
         }
         if attempt.job.array_index is not None:
-            told["GPUCOORD_ARRAY_INDEX"] = str(attempt.job.array_index)
-        return told
+            environment["GPUCOORD_ARRAY_INDEX"] = str(attempt.job.array_index)
+        return environment
 
     def _grace_s(self, job: Job) -> float:
         if job.grace_s is None:

@@ -51,8 +51,8 @@ def find(text: str) -> Iterator[Result]:
     people = User.objects.filter(username__icontains=text, is_active=True).order_by("username")
     for name in people.values_list("username", flat=True)[:MOST_OF_A_KIND]:
         yield Result("user", name, reverse("person", args=[name]))
-    found = Gpu.objects.filter(gpus).order_by("host", "index")
-    for uuid, index, model, host in found.values_list("uuid", "index", "name", "host")[
+    gpus_found = Gpu.objects.filter(gpus).order_by("host", "index")
+    for uuid, index, model, host in gpus_found.values_list("uuid", "index", "name", "host")[
         :MOST_OF_A_KIND
     ]:
         yield Result("GPU", f"GPU {index} of {host}, {model}", reverse("gpu", args=[uuid]))

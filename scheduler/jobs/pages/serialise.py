@@ -99,8 +99,8 @@ def _tagged(chosen: QuerySet[Job], tag: str) -> QuerySet[Job]:
         return chosen
     if not TAG_NAME.fullmatch(name):
         return chosen.none()
-    found = chosen.alias(tag=KeyTransform(name, "tags"))
-    return found.filter(tag=text) if has_text else found.filter(tag__isnull=False)
+    tagged = chosen.alias(tag=KeyTransform(name, "tags"))
+    return tagged.filter(tag=text) if has_text else tagged.filter(tag__isnull=False)
 
 
 def attempts_of(job: Job) -> list[Attempt]:

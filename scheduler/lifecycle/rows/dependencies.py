@@ -45,7 +45,7 @@ class UnmetDependencies:
                 self._of[job] = tuple(one for one in pending if one not in met)
 
     def _read(self, jobs: Sequence[int]) -> None:
-        found: dict[int, list[Awaited]] = {job: [] for job in jobs}
+        awaited: dict[int, list[Awaited]] = {job: [] for job in jobs}
         arrays: set[int] = set()
         for chunk in chunks(jobs):
             rows = JobDependency.objects.filter(job_id__in=chunk).order_by("on_id")
@@ -53,10 +53,10 @@ class UnmetDependencies:
                 if array == on:
                     arrays.add(on)
                 if after in _KINDS:
-                    found[job].append((on, _KINDS[after]))
+                    awaited[job].append((on, _KINDS[after]))
                 else:
                     self.unclear.add(job)
-        self._of |= {job: tuple(pending) for job, pending in found.items()}
+        self._of |= {job: tuple(pending) for job, pending in awaited.items()}
         self.arrays |= arrays
 
     def _met(self, awaited: Collection[Awaited]) -> set[Awaited]:

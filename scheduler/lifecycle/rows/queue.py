@@ -86,8 +86,8 @@ def _title(created: Sequence[tuple[Job, list[int]]]) -> str:
     if len(created) > 1:
         total = sum(len(numbers) for _, numbers in created)
         return f"{total} jobs from {job.pk} on ({job.name})"
-    what = f"array {job.pk} of {len(numbers)} jobs" if job.array is not None else f"job {job.pk}"
-    return f"{what} ({job.name})"
+    subject = f"array {job.pk} of {len(numbers)} jobs" if job.array is not None else f"job {job.pk}"
+    return f"{subject} ({job.name})"
 
 
 def _create_all(new: Sequence[NewJob], owner: User, now: datetime) -> list[tuple[Job, list[int]]]:

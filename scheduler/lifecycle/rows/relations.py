@@ -85,16 +85,16 @@ def _problems(
 
 def _hopeless(numbers: Iterable[int]) -> dict[int, list[str]]:
     """{job or array: why it can't succeed any more}."""
-    found: dict[int, list[str]] = {}
+    by_job: dict[int, list[str]] = {}
     wanted = sorted(numbers)
     for chunk in chunks(wanted):
         ended = _awaited(chunk).exclude(outcome__in=NOT_FAILED).order_by("pk")
         for pk, array, outcome in ended.values_list("pk", "array", "outcome"):
             text = f"Job {pk} {OUTCOME_WORDS[Outcome(outcome)]}: it can't succeed any more."
             for number in {pk, array or pk}:
-                if len(found.setdefault(number, [])) < MOST_HOPELESS:
-                    found[number].append(text)
-    return found
+                if len(by_job.setdefault(number, [])) < MOST_HOPELESS:
+                    by_job[number].append(text)
+    return by_job
 
 
 def add_dependencies(

@@ -26,9 +26,9 @@ MOST_QUIET = 12
 SORTS: dict[str, Callable[[ShareLine], Any]] = {
     "name": lambda line: line.name.casefold(),
     "now": lambda line: line.now or 0.0,
-    "target": lambda line: line.standing.target if line.wants else -1.0,
+    "target": lambda line: line.account.target if line.wants else -1.0,
     "entitled": lambda line: line.entitled,
-    "usage": lambda line: line.standing.usage or 0.0,
+    "usage": lambda line: line.account.usage or 0.0,
     "factor": lambda line: line.factor,
     "waiting": lambda line: line.waiting,
     "gpu_minutes": lambda line: line.spent_min,
@@ -77,7 +77,7 @@ def whole(person: User, sort: str, everybody: bool, now: datetime) -> dict[str, 
 
 def own(line: ShareLine) -> OwnShare:
     """The quota of one user, for pages that only the user and operators see."""
-    budget, priority = line.standing.budget, line.quota.priority
+    budget, priority = line.account.budget, line.quota.priority
     return OwnShare(
         line=line,
         figures=quota_figures.figures(line),

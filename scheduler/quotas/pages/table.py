@@ -68,8 +68,8 @@ class QuotaFigure:
 
 def figures(line: ShareLine) -> tuple[QuotaFigure, ...]:
     """GPU-minutes first, then the limits on concurrent use."""
-    standing, quota = line.standing, line.quota
-    budget = standing.budget
+    account, quota = line.account, line.quota
+    budget = account.budget
     return (
         QuotaFigure(
             name="gpu_minutes",
@@ -79,12 +79,12 @@ def figures(line: ShareLine) -> tuple[QuotaFigure, ...]:
             unit="min",
             committed=budget.committed if budget else 0.0,
         ),
-        QuotaFigure(name="gpus", label="GPUs", used=standing.gpus, most=quota.gpus),
-        QuotaFigure(name="jobs", label="Running jobs", used=standing.jobs, most=quota.jobs),
+        QuotaFigure(name="gpus", label="GPUs", used=account.gpus, most=quota.gpus),
+        QuotaFigure(name="jobs", label="Running jobs", used=account.jobs, most=quota.jobs),
         QuotaFigure(
             name="memory_bytes",
             label="GPU memory",
-            used=standing.memory_bytes,
+            used=account.memory_bytes,
             most=quota.memory_bytes,
             unit="bytes",
         ),
@@ -116,7 +116,7 @@ class ShareLine:
     outside: GPUs used now by processes outside jobs.
     """
 
-    standing: UserAccount
+    account: UserAccount
     wants: bool
     entitled: float
     factor: float
@@ -129,26 +129,26 @@ class ShareLine:
 
     @property
     def name(self) -> str:
-        return self.standing.owner
+        return self.account.owner
 
     @property
     def quota(self) -> Quota:
-        return self.standing.quota
+        return self.account.quota
 
     @property
     def gpus(self) -> int:
         """Number of GPUs that shares refer to."""
-        return len(self.standing.capacity.gpu_uuids)
+        return len(self.account.capacity.gpu_uuids)
 
     @property
     def now(self) -> float | None:
         """Current usage as a part of all GPUs. None: there are no GPUs."""
-        return min(1.0, self.standing.charge / self.gpus) if self.gpus else None
+        return min(1.0, self.account.charge / self.gpus) if self.gpus else None
 
     @property
     def is_quiet(self) -> bool:
         """Whether the user has neither usage nor jobs now."""
-        return not self.wants and not self.standing.charge
+        return not self.wants and not self.account.charge
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +172,7 @@ def table(now: datetime, *names_included: str) -> ShareTable:
     names = {*wanting, *snapshot.used, *snapshot.spent, *snapshot.quotas.agreed(), *names_included}
     parts = _Parts(snapshot, wanting)
     lines = [_line(snapshot, name, parts, running, waiting) for name in sorted(names)]
-    lines.sort(key=lambda line: (-line.standing.charge, -(line.standing.usage or 0.0), line.name))
+    lines.sort(key=lambda line: (-line.account.charge, -(line.account.usage or 0.0), line.name))
     return ShareTable(
         tuple(lines), len(snapshot.capacity.gpu_uuids), snapshot.policy.half_life_hours
     )
@@ -212,7 +212,7 @@ def _line(
     used, share = snapshot.used.get(name), snapshot.quotas.of(name).share_pct
     entitled = weight if share is None else share / 100
     return ShareLine(
-        standing=snapshot.standing(name, running.get(name, NONE), weight, target),
+        account=snapshot.account(name, running.get(name, NONE), weight, target),
         wants=name in parts.wanting,
         entitled=entitled,
         factor=charging.factor(used.usage if used else 0.0, entitled),

@@ -132,10 +132,10 @@ def charges_on(
     gpu: GpuReading, snapshot: Snapshot, claims: Sequence[ClaimFact]
 ) -> dict[str, Charge]:
     """What each owner takes of one GPU. `claims`: also those on other GPUs."""
-    found: dict[str, Charge] = {}
+    by_owner: dict[str, Charge] = {}
     here = [claim for claim in claims if claim.gpu_uuid == gpu.uuid]
-    _gpu(gpu, here, snapshot.on(gpu.uuid), found)
-    return found
+    _gpu(gpu, here, snapshot.on(gpu.uuid), by_owner)
+    return by_owner
 
 
 def _gpu(

@@ -76,19 +76,19 @@ def memory(requirement: Requirement, gpu_bytes: int | None) -> int:
 
 
 def minutes(
-    requirement: Requirement, lasts: timedelta | None, standing: UserAccount
+    requirement: Requirement, lasts: timedelta | None, account: UserAccount
 ) -> float | None:
     """The maximum of GPU-minutes that the job will use; None = unknown."""
     if lasts is None:
         return None
-    return held(requirement, standing.capacity.gpu_bytes) * lasts.total_seconds() / 60
+    return held(requirement, account.capacity.gpu_bytes) * lasts.total_seconds() / 60
 
 
 def refusals(
     requirement: Requirement,
     priority: int,
     lasts: timedelta | None,
-    standing: UserAccount,
+    account: UserAccount,
     throttle: Throttle,
     *,
     contended: bool,
@@ -96,46 +96,46 @@ def refusals(
 ) -> tuple[Blocker, ...]:
     """Blockers from the user's limits. contended: another user waits for GPUs."""
     blockers = [
-        _gpus(requirement, standing),
-        _jobs(standing),
-        _memory(requirement, standing),
-        _budget(requirement, lasts, standing),
-        _share(requirement, CLASSES[priority], standing, throttle, contended, policy),
+        _gpus(requirement, account),
+        _jobs(account),
+        _memory(requirement, account),
+        _budget(requirement, lasts, account),
+        _share(requirement, CLASSES[priority], account, throttle, contended, policy),
     ]
     return tuple(blocker for blocker in blockers if blocker is not None)
 
 
-def after(standing: UserAccount, requirement: Requirement, lasts: timedelta | None) -> UserAccount:
+def after(account: UserAccount, requirement: Requirement, lasts: timedelta | None) -> UserAccount:
     """The user's account after such a job was placed."""
-    gpu_bytes = standing.capacity.gpu_bytes
+    gpu_bytes = account.capacity.gpu_bytes
     part = held(requirement, gpu_bytes)
     return replace(
-        standing,
-        gpus=standing.gpus + requirement.gpus,
-        jobs=standing.jobs + 1,
-        memory_bytes=standing.memory_bytes + memory(requirement, gpu_bytes),
-        charge=standing.charge + part,
-        budget=_debited(standing.budget, minutes(requirement, lasts, standing), requirement),
+        account,
+        gpus=account.gpus + requirement.gpus,
+        jobs=account.jobs + 1,
+        memory_bytes=account.memory_bytes + memory(requirement, gpu_bytes),
+        charge=account.charge + part,
+        budget=_debited(account.budget, minutes(requirement, lasts, account), requirement),
     )
 
 
-def cap(standing: UserAccount, urgency: PriorityClass, throttle: Throttle) -> float:
+def cap(account: UserAccount, urgency: PriorityClass, throttle: Throttle) -> float:
     """The GPUs that a user's jobs of this class may hold under contention.
 
     Without an own share no part is reserved, so a user alone on the machine may use all of it.
     """
-    quota, uuids = standing.quota, standing.capacity.gpu_uuids
+    quota, uuids = account.quota, account.capacity.gpu_uuids
     share = (100.0 if quota.share_pct is None else quota.share_pct) / 100
     if urgency is PriorityClass.USER_INITIATED:
         return share * len(uuids)
     multipliers = throttle.multipliers
     usable = sum(multipliers.get(uuid, 1.0) > 0 for uuid in uuids) if multipliers else len(uuids)
-    return _unreserved(standing) * usable
+    return _unreserved(account) * usable
 
 
-def _unreserved(standing: UserAccount) -> float:
+def _unreserved(account: UserAccount) -> float:
     """The part of each GPU for a user's jobs that are not user-initiated, 0..1."""
-    quota = standing.quota
+    quota = account.quota
     if quota.share_pct is None:
         return 1.0
     return quota.share_pct / 100 * (1 - quota.reserved_pct / 100)
@@ -144,7 +144,7 @@ def _unreserved(standing: UserAccount) -> float:
 def reduced(
     requirement: Requirement,
     urgency: PriorityClass,
-    standing: UserAccount,
+    account: UserAccount,
     gpu: Slot,
     held_there: float,
     throttle: Throttle,
@@ -157,7 +157,7 @@ def reduced(
     if multiplier >= 1 or urgency is PriorityClass.USER_INITIATED:
         return None
     wants = held(requirement, gpu.total_bytes) / requirement.gpus
-    most = _unreserved(standing) * multiplier
+    most = _unreserved(account) * multiplier
     if held_there + wants <= most + SLACK:
         return None
     why = throttle.reasons.get(gpu.gpu_uuid) or throttle.reason
@@ -185,13 +185,13 @@ def _debited(
     return replace(budget, committed=budget.committed + (rest if needed is None else needed))
 
 
-def _gpus(requirement: Requirement, standing: UserAccount) -> Blocker | None:
-    most, has, wants = standing.quota.gpus, standing.gpus, requirement.gpus
+def _gpus(requirement: Requirement, account: UserAccount) -> Blocker | None:
+    most, has, wants = account.quota.gpus, account.gpus, requirement.gpus
     if most is None or not wants or has + wants <= most:
         return None
     return _blocker(
         BlockerCode.USER_MAX_GPUS,
-        standing,
+        account,
         requested=count(wants, "GPU"),
         available=f"{most} at most" if wants > most else f"{max(0, most - has)} of {most}",
         never=wants > most,
@@ -199,13 +199,13 @@ def _gpus(requirement: Requirement, standing: UserAccount) -> Blocker | None:
     )
 
 
-def _jobs(standing: UserAccount) -> Blocker | None:
-    most, has = standing.quota.jobs, standing.jobs
+def _jobs(account: UserAccount) -> Blocker | None:
+    most, has = account.quota.jobs, account.jobs
     if most is None or has < most:
         return None
     return _blocker(
         BlockerCode.USER_MAX_JOBS,
-        standing,
+        account,
         requested="1 job",
         available=f"0 of {most}" if most else "0 at most",
         never=most == 0,
@@ -213,15 +213,15 @@ def _jobs(standing: UserAccount) -> Blocker | None:
     )
 
 
-def _memory(requirement: Requirement, standing: UserAccount) -> Blocker | None:
-    most, has = standing.quota.memory_bytes, standing.memory_bytes
-    wants = memory(requirement, standing.capacity.gpu_bytes)
+def _memory(requirement: Requirement, account: UserAccount) -> Blocker | None:
+    most, has = account.quota.memory_bytes, account.memory_bytes
+    wants = memory(requirement, account.capacity.gpu_bytes)
     if most is None or not wants or has + wants <= most:
         return None
     is_more = wants > most
     return _blocker(
         BlockerCode.USER_MAX_MEMORY,
-        standing,
+        account,
         requested=size(wants),
         available=f"{size(most)} at most" if is_more else f"{size(max(0, most - has))} free",
         never=is_more,
@@ -230,14 +230,14 @@ def _memory(requirement: Requirement, standing: UserAccount) -> Blocker | None:
 
 
 def _budget(
-    requirement: Requirement, lasts: timedelta | None, standing: UserAccount
+    requirement: Requirement, lasts: timedelta | None, account: UserAccount
 ) -> Blocker | None:
     """A job starts only if the budget lasts to its end. Figures are whole GPU-minutes."""
-    budget = standing.budget
+    budget = account.budget
     if budget is None or not requirement.gpus:
         return None
     left = budget.limit - budget.spent - budget.committed
-    needed = minutes(requirement, lasts, standing)
+    needed = minutes(requirement, lasts, account)
     if left > SLACK if needed is None else needed <= left + SLACK:
         return None
     is_more = needed is not None and needed > budget.limit + SLACK
@@ -245,7 +245,7 @@ def _budget(
     wants = None if needed is None else ceil(needed - SLACK)
     return _blocker(
         BlockerCode.BUDGET_DAY,
-        standing,
+        account,
         requested="all that is left" if wants is None else f"{wants} GPU-minutes",
         available=f"{limit} at most" if is_more else f"{whole} of {limit}",
         until=None if is_more else budget.resets_at,
@@ -262,23 +262,23 @@ def _budget(
 def _share(
     requirement: Requirement,
     urgency: PriorityClass,
-    standing: UserAccount,
+    account: UserAccount,
     throttle: Throttle,
     contended: bool,
     policy: QuotaPolicy,
 ) -> Blocker | None:
-    uuids = standing.capacity.gpu_uuids
+    uuids = account.capacity.gpu_uuids
     if not requirement.gpus or not uuids or not contended:
         return None
-    if policy.first_job_free and standing.gpus == 0:
+    if policy.first_job_free and account.gpus == 0:
         return None
-    wants, most = held(requirement, standing.capacity.gpu_bytes), cap(standing, urgency, throttle)
-    if standing.charge + wants <= most + SLACK:
+    wants, most = held(requirement, account.capacity.gpu_bytes), cap(account, urgency, throttle)
+    if account.charge + wants <= most + SLACK:
         return None
-    has, takes, cap_ = _rounded(standing.charge, wants, most)
+    has, takes, cap_ = _rounded(account.charge, wants, most)
     return _blocker(
         BlockerCode.SHARE_EXCEEDED,
-        standing,
+        account,
         requested=count(takes, "GPU"),
         available=f"{cap_:g}, {has:g} held",
         facts=details(
@@ -304,7 +304,7 @@ def _rounded(has: float, wants: float, most: float) -> tuple[float, float, float
 
 def _blocker(
     code: BlockerCode,
-    standing: UserAccount,
+    account: UserAccount,
     *,
     requested: str,
     available: str,
@@ -316,7 +316,7 @@ def _blocker(
     return Blocker(
         code=code,
         tier=Tier.PERSON if never else Tier.MY_LIMITS,
-        user=standing.owner,
+        user=account.owner,
         requested=requested,
         available=available,
         until=until,

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from django.db.models import QuerySet
 
 from monitor.constraints import rows as constraint_rows
-from monitor.constraints.policy import GRIPS, ConstraintEffect
+from monitor.constraints.policy import EFFECTS, ConstraintEffect
 from monitor.live.regions import Context, Region
 from monitor.models import Constraint, Gpu
 from monitor.runtime.rows.database import prepared
@@ -87,12 +87,12 @@ def _pressure(
 
 
 def _constraint(row: Constraint) -> PressureLine:
-    grip = GRIPS.get(row.kind, ConstraintEffect.NONE)
-    effect = {
+    effect = EFFECTS.get(row.kind, ConstraintEffect.NONE)
+    consequences = {
         ConstraintEffect.HARD: "no jobs start",
         ConstraintEffect.SOFT: "normal and background jobs wait",
     }
-    return PressureLine(SHAPES[grip], row.text, effect.get(grip, ""), row.from_at)
+    return PressureLine(SHAPES[effect], row.text, consequences.get(effect, ""), row.from_at)
 
 
 def _lines(allowed: Throttle, memory: ThrottleMemory) -> Iterable[PressureLine]:
@@ -113,7 +113,7 @@ def _deferred(memory: ThrottleMemory) -> Iterable[PressureLine]:
     for kind in CLASSES:
         deferral = memory.deferrals.get(kind)
         if deferral is not None and deferral.holds:
-            why = ", ".join(strain.text for strain in deferral.strains)
+            why = ", ".join(signal.text for signal in deferral.strains)
             by_reason.setdefault(why, []).append((kind, deferral))
     for why, deferred in by_reason.items():
         classes = " and ".join(kind.value for kind, _ in deferred)

@@ -90,7 +90,7 @@ class Deferral:
 
     @property
     def hard(self) -> bool:
-        return any(strain.hard for strain in self.strains)
+        return any(signal.hard for signal in self.strains)
 
 
 def deferred(
@@ -178,7 +178,7 @@ def _is_early(gauge: Gauge, was_early: bool, lower: float) -> bool:
 
 def of_host(deferral: Deferral) -> tuple[LoadSignal, ...]:
     """The load signals that also affect jobs without a GPU."""
-    return tuple(strain for strain in deferral.strains if not strain.of_gpus)
+    return tuple(signal for signal in deferral.strains if not signal.of_gpus)
 
 
 def closed(deferrals: Mapping[PriorityClass, Deferral]) -> dict[PriorityClass, Blocker]:
@@ -194,11 +194,11 @@ def _blocker(kind: PriorityClass, deferral: Deferral, strains: Sequence[LoadSign
     return Blocker(
         code=BlockerCode.PRESSURE,
         tier=Tier.MACHINE,
-        holder=", ".join(strain.label for strain in strains),
+        holder=", ".join(signal.label for signal in strains),
         details=details(
             kind=kind.value,
             hard=deferral.hard,
-            strains=", ".join(strain.text for strain in strains),
+            strains=", ".join(signal.text for signal in strains),
         ),
     )
 
@@ -229,7 +229,7 @@ def closed_gpus(
 
 
 def _is_of_gpus(deferral: Deferral) -> bool:
-    return any(strain.of_gpus for strain in deferral.strains)
+    return any(signal.of_gpus for signal in deferral.strains)
 
 
 def _busy_gpu(gpu: GpuReading, kind: PriorityClass, limit: float) -> Blocker:
@@ -244,7 +244,7 @@ def _busy_gpu(gpu: GpuReading, kind: PriorityClass, limit: float) -> Blocker:
 def line(job_id: int, deferral: Deferral, now_t: float) -> str:
     """The log line of a deferred job."""
     seconds = max(0.0, deferral.until_t - now_t)
-    why = ", ".join(str(strain) for strain in deferral.strains)
+    why = ", ".join(str(signal) for signal in deferral.strains)
     return f"System under load, deferring job {job_id} for {seconds:.0f} s ({why})"
 
 

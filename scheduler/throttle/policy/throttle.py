@@ -86,7 +86,7 @@ class ThrottleMemory:
     early: frozenset[str] = frozenset()
     deferrals: Mapping[PriorityClass, Deferral] = field(default_factory=dict)
     level: Level = field(default_factory=Level)
-    told: int = 0
+    reported: int = 0
     free_since_t: float | None = None
     overloaded: bool = False
     named: int = 0
@@ -142,8 +142,8 @@ def look(
     use = old.use.fed(
         _mean(g.utilization_pct for g in usable), seconds, policies.utilisation.smooth_s
     )
-    sight = _sight(use, gpus, usable, around, policies)
-    level = utilisation.looked(old.level, sight, policies.utilisation, now_t, seconds)
+    inputs = _utilisation_input(use, gpus, usable, around, policies)
+    level = utilisation.looked(old.level, inputs, policies.utilisation, now_t, seconds)
     memory = replace(
         old, gpus=gpus, use=use, busy=busy, early=early, deferrals=deferrals, level=level
     )
@@ -159,7 +159,7 @@ def look(
     throttle = Throttle(
         closed=throttle_deferral.closed(deferrals),
         closed_gpus=throttle_deferral.closed_gpus(deferrals, busy, usable, policies.pressure),
-        starts=utilisation.starts(level, sight, policies.utilisation),
+        starts=utilisation.starts(level, inputs, policies.utilisation),
         multipliers=multipliers,
         reason=_scarcity(gpus, around),
         reasons={uuid: why for uuid in gpus if (why := _scarcity({uuid: gpus[uuid]}, around))},
@@ -219,14 +219,14 @@ def _strains(
     """The load signals of each class, and the kinds above the thresholds of background jobs."""
     values = {gauge.kind: gauge for gauge in around.gauges}
     signals = [
-        _strain(c, values.get(c.kind))
+        _signal(c, values.get(c.kind))
         for c in around.constraints
-        if c.grip is not ConstraintEffect.NONE
+        if c.effect is not ConstraintEffect.NONE
     ]
     early, kinds = pressure.early(around.gauges, old.early, policy)
-    labels = {strain.label for strain in signals}
+    labels = {signal.label for signal in signals}
     by_class = {
-        PriorityClass.USER_INITIATED: tuple(strain for strain in signals if strain.hard),
+        PriorityClass.USER_INITIATED: tuple(signal for signal in signals if signal.hard),
         PriorityClass.NORMAL: tuple(signals),
         PriorityClass.BACKGROUND: (*signals, *(s for s in early if s.label not in labels)),
     }
@@ -255,8 +255,8 @@ def _with_gpus(
     return signals
 
 
-def _strain(constraint: Constraint, gauge: Gauge | None) -> LoadSignal:
-    hard = constraint.grip is ConstraintEffect.HARD
+def _signal(constraint: Constraint, gauge: Gauge | None) -> LoadSignal:
+    hard = constraint.effect is ConstraintEffect.HARD
     if gauge is None:
         return LoadSignal(constraint.kind, constraint.text.rstrip("."), hard=hard)
     return LoadSignal(gauge.label, f"{gauge.what} above {gauge.opens:.0f} %", gauge.value, hard)
@@ -278,7 +278,7 @@ def _deferrals(
     return deferrals
 
 
-def _sight(
+def _utilisation_input(
     use: Smoothed,
     gpus: Mapping[str, GpuMemory],
     usable: Sequence[GpuReading],

@@ -93,40 +93,40 @@ class UtilisationInput:
 
 
 def looked(
-    old: Level, sight: UtilisationInput, policy: UtilisationPolicy, now_t: float, seconds: float
+    old: Level, inputs: UtilisationInput, policy: UtilisationPolicy, now_t: float, seconds: float
 ) -> Level:
     """The level, `seconds` after the previous tick."""
-    use = old.use if sight.use is None else sight.use
-    known = replace(old, use=use, running=sight.running)
-    if old.level is None or sight.running > max(old.level, old.running):
+    use = old.use if inputs.use is None else inputs.use
+    known = replace(old, use=use, running=inputs.running)
+    if old.level is None or inputs.running > max(old.level, old.running):
         # Idle GPUs accepted more jobs than the level, or it is the first tick: start from there.
-        return replace(known, level=sight.running, integral=0.0, settles_t=now_t + policy.settle_s)
-    if sight.use is None or sight.bound or now_t < old.settles_t:
+        return replace(known, level=inputs.running, integral=0.0, settles_t=now_t + policy.settle_s)
+    if inputs.use is None or inputs.bound or now_t < old.settles_t:
         return known
-    error = _error(sight, policy)
+    error = _error(inputs, policy)
     if error == 0:
         return replace(known, integral=0.0)
-    most = _most_steps(sight)
+    most = _most_steps(inputs)
     integral = _integrated(old.integral, error * seconds, most, policy)
-    slope = 0.0 if old.use is None or seconds <= 0 else (sight.use - old.use) / seconds
+    slope = 0.0 if old.use is None or seconds <= 0 else (inputs.use - old.use) / seconds
     wanted = policy.gain * error + policy.integral_gain * integral - policy.derivative_gain * slope
     # One job more moves the mean of many GPUs little.
-    step = _best(max(-1, min(most, int(wanted * max(1.0, sight.gpus / 2)))), sight, policy)
+    step = _best(max(-1, min(most, int(wanted * max(1.0, inputs.gpus / 2)))), inputs, policy)
     if step == 0:
         return replace(known, integral=integral)
-    level = max(0, sight.running + step)
+    level = max(0, inputs.running + step)
     return replace(known, level=level, integral=0.0, settles_t=now_t + policy.settle_s)
 
 
-def _error(sight: UtilisationInput, policy: UtilisationPolicy) -> float:
+def _error(inputs: UtilisationInput, policy: UtilisationPolicy) -> float:
     """How far from the middle of the band, outside of it; 0 within.
 
     Too little counts only when the young ones will not mend it.
     """
-    use, middle = sight.use or 0.0, (policy.low_pct + policy.high_pct) / 2
+    use, middle = inputs.use or 0.0, (policy.low_pct + policy.high_pct) / 2
     if use > policy.high_pct:
         return middle - use
-    expected = sight.expected
+    expected = inputs.expected
     return middle - expected if expected is not None and expected < policy.low_pct else 0.0
 
 
@@ -136,14 +136,14 @@ def _integrated(old: float, more: float, most: int, policy: UtilisationPolicy) -
     return max(-bound, min(bound, (old if old * more > 0 else 0.0) + more))
 
 
-def starts(level: Level, sight: UtilisationInput, policy: UtilisationPolicy) -> int | None:
+def starts(level: Level, inputs: UtilisationInput, policy: UtilisationPolicy) -> int | None:
     """How many more jobs may start on GPUs; None = any number.
 
     There is no limit if all GPUs are idle, or if their use is unknown.
     """
-    if not policy.enabled or sight.use is None or sight.quiet >= sight.gpus:
+    if not policy.enabled or inputs.use is None or inputs.quiet >= inputs.gpus:
         return None
-    return max((level.level or 0) - sight.running, sight.quiet)
+    return max((level.level or 0) - inputs.running, inputs.quiet)
 
 
 def target(policy: UtilisationPolicy) -> str:
@@ -154,20 +154,20 @@ def target(policy: UtilisationPolicy) -> str:
     )
 
 
-def _most_steps(sight: UtilisationInput) -> int:
+def _most_steps(inputs: UtilisationInput) -> int:
     """Several jobs at once if the load of a job is known."""
-    return max(1, ceil(sight.gpus / 2)) if sight.each is None else max(4, sight.gpus)
+    return max(1, ceil(inputs.gpus / 2)) if inputs.each is None else max(4, inputs.gpus)
 
 
-def _best(step: int, sight: UtilisationInput, policy: UtilisationPolicy) -> int:
+def _best(step: int, inputs: UtilisationInput, policy: UtilisationPolicy) -> int:
     """The number of steps that ends nearest to the band, and within it nearest to its middle.
 
     0 if the first step would end farther away.
     """
-    each, sign = sight.each, 1 if step > 0 else -1
+    each, sign = inputs.each, 1 if step > 0 else -1
     if not step or not each:
         return step
-    use = (sight.expected if sign > 0 else sight.use) or 0.0
+    use = (inputs.expected if sign > 0 else inputs.use) or 0.0
     middle = (policy.low_pct + policy.high_pct) / 2
 
     def away(size: int) -> tuple[float, float]:

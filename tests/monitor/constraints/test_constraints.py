@@ -4,8 +4,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from monitor.constraints.policy import (
+    EFFECTS,
     GIB,
-    GRIPS,
     Constraint,
     ConstraintEffect,
     ConstraintPolicy,
@@ -117,8 +117,8 @@ def test_the_closing_threshold_must_not_be_beyond_the_opening_one() -> None:
 
 
 def test_only_constraints_that_risk_lost_work_prevent_all_starts() -> None:
-    grips = {kind: Constraint(kind, "", "").grip for kind in GRIPS}
-    assert {kind for kind, grip in grips.items() if grip is ConstraintEffect.HARD} == {
+    grips = {kind: Constraint(kind, "", "").effect for kind in EFFECTS}
+    assert {kind for kind, effect in grips.items() if effect is ConstraintEffect.HARD} == {
         "data_disk",
         "host_memory",
     }

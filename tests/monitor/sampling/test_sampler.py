@@ -271,13 +271,13 @@ def test_nothing_is_kept_of_a_tick_whose_guard_refuses() -> None:
     class Lost(Exception):
         pass
 
-    class Refusing:
+    class RejectingProbe:
         def __enter__(self) -> None:
             raise Lost
 
         def __exit__(self, *error: object) -> None: ...
 
-    running = Sampler(Refusing, SimulatedProbe(), QuietMachine())  # type: ignore[arg-type]
+    running = Sampler(RejectingProbe, SimulatedProbe(), QuietMachine())  # type: ignore[arg-type]
     running.open()
     with pytest.raises(Lost):
         running.step(at(0))

@@ -94,8 +94,8 @@ class World:
 
     def __init__(self, **policy: Any) -> None:
         PolicyValues.objects.create(name="enforcement", values=ALL | policy)
-        self.hands = Noted()
-        self.part = Enforcement("gpubox", self.hands)
+        self.actions = Noted()
+        self.part = Enforcement("gpubox", self.actions)
         self.minute = 0
         self.post_is_open = True
         self.processes: tuple[ProcessReading, ...] = (process(),)
@@ -129,7 +129,7 @@ def kinds() -> list[str]:
 def test_it_warns_twice_and_then_acts_step_by_step(world: World) -> None:
     world.run(9)
 
-    assert world.hands.did == ["nice 10", "cap", "freeze", "end"]
+    assert world.actions.did == ["nice 10", "cap", "freeze", "end"]
     assert kinds() == ["ACTED"] * 6
     assert [m.number for m in Message.objects.order_by("id")] == [1, 2]
     assert AuditEntry.objects.filter(by="gpucoord", subject__startswith="incident").count() == 6
@@ -161,7 +161,7 @@ def test_while_the_warning_has_not_arrived_nothing_is_done(world: World) -> None
 
     world.run(20)
 
-    assert world.hands.did == []
+    assert world.actions.did == []
 
 
 @pytest.mark.parametrize("lacking", ["channel", "address"])
@@ -174,18 +174,18 @@ def test_without_a_way_to_warn_nothing_is_done_and_that_is_told_once(
     hog()
     world = World().run(7)
 
-    assert world.hands.did == []
+    assert world.actions.did == []
     assert kinds() == ["REFUSED"]
     User.objects.update(email="alice@example.org")
     channel("mail", **MAIL)
-    assert world.run(15).hands.did[:1] == ["nice 10"]
+    assert world.run(15).actions.did[:1] == ["nice 10"]
 
 
 def test_a_dry_run_says_what_it_would_do_and_touches_nothing(alice: User) -> None:
     hog()
     world = World(dry_run=True).run(9)
 
-    assert (world.hands.did, Message.objects.count()) == ([], 0)
+    assert (world.actions.did, Message.objects.count()) == ([], 0)
     assert kinds() == ["DRY_RUN"] * 6
     assert events.recent(1)[0].text == "Would send SIGTERM to python (PID 4200001, alice) on GPU 0"
 
@@ -196,7 +196,7 @@ def test_what_a_dry_run_said_counts_for_nothing_when_it_gets_serious(world: Worl
     PolicyValues.objects.update(values=ALL)
     world.run(3)
 
-    assert (world.hands.did, Message.objects.count()) == ([], 2)
+    assert (world.actions.did, Message.objects.count()) == ([], 2)
 
 
 def test_it_is_off_by_default(alice: User) -> None:
@@ -205,7 +205,7 @@ def test_it_is_off_by_default(alice: User) -> None:
     world = World()
     PolicyValues.objects.all().delete()
 
-    assert (world.run(12).hands.did, kinds()) == ([], [])
+    assert (world.run(12).actions.did, kinds()) == ([], [])
 
 
 @pytest.mark.parametrize(
@@ -223,10 +223,10 @@ def test_what_lasts_is_taken_back_when_it_is_over_the_last_first(
     Incident.objects.update(**end)
 
     # After a restart: the rows know.
-    world.part = Enforcement("gpubox", world.hands)
+    world.part = Enforcement("gpubox", world.actions)
     world.run(3)
 
-    assert world.hands.did[3:] == ["thaw", "uncap", "nice 0 again"]
+    assert world.actions.did[3:] == ["thaw", "uncap", "nice 0 again"]
     assert kinds()[-3:] == ["UNDONE"] * 3
 
 
@@ -237,7 +237,7 @@ def test_a_change_of_the_policy_takes_back_what_lasts(world: World, change: Any)
 
     world.run(1)
 
-    assert world.hands.did[2:] == ["uncap", "nice 0 again"]
+    assert world.actions.did[2:] == ["uncap", "nice 0 again"]
 
 
 def test_what_was_planned_when_gpucoord_died_is_done_or_taken_back(world: World) -> None:
@@ -246,13 +246,13 @@ def test_what_was_planned_when_gpucoord_died_is_done_or_taken_back(world: World)
     latest = snapshot(2, world.processes, at=now)
     world.part.judge(latest, now)
     row = Response.objects.get(step="renice")
-    assert (row.state, world.hands.did) == ("planned", [])
+    assert (row.state, world.actions.did) == ("planned", [])
 
     Incident.objects.update(closed_at=now)
-    Enforcement("gpubox", world.hands).judge(latest, now)
+    Enforcement("gpubox", world.actions).judge(latest, now)
 
     row.refresh_from_db()
-    assert (row.state, world.hands.did) == ("undone", ["nice 0 again"])
+    assert (row.state, world.actions.did) == ("undone", ["nice 0 again"])
 
 
 def test_one_that_is_off_the_gpu_for_a_moment_keeps_its_limits_and_gets_no_new_ones(
@@ -269,7 +269,7 @@ def test_one_that_is_off_the_gpu_for_a_moment_keeps_its_limits_and_gets_no_new_o
 
     world.run(7)
 
-    assert world.hands.did == ["nice 10"]
+    assert world.actions.did == ["nice 10"]
 
 
 @pytest.mark.parametrize(
@@ -284,7 +284,7 @@ def test_one_that_is_off_the_gpu_for_a_moment_keeps_its_limits_and_gets_no_new_o
 def test_another_process_or_one_of_the_system_is_spared(world: World, changes: Any) -> None:
     world.processes = (process(**({"start_ticks": 1000 + 4_200_001} | changes)),)
 
-    assert (world.run(9).hands.did, kinds()) == ([], [])
+    assert (world.run(9).actions.did, kinds()) == ([], [])
 
 
 OTHER = 4_200_002
@@ -303,8 +303,8 @@ def test_what_was_done_to_one_process_is_taken_back_from_that_one(world: World) 
     Incident.objects.update(closed_at=later(5))
     world.run(1)
 
-    assert world.hands.did == ["nice 10", "cap", "uncap", "nice 0 again"]
-    assert set(world.hands.about) == {4_200_001}
+    assert world.actions.did == ["nice 10", "cap", "uncap", "nice 0 again"]
+    assert set(world.actions.about) == {4_200_001}
 
 
 def test_what_was_planned_for_one_process_is_never_done_to_another(world: World) -> None:
@@ -318,22 +318,22 @@ def test_what_was_planned_for_one_process_is_never_done_to_another(world: World)
 
     world.run(1)
 
-    assert set(world.hands.about) == {4_200_001}
-    assert world.hands.did == ["nice 0 again"]
+    assert set(world.actions.about) == {4_200_001}
+    assert world.actions.did == ["nice 0 again"]
 
 
 def test_when_one_process_was_ended_the_next_has_all_the_time_again(world: World) -> None:
     world.processes = (process(), process(OTHER))
     world.run(9)
-    assert (world.hands.did[-1], world.hands.about[-1]) == ("end", 4_200_001)
+    assert (world.actions.did[-1], world.actions.about[-1]) == ("end", 4_200_001)
     names_another()
     world.processes = (process(OTHER),)
     world.run(3)
-    assert OTHER not in world.hands.about
+    assert OTHER not in world.actions.about
 
     world.run(6)
 
-    assert [pid for pid in world.hands.about if pid == OTHER] == [OTHER, OTHER]
+    assert [pid for pid in world.actions.about if pid == OTHER] == [OTHER, OTHER]
     assert Message.objects.count() == 2
 
 
@@ -344,17 +344,17 @@ def test_a_cpu_hog_is_slowed_though_it_is_on_no_gpu(world: World) -> None:
 
     world.run(4)
 
-    assert (world.hands.did, world.hands.about) == (["nice 10"], [4_200_001])
-    world.hands.gone = True
+    assert (world.actions.did, world.actions.about) == (["nice 10"], [4_200_001])
+    world.actions.gone = True
     world.run(9)
-    assert set(world.hands.did) == {"nice 10", "nice 0 again"}
+    assert set(world.actions.did) == {"nice 10", "nice 0 again"}
     assert "UNDONE" not in kinds()
 
 
 def test_jobs_of_gpucoord_are_left_to_the_scheduler(world: World) -> None:
     Incident.objects.update(job_ref="7", job_owner="alice")
 
-    assert world.run(9).hands.did == []
+    assert world.run(9).actions.did == []
 
 
 def test_several_incidents_of_one_process_are_one_case(world: World) -> None:
@@ -362,12 +362,12 @@ def test_several_incidents_of_one_process_are_one_case(world: World) -> None:
 
     world.run(5)
 
-    assert world.hands.did == ["nice 10", "cap"]
+    assert world.actions.did == ["nice 10", "cap"]
     assert Message.objects.count() == 2
 
 
 def test_a_step_that_can_not_be_taken_is_told_and_the_next_one_comes(world: World) -> None:
-    world.hands.problem = "No privilege."
+    world.actions.problem = "No privilege."
     world.run(5)
 
     assert Response.objects.get(step="renice").state == "refused"
@@ -375,13 +375,13 @@ def test_a_step_that_can_not_be_taken_is_told_and_the_next_one_comes(world: Worl
     assert "but can't: No privilege." in events.recent(1)[0].text
     Incident.objects.update(closed_at=later(5))
     world.run(1)
-    assert world.hands.did == ["nice 10", "cap"]
+    assert world.actions.did == ["nice 10", "cap"]
 
 
 def test_another_host_s_incidents_are_left_alone(world: World) -> None:
     Incident.objects.update(host="other")
 
-    assert world.run(9).hands.did == []
+    assert world.run(9).actions.did == []
 
 
 def test_its_owner_gets_no_third_mail_that_only_informs(world: World) -> None:
@@ -397,6 +397,6 @@ def test_neutral_use_outside_the_queue_is_never_enforced(alice: User, rule: str)
     incident(rule=rule)
     everything = World(rules=["sustained", "fair_share", "memory_hog", "cpu_hog"]).run(20)
 
-    assert everything.hands.did == []
+    assert everything.actions.did == []
     assert not Response.objects.exists()
     assert not Message.objects.exists()

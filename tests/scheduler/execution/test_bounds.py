@@ -149,7 +149,7 @@ def attempt(alice: User, db: None) -> Attempt:
     return Attempt(job=Job.objects.get(), number=1, gpu_uuids=["GPU-1"])
 
 
-def bounder(tmp_path: Any, **changes: Any) -> ConfinementLimits:
+def limits_of(tmp_path: Any, **changes: Any) -> ConfinementLimits:
     known = {"0:00:00.0": 0, "0:01:00.0": 1}
     return ConfinementLimits(
         **({"host": "gpubox", "data": tmp_path, "lock_folder": None, "minors": known} | changes)
@@ -157,7 +157,7 @@ def bounder(tmp_path: Any, **changes: Any) -> ConfinementLimits:
 
 
 def test_a_job_keeps_to_its_share_and_sees_its_gpu_alone(attempt: Attempt, tmp_path: Any) -> None:
-    limits = bounder(tmp_path, place=V1).bounds(attempt)
+    limits = limits_of(tmp_path, place=V1).bounds(attempt)
 
     assert (limits.share_pct, limits.hidden, limits.cgroup) == (
         30,
@@ -173,7 +173,7 @@ def test_a_job_gets_what_it_asked_for_but_no_more_than_each_may_have(
     PolicyValues.objects.create(name="bounds", values={"cpus": 4.0, "memory_gib": 8.0})
     attempt.job.cpus, attempt.job.memory_bytes = 2.0, 16 * GIB
 
-    limits = bounder(tmp_path, place=V1).bounds(attempt)
+    limits = limits_of(tmp_path, place=V1).bounds(attempt)
 
     assert (limits.cpus, limits.memory_bytes) == (2.0, 8 * GIB)
     assert {"/c/cpu/gpucoord", "/c/memory/gpucoord"} <= set(limits.cgroup)
@@ -214,21 +214,21 @@ def test_a_start_waits_only_for_the_hierarchies_that_are_needed() -> None:
 
 
 def test_where_mps_runs_it_caps_the_share(attempt: Attempt, tmp_path: Any) -> None:
-    by_mps = bounder(tmp_path, mps="/run/mps")
+    by_mps = limits_of(tmp_path, mps="/run/mps")
 
     assert by_mps.bounds(attempt).share_pct is None
     assert by_mps.variables(attempt)["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] == "30"
-    assert bounder(tmp_path).variables(attempt) == {}
+    assert limits_of(tmp_path).variables(attempt) == {}
 
 
 def test_nothing_is_hidden_from_a_job_whose_own_gpu_is_not_known(
     attempt: Attempt, tmp_path: Any
 ) -> None:
-    assert bounder(tmp_path, minors={"0:00:00.0": 0}).bounds(attempt).hidden == []
+    assert limits_of(tmp_path, minors={"0:00:00.0": 0}).bounds(attempt).hidden == []
 
 
 def test_a_job_without_a_gpu_sees_none(attempt: Attempt, tmp_path: Any) -> None:
     attempt.gpu_uuids = []
 
-    limits = bounder(tmp_path).bounds(attempt)
+    limits = limits_of(tmp_path).bounds(attempt)
     assert (limits.hidden, limits.share_pct) == ([[195, 0], [195, 1]], None)

@@ -9,7 +9,7 @@ from django.db import IntegrityError, connection
 from django.test.utils import CaptureQueriesContext
 
 from scheduler.facts.jobs import Requirement
-from scheduler.fair_share.rows import Standings, standings
+from scheduler.fair_share.rows import FairShareAccounts, accounts_by_user
 from scheduler.models import DailyGpuUsage, HostCapacity, Quota, UsageShare
 from tests import jobs_made
 from tests.builders import GIB, NOW, gpu_uuid
@@ -37,7 +37,7 @@ def test_a_persons_own_quota_beats_their_groups_and_these_the_default(
     carol = User.objects.create_user("carol")
     members("lab", alice, bob, gpus=2)
     Quota.objects.create(user=alice, gpus=3)
-    accounts = standings(NOW, {"alice", "bob", "carol"})
+    accounts = accounts_by_user(NOW, {"alice", "bob", "carol"})
 
     assert [accounts[name].quota.gpus for name in ("alice", "bob", carol.username)] == [3, 2, 1]
 
@@ -45,7 +45,7 @@ def test_a_persons_own_quota_beats_their_groups_and_these_the_default(
 def test_of_several_groups_each_figure_is_the_most_generous(alice: User) -> None:
     members("lab", alice, gpus=2, jobs=None, priority=4, reserved_pct=30)
     members("guests", alice, gpus=1, jobs=5, priority=3, reserved_pct=10)
-    quota = standings(NOW, {"alice"})["alice"].quota
+    quota = accounts_by_user(NOW, {"alice"})["alice"].quota
 
     assert (quota.gpus, quota.jobs, quota.priority, quota.reserved_pct) == (2, None, 4, 10)
 
@@ -66,7 +66,7 @@ def test_what_a_persons_jobs_hold_is_counted(alice: User, machine: HostCapacity)
     shared = Requirement(memory_bytes=20 * GIB)
     jobs_made.placed(alice, (2,), requirement=shared)
     jobs_made.waiting(alice)
-    accounts = standings(NOW)["alice"]
+    accounts = accounts_by_user(NOW)["alice"]
 
     assert (accounts.gpus, accounts.jobs, accounts.memory_bytes) == (3, 2, 180 * GIB)
     assert accounts.charge == 2.25
@@ -75,7 +75,7 @@ def test_what_a_persons_jobs_hold_is_counted(alice: User, machine: HostCapacity)
 def test_processes_outside_count_beside_the_jobs(alice: User, machine: HostCapacity) -> None:
     jobs_made.waiting(alice)
     UsageShare.objects.create(host="gpubox", owner="alice", usage=0.2, charge=1.5, outside=0.5)
-    accounts = standings(NOW)["alice"]
+    accounts = accounts_by_user(NOW)["alice"]
 
     assert (accounts.charge, accounts.usage) == (0.5, 0.2)
 
@@ -87,7 +87,7 @@ def test_targets_are_shared_among_those_who_want_something(
     jobs_made.waiting(alice)
     jobs_made.running(bob)
     UsageShare.objects.create(host="gpubox", owner="bob", usage=0.5)
-    accounts = standings(NOW)
+    accounts = accounts_by_user(NOW)
 
     assert {name: s.weight for name, s in accounts.items()} == {"alice": 0.5, "bob": 0.5}
     assert accounts["alice"].target == pytest.approx(2 / 3)
@@ -106,7 +106,7 @@ def test_a_budget_counts_what_was_spent_today_on_all_hosts_and_what_runs(
         host="gpubox", owner="alice", from_at=midnight - 24 * HOUR, job_s=6000
     )
     jobs_made.running(alice, time_limit=HOUR)
-    budget = standings(NOW + timedelta(seconds=2))["alice"].budget
+    budget = accounts_by_user(NOW + timedelta(seconds=2))["alice"].budget
 
     assert budget is not None
     assert (budget.spent, budget.committed) == (12, 60)
@@ -125,7 +125,7 @@ def test_what_is_not_debited_yet_counts_as_what_the_job_may_still_take(
 
     sums = set()
     for later in (0, 1, 7, 60):
-        budget = standings(debited + timedelta(seconds=later))["alice"].budget
+        budget = accounts_by_user(debited + timedelta(seconds=later))["alice"].budget
         assert budget is not None
         sums.add(budget.spent + budget.committed)
     assert len(sums) == 1
@@ -135,7 +135,7 @@ def test_hosts_count_by_their_gpus(alice: User, machine: HostCapacity) -> None:
     HostCapacity.objects.create(host="small", at=NOW, gpu_uuids=["GPU-x"], gpu_bytes=40 * GIB)
     UsageShare.objects.create(host="gpubox", owner="alice", usage=0.5)
     UsageShare.objects.create(host="small", owner="alice", usage=1.0)
-    accounts = standings(NOW, {"alice"})["alice"]
+    accounts = accounts_by_user(NOW, {"alice"})["alice"]
 
     assert accounts.usage == pytest.approx(0.6)
     assert (len(accounts.capacity.gpu_uuids), accounts.capacity.gpu_bytes) == (5, 72 * GIB)
@@ -147,7 +147,7 @@ def test_a_host_that_fell_silent_lends_no_gpus_and_nobody_is_seen_on_it(
     gone = NOW - timedelta(minutes=3)
     HostCapacity.objects.create(host="gone", at=gone, gpu_uuids=["GPU-x"], gpu_bytes=40 * GIB)
     UsageShare.objects.create(host="gone", owner="alice", usage=1.0, outside=1.0)
-    accounts = standings(NOW, {"alice"})["alice"]
+    accounts = accounts_by_user(NOW, {"alice"})["alice"]
 
     assert (accounts.charge, accounts.usage) == (0.0, None)
     assert (len(accounts.capacity.gpu_uuids), accounts.capacity.gpu_bytes) == (4, 80 * GIB)
@@ -157,14 +157,14 @@ def test_while_nobody_looks_the_gpus_are_there_but_what_was_seen_outside_is_not(
     alice: User, machine: HostCapacity
 ) -> None:
     UsageShare.objects.create(host="gpubox", owner="alice", usage=0.5, outside=1.0)
-    accounts = standings(NOW + timedelta(minutes=3), {"alice"})["alice"]
+    accounts = accounts_by_user(NOW + timedelta(minutes=3), {"alice"})["alice"]
 
     assert (accounts.charge, accounts.usage, len(accounts.capacity.gpu_uuids)) == (0.0, 0.5, 4)
 
 
 def test_asked_again_and_again_it_costs_one_query(alice: User, machine: HostCapacity) -> None:
     jobs_made.running(alice)
-    standings_cache = Standings()
+    standings_cache = FairShareAccounts()
     standings_cache.at(NOW, {"alice"})
     with CaptureQueriesContext(
         connection,
@@ -175,7 +175,7 @@ def test_asked_again_and_again_it_costs_one_query(alice: User, machine: HostCapa
 
 
 def test_a_changed_quota_counts_within_seconds(alice: User) -> None:
-    standings_cache = Standings()
+    standings_cache = FairShareAccounts()
     assert standings_cache.at(NOW, {"alice"})["alice"].quota.gpus is None
     Quota.objects.create(user=alice, gpus=2)
 

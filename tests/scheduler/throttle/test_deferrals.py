@@ -98,7 +98,7 @@ def gauge(value: float | None) -> Gauge:
 def test_background_jobs_stop_before_the_host_is_busy_for_the_others() -> None:
     assert early([gauge(69)], (), POLICY)[0] == ()
     strains, kinds = early([gauge(71)], (), POLICY)
-    assert [str(strain) for strain in strains] == ["memory=71"]
+    assert [str(signal) for signal in strains] == ["memory=71"]
     assert early([gauge(66)], kinds, POLICY)[1] == kinds
     assert early([gauge(64)], kinds, POLICY)[1] == frozenset()
     assert early([gauge(None)], kinds, POLICY)[1] == kinds
