@@ -19,7 +19,7 @@ from monitor.runtime.rows.wakeups import wake
 from monitor.thresholds import rows as thresholds
 from scheduler.facts.model_services import InstanceState
 from scheduler.facts.prompts import Instance, Service
-from scheduler.fair_share.rows import Standings
+from scheduler.fair_share.rows import FairShareAccounts
 from scheduler.model_proxy.facts import Caller
 from scheduler.model_services import rows as service_rows
 from scheduler.models import ModelInstance, ModelService
@@ -74,7 +74,7 @@ class SituationReader:
 
     def __init__(self, host: str) -> None:
         self._host = host
-        self._standings = Standings()
+        self._accounts = FairShareAccounts()
 
     def read(self, owners: Collection[str], now: datetime) -> Situation:
         """owners: users whose requests wait."""
@@ -88,10 +88,10 @@ class SituationReader:
 
     def _deficits(self, owners: Collection[str], now: datetime) -> dict[str, float]:
         """The target share minus the held part of the GPUs, as in the order of jobs."""
-        standings = self._standings.at(now, demand=owners)
+        accounts = self._accounts.at(now, demand=owners)
         return {
             name: one.target - one.charge / max(1, len(one.capacity.gpu_uuids))
-            for name, one in standings.items()
+            for name, one in accounts.items()
             if name in owners
         }
 
