@@ -79,7 +79,7 @@ DESCRIPTIONS = {
     401: "Not logged in, or the token is not valid.",
     403: "The user may not do this, or the CSRF token of a browser is missing.",
     404: "There is no such thing.",
-    409: "The state of the job or model does not allow it.",
+    409: "The state of the job, model or clean-up does not allow it.",
     410: "The log was removed.",
     413: "The body is too large.",
     415: "The request is not in UTF-8.",
@@ -115,9 +115,9 @@ def error_statuses(path: str, method: str, operation: Json) -> list[int]:
         statuses.add(404)
     if method != "get":
         statuses.add(413)
-    if (path, method) == ("/api/prompts/", "post"):
+    if (path, method) in (("/api/prompts/", "post"), ("/api/disks/clean/", "post")):
         statuses.add(404)
-    if method == "patch" or path.endswith(("/requeue/", "/boot/", "/unload/")):
+    if method == "patch" or path.endswith(("/requeue/", "/boot/", "/unload/", "/disks/clean/")):
         statuses.add(409)
     if path == "/api/reports/usage/":
         statuses |= {404, 501}

@@ -95,7 +95,7 @@ class ModelStand:
         return self.insert(
             "modelinstance", service_id=1, state=state, reason="", since=_time(), host="here",
             gpu_uuids="[]", port=port, in_flight=0, tasks_completed=0, failures=0,
-            expected_ready_at=expected,
+            counted=0, expected_ready_at=expected,
         )  # fmt: skip
 
     def add_prompt(self, text: str = "hello", owner: str = "ada", **more: object) -> int:

@@ -262,9 +262,9 @@ def test_a_profile_that_is_none_is_named(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_a_bad_threshold_in_the_file_stops_the_start_with_a_sentence(tmp_path: Path) -> None:
     file = tmp_path / "gpucoord.toml"
-    file.write_text("[policy.hosg]\nshare_pct = 120\n")
+    file.write_text("[policy.hogz]\nshare_pct = 120\n")
 
-    assert _problem() == f"policy in {file}: [policy.hosg] is no policy; did you mean hogs?"
+    assert _problem() == f"policy in {file}: [policy.hogz] is no policy; did you mean hogs?"
 
 
 @pytest.mark.parametrize("given", ["nonsense", "[1]"])

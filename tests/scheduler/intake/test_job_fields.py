@@ -27,7 +27,10 @@ OTHER_OPTIONS = {
     "--url", "--clean-env",
 }  # fmt: skip
 # Attributes of NewJob that follow from several fields.
-DERIVED = {"priority_chosen", "requirement", "memory_is_learned", "yield_options", "after"}
+DERIVED = {
+    "priority_chosen", "requirement", "memory_is_learned", "yield_options", "after", "task_type",
+    "requirement.host_memory_bytes", "requirement.cpus",
+}  # fmt: skip
 
 
 def names(door: Door) -> set[str]:
@@ -78,10 +81,18 @@ def test_the_command_line_has_every_field_and_none_beside() -> None:
 
 
 def test_only_these_fields_have_no_option() -> None:
-    """The command, waiting for its end, standard input and the shell's state come in other ways."""
+    """The command, arguments, waiting for the end, input and the shell's state come in other ways."""
     missing = set(BY_NAME) - names(Door.OPTION)
 
-    assert missing == {"command", "argv", "blocking", "stdin_base64", "environment", "umask"}
+    assert missing == {
+        "command",
+        "argv",
+        "blocking",
+        "stdin_base64",
+        "environment",
+        "umask",
+        "script_args",
+    }
 
 
 @pytest.mark.parametrize("field", JOB_FIELDS, ids=lambda field: field.name)
