@@ -163,6 +163,7 @@ class ModelStand:
         self._processes = []
         for table in ("prompt", "modelinstance", "modeluse", "quota"):
             self.sql(f"DELETE FROM scheduler_{table}")
+        self.sql("DROP TRIGGER IF EXISTS answered")
         self.sql("DROP TABLE IF EXISTS answers")
         self.sql("UPDATE scheduler_modelservice SET wanted_at = NULL")
         # The endpoint reads twice a second, and reuses what it knows of a token for 3 s.
