@@ -81,7 +81,7 @@ def test_the_command_line_has_every_field_and_none_beside() -> None:
 
 
 def test_only_these_fields_have_no_option() -> None:
-    """The command, arguments, waiting for the end, input and the shell's state come in other ways."""
+    """Commands, waiting for the end, input and the shell's state come in other ways."""
     missing = set(BY_NAME) - names(Door.OPTION)
 
     assert missing == {
