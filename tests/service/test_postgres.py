@@ -126,7 +126,7 @@ def test_check_names_the_server_and_its_tables(service: Service) -> None:
 @pytest.mark.timeout(900)
 def test_the_tests_of_rows_and_pages_pass_on_it(url: str, tmp_path: Path) -> None:
     """The same tests that run on SQLite, none changed."""
-    apps = ("monitor", "scheduler", "reports", "pages", "service")
+    apps = ("monitor", "scheduler", "pages", "service")
     folders = [app for app in apps if (ROOT / "tests" / app).is_dir()]
     quick = "not processes and not browser and not slow"
     ran = subprocess.run(
