@@ -1,36 +1,84 @@
-"""Admin: titles, access, and the order of its index page."""
+"""Admin: titles, access, the groups of its index page, and readable lists."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
+from datetime import UTC, datetime
 from functools import update_wrapper
 from typing import Any
 
 from django.contrib import admin
 from django.contrib.auth.decorators import login_not_required
 from django.contrib.auth.views import redirect_to_login
-from django.core.exceptions import PermissionDenied
+from django.core.exceptions import FieldDoesNotExist, PermissionDenied
+from django.db import models
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect
 from django.urls import reverse
+from django.utils import timezone
 from django.utils.decorators import method_decorator
+from django.utils.html import format_html
 
-# The models that operators edit, by topic. The others follow, by app.
-TOPICS = {
-    "Users": ("User", "Group", "ApiToken"),
-    "Quotas and time windows": ("Quota", "TimeWindow", "Exemption"),
-    "Logins": ("AccessAttempt", "AccessFailureLog", "AccessLog"),
-    "Thresholds and alerts": ("PolicyValues", "Channel"),
-    "Jobs, incidents and history": (
-        "Job",
-        "Incident",
-        "Event",
-        "Message",
-        "Response",
-        "GpuClosure",
-        "AuditEntry",
+from monitor.facts import formats
+
+# What operators decide, in two groups, and the tables to look at when something is wrong.
+PEOPLE, RULES, TROUBLESHOOTING = "People and limits", "Alerts and rules", "Troubleshooting"
+GROUPS = {
+    PEOPLE: ("User", "Group", "OsAccount", "ApiToken", "Agent", "Quota", "TimeWindow", "Exemption"),
+    RULES: (
+        "PolicyValues",
+        "Channel",
+        "ReportSchedule",
+        "ScriptDefinition",
+        "JobPreset",
+        "ModelService",
     ),
 }
+# The first tables of the third group; the others follow by app.
+HISTORY = ("Job", "Incident", "Event", "Message", "Response", "GpuClosure", "AuditEntry", "Host")
+LOGINS = ("AccessAttempt", "AccessFailureLog", "AccessLog", "ExternalLogin", "LoginLink")
+FOLDED = {"Jobs, incidents and history": HISTORY, "Logins": LOGINS}
+
+
+class Readable:
+    """Figures of a list with three digits, and times with UTC in the title."""
+
+    opts: Any
+
+    def get_list_display(self, request: HttpRequest) -> list[Any]:
+        columns = super().get_list_display(request)  # type: ignore[misc]
+        return [self._readable(column) for column in columns]
+
+    def _readable(self, column: Any) -> Any:
+        field = self._field(column)
+        if isinstance(field, models.DateTimeField):
+            return _column(field, _moment)
+        return _column(field, formats.sig3) if isinstance(field, models.FloatField) else column
+
+    def _field(self, column: Any) -> Any:
+        if not isinstance(column, str) or hasattr(self, column):
+            return None
+        with suppress(FieldDoesNotExist):
+            return self.opts.get_field(column)
+        return None
+
+
+def _column(field: Any, words: Callable[[Any], str]) -> Callable[[Any], str]:
+    @admin.display(description=field.verbose_name, ordering=field.name)
+    def shown(row: Any) -> str:
+        value = getattr(row, field.attname)
+        return formats.UNKNOWN if value is None else words(value)
+
+    shown.__name__ = field.name
+    return shown
+
+
+def _moment(at: datetime) -> str:
+    here = timezone.localtime(at)
+    words = f"{here.day} {here:%b %Y %H:%M:%S}"
+    utc = f"{at.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"
+    return format_html('<time datetime="{}" title="{}">{}</time>', at.isoformat(), utc, words)
 
 
 class Site(admin.AdminSite):
@@ -61,36 +109,49 @@ class Site(admin.AdminSite):
             return redirect(home)
         return redirect_to_login(request.GET.get("next") or home)
 
+    def register(self, model_or_iterable: Any, admin_class: Any = None, **options: Any) -> None:
+        """Lists of all models are readable, also those of other packages."""
+        base = admin_class or admin.ModelAdmin
+        readable = type(base.__name__, (Readable, base), {"__module__": base.__module__})
+        super().register(model_or_iterable, readable, **options)
+
     def index(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> Any:
         """The models that operators edit; the internal tables are folded away below them."""
         apps = self.get_app_list(request)
-        shown = [app for app in apps if app["name"] in TOPICS]
-        internal = [app for app in apps if app["name"] not in TOPICS]
+        shown = [app for app in apps if app["name"] in GROUPS]
+        internal = [app for app in apps if app["name"] not in GROUPS]
         context = {"app_list": shown, "internal_apps": internal, **(extra_context or {})}
         return super().index(request, context)
 
+    def each_context(self, request: HttpRequest) -> dict[str, Any]:
+        """The sidebar of each page lists what operators decide."""
+        context = super().each_context(request)
+        apps = [app for app in context["available_apps"] if app["name"] in GROUPS]
+        return {**context, "available_apps": apps}
+
     def get_app_list(self, request: HttpRequest, app_label: str | None = None) -> list[Any]:
         apps = super().get_app_list(request, app_label)
-        return apps if app_label else _by_topic(apps)
+        return apps if app_label else _grouped(apps)
 
 
-def _by_topic(apps: list[Any]) -> list[Any]:
-    models = {model["object_name"]: model for app in apps for model in app["models"]}
-    topics = [(name, [models[m] for m in of if m in models]) for name, of in TOPICS.items()]
-    listed = {model for of in TOPICS.values() for model in of}
+def _grouped(apps: list[Any]) -> list[Any]:
+    by_name = {model["object_name"]: model for app in apps for model in app["models"]}
+    groups = {**GROUPS, **FOLDED}
+    made = [(name, [by_name[m] for m in of if m in by_name]) for name, of in groups.items()]
+    listed = {model for of in groups.values() for model in of}
     rest = [
         app | {"models": left}
         for app in apps
         if (left := [m for m in app["models"] if m["object_name"] not in listed])
     ]
-    return [_topic(name, models) for name, models in topics if models] + rest
+    return [_group(name, models) for name, models in made if models] + rest
 
 
-def _topic(name: str, models: list[Any]) -> dict[str, Any]:
+def _group(name: str, members: list[Any]) -> dict[str, Any]:
     return {
         "name": name,
         "app_label": name.lower().replace(" ", "-"),
         "app_url": reverse("admin:index"),
         "has_module_perms": True,
-        "models": models,
+        "models": members,
     }

@@ -18,12 +18,14 @@ from django.urls import path, re_path
 from gpucoord_site.http.asgi_guards import SameOriginOnly, Utf8Only, refuse
 from monitor.live.consumers import live
 from scheduler.live.consumers import job
+from scheduler.terminals.consumers import terminal
 
 http = Utf8Only(django_application)
 # URLRouter takes ASGI applications where Django's stubs know views only.
 routes = [
     path("ws/live/", live),  # type: ignore[arg-type]
     path("ws/jobs/<int:pk>/", job),  # type: ignore[arg-type]
+    path("ws/jobs/<int:pk>/terminal/", terminal),  # type: ignore[arg-type]
     re_path("", refuse),  # type: ignore[arg-type]
 ]
 sockets = SameOriginOnly(AuthMiddlewareStack(URLRouter(routes)))

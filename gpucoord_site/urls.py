@@ -8,6 +8,7 @@ from django.contrib.auth import views as auth
 from django.contrib.auth.decorators import login_not_required
 from django.urls import include, path
 
+from gpucoord_site.accounts import agents as account_agents
 from gpucoord_site.accounts import views as account_views
 from gpucoord_site.http import api as http_api
 from gpucoord_site.http import api_docs, setup
@@ -32,6 +33,10 @@ urlpatterns = [
     path(
         "account/tokens/<int:pk>/revoke/", account_views.revoke_token, name="account-token-revoke"
     ),
+    path("account/agents/", account_agents.add, name="account-agent-add"),
+    path("account/agents/<int:pk>/stop/", account_agents.stop, name="account-agent-stop"),
+    path("account/agents/<int:pk>/resume/", account_agents.resume, name="account-agent-resume"),
+    path("account/agents/<int:pk>/remove/", account_agents.remove, name="account-agent-remove"),
     path("account/sessions/end/", account_views.end_sessions, name="account-sessions-end"),
     path("admin/", admin.site.urls),
 ]

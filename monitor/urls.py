@@ -6,6 +6,7 @@ from django.urls import path
 
 from monitor.gpus import pages as gpu_pages
 from monitor.history.pages import views as history_views
+from monitor.hosts import pages as host_pages
 from monitor.incidents.pages import views as incident_views
 from monitor.journal import pages as journal_views
 from monitor.live import pages as live_pages
@@ -34,5 +35,6 @@ urlpatterns = [
     path("processes/<int:pk>/", history_views.process, name="process"),
     # A name may hold anything, even a slash.
     path("users/<path:name>/", history_views.person, name="person"),
+    path("hosts/", host_pages.hosts, name="hosts"),
     path("hosts/<path:name>/", history_views.host, name="host"),
 ]

@@ -16,6 +16,7 @@ class SchedulerConfig(AppConfig):
         from scheduler.batches import rows as batch_rows
         from scheduler.catalogue.policy import POLICIES, PROFILES, TOPICS
         from scheduler.disk.rows import runs as cleaning_runs
+        from scheduler.dispatch.steps import engine_endings
         from scheduler.execution.steps import capabilities as host_capabilities
         from scheduler.intake.steps import accounts as job_accounts
         from scheduler.lifecycle.steps import job_files
@@ -34,3 +35,4 @@ class SchedulerConfig(AppConfig):
         register_regions()
         status.register("scheduler/_accounts.html", job_accounts.current_rule)
         status.register("scheduler/_means.html", host_capabilities.listed)
+        status.register("scheduler/_engines.html", engine_endings.shown)

@@ -6,10 +6,13 @@ from django.urls import path
 
 from scheduler.batches import pages as batch_views
 from scheduler.disk import pages as disk_pages
-from scheduler.jobs.pages import search
+from scheduler.hosts import pages as host_pages
+from scheduler.idle_work import pages as idle_work_pages
+from scheduler.jobs.pages import saved, search, sooner
 from scheduler.jobs.pages import views as job_views
 from scheduler.model_services import pages as model_pages
 from scheduler.notifications import pages as notification_views
+from scheduler.prompts import pages as prompt_pages
 from scheduler.quotas.pages import shares as quota_views
 from scheduler.scripts import pages as script_views
 from scheduler.throttle.pages import views as throttle_views
@@ -18,22 +21,32 @@ from scheduler.timeline import pages as timeline_pages
 
 urlpatterns = [
     path("account/notifications/", notification_views.own, name="notifications"),
+    path("internal/log/<str:ticket>/", host_pages.signed_log, name="signed-log"),
     path("disks/", disk_pages.disks, name="disks"),
     path("disks/clean/", disk_pages.clean, name="disks-clean"),
     path("disks/clean/<int:pk>/", disk_pages.run, name="disk-run"),
     path("batches/", batch_views.batches, name="batches"),
     path("batches/<int:pk>/", batch_views.batch, name="batch"),
     path("batches/<int:pk>/cancel/", batch_views.cancel, name="batch-cancel"),
+    path("batches/<int:pk>/share/", batch_views.share, name="batch-share"),
     path("batches/<int:pk>/retry/", batch_views.retry, name="batch-retry"),
+    path("idle-work/", idle_work_pages.idle_work, name="idle-work"),
     path("jobs/", job_views.jobs, name="jobs"),
     path("jobs/new/", job_views.new, name="job-new"),
+    path("jobs/new/presets/<int:pk>/remove/", job_views.remove_preset, name="job-preset-remove"),
+    path("jobs/views/", saved.save, name="jobs-view-save"),
+    path("jobs/views/remove/", saved.remove, name="jobs-view-remove"),
     path("jobs/bulk/", job_views.bulk, name="jobs-bulk"),
     path("jobs/<int:pk>/", job_views.job, name="job"),
     path("jobs/<int:pk>/cancel/", job_views.cancel, name="job-cancel"),
     path("jobs/<int:pk>/hold/", job_views.hold, name="job-hold"),
     path("jobs/<int:pk>/release/", job_views.release, name="job-release"),
+    path("jobs/<int:pk>/priority/", sooner.raise_priority, name="job-raise"),
+    path("jobs/<int:pk>/request/", sooner.request_more, name="job-request"),
     path("models/", model_pages.models, name="models"),
     path("models/<str:name>/", model_pages.model, name="model"),
+    path("models/<str:name>/prompt/", prompt_pages.send, name="model-prompt"),
+    path("prompts/<int:number>/answer/", prompt_pages.answer, name="prompt-answer"),
     path("models/<str:name>/boot/", model_pages.boot, name="model-boot"),
     path("models/<str:name>/unload/", model_pages.unload, name="model-unload"),
     path("mode/", throttle_views.mode, name="mode"),

@@ -199,6 +199,11 @@
     moved = true;
   });
 
+  // ---- What browsers offer on https and on localhost only ----
+
+  const insecure = document.getElementById("insecure");
+  if (insecure) insecure.hidden = window.isSecureContext;
+
   // ---- Menus close when the reader goes on ----
 
   function closeMenus(except) {
@@ -249,11 +254,35 @@
     list.append(...kept);
   }
 
+  // Cards that change places glide there, so that the eye can follow.
+  const GLIDE_MS = 600;
+  const isCalm = window.matchMedia("(prefers-reduced-motion: reduce)");
+  let before = new Map();
+
+  function notePlaces() {
+    before = new Map();
+    const list = one(`#gpus :is(${GPUS})`);
+    if (list) for (const child of list.children) before.set(child.id, child.getBoundingClientRect());
+  }
+
+  function glide() {
+    const list = one(`#gpus :is(${GPUS})`);
+    for (const child of list && !isCalm.matches ? list.children : []) {
+      const old = before.get(child.id), now = child.getBoundingClientRect();
+      if (!old || (old.left === now.left && old.top === now.top)) continue;
+      const from = `translate(${old.left - now.left}px, ${old.top - now.top}px)`;
+      child.animate([{ transform: from }, { transform: "none" }], { duration: GLIDE_MS, easing: "ease" });
+    }
+    before = new Map();
+  }
+
   function applyOrder() {
     const section = document.getElementById("gpus");
     if (!dueOrder || !section || isBeingRead(section)) return;
     const list = section.querySelector(GPUS);
+    notePlaces();
     list.append(...dueOrder.map((id) => document.getElementById(id)).filter((child) => child && child.parentElement === list));
+    glide();
     dueOrder = null;
     moved = true;
   }
@@ -261,8 +290,13 @@
   document.addEventListener("htmx:before:swap", (event) => {
     for (const task of event.detail.tasks || []) {
       const target = typeof task.target === "string" ? one(task.target) : task.target;
-      if (target && target.id === "gpus") keepOrder(task.fragment);
+      if (!target || target.id !== "gpus") continue;
+      notePlaces();
+      keepOrder(task.fragment);
     }
+  });
+  document.addEventListener("htmx:after:swap", () => {
+    if (before.size) glide();
   });
   window.setInterval(applyOrder, 1000);
 })();

@@ -14,7 +14,7 @@
   const ANSWER_S = 7;
   const OLD_READING_S = 5;
   const SLOW_POLL_S = 8;
-  const TOAST_MS = 5000;
+  const TOAST_MS = 6000, MOST_TOASTS = 4;
 
   const seconds = () => performance.now() / 1000;
   const links = new Map();
@@ -79,12 +79,25 @@
     return ["live", "connected", "The server answers."];
   }
 
+  // A toast stays while it is pointed at.
+  function leave(note) {
+    window.setTimeout(() => (note.matches(":hover") ? leave(note) : note.remove()), TOAST_MS);
+  }
+
   function toast(text) {
     const note = document.createElement("p");
     note.className = "toast";
     note.textContent = text;
-    document.getElementById("toasts").append(note);
-    window.setTimeout(() => note.remove(), TOAST_MS);
+    const notes = document.getElementById("toasts");
+    notes.append(note);
+    while (notes.childElementCount > MOST_TOASTS) notes.firstElementChild.remove();
+    leave(note);
+  }
+
+  // The results of actions arrive with the page. Screen readers announce what is added later.
+  for (const note of document.querySelectorAll("#toasts .toast")) {
+    window.setTimeout(() => { note.textContent = note.textContent.trim(); }, 300);
+    leave(note);
   }
 
   function addLogInLink() {

@@ -214,10 +214,52 @@
     document.getElementById("log-empty").hidden = has > 0;
   }
 
+  // ---- A notification of the browser when the job ends ----
+
+  // Browsers offer notifications on https and on localhost only.
+  const canNotify = window.isSecureContext && "Notification" in window;
+  const notifyKey = `gpucoord.notify${window.location.pathname}`;
+  const wantsNotice = () => window.sessionStorage.getItem(notifyKey) === "1";
+
+  function showNotify() {
+    const button = document.getElementById("notify");
+    if (!button || !canNotify) return;
+    button.hidden = false;
+    button.setAttribute("aria-pressed", String(wantsNotice()));
+    button.textContent = wantsNotice() ? "You will be told" : "Tell me when it ends";
+  }
+
+  async function toggleNotify() {
+    const allowed = wantsNotice() || await window.Notification.requestPermission() === "granted";
+    if (!allowed) return connection.toast("Notifications are blocked. Allow them for this site in the browser's settings.");
+    if (wantsNotice()) window.sessionStorage.removeItem(notifyKey);
+    else window.sessionStorage.setItem(notifyKey, "1");
+    connection.toast(wantsNotice() ? "This browser will tell you when the job ends. Keep this tab open." : "You will not be told.");
+    showNotify();
+    // It may have ended while the browser asked for the permission.
+    if (ended) tellEnd(card.querySelector(".badge").textContent);
+  }
+
+  function tellEnd(word) {
+    if (!canNotify || !wantsNotice()) return;
+    window.sessionStorage.removeItem(notifyKey);
+    const name = document.querySelector("h1").textContent.trim().replace(/\s+/g, " ");
+    const note = new window.Notification(`${name}: ${word}`, { tag: notifyKey });
+    note.addEventListener("click", () => window.focus());
+  }
+
+  showNotify();
+  document.addEventListener("htmx:after:swap", showNotify);
+  document.addEventListener("click", (event) => {
+    if (event.target.closest("#notify")) toggleNotify();
+  });
+
   // ---- The socket ----
 
   let attempt = 0, has = 0, wait = 500, ended = false;
-  let shownWord = card && card.querySelector(".badge").textContent;
+  // What the actions beside the state depend on.
+  const shown = () => [".badge", ".why-headline"].map((part) => card.querySelector(part)?.textContent).join();
+  let shownState = card && shown();
 
   function address() {
     const url = new URL(card.dataset.follow, window.location);
@@ -242,9 +284,10 @@
     document.dispatchEvent(new CustomEvent("htmx:after:swap"));
     const word = card.querySelector(".badge");
     document.title = document.title.replace(/(\[simulated\] )?.*? · /, `$1${word.textContent} · `);
-    if (word.textContent !== shownWord) window.htmx.trigger("#job-actions", "refresh");
-    shownWord = word.textContent;
+    if (shown() !== shownState) for (const part of ["#job-actions", "#job-offer"]) window.htmx.trigger(part, "refresh");
+    shownState = shown();
     if (dialog && (message.ended || message.state === "stopping")) dialog.close();
+    if (message.ended && !ended) tellEnd(word.textContent);
     ended ||= Boolean(message.ended);
   }
 

@@ -1,7 +1,6 @@
-// The list of jobs: the selection survives updates; views can be saved in this browser.
+// The list of jobs: the selection survives updates.
 "use strict";
 (() => {
-  const KEY = "gpucoord.job-views", MOST_VIEWS = 12, LONGEST_NAME = 40;
   const selected = new Set();
   const boxes = () => [...document.querySelectorAll('#jobs input[name="job"]')];
 
@@ -34,57 +33,4 @@
     filter.value = filter.defaultValue;
     show();
   });
-
-  // ---- Saved views ----
-
-  const place = document.getElementById("saved-views");
-
-  function views() {
-    try {
-      const found = JSON.parse(window.localStorage.getItem(KEY) || "[]");
-      return found.filter((view) => typeof view.name === "string" && String(view.query).startsWith("?"));
-    } catch {
-      return [];
-    }
-  }
-
-  function keep(all) {
-    window.localStorage.setItem(KEY, JSON.stringify(all.slice(0, MOST_VIEWS)));
-    showViews();
-  }
-
-  function button(text, label, act) {
-    const made = document.createElement("button");
-    made.type = "button";
-    made.className = "button quiet";
-    made.textContent = text;
-    made.setAttribute("aria-label", label);
-    made.addEventListener("click", act);
-    return made;
-  }
-
-  function showViews() {
-    const here = place.dataset.view;
-    place.replaceChildren();
-    for (const view of views()) {
-      const link = document.createElement("a");
-      link.href = view.query;
-      link.className = "chip";
-      link.textContent = view.name;
-      if (view.query === here) link.setAttribute("aria-current", "page");
-      place.append(link);
-    }
-    const saved = views().find((view) => view.query === here);
-    if (saved) {
-      place.append(button("Remove view", `Remove the view ${saved.name}`, () =>
-        keep(views().filter((view) => view.query !== here))));
-    } else if (here !== "?") {
-      place.append(button("Save view", "Save this view", () => {
-        const name = window.prompt("Name of this view");
-        if (name && name.trim()) keep([...views(), { name: name.trim().slice(0, LONGEST_NAME), query: here }]);
-      }));
-    }
-  }
-
-  showViews();
 })();

@@ -58,7 +58,14 @@ def _missing_ldap() -> str | None:
     return None
 
 
+def _missing_slurm() -> str | None:
+    if not all(map(shutil.which, ("slurmctld", "slurmd", "munged", "squeue"))):
+        return "slurm-wlm or munge is not installed"
+    return None if os.geteuid() == 0 else "Slurm runs jobs of several accounts only as root"
+
+
 NEEDS = {
+    "slurm": _missing_slurm,
     "ldap": _missing_ldap,
     "browser": _missing_browser,
     "postgres": _missing_postgres,

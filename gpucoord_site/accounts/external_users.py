@@ -23,7 +23,7 @@ class NotAccepted(Exception):
     """The person gets no user here; the message says why."""
 
 
-def known(provider: str, subject: str) -> User | None:
+def user_of(provider: str, subject: str) -> User | None:
     """The user of this person; None: their first login."""
     rows = ExternalLogin.objects.select_related("user")
     row = rows.filter(provider=provider, subject=subject).first()

@@ -29,6 +29,24 @@ class OwnPasswordForm(PasswordChangeForm):
         self.fields["old_password"].widget.attrs.pop("autofocus", None)
 
 
+class AgentForm(forms.Form):
+    """A new agent with its token."""
+
+    name = forms.CharField(max_length=40, label="Name of the agent")
+    running_jobs = forms.IntegerField(
+        min_value=1, max_value=100, initial=2, label="Running jobs at a time"
+    )
+    gpu_minutes = forms.IntegerField(
+        min_value=0, max_value=1_000_000, initial=240, label="GPU-minutes a day"
+    )
+    days = forms.TypedChoiceField(
+        coerce=int, choices=[(days, f"{days} days") for days in DAYS], initial=30, label="Valid for"
+    )
+
+    def clean_name(self) -> str:
+        return _printable(self.cleaned_data["name"])
+
+
 class TokenForm(forms.Form):
     """A new token. Every token expires."""
 
@@ -45,7 +63,10 @@ class TokenForm(forms.Form):
         return self.cleaned_data["scopes"] or SUBMITTING
 
     def clean_name(self) -> str:
-        name: str = self.cleaned_data["name"]
-        if not name.isprintable():
-            raise forms.ValidationError("Use printable characters only.")
-        return name
+        return _printable(self.cleaned_data["name"])
+
+
+def _printable(name: str) -> str:
+    if not name.isprintable():
+        raise forms.ValidationError("Use printable characters only.")
+    return name

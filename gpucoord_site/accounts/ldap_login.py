@@ -24,7 +24,7 @@ class LdapLogin(LDAPBackend):  # type: ignore[misc]
     def get_or_build_user(self, username: str, ldap_user: Any) -> tuple[User, bool]:
         """The user of the entry, and False: it is saved already."""
         provider, subject = str(settings.CONFIG.ldap_url), ldap_user.dn.lower()
-        if (user := external_users.known(provider, subject)) is not None:
+        if (user := external_users.user_of(provider, subject)) is not None:
             return user, False
         account = external_users.account_with_uid(username, _uid_number(ldap_user))
         try:

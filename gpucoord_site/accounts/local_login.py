@@ -208,13 +208,13 @@ def _user(peer: Peer, rule: LocalRule, config: Config, now: datetime) -> User:
     # The policy refused accounts without a name.
     account = peer.account or ""
     if rule.accounts is LocalAccounts.KNOWN:
-        known = os_accounts.user_of(account)
-        if known is None:
+        user = os_accounts.user_of(account)
+        if user is None:
             raise Refused(
                 f"The account {account} belongs to no user here (local_accounts = known)."
                 " An operator adds it in the admin, under OS accounts."
             )
-        return known
+        return user
     try:
         return os_accounts.person_of(account, now)
     except os_accounts.NameTaken:

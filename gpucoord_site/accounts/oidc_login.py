@@ -59,7 +59,7 @@ class OidcLogin(OIDCAuthenticationBackend):  # type: ignore[misc]
         if not subject or claims.get("sub") != payload.get("sub"):
             raise SuspiciousOperation("Token and userinfo are about different subjects.")
         issuer = str(settings.CONFIG.oidc_issuer)
-        if (user := external_users.known(issuer, subject)) is not None:
+        if (user := external_users.user_of(issuer, subject)) is not None:
             return user
         try:
             return _create(issuer, subject, claims)

@@ -22,11 +22,12 @@ from django.views.decorators.debug import sensitive_post_parameters
 from django.views.decorators.http import require_GET, require_POST, require_safe
 
 from gpucoord_site.accounts import sessions as account_sessions
-from gpucoord_site.accounts.forms import OwnPasswordForm, TokenForm
+from gpucoord_site.accounts.forms import AgentForm, OwnPasswordForm, TokenForm
 from monitor.accounts.rows import tokens as account_tokens
 from monitor.facts.accounts import scopes_of
 from monitor.journal.rows import audit
 from monitor.models import ApiToken
+from scheduler.agents import pages as agent_pages
 
 logger = logging.getLogger(__name__)
 MOST_TOKENS = 50
@@ -37,7 +38,7 @@ WRONG_PASSWORDS = "wrong_passwords"
 
 @require_safe
 def account(request: HttpRequest) -> HttpResponse:
-    return _page(request)
+    return page(request)
 
 
 @method_decorator(sensitive_post_parameters(), name="dispatch")
@@ -58,7 +59,7 @@ class Password(View):
                 logout(request)
                 messages.error(request, "Too many wrong passwords: log in again.")
                 return redirect("login")
-        return _page(request, password=form, status=422)
+        return page(request, password=form, status=422)
 
 
 class Login(LoginView):
@@ -99,7 +100,7 @@ def add_token(request: HttpRequest) -> HttpResponse:
     if form.is_valid() and user.api_tokens.filter(host="").count() >= MOST_TOKENS:
         form.add_error(None, f"You have {MOST_TOKENS} tokens, the most allowed. Revoke one first.")
     if not form.is_valid():
-        return _page(request, token=form, status=422)
+        return page(request, token=form, status=422)
     lives = timedelta(days=form.cleaned_data["days"])
     name = form.cleaned_data["name"]
     scopes = scopes_of(form.cleaned_data["scopes"])
@@ -159,11 +160,12 @@ def _changed(request: HttpRequest, user: User, form: OwnPasswordForm) -> HttpRes
     return redirect("account")
 
 
-def _page(
+def page(
     request: HttpRequest,
     *,
     password: OwnPasswordForm | None = None,
     token: TokenForm | None = None,
+    agent: AgentForm | None = None,
     status: int = 200,
 ) -> HttpResponse:
     user, now = _user(request), timezone.now()
@@ -179,7 +181,9 @@ def _page(
     context = {
         "password_form": password or OwnPasswordForm(user),
         "token_form": token or TokenForm(),
-        "tokens": user.api_tokens.order_by("-created_at"),
+        "agent_form": agent or AgentForm(prefix=None, auto_id="id_agent_%s"),
+        "agents": agent_pages.lines(user, now),
+        "tokens": user.api_tokens.filter(agent=None).order_by("-created_at"),
         "sessions": sessions,
         "now": now,
     }

@@ -43,7 +43,14 @@ def _body(options: Namespace) -> dict[str, Any]:
         body |= {"command": options.command, "cwd": os.getcwd()}  # noqa: PTH109
     else:
         body |= {"script": options.script, "script_args": named_values(options.arguments)}
-    given = {"name": options.name, "gpus": options.gpus, "priority": options.priority}
+    if options.only_gpus:
+        body["only_gpus"] = [part for part in options.only_gpus.split(",") if part]
+    given = {
+        "gpu_mode": options.gpu_mode,
+        "name": options.name,
+        "gpus": options.gpus,
+        "priority": options.priority,
+    }
     return body | {name: value for name, value in given.items() if value is not None}
 
 
@@ -60,14 +67,14 @@ def _items(source: str) -> list[str]:
     if source == "-":
         return _lines(sys.stdin.read())
     if path.is_dir():
-        found = sorted(str(p.resolve()) for p in path.iterdir() if p.is_file())
+        names = sorted(str(p.resolve()) for p in path.iterdir() if p.is_file())
     elif path.is_file():
         return _of_file(path)
     else:
-        found = sorted(str(Path(p).resolve()) for p in glob.glob(source, recursive=True))  # noqa: PTH207
-    if not found:
+        names = sorted(str(Path(p).resolve()) for p in glob.glob(source, recursive=True))  # noqa: PTH207
+    if not names:
         raise UnreadableInput(f"{source} is no file, and there are no files in it or like it")
-    return found
+    return names
 
 
 def _of_file(path: Path) -> list[str]:
@@ -108,6 +115,12 @@ def _parser() -> ArgumentParser:
     add("--name", metavar="NAME", help="name of the batch")
     add("--gpus", type=int, metavar="N", help="GPUs of each item (default: 1)")
     add("--priority", type=int, metavar="N", help="priority of each item")
+    add(
+        "--gpu-mode",
+        choices=("shared", "exclusive"),
+        help="exclusive: models leave their GPUs for the batch (default: by the number of items)",
+    )
+    add("--only-gpus", metavar="LIST", help="GPUs that exclusive mode may take, such as 0,2")
     connection.add_json(parser)
     connection.add_options(parser)
     return parser

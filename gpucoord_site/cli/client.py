@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
+from urllib.parse import quote
 
 from gpucoord_site.cli.transport import (
     Answer,
@@ -61,6 +62,15 @@ class Client:
         sent = {"Authorization": f"Bearer {token}", **(headers or {})}
         self._http = Transport(url, sent, timeout_s)
 
+    @property
+    def url(self) -> str:
+        return self._http.url
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """The headers of each request, with the token."""
+        return dict(self._http.headers)
+
     def __enter__(self) -> Self:
         return self
 
@@ -81,7 +91,7 @@ class Client:
 
     def submit_batch(self, batch: Mapping[str, Any]) -> Json:
         """Submit a batch of items; returns it with its `id`."""
-        return self._json("POST", "/api/batches/", json=dict(batch))
+        return self._json("POST", "/api/batches/", body=batch)
 
     def what_if(self, job: Mapping[str, Any]) -> Json:
         """When such a job would start, and why not now. Nothing is submitted."""
@@ -121,6 +131,14 @@ class Client:
     def why(self, job_id: int) -> Json:
         """The reasons to wait, the predicted start and the priority factors."""
         return self._json("GET", f"/api/jobs/{job_id}/why/")
+
+    def models(self) -> Json:
+        """The language models with their instances, and the address of the endpoint."""
+        return self._json("GET", "/api/models/")
+
+    def change_model(self, name: str, action: str) -> Json:
+        """Operators: `boot` starts an instance, `unload` unloads all. Returns the model."""
+        return self._json("POST", f"/api/models/{quote(name, safe='')}/{action}/")
 
     def send_prompt(self, prompt: Mapping[str, Any]) -> Json:
         """Queue a prompt to a language model; fields: model, prompt or messages, type, priority."""
@@ -184,6 +202,10 @@ class Client:
     def report(self, query: dict[str, str]) -> bytes:
         """A usage report in the format of the query."""
         return self._ask("GET", "/api/reports/usage/", params=query).content
+
+    def report_by_tag(self, query: dict[str, str]) -> Json:
+        """GPU-hours by the values of a tag: tag, last, from, to, user."""
+        return self._json("GET", "/api/reports/tags/", params=query)
 
     def shares(self) -> Json:
         return self._json("GET", "/api/shares/")

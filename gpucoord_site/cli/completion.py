@@ -120,12 +120,14 @@ def fish() -> str:
             f"complete -c gpucoord -f -n __fish_use_subcommand -a {name} -d '{_quoted(text)}'"
         )
     for name, parser in parsers().items():
-        seen = f"-n '__fish_seen_subcommand_from {name}'"
+        condition = f"-n '__fish_seen_subcommand_from {name}'"
         for action in options(parser):
             long = [word[2:] for word in action.option_strings if word.startswith("--")]
             takes = "" if action.nargs == 0 else " -r"
             about = _quoted(_help(action))
-            lines += [f"complete -c gpucoord {seen} -l {word}{takes} -d '{about}'" for word in long]
+            lines += [
+                f"complete -c gpucoord {condition} -l {word}{takes} -d '{about}'" for word in long
+            ]
     return "\n".join(lines) + "\n"
 
 

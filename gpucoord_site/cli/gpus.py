@@ -57,7 +57,7 @@ def end(argv: Sequence[str]) -> int:
 
     def work(client: Client) -> int:
         host = socket.gethostname()
-        matches = [one for one in client.mine() if one["pid"] == options.pid]
+        matches = [process for process in client.mine() if process["pid"] == options.pid]
         if not matches:
             connection.complain(
                 f"You have no process {options.pid} on a GPU. `gpucoord mine` lists yours."
@@ -136,29 +136,30 @@ def _mine_lines(answer: Json) -> Iterator[str]:
     heads = ("PID", "GPU", "MEMORY", "USE", "IDLE", "JOB", "COMMAND")
     rows = [
         (
-            str(one["pid"]),
-            f"{one['host']}:{one['gpu']}",
-            tables.gib(one["memory_bytes"]),
-            tables.percent(one["sm_pct"]),
-            tables.between(one["idle_since"], None),
-            tables.text(one["job"]),
-            _command(one),
+            str(process["pid"]),
+            f"{process['host']}:{process['gpu']}",
+            tables.gib(process["memory_bytes"]),
+            tables.percent(process["sm_pct"]),
+            tables.between(process["idle_since"], None),
+            tables.text(process["job"]),
+            _command(process),
         )
-        for one in answer["processes"]
+        for process in answer["processes"]
     ]
     yield from tables.table(heads, rows)
 
 
 def motd_lines(processes: Sequence[Json]) -> Iterator[str]:
     """A sentence for each process that holds GPU memory idle."""
-    for one in processes:
-        if one["idle_since"] is None or one["memory_bytes"] is None:
+    for process in processes:
+        if process["idle_since"] is None or process["memory_bytes"] is None:
             continue
-        idle = (tables.now() - tables.parsed(one["idle_since"])).total_seconds()
-        held = f"{one['memory_bytes'] / 1024**3:.0f} GiB on GPU {one['gpu']}"
+        idle = (tables.now() - tables.parsed(process["idle_since"])).total_seconds()
+        held = f"{process['memory_bytes'] / 1024**3:.0f} GiB on GPU {process['gpu']}"
         since = f"{idle / 3600:.0f} h" if idle >= 3600 else f"{idle / 60:.0f} min"
-        how = f"gpucoord cancel {one['job']}" if one["job"] else f"gpucoord end {one['pid']}"
-        yield (f"You hold {held}, idle {since}: {_command(one)} (pid {one['pid']}). End it: {how}")
+        job, pid = process["job"], process["pid"]
+        how = f"gpucoord cancel {job}" if job else f"gpucoord end {pid}"
+        yield f"You hold {held}, idle {since}: {_command(process)} (pid {pid}). End it: {how}"
 
 
 def _command(process: Json) -> str:

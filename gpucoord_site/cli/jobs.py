@@ -76,7 +76,7 @@ def queue_lines(answer: Json, width: int = 0) -> Iterator[str]:
     if not answer["jobs"]:
         yield "No running or waiting jobs."
         return
-    heads = ("JOB", "OWNER", "STATE", "PRIO", "TIME", "GPUS", "NAME", "REASON")
+    heads = ("JOB", "OWNER", "STATE", "PRIO", "TIME", "GPUS", "HOST", "NAME", "REASON")
     yield from tables.table(heads, [_queue_row(job) for job in answer["jobs"]], width)
 
 
@@ -89,6 +89,7 @@ def _queue_row(job: Json) -> tuple[str, ...]:
         str(job["priority"]),
         tables.between(job["submitted_at"] if waits else job["started_at"], None),
         _gpus(job),
+        job.get("host") or job["requested"].get("host") or "any",
         job["name"],
         (job.get("reason") or "") if waits else "",
     )
@@ -135,6 +136,9 @@ def _job_lines(job: Json) -> Iterator[str]:
         "signal": job["signal"],
         "problem": job["problem"],
         "GPUs": ", ".join(job["gpus"]),
+        "host": job.get("host") or job["requested"].get("host"),
+        "contact lost": job.get("contact_lost_since")
+        and f"since {tables.moment(job['contact_lost_since'])}; it may still run",
         "command": job["command"],
         "folder": job["cwd"],
         "array": job["array"] and f"{job['array']}, index {job['array_index']}",

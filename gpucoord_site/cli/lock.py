@@ -122,7 +122,7 @@ def suitable(gpus: Sequence[dict[str, Any]], host: str, memory: int | None) -> l
         # The only host, under another name.
         local = list(gpus)
     free = [(room, gpu["index"]) for gpu in local if (room := _room(gpu, memory)) is not None]
-    return [index for _, index in sorted(free, key=lambda found: (-found[0], found[1]))]
+    return [index for _, index in sorted(free, key=lambda pair: (-pair[0], pair[1]))]
 
 
 def _room(gpu: dict[str, Any], memory: int | None) -> int | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import importlib
+import importlib.util
 import os
 import sys
 from collections.abc import Sequence
@@ -15,6 +16,7 @@ from gpucoord_site.config import secret_variables
 Commands = dict[str, tuple[str, str | None]]
 COMMANDS: Commands = {
     "up": ("start gpucoord here and print its address", None),
+    "node": ("start gpucoord on a further host, without pages", None),
     "demo": (
         "try gpucoord with a simulated server; nothing is kept",
         "gpucoord_site.demo.command:main",
@@ -30,6 +32,10 @@ COMMANDS: Commands = {
     "run": (
         "run a command as an urgent job and wait for it: gpucoord run -- python eval.py",
         "gpucoord_site.cli.submit:run",
+    ),
+    "shell": (
+        "open a shell with a GPU as a job: gpucoord shell",
+        "gpucoord_site.cli.shell_job.command:main",
     ),
     "batch": (
         "run a script for many items: gpucoord batch SCRIPT --input FOLDER",
@@ -63,6 +69,10 @@ COMMANDS: Commands = {
         "ask a language model: gpucoord prompt MODEL TEXT",
         "gpucoord_site.cli.prompt:main",
     ),
+    "models": (
+        "list language models; start and unload them: gpucoord models boot MODEL",
+        "gpucoord_site.cli.operators.models:main",
+    ),
     "report": (
         "print a report of GPU usage and fair share: gpucoord report --last 24h",
         "gpucoord_site.cli.report:main",
@@ -71,6 +81,7 @@ COMMANDS: Commands = {
         "clean up full disks: gpucoord clean --dry-run",
         "gpucoord_site.cli.operators.clean:main",
     ),
+    "mcp": ("serve AI agents (Model Context Protocol)", "gpucoord_site.cli.mcp_server:main"),
     "lock": (
         "lock GPUs for a command: gpucoord lock 0 -- python train.py",
         "gpucoord_site.cli.lock:main",
@@ -84,6 +95,19 @@ COMMANDS: Commands = {
         "gpucoord_site.cli.accounts.login:main",
     ),
     "token": ("make a token for REST: gpucoord token USER", None),
+    "join-token": ("make a token that lets a further host join", None),
+    "backup": (
+        "back up database, secret key and settings: gpucoord backup FILE.tar.gz",
+        "gpucoord_site.cli.operators.backup:backup",
+    ),
+    "restore": (
+        "put a backup in place: gpucoord restore FILE.tar.gz",
+        "gpucoord_site.cli.operators.backup:restore",
+    ),
+    "move-database": (
+        "copy all rows from SQLite to PostgreSQL, or back",
+        "gpucoord_site.cli.operators.backup:move",
+    ),
     "completion": (
         "print the completion for a shell: gpucoord completion bash",
         "gpucoord_site.cli.completion:main",
@@ -102,11 +126,18 @@ Start here: gpucoord demo      (no GPU needed)
 Then:       gpucoord up        and open the address that it prints
 Django's own commands work too (gpucoord changepassword NAME); `gpucoord django-help` lists them.
 """
+NEEDS_ALL = (
+    "gpucoord {name} is not part of gpucoord-client ({missing} is missing)."
+    " Install the whole package where the service runs: pip install gpucoord"
+)
 USAGE_ERROR = 2
 # Commands with long-running processes, whose environment other users could read.
-LASTING = {"up", "demo"}
+LASTING = {"up", "node", "demo"}
 # Commands that only talk to a server, from any system.
-NOT_CLIENTS = {"up", "demo", "check", "lock", "login", "token", "end"}
+NOT_CLIENTS = {
+    "up", "node", "demo", "check", "lock", "login", "token", "join-token", "end", "backup",
+    "restore", "move-database",
+}  # fmt: skip
 
 
 def main() -> int:
@@ -153,10 +184,21 @@ def _dispatch(name: str, rest: list[str], ours: Commands) -> int:
     if name == "help" and rest[0] in ours:
         name, rest = rest[0], ["--help"]
     target = ours.get(name, ("", None))[1]
-    if target:
-        module, function = target.split(":")
-        return int(getattr(importlib.import_module(module), function)(rest) or 0)
-    return _django(name, rest)
+    try:
+        if target:
+            module, function = target.split(":")
+            return int(getattr(importlib.import_module(module), function)(rest) or 0)
+        return _django(name, rest)
+    except ModuleNotFoundError as error:
+        if not is_client_alone():
+            raise
+        print(NEEDS_ALL.format(name=name, missing=error.name), file=sys.stderr)
+        return USAGE_ERROR
+
+
+def is_client_alone() -> bool:
+    """Whether only the package gpucoord-client is installed."""
+    return importlib.util.find_spec("gpucoord_site.asgi") is None
 
 
 def _django(name: str, rest: list[str]) -> int:

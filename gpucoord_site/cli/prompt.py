@@ -53,11 +53,11 @@ def _send(client: Client, options: Namespace, text: str) -> int:
 
 def _ended(client: Client, row: dict[str, Any]) -> dict[str, Any]:
     """The prompt once it has ended. Why it waits goes to stderr, when that changes."""
-    told, pause = "", SHORTEST_PAUSE_S
+    reason, pause = "", SHORTEST_PAUSE_S
     while row["status"] not in ENDED:
-        if row["waits_for"] and row["waits_for"] != told:
-            told = row["waits_for"]
-            connection.complain(f"prompt {row['id']} waits: {told}")
+        if row["waits_for"] and row["waits_for"] != reason:
+            reason = row["waits_for"]
+            connection.complain(f"prompt {row['id']} waits: {reason}")
         time.sleep(pause)
         pause = min(LONGEST_PAUSE_S, pause * 1.5)
         row = client.prompt(row["id"])

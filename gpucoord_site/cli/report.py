@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from argparse import ArgumentParser, Namespace
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from gpucoord_site.cli import connection, token_file
-from monitor.facts.input_rules import escaped_lines
+from gpucoord_site.cli import connection, tables, token_file
+from monitor.facts.input_rules import escaped, escaped_lines
+
+if TYPE_CHECKING:
+    from gpucoord_site.cli.client import Client
 
 FORMATS = ("text", "json", "csv", "xlsx", "html", "pdf")
 BINARY = ("xlsx", "pdf")
@@ -21,6 +26,8 @@ def main(argv: Sequence[str]) -> int:
     from gpucoord_site.cli.client import RequestFailed
 
     options = _parser().parse_args(argv)
+    if options.tag:
+        return _by_tag(options)
     try:
         if options.format in BINARY and not options.output and sys.stdout.isatty():
             raise RequestFailed(f"A terminal can't show {options.format}. {TO_FILE}")
@@ -30,6 +37,55 @@ def main(argv: Sequence[str]) -> int:
         sys.stderr.write(f"gpucoord: {escaped_lines(str(error))}\n")
         return 125
     return 0
+
+
+def _by_tag(options: Namespace) -> int:
+    if options.format not in ("text", "json") or options.scope:
+        connection.complain("A report by tag is text or json, of all users or of --user NAME.")
+        return 125
+    parameters = {
+        "tag": options.tag,
+        "last": options.last,
+        "from": options.begin,
+        "to": options.end,
+        "user": options.user,
+    }
+    given = {name: value for name, value in parameters.items() if value}
+
+    def work(client: Client) -> int:
+        answer = client.report_by_tag(given)
+        text = "\n".join(map(escaped, tag_lines(answer)))
+        write(
+            (json.dumps(answer, indent=2) if options.format == "json" else text).encode() + b"\n",
+            options.output,
+        )
+        return 0
+
+    return connection.run(options, work)
+
+
+def tag_lines(answer: dict[str, Any]) -> Iterator[str]:
+    """A line for each value, most GPU-hours first."""
+    if not answer["values"]:
+        yield f"No job with the tag {answer['tag']} had a GPU or ran in this time."
+        return
+    heads = (answer["tag"].upper(), "JOBS", "USERS", "GPU-HOURS", "USED", "MEASURED")
+    rows = [
+        (
+            one["value"] or tables.UNKNOWN,
+            str(one["jobs"]),
+            str(one["users"]),
+            f"{one['gpu_hours_held']:.2f}",
+            _percent(one["efficiency"]),
+            _percent(one["coverage"]),
+        )
+        for one in answer["values"]
+    ]
+    yield from tables.table(heads, rows)
+
+
+def _percent(part: float | None) -> str:
+    return tables.percent(None if part is None else 100 * part)
 
 
 def query(options: Namespace) -> dict[str, str]:
@@ -72,6 +128,8 @@ def _parser() -> ArgumentParser:
         description="Print a report of GPU usage, fair share and violations.",
     )
     add_choice(parser)
+    text = "GPU-hours by the values of this tag of jobs, such as project"
+    parser.add_argument("--tag", metavar="NAME", help=text)
     connection.add_options(parser)
     return parser
 

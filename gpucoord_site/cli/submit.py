@@ -50,7 +50,7 @@ def run(argv: Sequence[str]) -> int:
 def _submit(argv: Sequence[str], made: Callable[[], ArgumentParser]) -> int:
     try:
         options, words = _parsed(argv, made())
-        body = _body(options, words)
+        body = body_of(options, words)
         return connection.run(options, lambda client: _send(client, options, body))
     except (BadScript, EnvironmentTooLarge, standard_input.TooLarge) as error:
         connection.complain(str(error))
@@ -60,7 +60,7 @@ def _submit(argv: Sequence[str], made: Callable[[], ArgumentParser]) -> int:
 def _parsed(argv: Sequence[str], parser: ArgumentParser) -> tuple[Namespace, list[str]]:
     """The options and the words of the command. Options of a script come before those given."""
     options = parser.parse_args(argv)
-    words = _words(options)
+    words = words_of(options)
     if options.script:
         return options, words
     if not words:
@@ -72,7 +72,7 @@ def _parsed(argv: Sequence[str], parser: ArgumentParser) -> tuple[Namespace, lis
     return options, script.argv
 
 
-def _words(options: Namespace) -> list[str]:
+def words_of(options: Namespace) -> list[str]:
     words: list[str] = options.command
     return words[1:] if words[:1] == ["--"] else words
 
@@ -108,13 +108,13 @@ def _wait(client: Client, job_id: int) -> int:
     return ending(job)[0]
 
 
-def _body(options: Namespace, words: Sequence[str]) -> dict[str, Any]:
+def body_of(options: Namespace, words: Sequence[str]) -> dict[str, Any]:
     """One word with spaces is a shell line, as `sh -c` takes it; more words run as they are."""
     if options.script:
         command: dict[str, Any] = {"script_args": named_values(words)}
     else:
         command = {"command": words[0]} if len(words) == 1 else {"argv": list(words)}
-    fields = {field.name: getattr(options, field.name) for field in fields_of(Door.OPTION)}
+    fields = {field.name: getattr(options, field.name, None) for field in fields_of(Door.OPTION)}
     fields |= {
         "blocking": None if options.detach else True,
         "env": dict(options.env) or None,
@@ -127,13 +127,13 @@ def _body(options: Namespace, words: Sequence[str]) -> dict[str, Any]:
 
 def named_values(words: Sequence[str]) -> dict[str, Any]:
     """NAME=VALUE words. Of a name that comes more than once, the values are the lines of a list."""
-    found: dict[str, str] = {}
+    values: dict[str, str] = {}
     for word in words:
         name, equals, value = word.partition("=")
         if not equals:
             raise BadScript(f"{shlex.quote(word)} is no argument; write NAME=VALUE")
-        found[name] = f"{found[name]}\n{value}" if name in found else value
-    return dict(found)
+        values[name] = f"{values[name]}\n{value}" if name in values else value
+    return dict(values)
 
 
 def _surroundings(options: Namespace) -> dict[str, Any]:
@@ -141,7 +141,7 @@ def _surroundings(options: Namespace) -> dict[str, Any]:
 
     Other servers have other folders and programs.
     """
-    if not _is_local(options):
+    if not is_local(options):
         return {}
     umask = os.umask(0o077)
     os.umask(umask)
@@ -160,16 +160,16 @@ def _stdin(options: Namespace) -> dict[str, str]:
     return {}
 
 
-def _is_local(options: Namespace) -> bool:
+def is_local(options: Namespace) -> bool:
     return local_login.local_port(connection.url(options)) is not None
 
 
-def _parser(name: str = "submit") -> ArgumentParser:
+def job_parser(
+    name: str, *, usage: str, description: str, epilog: str, leaves_out: Sequence[str] = ()
+) -> ArgumentParser:
+    """The options of a job and of the connection, for a command that submits one."""
     parser = ArgumentParser(
-        prog=f"gpucoord {name}",
-        usage=f"gpucoord {name} [options] -- COMMAND [ARGUMENT ...]",
-        description="Run a command as a job and show its output.",
-        epilog=EPILOG,
+        prog=f"gpucoord {name}", usage=usage, description=description, epilog=epilog
     )
     add = parser.add_argument
     add(
@@ -182,20 +182,32 @@ def _parser(name: str = "submit") -> ArgumentParser:
         title = group.value[1]
         section = parser.add_argument_group(title) if title else parser
         for field in fields_of(Door.OPTION, group):
-            section.add_argument(field.option, **_settings(field))
+            if field.name not in leaves_out:
+                section.add_argument(field.option, **_settings(field))
+    add(
+        "--clean-env",
+        action="store_true",
+        help="do not pass this shell's environment on, only --env",
+    )
+    connection.add_options(parser)
+    return parser
+
+
+def _parser(name: str = "submit") -> ArgumentParser:
+    parser = job_parser(
+        name,
+        usage=f"gpucoord {name} [options] -- COMMAND [ARGUMENT ...]",
+        description="Run a command as a job and show its output.",
+        epilog=EPILOG,
+    )
+    add = parser.add_argument
     add(
         "--stdin",
         action=BooleanOptionalAction,
         default=None,
         help="pass standard input on, at most 1 MiB (default: yes, but not with --detach)",
     )
-    add(
-        "--clean-env",
-        action="store_true",
-        help="do not pass this shell's environment on, only --env",
-    )
     connection.add_json(parser)
-    connection.add_options(parser)
     add("--dry-run", action="store_true", help="only say when it would start, and why not now")
     if name == "submit":
         add("--detach", "-d", action="store_true", help="only print the job's number")

@@ -17,7 +17,9 @@ from monitor.thresholds.wording import expected, nearest, plain_type, quoted
 from reports.catalogue import policy as reports
 from scheduler.catalogue import policy as scheduler
 
-SECRETS = frozenset({"admin_password", "database_url", "ldap_bind_password", "oidc_client_secret"})
+SECRETS = frozenset(
+    {"admin_password", "database_url", "join_token", "ldap_bind_password", "oidc_client_secret"}
+)
 # Ours, but no settings: where the settings are, what `submit` talks to, what jobs and tests get.
 OTHER_VARIABLES = frozenset(
     {

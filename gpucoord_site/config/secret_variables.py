@@ -14,6 +14,7 @@ SECRET_VARIABLES = (
     "GPUCOORD_TOKEN",
     "GPUCOORD_LDAP_BIND_PASSWORD",
     "GPUCOORD_OIDC_CLIENT_SECRET",
+    "GPUCOORD_JOIN_TOKEN",
     "PGPASSWORD",
 )
 # Fields of /proc/self/stat after the name: where the first environment begins and ends.

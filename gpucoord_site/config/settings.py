@@ -145,6 +145,12 @@ class Config(BaseSettings):
         description="PostgreSQL instead of SQLite: postgresql://USER:PASSWORD@HOST:5432/NAME.",
     )
 
+    join_token: str | None = Field(
+        None,
+        repr=False,
+        description="Join token for the first start of a further host on the same database.",
+    )
+
     raw_hours: float = Field(
         2,
         gt=0,
@@ -196,10 +202,43 @@ class Config(BaseSettings):
             description="Folder of checkpoints of jobs; not set: in the data folder.",
         )
     )
+    shared_checkpoints: bool = Field(
+        False,
+        description="All hosts share the folder `checkpoints`, so a job may continue on another"
+        " host.",
+    )
     run_as: Literal["auto", "nobody", "service"] = Field(
         "auto",
         description="Account of jobs when root: `auto` (the owner's, else rejected), `nobody` (the"
         " owner's, else the shared account `nobody`) or `service` (root).",
+    )
+
+    engine: Literal["local", "slurm", "none"] = Field(
+        "local",
+        description="Runs the jobs: `local` (gpucoord on this host), `slurm` (submitted by this"
+        " host), or `none` (this host is only monitored, as a node of Slurm).",
+    )
+    slurm_commands: Annotated[Path, AfterValidator(lambda p: p.expanduser().absolute())] | None = (
+        Field(None, description="Folder of sbatch, squeue and scontrol; not set: those in PATH.")
+    )
+    slurm_conf: Path | None = Field(
+        None, description="Configuration of Slurm; not set: where its commands look for it."
+    )
+    slurm_python: Path | None = Field(
+        None,
+        description="Python 3.11 or newer on the nodes, which runs the jobs' runners; not set: the"
+        " path of the one that runs gpucoord.",
+    )
+    slurm_options: Names = Field(
+        default_factory=list, description="Options of sbatch for all jobs: --partition=gpu."
+    )
+    slurm_gpu_types: dict[str, str] = Field(
+        default_factory=dict,
+        description='GPU models and their types in gres.conf, in TOML {"RTX 4090" = "rtx4090"}, in'
+        " a variable as JSON.",
+    )
+    slurm_interval_s: float = Field(
+        2, ge=0.5, le=60, allow_inf_nan=False, description="Seconds between two calls of squeue."
     )
 
     local_accounts: Annotated[Text, AfterValidator(values.local_accounts)] | None = Field(

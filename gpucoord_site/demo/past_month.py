@@ -158,14 +158,24 @@ def _sums(job: MonthJob, held: float) -> dict[str, Any]:
 
 
 def _incidents(scenario: Scenario, host: str, now: datetime) -> Iterator[Incident]:
-    """Memory held idle and use outside the queue, every few days, while jobs waited."""
-    kinds = (("idle_held", "erin", 5, "Memory held idle"), ("sustained", "bob", 2, "GPU hog"))
-    for day in range(DAYS - 2, 1, -3):
-        rule, user, gpu, title = kinds[day % len(kinds)]
+    """Memory held idle and use outside the queue, every few days and today, while jobs waited."""
+    kinds = (
+        ("idle_held", "erin", 5, "Memory held idle"),
+        ("sustained", "bob", 2, "Detected GPU hog"),
+    )
+    past = [
+        (day, *kinds[day % 2], timedelta(days=day, hours=day % 7), timedelta(hours=2 + day % 4))
+        for day in range(DAYS - 2, 1, -3)
+    ]
+    # Overuse in the last 24 h, for the mode.
+    past.append((1, *kinds[1], timedelta(hours=7), timedelta(hours=1.6)))
+    dana = ("sustained", "dana", 4, "Detected GPU hog")
+    past.append((0, *dana, timedelta(hours=4), timedelta(hours=1.2)))
+    for day, rule, user, gpu, title, before, lasted in past:
         if gpu >= scenario.size:
             continue
-        since = now - timedelta(days=day, hours=day % 7)
-        until = since + timedelta(hours=2 + day % 4)
+        since = now - before
+        until = since + lasted
         is_hog = rule == "sustained"
         yield Incident(
             host=host, gpu_id=scenario.uuids[gpu], rule=rule, key=f"demo month {day}", user=user,

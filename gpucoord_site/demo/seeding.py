@@ -17,6 +17,7 @@ from django.db import transaction
 
 from gpucoord_site.config.settings import Config
 from gpucoord_site.demo import past_month
+from gpucoord_site.demo.batches import seed_batch, seed_idle_work
 from gpucoord_site.demo.jobs import SUBMITTED_JOBS, seed_quotas, seed_windows
 from gpucoord_site.demo.past import PEOPLE, PastJob, history, log_of, past_jobs
 from gpucoord_site.demo.usage import PastUsage
@@ -75,6 +76,8 @@ def _seed(config: Config, home: Path, password: str, now: datetime) -> None:
             time_limit=timedelta(minutes=3 * wish.minutes),
         )
         submit(request, users[wish.owner], now - timedelta(seconds=wish.waited_s))
+    seed_batch(users[config.admin_user], home, config.node, now)
+    seed_idle_work(users, home, now)
 
 
 def people(admin: str, password: str) -> dict[str, User]:

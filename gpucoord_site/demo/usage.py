@@ -9,6 +9,7 @@ from typing import Any
 
 from gpucoord_site.demo import days
 from gpucoord_site.demo.days import DAY_S, DAYS, HOUR_S, MINUTE_S, Load
+from gpucoord_site.demo.past import LARGE
 from monitor.facts.readings import OwnerSource, Snapshot
 from monitor.models import (
     Gpu,
@@ -20,14 +21,15 @@ from monitor.models import (
     ProcessMinute,
     ProcessUse,
 )
+from monitor.runtime.rows.database import insert
 from monitor.sampling.probes.simulated.scenario import Scenario
 from monitor.sampling.probes.simulated.workloads import GIB
 from monitor.usage.rows import rollups
 
 # Later times are covered by samples.
 SAMPLES_S = 2 * HOUR_S
-# Readings per hour.
-LOOKS = 4
+# Readings per hour; fewer of a large server, so that the demo starts soon.
+LOOKS, LOOKS_LARGE = 4, 2
 Identity = tuple[int, int, str]
 
 
@@ -59,7 +61,7 @@ class PastUsage:
     def __init__(self, scenario: Scenario, host: str, now: datetime) -> None:
         self._scenario, self._host = scenario, host
         self._now, self._now_t = now, int(now.timestamp())
-        self._who: dict[Identity, dict[str, Any]] = {}
+        self._identities: dict[Identity, dict[str, Any]] = {}
         self._parts: dict[type, dict[tuple[Identity, int], UsagePart]] = {
             ProcessMinute: {},
             ProcessHour: {},
@@ -90,14 +92,15 @@ class PastUsage:
         end = rollups.floor(self._now_t - SAMPLES_S, MINUTE_S)
         day = rollups.floor(self._now_t - DAY_S, HOUR_S)
         first = rollups.floor(self._now_t - DAYS * DAY_S, HOUR_S)
-        looks = range(first, day, HOUR_S // LOOKS)
+        per_hour = LOOKS if gpus <= LARGE else LOOKS_LARGE
+        looks = range(first, day, HOUR_S // per_hour)
         hours = list(days.loads(lives, gpus, seed, looks))
         times = [t for t in range(day, end, MINUTE_S) if days.watched(t, self._now_t)]
         minutes = list(days.loads(lives, gpus, seed, times))
-        self._count(ProcessHour, hours, HOUR_S, HOUR_S / LOOKS)
+        self._count(ProcessHour, hours, HOUR_S, HOUR_S / per_hour)
         self._count(ProcessMinute, minutes, MINUTE_S, MINUTE_S)
-        GpuHour.objects.bulk_create(self._gpus(GpuHour, hours, HOUR_S, HOUR_S / LOOKS))
-        GpuMinute.objects.bulk_create(self._gpus(GpuMinute, minutes, MINUTE_S, MINUTE_S))
+        insert(GpuHour, self._gpus(hours, HOUR_S, HOUR_S / per_hour))
+        insert(GpuMinute, self._gpus(minutes, MINUTE_S, MINUTE_S))
         HostHour.objects.bulk_create(self._hosts(HostHour, range(first, day, HOUR_S), HOUR_S))
         HostMinute.objects.bulk_create(self._hosts(HostMinute, times, MINUTE_S))
         self._write_processes()
@@ -108,7 +111,7 @@ class PastUsage:
     def _part(
         self, model: type, key: Identity, facts: dict[str, Any], at: datetime, step: int
     ) -> UsagePart:
-        identity = self._who.setdefault(key, {**facts, "first": at, "last": at})
+        identity = self._identities.setdefault(key, {**facts, "first": at, "last": at})
         identity["first"], identity["last"] = min(identity["first"], at), max(identity["last"], at)
         t = rollups.floor(int(at.timestamp()), step)
         return self._parts[model].setdefault((key, t), UsagePart(t))
@@ -123,13 +126,13 @@ class PastUsage:
                 own = load.power_w * pct / load.busy_pct if load.busy_pct else 0.0
                 part.add(seconds, pct, int((life.gib or 0) * GIB), own)
 
-    def _gpus(self, model: Any, loads: Sequence[Load], step: int, seconds: float) -> list[Any]:
-        rows: dict[tuple[int, int], Any] = {}
+    def _gpus(self, loads: Sequence[Load], step: int, seconds: float) -> list[dict[str, Any]]:
+        rows: dict[tuple[int, int], dict[str, Any]] = {}
         uuids = self._scenario.uuids
         for load in loads:
             key = (rollups.floor(load.t, step), load.gpu)
             if key not in rows:
-                rows[key] = model(gpu_id=uuids[load.gpu], t=key[0], **_NOTHING)
+                rows[key] = {"gpu_id": uuids[load.gpu], "t": key[0], **_NOTHING}
             _add(rows[key], load, int(seconds))
         return [rows[key] for key in sorted(rows)]
 
@@ -163,16 +166,20 @@ class PastUsage:
     def _write_processes(self) -> None:
         uuids = set(Gpu.objects.values_list("uuid", flat=True))
         recent = self._now - timedelta(seconds=30)
-        uses = {key: self._use(key, identity, recent) for key, identity in self._who.items()}
+        uses = {key: self._use(key, identity, recent) for key, identity in self._identities.items()}
         for parts in self._parts.values():
             for (key, _), part in parts.items():
                 _sum(uses[key], part)
         ProcessUse.objects.bulk_create([u for u in uses.values() if u.gpu_id in uuids])
         for model, parts in self._parts.items():
             rows = sorted(parts.items(), key=lambda item: item[1].t)
-            model.objects.bulk_create(  # type: ignore[attr-defined]
-                model(use=uses[key], **{name: getattr(part, name) for name in UsagePart.__slots__})
-                for (key, _), part in rows
+            insert(
+                model,
+                (
+                    {"use_id": uses[key].pk}
+                    | {name: getattr(part, name) for name in UsagePart.__slots__}
+                    for (key, _), part in rows
+                ),
             )
 
     def _use(self, key: Identity, identity: dict[str, Any], recent: datetime) -> ProcessUse:
@@ -217,18 +224,21 @@ _NOTHING: dict[str, Any] = {
 }
 
 
-def _add(row: Any, load: Load, seconds: int) -> None:
-    row.seen_s += seconds
-    row.utilization_pct_s += load.busy_pct * seconds
-    row.utilization_known_s += seconds
-    row.utilization_max_pct = max(row.utilization_max_pct, min(100, load.busy_pct * 1.06))
-    row.memory_byte_s += load.memory_bytes * seconds
-    row.memory_known_s += seconds
-    row.memory_max_bytes = max(row.memory_max_bytes, load.memory_bytes)
-    row.energy_j += load.power_w * seconds
-    row.power_known_s += seconds
-    row.power_max_w = max(row.power_max_w, load.power_w * 1.04)
-    row.temperature_max_c = max(row.temperature_max_c, load.temperature_c)
+def _add(row: dict[str, Any], load: Load, seconds: int) -> None:
+    memory, power = load.memory_bytes, load.power_w
+    for name in ("seen_s", "utilization_known_s", "memory_known_s", "power_known_s"):
+        row[name] += seconds
+    row["utilization_pct_s"] += load.busy_pct * seconds
+    row["memory_byte_s"] += memory * seconds
+    row["energy_j"] += power * seconds
+    greatest = {
+        "utilization_max_pct": min(100, load.busy_pct * 1.06),
+        "memory_max_bytes": memory,
+        "power_max_w": power * 1.04,
+        "temperature_max_c": load.temperature_c,
+    }
+    for name, value in greatest.items():
+        row[name] = max(row[name], value)
 
 
 def _sum(use: ProcessUse, part: UsagePart) -> None:

@@ -6,6 +6,7 @@ Bodies are JSON in UTF-8 (RFC 8259). The OpenAPI description lists the error ans
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 from django.contrib.auth.models import User
@@ -29,12 +30,15 @@ from monitor.gpus.api.hosts import router as host_router
 from monitor.gpus.api.readings import router as monitor_router
 from monitor.history.api import router as history_router
 from monitor.incidents.api import router as incident_router
+from monitor.models import Agent
 from monitor.thresholds.api import router as policy_router
 from reports.capacity.api import router as capacity_router
 from reports.render.api import router as report_router
 from reports.schedule.api import router as stored_router
+from reports.tags.api import router as tag_router
 from scheduler.batches.api import router as batch_router
 from scheduler.disk.api import router as disk_router
+from scheduler.idle_work.api import router as idle_work_router
 from scheduler.jobs.api import router as scheduler_router
 from scheduler.model_services.api import router as model_router
 from scheduler.notifications.api import router as notification_router
@@ -145,10 +149,15 @@ def _refuse(name: str) -> None:
     raise ValueError(f"{name} is no JSON")
 
 
-WHO = "Log in, or send a token: Authorization: Bearer TOKEN. `gpucoord token USER` makes one."
+UNAUTHENTICATED = (
+    "Log in, or send a token: Authorization: Bearer TOKEN. `gpucoord token USER` makes one."
+)
 REFUSED = "This token is unknown, expired or revoked. `gpucoord token USER` makes a new one."
 NO_CSRF = "The CSRF token is missing or wrong: send the gpucoord_csrf cookie as X-CSRFToken too."
 NO_SCOPE = "This token lacks the scope `{needed}`. Create one with it on the page /account/."
+AGENT_STOPPED = "The agent {name} is stopped. Its owner can start it again on the page /account/."
+AGENT_REFUSED = "The token of an agent may only read, submit jobs and cancel its own jobs."
+AGENTS_MAY = re.compile(r"/api/jobs/(batch/|\d+/cancel/)?")
 DESCRIPTION = "See the GPUs, submit jobs and follow them. Times are ISO 8601, sizes in bytes."
 
 
@@ -169,9 +178,20 @@ class Token(HttpBearer):
         if needed not in scopes:
             raise HttpError(403, NO_SCOPE.format(needed=needed))
         had_staff_rights = row.user.is_staff
+        if row.agent is not None:
+            _check_agent(request, row.agent)
         user = tokens.user_within(row)
         request.lacks_operate = had_staff_rights and not user.is_staff  # type: ignore[attr-defined]
         return user
+
+
+def _check_agent(request: HttpRequest, agent: Agent) -> None:
+    """Agents read, submit, and cancel their own jobs. Raises HttpError."""
+    if agent.stopped_at is not None:
+        raise HttpError(403, AGENT_STOPPED.format(name=agent.name))
+    if needed_scope(request) is not TokenScope.READ and not AGENTS_MAY.fullmatch(request.path):
+        raise HttpError(403, AGENT_REFUSED)
+    request.agent = agent  # type: ignore[attr-defined]
 
 
 def needed_scope(request: HttpRequest) -> TokenScope:
@@ -185,7 +205,7 @@ class Browser(SessionAuth):
 
     def __call__(self, request: HttpRequest) -> Any:
         if not request.user.is_authenticated:
-            raise AuthenticationError(message=WHO)
+            raise AuthenticationError(message=UNAUTHENTICATED)
         # The CSRF check reads a form, after which the body could not be read again.
         _ = request.body
         if check_csrf(request):
@@ -212,6 +232,7 @@ def _api() -> DocumentedApi:
     api.add_router("/disks/", disk_router, tags=["Disks"])
     api.add_router("/batches/", batch_router, tags=["Batches"])
     api.add_router("/scripts/", script_router, tags=["Scripts"])
+    api.add_router("/idle-templates/", idle_work_router, tags=["Idle work"])
     api.add_router("/windows/", window_router, tags=["Time windows"])
     api.add_router("/account/notifications/", notification_router, tags=["Notifications"])
     api.add_router("/", share_router, tags=["Shares"])
@@ -222,6 +243,7 @@ def _api() -> DocumentedApi:
     api.add_router("/policies/", policy_router, tags=["Policies"])
     api.add_router("/incidents/", incident_router, tags=["Incidents"])
     api.add_router("/reports/", report_router, tags=["Reports"])
+    api.add_router("/reports/", tag_router, tags=["Reports"])
     api.add_router("/reports/", capacity_router, tags=["Reports"])
     api.add_router("/reports/", stored_router, tags=["Reports"])
     handle_errors(api)

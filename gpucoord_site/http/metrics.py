@@ -28,7 +28,7 @@ from reports.capacity import metrics as capacity_metrics
 from scheduler import metrics as scheduler_metrics
 
 REFUSED = "This token is unknown, expired or revoked. `gpucoord token USER` makes a new one.\n"
-WHO = (
+UNAUTHENTICATED = (
     "Send a token: Authorization: Bearer TOKEN (`gpucoord token USER` makes one), "
     "or ask from an address that the setting metrics_allow names.\n"
 )
@@ -52,8 +52,8 @@ def refusal(request: HttpRequest, allowed: Sequence[str], now: datetime) -> str 
         security_log.token_refused(request)
         return REFUSED
     if any(name in request.META for name in PROXIED):
-        return WHO
-    return None if is_within(request.META.get("REMOTE_ADDR", ""), allowed) else WHO
+        return UNAUTHENTICATED
+    return None if is_within(request.META.get("REMOTE_ADDR", ""), allowed) else UNAUTHENTICATED
 
 
 PLAIN = "text/plain; charset=utf-8"

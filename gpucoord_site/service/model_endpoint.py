@@ -50,7 +50,7 @@ class EndpointSocket:
         return self.is_needed and self._listening is not None
 
     def look(self) -> None:
-        """Every LOOK_EVERY_S: whether there is a model service; listen once there is one."""
+        """Every LOOK_EVERY_S: whether there is a model service; listen while there is one."""
         now = time.monotonic()
         if now - self._looked_t < LOOK_EVERY_S:
             return
@@ -58,6 +58,9 @@ class EndpointSocket:
         self.is_needed = rows.exists()
         if self.is_needed and self._listening is None:
             self._bind()
+        elif not self.is_needed:
+            # Clients are refused; they would wait for a process that does not run.
+            self.close()
 
     def _bind(self) -> None:
         try:
@@ -70,9 +73,10 @@ class EndpointSocket:
                 logger.error(text, error, extra=FAULT)
 
     def close(self) -> None:
-        """In a child that does not serve it."""
+        """Stop listening in this process."""
         if self._listening is not None:
             self._listening.close()
+            self._listening = None
 
     def serve(self) -> int:
         """Serve until SIGTERM; returns the exit code."""
@@ -84,14 +88,20 @@ class EndpointSocket:
 def serve(listening: socket.socket) -> int:
     import uvicorn
 
+    from gpucoord_site.http.endpoint_transport import LimitedProtocol
     from scheduler.model_proxy.api.app import ModelEndpoint
     from scheduler.model_proxy.api.worker import work_on_prompts
 
+    # Connections inherit it. asyncio sets it only on sockets with an explicit protocol, and without
+    # it each answer waits for the client's delayed acknowledgement, about 40 ms.
+    listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     application = ModelEndpoint(settings.CONFIG.node, _rate_limit(), work_on_prompts)
     gc.freeze()
     config = uvicorn.Config(
         application,
+        http=LimitedProtocol,
         log_config=None,
+        log_level="warning",
         access_log=False,
         server_header=False,
         lifespan="on",

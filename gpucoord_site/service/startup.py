@@ -28,6 +28,7 @@ from gpucoord_site.config.addresses import own_names
 from gpucoord_site.config.settings import Config, ConfigError, load_config
 from gpucoord_site.service import children, loops
 from gpucoord_site.service.children import kill_session
+from gpucoord_site.service.joining import join
 from gpucoord_site.service.log_stream import LogStream
 from gpucoord_site.service.startup_checks import (
     UnableToStart,
@@ -104,15 +105,16 @@ def _check(password: str) -> None:
         raise ConfigError(f"GPUCOORD_ADMIN_PASSWORD can't be used. {reasons}") from None
 
 
-def start(**options: Any) -> int:
+def start(*, serves_web: bool = True, **options: Any) -> int:
     """Run gpucoord until a signal; returns the exit code. Options that are None are ignored."""
     try:
         config = _configure(options)
         lock = lock_data_folder(config.data)
         make_lock_folder(config.locks)
         end_leftovers(config.data / "run")
-        listening = bind(config.host, config.port)
-        in_a_child(lambda: _prepare(config), meanwhile=_load)
+        listening = bind(config.host, config.port if serves_web else 0)
+        port = listening.getsockname()[1] if serves_web else None
+        in_a_child(lambda: _prepare(config, port), meanwhile=_load)
     except (ConfigError, UnableToStart) as error:
         sys.stderr.write(f"gpucoord: {error}\n")
         return 2
@@ -120,12 +122,13 @@ def start(**options: Any) -> int:
         sys.stderr.write(f"gpucoord: {problem}\n")
     _warn_about_accounts(config)
     address = _address(config.host, listening.getsockname()[1])
-    logins = _login_socket(config, listening.getsockname()[1])
-    supervisor = Supervisor(listening, address, lock, logins)
+    logins = _login_socket(config, listening.getsockname()[1]) if serves_web else None
+    supervisor = Supervisor(listening, address, lock, logins, serves_web=serves_web)
     supervisor.start()
     # From here on, no write waits for a reader of the output.
     sys.stdout, sys.stderr = LogStream(1), LogStream(2)
-    _say(f"gpucoord {__version__} is at {address} (Ctrl-C stops it)")
+    place = f"is at {address}" if serves_web else f"runs the host {config.node} without pages"
+    _say(f"gpucoord {__version__} {place} (Ctrl-C stops it)")
     return supervisor.run()
 
 
@@ -137,10 +140,14 @@ def _configure(options: dict[str, Any]) -> Config:
     return config
 
 
-def _prepare(config: Config) -> None:
+def _prepare(config: Config, port: int | None) -> None:
+    """port: of the pages; None: this host serves none."""
+    if port is None and config.database_url is None:
+        raise UnableToStart("gpucoord node needs the PostgreSQL database of DATABASE_URL.")
     if config.needs_nvml:
         check_nvml(is_set=bool(config.require_nvml))
     prepare_database()
+    join(config, port)
     os_accounts.adopt_earlier_users(timezone.now())
     if password := make_first_admin(config):
         _say(f"Log in as {config.admin_user} with the password {password} (shown only now).")

@@ -16,6 +16,7 @@ from django.db.migrations.loader import MigrationLoader
 from django.utils import timezone
 
 from gpucoord_site.cli import local_login
+from gpucoord_site.service import first_builds
 from scheduler.runner.confine import locks
 
 # Key of the advisory lock for hosts that start at the same time. Any unique number.
@@ -160,13 +161,9 @@ def prepare_database() -> None:
     """Migrate the tables; refuse a database that is too old or too new for this code."""
     try:
         with _alone():
+            if apps := first_builds.adopt():
+                raise UnableToStart(first_builds.too_old(apps))
             loader = MigrationLoader(connection)
-            if apps := outdated_apps(loader):
-                raise UnableToStart(
-                    f"The database is too old for this gpucoord (tables of {', '.join(apps)})."
-                    " Start with an empty data folder, or first upgrade the database with the"
-                    " version that comes after the one that made it."
-                )
             if newer := unknown_migrations(loader):
                 raise UnableToStart(
                     f"The database is newer than this gpucoord (it has {', '.join(newer)})."
@@ -179,24 +176,9 @@ def prepare_database() -> None:
         raise UnableToStart(f"The database can't be used: {first}") from None
 
 
-def outdated_apps(loader: MigrationLoader) -> list[str]:
-    """Apps whose tables are older than the migrations that this code can continue.
-
-    A squashed migration counts as applied once all replaced ones are applied.
-    """
-    applied = set(loader.applied_migrations)
-    return sorted(
-        app
-        for (app, name), migration in loader.disk_migrations.items()
-        if migration.replaces
-        and (app, name) not in applied
-        and any(applied_app == app for applied_app, _ in applied)
-    )
-
-
 def unknown_migrations(loader: MigrationLoader) -> list[str]:
     """Migrations of the database that this code does not have."""
-    on_disk = set(loader.disk_migrations)
+    on_disk = set(loader.disk_migrations) | first_builds.migrations()
     for migration in loader.disk_migrations.values():
         on_disk |= {(app, name) for app, name in migration.replaces}
     applied = {key for key in loader.applied_migrations if key[0] in loader.migrated_apps}

@@ -74,6 +74,8 @@ class Supervisor:
         address: str,
         lock: int,
         logins: LoginSocket | None = None,
+        *,
+        serves_web: bool = True,
     ) -> None:
         self._listening, self._address, self._lock = listening, address, lock
         self._logins = logins
@@ -93,13 +95,19 @@ class Supervisor:
         host, port = listening.getsockname()[:2]
         self._endpoint = EndpointSocket(host, port)
         # The loops start first, because the first figures take them longer.
-        self._children = (self._tasks, self._web, self._reports, self._models)
+        self._children: tuple[Child, ...] = (self._tasks, self._reports, self._models)
+        if serves_web:
+            self._children = (self._tasks, self._web, self._reports, self._models)
+        else:
+            # Otherwise browsers would connect and wait for an answer.
+            listening.close()
 
     def start(self) -> None:
         children.adopt_orphans()
         self._listen_to_signals()
         for child in (self._tasks, self._web):
-            self._start(child)
+            if child in self._children:
+                self._start(child)
         self._record()
 
     def run(self) -> int:
@@ -182,7 +190,10 @@ class Supervisor:
 
     def _look_for_models(self) -> None:
         """The endpoint for language models runs while there is a model service."""
+        before = self._endpoint.port
         self._endpoint.look()
+        if self._endpoint.port != before:
+            self._record()
         if self._models.pid is not None and self._models.is_wanted and not self._endpoint.is_needed:
             self._models.is_wanted = False
             self._models.signal(signal.SIGTERM)

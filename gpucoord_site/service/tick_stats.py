@@ -21,7 +21,7 @@ class TickStats:
         self.last_tick_at = row.last_tick_at
         self.failing_since_at = row.failing_since_at
         self._key = row.last_error_key if row.failing_since_at else ""
-        self._told = {self._key}
+        self._logged = {self._key}
         self._ticks = row.ticks
         self._late_ms: deque[float] = deque(maxlen=KEPT)
 
@@ -48,8 +48,8 @@ class TickStats:
         """The columns that describe `error`, and whether the fault is new and must be logged."""
         self.failing_since_at = self.failing_since_at or now
         self._key = place_of(error)
-        is_news = self._key not in self._told
-        self._told.add(self._key)
+        is_news = self._key not in self._logged
+        self._logged.add(self._key)
         return {
             "failing_since_at": self.failing_since_at,
             "last_error": one_line(error),

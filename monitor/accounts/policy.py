@@ -59,7 +59,7 @@ def _uid_refusal(peer: Peer, rule: LocalRule) -> str | None:
             return None
         return "root can't log in by its uid (local_superusers = false). Use your own account."
     if peer.uid == OVERFLOW_UID or peer.account == NOBODY:
-        return "The account nobody can't log in by its uid."
+        return f"The account {NOBODY} can't log in by its uid."
     if peer.uid < FIRST_USER_UID:
         return f"uid {peer.uid} is the account of a service; only uids from 1000 can log in."
     if peer.account is None:

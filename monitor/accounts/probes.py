@@ -78,12 +78,12 @@ class PeerReader:
             return True
         if os.geteuid() != 0 and self._has_no_new_privileges(pid):
             return True
-        seen = 0
+        depth = 0
         parent: int | None = pid
-        while parent is not None and parent > 1 and seen < _MOST_PARENTS:
+        while parent is not None and parent > 1 and depth < _MOST_PARENTS:
             if self._name(parent) in RUNNERS:
                 return True
-            parent, seen = self._parent(parent), seen + 1
+            parent, depth = self._parent(parent), depth + 1
         return False
 
     def _has_no_new_privileges(self, pid: int) -> bool:

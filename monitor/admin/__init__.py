@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from monitor.admin import channels, os_accounts, policies, records, tokens
+from monitor.admin import channels, hosts, os_accounts, policies, records, tokens
 
-__all__ = ["channels", "os_accounts", "policies", "records", "tokens"]
+__all__ = ["channels", "hosts", "os_accounts", "policies", "records", "tokens"]

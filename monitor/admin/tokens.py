@@ -16,7 +16,7 @@ from django.utils import timezone
 from monitor.accounts.rows import tokens
 from monitor.admin.base import ReadOnly
 from monitor.facts.accounts import TokenScope, scopes_of, scopes_text, up_to
-from monitor.models import ApiToken, LoginLink
+from monitor.models import Agent, ApiToken, LoginLink
 
 SCOPES = [scopes_text(up_to(scope)) for scope in TokenScope]
 logger = logging.getLogger(__name__)
@@ -113,6 +113,24 @@ def _may_edit(request: HttpRequest, token: ApiToken | None) -> bool:
     """Only superusers change or revoke the tokens of superusers."""
     is_ordinary = token is None or not token.user.is_superuser
     return is_ordinary or request.user.is_superuser
+
+
+@admin.register(Agent)
+class AgentAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
+    """Limits of agents. Their users make them on the page of the account."""
+
+    list_display = (
+        "name", "user", "running_jobs", "gpu_minutes", "created_at", "stopped_at",
+    )  # fmt: skip
+    list_select_related = ("user",)
+    search_fields = ("name", "user__username")
+    date_hierarchy = "created_at"
+    ordering = ("user__username", "name")
+    fields = ("user", "name", "running_jobs", "gpu_minutes", "created_at", "stopped_at")
+    readonly_fields = ("user", "name", "created_at")
+
+    def has_add_permission(self, request: HttpRequest) -> bool:
+        return False
 
 
 @admin.register(LoginLink)

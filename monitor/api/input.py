@@ -91,27 +91,27 @@ PlainLines = Annotated[str, AfterValidator(_lines)]
 
 def refuse_unknown_parameters(view: Callable[..., Any]) -> Callable[..., Any]:
     """Answer 422 when the address has a parameter that the operation does not know."""
-    known = _query_names(view)
+    parameters = _query_names(view)
 
     @wraps(view)
     def checked(request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
         if request.GET:
             in_path = request.resolver_match.kwargs if request.resolver_match else {}
-            _refuse_unknown(request.GET, known - set(in_path))
+            _refuse_unknown(request.GET, parameters - set(in_path))
         return view(request, *args, **kwargs)
 
     return checked
 
 
-def _refuse_unknown(query: Mapping[str, Any], known: set[str]) -> None:
-    unknown = [name for name in query if name not in known]
+def _refuse_unknown(query: Mapping[str, Any], parameters: set[str]) -> None:
+    unknown = [name for name in query if name not in parameters]
     if unknown:
-        raise InvalidInput([(name[:100], unknown_name(name, known)) for name in unknown[:10]])
+        raise InvalidInput([(name[:100], unknown_name(name, parameters)) for name in unknown[:10]])
 
 
-def unknown_name(name: str, known: set[str]) -> str:
+def unknown_name(name: str, names: set[str]) -> str:
     """The sentence for a field or parameter that does not exist."""
-    close = get_close_matches(name[:100], known, 1)
+    close = get_close_matches(name[:100], names, 1)
     return f"There is no such field.{f' Did you mean {close[0]}?' if close else ''}"
 
 

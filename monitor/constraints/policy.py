@@ -120,7 +120,7 @@ class Gauge:
 
     kind: str
     label: str
-    what: str
+    subject: str
     value: float | None
     opens: float
     closes: float
@@ -209,7 +209,7 @@ def _findings(
             yield _data_disk(disk, held, policy)
     yield _memory(snapshot.host, (MEMORY, "") in held, policy)
     for gauge in gauges(snapshot.host, policy, cpu_pct):
-        text = f"The host is busy: {gauge.what} {gauge.value or 0:.0f} %."
+        text = f"The host is busy: {gauge.subject} {gauge.value or 0:.0f} %."
         yield Constraint(gauge.kind, "", text), gauge.is_over((gauge.kind, "") in held)
     for gpu in snapshot.gpus:
         yield _throttled(gpu)
@@ -261,7 +261,7 @@ def _memory(host: HostReading, held: bool, policy: ConstraintPolicy) -> Finding:
 
 def _throttled(gpu: GpuReading) -> Finding:
     """Throttled GPUs are reported by GPU health, with thresholds of their own."""
-    known = gpu.condition is not None
+    has_condition = gpu.condition is not None
     text = f"GPU {gpu.index} is throttled. {gpu.condition_reason or ''}".strip()
-    slowed = gpu.condition is Condition.THROTTLED if known else None
+    slowed = gpu.condition is Condition.THROTTLED if has_condition else None
     return Constraint(THROTTLED, gpu.uuid, text), slowed

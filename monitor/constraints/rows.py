@@ -45,8 +45,8 @@ def cpu_pct(host: str, now: datetime) -> float | None:
     """Mean CPU use of the last half minute; None = too little is known."""
     since = int((now - CPU_WINDOW).timestamp())
     rows = HostSample.objects.filter(host=host, t__gt=since, t__lte=int(now.timestamp()))
-    totals = rows.aggregate(mean=Avg("cpu_pct"), known=Count("cpu_pct"))
-    if totals["known"] < CPU_KNOWN * CPU_WINDOW.total_seconds():
+    totals = rows.aggregate(mean=Avg("cpu_pct"), samples=Count("cpu_pct"))
+    if totals["samples"] < CPU_KNOWN * CPU_WINDOW.total_seconds():
         return None
     return float(totals["mean"])
 

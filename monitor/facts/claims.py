@@ -23,6 +23,8 @@ class ClaimKind(StrEnum):
         return cls.UNKNOWN
 
 
+# The phase of a model that has left its GPU but not ended.
+ASLEEP = "sleeping"
 # Kinds of the rows of jobs and models.
 JOB_KINDS = (ClaimKind.SCRIPT, ClaimKind.LLM)
 
@@ -33,8 +35,8 @@ class ClaimFact:
 
     `seen`: when a process of it was first seen there; `until`: when it ended. An ended claim is
     kept until the memory of its processes is free. `holder`: the holder of a lock, in words.
-    `phase`: of a model: "booting", "ready", "busy"; "" = unknown.
-    `task`: the job's name.
+    `phase`: of a model: "booting", "ready", "busy", "sleeping"; "" = unknown.
+    `task`: the job's name. `script`: the registered script that it runs; "" = another command.
     """
 
     job_ref: str
@@ -52,17 +54,39 @@ class ClaimFact:
     holder: str = ""
     phase: str = ""
     task: str = ""
+    script: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuTask:
-    """A job on a GPU. progress: 0 to 1. None: the job reports none, or its end is unknown."""
+    """A job or a model on a GPU. progress: 0 to 1. None: it reports none, or its end is unknown.
+
+    name: of a model, that of its service. phase, port, expected_ready: of a model. paired: UUIDs of
+    the other GPUs that it has. paired_with: their numbers.
+    """
 
     job_ref: str
     name: str
     owner: str
     progress: float | None = None
     ends_at: datetime | None = None
+    kind: ClaimKind = ClaimKind.SCRIPT
+    phase: str = ""
+    script: str = ""
+    pid: int | None = None
+    port: int | None = None
+    since: datetime | None = None
+    expected_ready: datetime | None = None
+    paired: tuple[str, ...] = ()
+    paired_with: tuple[int, ...] = ()
+
+    @property
+    def sleeps(self) -> bool:
+        return self.phase == ASLEEP
+
+    @property
+    def is_model(self) -> bool:
+        return self.kind is ClaimKind.LLM
 
     @property
     def percent(self) -> int | None:

@@ -4,9 +4,18 @@ from __future__ import annotations
 
 import math
 from datetime import timedelta
+from zlib import crc32
 
 UNKNOWN = "–"
 GIB = 1024**3
+
+
+def user_number(user: str) -> int:
+    """A number for the colour of a user, the same on every page and in every report.
+
+    The suffix is one with which the users of the demo get different colours.
+    """
+    return crc32(f"{user}99".encode())
 
 
 def sig3(value: float | None) -> str:

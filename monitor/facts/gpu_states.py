@@ -49,8 +49,9 @@ _WORK: dict[GpuState, set[GpuState]] = {
     },
     GpuState.BOOTING_LLM: {GpuState.BOOTING_SCRIPT, GpuState.COOLING, *_MODEL, *_FREE},
     GpuState.SCRIPT_BUSY: {GpuState.COOLING, *_BOOTS, *_MODEL},
-    GpuState.LLM_READY: {GpuState.LLM_BUSY, GpuState.COOLING, *_BOOTS},
-    GpuState.LLM_BUSY: {GpuState.LLM_READY, GpuState.COOLING, *_BOOTS},
+    # A model that goes to sleep leaves an idle GPU.
+    GpuState.LLM_READY: {GpuState.LLM_BUSY, GpuState.COOLING, *_FREE, *_BOOTS},
+    GpuState.LLM_BUSY: {GpuState.LLM_READY, GpuState.COOLING, *_FREE, *_BOOTS},
     GpuState.COOLING: {*_FREE, *_BOOTS},
 }  # fmt: skip
 TRANSITIONS: dict[GpuState, frozenset[GpuState]] = {

@@ -1,4 +1,4 @@
-"""Facts: presence of a GPU's owner, to whom jobs yield."""
+"""Facts: presence of a GPU's owner, for which jobs yield."""
 
 from __future__ import annotations
 
@@ -57,11 +57,11 @@ class OwnerReading:
         return self.presence is not Presence.FREE
 
     @property
-    def is_told(self) -> bool:
+    def is_reported(self) -> bool:
         """Whether the user is reported; a suspected user is not."""
         return self.presence in (Presence.OWNER, Presence.LEAVING)
 
     @property
-    def who(self) -> str:
+    def description(self) -> str:
         """`alice's blender`."""
-        return f"{self.user or 'somebody'}'s {self.program or 'program'}"
+        return f"{self.user or 'an unknown user'}'s {self.program or 'program'}"

@@ -39,7 +39,10 @@ class GpuReading:
     process holds them, since `orphaned_since`.
     `compute_mode`: that one process at a time, or none, may compute on it; None: any may.
     `closed`: why it takes no new work though it is well.
-    A probe leaves state, condition, `closed` and what is orphaned open; the sampler fills them in.
+    `idle_since`: its utilisation has been below IDLE_PCT since then, even if processes hold memory;
+    None: it is in use, or its utilisation is unknown.
+    A probe leaves state, condition, `closed`, `idle_since` and what is orphaned open; the sampler
+    fills them in.
     """
 
     uuid: str
@@ -73,6 +76,33 @@ class GpuReading:
     state: GpuState | None = None
     state_since: datetime | None = None
     closed: str | None = None
+    idle_since: datetime | None = None
+
+    def idle_s(self, now: datetime) -> float | None:
+        """Seconds since it has been idle by use; 0 = in use, None = unknown."""
+        return _idle_s(self.utilization_pct, self.idle_since, now)
+
+
+# Below this utilisation, a GPU or the CPUs of a host are idle.
+IDLE_PCT = 5.0
+
+
+def idle_since(
+    pct: float | None, before: datetime | None, now: datetime, *, watched: bool = True
+) -> datetime | None:
+    """Since when a utilisation has been below IDLE_PCT; None = it is not, or is unknown.
+
+    before: the same at the previous reading. watched: no reading was missed since then.
+    """
+    if pct is None or pct >= IDLE_PCT:
+        return None
+    return before if before is not None and watched else now
+
+
+def _idle_s(pct: float | None, since: datetime | None, now: datetime) -> float | None:
+    if pct is None:
+        return None
+    return 0.0 if since is None else max(0.0, (now - since).total_seconds())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,6 +197,8 @@ class ProcessReading:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DiskReading:
+    """Space without the blocks that are reserved for root, as `df` counts its percentage."""
+
     mount: str
     total_bytes: int
     free_bytes: int
@@ -219,6 +251,12 @@ class HostReading:
     pressure: Pressure = field(default_factory=Pressure)
     counters: HostCounters = field(default_factory=HostCounters)
     limits: Limits = field(default_factory=Limits)
+    # Its CPUs have been idle since then; the sampler fills it in.
+    cpu_idle_since: datetime | None = None
+
+    def cpu_idle_s(self, now: datetime) -> float | None:
+        """Seconds since its CPUs have been idle; 0 = in use, None = unknown."""
+        return _idle_s(self.cpu_pct, self.cpu_idle_since, now)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -229,7 +267,7 @@ class GpuSweep:
     `unnamed`: so many GPUs can't even tell their UUID; `problem` then says why.
     `query_errors`, `init_failures`: how many there were since the sweep before.
     `is_fresh` is false where `processes` are those of an earlier sweep. `dropped`: so many of the
-    driver's statements made no sense or named nobody.
+    driver's statements made no sense or named no process.
     """
 
     gpus: tuple[GpuReading, ...] = ()
@@ -283,6 +321,6 @@ class Snapshot:
         return [p for p in self.processes if p.gpu_uuid == gpu_uuid]
 
     def guest(self, gpu_uuid: str) -> OwnerReading | None:
-        """The owner to whom jobs yield on this GPU; None if absent or only suspected."""
+        """The owner for which jobs yield on this GPU; None if absent or only suspected."""
         there = next((o for o in self.owners if o.gpu_uuid == gpu_uuid), None)
-        return there if there is not None and there.is_told else None
+        return there if there is not None and there.is_reported else None

@@ -20,21 +20,21 @@ def pause(request: HttpRequest, uuid: str) -> HttpResponse:
     gpu, by = _operated(request, uuid)
     reason = posted_text(request, "reason", gpu_actions.REASON_LIMIT)
     done = gpu_actions.pause(gpu, by, reason, timezone.now())
-    return _back(request, gpu, "" if done else "is paused already")
+    return _back(request, gpu, done, "accepts no new jobs", "is paused already")
 
 
 @require_POST
 def resume(request: HttpRequest, uuid: str) -> HttpResponse:
     gpu, by = _operated(request, uuid)
     done = gpu_actions.resume(gpu, by, timezone.now())
-    return _back(request, gpu, "" if done else "was not paused")
+    return _back(request, gpu, done, "accepts jobs again", "was not paused")
 
 
 @require_POST
 def release(request: HttpRequest, uuid: str) -> HttpResponse:
     gpu, by = _operated(request, uuid)
     done = gpu_actions.release(gpu, by, timezone.now())
-    return _back(request, gpu, "" if done else "was in no quarantine")
+    return _back(request, gpu, done, "is out of quarantine", "was in no quarantine")
 
 
 def _operated(request: HttpRequest, uuid: str) -> tuple[Gpu, str]:
@@ -44,7 +44,9 @@ def _operated(request: HttpRequest, uuid: str) -> tuple[Gpu, str]:
     return get_object_or_404(Gpu, uuid=uuid), viewer.username
 
 
-def _back(request: HttpRequest, gpu: Gpu, already: str) -> HttpResponse:
-    if already:
+def _back(request: HttpRequest, gpu: Gpu, done: bool, result: str, already: str) -> HttpResponse:
+    if done:
+        messages.success(request, f"GPU {gpu.index} {result}.")
+    else:
         messages.info(request, f"GPU {gpu.index} {already}.")
     return redirect("gpu", gpu.uuid)

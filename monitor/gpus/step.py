@@ -29,8 +29,8 @@ def look(
 def apply(cooling: Cooling, snapshot: Snapshot, isolation: ItemIsolation) -> None:
     """Store the result and record events. The caller holds the sweep's transaction."""
     now = snapshot.at
-    if cooling.seen:
-        snapshots.mark_claims_seen(cooling.seen, now)
+    if cooling.started:
+        snapshots.mark_claims_seen(cooling.started, now)
     if cooling.freed:
         snapshots.mark_claims_freed(cooling.freed, now)
     isolation.each(

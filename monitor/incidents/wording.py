@@ -28,7 +28,7 @@ def _harm(incident: OpenIncident) -> str:
 
 def _sustained(f: Finding, i: OpenIncident, lasts: str) -> str:
     title = "Detected GPU hog" if i.is_hog else "Heavy use outside the queue"
-    return f"{title}: {_who(f)} at {percent(i.mean_pct)} on {_places(f)} for {lasts}"
+    return f"{title}: {_subject(f)} at {percent(i.mean_pct)} on {_places(f)} for {lasts}"
 
 
 def _fair(f: Finding, i: OpenIncident, lasts: str) -> str:
@@ -45,7 +45,7 @@ def _fair(f: Finding, i: OpenIncident, lasts: str) -> str:
 def _memory(f: Finding, i: OpenIncident, lasts: str) -> str:
     title = "Detected memory hog" if i.is_hog else "Heavy memory use outside the queue"
     return (
-        f"{title}: {_who(f)} holds {gib(f.memory_bytes)} of"
+        f"{title}: {_subject(f)} holds {gib(f.memory_bytes)} of"
         f" {gib(f.gpu.memory_total_bytes if f.gpu else None)} on {_gpu(f)} for {lasts}"
     )
 
@@ -53,14 +53,14 @@ def _memory(f: Finding, i: OpenIncident, lasts: str) -> str:
 def _leak(f: Finding, i: OpenIncident, lasts: str) -> str:
     growth = sig3((f.growth_per_h or 0) / GIB)
     return (
-        f"Possible memory leak: {_who(f)} on {_gpu(f)} has grown by {growth} GiB/h for {lasts},"
+        f"Possible memory leak: {_subject(f)} on {_gpu(f)} has grown by {growth} GiB/h for {lasts},"
         f" now {gib(f.memory_bytes)}"
     )
 
 
 def _idle(f: Finding, i: OpenIncident, lasts: str) -> str:
     return (
-        f"Memory held idle: {_who(f)} holds {gib(f.memory_bytes)} on {_gpu(f)}"
+        f"Memory held idle: {_subject(f)} holds {gib(f.memory_bytes)} on {_gpu(f)}"
         f" and has not used the GPU for {lasts}"
     )
 
@@ -88,7 +88,7 @@ def _over(f: Finding, i: OpenIncident, lasts: str) -> str:
 
 def _extra(f: Finding, i: OpenIncident, lasts: str) -> str:
     return (
-        f"More GPUs than booked: {_who(f)} of job {f.job_ref} is on {_gpu(f)}"
+        f"More GPUs than booked: {_subject(f)} of job {f.job_ref} is on {_gpu(f)}"
         f" with {gib(f.memory_bytes)} for {lasts}"
     )
 
@@ -96,14 +96,14 @@ def _extra(f: Finding, i: OpenIncident, lasts: str) -> str:
 def _unclaimed(f: Finding, i: OpenIncident, lasts: str) -> str:
     minutes = f"{f.gpu_minutes or 0:.0f}"
     return (
-        f"Use outside the queue: {_who(f)} on {_gpu(f)} for {lasts}"
+        f"Use outside the queue: {_subject(f)} on {_gpu(f)} for {lasts}"
         f" with {gib(f.memory_bytes)} and {minutes} GPU-minutes in the last 2 h"
     )
 
 
 def _cpu(f: Finding, i: OpenIncident, lasts: str) -> str:
     title = "CPU hog" if i.is_hog else "Heavy CPU use"
-    return f"{title}: {_who(f)} has used {percent(i.mean_pct)} of all CPUs for {lasts}"
+    return f"{title}: {_subject(f)} has used {percent(i.mean_pct)} of all CPUs for {lasts}"
 
 
 _SENTENCES = {
@@ -186,7 +186,7 @@ def _others(waited_jobs: int) -> str:
     return f" {'1 job waits' if waited_jobs == 1 else f'{waited_jobs} jobs have waited'} for it."
 
 
-def _who(f: Finding) -> str:
+def _subject(f: Finding) -> str:
     process = f.process
     if process is None:
         return _person(f)
@@ -195,7 +195,7 @@ def _who(f: Finding) -> str:
 
 
 def _person(f: Finding) -> str:
-    return f.who or (f"owner unknown, {f.container}" if f.container else "owner unknown")
+    return f.owner or (f"owner unknown, {f.container}" if f.container else "owner unknown")
 
 
 def _gpu(f: Finding) -> str:

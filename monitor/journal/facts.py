@@ -6,6 +6,8 @@ EVENTS: dict[str, tuple[str, ...]] = {
     "jobs": (
         "BATCH_SUBMITTED",
         "BATCH_ENDED",
+        "BATCH_EXCLUSIVE",
+        "IDLE_WORK_STARTED",
         "JOB_SUBMITTED",
         "JOB_STARTED",
         "JOB_RUNNER_REPLACED",
@@ -19,6 +21,17 @@ EVENTS: dict[str, tuple[str, ...]] = {
         "JOB_PREEMPTED",
         "JOB_EVICTED",
         "JOB_FINISHED",
+        "LIMIT_REQUESTED",
+    ),
+    "hosts": (
+        "HOST_JOINED",
+        "HOST_CHANGED",
+        "HOST_DOWN",
+        "HOST_REMOVED",
+        "HOST_SILENT",
+        "HOST_RETURNED",
+        "ENGINE_UNAVAILABLE",
+        "ENGINE_AVAILABLE",
     ),
     "GPUs": (
         "GPU_FOUND",
@@ -48,6 +61,8 @@ EVENTS: dict[str, tuple[str, ...]] = {
         "MODEL_FAILED",
         "MODEL_UNLOADED",
         "MODEL_EVICTED",
+        "MODEL_ASLEEP",
+        "SLEEP_LEFT_MEMORY",
     ),
     "incidents": (
         "INCIDENT_OPENED",
@@ -65,6 +80,7 @@ EVENTS: dict[str, tuple[str, ...]] = {
         "RESOURCE_CONSTRAINT_OVER",
         "NODE_OVERLOADED",
         "IDLE_RESOURCE_DETECTED",
+        "IDLE_WHILE_JOBS_WAIT",
         "BACKPRESSURE_ACTIVATED",
         "BACKPRESSURE_RELEASED",
         "MODE_CHANGED",

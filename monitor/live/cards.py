@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from monitor.facts.claims import GpuTask
 from monitor.facts.formats import GIB
@@ -58,6 +58,8 @@ Values = tuple[float | None, ...]
 GpuTasks = Mapping[str, tuple[GpuTask, ...]]
 NO_TASKS: GpuTasks = {}
 TASKS_ON_CARD = 4
+# Shorter idle times of a GPU that is not free are not shown.
+SHOWN_IDLE = timedelta(seconds=300)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +104,8 @@ class Card:
     guest: OwnerReading | None
     incident: Badge | None
     tasks: tuple[GpuTask, ...]
+    # Since when it has been idle by use although it is not free.
+    unused_since: datetime | None
     utilization_pct: float | None = field(compare=False)
     memory_used_bytes: int | None = field(compare=False)
     power_w: float | None = field(compare=False)
@@ -263,19 +267,29 @@ def _card(
         owners=_owners(rows),
         guest=_guest(gpu, snapshot),
         incident=badges.gpus.get(gpu.uuid),
-        tasks=tuple(map(_task_shown, tasks[:TASKS_ON_CARD])),
+        tasks=tuple(_task_shown(task, snapshot) for task in tasks[:TASKS_ON_CARD]),
         utilization_pct=gpu.utilization_pct,
         memory_used_bytes=gpu.memory_used_bytes,
         power_w=gpu.power_w,
         temperature_c=gpu.temperature_c,
         split=split,
+        unused_since=_unused_since(gpu, snapshot.at),
     )
 
 
-def _task_shown(task: GpuTask) -> GpuTask:
+def _unused_since(gpu: GpuReading, now: datetime) -> datetime | None:
+    """Since when a GPU that is not free has been idle; None: not for long enough to show it."""
+    since = gpu.idle_since
+    is_long = since is not None and now - since >= SHOWN_IDLE
+    return since if is_long and gpu.state is not GpuState.IDLE else None
+
+
+def _task_shown(task: GpuTask, snapshot: Snapshot) -> GpuTask:
     """With a whole percentage: a card is drawn again only when it shows something else."""
     percent = task.percent
-    return replace(task, progress=None if percent is None else percent / 100)
+    numbers = sorted(gpu.index for gpu in snapshot.gpus if gpu.uuid in task.paired)
+    progress = None if percent is None else percent / 100
+    return replace(task, progress=progress, paired_with=tuple(numbers))
 
 
 def _reason(gpu: GpuReading, snapshot: Snapshot) -> str | None:

@@ -8,6 +8,7 @@ from datetime import datetime
 
 from monitor.facts.gpu_states import GpuState
 from monitor.facts.readings import Snapshot
+from monitor.hosts.policy import SILENT_AFTER
 from monitor.incidents.facts import NONE, Badge, Badges
 from monitor.live.cards import Card
 
@@ -77,6 +78,7 @@ def _verdict(
     if not snapshots:
         return "waiting", "Waiting for the first reading"
     troubles = [
+        *_silence(snapshots, now),
         *_health(snapshots, gpu_cards),
         *_incidents(badges, gpu_cards),
         *_idle(gpu_cards, now, startable),
@@ -88,6 +90,14 @@ def _verdict(
     return "ok", "The GPU is healthy" if len(
         gpu_cards
     ) == 1 else f"{len(gpu_cards)} of {len(gpu_cards)} GPUs healthy"
+
+
+def _silence(snapshots: Sequence[Snapshot], now: datetime) -> Iterator[tuple[str, str]]:
+    """Hosts without contact. Of a single host, the page itself says that it gets no readings."""
+    silent = [s.host.name for s in snapshots if now - s.at > SILENT_AFTER]
+    if silent and len(snapshots) > 1:
+        named = silent[0] if len(silent) == 1 else f"{len(silent)} hosts"
+        yield "failing", f"No contact with {named}"
 
 
 def _health(snapshots: Sequence[Snapshot], gpu_cards: Sequence[Card]) -> Iterator[tuple[str, str]]:

@@ -16,6 +16,7 @@ from monitor.live import cards, headline, host_strips
 from monitor.live.cards import MOST_CARDS, Card, GpuTasks, ProcessRow
 from monitor.live.frames import CHILDREN, Board, Column, Frame, Part, Sparkline
 from monitor.live.host_strips import HostStrip
+from monitor.live.lines import gpu_line
 from monitor.live.regions import Child, Region, no_children, regions
 from monitor.live.sparklines import SparklinePath
 
@@ -173,16 +174,8 @@ class Renderer:
     def _gpus(self, snapshots: Sequence[Snapshot], shown: Sequence[Card], now: datetime) -> Part:
         """All cards. A changed card travels alone, unless cards were added, removed or moved."""
         lines, several = len(shown) > MOST_CARDS, len(snapshots) > 1
-        template = "monitor/_line.html" if lines else "monitor/_card.html"
-        children = tuple(
-            self._part(
-                card.element_id,
-                (card, lines),
-                template,
-                {"card": card, "spark": self._paths(card), "several": several, "now": now},
-            )
-            for card in shown
-        )
+        draw = self._line if lines else self._card
+        children = tuple(draw(card, several, now) for card in shown)
         problems = [(s.host.name, s.problem, s.remedy) for s in snapshots if s.problem]
         order = [c.uuid for c in shown]
         context = {
@@ -195,6 +188,19 @@ class Renderer:
         }
         part = self._part("gpus", (order, context), "monitor/_gpus.html", context)
         return Part(part.target, part.html, part.changed_at, children)
+
+    def _card(self, card: Card, several: bool, now: datetime) -> Part:
+        context = {"card": card, "spark": self._paths(card), "several": several, "now": now}
+        return self._part(card.element_id, (card, False), "monitor/_card.html", context)
+
+    def _line(self, card: Card, several: bool, _now: datetime) -> Part:
+        facts = (card, True)
+        previous = self._parts.get(card.element_id)
+        if previous and previous[0] == facts:
+            return previous[1]
+        part = Part(card.element_id, gpu_line(card, self._paths(card), several=several), self._n)
+        self._parts[card.element_id] = (facts, part)
+        return part
 
     def _load(self, names: Iterable[Region], now: datetime) -> list[Part]:
         return [part for region in names if (part := self._region(region, now))]

@@ -80,9 +80,9 @@ def _add_loops(into: Families, now: datetime) -> None:
 
 def _add_lateness(into: Families, fact: LoopFact, labels: dict[str, str]) -> None:
     help_text = "Delay of the loop's latest ticks: median and 99th percentile."
-    for quantile, ms in (("0.5", fact.lateness_p50_ms), ("0.99", fact.lateness_p99_ms)):
+    for part, ms in (("p50", fact.lateness_p50_ms), ("p99", fact.lateness_p99_ms)):
         seconds = None if ms is None else ms / 1000
-        sample_labels = {**labels, "quantile": quantile}
+        sample_labels = {**labels, "stat": part}
         into.gauge("gpucoord_loop_lateness_seconds", help_text, sample_labels, seconds)
 
 

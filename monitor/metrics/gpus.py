@@ -35,6 +35,8 @@ def add_gpus(into: Families, snapshot: Snapshot, jobs: Mapping[str, int]) -> Non
         help_text = "Energy used since the driver was loaded."
         joules = None if gpu.energy_mj is None else gpu.energy_mj / 1000
         into.counter("gpu_energy_joules_total", help_text, labels, joules)
+        help_text = "Time since the utilisation of the GPU fell below 5 %; 0 while it is in use."
+        into.gauge("gpucoord_gpu_idle_seconds", help_text, labels, gpu.idle_s(snapshot.at))
         _add_processes(into, gpu, snapshot, labels)
         split = splits[gpu.uuid]
         help_text = "Share of the GPU's time that gpucoord's jobs use."

@@ -34,6 +34,9 @@ def add_host(into: Families, snapshot: Snapshot, now: datetime) -> None:
         "gpucoord_probe_up", "1 while GPUs can be read.", sample_labels, snapshot.problem is None
     )
     into.gauge("gpucoord_probe_failures", NVML_FAULTS, sample_labels, snapshot.failures)
+    help_text = "Time since the use of the CPUs fell below 5 %; 0 while they are in use."
+    idle_s = snapshot.host.cpu_idle_s(snapshot.at)
+    into.gauge("gpucoord_host_cpu_idle_seconds", help_text, labels, idle_s)
     for name, help_text, read in GAUGES:
         into.gauge(name, help_text, labels, read(snapshot.host))
     for name, help_text, read in COUNTERS:
@@ -47,8 +50,8 @@ def add_costs(into: Families, snapshot: Snapshot) -> None:
     for cost in snapshot.costs:
         labels = {"host": snapshot.host.name, "call": cost.call}
         help_text = "Duration of the latest calls: median and 99th percentile."
-        for quantile, ms in (("0.5", cost.p50_ms), ("0.99", cost.p99_ms)):
-            sample_labels = {**labels, "quantile": quantile}
+        for part, ms in (("p50", cost.p50_ms), ("p99", cost.p99_ms)):
+            sample_labels = {**labels, "stat": part}
             into.gauge("gpucoord_nvml_call_seconds", help_text, sample_labels, ms / 1000)
         help_text = "Calls since the sampler process started."
         into.counter("gpucoord_nvml_calls_total", help_text, labels, cost.count)

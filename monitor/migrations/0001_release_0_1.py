@@ -6,23 +6,6 @@ from django.db import migrations, models
 
 class Migration(migrations.Migration):
 
-    # The migrations that a database of the first builds has applied, one by one.
-    replaces = [
-        ('monitor', '0001_initial'),
-        ('monitor', '0002_policies_and_audit'),
-        ('monitor', '0003_incidents'),
-        ('monitor', '0004_gpu_closures_and_cooling'),
-        ('monitor', '0005_event_indexes'),
-        ('monitor', '0006_gpus_with_their_owner'),
-        ('monitor', '0007_claims_by_their_end'),
-        ('monitor', '0008_alerts'),
-        ('monitor', '0009_days_of_patterns'),
-        ('monitor', '0010_holders_of_locks'),
-        ('monitor', '0011_event_severity'),
-        ('monitor', '0012_looks_at_the_cpus'),
-        ('monitor', '0013_names_of_gpu_rows'),
-    ]
-
     initial = True
 
     dependencies = [

@@ -1,8 +1,9 @@
 from __future__ import annotations
 
-from monitor.models.access import ApiToken, LoginLink, OsAccount, PolicyValues
+from monitor.models.access import Agent, ApiToken, LoginLink, OsAccount, PolicyValues
 from monitor.models.alerts import Channel, Message, Response
 from monitor.models.gpus import Claim, Gpu, GpuClosure
+from monitor.models.hosts import Host, JoinToken
 from monitor.models.incidents import CpuScanState, Exemption, Incident, Pattern
 from monitor.models.journal import AuditEntry, Constraint, Counter, Event
 from monitor.models.runtime import ItemFault, Lease, PeriodicTask
@@ -18,6 +19,7 @@ from monitor.models.samples import (
 from monitor.models.usage import ProcessHour, ProcessMinute, ProcessUse
 
 __all__ = [
+    "Agent",
     "ApiToken",
     "AuditEntry",
     "Channel",
@@ -31,11 +33,13 @@ __all__ = [
     "GpuClosure",
     "GpuHour",
     "GpuMinute",
+    "Host",
     "HostHour",
     "HostMinute",
     "HostSample",
     "Incident",
     "ItemFault",
+    "JoinToken",
     "LatestSnapshot",
     "Lease",
     "LoginLink",

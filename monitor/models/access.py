@@ -25,6 +25,26 @@ class OsAccount(models.Model):
         return f"{self.name} of {self.user}"
 
 
+class Agent(models.Model):
+    """A program that submits jobs for a user, within limits of its own.
+
+    gpu_minutes: a day. stopped_at: its requests are refused since then.
+    """
+
+    user = models.ForeignKey(settings.AUTH_USER_MODEL, models.CASCADE, related_name="agents")
+    name = models.CharField(max_length=40)
+    running_jobs = models.PositiveSmallIntegerField("running jobs at a time", default=2)
+    gpu_minutes = models.PositiveIntegerField("GPU-minutes a day", default=240)
+    created_at = models.DateTimeField()
+    stopped_at = models.DateTimeField(null=True, blank=True)
+
+    class Meta:
+        constraints = [models.UniqueConstraint(fields=["user", "name"], name="agent_name_once")]
+
+    def __str__(self) -> str:
+        return f"{self.name} of {self.user}"
+
+
 class ApiToken(models.Model):
     """A token of the REST API. Only its SHA-256 is stored; `prefix` identifies it on pages.
 
@@ -41,6 +61,8 @@ class ApiToken(models.Model):
     # Names of TokenScope, separated by spaces.
     scopes = models.CharField(max_length=40, default=scopes_text(ALL_SCOPES))
     host = models.CharField(max_length=100, blank=True, default="")
+    # The agent that uses it; its limits hold.
+    agent = models.ForeignKey(Agent, models.CASCADE, null=True, blank=True, related_name="tokens")
 
     class Meta:
         verbose_name = "API token"

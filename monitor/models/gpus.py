@@ -75,7 +75,7 @@ class Claim(models.Model):
 
     task: the job's name. progress: 0 to 1, as the job reports it. ends_at: when it is expected to
     end (median). seen_at: when a process of the job was first seen on the GPU. freed_at: when the
-    memory of its processes was free after the job had ended.
+    memory of its processes was free after the job had ended. port, expected_ready_at: of a model.
     """
 
     host = models.CharField(max_length=100)
@@ -90,9 +90,12 @@ class Claim(models.Model):
     memory_bytes = models.BigIntegerField(null=True, blank=True)
     exclusive = models.BooleanField(default=False)
     holder = models.CharField(max_length=200, blank=True)
-    # Of a model: booting, ready or busy; "" = unknown.
+    # Of a model: booting, ready, busy or sleeping; "" = unknown.
     phase = models.CharField(max_length=8, blank=True)
     task = models.CharField(max_length=120, blank=True)
+    script = models.CharField(max_length=64, blank=True)
+    port = models.PositiveIntegerField(null=True, blank=True)
+    expected_ready_at = models.DateTimeField(null=True, blank=True)
     progress = models.FloatField(null=True, blank=True)
     ends_at = models.DateTimeField(null=True, blank=True)
     leader_pid = models.PositiveIntegerField(null=True, blank=True)

@@ -36,7 +36,7 @@ def _gpu(owner: OwnerReading, snapshot: Snapshot) -> str:
 def _note_of_coming(owner: OwnerReading, gpu: str, count: int) -> Note:
     return Note(
         kind="OWNER_PRESENT",
-        text=f"Other GPU processes detected, evicting models: {owner.who} is on {gpu}.",
+        text=f"Other GPU processes detected, evicting models: {owner.description} is on {gpu}.",
         severity="warning",
         gpu_uuid=owner.gpu_uuid,
         owner=owner.user or "",
@@ -45,5 +45,5 @@ def _note_of_coming(owner: OwnerReading, gpu: str, count: int) -> Note:
 
 
 def _note_of_going(owner: OwnerReading, gpu: str) -> Note:
-    text = f"{owner.who} has left {gpu}: jobs may start there again."
+    text = f"{owner.description} has left {gpu}: jobs may start there again."
     return Note(kind="OWNER_GONE", text=text, gpu_uuid=owner.gpu_uuid, owner=owner.user or "")

@@ -14,7 +14,14 @@ from functools import cache
 from math import isfinite
 from typing import Any, TypeVar
 
-from monitor.facts.readings import GpuProcess, GpuReading, GpuSweep, HostReading, Snapshot
+from monitor.facts.readings import (
+    GpuProcess,
+    GpuReading,
+    GpuSweep,
+    HostReading,
+    Snapshot,
+    idle_since,
+)
 
 # Each slice of the sampler opens the driver again. Only a longer break is a start.
 START_AFTER = timedelta(seconds=15)
@@ -53,11 +60,14 @@ def with_rates(host: HostReading, last: Snapshot | None, now: datetime) -> HostR
         return host
     old, new = last.host.counters, host.counters
     passed = (now - last.at).total_seconds()
+    cpu_pct = _share(
+        _grown(old.cpu_busy_s, new.cpu_busy_s), _grown(old.cpu_total_s, new.cpu_total_s)
+    )
     return replace(
         host,
-        cpu_pct=_share(
-            _grown(old.cpu_busy_s, new.cpu_busy_s), _grown(old.cpu_total_s, new.cpu_total_s)
-        ),
+        cpu_pct=cpu_pct,
+        # The share is a mean of the whole time since the last reading.
+        cpu_idle_since=idle_since(cpu_pct, last.host.cpu_idle_since, last.at),
         disk_read_bps=_rate(_grown(old.disk_read_bytes, new.disk_read_bytes), passed),
         disk_write_bps=_rate(_grown(old.disk_written_bytes, new.disk_written_bytes), passed),
     )

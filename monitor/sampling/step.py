@@ -187,8 +187,8 @@ class Sampler:
     ) -> tuple[ProcessReading, ...]:
         """The processes of this sweep, or the last known ones if it did not list processes."""
         if sweep.is_fresh or self._last is None:
-            known = self._identities(sweep, claims, now)
-            attributed = attribute(sweep.processes, known, claims, self._names(now))
+            identities = self._identities(sweep, claims, now)
+            attributed = attribute(sweep.processes, identities, claims, self._names(now))
             return keep_jobs(attributed, self._last.processes if self._last else (), claims)
         there = {(p.gpu_uuid, p.pid) for p in sweep.processes}
         return tuple(p for p in self._last.processes if (p.gpu_uuid, p.pid) in there)

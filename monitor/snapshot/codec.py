@@ -69,6 +69,7 @@ def loads(text: str) -> Snapshot:
     """The snapshot that `dumps` wrote, also one by an older or newer version of this code."""
     body = json.loads(text)
     host = {name: value for name, value in body["host"].items() if name in _HOST}
+    host["cpu_idle_since"] = _read_time(host.get("cpu_idle_since"))
     return Snapshot(
         seq=body["seq"],
         at=datetime.fromisoformat(body["at"]),
@@ -194,6 +195,7 @@ _READERS: dict[str, Callable[[Any], Any]] = {
     "state": GpuState,
     "state_since": datetime.fromisoformat,
     "created_at": datetime.fromisoformat,
+    "idle_since": datetime.fromisoformat,
     "orphaned_since": datetime.fromisoformat,
     "command": tuple,
     "visible_gpus": tuple,

@@ -5,10 +5,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection, Iterable, Sequence
 from datetime import datetime
+from typing import Any
 
 from django.db.models import F, QuerySet
 
-from monitor.facts.claims import ClaimKind, GpuTask
+from monitor.facts.claims import JOB_KINDS, ClaimKind, GpuTask
 from monitor.facts.presence import Presence
 from monitor.facts.readings import (
     ClaimFact,
@@ -18,7 +19,7 @@ from monitor.facts.readings import (
     Snapshot,
 )
 from monitor.models import Claim, Gpu, HostSample, LatestSnapshot, Sample
-from monitor.runtime.rows.database import prepared
+from monitor.runtime.rows.database import insert, prepared
 from monitor.runtime.rows.item_isolation import FaultLog
 from monitor.snapshot import codec as snapshot_codec
 
@@ -50,8 +51,10 @@ def record(
     """
     rows = [g for g in snapshot.gpus if changed is None or g.uuid in changed]
     _upsert_gpus(rows, snapshot)
-    Sample.objects.bulk_create(_samples(snapshot), ignore_conflicts=True, batch_size=_BATCH)
-    HostSample.objects.bulk_create([_host_sample(snapshot)], ignore_conflicts=True)
+    samples = [Sample(**values) for values in _samples(snapshot)]
+    Sample.objects.bulk_create(samples, ignore_conflicts=True, batch_size=_BATCH)
+    host = HostSample(**_host_sample(snapshot))
+    HostSample.objects.bulk_create([host], ignore_conflicts=True)
     latest = LatestSnapshot(
         host=snapshot.host.name,
         seq=snapshot.seq,
@@ -71,17 +74,16 @@ def record(
 def record_history(snapshots: Iterable[Snapshot]) -> int:
     """Store past samples in bulk, as at the start of a demo; returns the number of GPU samples."""
     known_uuids: set[str] = set()
-    samples: list[Sample] = []
-    hosts: list[HostSample] = []
+    samples: list[dict[str, Any]] = []
+    hosts: list[dict[str, Any]] = []
     for snapshot in snapshots:
         new = [g for g in snapshot.gpus if g.uuid not in known_uuids]
         _upsert_gpus(new, snapshot)
         known_uuids.update(g.uuid for g in new)
         samples += _samples(snapshot)
         hosts.append(_host_sample(snapshot))
-    Sample.objects.bulk_create(samples, ignore_conflicts=True, batch_size=_BATCH)
-    HostSample.objects.bulk_create(hosts, ignore_conflicts=True, batch_size=_BATCH)
-    return len(samples)
+    insert(HostSample, hosts)
+    return insert(Sample, samples)
 
 
 def newest(host: str | None = None) -> Snapshot | None:
@@ -156,23 +158,40 @@ def _held_rows(host: str) -> QuerySet[Claim]:
 
 
 def gpu_tasks() -> dict[str, tuple[GpuTask, ...]]:
-    """The jobs on the GPUs of all hosts by UUID, oldest first."""
+    """The jobs and models on the GPUs of all hosts by UUID, oldest first."""
+    rows = list(_task_rows())
+    together: dict[str, list[str]] = {}
+    for row in rows:
+        together.setdefault(row.job_ref, []).append(row.gpu_uuid)
     tasks: dict[str, tuple[GpuTask, ...]] = {}
-    for row in _task_rows():
-        task = GpuTask(
-            job_ref=row.job_ref,
-            name=row.task,
-            owner=row.owner,
-            progress=row.progress,
-            ends_at=row.ends_at,
-        )
+    for row in rows:
+        task = _gpu_task(row, together[row.job_ref])
         tasks[row.gpu_uuid] = (*tasks.get(row.gpu_uuid, ()), task)
     return tasks
 
 
+def _gpu_task(row: Claim, gpu_uuids: Sequence[str]) -> GpuTask:
+    return GpuTask(
+        job_ref=row.job_ref,
+        name=row.task,
+        owner=row.owner,
+        progress=row.progress,
+        ends_at=row.ends_at,
+        kind=ClaimKind(row.kind),
+        phase=row.phase,
+        script=row.script,
+        pid=row.leader_pid,
+        port=row.port,
+        since=row.from_at,
+        expected_ready=row.expected_ready_at,
+        paired=tuple(uuid for uuid in gpu_uuids if uuid != row.gpu_uuid),
+    )
+
+
 @prepared
 def _task_rows() -> QuerySet[Claim]:
-    rows = Claim.objects.filter(freed_at=None, until_at=None, kind=ClaimKind.SCRIPT.value)
+    kinds = [kind.value for kind in JOB_KINDS]
+    rows = Claim.objects.filter(freed_at=None, until_at=None, kind__in=kinds)
     return rows.order_by("id")
 
 
@@ -203,6 +222,7 @@ def _claim_fact(row: Claim) -> ClaimFact:
         holder=row.holder,
         phase=row.phase,
         task=row.task,
+        script=row.script,
     )
 
 
@@ -220,6 +240,7 @@ def open_claim(fact: ClaimFact, host: str, now: datetime) -> None:
         holder=fact.holder[:200],
         phase=fact.phase,
         task=fact.task[:120],
+        script=fact.script,
         from_at=now,
     )
 
@@ -246,6 +267,22 @@ def set_phase(job_ref: str, phase: str) -> int:
     return rows.exclude(phase=phase).update(phase=phase)
 
 
+def set_port(job_ref: str, port: int) -> None:
+    """Store where a model listens."""
+    Claim.objects.filter(job_ref=job_ref, until_at__isnull=True).update(port=port)
+
+
+def set_expected_ready(job_ref: str, at: datetime) -> None:
+    """Store when a model that boots is expected to take requests."""
+    Claim.objects.filter(job_ref=job_ref, until_at__isnull=True).update(expected_ready_at=at)
+
+
+def set_claimed_memory(job_ref: str, memory_bytes: int | None, *, exclusive: bool) -> None:
+    """Store what a model holds of its GPUs from now on. None = unknown."""
+    rows = Claim.objects.filter(job_ref=job_ref, until_at__isnull=True)
+    rows.update(memory_bytes=memory_bytes, exclusive=exclusive)
+
+
 def phases(host: str) -> dict[str, str]:
     """The phase of each model with a claim on this host, by its job."""
     rows = Claim.objects.filter(host=host, freed_at=None, until_at=None, kind=ClaimKind.LLM)
@@ -257,13 +294,13 @@ def close_claims(job_ref: str, now: datetime) -> int:
     return Claim.objects.filter(job_ref=job_ref, until_at__isnull=True).update(until_at=now)
 
 
-def count_task(gpu_uuids: Collection[str]) -> None:
-    """Count a job that succeeded on these GPUs."""
-    Gpu.objects.filter(pk__in=gpu_uuids).update(tasks_completed=F("tasks_completed") + 1)
+def count_task(gpu_uuids: Collection[str], number: int = 1) -> None:
+    """Count a job that succeeded on these GPUs, or requests that a model there answered."""
+    Gpu.objects.filter(pk__in=gpu_uuids).update(tasks_completed=F("tasks_completed") + number)
 
 
 def completed_tasks(host: str) -> dict[str, int]:
-    """How many jobs succeeded on each GPU of a host, by UUID."""
+    """How many jobs succeeded on each GPU of a host, and requests were answered, by UUID."""
     return dict(Gpu.objects.filter(host=host).values_list("uuid", "tasks_completed"))
 
 
@@ -302,38 +339,38 @@ def _gpu_row(reading: GpuReading, snapshot: Snapshot) -> Gpu:
     return row
 
 
-def _samples(snapshot: Snapshot) -> list[Sample]:
+def _samples(snapshot: Snapshot) -> list[dict[str, Any]]:
     t = int(snapshot.at.timestamp())
     return [
-        Sample(
-            gpu_id=gpu.uuid,
-            t=t,
-            utilization_pct=gpu.utilization_pct,
-            memory_used_bytes=gpu.memory_used_bytes,
-            power_w=gpu.power_w,
-            temperature_c=gpu.temperature_c,
-            sm_clock_mhz=gpu.sm_clock_mhz,
-        )
+        {
+            "gpu_id": gpu.uuid,
+            "t": t,
+            "utilization_pct": gpu.utilization_pct,
+            "memory_used_bytes": gpu.memory_used_bytes,
+            "power_w": gpu.power_w,
+            "temperature_c": gpu.temperature_c,
+            "sm_clock_mhz": gpu.sm_clock_mhz,
+        }
         for gpu in snapshot.gpus
         if gpu.health is not Health.LOST
     ]
 
 
-def _host_sample(snapshot: Snapshot) -> HostSample:
+def _host_sample(snapshot: Snapshot) -> dict[str, Any]:
     host = snapshot.host
-    return HostSample(
-        host=host.name,
-        t=int(snapshot.at.timestamp()),
-        cpu_pct=host.cpu_pct,
-        load_1=host.load_1,
-        memory_used_bytes=_used(host),
-        swap_used_bytes=host.swap_used_bytes,
-        disk_read_bps=host.disk_read_bps,
-        disk_write_bps=host.disk_write_bps,
-        cpu_pressure_pct=host.pressure.cpu_some_pct,
-        memory_pressure_pct=host.pressure.memory_some_pct,
-        io_pressure_pct=host.pressure.io_some_pct,
-    )
+    return {
+        "host": host.name,
+        "t": int(snapshot.at.timestamp()),
+        "cpu_pct": host.cpu_pct,
+        "load_1": host.load_1,
+        "memory_used_bytes": _used(host),
+        "swap_used_bytes": host.swap_used_bytes,
+        "disk_read_bps": host.disk_read_bps,
+        "disk_write_bps": host.disk_write_bps,
+        "cpu_pressure_pct": host.pressure.cpu_some_pct,
+        "memory_pressure_pct": host.pressure.memory_some_pct,
+        "io_pressure_pct": host.pressure.io_some_pct,
+    }
 
 
 def _used(host: HostReading) -> int | None:

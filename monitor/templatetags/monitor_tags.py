@@ -5,10 +5,10 @@ Times need `now` in the context: pages have it from the site's context, live par
 
 from __future__ import annotations
 
-import zlib
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
+from zoneinfo import ZoneInfo
 
 from django import template
 from django.db.models import Count, Q
@@ -22,7 +22,7 @@ from monitor.facts import formats
 from monitor.identity.policy.privacy import Viewer
 from monitor.incidents.pages import evidence
 from monitor.live import cards
-from monitor.models import Channel, Incident, Message
+from monitor.models import Channel, Incident, Message, Pattern
 from monitor.usage.rows.sums import UsageTotals
 
 register = template.Library()
@@ -73,9 +73,11 @@ PAGES = (
 MORE_PAGES = (
     ("Batches", "batches"),
     ("Scripts", "scripts"),
+    ("Idle work", "idle-work"),
     ("Events", "events"),
     ("Rules", "rules"),
     ("Disks", "disks"),
+    ("Hosts", "hosts"),
     ("Status", "status"),
 )
 
@@ -135,7 +137,7 @@ def user_colour(user: str | None) -> str:
     """The classes of a user's colour and shape: the same on every page."""
     if not user:
         return "u-none"
-    number = zlib.crc32(user.encode())
+    number = formats.user_number(user)
     return f"u{number % USER_COLOURS} s{(number >> 20) % USER_SHAPES}"
 
 
@@ -264,6 +266,24 @@ def until(context: Context, moment: datetime | None) -> SafeString:
         return SafeString("–")
     seconds = max((moment - context["now"]).total_seconds(), 0)
     return _element(moment, "in", f"in {formats.duration(seconds)}")
+
+
+@register.simple_tag(takes_context=True)
+def local_hours(context: Context, pattern: Pattern) -> SafeString:
+    """The hours of a pattern in the viewer's zone, where that differs from the zone of its text."""
+    zone, here = ZoneInfo(pattern.zone), timezone.get_current_timezone()
+    day = context["now"].astimezone(zone).replace(hour=0, minute=0, second=0, microsecond=0)
+    hours = [
+        day.replace(hour=minute // 60 % 24, minute=minute % 60).astimezone(here)
+        for minute in (pattern.start_minute, pattern.end_minute)
+    ]
+    if hours[0].utcoffset() == day.utcoffset() or pattern.start_minute == pattern.end_minute:
+        return SafeString("")
+    words = f"{hours[0]:%H:%M}–{hours[1]:%H:%M}"
+    title = f"The pattern was found in {pattern.zone}"
+    return format_html(
+        ' <span class="muted small" title="{}">({} in your time zone)</span>', title, words
+    )
 
 
 def _time(context: Context, moment: datetime | None, kind: str, suffix: str) -> SafeString:

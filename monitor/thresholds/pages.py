@@ -26,9 +26,9 @@ def rules(request: HttpRequest) -> HttpResponse:
     in_force = rows.ThresholdsInForce()
     wanted = request.GET.get("q", "").strip()[:LONGEST_SEARCH]
     topics = {
-        topic: found
+        topic: shown
         for topic, names in rows.by_topic().items()
-        if (found := [p for name in names if (p := _policy(name, in_force, wanted))["settings"]])
+        if (shown := [p for name in names if (p := _policy(name, in_force, wanted))["settings"]])
     }
     changed = [
         {"name": policy["name"], "title": policy["title"], "setting": setting}

@@ -45,7 +45,7 @@ class RecordedJob:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class KnownGpu:
+class CapacityGpu:
     """A GPU of a host as it is today. memory_bytes, capability, power: None = unknown."""
 
     uuid: str
@@ -95,7 +95,7 @@ class GpuProfile:
     idle_kwh: None where the power of these hours is unknown.
     """
 
-    gpu: KnownGpu
+    gpu: CapacityGpu
     utilisation: Profile
     memory: Profile
     idle_hours: int

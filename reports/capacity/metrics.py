@@ -28,16 +28,16 @@ def add_metrics(into: Families, now: datetime) -> None:
     slots = _slots(now)
     for gpu in slots.gpus if slots.blocker is None else ():
         labels = {"host": gpu.host, "gpu": gpu.gpu_uuid}
-        what = "GPU memory that new jobs may take, after peaks of processes and the margin."
-        into.gauge("gpucoord_placeable_memory_bytes", what, labels, _placeable(gpu))
+        help_text = "GPU memory that new jobs may take, after peaks of processes and the margin."
+        into.gauge("gpucoord_placeable_memory_bytes", help_text, labels, _placeable(gpu))
     sizes = [gpu.total_bytes for gpu in slots.gpus if gpu.total_bytes]
     gpu_bytes = sum(sizes) // len(sizes) if sizes else None
     for state, requirements in _requirements().items():
         gpus, memory = requested(requirements, gpu_bytes)
-        what = "GPUs that jobs request; a shared job counts with its part of a GPU."
-        into.gauge("gpucoord_demand_gpus", what, {"state": state}, gpus)
-        what = "GPU memory that jobs request; a job that declares none takes whole GPUs."
-        into.gauge("gpucoord_demand_memory_bytes", what, {"state": state}, memory)
+        help_text = "GPUs that jobs request; a shared job counts with its part of a GPU."
+        into.gauge("gpucoord_demand_gpus", help_text, {"state": state}, gpus)
+        help_text = "GPU memory that jobs request; a job that declares none takes whole GPUs."
+        into.gauge("gpucoord_demand_memory_bytes", help_text, {"state": state}, memory)
 
 
 def _slots(now: datetime) -> Slots:
@@ -58,9 +58,9 @@ def _requirements() -> dict[str, list[tuple[Requirement, int]]]:
     """Each distinct request of waiting and of running jobs, and how many jobs have it."""
     requests: dict[str, list[tuple[Requirement, int]]] = {"waiting": [], "running": []}
     jobs = Job.objects.exclude(state=JobState.FINISHED.value).order_by()
-    for state, *asked, count in jobs.values_list("state", *REQUIREMENT_COLUMNS).annotate(
+    for state, *columns, count in jobs.values_list("state", *REQUIREMENT_COLUMNS).annotate(
         count=Count("id")
     ):
         key = "waiting" if state == JobState.QUEUED else "running"
-        requests[key].append((requirement(*asked), count))
+        requests[key].append((requirement(*columns), count))
     return requests

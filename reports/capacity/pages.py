@@ -98,11 +98,11 @@ def _compute(request: HttpRequest) -> HttpResponse:
 
 def _content(body: Mapping[str, Any], metric: str, chosen: str) -> dict[str, Any]:
     gpus = body["gpus"]
-    gpu = next((one for one in gpus if str(one["index"]) == chosen), None)
+    gpu = next((entry for entry in gpus if str(entry["index"]) == chosen), None)
     profile = _profile(body, gpu, metric)
     scale = GIB if metric == "memory" else 1
     top = 100.0 if metric == "utilisation" else _top(profile, scale)
-    idle_kwh = [one["idle_kwh"] for one in gpus]
+    idle_kwh = [entry["idle_kwh"] for entry in gpus]
     total = sum(idle_kwh) if idle_kwh and None not in idle_kwh else None
     return {
         "metric": metric,
@@ -113,14 +113,14 @@ def _content(body: Mapping[str, Any], metric: str, chosen: str) -> dict[str, Any
         "months": [_line(each["month"], each, scale) for each in profile["by_month"]],
         "gpu_lines": [
             {
-                "gpu": one,
-                "utilisation": _line("", one["utilisation_pct"]["whole"], 1),
-                "memory": _line("", one["memory_used_bytes"]["whole"], GIB),
+                "gpu": entry,
+                "utilisation": _line("", entry["utilisation_pct"]["whole"], 1),
+                "memory": _line("", entry["memory_used_bytes"]["whole"], GIB),
             }
-            for one in gpus
+            for entry in gpus
         ],
-        "idle_hours": sum(one["idle_hours"] for one in gpus),
-        "known_hours": sum(one["known_hours"] for one in gpus),
+        "idle_hours": sum(entry["idle_hours"] for entry in gpus),
+        "known_hours": sum(entry["known_hours"] for entry in gpus),
         "idle_kwh": total,
         "idle_cost": None if total is None else _cost(total),
         "chart": _chart(body),
@@ -148,8 +148,8 @@ def _profile(body: Mapping[str, Any], gpu: Mapping[str, Any] | None, metric: str
 
 
 def _top(profile: Mapping[str, Any], scale: float) -> float:
-    known = [each["p50"] for each in profile["by_hour_of_week"] if each["p50"] is not None]
-    return charts.nice_ceiling(max(known, default=0.0) / scale)
+    medians = [each["p50"] for each in profile["by_hour_of_week"] if each["p50"] is not None]
+    return charts.nice_ceiling(max(medians, default=0.0) / scale)
 
 
 def _weeks(ranks: Sequence[Mapping[str, Any]], scale: float, top: float) -> list[tuple[str, Any]]:
@@ -180,20 +180,24 @@ def _line(label: str, ranks: Mapping[str, Any], scale: float) -> RankLine:
 
 def _verdict(body: Mapping[str, Any]) -> tuple[str, str]:
     """(shape of the badge, sentence)."""
-    found, supply = body["forecast"], count(body["demand"]["supply_gpus"], "GPU")
-    if found is None:
+    forecast, supply = body["forecast"], count(body["demand"]["supply_gpus"], "GPU")
+    if forecast is None:
         days = len(body["demand"]["days"])
         return "unknown", f"Forecast unknown: {days} of {LEAST_DAYS} complete days are recorded"
-    day = found["exceeds"]
+    day = forecast["exceeds"]
     if day is None:
-        early = found["exceeds_earliest"]
+        early = forecast["exceeds_earliest"]
         late = f"; at the earliest on {_day(early)}" if early else ""
-        return "ok", f"Demand stays below {supply} until {_day(found['horizon'])}{late}"
-    if day == found["points"][0]["day"]:
+        return "ok", f"Demand stays below {supply} until {_day(forecast['horizon'])}{late}"
+    if day == forecast["points"][0]["day"]:
         return "warning", f"Demand exceeds {supply} now"
-    latest = _day(found["exceeds_latest"]) if found["exceeds_latest"] else "later than the forecast"
+    latest = (
+        _day(forecast["exceeds_latest"])
+        if forecast["exceeds_latest"]
+        else "later than the forecast"
+    )
     text = f"Demand exceeds {supply} from ~{_day(day)}"
-    return "warning", f"{text} (80 %: {_day(found['exceeds_earliest'])} to {latest})"
+    return "warning", f"{text} (80 %: {_day(forecast['exceeds_earliest'])} to {latest})"
 
 
 def _day(text: str) -> str:
@@ -203,16 +207,16 @@ def _day(text: str) -> str:
 
 def _chart(body: Mapping[str, Any]) -> ForecastChart | None:
     """Past days and the forecast in one picture; None without a forecast."""
-    found, days = body["forecast"], body["demand"]["days"]
-    if found is None:
+    forecast, days = body["forecast"], body["demand"]["days"]
+    if forecast is None:
         return None
     past = [(_number(each["day"]), each["gpus"]) for each in days]
     ahead = [
         (_number(each["day"]), each["low"], each["middle"], each["high"])
-        for each in found["points"]
+        for each in forecast["points"]
     ]
     since, until = past[0][0], ahead[-1][0]
-    highest = max([found["supply_gpus"], *(y for _, y in past), *(row[3] for row in ahead)])
+    highest = max([forecast["supply_gpus"], *(y for _, y in past), *(row[3] for row in ahead)])
     # Room for the label of the supply.
     top = charts.nice_ceiling(1.1 * highest)
 
@@ -226,7 +230,7 @@ def _chart(body: Mapping[str, Any]) -> ForecastChart | None:
         history=plot.line,
         line=charts.path([place(x, middle) for x, _, middle, _ in ahead]),
         band=f"{charts.path(edge)}Z",
-        supply_y=round(100 - 100 * found["supply_gpus"] / top, 1),
+        supply_y=round(100 - 100 * forecast["supply_gpus"] / top, 1),
         y_ticks=plot.y_ticks,
         ticks=tuple(_ticks(since, until)),
     )
@@ -238,8 +242,8 @@ def _number(text: str) -> int:
 
 def _ticks(since: int, until: int) -> list[tuple[float, str]]:
     step_days = max(1, round((until - since) / 4))
-    found = []
+    ticks = []
     for x in range(since, until + 1, step_days):
         day = date.fromordinal(x)
-        found.append((round(100 * (x - since) / (until - since), 2), f"{day.day} {day:%b}"))
-    return found
+        ticks.append((round(100 * (x - since) / (until - since), 2), f"{day.day} {day:%b}"))
+    return ticks

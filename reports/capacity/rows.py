@@ -17,7 +17,7 @@ from monitor.gpus.policy import capability
 from monitor.models import GpuHour, ProcessHour
 from monitor.snapshot import rows as snapshots
 from monitor.thresholds import rows as thresholds
-from reports.capacity.facts import GpuHourFigures, KnownGpu, RecordedJob, Spans
+from reports.capacity.facts import CapacityGpu, GpuHourFigures, RecordedJob, Spans
 from reports.capacity.policy.accounts import AccountInput
 from reports.models import CapacityResult
 from scheduler.blockers.policy import spells
@@ -57,12 +57,12 @@ class RecordedWork:
     left_out: int
 
 
-def gpus(host: str) -> list[KnownGpu]:
+def gpus(host: str) -> list[CapacityGpu]:
     """The GPUs of the newest snapshot that answer, by index."""
     snapshot = snapshots.newest(host)
-    found = snapshot.gpus if snapshot is not None else ()
+    readings = snapshot.gpus if snapshot is not None else ()
     return [
-        KnownGpu(
+        CapacityGpu(
             uuid=gpu.uuid,
             host=host,
             index=gpu.index,
@@ -71,29 +71,29 @@ def gpus(host: str) -> list[KnownGpu]:
             capability=version(gpu.compute_capability),
             power=capability.of(gpu, settings.CONFIG.gpu_power).power,
         )
-        for gpu in sorted(found, key=lambda gpu: gpu.index)
+        for gpu in sorted(readings, key=lambda gpu: gpu.index)
         if gpu.health is Health.OK
     ]
 
 
 def gpu_hours(uuids: Sequence[str], since: datetime) -> dict[str, list[GpuHourFigures]]:
     """The recorded hours of each GPU."""
-    found: dict[str, list[GpuHourFigures]] = {uuid: [] for uuid in uuids}
+    hours: dict[str, list[GpuHourFigures]] = {uuid: [] for uuid in uuids}
     rows = GpuHour.objects.filter(gpu_id__in=uuids, t__gte=int(since.timestamp())).values_list(
         "gpu_id", "t", "utilization_pct_s", "utilization_known_s", "memory_byte_s",
         "memory_known_s", "energy_j", "power_known_s",
     )  # fmt: skip
-    for uuid, t, used, known, memory, memory_known, joules, power_known in rows.iterator():
-        found[uuid].append(
+    for uuid, t, used, known_s, memory, memory_known, joules, power_known in rows.iterator():
+        hours[uuid].append(
             GpuHourFigures(
                 gpu_uuid=uuid,
                 t=t,
-                utilisation_pct=used / known if known else None,
+                utilisation_pct=used / known_s if known_s else None,
                 memory_bytes=memory / memory_known if memory_known else None,
                 joules=joules if power_known else None,
             )
         )
-    return found
+    return hours
 
 
 def outside(host: str, since: datetime) -> tuple[dict[int, float], dict[int, dict[str, int]]]:
@@ -117,13 +117,13 @@ def foreign_memory(
     held: Mapping[int, Mapping[str, int]],
 ) -> list[tuple[datetime, Mapping[str, int]]]:
     """The changes, in order; it ends where nothing is recorded."""
-    found: list[tuple[datetime, Mapping[str, int]]] = []
+    changes: list[tuple[datetime, Mapping[str, int]]] = []
     hours = sorted(held)
     for t, following in [*pairwise(hours), *([(hours[-1], None)] if hours else [])]:
-        found.append((datetime.fromtimestamp(t, UTC), held[t]))
+        changes.append((datetime.fromtimestamp(t, UTC), held[t]))
         if following != t + HOUR_S:
-            found.append((datetime.fromtimestamp(t + HOUR_S, UTC), {}))
-    return found
+            changes.append((datetime.fromtimestamp(t + HOUR_S, UTC), {}))
+    return changes
 
 
 def recorded_work(host: str, since: datetime, now: datetime, most: int) -> RecordedWork:
@@ -169,10 +169,10 @@ def _attempts(host: str, since: datetime) -> dict[int, list[tuple[datetime, date
         .order_by("id")
         .values_list("job_id", "placed_at", "ended_at")
     )
-    found: dict[int, list[tuple[datetime, datetime | None]]] = defaultdict(list)
+    attempts: dict[int, list[tuple[datetime, datetime | None]]] = defaultdict(list)
     for job, begin, end in rows.iterator():
-        found[job].append((begin, end))
-    return found
+        attempts[job].append((begin, end))
+    return attempts
 
 
 def _job_rows(ids: Sequence[int]) -> Iterable[tuple[Any, ...]]:
@@ -183,12 +183,12 @@ def _job_rows(ids: Sequence[int]) -> Iterable[tuple[Any, ...]]:
 
 def _dependencies(ids: Iterable[int]) -> dict[int, list[Dependency]]:
     chosen = list(ids)
-    found: dict[int, list[Dependency]] = defaultdict(list)
+    dependencies: dict[int, list[Dependency]] = defaultdict(list)
     for first in range(0, len(chosen), 500):
         rows = JobDependency.objects.filter(job__in=chosen[first : first + 500])
         for job, on, kind in rows.values_list("job_id", "on_id", "after"):
-            found[job].append(Dependency(on=on, after=DependencyKind(kind)))
-    return found
+            dependencies[job].append(Dependency(on=on, after=DependencyKind(kind)))
+    return dependencies
 
 
 def _recorded(
@@ -212,7 +212,7 @@ def _recorded(
         _,
         *rest,
     ) = row
-    limit_s, estimate_s, log, *asked = rest
+    limit_s, estimate_s, log, *requirement_values = rest
     usual = durations(owner, name)
     estimate = _seconds(estimate_s)
     expected = usual.p50 if usual else estimate
@@ -232,7 +232,7 @@ def _recorded(
         owner=owner,
         priority=priority,
         submitted_at=submitted_at,
-        requirement=requirement(*asked),
+        requirement=requirement(*requirement_values),
         run_time=run_time,
         lasts=_seconds(limit_s) or (usual.p90 if usual else None) or estimate,
         started_at=started_at,
@@ -261,27 +261,27 @@ def held_back(since: datetime, now: datetime) -> dict[PriorityClass, Spans]:
     """When the load held back jobs of each class, as recorded with the jobs that waited then."""
     rows = Job.objects.filter(submitted_at__lt=now, blocker_log__contains=spells.ending(LOAD))
     rows = rows.exclude(ended_at__lte=since)
-    found: dict[PriorityClass, list[Span]] = defaultdict(list)
+    spans_by_class: dict[PriorityClass, list[Span]] = defaultdict(list)
     for priority, log in rows.values_list("priority", "blocker_log").iterator():
-        found[CLASSES[priority]] += spells.spans(log, {LOAD}, now.timestamp())
+        spans_by_class[CLASSES[priority]] += spells.spans(log, {LOAD}, now.timestamp())
     return {
         kind: tuple(
             (datetime.fromtimestamp(begin, UTC), datetime.fromtimestamp(end, UTC))
             for begin, end in _merged(times)
             if end > since.timestamp()
         )
-        for kind, times in found.items()
+        for kind, times in spans_by_class.items()
     }
 
 
 def _merged(spans: Iterable[Span]) -> list[Span]:
-    found: list[Span] = []
+    merged: list[Span] = []
     for begin, end in sorted(spans):
-        if found and begin <= found[-1][1]:
-            found[-1] = (found[-1][0], max(found[-1][1], end))
+        if merged and begin <= merged[-1][1]:
+            merged[-1] = (merged[-1][0], max(merged[-1][1], end))
         else:
-            found.append((begin, end))
-    return found
+            merged.append((begin, end))
+    return merged
 
 
 def accounts(host: str, owners: Iterable[str], since: datetime, gpus: int) -> AccountInput:

@@ -13,11 +13,11 @@ from monitor.thresholds import rows as thresholds
 from reports.capacity import rows
 from reports.capacity.facts import (
     Alternative,
+    CapacityGpu,
     DemandHour,
     Forecast,
     GpuHourFigures,
     GpuProfile,
-    KnownGpu,
     Percentiles,
     Profile,
     ReplayFigures,
@@ -72,7 +72,7 @@ def figures(host: str, now: datetime, zone: tzinfo, deadline: float) -> dict[str
     return {
         "host": host,
         "at": now.isoformat(),
-        "gpus": [_gpu(found) for found in profiles],
+        "gpus": [_gpu(profile) for profile in profiles],
         "all_gpus": _fleet(hours, zone),
         "queue_gpus": _profile(percentiles.queue_profile(wanted, zone)),
         "demand": _demand(wanted, gpus),
@@ -83,8 +83,8 @@ def figures(host: str, now: datetime, zone: tzinfo, deadline: float) -> dict[str
 
 def _watched(wanted: Sequence[DemandHour], hours: dict[str, list[Any]]) -> list[DemandHour]:
     """The hours in which GPUs were read. Use outside jobs is unknown in all other hours."""
-    seen = {hour.t for found in hours.values() for hour in found}
-    return [hour for hour in wanted if hour.t in seen]
+    measured = {hour.t for figures in hours.values() for hour in figures}
+    return [hour for hour in wanted if hour.t in measured]
 
 
 def _fleet(hours: Mapping[str, Sequence[GpuHourFigures]], zone: tzinfo) -> dict[str, Any]:
@@ -99,16 +99,16 @@ def _fleet(hours: Mapping[str, Sequence[GpuHourFigures]], zone: tzinfo) -> dict[
     }
 
 
-def _demand(wanted: Sequence[DemandHour], gpus: Sequence[KnownGpu]) -> dict[str, Any]:
+def _demand(wanted: Sequence[DemandHour], gpus: Sequence[CapacityGpu]) -> dict[str, Any]:
     """Null where no hour is known."""
-    known = bool(wanted)
+    has_hours = bool(wanted)
     return {
         "hours": len(wanted),
         "supply_gpus": len(gpus),
-        "mean_gpus": sum(hour.demand for hour in wanted) / len(wanted) if known else None,
+        "mean_gpus": sum(hour.demand for hour in wanted) / len(wanted) if has_hours else None,
         "peak_gpus": max((hour.demand for hour in wanted), default=None),
-        "unmet_gpu_hours": demand.unmet_gpu_hours(wanted, len(gpus)) if known else None,
-        "waiting_gpu_hours": sum(hour.waiting for hour in wanted) if known else None,
+        "unmet_gpu_hours": demand.unmet_gpu_hours(wanted, len(gpus)) if has_hours else None,
+        "waiting_gpu_hours": sum(hour.waiting for hour in wanted) if has_hours else None,
         "days": [
             {"day": (EPOCH + timedelta(days=day)).isoformat(), "gpus": mean}
             for day, mean in demand.daily_means(wanted)
@@ -118,7 +118,7 @@ def _demand(wanted: Sequence[DemandHour], gpus: Sequence[KnownGpu]) -> dict[str,
 
 def _replays(
     host: str,
-    gpus: Sequence[KnownGpu],
+    gpus: Sequence[CapacityGpu],
     held: dict[int, dict[str, int]],
     now: datetime,
     deadline: float,
@@ -138,7 +138,7 @@ def _replays(
     starts = {job.id: job.started_at for job in work.jobs if job.started_at is not None}
     recorded = wait_figures(work.jobs, starts, work.ends)
     counted = sum(job.is_counted for job in work.jobs)
-    found: dict[str, Any] = {
+    body: dict[str, Any] = {
         "since": work.since.isoformat(),
         "jobs": counted,
         "assumed": sum(job.is_assumed for job in work.jobs),
@@ -150,15 +150,17 @@ def _replays(
         "recorded": asdict(recorded) if counted else None,
     }
     replayed = replay(given, gpus, deadline) if counted else None
-    found["replayed"] = _figures(replayed)
-    found["alternatives"] = [
+    body["replayed"] = _figures(replayed)
+    body["alternatives"] = [
         asdict(_alternative(change, given, current, now, deadline, is_replayed=bool(replayed)))
         for change in alternatives.changes(gpus)
     ]
-    return found
+    return body
 
 
-def replay(given: ReplayInput, gpus: Sequence[KnownGpu], deadline: float) -> ReplayFigures | None:
+def replay(
+    given: ReplayInput, gpus: Sequence[CapacityGpu], deadline: float
+) -> ReplayFigures | None:
     """None = it took too long."""
     until = min(deadline, monotonic() + LIMIT_OF_ONE_S)
     played = Replay(given, gpus)
@@ -215,7 +217,7 @@ def _is_free(slot: Slot | None) -> bool:
     return slot is not None and not slot.jobs and not slot.foreign
 
 
-def _new_slot(gpu: KnownGpu, free_bytes: int) -> Slot:
+def _new_slot(gpu: CapacityGpu, free_bytes: int) -> Slot:
     return Slot(
         gpu_uuid=gpu.uuid,
         host=gpu.host,
@@ -228,54 +230,54 @@ def _new_slot(gpu: KnownGpu, free_bytes: int) -> Slot:
     )
 
 
-def _gpu(found: GpuProfile) -> dict[str, Any]:
-    gpu = found.gpu
+def _gpu(profile: GpuProfile) -> dict[str, Any]:
+    gpu = profile.gpu
     return {
         "uuid": gpu.uuid,
         "index": gpu.index,
         "model": gpu.model,
         "memory_bytes": gpu.memory_bytes,
-        "utilisation_pct": _profile(found.utilisation),
-        "memory_used_bytes": _profile(found.memory),
-        "idle_hours": found.idle_hours,
-        "known_hours": found.known_hours,
-        "idle_kwh": found.idle_kwh,
+        "utilisation_pct": _profile(profile.utilisation),
+        "memory_used_bytes": _profile(profile.memory),
+        "idle_hours": profile.idle_hours,
+        "known_hours": profile.known_hours,
+        "idle_kwh": profile.idle_kwh,
     }
 
 
-def _profile(found: Profile) -> dict[str, Any]:
+def _profile(profile: Profile) -> dict[str, Any]:
     return {
-        "whole": _ranks(found.whole),
-        "by_hour_of_week": [_ranks(each) for each in found.by_hour],
-        "by_month": [{"month": month, **_ranks(each)} for month, each in found.by_month],
+        "whole": _ranks(profile.whole),
+        "by_hour_of_week": [_ranks(each) for each in profile.by_hour],
+        "by_month": [{"month": month, **_ranks(each)} for month, each in profile.by_month],
     }
 
 
-def _ranks(found: Percentiles) -> dict[str, Any]:
-    return asdict(found)
+def _ranks(ranks: Percentiles) -> dict[str, Any]:
+    return asdict(ranks)
 
 
-def _figures(found: ReplayFigures | None) -> dict[str, Any] | None:
-    return None if found is None else asdict(found)
+def _figures(figures: ReplayFigures | None) -> dict[str, Any] | None:
+    return None if figures is None else asdict(figures)
 
 
-def _forecast(found: Forecast | None) -> dict[str, Any] | None:
-    if found is None:
+def _forecast(prediction: Forecast | None) -> dict[str, Any] | None:
+    if prediction is None:
         return None
 
     def day(value: date | None) -> str | None:
         return None if value is None else value.isoformat()
 
     return {
-        "days": found.days,
-        "supply_gpus": found.supply,
-        "gpus_a_week": found.slope,
-        "horizon": day(found.horizon),
+        "days": prediction.days,
+        "supply_gpus": prediction.supply,
+        "gpus_a_week": prediction.slope,
+        "horizon": day(prediction.horizon),
         "points": [
             {"day": day(at), "low": low, "middle": middle, "high": high}
-            for at, low, middle, high in found.points
+            for at, low, middle, high in prediction.points
         ],
-        "exceeds_earliest": day(found.earliest),
-        "exceeds": day(found.reached),
-        "exceeds_latest": day(found.latest),
+        "exceeds_earliest": day(prediction.earliest),
+        "exceeds": day(prediction.reached),
+        "exceeds_latest": day(prediction.latest),
     }

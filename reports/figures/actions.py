@@ -256,20 +256,20 @@ def _targets(period: Period, now: datetime) -> dict[str, float]:
 
 def _trend(period: Period, gpus: Sequence[Gpu]) -> dict[str | None, list[TrendPoint]]:
     """The periods before, oldest first; those before the first reading are left out."""
-    found: dict[str | None, list[TrendPoint]] = {}
+    points: dict[str | None, list[TrendPoint]] = {}
     first = min((gpu.first_seen_at for gpu in gpus), default=None)
     before = [period]
     while first is not None and len(before) <= TREND_PERIODS and before[-1].since > first:
         before.append(periods.previous(before[-1]))
     for earlier in reversed(before[1:]):
-        for owner, (used, _, known) in usage.used_before(earlier, gpus).items():
+        for owner, (used, _, known_s) in usage.used_before(earlier, gpus).items():
             point = TrendPoint(
                 since=earlier.since,
                 used=used / HOUR_S,
-                efficiency=min(1.0, used / known) if known else None,
+                efficiency=min(1.0, used / known_s) if known_s else None,
             )
-            found.setdefault(owner, []).append(point)
-    return found
+            points.setdefault(owner, []).append(point)
+    return points
 
 
 def _labels(gpus: Sequence[Gpu]) -> list[str]:

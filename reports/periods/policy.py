@@ -107,8 +107,8 @@ def _moment(field: str, text: str, zone: str) -> datetime:
     try:
         if len(text) > 40:
             raise ValueError
-        found = datetime.fromisoformat(text)
-        return possible_time(found if found.tzinfo else found.replace(tzinfo=ZoneInfo(zone)))
+        moment = datetime.fromisoformat(text)
+        return possible_time(moment if moment.tzinfo else moment.replace(tzinfo=ZoneInfo(zone)))
     except ValueError:
         raise ReportRefused(field, MOMENT) from None
 

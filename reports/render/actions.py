@@ -207,7 +207,7 @@ def _brief_pdf(report: Report, cover: Cover) -> bytes:
         "title": cover.title,
         "lead": brief.cut(cover.text),
         "tables": [table for table in data["tables"] if table["key"] in brief.TABLES],
-        "pictures": [one for one in data["pictures"] if one["key"] in brief.PICTURES],
+        "pictures": [picture for picture in data["pictures"] if picture["key"] in brief.PICTURES],
     }
     return pdf.document(data)
 

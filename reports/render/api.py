@@ -264,8 +264,8 @@ def usage(
 def _report(period: tuple[str, str, str], scope: str, viewer: Viewer, now: datetime) -> Report:
     zone = timezone.get_current_timezone_name()
     try:
-        asked = periods.parse(*period, zone, now)
-        return limited(asked, periods.scope(scope), viewer, now)
+        chosen = periods.parse(*period, zone, now)
+        return limited(chosen, periods.scope(scope), viewer, now)
     except ReportRefused as refused:
         raise InvalidInput([(refused.field, refused.text)]) from None
     except ScopeNotFound as missing:

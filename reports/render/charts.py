@@ -6,7 +6,7 @@ replaces them by class for the dark theme. Every text is escaped.
 
 from __future__ import annotations
 
-import zlib
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -14,6 +14,7 @@ from html import escape
 from itertools import pairwise
 from zoneinfo import ZoneInfo
 
+from monitor.facts import formats
 from monitor.history.charts import nice_ceiling
 from reports.figures.facts import Occupancy, Report, UserFigures
 from reports.render.wording.tables import WEEKDAYS, name
@@ -25,6 +26,8 @@ RAMP = ("#eceef2", "#d3e4f7", "#a8caee", "#74a9df", "#3a7fc6", "#12528f")
 INK, MUTED, LINE, BAR, WARN = "#171c23", "#566170", "#d7dce3", "#3d7fc9", "#9a5b00"
 FONT = "system-ui, Liberation Sans, DejaVu Sans, sans-serif"
 MOST_USERS, LEFT = 12, 130
+# The width of a wide letter.
+LETTER = 8.0
 # Epoch seconds -> x.
 Place = Callable[[float], float]
 
@@ -80,7 +83,8 @@ def scatter(report: Report) -> Picture | None:
     rows = [row for row in report.users if row.efficiency is not None and row.held > 0]
     if not rows:
         return None
-    top = nice_ceiling(max(row.held for row in rows))
+    ticks = round_ticks(max(row.held for row in rows))
+    top = ticks[-1]
     left, wide, high = 56, WIDTH - 56 - 90, 200
 
     def body() -> Iterator[str]:
@@ -88,9 +92,8 @@ def scatter(report: Report) -> Picture | None:
             y = 10 + high - high * pct / 100
             yield f'<path class="axis" d="M{left} {y:.1f}h{wide}" stroke="{LINE}"/>'
             yield _text(left - 6, y + 4, f"{pct} %", anchor="end")
-        for step in range(5):
-            value = top * step / 4
-            yield _text(left + wide * step / 4, high + 28, f"{value:g}", anchor="middle")
+        for value in ticks:
+            yield _text(left + wide * value / top, high + 28, f"{value:g}", anchor="middle")
         yield _text(left + wide, high + 44, "GPU-hours held", anchor="end")
         labels: list[tuple[float, float]] = []
         for row in rows:
@@ -101,7 +104,7 @@ def scatter(report: Report) -> Picture | None:
             )
             if all(abs(x - a) > 60 or abs(y - b) > 12 for a, b in labels):
                 labels.append((x, y))
-                yield _text(x + 9, y + 4, _label(row.user, 14), css="ink", fill=INK)
+                yield beside(x, y, _label(row.user, 14))
 
     return Picture(
         "scatter",
@@ -110,6 +113,20 @@ def scatter(report: Report) -> Picture | None:
         _svg(high + 52, "GPU-hours held and efficiency by user", body()),
         "Low and far to the right: many hours held, few of them used.",
     )
+
+
+def round_ticks(most: float) -> list[float]:
+    """Multiples of 1, 2 or 5 times a power of ten, from 0 to the first one above `most`."""
+    size = 10.0 ** math.floor(math.log10(most / 5))
+    step = next(size * factor for factor in (1, 2, 5, 10) if 5 * size * factor >= most)
+    return [step * number for number in range(math.ceil(most / step) + 1)]
+
+
+def beside(x: float, y: float, label: str) -> str:
+    """The name of a point to its right, or to its left where it would not fit."""
+    fits = x + 9 + LETTER * len(label) <= WIDTH
+    place, anchor = (x + 9, "start") if fits else (x - 9, "end")
+    return _text(place, y + 4, label, anchor=anchor, css="ink", fill=INK)
 
 
 def heat(report: Report) -> Picture | None:
@@ -216,11 +233,11 @@ def waits(report: Report) -> Picture | None:
 
 
 def colour(user: str | None) -> str:
-    return PALETTE[zlib.crc32(user.encode()) % len(PALETTE)] if user else "#b9c1cc"
+    return PALETTE[formats.user_number(user) % len(PALETTE)] if user else "#b9c1cc"
 
 
 def owner_css(user: str | None) -> str:
-    return f"u u{zlib.crc32(user.encode()) % len(PALETTE)}" if user else "u none"
+    return f"u u{formats.user_number(user) % len(PALETTE)}" if user else "u none"
 
 
 def spark(row: UserFigures) -> str:
@@ -302,13 +319,13 @@ def ticks(report: Report) -> list[tuple[float, str]]:
     step = next((s for s in (1, 2, 3, 6, 12, 24, 48, 96, 168, 336, 744) if hours / s <= 8), 2190)
     local = report.period.since.astimezone(zone).replace(minute=0, second=0, microsecond=0)
     local = local.replace(hour=local.hour - local.hour % min(step, 24), tzinfo=None)
-    found: list[tuple[float, str]] = []
+    ticks: list[tuple[float, str]] = []
     until = report.period.until.timestamp()
     while (t := local.replace(tzinfo=zone).timestamp()) < until:
         if t >= report.period.since.timestamp():
-            found.append((t, f"{local:%H:%M}" if step < 24 else f"{local:%d %b}"))
+            ticks.append((t, f"{local:%H:%M}" if step < 24 else f"{local:%d %b}"))
         local += timedelta(hours=step)
-    return found
+    return ticks
 
 
 def _x_axis(top: float, wide: float, high: float, unit: str) -> Iterator[str]:

@@ -87,19 +87,21 @@ def _choice(request: HttpRequest, query: Mapping[str, str]) -> dict[str, Any]:
 def _scopes(request: HttpRequest) -> list[tuple[str, str]]:
     """What this user may choose: everything, people, groups, hosts and GPUs."""
     user = request.user
-    found = [("all", "All GPUs and users")]
+    scopes = [("all", "All GPUs and users")]
     names = [user.get_username()]
     groups = user.groups.all() if user.has_perm(GROUP_PERMISSION) else Group.objects.none()
     if user.is_staff:
         names = list(User.objects.order_by("username").values_list("username", flat=True))
         groups = Group.objects.all()
-    found += [(f"user:{name}", f"User {name}") for name in names[:MOST_SCOPES]]
-    found += [(f"group:{g.name}", f"Group {g.name}") for g in groups.order_by("name")[:MOST_SCOPES]]
+    scopes += [(f"user:{name}", f"User {name}") for name in names[:MOST_SCOPES]]
+    scopes += [
+        (f"group:{g.name}", f"Group {g.name}") for g in groups.order_by("name")[:MOST_SCOPES]
+    ]
     gpus = list(Gpu.objects.order_by("host", "index")[:MOST_SCOPES])
     hosts = sorted({gpu.host for gpu in gpus})
-    found += [(f"host:{host}", f"Host {host}") for host in hosts]
+    scopes += [(f"host:{host}", f"Host {host}") for host in hosts]
     several = len(hosts) > 1
-    found += [
+    scopes += [
         (f"gpu:{g.uuid}", f"{g.host} GPU {g.index}" if several else f"GPU {g.index}") for g in gpus
     ]
-    return found
+    return scopes

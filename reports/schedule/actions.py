@@ -64,8 +64,8 @@ def attachment(key: str) -> Attachment | None:
     """The file of a stored report that is sent with messages: the PDF, or else the HTML file."""
     if not key.isdigit():
         return None
-    found = StoredFile.objects.filter(report=int(key), format__in=ATTACHED).select_related("report")
-    file = max(found, key=lambda one: one.format == "pdf", default=None)
+    files = StoredFile.objects.filter(report=int(key), format__in=ATTACHED).select_related("report")
+    file = max(files, key=lambda stored: stored.format == "pdf", default=None)
     if file is None:
         return None
     return Attachment(_name(file.report, file.format), MEDIA[file.format][0], bytes(file.content))
@@ -73,13 +73,13 @@ def attachment(key: str) -> Attachment | None:
 
 def download(row: StoredReport, format: str, by: str, now: datetime) -> HttpResponse:
     """The stored file, which is audited. Raises Http404 if it was not made."""
-    found = StoredFile.objects.filter(report=row, format=format).first()
-    if found is None:
+    file = StoredFile.objects.filter(report=row, format=format).first()
+    if file is None:
         raise Http404(row.missing.get(format) or f"Report {row.pk} has no file in this format.")
     text = f"{by} downloaded the stored report {row.pk} ({row.title}) as {format}"
     audit.note("REPORT_DOWNLOADED", text, by=by, now=now, subject=f"report {row.pk}")
     media = MEDIA[format][0]
-    response = HttpResponse(bytes(found.content), content_type=media)
+    response = HttpResponse(bytes(file.content), content_type=media)
     if format != "text":
         response["Content-Disposition"] = f'attachment; filename="{_name(row, format)}"'
     response["Cache-Control"] = "private, no-store"

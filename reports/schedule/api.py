@@ -66,9 +66,9 @@ def stored_reports(
     ] = 0,
 ) -> dict[str, Any]:
     """The newest 100 from `offset`. Operators see all; you see those made for you."""
-    found = rows.visible_to(_viewer(request))
-    page = found.prefetch_related(rows.without_content())[offset : offset + SHOWN]
-    return {"reports": [_body(row) for row in page], "total": found.count()}
+    reports = rows.visible_to(_viewer(request))
+    page = reports.prefetch_related(rows.without_content())[offset : offset + SHOWN]
+    return {"reports": [_body(row) for row in page], "total": reports.count()}
 
 
 @router.post(

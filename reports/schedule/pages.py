@@ -32,9 +32,9 @@ def stored(request: HttpRequest) -> HttpResponse:
         )
         return redirect("stored-reports")
     viewer = viewer_of(request)
-    found = rows.visible_to(viewer).prefetch_related(rows.without_content())
+    reports = rows.visible_to(viewer).prefetch_related(rows.without_content())
     context = {
-        "reports": found[:SHOWN],
+        "reports": reports[:SHOWN],
         "is_subscribed": rows.is_subscribed(user),
         "mail_problem": notifications.mail_problem(user),
         "has_own_service": notifications.settings_of(user).channel is not None,
@@ -61,5 +61,5 @@ def file(request: HttpRequest, pk: int, format: str) -> HttpResponse:
     """A stored file; the download is audited."""
     viewer = viewer_of(request)
     row = actions.visible(pk, viewer)
-    known = format if format in MEDIA else ""
-    return actions.download(row, known, viewer.username, timezone.now())
+    known_format = format if format in MEDIA else ""
+    return actions.download(row, known_format, viewer.username, timezone.now())

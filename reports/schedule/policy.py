@@ -53,21 +53,21 @@ def shortened(text: str, link: str) -> str:
 
 def incident_title(person: str, program: str, job_ref: str, where: str) -> str:
     """Without a known user, no name is given."""
-    what = f"job {job_ref}" if job_ref else program or "process"
+    subject = f"job {job_ref}" if job_ref else program or "process"
     if not person:
-        return f"Unfair use of {where}: the owner of {what} is unknown"
-    return f"{person}'s {what} violates the fair share on {where}"
+        return f"Unfair use of {where}: the owner of {subject} is unknown"
+    return f"{person}'s {subject} violates the fair share on {where}"
 
 
 def incident_text(text: str, report: Report, link: str) -> str:
     """The text of the alert: the incident, what the report says about it, and its address."""
-    found = [*(line(one) for one in report.violations), *(r.text for r in report.recommendations)]
-    return "\n".join([text, *(f"- {one}" for one in found[:MOST_LINES]), link]).rstrip()
+    entries = [*(line(v) for v in report.violations), *(r.text for r in report.recommendations)]
+    return "\n".join([text, *(f"- {entry}" for entry in entries[:MOST_LINES]), link]).rstrip()
 
 
 def own_summary(report: Report, user: str) -> str:
     """The user's week against those of the four weeks before in which GPUs were used."""
-    row = next((one for one in report.users if one.user == user), None)
+    row = next((figures for figures in report.users if figures.user == user), None)
     if row is None:
         return "You used no GPU in this week."
     return "\n".join([_week(row), *([row.right_size.text] if row.right_size else [])])

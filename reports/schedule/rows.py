@@ -77,8 +77,8 @@ def unfair_incidents(now: datetime, lasting: timedelta) -> list[Incident]:
     )  # fmt: skip
     rows = rows.exclude(snoozed_until__gt=now).exclude(exempt_until__gt=now)
     reported = StoredReport.objects.filter(incident__isnull=False).values("incident")
-    found = rows.exclude(pk__in=reported).select_related("gpu").order_by("pk")
-    return [incident for incident in found if incident.is_hog]
+    unreported = rows.exclude(pk__in=reported).select_related("gpu").order_by("pk")
+    return [incident for incident in unreported if incident.is_hog]
 
 
 def has_old(now: datetime) -> bool:

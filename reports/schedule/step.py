@@ -97,8 +97,8 @@ def is_due(now: datetime) -> bool:
     """Whether there is anything to make or to delete."""
     hours = thresholds.current(DeliveryPolicy).incident_hours
     return (
-        any(_due_period(one, now) for one in rows.schedules(now))
-        or any(_own_period(one, now) for one in rows.subscriptions(now))
+        any(_due_period(schedule, now) for schedule in rows.schedules(now))
+        or any(_own_period(subscription, now) for subscription in rows.subscriptions(now))
         or bool(rows.unfair_incidents(now, timedelta(hours=hours)))
         or rows.has_old(now)
     )

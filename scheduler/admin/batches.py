@@ -5,7 +5,7 @@ from __future__ import annotations
 from django.contrib import admin
 
 from monitor.admin.base import ReadOnly
-from scheduler.models import Batch, BatchItem
+from scheduler.models import Batch, BatchItem, ExclusiveRun
 
 
 @admin.register(Batch)
@@ -16,6 +16,15 @@ class BatchAdmin(ReadOnly):
     search_fields = ("name", "owner__username")
     exclude = ("request",)
     ordering = ("-id",)
+
+
+@admin.register(ExclusiveRun)
+class ExclusiveRunAdmin(ReadOnly):
+    list_display = ("batch", "host", "step", "since", "waits_for", "stopped_by")
+    list_filter = ("step", "host")
+    list_select_related = ("batch",)
+    search_fields = ("=batch__id",)
+    ordering = ("-batch",)
 
 
 @admin.register(BatchItem)

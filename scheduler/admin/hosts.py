@@ -1,11 +1,19 @@
-"""Admin, read-only: isolation features, refused locks, throttle and mode of each host."""
+"""Admin, read-only: isolation features, refused locks, throttle, mode and engine of each host."""
 
 from __future__ import annotations
 
 from django.contrib import admin
 
 from monitor.admin.base import Forgettable, ReadOnly
-from scheduler.models import HostCapability, LockRefusal, ModeState, PlanVersion, ThrottleState
+from scheduler.models import (
+    EngineStatus,
+    EngineTask,
+    HostCapability,
+    LockRefusal,
+    ModeState,
+    PlanVersion,
+    ThrottleState,
+)
 
 
 @admin.register(HostCapability)
@@ -47,3 +55,21 @@ class PlanVersionAdmin(ReadOnly):
     list_display = ("id", "taken")
     search_fields = ("id",)
     ordering = ("id",)
+
+
+@admin.register(EngineStatus)
+class EngineStatusAdmin(Forgettable):
+    list_display = ("host", "engine", "version", "problem", "since_at", "answered_at")
+    list_filter = ("engine",)
+    search_fields = ("host", "problem")
+    ordering = ("host",)
+
+
+@admin.register(EngineTask)
+class EngineTaskAdmin(ReadOnly):
+    list_display = ("job", "engine", "ref", "word", "reason", "nodes", "created_at", "closed_at")
+    list_filter = ("engine", "word", "host")
+    search_fields = ("job__name", "job__owner__username", "ref", "nonce", "nodes")
+    date_hierarchy = "created_at"
+    ordering = ("-pk",)
+    list_select_related = ("job",)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from django.contrib import admin
 
 from monitor.admin.base import ReadOnly
-from scheduler.models import NotificationCursor, NotificationSettings
+from scheduler.models import NotificationCursor, NotificationSettings, SavedView
 
 
 @admin.register(NotificationSettings)
@@ -20,3 +20,10 @@ class NotificationSettingsAdmin(ReadOnly):
 @admin.register(NotificationCursor)
 class NotificationCursorAdmin(ReadOnly):
     list_display = ("__str__", "seen_event")
+
+
+@admin.register(SavedView)
+class SavedViewAdmin(ReadOnly):
+    """Named filters of the list of jobs; users save and remove them there."""
+
+    list_display = ("user", "name", "query")

@@ -32,7 +32,16 @@ WORDED: dict[str, Callable[[Any], str]] = {
     "share_pct": lambda limit: f"{limit:g} %",
 }
 SUBJECT = ("user", "group")
-ALL = (*SUBJECT, *FIGURES, "reserved_pct", "gpu_share_pct", "priority", "prompts", "prompt_tokens")
+DAILY = ("gpu_minutes", "prompts", "prompt_tokens")
+ALL = (
+    *SUBJECT,
+    *FIGURES,
+    "reserved_pct",
+    "gpu_share_pct",
+    "priority",
+    *DAILY[1:],
+    "exclusive_batches",
+)
 
 
 class Size(forms.CharField):
@@ -78,7 +87,8 @@ class QuotaAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
         (None, {"fields": SUBJECT, "description": Quota.__doc__ or ""}),
         ("The share", {"fields": ("share_pct", "reserved_pct", "gpu_share_pct")}),
         ("At a time", {"fields": ("gpus", "memory_bytes", "jobs", "queued", "priority")}),
-        ("In a day", {"fields": ("gpu_minutes", "prompts", "prompt_tokens")}),
+        ("In a day", {"fields": DAILY}),
+        ("Rights", {"fields": ("exclusive_batches",)}),
     )
 
     def get_list_display(self, request: HttpRequest) -> Any:
@@ -149,8 +159,8 @@ class _Live:
         """The user of this quota with the highest use."""
         ruled = self._ruled.get(quota.pk)
         if not ruled:
-            return "nobody is there"
-        person, figures = max(ruled, key=lambda one: one[1][name].used)
+            return "no user yet"
+        person, figures = max(ruled, key=lambda pair: pair[1][name].used)
         used = figures[name].used_text
         return used if quota.user_id else f"{used} by {person}, the most"
 

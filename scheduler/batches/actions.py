@@ -7,16 +7,22 @@ from datetime import datetime
 from itertools import islice
 from typing import Any
 
+from django.conf import settings
 from django.contrib.auth.models import User
 
 from monitor.facts.input_rules import is_storable
-from scheduler.batches import rows
+from monitor.models import Gpu
+from monitor.thresholds import rows as thresholds
+from scheduler.batches import policy, rows
+from scheduler.batches.policy import BatchPolicy
 from scheduler.batches.step import jobs_of
 from scheduler.facts.batches import LONGEST_ITEM, MOST_ITEMS
 from scheduler.facts.jobs import Refusal
 from scheduler.intake import actions as intake
 from scheduler.intake.policy.new_job import UnableToSubmit
+from scheduler.model_services.actions import gpu_uuids
 from scheduler.models import Batch
+from scheduler.quotas import rows as quota_rows
 from scheduler.scripts import policy as script_policy
 from scheduler.scripts import rows as script_rows
 
@@ -25,26 +31,52 @@ MOST_MISTAKES = 20
 NOT_FOR_ITEMS = frozenset(
     {"array", "array_limit", "begin", "after", "after_success", "stdin_base64", "blocking"}
 )
-EXCLUSIVE = "Exclusive mode is not available; batches share the GPUs with other jobs."
+NOT_ALLOWED = "Your quota does not allow exclusive batches: use shared, or ask an operator."
+NO_GPUS = "Items without a GPU (gpus 0) cannot take GPUs for themselves."
+SHARED = "It applies to exclusive mode only."
 
 
 def submit(
-    raw: Mapping[str, Any], items: Sequence[str], gpu_mode: str | None, owner: User, now: datetime
+    raw: Mapping[str, Any],
+    items: Sequence[str],
+    gpu_mode: str | None,
+    owner: User,
+    now: datetime,
+    only_gpus: Sequence[str] = (),
 ) -> Batch:
-    """Store a batch. Raises UnableToSubmit with all mistakes."""
+    """Store a batch. Raises UnableToSubmit with all mistakes.
+
+    gpu_mode: None = by the number of items. only_gpus: UUIDs or numbers of the GPUs that it may
+    take for itself; () = all.
+    """
     request = {name: value for name, value in raw.items() if value not in (None, [], {}, "")}
-    refusals = [*_of_items(items), *_of_mode(gpu_mode)]
+    may = owner.is_staff or quota_rows.of_person(owner).exclusive_batches
+    chosen = gpu_uuids(list(only_gpus), settings.CONFIG.node)
+    refusals = [*_of_items(items), *_of_gpus(chosen, gpu_mode)]
+    if gpu_mode == "exclusive" and not may:
+        refusals.append(Refusal(field="gpu_mode", text=NOT_ALLOWED))
     if refusals:
         raise UnableToSubmit(refusals)
     (first,) = jobs_of(request, [(0, items[0])], now)
     refusals = [*_of_script(request, items), *intake.refusals(first, owner)]
+    gpus = first.requirement.gpus
+    if gpu_mode == "exclusive" and not gpus:
+        refusals.append(Refusal(field="gpu_mode", text=NO_GPUS))
     if refusals:
         raise UnableToSubmit(refusals)
-    return rows.create(owner, first.label, request, items, now)
+    rules = thresholds.current(BatchPolicy)
+    mode = policy.mode_of(len(items), gpu_mode, gpus=gpus, may=may, policy=rules)
+    is_exclusive = mode == "exclusive"
+    return rows.create(owner, first.label, request, items, now, chosen if is_exclusive else None)
 
 
-def _of_mode(gpu_mode: str | None) -> list[Refusal]:
-    return [Refusal(field="gpu_mode", text=EXCLUSIVE)] if gpu_mode == "exclusive" else []
+def _of_gpus(chosen: Sequence[str], gpu_mode: str | None) -> Iterator[Refusal]:
+    if chosen and gpu_mode == "shared":
+        yield Refusal(field="only_gpus", text=SHARED)
+    here = set(Gpu.objects.filter(uuid__in=chosen).values_list("uuid", flat=True))
+    for uuid in chosen:
+        if uuid not in here:
+            yield Refusal(field="only_gpus", text=f"There is no GPU {uuid}.")
 
 
 def _of_items(items: Sequence[str]) -> list[Refusal]:

@@ -17,11 +17,12 @@ from pydantic import Field, create_model
 
 from monitor.api.input import RequestBody
 from scheduler.batches import actions, policy, rows
-from scheduler.facts.batches import MOST_ITEMS, BatchState, ItemState
+from scheduler.batches.rows import exclusive
+from scheduler.facts.batches import MOST_ITEMS, BatchState, ExclusiveStep, ItemState
 from scheduler.facts.field_types import Door
 from scheduler.facts.job_fields import fields_of
 from scheduler.intake.api import field_schema
-from scheduler.models import Batch, BatchItem
+from scheduler.models import Batch, BatchItem, ExclusiveRun
 
 router = Router()
 
@@ -43,8 +44,29 @@ class NewBatchBody(_Fields):  # type: ignore[misc]  # its fields follow from the
         description=f"At most {MOST_ITEMS}. Each job has its item in GPUCOORD_ITEM."
     )
     gpu_mode: Literal["shared", "exclusive"] | None = Field(
-        None, description="shared; exclusive is refused."
+        None,
+        description="exclusive: models leave their GPUs for the batch. null: by the number of"
+        " items, if the quota of the owner allows exclusive batches.",
     )
+    only_gpus: list[str] = Field(
+        [], description="GPUs that exclusive mode may take, as UUIDs or numbers; [] = all."
+    )
+
+
+class StepBody(Schema):
+    step: ExclusiveStep
+    at: datetime
+
+
+class ExclusiveBody(Schema):
+    step: ExclusiveStep
+    since: datetime
+    host: str | None
+    gpus: list[str] = Field(description="UUIDs of the GPUs that the batch has for itself.")
+    models_to_load: int = Field(description="Number of models that load again after the batch.")
+    waits_for: str | None
+    stopped_by: str | None
+    steps: list[StepBody] = Field(description="The steps so far.")
 
 
 class ItemBatchLine(Schema):
@@ -67,6 +89,7 @@ class ItemBatchBody(ItemBatchLine):
     running: int
     cancelled: int
     eta: datetime | None = Field(description="Expected end; null: unknown.")
+    exclusive: ExclusiveBody | None = Field(description="null: the batch was always shared.")
 
 
 class ItemBatchPage(Schema):
@@ -96,6 +119,12 @@ class Cancelled(Schema):
     cancelled: int = Field(description="Number of items that had not ended.")
 
 
+class Shared(Schema):
+    id: int
+    state: BatchState
+    gpu_mode: str
+
+
 class Retried(Schema):
     id: int
     state: BatchState
@@ -106,8 +135,8 @@ class Retried(Schema):
 def submit(request: HttpRequest, new: NewBatchBody) -> Status[dict[str, Any]]:
     """Items become jobs as GPUs free up. 422: each of `errors` about an item has its `index`."""
     raw = new.model_dump()
-    items, mode = raw.pop("items"), raw.pop("gpu_mode")
-    batch = actions.submit(raw, items, mode, _person(request), timezone.now())
+    items, mode, gpus = raw.pop("items"), raw.pop("gpu_mode"), raw.pop("only_gpus")
+    batch = actions.submit(raw, items, mode, _person(request), timezone.now(), gpus)
     return Status(201, body(batch))
 
 
@@ -171,6 +200,17 @@ def retry_failed(request: HttpRequest, batch_id: int) -> dict[str, Any]:
     return {"id": batch.pk, "state": batch.state, "retried": count}
 
 
+@router.post("{int:batch_id}/share/", response=Shared, summary="End exclusive mode")
+def share(request: HttpRequest, batch_id: int) -> dict[str, Any]:
+    """Operators only. Models load again, and the batch goes on sharing GPUs. Idempotent."""
+    batch, person = _batch(batch_id), _person(request)
+    if not person.is_staff:
+        raise HttpError(403, "Only operators may end the exclusive mode of a batch.")
+    exclusive.stop(batch, person.username, timezone.now())
+    batch.refresh_from_db()
+    return {"id": batch.pk, "state": batch.state, "gpu_mode": batch.gpu_mode}
+
+
 def line(batch: Batch) -> dict[str, Any]:
     return {
         "id": batch.pk,
@@ -191,7 +231,21 @@ def body(batch: Batch) -> dict[str, Any]:
     by_status = rows.counts(batch)
     eta = policy.expected_end(rows.pace(batch, by_status), timezone.now())
     counts = {name: by_status[name] for name in ("queued", "assigned", "running", "cancelled")}
-    return {**line(batch), **counts, "eta": eta}
+    run = ExclusiveRun.objects.filter(pk=batch.pk).first()
+    return {**line(batch), **counts, "eta": eta, "exclusive": run and _exclusive(run)}
+
+
+def _exclusive(run: ExclusiveRun) -> dict[str, Any]:
+    return {
+        "step": run.step,
+        "since": run.since,
+        "host": run.host or None,
+        "gpus": run.gpu_uuids,
+        "models_to_load": len(run.reloads),
+        "waits_for": run.waits_for or None,
+        "stopped_by": run.stopped_by or None,
+        "steps": [{"step": step, "at": at} for step, at in run.log],
+    }
 
 
 def _item(item: BatchItem) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import Any, cast
 
 from django import forms
@@ -14,11 +15,12 @@ from django.shortcuts import get_object_or_404, redirect, render
 from django.utils import timezone
 from django.views.decorators.http import require_http_methods, require_POST, require_safe
 
-from scheduler.batches import actions, policy, rows
-from scheduler.facts.batches import ItemState
+from scheduler.batches import actions, live, policy, rows
+from scheduler.batches.rows import exclusive
+from scheduler.facts.batches import ExclusiveStep, ItemState
 from scheduler.intake.policy.new_job import UnableToSubmit
 from scheduler.jobs.pages.lines import gpu_links
-from scheduler.models import Batch
+from scheduler.models import Batch, ExclusiveRun
 from scheduler.scripts import rows as script_rows
 from scheduler.scripts.pages import argument_lines
 
@@ -35,7 +37,8 @@ def batches(request: HttpRequest) -> HttpResponse:
         return redirect("batch", batch.pk)
     listed = Batch.objects.select_related("owner").order_by("-id")
     page = Paginator(listed, PER_PAGE).get_page(request.GET.get("page", "1"))
-    context = {"form": form, "page": page}
+    panels = live.load(timezone.now())
+    context = {"form": form, "page": page, **panels}
     return render(request, "scheduler/batches.html", context, status=422 if form.errors else 200)
 
 
@@ -54,6 +57,12 @@ def batch(request: HttpRequest, pk: int) -> HttpResponse:
         "may_see": _may(request, row),
         "chosen": chosen if chosen in by_status else "",
     }
+    run = ExclusiveRun.objects.filter(pk=pk).first()
+    if run is not None:
+        context["run"] = run
+        context["panel"] = live.panel(row, run, now)
+        context["steps"] = [(step, datetime.fromisoformat(at)) for step, at in run.log]
+        context["may_share"] = run.step != ExclusiveStep.ENDED.value and not run.stopped_by
     if context["may_see"]:
         items = row.items.order_by("index")
         items = items.filter(status=chosen) if context["chosen"] else items
@@ -68,6 +77,17 @@ def cancel(request: HttpRequest, pk: int) -> HttpResponse:
     row = _changeable(request, pk)
     count = rows.cancel(row, request.user.get_username(), timezone.now())
     messages.info(request, f"Cancelled {count} items.")
+    return redirect("batch", pk)
+
+
+@require_POST
+def share(request: HttpRequest, pk: int) -> HttpResponse:
+    """End the exclusive mode; the batch goes on sharing GPUs."""
+    row, person = _batch(pk), cast(User, request.user)
+    if not person.is_staff:
+        raise PermissionDenied
+    if exclusive.stop(row, person.username, timezone.now()):
+        messages.info(request, "Models load again. The batch goes on sharing GPUs.")
     return redirect("batch", pk)
 
 
@@ -122,6 +142,16 @@ class BatchForm(forms.Form):
     )
     name = forms.CharField(required=False, label="Name", max_length=120)
     gpus = forms.IntegerField(required=False, label="GPUs of each item", min_value=0, initial=1)
+    gpu_mode = forms.ChoiceField(
+        required=False,
+        label="GPU mode",
+        choices=[
+            ("", "by the number of items"),
+            ("shared", "shared with other jobs"),
+            ("exclusive", "exclusive"),
+        ],
+        help_text="Exclusive: models leave their GPUs for the batch, and load again after it.",
+    )
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -151,7 +181,8 @@ class BatchForm(forms.Form):
         if values["script_args"]:
             raw["script_args"] = argument_lines(values["script_args"])
         try:
-            return actions.submit(raw, items, None, person, timezone.now())
+            mode = values["gpu_mode"] or None
+            return actions.submit(raw, items, mode, person, timezone.now())
         except UnableToSubmit as error:
             for refusal in error.refusals:
                 field = refusal.field.partition(".")[0]

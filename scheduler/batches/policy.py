@@ -1,9 +1,12 @@
-"""Policy: how many jobs of a batch wait at a time, and when it is expected to end."""
+"""Policy: how many jobs of a batch wait at a time, when it ends, and its exclusive mode."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+
+from monitor.facts.thresholds import threshold
+from scheduler.facts.batches import ExclusiveFact, ExclusiveStep
 
 # Jobs of a batch that wait: enough that each GPU that frees up finds one.
 LEAST_WAITING, MOST_WAITING = 4, 64
@@ -34,3 +37,69 @@ def expected_end(pace: Pace, now: datetime) -> datetime | None:
         return None
     remaining = pace.queued + pace.waiting + pace.running / 2
     return now + timedelta(seconds=remaining * each / pace.running)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchPolicy:
+    """Exclusive mode: models leave their GPUs for a batch, and are loaded again after it."""
+
+    # fmt: off
+    auto_exclusive_threshold: int = threshold(50, "Exclusive mode from", unit="items", ge=0,
+        le=1_000_000, help="A batch with at least this number of items uses it if its owner has "
+             "the right. 0 = only on request.")
+    announce_s: float = threshold(10.0, "Announcement", unit="s", ge=0, le=86_400,
+        help="Time between the announcement and the end of new prompts on the GPUs of the batch.")
+    drain_minutes: float = threshold(10.0, "Wait for running prompts", unit="min", ge=0, le=1440,
+        help="Models are unloaded after this time even if prompts still run.")
+    reload_llms_after_batch: bool = threshold(True, "Load models again after a batch",
+        "They load one after another. Otherwise the next prompt loads its model.")
+    # fmt: on
+
+
+# The endpoint for models reads the rows within this time, and then sends no new prompts.
+PROMPTS_STOP_WITHIN = timedelta(seconds=3)
+_S = ExclusiveStep
+
+
+def mode_of(items: int, requested: str | None, *, gpus: int, may: bool, policy: BatchPolicy) -> str:
+    """shared or exclusive. An explicit mode wins; the caller has checked that it is allowed."""
+    if requested is not None:
+        return requested
+    threshold_ = policy.auto_exclusive_threshold
+    is_long = threshold_ > 0 and items >= threshold_
+    return "exclusive" if is_long and may and gpus > 0 else "shared"
+
+
+def next_step(fact: ExclusiveFact, policy: BatchPolicy, now: datetime) -> ExclusiveStep | None:
+    """The step that follows now; None: the current one goes on. Depends on nothing but rows."""
+    leaves = fact.is_over or fact.is_stopped
+    took = now - fact.since
+    if fact.step is _S.WAITING:
+        starts = fact.is_next and fact.gpus > 0
+        return _S.ENDED if leaves else _S.ANNOUNCED if starts else None
+    if fact.step is _S.ANNOUNCED:
+        is_due = took >= timedelta(seconds=policy.announce_s)
+        return _S.ENDED if leaves else _S.DRAINING if is_due else None
+    if fact.step is _S.DRAINING:
+        return _S.ENDED if leaves else _S.UNLOADING if _is_drained(fact, took, policy) else None
+    if fact.step is _S.UNLOADING:
+        return _S.RELOADING if leaves else None if fact.loaded else _S.WORKING
+    if fact.step is _S.WORKING:
+        return _S.RELOADING if leaves else None
+    return _S.ENDED if not (fact.reloads or fact.boots) else None
+
+
+def _is_drained(fact: ExclusiveFact, took: timedelta, policy: BatchPolicy) -> bool:
+    if not fact.loaded or took >= timedelta(minutes=policy.drain_minutes):
+        return True
+    return not fact.in_flight and took >= PROMPTS_STOP_WITHIN
+
+
+def hands_out(step: ExclusiveStep | None, *, is_stopped: bool, waits_for_batch: bool) -> bool:
+    """Whether items become jobs in this step. None: the batch shares GPUs.
+
+    A batch that waits for GPUs, and not for another batch, shares them meanwhile.
+    """
+    if step is _S.WAITING:
+        return not waits_for_batch
+    return step in (None, _S.WORKING, _S.ENDED) or (step is _S.RELOADING and is_stopped)

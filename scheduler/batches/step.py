@@ -12,13 +12,14 @@ from monitor.runtime.facts import Guard
 from monitor.runtime.rows.item_isolation import ItemIsolation
 from monitor.runtime.rows.wakeups import wake
 from scheduler.batches import policy, rows
+from scheduler.facts.batches import ExclusiveStep
 from scheduler.facts.jobs import NewJob
 from scheduler.facts.scripts import Script
 from scheduler.intake import actions as intake
 from scheduler.intake.policy.new_job import UnableToSubmit
 from scheduler.intake.steps.checks import checked_all
 from scheduler.lifecycle.rows import queue as job_queue
-from scheduler.models import Batch, BatchItem
+from scheduler.models import Batch, BatchItem, ExclusiveRun
 from scheduler.scripts import rows as script_rows
 
 EVERY = timedelta(seconds=0.5)
@@ -57,7 +58,7 @@ def _advance(batch: Batch, now: datetime) -> int:
     pace = rows.pace(current, by_status)
     room = intake.room_in_queue(current.owner)
     count = policy.jobs_to_make(pace, Gpu.objects.count(), room)
-    items = rows.next_items(current, count) if count else []
+    items = rows.next_items(current, count) if count and _hands_out(current) else []
     if items:
         _hand_out(current, items, now)
     elif not (pace.queued or pace.waiting or pace.running):
@@ -67,10 +68,32 @@ def _advance(batch: Batch, now: datetime) -> int:
     return len(items)
 
 
+def _run(batch: Batch) -> ExclusiveRun | None:
+    """Its exclusive mode, unless that was ended or never was."""
+    run: ExclusiveRun | None = getattr(batch, "exclusive_run", None)
+    is_open = run is not None and run.step != ExclusiveStep.ENDED.value
+    return run if is_open else None
+
+
+def _hands_out(batch: Batch) -> bool:
+    run = _run(batch)
+    return run is None or policy.hands_out(
+        ExclusiveStep(run.step),
+        is_stopped=bool(run.stopped_by),
+        waits_for_batch=run.waits_for_batch is not None,
+    )
+
+
 def _hand_out(batch: Batch, items: Sequence[BatchItem], now: datetime) -> None:
     try:
         new = jobs_of(batch.request, [(item.index, item.input) for item in items], now)
-        fitted = intake.fitted_all([replace(job, name=batch.name) for job in new], batch.owner)
+        run = _run(batch)
+        number = batch.pk if run is not None and not run.stopped_by else None
+        named = [
+            replace(job, name=batch.name, requirement=replace(job.requirement, batch=number))
+            for job in new
+        ]
+        fitted = intake.fitted_all(named, batch.owner)
     except UnableToSubmit as error:
         rows.refuse(batch, items, str(error))
         return

@@ -1,7 +1,6 @@
 """Policy: all sentences about blockers, from their code and facts.
 
-`text` states the reason with all figures, `headline` with one. `policy.next_steps` says what lifts
-a reason.
+`text` states all figures, `headline` one. `policy.next_steps` says what lifts a reason.
 """
 
 from __future__ import annotations
@@ -9,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from datetime import datetime
 
+from scheduler.agents import wording as agent_wording
 from scheduler.blockers.policy import host_texts
 from scheduler.blockers.policy.next_steps import owners
 from scheduler.facts.blockers import Blocker
@@ -67,9 +67,8 @@ def _reason(blocker: Blocker) -> str:
 
 
 def _array_limit(blocker: Blocker) -> str:
-    at_most = _count(blocker.detail("limit"), "job")
-    verb = _verb(blocker.detail("limit"), "runs", "run")
-    return f"At most {at_most} of array {blocker.array} {verb} at a time."
+    limit = blocker.detail("limit")
+    return f"At most {_count(limit, 'job')} of array {blocker.array} may run at a time."
 
 
 def _begin_time(blocker: Blocker) -> str:
@@ -330,6 +329,7 @@ _TEXTS: Mapping[Code, Callable[[Blocker], str]] = {
     Code.USER_MAX_JOBS: _user_max_jobs,
     Code.USER_MAX_MEMORY: _user_max_memory,
     Code.BUDGET_DAY: _budget_day,
+    **agent_wording.SENTENCES,
     Code.SHARE_EXCEEDED: _share_exceeded,
     Code.SHARE_REDUCED: _share_reduced,
     Code.PRESSURE: _pressure,
@@ -344,6 +344,7 @@ _TEXTS: Mapping[Code, Callable[[Blocker], str]] = {
     Code.GPU_COUNT: _gpu_count,
     Code.OTHER_GPUS: _other_gpus,
     Code.RESERVED_FOR: _reserved_for,
+    Code.BATCH_EXCLUSIVE: lambda b: f"{_capital(str(b.holder))} has {_gpu(b)} for itself.",
     Code.GPU_UNHEALTHY: _gpu_unhealthy,
     Code.GPU_UNSUITABLE: _gpu_unsuitable,
     Code.GPU_TAKEN: _gpu_taken,
@@ -352,8 +353,11 @@ _TEXTS: Mapping[Code, Callable[[Blocker], str]] = {
     Code.RAMPING: _ramping,
     Code.GPU_LOCKED: _gpu_locked,
     Code.GPU_PAUSED: _gpu_paused,
+    Code.HOST_DRAINED: host_texts.host_drained,
+    Code.GPU_RESERVED: lambda b: f"{_gpu(b)} is reserved for the model {b.holder}.",
     Code.GPU_QUARANTINED: _gpu_quarantined,
     Code.GPU_UNCLEAR: lambda b: f"The state of {_gpu(b)} cannot be read now; see the log.",
+    **dict.fromkeys(host_texts.ENGINE_CODES, host_texts.engine),
     Code.JOB_UNCLEAR: lambda _: "A fault keeps this job from being planned; see the log.",
     Code.COMPUTE_PROHIBITED: _compute_prohibited,
     Code.COMPUTE_EXCLUSIVE: _compute_exclusive,

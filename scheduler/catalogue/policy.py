@@ -7,16 +7,17 @@ from __future__ import annotations
 
 from typing import Any
 
+from scheduler.batches.policy import BatchPolicy
 from scheduler.disk.policy import DiskPolicy
 from scheduler.disk.rules import CleaningPolicy
 from scheduler.execution.policy.bounds import BoundsPolicy, NicePolicy
+from scheduler.idle_work.policy import IdleWorkPolicy
 from scheduler.lifecycle.policy.retention import RetentionPolicy
 from scheduler.lifecycle.policy.retries import RetryPolicy
 from scheduler.model_services.policy.eviction import EvictionPolicy
 from scheduler.notifications.policy import NotificationPolicy
 from scheduler.planner.backfill import BackfillPolicy
-from scheduler.planner.capacity import CapacityPolicy
-from scheduler.planner.host import HostPolicy
+from scheduler.planner.capacity import CapacityPolicy, HostPolicy
 from scheduler.planner.idle_gpus import IdlePolicy
 from scheduler.planner.order import OrderPolicy
 from scheduler.planner.placement import RankPolicy
@@ -24,6 +25,7 @@ from scheduler.planner.preemption import PreemptionPolicy
 from scheduler.prompts.policy.limits import PromptPolicy
 from scheduler.quotas.policy.quotas import QuotaPolicy
 from scheduler.sizing.policy import SizingPolicy
+from scheduler.terminals.policy import InteractivePolicy
 from scheduler.throttle.policy.mode import ModePolicy
 from scheduler.throttle.policy.pressure import PressurePolicy
 from scheduler.throttle.policy.tiers import AdaptivePolicy
@@ -33,6 +35,7 @@ from scheduler.time_windows.policy.rules import WindowPolicy
 POLICIES: dict[str, type[Any]] = {
     "adaptive": AdaptivePolicy,
     "backfill": BackfillPolicy,
+    "batches": BatchPolicy,
     "bounds": BoundsPolicy,
     "capacity": CapacityPolicy,
     "cleaning": CleaningPolicy,
@@ -40,6 +43,8 @@ POLICIES: dict[str, type[Any]] = {
     "eviction": EvictionPolicy,
     "host": HostPolicy,
     "idle": IdlePolicy,
+    "interactive": InteractivePolicy,
+    "idle_work": IdleWorkPolicy,
     "keeping": RetentionPolicy,
     "mode": ModePolicy,
     "niceness": NicePolicy,
@@ -81,8 +86,15 @@ TOPICS: dict[str, tuple[str, ...]] = {
         "sizing",
         "rank",
     ),
-    "Load control": ("pressure", "utilisation", "adaptive", "mode", "idle"),
-    "Language models": ("eviction", "prompts"),
-    "Limits and retention of jobs": ("bounds", "niceness", "keeping", "disk", "cleaning"),
+    "Load control": ("pressure", "utilisation", "adaptive", "mode", "idle", "idle_work"),
+    "Language models": ("eviction", "prompts", "batches"),
+    "Limits and retention of jobs": (
+        "bounds",
+        "niceness",
+        "interactive",
+        "keeping",
+        "disk",
+        "cleaning",
+    ),
     "Notifications": ("notifications",),
 }

@@ -48,7 +48,7 @@ class Part(Protocol):
 class PartResult:
     """The result of each part (or its error), and the queued tasks."""
 
-    found: Mapping[str, object]
+    results: Mapping[str, object]
     queued: tuple[str, ...]
 
 

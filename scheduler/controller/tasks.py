@@ -23,10 +23,13 @@ from scheduler.controller.steps.incident_watch import IncidentWatch
 from scheduler.disk.steps.watch import DiskWatch
 from scheduler.execution.steps.background_niceness import BackgroundNiceness
 from scheduler.execution.steps.gpu_locks import LockClaims, LockFiles
+from scheduler.hosts.step import HostWatch
+from scheduler.idle_work.step import IdleWork
 from scheduler.notifications.step import JobNotifications
 from scheduler.quotas.step import Charging
 from scheduler.runner.enforce.actions import ProcessControl
 from scheduler.sizing.step import AttemptUses
+from scheduler.terminals.step import IdleTerminals
 from scheduler.throttle.step import ThrottleStep
 from scheduler.yields.steps import HotGpus, LostGpus
 
@@ -44,6 +47,8 @@ def build(guard: Guard) -> Controller:
         LostGpus(config.node),
         HotGpus(config.node),
         IdleResources(config.node),
+        IdleWork(config.node),
+        IdleTerminals(config.node),
         Enforcement(config.node, ProcessControl(Path(settings.DATA) / "run" / "pacing")),
         AlertWriter(tasks.queue),
         JobNotifications(config.node, tasks.queue),
@@ -53,5 +58,6 @@ def build(guard: Guard) -> Controller:
         FileRetention(config.node, tasks.queue),
         Predictions(tasks.queue),
         OtherTasks(config.node),
+        HostWatch(config.node, Path(settings.DATA)),
     )
     return Controller(guard, config.node, tasks.queue, parts)

@@ -24,9 +24,9 @@ def clean(
 
     Raises UnknownFolder or scheduler.disk.rows.runs.Busy.
     """
-    known = [row.path for row in folders.watched(host)]
-    if path and path not in known:
-        raise UnknownFolder(f"{path} is not watched on {host}. Watched: {', '.join(known)}.")
+    watched = [row.path for row in folders.watched(host)]
+    if path and path not in watched:
+        raise UnknownFolder(f"{path} is not watched on {host}. Watched: {', '.join(watched)}.")
     run = runs.request(host, path, dry_run=dry_run, by=by, now=now)
     if queue is not None:
         queue(TASK, MODULE)

@@ -22,6 +22,7 @@ from scheduler.runner import files
 READ_FOR = timedelta(seconds=2)
 # Folders of jobs rarely move to another file system.
 DEVICES_FOR = timedelta(seconds=30)
+PATIENCE_S, NEXT_PATIENCE_S = 0.5, 0.02
 # In one query.
 AT_ONCE = 500
 
@@ -55,7 +56,7 @@ class FullDisks:
     ) -> dict[int, tuple[Blocker, ...]]:
         # Equal blockers are one object, as the planner groups jobs by them.
         by_folder: dict[str, tuple[Blocker, ...]] = {}
-        found: dict[int, tuple[Blocker, ...]] = {}
+        blockers: dict[int, tuple[Blocker, ...]] = {}
         ordered = list(ids)
         for at in range(0, len(ordered), AT_ONCE):
             for job, (cwd, is_exempt) in rows.folders_of(ordered[at : at + AT_ONCE]).items():
@@ -63,8 +64,8 @@ class FullDisks:
                     continue
                 if cwd not in by_folder:
                     by_folder[cwd] = self._of_folder(cwd, full, now)
-                found[job] = by_folder[cwd]
-        return found
+                blockers[job] = by_folder[cwd]
+        return blockers
 
     def _of_folder(self, cwd: str, full: dict[str, FullDisk], now: datetime) -> tuple[Blocker, ...]:
         data = Path(settings.DATA)
@@ -79,7 +80,9 @@ class FullDisks:
         )
 
     def _device(self, path: str, now: datetime) -> str | None:
-        known = self._devices(now)
-        if path not in known:
-            known[path] = space.device_of(path)
-        return known[path]
+        devices = self._devices(now)
+        if path not in devices:
+            # Folders on one dead file system must not add up.
+            has_hung = None in devices.values()
+            devices[path] = space.device_of(path, NEXT_PATIENCE_S if has_hung else PATIENCE_S)
+        return devices[path]

@@ -100,6 +100,10 @@ def clean(request: HttpRequest) -> HttpResponse:
     except runs.Busy as error:
         messages.info(request, str(error))
         run = error.run
+    else:
+        messages.success(
+            request, "The preview is queued." if dry_run else "The clean-up is queued."
+        )
     return redirect("disk-run", pk=run.pk)
 
 

@@ -80,11 +80,11 @@ def full_blockers(
 
     full: the full file systems by device. Each is named once, for the first of the folders.
     """
-    found: dict[str, Blocker] = {}
+    blockers: dict[str, Blocker] = {}
     for use, device in folders:
-        if device is not None and device in full and device not in found:
-            found[device] = _blocker(use, full[device])
-    return tuple(found.values())
+        if device is not None and device in full and device not in blockers:
+            blockers[device] = _blocker(use, full[device])
+    return tuple(blockers.values())
 
 
 def _blocker(use: FolderUse, disk: FullDisk) -> Blocker:

@@ -89,7 +89,7 @@ def _may_be_cleaned(path: str) -> bool:
 
 
 def candidates(
-    found: Mapping[CleanRoot, Sequence[FoundFile]],
+    files_by_root: Mapping[CleanRoot, Sequence[FoundFile]],
     policy: CleaningPolicy,
     now: datetime,
     unfinished: Collection[str] = (),
@@ -102,7 +102,7 @@ def candidates(
     for rule in ORDER:
         matching = [
             (root, file)
-            for root, files in found.items()
+            for root, files in files_by_root.items()
             if root.rule is rule
             for file in files
             if not (root.of_jobs and file.parts[0] in unfinished) and _is_within(file, root)
@@ -127,11 +127,11 @@ def _candidate(rule: CleanRule, file: FoundFile, policy: CleaningPolicy) -> Cand
 
 def _matching(
     rule: CleanRule,
-    found: Iterable[tuple[CleanRoot, FoundFile]],
+    files_by_root: Iterable[tuple[CleanRoot, FoundFile]],
     policy: CleaningPolicy,
     now: datetime,
 ) -> Iterator[FoundFile]:
-    files = [file for _, file in found]
+    files = [file for _, file in files_by_root]
     if rule is CleanRule.LOG:
         old = _before(now, timedelta(days=policy.log_days))
         return (f for f in files if f.parts[-1].endswith(".log") and f.mtime_ns < old)

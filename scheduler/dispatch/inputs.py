@@ -21,6 +21,7 @@ from monitor.runtime.rows.item_isolation import ItemIsolation, is_of_step
 from monitor.sampling.probes.limits import LimitsProbe
 from monitor.snapshot import rows as monitor_store
 from monitor.thresholds import rows as thresholds
+from scheduler.batches.rows import exclusive
 from scheduler.disk.inputs import FullDisks
 from scheduler.execution.steps import gpu_locks
 from scheduler.facts.blockers import Blocker, BlockerCode, Tier, details
@@ -29,14 +30,21 @@ from scheduler.facts.model_services import OWNER
 from scheduler.facts.people import UserAccount, Window
 from scheduler.facts.plans import PlanPolicy, RunningJob, Slots
 from scheduler.fair_share.rows import FairShareAccounts
+from scheduler.hosts.inputs import HostGate
 from scheduler.lifecycle.rows import queue_facts
 from scheduler.lifecycle.rows.dependencies import UnmetDependencies
 from scheduler.lifecycle.rows.queue_facts import Durations
+from scheduler.model_services import rows as model_rows
 from scheduler.planner import capacity
 from scheduler.planner.backfill import BackfillPolicy
-from scheduler.planner.capacity import CapacityContext, CapacityPolicy, Peaks, lets_one_in
+from scheduler.planner.capacity import (
+    CapacityContext,
+    CapacityPolicy,
+    HostPolicy,
+    Peaks,
+    lets_one_in,
+)
 from scheduler.planner.gates import PlannerThresholds
-from scheduler.planner.host import HostPolicy
 from scheduler.planner.order import OrderPolicy
 from scheduler.planner.placement import RankPolicy
 from scheduler.planner.preemption import PreemptionPolicy
@@ -152,7 +160,7 @@ def _prohibited(index: int) -> Blocker:
 
 
 def _taken_by_one(index: int, process: ProcessReading) -> Blocker:
-    holder = f"{process.user or 'someone unknown'}/{process.program or f'pid {process.pid}'}"
+    holder = f"{process.user or 'unknown user'}/{process.program or f'pid {process.pid}'}"
     return Blocker(code=BlockerCode.COMPUTE_EXCLUSIVE, tier=Tier.MACHINE, gpu=index, holder=holder)
 
 
@@ -230,15 +238,19 @@ class PlanInputs:
         self._unmet = UnmetDependencies()
         self._accounts = FairShareAccounts()
         self.full_disks = FullDisks(host)
+        self.gate = HostGate(host)
         # Running jobs may have to leave before a time window even if no job waits.
         self.windows: TimedCache[tuple[Window, ...]] = TimedCache(
             lambda now: window_rows.approved(self._isolation.converter(now)), WINDOWS_FOR
+        )
+        self._reserved: TimedCache[dict[str, str]] = TimedCache(
+            lambda _now: model_rows.reserved_gpus(), WINDOWS_FOR
         )
         self._rules: TimedCache[PlannerThresholds] = TimedCache(_rules, RULES_FOR)
         self._peaks: TimedCache[Peaks] = TimedCache(lambda now: _peaks(host, now), PEAKS_FOR)
 
     def queue(self, now: datetime, mark: object = None) -> list[QueuedJob]:
-        """All waiting jobs.
+        """All waiting jobs that may start on this host.
 
         Of a long queue only new jobs are read when `mark` changes, and all jobs from time to time;
         so a changed job takes effect a little later.
@@ -250,7 +262,8 @@ class PlanInputs:
         elif cached.mark != mark:
             cached = self._followed(cached, mark, now)
         self._queue = cached
-        jobs, convert = list(cached.jobs.values()), self._isolation.converter(now)
+        jobs = self.gate.of_queue(list(cached.jobs.values()), now)
+        convert = self._isolation.converter(now)
         jobs = queue_facts.with_waits(jobs, now, convert, self._unmet)
         return self.full_disks.with_blockers(jobs, now)
 
@@ -286,6 +299,7 @@ class PlanInputs:
         throttle = throttle_rows.throttle(self._host, now, running)
         slots = replace(
             slots,
+            reserved=self._reserved(now),
             gpus=tuple(replace(g, use_pct=throttle.uses.get(g.gpu_uuid)) for g in slots.gpus),
             running=running,
             cpu_jobs=sum(job.requirement.gpus == 0 and job.owner != OWNER for job in running),
@@ -293,7 +307,7 @@ class PlanInputs:
             throttle=throttle,
             windows=windows_now,
         )
-        return PlanInput(queue, slots, self._policy, rules)
+        return PlanInput(_on_named_gpus(queue), slots, self._policy, rules)
 
     def _people(
         self, queue: list[QueuedJob], placed: Mapping[str, list[RunningJob]], now: datetime
@@ -312,7 +326,7 @@ class PlanInputs:
             kept=yield_requests.gpu_holds(self._host, now),
             powers=settings.CONFIG.gpu_power,
         )
-        return capacity.slots(
+        slots = capacity.slots(
             snapshot,
             monitor_store.open_claims(self._host),
             self._policy,
@@ -321,9 +335,30 @@ class PlanInputs:
             context=context,
             capacity=self._rules(now).capacity,
         )
+        batches = exclusive.reserved(self._host)
+        if not batches:
+            return slots
+        gpus = tuple(replace(gpu, batch=batches.get(gpu.gpu_uuid)) for gpu in slots.gpus)
+        return replace(slots, gpus=gpus)
 
     def _closed(self, snapshot: Snapshot, now: datetime) -> dict[str, tuple[Blocker, ...]]:
         return gpu_closures(self._host, snapshot, now, self._isolation)
+
+
+def _on_named_gpus(queue: list[QueuedJob]) -> list[QueuedJob]:
+    """The jobs of models with the GPUs that their services name."""
+    of_models = [job.id for job in queue if job.owner == OWNER and job.requirement.gpus]
+    named = model_rows.on_gpus_of(of_models) if of_models else {}
+    return (
+        [
+            replace(job, requirement=replace(job.requirement, among=named[job.id]))
+            if job.id in named
+            else job
+            for job in queue
+        ]
+        if named
+        else queue
+    )
 
 
 def _rules(_now: datetime) -> PlannerThresholds:

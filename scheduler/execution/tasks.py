@@ -2,23 +2,31 @@
 
 from __future__ import annotations
 
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from django.conf import settings
+from django.db import connection
 from django.utils import timezone
 
 from monitor.runtime.facts import Guard, Step
+from monitor.runtime.rows.database import FilledTables
 from monitor.runtime.rows.wakeups import socket_folder
 from scheduler.batches.step import BatchStep
 from scheduler.dispatch.inputs import plan_policy
 from scheduler.dispatch.steps.dispatcher import Dispatcher
-from scheduler.dispatch.steps.model_evictions import ModelEvictions
+from scheduler.dispatch.steps.engine_tasks import EngineStep
+from scheduler.dispatch.steps.exclusive_batches import ExclusiveBatches
+from scheduler.dispatch.steps.model_evictions import ModelEvictions, ModelWakes
+from scheduler.engines.facts import EngineName
+from scheduler.engines.policy.requests import EngineRules
+from scheduler.engines.slurm import engine_of as slurm_engine
 from scheduler.execution.policy.reconcile import ENDINGS, Action
 from scheduler.execution.steps.executor import Executor
 from scheduler.execution.steps.specs import ConfinementLimits, SpecWriter
 from scheduler.intake.steps import accounts as job_accounts
 from scheduler.lifecycle.rows.queue import keep_commits_synced
 from scheduler.model_services.step import ModelStep
+from scheduler.models import ExclusiveRun, ModelService
 from scheduler.progress.step import ProgressStep
 from scheduler.yields.steps import EvictionStep, WithdrawalStep
 
@@ -27,7 +35,10 @@ def build(guard: Guard) -> Step:
     """The scheduler's step for this host, from the settings."""
     config = settings.CONFIG
     limits = ConfinementLimits(
-        host=config.node, data=settings.DATA, lock_folder=settings.LOCK_FOLDER
+        host=config.node,
+        data=settings.DATA,
+        lock_folder=settings.LOCK_FOLDER,
+        host_memory_bytes=plan_policy().host_memory_bytes,
     )
     limits.open(timezone.now())
     specs = SpecWriter(
@@ -38,7 +49,10 @@ def build(guard: Guard) -> Step:
         checkpoints=config.checkpoints,
         closed=job_accounts.closed_paths(),
         limits=limits,
+        shares_checkpoints=config.shared_checkpoints or connection.vendor == "sqlite",
     )
+    if config.engine != EngineName.LOCAL.value:
+        return _engine_pass(guard, specs, limits)
     return SchedulerPass(
         EvictionStep(guard, config.node),
         Dispatcher(guard, config.node, plan_policy()),
@@ -47,9 +61,75 @@ def build(guard: Guard) -> Step:
         WithdrawalStep(guard, config.node),
         ModelStep(guard, config.node),
         ModelEvictions(guard, config.node, plan_policy()),
+        ModelWakes(guard, config.node, plan_policy()),
+        ProgressStep(guard, config.node, specs),
+        BatchStep(guard, config.node),
+        ExclusiveBatches(guard, config.node, plan_policy()),
+    )
+
+
+def _engine_pass(guard: Guard, specs: SpecWriter, limits: ConfinementLimits) -> EnginePass:
+    """The step of a host that runs no new jobs itself."""
+    config = settings.CONFIG
+    return EnginePass(
+        Executor(guard, config.node, specs),
+        slurm_step(guard, specs) if config.engine == EngineName.SLURM.value else None,
+        CapabilityReporter(guard, limits),
         ProgressStep(guard, config.node, specs),
         BatchStep(guard, config.node),
     )
+
+
+def slurm_step(guard: Guard, specs: SpecWriter) -> EngineStep:
+    """Follows the jobs in Slurm, from the settings."""
+    config = settings.CONFIG
+    rules = EngineRules(
+        options=tuple(config.slurm_options),
+        gpu_types=config.slurm_gpu_types,
+        grace_s=config.cancel_grace_s,
+    )
+    every = timedelta(seconds=config.slurm_interval_s)
+    return EngineStep(guard, config.node, specs, slurm_engine(config), rules, every)
+
+
+class EnginePass:
+    """Jobs that this host still runs itself are followed to their end; the engine gets new ones."""
+
+    def __init__(
+        self,
+        executor: Executor,
+        engine: EngineStep | None,
+        reporter: CapabilityReporter,
+        progress: ProgressStep,
+        batches: BatchStep,
+    ) -> None:
+        self._executor = executor
+        self._engine = engine
+        self._reporter = reporter
+        self._progress = progress
+        self._batches = batches
+
+    def open(self) -> None:
+        """The runner pool is started when it is needed."""
+
+    def step(self, now: datetime) -> dict[str, int]:
+        """Returns how many attempts moved."""
+        keep_commits_synced(on=False)
+        moves = len(self._executor.step(now))
+        # What is submitted must be remembered after a power cut.
+        keep_commits_synced(on=True)
+        if self._engine is not None:
+            self._batches.step(now)
+            moves += self._engine.step(now)
+        self._reporter.step(now)
+        self._progress.step(now)
+        return {"moved": moves}
+
+    def close(self) -> None:
+        self._executor.close()
+        if self._engine is not None:
+            self._engine.close()
+        keep_commits_synced(on=False)
 
 
 class CapabilityReporter:
@@ -82,18 +162,24 @@ class SchedulerPass:
         withdrawer: WithdrawalStep,
         models: ModelStep,
         model_evictions: ModelEvictions,
+        model_wakes: ModelWakes,
         progress: ProgressStep,
         batches: BatchStep,
+        exclusive_batches: ExclusiveBatches,
     ) -> None:
         self._evictor = evictor
         self._dispatcher = dispatcher
         self._executor = executor
-        self._told = reporter
+        self._reporter = reporter
         self._withdrawer = withdrawer
         self._models = models
         self._model_evictions = model_evictions
+        self._model_wakes = model_wakes
         self._progress = progress
         self._batches = batches
+        self._exclusive_batches = exclusive_batches
+        # Instances and claims of models go with their service.
+        self._filled = FilledTables(ModelService, ExclusiveRun)
 
     def open(self) -> None:
         self._executor.open()
@@ -105,8 +191,14 @@ class SchedulerPass:
         keep_commits_synced(on=False)
         self._evictor.step(now)
         moves = self._executor.step(now)
-        self._models.step(now)
-        self._model_evictions.step(now)
+        has_models, has_exclusive_batches = self._filled.read()
+        if has_models:
+            # The claim of a model that wakes is committed before its server takes the memory.
+            self._model_wakes.step(now)
+            self._models.step(now)
+            self._model_evictions.step(now)
+        if has_exclusive_batches:
+            self._exclusive_batches.step(now)
         has_room = any(move in ENDINGS for move in moves.values())
         # A placement must survive a power cut once its process runs.
         keep_commits_synced(on=True)
@@ -115,7 +207,7 @@ class SchedulerPass:
         self._executor.start(placed, now)
         if Action.YIELD in moves.values():
             self._withdrawer.step(now)
-        self._told.step(now)
+        self._reporter.step(now)
         self._progress.step(now)
         return {"moved": len(moves), "placed": len(placed)}
 

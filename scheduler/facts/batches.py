@@ -1,7 +1,9 @@
-"""Facts: states of a batch and of its items, and the limits of a batch."""
+"""Facts: states of a batch and of its items, the limits of a batch, and its exclusive mode."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from datetime import datetime
 from enum import StrEnum
 
 MOST_ITEMS = 100_000
@@ -30,3 +32,53 @@ class ItemState(StrEnum):
 
 # An item of these states has a job that has not ended.
 OPEN_ITEMS = (ItemState.ASSIGNED.value, ItemState.RUNNING.value)
+
+
+class ExclusiveStep(StrEnum):
+    """The steps of the exclusive mode, in their order.
+
+    waiting: for GPUs, or for another batch · announced: users are notified, and no other job starts
+    on its GPUs · draining: new prompts queue, running ones finish · unloading: models leave ·
+    working: the GPUs run items only · reloading: models load again, one after another · ended.
+    """
+
+    WAITING = "waiting"
+    ANNOUNCED = "announced"
+    DRAINING = "draining"
+    UNLOADING = "unloading"
+    WORKING = "working"
+    RELOADING = "reloading"
+    ENDED = "ended"
+
+
+# In these steps only items of the batch, and models that are loaded again, start on its GPUs.
+RESERVING = (
+    ExclusiveStep.ANNOUNCED,
+    ExclusiveStep.DRAINING,
+    ExclusiveStep.UNLOADING,
+    ExclusiveStep.WORKING,
+    ExclusiveStep.RELOADING,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExclusiveFact:
+    """The exclusive mode of a batch, as input of the policy.
+
+    is_over: the batch has no items left, or was cancelled. is_stopped: an operator ended the mode.
+    is_next: no other batch has GPUs of the host or waits for longer. gpus: how many it can take,
+    later how many it has. in_flight: requests of the models on them. loaded: instances on them that
+    have not ended. reloads: models to load again. boots: the one that is being loaded has neither
+    become ready nor failed.
+    """
+
+    step: ExclusiveStep
+    since: datetime
+    is_over: bool = False
+    is_stopped: bool = False
+    is_next: bool = True
+    gpus: int = 0
+    in_flight: int = 0
+    loaded: int = 0
+    reloads: int = 0
+    boots: bool = False

@@ -47,10 +47,13 @@ class BlockerCode(StrEnum):
     USER_MAX_JOBS = "UserMaxJobs"
     USER_MAX_MEMORY = "UserMaxMemory"
     BUDGET_DAY = "BudgetDay"
+    AGENT_MAX_JOBS = "AgentMaxJobs"
+    AGENT_BUDGET = "AgentBudget"
     SHARE_EXCEEDED = "ShareExceeded"
     SHARE_REDUCED = "ShareReduced"
     PRESSURE = "Pressure"
     UTIL_TARGET = "UtilTarget"
+    HOST_DRAINED = "HostDrained"
     NO_READING = "NoReading"
     STALE_READING = "StaleReading"
     NO_GPU = "NoGpu"
@@ -61,6 +64,7 @@ class BlockerCode(StrEnum):
     GPU_COUNT = "GpuCount"
     OTHER_GPUS = "OtherGpus"
     RESERVED_FOR = "ReservedFor"
+    BATCH_EXCLUSIVE = "BatchExclusive"
     GPU_UNHEALTHY = "GpuUnhealthy"
     GPU_UNSUITABLE = "GpuUnsuitable"
     GPU_TAKEN = "GpuTaken"
@@ -69,12 +73,17 @@ class BlockerCode(StrEnum):
     RAMPING = "Ramping"
     GPU_LOCKED = "GpuLocked"
     GPU_PAUSED = "GpuPaused"
+    GPU_RESERVED = "GpuReserved"
     GPU_QUARANTINED = "GpuQuarantined"
     COMPUTE_PROHIBITED = "ComputeProhibited"
     COMPUTE_EXCLUSIVE = "ComputeExclusive"
     OWNER_PRESENT = "OwnerPresent"
     GPU_UNCLEAR = "GpuUnclear"
     JOB_UNCLEAR = "JobUnclear"
+    ENGINE_SUBMISSION = "EngineSubmission"
+    ENGINE_REFUSED = "EngineRefused"
+    ENGINE_AWAY = "EngineAway"
+    ENGINE_WAITS = "EngineWaits"
 
     # An enum's own hash is slow.
     __hash__ = str.__hash__
@@ -95,10 +104,12 @@ class BlockerCode(StrEnum):
 _C = BlockerCode
 _OF_GPU = frozenset(
     {
+        _C.BATCH_EXCLUSIVE,
         _C.GPU_LOCKED,
         _C.GPU_MEMORY,
         _C.GPU_PAUSED,
         _C.GPU_QUARANTINED,
+        _C.GPU_RESERVED,
         _C.GPU_TAKEN,
         _C.GPU_UNCLEAR,
         _C.GPU_UNHEALTHY,
@@ -109,10 +120,27 @@ _OF_GPU = frozenset(
         _C.RESERVED_FOR,
     }
 )
-_OWN_LIMITS = frozenset({_C.USER_MAX_GPUS, _C.USER_MAX_JOBS, _C.USER_MAX_MEMORY, _C.SHARE_EXCEEDED})
+_OWN_LIMITS = frozenset(
+    {
+        _C.AGENT_MAX_JOBS,
+        _C.SHARE_EXCEEDED,
+        _C.USER_MAX_GPUS,
+        _C.USER_MAX_JOBS,
+        _C.USER_MAX_MEMORY,
+    }
+)
 LOAD_CODES = frozenset({_C.PRESSURE, _C.SHARE_REDUCED, _C.UTIL_TARGET})
 REPEATS_REQUEST = frozenset(
-    {_C.BEGIN_TIME, _C.BACKOFF, _C.DEPENDENCY, _C.DISK_FULL, _C.HOST_MEMORY, _C.HOST_CPUS}
+    {
+        _C.BEGIN_TIME,
+        _C.BACKOFF,
+        _C.DEPENDENCY,
+        _C.DISK_FULL,
+        _C.ENGINE_REFUSED,
+        _C.ENGINE_WAITS,
+        _C.HOST_CPUS,
+        _C.HOST_MEMORY,
+    }
 )
 _BOUND = {_C.GPU_MEMORY: "memory", _C.OWNER_PRESENT: "owner"}
 

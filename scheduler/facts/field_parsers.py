@@ -21,6 +21,7 @@ LONGEST_COMMAND = 100_000
 LONGEST_NAME = 120
 LONGEST_PATH = 4096
 LONGEST_PATTERN = 100
+LONGEST_HOST = 100
 LARGEST_ENV = 100_000
 MOST_DEPENDENCIES = 100
 # At most this many wrong variables are listed; there may be thousands.
@@ -110,6 +111,12 @@ def parse_folder(value: Any, _context: ParseContext) -> str:
 
 def parse_pattern(value: Any, _context: ParseContext) -> str:
     return check_text(" ".join(str(value).split()), LONGEST_PATTERN)
+
+
+def parse_host(value: Any, _context: ParseContext) -> str:
+    """ "" stands for any host."""
+    name = check_text(" ".join(str(value).split()), LONGEST_HOST)
+    return "" if name == "any" else name
 
 
 def parse_flag(value: Any, _context: ParseContext) -> bool:

@@ -159,6 +159,7 @@ ARGV = FieldType(kind=Kind.WORDS, json=list[str], parse=parsers.parse_argv)
 NAME = _text(parsers.parse_name, LONGEST_NAME, "NAME")
 FOLDER = _text(parsers.parse_folder, LONGEST_PATH, "FOLDER")
 PATTERN = _text(parsers.parse_pattern, LONGEST_PATTERN, "WORDS")
+HOST = _text(parsers.parse_host, parsers.LONGEST_HOST, "HOST")
 FLAG = FieldType(
     kind=Kind.FLAG,
     json=bool,

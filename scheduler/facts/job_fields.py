@@ -21,6 +21,7 @@ from scheduler.facts.field_types import (
     FLAG,
     FOLDER,
     GPU,
+    HOST,
     INPUT,
     NAME,
     PATTERN,
@@ -139,6 +140,16 @@ JOB_FIELDS = (
         help="The user waits for the job's end, as with `gpucoord submit`.",
         default=False,
         doors=Door.REST,
+    ),
+    JobField(
+        name="interactive",
+        type=FLAG,
+        label="Interactive",
+        help="Runs in a terminal that `gpucoord shell --attach JOB` connects to."
+        " It ends if its GPUs stay idle, or without a connection.",
+        default=False,
+        doors=Door.REST,
+        attribute="interactive",
     ),
     JobField(
         name="name",
@@ -280,6 +291,18 @@ JOB_FIELDS = (
         summary=lambda percent: f"at most {percent} % GPU time" if percent else "",
     ),
     JobField(
+        name="host",
+        type=HOST,
+        label="Host",
+        help="Only this host; any: the host that can start the job first.",
+        expected="Write the name of a host, or any.",
+        group=Group.HOST,
+        example="any",
+        option_help="only this host (default: any, the one that can start it first)",
+        attribute="host",
+        summary=lambda host: f"only on {host}" if host else "",
+    ),
+    JobField(
         name="cpus",
         type=number(1e5),
         label="CPU limit",
@@ -304,7 +327,18 @@ JOB_FIELDS = (
 
 # What owners may change while the job waits, by REST.
 OWNERS_CHANGE = frozenset(
-    {"name", "priority", "time_limit", "estimate", "gpu_memory", "cpus", "memory", "begin", "tags"}
+    {
+        "name",
+        "priority",
+        "time_limit",
+        "estimate",
+        "gpu_memory",
+        "cpus",
+        "memory",
+        "begin",
+        "tags",
+        "host",
+    }
 )
 BY_NAME: Mapping[str, JobField] = {field.name: field for field in JOB_FIELDS}
 

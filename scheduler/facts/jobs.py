@@ -91,8 +91,9 @@ class Requirement:
     memory_bytes: None = not declared. gpus: 0 = a job without a GPU.
     capability: minimum compute capability, (8, 0) for "8.0". model: words of the GPU's name, or a
     pattern with * and ?. power: minimum rank (monitor.gpus.policy.capability). gpu_uuid: only this
-    GPU. share_pct: maximum of a shared GPU's time. host_memory_bytes, cpus: of the host; None = not
-    declared.
+    GPU. among: only these GPUs, also those of them that are reserved for models; () = any.
+    share_pct: maximum of a shared GPU's time. host_memory_bytes, cpus: of the host; None = not
+    declared. batch: it may use the GPUs of this batch in exclusive mode.
     """
 
     gpus: int = 1
@@ -102,9 +103,11 @@ class Requirement:
     model: str = ""
     power: float | None = None
     gpu_uuid: str = ""
+    among: tuple[str, ...] = ()
     share_pct: int | None = None
     host_memory_bytes: int | None = None
     cpus: float | None = None
+    batch: int | None = None
 
     @property
     def shares(self) -> bool:
@@ -182,8 +185,14 @@ class NewJob:
     environment: dict[str, str] = field(default_factory=dict)
     umask: int | None = None
     tags: dict[str, str] = field(default_factory=dict)
+    # The number of the owner's agent that submits it.
+    agent: int | None = None
+    # It runs in a terminal.
+    interactive: bool = False
     # Standard input of the job; empty = none.
     stdin: bytes = b""
+    # The only host that may run it; "" = any.
+    host: str = ""
 
     @property
     def size(self) -> int:
@@ -238,7 +247,8 @@ class QueuedJob:
     waits: its own blockers: a hold, a begin time, a dependency, a retry's back-off, its array's
     limit. usual, typical: 90th percentile and median of the run times of its owner's jobs of this
     kind; None = no history. may_preempt_at: it was preempted, and preempts no job before this.
-    expected: its run time, for predictions.
+    expected: its run time, for predictions. idle_work: of a template; it preempts no job.
+    host: the only host that may run it; "" = any.
     """
 
     id: int
@@ -253,7 +263,9 @@ class QueuedJob:
     expected: RunTime | None = None
     preemptible: bool = False
     may_preempt_at: datetime | None = None
+    idle_work: bool = False
     waits: tuple[Blocker, ...] = ()
+    host: str = ""
 
     @property
     def lasts(self) -> timedelta | None:

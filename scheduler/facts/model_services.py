@@ -48,7 +48,8 @@ TRANSITIONS: dict[InstanceState, frozenset[InstanceState]] = {
     ),
     InstanceState.SLEEPING: frozenset(
         {
-            InstanceState.READY,
+            # It wakes.
+            InstanceState.BOOTING,
             InstanceState.COOLING,
             InstanceState.STOPPED,
             InstanceState.FAILED,
@@ -75,6 +76,14 @@ class Role(StrEnum):
         return self is not Role.WORKER_OR_SCRIPT
 
 
+class PredictionMode(StrEnum):
+    """off · suggest: shown with its reason · automatic: instances boot before they are needed."""
+
+    OFF = "off"
+    SUGGEST = "suggest"
+    AUTOMATIC = "automatic"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServiceFact:
     """A model service, as input of the policies. Durations in seconds.
@@ -83,7 +92,8 @@ class ServiceFact:
     keep_alive_s: None = it is never unloaded for being idle.
     gpus: of each instance; 0 = it runs on the CPU. expected_boot_s: learned, or the shipped value.
     retry_at: no start before this, after failures. evicted_at: it left for a job or a user, and has
-    not been loaded since.
+    not been loaded since. is_held: a batch has its GPUs for itself; no instance boots meanwhile.
+    predicted: instances that the demand of earlier weeks needs now; 0 = not predicted.
     """
 
     id: int
@@ -102,6 +112,13 @@ class ServiceFact:
     retry_at: datetime | None = None
     evicted_at: datetime | None = None
     expected_boot_s: float = 120.0
+    is_held: bool = False
+    predicted: int = 0
+
+    @property
+    def least(self) -> int:
+        """Instances that stay loaded."""
+        return max(self.min_instances, min(self.predicted, self.max_instances))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,7 +126,8 @@ class InstanceFact:
     """An instance that has not ended, as input of the policies.
 
     job_id: the job that runs it. in_flight: requests that it answers now. started_boot_at: when its
-    process was placed; None = its job waits for a place.
+    process was placed; None = its job waits for a place. sleep_level: at which it sleeps, or goes
+    to sleep; 0 = it does not. left_memory: its last sleep did not give the memory back.
     """
 
     id: int
@@ -126,6 +144,13 @@ class InstanceFact:
     last_request_at: datetime | None = None
     answered_at: datetime | None = None
     requests_per_hour: float = 0.0
+    sleep_level: int = 0
+    left_memory: bool = False
+
+    @property
+    def wakes(self) -> bool:
+        """Whether it returns from sleep; otherwise it boots."""
+        return self.state is InstanceState.BOOTING and self.sleep_level > 0
 
     @property
     def is_busy(self) -> bool:
@@ -149,6 +174,7 @@ EXPECTED_BOOT_S = {
 }
 DEFAULT_BOOT_S = 120.0
 UNLOAD_S = 5.0
+WAKE_S = 5.0
 
 
 def shipped_boot_s(name: str) -> float:

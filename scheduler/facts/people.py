@@ -14,6 +14,7 @@ class Quota:
     memory_bytes: GPU memory at a time. reserved_pct: the part of the share that only
     user-initiated jobs may take. gpu_share_pct: default and most of a job's GPU time where it
     shares a GPU. prompts, prompt_tokens: requests to models and their tokens, per day.
+    exclusive_batches: large batches may unload models and take GPUs for themselves.
     """
 
     share_pct: float | None = None
@@ -26,6 +27,7 @@ class Quota:
     gpu_share_pct: int | None = None
     prompts: int | None = None
     prompt_tokens: int | None = None
+    exclusive_batches: bool = False
     reserved_pct: float = 20.0
 
 

@@ -28,7 +28,8 @@ class Slot:
     declared no memory. foreign: other holders of memory, the largest first.
     lone: its compute mode allows only one process at a time.
     closed: blockers of all starts on a healthy GPU (a user is present, a lock, a quarantine).
-    reserved_for: the job for which the GPU was freed. model, capability, power: None = unknown.
+    reserved_for: the job for which the GPU was freed. batch: a batch in exclusive mode, only whose
+    jobs start here. model, capability, power: None = unknown.
     held_bytes: memory reserved by each of `jobs`, in their order. ramping: a job with a heavy start
     in progress, until `ramps_until` at most; meanwhile no job with `heavy_bytes` starts there.
     use_pct: recent use. unsettled: one of `jobs` is too young for its use to be measured.
@@ -51,6 +52,7 @@ class Slot:
     power: float | None = None
     closed: tuple[Blocker, ...] = ()
     reserved_for: int | None = None
+    batch: int | None = None
     held_bytes: tuple[int, ...] = ()
     ramping: int | None = None
     ramps_until: datetime | None = None
@@ -104,7 +106,8 @@ class Slot:
 class RunningJob:
     """A placed job that has not ended. lasts, typical, expected: as of QueuedJob.
 
-    started_at: the placement, until it runs. yields: it was asked to yield or to end.
+    started_at: the placement, until it runs. yields: it was asked to yield or to end. idle_work: it
+    comes from a template, and is the first to leave.
     """
 
     id: int
@@ -118,6 +121,9 @@ class RunningJob:
     expected: RunTime | None = None
     preemptible: bool = False
     yields: bool = False
+    idle_work: bool = False
+    # Jobs of other classes preempt it at once.
+    is_of_agent: bool = False
 
     @property
     def ends_at(self) -> datetime | None:
@@ -153,7 +159,8 @@ class Slots:
     """Resources of a host. blocker: why no job may start on its GPUs.
 
     cpu_jobs: number of jobs without a GPU that have not ended. people: accounts by user name; a
-    missing user has no limits. windows: time windows of all users.
+    missing user has no limits. windows: time windows of all users. reserved: the model for which a
+    GPU is reserved, by UUID.
     """
 
     host: str
@@ -164,6 +171,7 @@ class Slots:
     people: Mapping[str, UserAccount] = field(default_factory=dict)
     throttle: Throttle = field(default_factory=Throttle)
     windows: tuple[Window, ...] = ()
+    reserved: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -38,21 +38,24 @@ MOST_ATTEMPTS = 3
 class Instance:
     """An instance of a model service, as the assignment sees it.
 
-    is_ready: takes requests. is_booting: will take requests. ready_in_s: expected seconds until
-    then; None = not known, as its start waits for a GPU. url: the base of its API.
+    is_ready: takes requests. is_booting: will take requests. wakes: from sleep. ready_in_s:
+    expected seconds until then; None = not known, as its start waits for a GPU. url: the base of
+    its API. account: of its service, as chosen; "" = the default.
     """
 
     id: int
     is_ready: bool = True
     is_booting: bool = False
+    wakes: bool = False
     ready_in_s: float | None = None
     url: str = ""
+    account: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Service:
     """A model service. concurrency: requests of one instance at a time. problem: why its last
-    start failed; "" = it did not."""
+    start failed; "" = it did not. batch: the batch that has its GPUs in exclusive mode."""
 
     id: int
     name: str
@@ -60,6 +63,7 @@ class Service:
     max_instances: int = 1
     is_enabled: bool = True
     problem: str = ""
+    batch: int | None = None
     instances: tuple[Instance, ...] = ()
 
     @property
@@ -88,6 +92,7 @@ class WaitCode(StrEnum):
     INSTANCES_BUSY = "instances_busy"
     PLACE_RESERVED = "place_reserved"
     MODEL_FAILED = "model_failed"
+    BATCH_EXCLUSIVE = "batch_exclusive"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

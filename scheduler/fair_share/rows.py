@@ -209,20 +209,20 @@ def _capacity(rows: Sequence[HostCapacity]) -> Capacity:
 def _used(hosts: Sequence[HostCapacity], now: datetime) -> dict[str, UsageToday]:
     """Of several hosts, each counts by its GPUs."""
     gpus = {host.host: len(host.gpu_uuids) for host in hosts}
-    seen = {host.host for host in hosts if now - host.at < SILENT}
+    answering = {host.host for host in hosts if now - host.at < SILENT}
     total = sum(gpus.values())
     rows: dict[str, list[UsageShare]] = {}
     for row in UsageShare.objects.filter(host__in=gpus):
-        row.outside = row.outside if row.host in seen else 0.0
+        row.outside = row.outside if row.host in answering else 0.0
         rows.setdefault(row.owner, []).append(row)
     return {owner: _sum(usages, gpus, total) for owner, usages in rows.items()} if total else {}
 
 
 def _sum(rows: Iterable[UsageShare], gpus: Mapping[str, int], total: int) -> UsageToday:
     usages = list(rows)
-    seen = sum(row.seen_s for row in usages)
+    seen_s = sum(row.seen_s for row in usages)
     return UsageToday(
         usage=sum(row.usage * gpus[row.host] for row in usages) / total,
         outside=sum(row.outside for row in usages),
-        coverage=sum(row.known_s for row in usages) / seen if seen else None,
+        coverage=sum(row.known_s for row in usages) / seen_s if seen_s else None,
     )

@@ -15,7 +15,10 @@ from django.db.models import QuerySet, Sum
 from django.utils.crypto import salted_hmac
 
 from monitor.facts.readings import GpuReading
+from monitor.models import Agent
 from monitor.snapshot import rows as monitor_store
+from scheduler.agents import policy as agent_policy
+from scheduler.agents import rows as agent_rows
 from scheduler.facts import job_fields
 from scheduler.facts.field_parsers import ParseContext
 from scheduler.facts.jobs import JobState, NewJob, Refusal, Requirement
@@ -47,23 +50,29 @@ def submit(raw: Mapping[str, Any], owner: User, now: datetime) -> Job:
 
 @single()
 def submit_once(
-    raw: Mapping[str, Any], owner: User, now: datetime, key: str | None
+    raw: Mapping[str, Any], owner: User, now: datetime, key: str | None, agent: Agent | None = None
 ) -> tuple[int, bool]:
     """Submit one job like `submit_all`."""
-    (number,), is_replayed = submit_all([raw], owner, now, key)
+    (number,), is_replayed = submit_all([raw], owner, now, key, agent)
     return number, is_replayed
 
 
 def submit_all(
-    raws: Sequence[Mapping[str, Any]], owner: User, now: datetime, key: str | None = None
+    raws: Sequence[Mapping[str, Any]],
+    owner: User,
+    now: datetime,
+    key: str | None = None,
+    agent: Agent | None = None,
 ) -> tuple[list[int], bool]:
     """Put all these jobs into the queue, or none of them, unless an earlier request had the key.
+
+    agent: the owner's agent that submits them, within its limits.
 
     Returns the number of each job (of an array, its first), and whether an earlier request made
     them. Raises UnableToSubmit, also when the earlier request had another body.
     """
     if key is None:
-        return _numbers(_admit(checked_all(raws, now), owner, now)), False
+        return _numbers(_admit(within_agent(checked_all(raws, now), agent), owner, now)), False
     digest = request_digest(list(raws))
     if (earlier := _submitted_before(owner, key, digest, now)) is not None:
         return earlier, True
@@ -72,12 +81,29 @@ def submit_all(
         store_key(owner, key, digest, jobs, now)
 
     try:
-        return _numbers(_admit(checked_all(raws, now), owner, now, keep)), False
+        new = within_agent(checked_all(raws, now), agent)
+        return _numbers(_admit(new, owner, now, keep)), False
     except IntegrityError:
         # A request at the same time was first.
         if (earlier := _submitted_before(owner, key, digest, now)) is None:
             raise
         return earlier, True
+
+
+def within_agent(jobs: Sequence[NewJob], agent: Agent | None) -> Sequence[NewJob]:
+    """The jobs as the agent may run them. Raises UnableToSubmit."""
+    if agent is None:
+        return jobs
+    limits = agent_rows.limits_of(agent)
+    new = [agent_policy.bounded(job, limits) for job in jobs]
+    refused = [
+        refusal
+        for index, job in enumerate(new)
+        for refusal in agent_policy.refusals(job, limits, index)
+    ]
+    if refused:
+        raise UnableToSubmit(refused)
+    return new
 
 
 def _numbers(jobs: Iterable[Job]) -> list[int]:
@@ -131,6 +157,9 @@ def change(jobs: QuerySet[Job], raw: Mapping[str, Any], person: User, now: datet
         raise UnableToSubmit([replace(each, index=None) for each in caused])
     columns = job_fields.columns(new)
     changed = {f.column: columns[f.column] for f in job_fields.stored_fields() if f.name in raw}
+    if "host" in raw:
+        # The user decides where it runs, whatever host has its checkpoint.
+        changed["home"] = ""
     words = ", ".join(name.replace("_", " ") for name in raw)
     return job_changes.change(jobs, person.username, now, words, **changed)
 

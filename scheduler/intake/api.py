@@ -213,6 +213,7 @@ class JobLine(Schema):
     id: int
     name: str
     owner: str
+    agent: str | None = Field(description="The agent of the owner that submitted it.")
     state: JobState
     outcome: str | None = Field(
         description="succeeded, failed, cancelled, timed_out, lost, preempted or skipped; "
@@ -220,6 +221,7 @@ class JobLine(Schema):
     )
     priority: int
     gpus: list[str] = Field(description="UUIDs of the current or last GPUs.")
+    host: str | None = Field(description="Host of the current or last run.")
     requested: dict[str, Any] = Field(
         description="gpus, gpu_memory_bytes, exclusive and further requests."
     )
@@ -255,6 +257,12 @@ class JobBody(JobLine):
     signal: int | None
     problem: str | None
     blockers: list[BlockerBody]
+    contact_lost_since: datetime | None = Field(
+        description="Last reading of its host, if that is silent: the job may still run."
+    )
+    checkpoint_host: str | None = Field(
+        description="Host that has its checkpoint, where a waiting job runs again."
+    )
     command: str | None
     argv: list[str] | None
     cwd: str | None

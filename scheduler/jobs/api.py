@@ -18,9 +18,11 @@ from ninja.responses import Status
 
 from monitor.api.input import InvalidInput, Moment
 from monitor.facts.input_rules import character_problem
+from scheduler.agents.api import agent_of, check_own
 from scheduler.dispatch.steps import preview
 from scheduler.facts.field_parsers import LONGEST_NAME
 from scheduler.facts.jobs import JobState
+from scheduler.hosts.api import LOG_ANSWER, log_piece
 from scheduler.intake import actions as intake_actions
 from scheduler.intake.api import (
     ArrayBody,
@@ -41,7 +43,6 @@ from scheduler.intake.policy.new_job import UnableToSubmit
 from scheduler.intake.steps.checks import checked
 from scheduler.jobs.pages import lines as job_lines
 from scheduler.jobs.pages import serialise as job_views
-from scheduler.lifecycle.probes import logs as job_logs
 from scheduler.lifecycle.rows import changes as job_changes
 from scheduler.lifecycle.rows import queue as job_queue
 from scheduler.lifecycle.rows import relations
@@ -59,26 +60,6 @@ JobOutcome = Literal[
     "succeeded", "failed", "cancelled", "timed_out", "lost", "preempted", "skipped"
 ]
 LONGEST_TAG = 241
-LOG_ANSWER = {
-    200: {
-        "description": "The bytes as the job wrote them.",
-        "headers": {
-            "X-Log-Next-Offset": {"schema": {"type": "integer"}, "description": "Go on here."},
-            "X-Log-Size": {"schema": {"type": "integer"}},
-            "X-Job-State": {
-                "schema": {"type": "string"},
-                "description": "finished: what follows X-Log-Next-Offset is all there will be.",
-            },
-        },
-        "content": {"text/plain": {"schema": {"type": "string"}}},
-    },
-    410: {
-        "description": "The log was removed.",
-        "content": {"application/problem+json": {"schema": {"$ref": "#/components/schemas/Error"}}},
-    },
-}
-
-
 IdempotencyKey = Annotated[
     str | None,
     Header(
@@ -106,7 +87,7 @@ def submit(
     `Idempotency-Key` a request whose answer was lost can be sent again.
     """
     number, is_replayed = intake_actions.submit_once(
-        new.model_dump(), _person(request), timezone.now(), idempotency_key
+        new.model_dump(), _person(request), timezone.now(), idempotency_key, agent_of(request)
     )
     if is_replayed:
         response["Idempotency-Replayed"] = "true"
@@ -135,7 +116,7 @@ def submit_batch(
     """
     raws = [new.model_dump() for new in batch.jobs]
     numbers, is_replayed = intake_actions.submit_all(
-        raws, _person(request), timezone.now(), idempotency_key
+        raws, _person(request), timezone.now(), idempotency_key, agent_of(request)
     )
     if is_replayed:
         response["Idempotency-Replayed"] = "true"
@@ -222,7 +203,7 @@ def why(request: HttpRequest, job_id: int) -> dict[str, Any]:
 def what_if(request: HttpRequest, new: NewJobBody) -> dict[str, Any]:
     """The answer for a job submitted now. Nothing is submitted. 422 as for a submission."""
     now, person = timezone.now(), _person(request)
-    new_job = checked(new.model_dump(), now)
+    (new_job,) = intake_actions.within_agent([checked(new.model_dump(), now)], agent_of(request))
     new_job = intake_actions.fitted(new_job, person)
     if refusals := intake_actions.refusals(new_job, person):
         raise UnableToSubmit(refusals)
@@ -266,7 +247,8 @@ def log(
     if removed := job_views.log_removed(job, number):
         raise HttpError(410, removed)
     path = files.log_path(Path(settings.DATA), job.pk, number)
-    piece = job_logs.tail(path, tail) if tail else job_logs.read(path, offset, limit)
+    run = next((each for each in job_views.attempts_of(job) if each.number == number), None)
+    piece = log_piece(request, run, path, offset, limit, tail)
     response = HttpResponse(piece.data, content_type="text/plain; charset=utf-8")
     response["X-Log-Next-Offset"] = str(piece.end)
     response["X-Log-Size"] = str(piece.size)
@@ -289,6 +271,7 @@ def cancel(
     job, person = _job(job_id), _person(request)
     if not job_views.may_cancel(job, person):
         raise HttpError(403, f"Only {job.owner.username} and operators may cancel this job.")
+    check_own(request, job)
     now = timezone.now()
     if array:
         done = job_changes.cancel(_array(job), person.username, now) > 0

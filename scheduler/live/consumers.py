@@ -31,6 +31,8 @@ from monitor.live.socket import (
 )
 from scheduler.dispatch.steps import preview
 from scheduler.facts.jobs import JobState
+from scheduler.hosts.pages import elsewhere
+from scheduler.hosts.probes import RemoteLog
 from scheduler.jobs.pages import detail as job_page
 from scheduler.jobs.pages import serialise as job_views
 from scheduler.lifecycle.probes.logs import Decoder
@@ -166,9 +168,16 @@ def _view(job: Job) -> JobView:
         state=job.state,
         ended=job.state == JobState.FINISHED.value,
         attempt=number,
-        log=files.log_path(Path(settings.DATA), job.pk, number) if content["attempt"] else None,
+        log=_log_of(job, number) if content["attempt"] else None,
         render=render,
     )
+
+
+def _log_of(job: Job, number: int) -> Path | RemoteLog | None:
+    """None: it is on a host without pages."""
+    path = files.log_path(Path(settings.DATA), job.pk, number)
+    remote = elsewhere(job_views.latest(job), path)
+    return path if remote is None else remote if remote.address else None
 
 
 def _log_position(scope: Scope) -> tuple[int, int | None]:

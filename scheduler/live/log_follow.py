@@ -19,6 +19,7 @@ from weakref import WeakKeyDictionary
 from channels.db import database_sync_to_async
 
 from monitor.runtime.rows.wakeups import Listener
+from scheduler.hosts.probes import RemoteLog, Unreachable
 from scheduler.lifecycle.probes.logs import CHUNK, LogPiece, read, size_of
 
 logger = logging.getLogger(__name__)
@@ -30,6 +31,8 @@ POLL_S = 1.0
 # Pauses between two reads of the logs, while one grows and otherwise.
 BUSY_S = 0.1
 QUIET_S = 0.4
+# Pause after a host that has the log did not answer.
+REMOTE_PAUSE_S = 10.0
 # Wake-ups come in bursts: job rows are read at most this often.
 BURST_S = 0.05
 
@@ -42,7 +45,7 @@ class JobView:
     state: str
     ended: bool
     attempt: int
-    log: Path | None
+    log: Path | RemoteLog | None
     render: Callable[[bool], str] = field(compare=False)
 
     @cached_property
@@ -67,6 +70,7 @@ class LogTail:
         self.start = self.end = 0
         self._buffer = b""
         self._done = False
+        self._ask_again_at = 0.0
         # The log reached its size limit while it was followed.
         self.is_cut = False
         # How often the page must show the log from its start again, because its end was cut.
@@ -90,10 +94,10 @@ class LogTail:
         view = self.view
         if view is None or view.log is None or self._done:
             return False
-        size = await asyncio.to_thread(size_of, view.log)
-        if size == self.end:
+        size = await self._size(view.log)
+        if size is None or size == self.end:
             # Nothing is written after the end was recorded.
-            self._done = view.ended
+            self._done = view.ended and size is not None
             return False
         if self.start < size < self.end and not view.ended:
             # The log has reached its size limit and lost its end.
@@ -103,8 +107,8 @@ class LogTail:
         # A much shorter log was truncated by another process: read it from its start.
         since = self.end if self.end < size else 0
         start = max(since, size - BUFFER_BYTES)
-        piece = await asyncio.to_thread(read, view.log, start, BUFFER_BYTES)
-        if self.view is not view:
+        piece = await self._piece_of(view.log, start)
+        if self.view is not view or piece is None:
             return False
         data = self._buffer + piece.data if start == self.end else piece.data
         self._buffer = data[-BUFFER_BYTES:]
@@ -112,6 +116,28 @@ class LogTail:
         self.start = self.end - len(self._buffer)
         self._notify()
         return True
+
+    async def _size(self, log: Path | RemoteLog) -> int | None:
+        """None: it is on another host, which does not answer."""
+        if isinstance(log, Path):
+            return await asyncio.to_thread(size_of, log)
+        piece = await self._of_other_host(log, 0, 0)
+        return None if piece is None else piece.size
+
+    async def _piece_of(self, log: Path | RemoteLog, start: int) -> LogPiece | None:
+        if isinstance(log, Path):
+            return await asyncio.to_thread(read, log, start, BUFFER_BYTES)
+        return await self._of_other_host(log, start, BUFFER_BYTES)
+
+    async def _of_other_host(self, log: RemoteLog, start: int, limit: int) -> LogPiece | None:
+        """None: it does not answer; the next attempt is later."""
+        if monotonic() < self._ask_again_at:
+            return None
+        try:
+            return await asyncio.to_thread(log.read, start, limit)
+        except Unreachable:
+            self._ask_again_at = monotonic() + REMOTE_PAUSE_S
+            return None
 
     def _clear(self) -> None:
         self.start = self.end = 0
@@ -176,7 +202,8 @@ class LogTails:
                 self._woken.clear()
                 loaded_at = monotonic()
                 await self._load_jobs()
-            grew = [await tail.read() for tail in list(self._tails.values())]
+            # Together: a host that does not answer delays only the logs that it has.
+            grew = await asyncio.gather(*(tail.read() for tail in list(self._tails.values())))
             await self._pause(BUSY_S if any(grew) else QUIET_S)
 
     async def _load_jobs(self) -> None:

@@ -8,12 +8,14 @@ from datetime import datetime
 from django.db.models import Case, Count, IntegerField, QuerySet, Value, When
 
 from monitor.live.regions import Context, Region, register
+from scheduler.batches import live as batch_region
 from scheduler.controller.steps import idle_gpus as idle_gpu_step
 from scheduler.facts.jobs import JobState
 from scheduler.jobs.pages import lines as job_lines
 from scheduler.jobs.pages import serialise as job_views
 from scheduler.jobs.pages.lines import JobLine
 from scheduler.models import Job
+from scheduler.prompts import pages as prompt_pages
 from scheduler.throttle.pages import badge as mode_badge
 from scheduler.throttle.pages.region import REGION
 from scheduler.timeline import pages as timeline_pages
@@ -64,5 +66,7 @@ def load(now: datetime) -> Context:
 def register_regions() -> None:
     register(mode_badge.REGION)
     register(REGION)
+    register(batch_region.REGION)
     register(timeline_pages.REGION)
+    register(prompt_pages.REGION)
     register(Region("queue", "scheduler/_queue.html", load))

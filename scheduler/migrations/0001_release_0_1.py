@@ -8,24 +8,6 @@ from django.db import migrations, models
 
 class Migration(migrations.Migration):
 
-    # The migrations that a database of the first builds has applied, one by one.
-    replaces = [
-        ('scheduler', '0001_initial'),
-        ('scheduler', '0002_what_jobs_may_ask'),
-        ('scheduler', '0003_yields_and_holds'),
-        ('scheduler', '0004_quotas_and_shares'),
-        ('scheduler', '0005_time_windows'),
-        ('scheduler', '0006_throttling'),
-        ('scheduler', '0007_sharing_jobs'),
-        ('scheduler', '0008_means'),
-        ('scheduler', '0009_withdrawn_requests'),
-        ('scheduler', '0010_files_of_ended_jobs'),
-        ('scheduler', '0011_plan_turns'),
-        ('scheduler', '0012_names_of_gpu_rows'),
-        ('scheduler', '0013_limits_of_jobs'),
-        ('scheduler', '0014_keep_quotas'),
-    ]
-
     initial = True
 
     dependencies = [

@@ -57,9 +57,10 @@ class ModelRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """Sizes of the endpoint, in bytes."""
+    """Sizes of the endpoint, in bytes. body_s: the time in which a body must arrive."""
 
     body: int = 16 * 1024**2
-    # Of all requests that wait or run.
+    body_s: float = 60.0
+    # Of all requests that arrive, wait or run.
     all_bodies: int = 256 * 1024**2
     header: int = 16 * 1024

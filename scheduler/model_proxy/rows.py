@@ -5,17 +5,15 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
-from pathlib import Path
 
-from django.conf import settings
 from django.contrib.auth.models import User
 from django.db import transaction
 from django.db.models import F
 
 from monitor.accounts.rows import tokens
 from monitor.facts.accounts import TokenScope, scopes_of
-from monitor.runtime.probes import service_state
 from monitor.runtime.rows.wakeups import wake
+from monitor.snapshot import rows as snapshots
 from monitor.thresholds import rows as thresholds
 from scheduler.facts.model_services import InstanceState
 from scheduler.facts.prompts import Instance, Service
@@ -33,16 +31,10 @@ def exists() -> bool:
     return ModelService.objects.exists()
 
 
-def base_url() -> str | None:
-    """The address of the endpoint of this host, which ends with /v1; None: it does not run yet."""
-    state = service_state.read(Path(settings.DATA) / "run")
-    return f"{state.models_address}v1" if state and state.models_address else None
-
-
 def caller_of(token: str, now: datetime) -> Caller | None:
-    """The user of the token; None: it is unknown, expired or revoked."""
+    """The user of the token; None: it is unknown, expired, revoked, or of an agent."""
     row = tokens.find(token, now)
-    if row is None:
+    if row is None or row.agent_id is not None:
         return None
     scopes = scopes_of(row.scopes)
     return _caller(row.user, now, may_submit=TokenScope.SUBMIT in scopes)
@@ -106,6 +98,7 @@ def _service(row: ModelService, host: str, now: datetime) -> Service:
         max_instances=row.max_instances,
         is_enabled=row.enabled,
         problem=row.problem,
+        batch=row.held_for_batch,
         instances=tuple(_instance(one, row, host, now) for one in opened if one.state in usable),
     )
 
@@ -113,6 +106,7 @@ def _service(row: ModelService, host: str, now: datetime) -> Service:
 def _instance(one: ModelInstance, row: ModelService, host: str, now: datetime) -> Instance:
     """Instances of other hosts count, but take requests only of their own host's endpoint."""
     is_ready = one.state == InstanceState.READY.value and one.host in ("", host)
+    is_ready = is_ready and not one.is_closed
     is_booting = one.state == InstanceState.BOOTING.value
     expected = one.expected_ready_at
     seconds = max(0.0, (expected - now).total_seconds()) if expected else None
@@ -121,8 +115,10 @@ def _instance(one: ModelInstance, row: ModelService, host: str, now: datetime) -
         id=one.pk,
         is_ready=is_ready and one.port is not None,
         is_booting=is_booting,
+        wakes=is_booting and one.sleep_level > 0,
         ready_in_s=seconds if is_booting else None,
         url=one.api_url,
+        account=row.account,
     )
 
 
@@ -154,11 +150,20 @@ def write(
             tasks_completed=F("tasks_completed") + count.completed,
             failures=F("failures") + count.failures,
         )
+    _count_on_gpus({id_: count.completed for id_, count in counts.items() if count.completed})
     prompts.add_use(uses, at)
     for service in boots:
         service_rows.request_instance(service, at)
     if counts:
         wake("live")
+
+
+def _count_on_gpus(completed: Mapping[int, int]) -> None:
+    """Answered requests count as tasks of the instance's GPUs."""
+    if completed:
+        rows = ModelInstance.objects.filter(pk__in=completed).exclude(gpu_uuids=[])
+        for id_, gpu_uuids in rows.values_list("pk", "gpu_uuids"):
+            snapshots.count_task(gpu_uuids, completed[id_])
 
 
 def reset(host: str) -> int:

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from types import TracebackType
 from typing import Self
+from urllib.parse import urlsplit
 
 import httpx
+
+from scheduler.facts.prompts import Instance
+from scheduler.model_services.probes import is_taken, uid_of
 
 CONNECT_S = 3.0
 # A server that is starting or ending, or has too much to do: another instance may answer.
 BUSY = frozenset({502, 503, 504})
 LONGEST_ERROR = 64 * 1024
+CHECKED_FOR_S = 0.2
+MOST_CHECKED = 1000
 _NETWORK = (httpx.TransportError, httpx.InvalidURL)
 
 
@@ -48,10 +55,15 @@ class Reply:
 
 
 class Upstream:
-    """The connections to all instances of this host. Proxies of the environment are not used."""
+    """The connections to all instances of this host. Proxies of the environment are not used.
 
-    def __init__(self) -> None:
+    run_as: the setting; it decides about the account of an instance.
+    """
+
+    def __init__(self, run_as: str = "auto") -> None:
+        self._run_as = run_as
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=64)
+        self._checked_until: dict[tuple[int, str], float] = {}
         self._client = httpx.AsyncClient(trust_env=False, limits=limits, follow_redirects=False)
 
     async def __aenter__(self) -> Self:
@@ -65,12 +77,28 @@ class Upstream:
     ) -> None:
         await self._client.aclose()
 
+    def _check_listener(self, of: Instance) -> None:
+        """Raises InstanceFailed. A result holds for CHECKED_FOR_S."""
+        port, now = _port(of.url), time.monotonic()
+        if now < self._checked_until.get((port, of.account), 0.0):
+            return
+        if is_taken(port, uid_of(of.account, self._run_as)):
+            raise InstanceFailed(f"a process of another account listens on its port {port}")
+        if len(self._checked_until) >= MOST_CHECKED:
+            self._checked_until.clear()
+        self._checked_until[port, of.account] = now + CHECKED_FOR_S
+
     @asynccontextmanager
-    async def post(self, url: str, body: bytes, stall_s: float) -> AsyncIterator[Reply]:
+    async def post(
+        self, of: Instance, path: str, body: bytes, stall_s: float
+    ) -> AsyncIterator[Reply]:
         """Send a JSON body. Leaving the context ends the connection, and so the generation.
 
-        Raises InstanceFailed when there is no answer, or one of BUSY.
+        Raises InstanceFailed when there is no answer, or one of BUSY, and when another account
+        listens on the instance's port.
         """
+        url = f"{of.url}/{path}"
+        self._check_listener(of)
         headers = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
         timeout = httpx.Timeout(stall_s, connect=CONNECT_S, pool=None)
         request = self._client.build_request(
@@ -86,6 +114,10 @@ class Upstream:
             yield Reply(response)
         finally:
             await response.aclose()
+
+
+def _port(url: str) -> int:
+    return urlsplit(url).port or 80
 
 
 def _words(error: Exception) -> str:

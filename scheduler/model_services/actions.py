@@ -23,7 +23,8 @@ TAKEN = "There is a model service {name} already."
 # Columns that an operator sets; the others are written by gpucoord.
 COLUMNS = (
     "name", "enabled", "argv", "health_path", "api_base_path", "gpus", "memory_mib", "on_gpus",
-    "min_instances", "max_instances", "concurrency", "role", "pin", "keep_alive_s",
+    "min_instances", "max_instances", "concurrency", "role", "pin", "prediction",
+    "keep_alive_s",
     "min_residency_s", "boot_timeout_s", "sleep_path", "wake_path", "account",
 )  # fmt: skip
 

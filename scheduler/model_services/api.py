@@ -21,8 +21,10 @@ from scheduler.model_services import actions, pages, rows
 from scheduler.model_services.policy import services as policy
 from scheduler.model_services.policy.services import MOST_INSTANCES, MOST_REQUESTS
 from scheduler.models import ModelInstance, ModelService
+from scheduler.prompts import rows as prompts
 
 router = Router()
+PredictionName = Literal["off", "suggest", "automatic"]
 RoleName = Literal["brain_primary", "brain_secondary", "worker_or_script"]
 OPERATORS_ONLY = "Only operators may change model services."
 LONGEST_KEEP_ALIVE = timedelta(days=3650)
@@ -60,6 +62,11 @@ class ModelChange(RequestBody):
     )
     role: RoleName | None = None
     pin: bool | None = Field(None, description="Never evicted.")
+    prediction: PredictionName | None = Field(
+        None,
+        description="From the same hour of earlier weeks: suggest instances on the page, or boot "
+        "them before they are needed.",
+    )
     keep_alive: PlainText | float | None = Field(
         None,
         description='Idle time before it is unloaded, such as "5min"; a number is in seconds. '
@@ -113,6 +120,24 @@ class BootLine(Schema):
     peak_memory_bytes: int | None
 
 
+class PredictionLine(Schema):
+    instances: int
+    reason: str
+
+
+class UseLine(Schema):
+    """The last 24 hours. hot: taken by a ready instance; warm, cold: after a wake, a boot."""
+
+    requests: int
+    failed: int
+    hot: int
+    warm: int
+    cold: int
+    prompt_tokens: int
+    completion_tokens: int
+    first_token_s: float | None = Field(description="Mean seconds until the first byte.")
+
+
 class ModelLine(Schema):
     """A model service; `state` sums up its instances."""
 
@@ -131,6 +156,8 @@ class ModelLine(Schema):
     concurrency: int
     role: Role
     pin: bool
+    prediction: PredictionName
+    predicted: PredictionLine | None = Field(description="null: earlier weeks show no demand.")
     keep_alive_s: int | None
     min_residency_s: int
     boot_timeout_s: int
@@ -140,9 +167,13 @@ class ModelLine(Schema):
     expected_boot_s: float = Field(description="Learned, or the shipped value.")
     instances: list[InstanceLine]
     boots: list[BootLine]
+    use: UseLine
 
 
 class Models(Schema):
+    base_url: str | None = Field(
+        description="Of the OpenAI-compatible endpoint; it ends with /v1. null: it does not run."
+    )
     models: list[ModelLine]
 
 
@@ -150,7 +181,10 @@ class Models(Schema):
 def list_models(request: HttpRequest) -> dict[str, Any]:
     person = _person(request)
     numbers = pages.gpu_numbers()
-    return {"models": [_line(row, person, numbers) for row in rows.services()]}
+    return {
+        "base_url": rows.base_url(request.get_host()),
+        "models": [_line(row, person, numbers) for row in rows.services()],
+    }
 
 
 @router.post("", response={201: ModelLine}, summary="Add a model service", url_name="models")
@@ -293,6 +327,8 @@ def _line(row: ModelService, person: User, numbers: dict[str, int]) -> dict[str,
         "command": row.argv if person.is_staff else None,
         "gpu_memory_bytes": None if row.memory_mib is None else row.memory_mib * rows.MIB,
         "expected_boot_s": rows.expected_boot_s(row),
+        "predicted": pages.predicted(row, timezone.now()),
+        "use": prompts.summary(row.name, timezone.now() - pages.USE_OF),
         "instances": [_instance(one, numbers) for one in opened],
         "boots": [
             {

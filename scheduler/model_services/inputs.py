@@ -25,6 +25,7 @@ def launch(attempt: Attempt) -> Launch:
     """Choose a port, store it with the instance, and fill in the command."""
     port = free_port()
     ModelInstance.objects.filter(job=attempt.job_id).update(port=port)
+    snapshots.set_port(str(attempt.job_id), port)
     gpus = {gpu.uuid: gpu for gpu in Gpu.objects.filter(uuid__in=attempt.gpu_uuids)}
     first = gpus.get(attempt.gpu_uuids[0]) if attempt.gpu_uuids else None
     values = {

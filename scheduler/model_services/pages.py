@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import cast
 
 from django.contrib import messages
@@ -16,10 +16,15 @@ from django.shortcuts import redirect, render
 from django.utils import timezone
 from django.views.decorators.http import require_POST, require_safe
 
+from monitor.journal.facts import EVENTS
 from monitor.models import Event, Gpu
-from scheduler.facts.model_services import InstanceState
+from scheduler.facts.model_services import InstanceState, PredictionMode
 from scheduler.model_services import actions, rows
+from scheduler.model_services.policy.prediction import Prediction
+from scheduler.model_services.rows import demand
 from scheduler.models import ModelInstance, ModelService
+from scheduler.prompts import pages as prompt_pages
+from scheduler.prompts import rows as prompts
 
 # In the order in which one state stands for the service.
 ORDER = (
@@ -33,11 +38,18 @@ SHAPES = {
     "busy": "busy",
     "ready": "ok",
     "booting": "waiting",
+    "sleeping": "idle",
     "draining": "waiting",
     "cooling": "waiting",
     "failed": "failing",
 }
 ENDED_SHOWN, EVENTS_SHOWN = 10, 15
+USE_OF = timedelta(hours=24)
+
+
+def predicted(row: ModelService, now: datetime) -> Prediction | None:
+    """None: it is switched off, or earlier weeks show no demand."""
+    return None if row.prediction == PredictionMode.OFF.value else demand.prediction(row, now)
 
 
 def summary(row: ModelService, opened: Sequence[ModelInstance]) -> str:
@@ -123,13 +135,19 @@ def model(request: HttpRequest, name: str) -> HttpResponse:
     """One service: its instances, boot times and events."""
     row = _found(name)
     ended = row.instances.filter(state__in=rows.ENDED_STATES).order_by("-ended_at")
+    now = timezone.now()
     context = {
-        "line": service_line(row, gpu_numbers(), timezone.now()),
+        **prompt_pages.form_context(request, name),
+        "use": prompts.summary(name, now - USE_OF),
+        "queue": next((one for one in prompt_pages.queues() if one.model == name), None),
+        "predicted": predicted(row, now),
+        "base_url": rows.base_url(request.get_host()),
+        "line": service_line(row, gpu_numbers(), now),
         "command": shlex.join(row.argv) if _is_staff(request) else None,
         "ended": ended[:ENDED_SHOWN],
         "boots": row.boots.order_by("gpu_model"),
         "events": Event.objects.filter(
-            kind__startswith="MODEL_", text__startswith=f"Model {row.name} "
+            kind__in=EVENTS["models"], text__startswith=f"Model {row.name} "
         ).order_by("-at", "-id")[:EVENTS_SHOWN],
     }
     return render(request, "scheduler/model.html", context)

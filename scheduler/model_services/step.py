@@ -5,25 +5,38 @@ It never waits for a server: health checks run in threads, and a late answer cou
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
-from monitor.runtime.facts import Guard
+from django.conf import settings
+
+from monitor.runtime.facts import Guard, TimedCache
 from monitor.runtime.rows.item_isolation import ItemIsolation
 from monitor.runtime.rows.wakeups import wake
 from monitor.snapshot import rows as snapshots
 from scheduler.facts.jobs import JobState, Outcome
 from scheduler.facts.model_services import InstanceFact, InstanceState, ServiceFact
 from scheduler.model_services import rows
-from scheduler.model_services.policy.lifecycle import Change, JobView, Scale, next_step, scale
-from scheduler.model_services.probes import HealthProbe
-from scheduler.model_services.rows import Attempts, queues
+from scheduler.model_services.policy import sleep
+from scheduler.model_services.policy.lifecycle import (
+    Change,
+    JobView,
+    Scale,
+    is_drained,
+    next_step,
+    scale,
+)
+from scheduler.model_services.probes import HealthProbe, is_taken, uid_of
+from scheduler.model_services.rows import Attempts, demand, queues
 from scheduler.model_services.steps import effects
 from scheduler.models import Attempt, ModelInstance, ModelService
 
+logger = logging.getLogger(__name__)
 # Each pass checks the instances that boot; ready ones are checked this often.
 CHECK_EVERY = timedelta(seconds=15)
+PREDICTS_EVERY = timedelta(minutes=1)
 CHECKED = (InstanceState.BOOTING, InstanceState.READY, InstanceState.DRAINING)
 
 
@@ -44,19 +57,26 @@ class ModelStep:
         self._host = host
         self._probe = probe or HealthProbe()
         self._isolation = ItemIsolation(host, "models", guard)
+        self._predicted: TimedCache[dict[int, int]] = TimedCache(demand.automatic, PREDICTS_EVERY)
+        self._reported: set[int] = set()
 
     def close(self) -> None:
         self._probe.close()
 
     def step(self, now: datetime) -> list[str]:
         """Returns the names of the services that changed."""
+        predicted = self._predicted(now)
         views = self._isolation.convert(
-            list(rows.services()), lambda row: f"model {row.name}", _view, now
+            list(rows.services()),
+            lambda row: f"model {row.name}",
+            lambda row: _view(row, predicted.get(row.pk, 0)),
+            now,
         )
         if not views:
             return []
         attempts = rows.attempts(self._instances(views))
         health = self._probe.results(self._addresses(views, now))
+        calls = self._probe.calls(self._calls(views, now))
         scripts_wait = any(view.fact.evicted_at for _, view in views) and queues.waiting_scripts()
         done = self._isolation.each(
             [view for _, view in views],
@@ -65,6 +85,7 @@ class ModelStep:
                 view,
                 attempts,
                 health,
+                calls,
                 lambda: scale(
                     view.fact,
                     [fact for _, fact in view.instances],
@@ -112,13 +133,45 @@ class ModelStep:
             for row, fact in view.instances
             if row.host == self._host and row.port and fact.state in CHECKED
             if fact.state is InstanceState.BOOTING or _is_due(fact, now)
+            if not self._is_taken(view.row, row, now)
         }
+
+    def _is_taken(self, service: ModelService, row: ModelInstance, now: datetime) -> bool:
+        """Whether another account listens on the instance's port; reported once per instance."""
+        uid = uid_of(service.account, settings.CONFIG.run_as)
+        if row.port is None or not is_taken(row.port, uid):
+            return False
+        if row.pk not in self._reported:
+            self._reported.add(row.pk)
+            text = "Another account listens on port %s, which is of an instance of %s"
+            about = {"kind": "MODEL_PORT_TAKEN", "model": service.name, "port": row.port}
+            logger.warning(text, row.port, service.name, extra=about)
+        return True
+
+    def _calls(
+        self, views: list[tuple[ModelService, ServiceView]], now: datetime
+    ) -> dict[int, str]:
+        """Where servers of this host are asked to sleep, or to wake."""
+        urls = {}
+        for _, view in views:
+            for row, fact in view.instances:
+                if row.host != self._host or not row.port or not fact.sleep_level:
+                    continue
+                if self._is_taken(view.row, row, now):
+                    continue
+                if fact.wakes:
+                    urls[row.pk] = f"{row.address}{view.row.wake_path}"
+                elif fact.state is InstanceState.DRAINING and is_drained(fact, now):
+                    path = sleep.path_of(view.row.sleep_path, fact.sleep_level)
+                    urls[row.pk] = f"{row.address}{path}"
+        return urls
 
     def _advance(
         self,
         view: ServiceView,
         attempts: Attempts,
         health: Mapping[int, bool],
+        calls: Mapping[int, bool],
         scaled: Callable[[], Scale],
         now: datetime,
     ) -> bool:
@@ -134,6 +187,7 @@ class ModelStep:
                 is_healthy=health.get(row.pk, False),
                 boot_timeout_s=view.row.boot_timeout_s,
                 now=now,
+                call=calls.get(row.pk),
             )
             changes.append((row, fact, attempt, change))
         wanted = scaled()
@@ -151,13 +205,20 @@ class ModelStep:
         placed = [(row, attempt) for row, _, attempt, _ in changes if effects.is_news(row, attempt)]
         due = [(row, change) for row, _, _, change in changes if change is not None]
         checked = [row for row, fact, _, _ in changes if row.pk in answered]
-        if not (placed or due or checked or wanted.boot or wanted.unload):
+        asleep = [
+            row
+            for row, fact, _, _ in changes
+            if fact.state is InstanceState.SLEEPING and row.left_bytes is None
+        ]
+        if not (placed or due or checked or asleep or wanted.boot or wanted.unload):
             return False
         with self._guard():
             for row, attempt in placed:
                 effects.follow(view.row, row, attempt)
             for row in checked:
                 effects.note_answer(row, now)
+            for row in asleep:
+                effects.judge_sleep(view.row, row, now)
             for row, change in due:
                 effects.apply(view.row, row, change, now)
             if not due:
@@ -165,10 +226,10 @@ class ModelStep:
         return bool(placed or due or wanted.boot or wanted.unload)
 
 
-def _view(row: ModelService) -> ServiceView:
+def _view(row: ModelService, predicted: int) -> ServiceView:
     opened: list[ModelInstance] = row.open_ones  # type: ignore[attr-defined]
     instances = tuple((one, rows.instance_fact(one)) for one in opened)
-    return ServiceView(row, rows.service_fact(row), instances)
+    return ServiceView(row, replace(rows.service_fact(row), predicted=predicted), instances)
 
 
 def _is_due(fact: InstanceFact, now: datetime) -> bool:

@@ -1,8 +1,9 @@
 from __future__ import annotations
 
 from scheduler.models.attempts import Attempt, GpuHold, YieldRequest
-from scheduler.models.batches import Batch, BatchItem
+from scheduler.models.batches import Batch, BatchItem, ExclusiveRun
 from scheduler.models.disk import CleaningRun, WatchedDisk
+from scheduler.models.engine_tasks import EngineStatus, EngineTask
 from scheduler.models.hosts import (
     HostCapability,
     LockRefusal,
@@ -10,6 +11,7 @@ from scheduler.models.hosts import (
     PlanVersion,
     ThrottleState,
 )
+from scheduler.models.idle_work import IdleChoice, IdleTemplate
 from scheduler.models.jobs import Job, JobDependency, JobInput, SubmissionKey
 from scheduler.models.model_services import ModelBoot, ModelHour, ModelInstance, ModelService
 from scheduler.models.notifications import NotificationCursor, NotificationSettings
@@ -17,6 +19,7 @@ from scheduler.models.prompts import ModelUse, Prompt
 from scheduler.models.quotas import DailyGpuUsage, HostCapacity, Quota, UsageShare
 from scheduler.models.scripts import ScriptDefinition
 from scheduler.models.sizing import AttemptUse
+from scheduler.models.views import JobPreset, SavedView
 from scheduler.models.windows import TimeWindow
 
 __all__ = [
@@ -26,12 +29,18 @@ __all__ = [
     "BatchItem",
     "CleaningRun",
     "DailyGpuUsage",
+    "EngineStatus",
+    "EngineTask",
+    "ExclusiveRun",
     "GpuHold",
     "HostCapability",
     "HostCapacity",
+    "IdleChoice",
+    "IdleTemplate",
     "Job",
     "JobDependency",
     "JobInput",
+    "JobPreset",
     "LockRefusal",
     "ModeState",
     "ModelBoot",
@@ -44,6 +53,7 @@ __all__ = [
     "PlanVersion",
     "Prompt",
     "Quota",
+    "SavedView",
     "ScriptDefinition",
     "SubmissionKey",
     "ThrottleState",

@@ -15,7 +15,12 @@ class Attempt(models.Model):
 
     job = models.ForeignKey("scheduler.Job", models.CASCADE, related_name="attempts")
     number = models.PositiveSmallIntegerField()
+    # Of the gpucoord that follows it and has its files.
     host = models.CharField(max_length=100)
+    # The engine that runs it, its name there and its node; "" = gpucoord itself, on the host.
+    engine = models.CharField(max_length=12, blank=True, default="")
+    engine_ref = models.CharField(max_length=64, blank=True, default="")
+    node = models.CharField(max_length=100, blank=True, default="")
     gpu_uuids = models.JSONField(default=list)
     nonce = models.CharField(max_length=32, unique=True)
     account = models.CharField("runs as", max_length=150, blank=True)
@@ -51,14 +56,21 @@ class Attempt(models.Model):
     # From when what it used of its GPUs can be recorded; None = it is, or there is none.
     use_due_at = models.DateTimeField(null=True, blank=True)
     files_gone_at = models.DateTimeField(null=True, blank=True)
+    # Its host was confirmed down, and the job runs elsewhere: what is left there must end.
+    abandoned = models.BooleanField(default=False)
 
     class Meta:
         indexes = [
             models.Index(
+                fields=["host"],
+                name="attempt_abandoned",
+                condition=models.Q(abandoned=True),
+            ),
+            models.Index(
                 fields=["host", "use_due_at"],
                 name="attempt_use_due",
                 condition=models.Q(use_due_at__isnull=False),
-            )
+            ),
         ]
         constraints = [
             models.UniqueConstraint(fields=["job", "number"], name="attempt_job_number"),
@@ -67,6 +79,11 @@ class Attempt(models.Model):
                 fields=["job"], name="attempt_one_open", condition=models.Q(ended_at__isnull=True)
             ),
         ]
+
+    @property
+    def gpu_host(self) -> str:
+        """The host whose GPUs it has."""
+        return self.node or self.host
 
     @property
     def asked_to_leave(self) -> YieldRequest | None:

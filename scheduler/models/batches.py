@@ -3,7 +3,7 @@ from __future__ import annotations
 from django.conf import settings
 from django.db import models
 
-from scheduler.facts.batches import BatchState, ItemState
+from scheduler.facts.batches import BatchState, ExclusiveStep, ItemState
 
 OPEN_STATES = (BatchState.RUNNING.value,)
 
@@ -43,6 +43,46 @@ class Batch(models.Model):
 
     def __str__(self) -> str:
         return f"batch {self.pk} {self.name}"
+
+
+class ExclusiveRun(models.Model):
+    """The exclusive mode of a batch on one host: its step, its GPUs, and the models that left them.
+
+    chosen: UUIDs of the GPUs that it may take; [] = all. gpu_uuids: those that it has. reloads: the
+    models to load again, {"service": id, "gpus": [uuid]}, in their order. boot: the instance that
+    is being loaded. log: [step, time] of each step that began. waits_for: in words.
+    """
+
+    batch = models.OneToOneField(
+        Batch, models.CASCADE, primary_key=True, related_name="exclusive_run"
+    )
+    host = models.CharField(max_length=100, blank=True)
+    step = models.CharField(
+        max_length=12,
+        choices=[(s.value, s.value) for s in ExclusiveStep],
+        default=ExclusiveStep.WAITING.value,
+    )
+    since = models.DateTimeField()
+    chosen = models.JSONField("GPUs that it may take", default=list, blank=True)
+    gpu_uuids = models.JSONField("GPUs that it has", default=list, blank=True)
+    reloads = models.JSONField("models to load again", default=list, blank=True)
+    boot = models.PositiveBigIntegerField("instance that loads", null=True, blank=True)
+    log = models.JSONField("steps so far", default=list, blank=True)
+    waits_for = models.TextField(blank=True)
+    waits_for_batch = models.PositiveBigIntegerField(null=True, blank=True)
+    stopped_by = models.CharField(max_length=150, blank=True)
+
+    class Meta:
+        indexes = [
+            models.Index(
+                fields=["batch"],
+                name="exclusive_run_open",
+                condition=~models.Q(step=ExclusiveStep.ENDED.value),
+            ),
+        ]
+
+    def __str__(self) -> str:
+        return f"exclusive mode of batch {self.batch_id}"
 
 
 class BatchItem(models.Model):

@@ -59,6 +59,14 @@ class Job(models.Model):
     power = models.FloatField("least power rank", null=True, blank=True)
     gpu_uuid = models.CharField("this GPU alone", max_length=96, blank=True)
     share_pct = models.PositiveSmallIntegerField("most of a GPU's time", null=True, blank=True)
+    # The only host that may run it; "" = any.
+    host = models.CharField("this host alone", max_length=100, blank=True)
+    # The host that has its checkpoint, where it runs again; "" = it has none.
+    home = models.CharField("host of its checkpoint", max_length=100, blank=True)
+    # An item of this batch in exclusive mode, or a model that is loaded again after it.
+    exclusive_batch = models.PositiveBigIntegerField(null=True, blank=True)
+    # The template of idle work that it comes from: it is the first to leave its GPU.
+    idle_template = models.CharField(max_length=64, blank=True, db_default="", default="")
     # The most that its processes take of the host, where it has cgroups.
     cpus = models.FloatField("most CPUs", null=True, blank=True)
     memory_bytes = models.BigIntegerField("most host memory", null=True, blank=True)
@@ -76,6 +84,15 @@ class Job(models.Model):
     array_index = models.PositiveIntegerField(null=True, blank=True)
     array_limit = models.PositiveIntegerField(null=True, blank=True)
     umask = models.PositiveSmallIntegerField(null=True, blank=True)
+    # The agent of its owner that submitted it.
+    agent = models.ForeignKey(
+        "monitor.Agent", models.SET_NULL, null=True, blank=True, related_name="jobs", db_index=False
+    )
+    # It runs in a terminal that `gpucoord shell` connects to.
+    interactive = models.BooleanField(default=False)
+    # Its GPUs are idle: when its terminal was warned, and the text.
+    idle_warned_at = models.DateTimeField(null=True, blank=True)
+    idle_warning = models.CharField(max_length=200, blank=True, default="")
     # It has an environment in JobInput, or the first job of its array has.
     has_environment = models.BooleanField(default=False)
     # It has a row in JobInput with data, or the first job of its array has.
@@ -137,6 +154,12 @@ class Job(models.Model):
             # For queries of jobs that have not ended.
             models.Index(fields=["state"], name="job_open", condition=~models.Q(state="finished")),
             models.Index(fields=["owner", "-submitted_at"], name="job_owner_submitted"),
+            # Jobs of agents, which have limits of their own.
+            models.Index(
+                fields=["agent", "state"],
+                name="job_agent",
+                condition=models.Q(agent__isnull=False),
+            ),
         ]
         constraints = [
             models.CheckConstraint(

@@ -3,7 +3,7 @@ from __future__ import annotations
 from django.core.validators import MaxValueValidator, MinValueValidator
 from django.db import models
 
-from scheduler.facts.model_services import ENDED, InstanceState, Role
+from scheduler.facts.model_services import ENDED, InstanceState, PredictionMode, Role
 
 GPU_KIND = 120
 
@@ -34,6 +34,11 @@ class ModelService(models.Model):
         default=Role.WORKER_OR_SCRIPT.value,
     )
     pin = models.BooleanField("never evicted", default=False)
+    prediction = models.CharField(
+        max_length=10,
+        choices=[(mode.value, mode.value) for mode in PredictionMode],
+        default=PredictionMode.OFF.value,
+    )
     # None = it is never unloaded for being idle.
     keep_alive_s = models.PositiveIntegerField(
         "unload after idle seconds", default=300, null=True, blank=True
@@ -55,6 +60,8 @@ class ModelService(models.Model):
     # It left for a job or for the user of its GPU, and has not been loaded again.
     evicted_at = models.DateTimeField(null=True, blank=True)
     problem = models.TextField(blank=True)
+    # The batch in exclusive mode that it left its GPUs for; no instance boots meanwhile.
+    held_for_batch = models.PositiveBigIntegerField(null=True, blank=True)
 
     class Meta:
         ordering = ("name",)
@@ -103,7 +110,16 @@ class ModelInstance(models.Model):
     failures = models.PositiveIntegerField(default=0)
     # Requests that ModelHour counts already.
     counted = models.PositiveBigIntegerField(default=0)
+    # 1: weights in host memory; 2: nothing is kept; 0: it does not sleep.
+    sleep_level = models.PositiveSmallIntegerField(default=0)
+    # GPU memory that its processes held after it went to sleep; None = not measured yet.
+    left_bytes = models.BigIntegerField("GPU memory asleep", null=True, blank=True)
+    left_memory = models.BooleanField("its sleep leaves memory", default=False)
+    # A request waits for it to wake.
+    wake_at = models.DateTimeField(null=True, blank=True)
     ended_at = models.DateTimeField(null=True, blank=True)
+    # It ends its requests and gets no new ones, because a batch takes its GPU.
+    is_closed = models.BooleanField("gets no new requests", default=False)
 
     class Meta:
         indexes = [
@@ -136,13 +152,14 @@ class ModelInstance(models.Model):
 class ModelBoot(models.Model):
     """How long a service boots on one kind of GPU ("" = on the CPU), and what memory it needs.
 
-    boot_s: an exponentially weighted mean of the measured seconds.
+    boot_s, wake_s: exponentially weighted means of the measured seconds.
     """
 
     service = models.ForeignKey(ModelService, models.CASCADE, related_name="boots")
     gpu_model = models.CharField("GPU model", max_length=GPU_KIND, blank=True)
     boot_s = models.FloatField("boot seconds", null=True, blank=True)
     boots = models.PositiveIntegerField("measured boots", default=0)
+    wake_s = models.FloatField("seconds to wake", null=True, blank=True)
     peak_memory_bytes = models.BigIntegerField("peak GPU memory", null=True, blank=True)
     measured_at = models.DateTimeField()
 

@@ -86,8 +86,9 @@ class Prompt(models.Model):
 class ModelUse(models.Model):
     """The requests of a user to a model in one hour (of UTC), by prompts and by the endpoint.
 
-    cold: requests that waited for a boot. waited_s, first_token_s, answer_s: sums over the requests
-    that got an answer: until an instance took it, until the first byte, until the last one.
+    warm: requests that waited for a model to wake. cold: for a boot.
+    waited_s, first_token_s, answer_s: sums over the requests that got an answer: until an instance
+    took it, until the first byte, until the last one.
     estimated: requests whose tokens were counted here, because the server did not report them.
     """
 
@@ -96,6 +97,7 @@ class ModelUse(models.Model):
     owner = models.CharField(max_length=150)
     requests = models.PositiveIntegerField(default=0)
     failed = models.PositiveIntegerField(default=0)
+    warm = models.PositiveIntegerField(default=0)
     cold = models.PositiveIntegerField(default=0)
     estimated = models.PositiveIntegerField(default=0)
     prompt_tokens = models.PositiveBigIntegerField(default=0)

@@ -54,6 +54,11 @@ class Quota(models.Model):
         "GPU memory at a time", null=True, blank=True, help_text='Such as "80GiB".'
     )
     queued = models.PositiveIntegerField("waiting jobs", null=True, blank=True)
+    exclusive_batches = models.BooleanField(
+        "exclusive batches",
+        default=False,
+        help_text="Large batches may unload models and take GPUs for themselves.",
+    )
     priority = models.PositiveSmallIntegerField(
         "highest priority",
         null=True,
@@ -84,7 +89,7 @@ class Quota(models.Model):
         """The user or group, as in the audit log."""
         if self.user is not None:
             return f"user {self.user.get_username()}"
-        return f"group {self.group.name}" if self.group is not None else "everybody else"
+        return f"group {self.group.name}" if self.group is not None else "all other users"
 
     @classmethod
     def words(cls, name: str) -> str:

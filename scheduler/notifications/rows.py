@@ -57,9 +57,9 @@ def new_notices() -> list[JobNotice]:
         return []
     rows = Event.objects.filter(pk__gt=cursor.seen_event - OVERLAP).order_by("pk")
     events = list(rows.filter(kind__in=EVENT_KINDS)[:AT_ONCE])
-    seen = events[-1].pk if len(events) == AT_ONCE else newest
-    if seen > cursor.seen_event:
-        NotificationCursor.objects.filter(pk=1).update(seen_event=seen)
+    newest_read = events[-1].pk if len(events) == AT_ONCE else newest
+    if newest_read > cursor.seen_event:
+        NotificationCursor.objects.filter(pk=1).update(seen_event=newest_read)
     jobs = Job.objects.select_related("owner").in_bulk(
         {int(event.job_ref) for event in events if event.job_ref.isdigit()}
     )

@@ -1,11 +1,11 @@
-"""Policy: free resources of each GPU, from the newest snapshot and the claims of jobs.
+"""Policy: free resources of each GPU and of the host, from a snapshot and the claims of jobs.
 
 free = total - reserved by the driver
      - max(used - used by jobs, memory of foreign processes, their peaks plus headroom)
      - sum over jobs of max(declared, observed, peak plus headroom if above declared)
      - margin
 
-Unknown memory is never counted as free.
+Unknown memory is never counted as free. Of the host, jobs reserve memory and CPUs at placement.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
+from monitor.facts.claims import ASLEEP
+from monitor.facts.formats import GIB
 from monitor.facts.health import Condition
 from monitor.facts.presence import OwnerReading, Presence
 from monitor.facts.readings import (
@@ -28,7 +30,9 @@ from monitor.facts.thresholds import percent, threshold
 from monitor.gpus.policy import capability
 from monitor.gpus.policy.capability import NOT_OURS, hidden
 from scheduler.facts.blockers import Blocker, BlockerCode, Tier, details
-from scheduler.facts.plans import Holder, PlanPolicy, Slot, Slots
+from scheduler.facts.jobs import Requirement
+from scheduler.facts.plans import Holder, PlanPolicy, RunningJob, Slot, Slots
+from scheduler.facts.units import size
 from scheduler.planner.matching import version
 
 MPS_SERVER = "nvidia-cuda-mps-server"
@@ -172,8 +176,10 @@ class _SlotBuilder:
         return max(0, gpu.memory_total_bytes - taken)
 
     def _reserved(self, claim: ClaimFact, own: Sequence[ProcessReading]) -> int:
-        """The declared memory, unless the job used more."""
+        """The declared memory, unless the job used more; of a sleeping model, what it holds."""
         declared, peak = claim.memory_bytes or 0, self._peak(own)
+        if claim.phase == ASLEEP:
+            return max(declared, _held(own))
         return max(declared, _held(own), self._above(peak) if peak > declared else 0)
 
     def _peak(self, processes: Sequence[ProcessReading]) -> int:
@@ -214,9 +220,9 @@ def _holders(
     """Foreign processes with memory (or with memory unknown), the largest first."""
     holders = [Holder(name=_name(p), memory_bytes=p.memory_bytes) for p in foreign]
     holders = [h for h in holders if h.memory_bytes != 0]
-    everyone = [*own, *foreign]
-    if gpu.memory_used_bytes is not None and all(p.memory_bytes is not None for p in everyone):
-        unlisted = gpu.memory_used_bytes - _held(everyone)
+    listed = [*own, *foreign]
+    if gpu.memory_used_bytes is not None and all(p.memory_bytes is not None for p in listed):
+        unlisted = gpu.memory_used_bytes - _held(listed)
         if unlisted > policy.unlisted_bytes:
             holders.append(Holder(name="a process that can't be seen", memory_bytes=unlisted))
     return tuple(sorted(holders, key=lambda h: (-(h.memory_bytes or 0), h.name)))
@@ -232,7 +238,7 @@ def lets_one_in(gpu: GpuReading, snapshot: Snapshot) -> bool:
 def _name(process: ProcessReading) -> str:
     if process.job_ref is not None:
         return f"job {process.job_ref}, which has just ended,"
-    return f"{process.user or 'someone unknown'}/{process.program or f'pid {process.pid}'}"
+    return f"{process.user or 'unknown user'}/{process.program or f'pid {process.pid}'}"
 
 
 def owner_closures(snapshot: Snapshot) -> dict[str, tuple[Blocker, ...]]:
@@ -254,5 +260,80 @@ def _owner_blocker(owner: OwnerReading, gpu: int) -> Blocker:
         gpu=gpu,
         holder=f"{owner.user or 'unknown user'}/{owner.program or 'a program'}",
         until=owner.until,
-        details=details(who=owner.who, leaving=owner.presence is Presence.LEAVING),
+        details=details(who=owner.description, leaving=owner.presence is Presence.LEAVING),
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostPolicy:
+    """Host memory and CPUs that jobs reserve at their placement."""
+
+    # fmt: off
+    memory_pct: float = percent(100.0, "Memory for jobs",
+        "Part of the host's memory that running jobs may reserve together. 0 = jobs reserve none.")
+    cpus_pct: float = threshold(100.0, "CPUs for jobs", unit="%", ge=0, le=10_000,
+        help="Part of the host's CPUs that running jobs may reserve together; more than 100 "
+             "overcommits. 0 = jobs reserve none.")
+    default_memory_gib: float = threshold(0.0, "Memory of undeclared jobs", unit="GiB", ge=0,
+        le=100_000, help="Reserved by a job that declares no host memory. 0 = nothing.")
+    default_cpus: float = threshold(0.0, "CPUs of undeclared jobs", ge=0, le=10_000,
+        help="Reserved by a job that declares no CPUs. 0 = nothing.")
+    # fmt: on
+
+
+class HostRoom:
+    """Resources of the host that jobs may still reserve; each placement of a pass reduces them."""
+
+    def __init__(
+        self, policy: PlanPolicy, rules: HostPolicy, running: Iterable[RunningJob]
+    ) -> None:
+        self._rules = rules
+        memory, cpus = policy.host_memory_bytes, policy.host_cpus
+        self.memory = None if memory is None else memory * rules.memory_pct / 100
+        self.cpus = None if cpus is None else cpus * rules.cpus_pct / 100
+        self.reserved_memory = self.reserved_cpus = 0.0
+        for job in running:
+            self.take(job.requirement)
+
+    def take(self, requirement: Requirement) -> None:
+        self.reserved_memory += self._memory_of(requirement)
+        self.reserved_cpus += self._cpus_of(requirement)
+
+    def lacks(self, requirement: Requirement) -> tuple[Blocker, ...]:
+        """Why such a job finds no room on the host."""
+        wants, cpus = self._memory_of(requirement), self._cpus_of(requirement)
+        blockers: tuple[Blocker, ...] = ()
+        if wants and self.memory and self.reserved_memory + wants > self.memory:
+            blockers += (self._memory_blocker(wants),)
+        if cpus and self.cpus and self.reserved_cpus + cpus > self.cpus:
+            blockers += (self._cpus_blocker(cpus),)
+        return blockers
+
+    def _memory_of(self, requirement: Requirement) -> float:
+        declared = requirement.host_memory_bytes
+        return self._rules.default_memory_gib * GIB if declared is None else declared
+
+    def _cpus_of(self, requirement: Requirement) -> float:
+        return self._rules.default_cpus if requirement.cpus is None else requirement.cpus
+
+    def _memory_blocker(self, wants: float) -> Blocker:
+        whole = self.memory or 0.0
+        free = max(0.0, whole - self.reserved_memory)
+        return Blocker(
+            code=BlockerCode.HOST_MEMORY,
+            requested=size(int(wants)),
+            available=size(int(free)),
+            never=wants > whole,
+            details=details(wants=int(wants), free=int(free), whole=int(whole)),
+        )
+
+    def _cpus_blocker(self, wants: float) -> Blocker:
+        whole = self.cpus or 0.0
+        free = max(0.0, whole - self.reserved_cpus)
+        return Blocker(
+            code=BlockerCode.HOST_CPUS,
+            requested=f"{wants:g} CPUs",
+            available=f"{free:g} CPUs",
+            never=wants > whole,
+            details=details(wants=wants, free=free, whole=whole),
+        )

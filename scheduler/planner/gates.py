@@ -17,8 +17,7 @@ from scheduler.facts.model_services import OWNER
 from scheduler.facts.people import UserAccount
 from scheduler.facts.plans import PlanPolicy, Slot, Slots, Throttle, Yield
 from scheduler.planner.backfill import BackfillPolicy
-from scheduler.planner.capacity import CapacityPolicy
-from scheduler.planner.host import HostPolicy, HostRoom
+from scheduler.planner.capacity import CapacityPolicy, HostPolicy, HostRoom
 from scheduler.planner.matching import can_never_match
 from scheduler.planner.order import OrderPolicy
 from scheduler.planner.placement import RankPolicy
@@ -187,6 +186,31 @@ def gpu_exclusions(
     slots = state.slots
     if request.requirement.gpus == 0:
         return {}
+    reserved = _reserved_for_models(request, slots, gpus) if slots.reserved else {}
+    return {**_closed_now(request, state, gpus), **reserved}
+
+
+def _reserved_for_models(
+    request: RequestClass, slots: Slots, gpus: Sequence[Slot]
+) -> dict[str, Blocker]:
+    """GPUs that brain models have to themselves."""
+    return {
+        gpu.gpu_uuid: Blocker(
+            code=BlockerCode.GPU_RESERVED,
+            tier=Tier.MACHINE,
+            gpu=gpu.index,
+            holder=slots.reserved[gpu.gpu_uuid],
+        )
+        for gpu in gpus
+        if gpu.gpu_uuid in slots.reserved and gpu.gpu_uuid not in request.requirement.among
+    }
+
+
+def _closed_now(
+    request: RequestClass, state: PassState, gpus: Sequence[Slot]
+) -> Mapping[str, Blocker]:
+    """GPUs closed by load and by time windows."""
+    slots = state.slots
     busy = _closed_by_load(request, state, gpus)
     if state.reduced:
         busy |= _over_reduced_share(request, state, gpus)

@@ -1,4 +1,4 @@
-"""Policy: GPUs that are idle although jobs wait for one."""
+"""Policy: GPUs that are idle by use, and idle GPUs that jobs wait for."""
 
 from __future__ import annotations
 
@@ -7,16 +7,19 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from monitor.facts.gpu_states import GpuState
-from monitor.facts.readings import GpuReading
+from monitor.facts.readings import GpuReading, Health
 from monitor.facts.thresholds import threshold
 
 
 @dataclass(frozen=True, slots=True)
 class IdlePolicy:
-    """Reports of GPUs that are idle while jobs wait."""
+    """Reports of idle GPUs and CPUs, and of GPUs that are idle while jobs wait."""
 
     # fmt: off
-    idle_minutes: float = threshold(10, "Report an idle GPU after", unit="min", ge=1, le=1440,
+    idle_seconds: float = threshold(300, "Idle after", unit="s", ge=10, le=86_400,
+        help="A GPU or the CPUs of a host count as idle after this time below 5 % utilisation.")
+    idle_minutes: float = threshold(10, "Report an idle GPU that jobs wait for after", unit="min",
+        ge=1, le=1440,
         help="Both the GPU's idle time and a job's waiting time must exceed this value.")
     # fmt: on
 
@@ -38,6 +41,18 @@ class IdleGpu:
     gpu: GpuReading
     since: datetime
     waiting: tuple[WaitingJob, ...]
+
+
+def idle_by_use(
+    gpus: Iterable[GpuReading], policy: IdlePolicy, now: datetime
+) -> list[tuple[GpuReading, datetime]]:
+    """GPUs that have been below 5 % for long enough, and since when; memory may be held there."""
+    patience = timedelta(seconds=policy.idle_seconds)
+    return [
+        (gpu, gpu.idle_since)
+        for gpu in gpus
+        if gpu.health is Health.OK and gpu.idle_since and now - gpu.idle_since >= patience
+    ]
 
 
 def long_idle(

@@ -55,7 +55,8 @@ def mismatch_of(requirement: Requirement, gpu: Slot | Traits) -> Mismatch | None
 def has_gpu_constraints(requirement: Requirement) -> bool:
     """Whether the request names a model, GPU, capability or power rank."""
     wanted = requirement
-    return bool(wanted.model or wanted.gpu_uuid or wanted.capability) or wanted.power is not None
+    names = wanted.model or wanted.gpu_uuid or wanted.among or wanted.capability
+    return bool(names) or wanted.power is not None
 
 
 @lru_cache(maxsize=8192)
@@ -78,6 +79,7 @@ def constraints_text(requirement: Requirement) -> str:
         requirement.power is not None and f"of power rank {requirement.power:g}",
         requirement.memory_bytes is not None and f"with {size(requirement.memory_bytes)} of memory",
         requirement.gpu_uuid and f"named {requirement.gpu_uuid}",
+        requirement.among and f"among the {len(requirement.among)} GPUs of its service",
     ]
     return ", ".join(part for part in parts if part)
 
@@ -109,9 +111,10 @@ def suited(requirement: Requirement, gpus: Sequence[Traits]) -> int:
 
 
 def _uuid(requirement: Requirement, gpu: Traits) -> Mismatch | None:
-    if not requirement.gpu_uuid or requirement.gpu_uuid == gpu.uuid:
+    names = (requirement.gpu_uuid,) if requirement.gpu_uuid else requirement.among
+    if not names or gpu.uuid in names:
         return None
-    return Mismatch("on_gpu", requirement.gpu_uuid, f"GPU {gpu.index}")
+    return Mismatch("on_gpu", " or ".join(names), f"GPU {gpu.index}")
 
 
 def _model(requirement: Requirement, gpu: Traits) -> Mismatch | None:
@@ -150,6 +153,7 @@ CHECKS = (_uuid, _model, _capability, _power, _memory)
 
 # Looking up members of an enum is slow, and `reject_code` is called most of all.
 GPU_UNHEALTHY, GPU_UNSUITABLE = BlockerCode.GPU_UNHEALTHY, BlockerCode.GPU_UNSUITABLE
+BATCH_EXCLUSIVE = BlockerCode.BATCH_EXCLUSIVE
 RESERVED_FOR, GPU_TAKEN = BlockerCode.RESERVED_FOR, BlockerCode.GPU_TAKEN
 MEMORY_UNKNOWN, GPU_MEMORY = BlockerCode.MEMORY_UNKNOWN, BlockerCode.GPU_MEMORY
 RAMPING = BlockerCode.RAMPING
@@ -167,6 +171,8 @@ def reject_code(
         return gpu.closed[0].code
     if gpu.reserved_for is not None and gpu.reserved_for != job_id:
         return RESERVED_FOR
+    if gpu.batch is not None and gpu.batch != requirement.batch:
+        return BATCH_EXCLUSIVE
     alone, wants = requirement.exclusive, requirement.memory_bytes
     if gpu.exclusive or gpu.undeclared or (gpu.jobs and (alone or wants is None)):
         return GPU_TAKEN
@@ -200,6 +206,8 @@ def explain_rejection(
     if code is BlockerCode.RESERVED_FOR:
         jobs = () if gpu.reserved_for is None else (gpu.reserved_for,)
         return Blocker(code=code, gpu=gpu.index, jobs=jobs, details=details(case="freed"))
+    if code is BlockerCode.BATCH_EXCLUSIVE:
+        return Blocker(code=code, gpu=gpu.index, holder=f"batch {gpu.batch}")
     if code is BlockerCode.GPU_TAKEN:
         return _neighbours(requirement, gpu)
     if code is BlockerCode.RAMPING:

@@ -62,7 +62,10 @@ class Shares:
         self._most_bytes = max((total for total in self._totals.values() if total), default=None)
         running = [(job.owner, job.requirement) for job in slots.running]
         names = sorted({*owners, *(owner for owner, _ in running), *slots.people})
-        shared = max((len(one.capacity.gpu_uuids) for one in slots.people.values()), default=0)
+        shared = max(
+            (len(user_account.capacity.gpu_uuids) for user_account in slots.people.values()),
+            default=0,
+        )
         self._capacity = max(1, shared or len(slots.gpus))
         self._target = {name: 1 / len(names) for name in names}
         self._have = dict.fromkeys(names, 0.0)

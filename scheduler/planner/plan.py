@@ -61,13 +61,13 @@ class RequestGroups:
     """The group of each job. Iterate to get all groups."""
 
     def __init__(self) -> None:
-        self._found: dict[tuple[str, int, int, timedelta | None, bool], RequestGroup] = {}
+        self._by_key: dict[tuple[str, int, int, timedelta | None, bool], RequestGroup] = {}
         # Equal requirements have one kind. The lookup by identity is quicker than by value.
         self._requirements: dict[Requirement, int] = {}
         self._kinds: dict[int, int] = {}
 
     def __iter__(self) -> Iterator[RequestGroup]:
-        return iter(self._found.values())
+        return iter(self._by_key.values())
 
     def of(self, job: QueuedJob) -> RequestGroup:
         # The caller keeps the jobs of the pass alive, so no id() is reused.
@@ -77,10 +77,10 @@ class RequestGroups:
             kind = self._requirements.setdefault(requirement, len(self._requirements))
             self._kinds[id(requirement)] = kind
         key = (job.owner, job.priority, kind, job.lasts, job.preemptible)
-        group = self._found.get(key)
+        group = self._by_key.get(key)
         if group is None:
             request = RequestClass(job.owner, job.priority, requirement, job.lasts, job.preemptible)
-            group = self._found[key] = RequestGroup(request, kind)
+            group = self._by_key[key] = RequestGroup(request, kind)
         return group
 
 

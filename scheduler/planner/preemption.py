@@ -1,7 +1,8 @@
 """Policy: which running jobs must leave for another job, or for a user outside the queue.
 
 A candidate is preemptible, of a lower priority class, has run for a minimum time, and is not
-leaving already. Jobs never preempt jobs of the same class, so preemption chains are finite. Of the
+leaving already. Jobs never preempt jobs of the same class, so preemption chains are finite. Jobs
+of agents have no minimum time. Of the
 sets that free enough GPUs, the smallest is chosen; then the lowest priority, the least lost work
 (run time times GPUs, as the last checkpoint is unknown), and the youngest jobs.
 """
@@ -25,7 +26,7 @@ CODE = "Preempted"
 # With more candidates, not every set of them is tried.
 MOST_TRIED = 8
 _RANK = {kind: rank for rank, kind in enumerate(reversed(PriorityClass))}
-_Cost = tuple[int, int, float, tuple[int, ...]]
+_Cost = tuple[int, int, int, float, tuple[int, ...]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +66,11 @@ def victims(
 
     fits: whether a hypothetical state of a GPU could take the job.
     """
-    if not policy.enabled or (job.may_preempt_at is not None and now < job.may_preempt_at):
+    if (
+        job.idle_work
+        or not policy.enabled
+        or (job.may_preempt_at is not None and now < job.may_preempt_at)
+    ):
         return None
     if job.requirement.gpus == 0 or any(slot.reserved_for == job.id for slot in slots.gpus):
         return None
@@ -135,6 +140,9 @@ class _Search:
     def _smallest(
         self, candidates: Sequence[RunningJob], gpus: Sequence[Slot]
     ) -> tuple[RunningJob, ...]:
+        idle = [candidate for candidate in candidates if candidate.idle_work]
+        if len(idle) < len(candidates) and self._suffices(idle, gpus):
+            return self._smallest(idle, gpus)
         for count in range(len(candidates)):
             enough = [
                 set_ for set_ in combinations(candidates, count) if self._suffices(set_, gpus)
@@ -157,6 +165,8 @@ class _Search:
     def _cost(self, set_: Sequence[RunningJob]) -> _Cost:
         lost = [(self._now - job.started_at).total_seconds() * len(job.gpu_uuids) for job in set_]
         return (
+            # Idle work goes first, however many jobs that are.
+            sum(not job.idle_work for job in set_),
             len(set_),
             max((job.priority for job in set_), default=0),
             sum(lost),
@@ -167,6 +177,10 @@ class _Search:
 def _may_go(candidate: RunningJob, job: QueuedJob, policy: PreemptionPolicy, now: datetime) -> bool:
     has_run = now - candidate.started_at >= timedelta(minutes=policy.min_run_minutes)
     is_lower = _RANK[CLASSES[candidate.priority]] < _RANK[CLASSES[job.priority]]
+    has_run = has_run or candidate.is_of_agent
+    if candidate.idle_work:
+        # Any other job takes its GPU, at once.
+        has_run = is_lower = True
     return (
         candidate.preemptible
         and is_lower
@@ -233,7 +247,7 @@ def owner_evictions(
     for job in running:
         uuid = next((uuid for uuid in job.gpu_uuids if uuid in owners_by_gpu), None)
         if uuid is not None and _gives_way(job, policy):
-            text = f"{owners_by_gpu[uuid].who} needs GPU {indices.get(uuid, '?')}."
+            text = f"{owners_by_gpu[uuid].description} needs GPU {indices.get(uuid, '?')}."
             longest = timedelta(seconds=policy.max_grace_s)
             requests.append(
                 Yield(

@@ -48,15 +48,15 @@ class Ends:
 def parse(text: str) -> Progress | None:
     """`0.45 message`, `45 % message` or `3/125 message`; None: it does not begin with a number."""
     line = text.strip().partition("\n")[0].strip()
-    found = _NUMBER.match(line)
-    if found is None:
+    match = _NUMBER.match(line)
+    if match is None:
         return None
-    number, percent, whole = found.groups()
+    number, percent, whole = match.groups()
     divisor = 100.0 if percent else float(whole or 1)
     if not divisor:
         return None
     fraction = min(1.0, float(number) / divisor)
-    return Progress(fraction, _shown(line[found.end() :]))
+    return Progress(fraction, _shown(line[match.end() :]))
 
 
 def _shown(message: str) -> str:

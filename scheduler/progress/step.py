@@ -74,8 +74,8 @@ class ProgressStep:
     def _reported(self, attempt: Attempt) -> Progress | None:
         """By the file, else by the log. None: nothing new."""
         text = files.read_given(self._specs.given(attempt).progress, policy.LARGEST_FILE)
-        found = policy.parse(text.decode("utf-8", "replace")) if text else None
-        return found or self._in_log(attempt, self._specs.folder(attempt) / files.LOG)
+        progress = policy.parse(text.decode("utf-8", "replace")) if text else None
+        return progress or self._in_log(attempt, self._specs.folder(attempt) / files.LOG)
 
     def _in_log(self, attempt: Attempt, log: Path) -> Progress | None:
         size = log.stat().st_size if log.exists() else 0

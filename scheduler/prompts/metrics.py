@@ -13,6 +13,7 @@ from scheduler.models import ModelInstance, ModelService, ModelUse, Prompt
 HELP = {
     "requests": "Requests to a model that ended, by prompts and by the endpoint.",
     "failed": "Requests to a model without an answer.",
+    "warm": "Requests that waited for their model to wake.",
     "cold": "Requests that waited for a boot of their model.",
     "prompt_tokens": "Tokens that users sent to a model.",
     "completion_tokens": "Tokens that a model answered.",
@@ -21,6 +22,7 @@ HELP = {
 NAMES = {
     "requests": "gpucoord_model_requests_total",
     "failed": "gpucoord_model_requests_failed_total",
+    "warm": "gpucoord_model_requests_warm_total",
     "cold": "gpucoord_model_requests_cold_total",
     "prompt_tokens": "gpucoord_model_prompt_tokens_total",
     "completion_tokens": "gpucoord_model_completion_tokens_total",

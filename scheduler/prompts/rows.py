@@ -1,7 +1,8 @@
 """Rows of prompts and of the use of models.
 
 A prompt is given to an instance by a compare-and-set of its status and attempt, and an answer is
-stored only for the attempt that is current. So each prompt is answered once, whoever is killed.
+stored only for the attempt that is current. So each prompt is answered once, even if processes
+are killed.
 """
 
 from __future__ import annotations
@@ -189,6 +190,7 @@ class Use:
     model: str
     owner: str
     failed: bool = False
+    warm: bool = False
     cold: bool = False
     estimated: bool = False
     prompt_tokens: int = 0
@@ -199,7 +201,7 @@ class Use:
 
 
 _SUMS = (
-    "failed", "cold", "estimated", "prompt_tokens", "completion_tokens", "waited_s",
+    "failed", "warm", "cold", "estimated", "prompt_tokens", "completion_tokens", "waited_s",
     "first_token_s", "answer_s",
 )  # fmt: skip
 
@@ -226,6 +228,46 @@ def used_today(owner: str, now: datetime) -> DayUse:
         n=Sum("requests"), asked=Sum("prompt_tokens"), answered=Sum("completion_tokens")
     )
     return DayUse(sums["n"] or 0, (sums["asked"] or 0) + (sums["answered"] or 0))
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSummary:
+    """The requests to a model in a time range; `hot` were taken by an instance that was ready.
+
+    first_token_s: the mean seconds until the first byte; None = no request was answered.
+    """
+
+    requests: int = 0
+    failed: int = 0
+    hot: int = 0
+    warm: int = 0
+    cold: int = 0
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    first_token_s: float | None = None
+
+    @property
+    def rates(self) -> list[tuple[str, int, float | None]]:
+        """Name, number and percentage of hot, warm and cold requests."""
+        counts = (("hot", self.hot), ("warm", self.warm), ("cold", self.cold))
+        total = sum(count for _, count in counts)
+        return [(name, n, 100 * n / total if total else None) for name, n in counts]
+
+
+def summary(model: str, since: datetime) -> ModelSummary:
+    names = (
+        "requests", "failed", "warm", "cold", "prompt_tokens", "completion_tokens",
+        "first_token_s",
+    )  # fmt: skip
+    rows = ModelUse.objects.filter(model=model, hour_at__gt=since - HOUR)
+    sums = {k: v or 0 for k, v in rows.aggregate(**{n: Sum(n) for n in names}).items()}
+    answered = sums["requests"] - sums["failed"]
+    first_s = sums.pop("first_token_s")
+    return ModelSummary(
+        hot=max(0, answered - sums["warm"] - sums["cold"]),
+        first_token_s=first_s / answered if answered else None,
+        **sums,
+    )
 
 
 def too_old(_: RetentionPeriods, now: datetime) -> Iterator[QuerySet[Model]]:

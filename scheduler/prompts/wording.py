@@ -21,6 +21,8 @@ def sentence(wait: Wait) -> str:
         return f"the free place is kept for other users of the model, {place}"
     if wait.code is WaitCode.MODEL_FAILED:
         return f"the last start of the model failed ({wait.reason}); it is tried again, {place}"
+    if wait.code is WaitCode.BATCH_EXCLUSIVE:
+        return f"{wait.reason} has the GPUs of the model for itself, {place}"
     if wait.instances == 1:
         return f"the only instance is busy, {place}"
     return f"all {wait.instances} instances busy, {place}"

@@ -57,6 +57,7 @@ class QuotaBody(Schema):
     gpu_share_pct: int | None = Field(
         None, description="Default and most of a job's `gpu_share` on GPUs that it shares."
     )
+    exclusive_batches: bool = Field(description="Large batches may take GPUs for themselves.")
     gpu_minutes: Limit
     gpus: Limit
     jobs: Limit
@@ -96,6 +97,7 @@ def quota(
         "reserved_pct": own.line.quota.reserved_pct,
         "priority": own.line.quota.priority,
         "gpu_share_pct": own.line.quota.gpu_share_pct,
+        "exclusive_batches": own.line.quota.exclusive_batches,
         **{
             key: {"used": f.used, "most": f.most, "committed": f.committed}
             for key, f in figures.items()

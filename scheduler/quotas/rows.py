@@ -42,18 +42,18 @@ class Quotas:
         operators = User.objects.filter(is_staff=True)
         self._operators = frozenset(operators.values_list("username", flat=True))
         self._policy = thresholds.current(QuotaPolicy)
-        self._found: dict[str, people.Quota] = {}
+        self._quotas: dict[str, people.Quota] = {}
 
     def of(self, name: str) -> people.Quota:
         """Their own, else the most generous of their groups', else the default quota.
 
         The policy's figures stand where that has none.
         """
-        quota = self._found.get(name)
+        quota = self._quotas.get(name)
         if quota is None:
             is_operator = name in self._operators
             quota = with_defaults(_joined(self.rows(name)), self._policy, is_operator=is_operator)
-            self._found[name] = quota
+            self._quotas[name] = quota
         return quota
 
     def rows(self, name: str) -> list[Quota]:
@@ -187,7 +187,9 @@ def decayed_usage_at(
         "owner", "from_at", "job_s", "outside_s"
     ):
         days.setdefault(owner, []).append((day(from_at, zone), jobs + outside))
-    return {owner: usage_from_days(found, at, gpus, half_life_s) for owner, found in days.items()}
+    return {
+        owner: usage_from_days(own_days, at, gpus, half_life_s) for owner, own_days in days.items()
+    }
 
 
 def holds(
@@ -280,5 +282,6 @@ def too_old(keep: RetentionPeriods, now: datetime) -> Iterator[QuerySet[Model]]:
     """Expired days, and rows of hosts that were renamed or removed."""
     yield DailyGpuUsage.objects.filter(from_at__lt=now - keep.hours)
     silent = HostCapacity.objects.filter(at__lt=now - keep.silent_hosts)
-    yield UsageShare.objects.filter(host__in=silent.values("host"))
-    yield silent
+    if hosts := list(silent.values_list("host", flat=True)):
+        yield UsageShare.objects.filter(host__in=hosts)
+        yield silent.filter(host__in=hosts)

@@ -154,7 +154,7 @@ class Charging:
     ) -> None:
         """Write the usage of each owner; forget owners whose usage has decayed to nothing."""
         now = charging_pass.now
-        decay = charging.kept((now - charging_pass.since).total_seconds(), half_life_s)
+        decay = charging.decay_factor((now - charging_pass.since).total_seconds(), half_life_s)
 
         def update(owner: str) -> UsageShare:
             row = rows.get(owner) or UsageShare(host=self._host, owner=owner)
@@ -167,8 +167,8 @@ class Charging:
                 usage=usage.get(owner, 0.0),
                 charge=charge.gpus,
                 outside=charge.outside,
-                seen_s=decay * row.seen_s + charging_pass.observed_s * charge.seen,
-                known_s=decay * row.known_s + charging_pass.observed_s * charge.known,
+                seen_s=decay * row.seen_s + charging_pass.observed_s * charge.occupied_gpus,
+                known_s=decay * row.known_s + charging_pass.observed_s * charge.known_gpus,
             )
 
         owners = sorted((usage.keys() | charging_pass.charges.keys()) - unreadable)
@@ -176,7 +176,7 @@ class Charging:
         forgotten: list[UsageShare] = []
         for owner, row in self._isolation.convert(owners, _usage_name, update, now):
             is_over = row.usage < charging.NOTHING and not (
-                charging_pass.charges.get(owner, NOTHING).seen
+                charging_pass.charges.get(owner, NOTHING).occupied_gpus
             )
             (forgotten if is_over else written).append(row)
         quota_rows.set_used(written, now, self._isolation)

@@ -40,21 +40,21 @@ def account_for(owner: str, *, account: str | None, superuser: bool, run_as: str
     account: the OS account that is assigned to the owner; None = none is.
     Without root, or with run_as "service", it is the service's account. With root it is the
     assigned one. If this server has no such account, a superuser's jobs run as root. Other users'
-    jobs run as the shared account nobody only with run_as "nobody".
+    jobs run as the shared account only if run_as names it.
     """
     if os.geteuid() != 0 or run_as == "service":
         return _own()
-    nobody = _entry(NOBODY)
+    shared = _entry(NOBODY)
     person = None if account is None else _entry(account)
-    if account is not None and person is not None and _is_own(person, account, nobody):
+    if account is not None and person is not None and _is_own(person, account, shared):
         return _of(person)
     if superuser:
         return _own()
     if run_as != NOBODY:
         raise MissingAccount(_why_missing(owner, account))
-    if nobody is None:
+    if shared is None:
         raise MissingAccount(f"This server has no OS account {NOBODY}, which run_as names.")
-    return _of(nobody)
+    return _of(shared)
 
 
 def account_of_service(chosen: str, *, run_as: str) -> Account:
@@ -100,12 +100,12 @@ def _why_missing(owner: str, account: str | None) -> str:
     )
 
 
-def _is_own(person: pwd.struct_passwd, account: str, nobody: pwd.struct_passwd | None) -> bool:
+def _is_own(person: pwd.struct_passwd, account: str, shared: pwd.struct_passwd | None) -> bool:
     """Whether this is the account itself, and that of a person.
 
     Some directories ignore case: they return the account alice for Alice too.
     """
-    is_shared = person.pw_name == NOBODY or (nobody and person.pw_uid == nobody.pw_uid)
+    is_shared = person.pw_name == NOBODY or (shared and person.pw_uid == shared.pw_uid)
     return person.pw_uid >= FIRST_PERSON and person.pw_name == account and not is_shared
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 from collections.abc import Callable
@@ -13,8 +12,8 @@ from typing import Any, Protocol, TypeVar
 from monitor.runtime.probes.process_identity import boot_id, is_alive
 from scheduler.runner import files, process_tree
 from scheduler.runner.confine import confinement
-from scheduler.runner.process_tree import ProcessInfo
 from scheduler.runner.spec import Claimed, Result, Spec, Started
+from scheduler.runner.yield_files import YieldRequestFile as YieldRequestFile
 
 
 class _Reported(Protocol):
@@ -97,9 +96,9 @@ def give_up(folder: Path, nonce: str) -> bool:
     return is_mine
 
 
-def ask_to_stop(seen: AttemptFiles) -> bool:
+def ask_to_stop(files: AttemptFiles) -> bool:
     """Tell the runner to end its job: SIGTERM, then, after its grace, SIGKILL."""
-    return seen.runner is not None and process_tree.signal_one(*seen.runner, signal.SIGTERM)
+    return files.runner is not None and process_tree.signal_one(*files.runner, signal.SIGTERM)
 
 
 def end_orphans(started: Started, number: int | None) -> int:
@@ -129,22 +128,8 @@ def _read(path: Path, nonce: str, make: Callable[[dict[str, Any]], R | None]) ->
 
 REQUEST_FILE = "yield.json"
 YIELD_SIGNAL = signal.SIGUSR1
-READABLE = 0o644
 # To a runner that is too old to know of withdrawing it is a deadline that never comes.
 NEVER_S = 10 * 365 * 86_400.0
-
-
-@dataclass(frozen=True, slots=True)
-class YieldRequestFile:
-    """Why a job is to leave its GPUs, and when it is killed (seconds since 1970)."""
-
-    reason: str
-    deadline: float
-    withdrawn: bool = False
-
-    @property
-    def for_job(self) -> dict[str, Any]:
-        return {"reason": self.reason, "deadline": self.deadline}
 
 
 def request_yield(folder: Path, look: AttemptFiles, nonce: str, request: YieldRequestFile) -> bool:
@@ -178,34 +163,8 @@ def read(folder: Path, nonce: str) -> YieldRequestFile | None:
     )
 
 
-def notify_job(
-    request: YieldRequestFile, spec: Spec, processes: Callable[[], list[ProcessInfo]]
-) -> None:
-    """Notify the job: write the file, then send the declared signal to processes that handle it."""
-    path = Path(spec.yield_file)
-    if not spec.yield_file or files.read_json(path) == request.for_job:
-        return
-    _write_readable(path, request.for_job)
-    if spec.yield_signal:
-        number = signal.Signals[spec.yield_signal]
-        for process in processes():
-            if process_tree.handles_signal(process.pid, number):
-                process_tree.signal_one(process.pid, process.start_ticks, number)
-
-
 def clear_request(folder: Path, spec: Spec) -> None:
     """Notify the job that it may stay, by removing its file."""
     if spec.yield_file:
         Path(spec.yield_file).unlink(missing_ok=True)
     (folder / REQUEST_FILE).unlink(missing_ok=True)
-
-
-def _write_readable(path: Path, body: dict[str, Any]) -> None:
-    """The job may run as another account; it sees the whole file or none."""
-    part = path.with_name(f"{path.name}.{os.getpid()}")
-    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
-    descriptor = os.open(part, flags, 0o600)
-    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-        json.dump(body, file)
-        os.fchmod(file.fileno(), READABLE)
-    part.replace(path)

@@ -17,8 +17,8 @@ class CopyFailed(Exception):
 def copy(handle: int, target: Path, longest_s: float = LONGEST_S) -> None:
     """Copy the file behind the handle to `target`, whose folders are made. Raises CopyFailed.
 
-    The file is named by its handle, so that nobody can put another one in its place. A copy that
-    takes too long continues at the next call where it stopped.
+    The file is named by its handle, so that no process can replace it. A copy that takes too long
+    continues at the next call where it stopped.
     """
     try:
         target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -84,8 +84,8 @@ def read_json(path: Path) -> dict[str, Any] | None:
 
 
 def _open(path: Path) -> BinaryIO:
-    """Open a regular file. Jobs can put other things there: opening a pipe would wait."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    """Open a regular file. Jobs can put other things there: a link, or a pipe, which would wait."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
         raise OSError(errno.EINVAL, "not a regular file", str(path))
@@ -93,7 +93,7 @@ def _open(path: Path) -> BinaryIO:
 
 
 def drop_environment(folder: Path) -> None:
-    """Take the job's variables out of spec.json: no one reads them again, and they may be secrets.
+    """Take the job's variables out of spec.json: they are not read again, and may be secrets.
 
     A full disk must not keep the job from running, so an error leaves them there.
     """

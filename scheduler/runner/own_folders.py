@@ -4,6 +4,8 @@
     JOB/checkpoint       for data that the job needs when it runs again
     JOB/given/N.progress how far attempt N has come, written by the job
     JOB/given/N.result   what attempt N has produced, written by the job
+    JOB/given/N.terminal the socket of an interactive job's terminal
+    JOB/attempt-N        files of attempt N of another engine; they belong to the job's account
 
 For jobs with the service's account it is in the data folder. Other accounts cannot enter that, so
 their folders are beside it or, if that is not accessible either, in /var/tmp, under a name that is
@@ -29,10 +31,11 @@ PASSABLE = 0o711
 
 @dataclass(frozen=True, slots=True)
 class GivenFiles:
-    """The files in which an attempt reports its progress and its result."""
+    """The files in which an attempt reports its progress and its result, and its terminal."""
 
     progress: Path
     result: Path
+    terminal: Path
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +61,13 @@ class OwnFolder:
         """What the job writes for gpucoord; it belongs to the job's account."""
         return self.path / "given"
 
+    def attempt(self, number: int) -> Path:
+        """The folder of an attempt whose runner has the job's account, as in Slurm."""
+        return self.path / f"attempt-{number}"
+
     def given_files(self, attempt: int) -> GivenFiles:
-        return GivenFiles(self.given / f"{attempt}.progress", self.given / f"{attempt}.result")
+        names = (f"{attempt}.{kind}" for kind in ("progress", "result", "terminal"))
+        return GivenFiles(*(self.given / name for name in names))
 
     def make(self, uid: int | None, gid: int | None) -> None:
         """Make it, if that is not done; the folders in it belong to the job's account."""

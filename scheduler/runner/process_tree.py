@@ -50,10 +50,10 @@ def orphans(leader: int, start_ticks: int, nonce: str) -> list[ProcessInfo]:
     They are found by the nonce in their environment, and by session and descent while the first
     process lives; later its pid may be reused.
     """
-    everyone = list(_all())
-    carriers = {p.pid: p for p in everyone if _carries(p.pid, nonce)}
-    if any(p.pid == leader and p.start_ticks == start_ticks for p in everyone):
-        carriers |= {p.pid: p for p in everyone if leader in (p.pid, p.session)}
+    processes = list(_all())
+    carriers = {p.pid: p for p in processes if _carries(p.pid, nonce)}
+    if any(p.pid == leader and p.start_ticks == start_ticks for p in processes):
+        carriers |= {p.pid: p for p in processes if leader in (p.pid, p.session)}
         carriers |= {p.pid: p for p in descendants(leader)}
     return [p for p in carriers.values() if p.pid != os.getpid()]
 

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from monitor.runtime.probes import datagrams
-from scheduler.runner import attempt_files, files, launch, process_tree
+from scheduler.runner import attempt_files, files, launch, process_tree, yield_files
 from scheduler.runner.attempt_files import own_claim
 from scheduler.runner.confine.confinement import Confinement
 from scheduler.runner.guardian import (
@@ -197,7 +197,9 @@ def _watch(runner: Running, job: GuardedJob) -> Watch:
 def _follow(runner: Running, watch: Watch, child: Child) -> Result:
     """Watch the job to its end."""
     ending = watch.run()
-    out_of_memory = runner.confinement.ran_out_of_memory
+    # A job that saved its work when it was asked (85) needs more memory, too.
+    saved = runner.confinement.is_short_of_memory and os.waitstatus_to_exitcode(ending.status) == 85
+    out_of_memory = runner.confinement.ran_out_of_memory or ending.stopped == "memory" or saved
     runner.confinement.leave()
     failure = child.failure()
     log_bytes = os.fstat(runner.log).st_size
@@ -246,7 +248,7 @@ def _pass_on_yield(spec: Spec, folder: Path, job: GuardedJob) -> float | None:
         return math.inf
     # The deadline counts even if the job cannot be notified, as with a full disk.
     with suppress(OSError, KeyError):
-        attempt_files.notify_job(request, spec, job.processes)
+        yield_files.notify_job(request, spec, job.processes)
     return request.deadline - time.time()
 
 

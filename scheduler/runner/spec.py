@@ -53,7 +53,7 @@ def _fits(name: str, value: object, kind: Any) -> bool:
     """Whether a value has the type of its field, and a column of the database can take it."""
     if get_origin(kind) is not None:
         kinds = get_args(kind)
-        return type(None) not in kinds or any(_fits(name, value, one) for one in kinds)
+        return type(None) not in kinds or any(_fits(name, value, option) for option in kinds)
     if isinstance(value, bool):
         return kind is bool
     if kind is float:
@@ -141,7 +141,8 @@ class Started(_Body):
 class Result(_Body):
     """How an attempt ended.
 
-    stopped: "asked" by a signal to the runner, "time_limit", or "yield" after its deadline.
+    stopped: "asked" by a signal to the runner, "time_limit", "memory", or "yield" after its
+    deadline.
     yielded: after a yield request. refused: the job did not start, because another program holds a
     lock of its GPUs. out_of_memory: the kernel killed a process of the job, because its cgroup or
     the host had no memory left.

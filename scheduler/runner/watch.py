@@ -82,6 +82,8 @@ class Watch:
                 self._stop("asked")
             elif self._is_over(self._limit_at):
                 self._stop("time_limit")
+            elif self._confinement.is_over_memory:
+                self._stop("memory")
             else:
                 self._let_yield(heard == signal.SIGUSR1)
             if self._is_over(self._kill_at):

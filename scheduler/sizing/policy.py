@@ -108,10 +108,10 @@ def together(
     by_model: Mapping[str, MemorySuggestion | None],
 ) -> MemorySuggestion | None:
     """For a job that may run on any of these models: enough for each. None: one is unknown."""
-    known = [each for each in by_model.values() if each is not None]
-    if not known or len(known) < len(by_model):
+    suggestions = [each for each in by_model.values() if each is not None]
+    if not suggestions or len(suggestions) < len(by_model):
         return None
-    return max(known, key=lambda each: each.memory_bytes)
+    return max(suggestions, key=lambda each: each.memory_bytes)
 
 
 def sentence(suggestion: MemorySuggestion) -> str:

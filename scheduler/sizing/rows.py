@@ -47,11 +47,12 @@ def measured(attempt: Attempt) -> GpuUse:
     """What the attempt has used so far, from the minutes of its processes."""
     begun, ended = attempt.started_at or attempt.placed_at, attempt.ended_at
     held_s = max(0.0, (ended - begun).total_seconds()) if ended else 0.0
-    return summarise(_minutes(attempt), held_s * len(attempt.gpu_uuids))
+    return summarise(minutes(attempt), held_s * len(attempt.gpu_uuids))
 
 
-def _minutes(attempt: Attempt) -> list[GpuMinute]:
-    begin = attempt.placed_at.timestamp() - 60
+def minutes(attempt: Attempt, since: datetime | None = None) -> list[GpuMinute]:
+    """The minutes of the attempt's processes on its GPUs, of all its time or since then."""
+    begin = max(filter(None, (attempt.placed_at, since))).timestamp() - 60
     processes = Q(
         use__host=attempt.host,
         use__job_owner=attempt.job.owner.username,
@@ -70,7 +71,7 @@ def _minutes(attempt: Attempt) -> list[GpuMinute]:
             sm=Sum("sm_s"),
             longest=Max("held_s"),
             held=Sum("held_s"),
-            known=Sum("known_s"),
+            measured=Sum("known_s"),
             peak=Sum("peak_memory_bytes"),
             unmeasured=Count("pk", filter=Q(peak_memory_bytes=None, held_s__gt=0)),
             energy=Sum("joules"),
@@ -83,7 +84,7 @@ def _minutes(attempt: Attempt) -> list[GpuMinute]:
             t=row["t"],
             sm_s=row["sm"],
             held_s=row["longest"],
-            known_s=row["longest"] * row["known"] / row["held"] if row["held"] else 0.0,
+            known_s=row["longest"] * row["measured"] / row["held"] if row["held"] else 0.0,
             memory_bytes=None if row["unmeasured"] else row["peak"],
             joules=None if row["without_energy"] else row["energy"],
         )

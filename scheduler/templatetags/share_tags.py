@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from django import template
+from django.utils import timezone
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
 
 from monitor.facts.formats import UNKNOWN, sig3
+from scheduler.facts.prompts import DayUse
+from scheduler.prompts import rows as prompts
 from scheduler.quotas.pages.table import QuotaFigure
 
 register = template.Library()
@@ -53,3 +56,9 @@ def share_bar(now: float | None, target: float | None) -> SafeString:
         f"{100 * now:.1f}",
         mark,
     )
+
+
+@register.simple_tag
+def models_today(owner: str) -> DayUse:
+    """Requests of a user to models, and their tokens, since midnight."""
+    return prompts.used_today(owner, timezone.now())

@@ -268,7 +268,7 @@ def _memory(row: Mapping[str, Any]) -> ThrottleMemory:
 
 
 def _smoothed_row(mean: Smoothed) -> list[float]:
-    return [round(part, 4) for part in (mean.sum, mean.known, mean.total)]
+    return [round(part, 4) for part in (mean.sum, mean.known_weight, mean.total)]
 
 
 def _deferral(row: Mapping[str, Any]) -> Deferral:

@@ -123,7 +123,7 @@ class ThrottleStep:
         memory = self._tell_overload(memory, now)
         if len(held_back) > memory.reported:
             worst = memory.deferrals[held_back[-1]]
-            text = f"Starts are held back ({_why(worst)}): {_who(held_back)} jobs wait."
+            text = f"Starts are held back ({_why(worst)}): {_class_names(held_back)} jobs wait."
             events.add("BACKPRESSURE_ACTIVATED", text, now=now, severity="warning", host=self._host)
             return replace(memory, reported=len(held_back), free_since_t=None)
         if not memory.reported or throttle_deferral.waiting_classes(memory.deferrals):
@@ -178,5 +178,5 @@ def _why(deferral: Deferral) -> str:
     return ", ".join(signal.text for signal in deferral.strains)
 
 
-def _who(kinds: Iterable[PriorityClass]) -> str:
+def _class_names(kinds: Iterable[PriorityClass]) -> str:
     return " and ".join(kind.value for kind in kinds)

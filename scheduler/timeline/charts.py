@@ -141,8 +141,8 @@ def with_idle(bar: Bar, idle: Mapping[Key, Sequence[Stretch]], now: int) -> Bar:
     """A job's bar with the idle stretches of its processes."""
     end = bar.end or now
     spans = idle.get((bar.gpu_uuid, bar.owner, bar.job), ())
-    kept = tuple((max(a, bar.begin), min(b, end)) for a, b in spans if a < end and b > bar.begin)
-    return replace(bar, idle=kept)
+    clipped = tuple((max(a, bar.begin), min(b, end)) for a, b in spans if a < end and b > bar.begin)
+    return replace(bar, idle=clipped)
 
 
 def rows(gpus: Sequence[TimelineGpu], bars: Iterable[Bar], bands: Iterable[Band]) -> list[Row]:

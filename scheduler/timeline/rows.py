@@ -90,14 +90,14 @@ def pieces(since: datetime, now: datetime) -> list[UsePiece]:
     rows = uses.order_by("-last_seen_at").values_list(
         "pk", "gpu_id", "user", "job_owner", "job_ref", "first_seen_at", "last_seen_at", "ended_at"
     )
-    known = {row[0]: row[1:] for row in rows[:MOST_USES]}
+    uses_by_id = {row[0]: row[1:] for row in rows[:MOST_USES]}
     fine_t = floor(int(now.timestamp()) - FINE_HOURS * HOUR_S, HOUR_S)
     stretches = [*_hours(int(since.timestamp()), fine_t), *_fine(fine_t)]
     present = now - timedelta(seconds=PRESENT_S)
     return [
         piece
         for use, t, step, sums in stretches
-        if use in known and (piece := _piece(known[use], t, step, sums, now, present))
+        if use in uses_by_id and (piece := _piece(uses_by_id[use], t, step, sums, now, present))
     ]
 
 
@@ -152,9 +152,9 @@ def _piece(
     )
 
 
-def bands(known: Iterable[TimelineGpu], since: datetime, until: datetime) -> list[Band]:
+def bands(gpus: Iterable[TimelineGpu], since: datetime, until: datetime) -> list[Band]:
     """The occurrences of approved time windows on these GPUs."""
-    uuids = [gpu.uuid for gpu in known]
+    uuids = [gpu.uuid for gpu in gpus]
     return [
         Band(
             gpu_uuid=uuid,

@@ -14,7 +14,7 @@ from datetime import UTC, timedelta
 from functools import partial
 from typing import Any
 
-from reports.capacity.facts import GpuHourFigures, KnownGpu, RecordedJob
+from reports.capacity.facts import CapacityGpu, GpuHourFigures, RecordedJob
 from reports.capacity.policy import demand, percentiles
 from reports.capacity.policy.accounts import AccountInput
 from reports.capacity.policy.alternatives import changes
@@ -27,9 +27,9 @@ from tests.builders import GIB, NOW, gpu_uuid
 GPUS, USERS, DAYS, LOAD, HOURS_OF_YEAR = 8, 50, 14, 0.85, 8760
 
 
-def machine() -> list[KnownGpu]:
+def machine() -> list[CapacityGpu]:
     return [
-        KnownGpu(
+        CapacityGpu(
             uuid=gpu_uuid(index), host="box", index=index, model="NVIDIA H100 80GB HBM3",
             memory_bytes=80 * GIB, capability=(9, 0), power=2000.0,
         )
@@ -58,7 +58,7 @@ def queue(count: int) -> tuple[RecordedJob, ...]:
     return tuple(jobs)
 
 
-def played(given: ReplayInput, gpus: list[KnownGpu]) -> str:
+def played(given: ReplayInput, gpus: list[CapacityGpu]) -> str:
     replay = Replay(given, gpus)
     while replay.advance():
         pass

@@ -40,7 +40,7 @@ def demo() -> Iterator[str]:
             return found[1] if found else None
 
         try:
-            yield wait_until(address, 30, "an address")
+            yield wait_until(address, 120, "an address")
         finally:
             process.send_signal(signal.SIGINT)
             process.wait(20)

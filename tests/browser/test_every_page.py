@@ -16,6 +16,7 @@ PATHS = [
     "/jobs/new/",
     "/models/",
     "/batches/",
+    "/idle-work/",
     "/scripts/",
     "/shares/",
     "/reports/capacity/",
@@ -30,6 +31,7 @@ PATHS = [
     "/status/",
     "/mode/",
     "/disks/",
+    "/hosts/",
     "/account/",
 ]
 

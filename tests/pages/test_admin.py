@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 
 import pytest
 from django.contrib import admin
@@ -15,14 +15,18 @@ from monitor.accounts.rows import tokens
 from monitor.alerts.steps import outbox
 from monitor.journal.rows import audit, events
 from monitor.models import (
+    Agent,
     ApiToken,
     Constraint,
     CpuScanState,
+    Event,
     Exemption,
     Gpu,
     GpuClosure,
+    Host,
     Incident,
     ItemFault,
+    JoinToken,
     Lease,
     LoginLink,
     Pattern,
@@ -40,12 +44,17 @@ from scheduler.models import (
     AttemptUse,
     CleaningRun,
     DailyGpuUsage,
+    EngineStatus,
+    EngineTask,
     GpuHold,
     HostCapability,
     HostCapacity,
+    IdleChoice,
+    IdleTemplate,
     Job,
     JobDependency,
     JobInput,
+    JobPreset,
     LockRefusal,
     ModelBoot,
     ModelHour,
@@ -58,6 +67,7 @@ from scheduler.models import (
     PlanVersion,
     Prompt,
     Quota,
+    SavedView,
     ScriptDefinition,
     ThrottleState,
     TimeWindow,
@@ -93,15 +103,24 @@ def filled(alice: User) -> None:
     jobs_made.finished(alice, "failed", exit_code=7)
     events.add("GPU_LOST", "GPU 1 is lost", now=NOW, severity="error")
     tokens.create_token(alice, NOW)
+    Agent.objects.create(user=alice, name="alice_1", created_at=NOW)
     Lease.objects.create(name="sampler:gpubox", loop="sampler", host="gpubox", expires_at=NOW)
     PeriodicTask.objects.create(name="pruning", queued_at=NOW)
+    Host.objects.create(name="gpubox", joined_at=NOW)
+    JoinToken.objects.create(digest="d", made_by="root", created_at=NOW, expires_at=NOW)
     Constraint.objects.create(host="gpubox", kind="disk", text="Disk is full", from_at=NOW)
     TimeWindow.objects.create(
         user=alice, days=[0], start="20:00", end="06:00", zone="UTC", asked_by="alice", asked_at=NOW
     )
     PlanVersion.objects.create()
     ScriptDefinition.objects.create(name="alice_1", argv=["true"])
-    batch_rows.create(alice, "embed", {"command": "true"}, ["one"], NOW)
+    template = IdleTemplate.objects.create(
+        name="alice-idle", account=alice, request={"command": "true"}
+    )
+    IdleChoice.objects.create(
+        at=NOW, host="gpubox", idle_s=300, template=template.name, job=1, seed=1
+    )
+    batch_rows.create(alice, "embed", {"command": "true"}, ["one"], NOW, [])
     ModeState.objects.create(host="gpubox", since_at=NOW, reason="No hogs.")
     ThrottleState.objects.create(host="gpubox", at=NOW, allowed="{}", memory="{}")
     one, other = Job.objects.order_by("id")[:2]
@@ -153,10 +172,16 @@ def filled(alice: User) -> None:
     ModelUse.objects.create(hour_at=NOW, model="small", owner="alice", requests=1)
     NotificationSettings.objects.create(user=alice, kinds=["finished"])
     NotificationCursor.objects.create(seen_event=7)
+    JobPreset.objects.create(user=alice, name="alice 1", values={"gpus": "1"})
+    SavedView.objects.create(user=alice, name="mine", query="?who=mine")
     _models()
     CleaningRun.objects.create(host="gpubox", asked_by="root", asked_at=NOW, at=NOW)
     WatchedDisk.objects.create(
         host="gpubox", path="/data", role="data", level="normal", since_at=NOW, at=NOW
+    )
+    EngineStatus.objects.create(host="gpubox", engine="slurm", since_at=NOW)
+    EngineTask.objects.create(
+        job=ended.job, host="gpubox", engine="slurm", number=1, nonce="n", created_at=NOW
     )
     _past()
 
@@ -353,7 +378,7 @@ def test_its_first_page_begins_with_what_operators_decide(browser: Client) -> No
     html = browser.get("/admin/").content.decode()
     places = [
         html.index(name)
-        for name in ("Quotas and time windows", "Thresholds and alerts", "GPU hours")
+        for name in ("People and limits", "Alerts and rules", "Troubleshooting", "GPU hours")
     ]
 
     assert places == sorted(places)
@@ -370,3 +395,24 @@ def test_internal_tables_are_folded_away_on_the_index(browser: Client) -> None:
     assert "Time windows" in shown
     assert "Leases" not in shown
     assert "Leases" in internal
+
+
+def test_the_sidebar_lists_what_operators_decide(browser: Client) -> None:
+    page = browser.get(reverse("admin:scheduler_usageshare_changelist")).text
+    sidebar = page.split('id="nav-sidebar"')[1].split("</nav>")[0]
+
+    assert "Quotas" in sidebar
+    assert "Leases" not in sidebar
+
+
+def test_lists_show_three_digits_and_times_in_the_browsers_zone_with_utc(
+    browser: Client,
+) -> None:
+    UsageShare.objects.create(host="gpubox", owner="zoe", usage=217.32716056299995)
+    events.add("GPU_FOUND", "GPU 0 appears", now=datetime(2026, 11, 22, 20, 0, 9, tzinfo=UTC))
+    browser.cookies["timezone"] = "Asia/Kolkata"
+
+    assert ">217</" in browser.get(_list_of(UsageShare)).text
+    page = browser.get(_list_of(Event)).text
+    assert "Times in Asia/Kolkata (UTC+0530)" in page
+    assert 'title="2026-11-22 20:00:09 UTC">23 Nov 2026 01:30:09</time>' in page

@@ -100,7 +100,7 @@ def test_a_harmless_incident_has_a_neutral_shape(alice: User, as_user: AsUser) -
     card = html.split(f'id="gpu-{gpu_uuid(1)}"')[1].split("</article>")[0]
     region = html.split('id="region-incidents"')[1].split("</section>")[0]
     assert "heavy use" in card
-    assert "no one waiting" in card
+    assert "no job waits" in card
     assert 'data-shape="ok"' not in card + region
     assert 'data-shape="idle">1 open incident<' in html
 
@@ -178,3 +178,17 @@ def test_patterns_are_visible_to_all_on_the_page_of_incidents(bob: User, as_user
         found_at=NOW,
     )
     assert text in get(as_user(bob), "/incidents/")
+
+
+def test_a_pattern_shows_its_hours_in_the_viewers_zone_too(alice: User, as_user: AsUser) -> None:
+    store_gpu()
+    Pattern.objects.create(
+        host="gpubox", gpu_id=gpu_uuid(1), user="frank", start_minute=1200, end_minute=360,
+        zone="UTC", hits=9, chances=10, mean_pct=95.0, found_at=timezone.now(),
+        text="python (frank) monopolises GPU 1 every night 20:00–06:00",
+    )  # fmt: skip
+    browser = as_user(alice)
+    assert "in your time zone" not in get(browser, "/incidents/")
+
+    browser.cookies["timezone"] = "Asia/Kolkata"
+    assert "(01:30–11:30 in your time zone)" in get(browser, "/incidents/")

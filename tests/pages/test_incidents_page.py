@@ -249,3 +249,29 @@ def test_a_user_that_the_incident_does_not_name_cannot_be_exempted(
 
 def test_me_leads_to_ones_own_page(alice: User, as_user: AsUser) -> None:
     assert as_user(alice).get("/me/")["Location"] == "/users/alice/"
+
+
+def test_closing_and_exempting_ask_first_and_end_with_a_toast(root: User, as_user: AsUser) -> None:
+    row, browser = made(), as_user(root)
+    page = get(browser, f"/incidents/{row.pk}/")
+    assert 'popovertarget="close-incident"' in page
+    assert 'popovertarget="add-exemption"' in page
+
+    sent = browser.post(f"/incidents/{row.pk}/close/", {"reason": "agreed"}, follow=True)
+    assert f'<p class="toast success">Incident {row.pk} is closed.</p>' in sent.content.decode()
+
+    sent = browser.post(f"/incidents/{row.pk}/exempt/", {"scope": "user", "days": "7"}, follow=True)
+    assert "The user alice is exempt" in sent.content.decode()
+    assert 'popovertarget="end-exemption-' in get(browser, "/incidents/")
+
+
+def test_acknowledging_and_muting_end_with_a_toast(root: User, as_user: AsUser) -> None:
+    row, browser = made(), as_user(root)
+    actions = (("acknowledge", {"explanation": "deadline"}), ("snooze", {"hours": "8"}))
+    said = [
+        browser.post(f"/incidents/{row.pk}/{action}/", fields, follow=True).content.decode()
+        for action, fields in actions
+    ]
+
+    assert f'<p class="toast success">Incident {row.pk} is acknowledged.</p>' in said[0]
+    assert f'<p class="toast success">Incident {row.pk} is muted for 8 h.</p>' in said[1]

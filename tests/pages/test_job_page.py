@@ -8,7 +8,7 @@ import pytest
 from django.contrib.auth.models import User
 from django.test import Client
 
-from monitor.models import ProcessHour
+from monitor.models import Event, ProcessHour
 from monitor.snapshot import rows as monitor_store
 from scheduler.facts.jobs import Dependency, NewJob, Requirement, YieldOptions
 from scheduler.lifecycle.rows import queue as job_queue
@@ -324,3 +324,54 @@ def test_the_reason_to_wait_comes_with_an_action_for_the_owner(
 
     assert f">{action}</a>" in page(as_user(alice), job).split('class="why"')[1]
     assert f">{action}</a>" not in page(as_user(bob), job).split('class="why"')[1]
+
+
+def blocked(owner: User, code: str) -> Job:
+    job = jobs_made.waiting(owner)
+    reason = {"code": code, "text": "Waits.", "headline": "Blocked by a limit.", "tier": 3}
+    Job.objects.filter(pk=job.pk).update(blockers=[reason])
+    return job
+
+
+def test_the_priority_of_a_job_in_the_queue_can_be_raised_within_the_quota(
+    alice: User, bob: User, data: Path, as_user: AsUser
+) -> None:
+    job, browser = blocked(alice, "GpuTaken"), as_user(alice)
+    assert "Raise priority to 4" in page(browser, job)
+
+    sent = browser.post(f"/jobs/{job.pk}/priority/", follow=True).content.decode()
+    assert f"Job {job.pk} has priority 4 (high)." in sent
+    assert "Raise priority" not in page(browser, job)
+
+    sent = browser.post(f"/jobs/{job.pk}/priority/", follow=True).content.decode()
+    assert "you may use up to 4" in sent
+    assert as_user(bob).post(f"/jobs/{job.pk}/priority/").status_code == 403
+    job.refresh_from_db()
+    assert job.priority == 4
+
+
+def test_an_owner_requests_a_higher_limit_once_and_operators_are_told(
+    alice: User, bob: User, root: User, data: Path, as_user: AsUser
+) -> None:
+    job, browser = blocked(alice, "UserMaxGpus"), as_user(alice)
+    assert "Request more" in page(browser, job)
+    assert "Raise priority" not in page(browser, job)
+
+    for _ in range(2):
+        browser.post(f"/jobs/{job.pk}/request/")
+
+    event = Event.objects.get(kind="LIMIT_REQUESTED")
+    assert event.text == (f"alice requests a higher limit for job {job.pk}: Blocked by a limit.")
+    assert "A higher limit was requested." in page(browser, job)
+    assert "Change the quota of alice" in page(as_user(root), job)
+    assert "Request more" not in page(as_user(bob), job)
+
+
+def test_a_job_that_waits_for_no_limit_offers_no_request(
+    alice: User, data: Path, as_user: AsUser
+) -> None:
+    job, browser = blocked(alice, "Dependency"), as_user(alice)
+    assert 'class="card choices"' not in page(browser, job)
+
+    browser.post(f"/jobs/{job.pk}/request/")
+    assert not Event.objects.filter(kind="LIMIT_REQUESTED").exists()

@@ -10,7 +10,7 @@ from django.test import Client
 
 from scheduler.dispatch.steps import preview
 from scheduler.lifecycle.rows import changes as job_changes
-from scheduler.models import Job
+from scheduler.models import Job, SavedView
 from scheduler.planner.forecast.forecast import Estimate
 from tests import jobs_made
 from tests.builders import NOW
@@ -250,3 +250,54 @@ def test_unknown_bulk_actions_and_too_many_jobs_are_refused(alice: User, as_user
     assert "at most 200 jobs" in change(browser, "delete", job)
     assert "at most 200 jobs" in crowd.content.decode()
     assert not Job.objects.get(pk=job.pk).held
+
+
+def save_view(browser: Client, name: str, query: str) -> str:
+    sent = browser.post("/jobs/views/", {"name": name, "query": query}, follow=True)
+    return str(sent.content.decode())
+
+
+def test_a_user_saves_and_removes_a_view_and_others_do_not_see_it(
+    alice: User, bob: User, as_user: AsUser
+) -> None:
+    browser = as_user(alice)
+    page = save_view(browser, "my failures", "?who=mine&state=failed&sort=-job")
+    chip = '<a class="chip" href="/jobs/?who=mine&amp;state=failed&amp;sort=-job"'
+    assert f'{chip} aria-current="page">my failures</a>' in page
+    assert chip in browser.get("/jobs/").content.decode()
+    assert "my failures" not in as_user(bob).get("/jobs/").content.decode()
+
+    as_user(bob).post("/jobs/views/remove/", {"query": "?who=mine&state=failed&sort=-job"})
+    assert SavedView.objects.count() == 1
+    browser.post("/jobs/views/remove/", {"query": "?who=mine&state=failed&sort=-job"})
+    assert not SavedView.objects.exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "query", "saved"),
+    [
+        ("a", "javascript:alert(1)", None),
+        ("a", "//evil.example/?who=mine", None),
+        ("a", "?who=mine&next=//evil.example&state=nonsense", "?who=mine"),
+        ("a", "?q=%22%3E%3Cscript%3E&who=mine", "?who=mine&q=%22%3E%3Cscript%3E"),
+        ("a", "?", None),
+        ("", "?who=mine", None),
+        ("\u202eedoc", "?who=mine", None),
+    ],
+)
+def test_only_names_and_filters_that_exist_are_saved(
+    name: str, query: str, saved: str | None, alice: User, as_user: AsUser
+) -> None:
+    page = save_view(as_user(alice), name, query)
+
+    assert list(SavedView.objects.values_list("query", flat=True)) == ([saved] if saved else [])
+    assert "<script>" not in page
+
+
+def test_saved_views_are_limited(alice: User, as_user: AsUser) -> None:
+    browser = as_user(alice)
+    for number in range(13):
+        page = save_view(browser, f"view {number}", f"?q=run{number}")
+
+    assert SavedView.objects.count() == 12
+    assert "You have 12 saved views. Remove one first." in page

@@ -8,7 +8,9 @@ from django.contrib.auth.models import User
 from django.test import Client
 from django.utils import timezone
 
+from monitor.incidents.facts import SUSTAINED
 from monitor.journal.rows import audit, events
+from monitor.models import Incident
 from scheduler.models import ModeState
 
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("data")]
@@ -97,3 +99,26 @@ def test_rest_shows_and_sets_the_mode(host: str, alice: User, root: User, as_use
     asked["host"] = "nowhere"
     sent = as_user(root).post("/api/mode/", asked, content_type="application/json")
     assert sent.status_code == 404
+
+
+def test_the_page_shows_how_much_overuse_there_was_in_each_hour(
+    host: str, alice: User, as_user: AsUser
+) -> None:
+    now = timezone.now()
+    spans = [
+        [(now - timedelta(hours=begin)).timestamp(), (now - timedelta(hours=end)).timestamp()]
+        for begin, end in ((4, 2), (3, 1))
+    ]
+    Incident.objects.create(
+        host=host, rule=SUSTAINED, key="a", since_at=now, opened_at=now, last_seen_at=now,
+        severity="warning", text="Overuse", hog_spans=spans,
+    )  # fmt: skip
+    state(host, "cooperative", "No hogs.")
+
+    page = as_user(alice).get("/mode/").content.decode()
+
+    # Three of 24 hours.
+    assert "<b>12.5 %</b> of this time" in page
+    assert page.count("<title>100 %</title>") == 3
+    assert page.count("<title>0 %</title>") == 21
+    assert "Load above 70 %: ×0.10." in page

@@ -7,10 +7,11 @@ from django.contrib.auth.models import User
 from django.test import Client
 from django.utils import timezone
 
+from monitor.facts.gpu_states import GpuState
 from monitor.snapshot import rows as snapshots
-from scheduler.models import Job
+from scheduler.models import Job, JobPreset
 from tests import jobs_made
-from tests.builders import GIB, gpu_uuid, snapshot
+from tests.builders import GIB, gpu, gpu_uuid, snapshot
 
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("data")]
 
@@ -193,3 +194,68 @@ def test_it_says_why_it_would_wait(browser: Client) -> None:
 
     assert "The job would wait." in page.content.decode()
     assert "begins no sooner than" in page.content.decode()
+
+
+def test_it_offers_the_commands_of_past_jobs_once(browser: Client, alice: User, bob: User) -> None:
+    jobs_made.waiting(alice, command="python old.py")
+    newest = jobs_made.waiting(alice, command="python old.py")
+    jobs_made.waiting(bob, command="python secret.py")
+
+    html = browser.get("/jobs/new/").content.decode()
+    assert html.count("<code>python old.py</code>") == 1
+    assert f"?like={newest.pk}" in html
+    assert "secret.py" not in html
+
+
+def test_a_preset_is_saved_without_variables_and_fills_in_the_form(browser: Client) -> None:
+    fields = {"command": "python a.py", "gpu_memory": "12GiB", "env": "KEY=s3cret"}
+    saved = browser.post("/jobs/new/", fields | {"save_preset": "1", "preset_name": "My  run"})
+
+    preset = JobPreset.objects.get()
+    assert "The preset is saved" in saved.content.decode()
+    assert (preset.name, preset.values["gpu_memory"], "env" in preset.values) == (
+        "My run", "12GiB", False,
+    )  # fmt: skip
+    html = browser.get(f"/jobs/new/?preset={preset.pk}").content.decode()
+    assert 'value="12GiB"' in html
+    assert not Job.objects.exists()
+
+
+def test_a_preset_needs_a_name(browser: Client) -> None:
+    html = browser.post("/jobs/new/", {"command": "x", "save_preset": "1"}).content.decode()
+
+    assert "Write a name" in html
+    assert not JobPreset.objects.exists()
+
+
+def test_presets_of_operators_are_for_all_and_those_of_users_for_themselves(
+    browser: Client, bob: User
+) -> None:
+    JobPreset.objects.create(name="for all", values={"gpus": "2"})
+    other = JobPreset.objects.create(user=bob, name="of bob", values={"command": "secret"})
+
+    html = browser.get("/jobs/new/").content.decode()
+    assert ("for all" in html, "of bob" in html) == (True, False)
+    assert "secret" not in browser.get(f"/jobs/new/?preset={other.pk}").content.decode()
+    assert browser.post(f"/jobs/new/presets/{other.pk}/remove/").status_code == 404
+
+
+def test_a_user_removes_a_preset(browser: Client, alice: User) -> None:
+    mine = JobPreset.objects.create(user=alice, name="mine")
+
+    assert browser.post(f"/jobs/new/presets/{mine.pk}/remove/").status_code == 302
+    assert not JobPreset.objects.exists()
+
+
+def test_it_shows_the_models_with_their_free_gpus_and_takes_one_over(browser: Client) -> None:
+    states = (GpuState.IDLE, GpuState.SCRIPT_BUSY)
+    gpus = [gpu(i, state=state, compute_capability="9.0") for i, state in enumerate(states)]
+    snapshots.record(snapshot(gpus, at=timezone.now()))
+    html = browser.get("/jobs/new/").content.decode()
+    assert "80.0 GiB, capability 9.0, 1 of 2 free" in html
+
+    name = "NVIDIA H100 80GB HBM3"
+    html = browser.post("/jobs/new/", {"command": "mine.py", "use_model": name}).content.decode()
+    assert f'name="model" value="{name}"' in html
+    assert "mine.py" in html
+    assert not Job.objects.exists()

@@ -106,4 +106,4 @@ def test_only_superusers_link_people_of_login_services(
 
     assert as_user(bob).post(add, form).status_code == 403
     assert as_user(root).post(add, form).status_code == 302
-    assert external_users.known("https://sso.example.org", "s-1") == alice
+    assert external_users.user_of("https://sso.example.org", "s-1") == alice

@@ -2,7 +2,9 @@ from __future__ import annotations
 
 import pytest
 
+from gpucoord_site.demo.past import PEOPLE
 from monitor.templatetags.monitor_tags import owner, user_colour
+from reports.render import charts
 
 
 def test_a_person_looks_the_same_each_time() -> None:
@@ -19,3 +21,8 @@ def test_many_users_differ_by_colour_and_shape() -> None:
 @pytest.mark.parametrize("nobody", [None, ""])
 def test_an_unknown_owner_has_no_colour(nobody: str | None) -> None:
     assert user_colour(nobody) == "u-none"
+
+
+def test_the_users_of_the_demo_have_different_colours_on_pages_and_in_reports() -> None:
+    assert len({user_colour(name).split()[0] for name in PEOPLE}) == len(PEOPLE)
+    assert len({charts.colour(name) for name in PEOPLE}) == len(PEOPLE)

@@ -175,7 +175,7 @@ def test_an_operator_sets_changes_and_removes_a_quota_and_all_is_audited(
     client.post(change, form(gpus="5", memory_bytes="40GiB"))
     client.post(reverse("admin:scheduler_quota_delete", args=[quota.pk]), {"post": "yes"})
 
-    notes = AuditEntry.objects.filter(subject="quota of everybody else").order_by("id")
+    notes = AuditEntry.objects.filter(subject="quota of all other users").order_by("id")
     assert [n.action for n in notes] == ["QUOTA_SET", "QUOTA_CHANGED", "QUOTA_REMOVED"]
     assert [(n.before or {}).get("gpus") for n in notes] == [None, 2, 5]
     assert [(n.after or {}).get("memory_bytes") for n in notes] == [40 * GIB, 40 * GIB, None]

@@ -236,3 +236,93 @@ def test_the_form_says_who_reads_the_reason(alice: User, as_user: Person) -> Non
     page = as_user(alice).get("/windows/ask/").content.decode()
 
     assert "Only you and the operators can read it." in page
+
+
+def test_decisions_and_withdrawals_ask_first_and_end_with_a_toast(
+    alice: User, root: User, as_user: Person
+) -> None:
+    row = ask(as_user(alice), alice)
+    operator = as_user(root)
+    page = operator.get("/windows/").content.decode()
+    assert f'popovertarget="approve-{row.pk}"' in page
+    assert "all GPUs will be reserved for alice in this time." in page
+
+    page = operator.post(
+        f"/windows/{row.pk}/decide/", {"decision": "approve"}, follow=True
+    ).content.decode()
+    words = "Mon–Wed 20:00–06:00 (Europe/Berlin)"
+    assert f'<p class="toast success">Approved: {words}.</p>' in page
+    assert f"Withdraw the time window {words}?" in page
+
+    page = operator.post(f"/windows/{row.pk}/withdraw/", follow=True).content.decode()
+    assert f'<p class="toast success">Withdrawn: {words}.</p>' in page
+
+
+@pytest.fixture
+def _monday() -> Any:
+    with time_machine.travel("2026-11-23 10:00:00+00:00", tick=False):
+        yield
+
+
+def calendar_row(page: str, gpu: int) -> str:
+    return page.split(f'<tr data-gpu="{gpu_uuid(gpu)}">')[1].split("</tr>")[0]
+
+
+@pytest.mark.usefixtures("_monday")
+def test_the_calendar_shows_each_gpu_and_day_in_the_viewers_zone(
+    alice: User, root: User, as_user: Person
+) -> None:
+    snapshots.record(snapshot(2))
+    row = ask(as_user(alice), alice, days=["1"], zone="UTC", gpus=[gpu_uuid(1)])
+    browser = as_user(root)
+    browser.cookies["timezone"] = "Europe/Berlin"
+    page = browser.get("/windows/").content.decode()
+    assert "GPU 1, Tue 24: alice 21:00–24:00 (pending). Request" in calendar_row(page, 1)
+
+    browser.post(f"/windows/{row.pk}/decide/", {"decision": "approve"})
+    page = browser.get("/windows/").content.decode()
+    assert "GPU 1, Tue 24: alice 21:00–24:00. Request" in calendar_row(page, 1)
+    assert "GPU 1, Wed 25: alice 00:00–07:00. Request" in calendar_row(page, 1)
+    assert "GPU 0, Tue 24: free. Request" in calendar_row(page, 0)
+    assert "Tue 1: alice" in browser.get("/windows/?week=1").content.decode()
+
+
+@pytest.mark.usefixtures("_monday")
+def test_a_request_that_cannot_be_approved_shows_the_conflict(
+    alice: User, bob: User, root: User, as_user: Person
+) -> None:
+    snapshots.record(snapshot(2))
+    first = ask(as_user(alice), alice, gpus=[gpu_uuid(0)])
+    as_user(root).post(f"/windows/{first.pk}/decide/", {"decision": "approve"})
+    ask(as_user(bob), bob, start="22:00", gpus=[gpu_uuid(0)])
+    ask(as_user(bob), bob, gpus=[gpu_uuid(1)])
+
+    page = as_user(root).get("/windows/").content.decode()
+
+    assert "Conflicts with alice, Mon–Wed 20:00–06:00 (Europe/Berlin)" in page
+    assert "clash" in calendar_row(page, 0)
+    assert "clash" not in calendar_row(page, 1)
+
+
+def test_a_cell_of_the_calendar_fills_the_form(alice: User, as_user: Person) -> None:
+    snapshots.record(snapshot(2))
+    browser = as_user(alice)
+    cell = calendar_row(browser.get("/windows/").content.decode(), 1).split('href="')[1]
+    page = browser.get(cell.split('"')[0].replace("&amp;", "&")).content.decode()
+
+    assert 'value="09:00"' in page
+    assert 'value="17:00"' in page
+    assert page.count(" checked") == 3  # the GPU, the day and the type
+
+
+@pytest.mark.parametrize(
+    "query",
+    ["days=9&gpus=none", "start=25:00&end=<b>", "start=20:00%0A", "week=99999999999999999999"],
+)
+def test_hostile_values_in_the_address_are_ignored(
+    query: str, alice: User, as_user: Person
+) -> None:
+    for path in ("/windows/", "/windows/ask/"):
+        response = as_user(alice).get(f"{path}?{query}")
+        assert response.status_code == 200
+        assert "<b>" not in response.content.decode().split("<main")[1].split("</main>")[0]

@@ -82,7 +82,15 @@ class ModelStand:
         with closing(connection), connection:
             return connection.execute(statement, values).fetchall()
 
-    def insert(self, table: str, **values: object) -> int:
+    def insert(self, table: str, **given: object) -> int:
+        """Insert a row; the other columns are empty."""
+        columns = self.sql(f"PRAGMA table_info(scheduler_{table})")
+        empty: dict[str, object] = {
+            name: "" if kind.startswith(("varchar", "text")) else 0
+            for _, name, kind, is_needed, _, is_key in columns
+            if is_needed and not is_key
+        }
+        values = empty | given
         names, marks = ", ".join(values), ", ".join("?" * len(values))
         returned = self.sql(
             f"INSERT INTO scheduler_{table} ({names}) VALUES ({marks}) RETURNING id",

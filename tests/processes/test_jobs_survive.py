@@ -10,11 +10,12 @@ from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from scheduler.runner import process_tree
 from tests.pace import LONGEST_S
-from tests.processes.service import ROOT, Service, children, lives, wait_until
+from tests.processes.service import ROOT, Service, children, lives, token, wait_until
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow]
 
@@ -164,3 +165,42 @@ def test_a_job_that_is_asked_to_yield_while_everything_dies_goes_on_later(
     row = _wait_for_end(service, job)
     assert (row["outcome"], row["requeues"]) == ("succeeded", 1)
     assert _attempts(service, job) == 2
+
+
+def _exclusive_step(service: Service) -> str:
+    with closing(sqlite3.connect(f"file:{service.database}?mode=ro", uri=True)) as rows:
+        return str(rows.execute("SELECT step FROM scheduler_exclusiverun").fetchone()[0])
+
+
+def _reaches(service: Service, *steps: str) -> None:
+    wait_until(lambda: _exclusive_step(service) in steps, 30, f"the step {steps[0]}")
+
+
+def test_a_batch_in_exclusive_mode_goes_on_after_each_death_of_gpucoord(service: Service) -> None:
+    """Each item appends a line: one line an item, whatever was killed when."""
+    marks = service.data / "marks"
+    items = [f"item-{number}" for number in range(4)]
+    body = {
+        "command": f"echo $GPUCOORD_ITEM >> {marks}; sleep 0.5",
+        "items": items,
+        "gpu_mode": "exclusive",
+    }
+    headers = {"authorization": f"Bearer {token(service)}"}
+    answer = httpx.post(
+        f"{service.address}api/batches/", json=body, headers=headers, timeout=LONGEST_S
+    )
+    assert answer.status_code == 201, answer.text
+
+    _reaches(service, "announced", "draining")
+    _kill_gpucoord(service)
+    service.start()
+    _reaches(service, "working", "reloading", "ended")
+    _kill_gpucoord(service)
+    service.start()
+    _reaches(service, "ended")
+
+    batch = httpx.get(
+        f"{service.address}api/batches/{answer.json()['id']}/", headers=headers, timeout=LONGEST_S
+    ).json()
+    assert (batch["state"], batch["completed"]) == ("complete", len(items))
+    assert sorted(marks.read_text().split()) == items

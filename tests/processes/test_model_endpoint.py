@@ -210,7 +210,9 @@ def test_requests_in_flight_are_in_the_rows_and_healed_after_a_kill(stand: Model
         "POST", f"{stand.url}/chat/completions", headers=stand.headers,
         json={**HELLO, "stream": True}, timeout=LONGEST_S,
     ) as stream:  # fmt: skip
-        next(stream.iter_raw())
+        # The request would end with an iterator that no variable holds.
+        pieces = stream.iter_raw()
+        next(pieces)
         wait_until(lambda: in_flight(stand) == 1, 10, "a request is in flight")
         stand.kill_endpoint()
     stand.start_endpoint()
@@ -250,7 +252,8 @@ def test_a_slow_reader_costs_little_memory(stand: ModelStand) -> None:
         "POST", f"{stand.url}/chat/completions", headers=stand.headers,
         json={**HELLO, "stream": True, "word_bytes": 10_000},
     ) as stream:  # fmt: skip
-        next(stream.iter_raw(1024))
+        pieces = stream.iter_raw(1024)
+        next(pieces)
         # The server offers 200 MB meanwhile.
         time.sleep(4)
         grown = _rss_mib(stand.endpoint.pid) - before

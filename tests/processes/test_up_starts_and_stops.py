@@ -51,7 +51,7 @@ def all_loops_tick(service: Service) -> bool:
 
 def test_every_loop_ticks_within_seconds_of_the_command(service: Service) -> None:
     wait_until(lambda: all_loops_tick(service), 10, "all loops tick")
-    assert service.since_start.seconds < 12
+    assert service.since_start.seconds < 8
     service.stop()
 
     service.start()

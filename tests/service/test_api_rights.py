@@ -16,7 +16,7 @@ from monitor.models import ApiToken
 from monitor.snapshot import rows as snapshots
 from scheduler.batches import rows as batch_rows
 from scheduler.facts.prompts import NewPrompt
-from scheduler.models import ModelService
+from scheduler.models import IdleTemplate, ModelService
 from scheduler.prompts import rows as prompts
 from tests.builders import NOW, gpu_uuid, snapshot
 from tests.jobs_made import waiting
@@ -24,6 +24,7 @@ from tests.pages.test_incidents_page import made
 
 pytestmark = pytest.mark.django_db
 READ, SUBMIT = TokenScope.READ, TokenScope.SUBMIT
+IDLE_TEMPLATE = {"name": "new", "request": {"command": "true"}}
 ALL, OWNER, OPERATORS = "all users", "its owner and operators", "operators"
 
 
@@ -63,6 +64,16 @@ CALLS = (
     Call("GET", "/api/batches/{batch}/items/", READ, OWNER),
     Call("POST", "/api/batches/{batch}/cancel/", SUBMIT, OWNER),
     Call("POST", "/api/batches/{batch}/retry-failed/", SUBMIT, OWNER),
+    Call("POST", "/api/batches/{batch}/share/", SUBMIT, OPERATORS),
+    Call("GET", "/api/idle-templates/", READ, ALL),
+    Call(
+        "POST",
+        "/api/idle-templates/",
+        SUBMIT,
+        OPERATORS,
+        {"name": "new", "request": {"command": "true"}},
+    ),
+    Call("POST", "/api/idle-templates/{template}/signals/", SUBMIT, OWNER, {"quality": 0.5}),
     Call("GET", "/api/scripts/", READ, ALL),
     Call("POST", "/api/scripts/", SUBMIT, OPERATORS, {"name": "new", "argv": ["true"]}),
     Call("GET", "/api/jobs/{job}/", READ, ALL),
@@ -100,6 +111,7 @@ CALLS = (
     Call("GET", "/api/policies/", READ, ALL),
     Call("GET", "/api/reports/usage/", READ, ALL),
     Call("GET", "/api/reports/usage/?scope=user:alice", READ, OWNER),
+    Call("GET", "/api/reports/tags/?tag=project", READ, ALL),
     Call("GET", "/api/reports/capacity/", READ, ALL),
     Call("POST", "/api/reports/capacity/", SUBMIT, OPERATORS),
     Call("GET", "/api/reports/stored/", READ, ALL),
@@ -124,6 +136,9 @@ def names() -> dict[str, str]:
         "model": "small",
         "prompt": str(prompts.create(HELLO, alice, NOW).pk),
         "job": str(waiting(alice).pk),
+        "template": IdleTemplate.objects.create(
+            name="alice-idle", account=alice, request={"command": "true"}
+        ).name,
         "batch": str(batch_rows.create(alice, "x", {"command": "true"}, ["a"], NOW).pk),
         "gpu": gpu_uuid(),
         "incident": str(made().pk),

@@ -56,7 +56,7 @@ def test_the_manual_names_every_command_and_option() -> None:
     page = "\n".join(completion.man_page())
 
     for name, parser in completion.parsers().items():
-        assert f".SS gpucoord {name}" in page
+        assert f".SS gpucoord {name}".replace("-", "\\-") in page
         for action in completion.options(parser):
             assert all(word.replace("-", "\\-") in page for word in action.option_strings)
     # Lines that begin with a dot are requests of roff.

@@ -18,6 +18,7 @@ from gpucoord_site.config.settings import Config
 from gpucoord_site.demo import command, seeding
 from gpucoord_site.demo.jobs import SUBMITTED_JOBS
 from gpucoord_site.demo.past import HOURS, PEOPLE, history, log_of, past_jobs
+from monitor.incidents.rows import open as open_incidents
 from monitor.models import Claim, Event, HostSample, Sample
 from monitor.sampling.probes.simulated.scenario import Scenario
 from monitor.snapshot import rows as snapshots
@@ -104,6 +105,8 @@ def test_every_page_has_something_to_show(seeded: Config) -> None:
     assert Sample.objects.count() > 8 * 1000
     assert HostSample.objects.count() > 1000
     assert Event.objects.filter(kind="JOB_FINISHED").exists()
+    # The mode shows the overuse of the last day, but is not defensive.
+    assert 0.05 < (open_incidents.hog_share("box", 24, NOW) or 0) < 0.2
     assert set(Job.objects.values_list("state", flat=True)) == {"queued", "finished"}
     # It should also leave no claim behind of a job that has ended.
     assert not Claim.objects.filter(until_at__isnull=True).exists()

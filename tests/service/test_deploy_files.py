@@ -1,7 +1,10 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import shutil
+import subprocess
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -95,6 +98,43 @@ def test_every_metric_that_they_name_is_there_with_its_labels(found: Scrape) -> 
                 missing.append((name, matchers))
 
     assert missing == []
+
+
+# Names that were asked for, although promtool reserves the suffix for histograms and summaries.
+COUNTS = re.compile(
+    r"^gpu_\w+_count non-histogram and non-summary metrics should not have \"_count\" suffix$"
+)
+
+
+def promtool() -> str:
+    """The program, or the test is skipped where the machine need not have it."""
+    program = shutil.which("promtool")
+    if program is None:
+        if "promtool" in os.environ.get("GPUCOORD_TEST_REQUIRE", "").split(","):
+            pytest.fail("promtool is not installed, and GPUCOORD_TEST_REQUIRE asks for it")
+        pytest.skip("promtool is not installed")
+    return program
+
+
+def test_prometheus_accepts_the_rules() -> None:
+    done = subprocess.run(
+        [promtool(), "check", "rules", DEPLOY / "alerts.yml"], capture_output=True, text=True
+    )
+
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.django_db
+def test_prometheus_has_nothing_to_say_about_the_metrics(
+    client: Client, found: Scrape, settings: Any
+) -> None:
+    text = client.get("/metrics").content
+
+    done = subprocess.run([promtool(), "check", "metrics"], input=text, capture_output=True)
+
+    said = done.stderr.decode().splitlines()
+    assert [line for line in said if not COUNTS.match(line)] == []
+    assert not any("quantile" in sample.labels for sample in found.samples)
 
 
 @pytest.mark.django_db

@@ -19,6 +19,7 @@ MAKERS = {
     "Note",
     "_note",
     "_tell",
+    "_event",
     "_add_event",
     "_audit",
 }

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ast
+import io
 import re
+import tokenize
 from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
@@ -22,7 +24,8 @@ OURS = {"monitor", "scheduler", "reports", "gpucoord_site"}
 PAPERS = sorted([ROOT / "README.md", ROOT / "ARCHITECTURE.md", *(ROOT / "docs").rglob("*.md")])
 LONGEST_P90 = 25
 FORBIDDEN = {
-    "an indefinite person": r"\b(?:nobody|somebody|anybody|everybody|whoever|whomever|whom)\b",
+    "an indefinite person": r"\b(?:nobody|no one|somebody|someone|anybody|anyone|everybody|everyone"
+    r"|whoever|whomever|whom)\b",
     "a relative clause as a subject": r"^(?:Who|What|Whose|Whatever)\b(?!.*\?$)",
     "an elliptical quantity": r"\bso (?:long|many|much|often)\b(?! (?:as|that)\b)",
     "told": r"\b(?:is|are|was|were|be|been) told\b|can't be told|\bcan tell\b|\bcan't tell\b",
@@ -42,6 +45,19 @@ REPLACED_NAMES = {
     "use_ladder": "attribution", "use_carry": "accounting_state", "stepping_back": "niceness",
     "seal": "encrypt", "sealed": "encrypted", "refusing": "rejection", "suiting": "matching",
 }  # fmt: skip
+# They do not say what the value is; the noun for it does.
+VAGUE_NAMES = {"found", "told", "asked", "what", "who", "whom"}
+# These still have them.
+WITH_VAGUE_NAMES = (
+    "scheduler/batches/",
+    "scheduler/dispatch/steps/engine_tasks.py",
+    "scheduler/idle_work/",
+    "scheduler/model_proxy/",
+    "scheduler/model_services/",
+    "scheduler/prompts/",
+    "scheduler/scripts/",
+    "scheduler/time_windows/",
+)
 ANY_REPLACED = re.compile(rf"\b_*(?:{'|'.join(REPLACED_NAMES)})_*\b", re.IGNORECASE)
 PATTERNS = {name: re.compile(text, re.IGNORECASE) for name, text in FORBIDDEN.items()}
 PATTERNS["a relative clause as a subject"] = re.compile(FORBIDDEN["a relative clause as a subject"])
@@ -241,3 +257,68 @@ def test_an_old_name_is_recognised_wherever_it_is_defined() -> None:
         "_hands": "process_actions",
         "wishes": "requests",
     }
+
+
+def vague_names(source: str) -> set[str]:
+    tree = ast.parse(source)
+    attributes = {
+        node.attr
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)
+    }
+    # A constant of all capitals can be the name of a state.
+    names = {name for name in {*_defined(tree), *attributes} if name != "ASKED"}
+    return {name for name in names if name.strip("_").lower() in VAGUE_NAMES}
+
+
+def test_names_say_what_the_value_is() -> None:
+    names = {
+        str(path.relative_to(ROOT)): vague
+        for top in sorted(OURS)
+        for path in sorted((ROOT / top).rglob("*.py"))
+        if not path.relative_to(ROOT).as_posix().startswith(WITH_VAGUE_NAMES)
+        and "migrations" not in path.parts
+        and (vague := vague_names(path.read_text()))
+    }
+
+    assert names == {}
+
+
+def test_a_vague_name_is_recognised_wherever_it_is_defined() -> None:
+    source = "def who(what): return [found for found in what]\nself._asked = told.whom\nfinding = 1"
+
+    assert vague_names(source) == {"who", "what", "found", "_asked"}
+
+
+def comments_and_strings(source: str) -> Iterator[str]:
+    """Comments, and strings of more than one word: those are texts."""
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        is_text = token.type == tokenize.STRING and len(token.string.split()) > 1
+        if token.type == tokenize.COMMENT or is_text:
+            yield token.string
+
+
+# The OS account of that name.
+ACCOUNT = re.compile(r"`[^`]*`|\"nobody\"|run_as = nobody|the account nobody|{NOBODY}")
+
+
+def test_comments_and_texts_say_user_process_or_job() -> None:
+    person = PATTERNS["an indefinite person"]
+    sources = {
+        path: path.read_text() for top in OURS for path in sorted((ROOT / top).rglob("*.py"))
+    }
+    places = [
+        f"{path.relative_to(ROOT)}: {text}"
+        for path, source in sources.items()
+        if person.search(source)
+        for text in comments_and_strings(source)
+        if person.search(ACCOUNT.sub("", text))
+    ]
+
+    assert places == []
+
+
+def test_comments_and_strings_are_read_but_not_code() -> None:
+    source = 'x = "one"  # nobody waits\ny = f("no one waits")\nnobody = 1\n'
+
+    assert list(comments_and_strings(source)) == ["# nobody waits", '"no one waits"']

@@ -27,6 +27,16 @@ def test_a_program_submits_a_job_and_looks_at_it(
     assert (shown["state"], shown["tags"]) == ("queued", {"project": "vision"})
 
 
+@pytest.mark.django_db
+def test_a_program_submits_a_batch(alice: User, monkeypatch: pytest.MonkeyPatch) -> None:
+    connect_as(alice, monkeypatch)
+
+    with gpucoord_site.client.connect() as gpucoord:
+        batch = gpucoord.submit_batch({"command": "cat {item}", "items": ["/a", "/b"]})
+
+    assert batch["id"]
+
+
 def test_it_imports_no_framework() -> None:
     look = (
         "import gpucoord_site.client, sys\n"

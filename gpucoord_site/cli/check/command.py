@@ -15,6 +15,9 @@ from gpucoord_site.cli.check import (
     database as check_database,
 )
 from gpucoord_site.cli.check import (
+    engine as check_engine,
+)
+from gpucoord_site.cli.check import (
     gpus as check_gpus,
 )
 from gpucoord_site.cli.check import (
@@ -29,6 +32,7 @@ LOOKS: list[Callable[[Config], Iterator[Finding]]] = [
     check_machine.profile,
     check_gpus.gpus,
     check_machine.accounts,
+    check_engine.engine,
     check_bounds.bounds,
     check_bounds.lock_files,
     check_machine.limits,

@@ -60,7 +60,8 @@ def _migrations() -> Iterator[Finding]:
     from django.db import DatabaseError, connection
     from django.db.migrations.loader import MigrationLoader
 
-    from gpucoord_site.service.startup_checks import outdated_apps, unknown_migrations
+    from gpucoord_site.service import first_builds
+    from gpucoord_site.service.startup_checks import unknown_migrations
 
     try:
         loader = MigrationLoader(connection)
@@ -68,7 +69,7 @@ def _migrations() -> Iterator[Finding]:
         yield fail("tables", f"can't be read: {error}")
         return
     pending = len(set(loader.disk_migrations) - set(loader.applied_migrations))
-    if apps := outdated_apps(loader):
+    if apps := first_builds.outdated(loader.applied_migrations):
         yield fail("tables", f"too old ({', '.join(apps)})", "use an empty data folder")
     elif newer := unknown_migrations(loader):
         todo = "update gpucoord, or use another data folder"

@@ -103,7 +103,7 @@ def data_folder(config: Config) -> Iterator[Finding]:
         yield ok("data", f"{config.data} (made at the first start)")
     elif config.data.stat().st_mode & 0o007:
         todo = f"chmod o= {config.data}"
-        yield warn("data", f"{config.data} can be read by everyone on this machine", todo)
+        yield warn("data", f"{config.data} can be read by all accounts of this machine", todo)
     else:
         yield ok("data", str(config.data))
 

@@ -13,7 +13,7 @@ from django.contrib.auth.models import User
 from django.db.models import Q
 
 from monitor.facts.accounts import ALL_SCOPES, TokenScope, scopes_of, scopes_text
-from monitor.models import ApiToken, LoginLink
+from monitor.models import Agent, ApiToken, LoginLink
 from monitor.runtime.rows.prepared import TEXT_MARK, PreparedQuery
 
 MARK = "gpc_"
@@ -31,10 +31,11 @@ def create_token(
     lives: timedelta | None = None,
     scopes: Iterable[TokenScope] = ALL_SCOPES,
     host: str = "",
+    agent: Agent | None = None,
 ) -> tuple[ApiToken, str]:
     """Make a token for `user`; the text is nowhere to be had later. lives None = for ever.
 
-    host: the only host on which it is valid; "" = on all.
+    host: the only host on which it is valid; "" = on all. agent: who uses it.
     """
     text = MARK + secrets.token_urlsafe(32)
     row = ApiToken.objects.create(
@@ -46,6 +47,7 @@ def create_token(
         expires_at=None if lives is None else now + lives,
         scopes=scopes_text({TokenScope.READ, *scopes}),
         host=host,
+        agent=agent,
     )
     return row, text
 
@@ -57,7 +59,7 @@ def authenticate(text: str, now: datetime) -> User | None:
 
 
 _TOKENS = PreparedQuery(
-    lambda hashed: ApiToken.objects.select_related("user").filter(digest=hashed), TEXT_MARK
+    lambda hashed: ApiToken.objects.select_related("user", "agent").filter(digest=hashed), TEXT_MARK
 )
 
 

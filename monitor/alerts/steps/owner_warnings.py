@@ -37,7 +37,7 @@ def write(
     person = alert_writer.person_of(incident)
     receiver = alert_writer.address_of(person)
     if not receiver:
-        return NO_ADDRESS.format(person=person or "Nobody")
+        return NO_ADDRESS.format(person=person or "The unknown owner")
     row = Message(
         channel=channel,
         about=f"incident:{incident.pk}",

@@ -220,9 +220,9 @@ def _is_repeat(channel: Channel, notice: Notice, policy: AlertPolicy, now: datet
         since = now - timedelta(days=policy.owner_days)
         mine = Message.objects.filter(person=notice.person, rule=notice.rule, number=0)
         never_came = (Message.State.DROPPED, Message.State.FAILED)
-        kept = mine.filter(created_at__gt=since).exclude(state__in=never_came)
+        sent = mine.filter(created_at__gt=since).exclude(state__in=never_came)
         warned = Message.objects.filter(about=notice.about, person=notice.person, number__gt=0)
-        return kept.exists() or warned.exists()
+        return sent.exists() or warned.exists()
     if not notice.repeat_key:
         return False
     since = now - timedelta(minutes=policy.repeat_minutes)

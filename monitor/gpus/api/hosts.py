@@ -6,10 +6,14 @@ from datetime import datetime
 from typing import Any
 
 from django.http import HttpRequest
+from django.utils import timezone
 from ninja import Field, Router, Schema
 
+from monitor.facts.hosts import HostFact
 from monitor.facts.readings import DiskReading, Snapshot
 from monitor.gpus.policy import use_split
+from monitor.hosts import policy as host_policy
+from monitor.hosts import rows as host_rows
 from monitor.snapshot import rows as snapshots
 
 router = Router()
@@ -40,6 +44,9 @@ class HostUsage(Schema):
     cpu_count: int | None = Field(description="CPUs of the machine.")
     cpu_limit: float | None = Field(description="CPU limit of the container or pod.")
     cpu_pct: float | None = Field(description="Percentage of the usable CPUs.")
+    cpu_idle_seconds: float | None = Field(
+        description="Time since the use of the CPUs fell below 5 %; 0: they are in use."
+    )
     load_1: float | None
     load_5: float | None
     load_15: float | None
@@ -55,6 +62,16 @@ class HostUsage(Schema):
     disk_write_bps: float | None
     pressure: PressureBody
     gpus: int
+    state: str = Field(
+        description="active; drained: no new jobs start there; disabled: its service does not"
+        " start either."
+    )
+    version: str | None = Field(description="Version of gpucoord at its last start.")
+    address: str | None = Field(description="Address of its pages.")
+    silent_since: datetime | None = Field(
+        description="Its last reading, if that is more than 15 s old: contact is lost."
+    )
+    confirmed_down_at: datetime | None = Field(description="An operator confirmed that it is down.")
     jobs_share_pct: float | None = Field(description="Share of all GPU time that jobs use.")
     others_share_pct: float | None = Field(description="Share that other processes use.")
     probe: str = Field(description="nvml, none or simulated (no value is real).")
@@ -67,8 +84,25 @@ class Hosts(Schema):
 
 @router.get("", response=Hosts, summary="List the hosts", url_name="hosts")
 def list_hosts(request: HttpRequest) -> dict[str, Any]:
-    """CPU, memory and disks of each host."""
-    return {"hosts": [_host(snapshot) for snapshot in snapshots.newest_all()]}
+    """CPU, memory and disks of each host that has sent a reading."""
+    now, registered = timezone.now(), {host.name: host for host in host_rows.all_hosts()}
+    return {
+        "hosts": [
+            _host(snapshot) | _registered(registered[snapshot.host.name], now)
+            for snapshot in snapshots.newest_all()
+            if snapshot.host.name in registered
+        ]
+    }
+
+
+def _registered(host: HostFact, now: datetime) -> dict[str, Any]:
+    return {
+        "state": host.state.value,
+        "version": host.version or None,
+        "address": host.address or None,
+        "silent_since": host_policy.silent_since(host, now),
+        "confirmed_down_at": host.down_at,
+    }
 
 
 def _host(snapshot: Snapshot) -> dict[str, Any]:
@@ -80,6 +114,7 @@ def _host(snapshot: Snapshot) -> dict[str, Any]:
         **{name: getattr(host, name, None) for name in HostUsage.model_fields},
         "as_of": snapshot.at,
         "cpu_limit": host.limits.cpus,
+        "cpu_idle_seconds": host.cpu_idle_s(snapshot.at),
         "memory_used_pct": _pct(used, total),
         "disks": [_disk(disk) for disk in host.disks],
         "gpus": len(snapshot.gpus),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from difflib import get_close_matches
 from typing import Annotated, Any, Literal
@@ -12,6 +13,7 @@ from ninja import Query, Router, Schema
 from pydantic import Field
 
 from monitor.api.input import InvalidInput, Moment
+from monitor.facts.claims import GpuTask
 from monitor.facts.readings import GpuReading, OwnerSource, ProcessReading, Snapshot
 from monitor.facts.usage import UseSource
 from monitor.gpus.policy import capability, use_split
@@ -45,13 +47,14 @@ class GuestBody(Schema):
 
 
 class TaskBody(Schema):
-    """A job on a GPU."""
+    """A job or a model on a GPU."""
 
     job_ref: str
     name: str
     owner: str
     progress: float | None = Field(description="0 to 1; null: the job reports none.")
     ends_at: datetime | None = Field(description="Expected end (median); null: unknown.")
+    kind: Literal["script", "llm"] = Field(description="llm: a model that stays loaded.")
 
 
 class GpuBody(Schema):
@@ -72,6 +75,9 @@ class GpuBody(Schema):
     memory_total_bytes: int | None
     memory_used_bytes: int | None
     utilization_pct: float | None
+    idle_seconds: float | None = Field(
+        description="Time since its utilisation fell below 5 %; 0: it is in use."
+    )
     power_w: float | None
     power_limit_w: float | None
     temperature_c: float | None
@@ -87,7 +93,19 @@ class GpuBody(Schema):
     )
     jobs: list[str] = Field(description="Ids of the jobs that hold the GPU.")
     tasks: list[TaskBody] = Field(description="These jobs with their progress, oldest first.")
-    tasks_completed: int = Field(description="Jobs that have succeeded on it.")
+    tasks_completed: int = Field(
+        description="Jobs that have succeeded on it, and requests that its models answered."
+    )
+    model: str | None = Field(description="The model service that has it.")
+    script: str | None = Field(description="The registered script that runs on it.")
+    task_id: str | None = Field(description="The number of the job; of a model, of its instance's.")
+    pid: int | None = Field(description="The first process of this job.")
+    port: int | None = Field(description="Where the model listens.")
+    progress: float | None = Field(description="0 to 1, of this job.")
+    eta: datetime | None = Field(description="The expected end of this job (median).")
+    started_boot: datetime | None = Field(description="When this job was placed on it.")
+    expected_ready: datetime | None = Field(description="When the model takes requests.")
+    paired_with: list[int] = Field(description="The numbers of the other GPUs of this job.")
     jobs_share_pct: float | None = Field(description="Share of its time that jobs use.")
     others_share_pct: float | None = Field(description="Share that other processes use.")
     guest: GuestBody | None = Field(description="The user outside the queue who has this GPU.")
@@ -228,11 +246,33 @@ def _gpus(snapshot: Snapshot) -> list[dict[str, Any]]:
     for claim in snapshots.open_claims(snapshot.host.name):
         holders.setdefault(claim.gpu_uuid, []).append(claim.job_ref)
     splits = use_split.by_gpu(snapshot)
+    numbers = {gpu.uuid: gpu.index for gpu in snapshot.gpus}
     return [
         _gpu(gpu, snapshot, holders.get(gpu.uuid, []), splits[gpu.uuid])
+        | _task(tasks.get(gpu.uuid, ()), numbers)
         | {"tasks": tasks.get(gpu.uuid, ()), "tasks_completed": completed.get(gpu.uuid, 0)}
         for gpu in snapshot.gpus
     ]
+
+
+def _task(tasks: Sequence[GpuTask], numbers: Mapping[str, int]) -> dict[str, Any]:
+    """The model or the oldest job of a GPU, in fields of the GPU."""
+    models = [task for task in tasks if task.is_model]
+    first = next(iter([*models, *tasks]), None)
+    if first is None:
+        return {"paired_with": []}
+    return {
+        "model": first.name if first.is_model else None,
+        "script": first.script or None,
+        "task_id": first.job_ref,
+        "pid": first.pid,
+        "port": first.port,
+        "progress": first.progress,
+        "eta": first.ends_at,
+        "started_boot": first.since,
+        "expected_ready": first.expected_ready,
+        "paired_with": sorted(numbers[uuid] for uuid in first.paired if uuid in numbers),
+    }
 
 
 def _gpu(gpu: GpuReading, snapshot: Snapshot, jobs: list[str], split: UseSplit) -> dict[str, Any]:
@@ -243,6 +283,7 @@ def _gpu(gpu: GpuReading, snapshot: Snapshot, jobs: list[str], split: UseSplit) 
         "power": can.power,
         "power_estimated": can.power_estimated,
         "host": snapshot.host.name,
+        "idle_seconds": gpu.idle_s(snapshot.at),
         "jobs": jobs,
         "jobs_share_pct": split.jobs_pct,
         "others_share_pct": split.others_pct,

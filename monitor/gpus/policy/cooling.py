@@ -37,7 +37,7 @@ class Cooling:
     quarantine is over.
     """
 
-    seen: tuple[int, ...] = ()
+    started: tuple[int, ...] = ()
     freed: tuple[int, ...] = ()
     stuck: tuple[ClosureFact, ...] = ()
     recovered: tuple[str, ...] = ()
@@ -81,7 +81,7 @@ def judge(
     late = [c for c in held if c.until is not None and now - c.until > wait]
     closed = {c.gpu_uuid for c in closures if c.kind is ClosureKind.QUARANTINED}
     return Cooling(
-        seen=_rows(c for c in claims if c.seen is None and (c.gpu_uuid, c.job_ref) in on),
+        started=_rows(c for c in claims if c.seen is None and (c.gpu_uuid, c.job_ref) in on),
         freed=_rows(over),
         stuck=tuple(_quarantine(late, on, closed, now).values()),
         recovered=tuple(sorted((closed & well) - {c.gpu_uuid for c in held})),

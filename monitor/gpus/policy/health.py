@@ -82,7 +82,7 @@ HARMFUL_REASONS: Mapping[int, str] = {
 # Wording of all reasons for reduced clocks, for the page of a GPU.
 CLOCK_REASONS: Mapping[int, str] = {
     0x1: "idleness",
-    0x2: "a clock that somebody set",
+    0x2: "a clock set by a user",
     0x4: "the power limit",
     0x8: "its hardware (slow-down)",
     0x10: "the clocks of its group",

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
-from monitor.facts.claims import JOB_KINDS, ClaimFact, ClaimKind
+from monitor.facts.claims import ASLEEP, JOB_KINDS, ClaimFact, ClaimKind
 from monitor.facts.gpu_states import (
     ClosureFact,
     ClosureKind,
@@ -16,7 +16,7 @@ from monitor.facts.gpu_states import (
     check_transition,
 )
 from monitor.facts.health import Condition
-from monitor.facts.readings import GpuReading, Health, ProcessReading
+from monitor.facts.readings import GpuReading, Health, ProcessReading, idle_since
 
 # Older drivers report some memory as used on an empty GPU; this is more.
 HELD_BYTES = 1024**3
@@ -101,7 +101,10 @@ def with_states(
         stays = old is not None and old.state is state
         since = (old.state_since if old and stays else None) or now
         text = " ".join([*(c.text for c in why), *_locks(claimed[gpu.uuid])]) or None
-        readings.append(replace(gpu, state=state, state_since=since, closed=text))
+        idle = idle_since(
+            gpu.utilization_pct, old.idle_since if old else None, now, watched=watched
+        )
+        readings.append(replace(gpu, state=state, state_since=since, closed=text, idle_since=idle))
         if not stays:
             changes.append(StateChange(readings[-1], old))
             faults += _fault(gpu, old, state) if watched else []
@@ -128,7 +131,8 @@ def _work(
     now: datetime,
 ) -> GpuState:
     """A claim boots until its processes appear, and cools until its memory is released."""
-    ours = [c for c in claims if c.until is None and c.kind in JOB_KINDS]
+    ours = [c for c in claims if c.until is None and c.kind in JOB_KINDS and c.phase != ASLEEP]
+    asleep = {c.job_ref for c in claims if c.until is None and c.phase == ASLEEP}
     booting = {c.kind for c in ours if _boots(c, now)}
     working = [c for c in ours if not _boots(c, now)]
     if any(c.kind is ClaimKind.SCRIPT for c in working):
@@ -142,7 +146,10 @@ def _work(
         return GpuState.COOLING
     locked = any(c.kind is ClaimKind.LOCK for c in claims)
     locked |= any(c.kind is ClaimKind.UNKNOWN and c.until is None for c in claims)
-    return GpuState.EXTERNAL if processes or locked or _is_held(gpu) else GpuState.IDLE
+    others = [p for p in processes if p.job_ref not in asleep]
+    # Memory that a sleeping model keeps is claimed; it does not make the GPU busy.
+    is_held = _is_held(gpu) and not asleep
+    return GpuState.EXTERNAL if others or locked or is_held else GpuState.IDLE
 
 
 def _boots(claim: ClaimFact, now: datetime) -> bool:
@@ -171,8 +178,8 @@ def _answers(
         return "busy" in phases
     refs = {c.job_ref for c in models}
     shares = [p.sm_pct for p in processes if p.job_ref in refs]
-    known = [share for share in shares if share is not None]
-    return max(known, default=gpu.utilization_pct or 0) >= LLM_BUSY_PCT
+    measured = [share for share in shares if share is not None]
+    return max(measured, default=gpu.utilization_pct or 0) >= LLM_BUSY_PCT
 
 
 def _is_held(gpu: GpuReading) -> bool:

@@ -148,15 +148,15 @@ def history(
 
 def coverage(rows: Sequence[Row], window: HistoryWindow) -> float | None:
     """The part of the window with readings, in percent."""
-    seen = sum(row["seen_s"] for row in rows)
-    return min(100.0, 100 * seen / window.seconds) if window.seconds else None
+    seen_s = sum(row["seen_s"] for row in rows)
+    return min(100.0, 100 * seen_s / window.seconds) if window.seconds else None
 
 
-def mean(total: str, known: str, scale: float = 1) -> Value:
+def mean(total: str, known_s: str, scale: float = 1) -> Value:
     """A sum divided by its known seconds. None: no known seconds."""
 
     def value(row: Row) -> float | None:
-        return row[total] / row[known] / scale if row[known] else None
+        return row[total] / row[known_s] / scale if row[known_s] else None
 
     return value
 
@@ -250,8 +250,8 @@ def strips(gpus: Sequence[Gpu], now_t: int) -> list[HeatStrip]:
     since = floor(now_t, HOUR_S) - (HOURS - 1) * HOUR_S
     uuids = [gpu.uuid for gpu in gpus]
     rows = {
-        (gpu, t): (total, known, seen)
-        for gpu, t, total, known, seen in GpuHour.objects.filter(
+        (gpu, t): (total, known_s, seen_s)
+        for gpu, t, total, known_s, seen_s in GpuHour.objects.filter(
             gpu_id__in=uuids, t__gte=since
         ).values_list("gpu_id", "t", "utilization_pct_s", "utilization_known_s", "seen_s")
     }
@@ -268,13 +268,13 @@ def _strip(
     cells: list[HeatCell] = []
     last = since + (HOURS - 1) * HOUR_S
     for t in range(since, since + HOURS * HOUR_S, HOUR_S):
-        total, known, seen = rows.get((gpu.uuid, t), (0.0, 0, 0))
+        total, known_s, seen_s = rows.get((gpu.uuid, t), (0.0, 0, 0))
         on = tuple(people.get((gpu.uuid, t), ()))
         name = on[0].subject if on else None
         before = cells[-1].main.subject if cells and cells[-1].main else None
-        busy = total / known if known else None
+        busy = total / known_s if known_s else None
         first = bool(on) and (name != before or not (cells and cells[-1].people))
-        cells.append(HeatCell(t, busy, seen, on, first, goes_on=t == last))
+        cells.append(HeatCell(t, busy, seen_s, on, first, goes_on=t == last))
     counts: dict[str | None, int] = {}
     for cell in cells:
         if cell.main:

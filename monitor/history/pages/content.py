@@ -155,8 +155,8 @@ def _power(row: Row) -> float | None:
 
 def _own_power(row: Row) -> float | None:
     """Mean power while the process was on the GPU."""
-    known = row["joules"] is not None and row["held_s"]
-    return float(row["joules"]) / row["held_s"] if known else None
+    is_known = row["joules"] is not None and row["held_s"]
+    return float(row["joules"]) / row["held_s"] if is_known else None
 
 
 PROCESSES_SHOWN = 20
@@ -281,8 +281,8 @@ def job(
         chosen = window(query, now).in_minutes
     uses = ProcessUse.objects.filter(job_ref=ref, job_owner=owner)
     rows = [row for row in usage_sums.points(uses, chosen) if row["held_s"]]
-    held, known = (sum(row[name] for row in rows) for name in ("held_s", "known_s"))
-    covered = usage_sums.UsageTotals(held_s=held, known_s=known).coverage_pct
+    held_s, known_s = (sum(row[name] for row in rows) for name in ("held_s", "known_s"))
+    covered = usage_sums.UsageTotals(held_s=held_s, known_s=known_s).coverage_pct
     return {
         **ranges(chosen, now, ("life", "lifetime")),
         "history": drawn(job_panels(gpus, requested_bytes), rows, chosen, now, covered),

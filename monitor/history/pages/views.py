@@ -48,7 +48,7 @@ class Recommendation:
     """An open incident, worded for its owner."""
 
     incident: Incident
-    told: IncidentSummary
+    summary: IncidentSummary
 
 
 def own_context(name: str, now: datetime) -> dict[str, Any]:
@@ -61,7 +61,9 @@ def own_context(name: str, now: datetime) -> dict[str, Any]:
     reported = {(row.gpu_id, row.pid) for row in open_incidents if row.rule == IDLE_HELD}
     idle = [p for p in mine if p.idle_since and (p.gpu_uuid, p.row.pid) not in reported]
     return {
-        "asked": [Recommendation(incident, owner_summary(incident)) for incident in open_incidents],
+        "recommendations": [
+            Recommendation(incident, owner_summary(incident)) for incident in open_incidents
+        ],
         "mine": mine,
         "idle": idle,
         "idle_bytes": sum(process.row.memory_bytes or 0 for process in idle),

@@ -2,7 +2,7 @@
 
 Job, subordinate uid range, owner of the user namespace, mounted home folder, login, uid: the first
 evidence that is available decides. A uid inside a container never names a person of the host.
-Labels of a container name no one, because anyone may write them; they only contradict.
+Labels of a container name no owner, because any user may write them; they only contradict.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Credentials:
 
     namespace_owner_uid: the account that made its user namespace. session_uid: the user slice of
     systemd that its cgroup is in. mount_owners: the persons into whose closed home folders its bind
-    mounts lead. labelled: the persons whom the labels of its container name.
+    mounts lead. labelled: the users named by the labels of its container.
     is_labelled_known: the labels were read, or there are none to read. labelled_job: the job that
     a label names.
     """
@@ -88,7 +88,7 @@ def owner_of(process: Credentials, subordinate: Sequence[UidRange] = ()) -> Owne
         return UNKNOWN
     is_service = process.uid < FIRST_USER_UID
     if is_service and process.login_uid not in (None, NO_LOGIN, 0):
-        # sudo hides no one: the account that logged in started the process.
+        # sudo does not hide the user: the account that logged in started the process.
         return Owner(process.login_uid, OwnerSource.LOGIN)
     return Owner(process.uid, OwnerSource.UID)
 
@@ -179,6 +179,12 @@ _NAMED = (
 )
 _SESSION = re.compile(r"/user\.slice/user-(\d{1,10})\.slice(?:/|$)")
 _JOB = re.compile(r"^[^:\n]*:[^:\n]*:(/(?:[^/\n]+/)*\w+-job-\d+-\d+)(?:/|$)", re.MULTILINE)
+# As cgroup v1 and v2 plugins of Slurm name it, with or without the node: steps are below it.
+_SLURM = re.compile(
+    r"^[^:\n]*:[^:\n]*:(/(?:[^/\n]+/)*(?:slurm[^/\n]*(?:/uid_\d+)?|[^/\n]+_slurmstepd\.scope)"
+    r"/job_\d{1,10})(?:/|$)",
+    re.MULTILINE,
+)
 _ANY = re.compile(rf"(?:^|[/:-]){_ID}(?:\.scope)?(?:/|$)")
 
 
@@ -223,8 +229,11 @@ def container_id_of(cgroup: str) -> str | None:
 
 
 def job_cgroup_of(cgroup: str) -> str:
-    """The path of the cgroup of a job (INSTANCE-job-JOB-ATTEMPT) that the process is in, or ""."""
-    match = _JOB.search(cgroup)
+    """The path of the cgroup of a job that the process is in, or "".
+
+    A job of gpucoord is in INSTANCE-job-JOB-ATTEMPT, a job of Slurm in job_NUMBER.
+    """
+    match = _JOB.search(cgroup) or _SLURM.search(cgroup)
     return match[1] if match else ""
 
 
@@ -264,7 +273,7 @@ def _with_labelled_job(
 ) -> ProcessReading:
     """A container outside of its job's cgroup, by its label.
 
-    Anyone can write labels, so the owner of the container must be the owner of the job.
+    Any user can write labels, so the owner of the container must be the owner of the job.
     """
     claim = jobs.get(identity.labelled_job) if identity and process.job_ref is None else None
     if claim is None or process.user != claim.owner:
@@ -316,8 +325,8 @@ def _claim(
     own = leaders.get(pid)
     if own is not None:
         # The same pid with another start is another process: the leader has ended.
-        known = identity is not None and own.leader_start_ticks is not None
-        return own if not known or _ticks(identity) == own.leader_start_ticks else None
+        has_start_times = identity is not None and own.leader_start_ticks is not None
+        return own if not has_start_times or _ticks(identity) == own.leader_start_ticks else None
     if identity is None:
         return None
     for other in (identity.session, *identity.lineage):
@@ -332,5 +341,5 @@ def _ticks(identity: ProcessIdentity | None) -> int | None:
 
 
 def _may_descend(identity: ProcessIdentity, claim: ClaimFact) -> bool:
-    """A process older than a job's leader is no child of it: that pid was someone else then."""
+    """Whether it is not older than the job's leader, whose pid was of another process before."""
     return claim.leader_start_ticks is None or identity.start_ticks >= claim.leader_start_ticks

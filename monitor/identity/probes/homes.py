@@ -96,4 +96,4 @@ def _below(root: str, host_root: str) -> str | None:
 
 
 def _unescaped(path: str) -> str:
-    return re.sub(r"\\([0-7]{3})", lambda found: chr(int(found[1], 8)), path)
+    return re.sub(r"\\([0-7]{3})", lambda escape: chr(int(escape[1], 8)), path)

@@ -56,14 +56,14 @@ class ContainerRuntimes:
 
     def __init__(self, sockets: Sequence[Path] = SOCKETS) -> None:
         self._sockets = sockets
-        self._found: dict[str, tuple[ContainerLabels, float]] = {}
+        self._answers: dict[str, tuple[ContainerLabels, float]] = {}
         self._waiting: queue.Queue[str] = queue.Queue(MOST_WAITING)
-        self._asked: set[str] = set()
+        self._requested: set[str] = set()
         self._thread: threading.Thread | None = None
 
     def labels(self, container_id: str) -> ContainerLabels:
         """What is known of it; PENDING until the runtimes have answered."""
-        labels, until = self._found.get(container_id, (PENDING, 0.0))
+        labels, until = self._answers.get(container_id, (PENDING, 0.0))
         if time.monotonic() < until:
             return labels
         if not any(socket.exists() for socket in self._sockets):
@@ -72,9 +72,9 @@ class ContainerRuntimes:
         return labels
 
     def _ask_later(self, container_id: str) -> None:
-        if container_id in self._asked or self._waiting.full():
+        if container_id in self._requested or self._waiting.full():
             return
-        self._asked.add(container_id)
+        self._requested.add(container_id)
         self._waiting.put_nowait(container_id)
         if self._thread is None or not self._thread.is_alive():
             self._thread = threading.Thread(target=self._work, name="containers", daemon=True)
@@ -87,12 +87,12 @@ class ContainerRuntimes:
             except queue.Empty:
                 return
             answer = self._ask(container_id)
-            if len(self._found) >= MOST_KEPT:
-                self._found.clear()
+            if len(self._answers) >= MOST_KEPT:
+                self._answers.clear()
             is_answer = answer is not NO_LABELS
             lives = float("inf") if is_answer else time.monotonic() + RETRY_S
-            self._found[container_id] = (answer, lives)
-            self._asked.discard(container_id)
+            self._answers[container_id] = (answer, lives)
+            self._requested.discard(container_id)
 
     def _ask(self, container_id: str) -> ContainerLabels:
         for socket in self._sockets:
@@ -129,7 +129,7 @@ def inspect(socket: Path, container_id: str) -> Mapping[str, Any] | None:
 
 
 def labels_of(answer: Mapping[str, Any]) -> ContainerLabels:
-    """The name, and the people whom the labels name; other parts of the answer are left out."""
+    """The name, and the users in the labels; other parts of the answer are left out."""
     name = str(answer.get("Name") or "").lstrip("/")
     config = answer.get("Config")
     given = config.get("Labels") if isinstance(config, dict) else None

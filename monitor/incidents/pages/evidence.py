@@ -36,8 +36,8 @@ def evidence(incident: Incident, query: Mapping[str, str], now: datetime) -> dic
     in_force = thresholds.ThresholdsInForce()
     hogs, memory = in_force.of(GpuTimePolicy), in_force.of(MemoryPolicy)
     rows = _rows(incident, chosen)
-    seen = sum(row["seen_s"] for row in rows)
-    covered = min(100.0, 100 * seen / chosen.seconds) if chosen.seconds else None
+    seen_s = sum(row["seen_s"] for row in rows)
+    covered = min(100.0, 100 * seen_s / chosen.seconds) if chosen.seconds else None
     drawn = history_content.drawn(_panels(incident, hogs, memory), rows, chosen, now, covered)
     is_over = incident.closed_at is not None
     marks = {

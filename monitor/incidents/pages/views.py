@@ -72,6 +72,7 @@ def acknowledge(request: HttpRequest, pk: int) -> HttpResponse:
     row, viewer = _opened(request, pk)
     text = posted_text(request, "explanation", actions.LONGEST_TEXT)
     actions.acknowledge(row, text, viewer.username, timezone.now())
+    messages.success(request, f"Incident {pk} is acknowledged.")
     return redirect("incident", pk)
 
 
@@ -83,6 +84,8 @@ def snooze(request: HttpRequest, pk: int) -> HttpResponse:
         messages.error(request, "Choose a duration.")
     else:
         actions.snooze(row, float(hours), viewer.username, timezone.now())
+        muted = "no longer muted" if hours == "0" else f"muted for {SNOOZES[hours]}"
+        messages.success(request, f"Incident {pk} is {muted}.")
     return redirect("incident", pk)
 
 
@@ -103,6 +106,8 @@ def exempt(request: HttpRequest, pk: int) -> HttpResponse:
             reason=posted_text(request, "reason", actions.LONGEST_TEXT),
             all_rules=request.POST.get("rules") == "all",
         )
+        name = actions.scopes(row)[scope]
+        messages.success(request, f"The {scope} {name} is exempt, and incident {pk} is closed.")
     return redirect("incident", pk)
 
 
@@ -110,7 +115,9 @@ def exempt(request: HttpRequest, pk: int) -> HttpResponse:
 def close(request: HttpRequest, pk: int) -> HttpResponse:
     row, viewer = _operated(request, pk)
     reason = posted_text(request, "reason", actions.LONGEST_TEXT)
-    if not actions.close(row, viewer.username, timezone.now(), reason):
+    if actions.close(row, viewer.username, timezone.now(), reason):
+        messages.success(request, f"Incident {pk} is closed.")
+    else:
         messages.info(request, "The incident is already closed.")
     return redirect("incident", pk)
 
@@ -122,6 +129,7 @@ def end_exemption(request: HttpRequest, pk: int) -> HttpResponse:
         raise PermissionDenied
     row = get_object_or_404(Exemption, pk=pk)
     actions.end_exemption(row, viewer.username, timezone.now())
+    messages.success(request, f"The exemption of the {row.scope} {row.name} has ended.")
     return redirect("incidents")
 
 

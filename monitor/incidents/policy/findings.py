@@ -24,7 +24,7 @@ class Group:
     processes: tuple[ProcessReading, ...] = ()
 
     @property
-    def who(self) -> str | None:
+    def owner(self) -> str | None:
         """The key under which all groups of a user or job are summed."""
         return self.claim.owner if self.claim else self.user
 
@@ -112,7 +112,7 @@ class Finding:
     gpus: tuple[int, ...] = ()
 
     @property
-    def who(self) -> str | None:
+    def owner(self) -> str | None:
         """The user who can change it."""
         return self.job_owner or self.user
 

@@ -81,7 +81,7 @@ class Verdict:
 
 def judge(
     findings: Iterable[Finding],
-    known: Sequence[OpenIncident],
+    open_incidents: Sequence[OpenIncident],
     present: Collection[str],
     demand: Sequence[Demand],
     policy: GpuTimePolicy,
@@ -96,7 +96,7 @@ def judge(
     opened: list[IncidentChange] = []
     extended: list[IncidentChange] = []
     closed: list[tuple[OpenIncident, str]] = []
-    for incident in known:
+    for incident in open_incidents:
         finding = findings_by_key.pop(incident.name, None)
         if finding is not None:
             extended.append(
@@ -236,3 +236,14 @@ def _mean(incident: OpenIncident, pct: float | None, passed: float) -> float | N
 
 def _greater(a: float | None, b: float | None) -> float | None:
     return max((value for value in (a, b) if value is not None), default=None)
+
+
+def union_s(spans: Iterable[tuple[float, float]]) -> float:
+    """Seconds that lie in at least one of the spans."""
+    total, reached = 0.0, 0.0
+    for begin, end in sorted(spans):
+        begin = max(begin, reached)
+        if end > begin:
+            total += end - begin
+            reached = end
+    return total

@@ -53,7 +53,7 @@ class Subject:
 
 
 @dataclass(frozen=True, slots=True)
-class FoundPattern:
+class UsagePattern:
     """Use from hour `start` to hour `end` on these weekdays; `end` ≤ `start` means the next day.
 
     hits of chances: number of occurrences among the watched times. mean_pct: mean use while it
@@ -84,7 +84,7 @@ def find(
     zone: tzinfo,
     now: datetime,
     policy: PatternPolicy,
-) -> list[FoundPattern]:
+) -> list[UsagePattern]:
     """Patterns in `used`: {subject: {begin of an hour: percent}}; `watched`: hours with readings.
 
     Hours are epoch seconds. The most certain and longest first.
@@ -116,22 +116,22 @@ class WatchedTime:
 
 def of_subject(
     subject: Subject, hours: Mapping[int, float], time: WatchedTime, policy: PatternPolicy
-) -> list[FoundPattern]:
+) -> list[UsagePattern]:
     """The patterns of one subject; `used`: {begin of an hour: percent}."""
     return list(_of(subject, cells(hours, time.zone), time.cells, time.days, policy))
 
 
-def in_order(patterns: Iterable[FoundPattern]) -> list[FoundPattern]:
+def in_order(patterns: Iterable[UsagePattern]) -> list[UsagePattern]:
     """The most certain and longest first."""
     return sorted(
         patterns, key=lambda p: (-p.hits / p.chances, -_length(p), p.subject.user, p.start)
     )
 
 
-def _days(seen: Collection[Cell], today: date) -> Days:
+def _days(watched_hours: Collection[Cell], today: date) -> Days:
     """The days on which an hour was watched, by kind of day and hour."""
     by_hour: dict[int, list[date]] = {hour: [] for hour in range(HOURS)}
-    for day, hour in sorted(seen):
+    for day, hour in sorted(watched_hours):
         by_hour[hour].append(day)
     return {
         (kind, hour): [
@@ -153,8 +153,12 @@ def cells(hours: Mapping[int, float], zone: tzinfo) -> dict[Cell, float]:
 
 
 def _of(
-    subject: Subject, used: Cells, seen: Collection[Cell], watched: Days, policy: PatternPolicy
-) -> Iterator[FoundPattern]:
+    subject: Subject,
+    used: Cells,
+    watched_hours: Collection[Cell],
+    watched: Days,
+    policy: PatternPolicy,
+) -> Iterator[UsagePattern]:
     """Patterns of all days come first; times that they explain are not reported for fewer days."""
     busy = {cell for cell, share in used.items() if share >= policy.busy_pct}
     if len(busy) < policy.least_times * policy.least_hours:
@@ -168,7 +172,9 @@ def _of(
             and not all((day, hour) in explained for day in kind)
         ]
         for start, end in runs(hot):
-            pattern = _counted(subject, kind, start, end, watched[kind, start], used, seen, policy)
+            pattern = _counted(
+                subject, kind, start, end, watched[kind, start], used, watched_hours, policy
+            )
             if pattern is not None:
                 yield pattern
                 explained |= {(day, hour) for day in kind for hour in _hours(start, end)}
@@ -201,9 +207,9 @@ def _counted(
     end: int,
     begins: Sequence[date],
     used: Cells,
-    seen: Collection[Cell],
+    watched_hours: Collection[Cell],
     policy: PatternPolicy,
-) -> FoundPattern | None:
+) -> UsagePattern | None:
     """How often all hours of the run were watched, by the day on which it begins."""
     hours = _hours(start, end)
     # Use around the clock on each day has no time of day.
@@ -213,7 +219,7 @@ def _counted(
     shares: list[float] = []
     for day in begins:
         stretch = [(day + timedelta(days=hour < start), hour) for hour in hours]
-        watched = [cell for cell in stretch if cell in seen]
+        watched = [cell for cell in stretch if cell in watched_hours]
         if len(watched) < MOST * len(stretch):
             continue
         chances += 1
@@ -223,7 +229,7 @@ def _counted(
             shares += took
     if hits < policy.least_times or 100 * hits < policy.sure_pct * chances:
         return None
-    return FoundPattern(subject, kind, start, end, hits, chances, sum(shares) / len(shares))
+    return UsagePattern(subject, kind, start, end, hits, chances, sum(shares) / len(shares))
 
 
 def _hours(start: int, end: int) -> list[int]:
@@ -231,11 +237,11 @@ def _hours(start: int, end: int) -> list[int]:
     return [(start + n) % HOURS for n in range(length)]
 
 
-def _length(pattern: FoundPattern) -> int:
+def _length(pattern: UsagePattern) -> int:
     return len(_hours(pattern.start, pattern.end))
 
 
-def sentence(pattern: FoundPattern, gpu: str) -> str:
+def sentence(pattern: UsagePattern, gpu: str) -> str:
     """Such as "python (alice) monopolises GPU 1 every night 20:00–06:00 (9 of the last 10 …)"."""
     over_midnight = pattern.end <= pattern.start and pattern.end != 0
     single, many, when = _words(pattern, over_midnight or pattern.start >= 20)
@@ -248,7 +254,7 @@ def sentence(pattern: FoundPattern, gpu: str) -> str:
     )
 
 
-def _words(pattern: FoundPattern, at_night: bool) -> tuple[str, str, str]:
+def _words(pattern: UsagePattern, at_night: bool) -> tuple[str, str, str]:
     """Words for one occurrence, for several, and for the time of day."""
     if pattern.days == EVERY_DAY:
         return ("night", "nights", "every night") if at_night else ("day", "days", "every day")

@@ -71,7 +71,7 @@ def group_processes(
     return GroupedProcesses(groups, claims)
 
 
-def presences(found: GroupedProcesses) -> list[ProcessPresence]:
+def presences(grouped: GroupedProcesses) -> list[ProcessPresence]:
     """The present processes, as input of the usage buffers."""
     return [
         ProcessPresence(
@@ -81,7 +81,7 @@ def presences(found: GroupedProcesses) -> list[ProcessPresence]:
             process.memory_bytes,
             process.created_at.timestamp() if process.created_at else None,
         )
-        for group, processes in found.groups.items()
+        for group, processes in grouped.groups.items()
         for process in processes
     ]
 
@@ -150,7 +150,7 @@ def _gpus_with_unknown_processes(snapshot: Snapshot) -> set[str]:
 
 def build(
     snapshot: Snapshot,
-    found: GroupedProcesses,
+    grouped: GroupedProcesses,
     windows: UsageBuffers,
     empty_bookings: EmptyBookingTracker,
     demand: Sequence[Demand],
@@ -161,13 +161,13 @@ def build(
     groups: list[Group] = []
     strays: list[Group] = []
     jobs: dict[str, list[Group]] = {}
-    booked = {ref for ref, _ in found.claims}
-    for key, processes in found.groups.items():
+    booked = {ref for ref, _ in grouped.claims}
+    for key, processes in grouped.groups.items():
         first = processes[0]
         gpu = gpus.get(first.gpu_uuid)
         if gpu is None:
             continue
-        claim = found.claims.get((first.job_ref or "", first.gpu_uuid))
+        claim = grouped.claims.get((first.job_ref or "", first.gpu_uuid))
         group = _group(key, gpu, processes, claim, windows)
         if claim is not None:
             jobs.setdefault(claim.job_ref, []).append(group)
@@ -175,9 +175,9 @@ def build(
         groups.append(group)
         if any(p.job_ref in booked for p in processes):
             strays.append(group)
-    for (job_ref, uuid), claim in found.claims.items():
+    for (job_ref, uuid), claim in grouped.claims.items():
         key = group_name(uuid, job_ref, None, None, 0)
-        if key not in found.groups and uuid in gpus:
+        if key not in grouped.groups and uuid in gpus:
             jobs.setdefault(job_ref, []).append(_group(key, gpus[uuid], (), claim, windows))
     return RuleInput(
         t=snapshot.at.timestamp(),
@@ -185,7 +185,7 @@ def build(
         groups=tuple(groups),
         jobs={ref: tuple(parts) for ref, parts in jobs.items()},
         strays=tuple(strays),
-        empty=empty_bookings.since(snapshot, found.claims),
+        empty=empty_bookings.since(snapshot, grouped.claims),
         series=windows.processes,
         demand=demand,
         shares=shares or {},

@@ -124,20 +124,22 @@ def recent_usage(host: str, now: datetime) -> RecentUsage:
     rows = ProcessUse.objects.filter(host=host, last_seen_at__gt=now - LISTED)
     usage = RecentUsage({}, [])
     for row in rows.values_list(*_ACCOUNT):
-        uuid, pid, start, seen, ended, held, sm, known_s, memory, memory_known, *who = row
+        uuid, pid, start, seen_at, ended_at, held, sm, known_s, memory, memory_known, *identity = (
+            row
+        )
         # Processes with an unknown start have a negative number.
         ticks = start if start >= 0 else None
-        at = (ended or seen).timestamp()
+        at = (ended_at or seen_at).timestamp()
         used = UsagePoint(held, sm, held, known_s, memory, memory_known)
         usage.totals[uuid, pid, ticks] = Total(at, used)
-        if ended is not None:
-            usage.gone.append(_reading(uuid, pid, ticks, who))
+        if ended_at is not None:
+            usage.gone.append(_reading(uuid, pid, ticks, identity))
     return usage
 
 
-def _reading(uuid: str, pid: int, ticks: int | None, who: Sequence[Any]) -> ProcessReading:
+def _reading(uuid: str, pid: int, ticks: int | None, identity: Sequence[Any]) -> ProcessReading:
     """A process that has ended. Its kinds are unknown; "G" exempts system programs."""
-    created_at, uid, *names = who
+    created_at, uid, *names = identity
     user, program, container, job_ref, job_owner = (name or None for name in names)
     return ProcessReading(
         gpu_uuid=uuid,
@@ -179,7 +181,7 @@ def last_seen(claims: Mapping[Booking, ClaimFact]) -> dict[Booking, float]:
     gpus = {gpu for _, gpu in claims}
     rows = ProcessUse.objects.filter(gpu_id__in=gpus, last_seen_at__gte=min(since))
     last = rows.exclude(job_ref="").order_by().values_list("job_ref", "gpu_id")
-    seen_at = last.annotate(seen=Max("last_seen_at"))
+    seen_at = last.annotate(newest_at=Max("last_seen_at"))
     return {(ref, gpu): at.timestamp() for ref, gpu, at in seen_at if (ref, gpu) in claims}
 
 

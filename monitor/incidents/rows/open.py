@@ -7,6 +7,7 @@ from datetime import datetime, timedelta
 from django.db.models import Q, QuerySet
 
 from monitor.incidents.facts import HOG_RULES
+from monitor.incidents.policy.lifecycle import union_s
 from monitor.models import Gpu, Incident
 from monitor.runtime.rows.database import prepared
 
@@ -45,28 +46,22 @@ def hog_share(host: str, hours: float, now: datetime) -> float | None:
 
     Use of idle capacity while no job waited does not count. None = nothing is known of this host.
     """
+    spans = hog_spans(host, hours, now)
+    if not spans and not Gpu.objects.filter(host=host).exists():
+        return None
+    return union_s(spans) / (hours * 3600)
+
+
+def hog_spans(host: str, hours: float, now: datetime) -> list[tuple[float, float]]:
+    """Begin and end of the times with overuse in the last `hours`; they may overlap."""
     since = now - timedelta(hours=hours)
     rows = Incident.objects.filter(host=host, rule__in=HOG_RULES, last_seen_at__gt=since)
     first, last = since.timestamp(), now.timestamp()
-    spans = [
+    return [
         (max(begin, first), min(end, last))
-        for hog_spans in rows.values_list("hog_spans", flat=True)
-        for begin, end in hog_spans
+        for spans in rows.values_list("hog_spans", flat=True)
+        for begin, end in spans
     ]
-    if not spans and not Gpu.objects.filter(host=host).exists():
-        return None
-    return _union_s(spans) / (hours * 3600)
-
-
-def _union_s(spans: list[tuple[float, float]]) -> float:
-    """Seconds that lie in at least one of the spans."""
-    total, reached = 0.0, 0.0
-    for begin, end in sorted(spans):
-        begin = max(begin, reached)
-        if end > begin:
-            total += end - begin
-            reached = end
-    return total
 
 
 def of_person(name: str) -> Q:

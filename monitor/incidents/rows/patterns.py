@@ -10,9 +10,9 @@ from django.db.models import Sum
 
 from monitor.incidents.policy.patterns import (
     LOOK_BACK,
-    FoundPattern,
     PatternPolicy,
     Subject,
+    UsagePattern,
     WatchedTime,
     in_order,
     of_subject,
@@ -57,7 +57,7 @@ def _replace_of_host(
     host: str, zone: ZoneInfo, now: datetime, policy: PatternPolicy, isolation: ItemIsolation
 ) -> int:
     """Replace the patterns of one host. A subject that fails has none; the others are stored."""
-    new_patterns: list[FoundPattern] = []
+    new_patterns: list[UsagePattern] = []
     if policy.enabled:
         used, watched = _history(host, now)
         time = WatchedTime.of(watched, zone, now)
@@ -95,7 +95,7 @@ def _history(host: str, now: datetime) -> tuple[dict[Subject, dict[int, float]],
     return used, set(watched.values_list("t", flat=True))
 
 
-def _row(pattern: FoundPattern, host: str, zone: ZoneInfo, now: datetime) -> Pattern:
+def _row(pattern: UsagePattern, host: str, zone: ZoneInfo, now: datetime) -> Pattern:
     gpu = Gpu.objects.get(pk=pattern.subject.gpu_uuid)
     return Pattern(
         host=host,

@@ -124,17 +124,19 @@ def share_of(user: str, inputs: RuleInput, seconds: float) -> FairShareOfGpu | N
     if not count or seconds <= 0:
         return None
     mine = [group for group in inputs.groups if group.user == user]
-    mine += [group for parts in inputs.jobs.values() for group in parts if group.who == user]
+    mine += [group for parts in inputs.jobs.values() for group in parts if group.owner == user]
     by_gpu: dict[str, float] = {}
-    held = known = 0.0
+    held_s = known_s = 0.0
     for group in mine:
         # Time before the process started counts as unused.
         used = group.series.over(inputs.t - seconds)
         by_gpu[group.gpu.uuid] = by_gpu.get(group.gpu.uuid, 0.0) + used.sm_s
-        held += used.span_s
-        known += used.known_s
+        held_s += used.span_s
+        known_s += used.known_s
     used_s = sum(min(seconds, sm_s) for sm_s in by_gpu.values())
-    return FairShareOfGpu(100 * used_s / (count * seconds), min(1.0, known / held) if held else 0.0)
+    return FairShareOfGpu(
+        100 * used_s / (count * seconds), min(1.0, known_s / held_s) if held_s else 0.0
+    )
 
 
 def expected_of(user: str | None, inputs: RuleInput, policy: GpuTimePolicy) -> float | None:

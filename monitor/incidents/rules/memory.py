@@ -160,12 +160,12 @@ def _is_needed_by_others(
     group: Group, process: ProcessReading, inputs: RuleInput, policy: MemoryPolicy
 ) -> bool:
     """Whether other users work on that GPU or wait for it."""
-    if inputs.waiting_for(group.gpu.uuid, group.who):
+    if inputs.waiting_for(group.gpu.uuid, group.owner):
         return True
     busy = 0.0
     parts = (*inputs.groups, *(part for parts in inputs.jobs.values() for part in parts))
     for other in parts:
-        if other.gpu.uuid == group.gpu.uuid and other.who != group.who:
+        if other.gpu.uuid == group.gpu.uuid and other.owner != group.owner:
             busy += other.series.last(BESIDE_S).pct or 0.0
     return busy >= policy.idle_busy_pct
 

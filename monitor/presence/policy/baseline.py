@@ -38,8 +38,8 @@ def learned(
         for r in by_program.values()
         if r.program not in levels and r.memory_bytes
     ]
-    kept = sorted([*updated, *away], key=lambda r: (-r.memory_bytes, r.program))[:MOST]
-    return tuple(sorted(kept, key=lambda r: r.program))
+    largest = sorted([*updated, *away], key=lambda r: (-r.memory_bytes, r.program))[:MOST]
+    return tuple(sorted(largest, key=lambda r: r.program))
 
 
 def without_residents(

@@ -137,14 +137,14 @@ def changes(
     before: Sequence[OwnerReading], after: Sequence[OwnerReading]
 ) -> tuple[list[OwnerReading], list[OwnerReading]]:
     """Users who came or left. Users who were only suspected are not reported."""
-    reported = {reading.gpu_uuid for reading in before if reading.is_told}
-    kept = {reading.gpu_uuid for reading in after if reading.keeps_closed}
+    reported = {reading.gpu_uuid for reading in before if reading.is_reported}
+    closed = {reading.gpu_uuid for reading in after if reading.keeps_closed}
     came = [
         reading
         for reading in after
         if reading.presence is Presence.OWNER and reading.gpu_uuid not in reported
     ]
-    return came, [r for r in before if r.is_told and r.gpu_uuid not in kept]
+    return came, [r for r in before if r.is_reported and r.gpu_uuid not in closed]
 
 
 def _named(reading: OwnerReading, by: ProcessReading | None) -> OwnerReading:

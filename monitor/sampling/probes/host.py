@@ -180,9 +180,10 @@ def _cpu_seconds() -> tuple[float, float]:
 
 def _disk(mount: str) -> DiskReading:
     space = os.statvfs(mount)
+    usable = space.f_blocks - space.f_bfree + space.f_bavail
     return DiskReading(
         mount=mount,
-        total_bytes=space.f_blocks * space.f_frsize,
+        total_bytes=usable * space.f_frsize,
         free_bytes=space.f_bavail * space.f_frsize,
     )
 

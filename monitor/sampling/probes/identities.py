@@ -73,10 +73,10 @@ class Identities:
         stat = stats[pid] = self._stat(pid)
         if stat is None:
             return None
-        known = self._known.get(pid)
-        is_same = known is not None and known.start_ticks == stat.start_ticks
-        if known is not None and is_same and pid not in self._open:
-            return known
+        identity = self._known.get(pid)
+        is_same = identity is not None and identity.start_ticks == stat.start_ticks
+        if identity is not None and is_same and pid not in self._open:
+            return identity
         return self._look_up(pid, stat, stats)
 
     def _look_up(

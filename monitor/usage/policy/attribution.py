@@ -117,8 +117,8 @@ def _by_accounts(
             # The driver reports the lifetime, which gives the duration of each sample.
             gone[pid] = sums / 1e4 * account.lived_s / account.samples
             attribution.source[pid] = UseSource.ACCOUNTING
-    kept = {pid: a.counters for pid, a in accounts.items() if pid in listed}
-    attribution.mark = replace(attribution.mark, accounts=kept)
+    counters = {pid: a.counters for pid, a in accounts.items() if pid in listed}
+    attribution.mark = replace(attribution.mark, accounts=counters)
 
 
 def _by_samples(

@@ -99,7 +99,7 @@ class HistoryWindow:
 def window(
     query: Mapping[str, str],
     now: datetime,
-    kept: HistoryRange,
+    stored: HistoryRange,
     zone: tzinfo,
     default: str = DEFAULT,
 ) -> HistoryWindow:
@@ -108,33 +108,33 @@ def window(
     name = query.get("range", "")
     begin, end = moment(query.get("since"), zone), moment(query.get("until"), zone)
     if begin is not None and (name == CUSTOM or not name):
-        return _custom(begin, end, now_t, kept)
+        return _custom(begin, end, now_t, stored)
     if name not in RANGES:
         name = default
     since = now_t - RANGES[name][1]
-    return _made(name, since, now_t, _source(since, now_t, now_t, kept), live=True)
+    return _made(name, since, now_t, _source(since, now_t, now_t, stored), live=True)
 
 
 def between(
-    since: int, until: int, now: datetime, kept: HistoryRange, name: str = CUSTOM
+    since: int, until: int, now: datetime, stored: HistoryRange, name: str = CUSTOM
 ) -> HistoryWindow:
     """A window from `since` to `until`; it is live if it ends now."""
-    return replace(_custom(since, until, int(now.timestamp()), kept), name=name)
+    return replace(_custom(since, until, int(now.timestamp()), stored), name=name)
 
 
-def _custom(begin: int, end: int | None, now_t: int, kept: HistoryRange) -> HistoryWindow:
+def _custom(begin: int, end: int | None, now_t: int, stored: HistoryRange) -> HistoryWindow:
     end = now_t if end is None else end
     begin, end = sorted((begin, end))
     until = min(max(end, begin + SHORTEST_S), now_t)
     since = max(min(begin, until - SHORTEST_S), until - LONGEST_S)
-    return _made(CUSTOM, since, until, _source(since, until, now_t, kept), live=end >= now_t)
+    return _made(CUSTOM, since, until, _source(since, until, now_t, stored), live=end >= now_t)
 
 
-def _source(since: int, until: int, now_t: int, kept: HistoryRange) -> Source:
+def _source(since: int, until: int, now_t: int, stored: HistoryRange) -> Source:
     span, age = until - since, now_t - since
-    if span <= RAW_UP_TO_S and age <= kept.raw_s:
+    if span <= RAW_UP_TO_S and age <= stored.raw_s:
         return Source.RAW
-    if span <= MINUTES_UP_TO_S and age <= kept.minutes_s:
+    if span <= MINUTES_UP_TO_S and age <= stored.minutes_s:
         return Source.MINUTE
     return Source.HOUR
 

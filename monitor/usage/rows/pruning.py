@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 from itertools import chain
 
 from django.conf import settings
-from django.db.models import Model, QuerySet
+from django.db.models import Model, Q, QuerySet
 
 from monitor.models import (
     Claim,
@@ -83,17 +83,16 @@ def _too_old(keep: RetentionPeriods, now: datetime) -> Iterator[QuerySet[Model]]
     # By GPU and by host, as the indexes are.
     for uuid in Gpu.objects.values_list("uuid", flat=True):
         yield from _of_ladder(GPUS, uuid, keep, now)
-    hosts = set(HostSample.objects.order_by("host").values_list("host", flat=True).distinct())
-    hosts |= set(HostHour.objects.order_by("host").values_list("host", flat=True).distinct())
+    sampled, rolled_up = (rows.objects.order_by().values("host") for rows in (HostSample, HostHour))
+    hosts = {row["host"] for row in sampled.union(rolled_up)}
     for host in sorted(hosts):
         yield from _of_ladder(HOSTS, host, keep, now)
     yield _oldest(ProcessMinute, int((now - keep.minutes).timestamp()))
     yield ProcessHour.objects.filter(t__lt=int((now - keep.hours).timestamp()))
     yield ProcessUse.objects.filter(last_seen_at__lt=now - keep.hours)
     old = now - keep.events
-    yield Event.objects.filter(at__lt=old)
-    passing = Event.objects.filter(kind="GPU_STATE_CHANGED", severity=Event.Severity.INFO)
-    yield passing.filter(at__lt=now - keep.state_changes)
+    is_passing = Q(kind="GPU_STATE_CHANGED", severity=Event.Severity.INFO)
+    yield Event.objects.filter(Q(at__lt=old) | is_passing & Q(at__lt=now - keep.state_changes))
     sent = Message.objects.exclude(state=Message.State.WAITING)
     yield sent.filter(created_at__lt=now - keep.messages)
     yield LatestSnapshot.objects.filter(at__lt=now - keep.silent_hosts)

@@ -38,7 +38,7 @@ class Measure:
 
     source: str
     total: str | None
-    known: str | None
+    known_s: str | None
     greatest: str | None
 
 
@@ -124,7 +124,7 @@ def sum_columns(ladder: RollupLevels) -> dict[str, Any]:
     """Aggregates that add up rollups of this kind."""
     columns: dict[str, Any] = {"seen_s": Sum("seen_s")}
     for measure in ladder.measures:
-        for name in filter(None, (measure.total, measure.known)):
+        for name in filter(None, (measure.total, measure.known_s)):
             columns[name] = Sum(name)
         if measure.greatest:
             columns[measure.greatest] = Max(measure.greatest)
@@ -137,8 +137,8 @@ def sample_columns(ladder: RollupLevels) -> dict[str, Any]:
     for measure in ladder.measures:
         if measure.total:
             columns[measure.total] = Sum(measure.source, default=0)
-        if measure.known:
-            columns[measure.known] = Count(measure.source)
+        if measure.known_s:
+            columns[measure.known_s] = Count(measure.source)
         if measure.greatest:
             columns[measure.greatest] = Max(measure.source)
     return columns

@@ -208,6 +208,6 @@ def _watched(window: HistoryWindow, host: str | None) -> dict[int, int]:
     rows = rows.filter(host=host) if host else rows
     grouped: QuerySet[Any] = rows.annotate(start=start_of(window.step)).order_by()
     seen_by_step: dict[int, int] = {}
-    for row in grouped.values("host", "start").annotate(seen=Sum("seen_s")):
-        seen_by_step[row["start"]] = max(seen_by_step.get(row["start"], 0), row["seen"])
+    for row in grouped.values("host", "start").annotate(watched_s=Sum("seen_s")):
+        seen_by_step[row["start"]] = max(seen_by_step.get(row["start"], 0), row["watched_s"])
     return seen_by_step

@@ -63,16 +63,16 @@ class Accounts:
 
     def _held(self, running: Iterable[RunningJob]) -> dict[str, float]:
         """GPUs by owner."""
-        found: dict[str, float] = {}
+        gpus_by_owner: dict[str, float] = {}
         for job in running:
             part = quotas.held(job.requirement, self._capacity.gpu_bytes)
-            found[job.owner] = found.get(job.owner, 0.0) + part
-        return found
+            gpus_by_owner[job.owner] = gpus_by_owner.get(job.owner, 0.0) + part
+        return gpus_by_owner
 
     def of(
         self, waiting: Iterable[str], running: Sequence[RunningJob], now: datetime
     ) -> dict[str, UserAccount]:
-        """Everybody with work, with today's limits."""
+        """Each user with work, with today's limits."""
         names = sorted({*waiting, *(job.owner for job in running)})
         limits = {name: self._given.quotas.get(name, Quota()) for name in names}
         weights = charging.weights({name: limits[name].share_pct for name in names})

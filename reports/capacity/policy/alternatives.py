@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from monitor.facts.formats import GIB
 from monitor.gpus.policy import capability
-from reports.capacity.facts import KnownGpu
+from reports.capacity.facts import CapacityGpu
 
 # Compute slices and memory slices of the whole GPU, by model.
 MIG_MODELS = {
@@ -38,34 +38,38 @@ class Change:
 
     kind: str
     title: str
-    gpus: tuple[KnownGpu, ...]
+    gpus: tuple[CapacityGpu, ...]
     slowness: dict[str, float]
     replaced: str = ""
 
 
-def changes(gpus: Sequence[KnownGpu]) -> list[Change]:
+def changes(gpus: Sequence[CapacityGpu]) -> list[Change]:
     """One GPU more and one less of each model, and each MIG layout of one GPU of each model."""
-    found: list[Change] = []
+    changes: list[Change] = []
     for model in sorted({gpu.model for gpu in gpus})[:MOST_KINDS]:
         same = [gpu for gpu in gpus if gpu.model == model]
         last = max(same, key=lambda gpu: gpu.index)
         name = short(model)
         new = replace(last, uuid=NEW, index=max(gpu.index for gpu in gpus) + 1)
-        found.append(Change(kind="more", title=f"One {name} more", gpus=(*gpus, new), slowness={}))
+        changes.append(
+            Change(kind="more", title=f"One {name} more", gpus=(*gpus, new), slowness={})
+        )
         if len(gpus) > 1:
             left = tuple(gpu for gpu in gpus if gpu.uuid != last.uuid)
-            found.append(Change(kind="less", title=f"One {name} less", gpus=left, slowness={}))
-        found += [split(gpus, last, layout) for layout in layouts(last)]
-    return found
+            changes.append(Change(kind="less", title=f"One {name} less", gpus=left, slowness={}))
+        changes += [split(gpus, last, layout) for layout in layouts(last)]
+    return changes
 
 
-def layouts(gpu: KnownGpu) -> Sequence[tuple[tuple[int, int], ...]]:
+def layouts(gpu: CapacityGpu) -> Sequence[tuple[tuple[int, int], ...]]:
     """The MIG layouts that are tried with this GPU; () = it is not known to have MIG."""
     slices = _slices(gpu)
     return () if slices is None or gpu.memory_bytes is None else LAYOUTS[slices[0]]
 
 
-def split(gpus: Sequence[KnownGpu], gpu: KnownGpu, layout: tuple[tuple[int, int], ...]) -> Change:
+def split(
+    gpus: Sequence[CapacityGpu], gpu: CapacityGpu, layout: tuple[tuple[int, int], ...]
+) -> Change:
     """The GPUs with `gpu` as MIG instances of this layout."""
     slices = _slices(gpu)
     if slices is None or gpu.memory_bytes is None:
@@ -88,7 +92,7 @@ def split(gpus: Sequence[KnownGpu], gpu: KnownGpu, layout: tuple[tuple[int, int]
     if len(set(layout)) == 1:
         share, part = layout[0]
         words = f"{len(layout)} × {share}g ({total * part / memory / GIB:.0f} GiB)"
-    rest = tuple(one for one in gpus if one.uuid != gpu.uuid)
+    rest = tuple(other for other in gpus if other.uuid != gpu.uuid)
     return Change(
         kind="mig",
         title=f"GPU {gpu.index} split as {words}",
@@ -98,7 +102,7 @@ def split(gpus: Sequence[KnownGpu], gpu: KnownGpu, layout: tuple[tuple[int, int]
     )
 
 
-def _slices(gpu: KnownGpu) -> tuple[int, int] | None:
+def _slices(gpu: CapacityGpu) -> tuple[int, int] | None:
     key = capability.rank(gpu.model, {name: float(i) for i, name in enumerate(MIG_MODELS)})
     return None if key is None else list(MIG_MODELS.values())[int(key)]
 

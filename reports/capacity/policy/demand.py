@@ -89,7 +89,7 @@ def daily_means(hours: Sequence[DemandHour]) -> list[tuple[int, float]]:
     days: dict[int, list[float]] = {}
     for hour in hours:
         days.setdefault(hour.t // 86_400, []).append(hour.demand)
-    return [(day, sum(found) / 24) for day, found in sorted(days.items()) if len(found) == 24]
+    return [(day, sum(values) / 24) for day, values in sorted(days.items()) if len(values) == 24]
 
 
 def requested(
@@ -99,8 +99,10 @@ def requested(
 
     Bytes are None if one does not declare its memory and the size of the GPUs is unknown.
     """
-    known = list(jobs)
-    gpus = sum(count * held(one, gpu_bytes) for one, count in known)
-    if gpu_bytes is None and any(one.gpus and one.memory_bytes is None for one, _ in known):
+    counts = list(jobs)
+    gpus = sum(count * held(requirement, gpu_bytes) for requirement, count in counts)
+    if gpu_bytes is None and any(
+        requirement.gpus and requirement.memory_bytes is None for requirement, _ in counts
+    ):
         return gpus, None
-    return gpus, sum(count * memory(one, gpu_bytes) for one, count in known)
+    return gpus, sum(count * memory(requirement, gpu_bytes) for requirement, count in counts)

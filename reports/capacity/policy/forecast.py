@@ -33,8 +33,8 @@ def forecast(days: Sequence[tuple[int, float]], supply: int) -> Forecast | None:
     ahead = [(day, *line.at(day)) for day in range(first, first + horizon)]
 
     def exceeds(bound: int) -> date | None:
-        found = next((row[0] for row in ahead if row[bound] > supply), None)
-        return None if found is None else EPOCH + timedelta(days=found)
+        day = next((row[0] for row in ahead if row[bound] > supply), None)
+        return None if day is None else EPOCH + timedelta(days=day)
 
     shown = [*ahead[::7], *([ahead[-1]] if (len(ahead) - 1) % 7 else [])]
     return Forecast(

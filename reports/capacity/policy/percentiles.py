@@ -11,10 +11,10 @@ from datetime import datetime, tzinfo
 from math import ceil
 
 from reports.capacity.facts import (
+    CapacityGpu,
     DemandHour,
     GpuHourFigures,
     GpuProfile,
-    KnownGpu,
     Percentiles,
     Profile,
 )
@@ -45,34 +45,34 @@ def profile(hours: Iterable[tuple[int, float | None]], zone: tzinfo) -> Profile:
     """Of (epoch seconds, mean of the hour); unknown hours are left out."""
     by_hour: list[list[float]] = [[] for _ in range(HOURS_OF_WEEK)]
     by_month: dict[str, list[float]] = {}
-    known: list[float] = []
+    values: list[float] = []
     for t, value in hours:
         if value is None:
             continue
         local = datetime.fromtimestamp(t, zone)
         by_hour[local.weekday() * 24 + local.hour].append(value)
         by_month.setdefault(f"{local:%Y-%m}", []).append(value)
-        known.append(value)
+        values.append(value)
     return Profile(
-        whole=percentiles(known),
+        whole=percentiles(values),
         by_hour=tuple(map(percentiles, by_hour)),
         by_month=tuple((month, percentiles(by_month[month])) for month in sorted(by_month)),
     )
 
 
-def gpu_profile(gpu: KnownGpu, hours: Sequence[GpuHourFigures], zone: tzinfo) -> GpuProfile:
+def gpu_profile(gpu: CapacityGpu, hours: Sequence[GpuHourFigures], zone: tzinfo) -> GpuProfile:
     """Of the hours of this GPU."""
-    known = [hour for hour in hours if hour.utilisation_pct is not None]
-    idle = [hour for hour in known if (hour.utilisation_pct or 0.0) < IDLE_PCT]
+    measured = [hour for hour in hours if hour.utilisation_pct is not None]
+    idle = [hour for hour in measured if (hour.utilisation_pct or 0.0) < IDLE_PCT]
     joules = [hour.joules for hour in idle if hour.joules is not None]
     # Some idle hours without power make the sum unknown, not smaller.
-    is_known = len(joules) == len(idle) and bool(known)
+    is_known = len(joules) == len(idle) and bool(measured)
     return GpuProfile(
         gpu=gpu,
         utilisation=profile(((hour.t, hour.utilisation_pct) for hour in hours), zone),
         memory=profile(((hour.t, hour.memory_bytes) for hour in hours), zone),
         idle_hours=len(idle),
-        known_hours=len(known),
+        known_hours=len(measured),
         idle_kwh=sum(joules) / JOULES_PER_KWH if is_known else None,
     )
 
@@ -92,14 +92,14 @@ def fleet_hours(gpus: Sequence[Sequence[GpuHourFigures]]) -> list[GpuHourFigures
         GpuHourFigures(
             gpu_uuid="",
             t=t,
-            utilisation_pct=_mean(one.utilisation_pct for one in found),
-            memory_bytes=_mean(one.memory_bytes for one in found),
+            utilisation_pct=_mean(reading.utilisation_pct for reading in readings),
+            memory_bytes=_mean(reading.memory_bytes for reading in readings),
             joules=None,
         )
-        for t, found in sorted(by_hour.items())
+        for t, readings in sorted(by_hour.items())
     ]
 
 
 def _mean(values: Iterable[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return sum(known) / len(known) if known else None
+    numbers = [value for value in values if value is not None]
+    return sum(numbers) / len(numbers) if numbers else None

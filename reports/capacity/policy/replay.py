@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
-from reports.capacity.facts import KnownGpu, RecordedJob, ReplayFigures, Spans
+from reports.capacity.facts import CapacityGpu, RecordedJob, ReplayFigures, Spans
 from reports.capacity.policy.accounts import AccountInput, Accounts
 from reports.capacity.policy.percentiles import rank
 from scheduler.facts.blockers import Blocker, BlockerCode
@@ -62,7 +62,7 @@ class _Run:
 class Replay:
     """Call `advance` until it returns False, then read `figures`."""
 
-    def __init__(self, given: ReplayInput, gpus: Sequence[KnownGpu]) -> None:
+    def __init__(self, given: ReplayInput, gpus: Sequence[CapacityGpu]) -> None:
         self._given = given
         self._gpus = {gpu.uuid: gpu for gpu in gpus}
         self._jobs = {job.id: job for job in given.jobs}
@@ -137,7 +137,7 @@ class Replay:
         for uuid in self._gpus if changed else ():
             self._fill(uuid)
 
-    def _empty(self, gpu: KnownGpu) -> Slot:
+    def _empty(self, gpu: CapacityGpu) -> Slot:
         held, total = self._held.get(gpu.uuid, 0), gpu.memory_bytes
         free = None if total is None else max(0, total - held - self._given.policy.margin_bytes)
         return Slot(
@@ -170,7 +170,7 @@ class Replay:
         slots = Slots(
             host=next((gpu.host for gpu in self._gpus.values()), ""),
             gpus=tuple(self._slots.values()),
-            cpu_jobs=sum(one.requirement.gpus == 0 for one in running),
+            cpu_jobs=sum(running_job.requirement.gpus == 0 for running_job in running),
             running=running,
             people=self._accounts.of({job.owner for job in queue}, running, now),
             throttle=self._throttle(now),
@@ -201,18 +201,18 @@ class Replay:
     def _ready(self, now: datetime) -> list[RecordedJob]:
         """The waiting jobs whose holds, dependencies and array limits let them start."""
         places = Counter(run.job.array for run in self._running.values())
-        found = []
+        ready = []
         for job in sorted(self._waiting.values(), key=lambda job: job.id):
             if any(begin <= now < end for begin, end in job.holds):
                 continue
-            if not all(self._is_over(one.on, one.after) for one in job.after):
+            if not all(self._is_over(dependency.on, dependency.after) for dependency in job.after):
                 continue
             if job.array is not None and job.array_limit is not None:
                 if places[job.array] >= job.array_limit:
                     continue
                 places[job.array] += 1
-            found.append(job)
-        return found
+            ready.append(job)
+        return ready
 
     def _is_over(self, job_id: int, kind: DependencyKind) -> bool:
         """Jobs that are not part of the replay count as ended; all ends count as successes."""
@@ -289,7 +289,7 @@ def wait_figures(
         if job.id not in starts:
             never += 1
             continue
-        since = max([job.eligible_at, *(ends[one.on] for one in job.after if one.on in ends)])
+        since = max([job.eligible_at, *(ends[link.on] for link in job.after if link.on in ends)])
         wait = max(timedelta(), starts[job.id] - since).total_seconds()
         waits.append(wait)
         gpu_s += wait * job.requirement.gpus
@@ -308,7 +308,7 @@ def _ends_of(given: ReplayInput) -> Iterator[datetime]:
         yield from (end for _, end in times)
 
 
-def _capacity(gpus: Sequence[KnownGpu]) -> Capacity:
+def _capacity(gpus: Sequence[CapacityGpu]) -> Capacity:
     sizes = [gpu.memory_bytes for gpu in gpus if gpu.memory_bytes]
     mean = sum(sizes) // len(sizes) if sizes else None
     return Capacity(gpu_uuids=tuple(gpu.uuid for gpu in gpus), gpu_bytes=mean)

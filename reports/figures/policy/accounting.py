@@ -54,24 +54,24 @@ def split(
     watched: seconds with readings. busy_s: seconds in which the device computed. What it did
     without a visible process is unknown, not free.
     """
-    known = max((h.known_s for h in holders.values()), default=0.0)
-    watched = min(length, max(watched, known))
+    known_s = max((h.known_s for h in holders.values()), default=0.0)
+    watched = min(length, max(watched, known_s))
     parts = presence(holders)
     held = sum(process + claim for process, claim in parts.values())
     if held > watched:
         factor = watched / held if held else 0.0
-        parts = {who: (p * factor, c * factor) for who, (p, c) in parts.items()}
+        parts = {owner: (p * factor, c * factor) for owner, (p, c) in parts.items()}
         held = watched
-    found, unknown = _owners(held, watched, holders, parts)
+    owners, unknown = _owners(held, watched, holders, parts)
     free = watched - held
     hidden = min(free, max(0.0, (busy_s or 0.0) - held)) if busy_s is not None else 0.0
     hidden = hidden if hidden > 0.01 * length else 0.0
     whole = Split(unknown=length - watched + hidden + unknown, free=free - hidden)
-    for part in found.values():
+    for part in owners.values():
         whole.used += part.used
         whole.idle += part.idle
         whole.empty += part.empty
-    return whole, found
+    return whole, owners
 
 
 def _owners(
@@ -82,25 +82,25 @@ def _owners(
 ) -> tuple[dict[str | None, Split], float]:
     """By owner; and the unknown seconds of all of them together."""
     used, dark = {}, {}
-    for who, holder in holders.items():
-        used[who] = min(holder.sm_s, held)
-        dark[who] = parts[who][0] * (1 - _known(holder, watched))
+    for owner, holder in holders.items():
+        used[owner] = min(holder.sm_s, held)
+        dark[owner] = parts[owner][0] * (1 - _known(holder, watched))
     total, obscure = sum(used.values()), sum(dark.values())
     if total > held:
-        used = {who: value * held / total for who, value in used.items()}
+        used = {owner: value * held / total for owner, value in used.items()}
         total = held
     unknown = min(obscure, held - total)
     scale = unknown / obscure if unknown else 0.0
     left, lit = 0.0, {}
-    for who, (process, claim) in parts.items():
-        lit[who] = max(0.0, process - dark[who] - used[who])
-        left += lit[who] + claim
+    for owner, (process, claim) in parts.items():
+        lit[owner] = max(0.0, process - dark[owner] - used[owner])
+        left += lit[owner] + claim
     share = max(0.0, held - total - unknown) / left if left else 0.0
-    found = {
-        who: Split(used[who], lit[who] * share, claim * share, dark[who] * scale)
-        for who, (_, claim) in parts.items()
+    splits = {
+        owner: Split(used[owner], lit[owner] * share, claim * share, dark[owner] * scale)
+        for owner, (_, claim) in parts.items()
     }
-    return found, unknown
+    return splits, unknown
 
 
 def _known(holder: Holder, watched: float) -> float:
@@ -114,32 +114,32 @@ def _known(holder: Holder, watched: float) -> float:
 def presence(holders: dict[str | None, Holder]) -> dict[str | None, tuple[float, float]]:
     """Seconds that belong to each owner, with a process there and with only a claim."""
     if len(holders) == 1:
-        ((who, holder),) = holders.items()
+        ((owner, holder),) = holders.items()
         process = covered(holder.spans)
-        return {who: (process, covered([*holder.spans, *holder.claims]) - process)}
+        return {owner: (process, covered([*holder.spans, *holder.claims]) - process)}
     marks: list[tuple[float, int, int, str | None]] = []
-    for who, holder in holders.items():
+    for owner, holder in holders.items():
         for kind, spans in enumerate((holder.spans, holder.claims)):
             for begin, end in spans:
                 if end > begin:
-                    marks += ((begin, 1, kind, who), (end, -1, kind, who))
+                    marks += ((begin, 1, kind, owner), (end, -1, kind, owner))
     return _swept(sorted(marks, key=lambda mark: mark[0]), holders)
 
 
 def _swept(
     marks: Sequence[tuple[float, int, int, str | None]], owners: Iterable[str | None]
 ) -> dict[str | None, tuple[float, float]]:
-    there = {who: [0, 0] for who in owners}
-    sums = {who: [0.0, 0.0] for who in there}
+    there = {owner: [0, 0] for owner in owners}
+    sums = {owner: [0.0, 0.0] for owner in there}
     before = marks[0][0] if marks else 0.0
-    for at, change, kind, who in marks:
+    for at, change, kind, owner in marks:
         if at > before:
             present = [name for name, (p, c) in there.items() if p or c]
             for name in present:
                 sums[name][0 if there[name][0] else 1] += (at - before) / len(present)
             before = at
-        there[who][kind] += change
-    return {who: (p, c) for who, (p, c) in sums.items()}
+        there[owner][kind] += change
+    return {owner: (p, c) for owner, (p, c) in sums.items()}
 
 
 def covered(spans: Iterable[Span]) -> float:

@@ -28,7 +28,7 @@ def recommendations(
     least_coverage_pct: float,
 ) -> tuple[Recommendation, ...]:
     """The most urgent first, at most 20."""
-    found = [
+    advice = [
         *_coverage(coverage_pct, least_coverage_pct),
         *_of_violations(violations, users),
         *_of_patterns(violations, patterns),
@@ -37,7 +37,7 @@ def recommendations(
         *_of_quotas(users, totals),
         *_of_sizes(users),
     ]
-    return tuple(found[:MOST])
+    return tuple(advice[:MOST])
 
 
 def _coverage(pct: float | None, least: float) -> Iterator[Recommendation]:
@@ -53,25 +53,25 @@ def _of_violations(
     violations: Sequence[Violation], users: Sequence[UserFigures]
 ) -> Iterator[Recommendation]:
     """Contact the owner where others waited; else the quota may be too low."""
-    seen: set[str | None] = set()
+    users_done: set[str | None] = set()
     for v in violations:
-        if v.user in seen:
+        if v.user in users_done:
             continue
-        seen.add(v.user)
+        users_done.add(v.user)
         mine = [other for other in violations if other.user == v.user]
         waited = max(other.waited_hours for other in mine)
         hours = sum(other.hours for other in mine)
-        what = f"{v.program} used {_gpus(v.gpus)} above {v.above_pct:g} % for {hours:.1f} h"
+        usage = f"{v.program} used {_gpus(v.gpus)} above {v.above_pct:g} % for {hours:.1f} h"
         if waited >= LEAST_WAIT_HOURS / 4:
             text = (
-                f"Contact {v.user}: {what} outside the queue while jobs of others waited"
+                f"Contact {v.user}: {usage} outside the queue while jobs of others waited"
                 f" {sig3(waited)} job-hours. Submit it as a preemptible job."
             )
             yield Recommendation(kind="contact", text=text, user=v.user)
         else:
             text = (
                 f"Contact {v.user}, or raise the quota of {v.user} from {v.expected_pct:g} %:"
-                f" {what}, and no job of others waited."
+                f" {usage}, and no job of others waited."
             )
             yield Recommendation(kind="quota", text=text, user=v.user)
 
@@ -91,11 +91,11 @@ def _of_patterns(
 
 def _of_idle(users: Iterable[UserFigures]) -> Iterator[Recommendation]:
     for u in users:
-        known = u.held - u.unknown
-        if u.user and known >= LEAST_HOURS and u.idle_held > IDLE_PART * known and _good(u):
+        known_h = u.held - u.unknown
+        if u.user and known_h >= LEAST_HOURS and u.idle_held > IDLE_PART * known_h and _good(u):
             yield Recommendation(
                 kind="contact",
-                text=f"Contact {u.user}: {sig3(u.idle_held)} of {sig3(known)} GPU-hours held were"
+                text=f"Contact {u.user}: {sig3(u.idle_held)} of {sig3(known_h)} GPU-hours held were"
                 " idle. Stop finished notebooks and processes, or batch the work as jobs.",
                 user=u.user,
             )
@@ -103,8 +103,13 @@ def _of_idle(users: Iterable[UserFigures]) -> Iterator[Recommendation]:
 
 def _of_bookings(users: Iterable[UserFigures]) -> Iterator[Recommendation]:
     for u in users:
-        known = u.held - u.unknown
-        if u.user and u.booked_empty >= LEAST_HOURS and u.booked_empty > 0.25 * known and _good(u):
+        known_h = u.held - u.unknown
+        if (
+            u.user
+            and u.booked_empty >= LEAST_HOURS
+            and u.booked_empty > 0.25 * known_h
+            and _good(u)
+        ):
             yield Recommendation(
                 kind="contact",
                 text=f"Contact {u.user}: jobs booked {sig3(u.booked_empty)} GPU-hours without a"

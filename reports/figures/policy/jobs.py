@@ -49,26 +49,26 @@ def quantile(values: Sequence[float], part: float) -> float | None:
 
 def by_hour(waits: Iterable[JobWait], since: int, until: int) -> dict[int, dict[str, float]]:
     """{begin of an hour: job-seconds by owner} within the period."""
-    found: dict[int, dict[str, float]] = defaultdict(dict)
+    hours: dict[int, dict[str, float]] = defaultdict(dict)
     for wait in waits:
         begin, end = max(wait.begin, since), min(wait.end, until)
         hour = int(begin) // HOUR_S * HOUR_S
         while begin < end:
             following = min(end, hour + HOUR_S)
-            cell = found[hour]
+            cell = hours[hour]
             cell[wait.owner] = cell.get(wait.owner, 0.0) + following - begin
             begin, hour = following, hour + HOUR_S
-    return found
+    return hours
 
 
 def queue(waits: Sequence[JobWait], classes: Iterable[str]) -> tuple[QueueFigures, ...]:
     """Waits by class, of jobs that started in the period or wait at its end."""
-    found = []
+    figures = []
     for name in classes:
         mine = [wait for wait in waits if wait.job_class == name]
         lengths = [wait.end - wait.begin for wait in mine]
         reasons = _seconds_by_blocker(mine)
-        found.append(
+        figures.append(
             QueueFigures(
                 job_class=name,
                 jobs=len(mine),
@@ -78,7 +78,7 @@ def queue(waits: Sequence[JobWait], classes: Iterable[str]) -> tuple[QueueFigure
                 blocker=reasons.most_common(1)[0][0] if reasons else "",
             )
         )
-    return tuple(found)
+    return tuple(figures)
 
 
 def blockers(waits: Sequence[JobWait]) -> tuple[BlockerFigures, ...]:
@@ -87,7 +87,7 @@ def blockers(waits: Sequence[JobWait]) -> tuple[BlockerFigures, ...]:
     for wait in waits:
         if wait.blocker:
             groups[wait.blocker].append(wait.end - wait.begin)
-    found = [
+    figures = [
         BlockerFigures(
             blocker=code,
             jobs=len(lengths),
@@ -97,15 +97,15 @@ def blockers(waits: Sequence[JobWait]) -> tuple[BlockerFigures, ...]:
         )
         for code, lengths in groups.items()
     ]
-    return tuple(sorted(found, key=lambda row: (-row.waited_hours, row.blocker)))
+    return tuple(sorted(figures, key=lambda row: (-row.waited_hours, row.blocker)))
 
 
 def _seconds_by_blocker(waits: Iterable[JobWait]) -> Counter[str]:
-    found: Counter[str] = Counter()
+    seconds: Counter[str] = Counter()
     for wait in waits:
         if wait.blocker:
-            found[wait.blocker] += int(wait.end - wait.begin)
-    return found
+            seconds[wait.blocker] += int(wait.end - wait.begin)
+    return seconds
 
 
 def right_sizes(jobs: Iterable[PastJob]) -> dict[str, RightSize]:
@@ -114,12 +114,12 @@ def right_sizes(jobs: Iterable[PastJob]) -> dict[str, RightSize]:
     for job in jobs:
         if job.gpus_used is not None:
             kinds.setdefault(job.owner, {}).setdefault((job.gpus, job.memory_bytes), []).append(job)
-    found = {}
+    largest = {}
     for owner, its in kinds.items():
         sizes = [(size, _weight(group)) for group in its.values() if (size := right_size(group))]
         if sizes:
-            found[owner] = max(sizes, key=lambda pair: pair[1])[0]
-    return found
+            largest[owner] = max(sizes, key=lambda pair: pair[1])[0]
+    return largest
 
 
 def right_size(jobs: Sequence[PastJob]) -> RightSize | None:
@@ -153,11 +153,11 @@ def _text(
     gpus: int, used: float, enough: int, memory: int | None, peak: int | None, advised: int | None
 ) -> str:
     """Such as "requested 2 GPUs, used 1.0; 80 GiB, peak 11 GiB → 1 GPU, 16 GiB"."""
-    asked, advice = f"requested {_gpus(gpus)}, used {used:.1f}", _gpus(enough)
+    request, advice = f"requested {_gpus(gpus)}, used {used:.1f}", _gpus(enough)
     if memory is None or peak is None or advised is None:
-        return f"{asked} → {advice}"
+        return f"{request} → {advice}"
     sizes = f"{memory / GIB:.3g} GiB, peak {peak / GIB:.3g} GiB"
-    return f"{asked}; {sizes} → {advice}, {advised / GIB:.3g} GiB"
+    return f"{request}; {sizes} → {advice}, {advised / GIB:.3g} GiB"
 
 
 def _gpus(count: int) -> str:

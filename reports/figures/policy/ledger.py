@@ -200,13 +200,15 @@ class Ledger:
 
     def _processes(self, step: Step) -> None:
         """What processes outside of jobs did in this step, each process once for all its GPUs."""
-        seen: dict[tuple[str, int, int], list[UsePart]] = {}
+        parts_by_process: dict[tuple[str, int, int], list[UsePart]] = {}
         for parts in step.uses.values():
             for part in parts:
                 use = part.use
                 if not use.is_job and part.sm_s > 0:
-                    seen.setdefault((use.host, use.pid, use.start_ticks), []).append(part)
-        for key, parts in seen.items():
+                    parts_by_process.setdefault((use.host, use.pid, use.start_ticks), []).append(
+                        part
+                    )
+        for key, parts in parts_by_process.items():
             self._process(key, parts, step)
 
     def _process(self, key: tuple[str, int, int], parts: list[UsePart], step: Step) -> None:

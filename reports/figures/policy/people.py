@@ -57,7 +57,7 @@ def users(
     for name in names:
         sums = ledger.owners.get(name, nothing)
         split = sums.split
-        known = split.used + split.idle + split.empty
+        measured_s = split.used + split.idle + split.empty
         entitled, target = account(name) if name else (None, None)
         key = name or ""
         rows.append(
@@ -69,8 +69,8 @@ def users(
                 booked_empty=split.empty / HOUR_S,
                 unknown=split.unknown / HOUR_S,
                 memory_gib_hours=_memory(sums),
-                efficiency=split.used / known if known else None,
-                coverage=_coverage(sums, known),
+                efficiency=split.used / measured_s if measured_s else None,
+                coverage=_coverage(sums, measured_s),
                 share_pct=100 * split.held / HOUR_S / capacity_h if capacity_h else None,
                 entitled_pct=entitled,
                 target_pct=target,
@@ -94,11 +94,11 @@ def _memory(sums: OwnerSums) -> float | None:
     return sums.memory_byte_s / GIB / HOUR_S
 
 
-def _coverage(sums: OwnerSums, known: float) -> float | None:
+def _coverage(sums: OwnerSums, measured_s: float) -> float | None:
     """Known of the held process time; of time that was only booked all is known."""
     if sums.held_s:
         return min(1.0, sums.known_s / sums.held_s)
-    return 1.0 if known else None
+    return 1.0 if measured_s else None
 
 
 def _energy(sums: OwnerSums) -> float | None:
@@ -127,7 +127,7 @@ def gpu_figures(
 
 def spans(sums: GpuSums, bin_s: int) -> tuple[Occupancy, ...]:
     """Who held most of the GPU in each bin; equal neighbours are one span."""
-    found: list[Occupancy] = []
+    spans: list[Occupancy] = []
     for begin in sorted(sums.bins):
         cells = sums.bins[begin]
         owner = max(cells, key=lambda name: cells[name][0])
@@ -135,14 +135,14 @@ def spans(sums: GpuSums, bin_s: int) -> tuple[Occupancy, ...]:
         if held < 0.05 * bin_s:
             continue
         pct = 100 * used / held
-        last = found[-1] if found else None
+        last = spans[-1] if spans else None
         if last and last.until == begin and last.user == owner and _alike(last.used_pct, pct):
-            found[-1] = Occupancy(
+            spans[-1] = Occupancy(
                 since=last.since, until=begin + bin_s, user=owner, used_pct=last.used_pct
             )
         else:
-            found.append(Occupancy(since=begin, until=begin + bin_s, user=owner, used_pct=pct))
-    return tuple(found)
+            spans.append(Occupancy(since=begin, until=begin + bin_s, user=owner, used_pct=pct))
+    return tuple(spans)
 
 
 def _alike(a: float | None, b: float | None) -> bool:
@@ -183,11 +183,11 @@ def _all_energy(ledger: Ledger) -> tuple[float | None, float | None]:
 
 
 def _energy_of(rows: Sequence[OwnerSums]) -> tuple[float | None, float | None]:
-    known = [sums for sums in rows if sums.joules is not None]
-    if not known:
+    measured = [sums for sums in rows if sums.joules is not None]
+    if not measured:
         return None, None
-    idle = sum(sums.idle_j for sums in known) / KWH_J
-    return sum(sums.joules or 0.0 for sums in known) / KWH_J + idle, idle
+    idle = sum(sums.idle_j for sums in measured) / KWH_J
+    return sum(sums.joules or 0.0 for sums in measured) / KWH_J + idle, idle
 
 
 def costs(energy: float | None, idle: float | None, hours: GpuHours, policy: ReportPolicy) -> Costs:
@@ -209,5 +209,6 @@ def costs(energy: float | None, idle: float | None, hours: GpuHours, policy: Rep
 def heat(ledger: Ledger) -> tuple[tuple[float | None, ...], ...]:
     """Used percent by weekday and hour. None: not measured."""
     return tuple(
-        tuple(100 * used / known if known else None for used, known in row) for row in ledger.week
+        tuple(100 * used / known_s if known_s else None for used, known_s in row)
+        for row in ledger.week
     )

@@ -46,8 +46,8 @@ def violations(
     for sums in processes:
         if sums.sustained_s and _is_judged(sums.use, standards):
             groups.setdefault((sums.use.owner or "", sums.use.program), []).append(sums)
-    found = [v for group in groups.values() for v in _of_program(group, names, standards)]
-    return tuple(sorted(found, key=lambda v: (-v.hours, v.user or "", v.pid or 0)))
+    violations = [v for group in groups.values() for v in _of_program(group, names, standards)]
+    return tuple(sorted(violations, key=lambda v: (-v.hours, v.user or "", v.pid or 0)))
 
 
 def _of_program(
@@ -55,12 +55,12 @@ def _of_program(
 ) -> list[Violation]:
     """Of one user's program: a few processes one by one, short or many processes together."""
     single = [(sums, _violation([sums], names, standards)) for sums in group]
-    found = [violation for _, violation in single if violation is not None]
+    violations = [violation for _, violation in single if violation is not None]
     rest = [sums for sums, violation in single if violation is None]
-    if len(found) > MOST_LINES:
-        found, rest = [], list(group)
+    if len(violations) > MOST_LINES:
+        violations, rest = [], list(group)
     together = _violation(rest, names, standards) if len(rest) > 1 else None
-    return found if together is None else [*found, together]
+    return violations if together is None else [*violations, together]
 
 
 def _violation(
@@ -127,16 +127,16 @@ def _is_judged(use: UseFact, standards: Standards) -> bool:
     listed = standards.exemptions
     if is_exempt(reading, standards.gpu_time, listed):
         return False
-    who = (use.owner, use.program or None, use.container or None)
-    return not is_exempt_from("sustained", *who, listed)
+    subject = (use.owner, use.program or None, use.container or None)
+    return not is_exempt_from("sustained", *subject, listed)
 
 
 def line(violation: Violation) -> str:
     """ "python (PID 12345, alice): 18.5 hours at >90% (expected quota: 30%)"."""
     v = violation
-    one = f"PID {v.pid}" if v.pid is not None else f"{v.processes} processes"
-    who = v.user or "unknown owner"
-    inside = who if v.is_anonymous else f"{one}, {who}"
+    process = f"PID {v.pid}" if v.pid is not None else f"{v.processes} processes"
+    user = v.user or "unknown owner"
+    inside = user if v.is_anonymous else f"{process}, {user}"
     return (
         f"{v.program} ({inside}): {v.hours:.1f} hours at >{v.above_pct:g}%"
         f" (expected quota: {v.expected_pct:g}%)"

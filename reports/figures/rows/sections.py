@@ -24,14 +24,14 @@ def register(name: str, section: Section) -> None:
 
 def tables(period: Period, scope: Scope, viewer: Viewer, now: datetime) -> tuple[Table, ...]:
     """The sections in the order of registration. A section that fails is reported and left out."""
-    found: list[Table] = []
+    tables: list[Table] = []
 
     def add(item: tuple[str, Section]) -> None:
         table = item[1](period, scope, viewer, now)
         if table is not None:
-            found.append(table)
+            tables.append(table)
 
     if _registered:
         isolation = ItemIsolation(settings.CONFIG.node, "report sections")
         isolation.each(list(_registered.items()), lambda item: item[0], add, now)
-    return tuple(found)
+    return tuple(tables)

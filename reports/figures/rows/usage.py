@@ -67,10 +67,10 @@ def alive(gpus: Iterable[Gpu], since: float, until: float) -> QuerySet[ProcessUs
 def uses(gpus: Iterable[Gpu], period: Period) -> dict[int, UseFact]:
     """By number. Processes of a job belong to the owner of the job."""
     rows = alive(gpus, period.since.timestamp(), period.until.timestamp())
-    found = {}
+    facts = {}
     for row in rows.values_list(*_USE).iterator(chunk_size=2000):
         id_, gpu, host, user, job_owner, first, pid, ticks, program, container, uid, ref = row
-        found[id_] = UseFact(
+        facts[id_] = UseFact(
             id=id_,
             gpu=gpu,
             host=host,
@@ -84,7 +84,7 @@ def uses(gpus: Iterable[Gpu], period: Period) -> dict[int, UseFact]:
             job_ref=ref,
             is_job=bool(ref or job_owner),
         )
-    return found
+    return facts
 
 
 def steps(
@@ -134,13 +134,13 @@ def used_before(period: Period, scope_gpus: Iterable[Gpu]) -> dict[str | None, t
     )
     grouped = rows.order_by().values("use__gpu_id", "use__job_owner", "use__user")
     wanted = {gpu.uuid for gpu in scope_gpus}
-    found: dict[str | None, list[float]] = defaultdict(lambda: [0.0, 0.0, 0.0])
+    sums_by_owner: dict[str | None, list[float]] = defaultdict(lambda: [0.0, 0.0, 0.0])
     for row in grouped.annotate(a=Sum("sm_s"), b=Sum("held_s"), c=Sum("known_s")):
         if row["use__gpu_id"] in wanted:
-            sums = found[row["use__job_owner"] or row["use__user"] or None]
+            sums = sums_by_owner[row["use__job_owner"] or row["use__user"] or None]
             for i, name in enumerate("abc"):
                 sums[i] += row[name] or 0.0
-    return {owner: tuple(sums) for owner, sums in found.items()}
+    return {owner: tuple(sums) for owner, sums in sums_by_owner.items()}
 
 
 def _gpu_hours(gpus: Iterable[Gpu], since: int, until: int) -> dict[int, dict[str, GpuPart]]:
@@ -154,11 +154,11 @@ def _gpu_hours(gpus: Iterable[Gpu], since: int, until: int) -> dict[int, dict[st
         "energy_j",
         "power_known_s",
     )
-    found: dict[int, dict[str, GpuPart]] = {}
-    for t, gpu, seen, busy, known, energy, power in rows.iterator(chunk_size=2000):
-        part = GpuPart(seen, busy / 100 if known else None, energy, power)
-        found.setdefault(t, {})[gpu] = part
-    return found
+    hours: dict[int, dict[str, GpuPart]] = {}
+    for t, gpu, seen_s, busy, known_s, energy, power in rows.iterator(chunk_size=2000):
+        part = GpuPart(seen_s, busy / 100 if known_s else None, energy, power)
+        hours.setdefault(t, {})[gpu] = part
+    return hours
 
 
 def _process_hours(
@@ -212,13 +212,13 @@ def _gpu_minutes(gpus: Iterable[Gpu], since: int, until: int) -> dict[str, GpuPa
     grouped = rows.order_by().values("gpu_id")
     columns = ("seen_s", "utilization_pct_s", "utilization_known_s", "energy_j", "power_known_s")
     sums = grouped.annotate(**{f"{name}_": Sum(name) for name in columns})
-    found = {}
+    parts = {}
     for row in sums:
-        seen, busy, known, energy, power = (row[f"{name}_"] for name in columns)
-        found[row["gpu_id"]] = GpuPart(
-            float(seen), busy / 100 if known else None, energy, float(power)
+        seen_s, busy, known_s, energy, power = (row[f"{name}_"] for name in columns)
+        parts[row["gpu_id"]] = GpuPart(
+            float(seen_s), busy / 100 if known_s else None, energy, float(power)
         )
-    return found
+    return parts
 
 
 def _minutes(gpus: Iterable[Gpu], since: int, until: int) -> list[tuple[Any, ...]]:
@@ -235,15 +235,15 @@ def _minutes(gpus: Iterable[Gpu], since: int, until: int) -> list[tuple[Any, ...
 def _by_gpu(
     rows: Iterable[tuple[Any, ...]], uses: Mapping[int, UseFact]
 ) -> dict[str, list[UsePart]]:
-    found: dict[str, list[UsePart]] = {}
-    for use_id, sm, held, known, memory, joules, memory_known, *_ in rows:
+    parts: dict[str, list[UsePart]] = {}
+    for use_id, sm, held, known_s, memory, joules, memory_known, *_ in rows:
         use = uses.get(use_id)
         if use is not None:
             # Rows of older versions do not say for how long the memory was known.
             measured = held if memory_known is None else memory_known
-            part = UsePart(use, sm, held, known, memory, measured, joules)
-            found.setdefault(use.gpu, []).append(part)
-    return found
+            part = UsePart(use, sm, held, known_s, memory, measured, joules)
+            parts.setdefault(use.gpu, []).append(part)
+    return parts
 
 
 def _claims(
@@ -256,15 +256,15 @@ def _claims(
         gpu_id_in(gpus),
         from_at__lt=end,
     )
-    found: dict[int, dict[str, list[ClaimPart]]] = {}
+    claims: dict[int, dict[str, list[ClaimPart]]] = {}
     for gpu, owner, from_at, until_at in rows.values_list(
         "gpu_uuid", "owner", "from_at", "until_at"
     ):
         start, stop = from_at.timestamp(), min(until, (until_at or now).timestamp())
         part = ClaimPart(owner, start, stop)
         for hour in range(int(max(start, since)) // HOUR_S * HOUR_S, int(stop) + 1, HOUR_S):
-            found.setdefault(hour, {}).setdefault(gpu, []).append(part)
-    return found
+            claims.setdefault(hour, {}).setdefault(gpu, []).append(part)
+    return claims
 
 
 def gpu_id_in(gpus: Iterable[Gpu]) -> Q:

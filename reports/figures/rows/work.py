@@ -34,7 +34,7 @@ def waits(period: Period, now: datetime) -> list[JobWait]:
         "job__owner__username", "job__priority", "job__submitted_at", "job__begin_at",
         "job__blocker_log", "placed_at",
     )  # fmt: skip
-    found = [
+    waits = [
         _wait(owner, priority, submitted, begin, min(placed, until), placed > until, log)
         for owner, priority, submitted, begin, log, placed in started.iterator(chunk_size=2000)
     ]
@@ -43,8 +43,8 @@ def waits(period: Period, now: datetime) -> list[JobWait]:
     columns = ("owner__username", "priority", "submitted_at", "begin_at", "ended_at", "blocker_log")
     for owner, priority, submitted, begin, ended, log in never.values_list(*columns):
         end = min(ended or until, until)
-        found.append(_wait(owner, priority, submitted, begin, end, ended is None, log))
-    return [wait for wait in found if wait.end > wait.begin or not wait.is_waiting]
+        waits.append(_wait(owner, priority, submitted, begin, end, ended is None, log))
+    return [wait for wait in waits if wait.end > wait.begin or not wait.is_waiting]
 
 
 def _wait(
@@ -77,16 +77,16 @@ def past_jobs(period: Period, gpus: Sequence[Gpu], least_coverage: float) -> lis
     )
     used = _used_by_jobs(period, gpus)
     whole = max((gpu.memory_total_bytes or 0 for gpu in gpus), default=0) or None
-    found = []
+    past = []
     for job, owner, count, memory, started, ended in rows.iterator(chunk_size=2000):
         seconds = (ended - started).total_seconds() if ended and started else 0.0
         if seconds <= 0 or str(job) not in used:
             continue
-        sm, held, known, peak = used[str(job)]
-        good = held > 0 and known >= least_coverage * held
+        sm, held, known_s, peak = used[str(job)]
+        good = held > 0 and known_s >= least_coverage * held
         mean = min(float(count), sm / seconds) if good else None
-        found.append(PastJob(owner, count, memory or whole, seconds, mean, peak))
-    return found
+        past.append(PastJob(owner, count, memory or whole, seconds, mean, peak))
+    return past
 
 
 def _used_by_jobs(
@@ -99,17 +99,17 @@ def _used_by_jobs(
     sums = grouped.annotate(
         a=Sum("sm_s"), b=Sum("held_s"), c=Sum("known_s"), d=Max("peak_memory_bytes")
     )
-    found: dict[str, tuple[float, float, float, int | None]] = {}
+    used: dict[str, tuple[float, float, float, int | None]] = {}
     for row in sums:
-        sm, held, known, peak = found.get(row["job_ref"], (0.0, 0.0, 0.0, None))
+        sm, held, known_s, peak = used.get(row["job_ref"], (0.0, 0.0, 0.0, None))
         peaks = [value for value in (peak, row["d"]) if value is not None]
-        found[row["job_ref"]] = (
+        used[row["job_ref"]] = (
             sm + row["a"],
             held + row["b"],
-            known + row["c"],
+            known_s + row["c"],
             max(peaks, default=None),
         )
-    return found
+    return used
 
 
 @dataclass(slots=True)
@@ -127,7 +127,7 @@ class Incidents:
 def incidents(period: Period, gpus: Sequence[Gpu], now: datetime) -> Incidents:
     """An incident that goes on beyond the period counts with the part inside."""
     rows = _incident_rows(period, gpus)
-    found = Incidents(defaultdict(list), defaultdict(float), {}, (), defaultdict(list), {})
+    incidents = Incidents(defaultdict(list), defaultdict(float), {}, (), defaultdict(list), {})
     hogs: dict[str, list[Span]] = defaultdict(list)
     counts: dict[str, list[float]] = {}
     for row in rows:
@@ -135,18 +135,18 @@ def incidents(period: Period, gpus: Sequence[Gpu], now: datetime) -> Incidents:
         owner = row.job_owner or row.user
         finding = _finding(row, hours)
         if row.gpu_id:
-            found.marks[row.gpu_id].append((int(row.since_at.timestamp()), finding.title))
+            incidents.marks[row.gpu_id].append((int(row.since_at.timestamp()), finding.title))
         if row.use_id is not None:
-            found.processes[row.use_id] = finding
+            incidents.processes[row.use_id] = finding
         hogs[owner] += list(_clipped(row.hog_spans, period))
         if row.lead_id is None:
             sums = counts.setdefault(row.rule, [0, 0.0, 0.0])
             sums[0], sums[1] = sums[0] + 1, sums[1] + hours
             sums[2] += row.waited_s * part / 3600
-            found.caused_s[owner] += row.waited_s * part
-            found.findings[owner].append(finding)
-    found.overuse_s = {owner: covered(spans) for owner, spans in hogs.items()}
-    found.rules = tuple(
+            incidents.caused_s[owner] += row.waited_s * part
+            incidents.findings[owner].append(finding)
+    incidents.overuse_s = {owner: covered(spans) for owner, spans in hogs.items()}
+    incidents.rules = tuple(
         RuleCount(
             rule=rule,
             title=rule_facts.title(rule, is_hog=False),
@@ -156,10 +156,10 @@ def incidents(period: Period, gpus: Sequence[Gpu], now: datetime) -> Incidents:
         )
         for rule, (count, hours, waited) in sorted(counts.items(), key=lambda i: -i[1][0])
     )
-    for findings in found.findings.values():
+    for findings in incidents.findings.values():
         findings.sort(key=lambda finding: -finding.hours)
         del findings[MOST_FINDINGS:]
-    return found
+    return incidents
 
 
 def _incident_rows(period: Period, gpus: Sequence[Gpu]) -> QuerySet[Incident]:

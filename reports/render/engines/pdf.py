@@ -27,9 +27,9 @@ def _with_short_words(value: Any) -> Any:
     if isinstance(value, str):
         return value if value.startswith("<svg") else _LONG_WORD.sub(r"\1…", value)
     if isinstance(value, list | tuple):
-        return [_with_short_words(one) for one in value]
+        return [_with_short_words(item) for item in value]
     if isinstance(value, dict):
-        return {key: _with_short_words(one) for key, one in value.items()}
+        return {key: _with_short_words(item) for key, item in value.items()}
     return value
 
 

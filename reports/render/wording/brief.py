@@ -38,7 +38,8 @@ def shortened(report: Report) -> Report:
         users=users,
         violations=report.violations[:MOST_VIOLATIONS],
         recommendations=tuple(
-            replace(one, text=cut(one.text)) for one in report.recommendations[:MOST_ADVICE]
+            replace(advice, text=cut(advice.text))
+            for advice in report.recommendations[:MOST_ADVICE]
         ),
         gpus=tuple(gpus[:MOST_GPUS]),
         sections=(),
@@ -73,4 +74,4 @@ def lines(report: Report, cover: Cover) -> Iterator[str]:
         yield "- none"
     yield ""
     yield f"Recommendation: {advice.headline(report)}"
-    yield from (f"- {one.text}" for one in report.recommendations)
+    yield from (f"- {recommendation.text}" for recommendation in report.recommendations)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from scheduler.facts.blockers import Blocker
+from scheduler.facts.blockers import Blocker, BlockerCode
 from scheduler.facts.units import size
 
 
@@ -30,3 +30,30 @@ def disk_full(blocker: Blocker) -> str:
         f" no job with its {blocker.requested} there starts above {blocker.detail('limit_pct'):g} %"
         f" ({size(blocker.detail('available_bytes'))} are left)."
     )
+
+
+ENGINE_CODES = (
+    BlockerCode.ENGINE_SUBMISSION,
+    BlockerCode.ENGINE_REFUSED,
+    BlockerCode.ENGINE_AWAY,
+    BlockerCode.ENGINE_WAITS,
+)
+_ENGINE_VERBS = {
+    BlockerCode.ENGINE_REFUSED: "refuses it",
+    BlockerCode.ENGINE_AWAY: "does not answer",
+    BlockerCode.ENGINE_WAITS: "says",
+}
+
+
+def engine(blocker: Blocker) -> str:
+    """The reason of another engine, in its own words."""
+    name, words = blocker.detail("engine"), blocker.detail("reason")
+    if blocker.code not in _ENGINE_VERBS:
+        return f"It is being submitted to {name}."
+    end = "" if words.endswith((".", "!", "?")) else "."
+    return f"{name} {_ENGINE_VERBS[blocker.code]}: {words}{end}" if name else f"{words}{end}"
+
+
+def host_drained(blocker: Blocker) -> str:
+    why = f": {blocker.detail('reason')}" if blocker.detail("reason") else "."
+    return f"The host {blocker.detail('host')} is drained by {blocker.holder}{why}"

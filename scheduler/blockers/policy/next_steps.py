@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from scheduler.facts.blockers import Blocker
+from scheduler.facts.blockers import Blocker, Tier
 from scheduler.facts.blockers import BlockerCode as Code
 
 
@@ -44,6 +44,13 @@ def _gpu_taken_step(blocker: Blocker) -> str:
     return "It starts when a GPU becomes free."
 
 
+_ENGINE_STEPS = {
+    Tier.PERSON: "Its owner or an operator of the engine must change something.",
+    Tier.NOT_YET: "It starts by itself when that is over.",
+    Tier.MY_LIMITS: "The engine's limits of the owner allow no more now.",
+    Tier.MACHINE: "An operator of the engine must look at its nodes.",
+    Tier.CONTENTION: "The engine starts it when it is its turn.",
+}
 _WHEN_FREE = "It starts when a GPU becomes free."
 _BY_ITSELF = "It starts by itself when that is over."
 _OPERATOR = "An operator must look at this GPU."
@@ -64,6 +71,8 @@ _STEPS: Mapping[Code, str | Callable[[Blocker], str]] = {
         if b.detail("needed") is None and b.detail("left")
         else f"It starts after the day ends, {b.detail('resets')}."
     ),
+    Code.AGENT_MAX_JOBS: "It starts when another job of this agent ends.",
+    Code.AGENT_BUDGET: "It starts tomorrow, or when its owner raises the limit on /account/.",
     Code.SHARE_EXCEEDED: lambda b: (
         f"It starts when one of {owners(b)} jobs ends, or when no other user waits."
     ),
@@ -80,6 +89,7 @@ _STEPS: Mapping[Code, str | Callable[[Blocker], str]] = {
     Code.GPU_COUNT: "It starts when enough GPUs are free.",
     Code.OTHER_GPUS: _WHEN_FREE,
     Code.RESERVED_FOR: _reserved_for_step,
+    Code.BATCH_EXCLUSIVE: "It starts when the batch has ended; see /batches/.",
     Code.GPU_UNHEALTHY: _OPERATOR,
     Code.GPU_UNSUITABLE: "It starts when a matching GPU is free.",
     Code.GPU_TAKEN: _gpu_taken_step,
@@ -88,7 +98,13 @@ _STEPS: Mapping[Code, str | Callable[[Blocker], str]] = {
     Code.RAMPING: _BY_ITSELF,
     Code.GPU_LOCKED: "It starts when the lock is released.",
     Code.GPU_PAUSED: "An operator must resume this GPU.",
+    Code.HOST_DRAINED: "An operator must enable the host; see /hosts/.",
+    Code.GPU_RESERVED: "Choose another GPU; an operator can change the role of the model.",
     Code.GPU_UNCLEAR: "It is tried again automatically.",
+    Code.ENGINE_SUBMISSION: _BY_ITSELF,
+    Code.ENGINE_REFUSED: "Change or cancel it; it is submitted again every minute.",
+    Code.ENGINE_AWAY: "It continues by itself when the engine answers again.",
+    Code.ENGINE_WAITS: lambda b: _ENGINE_STEPS[b.tier],
     Code.JOB_UNCLEAR: "It is tried again automatically.",
     Code.GPU_QUARANTINED: "An operator must end the process that holds the memory.",
     Code.COMPUTE_PROHIBITED: "An administrator must change the compute mode of this GPU.",
@@ -106,6 +122,7 @@ SUMMARIES: Mapping[Code, str] = {
     Code.MEMORY_UNKNOWN: "of unknown memory",
     Code.GPU_LOCKED: "locked",
     Code.GPU_PAUSED: "paused",
+    Code.GPU_RESERVED: "reserved for models",
     Code.GPU_QUARANTINED: "in quarantine",
     Code.GPU_UNCLEAR: "in an unknown state",
     Code.COMPUTE_PROHIBITED: "closed by its compute mode",
@@ -113,6 +130,7 @@ SUMMARIES: Mapping[Code, str] = {
     Code.OWNER_PRESENT: "in use by its owner",
     Code.OUTSIDE_WINDOW: "outside the time window",
     Code.RESERVED_FOR: "reserved",
+    Code.BATCH_EXCLUSIVE: "taken by a batch",
     Code.RAMPING: "just given a job",
     Code.PRESSURE: "too busy",
     Code.UTIL_TARGET: "busy enough",

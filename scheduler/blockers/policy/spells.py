@@ -24,12 +24,12 @@ def ending(code: str) -> str:
 def seconds(log: str, since: float, until: float) -> dict[str, float]:
     """Seconds with each main blocker in that time (epoch seconds), without unreadable parts."""
     marks = [mark for mark in map(_mark, log.split(";")) if mark is not None]
-    found: dict[str, float] = defaultdict(float)
+    seconds_by_code: dict[str, float] = defaultdict(float)
     for (begin, code), (end, _) in pairwise([*marks, (until, "")]):
         inside = min(end, until) - max(begin, since)
         if inside > 0:
-            found[code] += inside
-    return dict(found)
+            seconds_by_code[code] += inside
+    return dict(seconds_by_code)
 
 
 def spans(log: str, codes: Collection[str], until: float) -> list[tuple[float, float]]:
@@ -44,8 +44,8 @@ def spans(log: str, codes: Collection[str], until: float) -> list[tuple[float, f
 
 def longest(log: str, since: float, until: float) -> str:
     """The blocker that the job waited for longest; "" = unknown."""
-    found = seconds(log, since, until)
-    return max(found, key=lambda code: found[code], default="")
+    seconds_by_code = seconds(log, since, until)
+    return max(seconds_by_code, key=lambda code: seconds_by_code[code], default="")
 
 
 def _mark(text: str) -> tuple[float, str] | None:

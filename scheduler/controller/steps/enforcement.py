@@ -55,22 +55,24 @@ class Enforcement:
 
     def judge(self, snapshot: Snapshot | None, now: datetime) -> object:
         policy = thresholds.current(EnforcementPolicy)
-        seen = snapshot.processes if snapshot else ()
-        processes: Processes = {(p.pid, p.start_ticks): p for p in seen}
+        readings = snapshot.processes if snapshot else ()
+        processes: Processes = {(p.pid, p.start_ticks): p for p in readings}
         lasting = self._cases(cases.with_actions(self._host), processes, now)
-        steps = self._isolation.each(lasting, _name, lambda one: self._go_on(one, policy, now), now)
+        steps = self._isolation.each(
+            lasting, _name, lambda case: self._go_on(case, policy, now), now
+        )
         taken = [step for _, step in steps]
         if policy.enabled:
             # What failed is neither ended nor escalated in the same tick.
-            free = {one.incident.pk for one, step in steps if not step}
-            lasting_ids = {one.incident.pk for one in lasting}
+            free = {case.incident.pk for case, step in steps if not step}
+            lasting_ids = {case.incident.pk for case in lasting}
             leading = [
-                one
-                for one in self._leading(processes, policy, lasting_ids, now)
-                if one.incident.pk in free or one.incident.pk not in lasting_ids
+                case
+                for case in self._leading(processes, policy, lasting_ids, now)
+                if case.incident.pk in free or case.incident.pk not in lasting_ids
             ]
             begun = self._isolation.each(
-                leading, _name, lambda one: self._begin(one, policy, now), now
+                leading, _name, lambda case: self._begin(case, policy, now), now
             )
             taken += [step for _, step in begun]
         return tuple(step for step in taken if step)
@@ -87,28 +89,30 @@ class Enforcement:
             ),
             now,
         )
-        return [one for _, one in cases_by_incident]
+        return [case for _, case in cases_by_incident]
 
     # What is done already, or planned
 
-    def _go_on(self, one: OpenCase, policy: EnforcementPolicy, now: datetime) -> Step | None:
-        is_over = not enforcement_plan.is_enforceable(one.case, policy) or policy.dry_run
-        if is_over or one.is_past:
-            undone = [row for row in one.rows if one.is_past or _can_be_undone(row)]
+    def _go_on(self, open_case: OpenCase, policy: EnforcementPolicy, now: datetime) -> Step | None:
+        is_over = not enforcement_plan.is_enforceable(open_case.case, policy) or policy.dry_run
+        if is_over or open_case.is_past:
+            undone = [row for row in open_case.rows if open_case.is_past or _can_be_undone(row)]
             for row in reversed(undone):
-                self._undo(one, row, now)
+                self._undo(open_case, row, now)
             return Step(undone[-1].step) if undone else None
-        for row in one.rows:
+        for row in open_case.rows:
             if row.state == DONE and row.step == Step.FREEZE:
-                self._actions.freeze(one.target, policy.run_s, policy.stop_s, again=True)
-        planned = [row for row in one.rows if row.state == PLANNED]
-        if not planned or not one.case.accused.is_there:
+                self._actions.freeze(open_case.target, policy.run_s, policy.stop_s, again=True)
+        planned = [row for row in open_case.rows if row.state == PLANNED]
+        if not planned or not open_case.case.accused.is_there:
             return None
-        self._do(one, planned[0], policy, now)
+        self._do(open_case, planned[0], policy, now)
         return Step(planned[0].step)
 
-    def _do(self, one: OpenCase, row: Response, policy: EnforcementPolicy, now: datetime) -> None:
-        step, target, actions = Step(row.step), one.target, self._actions
+    def _do(
+        self, open_case: OpenCase, row: Response, policy: EnforcementPolicy, now: datetime
+    ) -> None:
+        step, target, actions = Step(row.step), open_case.target, self._actions
         if step is Step.RENICE:
             problem = actions.lower(target, policy.nice)
         elif step is Step.LIMIT:
@@ -119,27 +123,33 @@ class Enforcement:
         else:
             problem = actions.end(target, kill=step is Step.KILL)
         row.state = REFUSED if problem else DONE
-        row.text = problem or DID[step].format(one.who)
+        row.text = problem or DID[step].format(open_case.description)
         row.save(update_fields=["state", "text"])
         if problem:
-            _report_refusal(one, step, problem, now)
+            _report_refusal(open_case, step, problem, now)
         else:
-            _add_event("ENFORCEMENT_ACTED", one, row.text, now, audited=True)
+            _add_event("ENFORCEMENT_ACTED", open_case, row.text, now, audited=True)
 
-    def _undo(self, one: OpenCase, row: Response, now: datetime) -> None:
+    def _undo(self, open_case: OpenCase, row: Response, now: datetime) -> None:
         """Undo an action. It may only have been planned: after a crash that is unknown."""
         step, lasts = Step(row.step), _can_be_undone(row)
         if step is Step.RENICE:
-            self._actions.restore(one.target, row.before)
+            self._actions.restore(open_case.target, row.before)
         elif step is Step.LIMIT:
-            self._actions.uncap(one.target, row.before)
+            self._actions.uncap(open_case.target, row.before)
         elif step is Step.FREEZE:
-            self._actions.thaw(one.target)
-        tells = row.state == DONE and lasts and self._actions.owner(one.target) is not None
+            self._actions.thaw(open_case.target)
+        tells = row.state == DONE and lasts and self._actions.owner(open_case.target) is not None
         row.state, row.undone_at = UNDONE if lasts else row.state, now
         row.save(update_fields=["state", "undone_at"])
         if tells:
-            _add_event("ENFORCEMENT_UNDONE", one, UNDID[step].format(one.who), now, audited=True)
+            _add_event(
+                "ENFORCEMENT_UNDONE",
+                open_case,
+                UNDID[step].format(open_case.description),
+                now,
+                audited=True,
+            )
 
     # What is to be done next
 
@@ -154,63 +164,69 @@ class Enforcement:
         open_cases = cases.open_cases(self._host, dry_run=policy.dry_run)
         chosen: dict[Target, OpenCase] = {}
         ordered = sorted(open_cases, key=lambda r: (r.pk not in lasting_ids, r.opened_at, r.pk))
-        for one in self._cases({row: open_cases[row] for row in ordered}, processes, now):
-            if enforcement_plan.is_enforceable(one.case, policy):
-                chosen.setdefault(replace(one.target, key=""), one)
+        for open_case in self._cases({row: open_cases[row] for row in ordered}, processes, now):
+            if enforcement_plan.is_enforceable(open_case.case, policy):
+                chosen.setdefault(replace(open_case.target, key=""), open_case)
         return list(chosen.values())
 
-    def _begin(self, one: OpenCase, policy: EnforcementPolicy, now: datetime) -> Step | None:
-        active = [row for row in one.rows if row.undone_at is None]
-        undone = [row.undone_at for row in one.rows if row.undone_at is not None]
-        case = replace(one.case, resumed_at=max(undone, default=None))
-        reached = {} if policy.dry_run else owner_warnings.reached_at([one.incident])
+    def _begin(self, open_case: OpenCase, policy: EnforcementPolicy, now: datetime) -> Step | None:
+        active = [row for row in open_case.rows if row.undone_at is None]
+        undone = [row.undone_at for row in open_case.rows if row.undone_at is not None]
+        case = replace(open_case.case, resumed_at=max(undone, default=None))
+        reached = {} if policy.dry_run else owner_warnings.reached_at([open_case.incident])
         taken = [cases.taken_step(row, reached) for row in active]
         step = enforcement_plan.next_step(case, taken, policy, now)
         if step is None:
             return None
         if policy.dry_run:
-            text = WOULD[step].format(one.who)
-            _store_response(one, step, DONE, text, now, dry=True)
-            _add_event("ENFORCEMENT_DRY_RUN", one, text, now)
+            text = WOULD[step].format(open_case.description)
+            _store_response(open_case, step, DONE, text, now, dry=True)
+            _add_event("ENFORCEMENT_DRY_RUN", open_case, text, now)
         elif step in WARNINGS:
             again = any(row.step == step for row in active)
-            self._warn(one, step, policy, now, again=again)
-        elif (before := self._actions.look(one.target)) is not None:
-            before = {**before, "process": cases.process_of(one)}
-            _store_response(one, step, PLANNED, "", now, before=before)
+            self._warn(open_case, step, policy, now, again=again)
+        elif (before := self._actions.look(open_case.target)) is not None:
+            before = {**before, "process": cases.process_of(open_case)}
+            _store_response(open_case, step, PLANNED, "", now, before=before)
         return step
 
     def _warn(
-        self, one: OpenCase, step: Step, policy: EnforcementPolicy, now: datetime, *, again: bool
+        self,
+        open_case: OpenCase,
+        step: Step,
+        policy: EnforcementPolicy,
+        now: datetime,
+        *,
+        again: bool,
     ) -> None:
         number = WARNINGS.index(step) + 1
         to_come = enforcement_plan.plan(policy)
-        problem = owner_warnings.write(one.incident, number, to_come, now)
-        text = problem or DID[step].format(one.who)
-        _store_response(one, step, REFUSED if problem else DONE, text, now)
+        problem = owner_warnings.write(open_case.incident, number, to_come, now)
+        text = problem or DID[step].format(open_case.description)
+        _store_response(open_case, step, REFUSED if problem else DONE, text, now)
         if problem is None:
-            _add_event("ENFORCEMENT_ACTED", one, text, now, audited=True)
+            _add_event("ENFORCEMENT_ACTED", open_case, text, now, audited=True)
         elif not again:
-            _report_refusal(one, step, problem, now)
+            _report_refusal(open_case, step, problem, now)
 
 
-def _name(one: OpenCase) -> str:
-    return f"incident {one.incident.pk}"
+def _name(open_case: OpenCase) -> str:
+    return f"incident {open_case.incident.pk}"
 
 
 def _can_be_undone(row: Response) -> bool:
     return row.state == PLANNED or (row.state == DONE and row.step in UNDOABLE)
 
 
-def _report_refusal(one: OpenCase, step: Step, problem: str, now: datetime) -> None:
-    text = f"{WOULD[step].format(one.who)}, but can't: {problem}"
-    _add_event("ENFORCEMENT_REFUSED", one, text, now)
+def _report_refusal(open_case: OpenCase, step: Step, problem: str, now: datetime) -> None:
+    text = f"{WOULD[step].format(open_case.description)}, but can't: {problem}"
+    _add_event("ENFORCEMENT_REFUSED", open_case, text, now)
 
 
 def _add_event(
-    kind: str, one: OpenCase, text: str, now: datetime, *, audited: bool = False
+    kind: str, open_case: OpenCase, text: str, now: datetime, *, audited: bool = False
 ) -> None:
-    row = one.incident
+    row = open_case.incident
     if audited:
         audit.note(kind, text, by=audit.GPUCOORD, now=now, subject=f"incident {row.pk}")
     events.add(
@@ -225,7 +241,7 @@ def _add_event(
 
 
 def _store_response(
-    one: OpenCase,
+    open_case: OpenCase,
     step: Step,
     state: Response.State,
     text: str,
@@ -235,7 +251,7 @@ def _store_response(
     before: dict[str, Any] | None = None,
 ) -> None:
     Response.objects.update_or_create(
-        incident=one.incident,
+        incident=open_case.incident,
         step=step.value,
         is_dry_run=dry,
         undone_at=None,

@@ -45,7 +45,7 @@ class OpenCase:
     is_past: bool = False
 
     @property
-    def who(self) -> str:
+    def description(self) -> str:
         row = self.incident
         index = row.gpu.index if row.gpu else None
         program = self.case.accused.program
@@ -99,10 +99,14 @@ def case_of(
     return OpenCase(row, case, target, rows, is_past=not is_there and (pid, ticks) != named)
 
 
-def process_of(one: OpenCase) -> dict[str, object]:
+def process_of(open_case: OpenCase) -> dict[str, object]:
     """Identifies the process of a row at the next tick."""
-    program = one.case.accused.program
-    return {"pid": one.target.pid, "start_ticks": one.target.start_ticks, "program": program}
+    program = open_case.case.accused.program
+    return {
+        "pid": open_case.target.pid,
+        "start_ticks": open_case.target.start_ticks,
+        "program": program,
+    }
 
 
 @prepared

@@ -1,12 +1,14 @@
-"""The controller's part that reports idle GPUs and idle memory while jobs wait."""
+"""The controller's part that reports idle GPUs and CPUs, idle memory, and jobs that wait."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
-from monitor.facts.formats import duration
-from monitor.facts.readings import Snapshot
+from monitor.facts.formats import GIB, duration
+from monitor.facts.gpu_states import GpuState
+from monitor.facts.readings import GpuReading, Snapshot
 from monitor.incidents.facts import IDLE_HELD
 from monitor.incidents.rows import open as open_incidents
 from monitor.journal.rows import events
@@ -16,13 +18,39 @@ from monitor.thresholds import rows as thresholds
 from scheduler.facts.blockers import Tier
 from scheduler.facts.jobs import JobState
 from scheduler.models import Job
-from scheduler.planner.idle_gpus import IdleGpu, IdlePolicy, WaitingJob, beside, long_idle
+from scheduler.planner.idle_gpus import (
+    IdleGpu,
+    IdlePolicy,
+    WaitingJob,
+    beside,
+    idle_by_use,
+    long_idle,
+)
 
 # Jobs with a blocker of these tiers cannot start on an idle GPU.
 OWN_TIERS = (int(Tier.PERSON), int(Tier.NOT_YET))
 MOST_WAITING = 200
 # Older incidents were reported when they opened.
 FRESH = timedelta(minutes=15)
+IDLE_KINDS = ("IDLE_RESOURCE_DETECTED", "IDLE_WHILE_JOBS_WAIT")
+UNUSED_KIND, WAITED_KIND = IDLE_KINDS
+HOLDERS = {
+    GpuState.LLM_READY: "a model holds",
+    GpuState.SCRIPT_BUSY: "a job holds",
+    GpuState.EXTERNAL: "other processes hold",
+}
+CPUS_AGAIN_AFTER = timedelta(hours=1)
+
+
+@dataclass(frozen=True, slots=True)
+class Unused:
+    """A GPU, or the CPUs of a host, below 5 % since then. text: the begin of a sentence."""
+
+    gpu_uuid: str
+    text: str
+    since: datetime
+    pct: float | None
+    index: int | None = None
 
 
 class IdleResources:
@@ -37,10 +65,52 @@ class IdleResources:
     def judge(self, snapshot: Snapshot | None, now: datetime) -> object:
         if snapshot is None:
             return None
-        return [*self._gpus(snapshot, now), *self._memory(now)]
-
-    def _gpus(self, snapshot: Snapshot, now: datetime) -> list[str]:
         policy = thresholds.current(IdlePolicy)
+        return [
+            *self._unused(snapshot, policy, now),
+            *self._gpus(snapshot, policy, now),
+            *self._memory(now),
+        ]
+
+    def _unused(self, snapshot: Snapshot, policy: IdlePolicy, now: datetime) -> list[str]:
+        """Report each GPU, and the CPUs, once for each time that they are idle by use."""
+        idle = [
+            Unused(gpu.uuid, _gpu_text(gpu), since, gpu.utilization_pct, gpu.index)
+            for gpu, since in idle_by_use(snapshot.gpus, policy, now)
+        ]
+        host = snapshot.host
+        since = host.cpu_idle_since
+        if since is not None and now - since >= timedelta(seconds=policy.idle_seconds):
+            text = f"The CPUs of {host.name} have been idle"
+            idle.append(Unused("", text, since, host.cpu_pct))
+        new = [period for period in idle if not self._is_unused_reported(period, now)]
+        reported = self._isolation.each(
+            new, lambda period: period.text, lambda period: self._report_unused(period, now), now
+        )
+        return [text for _, text in reported]
+
+    def _is_unused_reported(self, period: Unused, now: datetime) -> bool:
+        """In this idle time; of CPUs also within the hour, as their use is often near 5 %."""
+        rows = Event.objects.filter(
+            kind=UNUSED_KIND, host=self._host, gpu_uuid=period.gpu_uuid, owner=""
+        )
+        since = (
+            period.since if period.index is not None else min(period.since, now - CPUS_AGAIN_AFTER)
+        )
+        return rows.filter(at__gt=since).exists()
+
+    def _report_unused(self, period: Unused, now: datetime) -> str:
+        idle_s = (now - period.since).total_seconds()
+        text = f"{period.text} for {duration(idle_s)} (utilisation {period.pct or 0.0:.3g} %)"
+        figures = {"idle_seconds": idle_s, "utilization_pct": period.pct or 0.0}
+        if period.index is not None:
+            figures["gpu_index"] = period.index
+        events.add(
+            UNUSED_KIND, text, now=now, host=self._host, gpu_uuid=period.gpu_uuid, figures=figures
+        )
+        return text
+
+    def _gpus(self, snapshot: Snapshot, policy: IdlePolicy, now: datetime) -> list[str]:
         idle = long_idle(snapshot.gpus, policy, now)
         if not idle:
             return []
@@ -48,7 +118,7 @@ class IdleResources:
         new = [
             idle_gpu
             for idle_gpu in beside(idle, waiting, policy, now)
-            if not _is_reported(idle_gpu.gpu.uuid, idle_gpu.since)
+            if not _is_reported(idle_gpu.gpu.uuid, idle_gpu.since, kind=WAITED_KIND)
         ]
         reported = self._isolation.each(
             new, lambda idle: f"GPU {idle.gpu.index}", lambda idle: self._report_gpu(idle, now), now
@@ -61,7 +131,7 @@ class IdleResources:
         since = duration((now - idle.since).total_seconds())
         reason = f" ({first.why})" if first.why else ""
         text = f"GPU {idle.gpu.index} has been idle for {since} while {jobs}{reason}"
-        self._add(text, idle.gpu.uuid, "", now)
+        self._add(text, idle.gpu.uuid, "", now, WAITED_KIND)
         return text
 
     def _memory(self, now: datetime) -> list[str]:
@@ -81,9 +151,11 @@ class IdleResources:
         )
         return [row.text for row, _ in reported]
 
-    def _add(self, text: str, gpu_uuid: str, owner: str, now: datetime) -> None:
+    def _add(
+        self, text: str, gpu_uuid: str, owner: str, now: datetime, kind: str = UNUSED_KIND
+    ) -> None:
         events.add(
-            "IDLE_RESOURCE_DETECTED",
+            kind,
             text,
             now=now,
             severity="warning",
@@ -119,8 +191,14 @@ def _owner(row: Incident) -> str:
     return row.job_owner or row.user
 
 
-def _is_reported(gpu_uuid: str, since: datetime, owner: str = "") -> bool:
-    rows = Event.objects.filter(
-        kind="IDLE_RESOURCE_DETECTED", gpu_uuid=gpu_uuid, owner=owner, at__gte=since
-    )
-    return rows.exists()
+def _is_reported(gpu_uuid: str, since: datetime, owner: str = "", kind: str = UNUSED_KIND) -> bool:
+    return Event.objects.filter(kind=kind, gpu_uuid=gpu_uuid, owner=owner, at__gte=since).exists()
+
+
+def _gpu_text(gpu: GpuReading) -> str:
+    """The begin of a sentence; memory that is held tells an idle GPU from a free one."""
+    holder = HOLDERS.get(gpu.state) if gpu.state else None
+    if holder is None:
+        return f"GPU {gpu.index} has been idle"
+    held_gib = (gpu.memory_used_bytes or 0) / GIB
+    return f"GPU {gpu.index}, on which {holder} {held_gib:.3g} GiB, has been idle"

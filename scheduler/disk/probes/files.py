@@ -80,7 +80,7 @@ def walk(root: str, until: float, most: int = MOST_FILES) -> Iterator[FoundFile]
                         count += 1
                         if count > most:
                             return
-                        yield _found(root, (*parts, name), status, folder)
+                        yield _found_file(root, (*parts, name), status, folder)
 
 
 def _entries(folder: int) -> Iterator[tuple[str, os.stat_result]]:
@@ -103,7 +103,9 @@ def _opened_below(top: int, parts: tuple[str, ...]) -> Iterator[int]:
         os.close(folder)
 
 
-def _found(root: str, parts: tuple[str, ...], status: os.stat_result, folder: int) -> FoundFile:
+def _found_file(
+    root: str, parts: tuple[str, ...], status: os.stat_result, folder: int
+) -> FoundFile:
     is_database = parts[-1].endswith(DATABASE_ENDINGS) and _is_empty(folder, parts[-1])
     return FoundFile(
         root=root,
@@ -146,21 +148,21 @@ def _exists(folder: int, name: str) -> bool:
     return True
 
 
-def delete(found: FoundFile, secure: Callable[[int], bool], record: Record) -> CleanResult:
+def delete(file: FoundFile, secure: Callable[[int], bool], record: Record) -> CleanResult:
     """Delete a file, unless it has changed since it was found, or is open.
 
     secure: copies the file by its handle and says whether the copy is good. record: gets the
     deletion as a function, and calls it in the transaction that records it.
     """
     try:
-        with opened(found.root) as top, _opened_below(top, found.parts[:-1]) as folder:
-            handle = os.open(found.parts[-1], _FILE, dir_fd=folder)
+        with opened(file.root) as top, _opened_below(top, file.parts[:-1]) as folder:
+            handle = os.open(file.parts[-1], _FILE, dir_fd=folder)
             try:
-                if not _is_same(found, os.fstat(handle)):
+                if not _is_same(file, os.fstat(handle)):
                     return CleanResult.CHANGED
                 if not secure(handle):
                     return CleanResult.NOT_COPIED
-                return _unlink(found, handle, folder, record)
+                return _unlink(file, handle, folder, record)
             finally:
                 os.close(handle)
     except (FileNotFoundError, NotADirectoryError, UnusableFolder):
@@ -170,24 +172,24 @@ def delete(found: FoundFile, secure: Callable[[int], bool], record: Record) -> C
         return CleanResult.CHANGED if error.errno == errno.ELOOP else CleanResult.REFUSED
 
 
-def _unlink(found: FoundFile, handle: int, folder: int, record: Record) -> CleanResult:
+def _unlink(file: FoundFile, handle: int, folder: int, record: Record) -> CleanResult:
     if not _is_alone(handle):
         return CleanResult.OPEN
-    name = found.parts[-1]
+    name = file.parts[-1]
     in_folder = os.stat(name, dir_fd=folder, follow_symlinks=False)
-    # Nobody can open the file now without waiting for us.
-    if not (_is_same(found, os.fstat(handle)) and _is_same(found, in_folder)):
+    # No process can open the file now without waiting for us.
+    if not (_is_same(file, os.fstat(handle)) and _is_same(file, in_folder)):
         return CleanResult.CHANGED
     record(lambda: os.unlink(name, dir_fd=folder))
     return CleanResult.DELETED
 
 
-def _is_same(found: FoundFile, status: os.stat_result) -> bool:
-    known = (found.device, found.inode, found.size, found.mtime_ns, found.ctime_ns)
+def _is_same(file: FoundFile, status: os.stat_result) -> bool:
+    before = (file.device, file.inode, file.size, file.mtime_ns, file.ctime_ns)
     now = (
         status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
     )  # fmt: skip
-    return known == now and status.st_nlink == 1 and stat.S_ISREG(status.st_mode)
+    return before == now and status.st_nlink == 1 and stat.S_ISREG(status.st_mode)
 
 
 def _is_alone(handle: int) -> bool:
@@ -228,10 +230,10 @@ def is_copy(handle: int, copy: Path) -> bool:
     except OSError:
         return False
     try:
-        one, two = os.fstat(handle), os.fstat(other)
-        if not stat.S_ISREG(two.st_mode) or one.st_size != two.st_size:
+        original, duplicate = os.fstat(handle), os.fstat(other)
+        if not stat.S_ISREG(duplicate.st_mode) or original.st_size != duplicate.st_size:
             return False
-        if (one.st_dev, one.st_ino) == (two.st_dev, two.st_ino):
+        if (original.st_dev, original.st_ino) == (duplicate.st_dev, duplicate.st_ino):
             return False
         os.fsync(other)
         return _checksum(handle) == _checksum(other)

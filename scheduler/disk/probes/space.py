@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 from threading import Event, Thread
+from typing import TypeVar
 
 from scheduler.disk.facts import DiskSpace
 
+T = TypeVar("T")
 PATIENCE_S = 2.0
 NETWORK = ("nfs", "nfs4", "cifs", "smb3", "ceph", "glusterfs", "lustre", "9p", "afs")
 NO_ANSWER = "The file system does not answer."
-# Folders whose last question is still without an answer.
+# Questions about folders that are still without an answer.
 _pending: dict[str, Event] = {}
 
 
@@ -21,27 +24,31 @@ class Unreadable(Exception):
 
 def read(path: str, patience_s: float = PATIENCE_S) -> DiskSpace:
     """Raises Unreadable, within `patience_s`. A folder that hangs is not asked again meanwhile."""
-    pending = _pending.get(path)
+    return _answered(f"space of {path}", lambda: _ask(path), patience_s)
+
+
+def _answered(name: str, ask: Callable[[], T], patience_s: float) -> T:
+    """The answer of a thread. Raises Unreadable, also while an earlier question hangs."""
+    pending = _pending.get(name)
     if pending is not None and not pending.is_set():
         raise Unreadable(NO_ANSWER)
-    done, answers = Event(), list[DiskSpace | OSError]()
+    done, answers, errors = Event(), list[T](), list[OSError]()
 
-    def ask() -> None:
+    def work() -> None:
         try:
-            answers.append(_ask(path))
+            answers.append(ask())
         except OSError as error:
-            answers.append(error)
+            errors.append(error)
         done.set()
 
-    _pending[path] = done
-    Thread(target=ask, name=f"space of {path}", daemon=True).start()
+    _pending[name] = done
+    Thread(target=work, name=name, daemon=True).start()
     if not done.wait(patience_s):
         raise Unreadable(NO_ANSWER)
-    del _pending[path]
-    answer = answers[0]
-    if isinstance(answer, OSError):
-        raise Unreadable(f"{answer.strerror or answer}.")
-    return answer
+    _pending.pop(name, None)
+    if errors:
+        raise Unreadable(f"{errors[0].strerror or errors[0]}.")
+    return answers[0]
 
 
 def _ask(path: str) -> DiskSpace:
@@ -57,16 +64,24 @@ def _name(device: int) -> str:
     return f"{os.major(device)}:{os.minor(device)}"
 
 
-def device_of(path: str) -> str | None:
+def device_of(path: str, patience_s: float = PATIENCE_S) -> str | None:
     """The device of a folder or of its nearest parent; None = unknown.
 
-    A folder on a network mount is not touched, as its server may be dead.
+    A folder on a network mount is not touched, as its server may be dead. A link may lead to one,
+    so that others are asked in a thread.
     """
     mounts = _mounts()
     above = [mount for mount in mounts if _is_below(path, mount)]
     nearest = max(above, key=len, default=None)
     if nearest is not None and mounts[nearest][1] in NETWORK:
         return mounts[nearest][0]
+    try:
+        return _answered(f"device of {path}", lambda: _nearest_device(path), patience_s)
+    except Unreadable:
+        return None
+
+
+def _nearest_device(path: str) -> str | None:
     folder = Path(path)
     for candidate in (folder, *folder.parents):
         try:
@@ -86,12 +101,12 @@ def _mounts() -> dict[str, tuple[str, str]]:
         lines = Path("/proc/self/mountinfo").read_text(errors="replace").splitlines()
     except OSError:
         return {}
-    found = {}
+    mounts = {}
     for line in lines:
         words, _, rest = line.partition(" - ")
         fields = words.split()
-        found[_plain(fields[4])] = (fields[2], rest.split()[0])
-    return found
+        mounts[_plain(fields[4])] = (fields[2], rest.split()[0])
+    return mounts
 
 
 def _plain(text: str) -> str:

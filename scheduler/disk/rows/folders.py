@@ -64,17 +64,17 @@ def full(host: str, policy: DiskPolicy, now: datetime) -> dict[str, FullDisk]:
     rows = WatchedDisk.objects.filter(
         host=host, level=DiskLevel.BLOCKED.value, at__gt=now - STALE_AFTER
     )
-    found: dict[str, FullDisk] = {}
+    full_disks: dict[str, FullDisk] = {}
     for row in rows.order_by("path"):
-        if row.used_pct is not None and row.device not in found:
-            found[row.device] = FullDisk(
+        if row.used_pct is not None and row.device not in full_disks:
+            full_disks[row.device] = FullDisk(
                 path=row.path,
                 device=row.device,
                 used_pct=row.used_pct,
                 limit_pct=policy.block_pct,
                 available_bytes=row.available_bytes or 0,
             )
-    return found
+    return full_disks
 
 
 def folders_of(ids: Collection[int]) -> Mapping[int, tuple[str, bool]]:

@@ -96,15 +96,15 @@ class Cleaner:
         self, folders: Sequence[WatchedFolder], run: CleaningRun
     ) -> list[tuple[WatchedFolder, DiskSpace]]:
         """Each file system once."""
-        found: dict[str, tuple[WatchedFolder, DiskSpace]] = {}
+        readings: dict[str, tuple[WatchedFolder, DiskSpace]] = {}
         for folder in folders:
             try:
                 reading = self.read(folder.path)
             except space.Unreadable as error:
                 runs.add_problem(run, f"{folder.path}: {error}")
                 continue
-            found.setdefault(reading.device, (folder, reading))
-        return list(found.values())
+            readings.setdefault(reading.device, (folder, reading))
+        return list(readings.values())
 
     def roots(self, policy: CleaningPolicy) -> tuple[CleanRoot, ...]:
         """The folders of jobs, and those that operators have listed."""
@@ -125,19 +125,19 @@ class Cleaner:
         now: datetime,
     ) -> list[Candidate]:
         """On the file system of the reading. Without a target, nothing that needs a copy."""
-        found: dict[CleanRoot, list[FoundFile]] = {}
+        files: dict[CleanRoot, list[FoundFile]] = {}
         for root in self.roots(policy):
             if space.device_of(root.path) != reading.device:
                 continue
             try:
-                found[root] = list(file_probe.walk(root.path, until))
+                files[root] = list(file_probe.walk(root.path, until))
             except file_probe.UnusableFolder as error:
                 if not root.of_jobs:
                     runs.add_problem(run, str(error))
         if self.clock() >= until:
             runs.add_problem(run, "There was no time to look through all folders.")
         unfinished = runs.unfinished_jobs()
-        ordered = rules.candidates(found, policy, now, unfinished)
+        ordered = rules.candidates(files, policy, now, unfinished)
         problem = self._target_problem(policy, reading)
         if problem is None:
             return ordered

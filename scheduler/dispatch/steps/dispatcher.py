@@ -213,7 +213,8 @@ class Dispatcher:
             self._isolation.worked(_name(job))
         for job, error in broken:
             self._isolation.failed(_name(job), error, now)
-        unplanned = queue_facts.waiting_ids() - {job.id for job in jobs}
+        here = queue_facts.waiting_ids() - self._supply.gate.elsewhere
+        unplanned = here - {job.id for job in jobs}
         return replace(made, blockers=made.blockers | dict.fromkeys(unplanned, (UNCLEAR,)))
 
     def _commit(

@@ -10,24 +10,29 @@ from monitor.runtime.facts import Guard, TimedCache
 from monitor.runtime.rows.item_isolation import ItemIsolation
 from monitor.thresholds import rows as thresholds
 from scheduler.dispatch.inputs import PlanInputs
-from scheduler.facts.jobs import QueuedJob
+from scheduler.facts.jobs import QueuedJob, Requirement
+from scheduler.facts.model_services import InstanceState
 from scheduler.facts.plans import PlanPolicy, Slot
 from scheduler.model_services import rows
+from scheduler.model_services.policy import sleep
 from scheduler.model_services.policy.eviction import (
     Candidate,
     EvictionPolicy,
     Queues,
     Victims,
+    beside_sleeping,
     may_leave,
     should_evict_for_scripts,
     victims,
 )
 from scheduler.model_services.rows import queues
 from scheduler.model_services.steps import effects
+from scheduler.models import ModelInstance
 from scheduler.planner.matching import reject_code
 
 # Jobs for which an eviction is considered in one pass, in the order of the queue.
 MOST_CONSIDERED = 8
+SLEEPS = "the model there sleeps"
 AVERAGE_FOR = timedelta(minutes=1)
 
 
@@ -36,8 +41,53 @@ class Decision:
     """The instances that leave for a job, and why."""
 
     job: QueuedJob
-    found: Victims
+    victims: Victims
     reason: str
+    slots: tuple[Slot, ...] = ()
+
+
+class ModelWakes:
+    """`step(now)` wakes sleeping models for which requests wait, into a place that is free.
+
+    Its GPUs are claimed before its server is asked, so no job starts there meanwhile. A model
+    without room ends, and another instance is started where there is some.
+    """
+
+    def __init__(self, guard: Guard, host: str, policy: PlanPolicy) -> None:
+        self._guard, self._host, self._policy = guard, host, policy
+        self._isolation = ItemIsolation(host, "model wakes", guard)
+        self._inputs = PlanInputs(host, policy, self._isolation)
+
+    def step(self, now: datetime) -> list[str]:
+        """Returns the names of the models that wake."""
+        waiting = rows.to_wake(self._host)
+        if not waiting:
+            return []
+        done = self._isolation.each(
+            waiting, lambda row: f"wake of instance {row.pk}", lambda row: self._wake(row, now), now
+        )
+        return [row.service.name for row, is_awake in done if is_awake]
+
+    def _wake(self, row: ModelInstance, now: datetime) -> bool:
+        slots = self._inputs.gpu_slots(now)
+        is_free = slots.blocker is None and self._has_room(row, slots.gpus)
+        with self._guard():
+            if is_free:
+                return effects.wake_up(row, now)
+            effects.unload(row.service, row, "Its GPU has no room for it to wake.", now)
+        return False
+
+    def _has_room(self, row: ModelInstance, gpus: Sequence[Slot]) -> bool:
+        exclusive = row.memory_bytes is None
+        wanted = Requirement(memory_bytes=row.memory_bytes, exclusive=exclusive)
+        job = row.job_id or 0
+        fitting = [
+            gpu.gpu_uuid
+            for gpu in gpus
+            if gpu.gpu_uuid in row.gpu_uuids
+            and reject_code(wanted, gpu.without({job}), self._policy, job) is None
+        ]
+        return len(fitting) == len(row.gpu_uuids)
 
 
 class ModelEvictions:
@@ -56,11 +106,11 @@ class ModelEvictions:
     def step(self, now: datetime) -> list[str]:
         """Returns the names of the models that leave."""
         loaded = rows.loaded_on(self._host)
-        if not loaded or any(row.state in rows.LEAVING for row in loaded):
+        if not loaded or any(rows.leaves(row) for row in loaded):
             return []
         policy = thresholds.current(EvictionPolicy)
         candidates = [rows.candidate(row, now) for row in loaded]
-        leaving = [one for one in candidates if may_leave(one, policy, now)]
+        leaving = [candidate for candidate in candidates if may_leave(candidate, policy, now)]
         if not policy.enabled or not leaving or not queues.waiting_scripts():
             return []
         decision = self._decide(candidates, policy, now)
@@ -69,7 +119,7 @@ class ModelEvictions:
         self._isolation.attempt(
             f"eviction for job {decision.job.id}", lambda: self._evict(decision, now), now
         )
-        return [one.name for one in decision.found.chosen]
+        return [candidate.name for candidate in decision.victims.chosen]
 
     def _decide(
         self, candidates: Sequence[Candidate], policy: EvictionPolicy, now: datetime
@@ -81,35 +131,70 @@ class ModelEvictions:
             script_s=self._average(now),
         )
         # The model that boots fastest: if it need not leave, none need.
-        boot_s = min(one.reload_s for one in candidates)
-        if should_evict_for_scripts(waiting, boot_s, policy) is None:
+        boot_s = min(candidate.reload_s for candidate in candidates)
+        asleep = [
+            candidate
+            for candidate in candidates
+            if candidate.instance.state is InstanceState.SLEEPING
+        ]
+        is_due = should_evict_for_scripts(waiting, boot_s, policy) is not None
+        if not (is_due or asleep):
             return None
         jobs = self._inputs.queue(now)
         in_need = queues.in_need(MOST_CONSIDERED)
         chosen = sorted((job for job in jobs if job.id in in_need), key=lambda job: in_need[job.id])
         slots = self._inputs.given(chosen, now).slots if chosen else None
+        gpus = [gpu for gpu in slots.gpus if gpu.gpu_uuid not in slots.reserved] if slots else []
         for job in chosen:
-            found = victims(
-                candidates,
-                slots.gpus if slots else (),
-                job.requirement.gpus,
-                lambda gpu, job=job: self._fits(job, gpu),  # type: ignore[misc]
-                policy,
-                now,
-            )
-            if found is None:
+            # Sleeping models answer no requests, so they make room for any job.
+            leaving = self._victims(asleep, job, gpus, policy, now)
+            if leaving is not None:
+                return Decision(job, leaving, SLEEPS, slots=tuple(gpus))
+            leaving = self._victims(candidates, job, gpus, policy, now)
+            if leaving is None:
                 continue
-            boot_s = max(one.reload_s for one in found.chosen)
+            boot_s = max(candidate.reload_s for candidate in leaving.chosen)
             reason = should_evict_for_scripts(waiting, boot_s, policy)
             if reason is not None:
-                return Decision(job, found, reason)
+                return Decision(job, leaving, reason, slots=tuple(gpus))
         return None
+
+    def _victims(
+        self,
+        candidates: Sequence[Candidate],
+        job: QueuedJob,
+        gpus: Sequence[Slot],
+        policy: EvictionPolicy,
+        now: datetime,
+    ) -> Victims | None:
+        def fits(gpu: Slot) -> bool:
+            return self._fits(job, gpu)
+
+        return victims(candidates, gpus, job.requirement.gpus, fits, policy, now)
+
+    def _fits_beside(self, decision: Decision, candidate: Candidate) -> bool:
+        """Whether the job also fits on its GPUs when the instance sleeps there."""
+        left_bytes = sleep.most_left(candidate.instance.memory_bytes)
+        return all(
+            self._fits(
+                decision.job, beside_sleeping(gpu, candidate.instance.job_id or 0, left_bytes)
+            )
+            for gpu in decision.slots
+            if gpu.gpu_uuid in decision.victims.gpu_uuids
+        )
 
     def _fits(self, job: QueuedJob, gpu: Slot) -> bool:
         return reject_code(job.requirement, gpu, self._policy, job.id) is None
 
     def _evict(self, decision: Decision, now: datetime) -> None:
         with self._guard():
-            for one in decision.found.chosen:
-                effects.evict(one.instance.id, decision.job.id, decision.reason, now)
-            effects.hold_for(decision.job.id, self._host, decision.found.gpu_uuids, now)
+            for candidate in decision.victims.chosen:
+                effects.evict(
+                    candidate.instance.id,
+                    decision.job.id,
+                    decision.reason,
+                    now,
+                    may_sleep=len(decision.victims.chosen) == 1
+                    and self._fits_beside(decision, candidate),
+                )
+            effects.hold_for(decision.job.id, self._host, decision.victims.gpu_uuids, now)

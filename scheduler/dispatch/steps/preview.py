@@ -18,11 +18,12 @@ from monitor.runtime.facts import TimedCache
 from scheduler.blockers.policy import why
 from scheduler.dispatch import inputs as plan_inputs
 from scheduler.dispatch.inputs import PlanInput, PlanInputs
+from scheduler.engines.facts import EngineName
 from scheduler.facts.jobs import JobState, NewJob, QueuedJob
 from scheduler.lifecycle.policy import waits
 from scheduler.lifecycle.rows import queue_facts
 from scheduler.lifecycle.rows.queue_facts import UsualDuration
-from scheduler.models import Job
+from scheduler.models import Attempt, EngineTask, Job
 from scheduler.planner.forecast import forecast
 from scheduler.planner.forecast.forecast import Estimate, WhatIf
 from scheduler.planner.order import Factor, order_factors
@@ -89,6 +90,8 @@ def hosts() -> list[str]:
 
 def estimates(now: datetime) -> Mapping[int, Estimate]:
     """For each waiting job, where it may start first."""
+    if not _is_planned_here():
+        return _by_engine()
     estimated: dict[int, Estimate] = {}
     for host in hosts():
         predictions = _of(host)
@@ -101,7 +104,10 @@ def estimates(now: datetime) -> Mapping[int, Estimate]:
 def running_ends(now: datetime) -> dict[int, datetime]:
     """When each running job is expected to end; jobs with unknown ends are omitted."""
     starts: dict[int, datetime] = {}
+    busy = set(Attempt.objects.filter(ended_at=None).values_list("host", flat=True))
     for host in hosts():
+        if host not in busy:
+            continue
         predictions = _of(host)
         with predictions.lock:
             given = predictions.look(now)
@@ -109,8 +115,26 @@ def running_ends(now: datetime) -> dict[int, datetime]:
     return starts
 
 
+UNKNOWN = Estimate(position=None, p50=None, p90=None)
+
+
+def _by_engine(**job: int) -> dict[int, Estimate]:
+    """Expected starts of jobs that wait in another engine; gpucoord adds no estimate of its own."""
+    rows = EngineTask.objects.filter(closed_at=None, expected_start_at__isnull=False, **job)
+    return {
+        job_id: Estimate(position=None, p50=expected, p90=None)
+        for job_id, expected in rows.values_list("job_id", "expected_start_at")
+    }
+
+
+def _is_planned_here() -> bool:
+    return bool(settings.CONFIG.engine == EngineName.LOCAL.value)
+
+
 def estimate_of(job_id: int, now: datetime) -> Estimate | None:
     """The same for one job, without going through all that wait."""
+    if not _is_planned_here():
+        return _by_engine(job_id=job_id).get(job_id)
     nearest: Estimate | None = None
     for host in hosts():
         predictions = _of(host)
@@ -141,12 +165,22 @@ def of(job: Job, now: datetime) -> JobForecast:
     if job.state != JobState.QUEUED.value:
         return JobForecast()
     reasons = tuple(why.ahead(job.blockers, now))
-    return JobForecast(estimate_of(job.pk, now), factors(job, hosts()[0], now), reasons)
+    if not _is_planned_here():
+        return JobForecast(estimate_of(job.pk, now), (), reasons)
+    return JobForecast(
+        estimate_of(job.pk, now), factors(job, job.host or job.home or hosts()[0], now), reasons
+    )
 
 
 def what_if(new: NewJob, owner: str, now: datetime) -> WhatIf:
-    """The placement or forecast of a job on the best host, without submitting it."""
-    answers = [_what_if(new, owner, host, now) for host in hosts()]
+    """The placement or forecast of a job on the best host, without submitting it.
+
+    Another engine is not asked: nothing is known then.
+    """
+    if not _is_planned_here():
+        return WhatIf(starts_now=False, blockers=(), estimate=UNKNOWN)
+    chosen = [host for host in hosts() if new.host in ("", host)] or hosts()
+    answers = [_what_if(new, owner, host, now) for host in chosen]
     return min(answers, key=_goodness)
 
 

@@ -27,6 +27,11 @@ class BoundsPolicy:
         help="Limit for all processes of a job together. A job may request less.")
     memory_gib: float | None = threshold(None, "Memory per job", unit="GiB", ge=0.05,
         help="Host memory. A job that exceeds it is killed. A job may request less.")
+    default_memory_gib: float | None = threshold(80.0, "Memory of a job that declares none",
+        unit="GiB", ge=0.05, help="Host memory; the lower of this value and the share below. A job "
+             "near its limit is asked to save its work. Model services are exempt.")
+    default_memory_pct: float = percent(80.0, "The same as a share of the host",
+        "Of the memory of the host. 100 = no such limit.")
     pids: int | None = threshold(32_768, "Processes and threads per job", ge=16,
         help="Protects the host from fork bombs.")
     log_mib: int = threshold(1024, "Maximum log size", unit="MiB", ge=0, le=1_048_576,
@@ -46,6 +51,18 @@ class BoundsPolicy:
     @property
     def memory_bytes(self) -> int | None:
         return None if self.memory_gib is None else round(self.memory_gib * GIB)
+
+    def undeclared_bytes(self, host_bytes: int | None) -> int | None:
+        """The limit of a job that declares no memory; None = no limit.
+
+        host_bytes: memory of the host; None = unknown.
+        """
+        share = None
+        if host_bytes is not None and self.default_memory_pct < 100:
+            share = host_bytes * self.default_memory_pct / 100
+        fixed = None if self.default_memory_gib is None else self.default_memory_gib * GIB
+        limit = lower_limit(fixed, share)
+        return None if limit is None else int(limit)
 
 
 def refusals(new: NewJob, policy: BoundsPolicy, hosts: Sequence[HostReading]) -> list[Refusal]:

@@ -105,7 +105,7 @@ def outcome_of(
         return Outcome.TIMED_OUT, "The job ran into its time limit."
     if stopped and cancel_requested:
         return Outcome.CANCELLED, ""
-    if stopped == "yield":
+    if stopped in ("yield", "memory"):
         # Exit code 0 after SIGTERM does not count as success.
         return Outcome.FAILED, ""
     if stopped == "asked":

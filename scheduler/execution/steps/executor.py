@@ -42,6 +42,8 @@ RESTARTED = "The machine restarted before the job had ended."
 FAULT_KINDS = ("JOB_STEP_FAILED", "JOB_START_FAILED")
 STEP_KIND, START_KIND = FAULT_KINDS
 Change = Callable[[], object]
+# Actions after which the job may run again.
+ENDINGS = frozenset({Action.END, Action.ABANDONED, Action.RESTARTED})
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +127,15 @@ class Executor:
         seen = self._see(attempt, now)
         if seen.action is Action.NONE:
             return None
-        return JobAction(attempt, seen.action, self._act(seen, now))
+        change = self._act(seen, now)
+        if change is not None and seen.action in ENDINGS and self._specs.stays_here(attempt.job):
+            return JobAction(attempt, seen.action, partial(self._end_and_stay, attempt, change))
+        return JobAction(attempt, seen.action, change)
+
+    def _end_and_stay(self, attempt: Attempt, change: Change) -> None:
+        """Another host would find an empty checkpoint folder."""
+        change()
+        transitions.stay(attempt.job_id, self._host)
 
     def _write(self, changes: Iterable[JobAction], now: datetime) -> None:
         """Store all changes in one transaction, each in its own savepoint."""
@@ -245,7 +255,7 @@ class Executor:
 
 
 def _open_on(host: str) -> QuerySet[Attempt]:
-    rows = Attempt.objects.filter(host=host, ended_at=None)
+    rows = Attempt.objects.filter(host=host, ended_at=None, engine="")
     return rows.select_related("job__owner", "yield_request")
 
 

@@ -84,9 +84,9 @@ def holders_of(snapshot: Snapshot, folder: Path | None) -> dict[str, tuple[LockH
         return {}
     files = {gpu.uuid: locks.gpu_lock_file(folder, gpu.index) for gpu in snapshot.gpus}
     host = folder / locks.HOST_FILE
-    seen = locks.holders([host, *files.values()])
-    whole = tuple(holder for holder in seen[host] if holder.alone)
-    by_gpu = {uuid: (*whole, *seen[file]) for uuid, file in files.items()}
+    holders_by_file = locks.holders([host, *files.values()])
+    whole = tuple(holder for holder in holders_by_file[host] if holder.alone)
+    by_gpu = {uuid: (*whole, *holders_by_file[file]) for uuid, file in files.items()}
     return {uuid: holders for uuid, holders in by_gpu.items() if holders}
 
 

@@ -31,6 +31,7 @@ from scheduler.runner.attempt_files import AttemptFiles
 from scheduler.runner.spec import Result
 
 MOST_REFUSALS = 20
+HOST_DOWN = "Its host was confirmed down."
 UNSTARTED = "No runner took it up."
 UNWANTED = "Its GPU was wanted before it began."
 
@@ -145,6 +146,31 @@ def record_lost(
     _settle(attempt, ending, FailureCause.MACHINE, now, has_saved=has_saved)
 
 
+def record_host_down(attempt: Attempt, now: datetime) -> None:
+    """End an attempt of a host that is confirmed down; its job waits again for any host.
+
+    If the host returns, it ends the processes that are left there.
+    """
+    is_cancelled = attempt.job.cancel_requested_at is not None
+    outcome = Outcome.CANCELLED if is_cancelled else Outcome.LOST
+    ending = AttemptEnding(outcome=outcome, ended_at=now, problem=HOST_DOWN)
+    _settle(attempt, ending, FailureCause.MACHINE, now, has_saved=False)
+    if Attempt.objects.filter(pk=attempt.pk, ended_at=now).update(abandoned=True):
+        Job.objects.filter(pk=attempt.job_id).update(home="")
+
+
+def record_without_result(
+    attempt: Attempt, files: AttemptFiles, outcome: Outcome, problem: str, now: datetime
+) -> None:
+    """End an attempt whose exit status is unknown, but another engine says how it ended."""
+    _record_identity(attempt, files)
+    is_cancelled = attempt.job.cancel_requested_at is not None
+    ending = AttemptEnding(
+        outcome=Outcome.CANCELLED if is_cancelled else outcome, ended_at=now, problem=problem
+    )
+    _settle(attempt, ending, FailureCause.OWN, now, has_saved=False)
+
+
 def _settle(
     attempt: Attempt,
     ending: AttemptEnding,
@@ -200,6 +226,8 @@ def _losses(attempt: Attempt) -> int:
 
 def _cause(attempt: Attempt, result: Result, tail: bytes) -> FailureCause:
     """A SIGTERM to the runner that gpucoord did not send comes from a shutdown."""
+    if result.stopped == "memory":
+        return FailureCause.MEMORY
     if result.exit_code == 0:
         return FailureCause.OWN
     if result.stopped == "asked" or _has_lost_gpu(attempt):
@@ -220,7 +248,7 @@ def _problem_text(outcome: Outcome, cause: FailureCause, job: Job) -> str:
 
 
 def _has_lost_gpu(attempt: Attempt) -> bool:
-    newest = snapshots.newest(attempt.host) if attempt.gpu_uuids else None
+    newest = snapshots.newest(attempt.gpu_host) if attempt.gpu_uuids else None
     if newest is None:
         return False
     answering = {gpu.uuid for gpu in newest.gpus if gpu.health is not Health.LOST}

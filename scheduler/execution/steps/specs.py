@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import cache
 from pathlib import Path
@@ -24,18 +25,25 @@ from scheduler.model_services import inputs as model_inputs
 from scheduler.models import Attempt, Job
 from scheduler.planner.preemption import PreemptionPolicy
 from scheduler.runner import accounts, files
-from scheduler.runner.accounts import Account
+from scheduler.runner.accounts import Account, MissingAccount
 from scheduler.runner.confine import device_filter, locks
 from scheduler.runner.confine.cgroup_probe import CgroupParent, find_parent, remove_stale
 from scheduler.runner.own_folders import GivenFiles, OwnFolder, own_folder
+from scheduler.runner.programs import terminal
 from scheduler.runner.spec import Bounds, Spec
+from scheduler.terminals.policy import InteractivePolicy
 
 KEPT_S = 2.0
+YIELD_FILE = "yield"
+NO_ENGINE_ACCOUNT = (
+    "Slurm runs jobs as their owner only. No OS account of its own is assigned to the owner of this"
+    " job on this server; an administrator can assign one in the admin, under OS accounts."
+)
 Known = Mapping[str, tuple[int, str]]
 
 
 @cache
-def _found() -> CgroupParent:
+def _cgroup_parent() -> CgroupParent:
     """Once in a process: it starts one to try it."""
     return find_parent()
 
@@ -47,6 +55,7 @@ class ConfinementLimits:
     host: str
     data: Path
     lock_folder: Path | None
+    host_memory_bytes: int | None = None
     place: CgroupParent = field(default_factory=CgroupParent)
     minors: Mapping[str, int] = field(default_factory=dict)
     mps: str | None = None
@@ -54,7 +63,7 @@ class ConfinementLimits:
 
     def open(self, now: datetime) -> None:
         """Probe the isolation features."""
-        self.place = _found()
+        self.place = _cgroup_parent()
         remove_stale(self.place, locks.instance_number(str(self.data)), now.timestamp())
         self.minors = device_filter.minors()
         self.mps = device_filter.mps_pipes()
@@ -76,7 +85,7 @@ class ConfinementLimits:
         place = self.place if policy.cgroup else CgroupParent()
         limits = {
             "cpu": lower_limit(job.cpus, policy.cpus),
-            "memory": lower_limit(job.memory_bytes, policy.memory_bytes),
+            "memory": lower_limit(self._memory(job, policy), policy.memory_bytes),
             "pids": policy.pids,
         }
         hidden = self._hidden({pci for _, pci in assigned}) if policy.hide_gpus else []
@@ -96,6 +105,11 @@ class ConfinementLimits:
             period_s=policy.period_s,
             log_bytes=policy.log_mib * 1024**2,
         )
+
+    def _memory(self, job: Job, policy: BoundsPolicy) -> int | None:
+        if job.memory_bytes is not None or job.model_service_id is not None:
+            return job.memory_bytes
+        return policy.undeclared_bytes(self.host_memory_bytes)
 
     def variables(self, attempt: Attempt) -> dict[str, str]:
         """Environment variables for the job."""
@@ -150,6 +164,8 @@ class SpecWriter:
     # Paths that jobs of ordinary users can't open while they share the service's account.
     closed: tuple[Path, ...] = ()
     limits: ConfinementLimits | None = None
+    # Whether other hosts see the checkpoints, or there are none.
+    shares_checkpoints: bool = True
 
     def folder(self, attempt: Attempt) -> Path:
         return files.attempt_folder(self.data, attempt.job_id, attempt.number)
@@ -169,6 +185,59 @@ class SpecWriter:
         files.write_json(folder / files.SPEC, self._spec(attempt).to_json())
         return folder
 
+    def stays_here(self, job: Job) -> bool:
+        """Whether the job has data in a checkpoint folder that other hosts do not see."""
+        return not self.shares_checkpoints and self.has_saved(job)
+
+    def write_for_engine(self, attempt: Attempt) -> tuple[Path, Account]:
+        """The folder of an attempt that another engine runs, for a runner with the job's account.
+
+        It belongs to that account, in a folder of the service's. A link in the folder of the
+        job's logs leads to it. Raises MissingAccount.
+        """
+        account = self._account(attempt.job)
+        if account.uid is None or account.gid is None or account.uid == 0:
+            raise MissingAccount(NO_ENGINE_ACCOUNT)
+        own = self._own_folder(attempt.job, account)
+        own.make(account.uid, account.gid)
+        folder = own.attempt(attempt.number)
+        written = files.read_json(folder / files.SPEC)
+        if written is None or written.get("nonce") != attempt.nonce:
+            self._make_anew(folder, attempt, account.uid, account.gid)
+        link = self.folder(attempt)
+        if not link.is_symlink():
+            files.make_folder(link.parent)
+            link.symlink_to(folder)
+        return folder, account
+
+    def _make_anew(self, folder: Path, attempt: Attempt, uid: int, gid: int) -> None:
+        """Written beside it and renamed, so that a killed writer leaves no part of it."""
+        part = folder.with_name(f"{folder.name}.part")
+        for path in (part, folder):
+            if path.exists():
+                shutil.rmtree(path)
+        part.mkdir(mode=0o700)
+        spec = self._spec(attempt)
+        bounds = Bounds(log_bytes=int(spec.bounds.get("log_bytes", 0)))
+        yields = str(folder / YIELD_FILE)
+        spec = replace(
+            spec,
+            uid=None,
+            gid=None,
+            groups=None,
+            wake_folder="",
+            bounds=bounds.to_json(),
+            yield_file=yields,
+            stdin_file=str(folder / files.STDIN) if attempt.job.has_input else "",
+            env={**spec.env, "GPUCOORD_YIELD_FILE": yields},
+        )
+        if attempt.job.has_input:
+            files.write_private(part / files.STDIN, job_files.data_of(attempt.job))
+        files.write_json(part / files.SPEC, spec.to_json())
+        for path in (*part.iterdir(), part):
+            os.chown(path, uid, gid, follow_symlinks=False)
+        part.rename(folder)
+
     def has_saved(self, job: Job) -> bool:
         """Whether something is in its checkpoint folder."""
         try:
@@ -178,9 +247,11 @@ class SpecWriter:
             return False
 
     def given(self, attempt: Attempt) -> GivenFiles:
-        """Raises LookupError when its owner has no OS account any more."""
-        account = self._account(attempt.job)
-        return self._own_folder(attempt.job, account).given_files(attempt.number)
+        """Of the uid that it was started with: its account or its service may be removed since."""
+        spec = files.read_json(self.folder(attempt) / files.SPEC)
+        uid = spec["uid"] if spec is not None else self._account(attempt.job).uid
+        own = own_folder(self.data, attempt.job_id, uid=uid, chosen=self.checkpoints)
+        return own.given_files(attempt.number)
 
     def _spec(self, attempt: Attempt) -> Spec:
         job = attempt.job
@@ -198,13 +269,13 @@ class SpecWriter:
             attempt=attempt.number,
             nonce=attempt.nonce,
             gpu_uuids=attempt.gpu_uuids,
-            more={**self._told(attempt, own, apart=is_closed), **self._variables(attempt)},
+            more={**self._job_variables(attempt, own, apart=is_closed), **self._variables(attempt)},
         )
         return Spec(
             job_id=job.pk,
             attempt=attempt.number,
             nonce=attempt.nonce,
-            argv=job.argv if job.model_service_id is None else model_inputs.launch(attempt).argv,
+            argv=_argv(attempt, own),
             cwd=job.cwd or accounts.start_folder(account),
             env=env,
             account=account.name,
@@ -239,7 +310,7 @@ class SpecWriter:
     def _variables(self, attempt: Attempt) -> dict[str, str]:
         return self.limits.variables(attempt) if self.limits else {}
 
-    def _told(self, attempt: Attempt, own: OwnFolder, *, apart: bool) -> dict[str, str]:
+    def _job_variables(self, attempt: Attempt, own: OwnFolder, *, apart: bool) -> dict[str, str]:
         """How the job learns that it is to leave, and where it saves its work."""
         environment = {
             "GPUCOORD_YIELD_FILE": str(own.yield_file(attempt.number, apart=apart)),
@@ -256,6 +327,18 @@ class SpecWriter:
         if job.grace_s is None:
             return self.grace_s
         return min(job.grace_s, thresholds.current(PreemptionPolicy).most_grace_minutes * 60)
+
+
+def _argv(attempt: Attempt, own: OwnFolder) -> list[str]:
+    job = attempt.job
+    if job.model_service_id is not None:
+        return list(model_inputs.launch(attempt).argv)
+    if not job.interactive:
+        return list(job.argv)
+    patience_s = thresholds.current(InteractivePolicy).reconnect_minutes * 60
+    place = own.given_files(attempt.number).terminal
+    program = [sys.executable, "-I", terminal.__file__]
+    return [*program, str(place.parent), place.name, str(patience_s), "--", *job.argv]
 
 
 def account_of_jobs(owner: User, run_as: str) -> Account:

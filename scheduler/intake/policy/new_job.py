@@ -96,6 +96,8 @@ class _Submission:
             after=self._dependencies(),
         )
         self._check_rows(len(new.array), len(new.after))
+        if new.interactive and (new.array or new.stdin):
+            self._refuse("interactive", "An interactive job has neither an array nor an input.")
         return new
 
     def _parsed(self, field: JobField) -> Any:

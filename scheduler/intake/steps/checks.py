@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import datetime, timedelta
@@ -98,16 +98,31 @@ def impossible(new: Sequence[NewJob]) -> Iterator[Refusal]:
     limits, preemption = in_force.of(BoundsPolicy), in_force.of(PreemptionPolicy)
     readings = [snap.host for snap in hosts]
     # Jobs of a batch are often alike.
-    by_requirement = cache(lambda requirement: tuple(refuse(requirement, hosts)))
+    names = {host.host.name for host in hosts}
+    by_requirement = cache(
+        lambda requirement, name: tuple(refuse(requirement, _of_name(hosts, name)))
+    )
     dependent = relations.dependency_problems([one.after for one in new])
     for index, one in enumerate(new):
         refusals = [
-            *by_requirement(one.requirement),
+            *by_requirement(one.requirement, one.host),
+            *_unknown_host(one.host, names),
             *bounds.refusals(one, limits, readings),
             *_long_grace(one, preemption),
             *map(_after, dependent[index]),
         ]
         yield from (replace(refusal, index=index) for refusal in refusals)
+
+
+def _of_name(hosts: Sequence[Snapshot], name: str) -> list[Snapshot]:
+    return [host for host in hosts if name in ("", host.host.name)]
+
+
+def _unknown_host(name: str, names: Collection[str]) -> list[Refusal]:
+    if name == "" or name in names:
+        return []
+    there = ", ".join(sorted(names)[:10]) or "none has sent a reading yet"
+    return [Refusal(field="host", text=f"There is no host {name}. Hosts: {there}.")]
 
 
 def _long_grace(new: NewJob, policy: PreemptionPolicy) -> list[Refusal]:

@@ -10,19 +10,23 @@ from pathlib import Path
 from typing import Any
 
 from django.contrib.auth.models import User
+from django.urls import reverse
 
 from monitor.history.pages import content as history_content
 from scheduler.blockers.policy import why
 from scheduler.dispatch.steps.preview import JobForecast
 from scheduler.execution.steps.specs import account_of_jobs
 from scheduler.facts.jobs import DependencyKind, JobState
+from scheduler.hosts.pages import contact, elsewhere, not_read
+from scheduler.hosts.probes import Unreachable
 from scheduler.jobs.pages import lines as job_lines
 from scheduler.jobs.pages import serialise as job_views
 from scheduler.jobs.pages.lines import JobLine
 from scheduler.lifecycle.probes import logs as job_logs
+from scheduler.lifecycle.probes.logs import LogPiece
 from scheduler.lifecycle.rows import changes as job_changes
 from scheduler.lifecycle.rows import relations
-from scheduler.models import Attempt, Job, YieldRequest
+from scheduler.models import Attempt, EngineTask, Job, YieldRequest
 from scheduler.progress import rows as progress_rows
 from scheduler.runner import files
 from scheduler.sizing import policy as sizing
@@ -53,6 +57,8 @@ class ShownLog:
     attempt: int
     removed: str = ""
     line: int | None = 1
+    # Where it is, if it is on another host.
+    elsewhere: str = ""
 
 
 def head(job: Job, person: User) -> dict[str, Any]:
@@ -104,7 +110,38 @@ def live(job: Job, run_as: str, forecast: JobForecast) -> dict[str, Any]:
         "factors": forecast.factors,
         "efficiency": job_views.efficiency(job),
         "ends": progress_rows.ends_of(attempt) if attempt else None,
+        "contact": contact(attempt) if line.is_open else "",
+        "engine_task": engine_task(job, attempt),
     }
+
+
+@dataclass(frozen=True, slots=True)
+class EnginePlace:
+    """Where a job is in another engine. expected_start_at: the engine's own estimate."""
+
+    title: str
+    ref: str
+    node: str
+    gpus: int | None
+    expected_start_at: datetime | None
+
+
+def engine_task(job: Job, attempt: Attempt | None) -> EnginePlace | None:
+    """None: gpucoord itself runs the job."""
+    task = EngineTask.objects.filter(job=job.pk).order_by("-pk").first()
+    if task is not None and task.ref:
+        is_waiting = job.state == JobState.QUEUED.value
+        node = attempt.node if attempt is not None and attempt.nonce == task.nonce else ""
+        expected = task.expected_start_at if is_waiting else None
+        return EnginePlace(
+            task.engine.capitalize(), task.ref, node or task.nodes, task.gpus, expected
+        )
+    if attempt is not None and attempt.engine:
+        gpus = len(attempt.gpu_uuids) or None
+        return EnginePlace(
+            attempt.engine.capitalize(), attempt.engine_ref, attempt.node, gpus, None
+        )
+    return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,6 +206,7 @@ def facts(content: dict[str, Any]) -> object:
         job.problem,
         repr(content["why"]),
         job.held,
+        job.idle_warning,
         content["yields"] and (content["yields"].text, content["yields"].deadline),
         content["estimate"],
         tuple(round(factor.value, 2) for factor in content["factors"]),
@@ -177,6 +215,8 @@ def facts(content: dict[str, Any]) -> object:
         content["result"],
         content["efficiency"],
         content["ends"],
+        content["contact"],
+        content["engine_task"],
         attempt and attempt.progress_message,
         attempt and (attempt.number, attempt.pid, attempt.cpu_s, attempt.peak_memory_bytes),
     )
@@ -211,11 +251,13 @@ def timeline(job: Job, attempt: Attempt | None) -> list[StateChange]:
 def shown_log(job: Job, data: Path) -> ShownLog:
     number = job_views.latest_number(job)
     path = files.log_path(data, job.pk, number)
-    piece = job_logs.tail(path, SHOWN_TAIL)
+    piece, where = _end_of(job, path)
     text = job_logs.Decoder(piece.start, keeps_colours=True).feed(
         piece.data, final=job.state == JobState.FINISHED.value
     )
-    before = job_logs.lines_before(path, piece.start)
+    # Lines of another host's log are not counted.
+    is_counted = not piece.start or path.exists()
+    before = job_logs.lines_before(path, piece.start) if is_counted else None
     return ShownLog(
         job_logs.as_displayed(text),
         piece.start,
@@ -224,7 +266,22 @@ def shown_log(job: Job, data: Path) -> ShownLog:
         number,
         job_views.log_removed(job, number),
         None if before is None else before + 1,
+        where,
     )
+
+
+def _end_of(job: Job, path: Path) -> tuple[LogPiece, str]:
+    """The end of the log, and where it is if another host has it and does not answer."""
+    remote = elsewhere(job_views.latest(job), path)
+    if remote is None:
+        return job_logs.tail(path, SHOWN_TAIL), ""
+    page = reverse("job", args=[job.pk])
+    if not remote.address:
+        return LogPiece(0, b"", 0), not_read(remote, page, None)
+    try:
+        return remote.tail(SHOWN_TAIL), ""
+    except Unreachable as error:
+        return LogPiece(0, b"", 0), not_read(remote, page, error)
 
 
 def account(job: Job, run_as: str) -> str:

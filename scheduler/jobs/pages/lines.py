@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
 from monitor.facts.formats import GIB, duration
@@ -13,6 +13,7 @@ from scheduler.blockers.policy import why
 from scheduler.facts import job_fields
 from scheduler.facts.field_types import Group
 from scheduler.facts.jobs import PRIORITIES, JobState, Outcome
+from scheduler.hosts.pages import silent_hosts
 from scheduler.jobs.pages import serialise as job_views
 from scheduler.models import Attempt, Job
 from scheduler.progress import rows as progress_rows
@@ -68,6 +69,14 @@ class JobLine:
     percent: int | None = None
     # The expected end of a running job (median). None: unknown.
     ends_at: datetime | None = None
+    # Of the current or last attempt; "" = it never ran.
+    host: str = ""
+    # The name of the owner's agent that submitted it.
+    agent: str = ""
+
+    @property
+    def submitter(self) -> str:
+        return f"{self.owner}’s agent" if self.agent else self.owner
 
     @property
     def urgency(self) -> str:
@@ -92,10 +101,17 @@ def lines(jobs: Iterable[Job]) -> list[JobLine]:
     rows = list(jobs)
     attempts = [job_views.running_attempt(job) for job in rows]
     links = gpu_links({uuid for a in attempts if a for uuid in a.gpu_uuids})
-    return [
+    silent = silent_hosts(attempts)
+    made = [
         _line(job, [links[uuid] for uuid in attempt.gpu_uuids] if attempt else [], attempt)
         for job, attempt in zip(rows, attempts, strict=True)
     ]
+    return [_lost(line) if line.is_open and line.host in silent else line for line in made]
+
+
+def _lost(line: JobLine) -> JobLine:
+    """The line of a job whose host is silent."""
+    return replace(line, word="contact lost", shape="unknown")
 
 
 def gpu_links(uuids: Iterable[str]) -> dict[str, GpuLink]:
@@ -127,6 +143,8 @@ def _line(job: Job, gpus: Sequence[GpuLink], attempt: Attempt | None) -> JobLine
         ended_at=job.ended_at,
         percent=percent(attempt),
         ends_at=ends.p50 if ends else None,
+        host=attempt.host if attempt else "",
+        agent=job.agent.name if job.agent else "",
     )
 
 

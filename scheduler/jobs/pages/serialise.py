@@ -13,6 +13,7 @@ from django.db.models.fields.json import KeyTransform
 from django.urls import reverse
 
 from monitor.facts.formats import duration
+from monitor.hosts import rows as host_rows
 from scheduler.blockers.policy import body as blocker_body
 from scheduler.blockers.policy.why import ahead, first, reasons
 from scheduler.dispatch.steps.preview import JobForecast
@@ -20,6 +21,7 @@ from scheduler.facts import job_fields
 from scheduler.facts.blockers import TIER_WORDS, Tier
 from scheduler.facts.field_parsers import TAG_NAME
 from scheduler.facts.jobs import DependencyKind, JobState
+from scheduler.hosts.pages import silent_hosts
 from scheduler.models import Attempt, Job
 from scheduler.planner.forecast.forecast import Estimate, WhatIf
 from scheduler.progress import rows as progress_rows
@@ -47,8 +49,9 @@ def may_cancel(job: Job, person: Person) -> bool:
 
 def jobs() -> QuerySet[Job]:
     """Jobs with prefetched owners and attempts."""
-    attempts = Prefetch("attempts", Attempt.objects.select_related("use").order_by("number"))
-    return Job.objects.select_related("owner").prefetch_related(attempts)
+    rows = Attempt.objects.select_related("use").annotate(host_seen_at=host_rows.last_reading())
+    attempts = Prefetch("attempts", rows.order_by("number"))
+    return Job.objects.select_related("owner", "agent").prefetch_related(attempts)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,10 +142,12 @@ def line(job: Job) -> dict[str, Any]:
         "id": job.pk,
         "name": job.name,
         "owner": job.owner.username,
+        "agent": job.agent.name if job.agent else None,
         "state": job.state,
         "outcome": job.outcome or None,
         "priority": job.priority,
         "gpus": list(attempt.gpu_uuids) if attempt else [],
+        "host": attempt.host if attempt else None,
         "requested": job_fields.requested(job),
         "submitted_at": job.submitted_at,
         "started_at": job.started_at,
@@ -200,6 +205,8 @@ def body(job: Job, person: Person, now: datetime) -> dict[str, Any]:
         "exit_code": job.exit_code,
         "signal": job.signal,
         "blockers": _with_tiers(ahead(job.blockers, now)),
+        "contact_lost_since": next(iter(silent_hosts([attempt]).values()), None),
+        "checkpoint_host": job.home or None,
         **_private(job, seen),
         "estimate_s": job.estimate_s,
         "time_limit_s": job.time_limit_s,
@@ -296,6 +303,9 @@ def _attempt(attempt: Attempt, seen: bool) -> dict[str, Any]:
     return {
         "number": attempt.number,
         "host": attempt.host,
+        "engine": attempt.engine or "local",
+        "engine_ref": attempt.engine_ref or None,
+        "node": attempt.node or None,
         "account": attempt.account,
         "gpus": list(attempt.gpu_uuids),
         "placed_at": attempt.placed_at,

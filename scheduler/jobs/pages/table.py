@@ -44,7 +44,7 @@ BAD_OUTCOMES = tuple(
 class JobFilters:
     """Filters from the query. Unknown values are ignored."""
 
-    who: str = "all"
+    owners: str = "all"
     state: str = "open"
     text: str = ""
     page: str = "1"
@@ -55,7 +55,7 @@ class JobFilters:
     def from_query(cls, query: Mapping[str, str]) -> JobFilters:
         state = query.get("state", "open")
         return cls(
-            who="mine" if query.get("who") == "mine" else "all",
+            owners="mine" if query.get("who") == "mine" else "all",
             state=state if state in STATES else "open",
             text=query.get("q", "").replace("\0", "").strip()[:100],
             page=query.get("page", "1"),
@@ -65,7 +65,7 @@ class JobFilters:
     def with_(self, **changes: str) -> str:
         """The query with these changes, from the first page on."""
         fields = {
-            "who": self.who,
+            "who": self.owners,
             "state": self.state,
             "q": self.text,
             "sort": self.sort,
@@ -89,7 +89,7 @@ class JobFilters:
     @property
     def people(self) -> list[tuple[str, str, bool]]:
         names = {"all": "All users", "mine": "Mine"}
-        return [(self.with_(who=name), words, name == self.who) for name, words in names.items()]
+        return [(self.with_(who=name), words, name == self.owners) for name, words in names.items()]
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,8 +115,14 @@ class Next:
     waiting: int
 
 
+def _pages(chosen: QuerySet[Job]) -> Paginator[Job]:
+    """Jobs that fit on one page need not be counted in the database."""
+    first = list(chosen[: PER_PAGE + 1])
+    return Paginator(first if len(first) <= PER_PAGE else chosen, PER_PAGE)
+
+
 def table(filters: JobFilters, person: User, now: datetime) -> JobTable:
-    page = Paginator(_chosen(filters, person, now), PER_PAGE).get_page(filters.page)
+    page = _pages(_chosen(filters, person, now)).get_page(filters.page)
     number = page.number
     lines = job_lines.lines(page.object_list)
     estimates = preview.estimates(now) if any(line.waits for line in lines) else {}
@@ -150,7 +156,7 @@ def _chosen(filters: JobFilters, person: User, now: datetime) -> QuerySet[Job]:
     chosen = job_views.filtered(
         job_views.JobFilter(state="" if filters.state == "all" else _state(filters.state))
     )
-    if filters.who == "mine":
+    if filters.owners == "mine":
         chosen = chosen.filter(owner=person)
     if filters.state == "failed":
         chosen = chosen.filter(outcome__in=BAD_OUTCOMES)

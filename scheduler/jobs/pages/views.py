@@ -24,16 +24,18 @@ from scheduler.blockers.policy import body as blocker_body
 from scheduler.blockers.policy import why
 from scheduler.dispatch.steps import preview
 from scheduler.facts.jobs import JobState
+from scheduler.facts.units import size
 from scheduler.intake import actions as intake_actions
 from scheduler.jobs.pages import detail as job_page
 from scheduler.jobs.pages import lines as job_lines
+from scheduler.jobs.pages import saved, sooner, starting_points
 from scheduler.jobs.pages import serialise as job_views
 from scheduler.jobs.pages import table as job_table
 from scheduler.jobs.pages.forms import NewJobForm, filled_from
 from scheduler.lifecycle.rows import changes as job_changes
 from scheduler.lifecycle.rows import queue as job_queue
 from scheduler.lifecycle.rows import relations
-from scheduler.models import Job
+from scheduler.models import Job, JobPreset
 from scheduler.sizing import policy as sizing
 
 LONGEST_REASON = 200
@@ -48,6 +50,7 @@ def jobs(request: HttpRequest) -> HttpResponse:
         "filters": filters,
         "table": job_table.table(filters, _person(request), now),
         "mine": job_table.next_of(_person(request), now),
+        "views": saved.views_of(_person(request)),
     }
     return render(request, "scheduler/jobs.html", context)
 
@@ -98,29 +101,61 @@ def job(request: HttpRequest, pk: int) -> HttpResponse:
     forecast = preview.of(row, now)
     context = job_page.whole(row, person, Path(settings.DATA), config.run_as, forecast)
     context |= job_page.history(row, request.GET, now)
+    context["offer"] = sooner.offer(row, context["headline"], person)
     return render(request, "scheduler/job.html", context)
 
 
 @require_http_methods(["GET", "HEAD", "POST"])
 def new(request: HttpRequest) -> HttpResponse:
     """The form to submit a job. A rejected form keeps its values."""
-    now = timezone.now()
+    now, person = timezone.now(), _person(request)
     if request.method != "POST":
-        form = NewJobForm(initial=_like(request), now=now)
-        return render(request, "scheduler/new.html", {"form": form})
+        preset = starting_points.preset_values(person, request.GET.get("preset", ""))
+        form = NewJobForm(initial=preset or _like(request), now=now)
+        return render(request, "scheduler/new.html", _new_context(request, form))
+    if chosen := _chosen(request):
+        form = NewJobForm(initial=request.POST.dict() | chosen, now=now)
+        return render(request, "scheduler/new.html", _new_context(request, form))
     form = NewJobForm(request.POST, now=now)
     if "what_if" in request.POST:
         return _what_if(request, form, now)
+    if "save_preset" in request.POST:
+        problem = starting_points.save(person, request)
+        form = NewJobForm(initial=request.POST.dict(), now=now)
+        context = {"preset_problem": problem, "preset_saved": not problem}
+        return render(request, "scheduler/new.html", _new_context(request, form) | context)
     if job := form.submitted_by(_person(request)):
+        messages.success(request, f"Job {job.pk} is submitted.")
         return _go(request, "job", job.pk)
     # htmx shows the page in any case; an error status would only fill the browser's console.
     status = 200 if getattr(request, "htmx", False) else 422
-    return render(request, "scheduler/new.html", {"form": form}, status=status)
+    return render(request, "scheduler/new.html", _new_context(request, form), status=status)
+
+
+@require_POST
+def remove_preset(request: HttpRequest, pk: int) -> HttpResponse:
+    """Remove a preset of the user."""
+    if not JobPreset.objects.filter(pk=pk, user=_person(request)).delete()[0]:
+        raise Http404
+    messages.success(request, "The preset is removed.")
+    return redirect("job-new")
+
+
+def _new_context(request: HttpRequest, form: NewJobForm) -> dict[str, object]:
+    return {"form": form, **starting_points.context(_person(request))}
+
+
+def _chosen(request: HttpRequest) -> dict[str, str]:
+    """The field that a button of the form fills in: a GPU model or the suggested memory."""
+    buttons = {"use_model": "model", "use_memory": "gpu_memory"}
+    return {
+        field: request.POST[button] for button, field in buttons.items() if button in request.POST
+    }
 
 
 def _what_if(request: HttpRequest, form: NewJobForm, now: datetime) -> HttpResponse:
     """The expected start of the job in the form. Nothing is submitted."""
-    context: dict[str, object] = {"form": form}
+    context = _new_context(request, form)
     if form.is_valid():
         person = _person(request)
         new = intake_actions.fitted(form.cleaned_data["new"], person)
@@ -130,6 +165,7 @@ def _what_if(request: HttpRequest, form: NewJobForm, now: datetime) -> HttpRespo
         context["limits"] = intake_actions.refusals(new, person)
         if suggestion := intake_actions.memory_suggestion(new, person):
             context["suggestion"] = sizing.sentence(suggestion)
+            context["memory"] = size(suggestion.memory_bytes)
     return render(request, "scheduler/new.html", context)
 
 
@@ -147,7 +183,9 @@ def cancel(request: HttpRequest, pk: int) -> HttpResponse:
             relations.array_jobs(row.array), person.username, timezone.now()
         )
         messages.info(request, f"Cancelled {number} job{'' if number == 1 else 's'} of the array.")
-    elif not job_queue.request_cancel(row.pk, person.username, timezone.now()):
+    elif job_queue.request_cancel(row.pk, person.username, timezone.now()):
+        messages.success(request, f"Job {row.pk} is being cancelled.")
+    else:
         messages.info(request, f"Job {row.pk} has already ended or is being stopped.")
     return redirect("job", row.pk)
 
@@ -159,7 +197,9 @@ def hold(request: HttpRequest, pk: int) -> HttpResponse:
     if not job_changes.may_hold(row, person):
         raise PermissionDenied
     reason = " ".join(posted_text(request, "reason", LONGEST_REASON).split())
-    if not job_changes.hold_job(row.pk, person.username, timezone.now(), reason):
+    if job_changes.hold_job(row.pk, person.username, timezone.now(), reason):
+        messages.success(request, f"Job {row.pk} is held until it is released.")
+    else:
         messages.info(request, f"Job {row.pk} is not waiting, or is already held.")
     return redirect("job", row.pk)
 
@@ -170,7 +210,9 @@ def release(request: HttpRequest, pk: int) -> HttpResponse:
     row, person = _job(pk), _person(request)
     if not job_changes.may_release(row, person):
         raise PermissionDenied
-    if not job_changes.release_job(row.pk, person.username, timezone.now()):
+    if job_changes.release_job(row.pk, person.username, timezone.now()):
+        messages.success(request, f"Job {row.pk} is released.")
+    else:
         messages.info(request, f"Job {row.pk} is not held.")
     return redirect("job", row.pk)
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import codecs
+import errno
 import os
 import re
+import stat
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -42,18 +44,29 @@ class LogPiece:
 def size_of(path: Path) -> int:
     """Size of the log in bytes; 0 = there is none yet."""
     try:
-        return path.stat().st_size
+        status = path.lstat()
     except (FileNotFoundError, NotADirectoryError):
         return 0
+    return status.st_size if stat.S_ISREG(status.st_mode) else 0
 
 
 def read(path: Path, offset: int = 0, limit: int = CHUNK) -> LogPiece:
-    """At most `limit` bytes from `offset`; empty beyond the end or without a log."""
+    """At most `limit` bytes from `offset`; empty beyond the end or without a log.
+
+    A log of another engine is in a folder of the job's account, which could put a link there.
+    """
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
     except (FileNotFoundError, NotADirectoryError):
         return LogPiece(0, b"", 0)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            return LogPiece(0, b"", 0)
+        raise
     try:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode) or status.st_nlink > 1:
+            return LogPiece(0, b"", 0)
         size = os.fstat(descriptor).st_size
         start = min(offset, size)
         return LogPiece(start, os.pread(descriptor, max(0, min(limit, size - start)), start), size)

@@ -117,17 +117,17 @@ def _wake_if(changed: object) -> None:
         wake("live")
 
 
-def change(jobs: QuerySet[Job], by: str, now: datetime, what: str, **columns: Any) -> int:
+def change(jobs: QuerySet[Job], by: str, now: datetime, fields: str, **columns: Any) -> int:
     """Set columns of the waiting ones of these; returns how many jobs that were.
 
-    what: the changed fields in words.
+    fields: the changed fields in words.
     """
     with transaction.atomic():
         transitions.lock()
         waiting = _locked(jobs.filter(state=JobState.QUEUED.value))
         update(waiting.ids, **columns)
         if waiting.ids:
-            text = f"{by} changed {waiting.title}: {what}"
+            text = f"{by} changed {waiting.title}: {fields}"
             events.add("JOB_CHANGED", text, now=now, **waiting.references)
         _wake_if(waiting.ids)
     return len(waiting.ids)

@@ -39,10 +39,10 @@ class UnmetDependencies:
             del self._of[gone]
         self.unclear &= waiting
         self._read(sorted(waiting - self._of.keys()))
-        met = self._met({one for pending in self._of.values() for one in pending})
+        met = self._met({dependency for pending in self._of.values() for dependency in pending})
         for job, pending in self._of.items() if met else ():
             if not met.isdisjoint(pending):
-                self._of[job] = tuple(one for one in pending if one not in met)
+                self._of[job] = tuple(dependency for dependency in pending if dependency not in met)
 
     def _read(self, jobs: Sequence[int]) -> None:
         awaited: dict[int, list[Awaited]] = {job: [] for job in jobs}

@@ -16,6 +16,8 @@ from django.db.models import Count
 from monitor.runtime.facts import TimedCache
 from monitor.runtime.rows.item_isolation import Convert, convert_all
 from monitor.runtime.rows.prepared import MARK, PreparedQuery
+from scheduler.agents import rows as agent_rows
+from scheduler.agents.policy import PRIORITY_IN_PLANS
 from scheduler.facts.blockers import Blocker, BlockerCode, Tier
 from scheduler.facts.jobs import JobState, Outcome, QueuedJob, Requirement, RunTime
 from scheduler.facts.plans import RunningJob
@@ -29,7 +31,7 @@ from scheduler.planner.matching import version
 # Enough to judge by, and quickly read.
 NEWEST = 2000
 MIN_JOBS = 3
-Asked = tuple[str, str, timedelta | None, timedelta | None]
+RequestKey = tuple[str, str, timedelta | None, timedelta | None]
 REFRESH_AFTER = timedelta(minutes=2)
 
 
@@ -47,7 +49,7 @@ class _EndedJobs:
         self.usual = _by_name(ended)
         self.history = history(ended)
         # Many jobs are alike.
-        self.expected: dict[Asked, RunTime] = {}
+        self.expected: dict[RequestKey, RunTime] = {}
 
 
 class Durations:
@@ -187,17 +189,19 @@ Expect = Callable[[str, str, timedelta | None, timedelta | None], RunTime | None
 Row = Sequence[Any]
 REQUIREMENT_COLUMNS = (
     "gpus", "gpu_memory_bytes", "exclusive", "capability", "gpu_model", "power", "gpu_uuid",
-    "share_pct", "memory_bytes", "cpus",
+    "share_pct", "memory_bytes", "cpus", "exclusive_batch",
 )  # fmt: skip
 DURATION_COLUMNS = ("time_limit_s", "estimate_s")
 # Made once, as making such a query takes longer than answering it.
 _WAITING = Job.objects.filter(state=JobState.QUEUED.value).values_list(
     "id", "owner__username", "priority", "submitted_at", "name", "preemptible",
-    "may_preempt_at", *DURATION_COLUMNS, *REQUIREMENT_COLUMNS,
+    "may_preempt_at", "idle_template", "host", "home", "agent_id", *DURATION_COLUMNS,
+    *REQUIREMENT_COLUMNS,
 )  # fmt: skip
 _PLACED = Attempt.objects.filter(ended_at=None).values_list(
     "host", "job_id", "job__owner__username", "job__priority", "job__name", "job__preemptible",
-    "job__state", "yield_request__id", "yield_request__withdrawn_at",
+    "job__state", "job__idle_template", "yield_request__id", "yield_request__withdrawn_at",
+    "job__agent_id",
     "placed_at", "started_at", "gpu_uuids",
     *(f"job__{column}" for column in (*DURATION_COLUMNS, *REQUIREMENT_COLUMNS)),
 )  # fmt: skip
@@ -218,6 +222,7 @@ def requirement(
     share_pct: int | None,
     host_memory_bytes: int | None = None,
     cpus: float | None = None,
+    batch: int | None = None,
 ) -> Requirement:
     """The requirement in these columns. Equal ones are one object, as the planner groups by id."""
     return Requirement(
@@ -231,6 +236,7 @@ def requirement(
         share_pct=share_pct,
         host_memory_bytes=host_memory_bytes,
         cpus=cpus,
+        batch=batch,
     )
 
 
@@ -255,14 +261,15 @@ def queue(
 
 
 def _queued(row: Row, usual: UsualOf, expect: Expect) -> QueuedJob:
-    id_, owner, priority, submitted_at, name, preemptible, preempts_at, *rest = row
+    id_, owner, priority, submitted_at, name, preemptible, preempts_at, *more = row
+    template, host, home, agent, *rest = more
     limit_s, estimate_s, *columns = rest
     limit, estimate = _seconds(limit_s), _seconds(estimate_s)
     history = usual(owner, name)
     return QueuedJob(
         id=id_,
         owner=owner,
-        priority=priority,
+        priority=_priority(priority, agent),
         submitted_at=submitted_at,
         requirement=requirement(*columns),
         time_limit=limit,
@@ -272,6 +279,8 @@ def _queued(row: Row, usual: UsualOf, expect: Expect) -> QueuedJob:
         expected=expect(owner, name, limit, estimate),
         preemptible=preemptible,
         may_preempt_at=preempts_at,
+        idle_work=bool(template),
+        host=host or home,
     )
 
 
@@ -287,6 +296,7 @@ def with_waits(
 ) -> list[QueuedJob]:
     """The jobs with their own blockers (hold, dependencies, back-off) as of now."""
     waits = load(now, convert, unmet)
+    waits |= agent_rows.waiting(now, waits)
     if not waits:
         return jobs
     return [replace(job, waits=waits[job.id]) if job.id in waits else job for job in jobs]
@@ -336,15 +346,15 @@ def _unknown(row: Row) -> RunningJob:
 
 
 def _running(row: Row, usual: UsualOf, expect: Expect) -> RunningJob:
-    id_, owner, priority, name, preemptible, state, asked_to, may_stay, *rest = row
-    placed_at, started_at, uuids, limit_s, estimate_s, *columns = rest
+    id_, owner, priority, name, preemptible, state, template, asked_to, may_stay, *more = row
+    agent, placed_at, started_at, uuids, limit_s, estimate_s, *columns = more
     limit, estimate = _seconds(limit_s), _seconds(estimate_s)
     history = usual(owner, name)
     p50, p90 = (None, None) if history is None else (history.p50, history.p90)
     return RunningJob(
         id=id_,
         owner=owner,
-        priority=priority,
+        priority=_priority(priority, agent),
         requirement=requirement(*columns),
         gpu_uuids=tuple(uuids),
         started_at=started_at or placed_at,
@@ -352,8 +362,15 @@ def _running(row: Row, usual: UsualOf, expect: Expect) -> RunningJob:
         typical=p50 or estimate,
         expected=expect(owner, name, limit, estimate),
         preemptible=preemptible,
+        idle_work=bool(template),
+        is_of_agent=agent is not None,
         yields=(asked_to is not None and may_stay is None) or state == JobState.STOPPING.value,
     )
+
+
+def _priority(priority: int, agent: int | None) -> int:
+    """For the planner, which serves jobs of agents last."""
+    return priority if agent is None else PRIORITY_IN_PLANS
 
 
 def _seconds(value: int | None) -> timedelta | None:

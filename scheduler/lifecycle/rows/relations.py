@@ -57,28 +57,32 @@ def is_met(after: DependencyKind, state: str, outcome: str) -> bool:
 
 def dependency_problems(wanted: Sequence[Sequence[Dependency]]) -> list[tuple[str, ...]]:
     """For each new job, why it can't wait for the jobs that it names; () = it can."""
-    named = {one for after in wanted for one in after}
+    named = {dependency for after in wanted for dependency in after}
     if not named:
         return [()] * len(wanted)
-    numbers = sorted({one.on for one in named})
+    numbers = sorted({dependency.on for dependency in named})
     existing = {
         pk
         for chunk in chunks(numbers)
         for pk in Job.objects.filter(pk__in=chunk).values_list("pk", flat=True)
     }
-    hopeless = _hopeless({one.on for one in named if one.after is DependencyKind.SUCCESS})
+    hopeless = _hopeless(
+        {dependency.on for dependency in named if dependency.after is DependencyKind.SUCCESS}
+    )
     return [_problems(after, existing, hopeless) for after in wanted]
 
 
 def _problems(
-    after: Sequence[Dependency], known: set[int], hopeless: dict[int, list[str]]
+    after: Sequence[Dependency], existing: set[int], hopeless: dict[int, list[str]]
 ) -> tuple[str, ...]:
-    missing = [f"There is no job {one.on}." for one in after if one.on not in known]
+    missing = [
+        f"There is no job {dependency.on}." for dependency in after if dependency.on not in existing
+    ]
     ended = [
         text
-        for one in after
-        if one.after is DependencyKind.SUCCESS
-        for text in hopeless.get(one.on, ())
+        for dependency in after
+        if dependency.after is DependencyKind.SUCCESS
+        for text in hopeless.get(dependency.on, ())
     ]
     return (*missing, *dict.fromkeys(ended[:MOST_HOPELESS]))
 
@@ -104,11 +108,11 @@ def add_dependencies(
 
     waiting: (numbers of new jobs, what each of them waits for).
     """
-    named = {one for _, after in waiting for one in after}
+    named = {dependency for _, after in waiting for dependency in after}
     if not named:
         return
     # None of these can end before the new rows are there to be skipped.
-    numbers = sorted({one.on for one in named})
+    numbers = sorted({dependency.on for dependency in named})
     awaited = [
         row
         for chunk in chunks(numbers)
@@ -116,14 +120,14 @@ def add_dependencies(
     ]
     JobDependency.objects.bulk_create(
         (
-            JobDependency(job_id=job, on_id=one.on, after=one.after.value)
+            JobDependency(job_id=job, on_id=dependency.on, after=dependency.after.value)
             for jobs, after in waiting
             for job in jobs
-            for one in _once(after)
+            for dependency in _once(after)
         ),
         batch_size=1000,
     )
-    if any(one.after is DependencyKind.SUCCESS for one in named):
+    if any(dependency.after is DependencyKind.SUCCESS for dependency in named):
         for outcome in {outcome for _, outcome in awaited} - set(NOT_FAILED):
             ended = [job for job, how in awaited if how == outcome]
             skip_dependents(ended, Outcome(outcome), now)
@@ -225,9 +229,9 @@ def _add_skipped_events(jobs: Sequence[Job], problem: str, now: datetime) -> Non
 def _once(after: Iterable[Dependency]) -> list[Dependency]:
     """One for each job: its success is more than its end."""
     unique: dict[int, Dependency] = {}
-    for one in after:
-        if one.on not in unique or one.after is DependencyKind.SUCCESS:
-            unique[one.on] = one
+    for dependency in after:
+        if dependency.on not in unique or dependency.after is DependencyKind.SUCCESS:
+            unique[dependency.on] = dependency
     return list(unique.values())
 
 

@@ -95,9 +95,34 @@ def place(placement: Placement, boot_id: str, now: datetime) -> Attempt | None:
             placed_at=now,
         )
     )
-    for uuid in placement.gpu_uuids:
-        snapshots.open_claim(_claim(job, uuid), placement.host, now)
+    open_claims(attempt, now)
     return attempt
+
+
+def adopt(attempt: Attempt, now: datetime) -> Attempt | None:
+    """Commit a waiting job that another engine has started, with its new attempt.
+
+    None when it was cancelled meanwhile. A hold that came too late is lifted.
+    """
+    waiting = {"pk": attempt.job_id, "state": JobState.QUEUED.value}
+    if not update_rows(Job, waiting, state=JobState.STARTING.value, blockers=[], held=""):
+        return None
+    attempt.placed_at = now
+    insert_row(attempt)
+    open_claims(attempt, now)
+    return attempt
+
+
+def open_claims(attempt: Attempt, now: datetime) -> None:
+    """Claim the GPUs of an attempt, on the host that has them."""
+    for uuid in attempt.gpu_uuids:
+        snapshots.open_claim(_claim(attempt.job, uuid), attempt.gpu_host, now)
+
+
+def set_leader(attempt: Attempt) -> None:
+    """Store the first process of an attempt with its claims."""
+    if attempt.pid is not None and attempt.start_ticks is not None:
+        snapshots.set_leader(str(attempt.job_id), attempt.pid, attempt.start_ticks)
 
 
 def _as_planned(placement: Placement) -> dict[str, object]:
@@ -234,6 +259,11 @@ def return_to_queue(
     return True
 
 
+def stay(job_id: int, host: str) -> None:
+    """A waiting job has its checkpoint on this host, so it runs again there."""
+    update_rows(Job, {"pk": job_id, "state": JobState.QUEUED.value, "home": ""}, home=host)
+
+
 def _requeue(attempt: Attempt, ending: AttemptEnding, decision: RetryDecision) -> bool:
     """Put the job back into the queue. False when it was cancelled meanwhile."""
     placed = Job.objects.filter(pk=attempt.job_id, state__in=[state.value for state in PLACED])
@@ -323,6 +353,7 @@ def _claim(job: Job, gpu_uuid: str) -> ClaimFact:
         kind=ClaimKind.SCRIPT if job.model_service_id is None else ClaimKind.LLM,
         phase="" if job.model_service_id is None else "booting",
         task=job.name,
+        script=job.script,
     )
 
 

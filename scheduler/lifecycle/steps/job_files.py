@@ -70,7 +70,8 @@ class Clearer:
         retained = [RetainedFiles(*row) for row in rows.annotate(Max("job__ended_at"), Sum(column))]
         policy = thresholds.current(RetentionPolicy)
         return {
-            one.job_id for one in select_expired(retained, policy, clearing.disk_bytes(root), now)
+            files.job_id
+            for files in select_expired(retained, policy, clearing.disk_bytes(root), now)
         }
 
     def _measure(self, logs: Path, others: list[Path], until: float, now: datetime) -> None:

@@ -6,16 +6,17 @@ import asyncio
 import json
 import logging
 import re
-from collections.abc import Awaitable, Callable, Mapping, MutableMapping
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Iterator, Mapping, MutableMapping
+from contextlib import contextmanager, suppress
 from typing import Any
 
+from django.conf import settings
 from django.db import DatabaseError
 
 from monitor.runtime.rows.item_isolation import FaultLog
 from scheduler.facts.prompts import DayUse
 from scheduler.model_proxy.api.book import Book
-from scheduler.model_proxy.api.exchange import Exchange, Outlet, Send, busy
+from scheduler.model_proxy.api.exchange import Exchange, Outlet, Send
 from scheduler.model_proxy.facts import Caller, Limits, ModelRequest, Refused
 from scheduler.model_proxy.policy import openai
 from scheduler.model_proxy.senders import Upstream
@@ -25,6 +26,8 @@ Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 # Seconds until the user's next request is accepted; 0 = it is.
 RateLimit = Callable[[int], float]
+# Counts bytes of a request that arrive; raises Refused if there are too many of all requests.
+Hold = Callable[[int], None]
 # Runs beside the endpoint until it is cancelled.
 Companion = Callable[[Book, Upstream], Awaitable[None]]
 WHO = "Send a token of gpucoord: Authorization: Bearer TOKEN. The page /account/ makes one."
@@ -61,7 +64,7 @@ class ModelEndpoint:
     async def _live(self, receive: Receive, send: Send) -> None:
         await receive()
         self._book = Book(self._host)
-        async with Upstream() as self._upstream:
+        async with Upstream(settings.CONFIG.run_as) as self._upstream:
             await self._book.sync()
             tasks = [asyncio.create_task(self._book.run())]
             if self._companion is not None:
@@ -137,16 +140,35 @@ class ModelEndpoint:
         caller = await self._caller(scope, headers)
         if not caller.may_submit:
             raise Refused(403, NO_SCOPE, code="missing_scope")
-        body = await self._body(headers, receive)
-        self._held_bytes += len(body)
-        try:
+        with self._hold() as hold:
+            try:
+                async with asyncio.timeout(self._limits.body_s):
+                    body = await self._body(headers, receive, hold)
+            except TimeoutError:
+                raise Refused(408, "The body did not arrive in time.") from None
             request = openai.parse(path, body, headers.get(openai.PRIORITY_HEADER, ""))
             self._admit(request, caller)
             wait_s = _wait_s(headers, self._book.board.situation.policy.wait_s)
             exchange = Exchange(self._book.board, self._upstream, outlet, wait_s)
             await _until_client_leaves(receive, exchange.run(request, caller))
+
+    @contextmanager
+    def _hold(self) -> Iterator[Hold]:
+        """Counts the memory of a request until it is answered."""
+        held = 0
+
+        def hold(size: int) -> None:
+            nonlocal held
+            held += size
+            self._held_bytes += size
+            if self._held_bytes > self._limits.all_bodies:
+                text = "The requests in progress take too much memory. Try again later."
+                raise Refused(503, text, type_="server_error", retry_after_s=5)
+
+        try:
+            yield hold
         finally:
-            self._held_bytes -= len(body)
+            self._held_bytes -= held
 
     def _admit(self, request: ModelRequest, caller: Caller) -> None:
         """Raises Refused."""
@@ -169,21 +191,20 @@ class ModelEndpoint:
         if reason := over_quota(caller.quota, used):
             raise _too_many(reason, "insufficient_quota", None)
 
-    async def _body(self, headers: Mapping[str, str], receive: Receive) -> bytes:
-        """Raises Refused: it is too large, or the requests that wait take too much memory."""
+    async def _body(self, headers: Mapping[str, str], receive: Receive, hold: Hold) -> bytes:
+        """Raises Refused: it is too large, or all requests together take too much memory."""
         most = self._limits.body
         too_large = Refused(413, f"The body may have at most {most // 1024**2} MiB.")
         length = headers.get("content-length", "0")
         if length.isdecimal() and int(length) > most:
             raise too_large
-        if self._held_bytes > self._limits.all_bodies - most:
-            raise busy(None, "The endpoint")
         pieces, size, more = [], 0, True
         while more:
             message = await receive()
             if message["type"] == "http.disconnect":
                 raise Refused(400, "The client left before its body was complete.")
             piece = message.get("body", b"")
+            hold(len(piece))
             pieces.append(piece)
             size, more = size + len(piece), message.get("more_body", False)
             if size > most:

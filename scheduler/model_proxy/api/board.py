@@ -34,6 +34,7 @@ class Place:
     placed_s: float | None = None
     first_s: float | None = None
     is_cold: bool = False
+    is_warm: bool = False
     is_counted: bool = False
 
 
@@ -124,7 +125,8 @@ class Board:
             Use(
                 model=place.request.service,
                 owner=place.request.owner,
-                cold=place.is_cold,
+                warm=place.is_warm,
+                cold=place.is_cold and not place.is_warm,
                 estimated=estimated,
                 prompt_tokens=tokens[0],
                 completion_tokens=tokens[1],
@@ -188,9 +190,15 @@ class Board:
         for service in boots:
             self._want(service, now_s)
         for place in self._places.values():
-            if not place.taken.done() and not place.is_cold:
-                service_ = self._router.service(place.request.service)
-                place.is_cold = service_ is not None and not service_.ready
+            if not (place.taken.done() or place.is_warm):
+                self._note_boot(place)
+
+    def _note_boot(self, place: Place) -> None:
+        """Whether a request waits for a boot, or only for its model to wake."""
+        service = self._router.service(place.request.service)
+        if service is not None and not service.ready:
+            place.is_cold = True
+            place.is_warm = any(one.wakes for one in service.instances)
 
     def _ask_for_boots(self) -> None:
         """A demand is repeated while requests wait for an instance."""

@@ -24,7 +24,7 @@ from scheduler.model_proxy.rows import SituationReader
 T = TypeVar("T")
 # The rows are read this often, and at once when a wake-up comes, but not more often than the pause.
 READ_EVERY_S = 0.5
-PAUSE_S = 0.05
+PAUSE_S = 0.2
 CALLER_S = 3.0
 MOST_CALLERS = 5000
 FAULT = {"kind": "MODEL_PROXY_FAULT"}

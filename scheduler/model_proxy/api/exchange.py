@@ -118,10 +118,12 @@ class Exchange:
         return busy(wait, place.request.service)
 
     async def _pass_on(self, place: Place, request: ModelRequest, policy: PromptPolicy) -> None:
-        url = f"{place.taken.result().url}/{request.path}"
+        instance = place.taken.result()
         tally = openai.Tally(request_bytes=len(request.body))
         try:
-            async with self._upstream.post(url, request.body, policy.stall_s) as reply:
+            async with self._upstream.post(
+                instance, request.path, request.body, policy.stall_s
+            ) as reply:
                 if reply.status >= 400:
                     await self._pass_error(reply)
                     self._board.failed(place)

@@ -162,7 +162,7 @@ class PromptWorker:
         instance = place.taken.result()
         body = request_body(row)
         reader, tally = EventReader(), Tally(request_bytes=len(body))
-        async with self._upstream.post(f"{instance.url}/chat/completions", body, stall_s) as reply:
+        async with self._upstream.post(instance, "chat/completions", body, stall_s) as reply:
             if reply.status >= 400:
                 text = error_text(await reply.error_body())
                 raise PromptFailed(f"The model's server refused it ({reply.status}): {text}")

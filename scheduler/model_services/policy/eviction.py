@@ -10,7 +10,7 @@ The three rules, with S queued scripts, L queued prompts and R GPUs in `llm_read
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from itertools import chain, combinations
 
@@ -93,8 +93,10 @@ class Candidate:
 def may_leave(one: Candidate, policy: EvictionPolicy, now: datetime) -> bool:
     """Whether this instance may be evicted at all."""
     instance = one.instance
-    if instance.state is not InstanceState.READY or one.pin:
+    if instance.state not in (InstanceState.READY, InstanceState.SLEEPING) or one.pin:
         return False
+    if instance.state is InstanceState.SLEEPING:
+        return not (policy.never_evict_brain and one.role.is_brain)
     if policy.never_evict_brain and one.role.is_brain:
         return False
     if policy.prefer_idle_llm_eviction and instance.is_busy:
@@ -137,6 +139,20 @@ def victims(
         return None
     return Victims(
         chosen=tuple(gone[id_] for id_ in sorted(gone)), gpu_uuids=tuple(each[2] for each in best)
+    )
+
+
+def beside_sleeping(gpu: Slot, job_id: int, left_bytes: int) -> Slot:
+    """The GPU once the instance of this job sleeps and holds only `left_bytes`."""
+    without = gpu.without({job_id})
+    if job_id not in gpu.jobs:
+        return gpu
+    free = None if without.free_bytes is None else max(0, without.free_bytes - left_bytes)
+    return replace(
+        without,
+        free_bytes=free,
+        jobs=(*without.jobs, job_id),
+        held_bytes=(*without.held_by_job, left_bytes),
     )
 
 

@@ -11,6 +11,7 @@ from enum import StrEnum
 
 from scheduler.facts.jobs import JobState, Outcome
 from scheduler.facts.model_services import SERVING, InstanceFact, InstanceState, ServiceFact
+from scheduler.model_services.policy.sleep import ANSWERS_WITHIN
 
 # A request that is under way when an instance is drained has this long to end.
 DRAIN_FOR = timedelta(seconds=60)
@@ -66,8 +67,12 @@ def next_step(
     is_healthy: bool,
     boot_timeout_s: float,
     now: datetime,
+    call: bool | None = None,
 ) -> Change | None:
-    """The change of one instance; None = it stays as it is."""
+    """The change of one instance; None = it stays as it is.
+
+    call: whether its server has done what it was asked to, sleep or wake; None = no answer yet.
+    """
     if job is None:
         return Change(state=InstanceState.FAILED, reason="Its job is gone.")
     if job.has_ended:
@@ -77,10 +82,14 @@ def next_step(
     if job.state is JobState.STOPPING or job.leaves:
         reason = job.problem or "It was asked to leave."
         return Change(state=InstanceState.COOLING, reason=reason, is_eviction=job.leaves)
+    if instance.state is InstanceState.SLEEPING:
+        return None
+    if instance.wakes:
+        return _waking(instance, call, now)
     if instance.state is InstanceState.BOOTING:
         return _booting(instance, is_healthy=is_healthy, timeout_s=boot_timeout_s, now=now)
     if instance.state is InstanceState.DRAINING:
-        return _draining(instance, now)
+        return _draining(instance, call, now)
     return _ready(instance, now)
 
 
@@ -107,10 +116,30 @@ def _booting(
     return None
 
 
-def _draining(instance: InstanceFact, now: datetime) -> Change | None:
-    if instance.in_flight and now - instance.since < DRAIN_FOR:
+def _waking(instance: InstanceFact, call: bool | None, now: datetime) -> Change | None:
+    if call:
+        return Change(state=InstanceState.READY)
+    if call is None and now - instance.since < ANSWERS_WITHIN:
         return None
-    return Change(state=InstanceState.COOLING, command=Command.CANCEL)
+    return Change(state=InstanceState.COOLING, reason="It did not wake.", command=Command.CANCEL)
+
+
+def is_drained(instance: InstanceFact, now: datetime) -> bool:
+    """Whether its requests have ended, or had their time."""
+    return not instance.in_flight or now - instance.since >= DRAIN_FOR
+
+
+def _draining(instance: InstanceFact, call: bool | None, now: datetime) -> Change | None:
+    if not is_drained(instance, now):
+        return None
+    if not instance.sleep_level:
+        return Change(state=InstanceState.COOLING, command=Command.CANCEL)
+    if call:
+        return Change(state=InstanceState.SLEEPING)
+    if call is None and now - instance.since < DRAIN_FOR + ANSWERS_WITHIN:
+        return None
+    reason = "Its server did not go to sleep."
+    return Change(state=InstanceState.COOLING, reason=reason, command=Command.CANCEL)
 
 
 def _ready(instance: InstanceFact, now: datetime) -> Change | None:
@@ -152,14 +181,15 @@ def scale(
     if not service.enabled:
         return Scale(unload=_all(instances, "The service is disabled."))
     serving = [one for one in instances if one.state in SERVING]
-    boots = max(0, service.min_instances - len(serving))
+    boots = max(0, service.least - len(serving))
     if service.evicted_at is not None:
-        boots = 0 if scripts_wait or others_boot or serving else max(1, service.min_instances)
+        boots = 0 if scripts_wait or others_boot or serving else max(1, service.least)
     if not boots and _is_demanded(service, serving, now):
         boots = 1
     # Instances that are ending still hold their GPU.
     room = max(0, service.max_instances - len(serving))
-    if service.retry_at is not None and now < service.retry_at:
+    is_delayed = service.retry_at is not None and now < service.retry_at
+    if is_delayed or service.is_held:
         boots = 0
     return Scale(boot=min(boots, room), unload=_idle(service, serving, now))
 
@@ -193,7 +223,7 @@ def _idle(
     for since, id_ in idle:
         if left > service.max_instances:
             chosen.append((id_, f"More than {service.max_instances} instances are loaded."))
-        elif left > service.min_instances and _is_over(service, since, now):
+        elif left > service.least and _is_over(service, since, now):
             chosen.append((id_, f"It was idle for {service.keep_alive_s:g} s."))
         else:
             continue

@@ -4,17 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime, timedelta
+from pathlib import Path
+from urllib.parse import urlsplit
 
+from django.conf import settings
 from django.contrib.auth.models import User
 from django.db.models import F, Model, Prefetch, Q, QuerySet, Sum
 
 from monitor.models import Gpu, ProcessUse
+from monitor.runtime.probes import service_state
 from monitor.runtime.rows.wakeups import wake
+from monitor.snapshot import rows as snapshots
 from monitor.usage.rows.pruning import RetentionPeriods
 from scheduler.facts.model_services import (
     ENDED,
     OWNER,
     SERVING,
+    WAKE_S,
     InstanceFact,
     InstanceState,
     Role,
@@ -22,13 +28,25 @@ from scheduler.facts.model_services import (
     shipped_boot_s,
 )
 from scheduler.model_services.policy.eviction import Candidate
-from scheduler.models import Attempt, ModelBoot, ModelHour, ModelInstance, ModelService
+from scheduler.models import Attempt, Job, ModelBoot, ModelHour, ModelInstance, ModelService
 from scheduler.models.model_services import GPU_KIND
 
 MIB = 1024**2
 # How much a new measurement changes the learned boot time.
 BOOT_WEIGHT = 0.3
 ENDED_STATES = tuple(sorted(state.value for state in ENDED))
+
+
+def base_url(page: str) -> str | None:
+    """The address of the endpoint of this host; it ends with /v1. None: it does not run.
+
+    page: host name and port under which the client reaches the page.
+    """
+    state = service_state.read(Path(settings.DATA) / "run")
+    if state is None or not state.models_address:
+        return None
+    port = urlsplit(state.models_address).port
+    return f"http://{urlsplit(f'//{page}').hostname}:{port}/v1"
 
 
 def services() -> QuerySet[ModelService]:
@@ -81,6 +99,7 @@ def service_fact(row: ModelService) -> ServiceFact:
         retry_at=row.retry_at,
         evicted_at=row.evicted_at,
         expected_boot_s=expected_boot_s(row),
+        is_held=row.held_for_batch is not None,
     )
 
 
@@ -107,6 +126,8 @@ def instance_fact(row: ModelInstance) -> InstanceFact:
         ready_at=row.ready_at,
         last_request_at=row.last_request_at,
         answered_at=row.answered_at,
+        sleep_level=row.sleep_level,
+        left_memory=row.left_memory,
     )
 
 
@@ -125,7 +146,7 @@ def attempts(instances: Iterable[ModelInstance]) -> dict[int, Attempt]:
 
 
 def job_owner() -> User:
-    """The user who owns the jobs of instances. Nobody can log in as this user."""
+    """The user who owns the jobs of instances. No login as this user is possible."""
     found = User.objects.filter(username=OWNER).first()
     return found or User.objects.create_user(OWNER)
 
@@ -145,9 +166,26 @@ def needed_memory(service: ModelService) -> int | None:
     return max([*peaks, *([declared] if declared else [])], default=None)
 
 
+def reserved_gpus() -> dict[str, str]:
+    """The name of the brain model for which a GPU is reserved, by UUID."""
+    brains = ModelService.objects.filter(enabled=True).exclude(role=Role.WORKER_OR_SCRIPT.value)
+    rows = brains.exclude(on_gpus=[]).order_by("name").values_list("name", "on_gpus")
+    names: dict[str, list[str]] = {}
+    for name, uuids in rows:
+        for uuid in uuids:
+            names.setdefault(uuid, []).append(name)
+    return {uuid: ", ".join(each) for uuid, each in names.items()}
+
+
+def on_gpus_of(job_ids: Iterable[int]) -> dict[int, tuple[str, ...]]:
+    """The GPUs that the services of these jobs name; services that name none are left out."""
+    rows = ModelInstance.objects.filter(job__in=list(job_ids)).exclude(service__on_gpus=[])
+    return {job: tuple(uuids) for job, uuids in rows.values_list("job", "service__on_gpus")}
+
+
 def chosen_gpu(service: ModelService) -> str:
-    """Of the GPUs that the service names, the one with the fewest instances; "" = any GPU."""
-    if not service.on_gpus:
+    """Of the GPUs that the service names, the one with the fewest instances; "" = any of them."""
+    if not service.on_gpus or service.gpus != 1:
         return ""
     used = [
         uuid
@@ -179,6 +217,55 @@ def learn_boot(service: ModelService, row: ModelInstance, now: datetime) -> str:
     return f" after {took:.1f} s"
 
 
+def expected_wake_s(row: ModelInstance) -> float:
+    """The learned seconds to wake on this GPU model, else the shipped value."""
+    boots = row.service.boots.filter(gpu_model=gpu_model(row)[:GPU_KIND])
+    return boots.values_list("wake_s", flat=True).first() or WAKE_S
+
+
+def learn_wake(row: ModelInstance, since: datetime, now: datetime) -> str:
+    """Store how long it took to wake; returns it in words."""
+    took = max(0.0, (now - since).total_seconds())
+    boot = row.service.boots.filter(gpu_model=gpu_model(row)[:GPU_KIND]).first()
+    if boot is not None:
+        before = took if boot.wake_s is None else boot.wake_s
+        boot.wake_s = before + BOOT_WEIGHT * (took - before)
+        boot.save(update_fields=["wake_s"])
+    return f" after {took:.1f} s"
+
+
+def peak_bytes(row: ModelInstance, now: datetime) -> int | None:
+    """The most memory that its running processes held on one GPU; None = unknown."""
+    return max(_peaks(row, now), default=None)
+
+
+def host_free_bytes(host: str) -> int | None:
+    """Memory of the host that neither processes use nor jobs have reserved; None = unknown."""
+    snapshot = snapshots.newest(host)
+    if snapshot is None:
+        return None
+    total, available = snapshot.host.memory_total_bytes, snapshot.host.memory_available_bytes
+    if total is None or available is None:
+        return None
+    placed = Job.objects.filter(attempts__ended_at=None, attempts__host=host)
+    reserved = placed.aggregate(total=Sum("memory_bytes"))["total"] or 0
+    return max(0, min(available, total - reserved))
+
+
+def held_bytes(row: ModelInstance) -> int | None:
+    """Memory of its processes on its fullest GPU; None = unknown, or not read since then."""
+    snapshot = snapshots.newest(row.host)
+    if snapshot is None or snapshot.at <= row.since:
+        return None
+    totals: dict[str, int] = dict.fromkeys(row.gpu_uuids, 0)
+    for process in snapshot.processes:
+        if process.job_ref == str(row.job_id):
+            if process.memory_bytes is None:
+                return None
+            totals[process.gpu_uuid] = totals.get(process.gpu_uuid, 0) + process.memory_bytes
+    return max(totals.values(), default=0)
+
+
 def too_old(keep: RetentionPeriods, now: datetime) -> Iterator[QuerySet[Model]]:
     """Instances that ended long ago."""
     yield ModelInstance.objects.filter(ended_at__lt=now - keep.events)
@@ -186,7 +273,7 @@ def too_old(keep: RetentionPeriods, now: datetime) -> Iterator[QuerySet[Model]]:
 
 
 LEAVING = (InstanceState.DRAINING.value, InstanceState.COOLING.value)
-HOLDS_GPUS = (InstanceState.READY.value, *LEAVING)
+HOLDS_GPUS = (InstanceState.READY.value, InstanceState.SLEEPING.value, *LEAVING)
 WEEKS = 4
 # Processes that were listed within this time still run.
 PEAKS_OF = timedelta(seconds=60)
@@ -198,6 +285,18 @@ def loaded_on(host: str) -> list[ModelInstance]:
     """Instances that are loaded on GPUs of this host, or are leaving them."""
     rows = ModelInstance.objects.filter(host=host, state__in=HOLDS_GPUS, service__gpus__gt=0)
     return list(rows.select_related("service").prefetch_related("service__boots").order_by("pk"))
+
+
+def leaves(row: ModelInstance) -> bool:
+    """Whether an instance is giving its GPU memory back."""
+    is_measured = row.state != InstanceState.SLEEPING.value or row.left_bytes is not None
+    return row.state in LEAVING or not is_measured
+
+
+def to_wake(host: str) -> list[ModelInstance]:
+    """Sleeping instances of this host for which requests wait."""
+    asleep = ModelInstance.objects.filter(host=host, state=InstanceState.SLEEPING.value)
+    return list(asleep.exclude(wake_at=None).select_related("service", "job").order_by("pk"))
 
 
 def candidate(row: ModelInstance, now: datetime) -> Candidate:
@@ -225,18 +324,20 @@ def requests_per_hour(service: ModelService, now: datetime) -> float:
 
 def learn_peak(row: ModelInstance, now: datetime) -> None:
     """Store the most memory that the instance's processes ever held on one GPU, if it is more."""
-    seen = ProcessUse.objects.filter(
-        host=row.host, job_ref=str(row.job_id), last_seen_at__gte=now - PEAKS_OF, ended_at=None
-    )
-    peaks = seen.filter(peak_memory_bytes__gt=0).order_by().values("gpu")
-    totals = peaks.annotate(total=Sum("peak_memory_bytes")).values_list("total", flat=True)
-    peak = max(totals, default=0)
-    if peak:
+    if peak := peak_bytes(row, now):
         boots = ModelBoot.objects.filter(
             service=row.service_id, gpu_model=gpu_model(row)[:GPU_KIND]
         )
         higher = Q(peak_memory_bytes=None) | Q(peak_memory_bytes__lt=peak)
         boots.filter(higher).update(peak_memory_bytes=peak)
+
+
+def _peaks(row: ModelInstance, now: datetime) -> list[int]:
+    seen = ProcessUse.objects.filter(
+        host=row.host, job_ref=str(row.job_id), last_seen_at__gte=now - PEAKS_OF, ended_at=None
+    )
+    peaks = seen.filter(peak_memory_bytes__gt=0).order_by().values("gpu")
+    return list(peaks.annotate(total=Sum("peak_memory_bytes")).values_list("total", flat=True))
 
 
 def count_requests(row: ModelInstance, now: datetime) -> None:

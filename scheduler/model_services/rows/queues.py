@@ -10,9 +10,10 @@ from django.db.models import QuerySet
 from scheduler.facts.blockers import Tier
 from scheduler.facts.jobs import JobState, Outcome
 from scheduler.facts.model_services import InstanceState
+from scheduler.facts.prompts import PromptStatus
 from scheduler.model_services.policy.eviction import Candidate
 from scheduler.model_services.policy.lifecycle import DEMAND_FOR
-from scheduler.models import Job, ModelService
+from scheduler.models import Job, ModelService, Prompt
 
 NEWEST = 50
 
@@ -28,9 +29,10 @@ def waiting_scripts() -> int:
 
 
 def waiting_prompts(now: datetime) -> int:
-    """How many services have requests that no instance could take."""
+    """Queued prompts, and services with requests of the endpoint that no instance could take."""
     enabled = ModelService.objects.filter(enabled=True)
-    return enabled.filter(wanted_at__gte=now - DEMAND_FOR).count()
+    requests = enabled.filter(wanted_at__gte=now - DEMAND_FOR).count()
+    return requests + Prompt.objects.filter(status=PromptStatus.QUEUED.value).count()
 
 
 def ready_gpus(candidates: Iterable[Candidate]) -> int:

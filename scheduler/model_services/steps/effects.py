@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from datetime import datetime, timedelta
 
+from monitor.facts.claims import ASLEEP
 from monitor.journal.rows import counters, events
+from monitor.runtime.rows.wakeups import wake
 from monitor.snapshot import rows as snapshots
 from scheduler.facts.jobs import BLOCKING_PRIORITY, NewJob, Requirement, YieldOptions
 from scheduler.facts.model_services import (
@@ -15,11 +17,11 @@ from scheduler.facts.model_services import (
 )
 from scheduler.lifecycle.rows import queue as job_queue
 from scheduler.model_services import rows
+from scheduler.model_services.policy import sleep
 from scheduler.model_services.policy.lifecycle import DRAIN_FOR, Change, Command, Scale, backoff
-from scheduler.models import Attempt, GpuHold, ModelInstance, ModelService
+from scheduler.models import Attempt, GpuHold, Job, ModelInstance, ModelService
 
 BY = "gpucoord"
-EVENT_KINDS = ("MODEL_BOOTING", "MODEL_READY", "MODEL_FAILED", "MODEL_UNLOADED", "MODEL_EVICTED")
 # Requests in flight may end, then the process.
 HOLD_FOR = DRAIN_FOR + timedelta(seconds=30)
 # When the user of its GPU returns; the process is asked at once.
@@ -29,6 +31,7 @@ PHASES = {
     InstanceState.BOOTING: "booting",
     InstanceState.READY: "ready",
     InstanceState.DRAINING: "busy",
+    InstanceState.SLEEPING: ASLEEP,
 }
 
 
@@ -40,7 +43,9 @@ def is_news(row: ModelInstance, attempt: Attempt | None) -> bool:
     """Whether the attempt of the instance's job tells something that the row lacks."""
     if attempt is None:
         return row.state == InstanceState.BOOTING.value and row.started_boot_at is not None
-    return row.started_boot_at != attempt.placed_at or row.pid != attempt.pid
+    if row.started_boot_at is None or row.started_boot_at < attempt.placed_at:
+        return True
+    return row.pid != attempt.pid
 
 
 def follow(service: ModelService, row: ModelInstance, attempt: Attempt | None) -> None:
@@ -54,6 +59,7 @@ def follow(service: ModelService, row: ModelInstance, attempt: Attempt | None) -
         row.memory_bytes = attempt.job.gpu_memory_bytes
         expected_s = rows.expected_boot_s(service, rows.gpu_model(row))
         row.expected_ready_at = attempt.placed_at + timedelta(seconds=expected_s)
+        snapshots.set_expected_ready(str(attempt.job_id), row.expected_ready_at)
     # The port is written by the part that starts the process.
     columns = ("host", "gpu_uuids", "pid", "started_boot_at", "memory_bytes", "expected_ready_at")
     row.save(update_fields=columns if attempt is not None else (*columns, "port"))
@@ -77,12 +83,15 @@ def apply(service: ModelService, row: ModelInstance, change: Change, now: dateti
         columns["reason"] = change.reason
     if change.state in ENDED:
         columns |= {"ended_at": now, "in_flight": 0}
+    if change.state is InstanceState.SLEEPING:
+        columns |= {"left_bytes": None, "wake_at": None}
     if change.state is InstanceState.READY:
         columns |= {"ready_at": now, "answered_at": now, "reason": ""}
     if change.is_eviction:
         ModelService.objects.filter(pk=service.pk).update(evicted_at=now)
     if not ModelInstance.objects.filter(pk=row.pk, state=row.state).update(**columns):
         return
+    old_since = row.since
     row.refresh_from_db()
     rows.count_requests(row, now)
     if change.command is Command.CANCEL and row.job_id is not None:
@@ -93,7 +102,9 @@ def apply(service: ModelService, row: ModelInstance, change: Change, now: dateti
     if change.is_failure:
         _note_failure(service, row, change.reason, now)
     elif change.state is InstanceState.READY:
-        _note_ready(service, row, now)
+        _note_ready(service, row, old_since, now)
+    elif change.state is InstanceState.SLEEPING:
+        _note_sleep(service, row, now)
     elif change.state is InstanceState.STOPPED:
         _event("MODEL_UNLOADED", service, row, f"was unloaded{_because(row)}", now)
 
@@ -102,10 +113,91 @@ def apply_scale(service: ModelService, wanted: Scale, now: datetime) -> None:
     """Boot and unload instances of a service."""
     for id_, reason in wanted.unload:
         row = ModelInstance.objects.select_related("job").filter(pk=id_).first()
-        if row is not None:
+        if row is not None and service.enabled:
+            release(service, row, reason, now)
+        elif row is not None:
             unload(service, row, reason, now)
     for _ in range(wanted.boot):
-        boot(service, now)
+        if not _ask_to_wake(service, now):
+            boot(service, now)
+
+
+def _ask_to_wake(service: ModelService, now: datetime) -> bool:
+    """Whether an instance sleeps: it wakes if it has room, else it ends for a new one."""
+    asleep = service.instances.filter(state=InstanceState.SLEEPING.value).order_by("wake_at", "pk")
+    row = asleep.first()
+    if row is None:
+        return False
+    if row.wake_at is None:
+        ModelInstance.objects.filter(pk=row.pk).update(wake_at=now)
+    return True
+
+
+def release(
+    service: ModelService,
+    row: ModelInstance,
+    reason: str,
+    now: datetime,
+    change: Change | None = None,
+) -> None:
+    """Let a ready instance sleep, if its server can and it gave the memory back before."""
+    level = 0
+    if row.state == InstanceState.READY.value and service.sleep_path and row.gpu_uuids:
+        needs = max(filter(None, (rows.peak_bytes(row, now), row.memory_bytes)), default=None)
+        level = sleep.level(
+            rows.instance_fact(row),
+            service.sleep_path,
+            needs_bytes=None if needs is None else needs * len(row.gpu_uuids),
+            host_free_bytes=rows.host_free_bytes(row.host),
+        )
+    ModelInstance.objects.filter(pk=row.pk).update(sleep_level=level)
+    row.sleep_level = level
+    if change is None:
+        unload(service, row, reason, now)
+    else:
+        apply(service, row, change, now)
+
+
+def judge_sleep(service: ModelService, row: ModelInstance, now: datetime) -> None:
+    """Check by the driver's figures that a sleeping instance gave its memory back."""
+    held = rows.held_bytes(row)
+    most = sleep.most_left(rows.peak_bytes(row, now) or row.memory_bytes)
+    found = sleep.judge(held, most, row.since, now)
+    if found is sleep.Release.AWAITED:
+        return
+    has_left = found is sleep.Release.LEFT
+    # Unknown memory counts as what it had.
+    counts = row.memory_bytes if held is None else held
+    row.left_bytes, row.left_memory = counts or 0, has_left
+    row.save(update_fields=["left_bytes", "left_memory"])
+    if counts is not None:
+        snapshots.set_claimed_memory(str(row.job_id), counts, exclusive=False)
+    if has_left:
+        size = "an unknown part" if held is None else f"{held / 1024**3:.1f} GiB"
+        text = (
+            f"sleeps, but holds {size} of its GPU memory after"
+            f" {sleep.RELEASES_WITHIN.total_seconds():g} s. It is stopped next time"
+        )
+        _event("SLEEP_LEFT_MEMORY", service, row, text, now, "warning")
+
+
+def wake_up(row: ModelInstance, now: datetime) -> bool:
+    """Claim the memory of a sleeping instance again; its server is then asked to wake."""
+    moved = ModelInstance.objects.filter(pk=row.pk, state=InstanceState.SLEEPING.value).update(
+        state=InstanceState.BOOTING.value,
+        since=now,
+        started_boot_at=now,
+        expected_ready_at=now + timedelta(seconds=rows.expected_wake_s(row)),
+        wake_at=None,
+        reason="",
+    )
+    if moved:
+        ref = str(row.job_id)
+        snapshots.set_claimed_memory(ref, row.memory_bytes, exclusive=row.memory_bytes is None)
+        snapshots.set_phase(ref, PHASES[InstanceState.BOOTING])
+        row.refresh_from_db()
+        wake("models")
+    return bool(moved)
 
 
 def unload(service: ModelService, row: ModelInstance, reason: str, now: datetime) -> None:
@@ -126,14 +218,28 @@ def evicted_one_boots(service: ModelService) -> bool:
     return others.exists()
 
 
-def evict(instance_id: int, job_id: int, reason: str, now: datetime) -> None:
-    """Unload an instance for a waiting job. It is loaded again when no job waits."""
+def evict(
+    instance_id: int, job_id: int, reason: str, now: datetime, *, may_sleep: bool = False
+) -> None:
+    """Unload an instance for a waiting job. It is loaded again when no job waits.
+
+    may_sleep: the job also fits beside the sleeping instance.
+    """
     row = ModelInstance.objects.select_related("service", "job").get(pk=instance_id)
-    if row.state != InstanceState.READY.value:
-        return
     text = f"Job {job_id} needs its GPU: {reason}."
-    change = Change(state=InstanceState.DRAINING, reason=text, is_eviction=True)
-    apply(row.service, row, change, now)
+    if row.state == InstanceState.SLEEPING.value:
+        change = Change(
+            state=InstanceState.COOLING, reason=text, command=Command.CANCEL, is_eviction=True
+        )
+        apply(row.service, row, change, now)
+    elif row.state == InstanceState.READY.value:
+        change = Change(state=InstanceState.DRAINING, reason=text, is_eviction=True)
+        if may_sleep:
+            release(row.service, row, text, now, change)
+        else:
+            apply(row.service, row, change, now)
+    else:
+        return
     counters.add_eviction("model", row.gpu_uuids[0])
 
 
@@ -169,10 +275,26 @@ def boot(service: ModelService, now: datetime) -> ModelInstance | None:
     return row
 
 
-def _note_ready(service: ModelService, row: ModelInstance, now: datetime) -> None:
+def _note_sleep(service: ModelService, row: ModelInstance, now: datetime) -> None:
+    """At level 1 the weights are in host memory, which is reserved as long."""
+    needs = rows.peak_bytes(row, now) or row.memory_bytes
+    if row.sleep_level == 1 and needs is not None:
+        reserved = needs * len(row.gpu_uuids)
+        Job.objects.filter(model_instance=row).update(memory_bytes=reserved)
+    text = f"sleeps at level {row.sleep_level}{_because(row)}"
+    _event("MODEL_ASLEEP", service, row, text, now)
+
+
+def _note_ready(service: ModelService, row: ModelInstance, since: datetime, now: datetime) -> None:
     ModelService.objects.filter(pk=service.pk).update(
         failures=0, retry_at=None, problem="", evicted_at=None, wanted_at=None
     )
+    if row.sleep_level:
+        took = rows.learn_wake(row, since, now)
+        Job.objects.filter(model_instance=row).update(memory_bytes=None)
+        ModelInstance.objects.filter(pk=row.pk).update(sleep_level=0, left_bytes=None)
+        _event("MODEL_READY", service, row, f"is awake{took}", now)
+        return
     took = "" if row.started_boot_at is None else rows.learn_boot(service, row, now)
     _event("MODEL_READY", service, row, f"is ready{took}", now)
 

@@ -128,7 +128,7 @@ class GpuTimelines:
         self.ends: dict[int, datetime] = {}
         # The GPUs of each waiting job that has got a place.
         self.places: dict[int, tuple[str, ...]] = {}
-        # When a job ends: everyone's, by owner, those without a GPU.
+        # When a job ends: of all jobs, by owner, and of jobs without a GPU.
         self._ends: list[datetime] = []
         self._own: dict[str, list[datetime]] = {}
         self._cpu: list[datetime | None] = []

@@ -62,15 +62,21 @@ def _wait(request: Request, service: Service, position: int, *, is_reserved: boo
         code = WaitCode.INSTANCES_BUSY
     elif known:
         code = WaitCode.MODEL_BOOTS
+    elif service.batch is not None:
+        code = WaitCode.BATCH_EXCLUSIVE
     elif service.problem:
         code = WaitCode.MODEL_FAILED
     else:
         code = WaitCode.MODEL_WAITS_FOR_GPU
+    reasons = {
+        WaitCode.MODEL_FAILED: service.problem,
+        WaitCode.BATCH_EXCLUSIVE: f"batch {service.batch}",
+    }
     return Wait(
         code=code,
         model=service.name,
         position=position,
         instances=len(ready),
         ready_in_s=ready_in_s,
-        reason=service.problem if code is WaitCode.MODEL_FAILED else "",
+        reason=reasons.get(code, ""),
     )

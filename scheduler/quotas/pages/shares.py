@@ -56,8 +56,8 @@ class ShareRow:
     is_mine: bool
 
 
-def whole(person: User, sort: str, everybody: bool, now: datetime) -> dict[str, Any]:
-    """Template variables. `everybody`: show all inactive users."""
+def whole(person: User, sort: str, shows_inactive: bool, now: datetime) -> dict[str, Any]:
+    """Template variables. `shows_inactive`: whether the rows of inactive users are included."""
     table = share_table.table(now, person.username)
     valid_sort = sort if sort.removeprefix("-") in SORTS else ""
     rows = [_row(line, person) for line in _sorted(table.lines, valid_sort)]
@@ -65,9 +65,9 @@ def whole(person: User, sort: str, everybody: bool, now: datetime) -> dict[str, 
     is_folded = len(quiet) > MOST_QUIET
     return {
         "gpus": table.gpus,
-        "rows": [row for row in rows if row not in quiet] if is_folded and not everybody else rows,
+        "rows": rows if shows_inactive or not is_folded else [r for r in rows if r not in quiet],
         "quiet": len(quiet) if is_folded else 0,
-        "everybody": everybody,
+        "shows_inactive": shows_inactive,
         "sort": valid_sort,
         "own": own(table.line(person.username)),
         "half_life_hours": table.half_life_hours,
@@ -109,6 +109,6 @@ def shares(request: HttpRequest) -> HttpResponse:
     """The page of shares."""
     # The middleware admits only users who are logged in.
     person = cast(User, request.user)
-    sort, everybody = request.GET.get("sort", ""), "all" in request.GET
-    context = whole(person, sort, everybody, timezone.now())
+    sort, shows_inactive = request.GET.get("sort", ""), "all" in request.GET
+    context = whole(person, sort, shows_inactive, timezone.now())
     return render(request, "scheduler/shares.html", context)

@@ -81,14 +81,15 @@ class Charge:
     """In GPUs. outside: the part that no job of ours takes. excess: what jobs take beyond what they
     keep from others.
 
-    seen, known: on how many GPUs they have processes, and of how many of these the charge is known.
+    occupied_gpus: on how many GPUs they have processes. known_gpus: on how many of these the charge
+    is known.
     """
 
     gpus: float = 0.0
     outside: float = 0.0
     excess: float = 0.0
-    seen: int = 0
-    known: int = 0
+    occupied_gpus: int = 0
+    known_gpus: int = 0
 
 
 def capacity(snapshot: Snapshot) -> Capacity:
@@ -123,8 +124,8 @@ def added(parts: Iterable[Mapping[str, Charge]]) -> dict[str, Charge]:
             total.gpus += charge.gpus
             total.outside += charge.outside
             total.excess += charge.excess
-            total.seen += charge.seen
-            total.known += charge.known
+            total.occupied_gpus += charge.occupied_gpus
+            total.known_gpus += charge.known_gpus
     return sums
 
 
@@ -190,8 +191,8 @@ def _of(gpu: GpuReading, process: ProcessReading) -> float | None:
 
 def _seen(by_owner: dict[str, Charge], owner: str, *, is_known: bool) -> None:
     charge = by_owner.setdefault(owner, Charge())
-    charge.seen += 1
-    charge.known += is_known
+    charge.occupied_gpus += 1
+    charge.known_gpus += is_known
 
 
 # Minimum part for all users without an own share together, if shares add up to 100 %.
@@ -200,7 +201,7 @@ LEAST_REST = 0.05
 NOTHING = 1e-6
 
 
-def kept(seconds: float, half_life_s: float) -> float:
+def decay_factor(seconds: float, half_life_s: float) -> float:
     """The part of past usage that still counts after this time."""
     return float(0.5 ** (max(0.0, seconds) / half_life_s))
 
@@ -213,14 +214,14 @@ def advance(
     U = b * U + (1 - b) * rate, b = 0.5 ^ (time / half-life): exact for steps of any length. Usage
     is relative to the capacity, so using an idle machine costs little.
     """
-    b = kept(seconds, half_life_s)
+    b = decay_factor(seconds, half_life_s)
     owners = usage.keys() | rates.keys()
     return {o: b * usage.get(o, 0.0) + (1 - b) * rates.get(o, 0.0) for o in sorted(owners)}
 
 
 def entry(part: float, entry_s: float, half_life_s: float) -> float:
     """The usage that is charged at the start of a job with this part of the capacity."""
-    return (1 - kept(entry_s, half_life_s)) * part
+    return (1 - decay_factor(entry_s, half_life_s)) * part
 
 
 def factor(usage: float, share: float) -> float:
@@ -260,12 +261,12 @@ def usage_from_days(
 ) -> float:
     """The decayed mean at `at` from (day, GPU-seconds), as if each day's use was even."""
     usage = 0.0
-    for one, seconds in days:
-        end = min(one.until_at, at)
-        if end > one.from_at:
-            rate = seconds / (one.until_at - one.from_at).total_seconds() / gpus
-            older, newer = (at - one.from_at).total_seconds(), (at - end).total_seconds()
-            usage += rate * (kept(newer, half_life_s) - kept(older, half_life_s))
+    for day, seconds in days:
+        end = min(day.until_at, at)
+        if end > day.from_at:
+            rate = seconds / (day.until_at - day.from_at).total_seconds() / gpus
+            older, newer = (at - day.from_at).total_seconds(), (at - end).total_seconds()
+            usage += rate * (decay_factor(newer, half_life_s) - decay_factor(older, half_life_s))
     return usage
 
 

@@ -20,6 +20,7 @@ from scheduler.runner import process_tree
 
 PERIOD_US = 100_000
 GONE_AFTER_S = 1.0
+HIGH_PART = 0.9
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +53,8 @@ class Cgroup:
             self._write("cpu.cfs_quota_us", str(quota))
         if memory_bytes is not None:
             self._write("memory.oom.group", "1")
+            # It is slowed down before it is killed, so that it can save its work.
+            self._write("memory.high", str(round(memory_bytes * HIGH_PART)))
             self._write("memory.max", str(memory_bytes))
             self._write("memory.limit_in_bytes", str(memory_bytes))
         if pids is not None:
@@ -87,8 +90,8 @@ class Cgroup:
 
     def freeze(self, *, on: bool) -> bool:
         """Freeze or thaw all processes; False: impossible."""
-        one = self._write("cgroup.freeze", "1" if on else "0")
-        return one or self._write("freezer.state", "FROZEN" if on else "THAWED")
+        is_written = self._write("cgroup.freeze", "1" if on else "0")
+        return is_written or self._write("freezer.state", "FROZEN" if on else "THAWED")
 
     def deny(self, devices: Iterable[tuple[int, int]]) -> bool:
         """Version 1: close character devices to the job; False: impossible."""

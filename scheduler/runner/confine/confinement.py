@@ -20,6 +20,7 @@ from scheduler.runner.confine import cgroups, device_filter, locks
 from scheduler.runner.confine.cgroups import Cgroup
 from scheduler.runner.confine.locks import HeldLocks, LockRefused
 from scheduler.runner.confine.log_limit import LogLimit
+from scheduler.runner.confine.memory_guard import MemoryGuard
 from scheduler.runner.spec import Bounds, Spec
 
 Processes = Callable[[], list[process_tree.ProcessInfo]]
@@ -37,6 +38,8 @@ class Confinement:
         self._cgroup: Cgroup | None = None
         self._duty = DutyCycle(bounds.share_pct, bounds.period_s)
         self._log: LogLimit | None = None
+        self._spec = spec
+        self._memory: MemoryGuard | None = None
         # The job's processes, as far as this process knows them.
         self.processes: Processes = partial(process_tree.descendants, os.getpid())
 
@@ -61,6 +64,8 @@ class Confinement:
     def limit(self, log: int) -> None:
         if self._bounds.log_bytes:
             self._log = LogLimit(log, self._bounds.log_bytes)
+        if self._bounds.memory_bytes:
+            self._memory = MemoryGuard(self._spec, self._bounds.memory_bytes, log)
 
     def make_cgroup(self) -> tuple[Path, ...]:
         """The folders of the job's own cgroup, with its limits set, for it to be forked into."""
@@ -89,9 +94,29 @@ class Confinement:
         device_filter.hide(cgroup, [(a, b) for a, b in self._bounds.hidden])
 
     def beat(self) -> float | None:
-        """Apply the share and the log limit; returns the monotonic time of the next call."""
-        dues = (self._log.beat() if self._log else None, self._take_turns())
+        """Apply the share and the limits; returns the monotonic time of the next call."""
+        dues = (
+            self._log.beat() if self._log else None,
+            self._watch_memory(),
+            self._take_turns(),
+        )
         return min((due for due in dues if due is not None), default=None)
+
+    def _watch_memory(self) -> float | None:
+        if self._memory is None:
+            return None
+        folders = self._cgroup.folders if self._cgroup else ()
+        return self._memory.beat(folders, self.processes)
+
+    @property
+    def is_over_memory(self) -> bool:
+        """Whether the job exceeds its memory limit, and no cgroup ends it."""
+        return self._memory is not None and self._memory.is_over
+
+    @property
+    def is_short_of_memory(self) -> bool:
+        """Whether it was asked to save its work because of its memory."""
+        return self._memory is not None and self._memory.has_requested_yield
 
     def _take_turns(self) -> float | None:
         """Let the job run or pause, as its share says."""

@@ -47,7 +47,7 @@ class LockHolder:
             whose = f" of {self.user}" if self.user else ""
             return f"a gpucoord job{whose} (runner {self.pid})"
         parts = "/".join(word for word in (self.user, self.program) if word)
-        return f"{parts or 'someone'} (pid {self.pid})"
+        return f"{parts or 'process of an unknown user'} (pid {self.pid})"
 
 
 def holders(files: Iterable[Path]) -> dict[Path, tuple[LockHolder, ...]]:
@@ -57,13 +57,13 @@ def holders(files: Iterable[Path]) -> dict[Path, tuple[LockHolder, ...]]:
     for file in files:
         by_path[file] = []
         with suppress(OSError):
-            seen = file.stat(follow_symlinks=False)
-            wanted.setdefault(seen.st_ino, []).append((file, seen))
+            status = file.stat(follow_symlinks=False)
+            wanted.setdefault(status.st_ino, []).append((file, status))
     if wanted:
         for inode, device, pid, alone in _flocks():
-            for file, seen in wanted.get(inode, ()):
-                if _is_same(device, seen, pid):
-                    by_path[file].append(_holder(_living(pid, seen), alone=alone))
+            for file, status in wanted.get(inode, ()):
+                if _is_same(device, status, pid):
+                    by_path[file].append(_holder(_living(pid, status), alone=alone))
     return {file: tuple(file_holders) for file, file_holders in by_path.items()}
 
 
@@ -83,14 +83,14 @@ def _flocks() -> Iterable[tuple[int, tuple[int, int], int, bool]]:
             yield int(inode), device, int(words[4]), words[3] == "WRITE"
 
 
-def _is_same(device: tuple[int, int], seen: os.stat_result, pid: int) -> bool:
+def _is_same(device: tuple[int, int], status: os.stat_result, pid: int) -> bool:
     """Some file systems have another device number there; then the open files decide."""
-    if device == (os.major(seen.st_dev), os.minor(seen.st_dev)):
+    if device == (os.major(status.st_dev), os.minor(status.st_dev)):
         return True
-    return _has_open(pid, seen)
+    return _has_open(pid, status)
 
 
-def _living(pid: int, seen: os.stat_result) -> int:
+def _living(pid: int, status: os.stat_result) -> int:
     """The process that locked it; once that has ended, one that has the file still open.
 
     A shell's `flock 9` ends at once, and the shell has the lock.
@@ -98,15 +98,15 @@ def _living(pid: int, seen: os.stat_result) -> int:
     if process_tree.start_ticks_of(pid) is not None:
         return pid
     others = (int(name) for name in os.listdir("/proc") if name.isdigit())  # noqa: PTH208
-    return next((other for other in others if _has_open(other, seen)), pid)
+    return next((other for other in others if _has_open(other, status)), pid)
 
 
-def _has_open(pid: int, seen: os.stat_result) -> bool:
+def _has_open(pid: int, status: os.stat_result) -> bool:
     folder = f"/proc/{pid}/fd"
     with suppress(OSError):
         for name in os.listdir(folder):  # noqa: PTH208
             with suppress(OSError):
-                if os.path.samestat(Path(folder, name).stat(), seen):
+                if os.path.samestat(Path(folder, name).stat(), status):
                     return True
     return False
 
@@ -316,7 +316,7 @@ def _lock(path: Path, *, exclusive: bool, wait: bool) -> int | None:
         except BaseException:
             os.close(descriptor)
             raise
-        # It was removed meanwhile, so the lock would exclude no one.
+        # It was removed meanwhile, so the lock would exclude no process.
         os.close(descriptor)
 
 

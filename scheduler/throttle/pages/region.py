@@ -37,7 +37,7 @@ class PressureLine:
     """A limit on starting jobs: its shape, name, effect and start."""
 
     shape: str
-    what: str
+    text: str
     effect: str = ""
     since: datetime | None = None
     until: datetime | None = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime, timedelta
+from typing import Any
 
 from django import forms
 from django.conf import settings
@@ -13,11 +14,15 @@ from django.shortcuts import redirect, render
 from django.utils import timezone
 from django.views.decorators.http import require_http_methods
 
+from monitor.incidents.policy.lifecycle import union_s
+from monitor.incidents.rows import open as open_incidents
 from monitor.journal.rows import events
 from monitor.thresholds import rows as thresholds
 from scheduler.models import ModeState
+from scheduler.throttle import charts
 from scheduler.throttle import rows as throttle_rows
 from scheduler.throttle.policy.mode import Mode, ModePolicy
+from scheduler.throttle.policy.tiers import AdaptivePolicy
 
 AUTOMATIC = "automatic"
 CHOICES = [
@@ -69,10 +74,25 @@ def mode(request: HttpRequest) -> HttpResponse:
             throttle_rows.override(host, chosen, form.until(now), by=by, now=now)
             messages.success(request, f"{host}: the mode is {chosen or 'automatic'}.")
             return redirect("mode")
+    policy, adaptive = thresholds.current(ModePolicy), thresholds.current(AdaptivePolicy)
+    now = timezone.now()
+    modes = throttle_rows.shown_modes(settings.CONFIG.node)
     context = {
         "form": form,
-        "rows": throttle_rows.shown_modes(settings.CONFIG.node),
-        "policy": thresholds.current(ModePolicy),
+        "rows": [(row, _overuse(row.host, policy, now)) for row in modes],
+        "policy": policy,
+        "adaptive": adaptive,
+        "steps": charts.tier_steps(adaptive),
         "changes": events.recent(SHOWN, kind="MODE_CHANGED"),
     }
     return render(request, "scheduler/mode.html", context, status=422 if form.errors else 200)
+
+
+def _overuse(host: str, policy: ModePolicy, now: datetime) -> dict[str, Any]:
+    """Overuse in the look-back time: the part of it in percent, and by hour."""
+    spans, hours = open_incidents.hog_spans(host, policy.hours, now), max(1, round(policy.hours))
+    return {
+        "pct": 100 * union_s(spans) / (policy.hours * 3600),
+        "hours": charts.overuse_hours(spans, hours, now),
+        "since": now - timedelta(hours=hours),
+    }

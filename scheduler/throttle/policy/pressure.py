@@ -165,7 +165,7 @@ def early(
     lower = policy.background_earlier_pct
     over = [g for g in gauges if _is_early(g, g.kind in kinds_before, lower)]
     strains = tuple(
-        LoadSignal(g.label, f"{g.what} above {g.opens - lower:.0f} %", g.value) for g in over
+        LoadSignal(g.label, f"{g.subject} above {g.opens - lower:.0f} %", g.value) for g in over
     )
     return strains, frozenset(gauge.kind for gauge in over)
 

@@ -29,10 +29,10 @@ MOST_GAP_S = 15.0
 
 @dataclass(frozen=True, slots=True)
 class Smoothed:
-    """`total`: the weight of all time, `known`: of the time in which the value was known."""
+    """`total`: the weight of all time, `known_weight`: of the time in which the value was known."""
 
     sum: float = 0.0
-    known: float = 0.0
+    known_weight: float = 0.0
     total: float = 0.0
 
     def fed(self, value: float | None, seconds: float, smooth_s: float) -> Smoothed:
@@ -43,19 +43,19 @@ class Smoothed:
         weight = 0.0 if value is None else 1 - keep
         return Smoothed(
             aged.sum * keep + weight * (value or 0.0),
-            aged.known * keep + weight,
+            aged.known_weight * keep + weight,
             aged.total * keep + 1 - keep,
         )
 
     def _aged(self, seconds: float, smooth_s: float) -> Smoothed:
         keep = exp(-seconds / smooth_s)
-        return Smoothed(self.sum * keep, self.known * keep, self.total * keep + 1 - keep)
+        return Smoothed(self.sum * keep, self.known_weight * keep, self.total * keep + 1 - keep)
 
     def mean(self, coverage_pct: float = 50.0) -> float | None:
         """None when too little of the time is known."""
-        if not self.known or 100 * self.known < coverage_pct * self.total:
+        if not self.known_weight or 100 * self.known_weight < coverage_pct * self.total:
             return None
-        return self.sum / self.known
+        return self.sum / self.known_weight
 
 
 NO_MEAN = Smoothed()
@@ -259,7 +259,7 @@ def _signal(constraint: Constraint, gauge: Gauge | None) -> LoadSignal:
     hard = constraint.effect is ConstraintEffect.HARD
     if gauge is None:
         return LoadSignal(constraint.kind, constraint.text.rstrip("."), hard=hard)
-    return LoadSignal(gauge.label, f"{gauge.what} above {gauge.opens:.0f} %", gauge.value, hard)
+    return LoadSignal(gauge.label, f"{gauge.subject} above {gauge.opens:.0f} %", gauge.value, hard)
 
 
 def _deferrals(

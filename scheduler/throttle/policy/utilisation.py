@@ -97,15 +97,17 @@ def looked(
 ) -> Level:
     """The level, `seconds` after the previous tick."""
     use = old.use if inputs.use is None else inputs.use
-    known = replace(old, use=use, running=inputs.running)
+    current = replace(old, use=use, running=inputs.running)
     if old.level is None or inputs.running > max(old.level, old.running):
         # Idle GPUs accepted more jobs than the level, or it is the first tick: start from there.
-        return replace(known, level=inputs.running, integral=0.0, settles_t=now_t + policy.settle_s)
+        return replace(
+            current, level=inputs.running, integral=0.0, settles_t=now_t + policy.settle_s
+        )
     if inputs.use is None or inputs.bound or now_t < old.settles_t:
-        return known
+        return current
     error = _error(inputs, policy)
     if error == 0:
-        return replace(known, integral=0.0)
+        return replace(current, integral=0.0)
     most = _most_steps(inputs)
     integral = _integrated(old.integral, error * seconds, most, policy)
     slope = 0.0 if old.use is None or seconds <= 0 else (inputs.use - old.use) / seconds
@@ -113,9 +115,9 @@ def looked(
     # One job more moves the mean of many GPUs little.
     step = _best(max(-1, min(most, int(wanted * max(1.0, inputs.gpus / 2)))), inputs, policy)
     if step == 0:
-        return replace(known, integral=integral)
+        return replace(current, integral=integral)
     level = max(0, inputs.running + step)
-    return replace(known, level=level, integral=0.0, settles_t=now_t + policy.settle_s)
+    return replace(current, level=level, integral=0.0, settles_t=now_t + policy.settle_s)
 
 
 def _error(inputs: UtilisationInput, policy: UtilisationPolicy) -> float:

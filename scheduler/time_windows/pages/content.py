@@ -1,8 +1,8 @@
-"""Content of the page Time windows: each window in words and on a strip of seven days."""
+"""Content of the page Time windows: the calendar, and each window on a strip of seven days."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, time, timedelta
 from typing import Any
@@ -10,15 +10,19 @@ from zoneinfo import ZoneInfo
 
 from django.contrib.auth.models import User
 
+from monitor.models import Gpu
 from scheduler.facts.people import Window
 from scheduler.models import TimeWindow
+from scheduler.time_windows import charts
 from scheduler.time_windows import rows as window_rows
-from scheduler.time_windows.policy.calendar import coming, current, describe, spans
+from scheduler.time_windows.charts import CalendarDay, CalendarGpu, CalendarRow
+from scheduler.time_windows.policy.calendar import clashes, coming, current, describe, spans
 
 WEEK = timedelta(days=7)
 S = TimeWindow.State
 # The strip's width, in units of its viewBox.
 WIDTH = 1000
+LAST_WEEK = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +45,7 @@ class WindowLine:
     """A time window as one user sees it.
 
     now: it is current; next_at: its next start; bars: (x, width) on the strip.
+    conflicts: approved windows that prevent an approval.
     """
 
     row: TimeWindow
@@ -52,18 +57,74 @@ class WindowLine:
     mine: bool
     reason: str
     bars: tuple[tuple[float, float], ...]
+    conflicts: str = ""
+
+    @property
+    def key(self) -> str:
+        return str(self.row.pk)
+
+    @property
+    def effect(self) -> str:
+        """The effect of an approval."""
+        if self.row.kept:
+            return f"{self.gpus} will be reserved for {self.holder} in this time."
+        return f"{self.holder} will use {self.gpus} only in this time."
 
 
-def context(person: User, now: datetime, zone: str) -> dict[str, Any]:
+@dataclass(frozen=True, slots=True)
+class Calendar:
+    """Seven days of all GPUs; `week`: how many weeks from now."""
+
+    days: Sequence[CalendarDay]
+    rows: Sequence[CalendarRow]
+    zone: str
+    week: int
+    last_week: int = LAST_WEEK
+
+
+def context(person: User, now: datetime, zone: str, week_number: int = 0) -> dict[str, Any]:
     strip = week(now, zone)
     past = window_rows.seen_by(person, S.DECLINED, S.WITHDRAWN).order_by("-decided_at")[:10]
+    approved = list(window_rows.seen_by(person, S.APPROVED))
+    asked = list(window_rows.seen_by(person, S.ASKED))
+    rivals = window_rows.facts(approved)
+    conflicts = {row.pk: clashes(window_rows.fact(row), rivals, now) for row in asked}
     return {
-        "approved": lines(window_rows.seen_by(person, S.APPROVED), person, now, strip),
-        "asked": lines(window_rows.seen_by(person, S.ASKED), person, now, strip),
+        "approved": lines(approved, person, now, strip),
+        "asked": [
+            replace(line, conflicts="; ".join(f"{w.holder}, {describe(w)}" for w in clashing[:3]))
+            for line, clashing in zip(
+                lines(asked, person, now, strip), conflicts.values(), strict=True
+            )
+        ],
         "past": lines(past, person, now, strip),
+        "calendar": calendar(
+            [*((w, False) for w in rivals), *((w, True) for w in window_rows.facts(asked))],
+            {pk for pk, clashing in conflicts.items() if clashing},
+            zone,
+            now,
+            week_number,
+        ),
         "week": strip,
         "may_decide": person.has_perm("scheduler.change_timewindow"),
     }
+
+
+def calendar(
+    windows: Sequence[tuple[Window, bool]],
+    clashing: Collection[int],
+    zone: str,
+    now: datetime,
+    week_number: int,
+) -> Calendar:
+    several = Gpu.objects.values("host").distinct().count() > 1
+    gpus = [
+        CalendarGpu(gpu.uuid, f"{gpu.host} GPU {gpu.index}" if several else f"GPU {gpu.index}")
+        for gpu in Gpu.objects.order_by("host", "index")
+    ]
+    shown = charts.days(now, zone, week_number)
+    rows = charts.rows(gpus, windows, clashing, shown, zone, now)
+    return Calendar(shown, rows, zone, week_number)
 
 
 def week(now: datetime, zone: str) -> WeekStrip:

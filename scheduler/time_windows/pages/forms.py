@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from datetime import datetime
 from typing import Any
 from zoneinfo import available_timezones
@@ -9,6 +10,7 @@ from zoneinfo import available_timezones
 from django import forms
 from django.contrib.auth.models import Group, User
 from django.core.exceptions import NON_FIELD_ERRORS
+from django.http import QueryDict
 from django.utils import timezone
 
 from monitor.facts.input_rules import character_problem
@@ -20,6 +22,7 @@ from scheduler.time_windows.policy.calendar import DAYS, coming, current, skippe
 DAY_CHOICES = [(str(number), name) for number, name in enumerate(DAYS)]
 MOST_OPEN = 20
 LONGEST_REASON = 1000
+CLOCK = re.compile(r"([01][0-9]|2[0-3]):[0-5][0-9]")
 SKIPPED = (
     "{at:%H:%M} does not exist on {day} {at:%B %Y} in {zone}: clocks go forward then. "
     "Choose another time or other days."
@@ -157,6 +160,18 @@ class WindowForm(forms.ModelForm):  # type: ignore[type-arg]
         row.zone = self.cleaned_data["zone"]
         row.kept = self.cleaned_data["kept"] == "yes"
         return row
+
+
+def prefilled(query: QueryDict) -> dict[str, Any]:
+    """Initial values from an address, such as a selection in the calendar. Others are ignored."""
+    uuids = {gpu.uuid for gpu in _gpus()}
+    chosen: dict[str, Any] = {
+        "days": [day for day in query.getlist("days") if day in dict(DAY_CHOICES)],
+        "gpus": [uuid for uuid in query.getlist("gpus") if uuid in uuids],
+    }
+    chosen |= {name: query.get(name, "") for name in ("start", "end")}
+    chosen |= {name: "" for name in ("start", "end") if not CLOCK.fullmatch(chosen[name])}
+    return {name: value for name, value in chosen.items() if value}
 
 
 def _gpus() -> list[Gpu]:

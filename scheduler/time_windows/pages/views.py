@@ -13,10 +13,12 @@ from django.utils import timezone
 from django.views.decorators.http import require_http_methods, require_POST, require_safe
 
 from monitor.api.input import posted_text
+from monitor.facts.input_rules import is_number
 from scheduler.models import TimeWindow
 from scheduler.time_windows import rows as window_rows
 from scheduler.time_windows.pages import content as window_page
-from scheduler.time_windows.pages.forms import WindowForm
+from scheduler.time_windows.pages.forms import WindowForm, prefilled
+from scheduler.time_windows.policy.calendar import describe
 
 LONGEST_ANSWER = 500
 DECISIONS = {"approve": TimeWindow.State.APPROVED, "decline": TimeWindow.State.DECLINED}
@@ -25,7 +27,9 @@ DECISIONS = {"approve": TimeWindow.State.APPROVED, "decline": TimeWindow.State.D
 @require_safe
 def all_windows(request: HttpRequest) -> HttpResponse:
     zone = timezone.get_current_timezone_name()
-    context = window_page.context(_person(request), timezone.now(), zone)
+    text = request.GET.get("week", "0")
+    week = min(int(text), window_page.LAST_WEEK) if is_number(text) else 0
+    context = window_page.context(_person(request), timezone.now(), zone, week)
     return render(request, "scheduler/windows.html", context)
 
 
@@ -33,7 +37,8 @@ def all_windows(request: HttpRequest) -> HttpResponse:
 def ask(request: HttpRequest) -> HttpResponse:
     person = _person(request)
     now = timezone.now()
-    form = WindowForm(request.POST or None, person=person, now=now)
+    initial = prefilled(request.GET)
+    form = WindowForm(request.POST or None, person=person, now=now, initial=initial)
     if request.method == "POST" and form.is_valid():
         window_rows.ask(form.asked(), person, now)
         messages.success(request, "Request sent. This page shows the decision of the operator.")
@@ -53,8 +58,12 @@ def decide(request: HttpRequest, pk: int) -> HttpResponse:
     answer = posted_text(request, "answer", LONGEST_ANSWER)
     try:
         by = _person(request).username
-        if window_rows.decide(_row(request, pk).pk, state, by, timezone.now(), answer) is None:
+        row = window_rows.decide(_row(request, pk).pk, state, by, timezone.now(), answer)
+        if row is None:
             messages.info(request, "The request was already decided or withdrawn.")
+        else:
+            words = describe(window_rows.fact(row))
+            messages.success(request, f"{row.get_state_display()}: {words}.")
     except window_rows.UnableToApprove as error:
         messages.error(request, str(error))
     return redirect("windows")
@@ -65,7 +74,9 @@ def withdraw(request: HttpRequest, pk: int) -> HttpResponse:
     row, person = _row(request, pk), _person(request)
     if not window_rows.may_withdraw(row, person):
         raise PermissionDenied
-    if not window_rows.withdraw(row.pk, person, timezone.now()):
+    if window_rows.withdraw(row.pk, person, timezone.now()):
+        messages.success(request, f"Withdrawn: {describe(window_rows.fact(row))}.")
+    else:
         messages.info(request, "The time window was already declined or withdrawn.")
     return redirect("windows")
 

@@ -28,7 +28,7 @@ def test_every_state_has_its_moves_and_none_leads_to_itself() -> None:
         (S.IDLE, S.SCRIPT_BUSY),
         (S.EXTERNAL, S.LLM_BUSY),
         (S.SCRIPT_BUSY, S.IDLE),
-        (S.LLM_READY, S.EXTERNAL),
+        (S.LLM_READY, S.SCRIPT_BUSY),
         (S.COOLING, S.SCRIPT_BUSY),
         (S.BOOTING_LLM, S.SCRIPT_BUSY),
     ],
@@ -45,6 +45,9 @@ def test_what_does_not_boot_or_cool_is_refused(old: GpuState, new: GpuState) -> 
         [S.EXTERNAL, S.BOOTING_LLM, S.LLM_READY, S.LLM_BUSY, S.LLM_READY, S.COOLING, S.EXTERNAL],
         [S.LLM_BUSY, S.BOOTING_SCRIPT, S.SCRIPT_BUSY, S.LLM_READY],
         [S.SCRIPT_BUSY, S.BOOTING_SCRIPT, S.IDLE],
+        # The model sleeps; another process is there, or none.
+        [S.LLM_READY, S.EXTERNAL],
+        [S.LLM_BUSY, S.IDLE, S.BOOTING_LLM],
     ],
 )
 def test_ordinary_lives_are_legal(way: list[GpuState]) -> None:

@@ -83,7 +83,7 @@ def test_a_gpu_that_is_gone_for_good_is_not_waited_for() -> None:
 def test_a_claim_is_seen_when_a_process_of_its_job_is_on_its_gpu() -> None:
     there, elsewhere = claim("7", row=1), claim("7", on=1, row=2)
 
-    assert look(LEFT, after_s=0, claims=(there, elsewhere)).seen == (1,)
+    assert look(LEFT, after_s=0, claims=(there, elsewhere)).started == (1,)
 
 
 def test_a_dead_pid_stays_its_jobs() -> None:
@@ -142,7 +142,7 @@ def test_whatever_jobs_do_a_gpu_makes_no_move_that_can_not_be(steps: list[Step])
         before = {g.uuid: g for g in states.gpus}
         cooled = judge(found, states.gpus, claims, closures, POLICY, now)
         claims = [
-            replace_claim(c, seen=now) if c.row in cooled.seen else c
+            replace_claim(c, seen=now) if c.row in cooled.started else c
             for c in claims
             if c.row not in cooled.freed
         ]

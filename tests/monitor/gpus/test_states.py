@@ -1,13 +1,14 @@
 from __future__ import annotations
 
-from datetime import timedelta
+from datetime import datetime, timedelta
+from typing import Any
 
 import pytest
 
 from monitor.facts.claims import ClaimKind
 from monitor.facts.gpu_states import ClosureFact, ClosureKind, GpuState
 from monitor.facts.health import Condition
-from monitor.facts.readings import GpuSweep, Health
+from monitor.facts.readings import GpuReading, GpuSweep, Health
 from monitor.gpus.policy.changes import complete, explained
 from monitor.gpus.policy.states import state_of, with_states
 from tests.builders import GIB, NOW, claim, gpu, gpu_uuid, process
@@ -142,3 +143,20 @@ def test_a_gpu_lost_for_more_than_a_day_is_forgotten() -> None:
     old = gpu(0, health=Health.LOST, state=GpuState.LOST, state_since=NOW)
     assert complete(GpuSweep(gpus=(gpu(1),)), known(old), NOW + timedelta(hours=23))[0] != gpu(1)
     assert complete(GpuSweep(gpus=(gpu(1),)), known(old), NOW + timedelta(hours=25)) == (gpu(1),)
+
+
+def test_a_gpu_is_idle_by_use_from_its_first_reading_below_five_percent_on() -> None:
+    first, second = NOW, NOW + timedelta(seconds=1)
+
+    def seen(pct: float | None, before: GpuReading | None, at: datetime, **more: Any) -> GpuReading:
+        earlier = {before.uuid: before} if before else {}
+        return with_states([gpu(0, utilization_pct=pct)], (), (), earlier, at, **more).gpus[0]
+
+    one = seen(4.9, None, first)
+    assert (one.idle_since, one.idle_s(second)) == (first, 1.0)
+    assert seen(0.0, one, second).idle_since == first
+    assert seen(0.0, one, second, watched=False).idle_since == second
+    busy = seen(5.0, one, second)
+    assert (busy.idle_since, busy.idle_s(second)) == (None, 0.0)
+    unknown = seen(None, one, second)
+    assert (unknown.idle_since, unknown.idle_s(second)) == (None, None)

@@ -267,6 +267,17 @@ def test_mounts_are_found_again_on_the_host() -> None:
         ("0::/gpucoord/0-job-12-1", "/gpucoord/0-job-12-1"),
         ("0::/a/gpucoord/0-job-12-1/libpod-x", "/a/gpucoord/0-job-12-1"),
         ("5:devices:/\n0::/gpucoord/7-job-3-2\n", "/gpucoord/7-job-3-2"),
+        (
+            "0::/system.slice/slurmstepd.scope/job_123/step_batch/user/task_0",
+            "/system.slice/slurmstepd.scope/job_123",
+        ),
+        (
+            "0::/system.slice/gpu1_slurmstepd.scope/job_9/step_0",
+            "/system.slice/gpu1_slurmstepd.scope/job_9",
+        ),
+        ("4:memory:/slurm/uid_1000/job_7/step_batch", "/slurm/uid_1000/job_7"),
+        ("8:devices:/slurm_gpu1/uid_1000/job_7/step_0/task_1", "/slurm_gpu1/uid_1000/job_7"),
+        ("0::/user.slice/job_7", ""),
         ("0::/user.slice/session-1.scope", ""),
         ("0::/my-job-list", ""),
         ("", ""),

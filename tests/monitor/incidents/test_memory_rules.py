@@ -138,7 +138,7 @@ def test_orphaned_memory_is_reported_after_a_while_without_a_user() -> None:
     assert trace.texts[ORPHANED] == (
         "Orphaned memory: 12.0 GiB on GPU 0 in use by no visible process for 11 min"
     )
-    assert trace.found[0].who is None
+    assert trace.found[0].owner is None
 
 
 def test_each_rule_can_be_switched_off() -> None:

@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from monitor.incidents.policy.patterns import (
-    FoundPattern,
     PatternPolicy,
     Subject,
+    UsagePattern,
     find,
     runs,
     sentence,
@@ -39,7 +39,7 @@ def looked(
     until: datetime = NOW,
     zone: ZoneInfo = BERLIN,
     watched: Callable[[datetime], bool] = lambda local: True,
-) -> list[FoundPattern]:
+) -> list[UsagePattern]:
     """What is found where the GPU is busy whenever `busy` says so of the local time."""
     local = {t: datetime.fromtimestamp(t, zone) for t in hours(days, until)}
     used = {t: 95.0 for t, when in local.items() if busy(when) and watched(when)}
@@ -51,7 +51,7 @@ def at_night(local: datetime) -> bool:
     return local.hour >= 20 or local.hour < 6
 
 
-def told(found: list[FoundPattern]) -> list[str]:
+def told(found: list[UsagePattern]) -> list[str]:
     return [sentence(pattern, "GPU 1") for pattern in found]
 
 
@@ -160,7 +160,7 @@ def test_a_subject_that_fails_keeps_no_other_from_its_pattern(
     monkeypatch.setattr(rows, "_history", lambda host, now: (subjects, set(hours(14))))
     of_subject = rows.of_subject
 
-    def odd(subject: Subject, *others: Any) -> list[FoundPattern]:
+    def odd(subject: Subject, *others: Any) -> list[UsagePattern]:
         if subject.user == "bob":
             raise ValueError("odd")
         return of_subject(subject, *others)

@@ -86,7 +86,7 @@ def test_the_card_names_the_user_whom_jobs_yield_to_but_not_a_suspected_one() ->
     ]
 
     guests = [card.guest for (card,) in told]
-    assert [guest and guest.who for guest in guests] == [
+    assert [guest and guest.description for guest in guests] == [
         None,
         None,
         "alice's blender",

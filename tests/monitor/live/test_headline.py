@@ -10,7 +10,7 @@ from monitor.facts.readings import Snapshot
 from monitor.incidents.facts import Badge, Badges
 from monitor.live import cards, headline
 from monitor.live.headline import QueueCounts
-from tests.builders import NOW, gpu, gpu_uuid, process, snapshot
+from tests.builders import NOW, gpu, gpu_uuid, host, process, snapshot
 
 
 def summed(
@@ -106,3 +106,11 @@ def test_the_headline_counts_waiting_jobs_that_no_idle_gpu_could_start() -> None
     said = summed([snapshot([gpu(0)])], queue=QueueCounts(waiting=3, startable=0))
 
     assert (said.waiting, said.shape) == (3, "ok")
+
+
+def test_a_host_without_contact_is_named_unless_it_is_the_only_one() -> None:
+    silent = snapshot(1, host=host(name="west"), at=NOW - timedelta(seconds=16))
+    both = [snapshot(1, host=host(name="east"), at=NOW), silent]
+
+    assert summed(both).verdict == "No contact with west"
+    assert "contact" not in summed([silent]).verdict

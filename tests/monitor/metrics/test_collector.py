@@ -207,8 +207,8 @@ def test_it_exports_the_lateness_of_each_loop() -> None:
     found = scrape(later=timedelta(seconds=2))
 
     assert found.value("gpucoord_loop_tick_age_seconds", loop="sampler", host="gpubox") == 2
-    assert found.value("gpucoord_loop_lateness_seconds", quantile="0.5") == 0.0015
-    assert found.value("gpucoord_loop_lateness_seconds", quantile="0.99") == 0.02
+    assert found.value("gpucoord_loop_lateness_seconds", stat="p50") == 0.0015
+    assert found.value("gpucoord_loop_lateness_seconds", stat="p99") == 0.02
     assert found.value("gpucoord_loop_ok") == 1
     assert found.value("gpucoord_loop_ticks_total") == 77
 

@@ -110,8 +110,8 @@ def test_the_duration_of_each_nvml_call_is_exported() -> None:
 
     found = scrape()
 
-    assert found.value("gpucoord_nvml_call_seconds", call="processes", quantile="0.5") == 0.0045
-    assert found.value("gpucoord_nvml_call_seconds", call="processes", quantile="0.99") == 0.009
+    assert found.value("gpucoord_nvml_call_seconds", call="processes", stat="p50") == 0.0045
+    assert found.value("gpucoord_nvml_call_seconds", call="processes", stat="p99") == 0.009
     assert found.value("gpucoord_nvml_calls_total", call="processes") == 12
     assert found.value("gpucoord_nvml_call_errors_total", call="processes") == 1
     assert found.value("gpucoord_nvml_call_sweeps", call="processes") == 2

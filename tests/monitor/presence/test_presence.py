@@ -71,7 +71,7 @@ def test_a_user_is_suspected_at_once_and_has_the_gpu_within_two_seconds() -> Non
     trace = Trace().look(seconds=3).look(blender(), seconds=4)
 
     assert trace.states == [FREE, FREE, FREE, SUSPECT, OWNER, OWNER, OWNER]
-    assert (trace.now.who, trace.now.pid) == ("alice's blender", 5001)
+    assert (trace.now.description, trace.now.pid) == ("alice's blender", 5001)
     assert trace.now.came_at == NOW + timedelta(seconds=3)
 
 
@@ -86,12 +86,12 @@ def test_work_resumes_when_they_have_been_gone_for_a_minute() -> None:
     trace = Trace().look(blender(), seconds=10).look(seconds=60)
     assert trace.now.presence is LEAVING
     assert trace.now.until == trace.now.since + timedelta(seconds=60)
-    assert trace.now.who == "alice's blender"
+    assert trace.now.description == "alice's blender"
 
     trace.look()
 
     assert trace.words == [SUSPECT, OWNER, LEAVING, FREE]
-    assert trace.now.who == "somebody's program"
+    assert trace.now.description == "an unknown user's program"
 
 
 def test_who_comes_back_within_the_minute_was_never_away() -> None:
@@ -165,7 +165,7 @@ def test_what_is_there_quietly_at_the_first_look_belongs_to_the_desktop() -> Non
 
     trace.look(desktop(700), blender(memory_bytes=300 * MIB), seconds=3)
     assert trace.now.presence is OWNER
-    assert trace.now.who == "alice's blender"
+    assert trace.now.description == "alice's blender"
 
 
 SOON = replace(ON, learn_minutes=1)

@@ -34,6 +34,14 @@ def test_it_reads_this_machine(probe: HostProbe) -> None:
     assert any(disk.mount == "/" for disk in seen.disks)
 
 
+def test_the_used_part_of_a_disk_is_counted_as_df_does(probe: HostProbe) -> None:
+    disk = next(disk for disk in probe.read(NOW).disks if disk.mount == "/")
+
+    used_pct = 100 - 100 * disk.free_bytes / disk.total_bytes
+
+    assert used_pct == pytest.approx(psutil.disk_usage("/").percent, abs=0.5)
+
+
 def test_its_counters_grow(probe: HostProbe) -> None:
     first = probe.read(NOW).counters
     sum(i * i for i in range(800_000))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Any
 
-from reports.capacity.facts import KnownGpu, RecordedJob, ReplayFigures
+from reports.capacity.facts import CapacityGpu, RecordedJob, ReplayFigures
 from reports.capacity.policy.replay import Replay, ReplayInput
 from scheduler.facts.jobs import Requirement
 from tests.builders import GIB, NOW, gpu_uuid
@@ -14,7 +14,7 @@ HOUR = timedelta(hours=1)
 ALONE = Requirement(exclusive=True)
 
 
-def known_gpu(index: int = 0, **changes: Any) -> KnownGpu:
+def known_gpu(index: int = 0, **changes: Any) -> CapacityGpu:
     """An H100 with 80 GiB."""
     facts: dict[str, Any] = {
         "uuid": gpu_uuid(index),
@@ -25,7 +25,7 @@ def known_gpu(index: int = 0, **changes: Any) -> KnownGpu:
         "capability": (9, 0),
         "power": 2000.0,
     }
-    return KnownGpu(**(facts | changes))
+    return CapacityGpu(**(facts | changes))
 
 
 def recorded(id: int = 1, at_h: float = 0, hours: float = 1, **changes: Any) -> RecordedJob:
@@ -43,7 +43,7 @@ def recorded(id: int = 1, at_h: float = 0, hours: float = 1, **changes: Any) -> 
     return RecordedJob(**(facts | changes))
 
 
-def played(jobs: list[RecordedJob], gpus: int | list[KnownGpu] = 1, **given: Any) -> Replay:
+def played(jobs: list[RecordedJob], gpus: int | list[CapacityGpu] = 1, **given: Any) -> Replay:
     """A replay that has come to its end."""
     machine = [known_gpu(i) for i in range(gpus)] if isinstance(gpus, int) else gpus
     replay = Replay(ReplayInput(jobs=tuple(jobs), **given), machine)
@@ -52,5 +52,7 @@ def played(jobs: list[RecordedJob], gpus: int | list[KnownGpu] = 1, **given: Any
     return replay
 
 
-def figures(jobs: list[RecordedJob], gpus: int | list[KnownGpu] = 1, **given: Any) -> ReplayFigures:
+def figures(
+    jobs: list[RecordedJob], gpus: int | list[CapacityGpu] = 1, **given: Any
+) -> ReplayFigures:
     return played(jobs, gpus, **given).figures()

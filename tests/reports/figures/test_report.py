@@ -230,6 +230,23 @@ def test_a_scope_of_one_user_leaves_the_totals_of_the_machine() -> None:
     assert made.totals.people.held == pytest.approx(12)
 
 
+def test_each_host_has_its_own_report_and_all_hosts_a_joint_one() -> None:
+    near = watched_gpu(BEGIN, NOW, host="near")
+    far = [watched_gpu(BEGIN, NOW, index, host="far") for index in (1, 2)]
+    ran(near, BEGIN, 8)
+    ran(far[0], BEGIN, 12, 50.0, host="far")
+
+    of_far, joint = report("host:far"), report()
+
+    assert of_far.totals.gpu_hours.capacity == pytest.approx(48)
+    assert user(of_far).held == pytest.approx(12)
+    assert user(of_far).used == pytest.approx(6)
+    assert joint.totals.gpu_hours.capacity == pytest.approx(72)
+    assert user(joint).held == pytest.approx(20)
+    assert joint.totals.gpu_hours.is_reconciled
+    assert [row.held for row in report("host:near").users] == [pytest.approx(8)]
+
+
 def test_no_data_is_said() -> None:
     made = report()
 

@@ -305,3 +305,31 @@ def test_a_batch_runs_through_restarts_of_the_scheduler(scheduler: Scheduler, ro
     assert (batch.completed, batch.failed, batch.state) == (5, 1, "failed")
     assert batch.items.get(status="failed").input == "bad"
     assert Job.objects.count() == 6
+
+
+@pytest.mark.django_db
+def test_only_operators_end_the_exclusive_mode_by_rest(alice: User, root: User) -> None:
+    Quota.objects.create(user=alice, exclusive_batches=True)
+    batch = submitted(alice, ["one"], gpus=1, gpu_mode="exclusive")
+
+    assert logged_in(alice).get(f"/api/batches/{batch.pk}/").json()["exclusive"]["step"] == (
+        "waiting"
+    )
+    assert post(alice, f"/api/batches/{batch.pk}/share/").status_code == 403
+    assert post(root, f"/api/batches/{batch.pk}/share/").json()["gpu_mode"] == "shared"
+    body = logged_in(alice).get(f"/api/batches/{batch.pk}/").json()
+    assert body["exclusive"]["stopped_by"] == "root"
+
+
+@pytest.mark.django_db
+def test_unknown_gpus_and_forbidden_modes_name_their_field(alice: User, root: User) -> None:
+    def wrong(person: User, **more: Any) -> list[tuple[str, str]]:
+        answer = post(person, "/api/batches/", {"command": "true", "items": ["a"], **more})
+        assert answer.status_code == 422
+        return [(error["field"], error["message"]) for error in answer.json()["errors"]]
+
+    assert wrong(root, gpu_mode="exclusive", only_gpus=["77"])[0] == (
+        "only_gpus", "There is no GPU 77.",
+    )  # fmt: skip
+    assert wrong(alice, gpu_mode="exclusive")[0][0] == "gpu_mode"
+    assert "without a GPU" in wrong(root, gpu_mode="exclusive", gpus=0)[0][1]

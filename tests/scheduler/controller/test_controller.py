@@ -75,12 +75,12 @@ def test_a_restart_forgets_nothing_and_tells_nothing_twice() -> None:
 
 def test_it_judges_no_old_snapshot() -> None:
     latest(0, 90)
-    assert controller().step(at(60)).found["constraints"] is None
+    assert controller().step(at(60)).results["constraints"] is None
     assert kinds() == []
 
 
 def test_it_waits_for_a_first_snapshot() -> None:
-    assert controller().step(NOW).found["constraints"] is None
+    assert controller().step(NOW).results["constraints"] is None
 
 
 def test_it_has_rows_added_up_each_minute_and_old_ones_pruned_every_few() -> None:
@@ -107,7 +107,7 @@ def test_the_settings_build_it_and_its_chores_are_tasks() -> None:
 
 def test_a_part_that_fails_takes_back_what_it_wrote_and_keeps_no_other_from_judging() -> None:
     latest(0, 90)
-    findings = controller(None, Broken()).step(at(0)).found
+    findings = controller(None, Broken()).step(at(0)).results
     assert isinstance(findings["broken"], ValueError)
     assert kinds() == ["RESOURCE_CONSTRAINT"]
 

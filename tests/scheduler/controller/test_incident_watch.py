@@ -38,7 +38,7 @@ def play(until: float, since: float = 0, every: float = 5) -> IncidentWatch:
     while seconds <= until:
         shot = snapshot(1, [process(sm_pct=95.0)], at=at(seconds), seq=int(seconds) + 1)
         snapshots.record(shot)
-        findings = running.step(at(seconds)).found["hogs"]
+        findings = running.step(at(seconds)).results["hogs"]
         assert not isinstance(findings, Exception), findings
         seconds += every
     return watch

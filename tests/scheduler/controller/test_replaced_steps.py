@@ -197,7 +197,7 @@ def test_incidents_constraints_and_throttling_do_not_depend_on_the_controller(
             shown = gpu(0, utilization_pct=97.0), gpu(1)
             probe.sweep = GpuSweep(gpus=shown, processes=(busy,), is_fresh=True)
             sampling.step(now)
-            findings = steps.step(now).found
+            findings = steps.step(now).results
             assert not [fault for fault in findings.values() if isinstance(fault, Exception)]
         events_seen = [(event.at, event.kind, event.text) for event in events.recent(100)]
         rows = Incident.objects.order_by("pk").values_list("rule", "since_at", "severity")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import threading
 import time
 from collections.abc import Callable
 from datetime import timedelta
@@ -183,3 +185,25 @@ def test_a_real_folder_is_read_as_df_does(tmp_path: Path) -> None:
     assert found.used_pct is not None
     with pytest.raises(probe.Unreadable, match="No such file"):
         probe.read(str(tmp_path / "none"))
+
+
+def test_a_link_to_a_dead_file_system_has_no_device(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    never = threading.Event()
+    link = tmp_path / "link"
+    link.symlink_to("/dead")
+    stat = os.stat
+
+    def stat_or_hang(path: object, **options: bool) -> os.stat_result:
+        if str(path) == str(link) and options.get("follow_symlinks", True):
+            never.wait()
+        return stat(path, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(os, "stat", stat_or_hang)
+    began = time.monotonic()
+
+    assert probe.device_of(str(link), patience_s=0.1) is None
+    assert probe.device_of(str(link), patience_s=60) is None
+    assert time.monotonic() - began < 30
+    never.set()

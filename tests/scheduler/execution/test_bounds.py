@@ -162,7 +162,7 @@ def test_a_job_keeps_to_its_share_and_sees_its_gpu_alone(attempt: Attempt, tmp_p
     assert (limits.share_pct, limits.hidden, limits.cgroup) == (
         30,
         [[195, 0]],
-        ["/c/pids/gpucoord", "/c/devices/gpucoord", "/c//gpucoord"],
+        ["/c/memory/gpucoord", "/c/pids/gpucoord", "/c/devices/gpucoord", "/c//gpucoord"],
     )
     assert (limits.gpus, limits.lock_folder) == ([1], "")
 

@@ -28,6 +28,8 @@ OTHER_OPTIONS = {
 }  # fmt: skip
 # Attributes of NewJob that follow from several fields.
 DERIVED = {
+    "requirement.among", "requirement.batch",
+    "agent",
     "priority_chosen", "requirement", "memory_is_learned", "yield_options", "after", "task_type",
     "requirement.host_memory_bytes", "requirement.cpus",
 }  # fmt: skip
@@ -92,6 +94,7 @@ def test_only_these_fields_have_no_option() -> None:
         "environment",
         "umask",
         "script_args",
+        "interactive",
     }
 
 

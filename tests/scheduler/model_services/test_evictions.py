@@ -2,90 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import Any
 
 import pytest
 from django.contrib.auth.models import User
-from django.db import transaction
 
 from monitor.models import Claim, Event, Gpu, ProcessUse
-from monitor.snapshot import rows as monitor_store
-from scheduler.dispatch.steps.dispatcher import Dispatcher
-from scheduler.dispatch.steps.model_evictions import ModelEvictions
-from scheduler.facts.jobs import AttemptEnding, NewJob, Outcome, Requirement
-from scheduler.facts.plans import PlanPolicy
-from scheduler.lifecycle.rows import queue as job_queue
-from scheduler.lifecycle.rows import transitions
+from scheduler.facts.jobs import Outcome
 from scheduler.model_services import rows
-from scheduler.model_services.probes import HealthProbe
-from scheduler.model_services.step import ModelStep
-from scheduler.models import Attempt, GpuHold, Job, ModelInstance, ModelService
-from tests.builders import GIB, NOW, snapshot
+from scheduler.models import GpuHold, Job, ModelInstance, ModelService
+from tests.builders import GIB
 from tests.monitor.past import process_use
+from tests.scheduler.model_services.model_box import Box, load, ready, scripts, service
 
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("data")]
-POLICY = PlanPolicy(cpu_jobs=1)
-
-
-class Healthy(HealthProbe):
-    """Every server answers at once."""
-
-    def results(self, urls: Mapping[int, str]) -> dict[int, bool]:
-        return dict.fromkeys(urls, True)
-
-
-class Box:
-    """A host with GPUs, whose passes the test makes one by one."""
-
-    def __init__(self, gpus: int = 1) -> None:
-        self.gpus = gpus
-        self.now = NOW
-        self._models = ModelStep(transaction.atomic, "gpubox", Healthy())
-        self._evictions = ModelEvictions(transaction.atomic, "gpubox", POLICY)
-        self._dispatcher = Dispatcher(transaction.atomic, "gpubox", POLICY)
-
-    def step(self, after_s: float = 1) -> list[str]:
-        """One pass; returns the models that were evicted."""
-        self.now += timedelta(seconds=after_s)
-        monitor_store.record(snapshot(self.gpus, at=self.now))
-        self._models.step(self.now)
-        evicted = self._evictions.step(self.now)
-        self._dispatcher.step(self.now)
-        # As the part that starts the processes does.
-        placed = ModelInstance.objects.filter(job__attempts__ended_at=None, port=None)
-        placed.update(port=9000)
-        return evicted
-
-    def end(self, job: Job, outcome: Outcome = Outcome.SUCCEEDED) -> None:
-        """The job's process ends."""
-        attempt = Attempt.objects.get(job=job, ended_at=None)
-        ending = AttemptEnding(outcome=outcome, ended_at=self.now)
-        assert transitions.record_end(attempt, ending, self.now)
-
-
-def service(name: str = "small", **values: Any) -> ModelService:
-    fixed = {"argv": ["serve", "{port}"], "memory_mib": 20 * 1024, "keep_alive_s": None}
-    return ModelService.objects.create(name=name, **(fixed | values))
-
-
-def load(box: Box, name: str = "small", **values: Any) -> ModelInstance:
-    """A service with a ready instance."""
-    row = service(name, **values)
-    rows.request_instance(row.pk, box.now)
-    for _ in range(3):
-        box.step()
-    return ready(row)
-
-
-def ready(row: ModelService) -> ModelInstance:
-    return ModelInstance.objects.select_related("service", "job").get(service=row, state="ready")
-
-
-def scripts(owner: User, count: int, now: datetime = NOW) -> list[Job]:
-    new = NewJob(command="true", requirement=Requirement(gpus=1, exclusive=True))
-    return [job_queue.submit(new, owner, now) for _ in range(count)]
 
 
 def test_an_instance_is_placed_with_its_memory_and_claims_its_gpu() -> None:

@@ -166,7 +166,8 @@ def test_a_service_that_stays_loaded_is_not_unloaded(operator: Client) -> None:
 def test_the_admin_refuses_what_rest_refuses(operator: Client) -> None:
     values = {"name": "small", "command": "serve --port 8000", "health_path": "/health", "gpus": 1,
               "min_instances": 0, "max_instances": 1, "concurrency": 4, "min_residency_s": 60,
-              "boot_timeout_s": 600, "role": "worker_or_script", "enabled": "on"}  # fmt: skip
+              "boot_timeout_s": 600, "role": "worker_or_script", "enabled": "on",
+              "prediction": "off"}  # fmt: skip
 
     refused = operator.post("/admin/scheduler/modelservice/add/", values)
     stored = operator.post("/admin/scheduler/modelservice/add/", values | {"command": COMMAND})

@@ -90,7 +90,7 @@ def test_it_does_not_know_what_is_free_when_the_driver_does_not_say() -> None:
 def test_it_names_a_holder_whose_memory_is_unknown() -> None:
     slot = _slot([process(user=None, program=None, pid=77, memory_bytes=None)])
 
-    assert [(h.name, h.memory_bytes) for h in slot.foreign] == [("someone unknown/pid 77", None)]
+    assert [(h.name, h.memory_bytes) for h in slot.foreign] == [("unknown user/pid 77", None)]
 
 
 def test_it_marks_what_our_jobs_are_like() -> None:

@@ -100,3 +100,48 @@ def test_a_job_with_unreadable_blockers_keeps_no_idle_gpu_from_being_reported(al
     assert texts() == [
         f"GPU 0 has been idle for 10 min while job {job.pk} waits (alice is at her share)"
     ]
+
+
+def unused(minutes: float, **changes: Any) -> Any:
+    """A GPU below 5 % since so many minutes after the begin."""
+    values = {"utilization_pct": 2.0, "idle_since": later(minutes), "state": GpuState.IDLE}
+    return gpu(0, **(values | changes))
+
+
+@pytest.mark.django_db
+def test_an_idle_gpu_is_reported_once_for_each_idle_time_though_no_job_waits() -> None:
+    for minute in (4, 5, 6, 30):
+        judge(minute, unused(0))
+    assert texts() == ["GPU 0 has been idle for 5 min (utilisation 2 %)"]
+
+    judge(40, unused(36, idle_since=None, utilization_pct=50.0))
+    judge(46, unused(41))
+    assert len(texts()) == 2
+
+
+@pytest.mark.django_db
+def test_an_idle_gpu_whose_memory_is_held_is_told_apart() -> None:
+    judge(5, unused(0, state=GpuState.EXTERNAL, memory_used_bytes=20 * 1024**3))
+
+    assert texts() == [
+        "GPU 0, on which other processes hold 20 GiB, has been idle for 5 min (utilisation 2 %)"
+    ]
+
+
+@pytest.mark.django_db
+def test_a_gpu_of_unknown_use_is_not_idle() -> None:
+    judge(60, unused(0, idle_since=None, utilization_pct=None))
+
+    assert texts() == []
+
+
+@pytest.mark.django_db
+def test_idle_cpus_are_reported_at_most_once_an_hour() -> None:
+    from tests.builders import host
+
+    for minute, since in ((6, 0), (20, 12), (80, 70)):
+        at = later(minute)
+        reading = host(cpu_pct=1.0, cpu_idle_since=later(since))
+        IdleResources("gpubox").judge(snapshot([], at=at, host=reading), at)
+
+    assert [text[:33] for text in texts()] == ["The CPUs of gpubox have been idle"] * 2

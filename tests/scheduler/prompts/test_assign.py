@@ -86,3 +86,11 @@ def test_clients_ask_again_when_the_model_is_ready() -> None:
     assert retry_after_s(assign(REQUEST, _with(_booting()), {}).wait) == 85
     assert retry_after_s(assign(REQUEST, _with(_booting(None)), {}).wait) == 10
     assert retry_after_s(None) == 10
+
+
+def test_a_batch_that_has_the_gpus_of_the_model_is_named() -> None:
+    service = replace(_with(), batch=12, problem="exit code 3")
+
+    assert _words(assign(REQUEST, service, {})) == (
+        "batch 12 has the GPUs of the model for itself, position 1"
+    )

@@ -31,13 +31,17 @@ def test_a_process_is_charged_for_the_greater_of_memory_and_time() -> None:
 def test_memory_alone_counts_where_the_time_is_unknown() -> None:
     charges = charging.charges(snapshot(1, [process(sm_pct=None, memory_bytes=20 * GIB)]), [])
 
-    assert (charges["alice"].gpus, charges["alice"].known) == (0.25, 1)
+    assert (charges["alice"].gpus, charges["alice"].known_gpus) == (0.25, 1)
 
 
 def test_of_what_is_unknown_only_the_coverage_tells() -> None:
     charges = charging.charges(snapshot(1, [process(sm_pct=None, memory_bytes=None)]), [])
 
-    assert (charges["alice"].gpus, charges["alice"].seen, charges["alice"].known) == (0.0, 1, 0)
+    assert (charges["alice"].gpus, charges["alice"].occupied_gpus, charges["alice"].known_gpus) == (
+        0.0,
+        1,
+        0,
+    )
 
 
 def test_a_process_that_nobody_owns_charges_nobody() -> None:

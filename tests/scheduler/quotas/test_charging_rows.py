@@ -63,7 +63,7 @@ def test_other_processes_are_charged_to_their_owner_and_fade_afterwards() -> Non
     assert usage() == pytest.approx(expected)
     assert spent() == (0, pytest.approx(8.5))
     look(22)
-    assert usage() == pytest.approx(expected * charging.kept(5, HALF_LIFE))
+    assert usage() == pytest.approx(expected * charging.decay_factor(5, HALF_LIFE))
     assert UsageShare.objects.get().charge == 0
 
 

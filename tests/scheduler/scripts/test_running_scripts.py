@@ -9,7 +9,9 @@ import pytest
 from django.contrib.auth.models import User
 from django.test import Client
 
-from scheduler.models import Job, ScriptDefinition
+from gpucoord_site.cli import batch, submit
+from scheduler.models import Batch, Job, ScriptDefinition
+from tests.cli_bridge import connect_as
 from tests.processes.scheduling import Scheduler
 
 SCHEMA: dict[str, Any] = {
@@ -149,3 +151,67 @@ def test_a_script_runs_and_its_result_is_stored(scheduler: Scheduler, root: User
     shown = logged_in(root).get(f"/api/jobs/{number}/").json()["result"]
     assert (shown["task_id"], shown["output"]) == (number, {"words": 2})
     assert shown["duration"] >= 0
+
+
+@pytest.fixture
+def run_script(db: None) -> ScriptDefinition:
+    schema = {
+        "properties": {"file": {"type": "string", "pattern": "^/"}, "n": {"type": "integer"}},
+        "required": ["file"],
+    }
+    return ScriptDefinition.objects.create(
+        name="run", argv=["run", "{file}", ["-n", "{n}"]], schema=schema, gpu="no",
+        item_argument="file",
+    )  # fmt: skip
+
+
+def test_the_command_line_submits_a_script_with_its_arguments(
+    alice: User,
+    run_script: ScriptDefinition,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    connect_as(alice, monkeypatch)
+
+    assert submit.main(["--detach", "--script", "run", "file=/data/a", "n=3"]) == 0
+
+    job = Job.objects.get()
+    assert (job.script, job.argv) == ("run", ["run", "/data/a", "-n", "3"])
+    assert str(job.pk) in capsys.readouterr().out
+
+
+def test_the_command_line_names_a_wrong_argument_as_the_schema_does(
+    alice: User,
+    run_script: ScriptDefinition,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    connect_as(alice, monkeypatch)
+
+    assert submit.main(["--detach", "--script", "run", "file=/a", "n=many"]) != 0
+    assert "script_args.n" in capsys.readouterr().err
+    assert submit.main(["--detach", "--script", "none", "file=/a"]) != 0
+    assert "There is no script of this name; known scripts: " in capsys.readouterr().err
+    assert not Job.objects.exists()
+
+
+def test_the_command_line_submits_a_batch_and_names_missing_files(
+    alice: User,
+    run_script: ScriptDefinition,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+) -> None:
+    connect_as(alice, monkeypatch)
+    missing = str(tmp_path / "none")
+
+    assert batch.main(["run", "--input", missing]) == 125
+    assert f"{missing} is no file" in capsys.readouterr().err
+    (tmp_path / "empty.txt").touch()
+    assert batch.main(["run", "--input", str(tmp_path / "empty.txt")]) != 0
+    assert "at least one item" in capsys.readouterr().err
+    assert not Batch.objects.exists()
+
+    (tmp_path / "list.txt").write_text("/a\n/b\n")
+    assert batch.main(["run", "--input", str(tmp_path / "list.txt"), "--gpu-mode", "shared"]) == 0
+    assert list(Batch.objects.get().items.values_list("input", flat=True)) == ["/a", "/b"]

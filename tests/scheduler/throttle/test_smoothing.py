@@ -46,7 +46,7 @@ def test_it_stays_within_what_was_seen(readings: list[tuple[float | None, float]
         mean = mean.fed(value, seconds, 60.0)
     known = [value for value, _ in readings if value is not None]
     mean_value = mean.mean(coverage_pct=0)
-    assert 0 <= mean.known <= mean.total + 1e-9 <= 1 + 2e-9
+    assert 0 <= mean.known_weight <= mean.total + 1e-9 <= 1 + 2e-9
     assert (mean_value is None) == (not known)
     if mean_value is not None:
         assert min(known) - 1e-6 <= mean_value <= max(known) + 1e-6

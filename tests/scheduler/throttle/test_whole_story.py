@@ -59,7 +59,7 @@ class Story:
         held = sum(p.memory_bytes or 0 for p in self.neighbour)
         reading = gpu(0, utilization_pct=busy, memory_used_bytes=held)
         snapshots.record(snapshot([reading], self.neighbour, at=self.now, seq=self._seq))
-        for name, problems in self._controller.step(self.now).found.items():
+        for name, problems in self._controller.step(self.now).results.items():
             assert not isinstance(problems, Exception), (name, problems)
         self._dispatcher.step(self.now)
 

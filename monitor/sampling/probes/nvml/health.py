@@ -170,12 +170,12 @@ class XidWatch:
             return
 
 
-def _same(one: Any, other: Any) -> bool:
+def _same(answer: Any, other: Any) -> bool:
     """ctypes makes a new pointer object for each answer, so what it points to is compared."""
     try:
-        return _address(one) == _address(other)
+        return _address(answer) == _address(other)
     except ctypes.ArgumentError:
-        return bool(one == other)
+        return bool(answer == other)
 
 
 def _address(handle: Any) -> int | None:

@@ -165,7 +165,7 @@ class ProcessTier:
     def __init__(self, calls: Calls, interval_s: float) -> None:
         self._least_s = self.interval_s = interval_s
         self._lists = ProcessLists(calls.must, REST if interval_s else 0)
-        self._found = Instances(calls, self._lists)
+        self._instance_probe = Instances(calls, self._lists)
         self.use = ProcessUse(calls.must)
         self._swept_at: datetime | None = None
         self._spent = 0.0
@@ -200,7 +200,7 @@ class ProcessTier:
         last = self._listings.get(gpu.uuid)
         if last is not None and self._is_same(last, gpu):
             return replace(last, age=last.age + 1)
-        instances, inside = self._found.of(handle, gpu.uuid)
+        instances, inside = self._instance_probe.of(handle, gpu.uuid)
         lines = with_instances(self._lists.lines(handle, gpu.uuid), inside)
         processes = merged_processes(gpu.uuid, lines, gpu.memory_total_bytes)
         return _Listing(processes, instances, gpu.memory_used_bytes, _alive(processes))

@@ -8,8 +8,8 @@ from scheduler.blockers.wording import text
 from scheduler.facts.blockers import BlockerCode
 from scheduler.facts.jobs import QueuedJob, Requirement
 from scheduler.facts.plans import PlanPolicy, RunningJob, Slots
+from scheduler.planner.capacity import HostPolicy
 from scheduler.planner.gates import PlannerThresholds
-from scheduler.planner.host import HostPolicy
 from scheduler.planner.plan import plan
 from tests.builders import GIB, NOW, queued_job, slot
 

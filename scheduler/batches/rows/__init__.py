@@ -15,6 +15,7 @@ from monitor.runtime.rows.wakeups import wake
 from monitor.thresholds import rows as thresholds
 from monitor.usage.rows.pruning import RetentionPeriods
 from scheduler.batches.policy import Pace
+from scheduler.batches.rows import exclusive
 from scheduler.facts.batches import OPEN_ITEMS, BatchState, ItemState
 from scheduler.facts.jobs import JobState, Outcome
 from scheduler.lifecycle.policy.retention import RetentionPolicy
@@ -28,9 +29,17 @@ GONE = "The record of its job was removed."
 
 
 def create(
-    owner: User, name: str, request: Mapping[str, Any], items: Sequence[str], now: datetime
+    owner: User,
+    name: str,
+    request: Mapping[str, Any],
+    items: Sequence[str],
+    now: datetime,
+    chosen_gpus: Sequence[str] | None = None,
 ) -> Batch:
-    """Store a batch with all its items, or nothing. Durable on return."""
+    """Store a batch with all its items, or nothing. Durable on return.
+
+    chosen_gpus: it takes GPUs for itself, of these only, [] = of all; None: it shares GPUs.
+    """
     with synced(), transaction.atomic():
         batch = Batch.objects.create(
             owner=owner,
@@ -38,8 +47,11 @@ def create(
             script=request.get("script") or "",
             request=dict(request),
             total_items=len(items),
+            gpu_mode="shared" if chosen_gpus is None else "exclusive",
             created_at=now,
         )
+        if chosen_gpus is not None:
+            exclusive.begin(batch, chosen_gpus, now)
         BatchItem.objects.bulk_create(
             (BatchItem(batch=batch, index=n, input=item) for n, item in enumerate(items)),
             batch_size=CHUNK,
@@ -56,8 +68,9 @@ def open_batches() -> list[Batch]:
 
 def locked(batch: Batch) -> Batch | None:
     """The batch for this transaction alone; None: it is over. Hosts hand out items in turn."""
-    rows = Batch.objects.select_for_update().filter(pk=batch.pk, state=BatchState.RUNNING.value)
-    return rows.first()
+    rows = Batch.objects.select_for_update(of=("self",))
+    rows = rows.select_related("exclusive_run", "owner")
+    return rows.filter(pk=batch.pk, state=BatchState.RUNNING.value).first()
 
 
 def settle(batch: Batch) -> int:

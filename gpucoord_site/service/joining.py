@@ -1,0 +1,80 @@
+"""A host registers when its service starts, or is refused with a sentence."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from contextlib import suppress
+from pathlib import Path
+
+from django.db import connection, transaction
+from django.utils import timezone
+
+from gpucoord_site import __version__
+from gpucoord_site.config.addresses import is_loopback
+from gpucoord_site.config.settings import Config
+from gpucoord_site.service.startup_checks import UnableToStart
+from monitor.facts.hosts import JoiningHost
+from monitor.hosts import policy, rows
+from monitor.journal.rows import events
+from monitor.runtime.probes.process_identity import boot_id
+
+FILE = "host_id"
+
+
+def join(config: Config, port: int | None) -> None:
+    """Store what this host is. Raises UnableToStart if it may not start.
+
+    port: of its pages; None: it serves none.
+    """
+    now = timezone.now()
+    new = JoiningHost(
+        name=config.node,
+        instance=instance(config.data),
+        boot_id=boot_id(),
+        version=__version__,
+        address="" if port is None else reachable_address(config, port),
+        profile=config.profile,
+    )
+    token = config.join_token or ""
+    with transaction.atomic():
+        has_token = bool(token) and rows.is_valid_token(token, now)
+        hosts = rows.all_hosts()
+        problem = policy.join_problem(
+            new, hosts, now, has_token=has_token, shared=connection.vendor == "postgresql"
+        )
+        if problem:
+            spent = " GPUCOORD_JOIN_TOKEN is unknown, used or expired." if token else ""
+            raise UnableToStart(f"{problem}{spent if not has_token else ''}")
+        instances = {host.name: host.instance for host in hosts}
+        if has_token and instances.get(new.name) != new.instance:
+            rows.use_token(token)
+        if rows.register(new, now):
+            text = f"The host {new.name} has joined with gpucoord {new.version}."
+            events.add("HOST_JOINED", text, now=now, host=new.name)
+
+
+def instance(data: Path) -> str:
+    """The identity of this data folder, made at the first start."""
+    path = data / FILE
+    if not path.exists():
+        draft = data / f".{FILE}.{os.getpid()}"
+        draft.touch(mode=0o600)
+        draft.write_text(secrets.token_hex(16))
+        with suppress(FileExistsError):
+            os.link(draft, path)
+        draft.unlink()
+    return path.read_text().strip()
+
+
+def reachable_address(config: Config, port: int) -> str:
+    """The address of this host's pages for users and other hosts; "" = only this host has one."""
+    if config.public_url:
+        return config.public_url
+    plain = config.host.strip("[]")
+    if is_loopback(plain):
+        return ""
+    # Compared with, not bound.
+    if plain in {"0.0.0.0", "::"}:  # noqa: S104
+        plain = config.node
+    return f"http://{f'[{plain}]' if ':' in plain else plain}:{port}"

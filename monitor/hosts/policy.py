@@ -1,0 +1,98 @@
+"""Policy: whether a host may join, whether contact with it is lost, and sentences about it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+
+from monitor.facts.hosts import HostFact, HostState, JoiningHost
+
+# Readings are stored every second.
+SILENT_AFTER = timedelta(seconds=15)
+SHAPES = {HostState.ACTIVE: "ok", HostState.DRAINED: "paused", HostState.DISABLED: "paused"}
+
+
+def silent_since(host: HostFact, now: datetime) -> datetime | None:
+    """The time of its last reading if that is more than 15 s ago; None: it is in contact.
+
+    A host without any reading has never been in contact, which is not a loss of it.
+    """
+    if host.seen_at is None or now - host.seen_at <= SILENT_AFTER:
+        return None
+    return host.seen_at
+
+
+def takes_jobs(host: HostFact | None) -> bool:
+    """Whether new jobs may start there. A host that is not registered takes them, as before."""
+    return host is None or host.state is HostState.ACTIVE
+
+
+def join_problem(
+    new: JoiningHost, hosts: Sequence[HostFact], now: datetime, *, has_token: bool, shared: bool
+) -> str | None:
+    """Why the host may not start, in a sentence; None = it may.
+
+    shared: the database is on a server, so that other hosts can use it.
+    """
+    registered = next((host for host in hosts if host.name == new.name), None)
+    if registered is not None and registered.state is HostState.DISABLED:
+        by = f" by {registered.changed_by}" if registered.changed_by else ""
+        return f"The host {new.name} is disabled{by}. An operator enables it at /hosts/."
+    if not shared:
+        return None
+    return _identity_problem(new, registered, hosts, has_token) or _version_problem(new, hosts, now)
+
+
+def _identity_problem(
+    new: JoiningHost, registered: HostFact | None, hosts: Sequence[HostFact], has_token: bool
+) -> str | None:
+    if (
+        has_token
+        or not hosts
+        or (registered is not None and registered.instance in ("", new.instance))
+    ):
+        return None
+    how = (
+        "Make a join token at /hosts/ (or with gpucoord join-token) and set GPUCOORD_JOIN_TOKEN"
+        " for the next start."
+    )
+    if registered is None:
+        return f"The host {new.name} is not registered in this database. {how}"
+    return (
+        f"Another machine or data folder is registered as {new.name}. Set GPUCOORD_NODE to another"
+        f" name. To replace that host: {how[0].lower()}{how[1:]}"
+    )
+
+
+def _version_problem(new: JoiningHost, hosts: Sequence[HostFact], now: datetime) -> str | None:
+    others = [
+        host
+        for host in hosts
+        if host.name != new.name
+        and host.version not in ("", new.version)
+        and host.seen_at is not None
+        and silent_since(host, now) is None
+    ]
+    if not others:
+        return None
+    running = ", ".join(f"{host.version} on {host.name}" for host in others[:3])
+    return (
+        f"This is gpucoord {new.version}, and the database is in use by {running}."
+        " All hosts need the same version: stop the others, or install theirs here."
+    )
+
+
+def contact_sentence(host: HostFact, since: str) -> str:
+    """About the jobs of a silent host; `since`: a time in words."""
+    if host.down_at is not None:
+        return f"{host.name} was confirmed down by {host.down_by}. Contact lost since {since}."
+    return (
+        f"Contact with {host.name} is lost since {since}. Its jobs may still run;"
+        " nothing is restarted elsewhere."
+    )
+
+
+def elsewhere(host: str, address: str, path: str) -> str:
+    """Where to read a file that is on another host."""
+    at = f"{address.rstrip('/')}{path}" if address else f"the service of gpucoord on {host}"
+    return f"The files of this job are on the host {host}. Read them at {at}."

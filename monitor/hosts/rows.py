@@ -1,0 +1,149 @@
+"""Rows: registered hosts and join tokens."""
+
+from __future__ import annotations
+
+import secrets
+from collections import Counter
+from collections.abc import Collection
+from datetime import datetime, timedelta
+from hashlib import sha256
+
+from django.db.models import Exists, OuterRef, Subquery
+
+from monitor.facts.hosts import HostFact, HostState, JoiningHost
+from monitor.models import Gpu, Host, JoinToken, LatestSnapshot
+
+TOKEN_LIVES = timedelta(hours=24)
+TOKEN_MARK = "gpj_"  # noqa: S105 - the beginning of each
+
+
+def all_hosts() -> list[HostFact]:
+    """Registered hosts and hosts with readings, by name."""
+    seen = dict(LatestSnapshot.objects.values_list("host", "at"))
+    rows = {row.name: row for row in Host.objects.all()}
+    gpus = Counter(Gpu.objects.values_list("host", flat=True))
+    return [
+        _fact(name, rows.get(name), seen.get(name), gpus[name])
+        for name in sorted(seen.keys() | rows.keys())
+    ]
+
+
+def registered(names: Collection[str]) -> list[HostFact]:
+    """Those of these hosts whose service has started since hosts register."""
+    rows = Host.objects.filter(pk__in=names, started_at__isnull=False)
+    by_name = {row.name: row for row in rows}
+    if not by_name:
+        return []
+    seen = dict(LatestSnapshot.objects.filter(pk__in=by_name).values_list("host", "at"))
+    return [_fact(name, row, seen.get(name), 0) for name, row in by_name.items()]
+
+
+def last_reading() -> Subquery:
+    """Of the host of a row with the column `host`, if it is registered: for an annotation."""
+    of_host = LatestSnapshot.objects.filter(pk=OuterRef("host"))
+    started = Host.objects.filter(pk=OuterRef("host"), started_at__isnull=False)
+    return Subquery(of_host.filter(Exists(started)).values("at"))
+
+
+def find(name: str) -> HostFact | None:
+    """One host; None: it is neither registered nor has it readings."""
+    row = Host.objects.filter(pk=name).first()
+    seen = LatestSnapshot.objects.filter(pk=name).values_list("at", flat=True).first()
+    return None if row is None and seen is None else _fact(name, row, seen, 0)
+
+
+def _fact(name: str, row: Host | None, seen_at: datetime | None, gpus: int) -> HostFact:
+    if row is None:
+        return HostFact(name=name, seen_at=seen_at, gpus=gpus)
+    return HostFact(
+        name=name,
+        state=HostState(row.state),
+        instance=row.instance,
+        version=row.version,
+        address=row.address,
+        reason=row.reason,
+        changed_by=row.changed_by,
+        started_at=row.started_at,
+        seen_at=seen_at,
+        down_at=row.down_at,
+        down_by=row.down_by,
+        gpus=gpus,
+    )
+
+
+def register(new: JoiningHost, now: datetime) -> bool:
+    """Store what the host says about itself; True: it has joined for the first time."""
+    row, is_new = Host.objects.get_or_create(name=new.name, defaults={"joined_at": now})
+    row.instance, row.boot_id, row.version = new.instance, new.boot_id, new.version
+    row.address, row.profile, row.started_at = new.address, new.profile, now
+    row.save(update_fields=["instance", "boot_id", "version", "address", "profile", "started_at"])
+    return is_new
+
+
+def set_state(name: str, state: HostState, by: str, reason: str, now: datetime) -> bool:
+    """False: it has that state already. A host without a row of its own gets one."""
+    Host.objects.get_or_create(name=name, defaults={"joined_at": now})
+    return bool(
+        Host.objects.filter(pk=name)
+        .exclude(state=state.value, reason=reason)
+        .update(state=state.value, changed_by=by, reason=reason, changed_at=now)
+    )
+
+
+def confirm_down(name: str, by: str, now: datetime) -> bool:
+    """False: that was done already."""
+    Host.objects.get_or_create(name=name, defaults={"joined_at": now})
+    return bool(Host.objects.filter(pk=name, down_at=None).update(down_at=now, down_by=by))
+
+
+def clear_down(name: str) -> bool:
+    """The host has readings again. False: it was not confirmed down."""
+    return bool(
+        Host.objects.filter(pk=name, down_at__isnull=False).update(down_at=None, down_by="")
+    )
+
+
+def confirmed_down() -> list[str]:
+    return list(Host.objects.filter(down_at__isnull=False).values_list("name", flat=True))
+
+
+def mark_silent(name: str, since: datetime, now: datetime) -> bool:
+    """Compare-and-set, as each other host looks; True: this call is the first."""
+    Host.objects.get_or_create(name=name, defaults={"joined_at": now})
+    return bool(Host.objects.filter(pk=name, silent_since_at=None).update(silent_since_at=since))
+
+
+def mark_heard(name: str) -> bool:
+    """True: its silence had been reported."""
+    return bool(
+        Host.objects.filter(pk=name, silent_since_at__isnull=False).update(silent_since_at=None)
+    )
+
+
+def remove(name: str) -> None:
+    """Forget the host and its newest reading. Its history stays."""
+    Host.objects.filter(pk=name).delete()
+    LatestSnapshot.objects.filter(pk=name).delete()
+
+
+def make_token(by: str, now: datetime) -> str:
+    """A token for one host; the text is stored nowhere."""
+    JoinToken.objects.filter(expires_at__lte=now).delete()
+    text = TOKEN_MARK + secrets.token_urlsafe(32)
+    JoinToken.objects.create(
+        digest=_digest(text), made_by=by, created_at=now, expires_at=now + TOKEN_LIVES
+    )
+    return text
+
+
+def is_valid_token(text: str, now: datetime) -> bool:
+    return JoinToken.objects.filter(digest=_digest(text), expires_at__gt=now).exists()
+
+
+def use_token(text: str) -> None:
+    """A token is good for one host."""
+    JoinToken.objects.filter(digest=_digest(text)).delete()
+
+
+def _digest(text: str) -> str:
+    return sha256(text.encode()).hexdigest()

@@ -1,0 +1,91 @@
+"""REST: GPU-hours of jobs by a tag. Tags of jobs are visible to all users."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Annotated, Any
+
+from django.http import HttpRequest
+from django.utils import timezone
+from ninja import Field, Query, Router, Schema
+
+from monitor.api.input import InvalidInput
+from monitor.facts.input_rules import character_problem
+from reports.periods import policy as periods
+from reports.periods.facts import ReportRefused
+from reports.tags import rows
+from reports.tags.policy import sums
+
+router = Router()
+LONGEST_NAME, LONGEST_USER = 40, 150
+MOST_VALUES = 1000
+
+
+class TagBody(Schema):
+    """Parts are 0 to 1; null is unknown."""
+
+    value: str
+    jobs: int
+    users: int
+    gpu_hours_held: float
+    gpu_hours_used: float | None = Field(description="Of the jobs whose use was measured.")
+    efficiency: float | None = Field(description="Used part of their held time.")
+    coverage: float | None = Field(description="Measured part of the held time.")
+
+
+class TagReport(Schema):
+    tag: str
+    from_: datetime = Field(alias="from")
+    to: datetime
+    total: int = Field(description="Number of values; at most 1000 are listed.")
+    values: list[TagBody]
+
+
+@router.get("tags/", response=TagReport, by_alias=True, summary="Report GPU-hours by tag")
+def by_tag(
+    request: HttpRequest,
+    tag: Annotated[
+        str, Query(min_length=1, max_length=LONGEST_NAME, description="Its name: project.")
+    ],
+    last: Annotated[
+        str, Query(description="A length such as 24h, 7d or 4w; or day, week or month.")
+    ] = "",
+    begin: Annotated[str, Query(alias="from", description="ISO 8601 date or time.")] = "",
+    end: Annotated[str, Query(alias="to", description="ISO 8601; empty: now.")] = "",
+    user: Annotated[
+        str, Query(max_length=LONGEST_USER, description="A user's name, or me; empty: all.")
+    ] = "",
+) -> dict[str, Any]:
+    """Jobs by the value of a tag, most GPU-hours first; the last 24 hours by default.
+
+    Only jobs that gpucoord still stores are counted.
+    """
+    for name, text in (("tag", tag), ("user", user)):
+        if problem := character_problem(text):
+            raise InvalidInput([(name, problem)])
+    now = timezone.now()
+    try:
+        period = periods.parse(last, begin, end, timezone.get_current_timezone_name(), now)
+    except ReportRefused as refused:
+        raise InvalidInput([(refused.field, refused.text)]) from None
+    if user == "me":
+        user = request.auth.get_username()  # type: ignore[attr-defined]
+    uses = sums(
+        rows.attempts(tag, period.since, period.until, user), period.since, period.until, now
+    )
+    values = [
+        {
+            "value": use.value,
+            "jobs": len(use.jobs),
+            "users": len(use.users),
+            "gpu_hours_held": use.held_s / 3600,
+            "gpu_hours_used": use.used_s / 3600 if use.known_s else None,
+            "efficiency": use.efficiency,
+            "coverage": use.coverage,
+        }
+        for use in uses[:MOST_VALUES]
+    ]
+    total = len(uses)
+    return {
+        "tag": tag, "from": period.since, "to": period.until, "total": total, "values": values
+    }  # fmt: skip

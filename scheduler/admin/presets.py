@@ -1,0 +1,33 @@
+"""Admin: presets of the form to submit a job."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django import forms
+from django.contrib import admin
+
+from scheduler.jobs.pages import starting_points
+from scheduler.models import JobPreset
+
+
+class PresetForm(forms.ModelForm):  # type: ignore[type-arg]
+    def clean_values(self) -> dict[str, Any]:
+        values = self.cleaned_data["values"]
+        accepted = starting_points.form_values(values)
+        if not isinstance(values, dict) or set(values) != set(accepted):
+            unknown = ", ".join(sorted(set(values) - set(accepted))) if values else "nothing"
+            raise forms.ValidationError(f"These are no fields of a preset: {unknown[:200]}.")
+        return accepted
+
+
+@admin.register(JobPreset)
+class JobPresetAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
+    """A preset without a user is offered to all users."""
+
+    form = PresetForm
+    list_display = ("name", "user", "values")
+    list_select_related = ("user",)
+    search_fields = ("name", "user__username")
+    ordering = ("name",)
+    autocomplete_fields = ("user",)

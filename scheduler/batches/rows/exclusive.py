@@ -1,0 +1,139 @@
+"""Rows of the exclusive mode: which batch has which GPUs, and the step that it has reached.
+
+Each change of a step is one transaction. The next pass reads everything from these rows, so that a
+process may be killed at any step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+from django.db import transaction
+
+from monitor.journal.rows import events
+from monitor.runtime.rows.wakeups import wake
+from scheduler.facts.batches import OPEN_ITEMS, RESERVING, BatchState, ExclusiveStep
+from scheduler.facts.jobs import JobState
+from scheduler.models import Batch, ExclusiveRun, Job, ModelInstance, ModelService
+
+_RESERVING = tuple(step.value for step in RESERVING)
+TEXTS: Mapping[ExclusiveStep, str] = {
+    ExclusiveStep.ANNOUNCED: "takes {gpus} in exclusive mode",
+    ExclusiveStep.DRAINING: "waits for running prompts; new prompts queue",
+    ExclusiveStep.UNLOADING: "has the models on its GPUs unloaded",
+    ExclusiveStep.WORKING: "has {gpus} for itself",
+    ExclusiveStep.RELOADING: "has the models loaded again, one after another",
+    ExclusiveStep.ENDED: "has left the exclusive mode; prompts resume",
+}
+
+
+def begin(batch: Batch, chosen: Sequence[str], now: datetime) -> ExclusiveRun:
+    """Let a batch wait for its GPUs. The caller opens the transaction."""
+    return ExclusiveRun.objects.create(batch=batch, since=now, chosen=list(chosen))
+
+
+def open_runs(host: str) -> list[ExclusiveRun]:
+    """Runs of this host, or of none yet, in the order of their batches."""
+    rows = ExclusiveRun.objects.exclude(step=ExclusiveStep.ENDED.value)
+    return list(rows.filter(host__in=("", host)).order_by("batch_id"))
+
+
+def locked(run: ExclusiveRun, host: str) -> ExclusiveRun | None:
+    """The run for this transaction alone; None: it is over, or another host has it."""
+    rows = ExclusiveRun.objects.select_for_update(of=("self",)).select_related("batch__owner")
+    rows = rows.exclude(step=ExclusiveStep.ENDED.value)
+    return rows.filter(pk=run.pk, host__in=("", host)).first()
+
+
+def reserved(host: str) -> dict[str, int]:
+    """{GPU UUID: batch} of the GPUs that batches have for themselves."""
+    rows = ExclusiveRun.objects.filter(host=host, step__in=_RESERVING)
+    return {
+        uuid: batch for batch, uuids in rows.values_list("batch_id", "gpu_uuids") for uuid in uuids
+    }
+
+
+def active(host: str) -> int | None:
+    """The batch that has GPUs of this host for itself."""
+    rows = ExclusiveRun.objects.filter(host=host, step__in=_RESERVING)
+    return rows.order_by("batch_id").values_list("batch_id", flat=True).first()
+
+
+def own_jobs(batch_id: int) -> set[int]:
+    """The open jobs of the batch's items."""
+    rows = Job.objects.filter(batch_items__batch=batch_id, batch_items__status__in=OPEN_ITEMS)
+    return set(rows.values_list("pk", flat=True))
+
+
+def idle_jobs() -> set[int]:
+    """Open jobs of idle work: they leave their GPU for items."""
+    rows = Job.objects.exclude(state=JobState.FINISHED.value).exclude(idle_template="")
+    return set(rows.values_list("pk", flat=True))
+
+
+def move(run: ExclusiveRun, step: ExclusiveStep, now: datetime, **columns: Any) -> None:
+    """Begin the next step. The caller has locked the run."""
+    run.step, run.since, run.waits_for, run.waits_for_batch = step.value, now, "", None
+    run.log = [*run.log, [step.value, now.isoformat()]]
+    for name, value in columns.items():
+        setattr(run, name, value)
+    run.save()
+    count = len(run.gpu_uuids)
+    gpus = "1 GPU" if count == 1 else f"{count} GPUs"
+    text = f"{run.batch} {TEXTS[step].format(gpus=gpus)}"
+    owner = run.batch.owner.username
+    events.add("BATCH_EXCLUSIVE", text, now=now, host=run.host, owner=owner)
+    wake("scheduler")
+    wake("live")
+
+
+def note_wait(run: ExclusiveRun, text: str, batch: int | None) -> None:
+    """Store what a run waits for, if that is news."""
+    if (run.waits_for, run.waits_for_batch) != (text, batch):
+        run.waits_for, run.waits_for_batch = text, batch
+        run.save(update_fields=["waits_for", "waits_for_batch"])
+        wake("live")
+
+
+def close_models(run: ExclusiveRun, instances: Sequence[ModelInstance]) -> list[dict[str, Any]]:
+    """Send these instances no new requests, and boot no others of their services.
+
+    Returns what is to be loaded again after the batch, in this order.
+    """
+    ModelInstance.objects.filter(pk__in=[row.pk for row in instances]).update(is_closed=True)
+    services = {row.service_id for row in instances}
+    ModelService.objects.filter(pk__in=services).update(held_for_batch=run.pk)
+    wake("prompts")
+    return [{"service": row.service_id, "gpus": list(row.gpu_uuids)} for row in instances]
+
+
+def open_models(run: ExclusiveRun) -> None:
+    """Let models that have not left serve again, and let their services boot."""
+    ModelInstance.objects.filter(
+        is_closed=True, host=run.host, service__held_for_batch=run.pk
+    ).update(is_closed=False)
+    ModelService.objects.filter(held_for_batch=run.pk).update(held_for_batch=None)
+    wake("prompts")
+
+
+def stop(batch: Batch, by: str, now: datetime) -> bool:
+    """End the exclusive mode of a batch, which goes on sharing GPUs. False: it was not in it."""
+    with transaction.atomic():
+        run = ExclusiveRun.objects.select_for_update().filter(pk=batch.pk, stopped_by="")
+        if not run.exclude(step=ExclusiveStep.ENDED.value).update(stopped_by=by):
+            return False
+        Batch.objects.filter(pk=batch.pk).update(gpu_mode="shared")
+        waiting = Job.objects.filter(exclusive_batch=batch.pk, state=JobState.QUEUED.value)
+        waiting.filter(model_service=None).update(exclusive_batch=None)
+        text = f"{by} ended the exclusive mode of {batch}"
+        events.add("BATCH_EXCLUSIVE", text, now=now, owner=batch.owner.username)
+        wake("scheduler")
+        wake("live")
+    return True
+
+
+def is_over(run: ExclusiveRun) -> bool:
+    """Whether the batch needs no GPU any more."""
+    return run.batch.state != BatchState.RUNNING.value

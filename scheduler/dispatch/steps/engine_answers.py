@@ -1,0 +1,137 @@
+"""Step: keep the newest answer of another engine, and store what it says of open tasks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from datetime import datetime, timedelta
+
+from django.db.models import QuerySet
+
+from monitor.runtime.facts import Guard
+from monitor.runtime.rows.wakeups import wake
+from scheduler.dispatch.steps.engine_endings import StatusWriter
+from scheduler.engines.facts import EngineName, Look, TaskReport, TaskState
+from scheduler.engines.policy.follow import SUBMIT_SETTLES
+from scheduler.engines.policy.slurm_texts import state_of
+from scheduler.models import EngineTask
+
+LOOK_WHEN_IDLE = timedelta(seconds=15)
+MOST_NONCES = 5000
+ALIVE = (TaskState.WAITING, TaskState.RUNNING)
+
+
+class EngineAnswers:
+    """`reports`: of the newest answer, by nonce. `answered_at`: when that was requested.
+
+    problem: why the newest call was not answered; "" = it was.
+    """
+
+    def __init__(self, guard: Guard, host: str, engine: EngineName, every: timedelta) -> None:
+        self._guard = guard
+        self._host = host
+        self._every = every
+        self.status = StatusWriter(guard, host, engine)
+        self.reports: Mapping[str, TaskReport] = {}
+        self.answered_at: datetime | None = None
+        self.problem = ""
+        self._looked_at: datetime | None = None
+
+    def is_due(self, *, has_tasks: bool, now: datetime) -> bool:
+        """Whether to look now; the next look is due after that."""
+        every = self._every if has_tasks else LOOK_WHEN_IDLE
+        if self._looked_at is not None and now - self._looked_at < every:
+            return False
+        self._looked_at = now
+        return True
+
+    def look_again(self) -> None:
+        """The next look is due at once."""
+        self._looked_at = None
+
+    def take(
+        self, asked_at: datetime, look: Look, stop: Callable[[list[TaskReport], datetime], None]
+    ) -> None:
+        """Store an answer; `stop` gets tasks that should not be there."""
+        self.problem = look.problem
+        if look.is_answer and (self.answered_at is None or asked_at > self.answered_at):
+            self.answered_at = asked_at
+            self.reports, extras = best_by_nonce(look)
+            stop([*extras, *self._left_over()], asked_at)
+            self._store_reports(asked_at)
+        self.status.answered(look, asked_at)
+
+    def _left_over(self) -> list[TaskReport]:
+        """Living tasks whose row is closed."""
+        alive = [
+            nonce
+            for nonce, report in self.reports.items()
+            if report.state in ALIVE and report.word != "COMPLETING"
+        ]
+        closed = EngineTask.objects.filter(
+            host=self._host, closed_at__isnull=False, nonce__in=alive[:MOST_NONCES]
+        )
+        return [self.reports[nonce] for nonce in closed.values_list("nonce", flat=True)]
+
+    def _store_reports(self, at: datetime) -> None:
+        """Write what changed, in a few statements."""
+        changed = [task for task in open_tasks(self._host) if self._apply_report(task, at)]
+        if changed:
+            columns = ["ref", "word", "reason", "nodes", "expected_start_at", "seen_at"]
+            columns += ["submitted_at", "refused", "missing_since", "ended_since"]
+            with self._guard():
+                EngineTask.objects.bulk_update(changed, columns, batch_size=500)
+                wake("live")
+
+    def _apply_report(self, task: EngineTask, at: datetime) -> bool:
+        """Whether the row changes."""
+        report = self.reports.get(task.nonce)
+        if report is None:
+            known = task.submitted_at or (task.tried_at and task.tried_at + SUBMIT_SETTLES)
+            is_new = bool(known and known <= at and task.missing_since is None)
+            if is_new:
+                task.missing_since = at
+            return is_new
+        # Slurm may put a task back into its queue, which ends what had begun.
+        has_begun = state_of(task.word) is TaskState.RUNNING or task.ended_since is not None
+        is_requeued = report.state is TaskState.WAITING and has_begun
+        is_over = report.state is TaskState.ENDED or is_requeued
+        new = {
+            "ref": report.ref,
+            "word": report.word,
+            "reason": report.reason,
+            "nodes": report.nodes or task.nodes,
+            "expected_start_at": report.expected_start,
+            "refused": "",
+            "missing_since": None,
+            "ended_since": (task.ended_since or at) if is_over else None,
+        }
+        if all(getattr(task, name) == value for name, value in new.items()):
+            return False
+        for name, value in new.items():
+            setattr(task, name, value)
+        task.seen_at, task.submitted_at = at, task.submitted_at or at
+        return True
+
+
+def best_by_nonce(look: Look) -> tuple[dict[str, TaskReport], list[TaskReport]]:
+    """The task of each nonce, and further living tasks of the same nonce."""
+    order = [TaskState.RUNNING, TaskState.WAITING, TaskState.UNKNOWN, TaskState.ENDED]
+    best: dict[str, TaskReport] = {}
+    extras = []
+    for report in look.tasks:
+        if not report.nonce:
+            continue
+        other = best.get(report.nonce)
+        if other is None:
+            best[report.nonce] = report
+            continue
+        first, second = sorted((other, report), key=lambda one: order.index(one.state))
+        best[report.nonce] = first
+        if second.state in ALIVE:
+            extras.append(second)
+    return best, extras
+
+
+def open_tasks(host: str) -> QuerySet[EngineTask]:
+    rows = EngineTask.objects.filter(host=host, closed_at=None)
+    return rows.select_related("job__owner").order_by("pk")

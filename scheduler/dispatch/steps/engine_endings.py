@@ -1,0 +1,239 @@
+"""Record how a job ended in another engine, and whether the engine answers."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, replace
+from datetime import datetime, timedelta
+
+from monitor.journal.rows import events
+from monitor.runtime.facts import Guard
+from monitor.runtime.rows.wakeups import wake
+from scheduler.engines.facts import EngineName, Look, NodeReport, TaskState
+from scheduler.engines.policy.follow import FILES_SETTLE
+from scheduler.engines.slurm import OUTPUT
+from scheduler.execution.policy.reconcile import MAX_STARTS
+from scheduler.execution.steps import outcomes
+from scheduler.execution.steps.specs import SpecWriter
+from scheduler.facts.jobs import JobState, Outcome
+from scheduler.facts.results import LARGEST_RESULT
+from scheduler.lifecycle.rows import changes
+from scheduler.models import Attempt, EngineStatus, EngineTask, Job, YieldRequest
+from scheduler.runner import files
+from scheduler.runner.attempt_files import AttemptFiles
+
+TAIL_BYTES, OUTPUT_BYTES = 16_384, 500
+TITLE = "Slurm"
+ENDING_SIGNALS = (signal.SIGTERM, signal.SIGKILL)
+ENDING_CODES = tuple(128 + number for number in ENDING_SIGNALS)
+WRITE_EVERY = timedelta(seconds=10)
+MOST_NODES = 2000
+# A task that Slurm has put back into its queue was preempted, or lost its node.
+PREEMPTED = ("PREEMPTED", "PENDING", "REQUEUED")
+ENDS = {
+    "TIMEOUT": (Outcome.TIMED_OUT, "Slurm ended it at its time limit."),
+    "DEADLINE": (Outcome.TIMED_OUT, "Slurm ended it at its deadline."),
+    "OUT_OF_MEMORY": (Outcome.FAILED, "Slurm ended it because it ran out of memory."),
+    "CANCELLED": (Outcome.CANCELLED, "It was cancelled in Slurm."),
+}
+
+
+def close(task: EngineTask, now: datetime) -> None:
+    """Nothing is left to do for this task."""
+    EngineTask.objects.filter(pk=task.pk, closed_at=None).update(closed_at=now)
+
+
+def end(
+    task: EngineTask, attempt: Attempt, seen: AttemptFiles, specs: SpecWriter, now: datetime
+) -> Callable[[], object] | None:
+    """The change that stores a result; None: first the engine must say who stopped the job."""
+    result = seen.result
+    if result is None:
+        return None
+    # The engine signals all processes of a job at once, so the runner may not be the first.
+    by_signal = result.signal in ENDING_SIGNALS or result.exit_code in ENDING_CODES
+    is_cancelled = attempt.job.cancel_requested_at is not None
+    is_stopped = not is_cancelled and (result.stopped == "asked" or by_signal)
+    if is_cancelled and result.stopped is None and result.exit_code != 0:
+        seen = replace(seen, result=replace(result, stopped="asked"))
+    is_unexplained = task.ended_since is None and task.missing_since is None
+    if is_stopped and is_unexplained and now.timestamp() - result.ended_at < _PATIENCE_S:
+        return None
+    folder = specs.folder(attempt)
+    tail = b"" if result.exit_code == 0 else files.read_tail(folder / files.LOG, TAIL_BYTES)
+    saved = attempt.job.preemptible and result.exit_code != 0 and specs.has_saved(attempt.job)
+    given = files.read_given(specs.given(attempt).result, LARGEST_RESULT + 1)
+
+    def store() -> None:
+        shown = seen
+        if is_stopped:
+            shown = _explained(task, attempt, seen, now)
+        elif result.yielded:
+            _ensure_request(attempt, "Slurm ended it soon after.", now)
+        outcomes.record_end(attempt, shown, tail, now, has_saved=saved, given=given)
+        close(task, now)
+
+    return store
+
+
+_PATIENCE_S = 2 * FILES_SETTLE.total_seconds()
+
+
+def _explained(
+    task: EngineTask, attempt: Attempt, seen: AttemptFiles, now: datetime
+) -> AttemptFiles:
+    """A job that was stopped from outside: by a user in Slurm, or by Slurm for another job."""
+    word = _word(task)
+    if word == "CANCELLED" and seen.result is not None:
+        _mark_cancelled(attempt.job, now)
+        return replace(seen, result=replace(seen.result, stopped="asked"))
+    if word in PREEMPTED and seen.result is not None:
+        _ensure_request(attempt, "Slurm preempted it for another job.", now)
+        return replace(seen, result=replace(seen.result, yielded=True))
+    if word in ("TIMEOUT", "DEADLINE") and seen.result is not None:
+        return replace(seen, result=replace(seen.result, stopped="time_limit"))
+    return seen
+
+
+def _word(task: EngineTask) -> str:
+    return task.word.split(" ", 1)[0].rstrip("+")
+
+
+def _mark_cancelled(job: Job, now: datetime) -> None:
+    Job.objects.filter(pk=job.pk, cancel_requested_at=None).update(
+        cancel_requested_at=now, cancelled_by=TITLE
+    )
+    if job.cancel_requested_at is None:
+        job.cancel_requested_at, job.cancelled_by = now, TITLE
+
+
+def _ensure_request(attempt: Attempt, text: str, now: datetime) -> None:
+    """The yield request that Slurm made; the retry policy asks for it."""
+    if getattr(attempt, "yield_request", None) is None:
+        attempt.yield_request = YieldRequest.objects.create(
+            attempt=attempt,
+            kind=YieldRequest.Kind.EVICTION,
+            code="Slurm",
+            text=text,
+            asked_at=now,
+            deadline=now,
+        )
+
+
+def record_lost(
+    task: EngineTask, attempt: Attempt, seen: AttemptFiles, specs: SpecWriter, now: datetime
+) -> None:
+    """End an attempt without a result by the engine's word."""
+    word = _word(task)
+    saved = attempt.job.preemptible and specs.has_saved(attempt.job)
+    if word == "PREEMPTED":
+        _ensure_request(attempt, "Slurm preempted it for another job.", now)
+    if word in ENDS and task.ended_since is not None:
+        outcome, problem = ENDS[word]
+        if outcome is Outcome.CANCELLED:
+            _mark_cancelled(attempt.job, now)
+        outcomes.record_without_result(attempt, seen, outcome, problem, now)
+    else:
+        outcomes.record_lost(attempt, seen, _lost_text(task), now, has_saved=saved)
+    close(task, now)
+
+
+def _lost_text(task: EngineTask) -> str:
+    if task.ended_since is None:
+        return f"{TITLE} no longer lists its job {task.ref}, so its exit code is unknown."
+    reason = f", reason {task.reason}" if task.reason else ""
+    return (
+        f"Its runner was killed before it could store the exit code."
+        f" {TITLE} says: {task.word}{reason}."
+    )
+
+
+def record_unstarted(task: EngineTask, specs: SpecWriter, now: datetime) -> None:
+    """A task that ended in the engine before its runner began: try again, or hold the job."""
+    close(task, now)
+    job = Job.objects.filter(pk=task.job_id, state=JobState.QUEUED.value)
+    if _word(task) == "CANCELLED":
+        changes.cancel(job, TITLE, now)
+        return
+    closed = EngineTask.objects.filter(job=task.job_id, ended_since__isnull=False)
+    since = task.job.released_at
+    failed = closed.exclude(word="").filter(**({"created_at__gt": since} if since else {}))
+    if failed.exclude(nonce__in=_nonces(task.job_id)).count() < MAX_STARTS:
+        return
+    folder = specs.folder(Attempt(job=task.job, number=task.number))
+    output = files.read_tail(folder / OUTPUT, OUTPUT_BYTES).decode(errors="replace").strip()
+    reason = f" ({task.reason})" if task.reason else ""
+    text = f"{TITLE} could not start it {MAX_STARTS} times: {task.word}{reason}."
+    job.update(held=f"{text} {output}".strip(), held_by="")
+
+
+def _nonces(job_id: int) -> Sequence[str]:
+    return list(Attempt.objects.filter(job=job_id).values_list("nonce", flat=True))
+
+
+def shown() -> list[EngineStatus]:
+    """For the status page."""
+    return list(EngineStatus.objects.order_by("host"))
+
+
+class StatusWriter:
+    """The row that says whether the engine answers, and which nodes it has."""
+
+    def __init__(self, guard: Guard, host: str, engine: EngineName) -> None:
+        self._guard = guard
+        self._host = host
+        self._engine = engine
+        self._problem: str | None = None
+        self._written_at: datetime | None = None
+        self.version = ""
+
+    def set_version(self, text: str) -> None:
+        self.version = text
+
+    def answered(self, look: Look, now: datetime) -> None:
+        """Store the newest answer; a change between answering and silence is an event."""
+        is_change = bool(look.problem) != bool(self._problem) or self._problem is None
+        if not is_change and self._written_at and now - self._written_at < WRITE_EVERY:
+            return
+        states = [task.state for task in look.tasks]
+        columns: dict[str, object] = {
+            "engine": self._engine.value,
+            "version": self.version,
+            "problem": look.problem,
+        }
+        if look.is_answer:
+            columns |= {
+                "answered_at": now,
+                "waiting": states.count(TaskState.WAITING),
+                "running": states.count(TaskState.RUNNING),
+            }
+        with self._guard():
+            row, is_new = EngineStatus.objects.get_or_create(
+                host=self._host, defaults={**columns, "since_at": now}
+            )
+            if bool(row.problem) != bool(look.problem):
+                columns["since_at"] = now
+                self._report(look.problem, now)
+            elif is_new and look.problem:
+                self._report(look.problem, now)
+            EngineStatus.objects.filter(pk=self._host).update(**columns)
+        self._problem, self._written_at = look.problem, now
+
+    def _report(self, problem: str, now: datetime) -> None:
+        text = f"{TITLE} does not answer: {problem}" if problem else f"{TITLE} answers again"
+        events.add(
+            "ENGINE_UNAVAILABLE" if problem else "ENGINE_AVAILABLE",
+            text,
+            now=now,
+            severity="warning" if problem else "info",
+            host=self._host,
+        )
+        wake("live")
+
+    def nodes(self, nodes: Sequence[NodeReport], now: datetime) -> None:
+        rows = [asdict(node) for node in nodes[:MOST_NODES]]
+        with self._guard():
+            EngineStatus.objects.filter(pk=self._host).update(
+                nodes=rows, nodes_at=now, version=self.version
+            )

@@ -1,0 +1,384 @@
+"""Step: submit, follow, stop and end the jobs that another engine runs.
+
+Calls of the engine run beside the loop. What is due follows from the rows, the files of the
+attempts and the newest answer, so a new process continues where a killed one stopped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from functools import partial
+from typing import Any
+
+from django.db.models import QuerySet
+
+from monitor.models import Gpu
+from monitor.runtime.facts import Guard
+from monitor.runtime.rows.item_isolation import ItemIsolation
+from monitor.runtime.rows.wakeups import wake
+from scheduler.dispatch.steps import engine_endings as endings
+from scheduler.dispatch.steps.engine_answers import EngineAnswers, open_tasks
+from scheduler.dispatch.steps.engine_queue import BY_GPUCOORD, EngineQueue, digest_of, ticket_of
+from scheduler.engines.background import BackgroundCalls, CallResult
+from scheduler.engines.facts import (
+    Allocation,
+    SubmitAnswer,
+    SubmitResult,
+    TaskReport,
+    TaskState,
+    Ticket,
+)
+from scheduler.engines.policy.follow import (
+    STOP_AGAIN,
+    Claim,
+    Phase,
+    TaskAction,
+    TaskView,
+    next_task_action,
+)
+from scheduler.engines.policy.requests import EngineRules
+from scheduler.engines.slurm import SlurmEngine
+from scheduler.execution.steps import outcomes
+from scheduler.execution.steps.specs import SpecWriter
+from scheduler.facts.blockers import BlockerCode
+from scheduler.facts.jobs import JobState
+from scheduler.lifecycle.rows import transitions
+from scheduler.models import Attempt, EngineTask
+from scheduler.runner import attempt_files
+from scheduler.runner.accounts import MissingAccount
+from scheduler.runner.attempt_files import AttemptFiles
+
+FAILED_LAUNCH = "launch failed"
+NODES_EVERY = timedelta(seconds=30)
+MOST_SUBMISSIONS = 40
+GATES = frozenset({BlockerCode.HELD, BlockerCode.TOO_MANY_REQUEUES})
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """A task with its open attempt, its files, and the action that follows."""
+
+    task: EngineTask
+    attempt: Attempt | None
+    files: AttemptFiles | None
+    action: TaskAction
+
+
+class EngineStep:
+    """`step(now)` moves each open task of this host one step further."""
+
+    def __init__(
+        self,
+        guard: Guard,
+        host: str,
+        specs: SpecWriter,
+        engine: SlurmEngine,
+        rules: EngineRules,
+        every: timedelta,
+    ) -> None:
+        self._guard = guard
+        self._host = host
+        self._specs = specs
+        self._engine = engine
+        self._rules = rules
+        self._every = every
+        self._queue = EngineQueue(guard, host, engine.name, rules)
+        self._calls = BackgroundCalls()
+        self._isolation = ItemIsolation(host, "engine", guard)
+        self._answers = EngineAnswers(guard, host, engine.name, every)
+        self._nodes_at: datetime | None = None
+        self._acted_at: dict[tuple[str, str], datetime] = {}
+
+    def step(self, now: datetime) -> int:
+        """Returns the number of tasks that moved."""
+        for result in self._calls.finished():
+            self._take(result, now)
+        tasks = list(open_tasks(self._host))
+        waits = self._queue.waits(now)
+        self._look(has_tasks=bool(tasks), now=now)
+        attempts = {attempt.nonce: attempt for attempt in _attempts(self._host)}
+        seen = self._isolation.each(
+            tasks, _name, lambda task: self._see(task, attempts.get(task.nonce), waits, now), now
+        )
+        moved = [view for _, view in seen if view.action is not TaskAction.NONE]
+        if moved:
+            self._act_on(moved, now)
+        self._hold_and_release([task for task in tasks if task.ref], now)
+        self._queue.step(tasks, waits, self._answers.problem, now)
+        return len(moved)
+
+    def close(self) -> None:
+        self._calls.close()
+
+    def _take(self, result: CallResult, now: datetime) -> None:
+        kind, item = result.key
+        take: dict[str, Callable[[Any, Any], None]] = {
+            "look": lambda at, look: self._answers.take(at, look, self._stop_extras),
+            "submit": partial(self._take_submission, now=now),
+            "allocation": partial(self._take_allocation, now=now),
+            "nodes": lambda _, nodes: self._answers.status.nodes(nodes, now),
+            "version": lambda _, text: self._answers.status.set_version(text),
+        }
+        if result.error is not None:
+            if kind not in ("nodes", "allocation"):
+                self._isolation.failed(f"{kind} of {item}", result.error, now)
+        elif kind in take:
+            take[kind](item, result.value)
+
+    def _look(self, *, has_tasks: bool, now: datetime) -> None:
+        if self._answers.is_due(has_tasks=has_tasks, now=now):
+            self._calls.start("look", now, self._engine.look)
+        if self._nodes_at is None or now - self._nodes_at >= NODES_EVERY:
+            self._nodes_at = now
+            self._calls.start("nodes", "", self._engine.nodes)
+            if not self._answers.status.version:
+                self._calls.start("version", "", self._engine.version)
+
+    def _stop_extras(self, extras: list[TaskReport], now: datetime) -> None:
+        """They run nothing: the attempt is claimed, or is not wanted any more."""
+        for report in extras:
+            if self._is_due("extra", report.ref, now):
+                self._calls.start("stop", report.ref, partial(self._engine.stop, report.ref))
+
+    # What follows.
+
+    def _see(
+        self, task: EngineTask, attempt: Attempt | None, waits: Mapping[int, Any], now: datetime
+    ) -> Seen:
+        report = self._answers.reports.get(task.nonce)
+        phase = Phase.OVER
+        if attempt is not None:
+            phase = Phase.PLACED
+        elif task.job.state == JobState.QUEUED.value:
+            phase = Phase.QUEUED
+        is_wanted = task.digest == digest_of(task.job) and all(
+            blocker.code in GATES for blocker in waits.get(task.job_id, ())
+        )
+        if phase is Phase.QUEUED and is_wanted and self._just_waits(task, report, now):
+            return Seen(task, None, None, TaskAction.NONE)
+        files = attempt_files.read_attempt(
+            self._specs.folder(attempt or _attempt_of(task)), task.nonce
+        )
+        claim = Claim.NONE
+        if files.claimed is not None:
+            claim = Claim.RUNNER if files.claimed.runner else Claim.GIVEN_UP
+        view = TaskView(
+            phase=phase,
+            claim=claim,
+            ref=task.ref,
+            state=report.state if report else None,
+            is_wanted=is_wanted,
+            is_started=files.started is not None,
+            is_recorded=attempt is not None and attempt.pid is not None,
+            has_result=files.result is not None,
+            runner_alive=files.runner_alive or None,
+            stop_requested=task.job.state == JobState.STOPPING.value,
+            yield_requested=attempt is not None and attempt.asked_to_leave is not None,
+            refused=bool(task.refused),
+            tried_at=task.tried_at,
+            answered_at=self._answers.answered_at,
+            missing_since=task.missing_since,
+            ended_since=task.ended_since,
+        )
+        return Seen(task, attempt, files, next_task_action(view, now))
+
+    def _just_waits(self, task: EngineTask, report: TaskReport | None, now: datetime) -> bool:
+        """The common case of a long queue: a new answer says that it waits."""
+        if (
+            report is None
+            or self._answers.answered_at is None
+            or report.state is not TaskState.WAITING
+        ):
+            return False
+        return task.ref == report.ref and now - self._answers.answered_at < 3 * self._every
+
+    def _act_on(self, moved: list[Seen], now: datetime) -> None:
+        submissions = [view.task for view in moved if view.action is TaskAction.SUBMIT]
+        if submissions:
+            self._submit(submissions, now)
+        due = [view for view in moved if not self._isolation.is_delayed(_row_name(view.task), now)]
+        acted = self._isolation.each(
+            due, lambda view: _name(view.task), lambda view: self._act(view, now), now
+        )
+        changes = [(view.task, change) for view, change in acted if change is not None]
+        if changes:
+            with self._guard():
+                for task, change in changes:
+                    self._isolation.attempt(_row_name(task), change, now)
+                wake("live")
+
+    def _act(self, seen: Seen, now: datetime) -> Callable[[], object] | None:
+        """Act on the engine; returns the change to store."""
+        task, attempt, files = seen.task, seen.attempt, seen.files
+        match seen.action:
+            case TaskAction.GIVE_UP if self._is_due("give up", task.nonce, now):
+                ticket = self._ticket(task, now)
+                if ticket is None:
+                    return partial(endings.close, task, now)
+                self._calls.start("give up", task.nonce, partial(self._engine.give_up, ticket))
+            case TaskAction.STOP if self._is_listed(task) and self._is_due("stop", task.ref, now):
+                self._calls.start("stop", task.ref, partial(self._engine.stop, task.ref))
+            case TaskAction.YIELD if self._is_listed(task) and self._is_due("yield", task.ref, now):
+                call = partial(self._engine.ask_to_yield, task.ref)
+                self._calls.start("yield", task.ref, call)
+            case TaskAction.ADOPT if files is not None and files.claimed is not None:
+                return partial(self._adopt, task, files, now)
+            case TaskAction.CLOSE:
+                return partial(endings.close, task, now)
+            case TaskAction.UNSTARTED:
+                return partial(endings.record_unstarted, task, self._specs, now)
+            case TaskAction.RECORD if attempt is not None and files is not None:
+                self._ask_for_gpus(attempt)
+                return partial(outcomes.record_start, attempt, files, now)
+            case TaskAction.END if attempt is not None and files is not None:
+                return endings.end(task, attempt, files, self._specs, now)
+            case TaskAction.LOST if attempt is not None and files is not None:
+                return partial(endings.record_lost, task, attempt, files, self._specs, now)
+        if attempt is not None and not attempt.gpu_uuids and task.gpus is None:
+            self._ask_for_gpus(attempt)
+        return None
+
+    def _is_listed(self, task: EngineTask) -> bool:
+        """Whether the newest answer has this task under its ref.
+
+        An engine that has lost its state may give the same ref to the task of another user.
+        """
+        report = self._answers.reports.get(task.nonce)
+        return report is not None and report.ref == task.ref
+
+    def _is_due(self, kind: str, item: str, now: datetime) -> bool:
+        """Whether this was not requested a moment ago."""
+        last = self._acted_at.get((kind, item))
+        if last is not None and now - last < STOP_AGAIN:
+            return False
+        self._acted_at[kind, item] = now
+        return True
+
+    # Submission.
+
+    def _submit(self, tasks: list[EngineTask], now: datetime) -> None:
+        """Commit that it is tried, then try it: a killed process leaves no submission unnoticed."""
+        room = MOST_SUBMISSIONS - self._calls.count("submit")
+        due = [task for task in tasks if not self._calls.is_busy("submit", task.nonce)]
+        ready = [
+            (task, ticket) for task in due[: max(0, room)] if (ticket := self._ticket(task, now))
+        ]
+        if not ready:
+            return
+        with self._guard():
+            ids = [task.pk for task, _ in ready]
+            EngineTask.objects.filter(pk__in=ids).update(tried_at=now, refused="")
+        for task, ticket in ready:
+            self._calls.start("submit", task.nonce, partial(self._engine.submit, ticket))
+
+    def _ticket(self, task: EngineTask, now: datetime) -> Ticket | None:
+        """None: its owner has no account, so its job cannot run."""
+        try:
+            folder, account = self._specs.write_for_engine(_attempt_of(task))
+        except MissingAccount as error:
+            with self._guard():
+                rows = EngineTask.objects.filter(pk=task.pk)
+                rows.update(refused=f"{BY_GPUCOORD}{error}", tried_at=now)
+            return None
+        return ticket_of(task, str(folder), account, self._rules)
+
+    def _take_submission(self, nonce: str, answer: SubmitAnswer, now: datetime) -> None:
+        rows = EngineTask.objects.filter(nonce=nonce, closed_at=None)
+        with self._guard():
+            if answer.result is SubmitResult.ACCEPTED:
+                rows.filter(ref="").update(ref=answer.ref, submitted_at=now, refused="")
+                self._answers.look_again()
+            elif answer.result is SubmitResult.REFUSED:
+                rows.filter(ref="").update(refused=answer.text[:1000], tried_at=now)
+            else:
+                self._answers.problem = answer.text or "It did not answer."
+
+    # Start and GPUs.
+
+    def _adopt(self, task: EngineTask, files: AttemptFiles, now: datetime) -> None:
+        report, claimed = self._answers.reports.get(task.nonce), files.claimed
+        attempt = _attempt_of(task)
+        attempt.engine_ref = task.ref or (report.ref if report else "")
+        attempt.node = report.node if report else ""
+        attempt.boot_id = claimed.boot_id if claimed else ""
+        if transitions.adopt(attempt, now) is not None:
+            self._ask_for_gpus(attempt)
+
+    def _ask_for_gpus(self, attempt: Attempt) -> None:
+        if ref := attempt.engine_ref:
+            self._calls.start("allocation", attempt.nonce, partial(self._engine.allocation, ref))
+
+    def _take_allocation(self, nonce: str, allocation: Allocation | None, now: datetime) -> None:
+        attempt = Attempt.objects.filter(nonce=nonce, ended_at=None).select_related("job__owner")
+        row = attempt.first()
+        if allocation is None or row is None or row.gpu_uuids:
+            return
+        report = self._answers.reports.get(nonce)
+        row.node = (
+            row.node or (report.node if report else "") or next(iter(allocation.gpu_indices), "")
+        )
+        row.gpu_uuids = uuids_of(row.node, allocation.gpu_indices.get(row.node, ()))
+        with self._guard():
+            EngineTask.objects.filter(nonce=nonce).update(gpus=allocation.gpus)
+            rows = Attempt.objects.filter(pk=row.pk, ended_at=None, gpu_uuids=[])
+            if rows.update(node=row.node, gpu_uuids=row.gpu_uuids) and row.gpu_uuids:
+                transitions.open_claims(row, now)
+                if row.pid is not None:
+                    transitions.set_leader(row)
+
+    # Holds.
+
+    def _hold_and_release(self, tasks: list[EngineTask], now: datetime) -> None:
+        """Pass holds of waiting jobs on, so that the engine does not start them."""
+        for task in tasks:
+            is_held = bool(task.job.held) and task.job.state == JobState.QUEUED.value
+            if task.reason.startswith(FAILED_LAUNCH) and not is_held:
+                # A node failed before the runner began; Slurm holds the job until it is released.
+                if self._is_due("release", task.ref, now):
+                    again = partial(self._engine.release, task.ref)
+                    self._calls.start("release", task.ref, again)
+                continue
+            report = self._answers.reports.get(task.nonce)
+            if is_held == task.held or report is None or report.state is not TaskState.WAITING:
+                continue
+            if self._is_due("hold", task.ref, now):
+                call = self._engine.hold if is_held else self._engine.release
+                self._calls.start("hold", task.ref, partial(call, task.ref))
+                with self._guard():
+                    EngineTask.objects.filter(pk=task.pk).update(held=is_held)
+
+
+def uuids_of(node: str, indices: tuple[int, ...]) -> list[str]:
+    """The GPUs with these indices on a monitored host; [] unless all of them are there."""
+    if not node or not indices:
+        return []
+    rows = dict(Gpu.objects.filter(host=node).values_list("index", "uuid"))
+    return [rows[index] for index in indices] if all(i in rows for i in indices) else []
+
+
+def _attempt_of(task: EngineTask) -> Attempt:
+    """The attempt as it is before the engine has started it."""
+    return Attempt(
+        job=task.job,
+        number=task.number,
+        host=task.host,
+        nonce=task.nonce,
+        engine=task.engine,
+        engine_ref=task.ref,
+        gpu_uuids=[],
+    )
+
+
+def _attempts(host: str) -> QuerySet[Attempt]:
+    rows = Attempt.objects.filter(host=host, ended_at=None).exclude(engine="")
+    return rows.select_related("job__owner", "yield_request")
+
+
+def _name(task: EngineTask) -> str:
+    return f"{task.engine} task of job {task.job_id}"
+
+
+def _row_name(task: EngineTask) -> str:
+    return f"row of {_name(task)}"

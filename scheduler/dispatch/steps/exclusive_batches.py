@@ -1,0 +1,229 @@
+"""Step: batches in exclusive mode take GPUs, have models unloaded, and load them again."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+
+from monitor.runtime.facts import Guard
+from monitor.runtime.rows.item_isolation import ItemIsolation
+from monitor.thresholds import rows as thresholds
+from scheduler.batches import policy
+from scheduler.batches.policy import BatchPolicy
+from scheduler.batches.rows import exclusive
+from scheduler.dispatch.inputs import PlanInputs
+from scheduler.facts.batches import ExclusiveFact, ExclusiveStep
+from scheduler.facts.jobs import Requirement
+from scheduler.facts.model_services import InstanceState, Role
+from scheduler.facts.plans import PlanPolicy, Slot
+from scheduler.model_services import rows as model_rows
+from scheduler.model_services.steps import effects
+from scheduler.models import ExclusiveRun, Job, ModelInstance, ModelService
+from scheduler.quotas import rows as quota_rows
+from scheduler.time_windows.policy import rules as window_rules
+from scheduler.time_windows.policy.rules import WindowRequest
+
+KIND = "JOB_STEP_FAILED"
+NO_GPU = "a GPU that is idle, or that only models use"
+# A boot waits for its place, and then takes up to the time limit of its service.
+PLACED_WITHIN = timedelta(seconds=60)
+
+
+class ExclusiveBatches:
+    """`step(now)` moves each run of this host by at most one step; one query if there is none."""
+
+    def __init__(self, guard: Guard, host: str, policy: PlanPolicy) -> None:
+        self._guard = guard
+        self._host = host
+        self._isolation = ItemIsolation(host, "exclusive batches", guard)
+        self._inputs = PlanInputs(host, policy, self._isolation)
+
+    def step(self, now: datetime) -> list[int]:
+        """Returns the batches whose step changed."""
+        runs = exclusive.open_runs(self._host)
+        if not runs:
+            return []
+        rules = thresholds.current(BatchPolicy)
+        with self._guard():
+            moved = self._isolation.each(
+                runs,
+                lambda run: f"exclusive mode of batch {run.pk}",
+                lambda run: self._advance(run, rules, now),
+                now,
+                KIND,
+            )
+        return [run.pk for run, is_moved in moved if is_moved]
+
+    def _advance(self, listed: ExclusiveRun, rules: BatchPolicy, now: datetime) -> bool:
+        run = exclusive.locked(listed, self._host)
+        if run is None:
+            return False
+        step = ExclusiveStep(run.step)
+        able = self._takeable(run, now) if step is ExclusiveStep.WAITING else []
+        instances = self._instances(run)
+        fact = ExclusiveFact(
+            step=step,
+            since=run.since,
+            is_over=exclusive.is_over(run),
+            is_stopped=bool(run.stopped_by),
+            is_next=step is not ExclusiveStep.WAITING or exclusive.active(self._host) is None,
+            gpus=len(able or run.gpu_uuids),
+            in_flight=sum(row.in_flight for row in instances),
+            loaded=len(instances),
+            reloads=len(run.reloads),
+            boots=_boots(run, now),
+        )
+        following = policy.next_step(fact, rules, now)
+        if following is not None:
+            self._enter(run, following, able, instances, rules, now)
+            return True
+        self._stay(run, fact, instances, now)
+        return False
+
+    def _enter(
+        self,
+        run: ExclusiveRun,
+        step: ExclusiveStep,
+        able: list[str],
+        instances: Sequence[ModelInstance],
+        rules: BatchPolicy,
+        now: datetime,
+    ) -> None:
+        """The changes at the begin of a step, in the transaction that records it."""
+        columns: dict[str, object] = {}
+        if step is ExclusiveStep.ANNOUNCED:
+            columns = {"host": self._host, "gpu_uuids": able}
+        elif step is ExclusiveStep.DRAINING:
+            columns = {"reloads": exclusive.close_models(run, instances)}
+        elif step is ExclusiveStep.UNLOADING:
+            _unload(run, instances, now)
+        elif step is ExclusiveStep.RELOADING:
+            reloads = run.reloads if rules.reload_llms_after_batch else []
+            columns = {"reloads": reloads, "gpu_uuids": _gpus_of(run, reloads)}
+        elif step is ExclusiveStep.ENDED:
+            exclusive.open_models(run)
+            columns = {"gpu_uuids": [], "boot": None}
+        exclusive.move(run, step, now, **columns)
+
+    def _stay(
+        self,
+        run: ExclusiveRun,
+        fact: ExclusiveFact,
+        instances: Sequence[ModelInstance],
+        now: datetime,
+    ) -> None:
+        """The repeated part of a step; it does nothing that has been done."""
+        if fact.step is ExclusiveStep.WAITING:
+            other = exclusive.active(self._host)
+            exclusive.note_wait(run, NO_GPU if other is None else f"batch {other}", other)
+        elif fact.step is ExclusiveStep.UNLOADING:
+            _unload(run, instances, now)
+        elif fact.step is ExclusiveStep.WORKING:
+            self._leave_windows(run, now)
+        elif fact.step is ExclusiveStep.RELOADING and not fact.boots:
+            _load_next(run, now)
+
+    def _instances(self, run: ExclusiveRun) -> list[ModelInstance]:
+        """Instances on the batch's GPUs that have not ended."""
+        if not run.gpu_uuids:
+            return []
+        mine = set(run.gpu_uuids)
+        rows = model_rows.open_instances().filter(host=run.host)
+        return [row for row in rows.select_related("service", "job") if mine & set(row.gpu_uuids)]
+
+    def _takeable(self, run: ExclusiveRun, now: datetime) -> list[str]:
+        """GPUs that are idle, or have only models that may leave, idle work and own items.
+
+        At most as many as the owner's quota allows, and as the items need; idle ones first.
+        """
+        gpus = self._inputs.gpu_slots(now).gpus
+        models = _jobs_that_leave(self._host)
+        free = models | exclusive.own_jobs(run.pk) | exclusive.idle_jobs()
+        closed = self._windows(run, gpus, now) | model_rows.reserved_gpus().keys()
+        able = [
+            gpu
+            for gpu in gpus
+            if (not run.chosen or gpu.gpu_uuid in run.chosen)
+            and _is_takeable(gpu, free)
+            and gpu.gpu_uuid not in closed
+        ]
+        able.sort(key=lambda gpu: (bool(models.intersection(gpu.jobs)), gpu.index))
+        return [gpu.gpu_uuid for gpu in able[: _most_gpus(run)]]
+
+    def _windows(self, run: ExclusiveRun, gpus: Sequence[Slot], now: datetime) -> set[str]:
+        """GPUs that time windows close to the batch now."""
+        request = WindowRequest(
+            owner=run.batch.owner.username,
+            requirement=Requirement(gpus=1, exclusive=True),
+            ends=now,
+            known=True,
+        )
+        return set(window_rules.closed_for(request, self._inputs.windows(now), gpus, (), now))
+
+    def _leave_windows(self, run: ExclusiveRun, now: datetime) -> None:
+        """Give up GPUs that a time window reserves for other users by now."""
+        if not self._inputs.windows(now):
+            return
+        closed = self._windows(run, self._inputs.gpu_slots(now).gpus, now)
+        if closed.intersection(run.gpu_uuids):
+            run.gpu_uuids = [uuid for uuid in run.gpu_uuids if uuid not in closed]
+            run.save(update_fields=["gpu_uuids"])
+
+
+def _is_takeable(gpu: Slot, free: set[int]) -> bool:
+    is_open = gpu.healthy and not gpu.closed and gpu.reserved_for is None and gpu.batch is None
+    return is_open and not gpu.foreign and free.issuperset(gpu.jobs)
+
+
+def _most_gpus(run: ExclusiveRun) -> int | None:
+    """By the owner's quota and the number of items; None = no limit."""
+    owner = run.batch.owner
+    each = int(run.batch.request.get("gpus") or 1)
+    quota = quota_rows.of_person(owner).gpus
+    needed = max(1, run.batch.total_items * each)
+    return needed if quota is None else min(quota, needed)
+
+
+def _jobs_that_leave(host: str) -> set[int]:
+    """The jobs of instances that may be unloaded: brain models and pinned ones stay."""
+    rows = model_rows.open_instances().filter(host=host, service__pin=False)
+    brains = [role.value for role in Role if role.is_brain]
+    leaving = rows.exclude(service__role__in=brains).exclude(job=None)
+    return {row.job_id for row in leaving if row.job_id is not None}
+
+
+def _unload(run: ExclusiveRun, instances: Sequence[ModelInstance], now: datetime) -> None:
+    for row in instances:
+        effects.unload(row.service, row, f"{run.batch} has its GPU for itself.", now)
+
+
+def _gpus_of(run: ExclusiveRun, reloads: Sequence[dict[str, object]]) -> list[str]:
+    """Of the batch's GPUs, those that models return to."""
+    wanted: set[object] = set()
+    for entry in reloads:
+        gpus = entry["gpus"]
+        wanted.update(gpus if isinstance(gpus, list) else ())
+    return [uuid for uuid in run.gpu_uuids if uuid in wanted]
+
+
+def _boots(run: ExclusiveRun, now: datetime) -> bool:
+    """Whether a model is being loaded; one that takes too long does not delay the next."""
+    if run.boot is None:
+        return False
+    row = ModelInstance.objects.select_related("service").filter(pk=run.boot).first()
+    if row is None or row.state != InstanceState.BOOTING.value:
+        return False
+    return now - row.since < timedelta(seconds=row.service.boot_timeout_s) + PLACED_WITHIN
+
+
+def _load_next(run: ExclusiveRun, now: datetime) -> None:
+    """Start the next model on GPUs that are kept for it."""
+    entry, *rest = run.reloads
+    run.gpu_uuids = _gpus_of(run, run.reloads)
+    run.reloads, run.boot = rest, None
+    service = ModelService.objects.filter(pk=entry["service"], enabled=True).first()
+    row = effects.boot(service, now) if service is not None else None
+    if row is not None and row.job_id is not None:
+        run.boot = row.pk
+        Job.objects.filter(pk=row.job_id).update(exclusive_batch=run.pk)
+    run.save(update_fields=["gpu_uuids", "reloads", "boot"])

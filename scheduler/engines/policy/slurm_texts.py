@@ -1,0 +1,282 @@
+"""Policy: the texts of Slurm's commands -> facts. Unreadable lines are counted, never fatal.
+
+Formats are requested with \\x1f between the fields, so that no name breaks a line. The text that a
+user can choose, the comment, comes last.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime
+from itertools import islice
+
+from scheduler.engines.facts import Allocation, Look, NodeReport, TaskReport, TaskState
+
+SEPARATOR = "\x1f"
+# Job, state, reason, uid, nodes, batch host, start, comment.
+SQUEUE_FORMAT = SEPARATOR.join(("%i", "%T", "%r", "%U", "%N", "%B", "%S", "%k"))
+SQUEUE_FIELDS = 8
+# Node, state, GRES, reason.
+SINFO_FORMAT = SEPARATOR.join(("%n", "%T", "%G", "%E"))
+SACCT_FIELDS = "JobIDRaw,State,ExitCode,Comment"
+MOST_LINES, LONGEST_LINE, LONGEST_WORD = 200_000, 20_000, 200
+COMMENT = "gpucoord:"
+NONCE = re.compile(r"gpucoord:([0-9a-f]{8,64})")
+EMPTY = frozenset({"", "(null)", "N/A", "n/a", "None", "NONE", "none", "Unknown", "UNKNOWN"})
+WAITING = frozenset(
+    {
+        "PENDING",
+        "REQUEUED",
+        "REQUEUE_HOLD",
+        "REQUEUE_FED",
+        "SPECIAL_EXIT",
+        "RESV_DEL_HOLD",
+    }
+)
+RUNNING = frozenset(
+    {
+        "RUNNING",
+        "CONFIGURING",
+        "COMPLETING",
+        "SUSPENDED",
+        "STOPPED",
+        "SIGNALING",
+        "STAGE_OUT",
+        "RESIZING",
+        "POWER_UP_NODE",
+        "EXPEDITING",
+    }
+)
+ENDED = frozenset(
+    {
+        "COMPLETED",
+        "FAILED",
+        "CANCELLED",
+        "TIMEOUT",
+        "NODE_FAIL",
+        "OUT_OF_MEMORY",
+        "PREEMPTED",
+        "BOOT_FAIL",
+        "DEADLINE",
+        "REVOKED",
+        "LAUNCH_FAILED",
+        "RECONFIG_FAIL",
+    }
+)
+
+
+def state_of(word: str) -> TaskState:
+    """A state that a newer Slurm has is unknown. "CANCELLED by 1000" is CANCELLED."""
+    first = word.split(" ", 1)[0].rstrip("+")
+    if first in WAITING:
+        return TaskState.WAITING
+    if first in RUNNING:
+        return TaskState.RUNNING
+    return TaskState.ENDED if first in ENDED else TaskState.UNKNOWN
+
+
+def _lines(text: str) -> Iterator[str]:
+    return islice((line for line in text.split("\n") if line.strip()), MOST_LINES)
+
+
+def squeue(text: str) -> Look:
+    """The answer to `squeue -h -a -t all -o SQUEUE_FORMAT`."""
+    tasks, unread = [], 0
+    for line in _lines(text):
+        task = _task(line)
+        if task is None:
+            unread += 1
+        else:
+            tasks.append(task)
+    return Look(tuple(tasks), unread=unread)
+
+
+def _task(line: str) -> TaskReport | None:
+    parts = line.split(SEPARATOR, SQUEUE_FIELDS - 1)
+    if len(parts) != SQUEUE_FIELDS or len(line) > LONGEST_LINE:
+        return None
+    ref, word, reason, uid, nodes, host, start, comment = parts
+    if not ref[:1].isdigit():
+        return None
+    state = state_of(word)
+    return TaskReport(
+        ref=ref,
+        state=state,
+        word=word[:LONGEST_WORD],
+        reason=cleaned(reason),
+        nonce=nonce_in(comment),
+        uid=int(uid) if uid.isdecimal() else None,
+        node=_name(host) or first_node(nodes),
+        nodes=_name(nodes),
+        expected_start=moment(start) if state is TaskState.WAITING else None,
+    )
+
+
+def nonce_in(comment: str) -> str:
+    """The nonce of a ticket, "" in the comment of another program."""
+    match = NONCE.fullmatch(comment.strip())
+    return match[1] if match else ""
+
+
+def cleaned(text: str) -> str:
+    """A reason in Slurm's words; "" where Slurm writes that there is none."""
+    bare = " ".join(text.split())
+    return "" if bare in EMPTY else bare[:LONGEST_WORD]
+
+
+def _name(text: str) -> str:
+    bare = text.strip()
+    return "" if bare in EMPTY else bare[:LONGEST_WORD]
+
+
+def first_node(nodes: str) -> str:
+    """`gpu[03-05,9],fat1` -> gpu03."""
+    match = re.match(r"([^\[,\s]+)(?:\[([^\],-]+))?", nodes.strip())
+    if match is None or match[0] in EMPTY:
+        return ""
+    return f"{match[1]}{match[2] or ''}"[:LONGEST_WORD]
+
+
+def moment(text: str) -> datetime | None:
+    """A time of Slurm, in UTC, as the commands are run with TZ=UTC."""
+    try:
+        return datetime.strptime(text.strip(), "%Y-%m-%dT%H:%M:%S").replace(tzinfo=UTC)
+    except ValueError:
+        return None
+
+
+def sbatch(text: str) -> str:
+    """The number in the answer to `sbatch --parsable`: `12` or `12;cluster`; "" = there is none."""
+    for line in reversed(text.strip().split("\n")):
+        match = re.fullmatch(r"(\d{1,18})(?:;[\w.-]+)?", line.strip())
+        if match:
+            return match[1]
+    return ""
+
+
+_GPU_COUNT = re.compile(r"(?:^|,)gres/gpu=(\d{1,6})(?=,|$)")
+_TRES = re.compile(r"^\s*(?:AllocTRES|TRES)=(\S*)", re.MULTILINE)
+_NODE_GRES = re.compile(r"^\s*Nodes=(\S+) CPU_IDs=\S* Mem=\S* GRES=(\S*)", re.MULTILINE)
+_INDICES = re.compile(r"gpu(?::[^(,]*)?\(IDX:([0-9,-]+)\)")
+_EXIT = re.compile(r"\bExitCode=(\d{1,3}):(\d{1,3})\b")
+_WORD = re.compile(r"^\s*JobState=(\S+) Reason=(.*?) Dependency=", re.MULTILINE)
+
+
+def job(text: str) -> Allocation:
+    """The answer to `scontrol show job ID -d`."""
+    tres, exited, word = _TRES.search(text), _EXIT.search(text), _WORD.search(text)
+    indices: dict[str, tuple[int, ...]] = {}
+    for nodes, gres in _NODE_GRES.findall(text):
+        numbers = _numbers(gres)
+        indices |= dict.fromkeys(node_names(nodes), numbers) if numbers else {}
+    count = gpus_in(tres[1]) if tres else None
+    if count is None and indices:
+        count = sum(map(len, indices.values()))
+    return Allocation(
+        gpus=count,
+        gpu_indices=indices,
+        exit_code=int(exited[1]) if exited else None,
+        signal=int(exited[2]) if exited else None,
+        word=word[1] if word else "",
+        reason=cleaned(word[2]) if word else "",
+    )
+
+
+def gpus_in(tres: str) -> int | None:
+    """The number in `cpu=4,gres/gpu=2`; None: Slurm does not count GPUs as TRES."""
+    match = _GPU_COUNT.search(tres)
+    return int(match[1]) if match else None
+
+
+def _numbers(gres: str) -> tuple[int, ...]:
+    """`gpu:a100:3(IDX:0-1,3)` -> 0, 1, 3."""
+    numbers: list[int] = []
+    for spans in _INDICES.findall(gres):
+        for span in spans.split(","):
+            low, _, high = span.partition("-")
+            if low.isdecimal() and (not high or high.isdecimal()):
+                numbers += range(int(low), min(int(high or low), int(low) + 1024) + 1)
+    return tuple(numbers)
+
+
+def node_names(nodes: str) -> list[str]:
+    """`gpu[03-05],fat1` -> gpu03, gpu04, gpu05, fat1."""
+    names: list[str] = []
+    for prefix, spans, suffix in re.findall(r"([^\[,]+)(?:\[([^\]]*)\])?([^,\[]*)", nodes):
+        if not spans:
+            names.append(prefix)
+            continue
+        for span in spans.split(","):
+            low, _, high = span.partition("-")
+            if not low.isdecimal() or (high and not high.isdecimal()):
+                continue
+            last = min(int(high or low), int(low) + 10_000)
+            names += [f"{prefix}{n:0{len(low)}d}{suffix}" for n in range(int(low), last + 1)]
+    return names
+
+
+def sinfo(text: str) -> list[NodeReport]:
+    """The answer to `sinfo -h -N -o SINFO_FORMAT`: a node is listed once for each partition."""
+    nodes: dict[str, NodeReport] = {}
+    for line in _lines(text):
+        parts = line.split(SEPARATOR, 3)
+        if len(parts) != 4 or len(line) > LONGEST_LINE or not parts[0].strip():
+            continue
+        name, word, gres, reason = (part.strip() for part in parts)
+        nodes[name] = NodeReport(
+            name=name[:LONGEST_WORD], word=word, gpus=_gres_count(gres), reason=cleaned(reason)
+        )
+    return list(nodes.values())
+
+
+def _gres_count(gres: str) -> int:
+    """`gpu:a100:4(S:0-1),shard:8` -> 4."""
+    counts = re.findall(r"(?:^|,)gpu(?::[^:,(]+)?:(\d{1,6})", gres)
+    return sum(map(int, counts))
+
+
+_NODE = re.compile(r"^NodeName=(\S+)", re.MULTILINE)
+_CONFIGURED = re.compile(r"\bCfgTRES=(\S*)")
+_ALLOCATED = re.compile(r"\bAllocTRES=(\S*)")
+_STATE = re.compile(r"\bState=(\S+)")
+_GRES = re.compile(r"\bGres=(\S+)")
+_REASON = re.compile(r"\bReason=(.*?)(?: \[[^\]]*\])?\s*$")
+
+
+def nodes(text: str) -> list[NodeReport]:
+    """The answer to `scontrol show node -o`: one line for each node."""
+    seen = []
+    for line in _lines(text):
+        name, state, gres = _NODE.search(line), _STATE.search(line), _GRES.search(line)
+        if name is None or len(line) > LONGEST_LINE:
+            continue
+        has = _CONFIGURED.search(line)
+        gpus = gpus_in(has[1]) if has else None
+        counted = gpus is not None
+        used = _ALLOCATED.search(line)
+        taken = (gpus_in(used[1]) or 0) if used and counted else None
+        why = _REASON.search(line)
+        seen.append(
+            NodeReport(
+                name=name[1][:LONGEST_WORD],
+                word=state[1][:LONGEST_WORD] if state else "",
+                gpus=gpus if counted else _gres_count(gres[1]) if gres else None,
+                gpus_allocated=taken,
+                reason=cleaned(why[1]) if why else "",
+            )
+        )
+    return seen
+
+
+def sacct(text: str) -> Mapping[str, Allocation]:
+    """The answer to `sacct -n -P -X -o SACCT_FIELDS`, by nonce."""
+    ends = {}
+    for line in _lines(text):
+        parts = line.split("|", 3)
+        nonce = nonce_in(parts[3]) if len(parts) == 4 else ""
+        code = re.fullmatch(r"(\d{1,3}):(\d{1,3})", parts[2]) if nonce else None
+        if code:
+            word = parts[1].split(" ", 1)[0]
+            ends[nonce] = Allocation(exit_code=int(code[1]), signal=int(code[2]), word=word)
+    return ends

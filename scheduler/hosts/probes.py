@@ -1,0 +1,55 @@
+"""Edge: the log of a job on another host, read through the service there."""
+
+from __future__ import annotations
+
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from scheduler.lifecycle.probes.logs import CHUNK, LogPiece
+
+LONGEST_S = 3.0
+LARGEST = 8 * 1024**2
+START, SIZE = "X-Log-Start", "X-Log-Size"
+
+
+class Unreachable(OSError):
+    """The other host does not answer; the text says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteLog:
+    """A log by byte offset, like a file. Each read is one request.
+
+    ticket: makes a signed text for (offset, limit), which the other host checks.
+    """
+
+    host: str
+    address: str
+    job_id: int
+    number: int
+    ticket: Callable[[int, int], str] = field(compare=False)
+
+    def read(self, offset: int = 0, limit: int = CHUNK) -> LogPiece:
+        """Raises Unreachable."""
+        url = f"{self.address.rstrip('/')}/internal/log/{self.ticket(offset, limit)}/"
+        try:
+            # The address is that of a registered host.
+            with urllib.request.urlopen(url, timeout=LONGEST_S) as answer:  # noqa: S310
+                data = answer.read(LARGEST)
+                start, size = int(answer.headers[START]), int(answer.headers[SIZE])
+        except urllib.error.HTTPError as error:
+            with error:
+                raise Unreachable(f"it answered {error.code}") from None
+        except (OSError, ValueError, TypeError) as error:
+            raise Unreachable(str(getattr(error, "reason", error))[:200]) from None
+        return LogPiece(start, data, size)
+
+    def tail(self, limit: int = CHUNK) -> LogPiece:
+        """The last `limit` bytes. Raises Unreachable."""
+        return self.read(-limit, limit)
+
+    def size(self) -> int:
+        """Raises Unreachable."""
+        return self.read(0, 0).size

@@ -1,0 +1,101 @@
+"""The controller's part that reports silent hosts, and settles jobs of hosts that are down.
+
+Nothing is restarted elsewhere before an operator has confirmed that the host is down, and then only
+jobs with `requeue`. When such a host returns, it ends what those jobs have left there.
+"""
+
+from __future__ import annotations
+
+import signal
+from datetime import datetime
+from pathlib import Path
+
+from monitor.facts.readings import Snapshot
+from monitor.hosts import policy, rows
+from monitor.journal.rows import events
+from monitor.runtime.probes.process_identity import boot_id
+from monitor.runtime.rows.item_isolation import ItemIsolation
+from monitor.runtime.rows.wakeups import wake
+from scheduler.execution.steps import outcomes
+from scheduler.models import Attempt
+from scheduler.runner import attempt_files, files
+
+
+class HostWatch:
+    """A Part."""
+
+    name = "hosts"
+
+    def __init__(self, host: str, data: Path) -> None:
+        self._host, self._data = host, data
+        self._isolation = ItemIsolation(host, self.name)
+
+    def judge(self, snapshot: Snapshot | None, now: datetime) -> list[int]:
+        """Returns the jobs that were put back into the queue."""
+        if snapshot is not None:
+            self._return(now)
+        self._report_silent(now)
+        requeued = self._requeue(now)
+        self._end_abandoned(now)
+        return requeued
+
+    def _return(self, now: datetime) -> None:
+        """This host has readings, whatever the others concluded."""
+        was_silent, was_down = rows.mark_heard(self._host), rows.clear_down(self._host)
+        if was_silent or was_down:
+            text = f"The host {self._host} is in contact again."
+            events.add("HOST_RETURNED", text, now=now, host=self._host)
+
+    def _report_silent(self, now: datetime) -> None:
+        for host in rows.all_hosts():
+            since = policy.silent_since(host, now)
+            if since is None or host.name == self._host:
+                continue
+            if rows.mark_silent(host.name, since, now):
+                text = f"Contact with the host {host.name} is lost; its jobs may still run."
+                events.add("HOST_SILENT", text, now=now, host=host.name, severity="warning")
+                wake("live")
+
+    def _requeue(self, now: datetime) -> list[int]:
+        down = [name for name in rows.confirmed_down() if name != self._host]
+        if not down:
+            return []
+        attempts = Attempt.objects.filter(host__in=down, ended_at=None, job__requeue=True)
+        results = self._isolation.each(
+            attempts.select_related("job__owner", "yield_request"),
+            lambda attempt: f"job {attempt.job_id}",
+            lambda attempt: outcomes.record_host_down(attempt, now),
+            now,
+        )
+        if results:
+            wake("scheduler")
+        return [attempt.job_id for attempt, _ in results]
+
+    def _end_abandoned(self, now: datetime) -> None:
+        self._isolation.each(
+            Attempt.objects.filter(host=self._host, abandoned=True),
+            lambda attempt: f"abandoned job {attempt.job_id}",
+            self._end,
+            now,
+        )
+
+    def _end(self, attempt: Attempt) -> None:
+        """Repeated until no process is left: SIGTERM by the runner, else SIGKILL."""
+        if attempt.boot_id == boot_id() and not self._has_ended(attempt):
+            return
+        Attempt.objects.filter(pk=attempt.pk).update(abandoned=False)
+
+    def _has_ended(self, attempt: Attempt) -> bool:
+        folder = files.attempt_folder(self._data, attempt.job_id, attempt.number)
+        seen = attempt_files.read_attempt(folder, attempt.nonce)
+        if seen.runner_alive:
+            attempt_files.ask_to_stop(seen)
+            return False
+        if seen.started is None:
+            # No runner has taken it up; from now on none can.
+            attempt_files.give_up(folder, attempt.nonce)
+            return True
+        if attempt_files.end_orphans(seen.started, signal.SIGKILL):
+            return False
+        attempt_files.end_confined(folder)
+        return True

@@ -1,0 +1,136 @@
+"""Policy: which template of background work an idle GPU runs next, and why.
+
+The weight of a template is its own weight times four factors, each 1 if nothing was posted:
+
+curriculum weight      the posted value
+improvement velocity   1 to 2: the fastest of the candidates gets 2
+data age               1 to 2: grows with the age, and reaches 2 at `stale_hours`
+quality                0.5 to 1.5, for a quality of 0 to 1
+
+The first, second and fourth factor decay to 1: their distance from it halves with each `half_life`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+
+from monitor.facts.thresholds import threshold
+from scheduler.facts.idle_work import Candidate, Choice, Signal, SignalName, TemplateFact
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IdleWorkPolicy:
+    """Background work from templates on idle GPUs."""
+
+    # fmt: off
+    enabled: bool = threshold(True, "Run background work on idle GPUs",
+        "Templates are in the admin. Without templates, nothing is started.")
+    half_life_hours: float = threshold(24.0, "Half-life of signals", unit="h", ge=0.1, le=8760,
+        help="Posted values lose half of their effect in this time.")
+    stale_hours: float = threshold(168.0, "Data is stale after", unit="h", ge=0.1, le=87_600,
+        help="The boost for old data reaches its maximum at this age.")
+    most_jobs: int = threshold(8, "Background jobs at a time", ge=0, le=10_000,
+        help="On all hosts together, from all templates.")
+    seed: int = threshold(0, "Seed of the choice", ge=0, le=2**31,
+        help="The number of the choice is added. Equal seeds and signals give equal choices.")
+    # fmt: on
+
+
+_N = SignalName
+
+
+def may_run(template: TemplateFact, gpu_uuid: str) -> bool:
+    """Whether its limits allow another job on this GPU; "" = without a GPU."""
+    is_over_day = (
+        template.most_per_day is not None and template.started_today >= template.most_per_day
+    )
+    is_full = template.running >= template.most_running
+    needs_gpu = template.gpus > 0
+    has_place = not gpu_uuid or template.on_gpu.get(gpu_uuid, 0) < template.most_per_gpu
+    return not is_over_day and not is_full and needs_gpu == bool(gpu_uuid) and has_place
+
+
+def candidates(
+    templates: Iterable[TemplateFact], policy: IdleWorkPolicy, now: datetime
+) -> tuple[Candidate, ...]:
+    """Each template with its factors and its chance, by name."""
+    ordered = sorted(templates, key=lambda template: template.name)
+    fastest = max((_velocity(template) for template in ordered), default=0.0)
+    weighted = [_candidate(template, fastest, policy, now) for template in ordered]
+    total = sum(one.weight for one in weighted)
+    return tuple(replace(one, share=one.weight / total if total else 0.0) for one in weighted)
+
+
+def pick_weighted_config(
+    templates: Sequence[TemplateFact], policy: IdleWorkPolicy, now: datetime, seed: int
+) -> Choice | None:
+    """A weighted random choice; None: there is none, or all weights are 0."""
+    weighted = candidates(templates, policy, now)
+    by_name = {template.name: template for template in templates}
+    if not any(one.weight > 0 for one in weighted):
+        return None
+    place = _random_part(seed)
+    for one in weighted:
+        place -= one.share
+        if one.weight > 0 and place < 0:
+            break
+    else:
+        # The shares did not quite add up to 1.
+        one = next(one for one in reversed(weighted) if one.weight > 0)
+    return Choice(by_name[one.name], weighted, seed)
+
+
+def _random_part(seed: int) -> float:
+    """A number from 0 to 1, evenly distributed over seeds."""
+    digest = hashlib.sha256(str(seed).encode()).digest()
+    return int.from_bytes(digest[:7], "big") / 2**56
+
+
+def _candidate(
+    template: TemplateFact, fastest: float, policy: IdleWorkPolicy, now: datetime
+) -> Candidate:
+    signals = template.signals
+    quality = signals.get(_N.QUALITY)
+    factors = {
+        _N.CURRICULUM_WEIGHT: _decayed(signals.get(_N.CURRICULUM_WEIGHT), None, policy, now),
+        _N.IMPROVEMENT_VELOCITY: _decayed(
+            signals.get(_N.IMPROVEMENT_VELOCITY),
+            1 + _velocity(template) / fastest if fastest else 1.0,
+            policy,
+            now,
+        ),
+        _N.DATA_AGE_HOURS: _age_factor(signals.get(_N.DATA_AGE_HOURS), policy, now),
+        _N.QUALITY: _decayed(quality, 0.5 + quality.value if quality else 1.0, policy, now),
+    }
+    weight = template.weight
+    for factor in factors.values():
+        weight *= factor
+    return Candidate(template.name, template.weight, factors, max(0.0, weight))
+
+
+def _velocity(template: TemplateFact) -> float:
+    signal = template.signals.get(_N.IMPROVEMENT_VELOCITY)
+    return max(0.0, signal.value) if signal else 0.0
+
+
+def _decayed(
+    signal: Signal | None, raw: float | None, policy: IdleWorkPolicy, now: datetime
+) -> float:
+    """The factor as it was posted (raw; None = the value itself), nearer to 1 the older it is."""
+    if signal is None:
+        return 1.0
+    posted = signal.value if raw is None else raw
+    hours = max(0.0, (now - signal.at).total_seconds() / 3600)
+    return 1 + (posted - 1) * math.exp2(-hours / policy.half_life_hours)
+
+
+def _age_factor(signal: Signal | None, policy: IdleWorkPolicy, now: datetime) -> float:
+    """The data has become older since its age was posted."""
+    if signal is None:
+        return 1.0
+    age = signal.value + max(0.0, (now - signal.at).total_seconds() / 3600)
+    return 1 + min(1.0, max(0.0, age) / policy.stale_hours)

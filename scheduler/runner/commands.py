@@ -1,0 +1,89 @@
+"""Edge: run a short command, as another account if needed, with bounded time and output."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+MOST_OUTPUT, MOST_ERRORS = 64 * 1024**2, 16_384
+PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
+
+@dataclass(frozen=True, slots=True)
+class CommandAccount:
+    """uid None: the service's own account."""
+
+    uid: int | None = None
+    gid: int | None = None
+    groups: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class CommandResult:
+    """code: None when the command could not be started, or took too long and was killed."""
+
+    code: int | None
+    output: str
+    errors: str
+
+    @property
+    def is_ok(self) -> bool:
+        return self.code == 0
+
+
+SERVICE = CommandAccount()
+
+
+def run_command(
+    argv: Sequence[str],
+    *,
+    timeout_s: float,
+    env: Mapping[str, str] | None = None,
+    account: CommandAccount = SERVICE,
+    cwd: str = "/",
+) -> CommandResult:
+    """Run it without input. It gets no environment but `env` and a PATH."""
+    as_other = account.uid is not None and account.uid != os.geteuid()
+    try:
+        process = subprocess.Popen(
+            list(argv),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env={"PATH": PATH, "LC_ALL": "C.UTF-8", **(env or {})},
+            cwd=cwd if Path(cwd).is_dir() else "/",
+            start_new_session=True,
+            user=account.uid if as_other else None,
+            group=account.gid if as_other else None,
+            extra_groups=list(account.groups) if as_other else None,
+        )
+    except (OSError, ValueError, subprocess.SubprocessError) as error:
+        return CommandResult(None, "", _describe(argv[0], error))
+    with process:
+        try:
+            out, err = process.communicate(timeout=timeout_s)
+        except subprocess.TimeoutExpired:
+            _kill_group(process.pid)
+            process.communicate()
+            return CommandResult(None, "", f"{argv[0]} gave no answer within {timeout_s:g} s")
+    return CommandResult(
+        process.returncode,
+        out[:MOST_OUTPUT].decode(errors="replace"),
+        err[-MOST_ERRORS:].decode(errors="replace").strip(),
+    )
+
+
+def _kill_group(pid: int) -> None:
+    """The command leads a session of its own, and has not been reaped, so its pid is its own."""
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(pid, 9)
+
+
+def _describe(program: str, error: Exception) -> str:
+    if isinstance(error, FileNotFoundError):
+        return f"{program} is not installed"
+    return f"{program} could not be started: {error}"

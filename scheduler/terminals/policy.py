@@ -1,0 +1,86 @@
+"""Policy: interactive jobs that leave their GPUs idle are warned, and then ended.
+
+A minute without a measurement counts as use, so that no job is ended on unknown data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from enum import Enum
+
+from monitor.facts.formats import duration
+from monitor.facts.thresholds import percent, threshold
+from scheduler.sizing.facts import GpuMinute
+
+# A minute with less measured time is unknown.
+LEAST_COVERAGE = 0.8
+MINUTE = timedelta(minutes=1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InteractivePolicy:
+    """Idle rule and connection of interactive jobs (`gpucoord shell`)."""
+
+    # fmt: off
+    warn_minutes: int = threshold(20, "Warn after idle", unit="min", ge=1, le=10_080,
+        help="Time without use of the job's GPUs after which its terminal shows a warning.")
+    end_minutes: int = threshold(30, "End after idle", unit="min", ge=0, le=10_080,
+        help="The job is cancelled after this time without use, and not before the difference to "
+        "the warning has passed. 0: never.")
+    busy_pct: float = percent(5.0, "In use above",
+        "Utilisation of one of its GPUs, mean of a minute, that counts as use.")
+    reconnect_minutes: int = threshold(5, "Time to reconnect", unit="min", ge=1, le=1440,
+        help="An interactive job without a connected terminal gets SIGHUP after this time.")
+    # fmt: on
+
+
+class Step(Enum):
+    NOTHING = "nothing"
+    WARN = "warn"
+    FORGET = "forget"
+    END = "end"
+
+
+def used_at(
+    minutes: Iterable[GpuMinute], started_at: datetime, policy: InteractivePolicy
+) -> datetime:
+    """The end of the newest minute that counts as use; without such a minute, the start."""
+    ends = [
+        datetime.fromtimestamp(minute.t, UTC) + MINUTE
+        for minute in minutes
+        if _is_unknown(minute) or 100 * minute.sm_s >= policy.busy_pct * minute.known_s
+    ]
+    return max([started_at, *ends])
+
+
+def _is_unknown(minute: GpuMinute) -> bool:
+    return minute.known_s < LEAST_COVERAGE * minute.held_s or minute.known_s <= 0
+
+
+def decide(
+    used: datetime, warned_at: datetime | None, policy: InteractivePolicy, now: datetime
+) -> Step:
+    """The action that is due for a job whose GPUs were last used at `used`."""
+    idle = now - used
+    if not policy.end_minutes or idle < timedelta(minutes=policy.warn_minutes):
+        return Step.NOTHING if warned_at is None else Step.FORGET
+    if warned_at is None:
+        return Step.WARN
+    return Step.END if now >= ends_at(used, warned_at, policy) else Step.NOTHING
+
+
+def ends_at(used: datetime, warned_at: datetime, policy: InteractivePolicy) -> datetime:
+    """When the job is ended unless its GPUs are used."""
+    notice = timedelta(minutes=max(0, policy.end_minutes - policy.warn_minutes))
+    return max(used + timedelta(minutes=policy.end_minutes), warned_at + notice)
+
+
+def warning(used: datetime, policy: InteractivePolicy, now: datetime) -> str:
+    idle = duration((now - used).total_seconds())
+    left = duration((ends_at(used, now, policy) - now).total_seconds())
+    return (
+        f"No process of this job has used its GPUs for {idle}."
+        f" The job ends in {left} unless they are used."
+    )

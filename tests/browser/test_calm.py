@@ -1,0 +1,103 @@
+"""What a page costs its reader: no jumps, keys that suffice."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from playwright.sync_api import Page, expect
+
+from tests.browser.conftest import Open
+from tests.browser.test_live import is_live
+
+pytestmark = [pytest.mark.browser, pytest.mark.slow]
+MOST_SHIFT = 0.02
+COUNT_SHIFTS = """window.shift = 0;
+new PerformanceObserver((list) => {
+  for (const entry of list.getEntries()) if (!entry.hadRecentInput) window.shift += entry.value;
+}).observe({ type: "layout-shift", buffered: true });"""
+
+
+NAMED = "(name) => (document.activeElement.textContent || '').trim() === name"
+LABELLED = "(name) => document.activeElement.labels?.[0]?.textContent.trim() === name"
+
+
+def press_tab_to(page: Page, condition: str, name: str, most: int = 80) -> None:
+    """Reach a control by the Tab key alone."""
+    for _ in range(most):
+        page.keyboard.press("Tab")
+        if page.evaluate(condition, name):
+            return
+    raise AssertionError(f"no Tab stop is named {name}")
+
+
+def test_a_job_is_submitted_and_cancelled_by_keyboard_alone(open_page: Open) -> None:
+    page = open_page("/")
+    page.keyboard.press("g")
+    page.keyboard.press("n")
+    page.wait_for_url("**/jobs/new/")
+    press_tab_to(page, LABELLED, "Command")
+    page.keyboard.type("sleep 600")
+    press_tab_to(page, NAMED, "Submit the job")
+    page.keyboard.press("Enter")
+    page.wait_for_url(re.compile(r"/jobs/\d+/$"))
+    expect(page.locator("#toasts")).to_contain_text("is submitted")
+    expect(page.locator(".job-verdict .badge")).to_have_text("running")
+
+    press_tab_to(page, NAMED, "Cancel")
+    page.keyboard.press("Enter")
+    expect(page.locator("#cancel-dialog")).to_be_visible()
+    press_tab_to(page, NAMED, "Cancel the job", most=3)
+    page.keyboard.press("Enter")
+
+    expect(page.locator(".job-verdict .badge")).to_have_text("cancelled")
+
+
+def test_nothing_jumps_when_trouble_appears(open_page: Open) -> None:
+    page = open_page("/")
+    page.add_init_script(COUNT_SHIFTS)
+    page.reload()
+    is_live(page)
+    operator = page.context.new_page()
+    pages = []
+    for number in range(3):
+        operator.goto("/jobs/new/")
+        operator.get_by_label("Command").fill(f"echo {number}; sleep 600")
+        operator.get_by_role("button", name="Submit the job").click()
+        operator.wait_for_url(re.compile(r"/jobs/\d+/$"))
+        pages.append(operator.url)
+    expect(page.locator("#region-queue")).to_contain_text("3 running")
+    operator.goto("/")
+    address = operator.locator(".gpu h2 a").first.get_attribute("href")
+    operator.goto(str(address))
+    operator.get_by_role("button", name="Drain").click()
+    expect(page.locator(".gpu", has_text="paused").first).to_be_visible()
+    page.wait_for_timeout(8_000)
+
+    shift = page.evaluate("window.shift")
+    # Jobs outlive the service.
+    for address in pages:
+        operator.goto(f"{address}cancel/")
+        operator.get_by_role("button", name="Cancel the job").click()
+        expect(operator.locator(".job-verdict .badge")).to_have_text("cancelled")
+    assert shift <= MOST_SHIFT
+
+
+def test_a_job_tells_its_end_by_a_notification_of_the_browser(open_page: Open) -> None:
+    page = open_page("/jobs/new/")
+    page.context.grant_permissions(["notifications"])
+    # Headless Chromium shows none.
+    page.add_init_script(
+        "window.told = []; window.Notification = class extends EventTarget {"
+        " static requestPermission() { return Promise.resolve('granted'); }"
+        " constructor(title) { super(); window.told.push(title); } };"
+    )
+    page.goto("/jobs/new/")
+    page.get_by_label("Command").fill("sleep 8")
+    page.get_by_role("button", name="Submit the job").click()
+    page.wait_for_url(re.compile(r"/jobs/\d+/$"))
+    page.get_by_role("button", name="Tell me when it ends").click()
+    expect(page.locator("#toasts")).to_contain_text("will tell you")
+
+    page.wait_for_function("() => window.told.length === 1")
+    assert re.fullmatch(r"Job \d+ sleep 8: succeeded", page.evaluate("window.told[0]"))

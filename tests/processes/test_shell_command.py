@@ -1,0 +1,229 @@
+"""`gpucoord shell` on a terminal, with a real service and real jobs."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import pty
+import re
+import select
+import signal
+import struct
+import subprocess
+import sys
+import termios
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.pace import LONGEST_S, Stopwatch
+from tests.processes.service import ROOT, Service, token, wait_until
+
+pytestmark = pytest.mark.processes
+# A prompt and a line editor would only add control characters.
+PLAIN = ("--", "sh")
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    folder = tmp_path_factory.mktemp("shell")
+    policy = '{"disk": {"warn_pct": 100, "clean_pct": 100, "block_pct": 100}}'
+    with Service(folder / "data", GPUCOORD_POLICY=policy) as service:
+        yield service
+
+
+@pytest.fixture(scope="module")
+def env(service: Service, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    return {
+        **os.environ,
+        "PYTHONPATH": str(ROOT),
+        "GPUCOORD_URL": service.address,
+        "GPUCOORD_TOKEN": token(service),
+        "XDG_CONFIG_HOME": str(tmp_path_factory.mktemp("config")),
+        "TERM": "vt100",
+        "PS1": "",
+    }
+
+
+class Person:
+    """A user at a terminal that runs `gpucoord shell`."""
+
+    def __init__(self, env: dict[str, str], *words: str, rows: int = 24, columns: int = 80) -> None:
+        self._side, side = pty.openpty()
+        self.resize(rows, columns)
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "gpucoord_site", "shell", *words],
+            env=env, stdin=side, stdout=side, stderr=side, start_new_session=True,
+            preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+        )  # fmt: skip
+        os.close(side)
+        self.text = ""
+
+    def until(self, text: str) -> None:
+        watch = Stopwatch()
+        while text not in self.text:
+            assert not watch.has_run(30), f"{text!r} is not in {self.text!r}"
+            if select.select([self._side], [], [], 0.2)[0]:
+                self.text += os.read(self._side, 65536).decode(errors="replace")
+
+    def sees_a_prompt(self) -> None:
+        watch = Stopwatch()
+        while not self.text.endswith(("$ ", "# ")):
+            assert not watch.has_run(30), f"no prompt in {self.text!r}"
+            if select.select([self._side], [], [], 0.2)[0]:
+                self.text += os.read(self._side, 65536).decode(errors="replace")
+
+    def types(self, keys: str) -> None:
+        os.write(self._side, keys.encode())
+
+    def resize(self, rows: int, columns: int) -> None:
+        fcntl.ioctl(self._side, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+
+    def end(self) -> int:
+        """The exit code. The terminal is read, so that the command never waits for it."""
+        watch = Stopwatch()
+        while self.process.poll() is None:
+            assert not watch.has_run(30), self.text
+            if select.select([self._side], [], [], 0.05)[0]:
+                try:
+                    self.text += os.read(self._side, 65536).decode(errors="replace")
+                except OSError:
+                    break
+        code = self.process.wait(LONGEST_S)
+        os.close(self._side)
+        return code
+
+    @property
+    def number(self) -> int:
+        return int(re.findall(r"job (\d+)", self.text)[0])
+
+
+def job(env: dict[str, str], number: int) -> dict[str, object]:
+    headers = {"Authorization": f"Bearer {env['GPUCOORD_TOKEN']}"}
+    address = f"{env['GPUCOORD_URL']}api/jobs/{number}/"
+    answer: dict[str, object] = httpx.get(address, headers=headers, timeout=LONGEST_S).json()
+    return answer
+
+
+def test_what_is_typed_runs_as_a_job_and_its_exit_code_returns(env: dict[str, str]) -> None:
+    person = Person(env, "--gpus", "1", "--gpu-memory", "1GiB", *PLAIN)
+    person.sees_a_prompt()
+    person.types("echo on $CUDA_VISIBLE_DEVICES of job $GPUCOORD_JOB_ID is $TERM; tty\r")
+    person.until("/dev/pts/")
+    assert re.search(rf"on GPU-\S+ of job {person.number} is vt100", person.text)
+    person.types("exit 7\r")
+
+    assert person.end() == 7
+    ended = job(env, person.number)
+    assert (ended["outcome"], ended["exit_code"]) == ("failed", 7)
+
+
+def test_the_window_has_the_size_of_this_one_also_when_it_changes(env: dict[str, str]) -> None:
+    person = Person(env, "--gpus", "0", *PLAIN, rows=31, columns=97)
+    person.sees_a_prompt()
+    person.types("until [ \"$(stty size)\" = '31 97' ]; do sleep 0.1; done; echo si''zed\r")
+    person.until("sized")
+    person.resize(40, 120)
+    person.process.send_signal(signal.SIGWINCH)
+    person.types("while [ \"$(stty size)\" != '40 120' ]; do sleep 0.1; done; echo resi''zed\r")
+    person.until("resized")
+    person.types("exit\r")
+
+    assert person.end() == 0
+
+
+def test_ctrl_c_interrupts_the_program_and_not_the_session(env: dict[str, str]) -> None:
+    person = Person(env, "--gpus", "0", *PLAIN)
+    person.sees_a_prompt()
+    person.types("echo be''fore; sleep 300\r")
+    person.until("before")
+    person.types("\x03")
+    person.types("echo aft''er\r")
+    person.until("after")
+    person.types("\x04")
+
+    assert person.end() in (0, 130)
+
+
+def test_much_output_and_a_long_paste_arrive_whole(env: dict[str, str]) -> None:
+    person = Person(env, "--gpus", "0", *PLAIN)
+    person.sees_a_prompt()
+    person.types("stty -echo; echo re''ady\r")
+    person.until("ready")
+    person.types("head -c 2000000 /dev/zero | tr '\\0' x; echo; echo do''ne\r")
+    person.until("done")
+    assert person.text.count("x") >= 2_000_000
+    person.types("cat > /dev/null <<END\r")
+    for _ in range(1000):
+        person.types("y" * 200 + "\r")
+    person.types("END\recho pas''ted\r")
+    person.until("pasted")
+    person.types("exit\r")
+
+    assert person.end() == 0
+
+
+def test_the_user_leaves_and_connects_again(env: dict[str, str]) -> None:
+    person = Person(env, "--gpus", "0", *PLAIN)
+    person.sees_a_prompt()
+    person.types("stty -echo; VALUE=41; echo re''ady\r")
+    person.until("ready")
+    person.types("\r~.")
+    assert person.end() == 0
+    assert "goes on" in person.text
+    assert job(env, person.number)["state"] == "running"
+
+    again = Person(env, "--attach", str(person.number))
+    again.types("echo $((VALUE + 1))!\r")
+    again.until("42!")
+    again.types("exit\r")
+    assert again.end() == 0
+
+
+def test_cancelling_ends_the_shell_and_says_so(env: dict[str, str]) -> None:
+    person = Person(env, "--gpus", "0")
+    person.until("submitted")
+    wait_until(lambda: job(env, person.number)["state"] == "running", 20, "a running job")
+    headers = {"Authorization": f"Bearer {env['GPUCOORD_TOKEN']}"}
+    address = f"{env['GPUCOORD_URL']}api/jobs/{person.number}/cancel/"
+    httpx.post(address, headers=headers, timeout=LONGEST_S)
+
+    code = person.end()
+    assert code == 130, person.text
+    assert "was cancelled by admin" in person.text
+
+
+def test_a_restart_of_the_web_process_only_interrupts_it(
+    service: Service, env: dict[str, str]
+) -> None:
+    person = Person(env, "--gpus", "0", *PLAIN)
+    person.sees_a_prompt()
+    person.types("stty -echo; VALUE=7; echo re''ady\r")
+    person.until("ready")
+    os.kill(service.child("web"), signal.SIGKILL)
+    person.until("Trying again")
+    wait_until(lambda: _is_up(service), 30, "the web process")
+    person.types("echo $((VALUE * 3))!\r")
+    person.until("21!")
+    person.types("exit\r")
+
+    assert person.end() == 0
+
+
+def _is_up(service: Service) -> bool:
+    try:
+        return service.healthz().status_code == 200
+    except httpx.TransportError:
+        return False
+
+
+def test_without_a_terminal_it_says_what_to_use(env: dict[str, str], tmp_path: Path) -> None:
+    words = [sys.executable, "-m", "gpucoord_site", "shell"]
+    done = subprocess.run(
+        words, env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
+    )
+
+    assert done.returncode == 125
+    assert "use: gpucoord run" in done.stderr

@@ -1,0 +1,23 @@
+from __future__ import annotations
+
+import pytest
+
+from reports.render import charts
+
+
+@pytest.mark.parametrize(
+    ("most", "ticks"),
+    [
+        (236.0, [0, 50, 100, 150, 200, 250]),
+        (7.0, [0, 2, 4, 6, 8]),
+        (1.0, [0, 0.2, 0.4, 0.6, 0.8, 1.0]),
+        (0.03, [0, 0.01, 0.02, 0.03]),
+    ],
+)
+def test_axes_have_round_ticks(most: float, ticks: list[float]) -> None:
+    assert charts.round_ticks(most) == pytest.approx(ticks)
+
+
+def test_the_name_of_a_point_at_the_right_edge_is_to_its_left() -> None:
+    assert 'text-anchor="start"' in charts.beside(100, 50, "a long name 14")
+    assert 'text-anchor="end"' in charts.beside(charts.WIDTH - 60, 50, "a long name 14")

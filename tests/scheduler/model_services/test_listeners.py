@@ -1,0 +1,98 @@
+"""A process of another account on the port of an instance gets no prompt."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from scheduler.facts.model_services import InstanceState
+from scheduler.facts.prompts import Instance
+from scheduler.model_proxy.senders import InstanceFailed, Upstream
+from scheduler.model_services import probes
+from scheduler.models import ModelInstance
+from tests.scheduler.model_services.model_box import Box, service
+
+OTHER = 61_999
+LISTEN = """
+import os, socket, sys
+os.setgid(int(sys.argv[1])); os.setuid(int(sys.argv[1]))
+server = socket.create_server(("127.0.0.1", 0))
+print(server.getsockname()[1], flush=True)
+while True:
+    client = server.accept()[0]
+    client.recv(65536)
+    client.sendall(b"HTTP/1.1 200 OK\\r\\nContent-Length: 0\\r\\n\\r\\n")
+    client.close()
+"""
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can listen as others")
+
+
+@pytest.fixture
+def foreign_port() -> Iterator[int]:
+    """A port on which an account listens that is no account of gpucoord."""
+    command = [sys.executable, "-c", LISTEN, str(OTHER)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd="/") as process:
+        assert process.stdout is not None
+        yield int(process.stdout.readline())
+        process.kill()
+
+
+def test_the_own_account_and_a_free_port_are_no_danger() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        port = listening.getsockname()[1]
+        assert probes.listener_uids(port) == {os.geteuid()}
+        assert not probes.is_taken(port, None)
+
+    assert not probes.is_taken(probes.free_port(), None)
+
+
+def test_the_kernel_and_the_table_of_connections_tell_the_same() -> None:
+    with (
+        socket.create_server(("127.0.0.1", 0)) as four,
+        socket.create_server(("::1", 0), family=socket.AF_INET6) as six,
+    ):
+        ports = [each.getsockname()[1] for each in (four, six)]
+
+        for port in (*ports, probes.free_port()):
+            assert probes.listener_uids(port) == probes._listed_uids(port)
+
+
+@needs_root
+def test_another_account_takes_the_port_unless_it_is_that_of_the_service(foreign_port: int) -> None:
+    assert probes.is_taken(foreign_port, None)
+    assert probes.is_taken(foreign_port, OTHER - 1)
+    assert not probes.is_taken(foreign_port, OTHER)
+
+
+@needs_root
+async def test_the_endpoint_sends_it_nothing(foreign_port: int) -> None:
+    url = f"http://127.0.0.1:{foreign_port}/v1"
+    async with Upstream() as upstream:
+        with pytest.raises(InstanceFailed, match="another account"):
+            async with upstream.post(Instance(id=1, url=url), "chat/completions", b"{}", 5):
+                pass
+
+
+@needs_root
+@pytest.mark.django_db
+@pytest.mark.usefixtures("data")
+def test_an_instance_does_not_become_ready_by_the_answer_of_another_account(
+    foreign_port: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    box = Box()
+    service(min_instances=1)
+    box.step()
+    ModelInstance.objects.update(port=foreign_port)
+
+    for _ in range(3):
+        box.step()
+
+    states = set(ModelInstance.objects.values_list("state", flat=True))
+    assert probes.answers(f"http://127.0.0.1:{foreign_port}/")
+    assert states == {InstanceState.BOOTING.value}
+    assert caplog.text.count("Another account listens") == 1

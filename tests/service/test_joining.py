@@ -1,0 +1,156 @@
+"""Further hosts on one PostgreSQL: they join with a token, and run jobs without pages."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.processes.service import Service, token, wait_until
+from tests.service.postgres_cluster import cluster, free_port
+
+pytestmark = [
+    pytest.mark.postgres,
+    pytest.mark.processes,
+    pytest.mark.slow,
+    pytest.mark.timeout(900),
+]
+
+
+@pytest.fixture
+def url() -> Iterator[str]:
+    with cluster() as address:
+        yield address
+
+
+def node(data: Path, **env: str) -> subprocess.Popen[bytes]:
+    """`gpucoord node` in a data folder of its own."""
+    service = Service(data, **env)
+    with service.log.open("ab") as log:
+        return subprocess.Popen(
+            [sys.executable, "-m", "gpucoord_site", "node"],
+            env=service._env, stdout=log, stderr=subprocess.STDOUT,
+        )  # fmt: skip
+
+
+def ended(process: subprocess.Popen[bytes], log: Path) -> str:
+    assert process.wait(120) == 2
+    return log.read_text()
+
+
+def test_a_further_host_joins_with_a_token_and_sends_readings_without_pages(
+    url: str, tmp_path: Path
+) -> None:
+    here = tmp_path / "east"
+    there = {"DATABASE_URL": url, "GPUCOORD_NODE": "west"}
+    with Service(here, DATABASE_URL=url, GPUCOORD_NODE="east") as east:
+        west = tmp_path / "west"
+        west.mkdir(mode=0o700)
+        shutil.copy(here / "secret_key", west / "secret_key")
+
+        said = ended(node(west, **there), tmp_path / "west.log")
+        assert "The host west is not registered in this database" in said
+        said = ended(node(west, **there, GPUCOORD_JOIN_TOKEN="gpj_guess"), tmp_path / "west.log")
+        assert "GPUCOORD_JOIN_TOKEN is unknown, used or expired" in said
+
+        made = subprocess.run(
+            [sys.executable, "-m", "gpucoord_site", "join-token"],
+            env=east._env, capture_output=True, text=True, check=True,
+        ).stdout.split()[-1]  # fmt: skip
+        running = node(west, **there, GPUCOORD_JOIN_TOKEN=made)
+        try:
+            headers = {"Authorization": f"Bearer {token(east)}"}
+            with httpx.Client(base_url=f"{east.address}api/", headers=headers, timeout=60) as api:
+                wait_until(lambda: _hosts(api) == ["east", "west"], 60, "both hosts")
+                answer = ended(
+                    node(tmp_path / "copy", **there, GPUCOORD_JOIN_TOKEN=made),
+                    tmp_path / "copy.log",
+                )
+                assert "Another machine or data folder is registered as west" in answer
+        finally:
+            running.terminate()
+            running.wait(60)
+        assert "runs the host west without pages" in (tmp_path / "west.log").read_text()
+
+
+def _hosts(api: httpx.Client) -> list[str]:
+    return sorted(host["name"] for host in api.get("hosts/").json()["hosts"] if host["version"])
+
+
+def test_a_job_on_another_host_is_chosen_followed_and_read_from_here(
+    url: str, tmp_path: Path
+) -> None:
+    here, there = tmp_path / "east", tmp_path / "west"
+    with Service(here, DATABASE_URL=url, GPUCOORD_NODE="east") as east:
+        there.mkdir(mode=0o700)
+        shutil.copy(here / "secret_key", there / "secret_key")
+        made = subprocess.run(
+            [sys.executable, "-m", "gpucoord_site", "join-token"],
+            env=east._env, capture_output=True, text=True, check=True,
+        ).stdout.split()[-1]  # fmt: skip
+        # Its address for other hosts is http://127.0.0.2:PORT.
+        env = {"GPUCOORD_HOST": "127.0.0.2", "GPUCOORD_ALLOWED_HOSTS": "127.0.0.2"}
+        env |= {"GPUCOORD_JOIN_TOKEN": made}
+        port = ("--port", str(free_port()))
+        west = Service(there, DATABASE_URL=url, GPUCOORD_NODE="west", **env)
+        headers = {"Authorization": f"Bearer {token(east)}"}
+        west.start(*port)
+        with _api(east.address, headers) as api:
+            wait_until(lambda: _hosts(api) == ["east", "west"], 60, "both hosts")
+            body = {"command": "echo from there; sleep 600", "gpus": 0}
+            number = api.post("jobs/", json=body | {"host": "west"}).json()["id"]
+            job = wait_until(lambda: _running(api, number), 60, "the job runs")
+            assert job["host"] == "west"
+            text = wait_until(lambda: api.get(f"jobs/{number}/log/").content, 60, "its log")
+            assert text == b"from there\n"
+            assert api.get(f"jobs/{number}/log/", params={"tail": 3}).content == text[-3:]
+            assert httpx.get(f"{west.address}internal/log/guess/").status_code == 403
+            # The job goes on without its service.
+            west.process.terminate()
+            west.process.wait(60)
+        with _api(east.address, headers) as again:
+            answer = again.get(f"jobs/{number}/log/")
+            assert answer.status_code == 409
+            assert "are on the host west" in answer.json()["detail"]
+            lost = wait_until(lambda: _lost(again, number), 60, "the silence is noticed")
+            assert lost["state"] == "running"
+            west.start(*port)
+            try:
+                # The same job, adopted; nothing ran twice.
+                wait_until(lambda: _lost(again, number) is None, 60, "contact again")
+                again.post(f"jobs/{number}/cancel/")
+                ended_job = wait_until(lambda: _finished(again, number), 60, "the end of the job")
+                assert (ended_job["outcome"], len(ended_job["attempts"])) == ("cancelled", 1)
+            finally:
+                west.stop()
+
+
+def _api(address: str, headers: dict[str, str]) -> httpx.Client:
+    return httpx.Client(base_url=f"{address}api/", headers=headers, timeout=60)
+
+
+def _running(api: httpx.Client, number: int) -> dict[str, Any] | None:
+    job: dict[str, Any] = api.get(f"jobs/{number}/").json()
+    return job if job["state"] == "running" else None
+
+
+def _lost(api: httpx.Client, number: int) -> dict[str, Any] | None:
+    job: dict[str, Any] = api.get(f"jobs/{number}/").json()
+    return job if job["contact_lost_since"] else None
+
+
+def _finished(api: httpx.Client, number: int) -> dict[str, Any] | None:
+    job: dict[str, Any] = api.get(f"jobs/{number}/").json()
+    return job if job["state"] == "finished" else None
+
+
+def test_a_node_needs_postgresql(tmp_path: Path) -> None:
+    said = ended(node(tmp_path / "data"), tmp_path / "data.log")
+
+    assert "gpucoord node needs the PostgreSQL database of DATABASE_URL" in said

@@ -1,0 +1,213 @@
+"""A whole Slurm on loopback, as ordinary processes: munge, slurmctld and two nodes with two fake
+GPUs each. It has a folder, ports and accounts of its own and leaves /etc/slurm alone."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from time import sleep
+
+from tests.pace import Stopwatch
+
+NODES = ("n1", "n2")
+ACCOUNTS = {"gpucoord-t1": 61201, "gpucoord-t2": 61202}
+CONF = """\
+ClusterName=test
+SlurmctldHost={host}(127.0.0.1)
+SlurmUser=root
+SlurmdUser=root
+AuthType=auth/munge
+CredType=cred/munge
+AuthInfo=socket={folder}/munge/sock
+SlurmctldPort={port}
+SlurmctldPidFile={folder}/slurmctld.pid
+SlurmdPidFile={folder}/slurmd.%n.pid
+SlurmctldLogFile={folder}/slurmctld.log
+SlurmdLogFile={folder}/slurmd.%n.log
+StateSaveLocation={folder}/state
+SlurmdSpoolDir={folder}/spool.%n
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+SelectType=select/cons_tres
+SelectTypeParameters=CR_Core
+SchedulerType=sched/backfill
+SchedulerParameters=batch_sched_delay=0,sched_min_interval=0,bf_interval=1
+GresTypes=gpu
+ReturnToService=2
+SwitchType=switch/none
+MpiDefault=none
+SlurmdParameters=config_overrides
+JobAcctGatherType=jobacct_gather/none
+AccountingStorageType=accounting_storage/none
+SlurmdTimeout=60
+KillWait=5
+MinJobAge=60
+MessageTimeout=5
+PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP
+"""
+NODE = "NodeName={name} NodeHostname={host} NodeAddr=127.0.0.1 Port={port} CPUs=8 RealMemory=4000"
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+class Cluster:
+    """Start it with `start`, and end it with `stop`; the accounts are removed with it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.conf = folder / "slurm.conf"
+        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        self._made: list[str] = []
+
+    def start(self) -> Cluster:
+        for name, uid in ACCOUNTS.items():
+            self._make_account(name, uid)
+        self.folder.chmod(0o755)
+        (self.folder / "munge").mkdir(mode=0o755)
+        for name in ("state", "homes"):
+            (self.folder / name).mkdir(exist_ok=True, mode=0o755)
+        self._write_conf()
+        self._start_munge()
+        self.start_part("slurmctld")
+        for node in NODES:
+            self.start_part(node)
+        self.wait_until_up()
+        return self
+
+    def _make_account(self, name: str, uid: int) -> None:
+        try:
+            pwd.getpwnam(name)
+        except KeyError:
+            home = self.folder / "homes" / name
+            home.parent.mkdir(exist_ok=True, mode=0o755)
+            command = ["useradd", "-m", "-d", str(home), "-u", str(uid), "-s", "/bin/sh", name]
+            subprocess.run(command, check=True, capture_output=True)
+            self._made.append(name)
+
+    def _write_conf(self) -> None:
+        host = socket.gethostname().split(".")[0]
+        text = CONF.format(host=host, folder=self.folder, port=free_port())
+        for node in NODES:
+            text += NODE.format(name=node, host=host, port=free_port()) + " Gres=gpu:2\n"
+        self.conf.write_text(text)
+        gres = f"NodeName={','.join(NODES)} Name=gpu File=/dev/tty[0-1]\n"
+        (self.folder / "gres.conf").write_text(gres)
+
+    def _start_munge(self) -> None:
+        key = self.folder / "munge.key"
+        key.write_bytes(secrets.token_bytes(128))
+        key.chmod(0o600)
+        options = {
+            "--key-file": key,
+            "--socket": self.folder / "munge/sock",
+            "--pid-file": self.folder / "munge/pid",
+            "--log-file": self.folder / "munge.log",
+            "--seed-file": self.folder / "munge.seed",
+        }
+        words = [f"{name}={path}" for name, path in options.items()]
+        self._processes["munged"] = subprocess.Popen(
+            ["munged", "--force", "--foreground", *words],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        self.wait_for(lambda: (self.folder / "munge/sock").exists(), 10, "munge")
+
+    def start_part(self, name: str) -> None:
+        """slurmctld, or the slurmd of a node."""
+        conf = ["-f", str(self.conf)]
+        words = ["slurmctld", "-D", *conf] if name == "slurmctld" else ["slurmd", "-D", "-N", name]
+        self._processes[name] = subprocess.Popen(
+            [*words, *(conf if name != "slurmctld" else [])],
+            env=self.env,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+
+    def kill_part(self, name: str) -> None:
+        """SIGKILL to this one process; the jobs' own processes live on."""
+        process = self._processes.pop(name)
+        process.kill()
+        process.wait()
+
+    @property
+    def env(self) -> Mapping[str, str]:
+        path = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+        return {"PATH": path, "SLURM_CONF": str(self.conf), "LC_ALL": "C.UTF-8"}
+
+    def run(self, *words: str, uid: int | None = None) -> str:
+        """The output of a command of Slurm, as root or as this account."""
+        done = subprocess.run(
+            words,
+            env=self.env,
+            capture_output=True,
+            text=True,
+            timeout=30,
+            cwd="/",
+            check=False,
+            **({} if uid is None else {"user": uid, "group": uid, "extra_groups": []}),
+        )
+        return done.stdout + done.stderr
+
+    def wait_until_up(self, seconds: float = 60) -> None:
+        """Until both nodes take jobs. Nodes that were drained by a kill are resumed."""
+
+        def is_up() -> bool:
+            states = self.run("sinfo", "-h", "-N", "-o", "%n %T").split("\n")
+            for line in states:
+                name, _, state = line.partition(" ")
+                if name in NODES and state.startswith(("down", "drain", "unk")):
+                    self.run("scontrol", "update", f"nodename={name}", "state=resume")
+            return sum(line.endswith(("idle", "mixed", "allocated")) for line in states) == 2
+
+        self.wait_for(is_up, seconds, "two nodes")
+
+    @staticmethod
+    def wait_for(poll: Callable[[], object], seconds: float, purpose: str) -> None:
+        watch = Stopwatch()
+        while not poll():
+            assert not watch.has_run(seconds), f"not within {seconds:g} s: {purpose}"
+            sleep(0.1)
+
+    def cancel_all(self) -> None:
+        """End all jobs, and wait until they have left the nodes."""
+        for name in ACCOUNTS:
+            self.run("scancel", "--user", name)
+        states = "pending,running,completing"
+        self.wait_for(lambda: not self.run("squeue", "-h", "-t", states).strip(), 30, "no jobs")
+
+    def stop(self) -> None:
+        for name in ACCOUNTS:
+            self.run("scancel", "--user", name)
+        for process in reversed(list(self._processes.values())):
+            process.send_signal(signal.SIGTERM)
+        for process in self._processes.values():
+            try:
+                process.wait(10)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+        self._end_jobs()
+        for name in self._made:
+            subprocess.run(["userdel", "-f", name], check=False, capture_output=True)
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _end_jobs(self) -> None:
+        """What is left of jobs has the uids of the test's accounts, or is their slurmstepd."""
+        for entry in Path("/proc").iterdir():
+            try:
+                if entry.name.isdigit() and entry.stat().st_uid in ACCOUNTS.values():
+                    os.kill(int(entry.name), signal.SIGKILL)
+            except OSError:
+                continue

@@ -1,0 +1,174 @@
+"""Jobs in Slurm while slurmctld, slurmd and gpucoord are killed: none is lost, none runs twice."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+from time import monotonic, sleep
+
+import pytest
+from django.conf import settings
+from django.contrib.auth.models import User
+
+from monitor.models import Event
+from scheduler.engines.facts import SubmitResult, Ticket
+from scheduler.engines.slurm import SlurmEngine
+from scheduler.models import EngineTask, Job
+from tests.processes.scheduling import Scheduler, kill_runner_of, log_of, reloaded, submit
+from tests.slurm.cluster import NODES, Cluster
+
+pytestmark = [
+    pytest.mark.slurm,
+    pytest.mark.processes,
+    pytest.mark.slow,
+    # Minutes, as Slurm delays what it requeues.
+    pytest.mark.long,
+    pytest.mark.django_db(transaction=True),
+]
+LONG_S, REQUEUED_S, KILL_EVERY_S = 30.0, 300.0, 2.0
+
+
+def abandon(scheduler: Scheduler) -> None:
+    """As after SIGKILL of gpucoord: a new pass that knows rows, files and Slurm only."""
+    scheduler._pass = scheduler._open()
+
+
+def storm(
+    scheduler: Scheduler, cluster: Cluster, owners: list[User], count: int, seconds: float
+) -> dict[int, Job]:
+    """Submit jobs over `seconds` while random parts are killed."""
+    chance = random.Random(7)
+    kills: list[Callable[[], None]] = [
+        lambda: _replace(cluster, "slurmctld"),
+        lambda: _replace(cluster, chance.choice(NODES)),
+        lambda: abandon(scheduler),
+    ]
+    jobs: dict[int, Job] = {}
+    began = killed_at = monotonic()
+    while len(jobs) < count or monotonic() - began < seconds:
+        passed = monotonic() - began
+        if len(jobs) < min(count, 1 + passed * count / seconds):
+            code = len(jobs) % 100
+            command = f"echo ran; sleep {chance.uniform(0, 2):.1f}; exit {code}"
+            jobs[len(jobs)] = submit(owners[len(jobs) % len(owners)], command)
+        if monotonic() - killed_at > KILL_EVERY_S:
+            chance.choice(kills)()
+            killed_at = monotonic()
+        scheduler.step()
+        sleep(0.05)
+    cluster.wait_until_up()
+    return jobs
+
+
+def _replace(cluster: Cluster, part: str) -> None:
+    cluster.kill_part(part)
+    cluster.start_part(part)
+
+
+def check(scheduler: Scheduler, cluster: Cluster, jobs: dict[int, Job], seconds: float) -> None:
+    """Each job ran once and has its exit code."""
+    ids = [job.pk for job in jobs.values()]
+    waiting = Job.objects.filter(pk__in=ids).exclude(state="finished")
+    try:
+        scheduler.run_until(lambda: not waiting.exists(), within_s=seconds)
+    except AssertionError:
+        tasks = list(EngineTask.objects.filter(job__in=waiting).values())
+        pytest.fail(f"{tasks} {cluster.run('squeue', '-a', '-t', 'all')} {cluster.run('sinfo')}")
+    rows = {number: reloaded(job) for number, job in jobs.items()}
+    assert {n: job.exit_code for n, job in rows.items()} == {n: n % 100 for n in rows}
+    outputs = {n: _output(job) for n, job in rows.items()}
+    assert outputs == dict.fromkeys(rows, "ran\n")
+
+
+def _output(job: Job) -> str:
+    """Of all its attempts, also those that gpucoord does not know."""
+    root = Path(f"{settings.DATA}-jobs") / str(job.pk)
+    return "".join(path.read_text() for path in sorted(root.glob("attempt-*/output.log")))
+
+
+def test_20_jobs_survive_kills(scheduler: Scheduler, slurm: Cluster, ann: User, ben: User) -> None:
+    jobs = storm(scheduler, slurm, [ann, ben], 20, 12)
+
+    check(scheduler, slurm, jobs, 60)
+
+
+@pytest.mark.long
+def test_200_jobs_survive_kills(scheduler: Scheduler, slurm: Cluster, ann: User, ben: User) -> None:
+    jobs = storm(scheduler, slurm, [ann, ben], 200, 120)
+
+    check(scheduler, slurm, jobs, 600)
+
+
+def test_a_submission_whose_answer_was_lost_is_matched_by_its_nonce(
+    scheduler: Scheduler, slurm: Cluster, ann: User, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = submit(ann, "echo ran")
+    scheduler.run_until(lambda: EngineTask.objects.filter(job=job), within_s=LONG_S)
+    abandon(scheduler)
+    real = SlurmEngine.submit
+
+    def submit_and_die(engine: SlurmEngine, ticket: Ticket) -> object:
+        real(engine, ticket)
+        raise RuntimeError("killed")
+
+    monkeypatch.setattr(SlurmEngine, "submit", submit_and_die)
+    scheduler.run_until(
+        lambda: EngineTask.objects.filter(job=job, tried_at__isnull=False), within_s=LONG_S
+    )
+    monkeypatch.setattr(SlurmEngine, "submit", lambda *_: pytest.fail("submitted again"))
+    abandon(scheduler)
+
+    assert scheduler.run_to(job, within_s=LONG_S).outcome == "succeeded"
+    assert log_of(job) == "ran\n"
+
+
+def test_a_nonce_that_is_submitted_twice_runs_once(
+    scheduler: Scheduler, slurm: Cluster, ann: User, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = SlurmEngine.submit
+
+    def submit_twice(engine: SlurmEngine, ticket: Ticket) -> object:
+        assert real(engine, ticket).result is SubmitResult.ACCEPTED
+        return real(engine, ticket)
+
+    monkeypatch.setattr(SlurmEngine, "submit", submit_twice)
+    job = scheduler.run_to(submit(ann, "echo ran; sleep 1"), within_s=LONG_S)
+
+    assert job.outcome == "succeeded"
+    assert _output(job) == "ran\n"
+
+
+@pytest.mark.timeout(500)
+def test_slurm_away_is_told_and_running_jobs_end(
+    scheduler: Scheduler, slurm: Cluster, ann: User
+) -> None:
+    job = scheduler.run_to(submit(ann, "sleep 4; exit 3"), "running", within_s=LONG_S)
+    slurm.kill_part("slurmctld")
+    try:
+        late = submit(ann, "true")
+        scheduler.run_until(
+            lambda: [b["code"] for b in reloaded(late).blockers] == ["EngineAway"],
+            within_s=LONG_S,
+        )
+        assert scheduler.run_to(job, within_s=LONG_S).exit_code == 3
+    finally:
+        slurm.start_part("slurmctld")
+
+    slurm.wait_until_up()
+    # Slurm delays a job that it requeues by two minutes.
+    assert scheduler.run_to(late, within_s=REQUEUED_S).outcome == "succeeded"
+    kinds = list(Event.objects.filter(kind__startswith="ENGINE").values_list("kind", flat=True))
+    assert set(kinds) == {"ENGINE_UNAVAILABLE", "ENGINE_AVAILABLE"}
+
+
+def test_a_job_whose_runner_and_guardian_were_killed_says_what_slurm_says(
+    scheduler: Scheduler, slurm: Cluster, ann: User
+) -> None:
+    job = scheduler.run_to(submit(ann, "sleep 600"), "running", within_s=LONG_S)
+
+    kill_runner_of(job)
+    job = scheduler.run_to(job, within_s=LONG_S)
+
+    assert job.outcome == "lost"
+    assert "Slurm says: FAILED, reason NonZeroExitCode" in job.problem
