@@ -4,6 +4,8 @@ pytest's own ``--last-failed`` runs every test when what failed was no test of t
 as a worker that collected other tests than its neighbour. Here that is an error.
 """
 
+from __future__ import annotations
+
 import json
 import sys
 from pathlib import Path
@@ -21,7 +23,7 @@ def failed(text: str) -> list[str]:
 def main() -> int:
     names = failed(CACHE.read_text()) if CACHE.exists() else []
     if not names:
-        print("The run failed outside its tests; its output says where.", file=sys.stderr)
+        sys.stderr.write("The run failed outside its tests; its output says where.\n")
         return 1
     return int(pytest.main(["-n0", "-rfE", *names]))
 
