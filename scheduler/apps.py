@@ -15,7 +15,7 @@ class SchedulerConfig(AppConfig):
         from monitor.usage.rows import pruning
         from scheduler.batches import rows as batch_rows
         from scheduler.catalogue.policy import POLICIES, PROFILES, TOPICS
-        from scheduler.disk.rows import runs as cleaning_runs
+        from scheduler.disk import rows as cleaning_runs
         from scheduler.dispatch.steps import engine_endings
         from scheduler.execution.steps import capabilities as host_capabilities
         from scheduler.intake.steps import accounts as job_accounts

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from datetime import datetime
 
-from scheduler.disk.rows import folders, runs
+from scheduler.disk import rows
+from scheduler.disk.steps import folders
 from scheduler.models import CleaningRun
 
 TASK = "clean_disks"
@@ -22,12 +23,12 @@ def clean(
 ) -> CleaningRun:
     """A run for the host, which its controller starts; `queue` starts it on this host at once.
 
-    Raises UnknownFolder or scheduler.disk.rows.runs.Busy.
+    Raises UnknownFolder or scheduler.disk.rows.Busy.
     """
     watched = [row.path for row in folders.watched(host)]
     if path and path not in watched:
         raise UnknownFolder(f"{path} is not watched on {host}. Watched: {', '.join(watched)}.")
-    run = runs.request(host, path, dry_run=dry_run, by=by, now=now)
+    run = rows.request(host, path, dry_run=dry_run, by=by, now=now)
     if queue is not None:
         queue(TASK, MODULE)
     return run

@@ -16,10 +16,10 @@ from monitor import tasks
 from monitor.api.input import InvalidInput, PlainText, RequestBody
 from monitor.thresholds import rows as thresholds
 from scheduler.disk import actions
+from scheduler.disk import rows as runs
 from scheduler.disk.facts import DiskLevel
 from scheduler.disk.policy import DiskPolicy
-from scheduler.disk.rows import folders as rows
-from scheduler.disk.rows import runs
+from scheduler.disk.steps import folders
 from scheduler.models import CleaningRun, WatchedDisk
 
 router = Router()
@@ -53,7 +53,7 @@ def list_disks(request: HttpRequest) -> dict[str, Any]:
         "warn_pct": policy.warn_pct,
         "clean_pct": policy.clean_pct,
         "block_pct": policy.block_pct,
-        "disks": [_line(row) for row in rows.watched()],
+        "disks": [_line(row) for row in folders.watched()],
     }
 
 
@@ -111,7 +111,7 @@ def clean(request: HttpRequest, body: CleanBody) -> Status[dict[str, Any]]:
     """Operators only. The answer is the run; GET /api/disks/clean/ID/ follows it."""
     here, host = settings.CONFIG.node, body.host or settings.CONFIG.node
     now, by = timezone.now(), _operator(request)
-    if host != here and not rows.watched(host):
+    if host != here and not folders.watched(host):
         raise HttpError(404, f"There is no host {host}.")
     queue = tasks.queue if host == here else None
     try:

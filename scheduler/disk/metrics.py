@@ -6,13 +6,13 @@ from datetime import datetime
 
 from monitor.journal.rows import counters
 from monitor.metrics.families import Families
+from scheduler.disk import rows as runs
 from scheduler.disk.facts import DiskLevel
-from scheduler.disk.rows import folders as rows
-from scheduler.disk.rows import runs
+from scheduler.disk.steps import folders
 
 
 def add_metrics(into: Families, now: datetime) -> None:
-    watched = rows.watched()
+    watched = folders.watched()
     cleaned = {(row.host, row.path): 0.0 for row in watched}
     cleaned |= {(row.host, row.subject): row.value for row in counters.of(runs.CLEANED_BYTES)}
     for (host, path), value in cleaned.items():
@@ -20,7 +20,7 @@ def add_metrics(into: Families, now: datetime) -> None:
         help_text = "Bytes that clean-ups freed, by watched folder."
         into.counter("disk_cleaned_bytes_total", help_text, labels, value)
     for row in watched:
-        if now - row.at > rows.STALE_AFTER:
+        if now - row.at > folders.STALE_AFTER:
             continue
         labels = {"host": row.host, "path": row.path}
         into.gauge(

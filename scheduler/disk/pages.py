@@ -17,11 +17,11 @@ from monitor import tasks
 from monitor.journal.rows import events
 from monitor.thresholds import rows as thresholds
 from scheduler.disk import actions
+from scheduler.disk import rows as runs
 from scheduler.disk.facts import DiskLevel
 from scheduler.disk.policy import DiskPolicy
-from scheduler.disk.rows import folders as rows
-from scheduler.disk.rows import runs
 from scheduler.disk.rules import CleaningPolicy
+from scheduler.disk.steps import folders
 from scheduler.models import CleaningRun, WatchedDisk
 
 SHOWN = 10
@@ -52,7 +52,7 @@ class DiskRow:
 
 
 def _row(disk: WatchedDisk, now: datetime) -> DiskRow:
-    is_old = now - disk.at > rows.STALE_AFTER
+    is_old = now - disk.at > folders.STALE_AFTER
     level = DiskLevel.UNKNOWN if is_old or disk.problem else DiskLevel(disk.level)
     return DiskRow(disk, SHAPES[level], WORDS[level], is_old)
 
@@ -66,7 +66,7 @@ def _verdict(lines: list[DiskRow]) -> DiskRow | None:
 @require_safe
 def disks(request: HttpRequest) -> HttpResponse:
     now = timezone.now()
-    lines = [_row(disk, now) for disk in rows.watched()]
+    lines = [_row(disk, now) for disk in folders.watched()]
     kinds = ("DISK_SPACE_LOW", "DISK_SPACE_OK")
     changes = [event for kind in kinds for event in events.recent(SHOWN, kind=kind)]
     context = {

@@ -22,7 +22,7 @@ from monitor.sampling.probes.limits import LimitsProbe
 from monitor.snapshot import rows as monitor_store
 from monitor.thresholds import rows as thresholds
 from scheduler.batches.rows import exclusive
-from scheduler.disk.inputs import FullDisks
+from scheduler.disk.steps.folders import FullDisks
 from scheduler.execution.steps import gpu_locks
 from scheduler.facts.blockers import Blocker, BlockerCode, Tier, details
 from scheduler.facts.jobs import QueuedJob

@@ -12,7 +12,7 @@ from pathlib import Path
 from django.db import transaction
 
 from monitor.thresholds import rows as thresholds
-from scheduler.disk import rules
+from scheduler.disk import rows, rules
 from scheduler.disk.facts import (
     Candidate,
     CleanResult,
@@ -25,7 +25,6 @@ from scheduler.disk.facts import (
 from scheduler.disk.policy import DiskPolicy
 from scheduler.disk.probes import files as file_probe
 from scheduler.disk.probes import space
-from scheduler.disk.rows import runs
 from scheduler.disk.rules import CleaningPolicy
 from scheduler.disk.steps.watch import watched_folders
 from scheduler.models import CleaningRun
@@ -53,18 +52,18 @@ class Cleaner:
 
     def step(self, now: datetime) -> CleaningRun | None:
         """The run that was worked on; None = none waits."""
-        run = runs.take(self.host, now)
+        run = rows.take(self.host, now)
         if run is None:
             return None
         until = self.clock() + self.seconds
         try:
             is_done = self._work(run, until, now)
         except Exception as error:
-            runs.add_problem(run, f"It failed: {error}")
-            runs.save_progress(run, runs.State.FAILED, now)
+            rows.add_problem(run, f"It failed: {error}")
+            rows.save_progress(run, rows.State.FAILED, now)
             raise
-        state = runs.State.DONE if is_done else runs.State.WAITING
-        runs.save_progress(run, state, now)
+        state = rows.State.DONE if is_done else rows.State.WAITING
+        rows.save_progress(run, state, now)
         return run
 
     def _work(self, run: CleaningRun, until: float, now: datetime) -> bool:
@@ -73,7 +72,7 @@ class Cleaner:
         folders = watched_folders(disk, self.data, self.checkpoints)
         chosen = [folder for folder in folders if run.path in ("", folder.path)]
         if not chosen:
-            runs.add_problem(run, f"{run.path} is not watched on this host.")
+            rows.add_problem(run, f"{run.path} is not watched on this host.")
         goal = min(policy.until_pct, disk.clean_pct)
         before = run.candidates, run.candidate_bytes
         run.candidates = run.candidate_bytes = 0
@@ -86,7 +85,7 @@ class Cleaner:
             wanted += rules.needed(ordered, reading, goal)
             if not run.dry_run:
                 is_done &= self._clean(run, folder.path, ordered, goal, policy, until, now)
-        runs.preview(run, total, wanted)
+        rows.preview(run, total, wanted)
         if before[0] > run.candidates:
             # A later step of the same run finds only what the earlier ones left.
             run.candidates, run.candidate_bytes = before
@@ -101,7 +100,7 @@ class Cleaner:
             try:
                 reading = self.read(folder.path)
             except space.Unreadable as error:
-                runs.add_problem(run, f"{folder.path}: {error}")
+                rows.add_problem(run, f"{folder.path}: {error}")
                 continue
             readings.setdefault(reading.device, (folder, reading))
         return list(readings.values())
@@ -133,16 +132,16 @@ class Cleaner:
                 files[root] = list(file_probe.walk(root.path, until))
             except file_probe.UnusableFolder as error:
                 if not root.of_jobs:
-                    runs.add_problem(run, str(error))
+                    rows.add_problem(run, str(error))
         if self.clock() >= until:
-            runs.add_problem(run, "There was no time to look through all folders.")
-        unfinished = runs.unfinished_jobs()
+            rows.add_problem(run, "There was no time to look through all folders.")
+        unfinished = rows.unfinished_jobs()
         ordered = rules.candidates(files, policy, now, unfinished)
         problem = self._target_problem(policy, reading)
         if problem is None:
             return ordered
         if any(candidate.needs_copy for candidate in ordered):
-            runs.add_problem(run, problem)
+            rows.add_problem(run, problem)
         return [candidate for candidate in ordered if not candidate.needs_copy]
 
     def _target_problem(self, policy: CleaningPolicy, reading: DiskSpace) -> str | None:
@@ -176,10 +175,10 @@ class Cleaner:
             if self.clock() >= until:
                 return False
             result = self._delete(run, candidate, folder, policy, now)
-            runs.add_result(run, candidate, result)
+            rows.add_result(run, candidate, result)
             if self.clock() - saved_at >= SAVE_EVERY_S:
                 saved_at = self.clock()
-                runs.save_progress(run, runs.State.RUNNING, now)
+                rows.save_progress(run, rows.State.RUNNING, now)
         return True
 
     def _delete(
@@ -195,7 +194,7 @@ class Cleaner:
         def record(unlink: Callable[[], None]) -> None:
             # A file that cannot be deleted is not recorded.
             with transaction.atomic():
-                runs.record_deletion(run, candidate, folder, now)
+                rows.record_deletion(run, candidate, folder, now)
                 unlink()
 
         return file_probe.delete(candidate.file, secure, record)
@@ -211,12 +210,12 @@ class Cleaner:
             self.copy(handle, target)
         except copying.CopyFailed as error:
             self._failed += 1
-            runs.add_problem(run, f"{candidate.file.path} was not copied: {error}")
+            rows.add_problem(run, f"{candidate.file.path} was not copied: {error}")
             return False
         if file_probe.is_copy(handle, target):
             return True
         self._failed += 1
-        runs.add_problem(run, f"{candidate.file.path}: the copy {target} differs from it.")
+        rows.add_problem(run, f"{candidate.file.path}: the copy {target} differs from it.")
         return False
 
 

@@ -12,13 +12,13 @@ from monitor.journal.rows import audit, events
 from monitor.runtime.rows import periodic_tasks
 from monitor.runtime.rows.item_isolation import ItemIsolation
 from monitor.thresholds import rows as thresholds
+from scheduler.disk import rows as runs
 from scheduler.disk.actions import MODULE, TASK, Queue, clean
 from scheduler.disk.facts import DiskLevel, DiskSpace, WatchedFolder
 from scheduler.disk.policy import DiskPolicy, level, sentence
 from scheduler.disk.probes import space
-from scheduler.disk.rows import folders as rows
-from scheduler.disk.rows import runs
 from scheduler.disk.rules import CleaningPolicy
+from scheduler.disk.steps import folders as folder_rows
 
 READ_EVERY = timedelta(seconds=10)
 # Between two automatic clean-ups of a host.
@@ -63,13 +63,13 @@ class DiskWatch:
             return ()
         policy = thresholds.current(DiskPolicy)
         folders = watched_folders(policy, self._data, self._checkpoints)
-        before = rows.levels(self._host)
+        before = folder_rows.levels(self._host)
 
         def judge(folder: WatchedFolder) -> DiskLevel:
             return self._judge(folder, before.get(folder.path, DiskLevel.UNKNOWN), policy, now)
 
         judged = self._isolation.each(folders, lambda folder: folder.path, judge, now)
-        rows.forget_others(self._host, [folder.path for folder in folders])
+        folder_rows.forget_others(self._host, [folder.path for folder in folders])
         stages = [stage for _, stage in judged]
         self._clean(stages, now)
         return stages
@@ -94,7 +94,7 @@ class DiskWatch:
         except space.Unreadable as error:
             problem = str(error)
         stage = level(reading, policy, before)
-        rows.store(self._host, folder, reading, stage, problem, now)
+        folder_rows.store(self._host, folder, reading, stage, problem, now)
         if reading is not None and stage is not before:
             self._tell(folder.path, reading, before, stage, policy, now)
         return stage

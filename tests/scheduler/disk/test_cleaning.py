@@ -18,11 +18,11 @@ from django.test import Client
 from monitor.journal.rows import counters
 from monitor.models import AuditEntry
 from monitor.thresholds import rows as thresholds
-from scheduler.disk import actions
+from scheduler.disk import actions, rows
 from scheduler.disk.facts import CleanResult, DiskSpace, WatchedFolder
 from scheduler.disk.policy import DiskPolicy, level
 from scheduler.disk.probes import files, space
-from scheduler.disk.rows import folders, runs
+from scheduler.disk.steps import folders
 from scheduler.disk.steps.cleaner import Cleaner
 from scheduler.models import CleaningRun
 from scheduler.runner import copying
@@ -121,7 +121,7 @@ def test_each_deleted_file_has_one_entry_in_the_audit_and_counts(box: Box) -> No
     texts = AuditEntry.objects.filter(action="FILE_CLEANED").values_list("text", flat=True)
     assert sorted(texts) == [f"Deleted {box.data}/jobs/{n}/1/output.log (old log)." for n in (1, 2)]
     assert run.freed_bytes == 8192
-    assert [row.value for row in counters.of(runs.CLEANED_BYTES)] == [8192]
+    assert [row.value for row in counters.of(rows.CLEANED_BYTES)] == [8192]
 
 
 def test_it_stops_when_the_use_is_below_the_goal(box: Box) -> None:
@@ -335,11 +335,11 @@ def test_a_killed_clean_up_goes_on(box: Box) -> None:
     log = write(box.data / "jobs" / "1" / "1" / "output.log")
     box.clean(dry_run=True)
     run = actions.clean("gpubox", "", dry_run=False, by="root", now=NOW)
-    assert runs.take("gpubox", NOW) is not None
-    assert runs.take("gpubox", NOW) is None
+    assert rows.take("gpubox", NOW) is not None
+    assert rows.take("gpubox", NOW) is None
 
     cleaner = Cleaner("gpubox", box.data, copy=box.copy, read=box.read)
-    done = cleaner.step(NOW + 2 * runs.DEAD_AFTER)
+    done = cleaner.step(NOW + 2 * rows.DEAD_AFTER)
     assert done is not None
     assert (done.pk, done.state, log.exists()) == (run.pk, "done", False)
 

@@ -19,7 +19,7 @@ from monitor.thresholds import rows as thresholds
 from scheduler import metrics
 from scheduler.disk.facts import DiskSpace
 from scheduler.disk.probes import space as probe
-from scheduler.disk.rows import folders as rows
+from scheduler.disk.steps import folders
 from scheduler.disk.steps.watch import DiskWatch
 from scheduler.dispatch.inputs import PlanInputs
 from scheduler.facts.blockers import BlockerCode
@@ -100,7 +100,7 @@ def test_only_jobs_that_work_on_the_full_file_system_wait(
 
 def test_a_reading_that_is_old_blocks_nothing(watch: DiskWatch, disk: Disk, alice: User) -> None:
     disk.used_pct = 71.0
-    watch.judge(None, NOW - rows.STALE_AFTER)
+    watch.judge(None, NOW - folders.STALE_AFTER)
 
     assert blockers(alice) == []
 
@@ -133,11 +133,11 @@ def test_a_folder_that_is_watched_no_more_is_forgotten(
 ) -> None:
     thresholds.change("disk", {"paths": ["/srv/more"]}, by="root", now=NOW)
     watch.judge(None, NOW)
-    assert [row.path for row in rows.watched()] == sorted([str(data), "/srv/more"])
+    assert [row.path for row in folders.watched()] == sorted([str(data), "/srv/more"])
 
     thresholds.change("disk", {}, by="root", now=NOW)
     watch.judge(None, NOW + LATER)
-    assert [row.path for row in rows.watched()] == [str(data)]
+    assert [row.path for row in folders.watched()] == [str(data)]
 
 
 def test_the_page_and_rest_show_what_is_read(

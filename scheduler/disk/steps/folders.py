@@ -1,0 +1,160 @@
+"""Watched folders of each host: their rows, and the blockers of jobs on a full file system."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+from datetime import datetime, timedelta
+from pathlib import Path
+
+from django.conf import settings
+
+from monitor.runtime.facts import TimedCache
+from monitor.thresholds import rows as thresholds
+from scheduler.disk.facts import DiskLevel, DiskSpace, FolderUse, FullDisk, WatchedFolder
+from scheduler.disk.policy import DiskPolicy, full_blockers
+from scheduler.disk.probes import space
+from scheduler.facts.blockers import Blocker
+from scheduler.facts.jobs import QueuedJob
+from scheduler.models import Job, WatchedDisk
+from scheduler.runner import files
+
+# Older readings block nothing: the controller is gone, or the folder is not watched any more.
+STALE_AFTER = timedelta(minutes=2)
+# An operator's job with this tag starts on a full file system, to clean it.
+EXEMPT_TAG = "cleanup"
+READ_FOR = timedelta(seconds=2)
+# Folders of jobs rarely move to another file system.
+DEVICES_FOR = timedelta(seconds=30)
+PATIENCE_S, NEXT_PATIENCE_S = 0.5, 0.02
+# In one query.
+AT_ONCE = 500
+
+
+def watched(host: str | None = None) -> list[WatchedDisk]:
+    """The folders of `host` (None = any)."""
+    rows = WatchedDisk.objects.order_by("host", "path")
+    return list(rows if host is None else rows.filter(host=host))
+
+
+def levels(host: str) -> dict[str, DiskLevel]:
+    """The stored level of each folder."""
+    rows = WatchedDisk.objects.filter(host=host).values_list("path", "level")
+    return {path: DiskLevel(level) for path, level in rows}
+
+
+def store(
+    host: str,
+    folder: WatchedFolder,
+    space: DiskSpace | None,
+    level: DiskLevel,
+    problem: str,
+    now: datetime,
+) -> None:
+    """Store a reading; `since_at` changes with the level only."""
+    values = {
+        "role": folder.role,
+        "device": space.device if space else "",
+        "used_bytes": space.used_bytes if space else None,
+        "available_bytes": space.available_bytes if space else None,
+        "at": now,
+        "problem": problem,
+    }
+    row, is_new = WatchedDisk.objects.get_or_create(
+        host=host, path=folder.path, defaults=values | {"level": level.value, "since_at": now}
+    )
+    if is_new:
+        return
+    if row.level != level.value:
+        values |= {"level": level.value, "since_at": now}
+    WatchedDisk.objects.filter(pk=row.pk).update(**values)
+
+
+def forget_others(host: str, paths: Collection[str]) -> None:
+    """Remove folders that are watched no more."""
+    WatchedDisk.objects.filter(host=host).exclude(path__in=paths).delete()
+
+
+def full_disks(host: str, policy: DiskPolicy, now: datetime) -> dict[str, FullDisk]:
+    """The file systems of a host on which no job may write more, by device."""
+    rows = WatchedDisk.objects.filter(
+        host=host, level=DiskLevel.BLOCKED.value, at__gt=now - STALE_AFTER
+    )
+    by_device: dict[str, FullDisk] = {}
+    for row in rows.order_by("path"):
+        if row.used_pct is not None and row.device not in by_device:
+            by_device[row.device] = FullDisk(
+                path=row.path,
+                device=row.device,
+                used_pct=row.used_pct,
+                limit_pct=policy.block_pct,
+                available_bytes=row.available_bytes or 0,
+            )
+    return by_device
+
+
+def folders_of(ids: Collection[int]) -> Mapping[int, tuple[str, bool]]:
+    """Working folder of each waiting job ("" = that of its account), and whether it is exempt."""
+    rows = Job.objects.filter(pk__in=ids).values_list("pk", "cwd", "tags", "owner__is_staff")
+    return {pk: (cwd, is_staff and EXEMPT_TAG in tags) for pk, cwd, tags, is_staff in rows}
+
+
+class FullDisks:
+    """Adds the blocker DiskFull to the waiting jobs of a host. Without full disks it is free."""
+
+    def __init__(self, host: str) -> None:
+        self._full: TimedCache[dict[str, FullDisk]] = TimedCache(
+            lambda now: full_disks(host, thresholds.current(DiskPolicy), now), READ_FOR
+        )
+        self._devices: TimedCache[dict[str, str | None]] = TimedCache(lambda now: {}, DEVICES_FOR)
+
+    def with_blockers(self, jobs: list[QueuedJob], now: datetime) -> list[QueuedJob]:
+        full = self._full(now)
+        if not full or not jobs:
+            return jobs
+        blockers = self._blockers([job.id for job in jobs], full, now)
+        return [
+            replace(job, waits=(*job.waits, *blockers[job.id])) if blockers.get(job.id) else job
+            for job in jobs
+        ]
+
+    def of_new(self, cwd: str, now: datetime) -> tuple[Blocker, ...]:
+        """The blockers of a job that is not submitted."""
+        full = self._full(now)
+        return self._of_folder(cwd, full, now) if full else ()
+
+    def _blockers(
+        self, ids: Collection[int], full: dict[str, FullDisk], now: datetime
+    ) -> dict[int, tuple[Blocker, ...]]:
+        # Equal blockers are one object, as the planner groups jobs by them.
+        by_folder: dict[str, tuple[Blocker, ...]] = {}
+        blockers: dict[int, tuple[Blocker, ...]] = {}
+        ordered = list(ids)
+        for at in range(0, len(ordered), AT_ONCE):
+            for job, (cwd, is_exempt) in folders_of(ordered[at : at + AT_ONCE]).items():
+                if is_exempt:
+                    continue
+                if cwd not in by_folder:
+                    by_folder[cwd] = self._of_folder(cwd, full, now)
+                blockers[job] = by_folder[cwd]
+        return blockers
+
+    def _of_folder(self, cwd: str, full: dict[str, FullDisk], now: datetime) -> tuple[Blocker, ...]:
+        data = Path(settings.DATA)
+        checkpoints = settings.CONFIG.checkpoints or data
+        folders = (
+            (FolderUse.LOG, str(files.jobs_folder(data))),
+            (FolderUse.CHECKPOINT, str(checkpoints)),
+            (FolderUse.WORKING, cwd),
+        )
+        return full_blockers(
+            [(use, self._device(path, now) if path else None) for use, path in folders], full
+        )
+
+    def _device(self, path: str, now: datetime) -> str | None:
+        devices = self._devices(now)
+        if path not in devices:
+            # Folders on one dead file system must not add up.
+            has_hung = None in devices.values()
+            devices[path] = space.device_of(path, NEXT_PATIENCE_S if has_hung else PATIENCE_S)
+        return devices[path]
