@@ -5,19 +5,74 @@ from __future__ import annotations
 from datetime import datetime, timedelta
 from pathlib import Path
 
+from monitor.models import Claim
 from monitor.runtime.facts import Guard
 from monitor.runtime.rows.item_isolation import ItemIsolation
 from monitor.runtime.rows.wakeups import wake
 from scheduler.execution.steps.specs import SpecWriter
+from scheduler.facts.jobs import RunTime
 from scheduler.lifecycle.rows.queue_facts import Durations
 from scheduler.models import Attempt
-from scheduler.progress import policy, rows
-from scheduler.progress.policy import Progress
+from scheduler.progress import policy
+from scheduler.progress.policy import Ends, Progress
 from scheduler.runner import files
 
 EVERY = timedelta(seconds=1)
 KIND = "JOB_STEP_FAILED"
 Change = tuple[Attempt, Progress | None, policy.Ends | None, datetime | None]
+
+
+def running_attempts(host: str) -> list[Attempt]:
+    """The attempts on this host whose processes run, with their jobs and owners."""
+    rows = Attempt.objects.filter(host=host, ended_at=None, started_at__isnull=False)
+    return sorted(rows.select_related("job__owner"), key=lambda attempt: attempt.pk)
+
+
+def progress_of(attempt: Attempt) -> Progress | None:
+    """None: the job has reported none."""
+    if attempt.progress is None:
+        return None
+    return Progress(attempt.progress, attempt.progress_message)
+
+
+def ends_of(attempt: Attempt) -> Ends | None:
+    """None: nothing says when it ends, or it has ended."""
+    if attempt.ended_at or attempt.ends_p50_at is None or attempt.ends_p90_at is None:
+        return None
+    return Ends(attempt.ends_p50_at, attempt.ends_p90_at)
+
+
+def usual_run_time(attempt: Attempt, durations: Durations) -> RunTime | None:
+    """The run time by estimate, limit or history; None: the job has none of them."""
+    job = attempt.job
+    owner, limit, estimate = job.owner.username, job.time_limit_s, job.estimate_s
+    if limit is None and estimate is None and durations(owner, job.name) is None:
+        return None
+    return durations.expect(owner, job.name, _seconds(limit), _seconds(estimate))
+
+
+def _seconds(value: int | None) -> timedelta | None:
+    return None if value is None else timedelta(seconds=value)
+
+
+def store(
+    attempt: Attempt, progress: Progress | None, ends: Ends | None, reported_at: datetime | None
+) -> bool:
+    """Store both with the attempt and its claims. False: it has ended meanwhile."""
+    fraction = progress.fraction if progress else None
+    is_stored = Attempt.objects.filter(pk=attempt.pk, ended_at=None).update(
+        progress=fraction,
+        progress_message=progress.message if progress else "",
+        progress_at=reported_at,
+        ends_p50_at=ends.p50 if ends else None,
+        ends_p90_at=ends.p90 if ends else None,
+    )
+    if is_stored and attempt.gpu_uuids:
+        claims = Claim.objects.filter(
+            host=attempt.host, freed_at=None, job_ref=str(attempt.job_id), until_at=None
+        )
+        claims.update(progress=fraction, ends_at=ends.p50 if ends else None)
+    return bool(is_stored)
 
 
 class ProgressStep:
@@ -38,7 +93,7 @@ class ProgressStep:
         if self._read_at is not None and timedelta() <= now - self._read_at < EVERY:
             return []
         self._read_at = now
-        running = rows.running(self._host)
+        running = running_attempts(self._host)
         self._log_sizes = {a.pk: self._log_sizes.get(a.pk, -1) for a in running}
         if not running:
             return []
@@ -54,20 +109,20 @@ class ProgressStep:
     def _store(self, changes: list[Change], now: datetime) -> None:
         with self._guard():
             self._isolation.each(
-                changes, lambda c: f"row of {_name(c[0])}", lambda c: rows.store(*c), now, KIND
+                changes, lambda c: f"row of {_name(c[0])}", lambda c: store(*c), now, KIND
             )
             wake("live")
 
     def _look(self, attempt: Attempt, now: datetime) -> Change | None:
         """What is to be stored; None: nothing has changed enough."""
-        old, reported_at = rows.progress_of(attempt), attempt.progress_at
+        old, reported_at = progress_of(attempt), attempt.progress_at
         new = self._reported(attempt)
         is_news = new is not None and policy.is_news(old, new, reported_at, now)
         progress, at = (new, now) if is_news else (old, reported_at)
         begun = attempt.started_at or attempt.placed_at
-        usual = rows.usual(attempt, self._durations)
+        usual = usual_run_time(attempt, self._durations)
         ends = policy.expected_end(begun, progress, at, usual, now)
-        if is_news or policy.has_moved(rows.ends_of(attempt), ends, now):
+        if is_news or policy.has_moved(ends_of(attempt), ends, now):
             return attempt, progress, ends, at
         return None
 

@@ -27,7 +27,7 @@ from scheduler.lifecycle.probes.logs import LogPiece
 from scheduler.lifecycle.rows import changes as job_changes
 from scheduler.lifecycle.rows import relations
 from scheduler.models import Attempt, EngineTask, Job, YieldRequest
-from scheduler.progress import rows as progress_rows
+from scheduler.progress.step import ends_of
 from scheduler.runner import files
 from scheduler.sizing import policy as sizing
 
@@ -109,7 +109,7 @@ def live(job: Job, run_as: str, forecast: JobForecast) -> dict[str, Any]:
         "estimate": forecast.estimate,
         "factors": forecast.factors,
         "efficiency": job_views.efficiency(job),
-        "ends": progress_rows.ends_of(attempt) if attempt else None,
+        "ends": ends_of(attempt) if attempt else None,
         "contact": contact(attempt) if line.is_open else "",
         "engine_task": engine_task(job, attempt),
     }

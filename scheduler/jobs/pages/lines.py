@@ -16,7 +16,7 @@ from scheduler.facts.jobs import PRIORITIES, JobState, Outcome
 from scheduler.hosts.pages import silent_hosts
 from scheduler.jobs.pages import serialise as job_views
 from scheduler.models import Attempt, Job
-from scheduler.progress import rows as progress_rows
+from scheduler.progress.step import ends_of
 
 # state or outcome -> (the word, the badge's shape)
 WORDS = {
@@ -125,7 +125,7 @@ def gpu_links(uuids: Iterable[str]) -> dict[str, GpuLink]:
 
 def _line(job: Job, gpus: Sequence[GpuLink], attempt: Attempt | None) -> JobLine:
     word, shape = badge(job)
-    ends = progress_rows.ends_of(attempt) if attempt else None
+    ends = ends_of(attempt) if attempt else None
     return JobLine(
         id=job.pk,
         name=job.name,

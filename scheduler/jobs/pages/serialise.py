@@ -24,7 +24,7 @@ from scheduler.facts.jobs import DependencyKind, JobState
 from scheduler.hosts.pages import silent_hosts
 from scheduler.models import Attempt, Job
 from scheduler.planner.forecast.forecast import Estimate, WhatIf
-from scheduler.progress import rows as progress_rows
+from scheduler.progress.step import ends_of
 from scheduler.sizing import policy as sizing_policy
 from scheduler.sizing import rows as sizing
 from scheduler.sizing.facts import GpuUse, MemorySuggestion
@@ -137,7 +137,7 @@ def log_removed(job: Job, number: int) -> str:
 def line(job: Job) -> dict[str, Any]:
     """The part that all users may see."""
     attempt = running_attempt(job)
-    ends = progress_rows.ends_of(attempt) if attempt else None
+    ends = ends_of(attempt) if attempt else None
     return {
         "id": job.pk,
         "name": job.name,
