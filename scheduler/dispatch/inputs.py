@@ -52,7 +52,7 @@ from scheduler.quotas.policy.quotas import QuotaPolicy
 from scheduler.throttle import rows as throttle_rows
 from scheduler.time_windows import rows as window_rows
 from scheduler.time_windows.policy.rules import WindowPolicy
-from scheduler.yields import rows as yield_requests
+from scheduler.yields import steps as yield_requests
 
 Closed = Mapping[str, tuple[Blocker, ...]]
 

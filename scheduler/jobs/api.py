@@ -48,7 +48,7 @@ from scheduler.lifecycle.rows import queue as job_queue
 from scheduler.lifecycle.rows import relations
 from scheduler.models import Job
 from scheduler.runner import files
-from scheduler.yields import rows as yields
+from scheduler.yields import steps as yields
 
 router = Router()
 MOST_REASON = 200

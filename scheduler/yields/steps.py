@@ -1,12 +1,16 @@
-"""Steps that request yields: for the GPU's owner, on throttled GPUs, on lost GPUs; and withdrawals.
+"""Yield requests to running jobs, and the steps that make and withdraw them.
 
-No step touches a process.
+The steps request a yield for the GPU's owner, on throttled GPUs and on lost GPUs; none touches a
+process. The executor and the runner deliver a request to the job; the retry policy decides what
+follows.
 """
 
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 
+from django.conf import settings
+from django.db import transaction
 from django.db.models import Q, QuerySet
 
 from monitor.facts.formats import duration
@@ -15,18 +19,139 @@ from monitor.facts.readings import GpuReading, Health, Snapshot
 from monitor.gpus.policy.health import HealthPolicy
 from monitor.presence.policy.thresholds import PresencePolicy
 from monitor.runtime.facts import Guard
+from monitor.runtime.rows.database import prepared
 from monitor.runtime.rows.item_isolation import ItemIsolation
+from monitor.runtime.rows.wakeups import wake
 from monitor.snapshot import rows as monitor_store
 from monitor.thresholds import rows as thresholds
 from scheduler.facts.jobs import JobState
 from scheduler.facts.plans import Yield
 from scheduler.lifecycle.rows import queue_facts
-from scheduler.models import Attempt
+from scheduler.lifecycle.rows.transitions import add_attempt_event
+from scheduler.models import Attempt, GpuHold, Job, YieldRequest
 from scheduler.planner import preemption
-from scheduler.yields import rows as yield_requests
+from scheduler.planner.preemption import PreemptionPolicy, deadline_of
 
 # Snapshots come once a second.
 LOOK_AGAIN = timedelta(seconds=0.9)
+PLACED = (JobState.STARTING.value, JobState.RUNNING.value)
+
+
+def ask(request: Yield, now: datetime) -> bool:
+    """Ask once; False when the job has left, is being stopped, or is to leave as soon already.
+
+    A request with an earlier deadline replaces the previous one.
+    """
+    with transaction.atomic():
+        attempts = Attempt.objects.select_related("job__owner").select_for_update(of=("self",))
+        attempt = attempts.filter(
+            job_id=request.job_id, ended_at=None, job__state__in=PLACED
+        ).first()
+        if attempt is None or not _request(attempt, request, now):
+            return False
+        text = (
+            f"Job {attempt.job_id} ({attempt.job.name}) is asked to leave its GPU: {request.text}"
+        )
+        add_attempt_event("JOB_YIELDING", attempt, text, now, "warning")
+        wake("scheduler")
+        wake("live")
+    return True
+
+
+def requeue(job: Job, by: str, now: datetime) -> bool:
+    """Ask a running job to stop and put it back into the queue; False when it does not run.
+
+    Later interruptions requeue it too.
+    """
+    with transaction.atomic():
+        # Else a job that does not save its work would end.
+        Job.objects.filter(pk=job.pk, state__in=PLACED).update(requeue=True)
+        text = f"{by} puts it back into the queue."
+        return ask(Yield(job_id=job.pk, code="Requeued", text=text, counts=False), now)
+
+
+def gpu_holds(host: str, now: datetime) -> dict[str, int]:
+    """{GPU UUID: job} of the GPUs that were freed for a job which still waits."""
+    return {hold.gpu_uuid: hold.job_id for hold in _holds(host) if hold.until > now}
+
+
+@prepared
+def _holds(host: str) -> QuerySet[GpuHold]:
+    return GpuHold.objects.filter(host=host, job__state=JobState.QUEUED.value, job__held="")
+
+
+def withdrawable(host: str, now: datetime) -> list[YieldRequest]:
+    """Requests whose beneficiary no longer waits, made to jobs that got no SIGTERM yet."""
+    rows = YieldRequest.objects.filter(
+        attempt__host=host,
+        attempt__ended_at=None,
+        attempt__job__state__in=PLACED,
+        kind=YieldRequest.Kind.PREEMPTION,
+        withdrawn_at=None,
+    ).exclude(for_job__state=JobState.QUEUED.value, for_job__held="")
+    requests = rows.select_related("attempt__job__owner")
+    return [request for request in requests if now < _stops_at(request)]
+
+
+def withdraw(request: YieldRequest, now: datetime) -> None:
+    """Withdraw the request; the executor informs the job's runner."""
+    rows = YieldRequest.objects.filter(pk=request.pk, withdrawn_at=None, deadline=request.deadline)
+    if not rows.update(withdrawn_at=now):
+        return
+    GpuHold.objects.filter(job=request.for_job).delete()
+    attempt = request.attempt
+    beneficiary = "No job" if request.for_job_id is None else f"Job {request.for_job_id} no longer"
+    text = f"Job {attempt.job_id} ({attempt.job.name}) may stay: {beneficiary} needs its GPU."
+    add_attempt_event("JOB_MAY_STAY", attempt, text, now)
+    wake("scheduler")
+    wake("live")
+
+
+def _stops_at(request: YieldRequest) -> datetime:
+    """When the runner sends SIGTERM. After that the request cannot be withdrawn."""
+    grace = timedelta(seconds=settings.CONFIG.cancel_grace_s)
+    return request.deadline - min(grace, (request.deadline - request.asked_at) / 2)
+
+
+def _request(attempt: Attempt, request: Yield, now: datetime) -> bool:
+    policy = thresholds.current(PreemptionPolicy)
+    job = attempt.job
+    deadline = deadline_of(
+        request,
+        grace=timedelta(
+            seconds=settings.CONFIG.cancel_grace_s if job.grace_s is None else job.grace_s
+        ),
+        requeue=job.requeue,
+        ran_for=now - (attempt.started_at or now),
+        policy=policy,
+        now=now,
+    )
+    columns = {
+        "kind": YieldRequest.Kind.PREEMPTION if request.for_job else YieldRequest.Kind.EVICTION,
+        "code": request.code,
+        "text": request.text,
+        "for_job_id": request.for_job,
+        "counts": request.counts,
+        "deadline": deadline,
+    }
+    row, is_new = YieldRequest.objects.get_or_create(
+        attempt=attempt, defaults={"asked_at": now, **columns}
+    )
+    if not is_new:
+        if row.withdrawn_at is None and row.deadline <= deadline:
+            return False
+        YieldRequest.objects.filter(pk=row.pk).update(asked_at=now, withdrawn_at=None, **columns)
+    _keep(attempt.host, request, deadline + timedelta(seconds=policy.keep_s))
+    return True
+
+
+def _keep(host: str, request: Yield, until: datetime) -> None:
+    if request.for_job is None:
+        return
+    for uuid in request.gpu_uuids:
+        GpuHold.objects.update_or_create(
+            host=host, gpu_uuid=uuid, defaults={"job_id": request.for_job, "until": until}
+        )
 
 
 class EvictionStep:
@@ -52,7 +177,7 @@ class EvictionStep:
             results = self._isolation.each(
                 requests,
                 lambda request: f"job {request.job_id}",
-                lambda request: yield_requests.ask(request, now),
+                lambda request: ask(request, now),
                 now,
             )
         return [request for request, is_new in results if is_new]
@@ -78,14 +203,14 @@ class WithdrawalStep:
 
     def step(self, now: datetime) -> list[int]:
         """Returns the jobs that may stay."""
-        idle = yield_requests.withdrawable(self._host, now)
+        idle = withdrawable(self._host, now)
         if not idle:
             return []
         with self._guard():
             withdrawn = self._isolation.each(
                 idle,
                 lambda request: f"job {request.attempt.job_id}",
-                lambda request: yield_requests.withdraw(request, now),
+                lambda request: withdraw(request, now),
                 now,
             )
         return [request.attempt.job_id for request, _ in withdrawn]
@@ -121,12 +246,12 @@ class HotGpus:
             return []
         hot = {gpu.uuid: gpu for gpu in throttled if _since(gpu, now) >= timedelta(minutes=minutes)}
 
-        def ask(row: tuple[int, list[str]]) -> bool:
+        def ask_job(row: tuple[int, list[str]]) -> bool:
             gpu = next((hot[uuid] for uuid in row[1] if uuid in hot), None)
-            return gpu is not None and yield_requests.ask(_hot_gpu_yield(row[0], gpu, now), now)
+            return gpu is not None and ask(_hot_gpu_yield(row[0], gpu, now), now)
 
         rows = self._preemptible().values_list("job_id", "gpu_uuids") if hot else ()
-        results = self._isolation.each(rows, lambda row: f"job {row[0]}", ask, now)
+        results = self._isolation.each(rows, lambda row: f"job {row[0]}", ask_job, now)
         return [job_id for (job_id, _), is_new in results if is_new]
 
     def _preemptible(self) -> QuerySet[Attempt]:
@@ -175,12 +300,12 @@ class LostGpus:
             job__state=JobState.RUNNING.value,
         ).filter(Q(yield_request=None) | Q(yield_request__withdrawn_at__isnull=False))
 
-        def ask(row: tuple[int, list[str]]) -> bool:
+        def ask_job(row: tuple[int, list[str]]) -> bool:
             index = next((lost[uuid] for uuid in row[1] if uuid in lost), None)
-            return index is not None and yield_requests.ask(_lost_gpu_yield(row[0], index), now)
+            return index is not None and ask(_lost_gpu_yield(row[0], index), now)
 
         rows = attempts.values_list("job_id", "gpu_uuids")
-        results = self._isolation.each(rows, lambda row: f"job {row[0]}", ask, now)
+        results = self._isolation.each(rows, lambda row: f"job {row[0]}", ask_job, now)
         return [job_id for (job_id, _), is_new in results if is_new]
 
 

@@ -22,7 +22,7 @@ from scheduler.facts.plans import Yield
 from scheduler.lifecycle.rows import queue as job_queue
 from scheduler.models import Attempt, Job, YieldRequest
 from scheduler.runner import attempt_files, process_tree
-from scheduler.yields import rows as yield_requests
+from scheduler.yields import steps as yield_requests
 from tests.builders import host, snapshot
 from tests.processes.attempts import wait_for
 from tests.processes.scheduling import (

@@ -26,7 +26,7 @@ from scheduler.lifecycle.rows import queue_facts, transitions
 from scheduler.lifecycle.rows.queue_facts import UNCLEAR
 from scheduler.models import Attempt, Job
 from scheduler.planner.plan import plan
-from scheduler.yields import rows as yield_requests
+from scheduler.yields import steps as yield_requests
 
 # The key of each reason, and its dimensions without figures.
 Reasons = tuple[tuple[Key, Key], ...]

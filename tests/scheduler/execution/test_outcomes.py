@@ -20,7 +20,7 @@ from scheduler.lifecycle.rows import queue_facts
 from scheduler.models import Attempt, Job
 from scheduler.runner.attempt_files import AttemptFiles
 from scheduler.runner.spec import Result
-from scheduler.yields import rows as yield_requests
+from scheduler.yields import steps as yield_requests
 from tests import jobs_made
 from tests.builders import GIB, NOW, gpu, snapshot
 

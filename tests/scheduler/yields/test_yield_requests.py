@@ -12,7 +12,7 @@ from scheduler.facts.plans import Yield
 from scheduler.lifecycle.rows import changes as job_changes
 from scheduler.lifecycle.rows import queue as job_queue
 from scheduler.models import GpuHold, Job, YieldRequest
-from scheduler.yields import rows as yield_requests
+from scheduler.yields import steps as yield_requests
 from tests import jobs_made
 from tests.builders import NOW, gpu_uuid
 
