@@ -8,7 +8,7 @@ from django.utils.safestring import SafeString
 
 from monitor.admin.base import ReadOnly
 from scheduler.models import AttemptUse
-from scheduler.sizing import policy, rows
+from scheduler.sizing import policy, step
 
 
 @admin.register(AttemptUse)
@@ -25,4 +25,4 @@ class AttemptUseAdmin(ReadOnly):
 
     @admin.display(description="use")
     def summary(self, row: AttemptUse) -> str:
-        return policy.efficiency(rows.fact(row), row.attempt.job.gpu_memory_bytes) or "unknown"
+        return policy.efficiency(step.fact(row), row.attempt.job.gpu_memory_bytes) or "unknown"

@@ -1,20 +1,154 @@
-"""What ended attempts used is recorded, and jobs that declare no GPU memory get a suggestion."""
+"""What ended attempts used: rows, the step that records it, and memory suggested for new jobs."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, replace
 from datetime import datetime
 
 from django.contrib.auth.models import User
+from django.db.models import Count, Max, Q, QuerySet, Sum
 
 from monitor.facts.readings import GpuReading, Snapshot
+from monitor.models import Gpu, ProcessMinute
 from monitor.runtime.rows.item_isolation import ItemIsolation
-from scheduler.facts.jobs import NewJob, Requirement
-from scheduler.sizing import rows
-from scheduler.sizing.facts import MemorySuggestion
+from monitor.thresholds import rows as thresholds
+from scheduler.facts.jobs import NewJob, Outcome, Requirement
+from scheduler.models import Attempt, AttemptUse
+from scheduler.sizing.facts import GpuMinute, GpuUse, MemorySuggestion
+from scheduler.sizing.policy import SizingPolicy, fingerprint, suggest, summarise, together
 
 SuitableGpus = Callable[[Requirement], Sequence[GpuReading]]
+MOST_AT_ONCE = 100
+SAMPLES = (Outcome.SUCCEEDED.value,)
+
+
+def due(host: str, now: datetime) -> QuerySet[Attempt]:
+    """Ended attempts on GPUs of this host whose use is not recorded yet, oldest first."""
+    rows = Attempt.objects.filter(host=host, use_due_at__lte=now).select_related("job")
+    return rows.order_by("use_due_at")[:MOST_AT_ONCE]
+
+
+def record(attempt: Attempt) -> AttemptUse:
+    """Store what an ended attempt used. The caller opens the transaction."""
+    use, models = measured(attempt), _models(attempt.gpu_uuids)
+    row, _ = AttemptUse.objects.update_or_create(
+        attempt=attempt,
+        defaults={
+            "fingerprint": fingerprint(attempt.job.owner_id, attempt.job.argv),
+            "gpu_model": models.pop() if len(models) == 1 else "",
+            "is_sample": attempt.outcome in SAMPLES,
+            **asdict(use),
+        },
+    )
+    Attempt.objects.filter(pk=attempt.pk).update(use_due_at=None)
+    return row
+
+
+def measured(attempt: Attempt) -> GpuUse:
+    """What the attempt has used so far, from the minutes of its processes."""
+    begun, ended = attempt.started_at or attempt.placed_at, attempt.ended_at
+    held_s = max(0.0, (ended - begun).total_seconds()) if ended else 0.0
+    return summarise(minutes(attempt), held_s * len(attempt.gpu_uuids))
+
+
+def minutes(attempt: Attempt, since: datetime | None = None) -> list[GpuMinute]:
+    """The minutes of the attempt's processes on its GPUs, of all its time or since then."""
+    begin = max(filter(None, (attempt.placed_at, since))).timestamp() - 60
+    processes = Q(
+        use__host=attempt.host,
+        use__job_owner=attempt.job.owner.username,
+        use__job_ref=str(attempt.job_id),
+        use__gpu_id__in=attempt.gpu_uuids,
+        use__last_seen_at__gte=attempt.placed_at,
+    )
+    if attempt.ended_at is not None:
+        # Processes of a later attempt were first seen after this one had ended.
+        processes &= Q(use__first_seen_at__lte=attempt.ended_at)
+    rows = (
+        ProcessMinute.objects.filter(processes, t__gt=begin)
+        .order_by()
+        .values("use__gpu_id", "t")
+        .annotate(
+            sm=Sum("sm_s"),
+            longest=Max("held_s"),
+            held=Sum("held_s"),
+            measured=Sum("known_s"),
+            peak=Sum("peak_memory_bytes"),
+            unmeasured=Count("pk", filter=Q(peak_memory_bytes=None, held_s__gt=0)),
+            energy=Sum("joules"),
+            without_energy=Count("pk", filter=Q(joules=None, held_s__gt=0)),
+        )
+    )
+    return [
+        GpuMinute(
+            gpu_uuid=row["use__gpu_id"],
+            t=row["t"],
+            sm_s=row["sm"],
+            held_s=row["longest"],
+            known_s=row["longest"] * row["measured"] / row["held"] if row["held"] else 0.0,
+            memory_bytes=None if row["unmeasured"] else row["peak"],
+            joules=None if row["without_energy"] else row["energy"],
+        )
+        for row in rows
+    ]
+
+
+def _models(gpu_uuids: Sequence[str]) -> set[str]:
+    return set(Gpu.objects.filter(pk__in=gpu_uuids).exclude(name="").values_list("name", flat=True))
+
+
+def suggested_memory(
+    owner: User, argv: Sequence[str], gpus: Iterable[GpuReading]
+) -> MemorySuggestion | None:
+    """The GPU memory for such a job on any of these GPUs; None = too little is known."""
+    policy = thresholds.current(SizingPolicy)
+    if not policy.enabled:
+        return None
+    largest: dict[str, int | None] = {}
+    for gpu in gpus:
+        largest[gpu.name or ""] = gpu.memory_total_bytes
+    kind = fingerprint(owner.pk, argv)
+    return together(
+        {
+            model: suggest(_peaks(kind, model, policy.runs), policy, total)
+            for model, total in largest.items()
+        }
+    )
+
+
+def has_samples(owner: User, argv: Sequence[str]) -> bool:
+    """Whether any run of the same command is known, on any GPU."""
+    return _samples(fingerprint(owner.pk, argv)).exists()
+
+
+def _peaks(kind: str, model: str, most: int) -> list[int]:
+    rows = _samples(kind).filter(gpu_model=model).exclude(gpu_model="").order_by("-attempt")
+    return [peak for peak in rows.values_list("peak_memory_bytes", flat=True)[:most] if peak]
+
+
+def _samples(kind: str) -> QuerySet[AttemptUse]:
+    return AttemptUse.objects.filter(
+        fingerprint=kind, is_sample=True, peak_memory_bytes__isnull=False
+    )
+
+
+def uses(attempts: Iterable[Attempt]) -> Mapping[int, GpuUse]:
+    """The recorded use of these attempts, by their primary keys."""
+    rows = AttemptUse.objects.filter(attempt__in=[attempt.pk for attempt in attempts])
+    return {row.pk: fact(row) for row in rows}
+
+
+def fact(row: AttemptUse) -> GpuUse:
+    return GpuUse(
+        gpu_s=row.gpu_s,
+        sm_s=row.sm_s,
+        coverage_pct=row.coverage_pct,
+        mean_pct=row.mean_pct,
+        p95_pct=row.p95_pct,
+        peak_memory_bytes=row.peak_memory_bytes,
+        joules=row.joules,
+    )
 
 
 class AttemptUses:
@@ -28,9 +162,9 @@ class AttemptUses:
 
     def judge(self, snapshot: Snapshot | None, now: datetime) -> list[int]:
         """Returns the jobs whose attempts were recorded."""
-        attempts = list(rows.due(self._host, now))
+        attempts = list(due(self._host, now))
         recorded = self._isolation.each(
-            attempts, lambda attempt: f"use of job {attempt.job_id}", rows.record, now
+            attempts, lambda attempt: f"use of job {attempt.job_id}", record, now
         )
         return [attempt.job_id for attempt, _ in recorded]
 
@@ -41,10 +175,10 @@ def suggestion(new: NewJob, owner: User, suitable: SuitableGpus) -> MemorySugges
     suitable: the GPUs that could take a request. It is not called without earlier runs.
     """
     requirement = new.requirement
-    if requirement.gpus == 0 or not rows.has_samples(owner, new.executed):
+    if requirement.gpus == 0 or not has_samples(owner, new.executed):
         return None
     gpus = suitable(replace(requirement, memory_bytes=None))
-    return rows.suggestion(owner, new.executed, gpus)
+    return suggested_memory(owner, new.executed, gpus)
 
 
 def sized(new: NewJob, owner: User, suitable: SuitableGpus) -> NewJob:

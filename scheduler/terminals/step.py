@@ -8,7 +8,7 @@ from monitor.facts.readings import Snapshot
 from monitor.runtime.rows.item_isolation import ItemIsolation
 from monitor.thresholds import rows as thresholds
 from scheduler.models import Attempt
-from scheduler.sizing import rows as sizing_rows
+from scheduler.sizing import step as sizing_rows
 from scheduler.terminals import rows
 from scheduler.terminals.policy import InteractivePolicy, Step, decide, used_at, warning
 

@@ -26,7 +26,7 @@ from scheduler.models import Attempt, Job
 from scheduler.planner.forecast.forecast import Estimate, WhatIf
 from scheduler.progress.step import ends_of
 from scheduler.sizing import policy as sizing_policy
-from scheduler.sizing import rows as sizing
+from scheduler.sizing import step as sizing
 from scheduler.sizing.facts import GpuUse, MemorySuggestion
 
 Person = User | AnonymousUser

@@ -11,7 +11,7 @@ from monitor.snapshot import rows as snapshots
 from scheduler.facts.jobs import NewJob, Requirement
 from scheduler.intake import actions as intake_actions
 from scheduler.models import Attempt, AttemptUse, Job
-from scheduler.sizing import rows
+from scheduler.sizing import step
 from scheduler.sizing.step import AttemptUses
 from tests import jobs_made
 from tests.builders import GIB, NOW, gpu, gpu_uuid, snapshot
@@ -109,14 +109,14 @@ def test_one_attempt_that_cannot_be_recorded_keeps_no_other_from_it(
     bad, good = jobs_made.running(alice), jobs_made.running(alice, (1,))
     for job in (bad, good):
         jobs_made.end(job)
-    real = rows.measured
+    real = step.measured
 
     def odd(attempt: Attempt) -> Any:
         if attempt.job_id == bad.pk:
             raise ZeroDivisionError
         return real(attempt)
 
-    monkeypatch.setattr(rows, "measured", odd)
+    monkeypatch.setattr(step, "measured", odd)
 
     assert AttemptUses("gpubox").judge(None, LATER) == [good.pk]
     assert Attempt.objects.get(job=bad).use_due_at is not None
