@@ -18,7 +18,7 @@ class SchedulerConfig(AppConfig):
         from scheduler.disk import rows as cleaning_runs
         from scheduler.dispatch.steps import engine_endings
         from scheduler.execution.steps import capabilities as host_capabilities
-        from scheduler.intake.steps import accounts as job_accounts
+        from scheduler.intake.steps import checks
         from scheduler.lifecycle.steps import job_files
         from scheduler.live.regions import register_regions
         from scheduler.model_services import rows as model_rows
@@ -33,6 +33,6 @@ class SchedulerConfig(AppConfig):
         pruning.register(batch_rows.expired)
         pruning.register(job_files.expired_jobs)
         register_regions()
-        status.register("scheduler/_accounts.html", job_accounts.current_rule)
+        status.register("scheduler/_accounts.html", checks.current_account_rule)
         status.register("scheduler/_means.html", host_capabilities.listed)
         status.register("scheduler/_engines.html", engine_endings.shown)

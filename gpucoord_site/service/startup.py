@@ -46,7 +46,7 @@ from monitor.facts.accounts import LocalAccounts
 from monitor.runtime.probes import service_state
 from monitor.runtime.probes.process_identity import boot_id, start_ticks
 from monitor.runtime.probes.service_state import ChildState, ServiceState
-from scheduler.intake.steps import accounts as job_accounts
+from scheduler.intake.steps import checks
 
 PATIENCE_S = 3.0
 
@@ -199,7 +199,7 @@ def _login_socket(config: Config, port: int) -> LoginSocket | None:
 
 def _warn_about_accounts(config: Config) -> None:
     """Warn at the start that jobs are not separated, except on a simulated server."""
-    rule = job_accounts.current_rule()
+    rule = checks.current_account_rule()
     if not rule.is_safe and config.probe != "simulated":
         sys.stderr.write(f"gpucoord: warning: {rule.text}. To change this: {rule.todo}.\n")
 

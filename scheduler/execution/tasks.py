@@ -23,7 +23,7 @@ from scheduler.engines.slurm import engine_of as slurm_engine
 from scheduler.execution.policy.reconcile import ENDINGS, Action
 from scheduler.execution.steps.executor import Executor
 from scheduler.execution.steps.specs import ConfinementLimits, SpecWriter
-from scheduler.intake.steps import accounts as job_accounts
+from scheduler.intake.steps import checks
 from scheduler.lifecycle.rows.queue import keep_commits_synced
 from scheduler.model_services.step import ModelStep
 from scheduler.models import ExclusiveRun, ModelService
@@ -47,7 +47,7 @@ def build(guard: Guard) -> Step:
         grace_s=config.cancel_grace_s,
         wake_folder=socket_folder(),
         checkpoints=config.checkpoints,
-        closed=job_accounts.closed_paths(),
+        closed=checks.closed_paths(),
         limits=limits,
         shares_checkpoints=config.shared_checkpoints or connection.vendor == "sqlite",
     )

@@ -26,8 +26,7 @@ from scheduler.facts.people import Quota
 from scheduler.fair_share.rows import capacity
 from scheduler.intake.policy import admission, new_job
 from scheduler.intake.policy.new_job import UnableToSubmit
-from scheduler.intake.steps import accounts as job_accounts
-from scheduler.intake.steps.checks import checked, checked_all, impossible, single
+from scheduler.intake.steps.checks import account_refusals, checked, checked_all, impossible, single
 from scheduler.lifecycle.rows import changes as job_changes
 from scheduler.lifecycle.rows import queue as job_queue
 from scheduler.models import Job, JobInput, SubmissionKey
@@ -130,7 +129,7 @@ def _admit(
     now: datetime,
     on_stored: Callable[[list[Job]], None] | None = None,
 ) -> list[Job]:
-    if refusals := job_accounts.refusals(owner):
+    if refusals := account_refusals(owner):
         raise UnableToSubmit(refusals)
     quota = quota_rows.of_person(owner)
     admitted = _fitted_all(new, owner, quota)
@@ -192,7 +191,7 @@ def refuse_over_limits(jobs: Sequence[NewJob], owner: User, quota: Quota) -> lis
 def refusals(new: NewJob, owner: User) -> list[Refusal]:
     """The refusals that a submission would get, without a lock on the user's row."""
     limits = _limit_refusals([new], owner, quota_rows.of_person(owner))
-    return [*job_accounts.refusals(owner), *(replace(each, index=None) for each in limits)]
+    return [*account_refusals(owner), *(replace(each, index=None) for each in limits)]
 
 
 def refuse_change(changed: NewJob, owner: User) -> list[Refusal]:

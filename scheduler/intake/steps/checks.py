@@ -1,10 +1,12 @@
-"""Parse jobs from the form or REST, and refuse what no host could ever run."""
+"""Parse jobs from the form or REST; refuse what no host could run, or owners without account."""
 
 from __future__ import annotations
 
+import os
+import pwd
 import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import datetime, timedelta
 from functools import cache
@@ -12,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from django.conf import settings
+from django.contrib.auth.models import User
 from django.db.models import Q
 
 from monitor.facts.input_rules import is_number
@@ -21,14 +24,17 @@ from monitor.snapshot import rows as monitor_store
 from monitor.thresholds import rows as thresholds
 from scheduler.execution.policy import bounds
 from scheduler.execution.policy.bounds import BoundsPolicy
+from scheduler.execution.steps.specs import account_of_jobs
 from scheduler.facts.field_parsers import ParseContext
 from scheduler.facts.jobs import NewJob, Refusal, Requirement
 from scheduler.facts.units import LONGEST_TEXT, quoted
 from scheduler.intake.policy import admission, new_job
+from scheduler.intake.policy.accounts import AccountRule, account_rule
 from scheduler.intake.policy.new_job import UnableToSubmit
 from scheduler.lifecycle.rows import relations
 from scheduler.planner.preemption import PreemptionPolicy
-from scheduler.runner import programs
+from scheduler.runner import accounts, programs
+from scheduler.runner.confine import landlock
 from scheduler.scripts import rows as script_rows
 
 # Of one batch, with the elements of its arrays; and the rows of their dependencies.
@@ -180,3 +186,54 @@ def gpu_named(text: str) -> str:
     if matches:
         raise ValueError(f'"{name}" names more than one GPU; write more of its UUID.')
     raise ValueError(f"{quoted(name)} names no GPU here; write its number, or its UUID.")
+
+
+def account_refusals(owner: User) -> list[Refusal]:
+    """Refusals when this server has no account for the user's jobs.
+
+    Call outside a transaction: looking up an account can be slow.
+    """
+    try:
+        account_of_jobs(owner, settings.CONFIG.run_as)
+    except accounts.MissingAccount as error:
+        return [Refusal(field="owner", text=str(error))]
+    return []
+
+
+def current_account_rule() -> AccountRule:
+    """The accounts that jobs of this server run as, for the status page."""
+    name = str(os.geteuid())
+    with suppress(KeyError):
+        name = pwd.getpwuid(os.geteuid()).pw_name
+    return account_rule(
+        is_root=os.geteuid() == 0,
+        run_as=settings.CONFIG.run_as,
+        service_account=name,
+        open_because=open_because(),
+    )
+
+
+def closed_paths() -> tuple[Path, ...]:
+    """The files of gpucoord that the kernel closes to jobs of the same account."""
+    return () if open_because() else protected_paths()
+
+
+def open_because() -> str:
+    """Why jobs of gpucoord's own account can open its files. "" = they can't."""
+    if not settings.CONFIG.close_data:
+        return "close_data = false"
+    return _landlock_problem(tuple(map(str, protected_paths())))
+
+
+def protected_paths() -> tuple[Path, ...]:
+    """The files of gpucoord that hold secrets or decide about jobs."""
+    candidates = [Path(settings.DATA), *settings.SECRET_FILES]
+    if settings.CONFIG.checkpoints is not None:
+        candidates.append(settings.CONFIG.checkpoints)
+    return tuple(path for path in candidates if path.exists())
+
+
+@cache
+def _landlock_problem(closed: tuple[str, ...]) -> str:
+    """Cached, because the result depends only on the kernel and the folders."""
+    return "" if os.geteuid() == 0 else landlock.problem(closed)
