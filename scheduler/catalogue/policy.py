@@ -16,11 +16,10 @@ from scheduler.lifecycle.policy.retention import RetentionPolicy
 from scheduler.lifecycle.policy.retries import RetryPolicy
 from scheduler.model_services.policy.eviction import EvictionPolicy
 from scheduler.notifications.policy import NotificationPolicy
-from scheduler.planner.backfill import BackfillPolicy
 from scheduler.planner.capacity import CapacityPolicy, HostPolicy
 from scheduler.planner.idle_gpus import IdlePolicy
 from scheduler.planner.order import OrderPolicy
-from scheduler.planner.placement import RankPolicy
+from scheduler.planner.placement import BackfillPolicy, RankPolicy
 from scheduler.planner.preemption import PreemptionPolicy
 from scheduler.prompts.policy.limits import PromptPolicy
 from scheduler.quotas.policy.quotas import QuotaPolicy

@@ -36,7 +36,6 @@ from scheduler.lifecycle.rows.dependencies import UnmetDependencies
 from scheduler.lifecycle.rows.queue_facts import Durations
 from scheduler.model_services import rows as model_rows
 from scheduler.planner import capacity
-from scheduler.planner.backfill import BackfillPolicy
 from scheduler.planner.capacity import (
     CapacityContext,
     CapacityPolicy,
@@ -46,7 +45,7 @@ from scheduler.planner.capacity import (
 )
 from scheduler.planner.gates import PlannerThresholds
 from scheduler.planner.order import OrderPolicy
-from scheduler.planner.placement import RankPolicy
+from scheduler.planner.placement import BackfillPolicy, RankPolicy
 from scheduler.planner.preemption import PreemptionPolicy
 from scheduler.quotas.policy.quotas import QuotaPolicy
 from scheduler.throttle import rows as throttle_rows

@@ -16,11 +16,10 @@ from scheduler.facts.jobs import CLASSES, PriorityClass, QueuedJob, Requirement
 from scheduler.facts.model_services import OWNER
 from scheduler.facts.people import UserAccount
 from scheduler.facts.plans import PlanPolicy, Slot, Slots, Throttle, Yield
-from scheduler.planner.backfill import BackfillPolicy
 from scheduler.planner.capacity import CapacityPolicy, HostPolicy, HostRoom
 from scheduler.planner.matching import can_never_match
 from scheduler.planner.order import OrderPolicy
-from scheduler.planner.placement import RankPolicy
+from scheduler.planner.placement import BackfillPolicy, RankPolicy
 from scheduler.planner.preemption import PreemptionPolicy
 from scheduler.quotas.policy import quotas
 from scheduler.quotas.policy.quotas import QuotaPolicy

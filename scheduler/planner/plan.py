@@ -2,7 +2,7 @@
 
 Gates come first (gates.py). Then jobs are placed in order (order.py) where they fit (placement.py).
 The first job that does not fit gets a reservation, and later jobs are backfilled around it
-(backfill.py). Finally, preemption candidates are computed (preemption.py). Jobs with identical
+(placement.py). Finally, preemption candidates are computed (preemption.py). Jobs with identical
 requests share one verdict and one tuple of blockers, so that a queue of 100 000 jobs is planned
 and explained within a second.
 """
@@ -18,11 +18,11 @@ from typing import Any
 from scheduler.facts.blockers import Blocker
 from scheduler.facts.jobs import CLASSES, QueuedJob, Requirement
 from scheduler.facts.plans import Placement, Plan, PlanPolicy, RunningJob, Slot, Slots, Yield
-from scheduler.planner import backfill, gates, placement, preemption
-from scheduler.planner.backfill import Reservation, RunningUntil
+from scheduler.planner import gates, placement, preemption
 from scheduler.planner.gates import PassState, PlannerThresholds, RequestClass
 from scheduler.planner.matching import reject_code
 from scheduler.planner.order import ServiceOrder, Shares, overdue
+from scheduler.planner.placement import Reservation, RunningUntil
 
 # Number of jobs without free GPUs for which a reservation or preemption is considered.
 MOST_CONSIDERED = 16
@@ -98,7 +98,7 @@ class GpuPool:
         self.beneficiaries = {gpu.reserved_for for gpu in self.gpus if gpu.reserved_for is not None}
         self._state = state
         self._policy = state.policy
-        self._ends: list[RunningUntil] = backfill.running_until(state.slots.running, state.now)
+        self._ends: list[RunningUntil] = placement.running_until(state.slots.running, state.now)
         # Jobs are preempted for the reserved job, so it blocks no other preemption any more.
         self._is_fulfilled = False
         self._full: set[Any] = set()
@@ -137,7 +137,7 @@ class GpuPool:
         now, lasts = self._state.now, job.lasts
         self._ends.append(RunningUntil(job.id, None if lasts is None else now + lasts))
         if self.reservation is not None:
-            self.reservation = backfill.after(self.reservation, job, uuids, now)
+            self.reservation = placement.reservation_after(self.reservation, job, uuids, now)
         return uuids
 
     def reserve_for(self, job: QueuedJob, group: RequestGroup) -> None:
@@ -145,7 +145,7 @@ class GpuPool:
         if self.reservation is None and job.requirement.gpus:
             state = self._state
             excluded = gates.gpu_exclusions(group.request, state, self.gpus)
-            self.reservation = backfill.reserve(
+            self.reservation = placement.reserve(
                 job, self.gpus, self._ends, self._policy, state.rules.backfill, state.now, excluded
             )
 
@@ -193,7 +193,7 @@ class GpuPool:
         owner = request.owner if self._state.reduced else None
         if reservation is None:
             return (group.kind, urgency, is_full, owner)
-        over = backfill.is_over_before(reservation, request.lasts, self._state.now)
+        over = placement.is_over_before(reservation, request.lasts, self._state.now)
         return (
             group.kind,
             urgency,
@@ -210,7 +210,7 @@ class GpuPool:
         excluded = gates.gpu_exclusions(request, state, self.gpus)
         if self.reservation is None or (job_id is not None and self.holds_reservation(job_id)):
             return excluded
-        ahead = backfill.exclusions(
+        ahead = placement.reservation_exclusions(
             self.reservation, request.requirement, request.lasts, self._policy, state.now
         )
         return {**ahead, **excluded} if ahead else excluded

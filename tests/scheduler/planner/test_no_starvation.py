@@ -11,9 +11,8 @@ import pytest
 from scheduler.facts.jobs import QueuedJob, Requirement
 from scheduler.facts.people import Capacity, UserAccount
 from scheduler.facts.plans import PlanPolicy, RunningJob, Slots
-from scheduler.planner.backfill import BackfillPolicy
 from scheduler.planner.gates import PlannerThresholds
-from scheduler.planner.placement import after_placement
+from scheduler.planner.placement import BackfillPolicy, after_placement
 from scheduler.planner.plan import plan
 from tests.builders import GIB, NOW, slot
 
