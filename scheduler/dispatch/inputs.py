@@ -32,8 +32,8 @@ from scheduler.facts.plans import PlanPolicy, RunningJob, Slots
 from scheduler.fair_share.rows import FairShareAccounts
 from scheduler.hosts.inputs import HostGate
 from scheduler.lifecycle.rows import queue_facts
-from scheduler.lifecycle.rows.dependencies import UnmetDependencies
 from scheduler.lifecycle.rows.queue_facts import Durations
+from scheduler.lifecycle.rows.relations import UnmetDependencies
 from scheduler.model_services import rows as model_rows
 from scheduler.planner import capacity
 from scheduler.planner.capacity import (

@@ -25,7 +25,7 @@ from scheduler.engines.policy.requests import EngineRules, niceness_of, problem_
 from scheduler.facts.blockers import Blocker, BlockerCode, Tier, details
 from scheduler.facts.jobs import JobState
 from scheduler.lifecycle.rows import queue_facts
-from scheduler.lifecycle.rows.dependencies import UnmetDependencies
+from scheduler.lifecycle.rows.relations import UnmetDependencies
 from scheduler.models import Attempt, EngineTask, Job
 from scheduler.runner.accounts import Account
 

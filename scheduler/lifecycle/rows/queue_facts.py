@@ -22,7 +22,7 @@ from scheduler.facts.blockers import Blocker, BlockerCode, Tier
 from scheduler.facts.jobs import JobState, Outcome, QueuedJob, Requirement, RunTime
 from scheduler.facts.plans import RunningJob
 from scheduler.lifecycle.policy.waits import Condition, waits
-from scheduler.lifecycle.rows.dependencies import UnmetDependencies
+from scheduler.lifecycle.rows.relations import UnmetDependencies
 from scheduler.models import Attempt, Job
 from scheduler.models.jobs import conditional
 from scheduler.planner.forecast.run_times import EndedJob, expected, history

@@ -24,7 +24,7 @@ from scheduler.lifecycle.rows import (
     queue as job_queue,
 )
 from scheduler.lifecycle.rows import queue_facts, relations, transitions
-from scheduler.lifecycle.rows.dependencies import UnmetDependencies
+from scheduler.lifecycle.rows.relations import UnmetDependencies
 from scheduler.models import Job, JobDependency
 from scheduler.models.jobs import conditional
 from tests import jobs_made
