@@ -20,7 +20,7 @@ from monitor.thresholds import rows as thresholds
 from reports.capacity.facts import CapacityGpu, GpuHourFigures, RecordedJob, Spans
 from reports.capacity.policy.accounts import AccountInput
 from reports.models import CapacityResult
-from scheduler.blockers.policy import spells
+from scheduler.blockers.policy import stored_blockers
 from scheduler.facts.blockers import BlockerCode
 from scheduler.facts.jobs import CLASSES, Dependency, DependencyKind, JobState, PriorityClass
 from scheduler.lifecycle.rows.queue_facts import REQUIREMENT_COLUMNS, Durations, requirement
@@ -253,17 +253,19 @@ def _seconds(value: int | None) -> timedelta | None:
 def _spans(log: str, codes: Collection[str], until: datetime) -> Spans:
     return tuple(
         (datetime.fromtimestamp(begin, UTC), datetime.fromtimestamp(end, UTC))
-        for begin, end in spells.spans(log, codes, until.timestamp())
+        for begin, end in stored_blockers.log_spans(log, codes, until.timestamp())
     )
 
 
 def held_back(since: datetime, now: datetime) -> dict[PriorityClass, Spans]:
     """When the load held back jobs of each class, as recorded with the jobs that waited then."""
-    rows = Job.objects.filter(submitted_at__lt=now, blocker_log__contains=spells.ending(LOAD))
+    rows = Job.objects.filter(
+        submitted_at__lt=now, blocker_log__contains=stored_blockers.log_ending(LOAD)
+    )
     rows = rows.exclude(ended_at__lte=since)
     spans_by_class: dict[PriorityClass, list[Span]] = defaultdict(list)
     for priority, log in rows.values_list("priority", "blocker_log").iterator():
-        spans_by_class[CLASSES[priority]] += spells.spans(log, {LOAD}, now.timestamp())
+        spans_by_class[CLASSES[priority]] += stored_blockers.log_spans(log, {LOAD}, now.timestamp())
     return {
         kind: tuple(
             (datetime.fromtimestamp(begin, UTC), datetime.fromtimestamp(end, UTC))

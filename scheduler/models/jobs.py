@@ -114,7 +114,7 @@ class Job(models.Model):
     blockers = models.JSONField(default=list, blank=True)
     blockers_at = models.DateTimeField(null=True, blank=True)
     # Its main blocker over time, "EPOCH_SECONDS CODE;" for each change, the newest of them.
-    # scheduler.blockers.policy.spells reads it.
+    # scheduler.blockers.policy.stored_blockers reads it.
     blocker_log = models.TextField(blank=True, default="")
     # Why it is held until a user releases it; "" = it is not held.
     held = models.TextField(blank=True)

@@ -16,7 +16,7 @@ from reports.figures.facts import FindingFact, Operation, PatternFact, RuleCount
 from reports.figures.policy.accounting import Span, covered
 from reports.figures.policy.jobs import JobWait, PastJob
 from reports.periods.facts import Period
-from scheduler.blockers.policy import spells
+from scheduler.blockers.policy import stored_blockers
 from scheduler.facts.jobs import CLASSES, JobState
 from scheduler.models import Attempt, Job, YieldRequest
 
@@ -58,7 +58,7 @@ def _wait(
 ) -> JobWait:
     since = max(submitted, begin or submitted).timestamp()
     until = max(since, end.timestamp())
-    blocker = spells.longest(log, since, until)
+    blocker = stored_blockers.longest_blocker(log, since, until)
     return JobWait(owner, CLASSES[priority].value, since, until, is_waiting, blocker)
 
 

@@ -15,9 +15,8 @@ from monitor.runtime.facts import Guard
 from monitor.runtime.probes.process_identity import boot_id
 from monitor.runtime.rows.item_isolation import ItemIsolation
 from monitor.runtime.rows.wakeups import wake
-from scheduler.blockers.policy import spells
-from scheduler.blockers.policy import why as explained
-from scheduler.blockers.policy.body import body
+from scheduler.blockers.policy import stored_blockers
+from scheduler.blockers.policy.stored_blockers import body
 from scheduler.dispatch.inputs import PlanInput, PlanInputs
 from scheduler.facts.blockers import Blocker, Key, from_row
 from scheduler.facts.jobs import JobState, QueuedJob
@@ -118,7 +117,7 @@ def store(ids: Sequence[int], reasons: Iterable[Blocker], now: datetime) -> int:
     The same statement adds a change of the main blocker to each job's log.
     """
     rows = [_row(reason) for reason in reasons]
-    main = explained.first(explained.reasons(rows))
+    main = stored_blockers.first(stored_blockers.reasons(rows))
     log = _logged(main.code, now) if main else F("blocker_log")
     return sum(
         Job.objects.filter(pk__in=ids[at : at + 500], state=JobState.QUEUED.value).update(
@@ -130,9 +129,13 @@ def store(ids: Sequence[int], reasons: Iterable[Blocker], now: datetime) -> int:
 
 def _logged(code: str, now: datetime) -> Case:
     """Each row's log, with this code at its end."""
-    longer = Concat(F("blocker_log"), Value(spells.entry(code, now)), output_field=TextField())
-    is_there = When(blocker_log__endswith=spells.ending(code), then=F("blocker_log"))
-    return Case(is_there, default=Right(longer, spells.LONGEST), output_field=TextField())
+    longer = Concat(
+        F("blocker_log"), Value(stored_blockers.log_entry(code, now)), output_field=TextField()
+    )
+    is_there = When(blocker_log__endswith=stored_blockers.log_ending(code), then=F("blocker_log"))
+    return Case(
+        is_there, default=Right(longer, stored_blockers.LONGEST_LOG), output_field=TextField()
+    )
 
 
 # Snapshots are written once a second, and an operator may change a waiting job.

@@ -15,7 +15,7 @@ from django.conf import settings
 
 from monitor.models import LatestSnapshot
 from monitor.runtime.facts import TimedCache
-from scheduler.blockers.policy import why
+from scheduler.blockers.policy import stored_blockers
 from scheduler.dispatch import inputs as plan_inputs
 from scheduler.dispatch.inputs import PlanInput, PlanInputs
 from scheduler.engines.facts import EngineName
@@ -164,7 +164,7 @@ def of(job: Job, now: datetime) -> JobForecast:
     """Of a job that does not wait, nothing."""
     if job.state != JobState.QUEUED.value:
         return JobForecast()
-    reasons = tuple(why.ahead(job.blockers, now))
+    reasons = tuple(stored_blockers.ahead(job.blockers, now))
     if not _is_planned_here():
         return JobForecast(estimate_of(job.pk, now), (), reasons)
     return JobForecast(

@@ -13,7 +13,7 @@ from django.contrib.auth.models import User
 from django.urls import reverse
 
 from monitor.history.pages import content as history_content
-from scheduler.blockers.policy import why
+from scheduler.blockers.policy import stored_blockers
 from scheduler.dispatch.steps.preview import JobForecast
 from scheduler.execution.steps.specs import account_of_jobs
 from scheduler.facts.jobs import DependencyKind, JobState
@@ -104,7 +104,7 @@ def live(job: Job, run_as: str, forecast: JobForecast) -> dict[str, Any]:
         "predicted": job_views.prediction_sentence(job),
         "sentence": sentence(line),
         "result": result(job, attempt),
-        **why.explained(forecast.reasons),
+        **stored_blockers.explained(forecast.reasons),
         "yields": asked_to_yield(attempt) if line.is_open else None,
         "estimate": forecast.estimate,
         "factors": forecast.factors,

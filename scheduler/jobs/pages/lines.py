@@ -9,7 +9,7 @@ from datetime import datetime, timedelta
 
 from monitor.facts.formats import GIB, duration
 from monitor.models import Gpu
-from scheduler.blockers.policy import why
+from scheduler.blockers.policy import stored_blockers
 from scheduler.facts import job_fields
 from scheduler.facts.field_types import Group
 from scheduler.facts.jobs import PRIORITIES, JobState, Outcome
@@ -156,7 +156,7 @@ def percent(attempt: Attempt | None) -> int | None:
 
 
 def _why(job: Job) -> str:
-    reason = why.first(why.reasons(job.blockers))
+    reason = stored_blockers.first(stored_blockers.reasons(job.blockers))
     return reason.headline if reason else ""
 
 

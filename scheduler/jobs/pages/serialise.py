@@ -14,8 +14,8 @@ from django.urls import reverse
 
 from monitor.facts.formats import duration
 from monitor.hosts import rows as host_rows
-from scheduler.blockers.policy import body as blocker_body
-from scheduler.blockers.policy.why import ahead, first, reasons
+from scheduler.blockers.policy import stored_blockers
+from scheduler.blockers.policy.stored_blockers import ahead, first, reasons
 from scheduler.dispatch.steps.preview import JobForecast
 from scheduler.facts import job_fields
 from scheduler.facts.blockers import TIER_WORDS, Tier
@@ -242,8 +242,8 @@ def what_if(answer: WhatIf, suggestion: MemorySuggestion | None) -> dict[str, An
     """The expected start of a job that was not submitted, and the GPU memory that it may need."""
     return {
         "starts_now": answer.starts_now,
-        "blockers": _with_tiers(map(blocker_body.body, answer.blockers)),
-        "headline": _headline(map(blocker_body.body, answer.blockers)),
+        "blockers": _with_tiers(map(stored_blockers.body, answer.blockers)),
+        "headline": _headline(map(stored_blockers.body, answer.blockers)),
         **_estimate(answer.estimate),
         "gpu_memory_suggestion": _suggestion(suggestion),
     }

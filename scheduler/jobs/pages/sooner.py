@@ -17,8 +17,8 @@ from django.views.decorators.http import require_POST
 
 from monitor.journal.rows import events
 from monitor.models import Event
-from scheduler.blockers.policy import why
-from scheduler.blockers.policy.why import Reason
+from scheduler.blockers.policy import stored_blockers
+from scheduler.blockers.policy.stored_blockers import Reason
 from scheduler.dispatch.steps import preview
 from scheduler.facts.blockers import BlockerCode as Code
 from scheduler.facts.jobs import PRIORITIES, JobState
@@ -137,7 +137,7 @@ def request_more(request: HttpRequest, pk: int) -> HttpResponse:
     """An event tells operators that the owner's limit keeps this job waiting."""
     job, person = _own(request, pk)
     now = timezone.now()
-    headline = why.first(why.reasons(preview.of(job, now).reasons))
+    headline = stored_blockers.first(stored_blockers.reasons(preview.of(job, now).reasons))
     made = offer(job, headline, person)
     if made is None or headline is None or not made.may_request:
         messages.info(request, f"A request for job {pk} was already sent, or no limit blocks it.")

@@ -20,8 +20,7 @@ from django_htmx.http import HttpResponseClientRedirect
 
 from monitor.api.input import posted_text
 from monitor.facts.input_rules import is_number
-from scheduler.blockers.policy import body as blocker_body
-from scheduler.blockers.policy import why
+from scheduler.blockers.policy import stored_blockers
 from scheduler.dispatch.steps import preview
 from scheduler.facts.jobs import JobState
 from scheduler.facts.units import size
@@ -161,7 +160,7 @@ def _what_if(request: HttpRequest, form: NewJobForm, now: datetime) -> HttpRespo
         new = intake_actions.fitted(form.cleaned_data["new"], person)
         answer = preview.what_if(new, person.username, now)
         context["answer"] = answer
-        context |= why.explained(map(blocker_body.body, answer.blockers))
+        context |= stored_blockers.explained(map(stored_blockers.body, answer.blockers))
         context["limits"] = intake_actions.refusals(new, person)
         if suggestion := intake_actions.memory_suggestion(new, person):
             context["suggestion"] = sizing.sentence(suggestion)

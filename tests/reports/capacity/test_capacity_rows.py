@@ -11,7 +11,7 @@ from monitor.facts.readings import Health
 from monitor.models import GpuHour, ProcessHour
 from monitor.snapshot import rows as snapshots
 from reports.capacity import rows
-from scheduler.blockers.policy import spells
+from scheduler.blockers.policy import stored_blockers
 from scheduler.facts.jobs import PriorityClass
 from scheduler.models import DailyGpuUsage, Job
 from scheduler.quotas.policy import charging
@@ -114,7 +114,9 @@ def test_only_gpus_that_answer_are_supply() -> None:
 
 def logged(job: Job, *changes: tuple[int, str]) -> None:
     """(minutes after NOW, main blocker)."""
-    text = "".join(spells.entry(code, NOW + timedelta(minutes=at)) for at, code in changes)
+    text = "".join(
+        stored_blockers.log_entry(code, NOW + timedelta(minutes=at)) for at, code in changes
+    )
     Job.objects.filter(pk=job.pk).update(blocker_log=text)
 
 

@@ -13,7 +13,7 @@ from reports.figures.facts import Report, Table, UserFigures
 from reports.figures.policy.violations import line
 from reports.figures.rows import sections
 from reports.periods import policy as periods
-from scheduler.blockers.policy import spells
+from scheduler.blockers.policy import stored_blockers
 from scheduler.facts.jobs import Requirement
 from scheduler.models import DailyGpuUsage, HostCapacity, Job, Quota
 from scheduler.quotas.policy import charging
@@ -321,7 +321,7 @@ def test_jobs_that_have_started_count_with_the_blocker_that_they_waited_for_long
     for number in range(2):
         job = waiting(bob, at)
         text = "".join(
-            spells.entry(code, at + timedelta(minutes=minutes))
+            stored_blockers.log_entry(code, at + timedelta(minutes=minutes))
             for minutes, code in ((0, "GpuTaken"), (30, "Pressure"))
         )
         Job.objects.filter(pk=job.pk).update(blocker_log=text)

@@ -5,8 +5,7 @@ from datetime import datetime
 import pytest
 
 from scheduler.blockers import wording as blocker_wording
-from scheduler.blockers.policy import body as blocker_body
-from scheduler.blockers.policy import next_steps, why
+from scheduler.blockers.policy import next_steps, stored_blockers
 from scheduler.facts.blockers import Blocker, BlockerCode, Tier, details, from_row, to_row
 from scheduler.facts.jobs import Requirement
 from scheduler.facts.people import Capacity, Quota, UserAccount
@@ -73,7 +72,7 @@ def test_rest_keeps_its_words_for_gpus_jobs_and_arrays() -> None:
     after = Blocker(code=BlockerCode.DEPENDENCY, jobs=(5,), requested="end")
     array = Blocker(code=BlockerCode.DEPENDENCY, array=6, requested="success")
 
-    bodies = [blocker_body.body(each) for each in (on_gpu, after, array)]
+    bodies = [stored_blockers.body(each) for each in (on_gpu, after, array)]
 
     assert (bodies[0]["available"], bodies[0]["holder"]) == ("GPU 3", "jobs 7 and 9")
     assert [each["holder"] for each in bodies[1:]] == ["job 5", "array 6"]
@@ -127,7 +126,9 @@ def test_the_headline_prefers_what_holds_the_job_itself_to_single_gpus() -> None
     share = share_blocker(1.0, 40, 12.5)
 
     def first(*blockers: Blocker) -> str:
-        reasons = why.first(why.reasons(map(blocker_body.body, blockers)))
+        reasons = stored_blockers.first(
+            stored_blockers.reasons(map(stored_blockers.body, blockers))
+        )
         assert reasons is not None
         return reasons.code
 

@@ -12,7 +12,7 @@ from django.test.utils import CaptureQueriesContext
 from monitor.facts.gpu_states import ClosureFact, ClosureKind
 from monitor.gpus import rows as availability
 from monitor.snapshot import rows as monitor_store
-from scheduler.blockers.policy import spells
+from scheduler.blockers.policy import stored_blockers
 from scheduler.dispatch.steps import dispatcher
 from scheduler.dispatch.steps.dispatcher import Dispatcher
 from scheduler.facts.jobs import NewJob, Requirement, YieldOptions
@@ -319,5 +319,5 @@ def test_the_log_of_a_job_whose_blocker_changes_often_stays_short(alice: User) -
     _dispatcher().step(NOW)
 
     job.refresh_from_db()
-    assert len(job.blocker_log) == spells.LONGEST
+    assert len(job.blocker_log) == stored_blockers.LONGEST_LOG
     assert job.blocker_log.endswith(f"{int(NOW.timestamp())} {_why(job)[0]};")

@@ -1,17 +1,22 @@
-"""Policy: stored blockers of a job for display: the headline, and all reasons by tier."""
+"""Policy: blockers as stored with a job and as given out: sentences, reasons by tier, times."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from itertools import groupby
+from itertools import groupby, pairwise
 from typing import Any
 
-from scheduler.facts.blockers import REPEATS_REQUEST, TIER_WORDS, BlockerCode, Tier
+from scheduler.blockers.policy.next_steps import next_step
+from scheduler.blockers.wording import headline, jobs, lower_first, text
+from scheduler.facts.blockers import REPEATS_REQUEST, TIER_WORDS, Blocker, BlockerCode, Tier, to_row
 
 # Reasons that count several GPUs together.
 ABOUT_GPUS = {BlockerCode.OTHER_GPUS.value, BlockerCode.GPU_UNSUITABLE.value}
+# Of a job whose blocker changes more often, the oldest changes are dropped.
+LONGEST_LOG = 4000
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,3 +121,73 @@ def _reason(stored: Mapping[str, Any]) -> Reason:
         array=stored.get("array"),
         never=bool(stored.get("never")),
     )
+
+
+def body(blocker: Blocker) -> dict[str, Any]:
+    """A blocker as it is stored with its job, and given out by REST."""
+    return to_row(blocker) | {
+        "text": text(blocker),
+        "headline": headline(blocker),
+        "next_step": next_step(blocker),
+        "available": available(blocker),
+        "holder": holder(blocker),
+        "job": blocker.job,
+    }
+
+
+def available(blocker: Blocker) -> str | None:
+    """The available resource in REST answers."""
+    if blocker.available is not None or blocker.gpu is None:
+        return blocker.available
+    return f"GPU {blocker.gpu}"
+
+
+def holder(blocker: Blocker) -> str | None:
+    """The holder in REST answers."""
+    if blocker.array is not None:
+        return f"array {blocker.array}"
+    if blocker.holder is not None:
+        return ", ".join([blocker.holder, *(f"job {job}" for job in blocker.jobs)])
+    return lower_first(jobs(blocker)) or None
+
+
+def log_entry(code: str, at: datetime) -> str:
+    """From `at` on, this is the main blocker."""
+    return f"{int(at.timestamp())}{log_ending(code)}"
+
+
+def log_ending(code: str) -> str:
+    """By what an entry with this code is recognised."""
+    return f" {code};"
+
+
+def seconds_by_blocker(log: str, since: float, until: float) -> dict[str, float]:
+    """Seconds with each main blocker in that time (epoch seconds), without unreadable parts."""
+    marks = [mark for mark in map(_mark, log.split(";")) if mark is not None]
+    seconds_by_code: dict[str, float] = defaultdict(float)
+    for (begin, code), (end, _) in pairwise([*marks, (until, "")]):
+        inside = min(end, until) - max(begin, since)
+        if inside > 0:
+            seconds_by_code[code] += inside
+    return dict(seconds_by_code)
+
+
+def log_spans(log: str, codes: Collection[str], until: float) -> list[tuple[float, float]]:
+    """(begin, end) of each time with one of these main blockers, in epoch seconds."""
+    marks = [mark for mark in map(_mark, log.split(";")) if mark is not None]
+    return [
+        (begin, min(end, until))
+        for (begin, code), (end, _) in pairwise([*marks, (until, "")])
+        if code in codes and begin < until
+    ]
+
+
+def longest_blocker(log: str, since: float, until: float) -> str:
+    """The blocker that the job waited for longest; "" = unknown."""
+    seconds_by_code = seconds_by_blocker(log, since, until)
+    return max(seconds_by_code, key=lambda code: seconds_by_code[code], default="")
+
+
+def _mark(text: str) -> tuple[float, str] | None:
+    at, _, code = text.partition(" ")
+    return (float(at), code) if at.isdigit() and code else None
