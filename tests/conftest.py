@@ -17,7 +17,7 @@ from django.test import Client
 from hypothesis import HealthCheck, settings
 
 from scheduler.dispatch.steps import preview
-from scheduler.runner import files, own_folders
+from scheduler.runner import accounts, files
 from tests.builders import PASSWORD
 
 # The same examples each time, however slow the machine: what fails here failed before, too.
@@ -137,7 +137,7 @@ def data(settings: object, tmp_path: Path) -> Iterator[Path]:
     folder.mkdir(mode=0o700)
     settings.DATA = folder  # type: ignore[attr-defined]
     yield folder
-    if elsewhere := files.read_json(folder / own_folders.REMEMBERED):
+    if elsewhere := files.read_json(folder / accounts.REMEMBERED_FOLDER):
         shutil.rmtree(elsewhere["path"])
 
 

@@ -43,7 +43,7 @@ from monitor.live.socket import (
 from scheduler.execution.steps.specs import account_of_jobs
 from scheduler.facts.jobs import JobState
 from scheduler.models import Attempt, Job
-from scheduler.runner.own_folders import own_folder
+from scheduler.runner.accounts import own_folder
 from scheduler.runner.programs.terminal import HEAD, INPUT, SIZE
 from scheduler.runner.programs.terminal import WINDOW as WINDOW_SIZE
 

@@ -28,7 +28,7 @@ from scheduler.disk.probes import space
 from scheduler.disk.rules import CleaningPolicy
 from scheduler.disk.steps.watch import watched_folders
 from scheduler.models import CleaningRun
-from scheduler.runner import copying, own_folders
+from scheduler.runner import accounts, copying
 
 Copy = Callable[[int, Path], None]
 CHECKPOINT_FOLDER = "checkpoint"
@@ -107,7 +107,7 @@ class Cleaner:
 
     def roots(self, policy: CleaningPolicy) -> tuple[CleanRoot, ...]:
         """The folders of jobs, and those that operators have listed."""
-        logs, *others = own_folders.roots(self.data, self.checkpoints)
+        logs, *others = accounts.job_file_roots(self.data, self.checkpoints)
         own = [CleanRoot(str(logs.resolve()), CleanRule.LOG, of_jobs=True)]
         own += [
             CleanRoot(str(path.resolve()), CleanRule.CHECKPOINT, CHECKPOINT_FOLDER, of_jobs=True)

@@ -25,10 +25,9 @@ from scheduler.model_services import inputs as model_inputs
 from scheduler.models import Attempt, Job
 from scheduler.planner.preemption import PreemptionPolicy
 from scheduler.runner import accounts, files
-from scheduler.runner.accounts import Account, MissingAccount
+from scheduler.runner.accounts import Account, MissingAccount, OwnFolder, ReportFiles, own_folder
 from scheduler.runner.confine import device_filter, locks
 from scheduler.runner.confine.cgroup_probe import CgroupParent, find_parent, remove_stale
-from scheduler.runner.own_folders import GivenFiles, OwnFolder, own_folder
 from scheduler.runner.programs import terminal
 from scheduler.runner.spec import Bounds, Spec
 from scheduler.terminals.policy import InteractivePolicy
@@ -246,7 +245,7 @@ class SpecWriter:
         except (OSError, LookupError):
             return False
 
-    def given(self, attempt: Attempt) -> GivenFiles:
+    def given(self, attempt: Attempt) -> ReportFiles:
         """Of the uid that it was started with: its account or its service may be removed since."""
         spec = files.read_json(self.folder(attempt) / files.SPEC)
         uid = spec["uid"] if spec is not None else self._account(attempt.job).uid

@@ -16,7 +16,7 @@ from monitor.usage.rows.pruning import RetentionPeriods
 from scheduler.facts.jobs import JobState
 from scheduler.lifecycle.policy.retention import RetainedFiles, RetentionPolicy, select_expired
 from scheduler.models import Attempt, Job, JobDependency, JobInput
-from scheduler.runner import clearing, files, own_folders
+from scheduler.runner import accounts, clearing, files
 
 # Number of folders that are measured in one step.
 MEASURED = 500
@@ -34,7 +34,7 @@ class Clearer:
     def step(self, now: datetime) -> list[int]:
         """Returns the jobs whose files were deleted."""
         until = time.monotonic() + self.seconds
-        logs, *others = roots = own_folders.roots(self.data, self.checkpoints)
+        logs, *others = roots = accounts.job_file_roots(self.data, self.checkpoints)
         self._measure(logs, others, until, now)
         due = self._due("files_bytes", logs, now) | {
             job for root in others[:1] for job in self._due("saved_bytes", root, now)

@@ -16,7 +16,7 @@ from scheduler.facts.jobs import Requirement
 from scheduler.models import Attempt, Job
 from scheduler.progress.step import ProgressStep
 from scheduler.runner import files
-from scheduler.runner.own_folders import own_folder
+from scheduler.runner.accounts import own_folder
 from tests import jobs_made
 from tests.builders import NOW, gpu_uuid
 from tests.monitor.past import gpu_row

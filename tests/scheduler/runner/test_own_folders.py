@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from scheduler.runner import files
-from scheduler.runner.own_folders import REMEMBERED, own_folder
+from scheduler.runner.accounts import REMEMBERED_FOLDER, own_folder
 
 
 def _mode(path: Path) -> int:
@@ -63,6 +63,6 @@ def test_other_accounts_get_one_that_they_can_reach(data: Path, tmp_path: Path) 
     try:
         assert str(own.path).startswith("/var/tmp/gpucoord-jobs-")
         assert own_folder(data, 8, uid=65534, chosen=None).path.parent == own.path.parent
-        assert files.read_json(data / REMEMBERED) == {"path": str(own.path.parent)}
+        assert files.read_json(data / REMEMBERED_FOLDER) == {"path": str(own.path.parent)}
     finally:
         own.path.parent.rmdir()
