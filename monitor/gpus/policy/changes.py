@@ -201,7 +201,7 @@ def _forgotten(old: GpuReading, now: datetime) -> bool:
 
 # A first hang may be transient; repeated hangs most likely are not.
 FIRST_PAUSE, NEXT_PAUSE = timedelta(seconds=5), timedelta(seconds=60)
-REMEMBERED_FOLDER = timedelta(minutes=15)
+REMEMBERED = timedelta(minutes=15)
 KEPT = 3
 PROBLEM = "The NVIDIA driver hangs: a call did not come back."
 REMEDY = (
@@ -214,7 +214,7 @@ def resumes_at(hangs: Sequence[datetime]) -> datetime | None:
     """When GPUs may be read again; `hangs` are newest first. None: at any time."""
     if not hangs:
         return None
-    again = len(hangs) > 1 and hangs[0] - hangs[1] < REMEMBERED_FOLDER
+    again = len(hangs) > 1 and hangs[0] - hangs[1] < REMEMBERED
     return hangs[0] + (NEXT_PAUSE if again else FIRST_PAUSE)
 
 
