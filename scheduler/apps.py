@@ -35,4 +35,4 @@ class SchedulerConfig(AppConfig):
         register_regions()
         status.register("scheduler/_accounts.html", checks.current_account_rule)
         status.register("scheduler/_means.html", host_capabilities.listed)
-        status.register("scheduler/_engines.html", engine_endings.shown)
+        status.register("scheduler/_engines.html", engine_endings.engine_statuses)

@@ -142,7 +142,7 @@ class EnforcementCase:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TakenStep:
+class StepRecord:
     """A past step. `reached_at`: when a warning reached its owner; None = not yet."""
 
     step: Step
@@ -207,7 +207,7 @@ def plan(policy: EnforcementPolicy) -> tuple[tuple[Step, timedelta], ...]:
 
 def next_step(
     case: EnforcementCase,
-    steps_taken: Sequence[TakenStep],
+    steps_taken: Sequence[StepRecord],
     policy: EnforcementPolicy,
     now: datetime,
 ) -> Step | None:
@@ -237,7 +237,7 @@ def next_step(
 
 
 def _earliest(
-    step: Step, after: dict[Step, timedelta], steps_taken: Sequence[TakenStep]
+    step: Step, after: dict[Step, timedelta], steps_taken: Sequence[StepRecord]
 ) -> datetime:
     """The earliest time of `step`: after a downtime, steps keep their distance to each other."""
     actions = [since for since in steps_taken if since.step not in WARNINGS]

@@ -19,12 +19,12 @@ TOKEN_MARK = "gpj_"  # noqa: S105 - the beginning of each
 
 def all_hosts() -> list[HostFact]:
     """Registered hosts and hosts with readings, by name."""
-    seen = dict(LatestSnapshot.objects.values_list("host", "at"))
+    last_readings = dict(LatestSnapshot.objects.values_list("host", "at"))
     rows = {row.name: row for row in Host.objects.all()}
     gpus = Counter(Gpu.objects.values_list("host", flat=True))
     return [
-        _fact(name, rows.get(name), seen.get(name), gpus[name])
-        for name in sorted(seen.keys() | rows.keys())
+        _fact(name, rows.get(name), last_readings.get(name), gpus[name])
+        for name in sorted(last_readings.keys() | rows.keys())
     ]
 
 
@@ -34,8 +34,8 @@ def registered(names: Collection[str]) -> list[HostFact]:
     by_name = {row.name: row for row in rows}
     if not by_name:
         return []
-    seen = dict(LatestSnapshot.objects.filter(pk__in=by_name).values_list("host", "at"))
-    return [_fact(name, row, seen.get(name), 0) for name, row in by_name.items()]
+    last_readings = dict(LatestSnapshot.objects.filter(pk__in=by_name).values_list("host", "at"))
+    return [_fact(name, row, last_readings.get(name), 0) for name, row in by_name.items()]
 
 
 def last_reading() -> Subquery:
@@ -48,8 +48,8 @@ def last_reading() -> Subquery:
 def find(name: str) -> HostFact | None:
     """One host; None: it is neither registered nor has it readings."""
     row = Host.objects.filter(pk=name).first()
-    seen = LatestSnapshot.objects.filter(pk=name).values_list("at", flat=True).first()
-    return None if row is None and seen is None else _fact(name, row, seen, 0)
+    last_reading = LatestSnapshot.objects.filter(pk=name).values_list("at", flat=True).first()
+    return None if row is None and last_reading is None else _fact(name, row, last_reading, 0)
 
 
 def _fact(name: str, row: Host | None, seen_at: datetime | None, gpus: int) -> HostFact:

@@ -88,7 +88,7 @@ class CleanRoot:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FoundFile:
+class FileEntry:
     """A regular file as it was found; a file that differs later has changed.
 
     parts: folders and name below the root. disk_bytes: what its deletion frees.
@@ -114,7 +114,7 @@ class Candidate:
     """A file that may be deleted; needs_copy: not before its copy is verified."""
 
     rule: CleanRule
-    file: FoundFile
+    file: FileEntry
     needs_copy: bool = False
 
 

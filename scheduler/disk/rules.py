@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from monitor.facts.thresholds import percent, threshold
-from scheduler.disk.facts import Candidate, CleanRoot, CleanRule, DiskSpace, FoundFile
+from scheduler.disk.facts import Candidate, CleanRoot, CleanRule, DiskSpace, FileEntry
 
 ORDER = tuple(CleanRule)
 DATABASE_AGE = timedelta(days=1)
@@ -89,7 +89,7 @@ def _may_be_cleaned(path: str) -> bool:
 
 
 def candidates(
-    files_by_root: Mapping[CleanRoot, Sequence[FoundFile]],
+    files_by_root: Mapping[CleanRoot, Sequence[FileEntry]],
     policy: CleaningPolicy,
     now: datetime,
     unfinished: Collection[str] = (),
@@ -112,25 +112,25 @@ def candidates(
     return list(chosen.values())
 
 
-def _is_within(file: FoundFile, root: CleanRoot) -> bool:
+def _is_within(file: FileEntry, root: CleanRoot) -> bool:
     return not root.within or root.within in file.parts[:-1]
 
 
-def _age(file: FoundFile) -> tuple[int, str]:
+def _age(file: FileEntry) -> tuple[int, str]:
     return file.mtime_ns, file.path
 
 
-def _candidate(rule: CleanRule, file: FoundFile, policy: CleaningPolicy) -> Candidate:
+def _candidate(rule: CleanRule, file: FileEntry, policy: CleaningPolicy) -> Candidate:
     copies = rule in (CleanRule.CHECKPOINT, CleanRule.DATA)
     return Candidate(rule, file, copies or (rule is CleanRule.LOG and policy.copy_logs))
 
 
 def _matching(
     rule: CleanRule,
-    files_by_root: Iterable[tuple[CleanRoot, FoundFile]],
+    files_by_root: Iterable[tuple[CleanRoot, FileEntry]],
     policy: CleaningPolicy,
     now: datetime,
-) -> Iterator[FoundFile]:
+) -> Iterator[FileEntry]:
     files = [file for _, file in files_by_root]
     if rule is CleanRule.LOG:
         old = _before(now, timedelta(days=policy.log_days))
@@ -145,10 +145,10 @@ def _matching(
 
 
 def _stale(
-    files: Iterable[FoundFile], policy: CleaningPolicy, now: datetime
-) -> Iterator[FoundFile]:
+    files: Iterable[FileEntry], policy: CleaningPolicy, now: datetime
+) -> Iterator[FileEntry]:
     """All but the newest of each folder, if they are old enough."""
-    folders: dict[tuple[str, ...], list[FoundFile]] = defaultdict(list)
+    folders: dict[tuple[str, ...], list[FileEntry]] = defaultdict(list)
     for file in files:
         folders[file.root, *file.parts[:-1]].append(file)
     old = _before(now, timedelta(days=policy.checkpoint_days))

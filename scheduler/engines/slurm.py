@@ -106,8 +106,8 @@ class SlurmEngine:
         if not slurm_reasons.is_gone(_message(done)):
             raise EngineAway(_message(done))
         argv = ["sacct", "-n", "-P", "-X", "-j", ref, "-o", slurm_texts.SACCT_FIELDS]
-        kept = self._run([self._path(argv[0]), *argv[1:]], ANSWER_S)
-        ends = slurm_texts.sacct(kept.output) if kept.is_ok else {}
+        accounting = self._run([self._path(argv[0]), *argv[1:]], ANSWER_S)
+        ends = slurm_texts.sacct(accounting.output) if accounting.is_ok else {}
         return next(iter(ends.values()), None)
 
     def stop(self, ref: str, uid: int | None = None) -> str:

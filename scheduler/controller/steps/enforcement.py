@@ -174,7 +174,7 @@ class Enforcement:
         undone = [row.undone_at for row in open_case.rows if row.undone_at is not None]
         case = replace(open_case.case, resumed_at=max(undone, default=None))
         reached = {} if policy.dry_run else owner_warnings.reached_at([open_case.incident])
-        taken = [cases.taken_step(row, reached) for row in active]
+        taken = [cases.step_record(row, reached) for row in active]
         step = enforcement_plan.next_step(case, taken, policy, now)
         if step is None:
             return None

@@ -15,7 +15,7 @@ from monitor.enforcement.policy import (
     AccusedProcess,
     EnforcementCase,
     Step,
-    TakenStep,
+    StepRecord,
 )
 from monitor.facts.readings import ProcessReading
 from monitor.incidents.facts import CPU_HOG
@@ -140,13 +140,13 @@ def open_cases(host: str, *, dry_run: bool) -> dict[Incident, list[Response]]:
     return by_incident
 
 
-def taken_step(row: Response, reached: Mapping[tuple[int, int], datetime]) -> TakenStep:
+def step_record(row: Response, reached: Mapping[tuple[int, int], datetime]) -> StepRecord:
     step = Step(row.step)
     at = row.at if row.is_dry_run else None
     if step in WARNINGS and not row.is_dry_run:
         at = reached.get((row.incident_id, WARNINGS.index(step) + 1))
     refused = row.state == Response.State.REFUSED
-    return TakenStep(step=step, at=row.at, was_refused=refused, reached_at=at)
+    return StepRecord(step=step, at=row.at, was_refused=refused, reached_at=at)
 
 
 def actions_of(rows: Iterable[Response]) -> list[Response]:

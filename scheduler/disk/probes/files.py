@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from scheduler.disk.facts import CleanResult, FoundFile
+from scheduler.disk.facts import CleanResult, FileEntry
 from scheduler.disk.rules import DATABASE_ENDINGS
 
 DEEPEST, MOST_FILES = 24, 200_000
@@ -59,7 +59,7 @@ def _below(folder: int, part: str, path: str) -> int:
         raise UnusableFolder(f"{path} can't be cleaned: {why}.") from None
 
 
-def walk(root: str, until: float, most: int = MOST_FILES) -> Iterator[FoundFile]:
+def walk(root: str, until: float, most: int = MOST_FILES) -> Iterator[FileEntry]:
     """The regular files below a folder, on its file system alone, until this monotonic time.
 
     Links, files with further names and unreadable folders are left out.
@@ -105,9 +105,9 @@ def _opened_below(top: int, parts: tuple[str, ...]) -> Iterator[int]:
 
 def _found_file(
     root: str, parts: tuple[str, ...], status: os.stat_result, folder: int
-) -> FoundFile:
+) -> FileEntry:
     is_database = parts[-1].endswith(DATABASE_ENDINGS) and _is_empty(folder, parts[-1])
-    return FoundFile(
+    return FileEntry(
         root=root,
         parts=parts,
         device=status.st_dev,
@@ -148,7 +148,7 @@ def _exists(folder: int, name: str) -> bool:
     return True
 
 
-def delete(file: FoundFile, secure: Callable[[int], bool], record: Record) -> CleanResult:
+def delete(file: FileEntry, secure: Callable[[int], bool], record: Record) -> CleanResult:
     """Delete a file, unless it has changed since it was found, or is open.
 
     secure: copies the file by its handle and says whether the copy is good. record: gets the
@@ -172,7 +172,7 @@ def delete(file: FoundFile, secure: Callable[[int], bool], record: Record) -> Cl
         return CleanResult.CHANGED if error.errno == errno.ELOOP else CleanResult.REFUSED
 
 
-def _unlink(file: FoundFile, handle: int, folder: int, record: Record) -> CleanResult:
+def _unlink(file: FileEntry, handle: int, folder: int, record: Record) -> CleanResult:
     if not _is_alone(handle):
         return CleanResult.OPEN
     name = file.parts[-1]
@@ -184,7 +184,7 @@ def _unlink(file: FoundFile, handle: int, folder: int, record: Record) -> CleanR
     return CleanResult.DELETED
 
 
-def _is_same(file: FoundFile, status: os.stat_result) -> bool:
+def _is_same(file: FileEntry, status: os.stat_result) -> bool:
     before = (file.device, file.inode, file.size, file.mtime_ns, file.ctime_ns)
     now = (
         status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns

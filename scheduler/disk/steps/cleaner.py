@@ -19,7 +19,7 @@ from scheduler.disk.facts import (
     CleanRoot,
     CleanRule,
     DiskSpace,
-    FoundFile,
+    FileEntry,
     WatchedFolder,
 )
 from scheduler.disk.policy import DiskPolicy
@@ -124,7 +124,7 @@ class Cleaner:
         now: datetime,
     ) -> list[Candidate]:
         """On the file system of the reading. Without a target, nothing that needs a copy."""
-        files: dict[CleanRoot, list[FoundFile]] = {}
+        files: dict[CleanRoot, list[FileEntry]] = {}
         for root in self.roots(policy):
             if space.device_of(root.path) != reading.device:
                 continue
@@ -219,7 +219,7 @@ class Cleaner:
         return False
 
 
-def copy_path(target: str, host: str, file: FoundFile) -> Path:
+def copy_path(target: str, host: str, file: FileEntry) -> Path:
     """Where the copy of a file is: below a folder of the host, by its whole path."""
     return Path(target, host.replace("/", "_"), *Path(file.path).parts[1:])
 

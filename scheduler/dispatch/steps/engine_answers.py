@@ -86,8 +86,8 @@ class EngineAnswers:
         """Whether the row changes."""
         report = self.reports.get(task.nonce)
         if report is None:
-            known = task.submitted_at or (task.tried_at and task.tried_at + SUBMIT_SETTLES)
-            is_new = bool(known and known <= at and task.missing_since is None)
+            submitted_at = task.submitted_at or (task.tried_at and task.tried_at + SUBMIT_SETTLES)
+            is_new = bool(submitted_at and submitted_at <= at and task.missing_since is None)
             if is_new:
                 task.missing_since = at
             return is_new
@@ -125,7 +125,7 @@ def best_by_nonce(look: Look) -> tuple[dict[str, TaskReport], list[TaskReport]]:
         if other is None:
             best[report.nonce] = report
             continue
-        first, second = sorted((other, report), key=lambda one: order.index(one.state))
+        first, second = sorted((other, report), key=lambda answer: order.index(answer.state))
         best[report.nonce] = first
         if second.state in ALIVE:
             extras.append(second)

@@ -45,10 +45,10 @@ def close(task: EngineTask, now: datetime) -> None:
 
 
 def end(
-    task: EngineTask, attempt: Attempt, seen: AttemptFiles, specs: SpecWriter, now: datetime
+    task: EngineTask, attempt: Attempt, observed: AttemptFiles, specs: SpecWriter, now: datetime
 ) -> Callable[[], object] | None:
     """The change that stores a result; None: first the engine must say who stopped the job."""
-    result = seen.result
+    result = observed.result
     if result is None:
         return None
     # The engine signals all processes of a job at once, so the runner may not be the first.
@@ -56,7 +56,7 @@ def end(
     is_cancelled = attempt.job.cancel_requested_at is not None
     is_stopped = not is_cancelled and (result.stopped == "asked" or by_signal)
     if is_cancelled and result.stopped is None and result.exit_code != 0:
-        seen = replace(seen, result=replace(result, stopped="asked"))
+        observed = replace(observed, result=replace(result, stopped="asked"))
     is_unexplained = task.ended_since is None and task.missing_since is None
     if is_stopped and is_unexplained and now.timestamp() - result.ended_at < _PATIENCE_S:
         return None
@@ -66,12 +66,12 @@ def end(
     given = files.read_given(specs.given(attempt).result, LARGEST_RESULT + 1)
 
     def store() -> None:
-        shown = seen
+        explained = observed
         if is_stopped:
-            shown = _explained(task, attempt, seen, now)
+            explained = _explained(task, attempt, observed, now)
         elif result.yielded:
             _ensure_request(attempt, "Slurm ended it soon after.", now)
-        outcomes.record_end(attempt, shown, tail, now, has_saved=saved, given=given)
+        outcomes.record_end(attempt, explained, tail, now, has_saved=saved, given=given)
         close(task, now)
 
     return store
@@ -81,19 +81,19 @@ _PATIENCE_S = 2 * FILES_SETTLE.total_seconds()
 
 
 def _explained(
-    task: EngineTask, attempt: Attempt, seen: AttemptFiles, now: datetime
+    task: EngineTask, attempt: Attempt, observed: AttemptFiles, now: datetime
 ) -> AttemptFiles:
     """A job that was stopped from outside: by a user in Slurm, or by Slurm for another job."""
     word = _word(task)
-    if word == "CANCELLED" and seen.result is not None:
+    if word == "CANCELLED" and observed.result is not None:
         _mark_cancelled(attempt.job, now)
-        return replace(seen, result=replace(seen.result, stopped="asked"))
-    if word in PREEMPTED and seen.result is not None:
+        return replace(observed, result=replace(observed.result, stopped="asked"))
+    if word in PREEMPTED and observed.result is not None:
         _ensure_request(attempt, "Slurm preempted it for another job.", now)
-        return replace(seen, result=replace(seen.result, yielded=True))
-    if word in ("TIMEOUT", "DEADLINE") and seen.result is not None:
-        return replace(seen, result=replace(seen.result, stopped="time_limit"))
-    return seen
+        return replace(observed, result=replace(observed.result, yielded=True))
+    if word in ("TIMEOUT", "DEADLINE") and observed.result is not None:
+        return replace(observed, result=replace(observed.result, stopped="time_limit"))
+    return observed
 
 
 def _word(task: EngineTask) -> str:
@@ -122,7 +122,7 @@ def _ensure_request(attempt: Attempt, text: str, now: datetime) -> None:
 
 
 def record_lost(
-    task: EngineTask, attempt: Attempt, seen: AttemptFiles, specs: SpecWriter, now: datetime
+    task: EngineTask, attempt: Attempt, observed: AttemptFiles, specs: SpecWriter, now: datetime
 ) -> None:
     """End an attempt without a result by the engine's word."""
     word = _word(task)
@@ -133,9 +133,9 @@ def record_lost(
         outcome, problem = ENDS[word]
         if outcome is Outcome.CANCELLED:
             _mark_cancelled(attempt.job, now)
-        outcomes.record_without_result(attempt, seen, outcome, problem, now)
+        outcomes.record_without_result(attempt, observed, outcome, problem, now)
     else:
-        outcomes.record_lost(attempt, seen, _lost_text(task), now, has_saved=saved)
+        outcomes.record_lost(attempt, observed, _lost_text(task), now, has_saved=saved)
     close(task, now)
 
 
@@ -172,7 +172,7 @@ def _nonces(job_id: int) -> Sequence[str]:
     return list(Attempt.objects.filter(job=job_id).values_list("nonce", flat=True))
 
 
-def shown() -> list[EngineStatus]:
+def engine_statuses() -> list[EngineStatus]:
     """For the status page."""
     return list(EngineStatus.objects.order_by("host"))
 

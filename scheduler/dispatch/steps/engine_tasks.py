@@ -57,7 +57,7 @@ GATES = frozenset({BlockerCode.HELD, BlockerCode.TOO_MANY_REQUEUES})
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class TaskDecision:
     """A task with its open attempt, its files, and the action that follows."""
 
     task: EngineTask
@@ -99,10 +99,10 @@ class EngineStep:
         waits = self._queue.waits(now)
         self._look(has_tasks=bool(tasks), now=now)
         attempts = {attempt.nonce: attempt for attempt in _attempts(self._host)}
-        seen = self._isolation.each(
-            tasks, _name, lambda task: self._see(task, attempts.get(task.nonce), waits, now), now
+        decisions = self._isolation.each(
+            tasks, _name, lambda task: self._decide(task, attempts.get(task.nonce), waits, now), now
         )
-        moved = [view for _, view in seen if view.action is not TaskAction.NONE]
+        moved = [decision for _, decision in decisions if decision.action is not TaskAction.NONE]
         if moved:
             self._act_on(moved, now)
         self._hold_and_release([task for task in tasks if task.ref], now)
@@ -144,9 +144,9 @@ class EngineStep:
 
     # What follows.
 
-    def _see(
+    def _decide(
         self, task: EngineTask, attempt: Attempt | None, waits: Mapping[int, Any], now: datetime
-    ) -> Seen:
+    ) -> TaskDecision:
         report = self._answers.reports.get(task.nonce)
         phase = Phase.OVER
         if attempt is not None:
@@ -157,7 +157,7 @@ class EngineStep:
             blocker.code in GATES for blocker in waits.get(task.job_id, ())
         )
         if phase is Phase.QUEUED and is_wanted and self._just_waits(task, report, now):
-            return Seen(task, None, None, TaskAction.NONE)
+            return TaskDecision(task, None, None, TaskAction.NONE)
         files = attempt_files.read_attempt(
             self._specs.folder(attempt or _attempt_of(task)), task.nonce
         )
@@ -182,7 +182,7 @@ class EngineStep:
             missing_since=task.missing_since,
             ended_since=task.ended_since,
         )
-        return Seen(task, attempt, files, next_task_action(view, now))
+        return TaskDecision(task, attempt, files, next_task_action(view, now))
 
     def _just_waits(self, task: EngineTask, report: TaskReport | None, now: datetime) -> bool:
         """The common case of a long queue: a new answer says that it waits."""
@@ -194,7 +194,7 @@ class EngineStep:
             return False
         return task.ref == report.ref and now - self._answers.answered_at < 3 * self._every
 
-    def _act_on(self, moved: list[Seen], now: datetime) -> None:
+    def _act_on(self, moved: list[TaskDecision], now: datetime) -> None:
         submissions = [view.task for view in moved if view.action is TaskAction.SUBMIT]
         if submissions:
             self._submit(submissions, now)
@@ -209,10 +209,10 @@ class EngineStep:
                     self._isolation.attempt(_row_name(task), change, now)
                 wake("live")
 
-    def _act(self, seen: Seen, now: datetime) -> Callable[[], object] | None:
+    def _act(self, decision: TaskDecision, now: datetime) -> Callable[[], object] | None:
         """Act on the engine; returns the change to store."""
-        task, attempt, files = seen.task, seen.attempt, seen.files
-        match seen.action:
+        task, attempt, files = decision.task, decision.attempt, decision.files
+        match decision.action:
             case TaskAction.GIVE_UP if self._is_due("give up", task.nonce, now):
                 ticket = self._ticket(task, now)
                 if ticket is None:

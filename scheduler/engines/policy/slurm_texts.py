@@ -246,7 +246,7 @@ _REASON = re.compile(r"\bReason=(.*?)(?: \[[^\]]*\])?\s*$")
 
 def nodes(text: str) -> list[NodeReport]:
     """The answer to `scontrol show node -o`: one line for each node."""
-    seen = []
+    nodes = []
     for line in _lines(text):
         name, state, gres = _NODE.search(line), _STATE.search(line), _GRES.search(line)
         if name is None or len(line) > LONGEST_LINE:
@@ -257,7 +257,7 @@ def nodes(text: str) -> list[NodeReport]:
         used = _ALLOCATED.search(line)
         taken = (gpus_in(used[1]) or 0) if used and counted else None
         why = _REASON.search(line)
-        seen.append(
+        nodes.append(
             NodeReport(
                 name=name[1][:LONGEST_WORD],
                 word=state[1][:LONGEST_WORD] if state else "",
@@ -266,7 +266,7 @@ def nodes(text: str) -> list[NodeReport]:
                 reason=cleaned(why[1]) if why else "",
             )
         )
-    return seen
+    return nodes
 
 
 def sacct(text: str) -> Mapping[str, Allocation]:

@@ -124,13 +124,13 @@ class Executor:
         # A change that could not be stored is retried after its back-off.
         if self._just_runs(attempt) or self._isolation.is_delayed(_row_name(attempt), now):
             return None
-        seen = self._see(attempt, now)
-        if seen.action is Action.NONE:
+        view = self._see(attempt, now)
+        if view.action is Action.NONE:
             return None
-        change = self._act(seen, now)
-        if change is not None and seen.action in ENDINGS and self._specs.stays_here(attempt.job):
-            return JobAction(attempt, seen.action, partial(self._end_and_stay, attempt, change))
-        return JobAction(attempt, seen.action, change)
+        change = self._act(view, now)
+        if change is not None and view.action in ENDINGS and self._specs.stays_here(attempt.job):
+            return JobAction(attempt, view.action, partial(self._end_and_stay, attempt, change))
+        return JobAction(attempt, view.action, change)
 
     def _end_and_stay(self, attempt: Attempt, change: Change) -> None:
         """Another host would find an empty checkpoint folder."""
@@ -176,25 +176,25 @@ class Executor:
         )
         return AttemptView(attempt, attempt_state, next_action(state, now))
 
-    def _act(self, seen: AttemptView, now: datetime) -> Change | None:
+    def _act(self, view: AttemptView, now: datetime) -> Change | None:
         """Act on files and processes; returns the change to store."""
-        attempt = seen.attempt
-        match seen.action:
+        attempt = view.attempt
+        match view.action:
             case Action.STOP:
-                attempt_files.ask_to_stop(seen.files)
+                attempt_files.ask_to_stop(view.files)
             case Action.RECORD:
-                return lambda: outcomes.record_start(attempt, seen.files, now)
+                return lambda: outcomes.record_start(attempt, view.files, now)
             case Action.YIELD:
-                self._ask_to_yield(seen)
+                self._ask_to_yield(view)
             case Action.STAY:
                 attempt_files.withdraw_request(
-                    self._specs.folder(attempt), seen.files, attempt.nonce
+                    self._specs.folder(attempt), view.files, attempt.nonce
                 )
             case Action.END:
-                tail, saved = self._tail(seen), self._has_saved(seen)
+                tail, saved = self._tail(view), self._has_saved(view)
                 given = files.read_given(self._specs.given(attempt).result, LARGEST_RESULT + 1)
                 return lambda: outcomes.record_end(
-                    attempt, seen.files, tail, now, has_saved=saved, given=given
+                    attempt, view.files, tail, now, has_saved=saved, given=given
                 )
             case Action.NEVER_RAN:
                 return lambda: outcomes.record_unstarted(attempt, now)
@@ -203,39 +203,39 @@ class Executor:
             ):
                 return lambda: outcomes.record_unstarted(attempt, now)
             case Action.ABANDONED:
-                return self._end_orphans(seen, now)
+                return self._end_orphans(view, now)
             case Action.RESTARTED:
-                saved = self._has_saved(seen)
+                saved = self._has_saved(view)
                 return lambda: outcomes.record_lost(
-                    attempt, seen.files, RESTARTED, now, has_saved=saved
+                    attempt, view.files, RESTARTED, now, has_saved=saved
                 )
         return None
 
-    def _ask_to_yield(self, seen: AttemptView) -> None:
+    def _ask_to_yield(self, view: AttemptView) -> None:
         """Repeated at each step; for the runner this is idempotent."""
-        attempt, row = seen.attempt, seen.attempt.yield_request
+        attempt, row = view.attempt, view.attempt.yield_request
         request = attempt_files.YieldRequestFile(row.text, row.deadline.timestamp())
         if not attempt_files.request_yield(
-            self._specs.folder(attempt), seen.files, attempt.nonce, request
+            self._specs.folder(attempt), view.files, attempt.nonce, request
         ):
-            attempt_files.ask_to_stop(seen.files)
+            attempt_files.ask_to_stop(view.files)
 
-    def _tail(self, seen: AttemptView) -> bytes:
+    def _tail(self, view: AttemptView) -> bytes:
         """The end of a failed job's log, which may contain the reason."""
-        result = seen.files.result
+        result = view.files.result
         if result is None or result.exit_code == 0:
             return b""
-        return files.read_tail(self._specs.folder(seen.attempt) / files.LOG, TAIL_BYTES)
+        return files.read_tail(self._specs.folder(view.attempt) / files.LOG, TAIL_BYTES)
 
-    def _has_saved(self, seen: AttemptView) -> bool:
+    def _has_saved(self, view: AttemptView) -> bool:
         """Whether a job that did not succeed has saved a checkpoint."""
-        job, result = seen.attempt.job, seen.files.result
+        job, result = view.attempt.job, view.files.result
         ended_well = result is not None and result.exit_code == 0
         return job.preemptible and not ended_well and self._specs.has_saved(job)
 
-    def _end_orphans(self, seen: AttemptView, now: datetime) -> Change | None:
+    def _end_orphans(self, view: AttemptView, now: datetime) -> Change | None:
         """SIGTERM, and SIGKILL after the grace; the job is lost when no process is left."""
-        attempt, started = seen.attempt, seen.files.started
+        attempt, started = view.attempt, view.files.started
         if started is None:
             return None
         stopping_at = attempt.orphans_stopping_at
@@ -245,9 +245,9 @@ class Executor:
             number = signal.SIGKILL if is_due else None
         if not attempt_files.end_orphans(started, number):
             attempt_files.end_confined(self._specs.folder(attempt))
-            saved = self._has_saved(seen)
+            saved = self._has_saved(view)
             return lambda: outcomes.record_lost(
-                attempt, seen.files, ABANDONED, now, has_saved=saved
+                attempt, view.files, ABANDONED, now, has_saved=saved
             )
         if stopping_at is not None:
             return None

@@ -88,10 +88,10 @@ def _parsed(raws: Sequence[Mapping[str, Any]], now: datetime) -> tuple[list[NewJ
 
 
 def _too_many(new: Sequence[NewJob]) -> list[Refusal]:
-    if sum(one.size for one in new) > MOST_JOBS:
+    if sum(job.size for job in new) > MOST_JOBS:
         text = f"A batch makes at most {MOST_JOBS} jobs, with those of its arrays; split it up."
         return [Refusal(field="jobs", text=text)]
-    if sum(one.size * len(one.after) for one in new) > MOST_DEPENDENCY_ROWS:
+    if sum(job.size * len(job.after) for job in new) > MOST_DEPENDENCY_ROWS:
         text = f"The jobs of a batch wait for at most {MOST_DEPENDENCY_ROWS} others; split it up."
         return [Refusal(field="jobs", text=text)]
     return []
@@ -108,13 +108,13 @@ def impossible(new: Sequence[NewJob]) -> Iterator[Refusal]:
     by_requirement = cache(
         lambda requirement, name: tuple(refuse(requirement, _of_name(hosts, name)))
     )
-    dependent = relations.dependency_problems([one.after for one in new])
-    for index, one in enumerate(new):
+    dependent = relations.dependency_problems([job.after for job in new])
+    for index, job in enumerate(new):
         refusals = [
-            *by_requirement(one.requirement, one.host),
-            *_unknown_host(one.host, names),
-            *bounds.refusals(one, limits, readings),
-            *_long_grace(one, preemption),
+            *by_requirement(job.requirement, job.host),
+            *_unknown_host(job.host, names),
+            *bounds.refusals(job, limits, readings),
+            *_long_grace(job, preemption),
             *map(_after, dependent[index]),
         ]
         yield from (replace(refusal, index=index) for refusal in refusals)

@@ -198,7 +198,7 @@ def options(job: Job) -> dict[str, Any]:
 
 def body(job: Job, person: Person, now: datetime) -> dict[str, Any]:
     """The job as `person` may see it."""
-    attempt, seen = running_attempt(job), may_see_all(job, person)
+    attempt, sees_all = running_attempt(job), may_see_all(job, person)
     off = prediction_error(job)
     return {
         **line(job),
@@ -207,7 +207,7 @@ def body(job: Job, person: Person, now: datetime) -> dict[str, Any]:
         "blockers": _with_tiers(ahead(job.blockers, now)),
         "contact_lost_since": next(iter(silent_hosts([attempt]).values()), None),
         "checkpoint_host": job.home or None,
-        **_private(job, seen),
+        **_private(job, sees_all),
         "estimate_s": job.estimate_s,
         "time_limit_s": job.time_limit_s,
         **options(job),
@@ -221,7 +221,7 @@ def body(job: Job, person: Person, now: datetime) -> dict[str, Any]:
         "cpu_s": attempt.cpu_s if attempt else None,
         "peak_memory_bytes": attempt.peak_memory_bytes if attempt else None,
         "log_bytes": attempt.log_bytes if attempt else None,
-        "attempts": [_attempt(each, seen) for each in attempts_of(job)],
+        "attempts": [_attempt(each, sees_all) for each in attempts_of(job)],
     }
 
 
@@ -274,8 +274,8 @@ def _estimate(estimate: Estimate | None) -> dict[str, Any]:
     }
 
 
-def _private(job: Job, seen: bool) -> dict[str, Any]:
-    if not seen:
+def _private(job: Job, sees_all: bool) -> dict[str, Any]:
+    if not sees_all:
         return dict.fromkeys(PRIVATE)
     attempt = running_attempt(job)
     return {
@@ -299,7 +299,7 @@ def result(job: Job) -> dict[str, Any] | None:
     return {"task_id": job.pk, "duration": took and took.total_seconds(), **job.result}
 
 
-def _attempt(attempt: Attempt, seen: bool) -> dict[str, Any]:
+def _attempt(attempt: Attempt, sees_all: bool) -> dict[str, Any]:
     return {
         "number": attempt.number,
         "host": attempt.host,
@@ -312,7 +312,7 @@ def _attempt(attempt: Attempt, seen: bool) -> dict[str, Any]:
         "started_at": attempt.started_at,
         "ended_at": attempt.ended_at,
         "outcome": attempt.outcome or None,
-        "problem": (attempt.problem or None) if seen else None,
+        "problem": (attempt.problem or None) if sees_all else None,
         "exit_code": attempt.exit_code,
         "signal": attempt.signal,
         "cpu_s": attempt.cpu_s,

@@ -44,12 +44,18 @@ def submit_all(
         created = _create_all(new, owner, now)
         jobs = [job for job, _ in created]
         relations.add_dependencies(
-            [(numbers, one.after) for one, (_, numbers) in zip(new, created, strict=True)], now
+            [(numbers, new_job.after) for new_job, (_, numbers) in zip(new, created, strict=True)],
+            now,
         )
         JobInput.objects.bulk_create(
-            JobInput(job=job, data=one.stdin, environment=one.environment, size=one.input_size)
-            for one, job in zip(new, jobs, strict=True)
-            if one.input_size
+            JobInput(
+                job=job,
+                data=new_job.stdin,
+                environment=new_job.environment,
+                size=new_job.input_size,
+            )
+            for new_job, job in zip(new, jobs, strict=True)
+            if new_job.input_size
         )
         text = f"{owner.username} submitted {_title(created)}"
         first = str(jobs[0].pk)
@@ -74,9 +80,9 @@ def add_all(new: Sequence[NewJob], owner: User, now: datetime) -> list[Job]:
     """Queue single jobs of a batch, without events. The caller opens the transaction."""
     jobs = [job for job, _ in _create_all(new, owner, now)]
     JobInput.objects.bulk_create(
-        JobInput(job=job, data=b"", environment=one.environment, size=one.input_size)
-        for one, job in zip(new, jobs, strict=True)
-        if one.environment
+        JobInput(job=job, data=b"", environment=new_job.environment, size=new_job.input_size)
+        for new_job, job in zip(new, jobs, strict=True)
+        if new_job.environment
     )
     return jobs
 
@@ -93,11 +99,11 @@ def _title(created: Sequence[tuple[Job, list[int]]]) -> str:
 def _create_all(new: Sequence[NewJob], owner: User, now: datetime) -> list[tuple[Job, list[int]]]:
     """Each job, or the first one of an array, and the numbers of all of them; in this order."""
     created: list[tuple[Job, list[int]]] = []
-    for is_array, together in groupby(new, key=lambda one: bool(one.array)):
+    for is_array, together in groupby(new, key=lambda new_job: bool(new_job.array)):
         if is_array:
-            created += [_create_array(one, owner, now) for one in together]
+            created += [_create_array(new_job, owner, now) for new_job in together]
         else:
-            rows = [Job(**_columns(one, owner, now)) for one in together]
+            rows = [Job(**_columns(new_job, owner, now)) for new_job in together]
             jobs = [insert_row(rows[0])] if len(rows) == 1 else Job.objects.bulk_create(rows)
             created += [(job, [job.pk]) for job in jobs]
     return created

@@ -14,7 +14,7 @@ from monitor.enforcement.policy import (
     EnforcementCase,
     EnforcementPolicy,
     Step,
-    TakenStep,
+    StepRecord,
     exclusion_reason,
     is_enforceable,
     next_step,
@@ -52,7 +52,7 @@ def case(**changes: Any) -> EnforcementCase:
 
 def story(policy: EnforcementPolicy, minutes: int, delay: float | None = 0) -> list[str]:
     """What is done minute by minute when warnings arrive after `delay` minutes (None: never)."""
-    taken: list[TakenStep] = []
+    taken: list[StepRecord] = []
     told = []
     for minute in range(minutes + 1):
         now = NOW + timedelta(minutes=minute)
@@ -60,11 +60,11 @@ def story(policy: EnforcementPolicy, minutes: int, delay: float | None = 0) -> l
         step = next_step(case(), taken, policy, now)
         if step:
             told.append(f"{minute} {step}")
-            taken.append(_arrived(TakenStep(step=step, at=now), now, delay))
+            taken.append(_arrived(StepRecord(step=step, at=now), now, delay))
     return told
 
 
-def _arrived(found: TakenStep, now: Any, delay: float | None) -> TakenStep:
+def _arrived(found: StepRecord, now: Any, delay: float | None) -> StepRecord:
     if found.step not in WARNINGS or delay is None:
         return found
     at = found.at + timedelta(minutes=delay)
@@ -109,17 +109,17 @@ def test_after_a_warning_there_is_time_to_react() -> None:
 
 
 def test_after_a_downtime_steps_keep_their_distance() -> None:
-    warned = [TakenStep(step=s, at=NOW, reached_at=NOW) for s in WARNINGS]
+    warned = [StepRecord(step=s, at=NOW, reached_at=NOW) for s in WARNINGS]
     late = NOW + timedelta(hours=9)
     assert next_step(case(), warned, ALL, late) is Step.RENICE
 
-    taken = [*warned, TakenStep(step=Step.RENICE, at=late)]
+    taken = [*warned, StepRecord(step=Step.RENICE, at=late)]
     after = [next_step(case(), taken, ALL, late + timedelta(minutes=m)) for m in (0, 14, 15)]
     assert after == [None, None, Step.LIMIT]
 
 
 def test_after_an_undo_the_plan_starts_again() -> None:
-    warned = [TakenStep(step=s, at=NOW, reached_at=NOW) for s in WARNINGS]
+    warned = [StepRecord(step=s, at=NOW, reached_at=NOW) for s in WARNINGS]
     resumed = replace(case(), resumed_at=NOW + timedelta(hours=9))
 
     steps = [next_step(resumed, warned, ALL, NOW + timedelta(minutes=540 + m)) for m in (0, 45)]
@@ -127,7 +127,7 @@ def test_after_an_undo_the_plan_starts_again() -> None:
 
 
 def test_a_warning_that_can_not_be_written_is_tried_again_and_nothing_else_done() -> None:
-    refused = [TakenStep(step=Step.WARN, at=NOW, was_refused=True)]
+    refused = [StepRecord(step=Step.WARN, at=NOW, was_refused=True)]
 
     steps = [next_step(case(), refused, ALL, NOW + timedelta(minutes=m)) for m in (1, 10, 500)]
     assert steps == [None, Step.WARN, Step.WARN]
@@ -196,7 +196,7 @@ def test_steps_out_of_order_are_refused_in_the_policy() -> None:
 
 taken_steps = st.lists(
     st.builds(
-        TakenStep,
+        StepRecord,
         step=st.sampled_from(Step),
         at=st.just(NOW),
         was_refused=st.booleans(),
@@ -209,7 +209,7 @@ taken_steps = st.lists(
 @settings(max_examples=50)
 @given(taken_steps, st.integers(0, 10_000), st.integers(1, 60))
 def test_no_action_ever_comes_without_a_warning_that_arrived(
-    taken: list[TakenStep], minutes: int, grace: int
+    taken: list[StepRecord], minutes: int, grace: int
 ) -> None:
     policy = replace(ALL, grace_minutes=grace)
     step = next_step(case(), taken, policy, NOW + timedelta(minutes=minutes))

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from scheduler.disk.facts import CleanRoot, CleanRule, DiskSpace, FoundFile
+from scheduler.disk.facts import CleanRoot, CleanRule, DiskSpace, FileEntry
 from scheduler.disk.rules import CleaningPolicy, candidates, needed
 from tests.builders import GIB, NOW
 
@@ -16,15 +16,15 @@ DATA = CleanRoot("/srv/app/data", CleanRule.DATA)
 _inodes = iter(range(1, 10**6))
 
 
-def file(root: CleanRoot, path: str, days: float = 30.0, **changes: Any) -> FoundFile:
+def file(root: CleanRoot, path: str, days: float = 30.0, **changes: Any) -> FileEntry:
     at = round((NOW - timedelta(days=days)).timestamp() * 1e9)
-    return FoundFile(
+    return FileEntry(
         root=root.path, parts=tuple(path.split("/")), mtime_ns=at, ctime_ns=at,
         **({"device": 1, "inode": next(_inodes), "size": GIB, "disk_bytes": GIB} | changes),
     )  # fmt: skip
 
 
-def chosen(found: dict[CleanRoot, list[FoundFile]], **more: Any) -> list[str]:
+def chosen(found: dict[CleanRoot, list[FileEntry]], **more: Any) -> list[str]:
     policy = more.pop("policy", CleaningPolicy(checkpoint_keep=1))
     return ["/".join(c.file.parts) for c in candidates(found, policy, NOW, **more)]
 
