@@ -107,10 +107,10 @@ def jobs_of(
     """The jobs of these items. Raises UnableToSubmit."""
     script = _script(request)
     raws = [request_of(request, item, script) for _, item in items]
-    found = checked_all(raws, now)
+    jobs = checked_all(raws, now)
     return [
         replace(job, env=job.env | {"GPUCOORD_ITEM": item, "GPUCOORD_ITEM_INDEX": str(index)})
-        for job, (index, item) in zip(found, items, strict=True)
+        for job, (index, item) in zip(jobs, items, strict=True)
     ]
 
 

@@ -77,19 +77,19 @@ def note(row: IdleTemplate, by: User, now: datetime, action: str, word: str) -> 
 
 def problems(row: IdleTemplate, by: User, now: datetime) -> list[Refusal]:
     """Why this user may not store this template."""
-    found: list[Refusal] = []
+    refusals: list[Refusal] = []
     try:
         row.full_clean(exclude=["created_at"])
     except ValidationError as error:
-        found += [
+        refusals += [
             Refusal(field=field, text=text)
             for field, texts in error.message_dict.items()
             for text in texts
         ]
     if row.account_id != by.pk and not by.is_superuser:
-        found.append(Refusal(field="account", text=OTHER_ACCOUNT))
+        refusals.append(Refusal(field="account", text=OTHER_ACCOUNT))
     try:
         _read(row.request, now)
     except UnableToSubmit as error:
-        found += error.refusals
-    return found
+        refusals += error.refusals
+    return refusals

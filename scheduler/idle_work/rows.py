@@ -63,14 +63,14 @@ def gpus_of(request: Mapping[str, Any]) -> int:
 def signals_of(row: IdleTemplate) -> dict[SignalName, Signal]:
     """The readable signals of a template."""
     posted = row.signals if isinstance(row.signals, dict) else {}
-    found = {}
+    signals = {}
     for name in SignalName:
         try:
             entry = posted[name.value]
-            found[name] = Signal(float(entry["value"]), datetime.fromisoformat(entry["at"]))
+            signals[name] = Signal(float(entry["value"]), datetime.fromisoformat(entry["at"]))
         except (KeyError, TypeError, ValueError):
             continue
-    return found
+    return signals
 
 
 def post_signals(row: IdleTemplate, values: Mapping[str, float], now: datetime) -> None:

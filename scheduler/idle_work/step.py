@@ -58,16 +58,16 @@ class IdleWork:
         taken = {claim.gpu_uuid for claim in snapshots.open_claims(self._host)}
         taken |= exclusive.reserved(self._host).keys()
         taken |= set(rows.open_jobs().values_list("gpu_uuid", flat=True))
-        found = [
+        places = [
             (gpu.uuid, (now - since).total_seconds())
             for gpu, since in idle_by_use(snapshot.gpus, policy, now)
             if gpu.state is GpuState.IDLE and not gpu.closed and gpu.uuid not in taken
         ]
-        found.sort(key=lambda place: -place[1])
+        places.sort(key=lambda place: -place[1])
         cpu_s = snapshot.host.cpu_idle_s(now)
         if cpu_s is not None and cpu_s >= policy.idle_seconds:
-            found.append(("", cpu_s))
-        return found
+            places.append(("", cpu_s))
+        return places
 
     def _start(
         self,

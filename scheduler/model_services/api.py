@@ -196,31 +196,31 @@ def add_model(request: HttpRequest, new: NewModel) -> Status[dict[str, Any]]:
         row = actions.create(values, person, timezone.now())
     except actions.InvalidService as error:
         raise InvalidInput(_named(error.errors)) from None
-    return Status(201, _line(_found(row.name), person, pages.gpu_numbers()))
+    return Status(201, _line(_service(row.name), person, pages.gpu_numbers()))
 
 
 @router.get("{name}/", response=ModelLine, summary="Show a model service")
 def show_model(request: HttpRequest, name: str) -> dict[str, Any]:
-    return _line(_found(name), _person(request), pages.gpu_numbers())
+    return _line(_service(name), _person(request), pages.gpu_numbers())
 
 
 @router.patch("{name}/", response=ModelLine, summary="Change a model service")
 def change_model(request: HttpRequest, name: str, new: ModelChange) -> dict[str, Any]:
     """Operators only. Running instances keep their command and memory."""
     person = _operator(request)
-    row = _found(name)
+    row = _service(name)
     try:
         actions.change(row, _columns(new), person, timezone.now())
     except actions.InvalidService as error:
         raise InvalidInput(_named(error.errors)) from None
-    return _line(_found(row.name), person, pages.gpu_numbers())
+    return _line(_service(row.name), person, pages.gpu_numbers())
 
 
 @router.delete("{name}/", response={204: None}, summary="Remove a model service")
 def remove_model(request: HttpRequest, name: str) -> Status[None]:
     """Operators only. Its instances are stopped."""
     person = _operator(request)
-    actions.remove(_found(name), person, timezone.now())
+    actions.remove(_service(name), person, timezone.now())
     return Status(204, None)
 
 
@@ -241,10 +241,10 @@ def _ask(
 ) -> dict[str, Any]:
     person = _operator(request)
     try:
-        action(_found(name), person, timezone.now())
+        action(_service(name), person, timezone.now())
     except actions.Conflict as error:
         raise HttpError(409, str(error)) from None
-    return _line(_found(name), person, pages.gpu_numbers())
+    return _line(_service(name), person, pages.gpu_numbers())
 
 
 def _columns(new: ModelChange) -> dict[str, Any]:
@@ -307,7 +307,7 @@ def _named(errors: list[tuple[str, str]]) -> list[tuple[str, str]]:
     return [(FIELDS.get(column, column), text) for column, text in errors]
 
 
-def _found(name: str) -> ModelService:
+def _service(name: str) -> ModelService:
     row = rows.services().filter(name=name).first() if len(name) <= 100 else None
     if row is None:
         raise Http404("There is no such model service.")

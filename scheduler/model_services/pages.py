@@ -133,7 +133,7 @@ def models(request: HttpRequest) -> HttpResponse:
 @require_safe
 def model(request: HttpRequest, name: str) -> HttpResponse:
     """One service: its instances, boot times and events."""
-    row = _found(name)
+    row = _service(name)
     ended = row.instances.filter(state__in=rows.ENDED_STATES).order_by("-ended_at")
     now = timezone.now()
     context = {
@@ -172,7 +172,7 @@ def _act(
     if not _is_staff(request):
         raise PermissionDenied
     try:
-        action(_found(name), cast(User, request.user), timezone.now())
+        action(_service(name), cast(User, request.user), timezone.now())
         messages.success(request, done.format(name=name))
     except actions.Conflict as error:
         messages.error(request, str(error))
@@ -183,7 +183,7 @@ def _is_staff(request: HttpRequest) -> bool:
     return cast(User, request.user).is_staff
 
 
-def _found(name: str) -> ModelService:
+def _service(name: str) -> ModelService:
     row = rows.services().filter(name=name).first()
     if row is None:
         raise Http404("There is no such model service.")

@@ -55,11 +55,11 @@ def _listeners(family: int) -> Iterator[tuple[int, int]]:
     body = DIAG_REQUEST.pack(family, socket.IPPROTO_TCP, 0, 0, 1 << TCP_LISTEN, bytes(48))
     size = NETLINK_HEAD.size + len(body)
     head = NETLINK_HEAD.pack(size, SOCK_DIAG_BY_FAMILY, NLM_F_REQUEST | NLM_F_DUMP, 1, 0)
-    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, NETLINK_SOCK_DIAG) as asked:
-        asked.settimeout(1.0)
-        asked.send(head + body)
+    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, NETLINK_SOCK_DIAG) as netlink:
+        netlink.settimeout(1.0)
+        netlink.send(head + body)
         while True:
-            answer = asked.recv(65_536)
+            answer = netlink.recv(65_536)
             at = 0
             while at + NETLINK_HEAD.size <= len(answer):
                 size, kind, *_ = NETLINK_HEAD.unpack_from(answer, at)
@@ -131,23 +131,23 @@ class HealthProbe:
 
     def __init__(self) -> None:
         self._pool: ThreadPoolExecutor | None = None
-        self._asked: dict[int, Future[bool]] = {}
+        self._checks: dict[int, Future[bool]] = {}
         self._called: dict[tuple[int, str], Future[bool]] = {}
 
     def results(self, urls: Mapping[int, str]) -> dict[int, bool]:
         """By instance: whether it answers. Left out: it has not answered yet."""
         if not urls:
-            self._asked = {}
+            self._checks = {}
             return {}
         for id_, url in urls.items():
-            if id_ not in self._asked:
-                self._asked[id_] = self._submit(answers, url)
-        self._asked = {id_: future for id_, future in self._asked.items() if id_ in urls}
-        done, _ = wait(self._asked.values(), WAITS_S)
-        found = {id_: one.result() for id_, one in self._asked.items() if one in done}
-        for id_ in found:
-            del self._asked[id_]
-        return found
+            if id_ not in self._checks:
+                self._checks[id_] = self._submit(answers, url)
+        self._checks = {id_: future for id_, future in self._checks.items() if id_ in urls}
+        done, _ = wait(self._checks.values(), WAITS_S)
+        results = {id_: future.result() for id_, future in self._checks.items() if future in done}
+        for id_ in results:
+            del self._checks[id_]
+        return results
 
     def calls(self, urls: Mapping[int, str]) -> dict[int, bool]:
         """By instance: whether its server did what the address asks for. Left out: no answer yet.
@@ -173,4 +173,4 @@ class HealthProbe:
         if self._pool is not None:
             self._pool.shutdown(wait=False, cancel_futures=True)
         self._pool = None
-        self._asked, self._called = {}, {}
+        self._checks, self._called = {}, {}

@@ -136,14 +136,14 @@ def list_prompts(
 def show(request: HttpRequest, number: int) -> dict[str, Any]:
     """Its owner and operators; only its owner sees the texts."""
     person = _person(request)
-    return _detail(_found(number, person), person)
+    return _detail(_prompt(number, person), person)
 
 
 @router.post("{number}/cancel/", response=CancelledPrompt, summary="Cancel a prompt")
 def cancel(request: HttpRequest, number: int) -> dict[str, bool]:
     """Its owner and operators."""
     person = _person(request)
-    return {"cancelled": actions.cancel(_found(number, person), person, timezone.now())}
+    return {"cancelled": actions.cancel(_prompt(number, person), person, timezone.now())}
 
 
 def _new(body: NewPromptBody) -> NewPrompt:
@@ -180,7 +180,7 @@ def _detail(row: Prompt, person: User) -> dict[str, Any]:
     return line(row) | {name: getattr(row, name) if is_own else None for name in names}
 
 
-def _found(number: int, person: User) -> Prompt:
+def _prompt(number: int, person: User) -> Prompt:
     """Raises Http404, and HttpError (403) for prompts of others."""
     rows = Prompt.objects.select_related("owner")
     row = rows.filter(pk=number).first() if 0 < number < 2**63 else None

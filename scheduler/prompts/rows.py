@@ -61,11 +61,11 @@ def waiting(most: int) -> list[Prompt]:
     """
     rows = Prompt.objects.filter(status=PromptStatus.QUEUED.value)
     owners = list(rows.order_by().values_list("owner", flat=True).distinct())
-    found: list[Prompt] = []
+    prompts: list[Prompt] = []
     for owner in owners:
         own = rows.filter(owner=owner).select_related("owner").order_by("-priority", "id")
-        found += own[: max(1, most // len(owners))]
-    return found
+        prompts += own[: max(1, most // len(owners))]
+    return prompts
 
 
 def waiting_of(owner: User) -> int:

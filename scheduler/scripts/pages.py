@@ -103,12 +103,12 @@ class ScriptForm(forms.Form):
 
 def argument_lines(text: str) -> dict[str, str]:
     """NAME=VALUE lines; the values of a name that comes again are lines of a list."""
-    found: dict[str, str] = {}
+    arguments: dict[str, str] = {}
     for line in text.splitlines():
         name, _, value = (part.strip() for part in line.partition("="))
         if name:
-            found[name] = f"{found[name]}\n{value}" if name in found else value
-    return found
+            arguments[name] = f"{arguments[name]}\n{value}" if name in arguments else value
+    return arguments
 
 
 def field_of(rule: Mapping[str, Any], name: str) -> forms.Field:

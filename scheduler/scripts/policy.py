@@ -170,7 +170,7 @@ def _filled(part: str, values: Mapping[str, Any]) -> list[str]:
     whole = _PLACE.fullmatch(part)
     if whole and isinstance(values[whole[1]], list):
         return [_text(value) for value in values[whole[1]]]
-    return [_PLACE.sub(lambda found: _text(values[found[1]]), part)]
+    return [_PLACE.sub(lambda match: _text(values[match[1]]), part)]
 
 
 def _text(value: Any) -> str:

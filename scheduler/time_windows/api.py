@@ -126,7 +126,7 @@ def ask(request: HttpRequest, new: WindowBody) -> Status[dict[str, Any]]:
     )
     if not form.is_valid():
         raise InvalidInput(form.mistakes())
-    return Status(201, _line(window_rows.ask(form.asked(), person, now), person, now))
+    return Status(201, _line(window_rows.ask(form.window(), person, now), person, now))
 
 
 @router.post("{int:pk}/withdraw/", response=WindowLine, summary="Withdraw a time window")

@@ -30,7 +30,9 @@ RateLimit = Callable[[int], float]
 Hold = Callable[[int], None]
 # Runs beside the endpoint until it is cancelled.
 Companion = Callable[[Book, Upstream], Awaitable[None]]
-WHO = "Send a token of gpucoord: Authorization: Bearer TOKEN. The page /account/ makes one."
+UNAUTHENTICATED = (
+    "Send a token of gpucoord: Authorization: Bearer TOKEN. The page /account/ makes one."
+)
 REFUSED = "This token is unknown, expired or revoked. The page /account/ makes a new one."
 NO_SCOPE = "This token lacks the scope `submit`. Create one with it on the page /account/."
 FAULT = {"kind": "MODEL_PROXY_FAULT"}
@@ -111,7 +113,7 @@ class ModelEndpoint:
         """Raises Refused."""
         scheme, _, token = headers.get("authorization", "").partition(" ")
         if scheme.lower() != "bearer" or not token.strip():
-            raise Refused(401, WHO, code="missing_api_key")
+            raise Refused(401, UNAUTHENTICATED, code="missing_api_key")
         try:
             caller = await self._book.caller(token.strip())
         except DatabaseError:
@@ -248,8 +250,8 @@ def _too_many(text: str, code: str, retry_after_s: int | None) -> Refused:
 
 def _wait_s(headers: Mapping[str, str], longest: float) -> float:
     """The header `Prefer: wait=SECONDS` (RFC 7240) shortens the wait."""
-    found = _WAIT.search(headers.get("prefer", ""))
-    return min(longest, float(found[1])) if found else longest
+    match = _WAIT.search(headers.get("prefer", ""))
+    return min(longest, float(match[1])) if match else longest
 
 
 async def _json(outlet: Outlet, value: object) -> None:

@@ -173,9 +173,9 @@ class PromptWorker:
             raise InstanceFailed("its answer ended in the middle")
         reported = tally.reported()
         self._board.answered(place, tally.tokens(), estimated=reported is None)
-        asked, answered = reported or (None, None)
+        prompt_tokens, answer_tokens = reported or (None, None)
         text = "".join(reader.text)
-        return Answer(text=text, prompt_tokens=asked, completion_tokens=answered)
+        return Answer(text=text, prompt_tokens=prompt_tokens, completion_tokens=answer_tokens)
 
     async def _read(
         self,

@@ -18,8 +18,8 @@ from scheduler.model_proxy.facts import ModelRequest, Refused
 PATHS = ("chat/completions", "completions", "embeddings")
 PRIORITY_HEADER = "x-gpucoord-priority"
 LONGEST_MODEL = 100
-_ASKED = re.compile(rb'"prompt_tokens"\s*:\s*(\d{1,12})')
-_ANSWERED = re.compile(rb'"completion_tokens"\s*:\s*(\d{1,12})')
+_PROMPT_TOKENS = re.compile(rb'"prompt_tokens"\s*:\s*(\d{1,12})')
+_ANSWER_TOKENS = re.compile(rb'"completion_tokens"\s*:\s*(\d{1,12})')
 # Where servers put the usage: at the end, or before the data of embeddings.
 HEAD, TAIL = 4096, 16_384
 # A token of English text has about this many bytes.
@@ -115,18 +115,18 @@ class Tally:
 
     def reported(self) -> tuple[int, int] | None:
         """Tokens of the prompt and of the answer; None: the server did not say."""
-        asked, answered = self._last(_ASKED), self._last(_ANSWERED)
-        if asked is None and answered is None:
+        of_prompt, of_answer = self._last(_PROMPT_TOKENS), self._last(_ANSWER_TOKENS)
+        if of_prompt is None and of_answer is None:
             return None
-        return asked or 0, answered or 0
+        return of_prompt or 0, of_answer or 0
 
     def tokens(self) -> tuple[int, int]:
         """As reported, else an estimate: an event is a token, and so are four bytes of a prompt."""
         return self.reported() or (self.request_bytes // BYTES_PER_TOKEN, max(0, self.events - 1))
 
     def _last(self, pattern: re.Pattern[bytes]) -> int | None:
-        found = pattern.findall(self._tail) or pattern.findall(self._head)
-        return int(found[-1]) if found else None
+        counts = pattern.findall(self._tail) or pattern.findall(self._head)
+        return int(counts[-1]) if counts else None
 
 
 class EventReader:

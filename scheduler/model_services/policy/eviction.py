@@ -125,16 +125,18 @@ def victims(
 
     fits: whether a hypothetical state of a GPU can take the job.
     """
-    leaving = [one for one in candidates if may_leave(one, policy, now)]
+    leaving = [candidate for candidate in candidates if may_leave(candidate, policy, now)]
     if not policy.enabled or not leaving or wanted < 1:
         return None
-    found = []
+    choices = []
     for gpu in gpus:
-        chosen = _cheapest_on(gpu, [one for one in leaving if _is_on(one, gpu)], fits)
+        chosen = _cheapest_on(
+            gpu, [candidate for candidate in leaving if _is_on(candidate, gpu)], fits
+        )
         if chosen is not None:
-            found.append((_cost(chosen, now), gpu.index, gpu.gpu_uuid, chosen))
-    best = sorted(found, key=lambda each: each[:3])[:wanted]
-    gone = {one.instance.id: one for *_, chosen in best for one in chosen}
+            choices.append((_cost(chosen, now), gpu.index, gpu.gpu_uuid, chosen))
+    best = sorted(choices, key=lambda each: each[:3])[:wanted]
+    gone = {candidate.instance.id: candidate for *_, chosen in best for candidate in chosen}
     if len(best) < wanted or not gone:
         return None
     return Victims(

@@ -52,7 +52,7 @@ def parse_argv(command: str | Sequence[str]) -> tuple[str, ...]:
 
 def filled_argv(argv: Sequence[str], values: Mapping[str, str]) -> list[str]:
     """The command with its placeholders filled in; other braces stay as they are."""
-    return [_PLACEHOLDER.sub(lambda found: values[found[1]], part) for part in argv]
+    return [_PLACEHOLDER.sub(lambda match: values[match[1]], part) for part in argv]
 
 
 def memory_fraction(placed_bytes: int | None, total_bytes: int | None) -> str:
@@ -65,21 +65,21 @@ def memory_fraction(placed_bytes: int | None, total_bytes: int | None) -> str:
 
 def problems(values: Mapping[str, object]) -> list[tuple[str, str]]:
     """What is wrong with these columns of a service, by field."""
-    found = []
+    faults = []
     name = values.get("name")
     if name is not None and not NAME.fullmatch(str(name)):
-        found.append(("name", NAME_SENTENCE))
+        faults.append(("name", NAME_SENTENCE))
     for field in ("health_path", "api_base_path", "sleep_path", "wake_path"):
         if problem := path_problem(str(values.get(field) or "")):
-            found.append((field, problem))
+            faults.append((field, problem))
     if not values.get("health_path", "/health"):
-        found.append(("health_path", "Write the path of a health check, such as /health."))
+        faults.append(("health_path", "Write the path of a health check, such as /health."))
     least, most = values.get("min_instances"), values.get("max_instances")
     if isinstance(least, int) and isinstance(most, int) and least > most:
-        found.append(("min_instances", f"Write at most {most}, the largest number of instances."))
+        faults.append(("min_instances", f"Write at most {most}, the largest number of instances."))
     if bool(values.get("sleep_path")) != bool(values.get("wake_path")):
-        found.append(("wake_path", "Write both paths, to sleep and to wake, or none of them."))
-    return found
+        faults.append(("wake_path", "Write both paths, to sleep and to wake, or none of them."))
+    return faults
 
 
 def path_problem(path: str) -> str:

@@ -141,14 +141,14 @@ Attempts = Mapping[int, Attempt]
 def attempts(instances: Iterable[ModelInstance]) -> dict[int, Attempt]:
     """The open attempts of the instances' jobs, by job."""
     ids = [row.job_id for row in instances if row.job_id is not None]
-    found = Attempt.objects.filter(job__in=ids, ended_at=None)
-    return {row.job_id: row for row in found.select_related("job", "yield_request")}
+    rows = Attempt.objects.filter(job__in=ids, ended_at=None)
+    return {row.job_id: row for row in rows.select_related("job", "yield_request")}
 
 
 def job_owner() -> User:
     """The user who owns the jobs of instances. No login as this user is possible."""
-    found = User.objects.filter(username=OWNER).first()
-    return found or User.objects.create_user(OWNER)
+    owner = User.objects.filter(username=OWNER).first()
+    return owner or User.objects.create_user(OWNER)
 
 
 def serving(service: ModelService) -> int:

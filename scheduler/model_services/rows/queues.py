@@ -48,11 +48,14 @@ def ready_gpus(candidates: Iterable[Candidate]) -> int:
 def in_need(most: int) -> dict[int, int]:
     """The first jobs that wait only for GPUs that others hold: their place in the queue, by id."""
     rows = _scripts().exclude(blockers=[]).order_by("-priority", "submitted_at", "id")
-    found: dict[int, int] = {}
+    places: dict[int, int] = {}
     for id_, blockers in rows.values_list("id", "blockers")[: most * 4]:
-        if all(one.get("tier") == Tier.CONTENTION for one in blockers) and len(found) < most:
-            found[id_] = len(found)
-    return found
+        if (
+            all(blocker.get("tier") == Tier.CONTENTION for blocker in blockers)
+            and len(places) < most
+        ):
+            places[id_] = len(places)
+    return places
 
 
 def average_script_s() -> float | None:

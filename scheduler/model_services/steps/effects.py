@@ -162,10 +162,10 @@ def judge_sleep(service: ModelService, row: ModelInstance, now: datetime) -> Non
     """Check by the driver's figures that a sleeping instance gave its memory back."""
     held = rows.held_bytes(row)
     most = sleep.most_left(rows.peak_bytes(row, now) or row.memory_bytes)
-    found = sleep.judge(held, most, row.since, now)
-    if found is sleep.Release.AWAITED:
+    release = sleep.judge(held, most, row.since, now)
+    if release is sleep.Release.AWAITED:
         return
-    has_left = found is sleep.Release.LEFT
+    has_left = release is sleep.Release.LEFT
     # Unknown memory counts as what it had.
     counts = row.memory_bytes if held is None else held
     row.left_bytes, row.left_memory = counts or 0, has_left

@@ -86,20 +86,20 @@ def context(person: User, now: datetime, zone: str, week_number: int = 0) -> dic
     strip = week(now, zone)
     past = window_rows.seen_by(person, S.DECLINED, S.WITHDRAWN).order_by("-decided_at")[:10]
     approved = list(window_rows.seen_by(person, S.APPROVED))
-    asked = list(window_rows.seen_by(person, S.ASKED))
+    requested = list(window_rows.seen_by(person, S.ASKED))
     rivals = window_rows.facts(approved)
-    conflicts = {row.pk: clashes(window_rows.fact(row), rivals, now) for row in asked}
+    conflicts = {row.pk: clashes(window_rows.fact(row), rivals, now) for row in requested}
     return {
         "approved": lines(approved, person, now, strip),
         "asked": [
             replace(line, conflicts="; ".join(f"{w.holder}, {describe(w)}" for w in clashing[:3]))
             for line, clashing in zip(
-                lines(asked, person, now, strip), conflicts.values(), strict=True
+                lines(requested, person, now, strip), conflicts.values(), strict=True
             )
         ],
         "past": lines(past, person, now, strip),
         "calendar": calendar(
-            [*((w, False) for w in rivals), *((w, True) for w in window_rows.facts(asked))],
+            [*((w, False) for w in rivals), *((w, True) for w in window_rows.facts(requested))],
             {pk for pk, clashing in conflicts.items() if clashing},
             zone,
             now,

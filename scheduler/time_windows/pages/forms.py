@@ -134,7 +134,7 @@ class WindowForm(forms.ModelForm):  # type: ignore[type-arg]
         """Check the dates here: the row exists only after the fields are cleaned."""
         super()._post_clean()  # type: ignore[misc]
         if not self.errors:
-            window = window_rows.fact(self.asked())
+            window = window_rows.fact(self.window())
             if at := skipped_time(window, self._now):
                 name = "start" if at.time() == window.start else "end"
                 self.add_error(name, SKIPPED.format(at=at, day=at.day, zone=window.zone))
@@ -149,7 +149,7 @@ class WindowForm(forms.ModelForm):  # type: ignore[type-arg]
             for name, errors in self.errors.items()
         ]
 
-    def asked(self) -> TimeWindow:
+    def window(self) -> TimeWindow:
         """The unsaved row of a valid form."""
         row: TimeWindow = self.save(commit=False)
         kind, _, key = self.cleaned_data["holder"].partition(":")

@@ -40,7 +40,7 @@ def ask(request: HttpRequest) -> HttpResponse:
     initial = prefilled(request.GET)
     form = WindowForm(request.POST or None, person=person, now=now, initial=initial)
     if request.method == "POST" and form.is_valid():
-        window_rows.ask(form.asked(), person, now)
+        window_rows.ask(form.window(), person, now)
         messages.success(request, "Request sent. This page shows the decision of the operator.")
         return redirect("windows")
     status = 422 if form.errors else 200
