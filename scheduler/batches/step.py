@@ -1,4 +1,4 @@
-"""Step: hand out items of batches as jobs, and take over what has become of them."""
+"""Step: hand out items of batches as jobs, and store how these end."""
 
 from __future__ import annotations
 

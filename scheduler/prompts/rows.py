@@ -96,7 +96,7 @@ def begin(prompt_id: int, attempt: int, now: datetime) -> bool:
 
 
 def grow(prompt_id: int, attempt: int, text: str, first_at: datetime | None) -> bool:
-    """Store the beginning of an answer, for those who watch. False: not the current attempt."""
+    """Store the beginning of an answer, for viewers. False: not the current attempt."""
     mine = _mine(prompt_id, attempt, PromptStatus.RUNNING)
     return bool(mine.update(result=text[:LONGEST_RESULT], first_token_at=first_at))
 
@@ -134,9 +134,9 @@ def put_back(prompt_id: int, attempt: int, reason: str, now: datetime) -> bool:
 
 
 def recover(host: str, worker: str, in_hand: Sequence[int], now: datetime) -> int:
-    """Put prompts of this host back that no process has in hand any more: their worker was killed.
+    """Requeue the prompts of this host whose worker was killed.
 
-    in_hand: those that this worker has.
+    in_hand: the prompts that this worker has.
     """
     mine = Prompt.objects.filter(host=host, status__in=_WITH_INSTANCE)
     lost = mine.exclude(worker=worker, pk__in=in_hand)
@@ -173,7 +173,7 @@ def is_current(prompt_id: int, attempt: int) -> bool:
 
 
 def explain(waits: Sequence[tuple[int, str]]) -> None:
-    """Store why prompts wait, where that is news."""
+    """Store why prompts wait, if the reason has changed."""
     for prompt_id, text in waits:
         rows = Prompt.objects.filter(pk=prompt_id, status=PromptStatus.QUEUED.value)
         rows.exclude(waits_for=text[:300]).update(waits_for=text[:300])

@@ -178,7 +178,7 @@ def _text(value: Any) -> str:
 
 
 def request(script: Script, given: Mapping[str, Any]) -> dict[str, Any]:
-    """What the script says about its jobs, beside what a request gives itself."""
+    """The fields that the script sets for its jobs and the request leaves out."""
     said = {
         "name": script.name,
         "gpu_memory": script.memory_bytes if script.gpu is not GpuUse.NO else None,

@@ -1,4 +1,4 @@
-"""Rows of the script registry,."""
+"""Rows of the script registry."""
 
 from __future__ import annotations
 

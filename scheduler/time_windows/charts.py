@@ -70,7 +70,7 @@ class CalendarRow:
 
 
 def days(now: datetime, zone: str, week: int = 0) -> list[CalendarDay]:
-    """Seven days from today on, in the zone; `week`: so many weeks later."""
+    """Seven days from today on, in the zone; `week`: the number of weeks after this one."""
     place = ZoneInfo(zone)
     today = now.astimezone(place).date() + timedelta(days=7 * week)
     dates = [today + timedelta(days=n) for n in range(DAYS_SHOWN + 1)]

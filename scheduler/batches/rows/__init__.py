@@ -1,4 +1,4 @@
-"""Rows of batches: create, cancel, retry, and what has become of their items' jobs."""
+"""Rows of batches: create, cancel, retry, and follow the jobs of their items."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def locked(batch: Batch) -> Batch | None:
 
 
 def settle(batch: Batch) -> int:
-    """Take over what has become of the items' jobs; returns how many items changed."""
+    """Update items from the states of their jobs; returns how many changed."""
     items = list(batch.items.filter(status__in=OPEN_ITEMS).select_related("job"))
     gpus = _gpus([item.job_id for item in items if item.job_id])
     changed = [item for item in items if _follow(item, gpus.get(item.job_id or 0, ""))]
@@ -178,7 +178,7 @@ def finish(batch: Batch, now: datetime) -> None:
 
 
 def cancel(batch: Batch, by: str, now: datetime) -> int:
-    """Cancel all items that have not ended, in one statement; returns how many that were."""
+    """Cancel all items that have not ended, in one statement; returns their number."""
     with synced(), transaction.atomic():
         stopped = Batch.objects.filter(pk=batch.pk, state=BatchState.RUNNING.value).update(
             state=BatchState.CANCELLED.value, ended_at=now, cancelled_by=by, request={}

@@ -16,7 +16,7 @@ from scheduler.prompts.policy.limits import PromptPolicy
 from scheduler.prompts.wording import retry_after_s, sentence
 
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
-# A stream that waits begins after the first time, and says why every later one.
+# A waiting stream begins after the first interval; its reason is repeated at the second one.
 FIRST_COMMENT_S, COMMENT_EVERY_S = 1.0, 10.0
 EVENTS = "text/event-stream; charset=utf-8"
 

@@ -1,7 +1,7 @@
 """Gives the prompts of the queue to instances, and stores each answer once.
 
-A prompt belongs to the worker that claimed it. What a killed worker had is put back by the next
-one of the host; an answer of an attempt that is no longer current is dropped.
+A prompt belongs to the worker that claimed it. The next worker of the host requeues the prompts of
+a killed one. An answer of an attempt that is no longer current is dropped.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ T = TypeVar("T")
 LOOK_EVERY_S = 1.0
 # Prompts of the queue that this process looks at; the others follow when these are answered.
 MOST_AT_ONCE = 200
-# An answer that grows is stored this often, for those who watch.
+# An answer that grows is stored this often, for viewers.
 STORE_EVERY_S = 0.5
 logger = logging.getLogger(__name__)
 

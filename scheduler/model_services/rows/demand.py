@@ -1,4 +1,4 @@
-"""Rows of earlier weeks -> how many instances a service will need."""
+"""Rows of earlier weeks -> the number of instances that a service will need."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ class IllegalInstanceTransition(Exception):
 
 
 def is_news(row: ModelInstance, attempt: Attempt | None) -> bool:
-    """Whether the attempt of the instance's job tells something that the row lacks."""
+    """Whether the attempt of the instance's job has facts that the row lacks."""
     if attempt is None:
         return row.state == InstanceState.BOOTING.value and row.started_boot_at is not None
     if row.started_boot_at is None or row.started_boot_at < attempt.placed_at:
@@ -166,7 +166,7 @@ def judge_sleep(service: ModelService, row: ModelInstance, now: datetime) -> Non
     if release is sleep.Release.AWAITED:
         return
     has_left = release is sleep.Release.LEFT
-    # Unknown memory counts as what it had.
+    # Unknown memory counts as the memory that it had.
     counts = row.memory_bytes if held is None else held
     row.left_bytes, row.left_memory = counts or 0, has_left
     row.save(update_fields=["left_bytes", "left_memory"])

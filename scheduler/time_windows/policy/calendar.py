@@ -106,9 +106,9 @@ def coming(window: Window, now: datetime) -> Span | None:
 
 
 def ends(windows: Sequence[Window], now: datetime, reach: datetime) -> tuple[datetime, str] | None:
-    """When those of one holder that go on are over, with those that follow at once; and its zone.
+    """The end of one holder's current windows and of those that follow without a gap; its zone.
 
-    Not looked for beyond `reach`. None = none goes on.
+    Ends beyond `reach` are not computed. None = no window is current.
     """
     latest, at = None, now
     while at <= reach:
@@ -121,9 +121,9 @@ def ends(windows: Sequence[Window], now: datetime, reach: datetime) -> tuple[dat
 
 
 def clashes(window: Window, others: Iterable[Window], now: datetime) -> list[Window]:
-    """The windows that would together with it reserve more than a whole GPU at some time.
+    """The windows that, together with this one, would reserve more than a whole GPU at some time.
 
-    Weeks are alike, so one is looked at for each time at which a window begins to count.
+    All weeks are alike, so only the weeks in which a window begins to count are checked.
     """
     if not window.kept:
         return []
