@@ -48,8 +48,8 @@ def last_reading() -> Subquery:
 def find(name: str) -> HostFact | None:
     """One host; None: it is neither registered nor has it readings."""
     row = Host.objects.filter(pk=name).first()
-    last_reading = LatestSnapshot.objects.filter(pk=name).values_list("at", flat=True).first()
-    return None if row is None and last_reading is None else _fact(name, row, last_reading, 0)
+    read_at = LatestSnapshot.objects.filter(pk=name).values_list("at", flat=True).first()
+    return None if row is None and read_at is None else _fact(name, row, read_at, 0)
 
 
 def _fact(name: str, row: Host | None, seen_at: datetime | None, gpus: int) -> HostFact:

@@ -1,4 +1,4 @@
-"""The input of a planning pass: the queue, the slots, the thresholds, and closed GPUs."""
+"""The input of a planning pass: the waiting jobs that may start here, the slots, the thresholds."""
 
 from __future__ import annotations
 
@@ -7,30 +7,28 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from itertools import chain
-from typing import Protocol
 
 from django.conf import settings
 
-from monitor.facts.gpu_states import ClosureFact, ClosureKind
-from monitor.facts.readings import ComputeMode, GpuReading, ProcessReading, Snapshot
-from monitor.gpus import rows as availability
+from monitor.facts.hosts import HostFact
+from monitor.facts.readings import Snapshot
 from monitor.gpus.policy.capability import cpu_places
+from monitor.hosts import policy as host_policy
+from monitor.hosts import rows as host_rows
 from monitor.models import ProcessUse
 from monitor.runtime.facts import TimedCache
-from monitor.runtime.rows.item_isolation import ItemIsolation, is_of_step
+from monitor.runtime.rows.item_isolation import ItemIsolation
 from monitor.sampling.probes.limits import LimitsProbe
 from monitor.snapshot import rows as monitor_store
 from monitor.thresholds import rows as thresholds
-from scheduler.batches.rows import exclusive
 from scheduler.disk.steps.folders import FullDisks
-from scheduler.execution.steps import gpu_locks
+from scheduler.execution.steps import gpu_closures
 from scheduler.facts.blockers import Blocker, BlockerCode, Tier, details
 from scheduler.facts.jobs import QueuedJob
 from scheduler.facts.model_services import OWNER
 from scheduler.facts.people import UserAccount, Window
 from scheduler.facts.plans import PlanPolicy, RunningJob, Slots
 from scheduler.fair_share.rows import FairShareAccounts
-from scheduler.hosts.inputs import HostGate
 from scheduler.lifecycle.rows import queue_facts
 from scheduler.lifecycle.rows.queue_facts import Durations
 from scheduler.lifecycle.rows.relations import UnmetDependencies
@@ -41,7 +39,6 @@ from scheduler.planner.capacity import (
     CapacityPolicy,
     HostPolicy,
     Peaks,
-    lets_one_in,
 )
 from scheduler.planner.gates import PlannerThresholds
 from scheduler.planner.order import OrderPolicy
@@ -51,136 +48,12 @@ from scheduler.quotas.policy.quotas import QuotaPolicy
 from scheduler.throttle import rows as throttle_rows
 from scheduler.time_windows import rows as window_rows
 from scheduler.time_windows.policy.rules import WindowPolicy
-from scheduler.yields import steps as yield_requests
-
-Closed = Mapping[str, tuple[Blocker, ...]]
-
-
-class Source(Protocol):
-    """A source of closures: blockers of closed GPUs of a host, by UUID."""
-
-    __name__: str
-
-    def __call__(self, host: str, snapshot: Snapshot, now: datetime, /) -> Closed: ...
-
-
-def gpu_closures(
-    host: str, snapshot: Snapshot, now: datetime, isolation: ItemIsolation | None = None
-) -> dict[str, tuple[Blocker, ...]]:
-    """Blockers of closed GPUs, by UUID.
-
-    If a source fails for a GPU, that GPU is closed; the other GPUs are not affected.
-    """
-    isolation = isolation or ItemIsolation(host, "closures", reports=False)
-    closures: dict[str, tuple[Blocker, ...]] = {}
-    for source in SOURCES:
-        for uuid, blockers in _closed_by(source, host, snapshot, now, isolation).items():
-            closures[uuid] = (*closures.get(uuid, ()), *blockers)
-    return closures
-
-
-def _closed_by(
-    source: Source, host: str, snapshot: Snapshot, now: datetime, isolation: ItemIsolation
-) -> Closed:
-    """Closures from one source. If it fails for all GPUs together, it is asked for each GPU."""
-    try:
-        return source(host, snapshot, now)
-    except Exception as error:
-        if is_of_step(error):
-            raise
-        gpus = isolation.each(
-            snapshot.gpus,
-            lambda gpu: f"{source.__name__} of GPU {gpu.index}",
-            lambda gpu: source(host, replace(snapshot, gpus=(gpu,)), now),
-            now,
-        )
-    uuids = {gpu.uuid for gpu, _ in gpus}
-    unknown = {gpu.uuid: (_unknown(gpu),) for gpu in snapshot.gpus if gpu.uuid not in uuids}
-    return unknown | {uuid: why for _, closed in gpus for uuid, why in closed.items()}
-
-
-def _unknown(gpu: GpuReading) -> Blocker:
-    return Blocker(code=BlockerCode.GPU_UNCLEAR, tier=Tier.MACHINE, gpu=gpu.index)
-
-
-def paused_or_quarantined(host: str, snapshot: Snapshot, _now: datetime) -> Closed:
-    """GPUs that an operator paused, and those in quarantine."""
-    indices = {gpu.uuid: gpu.index for gpu in snapshot.gpus}
-    closures: dict[str, tuple[Blocker, ...]] = {}
-    for fact in availability.on(host):
-        if fact.gpu_uuid in indices:
-            blocker = _blocker(fact, indices[fact.gpu_uuid])
-            closures[fact.gpu_uuid] = (*closures.get(fact.gpu_uuid, ()), blocker)
-    return closures
-
-
-def _blocker(fact: ClosureFact, gpu: int) -> Blocker:
-    if fact.kind is ClosureKind.PAUSED:
-        return Blocker(
-            code=BlockerCode.GPU_PAUSED,
-            tier=Tier.MACHINE,
-            gpu=gpu,
-            holder=fact.by,
-            details=details(reason=fact.reason),
-        )
-    if fact.kind is ClosureKind.LOCK_FILE:
-        return Blocker(
-            code=BlockerCode.GPU_LOCKED,
-            tier=Tier.MACHINE,
-            gpu=gpu,
-            details=details(refused=fact.reason.rstrip(".")),
-        )
-    if fact.kind is ClosureKind.UNKNOWN:
-        return Blocker(code=BlockerCode.GPU_UNCLEAR, tier=Tier.MACHINE, gpu=gpu)
-    return Blocker(
-        code=BlockerCode.GPU_QUARANTINED,
-        tier=Tier.MACHINE,
-        gpu=gpu,
-        holder=f"job {fact.job_ref}, pid {fact.pid}",
-        details=details(job_ref=fact.job_ref, memory_bytes=fact.memory_bytes),
-    )
-
-
-def closed_by_compute_mode(_host: str, snapshot: Snapshot, _now: datetime) -> Closed:
-    """GPUs whose compute mode forbids computing, or allows only a foreign process."""
-    closures: dict[str, tuple[Blocker, ...]] = {}
-    for gpu in snapshot.gpus:
-        if gpu.compute_mode is ComputeMode.PROHIBITED:
-            closures[gpu.uuid] = (_prohibited(gpu.index),)
-        elif lets_one_in(gpu, snapshot):
-            others = [p for p in snapshot.on(gpu.uuid) if p.job_ref is None and "C" in p.kinds]
-            if others:
-                closures[gpu.uuid] = (_taken_by_one(gpu.index, others[0]),)
-    return closures
-
-
-def _prohibited(index: int) -> Blocker:
-    return Blocker(code=BlockerCode.COMPUTE_PROHIBITED, tier=Tier.MACHINE, gpu=index)
-
-
-def _taken_by_one(index: int, process: ProcessReading) -> Blocker:
-    holder = f"{process.user or 'unknown user'}/{process.program or f'pid {process.pid}'}"
-    return Blocker(code=BlockerCode.COMPUTE_EXCLUSIVE, tier=Tier.MACHINE, gpu=index, holder=holder)
-
-
-def closed_by_owners(_host: str, snapshot: Snapshot, _now: datetime) -> Closed:
-    """GPUs used by a user outside the queue."""
-    return capacity.owner_closures(snapshot)
-
-
-# In the order of display.
-SOURCES: tuple[Source, ...] = (
-    closed_by_owners,
-    paused_or_quarantined,
-    closed_by_compute_mode,
-    gpu_locks.locked_gpus,
-)
-
 
 # Lifetime of cached values that change rarely.
 RULES_FOR, WINDOWS_FOR, PEAKS_FOR = timedelta(seconds=2), timedelta(seconds=2), timedelta(seconds=5)
 # Longer queues are not read completely each second.
 LONG, QUEUE_FOR = 200, timedelta(seconds=5)
+DRAINED_FOR = timedelta(seconds=2)
 # A process that was not listed for this time has ended.
 GONE_AFTER = timedelta(seconds=60)
 
@@ -223,6 +96,60 @@ class QueueCache:
         return len(self.jobs) > LONG and timedelta() <= now - self.at < QUEUE_FOR
 
 
+@dataclass(frozen=True, slots=True)
+class Drained:
+    """The host takes no jobs; has_others: another host in contact does."""
+
+    blocker: Blocker
+    has_others: bool
+
+
+class HostGate:
+    """Leaves out jobs of other hosts, and blocks all while the host is drained."""
+
+    def __init__(self, host: str) -> None:
+        self._host = host
+        self._drained: TimedCache[Drained | None] = TimedCache(
+            lambda now: drained(host, now), DRAINED_FOR
+        )
+        # The jobs that were left out at the last call.
+        self.elsewhere: frozenset[int] = frozenset()
+
+    def of_queue(self, jobs: list[QueuedJob], now: datetime) -> list[QueuedJob]:
+        """A drained host reports its reason only where no other host takes the job."""
+        state = self._drained(now)
+        own = ("", self._host) if state is None or not state.has_others else (self._host,)
+        here = [job for job in jobs if job.host in own]
+        if len(here) < len(jobs):
+            left_out = {job.id for job in jobs} - {job.id for job in here}
+            self.elsewhere = frozenset(left_out)
+        else:
+            self.elsewhere = frozenset()
+        if state is None:
+            return here
+        return [replace(job, waits=(*job.waits, state.blocker)) for job in here]
+
+
+def drained(host: str, now: datetime) -> Drained | None:
+    """None: the host takes jobs."""
+    fact = host_rows.find(host)
+    if fact is None or host_policy.takes_jobs(fact):
+        return None
+    others = [other for other in host_rows.all_hosts() if other.name != host]
+    takers = [other for other in others if host_policy.takes_jobs(other) and _is_there(other, now)]
+    blocker = Blocker(
+        code=BlockerCode.HOST_DRAINED,
+        tier=Tier.MACHINE,
+        holder=fact.changed_by,
+        details=details(host=host, reason=fact.reason),
+    )
+    return Drained(blocker, bool(takers))
+
+
+def _is_there(host: HostFact, now: datetime) -> bool:
+    return host.seen_at is not None and host_policy.silent_since(host, now) is None
+
+
 class PlanInputs:
     """Loads the input for one host, and caches values that change rarely."""
 
@@ -243,7 +170,7 @@ class PlanInputs:
             lambda now: window_rows.approved(self._isolation.converter(now)), WINDOWS_FOR
         )
         self._reserved: TimedCache[dict[str, str]] = TimedCache(
-            lambda _now: model_rows.reserved_gpus(), WINDOWS_FOR
+            lambda _now: gpu_closures.gpus_of_models(), WINDOWS_FOR
         )
         self._rules: TimedCache[PlannerThresholds] = TimedCache(_rules, RULES_FOR)
         self._peaks: TimedCache[Peaks] = TimedCache(lambda now: _peaks(host, now), PEAKS_FOR)
@@ -322,7 +249,7 @@ class PlanInputs:
         context = CapacityContext(
             peaks=self._peaks(now),
             closed=self._closed(snapshot, now) if snapshot else {},
-            kept=yield_requests.gpu_holds(self._host, now),
+            kept=gpu_closures.gpu_holds(self._host, now),
             powers=settings.CONFIG.gpu_power,
         )
         slots = capacity.slots(
@@ -334,14 +261,14 @@ class PlanInputs:
             context=context,
             capacity=self._rules(now).capacity,
         )
-        batches = exclusive.reserved(self._host)
+        batches = gpu_closures.gpus_of_batches(self._host)
         if not batches:
             return slots
         gpus = tuple(replace(gpu, batch=batches.get(gpu.gpu_uuid)) for gpu in slots.gpus)
         return replace(slots, gpus=gpus)
 
     def _closed(self, snapshot: Snapshot, now: datetime) -> dict[str, tuple[Blocker, ...]]:
-        return gpu_closures(self._host, snapshot, now, self._isolation)
+        return gpu_closures.gpu_closures(self._host, snapshot, now, self._isolation)
 
 
 def _on_named_gpus(queue: list[QueuedJob]) -> list[QueuedJob]:

@@ -10,7 +10,7 @@ from monitor.facts.readings import Snapshot
 from monitor.runtime.rows.item_isolation import ItemIsolation
 from monitor.snapshot import rows as snapshots
 from monitor.thresholds import rows as thresholds
-from scheduler.batches.rows import exclusive
+from scheduler.execution.steps import gpu_closures
 from scheduler.facts.blockers import Tier
 from scheduler.facts.idle_work import TemplateFact
 from scheduler.facts.jobs import JobState
@@ -56,7 +56,7 @@ class IdleWork:
         """The idle GPUs and their idle seconds, the longest first; "" = the idle CPUs."""
         policy = thresholds.current(IdlePolicy)
         taken = {claim.gpu_uuid for claim in snapshots.open_claims(self._host)}
-        taken |= exclusive.reserved(self._host).keys()
+        taken |= gpu_closures.gpus_of_batches(self._host).keys()
         taken |= set(rows.open_jobs().values_list("gpu_uuid", flat=True))
         places = [
             (gpu.uuid, (now - since).total_seconds())

@@ -19,7 +19,6 @@ from monitor.facts.readings import GpuReading, Health, Snapshot
 from monitor.gpus.policy.health import HealthPolicy
 from monitor.presence.policy.thresholds import PresencePolicy
 from monitor.runtime.facts import Guard
-from monitor.runtime.rows.database import prepared
 from monitor.runtime.rows.item_isolation import ItemIsolation
 from monitor.runtime.rows.wakeups import wake
 from monitor.snapshot import rows as monitor_store
@@ -68,16 +67,6 @@ def requeue(job: Job, by: str, now: datetime) -> bool:
         Job.objects.filter(pk=job.pk, state__in=PLACED).update(requeue=True)
         text = f"{by} puts it back into the queue."
         return ask(Yield(job_id=job.pk, code="Requeued", text=text, counts=False), now)
-
-
-def gpu_holds(host: str, now: datetime) -> dict[str, int]:
-    """{GPU UUID: job} of the GPUs that were freed for a job which still waits."""
-    return {hold.gpu_uuid: hold.job_id for hold in _holds(host) if hold.until > now}
-
-
-@prepared
-def _holds(host: str) -> QuerySet[GpuHold]:
-    return GpuHold.objects.filter(host=host, job__state=JobState.QUEUED.value, job__held="")
 
 
 def withdrawable(host: str, now: datetime) -> list[YieldRequest]:

@@ -12,7 +12,7 @@ from django.contrib.auth.models import User
 from django.utils import timezone
 
 from monitor.snapshot import rows as monitor_store
-from scheduler.execution.steps import gpu_locks
+from scheduler.execution.steps import gpu_closures
 from scheduler.execution.steps.specs import ConfinementLimits
 from scheduler.facts.jobs import Requirement
 from scheduler.lifecycle.rows import queue as job_queue
@@ -90,7 +90,7 @@ def test_who_loses_the_race_waits_and_says_for_whom(
     """The plan was made when the GPU was free; the lock decides."""
     running = other(run, folder, alone=True)
     running.started()
-    monkeypatch.setattr(gpu_locks, "holders_of", lambda *_: {})
+    monkeypatch.setattr(gpu_closures, "holders_of", lambda *_: {})
 
     job = submit(root, "true", ALONE)
     scheduler.run_until(lambda: _codes(job))

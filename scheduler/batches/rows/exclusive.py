@@ -47,14 +47,6 @@ def locked(run: ExclusiveRun, host: str) -> ExclusiveRun | None:
     return rows.filter(pk=run.pk, host__in=("", host)).first()
 
 
-def reserved(host: str) -> dict[str, int]:
-    """{GPU UUID: batch} of the GPUs that batches have for themselves."""
-    rows = ExclusiveRun.objects.filter(host=host, step__in=_RESERVING)
-    return {
-        uuid: batch for batch, uuids in rows.values_list("batch_id", "gpu_uuids") for uuid in uuids
-    }
-
-
 def active(host: str) -> int | None:
     """The batch that has GPUs of this host for itself."""
     rows = ExclusiveRun.objects.filter(host=host, step__in=_RESERVING)

@@ -12,6 +12,7 @@ from scheduler.batches import policy
 from scheduler.batches.policy import BatchPolicy
 from scheduler.batches.rows import exclusive
 from scheduler.dispatch.inputs import PlanInputs
+from scheduler.execution.steps import gpu_closures
 from scheduler.facts.batches import ExclusiveFact, ExclusiveStep
 from scheduler.facts.jobs import Requirement
 from scheduler.facts.model_services import InstanceState, Role
@@ -139,7 +140,7 @@ class ExclusiveBatches:
         gpus = self._inputs.gpu_slots(now).gpus
         models = _jobs_that_leave(self._host)
         free = models | exclusive.own_jobs(run.pk) | exclusive.idle_jobs()
-        closed = self._windows(run, gpus, now) | model_rows.reserved_gpus().keys()
+        closed = self._windows(run, gpus, now) | gpu_closures.gpus_of_models().keys()
         able = [
             gpu
             for gpu in gpus

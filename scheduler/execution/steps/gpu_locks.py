@@ -1,116 +1,21 @@
-"""GPUs whose lock files are held by other programs, or cannot be used."""
+"""Controller parts: claims of programs that lock GPUs, and GPUs whose lock file is unusable."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from datetime import datetime, timedelta
+from datetime import datetime
 from pathlib import Path
-
-from django.conf import settings
-from django.db.models import QuerySet
 
 from monitor.facts.claims import ClaimFact, ClaimKind
 from monitor.facts.gpu_states import ClosureFact, ClosureKind
 from monitor.facts.readings import Snapshot
 from monitor.gpus import rows as availability
 from monitor.journal.rows import events
-from monitor.runtime.rows.database import prepared
 from monitor.runtime.rows.item_isolation import ItemIsolation
 from monitor.runtime.rows.wakeups import wake
 from monitor.snapshot import rows as snapshots
-from scheduler.facts.blockers import Blocker, BlockerCode, Tier, details
-from scheduler.models import LockRefusal
+from scheduler.execution.steps.gpu_closures import holders_of
 from scheduler.runner.confine import locks
 from scheduler.runner.confine.locks import RUNNER, LockHolder
-
-# Back-off for locks that are visible only when a runner tries them, as those of other containers.
-FIRST_BACKOFF, MAX_BACKOFF = timedelta(seconds=5), timedelta(minutes=5)
-
-
-def record_refusal(host: str, gpu_uuids: Collection[str], text: str, now: datetime) -> None:
-    """Store that a runner could not lock these GPUs. The caller opens the transaction."""
-    stored = {row.gpu_uuid: row for row in LockRefusal.objects.filter(gpu_uuid__in=gpu_uuids)}
-    for uuid in gpu_uuids:
-        last = stored.get(uuid)
-        wait = FIRST_BACKOFF
-        if last is not None and _is_next_of_a_row(last, now):
-            wait = min(MAX_BACKOFF, 2 * timedelta(seconds=last.wait_s))
-        values = {"host": host, "text": text, "refused_at": now, "wait_s": wait.total_seconds()}
-        LockRefusal.objects.update_or_create(gpu_uuid=uuid, defaults=values)
-
-
-def _is_next_of_a_row(last: LockRefusal, now: datetime) -> bool:
-    longest = 2 * timedelta(seconds=last.wait_s) + FIRST_BACKOFF
-    return timedelta() <= now - last.refused_at < longest
-
-
-@prepared
-def _refusals(host: str) -> QuerySet[LockRefusal]:
-    return LockRefusal.objects.filter(host=host)
-
-
-def locked_gpus(host: str, snapshot: Snapshot, now: datetime) -> Mapping[str, tuple[Blocker, ...]]:
-    """Blockers of the GPUs on which no job may start because of a lock, by UUID."""
-    blockers: dict[str, tuple[Blocker, ...]] = {}
-    indices = {gpu.uuid: gpu.index for gpu in snapshot.gpus}
-    held = holders_of(snapshot, settings.LOCK_FOLDER)
-    runs = any(holder.program == RUNNER for holders in held.values() for holder in holders)
-    ours = _ours(host) if runs else set()
-    for uuid, holders in held.items():
-        others = [h for h in holders if h.program != RUNNER and h.alone]
-        # Jobs of another gpucoord exclude ours, even if both would share the GPU.
-        others += [h for h in holders if h.program == RUNNER and uuid not in ours]
-        if others:
-            blockers[uuid] = (_blocker(indices[uuid], others),)
-    for refusal in _refusals(host):
-        uuid = refusal.gpu_uuid
-        holds = refusal.refused_at <= now < refusal.until_at
-        is_open = uuid not in blockers and not _is_mended(refusal, indices.get(uuid))
-        if holds and uuid in indices and is_open:
-            blockers[uuid] = (_refused_blocker(indices[uuid], refusal),)
-    return blockers
-
-
-def _is_mended(refusal: LockRefusal, index: int | None) -> bool:
-    """Whether the lock file was unusable at the refusal and is usable now."""
-    folder = settings.LOCK_FOLDER
-    was_unusable = refusal.text.endswith(locks.REMEDY_HINT) and folder is not None
-    return was_unusable and index is not None and not locks.gpu_lock_fault(folder, index)
-
-
-def holders_of(snapshot: Snapshot, folder: Path | None) -> dict[str, tuple[LockHolder, ...]]:
-    """Holders of each locked GPU's lock file, and exclusive holders of the host's."""
-    if folder is None:
-        return {}
-    files = {gpu.uuid: locks.gpu_lock_file(folder, gpu.index) for gpu in snapshot.gpus}
-    host = folder / locks.HOST_FILE
-    holders_by_file = locks.holders([host, *files.values()])
-    whole = tuple(holder for holder in holders_by_file[host] if holder.alone)
-    by_gpu = {uuid: (*whole, *holders_by_file[file]) for uuid, file in files.items()}
-    return {uuid: holders for uuid, holders in by_gpu.items() if holders}
-
-
-def _ours(host: str) -> set[str]:
-    """GPUs of our jobs: locks that runners hold there are our own."""
-    return {claim.gpu_uuid for claim in snapshots.open_claims(host)}
-
-
-def _refused_blocker(gpu: int, refusal: LockRefusal) -> Blocker:
-    """The lock is retried automatically; its holder may be invisible from here."""
-    return Blocker(
-        code=BlockerCode.GPU_LOCKED,
-        tier=Tier.MACHINE,
-        gpu=gpu,
-        until=refusal.until_at,
-        details=details(refused=refusal.text),
-    )
-
-
-def _blocker(gpu: int, holders: list[LockHolder]) -> Blocker:
-    return Blocker(
-        code=BlockerCode.GPU_LOCKED, tier=Tier.MACHINE, gpu=gpu, holder=locks.holder_names(holders)
-    )
-
 
 Key = tuple[str, str]
 

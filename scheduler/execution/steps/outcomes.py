@@ -10,7 +10,7 @@ from monitor.snapshot import rows as snapshots
 from monitor.thresholds import rows as thresholds
 from scheduler.execution.policy.bounds import BoundsPolicy, lower_limit
 from scheduler.execution.policy.reconcile import MAX_STARTS, backoff_after, outcome_of
-from scheduler.execution.steps import gpu_locks
+from scheduler.execution.steps import gpu_closures
 from scheduler.facts.jobs import AttemptEnding, Identity, Outcome
 from scheduler.facts.results import read_result
 from scheduler.facts.units import size
@@ -129,7 +129,7 @@ def _record_refusal(attempt: Attempt, reason: str, now: datetime) -> None:
     elif attempt.asked_to_leave is not None:
         transitions.return_to_queue(attempt, UNWANTED, now, outcome=Outcome.PREEMPTED.value)
     else:
-        gpu_locks.record_refusal(attempt.host, attempt.gpu_uuids, reason, now)
+        gpu_closures.record_refusal(attempt.host, attempt.gpu_uuids, reason, now)
         earlier = _refusals(attempt)
         pause, is_new = backoff_after(len(earlier) + 1), earlier[:1] != [reason]
         transitions.return_to_queue(attempt, reason, now, pause=pause, reports=is_new)

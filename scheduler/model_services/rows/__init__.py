@@ -166,17 +166,6 @@ def needed_memory(service: ModelService) -> int | None:
     return max([*peaks, *([declared] if declared else [])], default=None)
 
 
-def reserved_gpus() -> dict[str, str]:
-    """The name of the brain model for which a GPU is reserved, by UUID."""
-    brains = ModelService.objects.filter(enabled=True).exclude(role=Role.WORKER_OR_SCRIPT.value)
-    rows = brains.exclude(on_gpus=[]).order_by("name").values_list("name", "on_gpus")
-    names: dict[str, list[str]] = {}
-    for name, uuids in rows:
-        for uuid in uuids:
-            names.setdefault(uuid, []).append(name)
-    return {uuid: ", ".join(each) for uuid, each in names.items()}
-
-
 def on_gpus_of(job_ids: Iterable[int]) -> dict[int, tuple[str, ...]]:
     """The GPUs that the services of these jobs name; services that name none are left out."""
     rows = ModelInstance.objects.filter(job__in=list(job_ids)).exclude(service__on_gpus=[])

@@ -10,6 +10,7 @@ from django.contrib.auth.models import User
 from monitor.models import Event
 from scheduler.batches.policy import BatchPolicy, mode_of, next_step
 from scheduler.batches.rows import exclusive
+from scheduler.execution.steps import gpu_closures
 from scheduler.facts.batches import ExclusiveFact, ExclusiveStep
 from scheduler.intake.policy.new_job import UnableToSubmit
 from scheduler.models import Attempt, Batch, Job, ModelInstance, ModelService, Quota
@@ -195,7 +196,7 @@ def test_an_operator_ends_the_mode_at_each_step(root: User, step: str) -> None:
     assert batch.gpu_mode == "shared"
     assert not ModelInstance.objects.filter(is_closed=True, state="ready").exists()
     assert not ModelService.objects.exclude(held_for_batch=None).exists()
-    assert exclusive.reserved("gpubox") == {}
+    assert gpu_closures.gpus_of_batches("gpubox") == {}
 
 
 def test_a_batch_whose_mode_was_ended_goes_on_sharing(root: User) -> None:
@@ -224,7 +225,7 @@ def test_a_cancelled_batch_gives_everything_back(root: User, step: str) -> None:
 
     box.tick(30)
     assert box.ready() == 1
-    assert exclusive.reserved("gpubox") == {}
+    assert gpu_closures.gpus_of_batches("gpubox") == {}
 
 
 def test_each_step_is_an_event(root: User) -> None:

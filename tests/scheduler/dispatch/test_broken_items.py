@@ -22,10 +22,9 @@ from hypothesis import strategies as st
 
 from monitor.models import Claim, GpuClosure
 from monitor.snapshot import rows as monitor_store
-from scheduler.dispatch import inputs
 from scheduler.dispatch.steps import dispatcher
 from scheduler.dispatch.steps.dispatcher import Dispatcher
-from scheduler.execution.steps import outcomes
+from scheduler.execution.steps import gpu_closures, outcomes
 from scheduler.execution.steps.executor import Executor
 from scheduler.execution.steps.specs import SpecWriter
 from scheduler.facts.jobs import NewJob, Requirement
@@ -339,7 +338,7 @@ def test_a_gpu_whose_state_cannot_be_found_out_is_closed_and_the_others_are_open
         assert all(reading.index != 2 for reading in seen.gpus)
         return {}
 
-    monkeypatch.setattr(inputs, "SOURCES", (odd, *inputs.SOURCES))
+    monkeypatch.setattr(gpu_closures, "SOURCES", (odd, *gpu_closures.SOURCES))
     monitor_store.record(snapshot([gpu(0), gpu(1), gpu(2)], at=NOW))
     _submit(alice)
 
@@ -347,7 +346,7 @@ def test_a_gpu_whose_state_cannot_be_found_out_is_closed_and_the_others_are_open
 
     used = {uuid for attempt in placed for uuid in attempt.gpu_uuids}
     assert used == {gpu(0).uuid, gpu(1).uuid}
-    closures = inputs.gpu_closures("gpubox", snapshot(3), NOW)
+    closures = gpu_closures.gpu_closures("gpubox", snapshot(3), NOW)
     assert {uuid: why[0].code for uuid, why in closures.items()} == {gpu(2).uuid: "GpuUnclear"}
 
 
@@ -416,6 +415,6 @@ def test_a_lock_holder_whose_name_is_not_utf_8_closes_its_gpu_alone(
     (attempt,) = _dispatcher().step(NOW)
 
     assert attempt.gpu_uuids == [gpu(1).uuid]
-    (blocker,) = inputs.gpu_closures("gpubox", snapshot(2), NOW)[gpu(0).uuid]
+    (blocker,) = gpu_closures.gpu_closures("gpubox", snapshot(2), NOW)[gpu(0).uuid]
     assert f"(pid {pid})" in (blocker.holder or "")
     (blocker.holder or "").encode()

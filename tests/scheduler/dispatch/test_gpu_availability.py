@@ -11,7 +11,7 @@ from monitor.facts.readings import ComputeMode, ProcessReading
 from monitor.gpus import rows as availability
 from monitor.snapshot import codec as snapshot_codec
 from scheduler.blockers.wording import text
-from scheduler.dispatch import inputs
+from scheduler.execution.steps import gpu_closures
 from scheduler.facts.blockers import Tier
 from tests.builders import GIB, NOW, gpu, gpu_uuid, process, snapshot
 
@@ -32,7 +32,7 @@ QUARANTINE = ClosureFact(
 def test_a_paused_gpu_says_who_paused_it_and_why() -> None:
     availability.close(PAUSE, "gpubox")
 
-    (blocker,) = inputs.gpu_closures("gpubox", snapshot(2), NOW)[gpu_uuid(1)]
+    (blocker,) = gpu_closures.gpu_closures("gpubox", snapshot(2), NOW)[gpu_uuid(1)]
 
     assert (blocker.code, blocker.tier, blocker.holder) == ("GpuPaused", Tier.MACHINE, "olga")
     assert text(blocker) == "GPU 1 is paused by olga: New fan."
@@ -41,7 +41,7 @@ def test_a_paused_gpu_says_who_paused_it_and_why() -> None:
 def test_a_gpu_in_quarantine_names_the_process_that_holds_it() -> None:
     availability.close(QUARANTINE, "gpubox")
 
-    (blocker,) = inputs.gpu_closures("gpubox", snapshot(2), NOW)[gpu_uuid(1)]
+    (blocker,) = gpu_closures.gpu_closures("gpubox", snapshot(2), NOW)[gpu_uuid(1)]
 
     assert (blocker.code, blocker.holder) == ("GpuQuarantined", "job 7, pid 42")
     assert "12 GiB" in text(blocker)
@@ -51,7 +51,7 @@ def test_all_reasons_of_a_gpu_are_told_and_others_stay_open() -> None:
     availability.close(PAUSE, "gpubox")
     availability.close(QUARANTINE, "gpubox")
 
-    closures = inputs.gpu_closures("gpubox", snapshot(2), NOW)
+    closures = gpu_closures.gpu_closures("gpubox", snapshot(2), NOW)
 
     assert {uuid: len(blockers) for uuid, blockers in closures.items()} == {gpu_uuid(1): 2}
 
@@ -62,7 +62,7 @@ def test_another_hosts_gpus_and_reopened_ones_are_none_of_it() -> None:
     later = NOW + timedelta(minutes=1)
     assert availability.reopen([gpu_uuid(1)], ClosureKind.QUARANTINED, later) == 1
 
-    assert inputs.gpu_closures("gpubox", snapshot(2), later) == {}
+    assert gpu_closures.gpu_closures("gpubox", snapshot(2), later) == {}
 
 
 def test_closing_twice_is_closing_once() -> None:
@@ -72,7 +72,7 @@ def test_closing_twice_is_closing_once() -> None:
 
 def _closed_by_mode(mode: ComputeMode | None, *processes: ProcessReading) -> list[str]:
     latest = snapshot([gpu(0, compute_mode=mode)], list(processes))
-    closures = inputs.gpu_closures(
+    closures = gpu_closures.gpu_closures(
         "gpubox", snapshot_codec.loads(snapshot_codec.dumps(latest)), NOW
     )
     return [text(blocker) for blockers in closures.values() for blocker in blockers]

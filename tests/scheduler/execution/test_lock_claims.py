@@ -15,8 +15,7 @@ from monitor.facts.gpu_states import GpuState
 from monitor.gpus.policy.states import with_states
 from monitor.snapshot import rows as snapshots
 from scheduler.blockers.wording import text
-from scheduler.dispatch import inputs
-from scheduler.execution.steps import gpu_locks
+from scheduler.execution.steps import gpu_closures
 from scheduler.execution.steps.gpu_locks import LockClaims
 from scheduler.models import LockRefusal
 from scheduler.runner.confine import locks
@@ -68,7 +67,7 @@ def test_it_is_no_job_of_ours(held: HeldLocks, folder: Path) -> None:
 
 @pytest.mark.usefixtures("held")
 def test_a_held_lock_keeps_jobs_off_that_gpu() -> None:
-    closures = inputs.gpu_closures("gpubox", SEEN, NOW)
+    closures = gpu_closures.gpu_closures("gpubox", SEEN, NOW)
 
     assert list(closures) == [gpu_uuid(1)]
     (blocker,) = closures[gpu_uuid(1)]
@@ -80,7 +79,7 @@ def test_who_holds_the_host_holds_all_its_gpus(folder: Path) -> None:
     locked = locks.lock_host(folder)
     assert isinstance(locked, HeldLocks)
 
-    assert set(inputs.gpu_closures("gpubox", SEEN, NOW)) == {gpu_uuid(0), gpu_uuid(1)}
+    assert set(gpu_closures.gpu_closures("gpubox", SEEN, NOW)) == {gpu_uuid(0), gpu_uuid(1)}
     locked.release()
 
 
@@ -88,7 +87,7 @@ def test_a_shared_lock_closes_no_gpu(folder: Path) -> None:
     locked = locks.lock_gpus(folder, [0], alone=False)
     assert isinstance(locked, HeldLocks)
 
-    assert inputs.gpu_closures("gpubox", SEEN, NOW) == {}
+    assert gpu_closures.gpu_closures("gpubox", SEEN, NOW) == {}
     locked.release()
 
 
@@ -101,25 +100,27 @@ def test_a_runners_lock_is_ours_where_our_jobs_are(
     if ours:
         snapshots.open_claim(claim("7", on=1), "gpubox", NOW)
 
-    assert (gpu_uuid(1) in inputs.gpu_closures("gpubox", SEEN, NOW)) is not ours
+    assert (gpu_uuid(1) in gpu_closures.gpu_closures("gpubox", SEEN, NOW)) is not ours
 
 
 def test_a_refusal_is_remembered_for_a_moment(folder: Path) -> None:
-    gpu_locks.record_refusal("gpubox", [gpu_uuid(0)], "/tmp/gpu0.lock is held by someone", NOW)
+    gpu_closures.record_refusal("gpubox", [gpu_uuid(0)], "/tmp/gpu0.lock is held by someone", NOW)
 
-    assert text(inputs.gpu_closures("gpubox", SEEN, NOW)[gpu_uuid(0)][0]).endswith("by someone.")
-    assert inputs.gpu_closures("gpubox", SEEN, NOW + gpu_locks.FIRST_BACKOFF) == {}
+    assert text(gpu_closures.gpu_closures("gpubox", SEEN, NOW)[gpu_uuid(0)][0]).endswith(
+        "by someone."
+    )
+    assert gpu_closures.gpu_closures("gpubox", SEEN, NOW + gpu_closures.FIRST_BACKOFF) == {}
 
 
 def test_a_lock_that_is_refused_again_and_again_is_tried_ever_less_often(folder: Path) -> None:
     now, waits = NOW, []
     for _ in range(9):
-        gpu_locks.record_refusal("gpubox", [gpu_uuid(0)], "held", now)
+        gpu_closures.record_refusal("gpubox", [gpu_uuid(0)], "held", now)
         waits.append(LockRefusal.objects.get().wait_s)
         now += timedelta(seconds=waits[-1] + 1)
 
     assert waits == [5, 10, 20, 40, 80, 160, 300, 300, 300]
-    gpu_locks.record_refusal("gpubox", [gpu_uuid(0)], "held", now + timedelta(hours=1))
+    gpu_closures.record_refusal("gpubox", [gpu_uuid(0)], "held", now + timedelta(hours=1))
     assert LockRefusal.objects.get().wait_s == 5
 
 

@@ -17,8 +17,7 @@ from gpucoord_site.cli.check.report import Level
 from monitor.gpus import rows as availability
 from monitor.models import Event
 from monitor.snapshot import rows as snapshots
-from scheduler.dispatch import inputs
-from scheduler.execution.steps import gpu_locks
+from scheduler.execution.steps import gpu_closures
 from scheduler.execution.steps.gpu_locks import LockFiles
 from scheduler.runner.confine import locks
 from tests.builders import NOW, gpu_uuid, host, snapshot
@@ -74,7 +73,7 @@ def test_a_spoiled_lock_file_closes_its_gpu_with_what_to_do_until_it_is_mended(
 
     assert fact.gpu_uuid == gpu_uuid(1)
     assert fact.text == f"The lock file {path} {words}. To mend it: {remedy} {path}."
-    assert set(inputs.gpu_closures("gpubox", snapshot(2, host=host(name="gpubox")), NOW)) == {
+    assert set(gpu_closures.gpu_closures("gpubox", snapshot(2, host=host(name="gpubox")), NOW)) == {
         gpu_uuid(1)
     }
     path.rmdir() if remedy == "rmdir" else path.unlink()
@@ -113,12 +112,12 @@ def test_a_refusal_is_forgotten_when_the_file_is_mended(folder: Path) -> None:
     path.mkdir()
     with pytest.raises(OSError, match="no plain file") as caught:
         locks.lock_gpus(folder, [0], alone=True)
-    gpu_locks.record_refusal("gpubox", [gpu_uuid(0)], locks.describe_error(caught.value), NOW)
+    gpu_closures.record_refusal("gpubox", [gpu_uuid(0)], locks.describe_error(caught.value), NOW)
     at = NOW + timedelta(seconds=1)
-    assert gpu_uuid(0) in gpu_locks.locked_gpus("gpubox", shot, at)
+    assert gpu_uuid(0) in gpu_closures.locked_gpus("gpubox", shot, at)
     path.rmdir()
 
-    assert gpu_locks.locked_gpus("gpubox", shot, at) == {}
+    assert gpu_closures.locked_gpus("gpubox", shot, at) == {}
 
 
 def test_the_page_of_the_gpu_says_what_to_do(

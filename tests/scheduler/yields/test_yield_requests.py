@@ -7,6 +7,7 @@ import pytest
 from django.contrib.auth.models import User
 
 from monitor.models import Event
+from scheduler.execution.steps import gpu_closures
 from scheduler.facts.jobs import YieldOptions
 from scheduler.facts.plans import Yield
 from scheduler.lifecycle.rows import changes as job_changes
@@ -76,12 +77,12 @@ def test_the_freed_gpus_are_kept_until_somewhat_after_the_deadline(alice: User) 
     job, other = jobs_made.running(alice), jobs_made.waiting(alice, priority=5)
     _ask(job, for_job=other.pk, gpu_uuids=(gpu_uuid(0),), deadline=LATER + MINUTE)
 
-    assert yield_requests.gpu_holds("gpubox", LATER) == {gpu_uuid(0): other.pk}
-    assert yield_requests.gpu_holds("gpubox", LATER + 2 * MINUTE - MINUTE / 60) == {
+    assert gpu_closures.gpu_holds("gpubox", LATER) == {gpu_uuid(0): other.pk}
+    assert gpu_closures.gpu_holds("gpubox", LATER + 2 * MINUTE - MINUTE / 60) == {
         gpu_uuid(0): other.pk
     }
-    assert yield_requests.gpu_holds("gpubox", LATER + 2 * MINUTE) == {}
-    assert yield_requests.gpu_holds("elsewhere", LATER) == {}
+    assert gpu_closures.gpu_holds("gpubox", LATER + 2 * MINUTE) == {}
+    assert gpu_closures.gpu_holds("elsewhere", LATER) == {}
 
 
 def _withdraw(at: datetime = LATER) -> list[int]:
@@ -109,7 +110,7 @@ def test_who_was_asked_for_nobody_may_stay(alice: User, what: str) -> None:
     else:
         jobs_made.place_again(other, on=(1,), at=LATER)
 
-    assert yield_requests.gpu_holds("gpubox", LATER) == {}
+    assert gpu_closures.gpu_holds("gpubox", LATER) == {}
     assert _withdraw() == [job.pk]
     assert YieldRequest.objects.get().withdrawn_at == LATER
     assert job.attempts.get().asked_to_leave is None
@@ -152,4 +153,4 @@ def test_nothing_is_kept_for_who_waits_no_more(alice: User) -> None:
     job_queue.request_cancel(other.pk, "alice", LATER)
 
     assert GpuHold.objects.exists()
-    assert yield_requests.gpu_holds("gpubox", LATER) == {}
+    assert gpu_closures.gpu_holds("gpubox", LATER) == {}
