@@ -19,8 +19,8 @@ from gpucoord_site.accounts.forms import AgentForm
 from monitor.accounts.rows import tokens
 from monitor.facts.accounts import TokenScope
 from monitor.models import Agent
-from scheduler.agents import rows
 from scheduler.lifecycle.rows import changes
+from scheduler.quotas import rows
 
 logger = logging.getLogger(__name__)
 MOST_AGENTS = 20
@@ -67,7 +67,7 @@ def stop(request: HttpRequest, pk: int) -> HttpResponse:
     user = _user(request)
     agent = get_object_or_404(Agent, pk=pk, user=user)
     now = timezone.now()
-    count = changes.cancel(rows.stop(agent, now), user.get_username(), now)
+    count = changes.cancel(rows.stop_agent(agent, now), user.get_username(), now)
     jobs = {0: "", 1: " 1 job is cancelled."}.get(count, f" {count} jobs are cancelled.")
     messages.success(request, f"The agent {agent.name} is stopped.{jobs}")
     return redirect("account")
@@ -76,7 +76,7 @@ def stop(request: HttpRequest, pk: int) -> HttpResponse:
 @require_POST
 def resume(request: HttpRequest, pk: int) -> HttpResponse:
     agent = get_object_or_404(Agent, pk=pk, user=_user(request))
-    rows.resume(agent)
+    rows.resume_agent(agent)
     messages.success(request, f"The agent {agent.name} may submit again.")
     return redirect("account")
 
@@ -87,7 +87,7 @@ def remove(request: HttpRequest, pk: int) -> HttpResponse:
     user = _user(request)
     agent = get_object_or_404(Agent, pk=pk, user=user)
     now = timezone.now()
-    changes.cancel(rows.stop(agent, now), user.get_username(), now)
+    changes.cancel(rows.stop_agent(agent, now), user.get_username(), now)
     agent.delete()
     messages.success(request, f"The agent {agent.name} is removed.")
     return redirect("account")

@@ -9,7 +9,7 @@ from datetime import datetime
 from django.contrib.auth.models import User
 
 from monitor.models import Agent
-from scheduler.agents import rows
+from scheduler.quotas import rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +24,7 @@ class AgentLine:
 
 def lines(user: User, now: datetime) -> Sequence[AgentLine]:
     agents = list(Agent.objects.filter(user=user).prefetch_related("tokens").order_by("name"))
-    uses = rows.uses([agent.pk for agent in agents], now)
+    uses = rows.agent_uses([agent.pk for agent in agents], now)
     return [
         AgentLine(
             agent,

@@ -18,7 +18,6 @@ from monitor.facts.readings import GpuReading
 from monitor.models import Agent
 from monitor.snapshot import rows as monitor_store
 from scheduler.agents import policy as agent_policy
-from scheduler.agents import rows as agent_rows
 from scheduler.facts import job_fields
 from scheduler.facts.field_parsers import ParseContext
 from scheduler.facts.jobs import JobState, NewJob, Refusal, Requirement
@@ -93,7 +92,7 @@ def within_agent(jobs: Sequence[NewJob], agent: Agent | None) -> Sequence[NewJob
     """The jobs as the agent may run them. Raises UnableToSubmit."""
     if agent is None:
         return jobs
-    limits = agent_rows.limits_of(agent)
+    limits = quota_rows.agent_limits(agent)
     new = [agent_policy.bounded(job, limits) for job in jobs]
     refused = [
         refusal

@@ -18,7 +18,7 @@ from ninja.responses import Status
 
 from monitor.api.input import InvalidInput, Moment
 from monitor.facts.input_rules import character_problem
-from scheduler.agents.api import agent_of, check_own
+from monitor.models import Agent
 from scheduler.dispatch.steps import preview
 from scheduler.facts.field_parsers import LONGEST_NAME
 from scheduler.facts.jobs import JobState
@@ -371,3 +371,16 @@ def _job(job_id: int) -> Job:
     if job is None:
         raise Http404(f"There is no job {job_id}.")
     return job
+
+
+def agent_of(request: HttpRequest) -> Agent | None:
+    """The agent whose token the request has."""
+    agent: Agent | None = getattr(request, "agent", None)
+    return agent
+
+
+def check_own(request: HttpRequest, job: Job) -> None:
+    """Raises HttpError when an agent would act on a job that it did not submit."""
+    agent = agent_of(request)
+    if agent is not None and job.agent_id != agent.pk:
+        raise HttpError(403, "An agent may cancel its own jobs only.")

@@ -17,7 +17,7 @@ from gpucoord_site.cli import environment, gpus, job_actions, jobs, submit, tabl
 from gpucoord_site.cli.sources import script_files
 from gpucoord_site.cli.transport import NeverReached, RequestFailed, Transport
 from monitor.snapshot import rows as snapshots
-from scheduler.lifecycle.steps import job_files
+from scheduler.execution.steps import specs
 from scheduler.models import Job, JobInput, YieldRequest
 from tests import jobs_made
 from tests.builders import GIB, process, snapshot
@@ -256,7 +256,7 @@ def test_submit_captures_folder_umask_and_environment(
         os.umask(old)
 
     job = Job.objects.get()
-    found = job_files.environment_of(job)
+    found = specs.environment_of(job)
     assert (job.cwd, job.umask, job.env_names) == (str(tmp_path), 0o027, ["A"])
     assert found["CONDA_PREFIX"] == "/opt/conda"
     assert "HF_TOKEN" not in found
@@ -267,7 +267,7 @@ def test_submit_with_a_clean_environment_passes_nothing_on(said: Say) -> None:
     submit.main(["-d", "--clean-env", "--gpus", "0", "--", "train"])
 
     job = Job.objects.get()
-    assert (job_files.environment_of(job), job.gpus) == ({}, 0)
+    assert (specs.environment_of(job), job.gpus) == ({}, 0)
     assert not JobInput.objects.exists()
 
 

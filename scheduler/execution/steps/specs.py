@@ -20,9 +20,8 @@ from monitor.thresholds import rows as thresholds
 from scheduler.execution.policy.bounds import BoundsPolicy, lower_limit
 from scheduler.execution.probes import capabilities as capabilities_probe
 from scheduler.execution.steps import capabilities as host_capabilities
-from scheduler.lifecycle.steps import job_files
 from scheduler.model_services import inputs as model_inputs
-from scheduler.models import Attempt, Job
+from scheduler.models import Attempt, Job, JobInput
 from scheduler.planner.preemption import PreemptionPolicy
 from scheduler.runner import accounts, files
 from scheduler.runner.accounts import Account, MissingAccount, OwnFolder, ReportFiles, own_folder
@@ -32,13 +31,13 @@ from scheduler.runner.programs import terminal
 from scheduler.runner.spec import Bounds, Spec
 from scheduler.terminals.policy import InteractivePolicy
 
-KEPT_S = 2.0
+CACHED_FOR_S = 2.0
 YIELD_FILE = "yield"
 NO_ENGINE_ACCOUNT = (
     "Slurm runs jobs as their owner only. No OS account of its own is assigned to the owner of this"
     " job on this server; an administrator can assign one in the admin, under OS accounts."
 )
-Known = Mapping[str, tuple[int, str]]
+GpuNumbers = Mapping[str, tuple[int, str]]
 
 
 @cache
@@ -58,7 +57,7 @@ class ConfinementLimits:
     place: CgroupParent = field(default_factory=CgroupParent)
     minors: Mapping[str, int] = field(default_factory=dict)
     mps: str | None = None
-    _kept: tuple[float, BoundsPolicy, Known] | None = None
+    _cached: tuple[float, BoundsPolicy, GpuNumbers] | None = None
 
     def open(self, now: datetime) -> None:
         """Probe the isolation features."""
@@ -130,14 +129,14 @@ class ConfinementLimits:
             return []
         return [[device_filter.NVIDIA_MAJOR, m] for pci, m in self.minors.items() if pci not in own]
 
-    def _now(self) -> tuple[BoundsPolicy, Known]:
-        """Read again when it is older than KEPT_S: many jobs may start at once."""
+    def _now(self) -> tuple[BoundsPolicy, GpuNumbers]:
+        """Read again when it is older than CACHED_FOR_S: many jobs may start at once."""
         at = time.monotonic()
-        if self._kept is None or at - self._kept[0] > KEPT_S:
+        if self._cached is None or at - self._cached[0] > CACHED_FOR_S:
             rows = Gpu.objects.filter(host=self.host).values_list("uuid", "index", "pci_id")
             gpus = {uuid: (index, pci) for uuid, index, pci in rows}
-            self._kept = (at, thresholds.current(BoundsPolicy), gpus)
-        return self._kept[1], self._kept[2]
+            self._cached = (at, thresholds.current(BoundsPolicy), gpus)
+        return self._cached[1], self._cached[2]
 
 
 def _controllers(
@@ -180,7 +179,7 @@ class SpecWriter:
             shutil.rmtree(folder)
         files.make_folder(folder)
         if attempt.job.has_input:
-            files.write_private(folder / files.STDIN, job_files.data_of(attempt.job))
+            files.write_private(folder / files.STDIN, data_of(attempt.job))
         files.write_json(folder / files.SPEC, self._spec(attempt).to_json())
         return folder
 
@@ -231,7 +230,7 @@ class SpecWriter:
             env={**spec.env, "GPUCOORD_YIELD_FILE": yields},
         )
         if attempt.job.has_input:
-            files.write_private(part / files.STDIN, job_files.data_of(attempt.job))
+            files.write_private(part / files.STDIN, data_of(attempt.job))
         files.write_json(part / files.SPEC, spec.to_json())
         for path in (*part.iterdir(), part):
             os.chown(path, uid, gid, follow_symlinks=False)
@@ -263,7 +262,7 @@ class SpecWriter:
         log = self.folder(attempt) / files.LOG
         env = accounts.environment(
             account,
-            job_files.environment_of(job) | job.env,
+            environment_of(job) | job.env,
             job_id=job.pk,
             attempt=attempt.number,
             nonce=attempt.nonce,
@@ -348,3 +347,17 @@ def account_of_jobs(owner: User, run_as: str) -> Account:
         superuser=owner.is_superuser,
         run_as=run_as,
     )
+
+
+def environment_of(job: Job) -> dict[str, str]:
+    """What the command line captured; {} = nothing."""
+    if not job.has_environment:
+        return {}
+    return dict(JobInput.objects.values_list("environment", flat=True).get(pk=job.array or job.pk))
+
+
+def data_of(job: Job) -> bytes:
+    """b"" = it has none."""
+    if not job.has_input:
+        return b""
+    return bytes(JobInput.objects.get(pk=job.array or job.pk).data)

@@ -16,7 +16,6 @@ from django.db.models import Count
 from monitor.runtime.facts import TimedCache
 from monitor.runtime.rows.item_isolation import Convert, convert_all
 from monitor.runtime.rows.prepared import MARK, PreparedQuery
-from scheduler.agents import rows as agent_rows
 from scheduler.agents.policy import PRIORITY_IN_PLANS
 from scheduler.facts.blockers import Blocker, BlockerCode, Tier
 from scheduler.facts.jobs import JobState, Outcome, QueuedJob, Requirement, RunTime
@@ -27,6 +26,7 @@ from scheduler.models import Attempt, Job
 from scheduler.models.jobs import conditional
 from scheduler.planner.forecast.run_times import EndedJob, expected, history
 from scheduler.planner.matching import version
+from scheduler.quotas import rows as quota_rows
 
 # Enough to judge by, and quickly read.
 NEWEST = 2000
@@ -296,7 +296,7 @@ def with_waits(
 ) -> list[QueuedJob]:
     """The jobs with their own blockers (hold, dependencies, back-off) as of now."""
     waits = load(now, convert, unmet)
-    waits |= agent_rows.waiting(now, waits)
+    waits |= quota_rows.agent_blockers(now, waits)
     if not waits:
         return jobs
     return [replace(job, waits=waits[job.id]) if job.id in waits else job for job in jobs]

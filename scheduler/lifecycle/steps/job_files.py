@@ -121,20 +121,6 @@ def expired_jobs(_keep: RetentionPeriods, now: datetime) -> Iterator[QuerySet[Mo
     )
 
 
-def environment_of(job: Job) -> dict[str, str]:
-    """What the command line captured; {} = nothing."""
-    if not job.has_environment:
-        return {}
-    return dict(JobInput.objects.values_list("environment", flat=True).get(pk=job.array or job.pk))
-
-
-def data_of(job: Job) -> bytes:
-    """b"" = it has none."""
-    if not job.has_input:
-        return b""
-    return bytes(JobInput.objects.get(pk=job.array or job.pk).data)
-
-
 def forget(data: Path, host: str) -> int:
     """Remove inputs whose jobs have all ended; returns how many.
 

@@ -14,11 +14,11 @@ from django.utils import timezone
 from monitor.accounts.rows import tokens
 from monitor.facts.accounts import TokenScope
 from monitor.models import Agent, ApiToken
-from scheduler.agents import rows
 from scheduler.agents.policy import AgentJob, AgentLimits, AgentUse, bounded, refusals, waits
 from scheduler.facts.jobs import NewJob, Requirement
 from scheduler.lifecycle.rows import queue_facts
 from scheduler.models import Attempt, Job
+from scheduler.quotas import rows
 from tests import jobs_made
 from tests.builders import NOW
 
@@ -152,12 +152,12 @@ def test_the_use_of_today_comes_from_its_attempts(agent: Agent, alice: User) -> 
     Attempt.objects.update(placed_at=NOW, started_at=NOW)
     jobs_made.running(alice, on=(1,))
 
-    use = rows.uses([agent.pk], NOW + timedelta(minutes=10))[agent.pk]
+    use = rows.agent_uses([agent.pk], NOW + timedelta(minutes=10))[agent.pk]
     assert (use.running, round(use.spent), round(use.committed)) == (1, 10, 50)
     jobs_made.end(running)
-    use = rows.uses([agent.pk], NOW + timedelta(minutes=10))[agent.pk]
+    use = rows.agent_uses([agent.pk], NOW + timedelta(minutes=10))[agent.pk]
     assert (use.running, round(use.spent), round(use.committed)) == (0, 3, 0)
-    assert rows.uses([agent.pk], NOW + timedelta(days=1))[agent.pk].spent == 0
+    assert rows.agent_uses([agent.pk], NOW + timedelta(days=1))[agent.pk].spent == 0
 
 
 def test_one_switch_stops_it(rest: Rest, agent: Agent, alice: User, as_user: SignIn) -> None:

@@ -8,6 +8,7 @@ import pytest
 from django.contrib.auth.models import User
 from django.test import Client
 
+from scheduler.execution.steps import specs
 from scheduler.intake import actions as intake_actions
 from scheduler.lifecycle.rows import changes as job_changes
 from scheduler.lifecycle.steps import job_files
@@ -30,7 +31,7 @@ def test_the_jobs_of_an_array_share_one_input(alice: User) -> None:
 
     assert JobInput.objects.get().job_id == first.pk
     for job in Job.objects.filter(array=first.pk):
-        assert job_files.data_of(job) == b"data"
+        assert specs.data_of(job) == b"data"
 
 
 def test_an_input_is_kept_until_all_its_jobs_have_ended(alice: User, data: Path) -> None:
@@ -84,7 +85,7 @@ def test_the_jobs_of_an_array_share_one_environment_until_the_last_has_ended(
     first = intake_actions.submit(raw, alice, NOW)
     second = Job.objects.get(array_index=1)
 
-    assert [job_files.environment_of(job) for job in (first, second)] == [{"A": "1"}] * 2
+    assert [specs.environment_of(job) for job in (first, second)] == [{"A": "1"}] * 2
     assert (JobInput.objects.get().size, first.has_input) == (2, False)
     job_changes.cancel(Job.objects.filter(pk=first.pk), "alice", NOW)
     assert job_files.forget(data, "gpubox") == 0
