@@ -35,6 +35,11 @@ class HostFact:
     down_by: str = ""
     gpus: int = 0
 
+    @property
+    def takes_jobs(self) -> bool:
+        """Whether new jobs may start there."""
+        return self.state is HostState.ACTIVE
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JoiningHost:

@@ -22,11 +22,6 @@ def silent_since(host: HostFact, now: datetime) -> datetime | None:
     return host.seen_at
 
 
-def takes_jobs(host: HostFact | None) -> bool:
-    """Whether new jobs may start there. A host that is not registered takes them, as before."""
-    return host is None or host.state is HostState.ACTIVE
-
-
 def join_problem(
     new: JoiningHost, hosts: Sequence[HostFact], now: datetime, *, has_token: bool, shared: bool
 ) -> str | None:

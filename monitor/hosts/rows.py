@@ -8,8 +8,6 @@ from collections.abc import Collection
 from datetime import datetime, timedelta
 from hashlib import sha256
 
-from django.db.models import Exists, OuterRef, Subquery
-
 from monitor.facts.hosts import HostFact, HostState, JoiningHost
 from monitor.models import Gpu, Host, JoinToken, LatestSnapshot
 
@@ -36,13 +34,6 @@ def registered(names: Collection[str]) -> list[HostFact]:
         return []
     last_readings = dict(LatestSnapshot.objects.filter(pk__in=by_name).values_list("host", "at"))
     return [_fact(name, row, last_readings.get(name), 0) for name, row in by_name.items()]
-
-
-def last_reading() -> Subquery:
-    """Of the host of a row with the column `host`, if it is registered: for an annotation."""
-    of_host = LatestSnapshot.objects.filter(pk=OuterRef("host"))
-    started = Host.objects.filter(pk=OuterRef("host"), started_at__isnull=False)
-    return Subquery(of_host.filter(Exists(started)).values("at"))
 
 
 def find(name: str) -> HostFact | None:

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Sequence
 from datetime import datetime
 from typing import Any
 
-from django.db.models import F, QuerySet
+from django.db.models import Exists, F, OuterRef, QuerySet, Subquery
 
 from monitor.facts.claims import JOB_KINDS, ClaimKind, GpuTask
 from monitor.facts.presence import Presence
@@ -18,7 +18,7 @@ from monitor.facts.readings import (
     HostReading,
     Snapshot,
 )
-from monitor.models import Claim, Gpu, HostSample, LatestSnapshot, Sample
+from monitor.models import Claim, Gpu, Host, HostSample, LatestSnapshot, Sample
 from monitor.runtime.rows.database import insert, prepared
 from monitor.runtime.rows.item_isolation import FaultLog
 from monitor.snapshot import codec as snapshot_codec
@@ -377,3 +377,10 @@ def _used(host: HostReading) -> int | None:
     if host.memory_total_bytes is None or host.memory_available_bytes is None:
         return None
     return host.memory_total_bytes - host.memory_available_bytes
+
+
+def last_reading() -> Subquery:
+    """Of the host of a row with the column `host`, if it is registered: for an annotation."""
+    of_host = LatestSnapshot.objects.filter(pk=OuterRef("host"))
+    started = Host.objects.filter(pk=OuterRef("host"), started_at__isnull=False)
+    return Subquery(of_host.filter(Exists(started)).values("at"))

@@ -133,10 +133,10 @@ class HostGate:
 def drained(host: str, now: datetime) -> Drained | None:
     """None: the host takes jobs."""
     fact = host_rows.find(host)
-    if fact is None or host_policy.takes_jobs(fact):
+    if fact is None or fact.takes_jobs:
         return None
     others = [other for other in host_rows.all_hosts() if other.name != host]
-    takers = [other for other in others if host_policy.takes_jobs(other) and _is_there(other, now)]
+    takers = [other for other in others if other.takes_jobs and _is_there(other, now)]
     blocker = Blocker(
         code=BlockerCode.HOST_DRAINED,
         tier=Tier.MACHINE,

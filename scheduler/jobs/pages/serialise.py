@@ -13,7 +13,7 @@ from django.db.models.fields.json import KeyTransform
 from django.urls import reverse
 
 from monitor.facts.formats import duration
-from monitor.hosts import rows as host_rows
+from monitor.snapshot import rows as snapshots
 from scheduler.blockers.policy import stored_blockers
 from scheduler.blockers.policy.stored_blockers import ahead, first, reasons
 from scheduler.dispatch.steps.preview import JobForecast
@@ -49,7 +49,7 @@ def may_cancel(job: Job, person: Person) -> bool:
 
 def jobs() -> QuerySet[Job]:
     """Jobs with prefetched owners and attempts."""
-    rows = Attempt.objects.select_related("use").annotate(host_seen_at=host_rows.last_reading())
+    rows = Attempt.objects.select_related("use").annotate(host_seen_at=snapshots.last_reading())
     attempts = Prefetch("attempts", rows.order_by("number"))
     return Job.objects.select_related("owner", "agent").prefetch_related(attempts)
 

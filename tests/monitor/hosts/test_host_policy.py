@@ -80,7 +80,6 @@ def test_contact_is_lost_after_fifteen_seconds_without_a_reading() -> None:
 
 
 def test_only_active_hosts_take_jobs() -> None:
-    assert policy.takes_jobs(None)
-    assert policy.takes_jobs(host())
-    assert not policy.takes_jobs(replace(host(), state=HostState.DRAINED))
-    assert not policy.takes_jobs(replace(host(), state=HostState.DISABLED))
+    assert host().takes_jobs
+    assert not replace(host(), state=HostState.DRAINED).takes_jobs
+    assert not replace(host(), state=HostState.DISABLED).takes_jobs
