@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -20,7 +21,12 @@ from tests.pace import LONGEST_S, Stopwatch
 
 ROOT = Path(__file__).resolve().parents[2]
 WORKERS = 6
-NO_DISK_LIMITS = '{"disk": {"warn_pct": 100, "clean_pct": 100, "block_pct": 100}}'
+NO_LIMITS_OF_THE_MACHINE = json.dumps(
+    {
+        "disk": {"warn_pct": 100, "clean_pct": 100, "block_pct": 100},
+        "constraints": {"memory_busy_pct": 100, "memory_stall_pct": 100, "io_wait_pct": 100},
+    }
+)
 
 
 T = TypeVar("T")
@@ -46,8 +52,8 @@ class Service:
             "GPUCOORD_DATA": str(data),
             "GPUCOORD_PROBE": "simulated",
             "GPUCOORD_RUN_AS": "nobody",
-            # No test depends on how full the machine is.
-            "GPUCOORD_POLICY": NO_DISK_LIMITS,
+            # No test depends on how full or busy the machine is.
+            "GPUCOORD_POLICY": NO_LIMITS_OF_THE_MACHINE,
             "GPUCOORD_ADMIN_PASSWORD": "correct horse",
             "DJANGO_SETTINGS_MODULE": settings,
             "PYTHONPATH": str(ROOT),
