@@ -188,7 +188,7 @@ async def serve_feed(
     tasks = {
         asyncio.create_task(feed.run()),
         asyncio.create_task(_listen(feed, receive)),
-        asyncio.create_task(_recheck(is_allowed, recheck_s)),
+        asyncio.create_task(recheck(is_allowed, recheck_s)),
     }
     try:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -218,7 +218,7 @@ async def _listen(feed: Feed, receive: Receive) -> None:
         feed.hear(event.get("text"))
 
 
-async def _recheck(is_allowed: Callable[[], Awaitable[bool]], recheck_s: float) -> None:
+async def recheck(is_allowed: Callable[[], Awaitable[bool]], recheck_s: float) -> None:
     """Close once the user has logged out, was deactivated, or may see less than before."""
     while True:
         await asyncio.sleep(recheck_s)

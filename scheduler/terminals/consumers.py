@@ -13,8 +13,11 @@ import json
 import os
 import socket
 import struct
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from datetime import datetime
+from functools import partial
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -22,13 +25,16 @@ from typing import Any
 from channels.db import database_sync_to_async
 from django.conf import settings
 from django.contrib.auth.models import User
+from django.db import DatabaseError
 from django.utils import timezone
 
 from monitor.accounts.rows import tokens
 from monitor.facts.accounts import TokenScope, scopes_of
 from monitor.live.socket import (
+    FAILED,
     FLOODING,
     MALFORMED,
+    RECHECK_S,
     SIGNED_OUT,
     TOO_MANY_SOCKETS,
     BrowserLeft,
@@ -37,7 +43,9 @@ from monitor.live.socket import (
     Receive,
     Scope,
     Send,
+    is_same_user,
     open_sockets,
+    recheck,
     unless_left,
 )
 from scheduler.execution.steps.specs import account_of_jobs
@@ -67,6 +75,15 @@ class Target:
     uid: int
 
 
+@dataclass(frozen=True, slots=True)
+class Login:
+    """How the socket was opened. token: "" = by a session. expires_at: of the token."""
+
+    user: User
+    token: str = ""
+    expires_at: datetime | None = None
+
+
 class Refused(Exception):
     """The socket is closed with this code and sentence (at most 123 bytes)."""
 
@@ -80,13 +97,14 @@ async def terminal(scope: Scope, receive: Receive, send: Send) -> None:
     await receive()
     await send({"type": "websocket.accept"})
     try:
-        user, target = await database_sync_to_async(_opened)(scope)
-        with open_sockets.one_more(user.pk) as is_within_limit:
+        login, target = await database_sync_to_async(_opened)(scope)
+        with open_sockets.one_more(login.user.pk) as is_within_limit:
             if not is_within_limit:
                 raise Refused(TOO_MANY_SOCKETS, "You have too many open connections.")
             reader, writer = await _connected(target)
             try:
-                await Session(target, user, reader, writer, unless_left(send)).serve(receive)
+                session = Session(target, reader, writer, unless_left(send))
+                await session.serve(receive, partial(_is_logged_in, scope, login))
             finally:
                 writer.close()
     except Refused as refused:
@@ -94,6 +112,9 @@ async def terminal(scope: Scope, receive: Receive, send: Send) -> None:
         await send({"type": "websocket.close", **reason})
     except Closed as closed:
         await send({"type": "websocket.close", "code": closed.code})
+    except DatabaseError:
+        reason = {"code": FAILED, "reason": "The database does not answer."}
+        await send({"type": "websocket.close", **reason})
     except BrowserLeft:
         pass
 
@@ -104,13 +125,11 @@ class Session:
     def __init__(
         self,
         target: Target,
-        user: User,
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
         send: Send,
     ) -> None:
         self._target = target
-        self._user = user
         self._reader = reader
         self._writer = writer
         self._send = send
@@ -121,9 +140,15 @@ class Session:
         self._has_room = asyncio.Event()
         self._noticed: object = None
 
-    async def serve(self, receive: Receive) -> None:
+    async def serve(self, receive: Receive, is_allowed: Callable[[], Awaitable[bool]]) -> None:
         """Raises Refused, Closed or BrowserLeft; returns when the client has left."""
-        jobs = (self._listen(receive), self._pass_on_input(), self._pass_on_output(), self._watch())
+        jobs = (
+            self._listen(receive),
+            self._pass_on_input(),
+            self._pass_on_output(),
+            self._watch(),
+            recheck(is_allowed, RECHECK_S),
+        )
         tasks = [asyncio.create_task(job) for job in jobs]
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -160,7 +185,7 @@ class Session:
             else:
                 self._acknowledged = min(self._sent, int(message["ack"]))
                 self._has_room.set()
-        except (ValueError, TypeError, KeyError, RecursionError):
+        except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
             raise Closed(MALFORMED) from None
 
     def _queue(self, kind: bytes, content: bytes) -> None:
@@ -201,13 +226,18 @@ class Session:
     async def _watch(self) -> None:
         """Pass on warnings, and end when the user may no longer log in."""
         while True:
-            is_active, warned_at, warning = await database_sync_to_async(self._row)()
-            if not is_active:
-                raise Closed(SIGNED_OUT)
-            if warned_at is not None and warned_at != self._noticed:
-                await self._send_json({"notice": warning})
-            self._noticed = warned_at
+            # Without the database the terminal goes on.
+            with suppress(DatabaseError):
+                await self._look()
             await asyncio.sleep(POLL_S)
+
+    async def _look(self) -> None:
+        is_active, warned_at, warning = await database_sync_to_async(self._row)()
+        if not is_active:
+            raise Closed(SIGNED_OUT)
+        if warned_at is not None and warned_at != self._noticed:
+            await self._send_json({"notice": warning})
+        self._noticed = warned_at
 
     def _row(self) -> tuple[Any, ...]:
         job = Job.objects.filter(pk=self._target.job_id)
@@ -250,11 +280,12 @@ async def _connect(target: Target) -> socket.socket:
     return connection
 
 
-def _opened(scope: Scope) -> tuple[User, Target]:
-    """The user and the terminal. Raises Refused."""
-    user = _user(scope)
-    if user is None:
+def _opened(scope: Scope) -> tuple[Login, Target]:
+    """The login and the terminal. Raises Refused."""
+    login = _login(scope)
+    if login is None:
         raise Refused(SIGNED_OUT, "Log in, or send a token that may submit jobs.")
+    user = login.user
     job_id = int(scope["url_route"]["kwargs"]["pk"])
     job = Job.objects.filter(pk=job_id).first() if job_id < 2**63 else None
     if job is None:
@@ -270,7 +301,7 @@ def _opened(scope: Scope) -> tuple[User, Target]:
         raise Refused(NOT_RUNNING, "The job does not run yet.")
     if attempt.host != settings.CONFIG.node:
         raise Refused(OTHER_HOST, f"The job runs on {attempt.host}; use the server there."[:120])
-    return user, target_of(attempt, user)
+    return login, target_of(attempt, user)
 
 
 def target_of(attempt: Attempt, owner: User) -> Target:
@@ -284,16 +315,33 @@ def target_of(attempt: Attempt, owner: User) -> Target:
     return Target(attempt.job_id, own.given, name, uid)
 
 
-def _user(scope: Scope) -> User | None:
-    """The user of the bearer token, else of the session; None: neither allows to submit."""
+def _login(scope: Scope) -> Login | None:
+    """By the bearer token, else by the session. None: neither allows to submit."""
     headers = dict(scope.get("headers", ()))
     kind, _, text = headers.get(b"authorization", b"").decode("latin-1").partition(" ")
     if kind.lower() == "bearer":
-        row = tokens.find(text.strip(), timezone.now())
-        is_enough = row is not None and TokenScope.SUBMIT in scopes_of(row.scopes)
-        return row.user if row is not None and is_enough and row.agent_id is None else None
+        return _of_token(text.strip())
     user = scope["user"]
-    return user if user.is_authenticated and user.is_active else None
+    return Login(user) if user.is_authenticated and user.is_active else None
+
+
+def _of_token(text: str) -> Login | None:
+    row = tokens.find(text, timezone.now())
+    if row is None or row.agent_id is not None or TokenScope.SUBMIT not in scopes_of(row.scopes):
+        return None
+    return Login(row.user, text, row.expires_at)
+
+
+async def _is_logged_in(scope: Scope, login: Login) -> bool:
+    """False after a logout, and when the token was revoked.
+
+    A token that expires does not end a terminal: one of the command line lasts ten minutes.
+    """
+    if not login.token:
+        return await is_same_user(scope)
+    if login.expires_at is not None and timezone.now() >= login.expires_at:
+        return True
+    return await database_sync_to_async(_of_token)(login.token) is not None
 
 
 def _runs(job_id: int) -> bool:

@@ -6,6 +6,7 @@ import asyncio
 import json
 import socket
 from collections.abc import AsyncIterator, Iterator
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +14,14 @@ import pytest
 from asgiref.sync import sync_to_async
 from django.conf import settings
 from django.contrib.auth.models import User
+from django.db import OperationalError
 from django.utils import timezone
 
 from gpucoord_site.asgi import application
 from monitor.accounts.rows import tokens
 from monitor.facts.accounts import TokenScope
-from monitor.live.socket import FLOODING, MALFORMED, SIGNED_OUT
+from monitor.live.socket import FAILED, FLOODING, MALFORMED, SIGNED_OUT
+from monitor.models import ApiToken
 from scheduler.models import Job
 from scheduler.runner.accounts import Account
 from scheduler.runner.programs.terminal import HEAD, INPUT, SIZE, listen
@@ -131,7 +134,13 @@ async def test_a_client_that_shows_nothing_gets_no_more(
         assert (await page.receive_output())["bytes"] == b"6"
 
 
-@pytest.mark.parametrize("text", ["no json", "[]", '{"size": 1}', '{"size": ["a", 2]}', "x" * 200])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "no json", "[]", '{"size": 1}', '{"size": ["a", 2]}', "x" * 200,
+        '{"ack": 1e999}', '{"size": [1e999, 2]}', '{"ack": NaN}',
+    ],
+)  # fmt: skip
 async def test_malformed_messages_close_it(page: Any, text: str) -> None:
     await page.send_to(text)
 
@@ -151,6 +160,55 @@ async def test_a_user_who_is_deactivated_is_disconnected(page: Any, alice: User)
     await sync_to_async(User.objects.filter(pk=alice.pk).update)(is_active=False)
 
     assert (await page.closed())["code"] == SIGNED_OUT
+
+
+async def test_a_revoked_token_ends_its_terminal(
+    alice: User, job: Job, listener: socket.socket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(consumers, "RECHECK_S", 0.1)
+    page = await opened(alice, job.pk)
+    await sync_to_async(ApiToken.objects.filter(user=alice).delete)()
+
+    assert (await page.closed())["code"] == SIGNED_OUT
+
+
+async def test_a_token_that_expires_leaves_its_terminal_open(
+    alice: User, job: Job, listener: socket.socket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(consumers, "RECHECK_S", 0.1)
+    ends_at = timezone.now() + timedelta(seconds=1)
+    text = await sync_to_async(token)(alice)
+    await sync_to_async(ApiToken.objects.filter(user=alice).update)(expires_at=ends_at)
+    page = Socket(application, f"/ws/jobs/{job.pk}/terminal/", headers=headers(text))
+    await page.connect()
+
+    assert await page.receive_nothing(1.5)
+    await page.disconnect()
+
+
+async def test_a_terminal_goes_on_while_the_database_is_away(
+    page: Any, listener: socket.socket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_: object) -> None:
+        raise OperationalError("the database is away")
+
+    monkeypatch.setattr(consumers.Session, "_row", fail)
+    client, _ = await asyncio.to_thread(listener.accept)
+    with client:
+        await asyncio.sleep(0.3)
+        client.sendall(b"still here")
+        assert (await page.receive_output())["bytes"] == b"still here"
+
+
+async def test_a_database_that_is_away_closes_a_new_terminal_with_a_sentence(
+    alice: User, job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_: object) -> None:
+        raise OperationalError("the database is away")
+
+    monkeypatch.setattr(consumers, "_opened", fail)
+
+    assert await refusal(alice, job.pk) == (FAILED, "The database does not answer.")
 
 
 async def refusal(user: User, job_id: int, *scopes: TokenScope) -> tuple[int, str]:
