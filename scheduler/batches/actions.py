@@ -33,6 +33,7 @@ NOT_FOR_ITEMS = frozenset(
 )
 NOT_ALLOWED = "Your quota does not allow exclusive batches: use shared, or ask an operator."
 NO_GPUS = "Items without a GPU (gpus 0) cannot take GPUs for themselves."
+TOO_LONG = "The items are too long for the pattern of the script; send fewer or shorter ones."
 SHARED = "It applies to exclusive mode only."
 
 
@@ -105,6 +106,8 @@ def _of_script(request: Mapping[str, Any], items: Sequence[str]) -> list[Refusal
     script = script_rows.named(str(request["script"]))
     if not script.item_argument:
         return []
+    if script_policy.take_too_long(script, items):
+        return [Refusal(field="items", text=TOO_LONG)]
     wrong = (
         Refusal(field="items", text=text, index=index)
         for index, item in enumerate(items)

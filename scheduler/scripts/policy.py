@@ -6,12 +6,14 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
+from itertools import islice
 from typing import Any
 
-from jsonschema import Draft202012Validator
+from jsonschema import Draft202012Validator, validators
 from jsonschema.exceptions import SchemaError, ValidationError
 
 from scheduler.facts.scripts import GpuUse, Script, Word
+from scheduler.scripts import patterns
 
 LARGEST_SCHEMA, LARGEST_ARGUMENTS = 20_000, 20_000
 MOST_WORDS, MOST_MISTAKES = 200, 10
@@ -48,24 +50,28 @@ def _schema_problem(schema: object) -> str:
     properties = schema.get("properties", {})
     if not isinstance(properties, dict) or not all(map(_is_name, properties)):
         return "Names of properties have lower-case letters, digits and _."
-    if any(not reference.startswith("#") for reference in _references(schema)):
+    if any(not reference.startswith("#") for reference in _found(schema, "$ref", "$dynamicRef")):
         return "Only references inside the schema (#...) are possible."
     try:
         Draft202012Validator.check_schema(schema)
     except SchemaError as error:
         return f"This is no JSON Schema: {error.message[:LONGEST_MESSAGE]}."
-    return ""
+    if "patternProperties" in json.dumps(schema):
+        return "patternProperties can't be used."
+    problems = map(patterns.problem_of, _found(schema, "pattern"))
+    return next(filter(None, problems), "")
 
 
-def _references(value: object) -> Iterator[str]:
+def _found(value: object, *keywords: str) -> Iterator[str]:
+    """The texts of these keywords anywhere in a schema."""
     if isinstance(value, dict):
         for key, inner in value.items():
-            if key in ("$ref", "$dynamicRef"):
-                yield str(inner)
-            yield from _references(inner)
+            if key in keywords and isinstance(inner, str):
+                yield inner
+            yield from _found(inner, *keywords)
     elif isinstance(value, list):
         for inner in value:
-            yield from _references(inner)
+            yield from _found(inner, *keywords)
 
 
 def _is_name(text: str) -> bool:
@@ -116,7 +122,7 @@ def _typed(value: Any, rule: Any) -> Any:
     if wanted in ("integer", "number", "boolean"):
         try:
             return json.loads(value.strip().lower())
-        except ValueError:
+        except (ValueError, RecursionError):
             return value
     return value
 
@@ -129,20 +135,51 @@ def mistakes(script: Script, arguments: Mapping[str, Any]) -> list[Mistake]:
     strays = [
         (name, f"{script.name} has no such argument.") for name in set(arguments) - set(known)
     ]
-    errors = sorted(_validator(json.dumps(script.schema)).iter_errors(dict(arguments)), key=str)
-    return sorted(strays)[:MOST_MISTAKES] + [_mistake(e) for e in errors[:MOST_MISTAKES]]
+    return sorted(strays)[:MOST_MISTAKES] + _mistakes(script.schema, dict(arguments))
+
+
+def _mistakes(schema: Mapping[str, Any], value: Any) -> list[Mistake]:
+    """The first mistakes only: a value may have thousands."""
+    try:
+        errors = list(islice(_validator(json.dumps(schema)).iter_errors(value), MOST_MISTAKES))
+    except RecursionError:
+        return [("", "This is nested too deeply, or the schema of the script refers to itself.")]
+    return sorted(map(_mistake, errors))
+
+
+def take_too_long(script: Script, items: Sequence[str]) -> bool:
+    """Whether the items together could take too long for the patterns of their argument."""
+    rule = _properties(script).get(script.item_argument, {})
+    ways = (patterns.ways(text, len(item)) for text in _found(rule, "pattern") for item in items)
+    return sum(ways) > patterns.MOST_WAYS_OF_ITEMS
 
 
 def item_mistake(script: Script, item: str) -> str:
     """What is wrong with one item of a batch; "" = nothing."""
     rule = _properties(script).get(script.item_argument, {})
-    error = next(iter(_validator(json.dumps(rule)).iter_errors(_typed(item, rule))), None)
-    return "" if error is None else _mistake(error)[1]
+    found = _mistakes(rule, _typed(item, rule))
+    return found[0][1] if found else ""
+
+
+def _pattern(
+    validator: Any, pattern: str, value: object, _schema: object
+) -> Iterator[ValidationError]:
+    """The keyword `pattern`; a text that could take too long is refused."""
+    if not validator.is_type(value, "string"):
+        return
+    text = str(value)
+    if patterns.is_too_long(pattern, text):
+        yield ValidationError(f"{len(text)} characters are too many for the pattern {pattern!r}")
+    elif not re.search(pattern, text):
+        yield ValidationError(f"{text!r} does not match {pattern!r}")
+
+
+_Validator: Any = validators.extend(Draft202012Validator, {"pattern": _pattern})
 
 
 @lru_cache(maxsize=64)
-def _validator(schema: str) -> Draft202012Validator:
-    return Draft202012Validator(json.loads(schema))
+def _validator(schema: str) -> Any:
+    return _Validator(json.loads(schema))
 
 
 def _mistake(error: ValidationError) -> Mistake:

@@ -5,6 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from scheduler.scripts.policy import (
     mistakes,
     read_arguments,
     request,
+    take_too_long,
 )
 
 SCHEMA: dict[str, Any] = {
@@ -84,6 +86,55 @@ def test_a_wrong_argument_is_named_as_the_schema_names_it(
 
 def test_huge_arguments_are_refused_before_they_are_checked() -> None:
     assert mistakes(script(), {"input": "/" + "x" * 30_000})[0][0] == ""
+
+
+def test_hostile_arguments_are_answered_within_milliseconds() -> None:
+    """Nested brackets, thousands of mistakes, and texts that make a pattern slow."""
+    rules = {
+        "n": {"type": "integer"},
+        "list": {"type": "array", "items": {"type": "string"}},
+        "text": {"type": "string", "pattern": ".*-.*-.*x$"},
+        "tree": {"$ref": "#/properties/tree"},
+    }
+    hostile: list[dict[str, Any]] = [
+        {"n": "[" * 19_000},
+        {"list": list(range(3000))},
+        {"text": "-" * 15_000},
+        {"tree": 1},
+    ]
+    chosen = script(argv=("run",), schema={"properties": rules}, item_argument="")
+    began = time.process_time()
+
+    for given in hostile:
+        assert mistakes(chosen, read_arguments(chosen, given))
+    assert time.process_time() - began < 1
+
+
+@pytest.mark.parametrize(
+    "pattern", ["^(a+)+$", "(a|aa)*b", r"^(\w+\s?)*$", "(a?){30}a{30}", "((a*)*)*", "a*" * 8, "("]
+)
+def test_a_pattern_that_can_take_very_long_is_refused(pattern: str) -> None:
+    chosen = script(argv=("run",), schema={"properties": {"input": {"pattern": pattern}}})
+
+    assert definition_mistakes(chosen)
+
+
+@pytest.mark.parametrize(
+    "pattern", [r"^/data/.*\.wav$", "^[a-z]+-[0-9]+$", r"^\d{4}-\d{2}-\d{2}$", "^(small|large)$"]
+)
+def test_everyday_patterns_can_be_used(pattern: str) -> None:
+    chosen = script(argv=("run",), schema={"properties": {"input": {"pattern": pattern}}})
+
+    assert not definition_mistakes(chosen)
+    assert item_mistake(chosen, "?") == f"'?' does not match {pattern!r}."
+
+
+def test_many_long_items_for_a_slow_pattern_are_refused() -> None:
+    slow = {"properties": {"input": {"type": "string", "pattern": ".*a.*b$"}}}
+    chosen = script(argv=("run",), schema=slow)
+
+    assert take_too_long(chosen, ["a" * 200] * 10_000)
+    assert not take_too_long(chosen, ["a" * 20] * 10_000)
 
 
 def test_an_item_is_checked_as_its_argument() -> None:
