@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+from monitor.facts.input_rules import escaped
+
 
 class DiskLevel(StrEnum):
     """Normal · nearly full · to be cleaned · no job with a folder there starts · unknown."""
@@ -107,6 +109,11 @@ class FileEntry:
     @property
     def path(self) -> str:
         return "/".join((self.root.rstrip("/"), *self.parts))
+
+    @property
+    def shown_path(self) -> str:
+        """For rows and pages: a name may hold control characters, or bytes that are no UTF-8."""
+        return escaped(self.path)
 
 
 @dataclass(frozen=True, slots=True)

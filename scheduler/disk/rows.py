@@ -97,7 +97,7 @@ def preview(run: CleaningRun, all_files: Sequence[Candidate], chosen: Iterable[C
 def _line(candidate: Candidate, result: str) -> dict[str, object]:
     return {
         "rule": candidate.rule.value,
-        "path": candidate.file.path,
+        "path": candidate.file.shown_path,
         "bytes": candidate.file.disk_bytes,
         "modified": candidate.file.mtime_ns / 1e9,
         "copied": candidate.needs_copy,
@@ -122,7 +122,7 @@ def record_deletion(run: CleaningRun, candidate: Candidate, folder: str, now: da
     after = {"bytes": file.disk_bytes, "size": file.size, "copied": candidate.needs_copy}
     audit.note(
         "FILE_CLEANED",
-        f"Deleted {file.path} ({candidate.rule.value}).",
+        f"Deleted {file.shown_path} ({candidate.rule.value}).",
         by=run.asked_by,
         now=now,
         subject=f"clean-up {run.pk}",

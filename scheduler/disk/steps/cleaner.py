@@ -167,7 +167,7 @@ class Cleaner:
     ) -> bool:
         saved_at, settled = self.clock(), _settled(run)
         for candidate in ordered:
-            if candidate.file.path in settled:
+            if candidate.file.shown_path in settled:
                 continue
             used = self.read(folder).used_pct
             if used is None or used < goal or self._failed >= MOST_FAILED_COPIES:

@@ -124,6 +124,31 @@ def test_each_deleted_file_has_one_entry_in_the_audit_and_counts(box: Box) -> No
     assert [row.value for row in counters.of(rows.CLEANED_BYTES)] == [8192]
 
 
+def test_files_whose_names_are_no_text_go_like_others(box: Box) -> None:
+    folder = box.data / "jobs" / "1" / "1"
+    odd = [write(folder / name) for name in ("a\udcff.log", "b\x1b[31m\u202e.log", "c\n.log")]
+    run = box.clean()
+
+    assert not any(path.exists() for path in odd)
+    assert sorted(results(run).items()) == [
+        ("a\\udcff.log", "deleted"),
+        ("b\\x1b[31m\\u202e.log", "deleted"),
+        ("c\\x0a.log", "deleted"),
+    ]
+    texts = AuditEntry.objects.filter(action="FILE_CLEANED").values_list("text", flat=True)
+    assert all(text.isprintable() for text in texts)
+    assert len(texts) == len(odd)
+
+
+def test_a_copy_of_a_file_whose_name_is_no_text_is_proved_too(box: Box) -> None:
+    box.policy(data_folders=[str(box.folder)], sync_target=str(box.target))
+    odd = write(box.folder / "a\udcff.bin")
+    box.copy = plain_copy
+    run = box.clean()
+
+    assert (odd.exists(), list(results(run).values())) == (False, ["deleted"])
+
+
 def test_it_stops_when_the_use_is_below_the_goal(box: Box) -> None:
     old = write(box.data / "jobs" / "1" / "1" / "output.log", days=40)
     new = write(box.data / "jobs" / "2" / "1" / "output.log", days=20)
