@@ -9,6 +9,7 @@ from datetime import datetime, timedelta
 from django.db import transaction
 from django.db.models import Model, Q, QuerySet
 
+from monitor.facts.input_rules import escaped
 from monitor.journal.rows import audit, counters
 from monitor.usage.rows.pruning import RetentionPeriods
 from scheduler.disk.facts import Candidate, CleanResult
@@ -131,7 +132,9 @@ def record_deletion(run: CleaningRun, candidate: Candidate, folder: str, now: da
     counters.add(CLEANED_BYTES, folder[:150], file.disk_bytes)
 
 
-def add_problem(run: CleaningRun, text: str) -> None:
+def add_problem(run: CleaningRun, problem: str) -> None:
+    """The text may name files whose names no database takes."""
+    text = escaped(problem)
     if text not in run.problems and len(run.problems) < MOST_PROBLEMS:
         run.problems.append(text)
 
