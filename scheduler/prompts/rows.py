@@ -7,13 +7,14 @@ are killed.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from zoneinfo import ZoneInfo
 
 from django.contrib.auth.models import User
-from django.db.models import Case, F, Model, QuerySet, Sum, Value, When
+from django.db.models import Case, F, Model, QuerySet, Sum, Value, When, Window
+from django.db.models.functions import RowNumber
 from django.utils import timezone
 
 from monitor.runtime.rows.wakeups import wake
@@ -34,6 +35,7 @@ from scheduler.prompts.policy.limits import PromptPolicy
 WAKE = "prompts"
 # Longer answers are cut in the table.
 LONGEST_RESULT = 1_000_000
+LONGEST_REASON = 300
 HOUR = timedelta(hours=1)
 _OPEN = sorted(status.value for status in OPEN)
 _WITH_INSTANCE = sorted(status.value for status in WITH_INSTANCE)
@@ -60,12 +62,10 @@ def waiting(most: int) -> list[Prompt]:
     A long queue of one user does not hide the prompts of others.
     """
     rows = Prompt.objects.filter(status=PromptStatus.QUEUED.value)
-    owners = list(rows.order_by().values_list("owner", flat=True).distinct())
-    prompts: list[Prompt] = []
-    for owner in owners:
-        own = rows.filter(owner=owner).select_related("owner").order_by("-priority", "id")
-        prompts += own[: max(1, most // len(owners))]
-    return prompts
+    owners = rows.order_by().values("owner").distinct().count()
+    place = Window(RowNumber(), partition_by="owner", order_by=("-priority", "id"))
+    first = rows.annotate(place=place).filter(place__lte=max(1, most // max(1, owners)))
+    return list(first.select_related("owner").order_by("owner", "place"))
 
 
 def waiting_of(owner: User) -> int:
@@ -172,11 +172,12 @@ def is_current(prompt_id: int, attempt: int) -> bool:
     return rows.exists()
 
 
-def explain(waits: Sequence[tuple[int, str]]) -> None:
-    """Store why prompts wait, if the reason has changed."""
-    for prompt_id, text in waits:
-        rows = Prompt.objects.filter(pk=prompt_id, status=PromptStatus.QUEUED.value)
-        rows.exclude(waits_for=text[:300]).update(waits_for=text[:300])
+def explain(waits: Mapping[int, str]) -> None:
+    """Store why prompts wait, in one statement."""
+    if waits:
+        texts = [When(pk=id_, then=Value(text[:LONGEST_REASON])) for id_, text in waits.items()]
+        rows = Prompt.objects.filter(pk__in=list(waits), status=PromptStatus.QUEUED.value)
+        rows.update(waits_for=Case(*texts, default=F("waits_for")))
 
 
 def _mine(prompt_id: int, attempt: int, status: PromptStatus) -> QuerySet[Prompt]:

@@ -102,9 +102,12 @@ class PromptWorker:
             if id_ not in listed and place is not None and not place.taken.done():
                 # Cancelled, or taken by another host.
                 task.cancel()
-        waits = [(id_, text) for id_ in listed if (text := self._why(id_))]
-        if waits:
-            await self._attempt(lambda: rows.explain(waits))
+        reasons = {row.pk: self._why(row.pk)[: rows.LONGEST_REASON] for row in waiting}
+        news = {
+            row.pk: reasons[row.pk] for row in waiting if reasons[row.pk] not in ("", row.waits_for)
+        }
+        if news:
+            await self._attempt(lambda: rows.explain(news))
 
     def _why(self, prompt_id: int) -> str:
         place = self._places.get(prompt_id)
