@@ -15,6 +15,7 @@ from django.utils import timezone
 from monitor.journal.rows import events
 from scheduler.facts.idle_work import Candidate, Choice, Signal, SignalName, TemplateFact
 from scheduler.facts.jobs import JobState, NewJob
+from scheduler.lifecycle.rows import changes
 from scheduler.lifecycle.rows import queue as job_queue
 from scheduler.models import IdleChoice, IdleTemplate, Job
 
@@ -152,4 +153,4 @@ def cancel_waiting(before: datetime, now: datetime) -> int:
     """Cancel jobs that have found no GPU since this time: it is no longer idle."""
     waiting = open_jobs().filter(state=JobState.QUEUED.value, submitted_at__lt=before)
     numbers = list(waiting.filter(requeues=0, failures=0).values_list("pk", flat=True))
-    return sum(job_queue.request_cancel(number, BY, now) for number in numbers)
+    return changes.cancel(Job.objects.filter(pk__in=numbers), BY, now) if numbers else 0

@@ -18,11 +18,13 @@ from weakref import WeakKeyDictionary
 
 from channels.db import database_sync_to_async
 
+from monitor.runtime.rows.item_isolation import FaultLog
 from monitor.runtime.rows.wakeups import Listener
 from scheduler.hosts.probes import RemoteLog, Unreachable
 from scheduler.lifecycle.probes.logs import CHUNK, LogPiece, read, size_of
 
 logger = logging.getLogger(__name__)
+FAULT = {"kind": "LOG_FOLLOW_FAULT"}
 
 # The end of a log that stays in memory.
 BUFFER_BYTES = 4 * CHUNK
@@ -165,6 +167,7 @@ class LogTails:
         self._tails: dict[int, LogTail] = {}
         self._woken = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
+        self._faults = FaultLog(logger)
 
     @contextlib.asynccontextmanager
     async def follow(self, job_id: int, changed: asyncio.Event) -> AsyncIterator[LogTail]:
@@ -190,9 +193,8 @@ class LogTails:
             try:
                 with self._wakes():
                     await self._follow_all()
-            except Exception:
-                text = "The followed jobs can't be read; trying again"
-                logger.exception(text, extra={"kind": "LOG_FOLLOW_FAULT"})
+            except Exception as error:
+                self._faults.log(error, "The followed jobs can't be read; trying again", FAULT)
                 await asyncio.sleep(POLL_S)
 
     async def _follow_all(self) -> None:
@@ -203,8 +205,17 @@ class LogTails:
                 loaded_at = monotonic()
                 await self._load_jobs()
             # Together: a host that does not answer delays only the logs that it has.
-            grew = await asyncio.gather(*(tail.read() for tail in list(self._tails.values())))
+            grew = await asyncio.gather(*map(self._read, list(self._tails.values())))
             await self._pause(BUSY_S if any(grew) else QUIET_S)
+
+    async def _read(self, tail: LogTail) -> bool:
+        """A log that can't be read stops no other."""
+        try:
+            return await tail.read()
+        except Exception as error:
+            text = f"The log of job {tail.job_id} can't be read"
+            self._faults.log(error, text, FAULT)
+            return False
 
     async def _load_jobs(self) -> None:
         views = await database_sync_to_async(self._load_views)(list(self._tails))

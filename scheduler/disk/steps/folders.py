@@ -26,7 +26,7 @@ EXEMPT_TAG = "cleanup"
 READ_FOR = timedelta(seconds=2)
 # Folders of jobs rarely move to another file system.
 DEVICES_FOR = timedelta(seconds=30)
-PATIENCE_S, NEXT_PATIENCE_S = 0.5, 0.02
+PATIENCE_S, NEXT_PATIENCE_S, MOST_HUNG = 0.5, 0.02, 5
 # In one query.
 AT_ONCE = 500
 
@@ -154,7 +154,9 @@ class FullDisks:
     def _device(self, path: str, now: datetime) -> str | None:
         devices = self._devices(now)
         if path not in devices:
-            # Folders on one dead file system must not add up.
-            has_hung = None in devices.values()
-            devices[path] = space.device_of(path, NEXT_PATIENCE_S if has_hung else PATIENCE_S)
+            # Folders on one dead file system must not add up; each may keep a thread for long.
+            hung = sum(device is None for device in devices.values())
+            if hung >= MOST_HUNG:
+                return None
+            devices[path] = space.device_of(path, NEXT_PATIENCE_S if hung else PATIENCE_S)
         return devices[path]

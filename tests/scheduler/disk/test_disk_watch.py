@@ -18,6 +18,7 @@ from monitor.models import Event
 from monitor.thresholds import rows as thresholds
 from scheduler import metrics
 from scheduler.disk.facts import DiskSpace
+from scheduler.disk.steps.folders import FullDisks
 from scheduler.disk.probes import space as probe
 from scheduler.disk.steps import folders
 from scheduler.disk.steps.watch import DiskWatch
@@ -185,6 +186,25 @@ def test_a_real_folder_is_read_as_df_does(tmp_path: Path) -> None:
     assert found.used_pct is not None
     with pytest.raises(probe.Unreadable, match="No such file"):
         probe.read(str(tmp_path / "none"))
+
+
+def test_many_folders_that_do_not_answer_hold_up_no_plan(
+    watch: DiskWatch, disk: Disk, data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk.used_pct = 90.0
+    watch.judge(None, NOW)
+    asked = []
+
+    def no_answer(path: str, patience_s: float) -> str | None:
+        asked.append(path)
+        return disk.device if path.startswith(str(data)) else None
+
+    monkeypatch.setattr(probe, "device_of", no_answer)
+    full = FullDisks("gpubox")
+    blocked = [full.of_new(f"/dead/{number}", NOW) for number in range(100)]
+
+    assert len(asked) < 10
+    assert all(len(found) == 1 for found in blocked)
 
 
 def test_a_link_to_a_dead_file_system_has_no_device(

@@ -7,13 +7,16 @@ from typing import Any
 
 import pytest
 from django.contrib.auth.models import User
+from django.db import connection
 from django.test import Client
+from django.test.utils import CaptureQueriesContext
 
 from monitor.facts.gpu_states import GpuState
 from monitor.models import Event
 from monitor.snapshot import rows as monitor_store
 from scheduler.dispatch.inputs import PlanInputs
 from scheduler.facts.plans import PlanPolicy
+from scheduler.idle_work import rows
 from scheduler.idle_work.step import IdleWork
 from scheduler.models import IdleChoice, IdleTemplate, Job, Quota
 from scheduler.planner.plan import plan
@@ -95,6 +98,21 @@ def test_a_job_that_finds_its_gpu_in_use_is_cancelled(alice: User) -> None:
     judge(gpu(0), at=NOW + timedelta(seconds=61))
 
     assert Job.objects.get().outcome == "cancelled"
+
+
+def test_many_jobs_that_come_too_late_are_cancelled_in_a_few_statements(alice: User) -> None:
+    for name in ("one", "two", "three"):
+        Job.objects.filter(pk=jobs_made.waiting(alice).pk).update(idle_template=name)
+    late = NOW + timedelta(minutes=2)
+    with CaptureQueriesContext(connection) as few:
+        assert rows.cancel_waiting(late, late) == 3
+    for number in range(20):
+        Job.objects.filter(pk=jobs_made.waiting(alice).pk).update(idle_template=f"t{number}")
+    with CaptureQueriesContext(connection) as many:
+        assert rows.cancel_waiting(late, late) == 20
+
+    assert len(many) == len(few)
+    assert set(Job.objects.values_list("outcome", flat=True)) == {"cancelled"}
 
 
 def test_a_template_that_its_account_may_not_run_says_why_and_others_run(
