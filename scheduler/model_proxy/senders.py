@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -77,16 +78,20 @@ class Upstream:
     ) -> None:
         await self._client.aclose()
 
-    def _check_listener(self, of: Instance) -> None:
+    async def _check_listener(self, of: Instance) -> None:
         """Raises InstanceFailed. A result holds for CHECKED_FOR_S."""
         port, now = _port(of.url), time.monotonic()
         if now < self._checked_until.get((port, of.account), 0.0):
             return
-        if is_taken(port, uid_of(of.account, self._run_as)):
+        # A directory service of the host may be slow to name the account.
+        if await asyncio.to_thread(self._is_taken, port, of.account):
             raise InstanceFailed(f"a process of another account listens on its port {port}")
         if len(self._checked_until) >= MOST_CHECKED:
             self._checked_until.clear()
         self._checked_until[port, of.account] = now + CHECKED_FOR_S
+
+    def _is_taken(self, port: int, account: str) -> bool:
+        return is_taken(port, uid_of(account, self._run_as))
 
     @asynccontextmanager
     async def post(
@@ -98,7 +103,7 @@ class Upstream:
         listens on the instance's port.
         """
         url = f"{of.url}/{path}"
-        self._check_listener(of)
+        await self._check_listener(of)
         headers = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
         timeout = httpx.Timeout(stall_s, connect=CONNECT_S, pool=None)
         request = self._client.build_request(

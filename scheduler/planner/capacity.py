@@ -270,7 +270,9 @@ class HostPolicy:
 
     # fmt: off
     memory_pct: float = percent(100.0, "Memory for jobs",
-        "Part of the host's memory that running jobs may reserve together. 0 = jobs reserve none.")
+        "Part of the host's memory that running jobs may reserve together. 0 = jobs reserve none. "
+        "In a container or pod, its limit counts as the host's memory. Requests of a pod reserve "
+        "nothing, because a pod may use more than it requests; /status/ shows them.")
     cpus_pct: float = threshold(100.0, "CPUs for jobs", unit="%", ge=0, le=10_000,
         help="Part of the host's CPUs that running jobs may reserve together; more than 100 "
              "overcommits. 0 = jobs reserve none.")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from html import unescape
 from typing import Any
@@ -150,6 +151,23 @@ def test_everybody_reads_the_rules_here(alice: User, as_user: Browse, settings: 
     assert "a workstation" in html
     assert '<b>yes</b><span class="muted small">default: no</span>' in html
     assert "/admin/" not in html
+
+
+@pytest.mark.parametrize(
+    "reason",
+    [
+        "Daily GPU-minutes are a fixed budget",
+        "Requests of a pod reserve nothing",
+        "load outside the queue must not stop the queue",
+        "those of a gpucoord.toml apply to its host",
+    ],
+)
+def test_the_rules_give_the_reason_where_a_limit_does_not_apply(
+    reason: str, alice: User, as_user: Browse
+) -> None:
+    html = unescape(as_user(alice).get("/rules/").content.decode())
+
+    assert reason.lower() in re.sub("<[^>]*>", "", html).lower()
 
 
 def test_what_differs_from_the_defaults_comes_first(alice: User, as_user: Browse) -> None:

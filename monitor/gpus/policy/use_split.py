@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from monitor.facts.readings import GpuReading, Health, ProcessReading, Snapshot
@@ -17,15 +17,21 @@ class UseSplit:
 
 
 UNKNOWN = UseSplit(None, None)
+# Below it, a GPU without processes is idle: its reading is a mean of the last second.
+BUSY_PCT = 5.0
 
 
 def by_gpu(snapshot: Snapshot) -> dict[str, UseSplit]:
-    """The split of each GPU, by UUID; unknown if the driver does not report the GPU's use."""
+    """The split of each GPU, by UUID.
+
+    Unknown if the driver does not report the GPU's use, or lists no process on a busy GPU.
+    """
     on: dict[str, list[ProcessReading]] = {gpu.uuid: [] for gpu in snapshot.gpus}
     for process in snapshot.processes:
         on.setdefault(process.gpu_uuid, []).append(process)
     return {
-        gpu.uuid: _split(on[gpu.uuid]) if _is_measured(gpu) else UNKNOWN for gpu in snapshot.gpus
+        gpu.uuid: _split(on[gpu.uuid]) if _is_measured(gpu, on[gpu.uuid]) else UNKNOWN
+        for gpu in snapshot.gpus
     }
 
 
@@ -35,8 +41,10 @@ def of_host(snapshot: Snapshot) -> UseSplit:
     return UseSplit(_mean(s.jobs_pct for s in splits), _mean(s.others_pct for s in splits))
 
 
-def _is_measured(gpu: GpuReading) -> bool:
-    return gpu.health is Health.OK and gpu.utilization_pct is not None
+def _is_measured(gpu: GpuReading, processes: Sequence[ProcessReading]) -> bool:
+    if gpu.health is not Health.OK or gpu.utilization_pct is None:
+        return False
+    return bool(processes) or gpu.utilization_pct < BUSY_PCT
 
 
 def _split(processes: Iterable[ProcessReading]) -> UseSplit:

@@ -31,6 +31,11 @@ def test_a_gpu_without_processes_is_idle_and_a_lost_one_unknown() -> None:
     assert of_host(seen) == UseSplit(None, None)
 
 
+def test_a_busy_gpu_without_listed_processes_is_unknown() -> None:
+    assert by_gpu(snapshot([gpu(0, utilization_pct=85.0)]))[gpu(0).uuid] == UseSplit(None, None)
+    assert by_gpu(snapshot([gpu(0, utilization_pct=2.0)]))[gpu(0).uuid] == UseSplit(0.0, 0.0)
+
+
 def test_a_host_has_the_mean_of_its_gpus() -> None:
     seen = snapshot(
         [gpu(0), gpu(1)], [process(1, sm_pct=90.0, job_ref="7"), process(2, on=1, sm_pct=40.0)]

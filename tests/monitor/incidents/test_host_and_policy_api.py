@@ -14,7 +14,7 @@ from monitor.facts.readings import DiskReading, HostReading, Pressure
 from monitor.incidents.policy.thresholds import GpuTimePolicy
 from monitor.snapshot import rows as snapshots
 from monitor.thresholds import rows as thresholds
-from tests.builders import GIB, snapshot
+from tests.builders import GIB, gpu, process, snapshot
 
 pytestmark = pytest.mark.django_db
 AsUser = Callable[[User], Client]
@@ -48,6 +48,16 @@ def test_hosts_are_listed_with_cpu_memory_and_disks(alice: User, as_user: AsUser
     ]
     assert found["pressure"]["cpu_some_pct"] == 1.5
     assert found["gpus"] == 2
+
+
+def test_gpus_and_hosts_show_the_shares_of_jobs_and_of_others(alice: User, as_user: AsUser) -> None:
+    on_it = [process(1, sm_pct=30.0, job_ref="7"), process(2, sm_pct=20.0)]
+    snapshots.record(snapshot([gpu(utilization_pct=50.0)], on_it))
+    browser = as_user(alice)
+
+    for kind in ("gpus", "hosts"):
+        (found,) = get(browser, f"/api/{kind}/")[kind]
+        assert (found["jobs_share_pct"], found["others_share_pct"]) == (30, 20)
 
 
 def test_what_is_unknown_of_a_host_is_null(alice: User, as_user: AsUser) -> None:

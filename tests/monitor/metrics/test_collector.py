@@ -249,6 +249,14 @@ def test_events_are_counted_by_kind() -> None:
     assert found.value("gpucoord_events_total", kind="GPU_FOUND") == 1
 
 
+def test_the_use_of_a_gpu_is_divided_between_jobs_and_others() -> None:
+    on_it = [process(1, sm_pct=30.0, job_ref="7"), process(2, sm_pct=20.0)]
+    found = scrape(snapshot([gpu(utilization_pct=50.0)], on_it))
+
+    assert found.value("gpucoord_jobs_share_percent") == 30
+    assert found.value("gpucoord_others_share_percent") == 20
+
+
 def test_evictions_begin_at_zero_for_each_gpu() -> None:
     found = scrape(snapshot(1))
 
