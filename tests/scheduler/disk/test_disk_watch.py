@@ -18,9 +18,9 @@ from monitor.models import Event
 from monitor.thresholds import rows as thresholds
 from scheduler import metrics
 from scheduler.disk.facts import DiskSpace
-from scheduler.disk.steps.folders import FullDisks
 from scheduler.disk.probes import space as probe
 from scheduler.disk.steps import folders
+from scheduler.disk.steps.folders import FullDisks
 from scheduler.disk.steps.watch import DiskWatch
 from scheduler.dispatch.inputs import PlanInputs
 from scheduler.facts.blockers import BlockerCode
