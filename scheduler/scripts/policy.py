@@ -50,7 +50,7 @@ def _schema_problem(schema: object) -> str:
     properties = schema.get("properties", {})
     if not isinstance(properties, dict) or not all(map(_is_name, properties)):
         return "Names of properties have lower-case letters, digits and _."
-    if any(not reference.startswith("#") for reference in _found(schema, "$ref", "$dynamicRef")):
+    if any(not reference.startswith("#") for reference in _texts_of(schema, "$ref", "$dynamicRef")):
         return "Only references inside the schema (#...) are possible."
     try:
         Draft202012Validator.check_schema(schema)
@@ -58,20 +58,20 @@ def _schema_problem(schema: object) -> str:
         return f"This is no JSON Schema: {error.message[:LONGEST_MESSAGE]}."
     if "patternProperties" in json.dumps(schema):
         return "patternProperties can't be used."
-    problems = map(patterns.problem_of, _found(schema, "pattern"))
+    problems = map(patterns.problem_of, _texts_of(schema, "pattern"))
     return next(filter(None, problems), "")
 
 
-def _found(value: object, *keywords: str) -> Iterator[str]:
+def _texts_of(value: object, *keywords: str) -> Iterator[str]:
     """The texts of these keywords anywhere in a schema."""
     if isinstance(value, dict):
         for key, inner in value.items():
             if key in keywords and isinstance(inner, str):
                 yield inner
-            yield from _found(inner, *keywords)
+            yield from _texts_of(inner, *keywords)
     elif isinstance(value, list):
         for inner in value:
-            yield from _found(inner, *keywords)
+            yield from _texts_of(inner, *keywords)
 
 
 def _is_name(text: str) -> bool:
@@ -150,15 +150,15 @@ def _mistakes(schema: Mapping[str, Any], value: Any) -> list[Mistake]:
 def take_too_long(script: Script, items: Sequence[str]) -> bool:
     """Whether the items together could take too long for the patterns of their argument."""
     rule = _properties(script).get(script.item_argument, {})
-    ways = (patterns.ways(text, len(item)) for text in _found(rule, "pattern") for item in items)
+    ways = (patterns.ways(text, len(item)) for text in _texts_of(rule, "pattern") for item in items)
     return sum(ways) > patterns.MOST_WAYS_OF_ITEMS
 
 
 def item_mistake(script: Script, item: str) -> str:
     """What is wrong with one item of a batch; "" = nothing."""
     rule = _properties(script).get(script.item_argument, {})
-    found = _mistakes(rule, _typed(item, rule))
-    return found[0][1] if found else ""
+    wrong = _mistakes(rule, _typed(item, rule))
+    return wrong[0][1] if wrong else ""
 
 
 def _pattern(
