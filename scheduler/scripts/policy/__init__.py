@@ -13,7 +13,7 @@ from jsonschema import Draft202012Validator, validators
 from jsonschema.exceptions import SchemaError, ValidationError
 
 from scheduler.facts.scripts import GpuUse, Script, Word
-from scheduler.scripts import patterns
+from scheduler.scripts.policy import patterns
 
 LARGEST_SCHEMA, LARGEST_ARGUMENTS = 20_000, 20_000
 MOST_WORDS, MOST_MISTAKES = 200, 10
