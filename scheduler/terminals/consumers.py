@@ -267,7 +267,8 @@ async def _connected(target: Target) -> tuple[asyncio.StreamReader, asyncio.Stre
 async def _connect(target: Target) -> socket.socket:
     """Raises OSError. The address of a Unix socket is short, so it names the folder's number."""
     flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
-    folder = os.open(target.folder, flags)
+    # The folder may be on a file system that does not answer.
+    folder = await asyncio.to_thread(os.open, target.folder, flags)
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
     try:
         address = f"/proc/self/fd/{folder}/{target.name}"

@@ -228,6 +228,14 @@ def test_a_preset_needs_a_name(browser: Client) -> None:
     assert not JobPreset.objects.exists()
 
 
+def test_a_preset_of_very_long_values_is_refused(browser: Client) -> None:
+    fields = {"command": "x" * 20_001, "save_preset": "1", "preset_name": "long"}
+    html = browser.post("/jobs/new/", fields).content.decode()
+
+    assert "more than 20000 characters" in html
+    assert not JobPreset.objects.exists()
+
+
 def test_presets_of_operators_are_for_all_and_those_of_users_for_themselves(
     browser: Client, bob: User
 ) -> None:

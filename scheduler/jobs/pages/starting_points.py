@@ -19,7 +19,7 @@ from scheduler.facts.job_fields import fields_of
 from scheduler.models import Job, JobPreset
 
 MOST_RECENT, MOST_READ, MOST_PRESETS = 5, 60, 20
-LONGEST_NAME = 40
+LONGEST_NAME, LONGEST_VALUES = 40, 20_000
 # Values of variables may be secrets, and times and other jobs differ with each submission.
 NOT_SAVED = {"env", "begin", "after", "after_success"}
 SHORT = 36
@@ -85,6 +85,8 @@ def save(person: User, request: Any) -> str:
     if own.count() >= MOST_PRESETS and not own.filter(name=name).exists():
         return f"You have {MOST_PRESETS} presets. Remove one first."
     values = {key: text for key, text in form_values(request.POST.dict()).items() if text}
+    if sum(len(str(text)) for text in values.values()) > LONGEST_VALUES:
+        return f"The values have more than {LONGEST_VALUES} characters, the most for a preset."
     JobPreset.objects.update_or_create(user=person, name=name, defaults={"values": values})
     return ""
 

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
+from contextlib import suppress
 
 import pytest
 
 from scheduler.facts.model_services import InstanceState
 from scheduler.facts.prompts import Instance
+from scheduler.model_proxy import senders
 from scheduler.model_proxy.senders import InstanceFailed, Upstream
 from scheduler.model_services import probes
 from scheduler.models import ModelInstance
@@ -49,6 +53,29 @@ def test_the_own_account_and_a_free_port_are_no_danger() -> None:
         assert not probes.is_taken(port, None)
 
     assert not probes.is_taken(probes.free_port(), None)
+
+
+async def test_a_slow_directory_service_holds_up_no_other_request(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def wait(*_: object) -> bool:
+        time.sleep(0.5)
+        return True
+
+    monkeypatch.setattr(senders, "is_taken", wait)
+
+    async def ask(upstream: Upstream) -> None:
+        with suppress(InstanceFailed):
+            async with upstream.post(Instance(id=1, url="http://127.0.0.1:1"), "x", b"", 1.0):
+                pass
+
+    steps = 0
+    async with Upstream() as upstream:
+        request = asyncio.create_task(ask(upstream))
+        while not request.done():
+            await asyncio.sleep(0.01)
+            steps += 1
+    assert steps > 5
 
 
 def test_the_kernel_and_the_table_of_connections_tell_the_same() -> None:
