@@ -58,7 +58,6 @@ class ModelStep:
         self._probe = probe or HealthProbe()
         self._isolation = ItemIsolation(host, "models", guard)
         self._predicted: TimedCache[dict[int, int]] = TimedCache(demand.automatic, PREDICTS_EVERY)
-        self._reported: set[int] = set()
 
     def close(self) -> None:
         self._probe.close()
@@ -137,16 +136,19 @@ class ModelStep:
         }
 
     def _is_taken(self, service: ModelService, row: ModelInstance, now: datetime) -> bool:
-        """Whether another account listens on the instance's port; reported once per instance."""
+        """Whether another account listens on the instance's port; its row says so meanwhile."""
         uid = uid_of(service.account, settings.CONFIG.run_as)
-        if row.port is None or not is_taken(row.port, uid):
-            return False
-        if row.pk not in self._reported:
-            self._reported.add(row.pk)
-            text = "Another account listens on port %s, which is of an instance of %s"
-            about = {"kind": "MODEL_PORT_TAKEN", "model": service.name, "port": row.port}
-            logger.warning(text, row.port, service.name, extra=about)
-        return True
+        is_foreign = row.port is not None and is_taken(row.port, uid)
+        reason = f"Another account listens on its port {row.port}."
+        if is_foreign != (row.reason == reason):
+            row.reason = reason if is_foreign else ""
+            with self._guard():
+                ModelInstance.objects.filter(pk=row.pk).update(reason=row.reason)
+            if is_foreign:
+                text = "Another account listens on port %s, which is of an instance of %s"
+                about = {"kind": "MODEL_PORT_TAKEN", "model": service.name, "port": row.port}
+                logger.warning(text, row.port, service.name, extra=about)
+        return is_foreign
 
     def _calls(
         self, views: list[tuple[ModelService, ServiceView]], now: datetime

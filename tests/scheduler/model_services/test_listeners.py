@@ -12,12 +12,14 @@ from collections.abc import Iterator
 from contextlib import suppress
 
 import pytest
+from django.db import transaction
 
 from scheduler.facts.model_services import InstanceState
 from scheduler.facts.prompts import Instance
 from scheduler.model_proxy import senders
 from scheduler.model_proxy.senders import InstanceFailed, Upstream
 from scheduler.model_services import probes
+from scheduler.model_services.step import ModelStep
 from scheduler.models import ModelInstance
 from tests.scheduler.model_services.model_box import Box, service
 
@@ -118,8 +120,12 @@ def test_an_instance_does_not_become_ready_by_the_answer_of_another_account(
 
     for _ in range(3):
         box.step()
+    # Each slice of the loop has a new step.
+    ModelStep(transaction.atomic, "gpubox").step(box.now)
 
     states = set(ModelInstance.objects.values_list("state", flat=True))
     assert probes.answers(f"http://127.0.0.1:{foreign_port}/")
     assert states == {InstanceState.BOOTING.value}
     assert caplog.text.count("Another account listens") == 1
+    reason = ModelInstance.objects.get().reason
+    assert reason == f"Another account listens on its port {foreign_port}."
