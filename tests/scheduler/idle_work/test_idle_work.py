@@ -111,7 +111,7 @@ def test_many_jobs_that_come_too_late_are_cancelled_in_a_few_statements(alice: U
     with CaptureQueriesContext(connection) as many:
         assert rows.cancel_waiting(late, late) == 20
 
-    assert len(many) == len(few)
+    assert len(many) <= len(few)
     assert set(Job.objects.values_list("outcome", flat=True)) == {"cancelled"}
 
 

@@ -56,6 +56,10 @@ class Box:
         # By GPU: what processes of other users hold.
         self.strangers: dict[int, int] = {}
         self.servers = Healthy()
+        self.renew()
+
+    def renew(self) -> None:
+        """New steps, as each slice of the loop has."""
         self._models = ModelStep(transaction.atomic, "gpubox", self.servers)
         self._wakes = ModelWakes(transaction.atomic, "gpubox", POLICY)
         self._evictions = ModelEvictions(transaction.atomic, "gpubox", POLICY)
