@@ -174,7 +174,9 @@ def _pattern(
         yield ValidationError(f"{text!r} does not match {pattern!r}")
 
 
-_Validator: Any = validators.extend(Draft202012Validator, {"pattern": _pattern})
+_Validator: Any = validators.extend(  # type: ignore[no-untyped-call]
+    Draft202012Validator, {"pattern": _pattern}
+)
 
 
 @lru_cache(maxsize=64)

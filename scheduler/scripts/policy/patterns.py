@@ -74,6 +74,6 @@ def _of_one(kind: str, value: Any, length: int) -> float:
 
 def _power(base: float, exponent: int) -> float:
     try:
-        return base**exponent
+        return float(base**exponent)
     except OverflowError:
         return inf
