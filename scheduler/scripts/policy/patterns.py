@@ -56,8 +56,7 @@ def _of_all(parts: Iterable[Any], length: int) -> float:
 
 def _of_one(kind: str, value: Any, length: int) -> float:
     if kind in ("MAX_REPEAT", "MIN_REPEAT", "POSSESSIVE_REPEAT"):
-        least, most, body = value
-        longest = min(int(most), length)
+        least, longest, body = int(value[0]), min(int(value[1]), length), value[2]
         return (max(0, longest - least) + 1) * _power(_of_all(body, length), longest)
     if kind == "BRANCH":
         return sum(_of_all(branch, length) for branch in value[1])
