@@ -14,6 +14,7 @@ from django.db.migrations.recorder import MigrationRecorder
 from gpucoord_site.service import first_builds, startup_checks
 from gpucoord_site.service.startup_checks import UnableToStart
 
+ROOT = Path(__file__).resolve().parents[2]
 pytestmark = pytest.mark.django_db
 
 
@@ -71,6 +72,6 @@ def test_a_fold_replaces_each_numbered_migration_of_its_app() -> None:
     assert set(folds) == {"gpucoord_site", "monitor", "reports", "scheduler"}
     for app, fold in folds.items():
         last = max(name for _, name in fold.replaces)
-        files = (Path(app) / "migrations").glob("0*.py")
+        files = (ROOT / app / "migrations").glob("0*.py")
         earlier = {p.stem for p in files if p.stem <= last and "squashed" not in p.stem}
         assert {name for _, name in fold.replaces} == earlier

@@ -134,7 +134,7 @@ def test_the_tests_of_rows_and_pages_pass_on_it(
     url: str, tmp_path: Path, apps: tuple[str, ...]
 ) -> None:
     """The same tests that run on SQLite, none changed."""
-    quick = "not processes and not browser and not slow"
+    quick = "not long and not processes and not browser and not slow"
     ran = subprocess.run(
         [
             *(sys.executable, "-m", "pytest", "-q", "--maxfail=20", "-m", quick),
