@@ -31,7 +31,10 @@ faults = FaultLog(logger)
 
 PREFIX = "/api/"
 RETRY_AFTER_S = 10
-UNAVAILABLE = f"The database does not answer now. Try again in {RETRY_AFTER_S} seconds."
+UNAVAILABLE = (
+    "The database does not answer now. Running jobs continue; new jobs start when it answers again."
+    f" Try again in {RETRY_AFTER_S} seconds."
+)
 TITLE = "The database is not available"
 # /healthz reports the problem itself, so it is served.
 EXEMPT = "/healthz"

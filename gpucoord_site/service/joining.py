@@ -47,8 +47,9 @@ def join(config: Config, port: int | None) -> None:
             spent = " GPUCOORD_JOIN_TOKEN is unknown, used or expired." if token else ""
             raise UnableToStart(f"{problem}{spent if not has_token else ''}")
         instances = {host.name: host.instance for host in hosts}
-        if has_token and instances.get(new.name) != new.instance:
-            rows.use_token(token)
+        is_new = instances.get(new.name) != new.instance
+        if has_token and is_new and not rows.use_token(token):
+            raise UnableToStart("GPUCOORD_JOIN_TOKEN has just been used by another host.")
         if rows.register(new, now):
             text = f"The host {new.name} has joined with gpucoord {new.version}."
             events.add("HOST_JOINED", text, now=now, host=new.name)

@@ -89,5 +89,10 @@ def contact_sentence(host: HostFact, since: str) -> str:
 
 def elsewhere(host: str, address: str, path: str) -> str:
     """Where to read a file that is on another host."""
-    at = f"{address.rstrip('/')}{path}" if address else f"the service of gpucoord on {host}"
-    return f"The files of this job are on the host {host}. Read them at {at}."
+    where = f"The files of this job are on the host {host}"
+    if address:
+        return f"{where}. Read them at {address.rstrip('/')}{path}."
+    return (
+        f"{where}, which serves no pages to other hosts."
+        " An operator can read them there, or start gpucoord there with pages (gpucoord up)."
+    )

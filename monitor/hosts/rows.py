@@ -131,9 +131,9 @@ def is_valid_token(text: str, now: datetime) -> bool:
     return JoinToken.objects.filter(digest=_digest(text), expires_at__gt=now).exists()
 
 
-def use_token(text: str) -> None:
-    """A token is good for one host."""
-    JoinToken.objects.filter(digest=_digest(text)).delete()
+def use_token(text: str) -> bool:
+    """A token is good for one host. False: another host was faster."""
+    return bool(JoinToken.objects.filter(digest=_digest(text)).delete()[0])
 
 
 def _digest(text: str) -> str:

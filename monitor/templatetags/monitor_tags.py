@@ -196,15 +196,14 @@ def use_source(source: str) -> str:
 def figure(value: float | None, slot: int | str, digits: int = 0) -> SafeString:
     """A number that the live feed updates: value `slot` of the enclosing [data-live] element.
 
-    digits 3: three significant digits; 0: a whole number.
+    digits 3: three significant digits; 0: a whole number. Pages of many GPUs have thousands of
+    them, and numbers and constants of a template need no escaping.
     """
-    kind = SafeString(' data-d="3"') if digits else ""
+    kind = ' data-d="3"' if digits else ""
     if value is None:
-        return format_html(
-            '<b class="unknown" data-v="{}"{} title="{}">–</b>', slot, kind, WHY_UNKNOWN
-        )
+        return SafeString(f'<b class="unknown" data-v="{slot}"{kind} title="{WHY_UNKNOWN}">–</b>')
     text = formats.sig3(value) if digits else f"{value:.0f}"
-    return format_html('<b data-v="{}"{}>{}</b>', slot, kind, text)
+    return SafeString(f'<b data-v="{slot}"{kind}>{text}</b>')
 
 
 @register.simple_tag
@@ -212,14 +211,13 @@ def bar(value: float | None, top: float | None, slot: int | str, kind: str = "")
     """A bar from 0 to `top`, hatched if unknown; the number beside it has the same content."""
     is_known = value is not None and bool(top)
     width = min(100.0, 100 * value / top) if is_known and value is not None and top else 0.0
-    return format_html(
-        '<svg class="bar {}{}" data-v="{}" data-max="{}" viewBox="0 0 100 1"'
-        ' preserveAspectRatio="none" aria-hidden="true"><rect width="{}" height="1"/></svg>',
-        kind,
-        "" if is_known else " no-value",
-        slot,
-        f"{top:.6g}" if top else "",
-        f"{width:.1f}",
+    hatched = "" if is_known else " no-value"
+    most = f"{top:.6g}" if top else ""
+    # Numbers and constants of a template need no escaping.
+    return SafeString(
+        f'<svg class="bar {kind}{hatched}" data-v="{slot}" data-max="{most}" viewBox="0 0 100 1"'
+        ' preserveAspectRatio="none" aria-hidden="true">'
+        f'<rect width="{width:.1f}" height="1"/></svg>'
     )
 
 

@@ -112,6 +112,10 @@ class HostGate:
         self._drained: TimedCache[Drained | None] = TimedCache(
             lambda now: drained(host, now), DRAINED_FOR
         )
+        self._takers: TimedCache[list[str]] = TimedCache(
+            lambda now: [fact.name for fact in host_rows.all_hosts() if _is_taker(fact, now)],
+            DRAINED_FOR,
+        )
         # The jobs that were left out at the last call.
         self.elsewhere: frozenset[int] = frozenset()
 
@@ -129,6 +133,10 @@ class HostGate:
             return here
         return [replace(job, waits=(*job.waits, state.blocker)) for job in here]
 
+    def takers(self, now: datetime) -> list[str]:
+        """The hosts in contact that take jobs."""
+        return self._takers(now)
+
 
 def drained(host: str, now: datetime) -> Drained | None:
     """None: the host takes jobs."""
@@ -136,7 +144,7 @@ def drained(host: str, now: datetime) -> Drained | None:
     if fact is None or fact.takes_jobs:
         return None
     others = [other for other in host_rows.all_hosts() if other.name != host]
-    takers = [other for other in others if other.takes_jobs and _is_there(other, now)]
+    takers = [other for other in others if _is_taker(other, now)]
     blocker = Blocker(
         code=BlockerCode.HOST_DRAINED,
         tier=Tier.MACHINE,
@@ -146,8 +154,10 @@ def drained(host: str, now: datetime) -> Drained | None:
     return Drained(blocker, bool(takers))
 
 
-def _is_there(host: HostFact, now: datetime) -> bool:
-    return host.seen_at is not None and host_policy.silent_since(host, now) is None
+def _is_taker(host: HostFact, now: datetime) -> bool:
+    """Whether it is in contact and takes jobs."""
+    is_there = host.seen_at is not None and host_policy.silent_since(host, now) is None
+    return is_there and host.takes_jobs
 
 
 class PlanInputs:

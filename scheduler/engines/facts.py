@@ -1,7 +1,8 @@
-"""Facts: the protocol of an engine, which runs jobs for gpucoord: this host itself, or Slurm.
+"""Facts: the protocol of an engine that decides order and place of jobs for gpucoord, as Slurm.
 
-An engine takes a ticket and returns its own name of the task, the ref. It reports states; what
-follows from them is decided above it. A ref that is missing in a look is unknown, never ended.
+ARCHITECTURE.md says why gpucoord's own runner is not behind it. An engine takes a ticket and
+returns its own name of the task, the ref. It reports states; what follows from them is decided
+above it. A ref that is missing in a look is unknown, never ended.
 """
 
 from __future__ import annotations

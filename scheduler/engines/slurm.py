@@ -7,6 +7,7 @@ comment identifies a task, because a number is used again once slurmctld has los
 from __future__ import annotations
 
 import math
+import secrets
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -91,9 +92,12 @@ class SlurmEngine:
     def look(self, refs: Sequence[str] = ()) -> Look:
         """One squeue for all jobs, also those of other programs."""
         del refs
-        argv = ["squeue", "-h", "-a", "-t", "all", "-o", slurm_texts.SQUEUE_FORMAT]
-        done = self._run([self._path(argv[0]), *argv[1:]], ANSWER_S, env={"TZ": "UTC"})
-        return slurm_texts.squeue(done.output) if done.is_ok else Look(problem=_message(done))
+        argv = [self._path("squeue"), "-h", "-a", "-t", "all"]
+        # Not an argument, which other users could read and imitate in the comment of a job.
+        mark = f"{secrets.token_hex(16)}{slurm_texts.SEPARATOR}"
+        env = {"TZ": "UTC", "SQUEUE_FORMAT": f"{mark}{slurm_texts.SQUEUE_FORMAT}"}
+        done = self._run(argv, ANSWER_S, env=env)
+        return slurm_texts.squeue(done.output, mark) if done.is_ok else Look(problem=_message(done))
 
     def allocation(self, ref: str) -> Allocation | None:
         """From scontrol, else from sacct where it works; None: neither knows the job any more.
@@ -108,7 +112,7 @@ class SlurmEngine:
         argv = ["sacct", "-n", "-P", "-X", "-j", ref, "-o", slurm_texts.SACCT_FIELDS]
         accounting = self._run([self._path(argv[0]), *argv[1:]], ANSWER_S)
         ends = slurm_texts.sacct(accounting.output) if accounting.is_ok else {}
-        return next(iter(ends.values()), None)
+        return next(iter(ends.values()), None) if len(ends) == 1 else None
 
     def stop(self, ref: str, uid: int | None = None) -> str:
         del uid

@@ -160,7 +160,7 @@ class Slots:
 
     cpu_jobs: number of jobs without a GPU that have not ended. people: accounts by user name; a
     missing user has no limits. windows: time windows of all users. reserved: the model for which a
-    GPU is reserved, by UUID.
+    GPU is reserved, by UUID. left_to_others: jobs for which another host reserves GPUs.
     """
 
     host: str
@@ -172,6 +172,7 @@ class Slots:
     throttle: Throttle = field(default_factory=Throttle)
     windows: tuple[Window, ...] = ()
     reserved: Mapping[str, str] = field(default_factory=dict)
+    left_to_others: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -229,9 +230,11 @@ class Plan:
     """The result of a planning pass; every job of the queue is placed or has blockers.
 
     preemptions: for a job of the queue. evictions: for the GPU's owner, or a window's end.
+    reserved_for: the job with the backfill reservation.
     """
 
     placements: tuple[Placement, ...] = ()
     preemptions: tuple[Yield, ...] = ()
     evictions: tuple[Yield, ...] = ()
+    reserved_for: int | None = None
     blockers: dict[int, tuple[Blocker, ...]] = field(default_factory=dict)

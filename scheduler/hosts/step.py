@@ -60,7 +60,10 @@ class HostWatch:
         down = [name for name in rows.confirmed_down() if name != self._host]
         if not down:
             return []
-        attempts = Attempt.objects.filter(host__in=down, ended_at=None, job__requeue=True)
+        # A job that another engine runs is on a node of that engine, which may be up.
+        attempts = Attempt.objects.filter(
+            host__in=down, ended_at=None, job__requeue=True, engine=""
+        )
         results = self._isolation.each(
             attempts.select_related("job__owner", "yield_request"),
             lambda attempt: f"job {attempt.job_id}",
@@ -73,7 +76,7 @@ class HostWatch:
 
     def _end_abandoned(self, now: datetime) -> None:
         self._isolation.each(
-            Attempt.objects.filter(host=self._host, abandoned=True),
+            Attempt.objects.filter(host=self._host, abandoned=True, engine=""),
             lambda attempt: f"abandoned job {attempt.job_id}",
             self._end,
             now,

@@ -237,6 +237,7 @@ def plan(
         placements=tuple(pass_.placements),
         preemptions=pass_.preemptions(),
         evictions=gates.evictions(pass_.state),
+        reserved_for=pass_.reserved_for,
         blockers=pass_.reasons(),
     )
 
@@ -282,7 +283,8 @@ class _Pass:
         group.ids.append(job.id)
         if group.lacks_only_gpus and len(self._lacking_gpus) < MOST_CONSIDERED:
             self._lacking_gpus.append((job, group))
-            self._pool.reserve_for(job, group)
+            if job.id not in self.state.slots.left_to_others:
+                self._pool.reserve_for(job, group)
 
     def preemptions(self) -> tuple[Yield, ...]:
         """Yield requests to running jobs, for the first jobs that only lack GPUs."""
@@ -296,6 +298,12 @@ class _Pass:
             preemptible = [other for other in preemptible if other.id not in leaving]
             requests += yields
         return tuple(requests)
+
+    @property
+    def reserved_for(self) -> int | None:
+        """The job with the backfill reservation."""
+        reservation = self._pool.reservation
+        return None if reservation is None else reservation.job.id
 
     def reasons(self) -> dict[int, tuple[Blocker, ...]]:
         """Blockers of each waiting job, as of the end of the pass."""

@@ -104,9 +104,14 @@ def drop_environment(folder: Path) -> None:
 
 
 def read_tail(path: Path, most: int) -> bytes:
-    """The last bytes of a file; b"" if it does not exist."""
+    """The last bytes of a file; b"" if it does not exist.
+
+    A second name may be that of a file which the job could not read.
+    """
     try:
         with _open(path) as file:
+            if os.fstat(file.fileno()).st_nlink > 1:
+                return b""
             file.seek(max(0, file.seek(0, os.SEEK_END) - most))
             return file.read(most)
     except OSError:

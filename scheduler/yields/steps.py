@@ -7,6 +7,7 @@ follows.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from datetime import UTC, datetime, timedelta
 
 from django.conf import settings
@@ -67,6 +68,17 @@ def requeue(job: Job, by: str, now: datetime) -> bool:
         Job.objects.filter(pk=job.pk, state__in=PLACED).update(requeue=True)
         text = f"{by} puts it back into the queue."
         return ask(Yield(job_id=job.pk, code="Requeued", text=text, counts=False), now)
+
+
+def preempting_elsewhere(jobs: Collection[int | None], host: str, now: datetime) -> set[int]:
+    """Those of these jobs for which a job of another host is asked to leave."""
+    rows = YieldRequest.objects.filter(
+        for_job__in=jobs, withdrawn_at=None, attempt__ended_at=None
+    ).exclude(attempt__host=host)
+    held = GpuHold.objects.filter(job__in=jobs, until__gt=now).exclude(host=host)
+    beneficiaries = rows.values_list("for_job", flat=True)
+    holders = held.values_list("job", flat=True)
+    return {*beneficiaries, *holders} - {None}
 
 
 def withdrawable(host: str, now: datetime) -> list[YieldRequest]:

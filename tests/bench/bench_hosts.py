@@ -35,12 +35,12 @@ def main() -> int:
         from monitor.journal.rows import events
 
         with events.unlogged():
-            samplers = _samplers(number)
+            samplers = simulated_samplers(number)
             _writes(samplers)
             return _pages(number)
 
 
-def _samplers(number: int) -> list[Any]:
+def simulated_samplers(number: int) -> list[Any]:
     from dataclasses import replace
 
     from django.db import transaction

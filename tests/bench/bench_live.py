@@ -70,6 +70,7 @@ class Viewer(asyncio.Protocol):
     """A browser's end of the socket in few instructions: 500 of them share a core with others."""
 
     def __init__(self, address: str, cookie: str, path: str = "/ws/live/?on=dashboard") -> None:
+        self.address = address
         self.host = urlsplit(address).netloc
         self.cookie = cookie
         self.path = path

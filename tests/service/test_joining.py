@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import httpx
 import pytest
 
+from tests.bench.bench_live import Viewer, log_in
+from tests.pace import LONGEST_S
 from tests.processes.service import Service, token, wait_until
 from tests.service.postgres_cluster import cluster, free_port
 
@@ -111,6 +115,9 @@ def test_a_job_on_another_host_is_chosen_followed_and_read_from_here(
             assert text == b"from there\n"
             assert api.get(f"jobs/{number}/log/", params={"tail": 3}).content == text[-3:]
             assert httpx.get(f"{west.address}internal/log/guess/").status_code == 403
+            # The page here follows it over its WebSocket.
+            tail = LogViewer(east.address, log_in(east), f"/ws/jobs/{number}/?attempt=1&from=0")
+            assert asyncio.run(tail.follow(b"from there"))
             # The job goes on without its service.
             west.process.terminate()
             west.process.wait(60)
@@ -129,6 +136,25 @@ def test_a_job_on_another_host_is_chosen_followed_and_read_from_here(
                 assert (ended_job["outcome"], len(ended_job["attempts"])) == ("cancelled", 1)
             finally:
                 west.stop()
+
+
+class LogViewer(Viewer):
+    """The page of a job: the frames of its WebSocket."""
+
+    async def follow(self, text: bytes) -> bool:
+        """Whether the text arrives."""
+        self._text, self._arrived = text, asyncio.Event()
+        place = urlsplit(self.address)
+        loop = asyncio.get_running_loop()
+        await loop.create_connection(lambda: self, place.hostname, place.port)
+        await asyncio.wait_for(self._arrived.wait(), LONGEST_S)
+        self.transport.close()
+        return True
+
+    def _take(self, frame: bytes, arrived: float) -> None:
+        del arrived
+        if self._text in frame:
+            self._arrived.set()
 
 
 def _api(address: str, headers: dict[str, str]) -> httpx.Client:

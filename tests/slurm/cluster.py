@@ -12,12 +12,21 @@ import socket
 import subprocess
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from time import sleep
+from time import monotonic, sleep
 
 from tests.pace import Stopwatch
 
 NODES = ("n1", "n2")
-ACCOUNTS = {"gpucoord-t1": 61201, "gpucoord-t2": 61202}
+# Each worker of pytest has a cluster of its own, with accounts of its own.
+_WORKER = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+FIRST, SECOND = (f"gpucoord-t{_WORKER}{letter}" for letter in "ab")
+ACCOUNTS = {FIRST: 61200 + 2 * _WORKER, SECOND: 61201 + 2 * _WORKER}
+# As sinfo abbreviates them; a node that does not answer has "*" behind its state.
+READY = frozenset({"idle", "mix", "alloc", "comp"})
+RESUME_EVERY_S = 3.0
+# A job that is put back into the queue waits until the credential of its first start has expired:
+# cred_expire, 120 s as Slurm is shipped. slurmctld asks the nodes every third of SlurmdTimeout, so
+# that is how long a node may be unknown after a restart.
 CONF = """\
 ClusterName=test
 SlurmctldHost={host}(127.0.0.1)
@@ -25,7 +34,7 @@ SlurmUser=root
 SlurmdUser=root
 AuthType=auth/munge
 CredType=cred/munge
-AuthInfo=socket={folder}/munge/sock
+AuthInfo=socket={folder}/munge/sock,cred_expire=15
 SlurmctldPort={port}
 SlurmctldPidFile={folder}/slurmctld.pid
 SlurmdPidFile={folder}/slurmd.%n.pid
@@ -46,11 +55,16 @@ MpiDefault=none
 SlurmdParameters=config_overrides
 JobAcctGatherType=jobacct_gather/none
 AccountingStorageType=accounting_storage/none
-SlurmdTimeout=60
+SlurmdTimeout=30
+SlurmctldTimeout=10
 KillWait=5
 MinJobAge=60
 MessageTimeout=5
-PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP
+PreemptType=preempt/partition_prio
+PreemptMode=REQUEUE
+SlurmctldParameters=preempt_send_user_signal
+PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP PriorityTier=1 GraceTime=10
+PartitionName=urgent Nodes=ALL MaxTime=INFINITE State=UP PriorityTier=10 PreemptMode=OFF
 """
 NODE = "NodeName={name} NodeHostname={host} NodeAddr=127.0.0.1 Port={port} CPUs=8 RealMemory=4000"
 
@@ -162,16 +176,27 @@ class Cluster:
 
     def wait_until_up(self, seconds: float = 60) -> None:
         """Until both nodes take jobs. Nodes that were drained by a kill are resumed."""
+        states: dict[str, str] = {}
+        resumed_at = monotonic()
 
         def is_up() -> bool:
-            states = self.run("sinfo", "-h", "-N", "-o", "%n %T").split("\n")
-            for line in states:
-                name, _, state = line.partition(" ")
-                if name in NODES and state.startswith(("down", "drain", "unk")):
+            nonlocal resumed_at
+            lines = self.run("sinfo", "-h", "-N", "-o", "%N %t").split("\n")
+            pairs = (line.partition(" ") for line in lines)
+            states.clear()
+            states.update({name: state for name, _, state in pairs if name in NODES})
+            if set(states.values()) <= READY and len(states) == len(NODES):
+                return True
+            if monotonic() - resumed_at > RESUME_EVERY_S:
+                resumed_at = monotonic()
+                for name in (name for name, state in states.items() if state not in READY):
                     self.run("scontrol", "update", f"nodename={name}", "state=resume")
-            return sum(line.endswith(("idle", "mixed", "allocated")) for line in states) == 2
+            return False
 
-        self.wait_for(is_up, seconds, "two nodes")
+        try:
+            self.wait_for(is_up, seconds, "two nodes")
+        except AssertionError as error:
+            raise AssertionError(f"{error}: {states}") from None
 
     @staticmethod
     def wait_for(poll: Callable[[], object], seconds: float, purpose: str) -> None:

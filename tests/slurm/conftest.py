@@ -14,7 +14,7 @@ from django.utils import timezone
 from gpucoord_site.config.settings import load_config
 from monitor.models import OsAccount
 from tests.processes.scheduling import Scheduler
-from tests.slurm.cluster import Cluster
+from tests.slurm.cluster import FIRST, SECOND, Cluster
 
 
 @pytest.fixture(scope="session")
@@ -58,9 +58,9 @@ def _with_account(user: User, name: str) -> User:
 
 @pytest.fixture
 def ann(transactional_db: None) -> User:
-    return _with_account(User.objects.create_user("ann"), "gpucoord-t1")
+    return _with_account(User.objects.create_user("ann"), FIRST)
 
 
 @pytest.fixture
 def ben(transactional_db: None) -> User:
-    return _with_account(User.objects.create_user("ben"), "gpucoord-t2")
+    return _with_account(User.objects.create_user("ben"), SECOND)

@@ -10,7 +10,7 @@ from scheduler.facts.jobs import Requirement
 from scheduler.lifecycle.rows import changes
 from scheduler.models import EngineStatus, EngineTask, Job
 from tests.processes.scheduling import Scheduler, attempt_of, log_of, reloaded, submit
-from tests.slurm.cluster import ACCOUNTS, NODES, Cluster
+from tests.slurm.cluster import ACCOUNTS, FIRST, NODES, Cluster
 
 pytestmark = [
     pytest.mark.slurm,
@@ -42,10 +42,10 @@ def test_a_job_runs_in_slurm_as_its_owner_and_keeps_log_and_exit_code(
 
     attempt = attempt_of(job)
     assert (job.outcome, job.exit_code) == ("failed", 7)
-    assert log_of(job).split() == ["gpucoord-t1", attempt.engine_ref]
+    assert log_of(job).split() == [FIRST, attempt.engine_ref]
     assert attempt.engine == "slurm"
     assert attempt.node in NODES
-    assert attempt.account == "gpucoord-t1"
+    assert attempt.account == FIRST
     assert attempt.cpu_s is not None
     assert attempt.peak_memory_bytes is not None
 
@@ -104,7 +104,7 @@ def test_a_job_that_is_cancelled_in_slurm_is_cancelled(
 ) -> None:
     job = scheduler.run_to(submit(ann, "sleep 600"), "running", within_s=LONG_S)
 
-    slurm.run("scancel", attempt_of(job).engine_ref, uid=ACCOUNTS["gpucoord-t1"])
+    slurm.run("scancel", attempt_of(job).engine_ref, uid=ACCOUNTS[FIRST])
     job = scheduler.run_to(job, within_s=LONG_S)
 
     assert (job.outcome, job.cancelled_by) == ("cancelled", "Slurm")

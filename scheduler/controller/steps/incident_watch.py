@@ -89,7 +89,9 @@ def _first_waiting() -> QuerySet[Any]:
 
 @prepared
 def _open_attempts(host: str) -> QuerySet[Attempt]:
-    return Attempt.objects.filter(host=host, ended_at=None).only("runner_pid", "pid")
+    """Processes of another engine run on its nodes, where these pids are other processes."""
+    rows = Attempt.objects.filter(host=host, ended_at=None, engine="")
+    return rows.only("runner_pid", "pid")
 
 
 def _owners_on(snapshot: Snapshot) -> set[str]:

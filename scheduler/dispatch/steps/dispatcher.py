@@ -18,6 +18,8 @@ from monitor.runtime.rows.wakeups import wake
 from scheduler.blockers.policy import stored_blockers
 from scheduler.blockers.policy.stored_blockers import body
 from scheduler.dispatch.inputs import PlanInput, PlanInputs
+from scheduler.dispatch.steps import preview
+from scheduler.dispatch.steps.host_choice import HostChoice
 from scheduler.facts.blockers import Blocker, Key, from_row
 from scheduler.facts.jobs import JobState, QueuedJob
 from scheduler.facts.plans import Plan, PlanPolicy
@@ -153,6 +155,7 @@ class Dispatcher:
         self._guard = guard
         self._isolation = ItemIsolation(host, "dispatcher", guard, LONGEST_RETRY)
         self._supply = PlanInputs(host, policy, self._isolation)
+        self._choice = HostChoice(host, self._supply.gate, preview.estimates_on, self._isolation)
         # Read from the rows when first needed.
         self._reported: StoredReasons | None = None
         self._mark: tuple[object, ...] = ()
@@ -186,7 +189,10 @@ class Dispatcher:
             self._reported = StoredReasons.load(now)
         turn = transitions.current_version()
         given = self._supply.given(queue, now)
+        if left := self._choice.left_to_others(now):
+            given = replace(given, slots=replace(given.slots, left_to_others=left))
         made = self._planned(given, now)
+        made = self._choice.applied(made, queue, now)
         keys = keys_by_job(made.blockers)
         news = {id_: made.blockers[id_] for id_ in self._reported.news(keys, now)}
         yields = [*made.evictions, *made.preemptions]
@@ -225,7 +231,9 @@ class Dispatcher:
     ) -> list[Attempt] | None:
         each = self._isolation.each
         with self._guard():
-            if not transitions.commit_if_current(turn, has_placements=bool(made.placements)):
+            # Another host must not preempt for the same job.
+            is_change = bool(made.placements or made.preemptions)
+            if not transitions.commit_if_current(turn, has_placements=is_change):
                 return None
             placed = each(
                 made.placements,

@@ -23,13 +23,24 @@ ALIVE = (TaskState.WAITING, TaskState.RUNNING)
 class EngineAnswers:
     """`reports`: of the newest answer, by nonce. `answered_at`: when that was requested.
 
-    problem: why the newest call was not answered; "" = it was.
+    problem: why the newest call was not answered; "" = it was. uid_of: the account that submitted
+    a task; None = it was not submitted.
     """
 
-    def __init__(self, guard: Guard, host: str, engine: EngineName, every: timedelta) -> None:
+    def __init__(
+        self,
+        guard: Guard,
+        host: str,
+        engine: EngineName,
+        every: timedelta,
+        uid_of: Callable[[EngineTask], int | None],
+    ) -> None:
         self._guard = guard
         self._host = host
         self._every = every
+        self._uid_of = uid_of
+        # Of open tasks, by nonce.
+        self._uids: dict[str, int] = {}
         self.status = StatusWriter(guard, host, engine)
         self.reports: Mapping[str, TaskReport] = {}
         self.answered_at: datetime | None = None
@@ -55,10 +66,23 @@ class EngineAnswers:
         self.problem = look.problem
         if look.is_answer and (self.answered_at is None or asked_at > self.answered_at):
             self.answered_at = asked_at
-            self.reports, extras = best_by_nonce(look)
+            tasks = list(open_tasks(self._host))
+            self.reports, extras = best_by_nonce(look, self._submitters(tasks))
             stop([*extras, *self._left_over()], asked_at)
-            self._store_reports(asked_at)
+            self._store_reports(tasks, asked_at)
         self.status.answered(look, asked_at)
+
+    def _submitters(self, tasks: list[EngineTask]) -> Mapping[str, int]:
+        """Read once for each task: its folder keeps its owner."""
+        known = self._uids
+        self._uids = {}
+        for task in tasks:
+            uid = known.get(task.nonce)
+            if uid is None and task.tried_at is not None:
+                uid = self._uid_of(task)
+            if uid is not None:
+                self._uids[task.nonce] = uid
+        return self._uids
 
     def _left_over(self) -> list[TaskReport]:
         """Living tasks whose row is closed."""
@@ -72,9 +96,9 @@ class EngineAnswers:
         )
         return [self.reports[nonce] for nonce in closed.values_list("nonce", flat=True)]
 
-    def _store_reports(self, at: datetime) -> None:
+    def _store_reports(self, tasks: list[EngineTask], at: datetime) -> None:
         """Write what changed, in a few statements."""
-        changed = [task for task in open_tasks(self._host) if self._apply_report(task, at)]
+        changed = [task for task in tasks if self._apply_report(task, at)]
         if changed:
             columns = ["ref", "word", "reason", "nodes", "expected_start_at", "seen_at"]
             columns += ["submitted_at", "refused", "missing_since", "ended_since"]
@@ -113,13 +137,19 @@ class EngineAnswers:
         return True
 
 
-def best_by_nonce(look: Look) -> tuple[dict[str, TaskReport], list[TaskReport]]:
-    """The task of each nonce, and further living tasks of the same nonce."""
+def best_by_nonce(
+    look: Look, uids: Mapping[str, int]
+) -> tuple[dict[str, TaskReport], list[TaskReport]]:
+    """The task of each nonce, and further living tasks of the same nonce.
+
+    uids: of the accounts that submitted them. Every user can read a nonce in the list of the engine
+    and submit a task with it, so a task of another account does not count.
+    """
     order = [TaskState.RUNNING, TaskState.WAITING, TaskState.UNKNOWN, TaskState.ENDED]
     best: dict[str, TaskReport] = {}
     extras = []
     for report in look.tasks:
-        if not report.nonce:
+        if not report.nonce or report.uid != uids.get(report.nonce, report.uid):
             continue
         other = best.get(report.nonce)
         if other is None:

@@ -231,9 +231,9 @@ class StatusWriter:
         )
         wake("live")
 
-    def nodes(self, nodes: Sequence[NodeReport], now: datetime) -> None:
+    def nodes(self, nodes: Sequence[NodeReport], now: datetime) -> bool:
+        """False: the row is not there yet, as the first look is under way."""
         rows = [asdict(node) for node in nodes[:MOST_NODES]]
         with self._guard():
-            EngineStatus.objects.filter(pk=self._host).update(
-                nodes=rows, nodes_at=now, version=self.version
-            )
+            status = EngineStatus.objects.filter(pk=self._host)
+            return bool(status.update(nodes=rows, nodes_at=now, version=self.version))

@@ -24,6 +24,7 @@ from scheduler.dispatch.steps.engine_queue import BY_GPUCOORD, EngineQueue, dige
 from scheduler.engines.background import BackgroundCalls, CallResult
 from scheduler.engines.facts import (
     Allocation,
+    NodeReport,
     SubmitAnswer,
     SubmitResult,
     TaskReport,
@@ -87,7 +88,7 @@ class EngineStep:
         self._queue = EngineQueue(guard, host, engine.name, rules)
         self._calls = BackgroundCalls()
         self._isolation = ItemIsolation(host, "engine", guard)
-        self._answers = EngineAnswers(guard, host, engine.name, every)
+        self._answers = EngineAnswers(guard, host, engine.name, every, self._uid_of)
         self._nodes_at: datetime | None = None
         self._acted_at: dict[tuple[str, str], datetime] = {}
 
@@ -118,7 +119,7 @@ class EngineStep:
             "look": lambda at, look: self._answers.take(at, look, self._stop_extras),
             "submit": partial(self._take_submission, now=now),
             "allocation": partial(self._take_allocation, now=now),
-            "nodes": lambda _, nodes: self._answers.status.nodes(nodes, now),
+            "nodes": partial(self._take_nodes, now=now),
             "version": lambda _, text: self._answers.status.set_version(text),
         }
         if result.error is not None:
@@ -126,6 +127,10 @@ class EngineStep:
                 self._isolation.failed(f"{kind} of {item}", result.error, now)
         elif kind in take:
             take[kind](item, result.value)
+
+    def _take_nodes(self, _: object, nodes: list[NodeReport], now: datetime) -> None:
+        if not self._answers.status.nodes(nodes, now):
+            self._nodes_at = None
 
     def _look(self, *, has_tasks: bool, now: datetime) -> None:
         if self._answers.is_due(has_tasks=has_tasks, now=now):
@@ -239,6 +244,13 @@ class EngineStep:
         if attempt is not None and not attempt.gpu_uuids and task.gpus is None:
             self._ask_for_gpus(attempt)
         return None
+
+    def _uid_of(self, task: EngineTask) -> int | None:
+        """Of the account that has the folder of the attempt; None: there is none."""
+        try:
+            return self._specs.folder(_attempt_of(task)).stat().st_uid
+        except OSError:
+            return None
 
     def _is_listed(self, task: EngineTask) -> bool:
         """Whether the newest answer has this task under its ref.

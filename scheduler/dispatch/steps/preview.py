@@ -94,11 +94,16 @@ def estimates(now: datetime) -> Mapping[int, Estimate]:
         return _by_engine()
     estimated: dict[int, Estimate] = {}
     for host in hosts():
-        predictions = _of(host)
-        with predictions.lock:
-            for job_id, estimate in predictions.estimate_all(now).items():
-                estimated[job_id] = _sooner(estimated.get(job_id), estimate)
+        for job_id, estimate in estimates_on(host, now).items():
+            estimated[job_id] = _sooner(estimated.get(job_id), estimate)
     return estimated
+
+
+def estimates_on(host: str, now: datetime) -> Mapping[int, Estimate]:
+    """For each job that waits and may start on this host."""
+    predictions = _of(host)
+    with predictions.lock:
+        return predictions.estimate_all(now)
 
 
 def running_ends(now: datetime) -> dict[int, datetime]:
@@ -137,9 +142,7 @@ def estimate_of(job_id: int, now: datetime) -> Estimate | None:
         return _by_engine(job_id=job_id).get(job_id)
     nearest: Estimate | None = None
     for host in hosts():
-        predictions = _of(host)
-        with predictions.lock:
-            estimate = predictions.estimate_all(now).get(job_id)
+        estimate = estimates_on(host, now).get(job_id)
         if estimate is not None:
             nearest = _sooner(nearest, estimate)
     return nearest

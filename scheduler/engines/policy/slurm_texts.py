@@ -1,7 +1,8 @@
 """Policy: the texts of Slurm's commands -> facts. Unreadable lines are counted, never fatal.
 
-Formats are requested with \\x1f between the fields, so that no name breaks a line. The text that a
-user can choose, the comment, comes last.
+Users choose texts that appear in answers: comments and job names, even with line breaks.
+Therefore a line of squeue begins with a mark that users cannot know, has \\x1f between its fields,
+and ends with the comment. Of a job's description, only the part between such texts counts.
 """
 
 from __future__ import annotations
@@ -17,12 +18,13 @@ SEPARATOR = "\x1f"
 # Job, state, reason, uid, nodes, batch host, start, comment.
 SQUEUE_FORMAT = SEPARATOR.join(("%i", "%T", "%r", "%U", "%N", "%B", "%S", "%k"))
 SQUEUE_FIELDS = 8
-# Node, state, GRES, reason.
-SINFO_FORMAT = SEPARATOR.join(("%n", "%T", "%G", "%E"))
 SACCT_FIELDS = "JobIDRaw,State,ExitCode,Comment"
 MOST_LINES, LONGEST_LINE, LONGEST_WORD = 200_000, 20_000, 200
+LONGEST_JOB, MOST_NAMES = 200_000, 10_000
 COMMENT = "gpucoord:"
-NONCE = re.compile(r"gpucoord:([0-9a-f]{8,64})")
+# As long as the column of a task takes.
+NONCE = re.compile(r"gpucoord:([0-9a-f]{8,32})")
+_NUMBER = re.compile(r"[0-9]{1,18}")
 EMPTY = frozenset({"", "(null)", "N/A", "n/a", "None", "NONE", "none", "Unknown", "UNKNOWN"})
 WAITING = frozenset(
     {
@@ -80,11 +82,11 @@ def _lines(text: str) -> Iterator[str]:
     return islice((line for line in text.split("\n") if line.strip()), MOST_LINES)
 
 
-def squeue(text: str) -> Look:
-    """The answer to `squeue -h -a -t all -o SQUEUE_FORMAT`."""
+def squeue(text: str, mark: str = "") -> Look:
+    """The answer to `squeue -h -a -t all` in SQUEUE_FORMAT, with `mark` before each line."""
     tasks, unread = [], 0
     for line in _lines(text):
-        task = _task(line)
+        task = _task(line.removeprefix(mark)) if line.startswith(mark) else None
         if task is None:
             unread += 1
         else:
@@ -100,13 +102,15 @@ def _task(line: str) -> TaskReport | None:
     if not ref[:1].isdigit():
         return None
     state = state_of(word)
+    # Tasks of gpucoord are never parts of an array.
+    is_single = _NUMBER.fullmatch(ref) is not None
     return TaskReport(
-        ref=ref,
+        ref=ref[:LONGEST_WORD],
         state=state,
         word=word[:LONGEST_WORD],
         reason=cleaned(reason),
-        nonce=nonce_in(comment),
-        uid=int(uid) if uid.isdecimal() else None,
+        nonce=nonce_in(comment) if is_single else "",
+        uid=int(uid) if _NUMBER.fullmatch(uid) else None,
         node=_name(host) or first_node(nodes),
         nodes=_name(nodes),
         expected_start=moment(start) if state is TaskState.WAITING else None,
@@ -161,10 +165,18 @@ _NODE_GRES = re.compile(r"^\s*Nodes=(\S+) CPU_IDs=\S* Mem=\S* GRES=(\S*)", re.MU
 _INDICES = re.compile(r"gpu(?::[^(,]*)?\(IDX:([0-9,-]+)\)")
 _EXIT = re.compile(r"\bExitCode=(\d{1,3}):(\d{1,3})\b")
 _WORD = re.compile(r"^\s*JobState=(\S+) Reason=(.*?) Dependency=", re.MULTILINE)
+# The job's name is above this part, its comment, command and folders are below.
+_STATE_LINE = re.compile(r"^[ \t]*JobState=", re.MULTILINE)
+_USER_TEXTS = re.compile(r"^[ \t]*(?:MinCPUsNode|Features|Comment|Command|WorkDir)=", re.MULTILINE)
 
 
 def job(text: str) -> Allocation:
-    """The answer to `scontrol show job ID -d`."""
+    """The answer to `scontrol show job ID -d`; empty if a user's text imitates parts of it."""
+    begins = [match.start() for match in _STATE_LINE.finditer(text[:LONGEST_JOB])]
+    if len(begins) != 1:
+        return Allocation()
+    end = _USER_TEXTS.search(text, begins[0])
+    text = text[begins[0] : end.start() if end else LONGEST_JOB]
     tres, exited, word = _TRES.search(text), _EXIT.search(text), _WORD.search(text)
     indices: dict[str, tuple[int, ...]] = {}
     for nodes, gres in _NODE_GRES.findall(text):
@@ -195,7 +207,8 @@ def _numbers(gres: str) -> tuple[int, ...]:
     for spans in _INDICES.findall(gres):
         for span in spans.split(","):
             low, _, high = span.partition("-")
-            if low.isdecimal() and (not high or high.isdecimal()):
+            is_short = len(low) <= 6 and len(high) <= 6
+            if is_short and low.isdecimal() and (not high or high.isdecimal()):
                 numbers += range(int(low), min(int(high or low), int(low) + 1024) + 1)
     return tuple(numbers)
 
@@ -211,23 +224,11 @@ def node_names(nodes: str) -> list[str]:
             low, _, high = span.partition("-")
             if not low.isdecimal() or (high and not high.isdecimal()):
                 continue
-            last = min(int(high or low), int(low) + 10_000)
+            if len(low) > 18 or len(high) > 18:
+                continue
+            last = min(int(high or low), int(low) + MOST_NAMES - len(names))
             names += [f"{prefix}{n:0{len(low)}d}{suffix}" for n in range(int(low), last + 1)]
-    return names
-
-
-def sinfo(text: str) -> list[NodeReport]:
-    """The answer to `sinfo -h -N -o SINFO_FORMAT`: a node is listed once for each partition."""
-    nodes: dict[str, NodeReport] = {}
-    for line in _lines(text):
-        parts = line.split(SEPARATOR, 3)
-        if len(parts) != 4 or len(line) > LONGEST_LINE or not parts[0].strip():
-            continue
-        name, word, gres, reason = (part.strip() for part in parts)
-        nodes[name] = NodeReport(
-            name=name[:LONGEST_WORD], word=word, gpus=_gres_count(gres), reason=cleaned(reason)
-        )
-    return list(nodes.values())
+    return names[:MOST_NAMES]
 
 
 def _gres_count(gres: str) -> int:

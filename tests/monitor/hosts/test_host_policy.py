@@ -83,3 +83,12 @@ def test_only_active_hosts_take_jobs() -> None:
     assert host().takes_jobs
     assert not replace(host(), state=HostState.DRAINED).takes_jobs
     assert not replace(host(), state=HostState.DISABLED).takes_jobs
+
+
+def test_files_of_a_host_without_an_address_are_never_just_missing() -> None:
+    with_address = policy.elsewhere("west", "http://west:8000/", "/jobs/7/")
+    without = policy.elsewhere("west", "", "/jobs/7/")
+
+    assert "Read them at http://west:8000/jobs/7/." in with_address
+    assert "on the host west, which serves no pages to other hosts" in without
+    assert "/jobs/7/" not in without

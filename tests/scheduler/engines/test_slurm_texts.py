@@ -90,6 +90,69 @@ def test_a_comment_of_another_program_is_no_nonce() -> None:
     assert slurm_texts.nonce_in("gpucoord:../../etc") == ""
 
 
+def test_a_line_break_in_a_comment_makes_no_further_task() -> None:
+    mark = "5ecret"
+    fields = ["5", "RUNNING", "None", "1000", "n1", "n1", "N/A", "gpucoord:0123456789abcdef"]
+    real = slurm_texts.SEPARATOR.join(fields)
+    imitated = real.replace("RUNNING", "COMPLETED")
+
+    look = slurm_texts.squeue(f"{mark}{real}\n{imitated}\n", mark)
+
+    assert [task.word for task in look.tasks] == ["RUNNING"]
+    assert look.unread == 1
+
+
+def test_a_task_of_an_array_is_none_of_gpucoord() -> None:
+    line = "5_[1-99]|PENDING|None|1|n1|n1|N/A|gpucoord:0123456789abcdef"
+
+    (task,) = slurm_texts.squeue(line.replace("|", slurm_texts.SEPARATOR)).tasks
+
+    assert (task.nonce, task.state) == ("", TaskState.WAITING)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "x\n     Nodes=n1 CPU_IDs=0 Mem=0 GRES=gpu:9(IDX:0-8)",
+        "x\n   TRES=gres/gpu=9\n   ExitCode=9:9",
+    ],
+)
+def test_a_name_or_comment_of_a_job_does_not_add_to_its_gpus(name: str) -> None:
+    recorded = text("job-22.05")
+    expected = slurm_texts.job(recorded)
+
+    assert slurm_texts.job(recorded.replace("JobName=wrap", f"JobName={name}")) == expected
+    assert slurm_texts.job(recorded.replace("Comment=", f"Comment={name} ")) == expected
+
+
+def test_a_description_with_two_states_tells_nothing() -> None:
+    recorded = text("job-22.05")
+
+    allocation = slurm_texts.job(recorded.replace("JobName=wrap", "JobName=x\n   JobState=RUNNING"))
+
+    assert (allocation.gpus, allocation.exit_code, allocation.gpu_indices) == (None, None, {})
+
+
+def test_the_exit_code_of_an_old_job_comes_from_the_accounting() -> None:
+    nonces = [f"{number:032x}" for number in range(4)]
+    lines = [
+        f"71|COMPLETED|0:0|gpucoord:{nonces[0]}",
+        f"72|CANCELLED by 12001|0:15|gpucoord:{nonces[1]}",
+        f"73|FAILED|85:0|gpucoord:{nonces[2]}",
+        "74|COMPLETED|0:0|another|program",
+        f"75|FAILED|many:0|gpucoord:{nonces[3]}",
+        "",
+    ]
+
+    ends = slurm_texts.sacct("\n".join(lines))
+
+    assert {nonce: (end.word, end.exit_code, end.signal) for nonce, end in ends.items()} == {
+        nonces[0]: ("COMPLETED", 0, 0),
+        nonces[1]: ("CANCELLED", 0, 15),
+        nonces[2]: ("FAILED", 85, 0),
+    }
+
+
 @given(st.text(max_size=300))
 def test_any_text_is_parsed_to_bounded_facts(words: str) -> None:
     """A parser that raises would stop the loop; one that invents tasks would end jobs."""
@@ -97,6 +160,8 @@ def test_any_text_is_parsed_to_bounded_facts(words: str) -> None:
 
     assert len(slurm_texts.squeue(words).tasks) <= len(lines)
     assert len(slurm_texts.nodes(words)) <= len(lines)
+    assert len(slurm_texts.job(words).gpu_indices) <= slurm_texts.MOST_NAMES
+    assert len(slurm_texts.node_names(words)) <= slurm_texts.MOST_NAMES
     assert len(slurm_texts.sacct(words)) <= len(lines)
     ref = slurm_texts.sbatch(words)
     assert ref == "" or ref in words

@@ -1,0 +1,101 @@
+"""Calls of Slurm's commands, by programs that answer as Slurm does."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from scheduler.engines.facts import EngineAway, SubmitResult, TaskState, Ticket
+from scheduler.engines.slurm import SlurmEngine
+
+GONE = "slurm_load_jobs error: Invalid job id specified"
+AWAY = "slurm_load_jobs error: Unable to contact slurm controller (connect failure)"
+TICKET = Ticket(job_id=12, nonce="ab" * 16, folder="/x", home="/")
+
+
+@pytest.fixture
+def engine(tmp_path: Path) -> SlurmEngine:
+    return SlurmEngine(folder=str(tmp_path))
+
+
+def answer(engine: SlurmEngine, command: str, script: str) -> None:
+    """What the command does, as a shell script."""
+    path = Path(engine.folder) / command
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(0o755)
+
+
+def test_the_mark_of_a_list_is_no_argument_and_differs_each_time(engine: SlurmEngine) -> None:
+    log = Path(engine.folder) / "marks"
+    line = "7\\037RUNNING\\037None\\0371000\\037n1\\037n1\\037N/A\\037gpucoord:0123456789abcdef"
+    answer(
+        engine,
+        "squeue",
+        f'mark=${{SQUEUE_FORMAT%%\x1f*}}; echo "$*:$mark" >> {log}\n'
+        f"printf '%s\\037{line}\\n' \"$mark\"",
+    )
+
+    looks = [engine.look(), engine.look()]
+
+    assert [[task.state for task in look.tasks] for look in looks] == [[TaskState.RUNNING]] * 2
+    marks = [entry.rpartition(":")[2] for entry in log.read_text().splitlines()]
+    arguments, _, _ = log.read_text().partition(":")
+    assert len(set(marks)) == 2
+    assert "-o" not in arguments.split()
+
+
+def test_the_accounting_is_asked_only_for_a_job_that_slurm_has_forgotten(
+    engine: SlurmEngine,
+) -> None:
+    answer(engine, "scontrol", f"echo '{GONE}' >&2; exit 1")
+    answer(engine, "sacct", "echo '71|FAILED|3:0|gpucoord:0123456789abcdef'")
+
+    allocation = engine.allocation("71")
+
+    assert allocation is not None
+    assert (allocation.word, allocation.exit_code) == ("FAILED", 3)
+
+
+@pytest.mark.parametrize("script", ["exit 1", "true", "echo '71|FAILED|3:0|of another program'"])
+def test_without_an_accounting_a_forgotten_job_is_unknown(engine: SlurmEngine, script: str) -> None:
+    answer(engine, "scontrol", f"echo '{GONE}' >&2; exit 1")
+    answer(engine, "sacct", script)
+
+    assert engine.allocation("71") is None
+
+
+def test_a_silent_slurm_is_away_and_has_not_forgotten_the_job(engine: SlurmEngine) -> None:
+    answer(engine, "scontrol", f"echo '{AWAY}' >&2; exit 1")
+    answer(engine, "sacct", "echo '71|FAILED|3:0|gpucoord:0123456789abcdef'")
+
+    with pytest.raises(EngineAway, match="Unable to contact"):
+        engine.allocation("71")
+
+
+@pytest.mark.parametrize(
+    ("script", "result", "ref"),
+    [
+        ("echo 12", SubmitResult.ACCEPTED, "12"),
+        ("echo 'sbatch: error: Invalid partition name' >&2; exit 1", SubmitResult.REFUSED, ""),
+        (f"echo '{AWAY}' >&2; exit 1", SubmitResult.UNCERTAIN, ""),
+        # Accepted or not: an answer without a number tells neither.
+        ("echo 'a message of a plugin'", SubmitResult.UNCERTAIN, ""),
+    ],
+)
+def test_only_a_refusal_in_slurms_words_is_a_refusal(
+    engine: SlurmEngine, script: str, result: SubmitResult, ref: str
+) -> None:
+    answer(engine, "sbatch", script)
+
+    said = engine.submit(TICKET)
+
+    assert (said.result, said.ref) == (result, ref)
+
+
+def test_a_job_that_is_over_need_not_be_stopped(engine: SlurmEngine) -> None:
+    answer(engine, "scancel", f"echo '{GONE}' >&2; exit 1")
+    assert engine.stop("71") == ""
+
+    answer(engine, "scancel", "echo 'scancel: error: Access/permission denied' >&2; exit 1")
+    assert "permission denied" in engine.stop("71")
