@@ -64,7 +64,12 @@ def _missing_slurm() -> str | None:
     return None if os.geteuid() == 0 else "Slurm runs jobs of several accounts only as root"
 
 
+def _missing_ffmpeg() -> str | None:
+    return None if shutil.which("ffmpeg") else "ffmpeg is not installed"
+
+
 NEEDS = {
+    "ffmpeg": _missing_ffmpeg,
     "slurm": _missing_slurm,
     "ldap": _missing_ldap,
     "browser": _missing_browser,

@@ -42,7 +42,10 @@ PURE_STDLIB = {
     "typing", "unicodedata", "zlib", "zoneinfo",
 }  # fmt: skip
 # Values of thresholds are validated by pydantic.
-PURE_LIBRARIES = {"monitor.thresholds": {"pydantic"}, "scheduler.scripts": {"jsonschema"}}
+PURE_LIBRARIES = {
+    "monitor.thresholds": {"pydantic"},
+    "scheduler.scripts": {"jsonschema", "referencing"},
+}
 BANNED_NAMES = {"utils", "util", "helpers", "common", "core", "manager", "managers", "misc"}
 CLOCKS = {
     "timezone.now", "datetime.now", "datetime.utcnow", "datetime.today", "date.today",

@@ -24,7 +24,8 @@ class UnreadableInput(Exception):
 
 def main(argv: Sequence[str]) -> int:
     """Returns 0, or 125 when gpucoord failed or refused."""
-    options = _parser().parse_args(argv)
+    # Arguments of the script may follow the options.
+    options = _parser().parse_intermixed_args(argv)
     try:
         body = _body(options)
     except (BadScript, UnreadableInput) as error:

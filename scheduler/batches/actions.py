@@ -54,6 +54,8 @@ def submit(
     may = owner.is_staff or quota_rows.of_person(owner).exclusive_batches
     chosen = gpu_uuids(list(only_gpus), settings.CONFIG.node)
     refusals = [*_of_items(items), *_of_gpus(chosen, gpu_mode)]
+    texts = rows.problems_of_owner(owner, len(items), now)
+    refusals += [Refusal(field="items", text=text) for text in texts]
     if gpu_mode == "exclusive" and not may:
         refusals.append(Refusal(field="gpu_mode", text=NOT_ALLOWED))
     if refusals:
@@ -108,9 +110,10 @@ def _of_script(request: Mapping[str, Any], items: Sequence[str]) -> list[Refusal
         return []
     if script_policy.take_too_long(script, items):
         return [Refusal(field="items", text=TOO_LONG)]
+    mistake = script_policy.item_check(script)
     wrong = (
         Refusal(field="items", text=text, index=index)
         for index, item in enumerate(items)
-        if (text := script_policy.item_mistake(script, item))
+        if (text := mistake(item))
     )
     return list(islice(wrong, MOST_MISTAKES))

@@ -104,7 +104,7 @@ class ItemBody(Schema):
     attempt: int = Field(description="How many jobs have been made for it.")
     job: int | None
     gpu: str | None = Field(description="UUID of its GPU.")
-    result: Any = None
+    result: Any = Field(None, description="At most 8 KiB; the job has a larger one.")
     error: str | None
 
 

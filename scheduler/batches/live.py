@@ -12,11 +12,11 @@ from monitor.live.cards import STATES
 from monitor.live.regions import Context, Region
 from monitor.snapshot import rows as snapshots
 from scheduler.batches import policy, rows
-from scheduler.facts.batches import BatchState, ExclusiveStep, ItemState
+from scheduler.facts.batches import BatchState, ExclusiveStep
 from scheduler.facts.jobs import JobState
 from scheduler.facts.prompts import PromptStatus
 from scheduler.model_services import rows as model_rows
-from scheduler.models import Batch, BatchItem, ExclusiveRun, Job, Prompt
+from scheduler.models import Batch, ExclusiveRun, Job, Prompt
 
 MOST_BATCHES = 4
 # Of a host with more GPUs, only those of the batch are listed.
@@ -95,7 +95,7 @@ def _open_runs() -> list[ExclusiveRun]:
 
 
 def panel(batch: Batch, run: ExclusiveRun | None, now: datetime) -> BatchPanel:
-    eta = policy.expected_end(rows.pace(batch, rows.counts(batch)), now)
+    eta = policy.expected_end(rows.running_pace(batch), now)
     facts = BatchPanel(
         id=batch.pk,
         name=batch.name,
@@ -166,11 +166,8 @@ def _models(host: str) -> dict[str, tuple[str, int]]:
 def queues() -> Queues:
     """Waiting prompts, waiting jobs, and items that have no job yet."""
     jobs = Job.objects.filter(state=JobState.QUEUED.value, model_service=None)
-    items = BatchItem.objects.filter(
-        status=ItemState.QUEUED.value, batch__state=BatchState.RUNNING.value
-    )
     prompts = Prompt.objects.filter(status=PromptStatus.QUEUED.value)
-    return Queues(prompts=prompts.count(), jobs=jobs.count(), items=items.count())
+    return Queues(prompts=prompts.count(), jobs=jobs.count(), items=rows.queued_items())
 
 
 REGION = Region("batches", "scheduler/_batches.html", load, place=40)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from monitor.facts.thresholds import threshold
-from scheduler.facts.batches import ExclusiveFact, ExclusiveStep
+from scheduler.facts.batches import BatchWork, ExclusiveFact, ExclusiveStep
 
 # Jobs of a batch that wait: enough that each GPU that frees up finds one.
 LEAST_WAITING, MOST_WAITING = 4, 64
@@ -28,6 +29,23 @@ def jobs_to_make(pace: Pace, gpus: int, room: int | None) -> int:
     """How many items become jobs now. room: places in the owner's queue; None = no limit."""
     wanted = min(MOST_WAITING, max(LEAST_WAITING, gpus + 2)) - pace.waiting
     return max(0, min(wanted, pace.queued, wanted if room is None else room))
+
+
+def is_due(work: BatchWork, gpus: int, *, hands_out: bool, has_room: Callable[[], bool]) -> bool:
+    """Whether a pass changes the batch: takes over results, makes jobs, or ends it.
+
+    has_room: in the owner's queue; called only if that decides.
+    """
+    if work.has_changed or not (work.has_queued or work.waiting or work.running):
+        return True
+    pace = Pace(
+        queued=1 if work.has_queued else 0,
+        waiting=work.waiting,
+        running=work.running,
+        ended=0,
+        work_s=0.0,
+    )
+    return hands_out and jobs_to_make(pace, gpus, None) > 0 and has_room()
 
 
 def expected_end(pace: Pace, now: datetime) -> datetime | None:

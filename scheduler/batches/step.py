@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
+from functools import cache, partial
 from typing import Any
 
 from monitor.models import Gpu
@@ -12,7 +14,7 @@ from monitor.runtime.facts import Guard
 from monitor.runtime.rows.item_isolation import ItemIsolation
 from monitor.runtime.rows.wakeups import wake
 from scheduler.batches import policy, rows
-from scheduler.facts.batches import ExclusiveStep
+from scheduler.facts.batches import BatchWork, ExclusiveStep
 from scheduler.facts.jobs import NewJob
 from scheduler.facts.scripts import Script
 from scheduler.intake import actions as intake
@@ -39,7 +41,7 @@ class BatchStep:
         if self._stepped_at is not None and timedelta() <= now - self._stepped_at < EVERY:
             return 0
         self._stepped_at = now
-        batches = rows.open_batches()
+        batches = _due(rows.open_batches())
         if not batches:
             return 0
         with self._guard():
@@ -49,23 +51,36 @@ class BatchStep:
         return sum(count for _, count in made)
 
 
+def _due(batches: Sequence[tuple[Batch, BatchWork]]) -> list[Batch]:
+    """Those that a pass changes, so that batches that wait cost nothing."""
+    if not batches:
+        return []
+    gpus = Gpu.objects.count()
+    room = cache(lambda owner: intake.room_in_queue(owner) != 0)
+    return [
+        batch
+        for batch, work in batches
+        if policy.is_due(
+            work, gpus, hands_out=_hands_out(batch), has_room=partial(room, batch.owner)
+        )
+    ]
+
+
 def _advance(batch: Batch, now: datetime) -> int:
     current = rows.locked(batch)
     if current is None:
         return 0
     changed = rows.settle(current)
-    by_status = rows.counts(current)
-    pace = rows.pace(current, by_status)
+    pace = rows.open_pace(current, policy.MOST_WAITING)
     room = intake.room_in_queue(current.owner)
     count = policy.jobs_to_make(pace, Gpu.objects.count(), room)
     items = rows.next_items(current, count) if count and _hands_out(current) else []
-    if items:
-        _hand_out(current, items, now)
-    elif not (pace.queued or pace.waiting or pace.running):
+    made = _hand_out(current, items, now) if items else 0
+    if not (items or pace.queued or pace.waiting or pace.running):
         rows.finish(current, now)
     if changed or items:
         wake("live")
-    return len(items)
+    return made
 
 
 def _run(batch: Batch) -> ExclusiveRun | None:
@@ -84,7 +99,8 @@ def _hands_out(batch: Batch) -> bool:
     )
 
 
-def _hand_out(batch: Batch, items: Sequence[BatchItem], now: datetime) -> None:
+def _hand_out(batch: Batch, items: Sequence[BatchItem], now: datetime) -> int:
+    """Returns the number of jobs that were made: of all items, or of none if one is wrong."""
     try:
         new = jobs_of(batch.request, [(item.index, item.input) for item in items], now)
         run = _run(batch)
@@ -95,10 +111,23 @@ def _hand_out(batch: Batch, items: Sequence[BatchItem], now: datetime) -> None:
         ]
         fitted = intake.fitted_all(named, batch.owner)
     except UnableToSubmit as error:
-        rows.refuse(batch, items, str(error))
-        return
+        _refuse(batch, items, error)
+        return 0
     rows.assign(items, job_queue.add_all(fitted, batch.owner, now))
     wake("scheduler")
+    return len(items)
+
+
+def _refuse(batch: Batch, items: Sequence[BatchItem], error: UnableToSubmit) -> None:
+    """Of the items, those that are wrong; the next pass takes the others."""
+    texts: dict[int, list[str]] = defaultdict(list)
+    for refusal in error.refusals:
+        if refusal.index is not None and refusal.index < len(items):
+            texts[refusal.index].append(f"{refusal.field}: {refusal.text}")
+    for index, sentences in texts.items():
+        rows.refuse(batch, [items[index]], " ".join(sentences))
+    if not texts:
+        rows.refuse(batch, items, str(error))
 
 
 def jobs_of(

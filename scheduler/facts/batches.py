@@ -8,6 +8,11 @@ from enum import StrEnum
 
 MOST_ITEMS = 100_000
 LONGEST_ITEM = 4096
+# Of one user: batches that have not ended, and items of all batches of the last 24 hours.
+MOST_OPEN_BATCHES = 50
+MOST_ITEMS_A_DAY = 1_000_000
+# In JSON. The job of the item has a larger result.
+LARGEST_ITEM_RESULT = 8 * 1024
 
 
 class BatchState(StrEnum):
@@ -28,6 +33,19 @@ class ItemState(StrEnum):
     COMPLETE = "complete"
     FAILED = "failed"
     CANCELLED = "cancelled"
+
+
+@dataclass(frozen=True, slots=True)
+class BatchWork:
+    """What a pass can do for a batch. waiting, running: its open items, by their jobs.
+
+    has_changed: the job of an item has moved on. has_queued: items have no job yet.
+    """
+
+    waiting: int = 0
+    running: int = 0
+    has_changed: bool = False
+    has_queued: bool = False
 
 
 # An item of these states has a job that has not ended.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import json
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -11,7 +10,12 @@ from datetime import datetime, timedelta
 from itertools import islice
 from typing import Any
 
-from monitor.facts.input_rules import CHARACTER_SENTENCE, character_problem, is_storable
+from monitor.facts.input_rules import (
+    CHARACTER_SENTENCE,
+    character_problem,
+    holds_unstorable,
+    is_storable,
+)
 from scheduler.facts import units
 from scheduler.facts.notices import NoticeKind, parse_kinds
 from scheduler.facts.scripts import Script
@@ -255,6 +259,6 @@ def parse_arguments(value: Any, _context: ParseContext) -> dict[str, Any]:
     """The arguments of a script; its schema is checked elsewhere."""
     if not isinstance(value, dict):
         raise ValueError("Write the arguments as an object of names with values.")
-    if not is_storable(json.dumps(value)):
+    if holds_unstorable(value):
         raise ValueError(CHARACTER_SENTENCE)
     return value

@@ -17,7 +17,7 @@ GIB = 1024**3
 SHIPPED: tuple[dict[str, Any], ...] = (
     {
         "name": "embed_768",
-        "description": "Embeds each line of a text file with a sentence-transformers model.",
+        "description": "Embeds each line of a text file with a local model.",
         "argv": ["{python}", "{programs}/embed.py", "{input}", "{output}", "--model={model}"],
         "schema": _schema(
             ["input", "output"],
@@ -25,7 +25,7 @@ SHIPPED: tuple[dict[str, Any], ...] = (
             output=_file("File for the vectors (JSON lines)"),
             model={
                 "type": "string",
-                "title": "Model (name or folder)",
+                "title": "Model (name, folder or GGUF file)",
                 "default": "sentence-transformers/all-mpnet-base-v2",
             },
         ),

@@ -172,8 +172,9 @@ class Bounds(_Body):
 
     gpus: indices of the GPUs whose lock files are held, `alone` or shared, for the gpucoord
     `instance`. cgroup: folders in which the job gets its cgroup; or scope: "system" or "user" =
-    created by systemd. cpus, memory_bytes, pids: limits for all its processes together. hidden:
-    (major, minor) of GPU device files that it cannot open. share_pct: part of each period of
+    created by systemd. cpus, memory_bytes, pids: limits for all its processes together.
+    process_memory_bytes: of each process. hidden: (major, minor) of GPU device files that it cannot
+    open. share_pct: part of each period of
     period_s in which it may run. log_bytes: maximum size of the log.
     """
 
@@ -185,6 +186,7 @@ class Bounds(_Body):
     scope: str = ""
     cpus: float | None = None
     memory_bytes: int | None = None
+    process_memory_bytes: int | None = None
     pids: int | None = None
     hidden: list[list[int]] = field(default_factory=list)
     share_pct: int | None = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -111,6 +112,18 @@ def test_a_job_that_takes_more_memory_than_it_may_is_killed(run: Run, place: Cgr
 
     attempt.result()
     assert "209715200" not in attempt.log()
+
+
+def test_a_process_above_its_limit_is_asked_to_save_its_work_and_ended(run: Run) -> None:
+    takes = "x = bytearray(150 * 1024**2); import time; time.sleep(60)"
+
+    attempt = run(
+        sys.executable, "-c", takes, grace_s=0.2, **bounds(process_memory_bytes=64 * 1024**2)
+    )
+
+    assert attempt.result().stopped == "memory"
+    assert "holds 0.1" in attempt.log()
+    assert "exceeds its limit of 0.0625 GiB of host memory" in attempt.log()
 
 
 def test_a_job_gets_the_cpu_that_it_may_have(run: Run, place: CgroupParent) -> None:

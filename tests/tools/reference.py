@@ -89,7 +89,8 @@ def _parser(name: str) -> argparse.ArgumentParser | None:
         return made
     module, function = target.split(":")
     quiet = contextlib.redirect_stdout(io.StringIO())
-    with patch.object(argparse.ArgumentParser, "parse_args", stop), quiet:
+    both = ("parse_args", "parse_intermixed_args")
+    with patch.multiple(argparse.ArgumentParser, **dict.fromkeys(both, stop)), quiet:
         try:
             getattr(importlib.import_module(module), function)([])
         except _Parser as stopped:

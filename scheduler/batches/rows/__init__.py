@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
 from django.contrib.auth.models import User
 from django.db import transaction
-from django.db.models import Count, Model, Q, QuerySet
+from django.db.models import Count, Exists, F, Model, OuterRef, Q, QuerySet, Sum
 
 from monitor.journal.rows import events
 from monitor.runtime.rows.wakeups import wake
@@ -16,7 +18,15 @@ from monitor.thresholds import rows as thresholds
 from monitor.usage.rows.pruning import RetentionPeriods
 from scheduler.batches.policy import Pace
 from scheduler.batches.rows import exclusive
-from scheduler.facts.batches import OPEN_ITEMS, BatchState, ItemState
+from scheduler.facts.batches import (
+    LARGEST_ITEM_RESULT,
+    MOST_ITEMS_A_DAY,
+    MOST_OPEN_BATCHES,
+    OPEN_ITEMS,
+    BatchState,
+    BatchWork,
+    ItemState,
+)
 from scheduler.facts.jobs import JobState, Outcome
 from scheduler.lifecycle.policy.retention import RetentionPolicy
 from scheduler.lifecycle.rows import changes
@@ -62,8 +72,59 @@ def create(
     return batch
 
 
-def open_batches() -> list[Batch]:
-    return list(Batch.objects.filter(state=BatchState.RUNNING.value).order_by("id"))
+def open_batches() -> list[tuple[Batch, BatchWork]]:
+    """The batches that have not ended, in two statements however many there are."""
+    queued = BatchItem.objects.filter(batch=OuterRef("pk"), status=ItemState.QUEUED.value)
+    batches = (
+        Batch.objects.filter(state=BatchState.RUNNING.value)
+        .select_related("exclusive_run", "owner")
+        .annotate(has_queued=Exists(queued))
+        .order_by("id")
+    )
+    listed = list(batches)
+    if not listed:
+        return []
+    open_items = BatchItem.objects.filter(
+        batch__state=BatchState.RUNNING.value, status__in=OPEN_ITEMS
+    )
+    groups = open_items.order_by().values_list("batch_id", "status", "job__state")
+    counts_: dict[int, Counter[tuple[str, str | None]]] = defaultdict(Counter)
+    for batch, status, job, count in groups.annotate(Count("id")):
+        counts_[batch][status, job] = count
+    return [
+        (batch, _work(counts_[batch.pk], has_queued=batch.has_queued))  # type: ignore[attr-defined]
+        for batch in listed
+    ]
+
+
+def _work(items: Counter[tuple[str, str | None]], *, has_queued: bool) -> BatchWork:
+    waiting = sum(count for (status, _), count in items.items() if status == ItemState.ASSIGNED)
+    return BatchWork(
+        waiting=waiting,
+        running=items.total() - waiting,
+        has_changed=any(_status_of(job) != status for status, job in items),
+        has_queued=has_queued,
+    )
+
+
+def _status_of(job_state: str | None) -> str:
+    """The status of an item whose job has not ended; "" = its job has, or is gone."""
+    if job_state in (None, JobState.FINISHED.value):
+        return ""
+    waits = job_state in (JobState.QUEUED.value, JobState.STARTING.value)
+    return (ItemState.ASSIGNED if waits else ItemState.RUNNING).value
+
+
+def problems_of_owner(owner: User, items: int, now: datetime) -> list[str]:
+    """Why this user may not submit a batch of so many items now."""
+    own = Batch.objects.filter(owner=owner)
+    problems = []
+    if own.filter(state=BatchState.RUNNING.value).count() >= MOST_OPEN_BATCHES:
+        problems.append(f"You have {MOST_OPEN_BATCHES} batches that have not ended; wait for one.")
+    day = own.filter(created_at__gt=now - timedelta(days=1)).aggregate(sum=Sum("total_items"))
+    if items + (day["sum"] or 0) > MOST_ITEMS_A_DAY:
+        problems.append(f"A user submits at most {MOST_ITEMS_A_DAY} items in 24 hours.")
+    return problems
 
 
 def locked(batch: Batch) -> Batch | None:
@@ -100,16 +161,23 @@ def _follow(item: BatchItem, gpu_uuid: str) -> bool:
     before, job = item.status, item.job
     if job is None:
         item.status, item.error = ItemState.FAILED.value, GONE
-    elif job.state != JobState.FINISHED.value:
-        waits = job.state in (JobState.QUEUED.value, JobState.STARTING.value)
-        item.status = (ItemState.ASSIGNED if waits else ItemState.RUNNING).value
+    elif status := _status_of(job.state):
+        item.status = status
     elif job.outcome == Outcome.SUCCEEDED.value:
         item.status = ItemState.COMPLETE.value
-        item.result = (job.result or {}).get("output")
+        item.result = _result(job)
     else:
         item.status, item.error = ItemState.FAILED.value, _why(job)
     item.gpu_uuid = gpu_uuid
     return item.status != before
+
+
+def _result(job: Job) -> Any:
+    """What a page of items can show; the job has a larger result."""
+    output = (job.result or {}).get("output")
+    if len(json.dumps(output)) <= LARGEST_ITEM_RESULT:
+        return output
+    return {"problem": f"The result is larger than {LARGEST_ITEM_RESULT} bytes; see the job."}
 
 
 def _why(job: Job) -> str:
@@ -131,11 +199,40 @@ def counts(batch: Batch) -> dict[str, int]:
     return dict.fromkeys((s.value for s in ItemState), 0) | dict(rows)
 
 
+def open_pace(batch: Batch, most_queued: int) -> Pace:
+    """The pace of a batch in a pass; it counts no more queued items than matter."""
+    open_items = batch.items.filter(status__in=OPEN_ITEMS).order_by()
+    by_status = dict(open_items.values_list("status").annotate(Count("id")))
+    queued = batch.items.filter(status=ItemState.QUEUED.value).order_by()[:most_queued].count()
+    return pace(batch, {ItemState.QUEUED.value: queued} | by_status)
+
+
+def running_pace(batch: Batch) -> Pace:
+    """The pace of a batch, by its own figures: its queued items are not counted one by one."""
+    open_items = batch.items.filter(status__in=OPEN_ITEMS).order_by()
+    by_status = dict(open_items.values_list("status").annotate(Count("id")))
+    ended = batch.completed + batch.failed
+    queued = max(0, batch.total_items - ended - sum(by_status.values()))
+    if batch.state != BatchState.RUNNING.value:
+        queued = 0
+    return pace(batch, {ItemState.QUEUED.value: queued} | by_status)
+
+
+def queued_items() -> int:
+    """Items of all running batches that have no job yet."""
+    running = Batch.objects.filter(state=BatchState.RUNNING.value)
+    left = running.aggregate(sum=Sum(F("total_items") - F("completed") - F("failed")))["sum"] or 0
+    open_items = BatchItem.objects.filter(
+        batch__state=BatchState.RUNNING.value, status__in=OPEN_ITEMS
+    )
+    return max(0, left - open_items.count())
+
+
 def pace(batch: Batch, by_status: Mapping[str, int]) -> Pace:
     return Pace(
-        queued=by_status[ItemState.QUEUED],
-        waiting=by_status[ItemState.ASSIGNED],
-        running=by_status[ItemState.RUNNING],
+        queued=by_status.get(ItemState.QUEUED.value, 0),
+        waiting=by_status.get(ItemState.ASSIGNED.value, 0),
+        running=by_status.get(ItemState.RUNNING.value, 0),
         ended=batch.completed + batch.failed,
         work_s=batch.work_s,
     )

@@ -207,6 +207,7 @@ class Cleaner:
             return True
         target = copy_path(policy.sync_target, self.host, candidate.file)
         try:
+            copying.make_folders(Path(policy.sync_target), target.parent)
             self.copy(handle, target)
         except copying.CopyFailed as error:
             self._failed += 1

@@ -27,10 +27,16 @@ class BoundsPolicy:
         help="Limit for all processes of a job together. A job may request less.")
     memory_gib: float | None = threshold(None, "Memory per job", unit="GiB", ge=0.05,
         help="Host memory. A job that exceeds it is killed. A job may request less.")
-    default_memory_gib: float | None = threshold(80.0, "Memory of a job that declares none",
+    default_memory_gib: float | None = threshold(None, "Memory of a job that declares none",
         unit="GiB", ge=0.05, help="Host memory; the lower of this value and the share below. A job "
              "near its limit is asked to save its work. Model services are exempt.")
     default_memory_pct: float = percent(80.0, "The same as a share of the host",
+        "Of the memory of the host. 100 = no such limit.")
+    process_memory_gib: float | None = threshold(80.0, "Memory of a process", unit="GiB", ge=0.05,
+        help="Host memory of each process of a job; the lower of this value and the share below. "
+             "A job that declares more may have it in one process. The job is warned, asked to "
+             "save its work, and then ended. Model services are exempt.")
+    process_memory_pct: float = percent(80.0, "The same as a share of the host",
         "Of the memory of the host. 100 = no such limit.")
     pids: int | None = threshold(32_768, "Processes and threads per job", ge=16,
         help="Protects the host from fork bombs.")
@@ -57,12 +63,17 @@ class BoundsPolicy:
 
         host_bytes: memory of the host; None = unknown.
         """
-        share = None
-        if host_bytes is not None and self.default_memory_pct < 100:
-            share = host_bytes * self.default_memory_pct / 100
-        fixed = None if self.default_memory_gib is None else self.default_memory_gib * GIB
-        limit = lower_limit(fixed, share)
-        return None if limit is None else int(limit)
+        return _lower_of(self.default_memory_gib, self.default_memory_pct, host_bytes)
+
+    def process_bytes(self, host_bytes: int | None) -> int | None:
+        """The limit of a process of a job that does not declare more; None = no limit."""
+        return _lower_of(self.process_memory_gib, self.process_memory_pct, host_bytes)
+
+
+def _lower_of(gib: float | None, pct: float, host_bytes: int | None) -> int | None:
+    share = host_bytes * pct / 100 if host_bytes is not None and pct < 100 else None
+    limit = lower_limit(None if gib is None else gib * GIB, share)
+    return None if limit is None else int(limit)
 
 
 def refusals(new: NewJob, policy: BoundsPolicy, hosts: Sequence[HostReading]) -> list[Refusal]:

@@ -97,6 +97,7 @@ class ConfinementLimits:
             scope=place.scope,
             cpus=limits["cpu"],
             memory_bytes=None if limits["memory"] is None else int(limits["memory"]),
+            process_memory_bytes=self._process_memory(job, policy),
             pids=policy.pids,
             hidden=hidden,
             share_pct=job.share_pct if capped else None,
@@ -108,6 +109,13 @@ class ConfinementLimits:
         if job.memory_bytes is not None or job.model_service_id is not None:
             return job.memory_bytes
         return policy.undeclared_bytes(self.host_memory_bytes)
+
+    def _process_memory(self, job: Job, policy: BoundsPolicy) -> int | None:
+        """Models are exempt, and a job may have in one process what it declares."""
+        limit = policy.process_bytes(self.host_memory_bytes)
+        if limit is None or job.model_service_id is not None:
+            return None
+        return max(limit, job.memory_bytes or 0)
 
     def variables(self, attempt: Attempt) -> dict[str, str]:
         """Environment variables for the job."""

@@ -140,6 +140,9 @@ class _Submission:
             self._refuse("script", str(error))
             return
         given = self._raw.get("script_args") or {}
+        if not isinstance(given, Mapping):
+            self._refuse("script_args", "Write an object of arguments.")
+            return
         arguments = script_policy.read_arguments(script, given)
         for where, text in script_policy.mistakes(script, arguments):
             self._refuse(f"script_args.{where}".removesuffix("."), text)

@@ -64,8 +64,8 @@ class Confinement:
     def limit(self, log: int) -> None:
         if self._bounds.log_bytes:
             self._log = LogLimit(log, self._bounds.log_bytes)
-        if self._bounds.memory_bytes:
-            self._memory = MemoryGuard(self._spec, self._bounds.memory_bytes, log)
+        if self._bounds.memory_bytes or self._bounds.process_memory_bytes:
+            self._memory = MemoryGuard(self._spec, self._bounds, log)
 
     def make_cgroup(self) -> tuple[Path, ...]:
         """The folders of the job's own cgroup, with its limits set, for it to be forked into."""
@@ -110,7 +110,7 @@ class Confinement:
 
     @property
     def is_over_memory(self) -> bool:
-        """Whether the job exceeds its memory limit, and no cgroup ends it."""
+        """Whether the job or a process exceeds its memory limit, and no cgroup ends it."""
         return self._memory is not None and self._memory.is_over
 
     @property

@@ -1,5 +1,6 @@
-"""Shipped program: embeds the lines of a text file with sentence-transformers, or by a service.
+"""Shipped program: embeds the lines of a text file with a local model, or by a service.
 
+A model file that ends in .gguf is run by xllamacpp, any other model by sentence-transformers.
 It writes a JSON line `{"text": …, "vector": […]}` for each line, and the result to
 GPUCOORD_RESULT_FILE. With --url the lines are sent to a service with OpenAI's interface. Its key is
 read from a file that the job's account can read, so it is neither an argument nor a variable.
@@ -10,6 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import secrets
 import sys
 import urllib.request
 from collections.abc import Callable, Sequence
@@ -17,8 +19,10 @@ from pathlib import Path
 from typing import Any
 
 BATCH, TIMEOUT_S = 64, 60.0
+# The longest text in tokens; a model with a shorter context has its own limit.
+LONGEST_TEXT = 2048
 MISSING = (
-    "embed: the package sentence-transformers is not installed for {python}."
+    "embed: the package {package} is not installed for {python}."
     " Install it there, or change the script in the admin to another Python."
 )
 
@@ -26,20 +30,24 @@ MISSING = (
 Encode = Callable[[list[str]], Any]
 
 
+class Unusable(Exception):
+    """The model or a text can't be used; the text says why."""
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(argv)
-    if options.url:
-        encode: Encode = _service(options.url, options.model, options.key_file)
-    else:
-        try:
-            from sentence_transformers import SentenceTransformer  # type: ignore[import-not-found]
-        except ImportError:
-            sys.stderr.write(MISSING.format(python=sys.executable) + "\n")
-            return 3
-        encode = SentenceTransformer(options.model).encode
-    lines = [line for line in options.input.read_text(encoding="utf-8").splitlines() if line]
-    report_progress(0, len(lines))
-    dimensions = embed(encode, lines, options.output)
+    try:
+        encode = _encoder(options)
+        lines = [line for line in options.input.read_text(encoding="utf-8").splitlines() if line]
+        report_progress(0, len(lines))
+        dimensions = embed(encode, lines, options.output)
+    except ImportError as error:
+        package = (error.name or str(error)).replace("_", "-")
+        sys.stderr.write(MISSING.format(package=package, python=sys.executable) + "\n")
+        return 3
+    except (Unusable, OSError, UnicodeDecodeError) as error:
+        sys.stderr.write(f"embed: {error}\n")
+        return 3
     write_result({"lines": len(lines), "dimensions": dimensions, "output": str(options.output)})
     return 0
 
@@ -55,6 +63,42 @@ def embed(encode: Encode, lines: list[str], output: Path) -> int:
                 file.write(json.dumps({"text": text, "vector": [float(x) for x in vector]}) + "\n")
             report_progress(begin + len(part), len(lines))
     return dimensions
+
+
+def _encoder(options: argparse.Namespace) -> Encode:
+    if options.url:
+        return _service(options.url, options.model, options.key_file)
+    if options.model.endswith(".gguf"):
+        return _gguf(Path(options.model))
+    from sentence_transformers import SentenceTransformer  # type: ignore[import-not-found]
+
+    encode: Encode = SentenceTransformer(options.model).encode
+    return encode
+
+
+def _gguf(model: Path) -> Encode:
+    """The model in this process. It pools as its file says."""
+    import xllamacpp  # type: ignore[import-not-found]
+
+    if not model.is_file():
+        raise Unusable(f"There is no model file {model}.")
+    params = xllamacpp.CommonParams()
+    params.model.path, params.embedding, params.warmup = str(model), True, False
+    params.n_ctx = params.n_batch = params.n_ubatch = LONGEST_TEXT
+    params.n_parallel = 1
+    # The server of the library also listens, which is not needed here: at a free port, with a key.
+    params.hostnames, params.port = ["127.0.0.1"], 0
+    params.api_keys = [secrets.token_hex(16)]
+    server = xllamacpp.Server(params)
+
+    def encode(texts: list[str]) -> list[list[float]]:
+        answer = server.handle_embeddings({"input": texts})
+        if "data" not in answer:
+            raise Unusable(f"The model {model} refuses the texts: {str(answer)[:300]}")
+        ordered = sorted(answer["data"], key=lambda item: item["index"])
+        return [item["embedding"] for item in ordered]
+
+    return encode
 
 
 def _service(url: str, model: str, key_file: Path | None) -> Encode:
@@ -91,7 +135,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("input", type=Path, help="text file, one text a line")
     parser.add_argument("output", type=Path, help="file with a JSON line for each text")
-    parser.add_argument("--model", required=True, help="folder or name of the model")
+    parser.add_argument("--model", required=True, help="name, folder or GGUF file of the model")
     parser.add_argument("--url", help="address of /v1/embeddings, instead of a local model")
     parser.add_argument("--key-file", type=Path, help="file with the key of the service")
     return parser

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import islice
 from typing import Any
 
 from jsonschema import Draft202012Validator, validators
 from jsonschema.exceptions import SchemaError, ValidationError
+from referencing.exceptions import Unresolvable
 
 from scheduler.facts.scripts import GpuUse, Script, Word
 from scheduler.scripts.policy import patterns
@@ -18,6 +20,7 @@ from scheduler.scripts.policy import patterns
 LARGEST_SCHEMA, LARGEST_ARGUMENTS = 20_000, 20_000
 MOST_WORDS, MOST_MISTAKES = 200, 10
 LONGEST_MESSAGE = 300
+LONGEST_NUMBER = 1000
 _PLACE = re.compile(r"\{([a-z][a-z0-9_]*)\}")
 # Placeholders that gpucoord fills in itself: its Python, and the folder of the shipped programs.
 OWN_PLACES = frozenset({"python", "programs"})
@@ -27,7 +30,11 @@ Mistake = tuple[str, str]
 
 def definition_mistakes(script: Script) -> list[Mistake]:
     """Why the script can't be used; [] = it can."""
-    if problem := _schema_problem(script.schema):
+    try:
+        problem = _schema_problem(script.schema)
+    except RecursionError:
+        problem = "The schema is nested too deeply."
+    if problem:
         return [("schema", problem)]
     if problem := _argv_problem(script.argv):
         return [("argv", problem)]
@@ -59,7 +66,20 @@ def _schema_problem(schema: object) -> str:
     if "patternProperties" in json.dumps(schema):
         return "patternProperties can't be used."
     problems = map(patterns.problem_of, _texts_of(schema, "pattern"))
-    return next(filter(None, problems), "")
+    return next(filter(None, problems), "") or _reference_problem(schema)
+
+
+def _reference_problem(schema: dict[str, Any]) -> str:
+    """Follow all references at once: one may lead nowhere, or to itself."""
+    validator = _Validator(schema)
+    try:
+        for reference in set(_texts_of(schema, "$ref", "$dynamicRef")):
+            any(validator.evolve(schema={"$ref": reference}).iter_errors({}))
+    except RecursionError:
+        return "A reference leads to itself."
+    except Unresolvable as error:
+        return f"A reference leads nowhere: {str(error)[:LONGEST_MESSAGE]}."
+    return ""
 
 
 def _texts_of(value: object, *keywords: str) -> Iterator[str]:
@@ -120,45 +140,61 @@ def _typed(value: Any, rule: Any) -> Any:
     if wanted == "array":
         return [line.strip() for line in value.splitlines() if line.strip()]
     if wanted in ("integer", "number", "boolean"):
+        if len(value) > LONGEST_NUMBER:
+            return value
         try:
-            return json.loads(value.strip().lower())
+            number = json.loads(value.strip().lower())
         except (ValueError, RecursionError):
             return value
+        # 1e999 is read as infinity, which JSON does not have.
+        return value if isinstance(number, float) and not math.isfinite(number) else number
     return value
 
 
 def mistakes(script: Script, arguments: Mapping[str, Any]) -> list[Mistake]:
     """What is wrong with the arguments, by the name that the schema gives them."""
-    if len(json.dumps(arguments, default=str)) > LARGEST_ARGUMENTS:
-        return [("", f"The arguments have more than {LARGEST_ARGUMENTS} characters.")]
+    try:
+        if len(json.dumps(arguments, default=str, allow_nan=False)) > LARGEST_ARGUMENTS:
+            return [("", f"The arguments have more than {LARGEST_ARGUMENTS} characters.")]
+    except ValueError:
+        return [("", "A number must be finite.")]
+    except RecursionError:
+        return [("", "The arguments are nested too deeply.")]
     known = _properties(script)
     strays = [
         (name, f"{script.name} has no such argument.") for name in set(arguments) - set(known)
     ]
-    return sorted(strays)[:MOST_MISTAKES] + _mistakes(script.schema, dict(arguments))
-
-
-def _mistakes(schema: Mapping[str, Any], value: Any) -> list[Mistake]:
-    """The first mistakes only: a value may have thousands."""
-    try:
-        errors = list(islice(_validator(json.dumps(schema)).iter_errors(value), MOST_MISTAKES))
-    except RecursionError:
-        return [("", "This is nested too deeply, or the schema of the script refers to itself.")]
-    return sorted(map(_mistake, errors))
+    validator = _validator(json.dumps(script.schema))
+    return sorted(strays)[:MOST_MISTAKES] + _mistakes(validator, dict(arguments))
 
 
 def take_too_long(script: Script, items: Sequence[str]) -> bool:
     """Whether the items together could take too long for the patterns of their argument."""
     rule = _properties(script).get(script.item_argument, {})
-    ways = (patterns.ways(text, len(item)) for text in _texts_of(rule, "pattern") for item in items)
+    # The argument may refer to a definition.
+    texts = list(_texts_of([rule, script.schema.get("$defs")], "pattern"))
+    ways = (patterns.ways(text, len(item)) for text in texts for item in items)
     return sum(ways) > patterns.MOST_WAYS_OF_ITEMS
 
 
-def item_mistake(script: Script, item: str) -> str:
-    """What is wrong with one item of a batch; "" = nothing."""
+def item_check(script: Script) -> Callable[[str], str]:
+    """What is wrong with one item of a batch, as a function; "" = nothing."""
     rule = _properties(script).get(script.item_argument, {})
-    wrong = _mistakes(rule, _typed(item, rule))
-    return wrong[0][1] if wrong else ""
+    # References lead to other parts of the whole schema.
+    validator = _validator(json.dumps(script.schema)).evolve(schema=rule)
+
+    def mistake(item: str) -> str:
+        return next((text for _, text in _mistakes(validator, _typed(item, rule))), "")
+
+    return mistake
+
+
+def _mistakes(validator: Any, value: object) -> list[Mistake]:
+    """The first mistakes only: a value may have thousands."""
+    try:
+        return sorted(map(_mistake, islice(validator.iter_errors(value), MOST_MISTAKES)))
+    except (RecursionError, OverflowError):
+        return [("", "A value is too large or nested too deeply to be checked.")]
 
 
 def _pattern(

@@ -5,7 +5,8 @@ All step objects are new at each tick, so that nothing but rows lasts from tick 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -32,6 +33,10 @@ POLICY = PlanPolicy(cpu_jobs=1)
 HOST = "gpubox"
 
 
+class Killed(Exception):
+    """The process ends here, before the commit of its transaction."""
+
+
 class BootsIn(HealthProbe):
     """A server answers so many seconds after its process was placed."""
 
@@ -55,6 +60,9 @@ class Box:
         self.now = NOW
         # Models that were being loaded at the same time.
         self.most_booting = 0
+        # The process dies once in the transaction that begins each of these steps.
+        self.dies_in: set[str] = set()
+        self.deaths = 0
 
     def tick(self, count: int = 1) -> None:
         for _ in range(count):
@@ -76,7 +84,7 @@ class Box:
         now = self.now
         monitor_store.record(snapshot(self.gpus, at=now))
         self._end_processes()
-        guard = transaction.atomic
+        guard = self._guard
         ModelStep(guard, HOST, BootsIn(self.boot_s, now)).step(now)
         ModelEvictions(guard, HOST, POLICY).step(now)
         ExclusiveBatches(guard, HOST, POLICY).step(now)
@@ -85,6 +93,17 @@ class Box:
             self._start(attempt)
         booting = ModelInstance.objects.filter(state="booting").count()
         self.most_booting = max(self.most_booting, booting)
+
+    @contextmanager
+    def _guard(self) -> Iterator[None]:
+        """The transaction of a step. A process that dies before the commit leaves nothing of it."""
+        with suppress(Killed), transaction.atomic():
+            yield
+            reached = set(ExclusiveRun.objects.values_list("step", flat=True))
+            if reached & self.dies_in:
+                self.dies_in -= reached
+                self.deaths += 1
+                raise Killed
 
     def _start(self, attempt: Attempt) -> None:
         identity = Identity(

@@ -44,7 +44,8 @@ def post(person: User, path: str, body: dict[str, Any] | None = None) -> Any:
 
 
 def submitted(person: User, items: list[str], **more: Any) -> Batch:
-    answer = post(person, "/api/batches/", {**COMMAND, "items": items, **more})
+    work = {} if "script" in more else COMMAND
+    answer = post(person, "/api/batches/", {**work, "items": items, **more})
     assert answer.status_code == 201, answer.content
     return Batch.objects.get(pk=answer.json()["id"])
 
@@ -201,6 +202,55 @@ def test_the_queue_of_the_owner_has_room_for_so_many_only(alice: User) -> None:
 
     assert step() == 3
     assert step(1) == 0
+
+
+@pytest.mark.django_db
+def test_batches_that_wait_cost_no_statement_each(alice: User) -> None:
+    Quota.objects.create(user=alice, queued=3)
+    for _ in range(20):
+        submitted(alice, [str(n) for n in range(10)])
+    step()
+
+    with CaptureQueriesContext(connection) as asked:
+        assert step(1) == 0
+
+    assert len(asked) <= 6
+
+
+@pytest.mark.django_db
+def test_of_many_items_only_those_that_are_wrong_fail(alice: User) -> None:
+    schema = {"properties": {"file": {"type": "string"}}}
+    script = ScriptDefinition.objects.create(
+        name="run", argv=["run", "{file}"], schema=schema, gpu="no", item_argument="file"
+    )
+    batch = submitted(alice, ["a", "b1", "c"], script="run")
+    # The script has become stricter since.
+    script.schema = {"properties": {"file": {"type": "string", "pattern": "^[a-z]$"}}}
+    script.save()
+
+    assert (step(), step(1)) == (0, 2)
+
+    statuses = dict(batch.items.values_list("input", "status"))
+    assert statuses == {"a": "assigned", "b1": "failed", "c": "assigned"}
+    assert "script_args.file: 'b1' does not match" in batch.items.get(input="b1").error
+
+
+@pytest.mark.django_db
+def test_an_item_has_a_small_result_and_names_the_job_of_a_large_one(alice: User) -> None:
+    batch = submitted(alice, ["one", "two"])
+    step()
+    small, large = (item.job for item in batch.items.order_by("index"))
+    assert small is not None
+    assert large is not None
+    end_all()
+    Job.objects.filter(pk=small.pk).update(result={"output": {"words": 3}})
+    Job.objects.filter(pk=large.pk).update(result={"output": "x" * 9000})
+
+    step(1)
+
+    first, second = batch.items.order_by("index")
+    assert first.result == {"words": 3}
+    assert second.result == {"problem": "The result is larger than 8192 bytes; see the job."}
 
 
 @pytest.mark.django_db

@@ -199,6 +199,43 @@ def test_an_operator_ends_the_mode_at_each_step(root: User, step: str) -> None:
     assert gpu_closures.gpus_of_batches("gpubox") == {}
 
 
+def test_processes_that_die_at_the_begin_of_each_step_change_nothing_of_the_end(
+    root: User,
+) -> None:
+    box = Box(gpus=1)
+    box.model()
+    batch = box.batch(root, items=3)
+    box.dies_in = set(ORDER)
+
+    run = box.until(batch, "ended")
+    box.tick(2)
+
+    batch.refresh_from_db()
+    assert box.deaths == len(ORDER)
+    assert [name for name, _ in run.log] == ORDER
+    assert (batch.completed, batch.state) == (3, "complete")
+    assert list(batch.items.values_list("attempt", flat=True)) == [1] * 3
+    assert (box.ready(), exclusive.reserved("gpubox")) == (1, {})
+    assert Event.objects.filter(kind="BATCH_EXCLUSIVE").count() == len(ORDER)
+
+
+@pytest.mark.parametrize("step", ["draining", "working"])
+def test_an_end_by_an_operator_survives_the_death_of_the_process(root: User, step: str) -> None:
+    box = Box(gpus=1)
+    box.model()
+    batch = box.batch(root, items=3)
+    box.until(batch, step)
+    exclusive.stop(batch, "root", box.now)
+    box.dies_in = {"reloading", "ended"}
+
+    box.until(batch, "ended", within_s=600)
+
+    assert box.deaths >= 1
+    assert box.run(batch).batch.gpu_mode == "shared"
+    assert not ModelService.objects.exclude(held_for_batch=None).exists()
+    assert exclusive.reserved("gpubox") == {}
+
+
 def test_a_batch_whose_mode_was_ended_goes_on_sharing(root: User) -> None:
     box = Box(gpus=2)
     batch = box.batch(root, items=8)

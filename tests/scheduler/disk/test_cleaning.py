@@ -210,6 +210,7 @@ def test_rsync_itself_copies_a_file_by_its_handle(tmp_path: Path) -> None:
     source, copy = write(tmp_path / "a b", content=b"train" * 1000), tmp_path / "x" / "-c"
     handle = os.open(source, os.O_RDONLY)
     try:
+        copying.make_folders(tmp_path, copy.parent)
         copying.copy(handle, copy)
         assert files.is_copy(handle, copy)
     finally:
@@ -253,6 +254,30 @@ def test_without_a_good_copy_nothing_is_deleted(
     assert results(run) == {"a.bin": "not copied"}
     assert str(source) in run.problems[0]
     assert not AuditEntry.objects.filter(action="FILE_CLEANED").exists()
+
+
+@pytest.mark.parametrize("how", ["link", "writable", "folder of another account"])
+def test_no_account_can_lead_a_copy_elsewhere(how: str, box: Box, tmp_path: Path) -> None:
+    box.policy(data_folders=[str(box.folder)], sync_target=str(box.target))
+    box.copy = plain_copy
+    source, elsewhere, planted = write(box.folder / "a.bin"), tmp_path / "x", box.target / "gpubox"
+    elsewhere.mkdir()
+    if how == "link":
+        planted.symlink_to(elsewhere)
+    elif how == "writable":
+        box.target.chmod(0o777)
+    elif os.geteuid() == 0:
+        planted.mkdir()
+        os.chown(planted, 65534, 65534)
+    else:
+        pytest.skip("only root makes files of another account")
+
+    run = box.clean()
+
+    assert source.exists()
+    assert results(run) == {"a.bin": "not copied"}
+    assert "ccount can" in run.problems[0]
+    assert not list(elsewhere.iterdir())
 
 
 @pytest.mark.parametrize("where", ["nowhere", "", "same"])

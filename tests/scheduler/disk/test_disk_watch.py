@@ -153,6 +153,20 @@ def test_the_page_and_rest_show_what_is_read(
     assert str(data) in client.get("/disks/").content.decode()
 
 
+def test_the_page_says_which_levels_are_off(
+    alice: User, as_user: Callable[[User], Client], data: Path
+) -> None:
+    shown = as_user(alice).get("/disks/").content.decode()
+    assert "Above 70 %: jobs" in shown
+    thresholds.change("disk", {"clean_pct": 100, "block_pct": 100}, by="root", now=NOW)
+
+    off = as_user(alice).get("/disks/").content.decode()
+
+    assert "Above 60 %: an event" in off
+    assert "Clean-up: off" in off
+    assert "Above 100" not in off
+
+
 def test_metrics_have_the_use_of_each_folder(watch: DiskWatch, disk: Disk, data: Path) -> None:
     disk.used_pct = 71.0
     watch.judge(None, NOW)

@@ -17,7 +17,7 @@ from scheduler.facts.jobs import Outcome
 from scheduler.runner.confine.cgroups import Cgroup
 from scheduler.runner.confine.memory_guard import MemoryGuard, used_bytes
 from scheduler.runner.process_tree import ProcessInfo
-from scheduler.runner.spec import Spec
+from scheduler.runner.spec import Bounds, Spec
 from tests.builders import GIB
 
 LIMIT = 10 * GIB
@@ -26,7 +26,9 @@ LIMIT = 10 * GIB
 class Job:
     """A job with a cgroup folder, whose memory the test sets."""
 
-    def __init__(self, folder: Path, *, has_limit: bool = True) -> None:
+    def __init__(
+        self, folder: Path, *, has_limit: bool = True, process_limit: int | None = None
+    ) -> None:
         self.folder, self.yield_file = folder / "cgroup", folder / "yield"
         self.folder.mkdir()
         if has_limit:
@@ -36,7 +38,8 @@ class Job:
             job_id=1, attempt=1, nonce="n", argv=[], cwd="/", env={}, account="",
             yield_file=str(self.yield_file), grace_s=5,
         )  # fmt: skip
-        self.guard = MemoryGuard(spec, LIMIT, os.open(self.log, os.O_CREAT | os.O_WRONLY))
+        bounds = Bounds(memory_bytes=LIMIT, process_memory_bytes=process_limit)
+        self.guard = MemoryGuard(spec, bounds, os.open(self.log, os.O_CREAT | os.O_WRONLY))
 
     def holds(self, gib: float, cache_gib: float = 0) -> None:
         stat = f"anon {int(gib * GIB)}\nfile {int(cache_gib * GIB)}\nshmem 0\n"
@@ -72,7 +75,7 @@ def test_it_is_asked_to_save_its_work_before_the_kernel_kills_it(job: Job) -> No
     job.holds(9.2)
 
     request = json.loads(job.yield_file.read_text())
-    assert request["reason"] == "It holds 9.2 GiB of its limit of 10 GiB of host memory."
+    assert request["reason"] == "The job holds 9.2 GiB of its limit of 10 GiB of host memory."
     assert job.guard.has_requested_yield
     assert not job.guard.is_over
 
@@ -130,6 +133,32 @@ def test_without_a_cgroup_the_memory_of_the_processes_counts(
     assert used_bytes([], lambda: [gone]) == 0
 
 
+def test_a_process_above_its_limit_ends_the_job_also_in_a_cgroup(
+    tmp_path: Path, hungry: subprocess.Popen[bytes]
+) -> None:
+    job = Job(tmp_path, process_limit=32 * 1024**2)
+    (job.folder / "memory.stat").write_text(f"anon {70 * 1024**2}\nshmem 0\n")
+    job.guard._due = 0.0
+
+    job.guard.beat([job.folder], lambda: [ProcessInfo(hungry.pid, 1, 1, 1, 1)])
+
+    request = json.loads(job.yield_file.read_text())
+    assert request["reason"].startswith(f"Process {hungry.pid} holds 0.0")
+    assert job.guard.is_over
+    assert f"because process {hungry.pid} exceeds its limit of 0.0312 GiB" in job.text
+
+
+def test_processes_are_looked_at_only_if_the_job_could_reach_their_limit(tmp_path: Path) -> None:
+    job = Job(tmp_path, process_limit=5 * GIB)
+    (job.folder / "memory.stat").write_text(f"anon {2 * GIB}\nshmem 0\n")
+    job.guard._due = 0.0
+
+    def processes() -> list[ProcessInfo]:
+        raise AssertionError("not needed")
+
+    job.guard.beat([job.folder], processes)
+
+
 def test_the_kernel_slows_a_job_down_before_it_kills_it(tmp_path: Path) -> None:
     for name in ("memory.high", "memory.max"):
         (tmp_path / name).write_text("max")
@@ -157,6 +186,13 @@ def test_a_job_that_declares_nothing_has_a_limit(
     limit = policy.undeclared_bytes(None if host_gib is None else host_gib * GIB)
 
     assert limit == (None if limit_gib is None else int(limit_gib * GIB))
+
+
+def test_a_process_is_limited_unless_its_job_declares_more() -> None:
+    assert BoundsPolicy().process_bytes(1024 * GIB) == 80 * GIB
+    assert BoundsPolicy().process_bytes(64 * GIB) == int(51.2 * GIB)
+    assert BoundsPolicy().process_bytes(None) == 80 * GIB
+    assert BoundsPolicy(process_memory_gib=None, process_memory_pct=100).process_bytes(1) is None
 
 
 def test_a_job_that_was_ended_for_its_memory_has_failed() -> None:

@@ -1,8 +1,6 @@
 from __future__ import annotations
 
 import json
-import os
-import shutil
 import subprocess
 import sys
 import time
@@ -18,7 +16,7 @@ from scheduler.runner.programs import embed, keyframes
 from scheduler.scripts.policy import (
     command,
     definition_mistakes,
-    item_mistake,
+    item_check,
     mistakes,
     read_arguments,
     request,
@@ -126,7 +124,7 @@ def test_everyday_patterns_can_be_used(pattern: str) -> None:
     chosen = script(argv=("run",), schema={"properties": {"input": {"pattern": pattern}}})
 
     assert not definition_mistakes(chosen)
-    assert item_mistake(chosen, "?") == f"'?' does not match {pattern!r}."
+    assert item_check(chosen)("?") == f"'?' does not match {pattern!r}."
 
 
 def test_many_long_items_for_a_slow_pattern_are_refused() -> None:
@@ -138,8 +136,8 @@ def test_many_long_items_for_a_slow_pattern_are_refused() -> None:
 
 
 def test_an_item_is_checked_as_its_argument() -> None:
-    assert item_mistake(script(), "/a") == ""
-    assert "relative" in item_mistake(script(), "relative")
+    assert item_check(script())("/a") == ""
+    assert "relative" in item_check(script())("relative")
 
 
 @pytest.mark.parametrize(
@@ -220,12 +218,51 @@ def test_lines_are_embedded_in_order_with_progress_and_a_result(
     assert progress.read_text() == "100/100 lines"
 
 
-@pytest.mark.skipif(shutil.which("ffmpeg") is None, reason="ffmpeg is not installed")
-def test_key_frames_of_a_video_become_images(tmp_path: Path) -> None:
-    video, images = tmp_path / "a.mp4", tmp_path / "images"
-    made = ["ffmpeg", "-f", "lavfi", "-i", "testsrc=duration=2:size=64x64:rate=5", video]
-    subprocess.run(made, capture_output=True, check=True)
-    program = [sys.executable, keyframes.__file__, video, images]
-    subprocess.run(program, capture_output=True, check=True, env=dict(os.environ))
+@pytest.mark.parametrize("reference", ["#", "#/$defs/loop", "#/$defs/none"])
+def test_a_reference_to_itself_or_to_nothing_is_refused(reference: str) -> None:
+    schema = {
+        "properties": {"input": {}},
+        "$defs": {"loop": {"$ref": "#/$defs/loop"}},
+        "allOf": [{"$ref": reference}],
+    }
 
-    assert list(images.glob("*.jpg"))
+    found = definition_mistakes(script(schema=schema, argv=("run",)))
+
+    assert [where for where, _ in found] == ["schema"]
+
+
+def test_an_item_is_checked_by_the_definitions_of_the_schema() -> None:
+    schema = {
+        "properties": {"input": {"$ref": "#/$defs/path"}},
+        "$defs": {"path": {"type": "string", "pattern": "^/"}},
+    }
+    one = script(schema=schema, argv=("run", "{input}"))
+
+    assert definition_mistakes(one) == []
+    assert (item_check(one)("/a"), "relative" in item_check(one)("relative")) == ("", True)
+
+
+@pytest.mark.parametrize("text", ["[" * 5000, "1e999", "9" * 5000, "nan", "-Infinity"])
+def test_a_number_that_json_cannot_hold_is_refused(text: str) -> None:
+    found = mistakes(script(), read_arguments(script(), {"input": "/a", "width": text}))
+
+    assert [place for place, _ in found] == ["width"]
+
+
+def test_arguments_that_no_check_can_work_with_are_refused() -> None:
+    deep: Any = 1
+    for _ in range(100_000):
+        deep = [deep]
+    schema = {"properties": {"x": {"type": "number", "multipleOf": 0.1}}}
+
+    assert mistakes(script(schema=schema), {"x": deep})
+    assert mistakes(script(schema=schema), {"x": 10**400})
+    assert mistakes(script(schema=schema), {"x": float("nan")}) == [
+        ("", "A number must be finite.")
+    ]  # fmt: skip
+
+
+def test_many_mistakes_are_named_within_a_bounded_time() -> None:
+    schema = {"properties": {"tags": {"type": "array", "items": {"type": "integer"}}}}
+
+    assert len(mistakes(script(schema=schema), {"tags": ["a"] * 3000})) == 10
