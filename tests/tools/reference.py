@@ -89,8 +89,9 @@ def _parser(name: str) -> argparse.ArgumentParser | None:
         return made
     module, function = target.split(":")
     quiet = contextlib.redirect_stdout(io.StringIO())
-    both = ("parse_args", "parse_intermixed_args")
-    with patch.multiple(argparse.ArgumentParser, **dict.fromkeys(both, stop)), quiet:
+    parser = argparse.ArgumentParser
+    plain = patch.object(parser, "parse_args", stop)
+    with plain, patch.object(parser, "parse_intermixed_args", stop), quiet:
         try:
             getattr(importlib.import_module(module), function)([])
         except _Parser as stopped:

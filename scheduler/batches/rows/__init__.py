@@ -91,10 +91,7 @@ def open_batches() -> list[tuple[Batch, BatchWork]]:
     counts_: dict[int, Counter[tuple[str, str | None]]] = defaultdict(Counter)
     for batch, status, job, count in groups.annotate(Count("id")):
         counts_[batch][status, job] = count
-    return [
-        (batch, _work(counts_[batch.pk], has_queued=batch.has_queued))  # type: ignore[attr-defined]
-        for batch in listed
-    ]
+    return [(batch, _work(counts_[batch.pk], has_queued=batch.has_queued)) for batch in listed]
 
 
 def _work(items: Counter[tuple[str, str | None]], *, has_queued: bool) -> BatchWork:

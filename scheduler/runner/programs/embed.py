@@ -78,7 +78,7 @@ def _encoder(options: argparse.Namespace) -> Encode:
 
 def _gguf(model: Path) -> Encode:
     """The model in this process. It pools as its file says."""
-    import xllamacpp  # type: ignore[import-not-found]
+    import xllamacpp
 
     if not model.is_file():
         raise Unusable(f"There is no model file {model}.")

@@ -33,10 +33,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     except FileNotFoundError:
         sys.stderr.write(NOT_INSTALLED)
         return 3
-    if ffmpeg.returncode == 0:
+    status: int = ffmpeg.returncode
+    if status == 0:
         images = sum(path.suffix == ".jpg" for path in options.output.iterdir())
         write_result({"images": images, "output": str(options.output)})
-    return abs(ffmpeg.returncode)
+    return abs(status)
 
 
 def arguments(video: Path, folder: Path, width: int | None) -> list[str]:

@@ -215,7 +215,7 @@ def test_processes_that_die_at_the_begin_of_each_step_change_nothing_of_the_end(
     assert [name for name, _ in run.log] == ORDER
     assert (batch.completed, batch.state) == (3, "complete")
     assert list(batch.items.values_list("attempt", flat=True)) == [1] * 3
-    assert (box.ready(), exclusive.reserved("gpubox")) == (1, {})
+    assert (box.ready(), gpu_closures.gpus_of_batches("gpubox")) == (1, {})
     assert Event.objects.filter(kind="BATCH_EXCLUSIVE").count() == len(ORDER)
 
 
@@ -233,7 +233,7 @@ def test_an_end_by_an_operator_survives_the_death_of_the_process(root: User, ste
     assert box.deaths >= 1
     assert box.run(batch).batch.gpu_mode == "shared"
     assert not ModelService.objects.exclude(held_for_batch=None).exists()
-    assert exclusive.reserved("gpubox") == {}
+    assert gpu_closures.gpus_of_batches("gpubox") == {}
 
 
 def test_a_batch_whose_mode_was_ended_goes_on_sharing(root: User) -> None:

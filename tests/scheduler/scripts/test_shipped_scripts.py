@@ -84,7 +84,7 @@ def test_key_frames_of_a_video_become_images(
     video, images = tmp_path / "a b.mp4", tmp_path / "images"
     # A key frame each 5 frames, thus each second.
     source = "testsrc=duration=3:size=64x64:rate=5"
-    made = ["ffmpeg", "-f", "lavfi", "-i", source, "-g", "5", "-c:v", "mpeg4", video]
+    made = ["ffmpeg", "-f", "lavfi", "-i", source, "-g", "5", "-c:v", "mpeg4", str(video)]
     subprocess.run(made, capture_output=True, check=True)
 
     job = run(scheduler, root, "extract_keyframes", input=str(video), output=str(images), width=32)
