@@ -3,33 +3,23 @@
 from __future__ import annotations
 
 from scheduler.admin import (
-    batches,
-    disk,
+    definitions,
     hosts,
     idle_work,
     jobs,
     model_services,
-    notifications,
-    presets,
-    prompts,
     quotas,
-    scripts,
-    sizing,
+    records,
     windows,
 )
 
 __all__ = [
-    "batches",
-    "disk",
+    "definitions",
     "hosts",
     "idle_work",
     "jobs",
     "model_services",
-    "notifications",
-    "presets",
-    "prompts",
     "quotas",
-    "scripts",
-    "sizing",
+    "records",
     "windows",
 ]

@@ -1,4 +1,4 @@
-"""Admin: presets of the form to submit a job."""
+"""Admin: presets of the form to submit a job, and the registry of scripts."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from django import forms
 from django.contrib import admin
 
 from scheduler.jobs.pages import starting_points
-from scheduler.models import JobPreset
+from scheduler.models import JobPreset, ScriptDefinition
+from scheduler.scripts import rows
 
 
 class PresetForm(forms.ModelForm):  # type: ignore[type-arg]
@@ -31,3 +32,20 @@ class JobPresetAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
     search_fields = ("name", "user__username")
     ordering = ("name",)
     autocomplete_fields = ("user",)
+
+
+class ScriptForm(forms.ModelForm):  # type: ignore[type-arg]
+    def clean(self) -> dict[str, Any] | None:
+        cleaned = super().clean()
+        if cleaned is not None and not self.errors:
+            rows.check(ScriptDefinition(**cleaned))
+        return cleaned
+
+
+@admin.register(ScriptDefinition)
+class ScriptAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
+    form = ScriptForm
+    list_display = ("name", "task_type", "gpu", "usual_s", "time_limit_s", "enabled")
+    list_filter = ("task_type", "gpu", "enabled")
+    search_fields = ("name", "description")
+    ordering = ("name",)

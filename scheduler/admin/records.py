@@ -1,0 +1,132 @@
+"""Admin: records of batches, clean-ups, notifications, prompts and use, to look at.
+
+Texts of prompts and addresses of users are never shown.
+"""
+
+from __future__ import annotations
+
+from django.contrib import admin
+from django.utils.html import format_html
+from django.utils.safestring import SafeString
+
+from monitor.admin.base import Forgettable, ReadOnly
+from scheduler.models import (
+    AttemptUse,
+    Batch,
+    BatchItem,
+    CleaningRun,
+    ExclusiveRun,
+    ModelUse,
+    NotificationCursor,
+    NotificationSettings,
+    Prompt,
+    SavedView,
+    WatchedDisk,
+)
+from scheduler.sizing import policy, step
+
+
+@admin.register(Prompt)
+class PromptAdmin(ReadOnly):
+    fields = (
+        "owner", "model", "type", "priority", "status", "waits_for", "attempt", "host", "instance",
+        "created_at", "assigned_at", "started_at", "first_token_at", "finished_at",
+        "prompt_tokens", "completion_tokens",
+    )  # fmt: skip
+    list_display = ("id", "owner", "model", "type", "priority", "status", "created_at")
+    list_filter = ("status", "type", "model")
+    list_select_related = ("owner",)
+    search_fields = ("owner__username", "model")
+    ordering = ("-id",)
+
+
+@admin.register(ModelUse)
+class ModelUseAdmin(ReadOnly):
+    list_display = (
+        "hour_at", "model", "owner", "requests", "failed", "prompt_tokens", "completion_tokens",
+    )  # fmt: skip
+    list_filter = ("model",)
+    search_fields = ("owner", "model")
+    ordering = ("-hour_at", "model", "owner")
+
+
+@admin.register(Batch)
+class BatchAdmin(ReadOnly):
+    list_display = ("id", "name", "owner", "state", "total_items", "completed", "failed")
+    list_filter = ("state", "script")
+    list_select_related = ("owner",)
+    search_fields = ("name", "owner__username")
+    exclude = ("request",)
+    ordering = ("-id",)
+
+
+@admin.register(ExclusiveRun)
+class ExclusiveRunAdmin(ReadOnly):
+    list_display = ("batch", "host", "step", "since", "waits_for", "stopped_by")
+    list_filter = ("step", "host")
+    list_select_related = ("batch",)
+    search_fields = ("=batch__id",)
+    ordering = ("-batch",)
+
+
+@admin.register(BatchItem)
+class BatchItemAdmin(ReadOnly):
+    list_display = ("batch", "index", "status", "attempt", "job", "gpu_uuid")
+    list_filter = ("status",)
+    list_select_related = ("batch", "job")
+    search_fields = ("=batch__id", "=job__id")
+    ordering = ("-batch", "index")
+
+
+@admin.register(WatchedDisk)
+class WatchedDiskAdmin(Forgettable):
+    list_display = ("path", "host", "role", "level", "used_pct", "since_at", "at")
+    list_filter = ("host", "level", "role")
+    search_fields = ("path", "host")
+    ordering = ("host", "path")
+
+
+@admin.register(CleaningRun)
+class CleaningRunAdmin(ReadOnly):
+    list_display = ("id", "host", "path", "dry_run", "state", "freed_bytes", "asked_by", "asked_at")
+    list_filter = ("host", "state", "dry_run")
+    search_fields = ("host", "path", "asked_by")
+    ordering = ("-id",)
+
+
+@admin.register(NotificationSettings)
+class NotificationSettingsAdmin(ReadOnly):
+    fields = ("user", "kinds", "by_mail", "channel")
+    list_display = ("user", "kinds", "by_mail", "channel")
+    list_select_related = ("user", "channel")
+    search_fields = ("user__username",)
+    ordering = ("user__username",)
+
+
+@admin.register(NotificationCursor)
+class NotificationCursorAdmin(ReadOnly):
+    list_display = ("__str__", "seen_event")
+
+
+@admin.register(SavedView)
+class SavedViewAdmin(ReadOnly):
+    """Named filters of the list of jobs; users save and remove them there."""
+
+    list_display = ("user", "name", "query")
+
+
+@admin.register(AttemptUse)
+class AttemptUseAdmin(ReadOnly):
+    list_display = ("job", "gpu_model", "summary", "mean_pct", "p95_pct", "coverage_pct")
+    list_filter = ("gpu_model", "is_sample")
+    list_select_related = ("attempt__job",)
+    search_fields = ("=attempt__job__id", "attempt__job__owner__username", "fingerprint")
+    ordering = ("-attempt",)
+
+    @admin.display(description="job", ordering="attempt")
+    def job(self, row: AttemptUse) -> SafeString:
+        return format_html("{} {}", row.attempt.job_id, row.attempt.job.name)
+
+    @admin.display(description="use")
+    def summary(self, row: AttemptUse) -> str:
+        return policy.efficiency(step.fact(row), row.attempt.job.gpu_memory_bytes) or "unknown"
