@@ -8,7 +8,7 @@ from scheduler.batches import pages as batch_views
 from scheduler.disk import pages as disk_pages
 from scheduler.hosts import pages as host_pages
 from scheduler.idle_work import pages as idle_work_pages
-from scheduler.jobs.pages import saved, search, sooner
+from scheduler.jobs.pages import search, sooner
 from scheduler.jobs.pages import views as job_views
 from scheduler.model_services import pages as model_pages
 from scheduler.notifications import pages as notification_views
@@ -34,8 +34,8 @@ urlpatterns = [
     path("jobs/", job_views.jobs, name="jobs"),
     path("jobs/new/", job_views.new, name="job-new"),
     path("jobs/new/presets/<int:pk>/remove/", job_views.remove_preset, name="job-preset-remove"),
-    path("jobs/views/", saved.save, name="jobs-view-save"),
-    path("jobs/views/remove/", saved.remove, name="jobs-view-remove"),
+    path("jobs/views/", job_views.save_view, name="jobs-view-save"),
+    path("jobs/views/remove/", job_views.remove_view, name="jobs-view-remove"),
     path("jobs/bulk/", job_views.bulk, name="jobs-bulk"),
     path("jobs/<int:pk>/", job_views.job, name="job"),
     path("jobs/<int:pk>/cancel/", job_views.cancel, name="job-cancel"),

@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import os
 import shutil
+import sqlite3
 import tempfile
-from contextlib import suppress
+from contextlib import closing, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from gpucoord_site import __version__
-from gpucoord_site.backup import archive, postgres, sqlite
+from gpucoord_site.backup import archive, postgres
 from gpucoord_site.backup.archive import DATABASES, SECRET_KEY, SETTINGS, BackupError, Manifest
 from gpucoord_site.config.databases import database
 from gpucoord_site.config.file import config_file
@@ -72,8 +73,8 @@ def _dump(config: Config, options: dict[str, Any], copy: Path) -> list[str]:
     path = Path(options["NAME"])
     if not path.is_file():
         raise BackupError(f"There is no database {path}. Is GPUCOORD_DATA that of the server?")
-    sqlite.dump(path, copy)
-    return sqlite.migrations(copy)
+    dump_sqlite(path, copy)
+    return migrations_of(copy)
 
 
 def _stored(path: Path) -> archive.StoredFile:
@@ -170,7 +171,7 @@ def _put(config: Config, options: dict[str, Any], staging: Path, manifest: Manif
     if kind == "postgresql":
         postgres.restore(options, staging / DATABASES[kind])
     else:
-        sqlite.check(staging / DATABASES[kind])
+        check_sqlite(staging / DATABASES[kind])
         place = Path(options["NAME"])
         for name in (place.name, *(f"{place.name}{end}" for end in ("-wal", "-shm", "-journal"))):
             _set_aside(place.with_name(name), replaced)
@@ -201,3 +202,40 @@ def _set_aside(path: Path, replaced: Path) -> None:
         shutil.move(path, replaced / path.name)
     if replaced.exists() and not any(replaced.iterdir()):
         replaced.rmdir()
+
+
+def dump_sqlite(database: Path, target: Path) -> None:
+    """Copy the database as it is at one instant (SQLite's online backup), and check the copy."""
+    try:
+        with (
+            closing(sqlite3.connect(f"file:{database}?mode=ro", uri=True, timeout=30)) as source,
+            closing(sqlite3.connect(target)) as copy,
+        ):
+            # One step: in WAL mode it delays no writer, and it can't be overtaken by one.
+            source.backup(copy, pages=-1)
+            # The copy is one file.
+            copy.execute("PRAGMA journal_mode=DELETE")
+    except sqlite3.Error as error:
+        raise BackupError(f"The database {database} can't be copied: {error}.") from None
+    check_sqlite(target)
+
+
+def check_sqlite(database: Path) -> None:
+    """Raise BackupError if SQLite reports that the file is damaged."""
+    try:
+        with closing(sqlite3.connect(f"file:{database}?mode=ro", uri=True)) as connection:
+            answer = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
+    except sqlite3.Error as error:
+        answer = str(error)
+    if answer != "ok":
+        raise BackupError(f"{database.name} is damaged: {answer}.")
+
+
+def migrations_of(database: Path) -> list[str]:
+    """The migrations that it has applied, as `app.name`."""
+    try:
+        with closing(sqlite3.connect(f"file:{database}?mode=ro", uri=True)) as connection:
+            rows = connection.execute("SELECT app, name FROM django_migrations ORDER BY id")
+            return [f"{app}.{name}" for app, name in rows]
+    except sqlite3.Error as error:
+        raise BackupError(f"{database} is no database of gpucoord: {error}.") from None

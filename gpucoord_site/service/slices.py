@@ -8,7 +8,8 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from datetime import datetime
 from typing import Any
@@ -19,11 +20,13 @@ from django.utils import timezone
 from gpucoord_site.service import loops
 from gpucoord_site.service.hang_guard import HangGuard
 from gpucoord_site.service.lifeline import Lifeline
-from gpucoord_site.service.tick_stats import TickStats, one_line
+from gpucoord_site.service.logs import masked
 from monitor.journal.rows import events
+from monitor.models import Lease
 from monitor.runtime.facts import Step
 from monitor.runtime.probes.process_identity import me
 from monitor.runtime.rows import database, leases
+from monitor.runtime.rows.item_isolation import place_of
 from monitor.runtime.rows.leases import HeldLease, LeaseLost
 from monitor.runtime.rows.wakeups import Listener, wake
 
@@ -36,6 +39,7 @@ RECENT_S = 60.0
 RELEASE_TRIES, RELEASE_PAUSE_S = 3, 0.2
 HANDED_OVER = "handed over"
 logger = logging.getLogger(__name__)
+LATENESS_SAMPLES = 300
 
 
 def run_slice(name: str, after: int | None = None) -> str:
@@ -259,3 +263,58 @@ class LeaseTerm:
         leases.release(self._held, timezone.now())
         wake(f"{self._loop.name}-free")
         return why
+
+
+class TickStats:
+    """Starts from the lease's row, so that a new slice does not log a known fault again."""
+
+    def __init__(self, row: Lease) -> None:
+        self.last_tick_at = row.last_tick_at
+        self.failing_since_at = row.failing_since_at
+        self._key = row.last_error_key if row.failing_since_at else ""
+        self._logged = {self._key}
+        self._ticks = row.ticks
+        self._late_ms: deque[float] = deque(maxlen=LATENESS_SAMPLES)
+
+    def begin(self, now: datetime, lateness_s: float | None) -> None:
+        self.last_tick_at = now
+        self._ticks += 1
+        if lateness_s is not None:
+            self._late_ms.append(max(0.0, lateness_s * 1000))
+
+    def fields(self) -> dict[str, Any]:
+        """The columns of a tick that did something, stored when the lease is renewed."""
+        fields: dict[str, Any] = {"last_tick_at": self.last_tick_at, "ticks": self._ticks}
+        if self._late_ms:
+            fields["lateness_p50_ms"] = quantile(self._late_ms, 0.50)
+            fields["lateness_p99_ms"] = quantile(self._late_ms, 0.99)
+        return fields
+
+    def worked(self) -> bool:
+        """Record a tick without a fault; True if it is the first one after a fault."""
+        recovered, self.failing_since_at, self._key = self.failing_since_at is not None, None, ""
+        return recovered
+
+    def failed(self, error: Exception, now: datetime) -> tuple[dict[str, Any], bool]:
+        """The columns that describe `error`, and whether the fault is new and must be logged."""
+        self.failing_since_at = self.failing_since_at or now
+        self._key = place_of(error)
+        is_news = self._key not in self._logged
+        self._logged.add(self._key)
+        return {
+            "failing_since_at": self.failing_since_at,
+            "last_error": one_line(error),
+            "last_error_key": self._key,
+            "last_error_at": now,
+        }, is_news
+
+
+def one_line(error: Exception) -> str:
+    """The fault in one line without secrets, because /healthz is public."""
+    text = masked(" ".join(str(error).split()))
+    return f"{type(error).__name__}: {text}"[:300] if text else type(error).__name__
+
+
+def quantile(values: Sequence[float] | deque[float], share: float) -> float:
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(share * len(ordered)))]

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from django.conf import settings
-from django.db import connection, connections
+from django.db import DatabaseError, connection, connections
 
 from gpucoord_site import __version__
 from gpucoord_site.service import children
@@ -28,13 +28,15 @@ from gpucoord_site.service.children import (
 )
 from gpucoord_site.service.lifeline import VARIABLE
 from gpucoord_site.service.model_endpoint import EndpointSocket
-from gpucoord_site.service.report_cluster import has_reports_to_write, run_report_cluster
 from gpucoord_site.service.watchdog import Watchdog
 from gpucoord_site.service.web_watch import WebWatch
 from monitor.runtime.probes import service_state
 from monitor.runtime.probes.process_identity import boot_id
 from monitor.runtime.probes.service_state import ServiceState
 from monitor.runtime.rows import database
+
+# Without tasks the cluster of reports ends after this time.
+REPORTS_IDLE_S = 30.0
 
 
 def run_cluster() -> int:
@@ -330,3 +332,44 @@ def _next_dead() -> int | None:
         ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         return ended.si_pid if ended else None
     return None
+
+
+def has_reports_to_write() -> bool:
+    """Whether a task waits in the queue of this host's reports, or one is being run."""
+    from django_q.models import OrmQ
+
+    return bool(OrmQ.objects.filter(key=settings.REPORT_CLUSTER["cluster_name"]).exists())
+
+
+def run_report_cluster() -> int:
+    """Run the long tasks of this host, one at a time, until there are none; returns the exit code.
+
+    The canary never waits behind them, as their queue and workers are their own.
+    """
+    from django_q.cluster import Cluster
+    from django_q.conf import Conf
+
+    for name, value in settings.REPORT_CLUSTER.items():
+        setattr(Conf, name.upper(), value)
+    gc.freeze()
+    cluster = Cluster()
+    cluster.start()
+    busy_t = time.monotonic()
+    while time.monotonic() - busy_t < REPORTS_IDLE_S:
+        cluster.sentinel.join(1.0)
+        if not cluster.sentinel.is_alive():
+            return 1 if cluster.sentinel.exitcode else 0
+        if _has_reports():
+            busy_t = time.monotonic()
+    cluster.stop()
+    return 0
+
+
+def _has_reports() -> bool:
+    """A task stays in the queue until it is done. A database that is away says nothing."""
+    try:
+        return has_reports_to_write()
+    except DatabaseError:
+        return True
+    finally:
+        connections.close_all()

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from datetime import datetime
 
-from scheduler.agents import wording as agent_wording
 from scheduler.blockers.policy import host_texts
 from scheduler.blockers.policy.next_steps import owners
 from scheduler.facts.blockers import Blocker
@@ -329,7 +328,7 @@ _TEXTS: Mapping[Code, Callable[[Blocker], str]] = {
     Code.USER_MAX_JOBS: _user_max_jobs,
     Code.USER_MAX_MEMORY: _user_max_memory,
     Code.BUDGET_DAY: _budget_day,
-    **agent_wording.SENTENCES,
+    **host_texts.SENTENCES,
     Code.SHARE_EXCEEDED: _share_exceeded,
     Code.SHARE_REDUCED: _share_reduced,
     Code.PRESSURE: _pressure,

@@ -21,7 +21,7 @@ from scheduler.controller.steps.enforcement import Enforcement
 from scheduler.controller.steps.idle_gpus import IdleResources
 from scheduler.controller.steps.incident_watch import IncidentWatch
 from scheduler.disk.steps.watch import DiskWatch
-from scheduler.execution.steps.background_niceness import BackgroundNiceness
+from scheduler.execution.steps.capabilities import BackgroundNiceness
 from scheduler.execution.steps.gpu_locks import LockClaims, LockFiles
 from scheduler.hosts.step import HostWatch
 from scheduler.idle_work.step import IdleWork

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Any
 
+from monitor.facts.input_rules import is_storable
 from scheduler.facts.blockers import Blocker
 from scheduler.facts.notices import NoticeKind
+
+LARGEST_RESULT = 64 * 1024
 
 
 class JobState(StrEnum):
@@ -297,3 +301,23 @@ class AttemptEnding:
     cpu_s: float | None = None
     peak_memory_bytes: int | None = None
     log_bytes: int | None = None
+
+
+def read_result(text: bytes) -> dict[str, Any] | None:
+    """{"output": …} or {"problem": …}; None: the file is missing or empty."""
+    if not text.strip():
+        return None
+    if len(text) > LARGEST_RESULT:
+        return {"problem": f"The result file is larger than {LARGEST_RESULT // 1024} KiB."}
+    try:
+        output = json.loads(text, parse_constant=_refuse)
+        stored = json.dumps(output, ensure_ascii=False)
+    except (ValueError, RecursionError):
+        return {"problem": "The result file is no JSON."}
+    if "\\u0000" in stored or not is_storable(stored):
+        return {"problem": "The result file has characters that can't be stored."}
+    return {"output": output}
+
+
+def _refuse(constant: str) -> Any:
+    raise ValueError(constant)

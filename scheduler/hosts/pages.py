@@ -13,11 +13,13 @@ from django.http import HttpRequest, HttpResponse
 from django.utils import timezone
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_safe
+from ninja.errors import HttpError
 
 from monitor.facts.hosts import HostFact
 from monitor.hosts import policy, rows
 from scheduler.hosts.probes import LARGEST, SIZE, START, RemoteLog, Unreachable
 from scheduler.lifecycle.probes import logs as job_logs
+from scheduler.lifecycle.probes.logs import LogPiece
 from scheduler.models import Attempt
 from scheduler.runner import files
 
@@ -25,6 +27,28 @@ from scheduler.runner import files
 SEEN = "host_seen_at"
 # Hosts of one database have the same secret key.
 SALT, LIVES = "gpucoord.log-of-another-host", timedelta(minutes=2)
+LOG_ANSWER = {
+    200: {
+        "description": "The bytes as the job wrote them.",
+        "headers": {
+            "X-Log-Next-Offset": {"schema": {"type": "integer"}, "description": "Go on here."},
+            "X-Log-Size": {"schema": {"type": "integer"}},
+            "X-Job-State": {
+                "schema": {"type": "string"},
+                "description": "finished: what follows X-Log-Next-Offset is all there will be.",
+            },
+        },
+        "content": {"text/plain": {"schema": {"type": "string"}}},
+    },
+    409: {
+        "description": "The log is on another host, which does not answer; `detail` names it.",
+        "content": {"application/problem+json": {"schema": {"$ref": "#/components/schemas/Error"}}},
+    },
+    410: {
+        "description": "The log was removed.",
+        "content": {"application/problem+json": {"schema": {"$ref": "#/components/schemas/Error"}}},
+    },
+}
 
 
 def silent_hosts(attempts: Iterable[Attempt | None]) -> dict[str, datetime]:
@@ -95,3 +119,23 @@ def signed_log(_request: HttpRequest, ticket: str) -> HttpResponse:
     answer = HttpResponse(piece.data, content_type="application/octet-stream")
     answer[START], answer[SIZE] = str(piece.start), str(piece.size)
     return answer
+
+
+def log_piece(
+    request: HttpRequest,
+    attempt: Attempt | None,
+    path: Path,
+    offset: int,
+    limit: int,
+    tail: int | None,
+) -> LogPiece:
+    """From the other host, if one has it. 409 with its address if it does not answer."""
+    log = elsewhere(attempt, path)
+    if log is None:
+        return job_logs.tail(path, tail) if tail else job_logs.read(path, offset, limit)
+    if not log.address:
+        raise HttpError(409, not_read(log, request.get_full_path(), None))
+    try:
+        return log.tail(tail) if tail else log.read(offset, limit)
+    except Unreachable as error:
+        raise HttpError(409, not_read(log, request.get_full_path(), error)) from None

@@ -22,7 +22,7 @@ from monitor.models import Agent
 from scheduler.dispatch.steps import preview
 from scheduler.facts.field_parsers import LONGEST_NAME
 from scheduler.facts.jobs import JobState
-from scheduler.hosts.api import LOG_ANSWER, log_piece
+from scheduler.hosts.pages import LOG_ANSWER, log_piece
 from scheduler.intake import actions as intake_actions
 from scheduler.intake.api import (
     ArrayBody,

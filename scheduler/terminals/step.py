@@ -1,16 +1,46 @@
-"""The controller's part that warns and ends interactive jobs with idle GPUs."""
+"""The controller's part that warns and ends interactive jobs with idle GPUs; its rows."""
 
 from __future__ import annotations
 
 from datetime import datetime, timedelta
 
+from django.db.models import QuerySet
+
 from monitor.facts.readings import Snapshot
 from monitor.runtime.rows.item_isolation import ItemIsolation
 from monitor.thresholds import rows as thresholds
-from scheduler.models import Attempt
+from scheduler.facts.jobs import JobState
+from scheduler.lifecycle.rows import changes
+from scheduler.models import Attempt, Job
 from scheduler.sizing import step as sizing_rows
-from scheduler.terminals import rows
 from scheduler.terminals.policy import InteractivePolicy, Step, decide, used_at, warning
+
+ENDED_BY = "gpucoord (idle GPU)"
+
+
+def attempts_on_gpus(host: str) -> QuerySet[Attempt]:
+    """The attempts of running interactive jobs with GPUs of this host."""
+    rows = Attempt.objects.filter(
+        host=host,
+        ended_at=None,
+        started_at__isnull=False,
+        job__interactive=True,
+        job__gpus__gt=0,
+        job__state=JobState.RUNNING.value,
+    )
+    return rows.select_related("job__owner").order_by("pk")
+
+
+def warn(job: Job, text: str, now: datetime) -> None:
+    Job.objects.filter(pk=job.pk).update(idle_warned_at=now, idle_warning=text)
+
+
+def forget_warning(job: Job) -> None:
+    Job.objects.filter(pk=job.pk).update(idle_warned_at=None, idle_warning="")
+
+
+def end(job: Job, now: datetime) -> None:
+    changes.cancel(Job.objects.filter(pk=job.pk), ENDED_BY, now)
 
 
 class IdleTerminals:
@@ -28,7 +58,7 @@ class IdleTerminals:
             return {}
         policy = thresholds.current(InteractivePolicy)
         readable = readable_gpus(snapshot, policy.busy_pct)
-        attempts = [a for a in rows.on_gpus(self._host) if readable.issuperset(a.gpu_uuids)]
+        attempts = [a for a in attempts_on_gpus(self._host) if readable.issuperset(a.gpu_uuids)]
         done = self._isolation.each(
             attempts,
             lambda attempt: f"job {attempt.job_id}",
@@ -55,9 +85,9 @@ def _judge(attempt: Attempt, policy: InteractivePolicy, now: datetime) -> Step:
     used = used_at(sizing_rows.minutes(attempt, since), started_at, policy)
     step = decide(used, job.idle_warned_at, policy, now)
     if step is Step.WARN:
-        rows.warn(job, warning(used, policy, now), now)
+        warn(job, warning(used, policy, now), now)
     elif step is Step.FORGET:
-        rows.forget_warning(job)
+        forget_warning(job)
     elif step is Step.END:
-        rows.end(job, now)
+        end(job, now)
     return step

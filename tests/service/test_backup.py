@@ -21,7 +21,7 @@ import httpx
 import pytest
 
 from gpucoord_site import __version__
-from gpucoord_site.backup import archive, command, sqlite
+from gpucoord_site.backup import archive, command
 from gpucoord_site.backup.archive import BackupError
 from gpucoord_site.cli.operators import backup as cli
 from gpucoord_site.config.settings import Config, load_config
@@ -419,7 +419,7 @@ def _api(service: Service) -> httpx.Client:
 
 def test_the_copy_of_a_database_is_one_file(config: Config, tmp_path: Path) -> None:
     fill(config)
-    sqlite.dump(config.data / "gpucoord.sqlite3", tmp_path / "copy.sqlite3")
+    command.dump_sqlite(config.data / "gpucoord.sqlite3", tmp_path / "copy.sqlite3")
 
     assert [p.name for p in tmp_path.glob("copy*")] == ["copy.sqlite3"]
     assert archive.stored(tmp_path / "copy.sqlite3").bytes > 0

@@ -15,7 +15,7 @@ from django_q.models import OrmQ
 
 from gpucoord_site.service import lifeline, loops, slices, watchdog
 from gpucoord_site.service.loops import Loop
-from gpucoord_site.service.tick_stats import TickStats, one_line, quantile
+from gpucoord_site.service.slices import TickStats, one_line, quantile
 from monitor.models import Event, Lease
 from monitor.runtime.facts import Guard
 from monitor.runtime.probes.process_identity import boot_id, me

@@ -1,8 +1,11 @@
-"""Policy: sentences about blockers of the host: its memory, CPUs and file systems."""
+"""Policy: sentences about blockers of the host (memory, CPUs, file systems) and of agents."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+
 from scheduler.facts.blockers import Blocker, BlockerCode
+from scheduler.facts.blockers import BlockerCode as Code
 from scheduler.facts.units import size
 
 
@@ -57,3 +60,19 @@ def engine(blocker: Blocker) -> str:
 def host_drained(blocker: Blocker) -> str:
     why = f": {blocker.detail('reason')}" if blocker.detail("reason") else "."
     return f"The host {blocker.detail('host')} is drained by {blocker.holder}{why}"
+
+
+def _max_jobs(blocker: Blocker) -> str:
+    most = blocker.detail("most")
+    return f"The agent {blocker.holder} may run {most} job{'' if most == 1 else 's'} at a time."
+
+
+def _budget(blocker: Blocker) -> str:
+    limit = blocker.detail("limit")
+    return f"The agent {blocker.holder} has too few of its {limit} GPU-minutes of today left."
+
+
+SENTENCES: Mapping[Code, Callable[[Blocker], str]] = {
+    Code.AGENT_MAX_JOBS: _max_jobs,
+    Code.AGENT_BUDGET: _budget,
+}

@@ -16,8 +16,7 @@ from scheduler.engines.slurm import OUTPUT
 from scheduler.execution.policy.reconcile import MAX_STARTS
 from scheduler.execution.steps import outcomes
 from scheduler.execution.steps.specs import SpecWriter
-from scheduler.facts.jobs import JobState, Outcome
-from scheduler.facts.results import LARGEST_RESULT
+from scheduler.facts.jobs import LARGEST_RESULT, JobState, Outcome
 from scheduler.lifecycle.rows import changes
 from scheduler.models import Attempt, EngineStatus, EngineTask, Job, YieldRequest
 from scheduler.runner import files

@@ -7,9 +7,15 @@ from datetime import datetime
 
 from django.db.models import QuerySet
 
+from monitor.facts.readings import Snapshot
+from monitor.runtime.probes.process_identity import boot_id
 from monitor.runtime.rows.database import prepared
+from monitor.runtime.rows.item_isolation import ItemIsolation
+from monitor.thresholds import rows as thresholds
+from scheduler.execution.policy.bounds import NicePolicy, is_busy
 from scheduler.execution.probes.capabilities import Capability
-from scheduler.models import HostCapability
+from scheduler.models import Attempt, HostCapability
+from scheduler.runner.confine import niceness
 
 TITLES = {
     "cgroup": "A cgroup per job",
@@ -70,3 +76,65 @@ def listed() -> list[tuple[str, list[tuple[str, str, HostCapability]]]]:
         )
         for host, rows in hosts.items()
     ]
+
+
+class BackgroundNiceness:
+    """Raises and restores nice values. The state is in a row, so it survives a restart.
+
+    Processes whose nice value cannot be restored later are not changed.
+    """
+
+    name = "niceness"
+
+    def __init__(self, host: str) -> None:
+        self._host = host
+        self._isolation = ItemIsolation(host, self.name)
+        self._may: bool | None = None
+
+    def judge(self, snapshot: Snapshot | None, now: datetime) -> int | None:
+        """How many processes were changed; None = nothing can be done, or is known."""
+        if self._may is None:
+            self._may = niceness.can_restore()
+        if not self._may:
+            text = "this account may not take niceness back, so none is given"
+            record(self._host, [Capability(name="nice", active=False, text=text)], now)
+            return None
+        if snapshot is None:
+            return None
+        policy, applied = (
+            thresholds.current(NicePolicy),
+            is_active(self._host, "nice"),
+        )
+        host = snapshot.host
+        busy = is_busy(host.cpu_pct, host.pressure.io_some_pct, was_busy=applied, policy=policy)
+        if not busy and not applied:
+            record(self._host, [_mean(busy, policy)], now)
+            return 0
+        changed = self._isolation.each(
+            _running(self._host),
+            lambda attempt: f"job {attempt.job_id}",
+            lambda attempt: _change(attempt, busy, policy),
+            now,
+        )
+        record(self._host, [_mean(busy, policy)], now)
+        return sum(count for _, count in changed)
+
+
+def _change(attempt: Attempt, busy: bool, policy: NicePolicy) -> int:
+    runner, ticks = attempt.runner_pid or 0, attempt.runner_start_ticks or 0
+    if busy:
+        return niceness.raise_niceness(runner, ticks, policy.nice, idle_io=policy.idle_io)
+    return niceness.restore_niceness(runner, ticks, policy.nice)
+
+
+def _running(host: str) -> list[Attempt]:
+    attempts = Attempt.objects.filter(host=host, ended_at=None, boot_id=boot_id())
+    return list(attempts.exclude(runner_pid=None))
+
+
+def _mean(busy: bool, policy: NicePolicy) -> Capability:
+    if not policy.enabled:
+        return Capability(name="nice", active=False, text="switched off in the thresholds")
+    when = "now, because the host is busy" if busy else "when the host is busy"
+    io = "; disk access only when the disk is idle" if policy.idle_io else ""
+    return Capability(name="nice", active=busy, text=f"+{policy.nice} {when}{io}")

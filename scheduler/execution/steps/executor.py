@@ -22,8 +22,7 @@ from monitor.runtime.rows.wakeups import wake
 from scheduler.execution.policy.reconcile import Action, AttemptState, Claimant, next_action
 from scheduler.execution.steps import outcomes
 from scheduler.execution.steps.specs import SpecWriter
-from scheduler.facts.jobs import JobState
-from scheduler.facts.results import LARGEST_RESULT
+from scheduler.facts.jobs import LARGEST_RESULT, JobState
 from scheduler.lifecycle.rows import transitions
 from scheduler.models import Attempt
 from scheduler.runner import attempt_files, files

@@ -11,8 +11,7 @@ from monitor.thresholds import rows as thresholds
 from scheduler.execution.policy.bounds import BoundsPolicy, lower_limit
 from scheduler.execution.policy.reconcile import MAX_STARTS, backoff_after, outcome_of
 from scheduler.execution.steps import gpu_closures
-from scheduler.facts.jobs import AttemptEnding, Identity, Outcome
-from scheduler.facts.results import read_result
+from scheduler.facts.jobs import AttemptEnding, Identity, Outcome, read_result
 from scheduler.facts.units import size
 from scheduler.lifecycle.policy.retries import (
     MEMORY_PROBLEMS,

@@ -11,7 +11,7 @@ from django.contrib import messages
 from django.contrib.auth.models import User
 from django.core.exceptions import PermissionDenied
 from django.db.models import QuerySet
-from django.http import Http404, HttpRequest, HttpResponse
+from django.http import Http404, HttpRequest, HttpResponse, QueryDict
 from django.shortcuts import redirect, render
 from django.urls import reverse
 from django.utils import timezone
@@ -19,7 +19,7 @@ from django.views.decorators.http import require_http_methods, require_POST, req
 from django_htmx.http import HttpResponseClientRedirect
 
 from monitor.api.input import posted_text
-from monitor.facts.input_rules import is_number
+from monitor.facts.input_rules import character_problem, is_number
 from scheduler.blockers.policy import stored_blockers
 from scheduler.dispatch.steps import preview
 from scheduler.facts.jobs import JobState
@@ -27,19 +27,24 @@ from scheduler.facts.units import size
 from scheduler.intake import actions as intake_actions
 from scheduler.jobs.pages import detail as job_page
 from scheduler.jobs.pages import lines as job_lines
-from scheduler.jobs.pages import saved, sooner, starting_points
 from scheduler.jobs.pages import serialise as job_views
+from scheduler.jobs.pages import sooner, starting_points
 from scheduler.jobs.pages import table as job_table
 from scheduler.jobs.pages.forms import NewJobForm, filled_from
+from scheduler.jobs.pages.table import JobFilters
 from scheduler.lifecycle.rows import changes as job_changes
 from scheduler.lifecycle.rows import queue as job_queue
 from scheduler.lifecycle.rows import relations
-from scheduler.models import Job, JobPreset
+from scheduler.models import Job, JobPreset, SavedView
 from scheduler.sizing import policy as sizing
 
 LONGEST_REASON = 200
 BULK_ACTIONS = {"cancel": "Cancelled", "hold": "Held", "release": "Released"}
 MOST_SELECTED = 200
+MOST_VIEWS = 12
+LONGEST_VIEW_NAME = 40
+LONGEST_QUERY = 600
+ALL = "?"
 
 
 @require_safe
@@ -49,7 +54,7 @@ def jobs(request: HttpRequest) -> HttpResponse:
         "filters": filters,
         "table": job_table.table(filters, _person(request), now),
         "mine": job_table.next_of(_person(request), now),
-        "views": saved.views_of(_person(request)),
+        "views": views_of(_person(request)),
     }
     return render(request, "scheduler/jobs.html", context)
 
@@ -241,3 +246,39 @@ def _job(pk: int) -> Job:
     if job is None:
         raise Http404(f"There is no job {pk}.")
     return job
+
+
+def views_of(person: User) -> list[SavedView]:
+    return list(SavedView.objects.filter(user=person))
+
+
+def checked_query(query: str) -> str:
+    """The query of the same view with valid values only; no other part of it remains."""
+    fields = QueryDict(query[:LONGEST_QUERY].removeprefix("?"))
+    return JobFilters.from_query(fields.dict()).with_()
+
+
+@require_POST
+def save_view(request: HttpRequest) -> HttpResponse:
+    """Name this view. A view with the same filters gets the new name."""
+    person = cast(User, request.user)
+    query = checked_query(request.POST.get("query", ""))
+    name = " ".join(posted_text(request, "name", LONGEST_VIEW_NAME).split())
+    if not name or character_problem(name) or query == ALL:
+        messages.error(
+            request, f"Filter the list, and write a name of 1–{LONGEST_VIEW_NAME} characters."
+        )
+    elif len(views_of(person)) >= MOST_VIEWS:
+        messages.error(request, f"You have {MOST_VIEWS} saved views. Remove one first.")
+    else:
+        SavedView.objects.update_or_create(user=person, query=query, defaults={"name": name})
+        messages.success(request, f"The view “{name}” is saved.")
+    return redirect(reverse("jobs") + query)
+
+
+@require_POST
+def remove_view(request: HttpRequest) -> HttpResponse:
+    query = checked_query(request.POST.get("query", ""))
+    count, _ = SavedView.objects.filter(user=cast(User, request.user), query=query).delete()
+    messages.success(request, "The view is removed." if count else "There is no such view.")
+    return redirect(reverse("jobs") + query)
