@@ -140,8 +140,8 @@ class NodeReport:
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
-    """One look at all tasks. problem: why there was no answer; then `tasks` says nothing.
+class TaskList:
+    """One answer about all tasks. problem: why there was no answer; then `tasks` says nothing.
 
     unread: lines that could not be read.
     """
@@ -169,7 +169,7 @@ class Engine(Protocol):
     def submit(self, ticket: Ticket) -> SubmitAnswer:
         """Submit; calling it again with the same nonce never runs the job twice."""
 
-    def look(self, refs: Sequence[str]) -> Look:
+    def look(self, refs: Sequence[str]) -> TaskList:
         """The states of these tasks, and of all others that the same answer contains."""
 
     def stop(self, ref: str, uid: int | None = None) -> str:

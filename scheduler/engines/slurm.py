@@ -19,7 +19,7 @@ from scheduler.engines.facts import (
     Capabilities,
     EngineAway,
     EngineName,
-    Look,
+    TaskList,
     NodeReport,
     SubmitAnswer,
     SubmitResult,
@@ -89,7 +89,7 @@ class SlurmEngine:
         words = [self.python, "-I", "-S", "-c", PROGRAM, self.root, ticket.folder]
         return f"exec {shlex.join(words)}"
 
-    def look(self, refs: Sequence[str] = ()) -> Look:
+    def look(self, refs: Sequence[str] = ()) -> TaskList:
         """One squeue for all jobs, also those of other programs."""
         del refs
         argv = [self._path("squeue"), "-h", "-a", "-t", "all"]
@@ -97,7 +97,7 @@ class SlurmEngine:
         mark = f"{secrets.token_hex(16)}{slurm_texts.SEPARATOR}"
         env = {"TZ": "UTC", "SQUEUE_FORMAT": f"{mark}{slurm_texts.SQUEUE_FORMAT}"}
         done = self._run(argv, ANSWER_S, env=env)
-        return slurm_texts.squeue(done.output, mark) if done.is_ok else Look(problem=_message(done))
+        return slurm_texts.squeue(done.output, mark) if done.is_ok else TaskList(problem=_message(done))
 
     def allocation(self, ref: str) -> Allocation | None:
         """From scontrol, else from sacct where it works; None: neither knows the job any more.

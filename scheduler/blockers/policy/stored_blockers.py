@@ -65,7 +65,7 @@ def explained(stored: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     return {"headline": first(sorted_reasons), "why": grouped(sorted_reasons)}
 
 
-def ahead(stored: Iterable[Mapping[str, Any]], now: datetime) -> list[dict[str, Any]]:
+def with_current_ends(stored: Iterable[Mapping[str, Any]], now: datetime) -> list[dict[str, Any]]:
     """The same blockers; expected ends that have passed become unknown.
 
     Blockers are stored only when they change, but their ends can move in the meantime.

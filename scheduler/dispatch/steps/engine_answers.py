@@ -10,7 +10,7 @@ from django.db.models import QuerySet
 from monitor.runtime.facts import Guard
 from monitor.runtime.rows.wakeups import wake
 from scheduler.dispatch.steps.engine_endings import StatusWriter
-from scheduler.engines.facts import EngineName, Look, TaskReport, TaskState
+from scheduler.engines.facts import EngineName, TaskList, TaskReport, TaskState
 from scheduler.engines.policy.follow import SUBMIT_SETTLES
 from scheduler.engines.policy.slurm_texts import state_of
 from scheduler.models import EngineTask
@@ -60,7 +60,7 @@ class EngineAnswers:
         self._looked_at = None
 
     def take(
-        self, asked_at: datetime, look: Look, stop: Callable[[list[TaskReport], datetime], None]
+        self, asked_at: datetime, look: TaskList, stop: Callable[[list[TaskReport], datetime], None]
     ) -> None:
         """Store an answer; `stop` gets tasks that should not be there."""
         self.problem = look.problem
@@ -138,7 +138,7 @@ class EngineAnswers:
 
 
 def best_by_nonce(
-    look: Look, uids: Mapping[str, int]
+    look: TaskList, uids: Mapping[str, int]
 ) -> tuple[dict[str, TaskReport], list[TaskReport]]:
     """The task of each nonce, and further living tasks of the same nonce.
 

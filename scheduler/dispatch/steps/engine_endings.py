@@ -10,7 +10,7 @@ from datetime import datetime, timedelta
 from monitor.journal.rows import events
 from monitor.runtime.facts import Guard
 from monitor.runtime.rows.wakeups import wake
-from scheduler.engines.facts import EngineName, Look, NodeReport, TaskState
+from scheduler.engines.facts import EngineName, NodeReport, TaskList, TaskState
 from scheduler.engines.policy.follow import FILES_SETTLE
 from scheduler.engines.slurm import OUTPUT
 from scheduler.execution.policy.reconcile import MAX_STARTS
@@ -190,7 +190,7 @@ class StatusWriter:
     def set_version(self, text: str) -> None:
         self.version = text
 
-    def answered(self, look: Look, now: datetime) -> None:
+    def answered(self, look: TaskList, now: datetime) -> None:
         """Store the newest answer; a change between answering and silence is an event."""
         is_change = bool(look.problem) != bool(self._problem) or self._problem is None
         if not is_change and self._written_at and now - self._written_at < WRITE_EVERY:

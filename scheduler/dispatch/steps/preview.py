@@ -167,7 +167,7 @@ def of(job: Job, now: datetime) -> JobForecast:
     """Of a job that does not wait, nothing."""
     if job.state != JobState.QUEUED.value:
         return JobForecast()
-    reasons = tuple(stored_blockers.ahead(job.blockers, now))
+    reasons = tuple(stored_blockers.with_current_ends(job.blockers, now))
     if not _is_planned_here():
         return JobForecast(estimate_of(job.pk, now), (), reasons)
     return JobForecast(

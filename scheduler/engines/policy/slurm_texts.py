@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from itertools import islice
 
-from scheduler.engines.facts import Allocation, Look, NodeReport, TaskReport, TaskState
+from scheduler.engines.facts import Allocation, TaskList, NodeReport, TaskReport, TaskState
 
 SEPARATOR = "\x1f"
 # Job, state, reason, uid, nodes, batch host, start, comment.
@@ -82,7 +82,7 @@ def _lines(text: str) -> Iterator[str]:
     return islice((line for line in text.split("\n") if line.strip()), MOST_LINES)
 
 
-def squeue(text: str, mark: str = "") -> Look:
+def squeue(text: str, mark: str = "") -> TaskList:
     """The answer to `squeue -h -a -t all` in SQUEUE_FORMAT, with `mark` before each line."""
     tasks, unread = [], 0
     for line in _lines(text):
@@ -91,7 +91,7 @@ def squeue(text: str, mark: str = "") -> Look:
             unread += 1
         else:
             tasks.append(task)
-    return Look(tuple(tasks), unread=unread)
+    return TaskList(tuple(tasks), unread=unread)
 
 
 def _task(line: str) -> TaskReport | None:

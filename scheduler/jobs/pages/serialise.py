@@ -15,7 +15,7 @@ from django.urls import reverse
 from monitor.facts.formats import duration
 from monitor.snapshot import rows as snapshots
 from scheduler.blockers.policy import stored_blockers
-from scheduler.blockers.policy.stored_blockers import ahead, first, reasons
+from scheduler.blockers.policy.stored_blockers import first, reasons, with_current_ends
 from scheduler.dispatch.steps.preview import JobForecast
 from scheduler.facts import job_fields
 from scheduler.facts.blockers import TIER_WORDS, Tier
@@ -204,7 +204,7 @@ def body(job: Job, person: Person, now: datetime) -> dict[str, Any]:
         **line(job),
         "exit_code": job.exit_code,
         "signal": job.signal,
-        "blockers": _with_tiers(ahead(job.blockers, now)),
+        "blockers": _with_tiers(with_current_ends(job.blockers, now)),
         "contact_lost_since": next(iter(silent_hosts([attempt]).values()), None),
         "checkpoint_host": job.home or None,
         **_private(job, sees_all),

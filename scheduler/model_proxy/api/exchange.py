@@ -119,7 +119,7 @@ class Exchange:
 
     async def _pass_on(self, place: Place, request: ModelRequest, policy: PromptPolicy) -> None:
         instance = place.taken.result()
-        tally = openai.Tally(request_bytes=len(request.body))
+        counter = openai.TokenCounter(request_bytes=len(request.body))
         try:
             async with self._upstream.post(
                 instance, request.path, request.body, policy.stall_s
@@ -128,22 +128,22 @@ class Exchange:
                     await self._pass_error(reply)
                     self._board.failed(place)
                     return
-                await self._pass_pieces(place, reply, tally)
+                await self._pass_pieces(place, reply, counter)
         except asyncio.CancelledError:
             # The client left: what was answered until then counts.
-            if tally.size:
-                self._board.answered(place, tally.tokens(), estimated=True)
+            if counter.size:
+                self._board.answered(place, counter.tokens(), estimated=True)
             raise
-        self._board.answered(place, tally.tokens(), estimated=tally.reported() is None)
+        self._board.answered(place, counter.tokens(), estimated=counter.reported() is None)
         await self._outlet.end()
 
-    async def _pass_pieces(self, place: Place, reply: Reply, tally: openai.Tally) -> None:
+    async def _pass_pieces(self, place: Place, reply: Reply, counter: openai.TokenCounter) -> None:
         async for piece in reply.pieces():
             if place.first_s is None:
                 place.first_s = time.monotonic()
             if not self._outlet.is_begun:
                 await self._begin(reply)
-            tally.feed(piece)
+            counter.feed(piece)
             await self._outlet.piece(piece)
         if not self._outlet.is_begun:
             await self._begin(reply)

@@ -24,7 +24,7 @@ from monitor.runtime.rows.wakeups import Listener
 from scheduler.facts.prompts import Answer
 from scheduler.model_proxy.api.board import Board, Place
 from scheduler.model_proxy.api.book import FAULT, Book
-from scheduler.model_proxy.policy.openai import EventReader, Tally, error_text
+from scheduler.model_proxy.policy.openai import EventReader, TokenCounter, error_text
 from scheduler.model_proxy.senders import InstanceFailed, Reply, Upstream
 from scheduler.models import Prompt
 from scheduler.prompts import rows
@@ -164,18 +164,18 @@ class PromptWorker:
     async def _ask(self, row: Prompt, attempt: int, place: Place, stall_s: float) -> Answer:
         instance = place.taken.result()
         body = request_body(row)
-        reader, tally = EventReader(), Tally(request_bytes=len(body))
+        reader, counter = EventReader(), TokenCounter(request_bytes=len(body))
         async with self._upstream.post(instance, "chat/completions", body, stall_s) as reply:
             if reply.status >= 400:
                 text = error_text(await reply.error_body())
                 raise PromptFailed(f"The model's server refused it ({reply.status}): {text}")
-            await self._read(row.pk, attempt, place, reply, reader, tally)
+            await self._read(row.pk, attempt, place, reply, reader, counter)
         if reader.error:
             raise PromptFailed(reader.error)
         if not reader.is_done:
             raise InstanceFailed("its answer ended in the middle")
-        reported = tally.reported()
-        self._board.answered(place, tally.tokens(), estimated=reported is None)
+        reported = counter.reported()
+        self._board.answered(place, counter.tokens(), estimated=reported is None)
         prompt_tokens, answer_tokens = reported or (None, None)
         text = "".join(reader.text)
         return Answer(text=text, prompt_tokens=prompt_tokens, completion_tokens=answer_tokens)
@@ -187,12 +187,12 @@ class PromptWorker:
         place: Place,
         reply: Reply,
         reader: EventReader,
-        tally: Tally,
+        counter: TokenCounter,
     ) -> None:
         """Read the answer; store its beginning now and then."""
         stored_s, first_at = time.monotonic(), None
         async for piece in reply.pieces():
-            tally.feed(piece)
+            counter.feed(piece)
             reader.feed(piece)
             if first_at is None:
                 first_at, place.first_s = timezone.now(), time.monotonic()

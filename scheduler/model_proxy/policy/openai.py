@@ -97,7 +97,7 @@ def model_entry(name: str, made: float) -> dict[str, Any]:
 
 
 @dataclass(slots=True)
-class Tally:
+class TokenCounter:
     """Counts the tokens of an answer that passes by: as the server reports, else by its events."""
 
     request_bytes: int = 0

@@ -32,7 +32,7 @@ class Running:
 
 
 @dataclass(slots=True)
-class Line:
+class RequestQueue:
     """The waiting and running requests of one model. A user's waiting ones are in their order."""
 
     waiting: dict[str, list[Request]] = field(default_factory=dict)
@@ -71,7 +71,7 @@ class Router:
 
     def __init__(self) -> None:
         self._services: Mapping[str, Service] = {}
-        self._lines: dict[str, Line] = {}
+        self._queues: dict[str, RequestQueue] = {}
         self._deficits: Deficits = {}
 
     def update(self, services: Iterable[Service], deficits: Deficits | None = None) -> None:
@@ -88,73 +88,80 @@ class Router:
         return self._services
 
     def add(self, request: Request) -> None:
-        line = self._lines.setdefault(request.service, Line())
-        line.add(request)
-        line.seen_s[request.owner] = request.since_s
-        if len(line.seen_s) > MOST_SEEN:
+        queue = self._queues.setdefault(request.service, RequestQueue())
+        queue.add(request)
+        queue.seen_s[request.owner] = request.since_s
+        if len(queue.seen_s) > MOST_SEEN:
             recent = request.since_s - RECENT_S
-            line.seen_s = {name: at for name, at in line.seen_s.items() if at >= recent}
+            queue.seen_s = {name: at for name, at in queue.seen_s.items() if at >= recent}
 
     def remove(self, request: Request, now_s: float) -> None:
         """The request has ended, or its client has gone."""
-        line = self._lines.get(request.service)
-        if line is not None:
-            line.take(request)
-            line.running.pop(request.key, None)
-            line.seen_s[request.owner] = now_s
+        queue = self._queues.get(request.service)
+        if queue is not None:
+            queue.take(request)
+            queue.running.pop(request.key, None)
+            queue.seen_s[request.owner] = now_s
 
     def retry(self, request: Request, failed: Instance) -> Request:
         """Let a request wait again whose instance failed; returns the request as it waits now."""
-        self._lines[request.service].running.pop(request.key, None)
+        self._queues[request.service].running.pop(request.key, None)
         again = replace(request, tried=request.tried | {failed.id})
-        self._lines[request.service].add(again)
+        self._queues[request.service].add(again)
         return again
 
     def start(self, now_s: float) -> tuple[list[Start], list[int]]:
         """The requests that instances take now, and the services that need another instance."""
         starts: list[Start] = []
         boots: list[int] = []
-        for name, line in self._lines.items():
+        for name, queue in self._queues.items():
             service = self._services.get(name)
-            if service is not None and line.waiting:
-                more, needs_boot = self._start(service, line, now_s)
+            if service is not None and queue.waiting:
+                more, needs_boot = self._start(service, queue, now_s)
                 starts += more
                 boots += [service.id] if needs_boot else []
         return starts, boots
 
-    def _start(self, service: Service, line: Line, now_s: float) -> tuple[list[Start], bool]:
+    def _start(
+        self, service: Service, queue: RequestQueue, now_s: float
+    ) -> tuple[list[Start], bool]:
         starts: list[Start] = []
         # Users who may not take the free places now.
         blocked: set[str] = set()
-        while free_places(service, _in_flight(line)):
-            request = self._next(service, line, blocked)
+        while free_places(service, _in_flight(queue)):
+            request = self._next(service, queue, blocked)
             if request is None:
                 return starts, False
-            chosen = self._assign(service, line, request, now_s)
+            chosen = self._assign(service, queue, request, now_s)
             if chosen.instance is None:
                 blocked.add(request.owner)
                 continue
-            line.take(request)
-            line.running[request.key] = Running(request, chosen.instance)
+            queue.take(request)
+            queue.running[request.key] = Running(request, chosen.instance)
             starts.append(Start(request, chosen.instance))
-        return starts, bool(line.waiting) and needs_boot(service)
+        return starts, bool(queue.waiting) and needs_boot(service)
 
     def _assign(
-        self, service: Service, line: Line, request: Request, now_s: float, position: int = 1
+        self,
+        service: Service,
+        queue: RequestQueue,
+        request: Request,
+        now_s: float,
+        position: int = 1,
     ) -> Assignment:
         return assign(
             request,
             service,
-            _in_flight(line),
+            _in_flight(queue),
             position=position,
-            reserved=_reserved(service, line, request.owner, now_s),
+            reserved=_reserved(service, queue, request.owner, now_s),
         )
 
-    def _next(self, service: Service, line: Line, blocked: set[str]) -> Request | None:
+    def _next(self, service: Service, queue: RequestQueue, blocked: set[str]) -> Request | None:
         """The first request in the order of the class's description."""
-        held = _held(line)
+        held = _held(queue)
         capacity = max(1, service.concurrency * max(1, len(service.ready)))
-        candidates = (own[0] for owner, own in line.waiting.items() if owner not in blocked)
+        candidates = (own[0] for owner, own in queue.waiting.items() if owner not in blocked)
         return min(candidates, key=lambda one: self._rank(one, held, capacity), default=None)
 
     def _rank(
@@ -166,49 +173,49 @@ class Router:
 
     def in_flight(self) -> dict[int, int]:
         """The requests that each instance answers now, by its id."""
-        lines = self._lines.values()
-        return Counter(one.instance.id for line in lines for one in line.running.values())
+        queues = self._queues.values()
+        return Counter(one.instance.id for queue in queues for one in queue.running.values())
 
     def waiting(self) -> Iterator[Request]:
-        for line in self._lines.values():
-            yield from line.each()
+        for queue in self._queues.values():
+            yield from queue.each()
 
     def waiting_of(self, owner: str) -> int:
-        return sum(len(line.waiting.get(owner, ())) for line in self._lines.values())
+        return sum(len(queue.waiting.get(owner, ())) for queue in self._queues.values())
 
     def wait(self, request: Request, now_s: float) -> Wait | None:
         """Why the request waits; None: it does not, or there is no such model."""
-        line, service = self._lines.get(request.service), self._services.get(request.service)
-        if line is None or service is None or not line.waits(request):
+        queue, service = self._queues.get(request.service), self._services.get(request.service)
+        if queue is None or service is None or not queue.waits(request):
             return None
-        position = self._position(service, line, request)
-        return self._assign(service, line, request, now_s, position).wait
+        position = self._position(service, queue, request)
+        return self._assign(service, queue, request, now_s, position).wait
 
-    def _position(self, service: Service, line: Line, request: Request) -> int:
+    def _position(self, service: Service, queue: RequestQueue, request: Request) -> int:
         """Its place if no user's share changes meanwhile: users take turns."""
-        held = _held(line)
+        held = _held(queue)
         capacity = max(1, service.concurrency * max(1, len(service.ready)))
         place = 0
         mine = self._rank(request, held, capacity)
-        for other in line.each():
+        for other in queue.each():
             place += self._rank(other, held, capacity) < mine
         return place + 1
 
 
-def _in_flight(line: Line) -> dict[int, int]:
-    return Counter(one.instance.id for one in line.running.values())
+def _in_flight(queue: RequestQueue) -> dict[int, int]:
+    return Counter(one.instance.id for one in queue.running.values())
 
 
-def _held(line: Line) -> dict[str, int]:
-    return Counter(one.request.owner for one in line.running.values())
+def _held(queue: RequestQueue) -> dict[str, int]:
+    return Counter(one.request.owner for one in queue.running.values())
 
 
-def _reserved(service: Service, line: Line, owner: str, now_s: float) -> int:
+def _reserved(service: Service, queue: RequestQueue, owner: str, now_s: float) -> int:
     """Places that stay free for recent users without a request in flight."""
     places = service.concurrency * len(service.ready)
-    if places < 2 or owner not in (held := _held(line)):
+    if places < 2 or owner not in (held := _held(queue)):
         return 0
     quiet = sum(
-        other not in held and now_s - seen_s <= RECENT_S for other, seen_s in line.seen_s.items()
+        other not in held and now_s - seen_s <= RECENT_S for other, seen_s in queue.seen_s.items()
     )
     return min(quiet, max(1, int(places * RESERVED_PART)))
