@@ -57,6 +57,8 @@ SENDERS = {
     "os.kill", "os.killpg", "os.fork", "os.forkpty", "os.posix_spawn", "os.system",
     "signal.pidfd_send_signal", "signal.pthread_kill", "signal.raise_signal",
 }  # fmt: skip
+# Folders of declarations, which the tests of the pages and of the subjects reach.
+WITHOUT_TESTS = {"admin", "api", "catalogue", "models", "templatetags"}
 LARGEST_FOLDER, LONGEST_MODULE, LONGEST_FUNCTION = 25, 400, 60
 
 
@@ -308,3 +310,17 @@ def test_all_packages_stand_in_the_apps_and_in_the_site() -> None:
     packages = {path.parent.name for path in ROOT.glob("*/__init__.py")}
 
     assert packages == {"gpucoord_site", "monitor", "scheduler", "reports", "tests"}
+
+
+def test_tests_mirror_the_subjects() -> None:
+    subjects = {m.subject for m in MODULES if m.app != "gpucoord_site" and m.path.parent != ROOT}
+    folders = {s for s in subjects if "." in s and (ROOT / s.replace(".", "/")).is_dir()}
+    tested = {
+        f"{app}.{path.name}"
+        for app in APPS
+        for path in (ROOT / "tests" / app).glob("*/")
+        if any(path.rglob("test_*.py"))
+    }
+
+    assert {s for s in folders - tested if s.split(".")[1] not in WITHOUT_TESTS} == set()
+    assert tested - folders == set()
