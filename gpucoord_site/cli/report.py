@@ -72,14 +72,14 @@ def tag_lines(answer: dict[str, Any]) -> Iterator[str]:
     heads = (answer["tag"].upper(), "JOBS", "USERS", "GPU-HOURS", "USED", "MEASURED")
     rows = [
         (
-            one["value"] or tables.UNKNOWN,
-            str(one["jobs"]),
-            str(one["users"]),
-            f"{one['gpu_hours_held']:.2f}",
-            _percent(one["efficiency"]),
-            _percent(one["coverage"]),
+            value_row["value"] or tables.UNKNOWN,
+            str(value_row["jobs"]),
+            str(value_row["users"]),
+            f"{value_row['gpu_hours_held']:.2f}",
+            _percent(value_row["efficiency"]),
+            _percent(value_row["coverage"]),
         )
-        for one in answer["values"]
+        for value_row in answer["values"]
     ]
     yield from tables.table(heads, rows)
 

@@ -68,7 +68,7 @@ class Service:
 
     @property
     def ready(self) -> tuple[Instance, ...]:
-        return tuple(one for one in self.instances if one.is_ready)
+        return tuple(instance for instance in self.instances if instance.is_ready)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

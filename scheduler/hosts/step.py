@@ -90,15 +90,15 @@ class HostWatch:
 
     def _has_ended(self, attempt: Attempt) -> bool:
         folder = files.attempt_folder(self._data, attempt.job_id, attempt.number)
-        seen = attempt_files.read_attempt(folder, attempt.nonce)
-        if seen.runner_alive:
-            attempt_files.ask_to_stop(seen)
+        observed = attempt_files.read_attempt(folder, attempt.nonce)
+        if observed.runner_alive:
+            attempt_files.ask_to_stop(observed)
             return False
-        if seen.started is None:
+        if observed.started is None:
             # No runner has taken it up; from now on none can.
             attempt_files.give_up(folder, attempt.nonce)
             return True
-        if attempt_files.end_orphans(seen.started, signal.SIGKILL):
+        if attempt_files.end_orphans(observed.started, signal.SIGKILL):
             return False
         attempt_files.end_confined(folder)
         return True

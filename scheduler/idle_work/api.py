@@ -125,7 +125,7 @@ def bodies(now: datetime) -> list[dict[str, Any]]:
     facts = {fact.name: fact for fact in rows.facts(templates, now)}
     policy = thresholds.current(IdleWorkPolicy)
     enabled = [facts[row.name] for row in templates if row.enabled]
-    chances = {one.name: one for one in candidates(enabled, policy, now)}
+    chances = {candidate.name: candidate for candidate in candidates(enabled, policy, now)}
     return [_body(row, facts[row.name], chances.get(row.name)) for row in templates]
 
 

@@ -61,8 +61,11 @@ def candidates(
     ordered = sorted(templates, key=lambda template: template.name)
     fastest = max((_velocity(template) for template in ordered), default=0.0)
     weighted = [_candidate(template, fastest, policy, now) for template in ordered]
-    total = sum(one.weight for one in weighted)
-    return tuple(replace(one, share=one.weight / total if total else 0.0) for one in weighted)
+    total = sum(candidate.weight for candidate in weighted)
+    return tuple(
+        replace(candidate, share=candidate.weight / total if total else 0.0)
+        for candidate in weighted
+    )
 
 
 def pick_weighted_config(
@@ -71,17 +74,17 @@ def pick_weighted_config(
     """A weighted random choice; None: there is none, or all weights are 0."""
     weighted = candidates(templates, policy, now)
     by_name = {template.name: template for template in templates}
-    if not any(one.weight > 0 for one in weighted):
+    if not any(candidate.weight > 0 for candidate in weighted):
         return None
     place = _random_part(seed)
-    for one in weighted:
-        place -= one.share
-        if one.weight > 0 and place < 0:
+    for candidate in weighted:
+        place -= candidate.share
+        if candidate.weight > 0 and place < 0:
             break
     else:
         # The shares did not quite add up to 1.
-        one = next(one for one in reversed(weighted) if one.weight > 0)
-    return Choice(by_name[one.name], weighted, seed)
+        candidate = next(candidate for candidate in reversed(weighted) if candidate.weight > 0)
+    return Choice(by_name[candidate.name], weighted, seed)
 
 
 def _random_part(seed: int) -> float:

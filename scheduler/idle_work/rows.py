@@ -134,13 +134,13 @@ def candidates_row(candidates: Iterable[Candidate]) -> list[dict[str, Any]]:
     """The chances of a choice, as JSON."""
     return [
         {
-            "name": one.name,
-            "base": one.base,
-            "factors": {name.value: round(value, 4) for name, value in one.factors.items()},
-            "weight": round(one.weight, 6),
-            "share": round(one.share, 6),
+            "name": candidate.name,
+            "base": candidate.base,
+            "factors": {name.value: round(value, 4) for name, value in candidate.factors.items()},
+            "weight": round(candidate.weight, 6),
+            "share": round(candidate.share, 6),
         }
-        for one in candidates
+        for candidate in candidates
     ]
 
 

@@ -108,7 +108,7 @@ def _others_wait() -> bool:
     for blockers in waiting.order_by("id").values_list("blockers", flat=True)[:200]:
         if not blockers:
             return True
-        tiers = [one.get("tier") for one in blockers if isinstance(one, dict)]
+        tiers = [blocker.get("tier") for blocker in blockers if isinstance(blocker, dict)]
         if not any(tier in own_tiers for tier in tiers):
             return True
     return False

@@ -82,8 +82,8 @@ class SituationReader:
         """The target share minus the held part of the GPUs, as in the order of jobs."""
         accounts = self._accounts.at(now, demand=owners)
         return {
-            name: one.target - one.charge / max(1, len(one.capacity.gpu_uuids))
-            for name, one in accounts.items()
+            name: account.target - account.charge / max(1, len(account.capacity.gpu_uuids))
+            for name, account in accounts.items()
             if name in owners
         }
 
@@ -99,25 +99,27 @@ def _service(row: ModelService, host: str, now: datetime) -> Service:
         is_enabled=row.enabled,
         problem=row.problem,
         batch=row.held_for_batch,
-        instances=tuple(_instance(one, row, host, now) for one in opened if one.state in usable),
+        instances=tuple(
+            _instance(instance, row, host, now) for instance in opened if instance.state in usable
+        ),
     )
 
 
-def _instance(one: ModelInstance, row: ModelService, host: str, now: datetime) -> Instance:
+def _instance(instance: ModelInstance, row: ModelService, host: str, now: datetime) -> Instance:
     """Instances of other hosts count, but take requests only of their own host's endpoint."""
-    is_ready = one.state == InstanceState.READY.value and one.host in ("", host)
-    is_ready = is_ready and not one.is_closed
-    is_booting = one.state == InstanceState.BOOTING.value
-    expected = one.expected_ready_at
+    is_ready = instance.state == InstanceState.READY.value and instance.host in ("", host)
+    is_ready = is_ready and not instance.is_closed
+    is_booting = instance.state == InstanceState.BOOTING.value
+    expected = instance.expected_ready_at
     seconds = max(0.0, (expected - now).total_seconds()) if expected else None
-    one.service = row
+    instance.service = row
     return Instance(
-        id=one.pk,
-        is_ready=is_ready and one.port is not None,
+        id=instance.pk,
+        is_ready=is_ready and instance.port is not None,
         is_booting=is_booting,
-        wakes=is_booting and one.sleep_level > 0,
+        wakes=is_booting and instance.sleep_level > 0,
         ready_in_s=seconds if is_booting else None,
-        url=one.api_url,
+        url=instance.api_url,
         account=row.account,
     )
 

@@ -329,7 +329,7 @@ def _line(row: ModelService, person: User, numbers: dict[str, int]) -> dict[str,
         "expected_boot_s": rows.expected_boot_s(row),
         "predicted": pages.predicted(row, timezone.now()),
         "use": prompts.summary(row.name, timezone.now() - pages.USE_OF),
-        "instances": [_instance(one, numbers) for one in opened],
+        "instances": [_instance(instance, numbers) for instance in opened],
         "boots": [
             {
                 "gpu_model": boot.gpu_model,

@@ -43,7 +43,9 @@ def _fraction(attempt: Attempt, gpu: Gpu) -> str:
     if placed is None:
         snapshot = snapshots.newest(attempt.host)
         readings = snapshot.gpus if snapshot else ()
-        reading = next((one for one in readings if one.uuid == gpu.uuid), None)
+        reading = next(
+            (gpu_reading for gpu_reading in readings if gpu_reading.uuid == gpu.uuid), None
+        )
         if reading is not None and reading.memory_total_bytes is not None:
             used = reading.memory_used_bytes or 0
             placed = max(0, reading.memory_total_bytes - used - policy.MARGIN_BYTES)

@@ -54,8 +54,8 @@ def predicted(row: ModelService, now: datetime) -> Prediction | None:
 
 def summary(row: ModelService, opened: Sequence[ModelInstance]) -> str:
     """One word for the whole service: the best state of its instances, busy, stopped or failed."""
-    states = {one.state for one in opened}
-    if any(one.is_busy for one in opened):
+    states = {instance.state for instance in opened}
+    if any(instance.is_busy for instance in opened):
         return "busy"
     for state in ORDER:
         if state.value in states:
@@ -103,21 +103,23 @@ def service_line(row: ModelService, numbers: dict[str, int], now: datetime) -> S
         row=row,
         word=word,
         shape=SHAPES.get(word, "idle"),
-        instances=tuple(_instance_line(one, numbers, now) for one in opened),
+        instances=tuple(_instance_line(instance, numbers, now) for instance in opened),
         expected_boot_s=rows.expected_boot_s(row),
     )
 
 
-def _instance_line(one: ModelInstance, numbers: dict[str, int], now: datetime) -> InstanceLine:
-    word = "busy" if one.is_busy else one.state
-    gpus = ", ".join(f"GPU {numbers[uuid]}" for uuid in one.gpu_uuids if uuid in numbers)
-    remains = (one.expected_ready_at - now).total_seconds() if one.expected_ready_at else None
-    is_booting = one.state == InstanceState.BOOTING.value
+def _instance_line(instance: ModelInstance, numbers: dict[str, int], now: datetime) -> InstanceLine:
+    word = "busy" if instance.is_busy else instance.state
+    gpus = ", ".join(f"GPU {numbers[uuid]}" for uuid in instance.gpu_uuids if uuid in numbers)
+    remains = (
+        (instance.expected_ready_at - now).total_seconds() if instance.expected_ready_at else None
+    )
+    is_booting = instance.state == InstanceState.BOOTING.value
     return InstanceLine(
-        row=one,
+        row=instance,
         word=word,
         shape=SHAPES.get(word, "idle"),
-        gpus=gpus or ("CPU" if one.started_boot_at else ""),
+        gpus=gpus or ("CPU" if instance.started_boot_at else ""),
         ready_in_s=remains if is_booting and remains is not None and remains > 0 else None,
     )
 
@@ -139,7 +141,7 @@ def model(request: HttpRequest, name: str) -> HttpResponse:
     context = {
         **prompt_pages.form_context(request, name),
         "use": prompts.summary(name, now - USE_OF),
-        "queue": next((one for one in prompt_pages.queues() if one.model == name), None),
+        "queue": next((queue for queue in prompt_pages.queues() if queue.model == name), None),
         "predicted": predicted(row, now),
         "base_url": rows.base_url(request.get_host()),
         "line": service_line(row, gpu_numbers(), now),

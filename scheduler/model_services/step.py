@@ -230,7 +230,7 @@ class ModelStep:
 
 def _view(row: ModelService, predicted: int) -> ServiceView:
     opened: list[ModelInstance] = row.open_ones  # type: ignore[attr-defined]
-    instances = tuple((one, rows.instance_fact(one)) for one in opened)
+    instances = tuple((instance, rows.instance_fact(instance)) for instance in opened)
     return ServiceView(row, replace(rows.service_fact(row), predicted=predicted), instances)
 
 

@@ -197,8 +197,8 @@ class _SlotBuilder:
             return False
         if declared < total * self.capacity.heavy_pct / 100 or self.now >= until:
             return False
-        seen = _held(p for p in own if p.job_ref == claim.job_ref)
-        return seen < declared * self.capacity.ramped_pct / 100
+        listed_bytes = _held(p for p in own if p.job_ref == claim.job_ref)
+        return listed_bytes < declared * self.capacity.ramped_pct / 100
 
     def _ramps_until(self, claim: ClaimFact) -> datetime | None:
         return (

@@ -83,9 +83,13 @@ def _wait(folder: Path, nonce: str, grace_s: float) -> None:
         heard = signal.sigtimedwait({*PASSED_ON, signal.SIGCHLD}, 1.0)
         if heard is None:
             continue
-        seen = attempt_files.read_attempt(folder, nonce)
+        observed = attempt_files.read_attempt(folder, nonce)
         if heard.si_signo == signal.SIGCHLD:
-            if seen.started is not None and not seen.runner_alive and seen.result is None:
+            if (
+                observed.started is not None
+                and not observed.runner_alive
+                and observed.result is None
+            ):
                 # Without its runner and guardian, the job's exit code is unknown.
                 left = process_tree.descendants(os.getpid())
                 process_tree.signal_all(left, signal.SIGKILL)
@@ -93,9 +97,9 @@ def _wait(folder: Path, nonce: str, grace_s: float) -> None:
             request = attempt_files.read(folder, nonce) or attempt_files.YieldRequestFile(
                 YIELD_TEXT, time.time() + grace_s
             )
-            attempt_files.request_yield(folder, seen, nonce, request)
+            attempt_files.request_yield(folder, observed, nonce, request)
         else:
-            attempt_files.ask_to_stop(seen)
+            attempt_files.ask_to_stop(observed)
 
 
 def _is_childless() -> bool:

@@ -133,8 +133,8 @@ def ask(request: HttpRequest, new: WindowBody) -> Status[dict[str, Any]]:
 def withdraw(request: HttpRequest, pk: int) -> dict[str, Any]:
     """Idempotent."""
     person = _person(request)
-    seen = window_rows.seen_by(person, *TimeWindow.State)
-    row = seen.filter(pk=pk).first() if pk < 2**63 else None
+    visible = window_rows.seen_by(person, *TimeWindow.State)
+    row = visible.filter(pk=pk).first() if pk < 2**63 else None
     if row is None:
         raise Http404(f"There is no window {pk}.")
     if not window_rows.may_withdraw(row, person):

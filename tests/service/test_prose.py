@@ -46,7 +46,7 @@ REPLACED_NAMES = {
     "seal": "encrypt", "sealed": "encrypted", "refusing": "rejection", "suiting": "matching",
 }  # fmt: skip
 # They do not say what the value is; the noun for it does.
-VAGUE_NAMES = {"found", "told", "asked", "what", "who", "whom"}
+VAGUE_NAMES = {"found", "told", "asked", "what", "who", "whom", "one"}
 ANY_REPLACED = re.compile(rf"\b_*(?:{'|'.join(REPLACED_NAMES)})_*\b", re.IGNORECASE)
 PATTERNS = {name: re.compile(text, re.IGNORECASE) for name, text in FORBIDDEN.items()}
 PATTERNS["a relative clause as a subject"] = re.compile(FORBIDDEN["a relative clause as a subject"])

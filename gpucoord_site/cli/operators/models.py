@@ -42,15 +42,17 @@ def lines(answer: Json) -> Iterator[str]:
 
 def _row(model: Json) -> tuple[str, ...]:
     instances = [
-        f"{one['state']} on {_places(one)}" if one["started_boot"] else "waits for a GPU"
-        for one in model["instances"]
+        f"{instance['state']} on {_places(instance)}"
+        if instance["started_boot"]
+        else "waits for a GPU"
+        for instance in model["instances"]
     ]
     first_s = model["use"]["first_token_s"]
     return (
         model["name"],
         model["state"],
         ", ".join(instances) or "none",
-        str(sum(one["in_flight"] for one in model["instances"])),
+        str(sum(instance["in_flight"] for instance in model["instances"])),
         str(model["use"]["requests"]),
         "-" if first_s is None else f"{first_s:.2f} s",
     )

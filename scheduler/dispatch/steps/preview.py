@@ -148,10 +148,10 @@ def estimate_of(job_id: int, now: datetime) -> Estimate | None:
     return nearest
 
 
-def _sooner(one: Estimate | None, other: Estimate) -> Estimate:
-    if one is None or one.p50 is None:
+def _sooner(earliest: Estimate | None, other: Estimate) -> Estimate:
+    if earliest is None or earliest.p50 is None:
         return other
-    return one if other.p50 is None or one.p50 <= other.p50 else other
+    return earliest if other.p50 is None or earliest.p50 <= other.p50 else other
 
 
 @dataclass(frozen=True, slots=True)

@@ -70,7 +70,7 @@ class Board:
     def _apply(self) -> None:
         now_s = time.monotonic()
         self._suspects = {id_: until for id_, until in self._suspects.items() if until > now_s}
-        services = [_without(one, self._suspects) for one in self.situation.services]
+        services = [_without(service, self._suspects) for service in self.situation.services]
         self._router.update(services, self.situation.deficits)
         self._start()
 
@@ -198,7 +198,7 @@ class Board:
         service = self._router.service(place.request.service)
         if service is not None and not service.ready:
             place.is_cold = True
-            place.is_warm = any(one.wakes for one in service.instances)
+            place.is_warm = any(instance.wakes for instance in service.instances)
 
     def _ask_for_boots(self) -> None:
         """A demand is repeated while requests wait for an instance."""
@@ -222,9 +222,10 @@ class Board:
 
 def _without(service: Service, suspects: Collection[int]) -> Service:
     """The service as if these instances were not ready."""
-    if not any(one.id in suspects for one in service.instances):
+    if not any(instance.id in suspects for instance in service.instances):
         return service
     instances = (
-        replace(one, is_ready=False) if one.id in suspects else one for one in service.instances
+        replace(instance, is_ready=False) if instance.id in suspects else instance
+        for instance in service.instances
     )
     return replace(service, instances=tuple(instances))

@@ -90,19 +90,19 @@ class Candidate:
         return self.reload_s * self.requests_per_hour
 
 
-def may_leave(one: Candidate, policy: EvictionPolicy, now: datetime) -> bool:
+def may_leave(candidate: Candidate, policy: EvictionPolicy, now: datetime) -> bool:
     """Whether this instance may be evicted at all."""
-    instance = one.instance
-    if instance.state not in (InstanceState.READY, InstanceState.SLEEPING) or one.pin:
+    instance = candidate.instance
+    if instance.state not in (InstanceState.READY, InstanceState.SLEEPING) or candidate.pin:
         return False
     if instance.state is InstanceState.SLEEPING:
-        return not (policy.never_evict_brain and one.role.is_brain)
-    if policy.never_evict_brain and one.role.is_brain:
+        return not (policy.never_evict_brain and candidate.role.is_brain)
+    if policy.never_evict_brain and candidate.role.is_brain:
         return False
     if policy.prefer_idle_llm_eviction and instance.is_busy:
         return False
     ready_at = instance.ready_at or instance.since
-    return now - ready_at >= timedelta(seconds=one.min_residency_s)
+    return now - ready_at >= timedelta(seconds=candidate.min_residency_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,26 +158,32 @@ def beside_sleeping(gpu: Slot, job_id: int, left_bytes: int) -> Slot:
     )
 
 
-def _is_on(one: Candidate, gpu: Slot) -> bool:
-    return gpu.gpu_uuid in one.instance.gpu_uuids
+def _is_on(candidate: Candidate, gpu: Slot) -> bool:
+    return gpu.gpu_uuid in candidate.instance.gpu_uuids
 
 
 def _cheapest_on(
     gpu: Slot, there: list[Candidate], fits: Callable[[Slot], bool]
 ) -> tuple[Candidate, ...] | None:
     """The cheapest set without which the GPU fits; () = it fits now; None = never."""
-    tried = sorted(there, key=lambda one: (one.cost, one.instance.id))[:MOST_TRIED]
+    tried = sorted(there, key=lambda candidate: (candidate.cost, candidate.instance.id))[
+        :MOST_TRIED
+    ]
     sets = chain.from_iterable(combinations(tried, n) for n in range(len(tried) + 1))
     able = [
-        chosen for chosen in sets if fits(gpu.without({one.instance.job_id or 0 for one in chosen}))
+        chosen
+        for chosen in sets
+        if fits(gpu.without({candidate.instance.job_id or 0 for candidate in chosen}))
     ]
     return min(
-        able, key=lambda chosen: (sum(one.cost for one in chosen), len(chosen)), default=None
+        able,
+        key=lambda chosen: (sum(candidate.cost for candidate in chosen), len(chosen)),
+        default=None,
     )
 
 
 def _cost(chosen: tuple[Candidate, ...], now: datetime) -> tuple[float, int, float]:
     """The price of a set; of equal ones, the one that was idle for longest."""
-    used = [one.instance.idle_since or now for one in chosen]
+    used = [candidate.instance.idle_since or now for candidate in chosen]
     idle_s = sum((now - at).total_seconds() for at in used)
-    return (sum(one.cost for one in chosen), len(chosen), -idle_s)
+    return (sum(candidate.cost for candidate in chosen), len(chosen), -idle_s)

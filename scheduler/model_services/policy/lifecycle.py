@@ -180,7 +180,7 @@ def scale(
     """
     if not service.enabled:
         return Scale(unload=_all(instances, "The service is disabled."))
-    serving = [one for one in instances if one.state in SERVING]
+    serving = [instance for instance in instances if instance.state in SERVING]
     boots = max(0, service.least - len(serving))
     if service.evicted_at is not None:
         boots = 0 if scripts_wait or others_boot or serving else max(1, service.least)
@@ -200,24 +200,28 @@ def _is_demanded(service: ServiceFact, serving: list[InstanceFact], now: datetim
     if wanted_at is None or now - wanted_at > DEMAND_FOR:
         return False
     # A demand from before an instance was ready has been served by it.
-    for one in serving:
-        if one.state is InstanceState.BOOTING or one.in_flight < service.concurrency:
+    for instance in serving:
+        if instance.state is InstanceState.BOOTING or instance.in_flight < service.concurrency:
             return False
-        if one.ready_at is not None and wanted_at < one.ready_at:
+        if instance.ready_at is not None and wanted_at < instance.ready_at:
             return False
     return True
 
 
 def _all(instances: list[InstanceFact], reason: str) -> tuple[tuple[int, str], ...]:
     states = (InstanceState.BOOTING, InstanceState.READY, InstanceState.SLEEPING)
-    return tuple((one.id, reason) for one in instances if one.state in states)
+    return tuple((instance.id, reason) for instance in instances if instance.state in states)
 
 
 def _idle(
     service: ServiceFact, serving: list[InstanceFact], now: datetime
 ) -> tuple[tuple[int, str], ...]:
     """Those above the maximum, then those above the minimum that were idle for long."""
-    idle = sorted((one.idle_since, one.id) for one in serving if one.idle_since is not None)
+    idle = sorted(
+        (instance.idle_since, instance.id)
+        for instance in serving
+        if instance.idle_since is not None
+    )
     chosen = []
     left = len(serving)
     for since, id_ in idle:

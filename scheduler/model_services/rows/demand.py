@@ -21,7 +21,9 @@ def prediction(service: ModelService, now: datetime) -> Prediction | None:
     ready_at = now + timedelta(seconds=expected_boot_s(service)) + AHEAD
     chosen = [_of_hour(service, hour) for hour in sorted({_hour(now), _hour(ready_at)})]
     return max(
-        (one for one in chosen if one is not None), key=lambda one: one.instances, default=None
+        (predicted for predicted in chosen if predicted is not None),
+        key=lambda predicted: predicted.instances,
+        default=None,
     )
 
 
@@ -30,7 +32,7 @@ def automatic(now: datetime) -> dict[int, int]:
     mode = PredictionMode.AUTOMATIC.value
     services = ModelService.objects.filter(enabled=True, prediction=mode)
     made = {row.pk: prediction(row, now) for row in services.prefetch_related("boots")}
-    return {id_: one.instances for id_, one in made.items() if one is not None}
+    return {id_: predicted.instances for id_, predicted in made.items() if predicted is not None}
 
 
 def _of_hour(service: ModelService, hour: datetime) -> Prediction | None:

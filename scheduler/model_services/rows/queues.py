@@ -38,9 +38,9 @@ def waiting_prompts(now: datetime) -> int:
 def ready_gpus(candidates: Iterable[Candidate]) -> int:
     """GPUs with a loaded model and no request in flight."""
     idle = (
-        one.instance
-        for one in candidates
-        if one.instance.state is InstanceState.READY and not one.instance.is_busy
+        candidate.instance
+        for candidate in candidates
+        if candidate.instance.state is InstanceState.READY and not candidate.instance.is_busy
     )
     return len({uuid for instance in idle for uuid in instance.gpu_uuids})
 

@@ -33,34 +33,45 @@ def least_busy(request: Request, service: Service, in_flight: Mapping[int, int])
 
     An instance that failed with this request is the last choice.
     """
-    open_ = [one for one in service.ready if in_flight.get(one.id, 0) < service.concurrency]
+    open_ = [
+        instance
+        for instance in service.ready
+        if in_flight.get(instance.id, 0) < service.concurrency
+    ]
     return min(
         open_,
-        key=lambda one: (one.id in request.tried, in_flight.get(one.id, 0), one.id),
+        key=lambda instance: (
+            instance.id in request.tried,
+            in_flight.get(instance.id, 0),
+            instance.id,
+        ),
         default=None,
     )
 
 
 def free_places(service: Service, in_flight: Mapping[int, int]) -> int:
-    places = (service.concurrency - in_flight.get(one.id, 0) for one in service.ready)
+    places = (service.concurrency - in_flight.get(instance.id, 0) for instance in service.ready)
     return sum(max(0, free) for free in places)
 
 
 def needs_boot(service: Service) -> bool:
     """Whether to ask for another instance; a boot under way is enough."""
-    is_booting = any(one.is_booting for one in service.instances)
+    is_booting = any(instance.is_booting for instance in service.instances)
     return not is_booting and len(service.instances) < service.max_instances
 
 
 def _wait(request: Request, service: Service, position: int, *, is_reserved: bool) -> Wait:
-    ready, booting = service.ready, [one for one in service.instances if one.is_booting]
-    known = [one.ready_in_s for one in booting if one.ready_in_s is not None]
-    ready_in_s = min(known, default=None)
+    ready, booting = (
+        service.ready,
+        [instance for instance in service.instances if instance.is_booting],
+    )
+    known_s = [instance.ready_in_s for instance in booting if instance.ready_in_s is not None]
+    ready_in_s = min(known_s, default=None)
     if is_reserved:
         code = WaitCode.PLACE_RESERVED
     elif ready:
         code = WaitCode.INSTANCES_BUSY
-    elif known:
+    elif known_s:
         code = WaitCode.MODEL_BOOTS
     elif service.batch is not None:
         code = WaitCode.BATCH_EXCLUSIVE

@@ -46,8 +46,8 @@ class RequestQueue:
     def take(self, request: Request) -> bool:
         """Remove it from the waiting ones. False: it does not wait."""
         own = self.waiting.get(request.owner, [])
-        for at, one in enumerate(own):
-            if one.key == request.key:
+        for at, other in enumerate(own):
+            if other.key == request.key:
                 del own[at]
                 if not own:
                     del self.waiting[request.owner]
@@ -55,7 +55,7 @@ class RequestQueue:
         return False
 
     def waits(self, request: Request) -> bool:
-        return any(one.key == request.key for one in self.waiting.get(request.owner, ()))
+        return any(other.key == request.key for other in self.waiting.get(request.owner, ()))
 
     def each(self) -> Iterator[Request]:
         for own in self.waiting.values():
@@ -162,7 +162,9 @@ class Router:
         held = _held(queue)
         capacity = max(1, service.concurrency * max(1, len(service.ready)))
         candidates = (own[0] for owner, own in queue.waiting.items() if owner not in blocked)
-        return min(candidates, key=lambda one: self._rank(one, held, capacity), default=None)
+        return min(
+            candidates, key=lambda candidate: self._rank(candidate, held, capacity), default=None
+        )
 
     def _rank(
         self, request: Request, held: Mapping[str, int], capacity: int
@@ -174,7 +176,9 @@ class Router:
     def in_flight(self) -> dict[int, int]:
         """The requests that each instance answers now, by its id."""
         queues = self._queues.values()
-        return Counter(one.instance.id for queue in queues for one in queue.running.values())
+        return Counter(
+            running.instance.id for queue in queues for running in queue.running.values()
+        )
 
     def waiting(self) -> Iterator[Request]:
         for queue in self._queues.values():
@@ -203,11 +207,11 @@ class Router:
 
 
 def _in_flight(queue: RequestQueue) -> dict[int, int]:
-    return Counter(one.instance.id for one in queue.running.values())
+    return Counter(running.instance.id for running in queue.running.values())
 
 
 def _held(queue: RequestQueue) -> dict[str, int]:
-    return Counter(one.request.owner for one in queue.running.values())
+    return Counter(running.request.owner for running in queue.running.values())
 
 
 def _reserved(service: Service, queue: RequestQueue, owner: str, now_s: float) -> int:
