@@ -1,13 +1,8 @@
 from __future__ import annotations
 
-from reports.models.stored import (
-    CapacityResult,
-    ReportAccess,
-    ReportSchedule,
-    ReportSubscription,
-    StoredFile,
-    StoredReport,
-)
+from reports.models.access import ReportAccess
+from reports.models.capacity import CapacityResult
+from reports.models.stored import ReportSchedule, ReportSubscription, StoredFile, StoredReport
 
 __all__ = [
     "CapacityResult",
