@@ -19,10 +19,10 @@ from scheduler.engines.facts import (
     Capabilities,
     EngineAway,
     EngineName,
-    TaskList,
     NodeReport,
     SubmitAnswer,
     SubmitResult,
+    TaskList,
     Ticket,
 )
 from scheduler.engines.policy import slurm_reasons, slurm_texts
@@ -97,7 +97,11 @@ class SlurmEngine:
         mark = f"{secrets.token_hex(16)}{slurm_texts.SEPARATOR}"
         env = {"TZ": "UTC", "SQUEUE_FORMAT": f"{mark}{slurm_texts.SQUEUE_FORMAT}"}
         done = self._run(argv, ANSWER_S, env=env)
-        return slurm_texts.squeue(done.output, mark) if done.is_ok else TaskList(problem=_message(done))
+        return (
+            slurm_texts.squeue(done.output, mark)
+            if done.is_ok
+            else TaskList(problem=_message(done))
+        )
 
     def allocation(self, ref: str) -> Allocation | None:
         """From scontrol, else from sacct where it works; None: neither knows the job any more.

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from itertools import islice
 
-from scheduler.engines.facts import Allocation, TaskList, NodeReport, TaskReport, TaskState
+from scheduler.engines.facts import Allocation, NodeReport, TaskList, TaskReport, TaskState
 
 SEPARATOR = "\x1f"
 # Job, state, reason, uid, nodes, batch host, start, comment.
