@@ -63,14 +63,15 @@ def add(request: HttpRequest) -> HttpResponse:
 
 @require_POST
 def stop(request: HttpRequest, pk: int) -> HttpResponse:
-    """Refuse all requests of the agent and cancel its jobs."""
+    """Refuse all requests of the agent and cancel its jobs. Operators may stop any agent."""
     user = _user(request)
-    agent = get_object_or_404(Agent, pk=pk, user=user)
+    mine = Agent.objects.all() if user.is_staff else Agent.objects.filter(user=user)
+    agent = get_object_or_404(mine, pk=pk)
     now = timezone.now()
     count = changes.cancel(rows.stop_agent(agent, now), user.get_username(), now)
     jobs = {0: "", 1: " 1 job is cancelled."}.get(count, f" {count} jobs are cancelled.")
     messages.success(request, f"The agent {agent.name} is stopped.{jobs}")
-    return redirect("account")
+    return redirect("account" if agent.user_id == user.pk else "jobs")
 
 
 @require_POST

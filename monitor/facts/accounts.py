@@ -22,6 +22,11 @@ class TokenScope(StrEnum):
 ALL_SCOPES = frozenset(TokenScope)
 
 
+def submitter(owner: str, agent: str) -> str:
+    """The owner of a job, or that it is of an agent of the owner. agent: its name, "" = none."""
+    return f"{owner}’s agent" if agent else owner
+
+
 def up_to(scope: TokenScope) -> frozenset[TokenScope]:
     """The scope with those that it needs."""
     order = list(TokenScope)

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
 
+from monitor.facts.accounts import submitter
+
 
 class ClaimKind(StrEnum):
     """script: a job · llm: a model that stays · lock: held through its lock file ·
@@ -34,7 +36,8 @@ class ClaimFact:
     """A job's hold on a GPU, written by the scheduler.
 
     `seen`: when a process of it was first seen there; `until`: when it ended. An ended claim is
-    kept until the memory of its processes is free. `holder`: the holder of a lock, in words.
+    kept until the memory of its processes is free. `holder`: of a lock, its holder in words; of a
+    job, the owner's agent that submitted it, "" = none.
     `phase`: of a model: "booting", "ready", "busy", "sleeping"; "" = unknown.
     `task`: the job's name. `script`: the registered script that it runs; "" = another command.
     """
@@ -62,7 +65,8 @@ class GpuTask:
     """A job or a model on a GPU. progress: 0 to 1. None: it reports none, or its end is unknown.
 
     name: of a model, that of its service. phase, port, expected_ready: of a model. paired: UUIDs of
-    the other GPUs that it has. paired_with: their numbers.
+    the other GPUs that it has. paired_with: their numbers. agent: the owner's agent that submitted
+    it, "" = none.
     """
 
     job_ref: str
@@ -79,6 +83,11 @@ class GpuTask:
     expected_ready: datetime | None = None
     paired: tuple[str, ...] = ()
     paired_with: tuple[int, ...] = ()
+    agent: str = ""
+
+    @property
+    def submitter(self) -> str:
+        return submitter(self.owner, self.agent)
 
     @property
     def sleeps(self) -> bool:

@@ -72,6 +72,8 @@ class ProcessRow:
     program: str | None
     job_ref: str | None
     badge: Badge | None
+    # Of the owner, if it submitted the job.
+    agent: str
     memory_bytes: int | None = field(compare=False)
     sm_pct: float | None = field(compare=False)
 
@@ -193,10 +195,12 @@ def cards(
 ) -> list[Card]:
     """A card per GPU: failing GPUs first, then by the worst incident, then by host and index."""
     all_cards = []
+    agents = agents_of(tasks)
     for snapshot in snapshots:
         on: dict[str, list[ProcessRow]] = {}
         for process in snapshot.processes:
-            on.setdefault(process.gpu_uuid, []).append(process_row(process, badges))
+            row = process_row(process, badges, agents.get(process.job_ref or "", ""))
+            on.setdefault(process.gpu_uuid, []).append(row)
         splits = use_split.by_gpu(snapshot)
         all_cards += [
             _card(g, snapshot, on.get(g.uuid, []), splits[g.uuid], badges, tasks.get(g.uuid, ()))
@@ -210,7 +214,12 @@ def _worst_first(card: Card) -> tuple[bool, int, int, float, str, int]:
     return not card.trouble, -severity, -harm, -age, card.host, card.index
 
 
-def process_row(process: ProcessReading, badges: Badges = NONE) -> ProcessRow:
+def agents_of(tasks: GpuTasks) -> Mapping[str, str]:
+    """The agent of each job on a GPU that an agent submitted."""
+    return {task.job_ref: task.agent for on_gpu in tasks.values() for task in on_gpu if task.agent}
+
+
+def process_row(process: ProcessReading, badges: Badges = NONE, agent: str = "") -> ProcessRow:
     return ProcessRow(
         key=process.key,
         pid=process.pid,
@@ -218,6 +227,7 @@ def process_row(process: ProcessReading, badges: Badges = NONE) -> ProcessRow:
         program=process.program,
         job_ref=process.job_ref,
         badge=badges.processes.get((process.gpu_uuid, process.pid)),
+        agent=agent,
         memory_bytes=process.memory_bytes,
         sm_pct=process.sm_pct,
     )

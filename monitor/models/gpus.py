@@ -75,7 +75,8 @@ class Claim(models.Model):
 
     task: the job's name. progress: 0 to 1, as the job reports it. ends_at: when it is expected to
     end (median). seen_at: when a process of the job was first seen on the GPU. freed_at: when the
-    memory of its processes was free after the job had ended. port, expected_ready_at: of a model.
+    memory of its processes was free after the job had ended. holder: of a lock file, in words; of a
+    job, the owner's agent that submitted it. port, expected_ready_at: of a model.
     """
 
     host = models.CharField(max_length=100)

@@ -185,6 +185,7 @@ def _gpu_task(row: Claim, gpu_uuids: Sequence[str]) -> GpuTask:
         since=row.from_at,
         expected_ready=row.expected_ready_at,
         paired=tuple(uuid for uuid in gpu_uuids if uuid != row.gpu_uuid),
+        agent=row.holder,
     )
 
 

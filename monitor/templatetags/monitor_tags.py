@@ -19,6 +19,7 @@ from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
 
 from monitor.facts import formats
+from monitor.facts.accounts import submitter
 from monitor.identity.policy.privacy import Viewer
 from monitor.incidents.pages import evidence
 from monitor.live import cards
@@ -151,11 +152,21 @@ def with_code(text: str) -> SafeString:
 
 
 @register.simple_tag
-def owner(user: str | None) -> SafeString:
-    """A user with their colour, as a link to the user's page; without a user: unknown owner."""
+def owner(user: str | None, agent: str = "") -> SafeString:
+    """A user with their colour, as a link to the user's page; without a user: unknown owner.
+
+    agent: of the user, if it submitted the job.
+    """
     if user:
         address = reverse("person", args=[user])
-        return format_html('<a class="owner {}" href="{}">{}</a>', user_colour(user), address, user)
+        title = format_html(' title="Agent {}"', agent) if agent else ""
+        return format_html(
+            '<a class="owner {}" href="{}"{}>{}</a>',
+            user_colour(user),
+            address,
+            title,
+            submitter(user, agent),
+        )
     return format_html('<span class="owner u-none" title="{}">unknown</span>', WHY_NO_OWNER)
 
 

@@ -187,10 +187,9 @@ def timeline_label(bar: Bar, lane: int, lanes: int, span: Span) -> SafeString:
 
 def bar_words(bar: Bar) -> str:
     """Such as "job 12 train, alice, running"; times are told beside it."""
-    owner = bar.owner or "owner unknown"
     if bar.job is None:
-        return f"{owner}, outside the queue"
-    return f"job {bar.label}, {owner}, {bar.state}"
+        return f"{bar.submitter}, outside the queue"
+    return f"job {bar.label}, {bar.submitter}, {bar.state}"
 
 
 def _address(bar: Bar) -> str:

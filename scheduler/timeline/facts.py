@@ -8,6 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+from monitor.facts.accounts import submitter
+
 
 class BarKind(StrEnum):
     """job: of the queue · use: outside the queue · expected: a waiting job's predicted run."""
@@ -22,7 +24,8 @@ class Bar:
     """One job, or one user outside the queue, on one GPU.
 
     end None: it goes on. expected_end None: unknown. state: the word of the job's state.
-    idle: stretches in which it held memory that nothing used.
+    idle: stretches in which it held memory that nothing used. agent: the owner's agent that
+    submitted the job, "" = none.
     """
 
     gpu_uuid: str
@@ -35,6 +38,11 @@ class Bar:
     state: str = ""
     expected_end: int | None = None
     idle: tuple[tuple[int, int], ...] = ()
+    agent: str = ""
+
+    @property
+    def submitter(self) -> str:
+        return submitter(self.owner, self.agent) if self.owner else "owner unknown"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -110,6 +110,7 @@ def _expected(now: datetime) -> list[Bar]:
             job=job,
             state="expected",
             expected_end=_rounded(estimate.end, now_t) if estimate.end else None,
+            agent=names[job][2],
         )
         for job, estimate in soon.items()
         if job in names and estimate.p50 is not None

@@ -34,6 +34,7 @@ ATTEMPT_COLUMNS = (
     "placed_at",
     "started_at",
     "ended_at",
+    "job__agent__name",
 )
 
 
@@ -61,7 +62,7 @@ def _attempts(chosen: QuerySet[Attempt]) -> Iterable[tuple[Any, ...]]:
 
 
 def _of_attempt(row: tuple[Any, ...], expected_ends: Mapping[int, int]) -> Iterator[Bar]:
-    job, name, owner, state, outcome, uuids, placed_at, started_at, ended_at = row
+    job, name, owner, state, outcome, uuids, placed_at, started_at, ended_at, agent = row
     for uuid in uuids:
         yield Bar(
             gpu_uuid=uuid,
@@ -73,15 +74,15 @@ def _of_attempt(row: tuple[Any, ...], expected_ends: Mapping[int, int]) -> Itera
             job=job,
             state=outcome.replace("_", " ") if ended_at else state,
             expected_end=None if ended_at else expected_ends.get(job),
+            agent=agent or "",
         )
 
 
-def waiting_names(jobs: Iterable[int]) -> dict[int, tuple[str, str]]:
-    """{job: (owner, name)} of the jobs that still wait."""
+def waiting_names(jobs: Iterable[int]) -> dict[int, tuple[str, str, str]]:
+    """{job: (owner, name, agent)} of the jobs that still wait."""
     rows = Job.objects.filter(pk__in=list(jobs), state=JobState.QUEUED.value)
-    return {pk: (owner, name) for pk, owner, name in rows.values_list(
-        "pk", "owner__username", "name"
-    )}  # fmt: skip
+    columns = ("pk", "owner__username", "name", "agent__name")
+    return {pk: (owner, name, agent or "") for pk, owner, name, agent in rows.values_list(*columns)}
 
 
 def pieces(since: datetime, now: datetime) -> list[UsePiece]:

@@ -10,6 +10,7 @@ from django.utils import timezone
 
 from monitor.facts.readings import Snapshot
 from monitor.live.rendering import REGION_PREFIX, Renderer
+from monitor.models import Agent
 from monitor.snapshot import rows as snapshots
 from scheduler.dispatch.steps import preview
 from scheduler.facts.people import Window
@@ -43,6 +44,18 @@ def test_jobs_are_links_with_their_owner_and_state(
     assert "data-timeline" in html
     assert f'href="/jobs/{job.pk}/"' in html
     assert f'aria-label="job {job.pk} train, alice, running"' in html
+
+
+def test_jobs_of_an_agent_name_it(
+    alice: User, as_user: Callable[[User], Client], seen: Callable[..., Snapshot]
+) -> None:
+    seen(1)
+    agent = Agent.objects.create(user=alice, name="helper", created_at=NOW)
+    job = jobs_made.running(alice, agent=agent.pk, name="train")
+    html = as_user(alice).get("/timeline/").text
+
+    assert f'aria-label="job {job.pk} train, alice’s agent, running"' in html
+    assert 'title="Agent helper">alice’s agent</a>' in html
 
 
 def test_the_dashboard_shows_it_too(

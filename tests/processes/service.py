@@ -17,6 +17,8 @@ import httpx
 
 from monitor.runtime.probes import service_state
 from monitor.runtime.probes.service_state import ServiceState
+from scheduler.runner import files, process_tree
+from scheduler.runner.spec import Started
 from tests.pace import LONGEST_S, Stopwatch
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -149,6 +151,23 @@ def token(service: Service, user: str = "admin") -> str:
         check=True,
     )
     return done.stdout.split()[-1]
+
+
+def kill_jobs(data: Path) -> None:
+    """Kill the runners, guardians and processes of all jobs that still run from this folder."""
+    for path in data.glob("jobs/*/*/started.json"):
+        body = files.read_json(path)
+        started = None if body is None else Started.checked(body)
+        if started is None:
+            continue
+        # The guardian first, so that it does not take over; 0: it has none.
+        if started.guardian_pid:
+            process_tree.signal_one(
+                started.guardian_pid, started.guardian_start_ticks, signal.SIGKILL
+            )
+        process_tree.signal_one(started.runner_pid, started.runner_start_ticks, signal.SIGKILL)
+        orphans = process_tree.orphans(started.pid, started.start_ticks, started.nonce)
+        process_tree.signal_all(orphans, signal.SIGKILL)
 
 
 def children(pid: int) -> list[int]:

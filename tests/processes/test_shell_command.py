@@ -8,18 +8,20 @@ import pty
 import re
 import select
 import signal
+import sqlite3
 import struct
 import subprocess
 import sys
 import termios
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import closing, suppress
 from pathlib import Path
 
 import httpx
 import pytest
 
 from tests.pace import LONGEST_S, Stopwatch
-from tests.processes.service import ROOT, Service, token, wait_until
+from tests.processes.service import ROOT, Service, kill_jobs, token, wait_until
 
 pytestmark = pytest.mark.processes
 # A prompt and a line editor would only add control characters.
@@ -30,8 +32,12 @@ PLAIN = ("--", "sh")
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     folder = tmp_path_factory.mktemp("shell")
     policy = '{"disk": {"warn_pct": 100, "clean_pct": 100, "block_pct": 100}}'
-    with Service(folder / "data", GPUCOORD_POLICY=policy) as service:
-        yield service
+    try:
+        with Service(folder / "data", GPUCOORD_POLICY=policy) as service:
+            yield service
+    finally:
+        # Jobs outlive the service, and those of a failed test would run on.
+        kill_jobs(folder / "data")
 
 
 @pytest.fixture(scope="module")
@@ -92,12 +98,61 @@ class Person:
                 except OSError:
                     break
         code = self.process.wait(LONGEST_S)
-        os.close(self._side)
+        self._close()
         return code
+
+    def kill(self) -> None:
+        """End the command if it still runs, as after a failed test."""
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.wait(LONGEST_S)
+        self._close()
+
+    def _close(self) -> None:
+        if self._side >= 0:
+            os.close(self._side)
+            self._side = -1
 
     @property
     def number(self) -> int:
         return int(re.findall(r"job (\d+)", self.text)[0])
+
+
+# shell("--gpus", "0", rows=24): a user runs `gpucoord shell`.
+Shell = Callable[..., Person]
+
+
+@pytest.fixture
+def shell(service: Service, env: dict[str, str]) -> Iterator[Shell]:
+    """Starts shells. After the test, also a failed one, they are ended with all open jobs."""
+    people: list[Person] = []
+
+    def start(*words: str, rows: int = 24, columns: int = 80) -> Person:
+        people.append(Person(env, *words, rows=rows, columns=columns))
+        return people[-1]
+
+    yield start
+    for person in people:
+        person.kill()
+    if open_jobs(service):
+        wait_until(lambda: _is_up(service), 30, "the web process")
+        for number in open_jobs(service):
+            cancel(env, number)
+        wait_until(lambda: not open_jobs(service), 30, "the end of all jobs")
+
+
+def open_jobs(service: Service) -> list[int]:
+    with closing(sqlite3.connect(f"file:{service.database}?mode=ro", uri=True)) as rows:
+        return [
+            id_ for (id_,) in rows.execute("SELECT id FROM scheduler_job WHERE state<>'finished'")
+        ]
+
+
+def cancel(env: dict[str, str], number: int) -> None:
+    headers = {"Authorization": f"Bearer {env['GPUCOORD_TOKEN']}"}
+    address = f"{env['GPUCOORD_URL']}api/jobs/{number}/cancel/"
+    with suppress(httpx.TransportError):
+        httpx.post(address, headers=headers, timeout=LONGEST_S)
 
 
 def job(env: dict[str, str], number: int) -> dict[str, object]:
@@ -107,8 +162,10 @@ def job(env: dict[str, str], number: int) -> dict[str, object]:
     return answer
 
 
-def test_what_is_typed_runs_as_a_job_and_its_exit_code_returns(env: dict[str, str]) -> None:
-    person = Person(env, "--gpus", "1", "--gpu-memory", "1GiB", *PLAIN)
+def test_what_is_typed_runs_as_a_job_and_its_exit_code_returns(
+    shell: Shell, env: dict[str, str]
+) -> None:
+    person = shell("--gpus", "1", "--gpu-memory", "1GiB", *PLAIN)
     person.sees_a_prompt()
     person.types("echo on $CUDA_VISIBLE_DEVICES of job $GPUCOORD_JOB_ID is $TERM; tty\r")
     person.until("/dev/pts/")
@@ -120,8 +177,8 @@ def test_what_is_typed_runs_as_a_job_and_its_exit_code_returns(env: dict[str, st
     assert (ended["outcome"], ended["exit_code"]) == ("failed", 7)
 
 
-def test_the_window_has_the_size_of_this_one_also_when_it_changes(env: dict[str, str]) -> None:
-    person = Person(env, "--gpus", "0", *PLAIN, rows=31, columns=97)
+def test_the_window_has_the_size_of_this_one_also_when_it_changes(shell: Shell) -> None:
+    person = shell("--gpus", "0", *PLAIN, rows=31, columns=97)
     person.sees_a_prompt()
     person.types("until [ \"$(stty size)\" = '31 97' ]; do sleep 0.1; done; echo si''zed\r")
     person.until("sized")
@@ -134,8 +191,8 @@ def test_the_window_has_the_size_of_this_one_also_when_it_changes(env: dict[str,
     assert person.end() == 0
 
 
-def test_ctrl_c_interrupts_the_program_and_not_the_session(env: dict[str, str]) -> None:
-    person = Person(env, "--gpus", "0", *PLAIN)
+def test_ctrl_c_interrupts_the_program_and_not_the_session(shell: Shell) -> None:
+    person = shell("--gpus", "0", *PLAIN)
     person.sees_a_prompt()
     person.types("echo be''fore; sleep 300\r")
     person.until("before")
@@ -147,8 +204,8 @@ def test_ctrl_c_interrupts_the_program_and_not_the_session(env: dict[str, str]) 
     assert person.end() in (0, 130)
 
 
-def test_much_output_and_a_long_paste_arrive_whole(env: dict[str, str]) -> None:
-    person = Person(env, "--gpus", "0", *PLAIN)
+def test_much_output_and_a_long_paste_arrive_whole(shell: Shell) -> None:
+    person = shell("--gpus", "0", *PLAIN)
     person.sees_a_prompt()
     person.types("stty -echo; echo re''ady\r")
     person.until("ready")
@@ -165,8 +222,8 @@ def test_much_output_and_a_long_paste_arrive_whole(env: dict[str, str]) -> None:
     assert person.end() == 0
 
 
-def test_the_user_leaves_and_connects_again(env: dict[str, str]) -> None:
-    person = Person(env, "--gpus", "0", *PLAIN)
+def test_the_user_leaves_and_connects_again(shell: Shell, env: dict[str, str]) -> None:
+    person = shell("--gpus", "0", *PLAIN)
     person.sees_a_prompt()
     person.types("stty -echo; VALUE=41; echo re''ady\r")
     person.until("ready")
@@ -175,30 +232,26 @@ def test_the_user_leaves_and_connects_again(env: dict[str, str]) -> None:
     assert "goes on" in person.text
     assert job(env, person.number)["state"] == "running"
 
-    again = Person(env, "--attach", str(person.number))
+    again = shell("--attach", str(person.number))
     again.types("echo $((VALUE + 1))!\r")
     again.until("42!")
     again.types("exit\r")
     assert again.end() == 0
 
 
-def test_cancelling_ends_the_shell_and_says_so(env: dict[str, str]) -> None:
-    person = Person(env, "--gpus", "0")
+def test_cancelling_ends_the_shell_and_says_so(shell: Shell, env: dict[str, str]) -> None:
+    person = shell("--gpus", "0")
     person.until("submitted")
     wait_until(lambda: job(env, person.number)["state"] == "running", 20, "a running job")
-    headers = {"Authorization": f"Bearer {env['GPUCOORD_TOKEN']}"}
-    address = f"{env['GPUCOORD_URL']}api/jobs/{person.number}/cancel/"
-    httpx.post(address, headers=headers, timeout=LONGEST_S)
+    cancel(env, person.number)
 
     code = person.end()
     assert code == 130, person.text
     assert "was cancelled by admin" in person.text
 
 
-def test_a_restart_of_the_web_process_only_interrupts_it(
-    service: Service, env: dict[str, str]
-) -> None:
-    person = Person(env, "--gpus", "0", *PLAIN)
+def test_a_restart_of_the_web_process_only_interrupts_it(service: Service, shell: Shell) -> None:
+    person = shell("--gpus", "0", *PLAIN)
     person.sees_a_prompt()
     person.types("stty -echo; VALUE=7; echo re''ady\r")
     person.until("ready")

@@ -19,6 +19,7 @@ from scheduler.execution.steps.specs import account_of_jobs
 from scheduler.facts.jobs import DependencyKind, JobState
 from scheduler.hosts.pages import contact, elsewhere, not_read
 from scheduler.hosts.probes import Unreachable
+from scheduler.jobs.pages import containers
 from scheduler.jobs.pages import lines as job_lines
 from scheduler.jobs.pages import serialise as job_views
 from scheduler.jobs.pages.lines import JobLine
@@ -112,6 +113,7 @@ def live(job: Job, run_as: str, forecast: JobForecast) -> dict[str, Any]:
         "ends": ends_of(attempt) if attempt else None,
         "contact": contact(attempt) if line.is_open else "",
         "engine_task": engine_task(job, attempt),
+        "containers": containers.of_attempt(attempt) if attempt and line.is_open else [],
     }
 
 

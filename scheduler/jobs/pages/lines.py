@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
+from monitor.facts.accounts import submitter
 from monitor.facts.formats import GIB, duration
 from monitor.models import Gpu
 from scheduler.blockers.policy import stored_blockers
@@ -76,7 +77,7 @@ class JobLine:
 
     @property
     def submitter(self) -> str:
-        return f"{self.owner}’s agent" if self.agent else self.owner
+        return submitter(self.owner, self.agent)
 
     @property
     def urgency(self) -> str:

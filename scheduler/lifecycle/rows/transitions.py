@@ -354,6 +354,7 @@ def _claim(job: Job, gpu_uuid: str) -> ClaimFact:
         phase="" if job.model_service_id is None else "booting",
         task=job.name,
         script=job.script,
+        holder=job.agent.name if job.agent is not None else "",
     )
 
 

@@ -8,18 +8,21 @@ from typing import Any
 
 import pytest
 from django.contrib.auth.models import User
+from django.template.loader import render_to_string
 from django.test import Client
 from django.utils import timezone
 
 from monitor.accounts.rows import tokens
 from monitor.facts.accounts import TokenScope
+from monitor.live import cards
 from monitor.models import Agent, ApiToken
+from monitor.snapshot import rows as snapshots
 from scheduler.agents.policy import AgentJob, AgentLimits, AgentUse, bounded, refusals, waits
 from scheduler.facts.jobs import NewJob, Requirement
 from scheduler.lifecycle.rows import queue_facts
 from scheduler.models import Attempt, Job
 from scheduler.quotas import rows
-from tests import jobs_made
+from tests import builders, jobs_made
 from tests.builders import NOW
 
 LIMITS = AgentLimits(id=1, name="helper", running_jobs=2, gpu_minutes=120)
@@ -192,12 +195,36 @@ def test_only_its_user_stops_an_agent(agent: Agent, bob: User, as_user: SignIn) 
     assert as_user(bob).post(f"/account/agents/{agent.pk}/stop/").status_code == 404
 
 
+def test_the_page_of_its_job_has_the_switch_for_the_owner_and_operators(
+    rest: Rest, agent: Agent, alice: User, bob: User, root: User, as_user: SignIn
+) -> None:
+    number = rest.submit().json()["id"]
+    switch = f'action="/account/agents/{agent.pk}/stop/"'
+
+    assert switch not in as_user(bob).get(f"/jobs/{number}/").content.decode()
+    for user in (alice, root):
+        assert switch in as_user(user).get(f"/jobs/{number}/").content.decode()
+    as_user(root).post(f"/account/agents/{agent.pk}/stop/")
+    assert Job.objects.get(pk=number).outcome == "cancelled"
+    assert switch not in as_user(alice).get(f"/jobs/{number}/").content.decode()
+
+
 def test_pages_name_the_agent(rest: Rest, alice: User, as_user: SignIn) -> None:
     number = rest.submit().json()["id"]
     browser = as_user(alice)
 
     for path in ("/jobs/", f"/jobs/{number}/"):
         assert "alice’s agent" in browser.get(path).content.decode(), path
+
+
+def test_the_card_of_its_gpu_names_the_agent(agent: Agent, alice: User) -> None:
+    job = jobs_made.running(alice, agent=agent.pk)
+    process = builders.process(job_ref=str(job.pk), job_owner="alice")
+    (card,) = cards.cards([builders.snapshot(1, [process])], tasks=snapshots.gpu_tasks())
+
+    assert (card.rows[0].agent, card.tasks[0].submitter) == ("helper", "alice’s agent")
+    html = render_to_string("monitor/_card.html", {"card": card})
+    assert 'title="Agent helper">alice’s agent</a>' in html
 
 
 def test_the_planner_serves_other_jobs_first(rest: Rest) -> None:
