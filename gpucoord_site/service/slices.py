@@ -24,6 +24,7 @@ from gpucoord_site.service.logs import masked
 from monitor.journal.rows import events
 from monitor.models import Lease
 from monitor.runtime.facts import Step
+from monitor.runtime.probes import datagrams
 from monitor.runtime.probes.process_identity import me
 from monitor.runtime.rows import database, leases
 from monitor.runtime.rows.item_isolation import place_of
@@ -38,6 +39,8 @@ RECENT_S = 60.0
 # A database that is locked for a moment must not leave the lease with a process that ends.
 RELEASE_TRIES, RELEASE_PAUSE_S = 3, 0.2
 HANDED_OVER = "handed over"
+# After wake-ups that may wait, the tick waits so long for others.
+PATIENCE_S = 0.02
 logger = logging.getLogger(__name__)
 LATENESS_SAMPLES = 300
 
@@ -144,8 +147,13 @@ class LeaseTerm:
         """Sleep until `due`, the lifeline's end, an offer's answer or a wake-up (True)."""
         seconds = min(due - time.time(), self._loop.every_s)
         self._lifeline.wait(seconds, *self._heard, *([self._offer] if self._offer else []))
-        payloads = [listener.drain() for listener in self._heard]
-        return any(payloads)
+        payloads = [payload for listener in self._heard for payload in listener.drain()]
+        if payloads and all(payload == datagrams.PATIENT for payload in payloads):
+            # A short job ends within this time: its start and its end are then recorded together.
+            self._lifeline.wait(PATIENCE_S, *self._heard)
+            for listener in self._heard:
+                listener.drain()
+        return bool(payloads)
 
     def _first_due(self) -> float:
         """The tick after the previous holder's last one; now if there was none recently."""

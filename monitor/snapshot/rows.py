@@ -88,19 +88,28 @@ def record_history(snapshots: Iterable[Snapshot]) -> int:
 
 def newest(host: str | None = None) -> Snapshot | None:
     """The newest snapshot of `host`, or of whichever host has the newest."""
-    rows = LatestSnapshot.objects.filter(**({} if host is None else {"host": host}))
-    row = rows.order_by("-at").first()
+    rows = _latest_rows() if host is None else _latest_rows_of(host)
+    row = max(rows, key=lambda row: row.at, default=None)
     return _readable(row) if row else None
+
+
+# Of each host: the text that was decoded last, and its snapshot, which never changes.
+_decoded: dict[str, tuple[str, Snapshot]] = {}
 
 
 def _readable(row: LatestSnapshot) -> Snapshot | None:
     """The snapshot; None if its text is damaged or of an incompatible version."""
+    known = _decoded.get(row.host)
+    if known is not None and known[0] == row.body:
+        return known[1]
     try:
-        return snapshot_codec.loads(row.body)
+        snapshot = snapshot_codec.loads(row.body)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         about = {"kind": "SNAPSHOT_UNREADABLE", "host": row.host}
         _faults.log(error, f"Cannot read the newest snapshot of {row.host}", about)
         return None
+    _decoded[row.host] = (row.body, snapshot)
+    return snapshot
 
 
 def owned(host: str) -> int:
@@ -194,6 +203,11 @@ def _task_rows() -> QuerySet[Claim]:
     kinds = [kind.value for kind in JOB_KINDS]
     rows = Claim.objects.filter(freed_at=None, until_at=None, kind__in=kinds)
     return rows.order_by("id")
+
+
+@prepared
+def _latest_rows_of(host: str) -> QuerySet[LatestSnapshot]:
+    return LatestSnapshot.objects.filter(host=host).defer("carry")
 
 
 @prepared

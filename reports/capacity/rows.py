@@ -23,7 +23,8 @@ from reports.models import CapacityResult
 from scheduler.blockers.policy import stored_blockers
 from scheduler.facts.blockers import BlockerCode
 from scheduler.facts.jobs import CLASSES, Dependency, DependencyKind, JobState, PriorityClass
-from scheduler.lifecycle.rows.queue_facts import REQUIREMENT_COLUMNS, Durations, requirement
+from scheduler.lifecycle.rows.durations import Durations
+from scheduler.lifecycle.rows.queue_facts import REQUIREMENT_COLUMNS, requirement
 from scheduler.models import Attempt, DailyGpuUsage, Job, JobDependency
 from scheduler.planner.matching import version
 from scheduler.quotas import rows as quota_rows

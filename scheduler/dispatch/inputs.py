@@ -30,7 +30,7 @@ from scheduler.facts.people import UserAccount, Window
 from scheduler.facts.plans import PlanPolicy, RunningJob, Slots
 from scheduler.fair_share.rows import FairShareAccounts
 from scheduler.lifecycle.rows import queue_facts
-from scheduler.lifecycle.rows.queue_facts import Durations
+from scheduler.lifecycle.rows.durations import Durations
 from scheduler.lifecycle.rows.relations import UnmetDependencies
 from scheduler.model_services import rows as model_rows
 from scheduler.planner import capacity
@@ -170,6 +170,7 @@ class PlanInputs:
         self._policy = policy
         self._isolation = isolation or ItemIsolation(host, "pages", reports=False)
         self.durations = Durations()
+        self._waiting = queue_facts.WaitingJobs(self.durations)
         self._queue: QueueCache | None = None
         self._unmet = UnmetDependencies()
         self._accounts = FairShareAccounts()
@@ -214,6 +215,8 @@ class PlanInputs:
 
     def _jobs(self, now: datetime, ids: Collection[int] | None = None) -> dict[int, QueuedJob]:
         converter = self._isolation.converter(now)
+        if ids is None:
+            return self._waiting.read(converter)
         expect = self.durations.expect
         return {job.id: job for job in queue_facts.queue(self.durations, ids, converter, expect)}
 

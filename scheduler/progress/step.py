@@ -11,7 +11,7 @@ from monitor.runtime.rows.item_isolation import ItemIsolation
 from monitor.runtime.rows.wakeups import wake
 from scheduler.execution.steps.specs import SpecWriter
 from scheduler.facts.jobs import RunTime
-from scheduler.lifecycle.rows.queue_facts import Durations
+from scheduler.lifecycle.rows.durations import Durations
 from scheduler.models import Attempt
 from scheduler.progress import policy
 from scheduler.progress.policy import Ends, Progress

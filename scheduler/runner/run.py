@@ -136,7 +136,7 @@ def _attempt(runner: Running, channel: socket.socket | None, guardian: int) -> R
     job.starts(str(runner.folder), runner.began, [child.errors, *confinement.lock_files])
     _write_started(spec, runner.folder, runner.claimed, child.pid, guardian)
     child.go()
-    _wake(spec, b"started")
+    _wake(spec, datagrams.PATIENT)
     files.drop_environment(runner.folder)
     return _follow(runner, _watch(runner, job), child)
 

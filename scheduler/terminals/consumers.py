@@ -189,7 +189,12 @@ class Session:
             raise Closed(MALFORMED) from None
 
     def _queue(self, kind: bytes, content: bytes) -> None:
-        self._input.append(HEAD.pack(kind, len(content)) + content)
+        """Of sizes in a row only the newest is kept, so that they never pile up."""
+        message = HEAD.pack(kind, len(content)) + content
+        if kind == SIZE and self._input and self._input[-1][:1] == SIZE:
+            self._input[-1] = message
+        else:
+            self._input.append(message)
         self._has_input.set()
 
     async def _pass_on_input(self) -> None:

@@ -56,6 +56,8 @@ def _drain(user: Any, jobs: int) -> tuple[float, int]:
     from django.utils import timezone
 
     from gpucoord_site.service import loops
+    from gpucoord_site.service.slices import PATIENCE_S
+    from monitor.runtime.probes import datagrams
     from monitor.runtime.probes.process_identity import me
     from monitor.runtime.rows import leases
     from monitor.runtime.rows.wakeups import Listener
@@ -76,7 +78,10 @@ def _drain(user: Any, jobs: int) -> tuple[float, int]:
             step.step(timezone.now())
             cpu_s, passes = cpu_s + time.process_time() - before, passes + 1
             select.select([heard], [], [], 1)
-            heard.drain()
+            if all(payload == datagrams.PATIENT for payload in heard.drain()):
+                # As the loop does.
+                select.select([heard], [], [], PATIENCE_S)
+                heard.drain()
     step.close()
     leases.release(held, timezone.now())
     return cpu_s, passes

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
-import pty
 import re
-import select
 import signal
 import sqlite3
-import struct
 import subprocess
 import sys
-import termios
 from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
 from pathlib import Path
@@ -20,7 +15,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.pace import LONGEST_S, Stopwatch
+from tests.pace import LONGEST_S
+from tests.processes.person import Person
 from tests.processes.service import ROOT, Service, kill_jobs, token, wait_until
 
 pytestmark = pytest.mark.processes
@@ -53,71 +49,6 @@ def env(service: Service, tmp_path_factory: pytest.TempPathFactory) -> dict[str,
     }
 
 
-class Person:
-    """A user at a terminal that runs `gpucoord shell`."""
-
-    def __init__(self, env: dict[str, str], *words: str, rows: int = 24, columns: int = 80) -> None:
-        self._side, side = pty.openpty()
-        self.resize(rows, columns)
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "gpucoord_site", "shell", *words],
-            env=env, stdin=side, stdout=side, stderr=side, start_new_session=True,
-            preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
-        )  # fmt: skip
-        os.close(side)
-        self.text = ""
-
-    def until(self, text: str) -> None:
-        watch = Stopwatch()
-        while text not in self.text:
-            assert not watch.has_run(30), f"{text!r} is not in {self.text!r}"
-            if select.select([self._side], [], [], 0.2)[0]:
-                self.text += os.read(self._side, 65536).decode(errors="replace")
-
-    def sees_a_prompt(self) -> None:
-        watch = Stopwatch()
-        while not self.text.endswith(("$ ", "# ")):
-            assert not watch.has_run(30), f"no prompt in {self.text!r}"
-            if select.select([self._side], [], [], 0.2)[0]:
-                self.text += os.read(self._side, 65536).decode(errors="replace")
-
-    def types(self, keys: str) -> None:
-        os.write(self._side, keys.encode())
-
-    def resize(self, rows: int, columns: int) -> None:
-        fcntl.ioctl(self._side, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
-
-    def end(self) -> int:
-        """The exit code. The terminal is read, so that the command never waits for it."""
-        watch = Stopwatch()
-        while self.process.poll() is None:
-            assert not watch.has_run(30), self.text
-            if select.select([self._side], [], [], 0.05)[0]:
-                try:
-                    self.text += os.read(self._side, 65536).decode(errors="replace")
-                except OSError:
-                    break
-        code = self.process.wait(LONGEST_S)
-        self._close()
-        return code
-
-    def kill(self) -> None:
-        """End the command if it still runs, as after a failed test."""
-        if self.process.poll() is None:
-            self.process.kill()
-            self.process.wait(LONGEST_S)
-        self._close()
-
-    def _close(self) -> None:
-        if self._side >= 0:
-            os.close(self._side)
-            self._side = -1
-
-    @property
-    def number(self) -> int:
-        return int(re.findall(r"job (\d+)", self.text)[0])
-
-
 # shell("--gpus", "0", rows=24): a user runs `gpucoord shell`.
 Shell = Callable[..., Person]
 
@@ -128,7 +59,8 @@ def shell(service: Service, env: dict[str, str]) -> Iterator[Shell]:
     people: list[Person] = []
 
     def start(*words: str, rows: int = 24, columns: int = 80) -> Person:
-        people.append(Person(env, *words, rows=rows, columns=columns))
+        argv = [sys.executable, "-m", "gpucoord_site", "shell", *words]
+        people.append(Person(argv, env, rows=rows, columns=columns))
         return people[-1]
 
     yield start

@@ -36,6 +36,10 @@ def _send_one(sender: socket.socket, path: Path, payload: bytes) -> bool:
     return True
 
 
+# The payload of a wake-up that may wait for others for a moment.
+PATIENT = b"patient"
+
+
 class Inbox:
     """A bound socket that other processes of this host send to by `name`."""
 

@@ -5,7 +5,7 @@ For paths that run for each job or each tick. They do what the same call of a Qu
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import copy
 from functools import cache
 from typing import Any, Generic, TypeVar, cast
@@ -33,17 +33,36 @@ class PreparedQuery(Generic[K, R]):
         self._compiled: tuple[QuerySet[Any, R], Any, str, tuple[object, ...]] | None = None
 
     def rows(self, key: K | None = None) -> list[R]:
-        if self._compiled is None:
-            self._compiled = self._compile()
-        rows, compiled, sql, params = self._compiled
-        given = tuple(key if value == self._mark else value for value in params)
+        rows, compiler, sql, given = self._for_caller(key)
         query = rows.all()
-        # Each caller has a copy: threads have connections of their own.
-        compiler = copy(compiled)
-        compiler.connection = connections[rows.db]
         compiler.as_sql = lambda *_, **__: (sql, given)
         query.query.get_compiler = lambda *_, **__: compiler  # type: ignore[method-assign]
         return list(query)
+
+    def stored(self, key: K | None = None) -> list[tuple[Any, ...]]:
+        """The rows as the database driver gives them."""
+        _, compiler, sql, given = self._for_caller(key)
+        with compiler.connection.cursor() as cursor:
+            cursor.execute(sql, given)
+            return list(map(tuple, cursor.fetchall()))
+
+    def converted(self, stored: Sequence[tuple[Any, ...]]) -> list[R]:
+        """What `rows` returns for these rows of `stored`. The query is one of `values_list`."""
+        _, compiler, _, _ = self._for_caller(None)
+        converters = compiler.get_converters(())
+        if not converters:
+            return cast("list[R]", list(stored))
+        return cast("list[R]", list(map(tuple, compiler.apply_converters(stored, converters))))
+
+    def _for_caller(self, key: K | None) -> tuple[QuerySet[Any, R], Any, str, tuple[object, ...]]:
+        """Each caller has a copy of the compiler: threads have connections of their own."""
+        if self._compiled is None:
+            self._compiled = self._compile()
+        rows, compiled, sql, params = self._compiled
+        compiler = copy(compiled)
+        compiler.connection = connections[rows.db]
+        given = tuple(key if value == self._mark else value for value in params)
+        return rows, compiler, sql, given
 
     def _compile(self) -> tuple[QuerySet[Any, R], Any, str, tuple[object, ...]]:
         rows = self._query(self._mark)

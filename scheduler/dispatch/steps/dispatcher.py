@@ -24,7 +24,7 @@ from scheduler.facts.blockers import Blocker, Key, from_row
 from scheduler.facts.jobs import JobState, QueuedJob
 from scheduler.facts.plans import Plan, PlanPolicy
 from scheduler.lifecycle.rows import queue_facts, transitions
-from scheduler.lifecycle.rows.queue_facts import UNCLEAR
+from scheduler.lifecycle.rows.queue_facts import UNCLEAR, QueueMark
 from scheduler.models import Attempt, Job
 from scheduler.planner.plan import plan
 from scheduler.yields import steps as yield_requests
@@ -158,7 +158,7 @@ class Dispatcher:
         self._choice = HostChoice(host, self._supply.gate, preview.estimates_on, self._isolation)
         # Read from the rows when first needed.
         self._reported: StoredReasons | None = None
-        self._mark: tuple[object, ...] = ()
+        self._mark: QueueMark | None = None
         self._planned_at = datetime.min.replace(tzinfo=UTC)
 
     def step(self, now: datetime, *, has_room: bool = True) -> list[Attempt]:
@@ -174,6 +174,9 @@ class Dispatcher:
         for _ in range(TRIES):
             placed = self._plan(now)
             if placed is not None:
+                # What this plan itself changed is no reason for another one.
+                started = [attempt.job_id for attempt in placed]
+                self._mark = queue_facts.mark_without(self._mark, started)
                 return placed
             self._mark = queue_facts.queue_mark()
         return []

@@ -22,7 +22,7 @@ from scheduler.engines.facts import EngineName
 from scheduler.facts.jobs import JobState, NewJob, QueuedJob
 from scheduler.lifecycle.policy import waits
 from scheduler.lifecycle.rows import queue_facts
-from scheduler.lifecycle.rows.queue_facts import UsualDuration
+from scheduler.lifecycle.rows.durations import UsualDuration
 from scheduler.models import Attempt, EngineTask, Job
 from scheduler.planner.forecast import forecast
 from scheduler.planner.forecast.forecast import Estimate, WhatIf

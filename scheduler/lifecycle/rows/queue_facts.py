@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import datetime, timedelta
 from functools import lru_cache
 from typing import Any
@@ -13,100 +12,19 @@ from django.conf import settings
 from django.db import connection
 from django.db.models import Count
 
-from monitor.runtime.facts import TimedCache
 from monitor.runtime.rows.item_isolation import Convert, convert_all
 from monitor.runtime.rows.prepared import MARK, PreparedQuery
 from scheduler.agents.policy import PRIORITY_IN_PLANS
 from scheduler.facts.blockers import Blocker, BlockerCode, Tier
-from scheduler.facts.jobs import JobState, Outcome, QueuedJob, Requirement, RunTime
+from scheduler.facts.jobs import JobState, QueuedJob, Requirement, RunTime
 from scheduler.facts.plans import RunningJob
 from scheduler.lifecycle.policy.waits import Condition, waits
+from scheduler.lifecycle.rows.durations import Durations, UsualDuration
 from scheduler.lifecycle.rows.relations import UnmetDependencies
 from scheduler.models import Attempt, Job
 from scheduler.models.jobs import conditional
-from scheduler.planner.forecast.run_times import EndedJob, expected, history
 from scheduler.planner.matching import version
 from scheduler.quotas import rows as quota_rows
-
-# Enough to judge by, and quickly read.
-NEWEST = 2000
-MIN_JOBS = 3
-RequestKey = tuple[str, str, timedelta | None, timedelta | None]
-REFRESH_AFTER = timedelta(minutes=2)
-
-
-@dataclass(frozen=True, slots=True)
-class UsualDuration:
-    """Median and 90th percentile of the run times of `count` jobs."""
-
-    p50: timedelta
-    p90: timedelta
-    count: int
-
-
-class _EndedJobs:
-    def __init__(self, ended: Sequence[EndedJob]) -> None:
-        self.usual = _by_name(ended)
-        self.history = history(ended)
-        # Many jobs are alike.
-        self.expected: dict[RequestKey, RunTime] = {}
-
-
-class Durations:
-    """Call it with an owner and a job's name; None = too few of them have ended."""
-
-    def __init__(self) -> None:
-        self._load = TimedCache(lambda now: _EndedJobs(_ended()), REFRESH_AFTER)
-        self._ended = _EndedJobs(())
-
-    def refresh(self, now: datetime) -> None:
-        self._ended = self._load(now)
-
-    def __call__(self, owner: str, name: str) -> UsualDuration | None:
-        return self._ended.usual.get((owner, name))
-
-    def expect(
-        self, owner: str, name: str, limit: timedelta | None, estimate: timedelta | None
-    ) -> RunTime:
-        """How long such a job is expected to run."""
-        key = (owner, name, limit, estimate)
-        if key not in self._ended.expected:
-            self._ended.expected[key] = expected(*key, self._ended.history)
-        return self._ended.expected[key]
-
-
-def _ended() -> list[EndedJob]:
-    """The newest that ran to their own end, or to their limit."""
-    over = (Outcome.SUCCEEDED.value, Outcome.TIMED_OUT.value)
-    rows = Job.objects.filter(
-        state=JobState.FINISHED.value, outcome__in=over, started_at__isnull=False
-    ).order_by("-id")
-    columns = ("owner__username", "name", "started_at", "ended_at", "time_limit_s", "estimate_s")
-    return [
-        EndedJob(
-            owner=owner,
-            name=name,
-            took=max(timedelta(), ended - begun),
-            limit=timedelta(seconds=limit) if limit else None,
-            estimate=timedelta(seconds=estimate) if estimate else None,
-        )
-        for owner, name, begun, ended, limit, estimate in rows.values_list(*columns)[:NEWEST]
-        if begun is not None and ended is not None
-    ]
-
-
-def _by_name(ended: Iterable[EndedJob]) -> dict[tuple[str, str], UsualDuration]:
-    took: dict[tuple[str, str], list[timedelta]] = defaultdict(list)
-    for job in ended:
-        took[job.owner, job.name].append(job.took)
-    return {key: usual_duration(times) for key, times in took.items() if len(times) >= MIN_JOBS}
-
-
-def usual_duration(times: list[timedelta]) -> UsualDuration:
-    """The nearest ranks of at least one time."""
-    ranked, count = sorted(times), len(times)
-    return UsualDuration(ranked[(count - 1) // 2], ranked[-(-count * 9 // 10) - 1], count)
-
 
 UNCLEAR = Blocker(code=BlockerCode.JOB_UNCLEAR, tier=Tier.MACHINE)
 CONDITION_COLUMNS = (
@@ -206,7 +124,7 @@ _PLACED = Attempt.objects.filter(ended_at=None).values_list(
     *(f"job__{column}" for column in (*DURATION_COLUMNS, *REQUIREMENT_COLUMNS)),
 )  # fmt: skip
 
-_ALL_WAITING = PreparedQuery(lambda _: _WAITING, MARK)
+_ALL_WAITING: PreparedQuery[int, Row] = PreparedQuery(lambda _: _WAITING, MARK)
 _ALL_PLACED = PreparedQuery(lambda _: _PLACED, MARK)
 
 
@@ -286,6 +204,40 @@ def _queued(row: Row, usual: UsualOf, expect: Expect) -> QueuedJob:
 
 def _name(row: Row) -> str:
     return f"job {row[0]}"
+
+
+class WaitingJobs:
+    """The jobs of `queue` for repeated calls. Only changed rows are converted."""
+
+    def __init__(self, durations: Durations) -> None:
+        self._durations = durations
+        self._version: object = None
+        # The row as the database stores it, and its job.
+        self._known: dict[int, tuple[Row, QueuedJob]] = {}
+
+    def read(self, convert: Convert) -> dict[int, QueuedJob]:
+        """Jobs by number. Those whose rows cannot be converted are left out."""
+        if self._version is not self._durations.version:
+            self._version, self._known = self._durations.version, {}
+        stored = _ALL_WAITING.stored()
+        known, new = {}, []
+        for row in stored:
+            entry = self._known.get(row[0])
+            if entry is not None and entry[0] == row:
+                known[row[0]] = entry
+            else:
+                new.append(row)
+        if new:
+            made = {job.id: job for job in self._converted(new, convert)}
+            known |= {row[0]: (row, made[row[0]]) for row in new if row[0] in made}
+        self._known = known
+        return {row[0]: known[row[0]][1] for row in stored if row[0] in known}
+
+    def _converted(self, stored: list[Row], convert: Convert) -> list[QueuedJob]:
+        usual, expect = self._durations, self._durations.expect
+        rows = _ALL_WAITING.converted(stored)
+        made = convert(rows, _name, lambda row: _queued(row, usual, expect))
+        return [job for _, job in made]
 
 
 def with_waits(
@@ -381,11 +333,24 @@ def _seconds(value: int | None) -> timedelta | None:
 _FROM_WAITING = " FROM scheduler_job WHERE state = 'queued' AND NOT (state = 'finished')"
 
 
-def queue_mark() -> tuple[object, ...]:
+# How many jobs wait, and the sum of their numbers.
+QueueMark = tuple[int, int | None]
+
+
+def queue_mark() -> QueueMark:
     """A cheap value that changes whenever a job enters or leaves the queue."""
     with connection.cursor() as cursor:
         cursor.execute("SELECT COUNT(*), SUM(id)" + _FROM_WAITING)
-        return tuple(cursor.fetchone())
+        count, total = cursor.fetchone()
+        return count, None if total is None else int(total)
+
+
+def mark_without(mark: QueueMark | None, jobs: Collection[int]) -> QueueMark | None:
+    """The mark once these jobs have left the queue."""
+    if mark is None or not jobs:
+        return mark
+    count, total = mark[0] - len(jobs), (mark[1] or 0) - sum(jobs)
+    return (count, total) if count else EMPTY_QUEUE_MARK
 
 
 def waiting_ids() -> set[int]:
@@ -396,4 +361,4 @@ def waiting_ids() -> set[int]:
 
 
 # `queue_mark` of an empty queue.
-EMPTY_QUEUE_MARK = (0, None)
+EMPTY_QUEUE_MARK: QueueMark = (0, None)

@@ -16,7 +16,7 @@ from scheduler.facts.jobs import QueuedJob, Requirement
 from scheduler.facts.plans import PlanPolicy, Throttle
 from scheduler.lifecycle.rows import changes as job_changes
 from scheduler.lifecycle.rows import queue_facts
-from scheduler.lifecycle.rows.queue_facts import usual_duration
+from scheduler.lifecycle.rows.durations import usual_duration
 from scheduler.models import Attempt, Job
 from scheduler.throttle import rows as throttle_rows
 from scheduler.throttle.policy.throttle import ThrottleMemory
