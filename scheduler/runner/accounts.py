@@ -18,6 +18,7 @@ import errno
 import os
 import pwd
 import stat
+import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -31,6 +32,7 @@ NOBODY = "nobody"
 MODELS = "gpucoord-models"
 # Beside those that systemd gives to dynamic users.
 FIRST_UNUSED, LAST_UNUSED = 61_000, 61_183
+SYSTEM_PYTHON = "/usr/bin/python3"
 SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 # What an administrator sets for jobs in the service's environment: locale and libraries. TZ is not
 # among them, as Django sets it; jobs have the machine's time zone.
@@ -134,6 +136,34 @@ def _is_own(person: pwd.struct_passwd, account: str, shared: pwd.struct_passwd |
 def start_folder(account: Account) -> str:
     """The default folder of a job: the account's home, if it exists."""
     return account.home if os.path.isdir(account.home) else "/tmp"  # noqa: PTH112, S108
+
+
+def python_program(program: Path, account: Account) -> list[str]:
+    """How the account starts a program of gpucoord that needs the standard library only.
+
+    The service's Python and the program itself may be in a folder that is closed to the account.
+    """
+    is_own = account.uid in (None, 0)
+    python = sys.executable
+    if not is_own and not _is_open(python) and _is_open(SYSTEM_PYTHON):
+        python = SYSTEM_PYTHON
+    if is_own or _is_open(str(program)):
+        return [python, "-I", str(program)]
+    return [python, "-I", "-c", program.read_text()]
+
+
+@cache
+def _is_open(path: str) -> bool:
+    """Whether any account can read the file, and execute it if it is a program."""
+    try:
+        file = Path(path).resolve(strict=True)
+        folders = {*file.parents, *Path(path).absolute().parents}
+        can_pass = all(folder.stat().st_mode & stat.S_IXOTH for folder in folders)
+        mode = file.stat().st_mode
+    except OSError:
+        return False
+    needed = stat.S_IROTH | (stat.S_IXOTH if mode & stat.S_IXUSR else 0)
+    return can_pass and mode & needed == needed
 
 
 def environment(

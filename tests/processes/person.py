@@ -53,15 +53,22 @@ class Person:
         watch = Stopwatch()
         while text not in self.text:
             assert not watch.has_run(30), f"{text!r} is not in {self.text!r}"
-            if select.select([self._side], [], [], 0.2)[0]:
-                self.text += os.read(self._side, 65536).decode(errors="replace")
+            self._read()
 
     def sees_a_prompt(self) -> None:
         watch = Stopwatch()
         while not self.text.endswith(("$ ", "# ")):
             assert not watch.has_run(30), f"no prompt in {self.text!r}"
-            if select.select([self._side], [], [], 0.2)[0]:
-                self.text += os.read(self._side, 65536).decode(errors="replace")
+            self._read()
+
+    def _read(self) -> None:
+        """What is shown within a moment. The command must not have ended."""
+        if not select.select([self._side], [], [], 0.2)[0]:
+            return
+        try:
+            self.text += os.read(self._side, 65536).decode(errors="replace")
+        except OSError:
+            raise AssertionError(f"the command ended: {self.text!r}") from None
 
     def types(self, keys: str) -> None:
         os.write(self._side, keys.encode())

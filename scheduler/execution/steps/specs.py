@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -281,7 +280,7 @@ class SpecWriter:
             job_id=job.pk,
             attempt=attempt.number,
             nonce=attempt.nonce,
-            argv=_argv(attempt, own),
+            argv=_argv(attempt, own, account),
             cwd=job.cwd or accounts.start_folder(account),
             env=env,
             account=account.name,
@@ -335,7 +334,7 @@ class SpecWriter:
         return min(job.grace_s, thresholds.current(PreemptionPolicy).most_grace_minutes * 60)
 
 
-def _argv(attempt: Attempt, own: OwnFolder) -> list[str]:
+def _argv(attempt: Attempt, own: OwnFolder, account: Account) -> list[str]:
     job = attempt.job
     if job.model_service_id is not None:
         return list(model_inputs.launch(attempt).argv)
@@ -343,7 +342,7 @@ def _argv(attempt: Attempt, own: OwnFolder) -> list[str]:
         return list(job.argv)
     patience_s = thresholds.current(InteractivePolicy).reconnect_minutes * 60
     place = own.given_files(attempt.number).terminal
-    program = [sys.executable, "-I", terminal.__file__]
+    program = accounts.python_program(Path(terminal.__file__), account)
     return [*program, str(place.parent), place.name, str(patience_s), "--", *job.argv]
 
 

@@ -1,6 +1,9 @@
 from __future__ import annotations
 
 import pwd
+import sys
+import tempfile
+from pathlib import Path
 
 import pytest
 
@@ -155,3 +158,32 @@ def test_a_service_whose_uid_has_no_account_runs_jobs_as_that_uid(
     account = account_for("alice", account=None, superuser=False, run_as="auto")
 
     assert (account.name, account.home, account.uid) == ("4711", "/data", None)
+
+
+@pytest.mark.parametrize(
+    ("uid", "mode", "words"),
+    [(None, 0o700, 3), (0, 0o700, 3), (1001, 0o755, 3), (1001, 0o700, 4)],
+)
+def test_an_account_starts_programs_that_are_closed_to_it_by_their_text(
+    uid: int | None, mode: int, words: int
+) -> None:
+    accounts._is_open.cache_clear()
+    with tempfile.TemporaryDirectory() as folder:
+        program = Path(folder) / "program.py"
+        program.write_text("print(7)")
+        program.chmod(0o644)
+        Path(folder).chmod(mode)
+        made = accounts.python_program(program, Account("alice", "/", uid=uid, gid=uid))
+
+    assert len(made) == words
+    assert made[-1] == (str(program) if words == 3 else "print(7)")
+
+
+def test_an_account_starts_the_system_s_python_where_the_service_s_is_closed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(accounts, "_is_open", lambda path: path == accounts.SYSTEM_PYTHON)
+    of = accounts.python_program
+
+    assert of(Path(__file__), Account("alice", "/", uid=1001, gid=1001))[0] == "/usr/bin/python3"
+    assert of(Path(__file__), Account("root", "/"))[0] == sys.executable
