@@ -233,7 +233,7 @@ class WaitingJobs:
         self._known = known
         return {row[0]: known[row[0]][1] for row in stored if row[0] in known}
 
-    def _converted(self, stored: list[Row], convert: Convert) -> list[QueuedJob]:
+    def _converted(self, stored: Sequence[tuple[Any, ...]], convert: Convert) -> list[QueuedJob]:
         usual, expect = self._durations, self._durations.expect
         rows = _ALL_WAITING.converted(stored)
         made = convert(rows, _name, lambda row: _queued(row, usual, expect))
