@@ -89,8 +89,7 @@ def record_history(snapshots: Iterable[Snapshot]) -> int:
 def newest(host: str | None = None) -> Snapshot | None:
     """The newest snapshot of `host`, or of whichever host has the newest."""
     rows = _latest_rows() if host is None else _latest_rows_of(host)
-    row = max(rows, key=lambda row: row.at, default=None)
-    return _readable(row) if row else None
+    return _readable(max(rows, key=lambda row: row.at)) if rows else None
 
 
 # Of each host: the text that was decoded last, and its snapshot, which never changes.
