@@ -15,6 +15,7 @@ from gpucoord_site.models import ExternalLogin
 from monitor.accounts.rows import os_accounts
 from monitor.facts.accounts import FIRST_USER_UID
 from monitor.journal.rows import audit
+from scheduler.facts.model_services import OWNER
 
 logger = logging.getLogger(__name__)
 
@@ -41,6 +42,8 @@ def create(
         UnicodeUsernameValidator()(username)
     except ValidationError:
         raise NotAccepted(f"{username[:150]!r} can't be a user name") from None
+    if username == OWNER:
+        raise NotAccepted(f"the user {OWNER} stands for model services")
     if len(username) > 150 or not 0 < len(subject) <= 255:
         raise NotAccepted("the name or the subject is too long")
     user = User(username=username, date_joined=now)

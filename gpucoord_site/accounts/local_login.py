@@ -29,6 +29,7 @@ from monitor.accounts.probes import PeerReader, credentials
 from monitor.accounts.rows import os_accounts, tokens
 from monitor.facts.accounts import LocalAccounts, LocalRule, Peer
 from monitor.journal.rows import audit
+from scheduler.facts.model_services import OWNER
 
 TOKEN, LINK = "token", "link"
 LIVES = timedelta(minutes=10)
@@ -207,6 +208,8 @@ def _user(peer: Peer, rule: LocalRule, config: Config, now: datetime) -> User:
         return admin
     # The policy refused accounts without a name.
     account = peer.account or ""
+    if account == OWNER:
+        raise Refused(f"The account {OWNER} runs model servers, which are no users.")
     if rule.accounts is LocalAccounts.KNOWN:
         user = os_accounts.user_of(account)
         if user is None:

@@ -115,6 +115,7 @@ KEPT = frozenset(
     for name in (
         "HOST",
         "PORT",
+        "MODELS_PORT",
         "ALLOWED_HOSTS",
         "LOG",
         "NODE",
@@ -206,6 +207,7 @@ def _run(home: Path, password: str, host: str | None, port: str | None) -> int:
     import django
 
     django.setup()
+    from gpucoord_site.demo.activity import active
     from gpucoord_site.service.startup import in_a_child, start
     from gpucoord_site.service.startup_checks import UnableToStart
 
@@ -227,4 +229,5 @@ def _run(home: Path, password: str, host: str | None, port: str | None) -> int:
     admin = os.environ.get("GPUCOORD_ADMIN_USER") or "admin"
     print("A simulated server: every figure is made up, and nothing stays when it ends.")
     print(f"Log in as {admin} (operator) or alice (user); the password of both: {password}")
-    return start(host=host, port=port)
+    with active(home):
+        return start(host=host, port=port)

@@ -19,6 +19,7 @@ from gpucoord_site.config.settings import Config
 from gpucoord_site.demo import past_month
 from gpucoord_site.demo.batches import seed_batch, seed_idle_work
 from gpucoord_site.demo.jobs import SUBMITTED_JOBS, seed_quotas, seed_windows
+from gpucoord_site.demo.model_services import seed_models
 from gpucoord_site.demo.past import PEOPLE, PastJob, history, log_of, past_jobs
 from gpucoord_site.demo.usage import PastUsage
 from monitor.facts.readings import Snapshot
@@ -78,6 +79,7 @@ def _seed(config: Config, home: Path, password: str, now: datetime) -> None:
         submit(request, users[wish.owner], now - timedelta(seconds=wish.waited_s))
     seed_batch(users[config.admin_user], home, config.node, now)
     seed_idle_work(users, home, now)
+    seed_models(users, scenario.uuids, home, now)
 
 
 def people(admin: str, password: str) -> dict[str, User]:

@@ -71,17 +71,16 @@ def _orphaned(f: Finding, i: OpenIncident, lasts: str) -> str:
 
 
 def _empty(f: Finding, i: OpenIncident, lasts: str) -> str:
-    job = f"job {f.job_ref} ({_person(f)})"
-    return f"Booked but empty: {job} has had no process on {_gpus(f)} for {lasts}"
+    return f"Booked but empty: {_job(f)} has had no process on {_gpus(f)} for {lasts}"
 
 
 def _unused(f: Finding, i: OpenIncident, lasts: str) -> str:
-    return f"Booked GPUs unused: job {f.job_ref} ({_person(f)}) has not used {_gpus(f)} for {lasts}"
+    return f"Booked GPUs unused: {_job(f)} has not used {_gpus(f)} for {lasts}"
 
 
 def _over(f: Finding, i: OpenIncident, lasts: str) -> str:
     return (
-        f"More memory than booked: job {f.job_ref} ({_person(f)}) holds {gib(f.memory_bytes)} on"
+        f"More memory than booked: {_job(f)} holds {gib(f.memory_bytes)} on"
         f" {_gpu(f)} for {lasts}; it requested {gib(f.booked_bytes)}"
     )
 
@@ -192,6 +191,10 @@ def _subject(f: Finding) -> str:
         return _person(f)
     more = f" and {f.processes - 1} more" if f.processes > 1 else ""
     return f"{process.program or 'a process'} (PID {process.pid}, {_person(f)}){more}"
+
+
+def _job(f: Finding) -> str:
+    return f"model {f.model} (job {f.job_ref})" if f.model else f"job {f.job_ref} ({_person(f)})"
 
 
 def _person(f: Finding) -> str:

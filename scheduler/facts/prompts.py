@@ -32,6 +32,8 @@ class PromptType(StrEnum):
 DEFAULT_PRIORITY = 3
 # A prompt whose instances fail this many times fails itself.
 MOST_ATTEMPTS = 3
+# A restart of gpucoord is no failure of the prompt, unless the prompt may be what ends it.
+MOST_RESTARTS = 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,6 +95,7 @@ class WaitCode(StrEnum):
     PLACE_RESERVED = "place_reserved"
     MODEL_FAILED = "model_failed"
     BATCH_EXCLUSIVE = "batch_exclusive"
+    MODEL_DISABLED = "model_disabled"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

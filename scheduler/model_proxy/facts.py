@@ -57,10 +57,15 @@ class ModelRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """Sizes of the endpoint, in bytes. body_s: the time in which a body must arrive."""
+    """Limits of the endpoint; sizes in bytes. body_s: the time in which a body must arrive.
+
+    A user gets a part of the connections and of the memory, so that others find some.
+    """
 
     body: int = 16 * 1024**2
     body_s: float = 60.0
     # Of all requests that arrive, wait or run.
     all_bodies: int = 256 * 1024**2
+    bodies_of_user: int = 64 * 1024**2
+    requests_of_user: int = 100
     header: int = 16 * 1024

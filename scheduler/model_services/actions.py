@@ -17,9 +17,11 @@ from scheduler.model_services import rows
 from scheduler.model_services.policy import services as policy
 from scheduler.model_services.steps import effects
 from scheduler.models import ModelService
+from scheduler.prompts import rows as prompts
 
 ACCOUNT_SENTENCE = "Only administrators may choose the account of a model service."
 TAKEN = "There is a model service {name} already."
+NAME_STAYS = "The name can't be changed, as clients and prompts use it. Add another service."
 # Columns that an operator sets; the others are written by gpucoord.
 COLUMNS = (
     "name", "enabled", "argv", "health_path", "api_base_path", "gpus", "memory_mib", "on_gpus",
@@ -49,11 +51,12 @@ def change(row: ModelService, values: Mapping[str, Any], by: User, now: datetime
 
 @transaction.atomic
 def remove(row: ModelService, by: User, now: datetime) -> None:
-    """Delete a service; the jobs of its instances are cancelled."""
+    """Delete a service; its open prompts fail, and the jobs of its instances are cancelled."""
     subject, before = _subject(row), values_of(row)
     for instance in rows.open_instances().filter(service=row):
         if instance.job_id is not None:
             job_queue.request_cancel(instance.job_id, by.get_username(), now)
+    prompts.fail_open(row.name, f"{by.get_username()} removed the model {row.name}.", now)
     row.delete()
     audit.note(
         "MODEL_REMOVED",
@@ -125,6 +128,7 @@ def problems(row: ModelService, values: Mapping[str, Any], by: User) -> list[tup
     return [
         *_refused(row, values, by),
         *policy.problems(after),
+        *([("name", NAME_STAYS)] if row.pk and after["name"] != row.name else []),
         *_gpu_problems(after["gpus"], after["on_gpus"]),
         *([("name", TAKEN.format(name=after["name"]))] if taken else []),
     ]

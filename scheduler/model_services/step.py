@@ -100,6 +100,7 @@ class ModelStep:
         changed = [view.row.name for view, is_changed in done if is_changed]
         if changed:
             wake("live")
+            wake("models")
         return changed
 
     def _show_phases(self, views: list[ServiceView]) -> None:

@@ -158,6 +158,9 @@ def _new(body: NewPromptBody) -> NewPrompt:
         messages = [{"role": "user", "content": body.prompt or ""}]
     else:
         messages = [message.model_dump() for message in body.messages]
+        if sum(len(message.content) for message in body.messages) > LONGEST_TEXT:
+            text = f"The messages together may have at most {LONGEST_TEXT} characters."
+            raise InvalidInput([("messages", text)])
     if holds_unstorable([messages, body.parameters]):
         raise InvalidInput([("messages", "The text has a character that can't be stored.")])
     return NewPrompt(

@@ -22,6 +22,7 @@ from monitor.thresholds import rows as thresholds
 from monitor.usage.rows.pruning import RetentionPeriods
 from scheduler.facts.prompts import (
     MOST_ATTEMPTS,
+    MOST_RESTARTS,
     OPEN,
     WITH_INSTANCE,
     Answer,
@@ -59,13 +60,20 @@ def create(new: NewPrompt, owner: User, now: datetime) -> Prompt:
 def waiting(most: int) -> list[Prompt]:
     """Prompts without an instance, about `most`: of each user the first by priority and creation.
 
-    A long queue of one user does not hide the prompts of others.
+    A long queue of one user does not hide the prompts of others. Their texts are not read: they
+    may be long, and this is asked for every second.
     """
     rows = Prompt.objects.filter(status=PromptStatus.QUEUED.value)
     owners = rows.order_by().values("owner").distinct().count()
     place = Window(RowNumber(), partition_by="owner", order_by=("-priority", "id"))
     first = rows.annotate(place=place).filter(place__lte=max(1, most // max(1, owners)))
-    return list(first.select_related("owner").order_by("owner", "place"))
+    texts = ("messages", "parameters", "result", "error")
+    return list(first.select_related("owner").defer(*texts).order_by("owner", "place"))
+
+
+def texts(prompt_id: int) -> Prompt:
+    """A prompt with its messages and parameters. Raises Prompt.DoesNotExist."""
+    return Prompt.objects.only("model", "messages", "parameters").get(pk=prompt_id)
 
 
 def waiting_of(owner: User) -> int:
@@ -140,16 +148,21 @@ def recover(host: str, worker: str, in_hand: Sequence[int], now: datetime) -> in
     """
     mine = Prompt.objects.filter(host=host, status__in=_WITH_INSTANCE)
     lost = mine.exclude(worker=worker, pk__in=in_hand)
-    return _put_back(lost, "gpucoord was restarted while an instance answered", now)
+    # A look needs no lock of the database; it is repeated every second.
+    if not lost.exists():
+        return 0
+    reason = "gpucoord was restarted while an instance answered"
+    return _put_back(lost, reason, now, most=MOST_RESTARTS)
 
 
-def _put_back(rows: QuerySet[Prompt], reason: str, now: datetime) -> int:
-    is_last = When(attempt__gte=MOST_ATTEMPTS, then=Value(PromptStatus.FAILED.value))
-    text = f"{reason[:1900]} ({MOST_ATTEMPTS} attempts)"
+def _put_back(rows: QuerySet[Prompt], reason: str, now: datetime, most: int = MOST_ATTEMPTS) -> int:
+    """Let prompts wait again; those with `most` attempts fail."""
+    is_last = When(attempt__gte=most, then=Value(PromptStatus.FAILED.value))
+    text = f"{reason[:1900]} ({most} attempts)"
     return rows.update(
         status=Case(is_last, default=Value(PromptStatus.QUEUED.value)),
-        finished_at=Case(When(attempt__gte=MOST_ATTEMPTS, then=Value(now))),
-        error=Case(When(attempt__gte=MOST_ATTEMPTS, then=Value(text)), default=Value("")),
+        finished_at=Case(When(attempt__gte=most, then=Value(now))),
+        error=Case(When(attempt__gte=most, then=Value(text)), default=Value("")),
         result="",
         started_at=None,
         first_token_at=None,
@@ -166,10 +179,14 @@ def cancel(prompt: Prompt, by: str, now: datetime) -> bool:
     return bool(done)
 
 
-def is_current(prompt_id: int, attempt: int) -> bool:
-    """Whether the attempt still has the prompt: it may have been cancelled."""
-    rows = Prompt.objects.filter(pk=prompt_id, attempt=attempt, status__in=_WITH_INSTANCE)
-    return rows.exists()
+def fail_open(model: str, reason: str, now: datetime) -> int:
+    """End all prompts to a model that have no answer yet, with the reason. Returns their number."""
+    rows = Prompt.objects.filter(model=model, status__in=_OPEN)
+    ended = rows.update(status=PromptStatus.FAILED.value, error=reason, finished_at=now)
+    if ended:
+        wake(WAKE)
+        wake("live")
+    return ended
 
 
 def explain(waits: Mapping[int, str]) -> None:

@@ -15,6 +15,8 @@ def sentence(wait: Wait) -> str:
     place = f"position {wait.position}"
     if wait.code is WaitCode.MODEL_BOOTS:
         return f"model boots, {_ready(wait.ready_in_s)}, {place}"
+    if wait.code is WaitCode.MODEL_DISABLED:
+        return f"an operator has disabled the model, {place}"
     if wait.code is WaitCode.MODEL_WAITS_FOR_GPU:
         return f"model waits for a free GPU, {place}"
     if wait.code is WaitCode.PLACE_RESERVED:

@@ -1,26 +1,37 @@
 """The endpoint for language models: added time to the first byte, CPU of streams, a slow reader.
 
     python -m tests.bench.bench_endpoint
+    python -m tests.bench.bench_endpoint live
 
 The test server, the clients and the endpoint share the machine. Direct and proxied requests take
-turns, so that both see the same load.
+turns, so that both see the same load. `live` measures the live view of a whole service while
+streams run, and without them, in turns.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
+import pwd
+import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from statistics import median
+from statistics import median, quantiles
+from subprocess import Popen
 from tempfile import TemporaryDirectory
 
 import httpx
 
-from tests.processes.model_stand import ModelStand, model_stand
+from tests.bench.bench_live import running, watch
+from tests.processes.model_stand import SERVER, ModelStand, model_stand
+from tests.processes.service import Service, token, wait_until
 
 HELLO = {"model": "m", "messages": [{"role": "user", "content": "hello"}], "stream": True}
 PAIRS, STREAMS, CHUNKS_PER_S, SECONDS = 200, 50, 40, 10
+# Of the live view.
+ROUNDS, VIEWERS, WATCHED_S = 3, 20, 20
 
 
 async def first_byte_s(client: httpx.AsyncClient, url: str, headers: dict[str, str]) -> float:
@@ -91,6 +102,68 @@ def slow_reader(stand: ModelStand) -> None:
     print(f"a client that does not read 200 MB: +{grown:.0f} MiB (wanted: below 20)")
 
 
+def live_view() -> None:
+    """Sample -> viewer, p99: with STREAMS streams and without, ROUNDS times in turns."""
+    with running(8) as service:
+        url, headers = add_model(service)
+        delays: dict[bool, list[float]] = {False: [], True: []}
+        for _ in range(ROUNDS):
+            for has_streams in (False, True):
+                with streams(url, headers) if has_streams else nullcontext():
+                    viewers, _ = asyncio.run(watch(service, VIEWERS, WATCHED_S))
+                delays[has_streams] += [delay for viewer in viewers for delay in viewer.delays]
+        remove_model(service, headers)
+    plain, beside = (quantiles(delays[key], n=100, method="inclusive") for key in (False, True))
+    for name, cuts in (("without", plain), ("with", beside)):
+        print(f"live view {name} {STREAMS} streams: p50 {1000 * cuts[49]:.1f} ms,"
+              f" p99 {1000 * cuts[98]:.1f} ms")  # fmt: skip
+    print(f"p99 with / without: {beside[98] / plain[98]:.2f} (wanted: at most 1.2)")
+
+
+def add_model(service: Service) -> tuple[str, dict[str, str]]:
+    """A service with a ready instance; the address of the endpoint and the headers for it."""
+    headers = {"Authorization": f"Bearer {token(service)}"}
+    command = [sys.executable, str(SERVER), "--port", "{port}"]
+    fields = {"name": "m", "command": command, "gpus": 0, "concurrency": 100, "min_instances": 1,
+              "account": pwd.getpwuid(os.geteuid()).pw_name}  # fmt: skip
+    with httpx.Client(base_url=f"{service.address}api/", headers=headers, timeout=60) as client:
+        client.post("models/", json=fields).raise_for_status()
+        url: str = wait_until(lambda: client.get("models/").json()["base_url"], 30, "an endpoint")
+        wait_until(lambda: client.get("models/m/").json()["state"] == "ready", 30, "readiness")
+    return url, headers
+
+
+def remove_model(service: Service, headers: dict[str, str]) -> None:
+    httpx.delete(f"{service.address}api/models/m/", headers=headers).raise_for_status()
+    time.sleep(3)
+
+
+@contextmanager
+def streams(url: str, headers: dict[str, str]) -> Iterator[None]:
+    """STREAMS streams, read by a process of its own, until the context ends."""
+    with Popen([sys.executable, "-m", "tests.bench.bench_endpoint", "read", url,
+                headers["Authorization"]]) as process:  # fmt: skip
+        time.sleep(3)
+        yield
+        process.terminate()
+
+
+async def read_streams(url: str, authorization: str) -> None:
+    body = HELLO | {"tokens": 100_000, "interval_s": 1 / CHUNKS_PER_S}
+
+    async def read(client: httpx.AsyncClient) -> None:
+        headers = {"Authorization": authorization}
+        async with client.stream(
+            "POST", f"{url}/chat/completions", headers=headers, json=body
+        ) as answer:
+            async for _ in answer.aiter_raw():
+                pass
+
+    limits = httpx.Limits(max_connections=None)
+    async with httpx.AsyncClient(timeout=120, limits=limits) as client:
+        await asyncio.gather(*(read(client) for _ in range(STREAMS)))
+
+
 def cpu_s(pid: int) -> float:
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
@@ -103,6 +176,12 @@ def rss_mib(pid: int) -> float:
 
 
 def main() -> None:
+    if sys.argv[1:2] == ["live"]:
+        live_view()
+        return
+    if sys.argv[1:2] == ["read"]:
+        asyncio.run(read_streams(*sys.argv[2:]))
+        return
     with TemporaryDirectory() as folder, model_stand(Path(folder) / "data") as stand:
         stand.sql("UPDATE scheduler_modelservice SET concurrency = 100")
         port = stand.serve("--tokens", "3")

@@ -5,7 +5,7 @@
 A request's own fields `tokens`, `interval_s` and `fault` replace the options. Faults: `crash` (the
 process ends before the answer), `crash_within` (in the middle of it), `hang` (no answer), `busy`
 (503), `refuse` (400). GET /stats counts the requests. POST /sleep and /wake_up change what
-/is_sleeping says; with --lies, asleep it keeps what it holds.
+/is_sleeping says; with --lies, asleep it keeps what it holds. With --stays, it ignores SIGTERM.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import argparse
 import asyncio
 import json
 import os
+import signal
 import sys
 import time
 from collections import Counter
@@ -199,11 +200,14 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--fault", default="")
     parser.add_argument("--hold-mib", type=int, default=0)
     parser.add_argument("--lies", action="store_true")
+    parser.add_argument("--stays", action="store_true")
     return parser.parse_args()
 
 
 async def main() -> None:
     options = _options()
+    if options.stays:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
     server = await asyncio.start_server(
         ModelServer(options).connected, "127.0.0.1", options.port, limit=64 * 1024**2
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import subprocess
 import threading
@@ -14,6 +15,7 @@ import httpx
 import pytest
 from openai import APIStatusError, OpenAI
 
+from scheduler.model_proxy.facts import Limits
 from tests.pace import LONGEST_S
 from tests.processes.model_stand import ModelStand, model_stand, stats
 from tests.processes.service import wait_until
@@ -241,6 +243,32 @@ def test_a_body_that_is_too_large_is_refused(stand: ModelStand) -> None:
     )
 
     assert answer.status_code == 413
+
+
+async def test_a_user_with_many_open_requests_leaves_places_for_others(stand: ModelStand) -> None:
+    stand.add_instance(1, "booting", ready_in_s=85)
+    stand.start_endpoint()
+    limit = Limits().requests_of_user
+    bob = {"Authorization": f"Bearer {stand.tokens['bob']}", "Prefer": "wait=1"}
+    async with httpx.AsyncClient(
+        base_url=stand.url, timeout=LONGEST_S, limits=httpx.Limits(max_connections=None)
+    ) as many:
+
+        async def wait() -> httpx.Response:
+            return await many.post("/chat/completions", headers=stand.headers, json=HELLO)
+
+        flood = [asyncio.create_task(wait()) for _ in range(limit + 20)]
+        refused, waiting = set(), set(flood)
+        while len(refused) < 20:
+            ended, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+            refused |= ended
+        other = await many.post("/chat/completions", headers=bob, json=HELLO)
+        for one in waiting:
+            one.cancel()
+
+    assert {one.result().status_code for one in refused} == {429}
+    assert len(waiting) == limit
+    assert other.status_code == 503
 
 
 def test_a_slow_reader_costs_little_memory(stand: ModelStand) -> None:

@@ -59,6 +59,11 @@ class TestLogin:
             login(peer("alice"), ANY, CONFIG, NOW)
         assert not OsAccount.objects.exists()
 
+    def test_the_account_of_model_servers_gets_no_user(self) -> None:
+        with pytest.raises(Refused, match="runs model servers"):
+            login(peer("gpucoord-models"), ANY, CONFIG, NOW)
+        assert not User.objects.exists()
+
     def test_known_creates_no_one(self, alice: User) -> None:
         rule = parse_rule("known")
 

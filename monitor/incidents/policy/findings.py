@@ -86,7 +86,7 @@ class Finding:
 
     since_t: begin. pct: the measure of the rule now, mean_pct since the begin, peak_pct its
     maximum. expected_pct, measured_pct: shares of the machine. coverage: 0..1. gpus: indices if
-    there are several.
+    there are several. model: the name of the model service that the job serves; "" = none.
     """
 
     rule: str
@@ -110,6 +110,7 @@ class Finding:
     gpu_minutes: float | None = None
     processes: int = 1
     gpus: tuple[int, ...] = ()
+    model: str = ""
 
     @property
     def owner(self) -> str | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from monitor.facts.claims import ASLEEP, ClaimKind
 from monitor.facts.formats import GIB
 from monitor.incidents.facts import CLAIMED_EMPTY, EXTRA_GPUS, OVER_MEMORY, UNCLAIMED, UNUSED_GPUS
 from monitor.incidents.policy.findings import (
@@ -38,6 +39,9 @@ def _empty(
     part: Group, ref: str, inputs: RuleInput, seconds: float, hogs: GpuTimePolicy
 ) -> EmptyBooking | None:
     """The booking if it has had no process for `seconds` with sufficient coverage; else None."""
+    if part.claim is not None and part.claim.phase == ASLEEP:
+        # A sleeping model has left its GPU on purpose.
+        return None
     booking = inputs.empty.get((ref, part.gpu.uuid))
     if booking is None or inputs.t - booking.since_t < seconds:
         return None
@@ -193,6 +197,8 @@ def _of_job(
 ) -> Finding:
     first = min(parts, key=lambda part: part.gpu.index)
     owner = next((part.claim.owner for part in parts if part.claim), None)
+    claim = first.claim
+    model = claim.task if claim is not None and claim.kind is ClaimKind.LLM else ""
     processes = [process for part in parts for process in part.processes]
     return Finding(
         rule=rule,
@@ -210,4 +216,5 @@ def _of_job(
         booked_bytes=booked_bytes,
         processes=len(processes),
         gpus=tuple(sorted(part.gpu.index for part in parts)),
+        model=model,
     )

@@ -106,7 +106,7 @@ class ModelEvictions:
     def step(self, now: datetime) -> list[str]:
         """Returns the names of the models that leave."""
         loaded = rows.loaded_on(self._host)
-        if not loaded or any(rows.leaves(row) for row in loaded):
+        if not loaded or any(rows.leaves(row, now) for row in loaded):
             return []
         policy = thresholds.current(EvictionPolicy)
         candidates = [rows.candidate(row, now) for row in loaded]

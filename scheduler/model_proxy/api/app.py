@@ -6,6 +6,7 @@ import asyncio
 import json
 import logging
 import re
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Mapping, MutableMapping
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -52,7 +53,8 @@ class ModelEndpoint:
     ) -> None:
         self._host, self._rate_limit, self._companion = host, rate_limit, companion
         self._limits = limits
-        self._held_bytes = 0
+        self._held_bytes: Counter[int] = Counter()
+        self._open: Counter[int] = Counter()
         self._faults = FaultLog(logger)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -142,7 +144,7 @@ class ModelEndpoint:
         caller = await self._caller(scope, headers)
         if not caller.may_submit:
             raise Refused(403, NO_SCOPE, code="missing_scope")
-        with self._hold() as hold:
+        with self._hold(caller.user_id) as hold:
             try:
                 async with asyncio.timeout(self._limits.body_s):
                     body = await self._body(headers, receive, hold)
@@ -155,22 +157,30 @@ class ModelEndpoint:
             await _until_client_leaves(receive, exchange.run(request, caller))
 
     @contextmanager
-    def _hold(self) -> Iterator[Hold]:
-        """Counts the memory of a request until it is answered."""
-        held = 0
+    def _hold(self, user: int) -> Iterator[Hold]:
+        """Counts a request and its memory until it is answered. Raises Refused."""
+        held, limits = 0, self._limits
+        if self._open[user] >= limits.requests_of_user:
+            text = f"{limits.requests_of_user} of your requests are open. Try again later."
+            raise _too_many(text, "too_many_open", 5)
 
         def hold(size: int) -> None:
             nonlocal held
             held += size
-            self._held_bytes += size
-            if self._held_bytes > self._limits.all_bodies:
+            self._held_bytes[user] += size
+            if self._held_bytes[user] > limits.bodies_of_user:
+                text = "Your requests in progress take too much memory. Try again later."
+                raise _too_many(text, "too_much_memory", 5)
+            if self._held_bytes.total() > limits.all_bodies:
                 text = "The requests in progress take too much memory. Try again later."
                 raise Refused(503, text, type_="server_error", retry_after_s=5)
 
+        self._open[user] += 1
         try:
             yield hold
         finally:
-            self._held_bytes -= held
+            _take_from(self._held_bytes, user, held)
+            _take_from(self._open, user, 1)
 
     def _admit(self, request: ModelRequest, caller: Caller) -> None:
         """Raises Refused."""
@@ -212,6 +222,13 @@ class ModelEndpoint:
             if size > most:
                 raise too_large
         return b"".join(pieces)
+
+
+def _take_from(counter: Counter[int], user: int, size: int) -> None:
+    """Users without requests are forgotten."""
+    counter[user] -= size
+    if not counter[user]:
+        del counter[user]
 
 
 async def _until_client_leaves(receive: Receive, work: Awaitable[None]) -> None:

@@ -28,9 +28,11 @@ class Outlet:
         self._send = send
         self.is_begun = False
         self.has_body = False
+        self._is_stream = False
 
     async def begin(self, status: int, content_type: str, **headers: str) -> None:
         self.is_begun = True
+        self._is_stream = content_type.startswith("text/event-stream")
         named = {
             "content-type": content_type,
             "cache-control": "no-store",
@@ -55,7 +57,12 @@ class Outlet:
         )
 
     async def refuse(self, refused: Refused) -> None:
-        """An error answer, or an error event in a stream that has begun."""
+        """An error answer, or an error event in a stream that has begun.
+
+        Another answer that has begun just ends, incomplete, so that its connection is closed.
+        """
+        if self.is_begun and not self._is_stream:
+            return
         if self.is_begun:
             await self.piece(openai.error_event(refused))
         else:

@@ -36,6 +36,8 @@ LOOK_EVERY_S = 1.0
 MOST_AT_ONCE = 200
 # An answer that grows is stored this often, for viewers.
 STORE_EVERY_S = 0.5
+# Reasons of waiting prompts are stored this often: the seconds in them change all the time.
+EXPLAIN_EVERY_S = 2.0
 logger = logging.getLogger(__name__)
 
 
@@ -58,6 +60,7 @@ class PromptWorker:
         self._host, self._name = book.host, secrets.token_hex(8)
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._places: dict[int, Place] = {}
+        self._explains_t = 0.0
         self._faults = FaultLog(logger)
 
     async def run(self) -> None:
@@ -102,11 +105,19 @@ class PromptWorker:
             if id_ not in listed and place is not None and not place.taken.done():
                 # Cancelled, or taken by another host.
                 task.cancel()
+        await self._explain(waiting)
+
+    async def _explain(self, waiting: list[Prompt]) -> None:
+        """Store why prompts wait, where that is news."""
+        now_t = time.monotonic()
+        if now_t < self._explains_t:
+            return
         reasons = {row.pk: self._why(row.pk)[: rows.LONGEST_REASON] for row in waiting}
         news = {
             row.pk: reasons[row.pk] for row in waiting if reasons[row.pk] not in ("", row.waits_for)
         }
         if news:
+            self._explains_t = now_t + EXPLAIN_EVERY_S
             await self._attempt(lambda: rows.explain(news))
 
     def _why(self, prompt_id: int) -> str:
@@ -163,11 +174,13 @@ class PromptWorker:
 
     async def _ask(self, row: Prompt, attempt: int, place: Place, stall_s: float) -> Answer:
         instance = place.taken.result()
-        body = request_body(row)
+        body = request_body(await self._db(lambda: rows.texts(row.pk)))
         reader, counter = EventReader(), TokenCounter(request_bytes=len(body))
         async with self._upstream.post(instance, "chat/completions", body, stall_s) as reply:
             if reply.status >= 400:
                 text = error_text(await reply.error_body())
+                if reply.status >= 500:
+                    raise InstanceFailed(f"its server answered {reply.status}: {text}")
                 raise PromptFailed(f"The model's server refused it ({reply.status}): {text}")
             await self._read(row.pk, attempt, place, reply, reader, counter)
         if reader.error:

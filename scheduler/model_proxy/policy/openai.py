@@ -22,6 +22,8 @@ _PROMPT_TOKENS = re.compile(rb'"prompt_tokens"\s*:\s*(\d{1,12})')
 _ANSWER_TOKENS = re.compile(rb'"completion_tokens"\s*:\s*(\d{1,12})')
 # Where servers put the usage: at the end, or before the data of embeddings.
 HEAD, TAIL = 4096, 16_384
+# A longer event is no event of a chat; longer answers are cut.
+LONGEST_EVENT, LONGEST_ANSWER = 1024**2, 4 * 1024**2
 # A token of English text has about this many bytes.
 BYTES_PER_TOKEN = 4
 
@@ -130,10 +132,14 @@ class TokenCounter:
 
 
 class EventReader:
-    """The text of an answer from the events of a stream of chat completions."""
+    """The text of an answer from the events of a stream of chat completions.
+
+    Its memory is bounded by LONGEST_EVENT and LONGEST_ANSWER, whatever the server sends.
+    """
 
     def __init__(self) -> None:
         self._rest = b""
+        self._size = 0
         self.text: list[str] = []
         self.error = ""
         self.is_done = False
@@ -141,6 +147,8 @@ class EventReader:
     def feed(self, chunk: bytes) -> None:
         lines = (self._rest + chunk).split(b"\n")
         self._rest = lines.pop()
+        if len(self._rest) > LONGEST_EVENT:
+            self._rest, self.error = b"", "The model's server sent an event that is too long."
         for line in lines:
             if line.startswith(b"data:"):
                 self._event(line[5:].strip())
@@ -155,7 +163,8 @@ class EventReader:
                 self.error = error_text(data)
             for choice in event.get("choices") or ():
                 piece = (choice.get("delta") or {}).get("content")
-                if isinstance(piece, str):
+                if isinstance(piece, str) and self._size < LONGEST_ANSWER:
+                    self._size += len(piece)
                     self.text.append(piece)
                 if choice.get("finish_reason"):
                     self.is_done = True

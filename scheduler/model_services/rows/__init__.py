@@ -261,6 +261,8 @@ def too_old(keep: RetentionPeriods, now: datetime) -> Iterator[QuerySet[Model]]:
     yield ModelHour.objects.filter(at__lt=now - keep.minutes)
 
 
+# Requests in flight end, the server sleeps, and the driver's figures are read.
+LEAVES_FOR = timedelta(minutes=5)
 LEAVING = (InstanceState.DRAINING.value, InstanceState.COOLING.value)
 HOLDS_GPUS = (InstanceState.READY.value, InstanceState.SLEEPING.value, *LEAVING)
 WEEKS = 4
@@ -276,8 +278,13 @@ def loaded_on(host: str) -> list[ModelInstance]:
     return list(rows.select_related("service").prefetch_related("service__boots").order_by("pk"))
 
 
-def leaves(row: ModelInstance) -> bool:
-    """Whether an instance is giving its GPU memory back."""
+def leaves(row: ModelInstance, now: datetime) -> bool:
+    """Whether an instance is giving its GPU memory back.
+
+    One that can't end does not delay others for longer than LEAVES_FOR.
+    """
+    if now - row.since > LEAVES_FOR:
+        return False
     is_measured = row.state != InstanceState.SLEEPING.value or row.left_bytes is not None
     return row.state in LEAVING or not is_measured
 

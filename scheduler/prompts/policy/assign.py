@@ -69,6 +69,8 @@ def _wait(request: Request, service: Service, position: int, *, is_reserved: boo
     ready_in_s = min(known_s, default=None)
     if is_reserved:
         code = WaitCode.PLACE_RESERVED
+    elif not service.is_enabled:
+        code = WaitCode.MODEL_DISABLED
     elif ready:
         code = WaitCode.INSTANCES_BUSY
     elif known_s:

@@ -109,6 +109,28 @@ def test_a_job_with_more_memory_than_requested_is_reported() -> None:
     assert "it requested 10.0 GiB" in trace.texts[OVER_MEMORY]
 
 
+def test_a_model_with_more_memory_than_it_was_placed_with_is_reported_by_its_name() -> None:
+    placed = claim("4", memory_bytes=20 * GIB, kind=ClaimKind.LLM, task="qwen2.5:7b", phase="ready")
+    trace = Trace(claims=[placed])
+    trace.play(6, lambda minute: [of_job(memory_bytes=26 * GIB)])
+    assert trace.opened == [OVER_MEMORY]
+    assert trace.texts[OVER_MEMORY].startswith(
+        "More memory than booked: model qwen2.5:7b (job 4) holds 26.0 GiB on GPU 0"
+    )
+    assert "it requested 20.0 GiB" in trace.texts[OVER_MEMORY]
+
+
+def test_a_model_within_its_placed_memory_is_fine() -> None:
+    placed = claim("4", memory_bytes=20 * GIB, kind=ClaimKind.LLM, task="qwen2.5:7b", phase="ready")
+    trace = Trace(claims=[placed]).play(20, lambda minute: [of_job(memory_bytes=20 * GIB)])
+    assert trace.told == []
+
+
+def test_a_sleeping_model_has_no_empty_booking() -> None:
+    asleep = claim("4", since=NOW, kind=ClaimKind.LLM, task="qwen2.5:7b", phase="sleeping")
+    assert Trace(claims=[asleep]).play(60, lambda minute: []).told == []
+
+
 def test_a_job_that_has_its_gpu_alone_may_take_all_of_it() -> None:
     alone = claim("4", memory_bytes=10 * GIB, exclusive=True)
     trace = Trace(claims=[alone]).play(20, lambda minute: [of_job(memory_bytes=70 * GIB)])

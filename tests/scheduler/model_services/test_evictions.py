@@ -95,6 +95,19 @@ def test_an_evicted_model_is_loaded_again_when_no_job_waits(alice: User) -> None
     assert loaded.service.evicted_at is None
 
 
+def test_an_instance_that_can_not_end_delays_other_evictions_only_for_a_while(
+    alice: User,
+) -> None:
+    box = Box(gpus=2)
+    load(box, "stuck", memory_mib=70 * 1024)
+    load(box, "other", memory_mib=70 * 1024)
+    ModelInstance.objects.filter(service__name="stuck").update(state="cooling", since=box.now)
+    scripts(alice, 6, box.now)
+
+    assert box.step(after_s=100) == []
+    assert [name for _ in range(3) for name in box.step(after_s=110)] == ["other"]
+
+
 @pytest.mark.parametrize("kept", [{"pin": True}, {"role": "brain_primary"}])
 def test_pinned_and_brain_models_stay_whatever_waits(alice: User, kept: dict[str, Any]) -> None:
     box = Box()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pwd
 from datetime import timedelta
 from typing import Any
 
@@ -14,6 +15,7 @@ from monitor.models import AuditEntry
 from scheduler.model_services import rows
 from scheduler.model_services.policy import services as policy
 from scheduler.models import ModelInstance, ModelService
+from scheduler.runner import accounts
 from tests.builders import NOW
 
 pytestmark = pytest.mark.django_db
@@ -238,3 +240,35 @@ def test_an_instance_is_idle_since_its_last_request() -> None:
     row = instance(service(), ready_at=NOW, last_request_at=later)
 
     assert rows.instance_fact(row).idle_since == later
+
+
+def test_boot_times_are_weighted_means_of_each_gpu_model() -> None:
+    small = service()
+    for took_s in (100, 200):
+        row = instance(small, started_boot_at=NOW - timedelta(seconds=took_s))
+        rows.learn_boot(small, row, NOW)
+
+    boot = small.boots.get()
+    assert (boot.gpu_model, boot.boots) == ("", 2)
+    assert boot.boot_s == pytest.approx(130)
+
+
+def test_as_root_an_instance_runs_as_an_account_that_no_user_has(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(accounts.os, "geteuid", lambda: 0)
+    known = {"nobody": (65534, "/nonexistent"), "root": (0, "/root")}
+
+    def entry(name: str) -> Any:
+        if name not in known:
+            return None
+        uid, home = known[name]
+        return pwd.struct_passwd((name, "x", uid, uid, "", home, "/bin/sh"))
+
+    monkeypatch.setattr(accounts, "_entry", entry)
+    default = accounts.account_of_service("", run_as="auto")
+
+    assert default.uid in range(accounts.FIRST_UNUSED, accounts.LAST_UNUSED)
+    assert accounts.account_of_service("root", run_as="auto").uid == 0
+    with pytest.raises(accounts.MissingAccount, match="no OS account vanished"):
+        accounts.account_of_service("vanished", run_as="auto")

@@ -82,6 +82,12 @@ def test_a_failed_start_is_named() -> None:
     )
 
 
+def test_a_request_to_a_disabled_model_says_so() -> None:
+    service = replace(_with(), is_enabled=False, problem="exit code 3")
+
+    assert _words(assign(REQUEST, service, {})) == "an operator has disabled the model, position 1"
+
+
 def test_clients_ask_again_when_the_model_is_ready() -> None:
     assert retry_after_s(assign(REQUEST, _with(_booting()), {}).wait) == 85
     assert retry_after_s(assign(REQUEST, _with(_booting(None)), {}).wait) == 10

@@ -9,6 +9,7 @@ from datetime import datetime
 from pathlib import Path
 from threading import Event, Lock, Thread
 
+from monitor.facts.claims import ASLEEP, ClaimKind
 from monitor.facts.readings import ClaimFact, GpuSweep
 from monitor.sampling.probes.simulated.scenario import Load, Scenario
 from monitor.sampling.probes.simulated.workloads import GIB
@@ -92,6 +93,8 @@ def _lines(path: str) -> list[str]:
 DEFAULT_JOB_GIB = 6.0
 # The heat of a job that has ended lingers this long.
 _REMEMBER_S = 120.0
+# Of the time, a model without requests works this part.
+_WAITING_MODEL_WORKS = 0.02
 
 
 class SimulatedProbe:
@@ -113,7 +116,17 @@ class SimulatedProbe:
     def read(self, now: datetime, claims: Sequence[ClaimFact]) -> GpuSweep:
         self._follow(now.timestamp(), claims)
         paused = self._pauses.parts(x.pid for x in self._loads.values() if x.ended is None)
-        loads = [replace(x, works=1 - paused.get(x.pid, 0.0)) for x in self._loads.values()]
+        waiting = {
+            (claim.job_ref, claim.gpu_uuid)
+            for claim in claims
+            if claim.kind is ClaimKind.LLM and claim.phase in ("ready", ASLEEP)
+        }
+        loads = []
+        for (job, gpu), load in self._loads.items():
+            works = 1 - paused.get(load.pid, 0.0)
+            if (job, self.scenario.uuids[gpu]) in waiting:
+                works *= _WAITING_MODEL_WORKS
+            loads.append(replace(load, works=works))
         return self.scenario.at(now, loads)
 
     def _follow(self, t: float, claims: Sequence[ClaimFact]) -> None:

@@ -1,0 +1,24 @@
+"""The user who owns the jobs of models is no person, also not one of a login service."""
+
+from __future__ import annotations
+
+import pytest
+from django.contrib.auth.models import User
+
+from gpucoord_site.accounts import external_users
+from scheduler.facts.model_services import OWNER
+from scheduler.model_services import rows
+from tests.builders import NOW
+
+pytestmark = pytest.mark.django_db
+
+
+def test_a_login_service_can_not_make_the_owner_of_models() -> None:
+    with pytest.raises(external_users.NotAccepted, match="stands for model services"):
+        external_users.create("ldap", "subject", OWNER, NOW, account=None)
+
+    assert not User.objects.exists()
+
+
+def test_the_owner_of_models_has_no_password() -> None:
+    assert not rows.job_owner().has_usable_password()
