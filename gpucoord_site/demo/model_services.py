@@ -162,8 +162,8 @@ def is_backlog_due(last_at: datetime | None, now: datetime) -> bool:
 
 def submit_backlog(owner: User, home: Path, now: datetime) -> list[Job]:
     """Scripts that need the GPU of the model that leaves; [] while it is not loaded."""
-    one = ModelInstance.objects.filter(service__name=LEAVES, state=InstanceState.READY.value)
-    uuids = one.values_list("gpu_uuids", flat=True).first()
+    ready = ModelInstance.objects.filter(service__name=LEAVES, state=InstanceState.READY.value)
+    uuids = ready.values_list("gpu_uuids", flat=True).first()
     if not uuids:
         return []
     return [

@@ -253,7 +253,7 @@ class Upstream:
             for connection in connections:
                 if connection.kept_at_s <= oldest_s:
                     connection.close()
-            young = [one for one in connections if one.kept_at_s > oldest_s]
+            young = [each for each in connections if each.kept_at_s > oldest_s]
             if young:
                 self._kept[key] = young
             else:
