@@ -40,10 +40,10 @@ class IdleWork:
             return []
         rows.cancel_waiting(now - WAITS_AT_MOST, now)
         policy = thresholds.current(IdleWorkPolicy)
-        if not policy.enabled or _others_wait():
+        if not policy.enabled:
             return []
         room = policy.most_jobs - rows.open_jobs().count()
-        places = self._places(snapshot, now)[: max(0, room)]
+        places = self._unwanted(self._places(snapshot, now))[: max(0, room)]
         started = self._isolation.each(
             places,
             lambda place: f"idle work for {place[0] or 'the CPUs'}",
@@ -51,6 +51,12 @@ class IdleWork:
             now,
         )
         return [name for _, name in started if name]
+
+    def _unwanted(self, places: list[tuple[str, float]]) -> list[tuple[str, float]]:
+        """Those that no waiting job of a user could take."""
+        kinds = {bool(gpu_uuid) for gpu_uuid, _ in places}
+        wanted = {for_gpus for for_gpus in kinds if _others_wait(for_gpus=for_gpus)}
+        return [place for place in places if bool(place[0]) not in wanted]
 
     def _places(self, snapshot: Snapshot, now: datetime) -> list[tuple[str, float]]:
         """The idle GPUs and their idle seconds, the longest first; "" = the idle CPUs."""
@@ -99,11 +105,12 @@ def _without(templates: Sequence[TemplateFact], name: str) -> list[TemplateFact]
     return [template for template in templates if template.name != name]
 
 
-def _others_wait() -> bool:
-    """Whether a job of a user waits that an idle GPU could serve."""
+def _others_wait(*, for_gpus: bool) -> bool:
+    """Whether a job of a user waits that an idle GPU, or else the idle CPUs, could serve."""
     waiting = Job.objects.filter(
-        state=JobState.QUEUED.value, gpus__gt=0, held="", idle_template="", model_service=None
+        state=JobState.QUEUED.value, held="", idle_template="", model_service=None
     )
+    waiting = waiting.filter(gpus__gt=0) if for_gpus else waiting.filter(gpus=0)
     own_tiers = (int(Tier.PERSON), int(Tier.NOT_YET), int(Tier.MY_LIMITS))
     for blockers in waiting.order_by("id").values_list("blockers", flat=True)[:200]:
         if not blockers:

@@ -134,6 +134,18 @@ def test_idle_cpus_get_templates_without_a_gpu(alice: User) -> None:
     assert Job.objects.get().gpus == 0
 
 
+def test_a_job_that_waits_for_a_gpu_does_not_keep_idle_cpus_idle(alice: User, bob: User) -> None:
+    template(alice, request={"command": "python step.py", "gpus": 0})
+    template(alice, "gpu")
+    quiet = host(cpu_pct=1.0, cpu_idle_since=NOW - timedelta(minutes=6))
+    job = jobs_made.waiting(bob)
+
+    Job.objects.filter(pk=job.pk).update(gpus=0)
+    assert judge(gpu(0), host=quiet) == []
+    Job.objects.filter(pk=job.pk).update(gpus=1)
+    assert judge(host=quiet) == ["train"]
+
+
 def test_gpus_of_a_batch_in_exclusive_mode_get_none(root: User) -> None:
     from scheduler.batches import rows as batch_rows
     from scheduler.models import ExclusiveRun
