@@ -185,6 +185,10 @@ class Demo:
         """The pids of the processes that work in the demo's folder: its jobs."""
         return [pid for pid in _pids() if str(self.tmp) in _cwd(pid)]
 
+    def processes(self) -> list[int]:
+        """The pids of all processes of the demo, also of models and of its users."""
+        return [pid for pid in _pids() if str(self.tmp).encode() in _environment(pid)]
+
 
 def _pids() -> list[int]:
     return [int(name) for name in os.listdir("/proc") if name.isdigit()]
@@ -195,6 +199,13 @@ def _cwd(pid: int) -> str:
         return os.readlink(f"/proc/{pid}/cwd")
     except OSError:
         return ""
+
+
+def _environment(pid: int) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/environ").read_bytes()
+    except OSError:
+        return b""
 
 
 def test_its_folder_is_removed_although_a_process_still_writes_there(
@@ -245,6 +256,7 @@ def test_nothing_of_it_stays(tmp_path: Path, how: signal.Signals) -> None:
     try:
         page = wait_until(lambda: _get(f"{demo.address}login/"), 15, "the login page")
         wait_until(lambda: len(demo.jobs()) >= LOADS_BEFORE_JOBS, 15, "running jobs")
+        assert len(demo.processes()) > LOADS_BEFORE_JOBS
         demo.process.send_signal(how)
         code = demo.process.wait(LONGEST_S)
     finally:
@@ -255,6 +267,7 @@ def test_nothing_of_it_stays(tmp_path: Path, how: signal.Signals) -> None:
     assert code == (-9 if how is signal.SIGKILL else 0)
     wait_until(lambda: demo.folder is None, 10, "the folder is removed")
     wait_until(lambda: not demo.jobs(), 5, "the jobs are ended")
+    wait_until(lambda: not demo.processes(), 10, "every process has ended")
 
 
 def _get(address: str) -> httpx.Response | None:
