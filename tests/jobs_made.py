@@ -14,7 +14,7 @@ from scheduler.lifecycle.rows import queue as job_queue
 from scheduler.lifecycle.rows import transitions
 from scheduler.models import Attempt, AttemptUse, Job
 from scheduler.runner import files
-from scheduler.sizing.policy import fingerprint
+from scheduler.sizing.facts import fingerprint
 from tests.builders import GIB, NOW, gpu_uuid
 
 H100 = "NVIDIA H100 80GB HBM3"

@@ -30,7 +30,7 @@ from scheduler.lifecycle.rows import changes as job_changes
 from scheduler.lifecycle.rows import queue as job_queue
 from scheduler.models import Job, JobInput, SubmissionKey
 from scheduler.quotas import rows as quota_rows
-from scheduler.sizing import policy as sizing_policy
+from scheduler.sizing import facts as sizing_facts
 from scheduler.sizing import step as sizing
 from scheduler.sizing.facts import MemorySuggestion
 
@@ -224,7 +224,7 @@ def _fitted_all(jobs: Sequence[NewJob], owner: User, quota: Quota) -> list[NewJo
     learned: dict[tuple[str, Requirement], NewJob] = {}
     reasons = []
     for new in within_quota:
-        key = (sizing_policy.fingerprint(owner.pk, new.executed), new.requirement)
+        key = (sizing_facts.fingerprint(owner.pk, new.executed), new.requirement)
         if key not in learned:
             learned[key] = sizing.sized(new, owner, _suitable_gpus)
         like = learned[key]

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass
+
+_NUMBER = re.compile(r"\d+(?:\.\d+)?(?:[eE][+-]?\d+)?")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,3 +53,10 @@ class MemorySuggestion:
     memory_bytes: int
     peak_bytes: int
     runs: int
+
+
+def fingerprint(owner_id: int, argv: Sequence[str]) -> str:
+    """A text of 40 characters for the owner and the command without its numbers."""
+    words = (_NUMBER.sub("#", word) for word in argv)
+    text = "\0".join((str(owner_id), *words))
+    return hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()[:40]

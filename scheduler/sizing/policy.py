@@ -7,8 +7,6 @@ the 95th percentile of the peaks of the newest runs plus a margin, separately fo
 
 from __future__ import annotations
 
-import hashlib
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil
@@ -24,7 +22,6 @@ SHORTEST_S = 10.0
 # A hint about a smaller request must save this part of it.
 WORTH_SAVING = 0.2
 MIB, GIB = 1024**2, 1024**3
-_NUMBER = re.compile(r"\d+(?:\.\d+)?(?:[eE][+-]?\d+)?")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,13 +39,6 @@ class SizingPolicy:
     percentile: float = percent(95.0, "Percentile", "Of the peaks of these runs.")
     margin_pct: float = percent(10.0, "Margin", "Added to the percentile.")
     # fmt: on
-
-
-def fingerprint(owner_id: int, argv: Sequence[str]) -> str:
-    """A text of 40 characters for the owner and the command without its numbers."""
-    words = (_NUMBER.sub("#", word) for word in argv)
-    text = "\0".join((str(owner_id), *words))
-    return hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()[:40]
 
 
 def summarise(minutes: Sequence[GpuMinute], gpu_s: float) -> GpuUse:

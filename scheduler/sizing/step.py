@@ -15,8 +15,8 @@ from monitor.runtime.rows.item_isolation import ItemIsolation
 from monitor.thresholds import rows as thresholds
 from scheduler.facts.jobs import NewJob, Outcome, Requirement
 from scheduler.models import Attempt, AttemptUse
-from scheduler.sizing.facts import GpuMinute, GpuUse, MemorySuggestion
-from scheduler.sizing.policy import SizingPolicy, fingerprint, suggest, summarise, together
+from scheduler.sizing.facts import GpuMinute, GpuUse, MemorySuggestion, fingerprint
+from scheduler.sizing.policy import SizingPolicy, suggest, summarise, together
 
 SuitableGpus = Callable[[Requirement], Sequence[GpuReading]]
 MOST_AT_ONCE = 100

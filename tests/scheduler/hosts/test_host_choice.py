@@ -14,8 +14,7 @@ from monitor.hosts import rows as hosts
 from monitor.runtime.rows.item_isolation import ItemIsolation
 from monitor.snapshot import rows as snapshots
 from scheduler.dispatch.inputs import HostGate
-from scheduler.dispatch.steps.dispatcher import Dispatcher
-from scheduler.dispatch.steps.host_choice import CHOSEN_FOR, HostChoice, earliest
+from scheduler.dispatch.steps.dispatcher import CHOSEN_FOR, Dispatcher, HostChoice, earliest
 from scheduler.facts.jobs import NewJob, QueuedJob, Requirement, YieldOptions
 from scheduler.facts.plans import Plan, PlanPolicy, Yield
 from scheduler.lifecycle.rows import queue as job_queue

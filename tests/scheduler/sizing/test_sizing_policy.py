@@ -6,12 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduler.sizing.facts import GpuMinute, GpuUse, MemorySuggestion
+from scheduler.sizing.facts import GpuMinute, GpuUse, MemorySuggestion, fingerprint
 from scheduler.sizing.policy import (
     MIB,
     SizingPolicy,
     efficiency,
-    fingerprint,
     nearest_rank,
     right_size,
     suggest,

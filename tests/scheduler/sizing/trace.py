@@ -12,7 +12,8 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from scheduler.sizing.policy import SizingPolicy, fingerprint, suggest
+from scheduler.sizing.facts import fingerprint
+from scheduler.sizing.policy import SizingPolicy, suggest
 from tests.builders import GIB
 
 GPU_BYTES = 80 * GIB
