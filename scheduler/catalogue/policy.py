@@ -10,7 +10,7 @@ from typing import Any
 from scheduler.batches.policy import BatchPolicy
 from scheduler.disk.policy import DiskPolicy
 from scheduler.disk.rules import CleaningPolicy
-from scheduler.execution.policy.bounds import BoundsPolicy, NicePolicy
+from scheduler.execution.policy import BoundsPolicy, NicePolicy
 from scheduler.idle_work.policy import IdleWorkPolicy
 from scheduler.lifecycle.policy.retention import RetentionPolicy
 from scheduler.lifecycle.policy.retries import RetryPolicy

@@ -20,7 +20,7 @@ from scheduler.dispatch.steps.model_evictions import ModelEvictions, ModelWakes
 from scheduler.engines.facts import EngineName
 from scheduler.engines.policy.requests import EngineRules
 from scheduler.engines.slurm import engine_of as slurm_engine
-from scheduler.execution.policy.reconcile import ENDINGS, Action
+from scheduler.execution.policy import ENDINGS, Action
 from scheduler.execution.steps.executor import Executor
 from scheduler.execution.steps.specs import ConfinementLimits, SpecWriter
 from scheduler.intake.steps import checks

@@ -8,7 +8,7 @@ from contextlib import suppress
 
 from gpucoord_site.cli.check.report import Finding, fail, ok, warn
 from gpucoord_site.config.settings import Config
-from scheduler.execution.policy.bounds import BoundsPolicy
+from scheduler.execution.policy import BoundsPolicy
 from scheduler.execution.probes import capabilities as capabilities_probe
 from scheduler.runner.confine import cgroup_probe, device_filter, locks, niceness
 

@@ -13,7 +13,7 @@ from monitor.runtime.rows.wakeups import wake
 from scheduler.engines.facts import EngineName, NodeReport, TaskList, TaskState
 from scheduler.engines.policy.follow import FILES_SETTLE
 from scheduler.engines.slurm import OUTPUT
-from scheduler.execution.policy.reconcile import MAX_STARTS
+from scheduler.execution.policy import MAX_STARTS
 from scheduler.execution.steps import outcomes
 from scheduler.execution.steps.specs import SpecWriter
 from scheduler.facts.jobs import LARGEST_RESULT, JobState, Outcome

@@ -12,7 +12,7 @@ from monitor.runtime.probes.process_identity import boot_id
 from monitor.runtime.rows.database import prepared
 from monitor.runtime.rows.item_isolation import ItemIsolation
 from monitor.thresholds import rows as thresholds
-from scheduler.execution.policy.bounds import NicePolicy, is_busy
+from scheduler.execution.policy import NicePolicy, is_busy
 from scheduler.execution.probes.capabilities import Capability
 from scheduler.models import Attempt, HostCapability
 from scheduler.runner.confine import niceness

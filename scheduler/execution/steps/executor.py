@@ -19,7 +19,7 @@ from monitor.runtime.probes.process_identity import boot_id
 from monitor.runtime.rows.item_isolation import ItemIsolation
 from monitor.runtime.rows.prepared import MARK, PreparedQuery
 from monitor.runtime.rows.wakeups import wake
-from scheduler.execution.policy.reconcile import Action, AttemptState, Claimant, next_action
+from scheduler.execution.policy import Action, AttemptState, Claimant, next_action
 from scheduler.execution.steps import outcomes
 from scheduler.execution.steps.specs import SpecWriter
 from scheduler.facts.jobs import LARGEST_RESULT, JobState

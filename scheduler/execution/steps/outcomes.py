@@ -8,8 +8,13 @@ from itertools import takewhile
 from monitor.facts.readings import Health
 from monitor.snapshot import rows as snapshots
 from monitor.thresholds import rows as thresholds
-from scheduler.execution.policy.bounds import BoundsPolicy, lower_limit
-from scheduler.execution.policy.reconcile import MAX_STARTS, backoff_after, outcome_of
+from scheduler.execution.policy import (
+    MAX_STARTS,
+    BoundsPolicy,
+    backoff_after,
+    lower_limit,
+    outcome_of,
+)
 from scheduler.execution.steps import gpu_closures
 from scheduler.facts.jobs import AttemptEnding, Identity, Outcome, read_result
 from scheduler.facts.units import size

@@ -16,7 +16,7 @@ from django.contrib.auth.models import User
 from monitor.accounts.rows import os_accounts
 from monitor.models import Gpu
 from monitor.thresholds import rows as thresholds
-from scheduler.execution.policy.bounds import BoundsPolicy, lower_limit
+from scheduler.execution.policy import BoundsPolicy, lower_limit
 from scheduler.execution.probes import capabilities as capabilities_probe
 from scheduler.execution.steps import capabilities as host_capabilities
 from scheduler.model_services import inputs as model_inputs

@@ -22,8 +22,8 @@ from monitor.facts.readings import Snapshot
 from monitor.models import Gpu
 from monitor.snapshot import rows as monitor_store
 from monitor.thresholds import rows as thresholds
-from scheduler.execution.policy import bounds
-from scheduler.execution.policy.bounds import BoundsPolicy
+from scheduler.execution import policy as execution_policy
+from scheduler.execution.policy import BoundsPolicy
 from scheduler.execution.steps.specs import account_of_jobs
 from scheduler.facts.field_parsers import ParseContext
 from scheduler.facts.jobs import NewJob, Refusal, Requirement
@@ -113,7 +113,7 @@ def impossible(new: Sequence[NewJob]) -> Iterator[Refusal]:
         refusals = [
             *by_requirement(job.requirement, job.host),
             *_unknown_host(job.host, names),
-            *bounds.refusals(job, limits, readings),
+            *execution_policy.refusals(job, limits, readings),
             *_long_grace(job, preemption),
             *map(_after, dependent[index]),
         ]

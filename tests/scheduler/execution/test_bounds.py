@@ -9,7 +9,7 @@ from django.contrib.auth.models import User
 
 from monitor.facts.readings import HostReading
 from monitor.models import Gpu, PolicyValues
-from scheduler.execution.policy.bounds import BoundsPolicy, NicePolicy, is_busy, refusals
+from scheduler.execution.policy import BoundsPolicy, NicePolicy, is_busy, refusals
 from scheduler.execution.probes import capabilities as capabilities_probe
 from scheduler.execution.steps import capabilities as host_capabilities
 from scheduler.execution.steps.specs import ConfinementLimits

@@ -8,7 +8,7 @@ from django.contrib.auth.models import User
 from django.db import transaction
 
 from monitor.runtime.probes.process_identity import me
-from scheduler.execution.policy.reconcile import Action
+from scheduler.execution.policy import Action
 from scheduler.execution.steps.executor import Executor
 from scheduler.execution.steps.specs import SpecWriter
 from scheduler.lifecycle.rows import queue as job_queue

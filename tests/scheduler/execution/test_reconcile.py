@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from scheduler.execution.policy.reconcile import (
+from scheduler.execution.policy import (
     Action,
     AttemptState,
     Claimant,

@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from scheduler.execution.policy.bounds import BoundsPolicy
-from scheduler.execution.policy.reconcile import outcome_of
+from scheduler.execution.policy import BoundsPolicy, outcome_of
 from scheduler.facts.jobs import Outcome
 from scheduler.runner.confine.cgroups import Cgroup
 from scheduler.runner.confine.memory_guard import MemoryGuard, used_bytes
