@@ -16,9 +16,9 @@ from django.utils import timezone
 
 from monitor.sampling.probes.simulated.probe import SimulatedProbe, is_paused
 from scheduler.runner import attempt_files
-from scheduler.runner.confine import cgroup_probe, locks
-from scheduler.runner.confine.cgroup_probe import CgroupParent
+from scheduler.runner.confine import host_probe, locks
 from scheduler.runner.confine.cgroups import Cgroup
+from scheduler.runner.confine.host_probe import CgroupParent
 from scheduler.runner.confine.locks import HeldLocks
 from tests.builders import claim
 from tests.pace import Stopwatch
@@ -31,7 +31,7 @@ SPIN = "i=0; while :; do i=$((i+1)); done"
 
 @pytest.fixture(scope="module")
 def place() -> Iterator[CgroupParent]:
-    parent = cgroup_probe.find_parent()
+    parent = host_probe.find_parent()
     if not parent.kind:
         pytest.skip(f"no cgroup can be made here: {parent.problem}")
     yield parent
@@ -247,10 +247,10 @@ def test_folders_in_which_nobody_is_are_removed_and_others_stay(
     for left in (mine, theirs):
         left.make()
 
-    cgroup_probe.remove_stale(place, 5, time.time())
+    host_probe.remove_stale(place, 5, time.time())
 
     assert not any(folder.exists() for folder in mine.folders)
     assert all(folder.exists() for folder in theirs.folders)
     assert all(Path(f, "5-job-1-1").exists() for f in place.folders)
-    cgroup_probe.remove_stale(place, 5, time.time() + 2 * cgroup_probe.FORGOTTEN_S)
+    host_probe.remove_stale(place, 5, time.time() + 2 * host_probe.FORGOTTEN_S)
     assert not any(folder.exists() for folder in theirs.folders)

@@ -14,7 +14,7 @@ from gpucoord_site.cli.check.gpus import answering, gpus, kernel_module
 from gpucoord_site.cli.check.report import Finding, Level, as_json, as_text, fail, ok, warn, worst
 from gpucoord_site.config.settings import load_config
 from monitor.facts.readings import GpuSweep, Health
-from scheduler.runner.confine import cgroup_probe, locks
+from scheduler.runner.confine import host_probe, locks
 from tests.builders import gpu
 
 
@@ -227,7 +227,7 @@ def test_it_says_what_the_machine_is_for(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_it_tries_what_keeps_jobs_within_bounds_and_leaves_nothing_behind() -> None:
     (cgroup,) = _found("cgroup")
-    place = cgroup_probe.find_parent()
+    place = host_probe.find_parent()
 
     assert (cgroup.level is Level.OK) is bool(place.kind)
     assert {f.topic for f in command.look()} >= {"hiding", "share cap", "mps", "nice", "locks"}

@@ -10,19 +10,19 @@ from gpucoord_site.cli.check.report import Finding, fail, ok, warn
 from gpucoord_site.config.settings import Config
 from scheduler.execution.policy import BoundsPolicy
 from scheduler.execution.probes import capabilities as capabilities_probe
-from scheduler.runner.confine import cgroup_probe, device_filter, locks, niceness
+from scheduler.runner.confine import host_probe, locks, niceness
 
 
 def bounds(config: Config) -> Iterator[Finding]:
     """Cgroups, device filtering, GPU time caps, MPS and niceness."""
-    place = cgroup_probe.find_parent()
+    place = host_probe.find_parent()
     for folder in place.folders:
         with suppress(OSError):
             os.rmdir(folder)  # noqa: PTH106
     capabilities = capabilities_probe.describe(
         place,
-        minors=len(device_filter.minors()),
-        mps=device_filter.mps_pipes(),
+        minors=len(host_probe.minors()),
+        mps=host_probe.mps_pipes(),
         locks=str(config.locks),
         policy=BoundsPolicy(),
     )

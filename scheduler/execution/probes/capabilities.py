@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from scheduler.execution.policy import BoundsPolicy
-from scheduler.runner.confine.cgroup_probe import CgroupParent
+from scheduler.runner.confine.host_probe import CgroupParent
 
 KINDS = {"v1": "cgroup version 1", "v2": "cgroup version 2", "systemd": "a scope of systemd"}
 

@@ -24,8 +24,8 @@ from scheduler.models import Attempt, Job, JobInput
 from scheduler.planner.preemption import PreemptionPolicy
 from scheduler.runner import accounts, files
 from scheduler.runner.accounts import Account, MissingAccount, OwnFolder, ReportFiles, own_folder
-from scheduler.runner.confine import device_filter, locks
-from scheduler.runner.confine.cgroup_probe import CgroupParent, find_parent, remove_stale
+from scheduler.runner.confine import host_probe, locks
+from scheduler.runner.confine.host_probe import CgroupParent, find_parent, remove_stale
 from scheduler.runner.programs import terminal
 from scheduler.runner.spec import Bounds, Spec
 from scheduler.terminals.policy import InteractivePolicy
@@ -62,8 +62,8 @@ class ConfinementLimits:
         """Probe the isolation features."""
         self.place = _cgroup_parent()
         remove_stale(self.place, locks.instance_number(str(self.data)), now.timestamp())
-        self.minors = device_filter.minors()
-        self.mps = device_filter.mps_pipes()
+        self.minors = host_probe.minors()
+        self.mps = host_probe.mps_pipes()
 
     def record(self, now: datetime) -> None:
         """Store the features for the status page. The caller opens the transaction."""
@@ -131,10 +131,10 @@ class ConfinementLimits:
 
     def _hidden(self, assigned: set[str]) -> list[list[int]]:
         """Device numbers of all other GPUs; [] if the assigned GPUs have no known device."""
-        own = {device_filter.short(pci) for pci in assigned if pci}
+        own = {host_probe.short_pci_id(pci) for pci in assigned if pci}
         if len(own) < len(assigned) or not own <= set(self.minors):
             return []
-        return [[device_filter.NVIDIA_MAJOR, m] for pci, m in self.minors.items() if pci not in own]
+        return [[host_probe.NVIDIA_MAJOR, m] for pci, m in self.minors.items() if pci not in own]
 
     def _now(self) -> tuple[BoundsPolicy, GpuNumbers]:
         """Read again when it is older than CACHED_FOR_S: many jobs may start at once."""

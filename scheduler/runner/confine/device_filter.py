@@ -9,11 +9,9 @@ from __future__ import annotations
 import ctypes
 import os
 import platform
-import stat
 import struct
 from collections.abc import Sequence
 from contextlib import suppress
-from pathlib import Path
 
 from scheduler.runner.confine.cgroups import Cgroup
 
@@ -90,36 +88,3 @@ def _bpf(command: int, attributes: bytes) -> int:
     if answer < 0:
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
     return int(answer)
-
-
-INFORMATION = Path("/proc/driver/nvidia/gpus")
-NVIDIA_MAJOR = 195
-MPS_PIPES = "/tmp/nvidia-mps"  # noqa: S108 - where NVIDIA's own programs look
-
-
-def minors(root: Path = INFORMATION) -> dict[str, int]:
-    """PCI address -> minor number of the GPU's /dev/nvidiaN; {} without that driver."""
-    by_pci_id: dict[str, int] = {}
-    with suppress(OSError):
-        for folder in root.iterdir():
-            with suppress(OSError, ValueError):
-                for line in (folder / "information").read_text().splitlines():
-                    name, _, value = line.partition(":")
-                    if name.strip() == "Device Minor":
-                        by_pci_id[short(folder.name)] = int(value)
-    return by_pci_id
-
-
-def short(pci_id: str) -> str:
-    """The same for 00000000:3B:00.0 and 0000:3b:00.0."""
-    domain, _, rest = pci_id.lower().partition(":")
-    return f"{int(domain, 16):x}:{rest}"
-
-
-def mps_pipes() -> str | None:
-    """The pipe folder of the MPS daemon; None = no daemon runs."""
-    folder = os.environ.get("CUDA_MPS_PIPE_DIRECTORY") or MPS_PIPES
-    with suppress(OSError):
-        if stat.S_ISFIFO(Path(folder, "control").stat().st_mode):
-            return folder
-    return None

@@ -1,8 +1,12 @@
-"""Edge: where jobs can get cgroups on this machine, probed by running a process in one."""
+"""Edge: what this machine offers to limit jobs: cgroups, devices of GPUs, and MPS.
+
+Whether jobs can get cgroups is probed by running a process in one.
+"""
 
 from __future__ import annotations
 
 import os
+import stat
 import subprocess
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -20,6 +24,9 @@ WAIT_S = 2.0
 FORGOTTEN_S = 3600.0
 # /dev/full, kept closed to the process that tries it.
 HARMLESS = (1, 7)
+INFORMATION = Path("/proc/driver/nvidia/gpus")
+NVIDIA_MAJOR = 195
+MPS_PIPES = "/tmp/nvidia-mps"  # noqa: S108 - where NVIDIA's own programs look
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -196,3 +203,31 @@ def _own_paths() -> dict[str, str]:
         for name in names.split(","):
             paths[name] = path
     return paths
+
+
+def minors(root: Path = INFORMATION) -> dict[str, int]:
+    """PCI address -> minor number of the GPU's /dev/nvidiaN; {} without that driver."""
+    by_pci_id: dict[str, int] = {}
+    with suppress(OSError):
+        for folder in root.iterdir():
+            with suppress(OSError, ValueError):
+                for line in (folder / "information").read_text().splitlines():
+                    name, _, value = line.partition(":")
+                    if name.strip() == "Device Minor":
+                        by_pci_id[short_pci_id(folder.name)] = int(value)
+    return by_pci_id
+
+
+def short_pci_id(pci_id: str) -> str:
+    """The same for 00000000:3B:00.0 and 0000:3b:00.0."""
+    domain, _, rest = pci_id.lower().partition(":")
+    return f"{int(domain, 16):x}:{rest}"
+
+
+def mps_pipes() -> str | None:
+    """The pipe folder of the MPS daemon; None = no daemon runs."""
+    folder = os.environ.get("CUDA_MPS_PIPE_DIRECTORY") or MPS_PIPES
+    with suppress(OSError):
+        if stat.S_ISFIFO(Path(folder, "control").stat().st_mode):
+            return folder
+    return None
