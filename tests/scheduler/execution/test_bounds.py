@@ -157,7 +157,7 @@ def limits_of(tmp_path: Any, **changes: Any) -> ConfinementLimits:
 
 
 def test_a_job_keeps_to_its_share_and_sees_its_gpu_alone(attempt: Attempt, tmp_path: Any) -> None:
-    limits = limits_of(tmp_path, place=V1).bounds(attempt)
+    limits = limits_of(tmp_path, place=V1, host_memory_bytes=64 * 1024**3).bounds(attempt)
 
     assert (limits.share_pct, limits.hidden, limits.cgroup) == (
         30,
@@ -173,7 +173,7 @@ def test_a_job_gets_what_it_asked_for_but_no_more_than_each_may_have(
     PolicyValues.objects.create(name="bounds", values={"cpus": 4.0, "memory_gib": 8.0})
     attempt.job.cpus, attempt.job.memory_bytes = 2.0, 16 * GIB
 
-    limits = limits_of(tmp_path, place=V1).bounds(attempt)
+    limits = limits_of(tmp_path, place=V1, host_memory_bytes=64 * 1024**3).bounds(attempt)
 
     assert (limits.cpus, limits.memory_bytes) == (2.0, 8 * GIB)
     assert {"/c/cpu/gpucoord", "/c/memory/gpucoord"} <= set(limits.cgroup)
