@@ -40,7 +40,10 @@ def seed_batch(owner: User, home: Path, host: str, now: datetime) -> None:
 
 
 def seed_idle_work(users: Mapping[str, User], home: Path, now: datetime) -> None:
-    """Two templates with signals: the page shows their chances."""
+    """Three templates with signals: the page shows their chances.
+
+    The GPUs of the demo are rarely idle; the last template runs on idle CPUs.
+    """
 
     def signal(value: float, hours_ago: float) -> dict[str, object]:
         return {"value": value, "at": (now - timedelta(hours=hours_ago)).isoformat()}
@@ -71,6 +74,18 @@ def seed_idle_work(users: Mapping[str, User], home: Path, now: datetime) -> None
         signals={"data_age_hours": signal(60, 1), "improvement_velocity": signal(0.2, 30)},
         created_by="admin",
     )
+    IdleTemplate.objects.create(
+        name="check-corpus",
+        account=users["charlie"],
+        request={
+            "argv": ["python3", "prepare.py", "corpora/news-2026", "40"],
+            "cwd": str(home),
+            "gpus": 0,
+            "time_limit": 600,
+        },
+        signals={"data_age_hours": signal(20, 1)},
+        created_by="admin",
+    )
     _seed_choices(now)
 
 
@@ -78,7 +93,8 @@ def _seed_choices(now: datetime) -> None:
     """Some jobs of the past two hours came from the templates."""
     templates = list(IdleTemplate.objects.select_related("account").order_by("name"))
     policy = IdleWorkPolicy()
-    for row in templates:
+    for_gpus = [row for row in templates if rows.gpus_of(row.request)]
+    for row in for_gpus:
         over = Job.objects.filter(owner=row.account, outcome=Outcome.SUCCEEDED.value)
         for job in over.order_by("-id")[:JOBS_OF_TEMPLATE]:
             at = job.submitted_at
@@ -91,6 +107,6 @@ def _seed_choices(now: datetime) -> None:
                 template=row.name,
                 job=job.pk,
                 seed=job.pk,
-                candidates=rows.candidates_row(candidates(rows.facts(templates, at), policy, at)),
+                candidates=rows.candidates_row(candidates(rows.facts(for_gpus, at), policy, at)),
             )
             Job.objects.filter(pk=job.pk).update(idle_template=row.name, priority=1)
