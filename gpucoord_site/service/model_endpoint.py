@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 import logging
 import socket
+import sys
 import time
 from collections.abc import Callable
 
@@ -96,6 +97,8 @@ def serve(listening: socket.socket) -> int:
     # it each answer waits for the client's delayed acknowledgement, about 40 ms.
     listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     application = ModelEndpoint(settings.CONFIG.node, _rate_limit(), work_on_prompts)
+    # A thread reads and writes rows; it must not hold up the event loop for the usual 5 ms.
+    sys.setswitchinterval(0.0005)
     gc.freeze()
     config = uvicorn.Config(
         application,

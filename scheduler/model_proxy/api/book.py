@@ -65,6 +65,8 @@ class Book:
         self._reader = SituationReader(host)
         self._faults = FaultLog(logger)
         self._callers: dict[str, tuple[float, Caller | None]] = {}
+        # Monotonic time of the next read; a wake-up makes it due at once.
+        self._reads_t = 0.0
 
     async def run(self) -> None:
         """Read once, then keep on reading and writing. Counters of a killed endpoint are reset."""
@@ -82,7 +84,10 @@ class Book:
                 loop.remove_reader(heard.fileno())
 
     async def sync(self) -> None:
-        """One pass: write what has changed, then read."""
+        """One pass: write what has changed, then read what is due.
+
+        The counters change with each request, the services seldom.
+        """
         self._stir.clear()
         changes = self.board.take_changes()
         if any(changes):
@@ -90,6 +95,9 @@ class Book:
                 self.board.restore(*changes)
             else:
                 self.board.written(changes[1])
+        if time.monotonic() < self._reads_t:
+            return
+        self._reads_t = time.monotonic() + READ_EVERY_S
         owners = self.board.waiting_owners()
         situation = await self._attempt(lambda: self._reader.read(owners, timezone.now()))
         if isinstance(situation, rows.Situation):
@@ -115,6 +123,7 @@ class Book:
 
     def _hear(self, heard: Listener) -> None:
         heard.drain()
+        self._reads_t = 0.0
         self._stir.set()
 
     async def _attempt(self, action: Callable[[], object]) -> object:
