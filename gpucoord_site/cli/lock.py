@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import sys
@@ -59,7 +60,15 @@ def main(argv: Sequence[str]) -> int:
         return _fail(f"{locks.describe_error(error)}.", OURS)
     if isinstance(result, LockRefused):
         return _fail(f"{locks.describe_refusal(result)}.", BUSY)
+    _tell(options, options.gpus)
     return _become(command, options.gpus, result)
+
+
+def _tell(options: Namespace, gpus: Sequence[int] | None) -> None:
+    """Say which GPUs are locked; None = all. Standard output is the command's."""
+    if options.json:
+        sys.stderr.write(f"{json.dumps({'gpus': 'all' if gpus is None else list(gpus)})}\n")
+        sys.stderr.flush()
 
 
 def _take(options: Namespace) -> HeldLocks | LockRefused:
@@ -87,6 +96,7 @@ def _lock_any(client: Client, options: Namespace, command: list[str]) -> int:
         locked, held = _lock_first(folder, candidates, options)
         if len(locked) == options.any:
             client.close()
+            _tell(options, locked)
             return _become(command, locked, held)
         held.release()
         text = f"{len(candidates)} of {options.any} GPUs are free now"
@@ -233,6 +243,8 @@ def _parser() -> ArgumentParser:
     text = "with any: GPUs with this much free memory, such as 20GiB, even if they are in use"
     parser.add_argument("--gpu-memory", type=_size, metavar="SIZE", help=text)
     connection.add_options(parser)
+    text = "say as JSON which GPUs are locked, on standard error"
+    parser.add_argument("--json", action="store_true", help=text)
     parser.add_argument("--shared", action="store_true", help="let others share them with you")
     parser.add_argument(
         "--no-wait", dest="wait", action="store_const", const=0.0, help="fail when they are taken"

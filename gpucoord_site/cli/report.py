@@ -110,6 +110,8 @@ def add_choice(parser: ArgumentParser) -> None:
     add("--user", metavar="NAME", help="only this user")
     add("--scope", help="all, user:NAME, group:NAME, gpu:UUID or host:NAME (default: all)")
     add("--format", choices=FORMATS, default="text", help="format (default: text)")
+    same = "the same as --format json"
+    add("--json", dest="format", action="store_const", const="json", help=same)
     add("--output", "-o", metavar="FILE", help="write to this file instead of standard output")
 
 

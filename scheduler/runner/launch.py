@@ -10,6 +10,7 @@ import struct
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import NoReturn
 
@@ -102,9 +103,15 @@ def _become(spec: Spec, log: int, wait_end: int, errors: int) -> NoReturn:
 
 def _heed_all_signals() -> None:
     """Reset ignored signals, because exec would keep them ignored."""
-    for number in signal.valid_signals():
-        if signal.getsignal(number) is signal.SIG_IGN:
-            signal.signal(number, signal.SIG_DFL)
+    for number in ignored_signals():
+        signal.signal(number, signal.SIG_DFL)
+
+
+@cache
+def ignored_signals() -> tuple[int, ...]:
+    """Read once in the runner, before a job waits for it."""
+    numbers = signal.valid_signals()
+    return tuple(number for number in numbers if signal.getsignal(number) is signal.SIG_IGN)
 
 
 def _open_stdin(spec: Spec) -> int:

@@ -119,6 +119,7 @@ def warm_up() -> None:
     with suppress(OSError):
         _write_started(spec, NOWHERE, claimed, os.getpid())
     datagrams.send(NOWHERE, "scheduler")
+    launch.ignored_signals()
 
 
 def _attempt(runner: Running, channel: socket.socket | None, guardian: int) -> Result:

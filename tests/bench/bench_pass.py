@@ -93,7 +93,11 @@ def _requests(user: Any) -> tuple[float, float]:
     from django.utils import timezone
 
     from monitor.accounts.rows.tokens import create_token
+    from monitor.snapshot import rows as snapshots
+    from tests.builders import process, snapshot
 
+    # As a server with 8 GPUs and 24 processes has it.
+    snapshots.record(snapshot(8, [process(5000 + i, on=i % 8) for i in range(24)]))
     _, token = create_token(user, timezone.now())
     client = Client(headers={"authorization": f"Bearer {token}"}, SERVER_NAME="localhost")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -43,6 +44,13 @@ def test_the_command_runs_with_its_gpus_and_its_exit_code_is_passed_on(tmp_path:
     assert ran(tmp_path, "2", "0,1", "--", "sh", "-c", line) == (7, "0,1,2 PCI_BUS_ID\n")
     own = {"CUDA_VISIBLE_DEVICES": "GPU-abc"}
     assert ran(tmp_path, "2", "--", "sh", "-c", line, **own)[1] == "GPU-abc\n"
+
+
+def test_the_locked_gpus_are_said_as_json(tmp_path: Path) -> None:
+    process = start(tmp_path, "2", "0", "--json", "--", "echo", "output")
+    out, err = process.communicate(timeout=LONGEST_S)
+
+    assert (out, json.loads(err)) == ("output\n", {"gpus": [0, 2]})
 
 
 def test_the_gpu_is_held_while_it_runs_and_the_command_is_who_holds_it(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -45,6 +46,40 @@ def test_a_misspelt_command_is_answered_with_the_nearest() -> None:
 def test_each_command_explains_itself(name: str) -> None:
     assert f"usage: gpucoord {name}" in _gpucoord(name, "--help")
     assert f"usage: gpucoord {name}" in _gpucoord("help", name)
+
+
+WITH_SERVER = [
+    "submit",
+    "queue",
+    "show",
+    "logs",
+    "cancel",
+    "hold",
+    "release",
+    "requeue",
+    "priority",
+    "wait",
+    "history",
+    "efficiency",
+    "top",
+    "gpus",
+    "mine",
+    "end",
+    "lock",
+    "report",
+    "shell",
+    "run",
+    "login",
+    "quota",
+]
+
+
+@pytest.mark.parametrize("name", WITH_SERVER)
+def test_a_command_that_asks_the_server_takes_its_address_and_prints_json(name: str) -> None:
+    module = import_module((main.COMMANDS[name][1] or "").partition(":")[0])
+    text = module.PARSERS[name]().format_help()
+
+    assert all(option in text for option in ("--url", "--token", "--json"))
 
 
 @pytest.mark.parametrize("word", ["version", "--version", "-V"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 import time
@@ -46,7 +47,10 @@ def main(argv: Sequence[str]) -> int:
         job_id = options.attach if body is None else client.submit(body)
         if body is not None:
             connection.complain(f"job {job_id} submitted")
-        return _attend(client, job_id, is_own=body is not None)
+        code = _attend(client, job_id, is_own=body is not None)
+        if options.json:
+            sys.stdout.write(f"{json.dumps(client.job(job_id), indent=2)}\n")
+        return code
 
     return connection.run(options, work)
 
@@ -143,6 +147,7 @@ def parser() -> ArgumentParser:
         epilog=EPILOG,
         leaves_out=("array", "array_limit", "script"),
     )
+    connection.add_json(made)
     made.add_argument("--attach", type=int, metavar="JOB", help="connect to this running shell")
     return made
 
