@@ -4,7 +4,7 @@
   const app = window.gpucoord;
   const BACK_S = 24 * 3600, AHEAD_S = 6 * 3600, SHORTEST_S = 60;
   const STEPS = [10, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 21600, 43200];
-  const MOVE = 0.2, ZOOM = 1.6, MOST_TICKS = 10, LEAST_DRAG_PX = 6, LEAST_LABEL_PX = 28, HATCH_PX = 8;
+  const MOVE = 0.2, ZOOM = 1.6, MOST_TICKS = 10, LEAST_DRAG_PX = 6, LEAST_LABEL_PX = 28, LETTER_PX = 6.5, HATCH_PX = 8;
   // The chosen stretch in epoch seconds; null: everything, moving along with the time.
   let chosen = null;
   let drag = null;
@@ -41,13 +41,23 @@
       for (const label of plot.parentElement.querySelectorAll(".tl-label")) {
         const begin = x(Number(label.dataset.from));
         const end = x(label.dataset.to === "now" ? now : Number(label.dataset.to));
-        const isShown = ((end - begin) * width) / 100 >= LEAST_LABEL_PX;
-        label.classList.toggle("off", !isShown);
-        if (!isShown) continue;
+        const room = ((end - begin) * width) / 100;
+        label.classList.toggle("off", room < LEAST_LABEL_PX);
+        if (room < LEAST_LABEL_PX) continue;
+        shorten(label, Math.floor((room - 6) / LETTER_PX));
         label.setAttribute("x", `${begin.toFixed(2)}%`);
         label.setAttribute("width", `${(end - begin).toFixed(2)}%`);
       }
     }
+  }
+
+  // A name that does not fit ends with an ellipsis.
+  function shorten(label, letters) {
+    const text = label.firstElementChild;
+    label.dataset.name ??= text.textContent;
+    const name = label.dataset.name;
+    const shown = name.length <= letters ? name : `${name.slice(0, Math.max(1, letters - 1)).trimEnd()}…`;
+    if (text.textContent !== shown) text.textContent = shown;
   }
 
   // The hatching keeps its size on the screen.

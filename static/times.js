@@ -47,7 +47,8 @@ window.gpucoord = {};
     for (const element of document.querySelectorAll("[data-time]")) {
       const kind = element.dataset.time;
       const date = Date.parse(element.getAttribute("datetime"));
-      const text = kind === "ago" ? `${app.duration(now - date / 1000)} ago`
+      const text = kind === "short" ? app.duration(now - date / 1000).split(" ", 2).join(" ")
+        : kind === "ago" ? `${app.duration(now - date / 1000)} ago`
         : kind === "in" ? `in ${app.duration(date / 1000 - now)}`
         : kind === "since" ? app.duration(now - date / 1000) : moment(kind, new Date(date), today);
       if (element.textContent !== text) element.textContent = text;

@@ -28,13 +28,14 @@ class DemoJob:
     preemptible: bool = False
 
 
+# Short jobs end while a visitor watches; long ones show expected starts and ends on the timeline.
 SUBMITTED_JOBS = (
     DemoJob(
         owner="alice",
         name="pretrain gpt2-xl",
-        command="python3 train.py --model gpt2-xl --lr 2e-4 --minutes 25",
+        command="python3 train.py --model gpt2-xl --lr 2e-4 --minutes 150",
         gib=64,
-        minutes=25,
+        minutes=150,
         preemptible=True,
     ),
     DemoJob(
@@ -47,9 +48,9 @@ SUBMITTED_JOBS = (
     DemoJob(
         owner="erin",
         name="embed papers",
-        command="python3 train.py --model bge-large --minutes 12",
+        command="python3 train.py --model bge-large --minutes 40",
         gib=12,
-        minutes=12,
+        minutes=40,
         preemptible=True,
     ),
     DemoJob(
@@ -62,38 +63,38 @@ SUBMITTED_JOBS = (
     DemoJob(
         owner="dana",
         name="finetune llama-70b",
-        command="python3 train.py --model llama-70b --lr 1e-5 --minutes 30",
+        command="python3 train.py --model llama-70b --lr 1e-5 --minutes 120",
         gpus=4,
         gib=70,
         priority=2,
-        minutes=30,
+        minutes=120,
         waited_s=41 * 60,
     ),
     DemoJob(
         owner="frank",
         name="benchmark alone",
-        command="python3 train.py --model resnet50 --minutes 4",
+        command="python3 train.py --model resnet50 --minutes 20",
         exclusive=True,
         priority=2,
-        minutes=4,
+        minutes=20,
         waited_s=18 * 60,
     ),
     DemoJob(
         owner="bob",
         name="gpt2 baseline, seed 2",
-        command="python3 train.py --model gpt2-medium --minutes 5",
+        command="python3 train.py --model gpt2-medium --minutes 45",
         gib=60,
         priority=2,
-        minutes=5,
+        minutes=45,
         waited_s=9 * 60,
     ),
     DemoJob(
         owner="alice",
         name="nightly evaluation",
-        command="python3 train.py --model eval-suite --minutes 8",
+        command="python3 train.py --model eval-suite --minutes 60",
         gib=32,
         priority=1,
-        minutes=8,
+        minutes=60,
         preemptible=True,
         waited_s=55 * 60,
     ),

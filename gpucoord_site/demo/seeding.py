@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 from datetime import datetime, timedelta
 from itertools import pairwise
 from pathlib import Path
@@ -22,7 +21,6 @@ from gpucoord_site.demo.jobs import SUBMITTED_JOBS, seed_quotas, seed_windows
 from gpucoord_site.demo.model_services import seed_models
 from gpucoord_site.demo.past import PEOPLE, PastJob, history, log_of, past_jobs
 from gpucoord_site.demo.usage import PastUsage
-from monitor.facts.readings import Snapshot
 from monitor.journal.rows import events
 from monitor.runtime.probes.process_identity import boot_id
 from monitor.sampling.probes.simulated.scenario import Scenario
@@ -107,8 +105,8 @@ def _memory_used_part() -> float:
 def _seed_history(scenario: Scenario, jobs: Sequence[PastJob], host: str, now: datetime) -> None:
     past = list(history(scenario, jobs, host, now))
     shots = [snapshot for snapshot, _ in past]
-    lasting = [(b.at - a.at).total_seconds() for a, b in pairwise(shots)] + [1.0]
-    snapshots.record_history(_each_second(shots, lasting))
+    lasting = [int((b.at - a.at).total_seconds()) for a, b in pairwise(shots)] + [1]
+    snapshots.record_history(shots, lasting)
     days = PastUsage(scenario, host, now)
     days.watch(zip(shots, lasting, strict=True))
     days.write()
@@ -124,13 +122,6 @@ def _seed_history(scenario: Scenario, jobs: Sequence[PastJob], host: str, now: d
                 host=host,
                 gpu_uuid=note.gpu_uuid,
             )
-
-
-def _each_second(shots: Sequence[Snapshot], lasting: Sequence[float]) -> Iterator[Snapshot]:
-    """Repeat a snapshot that stands for several seconds, once for each of them."""
-    for snapshot, seconds in zip(shots, lasting, strict=True):
-        for second in range(int(seconds)):
-            yield replace(snapshot, at=snapshot.at + timedelta(seconds=second))
 
 
 def _seed_job(past: PastJob, owner: User, gpu_uuid: str, config: Config, home: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -30,7 +31,8 @@ from monitor.usage.rows import rollups
 SAMPLES_S = 2 * HOUR_S
 # Readings per hour; fewer of a large server, so that the demo starts soon.
 LOOKS, LOOKS_LARGE = 4, 2
-Identity = tuple[int, int, str]
+# PID, start ticks and GPU of a process.
+UseKey = tuple[int, int, str]
 
 
 @dataclass(slots=True)
@@ -54,6 +56,30 @@ class UsagePart:
             self.sm_s += seconds * pct / 100
             self.joules += seconds * watts
 
+    def row(self, use_id: int) -> dict[str, object]:
+        return {
+            "use_id": use_id,
+            "t": self.t,
+            "sm_s": self.sm_s,
+            "held_s": self.held_s,
+            "known_s": self.known_s,
+            "memory_byte_s": self.memory_byte_s,
+            "peak_memory_bytes": self.peak_memory_bytes,
+            "joules": self.joules,
+        }
+
+
+@dataclass(slots=True)
+class UseIdentity:
+    """Whose process it was, and from when to when it was seen (epoch seconds)."""
+
+    user: str
+    program: str
+    job_ref: str = ""
+    job_owner: str = ""
+    first: int = sys.maxsize
+    last: int = 0
+
 
 class PastUsage:
     """Collects readings and writes them in bulk."""
@@ -61,8 +87,8 @@ class PastUsage:
     def __init__(self, scenario: Scenario, host: str, now: datetime) -> None:
         self._scenario, self._host = scenario, host
         self._now, self._now_t = now, int(now.timestamp())
-        self._identities: dict[Identity, dict[str, Any]] = {}
-        self._parts: dict[type, dict[tuple[Identity, int], UsagePart]] = {
+        self._identities: dict[UseKey, UseIdentity] = {}
+        self._parts: dict[type, dict[tuple[UseKey, int], UsagePart]] = {
             ProcessMinute: {},
             ProcessHour: {},
         }
@@ -70,19 +96,20 @@ class PastUsage:
     def watch(self, past: Iterable[tuple[Snapshot, float]]) -> None:
         """Processes of the last hours, from snapshots that each stand for some seconds."""
         for snapshot, seconds in past:
-            at = snapshot.at
+            t = int(snapshot.at.timestamp())
             power = {g.uuid: (g.utilization_pct or 0, g.power_w or 0) for g in snapshot.gpus}
             for p in snapshot.processes:
                 busy, watts = power[p.gpu_uuid]
                 own = watts * (p.sm_pct or 0) / busy if busy else 0.0
-                facts = {
-                    "user": p.user or "",
-                    "program": p.program or ("python3" if p.job_ref else ""),
-                    "job_ref": p.job_ref or "",
-                    "job_owner": p.job_owner or "",
-                }
                 key = (p.pid, p.start_ticks or 0, p.gpu_uuid)
-                part = self._part(ProcessMinute, key, facts, at, MINUTE_S)
+                if key not in self._identities:
+                    self._identities[key] = UseIdentity(
+                        user=p.user or "",
+                        program=p.program or ("python3" if p.job_ref else ""),
+                        job_ref=p.job_ref or "",
+                        job_owner=p.job_owner or "",
+                    )
+                part = self._part(ProcessMinute, key, t, MINUTE_S)
                 part.add(seconds, p.sm_pct, p.memory_bytes, own)
 
     def write(self) -> None:
@@ -108,21 +135,23 @@ class PastUsage:
         rollups.roll_up(self._now + timedelta(seconds=rollups.LATE_S))
         rollups.roll_up_processes(self._now)
 
-    def _part(
-        self, model: type, key: Identity, facts: dict[str, Any], at: datetime, step: int
-    ) -> UsagePart:
-        identity = self._identities.setdefault(key, {**facts, "first": at, "last": at})
-        identity["first"], identity["last"] = min(identity["first"], at), max(identity["last"], at)
-        t = rollups.floor(int(at.timestamp()), step)
-        return self._parts[model].setdefault((key, t), UsagePart(t))
+    def _part(self, model: type, key: UseKey, t: int, step: int) -> UsagePart:
+        """The step that `t` is in, of a process whose identity is noted."""
+        identity = self._identities[key]
+        identity.first, identity.last = min(identity.first, t), max(identity.last, t)
+        begin, parts = t - t % step, self._parts[model]
+        part = parts.get((key, begin))
+        if part is None:
+            part = parts[key, begin] = UsagePart(begin)
+        return part
 
     def _count(self, model: type, loads: Sequence[Load], step: int, seconds: float) -> None:
         for load in loads:
-            at = datetime.fromtimestamp(load.t, UTC)
             for life, pct in load.parts:
                 key = (life.pid, life.start_ticks, self._scenario.uuids[load.gpu])
-                facts = {"user": life.user or "", "program": life.program}
-                part = self._part(model, key, facts, at, step)
+                if key not in self._identities:
+                    self._identities[key] = UseIdentity(life.user or "", life.program)
+                part = self._part(model, key, load.t, step)
                 own = load.power_w * pct / load.busy_pct if load.busy_pct else 0.0
                 part.add(seconds, pct, int((life.gib or 0) * GIB), own)
 
@@ -165,7 +194,7 @@ class PastUsage:
 
     def _write_processes(self) -> None:
         uuids = set(Gpu.objects.values_list("uuid", flat=True))
-        recent = self._now - timedelta(seconds=30)
+        recent = self._now_t - 30
         uses = {key: self._use(key, identity, recent) for key, identity in self._identities.items()}
         for parts in self._parts.values():
             for (key, _), part in parts.items():
@@ -175,38 +204,35 @@ class PastUsage:
             rows = sorted(parts.items(), key=lambda item: item[1].t)
             insert(
                 model,
-                (
-                    {"use_id": uses[key].pk}
-                    | {name: getattr(part, name) for name in UsagePart.__slots__}
-                    for (key, _), part in rows
-                ),
+                (part.row(uses[key].pk) for (key, _), part in rows),
             )
 
-    def _use(self, key: Identity, identity: dict[str, Any], recent: datetime) -> ProcessUse:
+    def _use(self, key: UseKey, identity: UseIdentity, recent: int) -> ProcessUse:
         pid, ticks, uuid = key
+        first, last = (datetime.fromtimestamp(t, UTC) for t in (identity.first, identity.last))
         return ProcessUse(
             host=self._host,
             pid=pid,
             start_ticks=ticks,
             gpu_id=uuid,
-            user=identity["user"],
-            program=identity["program"],
-            job_ref=identity.get("job_ref", ""),
-            job_owner=identity.get("job_owner", ""),
+            user=identity.user,
+            program=identity.program,
+            job_ref=identity.job_ref,
+            job_owner=identity.job_owner,
             owner_source=_source(identity),
             created_at=datetime.fromtimestamp(ticks / 100, UTC) if ticks else None,
-            first_seen_at=identity["first"],
-            last_seen_at=identity["last"],
-            ended_at=None if identity["last"] >= recent else identity["last"],
+            first_seen_at=first,
+            last_seen_at=last,
+            ended_at=None if identity.last >= recent else last,
             source="process_utilization",
             joules=0.0,
         )
 
 
-def _source(identity: dict[str, Any]) -> OwnerSource:
-    if identity.get("job_owner"):
+def _source(identity: UseIdentity) -> OwnerSource:
+    if identity.job_owner:
         return OwnerSource.JOB
-    return OwnerSource.UID if identity["user"] else OwnerSource.UNKNOWN
+    return OwnerSource.UID if identity.user else OwnerSource.UNKNOWN
 
 
 _NOTHING: dict[str, Any] = {

@@ -51,17 +51,23 @@ PROFILES: dict[str, dict[str, dict[str, Any]]] = {
         },
     },
 }
-# Headings of the page of rules; policies without a topic come last.
-TOPICS: dict[str, tuple[str, ...]] = {
-    "Overuse and enforcement": (
-        "hogs",
-        "memory_hogs",
-        "claims",
-        "patterns",
-        "presence",
-        "enforcement",
-    ),
-    "Health and operation": ("constraints", "health", "cooling", "alerts", "retention"),
+# Headings of the page of rules, and the title of each policy. Policies without a topic come last.
+TOPICS: dict[str, dict[str, str]] = {
+    "Overuse and enforcement": {
+        "hogs": "Overuse of GPU and CPU time",
+        "memory_hogs": "Overuse of GPU memory",
+        "claims": "Unused bookings",
+        "patterns": "Recurring use",
+        "presence": "Interactive users",
+        "enforcement": "Automatic enforcement",
+    },
+    "Health and operation": {
+        "constraints": "Shortages of the host",
+        "health": "Health of GPUs",
+        "cooling": "GPU memory after jobs",
+        "alerts": "Delivery of alerts",
+        "retention": "Retention of records",
+    },
 }
 PROFILE_WORDS = {
     "desktop": "a workstation; an interactive user has priority on the GPUs in use",

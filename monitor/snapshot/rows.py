@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection, Iterable, Sequence
 from datetime import datetime
+from itertools import repeat
 from typing import Any
 
 from django.db.models import Exists, F, OuterRef, QuerySet, Subquery
@@ -71,19 +72,27 @@ def record(
     )
 
 
-def record_history(snapshots: Iterable[Snapshot]) -> int:
-    """Store past samples in bulk, as at the start of a demo; returns the number of GPU samples."""
+def record_history(snapshots: Iterable[Snapshot], lasting: Iterable[int] = repeat(1)) -> int:
+    """Store past samples in bulk, as at the start of a demo; returns the number of GPU samples.
+
+    lasting: the seconds that each snapshot stands for. It is stored once for each of them.
+    """
     known_uuids: set[str] = set()
     samples: list[dict[str, Any]] = []
     hosts: list[dict[str, Any]] = []
-    for snapshot in snapshots:
+    for snapshot, seconds in zip(snapshots, lasting, strict=False):
         new = [g for g in snapshot.gpus if g.uuid not in known_uuids]
         _upsert_gpus(new, snapshot)
         known_uuids.update(g.uuid for g in new)
-        samples += _samples(snapshot)
-        hosts.append(_host_sample(snapshot))
+        samples += _repeated(_samples(snapshot), seconds)
+        hosts += _repeated([_host_sample(snapshot)], seconds)
     insert(HostSample, hosts)
     return insert(Sample, samples)
+
+
+def _repeated(rows: Sequence[dict[str, Any]], seconds: int) -> list[dict[str, Any]]:
+    """The rows of one second, and the same for the seconds after it."""
+    return [{**row, "t": row["t"] + second} for second in range(seconds) for row in rows]
 
 
 def newest(host: str | None = None) -> Snapshot | None:

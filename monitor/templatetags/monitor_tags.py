@@ -245,6 +245,15 @@ def since(context: Context, moment: datetime | None) -> SafeString:
 
 
 @register.simple_tag(takes_context=True)
+def since_short(context: Context, moment: datetime | None) -> SafeString:
+    """As `since`, in its largest unit: "3 h" for 3 h 20 min."""
+    if moment is None:
+        return SafeString("–")
+    words = formats.duration(max((context["now"] - moment).total_seconds(), 0))
+    return _element(moment, "short", " ".join(words.split(" ")[:2]))
+
+
+@register.simple_tag(takes_context=True)
 def clock(context: Context, moment: datetime | None) -> SafeString:
     """A <time> as a clock time, with the day unless that is today.
 

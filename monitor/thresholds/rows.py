@@ -24,8 +24,9 @@ from monitor.thresholds.policy import FILE, OPERATORS, Layer, Setting, Tables
 P = TypeVar("P")
 _registered: dict[str, type[Any]] = {}
 _presets: list[Mapping[str, Tables]] = []
-_topics: dict[str, tuple[str, ...]] = {}
-Topics = Mapping[str, tuple[str, ...]]
+# Heading -> name of a policy -> its title.
+Topics = Mapping[str, Mapping[str, str]]
+_topics: dict[str, Mapping[str, str]] = {}
 
 
 def register(name: str, kind: type[Any]) -> None:
@@ -36,7 +37,7 @@ def register(name: str, kind: type[Any]) -> None:
 def register_all(
     policies: Mapping[str, type[Any]], profiles: Mapping[str, Tables], topics: Topics
 ) -> None:
-    """Register an app's policies, the presets of profiles, and the headings."""
+    """Register an app's policies, the presets of profiles, and the headings with the titles."""
     for name, kind in policies.items():
         register(name, kind)
     if not any(preset is profiles for preset in _presets):
@@ -87,7 +88,8 @@ def profile() -> str:
 
 
 def title(name: str) -> str:
-    return name.replace("_", " ").capitalize()
+    titles = (named[name] for named in _topics.values() if name in named)
+    return next(titles, name.replace("_", " ").capitalize())
 
 
 def about(name: str) -> str:

@@ -9,5 +9,10 @@ from reports.schedule.policy import DeliveryPolicy
 
 POLICIES: dict[str, type[Any]] = {"delivery": DeliveryPolicy, "reports": ReportPolicy}
 PROFILES: dict[str, dict[str, dict[str, Any]]] = {"desktop": {}, "server": {}, "coordinator": {}}
-# Headings of the page of rules.
-TOPICS: dict[str, tuple[str, ...]] = {"Reports": ("reports", "delivery")}
+# Headings of the page of rules, and the title of each policy.
+TOPICS: dict[str, dict[str, str]] = {
+    "Reports": {
+        "reports": "Fair-share reports",
+        "delivery": "Stored reports",
+    },
+}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
@@ -322,7 +321,3 @@ class Report:
         """No GPU was watched in the period."""
         hours = self.totals.gpu_hours
         return hours.capacity <= hours.unknown + 1e-9 and not self.users
-
-
-# What a registered section gets: (period, scope, what the viewer is called, is an operator).
-SectionInput = Mapping[str, Any]

@@ -12,6 +12,7 @@ from django.core.exceptions import PermissionDenied
 from django.core.paginator import Paginator
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import get_object_or_404, redirect, render
+from django.template.defaultfilters import pluralize
 from django.utils import timezone
 from django.views.decorators.http import require_http_methods, require_POST, require_safe
 
@@ -76,7 +77,7 @@ def batch(request: HttpRequest, pk: int) -> HttpResponse:
 def cancel(request: HttpRequest, pk: int) -> HttpResponse:
     row = _changeable(request, pk)
     count = rows.cancel(row, request.user.get_username(), timezone.now())
-    messages.info(request, f"Cancelled {count} items.")
+    messages.info(request, f"Cancelled {count} item{pluralize(count)}.")
     return redirect("batch", pk)
 
 
@@ -94,7 +95,7 @@ def share(request: HttpRequest, pk: int) -> HttpResponse:
 @require_POST
 def retry(request: HttpRequest, pk: int) -> HttpResponse:
     count = rows.retry_failed(_changeable(request, pk))
-    messages.info(request, f"{count} failed items wait again.")
+    messages.info(request, f"{count} failed item{pluralize(count, ' waits,s wait')} again.")
     return redirect("batch", pk)
 
 

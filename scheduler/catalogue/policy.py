@@ -71,29 +71,42 @@ PROFILES: dict[str, dict[str, dict[str, Any]]] = {
         "utilisation": {"low_pct": 30.0, "high_pct": 50.0},
     },
 }
-# Headings of the page of rules; policies without a topic come last.
-TOPICS: dict[str, tuple[str, ...]] = {
-    "Queue order and placement": (
-        "quotas",
-        "order",
-        "windows",
-        "preemption",
-        "retries",
-        "backfill",
-        "capacity",
-        "host",
-        "sizing",
-        "rank",
-    ),
-    "Load control": ("pressure", "utilisation", "adaptive", "mode", "idle", "idle_work"),
-    "Language models": ("eviction", "prompts", "batches"),
-    "Limits and retention of jobs": (
-        "bounds",
-        "niceness",
-        "interactive",
-        "keeping",
-        "disk",
-        "cleaning",
-    ),
-    "Notifications": ("notifications",),
+# Headings of the page of rules, and the title of each policy. Policies without a topic come last.
+TOPICS: dict[str, dict[str, str]] = {
+    "Queue order and placement": {
+        "quotas": "Fair share and quotas",
+        "order": "Order of the queue",
+        "windows": "Time windows",
+        "preemption": "Preemption",
+        "retries": "Retries",
+        "backfill": "Backfill",
+        "capacity": "GPU capacity",
+        "host": "Host capacity",
+        "sizing": "Learned GPU memory",
+        "rank": "Kinds of GPUs",
+    },
+    "Load control": {
+        "pressure": "Deferral under load",
+        "utilisation": "Utilisation target",
+        "adaptive": "Shares on GPUs in use",
+        "mode": "Cooperative and defensive mode",
+        "idle": "Idle GPUs and CPUs",
+        "idle_work": "Idle work",
+    },
+    "Language models": {
+        "eviction": "Unloading of models",
+        "prompts": "Prompts",
+        "batches": "Exclusive batches",
+    },
+    "Limits and retention of jobs": {
+        "bounds": "Resource limits of jobs",
+        "niceness": "Priority on a busy host",
+        "interactive": "Interactive jobs",
+        "keeping": "Retention of jobs",
+        "disk": "Disk space",
+        "cleaning": "Clean-up of disks",
+    },
+    "Notifications": {
+        "notifications": "Notifications to users",
+    },
 }

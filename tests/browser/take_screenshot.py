@@ -11,17 +11,33 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
-from playwright.sync_api import sync_playwright
+from playwright.sync_api import ViewportSize, sync_playwright
 
 from tests.processes.service import ROOT, wait_until
 
-PICTURE = ROOT / ".github" / "dashboard.png"
-REPORT = ROOT / ".github" / "report.png"
+FOLDER = ROOT / ".github"
 PASSWORD = "only for this picture"
 # Long enough for the demo's jobs to have drawn something.
 SETTLE_MS = 20_000
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """A page of the demo, and the size of the window that shows its first screen."""
+
+    name: str
+    path: str
+    size: ViewportSize
+
+
+PICTURES = (
+    Picture("dashboard", "", {"width": 1400, "height": 1240}),
+    Picture("timeline", "timeline/", {"width": 1400, "height": 640}),
+    Picture("report", "reports/?last=30d", {"width": 1400, "height": 1000}),
+)
 
 
 @contextmanager
@@ -47,21 +63,23 @@ def demo() -> Iterator[str]:
 
 
 def main() -> None:
-    PICTURE.parent.mkdir(exist_ok=True)
+    FOLDER.mkdir(exist_ok=True)
     with demo() as address, sync_playwright() as playwright:
         browser = playwright.chromium.launch(
             executable_path=shutil.which("chromium"), args=["--no-sandbox", "--disable-gpu"]
         )
-        page = browser.new_page(viewport={"width": 1400, "height": 1240})
+        page = browser.new_page(locale="en-GB")
         page.goto(f"{address}login/")
         page.fill("[name=username]", "admin")
         page.fill("[name=password]", PASSWORD)
         page.click("button[type=submit]")
         page.wait_for_timeout(SETTLE_MS)
-        page.screenshot(path=PICTURE)
-        page.set_viewport_size({"width": 1200, "height": 1000})
-        page.goto(f"{address}reports/?last=30d")
-        page.screenshot(path=REPORT)
+        for picture in PICTURES:
+            page.set_viewport_size(picture.size)
+            page.goto(f"{address}{picture.path}")
+            # The first live values, and charts that take the size of the window.
+            page.wait_for_timeout(3_000)
+            page.screenshot(path=FOLDER / f"{picture.name}.png")
         browser.close()
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import sqlite3
+from datetime import UTC, datetime
 from urllib.parse import urlsplit
 
 import pytest
@@ -10,6 +12,7 @@ from playwright.sync_api import Page, expect
 
 from tests.browser.conftest import GPU_0, Open
 from tests.browser.test_live import is_live
+from tests.processes.service import Service
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
 MOST_SHIFT = 0.02
@@ -56,6 +59,54 @@ def test_a_job_is_submitted_and_cancelled_by_keyboard_alone(open_page: Open) -> 
     page.keyboard.press("Enter")
 
     expect(page.locator(".job-verdict .badge")).to_have_text("cancelled")
+
+
+OVERUSE = "Detected GPU hog: python (PID 4200001, alice) at 95 %"
+
+
+def open_incident(service: Service) -> None:
+    """Write an incident of another host, which the controller of this one leaves alone."""
+    at = datetime.now(UTC).replace(tzinfo=None).isoformat(" ")
+    row = {
+        "host": "elsewhere",
+        "rule": "sustained",
+        "key": "by keyboard",
+        "user": "alice",
+        "severity": "warning",
+        "text": OVERUSE,
+        **dict.fromkeys(("since_at", "opened_at", "last_seen_at"), at),
+        **dict.fromkeys(("waiting", "hog_spans"), "[]"),
+        **dict.fromkeys(("is_muted", "waited_jobs", "waited_s"), 0),
+        **dict.fromkeys(
+            ("program", "container", "job_ref", "job_owner", "closed_by", "subject"), ""
+        ),
+        **dict.fromkeys(("acknowledged_by", "explanation"), ""),
+    }
+    marks = ", ".join("?" * len(row))
+    with sqlite3.connect(service.database, timeout=10) as database:
+        database.execute(
+            f"INSERT INTO monitor_incident ({', '.join(row)}) VALUES ({marks})", [*row.values()]
+        )
+    database.close()
+
+
+def test_an_incident_is_acknowledged_by_keyboard_alone(open_page: Open, service: Service) -> None:
+    open_incident(service)
+    page = open_page("/")
+    page.keyboard.press("g")
+    page.keyboard.press("i")
+    page.wait_for_url("**/incidents/")
+    press_tab_to(page, NAMED, OVERUSE)
+    page.keyboard.press("Enter")
+    page.wait_for_url(re.compile(r"/incidents/\d+/$"))
+    press_tab_to(page, LABELLED, "Reason, and expected end")
+    page.keyboard.type("Deadline on Friday.")
+    press_tab_to(page, NAMED, "Acknowledge", most=2)
+    page.keyboard.press("Enter")
+
+    expect(page.locator("#toasts")).to_contain_text("is acknowledged")
+    expect(page.locator("#incident-facts")).to_contain_text("Acknowledged by admin")
+    expect(page.locator("#incident-facts")).to_contain_text("Deadline on Friday.")
 
 
 def test_nothing_jumps_when_trouble_appears(open_page: Open) -> None:

@@ -61,11 +61,13 @@ def _of_violations(
         mine = [other for other in violations if other.user == v.user]
         waited = max(other.waited_hours for other in mine)
         hours = sum(other.hours for other in mine)
-        usage = f"{v.program} used {_gpus(v.gpus)} above {v.above_pct:g} % for {hours:.1f} h"
+        gpus = list(dict.fromkeys(gpu for other in mine for gpu in other.gpus))
+        level = min(other.above_pct for other in mine)
+        usage = f"{_programs(mine)} used {_gpus(gpus)} above {level:g} % for {hours:.1f} h"
         if waited >= LEAST_WAIT_HOURS / 4:
             text = (
                 f"Contact {v.user}: {usage} outside the queue while jobs of others waited"
-                f" {sig3(waited)} job-hours. Submit it as a preemptible job."
+                f" {waited:.1f} h. Submit such work as preemptible jobs."
             )
             yield Recommendation(kind="contact", text=text, user=v.user)
         else:
@@ -156,6 +158,11 @@ def _of_sizes(users: Iterable[UserFigures]) -> Iterator[Recommendation]:
 
 def _good(user: UserFigures) -> bool:
     return user.coverage is not None and user.coverage >= 0.8
+
+
+def _programs(violations: Sequence[Violation]) -> str:
+    names = list(dict.fromkeys(v.program for v in violations))
+    return names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"
 
 
 def _gpus(names: Sequence[str]) -> str:

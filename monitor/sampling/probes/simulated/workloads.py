@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from math import floor
 
 GIB = 1024**3
@@ -37,6 +38,8 @@ class Script:
         return (number, began) if t - began < self.runs_s else None
 
 
+# Noise asks for the same few numbers again and again.
+@lru_cache(maxsize=4096)
 def hashed(*parts: int) -> float:
     """A number 0..1 that depends on the parts alone: the same in each process and at each call."""
     value = 0x9E3779B97F4A7C15
