@@ -27,12 +27,12 @@ def seed_batch(owner: User, home: Path, host: str, now: datetime) -> None:
     used = {process.gpu_uuid for process in snapshot.processes} if snapshot else set()
     free = [gpu.uuid for gpu in snapshot.gpus if gpu.uuid not in used] if snapshot else []
     request = {
-        "argv": ["python3", "transcribe.py", "--seconds", "45"],
+        "argv": ["python3", "transcribe.py", "--seconds", "15"],
         "name": "whisper-urban-prepper",
         "cwd": str(home),
         "gpus": 1,
         "time_limit": 300,
-        "estimate": 45,
+        "estimate": 15,
     }
     items = [f"episode-{number:03}.wav" for number in range(1, ITEMS + 1)]
     chosen = free[-MOST_GPUS:]

@@ -12,6 +12,7 @@ from django.contrib.auth.models import User
 
 from gpucoord_site.demo.days import DAY_S, DAYS, HOUR_S, SHORTEST_S
 from gpucoord_site.demo.past import PEOPLE, PROGRAMS
+from monitor.facts.formats import duration
 from monitor.models import Claim, Event, Incident, ProcessHour, ProcessUse
 from monitor.sampling.probes.simulated.scenario import Scenario
 from scheduler.facts.jobs import JobState, Outcome
@@ -161,7 +162,7 @@ def _incidents(scenario: Scenario, host: str, now: datetime) -> Iterator[Inciden
     """Memory held idle and use outside the queue, every few days and today, while jobs waited."""
     kinds = (
         ("idle_held", "erin", 5, "Memory held idle"),
-        ("sustained", "bob", 2, "Detected GPU hog"),
+        ("sustained", "bob", 2, "Heavy use outside the queue"),
     )
     past = [
         (day, *kinds[day % 2], timedelta(days=day, hours=day % 7), timedelta(hours=2 + day % 4))
@@ -169,7 +170,7 @@ def _incidents(scenario: Scenario, host: str, now: datetime) -> Iterator[Inciden
     ]
     # Overuse in the last 24 h, for the mode.
     past.append((1, *kinds[1], timedelta(hours=7), timedelta(hours=1.6)))
-    dana = ("sustained", "dana", 4, "Detected GPU hog")
+    dana = ("sustained", "dana", 4, "Heavy use outside the queue")
     past.append((0, *dana, timedelta(hours=4), timedelta(hours=1.2)))
     for day, rule, user, gpu, title, before, lasted in past:
         if gpu >= scenario.size:
@@ -184,15 +185,20 @@ def _incidents(scenario: Scenario, host: str, now: datetime) -> Iterator[Inciden
             mean_pct=95.0 if is_hog else 0.0, coverage=1.0,
             waited_jobs=2, waited_s=60.0 * (20 + day),
             hog_spans=[[since.timestamp(), until.timestamp()]] if is_hog else [],
-            text=f"{title}: python ({user}) on GPU {gpu}; 2 jobs waited {20 + day} min",
+            text=f"{title}: python ({user}) on GPU {gpu} for {duration(lasted)};"
+            f" 2 jobs waited {20 + day} min",
         )  # fmt: skip
 
 
 def _modes(host: str, now: datetime) -> Iterator[Event]:
-    for day, mode, severity in ((12, "defensive", "warning"), (11, "cooperative", "info")):
+    changes = (
+        (12, "defensive", "warning", "Overuse in 34 % of the last 24 h."),
+        (11, "cooperative", "info", "Overuse in 18 % of the last 24 h."),
+    )
+    for day, mode, severity, why in changes:
         yield Event(
             at=now - timedelta(days=day), kind="MODE_CHANGED", severity=severity, host=host,
-            text=f"{host} is {mode} now. Simulated.",
+            text=f"{host} is {mode} now. {why}",
         )  # fmt: skip
 
 

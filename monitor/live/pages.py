@@ -226,7 +226,11 @@ def dashboard(request: HttpRequest) -> HttpResponse:
     wide = {region.element_id for region in regions() if region.is_wide}
     overview = [p for p in parts if not p.target.startswith("region-") or p.target in wide]
     others = [p for p in parts if p not in overview]
-    columns = [others[0::2], others[1::2]]
+    right = {region.element_id for region in regions() if region.is_right}
+    columns = [
+        [p for p in others if p.target not in right],
+        [p for p in others if p.target in right],
+    ]
     return render(request, "monitor/dashboard.html", {"overview": overview, "regions": columns})
 
 

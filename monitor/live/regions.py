@@ -38,8 +38,9 @@ class Region:
     A lower `place` comes first. Ages belong in the browser ({% ago %}). The template of a region
     in the head contains its element. A context may contain `badges` for cards and tables, and
     for the headline `waiting_jobs` and `startable_jobs`, those that an idle GPU could start.
-    is_wide: it gets the whole width of the page. A region with `children` is loaded only where it
-    is shown; its template has {{ children|safe }} in their place.
+    is_wide: it gets the whole width of the page. is_right: it is in the right column of a wide
+    window. A region with `children` is loaded only where it is shown; its template has
+    {{ children|safe }} in their place.
     """
 
     name: str
@@ -49,6 +50,7 @@ class Region:
     place: int = 50
     in_head: bool = False
     is_wide: bool = False
+    is_right: bool = False
     children: Callable[[Context], Sequence[Child]] = no_children
 
     @property

@@ -269,6 +269,22 @@ def clock(context: Context, moment: datetime | None) -> SafeString:
     return _element(moment, "clock", text)
 
 
+@register.simple_tag(takes_context=True)
+def minute(context: Context, moment: datetime | None) -> SafeString:
+    """As `clock`, without seconds: for times that are estimates."""
+    if moment is None:
+        return SafeString("–")
+    here, today = _local(moment), _local(context["now"])
+    is_today = here.date() == today.date()
+    return _element(moment, "minute", here.strftime("%H:%M" if is_today else "%-d %b %H:%M"))
+
+
+@register.filter
+def unbroken(text: str) -> str:
+    """With hyphens at which no line breaks: GPU-h."""
+    return text.replace("-", "\N{NON-BREAKING HYPHEN}")
+
+
 @register.simple_tag
 def weekday(moment: datetime | None) -> SafeString:
     """A <time> as "Mon 23 Nov 01:00"; app.js converts it to the viewer's time zone."""

@@ -128,6 +128,7 @@ def page_context(report: Report, mine: str = "") -> dict[str, Any]:
         "pictures": [(picture, shown[picture.table]) for picture in charts.pictures(report)],
         "tables": [table for key, table in shown.items() if key not in (*LONG_TABLES, "users")],
         "users": shown["users"],
+        "has_trend": any(row.trend for row in report.users),
     }
 
 

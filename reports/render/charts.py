@@ -54,11 +54,12 @@ def shares(report: Report) -> Picture | None:
     rows = [row for row in report.users if row.share_pct is not None][:MOST_USERS]
     if not rows:
         return None
-    top = nice_ceiling(max(max(row.share_pct or 0, row.entitled_pct or 0) for row in rows))
+    marks = round_ticks(max(1.0, *(max(r.share_pct or 0, r.entitled_pct or 0) for r in rows)))
+    top = marks[-1]
     wide, height = WIDTH - LEFT - 60, 26
 
     def body() -> Iterator[str]:
-        yield from _x_axis(top, wide, len(rows) * height, "%")
+        yield from _x_axis(marks, wide, len(rows) * height, "%")
         for index, row in enumerate(rows):
             y, share = index * height + 4, row.share_pct or 0.0
             yield _text(LEFT - 8, y + 13, _label(row.user, 18), anchor="end", css="ink", fill=INK)
@@ -328,11 +329,11 @@ def ticks(report: Report) -> list[tuple[float, str]]:
     return ticks
 
 
-def _x_axis(top: float, wide: float, high: float, unit: str) -> Iterator[str]:
-    for step in range(5):
-        at = LEFT + wide * step / 4
+def _x_axis(marks: Sequence[float], wide: float, high: float, unit: str) -> Iterator[str]:
+    for value in marks:
+        at = LEFT + wide * value / marks[-1]
         yield f'<path class="axis" d="M{at:.1f} 0v{high}" stroke="{LINE}"/>'
-        yield _text(at, high + 18, f"{top * step / 4:g} {unit}", anchor="middle")
+        yield _text(at, high + 18, f"{value:g} {unit}", anchor="middle")
 
 
 def _level(pct: float) -> int:

@@ -170,4 +170,4 @@ def queues() -> Queues:
     return Queues(prompts=prompts.count(), jobs=jobs.count(), items=rows.queued_items())
 
 
-REGION = Region("batches", "scheduler/_batches.html", load, place=40)
+REGION = Region("batches", "scheduler/_batches.html", load, place=40, is_right=True)

@@ -190,7 +190,7 @@ def _gpu_count(blocker: Blocker) -> str:
 
 def _other_gpus(blocker: Blocker) -> str:
     count = blocker.detail("count")
-    return f"The other {count} GPUs can't take it either: {blocker.available}."
+    return f"{count} other GPUs can't take it: {blocker.available}."
 
 
 def _infeasible(blocker: Blocker) -> str:

@@ -69,4 +69,4 @@ def register_regions() -> None:
     register(batch_region.REGION)
     register(timeline_pages.REGION)
     register(prompt_pages.REGION)
-    register(Region("queue", "scheduler/_queue.html", load))
+    register(Region("queue", "scheduler/_queue.html", load, is_right=True))

@@ -149,4 +149,4 @@ def load(_now: datetime) -> Context:
     }
 
 
-REGION = Region("prompts", "scheduler/_prompts.html", load, place=49)
+REGION = Region("prompts", "scheduler/_prompts.html", load, place=49, is_right=True)

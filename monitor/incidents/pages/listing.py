@@ -8,6 +8,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from django.db.models import Case, IntegerField, Q, QuerySet, Value, When
+from django.utils.text import capfirst
 
 from monitor.api.input import ListFilters
 from monitor.identity.policy.privacy import Viewer
@@ -66,6 +67,11 @@ class IncidentRow:
     opens: bool
     is_snoozed: bool
     is_quiet: bool
+
+    @property
+    def description(self) -> str:
+        """The text without the title, which stands beside it."""
+        return capfirst(self.incident.text.removeprefix(f"{self.title}: "))
 
 
 @dataclass(frozen=True, slots=True)

@@ -162,7 +162,8 @@ def _good(user: UserFigures) -> bool:
 
 def _programs(violations: Sequence[Violation]) -> str:
     names = list(dict.fromkeys(v.program for v in violations))
-    return names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"
+    more = len(names) - 1
+    return names[0] if not more else f"{names[0]} and {more} other program{'s' if more > 1 else ''}"
 
 
 def _gpus(names: Sequence[str]) -> str:

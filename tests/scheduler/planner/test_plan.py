@@ -186,7 +186,7 @@ def test_it_names_three_gpus_and_counts_the_rest() -> None:
     case.gpu("f", free="1GiB", closed=(Blocker(code=BlockerCode.GPU_LOCKED),))
 
     assert case.job(1, wants="20GiB").why(1)[3:] == [
-        "The other 3 GPUs can't take it either: 2 too full, 1 locked."
+        "3 other GPUs can't take it: 2 too full, 1 locked."
     ]
 
 
