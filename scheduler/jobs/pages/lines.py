@@ -191,8 +191,10 @@ def _gpus(job: Job) -> str:
 
 
 def plain_gib(value: int) -> str:
-    """A requested size as users write it: "20 GiB"."""
-    return f"{value / GIB:.4g} GiB"
+    """A requested size as users write it: "20 GiB". A learned one has three digits."""
+    size = value / GIB
+    is_written = (4 * size).is_integer()
+    return f"{size:.4g} GiB" if is_written or size >= 1000 else f"{size:.3g} GiB"
 
 
 def ending(job: Job) -> str:
