@@ -195,8 +195,20 @@
     if (event.target.closest("[data-theme-toggle]")) nextTheme();
     if (event.target.closest("[data-help]")) document.getElementById("help").showModal();
   });
+  // Each update would leave the white space around it behind, in an open page for ever. The boxes
+  // are grids, which do not show it.
+  const GRIDS = ".page, .regions, .stack, .grid, .gpu-lines, .tl-rows";
+  function removeBlanks() {
+    for (const box of all(GRIDS)) {
+      for (const node of [...box.childNodes]) {
+        if (node.nodeType === Node.TEXT_NODE && !node.data.trim()) node.remove();
+      }
+    }
+  }
+
   document.addEventListener("htmx:after:swap", () => {
     moved = true;
+    removeBlanks();
   });
 
   // ---- What browsers offer on https and on localhost only ----

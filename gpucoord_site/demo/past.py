@@ -17,7 +17,8 @@ from monitor.sampling.probes.simulated.scenario import Load, Scenario
 from monitor.sampling.probes.simulated.workloads import FIRST_PID
 from scheduler.facts.jobs import Outcome
 
-HOURS = 2
+# Hours with a sample for each second; fewer of a large server, so that the demo starts soon.
+HOURS, HOURS_LARGE = 2, 1
 # GPUs of the first eight with free memory in the scenario, and how much.
 ROOM_GIB = {0: 60, 6: 20, 7: 70}
 PEOPLE = ("alice", "bob", "charlie", "dana", "erin", "frank")
@@ -66,13 +67,19 @@ class PastJob:
         )
 
 
+def sampled_hours(gpus: int) -> int:
+    """For how many hours before now there are samples and the jobs of `past_jobs`."""
+    return HOURS_LARGE if gpus > LARGE else HOURS
+
+
 def past_jobs(gpus: int, seed: int, now: datetime, first: int = 1) -> list[PastJob]:
     """Jobs one after another on each GPU with free memory, oldest first, with every outcome.
 
     first: the number of the first of them.
     """
     dice = Random(seed)
-    jobs = [job for gpu in range(gpus) if gpu in ROOM_GIB for job in _on(gpu, dice, now)]
+    hours = sampled_hours(gpus)
+    jobs = [job for gpu in range(gpus) if gpu in ROOM_GIB for job in _on(gpu, dice, now, hours)]
     ends = iter(_unhappy_ends())
     every = max(1, len(jobs) // 5)
     jobs = [_ended(job, next(ends, {}) if i % every == 2 else {}) for i, job in enumerate(jobs)]
@@ -80,8 +87,8 @@ def past_jobs(gpus: int, seed: int, now: datetime, first: int = 1) -> list[PastJ
     return [replace(job, number=i) for i, job in enumerate(jobs, start=first)]
 
 
-def _on(gpu: int, dice: Random, now: datetime) -> Iterator[PastJob]:
-    at = now - timedelta(hours=HOURS) + timedelta(seconds=dice.uniform(60, 600))
+def _on(gpu: int, dice: Random, now: datetime, hours: int) -> Iterator[PastJob]:
+    at = now - timedelta(hours=hours) + timedelta(seconds=dice.uniform(60, 600))
     while (ended := at + timedelta(seconds=dice.uniform(240, 1300))) < now - timedelta(seconds=40):
         name, command = dice.choice(PROGRAMS)
         yield PastJob(
@@ -179,7 +186,7 @@ def _instants(now: datetime, gpus: int) -> Iterator[datetime]:
     minutes = FINE_MINUTES_LARGE if gpus > LARGE else FINE_MINUTES
     step = COARSE_STEP_LARGE_S if gpus > LARGE else COARSE_STEP_S
     fine = end - 60 * minutes
-    for t in [*range(end - 3600 * HOURS, fine, step), *range(fine, end)]:
+    for t in [*range(end - 3600 * sampled_hours(gpus), fine, step), *range(fine, end)]:
         yield datetime.fromtimestamp(t, now.tzinfo)
 
 

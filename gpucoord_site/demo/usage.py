@@ -8,9 +8,11 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+from django.db import connection
+
 from gpucoord_site.demo import days
 from gpucoord_site.demo.days import DAY_S, DAYS, HOUR_S, MINUTE_S, Load
-from gpucoord_site.demo.past import LARGE
+from gpucoord_site.demo.past import LARGE, sampled_hours
 from monitor.facts.readings import OwnerSource, Snapshot
 from monitor.models import (
     Gpu,
@@ -27,8 +29,6 @@ from monitor.sampling.probes.simulated.scenario import Scenario
 from monitor.sampling.probes.simulated.workloads import GIB
 from monitor.usage.rows import rollups
 
-# Later times are covered by samples.
-SAMPLES_S = 2 * HOUR_S
 # Readings per hour; fewer of a large server, so that the demo starts soon.
 LOOKS, LOOKS_LARGE = 4, 2
 # PID, start ticks and GPU of a process.
@@ -116,7 +116,8 @@ class PastUsage:
         """Everything, oldest first; hours of the newest minutes are added up as always."""
         gpus, seed = self._scenario.size, self._scenario.seed
         lives = days.lives(gpus, seed, self._now_t)
-        end = rollups.floor(self._now_t - SAMPLES_S, MINUTE_S)
+        # Later times are covered by samples.
+        end = rollups.floor(self._now_t - HOUR_S * sampled_hours(gpus), MINUTE_S)
         day = rollups.floor(self._now_t - DAY_S, HOUR_S)
         first = rollups.floor(self._now_t - DAYS * DAY_S, HOUR_S)
         per_hour = LOOKS if gpus <= LARGE else LOOKS_LARGE
@@ -193,40 +194,54 @@ class PastUsage:
             )
 
     def _write_processes(self) -> None:
-        uuids = set(Gpu.objects.values_list("uuid", flat=True))
         recent = self._now_t - 30
         uses = {key: self._use(key, identity, recent) for key, identity in self._identities.items()}
         for parts in self._parts.values():
             for (key, _), part in parts.items():
                 _sum(uses[key], part)
-        ProcessUse.objects.bulk_create([u for u in uses.values() if u.gpu_id in uuids])
+        insert(ProcessUse, uses.values())
+        columns = ("pk", "pid", "start_ticks", "gpu_id")
+        numbers = {tuple(key): pk for pk, *key in ProcessUse.objects.values_list(*columns)}
         for model, parts in self._parts.items():
             rows = sorted(parts.items(), key=lambda item: item[1].t)
-            insert(
-                model,
-                (part.row(uses[key].pk) for (key, _), part in rows),
-            )
+            insert(model, (part.row(numbers[key]) for (key, _), part in rows))
 
-    def _use(self, key: UseKey, identity: UseIdentity, recent: int) -> ProcessUse:
+    def _use(self, key: UseKey, identity: UseIdentity, recent: int) -> dict[str, Any]:
         pid, ticks, uuid = key
-        first, last = (datetime.fromtimestamp(t, UTC) for t in (identity.first, identity.last))
-        return ProcessUse(
-            host=self._host,
-            pid=pid,
-            start_ticks=ticks,
-            gpu_id=uuid,
-            user=identity.user,
-            program=identity.program,
-            job_ref=identity.job_ref,
-            job_owner=identity.job_owner,
-            owner_source=_source(identity),
-            created_at=datetime.fromtimestamp(ticks / 100, UTC) if ticks else None,
-            first_seen_at=first,
-            last_seen_at=last,
-            ended_at=None if identity.last >= recent else last,
-            source="process_utilization",
-            joules=0.0,
-        )
+        return {
+            "host": self._host,
+            "pid": pid,
+            "start_ticks": ticks,
+            "gpu_id": uuid,
+            "user": identity.user,
+            "program": identity.program,
+            "job_ref": identity.job_ref,
+            "job_owner": identity.job_owner,
+            "owner_source": _source(identity).value,
+            "created_at": _stored(ticks / 100) if ticks else None,
+            "first_seen_at": _stored(identity.first),
+            "last_seen_at": _stored(identity.last),
+            "ended_at": None if identity.last >= recent else _stored(identity.last),
+            "source": "process_utilization",
+            **dict.fromkeys(_SUMS, 0),
+        }
+
+
+# What a process has in all steps together.
+_SUMS = (
+    "sm_s",
+    "held_s",
+    "known_s",
+    "memory_byte_s",
+    "memory_known_s",
+    "peak_memory_bytes",
+    "joules",
+)
+
+
+def _stored(t: float) -> Any:
+    """A time as the database stores it: `insert` does not convert."""
+    return connection.ops.adapt_datetimefield_value(datetime.fromtimestamp(t, UTC))
 
 
 def _source(identity: UseIdentity) -> OwnerSource:
@@ -267,11 +282,11 @@ def _add(row: dict[str, Any], load: Load, seconds: int) -> None:
         row[name] = max(row[name], value)
 
 
-def _sum(use: ProcessUse, part: UsagePart) -> None:
-    use.sm_s += part.sm_s
-    use.held_s += part.held_s
-    use.known_s += part.known_s
-    use.memory_byte_s += part.memory_byte_s
-    use.memory_known_s += part.held_s
-    use.peak_memory_bytes = max(use.peak_memory_bytes or 0, part.peak_memory_bytes)
-    use.joules = (use.joules or 0.0) + part.joules
+def _sum(use: dict[str, Any], part: UsagePart) -> None:
+    use["sm_s"] += part.sm_s
+    use["held_s"] += part.held_s
+    use["known_s"] += part.known_s
+    use["memory_byte_s"] += part.memory_byte_s
+    use["memory_known_s"] += part.held_s
+    use["peak_memory_bytes"] = max(use["peak_memory_bytes"], part.peak_memory_bytes)
+    use["joules"] += part.joules

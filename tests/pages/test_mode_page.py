@@ -52,7 +52,7 @@ def test_the_page_says_why_and_what_it_means(host: str, alice: User, as_user: As
     page = as_user(alice).get("/mode/").content.decode()
     assert DAY in page
     assert "more than 30 %" in page
-    assert "is multiplied by 0.10" in page
+    assert "is multiplied by 0.1 " in page
     assert "Set mode" not in page
 
 
@@ -118,7 +118,7 @@ def test_the_page_shows_how_much_overuse_there_was_in_each_hour(
     page = as_user(alice).get("/mode/").content.decode()
 
     # Three of 24 hours.
-    assert "<b>12.5 %</b> of this time" in page
+    assert "12 % of 100 %" in page
     assert page.count("<title>100 %</title>") == 3
     assert page.count("<title>0 %</title>") == 21
-    assert "Load above 70 %: ×0.10." in page
+    assert "Load above 70 %: ×0.1." in page

@@ -8,7 +8,6 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from django.db.models import Case, IntegerField, Q, QuerySet, Value, When
-from django.utils.text import capfirst
 
 from monitor.api.input import ListFilters
 from monitor.identity.policy.privacy import Viewer
@@ -71,7 +70,7 @@ class IncidentRow:
     @property
     def description(self) -> str:
         """The text without the title, which stands beside it."""
-        return capfirst(self.incident.text.removeprefix(f"{self.title}: "))
+        return self.incident.text.removeprefix(f"{self.title}: ")
 
 
 @dataclass(frozen=True, slots=True)
