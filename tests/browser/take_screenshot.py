@@ -35,7 +35,7 @@ class Picture:
 
 PICTURES = (
     Picture("dashboard", "", {"width": 1400, "height": 1240}),
-    Picture("timeline", "timeline/", {"width": 1400, "height": 640}),
+    Picture("timeline", "timeline/", {"width": 1400, "height": 760}),
     Picture("report", "reports/?last=30d", {"width": 1400, "height": 1000}),
 )
 
