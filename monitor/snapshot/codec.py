@@ -217,3 +217,45 @@ _READERS: dict[str, Callable[[Any], Any]] = {
     "until": datetime.fromisoformat,
     "residents": _residents,
 }
+
+
+def gpu_samples(snapshot: Snapshot) -> list[dict[str, Any]]:
+    """The columns of a sample of each GPU that can be read."""
+    t = int(snapshot.at.timestamp())
+    return [
+        {
+            "gpu_id": gpu.uuid,
+            "t": t,
+            "utilization_pct": gpu.utilization_pct,
+            "memory_used_bytes": gpu.memory_used_bytes,
+            "power_w": gpu.power_w,
+            "temperature_c": gpu.temperature_c,
+            "sm_clock_mhz": gpu.sm_clock_mhz,
+        }
+        for gpu in snapshot.gpus
+        if gpu.health is not Health.LOST
+    ]
+
+
+def host_sample(snapshot: Snapshot) -> dict[str, Any]:
+    """The columns of a sample of the host."""
+    host = snapshot.host
+    return {
+        "host": host.name,
+        "t": int(snapshot.at.timestamp()),
+        "cpu_pct": host.cpu_pct,
+        "load_1": host.load_1,
+        "memory_used_bytes": _used(host),
+        "swap_used_bytes": host.swap_used_bytes,
+        "disk_read_bps": host.disk_read_bps,
+        "disk_write_bps": host.disk_write_bps,
+        "cpu_pressure_pct": host.pressure.cpu_some_pct,
+        "memory_pressure_pct": host.pressure.memory_some_pct,
+        "io_pressure_pct": host.pressure.io_some_pct,
+    }
+
+
+def _used(host: HostReading) -> int | None:
+    if host.memory_total_bytes is None or host.memory_available_bytes is None:
+        return None
+    return host.memory_total_bytes - host.memory_available_bytes

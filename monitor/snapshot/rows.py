@@ -16,7 +16,6 @@ from monitor.facts.readings import (
     ClaimFact,
     GpuReading,
     Health,
-    HostReading,
     Snapshot,
 )
 from monitor.models import Claim, Gpu, Host, HostSample, LatestSnapshot, Sample
@@ -52,9 +51,9 @@ def record(
     """
     rows = [g for g in snapshot.gpus if changed is None or g.uuid in changed]
     _upsert_gpus(rows, snapshot)
-    samples = [Sample(**values) for values in _samples(snapshot)]
+    samples = [Sample(**values) for values in snapshot_codec.gpu_samples(snapshot)]
     Sample.objects.bulk_create(samples, ignore_conflicts=True, batch_size=_BATCH)
-    host = HostSample(**_host_sample(snapshot))
+    host = HostSample(**snapshot_codec.host_sample(snapshot))
     HostSample.objects.bulk_create([host], ignore_conflicts=True)
     latest = LatestSnapshot(
         host=snapshot.host.name,
@@ -84,8 +83,8 @@ def record_history(snapshots: Iterable[Snapshot], lasting: Iterable[int] = repea
         new = [g for g in snapshot.gpus if g.uuid not in known_uuids]
         _upsert_gpus(new, snapshot)
         known_uuids.update(g.uuid for g in new)
-        samples += _repeated(_samples(snapshot), seconds)
-        hosts += _repeated([_host_sample(snapshot)], seconds)
+        samples += _repeated(snapshot_codec.gpu_samples(snapshot), seconds)
+        hosts += _repeated([snapshot_codec.host_sample(snapshot)], seconds)
     insert(HostSample, hosts)
     return insert(Sample, samples)
 
@@ -360,46 +359,6 @@ def _gpu_row(reading: GpuReading, snapshot: Snapshot) -> Gpu:
     if reading.state is not None:
         row.state = reading.state.value
     return row
-
-
-def _samples(snapshot: Snapshot) -> list[dict[str, Any]]:
-    t = int(snapshot.at.timestamp())
-    return [
-        {
-            "gpu_id": gpu.uuid,
-            "t": t,
-            "utilization_pct": gpu.utilization_pct,
-            "memory_used_bytes": gpu.memory_used_bytes,
-            "power_w": gpu.power_w,
-            "temperature_c": gpu.temperature_c,
-            "sm_clock_mhz": gpu.sm_clock_mhz,
-        }
-        for gpu in snapshot.gpus
-        if gpu.health is not Health.LOST
-    ]
-
-
-def _host_sample(snapshot: Snapshot) -> dict[str, Any]:
-    host = snapshot.host
-    return {
-        "host": host.name,
-        "t": int(snapshot.at.timestamp()),
-        "cpu_pct": host.cpu_pct,
-        "load_1": host.load_1,
-        "memory_used_bytes": _used(host),
-        "swap_used_bytes": host.swap_used_bytes,
-        "disk_read_bps": host.disk_read_bps,
-        "disk_write_bps": host.disk_write_bps,
-        "cpu_pressure_pct": host.pressure.cpu_some_pct,
-        "memory_pressure_pct": host.pressure.memory_some_pct,
-        "io_pressure_pct": host.pressure.io_some_pct,
-    }
-
-
-def _used(host: HostReading) -> int | None:
-    if host.memory_total_bytes is None or host.memory_available_bytes is None:
-        return None
-    return host.memory_total_bytes - host.memory_available_bytes
 
 
 def last_reading() -> Subquery:
