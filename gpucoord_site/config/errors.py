@@ -40,6 +40,7 @@ OTHER_VARIABLES = frozenset(
         "GPUCOORD_GRACE_S",
         "GPUCOORD_LIFELINE",
         "GPUCOORD_TEST_REQUIRE",
+        "GPUCOORD_TEST_AWAY_S",
         "GPUCOORD_KILL_TRIALS",
     }
 )

@@ -36,8 +36,10 @@ FAULT = {"kind": "LIVE_HUB_FAULT"}
 
 Seqs = list[tuple[str, int]]
 POLL_S = 1.0
-# Changes of jobs come in bursts and are shown at most this often. Readings are shown at once.
+# Changes of jobs come in bursts and are shown at most this often. Readings are shown at once, those
+# of many hosts together.
 BURST_S = 0.1
+READINGS_EVERY_S = 0.15
 # Regions are loaded this long after a reading was sent, because both share the interpreter.
 REGIONS_DELAY_S = 0.2
 UNREADABLE = "The database can't be read; the figures below are old."
@@ -134,19 +136,36 @@ class Hub:
         """While there are viewers: show each reading at once, and the regions a moment later."""
         with Listener("live") as wakes:
             self.tick(timezone.now())
-            ticked_at, regions_due = monotonic(), False
+            ticked_at = shown_at = monotonic()
+            # When regions follow the readings; None: no reading was shown since the last ones.
+            regions_at: float | None = None
             while True:
-                payloads = self._wait(wakes, REGIONS_DELAY_S if regions_due else POLL_S)
+                until = monotonic() + POLL_S if regions_at is None else regions_at
+                payloads = self._wait(wakes, until - monotonic())
                 if not self._viewers:
                     return
-                if any(payloads):
+                is_regions_turn = regions_at is not None and monotonic() >= regions_at
+                if any(payloads) and not is_regions_turn:
+                    payloads += self._collect(wakes, shown_at + READINGS_EVERY_S)
                     self.show_readings(timezone.now())
-                    regions_due = True
+                    shown_at = monotonic()
+                    due = shown_at + REGIONS_DELAY_S
+                    if all(payloads):
+                        # Readings alone, of many hosts all the time: regions take longer.
+                        due = max(due, ticked_at + POLL_S)
+                    regions_at = due if regions_at is None else min(regions_at, due)
                     continue
                 if payloads:
                     self._wait(wakes, BURST_S - (monotonic() - ticked_at))
-                self.tick(timezone.now(), is_read=regions_due and not payloads)
-                ticked_at, regions_due = monotonic(), False
+                self.tick(timezone.now(), is_read=regions_at is not None and not payloads)
+                ticked_at, regions_at = monotonic(), None
+
+    def _collect(self, wakes: Listener, until: float) -> list[bytes]:
+        """Further wake-ups until then, to show the readings of several hosts together."""
+        payloads: list[bytes] = []
+        while (left := until - monotonic()) > 0:
+            payloads += self._wait(wakes, left)
+        return payloads
 
     def _wait(self, wakes: Listener, seconds: float) -> list[bytes]:
         """Wait for a wake-up or until the time is over. Returns the payloads of the wake-ups."""

@@ -82,7 +82,7 @@ def measure(service: Service, viewers: int, log: Path, url: str, hosts: int) -> 
     cuts = statistics.quantiles(delays, n=100, method="inclusive")
     figures = ", ".join(f"{name} {1000 * cuts[n]:.0f} ms" for name, n in (("p50", 49), ("p99", 98)))
     print(f"{hosts} hosts, {viewers} viewers, {len(delays)} frames: sample -> viewer {figures}")
-    print(f"web process: {used:.0f} % of a core")
+    print(f"web process: {used:.0f} % of a core; the writer wrote all hosts {len(written)} times")
     assert before is not None
     assert after is not None
     names = ("transactions", "rows inserted", "rows updated", "bytes of WAL")

@@ -70,7 +70,7 @@ def test_another_host_is_woken_and_this_one_only_once(url: str, tmp_path: Path) 
 
         assert process.stdout.readline() == "ready\n"
         wake_from(url, south, "south", "scheduler")
-        assert heard() == "True [b'']"
+        assert heard() == "True [b'7']"
         # It should hear itself by datagram alone, and other names not at all.
         wake_from(url, north, "north", "scheduler")
         first = heard()

@@ -37,9 +37,8 @@ def _send(name: str, payload: bytes) -> None:
     if connection.vendor == "postgresql":
         try:
             with connection.cursor() as cursor:
-                cursor.execute(
-                    "SELECT pg_notify(%s, %s)", [CHANNEL, f"{name} {settings.CONFIG.node}"]
-                )
+                text = f"{name} {payload.decode(errors='replace')} {settings.CONFIG.node}"
+                cursor.execute("SELECT pg_notify(%s, %s)", [CHANNEL, text])
         except Exception:
             logger.warning("Cannot wake up the other hosts", exc_info=True, extra=FAULT)
 
@@ -61,7 +60,7 @@ class Listener:
         return self._epoll.fileno() if self._epoll else self._inbox.fileno()
 
     def drain(self) -> list[bytes]:
-        """The payloads received; a wake-up from another host has an empty payload."""
+        """The payloads received."""
         payloads = self._inbox.drain()
         if self._epoll and self._remote:
             payloads += self._remote.drain(self._epoll)
@@ -117,16 +116,18 @@ class _Remote:
             return []
         fd = self._connection.fileno()
         try:
-            notifications = [n.payload.partition(" ") for n in self._connection.notifies(timeout=0)]
+            texts = [n.payload for n in self._connection.notifies(timeout=0)]
         except Exception:
             text = "Lost the connection for wake-ups from other hosts; reconnecting"
             logger.warning(text, exc_info=True, extra=FAULT)
             epoll.unregister(fd)
             self.close()
             return []
+        # Name, payload and host. An older version sends no payload.
+        parts = [text.split(" ", 2) for text in texts if text.count(" ") >= 2]
         return [
-            b""
-            for name, _, host in notifications
+            payload.encode()
+            for name, payload, host in parts
             if name == self._name and host != settings.CONFIG.node
         ]
 
