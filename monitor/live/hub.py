@@ -42,6 +42,7 @@ BURST_S = 0.1
 READINGS_EVERY_S = 0.15
 # Regions are loaded this long after a reading was sent, because both share the interpreter.
 REGIONS_DELAY_S = 0.2
+REGIONS_EVERY_S = 1.0
 UNREADABLE = "The database can't be read; the figures below are old."
 UNRENDERED = "This page can't be updated because of a fault; the figures below are old."
 
@@ -144,20 +145,22 @@ class Hub:
                 payloads = self._wait(wakes, until - monotonic())
                 if not self._viewers:
                     return
-                is_regions_turn = regions_at is not None and monotonic() >= regions_at
-                if any(payloads) and not is_regions_turn:
+                has_readings = any(payloads)
+                if has_readings:
                     payloads += self._collect(wakes, shown_at + READINGS_EVERY_S)
                     self.show_readings(timezone.now())
                     shown_at = monotonic()
                     due = shown_at + REGIONS_DELAY_S
                     if all(payloads):
                         # Readings alone, of many hosts all the time: regions take longer.
-                        due = max(due, ticked_at + POLL_S)
+                        due = max(due, ticked_at + REGIONS_EVERY_S)
                     regions_at = due if regions_at is None else min(regions_at, due)
-                    continue
-                if payloads:
+                    if monotonic() < regions_at:
+                        continue
+                elif payloads:
                     self._wait(wakes, BURST_S - (monotonic() - ticked_at))
-                self.tick(timezone.now(), is_read=regions_at is not None and not payloads)
+                is_read = regions_at is not None and (has_readings or not payloads)
+                self.tick(timezone.now(), is_read=is_read)
                 ticked_at, regions_at = monotonic(), None
 
     def _collect(self, wakes: Listener, until: float) -> list[bytes]:
