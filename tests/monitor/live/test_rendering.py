@@ -55,17 +55,18 @@ def test_figures_alone_travel_without_html(renderer: Renderer) -> None:
     second = frame(renderer, snapshot([gpu(utilization_pct=42.4)]))
     said = message(second, since=first.n)
 
-    assert said["g"] == [[42, 0, 70, 35, 0, 0]]
+    # Without a listed process, the shares of a busy GPU are unknown.
+    assert said["g"] == [[42, 0, 70, 35, None, None]]
     assert not {"content", "o", "k"} & said.keys()
 
 
-def test_eight_gpus_without_processes_take_less_than_300_bytes(renderer: Renderer) -> None:
+def test_eight_gpus_without_processes_take_less_than_330_bytes(renderer: Renderer) -> None:
     busy = [gpu(i, utilization_pct=97.0, memory_used_bytes=10**10 * i) for i in range(8)]
     first = frame(renderer, snapshot(busy))
     text = frame(renderer, snapshot(busy)).message("dashboard", first.n, NOW.timestamp())
 
     assert text is not None
-    assert len(text) < 300
+    assert len(text) < 330
 
 
 def test_only_the_card_that_changed_is_sent(renderer: Renderer) -> None:
