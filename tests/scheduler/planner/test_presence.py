@@ -8,7 +8,7 @@ from typing import Any
 from monitor.facts.presence import OwnerReading, Presence
 from monitor.presence.policy.thresholds import PresencePolicy
 from scheduler.blockers.wording import text
-from scheduler.dispatch import inputs
+from scheduler.execution.steps import gpu_closures
 from scheduler.facts.blockers import Tier
 from scheduler.facts.jobs import Requirement
 from scheduler.facts.plans import RunningJob
@@ -41,7 +41,7 @@ def yielding(*jobs: RunningJob, policy: PresencePolicy = ALL, owners: Any = None
 
 
 def test_a_gpu_that_somebody_is_on_is_closed_and_says_who() -> None:
-    closures = inputs.closed_by_owners("gpubox", snapshot(2, owners=(owner(1),)), NOW)
+    closures = gpu_closures.closed_by_owners("gpubox", snapshot(2, owners=(owner(1),)), NOW)
 
     (blocker,) = closures[gpu_uuid(1)]
     assert (blocker.code, blocker.tier, blocker.holder) == (
