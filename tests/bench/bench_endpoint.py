@@ -107,16 +107,18 @@ def live_view() -> None:
     with running(8) as service:
         url, headers = add_model(service)
         delays: dict[bool, list[float]] = {False: [], True: []}
+        used: dict[bool, list[float]] = {False: [], True: []}
         for _ in range(ROUNDS):
             for has_streams in (False, True):
                 with streams(url, headers) if has_streams else nullcontext():
-                    viewers, _ = asyncio.run(watch(service, VIEWERS, WATCHED_S))
+                    viewers, used_pct = asyncio.run(watch(service, VIEWERS, WATCHED_S))
                 delays[has_streams] += [delay for viewer in viewers for delay in viewer.delays]
+                used[has_streams].append(used_pct)
         remove_model(service, headers)
     plain, beside = (quantiles(delays[key], n=100, method="inclusive") for key in (False, True))
-    for name, cuts in (("without", plain), ("with", beside)):
+    for name, cuts, key in (("without", plain, False), ("with", beside, True)):
         print(f"live view {name} {STREAMS} streams: p50 {1000 * cuts[49]:.1f} ms,"
-              f" p99 {1000 * cuts[98]:.1f} ms")  # fmt: skip
+              f" p99 {1000 * cuts[98]:.1f} ms, web {median(used[key]):.1f} % CPU")  # fmt: skip
     print(f"p99 with / without: {beside[98] / plain[98]:.2f} (wanted: at most 1.2)")
 
 

@@ -73,7 +73,7 @@ class Host:
         return numbers
 
     def kill_one(self, chance: random.Random) -> None:
-        part = chance.choice(("endpoint", "loop", "tasks", "server", "server"))
+        part = chance.choice(("endpoint", "endpoint", "loop", "tasks", "server", "server"))
         pids: list[int] = []
         # A part that was killed just now may be starting.
         with suppress(AssertionError, httpx.HTTPError, IndexError):
