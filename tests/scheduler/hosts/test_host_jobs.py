@@ -196,6 +196,28 @@ def test_only_jobs_with_requeue_run_elsewhere_once_the_host_is_confirmed_down(
     assert look(data, at_s=121) == []
 
 
+def test_a_job_that_slurm_runs_is_not_requeued_with_its_submit_host(
+    alice: User, data: Path
+) -> None:
+    """Its node may be up, and then it would run twice."""
+    job = silent_job(alice, requeue=True)
+    Attempt.objects.filter(job=job).update(engine="slurm", engine_ref="71", node="n1")
+    see("east", 1, at_s=60)
+    hosts.confirm_down("gpubox", "root", NOW + 50 * SECOND)
+
+    assert look(data) == []
+    job.refresh_from_db()
+    assert (job.state, job.attempts.get().abandoned) == ("running", False)
+
+
+def test_a_join_token_is_good_for_one_host() -> None:
+    token = hosts.make_token("olga", NOW)
+
+    assert hosts.is_valid_token(token, NOW)
+    assert [hosts.use_token(token) for _ in range(2)] == [True, False]
+    assert not hosts.is_valid_token(token, NOW)
+
+
 def test_a_host_that_returns_ends_what_its_requeued_jobs_left_there(
     alice: User, data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
