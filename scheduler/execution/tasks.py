@@ -206,6 +206,7 @@ class SchedulerPass:
         placed = self._dispatcher.step(now, has_room=has_room)
         self._executor.start(placed, now)
         if Action.YIELD in moves.values():
+            keep_commits_synced(on=True)
             self._withdrawer.step(now)
         self._reporter.step(now)
         self._progress.step(now)

@@ -30,6 +30,7 @@ from scheduler.facts.blockers import Blocker, Key, from_row
 from scheduler.facts.jobs import JobState, QueuedJob
 from scheduler.facts.plans import Plan, PlanPolicy
 from scheduler.lifecycle.rows import queue_facts, transitions
+from scheduler.lifecycle.rows.queue import keep_commits_synced
 from scheduler.lifecycle.rows.queue_facts import UNCLEAR, QueueMark
 from scheduler.models import Attempt, Job
 from scheduler.planner.forecast.forecast import Estimate
@@ -246,6 +247,8 @@ class Dispatcher:
         self, made: Plan, news: Mapping[int, tuple[Blocker, ...]], turn: int, now: datetime
     ) -> list[Attempt] | None:
         each = self._isolation.each
+        # Reasons alone need not survive a power cut: they are found again.
+        keep_commits_synced(on=bool(made.placements or made.evictions or made.preemptions))
         with self._guard():
             # Another host must not preempt for the same job.
             is_change = bool(made.placements or made.preemptions)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
@@ -109,6 +110,29 @@ def test_it_counts_jobs_without_a_gpu_on_its_host(alice: User) -> None:
     assert _why(second) == ["CpuPlaces"]
     # Another host has places of its own.
     assert [a.job_id for a in _dispatcher("other").step(NOW)] == [second.pk]
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.skipif("connection.vendor != 'sqlite'", reason="PostgreSQL always syncs")
+def test_a_placement_is_on_the_disk_but_reasons_alone_need_not_be(alice: User) -> None:
+    levels: list[int] = []
+
+    @contextmanager
+    def guard() -> Iterator[None]:
+        with connection.cursor() as cursor:
+            levels.append(int(cursor.execute("PRAGMA synchronous").fetchone()[0]))
+        with transaction.atomic():
+            yield
+
+    step = Dispatcher(guard, "gpubox", PlanPolicy(cpu_jobs=1)).step
+    _see()
+    _submit(alice)
+    step(NOW)
+    _submit(alice)
+    step(NOW + SECOND)
+
+    # 2 is FULL: the commit waits for the disk.
+    assert levels == [2, 1]
 
 
 def test_it_plans_again_when_a_job_came(alice: User) -> None:
