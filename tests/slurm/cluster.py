@@ -232,7 +232,16 @@ class Cluster:
         """What is left of jobs has the uids of the test's accounts, or is their slurmstepd."""
         for entry in Path("/proc").iterdir():
             try:
-                if entry.name.isdigit() and entry.stat().st_uid in ACCOUNTS.values():
+                if entry.name.isdigit() and (
+                    entry.stat().st_uid in ACCOUNTS.values() or self._is_step_daemon(entry)
+                ):
                     os.kill(int(entry.name), signal.SIGKILL)
             except OSError:
                 continue
+
+    def _is_step_daemon(self, process: Path) -> bool:
+        """Whether it is a slurmstepd of this cluster, by the files that it has open."""
+        if (process / "comm").read_text().strip() != "slurmstepd":
+            return False
+        opened = [os.readlink(descriptor) for descriptor in (process / "fd").iterdir()]
+        return any(name.startswith(f"{self.folder}/") for name in opened)
