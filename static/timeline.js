@@ -93,8 +93,10 @@
     const x = (t) => `${((100 * (t - since)) / (until - since)).toFixed(3)}%`;
     const marks = [];
     const now = clock(), clear = (32 / grid.clientWidth) * (until - since);
+    const edge = (20 / grid.clientWidth) * (until - since);
     for (let t = Math.ceil((since + offset) / step) * step - offset; t < until; t += step) {
-      if (Math.abs(t - now) > clear) marks.push(svg("text", { class: "tl-tick", x: x(t), y: 12 }, tickText(t, step)));
+      const isWhole = t > since + edge && t < until - edge;
+      if (isWhole && Math.abs(t - now) > clear) marks.push(svg("text", { class: "tl-tick", x: x(t), y: 12 }, tickText(t, step)));
       marks.push(svg("rect", { class: "tl-line", x: x(t), y: 18, width: 1, height: "100%" }));
     }
     if (now > since && now < until) {
