@@ -248,7 +248,7 @@ def spark(row: UserFigures) -> str:
         return ""
     top = max(values) or 1.0
     bars = (
-        _rect(i * 12, 18 - 18 * value / top, 9, 18 * value / top, BAR, "bar")
+        _rect(i * 12, 18 - 18 * value / top, 9, 18 * value / top, BAR, "trend-bar")
         for i, value in enumerate(values)
     )
     words = ", ".join(f"{value:.1f}" for value in values)
