@@ -38,7 +38,10 @@ def launch(attempt: Attempt) -> Launch:
 
 
 def _fraction(attempt: Attempt, gpu: Gpu) -> str:
-    """Of the declared memory; of what is free now, if the instance has the GPU alone."""
+    """Of the declared memory; of what is free now, if the instance has the GPU alone.
+
+    "0" where the driver does not say how much is free.
+    """
     placed = attempt.job.gpu_memory_bytes
     if placed is None:
         snapshot = snapshots.newest(attempt.host)
@@ -46,9 +49,10 @@ def _fraction(attempt: Attempt, gpu: Gpu) -> str:
         reading = next(
             (gpu_reading for gpu_reading in readings if gpu_reading.uuid == gpu.uuid), None
         )
-        if reading is not None and reading.memory_total_bytes is not None:
-            used = reading.memory_used_bytes or 0
-            placed = max(0, reading.memory_total_bytes - used - policy.MARGIN_BYTES)
+        used = reading.memory_used_bytes if reading is not None else None
+        total = reading.memory_total_bytes if reading is not None else None
+        if used is not None and total is not None:
+            placed = max(0, total - used - policy.MARGIN_BYTES)
     return policy.memory_fraction(placed, gpu.memory_total_bytes)
 
 
