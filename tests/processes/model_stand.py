@@ -158,6 +158,12 @@ class ModelStand:
         except httpx.TransportError:
             return False
 
+    def restart_endpoint(self) -> None:
+        """A new process knows nothing of users from before."""
+        if self.endpoint is not None:
+            self.kill_endpoint()
+        self.start_endpoint()
+
     def kill_endpoint(self) -> None:
         assert self.endpoint is not None
         self.endpoint.kill()
@@ -169,12 +175,15 @@ class ModelStand:
             process.kill()
             process.wait()
         self._processes = []
+        if self.sql("SELECT 1 FROM scheduler_quota") and self.endpoint is not None:
+            # It reuses what it knows of a user for 3 s.
+            self.kill_endpoint()
         for table in ("prompt", "modelinstance", "modeluse", "quota"):
             self.sql(f"DELETE FROM scheduler_{table}")
         self.sql("DROP TRIGGER IF EXISTS answered")
         self.sql("DROP TABLE IF EXISTS answers")
         self.sql("UPDATE scheduler_modelservice SET wanted_at = NULL")
-        # The endpoint reads twice a second, and reuses what it knows of a token for 3 s.
+        # The endpoint reads twice a second.
         time.sleep(0.8)
 
     def close(self) -> None:

@@ -225,7 +225,7 @@ def test_requests_in_flight_are_in_the_rows_and_healed_after_a_kill(stand: Model
 def test_the_quota_of_a_day_is_kept(stand: ModelStand) -> None:
     stand.serve("--tokens", "2")
     stand.insert("quota", user_id=2, reserved_pct=20.0, prompts=2)
-    stand.start_endpoint()
+    stand.restart_endpoint()
 
     bob = {"Authorization": f"Bearer {stand.tokens['bob']}"}
     answers = [

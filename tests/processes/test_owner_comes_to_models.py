@@ -65,7 +65,7 @@ class Models:
 
     def stream(self, model: str, into: list[str]) -> threading.Thread:
         """Read a stream of the endpoint in a thread; its lines."""
-        url = self.get("models/")["base_url"]
+        url = wait_until(lambda: self.get("models/")["base_url"], 30, "the endpoint for models")
         body = {
             "model": model, "messages": [{"role": "user", "content": "hello"}], "stream": True,
             "tokens": 1000, "interval_s": INTERVAL_S,
