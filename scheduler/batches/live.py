@@ -6,10 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
+from django.db.models import QuerySet
+
 from monitor.facts.claims import GpuTask
 from monitor.facts.readings import GpuReading
 from monitor.live.cards import STATES
 from monitor.live.regions import Context, Region
+from monitor.runtime.rows.database import prepared
 from monitor.snapshot import rows as snapshots
 from scheduler.batches import policy, rows
 from scheduler.facts.batches import BatchState, ExclusiveStep
@@ -82,6 +85,8 @@ class BatchPanel:
 
 def load(now: datetime) -> Context:
     runs = {run.pk: run for run in _open_runs()}
+    if not runs and not _running():
+        return {"batches": (), "queues": None}
     running = Batch.objects.filter(state=BatchState.RUNNING.value)
     batches = (running | Batch.objects.filter(pk__in=runs)).select_related("owner").order_by("id")
     chosen = sorted(batches[:50], key=lambda batch: (batch.pk not in runs, batch.pk))
@@ -89,9 +94,15 @@ def load(now: datetime) -> Context:
     return {"batches": panels, "queues": queues() if panels else None}
 
 
-def _open_runs() -> list[ExclusiveRun]:
-    rows_ = ExclusiveRun.objects.exclude(step=ExclusiveStep.ENDED.value)
-    return list(rows_.order_by("batch_id"))
+@prepared
+def _open_runs() -> QuerySet[ExclusiveRun]:
+    return ExclusiveRun.objects.exclude(step=ExclusiveStep.ENDED.value).order_by("batch_id")
+
+
+@prepared
+def _running() -> QuerySet[Batch]:
+    """One of the running batches, if there is any."""
+    return Batch.objects.filter(state=BatchState.RUNNING.value).order_by("id")[:1]
 
 
 def panel(batch: Batch, run: ExclusiveRun | None, now: datetime) -> BatchPanel:

@@ -93,6 +93,9 @@ def estimates(now: datetime) -> Mapping[int, Estimate]:
     if not _is_planned_here():
         return _by_engine()
     estimated: dict[int, Estimate] = {}
+    if queue_facts.queue_mark() == queue_facts.EMPTY_QUEUE_MARK:
+        # Pages ask every few seconds, also while nothing waits.
+        return estimated
     for host in hosts():
         for job_id, estimate in estimates_on(host, now).items():
             estimated[job_id] = _sooner(estimated.get(job_id), estimate)
