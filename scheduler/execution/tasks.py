@@ -9,7 +9,7 @@ from django.db import connection
 from django.utils import timezone
 
 from monitor.runtime.facts import Guard, Step
-from monitor.runtime.rows.database import FilledTables
+from monitor.runtime.rows.database import FilledTables, keep_commits_synced
 from monitor.runtime.rows.wakeups import socket_folder
 from scheduler.batches.step import BatchStep
 from scheduler.dispatch.inputs import plan_policy
@@ -24,7 +24,6 @@ from scheduler.execution.policy import ENDINGS, Action
 from scheduler.execution.steps.executor import Executor
 from scheduler.execution.steps.specs import ConfinementLimits, SpecWriter
 from scheduler.intake.steps import checks
-from scheduler.lifecycle.rows.queue import keep_commits_synced
 from scheduler.model_services.step import ModelStep
 from scheduler.models import ExclusiveRun, ModelService
 from scheduler.progress.step import ProgressStep

@@ -38,6 +38,14 @@ def prepared(query: Callable[P, QuerySet[M]]) -> Callable[P, list[M]]:
     return run
 
 
+def keep_commits_synced(*, on: bool) -> None:
+    """Whether this connection's commits survive a power cut (with PostgreSQL they always do)."""
+    connection = connections[DEFAULT_DB_ALIAS]
+    if connection.vendor == "sqlite" and not connection.in_atomic_block:
+        with connection.cursor() as cursor:
+            cursor.execute(f"PRAGMA synchronous={'FULL' if on else 'NORMAL'}")
+
+
 class FilledTables:
     """Which of these tables have rows, in one cheap query."""
 

@@ -20,6 +20,7 @@ from django.db.models.functions import Concat, Right
 
 from monitor.runtime.facts import Guard
 from monitor.runtime.probes.process_identity import boot_id
+from monitor.runtime.rows.database import keep_commits_synced
 from monitor.runtime.rows.item_isolation import ItemIsolation
 from monitor.runtime.rows.wakeups import wake
 from scheduler.blockers.policy import stored_blockers
@@ -30,7 +31,6 @@ from scheduler.facts.blockers import Blocker, Key, from_row
 from scheduler.facts.jobs import JobState, QueuedJob
 from scheduler.facts.plans import Plan, PlanPolicy
 from scheduler.lifecycle.rows import queue_facts, transitions
-from scheduler.lifecycle.rows.queue import keep_commits_synced
 from scheduler.lifecycle.rows.queue_facts import UNCLEAR, QueueMark
 from scheduler.models import Attempt, Job
 from scheduler.planner.forecast.forecast import Estimate

@@ -12,6 +12,7 @@ from django.contrib.auth.models import User
 from django.db import connection, transaction
 
 from monitor.journal.rows import counters, events
+from monitor.runtime.rows.database import keep_commits_synced
 from monitor.runtime.rows.prepared import insert_row
 from monitor.runtime.rows.wakeups import wake
 from scheduler.facts import job_fields
@@ -187,13 +188,6 @@ def synced() -> Iterator[None]:
         yield
     finally:
         keep_commits_synced(on=False)
-
-
-def keep_commits_synced(*, on: bool) -> None:
-    """Whether this connection's commits survive a power cut (with PostgreSQL they always do)."""
-    if connection.vendor == "sqlite" and not connection.in_atomic_block:
-        with connection.cursor() as cursor:
-            cursor.execute(f"PRAGMA synchronous={'FULL' if on else 'NORMAL'}")
 
 
 def _wake_all() -> None:
