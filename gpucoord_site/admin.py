@@ -22,7 +22,7 @@ from django.utils.html import format_html
 
 from monitor.facts import formats
 
-# What operators decide, in two groups, and the tables to look at when something is wrong.
+# Two groups of settings for operators, and the tables to look at when something is wrong.
 PEOPLE, RULES, TROUBLESHOOTING = "People and limits", "Alerts and rules", "Troubleshooting"
 GROUPS = {
     PEOPLE: ("User", "Group", "OsAccount", "ApiToken", "Agent", "Quota", "TimeWindow", "Exemption"),

@@ -18,7 +18,7 @@ from gpucoord_site.backup.archive import BackupError
 DEBIAN = Path("/usr/lib/postgresql")
 CONNECT_S = 10
 LONGEST_TEXT = 500
-# What the database held before a restore, until that is complete.
+# The content of the database before a restore, kept until the restore is complete.
 REPLACED = "gpucoord_replaced"
 
 Options = Mapping[str, Any]

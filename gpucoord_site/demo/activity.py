@@ -1,4 +1,4 @@
-"""What users of the demo do while it runs: they send prompts, and now and then many scripts.
+"""Activity of the demo's users while it runs: they send prompts, and now and then many scripts.
 
 It is a process of its own, which ends with the demo.
 """

@@ -71,7 +71,7 @@ class UsagePart:
 
 @dataclass(slots=True)
 class UseIdentity:
-    """Whose process it was, and from when to when it was seen (epoch seconds)."""
+    """The owner of a process, and its first and last second (epoch seconds)."""
 
     user: str
     program: str
@@ -227,7 +227,7 @@ class PastUsage:
         }
 
 
-# What a process has in all steps together.
+# Columns that are summed over all steps of a process.
 _SUMS = (
     "sm_s",
     "held_s",

@@ -158,7 +158,7 @@ def is_busy(
 
 
 class Claimant(StrEnum):
-    """Who created the attempt's `claimed` file: a runner, or the executor to give it up."""
+    """The creator of the attempt's `claimed` file: a runner, or the executor to give it up."""
 
     UNCLAIMED = "unclaimed"
     RUNNER = "runner"
@@ -182,7 +182,7 @@ class AttemptState:
 
 
 class Action(StrEnum):
-    """What to do for an attempt.
+    """The next action for an attempt.
 
     NONE        wait
     START       request a runner (again)

@@ -115,7 +115,7 @@ class EnginePass:
         """Returns how many attempts moved."""
         keep_commits_synced(on=False)
         moves = len(self._executor.step(now))
-        # What is submitted must be remembered after a power cut.
+        # A submission must survive a power cut.
         keep_commits_synced(on=True)
         if self._engine is not None:
             self._batches.step(now)

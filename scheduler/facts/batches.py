@@ -37,7 +37,7 @@ class ItemState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class BatchWork:
-    """What a pass can do for a batch. waiting, running: its open items, by their jobs.
+    """Input of a pass for one batch. waiting, running: its open items, by their jobs.
 
     has_changed: the job of an item has moved on. has_queued: items have no job yet.
     """

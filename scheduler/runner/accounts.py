@@ -250,7 +250,7 @@ class OwnFolder:
 
     @property
     def given(self) -> Path:
-        """What the job writes for gpucoord; it belongs to the job's account."""
+        """The files that the job writes for gpucoord; they belong to the job's account."""
         return self.path / "given"
 
     def attempt(self, number: int) -> Path:

@@ -1,4 +1,4 @@
-"""What ended attempts used: rows, the step that records it, and memory suggested for new jobs."""
+"""Use of ended attempts: rows, the step that records it, and memory suggested for new jobs."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def record(attempt: Attempt) -> AttemptUse:
 
 
 def measured(attempt: Attempt) -> GpuUse:
-    """What the attempt has used so far, from the minutes of its processes."""
+    """GPU use of the attempt so far, from the minutes of its processes."""
     begun, ended = attempt.started_at or attempt.placed_at, attempt.ended_at
     held_s = max(0.0, (ended - begun).total_seconds()) if ended else 0.0
     return summarise(minutes(attempt), held_s * len(attempt.gpu_uuids))

@@ -1,4 +1,4 @@
-"""What a page costs its reader: no jumps, keys that suffice."""
+"""Pages do not jump, and the keyboard suffices."""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ class Person:
             self._read()
 
     def _read(self) -> None:
-        """What is shown within a moment. The command must not have ended."""
+        """The output of the next moment. The command must not have ended."""
         if not select.select([self._side], [], [], 0.2)[0]:
             return
         try:

@@ -69,7 +69,7 @@ class Client:
         wait_until(lambda: not any(pid and lives(pid) for pid in pids), 30, "the model has ended")
 
     def says(self) -> str | None:
-        """What the model answers, by the client of OpenAI."""
+        """The answer of the model, by the client of OpenAI."""
         with OpenAI(base_url=self.base_url(), api_key=self.token, timeout=LONGEST_S) as openai:
             chat = openai.chat.completions.create(model="m", messages=MESSAGES)
         return chat.choices[0].message.content

@@ -223,7 +223,7 @@ class Escape:
 def raw_terminal() -> Iterator[None]:
     """Pass on each key, Ctrl-C too, and restore the terminal afterwards."""
     before = termios.tcgetattr(STDIN)
-    # What was typed ahead stays.
+    # Input typed ahead is kept.
     tty.setraw(STDIN, termios.TCSADRAIN)
     try:
         yield

@@ -47,7 +47,7 @@ class PreparedQuery(Generic[K, R]):
             return list(map(tuple, cursor.fetchall()))
 
     def converted(self, stored: Sequence[tuple[Any, ...]]) -> list[R]:
-        """What `rows` returns for these rows of `stored`. The query is one of `values_list`."""
+        """Convert these rows of `stored` as `rows` does. The query is one of `values_list`."""
         _, compiler, _, _ = self._for_caller(None)
         converters = compiler.get_converters(())
         if not converters:

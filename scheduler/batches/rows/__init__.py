@@ -170,7 +170,7 @@ def _follow(item: BatchItem, gpu_uuid: str) -> bool:
 
 
 def _result(job: Job) -> Any:
-    """What a page of items can show; the job has a larger result."""
+    """The part of a result that a page of items can show; the job has a larger one."""
     output = (job.result or {}).get("output")
     if len(json.dumps(output)) <= LARGEST_ITEM_RESULT:
         return output

@@ -188,7 +188,7 @@ class Dispatcher:
         for _ in range(TRIES):
             placed = self._plan(now)
             if placed is not None:
-                # What this plan itself changed is no reason for another one.
+                # The changes of this plan are no reason for another plan.
                 started = [attempt.job_id for attempt in placed]
                 self._mark = queue_facts.mark_without(self._mark, started)
                 return placed

@@ -147,7 +147,7 @@ class EngineStep:
             if self._is_due("extra", report.ref, now):
                 self._calls.start("stop", report.ref, partial(self._engine.stop, report.ref))
 
-    # What follows.
+    # Consequences of each decision.
 
     def _decide(
         self, task: EngineTask, attempt: Attempt | None, waits: Mapping[int, Any], now: datetime

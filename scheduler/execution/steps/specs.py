@@ -357,7 +357,7 @@ def account_of_jobs(owner: User, run_as: str) -> Account:
 
 
 def environment_of(job: Job) -> dict[str, str]:
-    """What the command line captured; {} = nothing."""
+    """The environment that the command line captured; {} = nothing."""
     if not job.has_environment:
         return {}
     return dict(JobInput.objects.values_list("environment", flat=True).get(pk=job.array or job.pk))

@@ -178,7 +178,7 @@ def take_too_long(script: Script, items: Sequence[str]) -> bool:
 
 
 def item_check(script: Script) -> Callable[[str], str]:
-    """What is wrong with one item of a batch, as a function; "" = nothing."""
+    """A function that names the problem of one item of a batch; "" = none."""
     rule = _properties(script).get(script.item_argument, {})
     # References lead to other parts of the whole schema.
     validator = _validator(json.dumps(script.schema)).evolve(schema=rule)

@@ -1,4 +1,4 @@
-"""What follows from the state of a task in another engine, its files and its row."""
+"""Decisions that follow from the state of a task in another engine, its files and its row."""
 
 from __future__ import annotations
 

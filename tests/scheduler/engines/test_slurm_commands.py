@@ -20,7 +20,7 @@ def engine(tmp_path: Path) -> SlurmEngine:
 
 
 def answer(engine: SlurmEngine, command: str, script: str) -> None:
-    """What the command does, as a shell script."""
+    """A command that runs this shell script."""
     path = Path(engine.folder) / command
     path.write_text(f"#!/bin/sh\n{script}\n")
     path.chmod(0o755)

@@ -1,4 +1,4 @@
-"""What the endpoint reads of requests and answers in OpenAI's protocol."""
+"""Fields of OpenAI's protocol that the endpoint reads in requests and answers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a client gets when its answer breaks off."""
+"""The answer to a client when the model's answer breaks off."""
 
 from __future__ import annotations
 
