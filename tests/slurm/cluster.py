@@ -229,7 +229,7 @@ class Cluster:
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def _end_jobs(self) -> None:
-        """Remaining processes of jobs have the uids of the test's accounts, or are their slurmstepd."""
+        """Processes of jobs have the uids of the test's accounts, or are their slurmstepd."""
         for entry in Path("/proc").iterdir():
             try:
                 if entry.name.isdigit() and (

@@ -20,7 +20,7 @@ def engine(tmp_path: Path) -> SlurmEngine:
 
 
 def answer(engine: SlurmEngine, command: str, script: str) -> None:
-    """A command that runs this shell script."""
+    """Put a command into the folder of the engine that runs this shell script."""
     path = Path(engine.folder) / command
     path.write_text(f"#!/bin/sh\n{script}\n")
     path.chmod(0o755)
