@@ -179,7 +179,7 @@ CSRF_COOKIE_NAME = "gpucoord_csrf"
 SESSION_COOKIE_SAMESITE = "Lax"
 SESSION_COOKIE_SECURE = CSRF_COOKIE_SECURE = CONFIG.https
 SECURE_SSL_REDIRECT = CONFIG.https
-# What watches this host asks it directly, without the proxy.
+# Monitoring of this host asks it directly, without the proxy.
 SECURE_REDIRECT_EXEMPT = [r"^healthz$", r"^metrics$"]
 SECURE_HSTS_SECONDS = 31536000 if CONFIG.https else 0
 SECURE_PROXY_SSL_HEADER = ("HTTP_X_FORWARDED_PROTO", "https") if CONFIG.https else None

@@ -42,7 +42,7 @@ def seconds_left() -> float | None:
 
 
 def checkpoint_folder() -> Path:
-    """What is saved here is there when the job runs again; outside gpucoord the current folder."""
+    """Files saved here are there when the job runs again; outside gpucoord the current folder."""
     return Path(os.environ.get("GPUCOORD_CHECKPOINT_DIR", "."))
 
 

@@ -1,3 +1,3 @@
-"""What happens on the GPUs, and whose it is."""
+"""Processes on the GPUs, and their owners."""
 
 from __future__ import annotations

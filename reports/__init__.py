@@ -1,3 +1,3 @@
-"""What happened, for people."""
+"""Reports on use, waste and waits, and capacity planning."""
 
 from __future__ import annotations

@@ -1,3 +1,3 @@
-"""Who gets which GPU next, and why not."""
+"""Decides which job gets which GPU next, and says why others wait."""
 
 from __future__ import annotations

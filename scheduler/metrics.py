@@ -48,7 +48,7 @@ def _add_finished(into: Families) -> None:
 
 
 def _add_throttle(into: Families, now: datetime) -> None:
-    """What a silent controller once said is left out."""
+    """Old values of a silent controller are left out."""
     for host, at, allowed, memory in throttle_rows.shown():
         if now - at > throttle_rows.STALE_AFTER:
             continue

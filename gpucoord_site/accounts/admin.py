@@ -17,7 +17,7 @@ from django.http import HttpRequest, HttpResponse
 from gpucoord_site.models import ExternalLogin
 
 RIGHTS = ("is_staff", "is_superuser", "groups", "user_permissions")
-# What other staff members see of a user. Without the password hash.
+# Fields of a user that other staff members see. Without the password hash.
 STAFF_FIELDS = (
     (None, {"fields": ("username",)}),
     ("Personal info", {"fields": ("first_name", "last_name", "email")}),

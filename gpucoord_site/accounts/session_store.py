@@ -9,7 +9,7 @@ from typing import Any
 from django.contrib.auth import SESSION_KEY
 from django.contrib.sessions.backends import db
 
-# What a session remembers about itself; times are epoch seconds.
+# Facts that a session keeps about itself; times are epoch seconds.
 SIGNED_IN_AT = "signed_in_at"
 SEEN_AT = "seen_at"
 ADDRESS = "address"

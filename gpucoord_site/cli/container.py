@@ -20,7 +20,7 @@ OUTSIDE = (
     " Submit it: gpucoord submit -- gpucoord container run IMAGE COMMAND"
 )
 NO_PODMAN = "podman is not installed on this server, or not in PATH ({path}). Ask an operator."
-# What a program in a container needs to know about its job.
+# Variables that tell a program in a container about its job.
 PASSED_ON = (
     "GPUCOORD_JOB_ID",
     "GPUCOORD_ATTEMPT",

@@ -203,7 +203,7 @@ def is_client_alone() -> bool:
 
 def _django(name: str, rest: list[str]) -> int:
     os.environ.setdefault("DJANGO_SETTINGS_MODULE", "gpucoord_site.settings")
-    # What is loaded stays: looking for garbage would take a tenth of the start (see apps.py).
+    # Loaded modules stay: looking for garbage would take a tenth of the start (see apps.py).
     gc.disable()
     from django.core.management import ManagementUtility
 

@@ -222,7 +222,7 @@ def _run_parser() -> ArgumentParser:
 
 
 def _settings(field: JobField) -> dict[str, Any]:
-    """What argparse needs to know about the option."""
+    """Arguments of `add_argument` for the option."""
     words = field.short_help.replace("%", "%%")
     if field.type.kind is Kind.FLAG:
         return {"action": "store_true", "help": words}

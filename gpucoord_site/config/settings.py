@@ -297,14 +297,14 @@ class Config(BaseSettings):
 
     @property
     def metrics_networks(self) -> list[str]:
-        """Who may read /metrics without a token. A proxy on this machine has its address."""
+        """Addresses that read /metrics without a token. A proxy on this machine has its address."""
         if self.metrics_allow is not None:
             return self.metrics_allow
         return [] if self._has_proxy else THIS_MACHINE
 
     @property
     def proxy_networks(self) -> list[str]:
-        """Whose X-Forwarded-For is believed."""
+        """Addresses of the proxies whose X-Forwarded-For is believed."""
         if self.trusted_proxies is not None:
             return self.trusted_proxies
         return THIS_MACHINE if self._has_proxy else []
@@ -316,7 +316,7 @@ class Config(BaseSettings):
 
     @property
     def local_rule(self) -> LocalRule:
-        """Who may log in by an OS account of this host."""
+        """The OS accounts of this host that may log in."""
         text = self.local_accounts or default_rule(is_root=os.geteuid() == 0)
         return parse_rule(text, includes_superusers=self.local_superusers)
 

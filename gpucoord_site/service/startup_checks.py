@@ -57,7 +57,7 @@ def make_lock_folder(folder: Path) -> None:
     try:
         if not folder.is_dir():
             folder.mkdir()
-            # Whatever the umask is.
+            # The umask must not matter.
             folder.chmod(0o1777)
     except OSError as error:
         raise UnableToStart(
@@ -116,7 +116,7 @@ def bind_login_socket(port: int) -> tuple[socket.socket, Path]:
     listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         listening.bind(str(path))
-        # Whatever the umask is.
+        # The umask must not matter.
         path.chmod(0o666)
         listening.listen(LOGIN_BACKLOG)
     except OSError:

@@ -1,4 +1,4 @@
-"""What follows when a user is created or deactivated."""
+"""Consequences of creating or deactivating a user."""
 
 from __future__ import annotations
 

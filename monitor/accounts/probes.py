@@ -39,7 +39,7 @@ class PeerReader:
         self._credentials = CredentialReader(self._read, str(proc))
 
     def describe(self, connection: socket.socket) -> Peer:
-        """Who connected. What can't be read is in `problem`; nothing is guessed."""
+        """The connected process. `problem` says what can't be read; nothing is guessed."""
         pid, uid = credentials(connection)
         if pid <= 0:
             return Peer(pid=pid, uid=uid, problem="it is in another pid namespace")

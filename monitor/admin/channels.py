@@ -262,7 +262,7 @@ def _note(
 
 
 def _plain(channel: Channel) -> dict[str, Any]:
-    """What may be read by all who read the audit."""
+    """The part that every reader of the audit may see."""
     values = {name: getattr(channel, name) for name in PLAIN}
     return {name: str(v) if name.startswith("quiet_") and v else v for name, v in values.items()}
 

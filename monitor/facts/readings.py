@@ -140,7 +140,7 @@ class OwnerSource(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessIdentity:
-    """Who a pid is. `start_ticks` (field 22 of /proc/PID/stat) tells a reused pid apart.
+    """Identity of a pid. `start_ticks` (field 22 of /proc/PID/stat) tells a reused pid apart.
 
     `uid` is the account that it runs as; `user` the owner, None = unknown;
     `owner_source` says how the owner is known.
@@ -217,7 +217,7 @@ class Pressure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostCounters:
-    """What the machine counts since it started; rates come from two of these."""
+    """Counters of the machine since it started; rates come from two of these."""
 
     cpu_busy_s: float | None = None
     cpu_total_s: float | None = None
@@ -261,7 +261,7 @@ class HostReading:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuSweep:
-    """What one GPU probe saw. `problem` says why GPUs can't be read, with `remedy`.
+    """Result of one GPU probe. `problem` says why GPUs can't be read, with `remedy`.
 
     `identities` is filled only by a probe whose pids are not this machine's (simulated).
     `unnamed`: so many GPUs can't even tell their UUID; `problem` then says why.

@@ -45,7 +45,7 @@ class InstanceReading:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallCost:
-    """What one call of the driver costs: times of the newest calls, in milliseconds.
+    """Cost of one call of the driver: times of the newest calls, in milliseconds.
 
     `every`: asked at each so many sweeps; more than 1 while it is slow. `count` and `errors` are
     those of the process that samples.

@@ -25,7 +25,7 @@ class Tick:
 
 @dataclass(frozen=True, slots=True)
 class Plot:
-    """What a template needs to draw one series; y grows downwards as in SVG."""
+    """Input of a template that draws one series; y grows downwards as in SVG."""
 
     line: str
     area: str

@@ -200,7 +200,7 @@ def _body(row: Incident, viewer: Viewer) -> dict[str, Any]:
     parts = row.parts
     shown = IncidentBody.model_fields.keys() - {"facets"}
     values = {name: getattr(row, name, None) for name in shown}
-    # What is not known stands as an empty text in the row.
+    # Unknown values stand as empty texts in the row.
     texts = ("user", "program", "job_owner", "acknowledged_by", "explanation")
     values |= {name: values[name] or None for name in texts}
     if not actions.may_see_details(row, viewer):

@@ -99,7 +99,7 @@ SORTS: dict[str, Callable[[ProcessLine], Any]] = {
 
 @dataclass(frozen=True, slots=True)
 class OwnerTotal:
-    """What the listed processes of one owner hold together. None: unknown.
+    """Totals of the listed processes of one owner. None: unknown.
 
     share_pct: in percent of one GPU. idle_bytes: memory that nothing uses.
     """

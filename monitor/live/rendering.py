@@ -118,7 +118,7 @@ class Renderer:
 
     @property
     def _shown_elsewhere(self) -> tuple[object, ...]:
-        """What regions say, in their own parts and in other parts of the page."""
+        """Values of regions, in their own parts and in other parts of the page."""
         return self._badges, self._tasks, self._waiting, self._startable, self._head, self._regions
 
     def _board(self, topic: str, snapshots: Sequence[Snapshot], now: datetime) -> Board:

@@ -16,7 +16,7 @@ KINDS: dict[Any, str] = {
 
 
 def expected(field: FieldInfo) -> str:
-    """What a value must be: `a number from 0 to 100`, `one of red, blue`."""
+    """The values that are allowed: `a number from 0 to 100`, `one of red, blue`."""
     kind = plain_type(field.annotation)
     if get_origin(kind) is tuple:
         item = plain_type(get_args(kind)[0])

@@ -98,7 +98,7 @@ def gpu_hours(uuids: Sequence[str], since: datetime) -> dict[str, list[GpuHourFi
 
 
 def outside(host: str, since: datetime) -> tuple[dict[int, float], dict[int, dict[str, int]]]:
-    """What processes outside jobs took, by hour: (GPUs used, memory held on each GPU)."""
+    """Use by processes outside jobs, by hour: (GPUs used, memory held on each GPU)."""
     rows = (
         ProcessHour.objects.filter(t__gte=int(since.timestamp()), use__host=host, use__job_ref="")
         .order_by()

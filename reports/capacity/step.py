@@ -31,7 +31,7 @@ from scheduler.facts.plans import Slot
 from scheduler.planner.capacity import CapacityPolicy
 from scheduler.planner.plan import plan
 
-# What is looked at: hours of GPUs, demand of jobs, and the replayed queue.
+# Ranges that are read: hours of GPUs, demand of jobs, and the replayed queue.
 PROFILE, DEMAND, REPLAY = timedelta(days=365), timedelta(days=90), timedelta(days=14)
 MOST_JOBS, MOST_REPLAYED = 50_000, 5_000
 # All replays together, and a single one.

@@ -102,7 +102,7 @@ class Totals:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RightSize:
-    """What a user's finished jobs requested at most, what they used, and what would do.
+    """Largest request of a user's finished jobs, their use, and the request that would do.
 
     gpus_used: mean GPUs in use of the jobs; a job's own peak counts for memory.
     """
@@ -198,7 +198,7 @@ class Violation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recommendation:
-    """What to do about a finding. kind: contact, quota, window, right_size, coverage."""
+    """Advice for a finding. kind: contact, quota, window, right_size, coverage."""
 
     kind: str
     text: str
@@ -239,7 +239,7 @@ class RuleCount:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operation:
-    """What gpucoord did. Hours of wall time, of the host with most."""
+    """Measures of gpucoord. Hours of wall time, of the host with most."""
 
     defensive_hours: float = 0.0
     throttled_hours: float = 0.0

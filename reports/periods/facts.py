@@ -39,7 +39,7 @@ class ScopeKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """What a report is about. `name` is "" for everything."""
+    """Subject of a report. `name` is "" for everything."""
 
     kind: ScopeKind = ScopeKind.ALL
     name: str = ""

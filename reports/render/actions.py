@@ -218,7 +218,7 @@ def _pdf(report: Report) -> bytes:
 
 
 def _pdf_data(report: Report) -> dict[str, Any]:
-    """What the template of the PDF reads."""
+    """Data for the template of the PDF."""
     per_100 = report.totals.whole_per_100
     labels = [label for _, label, _ in PARTS]
     lines = [

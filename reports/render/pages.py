@@ -85,7 +85,7 @@ def _choice(request: HttpRequest, query: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _scopes(request: HttpRequest) -> list[tuple[str, str]]:
-    """What this user may choose: everything, people, groups, hosts and GPUs."""
+    """Subjects that this user may choose: everything, people, groups, hosts and GPUs."""
     user = request.user
     scopes = [("all", "All GPUs and users")]
     names = [user.get_username()]

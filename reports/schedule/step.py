@@ -41,7 +41,7 @@ from scheduler.notifications.policy import Letter
 OPERATOR = Viewer("", operator=True)
 GPUCOORD = "gpucoord"
 Kind = StoredReport.Kind
-# What messages call a stored report that is attached to them.
+# Name of a stored report in the messages that it is attached to.
 ATTACHED = "report"
 # Of a message about an incident: the notification and the warnings have lower numbers.
 REPORT_NUMBER = 3

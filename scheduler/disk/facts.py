@@ -23,7 +23,7 @@ class DiskLevel(StrEnum):
 
 
 class FolderUse(StrEnum):
-    """What a job needs a folder for."""
+    """Purpose of a folder for a job."""
 
     WORKING = "working folder"
     LOG = "log folder"
@@ -68,7 +68,7 @@ class FullDisk:
 
 
 class CleanRule(StrEnum):
-    """What may be deleted, in the order in which it is."""
+    """Kinds of files that may be deleted, in the order of deletion."""
 
     LOG = "old log"
     DATABASE = "empty database"
@@ -126,7 +126,7 @@ class Candidate:
 
 
 class CleanResult(StrEnum):
-    """What became of a candidate. All but the first are spared."""
+    """Result for a candidate. All but the first are spared."""
 
     DELETED = "deleted"
     OPEN = "open"

@@ -109,7 +109,7 @@ def clean(request: HttpRequest) -> HttpResponse:
 
 @require_safe
 def run(request: HttpRequest, pk: int) -> HttpResponse:
-    """What a clean-up deleted or spared, or what it would delete; operators only."""
+    """Files that a clean-up deleted or spared, or would delete; operators only."""
     if not request.user.is_staff:
         raise PermissionDenied
     row = CleaningRun.objects.filter(pk=pk).first() if pk < 2**63 else None

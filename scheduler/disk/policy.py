@@ -63,7 +63,7 @@ def _rank(stage: DiskLevel) -> int:
 
 
 def sentence(path: str, space: DiskSpace, stage: DiskLevel, policy: DiskPolicy) -> str:
-    """What is said about a file system, with its figures."""
+    """Sentence about a file system, with its figures."""
     used = space.used_pct or 0.0
     text = f"{path} is {used:.0f} % full; {size(space.available_bytes)} are left."
     if stage is DiskLevel.BLOCKED:

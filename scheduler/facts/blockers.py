@@ -14,7 +14,7 @@ from typing import Any
 
 
 class Tier(IntEnum):
-    """Who or what can change it; the lowest tier is shown first."""
+    """The party that can lift it; the lowest tier is shown first."""
 
     PERSON = 1
     NOT_YET = 2
@@ -97,7 +97,7 @@ class BlockerCode(StrEnum):
     is_load: bool
     # `requested` already stands in the sentence.
     repeats_request: bool
-    # What bounds the utilisation of the GPUs while jobs wait for this reason.
+    # The bound on the utilisation of the GPUs while jobs wait for this reason.
     bound: str
 
 
@@ -191,7 +191,7 @@ class Blocker:
 
     @property
     def key(self) -> Key:
-        """What makes it the same reason: every dimension, never a clock."""
+        """Identity of the reason: every dimension, never a clock."""
         return (*self.dimensions, self.available, self.gpu)
 
     @property

@@ -51,7 +51,7 @@ def _no_script(name: str) -> Script:
 
 @dataclass(frozen=True, slots=True)
 class ParseContext:
-    """What some values depend on: the time, the time zone, GPUs and scripts of this server.
+    """Context of some values: the time, the time zone, GPUs and scripts of this server.
 
     find_gpu: the UUID for an index or a UUID's beginning; raises ValueError with a sentence.
     find_script: the script of a name; raises ValueError with a sentence. places: values that

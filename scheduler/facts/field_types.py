@@ -33,7 +33,7 @@ SHORT: Mapping[str, Any] = {"maxLength": LONGEST_TEXT}
 
 
 class Kind(Enum):
-    """What the form and the command line offer for a value."""
+    """Input that the form and the command line offer for a value."""
 
     TEXT = auto()
     LINES = auto()
@@ -337,7 +337,7 @@ class JobField:
 
     @property
     def sentence(self) -> str:
-        """What to write instead of a wrong value."""
+        """Advice for a wrong value: the form that is accepted."""
         return self.expected or self.type.expected
 
     @property

@@ -325,7 +325,7 @@ JOB_FIELDS = (
     *START_FIELDS,
 )
 
-# What owners may change while the job waits, by REST.
+# Fields that owners may change by REST while the job waits.
 OWNERS_CHANGE = frozenset(
     {
         "name",

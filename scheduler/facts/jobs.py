@@ -59,7 +59,7 @@ PRIORITIES = {5: "urgent", 4: "high", 3: "normal", 2: "low", 1: "background"}
 
 
 class PriorityClass(StrEnum):
-    """What a priority means under scarcity: background jobs stop first.
+    """Meaning of a priority under scarcity: background jobs stop first.
 
     user_initiated: a user waits for it; a part of each quota is reserved for these jobs.
     """
@@ -120,7 +120,7 @@ class Requirement:
 
 
 class DependencyKind(StrEnum):
-    """What a dependency waits for: any end of the other job, or its success."""
+    """Condition of a dependency: any end of the other job, or its success."""
 
     END = "end"
     SUCCESS = "success"

@@ -120,7 +120,7 @@ class Start:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assignment:
-    """What to do with a request: start it, or let it wait; `boots`: start another instance."""
+    """Decision about a request: start it, or let it wait; `boots`: start another instance."""
 
     instance: Instance | None = None
     boots: bool = False
@@ -133,7 +133,7 @@ Deficits = Mapping[str, float]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """What a model answered. None = the server did not report it."""
+    """Answer of a model. None = the server did not report it."""
 
     text: str = ""
     prompt_tokens: int | None = None

@@ -166,7 +166,7 @@ class HeadlineBody(Schema):
 
 
 class GpuUseBody(Schema):
-    """What an ended attempt used of its GPUs. null: not measured well enough."""
+    """GPU use of an ended attempt. null: not measured well enough."""
 
     gpu_s: float = Field(description="Seconds for which it had its GPUs, times their number.")
     sm_s: float | None = Field(description="GPU-seconds used.")
@@ -242,7 +242,7 @@ class JobLine(Schema):
 
 
 class ResultBody(Schema):
-    """What a job has written to GPUCOORD_RESULT_FILE."""
+    """Result that a job has written to GPUCOORD_RESULT_FILE."""
 
     task_id: int
     output: Any = None

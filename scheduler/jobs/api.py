@@ -254,7 +254,7 @@ def log(
     response["X-Log-Size"] = str(piece.size)
     response["X-Job-State"] = job.state
     response["Cache-Control"] = "no-store"
-    # Whatever a job writes must never run as a page of ours.
+    # Output of a job must never run as a page of ours.
     response["Content-Security-Policy"] = "sandbox; default-src 'none'"
     return response
 

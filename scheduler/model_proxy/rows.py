@@ -53,7 +53,7 @@ def _caller(user: User, now: datetime, *, may_submit: bool) -> Caller:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Situation:
-    """What the endpoint knows of the models. made: when each service was created, Unix time."""
+    """The endpoint's view of the models. made: when each service was created, Unix time."""
 
     services: tuple[Service, ...] = ()
     made: Mapping[str, float] = field(default_factory=dict)
@@ -126,7 +126,7 @@ def _instance(instance: ModelInstance, row: ModelService, host: str, now: dateti
 
 @dataclass(slots=True)
 class Counts:
-    """What is to be written of an instance; `in_flight` is absolute, the others are added."""
+    """Counters to write of an instance; `in_flight` is absolute, the others are added."""
 
     in_flight: int = 0
     completed: int = 0

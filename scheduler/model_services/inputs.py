@@ -1,4 +1,4 @@
-"""What the runner of an instance is given: its command, its port and its OS account."""
+"""Input of an instance's runner: command, port and OS account."""
 
 from __future__ import annotations
 

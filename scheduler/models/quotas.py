@@ -93,7 +93,7 @@ class Quota(models.Model):
 
     @classmethod
     def words(cls, name: str) -> str:
-        """What a figure is called."""
+        """Label of a figure."""
         return str(cls._meta.get_field(name).verbose_name)  # type: ignore[union-attr]
 
 

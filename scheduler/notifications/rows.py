@@ -44,7 +44,7 @@ def mail_problem(user: User) -> str:
 
 
 def new_notices() -> list[JobNotice]:
-    """What happened to jobs since the last call, for owners who want to be told.
+    """Changes of jobs since the last call, for owners who want to be told.
 
     The position is stored; call it in the transaction that stores the messages.
     """

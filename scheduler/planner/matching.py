@@ -35,7 +35,7 @@ class Traits:
 
 @dataclass(frozen=True, slots=True)
 class Mismatch:
-    """What a GPU lacks for a request. field: of the request. has: None = unknown."""
+    """Shortage of a GPU for a request. field: of the request. has: None = unknown."""
 
     field: str
     wants: str

@@ -114,7 +114,7 @@ class ProgressStep:
             wake("live")
 
     def _look(self, attempt: Attempt, now: datetime) -> Change | None:
-        """What is to be stored; None: nothing has changed enough."""
+        """Values to store; None: nothing has changed enough."""
         old, reported_at = progress_of(attempt), attempt.progress_at
         new = self._reported(attempt)
         is_news = new is not None and policy.is_news(old, new, reported_at, now)

@@ -34,7 +34,7 @@ MODELS = "gpucoord-models"
 FIRST_UNUSED, LAST_UNUSED = 61_000, 61_183
 SYSTEM_PYTHON = "/usr/bin/python3"
 SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-# What an administrator sets for jobs in the service's environment: locale and libraries. TZ is not
+# Variables that an administrator sets for jobs by the service: locale and libraries. TZ is not
 # among them, as Django sets it; jobs have the machine's time zone.
 PASSED_ON = ("LANG", "LC_ALL", "LC_CTYPE", "LD_LIBRARY_PATH", "CUDA_HOME", "CUDA_PATH")
 REMEMBERED_FOLDER = "jobs-folder.json"

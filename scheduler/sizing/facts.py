@@ -29,7 +29,7 @@ class GpuMinute:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuUse:
-    """What an attempt used of its GPUs. None = not known.
+    """GPU use of an attempt. None = not known.
 
     gpu_s: seconds for which it had its GPUs, times their number. sm_s: GPU-seconds used.
     peak_memory_bytes: on the GPU where it took most. mean_pct, p95_pct: utilisation of a GPU, over

@@ -42,7 +42,7 @@ class SizingPolicy:
 
 
 def summarise(minutes: Sequence[GpuMinute], gpu_s: float) -> GpuUse:
-    """What an attempt used; unknown values are None. gpu_s: as of GpuUse."""
+    """Use of an attempt; unknown values are None. gpu_s: as of GpuUse."""
     held_s = sum(minute.held_s for minute in minutes)
     if not minutes or held_s <= 0:
         return GpuUse(gpu_s=gpu_s)
@@ -123,7 +123,7 @@ def right_size(requested_bytes: int | None, peak_bytes: int | None) -> str:
 
 
 def efficiency(use: GpuUse, requested_bytes: int | None) -> str:
-    """What was requested and used, in one line; "" when nothing is known."""
+    """Request and use in one line; "" when nothing is known."""
     parts = []
     if use.peak_memory_bytes is not None:
         peak = f"peak {size(use.peak_memory_bytes)}"

@@ -19,7 +19,7 @@ from scheduler.timeline.facts import Band, Bar, BarKind
 
 register = template.Library()
 COLOURS = re.compile(r"\x1b\[([0-9;]{0,40})m")
-# What a number of a colour sequence switches off.
+# Attributes that a number of a colour sequence switches off.
 ANSI_OFF = {22: {1, 2}, 23: {3}, 24: {4}, 39: {*range(30, 38), *range(90, 98)}}
 ANSI_OFF[49] = {*range(40, 48), *range(100, 108)}
 ANSI_KNOWN = {1, 2, 3, 4} | ANSI_OFF[39] | ANSI_OFF[49]

@@ -25,7 +25,7 @@ def part(value: float | None) -> str:
 
 @register.simple_tag
 def quota_bar(figure: QuotaFigure) -> SafeString:
-    """What is used of a limit, then what running jobs may still take; nothing without a limit."""
+    """The used part of a limit, then the part that running jobs may take; "" without a limit."""
     if figure.pct is None:
         return SafeString("")
     return format_html(

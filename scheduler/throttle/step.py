@@ -157,7 +157,7 @@ def queued() -> QuerySet[Job]:
 
 
 def bound() -> str:
-    """What prevents the first jobs from starting, besides the utilisation target; "" = nothing."""
+    """The obstacle of the first jobs, besides the utilisation target; "" = none."""
     first = queued().filter(gpus__gt=0).values_list("blockers", flat=True)[:FIRST]
     codes = [{blocker["code"] for blocker in blockers} for blockers in first]
     if not codes:

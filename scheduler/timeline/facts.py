@@ -1,4 +1,4 @@
-"""What the timeline shows: bars of jobs and of other use on each GPU, and bands of time windows.
+"""Content of the timeline: bars of jobs and of other use on each GPU, and bands of time windows.
 
 Times are epoch seconds.
 """

@@ -150,7 +150,7 @@ def _ticks(span: Span, now: datetime) -> Any:
 
 
 def version(loaded: Context) -> object:
-    """What the frame around the rows shows; times in it belong to the browser."""
+    """Content of the frame around the rows; times in it belong to the browser."""
     shown = loaded["timeline"]
     return [row.gpu for row in shown.rows], shown.several
 

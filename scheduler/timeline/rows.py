@@ -86,7 +86,7 @@ def waiting_names(jobs: Iterable[int]) -> dict[int, tuple[str, str, str]]:
 
 
 def pieces(since: datetime, now: datetime) -> list[UsePiece]:
-    """What processes did on GPUs: by the hour, and in the last hours every five minutes."""
+    """Work of processes on GPUs: by the hour, and in the last hours every five minutes."""
     uses = ProcessUse.objects.filter(last_seen_at__gte=since)
     rows = uses.order_by("-last_seen_at").values_list(
         "pk", "gpu_id", "user", "job_owner", "job_ref", "first_seen_at", "last_seen_at", "ended_at"

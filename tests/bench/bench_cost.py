@@ -1,4 +1,4 @@
-"""What watching 8 GPUs with 24 processes costs: python -m tests.bench.bench_cost [seconds].
+"""Cost of watching 8 GPUs with 24 processes: python -m tests.bench.bench_cost [seconds].
 
 The real probe asks a simulated driver whose calls take as long as real ones are reported to: 2.5 µs
 for the utilisation, 11.6 µs for memory and the like, 137 µs for the fan (never asked), 4.5 ms for

@@ -1,4 +1,4 @@
-"""What history costs: python -m tests.bench.bench_history [days].
+"""Cost of history: python -m tests.bench.bench_history [days].
 
 90 days of rollups of 8 GPUs with 24 processes on SQLite with gpucoord's settings: how large they
 are, and how long the server takes for the pages of history, whatever the range.
@@ -216,7 +216,7 @@ def _measure(client: Any, path: str) -> tuple[float, list[float]]:
 
 
 def rolling(now: datetime) -> None:
-    """What the tasks of each minute cost: nothing new first, then a minute of samples."""
+    """Cost of the tasks of each minute: nothing new first, then a minute of samples."""
     from monitor.usage.rows import pruning, rollups
 
     for what, run in (

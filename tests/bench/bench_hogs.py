@@ -1,4 +1,4 @@
-"""What it costs to judge who hogs, database included: python -m tests.bench.bench_hogs [minutes].
+"""Cost of the incident rules, database included: python -m tests.bench.bench_hogs [minutes].
 
 Simulated servers that are sampled and judged each 5 s, on a SQLite database with gpucoord's
 settings; then a new controller that has to build up the last hours.

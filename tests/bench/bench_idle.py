@@ -1,4 +1,4 @@
-"""What gpucoord costs when nothing happens: python -m tests.bench.bench_idle [seconds].
+"""Cost of gpucoord when nothing happens: python -m tests.bench.bench_idle [seconds].
 
 `gpucoord up` with 8 simulated GPUs and one viewer of the dashboard. CPU time and memory (PSS) of
 all its processes; before that, how long after the command the first live frame is there, on the

@@ -1,4 +1,4 @@
-"""What live pages cost: python -m tests.bench.bench_live [seconds].
+"""Cost of live pages: python -m tests.bench.bench_live [seconds].
 
 Everything is real: `gpucoord up` with a simulated server, WebSockets, Chromium. Latency is from
 the clock that the sampler's tick read (before its probe and its database write) to the arrival

@@ -1,4 +1,4 @@
-"""What a scrape of /metrics costs: python -m tests.bench.bench_metrics.
+"""Cost of a scrape of /metrics: python -m tests.bench.bench_metrics.
 
 Server time of the whole request (middleware, access, rows, text), on a SQLite database with
 gpucoord's settings; exits with 1 when the median is above the limit.

@@ -1,4 +1,4 @@
-"""What a pass of the planner costs, with the reasons of all who wait, in CPU time.
+"""CPU time of a pass of the planner, with the reasons of all waiting jobs.
 
 python -m tests.bench.bench_plan
 """
@@ -24,7 +24,7 @@ LENGTHS = (None, 1, 2, 4, 8, 24)
 
 
 def requirements(chance: random.Random) -> list[Requirement]:
-    """What people ask for, a few dozen kinds."""
+    """Requests of users, a few dozen kinds."""
     kinds = [Requirement(exclusive=True), Requirement(), Requirement(gpus=2, exclusive=True)]
     kinds += [Requirement(memory_bytes=size * GIB) for size in range(4, 72, 4)]
     kinds += [Requirement(gpus=4, memory_bytes=40 * GIB), Requirement(model="H100", exclusive=True)]

@@ -28,7 +28,7 @@ GPUS = 9
 POLICY = PlanPolicy(cpu_jobs=0)
 USERS = ("alice", "bob", "carol")
 ALONE = Requirement(exclusive=True)
-# What a user says of a job: (time limit, estimate), from its real run time in seconds.
+# A user's figures for a job: (time limit, estimate), from its real run time in seconds.
 Says = Callable[[float, random.Random], tuple[float | None, float | None]]
 
 
@@ -215,7 +215,7 @@ class Replay:
             return
         queue, slots = self._facts()
         for id_, found in forecast(queue, slots, POLICY, self._now).items():
-            # What starts at once is no prediction.
+            # A job that starts at once is no prediction.
             if id_ in jobs and found.p50 and found.p90 and found.p50 > self._now:
                 self._made.append((id_, found.p50, found.p90))
 

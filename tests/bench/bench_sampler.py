@@ -1,4 +1,4 @@
-"""What a tick of the sampler costs, database included: python -m tests.bench.bench_sampler [ticks].
+"""Cost of a tick of the sampler, database included: python -m tests.bench.bench_sampler [ticks].
 
 Simulated servers on a SQLite database with gpucoord's settings; then the host probe alone, and
 what it takes to know who a process is, per process of this machine.

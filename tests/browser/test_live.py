@@ -113,7 +113,7 @@ def test_the_mode_follows_on_a_page_without_figures(open_page: Open) -> None:
         expect(mode).to_have_text(shown, timeout=20_000)
 
 
-# What the server sends when the order of the GPUs changes: the last one comes first.
+# The message of the server when the order of the GPUs changes: the last one comes first.
 SEND_ANOTHER_ORDER = """() => {
   const section = document.getElementById("gpus").cloneNode(true);
   const list = section.querySelector(".grid");

@@ -1,4 +1,4 @@
-"""What a driver samples of processes' work: its own µs clock, rings or means, running sums."""
+"""A driver's samples of processes' work: its own µs clock, rings or means, running sums."""
 
 from __future__ import annotations
 

@@ -94,7 +94,7 @@ class FakeNvml:
         self.generation = 0
         self.is_open = False
         self.inits = 0
-        # What it counts until it is initialised again, as most drivers do; None = what is there.
+        # GPUs that it counts until it is initialised again, as most drivers do; None = all present.
         self.counted: int | None = None
         self.calls: list[str] = []
         self.event_sets: list[object] = []

@@ -34,7 +34,7 @@ def crowd(gpus: int, processes: int) -> list[ProcessReading]:
 
 @pytest.fixture
 def seen(db: None) -> Callable[..., Snapshot]:
-    """What the sampler saw: seen(8, crowd(8, 20)) records a snapshot of busy GPUs."""
+    """Record readings of the sampler: seen(8, crowd(8, 20)) is a snapshot of busy GPUs."""
 
     def record(
         gpus: int = 1, processes: Sequence[ProcessReading] = (), **changes: object

@@ -21,7 +21,7 @@ NONCE = secrets.token_hex(16)
 
 
 def wait_for(ready: Callable[[], Any], *, within_s: float = 10.0) -> Any:
-    """What `ready` returns once that is true; fails when it takes too long."""
+    """Wait for a true value of `ready` and return it; fails when it takes too long."""
     watch = Stopwatch()
     while not (answer := ready()):
         assert not watch.has_run(within_s), f"waited {within_s} s in vain"

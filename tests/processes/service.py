@@ -85,7 +85,7 @@ class Service:
         return match[1] if match else None
 
     def text(self) -> str:
-        """What it has written since its last start."""
+        """Its output since its last start."""
         return self.log.read_bytes()[self._log_start :].decode()
 
     def __enter__(self) -> Service:

@@ -1,4 +1,4 @@
-"""What keeps a real job within its bounds: locks, a cgroup, hidden devices, a share of time."""
+"""Bounds of a real job: locks, a cgroup, hidden devices, a share of time."""
 
 from __future__ import annotations
 
@@ -187,7 +187,7 @@ def test_a_capped_job_does_its_share_on_the_simulated_server(
     probe.close()
 
     assert min(free) > 0
-    # Who has to wait for a core lets it run, or pause, for too long.
+    # A process that waits for a core lets it run, or pause, for too long.
     slack = 0.1 + 0.3 * (1 - watch.seconds / watch.wall_s)
     assert abs(sum(capped) / sum(free) - 0.3) < slack
 

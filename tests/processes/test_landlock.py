@@ -26,7 +26,7 @@ Run = Callable[..., RunningAttempt]
 
 @pytest.fixture
 def closed(tmp_path: Path) -> dict[str, Any]:
-    """What the spec of such a job says: its data folder is closed but for two folders."""
+    """The spec of such a job: its data folder is closed but for two folders."""
     data = tmp_path / "data"
     (data / "own").mkdir(parents=True)
     (data / "told").mkdir()

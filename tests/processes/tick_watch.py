@@ -63,7 +63,7 @@ class TickWatch:
 
 
 def committed_ticks(database: Path, loop: str) -> list[dict[str, float]]:
-    """What `fake_steps` left: each tick that was committed, in the order of the commits."""
+    """Rows of `fake_steps`: each tick that was committed, in the order of the commits."""
     with sqlite3.connect(f"file:{database}?mode=ro", uri=True, timeout=60) as reader:
         rows = reader.execute(
             "SELECT text FROM monitor_event WHERE kind = ? ORDER BY id", [f"TICK_{loop.upper()}"]

@@ -1,4 +1,4 @@
-"""Who may call which operation: role × owner × scope of the token × operation."""
+"""Rights to call each operation: role × owner × scope of the token × operation."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.processes
 
 
 def _gpucoord(*words: str, program: tuple[str, ...] = ("-m", "gpucoord_site")) -> str:
-    """What the command says, wherever it says it, with its exit code."""
+    """The command's output and errors, with its exit code."""
     environ = {k: v for k, v in os.environ.items() if k != "DJANGO_SETTINGS_MODULE"}
     ran = subprocess.run(
         [sys.executable, *program, *words], cwd=ROOT, env=environ, capture_output=True, text=True

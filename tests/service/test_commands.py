@@ -29,7 +29,7 @@ Say = Callable[[], str]
 
 @pytest.fixture
 def said(capsys: pytest.CaptureFixture[str]) -> Say:
-    """What was printed since the last call."""
+    """The output since the last call."""
 
     def read() -> str:
         captured = capsys.readouterr()

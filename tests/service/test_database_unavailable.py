@@ -1,4 +1,4 @@
-"""What users and operators read while the database is away or its file is gone."""
+"""Answers to users and operators while the database is away or its file is gone."""
 
 from __future__ import annotations
 

@@ -222,6 +222,6 @@ def test_the_unit_sets_no_restriction_that_would_break_jobs() -> None:
 
     assert names.isdisjoint(HARMFUL)
     assert {"UMask", "LimitCORE"} <= names
-    # What the runner, NVML and nvidia-modprobe need.
+    # Capabilities that the runner, NVML and nvidia-modprobe need.
     needed = {"CAP_SETUID", "CAP_SETGID", "CAP_KILL", "CAP_SYS_ADMIN", "CAP_SYS_MODULE"}
     assert needed.isdisjoint(dropped.replace("~", "").split())

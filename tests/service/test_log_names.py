@@ -11,7 +11,7 @@ from monitor.journal import facts as event_kinds
 ROOT = Path(__file__).resolve().parents[2]
 APPS = ("monitor", "scheduler", "reports", "gpucoord_site")
 NAME = re.compile(r"[A-Z]+(_[A-Z]+)+")
-# What makes an event or a note: its name is the first argument, or `kind`.
+# Functions that make an event or a note: its name is the first argument, or `kind`.
 MAKERS = {
     "events.add",
     "add",

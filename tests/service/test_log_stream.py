@@ -97,7 +97,7 @@ def test_a_full_disk_loses_lines_until_there_is_space(tmp_path: Path) -> None:
 
 
 def _reopened(stream: LogStream, path: Path) -> str:
-    """What the stream writes with its next line when its descriptor leads to a file."""
+    """The text that the stream writes with its next line when its descriptor leads to a file."""
     with path.open("wb") as file:
         os.dup2(file.fileno(), stream.fileno())
     stream.write("after\n")

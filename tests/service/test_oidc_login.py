@@ -33,7 +33,7 @@ KEY = rsa.generate_private_key(public_exponent=65537, key_size=2048)
 
 @dataclass
 class Provider:
-    """What it says about the person who logs in; `token` are changes of the token's claims."""
+    """Set its answers about the person who logs in; `token` are changes of the token's claims."""
 
     url: str = ""
     user: dict[str, Any] = field(

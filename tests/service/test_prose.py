@@ -50,6 +50,7 @@ VAGUE_NAMES = {"found", "told", "asked", "what", "who", "whom", "one"}
 ANY_REPLACED = re.compile(rf"\b_*(?:{'|'.join(REPLACED_NAMES)})_*\b", re.IGNORECASE)
 PATTERNS = {name: re.compile(text, re.IGNORECASE) for name, text in FORBIDDEN.items()}
 PATTERNS["a relative clause as a subject"] = re.compile(FORBIDDEN["a relative clause as a subject"])
+RELATIVE = re.compile(r"\b(?:Who|What|Whose|Whatever)\b")
 
 
 def sentences(text: str) -> Iterator[str]:
@@ -305,6 +306,41 @@ def test_comments_and_texts_say_user_process_or_job() -> None:
     ]
 
     assert places == []
+
+
+def beginnings(source: str) -> Iterator[str]:
+    """The first line of each docstring and of each block of comments."""
+    documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, documented) and (text := ast.get_docstring(node)):
+            yield text.splitlines()[0]
+    before = -1
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type == tokenize.COMMENT:
+            is_block = token.line.lstrip().startswith("#")
+            if not (is_block and token.start[0] == before + 1):
+                yield token.string.lstrip("# ")
+            before = token.start[0]
+
+
+def test_docstrings_and_comments_begin_with_no_relative_clause() -> None:
+    clause = PATTERNS["a relative clause as a subject"]
+    places = [
+        f"{path.relative_to(ROOT)}: {text}"
+        for top in [*OURS, "tests"]
+        for path in sorted((ROOT / top).rglob("*.py"))
+        if RELATIVE.search(source := path.read_text())
+        for text in beginnings(source)
+        if clause.search(text)
+    ]
+
+    assert places == []
+
+
+def test_the_beginnings_of_docstrings_and_comments_are_read() -> None:
+    source = '"""What it is.\n\nMore."""\n# Why so:\n# What follows.\nx = 1  # Who waits\n'
+
+    assert list(beginnings(source)) == ["What it is.", "Why so:", "Who waits"]
 
 
 def test_comments_and_strings_are_read_but_not_code() -> None:

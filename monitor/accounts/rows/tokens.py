@@ -53,7 +53,7 @@ def create_token(
 
 
 def authenticate(text: str, now: datetime) -> User | None:
-    """Whose token this is; None when it is unknown, expired, or its user may not log in."""
+    """The row of this token; None when it is unknown, expired, or its user may not log in."""
     row = find(text, now)
     return None if row is None else row.user
 

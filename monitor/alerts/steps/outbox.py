@@ -112,7 +112,7 @@ def _first_of(
 
 
 def _as_it_is_now(message: Message) -> str:
-    """What waited for hours tells how long it has lasted by now; its first line is the incident."""
+    """A message that waited for hours says how long the incident has lasted by now."""
     if message.incident is None:
         return message.text
     first = first_line(message.incident, is_owner=bool(message.person))
@@ -122,7 +122,7 @@ def _as_it_is_now(message: Message) -> str:
 def _letters(
     chosen: Iterable[Message], now: datetime, isolation: ItemIsolation
 ) -> tuple[dict[int, OutgoingMessage], dict[int, str | None]]:
-    """What to send, and the problem of the messages whose address cannot be read."""
+    """Messages to send, and the problem of those whose address cannot be read."""
     chosen = list(chosen)
     prepared = isolation.each(chosen, lambda message: f"message {message.pk}", _letter, now)
     written = {message.pk for message, _ in prepared}

@@ -90,7 +90,7 @@ def write(now: datetime) -> int:
 
 @dataclass(frozen=True, slots=True)
 class ChannelState:
-    """What writing a message needs besides its channel and notice."""
+    """Input for writing a message, besides its channel and notice."""
 
     policy: AlertPolicy
     now: datetime

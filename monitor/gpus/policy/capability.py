@@ -1,4 +1,4 @@
-"""What a GPU can do (generation, relative strength), and which limits apply to a machine."""
+"""Capability of a GPU (generation, relative strength), and the limits of a machine."""
 
 from __future__ import annotations
 

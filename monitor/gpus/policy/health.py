@@ -155,7 +155,7 @@ def judge(
 def _reported(
     gpu: GpuReading, ailments: tuple[Ailment, ...], old: HealthReading
 ) -> tuple[str, ...] | None:
-    """What cannot be read while the driver is unavailable stays as it was."""
+    """Values that cannot be read while the driver is unavailable stay as they were."""
     if gpu.health is not Health.OK:
         return old.reported
     return tuple(a.code for a in ailments if a.condition is Condition.HEALTHY) or None

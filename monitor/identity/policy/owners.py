@@ -20,7 +20,7 @@ from monitor.facts.readings import (
     ProcessReading,
 )
 
-# What the kernel says of a process without a login.
+# The kernel's login uid of a process without a login.
 NO_LOGIN = 0xFFFFFFFF
 # Below are root and the accounts of services.
 FIRST_USER_UID = 1000
@@ -41,7 +41,7 @@ class UidRange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Credentials:
-    """What the kernel says of a process; all uids as the host counts them, None = unknown.
+    """The kernel's facts about a process; all uids as the host counts them, None = unknown.
 
     namespace_owner_uid: the account that made its user namespace. session_uid: the user slice of
     systemd that its cgroup is in. mount_owners: the persons into whose closed home folders its bind

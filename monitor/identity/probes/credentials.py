@@ -84,7 +84,7 @@ class CredentialReader:
         )
 
     def _labels(self, cgroup: str) -> ContainerLabels:
-        """What the runtime says about the container; NO_LABELS without a runtime to ask."""
+        """The runtime's facts about the container; NO_LABELS without a runtime to ask."""
         container_id = container_id_of(cgroup)
         if self._runtimes is None or container_id is None:
             return NO_LABELS

@@ -62,7 +62,7 @@ class ContainerRuntimes:
         self._thread: threading.Thread | None = None
 
     def labels(self, container_id: str) -> ContainerLabels:
-        """What is known of it; PENDING until the runtimes have answered."""
+        """The known facts about it; PENDING until the runtimes have answered."""
         labels, until = self._answers.get(container_id, (PENDING, 0.0))
         if time.monotonic() < until:
             return labels

@@ -1,4 +1,4 @@
-"""What a rule reports, and the input that all rules read."""
+"""Findings of rules, and the input that all rules read."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ class ProcessPresence:
 
 @dataclass(frozen=True, slots=True)
 class UsageMinute:
-    """What a process used in some seconds before the first look, up to `at`."""
+    """Use of a process in some seconds before the first look, up to `at`."""
 
     key: Key
     group: str
@@ -50,7 +50,7 @@ class UsageMinute:
 
 @dataclass(frozen=True, slots=True)
 class UsagePiece:
-    """What one process used during the `used.held_s` seconds before `at`."""
+    """Use of one process during the `used.held_s` seconds before `at`."""
 
     at: float
     used: UsagePoint

@@ -12,7 +12,7 @@ from monitor.facts.health import Xid
 from monitor.models import Counter
 from monitor.runtime.rows.database import prepared
 
-# What is counted; `subject` is the event's kind, or the jobs' outcome, or the
+# Names of the counters; `subject` is the event's kind, or the jobs' outcome, or the
 # GPU and number of an XID, or a channel's service and what became of a try.
 EVENTS = "events"
 FINISHED_JOBS = "finished jobs"

@@ -58,7 +58,7 @@ T = TypeVar("T")
 R = TypeVar("R")
 # The class of PostgreSQL errors about a value or row that is too large (54000 and others).
 _TOO_LARGE = "54"
-# What SQLite reports of the values of a row with the same error code as a broken database.
+# Errors in the values of a row that SQLite reports with the code of a broken database.
 _OF_VALUES = ("integer overflow", "malformed JSON", "string or blob too big")
 FIRST_RETRY = timedelta(seconds=1)
 LONGEST_RETRY = timedelta(seconds=10)

@@ -60,7 +60,7 @@ class HostProbe:
         self._identities = None
 
     def identities(self, pids: Iterable[int]) -> dict[int, ProcessIdentity]:
-        """Who those pids are, as far as this machine's /proc knows them."""
+        """Identities of those pids, as far as this machine's /proc knows them."""
         return self._identities.of(pids) if self._identities else {}
 
     @property

@@ -1,4 +1,4 @@
-"""Who a pid is, from /proc: owner, container, program, command, session and parents."""
+"""Identity of a pid, from /proc: owner, container, program, command, session and parents."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _MAX_LINEAGE = 64
 
 @dataclass(frozen=True, slots=True)
 class ProcessStat:
-    """What /proc/PID/stat says."""
+    """The used fields of /proc/PID/stat."""
 
     parent: int
     session: int

@@ -148,7 +148,7 @@ class LimitsProbe:
     def _used(
         self, memory: LimitSource | None, used: Mapping[LimitSource, int | None]
     ) -> int | None:
-        """What a pod uses counts against its limit, which its cgroup mostly has as well."""
+        """The use of a pod counts against its limit, which its cgroup mostly has as well."""
         if memory is None or memory.origin == "machine":
             return None
         return used.get(memory) or next((value for value in used.values() if value), None)

@@ -17,7 +17,7 @@ OutsideUse = Sequence[tuple[datetime, Mapping[str, float]]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AccountInput:
-    """What is known of users. usage: decayed at the begin of the replay. zone: of daily budgets."""
+    """Facts about users. usage: decayed at the begin of the replay. zone: of daily budgets."""
 
     quotas: Mapping[str, Quota] = field(default_factory=dict)
     usage: Mapping[str, float] = field(default_factory=dict)

@@ -35,7 +35,7 @@ ForeignMemory = Sequence[tuple[datetime, Mapping[str, int]]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayInput:
-    """What a replay is given besides the GPUs. slowness: by GPU, what run times are multiplied by.
+    """Input of a replay besides the GPUs. slowness: by GPU, the factor of run times.
 
     held_back: when no job of a class could start because of the load.
     """

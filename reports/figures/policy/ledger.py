@@ -66,7 +66,7 @@ NOT_SEEN = GpuPart(0.0, None, 0.0, 0.0)
 
 @dataclass(slots=True)
 class Step:
-    """What is known of one step of at most an hour. waiting: job-seconds by owner."""
+    """Known facts about one step of at most an hour. waiting: job-seconds by owner."""
 
     begin: int
     end: int
@@ -199,7 +199,7 @@ class Ledger:
         cell[1] += whole.used + whole.idle + whole.empty + whole.free
 
     def _processes(self, step: Step) -> None:
-        """What processes outside of jobs did in this step, each process once for all its GPUs."""
+        """Work of processes outside of jobs in this step, each process once for all its GPUs."""
         parts_by_process: dict[tuple[str, int, int], list[UsePart]] = {}
         for parts in step.uses.values():
             for part in parts:

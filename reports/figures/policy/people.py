@@ -126,7 +126,7 @@ def gpu_figures(
 
 
 def spans(sums: GpuSums, bin_s: int) -> tuple[Occupancy, ...]:
-    """Who held most of the GPU in each bin; equal neighbours are one span."""
+    """The user who held most of the GPU in each bin; equal neighbours are one span."""
     spans: list[Occupancy] = []
     for begin in sorted(sums.bins):
         cells = sums.bins[begin]

@@ -29,7 +29,7 @@ MOST_LINES = 3
 
 @dataclass(frozen=True, slots=True)
 class Standards:
-    """What violations are judged by. entitled: percent by user name."""
+    """Limits that violations are judged by. entitled: percent by user name."""
 
     policy: ReportPolicy
     gpu_time: GpuTimePolicy

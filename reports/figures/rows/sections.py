@@ -12,7 +12,7 @@ from monitor.runtime.rows.item_isolation import ItemIsolation
 from reports.figures.facts import Table
 from reports.periods.facts import Period, Scope
 
-# What the viewer may see of the subject in the period; None: nothing to show.
+# The part of the subject that the viewer may see in the period; None: nothing to show.
 Section = Callable[[Period, Scope, Viewer, datetime], Table | None]
 _registered: dict[str, Section] = {}
 

@@ -21,7 +21,7 @@ from scheduler.facts.jobs import CLASSES, JobState
 from scheduler.models import Attempt, Job, YieldRequest
 
 MOST_FINDINGS = 5
-# What a state lasts that has not ended: until the end of the period.
+# A state that has not ended lasts until the end of the period.
 STARTS = {"BACKPRESSURE_ACTIVATED": "BACKPRESSURE_RELEASED"}
 
 

@@ -20,7 +20,7 @@ TABLES, PICTURES = ("users",), ("shares", "timeline")
 
 @dataclass(frozen=True, slots=True)
 class Cover:
-    """What the page is about: its title, and the text of the incident."""
+    """Subject of the page: its title, and the text of the incident."""
 
     title: str
     text: str

@@ -192,7 +192,7 @@ def gpus(report: Report) -> Table:
 
 
 def timeline(report: Report) -> Table:
-    """Who held each GPU when; incidents as rows of their own."""
+    """Holders of each GPU over time; incidents as rows of their own."""
     zone = ZoneInfo(report.period.zone)
 
     def rows() -> Iterator[tuple[Any, ...]]:

@@ -60,7 +60,7 @@ class Group:
 
 
 def explained(stored: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """What a page shows: the headline, and all reasons by tier."""
+    """Reasons for a page: the headline, and all reasons by tier."""
     sorted_reasons = reasons(stored)
     return {"headline": first(sorted_reasons), "why": grouped(sorted_reasons)}
 

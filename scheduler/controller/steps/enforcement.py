@@ -63,7 +63,7 @@ class Enforcement:
         )
         taken = [step for _, step in steps]
         if policy.enabled:
-            # What failed is neither ended nor escalated in the same tick.
+            # A failed item is neither ended nor escalated in the same tick.
             free = {case.incident.pk for case, step in steps if not step}
             lasting_ids = {case.incident.pk for case in lasting}
             leading = [
@@ -91,7 +91,7 @@ class Enforcement:
         )
         return [case for _, case in cases_by_incident]
 
-    # What is done already, or planned
+    # Steps that are done already, or planned
 
     def _go_on(self, open_case: OpenCase, policy: EnforcementPolicy, now: datetime) -> Step | None:
         is_over = not enforcement_plan.is_enforceable(open_case.case, policy) or policy.dry_run
@@ -151,7 +151,7 @@ class Enforcement:
                 audited=True,
             )
 
-    # What is to be done next
+    # Steps to do next
 
     def _leading(
         self,

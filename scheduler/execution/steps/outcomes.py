@@ -260,7 +260,7 @@ def _has_lost_gpu(attempt: Attempt) -> bool:
 
 
 def _most_memory(host: str, cause: FailureCause, bounds: BoundsPolicy) -> int | None:
-    """What a job may declare at most, of a GPU or of the host; None = unknown."""
+    """The most that a job may declare, of a GPU or of the host; None = unknown."""
     if cause is FailureCause.GPU_MEMORY:
         return _largest_gpu(host)
     newest = snapshots.newest(host) if cause is FailureCause.MEMORY else None

@@ -148,7 +148,7 @@ def engine_task(job: Job, attempt: Attempt | None) -> EnginePlace | None:
 
 @dataclass(frozen=True, slots=True)
 class JobResult:
-    """What an ended job used of its GPUs. None: unknown.
+    """GPU use of an ended job. None: unknown.
 
     gpu_s: GPU-seconds held. used_pct: mean utilisation while held. hint: a smaller request that
     would have been enough.

@@ -20,7 +20,7 @@ from scheduler.jobs.pages.lines import plain_gib
 from scheduler.models import Job
 
 UNDECLARED = plain_gib(PlanPolicy().undeclared_bytes)
-# What only the form says: it shows defaults of the policy, and takes variables as lines.
+# Texts of the form alone: it shows defaults of the policy, and takes variables as lines.
 NOTES = {
     "gpu_memory": f"Empty: as much as your earlier runs needed, or at least {UNDECLARED} free.",
     "time_limit": "Empty: no limit.",

@@ -292,7 +292,7 @@ def _private(job: Job, sees_all: bool) -> dict[str, Any]:
 
 
 def result(job: Job) -> dict[str, Any] | None:
-    """What the job has written to its result file; None = nothing."""
+    """Content of the job's result file; None = nothing."""
     if job.result is None:
         return None
     took = job.ended_at - job.started_at if job.ended_at and job.started_at else None
@@ -330,7 +330,7 @@ def gpu_use(attempt: Attempt) -> GpuUse | None:
 
 
 def efficiency(job: Job) -> str:
-    """What its last attempt requested and used; "" when nothing is known."""
+    """Request and use of its last attempt; "" when nothing is known."""
     attempt = running_attempt(job)
     use = gpu_use(attempt) if attempt else None
     return sizing_policy.efficiency(use, _declared(job)) if use else ""

@@ -75,7 +75,7 @@ class Clearer:
         }
 
     def _measure(self, logs: Path, others: list[Path], until: float, now: datetime) -> None:
-        """What each ended job's files take, once: it changes no more."""
+        """Size of each ended job's files, measured once: it changes no more."""
         new = self._ended().filter(files_bytes=None).order_by("job_id")
         jobs = new.values_list("job_id", flat=True).distinct()[:MEASURED]
         isolation = ItemIsolation(self.host, "measuring")

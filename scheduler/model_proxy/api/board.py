@@ -146,7 +146,7 @@ class Board:
         return self._router.wait(place.request, time.monotonic())
 
     def take_changes(self) -> tuple[dict[int, Counts], list[Use], list[int]]:
-        """What is to be written, once; give it back with `restore` if that fails."""
+        """Changes to write, once; give them back with `restore` if that fails."""
         self._ask_for_boots()
         in_flight = self._router.in_flight()
         changed, self._counts = self._counts, {}

@@ -173,7 +173,7 @@ class EventReader:
 
 
 def error_text(body: bytes) -> str:
-    """What an error answer of a model's server says, in at most 500 characters."""
+    """Text of an error answer of a model's server, in at most 500 characters."""
     try:
         error = json.loads(body)["error"]
         text = error["message"] if isinstance(error, dict) else error

@@ -23,7 +23,7 @@ FIRST_BACKOFF_S, LONGEST_BACKOFF_S = 5.0, 600.0
 
 
 class Command(StrEnum):
-    """What is done with the instance's job besides the change of state."""
+    """Effect on the instance's job besides the change of state."""
 
     NONE = ""
     CANCEL = "cancel"

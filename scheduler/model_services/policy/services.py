@@ -64,7 +64,7 @@ def memory_fraction(placed_bytes: int | None, total_bytes: int | None) -> str:
 
 
 def problems(values: Mapping[str, object]) -> list[tuple[str, str]]:
-    """What is wrong with these columns of a service, by field."""
+    """Problems of these columns of a service, by field."""
     faults = []
     name = values.get("name")
     if name is not None and not NAME.fullmatch(str(name)):

@@ -1,4 +1,4 @@
-"""What a pass writes: states of instances, their jobs, learned boot times, events."""
+"""Writes of a pass: states of instances, their jobs, learned boot times, events."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ BY = "gpucoord"
 HOLD_FOR = DRAIN_FOR + timedelta(seconds=30)
 # When the user of its GPU returns; the process is asked at once.
 LEAVES_WITHIN = timedelta(seconds=4)
-# What the cards of the GPUs show of an instance.
+# State of an instance on the cards of its GPUs.
 PHASES = {
     InstanceState.BOOTING: "booting",
     InstanceState.READY: "ready",

@@ -23,7 +23,7 @@ MINUTE = timedelta(minutes=1)
 Bars = Mapping[int, Blocker]
 # Predictions are rounded up so that they do not flicker: to 5 s when near, else to minutes.
 NEAR, STEP_S = timedelta(minutes=15), 5
-# What the n-th job of a lane adds to the spread of their sum.
+# The part that the n-th job of a lane adds to the spread of their sum.
 PARTS = tuple(sqrt(n + 1) - sqrt(n) for n in range(64))
 SHORTEST = timedelta(seconds=2)
 

@@ -40,7 +40,7 @@ class GpuUseSpan:
         return self.seconds(max(since, self.from_at + timedelta(seconds=entry_s)), until)
 
     def fee(self, since: datetime, until: datetime, entry_s: float) -> float:
-        """What its start costs in that time, and its early end gives back: 1 = the first hour of
+        """Cost of its start in that time, returned by an early end: 1 = the first hour of
         a whole GPU."""
         fee = self.part if since < self.from_at <= until else 0.0
         if self.until_at is not None and since < self.until_at <= until and entry_s > 0:
@@ -132,7 +132,7 @@ def added(parts: Iterable[Mapping[str, Charge]]) -> dict[str, Charge]:
 def charges_on(
     gpu: GpuReading, snapshot: Snapshot, claims: Sequence[ClaimFact]
 ) -> dict[str, Charge]:
-    """What each owner takes of one GPU. `claims`: also those on other GPUs."""
+    """Part of one GPU that each owner takes. `claims`: also those on other GPUs."""
     by_owner: dict[str, Charge] = {}
     here = [claim for claim in claims if claim.gpu_uuid == gpu.uuid]
     _gpu(gpu, here, snapshot.on(gpu.uuid), by_owner)

@@ -257,7 +257,7 @@ def _open(path: Path) -> int:
             raise
         with suppress(FileExistsError):
             descriptor = os.open(path, OPEN | os.O_CREAT | os.O_EXCL, MODE)
-            # Whatever our umask is; through the descriptor, so that it is the file we made.
+            # Our umask must not matter; through the descriptor, so that it is the file we made.
             os.fchmod(descriptor, MODE)
             return descriptor
 

@@ -152,7 +152,7 @@ def _typed(value: Any, rule: Any) -> Any:
 
 
 def mistakes(script: Script, arguments: Mapping[str, Any]) -> list[Mistake]:
-    """What is wrong with the arguments, by the name that the schema gives them."""
+    """Problems of the arguments, by the name that the schema gives them."""
     try:
         if len(json.dumps(arguments, default=str, allow_nan=False)) > LARGEST_ARGUMENTS:
             return [("", f"The arguments have more than {LARGEST_ARGUMENTS} characters.")]

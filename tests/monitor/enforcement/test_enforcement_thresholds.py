@@ -51,7 +51,7 @@ def case(**changes: Any) -> EnforcementCase:
 
 
 def story(policy: EnforcementPolicy, minutes: int, delay: float | None = 0) -> list[str]:
-    """What is done minute by minute when warnings arrive after `delay` minutes (None: never)."""
+    """The steps minute by minute when warnings arrive after `delay` minutes (None: never)."""
     taken: list[StepRecord] = []
     told = []
     for minute in range(minutes + 1):

@@ -40,7 +40,7 @@ def looked(
     zone: ZoneInfo = BERLIN,
     watched: Callable[[datetime], bool] = lambda local: True,
 ) -> list[UsagePattern]:
-    """What is found where the GPU is busy whenever `busy` says so of the local time."""
+    """The patterns of a GPU that is busy whenever `busy` says so of the local time."""
     local = {t: datetime.fromtimestamp(t, zone) for t in hours(days, until)}
     used = {t: 95.0 for t, when in local.items() if busy(when) and watched(when)}
     seen = [t for t, when in local.items() if watched(when)]

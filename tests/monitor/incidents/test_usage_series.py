@@ -106,7 +106,7 @@ def test_time_without_readings_is_unknown() -> None:
 
 
 def fork_pool(life: float, parallel: int, pct: float) -> UsagePoint:
-    """What the windows measure of a pool: rows each 5 s, two seconds before each look."""
+    """The windows' measurements of a pool: rows each 5 s, two seconds before each look."""
     windows, t, every = UsageBuffers(), 0.0, life / parallel
     starts = [1.3 + k * every for k in range(int(600 / every) + 1)]
     while t < 597:

@@ -24,7 +24,7 @@ DASHBOARD = "dashboard"
 
 
 class Server:
-    """What the database would hold."""
+    """Stands for the content of the database."""
 
     def __init__(self) -> None:
         self.newest = snapshot(1)

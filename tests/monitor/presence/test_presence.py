@@ -1,4 +1,4 @@
-"""Who is on a GPU for themselves: traces of one look a second."""
+"""Presence of users at their GPU: traces of one look a second."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def blender(**changes: Any) -> ProcessReading:
 
 
 def desktop(mib: int = 150, program: str = "tinywm", **changes: Any) -> ProcessReading:
-    """What draws the desktop; its name is on no list."""
+    """The process that draws the desktop; its name is on no list."""
     facts = {"program": program, "kinds": "G", "memory_bytes": mib * MIB, "sm_pct": 3.0}
     return process(900, **(facts | changes))
 

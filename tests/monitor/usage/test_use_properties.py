@@ -1,4 +1,4 @@
-"""What holds of attributed use whatever a driver says."""
+"""Properties of attributed use that hold with any answer of a driver."""
 
 from __future__ import annotations
 

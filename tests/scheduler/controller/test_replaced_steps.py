@@ -107,7 +107,7 @@ def _restart_job_numbers() -> None:
 
 
 def _same(run: Callable[[bool], Any]) -> Any:
-    """What the run returns; the same with steps that stay and with replaced ones."""
+    """The result of the run; the same with steps that stay and with replaced ones."""
     results = []
     for replaced in (False, True):
         before = transaction.savepoint()

@@ -1,4 +1,4 @@
-"""What jobs are kept within, when they step back, and what is said of it."""
+"""Bounds of jobs, when jobs step back, and the texts about it."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ def executor(data: Path) -> Executor:
 
 @pytest.fixture
 def looked_at(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
-    """Whose files were read."""
+    """The attempts whose files were read."""
     folders: list[Path] = []
     look = attempt_files.read_attempt
 

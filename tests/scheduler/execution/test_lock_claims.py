@@ -1,4 +1,4 @@
-"""Who holds a GPU's lock file from outside has a claim on it, and is named as what it waits for."""
+"""An outside holder of a GPU's lock file has a claim on it, and waiting jobs name that holder."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ def test_places_for_jobs_without_a_gpu_never_exceed_the_cpus(
 
 @pytest.mark.skipif(connection.vendor != "sqlite", reason="asks SQLite how it would answer")
 def test_no_question_of_a_pass_reads_all_jobs_that_ever_were(alice: User, data: Path) -> None:
-    """What has ended only grows, and a pass comes with each job that starts or ends."""
+    """The number of ended jobs only grows, and a pass comes with each job that starts or ends."""
     jobs_made.finished(alice)
     jobs_made.placed(alice)
     jobs_made.waiting(alice)

@@ -69,7 +69,7 @@ async def said(socket: Any) -> dict[str, Any]:
 
 
 async def log_until(socket: Any, end: str) -> str:
-    """What the log says until it ends so; the page acknowledges all of it."""
+    """The text of the log until it ends so; the page acknowledges all of it."""
     text = ""
     while not text.endswith(end):
         message = await said(socket)

@@ -1,4 +1,4 @@
-"""What jobs do when somebody uses a GPU for themselves."""
+"""Jobs leave a GPU that a user at the desktop needs."""
 
 from __future__ import annotations
 

@@ -147,7 +147,7 @@ shares = st.one_of(st.none(), st.floats(0, 100))
 def test_one_job_is_always_possible_on_an_empty_gpu(
     loaded: list[tuple[bool, float]], share: list[float | None], priority: int, gib: int | None
 ) -> None:
-    """Whatever load, hogs and the mode do elsewhere: an empty GPU takes a user's first job."""
+    """An empty GPU takes a user's first job, also with load, hogs and any mode elsewhere."""
     gpus = tuple(hogged(i) if is_loaded else slot(i) for i, (is_loaded, _) in enumerate(loaded))
     people = tuple(user(f"user{number}", pct) for number, pct in enumerate(share))
     request = Requirement(memory_bytes=None if gib is None else gib * GIB)

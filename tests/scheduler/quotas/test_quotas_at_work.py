@@ -31,7 +31,7 @@ class Lab:
         self._seq = 0
 
     def look(self, now: datetime, *processes: Any) -> None:
-        """What the sampler and the controller do."""
+        """Do the work of the sampler and the controller."""
         self._seq += 1
         shot = snapshot(4, processes, seq=self._seq, at=now)
         monitor_store.record(shot)

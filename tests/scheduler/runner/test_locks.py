@@ -178,7 +178,7 @@ def test_nothing_stays_open_when_one_file_is_refused(tmp_path: Path) -> None:
 def test_a_file_that_was_removed_while_it_was_waited_for_is_opened_anew(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What lies at the path decides, not what was there when it was opened."""
+    """The file at the path decides, not the one that was there when it was opened."""
     file, real = tmp_path / "gpu0.lock", fcntl.flock
     tries: list[int] = []
 

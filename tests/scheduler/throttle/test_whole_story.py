@@ -135,7 +135,7 @@ def test_a_neighbour_takes_the_gpu_for_eight_hours(story: Story, bob: User) -> N
     assert state(waits) == "queued"
     assert {"ShareReduced"} <= {blocker["code"] for blocker in waits.blockers}
 
-    # What somebody sits and waits for runs all the same.
+    # Interactive jobs run all the same.
     urgent = asks(bob, story.now, priority=5)
     story.play(0.1)
     assert state(urgent) == "starting"

@@ -59,7 +59,7 @@ def why(
     running: tuple[RunningJob, ...] = (),
     **asks: Any,
 ) -> Blocker | None:
-    """What keeps a job off GPU 0."""
+    """The blockers that keep a job off GPU 0."""
     lasts = None if hours is None else timedelta(hours=hours)
     job = asking(owner, Requirement(**asks), lasts, preemptible, now, POLICY)
     return closed_for(job, windows, [gpu or slot()], running, now).get(gpu_uuid())

@@ -1,4 +1,4 @@
-"""What NVML counts of a GPU's faults: clock-event reasons, ECC, retired pages, remapped rows."""
+"""NVML's counters of a GPU's faults: clock-event reasons, ECC, retired pages, remapped rows."""
 
 from __future__ import annotations
 

@@ -99,7 +99,7 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class _Use:
-    """What one process does on one GPU."""
+    """Work of one process on one GPU."""
 
     pid: int
     demand_pct: float

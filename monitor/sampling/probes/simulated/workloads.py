@@ -86,7 +86,7 @@ def visitor(age: float, wobble: float) -> float:
 
 
 def job(age: float, wobble: float) -> float:
-    """What one of our own jobs does: it loads for 3 s, then works."""
+    """Work of one of our own jobs: it loads for 3 s, then works."""
     return 0.0 if age < 3 else 78 + 18 * wobble
 
 
