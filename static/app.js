@@ -211,7 +211,7 @@
     removeBlanks();
   });
 
-  // ---- What browsers offer on https and on localhost only ----
+  // ---- Notifications and copy buttons work on https and on localhost only ----
 
   const insecure = document.getElementById("insecure");
   if (insecure) insecure.hidden = window.isSecureContext;

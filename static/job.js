@@ -81,7 +81,7 @@
     return [nodes, on];
   }
 
-  // What the server has rendered, with its colours as sequences again.
+  // The lines that the server has rendered, with their colours as sequences again.
   function rawText() {
     return [...log.childNodes].map((node) =>
       node.nodeType === Node.TEXT_NODE ? node.data : `\x1b[${node.dataset.s}m${node.textContent}\x1b[0m`).join("");
@@ -226,7 +226,7 @@
     if (!button || !canNotify) return;
     button.hidden = false;
     button.setAttribute("aria-pressed", String(wantsNotice()));
-    button.textContent = wantsNotice() ? "You will be told" : "Tell me when it ends";
+    button.textContent = wantsNotice() ? "Notification on" : "Tell me when it ends";
   }
 
   async function toggleNotify() {
@@ -234,7 +234,7 @@
     if (!allowed) return connection.toast("Notifications are blocked. Allow them for this site in the browser's settings.");
     if (wantsNotice()) window.sessionStorage.removeItem(notifyKey);
     else window.sessionStorage.setItem(notifyKey, "1");
-    connection.toast(wantsNotice() ? "This browser will tell you when the job ends. Keep this tab open." : "You will not be told.");
+    connection.toast(wantsNotice() ? "A notification will appear when the job ends. Keep this tab open." : "No notification will appear.");
     showNotify();
     // It may have ended while the browser asked for the permission.
     if (ended) tellEnd(card.querySelector(".badge").textContent);
@@ -257,7 +257,7 @@
   // ---- The socket ----
 
   let attempt = 0, has = 0, wait = 500, ended = false;
-  // What the actions beside the state depend on.
+  // The texts that the actions beside the state depend on.
   const shown = () => [".badge", ".why-headline"].map((part) => card.querySelector(part)?.textContent).join();
   let shownState = card && shown();
 
@@ -277,7 +277,7 @@
     card.innerHTML = message.job;
     const factors = card.querySelector(".factors");
     if (before && factors) {
-      // What a person has opened stays open.
+      // Parts that the reader has opened stay open.
       factors.open = before.open;
       if (hadFocus) factors.querySelector("summary").focus();
     }

@@ -121,7 +121,7 @@ def test_a_fault_is_logged_once_and_the_next_tick_follows(
     row = Lease.objects.get()
     assert row.failing_since_at is not None
     assert row.last_error.startswith("ValueError: tick ")
-    # It should not be told again by the next slice.
+    # The next slice should not report it again.
     caplog.clear()
     run(fail)
     assert not caplog.records
