@@ -161,7 +161,7 @@ def test_a_job_tells_its_end_by_a_notification_of_the_browser(open_page: Open) -
     page.get_by_role("button", name="Submit the job").click()
     page.wait_for_url(re.compile(r"/jobs/\d+/$"))
     page.get_by_role("button", name="Tell me when it ends").click()
-    expect(page.locator("#toasts")).to_contain_text("will tell you")
+    expect(page.locator("#toasts")).to_contain_text("will appear")
 
     page.wait_for_function("() => window.told.length === 1")
     assert re.fullmatch(r"Job \d+ sleep 8: succeeded", page.evaluate("window.told[0]"))
