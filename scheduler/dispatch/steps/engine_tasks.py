@@ -94,8 +94,9 @@ class EngineStep:
 
     def step(self, now: datetime) -> int:
         """Returns the number of tasks that moved."""
-        for result in self._calls.finished():
-            self._take(result, now)
+        self._isolation.each(
+            self._calls.finished(), _call_name, lambda result: self._take(result, now), now
+        )
         tasks = list(open_tasks(self._host))
         waits = self._queue.waits(now)
         self._look(has_tasks=bool(tasks), now=now)
@@ -124,7 +125,7 @@ class EngineStep:
         }
         if result.error is not None:
             if kind not in ("nodes", "allocation"):
-                self._isolation.failed(f"{kind} of {item}", result.error, now)
+                raise result.error
         elif kind in take:
             take[kind](item, result.value)
 
@@ -133,7 +134,9 @@ class EngineStep:
             self._nodes_at = None
 
     def _look(self, *, has_tasks: bool, now: datetime) -> None:
-        if self._answers.is_due(has_tasks=has_tasks, now=now):
+        # A slow engine must not get a second look while the first one waits.
+        is_looking = self._calls.count("look") > 0
+        if not is_looking and self._answers.is_due(has_tasks=has_tasks, now=now):
             self._calls.start("look", now, self._engine.look)
         if self._nodes_at is None or now - self._nodes_at >= NODES_EVERY:
             self._nodes_at = now
@@ -381,6 +384,12 @@ def _attempt_of(task: EngineTask) -> Attempt:
         engine_ref=task.ref,
         gpu_uuids=[],
     )
+
+
+def _call_name(result: CallResult) -> str:
+    """A look has no item: its key holds the time of its start."""
+    kind, item = result.key
+    return f"{kind} of {item}" if item and kind != "look" else kind
 
 
 def _attempts(host: str) -> QuerySet[Attempt]:

@@ -1,0 +1,109 @@
+"""The step of another engine: its calls run beside the loop, and no answer stops the others."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from typing import Any, cast
+
+import pytest
+from django.db import transaction
+
+from monitor.models import ItemFault
+from scheduler.dispatch.steps.engine_tasks import EngineStep
+from scheduler.engines.facts import EngineName, TaskList
+from scheduler.engines.policy.requests import EngineRules
+from scheduler.engines.slurm import SlurmEngine
+from scheduler.execution.steps.specs import SpecWriter
+from scheduler.models import EngineStatus
+from tests.builders import NOW
+from tests.pace import LONGEST_S, Stopwatch
+
+pytestmark = pytest.mark.django_db
+EVERY = timedelta(seconds=1)
+
+
+class FakeEngine:
+    """Without tasks. A look waits for `answers`; `listed_nodes` is its answer about nodes."""
+
+    name = EngineName.SLURM
+
+    def __init__(self) -> None:
+        self.looks = 0
+        self.answers = threading.Event()
+        self.error: Exception | None = None
+        self.listed_nodes: list[object] = []
+
+    def look(self) -> TaskList:
+        self.looks += 1
+        self.answers.wait(LONGEST_S)
+        if self.error is not None:
+            raise self.error
+        return TaskList()
+
+    def nodes(self) -> list[object]:
+        return self.listed_nodes
+
+    def version(self) -> str:
+        return "slurm 22.05"
+
+
+@pytest.fixture
+def engine() -> Iterator[FakeEngine]:
+    made = FakeEngine()
+    yield made
+    made.answers.set()
+
+
+@pytest.fixture
+def step(engine: FakeEngine) -> Iterator[EngineStep]:
+    specs = cast(SpecWriter, None)  # there are no tasks whose folders would be needed
+    slurm = cast(SlurmEngine, engine)
+    made = EngineStep(transaction.atomic, "here", specs, slurm, EngineRules(), EVERY)
+    yield made
+    engine.answers.set()
+    made.close()
+
+
+def steps_until(step: EngineStep, is_done: Callable[[], Any], every: timedelta = EVERY) -> None:
+    """Step with a clock that goes on until `is_done`."""
+    watch, now = Stopwatch(), NOW
+    while not is_done():
+        assert not watch.has_run(LONGEST_S)
+        step.step(now)
+        now += every
+        threading.Event().wait(0.01)
+
+
+def test_a_look_that_takes_long_is_not_started_a_second_time(
+    engine: FakeEngine, step: EngineStep
+) -> None:
+    steps_until(step, lambda: engine.looks)
+    for second in range(60):
+        step.step(NOW + timedelta(minutes=1, seconds=second))
+
+    assert engine.looks == 1
+    engine.answers.set()
+    steps_until(step, lambda: engine.looks > 1, timedelta(minutes=1))
+
+
+def test_an_answer_that_cannot_be_stored_stops_no_other_answer(
+    engine: FakeEngine, step: EngineStep
+) -> None:
+    engine.listed_nodes = ["no report of a node"]
+    engine.answers.set()
+
+    steps_until(step, lambda: EngineStatus.objects.exclude(answered_at=None).exists())
+    steps_until(step, lambda: ItemFault.objects.filter(part="engine").exists())
+
+    assert list(ItemFault.objects.values_list("item", flat=True)) == ["nodes"]
+
+
+def test_looks_that_fail_are_one_fault(engine: FakeEngine, step: EngineStep) -> None:
+    engine.error = ValueError("no list")
+    engine.answers.set()
+
+    steps_until(step, lambda: engine.looks >= 5, timedelta(minutes=1))
+
+    assert list(ItemFault.objects.values_list("item", flat=True)) == ["look"]
