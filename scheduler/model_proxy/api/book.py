@@ -76,7 +76,10 @@ class Book:
             try:
                 await self._attempt(lambda: rows.reset(self.host))
                 while True:
-                    await self.sync()
+                    try:
+                        await self.sync()
+                    except Exception as error:
+                        self._faults.log(error, "A pass of the endpoint for models failed", FAULT)
                     with suppress(TimeoutError):
                         await asyncio.wait_for(self._stir.wait(), READ_EVERY_S)
                     await asyncio.sleep(PAUSE_S)

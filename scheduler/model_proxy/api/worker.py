@@ -71,7 +71,10 @@ class PromptWorker:
             try:
                 while True:
                     stir.clear()
-                    await self._look()
+                    try:
+                        await self._look()
+                    except Exception as error:
+                        self._faults.log(error, "A pass over the queue of prompts failed", FAULT)
                     with suppress(TimeoutError):
                         await asyncio.wait_for(stir.wait(), LOOK_EVERY_S)
             finally:
