@@ -152,6 +152,8 @@ def test_slurm_away_is_told_and_running_jobs_end(
             within_s=LONG_S,
         )
         assert scheduler.run_to(job, within_s=LONG_S).exit_code == 3
+        # A list that was requested before slurmctld starts again must fail first.
+        scheduler.run_until(Event.objects.filter(kind="ENGINE_UNAVAILABLE").exists, within_s=LONG_S)
     finally:
         slurm.start_part("slurmctld")
 
