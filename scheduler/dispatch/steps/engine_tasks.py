@@ -14,11 +14,11 @@ from typing import Any
 
 from django.db.models import QuerySet
 
-from monitor.models import Gpu
 from monitor.runtime.facts import Guard
 from monitor.runtime.rows.item_isolation import ItemIsolation
 from monitor.runtime.rows.wakeups import wake
 from scheduler.dispatch.steps import engine_endings as endings
+from scheduler.dispatch.steps.engine_allocations import record_allocation
 from scheduler.dispatch.steps.engine_answers import EngineAnswers, open_tasks
 from scheduler.dispatch.steps.engine_queue import BY_GPUCOORD, EngineQueue, digest_of, ticket_of
 from scheduler.engines.background import BackgroundCalls, CallResult
@@ -326,22 +326,10 @@ class EngineStep:
             self._calls.start("allocation", attempt.nonce, partial(self._engine.allocation, ref))
 
     def _take_allocation(self, nonce: str, allocation: Allocation | None, now: datetime) -> None:
-        attempt = Attempt.objects.filter(nonce=nonce, ended_at=None).select_related("job__owner")
-        row = attempt.first()
-        if allocation is None or row is None or row.gpu_uuids:
-            return
         report = self._answers.reports.get(nonce)
-        row.node = (
-            row.node or (report.node if report else "") or next(iter(allocation.gpu_indices), "")
-        )
-        row.gpu_uuids = uuids_of(row.node, allocation.gpu_indices.get(row.node, ()))
-        with self._guard():
-            EngineTask.objects.filter(nonce=nonce).update(gpus=allocation.gpus)
-            rows = Attempt.objects.filter(pk=row.pk, ended_at=None, gpu_uuids=[])
-            if rows.update(node=row.node, gpu_uuids=row.gpu_uuids) and row.gpu_uuids:
-                transitions.open_claims(row, now)
-                if row.pid is not None:
-                    transitions.set_leader(row)
+        node = report.node if report else ""
+        if allocation is not None:
+            record_allocation(self._guard, nonce, allocation, node, now)
 
     # Holds.
 
@@ -363,14 +351,6 @@ class EngineStep:
                 self._calls.start("hold", task.ref, partial(call, task.ref))
                 with self._guard():
                     EngineTask.objects.filter(pk=task.pk).update(held=is_held)
-
-
-def uuids_of(node: str, indices: tuple[int, ...]) -> list[str]:
-    """The GPUs with these indices on a monitored host; [] unless all of them are there."""
-    if not node or not indices:
-        return []
-    rows = dict(Gpu.objects.filter(host=node).values_list("index", "uuid"))
-    return [rows[index] for index in indices] if all(i in rows for i in indices) else []
 
 
 def _attempt_of(task: EngineTask) -> Attempt:
