@@ -20,6 +20,7 @@ from monitor.thresholds import rows as thresholds
 from reports.figures.facts import GpuFigures, Report, TrendPoint, UserFigures, Violation
 from reports.figures.policy import advice, jobs, people, privacy
 from reports.figures.policy.ledger import Ledger
+from reports.figures.policy.occupancy import spans
 from reports.figures.policy.thresholds import ReportPolicy
 from reports.figures.policy.violations import Standards, violations
 from reports.figures.rows import sections, usage, work
@@ -212,8 +213,11 @@ def _violations(
 
 def _gpus(read: _Reading, period: Period) -> tuple[GpuFigures, ...]:
     bin_s, marks = bin_seconds(period), read.incidents.marks
+    known = read.policy.coverage_pct / 100
     return tuple(
-        people.gpu_figures(uuid, read.labels[uuid], sums, bin_s, marks.get(uuid, ()))
+        people.gpu_figures(
+            uuid, read.labels[uuid], sums, spans(sums, bin_s, known), marks.get(uuid, ())
+        )
         for uuid, sums in read.ledger.gpus.items()
     )
 

@@ -17,6 +17,7 @@ from zoneinfo import ZoneInfo
 from monitor.facts import formats
 from monitor.history.charts import nice_ceiling
 from reports.figures.facts import Occupancy, Report, UserFigures
+from reports.figures.policy.occupancy import IDLE_PCT
 from reports.render.wording.tables import WEEKDAYS, name
 
 WIDTH = 760
@@ -174,7 +175,7 @@ def timeline(report: Report) -> Picture | None:
         return left + wide * min(1.0, max(0.0, (t - since) / (until - since)))
 
     def body() -> Iterator[str]:
-        yield _hatch()
+        yield _patterns()
         yield from _time_axis(report, x, 14, len(report.gpus) * high)
         for index, gpu in enumerate(report.gpus):
             y = 20 + index * high
@@ -196,8 +197,8 @@ def timeline(report: Report) -> Picture | None:
             "Main user of each GPU over time",
             [*body(), *_legend(owners, 30 + len(report.gpus) * high)],
         ),
-        "Colour: the user who held most of the GPU. Hatched: held without use. Triangles:"
-        " incidents.",
+        "Colour: the user who held most of the GPU. Hatched: held without use. Dotted: the use is"
+        " unknown. Triangles: incidents.",
     )
 
 
@@ -269,18 +270,21 @@ def _span(span: Occupancy, x: Place, y: float, high: float) -> Iterator[str]:
         f'<rect class="{owner_css(span.user)}" x="{begin:.1f}" y="{y}" width="{width:.1f}"'
         f' height="{high}" fill="{colour(span.user)}"><title>{words}</title></rect>'
     )
-    if (span.used_pct or 0.0) < 5:
+    if span.used_pct is None or span.used_pct < IDLE_PCT:
+        pattern = "unknown" if span.used_pct is None else "idle"
         yield (
             f'<rect x="{begin:.1f}" y="{y}" width="{width:.1f}" height="{high}"'
-            f' fill="url(#idle)"><title>{words}</title></rect>'
+            f' fill="url(#{pattern})"><title>{words}</title></rect>'
         )
 
 
-def _hatch() -> str:
+def _patterns() -> str:
     return (
         '<defs><pattern id="idle" width="5" height="5" patternUnits="userSpaceOnUse"'
         ' patternTransform="rotate(45)"><rect width="3" height="5" fill="#fff"'
-        ' fill-opacity=".75"/></pattern></defs>'
+        ' fill-opacity=".75"/></pattern>'
+        '<pattern id="unknown" width="6" height="6" patternUnits="userSpaceOnUse">'
+        '<circle cx="3" cy="3" r="1.6" fill="#fff" fill-opacity=".85"/></pattern></defs>'
     )
 
 

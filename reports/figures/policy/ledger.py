@@ -94,12 +94,26 @@ class OwnerSums:
 
 
 @dataclass(slots=True)
+class Cell:
+    """Seconds of one owner in one bin of the timeline; `used` and `unknown` are parts of `held`."""
+
+    held: float = 0.0
+    used: float = 0.0
+    unknown: float = 0.0
+
+    def add(self, other: Cell) -> None:
+        self.held += other.held
+        self.used += other.used
+        self.unknown += other.unknown
+
+
+@dataclass(slots=True)
 class GpuSums:
     split: Split = field(default_factory=Split)
     energy_j: float = 0.0
     power_known_s: float = 0.0
     joules: float = 0.0
-    bins: dict[int, dict[str | None, list[float]]] = field(default_factory=dict)
+    bins: dict[int, dict[str | None, Cell]] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -188,9 +202,8 @@ class Ledger:
         begin = step.begin - step.begin % self._bin_s
         there = sums.bins.setdefault(begin, {})
         for owner, its in by_owner.items():
-            cell = there.setdefault(owner, [0.0, 0.0])
-            cell[0] += its.held
-            cell[1] += its.used
+            cell = there.setdefault(owner, Cell())
+            cell.add(Cell(its.held, its.used, its.unknown))
 
     def _hour_of_week(self, step: Step, whole: Split) -> None:
         local = Moment.fromtimestamp(step.begin, self._zone)

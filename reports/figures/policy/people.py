@@ -112,7 +112,7 @@ def gpu_figures(
     uuid: str,
     name: str,
     sums: GpuSums,
-    bin_s: int,
+    held_spans: Iterable[Occupancy],
     marks: Iterable[tuple[int, str]],
 ) -> GpuFigures:
     return GpuFigures(
@@ -120,34 +120,9 @@ def gpu_figures(
         name=name,
         hours=gpu_hours(sums.split),
         energy_kwh=sums.energy_j / KWH_J if sums.power_known_s else None,
-        spans=spans(sums, bin_s),
+        spans=tuple(held_spans),
         marks=tuple(marks),
     )
-
-
-def spans(sums: GpuSums, bin_s: int) -> tuple[Occupancy, ...]:
-    """The user who held most of the GPU in each bin; equal neighbours are one span."""
-    spans: list[Occupancy] = []
-    for begin in sorted(sums.bins):
-        cells = sums.bins[begin]
-        owner = max(cells, key=lambda name: cells[name][0])
-        held, used = (sum(cell[i] for cell in cells.values()) for i in (0, 1))
-        if held < 0.05 * bin_s:
-            continue
-        pct = 100 * used / held
-        last = spans[-1] if spans else None
-        if last and last.until == begin and last.user == owner and _alike(last.used_pct, pct):
-            spans[-1] = Occupancy(
-                since=last.since, until=begin + bin_s, user=owner, used_pct=last.used_pct
-            )
-        else:
-            spans.append(Occupancy(since=begin, until=begin + bin_s, user=owner, used_pct=pct))
-    return tuple(spans)
-
-
-def _alike(a: float | None, b: float | None) -> bool:
-    """Whether both are idle or both are in use: only that is drawn."""
-    return (a or 0.0) < 5 if (b or 0.0) < 5 else (a or 0.0) >= 5
 
 
 def totals(ledger: Ledger, people: Collection[str] | None, policy: ReportPolicy) -> Totals:
@@ -194,11 +169,13 @@ def costs(energy: float | None, idle: float | None, hours: GpuHours, policy: Rep
     """Of what is set: 0 means that a price is not set. idle: of GPU time and energy not used."""
     per_kwh, per_hour = policy.price_per_kwh, policy.price_per_gpu_hour
     unused = hours.idle_held + hours.booked_empty
-    idle_cost = (idle or 0.0) * per_kwh + unused * per_hour
+    idle_energy = 0.0 if not per_kwh else None if idle is None else idle * per_kwh
     return Costs(
         energy=energy * per_kwh if energy is not None and per_kwh else None,
         gpu_time=hours.held * per_hour if per_hour else None,
-        idle=idle_cost if per_kwh or per_hour else None,
+        idle=idle_energy + unused * per_hour
+        if idle_energy is not None and (per_kwh or per_hour)
+        else None,
         co2_kg=energy * policy.carbon_g_per_kwh / 1000
         if energy is not None and policy.carbon_g_per_kwh
         else None,

@@ -44,7 +44,10 @@ CPUS_AGAIN_AFTER = timedelta(hours=1)
 
 @dataclass(frozen=True, slots=True)
 class Unused:
-    """A GPU, or the CPUs of a host, below 5 % since then. text: the begin of a sentence."""
+    """A GPU, or the CPUs of a host, below 5 % since then. text: the begin of a sentence.
+
+    pct: the newest measurement; None: unknown at this moment.
+    """
 
     gpu_uuid: str
     text: str
@@ -101,8 +104,10 @@ class IdleResources:
 
     def _report_unused(self, period: Unused, now: datetime) -> str:
         idle_s = (now - period.since).total_seconds()
-        text = f"{period.text} for {duration(idle_s)} (utilisation {period.pct or 0.0:.3g} %)"
-        figures = {"idle_seconds": idle_s, "utilization_pct": period.pct or 0.0}
+        text, figures = f"{period.text} for {duration(idle_s)}", {"idle_seconds": idle_s}
+        if period.pct is not None:
+            text += f" (utilisation {period.pct:.3g} %)"
+            figures["utilization_pct"] = period.pct
         if period.index is not None:
             figures["gpu_index"] = period.index
         events.add(
@@ -200,5 +205,7 @@ def _gpu_text(gpu: GpuReading) -> str:
     holder = HOLDERS.get(gpu.state) if gpu.state else None
     if holder is None:
         return f"GPU {gpu.index} has been idle"
-    held_gib = (gpu.memory_used_bytes or 0) / GIB
+    if gpu.memory_used_bytes is None:
+        return f"GPU {gpu.index}, on which {holder} an unknown amount of memory, has been idle"
+    held_gib = gpu.memory_used_bytes / GIB
     return f"GPU {gpu.index}, on which {holder} {held_gib:.3g} GiB, has been idle"

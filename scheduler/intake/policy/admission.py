@@ -150,7 +150,8 @@ def _alternatives(field: str, gpus: Sequence[Traits]) -> str:
     if field == "capability":
         highest = max((gpu.capability for gpu in gpus if gpu.capability), default=(0, 0))
         return f"the highest is {highest[0]}.{highest[1]}"
-    return f"the highest is {max((gpu.power or 0 for gpu in gpus), default=0):g}"
+    known = [gpu.power for gpu in gpus if gpu.power is not None]
+    return f"the highest is {max(known):g}" if known else "no GPU has a known value"
 
 
 def _traits(gpu: GpuReading, powers: Mapping[str, float] | None) -> Traits:

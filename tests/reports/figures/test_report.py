@@ -9,10 +9,13 @@ from django.contrib.auth.models import Group, Permission, User
 from monitor.identity.policy.privacy import Viewer
 from monitor.models import Claim, Exemption, Incident
 from reports.figures.actions import NotAllowed, ScopeNotFound, build
-from reports.figures.facts import Report, Table, UserFigures
+from reports.figures.facts import GpuHours, Report, Table, UserFigures
+from reports.figures.policy import people
+from reports.figures.policy.thresholds import ReportPolicy
 from reports.figures.policy.violations import line
 from reports.figures.rows import sections
 from reports.periods import policy as periods
+from reports.render import charts
 from scheduler.blockers.policy import stored_blockers
 from scheduler.facts.jobs import Requirement
 from scheduler.models import DailyGpuUsage, HostCapacity, Job, Quota
@@ -46,6 +49,27 @@ def test_a_neighbour_at_95_percent_for_8_of_24_hours_is_a_violation() -> None:
     assert user(made).used == pytest.approx(7.6)
     assert "30 %" in made.recommendations[0].text
     assert made.recommendations[0].user == "alice"
+
+
+def test_use_that_was_not_measured_is_drawn_as_unknown_and_not_as_idle() -> None:
+    ran(watched_gpu(BEGIN, NOW), BEGIN + timedelta(hours=3), 8, pct=None)
+
+    made = report()
+    (span,) = made.gpus[0].spans
+    picture = charts.timeline(made)
+
+    assert (span.user, span.used_pct) == ("alice", None)
+    assert picture is not None
+    assert "url(#unknown)" in picture.svg
+    assert "url(#idle)" not in picture.svg
+
+
+def test_idle_cost_is_unknown_where_the_energy_is_unknown() -> None:
+    priced = ReportPolicy(price_per_kwh=0.3, price_per_gpu_hour=2.0)
+
+    assert people.costs(None, None, GpuHours(), priced).idle is None
+    assert people.costs(None, 5.0, GpuHours(), priced).idle == pytest.approx(1.5)
+    assert people.costs(None, None, GpuHours(), ReportPolicy(price_per_gpu_hour=2.0)).idle == 0.0
 
 
 def test_all_parts_add_up_to_the_gpus_times_the_time() -> None:

@@ -136,6 +136,20 @@ def test_a_gpu_of_unknown_use_is_not_idle() -> None:
 
 
 @pytest.mark.django_db
+def test_an_idle_gpu_whose_newest_use_is_unknown_is_reported_without_a_figure() -> None:
+    judge(5, unused(0, utilization_pct=None))
+
+    assert texts() == ["GPU 0 has been idle for 5 min"]
+
+
+@pytest.mark.django_db
+def test_held_memory_of_unknown_size_is_not_reported_as_none() -> None:
+    judge(5, unused(0, state=GpuState.EXTERNAL, memory_used_bytes=None))
+
+    assert texts()[0].startswith("GPU 0, on which other processes hold an unknown amount")
+
+
+@pytest.mark.django_db
 def test_idle_cpus_are_reported_at_most_once_an_hour() -> None:
     from tests.builders import host
 
