@@ -21,6 +21,7 @@ from django.utils.decorators import method_decorator
 from django.utils.html import format_html
 
 from monitor.facts import formats
+from scheduler.templatetags import job_tags
 
 # Two groups of settings for operators, and the tables to look at when something is wrong.
 PEOPLE, RULES, TROUBLESHOOTING = "People and limits", "Alerts and rules", "Troubleshooting"
@@ -33,6 +34,7 @@ GROUPS = {
         "ScriptDefinition",
         "JobPreset",
         "ModelService",
+        "IdleTemplate",
     ),
 }
 # The first tables of the third group; the others follow by app.
@@ -42,7 +44,7 @@ FOLDED = {"Jobs, incidents and history": HISTORY, "Logins": LOGINS}
 
 
 class Readable:
-    """Figures of a list with three digits, and times with UTC in the title."""
+    """Figures of a list with three digits and units, and times with UTC in the title."""
 
     opts: Any
 
@@ -52,8 +54,14 @@ class Readable:
 
     def _readable(self, column: Any) -> Any:
         field = self._field(column)
+        if field is None:
+            return column
         if isinstance(field, models.DateTimeField):
             return _column(field, _moment)
+        if field.name.endswith("_bytes"):
+            return _column(field, job_tags.size)
+        if isinstance(field, models.JSONField):
+            return _column(field, _listed)
         return _column(field, formats.sig3) if isinstance(field, models.FloatField) else column
 
     def _field(self, column: Any) -> Any:
@@ -65,13 +73,28 @@ class Readable:
 
 
 def _column(field: Any, words: Callable[[Any], str]) -> Callable[[Any], str]:
-    @admin.display(description=field.verbose_name, ordering=field.name)
+    @admin.display(description=_head(field), ordering=field.name)
     def shown(row: Any) -> str:
         value = getattr(row, field.attname)
         return formats.UNKNOWN if value is None else words(value)
 
     shown.__name__ = field.name
     return shown
+
+
+def _head(field: Any) -> str:
+    """The name of a column; the cells show the unit of sizes."""
+    words = str(field.verbose_name)
+    return words.removesuffix(" bytes") if field.name.endswith("_bytes") else words
+
+
+def _listed(value: Any) -> str:
+    """A list or an object in one line."""
+    if isinstance(value, dict):
+        return ", ".join(f"{name}: {each}" for name, each in value.items()) or formats.UNKNOWN
+    if isinstance(value, list):
+        return ", ".join(map(str, value)) or formats.UNKNOWN
+    return str(value)
 
 
 def _moment(at: datetime) -> str:

@@ -22,6 +22,10 @@ class OsAccountForm(ModelForm):  # type: ignore[type-arg]
     class Meta:
         model = OsAccount
         fields = ("user", "name")
+        help_texts = {
+            "user": "Jobs of this user run as the account, and its processes are shown as theirs.",
+            "name": "Its name on the GPU servers, as `id -un` prints it.",
+        }
 
     def clean_name(self) -> str:
         name: str = self.cleaned_data["name"].strip()

@@ -53,7 +53,7 @@ class PolicyValuesAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
             }
             for name in thresholds.registered()
         ]
-        context = self._context(request, "Policies") | {"listed": listed}
+        context = self._context(request, "Thresholds") | {"listed": listed}
         return TemplateResponse(request, "admin/policies.html", context)
 
     def change_view(

@@ -24,8 +24,18 @@ logger = logging.getLogger(__name__)
 
 class TokenAdminForm(ModelForm):  # type: ignore[type-arg]
     scopes = ChoiceField(
-        choices=[(text, text) for text in SCOPES], initial=SCOPES[-1], required=False
+        choices=[(text, text) for text in SCOPES],
+        initial=SCOPES[-1],
+        required=False,
+        help_text="read: see what the user sees. submit: also submit and change own jobs."
+        " operate: also the rights of an operator, if the user is one.",
     )
+
+    class Meta:
+        help_texts = {
+            "name": "The program or machine that uses it.",
+            "expires_at": "Empty: it does not expire.",
+        }
 
     def clean_scopes(self) -> str:
         return self.cleaned_data["scopes"] or SCOPES[-1]
@@ -115,10 +125,20 @@ def _may_edit(request: HttpRequest, token: ApiToken | None) -> bool:
     return is_ordinary or request.user.is_superuser
 
 
+class AgentForm(ModelForm):  # type: ignore[type-arg]
+    class Meta:
+        help_texts = {
+            "running_jobs": "Further jobs of the agent wait.",
+            "gpu_minutes": "Further jobs of the agent wait for the next day.",
+            "stopped_at": "Requests of the agent are refused from then on. Empty: it may submit.",
+        }
+
+
 @admin.register(Agent)
 class AgentAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
     """Limits of agents. Their users make them on the page of the account."""
 
+    form = AgentForm
     list_display = (
         "name", "user", "running_jobs", "gpu_minutes", "created_at", "stopped_at",
     )  # fmt: skip

@@ -7,6 +7,7 @@ from typing import Any
 from django import forms
 from django.contrib import admin
 
+from scheduler.admin.fields import Size
 from scheduler.jobs.pages import starting_points
 from scheduler.models import JobPreset, ScriptDefinition
 from scheduler.scripts import rows
@@ -35,6 +36,31 @@ class JobPresetAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
 
 
 class ScriptForm(forms.ModelForm):  # type: ignore[type-arg]
+    gpu_memory_bytes = Size(
+        label="GPU memory",
+        required=False,
+        help_text="Such as 20GiB; the default of its jobs. Empty: not declared.",
+    )
+
+    class Meta:
+        model = ScriptDefinition
+        fields = (
+            "name", "enabled", "description", "argv", "schema", "gpu", "task_type",
+            "item_argument", "gpu_memory_bytes", "usual_s", "time_limit_s",
+        )  # fmt: skip
+        labels = {
+            "argv": "Program and arguments",
+            "usual_s": "Usual run time (seconds)",
+            "time_limit_s": "Time limit (seconds)",
+        }
+        help_texts = {
+            "name": "Lower-case letters, digits and _. Users run the script by this name.",
+            "description": "Users see it on the page of scripts.",
+            "gpu": "no: its jobs request no GPU. optional: the script also runs without one.",
+            "usual_s": "The estimate of its jobs; it improves predicted starts. Empty: unknown.",
+            "time_limit_s": "The default of its jobs. Empty: no limit.",
+        }
+
     def clean(self) -> dict[str, Any] | None:
         cleaned = super().clean()
         if cleaned is not None and not self.errors:

@@ -30,6 +30,12 @@ class IdleTemplateForm(forms.ModelForm):  # type: ignore[type-arg]
             "most_per_gpu",
             "most_per_day",
         )
+        help_texts = {
+            "name": "Lower-case letters, digits, _ and -.",
+            "enabled": "A disabled template starts no jobs; its running jobs continue.",
+            "weight": "Factor of its chance when several templates may run.",
+            "most_per_day": "Empty: no limit.",
+        }
 
     def clean(self) -> dict[str, Any] | None:
         cleaned = super().clean()

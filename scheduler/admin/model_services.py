@@ -18,6 +18,37 @@ from scheduler.model_services import actions
 from scheduler.model_services.policy import services as policy
 from scheduler.models import ModelBoot, ModelHour, ModelInstance, ModelService
 
+LABELS = {
+    "min_instances": "Least instances",
+    "max_instances": "Most instances",
+    "keep_alive_s": "Unload when idle for (seconds)",
+    "min_residency_s": "Least time between boot and eviction (seconds)",
+    "boot_timeout_s": "Time for a boot (seconds)",
+    "memory_mib": "GPU memory (MiB)",
+}
+HELP = {
+    "name": "Letters, digits and . _ : + -. It cannot be changed later.",
+    "enabled": "A disabled model starts no instance: its prompts wait, and its endpoint answers"
+    " 503.",
+    "health_path": "It answers with a status below 400 once the model is loaded.",
+    "api_base_path": "Path of the OpenAI-compatible API of an instance.",
+    "gpus": "0: the model runs on the CPU.",
+    "memory_mib": "Memory on each GPU. Empty: a whole GPU until the peak is known, then 1.1 times"
+    " the peak.",
+    "min_instances": "This number stays loaded.",
+    "max_instances": "Requests start no more instances than this.",
+    "role": "With a brain role, no job and no other model gets the GPUs that are named below.",
+    "pin": "It keeps its GPU while jobs wait.",
+    "prediction": "suggest: the page shows how many instances the next hour needs. automatic:"
+    " they are started before the hour.",
+    "keep_alive_s": "Empty: it is not unloaded for being idle.",
+    "sleep_path": "Such as /sleep?level={level}: it unloads the model and keeps the process."
+    " Empty: the process is stopped.",
+    "wake_path": "Such as /wake_up: it loads the model again.",
+    "account": "OS account of the processes. Empty: gpucoord-models if it exists, else an unused"
+    " uid.",
+}
+
 
 class ServiceForm(forms.ModelForm):  # type: ignore[type-arg]
     """person: who is logged in; set for each request."""
@@ -36,6 +67,8 @@ class ServiceForm(forms.ModelForm):  # type: ignore[type-arg]
     class Meta:
         model = ModelService
         fields = tuple(name for name in actions.COLUMNS if name not in ("argv", "on_gpus"))
+        labels = LABELS
+        help_texts = HELP
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)

@@ -18,7 +18,8 @@ from django.utils.safestring import SafeString
 
 from monitor.admin.base import ReadOnly
 from monitor.journal.rows import audit
-from scheduler.facts.units import parse_bytes, size
+from scheduler.admin.fields import Size
+from scheduler.facts.units import size
 from scheduler.models import DailyGpuUsage, HostCapacity, Quota, UsageShare
 from scheduler.quotas.pages import table as quota_figures
 from scheduler.quotas.pages import table as share_table
@@ -33,6 +34,24 @@ WORDED: dict[str, Callable[[Any], str]] = {
 }
 SUBJECT = ("user", "group")
 DAILY = ("gpu_minutes", "prompts", "prompt_tokens")
+ABOUT = (
+    "The quota of a user, of each member of a group, or (with neither) of all other users."
+    " The quota of a user replaces the quotas of the user's groups, and both replace the default."
+    " With several groups, the most generous value of each limit applies. An empty field means no"
+    " limit; for waiting jobs and the highest priority, it means the value of the policy “quotas”."
+)
+HELP = {
+    "share_pct": "Percentage of all GPUs while other users wait.",
+    "reserved_pct": "Percentage of the share that only jobs of priority 4 and 5 may use.",
+    "gpu_share_pct": "Percentage of the time of a shared GPU: default and maximum for its jobs.",
+    "gpus": "Further jobs wait until jobs of the user end.",
+    "jobs": "Further jobs wait until jobs of the user end.",
+    "queued": "Further submissions are rejected. Each job of an array counts.",
+    "priority": "Higher priorities are rejected.",
+    "gpu_minutes": "Further jobs wait until midnight of the server's time zone.",
+    "prompts": "Prompts and requests to models. Further ones are refused until midnight.",
+    "prompt_tokens": "Tokens of prompts and answers. Further prompts are refused until midnight.",
+}
 ALL = (
     *SUBJECT,
     *FIGURES,
@@ -44,33 +63,13 @@ ALL = (
 )
 
 
-class Size(forms.CharField):
-    """Bytes, as people write them: "80GiB"."""
-
-    def prepare_value(self, value: Any) -> Any:
-        return size(value) if isinstance(value, int) else value
-
-    def to_python(self, value: Any) -> int | None:  # type: ignore[override]
-        text = super().to_python(value)
-        if not text:
-            return None
-        try:
-            return parse_bytes(text)
-        except ValueError as error:
-            raise forms.ValidationError(str(error)) from None
-
-    def has_changed(self, initial: Any, data: Any) -> bool:
-        return bool(super().has_changed(self.prepare_value(initial), data))
-
-
 class QuotaForm(forms.ModelForm):  # type: ignore[type-arg]
-    memory_bytes = Size(
-        label="GPU memory at a time", required=False, help_text="Such as 80GiB. Empty = no limit."
-    )
+    memory_bytes = Size(label="GPU memory at a time", required=False, help_text="Such as 80GiB.")
 
     class Meta:
         model = Quota
         fields = ALL
+        help_texts = HELP
 
 
 @admin.register(Quota)
@@ -84,7 +83,7 @@ class QuotaAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
     autocomplete_fields = ("user", "group")
     ordering = ("user__username", "group__name")
     fieldsets = (
-        (None, {"fields": SUBJECT, "description": Quota.__doc__ or ""}),
+        (None, {"fields": SUBJECT, "description": ABOUT}),
         ("The share", {"fields": ("share_pct", "reserved_pct", "gpu_share_pct")}),
         ("At a time", {"fields": ("gpus", "memory_bytes", "jobs", "queued", "priority")}),
         ("In a day", {"fields": DAILY}),
