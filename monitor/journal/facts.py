@@ -11,6 +11,7 @@ EVENTS: dict[str, tuple[str, ...]] = {
         "JOB_SUBMITTED",
         "JOB_STARTED",
         "JOB_RUNNER_REPLACED",
+        "JOB_PROCESS_REFUSED",
         "JOB_STOPPING",
         "JOB_HELD",
         "JOB_RELEASED",

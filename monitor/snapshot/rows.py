@@ -277,8 +277,11 @@ def mark_claims_freed(rows: Collection[int], now: datetime) -> None:
     Claim.objects.filter(pk__in=rows, freed_at=None).update(freed_at=now)
 
 
-def set_leader(job_ref: str, pid: int, start_ticks: int | None) -> int:
-    """Set the leading process of a job, which identifies its GPU processes; returns the claims."""
+def set_leader(job_ref: str, pid: int | None, start_ticks: int | None) -> int:
+    """Set the leading process of a job, which identifies its GPU processes; returns the claims.
+
+    pid None: no process identifies them.
+    """
     rows = Claim.objects.filter(job_ref=job_ref, until_at__isnull=True)
     return rows.update(leader_pid=pid, leader_start_ticks=start_ticks)
 

@@ -14,6 +14,7 @@ from monitor.runtime.rows.wakeups import socket_folder
 from scheduler.batches.step import BatchStep
 from scheduler.dispatch.inputs import plan_policy
 from scheduler.dispatch.steps.dispatcher import Dispatcher
+from scheduler.dispatch.steps.engine_leaders import LeaderCheck
 from scheduler.dispatch.steps.engine_tasks import EngineStep
 from scheduler.dispatch.steps.exclusive_batches import ExclusiveBatches
 from scheduler.dispatch.steps.model_evictions import ModelEvictions, ModelWakes
@@ -25,7 +26,7 @@ from scheduler.execution.steps.executor import Executor
 from scheduler.execution.steps.specs import ConfinementLimits, SpecWriter
 from scheduler.intake.steps import checks
 from scheduler.model_services.step import ModelStep
-from scheduler.models import ExclusiveRun, ModelService
+from scheduler.models import EngineStatus, ExclusiveRun, ModelService
 from scheduler.progress.step import ProgressStep
 from scheduler.yields.steps import EvictionStep, WithdrawalStep
 
@@ -64,6 +65,7 @@ def build(guard: Guard) -> Step:
         ProgressStep(guard, config.node, specs),
         BatchStep(guard, config.node),
         ExclusiveBatches(guard, config.node, plan_policy()),
+        LeaderCheck(guard, config.node),
     )
 
 
@@ -76,6 +78,7 @@ def _engine_pass(guard: Guard, specs: SpecWriter, limits: ConfinementLimits) -> 
         CapabilityReporter(guard, limits),
         ProgressStep(guard, config.node, specs),
         BatchStep(guard, config.node),
+        LeaderCheck(guard, config.node),
     )
 
 
@@ -101,12 +104,14 @@ class EnginePass:
         reporter: CapabilityReporter,
         progress: ProgressStep,
         batches: BatchStep,
+        leaders: LeaderCheck,
     ) -> None:
         self._executor = executor
         self._engine = engine
         self._reporter = reporter
         self._progress = progress
         self._batches = batches
+        self._leaders = leaders
 
     def open(self) -> None:
         """The runner pool is started when it is needed."""
@@ -120,6 +125,7 @@ class EnginePass:
         if self._engine is not None:
             self._batches.step(now)
             moves += self._engine.step(now)
+        self._leaders.step(now)
         self._reporter.step(now)
         self._progress.step(now)
         return {"moved": moves}
@@ -165,6 +171,7 @@ class SchedulerPass:
         progress: ProgressStep,
         batches: BatchStep,
         exclusive_batches: ExclusiveBatches,
+        leaders: LeaderCheck,
     ) -> None:
         self._evictor = evictor
         self._dispatcher = dispatcher
@@ -177,8 +184,9 @@ class SchedulerPass:
         self._progress = progress
         self._batches = batches
         self._exclusive_batches = exclusive_batches
-        # Instances and claims of models go with their service.
-        self._filled = FilledTables(ModelService, ExclusiveRun)
+        self._leaders = leaders
+        # Instances and claims of models go with their service; jobs of engines with the engine.
+        self._filled = FilledTables(ModelService, ExclusiveRun, EngineStatus)
 
     def open(self) -> None:
         self._executor.open()
@@ -190,7 +198,7 @@ class SchedulerPass:
         keep_commits_synced(on=False)
         self._evictor.step(now)
         moves = self._executor.step(now)
-        has_models, has_exclusive_batches = self._filled.read()
+        has_models, has_exclusive_batches, has_engines = self._filled.read()
         if has_models:
             # The claim of a model that wakes is committed before its server takes the memory.
             self._model_wakes.step(now)
@@ -198,6 +206,9 @@ class SchedulerPass:
             self._model_evictions.step(now)
         if has_exclusive_batches:
             self._exclusive_batches.step(now)
+        if has_engines:
+            # Slurm may run jobs on this host beside gpucoord.
+            self._leaders.step(now)
         has_room = any(move in ENDINGS for move in moves.values())
         # A placement must survive a power cut once its process runs.
         keep_commits_synced(on=True)

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import shlex
+from itertools import product
+from typing import Any
+
 import pytest
 from django.contrib.auth.models import User
+from django.db import transaction
 from django.utils import timezone
 
+from monitor.models import Claim, Event, Gpu
+from scheduler.dispatch.steps.engine_leaders import LeaderCheck
 from scheduler.facts.jobs import Requirement
 from scheduler.lifecycle.rows import changes
 from scheduler.models import EngineStatus, EngineTask, Job
+from scheduler.runner import files
 from tests.processes.scheduling import Scheduler, attempt_of, log_of, reloaded, submit
 from tests.slurm.cluster import ACCOUNTS, FIRST, NODES, Cluster
 
@@ -157,3 +165,44 @@ def test_the_state_of_slurm_and_its_nodes_are_stored(scheduler: Scheduler, ann: 
     assert status.problem == ""
     assert status.version.startswith("slurm")
     assert {node["name"]: node["gpus"] for node in status.nodes} == dict.fromkeys(NODES, 2)
+
+
+# Replaces the pid in started.json, as the account of a job can, before gpucoord reads it.
+FORGE = """
+import json, os, pathlib
+path = pathlib.Path(os.environ["GPUCOORD_YIELD_FILE"]).with_name("started.json")
+body = json.loads(path.read_text())
+stat = pathlib.Path("/proc/{pid}/stat").read_text()
+body["pid"], body["start_ticks"] = {pid}, int(stat.rpartition(")")[2].split()[19])
+path.write_text(json.dumps(body))
+"""
+
+
+def test_a_job_gets_its_own_process_as_its_leader_and_none_of_another_user(
+    scheduler: Scheduler, ann: User, ben: User, slurm: Cluster, settings: Any
+) -> None:
+    now = timezone.now()
+    for index, node in product(range(2), NODES):
+        uuid, times = f"{node}-{index}", {"state_since_at": now, "first_seen_at": now}
+        Gpu.objects.create(uuid=uuid, host=node, index=index, last_seen_at=now, **times)
+    honest = submit(ben, "sleep 600", Requirement(gpus=1))
+    scheduler.run_to(honest, "running", within_s=LONG_S)
+    scheduler.run_until(lambda: attempt_of(honest).gpu_uuids, within_s=LONG_S)
+    forge = FORGE.format(pid=attempt_of(honest).pid)
+    command = f"python3 -c {shlex.quote(forge)}; echo forged; sleep 600"
+    forged = submit(ann, command, Requirement(gpus=1))
+    submitted = EngineTask.objects.filter(job=forged).exclude(ref="")
+    scheduler.run_until(submitted.exists, within_s=LONG_S)
+    log = files.log_path(settings.DATA, forged.pk, 1)
+    slurm.wait_for(lambda: log.exists() and "forged" in log.read_text(), LONG_S, "a forged report")
+    scheduler.run_to(forged, "running", within_s=LONG_S)
+    scheduler.run_until(lambda: attempt_of(forged).gpu_uuids, within_s=LONG_S)
+
+    for node in NODES:
+        LeaderCheck(transaction.atomic, node).step(timezone.now())
+
+    pids = dict(Claim.objects.values_list("job_ref", "leader_pid"))
+    assert attempt_of(forged).account == FIRST
+    assert attempt_of(honest).pid is not None
+    assert pids == {str(honest.pk): attempt_of(honest).pid, str(forged.pk): None}
+    assert Event.objects.filter(kind="JOB_PROCESS_REFUSED", owner="ann").count() == 1

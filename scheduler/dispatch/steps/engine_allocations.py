@@ -29,8 +29,6 @@ def record_allocation(
         unnamed = Attempt.objects.filter(pk=row.pk, ended_at=None, gpu_uuids=[])
         if unnamed.update(node=row.node, gpu_uuids=row.gpu_uuids) and row.gpu_uuids:
             transitions.open_claims(row, now)
-            if row.pid is not None:
-                transitions.set_leader(row)
 
 
 def _uuids_of(node: str, indices: tuple[int, ...]) -> list[str]:

@@ -31,6 +31,7 @@ from scheduler.engines.facts import (
     TaskState,
     Ticket,
 )
+from scheduler.engines.leaders import account_of
 from scheduler.engines.policy.follow import (
     STOP_AGAIN,
     Claim,
@@ -318,6 +319,8 @@ class EngineStep:
         attempt.engine_ref = task.ref or (report.ref if report else "")
         attempt.node = report.node if report else ""
         attempt.boot_id = claimed.boot_id if claimed else ""
+        uid = self._uid_of(task)
+        attempt.account = "" if uid is None else account_of(uid)
         if transitions.adopt(attempt, now) is not None:
             self._ask_for_gpus(attempt)
 

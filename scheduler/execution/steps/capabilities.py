@@ -128,7 +128,8 @@ def _change(attempt: Attempt, busy: bool, policy: NicePolicy) -> int:
 
 
 def _running(host: str) -> list[Attempt]:
-    attempts = Attempt.objects.filter(host=host, ended_at=None, boot_id=boot_id())
+    # Another engine sets the priority of its jobs, whose accounts report these processes.
+    attempts = Attempt.objects.filter(host=host, ended_at=None, boot_id=boot_id(), engine="")
     return list(attempts.exclude(runner_pid=None))
 
 

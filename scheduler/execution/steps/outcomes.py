@@ -52,7 +52,8 @@ def _record_identity(attempt: Attempt, files: AttemptFiles) -> None:
     if started is None or attempt.pid is not None:
         return
     identity = Identity(
-        account=started.account,
+        # The account of an engine's task is known; that account has written the report.
+        account=attempt.account or started.account,
         runner_pid=started.runner_pid,
         runner_start_ticks=started.runner_start_ticks,
         pid=started.pid,

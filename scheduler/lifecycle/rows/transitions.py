@@ -119,12 +119,6 @@ def open_claims(attempt: Attempt, now: datetime) -> None:
         snapshots.open_claim(_claim(attempt.job, uuid), attempt.gpu_host, now)
 
 
-def set_leader(attempt: Attempt) -> None:
-    """Store the first process of an attempt with its claims."""
-    if attempt.pid is not None and attempt.start_ticks is not None:
-        snapshots.set_leader(str(attempt.job_id), attempt.pid, attempt.start_ticks)
-
-
 def _as_planned(placement: Placement) -> dict[str, object]:
     waiting = {"pk": placement.job_id, "state": JobState.QUEUED.value, "held": ""}
     requirement = placement.requirement
@@ -134,7 +128,11 @@ def _as_planned(placement: Placement) -> dict[str, object]:
 
 
 def record_start(attempt: Attempt, identity: Identity) -> bool:
-    """Store the processes of a started attempt. A job that is being stopped keeps that state."""
+    """Store the processes of a started attempt. A job that is being stopped keeps that state.
+
+    Its first process becomes the leader of its claims. In another engine, the job's account has
+    reported that process, so the node checks it first (`LeaderCheck`).
+    """
     is_recorded = update_rows(
         Attempt,
         {"pk": attempt.pk, "ended_at": None, "pid": None},
@@ -152,7 +150,7 @@ def record_start(attempt: Attempt, identity: Identity) -> bool:
         add_attempt_event("JOB_STARTED", attempt, f"{_title(attempt)} started", started_at)
     else:
         update_rows(Job, {"pk": attempt.job_id}, started_at=started_at)
-    if attempt.gpu_uuids:
+    if attempt.gpu_uuids and not attempt.engine:
         snapshots.set_leader(str(attempt.job_id), identity.pid, identity.start_ticks)
     return True
 

@@ -6,6 +6,7 @@ from datetime import datetime, timedelta
 
 import pytest
 from django.contrib.auth.models import User
+from django.db import transaction
 
 from monitor.facts.readings import GpuProcess, ProcessIdentity, ProcessReading
 from monitor.identity.policy.owners import attribute, job_cgroup_of
@@ -13,6 +14,8 @@ from monitor.incidents.facts import CLAIMED_EMPTY, UNUSED_GPUS
 from monitor.incidents.step import IncidentStep
 from monitor.models import Incident
 from monitor.snapshot import rows as snapshots
+from scheduler.dispatch.steps.engine_leaders import LeaderCheck
+from scheduler.engines.policy.leaders import ReportedProcess
 from scheduler.facts.jobs import Identity
 from scheduler.lifecycle.rows import transitions
 from scheduler.models import Attempt, Job
@@ -41,10 +44,12 @@ def job(alice: User) -> Job:
     )  # fmt: skip
     assert transitions.adopt(attempt, NOW)
     identity = Identity(
-        account="alice", runner_pid=BATCH - 1, runner_start_ticks=TICKS, pid=BATCH,
+        account="root", runner_pid=BATCH - 1, runner_start_ticks=TICKS, pid=BATCH,
         start_ticks=TICKS, started_at=NOW,
     )  # fmt: skip
     assert transitions.record_start(attempt, identity)
+    batch = ReportedProcess(uid=0, cgroup=OF_JOB, has_job_cgroup=True)
+    assert LeaderCheck(transaction.atomic, NODE, lambda *_: batch).step(NOW) == 1
     return made
 
 

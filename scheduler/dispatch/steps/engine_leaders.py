@@ -1,0 +1,94 @@
+"""Step of each node: check the first processes that jobs of another engine report.
+
+The folder of such a job belongs to the job's account, so its report may name any process. Until
+the node has checked it, no process is attributed to the job by it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import datetime
+from functools import partial
+
+from django.db.models import QuerySet
+
+from monitor.journal.rows import events
+from monitor.runtime.facts import Guard
+from monitor.runtime.rows.item_isolation import ItemIsolation
+from monitor.runtime.rows.wakeups import wake
+from monitor.snapshot import rows as snapshots
+from scheduler.engines import leaders
+from scheduler.engines.policy.leaders import ReportedProcess, refusal_of
+from scheduler.models import Attempt
+
+REFUSED = "JOB_PROCESS_REFUSED"
+# (pid, start ticks, ref) -> the process; None: it is not there.
+Read = Callable[[int, int, str], ReportedProcess | None]
+
+
+class LeaderCheck:
+    """`step(now)` checks each report once and sets the leader of the claims, or refuses it."""
+
+    def __init__(self, guard: Guard, host: str, read: Read = leaders.read_reported) -> None:
+        self._guard = guard
+        self._host = host
+        self._read = read
+        self._isolation = ItemIsolation(host, "engine leaders", guard)
+        self._checked: set[int] = set()
+
+    def step(self, now: datetime) -> int:
+        """Returns the number of reports that were checked."""
+        reported = [attempt for attempt in _reported(self._host) if attempt.gpu_uuids]
+        self._checked &= {attempt.pk for attempt in reported}
+        new = [attempt for attempt in reported if attempt.pk not in self._checked]
+        if not new:
+            return 0
+        judged = self._isolation.each(new, _name, self._refusal, now)
+        if judged:
+            with self._guard():
+                for attempt, refusal in judged:
+                    store = partial(_store, attempt, refusal, now)
+                    if self._isolation.attempt(_name(attempt), store, now):
+                        self._checked.add(attempt.pk)
+                wake("live")
+        return len(judged)
+
+    def _refusal(self, attempt: Attempt) -> str | None:
+        """None: the process has ended, so nothing can be attributed by it."""
+        process = self._read(attempt.pid or 0, attempt.start_ticks or 0, attempt.engine_ref)
+        if process is None:
+            return None
+        return refusal_of(process, leaders.uid_of(attempt.account), attempt.engine_ref)
+
+
+def _store(attempt: Attempt, refusal: str | None, now: datetime) -> None:
+    job_ref, pid = str(attempt.job_id), attempt.pid
+    if refusal == "" and pid is not None:
+        snapshots.set_leader(job_ref, pid, attempt.start_ticks)
+        return
+    snapshots.set_leader(job_ref, None, None)
+    is_told = refusal and events.recent(1, kind=REFUSED, job_ref=job_ref, since=attempt.placed_at)
+    if refusal and not is_told:
+        text = (
+            f"Job {job_ref} reports process {pid} on {attempt.node} as its own, but {refusal}."
+            " The process is not attributed to the job."
+        )
+        events.add(
+            REFUSED,
+            text,
+            now=now,
+            severity="warning",
+            host=attempt.node,
+            job_ref=job_ref,
+            owner=attempt.job.owner.username,
+        )
+
+
+def _reported(host: str) -> QuerySet[Attempt]:
+    """Open attempts of other engines on this node, with the processes that they report."""
+    rows = Attempt.objects.filter(ended_at=None, node=host, pid__isnull=False)
+    return rows.exclude(engine="").select_related("job__owner")
+
+
+def _name(attempt: Attempt) -> str:
+    return f"process of job {attempt.job_id}"
