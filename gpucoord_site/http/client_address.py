@@ -14,6 +14,8 @@ from django.utils.decorators import sync_and_async_middleware
 Address = IPv4Address | IPv6Address
 # A client can send any number itself; proxies append theirs at the end.
 MOST_HOPS = 20
+# A provider gives a customer at least this many bits of an IPv6 address to choose from.
+IPV6_PREFIX = 64
 
 
 @sync_and_async_middleware
@@ -56,6 +58,14 @@ def is_within(address: str, networks: Sequence[str]) -> bool:
     """Whether the address is in one of the networks; False for what is no address."""
     client = parse(address)
     return client is not None and any(client in ip_network(n, strict=False) for n in networks)
+
+
+def network_of(text: str) -> str:
+    """The address under which a client is counted, of IPv6 its network; "" = no address."""
+    address = parse(text)
+    if isinstance(address, IPv6Address) and not address.is_loopback:
+        return str(ip_network((address, IPV6_PREFIX), strict=False).network_address)
+    return "" if address is None else str(address)
 
 
 def parse(text: str) -> Address | None:

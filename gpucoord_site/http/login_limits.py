@@ -7,7 +7,6 @@ checked before the password is hashed, because hashing is slow.
 from __future__ import annotations
 
 from datetime import timedelta
-from ipaddress import IPv6Address, ip_network
 from typing import Any
 
 from axes.attempts import get_cool_off_threshold
@@ -18,18 +17,12 @@ from django.db.models import Sum
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import render
 
-from gpucoord_site.http.client_address import is_within, parse
-
-# A provider gives a customer at least this many bits of an IPv6 address to choose from.
-IPV6_PREFIX = 64
+from gpucoord_site.http.client_address import is_within, network_of
 
 
 def counted_address(request: HttpRequest) -> str | None:
     """The address under which failures are counted: an IPv6 client may use all of its network."""
-    address = parse(request.META.get("REMOTE_ADDR") or "")
-    if isinstance(address, IPv6Address) and not address.is_loopback:
-        return str(ip_network((address, IPV6_PREFIX), strict=False).network_address)
-    return None if address is None else str(address)
+    return network_of(request.META.get("REMOTE_ADDR") or "") or None
 
 
 class LoginLimits(AxesDatabaseHandler):  # type: ignore[misc]

@@ -11,11 +11,12 @@ import logging
 import socket
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from django.conf import settings
 
-from gpucoord_site.http import rate_limits
+from gpucoord_site.http import client_address, rate_limits
 from gpucoord_site.service.startup_checks import UnableToStart, bind
 from scheduler.model_proxy import rows
 
@@ -65,12 +66,12 @@ class EndpointSocket:
 
     def _bind(self) -> None:
         try:
-            self._listening = bind(self._host, min(self._port, 65535))
+            self._listening = bind(self._host, min(self._port, 65535), "models_port")
             self._problem = ""
         except UnableToStart as error:
             if str(error) != self._problem:
                 self._problem = str(error)
-                text = "The endpoint for language models can't listen: %s Set models_port."
+                text = "The endpoint for language models can't listen: %s"
                 logger.error(text, error, extra=FAULT)
 
     def close(self) -> None:
@@ -96,7 +97,9 @@ def serve(listening: socket.socket) -> int:
     # Connections inherit it. asyncio sets it only on sockets with an explicit protocol, and without
     # it each answer waits for the client's delayed acknowledgement, about 40 ms.
     listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    application = ModelEndpoint(settings.CONFIG.node, _rate_limit(), work_on_prompts)
+    application = ModelEndpoint(
+        settings.CONFIG.node, _rate_limit(), work_on_prompts, address_of=address_of
+    )
     # A thread reads and writes rows; it must not hold up the event loop for the usual 5 ms.
     sys.setswitchinterval(0.0005)
     gc.freeze()
@@ -116,6 +119,16 @@ def serve(listening: socket.socket) -> int:
     server = uvicorn.Server(config)
     server.run(sockets=[listening])
     return 0 if server.started else 1
+
+
+def address_of(scope: Mapping[str, Any]) -> str:
+    """The client's address: behind a trusted proxy, the one that the proxy reports."""
+    peer = str((scope.get("client") or ("",))[0])
+    forwarded = [value for name, value in scope["headers"] if name == b"x-forwarded-for"]
+    chain = b",".join(forwarded).decode("latin-1")
+    return client_address.network_of(
+        client_address.find(peer, chain, settings.CONFIG.proxy_networks)
+    )
 
 
 def _rate_limit() -> Callable[[int], float]:

@@ -77,8 +77,11 @@ def lock_folder_problem(folder: Path) -> str | None:
     return f"{folder} is closed to this account: jobs start only where a GPU has its lock file."
 
 
-def bind(host: str, port: int) -> socket.socket:
-    """A listening socket; the supervisor holds it so that connections wait while web restarts."""
+def bind(host: str, port: int, option: str = "--port") -> socket.socket:
+    """A listening socket; the supervisor holds it so that connections wait while web restarts.
+
+    option: how to choose another port. Raises UnableToStart.
+    """
     plain = host.strip("[]")
     try:
         family = socket.getaddrinfo(plain, port, type=socket.SOCK_STREAM)[0][0]
@@ -86,16 +89,17 @@ def bind(host: str, port: int) -> socket.socket:
     except socket.gaierror:
         raise UnableToStart(f'No address belongs to the host name "{host}".') from None
     except OSError as error:
-        raise UnableToStart(_why_not_bound(error, host, port)) from None
+        raise UnableToStart(_why_not_bound(error, host, port, option)) from None
 
 
-def _why_not_bound(error: OSError, host: str, port: int) -> str:
+def _why_not_bound(error: OSError, host: str, port: int, option: str) -> str:
     if error.errno == errno.EADDRINUSE:
-        return f"Port {port} on {host} is taken. Choose another with --port."
+        return f"Port {port} on {host} is taken. Choose another with {option}."
     if error.errno == errno.EADDRNOTAVAIL:
         return f"{host} is no address of this machine. Choose another with --host."
     if error.errno == errno.EACCES:
-        return f"This account may not listen on port {port}. Choose one above 1023 with --port."
+        text = f"This account may not listen on port {port}. Choose one above 1023"
+        return f"{text} with {option}."
     return f"Can't listen on {host} port {port}: {error.strerror}."
 
 

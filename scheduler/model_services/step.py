@@ -211,7 +211,7 @@ class ModelStep:
         asleep = [
             row
             for row, fact, _, _ in changes
-            if fact.state is InstanceState.SLEEPING and row.left_bytes is None
+            if fact.state is InstanceState.SLEEPING and not rows.is_measured(row)
         ]
         if not (placed or due or checked or asleep or wanted.boot or wanted.unload):
             return False

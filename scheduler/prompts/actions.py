@@ -10,7 +10,7 @@ from monitor.thresholds import rows as thresholds
 from scheduler.facts.prompts import NewPrompt
 from scheduler.models import ModelService, Prompt
 from scheduler.prompts import rows
-from scheduler.prompts.policy.limits import PromptPolicy, over_quota
+from scheduler.prompts.policy.limits import MIB, PromptPolicy, over_quota, size_of
 from scheduler.quotas import rows as quota_rows
 
 
@@ -26,8 +26,12 @@ class TooMany(Exception):
     """The user has too many prompts, waiting or today; the text has the figures."""
 
 
+class TooLarge(ValueError):
+    """The prompt alone is larger than all waiting prompts of a user may be."""
+
+
 def send(new: NewPrompt, owner: User, now: datetime) -> Prompt:
-    """Queue a prompt. Raises UnknownModel, NotAllowed or TooMany."""
+    """Queue a prompt. Raises UnknownModel, NotAllowed, TooLarge or TooMany."""
     check(new, owner, now)
     return rows.create(new, owner, now)
 
@@ -40,11 +44,25 @@ def check(new: NewPrompt, owner: User, now: datetime) -> None:
     quota = quota_rows.of_person(owner)
     if quota.priority is not None and new.priority > quota.priority:
         raise NotAllowed(f"Your quota allows priorities up to {quota.priority}.")
-    waiting, most = rows.waiting_of(owner), thresholds.current(PromptPolicy).waiting
+    policy = thresholds.current(PromptPolicy)
+    waiting, most = rows.waiting_of(owner), policy.waiting
     if waiting >= most:
         raise TooMany(f"You have {waiting} waiting prompts; {most} is the most. Try again later.")
+    if not owner.is_staff:
+        _check_size(size_of(new), owner, policy.waiting_mib)
     if reason := over_quota(quota, rows.used_today(owner.get_username(), now)):
         raise TooMany(reason)
+
+
+def _check_size(size: int, owner: User, most_mib: float) -> None:
+    """Raises TooLarge or TooMany."""
+    if size > most_mib * MIB:
+        text = f"This prompt has {size / MIB:.1f} MiB; all waiting prompts of a user may have"
+        raise TooLarge(f"{text} {most_mib:g} MiB.")
+    held = rows.waiting_bytes(owner)
+    if held + size > most_mib * MIB:
+        text = f"Your waiting prompts have {held / MIB:.1f} MiB, and this one {size / MIB:.1f} MiB;"
+        raise TooMany(f"{text} {most_mib:g} MiB is the most. Try again later.")
 
 
 def cancel(prompt: Prompt, by: User, now: datetime) -> bool:

@@ -100,8 +100,9 @@ class CancelledPrompt(Schema):
 def send(request: HttpRequest, new: NewPromptBody) -> Status[dict[str, Any]]:
     """Queue a prompt. It is answered once, or fails with its reason.
 
-    404: there is no such model. 429: too many of your prompts wait, or your quota for today is
-    used up.
+    404: there is no such model. 422: it is larger than your waiting prompts may be. 429: too
+    many of your prompts wait, their texts are too large together, or your quota for today is used
+    up.
     """
     try:
         row = actions.send(_new(new), _person(request), timezone.now())
@@ -109,6 +110,8 @@ def send(request: HttpRequest, new: NewPromptBody) -> Status[dict[str, Any]]:
         raise Http404(str(error)) from None
     except actions.NotAllowed as error:
         raise InvalidInput([("priority", str(error))]) from None
+    except actions.TooLarge as error:
+        raise InvalidInput([("prompt", str(error))]) from None
     except actions.TooMany as error:
         raise HttpError(429, str(error)) from None
     return Status(201, _detail(row, _person(request)))

@@ -41,7 +41,7 @@ def send(request: HttpRequest, name: str) -> HttpResponse:
         row = actions.send(new, person, timezone.now())
     except actions.UnknownModel as error:
         raise Http404(str(error)) from None
-    except (actions.NotAllowed, actions.TooMany) as error:
+    except (actions.NotAllowed, actions.TooLarge, actions.TooMany) as error:
         messages.error(request, str(error))
         return redirect(address)
     return redirect(f"{address}?prompt={row.pk}#answer")

@@ -13,8 +13,8 @@ from datetime import datetime, timedelta
 from zoneinfo import ZoneInfo
 
 from django.contrib.auth.models import User
-from django.db.models import Case, F, Model, QuerySet, Sum, Value, When, Window
-from django.db.models.functions import RowNumber
+from django.db.models import Case, F, Model, QuerySet, Sum, TextField, Value, When, Window
+from django.db.models.functions import Cast, Length, RowNumber
 from django.utils import timezone
 
 from monitor.runtime.rows.wakeups import wake
@@ -78,6 +78,13 @@ def texts(prompt_id: int) -> Prompt:
 
 def waiting_of(owner: User) -> int:
     return Prompt.objects.filter(owner=owner, status=PromptStatus.QUEUED.value).count()
+
+
+def waiting_bytes(owner: User) -> int:
+    """The stored size of the texts of the user's waiting prompts."""
+    waiting = Prompt.objects.filter(owner=owner, status=PromptStatus.QUEUED.value)
+    texts = (Length(Cast(name, TextField())) for name in ("messages", "parameters"))
+    return waiting.aggregate(total=Sum(sum(texts, Value(0))))["total"] or 0
 
 
 def claim(prompt_id: int, host: str, worker: str, instance: int, now: datetime) -> int | None:

@@ -16,6 +16,7 @@ import pytest
 from openai import APIStatusError, OpenAI
 
 from scheduler.model_proxy.facts import Limits
+from scheduler.model_proxy.policy.unknown_tokens import INTERVAL_S, LOOKUPS
 from tests.pace import LONGEST_S
 from tests.processes.model_stand import ModelStand, model_stand, stats
 from tests.processes.service import wait_until
@@ -269,6 +270,27 @@ async def test_a_user_with_many_open_requests_leaves_places_for_others(stand: Mo
     assert {one.result().status_code for one in refused} == {429}
     assert len(waiting) == limit
     assert other.status_code == 503
+
+
+def test_a_flood_of_invalid_tokens_is_slowed_down_and_users_go_on(stand: ModelStand) -> None:
+    stand.serve()
+    stand.restart_endpoint()
+    with httpx.Client(base_url=stand.url, timeout=LONGEST_S) as http:
+        user = {"Authorization": f"Bearer {stand.token}"}
+        assert http.get("/models", headers=user).status_code == 200
+        answers = []
+        began_s = time.monotonic()
+        for number in range(3 * LOOKUPS):
+            wrong = {"Authorization": f"Bearer gpc_wrong{number}"}
+            answers.append(http.get("/models", headers=wrong))
+        looked_up = [answer.status_code for answer in answers].count(401)
+        most = LOOKUPS + (time.monotonic() - began_s) / INTERVAL_S + 1
+
+        assert LOOKUPS <= looked_up <= most
+        assert {answer.status_code for answer in answers} <= {401, 429}
+        assert http.get("/models", headers=user).status_code == 200
+        limited = [answer for answer in answers if answer.status_code == 429]
+        assert all(int(answer.headers["retry-after"]) >= 1 for answer in limited)
 
 
 def test_a_slow_reader_costs_little_memory(stand: ModelStand) -> None:

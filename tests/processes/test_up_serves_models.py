@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pwd
 import signal
+import socket
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -145,6 +146,25 @@ def test_the_server_of_llama_cpp_is_booted_and_answers_the_client_of_openai(
     wait_until(
         lambda: client.get("models/m/")["use"]["completion_tokens"] == tokens, 15, "the tokens"
     )
+
+
+def test_the_endpoint_is_on_the_port_after_the_page_once_that_is_free(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1] - 1
+        service = Service(tmp_path / "data").start("--port", str(port))
+        try:
+            with Client(service) as client:
+                add_service(client)
+                text = f"Port {port + 1} on 127.0.0.1 is taken. Choose another with models_port."
+                wait_until(lambda: text in service.text(), 15, "the reason in the log")
+                assert client.get("models/")["base_url"] is None
+                taken.close()
+                assert client.base_url() == f"http://127.0.0.1:{port + 1}/v1"
+                with OpenAI(base_url=client.base_url(), api_key=client.token) as openai:
+                    assert [model.id for model in openai.models.list()] == ["m"]
+                client.remove_all()
+        finally:
+            service.stop()
 
 
 def test_a_restart_keeps_the_instance_and_a_kill_starts_the_endpoint_again(

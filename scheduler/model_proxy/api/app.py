@@ -27,6 +27,8 @@ Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 # Seconds until the user's next request is accepted; 0 = it is.
 RateLimit = Callable[[int], float]
+# The address that invalid tokens are counted for.
+AddressOf = Callable[[Scope], str]
 # Counts bytes of a request that arrive; raises Refused if there are too many of all requests.
 Hold = Callable[[int], None]
 # Runs beside the endpoint until it is cancelled.
@@ -50,9 +52,11 @@ class ModelEndpoint:
         rate_limit: RateLimit = lambda _: 0.0,
         companion: Companion | None = None,
         limits: Limits = Limits(),  # noqa: B008 - frozen
+        address_of: AddressOf | None = None,
     ) -> None:
         self._host, self._rate_limit, self._companion = host, rate_limit, companion
         self._limits = limits
+        self._address_of = address_of or _peer
         self._held_bytes: Counter[int] = Counter()
         self._open: Counter[int] = Counter()
         self._faults = FaultLog(logger)
@@ -117,13 +121,12 @@ class ModelEndpoint:
         if scheme.lower() != "bearer" or not token.strip():
             raise Refused(401, UNAUTHENTICATED, code="missing_api_key")
         try:
-            caller = await self._book.caller(token.strip())
+            address = self._address_of(scope)
+            caller = await self._book.caller(token.strip(), address, scope["path"])
         except DatabaseError:
             text = "The database does not answer."
             raise Refused(503, text, type_="server_error", retry_after_s=5) from None
         if caller is None:
-            about = {"address": (scope.get("client") or ("",))[0], "path": scope["path"]}
-            logger.warning("A token was refused", extra={"kind": "TOKEN_REFUSED", **about})
             raise Refused(401, REFUSED, code="invalid_api_key")
         if delay := self._rate_limit(caller.user_id):
             text = f"Too many requests. Try again in {delay:.0f} s."
@@ -248,6 +251,10 @@ async def _until_client_leaves(receive: Receive, work: Awaitable[None]) -> None:
 async def _gone(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
+
+
+def _peer(scope: Scope) -> str:
+    return str((scope.get("client") or ("",))[0])
 
 
 def _headers(scope: Scope) -> dict[str, str]:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
+from math import ceil
 from typing import TypeVar
 
 from django.db import DatabaseError, connections
@@ -18,7 +19,8 @@ from monitor.runtime.rows.item_isolation import FaultLog
 from monitor.runtime.rows.wakeups import Listener
 from scheduler.model_proxy import rows
 from scheduler.model_proxy.api.board import Board
-from scheduler.model_proxy.facts import Caller
+from scheduler.model_proxy.facts import Caller, Refused
+from scheduler.model_proxy.policy.unknown_tokens import UnknownTokens
 from scheduler.model_proxy.rows import SituationReader
 
 T = TypeVar("T")
@@ -64,7 +66,9 @@ class Book:
         self._auth = Database("auth")
         self._reader = SituationReader(host)
         self._faults = FaultLog(logger)
-        self._callers: dict[str, tuple[float, Caller | None]] = {}
+        # Users of tokens that were valid, until when they are.
+        self._callers: dict[str, tuple[float, Caller]] = {}
+        self._unknown = UnknownTokens()
         # Monotonic time of the next read; a wake-up makes it due at once.
         self._reads_t = 0.0
 
@@ -106,18 +110,35 @@ class Book:
         if isinstance(situation, rows.Situation):
             self.board.update(situation)
 
-    async def caller(self, token: str) -> Caller | None:
-        """The user of a token, at most CALLER_S old. Raises DatabaseError."""
+    async def caller(self, token: str, address: str, path: str) -> Caller | None:
+        """The user of a token, at most CALLER_S old; None: it is invalid.
+
+        address, path: of the request. Raises DatabaseError, and Refused after many invalid tokens
+        of the address.
+        """
         known = self._callers.get(token)
-        if known is not None and time.monotonic() < known[0]:
+        now_t = time.monotonic()
+        if known is not None and now_t < known[0]:
             return known[1]
+        if known is None:
+            if self._unknown.is_refused(token, now_t):
+                return None
+            if delay := self._unknown.delay(address, now_t):
+                raise _too_many_unknown(delay)
         written = self.board.written_of.copy()
         caller = await self._auth(lambda: rows.caller_of(token, timezone.now()))
+        if caller is None:
+            self._callers.pop(token, None)
+            self._unknown.add(token, time.monotonic())
+            about = {"address": address, "path": path}
+            logger.warning("A token was refused", extra={"kind": "TOKEN_REFUSED", **about})
+            return None
+        if known is None:
+            self._unknown.give_back(address)
         if len(self._callers) >= MOST_CALLERS:
             self._callers.clear()
-        if caller is not None:
-            caller = replace(caller, written=written[caller.name])
-            self._callers[token] = (time.monotonic() + CALLER_S, caller)
+        caller = replace(caller, written=written[caller.name])
+        self._callers[token] = (time.monotonic() + CALLER_S, caller)
         return caller
 
     def close(self) -> None:
@@ -136,6 +157,16 @@ class Book:
             text = "The endpoint for models can't read or write its rows"
             self._faults.log(error, text, FAULT)
             return FAILED
+
+
+def _too_many_unknown(delay: float) -> Refused:
+    seconds = max(1, ceil(delay))
+    text = (
+        f"Too many requests with invalid tokens came from your address. Try again in {seconds} s."
+    )
+    return Refused(
+        429, text, type_="rate_limit_error", code="too_many_invalid_tokens", retry_after_s=seconds
+    )
 
 
 FAILED = object()

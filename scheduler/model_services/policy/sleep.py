@@ -5,6 +5,7 @@ The ladder: sleep level 1 (weights in host memory, if there is room) · level 2 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import datetime, timedelta
 from enum import StrEnum
 
@@ -54,6 +55,20 @@ def path_of(sleep_path: str, level: int) -> str:
 def most_left(peak_bytes: int | None) -> int:
     """The most memory of a sleeping instance on a GPU where it held `peak_bytes` awake."""
     return max(LEAST_LEFT_BYTES, round(LEFT_PART * (peak_bytes or 0)))
+
+
+def held(
+    own_bytes: Sequence[int | None], *, used_bytes: int | None, others_bytes: int
+) -> int | None:
+    """The memory of an instance on a GPU, at most; None = unknown.
+
+    own_bytes: of its processes there, as listed. Without any, its memory is what the GPU has in
+    use beside the listed memory of other processes.
+    """
+    if own_bytes:
+        known = [size for size in own_bytes if size is not None]
+        return sum(known) if len(known) == len(own_bytes) else None
+    return None if used_bytes is None else max(0, used_bytes - others_bytes)
 
 
 def judge(held_bytes: int | None, most_bytes: int, since: datetime, now: datetime) -> Release:

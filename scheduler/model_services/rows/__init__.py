@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 from django.conf import settings
 from django.contrib.auth.models import User
-from django.db.models import F, Model, Prefetch, Q, QuerySet, Sum
+from django.db.models import F, Max, Model, Prefetch, Q, QuerySet, Sum
 
 from monitor.models import Gpu, ProcessUse
 from monitor.runtime.probes import service_state
@@ -27,6 +27,7 @@ from scheduler.facts.model_services import (
     ServiceFact,
     shipped_boot_s,
 )
+from scheduler.model_services.policy import sleep
 from scheduler.model_services.policy.eviction import Candidate
 from scheduler.models import Attempt, Job, ModelBoot, ModelHour, ModelInstance, ModelService
 from scheduler.models.model_services import GPU_KIND
@@ -46,7 +47,8 @@ def base_url(page: str) -> str | None:
     if state is None or not state.models_address:
         return None
     port = urlsplit(state.models_address).port
-    return f"http://{urlsplit(f'//{page}').hostname}:{port}/v1"
+    name = urlsplit(f"//{page}").hostname or ""
+    return f"http://{f'[{name}]' if ':' in name else name}:{port}/v1"
 
 
 def services() -> QuerySet[ModelService]:
@@ -242,17 +244,41 @@ def host_free_bytes(host: str) -> int | None:
 
 
 def held_bytes(row: ModelInstance) -> int | None:
-    """Memory of its processes on its fullest GPU; None = unknown, or not read since then."""
+    """Memory of its processes on its fullest GPU; None = unknown, or not read since then.
+
+    Where the driver lists none of its processes, it may hold all that other processes do not.
+    """
     snapshot = snapshots.newest(row.host)
     if snapshot is None or snapshot.at <= row.since:
         return None
-    totals: dict[str, int] = dict.fromkeys(row.gpu_uuids, 0)
+    used = {gpu.uuid: gpu.memory_used_bytes for gpu in snapshot.gpus}
+    own: dict[str, list[int | None]] = {uuid: [] for uuid in row.gpu_uuids}
+    others = dict.fromkeys(row.gpu_uuids, 0)
     for process in snapshot.processes:
+        if process.gpu_uuid not in own:
+            continue
         if process.job_ref == str(row.job_id):
-            if process.memory_bytes is None:
-                return None
-            totals[process.gpu_uuid] = totals.get(process.gpu_uuid, 0) + process.memory_bytes
-    return max(totals.values(), default=0)
+            own[process.gpu_uuid].append(process.memory_bytes)
+        else:
+            others[process.gpu_uuid] += process.memory_bytes or 0
+    held = [
+        sleep.held(own[uuid], used_bytes=used.get(uuid), others_bytes=others[uuid])
+        for uuid in row.gpu_uuids
+    ]
+    known = [size for size in held if size is not None]
+    return max(known) if known and len(known) == len(held) else None
+
+
+def last_held_bytes(row: ModelInstance, now: datetime) -> int | None:
+    """The most that it is known to have held on a GPU, for when its use is unknown.
+
+    Its own peak or that of its service there, else its placed memory, else the whole GPU.
+    """
+    boots = row.service.boots.filter(gpu_model=gpu_model(row)[:GPU_KIND])
+    learned = boots.values_list("peak_memory_bytes", flat=True).first()
+    peaks = [size for size in (peak_bytes(row, now), learned, row.memory_bytes) if size]
+    whole = Gpu.objects.filter(uuid__in=row.gpu_uuids).aggregate(most=Max("memory_total_bytes"))
+    return max(peaks, default=whole["most"])
 
 
 def too_old(keep: RetentionPeriods, now: datetime) -> Iterator[QuerySet[Model]]:
@@ -285,8 +311,16 @@ def leaves(row: ModelInstance, now: datetime) -> bool:
     """
     if now - row.since > LEAVES_FOR:
         return False
-    is_measured = row.state != InstanceState.SLEEPING.value or row.left_bytes is not None
-    return row.state in LEAVING or not is_measured
+    asleep = row.state == InstanceState.SLEEPING.value
+    return row.state in LEAVING or (asleep and not is_measured(row))
+
+
+def is_measured(row: ModelInstance) -> bool:
+    """Whether it was checked what it holds asleep.
+
+    An instance whose sleep left memory does not sleep again, so that the check was of this sleep.
+    """
+    return row.left_bytes is not None or row.left_memory
 
 
 def to_wake(host: str) -> list[ModelInstance]:

@@ -166,9 +166,9 @@ def judge_sleep(service: ModelService, row: ModelInstance, now: datetime) -> Non
     if release is sleep.Release.AWAITED:
         return
     has_left = release is sleep.Release.LEFT
-    # Unknown memory counts as the memory that it had.
-    counts = row.memory_bytes if held is None else held
-    row.left_bytes, row.left_memory = counts or 0, has_left
+    # Unknown memory counts as the memory that it had. Without that, its claim stays as it is.
+    counts = rows.last_held_bytes(row, now) if held is None else held
+    row.left_bytes, row.left_memory = counts, has_left
     row.save(update_fields=["left_bytes", "left_memory"])
     if counts is not None:
         snapshots.set_claimed_memory(str(row.job_id), counts, exclusive=False)

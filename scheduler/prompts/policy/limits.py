@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 
 from monitor.facts.thresholds import threshold
 from scheduler.facts.people import Quota
-from scheduler.facts.prompts import DayUse
+from scheduler.facts.prompts import DayUse, NewPrompt
+
+MIB = 1024**2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,6 +19,10 @@ class PromptPolicy:
     # fmt: off
     waiting: int = threshold(500, "Waiting requests of a user", ge=1, le=100_000,
         help="Prompts and requests of the endpoint together. Further ones get 429.")
+    waiting_mib: float = threshold(32.0, "Text of a user's waiting prompts", unit="MiB", ge=1,
+        le=1_000_000,
+        help="Messages and parameters together, as stored. Further prompts get 429, and a larger "
+             "prompt 422. Operators have no such limit.")
     wait_s: float = threshold(300.0, "Longest wait of the endpoint", unit="s", ge=1, le=3600,
         help="A request without an instance after this time gets 503 with Retry-After. "
              "Prompts of the queue wait without a limit.")
@@ -28,6 +35,11 @@ class PromptPolicy:
     use_days: float = threshold(400.0, "Retention of use", unit="d", ge=30, le=3650,
         help="Hourly sums of requests and tokens of each user and model.")
     # fmt: on
+
+
+def size_of(new: NewPrompt) -> int:
+    """Bytes of the prompt as it is stored: JSON in ASCII."""
+    return len(json.dumps(new.messages)) + len(json.dumps(dict(new.parameters)))
 
 
 def over_quota(quota: Quota, used: DayUse) -> str:

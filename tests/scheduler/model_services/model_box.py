@@ -53,6 +53,9 @@ class Box:
         self.now = NOW
         # By job: what its processes hold on each of its GPUs, as the driver lists it.
         self.held: dict[int, int | None] = {}
+        # By GPU: memory in use of which the driver lists no process; None: it does not say how
+        # much of the GPU is in use.
+        self.unlisted: dict[int, int | None] = {}
         # By GPU: what processes of other users hold.
         self.strangers: dict[int, int] = {}
         self.servers = Healthy()
@@ -92,7 +95,11 @@ class Box:
             for index, held in self.strangers.items()
             if held
         ]
-        gpus = tuple(gpu(index, memory_used_bytes=self.used(index)) for index in range(self.gpus))
+        is_told = {index: self.unlisted.get(index, 0) is not None for index in range(self.gpus)}
+        gpus = tuple(
+            gpu(index, memory_used_bytes=self.used(index) if is_told[index] else None)
+            for index in range(self.gpus)
+        )
         monitor_store.record(snapshot(gpus, at=self.now, processes=(*models, *others)))
 
     def used(self, index: int) -> int:
@@ -100,7 +107,7 @@ class Box:
         on = Claim.objects.filter(freed_at=None, gpu_uuid=gpu_uuid(index))
         jobs = {int(ref) for ref in on.values_list("job_ref", flat=True)}
         held = sum(held or 0 for job, held in self.held.items() if job in jobs)
-        return held + self.strangers.get(index, 0)
+        return held + self.strangers.get(index, 0) + (self.unlisted.get(index) or 0)
 
     def end(self, job: Job, outcome: Outcome = Outcome.SUCCEEDED) -> None:
         """The job's process ends."""

@@ -132,6 +132,46 @@ def test_a_sleep_that_leaves_memory_is_reported_and_the_next_time_it_is_stopped(
     assert row.state == "cooling"
 
 
+@pytest.mark.parametrize(
+    ("used", "claimed", "is_reported"),
+    [(GIB, GIB, False), (30 * GIB, 30 * GIB, True), (None, 40 * GIB, True)],
+)
+def test_a_sleeping_instance_that_the_driver_does_not_list_holds_what_may_be_its_own(
+    used: int | None, claimed: int, is_reported: bool
+) -> None:
+    """Its memory is unknown, not 0, unless little of the GPU is in use."""
+    box = Box()
+    row = loaded(box)
+    ModelService.objects.update(keep_alive_s=1)
+    for _ in range(4):
+        box.step()
+    del box.held[row.job_id or 0]
+    box.unlisted[0] = used
+    for _ in range(16):
+        box.step()
+    row.refresh_from_db()
+
+    assert row.state == "sleeping"
+    assert row.left_bytes == Claim.objects.get().memory_bytes == claimed
+    assert Event.objects.filter(kind="SLEEP_LEFT_MEMORY").exists() is is_reported
+
+
+@pytest.mark.parametrize(
+    ("own", "used", "others", "expected"),
+    [
+        ([GIB, 2 * GIB], 10 * GIB, 0, 3 * GIB),
+        ([GIB, None], 10 * GIB, 0, None),
+        ([], 10 * GIB, 4 * GIB, 6 * GIB),
+        ([], 10 * GIB, 11 * GIB, 0),
+        ([], None, 0, None),
+    ],
+)
+def test_memory_without_a_listed_process_is_what_others_do_not_use(
+    own: list[int | None], used: int | None, others: int, expected: int | None
+) -> None:
+    assert sleep.held(own, used_bytes=used, others_bytes=others) == expected
+
+
 def test_it_wakes_into_its_place_for_a_request() -> None:
     box = Box()
     row = falls_asleep(box, loaded(box))

@@ -13,6 +13,7 @@ from django.test import Client
 from django.utils import timezone
 
 from monitor.metrics.families import Families
+from monitor.thresholds import rows as thresholds
 from scheduler.facts.prompts import MOST_ATTEMPTS, MOST_RESTARTS
 from scheduler.model_services import actions
 from scheduler.models import ModelService, ModelUse, Prompt, Quota
@@ -132,6 +133,35 @@ def test_the_quota_of_a_day_counts_requests_and_tokens(
 
     assert refused.status_code == 429
     assert sentence in refused.json()["detail"]
+
+
+def test_the_texts_of_a_users_waiting_prompts_are_bounded_together(
+    small: ModelService, alice: User, bob: User, root: User, as_user: AsUser
+) -> None:
+    thresholds.change("prompts", {"waiting_mib": 1}, by="root", now=NOW)
+    text = "x" * 400_000
+    assert [post(as_user(alice), prompt=text).status_code for _ in range(2)] == [201, 201]
+    refused = post(as_user(alice), prompt=text)
+
+    assert refused.status_code == 429
+    assert "0.8 MiB, and this one 0.4 MiB; 1 MiB is the most" in refused.json()["detail"]
+    assert post(as_user(bob), prompt=text).status_code == 201
+    # Prompts that do not wait any more leave room.
+    Prompt.objects.filter(owner=alice).update(status="complete")
+    assert post(as_user(alice), prompt=text).status_code == 201
+
+
+def test_a_prompt_larger_than_all_waiting_ones_may_be_is_invalid_except_for_operators(
+    small: ModelService, alice: User, root: User, as_user: AsUser
+) -> None:
+    thresholds.change("prompts", {"waiting_mib": 1}, by="root", now=NOW)
+    # As JSON in ASCII, each of these characters has six bytes.
+    text = "\u00e4" * 200_000
+    refused = post(as_user(alice), prompt=text)
+
+    assert refused.status_code == 422
+    assert "This prompt has 1.1 MiB" in refused.content.decode()
+    assert [post(as_user(root), prompt=text).status_code for _ in range(2)] == [201, 201]
 
 
 def test_a_priority_above_the_quota_is_refused(
