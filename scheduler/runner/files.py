@@ -92,12 +92,13 @@ def _open(path: Path) -> BinaryIO:
     return os.fdopen(descriptor, "rb")
 
 
-def drop_environment(folder: Path) -> None:
+def drop_environment(folder: Path, body: dict[str, Any] | None = None) -> None:
     """Take the job's variables out of spec.json: they are not read again, and may be secrets.
 
-    A full disk must not keep the job from running, so an error leaves them there.
+    body: of the file, if it is known. A full disk must not keep the job from running, so an error
+    leaves them there.
     """
-    body = read_json(folder / SPEC)
+    body = read_json(folder / SPEC) if body is None else body
     if body is not None and body.get("env"):
         with contextlib.suppress(OSError):
             write_json(folder / SPEC, body | {"env": {}})

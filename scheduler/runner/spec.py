@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from functools import cache
 from typing import Any, Self, cast, get_args, get_origin, get_type_hints
 
@@ -25,8 +25,7 @@ class _Body:
     @classmethod
     def from_json(cls, body: dict[str, Any]) -> Self:
         """Raises TypeError when the object lacks a field."""
-        names = {f.name for f in fields(cls)}  # type: ignore[arg-type]
-        return cls(**{key: value for key, value in body.items() if key in names})
+        return cls(**{key: value for key, value in body.items() if key in _names(cast(type, cls))})
 
     @classmethod
     def checked(cls, body: dict[str, Any]) -> Self | None:
@@ -41,7 +40,12 @@ class _Body:
         )
 
     def to_json(self) -> dict[str, Any]:
-        return asdict(self)  # type: ignore[call-overload,no-any-return]
+        return {name: getattr(self, name) for name in _names(cast(type, type(self)))}
+
+
+@cache
+def _names(body: type) -> tuple[str, ...]:
+    return tuple(f.name for f in fields(body))
 
 
 @cache

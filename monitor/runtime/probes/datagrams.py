@@ -17,18 +17,24 @@ def send(folder: Path, name: str, payload: bytes = b"") -> int:
     """Send `payload` to every listener of `name`; returns the number of receivers."""
     try:
         with _reachable(folder) as root, _socket() as sender:
-            return sum(_send_one(sender, path, payload) for path in root.glob(f"{name}.*.sock"))
+            # Quicker than a pattern: the runner of each job sends twice.
+            listeners = [
+                file
+                for file in os.listdir(root)  # noqa: PTH208
+                if file.startswith(f"{name}.") and file.endswith(".sock")
+            ]
+            return sum(_send_one(sender, f"{root}/{file}", payload) for file in listeners)
     except OSError:
         return 0
 
 
-def _send_one(sender: socket.socket, path: Path, payload: bytes) -> bool:
+def _send_one(sender: socket.socket, path: str, payload: bytes) -> bool:
     try:
-        sender.sendto(payload, str(path))
+        sender.sendto(payload, path)
     except ConnectionRefusedError:
         # The process ended without removing its socket.
         with contextlib.suppress(OSError):
-            path.unlink()
+            os.unlink(path)  # noqa: PTH108
         return False
     except OSError:
         # The queue is full: enough wake-ups are pending.

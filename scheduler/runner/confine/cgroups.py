@@ -12,7 +12,6 @@ import signal
 import subprocess
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -77,10 +76,9 @@ class Cgroup:
         """Whether the kernel has killed one of its processes for memory."""
         for folder in self.folders:
             for name in ("memory.events", "memory.oom_control"):
-                with suppress(OSError):
-                    for line in (folder / name).read_text().splitlines():
-                        if line.startswith("oom_kill ") and line != "oom_kill 0":
-                            return True
+                for line in _content(f"{folder}/{name}").splitlines():
+                    if line.startswith(b"oom_kill ") and line != b"oom_kill 0":
+                        return True
         return False
 
     @property
@@ -125,20 +123,35 @@ class Cgroup:
 
     def _write(self, name: str, text: str) -> bool:
         """Into each folder that has this file; whether one took it."""
-        done = False
-        for folder in self.folders:
-            path = folder / name
-            if path.exists():
-                with suppress(OSError):
-                    path.write_text(text)
-                    done = True
-        return done
+        # Each folder gets it.
+        written = [_written(f"{folder}/{name}", text) for folder in self.folders]
+        return any(written)
+
+
+def _written(path: str, text: str) -> bool:
+    """Into a file that exists. Without Path and text files: this runs for each job."""
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_TRUNC | os.O_CLOEXEC)
+        try:
+            os.write(descriptor, text.encode())
+        finally:
+            os.close(descriptor)
+    except OSError:
+        return False
+    return True
+
+
+def _content(path: str) -> bytes:
+    """b"" = it can't be read."""
+    try:
+        with open(path, "rb", buffering=0) as file:  # noqa: PTH123
+            return file.read()
+    except OSError:
+        return b""
 
 
 def _pids(folder: Path) -> set[int]:
-    with suppress(OSError):
-        return {int(line) for line in (folder / "cgroup.procs").read_text().split()}
-    return set()
+    return set(map(int, _content(f"{folder}/cgroup.procs").split()))
 
 
 def _removed(folder: Path) -> bool:
