@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection, Iterable, Sequence
 from datetime import datetime
+from functools import cache
 from itertools import repeat
 from typing import Any
 
@@ -21,6 +22,7 @@ from monitor.facts.readings import (
 from monitor.models import Claim, Gpu, Host, HostSample, LatestSnapshot, Sample
 from monitor.runtime.rows.database import insert, prepared
 from monitor.runtime.rows.item_isolation import FaultLog
+from monitor.runtime.rows.prepared import MARK, PreparedQuery, update_rows, upsert_rows
 from monitor.snapshot import codec as snapshot_codec
 
 _GPU_UPDATES = (
@@ -37,7 +39,6 @@ _GPU_UPDATES = (
     "simulated",
     "last_seen_at",
 )
-_BATCH = 500
 _faults = FaultLog(logging.getLogger(__name__))
 
 
@@ -51,10 +52,8 @@ def record(
     """
     rows = [g for g in snapshot.gpus if changed is None or g.uuid in changed]
     _upsert_gpus(rows, snapshot)
-    samples = [Sample(**values) for values in snapshot_codec.gpu_samples(snapshot)]
-    Sample.objects.bulk_create(samples, ignore_conflicts=True, batch_size=_BATCH)
-    host = HostSample(**snapshot_codec.host_sample(snapshot))
-    HostSample.objects.bulk_create([host], ignore_conflicts=True)
+    insert(Sample, snapshot_codec.gpu_samples(snapshot))
+    insert(HostSample, [snapshot_codec.host_sample(snapshot)])
     latest = LatestSnapshot(
         host=snapshot.host.name,
         seq=snapshot.seq,
@@ -63,12 +62,8 @@ def record(
         carry=carry or "",
         owned=sum(owner.presence is Presence.OWNER for owner in snapshot.owners),
     )
-    LatestSnapshot.objects.bulk_create(
-        [latest],
-        update_conflicts=True,
-        unique_fields=["host"],
-        update_fields=["seq", "at", "body", "owned", *(["carry"] if carry is not None else [])],
-    )
+    updated = ("seq", "at", "body", "owned", *(("carry",) if carry is not None else ()))
+    upsert_rows([latest], ("host",), updated)
 
 
 def record_history(snapshots: Iterable[Snapshot], lasting: Iterable[int] = repeat(1)) -> int:
@@ -121,8 +116,13 @@ def _readable(row: LatestSnapshot) -> Snapshot | None:
 
 def owned(host: str) -> int:
     """Number of GPUs of `host` with an interactive user; a cheap query."""
-    count = LatestSnapshot.objects.filter(host=host).values_list("owned", flat=True).first()
-    return count or 0
+    return next(iter(_owned_on(host).rows()), 0)
+
+
+@cache
+def _owned_on(host: str) -> PreparedQuery[int, int]:
+    rows = LatestSnapshot.objects.filter(host=host).values_list("owned", flat=True)
+    return PreparedQuery(lambda _: rows, MARK)
 
 
 def carried(host: str) -> str:
@@ -133,7 +133,7 @@ def carried(host: str) -> str:
 
 def carry(host: str, text: str) -> None:
     """Store state for the next sampler of `host`."""
-    LatestSnapshot.objects.filter(host=host).update(carry=text)
+    update_rows(LatestSnapshot, {"pk": host}, carry=text)
 
 
 def newest_all() -> list[Snapshot]:

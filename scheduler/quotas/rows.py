@@ -17,7 +17,7 @@ from monitor.facts.claims import JOB_KINDS
 from monitor.models import Agent, Claim
 from monitor.runtime.rows.database import prepared
 from monitor.runtime.rows.item_isolation import Convert, ItemIsolation, convert_all
-from monitor.runtime.rows.prepared import MARK, PreparedQuery
+from monitor.runtime.rows.prepared import MARK, PreparedQuery, compiled_for_times, upsert_rows
 from monitor.thresholds import rows as thresholds
 from monitor.usage.rows.pruning import RetentionPeriods
 from scheduler.agents.policy import DEFAULT_TIME_LIMIT, AgentJob, AgentLimits, AgentUse, waits
@@ -147,12 +147,7 @@ def set_charged(host: str, at: datetime, capacity: Capacity) -> None:
     row = HostCapacity(
         host=host, at=at, gpu_uuids=list(capacity.gpu_uuids), gpu_bytes=capacity.gpu_bytes
     )
-    HostCapacity.objects.bulk_create(
-        [row],
-        update_conflicts=True,
-        unique_fields=["host"],
-        update_fields=["at", "gpu_uuids", "gpu_bytes"],
-    )
+    upsert_rows([row], ("host",), ("at", "gpu_uuids", "gpu_bytes"))
 
 
 def used(host: str) -> dict[str, UsageShare]:
@@ -168,9 +163,7 @@ def set_used(rows: Sequence[UsageShare], now: datetime, isolation: ItemIsolation
     """Write all rows at once; if that fails, one by one."""
 
     def write(written: Sequence[UsageShare]) -> None:
-        UsageShare.objects.bulk_create(
-            written, update_conflicts=True, unique_fields=["host", "owner"], update_fields=_USED
-        )
+        upsert_rows(written, ("host", "owner"), _USED)
 
     if not isolation.attempt("usage of all owners", lambda: write(rows), now):
         isolation.each(rows, lambda row: f"usage row of {row.owner}", lambda row: write([row]), now)
@@ -211,8 +204,6 @@ def holds(
     convert: Convert = convert_all,
 ) -> list[GpuUseSpan]:
     """The claims of jobs on the host's GPUs since then; `sizes`: the memory of each GPU."""
-    rows = Claim.objects.filter(host=host, kind__in=JOB_KINDS)
-    rows = rows.filter(Q(until_at__isnull=True) | Q(until_at__gt=since)).order_by()
 
     def span(row: tuple[Any, ...]) -> GpuUseSpan:
         owner, job_ref, memory_bytes, exclusive, gpu_uuid, from_at, until_at = row
@@ -224,13 +215,18 @@ def holds(
             until_at=until_at,
         )
 
-    claims = list(
-        rows.values_list(
-            "owner", "job_ref", "memory_bytes", "exclusive", "gpu_uuid", "from_at", "until_at"
-        )
-    )
+    claims = _held_since(host, since)
     spans = convert(claims, lambda row: f"claim of job {row[1]} on {row[4]}", span)
     return [span for _, span in spans]
+
+
+@compiled_for_times
+def _held_since(host: str, since: datetime) -> QuerySet[Any, tuple[Any, ...]]:
+    rows = Claim.objects.filter(host=host, kind__in=JOB_KINDS)
+    rows = rows.filter(Q(until_at__isnull=True) | Q(until_at__gt=since)).order_by()
+    return rows.values_list(
+        "owner", "job_ref", "memory_bytes", "exclusive", "gpu_uuid", "from_at", "until_at"
+    )
 
 
 def debit(
@@ -245,10 +241,7 @@ def debit(
     owners = sorted(jobs.keys() | outside.keys())
     if not owners:
         return
-    stored = {
-        row.owner: row
-        for row in DailyGpuUsage.objects.filter(host=host, from_at=from_at, owner__in=owners)
-    }
+    stored = {row.owner: row for row in _of_day(host, from_at)}
 
     def name(owner: str) -> str:
         return f"ledger of {owner}"
@@ -266,18 +259,18 @@ def debit(
         )
 
     def write(rows: Sequence[DailyGpuUsage]) -> None:
-        DailyGpuUsage.objects.bulk_create(
-            rows,
-            update_conflicts=True,
-            unique_fields=["from_at", "owner", "host"],
-            update_fields=["job_s", "outside_s"],
-        )
+        upsert_rows(rows, ("from_at", "owner", "host"), ("job_s", "outside_s"))
 
     added = [row for _, row in isolation.convert(owners, name, add, now)]
     if not isolation.attempt("ledger of all owners", lambda: write(added), now):
         isolation.each(
             added, lambda row: f"ledger row of {row.owner}", lambda row: write([row]), now
         )
+
+
+@compiled_for_times
+def _of_day(host: str, from_at: datetime) -> QuerySet[DailyGpuUsage]:
+    return DailyGpuUsage.objects.filter(host=host, from_at=from_at)
 
 
 def spent(from_at: datetime) -> dict[str, DailyGpuUsage]:

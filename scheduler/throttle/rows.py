@@ -15,7 +15,7 @@ from django.db.models import QuerySet
 from monitor.incidents.rows import open as open_incidents
 from monitor.journal.rows import audit, events
 from monitor.runtime.rows.database import prepared
-from monitor.runtime.rows.prepared import MARK, PreparedQuery
+from monitor.runtime.rows.prepared import MARK, PreparedQuery, upsert_rows
 from scheduler.facts.blockers import from_row, to_row
 from scheduler.facts.jobs import PriorityClass
 from scheduler.facts.plans import RunningJob, Throttle
@@ -157,12 +157,7 @@ def save(host: str, memory: ThrottleMemory, allowed: Throttle, now: datetime) ->
         sharing=memory.level.running,
         memory=json.dumps(_memory_row(memory), separators=(",", ":")),
     )
-    ThrottleState.objects.bulk_create(
-        [row],
-        update_conflicts=True,
-        unique_fields=["host"],
-        update_fields=["at", "allowed", "sharing", "memory"],
-    )
+    upsert_rows([row], ("host",), ("at", "allowed", "sharing", "memory"))
 
 
 def shown() -> list[tuple[str, datetime, Throttle, ThrottleMemory]]:

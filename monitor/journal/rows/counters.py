@@ -11,6 +11,7 @@ from django.db.models import QuerySet
 from monitor.facts.health import Xid
 from monitor.models import Counter
 from monitor.runtime.rows.database import prepared
+from monitor.runtime.rows.prepared import upsert_rows
 
 # Names of the counters; `subject` is the event's kind, or the jobs' outcome, or the
 # GPU and number of an XID, or a channel's service and what became of a try.
@@ -40,18 +41,19 @@ def add_all(host: str, grown: Mapping[tuple[str, str], float]) -> None:
     """
     if not grown:
         return
-    rows = Counter.objects.filter(host=host, name__in={name for name, _ in grown})
-    before = {(n, s): value for n, s, value in rows.values_list("name", "subject", "value")}
-    Counter.objects.bulk_create(
-        [
-            Counter(name=n, host=host, subject=s, value=before.get((n, s), 0.0) + by)
-            for (n, s), by in grown.items()
-            if by or (n, s) not in before
-        ],
-        update_conflicts=True,
-        unique_fields=("name", "host", "subject"),
-        update_fields=("value",),
-    )
+    rows = _on(host, *sorted({name for name, _ in grown}))
+    before = {(row.name, row.subject): row.value for row in rows}
+    changed = [
+        Counter(name=n, host=host, subject=s, value=before.get((n, s), 0.0) + by)
+        for (n, s), by in grown.items()
+        if by or (n, s) not in before
+    ]
+    upsert_rows(changed, ("name", "host", "subject"), ("value",))
+
+
+@prepared
+def _on(host: str, *names: str) -> QuerySet[Counter]:
+    return Counter.objects.filter(host=host, name__in=names)
 
 
 @prepared

@@ -8,14 +8,14 @@ query does not show that the file was deleted or replaced.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from functools import wraps
+from functools import cache, wraps
 from pathlib import Path
 from typing import Any, Generic, ParamSpec, TypeVar
 
 from django.db import DEFAULT_DB_ALIAS, OperationalError, connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.backends.signals import connection_created
-from django.db.models import Model, QuerySet
+from django.db.models import Field, Model, QuerySet
 
 P = ParamSpec("P")
 M = TypeVar("M", bound=Model)
@@ -102,23 +102,24 @@ def insert(model: type[Model], rows: Iterable[Mapping[str, object]]) -> int:
     Rows that exist already stay. bulk_create() takes several times as long, because it makes
     model instances and converts values. Here dates and JSON are not converted.
     """
-    defaults = {
-        field.attname: field.get_default()
-        for field in model._meta.concrete_fields
-        if not field.primary_key
-    }
-    columns = {field.attname: str(field.column) for field in model._meta.concrete_fields}
-    connection = connections[DEFAULT_DB_ALIAS]
-    quoted = ", ".join(connection.ops.quote_name(columns[name]) for name in defaults)
-    table, marks = (
-        connection.ops.quote_name(model._meta.db_table),
-        ", ".join(["%s"] * len(defaults)),
-    )
-    sql = f"INSERT INTO {table} ({quoted}) VALUES ({marks}) ON CONFLICT DO NOTHING"  # noqa: S608
+    sql, fields = _insert_sql(model, connections[DEFAULT_DB_ALIAS].vendor)
+    defaults = {field.attname: field.get_default() for field in fields}
     values = [tuple({**defaults, **row}.values()) for row in rows]
-    with connection.cursor() as cursor:
+    with connections[DEFAULT_DB_ALIAS].cursor() as cursor:
         cursor.executemany(sql, values)
     return len(values)
+
+
+@cache
+def _insert_sql(model: type[Model], _vendor: str) -> tuple[str, list[Field[Any, Any]]]:
+    """The statement, and the fields in the order of its values."""
+    fields = [field for field in model._meta.concrete_fields if not field.primary_key]
+    quote_name = connections[DEFAULT_DB_ALIAS].ops.quote_name
+    columns = ", ".join(quote_name(str(field.column)) for field in fields)
+    marks = ", ".join(["%s"] * len(fields))
+    table = quote_name(model._meta.db_table)
+    sql = f"INSERT INTO {table} ({columns}) VALUES ({marks})"  # noqa: S608 - names of columns
+    return f"{sql} ON CONFLICT DO NOTHING", fields
 
 
 SENTENCE = (

@@ -7,22 +7,25 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import copy
-from functools import cache
-from typing import Any, Generic, TypeVar, cast
+from datetime import UTC, datetime
+from functools import cache, partial, wraps
+from typing import Any, Generic, ParamSpec, TypeVar, cast
 
 from django.db import connection, connections
-from django.db.models import Field, Model, QuerySet
+from django.db.models import AutoField, Field, Model, QuerySet
 
+P = ParamSpec("P")
 M = TypeVar("M", bound=Model)
 R = TypeVar("R", covariant=True)
 # The keys that queries are compiled with; real keys take their place.
 MARK = -987_654_321
 TEXT_MARK = "mark 987654321"
+TIME_MARK = datetime(1987, 6, 5, 4, 3, 21, 987_654, UTC)
 K = TypeVar("K")
 
 
 class PreparedQuery(Generic[K, R]):
-    """Rows of a query, which may join and may have one number or text as its argument.
+    """Rows of a query, which may join and may have one number, text or time as its argument.
 
     `query` gets `mark` in place of it, and uses it as the value of filters only.
     """
@@ -61,7 +64,8 @@ class PreparedQuery(Generic[K, R]):
         rows, compiled, sql, params = self._compiled
         compiler = copy(compiled)
         compiler.connection = connections[rows.db]
-        given = tuple(key if value == self._mark else value for value in params)
+        mark, value = _adapted(self._mark, compiler), _adapted(key, compiler)
+        given = tuple(value if param == mark else param for param in params)
         return rows, compiler, sql, given
 
     def _compile(self) -> tuple[QuerySet[Any, R], Any, str, tuple[object, ...]]:
@@ -71,6 +75,42 @@ class PreparedQuery(Generic[K, R]):
         converters = compiler.get_converters([column[0] for column in compiler.select or ()])
         compiler.get_converters = lambda _: converters
         return rows, compiler, sql, tuple(params)
+
+
+def compiled_once(query: Callable[P, QuerySet[Any, R]]) -> Callable[P, list[R]]:
+    """The rows of `query`, which may join. Each set of arguments is cached, so keep them few."""
+    compiled: dict[object, PreparedQuery[int, R]] = {}
+
+    @wraps(query)
+    def run(*args: P.args, **kwargs: P.kwargs) -> list[R]:
+        key = (args, tuple(kwargs.items()))
+        if key not in compiled:
+            compiled[key] = PreparedQuery(lambda _: query(*args, **kwargs), MARK)
+        return compiled[key].rows()
+
+    return run
+
+
+def compiled_for_times(
+    query: Callable[[str, datetime], QuerySet[Any, R]],
+) -> Callable[[str, datetime], list[R]]:
+    """The rows of `query(name, at)`, compiled once for each name."""
+    compiled: dict[str, PreparedQuery[datetime, R]] = {}
+
+    @wraps(query)
+    def run(name: str, at: datetime) -> list[R]:
+        if name not in compiled:
+            compiled[name] = PreparedQuery(partial(query, name), TIME_MARK)
+        return compiled[name].rows(at)
+
+    return run
+
+
+def _adapted(value: object, compiler: Any) -> object:
+    """As a parameter of the database of `compiler`."""
+    if isinstance(value, datetime):
+        return compiler.connection.ops.adapt_datetimefield_value(value)
+    return value
 
 
 def update_rows(model: type[Model], where: Mapping[str, object], **values: object) -> int:
@@ -133,6 +173,38 @@ def insert_row(row: M) -> M:
         row.pk = cursor.fetchone()[0]
     row._state.adding, row._state.db = False, connection.alias
     return row
+
+
+def upsert_rows(rows: Sequence[Model], unique: tuple[str, ...], updated: tuple[str, ...]) -> None:
+    """As `bulk_create(rows, update_conflicts=True, …)`, but it does not set the rows' numbers.
+
+    `rows` are of one model, `unique` the fields of its key. Fields that are not `updated` are
+    stored in new rows only.
+    """
+    if not rows:
+        return
+    sql, fields = _upsert_sql(type(rows[0]), connection.vendor, unique, updated)
+    params = [
+        [field.get_db_prep_save(field.pre_save(row, add=True), connection) for field in fields]
+        for row in rows
+    ]
+    with connection.cursor() as cursor:
+        cursor.executemany(sql, params)
+
+
+@cache
+def _upsert_sql(
+    model: type[Model], _vendor: str, unique: tuple[str, ...], updated: tuple[str, ...]
+) -> tuple[str, list[Field[Any, Any]]]:
+    fields = [field for field in model._meta.concrete_fields if not isinstance(field, AutoField)]
+    columns = ", ".join(_quoted(field.column) for field in fields)
+    marks = ", ".join(["%s"] * len(fields))
+    key = ", ".join(_quoted(_field(model, name).column) for name in unique)
+    changed = [_quoted(_field(model, name).column) for name in updated]
+    changes = ", ".join(f"{column} = EXCLUDED.{column}" for column in changed)
+    table = _quoted(model._meta.db_table)
+    sql = f"INSERT INTO {table} ({columns}) VALUES ({marks})"  # noqa: S608 - names of columns
+    return f"{sql} ON CONFLICT ({key}) DO UPDATE SET {changes}", fields
 
 
 @cache

@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
+
 import pytest
 from django.contrib.auth.models import User
 from django.utils import timezone
 
-from monitor.models import Event
-from monitor.runtime.rows.prepared import MARK, TEXT_MARK, PreparedQuery, insert_row, update_rows
+from monitor.models import Counter, Event, LatestSnapshot
+from monitor.runtime.rows.prepared import (
+    MARK,
+    TEXT_MARK,
+    TIME_MARK,
+    PreparedQuery,
+    insert_row,
+    update_rows,
+    upsert_rows,
+)
 from tests.builders import NOW
 
 pytestmark = pytest.mark.django_db
@@ -52,3 +62,29 @@ def test_a_prepared_query_may_have_a_text_as_its_key() -> None:
     insert_row(event())
     query = PreparedQuery(lambda text: Event.objects.filter(text=text), TEXT_MARK)
     assert [len(query.rows(text)) for text in ("one", "two")] == [1, 0]
+
+
+def test_a_prepared_query_may_have_a_time_as_its_key() -> None:
+    insert_row(event())
+    query = PreparedQuery(lambda at: Event.objects.filter(at__gt=at), TIME_MARK)
+    times = (NOW - timedelta(seconds=1), NOW)
+    assert [len(query.rows(at)) for at in times] == [1, 0]
+
+
+def test_rows_are_added_or_changed_in_one_statement() -> None:
+    def tally(subject: str, value: float) -> Counter:
+        return Counter(name="events", host="box", subject=subject, value=value)
+
+    tally("one", 1).save()
+    upsert_rows([tally("one", 5), tally("two", 2)], ("name", "host", "subject"), ("value",))
+    stored = Counter.objects.order_by("subject").values_list("subject", "value")
+    assert list(stored) == [("one", 5.0), ("two", 2.0)]
+
+
+def test_fields_that_are_not_updated_stay_as_they_were() -> None:
+    def latest(seq: int, carry: str) -> LatestSnapshot:
+        return LatestSnapshot(host="box", seq=seq, at=NOW, body="{}", carry=carry)
+
+    upsert_rows([latest(1, "first")], ("host",), ("seq",))
+    upsert_rows([latest(2, "second")], ("host",), ("seq",))
+    assert LatestSnapshot.objects.values_list("seq", "carry", "at").get() == (2, "first", NOW)

@@ -211,16 +211,14 @@ def test_a_row_refused_by_the_database_stops_no_other_owner(
 ) -> None:
     busy = [process(memory_bytes=40 * GIB), process(9, 1, user="bob", memory_bytes=40 * GIB)]
     look(0, busy)
-    for model in (UsageShare, DailyGpuUsage):
-        manager = model.objects
-        create = manager.bulk_create
+    upsert = quota_rows.upsert_rows
 
-        def refuse(rows: Any, create: Any = create, **options: Any) -> Any:
-            if any(row.owner == "alice" for row in rows):
-                raise IntegrityError("refused")
-            return create(rows, **options)
+    def refuse(rows: Any, *names: Any) -> None:
+        if any(getattr(row, "owner", "") == "alice" for row in rows):
+            raise IntegrityError("refused")
+        upsert(rows, *names)
 
-        monkeypatch.setattr(manager, "bulk_create", refuse)
+    monkeypatch.setattr(quota_rows, "upsert_rows", refuse)
 
     look(10, busy)
 
