@@ -57,6 +57,10 @@ def registered() -> dict[str, type[Any]]:
     return dict(_registered)
 
 
+# Of each policy: the values that it was last made of, and the policy, which never changes.
+_last: dict[type[Any], tuple[str, Any]] = {}
+
+
 class ThresholdsInForce:
     """All policies at one time, from one query. `of(PresencePolicy)` returns a policy."""
 
@@ -65,7 +69,13 @@ class ThresholdsInForce:
         self._layers = [*_lower_layers(), Layer(OPERATORS, changed)]
 
     def of(self, kind: type[P]) -> P:
-        policy: P = policies.in_force(kind, name_of(kind), self._layers)
+        name = name_of(kind)
+        # Not the values themselves, because 1, 1.0 and True are equal.
+        given = repr([layer.tables.get(name) for layer in self._layers])
+        known = _last.get(kind)
+        if known is None or known[0] != given:
+            known = _last[kind] = (given, policies.in_force(kind, name, self._layers))
+        policy: P = known[1]
         return policy
 
     def settings(self, name: str) -> list[Setting]:
