@@ -8,6 +8,7 @@ from pathlib import Path
 from monitor.models import Claim
 from monitor.runtime.facts import Guard
 from monitor.runtime.rows.item_isolation import ItemIsolation
+from monitor.runtime.rows.prepared import TEXT_MARK, PreparedQuery
 from monitor.runtime.rows.wakeups import wake
 from scheduler.execution.steps.specs import SpecWriter
 from scheduler.facts.jobs import RunTime
@@ -24,8 +25,16 @@ Change = tuple[Attempt, Progress | None, policy.Ends | None, datetime | None]
 
 def running_attempts(host: str) -> list[Attempt]:
     """The attempts on this host whose processes run, with their jobs and owners."""
-    rows = Attempt.objects.filter(host=host, ended_at=None, started_at__isnull=False)
-    return sorted(rows.select_related("job__owner"), key=lambda attempt: attempt.pk)
+    return sorted(_RUNNING.rows(host), key=lambda attempt: attempt.pk)
+
+
+# Compiled once, because it is read each second.
+_RUNNING = PreparedQuery(
+    lambda host: Attempt.objects.filter(
+        host=host, ended_at=None, started_at__isnull=False
+    ).select_related("job__owner"),
+    TEXT_MARK,
+)
 
 
 def progress_of(attempt: Attempt) -> Progress | None:

@@ -13,6 +13,7 @@ from django.db import transaction
 from django.db.models import Count, Exists, F, Model, OuterRef, Q, QuerySet, Sum
 
 from monitor.journal.rows import events
+from monitor.runtime.rows.prepared import MARK, PreparedQuery
 from monitor.runtime.rows.wakeups import wake
 from monitor.thresholds import rows as thresholds
 from monitor.usage.rows.pruning import RetentionPeriods
@@ -74,14 +75,7 @@ def create(
 
 def open_batches() -> list[tuple[Batch, BatchWork]]:
     """The batches that have not ended, in two statements however many there are."""
-    queued = BatchItem.objects.filter(batch=OuterRef("pk"), status=ItemState.QUEUED.value)
-    batches = (
-        Batch.objects.filter(state=BatchState.RUNNING.value)
-        .select_related("exclusive_run", "owner")
-        .annotate(has_queued=Exists(queued))
-        .order_by("id")
-    )
-    listed = list(batches)
+    listed = _OPEN.rows()
     if not listed:
         return []
     open_items = BatchItem.objects.filter(
@@ -92,6 +86,17 @@ def open_batches() -> list[tuple[Batch, BatchWork]]:
     for batch, status, job, count in groups.annotate(Count("id")):
         counts_[batch][status, job] = count
     return [(batch, _work(counts_[batch.pk], has_queued=batch.has_queued)) for batch in listed]
+
+
+def _open(_: int) -> QuerySet[Any]:
+    queued = BatchItem.objects.filter(batch=OuterRef("pk"), status=ItemState.QUEUED.value)
+    rows = Batch.objects.filter(state=BatchState.RUNNING.value)
+    rows = rows.select_related("exclusive_run", "owner")
+    return rows.annotate(has_queued=Exists(queued)).order_by("id")
+
+
+# Compiled once, because it is read each second.
+_OPEN: PreparedQuery[int, Any] = PreparedQuery(_open, MARK)
 
 
 def _work(items: Counter[tuple[str, str | None]], *, has_queued: bool) -> BatchWork:
