@@ -100,6 +100,7 @@ Q_CLUSTER = {
     # Each host has a queue of its own: a loop runs on the host that it is for.
     "cluster_name": CONFIG.node,
     "orm": "default",
+    "broker_class": "gpucoord_site.service.task_queue.TaskQueue",
     # Three loops, one that takes over from another, and two for short tasks.
     "workers": 6,
     # Longer than the longest slice (loops.TASK_TIMEOUT_S); `retry` must be longer still.

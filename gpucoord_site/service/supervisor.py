@@ -13,9 +13,11 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from django.conf import settings
 from django.db import DatabaseError, connection, connections
+from django.db.models import QuerySet
 
 from gpucoord_site import __version__
 from gpucoord_site.service import children
@@ -34,6 +36,7 @@ from monitor.runtime.probes import service_state
 from monitor.runtime.probes.process_identity import boot_id
 from monitor.runtime.probes.service_state import ServiceState
 from monitor.runtime.rows import database
+from monitor.runtime.rows.prepared import TEXT_MARK, PreparedQuery
 
 # Without tasks the cluster of reports ends after this time.
 REPORTS_IDLE_S = 30.0
@@ -336,9 +339,17 @@ def _next_dead() -> int | None:
 
 def has_reports_to_write() -> bool:
     """Whether a task waits in the queue of this host's reports, or one is being run."""
+    return bool(_QUEUED.rows(settings.REPORT_CLUSTER["cluster_name"]))
+
+
+def _queued(name: str) -> QuerySet[Any]:
     from django_q.models import OrmQ
 
-    return bool(OrmQ.objects.filter(key=settings.REPORT_CLUSTER["cluster_name"]).exists())
+    rows: QuerySet[Any] = OrmQ.objects.filter(key=name).values_list("pk", flat=True)
+    return rows[:1]
+
+
+_QUEUED: PreparedQuery[str, int] = PreparedQuery(_queued, TEXT_MARK)
 
 
 def run_report_cluster() -> int:

@@ -12,6 +12,7 @@ from django.db.models import F
 
 from monitor.accounts.rows import tokens
 from monitor.facts.accounts import TokenScope, scopes_of
+from monitor.runtime.rows.database import FilledTables
 from monitor.runtime.rows.wakeups import wake
 from monitor.snapshot import rows as snapshots
 from monitor.thresholds import rows as thresholds
@@ -28,7 +29,7 @@ from scheduler.quotas import rows as quota_rows
 
 def exists() -> bool:
     """Whether there is a model service, so that the endpoint must run."""
-    return ModelService.objects.exists()
+    return FilledTables(ModelService).read()[0]
 
 
 def caller_of(token: str, now: datetime) -> Caller | None:
