@@ -7,9 +7,14 @@ from collections import Counter
 from collections.abc import Collection
 from datetime import datetime, timedelta
 from hashlib import sha256
+from typing import Any
+
+from django.db.models import QuerySet
 
 from monitor.facts.hosts import HostFact, HostState, JoiningHost
 from monitor.models import Gpu, Host, JoinToken, LatestSnapshot
+from monitor.runtime.rows.database import prepared
+from monitor.runtime.rows.prepared import compiled_once
 
 TOKEN_LIVES = timedelta(hours=24)
 TOKEN_MARK = "gpj_"  # noqa: S105 - the beginning of each
@@ -17,13 +22,28 @@ TOKEN_MARK = "gpj_"  # noqa: S105 - the beginning of each
 
 def all_hosts() -> list[HostFact]:
     """Registered hosts and hosts with readings, by name."""
-    last_readings = dict(LatestSnapshot.objects.values_list("host", "at"))
-    rows = {row.name: row for row in Host.objects.all()}
-    gpus = Counter(Gpu.objects.values_list("host", flat=True))
+    last_readings = dict(_last_readings())
+    rows = {row.name: row for row in _all_rows()}
+    gpus = Counter(_hosts_of_gpus())
     return [
         _fact(name, rows.get(name), last_readings.get(name), gpus[name])
         for name in sorted(last_readings.keys() | rows.keys())
     ]
+
+
+@compiled_once
+def _last_readings() -> QuerySet[Any, tuple[str, datetime]]:
+    return LatestSnapshot.objects.values_list("host", "at")
+
+
+@prepared
+def _all_rows() -> QuerySet[Host]:
+    return Host.objects.all()
+
+
+@compiled_once
+def _hosts_of_gpus() -> QuerySet[Any, str]:
+    return Gpu.objects.values_list("host", flat=True)
 
 
 def registered(names: Collection[str]) -> list[HostFact]:
@@ -89,13 +109,12 @@ def confirm_down(name: str, by: str, now: datetime) -> bool:
 
 def clear_down(name: str) -> bool:
     """The host has readings again. False: it was not confirmed down."""
-    return bool(
-        Host.objects.filter(pk=name, down_at__isnull=False).update(down_at=None, down_by="")
-    )
+    down = Host.objects.filter(pk=name, down_at__isnull=False)
+    return name in confirmed_down() and bool(down.update(down_at=None, down_by=""))
 
 
 def confirmed_down() -> list[str]:
-    return list(Host.objects.filter(down_at__isnull=False).values_list("name", flat=True))
+    return [row.name for row in _all_rows() if row.down_at is not None]
 
 
 def mark_silent(name: str, since: datetime, now: datetime) -> bool:
@@ -106,9 +125,9 @@ def mark_silent(name: str, since: datetime, now: datetime) -> bool:
 
 def mark_heard(name: str) -> bool:
     """True: its silence had been reported."""
-    return bool(
-        Host.objects.filter(pk=name, silent_since_at__isnull=False).update(silent_since_at=None)
-    )
+    is_silent = any(row.name == name and row.silent_since_at is not None for row in _all_rows())
+    silent = Host.objects.filter(pk=name, silent_since_at__isnull=False)
+    return is_silent and bool(silent.update(silent_since_at=None))
 
 
 def remove(name: str) -> None:

@@ -11,6 +11,7 @@ from django.db.models import Model, Q, QuerySet
 
 from monitor.facts.input_rules import escaped
 from monitor.journal.rows import audit, counters
+from monitor.runtime.rows.database import prepared
 from monitor.usage.rows.pruning import RetentionPeriods
 from scheduler.disk.facts import Candidate, CleanResult
 from scheduler.facts.jobs import JobState
@@ -59,7 +60,13 @@ def take(host: str, now: datetime) -> CleaningRun | None:
 
 
 def waits(host: str, now: datetime) -> bool:
-    return _open(host, now).exists()
+    return any(row.state == State.WAITING or row.at < now - DEAD_AFTER for row in _unfinished(host))
+
+
+@prepared
+def _unfinished(host: str) -> QuerySet[CleaningRun]:
+    rows = CleaningRun.objects.filter(host=host, state__in=(State.WAITING, State.RUNNING))
+    return rows.only("state", "at")
 
 
 def _open(host: str, now: datetime) -> QuerySet[CleaningRun]:

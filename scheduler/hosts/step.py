@@ -10,15 +10,23 @@ import signal
 from datetime import datetime
 from pathlib import Path
 
+from django.db.models import QuerySet
+
 from monitor.facts.readings import Snapshot
 from monitor.hosts import policy, rows
 from monitor.journal.rows import events
 from monitor.runtime.probes.process_identity import boot_id
+from monitor.runtime.rows.database import prepared
 from monitor.runtime.rows.item_isolation import ItemIsolation
 from monitor.runtime.rows.wakeups import wake
 from scheduler.execution.steps import outcomes
 from scheduler.models import Attempt
 from scheduler.runner import attempt_files, files
+
+
+@prepared
+def _abandoned(host: str) -> QuerySet[Attempt]:
+    return Attempt.objects.filter(host=host, abandoned=True, engine="")
 
 
 class HostWatch:
@@ -76,7 +84,7 @@ class HostWatch:
 
     def _end_abandoned(self, now: datetime) -> None:
         self._isolation.each(
-            Attempt.objects.filter(host=self._host, abandoned=True, engine=""),
+            _abandoned(self._host),
             lambda attempt: f"abandoned job {attempt.job_id}",
             self._end,
             now,

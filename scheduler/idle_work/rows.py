@@ -13,6 +13,7 @@ from django.db.models import Count, QuerySet
 from django.utils import timezone
 
 from monitor.journal.rows import events
+from monitor.runtime.rows.prepared import compiled_once
 from scheduler.facts.idle_work import Candidate, Choice, Signal, SignalName, TemplateFact
 from scheduler.facts.jobs import JobState, NewJob
 from scheduler.lifecycle.rows import changes
@@ -23,8 +24,9 @@ BY = "gpucoord"
 CHOICES_KEPT = 2000
 
 
-def enabled() -> list[IdleTemplate]:
-    return list(IdleTemplate.objects.filter(enabled=True).select_related("account"))
+@compiled_once
+def enabled() -> QuerySet[IdleTemplate]:
+    return IdleTemplate.objects.filter(enabled=True).select_related("account")
 
 
 def facts(rows: Sequence[IdleTemplate], now: datetime) -> list[TemplateFact]:

@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from typing import Any
 
 from django.contrib.auth.models import User
-from django.db.models import F
+from django.db.models import F, QuerySet
 
 from monitor.models import Channel, Event, Message
+from monitor.runtime.rows.database import prepared
+from monitor.runtime.rows.prepared import MARK, PreparedQuery, compiled_once
 from scheduler.facts.jobs import JobState
 from scheduler.facts.notices import JobNotice, NoticeKind
 from scheduler.models import Job, NotificationCursor, NotificationSettings
@@ -48,15 +51,18 @@ def new_notices() -> list[JobNotice]:
 
     The position is stored; call it in the transaction that stores the messages.
     """
-    cursor, is_new = NotificationCursor.objects.get_or_create(pk=1)
-    newest = Event.objects.order_by("-pk").values_list("pk", flat=True).first() or 0
+    newest = next(iter(_newest_event()), 0)
+    cursor = next(iter(_cursor()), None)
+    if cursor is None:
+        cursor, is_new = NotificationCursor.objects.get_or_create(pk=1)
+    else:
+        is_new = False
     if is_new:
         # Events from before the first look are not told.
         cursor.seen_event = newest + OVERLAP
         cursor.save(update_fields=["seen_event"])
         return []
-    rows = Event.objects.filter(pk__gt=cursor.seen_event - OVERLAP).order_by("pk")
-    events = list(rows.filter(kind__in=EVENT_KINDS)[:AT_ONCE])
+    events = _EVENTS_AFTER.rows(cursor.seen_event - OVERLAP)
     newest_read = events[-1].pk if len(events) == AT_ONCE else newest
     if newest_read > cursor.seen_event:
         NotificationCursor.objects.filter(pk=1).update(seen_event=newest_read)
@@ -66,6 +72,24 @@ def new_notices() -> list[JobNotice]:
     wanted = _wanted(jobs.values())
     notices = (_notice(event, jobs, wanted) for event in events)
     return [notice for notice in notices if notice is not None]
+
+
+@compiled_once
+def _newest_event() -> QuerySet[Any, int]:
+    return Event.objects.order_by("-pk").values_list("pk", flat=True)[:1]
+
+
+@prepared
+def _cursor() -> QuerySet[NotificationCursor]:
+    return NotificationCursor.objects.filter(pk=1)
+
+
+_EVENTS_AFTER: PreparedQuery[int, Event] = PreparedQuery(
+    lambda number: Event.objects.filter(pk__gt=number, kind__in=EVENT_KINDS).order_by("pk")[
+        :AT_ONCE
+    ],
+    MARK,
+)
 
 
 def _wanted(jobs: Iterable[Job]) -> dict[int, set[str]]:

@@ -12,6 +12,7 @@ from django.db.models import Count, Max, Q, QuerySet, Sum
 from monitor.facts.readings import GpuReading, Snapshot
 from monitor.models import Gpu, ProcessMinute
 from monitor.runtime.rows.item_isolation import ItemIsolation
+from monitor.runtime.rows.prepared import compiled_for_times
 from monitor.thresholds import rows as thresholds
 from scheduler.facts.jobs import NewJob, Outcome, Requirement
 from scheduler.models import Attempt, AttemptUse
@@ -23,6 +24,7 @@ MOST_AT_ONCE = 100
 SAMPLES = (Outcome.SUCCEEDED.value,)
 
 
+@compiled_for_times
 def due(host: str, now: datetime) -> QuerySet[Attempt]:
     """Ended attempts on GPUs of this host whose use is not recorded yet, oldest first."""
     rows = Attempt.objects.filter(host=host, use_due_at__lte=now).select_related("job")
@@ -162,9 +164,8 @@ class AttemptUses:
 
     def judge(self, snapshot: Snapshot | None, now: datetime) -> list[int]:
         """Returns the jobs whose attempts were recorded."""
-        attempts = list(due(self._host, now))
         recorded = self._isolation.each(
-            attempts, lambda attempt: f"use of job {attempt.job_id}", record, now
+            due(self._host, now), lambda attempt: f"use of job {attempt.job_id}", record, now
         )
         return [attempt.job_id for attempt, _ in recorded]
 

@@ -8,6 +8,7 @@ from django.db.models import QuerySet
 
 from monitor.facts.readings import Snapshot
 from monitor.runtime.rows.item_isolation import ItemIsolation
+from monitor.runtime.rows.prepared import compiled_once
 from monitor.thresholds import rows as thresholds
 from scheduler.facts.jobs import JobState
 from scheduler.lifecycle.rows import changes
@@ -18,6 +19,7 @@ from scheduler.terminals.policy import InteractivePolicy, Step, decide, used_at,
 ENDED_BY = "gpucoord (idle GPU)"
 
 
+@compiled_once
 def attempts_on_gpus(host: str) -> QuerySet[Attempt]:
     """The attempts of running interactive jobs with GPUs of this host."""
     rows = Attempt.objects.filter(

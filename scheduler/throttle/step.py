@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from datetime import datetime, timedelta
 from functools import partial
+from typing import Any
 
 from django.db import transaction
 from django.db.models import QuerySet
@@ -16,6 +17,7 @@ from monitor.constraints.policy import Constraint, ConstraintPolicy, gauges
 from monitor.facts.readings import Snapshot
 from monitor.incidents.rows import open as open_incidents
 from monitor.journal.rows import events
+from monitor.runtime.rows.prepared import compiled_once
 from monitor.snapshot import rows as snapshots
 from monitor.thresholds import rows as monitor_rows
 from scheduler.facts.blockers import BOUND_CODES, BlockerCode
@@ -158,13 +160,17 @@ def queued() -> QuerySet[Job]:
 
 def bound() -> str:
     """The obstacle of the first jobs, besides the utilisation target; "" = none."""
-    first = queued().filter(gpus__gt=0).values_list("blockers", flat=True)[:FIRST]
-    codes = [{blocker["code"] for blocker in blockers} for blockers in first]
+    codes = [{blocker["code"] for blocker in blockers} for blockers in _first_blockers()]
     if not codes:
         return "queue"
     if any(not waiting or BlockerCode.UTIL_TARGET.value in waiting for waiting in codes):
         return ""
     return next((code.bound for code in BOUND_CODES if code.value in codes[0]), "other")
+
+
+@compiled_once
+def _first_blockers() -> QuerySet[Any, list[dict[str, Any]]]:
+    return queued().filter(gpus__gt=0).values_list("blockers", flat=True)[:FIRST]
 
 
 def _log(jobs: Iterable[int], deferral: Deferral, host: str, now: datetime) -> None:

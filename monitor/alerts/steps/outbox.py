@@ -15,6 +15,7 @@ from monitor.alerts.senders import Attachment, OutgoingMessage
 from monitor.journal.rows import counters, events
 from monitor.models import Channel, Message
 from monitor.runtime.rows import periodic_tasks
+from monitor.runtime.rows.database import prepared
 from monitor.runtime.rows.item_isolation import ItemIsolation
 from monitor.thresholds import rows as thresholds
 
@@ -46,8 +47,14 @@ def register_attachments(kind: str, read: ReadAttachment) -> None:
 
 def is_due(now: datetime) -> bool:
     """Whether a task should be queued: a message is due, and no task is sending."""
-    due = Message.objects.filter(state=Message.State.WAITING, due_at__lte=now)
-    return due.exists() and not periodic_tasks.is_busy(TASK, BUSY, now)
+    waiting = _next_waiting()
+    is_due = bool(waiting) and waiting[0].due_at <= now
+    return is_due and not periodic_tasks.is_busy(TASK, BUSY, now)
+
+
+@prepared
+def _next_waiting() -> QuerySet[Message]:
+    return Message.objects.filter(state=Message.State.WAITING).order_by("due_at").only("due_at")[:1]
 
 
 def send_due(send: Send, now: datetime) -> int:

@@ -23,6 +23,7 @@ from monitor.journal.rows import audit, events
 from monitor.models import CpuScanState, Exemption, GpuMinute, Incident, ProcessMinute, ProcessUse
 from monitor.runtime.rows.database import prepared
 from monitor.runtime.rows.item_isolation import Convert, ItemIsolation, convert_all
+from monitor.runtime.rows.prepared import compiled_for_times
 from monitor.thresholds import rows as thresholds
 from monitor.usage.rows import processes as process_rows
 
@@ -121,9 +122,8 @@ class RecentUsage:
 
 def recent_usage(host: str, now: datetime) -> RecentUsage:
     """The rows of the host's processes that were seen in the last minute."""
-    rows = ProcessUse.objects.filter(host=host, last_seen_at__gt=now - LISTED)
     usage = RecentUsage({}, [])
-    for row in rows.values_list(*_ACCOUNT):
+    for row in _seen_since(host, now - LISTED):
         uuid, pid, start, seen_at, ended_at, held, sm, known_s, memory, memory_known, *identity = (
             row
         )
@@ -135,6 +135,11 @@ def recent_usage(host: str, now: datetime) -> RecentUsage:
         if ended_at is not None:
             usage.gone.append(_reading(uuid, pid, ticks, identity))
     return usage
+
+
+@compiled_for_times
+def _seen_since(host: str, at: datetime) -> QuerySet[Any, tuple[Any, ...]]:
+    return ProcessUse.objects.filter(host=host, last_seen_at__gt=at).values_list(*_ACCOUNT)
 
 
 def _reading(uuid: str, pid: int, ticks: int | None, identity: Sequence[Any]) -> ProcessReading:

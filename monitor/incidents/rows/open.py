@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime, timedelta
+from typing import Any
 
 from django.db.models import Q, QuerySet
 
@@ -10,6 +11,7 @@ from monitor.incidents.facts import HOG_RULES
 from monitor.incidents.policy.lifecycle import union_s
 from monitor.models import Gpu, Incident
 from monitor.runtime.rows.database import prepared
+from monitor.runtime.rows.prepared import compiled_for_times, compiled_once
 
 
 def open_rows(host: str | None = None) -> QuerySet[Incident]:
@@ -47,21 +49,31 @@ def hog_share(host: str, hours: float, now: datetime) -> float | None:
     Use of idle capacity while no job waited does not count. None = nothing is known of this host.
     """
     spans = hog_spans(host, hours, now)
-    if not spans and not Gpu.objects.filter(host=host).exists():
+    if not spans and not _any_gpu(host):
         return None
     return union_s(spans) / (hours * 3600)
+
+
+@compiled_once
+def _any_gpu(host: str) -> QuerySet[Any, str]:
+    return Gpu.objects.filter(host=host).order_by().values_list("pk", flat=True)[:1]
 
 
 def hog_spans(host: str, hours: float, now: datetime) -> list[tuple[float, float]]:
     """Begin and end of the times with overuse in the last `hours`; they may overlap."""
     since = now - timedelta(hours=hours)
-    rows = Incident.objects.filter(host=host, rule__in=HOG_RULES, last_seen_at__gt=since)
     first, last = since.timestamp(), now.timestamp()
     return [
         (max(begin, first), min(end, last))
-        for spans in rows.values_list("hog_spans", flat=True)
+        for spans in _spans_since(host, since)
         for begin, end in spans
     ]
+
+
+@compiled_for_times
+def _spans_since(host: str, at: datetime) -> QuerySet[Any, list[list[float]]]:
+    rows = Incident.objects.filter(host=host, rule__in=HOG_RULES, last_seen_at__gt=at)
+    return rows.values_list("hog_spans", flat=True)
 
 
 def of_person(name: str) -> Q:

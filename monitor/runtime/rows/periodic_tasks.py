@@ -7,10 +7,10 @@ from datetime import UTC, datetime, timedelta
 from importlib import import_module
 from typing import cast
 
-from django.db.models import Q, QuerySet
+from django.db.models import Q
 
 from monitor.models import PeriodicTask
-from monitor.runtime.rows.database import prepared
+from monitor.runtime.rows.prepared import TEXT_MARK, PreparedQuery
 
 # Functions of other apps, as `module:function`; each gets `now` and queues what is due.
 _queuers: list[str] = []
@@ -32,9 +32,10 @@ def queuer(path: str) -> Callable[[datetime], object]:
     return cast(Callable[[datetime], object], getattr(import_module(module), name))
 
 
-@prepared
-def _rows() -> QuerySet[PeriodicTask]:
-    return PeriodicTask.objects.all()
+_QUEUED_AT: PreparedQuery[str, datetime] = PreparedQuery(
+    lambda name: PeriodicTask.objects.filter(name=name).values_list("queued_at", flat=True),
+    TEXT_MARK,
+)
 
 
 def due(name: str, every: timedelta, now: datetime, first_after: timedelta = timedelta()) -> bool:
@@ -42,7 +43,7 @@ def due(name: str, every: timedelta, now: datetime, first_after: timedelta = tim
 
     `first_after`: from the first question until a task that has never been queued is due.
     """
-    if any(row.name == name and row.queued_at > now - every for row in _rows()):
+    if any(queued_at > now - every for queued_at in _QUEUED_AT.rows(name)):
         return False
     PeriodicTask.objects.bulk_create(
         [PeriodicTask(name=name, queued_at=now - every + first_after)], ignore_conflicts=True

@@ -8,8 +8,11 @@ from datetime import datetime, timedelta
 from pathlib import Path
 
 from django.conf import settings
+from django.db.models import QuerySet
 
 from monitor.runtime.facts import TimedCache
+from monitor.runtime.rows.database import prepared
+from monitor.runtime.rows.prepared import update_rows
 from monitor.thresholds import rows as thresholds
 from scheduler.disk.facts import DiskLevel, DiskSpace, FolderUse, FullDisk, WatchedFolder
 from scheduler.disk.policy import DiskPolicy, full_blockers
@@ -33,14 +36,17 @@ AT_ONCE = 500
 
 def watched(host: str | None = None) -> list[WatchedDisk]:
     """The folders of `host` (None = any)."""
-    rows = WatchedDisk.objects.order_by("host", "path")
-    return list(rows if host is None else rows.filter(host=host))
+    return _watched_on(host) if host else list(WatchedDisk.objects.order_by("host", "path"))
 
 
 def levels(host: str) -> dict[str, DiskLevel]:
     """The stored level of each folder."""
-    rows = WatchedDisk.objects.filter(host=host).values_list("path", "level")
-    return {path: DiskLevel(level) for path, level in rows}
+    return {row.path: DiskLevel(row.level) for row in _watched_on(host)}
+
+
+@prepared
+def _watched_on(host: str) -> QuerySet[WatchedDisk]:
+    return WatchedDisk.objects.filter(host=host).order_by("path")
 
 
 def store(
@@ -60,19 +66,20 @@ def store(
         "at": now,
         "problem": problem,
     }
-    row, is_new = WatchedDisk.objects.get_or_create(
-        host=host, path=folder.path, defaults=values | {"level": level.value, "since_at": now}
-    )
-    if is_new:
+    row = next((row for row in _watched_on(host) if row.path == folder.path), None)
+    if row is None:
+        first = values | {"level": level.value, "since_at": now}
+        WatchedDisk.objects.get_or_create(host=host, path=folder.path, defaults=first)
         return
     if row.level != level.value:
         values |= {"level": level.value, "since_at": now}
-    WatchedDisk.objects.filter(pk=row.pk).update(**values)
+    update_rows(WatchedDisk, {"pk": row.pk}, **values)
 
 
 def forget_others(host: str, paths: Collection[str]) -> None:
     """Remove folders that are watched no more."""
-    WatchedDisk.objects.filter(host=host).exclude(path__in=paths).delete()
+    if any(row.path not in paths for row in _watched_on(host)):
+        WatchedDisk.objects.filter(host=host).exclude(path__in=paths).delete()
 
 
 def full_disks(host: str, policy: DiskPolicy, now: datetime) -> dict[str, FullDisk]:

@@ -127,10 +127,11 @@ def _change(attempt: Attempt, busy: bool, policy: NicePolicy) -> int:
     return niceness.restore_niceness(runner, ticks, policy.nice)
 
 
-def _running(host: str) -> list[Attempt]:
+@prepared
+def _running(host: str) -> QuerySet[Attempt]:
     # Another engine sets the priority of its jobs, whose accounts report these processes.
     attempts = Attempt.objects.filter(host=host, ended_at=None, boot_id=boot_id(), engine="")
-    return list(attempts.exclude(runner_pid=None))
+    return attempts.exclude(runner_pid=None)
 
 
 def _mean(busy: bool, policy: NicePolicy) -> Capability:

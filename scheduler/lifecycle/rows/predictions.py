@@ -8,7 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import datetime, timedelta
+from typing import Any
 
+from django.db.models import QuerySet
+
+from monitor.runtime.rows.prepared import compiled_once
 from scheduler.facts.jobs import JobState
 from scheduler.models import Job
 from scheduler.planner.forecast.forecast import Estimate
@@ -22,7 +26,14 @@ FIELDS = ("first_predicted_start_at", "first_predicted_p90_at", "predicted_start
 
 
 def jobs_wait() -> bool:
-    return Job.objects.filter(state=JobState.QUEUED.value).exists()
+    return bool(_first_waiting())
+
+
+@compiled_once
+def _first_waiting() -> QuerySet[Any, int]:
+    return (
+        Job.objects.filter(state=JobState.QUEUED.value).order_by().values_list("pk", flat=True)[:1]
+    )
 
 
 def store(estimates: Mapping[int, Estimate], now: datetime) -> int:
