@@ -97,7 +97,8 @@ class Requirement:
     pattern with * and ?. power: minimum rank (monitor.gpus.policy.capability). gpu_uuid: only this
     GPU. among: only these GPUs, also those of them that are reserved for models; () = any.
     share_pct: maximum of a shared GPU's time. host_memory_bytes, cpus: of the host; None = not
-    declared. batch: it may use the GPUs of this batch in exclusive mode.
+    declared. usual_memory_bytes, usual_cpus: of the host, as earlier runs took; None = unknown.
+    batch: it may use the GPUs of this batch in exclusive mode.
     """
 
     gpus: int = 1
@@ -112,6 +113,8 @@ class Requirement:
     host_memory_bytes: int | None = None
     cpus: float | None = None
     batch: int | None = None
+    usual_memory_bytes: int | None = None
+    usual_cpus: float | None = None
 
     @property
     def shares(self) -> bool:

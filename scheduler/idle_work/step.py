@@ -107,9 +107,11 @@ def _without(templates: Sequence[TemplateFact], name: str) -> list[TemplateFact]
 
 def _others_wait(*, for_gpus: bool) -> bool:
     """Whether a job of a user waits that an idle GPU, or else the idle CPUs, could serve."""
+    # Items of a batch in exclusive mode use the GPUs of that batch only.
     waiting = Job.objects.filter(
-        state=JobState.QUEUED.value, held="", idle_template="", model_service=None
-    )
+        state=JobState.QUEUED.value, held="", idle_template="", model_service=None,
+        exclusive_batch=None,
+    )  # fmt: skip
     waiting = waiting.filter(gpus__gt=0) if for_gpus else waiting.filter(gpus=0)
     own_tiers = (int(Tier.PERSON), int(Tier.NOT_YET), int(Tier.MY_LIMITS))
     for blockers in waiting.order_by("id").values_list("blockers", flat=True)[:200]:

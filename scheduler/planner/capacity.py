@@ -276,6 +276,9 @@ class HostPolicy:
     cpus_pct: float = threshold(100.0, "CPUs for jobs", unit="%", ge=0, le=10_000,
         help="Part of the host's CPUs that running jobs may reserve together; more than 100 "
              "overcommits. 0 = jobs reserve none.")
+    from_history: bool = threshold(True, "Undeclared jobs from history",
+        "A job that declares no host memory or CPUs reserves what earlier runs of its owner under "
+        "the same name took. Without such runs, the two values below apply.")
     default_memory_gib: float = threshold(0.0, "Memory of undeclared jobs", unit="GiB", ge=0,
         le=100_000, help="Reserved by a job that declares no host memory. 0 = nothing.")
     default_cpus: float = threshold(0.0, "CPUs of undeclared jobs", ge=0, le=10_000,
@@ -306,19 +309,29 @@ class HostRoom:
         wants, cpus = self._memory_of(requirement), self._cpus_of(requirement)
         blockers: tuple[Blocker, ...] = ()
         if wants and self.memory and self.reserved_memory + wants > self.memory:
-            blockers += (self._memory_blocker(wants),)
+            blockers += (self._memory_blocker(wants, requirement),)
         if cpus and self.cpus and self.reserved_cpus + cpus > self.cpus:
-            blockers += (self._cpus_blocker(cpus),)
+            blockers += (self._cpus_blocker(cpus, requirement),)
         return blockers
 
     def _memory_of(self, requirement: Requirement) -> float:
-        declared = requirement.host_memory_bytes
-        return self._rules.default_memory_gib * GIB if declared is None else declared
+        if requirement.host_memory_bytes is not None:
+            return requirement.host_memory_bytes
+        default = self._rules.default_memory_gib * GIB
+        return self._of_history(requirement.usual_memory_bytes, self.memory, default)
 
     def _cpus_of(self, requirement: Requirement) -> float:
-        return self._rules.default_cpus if requirement.cpus is None else requirement.cpus
+        if requirement.cpus is not None:
+            return requirement.cpus
+        return self._of_history(requirement.usual_cpus, self.cpus, self._rules.default_cpus)
 
-    def _memory_blocker(self, wants: float) -> Blocker:
+    def _of_history(self, usual: float | None, whole: float | None, default: float) -> float:
+        """At most all of the host: a job that ran before can run again."""
+        if usual is None or not self._rules.from_history:
+            return default
+        return usual if whole is None else min(usual, whole)
+
+    def _memory_blocker(self, wants: float, requirement: Requirement) -> Blocker:
         whole = self.memory or 0.0
         free = max(0.0, whole - self.reserved_memory)
         return Blocker(
@@ -326,10 +339,15 @@ class HostRoom:
             requested=size(int(wants)),
             available=size(int(free)),
             never=wants > whole,
-            details=details(wants=int(wants), free=int(free), whole=int(whole)),
+            details=details(
+                wants=int(wants),
+                free=int(free),
+                whole=int(whole),
+                undeclared=requirement.host_memory_bytes is None,
+            ),
         )
 
-    def _cpus_blocker(self, wants: float) -> Blocker:
+    def _cpus_blocker(self, wants: float, requirement: Requirement) -> Blocker:
         whole = self.cpus or 0.0
         free = max(0.0, whole - self.reserved_cpus)
         return Blocker(
@@ -337,5 +355,7 @@ class HostRoom:
             requested=f"{wants:g} CPUs",
             available=f"{free:g} CPUs",
             never=wants > whole,
-            details=details(wants=wants, free=free, whole=whole),
+            details=details(
+                wants=wants, free=free, whole=whole, undeclared=requirement.cpus is None
+            ),
         )

@@ -22,6 +22,9 @@ SHORTEST_S = 10.0
 # A hint about a smaller request must save this part of it.
 WORTH_SAVING = 0.2
 MIB, GIB = 1024**2, 1024**3
+HOST_RUNS, LEAST_HOST_RUNS = 20, 3
+SHORTEST_RUN_S = 10.0
+HOST_MARGIN, HOST_STEP_BYTES = 1.1, 256 * MIB
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,6 +95,33 @@ def suggest(
     if most_bytes is not None:
         memory_bytes = min(memory_bytes, most_bytes)
     return MemorySuggestion(memory_bytes=memory_bytes, peak_bytes=max(newest), runs=len(newest))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostRun:
+    """Use of the host by an attempt. peak_bytes: of its largest process; None = unknown."""
+
+    took_s: float
+    peak_bytes: int | None
+    cpu_s: float | None
+
+
+def host_needs(runs: Sequence[HostRun]) -> tuple[int | None, float | None]:
+    """Host memory and CPUs of such a job, from runs newest first; None = too few runs tell.
+
+    The 90th percentile of the newest runs: of their peaks with a margin, and of their mean CPUs.
+    Short runs tell little: they are mostly start and end.
+    """
+    newest = [run for run in runs if run.took_s >= SHORTEST_RUN_S][:HOST_RUNS]
+    peaks = [run.peak_bytes for run in newest if run.peak_bytes]
+    cpus = [run.cpu_s / run.took_s for run in newest if run.cpu_s is not None]
+    memory = nearest_rank(peaks, 90.0) * HOST_MARGIN if len(peaks) >= LEAST_HOST_RUNS else None
+    mean = nearest_rank(cpus, 90.0) if len(cpus) >= LEAST_HOST_RUNS else None
+    # Coarse steps: jobs with equal needs share the work of a plan.
+    return (
+        None if memory is None else ceil(memory / HOST_STEP_BYTES) * HOST_STEP_BYTES,
+        None if mean is None else ceil(mean * 10) / 10,
+    )
 
 
 def together(

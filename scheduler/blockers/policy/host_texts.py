@@ -16,15 +16,22 @@ def cpus(number: float) -> str:
 def host_memory(blocker: Blocker) -> str:
     wants, free, whole = (size(blocker.detail(name)) for name in ("wants", "free", "whole"))
     if blocker.never:
-        return f"It asks for {wants} of host memory; jobs may reserve {whole} here."
-    return f"It asks for {wants} of host memory; {free} of {whole} are not reserved by jobs."
+        return f"{_asks(blocker)} {wants} of host memory; jobs may reserve {whole} here."
+    return f"{_asks(blocker)} {wants} of host memory; {free} of {whole} are not reserved by jobs."
 
 
 def host_cpus(blocker: Blocker) -> str:
     wants, free, whole = (blocker.detail(name) for name in ("wants", "free", "whole"))
     if blocker.never:
-        return f"It asks for {cpus(wants)}; jobs may reserve {whole:g} here."
-    return f"It asks for {cpus(wants)}; {free:g} of {whole:g} are not reserved by jobs."
+        return f"{_asks(blocker)} {cpus(wants)}; jobs may reserve {whole:g} here."
+    return f"{_asks(blocker)} {cpus(wants)}; {free:g} of {whole:g} are not reserved by jobs."
+
+
+def _asks(blocker: Blocker) -> str:
+    """A job that declares nothing reserves what earlier runs took, or the default."""
+    if blocker.detail("undeclared"):
+        return "By its earlier runs or the policy, it needs"
+    return "It asks for"
 
 
 def disk_full(blocker: Blocker) -> str:

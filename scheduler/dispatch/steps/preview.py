@@ -19,7 +19,7 @@ from scheduler.blockers.policy import stored_blockers
 from scheduler.dispatch import inputs as plan_inputs
 from scheduler.dispatch.inputs import PlanInput, PlanInputs
 from scheduler.engines.facts import EngineName
-from scheduler.facts.jobs import JobState, NewJob, QueuedJob
+from scheduler.facts.jobs import JobState, NewJob, QueuedJob, Requirement
 from scheduler.lifecycle.policy import waits
 from scheduler.lifecycle.rows import queue_facts
 from scheduler.lifecycle.rows.durations import UsualDuration
@@ -231,11 +231,22 @@ def _queued(new: NewJob, owner: str, now: datetime, usual: UsualDuration | None)
         owner=owner,
         priority=new.priority,
         submitted_at=now,
-        requirement=replace(new.requirement, host_memory_bytes=new.memory_bytes, cpus=new.cpus),
+        requirement=_requirement(new, usual),
         time_limit=new.time_limit,
         estimate=new.estimate,
         usual=None if usual is None else usual.p90,
         typical=None if usual is None else usual.p50,
         preemptible=new.yield_options.preemptible,
         waits=waits.waits([condition], {}, now, settings.TIME_ZONE).get(NEW_ID, ()),
+    )
+
+
+def _requirement(new: NewJob, usual: UsualDuration | None) -> Requirement:
+    memory_bytes, cpus = queue_facts.host_use(usual)
+    return replace(
+        new.requirement,
+        host_memory_bytes=new.memory_bytes,
+        cpus=new.cpus,
+        usual_memory_bytes=memory_bytes if new.memory_bytes is None else None,
+        usual_cpus=cpus if new.cpus is None else None,
     )

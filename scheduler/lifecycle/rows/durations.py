@@ -3,34 +3,41 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
 from monitor.runtime.facts import TimedCache
 from scheduler.facts.jobs import JobState, Outcome, RunTime
-from scheduler.models import Job
+from scheduler.models import Attempt, Job
 from scheduler.planner.forecast.run_times import EndedJob, expected, history
+from scheduler.sizing.policy import HostRun, host_needs
 
 # Enough to judge by, and quickly read.
 NEWEST = 2000
 MIN_JOBS = 3
+JobName = tuple[str, str]
 RequestKey = tuple[str, str, timedelta | None, timedelta | None]
 REFRESH_AFTER = timedelta(minutes=2)
 
 
 @dataclass(frozen=True, slots=True)
 class UsualDuration:
-    """Median and 90th percentile of the run times of `count` jobs."""
+    """Median and 90th percentile of the run times of `count` jobs.
+
+    memory_bytes, cpus: of the host, which the newest of them took; None = too few runs tell.
+    """
 
     p50: timedelta
     p90: timedelta
     count: int
+    memory_bytes: int | None = None
+    cpus: float | None = None
 
 
 class _EndedJobs:
-    def __init__(self, ended: Sequence[EndedJob]) -> None:
-        self.usual = _by_name(ended)
+    def __init__(self, ended: Sequence[EndedJob], runs: Mapping[JobName, list[HostRun]]) -> None:
+        self.usual = _by_name(ended, runs)
         self.history = history(ended)
         # Many jobs are alike.
         self.expected: dict[RequestKey, RunTime] = {}
@@ -43,8 +50,8 @@ class Durations:
     """
 
     def __init__(self) -> None:
-        self._load = TimedCache(lambda now: _EndedJobs(_ended()), REFRESH_AFTER)
-        self._ended = _EndedJobs(())
+        self._load = TimedCache(lambda now: _EndedJobs(_ended(), _runs()), REFRESH_AFTER)
+        self._ended = _EndedJobs((), {})
 
     def refresh(self, now: datetime) -> None:
         self._ended = self._load(now)
@@ -87,11 +94,31 @@ def _ended() -> list[EndedJob]:
     ]
 
 
-def _by_name(ended: Iterable[EndedJob]) -> dict[tuple[str, str], UsualDuration]:
-    took: dict[tuple[str, str], list[timedelta]] = defaultdict(list)
+def _runs() -> dict[JobName, list[HostRun]]:
+    """What the newest successful attempts took of the host, newest first."""
+    rows = Attempt.objects.filter(outcome=Outcome.SUCCEEDED.value, started_at__isnull=False)
+    columns = ("job__owner__username", "job__name", "started_at", "ended_at")
+    runs: dict[JobName, list[HostRun]] = defaultdict(list)
+    used = rows.order_by("-id").values_list(*columns, "peak_memory_bytes", "cpu_s")
+    for owner, name, begun, ended, peak, cpu_s in used[:NEWEST]:
+        if begun is not None and ended is not None:
+            took_s = (ended - begun).total_seconds()
+            runs[owner, name].append(HostRun(took_s=took_s, peak_bytes=peak, cpu_s=cpu_s))
+    return runs
+
+
+def _by_name(
+    ended: Iterable[EndedJob], runs: Mapping[JobName, list[HostRun]]
+) -> dict[JobName, UsualDuration]:
+    took: dict[JobName, list[timedelta]] = defaultdict(list)
     for job in ended:
         took[job.owner, job.name].append(job.took)
-    return {key: usual_duration(times) for key, times in took.items() if len(times) >= MIN_JOBS}
+    usual = {}
+    for key, times in took.items():
+        if len(times) >= MIN_JOBS:
+            memory_bytes, cpus = host_needs(runs.get(key, ()))
+            usual[key] = replace(usual_duration(times), memory_bytes=memory_bytes, cpus=cpus)
+    return usual
 
 
 def usual_duration(times: list[timedelta]) -> UsualDuration:

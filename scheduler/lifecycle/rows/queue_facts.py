@@ -141,6 +141,8 @@ def requirement(
     host_memory_bytes: int | None = None,
     cpus: float | None = None,
     batch: int | None = None,
+    usual_memory_bytes: int | None = None,
+    usual_cpus: float | None = None,
 ) -> Requirement:
     """The requirement in these columns. Equal ones are one object, as the planner groups by id."""
     return Requirement(
@@ -155,7 +157,14 @@ def requirement(
         host_memory_bytes=host_memory_bytes,
         cpus=cpus,
         batch=batch,
+        usual_memory_bytes=usual_memory_bytes if host_memory_bytes is None else None,
+        usual_cpus=usual_cpus if cpus is None else None,
     )
+
+
+def host_use(history: UsualDuration | None) -> tuple[int | None, float | None]:
+    """Host memory and CPUs of earlier runs."""
+    return (None, None) if history is None else (history.memory_bytes, history.cpus)
 
 
 def no_expectation(
@@ -189,7 +198,7 @@ def _queued(row: Row, usual: UsualOf, expect: Expect) -> QueuedJob:
         owner=owner,
         priority=_priority(priority, agent),
         submitted_at=submitted_at,
-        requirement=requirement(*columns),
+        requirement=requirement(*columns, *host_use(history)),
         time_limit=limit,
         estimate=estimate,
         usual=None if history is None else history.p90,
@@ -307,7 +316,7 @@ def _running(row: Row, usual: UsualOf, expect: Expect) -> RunningJob:
         id=id_,
         owner=owner,
         priority=_priority(priority, agent),
-        requirement=requirement(*columns),
+        requirement=requirement(*columns, *host_use(history)),
         gpu_uuids=tuple(uuids),
         started_at=started_at or placed_at,
         lasts=limit or p90 or estimate,

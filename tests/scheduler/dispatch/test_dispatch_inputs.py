@@ -83,6 +83,25 @@ def test_it_knows_how_long_such_jobs_usually_take(alice: User) -> None:
     assert unknown.usual is None
 
 
+def test_undeclared_jobs_have_the_host_memory_and_cpus_of_earlier_runs(alice: User) -> None:
+    for _ in range(3):
+        jobs_made.finished(alice, peak_memory_bytes=4 * GIB, cpu_s=267.0)
+    jobs_made.running(alice)
+    jobs_made.waiting(alice)
+    jobs_made.waiting(alice, requirement=Requirement(gpus=0), memory_bytes=GIB, cpus=2.0)
+    jobs_made.waiting(alice, name="another")
+
+    given = plan_input()
+    first, declared, unknown = (job.requirement for job in given.queue)
+    assert (first.usual_memory_bytes, first.usual_cpus) == (4.5 * GIB, 1.5)
+    assert (declared.usual_memory_bytes, declared.usual_cpus) == (None, None)
+    assert (unknown.usual_memory_bytes, unknown.usual_cpus) == (None, None)
+    (placed,) = given.slots.running
+    assert (placed.requirement.usual_memory_bytes, placed.requirement.usual_cpus) == (
+        4.5 * GIB, 1.5,
+    )  # fmt: skip
+
+
 def test_half_and_nine_of_ten_took_no_longer() -> None:
     duration = usual_duration([timedelta(minutes=minutes) for minutes in range(1, 11)])
 

@@ -32,6 +32,7 @@ DERIVED = {
     "agent",
     "priority_chosen", "requirement", "memory_is_learned", "yield_options", "after", "task_type",
     "requirement.host_memory_bytes", "requirement.cpus",
+    "requirement.usual_memory_bytes", "requirement.usual_cpus",
 }  # fmt: skip
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from typing import Any
 
 from scheduler.blockers.wording import text
 from scheduler.facts.blockers import BlockerCode
@@ -30,7 +31,7 @@ def running(number: int, gib: float) -> RunningJob:
 
 
 def planned(
-    jobs: list[QueuedJob], *there: RunningJob, policy: PlanPolicy = POLICY, **rules: float
+    jobs: list[QueuedJob], *there: RunningJob, policy: PlanPolicy = POLICY, **rules: Any
 ) -> tuple[list[int], dict[int, BlockerCode]]:
     slots = Slots(host="gpubox", gpus=(slot(0),), running=there)
     made = plan(jobs, slots, policy, NOW, PlannerThresholds(host=HostPolicy(**rules)))
@@ -63,6 +64,40 @@ def test_undeclared_jobs_start_as_before_unless_the_policy_has_a_default() -> No
     assert planned(jobs) == ([1, 2, 3], {})
     started, waiting = planned(jobs, default_memory_gib=32.0)
     assert (started, waiting) == ([1, 2], {3: BlockerCode.HOST_MEMORY})
+
+
+def undeclared(number: int, gib: float, cpus: float) -> QueuedJob:
+    """Its earlier runs took this."""
+    asked = Requirement(gpus=0, usual_memory_bytes=round(gib * GIB), usual_cpus=cpus)
+    return queued_job(number, requirement=asked, submitted_at=NOW + timedelta(seconds=number))
+
+
+def test_undeclared_jobs_reserve_what_their_earlier_runs_took() -> None:
+    jobs = [undeclared(number, gib=24, cpus=2) for number in range(1, 4)]
+    assert planned(jobs) == ([1, 2], {3: BlockerCode.HOST_MEMORY})
+    assert planned(jobs, from_history=False) == ([1, 2, 3], {})
+    # History comes before the default.
+    assert planned(jobs, default_memory_gib=64.0) == ([1, 2], {3: BlockerCode.HOST_MEMORY})
+
+    jobs = [undeclared(number, gib=1, cpus=7) for number in range(1, 4)]
+    assert planned(jobs) == ([1, 2], {3: BlockerCode.HOST_CPUS})
+
+
+def test_a_job_whose_earlier_runs_took_more_than_the_host_has_starts_alone() -> None:
+    assert planned([undeclared(1, gib=100, cpus=40)]) == ([1], {})
+    assert planned([undeclared(1, gib=100, cpus=40)], running(9, 1))[1] == {
+        1: BlockerCode.HOST_MEMORY
+    }
+
+
+def test_the_reason_tells_that_an_undeclared_job_waits_for_what_earlier_runs_took() -> None:
+    slots = Slots(host="gpubox", running=(running(9, 48),))
+    made = plan([undeclared(1, gib=20, cpus=1)], slots, POLICY, NOW)
+
+    assert text(made.blockers[1][0]) == (
+        "By its earlier runs or the policy, it needs 20 GiB of host memory;"
+        " 16 GiB of 64 GiB are not reserved by jobs."
+    )
 
 
 def test_nothing_is_reserved_where_the_host_is_unknown_or_it_is_switched_off() -> None:

@@ -9,8 +9,10 @@ from hypothesis import strategies as st
 from scheduler.sizing.facts import GpuMinute, GpuUse, MemorySuggestion, fingerprint
 from scheduler.sizing.policy import (
     MIB,
+    HostRun,
     SizingPolicy,
     efficiency,
+    host_needs,
     nearest_rank,
     right_size,
     suggest,
@@ -158,3 +160,23 @@ def test_a_request_that_is_much_too_large_gets_a_hint(
     requested: int | None, peak: int | None, text: str
 ) -> None:
     assert right_size(requested, peak) == text
+
+
+def host_run(gib: float | None, cpus: float | None = 1.0, took_s: float = 100.0) -> HostRun:
+    peak = None if gib is None else round(gib * GIB)
+    return HostRun(took_s=took_s, peak_bytes=peak, cpu_s=None if cpus is None else cpus * took_s)
+
+
+def test_host_memory_and_cpus_come_from_the_newest_runs() -> None:
+    runs = [host_run(4, 1.52), host_run(2, 1.0), host_run(3, 1.2)]
+
+    assert host_needs(runs) == (4.5 * GIB, 1.6)
+    # Older runs do not count.
+    assert host_needs([host_run(1)] * 20 + [host_run(60, 8)] * 20) == (1.25 * GIB, 1.0)
+
+
+def test_few_short_or_unmeasured_runs_tell_nothing() -> None:
+    assert host_needs([host_run(4)] * 2) == (None, None)
+    assert host_needs([host_run(4, took_s=2)] * 9) == (None, None)
+    assert host_needs([host_run(None, None)] * 9) == (None, None)
+    assert host_needs([host_run(None, 2.0)] * 9) == (None, 2.0)
