@@ -95,7 +95,7 @@ def _ended() -> list[EndedJob]:
 
 
 def _runs() -> dict[JobName, list[HostRun]]:
-    """What the newest successful attempts took of the host, newest first."""
+    """Use of the host by the newest successful attempts, newest first."""
     rows = Attempt.objects.filter(outcome=Outcome.SUCCEEDED.value, started_at__isnull=False)
     columns = ("job__owner__username", "job__name", "started_at", "ended_at")
     runs: dict[JobName, list[HostRun]] = defaultdict(list)
