@@ -57,7 +57,9 @@ class Instance:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Service:
     """A model service. concurrency: requests of one instance at a time. problem: why its last
-    start failed; "" = it did not. batch: the batch that has its GPUs in exclusive mode."""
+    start failed; "" = it did not. batch: the batch that has its GPUs in exclusive mode.
+    elsewhere: where to send requests, as only other hosts have ready instances; "" = here.
+    """
 
     id: int
     name: str
@@ -66,6 +68,7 @@ class Service:
     is_enabled: bool = True
     problem: str = ""
     batch: int | None = None
+    elsewhere: str = ""
     instances: tuple[Instance, ...] = ()
 
     @property
@@ -96,6 +99,7 @@ class WaitCode(StrEnum):
     MODEL_FAILED = "model_failed"
     BATCH_EXCLUSIVE = "batch_exclusive"
     MODEL_DISABLED = "model_disabled"
+    MODEL_ELSEWHERE = "model_on_other_host"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -100,6 +100,7 @@ def _service(row: ModelService, host: str, now: datetime) -> Service:
         is_enabled=row.enabled,
         problem=row.problem,
         batch=row.held_for_batch,
+        elsewhere=service_rows.elsewhere(row, host),
         instances=tuple(
             _instance(instance, row, host, now) for instance in opened if instance.state in usable
         ),

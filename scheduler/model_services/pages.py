@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import cast
 
+from django.conf import settings
 from django.contrib import messages
 from django.contrib.auth.models import User
 from django.core.exceptions import PermissionDenied
@@ -72,13 +73,17 @@ def gpu_numbers() -> dict[str, int]:
 
 @dataclass(frozen=True, slots=True)
 class InstanceLine:
-    """A line of the table of instances. ready_in_s: of one that boots; None = unknown."""
+    """A line of the table of instances. ready_in_s: of one that boots; None = unknown.
+
+    host: another host that runs it; "" = this one, or none yet.
+    """
 
     row: ModelInstance
     word: str
     shape: str
     gpus: str
     ready_in_s: float | None
+    host: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +126,7 @@ def _instance_line(instance: ModelInstance, numbers: dict[str, int], now: dateti
         shape=SHAPES.get(word, "idle"),
         gpus=gpus or ("CPU" if instance.started_boot_at else ""),
         ready_in_s=remains if is_booting and remains is not None and remains > 0 else None,
+        host="" if instance.host == settings.CONFIG.node else instance.host,
     )
 
 
@@ -144,6 +150,7 @@ def model(request: HttpRequest, name: str) -> HttpResponse:
         "queue": next((queue for queue in prompt_pages.queues() if queue.model == name), None),
         "predicted": predicted(row, now),
         "base_url": rows.base_url(request.get_host()),
+        "elsewhere": rows.elsewhere(row, settings.CONFIG.node),
         "line": service_line(row, gpu_numbers(), now),
         "command": shlex.join(row.argv) if _is_staff(request) else None,
         "ended": ended[:ENDED_SHOWN],

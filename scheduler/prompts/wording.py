@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from math import ceil
 
 from scheduler.facts.prompts import Wait, WaitCode
@@ -19,6 +20,8 @@ def sentence(wait: Wait) -> str:
         return f"an operator has disabled the model, {place}"
     if wait.code is WaitCode.MODEL_WAITS_FOR_GPU:
         return f"model waits for a free GPU, {place}"
+    if wait.code is WaitCode.MODEL_ELSEWHERE:
+        return f"another host runs the model, {place}"
     if wait.code is WaitCode.PLACE_RESERVED:
         return f"the free place is kept for other users of the model, {place}"
     if wait.code is WaitCode.MODEL_FAILED:
@@ -28,6 +31,18 @@ def sentence(wait: Wait) -> str:
     if wait.instances == 1:
         return f"the only instance is busy, {place}"
     return f"all {wait.instances} instances busy, {place}"
+
+
+def elsewhere(model: str, pages: Mapping[str, str]) -> str:
+    """Where to send requests for a model. pages: of each host that runs it, the page of the model
+    there; "" = other hosts cannot reach its pages.
+    """
+    hosts = " and ".join(pages)
+    known = [page for page in pages.values() if page]
+    if not known:
+        return f"{model} runs on {hosts}. Send requests to the endpoint for models of that host."
+    named = " and ".join(known)
+    return f"{model} runs on {hosts}. Send requests to the endpoint there, which {named} names."
 
 
 def _ready(seconds: float | None) -> str:

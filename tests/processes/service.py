@@ -44,10 +44,21 @@ def wait_until(poll: Callable[[], T | None], seconds: float, purpose: str) -> T:
 
 
 class Service:
-    """One running gpucoord. `settings` names the Django settings; more environment by keyword."""
+    """One running gpucoord. `settings` names the Django settings; more environment by keyword.
 
-    def __init__(self, data: Path, settings: str = "gpucoord_site.settings", **env: str) -> None:
+    root: of the source; an earlier build has another one.
+    """
+
+    def __init__(
+        self,
+        data: Path,
+        settings: str = "gpucoord_site.settings",
+        *,
+        root: Path = ROOT,
+        **env: str,
+    ) -> None:
         self.data = data
+        self.root = root
         self.log = data.parent / f"{data.name}.log"
         self._env = {
             **{k: v for k, v in os.environ.items() if k != "DATABASE_URL"},
@@ -58,7 +69,7 @@ class Service:
             "GPUCOORD_POLICY": NO_LIMITS_OF_THE_MACHINE,
             "GPUCOORD_ADMIN_PASSWORD": "correct horse",
             "DJANGO_SETTINGS_MODULE": settings,
-            "PYTHONPATH": str(ROOT),
+            "PYTHONPATH": str(root),
             **env,
         }
         self.since_start = Stopwatch()
@@ -71,6 +82,7 @@ class Service:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "gpucoord_site", "up", "--port", "0", *options],
                 env=self._env,
+                cwd=self.root,
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
@@ -146,6 +158,7 @@ def token(service: Service, user: str = "admin") -> str:
     done = subprocess.run(
         [sys.executable, "-m", "gpucoord_site", "token", user],
         env=service._env,
+        cwd=service.root,
         capture_output=True,
         text=True,
         check=True,

@@ -111,6 +111,7 @@ class Exchange:
         until = time.monotonic() + self._wait_s
         pause = FIRST_COMMENT_S
         while not place.taken.done():
+            self._refuse_elsewhere(request.model)
             left = until - time.monotonic()
             if left <= 0:
                 raise self._too_long(place)
@@ -119,6 +120,12 @@ class Exchange:
                 wait = self._board.wait_of(place)
                 await self._outlet.comment(sentence(wait) if wait else "waiting")
                 pause = COMMENT_EVERY_S
+
+    def _refuse_elsewhere(self, model: str) -> None:
+        """A request for a model that only other hosts run would wait in vain."""
+        service = self._board.service(model)
+        if service is not None and service.elsewhere:
+            raise Refused(421, service.elsewhere, code="model_on_other_host")
 
     def _too_long(self, place: Place) -> Refused:
         wait = self._board.wait_of(place)

@@ -55,9 +55,11 @@ def free_places(service: Service, in_flight: Mapping[int, int]) -> int:
 
 
 def needs_boot(service: Service) -> bool:
-    """Whether to ask for another instance; a boot under way is enough."""
+    """Whether to ask for another instance; a boot under way, or another host, is enough."""
     is_booting = any(instance.is_booting for instance in service.instances)
-    return not is_booting and len(service.instances) < service.max_instances
+    return (
+        not is_booting and not service.elsewhere and len(service.instances) < service.max_instances
+    )
 
 
 def _wait(request: Request, service: Service, position: int, *, is_reserved: bool) -> Wait:
@@ -73,6 +75,8 @@ def _wait(request: Request, service: Service, position: int, *, is_reserved: boo
         code = WaitCode.MODEL_DISABLED
     elif ready:
         code = WaitCode.INSTANCES_BUSY
+    elif service.elsewhere:
+        code = WaitCode.MODEL_ELSEWHERE
     elif known_s:
         code = WaitCode.MODEL_BOOTS
     elif service.batch is not None:
@@ -83,6 +87,7 @@ def _wait(request: Request, service: Service, position: int, *, is_reserved: boo
         code = WaitCode.MODEL_WAITS_FOR_GPU
     reasons = {
         WaitCode.MODEL_FAILED: service.problem,
+        WaitCode.MODEL_ELSEWHERE: service.elsewhere,
         WaitCode.BATCH_EXCLUSIVE: f"batch {service.batch}",
     }
     return Wait(
