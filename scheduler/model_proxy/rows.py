@@ -21,6 +21,7 @@ from scheduler.facts.prompts import Instance, Service
 from scheduler.fair_share.rows import FairShareAccounts
 from scheduler.model_proxy.facts import Caller
 from scheduler.model_services import rows as service_rows
+from scheduler.model_services.rows import other_hosts
 from scheduler.models import ModelInstance, ModelService
 from scheduler.prompts import rows as prompts
 from scheduler.prompts.policy.limits import PromptPolicy
@@ -100,7 +101,7 @@ def _service(row: ModelService, host: str, now: datetime) -> Service:
         is_enabled=row.enabled,
         problem=row.problem,
         batch=row.held_for_batch,
-        elsewhere=service_rows.elsewhere(row, host),
+        elsewhere=other_hosts.elsewhere(row, host),
         instances=tuple(
             _instance(instance, row, host, now) for instance in opened if instance.state in usable
         ),

@@ -20,6 +20,7 @@ from scheduler.facts.units import parse_bytes, parse_duration
 from scheduler.model_services import actions, pages, rows
 from scheduler.model_services.policy import services as policy
 from scheduler.model_services.policy.services import MOST_INSTANCES, MOST_REQUESTS
+from scheduler.model_services.rows import other_hosts
 from scheduler.models import ModelInstance, ModelService
 from scheduler.prompts import rows as prompts
 
@@ -330,7 +331,7 @@ def _line(row: ModelService, person: User, numbers: dict[str, int]) -> dict[str,
         "command": row.argv if person.is_staff else None,
         "gpu_memory_bytes": None if row.memory_mib is None else row.memory_mib * rows.MIB,
         "expected_boot_s": rows.expected_boot_s(row),
-        "elsewhere": rows.elsewhere(row, settings.CONFIG.node),
+        "elsewhere": other_hosts.elsewhere(row, settings.CONFIG.node),
         "predicted": pages.predicted(row, timezone.now()),
         "use": prompts.summary(row.name, timezone.now() - pages.USE_OF),
         "instances": [_instance(instance, numbers) for instance in opened],

@@ -22,7 +22,7 @@ from monitor.models import Event, Gpu
 from scheduler.facts.model_services import InstanceState, PredictionMode
 from scheduler.model_services import actions, rows
 from scheduler.model_services.policy.prediction import Prediction
-from scheduler.model_services.rows import demand
+from scheduler.model_services.rows import demand, other_hosts
 from scheduler.models import ModelInstance, ModelService
 from scheduler.prompts import pages as prompt_pages
 from scheduler.prompts import rows as prompts
@@ -150,7 +150,7 @@ def model(request: HttpRequest, name: str) -> HttpResponse:
         "queue": next((queue for queue in prompt_pages.queues() if queue.model == name), None),
         "predicted": predicted(row, now),
         "base_url": rows.base_url(request.get_host()),
-        "elsewhere": rows.elsewhere(row, settings.CONFIG.node),
+        "elsewhere": other_hosts.elsewhere(row, settings.CONFIG.node),
         "line": service_line(row, gpu_numbers(), now),
         "command": shlex.join(row.argv) if _is_staff(request) else None,
         "ended": ended[:ENDED_SHOWN],

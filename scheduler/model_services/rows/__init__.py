@@ -10,9 +10,7 @@ from urllib.parse import urlsplit
 from django.conf import settings
 from django.contrib.auth.models import User
 from django.db.models import F, Max, Model, Prefetch, Q, QuerySet, Sum
-from django.urls import reverse
 
-from monitor.hosts import rows as hosts
 from monitor.models import Gpu, ProcessUse
 from monitor.runtime.probes import service_state
 from monitor.runtime.rows.wakeups import wake
@@ -33,7 +31,6 @@ from scheduler.model_services.policy import sleep
 from scheduler.model_services.policy.eviction import Candidate
 from scheduler.models import Attempt, Job, ModelBoot, ModelHour, ModelInstance, ModelService
 from scheduler.models.model_services import GPU_KIND
-from scheduler.prompts import wording
 
 MIB = 1024**2
 # How much a new measurement changes the learned boot time.
@@ -52,23 +49,6 @@ def base_url(page: str) -> str | None:
     port = urlsplit(state.models_address).port
     name = urlsplit(f"//{page}").hostname or ""
     return f"http://{f'[{name}]' if ':' in name else name}:{port}/v1"
-
-
-def elsewhere(row: ModelService, host: str) -> str:
-    """Where to send requests, if only hosts other than `host` have ready instances; else "".
-
-    row: one of `services`. An instance that boots may still come to this host.
-    """
-    opened: list[ModelInstance] = row.open_ones  # type: ignore[attr-defined]
-    states = {(instance.host, instance.state) for instance in opened}
-    names = {at for at, state in states if state == InstanceState.READY.value}
-    is_booting = any(state == InstanceState.BOOTING.value for _, state in states)
-    if not names or is_booting or names & {"", host}:
-        return ""
-    addresses = {fact.name: fact.address for fact in hosts.registered(names)}
-    path = reverse("model", args=[row.name])
-    pages = {name: addresses.get(name, "").rstrip("/") for name in sorted(names)}
-    return wording.elsewhere(row.name, {name: at and f"{at}{path}" for name, at in pages.items()})
 
 
 def services() -> QuerySet[ModelService]:
