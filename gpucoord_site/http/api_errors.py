@@ -52,13 +52,21 @@ OTHER_WORDS = {
     "cursor": "Take the cursor from `next` of the page before.",
     "array": "Write the number of an array.",
 }
+# Fields there have names of fields of a job, and another meaning.
+WITHOUT_JOB_FIELDS = (f"{PREFIX}models/", f"{PREFIX}prompts/")
+# By the beginning of a kind of pydantic's errors.
+OF_KIND = {
+    "string_type": "Write a text.",
+    "list_type": "Write a list.",
+    "int_": "Write a whole number.",
+    "float_": "Write a number.",
+    "finite_number": "Write a number.",
+    "bool_": "Write true or false.",
+    "dict_type": "Write an object.",
+    "model_": "Write an object.",
+}
 BOUNDS = {"ge": "at least", "gt": "more than", "le": "at most", "lt": "less than"}
 LENGTHS = {"max_length": "at most", "min_length": "at least"}
-
-
-# After a request that waited for other long work in vain.
-RETRY_LONG_WORK_S = 60
-
 # After a request that waited for other long work in vain.
 RETRY_LONG_WORK_S = 60
 
@@ -134,13 +142,14 @@ def _too_large(_request: HttpRequest, _error: Exception) -> HttpResponse:
     return problems.response(413, SENTENCES[413])
 
 
-def _invalid(_request: HttpRequest, error: ValidationError) -> HttpResponse:
+def _invalid(request: HttpRequest, error: ValidationError) -> HttpResponse:
     sentences: dict[tuple[str, int | None], str] = {}
     for problem in error.errors:
         field, index = _place(problem["loc"])
         context = problem.get("ctx") or {}
         field = context.get("field") or field
-        sentences.setdefault((field, index), _sentence(field, problem["type"], context))
+        sentence = _sentence(field, problem["type"], context, request.path)
+        sentences.setdefault((field, index), sentence)
         if len(sentences) >= MOST_REFUSALS:
             break
     errors = [(field, text, index) for (field, index), text in sentences.items()]
@@ -159,7 +168,7 @@ def _place(where: Sequence[str | int]) -> tuple[str, int | None]:
     return str(where[2]), None
 
 
-def _sentence(field: str, kind: str, context: dict[str, Any]) -> str:
+def _sentence(field: str, kind: str, context: dict[str, Any], path: str) -> str:
     if kind == SENTENCE:
         return str(context["text"])
     if kind == "extra_forbidden":
@@ -173,14 +182,18 @@ def _sentence(field: str, kind: str, context: dict[str, Any]) -> str:
     ]
     if lengths and kind in ("string_too_long", "too_long"):
         return "".join(lengths)
-    job_field = job_fields.BY_NAME.get(field)
+    job_field = None if path.startswith(WITHOUT_JOB_FIELDS) else job_fields.BY_NAME.get(field)
     specific = (
         (job_field.sentence if job_field else "")
         or "".join(bounds)
         or OTHER_WORDS.get(field)
         or "".join(lengths)
     )
-    return specific or "This can't be used."
+    if not specific and kind in ("enum", "literal_error"):
+        return f"Write one of {context['expected']}."
+    return specific or next(
+        (text for begin, text in OF_KIND.items() if kind.startswith(begin)), "This can't be used."
+    )
 
 
 def _failed(request: HttpRequest, error: Exception) -> HttpResponse:

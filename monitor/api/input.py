@@ -111,7 +111,7 @@ def _refuse_unknown(query: Mapping[str, Any], parameters: set[str]) -> None:
 
 def unknown_name(name: str, names: set[str]) -> str:
     """The sentence for a field or parameter that does not exist."""
-    close = get_close_matches(name[:100], names, 1)
+    close = get_close_matches(name[:100], names - {name}, 1)
     return f"There is no such field.{f' Did you mean {close[0]}?' if close else ''}"
 
 

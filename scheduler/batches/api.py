@@ -7,8 +7,7 @@ from typing import Annotated, Any, Literal
 
 from django.contrib.auth.models import User
 from django.db.models import QuerySet
-from django.http import HttpRequest
-from django.shortcuts import get_object_or_404
+from django.http import Http404, HttpRequest
 from django.utils import timezone
 from ninja import Query, Router, Schema
 from ninja.errors import HttpError
@@ -262,7 +261,10 @@ def _item(item: BatchItem) -> dict[str, Any]:
 
 
 def _batch(batch_id: int) -> Batch:
-    return get_object_or_404(Batch.objects.select_related("owner"), pk=min(batch_id, 2**62))
+    row = Batch.objects.select_related("owner").filter(pk=min(batch_id, 2**62)).first()
+    if row is None:
+        raise Http404(f"There is no batch {batch_id}.")
+    return row
 
 
 def _own(request: HttpRequest, batch_id: int, action: str) -> Batch:

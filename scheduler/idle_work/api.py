@@ -6,8 +6,7 @@ from datetime import datetime
 from typing import Any
 
 from django.contrib.auth.models import User
-from django.http import HttpRequest
-from django.shortcuts import get_object_or_404
+from django.http import Http404, HttpRequest
 from django.utils import timezone
 from ninja import Field, Router, Schema
 from ninja.errors import HttpError
@@ -107,7 +106,9 @@ def add(request: HttpRequest, new: NewIdleTemplateBody) -> Status[dict[str, Any]
 def signals(request: HttpRequest, name: str, posted: SignalsBody) -> dict[str, Any]:
     """For operators and the account of the template. Values decay until they are posted again."""
     person = _person(request)
-    row = get_object_or_404(IdleTemplate.objects.select_related("account"), name=name)
+    row = IdleTemplate.objects.select_related("account").filter(name=name).first()
+    if row is None:
+        raise Http404(f"There is no idle template {name[:100]!r}.")
     if row.account_id != person.pk and not person.is_staff:
         raise HttpError(403, f"Only {row.account.username} and operators may post signals.")
     values = {key: value for key, value in posted.model_dump().items() if value is not None}

@@ -153,6 +153,8 @@ def _new(body: NewPromptBody) -> NewPrompt:
     """Raises InvalidInput."""
     if (body.prompt is None) == (body.messages is None):
         raise InvalidInput([("prompt", ONE_OF)])
+    if body.prompt is not None and not body.prompt.strip():
+        raise InvalidInput([("prompt", "Write a prompt.")])
     if body.messages is not None and not body.messages:
         raise InvalidInput([("messages", "Send at least one message.")])
     if len(json.dumps(body.parameters)) > LARGEST_PARAMETERS:

@@ -21,6 +21,7 @@ LARGEST_SCHEMA, LARGEST_ARGUMENTS = 20_000, 20_000
 MOST_WORDS, MOST_MISTAKES = 200, 10
 LONGEST_MESSAGE = 300
 LONGEST_NUMBER = 1000
+_QUOTED = re.compile(r"'(.+)' is a required property$")
 _PLACE = re.compile(r"\{([a-z][a-z0-9_]*)\}")
 # Placeholders that gpucoord fills in itself: its Python, and the folder of the shipped programs.
 OWN_PLACES = frozenset({"python", "programs"})
@@ -223,10 +224,11 @@ def _validator(schema: str) -> Any:
 def _mistake(error: ValidationError) -> Mistake:
     where = ".".join(str(step) for step in error.absolute_path)
     if error.validator == "required":
-        given: Any = error.instance
-        wanted: Any = error.validator_value
-        missing = [name for name in wanted if name not in given]
-        return missing[0] if missing else where, "This argument is required."
+        # jsonschema reports each missing argument as an error of the whole object.
+        missing = _QUOTED.match(error.message)
+        name = missing[1] if missing else ""
+        place = ".".join(part for part in (where, name) if part)
+        return place, "This argument is required."
     return where, f"{error.message[:LONGEST_MESSAGE]}."
 
 

@@ -170,3 +170,30 @@ def test_a_user_has_a_limited_number_of_open_batches_and_of_items_a_day(
     by_rest(bob, "/api/batches/", body, status=201)
     Batch.objects.filter(owner=bob).update(total_items=10**6)
     assert "at most 1000000 items in 24 hours" in by_rest(bob, "/api/batches/", body)
+
+
+def test_each_missing_argument_is_named(alice: User) -> None:
+    schema = {**SCHEMA, "required": ["file", "n"]}
+    ScriptDefinition.objects.filter(name="run").update(schema=schema)
+
+    assert by_rest(alice, "/api/jobs/", {"script": "run"}) == (
+        "script_args.file: This argument is required.\nscript_args.n: This argument is required."
+    )
+
+
+def test_an_unknown_batch_or_template_is_named(root: User) -> None:
+    client = logged_in(root)
+    batch_of = client.get("/api/batches/77/")
+    signals = client.post(
+        "/api/idle-templates/none/signals/", '{"quality": 1}', content_type="application/json"
+    )
+
+    assert (batch_of.status_code, batch_of.json()["detail"]) == (404, "There is no batch 77.")
+    assert signals.status_code == 404
+    assert signals.json()["detail"] == "There is no idle template 'none'."
+
+
+def test_the_type_of_the_items_is_explained(alice: User) -> None:
+    body = {"command": "true", "items": "a.wav"}
+
+    assert by_rest(alice, "/api/batches/", body) == "items: Write a list."

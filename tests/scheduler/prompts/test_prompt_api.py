@@ -90,6 +90,7 @@ def test_only_the_owner_and_operators_cancel_a_prompt(
         ({"prompt": None, "messages": []}, 422),
         ({"prompt": None, "messages": [{"role": "tool", "content": "x"}]}, 422),
         ({"prompt": "a\x00b"}, 422),
+        ({"prompt": " \n"}, 422),
         ({"priority": 6}, 422),
         ({"type": "sing"}, 422),
         ({"parameters": {"x": "y" * 70_000}}, 422),
@@ -250,3 +251,23 @@ def test_metrics_count_prompts_and_requests(small: ModelService, alice: User) ->
     assert samples["gpucoord_prompts_oldest_wait_seconds", "small"] == 90
     assert samples["gpucoord_model_requests_total", "small"] == 5
     assert samples["gpucoord_model_requests_failed_total", "small"] == 1
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "sentence"),
+    [
+        ("model", ["small"], "Write a text."),
+        ("prompt", 5, "Write a text."),
+        ("type", "sing", "Write one of 'parse', 'transform', 'generate', 'execute' or 'decide'."),
+        ("priority", "high", "Write a whole number."),
+        ("priority", 6, "It must be at most 5."),
+        ("messages", "hello", "Write a list."),
+        ("parameters", [], "Write an object."),
+    ],
+)
+def test_mistakes_in_a_prompt_are_explained(
+    small: ModelService, alice: User, as_user: AsUser, field: str, value: object, sentence: str
+) -> None:
+    (mistake,) = post(as_user(alice), **{field: value}).json()["errors"]
+
+    assert mistake == {"field": field, "message": sentence}
