@@ -119,7 +119,7 @@ def _parser() -> ArgumentParser:
     add(
         "--gpu-mode",
         choices=("shared", "exclusive"),
-        help="exclusive: models leave their GPUs for the batch (default: by the number of items)",
+        help="for exclusive, models leave their GPUs (default: by the number of items)",
     )
     add("--only-gpus", metavar="LIST", help="GPUs that exclusive mode may take, such as 0,2")
     connection.add_json(parser)

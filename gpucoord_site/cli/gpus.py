@@ -236,8 +236,8 @@ def end_parser() -> ArgumentParser:
     parser = connection.parser("end", "End one of your own processes on a GPU.")
     add = parser.add_argument
     add("pid", type=int, metavar="PID", help="its number, as `gpucoord mine` shows it")
-    add("--grace", type=float, default=10.0, metavar="SECONDS", help="from SIGTERM to SIGKILL")
-    add("--force", action="store_true", help="this host has another name in gpucoord")
+    add("--grace", type=float, default=10.0, metavar="SECONDS", help="time to SIGKILL")
+    add("--force", action="store_true", help="this host has another name there")
     return parser
 
 

@@ -79,10 +79,10 @@ def priority(argv: Sequence[str]) -> int:
 
 def change(argv: Sequence[str]) -> int:
     options = change_parser().parse_args(argv)
-    names = ("name", "time_limit", "estimate", "gpu_memory", "memory", "cpus", "begin", "tags")
+    names = ("name", "time_limit", "estimate", "gpu_memory", "memory", "cpus", "begin", "host", "tags")
     given = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
     if not given:
-        change_parser().error("say what to change, such as --time-limit 2h")
+        change_parser().error("name a change, such as --time-limit 2h")
     # "" resets a field to its default.
     fields = {name: value if value not in ("", [""]) else None for name, value in given.items()}
 
@@ -212,7 +212,7 @@ def requeue_parser() -> ArgumentParser:
 def priority_parser() -> ArgumentParser:
     parser = connection.parser("priority", "Change the priority of waiting jobs.")
     add = parser.add_argument
-    add("priority", type=int, choices=range(1, 6), metavar="PRIORITY", help="1 background to 5")
+    add("priority", type=int, choices=range(1, 6), metavar="PRIORITY", help="1 (background) to 5")
     add("jobs", type=int, nargs="+", metavar="JOB", help="numbers of jobs")
     add("--array", action="store_true", help="all waiting jobs of their arrays")
     return parser
@@ -222,15 +222,16 @@ def change_parser() -> ArgumentParser:
     text = 'Change waiting jobs. An empty value ("") resets a field to its default.'
     parser = _parser("change", text, array="all waiting jobs of their arrays")
     add = parser.add_argument
-    for option, metavar in {
-        "--name": "NAME",
-        "--time-limit": "TIME",
-        "--estimate": "TIME",
-        "--gpu-memory": "SIZE",
-        "--memory": "SIZE",
-        "--begin": "TIME",
-    }.items():
-        add(option, metavar=metavar, help=f"new {option[2:].replace('-', ' ')}")
+    for option, metavar, words in (
+        ("--name", "NAME", "name"),
+        ("--time-limit", "TIME", "time limit"),
+        ("--estimate", "TIME", "estimate"),
+        ("--gpu-memory", "SIZE", "memory on each GPU"),
+        ("--memory", "SIZE", "limit of host memory"),
+        ("--begin", "TIME", "earliest start"),
+        ("--host", "HOST", "host; any: the one that can start it first"),
+    ):
+        add(option, metavar=metavar, help=f"new {words}")
     add("--cpus", type=float, metavar="N", help="new limit of CPUs")
     add("--tags", action="append", metavar="NAME=TEXT", help="new tags instead of all others")
     return parser
@@ -239,7 +240,7 @@ def change_parser() -> ArgumentParser:
 def wait_parser() -> ArgumentParser:
     text = "Wait until jobs have ended; return the highest exit code, as `gpucoord submit` does."
     parser = _parser("wait", text)
-    parser.add_argument("--timeout", type=_seconds, metavar="TIME", help="124 after this time")
+    parser.add_argument("--timeout", type=_seconds, metavar="TIME", help="exit with 124 after it")
     parser.add_argument("--quiet", "-q", action="store_true", help="print nothing")
     return parser
 
@@ -249,8 +250,8 @@ def logs_parser() -> ArgumentParser:
     add = parser.add_argument
     add("job", type=int, metavar="JOB", help="the job's number")
     add("--follow", "-f", action="store_true", help="go on until the job ends")
-    add("--tail", type=int, metavar="BYTES", help="only the last bytes")
-    add("--attempt", type=int, metavar="N", help="an earlier attempt")
+    add("--tail", type=int, metavar="BYTES", help="only this number of bytes from the end")
+    add("--attempt", type=int, metavar="N", help="number of an earlier attempt")
     return parser
 
 

@@ -29,10 +29,11 @@ EPILOG = """\
 GPU is the number that nvidia-smi shows; several may be given, and "all" means the whole host.
 "any" takes a free GPU, "any:2" two of them: healthy, without jobs, and idle or with as much free
 memory as --gpu-memory says. The server knows which, so it must run.
-The command sees only these GPUs (CUDA_VISIBLE_DEVICES, unless you have set it) and its exit code
-becomes this command's. gpucoord starts no job there meanwhile, and says who holds the GPU.
+The command sees only these GPUs (CUDA_VISIBLE_DEVICES, unless you have set it).
+Its exit code becomes this command's. gpucoord starts no job there meanwhile, and its pages name
+the holder.
 Background processes of the command keep the GPU, too.
-Exit codes of our own: 75 another process holds it (--no-wait), 125 the lock file can't be used.
+Other exit codes: 75 another process holds it (--no-wait), 125 the lock file can't be used.
 """
 
 
@@ -243,14 +244,14 @@ def _parser() -> ArgumentParser:
     text = "with any: GPUs with this much free memory, such as 20GiB, even if they are in use"
     parser.add_argument("--gpu-memory", type=_size, metavar="SIZE", help=text)
     connection.add_options(parser)
-    text = "say as JSON which GPUs are locked, on standard error"
+    text = "print the locked GPUs as JSON on standard error"
     parser.add_argument("--json", action="store_true", help=text)
-    parser.add_argument("--shared", action="store_true", help="let others share them with you")
+    parser.add_argument("--shared", action="store_true", help="allow other shared locks")
     parser.add_argument(
-        "--no-wait", dest="wait", action="store_const", const=0.0, help="fail when they are taken"
+        "--no-wait", dest="wait", action="store_const", const=0.0, help="fail if they are taken"
     )
-    parser.add_argument("--wait", type=_seconds, metavar="SECONDS", help="wait no longer than that")
-    parser.add_argument("--folder", type=Path, help="where the lock files are, if elsewhere")
+    parser.add_argument("--wait", type=_seconds, metavar="SECONDS", help="longest wait")
+    parser.add_argument("--folder", type=Path, help="another folder of lock files")
     return parser
 
 

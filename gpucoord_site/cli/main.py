@@ -22,7 +22,7 @@ COMMANDS: Commands = {
         "gpucoord_site.demo.command:main",
     ),
     "check": (
-        "say what this machine has and what is missing",
+        "list what this machine has and what is missing",
         "gpucoord_site.cli.check.command:main",
     ),
     "submit": (
@@ -30,7 +30,7 @@ COMMANDS: Commands = {
         "gpucoord_site.cli.submit:main",
     ),
     "run": (
-        "run a command as an urgent job and wait for it: gpucoord run -- python eval.py",
+        "run a command with high priority and wait for it: gpucoord run -- python eval.py",
         "gpucoord_site.cli.submit:run",
     ),
     "shell": (
@@ -48,12 +48,12 @@ COMMANDS: Commands = {
     "cancel": ("cancel jobs", "gpucoord_site.cli.job_actions:cancel"),
     "hold": ("keep waiting jobs from starting", "gpucoord_site.cli.job_actions:hold"),
     "release": ("let held jobs start", "gpucoord_site.cli.job_actions:release"),
-    "requeue": ("put running jobs back", "gpucoord_site.cli.job_actions:requeue"),
+    "requeue": ("put running jobs back into the queue", "gpucoord_site.cli.job_actions:requeue"),
     "priority": (
         "change the priority of waiting jobs: gpucoord priority 2 JOB",
         "gpucoord_site.cli.job_actions:priority",
     ),
-    "change": ("change limits, memory, tags", "gpucoord_site.cli.job_actions:change"),
+    "change": ("change limits, memory and tags of waiting jobs", "gpucoord_site.cli.job_actions:change"),
     "history": ("list ended jobs", "gpucoord_site.cli.jobs:history"),
     "efficiency": (
         "say what a job used of what it requested",

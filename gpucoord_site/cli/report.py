@@ -105,10 +105,10 @@ def add_choice(parser: ArgumentParser) -> None:
     """The options that say what the report is about."""
     add = parser.add_argument
     add("--last", help="length such as 24h, 7d or 4w, or day, week or month (default: 24h)")
-    add("--from", dest="begin", metavar="TIME", help="begin of the period instead of --last")
+    add("--from", dest="begin", metavar="TIME", help="start of the period instead of --last")
     add("--to", dest="end", metavar="TIME", help="end of the period (default: now)")
     add("--user", metavar="NAME", help="only this user")
-    add("--scope", help="all, user:NAME, group:NAME, gpu:UUID or host:NAME (default: all)")
+    add("--scope", help="one of all, user:NAME, group:NAME, gpu:UUID and host:NAME (default: all)")
     add("--format", choices=FORMATS, default="text", help="format (default: text)")
     same = "the same as --format json"
     add("--json", dest="format", action="store_const", const="json", help=same)

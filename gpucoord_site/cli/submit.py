@@ -31,8 +31,8 @@ NOT_PASSED_ON = (
 )
 EPILOG = """\
 The job's output appears here, and its exit code becomes this command's. Ctrl-C asks whether to
-cancel the job; a second Ctrl-C leaves it running. Exit codes of our own: 124 it ran into its time
-limit, 125 gpucoord failed or refused, 128+N signal N ended it, 130 it was cancelled or left.
+cancel the job; a second Ctrl-C leaves it running. Other exit codes: 124 time limit, 125 gpucoord
+failed or refused, 128+N ended by signal N, 130 cancelled or left.
 With --array, each line of output begins with the job's index, and the highest exit code counts.
 """
 

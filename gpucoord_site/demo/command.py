@@ -153,8 +153,8 @@ def main(argv: Sequence[str]) -> int:
 def _options(argv: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         "gpucoord demo",
-        description="Start gpucoord with a simulated GPU server, people and jobs. No GPU is"
-        " needed; when it ends, nothing of it stays.",
+        description="Start gpucoord with a simulated GPU server, users and jobs. No GPU is"
+        " needed. All its data is removed when it ends.",
     )
     parser.add_argument("--host", help="address to listen on (default: 127.0.0.1)")
     parser.add_argument("--port", help="port to listen on (default: 8000; 0 = any free one)")

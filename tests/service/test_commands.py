@@ -141,6 +141,15 @@ def test_jobs_are_held_released_and_changed(alice: User, said: Say) -> None:
     assert job.time_limit_s is None
 
 
+def test_a_waiting_job_moves_to_another_host(alice: User, said: Say) -> None:
+    job = jobs_made.waiting(alice, host="gpubox")
+
+    assert job_actions.change([str(job.pk), "--host", "any"]) == 0
+
+    job.refresh_from_db()
+    assert job.host == ""
+
+
 def test_a_running_job_is_put_back(alice: User, said: Say) -> None:
     job = jobs_made.running(alice)
 

@@ -115,13 +115,19 @@ def _command(parser: argparse.ArgumentParser) -> Iterator[str]:
 
 
 def _spelled(action: argparse.Action) -> str:
-    value = "" if action.nargs == 0 else f" {action.metavar or action.dest.upper()}"
+    value = "" if action.nargs == 0 else f" {action.metavar or _values(action)}"
     if not action.option_strings:
         return f"`{value.strip()}`"
     # Long spelling first.
     names = sorted(action.option_strings, key=lambda name: (len(name) < 3, name))
     takes_value = not isinstance(action, argparse.BooleanOptionalAction)
     return ", ".join(f"`{name}{value if takes_value else ''}`" for name in names)
+
+
+def _values(action: argparse.Action) -> str:
+    """The accepted words of an option without a name for its value."""
+    choices = [str(choice) for choice in action.choices or ()]
+    return "|".join(choices) or action.dest.upper()
 
 
 def _help(action: argparse.Action) -> str:

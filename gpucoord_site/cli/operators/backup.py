@@ -83,7 +83,7 @@ def _move_parser() -> ArgumentParser:
     parser.add_argument(
         "target",
         metavar="TARGET",
-        help="postgresql://USER:PASSWORD@HOST:5432/NAME of an empty database, `sqlite` for the data"
+        help="empty database postgresql://USER:PASSWORD@HOST:5432/NAME, `sqlite` for the data"
         " folder, or - to read the address from the standard input",
     )
     return parser
