@@ -79,7 +79,17 @@ def priority(argv: Sequence[str]) -> int:
 
 def change(argv: Sequence[str]) -> int:
     options = change_parser().parse_args(argv)
-    names = ("name", "time_limit", "estimate", "gpu_memory", "memory", "cpus", "begin", "host", "tags")
+    names = (
+        "name",
+        "time_limit",
+        "estimate",
+        "gpu_memory",
+        "memory",
+        "cpus",
+        "begin",
+        "host",
+        "tags",
+    )
     given = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
     if not given:
         change_parser().error("name a change, such as --time-limit 2h")

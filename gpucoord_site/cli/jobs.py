@@ -231,7 +231,10 @@ def history_parser() -> ArgumentParser:
     add = parser.add_argument
     add("--all", action="store_true", help="jobs of all users")
     add("--since", type=_since, metavar="TIME", help="submitted within this time, such as 7d")
-    add("--outcome", help="one of succeeded, failed, cancelled, timed_out, lost, preempted and skipped")
+    add(
+        "--outcome",
+        help="one of succeeded, failed, cancelled, timed_out, lost, preempted and skipped",
+    )
     add("--limit", type=int, default=50, metavar="N", help="at most N jobs (default: 50)")
     return parser
 

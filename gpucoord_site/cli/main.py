@@ -53,7 +53,10 @@ COMMANDS: Commands = {
         "change the priority of waiting jobs: gpucoord priority 2 JOB",
         "gpucoord_site.cli.job_actions:priority",
     ),
-    "change": ("change limits, memory and tags of waiting jobs", "gpucoord_site.cli.job_actions:change"),
+    "change": (
+        "change limits, memory and tags of waiting jobs",
+        "gpucoord_site.cli.job_actions:change",
+    ),
     "history": ("list ended jobs", "gpucoord_site.cli.jobs:history"),
     "efficiency": (
         "say what a job used of what it requested",
