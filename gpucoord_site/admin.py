@@ -40,11 +40,18 @@ GROUPS = {
 # The first tables of the third group; the others follow by app.
 HISTORY = ("Job", "Incident", "Event", "Message", "Response", "GpuClosure", "AuditEntry", "Host")
 LOGINS = ("AccessAttempt", "AccessFailureLog", "AccessLog", "ExternalLogin", "LoginLink")
+# The last word of a field's name, and the unit that it means; the values of sizes have theirs.
+UNITS = {"bytes": "", "s": "s", "pct": "%", "w": "W", "c": "°C", "ms": "ms", "bps": "B/s", "j": "J"}
+CAPITALS = {"gpu": "GPU", "uuid": "UUID", "uuids": "UUIDs", "cpu": "CPU", "pci": "PCI", "id": "ID",
+            "pid": "PID", "mib": "MiB", "nvml": "NVML", "sm": "GPU time", "io": "I/O", "os": "OS",
+            "gpus": "GPUs", "cpus": "CPUs", "ecc": "ECC", "ref": "reference"}  # fmt: skip
 FOLDED = {"Jobs, incidents and history": HISTORY, "Logins": LOGINS}
 
 
 class Readable:
-    """Figures of a list with three digits and units, and times with UTC in the title."""
+    """Figures with three digits and units, and times with UTC in the title: in lists, and in the
+    fields that are not edited.
+    """
 
     opts: Any
 
@@ -52,17 +59,23 @@ class Readable:
         columns = super().get_list_display(request)  # type: ignore[misc]
         return [self._readable(column) for column in columns]
 
+    def get_fieldsets(self, request: HttpRequest, obj: Any = None) -> Any:
+        fieldsets = super().get_fieldsets(request, obj)  # type: ignore[misc]
+        if obj is None or self.has_change_permission(request, obj):  # type: ignore[attr-defined]
+            return fieldsets
+        return [(title, {**options, "fields": self._shown(options["fields"])})
+                for title, options in fieldsets]  # fmt: skip
+
+    def _shown(self, names: Any) -> list[Any]:
+        return [
+            tuple(self._shown(name)) if isinstance(name, list | tuple) else self._readable(name)
+            for name in names
+        ]
+
     def _readable(self, column: Any) -> Any:
         field = self._field(column)
-        if field is None:
-            return column
-        if isinstance(field, models.DateTimeField):
-            return _column(field, _moment)
-        if field.name.endswith("_bytes"):
-            return _column(field, job_tags.size)
-        if isinstance(field, models.JSONField):
-            return _column(field, _listed)
-        return _column(field, formats.sig3) if isinstance(field, models.FloatField) else column
+        words = _words(field) if field is not None else None
+        return column if words is None else _column(field, words)
 
     def _field(self, column: Any) -> Any:
         if not isinstance(column, str) or hasattr(self, column):
@@ -72,20 +85,43 @@ class Readable:
         return None
 
 
+def _words(field: Any) -> Callable[[Any], str] | None:
+    """How a value of the field is written; None = as Django does it."""
+    if isinstance(field, models.DateTimeField):
+        return _moment
+    if field.name == "t":
+        return lambda seconds: _moment(datetime.fromtimestamp(seconds, UTC))
+    if field.name.endswith("_bytes"):
+        return job_tags.size
+    if isinstance(field, models.FloatField):
+        return formats.sig3
+    if isinstance(field, models.JSONField):
+        return _listed
+    is_plain = isinstance(field, models.CharField | models.IntegerField) and not field.choices
+    return str if is_plain and _head(field) != field.verbose_name else None
+
+
 def _column(field: Any, words: Callable[[Any], str]) -> Callable[[Any], str]:
     @admin.display(description=_head(field), ordering=field.name)
     def shown(row: Any) -> str:
         value = getattr(row, field.attname)
-        return formats.UNKNOWN if value is None else words(value)
+        return formats.UNKNOWN if value in (None, "") else words(value)
 
     shown.__name__ = field.name
     return shown
 
 
 def _head(field: Any) -> str:
-    """The name of a column; the cells show the unit of sizes."""
-    words = str(field.verbose_name)
-    return words.removesuffix(" bytes") if field.name.endswith("_bytes") else words
+    """The name of a field for people: units in brackets, abbreviations in capitals."""
+    words = str(field.verbose_name).split(" ")
+    if field.name == "t":
+        return "time"
+    if "_".join(words) != field.name:
+        return " ".join(words)
+    if words[-1] in UNITS and len(words) > 1:
+        unit = UNITS[words.pop()]
+        words += [f"({unit})"] if unit else []
+    return " ".join(CAPITALS.get(word, word) for word in words)
 
 
 def _listed(value: Any) -> str:

@@ -191,5 +191,6 @@ SILENCED_SYSTEM_CHECKS = ["security.W005", "security.W021"]
 USE_TZ = True
 TIME_ZONE = CONFIG.time_zone
 LANGUAGE_CODE = "en-gb"
+FORMAT_MODULE_PATH = ["gpucoord_site.formats"]
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 LOGGING = log_settings(CONFIG.log)

@@ -41,6 +41,7 @@ CHILDREN = {
     "web": "pages and live feed",
     "tasks": "worker processes of the services",
     "reports": "reports and capacity planning; runs on demand",
+    "models": "endpoint for language models, queue of prompts",
 }
 
 

@@ -128,6 +128,12 @@ def sort_head(context: Context, key: str, words: str, sort: str, css: str = "") 
 
 
 @register.filter
+def grouped(value: int | None) -> str:
+    """A whole number with a narrow space between thousands: "291 809"."""
+    return formats.UNKNOWN if value is None else f"{value:,}".replace(",", "\u202f")
+
+
+@register.filter
 def severity_shape(severity: str) -> str:
     """The shape of a badge; neutral for a harmless incident, because green means healthy."""
     return {"error": "failing", "warning": "warning"}.get(severity, "idle")

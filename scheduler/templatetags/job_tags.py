@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -66,6 +67,18 @@ def size(value: int | None) -> str:
         amount /= 1024
         units.pop(0)
     return f"{value if units[0] == 'B' else sig3(amount)} {units[0]}"
+
+
+@register.filter
+def mebibytes(value: int | None) -> str:
+    """Whole MiB in the unit that reads best: "14 GiB"."""
+    return size(None if value is None else value * 1024**2)
+
+
+@register.filter
+def compact_json(value: object) -> str:
+    """A JSON value in one line, as REST returns it."""
+    return json.dumps(value, ensure_ascii=False)
 
 
 @register.filter

@@ -416,3 +416,41 @@ def test_lists_show_three_digits_and_times_in_the_browsers_zone_with_utc(
     page = browser.get(_list_of(Event)).text
     assert "Times in Asia/Kolkata (UTC+0530)" in page
     assert 'title="2026-11-22 20:00:09 UTC">23 Nov 2026 01:30:09</time>' in page
+
+
+def test_a_row_that_is_not_edited_shows_units_and_times_of_24_hours(
+    browser: Client, filled: None
+) -> None:
+    page = browser.get(f"/admin/monitor/gpu/{gpu_uuid(0)}/change/").content.decode()
+    event = Event.objects.get(kind="GPU_LOST")
+    event.at = datetime(2026, 3, 2, 21, 30, tzinfo=UTC)
+    event.save()
+    shown = browser.get(f"/admin/monitor/event/{event.pk}/change/").content.decode()
+
+    assert "Memory total:" in page
+    assert "80 GiB" in page or "80.0 GiB" in page
+    assert "Power limit (W):" in page
+    assert "GPU UUID:" in shown
+    assert "2026-03-02 21:30:00 UTC" in shown
+    assert "p.m." not in shown
+
+
+def test_lists_show_sizes_with_units(browser: Client, filled: None) -> None:
+    CleaningRun.objects.create(
+        host="gpubox", asked_by="root", asked_at=NOW, at=NOW, freed_bytes=3 * 1024**2
+    )
+
+    assert "3.00 MiB" in browser.get("/admin/scheduler/cleaningrun/").content.decode()
+
+
+def test_the_memory_of_a_script_is_written_with_a_unit(browser: Client) -> None:
+    values = {
+        "name": "tidy", "argv": '["true"]', "schema": "{}", "gpu": "yes",
+        "task_type": "process", "gpu_memory_bytes": "20GiB", "enabled": "on",
+    }  # fmt: skip
+    browser.post("/admin/scheduler/scriptdefinition/add/", values)
+
+    script = ScriptDefinition.objects.get(name="tidy")
+    assert script.gpu_memory_bytes == 20 * 1024**3
+    page = browser.get(f"/admin/scheduler/scriptdefinition/{script.pk}/change/")
+    assert 'value="20 GiB"' in page.content.decode()
