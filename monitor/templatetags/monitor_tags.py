@@ -112,7 +112,7 @@ def navigation(context: Context) -> list[PageLink]:
 @register.simple_tag(takes_context=True)
 def sort_head(context: Context, key: str, words: str, sort: str, css: str = "") -> SafeString:
     """The head of a column as a link that sorts by it: numbers descending first; again reverses."""
-    falls_first = css == "num"
+    falls_first = "num" in css.split()
     here = sort.removeprefix("-") == key
     falls = sort.startswith("-")
     query = context["request"].GET.copy()

@@ -123,7 +123,7 @@ class BatchForm(forms.Form):
     script_args = forms.CharField(
         required=False,
         label="Arguments of the script",
-        help_text="One NAME=VALUE a line. The item itself is filled in for each job.",
+        help_text="One NAME=VALUE per line. The item itself is filled in for each job.",
         widget=forms.Textarea({"rows": 2, **_box}),
     )
     command = forms.CharField(
@@ -135,11 +135,11 @@ class BatchForm(forms.Form):
     items = forms.CharField(
         required=False,
         label="Items",
-        help_text="One a line, such as paths of files.",
+        help_text="One per line, such as paths of files.",
         widget=forms.Textarea({"rows": 4, **_box}),
     )
     file = forms.FileField(
-        required=False, label="Or a text file with items", help_text="One item a line."
+        required=False, label="Or a text file with items", help_text="One item per line."
     )
     name = forms.CharField(required=False, label="Name", max_length=120)
     gpus = forms.IntegerField(required=False, label="GPUs of each item", min_value=0, initial=1)

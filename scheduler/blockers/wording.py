@@ -31,6 +31,11 @@ def _gpu(blocker: Blocker) -> str:
     return f"GPU {blocker.gpu}"
 
 
+def _owners_first(blocker: Blocker) -> str:
+    """The possessive at the beginning of a sentence; a user name keeps its spelling."""
+    return owners(blocker) if blocker.user else _capital(owners(blocker))
+
+
 def lower_first(words: str) -> str:
     return words[:1].lower() + words[1:]
 
@@ -71,7 +76,7 @@ def _array_limit(blocker: Blocker) -> str:
 
 
 def _begin_time(blocker: Blocker) -> str:
-    return f"It begins no sooner than {_moment(blocker.until, blocker)}."
+    return f"It does not start before {_moment(blocker.until, blocker)}."
 
 
 def _backoff(blocker: Blocker) -> str:
@@ -91,9 +96,9 @@ def _dependency(blocker: Blocker) -> str:
 def _outside_window(blocker: Blocker) -> str:
     whose, case = owners(blocker), blocker.detail("case")
     if case == "over":
-        return f"{_capital(whose)} time window is over."
+        return f"{_owners_first(blocker)} time window is over."
     if case == "later":
-        return f"{_capital(whose)} time window begins {_moment(blocker.until, blocker)}."
+        return f"{_owners_first(blocker)} time window begins {_moment(blocker.until, blocker)}."
     end = _moment(blocker.until, blocker)
     if case == "too long":
         return f"It would run past the end of {whose} time window, {end}."
@@ -105,14 +110,14 @@ def _user_max_gpus(blocker: Blocker) -> str:
     if blocker.never:
         return f"It asks for {_count(wants, 'GPU')}; {owners(blocker)} quota allows {most}."
     return (
-        f"{_capital(owners(blocker))} quota allows {_count(most, 'GPU')} at a time; {has}"
+        f"{_owners_first(blocker)} quota allows {_count(most, 'GPU')} at a time; {has}"
         f" {_verb(has, 'is', 'are')} in use, and this job asks for {wants}."
     )
 
 
 def _user_max_jobs(blocker: Blocker) -> str:
     most, has = blocker.detail("most"), blocker.detail("has")
-    whose = _capital(owners(blocker))
+    whose = _owners_first(blocker)
     if blocker.never:
         return f"{whose} quota allows no running jobs."
     return f"{whose} quota allows {_count(most, 'running job')}; {has} {_verb(has, 'runs', 'run')}."
@@ -123,14 +128,14 @@ def _user_max_memory(blocker: Blocker) -> str:
     if blocker.never:
         return f"It takes {size(wants)} of GPU memory; {owners(blocker)} quota allows {size(most)}."
     return (
-        f"{_capital(owners(blocker))} quota allows {size(most)} of GPU memory at a time;"
+        f"{_owners_first(blocker)} quota allows {size(most)} of GPU memory at a time;"
         f" {size(has)} is in use, and this job takes {size(wants)}."
     )
 
 
 def _budget_day(blocker: Blocker) -> str:
     limit, left, needed = (blocker.detail(name) for name in ("limit", "left", "needed"))
-    whose = _capital(owners(blocker))
+    whose = _owners_first(blocker)
     if blocker.never:
         return (
             f"It may take {needed:g} GPU-minutes; {owners(blocker)} quota allows {limit:g} a day."
@@ -145,7 +150,7 @@ def _budget_day(blocker: Blocker) -> str:
 def _share_exceeded(blocker: Blocker) -> str:
     most, has, wants = (blocker.detail(name) for name in ("most", "has", "wants"))
     return (
-        f"{_capital(owners(blocker))} share allows {most:g} of"
+        f"{_owners_first(blocker)} share allows {most:g} of"
         f" {_count(blocker.detail('gpus'), 'GPU')} for {blocker.detail('kind')} jobs while other"
         f" users wait; {has:g} are in use, and this job takes {wants:g}."
     )
@@ -190,7 +195,7 @@ def _gpu_count(blocker: Blocker) -> str:
 
 def _other_gpus(blocker: Blocker) -> str:
     count = blocker.detail("count")
-    return f"{count} other GPUs can't take it: {blocker.available}."
+    return f"{_count(count, 'other GPU')} can't take it: {blocker.available}."
 
 
 def _infeasible(blocker: Blocker) -> str:
@@ -343,7 +348,7 @@ _TEXTS: Mapping[Code, Callable[[Blocker], str]] = {
     Code.GPU_COUNT: _gpu_count,
     Code.OTHER_GPUS: _other_gpus,
     Code.RESERVED_FOR: _reserved_for,
-    Code.BATCH_EXCLUSIVE: lambda b: f"{_capital(str(b.holder))} has {_gpu(b)} for itself.",
+    Code.BATCH_EXCLUSIVE: lambda b: f"{_gpu(b)} is reserved for {b.holder} (exclusive mode).",
     Code.GPU_UNHEALTHY: _gpu_unhealthy,
     Code.GPU_UNSUITABLE: _gpu_unsuitable,
     Code.GPU_TAKEN: _gpu_taken,
@@ -366,22 +371,22 @@ _HEADLINES: Mapping[Code, Callable[[Blocker], str]] = {
     Code.USER_MAX_GPUS: lambda b: (
         ""
         if b.never
-        else f"{_capital(owners(b))} quota allows {_count(b.detail('most'), 'GPU')} at a time."
+        else f"{_owners_first(b)} quota allows {_count(b.detail('most'), 'GPU')} at a time."
     ),
     Code.USER_MAX_JOBS: lambda b: (
         ""
         if b.never
-        else f"{_capital(owners(b))} quota allows {_count(b.detail('most'), 'running job')}."
+        else f"{_owners_first(b)} quota allows {_count(b.detail('most'), 'running job')}."
     ),
     Code.USER_MAX_MEMORY: lambda b: (
         ""
         if b.never
-        else f"{_capital(owners(b))} quota allows {size(b.detail('most'))} of GPU memory at a time."
+        else f"{_owners_first(b)} quota allows {size(b.detail('most'))} of GPU memory at a time."
     ),
     Code.BUDGET_DAY: lambda b: (
         ""
         if b.never
-        else f"{_capital(owners(b))} quota has {b.detail('left'):g} GPU-minutes left today."
+        else f"{_owners_first(b)} quota has {b.detail('left'):g} GPU-minutes left today."
     ),
     Code.SHARE_EXCEEDED: lambda b: (
         f"It would exceed {owners(b)} share by {b.detail('over'):g} GPUs while other users wait."
@@ -390,5 +395,6 @@ _HEADLINES: Mapping[Code, Callable[[Blocker], str]] = {
         f"{_gpu(b)} is loaded by other users: one user may take"
         f" {b.detail('most_pct'):.3g} % of it now."
     ),
+    Code.OTHER_GPUS: lambda b: f"{_count(b.detail('count'), 'GPU')} can't take it: {b.available}.",
     Code.GPU_MEMORY: lambda b: f"No GPU has {b.requested} of memory free.",
 }

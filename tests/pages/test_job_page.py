@@ -264,6 +264,16 @@ def test_an_ended_job_shows_what_it_used_of_its_gpus(
     assert "A request of 33 GiB would have been enough." in html
 
 
+def test_a_failed_job_gets_no_hint_of_a_smaller_request(
+    alice: User, data: Path, as_user: AsUser
+) -> None:
+    job = jobs_made.finished(alice)
+    Job.objects.filter(pk=job.pk).update(gpu_memory_bytes=64 * GIB, outcome="failed")
+    used(job)
+
+    assert "would have been enough" not in page(as_user(alice), job)
+
+
 def test_a_job_without_recorded_use_shows_no_figures(
     alice: User, data: Path, as_user: AsUser
 ) -> None:

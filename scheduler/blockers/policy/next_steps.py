@@ -11,7 +11,9 @@ from scheduler.facts.blockers import BlockerCode as Code
 def next_step(blocker: Blocker) -> str:
     """One sentence that says what lifts the blocker."""
     if blocker.never:
-        return _NEVER.get(blocker.code, "Ask an operator for more, or cancel it and ask for less.")
+        return _NEVER.get(
+            blocker.code, "It needs a higher limit from an operator, or a smaller request."
+        )
     step = _STEPS[blocker.code]
     return step if isinstance(step, str) else step(blocker)
 

@@ -16,7 +16,7 @@ from monitor.history.pages import content as history_content
 from scheduler.blockers.policy import stored_blockers
 from scheduler.dispatch.steps.preview import JobForecast
 from scheduler.execution.steps.specs import account_of_jobs
-from scheduler.facts.jobs import DependencyKind, JobState
+from scheduler.facts.jobs import DependencyKind, JobState, Outcome
 from scheduler.hosts.pages import contact, elsewhere, not_read
 from scheduler.hosts.probes import Unreachable
 from scheduler.jobs.pages import containers
@@ -151,7 +151,7 @@ class JobResult:
     """GPU use of an ended job. None: unknown.
 
     gpu_s: GPU-seconds held. used_pct: mean utilisation while held. hint: a smaller request that
-    would have been enough.
+    would have been enough, "" unless the job succeeded.
     """
 
     gpu_s: float
@@ -175,7 +175,10 @@ def result(job: Job, attempt: Attempt | None) -> JobResult | None:
         peak_memory_bytes=use.peak_memory_bytes,
         joules=use.joules,
         coverage_pct=use.coverage_pct,
-        hint=sizing.right_size(job.gpu_memory_bytes, use.peak_memory_bytes),
+        # A job that failed may have ended before its peak.
+        hint=sizing.right_size(job.gpu_memory_bytes, use.peak_memory_bytes)
+        if job.outcome == Outcome.SUCCEEDED.value
+        else "",
     )
 
 

@@ -143,7 +143,7 @@ def test_other_jobs_wait_with_a_reason_while_the_batch_has_the_gpus(
 
     job.refresh_from_db()
     assert (job.state, job.blockers[0]["code"]) == ("queued", "BatchExclusive")
-    assert f"Batch {batch.pk} has GPU 0 for itself" in job.blockers[0]["text"]
+    assert f"GPU 0 is reserved for batch {batch.pk} (exclusive mode)" in job.blockers[0]["text"]
     box.until(batch, "ended")
     box.tick(2)
     job.refresh_from_db()

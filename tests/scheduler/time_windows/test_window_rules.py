@@ -202,7 +202,7 @@ def test_an_allowed_time_keeps_its_holder_off_at_other_times() -> None:
 
     assert reasons is not None
     assert (reasons.code, reasons.until) == ("OutsideWindow", utc(2, 20))
-    assert text(reasons) == "Alice's time window begins Mon 2 Mar 20:00 (UTC)."
+    assert text(reasons) == "alice's time window begins Mon 2 Mar 20:00 (UTC)."
 
 
 def test_a_time_that_is_kept_for_its_holder_is_one_of_their_times_too() -> None:
