@@ -94,7 +94,7 @@ def _words(field: Any) -> Callable[[Any], str] | None:
     if field.name.endswith("_bytes"):
         return job_tags.size
     if isinstance(field, models.FloatField):
-        return formats.sig3
+        return _number
     if isinstance(field, models.JSONField):
         return _listed
     is_plain = isinstance(field, models.CharField | models.IntegerField) and not field.choices
@@ -122,6 +122,11 @@ def _head(field: Any) -> str:
         unit = UNITS[words.pop()]
         words += [f"({unit})"] if unit else []
     return " ".join(CAPITALS.get(word, word) for word in words)
+
+
+def _number(value: float) -> str:
+    """Three digits; whole numbers in full."""
+    return f"{value:.0f}" if value.is_integer() else formats.sig3(value)
 
 
 def _listed(value: Any) -> str:

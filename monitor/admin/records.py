@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
-from typing import Any
-
 from django.contrib import admin
 
 from monitor.admin.base import Forgettable, ReadOnly
@@ -144,14 +141,10 @@ class LatestSnapshotAdmin(Forgettable):
 class Seconds(ReadOnly):
     """Rows by the second: there are many, so nothing here counts them all."""
 
-    @admin.display(description="at", ordering="t")
-    def at(self, row: Any) -> datetime:
-        return datetime.fromtimestamp(row.t, UTC)
-
 
 @admin.register(Sample)
 class SampleAdmin(Seconds):
-    list_display = ("at", "gpu", "utilization_pct", "memory", "power_w", "temperature_c")
+    list_display = ("t", "gpu", "utilization_pct", "memory", "power_w", "temperature_c")
     list_filter = ("gpu__host", "gpu__index")
     list_select_related = ("gpu",)
     search_fields = ("gpu__uuid", "gpu__host")
@@ -164,7 +157,7 @@ class SampleAdmin(Seconds):
 
 @admin.register(HostSample)
 class HostSampleAdmin(Seconds):
-    list_display = ("at", "host", "cpu_pct", "load_1", "memory", "io_pressure_pct")
+    list_display = ("t", "host", "cpu_pct", "load_1", "memory", "io_pressure_pct")
     list_filter = ("host",)
     search_fields = ("host",)
     ordering = ("-id",)
@@ -176,7 +169,7 @@ class HostSampleAdmin(Seconds):
 
 @admin.register(GpuMinute, GpuHour)
 class GpuRollupAdmin(Seconds):
-    list_display = ("at", "gpu", "seen_s", "utilization_pct_s", "energy_j", "temperature_max_c")
+    list_display = ("t", "gpu", "seen_s", "utilization_pct_s", "energy_j", "temperature_max_c")
     list_filter = ("gpu__host", "gpu__index")
     list_select_related = ("gpu",)
     search_fields = ("gpu__uuid", "gpu__host")
@@ -185,7 +178,7 @@ class GpuRollupAdmin(Seconds):
 
 @admin.register(HostMinute, HostHour)
 class HostRollupAdmin(Seconds):
-    list_display = ("at", "host", "seen_s", "cpu_pct_s", "cpu_max_pct", "load_max")
+    list_display = ("t", "host", "seen_s", "cpu_pct_s", "cpu_max_pct", "load_max")
     list_filter = ("host",)
     search_fields = ("host",)
     ordering = ("-id",)
@@ -203,7 +196,7 @@ class ProcessUseAdmin(ReadOnly):
 
 @admin.register(ProcessMinute, ProcessHour)
 class ProcessRollupAdmin(Seconds):
-    list_display = ("at", "use", "sm_s", "held_s", "known_s", "joules")
+    list_display = ("t", "use", "sm_s", "held_s", "known_s", "joules")
     list_select_related = ("use",)
     search_fields = ("use__user", "use__program", "use__gpu__uuid")
     ordering = ("-id",)

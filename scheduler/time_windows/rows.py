@@ -118,7 +118,7 @@ def decide(
         row.state, row.decided_by, row.decided_at, row.answer = state, by, now, answer
         row.save(update_fields=["state", "decided_by", "decided_at", "answer"])
         reason = f": {answer}" if answer else ""
-        action = f"{row.get_state_display()} {holder(row)}'s {describe(fact(row))}{reason}"
+        action = f"{row.get_state_display().lower()} {holder(row)}'s {describe(fact(row))}{reason}"
         _record(row, by, now, action, before)
     return row
 

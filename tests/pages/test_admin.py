@@ -454,3 +454,18 @@ def test_the_memory_of_a_script_is_written_with_a_unit(browser: Client) -> None:
     assert script.gpu_memory_bytes == 20 * 1024**3
     page = browser.get(f"/admin/scheduler/scriptdefinition/{script.pk}/change/")
     assert 'value="20 GiB"' in page.content.decode()
+
+
+def test_a_model_service_is_deleted_with_its_hourly_figures(browser: Client) -> None:
+    service = ModelService.objects.create(name="m", argv=["serve"], gpus=0)
+    ModelHour.objects.create(service=service, at=NOW, requests=3)
+
+    browser.post(f"/admin/scheduler/modelservice/{service.pk}/delete/", {"post": "yes"})
+
+    assert not ModelService.objects.exists()
+
+
+def test_the_history_of_a_row_links_the_audit_log(browser: Client, alice: User) -> None:
+    page = browser.get(f"/admin/auth/user/{alice.pk}/history/").content.decode()
+
+    assert "/admin/monitor/auditentry/" in page
