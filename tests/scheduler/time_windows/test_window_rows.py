@@ -61,7 +61,7 @@ def test_what_is_decided_is_told_and_kept_on_record(alice: User) -> None:
         {"state": "asked"},
         {"state": "approved"},
     )
-    assert entry.text == "root Approved alice's every day 20:00–06:00 (UTC): fine"
+    assert entry.text == "root approved alice's every day 20:00–06:00 (UTC): fine"
 
 
 def test_deciding_twice_changes_nothing(alice: User) -> None:
