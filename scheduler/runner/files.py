@@ -20,6 +20,7 @@ import stat
 from pathlib import Path
 from typing import Any, BinaryIO
 
+JOBS = "jobs"
 SPEC = "spec.json"
 CLAIMED = "claimed"
 STARTED = "started.json"
@@ -31,15 +32,15 @@ LARGEST = 16 * 1024**2
 
 
 def jobs_folder(data: Path) -> Path:
-    return data / "jobs"
+    return data / JOBS
 
 
 def job_folder(data: Path, job_id: int) -> Path:
-    return jobs_folder(data) / str(job_id)
+    return data.joinpath(JOBS, str(job_id))
 
 
 def attempt_folder(data: Path, job_id: int, number: int) -> Path:
-    return job_folder(data, job_id) / str(number)
+    return data.joinpath(JOBS, str(job_id), str(number))
 
 
 def log_path(data: Path, job_id: int, number: int) -> Path:

@@ -34,10 +34,8 @@ class _Body:
             made = cls.from_json(body)
         except TypeError:
             return None
-        kinds = _kinds(cast(type, cls))
-        return (
-            made if all(_fits(name, getattr(made, name), kinds[name]) for name in kinds) else None
-        )
+        kinds = _kinds(cast(type, cls)).items()
+        return made if all(_fits(name, getattr(made, name), kind) for name, kind in kinds) else None
 
     def to_json(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in _names(cast(type, type(self)))}
@@ -53,10 +51,15 @@ def _kinds(body: type) -> dict[str, Any]:
     return get_type_hints(body)
 
 
+@cache
+def _options(kind: Any) -> tuple[Any, ...] | None:
+    """The arguments of a type such as `int | None`; None: it is a plain one."""
+    return None if get_origin(kind) is None else get_args(kind)
+
+
 def _fits(name: str, value: object, kind: Any) -> bool:
     """Whether a value has the type of its field, and a column of the database can take it."""
-    if get_origin(kind) is not None:
-        kinds = get_args(kind)
+    if (kinds := _options(kind)) is not None:
         return type(None) not in kinds or any(_fits(name, value, option) for option in kinds)
     if isinstance(value, bool):
         return kind is bool
@@ -71,6 +74,8 @@ def _fits(name: str, value: object, kind: Any) -> bool:
 
 def _is_storable(text: str) -> bool:
     """PostgreSQL takes no NUL, and no database a lone surrogate."""
+    if text.isascii():
+        return "\0" not in text
     return "\0" not in text and not any("\ud800" <= char <= "\udfff" for char in text)
 
 

@@ -317,12 +317,13 @@ class SpecWriter:
 
     def _job_variables(self, attempt: Attempt, own: OwnFolder, *, apart: bool) -> dict[str, str]:
         """How the job learns that it is to leave, and where it saves its work."""
+        given = own.given_files(attempt.number)
         environment = {
             "GPUCOORD_YIELD_FILE": str(own.yield_file(attempt.number, apart=apart)),
             "GPUCOORD_GRACE_S": f"{self._grace_s(attempt.job):g}",
             "GPUCOORD_CHECKPOINT_DIR": str(own.checkpoint),
-            "GPUCOORD_PROGRESS_FILE": str(own.given_files(attempt.number).progress),
-            "GPUCOORD_RESULT_FILE": str(own.given_files(attempt.number).result),
+            "GPUCOORD_PROGRESS_FILE": str(given.progress),
+            "GPUCOORD_RESULT_FILE": str(given.result),
         }
         if attempt.job.array_index is not None:
             environment["GPUCOORD_ARRAY_INDEX"] = str(attempt.job.array_index)
