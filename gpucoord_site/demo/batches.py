@@ -15,7 +15,8 @@ from scheduler.idle_work import rows
 from scheduler.idle_work.policy import IdleWorkPolicy, candidates
 from scheduler.models import IdleChoice, IdleTemplate, Job
 
-ITEMS = 125
+# A visitor sees its progress, and after a few minutes its end.
+ITEMS, ITEM_S = 125, 4
 JOBS_OF_TEMPLATE = 2
 # The batch leaves the other idle GPUs to jobs.
 MOST_GPUS = 2
@@ -27,12 +28,12 @@ def seed_batch(owner: User, home: Path, host: str, now: datetime) -> None:
     used = {process.gpu_uuid for process in snapshot.processes} if snapshot else set()
     free = [gpu.uuid for gpu in snapshot.gpus if gpu.uuid not in used] if snapshot else []
     request = {
-        "argv": ["python3", "transcribe.py", "--seconds", "15"],
+        "argv": ["python3", "transcribe.py", "--seconds", str(ITEM_S)],
         "name": "whisper-urban-prepper",
         "cwd": str(home),
         "gpus": 1,
         "time_limit": 300,
-        "estimate": 15,
+        "estimate": ITEM_S,
     }
     items = [f"episode-{number:03}.wav" for number in range(1, ITEMS + 1)]
     chosen = free[-MOST_GPUS:]
@@ -42,7 +43,7 @@ def seed_batch(owner: User, home: Path, host: str, now: datetime) -> None:
 def seed_idle_work(users: Mapping[str, User], home: Path, now: datetime) -> None:
     """Three templates with signals: the page shows their chances.
 
-    The GPUs of the demo are rarely idle; the last template runs on idle CPUs.
+    The GPU of the batch is idle when that has ended; the last template runs on idle CPUs.
     """
 
     def signal(value: float, hours_ago: float) -> dict[str, object]:

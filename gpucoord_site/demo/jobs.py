@@ -26,8 +26,12 @@ class DemoJob:
     minutes: int = 20
     waited_s: float = 2
     preemptible: bool = False
+    # The only GPU that may run it, of the first eight; None = any.
+    on_gpu: int | None = None
 
 
+# The waiting jobs want GPUs that other users have. So the GPU of the batch is idle after it, and
+# gets work from a template.
 # Short jobs end while a visitor watches; long ones show expected starts and ends on the timeline.
 SUBMITTED_JOBS = (
     DemoJob(
@@ -41,6 +45,7 @@ SUBMITTED_JOBS = (
     DemoJob(
         owner="bob",
         name="distil whisper",
+        on_gpu=2,
         command="python3 train.py --model whisper-small --minutes 6",
         gib=40,
         minutes=6,
@@ -73,6 +78,7 @@ SUBMITTED_JOBS = (
     DemoJob(
         owner="frank",
         name="benchmark alone",
+        on_gpu=3,
         command="python3 train.py --model resnet50 --minutes 20",
         exclusive=True,
         priority=2,
@@ -82,6 +88,7 @@ SUBMITTED_JOBS = (
     DemoJob(
         owner="bob",
         name="gpt2 baseline, seed 2",
+        on_gpu=2,
         command="python3 train.py --model gpt2-medium --minutes 45",
         gib=60,
         priority=2,
@@ -91,6 +98,7 @@ SUBMITTED_JOBS = (
     DemoJob(
         owner="alice",
         name="nightly evaluation",
+        on_gpu=4,
         command="python3 train.py --model eval-suite --minutes 60",
         gib=32,
         priority=1,

@@ -66,6 +66,7 @@ def _seed(config: Config, home: Path, password: str, now: datetime) -> None:
                 gpus=min(wish.gpus, config.simulated_gpus),
                 memory_bytes=wish.gib * GIB if wish.gib else None,
                 exclusive=wish.exclusive,
+                gpu_uuid=_uuid_of(wish.on_gpu, scenario.uuids),
             ),
             yield_options=YieldOptions(
                 preemptible=wish.preemptible,
@@ -78,6 +79,11 @@ def _seed(config: Config, home: Path, password: str, now: datetime) -> None:
     seed_batch(users[config.admin_user], home, config.node, now)
     seed_idle_work(users, home, now)
     seed_models(users, scenario.uuids, home, now)
+
+
+def _uuid_of(index: int | None, uuids: Sequence[str]) -> str:
+    """The GPU of this number; "" = any, also on a small server."""
+    return "" if index is None or len(uuids) <= index else uuids[index]
 
 
 def people(admin: str, password: str) -> dict[str, User]:

@@ -54,9 +54,7 @@ class IdleWork:
 
     def _unwanted(self, places: list[tuple[str, float]]) -> list[tuple[str, float]]:
         """Those that no waiting job of a user could take."""
-        kinds = {bool(gpu_uuid) for gpu_uuid, _ in places}
-        wanted = {for_gpus for for_gpus in kinds if _others_wait(for_gpus=for_gpus)}
-        return [place for place in places if bool(place[0]) not in wanted]
+        return [place for place in places if not _others_wait(self._host, place[0])]
 
     def _places(self, snapshot: Snapshot, now: datetime) -> list[tuple[str, float]]:
         """The idle GPUs and their idle seconds, the longest first; "" = the idle CPUs."""
@@ -105,14 +103,17 @@ def _without(templates: Sequence[TemplateFact], name: str) -> list[TemplateFact]
     return [template for template in templates if template.name != name]
 
 
-def _others_wait(*, for_gpus: bool) -> bool:
-    """Whether a job of a user waits that an idle GPU, or else the idle CPUs, could serve."""
+def _others_wait(host: str, gpu_uuid: str) -> bool:
+    """Whether a job of a user waits that this idle GPU, or else the idle CPUs, could serve."""
     # Items of a batch in exclusive mode use the GPUs of that batch only.
     waiting = Job.objects.filter(
         state=JobState.QUEUED.value, held="", idle_template="", model_service=None,
-        exclusive_batch=None,
+        exclusive_batch=None, host__in=("", host),
     )  # fmt: skip
-    waiting = waiting.filter(gpus__gt=0) if for_gpus else waiting.filter(gpus=0)
+    if gpu_uuid:
+        waiting = waiting.filter(gpus__gt=0, gpu_uuid__in=("", gpu_uuid))
+    else:
+        waiting = waiting.filter(gpus=0)
     own_tiers = (int(Tier.PERSON), int(Tier.NOT_YET), int(Tier.MY_LIMITS))
     for blockers in waiting.order_by("id").values_list("blockers", flat=True)[:200]:
         if not blockers:

@@ -77,6 +77,28 @@ def test_waiting_jobs_of_users_come_first(alice: User, bob: User) -> None:
     assert judge() == ["train"]
 
 
+def test_jobs_that_wait_for_another_gpu_or_host_do_not_keep_a_gpu_idle(
+    alice: User, bob: User
+) -> None:
+    template(alice, most_running=9)
+    job = Job.objects.filter(pk=jobs_made.waiting(bob).pk)
+    two = [gpu(index, **IDLE) for index in range(2)]
+
+    job.update(gpu_uuid=gpu_uuid(1))
+    assert judge(*two) == ["train"]
+    assert Job.objects.get(idle_template="train").gpu_uuid == gpu_uuid(0)
+    Job.objects.exclude(idle_template="").delete()
+    job.update(gpu_uuid="", host="other")
+    assert judge(*two) == ["train", "train"]
+
+
+def test_items_of_a_batch_with_its_own_gpus_do_not_keep_others_idle(alice: User, bob: User) -> None:
+    template(alice)
+    Job.objects.filter(pk=jobs_made.waiting(bob).pk).update(exclusive_batch=7)
+
+    assert judge() == ["train"]
+
+
 def test_a_gpu_gets_one_job_at_a_time_and_a_template_as_many_as_it_may(alice: User) -> None:
     template(alice, most_running=2)
     three = [gpu(index, **IDLE) for index in range(3)]

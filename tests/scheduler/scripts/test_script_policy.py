@@ -204,6 +204,27 @@ def test_the_program_for_embeddings_says_which_package_is_missing(tmp_path: Path
     assert "sentence-transformers is not installed" in done.stderr
 
 
+def test_other_models_are_run_by_the_package_sentence_transformers(tmp_path: Path) -> None:
+    """The package itself is not installed here: its interface is what its documentation says."""
+    (tmp_path / "sentence_transformers.py").write_text(
+        "class SentenceTransformer:\n"
+        "    def __init__(self, name): self.size = {'all-mpnet-base-v2': 768}[name]\n"
+        "    def encode(self, texts): return [[float(len(t))] * self.size for t in texts]\n"
+    )
+    (tmp_path / "in.txt").write_text("a\nbcd\n")
+    result, output = tmp_path / "result.json", tmp_path / "out"
+    subprocess.run(
+        [sys.executable, embed.__file__, tmp_path / "in.txt", output,
+         "--model=all-mpnet-base-v2"],
+        env={"PYTHONPATH": str(tmp_path), "GPUCOORD_RESULT_FILE": str(result)}, check=True,
+    )  # fmt: skip
+
+    vectors = [json.loads(line)["vector"] for line in output.read_text().splitlines()]
+    assert vectors == [[1.0] * 768, [3.0] * 768]
+    expected = {"lines": 2, "dimensions": 768, "output": str(output)}
+    assert json.loads(result.read_text()) == expected
+
+
 def test_lines_are_embedded_in_order_with_progress_and_a_result(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
