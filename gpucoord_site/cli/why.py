@@ -79,12 +79,12 @@ def _reason(blocker: dict[str, Any]) -> Iterator[str]:
     yield blocker["text"]
     until = blocker["until"]
     details = {
-        "asked": blocker["requested"],
-        "there": blocker["available"],
+        "requested": blocker["requested"],
+        "available": blocker["available"],
         "held by": blocker["holder"],
         "until": until and _time(until),
     }
-    known_details = [f"{word} {value}" for word, value in details.items() if value]
+    known_details = [f"{word}: {value}" for word, value in details.items() if value]
     yield f"  [{'; '.join([blocker['code'], *known_details])}]"
 
 

@@ -9,6 +9,7 @@ from ninja import Schema
 from pydantic import BaseModel, ConfigDict, Field, create_model
 
 from monitor.api.input import RequestBody
+from scheduler.facts.blockers import TIER_WORDS
 from scheduler.facts.field_types import Door, JobField
 from scheduler.facts.job_fields import JOB_FIELDS, OWNERS_CHANGE, fields_of
 from scheduler.facts.jobs import JobState
@@ -140,7 +141,7 @@ class BlockerBody(Schema):
     text: str
     tier: str = Field(
         "",
-        description="needs a person, not yet, my limits, state of the machine, others are there.",
+        description=f"One of: {', '.join(TIER_WORDS.values())}.",
     )
     requested: str | None = None
     available: str | None = None

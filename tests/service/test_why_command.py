@@ -10,7 +10,7 @@ from gpucoord_site.cli.why import lines, main, what_if_lines
 BLOCKER = {
     "code": "UserMaxGpus",
     "text": "You have 2 of 2 GPUs.",
-    "tier": "my limits",
+    "tier": "user limits",
     "requested": "1 GPU",
     "available": "0 of 2",
     "holder": None,
@@ -37,8 +37,8 @@ def test_it_prints_all_reasons_by_tier_with_their_figures() -> None:
     said = told(blockers=[BLOCKER, BLOCKER | {"code": "GpuTaken", "tier": "others are there"}])
 
     assert said[0] == "job 42 (train.py): queued"
-    assert said.index("my limits:") < said.index("others are there:")
-    assert "    [UserMaxGpus; asked 1 GPU; there 0 of 2]" in said
+    assert said.index("user limits:") < said.index("others are there:")
+    assert "    [UserMaxGpus; requested: 1 GPU; available: 0 of 2]" in said
 
 
 def test_it_prints_the_expected_start_and_the_priority_factors() -> None:

@@ -89,12 +89,13 @@ def first(reasons: Sequence[Reason]) -> Reason | None:
     """The main reason; None = there is none.
 
     A reason of a single GPU counts only if there is no general one, because another GPU may do.
-    Of these, the one with the highest tier is closest to ending by itself.
+    Of these, the one with the highest tier is closest to ending by itself; a reason that names
+    its GPU comes before the sum of all others.
     """
     general = [each for each in reasons if each.gpu is None and each.code not in ABOUT_GPUS]
     if general:
         return general[0]
-    return max(reasons, key=lambda reason: reason.tier, default=None)
+    return max(reasons, key=lambda reason: (reason.tier, reason.gpu is not None), default=None)
 
 
 def grouped(reasons: Iterable[Reason]) -> list[Group]:

@@ -151,3 +151,19 @@ def test_a_job_that_can_never_start_has_no_position_and_no_time() -> None:
     assert {(each.never, each.position, each.p50) for each in starts.values()} == {
         (True, None, None)
     }
+
+
+def test_a_users_name_is_written_as_it_is_at_the_begin_of_a_sentence() -> None:
+    blocker = share_blocker(2.4, 40, 30)
+
+    assert blocker_wording.text(blocker).startswith("alice's share allows")
+
+
+def test_the_main_reason_names_a_gpu_before_it_sums_up_the_others() -> None:
+    others = {"code": "OtherGpus", "text": "5 other GPUs", "tier": int(Tier.CONTENTION)}
+    named = others | {"code": "BatchExclusive", "text": "Batch 1 has GPU 0", "gpu": 0}
+
+    main = stored_blockers.first(stored_blockers.reasons([others, named]))
+
+    assert main is not None
+    assert main.text == "Batch 1 has GPU 0"
