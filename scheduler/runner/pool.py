@@ -146,9 +146,10 @@ def _wait_and_run(
     try:
         orders = socket.socket(fileno=descriptor)
         order = _order(orders, is_spare=kind == SPARE)
-        with suppress(OSError):
-            # It is taken: see RunnerStarter.
-            orders.send(b".", FLAGS)
+        if order:
+            with suppress(OSError):
+                # RunnerStarter counts the orders that are taken.
+                orders.send(b".", FLAGS)
         with suppress(OSError):
             pool.send(TAKEN, FLAGS)
     except BaseException:
