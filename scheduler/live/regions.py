@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Any
 
 from django.db.models import Case, Count, IntegerField, QuerySet, Value, When
 
 from monitor.live.regions import Context, Region, register
+from monitor.runtime.rows.prepared import compiled_once
 from scheduler.batches import live as batch_region
 from scheduler.controller.steps import idle_gpus as idle_gpu_step
 from scheduler.facts.jobs import JobState
@@ -47,8 +49,7 @@ def in_order(jobs: QuerySet[Job]) -> QuerySet[Job]:
 
 
 def load(now: datetime) -> Context:
-    open_jobs = Job.objects.exclude(state=JobState.FINISHED.value)
-    counts = dict(open_jobs.order_by().values_list("state").annotate(Count("id")))
+    counts = dict(_counts())
     waiting = counts.pop(JobState.QUEUED.value, 0)
     running = sum(counts.values())
     first = (
@@ -61,6 +62,12 @@ def load(now: datetime) -> Context:
         "waiting_jobs": waiting,
         "startable_jobs": len(idle_gpu_step.waiting_jobs()) if waiting else 0,
     }
+
+
+@compiled_once
+def _counts() -> QuerySet[Any, tuple[str, int]]:
+    open_jobs = Job.objects.exclude(state=JobState.FINISHED.value)
+    return open_jobs.order_by().values_list("state").annotate(Count("id"))
 
 
 def register_regions() -> None:

@@ -18,6 +18,7 @@ from django.views.decorators.http import require_POST, require_safe
 
 from monitor.facts.input_rules import holds_unstorable
 from monitor.live.regions import Context, Region
+from monitor.runtime.rows.database import FilledTables
 from scheduler.facts.prompts import DEFAULT_PRIORITY, OPEN, NewPrompt, PromptStatus, PromptType
 from scheduler.models import ModelService, Prompt
 from scheduler.prompts import actions
@@ -138,7 +139,7 @@ def _why(model: str) -> str:
 
 
 def load(_now: datetime) -> Context:
-    if not ModelService.objects.exists():
+    if not FilledTables(ModelService).read()[0]:
         return {"has_models": False}
     lines = queues()
     return {

@@ -14,6 +14,7 @@ from django.db.models import Q, QuerySet
 from monitor.journal.rows import audit, events
 from monitor.models import Gpu
 from monitor.runtime.rows.item_isolation import Convert, convert_all
+from monitor.runtime.rows.prepared import compiled_once
 from monitor.runtime.rows.wakeups import wake
 from scheduler.facts.people import Window
 from scheduler.models import TimeWindow
@@ -34,8 +35,12 @@ class UnableToApprove(Exception):
 
 def approved(convert: Convert = convert_all) -> tuple[Window, ...]:
     """All approved windows, without those that `convert` leaves out."""
-    rows = list(_rows().filter(state=APPROVED))
-    return tuple(window for _, window in convert(rows, str, _checked))
+    return tuple(window for _, window in convert(_approved(), str, _checked))
+
+
+@compiled_once
+def _approved() -> QuerySet[TimeWindow]:
+    return _rows().filter(state=APPROVED)
 
 
 def _checked(row: TimeWindow) -> Window:

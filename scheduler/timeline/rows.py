@@ -10,6 +10,7 @@ from django.db.models import Max, Min, QuerySet, Sum
 from django.db.models.functions import Coalesce
 
 from monitor.models import Gpu, ProcessHour, ProcessMinute, ProcessUse
+from monitor.runtime.rows.prepared import TIME_MARK, PreparedQuery, compiled_once
 from monitor.usage.rows.rollups import HOUR_S, MINUTE_S, floor, plain, start_of
 from scheduler.facts.jobs import JobState
 from scheduler.models import Attempt, Job
@@ -40,15 +41,22 @@ ATTEMPT_COLUMNS = (
 
 def gpus(since: datetime) -> list[TimelineGpu]:
     """The GPUs seen since then, by host and index."""
-    rows = Gpu.objects.filter(last_seen_at__gte=since).order_by("host", "index", "uuid")
-    return [TimelineGpu(*row) for row in rows.values_list("uuid", "index", "host")]
+    return [TimelineGpu(*row) for row in _GPUS.rows(since)]
+
+
+_GPUS: PreparedQuery[datetime, tuple[str, int, str]] = PreparedQuery(
+    lambda since: (
+        Gpu.objects.filter(last_seen_at__gte=since)
+        .order_by("host", "index", "uuid")
+        .values_list("uuid", "index", "host")
+    ),
+    TIME_MARK,
+)
 
 
 def job_bars(since: datetime, expected_ends: Mapping[int, int]) -> list[Bar]:
     """A bar for each attempt and GPU that reaches into the time after `since`."""
-    attempts = Attempt.objects.order_by("-pk")
-    rows = {row[:1] + row[6:7]: row for row in _attempts(attempts[:MOST_ATTEMPTS])}
-    rows |= {row[:1] + row[6:7]: row for row in _attempts(attempts.filter(ended_at=None))}
+    rows = {row[:1] + row[6:7]: row for row in (*_newest_attempts(), *_open_attempts())}
     return [
         bar
         for row in rows.values()
@@ -57,8 +65,15 @@ def job_bars(since: datetime, expected_ends: Mapping[int, int]) -> list[Bar]:
     ]
 
 
-def _attempts(chosen: QuerySet[Attempt]) -> Iterable[tuple[Any, ...]]:
-    return chosen.values_list(*ATTEMPT_COLUMNS)
+@compiled_once
+def _newest_attempts() -> QuerySet[Any, tuple[Any, ...]]:
+    return Attempt.objects.order_by("-pk").values_list(*ATTEMPT_COLUMNS)[:MOST_ATTEMPTS]
+
+
+@compiled_once
+def _open_attempts() -> QuerySet[Any, tuple[Any, ...]]:
+    attempts = Attempt.objects.filter(ended_at=None).order_by("-pk")
+    return attempts.values_list(*ATTEMPT_COLUMNS)
 
 
 def _of_attempt(row: tuple[Any, ...], expected_ends: Mapping[int, int]) -> Iterator[Bar]:

@@ -12,9 +12,11 @@ from threading import Lock
 from typing import Any
 
 from django.conf import settings
+from django.db.models import QuerySet
 
 from monitor.models import LatestSnapshot
 from monitor.runtime.facts import TimedCache
+from monitor.runtime.rows.prepared import compiled_once
 from scheduler.blockers.policy import stored_blockers
 from scheduler.dispatch import inputs as plan_inputs
 from scheduler.dispatch.inputs import PlanInput, PlanInputs
@@ -112,8 +114,8 @@ def estimates_on(host: str, now: datetime) -> Mapping[int, Estimate]:
 def running_ends(now: datetime) -> dict[int, datetime]:
     """When each running job is expected to end; jobs with unknown ends are omitted."""
     starts: dict[int, datetime] = {}
-    busy = set(Attempt.objects.filter(ended_at=None).values_list("host", flat=True))
-    for host in hosts():
+    busy = set(_hosts_of_jobs())
+    for host in hosts() if busy else ():
         if host not in busy:
             continue
         predictions = _of(host)
@@ -121,6 +123,11 @@ def running_ends(now: datetime) -> dict[int, datetime]:
             given = predictions.look(now)
         starts |= forecast.running_ends(given.slots, given.policy, now)
     return starts
+
+
+@compiled_once
+def _hosts_of_jobs() -> QuerySet[Any, str]:
+    return Attempt.objects.filter(ended_at=None).values_list("host", flat=True)
 
 
 UNKNOWN = Estimate(position=None, p50=None, p90=None)

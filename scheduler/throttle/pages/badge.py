@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Any
 
 from django.conf import settings
 from django.db import DatabaseError
+from django.db.models import QuerySet
 
 from monitor.live.regions import Context, Region
+from monitor.runtime.rows.prepared import compiled_once
 from scheduler.models import ModeState
 from scheduler.throttle.policy.mode import Mode
 
@@ -29,8 +32,7 @@ def badge(host: str) -> ModeBadge | None:
     A database error gives None, because error pages show the badge too.
     """
     try:
-        columns = ("host", "mode", "reason", "override_until")
-        rows = list(ModeState.objects.order_by("host").values_list(*columns))
+        rows = _modes()
     except DatabaseError:
         return None
     if not rows:
@@ -42,6 +44,12 @@ def badge(host: str) -> ModeBadge | None:
         reasons = " ".join(reason for _, _, reason, _ in defensive)
         return ModeBadge(word, "warning", reasons, defensive[0][3])
     return ModeBadge("cooperative", "ok", *rows[0][2:])
+
+
+@compiled_once
+def _modes() -> QuerySet[Any, tuple[str, str, str, datetime | None]]:
+    columns = ("host", "mode", "reason", "override_until")
+    return ModeState.objects.order_by("host").values_list(*columns)
 
 
 def _load(now: datetime) -> Context:

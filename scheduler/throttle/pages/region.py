@@ -13,9 +13,10 @@ from monitor.constraints.policy import EFFECTS, ConstraintEffect
 from monitor.live.regions import Context, Region
 from monitor.models import Constraint, Gpu
 from monitor.runtime.rows.database import prepared
-from scheduler.facts.jobs import JobState, PriorityClass
+from scheduler.facts.jobs import PriorityClass
 from scheduler.facts.plans import Throttle
-from scheduler.models import Job, ModeState, Quota
+from scheduler.lifecycle.rows import predictions
+from scheduler.models import ModeState, Quota
 from scheduler.throttle import rows as throttle_rows
 from scheduler.throttle.policy.mode import Mode
 from scheduler.throttle.policy.pressure import CLASSES, Deferral
@@ -68,7 +69,7 @@ def load(now: datetime) -> Context:
         constraints = [_constraint(row) for row in open_rows if row.host == host]
         limits = _lines(allowed, memory) if now - at <= throttle_rows.STALE_AFTER else []
         hosts.append(_pressure(host, [*constraints, *limits], _quotas(allowed), modes.get(host)))
-    waits = Job.objects.filter(state=JobState.QUEUED.value).exists()
+    waits = predictions.jobs_wait()
     return {"hosts": tuple(hosts), "several": len(hosts) > 1, "waits": waits}
 
 
