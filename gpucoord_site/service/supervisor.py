@@ -39,7 +39,7 @@ from monitor.runtime.rows import database
 from monitor.runtime.rows.prepared import TEXT_MARK, PreparedQuery
 
 # Without tasks the cluster of reports ends after this time.
-REPORTS_IDLE_S = 30.0
+REPORTS_IDLE_S = 10.0
 
 
 def run_cluster() -> int:
