@@ -16,7 +16,7 @@ from django.db.migrations.loader import MigrationLoader
 from django.utils import timezone
 
 from gpucoord_site.cli import local_login
-from gpucoord_site.service import first_builds
+from gpucoord_site.service import first_builds, first_tables
 from scheduler.runner.confine import locks
 
 # Key of the advisory lock for hosts that start at the same time. Any unique number.
@@ -173,7 +173,8 @@ def prepare_database() -> None:
                     f"The database is newer than this gpucoord (it has {', '.join(newer)})."
                     " Install the version that made it, or a later one."
                 )
-            if set(loader.disk_migrations) - set(loader.applied_migrations):
+            is_behind = set(loader.disk_migrations) - set(loader.applied_migrations)
+            if is_behind and not first_tables.make(loader):
                 call_command("migrate", verbosity=0, interactive=False)
     except DatabaseError as error:
         first = str(error).strip().splitlines()[0]
