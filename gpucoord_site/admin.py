@@ -42,9 +42,10 @@ HISTORY = ("Job", "Incident", "Event", "Message", "Response", "GpuClosure", "Aud
 LOGINS = ("AccessAttempt", "AccessFailureLog", "AccessLog", "ExternalLogin", "LoginLink")
 # The last word of a field's name, and the unit that it means; the values of sizes have theirs.
 UNITS = {"bytes": "", "s": "s", "pct": "%", "w": "W", "c": "°C", "ms": "ms", "bps": "B/s", "j": "J"}
-CAPITALS = {"gpu": "GPU", "uuid": "UUID", "uuids": "UUIDs", "cpu": "CPU", "pci": "PCI", "id": "ID",
+WORDS = {"gpu": "GPU", "uuid": "UUID", "uuids": "UUIDs", "cpu": "CPU", "pci": "PCI", "id": "ID",
             "pid": "PID", "mib": "MiB", "nvml": "NVML", "sm": "GPU time", "io": "I/O", "os": "OS",
-            "gpus": "GPUs", "cpus": "CPUs", "ecc": "ECC", "ref": "reference"}  # fmt: skip
+            "gpus": "GPUs", "cpus": "CPUs", "ecc": "ECC", "ref": "reference",
+            "asked": "requested"}  # fmt: skip
 FOLDED = {"Jobs, incidents and history": HISTORY, "Logins": LOGINS}
 
 
@@ -121,7 +122,7 @@ def _head(field: Any) -> str:
     if words[-1] in UNITS and len(words) > 1:
         unit = UNITS[words.pop()]
         words += [f"({unit})"] if unit else []
-    return " ".join(CAPITALS.get(word, word) for word in words)
+    return " ".join(WORDS.get(word, word) for word in words)
 
 
 def _number(value: float) -> str:

@@ -145,8 +145,8 @@ class ModelServiceAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
 
     def get_deleted_objects(self, objs: Any, request: HttpRequest) -> Any:
         """Instances and hourly figures are deleted with their service; they are read-only alone."""
-        listed, counts, _lacking, protected = super().get_deleted_objects(objs, request)
-        return listed, counts, set(), protected
+        _listed, counts, _lacking, protected = super().get_deleted_objects(objs, request)
+        return [f"Model service: {service}" for service in objs], counts, set(), protected
 
     def delete_model(self, request: HttpRequest, obj: ModelService) -> None:
         actions.remove(obj, cast(User, request.user), timezone.now())

@@ -15,7 +15,7 @@ from scheduler.models import TimeWindow
 from scheduler.time_windows import rows as window_rows
 from scheduler.time_windows.policy.calendar import describe
 
-ASKED = ("holder", "words", "gpus", "share_pct", "kept", "first_day", "last_day", "reason",
+ASKED = ("holder", "words", "gpus", "share_pct", "effect", "first_day", "last_day", "reason",
          "asked_by", "asked_at")  # fmt: skip
 STATES = (TimeWindow.State.APPROVED, TimeWindow.State.DECLINED)
 
@@ -70,6 +70,12 @@ class TimeWindowAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
     @admin.display(description="when")
     def words(self, row: TimeWindow) -> str:
         return describe(window_rows.fact(row))
+
+    @admin.display(description="effect")
+    def effect(self, row: TimeWindow) -> str:
+        if row.kept:
+            return "The GPUs are reserved for the holder in this time."
+        return "The holder uses the GPUs only in this time."
 
     @admin.display(description="GPUs")
     def gpus(self, row: TimeWindow) -> str:
