@@ -6,11 +6,12 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
+from django.conf import settings
 from django.contrib.auth.models import User
 from django.db import IntegrityError, transaction
 
 from monitor.journal.rows import audit
-from monitor.models import Gpu
+from monitor.models import Gpu, Host
 from monitor.runtime.rows.wakeups import wake
 from scheduler.lifecycle.rows import queue as job_queue
 from scheduler.model_services import rows
@@ -18,6 +19,7 @@ from scheduler.model_services.policy import services as policy
 from scheduler.model_services.steps import effects
 from scheduler.models import ModelService
 from scheduler.prompts import rows as prompts
+from scheduler.runner import accounts
 
 ACCOUNT_SENTENCE = "Only administrators may choose the account of a model service."
 TAKEN = "There is a model service {name} already."
@@ -130,6 +132,7 @@ def problems(row: ModelService, values: Mapping[str, Any], by: User) -> list[tup
         *policy.problems(after),
         *([("name", NAME_STAYS)] if row.pk and after["name"] != row.name else []),
         *_gpu_problems(after["gpus"], after["on_gpus"]),
+        *_account_problems(row, values),
         *([("name", TAKEN.format(name=after["name"]))] if taken else []),
     ]
 
@@ -153,6 +156,18 @@ def _refused(row: ModelService, values: Mapping[str, Any], by: User) -> list[tup
     if row.account and "argv" in values and list(values["argv"]) != list(row.argv):
         text = f"It runs as {row.account}: only administrators may change its command."
         return [("command", text)]
+    return []
+
+
+def _account_problems(row: ModelService, values: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """An account that does not exist; with several hosts, another one may have it."""
+    chosen = values.get("account")
+    if not chosen or chosen == row.account or Host.objects.count() > 1:
+        return []
+    try:
+        accounts.account_of_service(chosen, run_as=settings.CONFIG.run_as)
+    except accounts.MissingAccount as error:
+        return [("account", str(error))]
     return []
 
 

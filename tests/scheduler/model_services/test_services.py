@@ -11,8 +11,8 @@ import pytest
 from django.contrib.auth.models import User
 from django.test import Client
 
-from monitor.models import AuditEntry
-from scheduler.model_services import rows
+from monitor.models import AuditEntry, Host
+from scheduler.model_services import actions, rows
 from scheduler.model_services.policy import services as policy
 from scheduler.models import ModelInstance, ModelService
 from scheduler.runner import accounts
@@ -272,3 +272,19 @@ def test_as_root_an_instance_runs_as_an_account_that_no_user_has(
     assert accounts.account_of_service("root", run_as="auto").uid == 0
     with pytest.raises(accounts.MissingAccount, match="no OS account vanished"):
         accounts.account_of_service("vanished", run_as="auto")
+
+
+def test_an_account_that_the_only_host_does_not_have_is_refused(
+    root: User, settings: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(accounts.os, "geteuid", lambda: 0)
+    monkeypatch.setattr(accounts, "_entry", lambda _name: None)
+    settings.CONFIG = settings.CONFIG.model_copy(update={"run_as": "auto"})
+    new = {"name": "small", "argv": ["serve", "{port}"], "account": "vanished"}
+
+    with pytest.raises(actions.InvalidService, match="no OS account vanished"):
+        actions.create(new, root, NOW)
+    # Another host may have it.
+    for name in ("here", "there"):
+        Host.objects.create(name=name, joined_at=NOW)
+    assert actions.create(new, root, NOW).account == "vanished"
