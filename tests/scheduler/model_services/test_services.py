@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import pwd
 from datetime import timedelta
 from typing import Any
@@ -256,7 +257,7 @@ def test_boot_times_are_weighted_means_of_each_gpu_model() -> None:
 def test_as_root_an_instance_runs_as_an_account_that_no_user_has(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(accounts.os, "geteuid", lambda: 0)
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
     known = {"nobody": (65534, "/nonexistent"), "root": (0, "/root")}
 
     def entry(name: str) -> Any:
@@ -277,7 +278,7 @@ def test_as_root_an_instance_runs_as_an_account_that_no_user_has(
 def test_an_account_that_the_only_host_does_not_have_is_refused(
     root: User, settings: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(accounts.os, "geteuid", lambda: 0)
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
     monkeypatch.setattr(accounts, "_entry", lambda _name: None)
     settings.CONFIG = settings.CONFIG.model_copy(update={"run_as": "auto"})
     new = {"name": "small", "argv": ["serve", "{port}"], "account": "vanished"}
