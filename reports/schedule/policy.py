@@ -77,7 +77,7 @@ def _week(row: UserFigures) -> str:
     now = f"This week you used {row.used:.1f} GPU-hours"
     before = [point.used for point in row.trend if point.used > 0]
     if not before:
-        return f"{now}. In the four weeks before, no use of yours is recorded."
+        return f"{now}. No use was recorded in the four weeks before."
     mean = sum(before) / len(before)
     weeks = "week" if len(before) == 1 else "weeks"
     return f"{now}. Mean of {len(before)} earlier {weeks} with use: {mean:.1f} GPU-hours."

@@ -308,7 +308,7 @@ def _default(name: str) -> str:
     if name in COMPUTED:
         return COMPUTED[name]
     default = Config.model_fields[name].get_default(call_default_factory=True)
-    if default in (None, [], {}):
+    if default in (None, "", [], {}):
         return "–"
     if isinstance(default, list):
         return f"`{', '.join(default)}`"
