@@ -12,6 +12,7 @@ from monitor.metrics.families import Families
 from scheduler.disk import metrics as disk_metrics
 from scheduler.facts.jobs import JobState, Outcome
 from scheduler.models import Job
+from scheduler.prompts import metrics as prompt_metrics
 from scheduler.throttle import rows as throttle_rows
 from scheduler.throttle.policy.mode import Mode
 from scheduler.throttle.policy.pressure import CLASSES
@@ -22,6 +23,7 @@ def add_metrics(into: Families, now: datetime) -> None:
     _add_finished(into)
     _add_throttle(into, now)
     disk_metrics.add_metrics(into, now)
+    prompt_metrics.add_metrics(into, now)
 
 
 def _add_open(into: Families, now: datetime) -> None:

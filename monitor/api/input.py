@@ -10,7 +10,7 @@ from dataclasses import dataclass, fields
 from datetime import datetime
 from difflib import get_close_matches
 from functools import wraps
-from typing import Annotated, Any, ClassVar, Self, get_type_hints
+from typing import Annotated, Any, ClassVar, Self, get_args, get_type_hints
 from urllib.parse import urlencode
 
 from django.core.exceptions import BadRequest
@@ -117,13 +117,27 @@ def unknown_name(name: str, names: set[str]) -> str:
 
 def _query_names(view: Callable[..., Any]) -> set[str]:
     hints = get_type_hints(view, include_extras=True)
-    return {
+    in_models = {
+        field.alias or name
+        for hint in hints.values()
+        for model in [_query_model(hint)]
+        if model is not None
+        for name, field in model.model_fields.items()
+    }
+    return in_models | {
         _alias(hint) or name
         for name, hint in hints.items()
         if name not in ("request", "return")
         and not (isinstance(hint, type) and issubclass(hint, BaseModel | HttpResponse))
+        and _query_model(hint) is None
         and not any(_is_header(mark) for mark in getattr(hint, "__metadata__", ()))
     }
+
+
+def _query_model(hint: object) -> type[BaseModel] | None:
+    """The schema of several parameters: Annotated[Schema, Query()]."""
+    kind = get_args(hint)[0] if getattr(hint, "__metadata__", ()) else None
+    return kind if isinstance(kind, type) and issubclass(kind, BaseModel) else None
 
 
 def _alias(hint: object) -> str | None:

@@ -69,6 +69,28 @@ def test_only_the_owner_sees_the_texts(
     assert [one["id"] for one in as_user(root).get("/api/prompts/").json()["prompts"]] == [row.pk]
 
 
+def test_the_list_of_prompts_is_filtered(small: ModelService, alice: User, as_user: AsUser) -> None:
+    first, second = prompt_of(alice), prompt_of(alice, status="complete", model="other")
+
+    def listed(query: str) -> list[int]:
+        answer = as_user(alice).get(f"/api/prompts/?{query}")
+        assert answer.status_code == 200, answer.content
+        return [one["id"] for one in answer.json()["prompts"]]
+
+    assert listed("limit=1") == listed("status=complete") == listed("model=other") == [second.pk]
+    assert listed(f"before={second.pk}") == [first.pk]
+    assert as_user(alice).get("/api/prompts/?filters=1").status_code == 422
+
+
+def test_the_page_of_metrics_has_those_of_models_and_prompts(
+    small: ModelService, root: User, as_user: AsUser
+) -> None:
+    prompt_of(root)
+    text = as_user(root).get("/metrics").content.decode()
+
+    assert 'gpucoord_prompts{model="small",status="queued"} 1.0' in text
+
+
 def test_only_the_owner_and_operators_cancel_a_prompt(
     small: ModelService, alice: User, bob: User, root: User, as_user: AsUser
 ) -> None:
