@@ -469,3 +469,23 @@ def test_the_history_of_a_row_links_the_audit_log(browser: Client, alice: User) 
     page = browser.get(f"/admin/auth/user/{alice.pk}/history/").content.decode()
 
     assert "/admin/monitor/auditentry/" in page
+
+
+def test_staff_who_may_only_view_see_each_row(
+    alice: User, as_user: Callable[[User], Client], filled: None
+) -> None:
+    alice.is_staff = True
+    alice.save()
+    alice.user_permissions.set(Permission.objects.filter(codename__startswith="view_"))
+    viewer = as_user(alice)
+    rows = [(m, m._default_manager.first()) for m in OURS if m is not PolicyValues]
+    statuses = {
+        model._meta.label: viewer.get(
+            reverse(f"admin:{model._meta.app_label}_{model._meta.model_name}_change", args=[row.pk])
+        ).status_code
+        for model, row in rows
+        if row is not None
+    }
+
+    assert {label: s for label, s in statuses.items() if s != 200} == {}
+    assert len(statuses) > 40
