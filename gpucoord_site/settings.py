@@ -176,6 +176,7 @@ SESSION_ENGINE = "gpucoord_site.accounts.session_store"
 # Each use of a session starts this time again.
 SESSION_COOKIE_AGE = round(CONFIG.session_idle_hours * 3600)
 SESSION_COOKIE_NAME = "gpucoord_session"
+CSRF_FAILURE_VIEW = "gpucoord_site.http.errors.csrf_failure"
 CSRF_COOKIE_NAME = "gpucoord_csrf"
 SESSION_COOKIE_SAMESITE = "Lax"
 SESSION_COOKIE_SECURE = CSRF_COOKIE_SECURE = CONFIG.https

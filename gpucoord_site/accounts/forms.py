@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from django import forms
-from django.contrib.auth.forms import PasswordChangeForm
+from django.contrib.auth.forms import AuthenticationForm, PasswordChangeForm
 
 from monitor.facts.accounts import ALL_SCOPES, TokenScope, scopes_text
 
@@ -14,8 +14,16 @@ SUBMITTING = scopes_text({TokenScope.READ, TokenScope.SUBMIT})
 SCOPES = [
     (scopes_text({TokenScope.READ}), "read"),
     (SUBMITTING, "read, submit jobs and change own jobs"),
-    (scopes_text(ALL_SCOPES), "all my rights, also those of staff"),
+    (scopes_text(ALL_SCOPES), "all my rights"),
 ]
+
+
+class LoginForm(AuthenticationForm):
+    """The password form of the login page."""
+
+    error_messages = AuthenticationForm.error_messages | {
+        "invalid_login": "The user name or the password is wrong. Both are case-sensitive."
+    }
 
 
 class OwnPasswordForm(PasswordChangeForm):

@@ -22,7 +22,7 @@ from django.views.decorators.debug import sensitive_post_parameters
 from django.views.decorators.http import require_GET, require_POST, require_safe
 
 from gpucoord_site.accounts import sessions as account_sessions
-from gpucoord_site.accounts.forms import AgentForm, OwnPasswordForm, TokenForm
+from gpucoord_site.accounts.forms import AgentForm, LoginForm, OwnPasswordForm, TokenForm
 from monitor.accounts.rows import tokens as account_tokens
 from monitor.facts.accounts import scopes_of
 from monitor.journal.rows import audit
@@ -64,6 +64,8 @@ class Password(View):
 
 class Login(LoginView):
     """The page with the password form, and a link to the single sign-on."""
+
+    form_class = LoginForm
 
     def get_context_data(self, **more: Any) -> dict[str, Any]:
         config = settings.CONFIG

@@ -9,7 +9,7 @@ import logging
 import re
 import sys
 
-from django.core.exceptions import RequestDataTooBig
+from django.core.exceptions import DisallowedHost, RequestDataTooBig
 from django.db import InterfaceError, OperationalError
 from django.http import HttpRequest, HttpResponse
 from django.template.loader import render_to_string
@@ -23,7 +23,7 @@ from monitor.runtime.rows.item_isolation import FaultLog
 
 # Django's own limit (DATA_UPLOAD_MAX_MEMORY_SIZE).
 LARGEST_BODY = 2_621_440
-TOO_LARGE = f"The body is too large; at most {LARGEST_BODY / 1024**2:g} MB are accepted."
+TOO_LARGE = f"The body is too large; at most {LARGEST_BODY / 1024**2:g} MiB are accepted."
 
 
 logger = logging.getLogger(__name__)
@@ -77,7 +77,19 @@ def _answer(request: HttpRequest, sentence: str) -> HttpResponse:
 
 OUT_OF_RANGE = "A time or a number in the request is outside the possible range."
 NO_YEAR = re.compile(r"year -?[0-9]+ is out of range")
+UNKNOWN_HOST = (
+    "This server does not serve the host name of the request. Use its usual address, or ask an"
+    " operator to add the name to allowed_hosts."
+)
+UNREADABLE = "The server can't read the request. Go back, reload the page and try again."
+FORM_REFUSED = (
+    "The token of the form is missing or out of date. This happens after a new login"
+    " in another tab, and where the browser blocks cookies. Go back, reload the page and send the"
+    " form again."
+)
 TITLES = {
+    400: "The request is not valid",
+    403: "The form was not accepted",
     413: "The request is too large",
     422: "The request has a value that can't be used",
 }
@@ -90,12 +102,19 @@ def refusal(request: HttpRequest, status: int, sentence: str) -> HttpResponse:
 
 
 def bad_request(request: HttpRequest, exception: Exception) -> HttpResponse:
-    """Django's answer 400, but 413 for a body over the limit and 422 for a refused text."""
+    """400, but 413 for a body over the limit and 422 for a refused text."""
     if isinstance(exception, RequestDataTooBig):
         return refusal(request, 413, TOO_LARGE)
     if isinstance(exception, RefusedText):
         return refusal(request, 422, str(exception))
-    return defaults.bad_request(request, exception)
+    return refusal(
+        request, 400, UNKNOWN_HOST if isinstance(exception, DisallowedHost) else UNREADABLE
+    )
+
+
+def csrf_failure(request: HttpRequest, reason: str = "") -> HttpResponse:
+    """403 for a form without a valid CSRF token. Django has logged the reason."""
+    return refusal(request, 403, FORM_REFUSED)
 
 
 def server_error(request: HttpRequest) -> HttpResponse:

@@ -21,7 +21,7 @@ SHIPPED: tuple[dict[str, Any], ...] = (
         "argv": ["{python}", "{programs}/embed.py", "{input}", "{output}", "--model={model}"],
         "schema": _schema(
             ["input", "output"],
-            input=_file("Text file, one text a line"),
+            input=_file("Text file, one text per line"),
             output=_file("File for the vectors (JSON lines)"),
             model={
                 "type": "string",
@@ -44,7 +44,7 @@ SHIPPED: tuple[dict[str, Any], ...] = (
         ],
         "schema": _schema(
             ["input", "output", "url", "key_file"],
-            input=_file("Text file, one text a line"),
+            input=_file("Text file, one text per line"),
             output=_file("File for the vectors (JSON lines)"),
             url={"type": "string", "title": "Address of /v1/embeddings", "pattern": "^https?://"},
             key_file=_file("File with the API key"),

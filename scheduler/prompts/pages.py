@@ -91,7 +91,7 @@ def form_context(request: HttpRequest, name: str) -> Context:
         "priorities": range(1, 6),
         "default_priority": DEFAULT_PRIORITY,
         "prompt": None if number is None else own.filter(pk=number).first(),
-        "own_prompts": own.defer("result", "parameters").order_by("-pk")[:SHOWN],
+        "own_prompts": own.exclude(pk=number).defer("result", "parameters").order_by("-pk")[:SHOWN],
     }
 
 

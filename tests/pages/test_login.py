@@ -32,7 +32,7 @@ def test_it_goes_to_no_other_site(alice: User) -> None:
 def test_it_says_what_was_wrong_and_keeps_the_name(alice: User) -> None:
     html = Client().post("/login/", {"username": "alice", "password": "x"}).content.decode()
 
-    assert "Please enter a correct username and password" in html
+    assert "The user name or the password is wrong" in html
     assert 'value="alice"' in html
 
 

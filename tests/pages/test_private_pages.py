@@ -51,3 +51,21 @@ def test_static_files_may_be_cached(client: Client) -> None:
 @pytest.mark.django_db(transaction=True)
 async def test_the_server_s_asynchronous_answers_are_private(async_client: AsyncClient) -> None:
     assert "no-store" in (await async_client.get("/nothing/"))["Cache-Control"]
+
+
+def test_a_request_for_an_unknown_host_gets_a_page_in_style(client: Client) -> None:
+    answer = client.get("/login/", headers={"host": "other.example"})
+
+    assert answer.status_code == 400
+    assert "does not serve the host name" in answer.content.decode()
+    assert "app.css" in answer.content.decode()
+
+
+def test_a_form_without_its_token_gets_a_page_in_style(alice: User) -> None:
+    browser = Client(enforce_csrf_checks=True)
+    browser.force_login(alice)
+    answer = browser.post("/jobs/new/", {"command": "true"})
+
+    assert answer.status_code == 403
+    assert "The form was not accepted" in answer.content.decode()
+    assert "app.css" in answer.content.decode()

@@ -133,7 +133,7 @@ def write_result(body: Any) -> None:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("input", type=Path, help="text file, one text a line")
+    parser.add_argument("input", type=Path, help="text file, one text per line")
     parser.add_argument("output", type=Path, help="file with a JSON line for each text")
     parser.add_argument("--model", required=True, help="name, folder or GGUF file of the model")
     parser.add_argument("--url", help="address of /v1/embeddings, instead of a local model")
