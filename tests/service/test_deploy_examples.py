@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
 import subprocess
+import tomllib
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from django.urls import resolve
 
 from gpucoord_site.cli.main import COMMANDS
 from gpucoord_site.config.errors import OTHER_VARIABLES, variables
@@ -115,6 +118,31 @@ def test_the_image_gets_what_the_wheel_needs_and_no_secret() -> None:
     assert {".git", ".env"} <= ignored
     steps = lines("Dockerfile")
     assert [s for s in steps if s.startswith("ENTRYPOINT")] == ['ENTRYPOINT ["gpucoord"]']
+
+
+def test_the_image_runs_commands_and_copies_files_that_exist() -> None:
+    steps = "\n".join(lines("Dockerfile")).replace("\\\n", " ").splitlines()
+    by_word: dict[str, list[str]] = {}
+    for step in steps:
+        by_word.setdefault(step.split()[0], []).append(step.partition(" ")[2])
+    services = [s for s in compose()["services"].values() if "build" in s]
+    commands = [json.loads(by_word["CMD"][0]), *(s["command"] for s in services if "command" in s)]
+    stages = {text.split()[-1] for text in by_word["FROM"] if " AS " in text}
+    copies = [text.split() for text in by_word["COPY"]]
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+
+    assert all(command[0] in COMMANDS for command in commands)
+    for words in copies:
+        if words[0].startswith("--from="):
+            assert words[0].removeprefix("--from=") in stages
+            # It was made by the stage before.
+            assert any(words[1] in text for text in by_word["RUN"])
+        else:
+            assert (ROOT / words[0]).exists()
+    (extra,) = re.findall(r"'\.\[(\w+)\]'", " ".join(by_word["RUN"]))
+    assert extra in extras["optional-dependencies"]
+    (check,) = re.findall(r"http://127\.0\.0\.1:8000(/\w+)", " ".join(by_word["HEALTHCHECK"]))
+    assert resolve(check)
 
 
 def test_the_proxy_examples_pass_what_gpucoord_judges() -> None:

@@ -13,6 +13,7 @@ from django.utils import timezone
 
 from monitor.models import Claim, Event, Gpu
 from scheduler.dispatch.steps.engine_leaders import LeaderCheck
+from scheduler.engines.slurm import SlurmEngine
 from scheduler.facts.jobs import Requirement
 from scheduler.lifecycle.rows import changes
 from scheduler.models import EngineStatus, EngineTask, Job
@@ -165,6 +166,11 @@ def test_the_state_of_slurm_and_its_nodes_are_stored(scheduler: Scheduler, ann: 
     assert status.problem == ""
     assert status.version.startswith("slurm")
     assert {node["name"]: node["gpus"] for node in status.nodes} == dict.fromkeys(NODES, 2)
+
+
+def test_without_slurmdbd_a_job_that_slurm_does_not_know_has_no_known_end(slurm: Cluster) -> None:
+    assert "accounting storage is disabled" in slurm.run("sacct", "-n", "-j", "99999")
+    assert SlurmEngine(conf=str(slurm.conf)).allocation("99999") is None
 
 
 # Replaces the pid in started.json, as the account of a job can, before gpucoord reads it.

@@ -153,6 +153,16 @@ def test_the_exit_code_of_an_old_job_comes_from_the_accounting() -> None:
     }
 
 
+def test_the_accounting_of_debian_is_read() -> None:
+    ends = slurm_texts.sacct((TEXTS / "sacct-22.05.txt").read_text())
+
+    # Two jobs with one nonce: the newer line counts.
+    assert {nonce[:4]: (end.word, end.exit_code) for nonce, end in ends.items()} == {
+        "abab": ("FAILED", 3),
+        "cdcd": ("CANCELLED", 0),
+    }
+
+
 @given(st.text(max_size=300))
 def test_any_text_is_parsed_to_bounded_facts(words: str) -> None:
     """A parser that raises would stop the loop; one that invents tasks would end jobs."""
