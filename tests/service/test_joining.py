@@ -115,6 +115,7 @@ def test_a_job_on_another_host_is_chosen_followed_and_read_from_here(
             assert text == b"from there\n"
             assert api.get(f"jobs/{number}/log/", params={"tail": 3}).content == text[-3:]
             assert httpx.get(f"{west.address}internal/log/guess/").status_code == 403
+            _check_downloads(api)
             # The page here follows it over its WebSocket.
             tail = LogViewer(east.address, log_in(east), f"/ws/jobs/{number}/?attempt=1&from=0")
             assert asyncio.run(tail.follow(b"from there"))
@@ -164,6 +165,21 @@ def _api(address: str, headers: dict[str, str]) -> httpx.Client:
 def _running(api: httpx.Client, number: int) -> dict[str, Any] | None:
     job: dict[str, Any] = api.get(f"jobs/{number}/").json()
     return job if job["state"] == "running" else None
+
+
+def _check_downloads(api: httpx.Client) -> None:
+    """A whole log and the result file of a job on the host west, in pieces from another host."""
+    command = """seq 300000; echo '{"loss": 0.5}' > "$GPUCOORD_RESULT_FILE\""""
+    made = api.post("jobs/", json={"command": command, "gpus": 0, "host": "west"}).json()["id"]
+    job = wait_until(lambda: _finished(api, made), 60, "the end of the job")
+    whole, size = b"", None
+    while size is None or len(whole) < size:
+        answer = api.get(f"jobs/{made}/log/", params={"offset": len(whole), "limit": 500_000})
+        assert answer.status_code == 200
+        assert answer.content
+        whole, size = whole + answer.content, int(answer.headers["X-Log-Size"])
+    assert whole == b"".join(b"%d\n" % number for number in range(1, 300_001))
+    assert job["result"]["output"] == {"loss": 0.5}
 
 
 def _lost(api: httpx.Client, number: int) -> dict[str, Any] | None:
