@@ -20,7 +20,7 @@ from typing import NoReturn
 
 from scheduler.runner import attempt_files, files, process_tree
 from scheduler.runner.guardian import PR_SET_CHILD_SUBREAPER, RunnerState, fork_runner
-from scheduler.runner.run import run, take_over
+from scheduler.runner.run import detach, run, take_over
 
 # Variables by which Slurm says which GPUs the job has; everything of Slurm itself is passed on too.
 OF_ENGINE = (
@@ -71,6 +71,7 @@ def _guard(folder: Path) -> NoReturn:
         if isinstance(forked, RunnerState):
             take_over(forked)
         else:
+            detach()
             run(folder, *forked)
     finally:
         os._exit(0)

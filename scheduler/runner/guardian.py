@@ -4,8 +4,8 @@
 
 The guardian waits for its runner. If the runner is killed, the job's processes become children of
 the guardian, which takes over as the runner. If the guardian is killed, the runner goes on alone.
-Only when both are killed is the exit code unknown. The runner is forked ahead, so a job's start
-does not wait for it. A guardian may have one runner after another; a runner has one job.
+Only when both are killed is the exit code unknown. The guardian is forked ahead with its runner,
+so a job's start does not wait for it.
 """
 
 from __future__ import annotations
@@ -13,10 +13,8 @@ from __future__ import annotations
 import ctypes
 import json
 import os
-import resource
 import signal
 import socket
-from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -28,10 +26,6 @@ PR_SET_NAME = 15
 PR_SET_CHILD_SUBREAPER = 36
 RUNNER = "gpucoord-runner"
 MESSAGE_BYTES, MOST_FILES = 4096, 250
-MOST_DESCRIPTORS = 4096
-DONE = b'{"done": true}'
-ASKED = frozenset({signal.SIGTERM, signal.SIGUSR1})
-_libc = ctypes.CDLL(None, use_errno=True)
 
 
 class GuardedJob:
@@ -77,18 +71,14 @@ class GuardedJob:
 
     def done(self) -> None:
         """The result is written, and nothing is left to do."""
-        self._send(DONE)
+        self._tell({"done": True})
 
-    def _tell(self, message: dict[str, Any], files: Sequence[int] = ()) -> None:
-        if self._channel is not None:
-            self._send(json.dumps(message).encode(), files)
-
-    def _send(self, text: bytes, files: Sequence[int] = ()) -> None:
+    def _tell(self, message: dict[str, Any], files: list[int] | None = None) -> None:
         if self._channel is None:
             return
         flags = socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL
         with suppress(OSError):
-            socket.send_fds(self._channel, [text], files, flags)
+            socket.send_fds(self._channel, [json.dumps(message).encode()], files or [], flags)
 
 
 @dataclass(slots=True)
@@ -105,84 +95,51 @@ class RunnerState:
     # The pipe of the first process's errors, then the lock files.
     files: list[int] = field(default_factory=list)
 
-    def forget(self) -> bool:
-        """Close what was received. True: the runner has done all, and nothing of its job is left.
 
-        Then this guardian may have another runner.
-        """
-        for descriptor in self.files:
-            os.close(descriptor)
-        # A request to stop that came too late must not reach its next job.
-        is_asked = not ASKED.isdisjoint(signal.sigpending())
-        return self.done and not is_asked and _is_childless()
+def fork_runner() -> tuple[socket.socket, int] | RunnerState:
+    """Fork the runner. In it: the channel to its guardian, and the guardian's pid.
 
-
-def fork_runner(kept: Iterable[int] = ()) -> tuple[socket.socket, int] | RunnerState:
-    """Become a guardian, and fork its runner: see `become_guardian` and `fork_guarded`."""
-    become_guardian(kept)
-    return fork_guarded()
-
-
-def become_guardian(kept: Iterable[int] = ()) -> None:
-    """Detach this process from all that it came from, for itself and for its runners.
-
-    It has a session of its own, no stream, no folder, and no open file except `kept`. A closing
-    terminal does not end it. Requests to stop wait, so that they do not kill its runners either.
+    In the guardian it returns when the runner has ended, with the received state.
     """
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD, *ASKED})
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD, signal.SIGTERM, signal.SIGUSR1})
     for number in (signal.SIGHUP, signal.SIGINT):
         signal.signal(number, signal.SIG_IGN)
+    ours, peer = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    guardian = os.getpid()
+    runner = os.fork()
+    if runner == 0:
+        ours.close()
+        return peer, guardian
+    peer.close()
+    _become_guardian(ours.fileno())
+    # It has no other child before that: all else belongs to the runner.
+    os.waitpid(runner, 0)
+    return _received(ours, runner)
+
+
+def become_runner() -> None:
+    """The guardian takes the place of its dead runner."""
+    ctypes.CDLL(None).prctl(PR_SET_NAME, RUNNER.encode(), 0, 0, 0)
+
+
+def _become_guardian(channel: int) -> None:
+    # A signal to the runner's process group does not reach both.
     os.setsid()
     os.chdir("/")
     os.umask(0o077)
     nothing = os.open(os.devnull, os.O_RDWR)
     for stream in (0, 1, 2):
         os.dup2(nothing, stream)
-    below = 3
-    for descriptor in sorted(kept):
-        os.closerange(below, descriptor)
-        below = descriptor + 1
-    os.closerange(below, MOST_DESCRIPTORS)
-    resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
-    name_process(GUARDIAN)
-    adopt_orphans()
-
-
-def fork_guarded() -> tuple[socket.socket, int] | RunnerState:
-    """Fork a runner. In it: the channel to its guardian, and the guardian's pid.
-
-    In the guardian it returns when the runner has ended, with the received state.
-    """
-    ours, peer = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    guardian = os.getpid()
-    runner = os.fork()
-    if runner == 0:
-        ours.close()
-        # A signal to the runner's process group does not reach both.
-        os.setsid()
-        name_process(RUNNER)
-        adopt_orphans()
-        return peer, guardian
-    peer.close()
-    # It has no other child before that: all else belongs to the runner.
-    os.waitpid(runner, 0)
-    with ours:
-        return _received(ours, runner)
-
-
-def name_process(name: str) -> None:
-    _libc.prctl(PR_SET_NAME, name.encode(), 0, 0, 0)
-
-
-def adopt_orphans() -> None:
-    """Processes below this one become its children when their parents end."""
-    if _libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
-        raise OSError(ctypes.get_errno(), "PR_SET_CHILD_SUBREAPER")
+    os.closerange(3, channel)
+    os.closerange(channel + 1, MESSAGE_BYTES)
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.prctl(PR_SET_NAME, GUARDIAN.encode(), 0, 0, 0)
+    libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def _received(channel: socket.socket, runner: int) -> RunnerState:
-    state, texts = RunnerState(runner), []
+    state = RunnerState(runner)
     with suppress(OSError):
         while True:
             text, files, _, _ = socket.recv_fds(
@@ -190,24 +147,10 @@ def _received(channel: socket.socket, runner: int) -> RunnerState:
             )
             if not text:
                 break
-            texts.append(text)
             state.files += files
-    if texts and texts[-1] == DONE:
-        # The usual case. The rest is not needed.
-        state.done = True
-        return state
-    for text in texts:
-        for name, value in json.loads(text).items():
-            setattr(state, name, value)
+            for name, value in json.loads(text).items():
+                setattr(state, name, value)
     return state
-
-
-def _is_childless() -> bool:
-    try:
-        os.waitpid(-1, os.WNOHANG)
-    except ChildProcessError:
-        return True
-    return False
 
 
 def _wait_status(ended: os.waitid_result) -> int:

@@ -109,7 +109,7 @@ def _heed_all_signals() -> None:
 
 @cache
 def ignored_signals() -> tuple[int, ...]:
-    """Read once in the guardian, before a job waits for it."""
+    """Read once in the runner, before a job waits for it."""
     numbers = signal.valid_signals()
     return tuple(number for number in numbers if signal.getsignal(number) is signal.SIG_IGN)
 

@@ -9,6 +9,7 @@ If a process dies in between, the files show which steps have happened.
 
 from __future__ import annotations
 
+import ctypes
 import json
 import math
 import os
@@ -25,17 +26,19 @@ from scheduler.runner import attempt_files, files, launch, process_tree, yield_f
 from scheduler.runner.attempt_files import own_claim
 from scheduler.runner.confine.confinement import Confinement
 from scheduler.runner.guardian import (
-    MOST_DESCRIPTORS,
+    PR_SET_CHILD_SUBREAPER,
+    PR_SET_NAME,
     RUNNER,
     GuardedJob,
     RunnerState,
-    name_process,
+    become_runner,
 )
 from scheduler.runner.launch import HELD, Child
 from scheduler.runner.result import ReservedResult
 from scheduler.runner.spec import Claimed, Result, Spec, Started
-from scheduler.runner.watch import JobEnding, Watch
+from scheduler.runner.watch import HANDLED_SIGNALS, JobEnding, Watch
 
+MOST_DESCRIPTORS = 4096
 NOWHERE = Path("/proc/self/nowhere")
 
 
@@ -55,7 +58,7 @@ class Running:
 
 
 def run(folder: Path, channel: socket.socket | None = None, guardian: int = 0) -> None:
-    """Run the attempt of this folder, unless it has been claimed. Call in a forked runner.
+    """Run the attempt of this folder, unless it has been claimed. Call once detached.
 
     channel: to the guardian with this pid.
     """
@@ -81,6 +84,30 @@ def run(folder: Path, channel: socket.socket | None = None, guardian: int = 0) -
     runner.job.done()
 
 
+def detach() -> None:
+    """Own session, own streams, no folder held, not to be stopped by a closing terminal.
+
+    A request to stop that comes before the runner listens for it waits, and does not kill.
+    """
+    signal.pthread_sigmask(signal.SIG_BLOCK, HANDLED_SIGNALS)
+    for number in (signal.SIGHUP, signal.SIGINT):
+        signal.signal(number, signal.SIG_IGN)
+    # It wants to hear how its own children end.
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    os.setsid()
+    os.chdir("/")
+    os.umask(0o077)
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for stream in (0, 1, 2):
+        os.dup2(nothing, stream)
+    os.close(nothing)
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.prctl(PR_SET_NAME, RUNNER.encode(), 0, 0, 0)
+    if libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "PR_SET_CHILD_SUBREAPER")
+    resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
+
+
 def warm_up() -> None:
     """Run code paths before the order arrives: the first write to shared memory is slow."""
     spec = Spec(job_id=0, attempt=0, nonce="", argv=[], cwd="/", env={}, account="")
@@ -92,6 +119,7 @@ def warm_up() -> None:
     with suppress(OSError):
         _write_started(spec, NOWHERE, claimed, os.getpid())
     datagrams.send(NOWHERE, "scheduler")
+    launch.ignored_signals()
 
 
 def _attempt(runner: Running, channel: socket.socket | None, guardian: int) -> Result:
@@ -110,7 +138,7 @@ def _attempt(runner: Running, channel: socket.socket | None, guardian: int) -> R
     _write_started(spec, runner.folder, runner.claimed, child.pid, guardian)
     child.go()
     _wake(spec, datagrams.PATIENT)
-    files.drop_environment(runner.folder, spec.to_json())
+    files.drop_environment(runner.folder)
     return _follow(runner, _watch(runner, job), child)
 
 
@@ -120,8 +148,7 @@ def take_over(state: RunnerState) -> None:
     body = files.read_json(folder / files.SPEC) if state.folder and not state.done else None
     if body is None:
         return
-    # The guardian takes the place of its dead runner.
-    name_process(RUNNER)
+    become_runner()
     spec, job = Spec.from_json(body), GuardedJob(state.leader)
     confinement = Confinement(spec)
     confinement.take_over(state.leader, state.files[1:])

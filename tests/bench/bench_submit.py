@@ -70,6 +70,9 @@ def _rates(client: Client) -> tuple[float, float, float]:
     assert len(answer.json()["ids"]) == BATCH
     for job in holders:
         client._http.post(f"/api/jobs/{job}/cancel/")
+    for job in holders:
+        # Otherwise it outlives the service.
+        client._wait(job)
     return view, single, batch
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import random
 import signal
@@ -11,7 +10,6 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -132,85 +130,7 @@ def test_the_gpu_is_unlocked_when_the_result_is_there(run: Run, tmp_path: Path) 
     locked = locks.lock_gpus(tmp_path, [0], alone=True, instance=6)
     assert isinstance(locked, HeldLocks)
     locked.release()
-
-
-def open_files(pid: int) -> set[str]:
-    folder = Path(f"/proc/{pid}/fd")
-    return {str(file.readlink()) for file in folder.iterdir()}
-
-
-def next_of_guardian(run_next: Callable[[], RunningAttempt], guardian: int) -> RunningAttempt:
-    """The first of some attempts that this guardian is above."""
-    for _ in range(20):
-        attempt = run_next()
-        if attempt.started().guardian_pid == guardian:
-            return attempt
-        attempt.result()
-    raise AssertionError("the guardian has got no other runner")
-
-
-@pytest.fixture
-def run_next(spawner: RunnerStarter, tmp_path: Path) -> Callable[..., RunningAttempt]:
-    numbers = itertools.count(2)
-
-    def start(line: str = "true", **changes: object) -> RunningAttempt:
-        folder = tmp_path / "data" / "jobs" / str(next(numbers)) / "1"
-        return RunningAttempt(spawner, folder, *SHELL, line, **changes)
-
-    return start
-
-
-def test_a_guardian_has_one_runner_after_another(
-    run: Run, run_next: Callable[..., RunningAttempt]
-) -> None:
-    first = run("true")
-    first.result()
-    second = next_of_guardian(run_next, first.started().guardian_pid)
-
-    assert second.started().runner_pid != first.started().runner_pid
-    assert second.result().exit_code == 0
-
-
-def test_a_guardian_keeps_nothing_of_an_earlier_job(
-    run: Run, run_next: Callable[..., RunningAttempt], tmp_path: Path
-) -> None:
-    bounds = {"lock_folder": str(tmp_path), "gpus": [0], "alone": True, "instance": 5}
-    first = run("true", bounds=bounds, env={"KEY": "s3cret"})
-    first.result()
-    guardian = first.started().guardian_pid
-    second = next_of_guardian(partial(run_next, "sleep 0.3; exit 4"), guardian)
-
-    assert not [name for name in open_files(guardian) if str(tmp_path) in name]
-    assert b"s3cret" not in Path(f"/proc/{guardian}/environ").read_bytes()
-    assert second.result().exit_code == 4
-
-
-def test_a_guardian_of_several_jobs_takes_over_the_last_one(
-    run: Run, run_next: Callable[..., RunningAttempt]
-) -> None:
-    first = run("true")
-    first.result()
-    guardian = first.started().guardian_pid
-    second = next_of_guardian(partial(run_next, "echo began; sleep 0.3; exit 9"), guardian)
-    second.wait_for_log("began")
-    kill_runner(second)
-
-    assert (second.result().exit_code, second.result().stopped) == (9, None)
     wait_for(lambda: not is_running(guardian))
-
-
-def test_a_request_to_stop_that_comes_too_late_does_not_reach_the_next_job(
-    run: Run, run_next: Callable[..., RunningAttempt]
-) -> None:
-    """The guardian would obey it as soon as it took over the next job."""
-    first = run(*SHELL, "echo began; sleep 0.3")
-    first.wait_for_log("began")
-    guardian = first.started().guardian_pid
-    os.kill(guardian, signal.SIGTERM)
-    assert first.result().stopped is None
-
-    wait_for(lambda: not is_running(guardian))
-    assert run_next().result().exit_code == 0
 
 
 HELD = """
@@ -219,7 +139,7 @@ from scheduler.runner.guardian import GuardedJob, RunnerState, fork_runner
 from scheduler.runner.launch import Child, fork_job
 from scheduler.runner.spec import Spec
 out = os.dup(1)
-forked = fork_runner([out])
+forked = fork_runner()
 if not isinstance(forked, RunnerState):
     spec = Spec(job_id=1, attempt=1, nonce="n", argv=["/bin/echo"], cwd="/", env={}, account="")
     child = fork_job(spec, out)
