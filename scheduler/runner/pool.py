@@ -64,23 +64,12 @@ def _guard(orders: socket.socket) -> NoReturn:
 
 def _wait_and_run(orders: socket.socket, channel: socket.socket, guardian: int) -> NoReturn:
     try:
-<<<<<<< HEAD
-        orders = socket.socket(fileno=descriptor)
-        order = _order(orders, is_spare=kind == SPARE)
-        if order:
-            with suppress(OSError):
-                # RunnerStarter counts the orders that are taken.
-                orders.send(b".", FLAGS)
-        with suppress(OSError):
-            pool.send(TAKEN, FLAGS)
-=======
         detach()
         warm_up()
         order = orders.recv(8192)
         with suppress(OSError):
             # It is taken: see Spawner.
             orders.send(b".", socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
->>>>>>> d8026cb (Fork a guardian for each runner again: reuse lost a result in the storm of kills)
     except BaseException:
         time.sleep(PAUSE_S)
         os._exit(1)

@@ -2,8 +2,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
-import struct
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -12,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from scheduler.runner import attempt_files, files, process_tree
-from scheduler.runner.pool import SPARE, TAKEN, _wait_and_run
 from scheduler.runner.spawning import RunnerStarter
 from tests.pace import Stopwatch
 from tests.processes.attempts import (
@@ -295,21 +292,6 @@ def test_many_are_started_at_once(spawner: RunnerStarter, tmp_path: Path) -> Non
     attempts = [RunningAttempt(spawner, jobs / str(n) / "1", "/bin/true") for n in range(100)]
 
     assert {attempt.result().exit_code for attempt in attempts} == {0}
-
-
-def test_a_spare_runner_that_has_waited_long_enough_counts_no_order_as_taken() -> None:
-    starter, orders = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    pool, peer = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    orders.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", 0, 10_000))
-    with starter, orders, pool, peer:
-        runner = os.fork()
-        if runner == 0:
-            _wait_and_run(SPARE, orders.detach(), peer, socket.socket(), os.getpid())
-        assert os.waitpid(runner, 0)[1] == 0
-        assert pool.recv(1) == TAKEN
-        starter.setblocking(False)
-        with pytest.raises(BlockingIOError):
-            starter.recv(1)
 
 
 def test_a_pool_that_is_stuck_is_replaced(spawner: RunnerStarter, tmp_path: Path) -> None:
