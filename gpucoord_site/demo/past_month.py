@@ -13,6 +13,7 @@ from django.contrib.auth.models import User
 from gpucoord_site.demo.days import DAY_S, DAYS, HOUR_S, SHORTEST_S
 from gpucoord_site.demo.past import PEOPLE, PROGRAMS
 from monitor.facts.formats import duration
+from monitor.facts.readings import OwnerSource
 from monitor.models import Claim, Event, Incident, ProcessHour, ProcessUse
 from monitor.sampling.probes.simulated.scenario import Scenario
 from scheduler.facts.jobs import JobState, Outcome
@@ -132,7 +133,8 @@ def _uses(
             gpu_id=uuids[job.gpus[0]],
             user=job.owner, program="python3", job_ref=str(row.pk), job_owner=job.owner,
             created_at=_at(begin), first_seen_at=_at(begin), last_seen_at=_at(job.ended),
-            ended_at=_at(job.ended), source="process_utilization", **_sums(job, held),
+            ended_at=_at(job.ended), source="process_utilization",
+            owner_source=OwnerSource.JOB.value, **_sums(job, held),
         )  # fmt: skip
 
 
@@ -162,7 +164,7 @@ def _incidents(scenario: Scenario, host: str, now: datetime) -> Iterator[Inciden
     """Memory held idle and use outside the queue, every few days and today, while jobs waited."""
     kinds = (
         ("idle_held", "erin", 5, "Memory held idle"),
-        ("sustained", "bob", 2, "Heavy use outside the queue"),
+        ("sustained", "bob", 2, "Detected GPU hog"),
     )
     past = [
         (day, *kinds[day % 2], timedelta(days=day, hours=day % 7), timedelta(hours=2 + day % 4))
@@ -170,7 +172,7 @@ def _incidents(scenario: Scenario, host: str, now: datetime) -> Iterator[Inciden
     ]
     # Overuse in the last 24 h, for the mode.
     past.append((1, *kinds[1], timedelta(hours=7), timedelta(hours=1.6)))
-    dana = ("sustained", "dana", 4, "Heavy use outside the queue")
+    dana = ("sustained", "dana", 4, "Detected GPU hog")
     past.append((0, *dana, timedelta(hours=4), timedelta(hours=1.2)))
     for day, rule, user, gpu, title, before, lasted in past:
         if gpu >= scenario.size:

@@ -85,13 +85,14 @@ def form_context(request: HttpRequest, name: str) -> Context:
     own = Prompt.objects.filter(owner=cast(User, request.user), model=name)
     chosen = request.GET.get("prompt", "")
     number = int(chosen) if chosen.isdecimal() and len(chosen) < 18 else None
+    others = own if number is None else own.exclude(pk=number)
     return {
         "types": [kind.value for kind in PromptType],
         "default_type": PromptType.GENERATE.value,
         "priorities": range(1, 6),
         "default_priority": DEFAULT_PRIORITY,
         "prompt": None if number is None else own.filter(pk=number).first(),
-        "own_prompts": own.exclude(pk=number).defer("result", "parameters").order_by("-pk")[:SHOWN],
+        "own_prompts": others.defer("result", "parameters").order_by("-pk")[:SHOWN],
     }
 
 
