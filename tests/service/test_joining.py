@@ -88,7 +88,7 @@ def _hosts(api: httpx.Client) -> list[str]:
 
 
 def test_a_job_on_another_host_is_chosen_followed_and_read_from_here(
-    url: str, tmp_path: Path
+    url: str, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     here, there = tmp_path / "east", tmp_path / "west"
     with Service(here, DATABASE_URL=url, GPUCOORD_NODE="east") as east:
@@ -105,6 +105,8 @@ def test_a_job_on_another_host_is_chosen_followed_and_read_from_here(
         west = Service(there, DATABASE_URL=url, GPUCOORD_NODE="west", **env)
         headers = {"Authorization": f"Bearer {token(east)}"}
         west.start(*port)
+        # A test that fails half-way leaves no service.
+        request.addfinalizer(lambda: west.process.poll() is not None or west.stop())
         with _api(east.address, headers) as api:
             wait_until(lambda: _hosts(api) == ["east", "west"], 60, "both hosts")
             body = {"command": "echo from there; sleep 600", "gpus": 0}
@@ -129,14 +131,12 @@ def test_a_job_on_another_host_is_chosen_followed_and_read_from_here(
             lost = wait_until(lambda: _lost(again, number), 60, "the silence is noticed")
             assert lost["state"] == "running"
             west.start(*port)
-            try:
-                # The same job, adopted; nothing ran twice.
-                wait_until(lambda: _lost(again, number) is None, 60, "contact again")
-                again.post(f"jobs/{number}/cancel/")
-                ended_job = wait_until(lambda: _finished(again, number), 60, "the end of the job")
-                assert (ended_job["outcome"], len(ended_job["attempts"])) == ("cancelled", 1)
-            finally:
-                west.stop()
+            # The same job, adopted; nothing ran twice.
+            wait_until(lambda: _lost(again, number) is None, 60, "contact again")
+            again.post(f"jobs/{number}/cancel/")
+            ended_job = wait_until(lambda: _finished(again, number), 60, "the end of the job")
+            assert (ended_job["outcome"], len(ended_job["attempts"])) == ("cancelled", 1)
+            west.stop()
 
 
 class LogViewer(Viewer):
