@@ -75,7 +75,7 @@ def test_a_body_over_the_limit_is_413(rest: Rest, path: str) -> None:
     status, answer = rest.post(path, {"command": TOO_LARGE})
 
     assert status == 413
-    assert "2.5 MB" in answer["detail"]
+    assert "2.5 MiB" in answer["detail"]
 
 
 @pytest.mark.parametrize("path", ["/jobs/new/", "/windows/ask/", "/login/", "/mode/"])
@@ -88,7 +88,7 @@ def test_a_form_over_the_limit_is_413(
     answer = browser.post(path, f"command={TOO_LARGE}", "application/x-www-form-urlencoded")
 
     assert answer.status_code == 413
-    assert "2.5 MB" in answer.content.decode()
+    assert "2.5 MiB" in answer.content.decode()
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,6 @@ from scheduler.engines import leaders
 from scheduler.engines.policy.leaders import ReportedProcess, refusal_of
 from scheduler.models import Attempt
 
-REFUSED = "JOB_PROCESS_REFUSED"
 # (pid, start ticks, ref) -> the process; None: it is not there.
 Read = Callable[[int, int, str], ReportedProcess | None]
 
@@ -67,14 +66,16 @@ def _store(attempt: Attempt, refusal: str | None, now: datetime) -> None:
         snapshots.set_leader(job_ref, pid, attempt.start_ticks)
         return
     snapshots.set_leader(job_ref, None, None)
-    is_told = refusal and events.recent(1, kind=REFUSED, job_ref=job_ref, since=attempt.placed_at)
+    is_told = refusal and events.recent(
+        1, kind="JOB_PROCESS_REFUSED", job_ref=job_ref, since=attempt.placed_at
+    )
     if refusal and not is_told:
         text = (
             f"Job {job_ref} reports process {pid} on {attempt.node} as its own, but {refusal}."
             " The process is not attributed to the job."
         )
         events.add(
-            REFUSED,
+            "JOB_PROCESS_REFUSED",
             text,
             now=now,
             severity="warning",

@@ -17,7 +17,7 @@ from monitor.identity.policy.owners import attribute
 from monitor.models import Claim, Event, ItemFault
 from monitor.runtime.probes.process_identity import start_ticks
 from monitor.snapshot import rows as snapshots
-from scheduler.dispatch.steps.engine_leaders import REFUSED, LeaderCheck
+from scheduler.dispatch.steps.engine_leaders import LeaderCheck
 from scheduler.engines import leaders
 from scheduler.engines.policy.leaders import ReportedProcess, refusal_of
 from scheduler.facts.jobs import Identity
@@ -27,6 +27,7 @@ from tests import jobs_made
 from tests.builders import GIB, NOW, gpu_uuid
 
 NODE, UID, OTHER, REF = "gpubox", 1001, 1002, "71"
+REFUSED = "JOB_PROCESS_REFUSED"
 IN_JOB = "0::/system.slice/slurmstepd.scope/job_71/step_batch/user/task_0"
 IN_V1 = (
     "4:freezer:/slurm_gpubox/uid_1001/job_71/step_batch\n1:name=systemd:/user.slice/user-0.slice"
