@@ -260,3 +260,18 @@ def test_it_lists_isolation_features(
     assert "Isolation on other</h2>" in html
     assert ">active</span> cgroup version 2" in html
     assert ">ready</span> +10" in html
+
+
+def test_a_problem_of_the_readings_may_wrap_and_its_commands_are_set_as_code(
+    alice: User, as_user: AsUser
+) -> None:
+    problem, remedy = "No driver was found <here>.", "Install it: `apt install nvidia-driver`"
+    snapshots.record(snapshot(at=timezone.now(), problem=problem, remedy=remedy))
+
+    page = as_user(alice).get("/status/").content.decode()
+
+    # A badge is one line, so a long sentence in it would make a phone scroll.
+    assert '<span class="badge" data-shape="warning">problem</span>' in page
+    assert "No driver was found &lt;here&gt;." in page
+    assert "<code>apt install nvidia-driver</code>" in page
+    assert "`" not in page

@@ -3,9 +3,11 @@ from __future__ import annotations
 import os
 import re
 import signal
+import sqlite3
 import subprocess
 import sys
 from collections import defaultdict
+from contextlib import closing
 from datetime import timedelta
 from itertools import takewhile
 from pathlib import Path
@@ -180,6 +182,31 @@ class Demo:
     @property
     def folder(self) -> Path | None:
         return next(self.tmp.glob("gpucoord-demo-*"), None)
+
+    def __enter__(self) -> Demo:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.process.terminate()
+        self.process.wait(LONGEST_S)
+
+    def rows(self, statement: str, *values: str) -> list[tuple[Any, ...]]:
+        """Of the demo's database."""
+        assert self.folder is not None
+        database = self.folder / "data" / "gpucoord.sqlite3"
+        with closing(sqlite3.connect(database, timeout=60)) as connection:
+            return connection.execute(statement, values).fetchall()
+
+    def page_of_alice(self, path: str) -> str:
+        password = re.search(r"password of both: (\S+)", self.log.read_text())
+        assert password is not None
+        with httpx.Client(base_url=self.address, timeout=LONGEST_S) as browser:
+            form = browser.get("/login/").text
+            token = re.search(r'name="csrfmiddlewaretoken" value="(\w+)"', form)
+            assert token is not None
+            values = {"username": "alice", "password": password[1], "csrfmiddlewaretoken": token[1]}
+            browser.post("/login/", data=values)
+            return browser.get(path).text
 
     def jobs(self) -> list[int]:
         """The pids of the processes that work in the demo's folder: its jobs."""

@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-import re
-import sqlite3
-from contextlib import closing
 from pathlib import Path
-from typing import Any
 
-import httpx
 import pytest
 
 from gpucoord_site.demo.batches import ITEMS
@@ -32,36 +27,16 @@ def test_jobs_of_the_queue_leave_the_gpu_of_the_batch_idle() -> None:
 @pytest.mark.processes
 @pytest.mark.timeout(900)
 def test_a_visitor_sees_idle_work_start_after_the_batch(tmp_path: Path) -> None:
-    demo = Demo(tmp_path)
-    try:
-        folder = demo.folder
-        assert folder is not None
-        database = folder / "data" / "gpucoord.sqlite3"
-
-        def rows(statement: str) -> list[tuple[Any, ...]]:
-            with closing(sqlite3.connect(database, timeout=60)) as connection:
-                return connection.execute(statement).fetchall()
-
+    with Demo(tmp_path) as demo:
         started = "SELECT text FROM monitor_event WHERE kind = 'IDLE_WORK_STARTED'"
-        wait_until(lambda: rows(started), STORY_S, "a job of a template")
+        wait_until(lambda: demo.rows(started), STORY_S, "a job of a template")
         done = "SELECT count(*) FROM scheduler_batchitem WHERE status = 'complete'"
-        assert rows(done) == [(ITEMS,)]
+        assert demo.rows(done) == [(ITEMS,)]
         choice = "SELECT template, job FROM scheduler_idlechoice ORDER BY id DESC LIMIT 1"
-        ((template, job),) = rows(choice)
+        ((template, job),) = demo.rows(choice)
         state = f"SELECT state, gpus FROM scheduler_job WHERE id = {job}"
-        wait_until(lambda: rows(state)[0][0] == "running", LONGEST_S, "the job runs")
-        password = re.search(r"password of both: (\S+)", demo.log.read_text())
-        assert password is not None
-        with httpx.Client(base_url=demo.address, timeout=LONGEST_S) as browser:
-            form = browser.get("/login/").text
-            token = re.search(r'name="csrfmiddlewaretoken" value="(\w+)"', form)
-            assert token is not None
-            values = {"username": "alice", "password": password[1], "csrfmiddlewaretoken": token[1]}
-            browser.post("/login/", data=values)
-            page = browser.get("/idle-work/").text
-            assert f"/jobs/{job}/" in page
-            assert f"{template} " in page
-            assert "Seed" in page
-    finally:
-        demo.process.terminate()
-        demo.process.wait(LONGEST_S)
+        wait_until(lambda: demo.rows(state)[0][0] == "running", LONGEST_S, "the job runs")
+        page = demo.page_of_alice("/idle-work/")
+        assert f"/jobs/{job}/" in page
+        assert f"{template} " in page
+        assert "Seed" in page

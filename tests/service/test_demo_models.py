@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import re
-import sqlite3
 from collections.abc import Callable
-from contextlib import closing
 from datetime import timedelta
 from pathlib import Path
 from random import Random
 from typing import Any
 
-import httpx
 import pytest
 from django.contrib.auth.models import User
 from django.test import Client
@@ -146,39 +142,19 @@ def test_a_small_server_has_the_models_where_there_is_room(
 @pytest.mark.processes
 @pytest.mark.timeout(600)
 def test_a_visitor_sees_the_whole_story(tmp_path: Path) -> None:
-    demo_run = Demo(tmp_path)
-    try:
-        folder = demo_run.folder
-        assert folder is not None
-        database = folder / "data" / "gpucoord.sqlite3"
+    with Demo(tmp_path) as demo_run:
 
         def events(kind: str) -> list[str]:
-            with closing(sqlite3.connect(database, timeout=60)) as connection:
-                found = connection.execute(
-                    "SELECT text FROM monitor_event WHERE kind = ? ORDER BY id", (kind,)
-                )
-                return [text for (text,) in found if LEAVES in text]
+            told = "SELECT text FROM monitor_event WHERE kind = ? ORDER BY id"
+            return [text for (text,) in demo_run.rows(told, kind) if LEAVES in text]
 
         wait_until(lambda: events("MODEL_READY"), LONGEST_S, "the model is ready")
         wait_until(lambda: events("MODEL_EVICTED"), LONGEST_S, "the model is evicted")
         wait_until(lambda: len(events("MODEL_READY")) > 1, LONGEST_S, "the model is back")
-        with closing(sqlite3.connect(database, timeout=60)) as connection:
-            prompts = dict(
-                connection.execute("SELECT status, count(*) FROM scheduler_prompt GROUP BY status")
-            )
-        assert prompts["complete"] > 10
-        assert "failed" not in prompts
-        password = re.search(r"password of both: (\S+)", demo_run.log.read_text())
-        assert password is not None
-        with httpx.Client(base_url=demo_run.address, timeout=LONGEST_S) as browser:
-            form = browser.get("/login/").text
-            token = re.search(r'name="csrfmiddlewaretoken" value="(\w+)"', form)
-            assert token is not None
-            values = {"username": "alice", "password": password[1], "csrfmiddlewaretoken": token[1]}
-            browser.post("/login/", data=values)
-            page = browser.get(f"/models/{LEAVES}/").text
-            assert "leaves its GPU" in page
-            assert "jobs wait for a GPU" in page
-    finally:
-        demo_run.process.terminate()
-        demo_run.process.wait(LONGEST_S)
+        ended = "SELECT status, count(*) FROM scheduler_prompt GROUP BY status"
+        counts = dict(demo_run.rows(ended))
+        assert counts["complete"] > 10
+        assert "failed" not in counts
+        page = demo_run.page_of_alice(f"/models/{LEAVES}/")
+        assert "leaves its GPU" in page
+        assert "jobs wait for a GPU" in page
