@@ -88,11 +88,18 @@ def _explained(
         _mark_cancelled(attempt.job, now)
         return replace(observed, result=replace(observed.result, stopped="asked"))
     if word in PREEMPTED and observed.result is not None:
-        _ensure_request(attempt, "Slurm preempted it for another job.", now)
+        _ensure_request(attempt, _left_text(word), now)
         return replace(observed, result=replace(observed.result, yielded=True))
     if word in ("TIMEOUT", "DEADLINE") and observed.result is not None:
         return replace(observed, result=replace(observed.result, stopped="time_limit"))
     return observed
+
+
+def _left_text(word: str) -> str:
+    """A task that is in Slurm's queue again need not have left for another job."""
+    if word == "PREEMPTED":
+        return "Slurm preempted it for another job."
+    return "Slurm stopped it and put it back into its queue: for another job, or without its node."
 
 
 def _word(task: EngineTask) -> str:
@@ -127,7 +134,7 @@ def record_lost(
     word = _word(task)
     saved = attempt.job.preemptible and specs.has_saved(attempt.job)
     if word == "PREEMPTED":
-        _ensure_request(attempt, "Slurm preempted it for another job.", now)
+        _ensure_request(attempt, _left_text(word), now)
     if word in ENDS and task.ended_since is not None:
         outcome, problem = ENDS[word]
         if outcome is Outcome.CANCELLED:

@@ -11,6 +11,7 @@ import pytest
 from django.db import transaction
 
 from monitor.models import ItemFault
+from scheduler.dispatch.steps.engine_endings import _left_text
 from scheduler.dispatch.steps.engine_tasks import EngineStep
 from scheduler.engines.facts import EngineName, TaskList
 from scheduler.engines.policy.requests import EngineRules
@@ -107,3 +108,9 @@ def test_looks_that_fail_are_one_fault(engine: FakeEngine, step: EngineStep) -> 
     steps_until(step, lambda: engine.looks >= 5, timedelta(minutes=1))
 
     assert list(ItemFault.objects.values_list("item", flat=True)) == ["look"]
+
+
+def test_a_task_that_slurm_queues_again_is_not_said_to_have_left_for_another_job() -> None:
+    assert _left_text("PREEMPTED") == "Slurm preempted it for another job."
+    for word in ("PENDING", "REQUEUED"):
+        assert "or without its node" in _left_text(word)
