@@ -140,8 +140,10 @@ class EngineAnswers:
 def best_by_nonce(
     look: TaskList, uids: Mapping[str, int]
 ) -> tuple[dict[str, TaskReport], list[TaskReport]]:
-    """The task of each nonce, and further living tasks of the same nonce.
+    """The task of each nonce, and further tasks of the same nonce that wait.
 
+    Of two tasks that run, one has claimed the attempt. The other one ends by itself at once, and
+    the engine does not say which of them that is: so none is stopped.
     uids: of the accounts that submitted them. Every user can read a nonce in the list of the engine
     and submit a task with it, so a task of another account does not count.
     """
@@ -157,7 +159,7 @@ def best_by_nonce(
             continue
         first, second = sorted((other, report), key=lambda answer: order.index(answer.state))
         best[report.nonce] = first
-        if second.state in ALIVE:
+        if second.state is TaskState.WAITING:
             extras.append(second)
     return best, extras
 

@@ -32,6 +32,7 @@ from scheduler.engines.facts import (
     Ticket,
 )
 from scheduler.engines.leaders import account_of
+from scheduler.engines.policy import slurm_reasons
 from scheduler.engines.policy.follow import (
     STOP_AGAIN,
     Claim,
@@ -146,10 +147,18 @@ class EngineStep:
                 self._calls.start("version", "", self._engine.version)
 
     def _stop_extras(self, extras: list[TaskReport], now: datetime) -> None:
-        """They run nothing: the attempt is claimed, or is not wanted any more."""
+        """They run nothing: the attempt is claimed, or is not wanted any more.
+
+        A task that waits may start at any moment and be the one that claims the attempt, so it is
+        held first. It is stopped when a later answer says that it is held.
+        """
         for report in extras:
-            if self._is_due("extra", report.ref, now):
-                self._calls.start("stop", report.ref, partial(self._engine.stop, report.ref))
+            may_start = report.state is TaskState.WAITING and not slurm_reasons.is_held(
+                report.reason
+            )
+            kind, call = ("hold", self._engine.hold) if may_start else ("stop", self._engine.stop)
+            if self._is_due(f"{kind} extra", report.ref, now):
+                self._calls.start(kind, report.ref, partial(call, report.ref))
 
     # Consequences of each decision.
 

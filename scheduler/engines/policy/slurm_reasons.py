@@ -64,6 +64,11 @@ _TIERS: tuple[tuple[Tier, tuple[str, ...]], ...] = (
 _OTHERS = Tier.CONTENTION
 
 
+def is_held(reason: str) -> bool:
+    """Whether Slurm does not start the task until it is released."""
+    return reason.startswith("JobHeld")
+
+
 def tier_of(reason: str) -> Tier:
     """The tier of a reason. A reason that is not listed is taken for contention."""
     for tier, beginnings in _TIERS:

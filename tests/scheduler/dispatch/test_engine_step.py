@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any, cast
 
@@ -11,9 +12,10 @@ import pytest
 from django.db import transaction
 
 from monitor.models import ItemFault
+from scheduler.dispatch.steps.engine_answers import best_by_nonce
 from scheduler.dispatch.steps.engine_endings import _left_text
 from scheduler.dispatch.steps.engine_tasks import EngineStep
-from scheduler.engines.facts import EngineName, TaskList
+from scheduler.engines.facts import EngineName, TaskList, TaskReport, TaskState
 from scheduler.engines.policy.requests import EngineRules
 from scheduler.engines.slurm import SlurmEngine
 from scheduler.execution.steps.specs import SpecWriter
@@ -35,6 +37,7 @@ class FakeEngine:
         self.answers = threading.Event()
         self.error: Exception | None = None
         self.listed_nodes: list[object] = []
+        self.changes: list[str] = []
 
     def look(self) -> TaskList:
         self.looks += 1
@@ -48,6 +51,14 @@ class FakeEngine:
 
     def version(self) -> str:
         return "slurm 22.05"
+
+    def hold(self, ref: str) -> str:
+        self.changes.append(f"hold {ref}")
+        return ""
+
+    def stop(self, ref: str) -> str:
+        self.changes.append(f"stop {ref}")
+        return ""
 
 
 @pytest.fixture
@@ -114,3 +125,36 @@ def test_a_task_that_slurm_queues_again_is_not_said_to_have_left_for_another_job
     assert _left_text("PREEMPTED") == "Slurm preempted it for another job."
     for word in ("PENDING", "REQUEUED"):
         assert "or without its node" in _left_text(word)
+
+
+def _twice(first: TaskState, second: TaskState) -> list[str]:
+    """The refs that are stopped when one nonce has two tasks, "1" and "2"."""
+    states = {"1": first, "2": second}
+    tasks = [TaskReport(ref=ref, state=state, nonce="n") for ref, state in states.items()]
+    _, extras = best_by_nonce(TaskList(tasks=tasks), {})
+    return [report.ref for report in extras]
+
+
+def test_of_two_tasks_of_a_nonce_the_one_that_waits_is_stopped() -> None:
+    assert _twice(TaskState.WAITING, TaskState.RUNNING) == ["1"]
+    assert _twice(TaskState.WAITING, TaskState.WAITING) == ["2"]
+
+
+def test_of_two_tasks_of_a_nonce_that_run_none_is_stopped() -> None:
+    assert _twice(TaskState.RUNNING, TaskState.RUNNING) == []
+
+
+def test_a_task_too_many_is_held_before_it_is_stopped(engine: FakeEngine, step: EngineStep) -> None:
+    def stop(*reports: TaskReport) -> list[str]:
+        engine.changes.clear()
+        step._stop_extras(list(reports), NOW)
+        watch = Stopwatch()
+        while not engine.changes and not watch.has_run(LONGEST_S):
+            step._calls.finished()
+        return list(engine.changes)
+
+    waits = TaskReport(ref="7", state=TaskState.WAITING, reason="Resources")
+
+    assert stop(waits) == ["hold 7"]
+    assert stop(replace(waits, reason="JobHeldUser")) == ["stop 7"]
+    assert stop(TaskReport(ref="8", state=TaskState.RUNNING)) == ["stop 8"]
