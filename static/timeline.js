@@ -3,7 +3,7 @@
 (() => {
   const app = window.gpucoord;
   const BACK_S = 24 * 3600, AHEAD_S = 6 * 3600, SHORTEST_S = 60;
-  const STEPS = [10, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 21600, 43200];
+  const STEPS = [10, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 21600, 43200, 86400, 172800, 345600, 604800];
   const MOVE = 0.2, ZOOM = 1.6, MOST_TICKS = 10, LEAST_DRAG_PX = 6, LEAST_LABEL_PX = 28, LETTER_PX = 6.5, HATCH_PX = 8;
   // The chosen stretch in epoch seconds; null: everything, moving along with the time.
   let chosen = null;
@@ -88,11 +88,11 @@
     const grid = box().querySelector(".tl-grid");
     const { since, until } = span();
     const most = Math.max(2, Math.min(MOST_TICKS, Math.floor(grid.clientWidth / 70)));
-    const step = STEPS.find((each) => (until - since) / each <= most) || 43200;
+    const step = STEPS.find((each) => (until - since) / each <= most) || STEPS.at(-1);
     const offset = -60 * new Date().getTimezoneOffset();
     const x = (t) => `${((100 * (t - since)) / (until - since)).toFixed(3)}%`;
     const marks = [];
-    const now = clock(), clear = (32 / grid.clientWidth) * (until - since);
+    const now = clock(), clear = (44 / grid.clientWidth) * (until - since);
     const edge = (20 / grid.clientWidth) * (until - since);
     for (let t = Math.ceil((since + offset) / step) * step - offset; t < until; t += step) {
       const isWhole = t > since + edge && t < until - edge;

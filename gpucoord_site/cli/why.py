@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from argparse import ArgumentParser
 from collections.abc import Iterator, Sequence
-from datetime import datetime
+from datetime import UTC, datetime
 from itertools import groupby
 from typing import Any
 
 from gpucoord_site.cli import connection
+from scheduler.facts.units import sentence_parts
 
 BAR = 20
 
@@ -23,7 +24,7 @@ def lines(answer: dict[str, Any]) -> Iterator[str]:
     """The answer in words."""
     yield f"job {answer['id']} ({answer['name']}): {answer['state']}"
     if answer["state"] != "queued" or not answer["blockers"]:
-        yield answer["text"]
+        yield _local(answer["text"])
     if answer["state"] != "queued":
         return
     yield from _headline(answer)
@@ -52,7 +53,7 @@ def _headline(answer: dict[str, Any]) -> Iterator[str]:
     """The main reason, and what lifts it."""
     first = answer.get("headline")
     if first:
-        yield f"{first['headline']} {first['next_step']}".strip()
+        yield _local(f"{first['headline']} {first['next_step']}".strip())
 
 
 def _reasons(answer: dict[str, Any]) -> Iterator[str]:
@@ -76,7 +77,7 @@ def _expected_start(answer: dict[str, Any]) -> Iterator[str]:
 
 
 def _reason(blocker: dict[str, Any]) -> Iterator[str]:
-    yield blocker["text"]
+    yield _local(blocker["text"])
     until = blocker["until"]
     details = {
         "requested": blocker["requested"],
@@ -95,7 +96,17 @@ def _factor(factor: dict[str, Any]) -> str:
 
 def _time(iso: str) -> str:
     """In the time zone of this computer."""
-    local = datetime.fromisoformat(iso).astimezone()
+    return _words(datetime.fromisoformat(iso))
+
+
+def _local(sentence: str) -> str:
+    """The sentence with its times in the time zone of this computer."""
+    parts = sentence_parts(sentence, datetime.now(UTC))
+    return "".join(part if isinstance(part, str) else _words(part) for part in parts)
+
+
+def _words(moment: datetime) -> str:
+    local = moment.astimezone()
     return f"{local:%a} {local.day} {local:%b %H:%M %Z}"
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from contextlib import suppress
 from datetime import datetime, timedelta
 from itertools import chain
 from zoneinfo import ZoneInfo
 
 from monitor.facts.formats import GIB, gib
-from monitor.facts.input_rules import possible_time
+from monitor.facts.input_rules import EARLIEST, LATEST, possible_time
 
 _BYTES = {
     "": 1,
@@ -126,9 +128,15 @@ def parse_moment(text: str, now: datetime, zone: str) -> datetime:
         return _clock(relative[1], int(relative[2]), int(relative[3]), local, text)
     try:
         moment = datetime.fromisoformat(text.strip())
-        return possible_time(moment if moment.tzinfo else moment.replace(tzinfo=ZoneInfo(zone)))
     except ValueError:
         raise ValueError(_no_moment(text)) from None
+    try:
+        return possible_time(moment if moment.tzinfo else moment.replace(tzinfo=ZoneInfo(zone)))
+    except ValueError:
+        raise ValueError(
+            f"{quoted(text)} is out of range; times between {EARLIEST.year} and"
+            f" {LATEST.year - 1} are possible."
+        ) from None
 
 
 def _no_moment(text: str) -> str:
@@ -145,6 +153,38 @@ def _clock(day: str | None, hour: int, minute: int, local: datetime, text: str) 
     if day == "tomorrow " or (day is None and at <= local):
         at = (at + timedelta(days=1)).replace(fold=0)
     return at
+
+
+_MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
+_MOMENT = re.compile(
+    rf"\b(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun) ([0-9]{{1,2}}) ({'|'.join(_MONTHS)})"
+    r" ([0-9]{2}):([0-9]{2}) \(([A-Za-z0-9_+/-]{1,60})\)"
+)
+
+
+def sentence_parts(text: str, now: datetime) -> Iterator[str | datetime]:
+    """The sentence, with each moment such as "Mon 2 Mar 22:00 (UTC)" as a datetime.
+
+    Moments have no year; the one closest to `now` is meant. Unreadable moments stay text.
+    """
+    end = 0
+    for match in _MOMENT.finditer(text):
+        if (moment := _closest(match, now)) is not None:
+            yield text[end : match.start()]
+            yield moment
+            end = match.end()
+    yield text[end:]
+
+
+def _closest(match: re.Match[str], now: datetime) -> datetime | None:
+    day, month, hour, minute = match[1], _MONTHS.index(match[2]) + 1, match[3], match[4]
+    candidates = []
+    for year in (now.year - 1, now.year, now.year + 1):
+        # Only leap years have 29 February. ZoneInfo raises any of these for an unknown name.
+        with suppress(ValueError, KeyError, OSError):
+            zone = ZoneInfo(match[5])
+            candidates.append(datetime(year, month, int(day), int(hour), int(minute), tzinfo=zone))
+    return min(candidates, key=lambda moment: abs(moment - now), default=None)
 
 
 def parse_indices(text: str) -> tuple[tuple[int, ...], int | None]:
@@ -174,6 +214,8 @@ def parse_indices(text: str) -> tuple[tuple[int, ...], int | None]:
 
 
 def _indices(part: str, text: str) -> range:
+    if any(len(number) > 7 for number in re.findall(r"[0-9]+", part)):
+        raise ValueError(f"{quoted(part)} is out of range; the largest index is {LARGEST_INDEX}.")
     match = _INDICES.fullmatch(part)
     if match is None:
         raise ValueError(f"{quoted(text)} has no valid index; write it like 0-9, 1,3,5 or 0-20:2.")

@@ -25,7 +25,13 @@ from scheduler.facts.people import Quota
 from scheduler.fair_share.rows import capacity
 from scheduler.intake.policy import admission, new_job
 from scheduler.intake.policy.new_job import UnableToSubmit
-from scheduler.intake.steps.checks import account_refusals, checked, checked_all, impossible, single
+from scheduler.intake.steps.checks import (
+    account_refusals,
+    checked_all,
+    impossible,
+    single,
+    together,
+)
 from scheduler.lifecycle.rows import changes as job_changes
 from scheduler.lifecycle.rows import queue as job_queue
 from scheduler.models import Job, JobInput, SubmissionKey
@@ -43,7 +49,28 @@ MOST_INPUT_BYTES = 64 * 1024**2
 
 def submit(raw: Mapping[str, Any], owner: User, now: datetime) -> Job:
     """Put a job into the queue. Raises UnableToSubmit with all mistakes."""
-    return admit(checked(raw, now), owner, now)
+    return admit(checked_for(raw, owner, now), owner, now)
+
+
+@single()
+def checked_for(raw: Mapping[str, Any], owner: User, now: datetime) -> NewJob:
+    """Parse a job of this user. Raises UnableToSubmit with all mistakes, of the quota too."""
+    return _checked_for([raw], owner, now)[0]
+
+
+def _checked_for(raws: Sequence[Mapping[str, Any]], owner: User, now: datetime) -> list[NewJob]:
+    """Jobs without mistakes are checked against the quota when they are stored."""
+    try:
+        return checked_all(raws, now)
+    except UnableToSubmit as error:
+        # GPU-minutes are computed from fields that may have been refused.
+        limits = [
+            refusal
+            for refusal in _limit_refusals(error.readable, owner, quota_rows.of_person(owner))
+            if refusal.field != "time_limit"
+        ]
+        refusals = together(error.refusals, limits)
+        raise UnableToSubmit(refusals, error.readable) from None
 
 
 @single()
@@ -70,7 +97,8 @@ def submit_all(
     them. Raises UnableToSubmit, also when the earlier request had another body.
     """
     if key is None:
-        return _numbers(_admit(within_agent(checked_all(raws, now), agent), owner, now)), False
+        new = within_agent(_checked_for(raws, owner, now), agent)
+        return _numbers(_admit(new, owner, now)), False
     digest = request_digest(list(raws))
     if (earlier := _submitted_before(owner, key, digest, now)) is not None:
         return earlier, True
@@ -79,7 +107,7 @@ def submit_all(
         store_key(owner, key, digest, jobs, now)
 
     try:
-        new = within_agent(checked_all(raws, now), agent)
+        new = within_agent(_checked_for(raws, owner, now), agent)
         return _numbers(_admit(new, owner, now, keep)), False
     except IntegrityError:
         # A request at the same time was first.

@@ -19,6 +19,7 @@ from ninja.responses import Status
 from monitor.api.input import InvalidInput, Moment
 from monitor.facts.input_rules import character_problem
 from monitor.models import Agent
+from scheduler.blockers.policy.next_steps import addressed
 from scheduler.dispatch.steps import preview
 from scheduler.facts.field_parsers import LONGEST_NAME
 from scheduler.facts.jobs import JobState
@@ -40,7 +41,6 @@ from scheduler.intake.api import (
     WhyBody,
 )
 from scheduler.intake.policy.new_job import UnableToSubmit
-from scheduler.intake.steps.checks import checked
 from scheduler.jobs.pages import lines as job_lines
 from scheduler.jobs.pages import serialise as job_views
 from scheduler.lifecycle.rows import changes as job_changes
@@ -195,20 +195,23 @@ def array(request: HttpRequest, job_id: int) -> dict[str, Any]:
 def why(request: HttpRequest, job_id: int) -> dict[str, Any]:
     """All blockers, the position, the predicted start, and the priority factors."""
     job = _job(job_id)
-    expected = preview.of(job, timezone.now())
-    return job_views.why(job, expected) | {"text": job_lines.verdict(job_lines.lines([job])[0])}
+    expected, viewer = preview.of(job, timezone.now()), _person(request).username
+    text = addressed(job_lines.verdict(job_lines.lines([job])[0]), viewer)
+    return job_views.why(job, expected, viewer) | {"text": text}
 
 
 @router.post("what-if/", response=WhatIfBody, summary="When would a job start?", url_name="what-if")
 def what_if(request: HttpRequest, new: NewJobBody) -> dict[str, Any]:
     """The answer for a job submitted now. Nothing is submitted. 422 as for a submission."""
     now, person = timezone.now(), _person(request)
-    (new_job,) = intake_actions.within_agent([checked(new.model_dump(), now)], agent_of(request))
+    new_job = intake_actions.checked_for(new.model_dump(), person, now)
+    (new_job,) = intake_actions.within_agent([new_job], agent_of(request))
     new_job = intake_actions.fitted(new_job, person)
     if refusals := intake_actions.refusals(new_job, person):
         raise UnableToSubmit(refusals)
     answer = preview.what_if(new_job, person.username, now)
-    return job_views.what_if(answer, intake_actions.memory_suggestion(new_job, person))
+    suggestion = intake_actions.memory_suggestion(new_job, person)
+    return job_views.what_if(answer, suggestion, person.username)
 
 
 @router.get(

@@ -64,7 +64,8 @@ async def job(scope: Scope, receive: Receive, send: Send) -> None:
     async def open_feed(send: Send) -> AsyncIterator[JobFeed]:
         changed = asyncio.Event()
         async with tails(load_views).follow(job_id, changed) as tail:
-            yield JobFeed(tail, changed, send, _log_position(scope) if may_read else None)
+            position = _log_position(scope) if may_read else None
+            yield JobFeed(tail, changed, send, position, scope["user"].username)
 
     await serve_page(scope, receive, send, open_feed, is_allowed)
 
@@ -73,6 +74,7 @@ class JobFeed:
     """Sends one page the changes of its job.
 
     `position`: the attempt and the log offset that the page shows; None: the page shows no log.
+    `viewer`: the name of the page's user.
     """
 
     def __init__(
@@ -81,7 +83,9 @@ class JobFeed:
         changed: asyncio.Event,
         send: Send,
         position: tuple[int, int | None] | None,
+        viewer: str = "",
     ) -> None:
+        self._viewer = viewer
         self._tail = tail
         self._changed = changed
         self._send = send
@@ -109,7 +113,9 @@ class JobFeed:
         if view is None or view == self._view:
             return
         self._view = view
-        html = view.for_owner if self._reads_log else view.for_others
+        is_owner = self._viewer == view.owner
+        for_reader = view.for_owner if is_owner else view.for_operators
+        html = for_reader if self._reads_log else view.for_others
         await self._send_json({"job": html, "state": view.state, "ended": view.ended})
 
     async def _send_log(self) -> bool:
@@ -159,8 +165,8 @@ def _view(job: Job) -> JobView:
     forecast = preview.of(job, timezone.now())
     content = job_page.live(job, settings.CONFIG.run_as, forecast)
 
-    def render(may_see_all: bool) -> str:
-        context = {**content, "may_see_all": may_see_all, "now": timezone.now()}
+    def render(may_see_all: bool, viewer: str) -> str:
+        context = {**content, "may_see_all": may_see_all, "viewer": viewer, "now": timezone.now()}
         return render_to_string("scheduler/_live.html", context)
 
     return JobView(
@@ -170,6 +176,7 @@ def _view(job: Job) -> JobView:
         attempt=number,
         log=_log_of(job, number) if content["attempt"] else None,
         render=render,
+        owner=job.owner.username,
     )
 
 

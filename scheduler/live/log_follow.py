@@ -48,15 +48,21 @@ class JobView:
     ended: bool
     attempt: int
     log: Path | RemoteLog | None
-    render: Callable[[bool], str] = field(compare=False)
+    # Of (may_see_all, viewer): the viewer is the owner's name, or "" for other users.
+    render: Callable[[bool, str], str] = field(compare=False)
+    owner: str = ""
 
     @cached_property
     def for_owner(self) -> str:
-        return self.render(True)
+        return self.render(True, self.owner)
+
+    @cached_property
+    def for_operators(self) -> str:
+        return self.render(True, "")
 
     @cached_property
     def for_others(self) -> str:
-        return self.render(False)
+        return self.render(False, "")
 
 
 LoadViews = Callable[[Iterable[int]], Mapping[int, JobView]]

@@ -10,11 +10,15 @@ from datetime import UTC, datetime
 
 from django import template
 from django.urls import reverse
+from django.utils import timezone
 from django.utils.html import escape, format_html
 from django.utils.safestring import SafeString, mark_safe
 
 from monitor.facts.formats import UNKNOWN, duration, sig3
-from monitor.templatetags.monitor_tags import user_colour
+from monitor.models import Gpu
+from monitor.templatetags.monitor_tags import user_colour, weekday
+from scheduler.blockers.policy.next_steps import addressed
+from scheduler.facts.units import sentence_parts
 from scheduler.timeline.charts import Span
 from scheduler.timeline.facts import Band, Bar, BarKind
 
@@ -104,6 +108,21 @@ def ansi(text: str) -> SafeString:
             else escape(piece)
         )
     return mark_safe("".join(shown))  # noqa: S308 - each piece is escaped
+
+
+@register.filter
+def sentence(text: str, viewer: str = "") -> SafeString:
+    """Sentences about a blocker, addressed to this user, with times in the viewer's zone."""
+    parts = sentence_parts(addressed(text, viewer), timezone.now())
+    shown = (escape(part) if isinstance(part, str) else weekday(part) for part in parts)
+    return mark_safe("".join(shown))  # noqa: S308 - each part is escaped
+
+
+@register.simple_tag
+def example_submission() -> str:
+    """A command to try first, which runs on servers without GPUs too."""
+    request = "" if Gpu.objects.exists() else "--gpus 0 "
+    return f"gpucoord submit {request}-- {'hostname' if request else 'nvidia-smi'}"
 
 
 @register.filter

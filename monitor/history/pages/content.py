@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -265,14 +265,16 @@ def job(
     owner: str,
     gpus: int,
     requested_bytes: int | None,
-    life: tuple[datetime, datetime | None],
+    runs: Sequence[tuple[datetime, datetime | None]],
     query: Mapping[str, str],
     now: datetime,
 ) -> dict[str, Any]:
-    """History of a job's processes on its GPUs, from `life[0]` to its end or now.
+    """History of a job's processes on its GPUs, from its first start to its last end or now.
 
+    `runs`: begin and end of each attempt, oldest first, at least one; None: it still runs.
     `requested_bytes`: of GPU memory, of all its GPUs together; None: nothing requested.
     """
+    life = runs[0][0], runs[-1][1]
     if query.get("range", "life") == "life" and not query.get("since"):
         end = int((life[1] or now).timestamp())
         begin = min(int(life[0].timestamp()), end - usage_ranges.SHORTEST_S)
@@ -283,10 +285,31 @@ def job(
     rows = [row for row in usage_sums.points(uses, chosen) if row["held_s"]]
     held_s, known_s = (sum(row[name] for row in rows) for name in ("held_s", "known_s"))
     covered = usage_sums.UsageTotals(held_s=held_s, known_s=known_s).coverage_pct
+    rows = while_running(rows, runs, chosen.step, now)
     return {
         **ranges(chosen, now, ("life", "lifetime")),
         "history": drawn(job_panels(gpus, requested_bytes), rows, chosen, now, covered),
     }
+
+
+def while_running(
+    rows: Iterable[Row],
+    runs: Sequence[tuple[datetime, datetime | None]],
+    step: int,
+    now: datetime,
+) -> list[Row]:
+    """The rows with `seen_s` cut to the seconds of each step in which the job ran.
+
+    Means are then those of the running time, as in the job's result. Steps without any are omitted.
+    """
+    spans = [(begin.timestamp(), (end or now).timestamp()) for begin, end in runs]
+    cut = []
+    for row in rows:
+        t = row["t"]
+        ran_s = sum(max(0.0, min(end, t + step) - max(begin, t)) for begin, end in spans)
+        if ran_s > 0:
+            cut.append({**row, "seen_s": min(row["seen_s"], ran_s)})
+    return cut
 
 
 def job_panels(gpus: int, requested_bytes: int | None) -> list[Panel]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 
 from scheduler.facts.blockers import Blocker, Tier
@@ -21,6 +22,15 @@ def next_step(blocker: Blocker) -> str:
 def owners(blocker: Blocker) -> str:
     """The user of the quota or time window, as a possessive."""
     return f"{blocker.user}'s" if blocker.user else "the owner's"
+
+
+def addressed(text: str, viewer: str) -> str:
+    """The sentences as they are shown to this user: "alice's quota" is "your quota" for alice."""
+    possessive = rf"{re.escape(viewer)}'s(?= (?:share|quota|time window|jobs?)\b)"
+    if not viewer:
+        return text
+    text = re.sub(rf"(^|[.!?] ){possessive}", r"\1Your", text)
+    return re.sub(rf"(?<![\w@.+-]){possessive}", "your", text)
 
 
 def _outside_window_step(blocker: Blocker) -> str:

@@ -9,7 +9,7 @@ from datetime import datetime
 from itertools import groupby, pairwise
 from typing import Any
 
-from scheduler.blockers.policy.next_steps import next_step
+from scheduler.blockers.policy.next_steps import addressed, next_step
 from scheduler.blockers.wording import headline, jobs, lower_first, text
 from scheduler.facts.blockers import REPEATS_REQUEST, TIER_WORDS, Blocker, BlockerCode, Tier, to_row
 
@@ -63,6 +63,15 @@ def explained(stored: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     """Reasons for a page: the headline, and all reasons by tier."""
     sorted_reasons = reasons(stored)
     return {"headline": first(sorted_reasons), "why": grouped(sorted_reasons)}
+
+
+def addressed_to(stored: Iterable[Mapping[str, Any]], viewer: str) -> list[dict[str, Any]]:
+    """The same blockers, with the sentences as `next_steps.addressed` has them."""
+    sentences = ("text", "headline", "next_step")
+    return [
+        {**row, **{name: addressed(row[name], viewer) for name in sentences if row.get(name)}}
+        for row in stored
+    ]
 
 
 def with_current_ends(stored: Iterable[Mapping[str, Any]], now: datetime) -> list[dict[str, Any]]:

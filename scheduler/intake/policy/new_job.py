@@ -6,6 +6,7 @@ import re
 import shlex
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from scheduler.facts.field_parsers import LONGEST_NAME, MOST_DEPENDENCIES, ParseContext
@@ -31,11 +32,15 @@ SHELL_WORDS = {"for", "while", "until", "if", "case", "{", "(", "!", "[", "[["}
 
 
 class UnableToSubmit(Exception):
-    """The job can't be submitted as it is; each refusal names a field."""
+    """The job can't be submitted as it is; each refusal names a field.
 
-    def __init__(self, refusals: Sequence[Refusal]) -> None:
+    readable: the jobs of the submission, with the defaults in place of fields that were refused.
+    """
+
+    def __init__(self, refusals: Sequence[Refusal], readable: Sequence[NewJob] = ()) -> None:
         super().__init__("; ".join(f"{r.field}: {r.text}" for r in refusals))
         self.refusals = tuple(refusals)
+        self.readable = tuple(readable)
 
 
 def read(raw: Mapping[str, Any], context: ParseContext) -> NewJob:
@@ -43,7 +48,8 @@ def read(raw: Mapping[str, Any], context: ParseContext) -> NewJob:
     submission = _Submission(raw, context)
     new = submission.new_job()
     if submission.refusals:
-        raise UnableToSubmit(submission.refusals)
+        # The number of dependencies may be what was refused; looking them up would cost too much.
+        raise UnableToSubmit(submission.refusals, [replace(new, after=())])
     return new
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import pwd
 import sys
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import datetime, timedelta
@@ -51,7 +51,7 @@ def single() -> Iterator[None]:
         yield
     except UnableToSubmit as error:
         refusals = [replace(refusal, index=None) for refusal in error.refusals]
-        raise UnableToSubmit(refusals) from None
+        raise UnableToSubmit(refusals, error.readable) from None
 
 
 @single()
@@ -63,15 +63,24 @@ def checked(raw: Mapping[str, Any], now: datetime) -> NewJob:
 def checked_all(raws: Sequence[Mapping[str, Any]], now: datetime) -> list[NewJob]:
     """Parse all jobs. Raises UnableToSubmit with the mistakes of all."""
     parsed, refusals = _parsed(raws, now)
-    if not refusals:
-        refusals = [*_too_many(parsed), *impossible(parsed)][:MOST_REFUSALS]
+    refusals = together(refusals, [*_too_many(parsed), *impossible(parsed)])
     if refusals:
-        raise UnableToSubmit(refusals)
+        raise UnableToSubmit(refusals, parsed)
     return parsed
 
 
+def together(refusals: Sequence[Refusal], further: Iterable[Refusal]) -> list[Refusal]:
+    """All refusals; the further ones only of fields that have none yet, whose values are known."""
+    named = {(refusal.index, refusal.field) for refusal in refusals}
+    added = (each for each in further if (each.index, each.field) not in named)
+    return [*refusals, *added][:MOST_REFUSALS]
+
+
 def _parsed(raws: Sequence[Mapping[str, Any]], now: datetime) -> tuple[list[NewJob], list[Refusal]]:
-    """Stops where there are too many jobs or mistakes, so that no request costs too much."""
+    """One job for each request, with the defaults in place of fields that were refused.
+
+    Stops where there are too many jobs or mistakes, so that no request costs too much.
+    """
     context = _context(now)
     parsed, refusals, jobs = list[NewJob](), list[Refusal](), 0
     for index, raw in enumerate(raws):
@@ -81,9 +90,9 @@ def _parsed(raws: Sequence[Mapping[str, Any]], now: datetime) -> tuple[list[NewJ
             new = new_job.read(raw, context)
         except UnableToSubmit as error:
             refusals += [replace(refusal, index=index) for refusal in error.refusals]
-        else:
-            parsed.append(new)
-            jobs += new.size
+            (new,) = error.readable
+        parsed.append(new)
+        jobs += new.size
     return parsed, refusals
 
 

@@ -78,6 +78,7 @@ def whole(job: Job, person: User, data: Path, run_as: str, forecast: JobForecast
     context = {
         **head(job, person),
         **live(job, run_as, forecast),
+        "viewer": person.username if job.owner_id == person.pk else "",
         "attempts": job_views.attempts_of(job),
     }
     if context["may_see_all"]:
@@ -185,15 +186,12 @@ def result(job: Job, attempt: Attempt | None) -> JobResult | None:
 def history(job: Job, query: Mapping[str, str], now: datetime) -> dict[str, Any]:
     """Charts of the job's GPUs over its life; nothing before it started or without GPUs."""
     attempts = [a for a in job_views.attempts_of(job) if a.started_at and a.gpu_uuids]
-    begun = attempts[0].started_at if attempts else None
-    if begun is None:
+    runs = [(a.started_at, a.ended_at) for a in attempts if a.started_at]
+    if not runs:
         return {}
     gpus = len(attempts[-1].gpu_uuids)
     requested = job.gpu_memory_bytes * gpus if job.gpu_memory_bytes else None
-    ended = attempts[-1].ended_at
-    return history_content.job(
-        str(job.pk), job.owner.username, gpus, requested, (begun, ended), query, now
-    )
+    return history_content.job(str(job.pk), job.owner.username, gpus, requested, runs, query, now)
 
 
 def asked_to_yield(attempt: Attempt | None) -> YieldRequest | None:

@@ -13,9 +13,8 @@ from scheduler.facts.field_parsers import OURS
 from scheduler.facts.field_types import Door, Group, JobField, Kind
 from scheduler.facts.job_fields import fields_of
 from scheduler.facts.plans import PlanPolicy
-from scheduler.intake.actions import admit
+from scheduler.intake.actions import admit, checked_for
 from scheduler.intake.policy.new_job import UnableToSubmit
-from scheduler.intake.steps.checks import checked
 from scheduler.jobs.pages.lines import plain_gib
 from scheduler.models import Job
 
@@ -54,10 +53,11 @@ def _form_field(field: JobField) -> forms.Field:
 class NewJobForm(forms.Form):
     """All values stay text, so that a rejected form shows them unchanged."""
 
-    def __init__(self, *args: Any, now: datetime, **kwargs: Any) -> None:
-        """`now` is the base of relative times such as "in 2h"."""
+    def __init__(self, *args: Any, person: User, now: datetime, **kwargs: Any) -> None:
+        """`person` submits. `now` is the base of relative times such as "in 2h"."""
         super().__init__(*args, **kwargs)
         self._now = now
+        self._person = person
         self.fields.update({field.name: _form_field(field) for field in fields_of(Door.FORM)})
         self.fields["command"].widget.attrs["required"] = True
 
@@ -70,17 +70,17 @@ class NewJobForm(forms.Form):
         raw["env"] = env
         raw["priority"] = raw.get("priority") or "3"
         try:
-            self.cleaned_data["new"] = checked(raw, self._now)
+            self.cleaned_data["new"] = checked_for(raw, self._person, self._now)
         except UnableToSubmit as error:
             self._add_errors(error)
         return self.cleaned_data
 
-    def submitted_by(self, person: User) -> Job | None:
+    def submitted(self) -> Job | None:
         """Submit the job. None: the form has errors."""
         if not self.is_valid():
             return None
         try:
-            return admit(self.cleaned_data["new"], person, self._now)
+            return admit(self.cleaned_data["new"], self._person, self._now)
         except UnableToSubmit as error:
             self._add_errors(error)
             return None

@@ -225,25 +225,28 @@ def body(job: Job, person: Person, now: datetime) -> dict[str, Any]:
     }
 
 
-def why(job: Job, forecast: JobForecast) -> dict[str, Any]:
-    """Why a job waits, and when it is expected to start."""
+def why(job: Job, forecast: JobForecast, viewer: str) -> dict[str, Any]:
+    """Why a job waits, and when it is expected to start, in sentences for this user."""
+    blockers = stored_blockers.addressed_to(forecast.reasons, viewer)
     return {
         "id": job.pk,
         "name": job.name,
         "state": job.state,
-        "blockers": _with_tiers(forecast.reasons),
-        "headline": _headline(forecast.reasons),
+        "blockers": _with_tiers(blockers),
+        "headline": _headline(blockers),
         **_estimate(forecast.estimate),
         "factors": [asdict(factor) for factor in forecast.factors],
     }
 
 
-def what_if(answer: WhatIf, suggestion: MemorySuggestion | None) -> dict[str, Any]:
+def what_if(answer: WhatIf, suggestion: MemorySuggestion | None, viewer: str) -> dict[str, Any]:
     """The expected start of a job that was not submitted, and the GPU memory that it may need."""
+    stored = map(stored_blockers.body, answer.blockers)
+    blockers = stored_blockers.addressed_to(stored, viewer)
     return {
         "starts_now": answer.starts_now,
-        "blockers": _with_tiers(map(stored_blockers.body, answer.blockers)),
-        "headline": _headline(map(stored_blockers.body, answer.blockers)),
+        "blockers": _with_tiers(blockers),
+        "headline": _headline(blockers),
         **_estimate(answer.estimate),
         "gpu_memory_suggestion": _suggestion(suggestion),
     }

@@ -115,20 +115,20 @@ def new(request: HttpRequest) -> HttpResponse:
     now, person = timezone.now(), _person(request)
     if request.method != "POST":
         preset = starting_points.preset_values(person, request.GET.get("preset", ""))
-        form = NewJobForm(initial=preset or _like(request), now=now)
+        form = NewJobForm(initial=preset or _like(request), person=person, now=now)
         return render(request, "scheduler/new.html", _new_context(request, form))
     if chosen := _chosen(request):
-        form = NewJobForm(initial=request.POST.dict() | chosen, now=now)
+        form = NewJobForm(initial=request.POST.dict() | chosen, person=person, now=now)
         return render(request, "scheduler/new.html", _new_context(request, form))
-    form = NewJobForm(request.POST, now=now)
+    form = NewJobForm(request.POST, person=person, now=now)
     if "what_if" in request.POST:
         return _what_if(request, form, now)
     if "save_preset" in request.POST:
         problem = starting_points.save(person, request)
-        form = NewJobForm(initial=request.POST.dict(), now=now)
+        form = NewJobForm(initial=request.POST.dict(), person=person, now=now)
         context = {"preset_problem": problem, "preset_saved": not problem}
         return render(request, "scheduler/new.html", _new_context(request, form) | context)
-    if job := form.submitted_by(_person(request)):
+    if job := form.submitted():
         messages.success(request, f"Job {job.pk} is submitted.")
         return _go(request, "job", job.pk)
     # htmx shows the page in any case; an error status would only fill the browser's console.
@@ -165,6 +165,7 @@ def _what_if(request: HttpRequest, form: NewJobForm, now: datetime) -> HttpRespo
         new = intake_actions.fitted(form.cleaned_data["new"], person)
         answer = preview.what_if(new, person.username, now)
         context["answer"] = answer
+        context["viewer"] = person.username
         context |= stored_blockers.explained(map(stored_blockers.body, answer.blockers))
         context["limits"] = intake_actions.refusals(new, person)
         if suggestion := intake_actions.memory_suggestion(new, person):

@@ -22,7 +22,7 @@ class BrokenLog(RemoteLog):
 
 
 def _view(log: Path | RemoteLog) -> JobView:
-    return JobView("facts", "running", False, 1, log, lambda _: "")
+    return JobView("facts", "running", False, 1, log, lambda _reads, _viewer: "")
 
 
 async def test_a_log_that_cannot_be_read_stops_no_other(
