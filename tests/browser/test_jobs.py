@@ -140,6 +140,8 @@ def test_the_log_shows_colours_and_can_be_searched(open_page: Open) -> None:
         expect(page.locator("#log .a31")).to_have_text("red alert\n")
         expect(page.locator("#log .line[data-n='3']")).to_contain_text("three")
         assert "[31m" not in page.locator("#log").inner_text()
+        # After the last line break there is no line.
+        expect(page.locator("#log .line:visible")).to_have_count(3)
         # Then as the server renders it.
         page.reload()
 

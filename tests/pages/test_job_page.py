@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -304,6 +304,32 @@ def test_a_job_that_started_has_charts_of_its_gpus(
 
     assert "Use of the GPUs" in html
     assert "GPU utilisation" in html
+
+
+def test_the_times_of_a_reason_follow_the_viewers_zone(
+    alice: User, data: Path, as_user: AsUser
+) -> None:
+    at = (datetime.now(UTC) + timedelta(days=1)).replace(minute=30, second=0, microsecond=0)
+    text = f"It does not start before {at:%a} {at.day} {at:%b %H:%M} (UTC)."
+    job = jobs_made.waiting(alice)
+    Job.objects.filter(pk=job.pk).update(blockers=[{"code": "BeginTime", "text": text, "tier": 2}])
+
+    html = page(as_user(alice), job)
+
+    assert f'It does not start before <time datetime="{at.isoformat()}"' in html
+    assert "(UTC)" not in html.split('class="why"')[1].split("</section>")[0]
+
+
+def test_the_page_of_a_job_addresses_its_owner_alone(
+    alice: User, bob: User, data: Path, as_user: AsUser
+) -> None:
+    job = jobs_made.waiting(alice)
+    text = "alice's share allows 1 of 8 GPUs."
+    reason = {"code": "ShareExceeded", "text": text, "tier": 3}
+    Job.objects.filter(pk=job.pk).update(blockers=[reason])
+
+    assert "Your share allows 1 of 8 GPUs." in page(as_user(alice), job)
+    assert "alice&#x27;s share allows 1 of 8 GPUs." in page(as_user(bob), job)
 
 
 def test_a_waiting_job_has_no_charts(alice: User, data: Path, as_user: AsUser) -> None:

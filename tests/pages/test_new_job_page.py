@@ -105,6 +105,15 @@ def test_it_refuses_what_no_gpu_has_with_the_numbers(browser: Client) -> None:
     assert 'value="200GiB"' in html
 
 
+def test_it_tells_an_impossible_count_and_an_unreadable_size_at_once(browser: Client) -> None:
+    snapshots.record(snapshot(2))
+
+    html = refused(browser, gpus="99", gpu_memory="much")
+
+    assert "You ask for 99 GPUs; this machine has 2 GPUs." in html
+    assert "is not a size" in html
+
+
 def test_it_needs_a_csrf_token(alice: User) -> None:
     browser = Client(enforce_csrf_checks=True)
     browser.force_login(alice, "django.contrib.auth.backends.ModelBackend")

@@ -6,10 +6,11 @@ import pytest
 from django.contrib.auth.models import User
 from django.template.loader import render_to_string
 
+from monitor.snapshot import rows as snapshots
 from scheduler.live import regions
 from scheduler.models import Job
 from tests import jobs_made
-from tests.builders import NOW
+from tests.builders import NOW, snapshot
 
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("data")]
 
@@ -19,7 +20,16 @@ def shown() -> str:
 
 
 def test_an_empty_queue_says_what_to_do() -> None:
+    snapshots.record(snapshot(1))
+
     assert "gpucoord submit -- nvidia-smi" in shown()
+
+
+def test_an_empty_queue_without_gpus_suggests_a_command_that_runs_there() -> None:
+    html = shown()
+
+    assert "gpucoord submit --gpus 0 -- hostname" in html
+    assert "nvidia-smi" not in html
 
 
 def test_what_runs_comes_first_then_the_queue_in_its_order(alice: User, bob: User) -> None:

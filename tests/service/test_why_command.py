@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import time
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -113,3 +115,21 @@ class Answers:
         return self._answer
 
     def close(self) -> None: ...
+
+
+def test_times_in_sentences_are_in_the_zone_of_this_computer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("TZ", "Asia/Tokyo")
+    time.tzset()
+    try:
+        at = (datetime.now(UTC) + timedelta(days=1)).replace(hour=20, minute=0)
+        sentence = f"It does not start before {at:%a} {at.day} {at:%b} 20:00 (UTC)."
+        said = told(blockers=[BLOCKER | {"text": sentence}])
+    finally:
+        monkeypatch.undo()
+        time.tzset()
+
+    shown = next(line for line in said if "does not start" in line)
+    assert "05:00 JST" in shown
+    assert "UTC" not in shown

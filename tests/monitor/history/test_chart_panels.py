@@ -1,12 +1,17 @@
 from __future__ import annotations
 
 import json
+from datetime import UTC, datetime, timedelta
 from typing import Any
+
+import pytest
 
 from monitor.history.pages import content
 from monitor.history.pages.chart_panels import History, coverage, history
 from monitor.models import Gpu
 from monitor.usage.policy.ranges import HistoryWindow, Source
+from scheduler.sizing.facts import GpuMinute
+from scheduler.sizing.policy import summarise
 from tests.builders import GIB, NOW
 
 T = int(NOW.timestamp())
@@ -89,3 +94,29 @@ def test_a_rollup_that_is_missing_is_a_gap() -> None:
 def test_coverage_counts_the_seconds_with_readings() -> None:
     assert shown(row(), row(T - 30)).coverage_pct == 100 * 20 / 3600
     assert shown(*(row(seen_s=400) for _ in range(10))).coverage_pct == 100.0
+
+
+def test_the_chart_of_a_short_job_shows_the_figure_of_its_result() -> None:
+    begin, end = NOW, NOW + timedelta(seconds=32)
+    minute = {"t": T // 60 * 60, "seen_s": 60, "held_s": 32.0, "known_s": 32.0, "sm_s": 15.0}
+    (cut,) = content.while_running([minute], [(begin, end)], 60, end)
+
+    assert content.job_panels(1, None)[0].lines[0].value(cut) == pytest.approx(100 * 15 / 32)
+    figure = summarise([GpuMinute(gpu_uuid="GPU-0", t=minute["t"], sm_s=15.0, held_s=32.0,
+                                  known_s=32.0, memory_bytes=None, joules=None)], 32.0)  # fmt: skip
+    assert figure.mean_pct == pytest.approx(100 * 15 / 32)
+
+
+def test_steps_are_cut_to_each_run_of_a_requeued_job() -> None:
+    start = T // 60 * 60
+    at = [datetime.fromtimestamp(start + seconds, UTC) for seconds in (30, 90, 150, 200)]
+    rows = [{"t": start + 60 * index, "seen_s": 60} for index in range(5)]
+
+    cut = content.while_running(rows, [(at[0], at[1]), (at[2], None)], 60, at[3])
+
+    assert [(row["t"] - start, row["seen_s"]) for row in cut] == [
+        (0, 30),
+        (60, 30),
+        (120, 30),
+        (180, 20),
+    ]

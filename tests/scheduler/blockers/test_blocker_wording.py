@@ -167,3 +167,23 @@ def test_the_main_reason_names_a_gpu_before_it_sums_up_the_others() -> None:
 
     assert main is not None
     assert main.text == "Batch 1 has GPU 0"
+
+
+def test_a_user_reads_of_their_own_share_and_others_of_that_of_the_user() -> None:
+    blocker = share_blocker(1.0, 20, 12.5)
+    row = stored_blockers.body(blocker)
+    (own,) = stored_blockers.addressed_to([row], "alice")
+    (other,) = stored_blockers.addressed_to([row], "bob")
+
+    assert other == row
+    assert "alice's share" in row["text"]
+    assert own["text"].startswith("Your share allows")
+    assert "your share" in own["headline"]
+    assert "one of your jobs" in own["next_step"]
+
+
+@pytest.mark.parametrize(
+    "text", ["malice's share is 2.", "It waits for alice's run.", "alice waits."]
+)
+def test_only_the_users_own_limits_are_addressed(text: str) -> None:
+    assert next_steps.addressed(text, "alice") == text

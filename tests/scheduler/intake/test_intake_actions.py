@@ -5,12 +5,15 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from django.contrib.auth.models import User
 
 from monitor.facts.readings import Snapshot
 from monitor.snapshot import rows as snapshots
 from scheduler.facts.jobs import NewJob, Requirement, YieldOptions
+from scheduler.intake.actions import submit
 from scheduler.intake.policy.new_job import UnableToSubmit, default_name
 from scheduler.intake.steps.checks import checked, gpu_named, read, refuse
+from scheduler.models import Quota
 from tests.builders import GIB, NOW, gpu_uuid, snapshot
 
 
@@ -284,3 +287,36 @@ def test_it_refuses_a_gpu_that_is_not_there_or_not_the_only_one(text: str, says:
 def test_it_refuses_to_wait_for_a_job_that_is_not_there() -> None:
     with pytest.raises(UnableToSubmit, match=r"after: .*99"):
         checked({"command": "x", "gpus": 0, "after_success": [99]}, NOW)
+
+
+@pytest.mark.django_db
+def test_an_impossible_count_and_an_unreadable_size_are_told_together() -> None:
+    snapshots.record(snapshot(2))
+
+    with pytest.raises(UnableToSubmit) as error:
+        checked({"command": "x", "gpus": 99, "gpu_memory": "much"}, NOW)
+
+    told = {refusal.field: refusal.text for refusal in error.value.refusals}
+    assert told["gpus"] == "You ask for 99 GPUs; this machine has 2 GPUs."
+    assert '"much" is not a size' in told["gpu_memory"]
+
+
+@pytest.mark.django_db
+def test_a_field_that_can_not_be_read_is_told_once_and_its_default_is_not_judged() -> None:
+    snapshots.record(snapshot(2))
+
+    with pytest.raises(UnableToSubmit) as error:
+        checked({"command": "x", "gpus": "many", "on_gpu": "0"}, NOW)
+
+    assert [refusal.field for refusal in error.value.refusals] == ["gpus"]
+
+
+@pytest.mark.django_db
+def test_the_quota_is_told_with_the_other_mistakes(alice: User) -> None:
+    snapshots.record(snapshot(4))
+    Quota.objects.create(user=alice, gpus=1)
+
+    with pytest.raises(UnableToSubmit) as error:
+        submit({"command": "x", "gpus": 2, "time_limit": "soon"}, alice, NOW)
+
+    assert {refusal.field for refusal in error.value.refusals} == {"gpus", "time_limit"}

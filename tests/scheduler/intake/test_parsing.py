@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import time
 from datetime import UTC, datetime, timedelta
+from zoneinfo import ZoneInfo
 
 import pytest
 
@@ -11,6 +12,7 @@ from scheduler.facts.units import (
     parse_moment,
     parse_numbers,
     parse_signal,
+    sentence_parts,
 )
 
 # A Monday, 13:00 in Berlin.
@@ -94,6 +96,43 @@ def test_hostile_times_are_refused_within_milliseconds(text: str) -> None:
         parse_moment(text, NOW, BERLIN)
 
     assert time.process_time() - began < 0.2
+
+
+@pytest.mark.parametrize("text", ["9999-12-31 22:00", "1812-01-01 10:00", "0001-01-01 00:00"])
+def test_a_time_that_is_too_far_away_is_called_out_of_range(text: str) -> None:
+    with pytest.raises(ValueError, match=r"out of range; times between 1970 and 2199"):
+        parse_moment(text, NOW, BERLIN)
+
+
+@pytest.mark.parametrize("text", ["0-99999999999", "99999999", "3,0-10000000000:2"])
+def test_an_index_that_is_too_large_is_called_out_of_range(text: str) -> None:
+    with pytest.raises(ValueError, match="out of range; the largest index is 1000000"):
+        parse_indices(text)
+
+
+def test_moments_of_a_sentence_are_found_in_their_zone() -> None:
+    text = "The day ends Tue 03 Mar 00:00 (Europe/Berlin). It was read Sun 1 Mar 05:00 (UTC)."
+
+    parts = list(sentence_parts(text, NOW))
+
+    assert parts[::2] == ["The day ends ", ". It was read ", "."]
+    assert parts[1::2] == [
+        datetime(2026, 3, 3, tzinfo=ZoneInfo(BERLIN)),
+        datetime(2026, 3, 1, 5, tzinfo=UTC),
+    ]
+
+
+@pytest.mark.parametrize(
+    "text", ["Mon 31 Feb 10:00 (UTC)", "Mon 2 Mar 25:00 (UTC)", "Mon 2 Mar 10:00 (../etc/passwd)"]
+)
+def test_what_is_no_moment_stays_text(text: str) -> None:
+    assert list(sentence_parts(text, NOW)) == [text]
+
+
+def test_a_moment_after_the_new_year_is_in_the_next_year() -> None:
+    now = datetime(2026, 12, 31, 12, tzinfo=UTC)
+
+    assert datetime(2027, 1, 2, 8, tzinfo=UTC) in sentence_parts("at Sat 2 Jan 08:00 (UTC).", now)
 
 
 def test_it_reads_capabilities() -> None:
