@@ -63,6 +63,9 @@ def _checked_for(raws: Sequence[Mapping[str, Any]], owner: User, now: datetime) 
     try:
         return checked_all(raws, now)
     except UnableToSubmit as error:
+        if any(refusal.index is None for refusal in error.refusals):
+            # The batch is refused as a whole; limits of its jobs say nothing of a smaller one.
+            raise
         # GPU-minutes are computed from fields that may have been refused.
         limits = [
             refusal
