@@ -36,6 +36,10 @@ DERIVED = {
 }  # fmt: skip
 
 
+def empty_form() -> NewJobForm:
+    return NewJobForm(person=User(), now=NOW)
+
+
 def names(door: Door) -> set[str]:
     return {field.name for field in fields_of(door)}
 
@@ -56,7 +60,7 @@ def test_the_schema_has_the_defaults_and_the_help_of_the_table() -> None:
 
 
 def test_the_form_has_every_field_and_none_beside() -> None:
-    form = NewJobForm(person=User(), now=NOW)
+    form = empty_form()
 
     assert set(form.fields) == names(Door.FORM)
     assert {name: str(field.label) for name, field in form.fields.items()} == {
@@ -65,7 +69,7 @@ def test_the_form_has_every_field_and_none_beside() -> None:
 
 
 def test_the_form_shows_every_field_in_a_group_or_at_the_top() -> None:
-    grouped = {bound.name for _, group, _ in NewJobForm(person=User(), now=NOW).groups for bound in group}
+    grouped = {bound.name for _, group, _ in empty_form().groups for bound in group}
 
     assert names(Door.FORM) - grouped == {
         "command",
@@ -165,4 +169,4 @@ def test_the_table_needs_no_heavy_module() -> None:
 
 
 def test_no_group_of_an_empty_form_is_open() -> None:
-    assert [title for title, _, is_open in NewJobForm(person=User(), now=NOW).groups if is_open] == []
+    assert [title for title, _, is_open in empty_form().groups if is_open] == []
