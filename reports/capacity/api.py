@@ -77,7 +77,9 @@ class GpuDemand(Schema):
     mean_gpus: float | None
     peak_gpus: float | None = Field(description="Highest mean of an hour.")
     unmet_gpu_hours: float | None = Field(description="Demand beyond the supply.")
-    waiting_gpu_hours: float | None = Field(description="Requested GPUs × waiting time.")
+    waiting_gpu_hours: float | None = Field(
+        description="Requested GPUs × waiting time, with jobs that still wait."
+    )
     days: list[DemandDay]
 
 
@@ -107,7 +109,9 @@ class ReplayedWaits(Schema):
     jobs: int
     p50_s: float | None
     p90_s: float | None
-    waited_gpu_hours: float
+    waited_gpu_hours: float = Field(
+        description="Whole GPUs × waiting time of the jobs submitted since then that have started."
+    )
     never: int = Field(description="Jobs that these GPUs can never start.")
 
 

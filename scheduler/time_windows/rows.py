@@ -16,6 +16,7 @@ from monitor.models import Gpu
 from monitor.runtime.rows.item_isolation import Convert, convert_all
 from monitor.runtime.rows.prepared import compiled_once
 from monitor.runtime.rows.wakeups import wake
+from scheduler.facts.model_services import OWNER
 from scheduler.facts.people import Window
 from scheduler.models import TimeWindow
 from scheduler.time_windows.policy.calendar import clashes, describe
@@ -27,10 +28,14 @@ WINDOW_KINDS = {
     TimeWindow.State.DECLINED: "WINDOW_DECLINED",
     TimeWindow.State.WITHDRAWN: "WINDOW_WITHDRAWN",
 }
+OF_MODELS = (
+    f"The user {OWNER} stands for model services, which have no time windows. "
+    "Choose a user or a group."
+)
 
 
 class UnableToApprove(Exception):
-    """Another window conflicts; the message says which."""
+    """Another window conflicts, or the holder can have none; the message says which."""
 
 
 def approved(convert: Convert = convert_all) -> tuple[Window, ...]:
@@ -118,6 +123,8 @@ def decide(
         if row is None or row.state in (state, TimeWindow.State.WITHDRAWN):
             return None
         if state == APPROVED:
+            if holder(row) == OWNER and row.user:
+                raise UnableToApprove(OF_MODELS)
             _refuse_clash(row, now)
         before = row.state
         row.state, row.decided_by, row.decided_at, row.answer = state, by, now, answer

@@ -1,8 +1,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import UTC, datetime
 
 import pytest
+from axes.models import AccessLog
 from django.apps import apps
 from django.contrib import admin
 from django.contrib.auth.models import Group, Permission, User
@@ -11,6 +13,8 @@ from django.urls import NoReverseMatch, reverse
 
 from monitor.accounts.rows import tokens
 from monitor.models import ApiToken
+from scheduler.models import SavedView
+from tests import jobs_made
 from tests.builders import NOW, PASSWORD
 
 pytestmark = pytest.mark.django_db
@@ -26,6 +30,11 @@ def staff(bob: User, as_user: Callable[[User], Client]) -> Client:
     granted = Permission.objects.filter(content_type__app_label__in=apps_allowed)
     bob.user_permissions.set(granted)
     return as_user(bob)
+
+
+@pytest.fixture
+def browser_of_root(root: User, as_user: Callable[[User], Client]) -> Client:
+    return as_user(root)
 
 
 def change_url(user: User) -> str:
@@ -162,3 +171,56 @@ def test_staff_can_revoke_the_token_of_an_ordinary_user(staff: Client, alice: Us
     staff.post(reverse("admin:monitor_apitoken_delete", args=[row.pk]), {"post": "yes"})
 
     assert not ApiToken.objects.exists()
+
+
+def test_the_admin_says_that_a_user_with_jobs_is_deactivated_instead(
+    browser_of_root: Client, alice: User
+) -> None:
+    jobs_made.finished(alice)
+    url = reverse("admin:auth_user_delete", args=[alice.pk])
+
+    page = browser_of_root.get(url).content.decode()
+    browser_of_root.post(url, {"post": "yes"})
+
+    assert "alice: 1 job" in page
+    assert "Deactivate the user instead" in page
+    assert change_url(alice) in page
+    assert User.objects.filter(pk=alice.pk).exists()
+
+
+def test_selected_users_with_jobs_are_not_deleted_and_the_page_says_why(
+    browser_of_root: Client, alice: User, bob: User
+) -> None:
+    jobs_made.finished(alice)
+    form = {"action": "delete_selected", "_selected_action": [alice.pk, bob.pk]}
+
+    page = browser_of_root.post(reverse("admin:auth_user_changelist"), form).content.decode()
+    browser_of_root.post(reverse("admin:auth_user_changelist"), form | {"post": "yes"})
+
+    assert "alice: 1 job" in page
+    assert "Deactivate the user instead" in page
+    assert User.objects.filter(pk__in=[alice.pk, bob.pk]).count() == 2
+
+
+def test_a_user_with_nothing_but_personal_settings_can_be_deleted(
+    browser_of_root: Client, alice: User
+) -> None:
+    SavedView.objects.create(user=alice, name="mine", query="mine=1")
+    url = reverse("admin:auth_user_delete", args=[alice.pk])
+
+    response = browser_of_root.post(url, {"post": "yes"})
+
+    assert response.status_code == 302
+    assert not User.objects.filter(pk=alice.pk).exists()
+
+
+def test_titles_of_the_access_log_have_the_users_time(browser_of_root: Client, root: User) -> None:
+    row = AccessLog.objects.create(username="alice", user_agent="x", path_info="/login/")
+    AccessLog.objects.filter(pk=row.pk).update(attempt_time=datetime(2026, 7, 1, 22, tzinfo=UTC))
+    browser_of_root.cookies["timezone"] = "Europe/Berlin"
+
+    page = browser_of_root.get(reverse("admin:axes_accesslog_change", args=[row.pk]))
+
+    assert "alice, 2 Jul 2026 00:00:00 CEST" in page.content.decode()
+    assert "2026-07-01 22:00:00 UTC" in page.content.decode()
+    assert "22:00:00+00:00" not in page.content.decode().replace("2026-07-01T22:00:00+00:00", "")

@@ -7,9 +7,12 @@ import pytest
 import time_machine
 from django.contrib.auth.models import Group, User
 from django.test import Client
+from django.utils import timezone
 
+from monitor.accounts.rows import tokens
 from monitor.models import AuditEntry
 from monitor.snapshot import rows as snapshots
+from scheduler.facts.model_services import OWNER
 from scheduler.models import TimeWindow
 from tests.builders import gpu_uuid, snapshot
 
@@ -326,3 +329,49 @@ def test_hostile_values_in_the_address_are_ignored(
         response = as_user(alice).get(f"{path}?{query}")
         assert response.status_code == 200
         assert "<b>" not in response.content.decode().split("<main")[1].split("</main>")[0]
+
+
+def test_no_window_can_be_requested_for_the_user_of_model_services(
+    alice: User, root: User, as_user: Person
+) -> None:
+    models = User.objects.create_user(OWNER)
+    key = f"user:{models.pk}"
+
+    offered = as_user(root).get("/windows/ask/").content.decode()
+    refused = as_user(root).post("/windows/ask/", form(alice, holder=key))
+
+    assert key not in offered
+    assert refused.status_code == 422
+    assert "stands for model services, which have no time windows" in refused.content.decode()
+    assert not TimeWindow.objects.exists()
+
+
+def test_rest_refuses_a_window_of_the_user_of_model_services() -> None:
+    models = User.objects.create_user(OWNER)
+    _, token = tokens.create_token(models, timezone.now())
+    body = {"days": [0], "start": "20:00", "end": "06:00"}
+
+    answer = Client().post(
+        "/api/windows/",
+        body,
+        content_type="application/json",
+        headers={"authorization": f"Bearer {token}"},
+    )
+
+    assert answer.status_code == 422
+    assert "stands for model services, which have no time windows" in answer.content.decode()
+    assert not TimeWindow.objects.exists()
+
+
+def test_an_older_request_for_model_services_can_not_be_approved(
+    alice: User, root: User, as_user: Person
+) -> None:
+    row = ask(as_user(alice), alice)
+    row.user = User.objects.create_user(OWNER)
+    row.save()
+
+    page = as_user(root).post(f"/windows/{row.pk}/decide/", {"decision": "approve"}, follow=True)
+
+    row.refresh_from_db()
+    assert row.state == "asked"
+    assert "which have no time windows" in page.content.decode()

@@ -15,6 +15,7 @@ from django.utils import timezone
 
 from monitor.facts.input_rules import character_problem
 from monitor.models import Gpu
+from scheduler.facts.model_services import OWNER
 from scheduler.models import TimeWindow
 from scheduler.time_windows import rows as window_rows
 from scheduler.time_windows.policy.calendar import DAYS, coming, current, skipped_time
@@ -85,7 +86,12 @@ class WindowForm(forms.ModelForm):  # type: ignore[type-arg]
         super().__init__(*args, **kwargs)
         self._person = person
         self._now = now
-        self.fields["holder"].choices = self._holders()  # type: ignore[attr-defined]
+        models = _model_services()
+        self.fields["holder"].choices = [  # type: ignore[attr-defined]
+            (key, name) for key, name in self._holders() if key not in models
+        ]
+        if self.is_bound and self.data.get("holder") in models:
+            self.fields["holder"].error_messages["invalid_choice"] = window_rows.OF_MODELS
         self.fields["gpus"].choices = [  # type: ignore[attr-defined]
             (gpu.uuid, f"GPU {gpu.index}{_of(gpu)}") for gpu in _gpus()
         ]
@@ -172,6 +178,12 @@ def prefilled(query: QueryDict) -> dict[str, Any]:
     chosen |= {name: query.get(name, "") for name in ("start", "end")}
     chosen |= {name: "" for name in ("start", "end") if not CLOCK.fullmatch(chosen[name])}
     return {name: value for name, value in chosen.items() if value}
+
+
+def _model_services() -> list[str]:
+    """The key of the user that owns the jobs of model services; empty if there is none."""
+    rows = User.objects.filter(username=OWNER)
+    return [f"user:{pk}" for pk in rows.values_list("pk", flat=True)]
 
 
 def _gpus() -> list[Gpu]:
