@@ -126,14 +126,16 @@ def _is_known(name: str) -> bool:
 class _Reading:
     """The rows of the period, added up: what every part of the report is made of."""
 
-    def __init__(self, period: Period, scope: Scope, now: datetime) -> None:
+    def __init__(
+        self, period: Period, scope: Scope, names: Collection[str] | None, now: datetime
+    ) -> None:
         self.policy = thresholds.current(ReportPolicy)
         self.gpu_time = thresholds.current(GpuTimePolicy)
         self.gpus = usage.gpus(scope, period)
         self.labels = dict(zip((gpu.uuid for gpu in self.gpus), _labels(self.gpus), strict=True))
         self.waits = work.waits(period, now)
         self.ledger = _ledger(period, self.gpus, self.waits, self.policy, now)
-        self.incidents = work.incidents(period, self.gpus, now)
+        self.incidents = work.incidents(period, self.gpus, names)
         self._quotas = Quotas()
 
     def entitled(self, name: str) -> float:
@@ -143,7 +145,7 @@ class _Reading:
 
 
 def _figures(period: Period, scope: Scope, names: Collection[str] | None, now: datetime) -> Report:
-    read = _Reading(period, scope, now)
+    read = _Reading(period, scope, names, now)
     totals = people.totals(read.ledger, names, read.policy)
     coverage = totals.gpu_hours.coverage_pct
     users = privacy.only(_users(read, period, totals.gpu_hours.capacity, now), names)
@@ -168,7 +170,7 @@ def _figures(period: Period, scope: Scope, names: Collection[str] | None, now: d
         patterns=recurring,
         gpus=_gpus(read, period),
         heat=people.heat(read.ledger),
-        waits=tuple(sorted((t, s / HOUR_S) for t, s in read.ledger.waits.items())),
+        waits=people.waits(read.ledger, names),
         notes=_notes(period, read.gpus, coverage, least),
     )
 

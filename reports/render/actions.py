@@ -110,7 +110,7 @@ def page_context(report: Report, mine: str = "") -> dict[str, Any]:
         "yardsticks": texts.yardsticks(),
         "waiting": texts.waiting(totals),
         "energy": list(texts.energy(totals)),
-        "reconciliation": tables.reconciliation(totals.gpu_hours),
+        "reconciliation": tables.gpu_time(report),
         "violations": [(v, line(v)) for v in report.violations],
         "advice": advice.headline(report),
         "people": [
@@ -223,7 +223,7 @@ def _pdf_data(report: Report) -> dict[str, Any]:
     labels = [label for _, label, _ in PARTS]
     lines = [
         *list(texts.headline(report.totals))[1:],
-        tables.reconciliation(report.totals.gpu_hours),
+        tables.gpu_time(report),
     ]
     return {
         "title": texts.title(report),

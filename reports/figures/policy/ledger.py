@@ -142,9 +142,10 @@ class Ledger:
         self.processes: dict[tuple[str, int, int], ProcessSums] = {}
         # Used and known seconds by weekday and hour.
         self.week = [[[0.0, 0.0] for _ in range(24)] for _ in range(7)]
-        self.waits: dict[int, float] = {}
+        # Job-seconds of each owner: by the begin of a bin, in all, and while held GPUs stood idle.
+        self.waits: dict[int, dict[str, float]] = {}
         self.waited_s: dict[str, float] = {}
-        self.waited_idle_s = 0.0
+        self.waited_idle_s: dict[str, float] = {}
         self._zone, self._bin_s = zone, bin_s
         self._high, self._sustained = high_pct / 100, sustained_pct / 100
 
@@ -245,15 +246,13 @@ class Ledger:
             sums.waited[step.begin] = sum(step.waiting.values()) - mine
 
     def _waits(self, step: Step, whole: Split) -> None:
-        total = sum(step.waiting.values())
-        if not total:
-            return
-        begin = step.begin - step.begin % self._bin_s
-        self.waits[begin] = self.waits.get(begin, 0.0) + total
-        for owner, seconds in step.waiting.items():
-            self.waited_s[owner] = self.waited_s.get(owner, 0.0) + seconds
         unused = min(1.0, (whole.idle + whole.empty) / step.seconds)
-        self.waited_idle_s += total * unused
+        for owner, seconds in step.waiting.items():
+            cell = self.waits.setdefault(step.begin - step.begin % self._bin_s, {})
+            cell[owner] = cell.get(owner, 0.0) + seconds
+            self.waited_s[owner] = self.waited_s.get(owner, 0.0) + seconds
+            idle_s = self.waited_idle_s.get(owner, 0.0)
+            self.waited_idle_s[owner] = idle_s + seconds * unused
 
 
 def _holders(

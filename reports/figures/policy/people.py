@@ -133,7 +133,10 @@ def totals(ledger: Ledger, people: Collection[str] | None, policy: ReportPolicy)
     rows = [s for name, s in ledger.owners.items() if people is None or name in people]
     for owner in rows:
         mine.add(owner.split)
-    waited = sum(s for name, s in ledger.waited_s.items() if people is None or name in people)
+    waited, waited_idle = (
+        sum(s for name, s in of.items() if people is None or name in people)
+        for of in (ledger.waited_s, ledger.waited_idle_s)
+    )
     energy, idle = _all_energy(ledger) if people is None else _energy_of(rows)
     part = gpu_hours(mine)
     return Totals(
@@ -141,11 +144,20 @@ def totals(ledger: Ledger, people: Collection[str] | None, policy: ReportPolicy)
         gpu_hours=gpu_hours(whole),
         people=part,
         waited_hours=waited / HOUR_S,
-        waited_idle_hours=ledger.waited_idle_s / HOUR_S,
+        waited_idle_hours=waited_idle / HOUR_S,
         energy_kwh=energy,
         idle_energy_kwh=idle,
         costs=costs(energy, idle, part, policy),
     )
+
+
+def waits(ledger: Ledger, people: Collection[str] | None) -> tuple[tuple[int, float], ...]:
+    """(begin of a bin, hours that jobs of these users waited in it), oldest first; None: all."""
+    sums = (
+        (t, sum(s for name, s in by_owner.items() if people is None or name in people))
+        for t, by_owner in sorted(ledger.waits.items())
+    )
+    return tuple((t, seconds / HOUR_S) for t, seconds in sums if seconds)
 
 
 def _all_energy(ledger: Ledger) -> tuple[float | None, float | None]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -124,8 +124,13 @@ class Incidents:
     processes: dict[int, FindingFact]
 
 
-def incidents(period: Period, gpus: Sequence[Gpu], now: datetime) -> Incidents:
-    """An incident that goes on beyond the period counts with the part inside."""
+def incidents(
+    period: Period, gpus: Sequence[Gpu], names: Collection[str] | None = None
+) -> Incidents:
+    """An incident that goes on beyond the period counts with the part inside.
+
+    names: the users whose incidents are counted by rule; None = all.
+    """
     rows = _incident_rows(period, gpus)
     incidents = Incidents(defaultdict(list), defaultdict(float), {}, (), defaultdict(list), {})
     hogs: dict[str, list[Span]] = defaultdict(list)
@@ -140,9 +145,10 @@ def incidents(period: Period, gpus: Sequence[Gpu], now: datetime) -> Incidents:
             incidents.processes[row.use_id] = finding
         hogs[owner] += list(_clipped(row.hog_spans, period))
         if row.lead_id is None:
-            sums = counts.setdefault(row.rule, [0, 0.0, 0.0])
-            sums[0], sums[1] = sums[0] + 1, sums[1] + hours
-            sums[2] += row.waited_s * part / 3600
+            if names is None or owner in names:
+                sums = counts.setdefault(row.rule, [0, 0.0, 0.0])
+                sums[0], sums[1] = sums[0] + 1, sums[1] + hours
+                sums[2] += row.waited_s * part / 3600
             incidents.caused_s[owner] += row.waited_s * part
             incidents.findings[owner].append(finding)
     incidents.overuse_s = {owner: covered(spans) for owner, spans in hogs.items()}

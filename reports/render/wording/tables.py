@@ -9,6 +9,7 @@ from zoneinfo import ZoneInfo
 
 from monitor.facts.formats import UNKNOWN
 from reports.figures.facts import GpuHours, Report, Table
+from reports.periods.facts import ScopeKind
 
 WEEKDAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
 UNKNOWN_OWNER = "unknown owner"
@@ -111,8 +112,15 @@ def balance(report: Report) -> Table:
         title="GPU time",
         head=("GPU", *(f"{part} (GPU-h)" for part in PARTS), "Capacity (GPU-h)"),
         rows=(*rows, ("Total", *_parts(report.totals.gpu_hours))),
-        note=reconciliation(report.totals.gpu_hours),
+        note=gpu_time(report),
     )
+
+
+def gpu_time(report: Report) -> str:
+    """The sum of all users' GPU time, which the report of a user or group says."""
+    is_of_some = report.scope.kind in (ScopeKind.USER, ScopeKind.GROUP)
+    words = reconciliation(report.totals.gpu_hours)
+    return f"All users of these GPUs: {words}" if is_of_some else words
 
 
 def reconciliation(hours: GpuHours) -> str:

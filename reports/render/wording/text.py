@@ -25,7 +25,7 @@ def lines(report: Report) -> Iterator[str]:
     yield from headline(report.totals)
     yield ""
     yield "GPU time:"
-    yield f"  {tables.reconciliation(report.totals.gpu_hours)}"
+    yield f"  {tables.gpu_time(report)}"
     yield ""
     yield "Users:"
     yield from aligned(tables.users(report))

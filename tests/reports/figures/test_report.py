@@ -16,6 +16,7 @@ from reports.figures.policy.violations import line
 from reports.figures.rows import sections
 from reports.periods import policy as periods
 from reports.render import charts
+from reports.render.wording import tables
 from scheduler.blockers.policy import stored_blockers
 from scheduler.facts.jobs import Requirement
 from scheduler.models import DailyGpuUsage, HostCapacity, Job, Quota
@@ -252,6 +253,30 @@ def test_a_scope_of_one_user_leaves_the_totals_of_the_machine() -> None:
     assert [row.user for row in made.users] == ["alice"]
     assert made.totals.gpu_hours.held == pytest.approx(18)
     assert made.totals.people.held == pytest.approx(12)
+
+
+def test_waits_and_incidents_in_the_report_of_a_user_are_those_of_the_user(
+    alice: User, bob: User
+) -> None:
+    gpu = watched_gpu(BEGIN, NOW)
+    use = ran(gpu, BEGIN, 24, 0.0, user="carol")
+    for owner, hours in ((alice, 1), (bob, 6)):
+        waiting(owner, NOW - timedelta(hours=hours))
+    Incident.objects.create(
+        host="box", gpu=gpu, rule="idle_held", key="k", use=use, user="carol", since_at=BEGIN,
+        opened_at=BEGIN, last_seen_at=NOW, text="Held idle",
+    )  # fmt: skip
+
+    mine, whole = report("user:alice"), report()
+
+    for made, hours in ((mine, 1), (whole, 7)):
+        assert made.totals.waited_hours == pytest.approx(hours)
+        assert made.totals.waited_idle_hours == pytest.approx(hours)
+        assert sum(hour for _, hour in made.waits) == pytest.approx(hours)
+    assert tables.gpu_time(mine).startswith("All users of these GPUs: ")
+    assert tables.gpu_time(whole) == tables.reconciliation(whole.totals.gpu_hours)
+    assert mine.incidents == ()
+    assert [row.incidents for row in whole.incidents] == [1]
 
 
 def test_each_host_has_its_own_report_and_all_hosts_a_joint_one() -> None:
