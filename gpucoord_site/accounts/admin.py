@@ -51,7 +51,7 @@ RECORDS: tuple[tuple[type[Model], str], ...] = (
     (Prompt, "owner"),
     (TimeWindow, "user"),
     (Quota, "user"),
-    (IdleTemplate, "owner"),
+    (IdleTemplate, "account"),
 )
 # Read-only in the admin, and deleted with their user.
 PERSONAL: tuple[type[Model], ...] = (
