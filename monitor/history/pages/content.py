@@ -303,7 +303,7 @@ def while_running(
     Means are then those of the running time, as in the job's result. Steps without any are omitted.
     """
     spans = [(begin.timestamp(), (end or now).timestamp()) for begin, end in runs]
-    cut = []
+    cut = list[Row]()
     for row in rows:
         t = row["t"]
         ran_s = sum(max(0.0, min(end, t + step) - max(begin, t)) for begin, end in spans)
