@@ -152,7 +152,8 @@ def sizes(days: int) -> None:
             "SELECT m.tbl_name, sum(d.pgsize) FROM dbstat('main', 1) d"
             " JOIN sqlite_schema m ON m.name = d.name GROUP BY m.tbl_name"
         )
-        of = {name.removeprefix("monitor_"): size for name, size in cursor.fetchall()}
+        own = [row for row in cursor.fetchall() if row[0].startswith("monitor_")]
+        of = {name.removeprefix("monitor_"): size for name, size in own}
         counts = {}
         for name in of:
             if name.startswith(("gpu", "process", "host", "sample")):
