@@ -51,19 +51,24 @@ class GpuTimeline:
         self._free = slot.free_bytes
         # The job that lets no other be there.
         self._alone = slot.jobs[0] if slot.jobs and (slot.exclusive or slot.undeclared) else None
-        self._suits: dict[Requirement, bool] = {}
-        self._first: dict[Requirement, datetime | None] = {}
+        self._suits: dict[int, bool] = {}
+        self._first: dict[int, datetime | None] = {}
 
-    def first(self, requirement: Requirement, policy: PlanPolicy) -> datetime | None:
-        """When it could have such a job; None = it never can, as far as is known."""
-        if requirement not in self._first:
-            self._first[requirement] = self._look(requirement, policy)
-        return self._first[requirement]
+    def first(self, kind: int, requirement: Requirement, policy: PlanPolicy) -> datetime | None:
+        """When it could have such a job; None = it never can, as far as is known.
 
-    def _look(self, requirement: Requirement, policy: PlanPolicy) -> datetime | None:
-        if requirement not in self._suits:
-            self._suits[requirement] = reject_code(requirement, self._bare, policy) is None
-        if not self._suits[requirement]:
+        `kind`: the number of this requirement, which is faster to look up.
+        """
+        try:
+            return self._first[kind]
+        except KeyError:
+            found = self._first[kind] = self._look(kind, requirement, policy)
+            return found
+
+    def _look(self, kind: int, requirement: Requirement, policy: PlanPolicy) -> datetime | None:
+        if kind not in self._suits:
+            self._suits[kind] = reject_code(requirement, self._bare, policy) is None
+        if not self._suits[kind]:
             return None
         wants = _wants(requirement, policy)
         shares = wants is not None and requirement.memory_bytes is not None
@@ -124,6 +129,7 @@ class GpuTimelines:
         self._late = late
         self._lanes = {gpu.gpu_uuid: GpuTimeline(_opened(gpu), now) for gpu in slots.gpus}
         self._opens = {gpu.gpu_uuid: at for gpu in slots.gpus if (at := _closed_until(gpu))}
+        self._kinds: dict[Requirement, int] = {}
         # When each job ends, of which that is known.
         self.ends: dict[int, datetime] = {}
         # The GPUs of each waiting job that has got a place.
@@ -234,8 +240,9 @@ class GpuTimelines:
         self, job: QueuedJob, least: datetime, bars: Bars
     ) -> Iterator[tuple[datetime, int, str]]:
         """When each GPU could take the job."""
+        kind = self._kinds.setdefault(job.requirement, len(self._kinds))
         for uuid, lane in self._lanes.items():
-            at = lane.first(job.requirement, self._policy)
+            at = lane.first(kind, job.requirement, self._policy)
             bar = bars.get(lane.index)
             if at is not None and bar is not None:
                 # The future load by others is unknown; a job of ours ends.
