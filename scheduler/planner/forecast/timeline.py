@@ -62,8 +62,8 @@ class GpuTimeline:
         try:
             return self._first[kind]
         except KeyError:
-            found = self._first[kind] = self._look(kind, requirement, policy)
-            return found
+            start = self._first[kind] = self._look(kind, requirement, policy)
+            return start
 
     def _look(self, kind: int, requirement: Requirement, policy: PlanPolicy) -> datetime | None:
         if kind not in self._suits:
