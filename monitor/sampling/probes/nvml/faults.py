@@ -41,8 +41,8 @@ FAULTS = {
         "No NVIDIA driver was found on this machine.",
         "Install the NVIDIA driver (Debian: `apt install nvidia-driver`; Ubuntu: "
         "`ubuntu-drivers install`; others: nvidia.com/drivers) and see that `nvidia-smi` lists "
-        "the GPUs; in a container, start it with the GPUs (`--gpus all`). gpucoord looks again "
-        "each minute. The host and jobs without a GPU work without it.",
+        "the GPUs. A container needs the option `--gpus all`. gpucoord looks again each minute; "
+        "jobs without a GPU run meanwhile.",
     ),
     15: Fault(
         "The GPU has fallen off the bus.",
