@@ -36,6 +36,8 @@ from monitor.usage.rows.rollups import GPUS, HOSTS, RollupLevels, summed
 
 # A process that has just come is not idle yet.
 LEAST_IDLE_S = 600.0
+# Uses are added up in whole readings; a mean over less time than this could be far too high.
+SHORTEST_MEAN_S = 5.0
 
 
 def gpu_panels(row: Gpu, window: HistoryWindow) -> list[Panel]:
@@ -300,7 +302,8 @@ def while_running(
 ) -> list[Row]:
     """The rows with `seen_s` cut to the seconds of each step in which the job ran.
 
-    Means are then those of the running time, as in the job's result. Steps without any are omitted.
+    Means are then those of the running time, as in the job's result. Steps without any are omitted;
+    so are steps of less than SHORTEST_MEAN_S, unless all are that short.
     """
     spans = [(begin.timestamp(), (end or now).timestamp()) for begin, end in runs]
     cut = list[Row]()
@@ -309,7 +312,7 @@ def while_running(
         ran_s = sum(max(0.0, min(end, t + step) - max(begin, t)) for begin, end in spans)
         if ran_s > 0:
             cut.append({**row, "seen_s": min(row["seen_s"], ran_s)})
-    return cut
+    return [row for row in cut if row["seen_s"] >= SHORTEST_MEAN_S] or cut
 
 
 def job_panels(gpus: int, requested_bytes: int | None) -> list[Panel]:

@@ -120,3 +120,15 @@ def test_steps_are_cut_to_each_run_of_a_requeued_job() -> None:
         (120, 30),
         (180, 20),
     ]
+
+
+def test_a_moment_at_the_end_of_a_step_gives_no_peak() -> None:
+    # Use is added up in whole readings, so 0.2 s may show the energy of one second.
+    start = T // 60 * 60
+    begin, end = (datetime.fromtimestamp(start + seconds, UTC) for seconds in (59.8, 120))
+    rows = [{"t": start, "seen_s": 60, "joules": 600.0}, {"t": start + 60, "seen_s": 60}]
+
+    assert [row["t"] for row in content.while_running(rows, [(begin, end)], 60, end)] == [
+        start + 60
+    ]
+    assert len(content.while_running(rows[:1], [(begin, end)], 60, end)) == 1
