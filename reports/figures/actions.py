@@ -166,7 +166,11 @@ def _figures(period: Period, scope: Scope, names: Collection[str] | None, now: d
         queue=jobs.queue(waits, CLASSES),
         blockers=jobs.blockers(waits),
         incidents=read.incidents.rules,
-        operation=work.operation(period, sorted({gpu.host for gpu in read.gpus})),
+        operation=work.operation(
+            period,
+            {gpu.host for gpu in read.gpus},
+            all_hosts=scope.kind is ScopeKind.ALL,
+        ),
         patterns=recurring,
         gpus=_gpus(read, period),
         heat=people.heat(read.ledger),

@@ -212,6 +212,9 @@ class UsageReport(Schema):
     coverage: float | None = Field(description="Measured part of the GPU time, 0 to 1.")
     least_coverage: float = Field(description="Below this, no violations are named.")
     notes: list[str]
+    wider_than_scope: dict[str, str] = Field(
+        description="Fields that count more than the scope, such as all users of the GPUs."
+    )
     totals: TotalsBody
     users: list[UserBody]
     violations: list[ViolationBody]

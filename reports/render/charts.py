@@ -18,7 +18,7 @@ from monitor.facts import formats
 from monitor.history.charts import nice_ceiling
 from reports.figures.facts import Occupancy, Report, UserFigures
 from reports.figures.policy.occupancy import IDLE_PCT
-from reports.render.wording.tables import WEEKDAYS, name
+from reports.render.wording.tables import WEEKDAYS, joined, name, of_all_jobs, of_all_users
 
 WIDTH = 760
 # Okabe-Ito; a user has the same colour on every page.
@@ -158,7 +158,11 @@ def heat(report: Report) -> Picture | None:
         "Use by hour of the week",
         "heat",
         _svg(18 + 7 * high + 4, "Used part of the GPU time by weekday and hour", body()),
-        "Darker: more of the measured GPU time was used, in steps of 20 %. Empty: not measured.",
+        joined(
+            of_all_users(report),
+            "Darker: more of the measured GPU time was used, in steps of 20 %."
+            " Empty: not measured.",
+        ),
     )
 
 
@@ -197,8 +201,11 @@ def timeline(report: Report) -> Picture | None:
             "Main user of each GPU over time",
             [*body(), *_legend(owners, 30 + len(report.gpus) * high)],
         ),
-        "Colour: the user who held most of the GPU. Hatched: held without use. Dotted: the use is"
-        " unknown. Triangles: incidents.",
+        joined(
+            of_all_users(report),
+            "Colour: the user who held most of the GPU. Hatched: held without use. Dotted: the use"
+            " is unknown. Triangles: incidents.",
+        ),
     )
 
 
@@ -230,7 +237,7 @@ def waits(report: Report) -> Picture | None:
         "Waits over time",
         "waits",
         _svg(high + 26, "Job-hours waited over time", body()),
-        "Hours that GPU jobs spent in the queue, summed over jobs.",
+        joined("Hours that GPU jobs spent in the queue, summed over jobs.", of_all_jobs(report)),
     )
 
 

@@ -16,6 +16,7 @@ from reports.figures.facts import (
     Violation,
 )
 from reports.figures.policy.violations import line
+from reports.render.wording import tables
 
 # Of an hour or a percent: finer differences are noise.
 DIGITS = 6
@@ -38,6 +39,7 @@ def as_json(report: Report) -> dict[str, Any]:
         "coverage": part(report.coverage_pct),
         "least_coverage": part(report.least_coverage_pct),
         "notes": list(report.notes),
+        "wider_than_scope": tables.wider_figures(report),
         "totals": _totals(report.totals),
         "users": [user(row) for row in report.users],
         "violations": [_violation(v) for v in report.violations],

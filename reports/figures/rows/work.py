@@ -203,8 +203,11 @@ def _finding(row: Incident, hours: float) -> FindingFact:
     )
 
 
-def operation(period: Period, hosts: Iterable[str]) -> Operation:
-    """From events: an event of severity "warning" begins a defensive or throttled time."""
+def operation(period: Period, hosts: Iterable[str], *, all_hosts: bool) -> Operation:
+    """From events: an event of severity "warning" begins a defensive or throttled time.
+
+    all_hosts: events are counted on hosts without GPUs too.
+    """
     kinds = ("MODE_CHANGED", *STARTS, *STARTS.values())
     since, until = period.since.timestamp(), period.until.timestamp()
     inside = Event.objects.filter(at__gte=period.since, at__lt=period.until)
@@ -228,11 +231,15 @@ def operation(period: Period, hosts: Iterable[str]) -> Operation:
         for name in ("MODE_CHANGED", "BACKPRESSURE_ACTIVATED")
     }
     yields = YieldRequest.objects.filter(asked_at__gte=period.since, asked_at__lt=period.until)
+    deferred = inside.filter(kind="JOB_DEFERRED")
+    if not all_hosts:
+        yields = yields.filter(attempt__host__in=wanted)
+        deferred = deferred.filter(host__in=wanted)
     kinds_of = list(yields.filter(withdrawn_at=None).values_list("kind", flat=True))
     return Operation(
         defensive_hours=hours["MODE_CHANGED"],
         throttled_hours=hours["BACKPRESSURE_ACTIVATED"],
-        deferrals=inside.filter(kind="JOB_DEFERRED").count(),
+        deferrals=deferred.count(),
         preemptions=kinds_of.count(YieldRequest.Kind.PREEMPTION),
         evictions=kinds_of.count(YieldRequest.Kind.EVICTION),
     )

@@ -40,6 +40,9 @@ def workbook(lines: Iterable[str], tables: Iterable[Table]) -> bytes:
         for index, row in enumerate(table.rows, 1):
             for column, value in enumerate(row):
                 _write(sheet, index, column, value, number)
+        if table.note:
+            # After an empty row, so that it is no row of the table.
+            sheet.write_string(len(table.rows) + 2, 0, table.note)
     book.close()
     return out.getvalue()
 

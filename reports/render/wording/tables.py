@@ -16,6 +16,9 @@ UNKNOWN_OWNER = "unknown owner"
 # Rows of a printed table; the rest is in the CSV and XLSX files.
 MOST_PRINTED = 200
 PARTS = ("Used", "Idle, held", "Booked, empty", "Free", "Unknown")
+# Notes of figures that are wider than the scope of the report.
+ALL_USERS = "All users of these GPUs"
+ALL_JOBS = "Jobs of all GPUs: a waiting job has no GPU yet."
 
 
 def tables(report: Report) -> list[Table]:
@@ -118,9 +121,43 @@ def balance(report: Report) -> Table:
 
 def gpu_time(report: Report) -> str:
     """The sum of all users' GPU time, which the report of a user or group says."""
-    is_of_some = report.scope.kind in (ScopeKind.USER, ScopeKind.GROUP)
     words = reconciliation(report.totals.gpu_hours)
-    return f"All users of these GPUs: {words}" if is_of_some else words
+    return f"{ALL_USERS}: {words}" if is_of_some_users(report) else words
+
+
+def is_of_some_users(report: Report) -> bool:
+    """Figures of GPUs and hosts still count all users."""
+    return report.scope.kind in (ScopeKind.USER, ScopeKind.GROUP)
+
+
+def of_all_users(report: Report) -> str:
+    """The note of such figures; empty where the report is about all users anyway."""
+    return f"{ALL_USERS}." if is_of_some_users(report) else ""
+
+
+def of_all_jobs(report: Report) -> str:
+    """The note of figures of the queue; empty unless the report is about a GPU or host."""
+    return ALL_JOBS if report.scope.kind in (ScopeKind.GPU, ScopeKind.HOST) else ""
+
+
+def of_hosts(report: Report) -> str:
+    """The note of figures that exist only for whole hosts."""
+    if report.scope.kind in (ScopeKind.ALL, ScopeKind.HOST):
+        return ""
+    return "All users and GPUs of the hosts: load control works on whole hosts."
+
+
+def wider_figures(report: Report) -> dict[str, str]:
+    """The fields of the JSON that count more than the scope of the report, each with its note."""
+    users, jobs, hosts = of_all_users(report), of_all_jobs(report), of_hosts(report)
+    notes = {"totals.gpu_hours": users, "gpus": users, "heat": users, "operation": hosts}
+    notes |= {"queue": jobs, "blockers": jobs, "waits": jobs}
+    return {field: note for field, note in notes.items() if note}
+
+
+def joined(*sentences: str) -> str:
+    """Those that are not empty."""
+    return " ".join(filter(None, sentences))
 
 
 def reconciliation(hours: GpuHours) -> str:
@@ -149,6 +186,7 @@ def queue(report: Report) -> Table:
             (row.job_class, row.jobs, row.waiting, _min(row.p50_s), _min(row.p90_s), row.blocker)
             for row in report.queue
         ),
+        note=of_all_jobs(report),
     )
 
 
@@ -161,7 +199,10 @@ def blockers(report: Report) -> Table:
             (row.blocker, row.jobs, _min(row.p50_s), _min(row.p90_s), row.waited_hours)
             for row in report.blockers
         ),
-        note="The blocker that a job waited for longest, with the whole wait of the job.",
+        note=joined(
+            "The blocker that a job waited for longest, with the whole wait of the job.",
+            of_all_jobs(report),
+        ),
     )
 
 
@@ -187,6 +228,7 @@ def operation(report: Report) -> Table:
             "Evictions",
         ),
         rows=((o.defensive_hours, o.throttled_hours, o.deferrals, o.preemptions, o.evictions),),
+        note=of_hosts(report),
     )
 
 
@@ -196,6 +238,7 @@ def gpus(report: Report) -> Table:
         title="Energy by GPU",
         head=("GPU", "UUID", "Energy (kWh)"),
         rows=tuple((gpu.name, gpu.uuid, gpu.energy_kwh) for gpu in report.gpus),
+        note=of_all_users(report),
     )
 
 
@@ -216,6 +259,7 @@ def timeline(report: Report) -> Table:
         title="Occupancy",
         head=("GPU", "From", "Until", "Main user", "Used (%)"),
         rows=tuple(rows()),
+        note=of_all_users(report),
     )
 
 
@@ -225,6 +269,7 @@ def heat(report: Report) -> Table:
         title="Use by hour of the week",
         head=("Weekday", *(f"{hour:02d} h (%)" for hour in range(24))),
         rows=tuple((day, *row) for day, row in zip(WEEKDAYS, report.heat, strict=False)),
+        note=of_all_users(report),
     )
 
 
@@ -235,6 +280,7 @@ def waits(report: Report) -> Table:
         title="Waits over time",
         head=("From", "Job-hours waited"),
         rows=tuple((moment(t, zone), hours) for t, hours in report.waits),
+        note=of_all_jobs(report),
     )
 
 

@@ -22,7 +22,7 @@ from reports.figures.facts import Report
 from reports.periods import policy as periods
 from reports.render.actions import CSV_COLUMNS, FORMATS, render
 from reports.render.wording import tables
-from reports.render.wording.tables import cell
+from reports.render.wording.tables import ALL_JOBS, ALL_USERS, cell
 from tests.builders import NOW
 from tests.jobs_made import waiting
 from tests.reports.made import ran, watched_gpu
@@ -80,7 +80,9 @@ def test_xlsx_has_the_same_tables(report: Report) -> None:
     for table in tables.tables(report):
         rows = list(book[table.title[:31].replace(":", "-")].iter_rows(values_only=True))
         assert [v or "" for v in rows[0]] == list(table.head)
-        for row, expected in zip(rows[1:], table.rows, strict=True):
+        note = [(), (table.note,)] if table.note else []
+        assert [tuple(filter(None, row)) for row in rows[1 + len(table.rows) :]] == note
+        for row, expected in zip(rows[1:], table.rows, strict=False):
             assert [_same(a, b) for a, b in zip(row, expected, strict=True)] == [True] * len(row)
     cover = [str(row[0]) for row in book["Report"].iter_rows(values_only=True)]
     assert f"- {LINE}" in cover
@@ -90,6 +92,52 @@ def _same(read: Any, written: Any) -> bool:
     if isinstance(written, float):
         return bool(read == pytest.approx(written))
     return (read or "") == (written or "")
+
+
+def of_scope(scope: str) -> Report:
+    ran(watched_gpu(BEGIN, NOW), BEGIN + timedelta(hours=3), 8)
+    period = periods.parse("24h", "", "", "UTC", NOW)
+    return build(period, periods.scope(scope), Viewer("root", operator=True), NOW)
+
+
+def test_the_report_of_a_user_says_in_each_format_which_figures_are_of_all_users(db: None) -> None:
+    report = of_scope("user:alice")
+    wide = ("timeline", "heat", "gpus", "balance")
+    book = load_workbook(io.BytesIO(render(report, "xlsx")))
+    pdf = PdfReader(io.BytesIO(render(report, "pdf")))
+    text = " ".join(" ".join(page.extract_text() for page in pdf.pages).split())
+
+    for table in tables.tables(report):
+        last = [cell.value for cell in book[table.title[:31].replace(":", "-")]["A"]][-1]
+        assert str(last).startswith(ALL_USERS) == (table.key in wide)
+    # The tables of the occupancy, the week, the energy and the GPU time; two of them as pictures.
+    assert render(report, "html").decode().count(ALL_USERS) == 7
+    assert text.count(ALL_USERS) == 7
+    assert ALL_USERS in render(report, "text").decode()
+    fields = json.loads(render(report, "json"))["wider_than_scope"]
+    assert [fields[name] for name in ("totals.gpu_hours", "gpus", "heat")] == [f"{ALL_USERS}."] * 3
+
+
+def test_the_report_of_a_gpu_says_that_its_queue_is_of_all_gpus(db: None) -> None:
+    gpu = of_scope("all").gpus[0].uuid
+    period = periods.parse("24h", "", "", "UTC", NOW)
+    report = build(period, periods.scope(f"gpu:{gpu}"), Viewer("root", operator=True), NOW)
+
+    fields = json.loads(render(report, "json"))["wider_than_scope"]
+    assert {name for name, note in fields.items() if note == ALL_JOBS} == {
+        "queue",
+        "blockers",
+        "waits",
+    }
+    assert ALL_JOBS in render(report, "html").decode()
+
+
+@pytest.mark.parametrize("format", ["html", "json", "text"])
+def test_the_report_of_everything_needs_no_such_notes(report: Report, format: str) -> None:
+    content = render(report, format).decode()
+
+    assert ALL_USERS not in content
+    assert ALL_JOBS not in content
 
 
 class _Cells(HTMLParser):
