@@ -17,7 +17,7 @@ from monitor.incidents.policy.thresholds import GpuTimePolicy
 from monitor.incidents.rows import incidents as incident_rows
 from monitor.models import Gpu, ProcessUse
 from monitor.thresholds import rows as thresholds
-from reports.figures.facts import GpuFigures, Report, TrendPoint, UserFigures, Violation
+from reports.figures.facts import GpuFigures, GpuHours, Report, TrendPoint, UserFigures, Violation
 from reports.figures.policy import advice, jobs, people, privacy
 from reports.figures.policy.ledger import Ledger
 from reports.figures.policy.occupancy import spans
@@ -148,7 +148,7 @@ def _figures(period: Period, scope: Scope, names: Collection[str] | None, now: d
     read = _Reading(period, scope, names, now)
     totals = people.totals(read.ledger, names, read.policy)
     coverage = totals.gpu_hours.coverage_pct
-    users = privacy.only(_users(read, period, totals.gpu_hours.capacity, now), names)
+    users = privacy.only(_users(read, period, totals.gpu_hours, now), names)
     listed = _violations(read, period, coverage, names, now)
     recurring = tuple(p for p in work.patterns(read.gpus) if names is None or p.user in names)
     least = read.policy.coverage_pct
@@ -180,13 +180,13 @@ def _figures(period: Period, scope: Scope, names: Collection[str] | None, now: d
 
 
 def _users(
-    read: _Reading, period: Period, capacity_h: float, now: datetime
+    read: _Reading, period: Period, whole: GpuHours, now: datetime
 ) -> tuple[UserFigures, ...]:
     targets = _targets(period, now)
     past = work.past_jobs(period, read.gpus, read.policy.coverage_pct / 100)
     return people.users(
         read.ledger,
-        capacity_h,
+        people.measured_capacity(read.ledger, whole),
         lambda name: (read.entitled(name), targets.get(name)),
         caused_s=read.incidents.caused_s,
         overuse_s=read.incidents.overuse_s,

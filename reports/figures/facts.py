@@ -147,7 +147,8 @@ class UserFigures:
     held = used + idle_held + booked_empty + unknown: the user's part of the GPUs' time. Unused
     time of a GPU with several holders counts for those who used less than an equal part.
     efficiency: used of the known held time, 0 to 1. coverage: known of the held time, 0 to 1.
-    share_pct: of the capacity. overuse_hours: hours above the own share while others waited.
+    share_pct: of the measured capacity.
+    overuse_hours: hours above the own share while others waited.
     """
 
     user: str | None

@@ -104,7 +104,7 @@ class UserBody(Schema):
     efficiency: float | None = Field(description="Used part of the known held time.")
     coverage: float | None = Field(description="Measured part of the time of processes.")
     entitled_pct: float | None
-    share_pct: float | None = Field(description="Held part of the capacity.")
+    share_pct: float | None = Field(description="Held part of the measured capacity.")
     waited_hours: float
     caused_wait_hours: float = Field(description="Waits of others in the user's incidents.")
     energy_kwh: float | None

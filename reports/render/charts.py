@@ -76,7 +76,7 @@ def shares(report: Report) -> Picture | None:
         "Share of the GPU time against entitlement",
         "users",
         _svg(len(rows) * height + 28, "Share against entitlement by user", body()),
-        "Bars: GPU-hours held as a part of the capacity. Marks: entitlement.",
+        "Bars: GPU-hours held as a part of the measured capacity. Marks: entitlement.",
     )
 
 

@@ -49,7 +49,7 @@ def users(
 ) -> tuple[UserFigures, ...]:
     """One row for each user with GPU time or a waiting job, most GPU-hours first.
 
-    account: (entitled percent, target percent) of a user.
+    capacity_h: measured GPU-hours. account: (entitled percent, target percent) of a user.
     """
     nothing = OwnerSums()
     names = [*ledger.owners, *(n for n in ledger.waited_s if n not in ledger.owners)]
@@ -85,6 +85,12 @@ def users(
             )
         )
     return tuple(sorted(rows, key=lambda row: (-row.held, row.user or "~")))
+
+
+def measured_capacity(ledger: Ledger, whole: GpuHours) -> float:
+    """GPU-hours whose holders are known; of the rest, no part can be said to be a user's share."""
+    held_unknown = sum(sums.split.unknown for sums in ledger.owners.values()) / HOUR_S
+    return whole.capacity - max(0.0, whole.unknown - held_unknown)
 
 
 def _memory(sums: OwnerSums) -> float | None:

@@ -52,6 +52,16 @@ def test_a_neighbour_at_95_percent_for_8_of_24_hours_is_a_violation() -> None:
     assert made.recommendations[0].user == "alice"
 
 
+def test_time_without_readings_does_not_make_a_share_smaller() -> None:
+    gpu = watched_gpu(NOW - timedelta(hours=12), NOW)
+    ran(gpu, NOW - timedelta(hours=12), 6)
+
+    made = report()
+
+    assert made.coverage_pct == pytest.approx(50, abs=1)
+    assert user(made).share_pct == pytest.approx(50, abs=1)
+
+
 def test_use_that_was_not_measured_is_drawn_as_unknown_and_not_as_idle() -> None:
     ran(watched_gpu(BEGIN, NOW), BEGIN + timedelta(hours=3), 8, pct=None)
 
