@@ -20,9 +20,9 @@ from gpucoord_site.http.rate_limits import TooManyRequests
 from monitor.api.input import SENTENCE, InvalidInput, unknown_name
 from scheduler.facts import job_fields
 from scheduler.intake.actions import KEY_HEADER
-from scheduler.intake.policy.admission import QUEUE
 from scheduler.intake.policy.new_job import UnableToSubmit
 from scheduler.intake.steps.checks import MOST_REFUSALS
+from scheduler.planner.admission import QUEUE
 
 logger = logging.getLogger(__name__)
 

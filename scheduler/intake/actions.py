@@ -23,7 +23,7 @@ from scheduler.facts.field_parsers import ParseContext
 from scheduler.facts.jobs import JobState, NewJob, Refusal, Requirement
 from scheduler.facts.people import Quota
 from scheduler.fair_share.rows import capacity
-from scheduler.intake.policy import admission, new_job
+from scheduler.intake.policy import new_job
 from scheduler.intake.policy.new_job import UnableToSubmit
 from scheduler.intake.steps.checks import (
     account_refusals,
@@ -35,6 +35,7 @@ from scheduler.intake.steps.checks import (
 from scheduler.lifecycle.rows import changes as job_changes
 from scheduler.lifecycle.rows import queue as job_queue
 from scheduler.models import Job, JobInput, SubmissionKey
+from scheduler.planner import admission
 from scheduler.quotas import rows as quota_rows
 from scheduler.sizing import facts as sizing_facts
 from scheduler.sizing import step as sizing

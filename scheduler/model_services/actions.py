@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
@@ -10,20 +11,28 @@ from django.conf import settings
 from django.contrib.auth.models import User
 from django.db import IntegrityError, transaction
 
+from monitor.facts.readings import Snapshot
 from monitor.journal.rows import audit
 from monitor.models import Gpu, Host
 from monitor.runtime.rows.wakeups import wake
+from monitor.snapshot import rows as snapshots
+from scheduler.facts.jobs import Requirement
 from scheduler.lifecycle.rows import queue as job_queue
 from scheduler.model_services import rows
 from scheduler.model_services.policy import services as policy
 from scheduler.model_services.steps import effects
 from scheduler.models import ModelService
+from scheduler.planner import admission
 from scheduler.prompts import rows as prompts
 from scheduler.runner import accounts
 
 ACCOUNT_SENTENCE = "Only administrators may choose the account of a model service."
 TAKEN = "There is a model service {name} already."
 NAME_STAYS = "The name can't be changed, as clients and prompts use it. Add another service."
+# They say what a host must have for an instance.
+REQUESTED = ("gpus", "memory_mib", "on_gpus")
+# Columns of the refusals of jobs.
+COLUMN_OF = {"gpu_memory": "memory_mib"}
 # Columns that an operator sets; the others are written by gpucoord.
 COLUMNS = (
     "name", "enabled", "argv", "health_path", "api_base_path", "gpus", "memory_mib", "on_gpus",
@@ -131,7 +140,7 @@ def problems(row: ModelService, values: Mapping[str, Any], by: User) -> list[tup
         *_refused(row, values, by),
         *policy.problems(after),
         *([("name", NAME_STAYS)] if row.pk and after["name"] != row.name else []),
-        *_gpu_problems(after["gpus"], after["on_gpus"]),
+        *(_gpu_problems(after["gpus"], after["on_gpus"]) or _never_fits(row, after)),
         *_account_problems(row, values),
         *([("name", TAKEN.format(name=after["name"]))] if taken else []),
     ]
@@ -181,6 +190,37 @@ def _gpu_problems(gpus: int, on_gpus: Sequence[str]) -> list[tuple[str, str]]:
     if on_gpus and gpus > len(on_gpus):
         return [("on_gpus", f"Name at least {gpus} GPUs, or lower the GPUs of each instance.")]
     return []
+
+
+def _never_fits(row: ModelService, after: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Why no host could ever run an instance; the rules are those of jobs.
+
+    Empty while no host has sent a reading. A stored request may stay as it is, so that a service
+    can still be changed after its GPU was removed.
+    """
+    if not after["gpus"] or (
+        row.pk and all(after[name] == getattr(row, name) for name in REQUESTED)
+    ):
+        return []
+    size = after["memory_mib"]
+    request = Requirement(
+        gpus=after["gpus"], memory_bytes=None if size is None else size * rows.MIB
+    )
+    hosts = _hosts_with(after["on_gpus"])
+    refusals = admission.refuse(request, hosts, settings.CONFIG.gpu_power)
+    return [(COLUMN_OF.get(refusal.field, refusal.field), refusal.text) for refusal in refusals]
+
+
+def _hosts_with(on_gpus: Sequence[str]) -> list[Snapshot]:
+    """The newest readings of all hosts, each with only these GPUs; none if one was not read."""
+    hosts = snapshots.newest_all()
+    if not on_gpus:
+        return hosts
+    named = [
+        replace(host, gpus=tuple(gpu for gpu in host.gpus if gpu.uuid in on_gpus)) for host in hosts
+    ]
+    is_read = sum(len(host.gpus) for host in named) == len(on_gpus)
+    return [host for host in named if host.gpus] if is_read else []
 
 
 def _subject(row: ModelService) -> str:

@@ -26,12 +26,13 @@ from scheduler.execution import policy as execution_policy
 from scheduler.execution.policy import BoundsPolicy
 from scheduler.execution.steps.specs import account_of_jobs
 from scheduler.facts.field_parsers import ParseContext
-from scheduler.facts.jobs import NewJob, Refusal, Requirement
+from scheduler.facts.jobs import NewJob, Refusal
 from scheduler.facts.units import LONGEST_TEXT, quoted
-from scheduler.intake.policy import admission, new_job
+from scheduler.intake.policy import new_job
 from scheduler.intake.policy.accounts import AccountRule, account_rule
 from scheduler.intake.policy.new_job import UnableToSubmit
 from scheduler.lifecycle.rows import relations
+from scheduler.planner import admission
 from scheduler.planner.preemption import PreemptionPolicy
 from scheduler.runner import accounts, programs
 from scheduler.runner.confine import landlock
@@ -115,7 +116,9 @@ def impossible(new: Sequence[NewJob]) -> Iterator[Refusal]:
     # Jobs of a batch are often alike.
     names = {host.host.name for host in hosts}
     by_requirement = cache(
-        lambda requirement, name: tuple(refuse(requirement, _of_name(hosts, name)))
+        lambda requirement, name: tuple(
+            admission.refuse(requirement, _of_name(hosts, name), settings.CONFIG.gpu_power)
+        )
     )
     dependent = relations.dependency_problems([job.after for job in new])
     for index, job in enumerate(new):
@@ -147,21 +150,6 @@ def _long_grace(new: NewJob, policy: PreemptionPolicy) -> list[Refusal]:
         return []
     text = f"At most {most:g} min pass until a job that has to leave its GPU is killed."
     return [Refusal(field="grace", text=text)]
-
-
-def refuse(requirement: Requirement, hosts: Sequence[Snapshot]) -> list[Refusal]:
-    """Why no host could ever run it: the refusals of the host with most GPUs."""
-    refusals = [_refusals(requirement, host) for host in hosts]
-    if not refusals or not all(refusals):
-        return []
-    return refusals[max(range(len(hosts)), key=lambda index: len(hosts[index].gpus))]
-
-
-def _refusals(requirement: Requirement, host: Snapshot) -> list[Refusal]:
-    if not host.gpus and host.probe == "none":
-        reason = host.problem or "no NVIDIA driver was found."
-        return admission.refuse_without_gpus(requirement, reason)
-    return admission.check(requirement, host.gpus, settings.CONFIG.gpu_power)
 
 
 def _after(text: str) -> Refusal:

@@ -10,8 +10,8 @@ from monitor.models import PolicyValues
 from scheduler.facts.jobs import NewJob, Requirement
 from scheduler.facts.people import Quota as QuotaFact
 from scheduler.intake import actions as intake_actions
-from scheduler.intake.policy import admission
 from scheduler.models import HostCapacity, Job, Quota
+from scheduler.planner import admission
 from tests import jobs_made
 from tests.builders import GIB, NOW
 

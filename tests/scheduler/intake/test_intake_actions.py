@@ -7,12 +7,11 @@ from typing import Any
 import pytest
 from django.contrib.auth.models import User
 
-from monitor.facts.readings import Snapshot
 from monitor.snapshot import rows as snapshots
 from scheduler.facts.jobs import NewJob, Requirement, YieldOptions
 from scheduler.intake.actions import submit
 from scheduler.intake.policy.new_job import UnableToSubmit, default_name
-from scheduler.intake.steps.checks import checked, gpu_named, read, refuse
+from scheduler.intake.steps.checks import checked, gpu_named, read
 from scheduler.models import Quota
 from tests.builders import GIB, NOW, gpu_uuid, snapshot
 
@@ -21,10 +20,6 @@ def mistakes(**raw: Any) -> dict[str, str]:
     with pytest.raises(UnableToSubmit) as error:
         read({"command": "x"} | raw, NOW)
     return {refusal.field: refusal.text for refusal in error.value.refusals}
-
-
-def refused(requirement: Requirement, *hosts: Snapshot) -> list[str]:
-    return [refusal.text for refusal in refuse(requirement, hosts)]
 
 
 def test_it_reads_what_a_person_writes() -> None:
@@ -171,31 +166,6 @@ def test_a_name_made_up_tells_no_secret(words: str, name: str) -> None:
 
 def test_a_line_that_the_shell_would_not_take_has_a_name_too() -> None:
     assert read({"command": "echo 'unfinished"}, NOW).name == "echo"
-
-
-def test_it_refuses_what_no_gpu_has_with_the_numbers() -> None:
-    said = refused(Requirement(memory_bytes=200 * GIB), snapshot(2))
-
-    assert ("200 GiB" in said[0] and "80.0 GiB" in said[0]) or "80 GiB" in said[0]
-
-
-def test_of_several_hosts_one_must_do() -> None:
-    requirement = Requirement(gpus=4)
-
-    assert refused(requirement, snapshot(2), snapshot(4)) == []
-    assert "has 3 GPUs" in refused(requirement, snapshot(2), snapshot(3))[0]
-
-
-def test_it_refuses_gpus_where_there_are_none_with_the_reason() -> None:
-    none = snapshot(0, probe="none", problem="No NVIDIA driver is installed.")
-
-    assert "No NVIDIA driver is installed." in refused(Requirement(), none)[0]
-    assert refused(Requirement(gpus=0), none) == []
-
-
-def test_it_takes_the_job_while_the_gpus_can_not_be_read() -> None:
-    assert refused(Requirement(gpus=4), snapshot(0, probe="nvml", problem="driver down")) == []
-    assert refused(Requirement(gpus=4)) == []
 
 
 def test_it_reads_which_gpu_and_when_and_how_it_yields() -> None:

@@ -1,17 +1,55 @@
-"""Policy: reject requests that this machine can never satisfy, with the numbers."""
+"""Policy: reject requests that no host can ever satisfy, with the numbers."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
 
-from monitor.facts.readings import GpuReading, Health
+from monitor.facts.readings import GpuReading, Health, Snapshot
 from monitor.gpus.policy import capability
 from scheduler.facts.jobs import PRIORITIES, NewJob, Refusal, Requirement
 from scheduler.facts.people import Quota
 from scheduler.facts.units import size
 from scheduler.planner.matching import Traits, constraints_text, suited, version
 from scheduler.quotas.policy.quotas import SLACK, held, memory
+
+
+def refuse(
+    requirement: Requirement,
+    hosts: Sequence[Snapshot],
+    powers: Mapping[str, float] | None = None,
+) -> list[Refusal]:
+    """Why no host could ever satisfy it: the refusals of the host that comes closest.
+
+    That is the host with the largest GPU where memory alone is short, else the one with most GPUs.
+    """
+    by_host = [_of_host(requirement, host, powers) for host in hosts]
+    if not by_host or not all(by_host):
+        return []
+    fields = {
+        refusal.field
+        for host, refusals in zip(hosts, by_host, strict=True)
+        if host.gpus
+        for refusal in refusals
+    }
+    is_memory = fields == {"gpu_memory"}
+    sizes = [
+        (_largest(host), len(host.gpus)) if is_memory else (len(host.gpus), _largest(host))
+        for host in hosts
+    ]
+    return by_host[max(range(len(hosts)), key=sizes.__getitem__)]
+
+
+def _of_host(
+    requirement: Requirement, host: Snapshot, powers: Mapping[str, float] | None
+) -> list[Refusal]:
+    if not host.gpus and host.probe == "none":
+        return refuse_without_gpus(requirement, host.problem or "no NVIDIA driver was found.")
+    return check(requirement, host.gpus, powers)
+
+
+def _largest(host: Snapshot) -> int:
+    return max((gpu.memory_total_bytes or 0 for gpu in host.gpus), default=0)
 
 
 def check(

@@ -1,9 +1,9 @@
 from __future__ import annotations
 
-from monitor.facts.readings import GpuReading, Health
+from monitor.facts.readings import GpuReading, Health, Snapshot
 from scheduler.facts.jobs import Requirement
-from scheduler.intake.policy import admission
-from tests.builders import GIB, gpu
+from scheduler.planner import admission
+from tests.builders import GIB, gpu, snapshot
 
 TWO = [gpu(0, memory_total_bytes=24 * GIB), gpu(1)]
 
@@ -139,3 +139,35 @@ def test_it_admits_what_a_gpu_that_does_not_say_may_be() -> None:
     silent = gpu(3, name=None, compute_capability=None, memory_total_bytes=None)
 
     assert _refused(Requirement(model="B200", capability=(12, 0)), [*MIXED, silent]) == []
+
+
+def hosts_refuse(requirement: Requirement, *hosts: Snapshot) -> list[str]:
+    return [refusal.text for refusal in admission.refuse(requirement, hosts)]
+
+
+def test_of_several_hosts_one_must_do() -> None:
+    requirement = Requirement(gpus=4)
+
+    assert hosts_refuse(requirement, snapshot(2), snapshot(4)) == []
+    assert "has 3 GPUs" in hosts_refuse(requirement, snapshot(2), snapshot(3))[0]
+
+
+def test_it_refuses_gpus_where_there_are_none_with_the_reason() -> None:
+    none = snapshot(0, probe="none", problem="No NVIDIA driver is installed.")
+
+    assert "No NVIDIA driver is installed." in hosts_refuse(Requirement(), none)[0]
+    assert hosts_refuse(Requirement(gpus=0), none) == []
+
+
+def test_it_takes_the_job_while_the_gpus_can_not_be_read() -> None:
+    assert hosts_refuse(Requirement(gpus=4), snapshot(0, probe="nvml", problem="driver down")) == []
+    assert hosts_refuse(Requirement(gpus=4)) == []
+
+
+def test_the_largest_gpu_of_all_hosts_is_named() -> None:
+    many = snapshot([gpu(index, memory_total_bytes=24 * GIB) for index in range(8)])
+    none = snapshot(0, probe="none", problem="No NVIDIA driver is installed.")
+
+    assert hosts_refuse(Requirement(memory_bytes=200 * GIB), many, snapshot(1), none) == [
+        "You ask for 200 GiB of GPU memory; the largest GPU here has 80 GiB."
+    ]
