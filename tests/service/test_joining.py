@@ -16,7 +16,7 @@ import pytest
 
 from tests.bench.bench_live import Viewer, log_in
 from tests.pace import LONGEST_S
-from tests.processes.service import Service, token, wait_until
+from tests.processes.service import ROOT, Service, token, wait_until
 from tests.service.postgres_cluster import cluster, free_port
 
 pytestmark = [
@@ -35,7 +35,7 @@ def url() -> Iterator[str]:
 
 def node(data: Path, **env: str) -> subprocess.Popen[bytes]:
     """`gpucoord node` in a data folder of its own."""
-    service = Service(data, **env)
+    service = Service(data, root=ROOT, **env)
     with service.log.open("ab") as log:
         return subprocess.Popen(
             [sys.executable, "-m", "gpucoord_site", "node"],
@@ -102,7 +102,7 @@ def test_a_job_on_another_host_is_chosen_followed_and_read_from_here(
         env = {"GPUCOORD_HOST": "127.0.0.2", "GPUCOORD_ALLOWED_HOSTS": "127.0.0.2"}
         env |= {"GPUCOORD_JOIN_TOKEN": made}
         port = ("--port", str(free_port()))
-        west = Service(there, DATABASE_URL=url, GPUCOORD_NODE="west", **env)
+        west = Service(there, root=ROOT, DATABASE_URL=url, GPUCOORD_NODE="west", **env)
         headers = {"Authorization": f"Bearer {token(east)}"}
         west.start(*port)
         # A test that fails half-way leaves no service.
@@ -147,7 +147,8 @@ class LogViewer(Viewer):
         self._text, self._arrived = text, asyncio.Event()
         place = urlsplit(self.address)
         loop = asyncio.get_running_loop()
-        await loop.create_connection(lambda: self, place.hostname, place.port)
+        assert place.port
+        await loop.create_connection(lambda: self, str(place.hostname), place.port)
         await asyncio.wait_for(self._arrived.wait(), LONGEST_S)
         self.transport.close()
         return True
