@@ -78,7 +78,8 @@ class GpuDemand(Schema):
     peak_gpus: float | None = Field(description="Highest mean of an hour.")
     unmet_gpu_hours: float | None = Field(description="Demand beyond the supply.")
     waiting_gpu_hours: float | None = Field(
-        description="Requested GPUs × waiting time, with jobs that still wait."
+        description="Requested GPUs × waiting time. Jobs that still wait count, and jobs that"
+        " were cancelled before their start do not."
     )
     days: list[DemandDay]
 

@@ -49,13 +49,14 @@ _JOB_COLUMNS = (
 class RecordedWork:
     """The jobs of a host since `since`. left_out: jobs that never ran, so no run time is known.
 
-    ends: when each of them ended that has.
+    without_run_time: those of them that still wait. ends: when each job ended that has.
     """
 
     since: datetime
     jobs: tuple[RecordedJob, ...]
     ends: Mapping[int, datetime]
     left_out: int
+    without_run_time: tuple[RecordedJob, ...] = ()
 
 
 def gpus(host: str) -> list[CapacityGpu]:
@@ -140,12 +141,13 @@ def recorded_work(host: str, since: datetime, now: datetime, most: int) -> Recor
     if len(rows) >= most:
         since = max(since, min(row[4] for row in rows.values()))
     after = _dependencies(row[0] for row in rows.values() if row[9])
-    jobs, ends = [], {}
+    jobs, without_run_time, ends = [], [], {}
     for id_ in ids:
         if id_ not in rows:
             continue
         job = _recorded(rows[id_], attempts.get(id_, []), since, now, durations)
-        if job is None:
+        if not job.run_time and not attempts.get(id_):
+            without_run_time.append(job)
             continue
         jobs.append(replace(job, after=tuple(after.get(id_, ()))))
         last = max((end for _, end in attempts.get(id_, [])), default=None, key=_or_far)
@@ -154,8 +156,13 @@ def recorded_work(host: str, since: datetime, now: datetime, most: int) -> Recor
     never_ran = Job.objects.filter(
         submitted_at__gte=since, started_at=None, state=JobState.FINISHED.value
     ).count()
-    left_out = never_ran + sum(id_ in rows for id_ in ids) - len(jobs)
-    return RecordedWork(since=since, jobs=tuple(jobs), ends=ends, left_out=left_out)
+    return RecordedWork(
+        since=since,
+        jobs=tuple(jobs),
+        ends=ends,
+        left_out=never_ran + len(without_run_time),
+        without_run_time=tuple(without_run_time),
+    )
 
 
 def _or_far(end: datetime | None) -> datetime:
@@ -198,8 +205,8 @@ def _recorded(
     since: datetime,
     now: datetime,
     durations: Durations,
-) -> RecordedJob | None:
-    """None = nothing says how long it runs."""
+) -> RecordedJob:
+    """run_time is 0 where nothing says how long the job runs."""
     (
         id_,
         owner,
@@ -222,8 +229,6 @@ def _recorded(
     ran = sum((max(timedelta(), end - begin) for begin, end in spans), timedelta())
     is_open = not attempts or any(end is None for _, end in attempts)
     run_time = max(ran, expected or timedelta()) if is_open else ran
-    if not attempts and expected is None:
-        return None
     is_early = submitted_at < since
     if is_early:
         begin_at = max(begin_at or since, since)

@@ -67,7 +67,8 @@ def figures(host: str, now: datetime, zone: tzinfo, deadline: float) -> dict[str
     used, held = rows.outside(host, work.since)
     sizes = [gpu.memory_bytes for gpu in gpus if gpu.memory_bytes]
     mean_bytes = sum(sizes) // len(sizes) if sizes else None
-    wanted = _watched(demand.demand_hours(work.jobs, used, work.since, now, mean_bytes), hours)
+    jobs = (*work.jobs, *work.without_run_time)
+    wanted = _watched(demand.demand_hours(jobs, used, work.since, now, mean_bytes), hours)
     profiles = [percentiles.gpu_profile(gpu, hours[gpu.uuid], zone) for gpu in gpus]
     return {
         "host": host,

@@ -45,10 +45,11 @@ def test_a_running_job_runs_at_least_as_long_as_so_far(alice: User) -> None:
 
 def test_a_waiting_job_counts_with_its_estimate_and_is_left_out_without(alice: User) -> None:
     jobs_made.waiting(alice, estimate=timedelta(hours=2))
-    jobs_made.waiting(alice)
+    endless = jobs_made.waiting(alice)
     found = work()
     assert [job.run_time for job in found.jobs] == [timedelta(hours=2)]
     assert (found.jobs[0].is_counted, found.left_out) == (False, 1)
+    assert [job.id for job in found.without_run_time] == [endless.pk]
 
 
 def test_a_job_that_was_cancelled_while_it_waited_is_left_out(alice: User) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
+from time import monotonic
 from typing import Any
 from zoneinfo import ZoneInfo
 
@@ -77,6 +78,16 @@ def test_all_figures_of_a_machine_with_history(host: str, machine: None, alice: 
     assert body["replay"]["replayed"]["p50_s"] == 0
     assert [one["kind"] for one in body["replay"]["alternatives"]] == ["more", "mig", "mig", "mig"]
     assert CapacityResult.objects.get().body == body
+
+
+def test_the_wait_of_a_job_of_unknown_length_counts_and_its_demand_does_not(
+    host: str, machine: None, alice: User
+) -> None:
+    last = datetime.fromtimestamp(GpuHour.objects.latest("t").t, UTC)
+    jobs_made.waiting(alice, last)
+    body = step.figures(host, last + timedelta(hours=1), UTC_ZONE, monotonic() + 60)
+    assert body["demand"]["waiting_gpu_hours"] == pytest.approx(1)
+    assert body["demand"]["peak_gpus"] == 0
 
 
 def test_a_host_without_gpus_has_no_replay(host: str) -> None:
