@@ -207,7 +207,9 @@ def _follow(runner: Running, watch: Watch, child: Child) -> Result:
     result = _result(
         runner.spec, ending, resource.getrusage(resource.RUSAGE_CHILDREN), log_bytes, failure
     )
-    return replace(result, out_of_memory=out_of_memory)
+    # The largest process, however short its peak, or all processes at a check.
+    peak = max(result.peak_memory_bytes or 0, runner.confinement.peak_memory_bytes)
+    return replace(result, out_of_memory=out_of_memory, peak_memory_bytes=peak)
 
 
 def _open_log(spec: Spec, folder: Path) -> int:

@@ -157,8 +157,9 @@ class Result(_Body):
     the host had no memory left.
 
     exit_code and signal are those of the first process. cpu_s is the sum over all processes.
-    peak_memory_bytes is that of the largest one; at least about 12 MiB, because it begins as a copy
-    of the runner.
+    peak_memory_bytes is the larger of two: the peak of the largest process, and the most that all
+    held together at checks some seconds apart. It is at least about 12 MiB, because a process
+    begins as a copy of the runner.
     """
 
     nonce: str

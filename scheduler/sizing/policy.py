@@ -99,7 +99,7 @@ def suggest(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostRun:
-    """Use of the host by an attempt. peak_bytes: of its largest process; None = unknown."""
+    """Use of the host by an attempt. peak_bytes: as of the runner's result; None = unknown."""
 
     took_s: float
     peak_bytes: int | None

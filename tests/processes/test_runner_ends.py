@@ -39,6 +39,17 @@ def test_it_reports_time_and_memory_of_all_processes(run: Run) -> None:
     assert result.peak_memory_bytes > 64 << 20
 
 
+def test_processes_that_hold_memory_at_the_same_time_count_together(run: Run) -> None:
+    # tail holds what it has read until the end of its input.
+    holds = "(head -c 64M /dev/zero; sleep 3) | tail > /dev/null"
+    bounds = {"process_memory_bytes": 1 << 30}
+    result = run("/bin/sh", "-c", f"{holds} & {holds} & wait", bounds=bounds).result()
+
+    assert result.exit_code == 0
+    assert result.peak_memory_bytes is not None
+    assert 128 << 20 < result.peak_memory_bytes < 200 << 20
+
+
 def test_it_says_when_the_command_is_not_there(run: Run) -> None:
     result = run("trainn", "--fast").result()
 

@@ -118,6 +118,11 @@ class Confinement:
         """Whether it was asked to save its work because of its memory."""
         return self._memory is not None and self._memory.has_requested_yield
 
+    @property
+    def peak_memory_bytes(self) -> int:
+        """The most host memory of all its processes together, at checks some seconds apart."""
+        return 0 if self._memory is None else self._memory.peak_bytes
+
     def _take_turns(self) -> float | None:
         """Let the job run or pause, as its share says."""
         if not self._duty.caps:

@@ -62,7 +62,7 @@ class MemoryGuard:
     """`beat` while the job runs. folders: of its cgroup, () = none limits its memory.
 
     is_over: it exceeds a limit, and no cgroup ends it. has_requested_yield: the job was asked to
-    save its work.
+    save its work. peak_bytes: the most that the job as a whole held at a check.
     """
 
     def __init__(self, spec: Spec, bounds: Bounds, log: int) -> None:
@@ -75,6 +75,7 @@ class MemoryGuard:
         self._request: YieldRequestFile | None = None
         self.is_over = False
         self.has_requested_yield = False
+        self.peak_bytes = 0
 
     def beat(self, folders: Iterable[Path], processes: Processes) -> float:
         """Check the memory if due; returns the monotonic time of the next check."""
@@ -91,6 +92,7 @@ class MemoryGuard:
 
     def _uses(self, folders: Iterable[Path], processes: Processes) -> Iterator[Use]:
         total = used_bytes(folders, processes)
+        self.peak_bytes = max(self.peak_bytes, total)
         if self._job_limit:
             yield Use(total, self._job_limit, None, ends=not _limits(folders))
         # No process holds more than all of them together.

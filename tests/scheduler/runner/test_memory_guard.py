@@ -158,6 +158,13 @@ def test_processes_are_looked_at_only_if_the_job_could_reach_their_limit(tmp_pat
     job.guard.beat([job.folder], processes)
 
 
+def test_the_peak_is_that_of_the_whole_job_without_the_page_cache(job: Job) -> None:
+    for gib in (2.0, 6.0, 3.0):
+        job.holds(gib, cache_gib=50)
+
+    assert job.guard.peak_bytes == 6 * GIB
+
+
 def test_the_kernel_slows_a_job_down_before_it_kills_it(tmp_path: Path) -> None:
     for name in ("memory.high", "memory.max"):
         (tmp_path / name).write_text("max")
