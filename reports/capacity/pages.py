@@ -188,15 +188,15 @@ def _verdict(body: Mapping[str, Any]) -> tuple[str, str]:
     if day is None:
         early = forecast["exceeds_earliest"]
         late = f"; at the earliest on {_day(early)}" if early else ""
-        return "ok", f"Demand stays below {supply} until {_day(forecast['horizon'])}{late}"
+        return "ok", f"Mean demand stays below {supply} until {_day(forecast['horizon'])}{late}"
     if day == forecast["points"][0]["day"]:
-        return "warning", f"Demand exceeds {supply} now"
+        return "warning", f"Mean demand exceeds {supply} now"
     latest = (
         _day(forecast["exceeds_latest"])
         if forecast["exceeds_latest"]
         else "later than the forecast"
     )
-    text = f"Demand exceeds {supply} from ~{_day(day)}"
+    text = f"Mean demand exceeds {supply} from ~{_day(day)}"
     return "warning", f"{text} (80 %: {_day(forecast['exceeds_earliest'])} to {latest})"
 
 

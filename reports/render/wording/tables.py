@@ -183,7 +183,14 @@ def queue(report: Report) -> Table:
             "Main blocker",
         ),
         rows=tuple(
-            (row.job_class, row.jobs, row.waiting, _min(row.p50_s), _min(row.p90_s), row.blocker)
+            (
+                row.job_class,
+                row.jobs,
+                row.waiting,
+                _min(row.p50_s),
+                _min(row.p90_s),
+                row.blocker or None,
+            )
             for row in report.queue
         ),
         note=of_all_jobs(report),
@@ -200,7 +207,8 @@ def blockers(report: Report) -> Table:
             for row in report.blockers
         ),
         note=joined(
-            "The blocker that a job waited for longest, with the whole wait of the job.",
+            "The blocker that a job waited for longest, with the whole wait of the job. Jobs whose"
+            " blockers were not recorded are left out.",
             of_all_jobs(report),
         ),
     )

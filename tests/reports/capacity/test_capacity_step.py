@@ -192,7 +192,7 @@ def test_the_page_leads_from_an_empty_state_to_the_figures(
     assert "being computed" in as_user(root).get("/reports/capacity/").content.decode()
     step.compute(host, NOW, UTC_ZONE)
     page = as_user(root).get("/reports/capacity/").content.decode()
-    assert "Demand stays below 1 GPU until 2 Apr 2026" in page
+    assert "Mean demand stays below 1 GPU until 2 Apr 2026" in page
     assert "No job has run in the last 14 days" in page
 
 
