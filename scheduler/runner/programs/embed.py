@@ -119,7 +119,7 @@ def _service(url: str, model: str, key_file: Path | None) -> Encode:
 def report_progress(done: int, total: int) -> None:
     """To GPUCOORD_PROGRESS_FILE; nothing outside a job."""
     if path := os.environ.get("GPUCOORD_PROGRESS_FILE"):
-        Path(path).write_text(f"{done}/{max(1, total)} lines", encoding="utf-8")
+        Path(path).write_text(f"{done}/{max(1, total)} {done} of {total} lines", encoding="utf-8")
 
 
 def write_result(body: Any) -> None:

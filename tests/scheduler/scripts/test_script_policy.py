@@ -236,7 +236,7 @@ def test_lines_are_embedded_in_order_with_progress_and_a_result(
 
     written = [json.loads(line) for line in output.read_text().splitlines()]
     assert [line["text"] for line in written] == lines
-    assert progress.read_text() == "100/100 lines"
+    assert progress.read_text() == "100/100 100 of 100 lines"
 
 
 @pytest.mark.parametrize("reference", ["#", "#/$defs/loop", "#/$defs/none"])
