@@ -80,6 +80,7 @@ def test_pages_answer_503_when_sessions_cannot_be_read(
     assert answer.status_code == 503
     assert answer["Retry-After"] == "10"
     assert "Try again in 10 seconds" in answer.content.decode()
+    assert "Try again</a>" in answer.content.decode()
 
 
 def test_a_fault_of_ours_is_still_500(quiet: Client, monkeypatch: pytest.MonkeyPatch) -> None:
