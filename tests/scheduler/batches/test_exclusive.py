@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
+from datetime import datetime, timedelta
 
 import pytest
 from django.contrib.auth.models import User
@@ -13,7 +13,7 @@ from scheduler.batches.rows import exclusive
 from scheduler.execution.steps import gpu_closures
 from scheduler.facts.batches import ExclusiveFact, ExclusiveStep
 from scheduler.intake.policy.new_job import UnableToSubmit
-from scheduler.models import Attempt, Batch, Job, ModelInstance, ModelService, Quota
+from scheduler.models import Attempt, Batch, Job, ModelInstance, ModelService, Quota, TimeWindow
 from tests.builders import NOW, gpu_uuid
 from tests.scheduler.batches.exclusive_box import Box
 
@@ -280,6 +280,42 @@ def test_a_quota_bounds_the_gpus_that_a_batch_takes(alice: User) -> None:
     box = Box(gpus=3)
 
     assert len(box.until(box.batch(alice), "working").gpu_uuids) == 1
+
+
+def reserve(holder: User, begins: datetime, *indices: int) -> None:
+    """An hour of these GPUs for the holder."""
+    TimeWindow.objects.create(
+        user=holder,
+        gpu_uuids=[gpu_uuid(index) for index in indices],
+        days=[begins.weekday()],
+        start=begins.time(),
+        end=(begins + timedelta(hours=1)).time(),
+        zone="UTC",
+        state=TimeWindow.State.APPROVED,
+        asked_by=holder.username,
+        asked_at=NOW,
+    )
+
+
+def test_a_batch_takes_no_gpu_in_the_time_window_of_another_user(root: User, alice: User) -> None:
+    reserve(alice, NOW - timedelta(minutes=10), 0, 2)
+
+    box = Box(gpus=3)
+
+    assert box.until(box.batch(root), "working").gpu_uuids == [gpu_uuid(1)]
+
+
+def test_a_batch_gives_up_a_gpu_when_the_time_window_of_another_user_begins(
+    root: User, alice: User
+) -> None:
+    reserve(alice, NOW + timedelta(minutes=10), 1)
+    box = Box(gpus=3)
+    batch = box.batch(root, items=300)
+    before = set(box.until(batch, "working").gpu_uuids)
+    box.tick(140)
+
+    assert box.run(batch).step == "working"
+    assert before - set(box.run(batch).gpu_uuids) == {gpu_uuid(1)}
 
 
 def test_large_batches_are_exclusive_for_those_who_may(root: User, alice: User) -> None:

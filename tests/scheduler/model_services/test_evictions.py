@@ -95,6 +95,18 @@ def test_an_evicted_model_is_loaded_again_when_no_job_waits(alice: User) -> None
     assert loaded.service.evicted_at is None
 
 
+def test_evicted_models_are_loaded_again_one_after_another() -> None:
+    box = Box(gpus=2)
+    evicted = [service(name, evicted_at=box.now) for name in ("first", "second")]
+    open_ones = []
+    for _ in range(6):
+        box.step()
+        open_ones.append(ModelInstance.objects.filter(state="booting").count())
+
+    assert max(open_ones) == 1
+    assert [ready(row).state for row in evicted] == ["ready", "ready"]
+
+
 def test_an_instance_that_can_not_end_delays_other_evictions_only_for_a_while(
     alice: User,
 ) -> None:
