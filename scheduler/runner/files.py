@@ -62,8 +62,8 @@ def write_json(path: Path, body: dict[str, Any]) -> None:
 
 def _write(path: Path, body: dict[str, Any]) -> None:
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-        file.write(json.dumps(body))
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(json.dumps(body).encode())
 
 
 def write_private(path: Path, data: bytes) -> None:
@@ -76,21 +76,37 @@ def write_private(path: Path, data: bytes) -> None:
 def read_json(path: Path) -> dict[str, Any] | None:
     """The JSON object of a file; None: no file, no object, or larger than LARGEST."""
     try:
-        with _open(path) as file:
-            text = file.read(LARGEST + 1)
+        descriptor = _open_regular(path)
+        try:
+            # A buffer of the largest size would have to be mapped for each file.
+            text = _read_to_end(descriptor, os.fstat(descriptor).st_size)
+        finally:
+            os.close(descriptor)
         body = json.loads(text) if len(text) <= LARGEST else None
     except (OSError, ValueError, RecursionError):
         return None
     return body if isinstance(body, dict) else None
 
 
+def _read_to_end(descriptor: int, expected: int) -> bytes:
+    """The content, at most LARGEST + 1 bytes of it. It may have grown since it was measured."""
+    text = os.read(descriptor, min(expected, LARGEST) + 1)
+    while len(text) <= LARGEST and (more := os.read(descriptor, LARGEST + 1 - len(text))):
+        text += more
+    return text
+
+
 def _open(path: Path) -> BinaryIO:
+    return os.fdopen(_open_regular(path), "rb")
+
+
+def _open_regular(path: Path) -> int:
     """Open a regular file. Jobs can put other things there: a link, or a pipe, which would wait."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
         raise OSError(errno.EINVAL, "not a regular file", str(path))
-    return os.fdopen(descriptor, "rb")
+    return descriptor
 
 
 def drop_environment(folder: Path, body: dict[str, Any] | None = None) -> None:

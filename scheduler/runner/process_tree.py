@@ -113,7 +113,8 @@ def _all() -> Iterator[ProcessInfo]:
 def _read(pid: int) -> ProcessInfo | None:
     """None: there is no such process, or it is a zombie."""
     try:
-        with open(f"/proc/{pid}/stat", "rb") as file:  # noqa: PTH123
+        # Unbuffered: this runs for each job and process.
+        with open(f"/proc/{pid}/stat", "rb", buffering=0) as file:  # noqa: PTH123
             fields = file.read().rpartition(b")")[2].split()
     except OSError:
         return None

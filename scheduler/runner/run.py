@@ -20,6 +20,7 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from monitor.runtime.probes import datagrams
 from scheduler.runner import attempt_files, files, launch, process_tree, yield_files
@@ -51,6 +52,8 @@ class Running:
     claimed: Claimed
     confinement: Confinement
     report: ReservedResult
+    # Of spec.json, if it was just read.
+    body: dict[str, Any] | None = None
     log: int = -1
     # By the monotonic clock.
     began: float = 0.0
@@ -73,6 +76,7 @@ def run(folder: Path, channel: socket.socket | None = None, guardian: int = 0) -
     if not files.claim(folder, claimed.to_json()):
         return
     runner = Running(spec, folder, claimed, Confinement(spec), ReservedResult(folder))
+    runner.body = body
     try:
         runner.report.reserve()
         result = _attempt(runner, channel, guardian)
@@ -126,7 +130,7 @@ def _attempt(runner: Running, channel: socket.socket | None, guardian: int) -> R
     spec, confinement = runner.spec, runner.confinement
     refused = confinement.lock()
     if refused is not None:
-        files.drop_environment(runner.folder)
+        files.drop_environment(runner.folder, runner.body)
         return Result(nonce=spec.nonce, ended_at=time.time(), refused=refused)
     runner.log = _open_log(spec, runner.folder)
     confinement.limit(runner.log)
@@ -138,7 +142,7 @@ def _attempt(runner: Running, channel: socket.socket | None, guardian: int) -> R
     _write_started(spec, runner.folder, runner.claimed, child.pid, guardian)
     child.go()
     _wake(spec, datagrams.PATIENT)
-    files.drop_environment(runner.folder)
+    files.drop_environment(runner.folder, runner.body)
     return _follow(runner, _watch(runner, job), child)
 
 
