@@ -27,16 +27,16 @@ def recommendations(
     coverage_pct: float | None,
     least_coverage_pct: float,
 ) -> tuple[Recommendation, ...]:
-    """The most urgent first, at most 20."""
-    advice = [
-        *_coverage(coverage_pct, least_coverage_pct),
-        *_of_violations(violations, users),
-        *_of_patterns(violations, patterns),
-        *_of_idle(users),
-        *_of_bookings(users),
-        *_of_quotas(users, totals),
-        *_of_sizes(users),
-    ]
+    """The most urgent first, at most 20. Below the least coverage, no user is to be contacted."""
+    advice = [*_coverage(coverage_pct, least_coverage_pct), *_of_violations(violations, users)]
+    if coverage_pct is not None and coverage_pct >= least_coverage_pct:
+        advice += [
+            *_of_patterns(violations, patterns),
+            *_of_idle(users),
+            *_of_bookings(users),
+            *_of_quotas(users, totals),
+        ]
+    advice += _of_sizes(users)
     return tuple(advice[:MOST])
 
 

@@ -21,10 +21,14 @@ from monitor.snapshot import rows as snapshots
 from monitor.thresholds import rows as thresholds
 from reports import tasks
 from reports.capacity import metrics, rows, step
+from reports.capacity.policy import alternatives
 from reports.models import CapacityResult
+from scheduler.dispatch.inputs import PlanInput
 from scheduler.facts.jobs import Requirement
+from scheduler.facts.plans import PlanPolicy, Slots
+from scheduler.planner.gates import PlannerThresholds
 from tests import jobs_made
-from tests.builders import GIB, NOW, gpu, gpu_uuid, snapshot
+from tests.builders import GIB, NOW, gpu, gpu_uuid, queued_job, slot, snapshot
 from tests.builders import host as host_reading
 from tests.monitor.past import NOTHING, gpu_row
 from tests.monitor.scrape import Scrape, scrape_of
@@ -88,6 +92,19 @@ def test_the_wait_of_a_job_of_unknown_length_counts_and_its_demand_does_not(
     body = step.figures(host, last + timedelta(hours=1), UTC_ZONE, monotonic() + 60)
     assert body["demand"]["waiting_gpu_hours"] == pytest.approx(1)
     assert body["demand"]["peak_gpus"] == 0
+
+
+def test_a_split_tells_how_many_waiting_jobs_it_would_start() -> None:
+    """Small jobs that each want a GPU for themselves: two MIG instances start two of them."""
+    queue = [queued_job(number, exclusive=True, memory_bytes=8 * GIB) for number in range(1, 4)]
+    current = PlanInput(
+        queue, Slots(host="gpubox", gpus=(slot(0),)), PlanPolicy(), PlannerThresholds()
+    )
+    split = alternatives.split([known_gpu(0)], known_gpu(0), ((4, 4), (3, 4)))
+
+    assert step.starts_now(split, current, NOW) == 2
+    in_use = replace(current, slots=replace(current.slots, gpus=(slot(0, jobs=(9,)),)))
+    assert step.starts_now(split, in_use, NOW) is None
 
 
 def test_a_host_without_gpus_has_no_replay(host: str) -> None:

@@ -17,6 +17,7 @@ from openpyxl import load_workbook
 from pypdf import PdfReader
 
 from monitor.identity.policy.privacy import Viewer
+from monitor.thresholds import rows as thresholds
 from reports.figures.actions import build
 from reports.figures.facts import Report
 from reports.periods import policy as periods
@@ -138,6 +139,32 @@ def test_the_report_of_everything_needs_no_such_notes(report: Report, format: st
 
     assert ALL_USERS not in content
     assert ALL_JOBS not in content
+
+
+def test_prices_and_emissions_are_shown_once_they_are_set(report: Report) -> None:
+    assert "Costs" not in render(report, "text").decode()
+    prices = {"price_per_kwh": 0.5, "price_per_gpu_hour": 2.0, "carbon_g_per_kwh": 400.0}
+    thresholds.change("reports", prices, by="root", now=NOW)
+    # 13 GPU-hours held, of which 4.4 were not used; 24 h with 100 W.
+    costs = "Costs: energy 1.20 EUR, GPU time 26.00 EUR, not used"
+    emissions = "Emissions: 1.0 kg CO2"
+
+    priced = build(report.period, report.scope, Viewer("root", operator=True), NOW)
+    pdf = PdfReader(io.BytesIO(render(priced, "pdf")))
+    book = load_workbook(io.BytesIO(render(priced, "xlsx")))
+    texts = {
+        "text": render(priced, "text").decode(),
+        "html": render(priced, "html").decode(),
+        "pdf": " ".join(page.extract_text() for page in pdf.pages),
+        "xlsx": "\n".join(str(row[0]) for row in book["Report"].iter_rows(values_only=True)),
+    }
+
+    for text in texts.values():
+        assert costs in text
+        assert emissions in text
+    amounts = json.loads(render(priced, "json"))["totals"]["costs"]
+    assert (amounts["energy"], amounts["gpu_time"]) == (pytest.approx(1.2), pytest.approx(26))
+    assert amounts["co2_kg"] == pytest.approx(0.96)
 
 
 class _Cells(HTMLParser):
