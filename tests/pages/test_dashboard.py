@@ -1,15 +1,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import timedelta
 
 import pytest
 from django.contrib.auth.models import User
 from django.test import Client
 
+from monitor.facts.gpu_states import GpuState
 from monitor.facts.presence import OwnerReading, Presence
 from monitor.facts.readings import Snapshot
 from monitor.journal.rows import events
-from tests.builders import GIB, NOW, gpu_uuid, process
+from monitor.snapshot import rows as snapshots
+from tests.builders import GIB, NOW, gpu, gpu_uuid, process, snapshot
 from tests.pages.conftest import crowd
 
 pytestmark = pytest.mark.usefixtures("only_events")
@@ -110,6 +113,16 @@ def test_it_says_what_is_missing_without_a_driver(alice: User, as_user: Browse, 
     assert "apt install nvidia-driver" in html
     # The host is shown all the same.
     assert 'id="host-gpubox"' in html
+
+
+def test_the_idle_time_of_a_gpu_is_on_its_card_and_in_rest(alice: User, as_user: Browse) -> None:
+    since = NOW - timedelta(minutes=7)
+    held = gpu(0, state=GpuState.EXTERNAL, state_since=NOW, idle_since=since)
+    snapshots.record(snapshot([held, gpu(1, state=GpuState.IDLE, utilization_pct=None)]))
+
+    assert "unused for" in page(as_user(alice))
+    lines = as_user(alice).get("/api/gpus/").json()["gpus"]
+    assert [line["idle_seconds"] for line in lines] == [420.0, None]
 
 
 def test_it_lists_recent_events(alice: User, as_user: Browse, seen: Seen) -> None:

@@ -201,6 +201,15 @@ def make_lease(**changes: Any) -> None:
     Lease.objects.create(**(facts | changes))
 
 
+def test_it_exports_how_long_gpus_and_cpus_have_been_idle() -> None:
+    since = NOW - timedelta(minutes=7)
+    quiet = host(cpu_pct=1.0, cpu_idle_since=since)
+    found = scrape(snapshot([gpu(idle_since=since)], host=quiet))
+
+    assert found.value("gpucoord_gpu_idle_seconds") == 420
+    assert found.value("gpucoord_host_cpu_idle_seconds") == 420
+
+
 def test_it_exports_the_lateness_of_each_loop() -> None:
     make_lease()
 
