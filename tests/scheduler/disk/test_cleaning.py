@@ -15,6 +15,7 @@ import pytest
 from django.contrib.auth.models import User
 from django.test import Client
 
+from gpucoord_site.cli.operators import clean as command
 from monitor.journal.rows import counters
 from monitor.models import AuditEntry
 from monitor.thresholds import rows as thresholds
@@ -28,6 +29,7 @@ from scheduler.models import CleaningRun
 from scheduler.runner import copying
 from tests import jobs_made
 from tests.builders import NOW
+from tests.cli_bridge import connect_as
 
 pytestmark = pytest.mark.django_db
 DAY = 86_400
@@ -451,6 +453,28 @@ def test_the_page_leads_from_the_preview_to_the_clean_up(
     assert "Clean up gpubox" in html
     new = CleaningRun.objects.order_by("-pk")[0]
     assert (answer["Location"], new.dry_run) == (f"/disks/clean/{new.pk}/", False)
+
+
+def test_the_command_line_previews_a_clean_up_and_then_makes_it(
+    box: Box,
+    root: User,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    log = write(box.data / "jobs" / "1" / "1" / "output.log")
+    # The folder is watched from now on.
+    box.clean(dry_run=True)
+    connect_as(root, monkeypatch)
+    cleaner = Cleaner("gpubox", box.data, copy=box.copy, read=box.read)
+    monkeypatch.setattr(command, "pause", lambda _: cleaner.step(NOW))
+
+    assert command.main(["--dry-run", "--host", "gpubox"]) == 0
+    assert f"would be deleted: {log}" in capsys.readouterr().out
+    assert log.exists()
+
+    assert command.main(["--path", str(box.data), "--host", "gpubox"]) == 0
+    assert f"deleted: {log}" in capsys.readouterr().out
+    assert not log.exists()
 
 
 def test_a_small_full_file_system_is_cleaned_below_the_goal(data: Path, tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ from scheduler.disk.steps.watch import DiskWatch
 from scheduler.dispatch.inputs import PlanInputs
 from scheduler.facts.blockers import BlockerCode
 from scheduler.facts.plans import PlanPolicy
-from scheduler.models import WatchedDisk
+from scheduler.models import CleaningRun, WatchedDisk
 from tests import jobs_made
 from tests.builders import NOW
 from tests.scheduler.disk.test_disk_policy import space
@@ -75,6 +75,39 @@ def test_events_name_the_folder_and_its_use(watch: DiskWatch, disk: Disk, data: 
         ("DISK_SPACE_OK", "info"),
     ]
     assert told[0][2].startswith(f"{data} is 66 % full; 34 GiB are left.")
+
+
+def automatic_runs() -> list[tuple[str, bool]]:
+    return list(CleaningRun.objects.order_by("pk").values_list("asked_by", "dry_run"))
+
+
+@pytest.mark.parametrize(
+    ("automatic", "used_pct", "runs"),
+    [(True, 66.0, 1), (True, 90.0, 1), (True, 61.0, 0), (False, 90.0, 0)],
+)
+def test_a_clean_up_starts_by_itself_above_its_level_if_it_is_switched_on(
+    watch: DiskWatch, disk: Disk, automatic: bool, used_pct: float, runs: int
+) -> None:
+    thresholds.change("cleaning", {"automatic": automatic}, by="root", now=NOW)
+    disk.used_pct = used_pct
+    for number in range(3):
+        watch.judge(None, NOW + number * LATER)
+
+    assert automatic_runs() == [("gpucoord", False)] * runs
+
+
+def test_the_next_automatic_clean_up_waits_a_quarter_of_an_hour(
+    watch: DiskWatch, disk: Disk
+) -> None:
+    thresholds.change("cleaning", {"automatic": True}, by="root", now=NOW)
+    disk.used_pct = 90.0
+    watch.judge(None, NOW)
+    CleaningRun.objects.update(state="done", ended_at=NOW)
+
+    watch.judge(None, NOW + timedelta(minutes=14))
+    assert len(automatic_runs()) == 1
+    watch.judge(None, NOW + timedelta(minutes=16))
+    assert len(automatic_runs()) == 2
 
 
 def test_a_full_log_folder_holds_every_job_of_the_host(
