@@ -30,7 +30,7 @@ HELP = {
     "name": "Letters, digits and . _ : + -. It cannot be changed later.",
     "enabled": "A disabled model starts no instance: its prompts wait, and its endpoint answers"
     " 503.",
-    "health_path": "It answers with a status below 400 once the model is loaded.",
+    "health_path": "It answers with a status below 400 once the model is loaded. Ollama has /.",
     "api_base_path": "Path of the OpenAI-compatible API of an instance.",
     "gpus": "0: the model runs on the CPU.",
     "memory_mib": "Memory on each GPU. Empty: a whole GPU until the peak is known, then 1.1 times"

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from django.contrib.auth.models import User
+from django.core.files.uploadedfile import SimpleUploadedFile
 from django.db import connection, transaction
 from django.test import Client
 from django.test.utils import CaptureQueriesContext
@@ -296,6 +297,18 @@ def test_the_form_submits_lines_and_keeps_what_was_wrong(alice: User) -> None:
     batch = Batch.objects.get()
     assert (done.status_code, batch.total_items) == (302, 2)
     assert f"/batches/{batch.pk}/" in client.get("/batches/").content.decode()
+
+
+@pytest.mark.django_db
+def test_the_form_takes_a_file_with_an_item_in_each_line(alice: User) -> None:
+    file = SimpleUploadedFile("items.txt", b"/data/a.wav\n\n/data/b.wav\r\n")
+
+    values = {"items": "/data/first.wav", "file": file, "command": "true", "gpus": "0"}
+    answer = logged_in(alice).post("/batches/", values)
+
+    assert answer.status_code == 302, answer.content
+    items = list(Batch.objects.get().items.order_by("index").values_list("input", flat=True))
+    assert items == ["/data/first.wav", "/data/a.wav", "/data/b.wav"]
 
 
 @pytest.mark.django_db

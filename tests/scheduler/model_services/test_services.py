@@ -18,6 +18,7 @@ from scheduler.model_services.policy import services as policy
 from scheduler.models import ModelInstance, ModelService
 from scheduler.runner import accounts
 from tests.builders import NOW
+from tests.processes.service import ROOT
 
 pytestmark = pytest.mark.django_db
 COMMAND = "serve --model {model} --port {port}"
@@ -223,6 +224,32 @@ def test_the_memory_fraction_never_exceeds_what_was_placed(
     placed: int | None, total: int | None, fraction: str
 ) -> None:
     assert policy.memory_fraction(placed, total) == fraction
+
+
+@pytest.mark.parametrize("name", sorted(policy.TEMPLATES))
+def test_a_shipped_template_is_a_valid_command_and_stands_in_the_docs(name: str) -> None:
+    command = policy.TEMPLATES[name]
+    values = {"model": "q", "port": "9000", "gpu": "0", "gpu_memory_fraction": "0.25"}
+    filled = policy.filled_argv(policy.parse_argv(command), values)
+
+    assert any("9000" in word for word in filled)
+    assert not any("{" in word for word in filled)
+    docs = (ROOT / "docs" / "operators" / "models.md").read_text()
+    assert f"| {name} | `{command}`" in docs
+
+
+@pytest.mark.parametrize(
+    ("name", "seconds"),
+    [
+        ("qwen2.5:14b", 160.0),
+        ("qwen2.5:7b", 120.0),
+        ("whisper:small.en", 5.0),
+        ("sentence-transformers", 3.0),
+        ("another", 120.0),
+    ],
+)
+def test_the_shipped_boot_time_holds_before_the_first_boot(name: str, seconds: float) -> None:
+    assert rows.expected_boot_s(service(name)) == seconds
 
 
 def test_a_learned_boot_time_replaces_the_shipped_one() -> None:
