@@ -89,10 +89,10 @@ def _custom(begin: str, end: str, zone: str, now: datetime) -> Period:
         raise ReportRefused("from", "Write the begin of the period too.")
     since = _moment("from", begin, zone)
     until = _moment("to", end, zone) if end else now
-    if until <= since:
-        raise ReportRefused("to", "The end must be after the begin.")
     if since >= now:
         raise ReportRefused("from", "The period lies in the future.")
+    if until <= since:
+        raise ReportRefused("to", "The end must be after the begin.")
     since, until = _whole_minute(since), _whole_minute(min(until, now))
     if until - since < SHORTEST:
         raise ReportRefused("to", "A report covers at least one minute of the past.")

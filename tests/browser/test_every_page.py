@@ -136,3 +136,13 @@ def test_the_menu_works_without_javascript(
         page.locator("details.menu summary").click()
         page.locator("details.menu").get_by_role("link", name="Events").click()
         page.wait_for_url("**/events/")
+
+
+def test_paper_is_white_in_the_dark_theme(open_page: Open) -> None:
+    page = open_page("/reports/")
+    page.evaluate("document.documentElement.dataset.theme = 'dark'")
+    colour = "getComputedStyle(document.documentElement).getPropertyValue('--surface')"
+
+    assert page.evaluate(colour) == "#161b22"
+    page.emulate_media(media="print", color_scheme="dark")
+    assert page.evaluate(colour) == "#fff"

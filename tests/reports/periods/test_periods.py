@@ -106,6 +106,11 @@ def test_an_impossible_period_is_refused_with_a_sentence(
     assert refused.value.text.endswith(".")
 
 
+def test_a_period_in_the_future_is_named_so() -> None:
+    with pytest.raises(ReportRefused, match="lies in the future"):
+        periods.parse("", "2027-01-01", "", "UTC", NOW)
+
+
 def test_a_scope_names_its_kind() -> None:
     assert periods.scope("") == periods.scope("all") == Scope()
     assert periods.scope("user:a:b") == Scope(ScopeKind.USER, "a:b")
