@@ -51,7 +51,7 @@ def release(argv: Sequence[str]) -> int:
 
     def act(client: Client, job: int) -> tuple[Json, str]:
         answer = client.release(job, array=options.array)
-        return answer, f"job {job}: {answer['held'] or 'is not held'}"
+        return answer, f"job {job}: {answer['held'] or 'is no longer held'}"
 
     return _each(options, act)
 
