@@ -64,6 +64,12 @@ def _missing_slurm() -> str | None:
     return None if os.geteuid() == 0 else "Slurm runs jobs of several accounts only as root"
 
 
+def _missing_slurmdbd() -> str | None:
+    if not all(map(shutil.which, ("slurmdbd", "mariadbd", "mariadb-install-db"))):
+        return "slurmdbd or MariaDB is not installed"
+    return _missing_slurm()
+
+
 def _missing_ffmpeg() -> str | None:
     return None if shutil.which("ffmpeg") else "ffmpeg is not installed"
 
@@ -71,6 +77,7 @@ def _missing_ffmpeg() -> str | None:
 NEEDS = {
     "ffmpeg": _missing_ffmpeg,
     "slurm": _missing_slurm,
+    "slurmdbd": _missing_slurmdbd,
     "ldap": _missing_ldap,
     "browser": _missing_browser,
     "postgres": _missing_postgres,

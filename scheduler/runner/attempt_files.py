@@ -40,7 +40,7 @@ class AttemptFiles:
 
 def read_attempt(folder: Path, nonce: str) -> AttemptFiles:
     """Read the runner's state before the result, because a dead runner writes no result."""
-    claimed = _read(folder / files.CLAIMED, nonce, Claimed.checked)
+    claimed = read_claim(folder, nonce)
     runner = _living_runner(claimed)
     started = _read(folder / files.STARTED, nonce, Started.checked)
     if runner is None and started is not None:
@@ -55,6 +55,11 @@ def read_attempt(folder: Path, nonce: str) -> AttemptFiles:
         result=_read(folder / files.RESULT, nonce, Result.checked),
         runner=runner,
     )
+
+
+def read_claim(folder: Path, nonce: str) -> Claimed | None:
+    """None: the attempt has not been claimed."""
+    return _read(folder / files.CLAIMED, nonce, Claimed.checked)
 
 
 def _living_runner(claimed: Claimed | None) -> tuple[int, int] | None:
@@ -75,7 +80,7 @@ def is_running(folder: Path, pid: int | None, start_ticks: int | None, boot: str
     return is_alive(pid, start_ticks, boot) and not (folder / files.RESULT).exists()
 
 
-def own_claim(nonce: str, *, runner: bool) -> Claimed:
+def own_claim(nonce: str, *, runner: bool, engine_ref: str = "") -> Claimed:
     ticks = process_tree.start_ticks_of(os.getpid()) or 0
     return Claimed(
         nonce=nonce,
@@ -84,6 +89,7 @@ def own_claim(nonce: str, *, runner: bool) -> Claimed:
         start_ticks=ticks,
         boot_id=boot_id(),
         hears_yield=runner,
+        engine_ref=engine_ref,
     )
 
 

@@ -14,13 +14,14 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
 
 from scheduler.runner import attempt_files, files, process_tree
 from scheduler.runner.guardian import PR_SET_CHILD_SUBREAPER, RunnerState, fork_runner
-from scheduler.runner.run import detach, run, take_over
+from scheduler.runner.run import EngineEnvironment, detach, run, take_over
 
 # Variables by which Slurm says which GPUs the job has; everything of Slurm itself is passed on too.
 OF_ENGINE = (
@@ -31,6 +32,8 @@ OF_ENGINE = (
     "TMPDIR",
 )
 PREFIXES = ("SLURM_", "SLURMD_")
+# Its name of this task.
+REF, LONGEST_REF = "SLURM_JOB_ID", 64
 PASSED_ON = (signal.SIGTERM, signal.SIGUSR1)
 YIELD_TEXT = "Slurm ends this job soon."
 # The job was not started: the attempt had been claimed before.
@@ -48,7 +51,6 @@ def main(name: str) -> NoReturn:
     if (folder / files.CLAIMED).exists():
         os._exit(NOT_STARTED)
     signal.pthread_sigmask(signal.SIG_BLOCK, {*PASSED_ON, signal.SIGCHLD})
-    files.write_json(folder / files.SPEC, body | {"env": environment(dict(body["env"]))})
     # A runner without its guardian becomes a child of this process.
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     if os.fork() == 0:
@@ -57,12 +59,15 @@ def main(name: str) -> NoReturn:
     os._exit(_exit_code(folder, str(body["nonce"])))
 
 
-def environment(env: dict[str, str]) -> dict[str, str]:
-    """The job's variables with those of the engine."""
-    for name, value in os.environ.items():
-        if name in OF_ENGINE or name.startswith(PREFIXES):
-            env[name] = value
-    return env
+def engine_environment(env: Mapping[str, str]) -> EngineEnvironment:
+    """The variables of the engine among these, for the job.
+
+    They are not written to spec.json: a second task of the same attempt has other GPUs.
+    """
+    of_engine = {
+        name: value for name, value in env.items() if name in OF_ENGINE or name.startswith(PREFIXES)
+    }
+    return EngineEnvironment(env.get(REF, "")[:LONGEST_REF], of_engine)
 
 
 def _guard(folder: Path) -> NoReturn:
@@ -72,7 +77,7 @@ def _guard(folder: Path) -> NoReturn:
             take_over(forked)
         else:
             detach()
-            run(folder, *forked)
+            run(folder, *forked, engine_environment(os.environ))
     finally:
         os._exit(0)
 
@@ -84,6 +89,9 @@ def _wait(folder: Path, nonce: str, grace_s: float) -> None:
         if heard is None:
             continue
         observed = attempt_files.read_attempt(folder, nonce)
+        if observed.claimed is None or observed.claimed.engine_ref != os.environ.get(REF, ""):
+            # The job runs in another task of the engine; these signals are not for it.
+            continue
         if heard.si_signo == signal.SIGCHLD:
             if (
                 observed.started is not None

@@ -17,6 +17,7 @@ import resource
 import signal
 import socket
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -43,6 +44,17 @@ MOST_DESCRIPTORS = 4096
 NOWHERE = Path("/proc/self/nowhere")
 
 
+@dataclass(frozen=True, slots=True)
+class EngineEnvironment:
+    """The task of another engine that a runner is in: its name there, its variables for the job."""
+
+    ref: str = ""
+    env: Mapping[str, str] = field(default_factory=dict)
+
+
+NO_ENGINE = EngineEnvironment()
+
+
 @dataclass(slots=True)
 class Running:
     """The state of an attempt, for the runner or the guardian that replaces it."""
@@ -60,7 +72,12 @@ class Running:
     job: GuardedJob = field(default_factory=lambda: GuardedJob(0))
 
 
-def run(folder: Path, channel: socket.socket | None = None, guardian: int = 0) -> None:
+def run(
+    folder: Path,
+    channel: socket.socket | None = None,
+    guardian: int = 0,
+    task: EngineEnvironment = NO_ENGINE,
+) -> None:
     """Run the attempt of this folder, unless it has been claimed. Call once detached.
 
     channel: to the guardian with this pid.
@@ -72,7 +89,9 @@ def run(folder: Path, channel: socket.socket | None = None, guardian: int = 0) -
     if body is None:
         return
     spec = Spec.from_json(body)
-    claimed = own_claim(spec.nonce, runner=True)
+    if task.env:
+        spec = replace(spec, env={**spec.env, **task.env})
+    claimed = own_claim(spec.nonce, runner=True, engine_ref=task.ref)
     if not files.claim(folder, claimed.to_json()):
         return
     runner = Running(spec, folder, claimed, Confinement(spec), ReservedResult(folder))

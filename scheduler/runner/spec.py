@@ -116,7 +116,8 @@ class Spec(_Body):
 class Claimed(_Body):
     """The process that claimed the attempt: a runner, or (runner False) the executor.
 
-    hears_yield: it handles SIGUSR1; runners of older versions ended on it.
+    hears_yield: it handles SIGUSR1; runners of older versions ended on it. engine_ref: another
+    engine's name of the task that the runner is in; "" = it is in none.
     """
 
     nonce: str
@@ -125,6 +126,7 @@ class Claimed(_Body):
     start_ticks: int
     boot_id: str
     hears_yield: bool = False
+    engine_ref: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -92,7 +92,7 @@ class Cluster:
         for name in ("state", "homes"):
             (self.folder / name).mkdir(exist_ok=True, mode=0o755)
         self._write_conf()
-        self._start_munge()
+        self.start_first()
         self.start_part("slurmctld")
         for node in NODES:
             self.start_part(node)
@@ -109,12 +109,19 @@ class Cluster:
             subprocess.run(command, check=True, capture_output=True)
             self._made.append(name)
 
-    def _write_conf(self) -> None:
+    def start_first(self) -> None:
+        """Start the programs that slurmctld needs."""
+        self._start_munge()
+
+    def conf_text(self) -> str:
         host = socket.gethostname().split(".")[0]
         text = CONF.format(host=host, folder=self.folder, port=free_port())
         for node in NODES:
             text += NODE.format(name=node, host=host, port=free_port()) + " Gres=gpu:2\n"
-        self.conf.write_text(text)
+        return text
+
+    def _write_conf(self) -> None:
+        self.conf.write_text(self.conf_text())
         gres = f"NodeName={','.join(NODES)} Name=gpu File=/dev/tty[0-1]\n"
         (self.folder / "gres.conf").write_text(gres)
 
@@ -137,13 +144,17 @@ class Cluster:
         )
         self.wait_for(lambda: (self.folder / "munge/sock").exists(), 10, "munge")
 
-    def start_part(self, name: str) -> None:
+    def start_part(self, name: str, *options: str) -> None:
         """slurmctld, or the slurmd of a node."""
-        conf = ["-f", str(self.conf)]
-        words = ["slurmctld", "-D", *conf] if name == "slurmctld" else ["slurmd", "-D", "-N", name]
+        words = ["slurmctld"] if name == "slurmctld" else ["slurmd", "-N", name]
+        self.start_program(name, *words, "-D", "-f", str(self.conf), *options)
+
+    def start_program(self, name: str, *words: str) -> None:
+        """A program that ends with the cluster."""
         self._processes[name] = subprocess.Popen(
-            [*words, *(conf if name != "slurmctld" else [])],
+            words,
             env=self.env,
+            cwd="/",
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             start_new_session=True,

@@ -15,7 +15,14 @@ from monitor.models import Event
 from scheduler.engines.facts import SubmitResult, Ticket
 from scheduler.engines.slurm import SlurmEngine
 from scheduler.models import EngineTask, Job
-from tests.processes.scheduling import Scheduler, kill_runner_of, log_of, reloaded, submit
+from tests.processes.scheduling import (
+    Scheduler,
+    attempt_of,
+    kill_runner_of,
+    log_of,
+    reloaded,
+    submit,
+)
 from tests.slurm.cluster import NODES, Cluster
 
 pytestmark = [
@@ -134,10 +141,10 @@ def test_a_nonce_that_is_submitted_twice_runs_once(
         return real(engine, ticket)
 
     monkeypatch.setattr(SlurmEngine, "submit", submit_twice)
-    job = scheduler.run_to(submit(ann, "echo ran; sleep 1"), within_s=LONG_S)
+    job = scheduler.run_to(submit(ann, 'echo "$SLURM_JOB_ID"; sleep 2'), within_s=LONG_S)
 
     assert job.outcome == "succeeded"
-    assert _output(job) == "ran\n"
+    assert _output(job) == f"{attempt_of(job).engine_ref}\n"
 
 
 def test_slurm_away_is_told_and_running_jobs_end(

@@ -9,7 +9,9 @@ from django.db.models import QuerySet
 
 from monitor.runtime.facts import Guard
 from monitor.runtime.rows.wakeups import wake
+from scheduler.dispatch.steps.engine_allocations import follow_task
 from scheduler.dispatch.steps.engine_endings import StatusWriter
+from scheduler.dispatch.steps.engine_folders import TaskFolders
 from scheduler.engines.facts import EngineName, TaskList, TaskReport, TaskState
 from scheduler.engines.policy.follow import SUBMIT_SETTLES
 from scheduler.engines.policy.slurm_texts import state_of
@@ -23,8 +25,7 @@ ALIVE = (TaskState.WAITING, TaskState.RUNNING)
 class EngineAnswers:
     """`reports`: of the newest answer, by nonce. `answered_at`: when that was requested.
 
-    problem: why the newest call was not answered; "" = it was. uid_of: the account that submitted
-    a task; None = it was not submitted.
+    problem: why the newest call was not answered; "" = it was.
     """
 
     def __init__(
@@ -33,14 +34,15 @@ class EngineAnswers:
         host: str,
         engine: EngineName,
         every: timedelta,
-        uid_of: Callable[[EngineTask], int | None],
+        folders: TaskFolders,
     ) -> None:
         self._guard = guard
         self._host = host
         self._every = every
-        self._uid_of = uid_of
+        self._folders = folders
         # Of open tasks, by nonce.
         self._uids: dict[str, int] = {}
+        self._refs: dict[str, str] = {}
         self.status = StatusWriter(guard, host, engine)
         self.reports: Mapping[str, TaskReport] = {}
         self.answered_at: datetime | None = None
@@ -67,10 +69,22 @@ class EngineAnswers:
         if look.is_answer and (self.answered_at is None or asked_at > self.answered_at):
             self.answered_at = asked_at
             tasks = list(open_tasks(self._host))
-            self.reports, extras = best_by_nonce(look, self._submitters(tasks))
+            by_nonce = {task.nonce: task for task in tasks}
+            self._refs = {nonce: ref for nonce, ref in self._refs.items() if nonce in by_nonce}
+            self.reports, extras = best_by_nonce(
+                look, self._submitters(tasks), lambda nonce: self._ref_of(by_nonce.get(nonce))
+            )
             stop([*extras, *self._left_over()], asked_at)
             self._store_reports(tasks, asked_at)
         self.status.answered(look, asked_at)
+
+    def _ref_of(self, task: EngineTask | None) -> str:
+        """Read until it is known: a claim never changes, but a job can write its file anew."""
+        if task is None:
+            return ""
+        if not self._refs.get(task.nonce):
+            self._refs[task.nonce] = self._folders.ref_of(task)
+        return self._refs[task.nonce]
 
     def _submitters(self, tasks: list[EngineTask]) -> Mapping[str, int]:
         """Read once for each task: its folder keeps its owner."""
@@ -79,7 +93,7 @@ class EngineAnswers:
         for task in tasks:
             uid = known.get(task.nonce)
             if uid is None and task.tried_at is not None:
-                uid = self._uid_of(task)
+                uid = self._folders.uid_of(task)
             if uid is not None:
                 self._uids[task.nonce] = uid
         return self._uids
@@ -98,12 +112,16 @@ class EngineAnswers:
 
     def _store_reports(self, tasks: list[EngineTask], at: datetime) -> None:
         """Write what changed, in a few statements."""
+        refs = {task.nonce: task.ref for task in tasks}
         changed = [task for task in tasks if self._apply_report(task, at)]
+        moved = [task.nonce for task in changed if task.ref != refs[task.nonce]]
         if changed:
             columns = ["ref", "word", "reason", "nodes", "expected_start_at", "seen_at"]
             columns += ["submitted_at", "refused", "missing_since", "ended_since"]
             with self._guard():
                 EngineTask.objects.bulk_update(changed, columns, batch_size=500)
+                for nonce in moved:
+                    follow_task(nonce, self.reports[nonce], at)
                 wake("live")
 
     def _apply_report(self, task: EngineTask, at: datetime) -> bool:
@@ -138,30 +156,38 @@ class EngineAnswers:
 
 
 def best_by_nonce(
-    look: TaskList, uids: Mapping[str, int]
+    look: TaskList, uids: Mapping[str, int], ref_of: Callable[[str], str]
 ) -> tuple[dict[str, TaskReport], list[TaskReport]]:
     """The task of each nonce, and further tasks of the same nonce that wait.
 
-    Of two tasks that run, one has claimed the attempt. The other one ends by itself at once, and
-    the engine does not say which of them that is: so none is stopped.
+    ref_of: the task in which the runner of a nonce is, as the runner reports it; "" = none has
+    claimed the attempt. A job's account can write that report, so it only chooses among the tasks
+    of its nonce. Without it, a task that runs goes before one that waits, and one that waits before
+    one that has ended. A second task that runs ends by itself at once, so it is not stopped.
     uids: of the accounts that submitted them. Every user can read a nonce in the list of the engine
     and submit a task with it, so a task of another account does not count.
     """
-    order = [TaskState.RUNNING, TaskState.WAITING, TaskState.UNKNOWN, TaskState.ENDED]
+    tasks: dict[str, list[TaskReport]] = {}
+    for report in look.tasks:
+        if report.nonce and report.uid == uids.get(report.nonce, report.uid):
+            tasks.setdefault(report.nonce, []).append(report)
     best: dict[str, TaskReport] = {}
     extras = []
-    for report in look.tasks:
-        if not report.nonce or report.uid != uids.get(report.nonce, report.uid):
-            continue
-        other = best.get(report.nonce)
-        if other is None:
-            best[report.nonce] = report
-            continue
-        first, second = sorted((other, report), key=lambda answer: order.index(answer.state))
-        best[report.nonce] = first
-        if second.state is TaskState.WAITING:
-            extras.append(second)
+    for nonce, reports in tasks.items():
+        best[nonce] = reports[0] if len(reports) == 1 else _best(reports, ref_of(nonce))
+        extras += [
+            report
+            for report in reports
+            if report is not best[nonce] and report.state is TaskState.WAITING
+        ]
     return best, extras
+
+
+_ORDER = (TaskState.RUNNING, TaskState.WAITING, TaskState.UNKNOWN, TaskState.ENDED)
+
+
+def _best(reports: list[TaskReport], ref: str) -> TaskReport:
+    return min(reports, key=lambda report: (report.ref != ref, _ORDER.index(report.state)))
 
 
 def open_tasks(host: str) -> QuerySet[EngineTask]:

@@ -33,13 +33,14 @@ class LeaderCheck:
         self._host = host
         self._read = read
         self._isolation = ItemIsolation(host, "engine leaders", guard)
-        self._checked: set[int] = set()
+        # The cgroup of a process is that of the task, which may turn out to be another one.
+        self._checked: set[tuple[int, str]] = set()
 
     def step(self, now: datetime) -> int:
         """Returns the number of reports that were checked."""
         reported = [attempt for attempt in _reported(self._host) if attempt.gpu_uuids]
-        self._checked &= {attempt.pk for attempt in reported}
-        new = [attempt for attempt in reported if attempt.pk not in self._checked]
+        self._checked &= {_key(attempt) for attempt in reported}
+        new = [attempt for attempt in reported if _key(attempt) not in self._checked]
         if not new:
             return 0
         judged = self._isolation.each(new, _name, self._refusal, now)
@@ -48,7 +49,7 @@ class LeaderCheck:
                 for attempt, refusal in judged:
                     store = partial(_store, attempt, refusal, now)
                     if self._isolation.attempt(_name(attempt), store, now):
-                        self._checked.add(attempt.pk)
+                        self._checked.add(_key(attempt))
                 wake("live")
         return len(judged)
 
@@ -89,6 +90,10 @@ def _reported(host: str) -> QuerySet[Attempt]:
     """Open attempts of other engines on this node, with the processes that they report."""
     rows = Attempt.objects.filter(ended_at=None, node=host, pid__isnull=False)
     return rows.exclude(engine="").select_related("job__owner")
+
+
+def _key(attempt: Attempt) -> tuple[int, str]:
+    return attempt.pk, attempt.engine_ref
 
 
 def _name(attempt: Attempt) -> str:

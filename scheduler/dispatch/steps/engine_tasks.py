@@ -20,6 +20,7 @@ from monitor.runtime.rows.wakeups import wake
 from scheduler.dispatch.steps import engine_endings as endings
 from scheduler.dispatch.steps.engine_allocations import record_allocation
 from scheduler.dispatch.steps.engine_answers import EngineAnswers, open_tasks
+from scheduler.dispatch.steps.engine_folders import TaskFolders, attempt_of
 from scheduler.dispatch.steps.engine_queue import BY_GPUCOORD, EngineQueue, digest_of, ticket_of
 from scheduler.engines.background import BackgroundCalls, CallResult
 from scheduler.engines.facts import (
@@ -90,7 +91,7 @@ class EngineStep:
         self._queue = EngineQueue(guard, host, engine.name, rules)
         self._calls = BackgroundCalls()
         self._isolation = ItemIsolation(host, "engine", guard)
-        self._answers = EngineAnswers(guard, host, engine.name, every, self._uid_of)
+        self._answers = EngineAnswers(guard, host, engine.name, every, TaskFolders(specs))
         self._nodes_at: datetime | None = None
         self._acted_at: dict[tuple[str, str], datetime] = {}
 
@@ -177,7 +178,7 @@ class EngineStep:
         if phase is Phase.QUEUED and is_wanted and self._just_waits(task, report, now):
             return TaskDecision(task, None, None, TaskAction.NONE)
         files = attempt_files.read_attempt(
-            self._specs.folder(attempt or _attempt_of(task)), task.nonce
+            self._specs.folder(attempt or attempt_of(task)), task.nonce
         )
         claim = Claim.NONE
         if files.claimed is not None:
@@ -258,13 +259,6 @@ class EngineStep:
             self._ask_for_gpus(attempt)
         return None
 
-    def _uid_of(self, task: EngineTask) -> int | None:
-        """Of the account that has the folder of the attempt; None: there is none."""
-        try:
-            return self._specs.folder(_attempt_of(task)).stat().st_uid
-        except OSError:
-            return None
-
     def _is_listed(self, task: EngineTask) -> bool:
         """Whether the newest answer has this task under its ref.
 
@@ -301,7 +295,7 @@ class EngineStep:
     def _ticket(self, task: EngineTask, now: datetime) -> Ticket | None:
         """None: its owner has no account, so its job cannot run."""
         try:
-            folder, account = self._specs.write_for_engine(_attempt_of(task))
+            folder, account = self._specs.write_for_engine(attempt_of(task))
         except MissingAccount as error:
             with self._guard():
                 rows = EngineTask.objects.filter(pk=task.pk)
@@ -324,7 +318,7 @@ class EngineStep:
 
     def _adopt(self, task: EngineTask, files: AttemptFiles, now: datetime) -> None:
         report, claimed = self._answers.reports.get(task.nonce), files.claimed
-        attempt = _attempt_of(task)
+        attempt = attempt_of(task)
         attempt.engine_ref = task.ref or (report.ref if report else "")
         attempt.node = report.node if report else ""
         attempt.boot_id = claimed.boot_id if claimed else ""
@@ -335,13 +329,16 @@ class EngineStep:
 
     def _ask_for_gpus(self, attempt: Attempt) -> None:
         if ref := attempt.engine_ref:
-            self._calls.start("allocation", attempt.nonce, partial(self._engine.allocation, ref))
+            call = partial(self._engine.allocation, ref)
+            self._calls.start("allocation", (attempt.nonce, ref), call)
 
-    def _take_allocation(self, nonce: str, allocation: Allocation | None, now: datetime) -> None:
-        report = self._answers.reports.get(nonce)
+    def _take_allocation(
+        self, item: tuple[str, str], allocation: Allocation | None, now: datetime
+    ) -> None:
+        report = self._answers.reports.get(item[0])
         node = report.node if report else ""
         if allocation is not None:
-            record_allocation(self._guard, nonce, allocation, node, now)
+            record_allocation(self._guard, *item, allocation, node, now)
 
     # Holds.
 
@@ -363,19 +360,6 @@ class EngineStep:
                 self._calls.start("hold", task.ref, partial(call, task.ref))
                 with self._guard():
                     EngineTask.objects.filter(pk=task.pk).update(held=is_held)
-
-
-def _attempt_of(task: EngineTask) -> Attempt:
-    """The attempt as it is before the engine has started it."""
-    return Attempt(
-        job=task.job,
-        number=task.number,
-        host=task.host,
-        nonce=task.nonce,
-        engine=task.engine,
-        engine_ref=task.ref,
-        gpu_uuids=[],
-    )
 
 
 def _call_name(result: CallResult) -> str:

@@ -127,12 +127,19 @@ def test_a_task_that_slurm_queues_again_is_not_said_to_have_left_for_another_job
         assert "or without its node" in _left_text(word)
 
 
-def _twice(first: TaskState, second: TaskState) -> list[str]:
-    """The refs that are stopped when one nonce has two tasks, "1" and "2"."""
+def _chosen(first: TaskState, second: TaskState, claimed: str = "") -> tuple[str, list[str]]:
+    """The ref that counts and those that are stopped when a nonce has two tasks, "1" and "2".
+
+    claimed: the task that the runner reports.
+    """
     states = {"1": first, "2": second}
     tasks = [TaskReport(ref=ref, state=state, nonce="n") for ref, state in states.items()]
-    _, extras = best_by_nonce(TaskList(tasks=tasks), {})
-    return [report.ref for report in extras]
+    best, extras = best_by_nonce(TaskList(tasks=tasks), {}, lambda _: claimed)
+    return best["n"].ref, [report.ref for report in extras]
+
+
+def _twice(first: TaskState, second: TaskState) -> list[str]:
+    return _chosen(first, second)[1]
 
 
 def test_of_two_tasks_of_a_nonce_the_one_that_waits_is_stopped() -> None:
@@ -142,6 +149,19 @@ def test_of_two_tasks_of_a_nonce_the_one_that_waits_is_stopped() -> None:
 
 def test_of_two_tasks_of_a_nonce_that_run_none_is_stopped() -> None:
     assert _twice(TaskState.RUNNING, TaskState.RUNNING) == []
+
+
+def test_of_two_tasks_of_a_nonce_the_one_counts_in_which_the_runner_is() -> None:
+    running, waiting, ended = TaskState.RUNNING, TaskState.WAITING, TaskState.ENDED
+    assert _chosen(running, running, "2") == ("2", [])
+    assert _chosen(ended, ended, "2") == ("2", [])
+    # The first one has run, and the second one is not needed any more.
+    assert _chosen(ended, waiting, "1") == ("1", ["2"])
+
+
+def test_a_claim_that_names_no_task_of_its_nonce_changes_nothing() -> None:
+    for claimed in ("", "99"):
+        assert _chosen(TaskState.ENDED, TaskState.RUNNING, claimed) == ("2", [])
 
 
 def test_a_task_too_many_is_held_before_it_is_stopped(engine: FakeEngine, step: EngineStep) -> None:
