@@ -72,7 +72,7 @@ def test_a_task_writes_its_variables_into_no_file_of_the_attempt(tmp_path: Path)
     run_task(folder, "71", "2,3")
 
     for name in ("during.json", files.SPEC):
-        assert "CUDA_VISIBLE_DEVICES" not in (folder / name).read_text()
+        assert "SLURM_JOB_ID" not in (folder / name).read_text()
 
 
 @pytest.mark.parametrize(("ref", "is_passed_on"), [("71", True), ("72", False)])

@@ -54,11 +54,17 @@ def answers(folders: FakeFolders) -> EngineAnswers:
 @pytest.fixture
 def job(alice: User) -> Job:
     """Its attempt was adopted as task 1 on n1, with a GPU there."""
-    times = dict.fromkeys(("state_since_at", "first_seen_at", "last_seen_at"), NOW)
+    times: dict[str, Any] = dict.fromkeys(("state_since_at", "first_seen_at", "last_seen_at"), NOW)
     for number, node in enumerate(("n1", "n2")):
         Gpu.objects.create(host=node, index=0, uuid=gpu_uuid(number), **times)
     made = jobs_made.waiting(alice)
-    facts = {"job": made, "number": 1, "host": HOST, "nonce": NONCE, "engine": "slurm"}
+    facts: dict[str, Any] = {
+        "job": made,
+        "number": 1,
+        "host": HOST,
+        "nonce": NONCE,
+        "engine": "slurm",
+    }
     EngineTask.objects.create(**facts, ref="1", created_at=NOW, tried_at=NOW, submitted_at=NOW)
     attempt = Attempt(**facts, engine_ref="1", node="n1", gpu_uuids=[])
     assert transitions.adopt(attempt, NOW)
