@@ -91,7 +91,8 @@ class EngineStep:
         self._queue = EngineQueue(guard, host, engine.name, rules)
         self._calls = BackgroundCalls()
         self._isolation = ItemIsolation(host, "engine", guard)
-        self._answers = EngineAnswers(guard, host, engine.name, every, TaskFolders(specs))
+        self._folders = TaskFolders(specs)
+        self._answers = EngineAnswers(guard, host, engine.name, every, self._folders)
         self._nodes_at: datetime | None = None
         self._acted_at: dict[tuple[str, str], datetime] = {}
 
@@ -322,7 +323,7 @@ class EngineStep:
         attempt.engine_ref = task.ref or (report.ref if report else "")
         attempt.node = report.node if report else ""
         attempt.boot_id = claimed.boot_id if claimed else ""
-        uid = self._uid_of(task)
+        uid = self._folders.uid_of(task)
         attempt.account = "" if uid is None else account_of(uid)
         if transitions.adopt(attempt, now) is not None:
             self._ask_for_gpus(attempt)
