@@ -65,7 +65,9 @@ def _missing_slurm() -> str | None:
 
 
 def _missing_slurmdbd() -> str | None:
-    if not all(map(shutil.which, ("slurmdbd", "mariadbd", "mariadb-install-db"))):
+    # The script that makes MariaDB's first database calls the last one.
+    programs = ("slurmdbd", "mariadbd", "mariadb-install-db", "my_print_defaults")
+    if not all(map(shutil.which, programs)):
         return "slurmdbd or MariaDB is not installed"
     return _missing_slurm()
 

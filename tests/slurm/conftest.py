@@ -39,6 +39,9 @@ def slurm(cluster: Cluster, settings: Any, monkeypatch: pytest.MonkeyPatch) -> C
     settings.CONFIG = load_config()
     settings.DATA = Path(tempfile.mkdtemp(prefix="data-", dir=cluster.folder))
     cluster.cancel_all()
+    # A slurmctld that was killed gives names of lost jobs to new ones; if both are on one node,
+    # it drains that node.
+    cluster.wait_until_up()
     return cluster
 
 

@@ -14,6 +14,7 @@ from django.contrib.auth.models import User
 from monitor.models import Event
 from scheduler.engines.facts import SubmitResult, Ticket
 from scheduler.engines.slurm import SlurmEngine
+from scheduler.facts.jobs import YieldOptions
 from scheduler.models import EngineTask, Job
 from tests.processes.scheduling import (
     Scheduler,
@@ -58,7 +59,8 @@ def storm(
         if len(jobs) < min(count, 1 + passed * count / seconds):
             code = len(jobs) % 100
             command = f"echo ran; sleep {chance.uniform(0, 2):.1f}; exit {code}"
-            jobs[len(jobs)] = submit(owners[len(jobs) % len(owners)], command)
+            owner = owners[len(jobs) % len(owners)]
+            jobs[len(jobs)] = submit(owner, command, yield_options=YieldOptions(requeue=True))
         if monotonic() - killed_at > KILL_EVERY_S:
             chance.choice(kills)()
             killed_at = monotonic()
@@ -74,7 +76,10 @@ def _replace(cluster: Cluster, part: str) -> None:
 
 
 def check(scheduler: Scheduler, cluster: Cluster, jobs: dict[int, Job], seconds: float) -> None:
-    """Each job ran once and has its exit code."""
+    """Each job has its exit code, and ran once; once more only if Slurm itself has ended it.
+
+    A slurmctld that is killed loses its newest jobs. Their nodes end those that still run.
+    """
     ids = [job.pk for job in jobs.values()]
     waiting = Job.objects.filter(pk__in=ids).exclude(state="finished")
     try:
@@ -84,14 +89,30 @@ def check(scheduler: Scheduler, cluster: Cluster, jobs: dict[int, Job], seconds:
         pytest.fail(f"{tasks} {cluster.run('squeue', '-a', '-t', 'all')} {cluster.run('sinfo')}")
     rows = {number: reloaded(job) for number, job in jobs.items()}
     assert {n: job.exit_code for n, job in rows.items()} == {n: n % 100 for n in rows}
-    outputs = {n: _output(job) for n, job in rows.items()}
-    assert outputs == dict.fromkeys(rows, "ran\n")
+    for number, job in rows.items():
+        *earlier, last = job.attempts.order_by("number")
+        assert log_of(job, last.number) == "ran\n", number
+        for attempt in earlier:
+            assert attempt.outcome in ("lost", "preempted"), number
+            assert _was_ended_by_slurm(cluster, attempt.engine_ref), (number, attempt.problem)
+        # Attempts that gpucoord does not know would write here too.
+        numbers = {attempt.number for attempt in (*earlier, last)}
+        assert {path.parent.name for path in _logs(job)} <= {f"attempt-{n}" for n in numbers}
+
+
+def _was_ended_by_slurm(cluster: Cluster, ref: str) -> bool:
+    """Whether a node says that it has ended the task of this name."""
+    texts = [(cluster.folder / f"slurmd.{node}.log").read_text() for node in NODES]
+    return any(f"*** JOB {ref} ON " in text for text in texts)
+
+
+def _logs(job: Job) -> list[Path]:
+    return sorted((Path(f"{settings.DATA}-jobs") / str(job.pk)).glob("attempt-*/output.log"))
 
 
 def _output(job: Job) -> str:
     """Of all its attempts, also those that gpucoord does not know."""
-    root = Path(f"{settings.DATA}-jobs") / str(job.pk)
-    return "".join(path.read_text() for path in sorted(root.glob("attempt-*/output.log")))
+    return "".join(path.read_text() for path in _logs(job))
 
 
 def test_20_jobs_survive_kills(scheduler: Scheduler, slurm: Cluster, ann: User, ben: User) -> None:

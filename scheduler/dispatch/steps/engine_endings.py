@@ -6,6 +6,7 @@ import signal
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from datetime import datetime, timedelta
+from functools import partial
 
 from monitor.journal.rows import events
 from monitor.runtime.facts import Guard
@@ -17,6 +18,7 @@ from scheduler.execution.policy import MAX_STARTS
 from scheduler.execution.steps import outcomes
 from scheduler.execution.steps.specs import SpecWriter
 from scheduler.facts.jobs import LARGEST_RESULT, JobState, Outcome
+from scheduler.lifecycle.policy.retries import SAVED_EXIT_CODE
 from scheduler.lifecycle.rows import changes
 from scheduler.models import Attempt, EngineStatus, EngineTask, Job, YieldRequest
 from scheduler.runner import files
@@ -64,6 +66,10 @@ def end(
     saved = attempt.job.preemptible and result.exit_code != 0 and specs.has_saved(attempt.job)
     given = files.read_given(specs.given(attempt).result, LARGEST_RESULT + 1)
 
+    is_forgotten = task.ended_since is None and task.missing_since is not None
+    if is_stopped and is_forgotten and result.exit_code != SAVED_EXIT_CODE:
+        return partial(_record_forgotten, task, attempt, observed, saved, now)
+
     def store() -> None:
         explained = observed
         if is_stopped:
@@ -77,6 +83,18 @@ def end(
 
 
 _PATIENCE_S = 2 * FILES_SETTLE.total_seconds()
+
+
+def _record_forgotten(
+    task: EngineTask, attempt: Attempt, observed: AttemptFiles, has_saved: bool, now: datetime
+) -> None:
+    """A signal ended the job, and Slurm cannot say why.
+
+    A slurmctld that was killed has lost its newest jobs, and their nodes end those that still run.
+    """
+    text = f"It was stopped by a signal, and {TITLE} no longer lists its job {task.ref}."
+    outcomes.record_lost(attempt, observed, text, now, has_saved=has_saved)
+    close(task, now)
 
 
 def _explained(
