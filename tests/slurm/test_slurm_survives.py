@@ -35,6 +35,8 @@ pytestmark = [
 ]
 # Slurm delays a job that it puts back into its queue.
 LONG_S, REQUEUED_S, KILL_EVERY_S = 30.0, 120.0, 2.0
+# Exit code 85 would say that the job saved its work and is to run again.
+EXIT_CODES = 85
 
 
 def abandon(scheduler: Scheduler) -> None:
@@ -57,7 +59,7 @@ def storm(
     while len(jobs) < count or monotonic() - began < seconds:
         passed = monotonic() - began
         if len(jobs) < min(count, 1 + passed * count / seconds):
-            code = len(jobs) % 100
+            code = len(jobs) % EXIT_CODES
             command = f"echo ran; sleep {chance.uniform(0, 2):.1f}; exit {code}"
             owner = owners[len(jobs) % len(owners)]
             jobs[len(jobs)] = submit(owner, command, yield_options=YieldOptions(requeue=True))
@@ -88,7 +90,7 @@ def check(scheduler: Scheduler, cluster: Cluster, jobs: dict[int, Job], seconds:
         tasks = list(EngineTask.objects.filter(job__in=waiting).values())
         pytest.fail(f"{tasks} {cluster.run('squeue', '-a', '-t', 'all')} {cluster.run('sinfo')}")
     rows = {number: reloaded(job) for number, job in jobs.items()}
-    assert {n: job.exit_code for n, job in rows.items()} == {n: n % 100 for n in rows}
+    assert {n: job.exit_code for n, job in rows.items()} == {n: n % EXIT_CODES for n in rows}
     for number, job in rows.items():
         *earlier, last = job.attempts.order_by("number")
         assert log_of(job, last.number) == "ran\n", number
