@@ -39,7 +39,7 @@ window.gpucoord = {};
 
   // {hm:2026-11-22T05:00:00+00:00} in a text becomes that time in the browser's zone.
   function fill(template, today) {
-    return template.replace(/\{hm:([^}]+)\}/g, (_, at) => moment("hm", new Date(at), today));
+    return template.replace(/\{(hm|weekday):([-+:.\dT]+)\}/g, (_, kind, at) => moment(kind, new Date(at), today));
   }
 
   app.freshenTimes = () => {
@@ -59,6 +59,10 @@ window.gpucoord = {};
       if (element.getAttribute("aria-label") === text) continue;
       element.setAttribute("aria-label", text);
       element.title = `${text} (${element.dataset.utc})`;
+    }
+    for (const element of document.querySelectorAll("[data-title]")) {
+      const text = `${fill(element.dataset.title, today)} (${element.dataset.utc})`;
+      if (element.title !== text) element.title = text;
     }
   };
 

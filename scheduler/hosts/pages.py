@@ -22,6 +22,7 @@ from scheduler.lifecycle.probes import logs as job_logs
 from scheduler.lifecycle.probes.logs import LogPiece
 from scheduler.models import Attempt
 from scheduler.runner import files
+from scheduler.time_windows.policy.calendar import moment
 
 # The annotation of an attempt with the last reading of its host.
 SEEN = "host_seen_at"
@@ -73,7 +74,7 @@ def contact(attempt: Attempt | None) -> str:
     if attempt is None or attempt.host not in silent:
         return ""
     host = rows.find(attempt.host)
-    since = timezone.localtime(silent[attempt.host]).strftime("%Y-%m-%d %H:%M:%S")
+    since = moment(silent[attempt.host], settings.TIME_ZONE)
     return policy.contact_sentence(host, since) if host else ""
 
 

@@ -46,6 +46,10 @@ KEY_HEADER = "Idempotency-Key"
 KEPT = timedelta(days=1)
 # Standard input of all jobs of a user that have not ended, in bytes.
 MOST_INPUT_BYTES = 64 * 1024**2
+# The limits of GPU-minutes are computed from these.
+FIELDS_OF_MINUTES = frozenset(
+    ("gpus", "gpu_memory", "gpu_share", "exclusive", "time_limit", "script", "script_args")
+)
 
 
 def submit(raw: Mapping[str, Any], owner: User, now: datetime) -> Job:
@@ -54,27 +58,52 @@ def submit(raw: Mapping[str, Any], owner: User, now: datetime) -> Job:
 
 
 @single()
-def checked_for(raw: Mapping[str, Any], owner: User, now: datetime) -> NewJob:
+def checked_for(
+    raw: Mapping[str, Any], owner: User, now: datetime, agent: Agent | None = None
+) -> NewJob:
     """Parse a job of this user. Raises UnableToSubmit with all mistakes, of the quota too."""
-    return _checked_for([raw], owner, now)[0]
+    return _checked_for([raw], owner, now, agent)[0]
 
 
-def _checked_for(raws: Sequence[Mapping[str, Any]], owner: User, now: datetime) -> list[NewJob]:
-    """Jobs without mistakes are checked against the quota when they are stored."""
+def _checked_for(
+    raws: Sequence[Mapping[str, Any]], owner: User, now: datetime, agent: Agent | None
+) -> list[NewJob]:
+    """The jobs as the agent may run them.
+
+    Jobs without mistakes are checked against the quota when they are stored.
+    """
+    jobs, mistakes = _read_all(raws, now)
+    if agent is not None:
+        limits = quota_rows.agent_limits(agent)
+        jobs = [agent_policy.bounded(job, limits) for job in jobs]
+        of_agent = [
+            refusal
+            for index, job in enumerate(jobs)
+            for refusal in agent_policy.refusals(job, limits, index)
+        ]
+        mistakes = together(mistakes, _of_readable(of_agent, mistakes))
+    if mistakes:
+        of_owner = _refusals_of_owner(jobs, owner)
+        raise UnableToSubmit(together(mistakes, _of_readable(of_owner, mistakes)), jobs)
+    return list(jobs)
+
+
+def _read_all(
+    raws: Sequence[Mapping[str, Any]], now: datetime
+) -> tuple[Sequence[NewJob], Sequence[Refusal]]:
     try:
-        return checked_all(raws, now)
+        return checked_all(raws, now), ()
     except UnableToSubmit as error:
         if any(refusal.index is None for refusal in error.refusals):
             # The batch is refused as a whole; limits of its jobs say nothing of a smaller one.
             raise
-        # GPU-minutes are computed from fields that may have been refused.
-        limits = [
-            refusal
-            for refusal in _limit_refusals(error.readable, owner, quota_rows.of_person(owner))
-            if refusal.field != "time_limit"
-        ]
-        refusals = together(error.refusals, limits)
-        raise UnableToSubmit(refusals, error.readable) from None
+        return error.readable, error.refusals
+
+
+def _of_readable(further: Sequence[Refusal], mistakes: Sequence[Refusal]) -> list[Refusal]:
+    """Without GPU-minutes that would be computed from a field that was refused."""
+    unknown = {refusal.index for refusal in mistakes if refusal.field in FIELDS_OF_MINUTES}
+    return [each for each in further if each.field != "time_limit" or each.index not in unknown]
 
 
 @single()
@@ -101,7 +130,7 @@ def submit_all(
     them. Raises UnableToSubmit, also when the earlier request had another body.
     """
     if key is None:
-        new = within_agent(_checked_for(raws, owner, now), agent)
+        new = _checked_for(raws, owner, now, agent)
         return _numbers(_admit(new, owner, now)), False
     digest = request_digest(list(raws))
     if (earlier := _submitted_before(owner, key, digest, now)) is not None:
@@ -111,29 +140,13 @@ def submit_all(
         store_key(owner, key, digest, jobs, now)
 
     try:
-        new = within_agent(_checked_for(raws, owner, now), agent)
+        new = _checked_for(raws, owner, now, agent)
         return _numbers(_admit(new, owner, now, keep)), False
     except IntegrityError:
         # A request at the same time was first.
         if (earlier := _submitted_before(owner, key, digest, now)) is None:
             raise
         return earlier, True
-
-
-def within_agent(jobs: Sequence[NewJob], agent: Agent | None) -> Sequence[NewJob]:
-    """The jobs as the agent may run them. Raises UnableToSubmit."""
-    if agent is None:
-        return jobs
-    limits = quota_rows.agent_limits(agent)
-    new = [agent_policy.bounded(job, limits) for job in jobs]
-    refused = [
-        refusal
-        for index, job in enumerate(new)
-        for refusal in agent_policy.refusals(job, limits, index)
-    ]
-    if refused:
-        raise UnableToSubmit(refused)
-    return new
 
 
 def _numbers(jobs: Iterable[Job]) -> list[int]:
@@ -160,8 +173,8 @@ def _admit(
     now: datetime,
     on_stored: Callable[[list[Job]], None] | None = None,
 ) -> list[Job]:
-    if refusals := account_refusals(owner):
-        raise UnableToSubmit(refusals)
+    if account_refusals(owner):
+        raise UnableToSubmit(_refusals_of_owner(new, owner))
     quota = quota_rows.of_person(owner)
     admitted = _fitted_all(new, owner, quota)
 
@@ -221,8 +234,14 @@ def refuse_over_limits(jobs: Sequence[NewJob], owner: User, quota: Quota) -> lis
 
 def refusals(new: NewJob, owner: User) -> list[Refusal]:
     """The refusals that a submission would get, without a lock on the user's row."""
-    limits = _limit_refusals([new], owner, quota_rows.of_person(owner))
-    return [*account_refusals(owner), *(replace(each, index=None) for each in limits)]
+    return [replace(each, index=None) for each in _refusals_of_owner([new], owner)]
+
+
+def _refusals_of_owner(jobs: Sequence[NewJob], owner: User) -> list[Refusal]:
+    """The refusals for the account, the quota and the standard input, each with its job's index."""
+    quota = quota_rows.of_person(owner)
+    limits = _limit_refusals([_within_quota(new, quota) for new in jobs], owner, quota)
+    return [*account_refusals(owner), *limits, *_input_refusals(jobs, owner)]
 
 
 def refuse_change(changed: NewJob, owner: User) -> list[Refusal]:

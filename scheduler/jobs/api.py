@@ -204,8 +204,7 @@ def why(request: HttpRequest, job_id: int) -> dict[str, Any]:
 def what_if(request: HttpRequest, new: NewJobBody) -> dict[str, Any]:
     """The answer for a job submitted now. Nothing is submitted. 422 as for a submission."""
     now, person = timezone.now(), _person(request)
-    new_job = intake_actions.checked_for(new.model_dump(), person, now)
-    (new_job,) = intake_actions.within_agent([new_job], agent_of(request))
+    new_job = intake_actions.checked_for(new.model_dump(), person, now, agent_of(request))
     new_job = intake_actions.fitted(new_job, person)
     if refusals := intake_actions.refusals(new_job, person):
         raise UnableToSubmit(refusals)

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import pytest
 from django.contrib.auth.models import User
@@ -10,9 +11,11 @@ from django.utils import timezone
 
 from gpucoord_site.http.middleware import COOKIE
 from monitor.snapshot import rows as snapshots
+from scheduler.models import Job, ModeState
+from tests import jobs_made
 from tests.builders import gpu_uuid, snapshot
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("data")]
 AsUser = Callable[[User], Client]
 
 
@@ -70,3 +73,45 @@ def test_the_quota_resets_at_a_time_in_the_zone_of_the_browser(
     assert "05:30</time>" in reset
     assert "00:00:00 UTC" in reset
     assert 'data-time="in"' in reset
+
+
+def title_of(html: str, begin: str) -> str:
+    """The attributes of the element that begins so, from its title on."""
+    return html.split(begin)[1].split(">")[0].split(" title=", 1)[1]
+
+
+def test_the_title_of_a_waiting_job_has_the_zone_of_the_browser_and_utc(
+    alice: User, as_user: AsUser
+) -> None:
+    at = timezone.now().replace(hour=9, minute=0) + timedelta(days=2)
+    day = f"{at:%a} {at.day} {at:%b}"
+    text = f"It does not start before {day} 09:00 (UTC)."
+    blockers = [{"code": "BeginTime", "text": text, "headline": text}]
+    Job.objects.filter(pk=jobs_made.waiting(alice).pk).update(blockers=blockers)
+    client = as_user(alice)
+    client.cookies[COOKIE] = "Asia/Kolkata"
+    title = title_of(client.get("/").content.decode(), '<span class="where"')
+
+    assert f'before {day} 14:30. ({day} 09:00 UTC)"' in title
+    assert 'data-title="It does not start before {weekday:' in title
+
+
+def test_the_title_of_the_mode_has_the_zone_of_the_browser_and_utc(
+    alice: User, as_user: AsUser, settings: Any
+) -> None:
+    until = (timezone.now() + timedelta(days=2)).replace(hour=9, minute=0)
+    ModeState.objects.create(
+        host=settings.CONFIG.node,
+        mode="defensive",
+        reason="root has set it.",
+        since_at=timezone.now(),
+        override="defensive",
+        override_until=until,
+        override_by="root",
+    )
+    client = as_user(alice)
+    client.cookies[COOKIE] = "Asia/Kolkata"
+    title = title_of(client.get("/jobs/").content.decode(), 'href="/mode/"')
+    day = f"{until:%a} {until.day} {until:%b}"
+
+    assert f'Set until {day} 14:30. ({day} 09:00 UTC)"' in title

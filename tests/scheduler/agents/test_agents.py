@@ -120,6 +120,13 @@ def test_a_batch_and_a_dry_run_are_bounded_too(rest: Rest) -> None:
     assert rest("POST", "/api/jobs/batch/", f'{{"jobs": [{good}]}}').status_code == 201
 
 
+def test_its_limits_are_told_with_the_other_mistakes(rest: Rest) -> None:
+    answer = rest.submit('{"command": "true", "gpus": 0, "priority": 5, "begin": "?"}')
+
+    assert answer.status_code == 422
+    assert {refusal["field"] for refusal in answer.json()["errors"]} == {"priority", "begin"}
+
+
 def test_it_reads_but_changes_nothing_else(rest: Rest, alice: User) -> None:
     mine = jobs_made.waiting(alice)
 

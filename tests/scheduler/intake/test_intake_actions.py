@@ -8,12 +8,15 @@ import pytest
 from django.contrib.auth.models import User
 
 from monitor.snapshot import rows as snapshots
-from scheduler.facts.jobs import NewJob, Requirement, YieldOptions
+from scheduler.facts.jobs import NewJob, Refusal, Requirement, YieldOptions
+from scheduler.intake import actions as intake_actions
 from scheduler.intake.actions import submit
 from scheduler.intake.policy.new_job import UnableToSubmit, default_name
 from scheduler.intake.steps.checks import checked, gpu_named, read
 from scheduler.models import Quota
 from tests.builders import GIB, NOW, gpu_uuid, snapshot
+
+NO_ACCOUNT = Refusal(field="owner", text="This server has no account alice.")
 
 
 def mistakes(**raw: Any) -> dict[str, str]:
@@ -290,3 +293,50 @@ def test_the_quota_is_told_with_the_other_mistakes(alice: User) -> None:
         submit({"command": "x", "gpus": 2, "time_limit": "soon"}, alice, NOW)
 
     assert {refusal.field for refusal in error.value.refusals} == {"gpus", "time_limit"}
+
+
+@pytest.mark.django_db
+def test_account_input_and_minutes_are_told_with_the_other_mistakes(
+    alice: User, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    snapshots.record(snapshot(4))
+    Quota.objects.create(user=alice, gpu_minutes=60, priority=2)
+    monkeypatch.setattr(intake_actions, "MOST_INPUT_BYTES", 2)
+    monkeypatch.setattr(intake_actions, "account_refusals", lambda owner: [NO_ACCOUNT])
+
+    raw = {"command": "x", "time_limit": "2h", "stdin_base64": "MTIz", "begin": "?"}
+    with pytest.raises(UnableToSubmit) as error:
+        submit(raw, alice, NOW)
+
+    fields = {refusal.field for refusal in error.value.refusals}
+    assert fields == {"begin", "owner", "queue", "time_limit"}
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize(
+    ("field", "value"), [("gpus", "many"), ("gpu_memory", "much"), ("gpu_share", "all")]
+)
+def test_minutes_are_not_computed_from_a_field_that_was_refused(
+    field: str, value: str, alice: User
+) -> None:
+    snapshots.record(snapshot(4))
+    Quota.objects.create(user=alice, gpu_minutes=60)
+
+    with pytest.raises(UnableToSubmit) as error:
+        submit({"command": "x", "time_limit": "2h", field: value}, alice, NOW)
+
+    assert [refusal.field for refusal in error.value.refusals] == [field]
+
+
+@pytest.mark.django_db
+def test_a_missing_account_is_told_with_the_quota(
+    alice: User, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    snapshots.record(snapshot(4))
+    Quota.objects.create(user=alice, gpus=1)
+    monkeypatch.setattr(intake_actions, "account_refusals", lambda owner: [NO_ACCOUNT])
+
+    with pytest.raises(UnableToSubmit) as error:
+        submit({"command": "x", "gpus": 2}, alice, NOW)
+
+    assert {refusal.field for refusal in error.value.refusals} == {"owner", "gpus"}
