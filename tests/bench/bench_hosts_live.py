@@ -94,8 +94,7 @@ def measure(service: Service, viewers: int, log: Path, url: str, hosts: int) -> 
 async def watch(service: Service, viewers: int) -> tuple[list[Timed], float]:
     loop = asyncio.get_running_loop()
     host, port = service.address.split("//")[1].strip("/").split(":")
-    cookie = log_in(service)
-    timed = [Timed(service.address, cookie) for _ in range(viewers)]
+    timed = [Timed(service.address, cookie) for cookie in log_in(service, viewers)]
     for viewer in timed:
         await loop.create_connection(lambda v=viewer: v, host, int(port))  # type: ignore[misc]
     await asyncio.sleep(5)

@@ -16,6 +16,7 @@ import re
 import shutil
 import statistics
 import struct
+import subprocess
 import sys
 import tempfile
 import time
@@ -24,18 +25,21 @@ from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import urlsplit
 
-import httpx
 from playwright.sync_api import sync_playwright
 
 from tests.browser.conftest import OPTIONS
 from tests.processes.service import Service
 
 VIEWERS = (1, 100, 500)
+# The service takes 60 sockets of one user, so many viewers are several users.
+VIEWERS_PER_USER = 50
 ACK_EVERY = 4
 TAKEN_AT = re.compile(rb'"n":(\d+),"since":\d+,"t":([\d.]+)')
 
 
 def main() -> None:
+    if sys.argv[1:2] == ["sessions"]:
+        return print_sessions(int(sys.argv[2]))
     seconds = int(sys.argv[1]) if len(sys.argv) > 1 else 30
     with running(8) as service:
         latencies(service, seconds)
@@ -55,15 +59,36 @@ def running(gpus: int, **env: str) -> Iterator[Service]:
             yield service
 
 
-def log_in(service: Service) -> str:
-    """The cookies of a browser in which the administrator is logged in."""
-    with httpx.Client(base_url=service.address) as client:
-        page = client.get("/login/").text
-        token = re.search(r'name="csrfmiddlewaretoken" value="(\w+)"', page)
-        assert token
-        form = {"username": "admin", "password": "correct horse", "csrfmiddlewaretoken": token[1]}
-        client.post("/login/", data=form)
-        return "; ".join(f"{name}={value}" for name, value in client.cookies.items())
+def log_in(service: Service, viewers: int) -> list[str]:
+    """For each viewer the cookie of a browser in which a user is logged in."""
+    users = -(-viewers // VIEWERS_PER_USER)
+    made = subprocess.run(
+        [sys.executable, "-m", "tests.bench.bench_live", "sessions", str(users)],
+        env=service._env,
+        cwd=service.root,
+        capture_output=True,
+        check=True,
+        text=True,
+    )
+    return [cookie for cookie in made.stdout.split() for _ in range(VIEWERS_PER_USER)][:viewers]
+
+
+def print_sessions(users: int) -> None:
+    """Make users who see everything; print a cookie of each."""
+    import django
+
+    django.setup()
+    from django.conf import settings
+    from django.contrib.auth.models import User
+    from django.test import Client
+
+    for number in range(users):
+        user, _ = User.objects.get_or_create(username=f"viewer-{number}", is_superuser=True)
+        client = Client()
+        client.force_login(user)
+        print(
+            f"{settings.SESSION_COOKIE_NAME}={client.cookies[settings.SESSION_COOKIE_NAME].value}"
+        )
 
 
 class Viewer(asyncio.Protocol):
@@ -138,9 +163,8 @@ async def watch(service: Service, viewers: int, seconds: float) -> tuple[list[Vi
     """So many viewers for so long; also the share of a core that the web process took, in %."""
     loop = asyncio.get_running_loop()
     place = urlsplit(service.address)
-    cookie = log_in(service)
     found: list[Viewer] = []
-    for _ in range(viewers):
+    for cookie in log_in(service, viewers):
         viewer = Viewer(service.address, cookie)
         await loop.create_connection(lambda v=viewer: v, place.hostname, place.port)  # type: ignore[misc]
         found.append(viewer)
