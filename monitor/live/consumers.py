@@ -64,28 +64,34 @@ class LiveFeed:
         self._sent = 0
         self._unacknowledged: deque[int] = deque()
         self._whole_at = float("-inf")
-        self._sent_at = monotonic()
         self._whole_timer: asyncio.TimerHandle | None = None
+        self._sent_at = monotonic()
+        self._is_beat_due = False
+        self._beat_timer = asyncio.get_running_loop().call_later(BEAT_S, self._check_beat)
 
     async def run(self) -> None:
         while True:
-            text = await self._next()
+            await self._viewer.changed.wait()
+            self._viewer.changed.clear()
+            text = self._next()
             if text is not None:
                 await self._send({"type": "websocket.send", "text": text})
                 self._sent_at = monotonic()
 
-    async def _next(self) -> str | None:
+    def _next(self) -> str | None:
         """The next message. None: nothing is new for this viewer, or the viewer is too slow."""
-        is_slow = len(self._unacknowledged) >= WINDOW
-        try:
-            # Frames without news for this viewer must not delay the beat.
-            async with asyncio.timeout(max(0.0, self._sent_at + BEAT_S - monotonic())):
-                await self._viewer.changed.wait()
-        except TimeoutError:
-            self._sent_at = monotonic()
-            return None if is_slow else BEAT
-        self._viewer.changed.clear()
-        return None if len(self._unacknowledged) >= WINDOW else self._newest()
+        is_beat_due, self._is_beat_due = self._is_beat_due, False
+        if len(self._unacknowledged) >= WINDOW:
+            return None
+        return self._newest() or (BEAT if is_beat_due else None)
+
+    def _check_beat(self) -> None:
+        """Wake the feed if nothing was sent for BEAT_S. One timer costs less than one per frame."""
+        left = self._sent_at + BEAT_S - monotonic()
+        if left <= 0:
+            self._is_beat_due, left = True, BEAT_S
+            self._viewer.changed.set()
+        self._beat_timer = asyncio.get_running_loop().call_later(left, self._check_beat)
 
     def _newest(self) -> str | None:
         """The part of the newest frame that this viewer lacks. Marks the frame as sent."""
@@ -124,6 +130,7 @@ class LiveFeed:
             self._viewer.changed.set()
 
     def close(self) -> None:
+        self._beat_timer.cancel()
         if self._whole_timer is not None:
             self._whole_timer.cancel()
         self._hub.leave(self._viewer)
