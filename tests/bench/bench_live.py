@@ -168,10 +168,9 @@ async def watch(service: Service, viewers: int, seconds: float) -> tuple[list[Vi
         viewer = Viewer(service.address, cookie)
         await loop.create_connection(lambda v=viewer: v, place.hostname, place.port)  # type: ignore[misc]
         found.append(viewer)
-    await asyncio.sleep(3)
-    async with asyncio.timeout(30):
-        while not all(viewer.first for viewer in found):
-            await asyncio.sleep(0.1)
+    # A busy machine takes a while to accept hundreds of sockets.
+    await asyncio.sleep(3 + viewers / 50)
+    assert all(viewer.first for viewer in found)
     for viewer in found:
         viewer.delays.clear()
     before = cpu_seconds(service.child("web"))
