@@ -5,10 +5,11 @@ from __future__ import annotations
 from datetime import datetime
 
 from django.conf import settings
-from django.db.models import Count, Min
+from django.db.models import Count, Min, QuerySet
 
 from monitor.journal.rows import counters
 from monitor.metrics.families import Families
+from monitor.runtime.rows.database import prepared_values
 from scheduler.disk import metrics as disk_metrics
 from scheduler.facts.jobs import JobState, Outcome
 from scheduler.models import Job
@@ -27,9 +28,7 @@ def add_metrics(into: Families, now: datetime) -> None:
 
 
 def _add_open(into: Families, now: datetime) -> None:
-    unfinished = Job.objects.exclude(state=JobState.FINISHED.value).order_by()
-    rows = unfinished.values_list("state").annotate(Count("id"), Min("submitted_at"))
-    counts = {state: (count, oldest) for state, count, oldest in rows}
+    counts = {state: (count, oldest) for state, count, oldest in _states()}
     for state in JobState:
         if state is not JobState.FINISHED:
             count, _ = counts.get(state.value, (0, None))
@@ -39,6 +38,13 @@ def _add_open(into: Families, now: datetime) -> None:
     wait = max(0.0, (now - oldest).total_seconds()) if oldest else 0
     help_text = "How long the job that waits longest has waited; 0 when none waits."
     into.gauge("gpucoord_queue_oldest_wait_seconds", help_text, {}, wait)
+
+
+@prepared_values
+def _states() -> QuerySet[Job, tuple[str, int, datetime]]:
+    """Of unfinished jobs: each state, the number of jobs, and the oldest submission."""
+    unfinished = Job.objects.exclude(state=JobState.FINISHED.value).order_by()
+    return unfinished.values_list("state").annotate(Count("id"), Min("submitted_at"))
 
 
 def _add_finished(into: Families) -> None:

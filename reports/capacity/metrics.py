@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from datetime import datetime
 from threading import Lock
+from typing import Any
 
 from django.conf import settings
-from django.db.models import Count
+from django.db.models import Count, QuerySet
 
 from monitor.metrics.families import Families
+from monitor.runtime.rows.database import prepared_values
 from reports.capacity import step
 from reports.capacity.policy.demand import requested
 from scheduler.dispatch.inputs import PlanInputs, plan_policy
@@ -57,10 +59,13 @@ def _placeable(gpu: Slot) -> int | None:
 def _requirements() -> dict[str, list[tuple[Requirement, int]]]:
     """Each distinct request of waiting and of running jobs, and how many jobs have it."""
     requests: dict[str, list[tuple[Requirement, int]]] = {"waiting": [], "running": []}
-    jobs = Job.objects.exclude(state=JobState.FINISHED.value).order_by()
-    for state, *columns, count in jobs.values_list("state", *REQUIREMENT_COLUMNS).annotate(
-        count=Count("id")
-    ):
+    for state, *columns, count in _unfinished():
         key = "waiting" if state == JobState.QUEUED else "running"
         requests[key].append((requirement(*columns), count))
     return requests
+
+
+@prepared_values
+def _unfinished() -> QuerySet[Job, tuple[Any, ...]]:
+    jobs = Job.objects.exclude(state=JobState.FINISHED.value).order_by()
+    return jobs.values_list("state", *REQUIREMENT_COLUMNS).annotate(count=Count("id"))

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from datetime import datetime
+from typing import Any
 
-from django.db.models import Count, Min, Sum
+from django.db.models import Count, Min, QuerySet, Sum
 
 from monitor.metrics.families import Families
+from monitor.runtime.rows.database import prepared_values
 from scheduler.facts.prompts import OPEN, PromptStatus
 from scheduler.models import ModelInstance, ModelService, ModelUse, Prompt
 
@@ -31,7 +33,7 @@ NAMES = {
 
 
 def add_metrics(into: Families, now: datetime) -> None:
-    models = list(ModelService.objects.values_list("name", flat=True))
+    models = [name for (name,) in _names()]
     if models:
         _add_open(into, models, now)
         _add_in_flight(into)
@@ -62,7 +64,17 @@ def _add_in_flight(into: Families) -> None:
 
 
 def _add_use(into: Families) -> None:
-    sums = [Sum(name) for name in NAMES]
-    for model, *values in ModelUse.objects.order_by().values_list("model").annotate(*sums):
+    for model, *values in _sums():
         for (name, metric), value in zip(NAMES.items(), values, strict=True):
             into.counter(metric, HELP[name], {"model": model}, value)
+
+
+@prepared_values
+def _names() -> QuerySet[ModelService, tuple[str]]:
+    return ModelService.objects.values_list("name")
+
+
+@prepared_values
+def _sums() -> QuerySet[ModelUse, tuple[Any, ...]]:
+    sums = [Sum(name) for name in NAMES]
+    return ModelUse.objects.order_by().values_list("model").annotate(*sums)

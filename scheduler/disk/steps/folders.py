@@ -36,7 +36,12 @@ AT_ONCE = 500
 
 def watched(host: str | None = None) -> list[WatchedDisk]:
     """The folders of `host` (None = any)."""
-    return _watched_on(host) if host else list(WatchedDisk.objects.order_by("host", "path"))
+    return _watched_on(host) if host else _all_watched()
+
+
+@prepared
+def _all_watched() -> QuerySet[WatchedDisk]:
+    return WatchedDisk.objects.order_by("host", "path")
 
 
 def levels(host: str) -> dict[str, DiskLevel]:

@@ -14,7 +14,7 @@ from django.db.models import QuerySet
 from monitor.facts.gpu_states import ClosureFact, ClosureKind
 from monitor.facts.readings import ComputeMode, GpuReading, ProcessReading, Snapshot
 from monitor.gpus import rows as availability
-from monitor.runtime.rows.database import prepared
+from monitor.runtime.rows.database import prepared, prepared_values
 from monitor.runtime.rows.item_isolation import ItemIsolation, is_of_step
 from monitor.snapshot import rows as snapshots
 from scheduler.facts.batches import RESERVING
@@ -253,10 +253,13 @@ def _holds(host: str) -> QuerySet[GpuHold]:
 
 def gpus_of_batches(host: str) -> dict[str, int]:
     """{GPU UUID: batch} of the GPUs that batches have for themselves."""
+    return {uuid: batch for batch, uuids in _reserved(host) for uuid in uuids}
+
+
+@prepared_values
+def _reserved(host: str) -> QuerySet[ExclusiveRun, tuple[int, list[str]]]:
     rows = ExclusiveRun.objects.filter(host=host, step__in=_RESERVING)
-    return {
-        uuid: batch for batch, uuids in rows.values_list("batch_id", "gpu_uuids") for uuid in uuids
-    }
+    return rows.values_list("batch_id", "gpu_uuids")
 
 
 def gpus_of_models() -> dict[str, str]:
