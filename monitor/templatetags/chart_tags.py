@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, tzinfo
+from functools import lru_cache
+from typing import NamedTuple
 
 from django import template
 from django.utils import timezone
@@ -89,34 +91,32 @@ def moment(t: float) -> datetime:
 @register.simple_tag
 def heat_cell(cell: HeatCell, index: int, address: str) -> SafeString:
     """A cell of a heat strip: a link to that hour of the GPU."""
-    begin, end = (f"{moment(t):%Y-%m-%dT%H:%MZ}" for t in (cell.t, cell.until))
     owner = cell.main.subject if cell.main else None
     name = owner or "?"
     zone = timezone.get_current_timezone()
-    words = cell_words(cell, index, *(_hours_minutes(t, zone) for t in (cell.t, cell.until)))
-    begins, ends = (f"{{hm:{moment(t).isoformat()}}}" for t in (cell.t, cell.until))
-    template = cell_words(cell, index, begins, ends)
-    utc = "–".join(_hours_minutes(t, UTC) for t in (cell.t, cell.until)) + " UTC"
+    begin, end = (_cell_time(t, zone) for t in (cell.t, cell.until))
+    use = cell_use(cell)
+    words = f"GPU {index}, {begin.local} to {end.local}: {use}"
+    utc = f"{begin.utc}–{end.utc} UTC"
     return format_html(
         '<a class="cell h{}{}" href="{}?range=custom&amp;since={}&amp;until={}" title="{}"'
         ' aria-label="{}" data-label="{}" data-utc="{}">{}</a>',
         cell.level,
         f" {user_colour(owner)}" if cell.main else "",
         address,
-        begin,
-        end,
+        begin.parameter,
+        end.parameter,
         f"{words} ({utc})",
         words,
-        template,
+        f"GPU {index}, {begin.template} to {end.template}: {use}",
         utc,
         format_html('<span class="cell-user">{}</span>', name) if cell.first_of_run else "",
     )
 
 
-def cell_words(cell: HeatCell, index: int, begin: str, end: str) -> str:
-    """A cell of a heat strip as a sentence. `begin`, `end`: the displayed hours."""
-    busy = "unknown" if cell.busy_pct is None else f"{cell.busy_pct:.0f} % busy"
-    words = [f"GPU {index}, {begin} to {end}: {busy}"]
+def cell_use(cell: HeatCell) -> str:
+    """How busy the GPU was in a cell of a heat strip, and who used it."""
+    words = ["unknown" if cell.busy_pct is None else f"{cell.busy_pct:.0f} % busy"]
     if cell.main is not None and cell.idle_held:
         words.append(f"memory held by {cell.main.subject or 'an unknown owner'}, not used")
     elif cell.people:
@@ -128,8 +128,26 @@ def cell_words(cell: HeatCell, index: int, begin: str, end: str) -> str:
     return "; ".join(words)
 
 
-def _hours_minutes(t: float, zone: tzinfo) -> str:
-    return datetime.fromtimestamp(t, zone).strftime("%H:%M")
+class _CellTime(NamedTuple):
+    """An hour at which cells of heat strips begin or end, as they show it.
+
+    `parameter`: for an address. `template`: the browser replaces it by the hour in its own zone.
+    """
+
+    parameter: str
+    template: str
+    local: str
+    utc: str
+
+
+# The strips of all GPUs of a page have the same hours.
+@lru_cache(maxsize=256)
+def _cell_time(t: float, zone: tzinfo) -> _CellTime:
+    at = moment(t)
+    local = at.astimezone(zone)
+    return _CellTime(
+        f"{at:%Y-%m-%dT%H:%MZ}", f"{{hm:{at.isoformat()}}}", f"{local:%H:%M}", f"{at:%H:%M}"
+    )
 
 
 def _person(entry: UsageRow) -> str:
