@@ -9,7 +9,7 @@ from django.db.models import Count, Min, QuerySet
 
 from monitor.journal.rows import counters
 from monitor.metrics.families import Families
-from monitor.runtime.rows.database import prepared_values
+from monitor.runtime.rows.prepared import compiled_once
 from scheduler.disk import metrics as disk_metrics
 from scheduler.facts.jobs import JobState, Outcome
 from scheduler.models import Job
@@ -40,7 +40,7 @@ def _add_open(into: Families, now: datetime) -> None:
     into.gauge("gpucoord_queue_oldest_wait_seconds", help_text, {}, wait)
 
 
-@prepared_values
+@compiled_once
 def _states() -> QuerySet[Job, tuple[str, int, datetime]]:
     """Of unfinished jobs: each state, the number of jobs, and the oldest submission."""
     unfinished = Job.objects.exclude(state=JobState.FINISHED.value).order_by()

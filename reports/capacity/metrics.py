@@ -10,7 +10,7 @@ from django.conf import settings
 from django.db.models import Count, QuerySet
 
 from monitor.metrics.families import Families
-from monitor.runtime.rows.database import prepared_values
+from monitor.runtime.rows.prepared import compiled_once
 from reports.capacity import step
 from reports.capacity.policy.demand import requested
 from scheduler.dispatch.inputs import PlanInputs, plan_policy
@@ -65,7 +65,7 @@ def _requirements() -> dict[str, list[tuple[Requirement, int]]]:
     return requests
 
 
-@prepared_values
+@compiled_once
 def _unfinished() -> QuerySet[Job, tuple[Any, ...]]:
     jobs = Job.objects.exclude(state=JobState.FINISHED.value).order_by()
     return jobs.values_list("state", *REQUIREMENT_COLUMNS).annotate(count=Count("id"))

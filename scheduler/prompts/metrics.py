@@ -8,7 +8,7 @@ from typing import Any
 from django.db.models import Count, Min, QuerySet, Sum
 
 from monitor.metrics.families import Families
-from monitor.runtime.rows.database import prepared_values
+from monitor.runtime.rows.prepared import compiled_once
 from scheduler.facts.prompts import OPEN, PromptStatus
 from scheduler.models import ModelInstance, ModelService, ModelUse, Prompt
 
@@ -69,12 +69,12 @@ def _add_use(into: Families) -> None:
             into.counter(metric, HELP[name], {"model": model}, value)
 
 
-@prepared_values
+@compiled_once
 def _names() -> QuerySet[ModelService, tuple[str]]:
     return ModelService.objects.values_list("name")
 
 
-@prepared_values
+@compiled_once
 def _sums() -> QuerySet[ModelUse, tuple[Any, ...]]:
     sums = [Sum(name) for name in NAMES]
     return ModelUse.objects.order_by().values_list("model").annotate(*sums)

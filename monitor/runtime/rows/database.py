@@ -38,22 +38,6 @@ def prepared(query: Callable[P, QuerySet[M]]) -> Callable[P, list[M]]:
     return run
 
 
-def prepared_values(
-    query: Callable[P, QuerySet[Any, tuple[Any, ...]]],
-) -> Callable[P, list[tuple[Any, ...]]]:
-    """As `prepared`, for the tuples of a query with values_list()."""
-    compiled: dict[object, CompiledValues] = {}
-
-    @wraps(query)
-    def run(*args: P.args, **kwargs: P.kwargs) -> list[tuple[Any, ...]]:
-        key = (args, tuple(kwargs.items()))
-        if key not in compiled:
-            compiled[key] = CompiledValues(query(*args, **kwargs))
-        return compiled[key].tuples()
-
-    return run
-
-
 def keep_commits_synced(*, on: bool) -> None:
     """Whether this connection's commits survive a power cut (with PostgreSQL they always do)."""
     connection = connections[DEFAULT_DB_ALIAS]
@@ -77,53 +61,37 @@ class FilledTables:
             return tuple(map(bool, cursor.fetchone()))
 
 
-class CompiledValues:
-    """The SQL of a query, and how its columns become values.
+class CompiledQuery(Generic[M]):
+    """The SQL of a query, and how its columns become objects.
 
     It holds nothing of a connection: each request of the web process has one of its own.
     """
 
-    def __init__(self, query: QuerySet[Any, Any]) -> None:
+    def __init__(self, query: QuerySet[M]) -> None:
         compiler = query.query.get_compiler(DEFAULT_DB_ALIAS)
-        self._query = query.query
+        self._query, self._model = query.query, query.model
         self._sql, self._params = compiler.as_sql()
         self._columns = [expression for expression, _, _ in compiler.select]
-        # Of a query for objects: the places of their fields, and of the annotations by name.
-        self.fields = list((compiler.klass_info or {}).get("select_fields", ()))
-        self.annotations = dict(compiler.annotation_col_map or {})
+        fields = (compiler.klass_info or {})["select_fields"]
+        self._names = [compiler.select[place][0].target.attname for place in fields]
+        self._annotations = dict(compiler.annotation_col_map or {})
 
-    def name(self, place: int) -> str:
-        """The attribute of an object that this column is."""
-        name: str = self._columns[place].target.attname
-        return name
-
-    def tuples(self) -> list[tuple[Any, ...]]:
+    def rows(self) -> list[M]:
         connection = connections[DEFAULT_DB_ALIAS]
         with connection.cursor() as cursor:
             cursor.execute(self._sql, self._params)
-            rows: list[tuple[Any, ...]] = cursor.fetchall()
+            rows = cursor.fetchall()
         if not rows:
             return []
         compiler = self._query.get_compiler(DEFAULT_DB_ALIAS)
         if converters := compiler.get_converters(self._columns):
             rows = [tuple(row) for row in compiler.apply_converters(rows, converters)]
-        return rows
-
-
-class CompiledQuery(Generic[M]):
-    """The SQL of a query, and how its columns become objects."""
-
-    def __init__(self, query: QuerySet[M]) -> None:
-        self._values, self._model = CompiledValues(query), query.model
-        self._names = [self._values.name(place) for place in self._values.fields]
-
-    def rows(self) -> list[M]:
-        return [self._object(row) for row in self._values.tuples()]
+        return [self._object(row) for row in rows]
 
     def _object(self, row: tuple[object, ...]) -> M:
         # The fields come first, and after them the annotations.
         row_object = self._model.from_db(DEFAULT_DB_ALIAS, self._names, row[: len(self._names)])
-        for name, place in self._values.annotations.items():
+        for name, place in self._annotations.items():
             setattr(row_object, name, row[place])
         return row_object
 

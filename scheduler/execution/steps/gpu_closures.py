@@ -14,8 +14,9 @@ from django.db.models import QuerySet
 from monitor.facts.gpu_states import ClosureFact, ClosureKind
 from monitor.facts.readings import ComputeMode, GpuReading, ProcessReading, Snapshot
 from monitor.gpus import rows as availability
-from monitor.runtime.rows.database import prepared, prepared_values
+from monitor.runtime.rows.database import prepared
 from monitor.runtime.rows.item_isolation import ItemIsolation, is_of_step
+from monitor.runtime.rows.prepared import compiled_once
 from monitor.snapshot import rows as snapshots
 from scheduler.facts.batches import RESERVING
 from scheduler.facts.blockers import Blocker, BlockerCode, Tier, details
@@ -256,7 +257,7 @@ def gpus_of_batches(host: str) -> dict[str, int]:
     return {uuid: batch for batch, uuids in _reserved(host) for uuid in uuids}
 
 
-@prepared_values
+@compiled_once
 def _reserved(host: str) -> QuerySet[ExclusiveRun, tuple[int, list[str]]]:
     rows = ExclusiveRun.objects.filter(host=host, step__in=_RESERVING)
     return rows.values_list("batch_id", "gpu_uuids")

@@ -1,13 +1,11 @@
 from __future__ import annotations
 
-from datetime import datetime
-
 import pytest
-from django.db.models import Count, F, Max, QuerySet
+from django.db.models import F, QuerySet
 from django.utils import timezone
 
 from monitor.models import PeriodicTask, PolicyValues
-from monitor.runtime.rows.database import prepared, prepared_values
+from monitor.runtime.rows.database import prepared
 
 pytestmark = pytest.mark.django_db
 asked = []
@@ -65,16 +63,3 @@ def test_a_column_that_was_left_out_is_read_when_it_is_wanted() -> None:
     assert [(row.__dict__["other"], row.queued_at) for row in rows] == [("e", at), ("f", at)]
     assert rows[0].get_deferred_fields() >= {"done_at"}
     assert rows[0].done_at is None
-
-
-@prepared_values
-def counted() -> QuerySet[PeriodicTask, tuple[str, int, datetime]]:
-    rows = PeriodicTask.objects.order_by("name").values_list("name")
-    return rows.annotate(Count("name"), Max("queued_at"))
-
-
-def test_tuples_of_a_query_are_as_django_reads_them_each_time() -> None:
-    none, at = counted(), timezone.now()
-    PeriodicTask.objects.create(name="h", queued_at=at)
-
-    assert (none, counted()) == ([], [("h", 1, at)])
