@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from operator import attrgetter
+from typing import NamedTuple
 
 from django.db.models import F
 
 from monitor.journal.rows import counters
 from monitor.models import ProcessMinute, ProcessUse
+from monitor.runtime.rows.prepared import upsert_rows
 from monitor.usage.policy.accounting import MinuteSums, ProcessRecord, UsageAmounts
 
 _AMOUNTS = (
@@ -38,7 +40,6 @@ _FACTS = (
     "source",
     "owner_source",
 )
-_BATCH = 500
 
 
 def write(
@@ -53,29 +54,19 @@ def write(
     The caller opens the transaction.
     """
     _adopt(host, [use for use in uses if not use.is_stored], minutes)
-    count_usage(host, uses, simulated=simulated)
-    rows = ProcessUse.objects.bulk_create(
-        [_row(host, use) for use in uses],
-        update_conflicts=True,
-        unique_fields=_KEY,
-        update_fields=(*_FACTS, *_AMOUNTS),
-        batch_size=_BATCH,
-    )
-    numbers = {id(use): row.pk for use, row in zip(uses, rows, strict=True)}
+    stored = _stored(host, uses)
+    _count_usage(host, uses, stored, simulated=simulated)
+    upsert_rows([_row(host, use) for use in uses], _KEY, (*_FACTS, *_AMOUNTS))
+    if any(_key(use) not in stored for use in uses):
+        stored = _stored(host, uses)
     current = [MinuteSums(use, use.minute_t, use.minute) for use in uses if use.minute_t]
-    ProcessMinute.objects.bulk_create(
+    upsert_rows(
         [
-            ProcessMinute(
-                use_id=numbers[id(m.use)],
-                t=m.t,
-                **_values(m.amounts),
-            )
+            ProcessMinute(use_id=stored[_key(m.use)].number, t=m.t, **_values(m.amounts))
             for m in (*minutes, *current)
         ],
-        update_conflicts=True,
-        unique_fields=("use", "t"),
-        update_fields=_AMOUNTS,
-        batch_size=_BATCH,
+        ("use", "t"),
+        _AMOUNTS,
     )
     for use in uses:
         use.is_stored = True
@@ -143,23 +134,42 @@ def _values(amounts: UsageAmounts) -> dict[str, float | None]:
 
 
 QUANTITIES = ("sm_s", "held_s", "known_s", "joules")
+_quantities_of = attrgetter(*QUANTITIES)
 # Stands for processes with an unknown owner.
 UNKNOWN_USER = "(unknown)"
 _SIMULATED = "simulated "
 
 
-def count_usage(host: str, uses: Sequence[ProcessRecord], *, simulated: bool) -> None:
+class _Stored(NamedTuple):
+    """What a row has: its number, and its QUANTITIES."""
+
+    number: int
+    amounts: tuple[float | None, ...]
+
+
+_NEW = _Stored(0, (None,) * len(QUANTITIES))
+
+
+def _key(use: ProcessRecord) -> tuple[str, int, int]:
+    return use.gpu_uuid, use.pid, use.start_ticks
+
+
+def _count_usage(
+    host: str,
+    uses: Sequence[ProcessRecord],
+    stored: Mapping[tuple[str, int, int], _Stored],
+    *,
+    simulated: bool,
+) -> None:
     """Add to the counters by how much the uses exceed their rows, which are not updated yet."""
     grown: dict[tuple[str, str], float] = defaultdict(float)
-    stored = _stored(host, uses)
+    names = [_SIMULATED * simulated + quantity for quantity in QUANTITIES]
     for use in uses:
-        before = stored.get((use.gpu_uuid, use.pid, use.start_ticks), {})
         person = use.job_owner or use.user or UNKNOWN_USER
-        for quantity in QUANTITIES:
-            now = getattr(use.total, quantity)
+        before = stored.get(_key(use), _NEW).amounts
+        for name, now, earlier in zip(names, _quantities_of(use.total), before, strict=True):
             if now is not None:
-                name = _SIMULATED * simulated + quantity
-                grown[name, person] += max(0.0, now - (before.get(quantity) or 0.0))
+                grown[name, person] += max(0.0, now - (earlier or 0.0))
     counters.add_all(host, grown)
 
 
@@ -172,15 +182,12 @@ def counter_totals() -> dict[str, list[tuple[str, str, bool, float]]]:
     return totals
 
 
-def _stored(
-    host: str, uses: Sequence[ProcessRecord]
-) -> dict[tuple[str, int, int], dict[str, float | None]]:
+def _stored(host: str, uses: Sequence[ProcessRecord]) -> dict[tuple[str, int, int], _Stored]:
     rows = ProcessUse.objects.filter(host=host, pid__in={use.pid for use in uses})
+    columns = ("gpu_id", "pid", "start_ticks", "pk", *QUANTITIES)
     return {
-        (gpu, pid, ticks): dict(zip(QUANTITIES, amounts, strict=True))
-        for gpu, pid, ticks, *amounts in rows.values_list(
-            "gpu_id", "pid", "start_ticks", *QUANTITIES
-        )
+        (gpu, pid, ticks): _Stored(number, tuple(amounts))
+        for gpu, pid, ticks, number, *amounts in rows.values_list(*columns)
     }
 
 
