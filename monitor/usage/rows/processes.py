@@ -141,7 +141,7 @@ _SIMULATED = "simulated "
 
 
 class _Stored(NamedTuple):
-    """What a row has: its number, and its QUANTITIES."""
+    """Of a row: its number, and its QUANTITIES."""
 
     number: int
     amounts: tuple[float | None, ...]
