@@ -83,7 +83,9 @@ def print_sessions(users: int) -> None:
     from django.test import Client
 
     for number in range(users):
-        user, _ = User.objects.get_or_create(username=f"viewer-{number}", is_superuser=True)
+        user, _ = User.objects.get_or_create(
+            username=f"viewer-{number}", is_staff=True, is_superuser=True
+        )
         client = Client()
         client.force_login(user)
         print(

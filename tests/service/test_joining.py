@@ -119,7 +119,9 @@ def test_a_job_on_another_host_is_chosen_followed_and_read_from_here(
             assert httpx.get(f"{west.address}internal/log/guess/").status_code == 403
             _check_downloads(api)
             # The page here follows it over its WebSocket.
-            tail = LogViewer(east.address, log_in(east), f"/ws/jobs/{number}/?attempt=1&from=0")
+            tail = LogViewer(
+                east.address, log_in(east, 1)[0], f"/ws/jobs/{number}/?attempt=1&from=0"
+            )
             assert asyncio.run(tail.follow(b"from there"))
             # The job goes on without its service.
             west.process.terminate()
