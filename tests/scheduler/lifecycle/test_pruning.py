@@ -94,7 +94,7 @@ def test_many_jobs_are_deleted_in_few_statements(
         _ended(alice)
     Claim.objects.all().delete()
 
-    with django_assert_max_num_queries(85):  # type: ignore[operator]
+    with django_assert_max_num_queries(80):  # type: ignore[operator]
         assert _left() == set()
 
 
