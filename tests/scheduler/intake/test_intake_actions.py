@@ -313,6 +313,22 @@ def test_account_input_and_minutes_are_told_with_the_other_mistakes(
 
 
 @pytest.mark.django_db
+@pytest.mark.parametrize("field", ["after", "after_success"])
+def test_an_unreadable_list_of_jobs_to_wait_for_is_told_with_the_other_mistakes(
+    field: str, alice: User
+) -> None:
+    snapshots.record(snapshot(4))
+    Quota.objects.create(user=alice, gpus=1)
+
+    with pytest.raises(UnableToSubmit) as error:
+        submit({"command": "x", "gpus": 2, "time_limit": "soon", field: "x"}, alice, NOW)
+
+    told = {refusal.field: refusal.text for refusal in error.value.refusals}
+    assert set(told) == {field, "gpus", "time_limit"}
+    assert "their numbers" in told[field]
+
+
+@pytest.mark.django_db
 @pytest.mark.parametrize(
     ("field", "value"), [("gpus", "many"), ("gpu_memory", "much"), ("gpu_share", "all")]
 )
