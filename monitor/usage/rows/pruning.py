@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from itertools import chain
 
 from django.conf import settings
+from django.db import DEFAULT_DB_ALIAS, connections
 from django.db.models import Model, Q, QuerySet
 
 from monitor.models import (
@@ -108,13 +109,28 @@ def _too_old(keep: RetentionPeriods, now: datetime) -> Iterator[QuerySet[Model]]
 def _of_ladder(
     ladder: RollupLevels, key: str, keep: RetentionPeriods, now: datetime
 ) -> Iterator[QuerySet[Model]]:
-    mine = {ladder.key: key}
-    samples = ladder.samples._default_manager.filter(**mine)
-    yield samples.filter(t__lt=_raw_until(ladder, key, keep, now))
-    minutes = ladder.minutes._default_manager.filter(**mine)
-    yield minutes.filter(t__lt=int((now - keep.minutes).timestamp()))
-    hours = ladder.hours._default_manager.filter(**mine)
-    yield hours.filter(t__lt=int((now - keep.hours).timestamp()))
+    """Only tables with rows that are old: most have none, and deleting nothing is dear too."""
+    tables = (ladder.samples, ladder.minutes, ladder.hours)
+    first = _first_times(ladder.key, key, tables)
+    until = [int((now - kept).timestamp()) for kept in (keep.raw, keep.minutes, keep.hours)]
+    if first[0] is not None and first[0] < until[0]:
+        until[0] = _raw_until(ladder, key, keep, now)
+    for table, t, limit in zip(tables, first, until, strict=True):
+        if t is not None and t < limit:
+            yield table._default_manager.filter(**{ladder.key: key}, t__lt=limit)
+
+
+def _first_times(field: str, key: str, tables: Sequence[type[Model]]) -> tuple[int | None, ...]:
+    """The time of the oldest row of each table, in one statement; None: it has no row."""
+    connection = connections[DEFAULT_DB_ALIAS]
+    quoted = connection.ops.quote_name
+    columns = ", ".join(
+        f"(SELECT MIN(t) FROM {quoted(table._meta.db_table)} WHERE {quoted(field)} = %s)"  # noqa: S608
+        for table in tables
+    )
+    with connection.cursor() as cursor:
+        cursor.execute(f"SELECT {columns}", [key] * len(tables))
+        return tuple(cursor.fetchone())
 
 
 def _raw_until(ladder: RollupLevels, key: str, keep: RetentionPeriods, now: datetime) -> int:
