@@ -1,6 +1,7 @@
 // The readout of history charts: pointing at one, or moving in it by arrow keys, reads them all.
 "use strict";
 (() => {
+  const app = window.gpucoord;
   const WIDTH = 1000;
   let chosen = null;
 
@@ -51,8 +52,11 @@
     if (chosen !== null) {
       const form = { hour: "2-digit", minute: "2-digit", ...(until - since > 43200
         ? { day: "numeric", month: "short" } : { second: "2-digit" }) };
-      const time = new Date(chosen * 1000).toLocaleString("en-GB", form);
-      document.getElementById("readout-time").textContent = `At ${time}`;
+      const date = new Date(chosen * 1000), utc = app.utc(date);
+      const readout = document.getElementById("readout-time");
+      const ofUtc = date.getTimezoneOffset() ? ` (${utc.slice(11, until - since > 43200 ? 16 : 19)} UTC)` : "";
+      readout.textContent = `At ${date.toLocaleString("en-GB", form)}${ofUtc}`;
+      readout.title = utc;
     }
   }
 
@@ -121,7 +125,9 @@
   function say(event) {
     const cell = event.target.closest && event.target.closest(".heat .cell");
     const line = cell && cell.closest("section").querySelector("[data-heat-said]");
-    if (line) line.textContent = cell.getAttribute("aria-label");
+    if (!line) return;
+    line.textContent = cell.getAttribute("aria-label");
+    line.title = cell.title;
   }
 
   document.addEventListener("pointerover", say);

@@ -96,7 +96,11 @@
     const edge = (20 / grid.clientWidth) * (until - since);
     for (let t = Math.ceil((since + offset) / step) * step - offset; t < until; t += step) {
       const isWhole = t > since + edge && t < until - edge;
-      if (isWhole && Math.abs(t - now) > clear) marks.push(svg("text", { class: "tl-tick", x: x(t), y: 12 }, tickText(t, step)));
+      if (isWhole && Math.abs(t - now) > clear) {
+        const tick = svg("text", { class: "tl-tick", x: x(t), y: 12 }, tickText(t, step));
+        tick.append(svg("title", {}, app.utc(new Date(t * 1000))));
+        marks.push(tick);
+      }
       marks.push(svg("rect", { class: "tl-line", x: x(t), y: 18, width: 1, height: "100%" }));
     }
     if (now > since && now < until) {
@@ -153,11 +157,24 @@
     return `${row}: ${link.getAttribute("aria-label")}, ${from}${to}${idle}`;
   }
 
-  function tell(target) {
+  // The words, and behind them the times in UTC where the viewer's zone is another one.
+  function say(text, times) {
     const said = document.querySelector(".tl-said");
+    const utc = times.map((t) => app.utc(new Date(t * 1000)));
+    said.title = utc.join(" to ");
+    said.textContent = text;
+    if (!new Date(times[0] * 1000).getTimezoneOffset()) return;
+    const behind = document.createElement("span");
+    behind.className = "muted";
+    behind.textContent = ` (${utc.map((each) => each.slice(11, 16)).join(" to ")} UTC)`;
+    said.append(behind);
+  }
+
+  function tell(target) {
     const link = target.closest(".tl-link"), band = target.closest(".tl-band");
-    if (link) said.textContent = words(link);
-    else if (band) said.textContent = `${band.dataset.say}, ${dayTime(band.dataset.begin)} to ${dayTime(band.dataset.end)}`;
+    const times = ({ dataset }) => [dataset.begin, dataset.end].map(Number).filter(Boolean);
+    if (link) say(words(link), times(link));
+    else if (band) say(`${band.dataset.say}, ${dayTime(band.dataset.begin)} to ${dayTime(band.dataset.end)}`, times(band));
   }
 
   document.addEventListener("pointerover", (event) => {

@@ -15,6 +15,8 @@ window.gpucoord = {};
     return hours % 24 ? `${days} d ${hours % 24} h` : `${days} d`;
   };
 
+  app.utc = (date) => `${date.toISOString().slice(0, 19).replace("T", " ")} UTC`;
+
   app.clock = (date) => date.toLocaleTimeString("en-GB");
 
   // Formats: day "21 Nov", dayhm "21 Nov 14:00", weekday "Mon 21 Nov 14:00", hour "14", hm "14:00",
@@ -25,7 +27,7 @@ window.gpucoord = {};
     const weekday = date.toLocaleDateString("en-GB", { weekday: "short" });
     const forms = {
       day, dayhm: `${day} ${hm}`, dayorhm: hm === "00:00" ? day : hm,
-      weekday: `${weekday} ${day} ${hm}`, hour: hm.slice(0, 2), hm,
+      weekday: `${weekday} ${day}${date.getFullYear() === today.getFullYear() ? "" : ` ${date.getFullYear()}`} ${hm}`, hour: hm.slice(0, 2), hm,
       minute: date.toDateString() === today.toDateString() ? hm : `${day} ${hm}`,
     };
     if (kind !== "clock") return forms[kind];
@@ -52,7 +54,8 @@ window.gpucoord = {};
         : kind === "ago" ? `${app.duration(now - date / 1000)} ago`
         : kind === "in" ? `in ${app.duration(date / 1000 - now)}`
         : kind === "since" ? app.duration(now - date / 1000) : moment(kind, new Date(date), today);
-      if (element.textContent !== text) element.textContent = text;
+      // The text comes first; in an SVG a <title> follows it.
+      if (element.firstChild.data !== text) element.firstChild.data = text;
     }
     for (const element of document.querySelectorAll("[data-label]")) {
       const text = fill(element.dataset.label, today);

@@ -9,7 +9,7 @@ from itertools import groupby
 from typing import Any
 
 from gpucoord_site.cli import connection
-from scheduler.facts.units import sentence_parts
+from monitor.facts.moments import sentence_parts
 
 BAR = 20
 

@@ -10,6 +10,7 @@ from django.db import transaction
 from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import get_object_or_404, redirect
+from django.template import Context
 from django.urls import URLPattern, path, reverse
 from django.utils import timezone
 from django.utils.decorators import method_decorator
@@ -29,6 +30,7 @@ from monitor.journal import pages as journal_listing
 from monitor.journal.facts import EVENTS, label
 from monitor.journal.rows import audit
 from monitor.models import Channel, Gpu, Message, Response
+from monitor.templatetags.monitor_tags import clock
 
 SHOWN = 10
 SEVERAL = "Empty = all. Ctrl-click to select several, or to deselect one."
@@ -267,5 +269,5 @@ def _plain(channel: Channel) -> dict[str, Any]:
     return {name: str(v) if name.startswith("quiet_") and v else v for name, v in values.items()}
 
 
-def _local(message: Message) -> str:
-    return timezone.localtime(message.created_at).strftime("%Y-%m-%d %H:%M:%S")
+def _local(message: Message) -> SafeString:
+    return clock(Context({"now": timezone.now()}), message.created_at)

@@ -7,8 +7,8 @@ from glob import escape
 
 from django.db import transaction
 from django.db.models import Q, QuerySet
-from django.utils import timezone
 
+from monitor.facts.moments import in_utc
 from monitor.identity.policy.privacy import Viewer
 from monitor.incidents.policy.exemptions import ExemptionRule
 from monitor.incidents.rows.open import open_rows
@@ -148,8 +148,7 @@ def exempt(
     )
     incident.exempt_until = until
     incident.save(update_fields=["exempt_until"])
-    zone = timezone.get_current_timezone()
-    lasts = f"until {until.astimezone(zone):%Y-%m-%d %H:%M %Z}" if until else "without expiry"
+    lasts = f"until {in_utc(until)}" if until else "without expiry"
     from_what = "all rules" if all_rules else "this rule"
     text = f"{by} exempted {scope} {exemption.name} from {from_what} {lasts}"
     _audit(incident, "INCIDENT_EXEMPTED", f"{text}{': ' if reason else ''}{reason}", by, now)

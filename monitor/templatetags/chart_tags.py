@@ -49,12 +49,14 @@ def time_label(t: float, pct: float, span: float) -> SafeString:
     kind = _kind(t, span)
     anchor = "end" if pct > 97 else "middle"
     return format_html(
-        '<text x="{}%" y="146" text-anchor="{}" data-time="{}" datetime="{}">{}</text>',
+        '<text x="{}%" y="146" text-anchor="{}" data-time="{}" datetime="{}">{}'
+        "<title>{}</title></text>",
         f"{pct:.2f}",
         anchor,
         kind,
         moment.isoformat(),
         _text(local, kind),
+        _utc(moment),
     )
 
 
@@ -67,7 +69,7 @@ def moment_words(t: float, span: float) -> SafeString:
     return format_html(
         '<time datetime="{}" title="{}" data-time="{}">{}</time>',
         moment.isoformat(),
-        moment.strftime("%Y-%m-%d %H:%M:%S UTC"),
+        _utc(moment),
         kind,
         _text(local, kind),
     )
@@ -78,8 +80,8 @@ def hour(t: float) -> SafeString:
     """The hour of the day, for the head of a column."""
     moment = datetime.fromtimestamp(t, UTC)
     local = moment.astimezone(timezone.get_current_timezone())
-    form = '<time datetime="{}" data-time="hour">{}</time>'
-    return format_html(form, moment.isoformat(), _text(local, "hour"))
+    form = '<time datetime="{}" title="{}" data-time="hour">{}</time>'
+    return format_html(form, moment.isoformat(), _utc(moment), _text(local, "hour"))
 
 
 @register.filter
@@ -154,6 +156,10 @@ def _person(entry: UsageRow) -> str:
     used = entry.usage
     share = "unknown" if used.used_s is None else f"{used.sm_s / 36:.0f} %"
     return f"{entry.subject or 'owner unknown'} {share}"
+
+
+def _utc(moment: datetime) -> str:
+    return f"{moment:%Y-%m-%d %H:%M:%S} UTC"
 
 
 def _kind(t: float, span: float) -> str:

@@ -6,7 +6,7 @@ Times need `now` in the context: pages have it from the site's context, live par
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, tzinfo
 from typing import Any
 from zoneinfo import ZoneInfo
 
@@ -296,7 +296,14 @@ def weekday(moment: datetime | None) -> SafeString:
     """A <time> as "Mon 23 Nov 01:00"; app.js converts it to the viewer's time zone."""
     if moment is None:
         return SafeString("–")
-    return _element(moment, "weekday", _local(moment).strftime("%a %-d %b %H:%M"))
+    return _element(moment, "weekday", weekday_words(moment, timezone.get_current_timezone()))
+
+
+def weekday_words(moment: datetime, zone: tzinfo) -> str:
+    """As "Mon 23 Nov 01:00", with the year if it is not the current one."""
+    local = moment.astimezone(zone)
+    year = "" if local.year == timezone.now().astimezone(zone).year else f" {local.year}"
+    return f"{local:%a} {local.day} {local:%b}{year} {local:%H:%M}"
 
 
 @register.simple_tag(takes_context=True)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from contextlib import suppress
 from datetime import datetime, timedelta
 from itertools import chain
 from zoneinfo import ZoneInfo
@@ -153,38 +151,6 @@ def _clock(day: str | None, hour: int, minute: int, local: datetime, text: str) 
     if day == "tomorrow " or (day is None and at <= local):
         at = (at + timedelta(days=1)).replace(fold=0)
     return at
-
-
-_MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
-_MOMENT = re.compile(
-    rf"\b(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun) ([0-9]{{1,2}}) ({'|'.join(_MONTHS)})"
-    r" ([0-9]{2}):([0-9]{2}) \(([A-Za-z0-9_+/-]{1,60})\)"
-)
-
-
-def sentence_parts(text: str, now: datetime) -> Iterator[str | datetime]:
-    """The sentence, with each moment such as "Mon 2 Mar 22:00 (UTC)" as a datetime.
-
-    Moments have no year; the one closest to `now` is meant. Unreadable moments stay text.
-    """
-    end = 0
-    for match in _MOMENT.finditer(text):
-        if (moment := _closest(match, now)) is not None:
-            yield text[end : match.start()]
-            yield moment
-            end = match.end()
-    yield text[end:]
-
-
-def _closest(match: re.Match[str], now: datetime) -> datetime | None:
-    day, month, hour, minute = match[1], _MONTHS.index(match[2]) + 1, match[3], match[4]
-    candidates = []
-    for year in (now.year - 1, now.year, now.year + 1):
-        # Only leap years have 29 February. ZoneInfo raises any of these for an unknown name.
-        with suppress(ValueError, KeyError, OSError):
-            zone = ZoneInfo(match[5])
-            candidates.append(datetime(year, month, int(day), int(hour), int(minute), tzinfo=zone))
-    return min(candidates, key=lambda moment: abs(moment - now), default=None)
 
 
 def parse_indices(text: str) -> tuple[tuple[int, ...], int | None]:

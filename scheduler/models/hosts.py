@@ -4,6 +4,8 @@ from datetime import datetime, timedelta
 
 from django.db import models
 
+from monitor.facts.moments import in_utc
+
 
 class ThrottleState(models.Model):
     """The throttle of a host as of the controller's tick `at`, and the controller's state.
@@ -71,7 +73,7 @@ class LockRefusal(models.Model):
         return self.refused_at + timedelta(seconds=self.wait_s)
 
     def __str__(self) -> str:
-        return f"{self.gpu_uuid} until {self.until_at:%H:%M:%S}"
+        return f"{self.gpu_uuid} until {in_utc(self.until_at)}"
 
 
 class PlanVersion(models.Model):

@@ -3,6 +3,7 @@ from __future__ import annotations
 from django.core.validators import MaxValueValidator, MinValueValidator
 from django.db import models
 
+from monitor.facts.moments import in_utc
 from scheduler.facts.model_services import ENDED, InstanceState, PredictionMode, Role
 
 GPU_KIND = 120
@@ -185,4 +186,4 @@ class ModelHour(models.Model):
         constraints = [models.UniqueConstraint(fields=["service", "at"], name="model_hour_once")]
 
     def __str__(self) -> str:
-        return f"{self.service} from {self.at:%Y-%m-%d %H:%M}"
+        return f"{self.service} from {in_utc(self.at)}"

@@ -4,6 +4,7 @@ from django.conf import settings
 from django.core.validators import MaxValueValidator, MinValueValidator
 from django.db import models
 
+from monitor.facts.moments import in_utc
 from scheduler.facts.prompts import OPEN, PromptStatus, PromptType
 
 
@@ -115,4 +116,4 @@ class ModelUse(models.Model):
         indexes = [models.Index(fields=["owner", "hour_at"], name="model_use_of_owner")]
 
     def __str__(self) -> str:
-        return f"{self.owner} on {self.model} at {self.hour_at:%Y-%m-%d %H:%M}"
+        return f"{self.owner} on {self.model} at {in_utc(self.hour_at)}"

@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
-from datetime import UTC, datetime, tzinfo
+from datetime import UTC, datetime
 
 from django import template
 from django.urls import reverse
-from django.utils import timezone
 from django.utils.html import escape, format_html
 from django.utils.safestring import SafeString, mark_safe
 
 from monitor.facts.formats import UNKNOWN, duration, sig3
 from monitor.models import Gpu
-from monitor.templatetags.monitor_tags import user_colour, weekday
+from monitor.templatetags.monitor_tags import user_colour
+from monitor.templatetags.text_tags import with_times
 from scheduler.blockers.policy.next_steps import addressed
-from scheduler.facts.units import sentence_parts
 from scheduler.timeline.charts import Span
 from scheduler.timeline.facts import Band, Bar, BarKind
 
@@ -113,39 +112,7 @@ def ansi(text: str) -> SafeString:
 @register.filter
 def sentence(text: str, viewer: str = "") -> SafeString:
     """Sentences about a blocker, addressed to this user, with times in the viewer's zone."""
-    parts = sentence_parts(addressed(text, viewer), timezone.now())
-    shown = (escape(part) if isinstance(part, str) else weekday(part) for part in parts)
-    return mark_safe("".join(shown))  # noqa: S308 - each part is escaped
-
-
-@register.simple_tag
-def times_title(text: str, more: str = "", until: datetime | None = None) -> SafeString:
-    """A title attribute with this text and, if given, `more` and the end of the state.
-
-    times.js shows its times in the viewer's zone, with UTC behind them.
-    """
-    parts = list(sentence_parts(text, timezone.now()))
-    if until is not None:
-        parts += [f" {more} ", until, "."]
-    return _title(parts)
-
-
-def _title(parts: Sequence[str | datetime]) -> SafeString:
-    utc = [f"{_weekday(part, UTC)} UTC" for part in parts if isinstance(part, datetime)]
-    if not utc:
-        return format_html(' title="{}"', "".join(map(str, parts)))
-    zone = timezone.get_current_timezone()
-    words = "".join(part if isinstance(part, str) else _weekday(part, zone) for part in parts)
-    template = "".join(
-        part if isinstance(part, str) else f"{{weekday:{part.isoformat()}}}" for part in parts
-    )
-    form = ' title="{} ({})" data-title="{}" data-utc="{}"'
-    return format_html(form, words, ", ".join(utc), template, ", ".join(utc))
-
-
-def _weekday(moment: datetime, zone: tzinfo) -> str:
-    local = moment.astimezone(zone)
-    return f"{local:%a} {local.day} {local:%b %H:%M}"
+    return with_times(addressed(text, viewer))
 
 
 @register.simple_tag

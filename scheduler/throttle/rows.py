@@ -12,6 +12,7 @@ from typing import Any
 from django.db import transaction
 from django.db.models import QuerySet
 
+from monitor.facts.moments import in_utc
 from monitor.incidents.rows import open as open_incidents
 from monitor.journal.rows import audit, events
 from monitor.runtime.rows.database import prepared
@@ -73,7 +74,7 @@ def override(
         _settle(row, made, now)
         after = _decided(row, now)
         text = f"{by} set the mode of {host} to {after['mode']}"
-        text += f" until {until.isoformat(timespec='minutes')}" if mode and until else ""
+        text += f" until {in_utc(until)}" if mode and until else ""
         audit.note(
             "MODE_SET", text, by=by, now=now, subject=f"mode {host}", before=before, after=after
         )

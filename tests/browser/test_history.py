@@ -101,3 +101,25 @@ def test_the_cells_of_the_heat_map_agree_with_their_heads_in_the_zone_of_the_bro
         assert label.startswith(f"GPU 0, {heads[0]}:00 to ")
         utc = (int(heads[0]) - 9) % 24
         assert f"({utc:02}:00–{(utc + 1) % 24:02}:00 UTC)" in title
+
+
+def test_the_readout_of_a_chart_has_utc_beside_the_time_of_the_browser(
+    chromium: Browser, open_page: Open, service: Service
+) -> None:
+    session = open_page("/").context.storage_state()
+    with chromium.new_context(
+        base_url=service.address, timezone_id="Asia/Tokyo", storage_state=session
+    ) as context:
+        page = context.new_page()
+        page.goto("/")
+        page.goto(page.locator(GPU_0).get_attribute("href") or "")
+        page.locator(".plot").first.focus()
+        page.keyboard.press("ArrowLeft")
+        readout = page.locator("#readout-time")
+        expect(readout).to_have_text(re.compile(r"At \d\d:\d\d:\d\d \(\d\d:\d\d:\d\d UTC\)"))
+        here, there = re.findall(r"(\d\d):\d\d:\d\d", readout.inner_text())
+        assert (int(here) - int(there)) % 24 == 9
+        title = readout.get_attribute("title") or ""
+        assert re.fullmatch(rf"\d{{4}}-\d\d-\d\d {there}:\d\d:\d\d UTC", title)
+        label = page.locator(".axis-x text, text[data-time]").first
+        assert (label.locator("title").text_content() or "").endswith(" UTC")

@@ -3,11 +3,11 @@ from __future__ import annotations
 import re
 
 import pytest
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Browser, Page, expect
 
 from tests.browser.conftest import PHONE, Open
 from tests.browser.test_every_page import overflow
-from tests.processes.service import wait_until
+from tests.processes.service import Service, wait_until
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
 BARS = ".tl-link rect"
@@ -108,3 +108,26 @@ def test_an_update_of_64_rows_takes_little_of_the_main_thread(open_page: Open) -
 
     # 20 ms are aimed at; a busy machine of the tests may be four times slower.
     assert took < 80
+
+
+def test_a_bar_says_its_times_in_utc_too(
+    chromium: Browser, open_page: Open, service: Service
+) -> None:
+    session = open_page("/").context.storage_state()
+    with chromium.new_context(
+        base_url=service.address, timezone_id="Asia/Tokyo", storage_state=session
+    ) as context:
+        page = context.new_page()
+        page.goto("/timeline/")
+        expect(page.locator(BARS).first).to_be_attached()
+        page.locator("[data-timeline]").focus()
+        page.keyboard.press("PageDown")
+        said = page.locator(".tl-said")
+        expect(said).to_contain_text(re.compile(r"\(\d\d:\d\d( to \d\d:\d\d)? UTC\)"))
+        here = re.search(r"(?:from|expected) ~?(?:\w+ )?(\d\d):", said.inner_text())
+        there = re.search(r"\((\d\d):", said.inner_text())
+        assert here
+        assert there
+        assert (int(here[1]) - int(there[1])) % 24 == 9
+        assert re.match(rf"\d{{4}}-\d\d-\d\d {there[1]}:", said.get_attribute("title") or "")
+        assert (page.locator(".tl-tick title").first.text_content() or "").endswith(":00 UTC")

@@ -3,6 +3,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
+from zoneinfo import ZoneInfo
 
 import pytest
 from django.contrib.auth.models import User
@@ -10,10 +11,15 @@ from django.test import Client
 from django.utils import timezone
 
 from gpucoord_site.http.middleware import COOKIE
+from monitor.journal.rows import audit, events
+from monitor.models import AuditEntry, Exemption
 from monitor.snapshot import rows as snapshots
 from scheduler.models import Job, ModeState
+from scheduler.throttle.policy.mode import Mode
+from scheduler.throttle.rows import override
 from tests import jobs_made
 from tests.builders import gpu_uuid, snapshot
+from tests.pages.test_incidents_page import made
 
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("data")]
 AsUser = Callable[[User], Client]
@@ -115,3 +121,58 @@ def test_the_title_of_the_mode_has_the_zone_of_the_browser_and_utc(
     day = f"{until:%a} {until.day} {until:%b}"
 
     assert f'Set until {day} 14:30. ({day} 09:00 UTC)"' in title
+
+
+def test_the_end_of_an_exemption_is_in_the_zone_of_the_browser(root: User, as_user: AsUser) -> None:
+    row, client = made(), as_user(root)
+    client.cookies[COOKIE] = "Asia/Kolkata"
+    client.post(f"/incidents/{row.pk}/exempt/", {"scope": "user", "days": "7"})
+    until = Exemption.objects.get().until_at
+    assert until is not None
+    entry = AuditEntry.objects.get(action="INCIDENT_EXEMPTED")
+    assert f"until {until:%Y-%m-%d %H:%M} UTC" in entry.text
+
+    trail = client.get(f"/incidents/{row.pk}/").content.decode().split("Activity")[1]
+
+    local = until.astimezone(ZoneInfo("Asia/Kolkata"))
+    assert f'title="{until:%Y-%m-%d %H:%M}:00 UTC" data-time="weekday">' in trail
+    assert f"{local:%a} {local.day} {local:%b}" in trail
+    assert f"{local:%H:%M}</time>" in trail
+
+
+def test_an_older_text_with_the_zone_of_the_server_is_shown_as_it_was_stored(
+    root: User, as_user: AsUser
+) -> None:
+    row = made()
+    text = "root exempted user alice from this rule until 2026-11-25 14:00 CET"
+    audit.note(
+        "INCIDENT_EXEMPTED", text, by="root", now=timezone.now(), subject=f"incident {row.pk}"
+    )
+
+    assert text in as_user(root).get(f"/incidents/{row.pk}/").content.decode()
+
+
+def test_the_audit_log_shows_the_end_of_a_set_mode_in_the_zone_of_the_browser(
+    root: User, as_user: AsUser, settings: Any
+) -> None:
+    at, client = datetime(2027, 3, 2, 21, 30, tzinfo=UTC), as_user(root)
+    client.cookies[COOKIE] = "Asia/Kolkata"
+    override(settings.CONFIG.node, Mode.DEFENSIVE, at, by="root", now=timezone.now())
+    assert "until 2027-03-02 21:30 UTC" in audit.about(f"mode {settings.CONFIG.node}")[0].text
+
+    page = client.get("/admin/monitor/auditentry/").content.decode()
+
+    assert 'title="2027-03-02 21:30:00 UTC" data-time="weekday">Wed 3 Mar 2027 03:00<' in page
+
+
+def test_an_event_shows_its_moments_in_the_zone_of_the_browser(
+    alice: User, as_user: AsUser
+) -> None:
+    text = "GPU 0 is kept for bob from Tue 2 Mar 21:30 (UTC)."
+    events.add("GPU_STATE_CHANGED", text, now=timezone.now())
+    client = as_user(alice)
+    client.cookies[COOKIE] = "Asia/Kolkata"
+    page, board = (client.get(path).content.decode() for path in ("/events/", "/"))
+
+    assert '21:30:00 UTC" data-time="weekday">Wed 3 Mar' in page
+    assert 'data-title="GPU 0 is kept for bob from {weekday:' in board

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import time
 from datetime import UTC, datetime, timedelta
-from zoneinfo import ZoneInfo
 
 import pytest
 
@@ -12,7 +11,6 @@ from scheduler.facts.units import (
     parse_moment,
     parse_numbers,
     parse_signal,
-    sentence_parts,
 )
 
 # A Monday, 13:00 in Berlin.
@@ -108,31 +106,6 @@ def test_a_time_that_is_too_far_away_is_called_out_of_range(text: str) -> None:
 def test_an_index_that_is_too_large_is_called_out_of_range(text: str) -> None:
     with pytest.raises(ValueError, match="out of range; the largest index is 1000000"):
         parse_indices(text)
-
-
-def test_moments_of_a_sentence_are_found_in_their_zone() -> None:
-    text = "The day ends Tue 03 Mar 00:00 (Europe/Berlin). It was read Sun 1 Mar 05:00 (UTC)."
-
-    parts = list(sentence_parts(text, NOW))
-
-    assert parts[::2] == ["The day ends ", ". It was read ", "."]
-    assert parts[1::2] == [
-        datetime(2026, 3, 3, tzinfo=ZoneInfo(BERLIN)),
-        datetime(2026, 3, 1, 5, tzinfo=UTC),
-    ]
-
-
-@pytest.mark.parametrize(
-    "text", ["Mon 31 Feb 10:00 (UTC)", "Mon 2 Mar 25:00 (UTC)", "Mon 2 Mar 10:00 (../etc/passwd)"]
-)
-def test_what_is_no_moment_stays_text(text: str) -> None:
-    assert list(sentence_parts(text, NOW)) == [text]
-
-
-def test_a_moment_after_the_new_year_is_in_the_next_year() -> None:
-    now = datetime(2026, 12, 31, 12, tzinfo=UTC)
-
-    assert datetime(2027, 1, 2, 8, tzinfo=UTC) in sentence_parts("at Sat 2 Jan 08:00 (UTC).", now)
 
 
 def test_it_reads_capabilities() -> None:
