@@ -20,6 +20,8 @@ MAX_STARTS = 5
 # After more refusals in a row than this, the job is paused with an exponential back-off.
 REFUSALS_AT_ONCE = 2
 FIRST_PAUSE, LONGEST_PAUSE = timedelta(seconds=10), timedelta(minutes=5)
+# A directory of accounts that is away for longer fails the jobs that should have started.
+LONGEST_UNKNOWN_ACCOUNT = timedelta(hours=6)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -261,4 +263,9 @@ def backoff_after(refusals: int) -> timedelta | None:
     The planner avoids a locked GPU, so continued refusals are a fault of the machine.
     """
     excess = refusals - REFUSALS_AT_ONCE
-    return None if excess <= 0 else min(LONGEST_PAUSE, FIRST_PAUSE * 2 ** min(excess - 1, 16))
+    return None if excess <= 0 else pause_after(excess)
+
+
+def pause_after(failures: int) -> timedelta:
+    """The exponential back-off after this many failures in a row, at least one."""
+    return min(LONGEST_PAUSE, FIRST_PAUSE * 2 ** min(failures - 1, 16))

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from scheduler.runner import files
+from scheduler.runner import account_lookup, files
 
 FIRST_PERSON = 1000
 NOBODY = "nobody"
@@ -46,6 +46,10 @@ class MissingAccount(LookupError):
     """The owner has no OS account of their own. The message says what to do."""
 
 
+class UnknownAccount(MissingAccount):
+    """Whether the OS account exists is unknown, because its directory is away."""
+
+
 @dataclass(frozen=True, slots=True)
 class Account:
     """uid None = the service's own: nothing is changed."""
@@ -59,7 +63,7 @@ class Account:
 
 
 def account_for(owner: str, *, account: str | None, superuser: bool, run_as: str) -> Account:
-    """Return the account of this owner's jobs, or raise MissingAccount.
+    """Return the account of this owner's jobs, or raise MissingAccount or UnknownAccount.
 
     account: the OS account that is assigned to the owner; None = none is.
     Without root, or with run_as "service", it is the service's account. With root it is the
@@ -82,14 +86,14 @@ def account_for(owner: str, *, account: str | None, superuser: bool, run_as: str
 
 
 def account_of_service(chosen: str, *, run_as: str) -> Account:
-    """The account of a model service's processes. Raises MissingAccount.
+    """The account of a model service's processes. Raises MissingAccount or UnknownAccount.
 
     chosen: by an administrator; "" = an account that no person has: gpucoord-models if it exists,
     else an unused uid without a name. Without root, or with run_as "service", it is the service's.
     """
     if os.geteuid() != 0 or run_as == "service":
         return _own()
-    entry = _entry(chosen or MODELS)
+    entry = _entry(chosen) if chosen else _listed(MODELS)
     if chosen and entry is None:
         raise MissingAccount(
             f"This server has no OS account {chosen}. Create it, or choose another for the service."
@@ -215,9 +219,26 @@ def _of(entry: pwd.struct_passwd) -> Account:
 
 
 def _entry(name: str) -> pwd.struct_passwd | None:
+    """None: there is no such account. Raises UnknownAccount."""
     try:
-        return pwd.getpwnam(name)
-    except (KeyError, ValueError):
+        return account_lookup.entry(name)
+    except account_lookup.ServiceAway as error:
+        raise UnknownAccount(
+            f"{unknown_account(name)}: the service {error} of {account_lookup.NSSWITCH} does not"
+            " answer, so it is unknown whether the account exists."
+        ) from None
+
+
+def unknown_account(name: str) -> str:
+    """The beginning of the message of UnknownAccount, which is the same for any service."""
+    return f"The OS account {name} can't be looked up now"
+
+
+def _listed(name: str) -> pwd.struct_passwd | None:
+    """The account if it is known now. Accounts of services are in no directory."""
+    try:
+        return _entry(name)
+    except UnknownAccount:
         return None
 
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import pwd
 import signal
 from collections.abc import Iterator
 from datetime import timedelta
@@ -17,7 +18,7 @@ from monitor.snapshot import rows as monitor_store
 from scheduler.facts.jobs import Requirement
 from scheduler.lifecycle.rows import queue as job_queue
 from scheduler.models import Attempt, Job
-from scheduler.runner import attempt_files, files, process_tree
+from scheduler.runner import account_lookup, attempt_files, files, process_tree
 from tests.builders import GIB, gpu_uuid, host, snapshot
 from tests.processes.attempts import is_running, wait_for
 from tests.processes.scheduling import (
@@ -205,6 +206,34 @@ def test_a_job_whose_owner_lost_their_account_fails_and_never_runs(
 
     assert (job.outcome, job.started_at, log_of(job)) == ("failed", None, "")
     assert "has no OS account" in job.problem
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root changes accounts")
+def test_a_job_starts_when_the_directory_of_its_account_is_back(
+    data: Path, settings: Any, monkeypatch: pytest.MonkeyPatch, db: None
+) -> None:
+    answers = {"away": -1}
+    monkeypatch.setattr(account_lookup, "directories", lambda: ["away"])
+    monkeypatch.setattr(account_lookup, "status", lambda service, _: answers[service])
+    settings.CONFIG = settings.CONFIG.model_copy(update={"run_as": "auto"})
+    scheduler = Scheduler()
+    try:
+        job = submit(User.objects.create(username=NO_ACCOUNT), "id -u")
+        scheduler.run_until(lambda: reloaded(job).retry_at is not None)
+        waiting = reloaded(job)
+        lookup, known = pwd.getpwnam, pwd.getpwnam("nobody")
+        person = pwd.struct_passwd((NO_ACCOUNT, "x", 54321, known.pw_gid, "", "/tmp", "/bin/sh"))
+        monkeypatch.setattr(
+            pwd, "getpwnam", lambda name: person if name == NO_ACCOUNT else lookup(name)
+        )
+        scheduler.late = timedelta(seconds=11)
+        job = scheduler.run_to(job)
+    finally:
+        scheduler.close()
+
+    assert (waiting.state, waiting.started_at) == ("queued", None)
+    assert (job.outcome, attempt_of(job).number) == ("succeeded", 2)
+    assert log_of(job, 2) == "54321\n"
 
 
 def test_the_higher_priority_starts_first(scheduler: Scheduler, root: User) -> None:

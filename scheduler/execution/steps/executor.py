@@ -26,7 +26,7 @@ from scheduler.facts.jobs import LARGEST_RESULT, JobState
 from scheduler.lifecycle.rows import transitions
 from scheduler.models import Attempt
 from scheduler.runner import attempt_files, files
-from scheduler.runner.accounts import MissingAccount
+from scheduler.runner.accounts import MissingAccount, UnknownAccount
 from scheduler.runner.attempt_files import AttemptFiles
 from scheduler.runner.spawning import RunnerStarter
 
@@ -116,7 +116,7 @@ class Executor:
         try:
             self._spawner.spawn(self._specs.write(attempt))
         except MissingAccount as error:
-            self._end_without_account(attempt, str(error), now)
+            self._leave_without_account(attempt, error, now)
 
     def _follow(self, attempt: Attempt, now: datetime) -> JobAction | None:
         """Act on one attempt; None when there is nothing to do."""
@@ -144,11 +144,15 @@ class Executor:
                     self._isolation.attempt(_row_name(done.attempt), done.change, now, STEP_KIND)
             wake("live")
 
-    def _end_without_account(self, attempt: Attempt, problem: str, now: datetime) -> None:
-        """End an attempt whose owner has no OS account."""
+    def _leave_without_account(
+        self, attempt: Attempt, error: MissingAccount, now: datetime
+    ) -> None:
+        """End the job if its owner has no OS account; let it wait if that is unknown."""
+        is_unknown = isinstance(error, UnknownAccount)
+        record = outcomes.record_unknown_account if is_unknown else outcomes.record_missing_account
         if attempt_files.give_up(self._specs.folder(attempt), attempt.nonce):
             with self._guard():
-                outcomes.record_missing_account(attempt, problem, now)
+                record(attempt, str(error), now)
                 wake("live")
 
     def _just_runs(self, attempt: Attempt) -> bool:

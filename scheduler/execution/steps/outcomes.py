@@ -9,11 +9,13 @@ from monitor.facts.readings import Health
 from monitor.snapshot import rows as snapshots
 from monitor.thresholds import rows as thresholds
 from scheduler.execution.policy import (
+    LONGEST_UNKNOWN_ACCOUNT,
     MAX_STARTS,
     BoundsPolicy,
     backoff_after,
     lower_limit,
     outcome_of,
+    pause_after,
 )
 from scheduler.execution.steps import gpu_closures
 from scheduler.facts.jobs import AttemptEnding, Identity, Outcome, read_result
@@ -35,6 +37,8 @@ from scheduler.runner.attempt_files import AttemptFiles
 from scheduler.runner.spec import Result
 
 MOST_REFUSALS = 20
+# More than there are within LONGEST_UNKNOWN_ACCOUNT.
+MOST_LOOKUPS = 100
 HOST_DOWN = "Its host was confirmed down."
 UNSTARTED = "No runner took it up."
 UNWANTED = "Its GPU was wanted before it began."
@@ -125,6 +129,25 @@ def record_missing_account(attempt: Attempt, problem: str, now: datetime) -> Non
     transitions.record_end(
         attempt, AttemptEnding(outcome=outcome, ended_at=now, problem=problem), now
     )
+
+
+def record_unknown_account(attempt: Attempt, problem: str, now: datetime) -> None:
+    """Requeue a job that never ran, because the directory of its account is away.
+
+    After LONGEST_UNKNOWN_ACCOUNT, the job ends as if the account were missing.
+    """
+    if attempt.job.cancel_requested_at is not None:
+        transitions.record_end(attempt, AttemptEnding(outcome=Outcome.CANCELLED, ended_at=now), now)
+    elif attempt.asked_to_leave is not None:
+        transitions.return_to_queue(attempt, UNWANTED, now, outcome=Outcome.PREEMPTED.value)
+    else:
+        earlier = _lookups(attempt, problem)
+        if now - (earlier[-1] if earlier else now) >= LONGEST_UNKNOWN_ACCOUNT:
+            hours = LONGEST_UNKNOWN_ACCOUNT.total_seconds() / 3600
+            record_missing_account(attempt, f"{problem} It was tried for {hours:g} h.", now)
+            return
+        pause = pause_after(len(earlier) + 1)
+        transitions.return_to_queue(attempt, problem, now, pause=pause, reports=not earlier)
 
 
 def _record_refusal(attempt: Attempt, reason: str, now: datetime) -> None:
@@ -286,6 +309,15 @@ def _refusals(attempt: Attempt) -> list[str]:
     earlier = attempt.job.attempts.exclude(pk=attempt.pk).order_by("-number")
     rows = earlier.values_list("outcome", "problem")[:MOST_REFUSALS]
     return [reason for _, reason in takewhile(lambda row: not row[0] and row[1] != UNSTARTED, rows)]
+
+
+def _lookups(attempt: Attempt, problem: str) -> list[datetime]:
+    """Times of the uninterrupted series of failed lookups before this attempt, newest first."""
+    account = problem.partition(":")[0]
+    earlier = attempt.job.attempts.exclude(pk=attempt.pk).order_by("-number")
+    rows = earlier.values_list("outcome", "problem", "placed_at")[:MOST_LOOKUPS]
+    series = takewhile(lambda row: not row[0] and row[1].startswith(f"{account}:"), rows)
+    return [at for _, _, at in series]
 
 
 def _time(epoch_s: float) -> datetime:

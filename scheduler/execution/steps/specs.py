@@ -23,7 +23,14 @@ from scheduler.model_services import inputs as model_inputs
 from scheduler.models import Attempt, Job, JobInput
 from scheduler.planner.preemption import PreemptionPolicy
 from scheduler.runner import accounts, files
-from scheduler.runner.accounts import Account, MissingAccount, OwnFolder, ReportFiles, own_folder
+from scheduler.runner.accounts import (
+    Account,
+    MissingAccount,
+    OwnFolder,
+    ReportFiles,
+    UnknownAccount,
+    own_folder,
+)
 from scheduler.runner.confine import host_probe, locks
 from scheduler.runner.confine.host_probe import CgroupParent, find_parent, remove_stale
 from scheduler.runner.programs import terminal
@@ -246,10 +253,22 @@ class SpecWriter:
     def has_saved(self, job: Job) -> bool:
         """Whether something is in its checkpoint folder."""
         try:
-            account = self._account(job)
-            return any(self._own_folder(job, account).checkpoint.iterdir())
+            own = own_folder(self.data, job.pk, uid=self._uid(job), chosen=self.checkpoints)
+            return any(own.checkpoint.iterdir())
         except (OSError, LookupError):
             return False
+
+    def _uid(self, job: Job) -> int | None:
+        """Of its account; while that is unknown, of its newest attempt. Raises LookupError."""
+        try:
+            return self._account(job).uid
+        except UnknownAccount:
+            newest = job.attempts.order_by("-number").first()
+            spec = files.read_json(self.folder(newest) / files.SPEC) if newest else None
+            if spec is None:
+                raise
+            uid: int | None = spec["uid"]
+            return uid
 
     def given(self, attempt: Attempt) -> ReportFiles:
         """Of the uid that it was started with: its account or its service may be removed since."""
@@ -348,7 +367,7 @@ def _argv(attempt: Attempt, own: OwnFolder, account: Account) -> list[str]:
 
 
 def account_of_jobs(owner: User, run_as: str) -> Account:
-    """The account of the user's jobs. Raises MissingAccount."""
+    """The account of the user's jobs. Raises MissingAccount or UnknownAccount."""
     return accounts.account_for(
         owner.username,
         account=os_accounts.name_of(owner),

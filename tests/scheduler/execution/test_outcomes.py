@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
@@ -280,6 +280,63 @@ def test_a_job_that_runners_go_on_refusing_pauses_longer_and_longer(alice: User)
     assert blocker.code == "Backoff"
     assert "could not be started (gpu0.lock can't be locked)" in text(blocker)
     assert _kinds().count("JOB_REQUEUED") == 1
+
+
+AWAY = "The OS account alice can't be looked up now: the service ldap does not answer."
+
+
+def _fail_to_look_up(job: Job, at: datetime = LATER, problem: str = AWAY) -> Job:
+    attempt = jobs_made.place_again(job, at=at)
+    outcomes.record_unknown_account(attempt, problem, at)
+    job.refresh_from_db()
+    return job
+
+
+def test_a_job_waits_while_the_directory_of_its_account_is_away(alice: User) -> None:
+    job = jobs_made.waiting(alice)
+
+    pauses = []
+    for _ in range(7):
+        at = _fail_to_look_up(job).retry_at
+        assert at is not None
+        pauses.append((at - LATER).total_seconds())
+
+    assert pauses == [10, 20, 40, 80, 160, 300, 300]
+    (blocker,) = queue_facts.load(LATER)[job.pk]
+    assert blocker.code == "Backoff"
+    assert "the service ldap does not answer" in text(blocker)
+    assert _kinds().count("JOB_REQUEUED") == 1
+    assert (job.state, job.failures, job.attempts.filter(ended_at=None).count()) == ("queued", 0, 0)
+
+
+def test_a_job_fails_when_the_directory_was_away_for_too_long(alice: User) -> None:
+    job = jobs_made.waiting(alice)
+    _fail_to_look_up(job)
+    assert _fail_to_look_up(job, LATER + timedelta(hours=5.9)).state == "queued"
+
+    other_service = AWAY.replace("ldap", "sss")
+    ended = _fail_to_look_up(job, LATER + timedelta(hours=6), other_service)
+    assert (ended.state, ended.outcome) == ("finished", "failed")
+    assert ended.problem == f"{other_service} It was tried for 6 h."
+
+
+def test_a_start_between_two_absences_begins_the_time_anew(alice: User) -> None:
+    job = jobs_made.waiting(alice)
+    _fail_to_look_up(job)
+    _refuse(job)
+
+    assert _fail_to_look_up(job, LATER + timedelta(hours=7)).state == "queued"
+
+
+def test_a_job_that_is_cancelled_while_its_account_is_unknown_is_cancelled(alice: User) -> None:
+    job = jobs_made.waiting(alice)
+    attempt = jobs_made.place_again(job)
+    assert job_queue.request_cancel(job.pk, "alice", NOW)
+    attempt = _attempt(job)
+
+    outcomes.record_unknown_account(attempt, AWAY, LATER)
+    job.refresh_from_db()
+    assert (job.state, job.outcome) == ("finished", "cancelled")
 
 
 def test_each_new_reason_of_a_refusal_is_told_once(alice: User) -> None:
