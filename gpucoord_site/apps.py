@@ -3,20 +3,30 @@
 from __future__ import annotations
 
 import gc
+from importlib import import_module
+from typing import Any
 
 from django.apps import AppConfig
+from django.conf import settings
 from django.contrib.admin import apps
+from django.contrib.admin.checks import check_admin_app, check_dependencies
+from django.core import checks
 
 
-class AdminConfig(apps.AdminConfig):
+class AdminConfig(apps.SimpleAdminConfig):
+    """Its pages are registered with the addresses: no process loads them before its work."""
+
     default = False
     default_site = "gpucoord_site.admin.Site"
 
     def ready(self) -> None:
-        super().ready()
-        from gpucoord_site.accounts import admin as account_admin
+        checks.register(check_dependencies, checks.Tags.admin)
+        checks.register(_check_pages, checks.Tags.admin)
 
-        account_admin.install()
+
+def _check_pages(*args: Any, **options: Any) -> list[checks.CheckMessage]:
+    import_module(settings.ROOT_URLCONF)
+    return check_admin_app(*args, **options)
 
 
 class SiteConfig(AppConfig):

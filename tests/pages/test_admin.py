@@ -2,8 +2,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
+from importlib import import_module
 
 import pytest
+from django.conf import settings
 from django.contrib import admin
 from django.contrib.auth.models import Permission, User
 from django.db.models import Model
@@ -81,6 +83,8 @@ from tests.monitor import alerts_made
 from tests.monitor.past import process_use
 
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("data")]
+# The pages are registered with the addresses.
+import_module(settings.ROOT_URLCONF)
 MODELS = sorted(admin.site._registry, key=lambda model: model._meta.label)
 OURS = [m for m in MODELS if m._meta.app_label in ("monitor", "scheduler")]
 

@@ -57,8 +57,8 @@ def form_of(user: User, **changes: object) -> dict[str, object]:
 def test_queued_tasks_and_schedules_have_no_admin_page(staff: Client) -> None:
     models = list(apps.get_app_config("django_q").get_models())
 
-    assert [m for m in models if admin.site.is_registered(m)] == []
     assert staff.get("/admin/django_q/schedule/add/").status_code == 404
+    assert [m for m in models if admin.site.is_registered(m)] == []
     with pytest.raises(NoReverseMatch):
         reverse("admin:django_q_schedule_add")
 

@@ -105,6 +105,23 @@ def test_manage_py_keeps_djangos_own_check() -> None:
     assert "System check identified no issues" in _gpucoord("check", program=("manage.py",))
 
 
+def test_the_admin_is_loaded_with_the_pages_and_checked_as_a_whole() -> None:
+    code = (
+        "import os, sys, django\n"
+        "os.environ['DJANGO_SETTINGS_MODULE'] = 'gpucoord_site.settings'\n"
+        "from django.core import checks\n"
+        "django.setup()\n"
+        "print('early', 'scheduler.admin' in sys.modules)\n"
+        "checks.run_checks(tags=['admin'])\n"
+        "from django.contrib import admin\n"
+        "print('checked', 'Job' in [model.__name__ for model in admin.site._registry])\n"
+    )
+
+    said = _gpucoord(program=("-c", code)).split()
+
+    assert said[:4] == ["early", "False", "checked", "True"]
+
+
 def test_djangos_commands_are_within_reach() -> None:
     assert "changepassword" in _gpucoord("django-help")
 

@@ -6,8 +6,6 @@ import io
 from collections.abc import Iterable
 from typing import Any
 
-import xlsxwriter
-
 from reports.figures.facts import Table
 
 # Of a sheet's name.
@@ -23,6 +21,9 @@ OPTIONS = {
 
 def workbook(lines: Iterable[str], tables: Iterable[Table]) -> bytes:
     """A sheet "Report" with these lines, then one for each table."""
+    # Only here, because each start of the service would load it.
+    import xlsxwriter
+
     out = io.BytesIO()
     book = xlsxwriter.Workbook(out, OPTIONS)
     bold, number = book.add_format({"bold": True}), book.add_format({"num_format": "0.00"})
