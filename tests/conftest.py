@@ -146,10 +146,14 @@ def as_user() -> Callable[[User], Client]:
 
 @pytest.fixture
 def data(settings: object, tmp_path: Path) -> Iterator[Path]:
-    """A data folder of this test's own; settings.DATA points at it."""
+    """A data folder of this test's own; settings.DATA points at it.
+
+    The lock files of GPUs are in it too: a job of a test that runs at the same time must not close
+    the GPUs of this one.
+    """
     folder = tmp_path / "data"
     folder.mkdir(mode=0o700)
-    settings.DATA = folder  # type: ignore[attr-defined]
+    settings.DATA = settings.LOCK_FOLDER = folder  # type: ignore[attr-defined]
     yield folder
     if elsewhere := files.read_json(folder / accounts.REMEMBERED_FOLDER):
         shutil.rmtree(elsewhere["path"])

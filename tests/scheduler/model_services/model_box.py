@@ -25,6 +25,8 @@ from scheduler.models import Attempt, Job, ModelInstance, ModelService
 from tests.builders import NOW, gpu, gpu_uuid, process, snapshot
 
 POLICY = PlanPolicy(cpu_jobs=1)
+# Usually three: the job is queued and placed, its place is read, and its server answers.
+MOST_PASSES = 10
 
 
 class Healthy(HealthProbe):
@@ -125,9 +127,17 @@ def load(box: Box, name: str = "small", **values: Any) -> ModelInstance:
     """A service with a ready instance."""
     row = service(name, **values)
     rows.request_instance(row.pk, box.now)
-    for _ in range(3):
+    for _ in range(MOST_PASSES):
         box.step()
-    return ready(row)
+        if row.instances.filter(state="ready").exists():
+            return ready(row)
+    raise AssertionError(f"not ready after {MOST_PASSES} passes: {_states(row)}")
+
+
+def _states(row: ModelService) -> list[object]:
+    """The instances of a service with their jobs, and why these wait."""
+    columns = ("state", "reason", "port", "job__state", "job__blockers")
+    return list(row.instances.values_list(*columns))
 
 
 def ready(row: ModelService) -> ModelInstance:
