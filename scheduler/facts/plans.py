@@ -212,7 +212,8 @@ class Yield:
     """A request to a running job to leave its GPUs. for_job: the job that needs them.
 
     gpu_uuids: the GPUs that are then reserved for that job. counts: towards the limit of requeues.
-    deadline: time of SIGKILL; None = the job's own grace, at most `longest_grace`.
+    deadline: time of SIGKILL; None = the job's own grace, at most `longest_grace`. spares_young:
+    a job that has run for a short time has its grace too.
     """
 
     job_id: int
@@ -223,6 +224,7 @@ class Yield:
     counts: bool = True
     deadline: datetime | None = None
     longest_grace: timedelta | None = None
+    spares_young: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

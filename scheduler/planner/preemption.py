@@ -220,7 +220,7 @@ def deadline_of(
     if request.deadline is not None:
         return max(now, request.deadline)
     is_young = ran_for < timedelta(minutes=policy.young_minutes)
-    if request.for_job is None and requeue and is_young:
+    if request.for_job is None and requeue and is_young and not request.spares_young:
         return now
     longest = timedelta(minutes=policy.most_grace_minutes)
     return now + min(

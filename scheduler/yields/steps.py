@@ -35,6 +35,9 @@ from scheduler.planner.preemption import PreemptionPolicy, deadline_of
 # Snapshots come once a second.
 LOOK_AGAIN = timedelta(seconds=0.9)
 PLACED = (JobState.STARTING.value, JobState.RUNNING.value)
+# A request that is repeated so soon after its withdrawal is the same: the grace period goes on.
+# Else short jobs, each of which finds another GPU, would keep a job on its GPU for ever.
+REPEATED_WITHIN = timedelta(seconds=10)
 
 
 def ask(request: Yield, now: datetime) -> bool:
@@ -141,9 +144,23 @@ def _request(attempt: Attempt, request: Yield, now: datetime) -> bool:
     if not is_new:
         if row.withdrawn_at is None and row.deadline <= deadline:
             return False
-        YieldRequest.objects.filter(pk=row.pk).update(asked_at=now, withdrawn_at=None, **columns)
+        asked_at = now
+        if request.deadline is None and _is_repeated(row, now):
+            asked_at, deadline = row.asked_at, min(deadline, _earliest_end(row, now))
+            columns["deadline"] = deadline
+        rows = YieldRequest.objects.filter(pk=row.pk)
+        rows.update(asked_at=asked_at, withdrawn_at=None, **columns)
     _keep(attempt.host, request, deadline + timedelta(seconds=policy.keep_s))
     return True
+
+
+def _is_repeated(row: YieldRequest, now: datetime) -> bool:
+    return row.withdrawn_at is not None and now - row.withdrawn_at < REPEATED_WITHIN
+
+
+def _earliest_end(row: YieldRequest, now: datetime) -> datetime:
+    """The deadline of a request that is repeated: the old one, but SIGTERM comes before SIGKILL."""
+    return max(row.deadline, now + timedelta(seconds=settings.CONFIG.cancel_grace_s))
 
 
 def _keep(host: str, request: Yield, until: datetime) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import datetime, timedelta
 
+from django.db.models import Q
+
 from monitor.runtime.facts import Guard
 from monitor.runtime.rows.item_isolation import ItemIsolation
 from monitor.thresholds import rows as thresholds
@@ -14,20 +16,29 @@ from scheduler.batches.rows import exclusive
 from scheduler.dispatch.inputs import PlanInputs
 from scheduler.execution.steps import gpu_closures
 from scheduler.facts.batches import ExclusiveFact, ExclusiveStep
+from scheduler.facts.blockers import BlockerCode
 from scheduler.facts.jobs import Requirement
 from scheduler.facts.model_services import InstanceState, Role
-from scheduler.facts.plans import PlanPolicy, Slot
+from scheduler.facts.plans import PlanPolicy, Slot, Yield
 from scheduler.model_services import rows as model_rows
 from scheduler.model_services.steps import effects
-from scheduler.models import ExclusiveRun, Job, ModelInstance, ModelService
+from scheduler.models import Attempt, ExclusiveRun, Job, ModelInstance, ModelService
 from scheduler.quotas import rows as quota_rows
 from scheduler.time_windows.policy import rules as window_rules
 from scheduler.time_windows.policy.rules import WindowRequest
+from scheduler.yields import steps as yield_requests
 
 KIND = "JOB_STEP_FAILED"
 NO_GPU = "a GPU that is idle, or that only models use"
 # A boot waits for its place, and then takes up to the time limit of its service.
 PLACED_WITHIN = timedelta(seconds=60)
+# In these steps, idle work that is still on the GPUs of the batch is asked to leave.
+TAKING = (
+    ExclusiveStep.ANNOUNCED,
+    ExclusiveStep.DRAINING,
+    ExclusiveStep.UNLOADING,
+    ExclusiveStep.WORKING,
+)
 
 
 class ExclusiveBatches:
@@ -94,6 +105,7 @@ class ExclusiveBatches:
         columns: dict[str, object] = {}
         if step is ExclusiveStep.ANNOUNCED:
             columns = {"host": self._host, "gpu_uuids": able}
+            _ask_idle_work(run, self._host, able, now)
         elif step is ExclusiveStep.DRAINING:
             columns = {"reloads": exclusive.close_models(run, instances)}
         elif step is ExclusiveStep.UNLOADING:
@@ -114,6 +126,8 @@ class ExclusiveBatches:
         now: datetime,
     ) -> None:
         """The repeated part of a step; it does nothing that has been done."""
+        if fact.step in TAKING:
+            _ask_idle_work(run, self._host, run.gpu_uuids, now)
         if fact.step is ExclusiveStep.WAITING:
             other = exclusive.active(self._host)
             exclusive.note_wait(run, NO_GPU if other is None else f"batch {other}", other)
@@ -135,7 +149,8 @@ class ExclusiveBatches:
     def _takeable(self, run: ExclusiveRun, now: datetime) -> list[str]:
         """GPUs that are idle, or have only models that may leave, idle work and own items.
 
-        At most as many as the owner's quota allows, and as the items need; idle ones first.
+        At most as many as the owner's quota allows, and as the items need: first GPUs without
+        jobs, last those with models.
         """
         gpus = self._inputs.gpu_slots(now).gpus
         models = _jobs_that_leave(self._host)
@@ -148,7 +163,7 @@ class ExclusiveBatches:
             and _is_takeable(gpu, free)
             and gpu.gpu_uuid not in closed
         ]
-        able.sort(key=lambda gpu: (bool(models.intersection(gpu.jobs)), gpu.index))
+        able.sort(key=lambda gpu: (bool(models.intersection(gpu.jobs)), bool(gpu.jobs), gpu.index))
         return [gpu.gpu_uuid for gpu in able[: _most_gpus(run)]]
 
     def _windows(self, run: ExclusiveRun, gpus: Sequence[Slot], now: datetime) -> set[str]:
@@ -169,6 +184,18 @@ class ExclusiveBatches:
         if closed.intersection(run.gpu_uuids):
             run.gpu_uuids = [uuid for uuid in run.gpu_uuids if uuid not in closed]
             run.save(update_fields=["gpu_uuids"])
+
+
+def _ask_idle_work(run: ExclusiveRun, host: str, gpus: Sequence[str], now: datetime) -> None:
+    """Ask idle work on these GPUs to leave within its grace, once each."""
+    running = Attempt.objects.filter(host=host, ended_at=None).exclude(job__idle_template="")
+    unasked = running.filter(Q(yield_request=None) | Q(yield_request__withdrawn_at__isnull=False))
+    for job, uuids in unasked.order_by("job").values_list("job_id", "gpu_uuids"):
+        if set(uuids).intersection(gpus):
+            text = f"The exclusive mode of {run.batch} needs its GPU."
+            code = BlockerCode.BATCH_EXCLUSIVE
+            request = Yield(job_id=job, code=code, text=text, counts=False, spares_young=True)
+            yield_requests.ask(request, now)
 
 
 def _is_takeable(gpu: Slot, free: set[int]) -> bool:

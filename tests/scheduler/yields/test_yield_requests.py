@@ -154,3 +154,43 @@ def test_nothing_is_kept_for_who_waits_no_more(alice: User) -> None:
 
     assert GpuHold.objects.exists()
     assert gpu_closures.gpu_holds("gpubox", LATER) == {}
+
+
+def test_a_request_that_is_repeated_at_once_keeps_its_deadline(alice: User) -> None:
+    job, other = _asked_for(alice)
+    Job.objects.filter(pk=job.pk).update(grace_s=120)
+    job_queue.request_cancel(other.pk, "alice", LATER)
+    soon = LATER + MINUTE
+    assert _withdraw(soon) == [job.pk]
+    third = jobs_made.waiting(alice, priority=5)
+
+    again = Yield(job_id=job.pk, code="Preempted", text="Job 3 needs its GPU.", for_job=third.pk)
+    assert yield_requests.ask(again, soon + timedelta(seconds=2))
+
+    request = YieldRequest.objects.get()
+    assert (request.asked_at, request.deadline) == (LATER, LATER + 2 * MINUTE)
+    assert (request.for_job, request.withdrawn_at) == (third, None)
+
+
+def test_a_request_that_is_repeated_much_later_has_its_own_grace(alice: User) -> None:
+    job, other = _asked_for(alice)
+    job_queue.request_cancel(other.pk, "alice", LATER)
+    _withdraw(LATER)
+    third = jobs_made.waiting(alice, priority=5)
+    Job.objects.filter(pk=job.pk).update(grace_s=120)
+
+    again = Yield(job_id=job.pk, code="Preempted", text="Job 3 needs its GPU.", for_job=third.pk)
+    assert yield_requests.ask(again, LATER + MINUTE)
+
+    request = YieldRequest.objects.get()
+    assert (request.asked_at, request.deadline) == (LATER + MINUTE, LATER + 3 * MINUTE)
+
+
+def test_a_young_job_has_its_grace_if_the_request_spares_it(alice: User) -> None:
+    job = jobs_made.running(alice, yield_options=YieldOptions(grace=2 * MINUTE, requeue=True))
+    soon = NOW + MINUTE
+    request = Yield(job_id=job.pk, code="BatchExclusive", text="A batch.", spares_young=True)
+
+    assert yield_requests.ask(request, soon)
+
+    assert YieldRequest.objects.get().deadline == soon + 2 * MINUTE
