@@ -14,6 +14,7 @@ from scheduler.models import (
     AttemptUse,
     Batch,
     BatchItem,
+    BrowserNotice,
     CleaningRun,
     ExclusiveRun,
     ModelUse,
@@ -96,11 +97,21 @@ class CleaningRunAdmin(ReadOnly):
 
 @admin.register(NotificationSettings)
 class NotificationSettingsAdmin(ReadOnly):
-    fields = ("user", "kinds", "by_mail", "channel")
-    list_display = ("user", "kinds", "by_mail", "channel")
+    fields = ("user", "kinds", "by_mail", "by_browser", "channel")
+    list_display = ("user", "kinds", "by_mail", "by_browser", "channel")
     list_select_related = ("user", "channel")
     search_fields = ("user__username",)
     ordering = ("user__username",)
+
+
+@admin.register(BrowserNotice)
+class BrowserNoticeAdmin(ReadOnly):
+    """Messages to open pages of users, of the last day."""
+
+    list_display = ("created_at", "user", "title")
+    list_select_related = ("user",)
+    search_fields = ("user__username", "title")
+    ordering = ("-id",)
 
 
 @admin.register(NotificationCursor)

@@ -14,7 +14,11 @@ from scheduler.models.hosts import (
 from scheduler.models.idle_work import IdleChoice, IdleTemplate
 from scheduler.models.jobs import Job, JobDependency, JobInput, SubmissionKey
 from scheduler.models.model_services import ModelBoot, ModelHour, ModelInstance, ModelService
-from scheduler.models.notifications import NotificationCursor, NotificationSettings
+from scheduler.models.notifications import (
+    BrowserNotice,
+    NotificationCursor,
+    NotificationSettings,
+)
 from scheduler.models.prompts import ModelUse, Prompt
 from scheduler.models.quotas import DailyGpuUsage, HostCapacity, Quota, UsageShare
 from scheduler.models.scripts import ScriptDefinition
@@ -27,6 +31,7 @@ __all__ = [
     "AttemptUse",
     "Batch",
     "BatchItem",
+    "BrowserNotice",
     "CleaningRun",
     "DailyGpuUsage",
     "EngineStatus",

@@ -8,7 +8,8 @@ class NotificationSettings(models.Model):
     """When a user is notified about own jobs.
 
     kinds: names of scheduler.facts.notices.NoticeKind, for all jobs; a job's own kinds are added.
-    channel: a service of the user's own, beside mails.
+    channel: a service of the user's own, beside mails. by_browser: open pages of the user show
+    them too, in browsers that have the permission.
     """
 
     user = models.OneToOneField(
@@ -16,6 +17,7 @@ class NotificationSettings(models.Model):
     )
     kinds = models.JSONField(default=list, blank=True)
     by_mail = models.BooleanField(default=True)
+    by_browser = models.BooleanField(default=False)
     channel = models.OneToOneField(
         "monitor.Channel", models.SET_NULL, null=True, blank=True, related_name="+"
     )
@@ -26,6 +28,24 @@ class NotificationSettings(models.Model):
 
     def __str__(self) -> str:
         return f"notifications of {self.user}"
+
+
+class BrowserNotice(models.Model):
+    """A message for the open pages of a user. It is kept for a day; about: as of Message."""
+
+    user = models.ForeignKey(settings.AUTH_USER_MODEL, models.CASCADE, related_name="+")
+    about = models.CharField(max_length=60)
+    title = models.CharField(max_length=200)
+    text = models.TextField()
+    created_at = models.DateTimeField()
+
+    class Meta:
+        constraints = [
+            models.UniqueConstraint(fields=["user", "about"], name="browser_notice_once")
+        ]
+
+    def __str__(self) -> str:
+        return self.title
 
 
 class NotificationCursor(models.Model):

@@ -33,7 +33,12 @@ class InvalidService(ValueError):
 
 @transaction.atomic
 def save(
-    user: User, kinds: Iterable[NoticeKind], *, by_mail: bool, address: str | None
+    user: User,
+    kinds: Iterable[NoticeKind],
+    *,
+    by_mail: bool,
+    address: str | None,
+    by_browser: bool = False,
 ) -> NotificationSettings:
     """Store the settings. address: of the user's own service; None = unchanged, "" = remove it.
 
@@ -41,6 +46,9 @@ def save(
     """
     row = rows.settings_of(user)
     row.kinds, row.by_mail = [kind.value for kind in kinds], by_mail
+    row.by_browser = by_browser
+    if not by_browser:
+        rows.forget_browser_notices(user)
     if address is not None:
         row.channel = _own_channel(user, row.channel, address.strip())
     row.save()

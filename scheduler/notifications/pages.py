@@ -29,6 +29,11 @@ class NotificationForm(forms.Form):
         widget=forms.CheckboxSelectMultiple,
     )
     by_mail = forms.BooleanField(label="By mail", required=False)
+    by_browser = forms.BooleanField(
+        label="In the browser",
+        required=False,
+        help_text="While a page of gpucoord is open in a browser where you allow it.",
+    )
     service = forms.CharField(
         label="Your own notification service",
         required=False,
@@ -51,7 +56,8 @@ class NotificationForm(forms.Form):
         address = "" if values["remove_service"] else values["service"] or None
         kinds = [NoticeKind(kind) for kind in values["kinds"]]
         try:
-            actions.save(person, kinds, by_mail=values["by_mail"], address=address)
+            by_mail, by_browser = values["by_mail"], values["by_browser"]
+            actions.save(person, kinds, by_mail=by_mail, by_browser=by_browser, address=address)
         except actions.InvalidService as error:
             self.add_error("service", str(error))
             return False
@@ -74,4 +80,4 @@ def own(request: HttpRequest) -> HttpResponse:
 
 
 def _initial(row: NotificationSettings) -> dict[str, Any]:
-    return {"kinds": row.kinds, "by_mail": row.by_mail}
+    return {"kinds": row.kinds, "by_mail": row.by_mail, "by_browser": row.by_browser}

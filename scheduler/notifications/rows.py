@@ -15,7 +15,7 @@ from monitor.runtime.rows.database import prepared
 from monitor.runtime.rows.prepared import MARK, PreparedQuery, compiled_once
 from scheduler.facts.jobs import JobState
 from scheduler.facts.notices import JobNotice, NoticeKind
-from scheduler.models import Job, NotificationCursor, NotificationSettings
+from scheduler.models import BrowserNotice, Job, NotificationCursor, NotificationSettings
 from scheduler.notifications.policy import EVENT_KINDS, Letter, chosen, kinds_of
 
 ABOUT = "job:"
@@ -23,6 +23,8 @@ AT_ONCE = 500
 # Rows of other hosts may be committed later than ones with higher numbers.
 OVERLAP = 50
 MOST_WAITING = 500
+# Messages to the open pages of a user: rows, and how many an answer has.
+BROWSER_KEPT, MOST_KEPT, MOST_SHOWN = timedelta(days=1), 1000, 20
 NO_MAIL = "No operator has set up a mail channel to owners yet."
 NO_ADDRESS = "Your account has no e-mail address."
 
@@ -142,8 +144,10 @@ def starting_soon(now: datetime, within: timedelta) -> list[JobNotice]:
 class Recipient:
     """Where messages to a user go; mail_address "" = none."""
 
+    user: User
     mail_address: str
     own_channel: Channel | None
+    by_browser: bool
 
 
 def recipients(usernames: Iterable[str]) -> dict[str, Recipient]:
@@ -156,14 +160,17 @@ def recipients(usernames: Iterable[str]) -> dict[str, Recipient]:
         row = rows.get(user.pk)
         mail = user.email if row is None or row.by_mail else ""
         own = row.channel if row is not None else None
-        notices[name] = Recipient(mail, own if own is not None and own.enabled else None)
+        own = own if own is not None and own.enabled else None
+        notices[name] = Recipient(user, mail, own, row is not None and row.by_browser)
     return notices
 
 
 def sent_since(owner: str, since: datetime) -> int:
     """How many messages about jobs were written to the user."""
     rows = Message.objects.filter(person=owner, rule="", created_at__gt=since)
-    return rows.filter(about__startswith=ABOUT).values("about").distinct().count()
+    sent = rows.filter(about__startswith=ABOUT).values_list("about")
+    shown = BrowserNotice.objects.filter(user__username=owner, created_at__gt=since)
+    return sent.union(shown.values_list("about")).count()
 
 
 def store(letter: Letter, to: Recipient, mail: Channel | None, now: datetime) -> int:
@@ -183,4 +190,36 @@ def store(letter: Letter, to: Recipient, mail: Channel | None, now: datetime) ->
         for channel, receiver in ways
     ]  # fmt: skip
     Message.objects.bulk_create(rows, ignore_conflicts=True)
-    return len(rows)
+    # Reports are files, which notifications of a browser cannot have.
+    by_browser = to.by_browser and letter.about.startswith(ABOUT)
+    if by_browser:
+        _store_for_browser(letter, to.user, now)
+    return len(rows) + by_browser
+
+
+def _store_for_browser(letter: Letter, user: User, now: datetime) -> None:
+    row = BrowserNotice(
+        user=user, about=letter.about[:60], title=letter.title[:200], text=letter.text,
+        created_at=now,
+    )  # fmt: skip
+    BrowserNotice.objects.bulk_create([row], ignore_conflicts=True)
+    own = BrowserNotice.objects.filter(user=user)
+    own.filter(created_at__lt=now - BROWSER_KEPT).delete()
+    rest = own.order_by("-pk").values_list("pk", flat=True)[MOST_KEPT : MOST_KEPT + 1]
+    own.filter(pk__lte=next(iter(rest), 0)).delete()
+
+
+def forget_browser_notices(user: User) -> None:
+    BrowserNotice.objects.filter(user=user).delete()
+
+
+def browser_notices(user: User, after: int) -> list[BrowserNotice]:
+    """The newest messages to the user's open pages with a higher number, the oldest first."""
+    newer = BrowserNotice.objects.filter(user=user, pk__gt=after)
+    return list(newer.order_by("-pk")[:MOST_SHOWN])[::-1]
+
+
+def newest_browser_notice(user: User) -> int:
+    """Its number; 0 = there is none."""
+    rows = BrowserNotice.objects.filter(user=user).order_by("-pk")
+    return next(iter(rows.values_list("pk", flat=True)[:1]), 0)

@@ -44,6 +44,7 @@ from scheduler.intake import actions as intake_actions
 from scheduler.models import (
     Attempt,
     AttemptUse,
+    BrowserNotice,
     CleaningRun,
     DailyGpuUsage,
     EngineStatus,
@@ -176,6 +177,7 @@ def filled(alice: User) -> None:
     ModelUse.objects.create(hour_at=NOW, model="small", owner="alice", requests=1)
     NotificationSettings.objects.create(user=alice, kinds=["finished"])
     NotificationCursor.objects.create(seen_event=7)
+    BrowserNotice.objects.create(user=alice, about="job:1:failed:7", title="t", created_at=NOW)
     JobPreset.objects.create(user=alice, name="alice 1", values={"gpus": "1"})
     SavedView.objects.create(user=alice, name="mine", query="?who=mine")
     _models()

@@ -96,6 +96,7 @@ CALLS = (
     # A window that was only asked for is hidden from others: 404.
     Call("POST", "/api/windows/{window}/withdraw/", SUBMIT, ALL),
     Call("GET", "/api/account/notifications/", READ, ALL),
+    Call("GET", "/api/account/notifications/recent/", READ, ALL),
     Call("PUT", "/api/account/notifications/", SUBMIT, ALL, {"kinds": ["failed"]}),
     Call("GET", "/api/shares/", READ, ALL),
     Call("GET", "/api/quota/", READ, ALL),
