@@ -76,7 +76,13 @@ def _missing_ffmpeg() -> str | None:
     return None if shutil.which("ffmpeg") else "ffmpeg is not installed"
 
 
+def _missing_llama() -> str | None:
+    missing = [name for name in ("xllamacpp", "gguf") if find_spec(name) is None]
+    return f"{' and '.join(missing)} of the extra `test` is not installed" if missing else None
+
+
 NEEDS = {
+    "llama": _missing_llama,
     "ffmpeg": _missing_ffmpeg,
     "slurm": _missing_slurm,
     "slurmdbd": _missing_slurmdbd,

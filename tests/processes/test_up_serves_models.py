@@ -116,11 +116,10 @@ def test_a_service_made_by_rest_answers_at_the_endpoint(client: Client) -> None:
     wait_until(lambda: client.get(job)["state"] == "finished", 15, "its job has ended")
 
 
+@pytest.mark.llama
 def test_the_server_of_llama_cpp_is_booted_and_answers_the_client_of_openai(
     client: Client, tmp_path: Path
 ) -> None:
-    for module in ("xllamacpp", "gguf"):
-        pytest.importorskip(module, reason=f"{module} of the extra `test` is not installed")
     model = tmp_path / "tiny.gguf"
     llama_server.write_model(model)
     program = [sys.executable, llama_server.__file__, "--model", str(model)]

@@ -40,10 +40,16 @@ def run(scheduler: Scheduler, owner: User, script: str, **arguments: Any) -> Job
     return scheduler.run_to(Job.objects.get(pk=answer.json()["id"]), within_s=60)
 
 
+def shown_by_rest(job: Job, person: User) -> Any:
+    client = Client()
+    client.force_login(person)
+    return client.get(f"/api/jobs/{job.pk}/").json()
+
+
+@pytest.mark.llama
 def test_embed_768_embeds_the_lines_of_a_file(
     scheduler: Scheduler, root: User, tmp_path: Path
 ) -> None:
-    pytest.importorskip("xllamacpp")
     texts, vectors, model = (tmp_path / name for name in ("in.txt", "out.jsonl", "tiny.gguf"))
     texts.write_text("a cat\na dog on a mat\na cat\n")
     write_embedding_model(model)
@@ -53,18 +59,27 @@ def test_embed_768_embeds_the_lines_of_a_file(
     assert job.outcome == "succeeded", log_of(job)
     output = {"lines": 3, "dimensions": 768, "output": str(vectors)}
     assert job.result == {"output": output}
+    shown = shown_by_rest(job, root)
+    assert (shown["state"], shown["task_type"], shown["script"]) == (
+        "finished", "embed", "embed_768",
+    )  # fmt: skip
+    result = shown["result"]
+    assert (result["task_id"], result["output"], result["problem"]) == (job.pk, output, None)
+    assert 0 < result["duration"] < 60
+    assert (shown["progress"], shown["progress_message"]) == (1.0, "3 of 3 lines")
     lines = [json.loads(line) for line in vectors.read_text().splitlines()]
     assert [line["text"] for line in lines] == ["a cat", "a dog on a mat", "a cat"]
     cat, dog, again = (line["vector"] for line in lines)
+    assert [len(cat), len(dog), len(again)] == [768] * 3
     assert math.isclose(sum(x * x for x in cat), 1, rel_tol=1e-3)
     assert max(abs(x - y) for x, y in zip(cat, again, strict=True)) < 1e-4
     assert max(abs(x - y) for x, y in zip(cat, dog, strict=True)) > 1e-2
 
 
+@pytest.mark.llama
 def test_a_model_file_that_is_missing_is_named(
     scheduler: Scheduler, root: User, tmp_path: Path
 ) -> None:
-    pytest.importorskip("xllamacpp")
     texts = tmp_path / "in.txt"
     texts.write_text("a\n")
 
