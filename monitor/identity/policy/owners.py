@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from types import MappingProxyType
 
 from monitor.facts.readings import (
@@ -185,9 +186,12 @@ _SLURM = re.compile(
     r"/job_\d{1,10})(?:/|$)",
     re.MULTILINE,
 )
+# Most processes of a host share their cgroup with others.
+PATHS_KEPT = 256
 _ANY = re.compile(rf"(?:^|[/:-]){_ID}(?:\.scope)?(?:/|$)")
 
 
+@lru_cache(maxsize=PATHS_KEPT)
 def container_of(cgroup: str) -> str | None:
     """Such as "docker 0123456789ab" or "pod 1b2c3d4e-… 0123456789ab"; None outside of any.
 
@@ -228,6 +232,7 @@ def container_id_of(cgroup: str) -> str | None:
     return match["id"] if match else None
 
 
+@lru_cache(maxsize=PATHS_KEPT)
 def job_cgroup_of(cgroup: str) -> str:
     """The path of the cgroup of a job that the process is in, or "".
 
@@ -237,6 +242,7 @@ def job_cgroup_of(cgroup: str) -> str:
     return match[1] if match else ""
 
 
+@lru_cache(maxsize=PATHS_KEPT)
 def session_uid(cgroup: str) -> int | None:
     """The uid of the user slice of systemd that the process is in."""
     match = _SESSION.search(cgroup)

@@ -7,28 +7,47 @@ The kernel says what is mounted, so neither labels nor names of paths can forge 
 from __future__ import annotations
 
 import grp
-import os
 import pwd
 import re
 import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 
 from monitor.identity.policy.owners import FIRST_USER_UID
 
-# More bind mounts of one container are not looked at.
+# A container with more mounts, or more folders behind them, is not looked at: those that were left
+# out could be another person's.
+MOST_MOUNTS = 1000
 MOST_SOURCES = 200
 
 
-def sources(container: str, host: str) -> list[Path]:
-    """The folders of the host that a container mounts, from both texts of /proc/PID/mountinfo."""
-    points = [(device, root, mount) for device, root, mount in _entries(host)]
-    people: dict[Path, None] = {}
+# The processes of a container have the same text.
+@lru_cache(maxsize=32)
+def sources(container: str, host: str) -> tuple[Path, ...]:
+    """The folders of the host that a container mounts, from both texts of /proc/PID/mountinfo.
+
+    Empty also for a container that mounts too much to be looked at.
+    """
+    if container.count("\n") > MOST_MOUNTS:
+        return ()
+    points, folders = _by_device(host), dict[Path, None]()
     for device, root, _ in _entries(container):
-        for host_device, host_root, host_mount in points:
-            if device == host_device and (inner := _below(root, host_root)) is not None:
-                people[Path(host_mount) / inner] = None
-    return list(people)[:MOST_SOURCES]
+        for host_root, host_mount in points.get(device, ()):
+            if (inner := _below(root, host_root)) is not None:
+                folders[Path(host_mount) / inner] = None
+                if len(folders) > MOST_SOURCES:
+                    return ()
+    return tuple(folders)
+
+
+@lru_cache(maxsize=2)
+def _by_device(host: str) -> Mapping[str, Sequence[tuple[str, str]]]:
+    """Root and mount point of each mount of the host."""
+    points: dict[str, list[tuple[str, str]]] = {}
+    for device, root, mount in _entries(host):
+        points.setdefault(device, []).append((root, mount))
+    return points
 
 
 def owners_of(folders: Iterable[Path]) -> frozenset[int]:
@@ -91,9 +110,13 @@ def _entries(text: str) -> Iterator[tuple[str, str, str]]:
 
 def _below(root: str, host_root: str) -> str | None:
     """The path of `root` below `host_root`; None: it lies elsewhere."""
-    relative = os.path.relpath(root, host_root)
-    return None if relative == ".." or relative.startswith("../") else relative
+    if root == host_root:
+        return "."
+    above = host_root.rstrip("/") + "/"
+    return root.removeprefix(above) if root.startswith(above) else None
 
 
 def _unescaped(path: str) -> str:
+    if "\\" not in path:
+        return path
     return re.sub(r"\\([0-7]{3})", lambda escape: chr(int(escape[1], 8)), path)

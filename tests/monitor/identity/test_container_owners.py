@@ -255,10 +255,39 @@ INSIDE = """\
 
 
 def test_mounts_are_found_again_on_the_host() -> None:
-    assert homes.sources(INSIDE, HOST) == [
+    assert homes.sources(INSIDE, HOST) == (
         Path("/home/dora/my data"),
         Path("/var/lib/docker/containers/x/hosts"),
-    ]
+    )
+
+
+def _mounts(count: int, folders: int) -> str:
+    line = "501 500 8:2 /@home/dora/{} /data/{} rw - btrfs /dev/sdb1 rw\n"
+    return "".join(line.format(index % folders, index) for index in range(count))
+
+
+def test_as_many_folders_as_are_looked_at_are_all_found() -> None:
+    inside = _mounts(homes.MOST_MOUNTS, folders=homes.MOST_SOURCES)
+
+    assert len(homes.sources(inside, HOST)) == homes.MOST_SOURCES
+
+
+@pytest.mark.parametrize(
+    ("mounts", "folders"),
+    [
+        (homes.MOST_SOURCES + 1, homes.MOST_SOURCES + 1),
+        (homes.MOST_MOUNTS + 1, 1),
+    ],
+)
+def test_a_container_that_mounts_too_much_names_no_folder(mounts: int, folders: int) -> None:
+    """A part of its folders could name one of several persons."""
+    assert homes.sources(_mounts(mounts, folders), HOST) == ()
+
+
+def test_a_folder_beside_a_mount_of_the_host_is_not_below_it() -> None:
+    beside = "501 500 8:2 /@homes/dora /data rw - btrfs /dev/sdb1 rw\n"
+
+    assert homes.sources(beside, HOST) == ()
 
 
 @pytest.mark.parametrize(
