@@ -16,6 +16,7 @@ from django.contrib.auth.models import User
 from django.test import Client
 from hypothesis import HealthCheck, settings
 
+from monitor.identity.probes import runtimes
 from scheduler.dispatch.steps import preview
 from scheduler.runner import accounts, files
 from tests.builders import PASSWORD
@@ -163,6 +164,12 @@ def data(settings: object, tmp_path: Path) -> Iterator[Path]:
     yield folder
     if elsewhere := files.read_json(folder / accounts.REMEMBERED_FOLDER):
         shutil.rmtree(elsewhere["path"])
+
+
+@pytest.fixture(autouse=True)
+def _no_runtime_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Docker or Podman may run here, with containers of which the tests know nothing."""
+    monkeypatch.setattr(runtimes, "SOCKETS", ())
 
 
 @pytest.fixture(autouse=True)

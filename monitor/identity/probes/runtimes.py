@@ -54,8 +54,8 @@ PENDING = ContainerLabels(is_known=False)
 class ContainerRuntimes:
     """Remembers what the runtimes said. A socket that is absent or closed to us is skipped."""
 
-    def __init__(self, sockets: Sequence[Path] = SOCKETS) -> None:
-        self._sockets = sockets
+    def __init__(self, sockets: Sequence[Path] | None = None) -> None:
+        self._sockets = SOCKETS if sockets is None else sockets
         self._answers: dict[str, tuple[ContainerLabels, float]] = {}
         self._waiting: queue.Queue[str] = queue.Queue(MOST_WAITING)
         self._requested: set[str] = set()
