@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Any
+from typing import Annotated, Any
 
 from django.contrib.auth.models import User
 from django.http import HttpRequest
@@ -94,7 +94,9 @@ def change(request: HttpRequest, new: NotificationsBody) -> dict[str, Any]:
 )
 def recent(
     request: HttpRequest,
-    after: int = Query(0, ge=0, le=2**63 - 1, description="Only those with a higher number."),
+    after: Annotated[
+        int, Query(ge=0, le=2**63 - 1, description="Only those with a higher number.")
+    ] = 0,
 ) -> dict[str, Any]:
     """Your messages of the last day for the browser. Open pages ask for them every 20 seconds."""
     person = _person(request)
