@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from datetime import datetime, timedelta
 from pathlib import Path
 
@@ -103,6 +104,8 @@ class ProgressStep:
             return []
         self._read_at = now
         running = running_attempts(self._host)
+        if ended := self._log_sizes.keys() - {attempt.pk for attempt in running}:
+            self._read_last(ended, now)
         self._log_sizes = {a.pk: self._log_sizes.get(a.pk, -1) for a in running}
         if not running:
             return []
@@ -114,6 +117,20 @@ class ProgressStep:
         if changes:
             self._store(changes, now)
         return [attempt.job_id for attempt, *_ in changes]
+
+    def _read_last(self, ended: Collection[int], now: datetime) -> None:
+        """Store what these attempts reported between the last step and their end."""
+        rows = Attempt.objects.filter(pk__in=ended).select_related("job__owner").order_by("pk")
+        with self._guard():
+            self._isolation.each(rows, _name, lambda a: self._store_last(a, now), now, KIND)
+            wake("live")
+
+    def _store_last(self, attempt: Attempt, now: datetime) -> None:
+        last = self._reported(attempt)
+        if last is not None and last != progress_of(attempt):
+            attempt.progress, attempt.progress_message = last.fraction, last.message
+            attempt.progress_at = now
+            attempt.save(update_fields=["progress", "progress_message", "progress_at"])
 
     def _store(self, changes: list[Change], now: datetime) -> None:
         with self._guard():

@@ -56,6 +56,26 @@ def test_a_line_in_the_log_is_stored_with_the_attempt_and_its_gpu(
     assert (task.name, task.percent, task.ends_at) == ("whisper", 25, attempt.ends_p50_at)
 
 
+@pytest.mark.parametrize("in_log", [True, False])
+def test_the_last_report_before_the_end_is_stored(
+    step: ProgressStep, alice: User, data: Path, in_log: bool
+) -> None:
+    job = jobs_made.running(alice)
+    jobs_made.write_log(data, job, b"::gpucoord progress 0.25 part one\n")
+    step.step(LATER)
+    if in_log:
+        jobs_made.write_log(data, job, b"::gpucoord progress 1.0 all parts\n")
+    else:
+        progress_file(data, job).write_text("4/4 all parts")
+    jobs_made.end(job)
+
+    step.step(LATER + timedelta(seconds=2))
+
+    attempt = attempt_of(job)
+    assert (attempt.progress, attempt.progress_message) == (1.0, "all parts")
+    assert not snapshots.gpu_tasks()
+
+
 def test_the_progress_file_comes_before_the_log(
     step: ProgressStep, alice: User, data: Path
 ) -> None:

@@ -59,6 +59,8 @@ def test_embed_768_embeds_the_lines_of_a_file(
     assert job.outcome == "succeeded", log_of(job)
     output = {"lines": 3, "dimensions": 768, "output": str(vectors)}
     assert job.result == {"output": output}
+    # The last report is read within a second after the end.
+    scheduler.run_until(lambda: shown_by_rest(job, root)["progress"] == 1.0)
     shown = shown_by_rest(job, root)
     assert (shown["state"], shown["task_type"], shown["script"]) == (
         "finished", "embed", "embed_768",
