@@ -311,4 +311,16 @@
     if (before.size) glide();
   });
   window.setInterval(applyOrder, 1000);
+
+  // ---- An address that names a place in a closed part opens that part ----
+
+  function openTarget() {
+    const place = document.getElementById(decodeURIComponent(window.location.hash.slice(1)));
+    const part = place && place.closest("details");
+    if (!part || part.open) return;
+    part.open = true;
+    place.scrollIntoView();
+  }
+  window.addEventListener("hashchange", openTarget);
+  openTarget();
 })();

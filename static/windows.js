@@ -78,7 +78,7 @@
     from = null;
     for (const old of table.querySelectorAll(".selected")) old.remove();
     status.classList.remove("problem");
-    status.textContent = place.dataset.hint;
+    status.textContent = window.matchMedia("(pointer: coarse)").matches ? "" : place.dataset.hint;
     request.hidden = true;
   }
 

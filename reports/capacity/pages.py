@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import date, datetime
+from datetime import date, datetime, timedelta
 from typing import Any
+from zoneinfo import ZoneInfo
 
 from django.conf import settings
 from django.contrib import messages
@@ -27,6 +28,7 @@ from scheduler.quotas.policy.quotas import count
 DAYS = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
 METRICS = {"utilisation": "Utilisation, %", "memory": "Memory, GiB", "queue": "Waiting, GPUs"}
 LEVELS = 5
+WEEK_H = 7 * 24
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +101,7 @@ def _compute(request: HttpRequest) -> HttpResponse:
 def _content(body: Mapping[str, Any], metric: str, chosen: str) -> dict[str, Any]:
     gpus = body["gpus"]
     gpu = next((entry for entry in gpus if str(entry["index"]) == chosen), None)
+    zone = _week_zone(timezone.now())
     profile = _profile(body, gpu, metric)
     scale = GIB if metric == "memory" else 1
     top = 100.0 if metric == "utilisation" else _top(profile, scale)
@@ -108,7 +111,8 @@ def _content(body: Mapping[str, Any], metric: str, chosen: str) -> dict[str, Any
         "metric": metric,
         "metrics": METRICS,
         "gpu": gpu,
-        "weeks": _weeks(profile["by_hour_of_week"], scale, top),
+        "weeks": _weeks(profile["by_hour_of_week"], scale, top, zone),
+        "week_zone": zone,
         "top": sig3(top),
         "months": [_line(each["month"], each, scale) for each in profile["by_month"]],
         "gpu_lines": [
@@ -152,17 +156,47 @@ def _top(profile: Mapping[str, Any], scale: float) -> float:
     return charts.nice_ceiling(max(medians, default=0.0) / scale)
 
 
-def _weeks(ranks: Sequence[Mapping[str, Any]], scale: float, top: float) -> list[tuple[str, Any]]:
+@dataclass(frozen=True, slots=True)
+class WeekZone:
+    """The zone of the hours of a week. shift_h: its hours ahead of the server's zone."""
+
+    name: str
+    shift_h: int
+    offset: timedelta
+    is_viewers: bool
+
+
+def _week_zone(now: datetime) -> WeekZone:
+    """The viewer's zone; the server's if the two differ by a part of an hour."""
+    server = now.astimezone(ZoneInfo(settings.TIME_ZONE)).utcoffset() or timedelta()
+    viewer = timezone.localtime(now).utcoffset() or timedelta()
+    hours, rest = divmod(viewer - server, timedelta(hours=1))
+    if rest:
+        return WeekZone(settings.TIME_ZONE, 0, server, False)
+    return WeekZone(timezone.get_current_timezone_name(), hours, viewer, True)
+
+
+def _weeks(
+    ranks: Sequence[Mapping[str, Any]], scale: float, top: float, zone: WeekZone
+) -> list[tuple[str, Any]]:
     """(day, its 24 cells), Monday first."""
-    return [
-        (day, [_cell(day, hour, ranks[number * 24 + hour], scale, top) for hour in range(24)])
-        for number, day in enumerate(DAYS)
-    ]
+
+    def cell(number: int) -> Cell:
+        at = timedelta(hours=number)
+        when = f"{_hour(at)} ({_hour(at - zone.offset)} UTC)"
+        return _cell(when, ranks[(number - zone.shift_h) % WEEK_H], scale, top)
+
+    return [(d, [cell(24 * number + hour) for hour in range(24)]) for number, d in enumerate(DAYS)]
 
 
-def _cell(day: str, hour: int, ranks: Mapping[str, Any], scale: float, top: float) -> Cell:
+def _hour(at: timedelta) -> str:
+    """A time of the week, counted from Monday 00:00: "Mon 14:00"."""
+    minutes = at // timedelta(minutes=1) % (60 * WEEK_H)
+    return f"{DAYS[minutes // 1440]} {minutes // 60 % 24:02d}:{minutes % 60:02d}"
+
+
+def _cell(when: str, ranks: Mapping[str, Any], scale: float, top: float) -> Cell:
     line, p50 = _line("", ranks, scale), ranks["p50"]
-    when = f"{day} {hour:02d}:00"
     if p50 is None:
         return Cell("unknown", "–", f"{when}: unknown, {line.count} recorded hours")
     part = p50 / scale / top if top else 0.0

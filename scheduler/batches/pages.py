@@ -141,7 +141,7 @@ class BatchForm(forms.Form):
     file = forms.FileField(
         required=False, label="Or a text file with items", help_text="One item per line."
     )
-    name = forms.CharField(required=False, label="Name", max_length=120)
+    name = forms.CharField(required=False, label="Name (optional)", max_length=120)
     gpus = forms.IntegerField(required=False, label="GPUs of each item", min_value=0, initial=1)
     gpu_mode = forms.ChoiceField(
         required=False,
@@ -157,7 +157,8 @@ class BatchForm(forms.Form):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         names = [(script.name, script.name) for script in script_rows.enabled()]
-        cast(forms.ChoiceField, self.fields["script"]).choices = [("", "–"), *names]
+        choices = [("", "none: use a command"), *names]
+        cast(forms.ChoiceField, self.fields["script"]).choices = choices
 
     def clean_file(self) -> str:
         file = self.cleaned_data.get("file")

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import re
+
 import pytest
 from playwright.sync_api import Browser, Page, ViewportSize, expect
 
@@ -34,6 +36,18 @@ PATHS = [
     "/hosts/",
     "/account/",
 ]
+
+TWO_OWNERS = """() => {
+  const line = `<div class="gpu-line"><span class="l-name">10</span>
+    <span class="l-state"><span class="badge">in use</span></span>
+    <span class="l-bar"><svg class="bar"></svg><span>88 %</span></span>
+    <span class="l-bar l-memory"><svg class="bar"></svg><span>69.9 GiB</span></span>
+    <span class="l-power"></span><span class="l-temperature"></span><span class="l-spark"></span>
+    <span class="l-who"><a class="chip warning">heavy use</a>
+    <a class="owner u1 s1">gpucoord-models</a><a class="owner u2 s2">charlotte</a></span></div>`;
+  const box = document.querySelector("#gpus");
+  box.innerHTML = `<div class="card flush gpu-lines" id="probe">${line}</div>`;
+}"""
 
 
 def overflow(page: Page) -> int:
@@ -146,3 +160,41 @@ def test_paper_is_white_in_the_dark_theme(open_page: Open) -> None:
     assert page.evaluate(colour) == "#161b22"
     page.emulate_media(media="print", color_scheme="dark")
     assert page.evaluate(colour) == "#fff"
+
+
+def test_a_link_to_a_policy_opens_its_thresholds(open_page: Open) -> None:
+    page = open_page("/rules/")
+    disk = page.locator("details:has(#disk)")
+    expect(disk).not_to_have_attribute("open", re.compile(""))
+    page.goto("/disks/")
+    page.get_by_role("link", name="Rules").first.click()
+    page.wait_for_url("**/rules/#disk")
+
+    expect(disk).to_have_attribute("open", "")
+    expect(page.locator("#disk-title")).to_be_in_viewport()
+    page.locator(".rules-index").get_by_role("link", name="Retries").click()
+    expect(page.locator("details[open] h3", has_text="Retries")).to_be_in_viewport()
+
+
+def test_a_line_of_a_gpu_on_a_phone_keeps_the_names_of_two_owners(open_page: Open) -> None:
+    page = open_page("/", size=PHONE)
+    page.evaluate(TWO_OWNERS)
+    owners = page.locator("#probe .owner")
+
+    # The mark, and at least six letters of 12 px.
+    widths = [owner.evaluate("(e) => e.getBoundingClientRect().width") for owner in owners.all()]
+    assert len(widths) == 2
+    assert min(widths) >= 12 + 6 * 5.5
+
+
+def test_actions_for_selected_jobs_come_with_the_first_job(open_page: Open) -> None:
+    page = open_page("/jobs/?who=mine&q=nothing-is-called-so")
+    expect(page.locator("#bulk")).to_be_hidden()
+    page.goto("/jobs/new/")
+    page.get_by_label("Command").fill("sleep 30")
+    page.get_by_label("GPUs", exact=True).fill("0")
+    page.get_by_role("button", name="Submit the job").click()
+    page.wait_for_url(re.compile(r"/jobs/\d+/"))
+    page.goto("/jobs/")
+
+    expect(page.locator("#bulk")).to_be_visible()

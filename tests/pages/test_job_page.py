@@ -411,3 +411,24 @@ def test_a_job_that_waits_for_no_limit_offers_no_request(
 
     browser.post(f"/jobs/{job.pk}/request/")
     assert not Event.objects.filter(kind="LIMIT_REQUESTED").exists()
+
+
+@pytest.mark.parametrize(
+    ("learned", "shown", "hidden"),
+    [
+        (True, "of 80.0 GiB expected from earlier runs", "would have been enough"),
+        (False, "of 80.0 GiB requested", "expected from earlier runs"),
+    ],
+)
+def test_memory_that_gpucoord_learned_is_not_called_requested(
+    learned: bool, shown: str, hidden: str, alice: User, data: Path, as_user: AsUser
+) -> None:
+    jobs_made.past_runs(alice, 1)
+    Job.objects.update(gpu_memory_bytes=80 * GIB, gpu_memory_is_learned=learned)
+
+    html = page(as_user(alice), Job.objects.get())
+
+    assert shown in html
+    assert hidden not in html
+    assert ("would have been enough" in html) is not learned
+    assert "<dt>Efficiency</dt>" not in html

@@ -193,7 +193,7 @@ def _chart(panel: Panel, rows: Sequence[Row], window: HistoryWindow, slots: Any)
         for line, points in zip(panel.lines, series, strict=True)
     ]
     word = "threshold" if panel.band else panel.limit_word
-    text = f"{word} {panel.limit:.0f} {panel.unit}" if panel.limit else None
+    text = f"{word} {round_sig3(panel.limit):g} {panel.unit}" if panel.limit else None
     return Chart(panel.title, panel.unit, tuple(drawn), text, panel.band)
 
 

@@ -266,7 +266,7 @@ def job(
     ref: str,
     owner: str,
     gpus: int,
-    requested_bytes: int | None,
+    memory: MemoryLine | None,
     runs: Sequence[tuple[datetime, datetime | None]],
     query: Mapping[str, str],
     now: datetime,
@@ -274,7 +274,7 @@ def job(
     """History of a job's processes on its GPUs, from its first start to its last end or now.
 
     `runs`: begin and end of each attempt, oldest first, at least one; None: it still runs.
-    `requested_bytes`: of GPU memory, of all its GPUs together; None: nothing requested.
+    `memory`: of all its GPUs together; None: nothing requested.
     """
     life = runs[0][0], runs[-1][1]
     if query.get("range", "life") == "life" and not query.get("since"):
@@ -290,7 +290,7 @@ def job(
     rows = while_running(rows, runs, chosen.step, now)
     return {
         **ranges(chosen, now, ("life", "lifetime")),
-        "history": drawn(job_panels(gpus, requested_bytes), rows, chosen, now, covered),
+        "history": drawn(job_panels(gpus, memory), rows, chosen, now, covered),
     }
 
 
@@ -315,7 +315,15 @@ def while_running(
     return [row for row in cut if row["seen_s"] >= SHORTEST_MEAN_S] or cut
 
 
-def job_panels(gpus: int, requested_bytes: int | None) -> list[Panel]:
+@dataclass(frozen=True, slots=True)
+class MemoryLine:
+    """A line in the chart of GPU memory: "requested 20 GiB"."""
+
+    word: str
+    size_bytes: int
+
+
+def job_panels(gpus: int, memory: MemoryLine | None) -> list[Panel]:
     def utilisation(row: Row) -> float | None:
         used = _used(row)
         return None if used is None else min(100.0, 100 * used / gpus)
@@ -326,9 +334,9 @@ def job_panels(gpus: int, requested_bytes: int | None) -> list[Panel]:
             "GPU memory",
             "GiB",
             (ChartLine("mean", mean("memory_byte_s", "seen_s", GIB)),),
-            top=in_gib(requested_bytes),
-            limit=in_gib(requested_bytes),
-            limit_word="requested",
+            top=in_gib(memory.size_bytes) if memory else None,
+            limit=in_gib(memory.size_bytes) if memory else None,
+            limit_word=memory.word if memory else "",
         ),
         Panel("Power", "W", (ChartLine("mean", _power),)),
     ]

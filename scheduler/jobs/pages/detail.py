@@ -177,7 +177,7 @@ def result(job: Job, attempt: Attempt | None) -> JobResult | None:
         joules=use.joules,
         coverage_pct=use.coverage_pct,
         # A job that failed may have ended before its peak.
-        hint=sizing.right_size(job.gpu_memory_bytes, use.peak_memory_bytes)
+        hint=sizing.right_size(job_views.declared_memory(job), use.peak_memory_bytes)
         if job.outcome == Outcome.SUCCEEDED.value
         else "",
     )
@@ -190,8 +190,11 @@ def history(job: Job, query: Mapping[str, str], now: datetime) -> dict[str, Any]
     if not runs:
         return {}
     gpus = len(attempts[-1].gpu_uuids)
-    requested = job.gpu_memory_bytes * gpus if job.gpu_memory_bytes else None
-    return history_content.job(str(job.pk), job.owner.username, gpus, requested, runs, query, now)
+    memory = None
+    if job.gpu_memory_bytes:
+        word = "expected" if job.gpu_memory_is_learned else "requested"
+        memory = history_content.MemoryLine(word, job.gpu_memory_bytes * gpus)
+    return history_content.job(str(job.pk), job.owner.username, gpus, memory, runs, query, now)
 
 
 def asked_to_yield(attempt: Attempt | None) -> YieldRequest | None:

@@ -336,10 +336,10 @@ def efficiency(job: Job) -> str:
     """Request and use of its last attempt; "" when nothing is known."""
     attempt = running_attempt(job)
     use = gpu_use(attempt) if attempt else None
-    return sizing_policy.efficiency(use, _declared(job)) if use else ""
+    return sizing_policy.efficiency(use, declared_memory(job)) if use else ""
 
 
-def _declared(job: Job) -> int | None:
+def declared_memory(job: Job) -> int | None:
     return None if job.gpu_memory_is_learned else job.gpu_memory_bytes
 
 

@@ -131,7 +131,8 @@ def week(now: datetime, zone: str) -> WeekStrip:
     """The strip of the seven days that begin today."""
     today = now.astimezone(ZoneInfo(zone)).date()
     since = datetime.combine(today, time(0), ZoneInfo(zone))
-    days = tuple(f"{today + timedelta(days=n):%a %d}" for n in range(7))
+    dates = [today + timedelta(days=n) for n in range(7)]
+    days = tuple(f"{date:%a} {date.day}" for date in dates)
     strip = WeekStrip(since.astimezone(UTC), days, 0.0, zone)
     return replace(strip, now=strip.x(now))
 

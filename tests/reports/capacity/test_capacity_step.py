@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -15,6 +16,7 @@ from django.test import Client
 from django.utils import timezone
 from django_q.models import OrmQ
 
+from gpucoord_site.http.middleware import COOKIE
 from monitor.metrics.families import Families
 from monitor.models import GpuHour
 from monitor.snapshot import rows as snapshots
@@ -258,3 +260,36 @@ def test_demand_of_jobs_in_gpus_and_bytes(host: str, alice: User) -> None:
     memory = found.families["gpucoord_demand_memory_bytes"].samples
     assert gpus == {"waiting": 2.25, "running": 0}
     assert {s.labels["state"]: s.value for s in memory} == {"waiting": 180 * GIB, "running": 0}
+
+
+def test_the_hours_of_the_week_are_those_of_the_browser_with_utc_in_the_title(
+    host: str, machine: None, alice: User, as_user: AsUser
+) -> None:
+    step.compute(host, NOW, UTC_ZONE)
+    client = as_user(alice)
+    ours = _titles(client.get("/reports/capacity/").content.decode())
+    client.cookies[COOKIE] = "Asia/Tokyo"
+    html = client.get("/reports/capacity/").content.decode()
+    theirs = _titles(html)
+
+    assert "Hours are in Asia/Tokyo" in html
+    assert theirs[0].startswith("Mon 00:00 (Sun 15:00 UTC): ")
+    assert [text.split(": ", 1)[1] for text in theirs] == [
+        text.split(": ", 1)[1] for text in ours[-9:] + ours[:-9]
+    ]
+
+
+def test_hours_of_the_server_are_kept_for_a_zone_that_differs_by_half_an_hour(
+    host: str, machine: None, alice: User, as_user: AsUser
+) -> None:
+    step.compute(host, NOW, UTC_ZONE)
+    client = as_user(alice)
+    client.cookies[COOKIE] = "Asia/Kolkata"
+    html = client.get("/reports/capacity/").content.decode()
+
+    assert "Hours are in UTC, the server&#x27;s time zone." in html.replace("'", "&#x27;")
+    assert _titles(html)[0].startswith("Mon 00:00 (Mon 00:00 UTC): ")
+
+
+def _titles(html: str) -> list[str]:
+    return re.findall(r'<span class="cell h\w+" title="([^"]*)"', html)
