@@ -9,7 +9,7 @@ from typing import Any
 from zoneinfo import ZoneInfo
 
 from django.db import transaction
-from django.db.models import Count, QuerySet
+from django.db.models import Count, Exists, OuterRef, QuerySet
 from django.utils import timezone
 
 from monitor.journal.rows import events
@@ -18,7 +18,7 @@ from scheduler.facts.idle_work import Candidate, Choice, Signal, SignalName, Tem
 from scheduler.facts.jobs import JobState, NewJob
 from scheduler.lifecycle.rows import changes
 from scheduler.lifecycle.rows import queue as job_queue
-from scheduler.models import IdleChoice, IdleTemplate, Job
+from scheduler.models import Attempt, IdleChoice, IdleTemplate, Job
 
 BY = "gpucoord"
 CHOICES_KEPT = 2000
@@ -152,7 +152,11 @@ def note_problem(row: IdleTemplate, problem: str) -> None:
 
 
 def cancel_waiting(before: datetime, now: datetime) -> int:
-    """Cancel jobs that have found no GPU since this time: it is no longer idle."""
+    """Cancel jobs that have found no GPU since this time: it is no longer idle.
+
+    Those that have run before may have saved their work, so they wait for their GPU.
+    """
     waiting = open_jobs().filter(state=JobState.QUEUED.value, submitted_at__lt=before)
-    numbers = list(waiting.filter(requeues=0, failures=0).values_list("pk", flat=True))
+    ran = Attempt.objects.filter(job=OuterRef("pk"), started_at__isnull=False)
+    numbers = list(waiting.exclude(Exists(ran)).values_list("pk", flat=True))
     return changes.cancel(Job.objects.filter(pk__in=numbers), BY, now) if numbers else 0

@@ -122,6 +122,17 @@ def test_a_job_that_finds_its_gpu_in_use_is_cancelled(alice: User) -> None:
     assert Job.objects.get().outcome == "cancelled"
 
 
+@pytest.mark.parametrize("counts", [True, False])
+def test_a_job_that_has_left_its_gpu_waits_for_it_again(alice: User, counts: bool) -> None:
+    job = jobs_made.running(alice)
+    Job.objects.filter(pk=job.pk).update(
+        idle_template="train", state="queued", requeues=int(counts)
+    )
+
+    assert rows.cancel_waiting(NOW + timedelta(hours=1), NOW + timedelta(hours=1)) == 0
+    assert Job.objects.get().state == "queued"
+
+
 def test_many_jobs_that_come_too_late_are_cancelled_in_a_few_statements(alice: User) -> None:
     for name in ("one", "two", "three"):
         Job.objects.filter(pk=jobs_made.waiting(alice).pk).update(idle_template=name)
