@@ -207,6 +207,10 @@ class Client:
         """GPU-hours by the values of a tag: tag, last, from, to, user."""
         return self._json("GET", "/api/reports/tags/", params=query)
 
+    def report_by_tag_csv(self, query: dict[str, str]) -> bytes:
+        """The same as a CSV file."""
+        return self._ask("GET", "/api/reports/tags/", params=query | {"format": "csv"}).content
+
     def shares(self) -> Json:
         return self._json("GET", "/api/shares/")
 

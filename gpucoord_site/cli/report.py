@@ -40,8 +40,8 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _by_tag(options: Namespace) -> int:
-    if options.format not in ("text", "json") or options.scope:
-        connection.complain("A report by tag is text or json, of all users or of --user NAME.")
+    if options.format not in ("text", "json", "csv") or options.scope:
+        connection.complain("A report by tag is text, json or csv, of all users or --user NAME.")
         return 125
     parameters = {
         "tag": options.tag,
@@ -53,6 +53,9 @@ def _by_tag(options: Namespace) -> int:
     given = {name: value for name, value in parameters.items() if value}
 
     def work(client: Client) -> int:
+        if options.format == "csv":
+            write(client.report_by_tag_csv(given), options.output)
+            return 0
         answer = client.report_by_tag(given)
         text = "\n".join(map(escaped, tag_lines(answer)))
         write(

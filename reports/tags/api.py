@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Annotated, Any
 
-from django.http import HttpRequest
+from django.http import HttpRequest, HttpResponse
 from django.utils import timezone
 from ninja import Field, Query, Router, Schema
 
@@ -13,12 +13,11 @@ from monitor.api.input import InvalidInput
 from monitor.facts.input_rules import character_problem
 from reports.periods import policy as periods
 from reports.periods.facts import ReportRefused
-from reports.tags import rows
-from reports.tags.policy import sums
+from reports.tags import actions
+from reports.tags.actions import LONGEST_NAME, LONGEST_USER
 
 router = Router()
-LONGEST_NAME, LONGEST_USER = 40, 150
-MOST_VALUES = 1000
+FORMATS = ("json", "csv")
 
 
 class TagBody(Schema):
@@ -41,7 +40,13 @@ class TagReport(Schema):
     values: list[TagBody]
 
 
-@router.get("tags/", response=TagReport, by_alias=True, summary="Report GPU-hours by tag")
+@router.get(
+    "tags/",
+    response=TagReport,
+    by_alias=True,
+    summary="Report GPU-hours by tag",
+    url_name="report-tags",
+)
 def by_tag(
     request: HttpRequest,
     tag: Annotated[
@@ -55,7 +60,8 @@ def by_tag(
     user: Annotated[
         str, Query(max_length=LONGEST_USER, description="A user's name, or me; empty: all.")
     ] = "",
-) -> dict[str, Any]:
+    format: Annotated[str, Query(description="json or csv.")] = "json",
+) -> Any:
     """Jobs by the value of a tag, most GPU-hours first; the last 24 hours by default.
 
     Only jobs that gpucoord still stores are counted.
@@ -63,6 +69,8 @@ def by_tag(
     for name, text in (("tag", tag), ("user", user)):
         if problem := character_problem(text):
             raise InvalidInput([(name, problem)])
+    if format not in FORMATS:
+        raise InvalidInput([("format", f"Write one of {', '.join(FORMATS)}.")])
     now = timezone.now()
     try:
         period = periods.parse(last, begin, end, timezone.get_current_timezone_name(), now)
@@ -70,22 +78,9 @@ def by_tag(
         raise InvalidInput([(refused.field, refused.text)]) from None
     if user == "me":
         user = request.auth.get_username()  # type: ignore[attr-defined]
-    uses = sums(
-        rows.attempts(tag, period.since, period.until, user), period.since, period.until, now
-    )
-    values = [
-        {
-            "value": use.value,
-            "jobs": len(use.jobs),
-            "users": len(use.users),
-            "gpu_hours_held": use.held_s / 3600,
-            "gpu_hours_used": use.used_s / 3600 if use.known_s else None,
-            "efficiency": use.efficiency,
-            "coverage": use.coverage,
-        }
-        for use in uses[:MOST_VALUES]
-    ]
-    total = len(uses)
-    return {
-        "tag": tag, "from": period.since, "to": period.until, "total": total, "values": values
-    }  # fmt: skip
+    answer = actions.report(tag, period, user, now)
+    if format == "json":
+        return answer
+    response = HttpResponse(actions.as_csv(answer), content_type="text/csv; charset=utf-8")
+    response["Content-Disposition"] = f'attachment; filename="gpu-hours-by-tag-{period.name}.csv"'
+    return response

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from datetime import datetime
 
@@ -10,9 +11,18 @@ from django.db.models.fields.json import KeyTextTransform
 from django.db.models.functions import Coalesce
 
 from reports.tags.policy import TaggedAttempt
-from scheduler.models import Attempt
+from scheduler.models import Attempt, Job
 
 PIECE = 2000
+# Names of tags are those of so many newest jobs.
+NEWEST_JOBS, MOST_NAMES = 5000, 50
+
+
+def names() -> list[str]:
+    """Names of tags in use, the most frequent first."""
+    newest = Job.objects.order_by("-pk").values_list("tags", flat=True)[:NEWEST_JOBS]
+    counts = Counter(name for tags in newest for name in tags)
+    return [name for name, _ in sorted(counts.items(), key=lambda c: (-c[1], c[0]))[:MOST_NAMES]]
 
 
 def attempts(tag: str, since: datetime, until: datetime, user: str = "") -> Iterator[TaggedAttempt]:

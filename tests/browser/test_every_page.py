@@ -23,6 +23,7 @@ PATHS = [
     "/shares/",
     "/reports/capacity/",
     "/reports/stored/",
+    "/reports/tags/?tag=project",
     "/windows/",
     "/windows/ask/",
     "/events/",

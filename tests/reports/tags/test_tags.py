@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
 from django.contrib.auth.models import User
+from django.test import Client
 from django.utils import timezone
 
 from gpucoord_site.cli import report
@@ -17,6 +20,7 @@ from tests.builders import NOW
 from tests.cli_bridge import connect_as
 
 HOUR = timedelta(hours=1)
+AsUser = Callable[[User], Client]
 DAY = (NOW, NOW + 24 * HOUR)
 
 
@@ -106,4 +110,74 @@ def test_formats_of_the_other_report_are_refused_with_a_tag(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert report.main(["--tag", "project", "--format", "pdf"]) == 125
-    assert "text or json" in capsys.readouterr().err
+    assert "text, json or csv" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("vision")
+def test_the_command_writes_a_csv_file(
+    alice: User, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    connect_as(alice, monkeypatch)
+    file = tmp_path / "hours.csv"
+
+    words = ["--tag", "project", "--last", "7d", "--format", "csv", "--output", str(file)]
+    assert report.main(words) == 0
+    head, row = file.read_bytes().decode().splitlines()
+    assert head == "value,jobs,users,gpu_hours_held,gpu_hours_used,efficiency,coverage"
+    assert row == "vision,1,1,1.0,0.5,0.5,1.0"
+
+
+def test_a_value_is_no_formula_of_a_spreadsheet(alice: User, as_user: AsUser) -> None:
+    jobs_made.running(alice, tags={"project": "=1+1"})
+    Attempt.objects.update(placed_at=timezone.now() - HOUR, started_at=timezone.now() - HOUR)
+
+    answer = as_user(alice).get("/api/reports/tags/?tag=project&format=csv")
+    assert answer["Content-Type"] == "text/csv; charset=utf-8"
+    assert answer.content.decode().splitlines()[1].startswith("'=1+1,")
+
+
+def test_an_unknown_format_is_refused(alice: User, as_user: AsUser) -> None:
+    answer = as_user(alice).get("/api/reports/tags/?tag=project&format=pdf")
+
+    assert answer.status_code == 422
+    assert "json, csv" in str(answer.json())
+
+
+@pytest.mark.usefixtures("vision")
+def test_the_page_shows_the_figures_and_offers_the_file(alice: User, as_user: AsUser) -> None:
+    html = as_user(alice).get("/reports/tags/?tag=project&last=7d").content.decode()
+
+    assert "<td>vision</td>" in html
+    assert ("50 %" in html, "100 %" in html) == (True, True)
+    assert "/api/reports/tags/?tag=project&amp;last=7d&amp;format=csv" in html
+
+
+@pytest.mark.usefixtures("vision")
+def test_the_page_shows_the_jobs_of_the_user_alone(bob: User, as_user: AsUser) -> None:
+    html = as_user(bob).get("/reports/tags/?tag=project&last=7d&user=me").content.decode()
+
+    assert "No job with this tag" in html
+
+
+@pytest.mark.usefixtures("vision")
+def test_the_page_offers_the_tags_in_use(alice: User, as_user: AsUser) -> None:
+    page = as_user(alice).get("/reports/tags/")
+
+    assert page.context["names"] == ["other", "project"]
+    assert page.context["report"]["tag"] == "other"
+
+
+def test_the_page_says_how_to_tag_a_job_when_there_is_no_tag(alice: User, as_user: AsUser) -> None:
+    assert "No job has a tag yet" in as_user(alice).get("/reports/tags/").content.decode()
+
+
+@pytest.mark.parametrize(
+    "query", [f"tag={'x' * 41}", "tag=a%07", "tag=a&last=25", "tag=a&user=bob"]
+)
+def test_the_page_refuses_a_wrong_choice_with_its_reason(
+    alice: User, as_user: AsUser, query: str
+) -> None:
+    page = as_user(alice).get(f"/reports/tags/?{query}")
+
+    assert page.status_code == 422
+    assert 'role="alert"' in page.content.decode()
