@@ -12,7 +12,7 @@ from monitor.models import Event, ProcessHour
 from monitor.snapshot import rows as monitor_store
 from scheduler.facts.jobs import Dependency, NewJob, Requirement, YieldOptions
 from scheduler.lifecycle.rows import queue as job_queue
-from scheduler.models import AttemptUse, Job
+from scheduler.models import Attempt, AttemptUse, Job, YieldRequest
 from tests import jobs_made
 from tests.builders import GIB, NOW, gpu_uuid, snapshot
 from tests.monitor.past import gpu_row, process_use
@@ -432,3 +432,27 @@ def test_memory_that_gpucoord_learned_is_not_called_requested(
     assert hidden not in html
     assert ("would have been enough" in html) is not learned
     assert "<dt>Efficiency</dt>" not in html
+
+
+@pytest.mark.parametrize(
+    ("exit_code", "next_run"),
+    [(85, "The next run continues from its checkpoint."), (143, "The next run begins anew.")],
+)
+def test_a_job_that_made_room_says_so_while_it_waits_again(
+    exit_code: int, next_run: str, alice: User, data: Path, as_user: AsUser
+) -> None:
+    job = jobs_made.running(alice)
+    attempt = Attempt.objects.get(job=job)
+    at = NOW + timedelta(minutes=2)
+    YieldRequest.objects.create(
+        attempt=attempt, kind="preemption", code="Preempted", text="Job 7 of bob needs its GPU.",
+        asked_at=at, deadline=at,
+    )  # fmt: skip
+    Attempt.objects.update(ended_at=at, outcome="preempted", exit_code=exit_code)
+    Job.objects.update(state="queued", started_at=None)
+
+    html = " ".join(page(as_user(alice), job).split())
+
+    assert "Run 1 left its GPUs at " in html
+    assert " after 1 min. Job 7 of bob needs its GPU. " in html
+    assert next_run in html

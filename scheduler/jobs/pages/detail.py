@@ -23,6 +23,7 @@ from scheduler.jobs.pages import containers
 from scheduler.jobs.pages import lines as job_lines
 from scheduler.jobs.pages import serialise as job_views
 from scheduler.jobs.pages.lines import JobLine
+from scheduler.lifecycle.policy.retries import SAVED_EXIT_CODE
 from scheduler.lifecycle.probes import logs as job_logs
 from scheduler.lifecycle.probes.logs import LogPiece
 from scheduler.lifecycle.rows import changes as job_changes
@@ -60,6 +61,21 @@ class ShownLog:
     line: int | None = 1
     # Where it is, if it is on another host.
     elsewhere: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class EarlierRun:
+    """The last run of a job that waits again. left: why it left its GPUs, "" if it did not.
+
+    lasted: None if it never started. goes_on: it saved its work and continues from there.
+    """
+
+    number: int
+    outcome: str
+    lasted: timedelta | None
+    ended_at: datetime
+    left: str
+    goes_on: bool
 
 
 def head(job: Job, person: User) -> dict[str, Any]:
@@ -108,6 +124,7 @@ def live(job: Job, run_as: str, forecast: JobForecast) -> dict[str, Any]:
         "result": result(job, attempt),
         **stored_blockers.explained(forecast.reasons),
         "yields": asked_to_yield(attempt) if line.is_open else None,
+        "earlier": earlier_run(job),
         "estimate": forecast.estimate,
         "factors": forecast.factors,
         "efficiency": job_views.efficiency(job),
@@ -203,6 +220,23 @@ def asked_to_yield(attempt: Attempt | None) -> YieldRequest | None:
     return requests.first() if attempt else None
 
 
+def earlier_run(job: Job) -> EarlierRun | None:
+    """None: the job does not wait, or waits for its first run."""
+    attempt = job_views.latest(job) if job.state == JobState.QUEUED.value else None
+    if attempt is None or attempt.ended_at is None:
+        return None
+    request = asked_to_yield(attempt)
+    has_left = attempt.outcome == Outcome.PREEMPTED.value and request is not None
+    return EarlierRun(
+        attempt.number,
+        Outcome(attempt.outcome).value.replace("_", " "),
+        attempt.ended_at - attempt.started_at if attempt.started_at else None,
+        attempt.ended_at,
+        request.text if request is not None and has_left else "",
+        attempt.exit_code == SAVED_EXIT_CODE,
+    )
+
+
 def facts(content: dict[str, Any]) -> object:
     """The values shown by `live` without running times. If they change, the page is rendered."""
     job, attempt = content["job"], content["attempt"]
@@ -213,6 +247,7 @@ def facts(content: dict[str, Any]) -> object:
         repr(content["why"]),
         job.held,
         job.idle_warning,
+        content["earlier"],
         content["yields"] and (content["yields"].text, content["yields"].deadline),
         content["estimate"],
         tuple(round(factor.value, 2) for factor in content["factors"]),
