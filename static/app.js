@@ -323,4 +323,16 @@
   }
   window.addEventListener("hashchange", openTarget);
   openTarget();
+
+  // ---- A form that came back: the first field with a mistake has the focus ----
+
+  function focusMistake() {
+    const alert = one("form [role=alert]:not([data-focused])");
+    const field = alert && alert.closest("form").querySelector("[aria-invalid=true]");
+    if (!field) return;
+    alert.dataset.focused = "";
+    field.focus();
+  }
+  document.addEventListener("htmx:after:swap", focusMistake);
+  focusMistake();
 })();

@@ -198,3 +198,28 @@ def test_actions_for_selected_jobs_come_with_the_first_job(open_page: Open) -> N
     page.goto("/jobs/")
 
     expect(page.locator("#bulk")).to_be_visible()
+
+
+def test_a_rejected_form_names_its_mistakes_and_focuses_the_first(open_page: Open) -> None:
+    page = open_page("/jobs/new/", expected=("422",))
+    page.get_by_label("Command").fill("true")
+    page.get_by_label("GPUs", exact=True).fill("99")
+    page.get_by_label("Time limit").fill("soon")
+    page.keyboard.press("Enter")
+    told = page.get_by_role("alert")
+
+    expect(told.get_by_role("link")).to_have_text(["GPUs", "Time limit"])
+    expect(page.get_by_label("GPUs", exact=True)).to_be_focused()
+    told.get_by_role("link", name="Time limit").click()
+    expect(page.get_by_label("Time limit")).to_be_focused()
+
+
+@pytest.mark.parametrize(
+    ("key", "path"), [("b", "/batches/"), ("l", "/models/"), ("o", "/reports/")]
+)
+def test_two_keys_go_to_the_pages_of_the_menu(key: str, path: str, open_page: Open) -> None:
+    page = open_page("/mode/")
+    page.keyboard.press("g")
+    page.keyboard.press(key)
+
+    page.wait_for_url(f"**{path}")
