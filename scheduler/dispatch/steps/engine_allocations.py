@@ -39,7 +39,7 @@ def follow_task(nonce: str, report: TaskReport, now: datetime) -> None:
     The GPUs of the right task are requested afterwards. Call it inside the guard.
     """
     rows = Attempt.objects.filter(nonce=nonce, ended_at=None).exclude(engine="")
-    attempt = rows.exclude(engine_ref__in=("", report.ref)).first()
+    attempt = rows.exclude(engine_ref=report.ref).first()
     if attempt is None:
         return
     if attempt.gpu_uuids:

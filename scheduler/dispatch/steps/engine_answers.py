@@ -15,7 +15,7 @@ from scheduler.dispatch.steps.engine_folders import TaskFolders
 from scheduler.engines.facts import EngineName, TaskList, TaskReport, TaskState
 from scheduler.engines.policy.follow import SUBMIT_SETTLES
 from scheduler.engines.policy.slurm_texts import state_of
-from scheduler.models import EngineTask
+from scheduler.models import Attempt, EngineTask
 
 LOOK_WHEN_IDLE = timedelta(seconds=15)
 MOST_NONCES = 5000
@@ -112,10 +112,9 @@ class EngineAnswers:
 
     def _store_reports(self, tasks: list[EngineTask], at: datetime) -> None:
         """Write what changed, in a few statements."""
-        refs = {task.nonce: task.ref for task in tasks}
         changed = [task for task in tasks if self._apply_report(task, at)]
-        moved = [task.nonce for task in changed if task.ref != refs[task.nonce]]
-        if changed:
+        moved = self._moved()
+        if changed or moved:
             columns = ["ref", "word", "reason", "nodes", "expected_start_at", "seen_at"]
             columns += ["submitted_at", "refused", "missing_since", "ended_since"]
             with self._guard():
@@ -123,6 +122,18 @@ class EngineAnswers:
                 for nonce in moved:
                     follow_task(nonce, self.reports[nonce], at)
                 wake("live")
+
+    def _moved(self) -> list[str]:
+        """Nonces of open attempts that are in another task than their row says, or in none there.
+
+        An attempt has none if its runner was faster than the first answer that contains the task.
+        """
+        rows = Attempt.objects.filter(host=self._host, ended_at=None).exclude(engine="")
+        return [
+            nonce
+            for nonce, ref in rows.values_list("nonce", "engine_ref")
+            if nonce in self.reports and self.reports[nonce].ref != ref
+        ]
 
     def _apply_report(self, task: EngineTask, at: datetime) -> bool:
         """Whether the row changes."""

@@ -6,7 +6,7 @@ attempts and the newest answer, so a new process continues where a killed one st
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import partial
@@ -95,6 +95,8 @@ class EngineStep:
         self._answers = EngineAnswers(guard, host, engine.name, every, self._folders)
         self._nodes_at: datetime | None = None
         self._acted_at: dict[tuple[str, str], datetime] = {}
+        # Attempts, with their tasks, whose GPUs the engine has reported.
+        self._allocated: set[tuple[str, str]] = set()
 
     def step(self, now: datetime) -> int:
         """Returns the number of tasks that moved."""
@@ -111,6 +113,7 @@ class EngineStep:
         moved = [decision for _, decision in decisions if decision.action is not TaskAction.NONE]
         if moved:
             self._act_on(moved, now)
+        self._ask_for_unknown_gpus(attempts.values(), now)
         self._hold_and_release([task for task in tasks if task.ref], now)
         self._queue.step(tasks, waits, self._answers.problem, now)
         return len(moved)
@@ -256,8 +259,6 @@ class EngineStep:
                 return endings.end(task, attempt, files, self._specs, now)
             case TaskAction.LOST if attempt is not None and files is not None:
                 return partial(endings.record_lost, task, attempt, files, self._specs, now)
-        if attempt is not None and not attempt.gpu_uuids and task.gpus is None:
-            self._ask_for_gpus(attempt)
         return None
 
     def _is_listed(self, task: EngineTask) -> bool:
@@ -333,11 +334,21 @@ class EngineStep:
             call = partial(self._engine.allocation, ref)
             self._calls.start("allocation", (attempt.nonce, ref), call)
 
+    def _ask_for_unknown_gpus(self, attempts: Collection[Attempt], now: datetime) -> None:
+        """The engine may not have answered, or the attempt is in another task since it did."""
+        self._allocated &= {(attempt.nonce, attempt.engine_ref) for attempt in attempts}
+        for attempt in attempts:
+            is_unknown = (attempt.nonce, attempt.engine_ref) not in self._allocated
+            is_due = attempt.job.gpus and not attempt.gpu_uuids and is_unknown
+            if is_due and self._is_due("allocation", attempt.engine_ref, now):
+                self._ask_for_gpus(attempt)
+
     def _take_allocation(
         self, item: tuple[str, str], allocation: Allocation | None, now: datetime
     ) -> None:
         report = self._answers.reports.get(item[0])
         node = report.node if report else ""
+        self._allocated.add(item)
         if allocation is not None:
             record_allocation(self._guard, *item, allocation, node, now)
 
