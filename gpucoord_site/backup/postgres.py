@@ -126,7 +126,12 @@ def connect(options: Options) -> Iterator[psycopg.Connection[Any]]:
     secret = str(options.get("PASSWORD") or "") or None
     try:
         with psycopg.connect(
-            conninfo(options), password=secret, connect_timeout=CONNECT_S, autocommit=True
+            conninfo(options),
+            password=secret,
+            connect_timeout=CONNECT_S,
+            autocommit=True,
+            # Otherwise texts of a database with the encoding SQL_ASCII are bytes.
+            client_encoding="utf8",
         ) as connection:
             yield connection
     except psycopg.Error as error:

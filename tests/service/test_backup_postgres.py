@@ -204,6 +204,20 @@ def test_a_database_of_postgresql_is_restored_again_and_again(
     assert (len(rows["scheduler.Job"]), number) == (2, 4)
 
 
+def test_a_database_with_the_encoding_sql_ascii_is_restored(server: str, tmp_path: Path) -> None:
+    options = "ENCODING SQL_ASCII LC_COLLATE 'C' LC_CTYPE 'C' TEMPLATE template0"
+    url = new_database(server, f"plain {options}").partition(" ")[0]
+    plain = Installation(tmp_path / "plain", url)
+    plain.gpucoord("migrate", "--verbosity=0")
+    before, file = tables(url), str(tmp_path / "backup.tar.gz")
+    plain.gpucoord("backup", file)
+
+    plain.gpucoord("restore", "--replace", file)
+
+    assert before
+    assert before <= tables(url)
+
+
 def test_a_move_that_fails_leaves_nothing_in_the_target(server: str, lite: Installation) -> None:
     url = new_database(server, "refused")
     with closing(sqlite3.connect(lite.data / "gpucoord.sqlite3")) as database:

@@ -115,7 +115,8 @@ def test_the_image_gets_what_the_wheel_needs_and_no_secret() -> None:
     ignored = {line.strip("/") for line in (ROOT / ".dockerignore").read_text().splitlines()}
 
     assert ignored.isdisjoint({"templates", "static", "monitor", "scheduler", "reports", "LICENSE"})
-    assert {".git", ".env"} <= ignored
+    # A data folder or settings in the source hold secrets, too.
+    assert {".git", ".env", "data", "gpucoord.toml", "*.sqlite3*"} <= ignored
     steps = lines("Dockerfile")
     assert [s for s in steps if s.startswith("ENTRYPOINT")] == ['ENTRYPOINT ["gpucoord"]']
 
@@ -143,6 +144,16 @@ def test_the_image_runs_commands_and_copies_files_that_exist() -> None:
     assert extra in extras["optional-dependencies"]
     (check,) = re.findall(r"http://127\.0\.0\.1:8000(/\w+)", " ".join(by_word["HEALTHCHECK"]))
     assert resolve(check).func is not None
+
+
+def test_the_data_folder_of_the_image_is_private_and_its_jobs_do_not_run_as_root() -> None:
+    steps = " ".join(lines("Dockerfile")).replace("\\ ", "")
+
+    (folder,) = re.findall(r"GPUCOORD_DATA=(\S+)", steps)
+    assert f"install -d -m 0700 {folder} " in steps
+    assert f"VOLUME {folder} " in steps
+    (account,) = re.findall(r"GPUCOORD_RUN_AS=(\S+)", steps)
+    assert account not in {"root", "auto"}
 
 
 def test_the_proxy_examples_pass_what_gpucoord_judges() -> None:
