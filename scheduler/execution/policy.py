@@ -268,4 +268,4 @@ def backoff_after(refusals: int) -> timedelta | None:
 
 def pause_after(failures: int) -> timedelta:
     """The exponential back-off after this many failures in a row, at least one."""
-    return min(LONGEST_PAUSE, FIRST_PAUSE * 2 ** min(failures - 1, 16))
+    return min(LONGEST_PAUSE, FIRST_PAUSE * (1 << min(failures - 1, 16)))

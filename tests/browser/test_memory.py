@@ -86,7 +86,6 @@ def test_a_dashboard_open_for_half_an_hour_holds_no_more_than_a_new_one(open_pag
     after, new = memory(page), _settled(open_page("/"))
 
     is_live(page)
-    print(f"before {before}\nafter {after}\nnew {new}")
     assert after.nodes < new.nodes + 50
     assert after.listeners <= before.listeners + 5
     assert after.heap < before.heap + 1_000_000
