@@ -33,6 +33,7 @@ urlpatterns = [
     path("idle-work/", idle_work_pages.idle_work, name="idle-work"),
     path("jobs/", job_views.jobs, name="jobs"),
     path("jobs/new/", job_views.new, name="job-new"),
+    path("jobs/new/draft/", job_views.draft, name="job-draft"),
     path("jobs/new/presets/<int:pk>/remove/", job_views.remove_preset, name="job-preset-remove"),
     path("jobs/views/", job_views.save_view, name="jobs-view-save"),
     path("jobs/views/remove/", job_views.remove_view, name="jobs-view-remove"),

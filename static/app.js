@@ -215,6 +215,14 @@
 
   const insecure = document.getElementById("insecure");
   if (insecure) insecure.hidden = window.isSecureContext;
+  document.documentElement.classList.toggle("no-clipboard", !window.isSecureContext);
+  document.addEventListener("click", async (event) => {
+    const button = event.target.closest("button[data-copy]");
+    if (!button) return;
+    await navigator.clipboard.writeText(document.getElementById(button.dataset.copy).textContent);
+    button.textContent = "Copied";
+    setTimeout(() => { button.textContent = "Copy"; }, 2000);
+  });
 
   // ---- Menus close when the reader goes on ----
 

@@ -161,3 +161,18 @@ def test_a_line_of_a_log_has_an_address(open_page: Open) -> None:
 
     expect(page.locator("#L290")).to_have_class("line chosen")
     expect(page.locator("#L290")).to_be_in_viewport()
+
+
+def test_the_expected_start_and_the_commands_follow_the_form(open_page: Open) -> None:
+    page = open_page("/jobs/new/")
+    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    page.get_by_label("Command").fill("python train.py")
+    page.get_by_label("GPUs", exact=True).fill("0")
+
+    expect(page.locator("#draft")).to_contain_text("The job would start now.")
+    page.get_by_label("GPUs", exact=True).fill("3")
+    expect(page.locator("#draft-command")).to_contain_text("--gpus 3")
+    page.get_by_role("button", name="Copy for gpucoord submit").click()
+
+    copied = page.evaluate("navigator.clipboard.readText()")
+    assert copied == "gpucoord submit --detach --gpus 3 -- 'python train.py'"

@@ -1,14 +1,21 @@
 from __future__ import annotations
 
+import json
+import re
+import shlex
 from collections.abc import Callable
+from html import unescape
 
 import pytest
 from django.contrib.auth.models import User
 from django.test import Client
 from django.utils import timezone
 
+from gpucoord_site.cli import submit
 from monitor.facts.gpu_states import GpuState
 from monitor.snapshot import rows as snapshots
+from scheduler.facts.field_types import Door
+from scheduler.facts.job_fields import fields_of
 from scheduler.models import Job, JobPreset
 from tests import jobs_made
 from tests.builders import GIB, gpu, gpu_uuid, snapshot
@@ -275,4 +282,125 @@ def test_it_shows_the_models_with_their_free_gpus_and_takes_one_over(browser: Cl
     html = browser.post("/jobs/new/", {"command": "mine.py", "use_model": name}).content.decode()
     assert f'name="model" value="{name}"' in html
     assert "mine.py" in html
+    assert not Job.objects.exists()
+
+
+MUCH = {
+    "command": "cd '/srv/my data'\r\npython train.py --epochs 3",
+    "gpus": "2",
+    "gpu_memory": "20GiB",
+    "exclusive": "on",
+    "priority": "4",
+    "time_limit": "90 min",
+    "name": "a 'quoted' name",
+    "cwd": "/tmp",
+    "env": "LR=s3cret\r\nexport MODE=offline",
+    "tags": "project=vision\r\nurgent",
+    "model": "H100*",
+    "cpus": "2.5",
+    "retries": "2",
+    "array": "0-3%2",
+    "preemptible": "on",
+}
+
+
+def draft(browser: Client, **fields: str) -> str:
+    response = browser.post("/jobs/new/draft/", fields)
+    assert response.status_code == 200
+    assert not Job.objects.exists()
+    return response.content.decode()
+
+
+def line(html: str, name: str) -> list[str]:
+    """The words of a line that the page offers for a shell."""
+    found = re.search(rf'<code id="draft-{name}">(.*?)</code>', html, re.DOTALL)
+    assert found
+    return shlex.split(unescape(found[1]))
+
+
+def saved(browser: Client, body: object) -> list[dict[str, object]]:
+    """Submit by REST; returns what is stored of the fields of the form, and removes it."""
+    answer = browser.post("/api/jobs/", body, content_type="application/json")
+    assert answer.status_code == 201, answer.content
+    return stored()
+
+
+def stored() -> list[dict[str, object]]:
+    names = [field.column for field in fields_of(Door.FORM) if field.column]
+    rows = [{name: getattr(job, name) for name in names} for job in Job.objects.order_by("pk")]
+    Job.objects.all().delete()
+    return rows
+
+
+def by_command(words: list[str]) -> dict[str, object]:
+    """The request that the command line would send to another machine."""
+    options, command = submit._parsed(
+        ["--url", "https://gpu.example.org", *words[2:]], submit.PARSERS["submit"]()
+    )
+    return submit.body_of(options, command)
+
+
+def test_the_shown_commands_submit_the_same_job_as_the_form(
+    browser: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LR", "s3cret")
+    monkeypatch.setenv("MODE", "offline")
+    html = draft(browser, **MUCH)
+    words, request = line(html, "command"), json.loads(line(html, "curl")[-2])
+    assert request["env"] == {"LR": "…", "MODE": "…"}
+
+    browser.post("/jobs/new/", MUCH)
+    by_form = stored()
+
+    assert len(by_form) == 4
+    assert saved(browser, request | {"env": {"LR": "s3cret", "MODE": "offline"}}) == by_form
+    assert saved(browser, by_command(words)) == by_form
+
+
+def test_the_shown_commands_leave_defaults_out(browser: Client) -> None:
+    html = draft(browser, command="true", gpus="1", priority="3")
+
+    assert line(html, "command") == ["gpucoord", "submit", "--detach", "--", "true"]
+    assert json.loads(line(html, "curl")[-2]) == {"command": "true"}
+    assert line(html, "curl")[-1] == "http://testserver/api/jobs/"
+
+
+def test_the_shown_commands_never_hold_the_value_of_a_variable(browser: Client) -> None:
+    assert "s3cret" not in draft(browser, **MUCH)
+
+
+def test_a_value_that_begins_like_an_option_stays_a_value(browser: Client) -> None:
+    words = line(draft(browser, command="true", name="-x"), "command")
+
+    assert by_command(words)["name"] == "-x"
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"command": "true", "gpus": "0"}, "The job would start now."),
+        ({"command": "true", "gpus": "9"}, "this machine has 1 GPU"),
+        ({"command": ""}, "Write a command"),
+        ({"command": "true", "gpu_memory": "lots"}, "GPU memory (each GPU): "),
+    ],
+)
+def test_the_start_is_told_while_the_form_is_filled_in(
+    browser: Client, fields: dict[str, str], says: str
+) -> None:
+    snapshots.record(snapshot((gpu(0),), at=timezone.now()))
+
+    assert says in draft(browser, **fields)
+
+
+def test_it_offers_the_free_gpus_and_takes_one_over(browser: Client) -> None:
+    busy = gpu(1, state=GpuState.SCRIPT_BUSY)
+    free = gpu(0, state=GpuState.IDLE)
+    snapshots.record(snapshot((free, busy), at=timezone.now()))
+
+    html = browser.get("/jobs/new/").content.decode()
+    chosen = browser.post("/jobs/new/", {"command": "true", "use_gpu": gpu_uuid(0)})
+
+    offered = re.findall(r'name="use_gpu" value="([^"]+)"[^>]*>([^<]+)', html)
+    assert offered == [(gpu_uuid(0), "GPU 0")]
+    assert chosen.context["form"]["on_gpu"].value() == gpu_uuid(0)
     assert not Job.objects.exists()

@@ -40,7 +40,7 @@ def _form_field(field: JobField) -> forms.Field:
         # The label says it all.
         return forms.BooleanField(**common, widget=forms.CheckboxInput(attributes))
     common["help_text"] = f"{field.help} {NOTES.get(field.name, '')}".strip()
-    common["initial"] = field.initial or _initial(field, field.default)
+    common["initial"] = shown_default(field)
     if kind is Kind.CHOICE:
         widget = forms.Select(attributes)
         return forms.ChoiceField(choices=field.type.choices, widget=widget, **common)
@@ -128,6 +128,11 @@ def filled_from(job: Job) -> dict[str, Any]:
         if field.column and field.is_repeated
     }
     return initial | {"env": _names(job)}
+
+
+def shown_default(field: JobField) -> Any:
+    """The value that the empty form shows."""
+    return field.initial or _initial(field, field.default)
 
 
 def _initial(field: JobField, value: Any) -> Any:

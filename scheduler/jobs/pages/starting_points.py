@@ -23,6 +23,7 @@ LONGEST_NAME, LONGEST_VALUES = 40, 20_000
 # Values of variables may be secrets, and times and other jobs differ with each submission.
 NOT_SAVED = {"env", "begin", "after", "after_success"}
 SHORT = 36
+MOST_FREE = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,10 +45,24 @@ class ModelChoice:
     capability: str
 
 
+@dataclass(frozen=True, slots=True)
+class FreeGpu:
+    """A GPU that is idle, healthy and open for jobs now."""
+
+    uuid: str
+    label: str
+
+
 def context(person: User) -> dict[str, Any]:
     """For the page, beside the form."""
-    gpus = [gpu for host in snapshots.newest_all() for gpu in host.gpus]
-    return {"presets": presets(person), "recent": recent(person), "models": models(gpus)}
+    hosts = snapshots.newest_all()
+    gpus = [gpu for host in hosts for gpu in host.gpus]
+    return {
+        "presets": presets(person),
+        "recent": recent(person),
+        "models": models(gpus),
+        "free_gpus": free_gpus({host.host.name: host.gpus for host in hosts}),
+    }
 
 
 def presets(person: User) -> list[JobPreset]:
@@ -120,6 +135,18 @@ def models(gpus: Iterable[GpuReading]) -> Sequence[ModelChoice]:
         for name, same in by_name.items()
     ]
     return sorted(choices, key=lambda choice: (-(choice.memory_bytes or 0), choice.name))
+
+
+def free_gpus(hosts: Mapping[str, Sequence[GpuReading]]) -> Sequence[FreeGpu]:
+    """GPUs that a job could get now; those of each host by their number."""
+    of_several = len(hosts) > 1
+    free = [
+        FreeGpu(gpu.uuid, f"GPU {gpu.index} of {host}" if of_several else f"GPU {gpu.index}")
+        for host, gpus in sorted(hosts.items())
+        for gpu in sorted(gpus, key=lambda gpu: gpu.index)
+        if _is_free(gpu)
+    ]
+    return free[:MOST_FREE]
 
 
 def _is_free(gpu: GpuReading) -> bool:

@@ -20,15 +20,12 @@ from django_htmx.http import HttpResponseClientRedirect
 
 from monitor.api.input import posted_text
 from monitor.facts.input_rules import character_problem, is_number
-from scheduler.blockers.policy import stored_blockers
 from scheduler.dispatch.steps import preview
 from scheduler.facts.jobs import JobState
-from scheduler.facts.units import size
-from scheduler.intake import actions as intake_actions
 from scheduler.jobs.pages import detail as job_page
+from scheduler.jobs.pages import drafts, sooner, starting_points
 from scheduler.jobs.pages import lines as job_lines
 from scheduler.jobs.pages import serialise as job_views
-from scheduler.jobs.pages import sooner, starting_points
 from scheduler.jobs.pages import table as job_table
 from scheduler.jobs.pages.forms import NewJobForm, filled_from
 from scheduler.jobs.pages.table import JobFilters
@@ -36,7 +33,6 @@ from scheduler.lifecycle.rows import changes as job_changes
 from scheduler.lifecycle.rows import queue as job_queue
 from scheduler.lifecycle.rows import relations
 from scheduler.models import Job, JobPreset, SavedView
-from scheduler.sizing import policy as sizing
 
 LONGEST_REASON = 200
 BULK_ACTIONS = {"cancel": "Cancelled", "hold": "Held", "release": "Released"}
@@ -150,8 +146,8 @@ def _new_context(request: HttpRequest, form: NewJobForm) -> dict[str, object]:
 
 
 def _chosen(request: HttpRequest) -> dict[str, str]:
-    """The field that a button of the form fills in: a GPU model or the suggested memory."""
-    buttons = {"use_model": "model", "use_memory": "gpu_memory"}
+    """The field that a button of the form fills in: a GPU, its model or the suggested memory."""
+    buttons = {"use_model": "model", "use_gpu": "on_gpu", "use_memory": "gpu_memory"}
     return {
         field: request.POST[button] for button, field in buttons.items() if button in request.POST
     }
@@ -161,17 +157,21 @@ def _what_if(request: HttpRequest, form: NewJobForm, now: datetime) -> HttpRespo
     """The expected start of the job in the form. Nothing is submitted."""
     context = _new_context(request, form)
     if form.is_valid():
-        person = _person(request)
-        new = intake_actions.fitted(form.cleaned_data["new"], person)
-        answer = preview.what_if(new, person.username, now)
-        context["answer"] = answer
-        context["viewer"] = person.username
-        context |= stored_blockers.explained(map(stored_blockers.body, answer.blockers))
-        context["limits"] = intake_actions.refusals(new, person)
-        if suggestion := intake_actions.memory_suggestion(new, person):
-            context["suggestion"] = sizing.sentence(suggestion)
-            context["memory"] = size(suggestion.memory_bytes)
+        context |= drafts.expected(form, _person(request), now)
     return render(request, "scheduler/new.html", context)
+
+
+@require_POST
+def draft(request: HttpRequest) -> HttpResponse:
+    """A part of the page: the same while the user types, and commands that submit the job."""
+    now, person = timezone.now(), _person(request)
+    form = NewJobForm(request.POST, person=person, now=now)
+    context: dict[str, object] = {"form": form}
+    if form.is_valid():
+        context |= drafts.expected(form, person, now)
+        address = request.build_absolute_uri("/")
+        context["equivalents"] = drafts.equivalents(form.cleaned_data, address)
+    return render(request, "scheduler/_draft.html", context)
 
 
 @require_http_methods(["GET", "HEAD", "POST"])
