@@ -1,4 +1,4 @@
-"""What would become of the job in the form, and the same submission by command line and by REST."""
+"""Forecast of the job in the form, and the same submission by command line and by REST."""
 
 from __future__ import annotations
 
