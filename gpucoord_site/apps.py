@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 import gc
-from importlib import import_module
+from functools import cache
 from typing import Any
 
 from django.apps import AppConfig
-from django.conf import settings
+from django.contrib import admin
 from django.contrib.admin import apps
 from django.contrib.admin.checks import check_admin_app, check_dependencies
 from django.core import checks
+
+
+@cache
+def load_admin() -> None:
+    """Register its pages, once. Only a process that serves or checks them needs it."""
+    admin.autodiscover()
+    from gpucoord_site.accounts import admin as account_admin
+
+    account_admin.install()
 
 
 class AdminConfig(apps.SimpleAdminConfig):
@@ -25,7 +34,7 @@ class AdminConfig(apps.SimpleAdminConfig):
 
 
 def _check_pages(*args: Any, **options: Any) -> list[checks.CheckMessage]:
-    import_module(settings.ROOT_URLCONF)
+    load_admin()
     return check_admin_app(*args, **options)
 
 

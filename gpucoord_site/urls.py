@@ -8,15 +8,14 @@ from django.contrib.auth import views as auth
 from django.contrib.auth.decorators import login_not_required
 from django.urls import include, path
 
-from gpucoord_site.accounts import admin as account_admin
 from gpucoord_site.accounts import agents as account_agents
 from gpucoord_site.accounts import views as account_views
+from gpucoord_site.apps import load_admin
 from gpucoord_site.http import api as http_api
 from gpucoord_site.http import api_docs, setup
 from gpucoord_site.http import metrics as metrics_view
 
-admin.autodiscover()
-account_admin.install()
+load_admin()
 handler500 = "gpucoord_site.http.errors.server_error"
 handler400 = "gpucoord_site.http.errors.bad_request"
 urlpatterns = [
