@@ -48,11 +48,13 @@ def followed(client: Client, batch: int) -> tuple[dict[str, Any], list[str]]:
 def test_a_batch_goes_on_after_kills_at_each_step(tmp_path: Path) -> None:
     done = tmp_path / "done"
     account = pwd.getpwuid(os.geteuid()).pw_name
-    settings = {"GPUCOORD_POLICY": json.dumps(POLICY), "GPUCOORD_SIMULATED_GPUS": "2"}
+    settings = {"GPUCOORD_POLICY": json.dumps(POLICY), "GPUCOORD_SIMULATED_GPUS": "8"}
     with Service(tmp_path / "data", **settings) as service:
         wait_until(lambda: service.healthz().status_code == 200, 15, "a healthy service")
         with Client(service) as client:
             model = {"gpu_memory": "1GiB", "gpus": 1, "min_instances": 1, "account": account}
+            # Nobody else uses it, so the batch takes it from the model.
+            model |= {"on_gpus": ["7"]}
             client.post("models/", name="m", command=COMMAND, **model)
 
             def ready() -> list[Any]:
@@ -62,7 +64,7 @@ def test_a_batch_goes_on_after_kills_at_each_step(tmp_path: Path) -> None:
             wait_until(ready, 20, "a model")
             command = f'sleep 0.3; echo "$GPUCOORD_ITEM" >> {done}'
             batch = client.post(
-                "batches/", command=command, items=ITEMS, gpu_mode="exclusive", gpus=1
+                "batches/", command=command, items=ITEMS, gpu_mode="exclusive", gpus=1, on_gpu=7
             )["id"]
 
             body, seen = followed(client, batch)
