@@ -122,9 +122,11 @@ def test_the_gpu_stays_locked_until_the_end(run: Run, tmp_path: Path) -> None:
 def test_the_gpu_is_unlocked_when_the_result_is_there(run: Run, tmp_path: Path) -> None:
     """The guardian has the lock files open, too."""
     bounds = {"lock_folder": str(tmp_path), "gpus": [0], "alone": True, "instance": 5}
-    attempt = run("true", bounds=bounds)
+    gate = tmp_path / "gate"
+    attempt = run(f"until [ -e {gate} ]; do sleep 0.02; done", bounds=bounds)
     guardian = attempt.started().guardian_pid
     os.kill(guardian, 0)
+    gate.touch()
     attempt.result()
 
     locked = locks.lock_gpus(tmp_path, [0], alone=True, instance=6)
