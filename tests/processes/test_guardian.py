@@ -123,7 +123,7 @@ def test_the_gpu_is_unlocked_when_the_result_is_there(run: Run, tmp_path: Path) 
     """The guardian has the lock files open, too."""
     bounds = {"lock_folder": str(tmp_path), "gpus": [0], "alone": True, "instance": 5}
     gate = tmp_path / "gate"
-    attempt = run(f"until [ -e {gate} ]; do sleep 0.02; done", bounds=bounds)
+    attempt = run(*SHELL, f"until [ -e {gate} ]; do sleep 0.02; done", bounds=bounds)
     guardian = attempt.started().guardian_pid
     os.kill(guardian, 0)
     gate.touch()
