@@ -95,7 +95,7 @@ class Config(BaseSettings):
     )
     debug: bool = Field(False, description="Error pages with source code: never in public.")
     log: Literal["text", "json"] = Field("text", description="Format of log lines: text or json.")
-    node: Text = Field(
+    node: Annotated[Text, AfterValidator(values.host_name)] = Field(
         default_factory=socket.gethostname,
         min_length=1,
         max_length=100,

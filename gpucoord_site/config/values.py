@@ -30,6 +30,15 @@ def zone(name: str) -> str:
     return name
 
 
+def host_name(name: str) -> str:
+    """It is in addresses of pages, log lines and options, where "any" has a meaning."""
+    if name == "any":
+        raise ValueError("it must be another name: --host any means every host")
+    if not name.isprintable() or {".", ".."} & set(name.split("/")):
+        raise ValueError("it must be a name without control characters, and not . or ..")
+    return name
+
+
 def networks(names: list[str]) -> list[str]:
     for name in names:
         try:

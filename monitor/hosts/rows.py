@@ -9,10 +9,10 @@ from datetime import datetime, timedelta
 from hashlib import sha256
 from typing import Any
 
-from django.db.models import QuerySet
+from django.db.models import QuerySet, Sum
 
 from monitor.facts.hosts import HostFact, HostState, JoiningHost
-from monitor.models import Gpu, Host, JoinToken, LatestSnapshot
+from monitor.models import Gpu, Host, HostMinute, JoinToken, LatestSnapshot
 from monitor.runtime.rows.database import prepared
 from monitor.runtime.rows.prepared import compiled_once
 
@@ -44,6 +44,16 @@ def _all_rows() -> QuerySet[Host]:
 @compiled_once
 def _hosts_of_gpus() -> QuerySet[Any, str]:
     return Gpu.objects.values_list("host", flat=True)
+
+
+def takes_jobs(name: str) -> bool:
+    """Whether new jobs may start there. A host that never registered takes them too."""
+    return all(state == HostState.ACTIVE.value for state in _states(name))
+
+
+@compiled_once
+def _states(name: str) -> QuerySet[Any, str]:
+    return Host.objects.filter(pk=name).values_list("state", flat=True)
 
 
 def registered(names: Collection[str]) -> list[HostFact]:
@@ -130,6 +140,12 @@ def mark_heard(name: str) -> bool:
     return is_silent and bool(silent.update(silent_since_at=None))
 
 
+def seconds_with_readings(name: str, since: datetime) -> int:
+    """Of this host, from the rollups of whole minutes."""
+    minutes = HostMinute.objects.filter(host=name, t__gte=since.timestamp())
+    return minutes.aggregate(seconds=Sum("seen_s"))["seconds"] or 0
+
+
 def remove(name: str) -> None:
     """Forget the host and its newest reading. Its history stays."""
     Host.objects.filter(pk=name).delete()
@@ -156,4 +172,4 @@ def use_token(text: str) -> bool:
 
 
 def _digest(text: str) -> str:
-    return sha256(text.encode()).hexdigest()
+    return sha256(text.encode(errors="surrogateescape")).hexdigest()

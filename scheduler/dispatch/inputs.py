@@ -109,9 +109,7 @@ class HostGate:
 
     def __init__(self, host: str) -> None:
         self._host = host
-        self._drained: TimedCache[Drained | None] = TimedCache(
-            lambda now: drained(host, now), DRAINED_FOR
-        )
+        self._drained = self._drained_cache()
         self._takers: TimedCache[list[str]] = TimedCache(
             lambda now: [fact.name for fact in host_rows.all_hosts() if _is_taker(fact, now)],
             DRAINED_FOR,
@@ -132,6 +130,17 @@ class HostGate:
         if state is None:
             return here
         return [replace(job, waits=(*job.waits, state.blocker)) for job in here]
+
+    def _drained_cache(self) -> TimedCache[Drained | None]:
+        return TimedCache(lambda now: drained(self._host, now), DRAINED_FOR)
+
+    def is_closed(self) -> bool:
+        """Whether an operator has drained or disabled the host, without the delay of the cache."""
+        if host_rows.takes_jobs(self._host):
+            return False
+        # The next plan must know it.
+        self._drained = self._drained_cache()
+        return True
 
     def takers(self, now: datetime) -> list[str]:
         """The hosts in contact that take jobs."""

@@ -1,27 +1,34 @@
 """The controller's part that reports silent hosts, and settles jobs of hosts that are down.
 
-Nothing is restarted elsewhere before an operator has confirmed that the host is down, and then only
-jobs with `requeue`. When such a host returns, it ends what those jobs have left there.
+Nothing is restarted elsewhere before an operator or the threshold `retries.down_after_minutes` has
+confirmed that the host is down, and then only jobs with `requeue`. When such a host returns, it
+ends what those jobs have left there.
 """
 
 from __future__ import annotations
 
 import signal
-from datetime import datetime
+from datetime import datetime, timedelta
 from pathlib import Path
 
 from django.db.models import QuerySet
 
+from monitor.facts.hosts import HostFact
 from monitor.facts.readings import Snapshot
-from monitor.hosts import policy, rows
+from monitor.hosts import actions, policy, rows
 from monitor.journal.rows import events
 from monitor.runtime.probes.process_identity import boot_id
 from monitor.runtime.rows.database import prepared
 from monitor.runtime.rows.item_isolation import ItemIsolation
 from monitor.runtime.rows.wakeups import wake
+from monitor.thresholds import rows as thresholds
 from scheduler.execution.steps import outcomes
+from scheduler.lifecycle.policy.retries import RetryPolicy
 from scheduler.models import Attempt
 from scheduler.runner import attempt_files, files
+
+# Named as the operator who confirmed it.
+BY_THRESHOLD = "Threshold retries.down_after_minutes"
 
 
 @prepared
@@ -63,9 +70,29 @@ class HostWatch:
                 text = f"Contact with the host {host.name} is lost; its jobs may still run."
                 events.add("HOST_SILENT", text, now=now, host=host.name, severity="warning")
                 wake("live")
+            if host.down_at is None:
+                self._confirm_down(host, since, now)
+
+    def _confirm_down(self, host: HostFact, since: datetime, now: datetime) -> None:
+        """As an operator does, after the time of the threshold.
+
+        Only time in which this host had readings counts. While the database was away, all hosts
+        were silent.
+        """
+        wanted = timedelta(minutes=thresholds.current(RetryPolicy).down_after_minutes)
+        if not wanted or now - since < wanted:
+            return
+        if rows.seconds_with_readings(self._host, since) >= wanted.total_seconds():
+            actions.confirm_down(host, BY_THRESHOLD, now)
 
     def _requeue(self, now: datetime) -> list[int]:
         down = [name for name in rows.confirmed_down() if name != self._host]
+        # A host that sends readings again continues its jobs, and is not down.
+        down = [
+            host.name
+            for host in (rows.registered(down) if down else ())
+            if host.seen_at is None or policy.silent_since(host, now) is not None
+        ]
         if not down:
             return []
         # A job that another engine runs is on a node of that engine, which may be up.

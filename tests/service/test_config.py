@@ -195,6 +195,15 @@ def test_an_empty_variable_counts_as_not_set(monkeypatch: pytest.MonkeyPatch) ->
     assert (config.port, config.admin_password, config.database_url) == (8000, None, None)
 
 
+@pytest.mark.parametrize("name", ["a\nb", "a\x1bb", "..", "../jobs", "any"])
+def test_a_host_name_that_pages_logs_or_options_cannot_hold_is_refused(
+    monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setenv("GPUCOORD_NODE", name)
+
+    assert "it must be" in _problem()
+
+
 def test_the_data_folder_is_absolute(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("GPUCOORD_DATA", "here")
 

@@ -252,6 +252,8 @@ class Dispatcher:
         with self._guard():
             # Another host must not preempt for the same job.
             is_change = bool(made.placements or made.preemptions)
+            if is_change and self._supply.gate.is_closed():
+                return None
             if not transitions.commit_if_current(turn, has_placements=is_change):
                 return None
             placed = each(

@@ -58,6 +58,11 @@ class RetryPolicy:
              "after an out-of-memory failure.")
     most_lost: int = threshold(10, "Maximum lost attempts", ge=0,
         help="A job whose runner or GPU was lost more often is held until it is released.")
+    down_after_minutes: float = threshold(0.0, "Silent host counts as down after", unit="min",
+        ge=0, le=10080,
+        help="Jobs with requeue that ran there then start on other hosts, as if an operator had "
+             "confirmed it. If the host still runs, such a job may run twice for a while. "
+             "0 = only an operator confirms it.")
     # fmt: on
 
 

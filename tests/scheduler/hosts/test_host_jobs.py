@@ -18,8 +18,10 @@ from django.utils import timezone
 from monitor.facts.hosts import HostState, JoiningHost
 from monitor.hosts import rows as hosts
 from monitor.journal.rows import events
+from monitor.models import HostMinute
 from monitor.runtime.probes.process_identity import boot_id
 from monitor.snapshot import rows as snapshots
+from monitor.thresholds import rows as thresholds
 from scheduler.dispatch.steps.dispatcher import Dispatcher
 from scheduler.execution.steps.executor import Executor
 from scheduler.execution.steps.specs import SpecWriter
@@ -150,6 +152,18 @@ def test_the_only_host_names_its_drain_as_the_reason(alice: User) -> None:
     assert plan("east", at_s=5) == [job.pk]
 
 
+@pytest.mark.usefixtures("both")
+def test_a_host_that_was_drained_a_moment_ago_takes_no_job(alice: User) -> None:
+    dispatcher = Dispatcher(transaction.atomic, "east", PlanPolicy(cpu_jobs=1))
+    submit(alice, host="west")
+    dispatcher.step(NOW)
+    hosts.set_state("east", HostState.DRAINED, "olga", "", NOW)
+    job = submit(alice, host="east")
+
+    assert dispatcher.step(NOW + SECOND / 2) == []
+    assert codes(job) == ["HostDrained"]
+
+
 def silent_job(owner: User, *, requeue: bool) -> Job:
     """A running job of gpubox, whose last reading is a minute old at NOW + 60 s."""
     see("gpubox")
@@ -196,6 +210,48 @@ def test_only_jobs_with_requeue_run_elsewhere_once_the_host_is_confirmed_down(
     assert look(data, at_s=121) == []
 
 
+def test_a_host_that_sends_readings_again_keeps_its_jobs_though_it_was_confirmed_down(
+    alice: User, data: Path
+) -> None:
+    job = silent_job(alice, requeue=True)
+    hosts.confirm_down("gpubox", "root", NOW + 50 * SECOND)
+    see("gpubox", at_s=59)
+    see("east", 1, at_s=60)
+
+    assert look(data) == []
+    job.refresh_from_db()
+    assert job.state == "running"
+
+
+def watch_minutes(host: str, minutes: int) -> None:
+    """Readings of this host in the minutes that begin after NOW."""
+    columns = {
+        field.name: 0
+        for field in HostMinute._meta.fields
+        if not field.null and field.name not in ("id", "host", "t", "seen_s")
+    }
+    first = int(NOW.timestamp()) // 60 * 60 + 60
+    for number in range(minutes):
+        HostMinute.objects.create(host=host, t=first + 60 * number, seen_s=60, **columns)
+
+
+@pytest.mark.parametrize(
+    ("minutes", "watched", "is_down"),
+    [(0, 10, False), (5, 2, False), (5, 5, True), (15, 10, False)],
+)
+def test_a_silent_host_counts_as_down_after_the_time_of_the_threshold_in_which_others_had_readings(
+    alice: User, data: Path, minutes: int, watched: int, is_down: bool
+) -> None:
+    """The other host had none while the database was away."""
+    job = silent_job(alice, requeue=True)
+    thresholds.change("retries", {"down_after_minutes": minutes}, by="olga", now=NOW)
+    see("east", 1, at_s=700)
+    watch_minutes("east", watched)
+
+    assert look(data, at_s=700) == ([job.pk] if is_down else [])
+    assert (hosts.confirmed_down() == ["gpubox"]) is is_down
+
+
 def test_a_job_that_slurm_runs_is_not_requeued_with_its_submit_host(
     alice: User, data: Path
 ) -> None:
@@ -208,6 +264,10 @@ def test_a_job_that_slurm_runs_is_not_requeued_with_its_submit_host(
     assert look(data) == []
     job.refresh_from_db()
     assert (job.state, job.attempts.get().abandoned) == ("running", False)
+
+
+def test_a_token_of_bytes_that_are_no_text_is_unknown() -> None:
+    assert not hosts.is_valid_token("gpj_\udcff", NOW)
 
 
 def test_a_join_token_is_good_for_one_host() -> None:
