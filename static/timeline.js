@@ -170,8 +170,18 @@
     said.append(behind);
   }
 
+  // A bar or band as it is found again in a row that an update has replaced.
+  const addressOf = (part) => [part.closest(".tl-row").id, part.getAttribute("href") || part.dataset.say, part.dataset.begin];
+  function findAgain([row, name, begin]) {
+    const parts = [...document.querySelectorAll(`#${CSS.escape(row)} :is(.tl-link, .tl-band)`)]
+      .filter((part) => (part.getAttribute("href") || part.dataset.say) === name);
+    return parts.find((part) => part.dataset.begin === begin) || (parts.length === 1 ? parts[0] : null);
+  }
+
+  let told = null;
   function tell(target) {
     const link = target.closest(".tl-link"), band = target.closest(".tl-band");
+    if (link || band) told = addressOf(link || band);
     const times = ({ dataset }) => [dataset.begin, dataset.end].map(Number).filter(Boolean);
     if (link) say(words(link), times(link));
     else if (band) say(`${band.dataset.say}, ${dayTime(band.dataset.begin)} to ${dayTime(band.dataset.end)}`, times(band));
@@ -269,8 +279,27 @@
 
   // ---- Live: a changed row is placed when it comes, all of them as the time goes on ----
 
+  // The focus and the told bar stay, whatever an update replaces.
+  let focused = null;
+  document.addEventListener("htmx:before:swap", () => {
+    const active = document.activeElement, isInside = box() && box().contains(active);
+    focused = isInside ? { bar: active.matches(".tl-link") ? addressOf(active) : null } : null;
+  });
+
+  function restore() {
+    if (focused) {
+      const wanted = (focused.bar && findAgain(focused.bar)) || box();
+      if (document.activeElement !== wanted) wanted.focus({ preventScroll: true });
+      focused = null;
+    }
+    // An update of the frame brings the hint instead.
+    const part = told && !document.querySelector(".tl-said").title && findAgain(told);
+    if (part) tell(part);
+  }
+
   document.addEventListener("htmx:after:swap", () => {
     if (!box()) return;
+    restore();
     const fresh = [...box().querySelectorAll(".tl-plot")].filter((plot) => !plot.dataset.placed);
     place(fresh.length ? fresh : box().querySelectorAll(".tl-plot"));
     drawAxis();

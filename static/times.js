@@ -20,7 +20,7 @@ window.gpucoord = {};
   app.clock = (date) => date.toLocaleTimeString("en-GB");
 
   // Formats: day "21 Nov", dayhm "21 Nov 14:00", weekday "Mon 21 Nov 14:00", hour "14", hm "14:00",
-  // clock "14:00:00" today and "21 Nov 14:00" on other days, minute "14:00" today.
+  // clock "14:00:00" today and "21 Nov 14:00" on other days, minute "14:00" today, stamp "2026-11-21 14:00".
   function moment(kind, date, today) {
     const hm = app.clock(date).slice(0, 5);
     const day = date.toLocaleDateString("en-GB", { day: "numeric", month: "short" });
@@ -28,6 +28,7 @@ window.gpucoord = {};
     const forms = {
       day, dayhm: `${day} ${hm}`, dayorhm: hm === "00:00" ? day : hm,
       weekday: `${weekday} ${day}${date.getFullYear() === today.getFullYear() ? "" : ` ${date.getFullYear()}`} ${hm}`, hour: hm.slice(0, 2), hm,
+      stamp: `${date.toLocaleDateString("sv-SE")} ${hm}`,
       minute: date.toDateString() === today.toDateString() ? hm : `${day} ${hm}`,
     };
     if (kind !== "clock") return forms[kind];

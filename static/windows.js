@@ -3,6 +3,7 @@
 (() => {
   const table = document.getElementById("calendar");
   if (!table || !table.tBodies[0].rows.length) return;
+  const app = window.gpucoord;
   const DAY_H = 24, HOUR_UNITS = 10, CELL_HIGH = 24;
   const SVG = "http://www.w3.org/2000/svg";
   const rows = [...table.tBodies[0].rows];
@@ -64,6 +65,9 @@
     const others = overlapping(chosen);
     const conflict = others.length ? ` Overlaps with windows of ${others.join(", ")}.` : "";
     status.textContent = `${gpus}, ${days[day].textContent} ${clock(chosen.begin)}–${clock(chosen.end)}.${conflict}`;
+    const midnight = Number(days[day].dataset.begin), since = chosen.begin - day * DAY_H;
+    const utc = [since, since + chosen.end - chosen.begin].map((hour) => app.utc(new Date(1000 * (midnight + 3600 * hour))));
+    status.title = utc.join(" to ");
     status.classList.toggle("problem", others.length > 0);
     const query = new URLSearchParams();
     for (let row = chosen.rows[0]; row <= chosen.rows[1]; row += 1) query.append("gpus", rows[row].dataset.gpu);
@@ -78,6 +82,7 @@
     from = null;
     for (const old of table.querySelectorAll(".selected")) old.remove();
     status.classList.remove("problem");
+    status.title = "";
     status.textContent = window.matchMedia("(pointer: coarse)").matches ? "" : place.dataset.hint;
     request.hidden = true;
   }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -10,6 +11,7 @@ from django.core.exceptions import RequestDataTooBig
 from django.db import InterfaceError, OperationalError
 from django.http import Http404, HttpRequest, HttpResponse
 from django.http.response import HttpResponseBase
+from django.utils import timezone
 from ninja import NinjaAPI
 from ninja.errors import HttpError, ValidationError
 
@@ -21,7 +23,7 @@ from monitor.api.input import SENTENCE, InvalidInput, unknown_name
 from scheduler.facts import job_fields
 from scheduler.intake.actions import KEY_HEADER
 from scheduler.intake.policy.new_job import UnableToSubmit
-from scheduler.intake.steps.checks import MOST_REFUSALS
+from scheduler.intake.steps.checks import MOST_REFUSALS, further
 from scheduler.planner.admission import QUEUE
 
 logger = logging.getLogger(__name__)
@@ -52,6 +54,8 @@ OTHER_WORDS = {
     "cursor": "Take the cursor from `next` of the page before.",
     "array": "Write the number of an array.",
 }
+# The body of these requests is a job.
+JOBS = (f"{PREFIX}jobs/", f"{PREFIX}jobs/what-if/")
 # Fields there have names of fields of a job, and another meaning.
 WITHOUT_JOB_FIELDS = (f"{PREFIX}models/", f"{PREFIX}prompts/")
 # By the beginning of a kind of pydantic's errors.
@@ -153,7 +157,21 @@ def _invalid(request: HttpRequest, error: ValidationError) -> HttpResponse:
         if len(sentences) >= MOST_REFUSALS:
             break
     errors = [(field, text, index) for (field, index), text in sentences.items()]
-    return problems.by_field(errors)
+    if request.method == "POST" and request.path in JOBS:
+        errors += _of_other_fields(request, {field for field, _, _ in errors})
+    return problems.by_field(errors[:MOST_REFUSALS])
+
+
+def _of_other_fields(request: HttpRequest, wrong: set[str]) -> list[tuple[str, str, None]]:
+    """Mistakes in the fields of a job that have the right JSON types."""
+    try:
+        body = json.loads(request.body)
+    except ValueError:
+        return []
+    if not isinstance(body, dict):
+        return []
+    refusals = further(body, wrong, timezone.now())
+    return [(refusal.field, refusal.text, None) for refusal in refusals]
 
 
 def _place(where: Sequence[str | int]) -> tuple[str, int | None]:

@@ -16,7 +16,7 @@ _WEEKDAY = (
 _DATE = (
     r"\b(?P<date>[0-9]{4}-[0-9]{2}-[0-9]{2})"
     r"[ T](?P<time>[0-9]{2}:[0-9]{2}(?::[0-9]{2}(?:\.[0-9]{1,6})?)?)"
-    r"(?: UTC\b|(?P<offset>[+-][0-9]{2}:[0-9]{2}))"
+    r"(?: UTC\b|(?P<offset>[+-][0-9]{2}:[0-9]{2})| \((?P<zone>[A-Za-z0-9_+/-]{1,60})\))"
 )
 _MOMENT = re.compile(f"{_WEEKDAY}|{_DATE}")
 
@@ -26,11 +26,17 @@ def in_utc(at: datetime) -> str:
     return f"{at.astimezone(UTC):%Y-%m-%d %H:%M} UTC"
 
 
+def in_zone(at: datetime, zone: str) -> str:
+    """An instant in this zone, for a stored text: "2026-03-02 22:00 (Europe/Berlin)"."""
+    return f"{at.astimezone(ZoneInfo(zone)):%Y-%m-%d %H:%M} ({zone})"
+
+
 def sentence_parts(text: str, now: datetime) -> Iterator[str | datetime]:
     """The sentence, with each moment as a datetime; unreadable moments stay text.
 
-    Moments are "2026-03-02 22:00 UTC", ISO 8601 with an offset, or "Mon 2 Mar 22:00 (UTC)".
-    Those without a year are in the year that makes them closest to `now`.
+    Moments are "2026-03-02 22:00 UTC" or "2026-03-02 22:00 (Europe/Berlin)", ISO 8601 with an
+    offset, or "Mon 2 Mar 22:00 (UTC)". Those without a year are in the year that makes them
+    closest to `now`.
     """
     end = 0
     for match in _MOMENT.finditer(text):
@@ -43,7 +49,11 @@ def sentence_parts(text: str, now: datetime) -> Iterator[str | datetime]:
 
 
 def _dated(match: re.Match[str]) -> datetime | None:
-    with suppress(ValueError):
+    # ZoneInfo raises any of these for an unknown name.
+    with suppress(ValueError, KeyError, OSError):
+        if match["zone"]:
+            local = datetime.fromisoformat(f"{match['date']}T{match['time']}")
+            return local.replace(tzinfo=ZoneInfo(match["zone"]))
         text = f"{match['date']}T{match['time']}{match['offset'] or '+00:00'}"
         return datetime.fromisoformat(text)
     return None

@@ -285,6 +285,15 @@ def minute(context: Context, moment: datetime | None) -> SafeString:
     return _element(moment, "minute", here.strftime("%H:%M" if is_today else "%-d %b %H:%M"))
 
 
+@register.simple_tag
+def stamp(moment: datetime, text: str = "") -> SafeString:
+    """A <time> as "2026-03-02 22:00", for tables that are read across days.
+
+    `text` replaces the viewer's zone until times.js has converted it.
+    """
+    return _element(moment, "stamp", text or f"{_local(moment):%Y-%m-%d %H:%M}")
+
+
 @register.filter
 def unbroken(text: str) -> str:
     """With hyphens at which no line breaks: GPU-h."""

@@ -11,6 +11,7 @@ from zoneinfo import ZoneInfo
 from django.contrib.auth.models import Group, User
 from django.db.models import Q
 
+from monitor.facts.moments import in_zone
 from monitor.identity.policy.privacy import Viewer
 from monitor.incidents.policy.exemptions import exemptions_of_policy
 from monitor.incidents.policy.thresholds import GpuTimePolicy
@@ -299,7 +300,7 @@ def _notes(
         notes.append("gpucoord has no readings of this period. Choose a period in which it ran.")
     elif coverage < least:
         begun = (
-            f" The first readings are of {first.astimezone(ZoneInfo(period.zone)):%Y-%m-%d %H:%M}."
+            f" The first readings are of {in_zone(first, period.zone)}."
             if first and first > period.since
             else ""
         )

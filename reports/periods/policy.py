@@ -99,7 +99,7 @@ def _custom(begin: str, end: str, zone: str, now: datetime) -> Period:
     if until - since > LONGEST:
         raise ReportRefused("from", f"A report covers at most {LONGEST.days} days.")
     local = [at.astimezone(ZoneInfo(zone)) for at in (since, until)]
-    label = " to ".join(f"{at:%Y-%m-%d %H:%M}" for at in local)
+    label = " to ".join(f"{at:%Y-%m-%d %H:%M}" for at in local) + f" {zone}"
     return Period(name="custom", label=label, since=since, until=until, zone=zone)
 
 

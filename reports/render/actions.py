@@ -98,13 +98,14 @@ def file_name(report: Report, format: str) -> str:
 
 def page_context(report: Report, mine: str = "") -> dict[str, Any]:
     """Template variables of the page and of the HTML file. `mine`: the user who looks."""
-    shown = {table.key: printed(table) for table in tables.tables(report)}
+    shown = {table.key: _in_page(table) for table in tables.tables(report)}
     totals = report.totals
     return {
         "report": report,
         "base": report.url.rstrip("/"),
         "title": texts.title(report),
         "subtitle": texts.subtitle(report),
+        "extent": texts.extent(report),
         "per_100": _per_100(report),
         "unused": 100 - totals.whole_per_100[0] if totals.whole_per_100 else None,
         "yardsticks": texts.yardsticks(),
@@ -144,10 +145,23 @@ def _per_100(report: Report) -> list[dict[str, Any]] | None:
     return parts
 
 
-def printed(table: Table) -> dict[str, Any]:
-    """The table as texts, at most 200 rows. numeric: columns with figures; heads and cells: texts,
-    each with whether its column has figures.
+def _in_page(table: Table) -> dict[str, Any]:
+    """As `printed`. heads, cells: the texts, each with whether its column has figures; cells have
+    the instant of a time too, which the page shows in the browser's zone.
     """
+    shown = printed(table)
+    cells = [
+        [
+            (text, numeric, value if isinstance(value, datetime) else None)
+            for text, numeric, value in zip(row, shown["numeric"], values, strict=True)
+        ]
+        for row, values in zip(shown["rows"], table.rows, strict=False)
+    ]
+    return shown | {"heads": list(zip(table.head, shown["numeric"], strict=True)), "cells": cells}
+
+
+def printed(table: Table) -> dict[str, Any]:
+    """The table as texts, at most 200 rows. numeric: columns with figures."""
     hidden = max(0, len(table.rows) - MOST_PRINTED)
     rows = [[cell(value) for value in row] for row in table.rows[:MOST_PRINTED]]
     numeric = [
@@ -160,8 +174,6 @@ def printed(table: Table) -> dict[str, Any]:
         "head": list(table.head),
         "rows": rows,
         "numeric": numeric,
-        "heads": list(zip(table.head, numeric, strict=True)),
-        "cells": [list(zip(row, numeric, strict=True)) for row in rows],
         "note": table.note,
         "more": f"{hidden} more rows are in the XLSX file." if hidden else "",
     }

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from html import escape
 from itertools import pairwise
 from zoneinfo import ZoneInfo
@@ -18,7 +18,14 @@ from monitor.facts import formats
 from monitor.history.charts import nice_ceiling
 from reports.figures.facts import Occupancy, Report, UserFigures
 from reports.figures.policy.occupancy import IDLE_PCT
-from reports.render.wording.tables import WEEKDAYS, joined, name, of_all_jobs, of_all_users
+from reports.render.wording.tables import (
+    WEEKDAYS,
+    in_zone,
+    joined,
+    name,
+    of_all_jobs,
+    of_all_users,
+)
 
 WIDTH = 760
 # Okabe-Ito; a user has the same colour on every page.
@@ -162,6 +169,7 @@ def heat(report: Report) -> Picture | None:
             of_all_users(report),
             "Darker: more of the measured GPU time was used, in steps of 20 %."
             " Empty: not measured.",
+            in_zone(report, "Hours"),
         ),
     )
 
@@ -205,6 +213,7 @@ def timeline(report: Report) -> Picture | None:
             of_all_users(report),
             "Colour: the user who held most of the GPU. Hatched: held without use. Dotted: the use"
             " is unknown. Triangles: incidents.",
+            in_zone(report, "Times"),
         ),
     )
 
@@ -237,7 +246,11 @@ def waits(report: Report) -> Picture | None:
         "Waits over time",
         "waits",
         _svg(high + 26, "Job-hours waited over time", body()),
-        joined("Hours that GPU jobs spent in the queue, summed over jobs.", of_all_jobs(report)),
+        joined(
+            "Hours that GPU jobs spent in the queue, summed over jobs.",
+            of_all_jobs(report),
+            in_zone(report, "Times"),
+        ),
     )
 
 
@@ -321,7 +334,8 @@ def _time_axis(report: Report, x: Place, y: float, high: float) -> Iterator[str]
         at = x(t)
         yield f'<path class="axis" d="M{at:.1f} {y + 4}v{high}" stroke="{LINE}"/>'
         anchor = "start" if at < 130 else "end" if at > WIDTH - 30 else "middle"
-        yield _text(at, y - 2, words, anchor=anchor)
+        title = f"{datetime.fromtimestamp(t, UTC):%Y-%m-%d %H:%M} UTC"
+        yield _text(at, y - 2, words, anchor=anchor, title=title)
 
 
 def ticks(report: Report) -> list[tuple[float, str]]:
@@ -359,11 +373,18 @@ def _rect(x: float, y: float, width: float, height: float, fill: str, css: str) 
 
 
 def _text(
-    x: float, y: float, words: str, anchor: str = "start", css: str = "words", fill: str = MUTED
+    x: float,
+    y: float,
+    words: str,
+    anchor: str = "start",
+    css: str = "words",
+    fill: str = MUTED,
+    title: str = "",
 ) -> str:
+    tooltip = f"<title>{escape(title)}</title>" if title else ""
     return (
         f'<text class="{css}" x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" fill="{fill}">'
-        f"{escape(words)}</text>"
+        f"{escape(words)}{tooltip}</text>"
     )
 
 

@@ -24,11 +24,14 @@ class CalendarGpu:
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """A window in a cell. begin, end: clock times. clashes: cannot be approved as requested."""
+    """A window in a cell. times: clock times; utc: the same in UTC, "" if they are the same.
+
+    clashes: cannot be approved as requested.
+    """
 
     holder: str
-    begin: str
-    end: str
+    times: str
+    utc: str
     x: float
     width: float
     kept: bool
@@ -40,16 +43,21 @@ class Bar:
     @property
     def words(self) -> str:
         state = " (pending)" if self.pending else ""
-        return f"{self.holder} {self.begin}–{self.end}{state}"
+        return f"{self.holder} {self.times}{state}"
+
+    @property
+    def title(self) -> str:
+        return f"{self.words} ({self.utc})" if self.utc else self.words
 
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One GPU on one day. now: position of the current time."""
+    """One GPU on one day. title: the label with times in UTC. now: position of the current time."""
 
     bars: tuple[Bar, ...]
     weekday: int
     label: str
+    title: str
     now: float | None = None
 
 
@@ -61,6 +69,10 @@ class CalendarDay:
     weekday: int
     begin: datetime
     end: datetime
+
+    @property
+    def utc(self) -> str:
+        return f"{self.begin:%Y-%m-%d %H:%M} to {self.end:%Y-%m-%d %H:%M} UTC"
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,8 +133,8 @@ def _by_day(
             by_day[number].append(
                 Bar(
                     holder=window.holder,
-                    begin=f"{begin.astimezone(place):%H:%M}",
-                    end="24:00" if end == day.end else f"{end.astimezone(place):%H:%M}",
+                    times=clock_times(begin, end, place),
+                    utc=times_in_utc(begin, end, place),
                     x=x,
                     width=round(max(2.0, right - x), 1),
                     kept=window.kept,
@@ -133,6 +145,26 @@ def _by_day(
     return by_day
 
 
+def clock_times(begin: datetime, end: datetime, place: ZoneInfo) -> str:
+    """A span of at most a day in this zone: "09:00–17:00"."""
+    here = [at.astimezone(place) for at in (begin, end)]
+    ends_at_midnight = here[1].time() == time() and end > begin
+    return f"{here[0]:%H:%M}–{'24:00' if ends_at_midnight else format(here[1], '%H:%M')}"
+
+
+def times_in_utc(begin: datetime, end: datetime, place: ZoneInfo) -> str:
+    """Such as "08:00–16:00 UTC", with weekdays that differ from the first one here.
+
+    "" where the zone has the same time.
+    """
+    if not any(at.astimezone(place).utcoffset() for at in (begin, end)):
+        return ""
+    day = begin.astimezone(place).date()
+    utc = (at.astimezone(UTC) for at in (begin, end))
+    words = (f"{at:%H:%M}" if at.date() == day else f"{at:%a %H:%M}" for at in utc)
+    return f"{'–'.join(words)} UTC"
+
+
 def _x(at: datetime, place: ZoneInfo) -> float:
     local = at.astimezone(place)
     return round(HOUR * (local.hour + local.minute / 60), 1)
@@ -141,11 +173,13 @@ def _x(at: datetime, place: ZoneInfo) -> float:
 def _cell(
     gpu: CalendarGpu, day: CalendarDay, bars: list[Bar], place: ZoneInfo, now: datetime
 ) -> Cell:
-    words = ", ".join(bar.words for bar in sorted(bars, key=lambda bar: bar.x)) or "free"
+    in_order = sorted(bars, key=lambda bar: bar.x)
+    of_day, request = f"{gpu.name}, {day.words}: ", ". Request a time window"
     return Cell(
         bars=tuple(_in_lanes(bars)),
         weekday=day.weekday,
-        label=f"{gpu.name}, {day.words}: {words}. Request a time window",
+        label=of_day + (", ".join(bar.words for bar in in_order) or "free") + request,
+        title=of_day + (", ".join(bar.title for bar in in_order) or "free") + request,
         now=_x(now, place) if day.begin <= now < day.end else None,
     )
 

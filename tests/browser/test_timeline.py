@@ -131,3 +131,26 @@ def test_a_bar_says_its_times_in_utc_too(
         assert (int(here[1]) - int(there[1])) % 24 == 9
         assert re.match(rf"\d{{4}}-\d\d-\d\d {there[1]}:", said.get_attribute("title") or "")
         assert (page.locator(".tl-tick title").first.text_content() or "").endswith(":00 UTC")
+
+
+def test_an_update_of_all_rows_keeps_the_focused_bar_and_what_is_said_about_it(
+    open_page: Open,
+) -> None:
+    page = open_page("/timeline/")
+    host = (page.locator(".tl-name").first.get_attribute("title") or "").rpartition(" of ")[2]
+    page.goto(f"/timeline/?host={host}")
+    expect(page.locator(BARS).first).to_be_attached()
+    page.locator("[data-timeline]").focus()
+    page.keyboard.press("PageDown")
+    said = page.locator(".tl-said")
+    expect(said).to_contain_text("GPU")
+    words, bar = said.inner_text(), page.locator(".tl-link:focus")
+    address = bar.get_attribute("href")
+
+    # An update takes the mark away, and would take the focus with a bar that it moves.
+    page.evaluate("document.querySelector('.tl-said').dataset.mark = ''")
+    page.evaluate("document.body.dispatchEvent(new Event('reconnected'))")
+    expect(page.locator(".tl-said[data-mark]")).to_have_count(0)
+
+    expect(said).to_have_text(words)
+    expect(bar).to_have_attribute("href", address or "")

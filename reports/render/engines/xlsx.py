@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import io
 from collections.abc import Iterable
+from datetime import datetime
 from typing import Any
 
 from reports.figures.facts import Table
+from reports.render.wording.tables import cell
 
 # Of a sheet's name.
 LONGEST, REFUSED = 31, dict.fromkeys(map(ord, "[]:*?/\\"), "-")
@@ -52,6 +54,8 @@ def _write(sheet: Any, row: int, column: int, value: Any, number: Any) -> None:
     """Unknown stays an empty cell."""
     if isinstance(value, bool | str):
         sheet.write_string(row, column, str(value))
+    elif isinstance(value, datetime):
+        sheet.write_string(row, column, cell(value))
     elif isinstance(value, int):
         sheet.write_number(row, column, value)
     elif value is not None:

@@ -10,6 +10,7 @@ from zoneinfo import ZoneInfo
 from monitor.facts.formats import UNKNOWN
 from reports.figures.facts import GpuHours, Report, Table
 from reports.periods.facts import ScopeKind
+from scheduler.blockers.policy.titles import title
 
 WEEKDAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
 UNKNOWN_OWNER = "unknown owner"
@@ -155,6 +156,11 @@ def wider_figures(report: Report) -> dict[str, str]:
     return {field: note for field, note in notes.items() if note}
 
 
+def in_zone(report: Report, subject: str) -> str:
+    """The note of days and hours that belong to the zone of the report."""
+    return f"{subject} in {report.period.zone}."
+
+
 def joined(*sentences: str) -> str:
     """Those that are not empty."""
     return " ".join(filter(None, sentences))
@@ -189,7 +195,7 @@ def queue(report: Report) -> Table:
                 row.waiting,
                 _min(row.p50_s),
                 _min(row.p90_s),
-                row.blocker or None,
+                title(row.blocker) if row.blocker else None,
             )
             for row in report.queue
         ),
@@ -203,7 +209,7 @@ def blockers(report: Report) -> Table:
         title="Waits by main blocker",
         head=("Blocker", "Jobs", "Wait p50 (min)", "Wait p90 (min)", "Waited (job-h)"),
         rows=tuple(
-            (row.blocker, row.jobs, _min(row.p50_s), _min(row.p90_s), row.waited_hours)
+            (title(row.blocker), row.jobs, _min(row.p50_s), _min(row.p90_s), row.waited_hours)
             for row in report.blockers
         ),
         note=joined(
@@ -257,10 +263,10 @@ def timeline(report: Report) -> Table:
     def rows() -> Iterator[tuple[Any, ...]]:
         for gpu in report.gpus:
             for span in gpu.spans:
-                times = (moment(span.since, zone), moment(span.until, zone))
+                times = (_local(span.since, zone), _local(span.until, zone))
                 yield gpu.name, *times, name(span.user), span.used_pct
-            for t, title in gpu.marks:
-                yield gpu.name, moment(t, zone), "", f"Incident: {title}", None
+            for t, mark in gpu.marks:
+                yield gpu.name, _local(t, zone), "", f"Incident: {mark}", None
 
     return Table(
         key="timeline",
@@ -277,7 +283,7 @@ def heat(report: Report) -> Table:
         title="Use by hour of the week",
         head=("Weekday", *(f"{hour:02d} h (%)" for hour in range(24))),
         rows=tuple((day, *row) for day, row in zip(WEEKDAYS, report.heat, strict=False)),
-        note=of_all_users(report),
+        note=joined(of_all_users(report), in_zone(report, "Days and hours")),
     )
 
 
@@ -287,7 +293,7 @@ def waits(report: Report) -> Table:
         key="waits",
         title="Waits over time",
         head=("From", "Job-hours waited"),
-        rows=tuple((moment(t, zone), hours) for t, hours in report.waits),
+        rows=tuple((_local(t, zone), hours) for t, hours in report.waits),
         note=of_all_jobs(report),
     )
 
@@ -305,14 +311,12 @@ def name(user: str | None) -> str:
     return user or UNKNOWN_OWNER
 
 
-def moment(t: float, zone: ZoneInfo) -> str:
-    return f"{datetime.fromtimestamp(t, zone):%Y-%m-%d %H:%M}"
-
-
 def cell(value: Any) -> str:
-    """A figure as it is printed: two decimals, "–" for unknown."""
+    """A value as it is printed: two decimals, "–" for unknown, a time in the report's zone."""
     if value is None:
         return UNKNOWN
+    if isinstance(value, datetime):
+        return f"{value:%Y-%m-%d %H:%M}"
     return f"{value:.2f}" if isinstance(value, float) else str(value)
 
 
@@ -325,6 +329,10 @@ def _parts(hours: GpuHours) -> tuple[float, ...]:
         hours.unknown,
         hours.capacity,
     )
+
+
+def _local(t: float, zone: ZoneInfo) -> datetime:
+    return datetime.fromtimestamp(t, zone)
 
 
 def _pct(part: float | None) -> float | None:

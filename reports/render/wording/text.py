@@ -49,9 +49,14 @@ def subtitle(report: Report) -> str:
     """Period, scope and coverage."""
     period, zone = report.period, ZoneInfo(report.period.zone)
     since, until = (f"{at.astimezone(zone):%Y-%m-%d %H:%M}" for at in (period.since, period.until))
+    return f"{since} to {until} {period.zone} · {extent(report)}"
+
+
+def extent(report: Report) -> str:
+    """Scope and coverage."""
     covered = "–" if report.coverage_pct is None else f"{report.coverage_pct:.1f} %"
     scope = "all GPUs and users" if report.scope.text == "all" else report.scope.text
-    return f"{since} to {until} {period.zone} · {scope} · coverage {covered}"
+    return f"{scope} · coverage {covered}"
 
 
 def headline(totals: Totals) -> Iterator[str]:

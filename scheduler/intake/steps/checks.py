@@ -26,6 +26,7 @@ from scheduler.execution import policy as execution_policy
 from scheduler.execution.policy import BoundsPolicy
 from scheduler.execution.steps.specs import account_of_jobs
 from scheduler.facts.field_parsers import ParseContext
+from scheduler.facts.job_fields import BY_NAME
 from scheduler.facts.jobs import NewJob, Refusal
 from scheduler.facts.units import LONGEST_TEXT, quoted
 from scheduler.intake.policy import new_job
@@ -43,6 +44,8 @@ MOST_JOBS = 10_000
 MOST_DEPENDENCY_ROWS = new_job.MOST_DEPENDENCY_ROWS
 # More mistakes of a batch are not listed.
 MOST_REFUSALS = 50
+# A request without all of these says nothing to run.
+WHAT_RUNS = {"command", "argv", "script"}
 
 
 @contextmanager
@@ -68,6 +71,17 @@ def checked_all(raws: Sequence[Mapping[str, Any]], now: datetime) -> list[NewJob
     if refusals:
         raise UnableToSubmit(refusals, parsed)
     return parsed
+
+
+def further(raw: Mapping[str, Any], unreadable: Collection[str], now: datetime) -> list[Refusal]:
+    """The mistakes in the other fields of a request whose `unreadable` fields were refused."""
+    without = set(unreadable) | (WHAT_RUNS if WHAT_RUNS & set(unreadable) else set())
+    readable = {name: raw[name] for name in raw.keys() & BY_NAME.keys() - set(unreadable)}
+    try:
+        checked(readable, now)
+    except UnableToSubmit as error:
+        return [refusal for refusal in error.refusals if refusal.field not in without]
+    return []
 
 
 def together(refusals: Sequence[Refusal], further: Iterable[Refusal]) -> list[Refusal]:

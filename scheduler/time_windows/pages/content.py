@@ -44,7 +44,8 @@ class WeekStrip:
 class WindowLine:
     """A time window as one user sees it.
 
-    now: it is current; next_at: its next start; bars: (x, width) on the strip.
+    now: it is current; next_at: its next start; bars: (x, width, times) on the
+    strip.
     conflicts: approved windows that prevent an approval.
     """
 
@@ -56,7 +57,7 @@ class WindowLine:
     next_at: datetime | None
     mine: bool
     reason: str
-    bars: tuple[tuple[float, float], ...]
+    bars: tuple[tuple[float, float, str], ...]
     conflicts: str = ""
 
     @property
@@ -162,7 +163,13 @@ def _line(
     )
 
 
-def bars(window: Window, strip: WeekStrip) -> Iterable[tuple[float, float]]:
+def bars(window: Window, strip: WeekStrip) -> Iterable[tuple[float, float, str]]:
+    """Position, width and times of each bar."""
+    place = ZoneInfo(strip.zone)
     for span in spans(window, strip.since, strip.since + WEEK):
         start, end = strip.x(span.start), strip.x(span.end)
-        yield start, round(max(2.0, end - start), 1)
+        begins = span.start.astimezone(place)
+        words = f"{begins:%a} {begins.day} {charts.clock_times(span.start, span.end, place)}"
+        utc = charts.times_in_utc(span.start, span.end, place)
+        words += f" ({utc})" if utc else ""
+        yield start, round(max(2.0, end - start), 1), words

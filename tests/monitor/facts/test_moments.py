@@ -5,7 +5,7 @@ from zoneinfo import ZoneInfo
 
 import pytest
 
-from monitor.facts.moments import in_utc, sentence_parts
+from monitor.facts.moments import in_utc, in_zone, sentence_parts
 
 NOW = datetime(2026, 3, 2, 12, 0, tzinfo=UTC)
 BERLIN = "Europe/Berlin"
@@ -38,7 +38,12 @@ def test_a_moment_after_the_new_year_is_in_the_next_year() -> None:
 
 @pytest.mark.parametrize(
     "written",
-    ["2027-03-02 21:30 UTC", "2027-03-02T21:30+00:00", "2027-03-02T22:30:00.000000+01:00"],
+    [
+        "2027-03-02 21:30 UTC",
+        "2027-03-02 22:30 (Europe/Berlin)",
+        "2027-03-02T21:30+00:00",
+        "2027-03-02T22:30:00.000000+01:00",
+    ],
 )
 def test_a_dated_moment_of_a_text_is_found(written: str) -> None:
     parts = list(sentence_parts(f"root exempted user alice until {written}: a demo", NOW))
@@ -49,7 +54,13 @@ def test_a_dated_moment_of_a_text_is_found(written: str) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["until 2027-03-02 22:30 CET", "until 2027-02-30 22:30 UTC", "run 2027-03-02T22:30, lr 1e-3"],
+    [
+        "until 2027-03-02 22:30 CET",
+        "until 2027-02-30 22:30 UTC",
+        "until 2027-03-02 22:30 (../etc/passwd)",
+        "until 2027-03-02 22:30 (Berlin)",
+        "run 2027-03-02T22:30, lr 1e-3",
+    ],
 )
 def test_a_date_without_a_known_zone_or_day_stays_text(text: str) -> None:
     assert list(sentence_parts(text, NOW)) == [text]
@@ -60,3 +71,10 @@ def test_a_stored_text_says_a_moment_in_utc_and_it_is_read_back() -> None:
 
     assert in_utc(at) == "2027-03-02 21:30 UTC"
     assert list(sentence_parts(in_utc(at), NOW))[1] == at
+
+
+def test_a_stored_text_says_a_moment_in_the_zone_of_its_report_and_it_is_read_back() -> None:
+    at = datetime(2027, 3, 2, 21, 30, tzinfo=UTC)
+
+    assert in_zone(at, BERLIN) == "2027-03-02 22:30 (Europe/Berlin)"
+    assert list(sentence_parts(in_zone(at, BERLIN), NOW))[1] == at

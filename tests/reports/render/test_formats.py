@@ -7,7 +7,7 @@ import io
 import json
 import re
 from collections.abc import Iterator
-from datetime import timedelta
+from datetime import datetime, timedelta
 from html.parser import HTMLParser
 from typing import Any
 
@@ -90,6 +90,8 @@ def test_xlsx_has_the_same_tables(report: Report) -> None:
 
 
 def _same(read: Any, written: Any) -> bool:
+    if isinstance(written, datetime):
+        return bool(read == tables.cell(written))
     if isinstance(written, float):
         return bool(read == pytest.approx(written))
     return (read or "") == (written or "")

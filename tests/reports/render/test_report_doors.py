@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import io
+import re
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
+from zoneinfo import ZoneInfo
 
 import pytest
 import time_machine
@@ -18,7 +20,10 @@ from gpucoord_site.cli import report as report_command
 from monitor.models import AuditEntry
 from reports.figures import actions
 from reports.render.engines import pdf
+from scheduler.blockers.policy import stored_blockers
+from scheduler.models import Job
 from tests.builders import NOW
+from tests.jobs_made import waiting
 from tests.reports.made import ran, watched_gpu
 
 pytestmark = pytest.mark.django_db
@@ -145,6 +150,48 @@ def test_the_page_shows_the_own_row_and_hides_the_names_of_others(
 
     assert "user 1" in page
     assert "alice" not in page
+
+
+def test_the_page_has_its_times_in_utc_too_and_names_the_zone_of_its_days(
+    root: User, as_user: SignIn
+) -> None:
+    browser = as_user(root)
+    browser.cookies["timezone"] = "Asia/Tokyo"
+    page = browser.get("/reports/").content.decode()
+
+    begin = f'title="{BEGIN:%Y-%m-%d %H:%M}:00 UTC" data-time="stamp">'
+    here = f"{BEGIN.astimezone(ZoneInfo('Asia/Tokyo')):%Y-%m-%d %H:%M}</time>"
+    assert begin + here in page
+    assert "days and hours of the report are in Asia/Tokyo" in page
+    assert "Times in Asia/Tokyo." in page
+    occupied = page.split('id="picture-timeline"')[1].split("</section>")[0]
+    assert occupied.count("<time ") == 2
+    assert re.search(r"\d\d:\d\d<title>\d{4}-\d\d-\d\d \d\d:\d\d UTC</title></text>", occupied)
+
+
+def test_the_page_of_a_chosen_period_names_its_zone_in_the_heading(
+    root: User, as_user: SignIn
+) -> None:
+    browser = as_user(root)
+    browser.cookies["timezone"] = "Asia/Tokyo"
+    begin = f"{BEGIN:%Y-%m-%dT%H:%M}"
+    page = browser.get(f"/reports/?from={begin}").content.decode()
+
+    assert re.search(r"<h1>GPU Utilization Report \([^)]* Asia/Tokyo\)</h1>", page)
+
+
+def test_the_page_words_the_reasons_for_which_jobs_waited(
+    bob: User, root: User, as_user: SignIn
+) -> None:
+    at = NOW - timedelta(hours=5)
+    job = waiting(bob, at)
+    Job.objects.filter(pk=job.pk).update(blocker_log=stored_blockers.log_entry("GpuMemory", at))
+
+    page = as_user(root).get("/reports/").content.decode()
+
+    assert "<td" in page
+    assert "Too little free GPU memory" in page
+    assert "GpuMemory" not in page
 
 
 def test_the_page_says_what_is_wrong_with_a_period(root: User, as_user: SignIn) -> None:

@@ -5,7 +5,7 @@ from datetime import datetime
 import pytest
 
 from scheduler.blockers import wording as blocker_wording
-from scheduler.blockers.policy import next_steps, stored_blockers
+from scheduler.blockers.policy import next_steps, stored_blockers, titles
 from scheduler.facts.blockers import Blocker, BlockerCode, Tier, details, from_row, to_row
 from scheduler.facts.jobs import Requirement
 from scheduler.facts.people import Capacity, Quota, UserAccount
@@ -40,6 +40,13 @@ def share_blocker(has: float, gib: int, share_pct: float) -> Blocker:
 def test_every_code_has_a_sentence_and_a_next_step() -> None:
     assert set(blocker_wording._TEXTS) == set(BlockerCode)
     assert set(next_steps._STEPS) == set(BlockerCode)
+    assert set(titles._TITLES) == set(BlockerCode)
+
+
+def test_the_titles_of_codes_differ_and_an_unknown_code_is_its_own_title() -> None:
+    assert len({titles.title(code) for code in BlockerCode}) == len(BlockerCode)
+    assert titles.title(BlockerCode.GPU_MEMORY) == "Too little free GPU memory"
+    assert titles.title("OfAnotherVersion") == "OfAnotherVersion"
 
 
 def test_groups_of_codes_are_properties_of_the_enum() -> None:

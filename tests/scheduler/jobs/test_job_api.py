@@ -107,6 +107,27 @@ def test_it_refuses_what_no_gpu_has_with_the_numbers(api: Api) -> None:
     assert "200 GiB" in fields(answer)["gpu_memory"]
 
 
+@pytest.mark.parametrize("path", ["/jobs/", "/jobs/what-if/"])
+def test_a_field_of_a_wrong_type_is_told_with_the_mistakes_in_other_fields(
+    api: Api, path: str
+) -> None:
+    monitor_store.record(snapshot(2))
+
+    status, answer = api.post(
+        path, {"command": "x", "after": "x", "gpus": 3, "memory": "7zz", "nice": 1}
+    )
+
+    assert status == 422
+    assert set(fields(answer)) == {"after", "gpus", "memory", "nice"}
+    assert "this machine has 2 GPUs" in fields(answer)["gpus"]
+
+
+def test_an_unreadable_command_is_not_told_to_be_missing_too(api: Api) -> None:
+    _, answer = api.post("/jobs/", {"argv": "ls -l", "gpus": -1})
+
+    assert set(fields(answer)) == {"argv", "gpus"}
+
+
 @pytest.mark.parametrize(
     "body", ["{", "", "\udcff".encode("utf-8", "surrogateescape").decode("latin1"), "NaN"]
 )

@@ -1,0 +1,65 @@
+"""Policy: names of reasons to wait, for tables that count jobs by their main reason."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from scheduler.facts.blockers import BlockerCode as Code
+
+
+def title(code: str) -> str:
+    """The reason in a few words; the code itself if this version does not know it."""
+    return _TITLES.get(code, code)
+
+
+_TITLES: Mapping[str, str] = {
+    Code.HELD: "Job on hold",
+    Code.TOO_MANY_REQUEUES: "Requeued too often",
+    Code.INFEASIBLE: "No matching GPU on this server",
+    Code.ARRAY_LIMIT: "Limit of the array",
+    Code.BEGIN_TIME: "Requested start time",
+    Code.BACKOFF: "Pause before the next attempt",
+    Code.DEPENDENCY: "Dependency on another job",
+    Code.OUTSIDE_WINDOW: "Outside the user's time window",
+    Code.USER_MAX_GPUS: "Quota: GPUs at a time",
+    Code.USER_MAX_JOBS: "Quota: running jobs",
+    Code.USER_MAX_MEMORY: "Quota: GPU memory",
+    Code.BUDGET_DAY: "Quota: GPU-minutes of the day",
+    Code.AGENT_MAX_JOBS: "Limit of an agent: running jobs",
+    Code.AGENT_BUDGET: "Limit of an agent: GPU-minutes of the day",
+    Code.SHARE_EXCEEDED: "Fair share reached",
+    Code.SHARE_REDUCED: "Fair share reduced by the load of other users",
+    Code.PRESSURE: "Load of the server",
+    Code.UTIL_TARGET: "Utilisation target reached",
+    Code.HOST_DRAINED: "Host drained",
+    Code.NO_READING: "No reading of the GPUs yet",
+    Code.STALE_READING: "Readings of the GPUs too old",
+    Code.NO_GPU: "No usable GPU",
+    Code.CPU_PLACES: "No place for jobs without a GPU",
+    Code.DISK_FULL: "File system too full",
+    Code.HOST_MEMORY: "Too little host memory",
+    Code.HOST_CPUS: "Too few CPUs",
+    Code.GPU_COUNT: "Too few free GPUs",
+    Code.OTHER_GPUS: "Several reasons on several GPUs",
+    Code.RESERVED_FOR: "GPU reserved for another job or time window",
+    Code.BATCH_EXCLUSIVE: "GPU reserved for a batch",
+    Code.GPU_UNHEALTHY: "GPU throttled, failing or lost",
+    Code.GPU_UNSUITABLE: "GPUs do not match the request",
+    Code.GPU_TAKEN: "GPU in use",
+    Code.GPU_MEMORY: "Too little free GPU memory",
+    Code.MEMORY_UNKNOWN: "Free GPU memory unknown",
+    Code.RAMPING: "Another job is still taking its memory",
+    Code.GPU_LOCKED: "GPU locked by another program",
+    Code.GPU_PAUSED: "GPU paused by an operator",
+    Code.GPU_RESERVED: "GPU reserved for a model",
+    Code.GPU_QUARANTINED: "Memory of an ended job not free",
+    Code.COMPUTE_PROHIBITED: "Compute mode of the GPU: prohibited",
+    Code.COMPUTE_EXCLUSIVE: "Compute mode of the GPU: one process",
+    Code.OWNER_PRESENT: "GPU used outside the queue",
+    Code.GPU_UNCLEAR: "State of the GPU unknown",
+    Code.JOB_UNCLEAR: "Planning of the job failed",
+    Code.ENGINE_SUBMISSION: "Submission to Slurm",
+    Code.ENGINE_REFUSED: "Refused by Slurm",
+    Code.ENGINE_AWAY: "Slurm does not answer",
+    Code.ENGINE_WAITS: "Waiting in Slurm",
+}
