@@ -1,8 +1,7 @@
-"""Facts: the protocol of an engine that decides order and place of jobs for gpucoord, as Slurm.
+"""Facts: the protocol of an engine that runs jobs for gpucoord: its own runner, or Slurm.
 
-ARCHITECTURE.md says why gpucoord's own runner is not behind it. An engine takes a ticket and
-returns its own name of the task, the ref. It reports states; what follows from them is decided
-above it. A ref that is missing in a look is unknown, never ended.
+An engine takes a ticket and returns its own name of the task, the ref. It reports states; what
+follows from them is decided above it. A ref that is missing in a look is unknown, never ended.
 """
 
 from __future__ import annotations
@@ -162,7 +161,8 @@ class EngineAway(Exception):
 class Engine(Protocol):
     """Calls may take seconds; each is bounded by a timeout. No call raises for one bad item."""
 
-    name: EngineName
+    @property
+    def name(self) -> EngineName: ...
 
     def capabilities(self) -> Capabilities: ...
 
@@ -177,6 +177,9 @@ class Engine(Protocol):
 
     def ask_to_yield(self, ref: str) -> str:
         """Ask its runner to pass on a yield request."""
+
+    def give_up(self, ticket: Ticket) -> bool:
+        """Claim the attempt, so that no runner can; False: a runner was faster. Raises OSError."""
 
     def hold(self, ref: str) -> str: ...
 

@@ -21,6 +21,7 @@ import stat
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -220,6 +221,8 @@ def _of(entry: pwd.struct_passwd) -> Account:
 
 def _entry(name: str) -> pwd.struct_passwd | None:
     """None: there is no such account. Raises UnknownAccount."""
+    with suppress(KeyError, ValueError):
+        return pwd.getpwnam(name)
     try:
         return account_lookup.entry(name)
     except account_lookup.ServiceAway as error:

@@ -138,26 +138,36 @@ YIELD_SIGNAL = signal.SIGUSR1
 NEVER_S = 10 * 365 * 86_400.0
 
 
-def request_yield(folder: Path, look: AttemptFiles, nonce: str, request: YieldRequestFile) -> bool:
-    """Signal the runner; False: it has ended, or its version does not handle yields."""
+def write_request(folder: Path, look: AttemptFiles, nonce: str, request: YieldRequestFile) -> bool:
+    """False: the runner has ended, or its version does not handle yields. Then signal_request."""
     runner = look.claimed
     if runner is None or not runner.hears_yield or look.runner is None:
         return False
     body = {"nonce": nonce, **request.for_job}
     if files.read_json(folder / REQUEST_FILE) != body:
         files.write_json(folder / REQUEST_FILE, body)
-    return process_tree.signal_one(*look.runner, YIELD_SIGNAL)
+    return True
+
+
+def signal_request(look: AttemptFiles) -> bool:
+    """The runner reads the request that was written or withdrawn; False: it has ended."""
+    return look.runner is not None and process_tree.signal_one(*look.runner, YIELD_SIGNAL)
+
+
+def request_yield(folder: Path, look: AttemptFiles, nonce: str, request: YieldRequestFile) -> bool:
+    """Write the request and signal the runner; False: it cannot hear it."""
+    return write_request(folder, look, nonce, request) and signal_request(look)
 
 
 def withdraw_request(folder: Path, look: AttemptFiles, nonce: str) -> bool:
     """Withdraw the request in yield.json and signal the runner; False: one of them is missing."""
-    body, runner = files.read_json(folder / REQUEST_FILE), look.runner
-    if body is None or body.get("nonce") != nonce or runner is None:
+    body = files.read_json(folder / REQUEST_FILE)
+    if body is None or body.get("nonce") != nonce or look.runner is None:
         return False
     if not body.get("withdrawn"):
         body |= {"withdrawn": True, "deadline": body["deadline"] + NEVER_S}
         files.write_json(folder / REQUEST_FILE, body)
-    return process_tree.signal_one(*runner, YIELD_SIGNAL)
+    return signal_request(look)
 
 
 def read(folder: Path, nonce: str) -> YieldRequestFile | None:

@@ -20,6 +20,7 @@ from monitor.runtime.rows.wakeups import wake
 from scheduler.dispatch.steps import engine_endings as endings
 from scheduler.dispatch.steps.engine_allocations import record_allocation
 from scheduler.dispatch.steps.engine_answers import EngineAnswers, open_tasks
+from scheduler.dispatch.steps.engine_calls import EngineHolds, RecentCalls
 from scheduler.dispatch.steps.engine_folders import TaskFolders, attempt_of
 from scheduler.dispatch.steps.engine_queue import BY_GPUCOORD, EngineQueue, digest_of, ticket_of
 from scheduler.engines.background import BackgroundCalls, CallResult
@@ -35,7 +36,6 @@ from scheduler.engines.facts import (
 from scheduler.engines.leaders import account_of
 from scheduler.engines.policy import slurm_reasons
 from scheduler.engines.policy.follow import (
-    STOP_AGAIN,
     Claim,
     Phase,
     TaskAction,
@@ -54,7 +54,6 @@ from scheduler.runner import attempt_files
 from scheduler.runner.accounts import MissingAccount
 from scheduler.runner.attempt_files import AttemptFiles
 
-FAILED_LAUNCH = "launch failed"
 NODES_EVERY = timedelta(seconds=30)
 MOST_SUBMISSIONS = 40
 GATES = frozenset({BlockerCode.HELD, BlockerCode.TOO_MANY_REQUEUES})
@@ -94,12 +93,14 @@ class EngineStep:
         self._folders = TaskFolders(specs)
         self._answers = EngineAnswers(guard, host, engine.name, every, self._folders)
         self._nodes_at: datetime | None = None
-        self._acted_at: dict[tuple[str, str], datetime] = {}
+        self._recent = RecentCalls()
+        self._holds = EngineHolds(guard, engine, self._calls, self._recent)
         # Attempts, with their tasks, whose GPUs the engine has reported.
         self._allocated: set[tuple[str, str]] = set()
 
     def step(self, now: datetime) -> int:
         """Returns the number of tasks that moved."""
+        self._recent.forget(now)
         self._isolation.each(
             self._calls.finished(), _call_name, lambda result: self._take(result, now), now
         )
@@ -114,7 +115,7 @@ class EngineStep:
         if moved:
             self._act_on(moved, now)
         self._ask_for_unknown_gpus(attempts.values(), now)
-        self._hold_and_release([task for task in tasks if task.ref], now)
+        self._holds.step([task for task in tasks if task.ref], self._answers, now)
         self._queue.step(tasks, waits, self._answers.problem, now)
         return len(moved)
 
@@ -162,7 +163,7 @@ class EngineStep:
                 report.reason
             )
             kind, call = ("hold", self._engine.hold) if may_start else ("stop", self._engine.stop)
-            if self._is_due(f"{kind} extra", report.ref, now):
+            if self._recent.is_due(f"{kind} extra", report.ref, now):
                 self._calls.start(kind, report.ref, partial(call, report.ref))
 
     # Consequences of each decision.
@@ -236,14 +237,18 @@ class EngineStep:
         """Act on the engine; returns the change to store."""
         task, attempt, files = decision.task, decision.attempt, decision.files
         match decision.action:
-            case TaskAction.GIVE_UP if self._is_due("give up", task.nonce, now):
+            case TaskAction.GIVE_UP if self._recent.is_due("give up", task.nonce, now):
                 ticket = self._ticket(task, now)
                 if ticket is None:
                     return partial(endings.close, task, now)
                 self._calls.start("give up", task.nonce, partial(self._engine.give_up, ticket))
-            case TaskAction.STOP if self._is_listed(task) and self._is_due("stop", task.ref, now):
+            case TaskAction.STOP if self._is_listed(task) and self._recent.is_due(
+                "stop", task.ref, now
+            ):
                 self._calls.start("stop", task.ref, partial(self._engine.stop, task.ref))
-            case TaskAction.YIELD if self._is_listed(task) and self._is_due("yield", task.ref, now):
+            case TaskAction.YIELD if self._is_listed(task) and self._recent.is_due(
+                "yield", task.ref, now
+            ):
                 call = partial(self._engine.ask_to_yield, task.ref)
                 self._calls.start("yield", task.ref, call)
             case TaskAction.ADOPT if files is not None and files.claimed is not None:
@@ -268,14 +273,6 @@ class EngineStep:
         """
         report = self._answers.reports.get(task.nonce)
         return report is not None and report.ref == task.ref
-
-    def _is_due(self, kind: str, item: str, now: datetime) -> bool:
-        """Whether this was not requested a moment ago."""
-        last = self._acted_at.get((kind, item))
-        if last is not None and now - last < STOP_AGAIN:
-            return False
-        self._acted_at[kind, item] = now
-        return True
 
     # Submission.
 
@@ -340,7 +337,7 @@ class EngineStep:
         for attempt in attempts:
             is_unknown = (attempt.nonce, attempt.engine_ref) not in self._allocated
             is_due = attempt.job.gpus and not attempt.gpu_uuids and is_unknown
-            if is_due and self._is_due("allocation", attempt.engine_ref, now):
+            if is_due and self._recent.is_due("allocation", attempt.engine_ref, now):
                 self._ask_for_gpus(attempt)
 
     def _take_allocation(
@@ -351,27 +348,6 @@ class EngineStep:
         self._allocated.add(item)
         if allocation is not None:
             record_allocation(self._guard, *item, allocation, node, now)
-
-    # Holds.
-
-    def _hold_and_release(self, tasks: list[EngineTask], now: datetime) -> None:
-        """Pass holds of waiting jobs on, so that the engine does not start them."""
-        for task in tasks:
-            is_held = bool(task.job.held) and task.job.state == JobState.QUEUED.value
-            if task.reason.startswith(FAILED_LAUNCH) and not is_held:
-                # A node failed before the runner began; Slurm holds the job until it is released.
-                if self._is_due("release", task.ref, now):
-                    again = partial(self._engine.release, task.ref)
-                    self._calls.start("release", task.ref, again)
-                continue
-            report = self._answers.reports.get(task.nonce)
-            if is_held == task.held or report is None or report.state is not TaskState.WAITING:
-                continue
-            if self._is_due("hold", task.ref, now):
-                call = self._engine.hold if is_held else self._engine.release
-                self._calls.start("hold", task.ref, partial(call, task.ref))
-                with self._guard():
-                    EngineTask.objects.filter(pk=task.pk).update(held=is_held)
 
 
 def _call_name(result: CallResult) -> str:

@@ -1,4 +1,4 @@
-"""Start, follow, stop and end the placed jobs of this host.
+"""Start, follow, stop and end the placed jobs of this host, by the local engine.
 
 The action for an attempt follows from its folder and /proc alone, so a new executor continues
 where a killed one stopped.
@@ -7,8 +7,8 @@ where a killed one stopped.
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
 
@@ -19,6 +19,8 @@ from monitor.runtime.probes.process_identity import boot_id
 from monitor.runtime.rows.item_isolation import ItemIsolation
 from monitor.runtime.rows.prepared import MARK, PreparedQuery
 from monitor.runtime.rows.wakeups import wake
+from scheduler.engines.facts import TaskReport, Ticket
+from scheduler.engines.local import UNCHANGED, LocalEngine, LocalRef
 from scheduler.execution.policy import Action, AttemptState, Claimant, next_action
 from scheduler.execution.steps import outcomes
 from scheduler.execution.steps.specs import SpecWriter
@@ -28,7 +30,6 @@ from scheduler.models import Attempt
 from scheduler.runner import attempt_files, files
 from scheduler.runner.accounts import MissingAccount, UnknownAccount
 from scheduler.runner.attempt_files import AttemptFiles
-from scheduler.runner.spawning import RunnerStarter
 
 START_RETRY_S = 2.0
 TAIL_BYTES = 16_384
@@ -70,17 +71,17 @@ class Executor:
         self._guard = guard
         self._host = host
         self._specs = specs
-        self._spawner = RunnerStarter()
+        self._engine = LocalEngine(host)
         self._isolation = ItemIsolation(host, "executor", guard)
         self._open_attempts = PreparedQuery(lambda _: _open_on(host), MARK)
         # Saves work only: requesting a runner twice is harmless.
         self._requested_at: dict[int, datetime] = {}
 
     def open(self) -> None:
-        self._spawner.open()
+        self._engine.open()
 
     def close(self) -> None:
-        self._spawner.close()
+        self._engine.close()
 
     def step(self, now: datetime) -> dict[int, Action]:
         """Act on each open attempt; returns the actions by job."""
@@ -91,8 +92,9 @@ class Executor:
             for attempt in still_open
             if attempt.pk in self._requested_at
         }
+        reports = self._look(still_open)
         followed = self._isolation.each(
-            still_open, _name, lambda attempt: self._follow(attempt, now), now, STEP_KIND
+            still_open, _name, lambda attempt: self._follow(attempt, reports, now), now, STEP_KIND
         )
         due = [done for _, done in followed if done is not None]
         changes = [done for done in due if done.change is not None]
@@ -114,14 +116,37 @@ class Executor:
 
     def _spawn(self, attempt: Attempt, now: datetime) -> None:
         try:
-            self._spawner.spawn(self._specs.write(attempt))
+            self._specs.write(attempt)
+            self._engine.submit(self._ticket(attempt))
         except MissingAccount as error:
             self._leave_without_account(attempt, error, now)
 
-    def _follow(self, attempt: Attempt, now: datetime) -> JobAction | None:
+    def _look(self, attempts: Iterable[Attempt]) -> Mapping[int, TaskReport]:
+        """By the keys of the attempts. A missing one is unknown: its files say more."""
+        refs = {self._ref(attempt): attempt.pk for attempt in attempts}
+        return {refs[report.ref]: report for report in self._engine.look(list(refs)).tasks}
+
+    def _ref(self, attempt: Attempt) -> str:
+        """With its runner if that is all that matters: if it just runs, no file is read."""
+        ref = LocalRef(self._specs.folder(attempt), attempt.nonce)
+        if _is_quiet(attempt):
+            runner = attempt.runner_pid, attempt.runner_start_ticks
+            ref = replace(ref, runner=runner, boot_id=attempt.boot_id)
+        return str(ref)
+
+    def _ticket(self, attempt: Attempt) -> Ticket:
+        folder = str(self._specs.folder(attempt))
+        return Ticket(job_id=attempt.job_id, nonce=attempt.nonce, folder=folder)
+
+    def _follow(
+        self, attempt: Attempt, reports: Mapping[int, TaskReport], now: datetime
+    ) -> JobAction | None:
         """Act on one attempt; None when there is nothing to do."""
+        report = reports.get(attempt.pk)
+        if report is not None and report.word == UNCHANGED:
+            return None
         # A change that could not be stored is retried after its back-off.
-        if self._just_runs(attempt) or self._isolation.is_delayed(_row_name(attempt), now):
+        if self._isolation.is_delayed(_row_name(attempt), now):
             return None
         view = self._see(attempt, now)
         if view.action is Action.NONE:
@@ -150,21 +175,13 @@ class Executor:
         """End the job if its owner has no OS account; let it wait if that is unknown."""
         is_unknown = isinstance(error, UnknownAccount)
         record = outcomes.record_unknown_account if is_unknown else outcomes.record_missing_account
-        if attempt_files.give_up(self._specs.folder(attempt), attempt.nonce):
+        if self._engine.give_up(self._ticket(attempt)):
             with self._guard():
                 record(attempt, str(error), now)
                 wake("live")
 
-    def _just_runs(self, attempt: Attempt) -> bool:
-        """The common case: recorded, alive, without a result or a request."""
-        is_quiet = attempt.job.state == JobState.RUNNING.value and attempt.pid is not None
-        if not is_quiet or hasattr(attempt, "yield_request"):
-            return False
-        runner = attempt.runner_pid, attempt.runner_start_ticks, attempt.boot_id
-        return attempt_files.is_running(self._specs.folder(attempt), *runner)
-
     def _see(self, attempt: Attempt, now: datetime) -> AttemptView:
-        attempt_state = attempt_files.read_attempt(self._specs.folder(attempt), attempt.nonce)
+        attempt_state = self._engine.files_of(self._ref(attempt))
         state = AttemptState(
             state=JobState(attempt.job.state),
             placed_at=attempt.placed_at,
@@ -184,7 +201,7 @@ class Executor:
         attempt = view.attempt
         match view.action:
             case Action.STOP:
-                attempt_files.ask_to_stop(view.files)
+                self._engine.stop(self._ref(attempt))
             case Action.RECORD:
                 return lambda: outcomes.record_start(attempt, view.files, now)
             case Action.YIELD:
@@ -201,9 +218,7 @@ class Executor:
                 )
             case Action.NEVER_RAN:
                 return lambda: outcomes.record_unstarted(attempt, now)
-            case Action.GIVE_UP if attempt_files.give_up(
-                self._specs.folder(attempt), attempt.nonce
-            ):
+            case Action.GIVE_UP if self._engine.give_up(self._ticket(attempt)):
                 return lambda: outcomes.record_unstarted(attempt, now)
             case Action.ABANDONED:
                 return self._end_orphans(view, now)
@@ -218,10 +233,10 @@ class Executor:
         """Repeated at each step; for the runner this is idempotent."""
         attempt, row = view.attempt, view.attempt.yield_request
         request = attempt_files.YieldRequestFile(row.text, row.deadline.timestamp())
-        if not attempt_files.request_yield(
-            self._specs.folder(attempt), view.files, attempt.nonce, request
-        ):
-            attempt_files.ask_to_stop(view.files)
+        ref, folder = self._ref(attempt), self._specs.folder(attempt)
+        is_written = attempt_files.write_request(folder, view.files, attempt.nonce, request)
+        if not is_written or self._engine.ask_to_yield(ref):
+            self._engine.stop(ref)
 
     def _tail(self, view: AttemptView) -> bytes:
         """The end of a failed job's log, which may contain the reason."""
@@ -268,6 +283,12 @@ def _name(attempt: Attempt) -> str:
 
 def _row_name(attempt: Attempt) -> str:
     return f"row of job {attempt.job_id}"
+
+
+def _is_quiet(attempt: Attempt) -> bool:
+    """The common case: nothing is to be recorded or requested while its runner lives."""
+    is_recorded = attempt.job.state == JobState.RUNNING.value and attempt.pid is not None
+    return is_recorded and not hasattr(attempt, "yield_request")
 
 
 def _is_known_runner(attempt: Attempt, files: AttemptFiles) -> bool:
