@@ -61,7 +61,7 @@ class LocalEngine:
     def __init__(self, host: str) -> None:
         self._host = host
         self._starter = RunnerStarter()
-        # What the newest look has read.
+        # Read by the newest look.
         self._files: dict[str, AttemptFiles] = {}
 
     def open(self) -> None:

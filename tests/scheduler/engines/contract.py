@@ -1,4 +1,4 @@
-"""What each engine keeps to, as checks of a stand: an engine, and tickets for commands."""
+"""The contract of each engine, as checks of a stand: an engine, and tickets for commands."""
 
 from __future__ import annotations
 
