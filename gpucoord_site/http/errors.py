@@ -35,6 +35,10 @@ UNAVAILABLE = (
     "The database does not answer now. Running jobs continue; new jobs start when it answers again."
     f" Try again in {RETRY_AFTER_S} seconds."
 )
+FULL = (
+    "The disk of the database is full, so nothing can be stored. Running jobs continue, and no job"
+    f" starts. Ask an operator to free space there, and try again in {RETRY_AFTER_S} seconds."
+)
 TITLE = "The database is not available"
 # /healthz reports the problem itself, so it is served.
 EXEMPT = "/healthz"
@@ -59,7 +63,8 @@ def unavailable(request: HttpRequest, error: BaseException) -> HttpResponse:
     """503 with a sentence. The error is logged once a minute, not once per request."""
     text = f"Requests are answered with 503: the database does not answer ({error})"
     faults.log(error, text, {"kind": "DATABASE_UNAVAILABLE"})
-    return _answer(request, database.file_problem() or UNAVAILABLE)
+    sentence = FULL if database.is_full(error) else UNAVAILABLE
+    return _answer(request, database.file_problem() or sentence)
 
 
 def _answer(request: HttpRequest, sentence: str) -> HttpResponse:

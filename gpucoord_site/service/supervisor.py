@@ -36,6 +36,7 @@ from monitor.runtime.probes import service_state
 from monitor.runtime.probes.process_identity import boot_id
 from monitor.runtime.probes.service_state import ServiceState
 from monitor.runtime.rows import database
+from monitor.runtime.rows.item_isolation import FaultLog
 from monitor.runtime.rows.prepared import TEXT_MARK, PreparedQuery
 
 # Without tasks the cluster of reports ends after this time.
@@ -90,7 +91,9 @@ class Supervisor:
         self._started_t = time.time()
         self._watchdog = Watchdog()
         self._web_watch = WebWatch(listening)
-        self._known_fault = ""
+        # Names of the actions that failed at their last try.
+        self._failing: set[str] = set()
+        self._faults = FaultLog(logger)
         self._is_file_gone = False
         self._options = _shorten_patience()
         self._web = Child("web", self._run_web, self._let_go)
@@ -158,16 +161,16 @@ class Supervisor:
         child.start()
 
     def _attempt(self, action: Callable[[], None]) -> None:
-        """Run an action. The database may be unavailable for a while; this is logged once."""
+        """Run an action. The database may be away for a while, or its disk may be full."""
+        name = action.__name__
         try:
             action()
-            self._known_fault = ""
+            self._failing.discard(name)
         except Exception as error:
             connections.close_all()
-            if self._known_fault != type(error).__name__:
-                self._known_fault = type(error).__name__
-                text = "The supervisor can't look after the loops"
-                logger.exception(text, extra={"kind": "SUPERVISOR_FAULT"})
+            self._failing.add(name)
+            text = "The supervisor can't look after the loops"
+            self._faults.log(error, text, {"kind": "SUPERVISOR_FAULT"})
 
     def _watch_database_file(self) -> None:
         """Log once that the file is gone; web and loops check it themselves."""
@@ -209,7 +212,7 @@ class Supervisor:
 
         Without the database it may be waiting for it, and a new process would wait as well.
         """
-        if self._web.pid is None or self._known_fault:
+        if self._web.pid is None or self._failing:
             self._web_watch.starts()
         elif self._web_watch.is_stuck():
             text = "The web process does not answer; it is replaced"

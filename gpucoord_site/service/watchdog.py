@@ -74,9 +74,10 @@ class Watchdog:
         if row.pid is None:
             return False
         if not is_alive(row.pid, row.start_ticks, row.boot_id):
+            # Logged afterwards, because a database that refuses it would have it logged each time.
+            leases.free_dead(row.host, now)
             text = "The process that ran the %s is gone; another takes over"
             logger.warning(text, row.loop, extra={"kind": "LOOP_ORPHANED", "loop": row.loop})
-            leases.free_dead(row.host, now)
             return False
         if row.expires_at > now:
             self._silent_since.pop(row.loop, None)

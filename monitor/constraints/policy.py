@@ -39,6 +39,10 @@ EFFECTS = {
 }
 
 
+# The free part of a disk that counts as empty.
+LARGEST_FREE_PART = 0.95
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConstraintPolicy:
     """Shortages of the host that delay or block job starts, with hysteresis."""
@@ -232,10 +236,15 @@ def _disk(disk: DiskReading, holds_data: bool, held: Keys, policy: ConstraintPol
 
 def _data_disk(disk: DiskReading, held: Keys, policy: ConstraintPolicy) -> Finding:
     """The disk of the data folder. It counts whatever its size, for logs and results."""
+    opens, closes = policy.data_free_gib * GIB, policy.data_free_again_gib * GIB
+    # Jobs start again on an empty disk that is smaller than that.
+    closes = min(closes, max(opens, LARGEST_FREE_PART * disk.total_bytes))
     is_held = (DATA_DISK, disk.mount) in held
-    least = policy.data_free_again_gib if is_held else policy.data_free_gib
-    text = f"No room for logs: {disk.mount} (gpucoord's data) has {_left(disk)} left."
-    short = disk.free_bytes < least * GIB if disk.total_bytes else None
+    text = (
+        f"No room for logs: {disk.mount} (gpucoord's data) has {_left(disk)} left."
+        f" Jobs start when {closes / GIB:.1f} GiB are free."
+    )
+    short = disk.free_bytes < (closes if is_held else opens) if disk.total_bytes else None
     return Constraint(DATA_DISK, disk.mount, text), short
 
 

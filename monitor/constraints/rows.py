@@ -14,6 +14,7 @@ from monitor.constraints.policy import (
     ConstraintEffect,
     Verdict,
 )
+from monitor.facts.formats import duration
 from monitor.journal.rows import events
 from monitor.models import Constraint as Row
 from monitor.models import HostSample
@@ -98,7 +99,7 @@ def _tell_end(row: Row, now: datetime) -> None:
         return
     events.add(
         "DISK_SPACE_OK" if row.kind in (DISK, DATA_DISK) else "RESOURCE_CONSTRAINT_OVER",
-        f"No longer: {row.text}",
+        f"Resolved after {duration(now - row.from_at)}. It began with: {row.text}",
         now=now,
         host=row.host,
     )

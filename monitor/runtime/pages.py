@@ -35,6 +35,9 @@ TASKS = {
     "scheduler": "plans, starts and ends jobs",
 }
 MOST_CALLS = 8
+# With less, the next write to a database or a log fails.
+LEAST_FREE_BYTES = 1024**2
+DISK_FULL = "The disk with the data of gpucoord is full"
 # Sections of other apps: a template and the function that loads its `data`.
 _sections: list[tuple[str, Callable[[], object]]] = []
 CHILDREN = {
@@ -64,7 +67,11 @@ class ChildRow:
 class Storage:
     kind: str
     size_bytes: int | None
-    free_bytes: int | None
+    free_bytes: int
+
+    @property
+    def is_full(self) -> bool:
+        return self.free_bytes < LEAST_FREE_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,10 +110,12 @@ def build(host: str, now: datetime) -> StatusPage:
     stored = [leases.fact(row) for row in rows]
     facts = [*complete(stored, host), *(fact for fact in stored if fact.host != host)]
     service = service_state.read(Path(settings.DATA) / "run")
-    snapshots = snapshot_rows.newest_all()
+    snapshots, storage = snapshot_rows.newest_all(), _storage()
+    shape = SHAPES[worst(judge(fact, now) for fact in facts)]
     return StatusPage(
-        verdict=verdict(facts, now),
-        shape=SHAPES[worst(judge(fact, now) for fact in facts)],
+        # The cause comes before its effects.
+        verdict=DISK_FULL if storage.is_full else verdict(facts, now),
+        shape="failing" if storage.is_full else shape,
         loops=[_loop(row, now) for row in rows],
         service=service,
         started_at=_moment(service.started_t) if service else None,
@@ -114,7 +123,7 @@ def build(host: str, now: datetime) -> StatusPage:
         children=[_child(child) for child in service.children] if service else [],
         snapshots=snapshots,
         driver_calls=[_driver_calls(snapshot) for snapshot in snapshots if snapshot.costs],
-        storage=_storage(),
+        storage=storage,
         sections=[(template, load()) for template, load in _sections],
     )
 

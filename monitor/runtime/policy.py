@@ -73,4 +73,4 @@ def _trouble(fact: LoopFact, state: LoopState, now: datetime) -> str:
     if state is LoopState.FAILING:
         return f"{name} fails"
     age = fact.age_s(now)
-    return f"{name} has never ticked" if age is None else f"{name} stands still"
+    return f"{name} has never run" if age is None else f"{name} is not running"

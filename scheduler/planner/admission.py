@@ -13,6 +13,8 @@ from scheduler.facts.units import size
 from scheduler.planner.matching import Traits, constraints_text, suited, version
 from scheduler.quotas.policy.quotas import SLACK, held, memory
 
+WITHOUT_GPUS = "Request 0 GPUs for a job that needs none (command line: --gpus 0)."
+
 
 def refuse(
     requirement: Requirement,
@@ -90,7 +92,8 @@ def refuse_without_gpus(requirement: Requirement, reason: str) -> list[Refusal]:
     if requirement.gpus <= 0:
         return check(requirement, ())
     requested = _count(requirement.gpus)
-    return [Refusal(field="gpus", text=f"You ask for {requested}; this machine has none: {reason}")]
+    text = f"You ask for {requested}; this machine has none: {reason} {WITHOUT_GPUS}"
+    return [Refusal(field="gpus", text=text)]
 
 
 def _check_without_gpu(requirement: Requirement) -> list[Refusal]:

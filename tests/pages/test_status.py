@@ -14,6 +14,7 @@ from django.utils import timezone
 from monitor.facts.limits import Limits
 from monitor.facts.usage import CallCost
 from monitor.models import Lease
+from monitor.runtime import pages
 from monitor.runtime.probes import service_state
 from monitor.runtime.probes.service_state import ChildState, ServiceState
 from monitor.runtime.rows import leases
@@ -136,7 +137,19 @@ def test_the_page_names_stale_loops(alice: User, as_user: AsUser, ticking: None)
     page = as_user(alice).get("/status/").content.decode()
 
     assert 'data-shape="failing">The sampler on ' in page
-    assert "stands still" in page
+    assert "is not running" in page
+
+
+def test_a_full_disk_is_named_before_the_loops_that_it_stops(
+    alice: User, as_user: AsUser, ticking: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fail("sampler", last_tick_at=timezone.now() - timedelta(minutes=3), pid=None)
+    monkeypatch.setattr(pages, "_storage", lambda: pages.Storage("SQLite", 10**6, 0))
+
+    page = as_user(alice).get("/status/").content.decode()
+
+    assert 'data-shape="failing">The disk with the data of gpucoord is full' in page
+    assert "nothing can be stored until space is freed" in page
 
 
 def test_only_operators_read_the_text_of_a_fault(
@@ -159,7 +172,7 @@ def test_the_page_says_what_to_do_before_anything_ran(
     page = as_user(alice).get("/status/").content.decode()
 
     assert "Start gpucoord with: <code>gpucoord up</code>" in page
-    assert "never ticked" in page
+    assert "has never run" in page
 
 
 def test_the_page_lists_the_processes(

@@ -5,11 +5,13 @@ from __future__ import annotations
 import hmac
 import secrets
 from collections.abc import Iterable
+from contextlib import suppress
 from datetime import datetime, timedelta
 from hashlib import sha256
 
 from django.conf import settings
 from django.contrib.auth.models import User
+from django.db import OperationalError
 from django.db.models import Q
 
 from monitor.facts.accounts import ALL_SCOPES, TokenScope, scopes_of, scopes_text
@@ -120,4 +122,6 @@ def _note_use(row: ApiToken, now: datetime) -> None:
     if row.last_used_at is not None and row.last_used_at > before:
         return
     unnoted = Q(last_used_at=None) | Q(last_used_at__lte=before)
-    ApiToken.objects.filter(unnoted, pk=row.pk).update(last_used_at=now)
+    # With a full disk nothing can be stored, but requests that only read are still answered.
+    with suppress(OperationalError):
+        ApiToken.objects.filter(unnoted, pk=row.pk).update(last_used_at=now)

@@ -7,6 +7,7 @@ query does not show that the file was deleted or replaced.
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache, wraps
 from pathlib import Path
@@ -17,6 +18,7 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.backends.signals import connection_created
 from django.db.models import Field, Model, QuerySet
 
+POSTGRES_DISK_FULL = "53100"
 P = ParamSpec("P")
 M = TypeVar("M", bound=Model)
 
@@ -152,6 +154,17 @@ class OpenedFile:
 
 
 opened = OpenedFile()
+
+
+def is_full(error: BaseException | None) -> bool:
+    """Whether the disk of the database was full."""
+    while error is not None:
+        if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL:
+            return True
+        if getattr(error, "sqlstate", None) == POSTGRES_DISK_FULL:
+            return True
+        error = error.__cause__
+    return False
 
 
 def file_problem() -> str | None:

@@ -117,7 +117,8 @@ def _deferred(memory: ThrottleMemory) -> Iterable[PressureLine]:
             why = ", ".join(signal.text for signal in deferral.strains)
             by_reason.setdefault(why, []).append((kind, deferral))
     for why, deferred in by_reason.items():
-        classes = " and ".join(kind.value for kind, _ in deferred)
+        *first, last = (kind.value for kind, _ in deferred)
+        classes = f"{', '.join(first)} and {last}" if first else last
         yield PressureLine(
             "waiting",
             f"{classes.capitalize()} jobs are deferred",

@@ -55,6 +55,22 @@ def test_the_data_folder_needs_gigabytes_whatever_the_share() -> None:
     assert closed(full, disks=disk("/data", 3.5, total=10)) == full
 
 
+def test_an_empty_disk_is_no_longer_short_although_it_is_smaller_than_the_limit() -> None:
+    full = [("data_disk", "/data")]
+    assert closed(full, disks=disk("/data", 2.2, total=2.5)) == []
+    assert closed(full, disks=disk("/data", 2.4, total=2.5)) == full
+    assert closed(full, disks=disk("/data", 1.9, total=1.9)) == []
+
+
+def test_a_full_disk_says_how_much_must_be_free() -> None:
+    shot = snapshot(1, host=host(disks=disk("/data", 1.5, total=10)))
+    texts = [c.text for c in judge(shot, "/data/gpucoord", [], POLICY).opened]
+    assert texts == [
+        "No room for logs: /data (gpucoord's data) has 1.5 of 10.0 GiB left."
+        " Jobs start when 3.0 GiB are free."
+    ]
+
+
 def test_a_mount_that_is_gone_is_low_no_more() -> None:
     assert closed([("disk_space", "/usb")], disks=disk("/", 500)) == [("disk_space", "/usb")]
 

@@ -59,9 +59,9 @@ def test_the_verdict_names_the_worst_loop() -> None:
     well, silent = fact("sampler"), fact("scheduler", ago_s=60)
 
     assert verdict([well], NOW) == "All services running"
-    assert verdict([well, silent], NOW) == "The scheduler on north stands still"
+    assert verdict([well, silent], NOW) == "The scheduler on north is not running"
     assert verdict([fact(error="x")], NOW) == "The sampler on north fails"
     assert verdict([silent, fact(ago_s=None)], NOW) == (
-        "The scheduler on north stands still, and 1 more"
+        "The scheduler on north is not running, and 1 more"
     )
-    assert verdict([fact(ago_s=None)], NOW) == "The sampler on north has never ticked"
+    assert verdict([fact(ago_s=None)], NOW) == "The sampler on north has never run"

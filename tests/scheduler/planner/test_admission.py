@@ -64,6 +64,7 @@ def test_it_refuses_gpu_jobs_where_there_is_no_gpu() -> None:
 
     assert [r.text for r in refusals] == [
         "You ask for 2 GPUs; this machine has none: there is no NVIDIA driver."
+        " Request 0 GPUs for a job that needs none (command line: --gpus 0)."
     ]
     assert admission.refuse_without_gpus(Requirement(gpus=0), "no driver") == []
 
