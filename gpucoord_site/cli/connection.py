@@ -6,9 +6,10 @@ A server on this machine logs its users in by their OS account, so they need no 
 from __future__ import annotations
 
 import json
+import math
 import os
 import sys
-from argparse import ArgumentParser, Namespace
+from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from collections.abc import Callable, Iterable
 from contextlib import closing
 from typing import TYPE_CHECKING, Any
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from gpucoord_site.cli.client import Client
 
 TIMEOUT_S = 30.0
+LONGEST_S = 86_400.0
 URL = "http://127.0.0.1:8000"
 WANTED = (
     "A token is needed: set GPUCOORD_TOKEN, or save one with `gpucoord token USER --save`. "
@@ -46,6 +48,32 @@ def parser(name: str, description: str, **more: Any) -> ArgumentParser:
     return made
 
 
+def number(text: str) -> float:
+    """The value of an option; JSON has no infinity."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value):
+        raise ArgumentTypeError(f"{escaped(text)!r} is not a number")
+    return value
+
+
+def seconds(text: str) -> float:
+    """The value of an option: a number of seconds, at most a day."""
+    value = number(text)
+    if not 0 <= value <= LONGEST_S:
+        raise ArgumentTypeError(f"{escaped(text)!r} is not a number of seconds from 0 to 86400")
+    return value
+
+
+def count(text: str) -> int:
+    """The value of an option: a whole number, 1 or more."""
+    if not (text.isascii() and text.isdecimal() and 0 < len(text) < 19 and int(text)):
+        raise ArgumentTypeError(f"{escaped(text)!r} is not a whole number, 1 or more")
+    return int(text)
+
+
 def url(options: Namespace) -> str:
     return options.url or os.environ.get("GPUCOORD_URL") or URL
 
@@ -53,12 +81,16 @@ def url(options: Namespace) -> str:
 def connect(options: Namespace, timeout_s: float = TIMEOUT_S) -> Client:
     """Raises RequestFailed or UnsafeToken with a sentence."""
     from gpucoord_site.cli.client import Client, RequestFailed
+    from gpucoord_site.cli.transport import Transport
 
     address = url(options)
     if token := _token(options):
         return Client(address, token, timeout_s)
     login = _local_login(address)
     if login is None:
+        # A wrong address, or a service that does not run, is the better explanation.
+        with closing(Transport(address, {}, timeout_s)) as transport:
+            transport.connect()
         raise RequestFailed(WANTED)
 
     def renew() -> str | None:

@@ -5,14 +5,17 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
+from monitor.facts.input_rules import is_storable
 from scheduler.facts.field_parsers import LARGEST_ENV, OURS
 
 # Programs read secrets from these.
 SECRET = re.compile(
     r"TOKEN|SECRET|PASSW|PASSPHRASE|CREDENTIAL|API_?KEY|ACCESS_?KEY|PRIVATE_?KEY|AUTH|COOKIE|SESSION"
-    r"|_DSN$|DATABASE_URL|^PGPASS|^KRB5|_PAT$|^AWS_|^AZURE_|_KEY$",
+    r"|_DSN$|DATABASE_URL|^PGPASS|^KRB5|_PAT$|^AWS_|^AZURE_|_KEY$|_PWD$|_PW$",
     re.IGNORECASE,
 )
+# An address with a password, as in REDIS_URL=redis://user:password@host.
+SECRET_VALUE = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s:@]*:[^/\s@]+@", re.IGNORECASE)
 # Of the terminal, the login and the display; the account's own are set by the server.
 LOCAL = re.compile(
     r"_|PWD|OLDPWD|SHLVL|HOME|USER|LOGNAME|SHELL|MAIL|TERM|TERMCAP|COLUMNS|LINES|PS[0-9]|HIST.*"
@@ -42,5 +45,5 @@ def captured(environ: Mapping[str, str]) -> dict[str, str]:
 def _is_passed_on(name: str, value: str) -> bool:
     if not NAME.fullmatch(name) or OURS.fullmatch(name) or LOCAL.fullmatch(name):
         return False
-    # A byte that is no UTF-8 is a lone surrogate here.
-    return not SECRET.search(name) and value.isprintable()
+    # A byte that is no UTF-8 is a lone surrogate here, which JSON can't hold.
+    return is_storable(value) and not SECRET.search(name) and not SECRET_VALUE.search(value)

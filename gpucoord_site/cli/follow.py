@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import sys
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gpucoord_site.cli.client import Client, NotReachable
 from monitor.facts.input_rules import escaped
+
+if TYPE_CHECKING:
+    from gpucoord_site.cli.foreign_output import ForeignOutput
 
 SHORTEST_S = 0.1
 LONGEST_S = 1.0
@@ -17,17 +20,28 @@ OURS = 125
 
 
 class Follower:
-    """Shows one job. Its output goes to stdout untouched, all that we say to stderr."""
+    """Shows one job. Its output goes to stdout untouched, all that we say to stderr.
+
+    offset: the first byte to show. foreign: changes the output of another user's job.
+    """
 
     longest_s = LONGEST_S
 
-    def __init__(self, client: Client, job_id: int, starts_with: str = "submitted") -> None:
+    def __init__(
+        self,
+        client: Client,
+        job_id: int,
+        starts_with: str = "submitted",
+        offset: int = 0,
+        foreign: ForeignOutput | None = None,
+    ) -> None:
+        self._foreign = foreign
         self._starts_with = starts_with
         self._client = client
         self._id = job_id
         self._title = f"job {job_id}"
         self._pause_s = SHORTEST_S
-        self._offset = 0
+        self._offset = offset
         self._said = ""
         self._lost = False
 
@@ -59,12 +73,12 @@ class Follower:
         """Show new output. Returns the exit code after the end and all output; None before."""
         output = self._client.log(self._id, self._offset)
         if output.data:
-            sys.stdout.buffer.write(output.data)
-            sys.stdout.buffer.flush()
+            self._write(self._foreign.feed(output.data) if self._foreign else output.data)
             self._pause_s = SHORTEST_S
         # It can be before the requested offset: a log that reached its limit was cut.
         self._offset = output.next
         if output.state == "finished" and not output.more:
+            self._write(self._foreign.end() if self._foreign else b"")
             return self._end(self._client.job(self._id))
         if output.more:
             self._pause_s = 0.0
@@ -73,6 +87,11 @@ class Follower:
         elif not self._offset and not self._said.startswith("started"):
             self._tell_where(self._client.job(self._id))
         return None
+
+    def _write(self, data: bytes) -> None:
+        if data:
+            sys.stdout.buffer.write(data)
+            sys.stdout.buffer.flush()
 
     def _tell_why(self, job: dict[str, Any]) -> None:
         why = " ".join(dict.fromkeys(blocker["text"] for blocker in job["blockers"]))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 from gpucoord_site.cli.client import Client
@@ -96,9 +95,8 @@ class ArrayFollower(Follower):
         return code
 
     def _write(self, data: bytes) -> None:
+        super()._write(data)
         if data:
-            sys.stdout.buffer.write(data)
-            sys.stdout.buffer.flush()
             self._pause_s = SHORTEST_S
 
     def _worst(self) -> int:

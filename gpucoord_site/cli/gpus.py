@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
@@ -9,6 +10,7 @@ import sys
 import time
 from argparse import ArgumentParser
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from gpucoord_site.cli import connection, tables
@@ -21,6 +23,9 @@ Json = dict[str, Any]
 REFUSED, OURS = 1, 125
 # A login must not wait for a server that does not answer.
 MOTD_S = 1.0
+KILL_S = 10.0
+# Between two looks of `top` while the server does not answer.
+SHORTEST_S = 0.2
 MOST_COMMAND = 60
 
 
@@ -42,13 +47,32 @@ def _motd(options: Any) -> int:
     from gpucoord_site.cli.token_file import UnsafeToken
 
     try:
-        with connection.connect(options, MOTD_S) as client:
+        with _deadline(MOTD_S), connection.connect(options, MOTD_S) as client:
             processes = client.mine()
     except (RequestFailed, UnsafeToken, OSError):
+        processes = []
+    if options.json:
+        sys.stdout.write(f"{json.dumps({'processes': processes}, indent=2)}\n")
         return 0
     for line in motd_lines(processes):
         sys.stdout.write(f"{escaped(line)}\n")
     return 0
+
+
+@contextmanager
+def _deadline(seconds: float) -> Iterator[None]:
+    """Interrupt what takes longer, whatever it waits for. Raises TimeoutError."""
+
+    def stop(*_: object) -> None:
+        raise TimeoutError
+
+    before = signal.signal(signal.SIGALRM, stop)
+    timer = signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, *timer)
+        signal.signal(signal.SIGALRM, before)
 
 
 def end(argv: Sequence[str]) -> int:
@@ -71,26 +95,29 @@ def end(argv: Sequence[str]) -> int:
             text = f"Process {options.pid} runs on {matches[0]['host']}; run this command there."
             connection.complain(text)
             return REFUSED
-        return _end(options.pid, options.grace)
+        return _end(options)
 
     return connection.run(options, work)
 
 
-def _end(pid: int, grace_s: float) -> int:
+def _end(options: Any) -> int:
+    pid = options.pid
     try:
         # A descriptor stays with this process, even if its number is reused.
         process = os.pidfd_open(pid)
         signal.pidfd_send_signal(process, signal.SIGTERM)
-        if not _has_ended(process, grace_s):
+        if not _has_ended(process, options.grace):
             signal.pidfd_send_signal(process, signal.SIGKILL)
-            _has_ended(process, grace_s)
+            if not _has_ended(process, KILL_S):
+                connection.complain(f"Process {pid} has not ended after SIGKILL.")
+                return REFUSED
     except ProcessLookupError:
-        connection.complain(f"Process {pid} has ended.")
-        return 0
+        pass
     except PermissionError:
         connection.complain(f"Process {pid} is not of your account; you may not end it.")
         return REFUSED
-    sys.stdout.write(f"process {pid}: ended\n")
+    answer = json.dumps({"pid": pid, "ended": True}) if options.json else f"process {pid}: ended"
+    sys.stdout.write(f"{answer}\n")
     return 0
 
 
@@ -174,17 +201,7 @@ def top(argv: Sequence[str]) -> int:
     def work(client: Client) -> int:
         if options.json or options.once or not sys.stdout.isatty():
             return _print_once(client, options)
-        from rich.console import Console
-        from rich.live import Live
-        from rich.text import Text
-
-        console = Console()
-        with Live(console=console, screen=True, auto_refresh=False) as live:
-            while True:
-                # Half of the lines are for the GPUs at most.
-                lines = list(_top_lines(client, console.height - 1, console.width))
-                live.update(Text("\n".join(lines), no_wrap=True), refresh=True)
-                time.sleep(options.interval)
+        return _watch(client, options.interval)
 
     try:
         return connection.run(options, work)
@@ -192,10 +209,28 @@ def top(argv: Sequence[str]) -> int:
         return 0
 
 
+def _watch(client: Client, interval: float) -> int:
+    """Until Ctrl-C. While the server does not answer, the last lines stay with the reason."""
+    from rich.console import Console
+    from rich.live import Live
+    from rich.text import Text
+
+    from gpucoord_site.cli.client import NotReachable
+
+    console, lines = Console(), [""]
+    with Live(console=console, screen=True, auto_refresh=False) as live:
+        while True:
+            try:
+                # Half of the lines are for the GPUs at most.
+                lines = list(_top_lines(client, console.height - 1, console.width))
+            except NotReachable as error:
+                lines[0] = f"{escaped(str(error))} Trying again; Ctrl-C ends."
+            live.update(Text("\n".join(lines), no_wrap=True), refresh=True)
+            time.sleep(max(SHORTEST_S, interval))
+
+
 def _print_once(client: Client, options: Any) -> int:
     if options.json:
-        import json
-
         answer = client.gpus() | {"jobs": list(client.jobs(state="open"))}
         sys.stdout.write(f"{json.dumps(answer, indent=2)}\n")
         return 0
@@ -235,8 +270,8 @@ def mine_parser() -> ArgumentParser:
 def end_parser() -> ArgumentParser:
     parser = connection.parser("end", "End one of your own processes on a GPU.")
     add = parser.add_argument
-    add("pid", type=int, metavar="PID", help="its number, as `gpucoord mine` shows it")
-    add("--grace", type=float, default=10.0, metavar="SECONDS", help="time to SIGKILL")
+    add("pid", type=connection.count, metavar="PID", help="its number, as `gpucoord mine` shows it")
+    add("--grace", type=connection.seconds, default=10.0, metavar="SECONDS", help="time to SIGKILL")
     add("--force", action="store_true", help="this host has another name there")
     return parser
 
@@ -244,7 +279,7 @@ def end_parser() -> ArgumentParser:
 def top_parser() -> ArgumentParser:
     parser = connection.parser("top", "Show GPUs and jobs, updated live.")
     add = parser.add_argument
-    add("--interval", type=float, default=2.0, metavar="SECONDS", help="default: 2")
+    add("--interval", type=connection.seconds, default=2.0, metavar="SECONDS", help="default: 2")
     add("--once", action="store_true", help="print once")
     return parser
 

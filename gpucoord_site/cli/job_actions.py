@@ -9,14 +9,15 @@ import json
 import sys
 import time
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from gpucoord_site.cli import connection
 from monitor.facts.input_rules import escaped
 
 if TYPE_CHECKING:
-    from gpucoord_site.cli.client import Client
+    from gpucoord_site.cli.client import Client, Output
+    from gpucoord_site.cli.foreign_output import ForeignOutput
 
 Json = dict[str, Any]
 REFUSED, TIMED_OUT, OURS = 1, 124, 125
@@ -37,11 +38,16 @@ def cancel(argv: Sequence[str]) -> int:
 
 
 def hold(argv: Sequence[str]) -> int:
+    """1 when a job does not wait any more."""
+    from gpucoord_site.cli.client import RequestFailed
+
     options = hold_parser().parse_args(argv)
 
     def act(client: Client, job: int) -> tuple[Json, str]:
         answer = client.hold(job, options.reason, array=options.array)
-        return answer, f"job {job}: {answer['held'] or 'is not held; it waits no more'}"
+        if not answer["held"] and not options.array:
+            raise RequestFailed("It does not wait any more; only waiting jobs can be held.")
+        return answer, f"job {job}: {answer['held'] or 'does not wait any more'}"
 
     return _each(options, act)
 
@@ -131,23 +137,62 @@ def wait(argv: Sequence[str]) -> int:
 
 
 def logs(argv: Sequence[str]) -> int:
-    """Print the output of a job; with --follow until its end, whose exit code is returned."""
-    from gpucoord_site.cli.follow import Follower
+    """Print the output of a job; with --follow until its end, whose exit code is returned.
 
+    With --json, one object after the output has been read, and with --follow after the end.
+    """
     options = logs_parser().parse_args(argv)
+    if options.follow and options.attempt:
+        logs_parser().error("--attempt names an earlier attempt, which can't be followed")
 
     def work(client: Client) -> int:
+        if options.json:
+            return _log_as_json(client, options)
+        foreign = _foreign_output(client, options.job)
         if options.follow:
-            return Follower(client, options.job, starts_with="").follow()
-        offset, more = 0, True
-        while more:
-            output = client.log(options.job, offset, tail=options.tail, attempt=options.attempt)
-            sys.stdout.buffer.write(output.data)
-            offset, more = output.next, output.more and options.tail is None
+            return _follow_log(client, options, foreign)
+        for output in _log(client, options):
+            sys.stdout.buffer.write(foreign.feed(output.data) if foreign else output.data)
+        sys.stdout.buffer.write(foreign.end() if foreign else b"")
         sys.stdout.buffer.flush()
         return 0
 
     return connection.run(options, work)
+
+
+def _log(client: Client, options: Namespace) -> Iterator[Output]:
+    offset, more = 0, True
+    while more:
+        output = client.log(options.job, offset, tail=options.tail, attempt=options.attempt)
+        yield output
+        offset, more = output.next, output.more and options.tail is None
+
+
+def _follow_log(client: Client, options: Namespace, foreign: ForeignOutput | None) -> int:
+    from gpucoord_site.cli.follow import Follower
+
+    offset = 0
+    if options.tail:
+        output = client.log(options.job, tail=options.tail)
+        offset = output.next - len(output.data)
+    return Follower(client, options.job, starts_with="", offset=offset, foreign=foreign).follow()
+
+
+def _log_as_json(client: Client, options: Namespace) -> int:
+    job = client.wait(options.job) if options.follow else client.job(options.job)
+    data = b"".join(output.data for output in _log(client, options))
+    answer = {"id": job["id"], "state": job["state"], "output": data.decode(errors="replace")}
+    sys.stdout.write(f"{json.dumps(answer, indent=2)}\n")
+    return 0
+
+
+def _foreign_output(client: Client, job_id: int) -> ForeignOutput | None:
+    """Set if another user's output would reach this terminal; only operators can read it."""
+    from gpucoord_site.cli.foreign_output import ForeignOutput
+
+    if not sys.stdout.isatty() or client.job(job_id)["owner"] == client.quota()["name"]:
+        return None
+    return ForeignOutput()
 
 
 def _each(options: Namespace, act: Callable[[Client, int], tuple[Json, str]]) -> int:
@@ -191,7 +236,9 @@ def _seconds(word: str) -> float:
 
 def _parser(name: str, description: str, *, array: str = "", count: str = "+") -> ArgumentParser:
     parser = connection.parser(name, description)
-    parser.add_argument("jobs", type=int, nargs=count, metavar="JOB", help="numbers of jobs")
+    parser.add_argument(
+        "jobs", type=connection.count, nargs=count, metavar="JOB", help="numbers of jobs"
+    )
     if array:
         parser.add_argument("--array", action="store_true", help=array)
     return parser
@@ -223,7 +270,7 @@ def priority_parser() -> ArgumentParser:
     parser = connection.parser("priority", "Change the priority of waiting jobs.")
     add = parser.add_argument
     add("priority", type=int, choices=range(1, 6), metavar="PRIORITY", help="1 (background) to 5")
-    add("jobs", type=int, nargs="+", metavar="JOB", help="numbers of jobs")
+    add("jobs", type=connection.count, nargs="+", metavar="JOB", help="numbers of jobs")
     add("--array", action="store_true", help="all waiting jobs of their arrays")
     return parser
 
@@ -242,7 +289,7 @@ def change_parser() -> ArgumentParser:
         ("--host", "HOST", "host; any: the one that can start it first"),
     ):
         add(option, metavar=metavar, help=f"new {words}")
-    add("--cpus", type=float, metavar="N", help="new limit of CPUs")
+    add("--cpus", type=connection.number, metavar="N", help="new limit of CPUs")
     add("--tags", action="append", metavar="NAME=TEXT", help="new tags instead of all others")
     return parser
 
@@ -258,10 +305,15 @@ def wait_parser() -> ArgumentParser:
 def logs_parser() -> ArgumentParser:
     parser = connection.parser("logs", "Print the output of a job.")
     add = parser.add_argument
-    add("job", type=int, metavar="JOB", help="the job's number")
+    add("job", type=connection.count, metavar="JOB", help="the job's number")
     add("--follow", "-f", action="store_true", help="go on until the job ends")
-    add("--tail", type=int, metavar="BYTES", help="only this number of bytes from the end")
-    add("--attempt", type=int, metavar="N", help="number of an earlier attempt")
+    add(
+        "--tail",
+        type=connection.count,
+        metavar="BYTES",
+        help="only this number of bytes from the end",
+    )
+    add("--attempt", type=connection.count, metavar="N", help="number of an earlier attempt")
     return parser
 
 

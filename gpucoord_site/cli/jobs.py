@@ -149,9 +149,9 @@ def _job_lines(job: Json) -> Iterator[str]:
     }
     for label, value in rows.items():
         if value not in (None, "", tables.UNKNOWN):
-            yield f"{label + ':':<12}{value}"
+            yield f"{label + ':':<14}{value}"
     if job.get("efficiency"):
-        yield f"{'used:':<12}{job['efficiency']}"
+        yield f"{'used:':<14}{job['efficiency']}"
     if "why" in job:
         yield from why_lines(job["why"])
 
@@ -213,7 +213,7 @@ def _list_parser(name: str, description: str) -> ArgumentParser:
     add("--user", metavar="NAME", help="only jobs of this user")
     add("--name", metavar="TEXT", help="only jobs with this in their name")
     add("--tag", metavar="NAME[=TEXT]", help="only jobs with this tag")
-    add("--array", type=int, metavar="JOB", help="only jobs of this array")
+    add("--array", type=connection.count, metavar="JOB", help="only jobs of this array")
     return parser
 
 
@@ -222,7 +222,13 @@ def queue_parser() -> ArgumentParser:
     add = parser.add_argument
     add("--mine", action="store_true", help="only your own jobs")
     add("--state", choices=["queued", "starting", "running", "stopping"], help="only this state")
-    add("--limit", type=int, default=1000, metavar="N", help="at most N jobs (default: 1000)")
+    add(
+        "--limit",
+        type=connection.count,
+        default=1000,
+        metavar="N",
+        help="at most N jobs (default: 1000)",
+    )
     return parser
 
 
@@ -235,19 +241,25 @@ def history_parser() -> ArgumentParser:
         "--outcome",
         help="one of succeeded, failed, cancelled, timed_out, lost, preempted and skipped",
     )
-    add("--limit", type=int, default=50, metavar="N", help="at most N jobs (default: 50)")
+    add(
+        "--limit",
+        type=connection.count,
+        default=50,
+        metavar="N",
+        help="at most N jobs (default: 50)",
+    )
     return parser
 
 
 def show_parser() -> ArgumentParser:
     parser = connection.parser("show", "Show a job, and why it waits.")
-    parser.add_argument("job", type=int, metavar="JOB", help="the job's number")
+    parser.add_argument("job", type=connection.count, metavar="JOB", help="the job's number")
     return parser
 
 
 def efficiency_parser() -> ArgumentParser:
     parser = connection.parser("efficiency", "Show what a job used of what it requested.")
-    parser.add_argument("job", type=int, metavar="JOB", help="the job's number")
+    parser.add_argument("job", type=connection.count, metavar="JOB", help="the job's number")
     return parser
 
 

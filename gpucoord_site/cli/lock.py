@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 BUSY, OURS, NOT_EXECUTABLE, NOT_FOUND = 75, 125, 126, 127
 LOOK_AGAIN_S, TELL_AGAIN_S, LOOK_AGAIN_ANY_S = 0.2, 60.0, 2.0
 MOST_GPUS = 1024
+DEFAULT_FOLDER = "/tmp"  # noqa: S108 - every account finds it; the files are checked
 EPILOG = """\
 GPU is the number that nvidia-smi shows; several may be given, and "all" means the whole host.
 "any" takes a free GPU, "any:2" two of them: healthy, without jobs, and idle or with as much free
@@ -186,9 +187,22 @@ def _become(command: list[str], gpus: list[int] | None, locks_held: HeldLocks) -
 
 
 def _folder() -> Path:
-    from gpucoord_site.config.settings import load_config
-
+    try:
+        from gpucoord_site.config.settings import load_config
+    except ModuleNotFoundError:
+        return _folder_of_client()
     return load_config().locks
+
+
+def _folder_of_client() -> Path:
+    """The same setting, read without the packages that gpucoord-client leaves out."""
+    from gpucoord_site.config.file import ConfigError, config_file, read_toml
+
+    path = config_file()
+    named = os.environ.get("GPUCOORD_LOCK_FOLDER") or (path and read_toml(path).get("lock_folder"))
+    if named and not isinstance(named, str):
+        raise ConfigError(f"lock_folder in {path} must be a path.")
+    return Path(named or DEFAULT_FOLDER)
 
 
 def _fail(text: str, code: int) -> int:

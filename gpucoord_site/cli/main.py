@@ -131,7 +131,7 @@ Django's own commands work too (gpucoord changepassword NAME); `gpucoord django-
 """
 NEEDS_ALL = (
     "gpucoord {name} is not part of gpucoord-client ({missing} is missing)."
-    " Install the whole package where the service runs: pip install gpucoord"
+    " It belongs to the whole package, which is installed where the service runs."
 )
 USAGE_ERROR = 2
 # Commands with long-running processes, whose environment other users could read.
@@ -158,7 +158,10 @@ def _run(argv: Sequence[str], ours: Commands) -> int:
     from gpucoord_site.config.file import ConfigError
 
     try:
-        return _dispatch(argv[0], list(argv[1:]), ours)
+        code = _dispatch(argv[0], list(argv[1:]), ours)
+        # A reader that has gone is noticed here, not at exit.
+        sys.stdout.flush()
+        return code
     except ConfigError as error:
         print(f"gpucoord can't start with these settings:\n{error}", file=sys.stderr)
         return USAGE_ERROR

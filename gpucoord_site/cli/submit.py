@@ -29,12 +29,17 @@ OURS = 125
 NOT_PASSED_ON = (
     "standard input is not passed on with --detach; --stdin passes it on, --no-stdin leaves it out"
 )
+NO_FOLDER = "The current folder was deleted. Change to another one (cd ~) and submit the job there."
 EPILOG = """\
 The job's output appears here, and its exit code becomes this command's. Ctrl-C asks whether to
 cancel the job; a second Ctrl-C leaves it running. Other exit codes: 124 time limit, 125 gpucoord
 failed or refused, 128+N ended by signal N, 130 cancelled or left.
 With --array, each line of output begins with the job's index, and the highest exit code counts.
 """
+
+
+class FolderGone(Exception):
+    """The message says what to do."""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -52,7 +57,7 @@ def _submit(argv: Sequence[str], made: Callable[[], ArgumentParser]) -> int:
         options, words = _parsed(argv, made())
         body = body_of(options, words)
         return connection.run(options, lambda client: _send(client, options, body))
-    except (BadScript, EnvironmentTooLarge, standard_input.TooLarge) as error:
+    except (BadScript, EnvironmentTooLarge, FolderGone, standard_input.TooLarge) as error:
         connection.complain(str(error))
         return OURS
 
@@ -118,7 +123,7 @@ def body_of(options: Namespace, words: Sequence[str]) -> dict[str, Any]:
     fields |= {
         "blocking": None if options.detach else True,
         "env": dict(options.env) or None,
-        "cwd": os.path.abspath(options.cwd) if options.cwd else None,  # noqa: PTH100
+        "cwd": _folder(options.cwd) if options.cwd else None,
     }
     # A flag that is not given is False.
     given = {n: v for n, v in fields.items() if v is not None and v is not False}
@@ -145,8 +150,20 @@ def _surroundings(options: Namespace) -> dict[str, Any]:
         return {}
     umask = os.umask(0o077)
     os.umask(umask)
-    environment = {"cwd": os.getcwd(), "umask": f"{umask:03o}"}  # noqa: PTH109
-    return environment if options.clean_env else environment | {"environment": captured(os.environ)}
+    surroundings: dict[str, Any] = {"umask": f"{umask:03o}"}
+    if not options.cwd:
+        surroundings["cwd"] = _folder(".")
+    if not options.clean_env:
+        surroundings["environment"] = captured(os.environ)
+    return surroundings
+
+
+def _folder(path: str) -> str:
+    """The absolute path, without following links. Raises FolderGone."""
+    try:
+        return os.path.abspath(path)  # noqa: PTH100
+    except FileNotFoundError:
+        raise FolderGone(NO_FOLDER) from None
 
 
 def _stdin(options: Namespace) -> dict[str, str]:
@@ -234,7 +251,7 @@ def _settings(field: JobField) -> dict[str, Any]:
     if field.type.kind is Kind.JOBS:
         return settings | {"type": _numbers}
     if field.type.kind is Kind.NUMBER:
-        return settings | {"type": float}
+        return settings | {"type": connection.number}
     return settings | {"type": int if field.type.json is int else str}
 
 

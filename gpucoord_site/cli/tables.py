@@ -12,6 +12,7 @@ from monitor.facts.input_rules import escaped
 
 UNKNOWN = "-"
 GAP = "  "
+MIB = 1024**2
 LEAST_LAST = 12
 
 
@@ -60,7 +61,10 @@ def clock(seconds: float) -> str:
 
 
 def gib(value: float | None) -> str:
-    return UNKNOWN if value is None else f"{value / GIB:.1f} GiB"
+    """One decimal; what would be 0.0 GiB is in MiB."""
+    if value is None:
+        return UNKNOWN
+    return f"{value / MIB:.0f} MiB" if 0 < value < GIB / 20 else f"{value / GIB:.1f} GiB"
 
 
 def percent(value: float | None) -> str:

@@ -78,6 +78,10 @@ class Transport:
             sent["Content-Length"] = "0"
         return self._sent(method, address, data, sent)
 
+    def connect(self) -> None:
+        """Raises NeverReached if the server does not listen."""
+        self._connected()
+
     def close(self) -> None:
         if self._connection is not None:
             self._connection.close()
@@ -117,7 +121,8 @@ class Transport:
     def _connected(self) -> http.client.HTTPConnection:
         is_https = self._parts.scheme == "https"
         kind = http.client.HTTPSConnection if is_https else http.client.HTTPConnection
-        connection = kind(self._parts.hostname or "", self._port, timeout=CONNECT_S)
+        limit_s = min(CONNECT_S, self._timeout_s)
+        connection = kind(self._parts.hostname or "", self._port, timeout=limit_s)
         try:
             connection.connect()
         except TimeoutError:
@@ -131,7 +136,7 @@ class Transport:
         return connection
 
     def _unreachable(self, error: Exception, kind: type[NotReachable]) -> NotReachable:
-        reason = str(error) or type(error).__name__
+        reason = str(error).strip() or type(error).__name__
         return kind(
             f"gpucoord can't be reached at {self.url} ({reason}). Does it run? "
             "Its address is given by --url or GPUCOORD_URL."

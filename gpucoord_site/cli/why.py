@@ -114,7 +114,7 @@ def _parser() -> ArgumentParser:
     parser = ArgumentParser(
         prog="gpucoord why", description="Say why a job waits, and when it may start."
     )
-    parser.add_argument("job", type=int, metavar="JOB", help="the job's number")
+    parser.add_argument("job", type=connection.count, metavar="JOB", help="the job's number")
     connection.add_json(parser)
     connection.add_options(parser)
     return parser

@@ -63,7 +63,7 @@ def test_commands_of_the_service_say_what_to_install(gpucoord: Run, command: str
     done = gpucoord(command)
 
     assert done.returncode == 2
-    assert "pip install gpucoord" in done.stderr
+    assert "It belongs to the whole package" in done.stderr
     assert "Traceback" not in done.stderr
 
 
@@ -72,6 +72,16 @@ def test_without_an_optional_package_no_command_fails_with_a_traceback(
     gpucoord: Run, command: str
 ) -> None:
     assert "Traceback" not in gpucoord(command, GPUCOORD_URL="http://127.0.0.1:1").stderr
+
+
+def test_a_gpu_is_locked_where_the_settings_say(gpucoord: Run, tmp_path: Path) -> None:
+    (tmp_path / "locks").mkdir()
+    (tmp_path / "gpucoord.toml").write_text(f'lock_folder = "{tmp_path / "locks"}"\n')
+
+    done = gpucoord("lock", "0", "--", "ls", str(tmp_path / "locks"))
+
+    assert done.returncode == 0, done.stderr
+    assert "gpu0.lock" in done.stdout
 
 
 @pytest.fixture(scope="module")

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
+import time
+from argparse import Namespace
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
@@ -13,7 +16,8 @@ from pathlib import Path
 import pytest
 from django.contrib.auth.models import User
 
-from gpucoord_site.cli import environment, gpus, job_actions, jobs, submit, tables
+from gpucoord_site.cli import connection, environment, gpus, job_actions, jobs, submit, tables
+from gpucoord_site.cli.foreign_output import ForeignOutput
 from gpucoord_site.cli.sources import script_files
 from gpucoord_site.cli.transport import NeverReached, RequestFailed, Transport
 from monitor.snapshot import rows as snapshots
@@ -141,6 +145,33 @@ def test_jobs_are_held_released_and_changed(alice: User, said: Say) -> None:
     assert job.time_limit_s is None
 
 
+def test_an_ended_job_is_not_held(alice: User, said: Say) -> None:
+    job = jobs_made.finished(alice)
+
+    assert job_actions.hold([str(job.pk)]) == 1
+    assert "It does not wait any more" in said()
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        (jobs.queue, ["--limit", "0"]),
+        (jobs.history, ["--limit", "-5"]),
+        (jobs.show, ["twelve"]),
+        (job_actions.logs, ["12", "--tail", "0"]),
+        (job_actions.logs, ["12", "-f", "--attempt", "1"]),
+        (gpus.end, ["12", "--grace", "-1"]),
+        (gpus.top, ["--interval", "nan"]),
+    ],
+)
+def test_a_number_that_means_nothing_is_refused_before_the_server_is_asked(
+    command: Callable[[list[str]], int], words: list[str], said: Say
+) -> None:
+    with pytest.raises(SystemExit):
+        command(words)
+    assert "error: " in said()
+
+
 def test_a_waiting_job_moves_to_another_host(alice: User, said: Say) -> None:
     job = jobs_made.waiting(alice, host="gpubox")
 
@@ -179,6 +210,49 @@ def test_logs_prints_the_output(alice: User, data: Path, said: Say) -> None:
     job_actions.logs([str(job.pk), "--tail", "8"])
     assert said() == "epoch 2\n"
     assert job_actions.logs([str(job.pk), "-f"]) == 0
+
+
+def test_the_output_is_part_of_the_json(alice: User, data: Path, said: Say) -> None:
+    job = jobs_made.finished(alice)
+    jobs_made.write_log(data, job, b"step 1\n")
+
+    assert job_actions.logs([str(job.pk), "--json"]) == 0
+    answer = json.loads(said())
+    assert answer == {"id": job.pk, "state": "finished", "output": "step 1\n"}
+
+
+def test_a_followed_log_can_begin_near_its_end(
+    alice: User, data: Path, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    job = jobs_made.finished(alice)
+    jobs_made.write_log(data, job, b"step 1\nstep 2\n")
+
+    assert job_actions.logs(["-f", "--tail", "7", str(job.pk)]) == 0
+    assert capfdbinary.readouterr().out == b"step 2\n"
+
+
+def test_only_ones_own_output_controls_the_terminal(
+    alice: User, bob: User, data: Path, monkeypatch: pytest.MonkeyPatch,
+    capfdbinary: pytest.CaptureFixture[bytes],
+) -> None:  # fmt: skip
+    User.objects.filter(pk=alice.pk).update(is_staff=True)
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
+    own, others = jobs_made.finished(alice), jobs_made.finished(bob)
+    for job in (own, others):
+        jobs_made.write_log(data, job, b"\x1b]0;title\x07\n")
+
+    job_actions.logs([str(own.pk)])
+    assert capfdbinary.readouterr().out == b"\x1b]0;title\x07\n"
+    job_actions.logs([str(others.pk)])
+    assert capfdbinary.readouterr().out == b"\\x1b]0;title\\x07\n"
+
+
+def test_colours_of_another_users_output_stay() -> None:
+    output = ForeignOutput()
+    pieces = [b"\x1b[3", b"1mred\x1b[0m\xe2", b"\x82\xac\r", b"10 %\r\n\x1b[2J\xff", b"\x1b"]
+
+    shown = b"".join([*map(output.feed, pieces), output.end()])
+    assert shown == "\x1b[31mred\x1b[0m€\n10 %\n\\x1b[2J\\xff\\x1b".encode()
 
 
 def test_gpus_and_own_processes_are_listed(said: Say) -> None:
@@ -220,6 +294,17 @@ def test_the_login_message_names_idle_memory_and_how_to_end_it() -> None:
     assert line.endswith("gpucoord cancel 7")
 
 
+def test_the_login_message_does_not_wait_for_a_server_that_hangs(
+    monkeypatch: pytest.MonkeyPatch, said: Say
+) -> None:
+    monkeypatch.setattr(connection, "connect", lambda *_: time.sleep(60))
+    began = time.monotonic()
+
+    assert gpus.mine(["--motd"]) == 0
+    assert time.monotonic() - began < 5
+    assert said() == ""
+
+
 def test_the_login_message_is_silent_when_there_is_nothing(said: Say) -> None:
     assert gpus.mine(["--motd"]) == 0
     assert said() == ""
@@ -237,7 +322,8 @@ def test_end_ends_ones_own_process(said: Say) -> None:
     mine = process(user="alice", pid=sleeper.pid)
     snapshots.record(snapshot(1, processes=(mine,)))
 
-    assert gpus.end([str(sleeper.pid), "--force"]) == 0
+    assert gpus.end([str(sleeper.pid), "--force", "--json"]) == 0
+    assert json.loads(said()) == {"pid": sleeper.pid, "ended": True}
     assert sleeper.wait(20) == -15
     assert sleeper.stdin is not None
     sleeper.stdin.close()
@@ -306,12 +392,39 @@ def test_run_has_a_high_priority_and_can_not_detach(said: Say) -> None:
         ("GPUCOORD_TOKEN", "x", False),
         ("CUDA_VISIBLE_DEVICES", "0", False),
         ("BASH_FUNC_x%%", "() {}", False),
-        ("LINES_OF_TEXT", "a\nb", False),
+        ("LINES_OF_TEXT", "a\nb", True),
+        ("DB_PWD", "x", False),
+        ("REDIS_URL", "redis://user:secret@host/0", False),
+        ("MLFLOW_URL", "http://host:5000/a@b", True),
         ("BROKEN", "\udcff", False),
     ],
 )
 def test_secrets_and_what_is_only_true_here_stay(name: str, value: str, is_passed_on: bool) -> None:
     assert (name in environment.captured({name: value})) is is_passed_on
+
+
+def test_a_deleted_folder_is_refused_with_a_way_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: Say
+) -> None:
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+
+    assert submit.main(["-d", "--gpus", "0", "--", "true"]) == 125
+    assert "The current folder was deleted" in said()
+    assert submit.main(["-d", "--gpus", "0", "--cwd", "/", "--", "true"]) == 0
+
+
+@pytest.mark.parametrize("word", ["x" * 300, "/proc/1/root/no/such", "a/" * 3000])
+def test_a_word_that_can_be_no_file_is_a_command(word: str) -> None:
+    assert script_files.read([word]) is None
+
+
+@pytest.mark.parametrize("value", ["nan", "inf", "-inf", "many"])
+def test_a_number_that_json_has_not_is_refused_by_its_option(value: str, said: Say) -> None:
+    with pytest.raises(SystemExit):
+        submit.main([f"--cpus={value}", "--", "true"])
+    assert "--cpus" in said()
 
 
 def test_a_huge_environment_is_refused_with_a_way_out() -> None:
@@ -361,6 +474,13 @@ def test_lines_after_the_first_command_are_no_options(tmp_path: Path) -> None:
     assert script.options == []
 
 
+def test_a_wrong_first_line_of_a_script_is_named(tmp_path: Path, said: Say) -> None:
+    path = _script(tmp_path, '#!/bin/bash "\n#GPUCOORD --gpus 0\n')
+
+    assert submit.main(["-d", path]) == 125
+    assert "line 1: No closing quotation" in said()
+
+
 def test_a_wrong_line_of_a_script_is_named(tmp_path: Path, said: Say) -> None:
     path = _script(tmp_path, "#!/bin/sh\n#GPUCOORD --name 'x\n")
 
@@ -377,6 +497,44 @@ def test_an_address_that_is_none_is_refused(url: str) -> None:
 def test_a_server_that_does_not_listen_was_never_reached() -> None:
     with pytest.raises(NeverReached, match="can't be reached"):
         Transport("http://127.0.0.1:1", {}, 1.0).request("GET", "/")
+
+
+@pytest.mark.parametrize(
+    ("url", "says"),
+    [("http://127.0.0.1:1", "can't be reached"), ("gpubox", "it starts with http://")],
+)
+def test_without_a_token_a_wrong_address_is_named(
+    url: str, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.undo()
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("GPUCOORD_TOKEN", raising=False)
+
+    with pytest.raises(RequestFailed, match=says):
+        connection.connect(Namespace(url=url, token=None))
+
+
+def test_the_transport_waits_for_a_connection_no_longer_than_for_an_answer() -> None:
+    with socket.create_server(("127.0.0.1", 0), backlog=0) as full:
+        # A queue that is full answers no further connection.
+        waiting = [socket.socket() for _ in range(3)]
+        for each in waiting:
+            each.setblocking(False)
+            each.connect_ex(full.getsockname())
+        began = time.monotonic()
+        with pytest.raises(NeverReached, match="does not answer"):
+            Transport(f"http://127.0.0.1:{full.getsockname()[1]}", {}, 0.2).request("GET", "/")
+        assert time.monotonic() - began < 3
+        for each in waiting:
+            each.close()
+
+
+@pytest.mark.parametrize(
+    ("size", "shown"),
+    [(None, "-"), (0, "0.0 GiB"), (12 * 1024**2, "12 MiB"), (GIB // 10, "0.1 GiB")],
+)
+def test_a_small_size_is_not_shown_as_nothing(size: int | None, shown: str) -> None:
+    assert tables.gib(size) == shown
 
 
 def test_columns_are_aligned_and_the_last_is_cut() -> None:

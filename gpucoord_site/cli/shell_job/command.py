@@ -39,7 +39,7 @@ def main(argv: Sequence[str]) -> int:
         return OURS
     try:
         body = None if options.attach else _body(options)
-    except EnvironmentTooLarge as error:
+    except (EnvironmentTooLarge, submit.FolderGone) as error:
         connection.complain(str(error))
         return OURS
 
@@ -148,7 +148,9 @@ def parser() -> ArgumentParser:
         leaves_out=("array", "array_limit", "script"),
     )
     connection.add_json(made)
-    made.add_argument("--attach", type=int, metavar="JOB", help="connect to this running shell")
+    made.add_argument(
+        "--attach", type=connection.count, metavar="JOB", help="connect to this running shell"
+    )
     return made
 
 

@@ -33,7 +33,8 @@ def read(words: Sequence[str]) -> Script | None:
     A script has `#GPUCOORD` lines, or begins with #! and is not executable. Raises BadScript.
     """
     path = Path(words[0])
-    if not words[0] or " " in words[0] or not path.is_file():
+    # Unlike Path.is_file, this is False for a name that is too long and in a closed folder.
+    if not words[0] or " " in words[0] or not os.path.isfile(path):  # noqa: PTH113
         return None
     try:
         with path.open("rb") as file:
@@ -71,7 +72,10 @@ def _options(text: str, path: Path) -> list[str]:
 
 def _argv(text: str, path: Path, arguments: Sequence[str]) -> list[str]:
     """A shell gets the text as it is now: the file may change before the job starts."""
-    interpreter = shlex.split(text.splitlines()[0][2:])
+    try:
+        interpreter = shlex.split(text.splitlines()[0][2:])
+    except ValueError as error:
+        raise BadScript(f"{path}, line 1: {error}.") from None
     if not interpreter:
         raise BadScript(f"{path}: the first line names no interpreter; write #!/bin/bash.")
     program = interpreter[1:2] if Path(interpreter[0]).name == "env" else interpreter[:1]
