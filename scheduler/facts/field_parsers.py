@@ -38,8 +38,8 @@ SMALLEST_MEMORY = 1024**2
 # Of the standard input, in bytes. The body of a request takes 2.5 MiB, as base64.
 MOST_STDIN = 1024**2
 LONGEST_GRACE = timedelta(hours=1)
-# Variables that gpucoord itself sets.
-OURS = re.compile(r"GPUCOORD_.*|CUDA_VISIBLE_DEVICES|CUDA_DEVICE_ORDER")
+# Variables that gpucoord itself sets, and its token. GPUCOORD_URL lets a job use its commands.
+OURS = re.compile(r"GPUCOORD_(?!URL$).*|CUDA_VISIBLE_DEVICES|CUDA_DEVICE_ORDER")
 STDIN_TOO_LARGE = (
     "The standard input has more than 1 MiB. Write it to a file that the job reads instead."
 )

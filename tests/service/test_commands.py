@@ -390,6 +390,7 @@ def test_run_has_a_high_priority_and_can_not_detach(said: Say) -> None:
         ("SSH_AUTH_SOCK", "x", False),
         ("HOME", "/h", False),
         ("GPUCOORD_TOKEN", "x", False),
+        ("GPUCOORD_URL", "http://127.0.0.1:8911", True),
         ("CUDA_VISIBLE_DEVICES", "0", False),
         ("BASH_FUNC_x%%", "() {}", False),
         ("LINES_OF_TEXT", "a\nb", True),

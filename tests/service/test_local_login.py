@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -211,6 +212,19 @@ def test_the_client_tries_again_when_the_service_is_busy(listener: FakeListener)
     busy = {"error": "later", "retry": True}
 
     assert answered(listener, busy, busy, {"token": "gpc_x"}) == {"token": "gpc_x"}
+
+
+def test_an_answer_before_the_request_is_read_arrives(listener: FakeListener) -> None:
+    """As a service answers that refuses a flood at once."""
+
+    def serve() -> None:
+        for answer in (b"", b'{"error": "busy", "retry": true}\n', b'{"token": "gpc_x"}\n'):
+            with listener.listening.accept()[0] as connection:
+                connection.sendall(answer)
+                time.sleep(0.05)
+
+    threading.Thread(target=serve, daemon=True).start()
+    assert client.ask(URL, "token") == {"token": "gpc_x"}
 
 
 def test_a_refusal_is_a_sentence(listener: FakeListener) -> None:
