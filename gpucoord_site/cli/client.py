@@ -275,5 +275,11 @@ def _refusal(answer: Answer, url: str) -> RequestFailed:
         return RequestFailed(f"The token was refused. {detail}")
     if answer.status >= 500:
         return NotReachable(detail)
-    fields = [f"{e['field']}: {e['message']}" for e in body.get("errors", ())]
+    fields = [f"{_place(e)}: {e['message']}" for e in body.get("errors", ())]
     return RequestFailed("\n".join(fields) or detail)
+
+
+def _place(error: Json) -> str:
+    """The field; of a request with many jobs also the job, numbered from 0."""
+    index = error.get("index")
+    return error["field"] if index is None else f"jobs[{index}].{error['field']}"

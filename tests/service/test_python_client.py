@@ -11,6 +11,7 @@ from django.contrib.auth.models import User
 import gpucoord_site.client
 from scheduler.models import Job
 from tests.cli_bridge import connect_as
+from tests.processes.service import ROOT
 
 
 @pytest.mark.django_db
@@ -35,6 +36,25 @@ def test_a_program_submits_a_batch(alice: User, monkeypatch: pytest.MonkeyPatch)
         batch = gpucoord.submit_batch({"command": "cat {item}", "items": ["/a", "/b"]})
 
     assert batch["id"]
+
+
+@pytest.mark.django_db
+def test_the_refused_job_of_many_is_named(alice: User, monkeypatch: pytest.MonkeyPatch) -> None:
+    connect_as(alice, monkeypatch)
+    jobs = [{"command": "true", "gpus": 0}, {"command": "true", "gpus": -1}]
+
+    with (
+        gpucoord_site.client.connect() as gpucoord,
+        pytest.raises(gpucoord_site.client.RequestFailed, match=r"^jobs\[1\]\.gpus: "),
+    ):
+        gpucoord.submit_all(jobs)
+
+
+def test_its_page_names_every_method() -> None:
+    text = (ROOT / "docs" / "users" / "python.md").read_text()
+    methods = {name for name in vars(gpucoord_site.client.Client) if not name.startswith("_")}
+
+    assert {name for name in methods if f"{name}(" not in text} == {"url", "headers"}
 
 
 def test_it_imports_no_framework() -> None:
