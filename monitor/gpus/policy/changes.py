@@ -144,6 +144,8 @@ def _word(state: GpuState | None) -> str:
 
 FORGET_AFTER = timedelta(days=1)
 NOT_LISTED = "The driver does not list this GPU any more."
+# After the loss of a GPU, the driver may number the others anew.
+OTHER_NUMBER = " Another GPU has the number {} now."
 _STATIC = ("name", "pci_id", "memory_total_bytes", "power_limit_w", "compute_capability")
 
 
@@ -158,7 +160,8 @@ def complete(
     present_gpus = [_with_facts(gpu, before.get(gpu.uuid)) for gpu in sweep.gpus]
     present = {gpu.uuid for gpu in present_gpus}
     gone = [g for g in before.values() if g.uuid not in present and not _forgotten(g, now)]
-    present_gpus += [_missing(old, sweep) for old in gone]
+    numbers = {gpu.index for gpu in present_gpus}
+    present_gpus += [_missing(old, sweep, numbers) for old in gone]
     return tuple(sorted(present_gpus, key=lambda gpu: (gpu.index, gpu.uuid)))
 
 
@@ -170,14 +173,17 @@ def explained(sweep: GpuSweep, gpus: Collection[GpuReading]) -> GpuSweep:
     return sweep
 
 
-def _missing(old: GpuReading, sweep: GpuSweep) -> GpuReading:
+def _missing(old: GpuReading, sweep: GpuSweep, numbers: Collection[int]) -> GpuReading:
+    """numbers: those of the GPUs that the driver lists."""
     health = Health.LOST if sweep.gpus or not sweep.problem else Health.FAILING
     # The problem reported when it was lost is more specific than NOT_LISTED.
     known_problem = old.problem if old.health is health else None
     problem = f"{sweep.problem} {sweep.remedy or ''}".strip() if sweep.problem else known_problem
-    reading = GpuReading(
-        uuid=old.uuid, index=old.index, health=health, problem=problem or NOT_LISTED
-    )
+    problem = problem or NOT_LISTED
+    renumbered = OTHER_NUMBER.format(old.index)
+    if old.index in numbers and renumbered not in problem:
+        problem += renumbered
+    reading = GpuReading(uuid=old.uuid, index=old.index, health=health, problem=problem)
     return _with_facts(reading, old)
 
 

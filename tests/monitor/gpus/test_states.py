@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -131,6 +132,19 @@ def test_a_gpu_that_cannot_be_opened_is_reported_as_the_missing_one() -> None:
 def test_a_lost_gpu_keeps_the_reason_of_its_loss() -> None:
     lost = gpu(0, health=Health.LOST, problem="Off the bus.", state=GpuState.LOST, state_since=NOW)
     assert complete(GpuSweep(gpus=(gpu(1),)), known(lost), NOW)[0].problem == "Off the bus."
+
+
+def test_a_lost_gpu_says_that_another_gpu_has_its_number_now() -> None:
+    renumbered = replace(gpu(1), index=0)
+    before = known(gpu(0), gpu(1))
+    for _ in range(2):
+        seen = complete(GpuSweep(gpus=(renumbered,)), before, NOW)
+        before = {reading.uuid: reading for reading in seen}
+
+    problems = [reading.problem for reading in seen if reading.health is Health.LOST]
+    assert problems == [
+        "The driver does not list this GPU any more. Another GPU has the number 0 now."
+    ]
 
 
 def test_a_gpu_that_falls_silent_keeps_its_name_and_size() -> None:
