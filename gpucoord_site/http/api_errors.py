@@ -130,11 +130,11 @@ def _not_found(_request: HttpRequest, error: Http404) -> HttpResponse:
 
 def _refused(_request: HttpRequest, error: UnableToSubmit) -> HttpResponse:
     errors = [(refusal.field, refusal.text, refusal.index) for refusal in error.refusals]
-    answer = problems.by_field(errors)
-    if any(refusal.field == QUEUE for refusal in error.refusals):
-        # The job is valid, but the queue is full now.
-        answer.status_code = 429
-        answer["Retry-After"] = "60"
+    if any(refusal.field != QUEUE for refusal in error.refusals):
+        return problems.by_field(errors)
+    # The jobs are valid, but the queue is full now.
+    answer = problems.by_field(errors, status=429)
+    answer["Retry-After"] = "60"
     return answer
 
 

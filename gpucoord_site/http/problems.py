@@ -24,10 +24,17 @@ def response(status: int, detail: str, errors: Sequence[dict[str, Any]] = ()) ->
     return HttpResponse(text, status=status, content_type=CONTENT_TYPE)
 
 
-def by_field(errors: Sequence[tuple[str, str, int | None]]) -> HttpResponse:
-    """422: what is wrong: the field, a sentence, and of a batch the index of the job."""
-    detail = "One field must be changed." if len(errors) == 1 else "Some fields must be changed."
-    return response(422, detail, [_error(*error) for error in errors])
+def by_field(errors: Sequence[tuple[str, str, int | None]], status: int = 422) -> HttpResponse:
+    """What is wrong: the field, a sentence, and of a batch the index of the job.
+
+    422: fields are wrong. 429: the same request may succeed later.
+    """
+    if status == 429:
+        detail = "The request may succeed later; Retry-After has the seconds."
+    else:
+        number = "One field" if len(errors) == 1 else "Some fields"
+        detail = f"{number} must be changed."
+    return response(status, detail, [_error(*error) for error in errors])
 
 
 def _error(field: str, text: str, index: int | None) -> dict[str, Any]:

@@ -162,9 +162,19 @@ def test_a_batch_that_exceeds_the_waiting_jobs_is_refused_as_a_whole(
     answer = batches.send(*[TRAIN] * 4)
 
     assert (answer.status_code, answer["Retry-After"]) == (429, "60")
+    assert (answer.json()["status"], answer.json()["title"]) == (429, "Too Many Requests")
     assert [error["index"] for error in answer.json()["errors"]] == [3]
     assert not Job.objects.exists()
     assert batches.send(*[TRAIN] * 3).status_code == 201
+
+
+def test_a_wrong_field_is_not_something_to_wait_for(batches: Batches, alice: User) -> None:
+    Quota.objects.create(user=alice, queued=1)
+
+    answer = batches.send(TRAIN, TRAIN, TRAIN | {"priority": 5})
+
+    assert answer.status_code == answer.json()["status"] == 422
+    assert "Retry-After" not in answer
 
 
 def test_each_job_gets_the_defaults_of_the_quota(batches: Batches, alice: User) -> None:
