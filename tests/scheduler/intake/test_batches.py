@@ -171,7 +171,7 @@ def test_a_batch_that_exceeds_the_waiting_jobs_is_refused_as_a_whole(
 def test_a_wrong_field_is_not_something_to_wait_for(batches: Batches, alice: User) -> None:
     Quota.objects.create(user=alice, queued=1)
 
-    answer = batches.send(TRAIN, TRAIN, TRAIN | {"priority": 5})
+    answer = batches.send(TRAIN | {"priority": 5}, TRAIN, TRAIN)
 
     assert answer.status_code == answer.json()["status"] == 422
     assert "Retry-After" not in answer
