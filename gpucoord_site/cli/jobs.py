@@ -84,7 +84,7 @@ def _queue_row(job: Json) -> tuple[str, ...]:
     waits = job["state"] == "queued"
     return (
         str(job["id"]),
-        job["owner"],
+        _owner(job),
         "waiting" if waits else job["state"],
         str(job["priority"]),
         tables.between(job["submitted_at"] if waits else job["started_at"], None),
@@ -93,6 +93,10 @@ def _queue_row(job: Json) -> tuple[str, ...]:
         job["name"],
         (job.get("reason") or "") if waits else "",
     )
+
+
+def _owner(job: Json) -> str:
+    return f"{job['owner']}'s agent" if job.get("agent") else str(job["owner"])
 
 
 def _gpus(job: Json) -> str:
@@ -111,7 +115,7 @@ def _history_lines(answer: Json) -> Iterator[str]:
 def _history_row(job: Json) -> tuple[str, ...]:
     return (
         str(job["id"]),
-        job["owner"],
+        _owner(job),
         job["outcome"],
         tables.moment(job["started_at"]),
         tables.moment(job["ended_at"]),
@@ -123,7 +127,8 @@ def _history_row(job: Json) -> tuple[str, ...]:
 
 def _job_lines(job: Json) -> Iterator[str]:
     rows = {
-        "job": f"{job['id']} ({job['name']}) of {job['owner']}",
+        "job": f"{job['id']} ({job['name']}) of {_owner(job)}",
+        "agent": job.get("agent"),
         "state": job["outcome"] or job["state"],
         "priority": job["priority"],
         "requested": ", ".join(_requested(job)),

@@ -159,8 +159,9 @@ def _run(argv: Sequence[str], ours: Commands) -> int:
 
     try:
         code = _dispatch(argv[0], list(argv[1:]), ours)
-        # A reader that has gone is noticed here, not at exit.
-        sys.stdout.flush()
+        # A reader that has gone is noticed here, not at exit. The MCP server closes its output.
+        if not sys.stdout.closed:
+            sys.stdout.flush()
         return code
     except ConfigError as error:
         print(f"gpucoord can't start with these settings:\n{error}", file=sys.stderr)

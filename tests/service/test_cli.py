@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import io
 import os
 import subprocess
 import sys
@@ -137,3 +138,24 @@ def test_other_systems_than_linux_get_one_sentence(
         "gpucoord up needs Linux; this is darwin. Run the service on a Linux machine, and use"
         " gpucoord submit and its like from here.\n"
     )
+
+
+def test_a_closed_output_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The MCP server closes it."""
+    closed = io.StringIO()
+    closed.close()
+    monkeypatch.setattr(sys, "stdout", closed)
+    monkeypatch.setattr(sys, "argv", ["gpucoord", "completion", "--help"])
+    monkeypatch.setattr(main, "_dispatch", lambda *_: 0)
+
+    assert main.main() == 0
+
+
+def test_a_reader_that_has_gone_is_no_error() -> None:
+    read, write = os.pipe()
+    os.close(read)
+    with os.fdopen(write, "wb") as output:
+        command = [sys.executable, "-m", "gpucoord_site", "man"]
+        done = subprocess.run(command, stdout=output, stderr=subprocess.PIPE, check=False)
+
+    assert (done.returncode, done.stderr) == (141, b"")

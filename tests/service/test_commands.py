@@ -20,11 +20,12 @@ from gpucoord_site.cli import connection, environment, gpus, job_actions, jobs, 
 from gpucoord_site.cli.foreign_output import ForeignOutput
 from gpucoord_site.cli.sources import script_files
 from gpucoord_site.cli.transport import NeverReached, RequestFailed, Transport
+from monitor.models import Agent
 from monitor.snapshot import rows as snapshots
 from scheduler.execution.steps import specs
 from scheduler.models import Job, JobInput, YieldRequest
 from tests import jobs_made
-from tests.builders import GIB, process, snapshot
+from tests.builders import GIB, NOW, process, snapshot
 from tests.cli_bridge import connect_as
 
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("data")]
@@ -71,6 +72,14 @@ def test_the_queue_lists_running_jobs_first_with_the_reason_to_wait(
     assert second.split()[:3] == [str(waiting.pk), "alice", "waiting"]
     jobs.queue(["--mine"])
     assert "bob" not in said()
+
+
+def test_the_jobs_of_an_agent_are_shown_as_those_of_the_agent(alice: User, said: Say) -> None:
+    helper = Agent.objects.create(user=alice, name="helper", created_at=NOW, gpu_minutes=9)
+    jobs_made.waiting(alice, agent=helper)
+
+    jobs.queue([])
+    assert "alice's agent" in said()
 
 
 def test_the_history_has_ones_own_ended_jobs(alice: User, bob: User, said: Say) -> None:
