@@ -39,6 +39,8 @@ def lines(answer: dict[str, Any]) -> Iterator[str]:
         yield f"  {'highest priority':<18} {answer['priority']}"
     end = datetime.fromisoformat(answer["resets_at"])
     yield f"The day ends {end:%a} {end.day} {end:%b %H:%M} ({answer['zone']})."
+    # An older service does not say it.
+    yield from answer.get("decided_elsewhere", [])
 
 
 def _of(name: str, limit: dict[str, Any]) -> str:

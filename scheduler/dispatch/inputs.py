@@ -7,8 +7,10 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from itertools import chain
+from typing import Any
 
 from django.conf import settings
+from django.db.models import QuerySet
 
 from monitor.facts.hosts import HostFact
 from monitor.facts.readings import Snapshot
@@ -18,6 +20,7 @@ from monitor.hosts import rows as host_rows
 from monitor.models import ProcessUse
 from monitor.runtime.facts import TimedCache
 from monitor.runtime.rows.item_isolation import ItemIsolation
+from monitor.runtime.rows.prepared import compiled_once
 from monitor.sampling.probes.limits import LimitsProbe
 from monitor.snapshot import rows as monitor_store
 from monitor.thresholds import rows as thresholds
@@ -33,6 +36,7 @@ from scheduler.lifecycle.rows import queue_facts
 from scheduler.lifecycle.rows.durations import Durations
 from scheduler.lifecycle.rows.relations import UnmetDependencies
 from scheduler.model_services import rows as model_rows
+from scheduler.models import EngineStatus, EngineTask
 from scheduler.planner import capacity
 from scheduler.planner.capacity import (
     CapacityContext,
@@ -54,6 +58,7 @@ RULES_FOR, WINDOWS_FOR, PEAKS_FOR = timedelta(seconds=2), timedelta(seconds=2), 
 # Longer queues are not read completely each second.
 LONG, QUEUE_FOR = 200, timedelta(seconds=5)
 DRAINED_FOR = timedelta(seconds=2)
+ENGINES_FOR = timedelta(seconds=30)
 # A process that was not listed for this time has ended.
 GONE_AFTER = timedelta(seconds=60)
 
@@ -105,11 +110,15 @@ class Drained:
 
 
 class HostGate:
-    """Leaves out jobs of other hosts, and blocks all while the host is drained."""
+    """Leaves out jobs of other hosts and engines, and blocks all while the host is drained."""
 
     def __init__(self, host: str) -> None:
         self._host = host
         self._drained = self._drained_cache()
+        # The case without another engine costs nothing.
+        self._has_engines: TimedCache[bool] = TimedCache(
+            lambda _now: EngineStatus.objects.exists(), ENGINES_FOR
+        )
         self._takers: TimedCache[list[str]] = TimedCache(
             lambda now: [fact.name for fact in host_rows.all_hosts() if _is_taker(fact, now)],
             DRAINED_FOR,
@@ -122,6 +131,9 @@ class HostGate:
         state = self._drained(now)
         own = ("", self._host) if state is None or not state.has_others else (self._host,)
         here = [job for job in jobs if job.host in own]
+        if self._has_engines(now):
+            handed = set(_handed_over())
+            here = [job for job in here if job.id not in handed]
         if len(here) < len(jobs):
             left_out = {job.id for job in jobs} - {job.id for job in here}
             self.elsewhere = frozenset(left_out)
@@ -145,6 +157,12 @@ class HostGate:
     def takers(self, now: datetime) -> list[str]:
         """The hosts in contact that take jobs."""
         return self._takers(now)
+
+
+@compiled_once
+def _handed_over() -> QuerySet[Any, int]:
+    """Jobs that another engine has or may have."""
+    return EngineTask.objects.filter(closed_at=None).values_list("job_id", flat=True)
 
 
 def drained(host: str, now: datetime) -> Drained | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import datetime, timedelta
 
 from django.conf import settings
@@ -14,6 +15,7 @@ from monitor.runtime.rows.wakeups import socket_folder
 from scheduler.batches.step import BatchStep
 from scheduler.dispatch.inputs import plan_policy
 from scheduler.dispatch.steps.dispatcher import Dispatcher
+from scheduler.dispatch.steps.engine_answers import open_tasks
 from scheduler.dispatch.steps.engine_leaders import LeaderCheck
 from scheduler.dispatch.steps.engine_tasks import EngineStep
 from scheduler.dispatch.steps.exclusive_batches import ExclusiveBatches
@@ -66,6 +68,7 @@ def build(guard: Guard) -> Step:
         BatchStep(guard, config.node),
         ExclusiveBatches(guard, config.node, plan_policy()),
         LeaderCheck(guard, config.node),
+        FormerEngine(config.node, lambda: slurm_step(guard, specs, accepts=False)),
     )
 
 
@@ -79,10 +82,11 @@ def _engine_pass(guard: Guard, specs: SpecWriter, limits: ConfinementLimits) -> 
         ProgressStep(guard, config.node, specs),
         BatchStep(guard, config.node),
         LeaderCheck(guard, config.node),
+        FormerEngine(config.node, lambda: slurm_step(guard, specs, accepts=False)),
     )
 
 
-def slurm_step(guard: Guard, specs: SpecWriter) -> EngineStep:
+def slurm_step(guard: Guard, specs: SpecWriter, *, accepts: bool = True) -> EngineStep:
     """Follows the jobs in Slurm, from the settings."""
     config = settings.CONFIG
     rules = EngineRules(
@@ -91,7 +95,35 @@ def slurm_step(guard: Guard, specs: SpecWriter) -> EngineStep:
         grace_s=config.cancel_grace_s,
     )
     every = timedelta(seconds=config.slurm_interval_s)
-    return EngineStep(guard, config.node, specs, slurm_engine(config), rules, every)
+    return EngineStep(
+        guard, config.node, specs, slurm_engine(config), rules, every, accepts=accepts
+    )
+
+
+class FormerEngine:
+    """Jobs that the host handed to Slurm before its setting `engine` was changed.
+
+    Those that run are followed to their end; those that wait are withdrawn, and then wait here.
+    """
+
+    def __init__(self, host: str, build: Callable[[], EngineStep]) -> None:
+        self._host = host
+        self._build = build
+        self._engine: EngineStep | None = None
+
+    def step(self, now: datetime) -> int:
+        """Returns how many of its tasks moved."""
+        if not open_tasks(self._host).exists():
+            self.close()
+            return 0
+        if self._engine is None:
+            self._engine = self._build()
+        return self._engine.step(now)
+
+    def close(self) -> None:
+        if self._engine is not None:
+            self._engine.close()
+            self._engine = None
 
 
 class EnginePass:
@@ -105,7 +137,9 @@ class EnginePass:
         progress: ProgressStep,
         batches: BatchStep,
         leaders: LeaderCheck,
+        former: FormerEngine,
     ) -> None:
+        self._former = former
         self._executor = executor
         self._engine = engine
         self._reporter = reporter
@@ -125,6 +159,8 @@ class EnginePass:
         if self._engine is not None:
             self._batches.step(now)
             moves += self._engine.step(now)
+        else:
+            moves += self._former.step(now)
         self._leaders.step(now)
         self._reporter.step(now)
         self._progress.step(now)
@@ -134,6 +170,7 @@ class EnginePass:
         self._executor.close()
         if self._engine is not None:
             self._engine.close()
+        self._former.close()
         keep_commits_synced(on=False)
 
 
@@ -172,7 +209,9 @@ class SchedulerPass:
         batches: BatchStep,
         exclusive_batches: ExclusiveBatches,
         leaders: LeaderCheck,
+        former: FormerEngine,
     ) -> None:
+        self._former = former
         self._evictor = evictor
         self._dispatcher = dispatcher
         self._executor = executor
@@ -212,6 +251,8 @@ class SchedulerPass:
         has_room = any(move in ENDINGS for move in moves.values())
         # A placement must survive a power cut once its process runs.
         keep_commits_synced(on=True)
+        if has_engines:
+            self._former.step(now)
         self._batches.step(now)
         placed = self._dispatcher.step(now, has_room=has_room)
         self._executor.start(placed, now)
@@ -224,5 +265,6 @@ class SchedulerPass:
 
     def close(self) -> None:
         self._executor.close()
+        self._former.close()
         self._models.close()
         keep_commits_synced(on=False)

@@ -11,6 +11,7 @@ from django.utils import timezone
 from ninja import Field, Query, Router, Schema
 from ninja.errors import HttpError
 
+from scheduler.dispatch.steps import engine_endings
 from scheduler.quotas.pages import shares as share_page
 from scheduler.quotas.pages import table as share_table
 
@@ -66,6 +67,9 @@ class QuotaBody(Schema):
     gpu_minutes_left: float | None
     resets_at: datetime
     zone: str
+    decided_elsewhere: list[str] = Field(
+        description="Sentences: jobs to which these limits do not apply, as Slurm decides."
+    )
 
 
 @router.get("shares/", response=Shares, summary="List shares", url_name="shares")
@@ -105,6 +109,7 @@ def quota(
         "gpu_minutes_left": own.left,
         "resets_at": own.resets_at,
         "zone": own.zone,
+        "decided_elsewhere": engine_endings.decided_elsewhere(),
     }
 
 

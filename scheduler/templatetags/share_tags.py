@@ -8,11 +8,18 @@ from django.utils.html import format_html
 from django.utils.safestring import SafeString
 
 from monitor.facts.formats import UNKNOWN, sig3
+from scheduler.dispatch.steps import engine_endings
 from scheduler.facts.prompts import DayUse
 from scheduler.prompts import rows as prompts
 from scheduler.quotas.pages.table import QuotaFigure
 
 register = template.Library()
+
+
+@register.simple_tag
+def decided_elsewhere() -> list[str]:
+    """Sentences about decisions that gpucoord does not take."""
+    return engine_endings.decided_elsewhere()
 
 
 @register.filter

@@ -41,3 +41,17 @@ def test_a_waiting_job_shows_its_number_in_slurm(
     text = as_user(alice).get(f"/jobs/{job.pk}/").content.decode()
 
     assert "Slurm job 4711" in text
+
+
+@pytest.mark.parametrize("page", ["/shares/", "/windows/", "/api/quota/"])
+def test_pages_of_limits_say_which_of_them_slurm_decides(
+    alice: User, as_user: Callable[[User], Client], page: str
+) -> None:
+    words = "Slurm decides order, fair share, quotas, time windows and preemption"
+    assert words not in as_user(alice).get(page).content.decode()
+
+    EngineStatus.objects.create(host="login1", engine="slurm", since_at=NOW)
+
+    assert (
+        f"{words} of the jobs that login1 hands to it" in as_user(alice).get(page).content.decode()
+    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from datetime import timedelta
 from itertools import product
 from typing import Any
 
@@ -106,6 +107,27 @@ def test_a_waiting_job_that_is_cancelled_never_runs(
     assert log_of(job) == ""
     ref = task_of(job).ref
     assert "CANCELLED" in slurm.run("scontrol", "show", "job", ref)
+
+
+def test_a_waiting_job_that_is_changed_is_submitted_anew_and_not_cancelled(
+    scheduler: Scheduler, ann: User, slurm: Cluster
+) -> None:
+    blocking = [submit(ann, "sleep 600", Requirement(gpus=2)) for _ in NODES]
+    for job in blocking:
+        scheduler.run_to(job, "running", within_s=LONG_S)
+    job = submit(ann, "echo ran", Requirement(gpus=2), time_limit=timedelta(minutes=10))
+    run_to_blocker(scheduler, job, "EngineWaits")
+    first = task_of(job)
+
+    Job.objects.filter(pk=job.pk).update(time_limit_s=1200.0)
+    scheduler.run_until(lambda: task_of(job).ref not in ("", first.ref), within_s=LONG_S)
+    assert "TimeLimit=00:22:00" in slurm.run("scontrol", "show", "job", task_of(job).ref)
+    for one in blocking:
+        changes.cancel(Job.objects.filter(pk=one.pk), "ann", timezone.now())
+
+    assert scheduler.run_to(job, within_s=LONG_S).outcome == "succeeded"
+    assert job.attempts.count() == 1
+    assert "CANCELLED" in slurm.run("scontrol", "show", "job", first.ref)
 
 
 def test_a_job_that_is_cancelled_in_slurm_is_cancelled(

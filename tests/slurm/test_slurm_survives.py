@@ -10,12 +10,16 @@ from time import monotonic, sleep
 import pytest
 from django.conf import settings
 from django.contrib.auth.models import User
+from django.utils import timezone
 
 from monitor.models import Event
+from monitor.snapshot import rows as snapshots
 from scheduler.engines.facts import SubmitResult, Ticket
 from scheduler.engines.slurm import SlurmEngine
-from scheduler.facts.jobs import YieldOptions
+from scheduler.facts.jobs import Requirement, YieldOptions
+from scheduler.lifecycle.rows import changes
 from scheduler.models import EngineTask, Job
+from tests.builders import host, snapshot
 from tests.processes.scheduling import (
     Scheduler,
     attempt_of,
@@ -203,3 +207,38 @@ def test_a_job_whose_runner_and_guardian_were_killed_says_what_slurm_says(
 
     assert job.outcome == "lost"
     assert "Slurm says: FAILED, reason NonZeroExitCode" in job.problem
+
+
+def test_after_a_change_of_the_engine_jobs_in_slurm_end_there_and_waiting_ones_run_here_once(
+    scheduler: Scheduler, slurm: Cluster, ann: User
+) -> None:
+    running = scheduler.run_to(submit(ann, "sleep 15; exit 3"), "running", within_s=LONG_S)
+    blocking = [submit(ann, "sleep 600", Requirement(gpus=2)) for _ in NODES]
+    for job in blocking:
+        scheduler.run_to(job, "running", within_s=LONG_S)
+    waiting = submit(ann, "echo ran", Requirement(gpus=1))
+    handed_over = EngineTask.objects.filter(job=waiting).exclude(ref="").exclude(word="")
+    scheduler.run_until(handed_over.exists, within_s=LONG_S)
+    ref = handed_over.get().ref
+
+    settings.CONFIG = settings.CONFIG.model_copy(update={"engine": "local"})
+    abandon(scheduler)
+
+    def has_ended() -> bool:
+        here = host(name=settings.CONFIG.node)
+        snapshots.record(snapshot(1, host=here, at=timezone.now()))
+        return reloaded(waiting).state == "finished"
+
+    scheduler.run_until(has_ended, within_s=LONG_S)
+    waiting = reloaded(waiting)
+    running = scheduler.run_to(running, within_s=LONG_S)
+    assert (running.exit_code, attempt_of(running).engine) == (3, "slurm")
+    assert (waiting.outcome, attempt_of(waiting).engine, log_of(waiting)) == (
+        "succeeded", "", "ran\n",
+    )  # fmt: skip
+    slurm.wait_for(
+        lambda: "CANCELLED" in slurm.run("scontrol", "show", "job", ref), LONG_S, "its withdrawal"
+    )
+    for job in blocking:
+        changes.cancel(Job.objects.filter(pk=job.pk), "ann", timezone.now())
+        assert scheduler.run_to(job, within_s=LONG_S).outcome == "cancelled"

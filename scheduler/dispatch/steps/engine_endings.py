@@ -12,8 +12,9 @@ from monitor.journal.rows import events
 from monitor.runtime.facts import Guard
 from monitor.runtime.rows.wakeups import wake
 from scheduler.engines.facts import EngineName, NodeReport, TaskList, TaskState
+from scheduler.engines.policy.decisions import sentence
 from scheduler.engines.policy.follow import FILES_SETTLE
-from scheduler.engines.slurm import OUTPUT
+from scheduler.engines.slurm import OUTPUT, SlurmEngine
 from scheduler.execution.policy import MAX_STARTS
 from scheduler.execution.steps import outcomes
 from scheduler.execution.steps.specs import SpecWriter
@@ -199,6 +200,12 @@ def _nonces(job_id: int) -> Sequence[str]:
 def engine_statuses() -> list[EngineStatus]:
     """For the status page."""
     return list(EngineStatus.objects.order_by("host"))
+
+
+def decided_elsewhere() -> list[str]:
+    """A sentence for each host that hands its jobs to an engine with decisions of its own."""
+    made = SlurmEngine().capabilities()
+    return [sentence(row.engine.capitalize(), row.host, made) for row in engine_statuses()]
 
 
 class StatusWriter:

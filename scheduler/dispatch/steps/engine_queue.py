@@ -118,6 +118,12 @@ class EngineQueue:
         self._store(reasons, now)
         return new
 
+    def store_reasons(self, tasks: Iterable[EngineTask], problem: str, now: datetime) -> None:
+        """Of the jobs that are handed over, and of no others."""
+        waiting = [task for task in tasks if task.job.state == JobState.QUEUED.value]
+        self._store({task.job_id: (reason_of(task, problem),) for task in waiting}, now)
+        self._forget(now)
+
     def _hand_over(self, ids: Collection[int], now: datetime) -> int:
         """Commit the intent; the submission follows in the next step."""
         if not ids:

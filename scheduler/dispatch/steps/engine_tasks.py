@@ -70,7 +70,10 @@ class TaskDecision:
 
 
 class EngineStep:
-    """`step(now)` moves each open task of this host one step further."""
+    """`step(now)` moves each open task of this host one step further.
+
+    accepts: new jobs are handed over. Without it, tasks that have not begun are withdrawn.
+    """
 
     def __init__(
         self,
@@ -80,7 +83,10 @@ class EngineStep:
         engine: SlurmEngine,
         rules: EngineRules,
         every: timedelta,
+        *,
+        accepts: bool = True,
     ) -> None:
+        self._accepts = accepts
         self._guard = guard
         self._host = host
         self._specs = specs
@@ -116,7 +122,10 @@ class EngineStep:
             self._act_on(moved, now)
         self._ask_for_unknown_gpus(attempts.values(), now)
         self._holds.step([task for task in tasks if task.ref], self._answers, now)
-        self._queue.step(tasks, waits, self._answers.problem, now)
+        if self._accepts:
+            self._queue.step(tasks, waits, self._answers.problem, now)
+        else:
+            self._queue.store_reasons(tasks, self._answers.problem, now)
         return len(moved)
 
     def close(self) -> None:
@@ -177,9 +186,8 @@ class EngineStep:
             phase = Phase.PLACED
         elif task.job.state == JobState.QUEUED.value:
             phase = Phase.QUEUED
-        is_wanted = task.digest == digest_of(task.job) and all(
-            blocker.code in GATES for blocker in waits.get(task.job_id, ())
-        )
+        is_wanted = self._accepts and task.digest == digest_of(task.job)
+        is_wanted &= all(blocker.code in GATES for blocker in waits.get(task.job_id, ()))
         if phase is Phase.QUEUED and is_wanted and self._just_waits(task, report, now):
             return TaskDecision(task, None, None, TaskAction.NONE)
         files = attempt_files.read_attempt(

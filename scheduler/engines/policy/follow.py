@@ -105,7 +105,8 @@ def next_task_action(task: TaskView, now: datetime) -> TaskAction:
             return TaskAction.ADOPT
         return TaskAction.CLOSE if _is_over(task) or task.has_result else TaskAction.STOP
     if task.claim is Claim.GIVEN_UP:
-        if task.phase is Phase.QUEUED and task.ended_since is not None:
+        # The end of a task that was withdrawn says nothing about its job.
+        if task.phase is Phase.QUEUED and task.ended_since is not None and task.is_wanted:
             return TaskAction.UNSTARTED
         return TaskAction.CLOSE if _is_over(task) else TaskAction.STOP
     if task.phase is Phase.OVER or not task.is_wanted:

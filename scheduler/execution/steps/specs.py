@@ -185,6 +185,9 @@ class SpecWriter:
     def write(self, attempt: Attempt) -> Path:
         """Make the folder with its spec.json, if that is not done; returns the folder."""
         folder = self.folder(attempt)
+        if folder.is_symlink():
+            # Of a task of another engine that never began. Its account can write there.
+            folder.unlink()
         written = files.read_json(folder / files.SPEC)
         if written is not None and written.get("nonce") == attempt.nonce:
             return folder

@@ -102,6 +102,12 @@ def test_a_task_that_ended_after_its_claim_did_not_start() -> None:
     assert action(Phase.QUEUED, Claim.GIVEN_UP, **task) is TaskAction.UNSTARTED
 
 
+def test_the_end_of_a_task_that_was_withdrawn_says_nothing_about_its_job() -> None:
+    ended = {"ended_since": before(timedelta(minutes=1)), "is_wanted": False}
+
+    assert action(Phase.QUEUED, Claim.GIVEN_UP, ref="71", **ended) is TaskAction.CLOSE
+
+
 def test_a_result_counts_whatever_the_engine_says() -> None:
     for state in (None, *TaskState):
         for since in (None, before(LOST_STARTED)):

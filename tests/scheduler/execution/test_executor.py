@@ -57,6 +57,24 @@ def _run_by_me(owner: User, data: Path) -> tuple[Job, Path]:
     return job, folder
 
 
+def test_the_folder_of_a_withdrawn_task_of_another_engine_is_not_used(
+    executor: Executor, alice: User, data: Path, tmp_path: Path
+) -> None:
+    """The account of the job can write there, and would choose the command of the service."""
+    attempt = jobs_made.running(alice).attempts.get()
+    theirs = tmp_path / "theirs"
+    theirs.mkdir()
+    (data / "jobs" / str(attempt.job_id)).mkdir(parents=True)
+    link = files.attempt_folder(data, attempt.job_id, attempt.number)
+    link.symlink_to(theirs)
+
+    executor._specs.write(attempt)
+
+    assert not link.is_symlink()
+    assert (link / files.SPEC).exists()
+    assert list(theirs.iterdir()) == []
+
+
 def test_of_a_job_that_just_runs_no_file_is_read(
     executor: Executor, alice: User, data: Path, looked_at: list[Path]
 ) -> None:
