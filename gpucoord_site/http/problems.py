@@ -25,7 +25,7 @@ def response(status: int, detail: str, errors: Sequence[dict[str, Any]] = ()) ->
 
 
 def by_field(errors: Sequence[tuple[str, str, int | None]], status: int = 422) -> HttpResponse:
-    """What is wrong: the field, a sentence, and of a batch the index of the job.
+    """The answer to refused fields: (field, sentence, index of the job in a batch or None).
 
     422: fields are wrong. 429: the same request may succeed later.
     """
