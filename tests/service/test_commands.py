@@ -76,7 +76,7 @@ def test_the_queue_lists_running_jobs_first_with_the_reason_to_wait(
 
 def test_the_jobs_of_an_agent_are_shown_as_those_of_the_agent(alice: User, said: Say) -> None:
     helper = Agent.objects.create(user=alice, name="helper", created_at=NOW, gpu_minutes=9)
-    jobs_made.waiting(alice, agent=helper)
+    jobs_made.waiting(alice, agent=helper.pk)
 
     jobs.queue([])
     assert "alice's agent" in said()
