@@ -68,7 +68,7 @@ def _filters(options: Namespace, **filters: Any) -> Json:
 
 
 def order(job: Json) -> tuple[int, int, int]:
-    """Running jobs first, then in the order of the queue."""
+    """Running jobs first, then by priority; fair share may serve them in another order."""
     return ORDER.get(job["state"], 9), -job["priority"], job["id"]
 
 
@@ -223,7 +223,11 @@ def _list_parser(name: str, description: str) -> ArgumentParser:
 
 
 def queue_parser() -> ArgumentParser:
-    parser = _list_parser("queue", "List running and waiting jobs. The order is that of the queue.")
+    text = (
+        "List running and waiting jobs, by state, priority and number."
+        " `gpucoord why JOB` says the place of a job in the queue."
+    )
+    parser = _list_parser("queue", text)
     add = parser.add_argument
     add("--mine", action="store_true", help="only your own jobs")
     add("--state", choices=["queued", "starting", "running", "stopping"], help="only this state")
