@@ -263,3 +263,18 @@ def test_a_lock_folder_that_can_not_be_made_must_be_mended(
 
     assert finding.level is Level.FAIL
     assert "is not there and can't be made" in finding.text
+
+
+def test_a_program_that_other_accounts_can_not_run_is_named(tmp_path: Path) -> None:
+    closed = tmp_path / "closed"
+    closed.mkdir(mode=0o700)
+    (closed / "python").touch(mode=0o755)
+
+    # Folders of pytest itself are closed.
+    for folder in (tmp_path, *tmp_path.parents[:-2]):
+        folder.chmod(0o755)
+    assert check_machine.closed_part(closed / "python") == closed
+    closed.chmod(0o711)
+    assert check_machine.closed_part(closed / "python") is None
+    (closed / "python").chmod(0o750)
+    assert check_machine.closed_part(closed / "python") == closed / "python"

@@ -32,6 +32,7 @@ LOOKS: list[Callable[[Config], Iterator[Finding]]] = [
     check_machine.profile,
     check_gpus.gpus,
     check_machine.accounts,
+    check_machine.program,
     check_engine.engine,
     check_bounds.bounds,
     check_bounds.lock_files,

@@ -8,6 +8,7 @@ import json
 import os
 import shutil
 import socket
+import sys
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -52,6 +53,29 @@ def accounts(config: Config) -> Iterator[Finding]:
         open_because=open_because,
     )
     yield ok("accounts", rule.text) if rule.is_safe else warn("accounts", rule.text, rule.todo)
+
+
+def program(_config: Config) -> Iterator[Finding]:
+    """Whether other accounts can run the Python of this environment, as the shipped scripts do."""
+    if os.geteuid() != 0:
+        return
+    interpreter = Path(sys.executable)
+    closed = closed_part(interpreter) or closed_part(interpreter.resolve())
+    if closed is None:
+        yield ok("program", f"{interpreter} can be run by all accounts")
+    else:
+        text = f"{closed} is closed to other accounts, so their jobs can't run the shipped scripts"
+        todo = "install gpucoord with a Python that all may read, such as Debian's in /opt/gpucoord"
+        yield warn("program", f"{text}, nor they the command `gpucoord`", todo)
+
+
+def closed_part(path: Path) -> Path | None:
+    """The first folder on the way to a program that others can't enter, or the program itself."""
+    for part in (*reversed(path.parents), path):
+        needed = 0o005 if part == path else 0o001
+        if part.stat().st_mode & needed != needed:
+            return part
+    return None
 
 
 def limits(config: Config) -> Iterator[Finding]:
