@@ -11,6 +11,7 @@ from django.test import Client
 from scheduler.execution.steps import specs
 from scheduler.intake import actions as intake_actions
 from scheduler.lifecycle.rows import changes as job_changes
+from scheduler.lifecycle.rows import queue as job_queue
 from scheduler.lifecycle.steps import job_files
 from scheduler.models import Attempt, Job, JobInput
 from scheduler.runner import files
@@ -92,6 +93,20 @@ def test_the_jobs_of_an_array_share_one_environment_until_the_last_has_ended(
     job_changes.cancel(Job.objects.filter(pk=second.pk), "alice", NOW)
     assert job_files.forget(data, "gpubox") == 1
     assert not JobInput.objects.exists()
+
+
+@pytest.mark.parametrize("has_started", [True, False])
+def test_the_environment_of_a_job_is_deleted_at_its_end(alice: User, has_started: bool) -> None:
+    raw = {"command": "env", "gpus": 0, "environment": {"A": "1"}}
+    job = intake_actions.submit(raw, alice, NOW)
+    if has_started:
+        jobs_made.place_again(job)
+        assert specs.environment_of(job) == {"A": "1"}
+        jobs_made.end(job)
+    else:
+        job_queue.request_cancel(job.pk, "alice", NOW)
+
+    assert JobInput.objects.get().environment == {}
 
 
 def test_nobody_is_shown_the_environment(root: User, as_user: Callable[[User], Client]) -> None:
