@@ -39,6 +39,9 @@ def move(config: Config, target: str) -> str:
     source, place = database(config), database(_with_url(config, url))
     if source["ENGINE"] == place["ENGINE"]:
         raise BackupError("Both databases are of the same kind. Use gpucoord backup and restore.")
+    with suppress(OSError):
+        # A sentence of lock_data_folder says why not.
+        config.data.mkdir(mode=0o700, parents=True, exist_ok=True)
     lock = lock_data_folder(config.data)
     try:
         _check_source(source)
@@ -94,6 +97,7 @@ class _ToPostgres:
             raise BackupError(
                 f"{postgres.place(self._place)} has tables already. Use an empty one."
             )
+        postgres.refuse_encoding(self._place)
         with postgres.connect(self._place) as connection:
             connection.execute(sql.SQL("CREATE SCHEMA {}").format(sql.Identifier(APART)))
 

@@ -139,6 +139,18 @@ def connect(options: Options) -> Iterator[psycopg.Connection[Any]]:
         raise BackupError(f"{place(options)} can't be used: {first}") from None
 
 
+def refuse_encoding(options: Options) -> None:
+    """Raise BackupError unless the database can hold each text that SQLite can."""
+    with connect(options) as connection:
+        row = connection.execute("SHOW server_encoding").fetchone()
+    name = str(row[0]) if row else ""
+    if name != "UTF8":
+        raise BackupError(
+            f"{place(options)} has the encoding {name}, which cannot hold every text."
+            " Create another one with: createdb --encoding UTF8 --template template0 NAME"
+        )
+
+
 def conninfo(options: Options) -> str:
     """The address for programs of PostgreSQL, without the password."""
     names = {"NAME": "dbname", "USER": "user", "HOST": "host", "PORT": "port"}

@@ -166,6 +166,11 @@ def test_rows_move_to_postgresql_and_back(server: str, lite: Installation, tmp_p
     big.gpucoord("move-database", "sqlite")
     assert _rows(lite.data / "gpucoord.sqlite3") == before
 
+    elsewhere = Installation(tmp_path / "new folder", url)
+    elsewhere.gpucoord("move-database", "sqlite")
+    assert _rows(elsewhere.data / "gpucoord.sqlite3") == before
+    assert elsewhere.data.stat().st_mode & 0o777 == 0o700
+
     original = Installation(tmp_path / "original")
     original.data.mkdir()
     (tmp_path / "original.sqlite3").rename(original.data / "gpucoord.sqlite3")
@@ -216,6 +221,20 @@ def test_a_database_with_the_encoding_sql_ascii_is_restored(server: str, tmp_pat
 
     assert before
     assert before <= tables(url)
+
+
+def test_a_move_to_an_encoding_that_cannot_hold_every_text_is_refused_with_the_remedy(
+    server: str, lite: Installation
+) -> None:
+    options = "ENCODING SQL_ASCII LC_COLLATE 'C' LC_CTYPE 'C' TEMPLATE template0"
+    url = new_database(server, f"ascii {options}").partition(" ")[0]
+
+    said = lite.gpucoord("move-database", url, fails=True)
+
+    assert "has the encoding SQL_ASCII" in said
+    assert "createdb --encoding UTF8 --template template0" in said
+    assert tables(url) == set()
+    assert "encoding SQL_ASCII" in Installation(lite.data, url).gpucoord("check")
 
 
 def test_a_move_that_fails_leaves_nothing_in_the_target(server: str, lite: Installation) -> None:

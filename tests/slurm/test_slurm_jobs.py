@@ -19,7 +19,14 @@ from scheduler.facts.jobs import Requirement
 from scheduler.lifecycle.rows import changes
 from scheduler.models import EngineStatus, EngineTask, Job
 from scheduler.runner import files
-from tests.processes.scheduling import Scheduler, attempt_of, log_of, reloaded, submit
+from tests.processes.scheduling import (
+    NO_ACCOUNT,
+    Scheduler,
+    attempt_of,
+    log_of,
+    reloaded,
+    submit,
+)
 from tests.slurm.cluster import ACCOUNTS, FIRST, NODES, Cluster
 
 pytestmark = [
@@ -69,11 +76,13 @@ def test_jobs_of_two_users_run_as_two_accounts(scheduler: Scheduler, ann: User, 
 
 
 def test_a_user_without_an_account_is_refused_with_a_sentence(
-    scheduler: Scheduler, alice: User
+    scheduler: Scheduler, transactional_db: None
 ) -> None:
-    blocker = run_to_blocker(scheduler, submit(alice, "true"), "EngineRefused")
+    owner = User.objects.create_user(NO_ACCOUNT)
 
-    assert str(blocker["text"]).startswith("alice has no OS account on this server")
+    blocker = run_to_blocker(scheduler, submit(owner, "true"), "EngineRefused")
+
+    assert str(blocker["text"]).startswith(f"{NO_ACCOUNT} has no OS account on this server")
 
 
 def test_a_cancelled_job_ends_in_slurm(scheduler: Scheduler, ann: User, slurm: Cluster) -> None:

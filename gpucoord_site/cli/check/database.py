@@ -27,7 +27,7 @@ def database(config: Config) -> Iterator[Finding]:
         server = _postgres(database_options)
         yield server
         # Asking Django makes the secret key: not before the first start has made the folder.
-        if server.level != "ok" or not (config.data / "secret_key").exists():
+        if server.level == "fail" or not (config.data / "secret_key").exists():
             return
     yield from _migrations()
 
@@ -46,10 +46,18 @@ def _postgres(options: dict[str, object]) -> Finding:
             connect_timeout=5,
         ) as connection:
             number = connection.info.server_version
+            encoding = connection.info.parameter_status("server_encoding")
     except psycopg.OperationalError as error:
         reason = next((line for line in str(error).splitlines() if "failed" in line), str(error))
         return fail("database", f"{where}: {reason}", "check DATABASE_URL and the server")
-    return ok("database", f"{where}, version {number // 10000}.{number % 10000}")
+    where = f"{where}, version {number // 10000}.{number % 10000}"
+    if encoding != "UTF8":
+        return warn(
+            "database",
+            f"{where}; with its encoding {encoding}, text with other letters than English fails",
+            "create it with: createdb --encoding UTF8 --template template0 NAME",
+        )
+    return ok("database", where)
 
 
 def _migrations() -> Iterator[Finding]:
