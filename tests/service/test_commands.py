@@ -18,6 +18,7 @@ from django.contrib.auth.models import User
 
 from gpucoord_site.cli import connection, environment, gpus, job_actions, jobs, submit, tables
 from gpucoord_site.cli.foreign_output import ForeignOutput
+from gpucoord_site.cli.shell_job import command as shell_command
 from gpucoord_site.cli.sources import script_files
 from gpucoord_site.cli.transport import NeverReached, RequestFailed, Transport
 from monitor.models import Agent
@@ -553,3 +554,12 @@ def test_columns_are_aligned_and_the_last_is_cut() -> None:
     assert lines[0] == "A   LAST"
     assert (len(lines[1]), lines[1][-1]) == (30, "…")
     assert "\x1b" not in lines[2]
+
+
+@pytest.mark.parametrize(
+    ("words", "name"), [([], "shell"), (["--", "python", "-i"], None), (["--name", "mine"], "mine")]
+)
+def test_a_shell_is_named_in_the_queue(words: list[str], name: str | None) -> None:
+    body = shell_command._body(shell_command.parser().parse_args(words))
+
+    assert body.get("name") == name

@@ -27,7 +27,8 @@ NO_TERMINAL = "gpucoord shell needs a terminal. Without one, use: gpucoord run -
 EPILOG = """\
 The job has a terminal: window size, Ctrl-C and Ctrl-Z work as with ssh. The limits and quotas of
 jobs hold. It is cancelled when its GPUs stay idle, after a warning. Enter and then ~. leaves it
-running; `gpucoord shell --attach JOB` connects again, within 5 minutes unless operators changed it.
+running (inside ssh ~~. because ssh takes ~. itself); `gpucoord shell --attach JOB` connects again,
+within 5 minutes unless operators changed it.
 """
 
 
@@ -58,7 +59,10 @@ def main(argv: Sequence[str]) -> int:
 def _body(options: Namespace) -> dict[str, Any]:
     options.detach, options.script = False, None
     here = submit.is_local(options)
-    words = submit.words_of(options) or [LOCAL_SHELL if here else REMOTE_SHELL]
+    words = submit.words_of(options)
+    if not words:
+        words = [LOCAL_SHELL if here else REMOTE_SHELL]
+        options.name = options.name or "shell"
     passed_on = [(name, os.environ[name]) for name in PASSED_ON if name in os.environ]
     options.env = [*passed_on, *options.env]
     return submit.body_of(options, words) | {"interactive": True}
