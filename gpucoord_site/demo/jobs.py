@@ -149,8 +149,18 @@ DAY = timedelta(days=1)
 def seed_windows(
     users: Mapping[str, User], uuids: Sequence[str], admin: str, now: datetime, zone: str
 ) -> None:
-    """None of them affects jobs of the next hours."""
+    """None of them affects jobs of the next hours; one was in the last 24 hours."""
     today = now.astimezone(ZoneInfo(zone)).weekday()
+    begin = (now - timedelta(hours=9)).astimezone(ZoneInfo(zone))
+    evaluation = TimeWindow(
+        user=users["dana"],
+        days=[begin.weekday()],
+        start=time(begin.hour),
+        end=time((begin.hour + 5) % 24),
+        zone=zone,
+        gpu_uuids=list(uuids[4:5]),
+        reason="The weekly evaluation of all models, which needs a GPU of its own.",
+    )
     nights = TimeWindow(
         user=users["alice"],
         days=sorted((today + n) % 7 for n in (2, 3, 4)),
@@ -170,8 +180,7 @@ def seed_windows(
         share_pct=50,
         reason="The students' exercises: they need half of a GPU for two hours.",
     )
-    window = window_rows.ask(nights, users["alice"], now - 2 * DAY)
-    window_rows.decide(
-        window.pk, TimeWindow.State.APPROVED, admin, now - DAY, "Fine. Tell me when it is out."
-    )
+    for wish, answer in ((nights, "Fine. Tell me when it is out."), (evaluation, "")):
+        window = window_rows.ask(wish, wish.user, now - 9 * DAY)
+        window_rows.decide(window.pk, TimeWindow.State.APPROVED, admin, now - 8 * DAY, answer)
     window_rows.ask(course, users["dana"], now - timedelta(minutes=40))

@@ -7,6 +7,7 @@ replaces them by class for the dark theme. Every text is escaped.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -255,11 +256,17 @@ def waits(report: Report) -> Picture | None:
 
 
 def colour(user: str | None) -> str:
-    return PALETTE[formats.user_number(user) % len(PALETTE)] if user else "#b9c1cc"
+    return PALETTE[_number(user) % len(PALETTE)] if user else "#b9c1cc"
 
 
 def owner_css(user: str | None) -> str:
-    return f"u u{formats.user_number(user) % len(PALETTE)}" if user else "u none"
+    return f"u u{_number(user) % len(PALETTE)}" if user else "u none"
+
+
+def _number(user: str) -> int:
+    """Users without a name are called "user 1" and so on: neighbours get different colours."""
+    hidden = re.fullmatch(r"user (\d{1,9})", user)
+    return int(hidden[1]) if hidden else formats.user_number(user)
 
 
 def spark(row: UserFigures) -> str:

@@ -1,7 +1,8 @@
 """Policy: the progress that a job reports, and when it is expected to end.
 
 A job reports by the file GPUCOORD_PROGRESS_FILE, with the text `0.45 message`, or by a line of its
-log, `::gpucoord progress 0.45 message`. `45%` and `3/125` are numbers too.
+log, `::gpucoord progress 0.45 message`. `45%` and `3/125` are numbers too. Else a counter of epochs
+in its log counts, such as `Epoch 9/20`, with the bar of tqdm behind it.
 """
 
 from __future__ import annotations
@@ -26,6 +27,12 @@ SLOWER_PART = 0.3
 # Below this, a part of the run time says little about the rest.
 LEAST_FRACTION = 0.005
 _LINE = re.compile(rb"^::gpucoord progress[ \t]+([^\r\n]*)", re.MULTILINE)
+_EPOCH = re.compile(
+    rb"(?:^|[\r\n])[^\r\n]{0,80}?\bepoch[ \t:]{0,4}[\[(]?[ \t]{0,4}"
+    rb"(\d{1,6})[ \t]{0,4}(?:/|of)[ \t]{0,4}(\d{1,6})\b[\])]?([^\r\n]{0,200})",
+    re.IGNORECASE,
+)
+_BAR = re.compile(rb":[ \t]{0,4}(\d{1,3})%\|")
 _NUMBER = re.compile(r"(\d{1,9}(?:\.\d{0,9})?)\s*(?:(%)|/\s*(\d{1,9}))?(?=\s|$)")
 
 
@@ -71,7 +78,26 @@ def in_log(tail: bytes) -> Progress | None:
         progress = parse(line.decode("utf-8", "replace"))
         if progress is not None:
             return progress
-    return None
+    return _in_epochs(tail)
+
+
+def _in_epochs(tail: bytes) -> Progress | None:
+    """From the last counter of epochs.
+
+    A line with nothing but the counter begins its epoch; with figures behind it, it ends it.
+    """
+    matches = _EPOCH.findall(tail)
+    if not matches:
+        return None
+    number, whole, rest = int(matches[-1][0]), int(matches[-1][1]), matches[-1][2]
+    if not whole or number > whole:
+        return None
+    bar = _BAR.match(rest)
+    if bar is not None:
+        done = max(0, number - 1) + min(100, int(bar[1])) / 100
+    else:
+        done = number if rest.strip(b" \t.:-") else max(0, number - 1)
+    return Progress(done / whole, f"epoch {number} of {whole}")
 
 
 def is_news(old: Progress | None, new: Progress, stored_at: datetime | None, now: datetime) -> bool:

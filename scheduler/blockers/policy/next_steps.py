@@ -26,9 +26,12 @@ def owners(blocker: Blocker) -> str:
 
 def addressed(text: str, viewer: str) -> str:
     """The sentences as they are shown to this user: "alice's quota" is "your quota" for alice."""
-    possessive = rf"{re.escape(viewer)}'s(?= (?:share|quota|time window|jobs?)\b)"
     if not viewer:
         return text
+    name = re.escape(viewer)
+    text = re.sub(rf"(^|[.!?] ){name}(?= or an operator must)", r"\1You", text)
+    text = re.sub(rf"(^|[.!?] ){name} holds it(?= until it is released)", r"\1You hold it", text)
+    possessive = rf"{name}'s(?= (?:share|quota|time window|jobs?)\b)"
     text = re.sub(rf"(^|[.!?] ){possessive}", r"\1Your", text)
     return re.sub(rf"(?<![\w@.+-]){possessive}", "your", text)
 

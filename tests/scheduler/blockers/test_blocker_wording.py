@@ -194,3 +194,12 @@ def test_a_user_reads_of_their_own_share_and_others_of_that_of_the_user() -> Non
 )
 def test_only_the_users_own_limits_are_addressed(text: str) -> None:
     assert next_steps.addressed(text, "alice") == text
+
+
+def test_a_user_who_holds_a_job_is_addressed_as_you_and_others_by_name() -> None:
+    text = "alice holds it until it is released. alice or an operator must release it."
+
+    assert next_steps.addressed(text, "alice") == (
+        "You hold it until it is released. You or an operator must release it."
+    )
+    assert next_steps.addressed(text, "bob") == text

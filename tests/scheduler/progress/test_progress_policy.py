@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import re
+import time
 from datetime import timedelta
 
 import pytest
@@ -56,6 +58,51 @@ def test_the_newest_line_of_a_log_counts() -> None:
 
     assert in_log(log) == Progress(0.2, "b")
     assert in_log(b"it says ::gpucoord progress 0.1 in the middle") is None
+
+
+@pytest.mark.parametrize(
+    ("log", "fraction"),
+    [
+        (b"Epoch 1/20\n", 0.0),
+        (b"Epoch 9/20\n", 0.4),
+        (b"Epoch 9/20 loss=0.31 acc=0.9\n", 0.45),
+        (b"2026-03-02 10:00 INFO epoch [9/20], loss 0.3\n", 0.45),
+        (b"Epoch: 9 of 20 done\n", 0.45),
+        (b"Epoch 9/20:  50%|#####     | 50/100 [00:10<00:10]", 0.425),
+        (
+            b"Epoch 8/20: 100%|##########| 100/100\rEpoch 9/20:   0%|          | 0/100 [00:00<?]",
+            0.4,
+        ),
+        (b"Epoch 20/20 loss=0.1\nsaved\n", 1.0),
+    ],
+)
+def test_a_counter_of_epochs_in_the_log_counts(log: bytes, fraction: float) -> None:
+    progress = in_log(log)
+
+    assert progress is not None
+    assert progress.fraction == pytest.approx(fraction)
+    assert re.fullmatch(r"epoch \d+ of 20", progress.message)
+
+
+@pytest.mark.parametrize(
+    "log", [b"Epoch 21/20 x\n", b"epochs: 3/20\n", b"Epoch 3\n", b"Epoch 1/0\n", b" 50%|#| 1/2\n"]
+)
+def test_other_counters_in_the_log_do_not_count(log: bytes) -> None:
+    assert in_log(log) is None
+
+
+def test_an_explicit_line_counts_before_a_counter_of_epochs() -> None:
+    log = b"::gpucoord progress 0.1 a\nEpoch 9/20 loss=1\n"
+
+    assert in_log(log) == Progress(0.1, "a")
+
+
+def test_a_hostile_log_costs_little_time() -> None:
+    began = time.process_time()
+    for log in (b"epoch" + b" " * 65_000, b"epoch 1/" * 8_000, b"\r" * 65_000, b"epoch\n" * 10_000):
+        in_log(log)
+
+    assert time.process_time() - began < 1
 
 
 def test_progress_is_stored_at_most_every_two_seconds_and_small_steps_less_often() -> None:
