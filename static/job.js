@@ -283,7 +283,7 @@
     }
     document.dispatchEvent(new CustomEvent("htmx:after:swap"));
     const word = card.querySelector(".badge");
-    document.title = document.title.replace(/(\[simulated\] )?.*? · /, `$1${word.textContent} · `);
+    document.title = document.title.replace(/^(\(\d+\) |\(no answer\) )?(\[simulated\] )?.*? · /, `$1$2${word.textContent} · `);
     if (shown() !== shownState) for (const part of ["#job-actions", "#job-offer"]) window.htmx.trigger(part, "refresh");
     shownState = shown();
     if (dialog && (message.ended || message.state === "stopping")) dialog.close();

@@ -33,6 +33,28 @@ def test_a_job_is_submitted_watched_and_cancelled(open_page: Open) -> None:
     expect(page.locator(".job-verdict .badge")).to_have_text("cancelled")
 
 
+def test_its_title_never_loses_the_mark_of_the_simulation(open_page: Open) -> None:
+    page = open_page("/jobs/new/")
+    number = submit(page, "true", GPUs="8")
+    # The number of incidents stands before the mark.
+    page.evaluate(
+        """() => {
+          window.titles = [];
+          new MutationObserver(() => {
+            window.titles.push(document.title);
+            if (!document.title.startsWith("(")) document.title = `(3) ${document.title}`;
+          }).observe(document.querySelector("title"), { childList: true });
+          document.title = `(3) ${document.title}`;
+        }"""
+    )
+    other = open_page(f"/jobs/{number}/")
+    other.get_by_role("button", name="Hold").click()
+    expect(page.locator(".job-verdict .badge")).to_have_text("held")
+
+    assert [title for title in page.evaluate("titles") if "[simulated]" not in title] == []
+    other.get_by_role("button", name="Release").click()
+
+
 def test_a_log_streams_line_by_line(open_page: Open) -> None:
     page = open_page("/jobs/new/")
     submit(page, "for i in 1 2 3 4 5; do echo line $i; sleep 0.3; done", GPUs="0")
