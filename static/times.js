@@ -45,27 +45,44 @@ window.gpucoord = {};
     return template.replace(/\{(hm|weekday):([-+:.\dT]+)\}/g, (_, kind, at) => moment(kind, new Date(at), today));
   }
 
+  // Dates in words are slow to make, and a page may have thousands of them: each is made once a day.
+  const MOST_MADE = 10_000;
+  const made = new Map();
+  let madeOn = "";
+  function once(key, make) {
+    let text = made.get(key);
+    if (text === undefined) {
+      if (made.size >= MOST_MADE) made.clear();
+      made.set(key, text = make());
+    }
+    return text;
+  }
+
   app.freshenTimes = () => {
     const now = Date.now() / 1000 + app.skew;
-    const today = new Date(now * 1000);
+    const today = new Date(now * 1000), day = today.toDateString();
+    if (day !== madeOn) made.clear();
+    madeOn = day;
     for (const element of document.querySelectorAll("[data-time]")) {
-      const kind = element.dataset.time;
-      const date = Date.parse(element.getAttribute("datetime"));
+      const kind = element.dataset.time, at = element.getAttribute("datetime");
+      const date = Date.parse(at);
       const text = kind === "short" ? app.duration(now - date / 1000).split(" ", 2).join(" ")
         : kind === "ago" ? `${app.duration(now - date / 1000)} ago`
         : kind === "in" ? `in ${app.duration(date / 1000 - now)}`
-        : kind === "since" ? app.duration(now - date / 1000) : moment(kind, new Date(date), today);
+        : kind === "since" ? app.duration(now - date / 1000) : once(`${kind} ${at}`, () => moment(kind, new Date(date), today));
       // The text comes first; in an SVG a <title> follows it.
       if (element.firstChild.data !== text) element.firstChild.data = text;
     }
     for (const element of document.querySelectorAll("[data-label]")) {
-      const text = fill(element.dataset.label, today);
+      const template = element.dataset.label;
+      const text = once(template, () => fill(template, today));
       if (element.getAttribute("aria-label") === text) continue;
       element.setAttribute("aria-label", text);
       element.title = `${text} (${element.dataset.utc})`;
     }
     for (const element of document.querySelectorAll("[data-title]")) {
-      const text = `${fill(element.dataset.title, today)} (${element.dataset.utc})`;
+      const template = element.dataset.title;
+      const text = `${once(template, () => fill(template, today))} (${element.dataset.utc})`;
       if (element.title !== text) element.title = text;
     }
   };

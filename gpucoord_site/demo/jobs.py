@@ -116,12 +116,12 @@ TOOK = {"alice": 0.27, "bob": 0.16, "charlie": 0.05, "dana": 0.14, "erin": 0.09,
 
 def seed_quotas(users: Mapping[str, User], host: str, gpus: int, now: datetime, zone: str) -> None:
     """Limits that allow everything that the demo runs."""
-    Quota.objects.create(gpus=max(4, gpus // 2), queued=40, gpu_minutes=2880.0)
+    Quota.objects.create(gpus=max(4, gpus // 2), queued=40, gpu_minutes=360.0 * gpus)
     Quota.objects.create(
         user=users["alice"], share_pct=30, gpus=max(2, gpus // 2), jobs=8,
-        memory_bytes=gpus * 40 * GIB, queued=20, priority=4, gpu_minutes=4320.0,
+        memory_bytes=gpus * 40 * GIB, queued=20, priority=4, gpu_minutes=540.0 * gpus,
     )  # fmt: skip
-    Quota.objects.create(user=users["dana"], share_pct=20, gpus=2, gpu_minutes=1440.0)
+    Quota.objects.create(user=users["dana"], share_pct=20, gpus=2, gpu_minutes=180.0 * gpus)
     _seed_use(host, gpus, now, zone)
 
 
@@ -180,7 +180,10 @@ def seed_windows(
         share_pct=50,
         reason="The students' exercises: they need half of a GPU for two hours.",
     )
-    for wish, answer in ((nights, "Fine. Tell me when it is out."), (evaluation, "")):
-        window = window_rows.ask(wish, wish.user, now - 9 * DAY)
+    for name, wish, answer in (
+        ("alice", nights, "Fine. Tell me when it is out."),
+        ("dana", evaluation, ""),
+    ):
+        window = window_rows.ask(wish, users[name], now - 9 * DAY)
         window_rows.decide(window.pk, TimeWindow.State.APPROVED, admin, now - 8 * DAY, answer)
     window_rows.ask(course, users["dana"], now - timedelta(minutes=40))

@@ -19,10 +19,18 @@ from monitor.thresholds import rows as thresholds
 from monitor.thresholds.pages import PolicyForm
 
 
+class UserFilter(admin.AllValuesFieldListFilter):
+    """The filter "By user" of a column `by`."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.title = "user"
+
+
 @admin.register(AuditEntry)
 class AuditEntryAdmin(ReadOnly):
     list_display = ("at", "by", "action", "subject", "text")
-    list_filter = ("action", "by")
+    list_filter = ("action", ("by", UserFilter))
     search_fields = ("subject", "text", "by")
     date_hierarchy = "at"
     ordering = ("-at", "-id")

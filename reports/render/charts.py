@@ -341,8 +341,8 @@ def _time_axis(report: Report, x: Place, y: float, high: float) -> Iterator[str]
         at = x(t)
         yield f'<path class="axis" d="M{at:.1f} {y + 4}v{high}" stroke="{LINE}"/>'
         anchor = "start" if at < 130 else "end" if at > WIDTH - 30 else "middle"
-        title = f"{datetime.fromtimestamp(t, UTC):%Y-%m-%d %H:%M} UTC"
-        yield _text(at, y - 2, words, anchor=anchor, title=title)
+        title = f"<title>{datetime.fromtimestamp(t, UTC):%Y-%m-%d %H:%M} UTC</title></text>"
+        yield _text(at, y - 2, words, anchor=anchor).replace("</text>", title)
 
 
 def ticks(report: Report) -> list[tuple[float, str]]:
@@ -380,18 +380,11 @@ def _rect(x: float, y: float, width: float, height: float, fill: str, css: str) 
 
 
 def _text(
-    x: float,
-    y: float,
-    words: str,
-    anchor: str = "start",
-    css: str = "words",
-    fill: str = MUTED,
-    title: str = "",
+    x: float, y: float, words: str, anchor: str = "start", css: str = "words", fill: str = MUTED
 ) -> str:
-    tooltip = f"<title>{escape(title)}</title>" if title else ""
     return (
         f'<text class="{css}" x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" fill="{fill}">'
-        f"{escape(words)}{tooltip}</text>"
+        f"{escape(words)}</text>"
     )
 
 

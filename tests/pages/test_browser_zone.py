@@ -161,6 +161,8 @@ def test_the_audit_log_shows_the_end_of_a_set_mode_in_the_zone_of_the_browser(
     assert "until 2027-03-02 21:30 UTC" in audit.about(f"mode {settings.CONFIG.node}")[0].text
 
     page = client.get("/admin/monitor/auditentry/").content.decode()
+    assert "By user" in page
+    assert "By by" not in page
 
     assert 'title="2027-03-02 21:30:00 UTC" data-time="weekday">Wed 3 Mar 2027 03:00<' in page
 

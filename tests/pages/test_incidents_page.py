@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -90,6 +91,22 @@ def test_the_worst_come_first(alice: User, as_user: AsUser) -> None:
     made(text="serious", severity="error")
     html = get(as_user(alice), "/incidents/")
     assert html.index("serious") < html.index("harmless")
+
+
+def test_the_gpus_of_a_rule_are_told_together(alice: User, as_user: AsUser) -> None:
+    snapshots.record(snapshot(12, at=timezone.now()))
+    lead = made(gpu_id=gpu_uuid(0))
+    for number in range(1, 12):
+        made(gpu_id=gpu_uuid(number), lead=lead)
+    made(gpu_id=gpu_uuid(3), lead=lead, rule="idle_held", closed_at=timezone.now())
+
+    page = as_user(alice).get("/incidents/").content.decode()
+
+    chips = re.findall(r'<span class="chip">([^<]* on [^<]*)</span>', page)
+    assert [chip.split(" on ")[1] for chip in chips] == [
+        "GPUs 1, 2, 3, 4, 5, 6, 7, 8 and 3 more",
+        "GPU 3 (over)",
+    ]
 
 
 def test_an_empty_list_says_so(alice: User, as_user: AsUser) -> None:

@@ -80,6 +80,8 @@ class IncidentTable:
     older: str | None
 
 
+# Of one rule; its page lists all.
+MOST_GPUS = 8
 # An open incident that was not detected for this long is quiet and closes soon.
 QUIET = timedelta(seconds=45)
 
@@ -133,18 +135,29 @@ def _line(
         incident,
         title(incident.rule, is_hog=incident.is_hog),
         names.get(incident.gpu_id or "", ""),
-        facets=[_facet(row, names) for row in incident.parts[1:]],
+        facets=_facets(incident.parts[1:], names),
         opens=may_see_details(incident, viewer),
         is_snoozed=is_open and snoozed is not None and snoozed > now,
         is_quiet=is_quiet(incident, now),
     )
 
 
-def _facet(row: Incident, names: Mapping[str, str]) -> str:
-    """For example "Memory hog on GPU 3 (over)"."""
-    gpu = names.get(row.gpu_id or "", "")
-    where = f" on {gpu}" if gpu else ""
-    return f"{title(row.rule, is_hog=row.is_hog)}{where}{' (over)' if row.closed_at else ''}"
+def _facets(rows: Iterable[Incident], names: Mapping[str, str]) -> list[str]:
+    """One text for each rule, such as "Memory hog on GPUs 3, 4 (over)"; open facets come first."""
+    by_rule: dict[tuple[bool, str, str], list[str]] = {}
+    for row in rows:
+        host, _, number = names.get(row.gpu_id or "", "").rpartition("GPU ")
+        key = (row.closed_at is not None, title(row.rule, is_hog=row.is_hog), host)
+        by_rule.setdefault(key, []).append(number)
+    return [_facet(*key, numbers) for key, numbers in sorted(by_rule.items())]
+
+
+def _facet(is_over: bool, rule: str, host: str, numbers: Iterable[str]) -> str:
+    gpus = sorted(filter(None, numbers), key=int)
+    more = f" and {len(gpus) - MOST_GPUS} more" if len(gpus) > MOST_GPUS else ""
+    shown = ", ".join(gpus[:MOST_GPUS]) + more
+    where = f" on {host}GPU{'s' if len(gpus) > 1 else ''} {shown}" if gpus else ""
+    return f"{rule}{where}{' (over)' if is_over else ''}"
 
 
 def is_quiet(incident: Incident, now: datetime) -> bool:
