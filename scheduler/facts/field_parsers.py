@@ -187,15 +187,23 @@ def parse_tags(value: Any, _context: ParseContext) -> dict[str, str]:
     """From an object, from a list of NAME=TEXT or NAME, or from such lines."""
     if isinstance(value, str):
         value = [line for line in value.splitlines() if line.strip()]
-    if not isinstance(value, dict):
-        parts = (part.partition("=") for part in value[: MOST_TAGS + 1])
-        value = {name: text for name, _, text in parts}
     if len(value) > MOST_TAGS:
         raise ValueError(f"A job has at most {MOST_TAGS} tags.")
-    tags = {name.strip(): " ".join(text.split()) for name, text in value.items()}
+    parts = value.items() if isinstance(value, dict) else map(_name_and_text, value)
+    tags: dict[str, str] = {}
+    for given, text in parts:
+        name = given.strip()
+        if name in tags:
+            raise ValueError(f"The tag {quoted(name)} is given more than once.")
+        tags[name] = " ".join(text.split())
     if problems := list(filter(None, (_tag_problem(name, text) for name, text in tags.items()))):
         raise ValueError(*problems[:MOST_ENV_REFUSALS])
     return tags
+
+
+def _name_and_text(tag: str) -> tuple[str, str]:
+    name, _, text = tag.partition("=")
+    return name, text
 
 
 def _tag_problem(name: str, text: str) -> str:

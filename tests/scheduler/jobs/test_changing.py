@@ -201,6 +201,8 @@ def test_tags_are_given_as_an_object_or_a_list(api: Api, tags: Any, stored: Any)
 @pytest.mark.parametrize(
     ("tags", "says"),
     [
+        (["a=1", "a=2"], "is given more than once"),
+        (["a=1"] * 20, "at most 16 tags"),
         ({"a b": ""}, "can't be the name of a tag"),
         ({"a": "x" * 201}, "at most 200"),
         ({"a": "\u202e"}, "U+202E"),
