@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
+import selectors
 import subprocess
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-MOST_OUTPUT, MOST_ERRORS = 64 * 1024**2, 16_384
+MOST_OUTPUT, MOST_ERRORS, PIECE = 64 * 1024**2, 16_384, 65_536
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
@@ -65,16 +67,43 @@ def run_command(
         return CommandResult(None, "", _describe(argv[0], error))
     with process:
         try:
-            out, err = process.communicate(timeout=timeout_s)
+            out, err = _read(process, timeout_s)
         except subprocess.TimeoutExpired:
+            # Nothing more is read: a process of the account may hold the other ends open.
             _kill_group(process.pid)
-            process.communicate()
             return CommandResult(None, "", f"{argv[0]} gave no answer within {timeout_s:g} s")
+    if len(out) > MOST_OUTPUT:
+        most = f"more than {MOST_OUTPUT // 1024**2} MiB"
+        return CommandResult(None, "", f"{argv[0]} gave an answer of {most}, which is not read")
     return CommandResult(
         process.returncode,
-        out[:MOST_OUTPUT].decode(errors="replace"),
-        err[-MOST_ERRORS:].decode(errors="replace").strip(),
+        out.decode(errors="replace"),
+        err.decode(errors="replace").strip(),
     )
+
+
+def _read(process: subprocess.Popen[bytes], timeout_s: float) -> tuple[bytes, bytes]:
+    """The beginning of its output and the end of its errors. Raises TimeoutExpired."""
+    deadline = time.monotonic() + timeout_s
+    out, err = bytearray(), bytearray()
+    with selectors.DefaultSelector() as pipes:
+        for pipe, text in ((process.stdout, out), (process.stderr, err)):
+            if pipe is not None:
+                pipes.register(pipe, selectors.EVENT_READ, text)
+        while pipes.get_map():
+            if (left := deadline - time.monotonic()) <= 0:
+                raise subprocess.TimeoutExpired(process.args, timeout_s)
+            for key, _ in pipes.select(left):
+                piece = os.read(key.fd, PIECE)
+                if not piece:
+                    pipes.unregister(key.fileobj)
+                elif key.data is err:
+                    err += piece
+                    del err[:-MOST_ERRORS]
+                elif len(out) <= MOST_OUTPUT:
+                    out += piece
+    process.wait(max(0.0, deadline - time.monotonic()))
+    return bytes(out), bytes(err)
 
 
 def _kill_group(pid: int) -> None:

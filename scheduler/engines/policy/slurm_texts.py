@@ -83,8 +83,13 @@ def _lines(text: str) -> Iterator[str]:
 
 
 def squeue(text: str, mark: str = "") -> TaskList:
-    """The answer to `squeue -h -a -t all` in SQUEUE_FORMAT, with `mark` before each line."""
+    """The answer to `squeue -h -a -t all` in SQUEUE_FORMAT, with `mark` before each line.
+
+    A list that is too long is no answer, as the tasks that are not read would be missing.
+    """
     tasks, unread = [], 0
+    if text.count("\n") > MOST_LINES:
+        return TaskList(problem=f"squeue lists more than {MOST_LINES} jobs.")
     for line in _lines(text):
         task = _task(line.removeprefix(mark)) if line.startswith(mark) else None
         if task is None:

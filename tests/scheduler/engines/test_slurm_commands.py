@@ -8,6 +8,7 @@ import pytest
 
 from scheduler.engines.facts import EngineAway, SubmitResult, TaskState, Ticket
 from scheduler.engines.slurm import SlurmEngine
+from tests.pace import Stopwatch
 
 GONE = "slurm_load_jobs error: Invalid job id specified"
 AWAY = "slurm_load_jobs error: Unable to contact slurm controller (connect failure)"
@@ -63,6 +64,45 @@ def test_without_an_accounting_a_forgotten_job_is_unknown(engine: SlurmEngine, s
     answer(engine, "sacct", script)
 
     assert engine.allocation("71") is None
+
+
+def test_a_command_that_hangs_is_no_answer_even_if_another_process_holds_its_output(
+    engine: SlurmEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A user can hold the output of the sbatch that runs with the user's account."""
+    monkeypatch.setattr("scheduler.engines.slurm.SUBMIT_S", 1.0)
+    answer(engine, "sbatch", "setsid sleep 30 & exec sleep 30")
+    watch = Stopwatch()
+
+    done = engine.submit(TICKET)
+
+    assert (done.result, done.ref) == (SubmitResult.UNCERTAIN, "")
+    assert "gave no answer within 1 s" in done.text
+    assert not watch.has_run(10)
+
+
+def test_an_endless_answer_takes_bounded_memory_and_says_nothing_of_any_job(
+    engine: SlurmEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("scheduler.runner.commands.MOST_OUTPUT", 1024**2)
+    answer(engine, "squeue", 'head -c 3000000 /dev/zero; echo "too much" >&2')
+
+    look = engine.look()
+
+    assert not look.is_answer
+    assert "more than 1 MiB" in look.problem
+
+
+@pytest.mark.parametrize(
+    "script", [r"printf '\377\000\n\n\t\r\n'", "head -c 9999 /dev/urandom", "true"]
+)
+def test_bytes_that_are_no_list_name_no_job(engine: SlurmEngine, script: str) -> None:
+    answer(engine, "squeue", script)
+
+    look = engine.look()
+
+    assert look.is_answer
+    assert list(look.tasks) == []
 
 
 def test_a_silent_slurm_is_away_and_has_not_forgotten_the_job(engine: SlurmEngine) -> None:

@@ -78,6 +78,16 @@ def test_a_line_that_cannot_be_read_is_counted_and_the_others_count() -> None:
     assert (len(look.tasks), look.unread) == (7, 2)
 
 
+def test_a_list_that_is_too_long_is_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The jobs that are not read would be missing in it."""
+    monkeypatch.setattr(slurm_texts, "MOST_LINES", 100)
+
+    assert slurm_texts.squeue(simulated(100, 10)).is_answer
+    look = slurm_texts.squeue(simulated(150, 10))
+
+    assert (look.is_answer, list(look.tasks)) == (False, [])
+
+
 def test_a_state_of_a_newer_version_is_unknown() -> None:
     line = "5|HIBERNATING|None|1|n1|n1|N/A|".replace("|", slurm_texts.SEPARATOR)
 
