@@ -68,7 +68,7 @@ def build(guard: Guard) -> Step:
         BatchStep(guard, config.node),
         ExclusiveBatches(guard, config.node, plan_policy()),
         LeaderCheck(guard, config.node),
-        FormerEngine(config.node, lambda: slurm_step(guard, specs, accepts=False)),
+        FormerEngine(guard, config.node, lambda: slurm_step(guard, specs, accepts=False)),
     )
 
 
@@ -82,7 +82,7 @@ def _engine_pass(guard: Guard, specs: SpecWriter, limits: ConfinementLimits) -> 
         ProgressStep(guard, config.node, specs),
         BatchStep(guard, config.node),
         LeaderCheck(guard, config.node),
-        FormerEngine(config.node, lambda: slurm_step(guard, specs, accepts=False)),
+        FormerEngine(guard, config.node, lambda: slurm_step(guard, specs, accepts=False)),
     )
 
 
@@ -104,17 +104,25 @@ class FormerEngine:
     """Jobs that the host handed to Slurm before its setting `engine` was changed.
 
     Those that run are followed to their end; those that wait are withdrawn, and then wait here.
+    When none is left, the state of Slurm is removed from the pages.
     """
 
-    def __init__(self, host: str, build: Callable[[], EngineStep]) -> None:
+    def __init__(self, guard: Guard, host: str, build: Callable[[], EngineStep]) -> None:
+        self._guard = guard
         self._host = host
         self._build = build
         self._engine: EngineStep | None = None
+        self._is_over = False
 
     def step(self, now: datetime) -> int:
         """Returns how many of its tasks moved."""
+        if self._is_over:
+            return 0
         if not open_tasks(self._host).exists():
             self.close()
+            with self._guard():
+                EngineStatus.objects.filter(host=self._host).delete()
+            self._is_over = True
             return 0
         if self._engine is None:
             self._engine = self._build()
