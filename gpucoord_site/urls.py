@@ -9,6 +9,7 @@ from django.contrib.auth.decorators import login_not_required
 from django.urls import include, path
 
 from gpucoord_site.accounts import agents as account_agents
+from gpucoord_site.accounts import login_link
 from gpucoord_site.accounts import views as account_views
 from gpucoord_site.apps import load_admin
 from gpucoord_site.http import api as http_api
@@ -27,7 +28,8 @@ urlpatterns = [
     path("setup/hide/", setup.hide, name="setup-hide"),
     path("metrics", metrics_view.metrics, name="metrics"),
     path("login/", account_views.Login.as_view(), name="login"),
-    path("login/link/<str:secret>/", account_views.login_link, name="login-link"),
+    path("login/link/<str:secret>/", login_link.open_link, name="login-link"),
+    path("login/link/<str:secret>/confirm/", login_link.confirm, name="login-link-confirm"),
     path("logout/", auth.LogoutView.as_view(), name="logout"),
     path("account/", account_views.account, name="account"),
     path("account/password/", account_views.Password.as_view(), name="account-password"),

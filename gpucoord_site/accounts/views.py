@@ -8,8 +8,7 @@ from typing import Any, cast
 
 from django.conf import settings
 from django.contrib import messages
-from django.contrib.auth import login, logout, update_session_auth_hash
-from django.contrib.auth.decorators import login_not_required
+from django.contrib.auth import logout, update_session_auth_hash
 from django.contrib.auth.models import User
 from django.contrib.auth.views import LoginView
 from django.http import Http404, HttpRequest, HttpResponse
@@ -17,15 +16,13 @@ from django.shortcuts import redirect, render
 from django.utils import timezone
 from django.utils.decorators import method_decorator
 from django.views import View
-from django.views.decorators.cache import never_cache
 from django.views.decorators.debug import sensitive_post_parameters
-from django.views.decorators.http import require_GET, require_POST, require_safe
+from django.views.decorators.http import require_POST, require_safe
 
 from gpucoord_site.accounts import sessions as account_sessions
 from gpucoord_site.accounts.forms import AgentForm, LoginForm, OwnPasswordForm, TokenForm
 from monitor.accounts.rows import tokens as account_tokens
 from monitor.facts.accounts import scopes_of
-from monitor.journal.rows import audit
 from monitor.models import ApiToken
 from scheduler.agents import pages as agent_pages
 
@@ -72,26 +69,6 @@ class Login(LoginView):
         sign_on = config.oidc_name if config.oidc_issuer else None
         failed = self.request.GET.get("failed") == "oidc"
         return super().get_context_data(sign_on=sign_on, has_failed=failed, **more)
-
-
-@login_not_required
-@require_GET
-@never_cache
-def login_link(request: HttpRequest, secret: str) -> HttpResponse:
-    """Log in by a link of `gpucoord login`. The link is used up by this."""
-    if request.headers.get("Sec-Purpose", "").startswith("prefetch"):
-        # The browser only guesses that the link will be opened.
-        return HttpResponse(status=204)
-    now = timezone.now()
-    user = account_tokens.use_link(secret, now)
-    if user is None:
-        logger.warning("A login link was refused", extra={"kind": "LOGIN_LINK_REFUSED"})
-        return render(request, "registration/link_refused.html", status=403)
-    login(request, user, "django.contrib.auth.backends.ModelBackend")
-    name = user.get_username()
-    audit.note("LOGIN_LINK_USED", f"{name} logged in by a login link", by=name, now=now,
-               subject=f"user {name}")  # fmt: skip
-    return redirect(settings.LOGIN_REDIRECT_URL)
 
 
 @require_POST

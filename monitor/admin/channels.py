@@ -37,7 +37,7 @@ SEVERAL = "Empty = all. Ctrl-click to select several, or to deselect one."
 NO_SERVICE = (
     "This is no address of a service, or something is missing in it. Each service has its own"
     " form, such as slack://TOKEN/TOKEN/TOKEN, mailtos://USER:PASSWORD@HOST?from=ADDRESS or"
-    " jsons://HOST/PATH: see the list of apprise."
+    " jsons://HOST/PATH: see the list of apprise. It may name no file of this server (template)."
 )
 PLAIN = (
     "name", "enabled", "service", "to_owners", "least", "kinds", "rules", "gpus", "hosts",

@@ -128,6 +128,8 @@ def _is_local(address: IPv4Address | IPv6Address) -> bool:
 
 
 K = TypeVar("K")
+# What calls everyone, a user or a channel in a chat. A word joiner after it makes it a plain text.
+CALLS = re.compile(r"@(?=everyone|here|channel|all)|<(?=[!@#])")
 TYPES = {"info": "info", "warning": "warning", "error": "failure"}
 UNUSABLE = "The address is not one that can be used."
 MASK = "***"
@@ -183,11 +185,15 @@ class Service:
 
 
 def service_of(address: str) -> Service | None:
-    """None: unknown service, or an incomplete address."""
+    """None: unknown service, an incomplete address, or one that names a file of this server."""
     target = _target(address)
     if target is None:
         return None
-    return Service(str(target.service_name), address.lower().startswith("mailto"))
+    return Service(str(target.service_name), _is_mail(address))
+
+
+def _is_mail(address: str) -> bool:
+    return address.lower().startswith("mailto")
 
 
 def send_all(
@@ -226,9 +232,7 @@ def _send(letter: OutgoingMessage, target: Any) -> str | None:
     try:
         with _LogCapture() as heard:
             files = _files(letter)
-            sent = target.notify(
-                title=letter.title, body=letter.text, notify_type=kind, attach=files
-            )
+            sent = _notify(target, letter, kind, files)
     except Exception as error:
         return _redacted(letter.address, f"{type(error).__name__}: {error}")
     if sent:
@@ -236,6 +240,19 @@ def _send(letter: OutgoingMessage, target: Any) -> str | None:
     reason = NO_REDIRECTS if REDIRECTED.search(heard.said) else heard.reason
     why = f" ({reason})" if reason else ""
     return _redacted(letter.address, heard.said or "It was not accepted.") + why
+
+
+def _notify(target: Any, letter: OutgoingMessage, kind: str, files: Any) -> bool:
+    """Names in the texts are chosen by users, so they are neither HTML nor a call to a channel."""
+    from apprise import NotifyFormat
+
+    title, body = letter.title, letter.text
+    if not _is_mail(letter.address):
+        title, body = (CALLS.sub("\\g<0>\u2060", text) for text in (title, body))
+    sent: bool = target.notify(
+        title=title, body=body, notify_type=kind, attach=files, body_format=NotifyFormat.TEXT
+    )
+    return sent
 
 
 def _files(letter: OutgoingMessage) -> Any:
@@ -252,9 +269,17 @@ def _files(letter: OutgoingMessage) -> Any:
 
 
 def _target(address: str) -> Any:
+    """None: the address cannot be used.
+
+    Arguments such as `template` name a file, which this account would read and send.
+    """
     import apprise
 
-    return apprise.Apprise.instantiate(address, suppress_exceptions=True)
+    target = apprise.Apprise.instantiate(address, suppress_exceptions=True)
+    if target is None:
+        return None
+    files = [part for part in vars(target).values() if isinstance(part, apprise.AppriseAttachment)]
+    return None if any(map(len, files)) else target
 
 
 class _LogCapture(logging.Handler):

@@ -23,7 +23,7 @@ OWN_SERVICES = (
 NO_SERVICE = (
     "Write an address of one of these services: discord, slack, msteams, workflows, mmost, rocket, "
     "matrix, gchat, zulip, tgram, ntfy, gotify, pover, or json, form or xml for a webhook, such as "
-    "jsons://example.org/hook."
+    "jsons://example.org/hook. It may name no file of this server, such as a template."
 )
 
 

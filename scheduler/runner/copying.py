@@ -49,7 +49,8 @@ def copy(handle: int, target: Path, longest_s: float = LONGEST_S) -> None:
     try:
         done = subprocess.run(
             [
-                "rsync", "--copy-links", "--times", "--perms", "--partial", "--",
+                # The copy belongs to this account, so it must not give its rights away.
+                "rsync", "--copy-links", "--times", "--perms", "--chmod=ug-s", "--partial", "--",
                 f"/proc/self/fd/{handle}", str(target),
             ],
             stdin=subprocess.DEVNULL,

@@ -104,6 +104,13 @@ def create_link(user: User, now: datetime) -> str:
     return text
 
 
+def owner_of_link(text: str, now: datetime) -> User | None:
+    """The user whom the link would log in; it is not used up. None: as of `use_link`."""
+    links = LoginLink.objects.select_related("user").filter(digest=digest(text), expires_at__gt=now)
+    row = links.filter(user__is_active=True).first()
+    return None if row is None else row.user
+
+
 def use_link(text: str, now: datetime) -> User | None:
     """The user of the link, which is used up by this. None: unknown, used, expired or inactive."""
     row = LoginLink.objects.select_related("user").filter(digest=digest(text)).first()

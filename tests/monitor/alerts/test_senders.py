@@ -8,6 +8,7 @@ from base64 import b64decode
 from collections.abc import Iterator
 from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -27,6 +28,7 @@ from monitor.models import Channel, Message
 from tests.builders import NOW
 from tests.monitor.alerts_made import channel
 from tests.pace import Stopwatch
+from tests.smtp_server import mail_server
 
 # The tests' own servers listen on this machine.
 send_here = partial(send_all, reach=NetworkLimits(("127.0.0.0/8", "::1")))
@@ -234,3 +236,52 @@ def test_a_test_goes_the_whole_way_to_a_real_webhook(hook: str) -> None:
     assert Hook.got[0]["title"] == "Test message of gpucoord"
     assert Message.objects.get().state == "sent"
     assert Channel.objects.get().worked_at == NOW
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        f"workflows://example.org/{'a' * 32}/{'b' * 43}/?template={{file}}",
+        f"discord://{'1' * 18}/{'a' * 64}/?template={{file}}",
+        "tgram://123456789:abcdefg_hijklmnop/12315544/?content=rich&template={file}",
+        "slack://T1JJ3T3L2/A1BRTD4JD/TIiajkdnlazkcOXrIdevi7FQ/?template={file}",
+        f"workflows://example.org/{'a' * 32}/{'b' * 43}/?template=http://127.0.0.1/x",
+    ],
+)
+def test_an_address_cannot_name_a_file_that_this_server_would_read(
+    address: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "secret.json"
+    file.write_text('{"type": "secret"}')
+    named = address.format(file=file)
+
+    assert service_of(named.partition("?")[0]) is not None
+    assert service_of(named) is None
+    said = send_here({1: OutgoingMessage(named, "t", "x")}, 5)[1] or ""
+    assert "can be used" in said
+    assert "secret" not in said
+
+
+def test_names_in_a_mail_are_text_and_not_html(tmp_path: Path) -> None:
+    name = "<img src=http://example.org/x.png> & <b>bold</b>"
+    with mail_server(tmp_path) as server:
+        address = f"mailto://127.0.0.1:{server.port}?from=g@example.org&to=o@example.org"
+        for extra in ("&mode=insecure", "&mode=insecure&format=html"):
+            message = OutgoingMessage(address + extra, f"Job {name}", f"Job {name}\nfailed")
+            assert send_here({1: message}, 10) == {1: None}
+        plain, as_html = server.mails()
+
+    assert plain.text.splitlines()[:2] == [f"Job {name}", "failed"]
+    html = as_html.message.get_body(("html",))
+    assert html is not None
+    assert "&lt;img" in html.get_content()
+    assert "<img" not in html.get_content()
+
+
+def test_names_in_a_chat_call_nobody(hook: str) -> None:
+    name = "@everyone @here <!channel> <@U123>"
+
+    send_here({1: OutgoingMessage(f"{hook}/in", name, name)}, 5)
+
+    for text in (Hook.got[0]["title"], Hook.got[0]["message"]):
+        assert text == "@\u2060everyone @\u2060here <\u2060!channel> <\u2060@U123>"

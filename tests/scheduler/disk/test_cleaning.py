@@ -206,6 +206,22 @@ def test_data_goes_only_after_its_copy_is_verified(box: Box) -> None:
     assert copy.read_bytes() == b"train" * 100
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="a file of another account is made by root")
+def test_a_copy_does_not_run_with_the_rights_of_gpucoord(tmp_path: Path) -> None:
+    if shutil.which("rsync") is None:
+        pytest.skip("rsync is not installed")
+    program, copy = write(tmp_path / "a" / "program"), tmp_path / "b"
+    os.chown(program, 1234, 1234)
+    program.chmod(0o6755)
+    handle = os.open(program, os.O_RDONLY)
+    try:
+        copying.copy(handle, copy)
+    finally:
+        os.close(handle)
+
+    assert (copy.stat().st_uid, copy.stat().st_mode & 0o7777) == (0, 0o755)
+
+
 def test_rsync_itself_copies_a_file_by_its_handle(tmp_path: Path) -> None:
     if shutil.which("rsync") is None:
         pytest.skip("rsync is not installed")
