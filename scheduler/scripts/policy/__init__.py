@@ -211,8 +211,29 @@ def _pattern(
         yield ValidationError(f"{text!r} does not match {pattern!r}")
 
 
+def _unique_items(
+    validator: Any, is_wanted: object, value: object, _schema: object
+) -> Iterator[ValidationError]:
+    """The keyword `uniqueItems`. jsonschema compares each item with each other one."""
+    if is_wanted and isinstance(value, list) and len(set(map(_same_text, value))) < len(value):
+        yield ValidationError(f"{value!r} has non-unique elements")
+
+
+def _same_text(value: object) -> str:
+    """The same for values that JSON Schema takes for equal, such as 1 and 1.0."""
+    return json.dumps(_with_whole_numbers(value), sort_keys=True)
+
+
+def _with_whole_numbers(value: object) -> object:
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    if isinstance(value, dict):
+        return {name: _with_whole_numbers(part) for name, part in value.items()}
+    return [_with_whole_numbers(part) for part in value] if isinstance(value, list) else value
+
+
 _Validator: Any = validators.extend(  # type: ignore[no-untyped-call]
-    Draft202012Validator, {"pattern": _pattern}
+    Draft202012Validator, {"pattern": _pattern, "uniqueItems": _unique_items}
 )
 
 

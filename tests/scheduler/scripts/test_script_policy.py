@@ -127,6 +127,26 @@ def test_everyday_patterns_can_be_used(pattern: str) -> None:
     assert item_check(chosen)("?") == f"'?' does not match {pattern!r}."
 
 
+@pytest.mark.parametrize(
+    ("items", "is_refused"),
+    [
+        ([1, "1", True, None, [1], {"a": 1}], False),
+        ([{"a": 1, "b": [2]}, {"b": [2.0], "a": 1}], True),
+        ([1, 2, 1.0], True),
+        ([True, 1], False),
+        (["a"] + list(range(3000)), False),
+    ],
+)
+def test_items_that_must_differ_are_compared_within_milliseconds(
+    items: list[Any], is_refused: bool
+) -> None:
+    one = script(schema={"properties": {"items": {"type": "array", "uniqueItems": True}}})
+    began = time.process_time()
+
+    assert bool(mistakes(one, {"items": items})) == is_refused
+    assert time.process_time() - began < 0.5
+
+
 def test_many_long_items_for_a_slow_pattern_are_refused() -> None:
     slow = {"properties": {"input": {"type": "string", "pattern": ".*a.*b$"}}}
     chosen = script(argv=("run",), schema=slow)
