@@ -18,7 +18,10 @@ PROTECTED = (
     "/", "/bin", "/boot", "/dev", "/etc", "/home", "/lib", "/lib64", "/opt", "/proc", "/root",
     "/run", "/sbin", "/srv", "/sys", "/usr", "/var",
 )  # fmt: skip
-PROTECTED_BELOW = ("/bin", "/boot", "/etc", "/lib", "/lib64", "/proc", "/sbin", "/sys", "/usr")
+PROTECTED_BELOW = (
+    "/bin", "/boot", "/dev", "/etc", "/lib", "/lib64", "/proc", "/root", "/run", "/sbin", "/sys",
+    "/usr",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

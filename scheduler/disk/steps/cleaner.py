@@ -115,6 +115,14 @@ class Cleaner:
         ]
         return (*own, *policy.roots())
 
+    def _own_folders(self) -> tuple[str, ...]:
+        """Folders of gpucoord. Below them, only the rules for files of ended jobs delete files.
+
+        A listed folder may be above them; the secret key is in the data folder.
+        """
+        roots = accounts.job_file_roots(self.data, self.checkpoints)
+        return tuple(f"{path.resolve()}/" for path in (self.data, *roots))
+
     def _candidates(
         self,
         reading: DiskSpace,
@@ -125,11 +133,13 @@ class Cleaner:
     ) -> list[Candidate]:
         """On the file system of the reading. Without a target, nothing that needs a copy."""
         files: dict[CleanRoot, list[FileEntry]] = {}
+        own = self._own_folders()
         for root in self.roots(policy):
             if space.device_of(root.path) != reading.device:
                 continue
             try:
-                files[root] = list(file_probe.walk(root.path, until))
+                found = file_probe.walk(root.path, until)
+                files[root] = [f for f in found if root.of_jobs or not f.path.startswith(own)]
             except file_probe.UnusableFolder as error:
                 if not root.of_jobs:
                     rows.add_problem(run, str(error))

@@ -103,7 +103,18 @@ def test_a_clean_up_needs_only_as_many_files_as_bring_it_below() -> None:
 
 
 @pytest.mark.parametrize(
-    "path", ["data", "/", "/home", "/etc/app", "/usr/share/x", "/srv/../etc", "/srv//x", "/var"]
+    "path",
+    [
+        "data",
+        "/",
+        "/home",
+        "/etc/app",
+        "/usr/share/x",
+        "/srv/../etc",
+        "/srv//x",
+        "/var",
+        "/root/.ssh",
+    ],
 )
 def test_folders_of_the_system_are_refused(path: str) -> None:
     policy = CleaningPolicy(log_folders=(path,))

@@ -206,6 +206,20 @@ def test_data_goes_only_after_its_copy_is_verified(box: Box) -> None:
     assert copy.read_bytes() == b"train" * 100
 
 
+def test_a_listed_folder_never_leads_to_files_of_gpucoord(box: Box, tmp_path: Path) -> None:
+    key = write(box.data / "secret_key")
+    running = jobs_made.running(User.objects.create(username="alice"))
+    saved = write(box.data / "jobs" / str(running.pk) / "checkpoint" / "a.pt")
+    other = write(tmp_path / "beside")
+    box.copy = plain_copy
+    above = os.path.commonpath([box.data, tmp_path])
+    box.policy(data_folders=[str(above), str(box.data)], data_days=0, sync_target=str(box.target))
+
+    run = box.clean()
+
+    assert (key.exists(), saved.exists(), other.exists()) == (True, True, False), run.problems
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="a file of another account is made by root")
 def test_a_copy_does_not_run_with_the_rights_of_gpucoord(tmp_path: Path) -> None:
     if shutil.which("rsync") is None:
