@@ -13,6 +13,7 @@ _WITH_DETAILS = {
     "JOB_REQUEUED",
     "JOB_STOPPING",
     "LOOP_FAILED",
+    "REPORT_FAILED",
 }
 
 

@@ -8,6 +8,7 @@ from dataclasses import asdict, replace
 from datetime import datetime, timedelta
 from functools import partial
 
+from monitor.facts.input_rules import escaped
 from monitor.journal.rows import events
 from monitor.runtime.facts import Guard
 from monitor.runtime.rows.wakeups import wake
@@ -187,7 +188,9 @@ def record_unstarted(task: EngineTask, specs: SpecWriter, now: datetime) -> None
     if failed.exclude(nonce__in=_nonces(task.job_id)).count() < MAX_STARTS:
         return
     folder = specs.folder(Attempt(job=task.job, number=task.number))
-    output = files.read_tail(folder / OUTPUT, OUTPUT_BYTES).decode(errors="replace").strip()
+    # The account of the job can write anything there; all users see the reason.
+    written = files.read_tail(folder / OUTPUT, OUTPUT_BYTES).decode(errors="replace")
+    output = escaped(" ".join(written.split()))
     reason = f" ({task.reason})" if task.reason else ""
     text = f"{TITLE} could not start it {MAX_STARTS} times: {task.word}{reason}."
     job.update(held=f"{text} {output}".strip(), held_by="")

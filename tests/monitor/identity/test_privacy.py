@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from monitor.facts.readings import HostReading, ProcessReading, Snapshot
-from monitor.identity.policy.privacy import Viewer, owns, redact
+from monitor.identity.policy.privacy import Viewer, event_text, owns, redact
 from tests.monitor import made_readings as facts
 
 
@@ -42,3 +42,12 @@ def test_it_never_shows_a_command_line_of_another_user(shot: Snapshot, name: str
     viewer = Viewer(name)
     for process in redact(shot, viewer).processes:
         assert process.command is None or owns(process, viewer)
+
+
+def test_it_hides_why_a_report_failed_from_all_but_operators() -> None:
+    text = "The report weekly cannot be made: OSError: /srv/secret is full"
+
+    assert (
+        event_text("REPORT_FAILED", text, "", Viewer("bob")) == "The report weekly cannot be made"
+    )
+    assert event_text("REPORT_FAILED", text, "", Viewer("root", operator=True)) == text

@@ -6,20 +6,24 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import timedelta
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
+from django.contrib.auth.models import User
 from django.db import transaction
 
 from monitor.models import ItemFault
 from scheduler.dispatch.steps.engine_answers import best_by_nonce
-from scheduler.dispatch.steps.engine_endings import _left_text
+from scheduler.dispatch.steps.engine_endings import OUTPUT, _left_text, record_unstarted
 from scheduler.dispatch.steps.engine_tasks import EngineStep
 from scheduler.engines.facts import EngineName, TaskList, TaskReport, TaskState
 from scheduler.engines.policy.requests import EngineRules
 from scheduler.engines.slurm import SlurmEngine
+from scheduler.execution.policy import MAX_STARTS
 from scheduler.execution.steps.specs import SpecWriter
-from scheduler.models import EngineStatus
+from scheduler.models import Attempt, EngineStatus, EngineTask
+from tests import jobs_made
 from tests.builders import NOW
 from tests.pace import LONGEST_S, Stopwatch
 
@@ -178,3 +182,23 @@ def test_a_task_too_many_is_held_before_it_is_stopped(engine: FakeEngine, step: 
     assert stop(waits) == ["hold 7"]
     assert stop(replace(waits, reason="JobHeldUser")) == ["stop 7"]
     assert stop(TaskReport(ref="8", state=TaskState.RUNNING)) == ["stop 8"]
+
+
+def test_what_a_job_wrote_for_slurm_is_shown_as_one_line_of_text(alice: User, data: Path) -> None:
+    job = jobs_made.waiting(alice)
+    specs = SpecWriter(data=data, run_as="service", grace_s=5, wake_folder=data)
+    tasks = [
+        EngineTask.objects.create(
+            job=job, host="login1", engine="slurm", number=1, nonce=f"{n:032x}", word="FAILED",
+            created_at=NOW, ended_since=NOW, closed_at=NOW if n else None,
+        )
+        for n in range(MAX_STARTS)
+    ]  # fmt: skip
+    folder = specs.folder(Attempt(job=job, number=1))
+    folder.mkdir(parents=True)
+    (folder / OUTPUT).write_bytes(b"no python\0\n\x1b[2J\xe2\x80\xaeevil")
+
+    record_unstarted(tasks[0], specs, NOW)
+
+    job.refresh_from_db()
+    assert job.held.endswith("times: FAILED. no python\\x00 \\x1b[2J\\u202eevil")

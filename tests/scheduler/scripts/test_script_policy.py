@@ -134,7 +134,7 @@ def test_everyday_patterns_can_be_used(pattern: str) -> None:
         ([{"a": 1, "b": [2]}, {"b": [2.0], "a": 1}], True),
         ([1, 2, 1.0], True),
         ([True, 1], False),
-        (["a"] + list(range(3000)), False),
+        (["a", *range(3000)], False),
     ],
 )
 def test_items_that_must_differ_are_compared_within_milliseconds(
