@@ -128,7 +128,7 @@ def _is_local(address: IPv4Address | IPv6Address) -> bool:
 
 
 K = TypeVar("K")
-# What calls everyone, a user or a channel in a chat. A word joiner after it makes it a plain text.
+# Marks that notify users or channels in a chat. A word joiner after them makes them plain text.
 CALLS = re.compile(r"@(?=everyone|here|channel|all)|<(?=[!@#])")
 TYPES = {"info": "info", "warning": "warning", "error": "failure"}
 UNUSABLE = "The address is not one that can be used."

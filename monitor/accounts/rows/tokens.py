@@ -105,7 +105,7 @@ def create_link(user: User, now: datetime) -> str:
 
 
 def owner_of_link(text: str, now: datetime) -> User | None:
-    """The user whom the link would log in; it is not used up. None: as of `use_link`."""
+    """The user of the link, which is not used up. None: as of `use_link`."""
     links = LoginLink.objects.select_related("user").filter(digest=digest(text), expires_at__gt=now)
     row = links.filter(user__is_active=True).first()
     return None if row is None else row.user

@@ -138,8 +138,8 @@ class Cleaner:
             if space.device_of(root.path) != reading.device:
                 continue
             try:
-                found = file_probe.walk(root.path, until)
-                files[root] = [f for f in found if root.of_jobs or not f.path.startswith(own)]
+                entries = file_probe.walk(root.path, until)
+                files[root] = [f for f in entries if root.of_jobs or not f.path.startswith(own)]
             except file_probe.UnusableFolder as error:
                 if not root.of_jobs:
                     rows.add_problem(run, str(error))

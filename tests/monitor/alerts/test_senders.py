@@ -278,7 +278,7 @@ def test_names_in_a_mail_are_text_and_not_html(tmp_path: Path) -> None:
     assert "<img" not in html.get_content()
 
 
-def test_names_in_a_chat_call_nobody(hook: str) -> None:
+def test_names_in_a_chat_notify_no_user(hook: str) -> None:
     name = "@everyone @here <!channel> <@U123>"
 
     send_here({1: OutgoingMessage(f"{hook}/in", name, name)}, 5)
