@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import importlib
 import importlib.util
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -134,6 +136,8 @@ NEEDS_ALL = (
     " It belongs to the whole package, which is installed where the service runs."
 )
 USAGE_ERROR = 2
+OUTPUT_FAILED = 125
+FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 # Commands with long-running processes, whose environment other users could read.
 LASTING = {"up", "node", "demo"}
 # Commands that only talk to a server, from any system.
@@ -157,9 +161,10 @@ def manage() -> int:
 def _run(argv: Sequence[str], ours: Commands) -> int:
     from gpucoord_site.config.file import ConfigError
 
+    _prepare_output()
     try:
         code = _dispatch(argv[0], list(argv[1:]), ours)
-        # A reader that has gone is noticed here, not at exit. The MCP server closes its output.
+        # What can't be written is noticed here, not at exit. The MCP server closes its output.
         if not sys.stdout.closed:
             sys.stdout.flush()
         return code
@@ -169,9 +174,30 @@ def _run(argv: Sequence[str], ours: Commands) -> int:
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
-        # The reader (head, less) has gone; Python must not complain about it at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        # The reader (head, less) has gone.
+        _discard_output()
         return 141
+    except OSError as error:
+        if error.errno not in FULL:
+            raise
+        print(f"gpucoord: the output can't be written: {error.strerror}.", file=sys.stderr)
+        _discard_output()
+        return OUTPUT_FAILED
+
+
+def _prepare_output() -> None:
+    """Closed streams (`>&-`) take everything; characters that a terminal does not have are "?"."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: PTH123, SIM115
+        elif isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
+
+
+def _discard_output() -> None:
+    """Python must not complain at exit about output that can't be written."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _dispatch(name: str, rest: list[str], ours: Commands) -> int:

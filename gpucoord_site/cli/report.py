@@ -33,6 +33,8 @@ def main(argv: Sequence[str]) -> int:
             raise RequestFailed(f"A terminal can't show {options.format}. {TO_FILE}")
         with closing(connection.connect(options)) as client:
             write(client.report(query(options)), options.output)
+    except BrokenPipeError:
+        raise
     except (RequestFailed, token_file.UnsafeToken, OSError) as error:
         sys.stderr.write(f"gpucoord: {escaped_lines(str(error))}\n")
         return 125

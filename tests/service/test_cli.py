@@ -151,6 +151,31 @@ def test_a_closed_output_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
     assert main.main() == 0
 
 
+@pytest.mark.parametrize(
+    ("redirection", "encoding", "code", "says"),
+    [
+        (">&-", "utf-8", 0, ""),
+        ("2>&-", "utf-8", 0, "\u2013"),
+        ("", "ascii", 0, "?"),
+        (">/dev/full", "utf-8", 125, "can't be written: No space left on device"),
+    ],
+)
+def test_an_output_of_any_kind_ends_in_no_traceback(
+    redirection: str, encoding: str, code: int, says: str
+) -> None:
+    show = "from gpucoord_site.cli import main; main.version = lambda _: print('\u2013'); "
+    run = "import sys; sys.argv[1:] = ['version']; sys.exit(main.main())"
+    line = f'"$0" -c "$1" {redirection}'
+    done = subprocess.run(
+        ["/bin/sh", "-c", line, sys.executable, show + run], cwd=ROOT, capture_output=True,
+        text=True, env=os.environ | {"PYTHONIOENCODING": encoding}, check=False,
+    )  # fmt: skip
+
+    assert "Traceback" not in done.stderr
+    assert done.returncode == code
+    assert says in done.stdout + done.stderr
+
+
 def test_a_reader_that_has_gone_is_no_error() -> None:
     read, write = os.pipe()
     os.close(read)
