@@ -164,7 +164,7 @@ def _run(argv: Sequence[str], ours: Commands) -> int:
     _prepare_output()
     try:
         code = _dispatch(argv[0], list(argv[1:]), ours)
-        # What can't be written is noticed here, not at exit. The MCP server closes its output.
+        # A full disk or a reader that has gone is noticed here, not at exit. MCP closes its output.
         if not sys.stdout.closed:
             sys.stdout.flush()
         return code
