@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from asgiref.sync import sync_to_async
 from channels.testing import WebsocketCommunicator
 
 from tests.pace import LONGEST_S
@@ -20,7 +21,11 @@ class Socket(WebsocketCommunicator):  # type: ignore[misc]
         return event
 
     async def wait(self, seconds: float = LONGEST_S) -> Any:
-        return await super().wait(max(seconds, LONGEST_S))
+        """Also for a query that was cancelled: its thread goes on, and would lock the tables."""
+        ended = await super().wait(max(seconds, LONGEST_S))
+        # All queries run in one thread, one after the other.
+        await sync_to_async(int)()
+        return ended
 
 
 # Messages that no page sends.
