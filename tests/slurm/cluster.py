@@ -166,6 +166,10 @@ class Cluster:
         process.kill()
         process.wait()
 
+    def signal_part(self, name: str, number: int) -> None:
+        """SIGSTOP lets it hang, SIGCONT lets it answer again."""
+        self._processes[name].send_signal(number)
+
     @property
     def env(self) -> Mapping[str, str]:
         path = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"

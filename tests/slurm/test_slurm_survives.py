@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from time import monotonic, sleep
@@ -20,6 +21,7 @@ from scheduler.facts.jobs import Requirement, YieldOptions
 from scheduler.lifecycle.rows import changes
 from scheduler.models import EngineTask, Job
 from tests.builders import host, snapshot
+from tests.pace import Stopwatch
 from tests.processes.scheduling import (
     Scheduler,
     attempt_of,
@@ -195,6 +197,33 @@ def test_slurm_away_is_told_and_running_jobs_end(
     assert scheduler.run_to(late, within_s=REQUEUED_S).outcome == "succeeded"
     kinds = list(Event.objects.filter(kind__startswith="ENGINE").values_list("kind", flat=True))
     assert set(kinds) == {"ENGINE_UNAVAILABLE", "ENGINE_AVAILABLE"}
+
+
+def test_a_slurm_that_hangs_delays_no_step_and_running_jobs_end(
+    scheduler: Scheduler, slurm: Cluster, ann: User
+) -> None:
+    job = scheduler.run_to(submit(ann, "sleep 4; exit 3"), "running", within_s=LONG_S)
+    slurm.signal_part("slurmctld", signal.SIGSTOP)
+    try:
+        late, longest = submit(ann, "true"), 0.0
+        watch = Stopwatch()
+        while codes_of(late) != ["EngineAway"] or reloaded(job).state != "finished":
+            assert not watch.has_run(2 * LONG_S)
+            step = Stopwatch()
+            scheduler.step()
+            longest = max(longest, step.seconds)
+            sleep(0.1)
+    finally:
+        slurm.signal_part("slurmctld", signal.SIGCONT)
+
+    assert reloaded(job).exit_code == 3
+    assert longest < 2
+    assert scheduler.run_to(late, within_s=REQUEUED_S).outcome == "succeeded"
+    assert late.attempts.count() == 1
+
+
+def codes_of(job: Job) -> list[str]:
+    return [blocker["code"] for blocker in reloaded(job).blockers]
 
 
 def test_a_job_whose_runner_and_guardian_were_killed_says_what_slurm_says(
