@@ -22,10 +22,10 @@ from monitor.runtime.probes.process_identity import boot_id
 FILE = "host_id"
 
 
-def join(config: Config, port: int | None) -> None:
+def join(config: Config, port: int | None, log_port: int | None = None) -> None:
     """Store what this host is. Raises UnableToStart if it may not start.
 
-    port: of its pages; None: it serves none.
+    port: of its pages; None: it serves none. log_port: where it serves its logs without pages.
     """
     now = timezone.now()
     new = JoiningHost(
@@ -33,8 +33,9 @@ def join(config: Config, port: int | None) -> None:
         instance=instance(config.data),
         boot_id=boot_id(),
         version=__version__,
-        address="" if port is None else reachable_address(config, port),
+        address=_address(config, port),
         profile=config.profile,
+        log_address=_address(config, log_port if port is None else port),
     )
     token = config.join_token or ""
     with transaction.atomic():
@@ -53,6 +54,10 @@ def join(config: Config, port: int | None) -> None:
         if rows.register(new, now):
             text = f"The host {new.name} has joined with gpucoord {new.version}."
             events.add("HOST_JOINED", text, now=now, host=new.name)
+
+
+def _address(config: Config, port: int | None) -> str:
+    return "" if port is None else reachable_address(config, port)
 
 
 def instance(data: Path) -> str:

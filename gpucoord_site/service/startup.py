@@ -28,7 +28,7 @@ from gpucoord_site.config.addresses import own_names
 from gpucoord_site.config.settings import Config, ConfigError, load_config
 from gpucoord_site.service import children, loops
 from gpucoord_site.service.children import kill_session
-from gpucoord_site.service.joining import join
+from gpucoord_site.service.joining import join, reachable_address
 from gpucoord_site.service.log_stream import LogStream
 from gpucoord_site.service.startup_checks import (
     UnableToStart,
@@ -112,9 +112,12 @@ def start(*, serves_web: bool = True, **options: Any) -> int:
         lock = lock_data_folder(config.data)
         make_lock_folder(config.locks)
         end_leftovers(config.data / "run")
-        listening = bind(config.host, config.port if serves_web else 0)
-        port = listening.getsockname()[1] if serves_web else None
-        in_a_child(lambda: _prepare(config, port), meanwhile=_load)
+        # Other hosts read the logs of a host without pages there.
+        serves_logs = not serves_web and bool(reachable_address(config, config.port))
+        listening = bind(config.host, config.port if serves_web or serves_logs else 0)
+        number = listening.getsockname()[1]
+        port, log_port = number if serves_web else None, number if serves_logs else None
+        in_a_child(lambda: _prepare(config, port, log_port), meanwhile=_load)
     except (ConfigError, UnableToStart) as error:
         sys.stderr.write(f"gpucoord: {error}\n")
         return 2
@@ -123,7 +126,9 @@ def start(*, serves_web: bool = True, **options: Any) -> int:
     _warn_about_accounts(config)
     address = _address(config.host, listening.getsockname()[1])
     logins = _login_socket(config, listening.getsockname()[1]) if serves_web else None
-    supervisor = Supervisor(listening, address, lock, logins, serves_web=serves_web)
+    supervisor = Supervisor(
+        listening, address, lock, logins, serves_web=serves_web, serves_logs=serves_logs
+    )
     supervisor.start()
     # From here on, no write waits for a reader of the output.
     sys.stdout, sys.stderr = LogStream(1), LogStream(2)
@@ -140,14 +145,14 @@ def _configure(options: dict[str, Any]) -> Config:
     return config
 
 
-def _prepare(config: Config, port: int | None) -> None:
-    """port: of the pages; None: this host serves none."""
+def _prepare(config: Config, port: int | None, log_port: int | None) -> None:
+    """port: of the pages; log_port: of the logs alone; None: this host serves none."""
     if port is None and config.database_url is None:
         raise UnableToStart("gpucoord node needs the PostgreSQL database of DATABASE_URL.")
     if config.needs_nvml:
         check_nvml(is_set=bool(config.require_nvml))
     prepare_database()
-    join(config, port)
+    join(config, port, log_port)
     os_accounts.adopt_earlier_users(timezone.now())
     if password := make_first_admin(config):
         _say(f"Log in as {config.admin_user} with the password {password} (shown only now).")

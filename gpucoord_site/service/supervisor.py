@@ -82,6 +82,7 @@ class Supervisor:
         logins: LoginSocket | None = None,
         *,
         serves_web: bool = True,
+        serves_logs: bool = False,
     ) -> None:
         self._listening, self._address, self._lock = listening, address, lock
         self._logins = logins
@@ -97,6 +98,7 @@ class Supervisor:
         self._is_file_gone = False
         self._options = _shorten_patience()
         self._web = Child("web", self._run_web, self._let_go)
+        self._logs = Child("logs", self._run_logs, self._let_go)
         self._tasks = Child("tasks", self._run_tasks, self._let_go)
         self._reports = OnDemandChild("reports", self._run_reports, self._let_go)
         self._models = StandbyChild("models", self._run_models, self._let_go)
@@ -106,6 +108,8 @@ class Supervisor:
         self._children: tuple[Child, ...] = (self._tasks, self._reports, self._models)
         if serves_web:
             self._children = (self._tasks, self._web, self._reports, self._models)
+        elif serves_logs:
+            self._children = (self._tasks, self._logs, self._reports, self._models)
         else:
             # Otherwise browsers would connect and wait for an answer.
             listening.close()
@@ -113,7 +117,7 @@ class Supervisor:
     def start(self) -> None:
         children.adopt_orphans()
         self._listen_to_signals()
-        for child in (self._tasks, self._web):
+        for child in (self._tasks, self._web, self._logs):
             if child in self._children:
                 self._start(child)
         self._record()
@@ -302,6 +306,12 @@ class Supervisor:
         from gpucoord_site.service.web import serve
 
         return serve(self._listening, self._serve_logins)
+
+    def _run_logs(self) -> int:
+        self._endpoint.close()
+        from gpucoord_site.service.log_server import serve
+
+        return serve(self._listening)
 
     def _serve_logins(self) -> None:
         """In the web process: answer logins by OS account, in threads."""

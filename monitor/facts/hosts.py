@@ -19,6 +19,8 @@ class HostState(StrEnum):
 class HostFact:
     """seen_at: its newest reading. down_at: an operator confirmed that it is down.
 
+    address: of its pages. log_address: where other hosts read its logs. "" = it has none.
+
     instance: identity of its data folder; "" = it has not started since hosts have one.
     """
 
@@ -27,6 +29,7 @@ class HostFact:
     instance: str = ""
     version: str = ""
     address: str = ""
+    log_address: str = ""
     reason: str = ""
     changed_by: str = ""
     started_at: datetime | None = None
@@ -51,3 +54,4 @@ class JoiningHost:
     version: str
     address: str
     profile: str
+    log_address: str = ""

@@ -93,6 +93,6 @@ def elsewhere(host: str, address: str, path: str) -> str:
     if address:
         return f"{where}. Read them at {address.rstrip('/')}{path}."
     return (
-        f"{where}, which serves no pages to other hosts."
-        " An operator can read them there, or start gpucoord there with pages (gpucoord up)."
+        f"{where}, which serves no pages to other hosts. An operator can read them there, or set"
+        " an address in `host` there that the other hosts reach, and restart gpucoord."
     )

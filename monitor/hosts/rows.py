@@ -82,6 +82,7 @@ def _fact(name: str, row: Host | None, seen_at: datetime | None, gpus: int) -> H
         instance=row.instance,
         version=row.version,
         address=row.address,
+        log_address=row.log_address,
         reason=row.reason,
         changed_by=row.changed_by,
         started_at=row.started_at,
@@ -97,7 +98,12 @@ def register(new: JoiningHost, now: datetime) -> bool:
     row, is_new = Host.objects.get_or_create(name=new.name, defaults={"joined_at": now})
     row.instance, row.boot_id, row.version = new.instance, new.boot_id, new.version
     row.address, row.profile, row.started_at = new.address, new.profile, now
-    row.save(update_fields=["instance", "boot_id", "version", "address", "profile", "started_at"])
+    row.log_address = new.log_address
+    row.save(
+        update_fields=[
+            "instance", "boot_id", "version", "address", "log_address", "profile", "started_at",
+        ]
+    )  # fmt: skip
     return is_new
 
 

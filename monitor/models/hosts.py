@@ -21,6 +21,8 @@ class Host(models.Model):
     boot_id = models.CharField(max_length=40, blank=True)
     version = models.CharField(max_length=40, blank=True)
     address = models.CharField(max_length=300, blank=True)
+    # Where other hosts read its logs; a host without pages can have one too.
+    log_address = models.CharField(max_length=300, blank=True)
     profile = models.CharField(max_length=20, blank=True)
     reason = models.CharField(max_length=200, blank=True)
     changed_by = models.CharField(max_length=150, blank=True)

@@ -94,12 +94,15 @@ def elsewhere(attempt: Attempt | None, file: Path) -> RemoteLog | None:
     def ticket(offset: int, limit: int) -> str:
         return signing.dumps({**facts, "offset": offset, "limit": limit}, salt=SALT)
 
-    return RemoteLog(attempt.host, hosts[0].address, attempt.job_id, attempt.number, ticket)
+    host = hosts[0]
+    return RemoteLog(
+        attempt.host, host.log_address, attempt.job_id, attempt.number, ticket, host.address
+    )
 
 
 def not_read(log: RemoteLog, path: str, error: Unreachable | None) -> str:
     """Why a log of another host is not shown, and where it is. `path`: the same page there."""
-    text = policy.elsewhere(log.host, log.address, path)
+    text = policy.elsewhere(log.host, log.pages, path)
     return text if error is None else f"{text} That host can't be asked: {error}."
 
 
@@ -107,7 +110,12 @@ def not_read(log: RemoteLog, path: str, error: Unreachable | None) -> str:
 @never_cache
 @require_safe
 def signed_log(_request: HttpRequest, ticket: str) -> HttpResponse:
-    """A piece of a log for another host of this database, which has checked the user's rights."""
+    """A piece of a log for another host of this database."""
+    return log_answer(ticket)
+
+
+def log_answer(ticket: str) -> HttpResponse:
+    """A piece of a log. The other host has checked the user's rights; the database is not read."""
     try:
         request = signing.loads(ticket, salt=SALT, max_age=LIVES)
     except signing.BadSignature:

@@ -22,7 +22,8 @@ class Unreachable(OSError):
 class RemoteLog:
     """A log by byte offset, like a file. Each read is one request.
 
-    ticket: makes a signed text for (offset, limit), which the other host checks.
+    ticket: makes a signed text for (offset, limit), which the other host checks. pages: the address
+    of its pages; "" = it has none.
     """
 
     host: str
@@ -30,6 +31,7 @@ class RemoteLog:
     job_id: int
     number: int
     ticket: Callable[[int, int], str] = field(compare=False)
+    pages: str = ""
 
     def read(self, offset: int = 0, limit: int = CHUNK) -> LogPiece:
         """Raises Unreachable."""

@@ -141,6 +141,38 @@ def test_a_job_on_another_host_is_chosen_followed_and_read_from_here(
             west.stop()
 
 
+def test_a_host_without_pages_serves_its_logs_to_the_others_and_nothing_else(
+    url: str, tmp_path: Path
+) -> None:
+    here, there = tmp_path / "east", tmp_path / "west"
+    with Service(here, DATABASE_URL=url, GPUCOORD_NODE="east") as east:
+        there.mkdir(mode=0o700)
+        shutil.copy(here / "secret_key", there / "secret_key")
+        made = subprocess.run(
+            [sys.executable, "-m", "gpucoord_site", "join-token"],
+            env=east._env, capture_output=True, text=True, check=True,
+        ).stdout.split()[-1]  # fmt: skip
+        port = str(free_port())
+        env = {"GPUCOORD_HOST": "127.0.0.2", "GPUCOORD_ALLOWED_HOSTS": "127.0.0.2"}
+        env |= {"GPUCOORD_PORT": port, "GPUCOORD_JOIN_TOKEN": made, "GPUCOORD_NODE": "west"}
+        west = node(there, DATABASE_URL=url, **env)
+        try:
+            with _api(east.address, {"Authorization": f"Bearer {token(east)}"}) as api:
+                wait_until(lambda: _hosts(api) == ["east", "west"], 60, "both hosts")
+                _check_downloads(api)
+                names = {
+                    host["name"]: host["address"] for host in api.get("hosts/").json()["hosts"]
+                }
+                assert names["west"] is None
+            base = f"http://127.0.0.2:{port}"
+            assert httpx.get(f"{base}/internal/log/guess/").status_code == 403
+            for path in ("/", "/healthz", "/api/jobs/", "/internal/log/../../etc/passwd/"):
+                assert httpx.get(f"{base}{path}").status_code == 404
+        finally:
+            west.terminate()
+            west.wait(60)
+
+
 class LogViewer(Viewer):
     """The page of a job: the frames of its WebSocket."""
 
