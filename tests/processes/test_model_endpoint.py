@@ -272,6 +272,23 @@ async def test_a_user_with_many_open_requests_leaves_places_for_others(stand: Mo
     assert other.status_code == 503
 
 
+def test_large_bodies_of_a_user_are_slowed_down_and_others_go_on(stand: ModelStand) -> None:
+    stand.start_endpoint()
+    large = b'{"model": "unknown", "x": "' + b"a" * (15 * 1024**2) + b'"}'
+    bob = {"Authorization": f"Bearer {stand.tokens['bob']}"}
+    with httpx.Client(base_url=stand.url, timeout=LONGEST_S) as http:
+        answers = [
+            http.post("/chat/completions", headers=stand.headers, content=large) for _ in range(12)
+        ]
+        other = http.post("/chat/completions", headers=bob, content=large)
+
+    codes = [answer.status_code for answer in answers]
+    assert codes[:4] == [404] * 4
+    assert set(codes) == {404, 429}
+    assert answers[codes.index(429)].json()["error"]["code"] == "too_many_bytes"
+    assert other.status_code == 404
+
+
 def test_a_flood_of_invalid_tokens_is_slowed_down_and_users_go_on(stand: ModelStand) -> None:
     stand.serve()
     stand.restart_endpoint()

@@ -6,9 +6,11 @@ import asyncio
 import json
 import logging
 import re
+import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Mapping, MutableMapping
 from contextlib import contextmanager, suppress
+from math import ceil
 from typing import Any
 
 from django.conf import settings
@@ -20,6 +22,7 @@ from scheduler.model_proxy.api.book import Book
 from scheduler.model_proxy.api.exchange import Exchange, Outlet, Send
 from scheduler.model_proxy.facts import Caller, Limits, ModelRequest, Refused
 from scheduler.model_proxy.policy import openai
+from scheduler.model_proxy.policy.body_rate import BodyRate
 from scheduler.model_proxy.senders import Upstream
 from scheduler.prompts.policy.limits import over_quota
 
@@ -59,6 +62,7 @@ class ModelEndpoint:
         self._address_of = address_of or _peer
         self._held_bytes: Counter[int] = Counter()
         self._open: Counter[int] = Counter()
+        self._body_rate = BodyRate()
         self._faults = FaultLog(logger)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -153,6 +157,7 @@ class ModelEndpoint:
                     body = await self._body(headers, receive, hold)
             except TimeoutError:
                 raise Refused(408, "The body did not arrive in time.") from None
+            self._check_rate(caller, len(body))
             request = openai.parse(path, body, headers.get(openai.PRIORITY_HEADER, ""))
             self._admit(request, caller)
             wait_s = _wait_s(headers, self._book.board.situation.policy.wait_s)
@@ -184,6 +189,13 @@ class ModelEndpoint:
         finally:
             _take_from(self._held_bytes, user, held)
             _take_from(self._open, user, 1)
+
+    def _check_rate(self, caller: Caller, size: int) -> None:
+        """Raises Refused."""
+        if delay := self._body_rate.delay(caller.user_id, size, time.monotonic()):
+            wait_s = ceil(delay)
+            text = f"Your requests are too large together. Try again in {wait_s} s."
+            raise _too_many(text, "too_many_bytes", wait_s)
 
     def _admit(self, request: ModelRequest, caller: Caller) -> None:
         """Raises Refused."""

@@ -18,6 +18,8 @@ from scheduler.model_proxy.facts import ModelRequest, Refused
 PATHS = ("chat/completions", "completions", "embeddings")
 PRIORITY_HEADER = "x-gpucoord-priority"
 LONGEST_MODEL = 100
+# Objects and lists of a request: more take seconds to parse, while no other request is served.
+MOST_PARTS = 500_000
 _PROMPT_TOKENS = re.compile(rb'"prompt_tokens"\s*:\s*(\d{1,12})')
 _ANSWER_TOKENS = re.compile(rb'"completion_tokens"\s*:\s*(\d{1,12})')
 # Where servers put the usage: at the end, or before the data of embeddings.
@@ -30,6 +32,8 @@ BYTES_PER_TOKEN = 4
 
 def parse(path: str, body: bytes, priority: str = "") -> ModelRequest:
     """Raises Refused with a sentence."""
+    if body.count(b"{") + body.count(b"[") > MOST_PARTS:
+        raise Refused(400, f"The body has more than {MOST_PARTS} objects and lists.")
     try:
         value = json.loads(body)
     except (ValueError, RecursionError):

@@ -37,6 +37,7 @@ def test_a_request_without_a_priority_gets_the_default() -> None:
         (CHAT, b"{", "", None),
         (CHAT, b"[]", "", None),
         (CHAT, b"[" * 100_000, "", None),
+        (CHAT, b'{"model": "small", "x": [' + b"[]," * 600_000 + b"1]}", "", None),
         (CHAT, b'{"model": 1}', "", "model"),
         (CHAT, b'{"model": "small", "stream": "yes"}', "", "stream"),
         ("embeddings", b'{"model": "small", "stream": true}', "", "stream"),
