@@ -13,6 +13,7 @@ import hashlib
 import io
 import json
 import os
+import secrets
 import shutil
 import tarfile
 import zlib
@@ -64,9 +65,10 @@ def stored(path: Path) -> StoredFile:
 
 def write(target: Path, manifest: Manifest, files: Mapping[str, Path]) -> None:
     """Write the archive with mode 0600. `target` appears as a whole or not at all."""
-    draft = target.with_name(f".{target.name}.{os.getpid()}")
+    # A new file of our own: another account may write to the folder, and would read the secret key.
+    draft = target.with_name(f".{target.name}.{secrets.token_hex(4)}")
     body = json.dumps({"format": FORMAT, **asdict(manifest)}, indent=1).encode()
-    fd = os.open(draft, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
+    fd = os.open(draft, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
     try:
         with os.fdopen(fd, "wb") as out:
             with tarfile.open(fileobj=out, mode="w:gz", compresslevel=6) as tar:

@@ -62,6 +62,22 @@ def elsewhere(config: Config, monkeypatch: pytest.MonkeyPatch) -> Config:
     return load_config()
 
 
+def test_a_draft_that_another_account_has_planted_is_not_used(
+    config: Config, tmp_path: Path
+) -> None:
+    """In a folder that other accounts can write to, they could read the secret key from it."""
+    fill(config)
+    file = tmp_path / "b.tar.gz"
+    planted = tmp_path / f".{file.name}.{os.getpid()}"
+    planted.touch(mode=0o666)
+    inode = planted.stat().st_ino
+
+    command.backup(config, file)
+
+    assert file.stat().st_ino != inode
+    assert (planted.read_bytes(), stat.S_IMODE(file.stat().st_mode)) == (b"", 0o600)
+
+
 def test_a_backup_is_readable_by_its_owner_alone_and_put_back_whole(
     config: Config, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
