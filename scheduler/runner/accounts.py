@@ -288,7 +288,11 @@ class OwnFolder:
     def make(self, uid: int | None, gid: int | None) -> None:
         """Make it, if that is not done; the folders in it belong to the job's account."""
         self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if uid is not None:
+        if uid is None:
+            # Another account may have planted it, with a checkpoint for the job to load. A file
+            # server may show folders of root as those of another account.
+            _check_owner(self.path, os.geteuid(), self.path.parent.stat().st_uid)
+        else:
             _let_pass(self.path.parent)
             _let_pass(self.path)
         for folder in (self.checkpoint, self.given):
@@ -333,8 +337,13 @@ def _shared(data: Path) -> Path:
 
 def _let_pass(folder: Path) -> None:
     """Let other accounts traverse a folder of ours, without listing it."""
-    status = folder.lstat()
-    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid():
-        raise PermissionError(errno.EPERM, "it is not a folder of the service's account", folder)
-    if not status.st_mode & stat.S_IXOTH:
+    if not _check_owner(folder, os.geteuid()).st_mode & stat.S_IXOTH:
         folder.chmod(PASSABLE)
+
+
+def _check_owner(folder: Path, *owners: int) -> os.stat_result:
+    """The status of a folder. Raises PermissionError for a link, or a folder of another account."""
+    status = folder.lstat()
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid not in owners:
+        raise PermissionError(errno.EPERM, "it is not a folder of the service's account", folder)
+    return status

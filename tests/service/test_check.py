@@ -143,6 +143,19 @@ def test_a_data_folder_that_all_can_read_is_worth_a_word(tmp_path: Path) -> None
     assert [f.level for f in _found("data")] == [Level.WARN]
 
 
+def test_a_folder_of_checkpoints_that_others_can_write_to_is_named(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    folder = tmp_path / "checkpoints"
+    folder.mkdir()
+    folder.chmod(0o1777)
+    monkeypatch.setenv("GPUCOORD_CHECKPOINTS", str(folder))
+
+    assert [(f.level, f.todo) for f in _found("checkpoints")] == [
+        (Level.WARN, f"chmod go-w {folder}")
+    ]
+
+
 def test_a_postgresql_that_does_not_answer_is_a_fault(
     monkeypatch: pytest.MonkeyPatch, taken: int
 ) -> None:

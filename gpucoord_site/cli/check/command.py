@@ -39,6 +39,7 @@ LOOKS: list[Callable[[Config], Iterator[Finding]]] = [
     check_machine.limits,
     check_machine.pressure,
     check_machine.data_folder,
+    check_machine.checkpoints,
     check_machine.disk,
     check_database.database,
     check_machine.port,

@@ -132,6 +132,14 @@ def data_folder(config: Config) -> Iterator[Finding]:
         yield ok("data", str(config.data))
 
 
+def checkpoints(config: Config) -> Iterator[Finding]:
+    """Whether other accounts could plant folders of future jobs."""
+    folder = config.checkpoints
+    if folder is not None and folder.is_dir() and folder.stat().st_mode & 0o022:
+        text = f"other accounts can write to {folder}, and keep jobs from starting"
+        yield warn("checkpoints", text, f"chmod go-w {folder}")
+
+
 def disk(config: Config) -> Iterator[Finding]:
     place = existing(config.data)
     free, total = shutil.disk_usage(place).free, shutil.disk_usage(place).total

@@ -57,6 +57,19 @@ def test_a_folder_that_somebody_else_laid_there_is_not_used(tmp_path: Path) -> N
         own.make(os.geteuid(), os.getegid())
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="a folder of another account is made by root")
+@pytest.mark.parametrize("uid", [None, 1234])
+def test_a_folder_that_another_account_has_planted_is_not_used(
+    tmp_path: Path, uid: int | None
+) -> None:
+    (tmp_path / "7" / "checkpoint").mkdir(parents=True)
+    os.chown(tmp_path / "7", 1234, 1234)
+    own = own_folder(tmp_path, 7, uid=uid, chosen=tmp_path)
+
+    with pytest.raises(PermissionError):
+        own.make(uid, uid)
+
+
 def test_other_accounts_get_one_that_they_can_reach(data: Path, tmp_path: Path) -> None:
     tmp_path.chmod(0o700)
     own = own_folder(data, 7, uid=65534, chosen=None)
