@@ -8,12 +8,13 @@ checked after the name was resolved, so neither a DNS name nor a redirect leads 
 from __future__ import annotations
 
 import logging
+import os
 import re
 import socket
 import sys
 import threading
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
 from time import monotonic
@@ -49,20 +50,50 @@ class NotReachable(OSError):
     """A connection that the settings do not allow."""
 
 
+class Connections:
+    """The connections of a thread, so that another thread can end them.
+
+    An address sets the timeouts of its service, and a server may send a byte now and then.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._sockets: list[socket.socket] = []
+        self._is_over = False
+
+    def add(self, opened: Any) -> None:
+        """Note a socket before it connects. Raises NotReachable after `end`."""
+        with self._lock:
+            if self._is_over:
+                raise NotReachable("timed out")
+            # A descriptor of our own: TLS takes the socket apart, and the service closes it.
+            self._sockets.append(socket.socket(fileno=os.dup(opened.fileno())))
+
+    def end(self) -> None:
+        """Close all, also for a thread that waits for an answer."""
+        with self._lock:
+            self._is_over = True
+            while self._sockets:
+                with self._sockets.pop() as opened, suppress(OSError):
+                    opened.shutdown(socket.SHUT_RDWR)
+
+
 _thread = threading.local()
 _installing = threading.Lock()
 _installed = False
 
 
 @contextmanager
-def limited_to(reach: NetworkLimits) -> Iterator[None]:
-    """Limit the connections of this thread while the block runs."""
+def limited_to(reach: NetworkLimits, connections: Connections | None = None) -> Iterator[None]:
+    """Limit the connections of this thread while the block runs; at its end they are closed."""
     _install()
-    _thread.reach = reach
+    own = Connections() if connections is None else connections
+    _thread.reach, _thread.connections = reach, own
     try:
         yield
     finally:
         _thread.reach = None
+        own.end()
 
 
 def _install() -> None:
@@ -96,6 +127,8 @@ def _check(event: str, args: tuple[Any, ...]) -> None:
     reach = getattr(_thread, "reach", None)
     if reach is not None and not all(reach.allows(address) for address in _resolved(args[1])):
         raise NotReachable(REFUSED)
+    if reach is not None and event == "socket.connect":
+        _thread.connections.add(args[0])
 
 
 def _resolved(address: Any) -> list[str]:
@@ -201,13 +234,14 @@ def send_all(
 ) -> dict[K, str | None]:
     """Send all at once; the problem of each, None = delivered.
 
-    Returns within the limit: a message without an answer by then counts as not delivered; its
-    thread ends with its socket.
+    Returns within the limit: a message without an answer by then counts as not delivered, and its
+    connections are closed, so that its thread ends.
     """
     answers: dict[K, str | None] = {}
+    connections = {key: Connections() for key in letters}
 
     def send_one(key: K, letter: OutgoingMessage, target: Any) -> None:
-        with limited_to(reach):
+        with limited_to(reach, connections[key]):
             answers[key] = _send(letter, target)
 
     # Created here, because loading the services is not thread-safe.
@@ -218,6 +252,8 @@ def send_all(
         thread.start()
     for thread in threads:
         thread.join(max(0.0, deadline - monotonic()))
+    for opened in connections.values():
+        opened.end()
     late = f"No answer within {limit_s:g} s."
     results = dict(answers)
     return {key: results.get(key, late) for key in letters}

@@ -4,8 +4,10 @@ import json
 import logging
 import socket
 import threading
+import time
 from base64 import b64decode
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -186,6 +188,45 @@ def test_one_that_hangs_costs_no_more_than_the_limit_and_holds_up_no_other(
 
     assert watch.seconds < 3
     assert said == {1: "No answer within 1.5 s.", 2: None}
+
+
+@pytest.fixture
+def dripping() -> Iterator[str]:
+    """Sends a byte of an endless answer every tenth of a second."""
+
+    class Drip(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self.send_response(200)
+            self.end_headers()
+            with suppress(OSError):
+                while True:
+                    self.wfile.write(b"x")
+                    time.sleep(0.1)
+
+        def log_message(self, *_: object) -> None:
+            """Quiet."""
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Drip) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"json://127.0.0.1:{server.server_port}/?rto=60"
+        server.shutdown()
+
+
+@pytest.mark.parametrize("server", ["silent", "dripping"])
+def test_a_service_that_hangs_keeps_neither_a_thread_nor_a_connection(
+    server: str, request: pytest.FixtureRequest
+) -> None:
+    address = request.getfixturevalue(server)
+    before = set(threading.enumerate())
+
+    said = send_here({1: OutgoingMessage(address, "t", "x")}, 1.0)
+
+    assert said == {1: "No answer within 1 s."}
+    watch = Stopwatch()
+    senders = [t for t in threading.enumerate() if t not in before and "send_one" in t.name]
+    while any(thread.is_alive() for thread in senders) and watch.seconds < 5:
+        time.sleep(0.05)
+    assert senders == [] or not any(thread.is_alive() for thread in senders)
 
 
 def test_an_address_says_which_service_it_is() -> None:
