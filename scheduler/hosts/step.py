@@ -86,15 +86,13 @@ class HostWatch:
             actions.confirm_down(host, BY_THRESHOLD, now)
 
     def _requeue(self, now: datetime) -> list[int]:
-        down = [name for name in rows.confirmed_down() if name != self._host]
-        # A host that sends readings again continues its jobs, and is not down.
-        down = [
-            host.name
-            for host in (rows.registered(down) if down else ())
-            if host.seen_at is None or policy.silent_since(host, now) is not None
-        ]
+        down = {name for name in rows.confirmed_down() if name != self._host}
         if not down:
             return []
+        # A host that sends readings again continues its jobs, and is not down.
+        for host in rows.all_hosts():
+            if host.seen_at is not None and policy.silent_since(host, now) is None:
+                down.discard(host.name)
         # A job that another engine runs is on a node of that engine, which may be up.
         attempts = Attempt.objects.filter(
             host__in=down, ended_at=None, job__requeue=True, engine=""

@@ -210,6 +210,16 @@ def test_only_jobs_with_requeue_run_elsewhere_once_the_host_is_confirmed_down(
     assert look(data, at_s=121) == []
 
 
+def test_a_host_that_never_registered_can_be_down_too(alice: User, data: Path) -> None:
+    see("gpubox")
+    job = jobs_made.running(alice)
+    Job.objects.filter(pk=job.pk).update(requeue=True)
+    see("east", 1, at_s=60)
+    hosts.confirm_down("gpubox", "root", NOW + 50 * SECOND)
+
+    assert look(data) == [job.pk]
+
+
 def test_a_host_that_sends_readings_again_keeps_its_jobs_though_it_was_confirmed_down(
     alice: User, data: Path
 ) -> None:
