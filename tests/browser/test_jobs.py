@@ -92,7 +92,7 @@ def test_what_a_person_opened_stays_open_when_news_come(open_page: Open) -> None
     other = open_page(f"/jobs/{number}/")
     other.get_by_role("button", name="Hold").click()
 
-    expect(page.locator(".why")).to_contain_text("holds it until it is released")
+    expect(page.locator(".why")).to_contain_text("You hold it until it is released")
     expect(factors).to_have_attribute("open", "")
     other.get_by_role("button", name="Release").click()
     other.locator("#cancel").click()
