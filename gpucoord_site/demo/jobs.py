@@ -158,7 +158,7 @@ def seed_windows(
         start=time(begin.hour),
         end=time((begin.hour + 5) % 24),
         zone=zone,
-        gpu_uuids=list(uuids[4:5]),
+        gpu_uuids=list(uuids[-1:]),
         reason="The weekly evaluation of all models, which needs a GPU of its own.",
     )
     nights = TimeWindow(

@@ -18,8 +18,12 @@ register = template.Library()
 
 @register.filter
 def with_times(text: str) -> SafeString:
-    """A stored text with its moments in the viewer's zone, and `this` set as code."""
-    parts = sentence_parts(text, timezone.now())
+    """A stored text with its moments in the viewer's zone, and `this` set as code.
+
+    No line breaks between a number and its percent sign.
+    """
+    unbroken = text.replace(" %", "\N{NO-BREAK SPACE}%")
+    parts = sentence_parts(unbroken, timezone.now())
     return format_html_join(
         "", "{}", ((with_code(p) if isinstance(p, str) else weekday(p),) for p in parts)
     )

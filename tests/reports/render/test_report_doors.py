@@ -162,7 +162,7 @@ def test_the_page_has_its_times_in_utc_too_and_names_the_zone_of_its_days(
     begin = f'title="{BEGIN:%Y-%m-%d %H:%M}:00 UTC" data-time="stamp">'
     here = f"{BEGIN.astimezone(ZoneInfo('Asia/Tokyo')):%Y-%m-%d %H:%M}</time>"
     assert begin + here in page
-    assert "days and hours of the report are in Asia/Tokyo" in page
+    assert "days and hours in Asia/Tokyo" in page
     assert "Times in Asia/Tokyo." in page
     occupied = page.split('id="picture-timeline"')[1].split("</section>")[0]
     assert occupied.count("<time ") == 2
