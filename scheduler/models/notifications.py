@@ -49,9 +49,15 @@ class BrowserNotice(models.Model):
 
 
 class NotificationCursor(models.Model):
-    """The last event that was looked at for notifications. There is one row."""
+    """The last event that was looked at for notifications. There is one row.
+
+    seen: numbers of the events shortly before it that were looked at; None: all of them.
+    soon: waiting jobs whose owners know that they start soon.
+    """
 
     seen_event = models.BigIntegerField(default=0)
+    seen = models.JSONField(null=True, default=None)
+    soon = models.JSONField(default=list)
 
     def __str__(self) -> str:
         return f"up to event {self.seen_event}"

@@ -57,7 +57,7 @@ def chosen(kinds: Sequence[NoticeKind], wanted: Collection[str]) -> NoticeKind |
 class Letter:
     """A message about one job, or about several of the same user and kind.
 
-    attachment: as of Message.
+    attachment: as of Message. notices: what it tells.
     """
 
     owner: str
@@ -65,6 +65,7 @@ class Letter:
     title: str
     text: str
     attachment: str = ""
+    notices: Sequence[JobNotice] = ()
 
 
 def letters(notices: Iterable[JobNotice], address: str) -> list[Letter]:
@@ -84,7 +85,8 @@ def letters(notices: Iterable[JobNotice], address: str) -> list[Letter]:
 def _single(notice: JobNotice, address: str) -> Letter:
     title = f"Job {notice.job_id} ({notice.name}) {TITLES[notice.kind]}"
     lines = [notice.text, _link(address, f"/jobs/{notice.job_id}/")]
-    return Letter(notice.owner, notice.about, title, "\n".join(filter(None, lines)))
+    text = "\n".join(filter(None, lines))
+    return Letter(notice.owner, notice.about, title, text, notices=[notice])
 
 
 def _together(group: Sequence[JobNotice], address: str) -> Letter:
@@ -94,7 +96,8 @@ def _together(group: Sequence[JobNotice], address: str) -> Letter:
         lines.append(f"and {len(group) - MOST_NAMED} more")
     lines.append(_link(address, "/jobs/"))
     title = f"{len(group)} jobs {TITLES[first.kind]}"
-    return Letter(first.owner, f"{first.about}+{len(group)}", title, "\n".join(filter(None, lines)))
+    text = "\n".join(filter(None, lines))
+    return Letter(first.owner, f"{first.about}+{len(group)}", title, text, notices=group)
 
 
 def _link(address: str, path: str) -> str:

@@ -54,26 +54,54 @@ def new_notices() -> list[JobNotice]:
     The position is stored; call it in the transaction that stores the messages.
     """
     newest = next(iter(_newest_event()), 0)
-    cursor = next(iter(_cursor()), None)
-    if cursor is None:
-        cursor, is_new = NotificationCursor.objects.get_or_create(pk=1)
-    else:
-        is_new = False
-    if is_new:
-        # Events from before the first look are not told.
-        cursor.seen_event = newest + OVERLAP
-        cursor.save(update_fields=["seen_event"])
-        return []
+    cursor = next(iter(_cursor()), None) or _first_cursor(newest)
     events = _EVENTS_AFTER.rows(cursor.seen_event - OVERLAP)
-    newest_read = events[-1].pk if len(events) == AT_ONCE else newest
-    if newest_read > cursor.seen_event:
-        NotificationCursor.objects.filter(pk=1).update(seen_event=newest_read)
+    if _unseen(events, cursor):
+        cursor = _locked_cursor()
+    unseen = _unseen(events, cursor)
+    _remember(cursor, events, events[-1].pk if len(events) == AT_ONCE else newest)
     jobs = Job.objects.select_related("owner").in_bulk(
-        {int(event.job_ref) for event in events if event.job_ref.isdigit()}
+        {int(event.job_ref) for event in unseen if event.job_ref.isdigit()}
     )
     wanted = _wanted(jobs.values())
-    notices = (_notice(event, jobs, wanted) for event in events)
+    notices = (_notice(event, jobs, wanted) for event in unseen)
     return [notice for notice in notices if notice is not None]
+
+
+def _first_cursor(newest: int) -> NotificationCursor:
+    """Events from before the first look are not told."""
+    return NotificationCursor.objects.get_or_create(pk=1, defaults={"seen_event": newest})[0]
+
+
+def _locked_cursor() -> NotificationCursor:
+    """Other hosts look too; each event is told by one of them."""
+    return NotificationCursor.objects.select_for_update().get(pk=1)
+
+
+def _unseen(events: Iterable[Event], cursor: NotificationCursor) -> list[Event]:
+    if cursor.seen is None:
+        return [event for event in events if event.pk > cursor.seen_event]
+    seen = set(cursor.seen)
+    return [event for event in events if event.pk not in seen]
+
+
+def _remember(cursor: NotificationCursor, events: Iterable[Event], newest_read: int) -> None:
+    """Store what was looked at, if that has changed."""
+    reached = max(newest_read, cursor.seen_event)
+    numbers = {*(cursor.seen or ()), *(event.pk for event in events)}
+    seen = sorted(number for number in numbers if number > reached - OVERLAP)
+    if (reached, seen) != (cursor.seen_event, cursor.seen):
+        NotificationCursor.objects.filter(pk=1).update(seen_event=reached, seen=seen)
+
+
+def look_again(notices: Iterable[JobNotice]) -> None:
+    """The messages about these could not be written; the next looks try it again."""
+    cursor, notices = _locked_cursor(), list(notices)
+    events = {notice.event for notice in notices}
+    jobs = {notice.job_id for notice in notices if not notice.event}
+    cursor.seen = [number for number in cursor.seen or () if number not in events]
+    cursor.soon = [number for number in cursor.soon if number not in jobs]
+    cursor.save(update_fields=["seen", "soon"])
 
 
 @compiled_once
@@ -129,6 +157,7 @@ def starting_soon(now: datetime, within: timedelta) -> list[JobNotice]:
     )
     jobs = list(rows.select_related("owner").order_by("predicted_start_at")[:MOST_WAITING])
     wanted = _wanted(jobs)
+    told = _told_soon([job.pk for job in jobs if NoticeKind.STARTS_SOON in wanted[job.pk]])
     return [
         JobNotice(
             kind=NoticeKind.STARTS_SOON, job_id=job.pk, name=job.name, owner=job.owner.username,
@@ -136,8 +165,21 @@ def starting_soon(now: datetime, within: timedelta) -> list[JobNotice]:
             f" {within.total_seconds() / 60:.0f} minutes.",
         )
         for job in jobs
-        if NoticeKind.STARTS_SOON in wanted[job.pk]
+        if NoticeKind.STARTS_SOON in wanted[job.pk] and job.pk not in told
     ]  # fmt: skip
+
+
+def _told_soon(jobs: list[int]) -> set[int]:
+    """Those of which the owner knew already; all of these are stored as known."""
+    cursor = next(iter(_cursor()), None)
+    if cursor is None or not (jobs or cursor.soon):
+        return set()
+    told = set(_locked_cursor().soon)
+    waiting = Job.objects.filter(pk__in=told, state=JobState.QUEUED.value)
+    soon = sorted({*waiting.values_list("pk", flat=True), *jobs})[-MOST_WAITING:]
+    if soon != cursor.soon:
+        NotificationCursor.objects.filter(pk=1).update(soon=soon)
+    return told
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,6 +46,9 @@ class JobNotifications:
             return _write(letter, recipients, mail, policy, now)
 
         written = self._isolation.each(made, lambda letter: letter.about, write, now)
+        done = {letter.about for letter, _ in written}
+        if failed := [letter for letter in made if letter.about not in done]:
+            rows.look_again(notice for letter in failed for notice in letter.notices)
         count = sum(number for _, number in written)
         if count:
             self._queue(outbox.TASK)

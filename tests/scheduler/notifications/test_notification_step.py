@@ -12,7 +12,7 @@ from monitor.journal.rows import events
 from monitor.models import Channel, Message, PolicyValues
 from scheduler.facts.notices import NoticeKind
 from scheduler.models import Job
-from scheduler.notifications import actions
+from scheduler.notifications import actions, rows
 from scheduler.notifications.step import JobNotifications
 from tests import jobs_made
 from tests.builders import NOW
@@ -87,6 +87,49 @@ def test_an_event_is_told_once_even_by_a_new_step(step: JobNotifications, alice:
     assert len(notifications()) == 1
 
 
+def test_jobs_that_were_told_together_are_not_told_with_the_next(
+    step: JobNotifications, alice: User
+) -> None:
+    wants(alice, FINISHED)
+    for _ in range(5):
+        jobs_made.finished(alice)
+    step.judge(None, LATER)
+    last = jobs_made.finished(alice)
+
+    step.judge(None, LATER)
+
+    titles = [title for title, _ in notifications()]
+    assert titles == ["5 jobs ended", f"Job {last.pk} ({last.name}) ended"]
+
+
+def test_jobs_that_ended_before_the_user_wanted_it_are_not_told(
+    step: JobNotifications, alice: User
+) -> None:
+    jobs_made.finished(alice)
+    step.judge(None, LATER)
+    wants(alice, FINISHED)
+    later = jobs_made.finished(alice)
+
+    step.judge(None, LATER)
+
+    assert [title for title, _ in notifications()] == [f"Job {later.pk} ({later.name}) ended"]
+
+
+def test_a_message_that_could_not_be_written_is_written_later(
+    step: JobNotifications, alice: User, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wants(alice, FINISHED)
+    jobs_made.finished(alice)
+    with monkeypatch.context() as broken:
+        broken.setattr(rows, "store", lambda *_: 1 / 0)
+        step.judge(None, LATER)
+    assert notifications() == []
+
+    step.judge(None, LATER + timedelta(minutes=1))
+
+    assert len(notifications()) == 1
+
+
 def test_events_from_before_the_first_look_are_not_told(alice: User) -> None:
     wants(alice, FINISHED)
     jobs_made.finished(alice)
@@ -157,8 +200,22 @@ def test_a_waiting_job_that_is_expected_soon_is_told_once(
     Job.objects.filter(pk=job.pk).update(predicted_start_at=LATER + timedelta(minutes=8))
 
     assert step.judge(None, LATER) == 1
-    assert step.judge(None, LATER + timedelta(minutes=2)) == 1
+    assert step.judge(None, LATER + timedelta(minutes=2)) == 0
     assert len(notifications()) == 1
+
+
+def test_many_jobs_that_are_expected_soon_are_told_once(
+    step: JobNotifications, alice: User
+) -> None:
+    wants(alice, NoticeKind.STARTS_SOON)
+    jobs = [jobs_made.waiting(alice) for _ in range(6)]
+    Job.objects.update(predicted_start_at=LATER + timedelta(minutes=8))
+    step.judge(None, LATER)
+    Job.objects.filter(pk=jobs[0].pk).update(state="finished", outcome="cancelled", ended_at=LATER)
+
+    step.judge(None, LATER + timedelta(minutes=2))
+
+    assert [title for title, _ in notifications()] == ["6 jobs expected to start soon"]
 
 
 def test_a_job_that_is_expected_later_is_not_told(step: JobNotifications, alice: User) -> None:
