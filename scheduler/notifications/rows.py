@@ -157,7 +157,9 @@ def starting_soon(now: datetime, within: timedelta) -> list[JobNotice]:
     )
     jobs = list(rows.select_related("owner").order_by("predicted_start_at")[:MOST_WAITING])
     wanted = _wanted(jobs)
-    told = _told_soon([job.pk for job in jobs if NoticeKind.STARTS_SOON in wanted[job.pk]])
+    announced = _announced_soon(
+        [job.pk for job in jobs if NoticeKind.STARTS_SOON in wanted[job.pk]]
+    )
     return [
         JobNotice(
             kind=NoticeKind.STARTS_SOON, job_id=job.pk, name=job.name, owner=job.owner.username,
@@ -165,21 +167,21 @@ def starting_soon(now: datetime, within: timedelta) -> list[JobNotice]:
             f" {within.total_seconds() / 60:.0f} minutes.",
         )
         for job in jobs
-        if NoticeKind.STARTS_SOON in wanted[job.pk] and job.pk not in told
+        if NoticeKind.STARTS_SOON in wanted[job.pk] and job.pk not in announced
     ]  # fmt: skip
 
 
-def _told_soon(jobs: list[int]) -> set[int]:
+def _announced_soon(jobs: list[int]) -> set[int]:
     """Those of which the owner knew already; all of these are stored as known."""
     cursor = next(iter(_cursor()), None)
     if cursor is None or not (jobs or cursor.soon):
         return set()
-    told = set(_locked_cursor().soon)
-    waiting = Job.objects.filter(pk__in=told, state=JobState.QUEUED.value)
+    announced = set(_locked_cursor().soon)
+    waiting = Job.objects.filter(pk__in=announced, state=JobState.QUEUED.value)
     soon = sorted({*waiting.values_list("pk", flat=True), *jobs})[-MOST_WAITING:]
     if soon != cursor.soon:
         NotificationCursor.objects.filter(pk=1).update(soon=soon)
-    return told
+    return announced
 
 
 @dataclass(frozen=True, slots=True)
