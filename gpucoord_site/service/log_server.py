@@ -9,13 +9,15 @@ from __future__ import annotations
 import re
 import socket
 import threading
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 from scheduler.hosts.pages import log_answer
 
 PATH = re.compile(r"/internal/log/([A-Za-z0-9_:.=-]{1,2000})/")
-LONGEST_S = 10.0
+# Of one read or write, and of a whole request.
+LONGEST_S, WHOLE_S = 10.0, 30.0
 MOST_AT_ONCE = 32
 
 
@@ -59,13 +61,23 @@ class LogServer(ThreadingHTTPServer):
             self.shutdown_request(request)
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
+        """A client that sends or reads a byte now and then has no longer than others."""
+        deadline = threading.Timer(WHOLE_S, _end, [request])
+        deadline.daemon = True
+        deadline.start()
         try:
             super().process_request_thread(request, client_address)
         finally:
+            deadline.cancel()
             self._places.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """A client that goes away is no fault."""
+
+
+def _end(request: socket.socket) -> None:
+    with suppress(OSError):
+        request.shutdown(socket.SHUT_RDWR)
 
 
 def serve(listening: socket.socket) -> int:

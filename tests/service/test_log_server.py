@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import socket
 import threading
+import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,7 @@ from gpucoord_site.service import log_server
 from scheduler.hosts import pages
 from scheduler.hosts.probes import RemoteLog
 from scheduler.runner import files
-from tests.pace import LONGEST_S
+from tests.pace import LONGEST_S, Stopwatch
 
 
 @pytest.fixture
@@ -84,3 +86,17 @@ def test_clients_that_send_nothing_are_bounded_and_dropped(
         connection.close()
 
     assert httpx.get(f"{address}/").status_code == 404
+
+
+def test_clients_that_send_a_byte_now_and_then_are_dropped(
+    address: str, data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(log_server, "WHOLE_S", 0.6)
+    port = int(address.rpartition(":")[2])
+    watch = Stopwatch()
+    with socket.create_connection(("127.0.0.1", port)) as slow, suppress(OSError):
+        while watch.seconds < LONGEST_S:
+            slow.sendall(b"G")
+            time.sleep(0.1)
+
+    assert watch.seconds < LONGEST_S
