@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,8 @@ def config_file() -> Path | None:
     """The TOML file in use: GPUCOORD_CONFIG, the current folder's, the data folder's, /etc's.
 
     A named file must exist. One in the current folder must belong to this account or root;
-    otherwise another account that can write there could control this one.
+    otherwise another account that can write there could control this one. So must one in a data
+    folder that another account has made in a folder for all, such as /tmp.
     """
     named = os.environ.get("GPUCOORD_CONFIG")
     if named:
@@ -34,11 +36,30 @@ def config_file() -> Path | None:
         return path
     data = os.environ.get("GPUCOORD_DATA")
     folder = Path(data).expanduser() if data else default_data_folder()
-    here = Path("gpucoord.toml")
-    if here.is_file() and here.stat().st_uid in {0, os.geteuid()}:
+    here, in_data = Path("gpucoord.toml"), folder / "gpucoord.toml"
+    if here.is_file() and _is_own(here):
         return here.absolute()
-    others = (folder / "gpucoord.toml", Path("/etc/gpucoord.toml"))
-    return next((path for path in others if _is_file(path)), None)
+    if _is_file(in_data):
+        if not _is_own(in_data) and _may_be_planted(folder.absolute()):
+            raise ConfigError(
+                f"{in_data} belongs to another account, which could control this one."
+                " Set GPUCOORD_DATA to a folder that only this account may write to."
+            )
+        return in_data
+    system = Path("/etc/gpucoord.toml")
+    return system if _is_file(system) else None
+
+
+def _may_be_planted(folder: Path) -> bool:
+    """Whether another account has it, or one above it, in a folder that all can write to."""
+    return any(
+        not _is_own(part) and part.parent.stat().st_mode & stat.S_IWOTH
+        for part in (folder, *folder.parents)
+    )
+
+
+def _is_own(path: Path) -> bool:
+    return path.stat().st_uid in {0, os.geteuid()}
 
 
 def _is_file(path: Path) -> bool:

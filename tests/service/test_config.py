@@ -29,6 +29,23 @@ def _problem(**overrides: object) -> str:
     return str(caught.value)
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="a file of another account is made by root")
+def test_settings_that_another_account_has_planted_in_a_data_folder_are_refused(
+    tmp_path: Path,
+) -> None:
+    """As in a data folder in /tmp, which another account has made before."""
+    folder = tmp_path / "data"
+    folder.mkdir()
+    (folder / "gpucoord.toml").write_text('run_as = "service"\n')
+    for path in (folder, folder / "gpucoord.toml"):
+        os.chown(path, 12346, -1)
+    assert load_config().run_as == "service"
+
+    tmp_path.chmod(0o1777)
+
+    assert "belongs to another account" in _problem()
+
+
 def test_every_default_works() -> None:
     config = load_config()
 
