@@ -61,7 +61,13 @@ def _motd(options: Any) -> int:
 
 @contextmanager
 def _deadline(seconds: float) -> Iterator[None]:
-    """Interrupt what takes longer, whatever it waits for. Raises TimeoutError."""
+    """Interrupt what takes longer, whatever it waits for. Raises TimeoutError.
+
+    Windows has no such timer; the time limits of the connection hold there.
+    """
+    if not hasattr(signal, "setitimer"):
+        yield
+        return
 
     def stop(*_: object) -> None:
         raise TimeoutError

@@ -315,6 +315,12 @@ def test_the_login_message_does_not_wait_for_a_server_that_hangs(
     assert said() == ""
 
 
+def test_the_login_message_needs_no_timer(monkeypatch: pytest.MonkeyPatch, said: Say) -> None:
+    monkeypatch.delattr(gpus.signal, "setitimer")
+
+    assert gpus.mine(["--motd"]) == 0
+
+
 def test_the_login_message_is_silent_when_there_is_nothing(said: Say) -> None:
     assert gpus.mine(["--motd"]) == 0
     assert said() == ""
