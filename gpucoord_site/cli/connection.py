@@ -88,9 +88,10 @@ def connect(options: Namespace, timeout_s: float = TIMEOUT_S) -> Client:
         return Client(address, token, timeout_s)
     login = _local_login(address)
     if login is None:
-        # A wrong address, or a service that does not run, is the better explanation.
+        # A wrong address, or a service that does not run here, is the better explanation.
         with closing(Transport(address, {}, timeout_s)) as transport:
-            transport.connect()
+            if local_login.local_port(address) is not None:
+                transport.connect()
         raise RequestFailed(WANTED)
 
     def renew() -> str | None:
