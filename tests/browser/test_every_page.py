@@ -178,6 +178,22 @@ def test_a_link_to_a_policy_opens_its_thresholds(open_page: Open) -> None:
     expect(page.locator("details[open] h3", has_text="Retries")).to_be_in_viewport()
 
 
+def test_the_gpus_of_an_incident_wrap_on_a_phone(open_page: Open) -> None:
+    page = open_page("/incidents/", size=PHONE)
+    wider = page.evaluate(
+        """() => {
+          document.querySelector("#incidents").innerHTML = `<div class="table-wrap">
+            <table class="table event-table"><tbody><tr><td class="event-text">python
+            <span class="chip">Heavy use outside the queue on GPUs 3, 18, 19, 26, 27, 42, 43,
+            58 and 11 more</span></td></tr></tbody></table></div>`;
+          const box = document.querySelector("#incidents .table-wrap");
+          return box.scrollWidth - box.clientWidth;
+        }"""
+    )
+
+    assert wider <= 0
+
+
 def test_a_line_of_a_gpu_on_a_phone_keeps_the_names_of_two_owners(open_page: Open) -> None:
     page = open_page("/", size=PHONE)
     widths = page.evaluate(TWO_OWNERS)
