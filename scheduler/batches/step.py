@@ -91,6 +91,9 @@ def _run(batch: Batch) -> ExclusiveRun | None:
 
 
 def _hands_out(batch: Batch) -> bool:
+    if not batch.owner.is_active:
+        # Its items wait, as the user's jobs do.
+        return False
     run = _run(batch)
     return run is None or policy.hands_out(
         ExclusiveStep(run.step),

@@ -26,7 +26,9 @@ CHOICES_KEPT = 2000
 
 @compiled_once
 def enabled() -> QuerySet[IdleTemplate]:
-    return IdleTemplate.objects.filter(enabled=True).select_related("account")
+    """Those of active users."""
+    rows = IdleTemplate.objects.filter(enabled=True, account__is_active=True)
+    return rows.select_related("account")
 
 
 def facts(rows: Sequence[IdleTemplate], now: datetime) -> list[TemplateFact]:

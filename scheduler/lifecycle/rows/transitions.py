@@ -9,11 +9,13 @@ from __future__ import annotations
 import secrets
 from dataclasses import replace
 from datetime import datetime, timedelta
+from typing import Any
 
+from django.contrib.auth.models import User
 from django.db.models import F, OuterRef, QuerySet, Subquery
 
 from monitor.facts.claims import ClaimFact, ClaimKind
-from monitor.journal.rows import counters, events
+from monitor.journal.rows import audit, counters, events
 from monitor.runtime.rows.database import prepared
 from monitor.runtime.rows.prepared import MARK, PreparedQuery, insert_row, update_rows
 from monitor.snapshot import rows as snapshots
@@ -243,8 +245,8 @@ def return_to_queue(
     reports: bool = True,
 ) -> bool:
     """Requeue the job of an attempt that never ran. False when the job is being stopped."""
-    paused = {} if pause is None else {"retry_at": now + pause}
-    if not _change_state(attempt.job_id, JobState.STARTING, JobState.QUEUED, **paused):
+    more = _hold_of_inactive(attempt) | ({} if pause is None else {"retry_at": now + pause})
+    if not _change_state(attempt.job_id, JobState.STARTING, JobState.QUEUED, **more):
         return False
     _end_attempt(
         attempt, AttemptEnding(outcome=Outcome.LOST, ended_at=now, problem=problem), outcome
@@ -274,11 +276,17 @@ def _requeue(attempt: Attempt, ending: AttemptEnding, decision: RetryDecision) -
         gpu_memory_bytes=decision.memory_bytes,
         memory_bytes=decision.host_memory_bytes,
         retry_at=None if decision.pause is None else ending.ended_at + decision.pause,
-        held=decision.held,
-        held_by="",
         may_preempt_at=_may_preempt_at(attempt, ending, decision),
+        **({"held": decision.held, "held_by": ""} | _hold_of_inactive(attempt)),
     )
     return bool(requeued)
+
+
+def _hold_of_inactive(attempt: Attempt) -> dict[str, Any]:
+    """Columns that hold the job of a deactivated user until an operator releases it; else {}."""
+    owner = User.objects.get(pk=attempt.job.owner_id)
+    text = f"The account {owner.username} is switched off; an operator may release the job."
+    return {} if owner.is_active else {"held": text, "held_by": audit.GPUCOORD}
 
 
 def _may_preempt_at(

@@ -148,6 +148,19 @@ def test_failed_items_can_be_retried(alice: User) -> None:
 
 
 @pytest.mark.django_db
+def test_items_of_a_deactivated_user_wait(alice: User) -> None:
+    batch = submitted(alice, ["a", "b"])
+    alice.is_active = False
+    alice.save()
+
+    assert [step(second) for second in range(3)] == [0, 0, 0]
+
+    alice.is_active = True
+    alice.save()
+    assert step(3) == 2
+    assert Batch.objects.get(pk=batch.pk).state == "running"
+
+
 def test_cancelling_takes_one_statement_for_all_items(alice: User) -> None:
     batch = submitted(alice, [str(n) for n in range(500)])
     step()

@@ -133,6 +133,15 @@ def test_a_job_that_has_left_its_gpu_waits_for_it_again(alice: User, counts: boo
     assert Job.objects.get().state == "queued"
 
 
+def test_a_template_of_a_deactivated_user_starts_nothing(alice: User) -> None:
+    template(alice)
+    User.objects.update(is_active=False)
+    assert judge() == []
+
+    User.objects.update(is_active=True)
+    assert judge() == ["train"]
+
+
 def test_many_jobs_that_come_too_late_are_cancelled_in_a_few_statements(alice: User) -> None:
     for name in ("one", "two", "three"):
         Job.objects.filter(pk=jobs_made.waiting(alice).pk).update(idle_template=name)

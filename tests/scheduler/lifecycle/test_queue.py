@@ -13,8 +13,9 @@ from scheduler.execution.steps.specs import SpecWriter
 from scheduler.facts.blockers import Blocker, BlockerCode
 from scheduler.facts.jobs import AttemptEnding, Identity, JobState, NewJob, Outcome
 from scheduler.facts.plans import Placement
+from scheduler.lifecycle.policy.retries import RetryDecision
+from scheduler.lifecycle.rows import changes, transitions
 from scheduler.lifecycle.rows import queue as job_queue
-from scheduler.lifecycle.rows import transitions
 from scheduler.models import Attempt, Job
 from scheduler.runner import attempt_files, files
 from tests.builders import NOW, gpu_uuid
@@ -212,3 +213,24 @@ def test_a_folder_of_a_lost_row_is_not_mistaken(alice: User, data: Path) -> None
     assert attempt_files.read_attempt(folder, attempt.nonce).result is None
     specs.write(attempt)
     assert not (folder / files.RESULT).exists()
+
+
+@pytest.mark.parametrize("has_run", [True, False])
+def test_a_job_of_a_deactivated_user_that_waits_again_is_held(alice: User, has_run: bool) -> None:
+    """Otherwise a job with retries would go on for ever."""
+    job, attempt = _placed(alice)
+    alice.is_active = False
+    alice.save()
+    again = RetryDecision(again=True, outcome=Outcome.FAILED, text="It failed.", failures=1)
+
+    if has_run:
+        _start(attempt)
+        transitions.record_end(
+            attempt, AttemptEnding(outcome=Outcome.FAILED, ended_at=NOW, exit_code=1), NOW, again
+        )
+    else:
+        transitions.return_to_queue(attempt, "No runner took it up.", NOW)
+
+    assert _state(job) == "queued"
+    assert "alice is switched off" in job.held
+    assert not changes.may_release(job, alice)
