@@ -14,7 +14,8 @@ models) and the services that serve every request and step alike: gpucoord_site,
 (wake-ups, isolation, compiled queries), monitor.thresholds and monitor.journal. The total is
 printed too.
 
-Everything runs once before it is counted, so that caches are warm. Exits with 1 above a limit.
+Everything runs once before it is counted, so that caches are warm. The job is of a user who has an
+OS account, as most have. Exits with 1 above a limit.
 """
 
 from __future__ import annotations
@@ -143,7 +144,7 @@ def _count(log: Path) -> dict[str, set[str]]:
     spawning.PROGRAM = RUNNER_PROGRAM.replace("LOG", repr(str(log)))
     client = Client(headers={"host": "localhost"})
     client.force_login(
-        User.objects.create_user("alice"), "django.contrib.auth.backends.ModelBackend"
+        User.objects.create_user("nobody"), "django.contrib.auth.backends.ModelBackend"
     )
     snapshots.record(snapshot(GPUS, at=timezone.now()))
     scheduler_pass = tasks.build(transaction.atomic)
