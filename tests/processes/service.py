@@ -116,7 +116,11 @@ class Service:
         except subprocess.TimeoutExpired:
             self.process.kill()
             raise
-        wait_until(lambda: not any(map(lives, family)), 10, "all processes gone")
+        try:
+            wait_until(lambda: not any(map(lives, family)), 10, "all processes gone")
+        except AssertionError as error:
+            error.add_note("\n".join(f"lives: {command_line(pid)}" for pid in family if lives(pid)))
+            raise
         return code, watch.seconds
 
     @property
@@ -188,6 +192,14 @@ def children(pid: int) -> list[int]:
         return [int(p) for p in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
     except OSError:
         return []
+
+
+def command_line(pid: int) -> str:
+    try:
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    except OSError:
+        return f"{pid}"
+    return f"{pid} {b' '.join(words).decode(errors='replace')}"
 
 
 def lives(pid: int) -> bool:
