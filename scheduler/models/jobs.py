@@ -153,6 +153,12 @@ class Job(models.Model):
             ),
             # For queries of jobs that have not ended.
             models.Index(fields=["state"], name="job_open", condition=~models.Q(state="finished")),
+            # Whether an array has ended.
+            models.Index(
+                fields=["array"],
+                name="job_open_member",
+                condition=~models.Q(state="finished") & models.Q(array__isnull=False),
+            ),
             models.Index(fields=["owner", "-submitted_at"], name="job_owner_submitted"),
             # Jobs of agents, which have limits of their own.
             models.Index(

@@ -17,9 +17,9 @@ from django.db.models import QuerySet
 from monitor.journal.rows import audit, counters, events
 from monitor.runtime.rows.wakeups import wake
 from scheduler.facts.jobs import JobState, Outcome
-from scheduler.lifecycle.rows import relations, transitions
+from scheduler.lifecycle.rows import bulk, relations, transitions
+from scheduler.lifecycle.rows.bulk import locked, update
 from scheduler.lifecycle.rows.queue import synced
-from scheduler.lifecycle.rows.relations import locked, update
 from scheduler.models import Job
 
 
@@ -57,6 +57,7 @@ def cancel(jobs: QuerySet[Job], by: str, now: datetime) -> int:
             env={},
             **mark,
         )
+        bulk.forget_environments(waiting.ids)
         update(started.ids, state=JobState.STOPPING.value, **mark)
         if waiting.ids:
             counters.add(counters.FINISHED_JOBS, Outcome.CANCELLED.value, len(waiting.ids))

@@ -17,8 +17,8 @@ from monitor.runtime.rows.prepared import insert_row
 from monitor.runtime.rows.wakeups import wake
 from scheduler.facts import job_fields
 from scheduler.facts.jobs import JobState, NewJob, Outcome
-from scheduler.lifecycle.rows import relations, transitions
-from scheduler.lifecycle.rows.relations import chunks
+from scheduler.lifecycle.rows import bulk, relations
+from scheduler.lifecycle.rows.bulk import chunks
 from scheduler.models import Job, JobInput
 
 
@@ -169,7 +169,7 @@ def request_cancel(job_id: int, by: str, now: datetime) -> bool:
             env={},
             **mark,
         ):
-            transitions.forget_environment(job_id)
+            bulk.forget_environments([job_id])
             counters.add(counters.FINISHED_JOBS, Outcome.CANCELLED.value)
             events.add("JOB_FINISHED", f"{by} cancelled job {job_id}", now=now, job_ref=str(job_id))
             relations.skip_dependents([job_id], Outcome.CANCELLED, now)

@@ -15,30 +15,12 @@ from django.db.models import Count, F, Q, QuerySet
 
 from monitor.journal.rows import counters, events
 from scheduler.facts.jobs import Dependency, DependencyKind, JobState, Outcome
+from scheduler.lifecycle.rows.bulk import chunks, forget_environments, locked, update
 from scheduler.models import Job, JobDependency
 
-CHUNK = 500
 # The number of the job that is waited for, and whether for its end or its success.
 Awaited = tuple[int, DependencyKind]
 _KINDS = {kind.value: kind for kind in DependencyKind}
-
-
-def chunks(ids: Sequence[int]) -> Iterator[Sequence[int]]:
-    for at in range(0, len(ids), CHUNK):
-        yield ids[at : at + CHUNK]
-
-
-def update(ids: Sequence[int], **values: Any) -> None:
-    """Set these columns of these jobs."""
-    for chunk in chunks(ids):
-        Job.objects.filter(pk__in=chunk).update(**values)
-
-
-def locked(jobs: QuerySet[Job]) -> QuerySet[Job]:
-    """These jobs in order; no other transaction changes them until the caller's ends."""
-    return jobs.order_by("id").select_for_update(of=("self",))
-
-
 # Of the ended jobs of an array, so many are named.
 MOST_HOPELESS = 3
 NOT_FAILED = ("", Outcome.SUCCEEDED.value)
@@ -205,6 +187,7 @@ def _skip(jobs: Sequence[int], on: int, how: Outcome, now: datetime) -> list[int
         held="",
         held_by="",
     )
+    forget_environments(skipped)
     counters.add(counters.FINISHED_JOBS, Outcome.SKIPPED.value, len(skipped))
     _add_skipped_events(rows, problem, now)
     return skipped

@@ -29,8 +29,8 @@ from scheduler.facts.jobs import (
 )
 from scheduler.facts.plans import Placement
 from scheduler.lifecycle.policy.retries import RetryDecision
-from scheduler.lifecycle.rows import relations
-from scheduler.models import Attempt, Job, JobInput, PlanVersion, YieldRequest
+from scheduler.lifecycle.rows import bulk, relations
+from scheduler.models import Attempt, Job, PlanVersion, YieldRequest
 
 ROW_ID = 1
 _VERSION = PlanVersion.objects.filter(pk=ROW_ID)
@@ -325,12 +325,7 @@ def _finish(attempt: Attempt, **fields: object) -> None:
     if not update_rows(Job, placed, state=JobState.FINISHED.value, env={}, **fields):
         raise RuntimeError(f"job {attempt.job_id} had an open attempt but had ended")
     if attempt.job.has_environment:
-        forget_environment(attempt.job_id)
-
-
-def forget_environment(job_id: int) -> None:
-    """Of an ended job. Members of an array share one, which goes with the input of the array."""
-    JobInput.objects.filter(pk=job_id, job__array=None).update(environment={})
+        bulk.forget_environments([attempt.job_id])
 
 
 def _free_gpus(attempt: Attempt, now: datetime) -> None:

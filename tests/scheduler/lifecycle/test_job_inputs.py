@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from django.contrib.auth.models import User
+from django.db.models import Q
 from django.test import Client
 
 from scheduler.execution.steps import specs
@@ -89,10 +90,36 @@ def test_the_jobs_of_an_array_share_one_environment_until_the_last_has_ended(
     assert [specs.environment_of(job) for job in (first, second)] == [{"A": "1"}] * 2
     assert (JobInput.objects.get().size, first.has_input) == (2, False)
     job_changes.cancel(Job.objects.filter(pk=first.pk), "alice", NOW)
-    assert job_files.forget(data, "gpubox") == 0
-    job_changes.cancel(Job.objects.filter(pk=second.pk), "alice", NOW)
+    assert specs.environment_of(second) == {"A": "1"}
+    jobs_made.place_again(second)
+    jobs_made.end(second)
+    assert JobInput.objects.get().environment == {}
     assert job_files.forget(data, "gpubox") == 1
     assert not JobInput.objects.exists()
+
+
+def test_jobs_that_are_cancelled_or_skipped_together_leave_no_environment(alice: User) -> None:
+    raw = {"command": "env", "gpus": 0, "environment": {"A": "1"}}
+    array = intake_actions.submit(raw | {"array": "0-2"}, alice, NOW)
+    single = intake_actions.submit(raw, alice, NOW)
+    intake_actions.submit(raw | {"after_success": [single.pk]}, alice, NOW)
+    other = intake_actions.submit(raw, alice, NOW)
+
+    waiting = Job.objects.filter(Q(array=array.pk) | Q(pk=single.pk))
+    assert job_changes.cancel(waiting, "alice", NOW) == 4
+
+    kept = {row.job_id for row in JobInput.objects.all() if row.environment}
+    assert kept == {other.pk}
+
+
+def test_the_end_of_a_job_leaves_the_environment_of_an_array(alice: User) -> None:
+    raw = {"command": "env", "gpus": 0, "environment": {"A": "1"}}
+    single = intake_actions.submit(raw, alice, NOW)
+    array = intake_actions.submit(raw | {"array": "0-1"}, alice, NOW)
+
+    job_changes.cancel(Job.objects.filter(pk=single.pk), "alice", NOW)
+
+    assert specs.environment_of(array) == {"A": "1"}
 
 
 @pytest.mark.parametrize("has_started", [True, False])
