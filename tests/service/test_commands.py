@@ -274,6 +274,35 @@ def test_gpus_and_own_processes_are_listed(said: Say) -> None:
     assert "3.0 GiB" in said()
 
 
+class RestartedServer:
+    """Answers, is away for one request, answers again, and then the user presses Ctrl-C."""
+
+    def __init__(self) -> None:
+        self._looks = iter((True, False, True))
+
+    def jobs(self, *_: object, **__: object) -> list[dict[str, object]]:
+        is_there = next(self._looks, None)
+        if is_there is None:
+            raise KeyboardInterrupt
+        if not is_there:
+            raise NeverReached("The server does not answer.")
+        return []
+
+    def gpus(self) -> dict[str, object]:
+        return {"gpus": [], "hosts": []}
+
+
+def test_top_survives_a_restart_of_the_server(said: Say, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+
+    with pytest.raises(KeyboardInterrupt):
+        gpus._watch(RestartedServer(), 0)  # type: ignore[arg-type]
+
+    text = said()
+    places = [text.find("0 running"), text.find("Trying again"), text.rfind("0 running")]
+    assert -1 < places[0] < places[1] < places[2]
+
+
 def test_top_prints_once_without_a_terminal(alice: User, said: Say) -> None:
     jobs_made.waiting(alice, name="train")
     snapshots.record(snapshot(1))
