@@ -112,9 +112,11 @@ def bad_request(request: HttpRequest, exception: Exception) -> HttpResponse:
         return refusal(request, 413, TOO_LARGE)
     if isinstance(exception, RefusedText):
         return refusal(request, 422, str(exception))
-    return refusal(
-        request, 400, UNKNOWN_HOST if isinstance(exception, DisallowedHost) else UNREADABLE
-    )
+    if not isinstance(exception, DisallowedHost):
+        return refusal(request, 400, UNREADABLE)
+    if request.path.startswith(PREFIX):
+        return problems.response(400, UNKNOWN_HOST)
+    return refusal(request, 400, UNKNOWN_HOST)
 
 
 def csrf_failure(request: HttpRequest, reason: str = "") -> HttpResponse:

@@ -73,8 +73,13 @@ def log_settings(style: str, level: str = "INFO") -> dict[str, Any]:
         "disable_existing_loggers": False,
         "formatters": {"line": {"()": "gpucoord_site.service.logs.formatter", "style": style}},
         "handlers": {
-            "stderr": {"class": "gpucoord_site.service.log_stream.LogHandler", "formatter": "line"}
+            "stderr": {
+                "class": "gpucoord_site.service.log_stream.LogHandler",
+                "formatter": "line",
+                "filters": ["short"],
+            }
         },
+        "filters": {"short": {"()": "gpucoord_site.service.logs.ShortRefusals"}},
         "root": {"handlers": ["stderr"], "level": level},
         "loggers": {
             "django": {"handlers": [], "level": level, "propagate": True},
@@ -90,6 +95,15 @@ def log_settings(style: str, level: str = "INFO") -> dict[str, Any]:
             "axes": {"level": "ERROR"},
         },
     }
+
+
+class ShortRefusals(logging.Filter):
+    """Requests that Django refuses by their form get no traceback: anyone may send thousands."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if record.name.startswith("django.security."):
+            record.exc_info = None
+        return True
 
 
 def formatter(style: str) -> structlog.stdlib.ProcessorFormatter:

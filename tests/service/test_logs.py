@@ -6,8 +6,9 @@ import sys
 import time
 
 import pytest
+from django.conf import settings
 
-from gpucoord_site.service.logs import formatter, masked
+from gpucoord_site.service.logs import ShortRefusals, formatter, masked
 
 
 def _line(style: str, message: str, **extra: object) -> str:
@@ -127,3 +128,18 @@ def test_a_traceback_keeps_its_lines_and_nothing_else() -> None:
     assert all(line.startswith("  ") for line in text.splitlines()[1:])
     assert "\x1b" not in text
     assert "\u202e" not in text
+
+
+@pytest.mark.parametrize(
+    ("logger", "has_traceback"),
+    [("django.security.DisallowedHost", False), ("django.request", True)],
+)
+def test_only_refused_requests_are_logged_without_a_traceback(
+    logger: str, has_traceback: bool
+) -> None:
+    error = (ValueError, ValueError("refused"), None)
+    record = logging.LogRecord(logger, logging.ERROR, "", 0, "failed", (), error)
+
+    assert settings.LOGGING["handlers"]["stderr"]["filters"] == ["short"]
+    assert ShortRefusals().filter(record)
+    assert ("ValueError" in formatter("text").format(record)) is has_traceback
