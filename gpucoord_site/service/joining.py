@@ -9,6 +9,7 @@ from pathlib import Path
 
 from django.db import connection, transaction
 from django.utils import timezone
+from django.utils.crypto import salted_hmac
 
 from gpucoord_site import __version__
 from gpucoord_site.config.addresses import is_loopback
@@ -31,6 +32,7 @@ def join(config: Config, port: int | None, log_port: int | None = None) -> None:
     new = JoiningHost(
         name=config.node,
         instance=instance(config.data),
+        key_mark=key_mark(),
         boot_id=boot_id(),
         version=__version__,
         address=_address(config, port),
@@ -58,6 +60,11 @@ def join(config: Config, port: int | None, log_port: int | None = None) -> None:
 
 def _address(config: Config, port: int | None) -> str:
     return "" if port is None else reachable_address(config, port)
+
+
+def key_mark() -> str:
+    """A digest of the secret key, which says nothing about the key."""
+    return salted_hmac("gpucoord.hosts", "key mark", algorithm="sha256").hexdigest()
 
 
 def instance(data: Path) -> str:

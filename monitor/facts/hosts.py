@@ -22,11 +22,13 @@ class HostFact:
     address: of its pages. log_address: where other hosts read its logs. "" = it has none.
 
     instance: identity of its data folder; "" = it has not started since hosts have one.
+    key_mark: a digest of its secret key; "" = not known.
     """
 
     name: str
     state: HostState = HostState.ACTIVE
     instance: str = ""
+    key_mark: str = ""
     version: str = ""
     address: str = ""
     log_address: str = ""
@@ -55,3 +57,4 @@ class JoiningHost:
     address: str
     profile: str
     log_address: str = ""
+    key_mark: str = ""

@@ -35,7 +35,26 @@ def join_problem(
         return f"The host {new.name} is disabled{by}. An operator enables it at /hosts/."
     if not shared:
         return None
-    return _identity_problem(new, registered, hosts, has_token) or _version_problem(new, hosts, now)
+    return (
+        _name_problem(new, registered, now)
+        or _identity_problem(new, registered, hosts, has_token)
+        or _version_problem(new, hosts, now)
+        or _key_problem(new, hosts, now)
+    )
+
+
+def _name_problem(new: JoiningHost, registered: HostFact | None, now: datetime) -> str | None:
+    """Two services of one name would each take the jobs of the other for lost."""
+    if (
+        registered is None
+        or registered.instance in ("", new.instance)
+        or not _in_contact(registered, now)
+    ):
+        return None
+    return (
+        f"gpucoord runs as {new.name} on another machine or data folder. Set GPUCOORD_NODE to"
+        " another name, or stop it there and wait 15 seconds."
+    )
 
 
 def _identity_problem(
@@ -60,14 +79,7 @@ def _identity_problem(
 
 
 def _version_problem(new: JoiningHost, hosts: Sequence[HostFact], now: datetime) -> str | None:
-    others = [
-        host
-        for host in hosts
-        if host.name != new.name
-        and host.version not in ("", new.version)
-        and host.seen_at is not None
-        and silent_since(host, now) is None
-    ]
+    others = [host for host in _others(new, hosts, now) if host.version not in ("", new.version)]
     if not others:
         return None
     running = ", ".join(f"{host.version} on {host.name}" for host in others[:3])
@@ -75,6 +87,26 @@ def _version_problem(new: JoiningHost, hosts: Sequence[HostFact], now: datetime)
         f"This is gpucoord {new.version}, and the database is in use by {running}."
         " All hosts need the same version: stop the others, or install theirs here."
     )
+
+
+def _key_problem(new: JoiningHost, hosts: Sequence[HostFact], now: datetime) -> str | None:
+    others = [host for host in _others(new, hosts, now) if host.key_mark not in ("", new.key_mark)]
+    if not others:
+        return None
+    return (
+        f"The secret_key in the data folder differs from that of {others[0].name}. Copy secret_key"
+        f" from the data folder of {others[0].name}: logs of other hosts, logins and alert channels"
+        " need the same key."
+    )
+
+
+def _others(new: JoiningHost, hosts: Sequence[HostFact], now: datetime) -> list[HostFact]:
+    """The other hosts that run now."""
+    return [host for host in hosts if host.name != new.name and _in_contact(host, now)]
+
+
+def _in_contact(host: HostFact, now: datetime) -> bool:
+    return host.seen_at is not None and silent_since(host, now) is None
 
 
 def contact_sentence(host: HostFact, since: str) -> str:

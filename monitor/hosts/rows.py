@@ -80,6 +80,7 @@ def _fact(name: str, row: Host | None, seen_at: datetime | None, gpus: int) -> H
         name=name,
         state=HostState(row.state),
         instance=row.instance,
+        key_mark=row.key_mark,
         version=row.version,
         address=row.address,
         log_address=row.log_address,
@@ -98,10 +99,11 @@ def register(new: JoiningHost, now: datetime) -> bool:
     row, is_new = Host.objects.get_or_create(name=new.name, defaults={"joined_at": now})
     row.instance, row.boot_id, row.version = new.instance, new.boot_id, new.version
     row.address, row.profile, row.started_at = new.address, new.profile, now
-    row.log_address = new.log_address
+    row.log_address, row.key_mark = new.log_address, new.key_mark
     row.save(
         update_fields=[
-            "instance", "boot_id", "version", "address", "log_address", "profile", "started_at",
+            "instance", "key_mark", "boot_id", "version", "address", "log_address", "profile",
+            "started_at",
         ]
     )  # fmt: skip
     return is_new

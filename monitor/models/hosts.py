@@ -18,6 +18,8 @@ class Host(models.Model):
         default=HostState.ACTIVE.value,
     )
     instance = models.CharField(max_length=40, blank=True)
+    # Hosts with different secret keys could not read each other's logs and alert channels.
+    key_mark = models.CharField("digest of its secret key", max_length=64, blank=True)
     boot_id = models.CharField(max_length=40, blank=True)
     version = models.CharField(max_length=40, blank=True)
     address = models.CharField(max_length=300, blank=True)

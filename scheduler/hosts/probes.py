@@ -6,6 +6,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from http import HTTPStatus
 
 from scheduler.lifecycle.probes.logs import CHUNK, LogPiece
 
@@ -43,7 +44,7 @@ class RemoteLog:
                 start, size = int(answer.headers[START]), int(answer.headers[SIZE])
         except urllib.error.HTTPError as error:
             with error:
-                raise Unreachable(f"it answered {error.code}") from None
+                raise Unreachable(_refusal(error.code)) from None
         except (OSError, ValueError, TypeError) as error:
             raise Unreachable(str(getattr(error, "reason", error))[:200]) from None
         return LogPiece(start, data, size)
@@ -55,3 +56,9 @@ class RemoteLog:
     def size(self) -> int:
         """Raises Unreachable."""
         return self.read(0, 0).size
+
+
+def _refusal(code: int) -> str:
+    if code == HTTPStatus.FORBIDDEN:
+        return "it refused the signature, so its secret_key or its clock differs from this host's"
+    return f"it answered {code}"

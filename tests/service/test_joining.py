@@ -67,6 +67,9 @@ def test_a_further_host_joins_with_a_token_and_sends_readings_without_pages(
             [sys.executable, "-m", "gpucoord_site", "join-token"],
             env=east._env, capture_output=True, text=True, check=True,
         ).stdout.split()[-1]  # fmt: skip
+        keyless = there | {"GPUCOORD_NODE": "south", "GPUCOORD_JOIN_TOKEN": made}
+        said = ended(node(tmp_path / "south", **keyless), tmp_path / "south.log")
+        assert "The secret_key in the data folder differs from that of east" in said
         running = node(west, **there, GPUCOORD_JOIN_TOKEN=made)
         try:
             headers = {"Authorization": f"Bearer {token(east)}"}
@@ -76,7 +79,7 @@ def test_a_further_host_joins_with_a_token_and_sends_readings_without_pages(
                     node(tmp_path / "copy", **there, GPUCOORD_JOIN_TOKEN=made),
                     tmp_path / "copy.log",
                 )
-                assert "Another machine or data folder is registered as west" in answer
+                assert "gpucoord runs as west on another machine or data folder" in answer
         finally:
             running.terminate()
             running.wait(60)

@@ -11,8 +11,10 @@ from monitor.hosts import policy
 from tests.builders import NOW
 
 NEW = JoiningHost(
-    name="west", instance="w", boot_id="b", version="1.1", address="", profile="server"
-)
+    name="west", instance="w", key_mark="key", boot_id="b", version="1.1", address="",
+    profile="server",
+)  # fmt: skip
+SILENT = NOW - timedelta(seconds=16)
 
 
 def host(name: str = "east", **changes: Any) -> HostFact:
@@ -41,11 +43,33 @@ def test_a_host_from_before_the_registry_is_adopted() -> None:
 
 
 def test_another_machine_with_the_same_name_is_refused() -> None:
-    said = problem(host("west", instance="other")) or ""
+    gone = host("west", instance="other", seen_at=SILENT)
+    said = problem(gone) or ""
 
     assert "Another machine or data folder is registered as west" in said
     assert "GPUCOORD_NODE" in said
-    assert problem(host("west", instance="other"), has_token=True) is None
+    assert problem(gone, has_token=True) is None
+
+
+def test_a_host_that_runs_is_not_replaced_even_with_a_token() -> None:
+    said = problem(host("west", instance="other"), has_token=True) or ""
+
+    assert "gpucoord runs as west on another machine or data folder" in said
+    assert "stop it there and wait 15 seconds" in said
+
+
+def test_a_host_with_another_secret_key_is_refused_while_others_run() -> None:
+    other = host(key_mark="other key")
+
+    assert "The secret_key in the data folder differs from that of east." in (
+        problem(other, host("west")) or ""
+    )
+    assert problem(host(key_mark="key"), host("west")) is None
+    # Of a host from before digests were stored.
+    assert problem(host(key_mark=""), host("west")) is None
+    # All hosts were stopped for a new key.
+    assert problem(replace(other, seen_at=SILENT), host("west")) is None
+    assert problem(other, shared=False) is None
 
 
 def test_a_version_that_does_not_fit_is_refused_with_both_versions() -> None:
@@ -55,7 +79,7 @@ def test_a_version_that_does_not_fit_is_refused_with_both_versions() -> None:
 
 
 def test_a_silent_host_of_another_version_stops_no_upgrade() -> None:
-    old = host(version="1.0", seen_at=NOW - timedelta(seconds=16))
+    old = host(version="1.0", seen_at=SILENT)
 
     assert problem(old, host("west")) is None
 
