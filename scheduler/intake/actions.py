@@ -200,10 +200,11 @@ def change(jobs: QuerySet[Job], raw: Mapping[str, Any], person: User, now: datet
         raise UnableToSubmit([replace(each, index=None) for each in caused])
     columns = job_fields.columns(new)
     changed = {f.column: columns[f.column] for f in job_fields.stored_fields() if f.name in raw}
-    if "host" in raw:
-        # The user decides where it runs, whatever host has its checkpoint.
-        changed["home"] = ""
     words = ", ".join(name.replace("_", " ") for name in raw)
+    if host := changed.get("host"):
+        # The user chose a host, whatever host has the checkpoint.
+        changed["home"] = ""
+        words += f" (its checkpoint stays on {job.home})" if job.home not in ("", host) else ""
     return job_changes.change(jobs, person.username, now, words, **changed)
 
 

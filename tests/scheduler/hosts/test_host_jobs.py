@@ -18,7 +18,7 @@ from django.utils import timezone
 from monitor.facts.hosts import HostState, JoiningHost
 from monitor.hosts import rows as hosts
 from monitor.journal.rows import events
-from monitor.models import HostMinute
+from monitor.models import Event, HostMinute
 from monitor.runtime.probes.process_identity import boot_id
 from monitor.snapshot import rows as snapshots
 from monitor.thresholds import rows as thresholds
@@ -102,6 +102,27 @@ def test_a_job_with_a_checkpoint_stays_with_its_host(alice: User) -> None:
 
     assert plan("west") == []
     assert plan("east") == [job.pk]
+
+
+@pytest.mark.usefixtures("both")
+def test_a_job_with_a_checkpoint_leaves_its_host_only_for_one_that_its_user_names(
+    alice: User, as_user: AsUser
+) -> None:
+    job = submit(alice, host="east")
+    Job.objects.update(home="east")
+    browser = as_user(alice)
+
+    def moved_to(name: str) -> str:
+        changes = {"host": name}
+        browser.patch(f"/api/jobs/{job.pk}/", changes, content_type="application/json")
+        job.refresh_from_db()
+        return job.home
+
+    assert moved_to("any") == "east"
+    assert plan("west") == []
+    assert moved_to("west") == ""
+    assert "host (its checkpoint stays on east)" in Event.objects.latest("pk").text
+    assert plan("west") == [job.pk]
 
 
 def test_a_job_that_saved_a_checkpoint_runs_again_on_its_host_unless_hosts_share_them(
