@@ -85,7 +85,7 @@ def _queue_row(job: Json) -> tuple[str, ...]:
     return (
         str(job["id"]),
         _owner(job),
-        "waiting" if waits else job["state"],
+        _state(job),
         str(job["priority"]),
         tables.between(job["submitted_at"] if waits else job["started_at"], None),
         _gpus(job),
@@ -93,6 +93,12 @@ def _queue_row(job: Json) -> tuple[str, ...]:
         job["name"],
         (job.get("reason") or "") if waits else "",
     )
+
+
+def _state(job: Json) -> str:
+    if job.get("contact_lost_since"):
+        return "contact lost"
+    return "waiting" if job["state"] == "queued" else str(job["state"])
 
 
 def _owner(job: Json) -> str:

@@ -223,6 +223,9 @@ class JobLine(Schema):
     priority: int
     gpus: list[str] = Field(description="UUIDs of the current or last GPUs.")
     host: str | None = Field(description="Host of the current or last run.")
+    contact_lost_since: datetime | None = Field(
+        description="Last reading of its host, if that is silent: the job may still run."
+    )
     requested: dict[str, Any] = Field(
         description="gpus, gpu_memory_bytes, exclusive and further requests."
     )
@@ -258,9 +261,6 @@ class JobBody(JobLine):
     signal: int | None
     problem: str | None
     blockers: list[BlockerBody]
-    contact_lost_since: datetime | None = Field(
-        description="Last reading of its host, if that is silent: the job may still run."
-    )
     checkpoint_host: str | None = Field(
         description="Host that has its checkpoint, where a waiting job runs again."
     )

@@ -165,7 +165,7 @@ def list_jobs(
     jobs = list(page[offset : offset + limit + 1])
     more = len(jobs) > limit
     return {
-        "jobs": [job_views.line(job) for job in jobs[:limit]],
+        "jobs": job_views.lines(jobs[:limit]),
         "total": total,
         "next": _next(request, jobs[limit - 1].pk) if more else None,
     }

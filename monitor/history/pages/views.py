@@ -16,6 +16,8 @@ from django.views.decorators.http import require_safe
 from monitor.alerts.rows import owner_summary
 from monitor.facts.readings import Snapshot
 from monitor.history.pages import content as history_content
+from monitor.hosts import rows as host_rows
+from monitor.hosts.pages import host_row
 from monitor.incidents.facts import IDLE_HELD
 from monitor.incidents.pages import badges as incident_badges
 from monitor.incidents.rows import patterns as pattern_rows
@@ -163,6 +165,9 @@ def host(request: HttpRequest, name: str) -> HttpResponse:
     if not exists:
         raise Http404
     total = newest.host.memory_total_bytes if newest else None
-    context = history_content.host(name, total, request.GET, timezone.now())
+    now, fact = timezone.now(), host_rows.find(name)
+    context = history_content.host(name, total, request.GET, now)
     strips = host_strips.strips([newest]) if newest else []
-    return render(request, "monitor/host.html", {**context, "name": name, "hosts": strips})
+    state = host_row(fact, now) if fact else None
+    context |= {"name": name, "hosts": strips, "state": state}
+    return render(request, "monitor/host.html", context)

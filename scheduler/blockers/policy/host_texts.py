@@ -65,8 +65,10 @@ def engine(blocker: Blocker) -> str:
 
 
 def host_drained(blocker: Blocker) -> str:
-    why = f": {blocker.detail('reason')}" if blocker.detail("reason") else "."
-    return f"The host {blocker.detail('host')} is drained by {blocker.holder}{why}"
+    reason = blocker.detail("reason")
+    why = f": {reason}" if reason else ""
+    end = "" if why.endswith((".", "!", "?")) else "."
+    return f"The host {blocker.detail('host')} is drained by {blocker.holder}{why}{end}"
 
 
 def _max_jobs(blocker: Blocker) -> str:

@@ -74,6 +74,8 @@ class JobLine:
     host: str = ""
     # The name of the owner's agent that submitted it.
     agent: str = ""
+    # Contact with the host of a running job is lost.
+    is_lost: bool = False
 
     @property
     def submitter(self) -> str:
@@ -112,7 +114,7 @@ def lines(jobs: Iterable[Job]) -> list[JobLine]:
 
 def _lost(line: JobLine) -> JobLine:
     """The line of a job whose host is silent."""
-    return replace(line, word="contact lost", shape="unknown")
+    return replace(line, word="contact lost", shape="unknown", is_lost=True)
 
 
 def gpu_links(uuids: Iterable[str]) -> dict[str, GpuLink]:
@@ -221,6 +223,8 @@ def verdict(line: JobLine) -> str:
     where = f" on {', '.join(gpu.label for gpu in line.gpus)}" if line.gpus else ""
     if line.waits:
         return line.why or "No limits apply: the scheduler checks the job within a second."
+    if line.is_lost:
+        return f"Contact with its host {line.host} is lost. The job may still run."
     if line.is_open:
         return f"The job is {line.word}{where}."
     return f"The job ended: {', '.join(word for word in (line.word, line.ending) if word)}."

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime, timedelta
 from typing import Any
@@ -134,8 +134,13 @@ def log_removed(job: Job, number: int) -> str:
     return f"The log was removed {age} after the job ended."
 
 
-def line(job: Job) -> dict[str, Any]:
-    """The part that all users may see."""
+def lines(rows: Sequence[Job]) -> list[dict[str, Any]]:
+    silent = silent_hosts(running_attempt(job) for job in rows)
+    return [line(job, silent) for job in rows]
+
+
+def line(job: Job, silent: Mapping[str, datetime]) -> dict[str, Any]:
+    """The part that all users may see. silent: silent_hosts() of its attempt."""
     attempt = running_attempt(job)
     ends = ends_of(attempt) if attempt else None
     return {
@@ -148,6 +153,7 @@ def line(job: Job) -> dict[str, Any]:
         "priority": job.priority,
         "gpus": list(attempt.gpu_uuids) if attempt else [],
         "host": attempt.host if attempt else None,
+        "contact_lost_since": _lost_since(attempt, silent),
         "requested": job_fields.requested(job),
         "submitted_at": job.submitted_at,
         "started_at": job.started_at,
@@ -162,6 +168,11 @@ def line(job: Job) -> dict[str, Any]:
         "script": job.script or None,
         "url": reverse("job", args=[job.pk]),
     }
+
+
+def _lost_since(attempt: Attempt | None, silent: Mapping[str, datetime]) -> datetime | None:
+    """None: the attempt has ended, or its host is in contact."""
+    return silent.get(attempt.host) if attempt and attempt.ended_at is None else None
 
 
 def after(job: Job, kind: DependencyKind) -> list[int]:
@@ -201,11 +212,10 @@ def body(job: Job, person: Person, now: datetime) -> dict[str, Any]:
     attempt, sees_all = running_attempt(job), may_see_all(job, person)
     off = prediction_error(job)
     return {
-        **line(job),
+        **line(job, silent_hosts([attempt])),
         "exit_code": job.exit_code,
         "signal": job.signal,
         "blockers": _with_tiers(with_current_ends(job.blockers, now)),
-        "contact_lost_since": next(iter(silent_hosts([attempt]).values()), None),
         "checkpoint_host": job.home or None,
         **_private(job, sees_all),
         "estimate_s": job.estimate_s,

@@ -15,6 +15,7 @@ from django.db import transaction
 from django.test import Client
 from django.utils import timezone
 
+from gpucoord_site.cli import jobs as jobs_command
 from monitor.facts.hosts import HostState, JoiningHost
 from monitor.hosts import rows as hosts
 from monitor.journal.rows import events
@@ -34,6 +35,7 @@ from scheduler.models import Attempt, Job
 from scheduler.runner import files
 from tests import jobs_made
 from tests.builders import NOW, gpu, host, snapshot
+from tests.cli_bridge import connect_as
 
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("data")]
 SECOND = timedelta(seconds=1)
@@ -168,7 +170,7 @@ def test_the_only_host_names_its_drain_as_the_reason(alice: User) -> None:
     assert plan("east") == []
     job.refresh_from_db()
     assert job.blockers[0]["code"] == "HostDrained"
-    assert "drained by olga: new disk" in job.blockers[0]["text"]
+    assert "drained by olga: new disk." in job.blockers[0]["text"]
     hosts.set_state("east", HostState.ACTIVE, "olga", "", NOW)
     assert plan("east", at_s=5) == [job.pk]
 
@@ -340,6 +342,22 @@ def test_rest_and_pages_say_that_contact_is_lost(alice: User, as_user: AsUser, d
     page = browser.get(f"/jobs/{job.pk}/").content.decode()
     assert "Contact with gpubox is lost since" in page
     assert "contact lost" in browser.get("/jobs/").content.decode()
+    host_page = browser.get("/hosts/gpubox/").content.decode()
+    assert 'data-shape="failing">contact lost</span> The last reading came' in host_page
+    (row,) = browser.get("/api/jobs/").json()["jobs"]
+    assert row["contact_lost_since"] == body["contact_lost_since"]
+    why = browser.get(f"/api/jobs/{job.pk}/why/").json()["text"]
+    assert why == "Contact with its host gpubox is lost. The job may still run."
+
+
+def test_the_list_of_the_command_line_says_that_contact_is_lost(
+    alice: User, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    silent_job(alice, requeue=False)
+    connect_as(alice, monkeypatch)
+
+    assert jobs_command.queue([]) == 0
+    assert "contact lost" in capsys.readouterr().out
 
 
 def test_the_log_of_a_job_on_another_host_is_never_silently_empty(
@@ -353,6 +371,8 @@ def test_the_log_of_a_job_on_another_host_is_never_silently_empty(
     assert (answer.status_code, where in answer.json()["detail"]) == (409, True)
     page = browser.get(f"/jobs/{job.pk}/").content.decode()
     assert f"Read them at http://127.0.0.1:9/jobs/{job.pk}/" in page
+    # Its size is unknown, not zero.
+    assert 'id="log-size"></span>' in page
     # Folders of jobs may be on storage that the hosts share.
     jobs_made.write_log(data, job, b"shared")
     assert browser.get(f"/api/jobs/{job.pk}/log/").content == b"shared"
