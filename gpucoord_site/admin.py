@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from functools import update_wrapper
 from typing import Any
 
-from django.contrib import admin
+from django.contrib import admin, messages
 from django.contrib.auth.decorators import login_not_required
 from django.contrib.auth.views import redirect_to_login
 from django.core.exceptions import FieldDoesNotExist, PermissionDenied
@@ -50,12 +50,28 @@ WORDS = {"gpu": "GPU", "uuid": "UUID", "uuids": "UUIDs", "cpu": "CPU", "pci": "P
 FOLDED = {"Jobs, incidents and history": HISTORY, "Logins": LOGINS}
 
 
+# Each word is looked for in each column; a database refuses conditions that are too long.
+MOST_WORDS = 20
+TOO_MANY_WORDS = f"Search for at most {MOST_WORDS} words."
+
+
 class Readable:
     """Figures with three digits and units, and times with UTC in the title: in lists, and in the
-    fields that are not edited.
+    fields that are not edited. Searches are bounded.
     """
 
     opts: Any
+
+    def get_search_results(
+        self, request: HttpRequest, queryset: Any, search_term: str
+    ) -> tuple[Any, bool]:
+        if len(search_term.split()) > MOST_WORDS:
+            messages.warning(request, TOO_MANY_WORDS)
+            return queryset.none(), False
+        rows: tuple[Any, bool] = super().get_search_results(  # type: ignore[misc]
+            request, queryset, search_term
+        )
+        return rows
 
     def get_list_display(self, request: HttpRequest) -> list[Any]:
         columns = super().get_list_display(request)  # type: ignore[misc]

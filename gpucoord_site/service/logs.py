@@ -98,10 +98,11 @@ def log_settings(style: str, level: str = "INFO") -> dict[str, Any]:
 
 
 class ShortRefusals(logging.Filter):
-    """Requests that Django refuses by their form get no traceback: anyone may send thousands."""
+    """Requests that Django refuses by their form get no traceback: a client can send many."""
 
     def filter(self, record: logging.LogRecord) -> bool:
-        if record.name.startswith("django.security."):
+        is_answer = record.name == "django.request" and getattr(record, "status_code", 500) < 500
+        if is_answer or record.name.startswith("django.security."):
             record.exc_info = None
         return True
 

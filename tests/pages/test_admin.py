@@ -230,6 +230,18 @@ def test_each_list_opens_and_can_be_searched(browser: Client) -> None:
     assert {key for key, answer in lists.items() if answer.status_code != 200} == set()
 
 
+def test_a_search_for_too_many_words_is_refused(browser: Client, alice: User) -> None:
+    job = jobs_made.waiting(alice)
+    path = "/admin/scheduler/job/"
+
+    found = browser.get(path, {"q": "alice " * 20})
+    refused = browser.get(path, {"q": "a " * 5000})
+
+    assert f"{path}{job.pk}/change/" in found.content.decode()
+    assert refused.status_code == 200
+    assert "Search for at most 20 words." in refused.content.decode()
+
+
 @pytest.mark.usefixtures("filled")
 def test_each_row_opens(browser: Client) -> None:
     for model in OURS:

@@ -131,14 +131,19 @@ def test_a_traceback_keeps_its_lines_and_nothing_else() -> None:
 
 
 @pytest.mark.parametrize(
-    ("logger", "has_traceback"),
-    [("django.security.DisallowedHost", False), ("django.request", True)],
+    ("logger", "status", "has_traceback"),
+    [
+        ("django.security.DisallowedHost", 400, False),
+        ("django.request", 400, False),
+        ("django.request", 500, True),
+    ],
 )
 def test_only_refused_requests_are_logged_without_a_traceback(
-    logger: str, has_traceback: bool
+    logger: str, status: int, has_traceback: bool
 ) -> None:
     error = (ValueError, ValueError("refused"), None)
     record = logging.LogRecord(logger, logging.ERROR, "", 0, "failed", (), error)
+    record.status_code = status
 
     assert settings.LOGGING["handlers"]["stderr"]["filters"] == ["short"]
     assert ShortRefusals().filter(record)
