@@ -109,7 +109,7 @@ class Service:
     def stop(self, number: int = signal.SIGTERM) -> tuple[int, float]:
         """Signal the supervisor; returns its exit code and the seconds until all had stopped."""
         watch = Stopwatch()
-        family = self.family() if self.process.poll() is None else []
+        family = self._of_the_service() if self.process.poll() is None else []
         self.process.send_signal(number)
         try:
             code = self.process.wait(LONGEST_S)
@@ -151,6 +151,13 @@ class Service:
         pids = [self.process.pid]
         for pid in pids:
             pids += children(pid)
+        return pids
+
+    def _of_the_service(self) -> list[int]:
+        """The family without jobs and their runners, which outlive the service on purpose."""
+        pids = [self.process.pid]
+        for pid in pids:
+            pids += [] if "scheduler.runner" in command_line(pid) else children(pid)
         return pids
 
     def healthz(self) -> httpx.Response:
