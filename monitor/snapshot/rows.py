@@ -9,6 +9,7 @@ from functools import cache
 from itertools import repeat
 from typing import Any
 
+from django.db import connection
 from django.db.models import Exists, F, OuterRef, QuerySet, Subquery
 
 from monitor.facts.claims import JOB_KINDS, ClaimKind, GpuTask
@@ -319,6 +320,18 @@ def close_claims(job_ref: str, now: datetime) -> int:
     return Claim.objects.filter(job_ref=job_ref, until_at__isnull=True).update(until_at=now)
 
 
+def lock_gpus(gpu_uuids: Collection[str]) -> None:
+    """Lock these rows until the transaction ends. Call it before they change one after the other.
+
+    Loops that lock several rows in different orders would wait for each other. A single row, and
+    SQLite, which has one writer at a time, need no order.
+    """
+    unique = set(gpu_uuids)
+    if len(unique) > 1 and connection.vendor == "postgresql" and connection.in_atomic_block:
+        rows = Gpu.objects.filter(pk__in=unique).order_by("pk")
+        list(rows.select_for_update(no_key=True).values_list("pk"))
+
+
 def count_task(gpu_uuids: Collection[str], number: int = 1) -> None:
     """Count a job that succeeded on these GPUs, or requests that a model there answered."""
     Gpu.objects.filter(pk__in=gpu_uuids).update(tasks_completed=F("tasks_completed") + number)
@@ -330,6 +343,7 @@ def completed_tasks(host: str) -> dict[str, int]:
 
 
 def _upsert_gpus(readings: Sequence[GpuReading], snapshot: Snapshot) -> None:
+    lock_gpus([reading.uuid for reading in readings])
     # A GPU that does not respond keeps its last_seen_at, name and size.
     for answers in (True, False):
         rows = [

@@ -167,7 +167,9 @@ def _count_on_gpus(completed: Mapping[int, int]) -> None:
     """Answered requests count as tasks of the instance's GPUs."""
     if completed:
         rows = ModelInstance.objects.filter(pk__in=completed).exclude(gpu_uuids=[])
-        for id_, gpu_uuids in rows.values_list("pk", "gpu_uuids"):
+        gpus = dict(rows.values_list("pk", "gpu_uuids"))
+        snapshots.lock_gpus([uuid for gpu_uuids in gpus.values() for uuid in gpu_uuids])
+        for id_, gpu_uuids in gpus.items():
             snapshots.count_task(gpu_uuids, completed[id_])
 
 

@@ -113,6 +113,23 @@ def test_two_hosts_that_plan_at_once_keep_the_quota_of_each_user(url: str, tmp_p
     assert (ran.returncode, ran.stdout.split()) == (0, ["1", "1"]), ran.stderr[-3000:]
 
 
+def test_the_sampler_and_the_scheduler_lock_gpus_in_one_order(url: str, tmp_path: Path) -> None:
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute("CREATE DATABASE locks")
+    there = {"DATABASE_URL": url.removesuffix("postgres") + "locks"}
+    folder = {"GPUCOORD_DATA": str(tmp_path), "DJANGO_SETTINGS_MODULE": "gpucoord_site.settings"}
+
+    ran = subprocess.run(
+        [sys.executable, "-m", "tests.service.gpu_locks"],
+        env={**os.environ, **there, **folder},
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
+
+    assert (ran.returncode, ran.stdout.split()) == (0, ["sample", "end_jobs"]), ran.stderr[-3000:]
+
+
 def test_check_names_the_server_and_its_tables(service: Service) -> None:
     ran = subprocess.run(
         [sys.executable, "-m", "gpucoord_site", "check"],

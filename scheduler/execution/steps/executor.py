@@ -7,7 +7,7 @@ where a killed one stopped.
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
@@ -19,6 +19,7 @@ from monitor.runtime.probes.process_identity import boot_id
 from monitor.runtime.rows.item_isolation import ItemIsolation
 from monitor.runtime.rows.prepared import MARK, PreparedQuery
 from monitor.runtime.rows.wakeups import wake
+from monitor.snapshot import rows as snapshots
 from scheduler.engines.facts import TaskReport, Ticket
 from scheduler.engines.local import UNCHANGED, LocalEngine, LocalRef
 from scheduler.execution.policy import Action, AttemptState, Claimant, next_action
@@ -161,9 +162,11 @@ class Executor:
         change()
         transitions.stay(attempt.job_id, self._host)
 
-    def _write(self, changes: Iterable[JobAction], now: datetime) -> None:
+    def _write(self, changes: Sequence[JobAction], now: datetime) -> None:
         """Store all changes in one transaction, each in its own savepoint."""
         with self._guard():
+            # Each end counts on the GPUs of its job.
+            snapshots.lock_gpus([uuid for done in changes for uuid in done.attempt.gpu_uuids])
             for done in changes:
                 if done.change is not None:
                     self._isolation.attempt(_row_name(done.attempt), done.change, now, STEP_KIND)
