@@ -12,7 +12,7 @@ from typing import Any
 from django.db.models import QuerySet, Sum
 
 from monitor.facts.hosts import HostFact, HostState, JoiningHost
-from monitor.models import Gpu, Host, HostMinute, JoinToken, LatestSnapshot
+from monitor.models import Gpu, Host, HostMinute, HostSample, JoinToken, LatestSnapshot
 from monitor.runtime.rows.database import prepared
 from monitor.runtime.rows.prepared import compiled_once
 
@@ -146,6 +146,12 @@ def mark_heard(name: str) -> bool:
     is_silent = any(row.name == name and row.silent_since_at is not None for row in _all_rows())
     silent = Host.objects.filter(pk=name, silent_since_at__isnull=False)
     return is_silent and bool(silent.update(silent_since_at=None))
+
+
+def has_readings(name: str, since: datetime, until: datetime) -> bool:
+    """Whether this host stored a reading in that time."""
+    between = (int(since.timestamp()), int(until.timestamp()))
+    return HostSample.objects.filter(host=name, t__range=between).exists()
 
 
 def seconds_with_readings(name: str, since: datetime) -> int:

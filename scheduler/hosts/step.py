@@ -27,6 +27,8 @@ from scheduler.lifecycle.policy.retries import RetryPolicy
 from scheduler.models import Attempt
 from scheduler.runner import attempt_files, files
 
+# After the database was away, each host has readings again by then.
+RETURN = timedelta(seconds=5)
 # Named as the operator who confirmed it.
 BY_THRESHOLD = "Threshold retries.down_after_minutes"
 
@@ -66,12 +68,19 @@ class HostWatch:
             since = policy.silent_since(host, now)
             if since is None or host.name == self._host:
                 continue
-            if rows.mark_silent(host.name, since, now):
+            if self._had_contact(since, now) and rows.mark_silent(host.name, since, now):
                 text = f"Contact with the host {host.name} is lost; its jobs may still run."
                 events.add("HOST_SILENT", text, now=now, host=host.name, severity="warning")
                 wake("live")
             if host.down_at is None:
                 self._confirm_down(host, since, now)
+
+    def _had_contact(self, since: datetime, now: datetime) -> bool:
+        """Whether this host stored readings while the other one was silent.
+
+        When the database was away, all hosts were silent, and return within a few seconds.
+        """
+        return rows.has_readings(self._host, since + RETURN, now - RETURN)
 
     def _confirm_down(self, host: HostFact, since: datetime, now: datetime) -> None:
         """As an operator does, after the time of the threshold.

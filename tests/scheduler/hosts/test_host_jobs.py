@@ -205,12 +205,27 @@ def test_a_silent_host_is_reported_once_and_its_jobs_are_left_alone(
     alice: User, data: Path
 ) -> None:
     job = silent_job(alice, requeue=True)
+    see("east", 1, at_s=50)
     see("east", 1, at_s=60)
 
     assert look(data) == []
     assert look(data, at_s=65) == []
     job.refresh_from_db()
     assert job.state == "running"
+    assert len(events.recent(5, kind="HOST_SILENT")) == 1
+
+
+def test_a_host_is_not_reported_as_silent_for_time_in_which_the_database_was_away(
+    alice: User, data: Path
+) -> None:
+    silent_job(alice, requeue=True)
+    see("east", 1)
+    # The database is back.
+    see("east", 1, at_s=60)
+
+    assert look(data) == []
+    assert events.recent(5, kind="HOST_SILENT") == []
+    look(data, at_s=66)
     assert len(events.recent(5, kind="HOST_SILENT")) == 1
 
 
