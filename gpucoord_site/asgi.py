@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 
-from django.core.asgi import get_asgi_application
+import django
 
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "gpucoord_site.settings")
 
-django_application = get_asgi_application()
+django.setup(set_prefix=False)
 
 # Imported after Django is set up: guards and consumers reach models.
 from channels.auth import AuthMiddlewareStack
@@ -16,11 +16,12 @@ from channels.routing import ProtocolTypeRouter, URLRouter
 from django.urls import path, re_path
 
 from gpucoord_site.http.asgi_guards import SameOriginOnly, Utf8Only, refuse
+from gpucoord_site.http.handler import ThreadHandler
 from monitor.live.consumers import live
 from scheduler.live.consumers import job
 from scheduler.terminals.consumers import terminal
 
-http = Utf8Only(django_application)
+http = Utf8Only(ThreadHandler())
 # URLRouter takes ASGI applications where Django's stubs know views only.
 routes = [
     path("ws/live/", live),  # type: ignore[arg-type]

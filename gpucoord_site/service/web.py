@@ -9,7 +9,6 @@ import asyncio
 import gc
 import logging
 import socket
-import warnings
 from collections.abc import Callable
 
 from daphne.server import Server
@@ -44,8 +43,6 @@ def serve(listening: socket.socket, beside: Callable[[], None] = lambda: None) -
 
     Connections that come while this starts wait in the socket's queue.
     """
-    # WhiteNoise serves small files from memory, which is as fast as asynchronous reading.
-    warnings.filterwarnings("ignore", "StreamingHttpResponse must consume synchronous iterators")
     # Verbosity 2 would put stdout and stderr of this process into the log: a log that cannot be
     # written to would then log that.
     web = Web(
