@@ -22,7 +22,7 @@ from gpucoord_site.config.file import config_file
 from gpucoord_site.config.settings import Config
 from gpucoord_site.service import first_builds
 from gpucoord_site.service.startup_checks import lock_data_folder
-from scheduler.facts.units import size
+from monitor.facts.formats import shortest_size
 
 APPS = ("monitor", "scheduler", "reports", "gpucoord_site")
 PACKAGES = Path(__file__).resolve().parents[2]
@@ -53,7 +53,7 @@ def backup(config: Config, target: Path, *, replace: bool = False) -> str:
             archive.write(target, manifest, files)
         except OSError as error:
             raise BackupError(f"{target} can't be written: {error.strerror or error}.") from None
-    return f"Wrote {target} ({size(target.stat().st_size)}): {', '.join(sorted(files))}."
+    return f"Wrote {target} ({shortest_size(target.stat().st_size)}): {', '.join(sorted(files))}."
 
 
 def _check_target(target: Path, *, replace: bool) -> None:

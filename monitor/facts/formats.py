@@ -18,6 +18,15 @@ def user_number(user: str) -> int:
     return crc32(f"{user}99".encode())
 
 
+def shortest_size(value: int) -> str:
+    """Bytes in the unit that reads best: "812 B", "64 KiB", "1.25 GiB"."""
+    amount, units = float(value), ["B", "KiB", "MiB", "GiB", "TiB"]
+    while amount >= 1024 and len(units) > 1:
+        amount /= 1024
+        units.pop(0)
+    return f"{value if units[0] == 'B' else sig3(amount)} {units[0]}"
+
+
 def sig3(value: float | None) -> str:
     """Three significant digits without an exponent: 0.123, 1.23, 12.3, 123, 1234."""
     if value is None or not math.isfinite(value):

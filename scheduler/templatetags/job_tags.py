@@ -13,7 +13,7 @@ from django.urls import reverse
 from django.utils.html import escape, format_html
 from django.utils.safestring import SafeString, mark_safe
 
-from monitor.facts.formats import UNKNOWN, duration, sig3
+from monitor.facts.formats import UNKNOWN, duration, shortest_size, sig3
 from monitor.models import Gpu
 from monitor.templatetags.monitor_tags import user_colour
 from monitor.templatetags.text_tags import with_times
@@ -63,13 +63,7 @@ class AnsiState:
 @register.filter
 def size(value: int | None) -> str:
     """Bytes in the unit that reads best: "812 B", "64 KiB", "1.25 GiB"."""
-    if value is None:
-        return UNKNOWN
-    amount, units = float(value), ["B", "KiB", "MiB", "GiB", "TiB"]
-    while amount >= 1024 and len(units) > 1:
-        amount /= 1024
-        units.pop(0)
-    return f"{value if units[0] == 'B' else sig3(amount)} {units[0]}"
+    return UNKNOWN if value is None else shortest_size(value)
 
 
 @register.filter

@@ -84,11 +84,12 @@ def test_a_backup_is_readable_by_its_owner_alone_and_put_back_whole(
     fill(config)
     (config.data / "gpucoord.toml").write_text('node = "east"\n')
     file = tmp_path / "b.tar.gz"
-    command.backup(config, file)
+    answer = command.backup(config, file)
     other = elsewhere(config, monkeypatch)
 
     command.restore(other, file)
 
+    assert " B): database.sqlite3, gpucoord.toml, secret_key." in answer
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     assert facts(other) == 3
     for name, text in (("secret_key", "a secret"), ("gpucoord.toml", 'node = "east"\n')):

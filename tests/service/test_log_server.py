@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -19,6 +22,7 @@ from scheduler.hosts import pages
 from scheduler.hosts.probes import RemoteLog
 from scheduler.runner import files
 from tests.pace import LONGEST_S, Stopwatch
+from tests.processes.service import ROOT
 
 
 @pytest.fixture
@@ -52,6 +56,29 @@ def test_a_signed_request_gets_a_piece_of_the_log(address: str, data: Path, sett
     assert log.read(250, 3).data == bytes((250, 251, 252))
     assert log.tail(2).data == bytes((254, 255))
     assert log.size() == 256
+
+
+def test_other_hosts_are_asked_without_the_proxy_of_the_environment(
+    address: str, data: Path, settings: Any
+) -> None:
+    """In a process of its own, because the environment is read at its start."""
+    path = files.log_path(data, 7, 1)
+    path.parent.mkdir(parents=True)
+    path.write_bytes(b"text")
+    ticket = log_of(address, settings.CONFIG.node).ticket(0, 10)
+    program = (
+        "from scheduler.hosts.probes import RemoteLog\n"
+        f"log = RemoteLog('gpubox', {address!r}, 7, 1, lambda offset, limit: {ticket!r})\n"
+        "print(log.read(0, 10).data.decode())"
+    )
+
+    ran = subprocess.run(
+        [sys.executable, "-c", program],
+        env={**os.environ, "http_proxy": "http://127.0.0.1:9", "no_proxy": ""},
+        cwd=ROOT, capture_output=True, text=True,
+    )  # fmt: skip
+
+    assert ran.stdout == "text\n", ran.stderr
 
 
 @pytest.mark.parametrize(

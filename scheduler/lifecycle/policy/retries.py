@@ -62,6 +62,8 @@ class RetryPolicy:
         ge=0, le=10080,
         help="Jobs with requeue that ran there then start on other hosts, as if an operator had "
              "confirmed it. If the host still runs, such a job may run twice for a while. "
+             "Only whole minutes in which another host had readings count, so it takes up to two "
+             "minutes longer. "
              "0 = only an operator confirms it.")
     # fmt: on
 
