@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from math import prod
+from math import ceil, floor, prod
 from random import Random
 
 from monitor.sampling.probes.simulated import workloads
@@ -111,12 +111,11 @@ def _scripted(gpus: int, seed: int, since: int, until: int) -> Iterator[DemoLife
     for number, script in enumerate(scripts):
         if script.runs_s < SHORTEST_S:
             continue
-        t = float(since)
-        while t < until + script.every_s:
-            run = script.run_at(t)
-            if run is not None and run[1] < until:
-                yield from _runs(script, number, *run)
-            t += script.every_s
+        first = floor((since - script.offset_s) / script.every_s)
+        for run in range(first, ceil((until - script.offset_s) / script.every_s)):
+            began = run * script.every_s + script.offset_s
+            if began + script.runs_s > since:
+                yield from _runs(script, number, run, began)
 
 
 def _runs(script: workloads.Script, number: int, run: int, began: float) -> Iterator[DemoLife]:

@@ -17,7 +17,8 @@ import httpx
 import pytest
 
 from gpucoord_site.config.settings import Config
-from gpucoord_site.demo import command, seeding
+from gpucoord_site.demo import command, days, seeding
+from gpucoord_site.demo.days import DAY_S
 from gpucoord_site.demo.jobs import SUBMITTED_JOBS
 from gpucoord_site.demo.past import HOURS, PEOPLE, history, log_of, past_jobs
 from monitor.incidents.rows import open as open_incidents
@@ -37,6 +38,27 @@ LOADS_BEFORE_JOBS = 3
 def test_the_past_is_the_same_for_the_same_seed() -> None:
     assert past_jobs(8, 1, NOW) == past_jobs(8, 1, NOW)
     assert past_jobs(8, 1, NOW) != past_jobs(8, 2, NOW)
+
+
+@pytest.mark.parametrize("minutes", range(0, 240, 10))
+def test_each_program_has_a_past_whenever_the_demo_starts(minutes: int) -> None:
+    now_t = int((NOW + timedelta(minutes=minutes)).timestamp())
+
+    users = {
+        (life.user, life.gpu) for life in days.lives(8, 1, now_t) if life.began > now_t - DAY_S
+    }
+
+    assert {("alice", 1), ("bob", 2), ("bob", 3), ("charlie", 5)} <= users
+
+
+@pytest.mark.parametrize("hours", range(0, 24, 3))
+def test_programs_that_never_rest_have_run_for_days(hours: int) -> None:
+    at = NOW + timedelta(hours=hours)
+    sweep = Scenario().at(at)
+    begun = {p.user: p.created_at for p in sweep.identities.values() if p.created_at}
+
+    assert at - begun["dana"] > timedelta(days=1)
+    assert at - begun["llm"] > timedelta(days=1)
 
 
 def test_every_kind_of_end_is_in_the_past() -> None:

@@ -11,6 +11,10 @@ GIB = 1024**3
 # Above the kernel's highest possible pid: a simulated process can't be taken for a real one.
 FIRST_PID = 4_194_305
 
+WEEK_S = 7 * 86_400.0
+# A week of the scripts that never rest begins in the night to Sunday (UTC).
+WEEK_OFFSET_S = 3 * 86_400.0
+
 # demand in percent of one GPU: (seconds since the process began, noise 0..1) -> 0..100
 Shape = Callable[[float, float], float]
 
@@ -25,9 +29,9 @@ class Script:
     gpus: tuple[int, ...]
     gib: float | None
     shape: Shape
-    every_s: float = 86_400.0
-    runs_s: float = 86_400.0
-    offset_s: float = 0.0
+    every_s: float = WEEK_S
+    runs_s: float = WEEK_S
+    offset_s: float = WEEK_OFFSET_S
     ramp_s: float = 20.0
     kinds: str = "C"
 
@@ -101,6 +105,7 @@ _PATTERN = (
         visitor,
         every_s=300,
         runs_s=75,
+        offset_s=0,
         ramp_s=4,
     ),
     Script(
@@ -112,6 +117,7 @@ _PATTERN = (
         training,
         every_s=14_400,
         runs_s=13_800,
+        offset_s=0,
     ),
     Script(
         "frank",
