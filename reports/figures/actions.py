@@ -151,7 +151,9 @@ def _figures(period: Period, scope: Scope, names: Collection[str] | None, now: d
     coverage = totals.gpu_hours.coverage_pct
     users = privacy.only(_users(read, period, totals.gpu_hours, now), names)
     listed = _violations(read, period, coverage, names, now)
-    recurring = tuple(p for p in work.patterns(read.gpus) if names is None or p.user in names)
+    recurring = tuple(
+        p for p in work.patterns(read.gpus, period.zone) if names is None or p.user in names
+    )
     least = read.policy.coverage_pct
     waits = [wait for wait in read.waits if names is None or wait.owner in names]
     return Report(

@@ -268,6 +268,13 @@ def _active_s(
     return total
 
 
-def patterns(gpus: Sequence[Gpu]) -> tuple[PatternFact, ...]:
+def patterns(gpus: Sequence[Gpu], zone: str) -> tuple[PatternFact, ...]:
+    """The patterns of the GPUs; a text says so if its hours are of another zone than `zone`."""
     rows = Pattern.objects.filter(gpu_id__in=[gpu.uuid for gpu in gpus]).order_by("user", "id")
-    return tuple(PatternFact(user=row.user or None, text=row.text) for row in rows)
+    return tuple(
+        PatternFact(
+            user=row.user or None,
+            text=row.text if row.zone == zone else f"{row.text}, hours in {row.zone}",
+        )
+        for row in rows
+    )

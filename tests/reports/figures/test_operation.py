@@ -98,3 +98,19 @@ def test_recurring_patterns_are_those_of_the_users_of_the_report(machines: None)
 
     assert [row.user for row in report().patterns] == ["alice", "bob"]
     assert report("host:far").patterns == ()
+
+
+def test_the_hours_of_a_pattern_name_their_zone_where_the_report_has_another(
+    machines: None,
+) -> None:
+    gpu = watched_gpu(NOW - 24 * HOUR, NOW, 2, host="gpubox")
+    for zone in ("UTC", "Asia/Tokyo"):
+        Pattern.objects.create(
+            host="gpubox", gpu=gpu, user="alice", start_minute=1200, end_minute=360, zone=zone,
+            hits=12, chances=13, mean_pct=95, text="every night 20:00–06:00", found_at=NOW,
+        )  # fmt: skip
+
+    assert [row.text for row in report().patterns] == [
+        "every night 20:00–06:00",
+        "every night 20:00–06:00, hours in Asia/Tokyo",
+    ]
