@@ -295,6 +295,27 @@ def test_the_calendar_shows_each_gpu_and_day_in_the_viewers_zone(
 
 
 @pytest.mark.usefixtures("_monday")
+@pytest.mark.parametrize(
+    ("zone", "words"),
+    [
+        ("UTC", "<strong>every day 20:00–06:00 (UTC)</strong>"),
+        (
+            "Asia/Tokyo",
+            "<strong>every day 05:00–15:00 (Asia/Tokyo)</strong>"
+            ' <span class="muted small">agreed as every day 20:00–06:00 (UTC)</span>',
+        ),
+    ],
+)
+def test_the_times_of_a_window_are_in_the_viewers_zone(
+    zone: str, words: str, alice: User, as_user: Person
+) -> None:
+    visitor = as_user(alice)
+    ask(visitor, alice, days=[str(day) for day in range(7)], zone="UTC")
+    visitor.cookies["timezone"] = zone
+
+    assert words in visitor.get("/windows/").content.decode()
+
+
 def test_a_request_that_cannot_be_approved_shows_the_conflict(
     alice: User, bob: User, root: User, as_user: Person
 ) -> None:

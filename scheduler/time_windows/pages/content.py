@@ -16,6 +16,7 @@ from scheduler.models import TimeWindow
 from scheduler.time_windows import charts
 from scheduler.time_windows import rows as window_rows
 from scheduler.time_windows.charts import CalendarDay, CalendarGpu, CalendarRow
+from scheduler.time_windows.policy import calendar as window_calendar
 from scheduler.time_windows.policy.calendar import clashes, coming, current, describe, spans
 
 WEEK = timedelta(days=7)
@@ -44,8 +45,9 @@ class WeekStrip:
 class WindowLine:
     """A time window as one user sees it.
 
-    now: it is current; next_at: its next start; bars: (x, width, times) on the
-    strip.
+    words: as it was agreed, in its own zone. here, utc: its times this week in the viewer's zone
+    and in UTC, "" if they are the same or there are none this week. now: it is current; next_at:
+    its next start; bars: (x, width, times) on the strip.
     conflicts: approved windows that prevent an approval.
     """
 
@@ -58,6 +60,8 @@ class WindowLine:
     mine: bool
     reason: str
     bars: tuple[tuple[float, float, str], ...]
+    here: str = ""
+    utc: str = ""
     conflicts: str = ""
 
     @property
@@ -160,7 +164,26 @@ def _line(
         mine=window_rows.may_withdraw(row, person),
         reason=row.reason if window_rows.sees_reason(row, person) else "",
         bars=tuple(bars(fact, strip)),
+        here=times_this_week(fact, strip, strip.zone),
+        utc=times_this_week(fact, strip, "UTC"),
     )
+
+
+def times_this_week(window: Window, strip: WeekStrip, zone: str) -> str:
+    """Days and hours of the strip in this zone: "Sat, Sun 15:00–01:00 (America/New_York)".
+
+    "" without any, and where the window's own zone has the same hours.
+    """
+    place, own = ZoneInfo(zone), ZoneInfo(window.zone)
+    by_times: dict[str, list[int]] = {}
+    differs = False
+    for span in spans(window, strip.since, strip.since + WEEK):
+        begin = span.start.astimezone(place)
+        differs |= begin.utcoffset() != span.start.astimezone(own).utcoffset()
+        times = charts.clock_times(span.start, span.end, place)
+        by_times.setdefault(times, []).append(begin.weekday())
+    words = "; ".join(f"{window_calendar.days(days)} {times}" for times, days in by_times.items())
+    return f"{words} ({zone})" if differs else ""
 
 
 def bars(window: Window, strip: WeekStrip) -> Iterable[tuple[float, float, str]]:
