@@ -68,7 +68,8 @@ def badge(rule: str, *, is_hog: bool) -> str:
 Rank = tuple[int, int, float]
 SEVERITIES = {"error": 2, "warning": 1}
 HARMLESS: Rank = (0, 0, 0.0)
-# Waiting times that differ by less count as equal, so that the order is steady.
+# Below it, and within a factor of two above it, waiting times count as equal: several incidents
+# that delay the same jobs would change places all the time.
 STEP_S = 300
 
 
@@ -77,7 +78,12 @@ def rank(severity: str, waited_s: float, since: datetime | None) -> Rank:
     if severity not in SEVERITIES:
         return HARMLESS
     age = -since.timestamp() if since else 0.0
-    return SEVERITIES[severity], int(waited_s // STEP_S), age
+    return SEVERITIES[severity], harm(waited_s), age
+
+
+def harm(waited_s: float) -> int:
+    """The class of a delay: 0 below STEP_S, then one more for each doubling."""
+    return int(waited_s // STEP_S).bit_length()
 
 
 @dataclass(frozen=True, slots=True)

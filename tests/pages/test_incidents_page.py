@@ -11,6 +11,7 @@ from django.test import Client
 from django.utils import timezone
 
 from monitor.incidents.facts import CPU_HOG, FAIR_SHARE, IDLE_HELD, ORPHANED, SUSTAINED, TITLES
+from monitor.incidents.pages import listing
 from monitor.incidents.policy.exemptions import ExemptionRule
 from monitor.incidents.rows import open as open_incidents
 from monitor.models import AuditEntry, Event, Exemption, Incident, ProcessMinute
@@ -106,6 +107,22 @@ def test_the_gpus_of_a_rule_are_told_together(alice: User, as_user: AsUser) -> N
     assert [chip.split(" on ")[1] for chip in chips] == [
         "GPUs 1, 2, 3, 4, 5, 6, 7, 8 and 3 more",
         "GPU 3 (over)",
+    ]
+
+
+def test_the_part_that_delays_others_is_described_first(alice: User, as_user: AsUser) -> None:
+    waits_for = {"waited_jobs": 0, "waited_s": 0.0, "text": "GPU hog: on GPU 0; no job waits"}
+    lead = made(gpu_id=gpu_uuid(0), **waits_for)
+    made(gpu_id=gpu_uuid(1), lead=lead, text="GPU hog: on GPU 1; 1 job waited 41 min")
+
+    page = get(as_user(alice), "/incidents/")
+    shown = listing.REGION.load(timezone.now())["lines"]
+
+    assert f'<a href="/incidents/{lead.pk}/">on GPU 1; 1 job waited 41 min</a>' in page
+    assert "no job waits" not in page
+    assert "GPU hog on GPU 0" in page
+    assert [(row.pk, text) for row, text, _ in shown] == [
+        (lead.pk, "GPU hog: on GPU 1; 1 job waited 41 min")
     ]
 
 

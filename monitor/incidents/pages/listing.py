@@ -57,9 +57,13 @@ class IncidentFilters(ListFilters):
 
 @dataclass(frozen=True, slots=True)
 class IncidentRow:
-    """An incident as one viewer sees it. `opens`: the viewer may open its page."""
+    """An incident as one viewer sees it. `opens`: the viewer may open its page.
+
+    worst: the part of it that is described; `facets`: the others.
+    """
 
     incident: Incident
+    worst: Incident
     title: str
     gpu: str
     facets: list[str]
@@ -68,9 +72,14 @@ class IncidentRow:
     is_quiet: bool
 
     @property
+    def own_title(self) -> str:
+        """The rule of the incident itself, which its page is about."""
+        return title(self.incident.rule, is_hog=self.incident.is_hog)
+
+    @property
     def description(self) -> str:
         """The text without the title, which stands beside it."""
-        return self.incident.text.removeprefix(f"{self.title}: ")
+        return self.worst.text.removeprefix(f"{self.title}: ")
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,11 +140,14 @@ def _line(
 ) -> IncidentRow:
     is_open = incident.closed_at is None
     snoozed = incident.snoozed_until
+    parts = incident.parts
+    worst = incident_badges.worst_part(parts)
     return IncidentRow(
         incident,
-        title(incident.rule, is_hog=incident.is_hog),
-        names.get(incident.gpu_id or "", ""),
-        facets=_facets(incident.parts[1:], names),
+        worst,
+        title(worst.rule, is_hog=worst.is_hog),
+        names.get(worst.gpu_id or "", ""),
+        facets=_facets((part for part in parts if part is not worst), names),
         opens=may_see_details(incident, viewer),
         is_snoozed=is_open and snoozed is not None and snoozed > now,
         is_quiet=is_quiet(incident, now),
@@ -189,15 +201,25 @@ def _load(now: datetime) -> Context:
     """Incidents that are not muted, sorted by severity, harm and age."""
     rows = open_incidents.not_snoozed(now)
     shown = sorted((row for row in rows if row.lead_id is None), key=incident_badges.worst_first)
+    parts = {lead.pk: [lead] for lead in shown}
+    for row in rows:
+        if row.lead_id in parts:
+            parts[row.lead_id].append(row)
     return {
-        "lines": [(incident, is_quiet(incident, now)) for incident in shown[:SHOWN]],
+        "lines": [
+            (lead, incident_badges.worst_part(parts[lead.pk]).text, is_quiet(lead, now))
+            for lead in shown[:SHOWN]
+        ],
         "more": max(0, len(shown) - SHOWN),
         "badges": incident_badges.of(rows),
     }
 
 
 def _version(context: Context) -> object:
-    lines = [(i.pk, i.text, i.severity, i.acknowledged_at, quiet) for i, quiet in context["lines"]]
+    lines = [
+        (lead.pk, text, lead.severity, lead.acknowledged_at, quiet)
+        for lead, text, quiet in context["lines"]
+    ]
     return lines, context["more"]
 
 
