@@ -79,6 +79,15 @@
     return ["live", "connected", "The server answers."];
   }
 
+  // Pages before the login have no socket: they ask by themselves. Any answer will do.
+  const ASK_MS = 2000;
+  function ask() {
+    window.fetch(box.dataset.ask, { method: "HEAD", cache: "no-store" }).then(heard, () => {}).finally(() => {
+      show();
+      window.setTimeout(ask, ASK_MS);
+    });
+  }
+
   // A toast stays while it is pointed at.
   function leave(note) {
     window.setTimeout(() => (note.matches(":hover") ? leave(note) : note.remove()), TOAST_MS);
@@ -207,5 +216,6 @@
     // The reader may stay, for instance when the address is a download.
     window.setTimeout(() => { leaving = false; }, 2000);
   });
+  if (!document.getElementById("feed")) ask();
   window.setInterval(show, 1000);
 })();

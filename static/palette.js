@@ -26,21 +26,24 @@
   if (!dialog) return;
   const input = document.getElementById("palette-text"), list = document.getElementById("palette-list");
   const PAUSE_MS = 150, MOST = 12;
+  // Of the site, then of the admin.
+  const PAGES = ".menu-pages a, #help a[data-go], #content .page-head a.button, #user-tools a, #content-main th a";
+  const ACTIONS = [
+    ["Change theme", "[data-theme-toggle], .theme-toggle"],
+    ["Keyboard shortcuts", "[data-help]"],
+    ["Log out", ".top-end form button, #logout-form button"],
+  ];
   let entries = [], at = 0, timer = 0, asked = 0;
 
   // Pages and actions: the links of the menu and of the help, and what buttons do.
   function commands() {
-    const links = [...document.querySelectorAll(".menu-pages a, #help a[data-go], #content .page-head a.button")];
+    const links = [...document.querySelectorAll(PAGES)];
     const seen = new Set();
     const pages = links.map((link) => ({ kind: "page", label: link.textContent.trim(), url: link.getAttribute("href") }))
       .filter((each) => !seen.has(each.url) && seen.add(each.url));
-    const press = (selector) => () => document.querySelector(selector).click();
-    return [
-      ...pages,
-      { kind: "action", label: "Change theme", act: press("[data-theme-toggle]") },
-      { kind: "action", label: "Keyboard shortcuts", act: press("[data-help]") },
-      { kind: "action", label: "Log out", act: () => document.querySelector(".top-end form, .menu-pages form").requestSubmit() },
-    ];
+    const actions = ACTIONS.map(([label, selector]) => ({ kind: "action", label, button: document.querySelector(selector) }))
+      .filter((each) => each.button).map(({ kind, label, button }) => ({ kind, label, act: () => button.click() }));
+    return [...pages, ...actions];
   }
 
   function show() {

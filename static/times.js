@@ -4,7 +4,7 @@ window.gpucoord = {};
 (() => {
   const app = window.gpucoord;
   // Seconds that the server's clock is ahead of the browser's.
-  app.skew = Number(document.body.dataset.now) - Date.now() / 1000;
+  app.skew = Number(document.querySelector("[data-now]").dataset.now) - Date.now() / 1000;
 
   app.duration = (seconds) => {
     const s = Math.max(0, Math.floor(seconds));

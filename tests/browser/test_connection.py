@@ -57,6 +57,29 @@ def test_every_page_shows_within_seconds_that_the_server_is_gone_and_back(
     expect(page.locator("body")).to_have_class("simulated")
 
 
+@pytest.mark.parametrize(("path", "log_in"), [("/admin/", True), ("/login/", False)])
+def test_the_admin_and_the_login_show_it_too(
+    path: str, log_in: bool, open_page: Open, service: Service
+) -> None:
+    page = open_page(path, log_in=log_in, expected=OUTAGE)
+    badge = page.locator("#connection")
+    # It is still live when a page without a socket has asked for the first time.
+    page.wait_for_timeout(6_000)
+    expect(badge).to_have_attribute("data-state", "live")
+    port = urlsplit(service.address).port
+    service.stop()
+
+    expect(badge).to_have_attribute("data-state", "lost", timeout=NOTICED_MS)
+    expect(badge).to_contain_text("no answer since")
+    expect(page.locator("body")).to_have_class(re.compile("is-lost"))
+    page.set_viewport_size(PHONE)
+    assert overflow(page) <= 0
+
+    service.start("--port", str(port))
+    expect(badge).to_have_attribute("data-state", "live")
+    expect(page.get_by_text("Reconnected")).to_be_visible()
+
+
 def test_a_polled_page_shows_that_the_server_hangs(open_page: Open, service: Service) -> None:
     page = open_page("/jobs/", expected=OUTAGE)
     badge = page.locator("#connection")

@@ -81,6 +81,37 @@ def test_it_says_that_it_is_simulated(path: str, open_page: Open) -> None:
     assert page.title().startswith("[simulated] ")
 
 
+@pytest.mark.parametrize("path", [*PATHS, "/admin/", "/admin/monitor/event/"])
+def test_it_has_a_connection_state_toasts_and_a_palette(path: str, open_page: Open) -> None:
+    page = open_page(path)
+
+    expect(page.locator("#connection")).to_have_count(1)
+    expect(page.locator("#connection")).to_have_attribute("data-state", "live")
+    expect(page.locator("#toasts[role=status]")).to_have_count(1)
+    for keys in ("Control+k", "Meta+k"):
+        page.keyboard.press(keys)
+        expect(page.locator("dialog#palette[role=dialog]")).to_be_visible()
+        page.keyboard.press("Escape")
+        expect(page.locator("dialog#palette")).not_to_be_visible()
+
+
+def test_the_admin_has_the_theme_of_the_site(open_page: Open) -> None:
+    page = open_page("/")
+    theme = page.locator("html")
+    for chosen in ("light", "dark"):
+        page.locator("[data-theme-toggle]").click()
+        expect(theme).to_have_attribute("data-theme", chosen)
+        page.goto("/admin/")
+        expect(theme).to_have_attribute("data-theme", chosen)
+        page.goto("/")
+    page.goto("/admin/")
+    page.locator("#user-tools .theme-toggle").click()
+    now = str(theme.get_attribute("data-theme"))
+    assert now != "dark"
+    page.goto("/")
+    expect(theme).to_have_attribute("data-theme", now)
+
+
 def test_login_and_errors_are_in_style(open_page: Open) -> None:
     page = open_page("/login/", log_in=False)
     assert page.locator("form.login").is_visible()
