@@ -98,6 +98,11 @@ class GpuTask:
         return self.kind is ClaimKind.LLM
 
     @property
+    def has_progress(self) -> bool:
+        """Whether a job's progress, expected end or other GPUs are known."""
+        return self.percent is not None or self.ends_at is not None or bool(self.paired_with)
+
+    @property
     def percent(self) -> int | None:
         """Rounded down: 100 % means that it is complete."""
         return None if self.progress is None else int(self.progress * 100)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from django.db.models import Case, Count, IntegerField, QuerySet, Value, When
+from django.db.models import Case, Count, Exists, F, IntegerField, OuterRef, QuerySet, Value, When
 
 from monitor.live.regions import Context, Region, register
 from monitor.runtime.rows.prepared import compiled_once
@@ -16,7 +16,7 @@ from scheduler.facts.jobs import JobState
 from scheduler.jobs.pages import lines as job_lines
 from scheduler.jobs.pages import serialise as job_views
 from scheduler.jobs.pages.lines import JobLine
-from scheduler.models import Job
+from scheduler.models import BatchItem, Job
 from scheduler.prompts import pages as prompt_pages
 from scheduler.throttle.pages import badge as mode_badge
 from scheduler.throttle.pages.region import REGION
@@ -30,9 +30,23 @@ WAITING_LAST = Case(
 )
 
 
+PRIORITY_OF_WAITING = Case(
+    When(state=JobState.QUEUED.value, then=-F("priority")),
+    default=Value(0),
+    output_field=IntegerField(),
+)
+BEGIN = Case(
+    When(state=JobState.QUEUED.value, then=F("submitted_at")),
+    default=F("started_at"),
+)
+
+
 @dataclass(frozen=True, slots=True)
 class Queue:
-    """Running jobs first, then waiting jobs in queue order; `more` jobs have no line."""
+    """Running jobs, the longest running first, then waiting jobs in queue order.
+
+    `more` jobs have no line, among them the items of batches, which another region shows.
+    """
 
     running: int
     waiting: int
@@ -48,20 +62,28 @@ def in_order(jobs: QuerySet[Job]) -> QuerySet[Job]:
     return jobs.order_by(WAITING_LAST, "-priority", "submitted_at", "id")
 
 
+def calm_order(jobs: QuerySet[Job]) -> QuerySet[Job]:
+    """The order of the dashboard: a job that starts or ends moves as few lines as possible."""
+    begin = BEGIN.asc(nulls_last=True)
+    return jobs.order_by(WAITING_LAST, PRIORITY_OF_WAITING, begin, "id")
+
+
 def load(now: datetime) -> Context:
     counts = dict(_counts())
     waiting = counts.pop(JobState.QUEUED.value, 0)
     running = sum(counts.values())
-    first = (
-        in_order(job_views.filtered(job_views.JobFilter(state="open")))[:MOST_LINES]
-        if waiting or running
-        else ()
-    )
+    first = _first_jobs() if waiting or running else ()
     return {
         "queue": Queue(running, waiting, tuple(job_lines.lines(first))),
         "waiting_jobs": waiting,
         "startable_jobs": len(idle_gpu_step.waiting_jobs()) if waiting else 0,
     }
+
+
+def _first_jobs() -> QuerySet[Job]:
+    is_item = Exists(BatchItem.objects.filter(job=OuterRef("pk")))
+    jobs = job_views.filtered(job_views.JobFilter(state="open")).exclude(is_item)
+    return calm_order(jobs)[:MOST_LINES]
 
 
 @compiled_once

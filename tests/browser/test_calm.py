@@ -8,9 +8,9 @@ from datetime import UTC, datetime
 from urllib.parse import urlsplit
 
 import pytest
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Page, ViewportSize, expect
 
-from tests.browser.conftest import GPU_0, Open
+from tests.browser.conftest import GPU_0, PHONE, WIDE, Open
 from tests.browser.test_live import is_live
 from tests.processes.service import Service
 
@@ -64,13 +64,13 @@ def test_a_job_is_submitted_and_cancelled_by_keyboard_alone(open_page: Open) -> 
 OVERUSE = "Detected GPU hog: python (PID 4200001, alice) at 95 %"
 
 
-def open_incident(service: Service) -> None:
+def open_incident(service: Service, key: str = "by keyboard") -> None:
     """Write an incident of another host, which the controller of this one leaves alone."""
     at = datetime.now(UTC).replace(tzinfo=None).isoformat(" ")
     row = {
         "host": "elsewhere",
         "rule": "sustained",
-        "key": "by keyboard",
+        "key": key,
         "user": "alice",
         "severity": "warning",
         "text": OVERUSE,
@@ -145,6 +145,62 @@ def test_nothing_jumps_when_trouble_appears(open_page: Open) -> None:
         operator.get_by_role("button", name="Cancel the job").click()
         expect(operator.locator(".job-verdict .badge")).to_have_text("cancelled")
     assert sum(value for value, _ in shifts) <= MOST_SHIFT, shifts
+
+
+@pytest.mark.parametrize("size", [WIDE, PHONE], ids=["desktop", "phone"])
+def test_an_incident_moves_nothing_when_it_opens(
+    size: ViewportSize, open_page: Open, service: Service
+) -> None:
+    with sqlite3.connect(service.database, timeout=10) as database:
+        database.execute("UPDATE monitor_incident SET closed_at = last_seen_at")
+    database.close()
+    page = open_page("/", size=size)
+    page.add_init_script(NOTE_SHIFTS)
+    page.reload()
+    is_live(page)
+    at_load = page.evaluate("window.shifts")
+    expect(page.locator("#region-incidents")).to_contain_text("No open incidents")
+    page.evaluate("window.shifts = []")
+    open_incident(service, f"seen at {size['width']}")
+    expect(page.locator("#region-incidents")).to_contain_text(OVERUSE)
+    page.wait_for_timeout(3_000)
+
+    shifts = page.evaluate("window.shifts")
+    assert sum(value for value, _ in at_load) <= MOST_SHIFT, at_load
+    assert sum(value for value, _ in shifts) <= MOST_SHIFT, shifts
+
+
+CROWDED = """() => {
+  const card = document.querySelector(".gpu"), before = card.offsetHeight;
+  const notes = card.querySelector(".gpu-notes"), long = "Too hot: 88 °C. ".repeat(20);
+  notes.innerHTML = `<div class="gpu-note"><p class="hogged">heavy use</p></div>
+    <p class="problem">${long}</p><p class="gpu-task small"><a href="#">${"name".repeat(40)}</a>
+    <meter></meter><span class="num">50 %</span><span class="muted nowrap">ends ~10:30</span></p>`;
+  const box = card.querySelector(".gpu-who");
+  const row = "<tr><td>alice</td><td>python</td><td>1 GiB</td><td>2 %</td></tr>";
+  box.innerHTML = `<table class="gpu-processes">${row.repeat(3)}</table>`;
+  return [before, card.offsetHeight];
+}"""
+
+
+@pytest.mark.parametrize("size", [WIDE, PHONE], ids=["desktop", "phone"])
+def test_a_long_headline_takes_no_more_room(size: ViewportSize, open_page: Open) -> None:
+    page = open_page("/", size=size)
+    before, after = page.evaluate(
+        """() => {
+          const box = document.querySelector("#summary"), before = box.offsetHeight;
+          box.querySelector("h1 .badge > span").textContent = "Heavy use on GPU 4: ".repeat(9);
+          return [before, box.offsetHeight];
+        }"""
+    )
+
+    assert after == before
+
+
+def test_notes_and_three_processes_leave_a_card_its_height(open_page: Open) -> None:
+    before, after = open_page("/").evaluate(CROWDED)
+
+    assert after == before
 
 
 def test_a_job_tells_its_end_by_a_notification_of_the_browser(open_page: Open) -> None:

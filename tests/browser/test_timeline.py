@@ -154,3 +154,15 @@ def test_an_update_of_all_rows_keeps_the_focused_bar_and_what_is_said_about_it(
 
     expect(said).to_have_text(words)
     expect(bar).to_have_attribute("href", address or "")
+
+
+def test_a_row_with_four_lanes_has_room_for_their_names(open_page: Open) -> None:
+    page = open_page("/")
+    heights = page.evaluate(
+        """() => [...document.querySelectorAll(".tl-row")].slice(0, 1).map((row) => {
+          row.classList.add("tall");
+          return row.querySelector("svg").clientHeight;
+        })"""
+    )
+
+    assert heights[0] / 4 >= 12

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import timedelta
 
 import pytest
 from django.contrib.auth.models import User
@@ -8,7 +9,7 @@ from django.template.loader import render_to_string
 
 from monitor.snapshot import rows as snapshots
 from scheduler.live import regions
-from scheduler.models import Job
+from scheduler.models import Batch, BatchItem, Job
 from tests import jobs_made
 from tests.builders import NOW, snapshot
 
@@ -40,6 +41,30 @@ def test_what_runs_comes_first_then_the_queue_in_its_order(alice: User, bob: Use
 
     assert [line.id for line in queue.lines] == [runs.pk, urgent.pk, late.pk]
     assert (queue.running, queue.waiting, queue.more) == (1, 2, 0)
+
+
+def test_the_longest_running_job_is_first_so_that_a_new_one_moves_none(
+    alice: User, bob: User
+) -> None:
+    old = jobs_made.running(alice, priority=2)
+    urgent = jobs_made.running(bob, priority=5)
+    Job.objects.filter(pk=old.pk).update(started_at=NOW - timedelta(hours=1))
+
+    assert [line.id for line in regions.load(NOW)["queue"].lines] == [old.pk, urgent.pk]
+
+
+def test_items_of_a_batch_have_no_lines_and_are_counted(alice: User) -> None:
+    item, own = jobs_made.running(alice), jobs_made.waiting(alice)
+    batch = Batch.objects.create(owner=alice, name="many", total_items=1, created_at=NOW)
+    BatchItem.objects.create(batch=batch, index=0, input="a", job=item)
+
+    queue = regions.load(NOW)["queue"]
+
+    assert [line.id for line in queue.lines] == [own.pk]
+    assert (queue.running, queue.waiting, queue.more) == (1, 1, 1)
+    assert "1 more" in shown()
+    Job.objects.filter(pk=own.pk).delete()
+    assert "1 job of batches" in shown()
 
 
 def test_it_counts_what_it_does_not_list(alice: User) -> None:
