@@ -96,6 +96,20 @@ def refuse_without_gpus(requirement: Requirement, reason: str) -> list[Refusal]:
     return [Refusal(field="gpus", text=text)]
 
 
+def refuse_by_nodes(requirement: Requirement, nodes: Sequence[int | None]) -> list[Refusal]:
+    """Why no node of another engine could take the job. nodes: GPUs of each, None = unknown.
+
+    What else the engine cannot allocate, it refuses itself.
+    """
+    if requirement.gpus <= 0 or not nodes or None in nodes:
+        return check(requirement, ())
+    most = max(number for number in nodes if number is not None)
+    if requirement.gpus <= most:
+        return []
+    text = f"You ask for {_count(requirement.gpus)}; the largest node has {most}."
+    return [Refusal(field="gpus", text=text)]
+
+
 def _check_without_gpu(requirement: Requirement) -> list[Refusal]:
     refusals = []
     if requirement.memory_bytes is not None:

@@ -33,6 +33,7 @@ from scheduler.intake.policy import new_job
 from scheduler.intake.policy.accounts import AccountRule, account_rule
 from scheduler.intake.policy.new_job import UnableToSubmit
 from scheduler.lifecycle.rows import relations
+from scheduler.models import EngineStatus
 from scheduler.planner import admission
 from scheduler.planner.preemption import PreemptionPolicy
 from scheduler.runner import accounts, programs
@@ -127,6 +128,7 @@ def impossible(new: Sequence[NewJob]) -> Iterator[Refusal]:
     in_force = thresholds.ThresholdsInForce()
     limits, preemption = in_force.of(BoundsPolicy), in_force.of(PreemptionPolicy)
     readings = [snap.host for snap in hosts]
+    nodes_of = cache(_nodes_of_engine)
     # Jobs of a batch are often alike.
     names = {host.host.name for host in hosts}
     by_requirement = cache(
@@ -136,10 +138,19 @@ def impossible(new: Sequence[NewJob]) -> Iterator[Refusal]:
     )
     dependent = relations.dependency_problems([job.after for job in new])
     for index, job in enumerate(new):
-        refusals = [
+        too_large = [
             *by_requirement(job.requirement, job.host),
-            *_unknown_host(job.host, names),
             *execution_policy.refusals(job, limits, readings),
+        ]
+        if too_large and (nodes := nodes_of(job.host)) is not None:
+            # Another engine has nodes of its own, which gpucoord may not monitor.
+            too_large = [
+                *admission.refuse_by_nodes(job.requirement, nodes),
+                *execution_policy.refusals(job, limits, ()),
+            ]
+        refusals = [
+            *too_large,
+            *_unknown_host(job.host, names),
             *_long_grace(job, preemption),
             *map(_after, dependent[index]),
         ]
@@ -148,6 +159,16 @@ def impossible(new: Sequence[NewJob]) -> Iterator[Refusal]:
 
 def _of_name(hosts: Sequence[Snapshot], name: str) -> list[Snapshot]:
     return [host for host in hosts if name in ("", host.host.name)]
+
+
+def _nodes_of_engine(host: str) -> list[int | None] | None:
+    """The GPUs of each node of the engine that takes jobs for this host; None: there is none.
+
+    The GPUs of a node are None if they are unknown.
+    """
+    statuses = EngineStatus.objects.filter(**({"host": host} if host else {}))
+    nodes = [status.nodes for status in statuses]
+    return [node.get("gpus") for of_engine in nodes for node in of_engine] if nodes else None
 
 
 def _unknown_host(name: str, names: Collection[str]) -> list[Refusal]:
