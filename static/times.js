@@ -25,15 +25,16 @@ window.gpucoord = {};
     const hm = app.clock(date).slice(0, 5);
     const day = date.toLocaleDateString("en-GB", { day: "numeric", month: "short" });
     const weekday = date.toLocaleDateString("en-GB", { weekday: "short" });
+    const isToday = date.toDateString() === today.toDateString();
+    const dayYear = date.getFullYear() === today.getFullYear() ? day : `${day} ${date.getFullYear()}`;
     const forms = {
       day, dayhm: `${day} ${hm}`, dayorhm: hm === "00:00" ? day : hm,
-      weekday: `${weekday} ${day}${date.getFullYear() === today.getFullYear() ? "" : ` ${date.getFullYear()}`} ${hm}`, hour: hm.slice(0, 2), hm,
+      weekday: `${weekday} ${dayYear} ${hm}`, hour: hm.slice(0, 2), hm,
       stamp: `${date.toLocaleDateString("sv-SE")} ${hm}`,
-      minute: date.toDateString() === today.toDateString() ? hm : `${day} ${hm}`,
+      minute: isToday ? hm : `${dayYear} ${hm}`,
+      clock: isToday ? app.clock(date) : `${dayYear} ${hm}`,
     };
-    if (kind !== "clock") return forms[kind];
-    if (date.toDateString() === today.toDateString()) return app.clock(date);
-    return date.getFullYear() === today.getFullYear() ? forms.dayhm : `${day} ${date.getFullYear()} ${hm}`;
+    return forms[kind];
   }
 
   // The server renders pages in this zone from the next request on.

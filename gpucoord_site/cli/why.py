@@ -107,7 +107,9 @@ def _local(sentence: str) -> str:
 
 def _words(moment: datetime) -> str:
     local = moment.astimezone()
-    return f"{local:%a} {local.day} {local:%b %H:%M %Z}"
+    day = f"{local:%a} {local.day} {local:%b}"
+    year = "" if local.year == datetime.now(UTC).astimezone().year else f" {local.year}"
+    return f"{day}{year} {local:%H:%M %Z}"
 
 
 def _parser() -> ArgumentParser:

@@ -268,11 +268,14 @@ def clock(context: Context, moment: datetime | None) -> SafeString:
     if moment is None:
         return SafeString("–")
     here, today = _local(moment), _local(context["now"])
+    return _element(moment, "clock", here.strftime(_clock_form(here, today, "%H:%M:%S")))
+
+
+def _clock_form(here: datetime, today: datetime, of_today: str) -> str:
+    """The format of a time: with its day unless that is today, and with another year."""
     if here.date() == today.date():
-        text = here.strftime("%H:%M:%S")
-    else:
-        text = here.strftime("%-d %b %H:%M" if here.year == today.year else "%-d %b %Y %H:%M")
-    return _element(moment, "clock", text)
+        return of_today
+    return "%-d %b %H:%M" if here.year == today.year else "%-d %b %Y %H:%M"
 
 
 @register.simple_tag(takes_context=True)
@@ -281,8 +284,7 @@ def minute(context: Context, moment: datetime | None) -> SafeString:
     if moment is None:
         return SafeString("–")
     here, today = _local(moment), _local(context["now"])
-    is_today = here.date() == today.date()
-    return _element(moment, "minute", here.strftime("%H:%M" if is_today else "%-d %b %H:%M"))
+    return _element(moment, "minute", here.strftime(_clock_form(here, today, "%H:%M")))
 
 
 @register.simple_tag

@@ -52,6 +52,10 @@ def test_it_prints_the_expected_start_and_the_priority_factors() -> None:
     assert said[-1].endswith("██████████·········· it has waited 12 h")
 
 
+def test_it_prints_the_year_of_a_start_in_another_year() -> None:
+    assert told(starts_p50="2099-03-02T16:40:00+00:00")[2].startswith("starts ~Mon 2 Mar 2099 ")
+
+
 def test_it_prints_the_only_known_time() -> None:
     assert "nine of ten" not in "\n".join(told(starts_p90=None))
 
