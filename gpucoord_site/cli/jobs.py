@@ -148,6 +148,7 @@ def _job_lines(job: Json) -> Iterator[str]:
         "problem": job["problem"],
         "GPUs": ", ".join(job["gpus"]),
         "host": job.get("host") or job["requested"].get("host"),
+        "engine": _engine(job["attempts"]),
         "contact lost": job.get("contact_lost_since")
         and f"since {tables.moment(job['contact_lost_since'])}; it may still run",
         "command": job["command"],
@@ -165,6 +166,15 @@ def _job_lines(job: Json) -> Iterator[str]:
         yield f"{'used:':<14}{job['efficiency']}"
     if "why" in job:
         yield from why_lines(job["why"])
+
+
+def _engine(attempts: Sequence[Json]) -> str:
+    """The task of another engine, such as Slurm; "" = gpucoord runs the job itself."""
+    newest = attempts[-1] if attempts else {}
+    if newest.get("engine", "local") == "local":
+        return ""
+    node = f" on {newest['node']}" if newest["node"] else ""
+    return f"{newest['engine']} job {newest['engine_ref'] or tables.UNKNOWN}{node}"
 
 
 def _requested(job: Json) -> Iterator[str]:

@@ -190,6 +190,9 @@ class MemorySuggestionBody(Schema):
 class AttemptBody(Schema):
     number: int
     host: str
+    engine: str = Field(description="local: gpucoord itself; slurm: `host` submitted it to Slurm.")
+    engine_ref: str | None = Field(description="Its number in Slurm.")
+    node: str | None = Field(description="The node of Slurm that ran it.")
     account: str = Field(description="OS account of the job.")
     gpus: list[str]
     placed_at: datetime

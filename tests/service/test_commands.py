@@ -105,6 +105,16 @@ def test_a_job_is_shown_with_the_reasons_to_wait(alice: User, said: Say) -> None
     assert "start time unknown" in text
 
 
+def test_a_job_that_slurm_runs_is_shown_with_its_number_and_node(alice: User, said: Say) -> None:
+    job = jobs_made.running(alice)
+    assert jobs.show([str(job.pk)]) == 0
+    assert "engine:" not in said()
+    job.attempts.update(engine="slurm", engine_ref="71", node="n1")
+
+    assert jobs.show([str(job.pk)]) == 0
+    assert "engine:       slurm job 71 on n1\n" in said()
+
+
 def test_efficiency_says_what_is_unknown(alice: User, said: Say) -> None:
     job = jobs_made.finished(alice)
 

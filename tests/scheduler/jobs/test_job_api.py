@@ -14,7 +14,7 @@ from monitor.accounts.rows import tokens
 from monitor.snapshot import rows as monitor_store
 from scheduler.facts.blockers import Tier
 from scheduler.jobs.pages import serialise
-from scheduler.models import Job, Quota
+from scheduler.models import Attempt, Job, Quota
 from tests import jobs_made
 from tests.builders import GIB, gpu, gpu_uuid, process, snapshot
 
@@ -497,3 +497,19 @@ def test_the_names_of_the_tiers_stay_as_clients_know_them() -> None:
         "state of the machine",
         "others are there",
     ]
+
+
+def test_rest_leaves_out_no_field_of_a_job_and_names_its_task_in_slurm(
+    alice: User, client: Client
+) -> None:
+    job = jobs_made.running(alice)
+    Attempt.objects.update(engine="slurm", engine_ref="71", node="n1")
+    client.force_login(alice)
+
+    answer = client.get(f"/api/jobs/{job.pk}/").json()
+
+    made = serialise.body(Job.objects.get(), alice, timezone.now())
+    assert set(answer) == set(made)
+    (attempt,) = answer["attempts"]
+    assert set(attempt) == set(made["attempts"][0])
+    assert [attempt[name] for name in ("engine", "engine_ref", "node")] == ["slurm", "71", "n1"]
