@@ -31,7 +31,8 @@
         rest.setAttribute("width", Math.max(1, rest.dataset.until - (now - base)).toFixed(1));
       }
     }
-    if (plots.length) placeLabels(plots, since, length, now);
+    // Many rows have no labels. Their place needs a layout of the page, which is dear.
+    if (plots.length && !box().classList.contains("many")) placeLabels(plots, since, length, now);
   }
 
   function placeLabels(plots, since, length, now) {
@@ -108,6 +109,7 @@
       marks.push(svg("text", { class: "tl-tick now", x: x(now), y: 12 }, "now"));
     }
     grid.replaceChildren(...marks);
+    grid.dataset.drawn = "";
   }
 
   function draw() {
@@ -300,10 +302,12 @@
   document.addEventListener("htmx:after:swap", () => {
     if (!box()) return;
     restore();
-    const fresh = [...box().querySelectorAll(".tl-plot")].filter((plot) => !plot.dataset.placed);
-    place(fresh.length ? fresh : box().querySelectorAll(".tl-plot"));
-    drawAxis();
-    drawHatch();
+    // An update loses the marks of what it replaces. Most updates are of other parts of the page.
+    place(box().querySelectorAll(".tl-plot:not([data-placed])"));
+    if (box().querySelector(".tl-grid:not([data-drawn])")) {
+      drawAxis();
+      drawHatch();
+    }
   });
   window.setInterval(() => {
     if (!document.hidden && !drag) draw();

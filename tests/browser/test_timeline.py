@@ -166,3 +166,21 @@ def test_a_row_with_four_lanes_has_room_for_their_names(open_page: Open) -> None
     )
 
     assert heights[0] / 4 >= 12
+
+
+def test_an_update_of_another_part_leaves_the_timeline_alone(open_page: Open) -> None:
+    page = open_page("/timeline/?owner=no-one")
+    plots = page.locator(".tl-plot")
+    expect(plots.first).to_have_attribute("data-placed", "")
+    changes = """(lose) => {
+      const box = document.querySelector("[data-timeline]"), plot = box.querySelector(".tl-plot");
+      const watch = new MutationObserver(() => {});
+      if (lose) delete plot.dataset.placed;
+      watch.observe(box, { attributes: true, childList: true, subtree: true });
+      document.dispatchEvent(new Event("htmx:after:swap"));
+      return watch.takeRecords().length;
+    }"""
+
+    assert page.evaluate(changes, False) == 0
+    assert page.evaluate(changes, True) > 0
+    expect(plots.first).to_have_attribute("data-placed", "")
