@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -39,7 +40,7 @@ class Reason:
 
     @property
     def facts(self) -> list[tuple[str, str, int | None]]:
-        """(label, value, linked job) of each fact that the sentence does not state."""
+        """(label, value, linked job) of the request, and of the facts that the text lacks."""
         repeats = self.code in REPEATS_REQUEST
         is_gpu = self.gpu is not None and self.available == f"GPU {self.gpu}"
         facts = (
@@ -48,7 +49,15 @@ class Reason:
             # An array is named by its first job.
             ("held by", self.holder, self.array if self.job is None else self.job),
         )
-        return [(label, value, job) for label, value, job in facts if value]
+        return [
+            (label, value, job)
+            for label, value, job in facts
+            if value and (job or label == "requested" or not self._states(value))
+        ]
+
+    def _states(self, value: str) -> bool:
+        """Whether the sentence has this value as words of its own."""
+        return re.search(rf"(?<![\w.]){re.escape(value)}(?![\w]|\.\d)", self.text) is not None
 
 
 @dataclass(frozen=True, slots=True)

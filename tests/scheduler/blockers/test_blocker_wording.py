@@ -203,3 +203,22 @@ def test_a_user_who_holds_a_job_is_addressed_as_you_and_others_by_name() -> None
         "You hold it until it is released. You or an operator must release it."
     )
     assert next_steps.addressed(text, "bob") == text
+
+
+@pytest.mark.parametrize(
+    ("text", "requested", "available", "facts"),
+    [
+        ("It asks for 3 GPUs; 1 can take it now.", None, "1", []),
+        ("It asks for 10 GPUs.", None, "1", [("available", "1", None)]),
+        ("Its share allows 1.92.", "0.4 GPUs", "1.9", [
+            ("requested", "0.4 GPUs", None), ("available", "1.9", None),
+        ]),
+        ("GPU 2 is busy.", None, "GPU 2", []),
+    ],
+)  # fmt: skip
+def test_a_fact_that_the_sentence_states_is_not_repeated(
+    text: str, requested: str | None, available: str, facts: list[tuple[str, str, None]]
+) -> None:
+    stored = {"code": "X", "text": text, "requested": requested, "available": available}
+
+    assert stored_blockers.reasons([stored])[0].facts == facts
