@@ -270,3 +270,24 @@ def test_two_keys_go_to_the_pages_of_the_menu(key: str, path: str, open_page: Op
     page.keyboard.press(key)
 
     page.wait_for_url(f"**{path}")
+
+
+def test_a_long_verdict_wraps_on_a_phone(open_page: Open) -> None:
+    page = open_page("/disks/", size=PHONE)
+    page.evaluate(
+        """() => { document.querySelector(".verdict .badge").textContent =
+            "Mean demand stays below 8 GPUs until 22 January 2027"; }"""
+    )
+
+    assert overflow(page) <= 0
+
+
+@pytest.mark.parametrize("path", ["/shares/", "/jobs/", "/processes/", "/incidents/"])
+def test_no_column_of_a_table_is_cut_off_at_1024_pixels(path: str, open_page: Open) -> None:
+    page = open_page(path, size=TABLET)
+    cut = page.evaluate(
+        """() => [...document.querySelectorAll(".table-wrap")]
+            .map((box) => box.scrollWidth - box.clientWidth).filter((px) => px > 0)"""
+    )
+
+    assert cut == []
