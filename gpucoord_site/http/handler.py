@@ -7,10 +7,11 @@ about 20 times for each request, in a new thread that opens a new database conne
 from __future__ import annotations
 
 import asyncio
-import threading
-from collections.abc import AsyncIterator, Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import AsyncIterator, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from contextvars import copy_context
+from functools import partial
 from typing import IO, Any, cast
 
 from django.core.exceptions import RequestAborted
@@ -22,10 +23,14 @@ from django.http import FileResponse
 from django.http.response import HttpResponseBase
 from django.urls import set_script_prefix
 
-# A request may wait for another service. Others must not wait for it, so there is hardly a limit.
-MOST_AT_ONCE = 1000
-# Threads that keep their connections. PostgreSQL has few, and the other hosts need some, too.
-KEPT_CONNECTIONS = 4
+from gpucoord_site.http.turns import Client, Turns, client_of
+
+# Requests that are answered at a time, and those of them that are of one client. More would take
+# more memory and end no sooner. Some wait for another service, and others must not wait for them.
+MOST_AT_ONCE, MOST_OF_A_CLIENT = 32, 8
+# Threads that keep their connections, and answer as long as one of them is free. PostgreSQL has few
+# connections, and the other hosts need some, too.
+REGULAR = 4
 
 
 class ThreadHandler(ASGIHandler):
@@ -34,22 +39,17 @@ class ThreadHandler(ASGIHandler):
     def __init__(self) -> None:
         BaseHandler.__init__(self)
         self.load_middleware(is_async=False)
-        self._threads = ThreadPoolExecutor(MOST_AT_ONCE, "request")
-        self._kept = threading.BoundedSemaphore(KEPT_CONNECTIONS)
-        self._thread = threading.local()
+        self._regular = ThreadPoolExecutor(REGULAR, "request")
+        self._further = ThreadPoolExecutor(MOST_AT_ONCE - REGULAR, "further request")
+        self._free = REGULAR
+        self._turns = Turns(MOST_OF_A_CLIENT)
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         try:
             body = await self.read_body(receive)
         except RequestAborted:
             return
-        answering = self._in_a_thread(copy_context().run, self._answer, scope, body)
-        try:
-            response = await asyncio.shield(answering)
-        except asyncio.CancelledError:
-            # The client has gone. The view is not interrupted.
-            answering.add_done_callback(_close_stream)
-            raise
+        response = await self._response(scope, body)
         if not response.streaming:
             await self.send_response(response, send)
             return
@@ -60,16 +60,49 @@ class ThreadHandler(ASGIHandler):
         finally:
             await self._in_a_thread(response.close)
 
+    async def _response(self, scope: Any, body: IO[bytes]) -> Any:
+        """When the client goes away, a request that waits is dropped; a view that runs goes on."""
+        client = client_of(scope)
+        try:
+            await self._turns.take(client)
+        except asyncio.CancelledError:
+            body.close()
+            raise
+        answering = self._begin(scope, body, client)
+        try:
+            return await asyncio.wrap_future(answering)
+        except asyncio.CancelledError:
+            answering.add_done_callback(partial(_let_go, body))
+            raise
+
+    def _begin(self, scope: Any, body: IO[bytes], client: Client) -> Future[Any]:
+        loop, is_regular = asyncio.get_running_loop(), self._free > 0
+        self._free -= is_regular
+
+        def end() -> None:
+            self._free += is_regular
+            self._turns.give_back(client)
+
+        def ends(_: object) -> None:
+            # The loop is closed when the process ends.
+            with suppress(RuntimeError):
+                loop.call_soon_threadsafe(end)
+
+        threads = self._regular if is_regular else self._further
+        answering = threads.submit(copy_context().run, self._answer, scope, body, is_regular)
+        answering.add_done_callback(ends)
+        return answering
+
+    def _in_a_thread(self, action: Any, *args: Any) -> asyncio.Future[Any]:
+        return asyncio.get_running_loop().run_in_executor(self._further, action, *args)
+
     async def _read(self, parts: Iterable[bytes]) -> AsyncIterator[bytes]:
         """The parts of a stream, each read by a thread: a disk may be slow."""
         iterator = iter(parts)
         while (part := await self._in_a_thread(next, iterator, None)) is not None:
             yield part
 
-    def _in_a_thread(self, action: Callable[..., Any], *args: Any) -> asyncio.Future[Any]:
-        return asyncio.get_running_loop().run_in_executor(self._threads, action, *args)
-
-    def _answer(self, scope: Any, body: IO[bytes]) -> HttpResponseBase:
+    def _answer(self, scope: Any, body: IO[bytes], keeps: bool) -> HttpResponseBase:
         """The response. It is closed, unless it is a stream."""
         set_script_prefix(get_script_prefix(scope))
         request_started.send(sender=type(self), scope=scope)
@@ -85,16 +118,13 @@ class ThreadHandler(ASGIHandler):
                 response.close()
             return cast(HttpResponseBase, response)
         finally:
-            if not self._keeps_connections():
+            if not keeps:
                 connections.close_all()
 
-    def _keeps_connections(self) -> bool:
-        """Whether this is one of the threads that do; the first ones are."""
-        if not hasattr(self._thread, "keeps"):
-            self._thread.keeps = self._kept.acquire(blocking=False)
-        return bool(self._thread.keeps)
 
-
-def _close_stream(done: asyncio.Future[Any]) -> None:
-    if not done.cancelled() and done.exception() is None and done.result().streaming:
+def _let_go(body: IO[bytes], done: Future[Any]) -> None:
+    """Close what a request leaves whose client has gone."""
+    if done.cancelled():
+        body.close()
+    elif done.exception() is None and done.result().streaming:
         done.result().close()

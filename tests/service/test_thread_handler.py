@@ -15,11 +15,13 @@ from django.urls import path
 
 from gpucoord_site.http import handler as handlers
 from gpucoord_site.http.handler import ThreadHandler
+from gpucoord_site.http.turns import _session, client_of
 from tests.pace import LONGEST_S
 
 together = threading.Barrier(2, timeout=LONGEST_S)
 goes_on, has_ended = threading.Event(), threading.Event()
 closed: list[str] = []
+started: list[int] = []
 
 
 class Parts:
@@ -46,6 +48,7 @@ def stream(request: HttpRequest) -> HttpResponseBase:
 
 
 def slow(request: HttpRequest) -> HttpResponse:
+    started.append(threading.get_ident())
     goes_on.wait(LONGEST_S)
     has_ended.set()
     return HttpResponse("late")
@@ -82,7 +85,7 @@ def handler(settings: Any, databases: Databases) -> ThreadHandler:
     return ThreadHandler()
 
 
-async def get(handler: ThreadHandler, name: str) -> dict[str, Any]:
+async def get(handler: ThreadHandler, name: str, token: str = "") -> dict[str, Any]:
     sent: list[dict[str, Any]] = []
 
     async def receive() -> dict[str, Any]:
@@ -93,7 +96,7 @@ async def get(handler: ThreadHandler, name: str) -> dict[str, Any]:
 
     scope = {
         "type": "http", "method": "GET", "path": f"/{name}/", "query_string": b"",
-        "headers": [(b"host", b"localhost")],
+        "headers": [(b"host", b"localhost"), (b"authorization", token.encode())],
     }  # fmt: skip
     await asyncio.wait_for(handler(scope, receive, send), LONGEST_S)
     body = b"".join(message.get("body", b"") for message in sent)
@@ -124,19 +127,19 @@ async def test_requests_do_not_wait_for_each_other(handler: ThreadHandler) -> No
     assert [answer["body"] for answer in answers] == [b"both", b"both"]
 
 
-async def test_a_thread_is_used_again_and_keeps_its_connections(
+async def test_a_few_threads_answer_and_keep_their_connections(
     handler: ThreadHandler, databases: Databases
 ) -> None:
-    threads = {(await get(handler, "thread"))["body"] for _ in range(3)}
+    threads = {(await get(handler, "thread"))["body"] for _ in range(50)}
 
-    assert len(threads) == 1
+    assert len(threads) <= handlers.REGULAR
     assert databases.closed_in == []
 
 
 async def test_further_threads_close_their_connections(
     handler: ThreadHandler, databases: Databases, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(handler, "_kept", threading.BoundedSemaphore(1))
+    monkeypatch.setattr(handler, "_free", 1)
 
     await asyncio.gather(get(handler, "pair"), get(handler, "pair"))
 
@@ -171,3 +174,64 @@ async def test_a_defect_is_500_and_the_next_request_is_answered(handler: ThreadH
     statuses = [(await get(handler, name))["status"] for name in ("broken", "thread")]
 
     assert statuses == [500, 200]
+
+
+async def test_a_client_does_not_keep_all_threads_busy(handler: ThreadHandler) -> None:
+    goes_on.clear()
+    started.clear()
+    many = handlers.MOST_OF_A_CLIENT + 3
+    requests = [asyncio.create_task(get(handler, "slow", "alice")) for _ in range(many)]
+    try:
+        other = await get(handler, "thread", "bob")
+        began = len(started)
+    finally:
+        goes_on.set()
+    answers = await asyncio.gather(*requests)
+
+    assert other["status"] == 200
+    assert began <= handlers.MOST_OF_A_CLIENT
+    assert [answer["body"] for answer in answers] == [b"late"] * many
+    assert len(started) == many
+
+
+async def test_a_request_that_waits_is_dropped_when_its_client_has_gone(
+    handler: ThreadHandler,
+) -> None:
+    goes_on.clear()
+    started.clear()
+    busy = [
+        asyncio.create_task(get(handler, "slow", "alice")) for _ in range(handlers.MOST_OF_A_CLIENT)
+    ]
+    waiting = asyncio.create_task(get(handler, "slow", "alice"))
+    await asyncio.sleep(0.1)
+
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    goes_on.set()
+    await asyncio.gather(*busy)
+    await get(handler, "thread", "alice")
+
+    assert len(started) == len(busy)
+    await asyncio.sleep(0)
+    assert handler._turns._places == {}
+
+
+@pytest.mark.parametrize(
+    ("headers", "client"),
+    [
+        ([(b"authorization", b"Bearer a")], (b"Bearer a",)),
+        ([(b"cookie", b"timezone=UTC; sessionid=s1; x=y")], (b"s1",)),
+        ([(b"cookie", b"othersessionid=s1")], ("10.0.0.7", "/login/")),
+        ([], ("10.0.0.7", "/login/")),
+    ],
+)
+def test_a_client_is_known_by_its_token_its_session_or_its_address(
+    settings: Any, headers: list[tuple[bytes, bytes]], client: tuple[object, ...]
+) -> None:
+    settings.SESSION_COOKIE_NAME = "sessionid"
+    _session.cache_clear()
+    scope = {"client": ("10.0.0.7", 4711), "path": "/login/", "headers": headers}
+
+    assert client_of(scope) == client
+    _session.cache_clear()
