@@ -5,12 +5,15 @@ Without a template: 256 of them would take a third of a second.
 
 from __future__ import annotations
 
+from django.template import Context
 from django.urls import reverse
+from django.utils import timezone
 from django.utils.html import escape
 from django.utils.safestring import SafeString
 
+from monitor.incidents.facts import Badge
 from monitor.live.cards import Card, in_gib
-from monitor.templatetags.monitor_tags import bar, figure, owner
+from monitor.templatetags.monitor_tags import bar, figure, owner, since_short
 
 _BETWEEN = "\n  "
 
@@ -72,8 +75,17 @@ def _incident(card: Card) -> str:
         return ""
     css = "chip warning" if card.incident.is_warning else "chip"
     address = escape(reverse("incident", args=[card.incident.incident]))
-    title, word = escape(card.incident.text), escape(card.incident.word)
-    return f'<a class="{css}" href="{address}" title="{title}">{word}</a> '
+    return (
+        f'<a class="{css}" href="{address}" title="{escape(card.incident.text)}">'
+        f"{_word(card.incident)}</a> "
+    )
+
+
+def _word(badge: Badge) -> str:
+    """For memory that is held idle, its duration, which the page keeps up to date."""
+    if badge.idle_since is None:
+        return escape(badge.word)
+    return f"idle {since_short(Context({'now': timezone.now()}), badge.idle_since)}"
 
 
 def _times(count: int) -> str:

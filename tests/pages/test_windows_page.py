@@ -302,7 +302,7 @@ def test_the_calendar_shows_each_gpu_and_day_in_the_viewers_zone(
         (
             "Asia/Tokyo",
             "<strong>every day 05:00–15:00 (Asia/Tokyo)</strong>"
-            ' <span class="muted small">agreed as every day 20:00–06:00 (UTC)</span>',
+            ' <span class="muted small">requested as every day 20:00–06:00 (UTC)</span>',
         ),
     ],
 )

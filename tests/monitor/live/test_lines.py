@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from datetime import timedelta
+
+from django.utils import timezone
 
 from monitor.facts.gpu_states import GpuState
+from monitor.incidents.facts import Badge, Badges
 from monitor.live import cards
 from monitor.live.lines import gpu_line
 from tests.builders import gpu, gpu_uuid, process, snapshot
@@ -52,3 +56,14 @@ def test_several_owners_are_counted() -> None:
     html = gpu_line(card, SPARK, several=False)
 
     assert f"+{len(card.further_owners)}</span>" in html
+
+
+def test_memory_held_idle_is_shown_with_its_duration() -> None:
+    since = timezone.now() - timedelta(hours=3, minutes=44)
+    held = Badge("held idle", "warning", 7, "erin holds 40 GiB", idle_since=since)
+    seen = snapshot([gpu(0)], processes=[process(user="erin")])
+    (card,) = cards.cards([seen], Badges(gpus={gpu_uuid(0): held}))
+
+    html = gpu_line(card, SPARK, several=False)
+
+    assert re.search(r'href="/incidents/7/"[^>]*>idle <time [^>]*>3 h</time></a>', html)
