@@ -1,6 +1,7 @@
 """Objects of Kubernetes and Kueue become reports of the engine protocol, as the document says.
 
-The objects are built from the documentation of both projects; none was recorded from a cluster.
+The whole lists are built from the documentation of both projects; none was recorded from a cluster.
+Single conditions were recorded from clusters of others: OBSERVED.
 """
 
 from __future__ import annotations
@@ -74,6 +75,35 @@ RESUMED = {"Suspended": "False"}
 def test_the_documented_rules_give_each_object_its_state(
     job: Conditions, workload: Conditions, state: TaskState
 ) -> None:
+    assert state_of(job, workload) is state
+
+
+# Conditions of Workloads of real clusters, as users of Kueue published them in
+# github.com/kubernetes-sigs/kueue, with the number of the issue or pull request.
+OBSERVED = {
+    522: ({"PodsReady": "False", "Admitted": "False"}, TaskState.WAITING),
+    2291: ({"PodsReady": "False", "QuotaReserved": "True"}, TaskState.WAITING),
+    2362: (
+        {
+            "PodsReady": "False", "QuotaReserved": "True", "Evicted": "False", "Admitted": "True",
+            "Requeued": "False",
+        },
+        TaskState.RUNNING,
+    ),
+    6998: ({**ADMITTED, "PodsReady": "True", "Finished": "True"}, TaskState.ENDED),
+    8188: ({"Admitted": "False", "Finished": "True"}, TaskState.ENDED),
+    11062: ({**RESERVED, "Evicted": "False", "Admitted": "False"}, TaskState.WAITING),
+    # The quota of an evicted Workload was not released.
+    14811: ({**ADMITTED, "Evicted": "True"}, TaskState.WAITING),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("number", OBSERVED)
+def test_conditions_of_real_clusters_give_the_state_that_their_users_describe(number: int) -> None:
+    workload, state = OBSERVED[number]
+    # Kueue lifts the suspension of the Job after admission, and sets it again at an eviction.
+    job = RESUMED if state is TaskState.RUNNING else SUSPENDED
+
     assert state_of(job, workload) is state
 
 
