@@ -6,7 +6,7 @@ travel as values, and the browser writes them into the page.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
@@ -113,6 +113,8 @@ class Card:
     power_w: float | None = field(compare=False)
     temperature_c: float | None = field(compare=False)
     split: UseSplit = field(compare=False)
+    # Contact with its host is lost, so this is its last reading.
+    is_silent: bool = False
 
     @property
     def element_id(self) -> str:
@@ -125,15 +127,19 @@ class Card:
 
     @property
     def word(self) -> str:
+        if self.is_silent:
+            return "no contact"
         return STATES[self.state][0] if self.state else "unknown"
 
     @property
     def short_word(self) -> str:
-        return SHORT_WORDS.get(self.state, self.word) if self.state else self.word
+        if self.is_silent or self.state is None:
+            return self.word
+        return SHORT_WORDS.get(self.state, self.word)
 
     @property
     def shape(self) -> str:
-        return STATES[self.state][1] if self.state else "unknown"
+        return STATES[self.state][1] if self.state and not self.is_silent else "unknown"
 
     @property
     def trouble(self) -> bool:
@@ -149,7 +155,8 @@ class Card:
     @property
     def works_on(self) -> bool:
         """Whether processes use it although it accepts no new jobs."""
-        return self.state in (GpuState.THROTTLED, GpuState.PAUSED) and bool(self.rows)
+        refuses = self.state in (GpuState.THROTTLED, GpuState.PAUSED)
+        return refuses and bool(self.rows) and not self.is_silent
 
     @property
     def is_condition_in_state(self) -> bool:
@@ -164,7 +171,8 @@ class Card:
     @property
     def is_free(self) -> bool:
         """Whether it is idle and accepts jobs."""
-        return self.state is GpuState.IDLE and not (self.closed or self.guest or self.trouble)
+        is_closed = self.closed or self.guest or self.trouble or self.is_silent
+        return self.state is GpuState.IDLE and not is_closed
 
     @property
     def lost(self) -> bool:
@@ -204,9 +212,15 @@ class Card:
 
 
 def cards(
-    snapshots: Iterable[Snapshot], badges: Badges = NONE, tasks: GpuTasks = NO_TASKS
+    snapshots: Iterable[Snapshot],
+    badges: Badges = NONE,
+    tasks: GpuTasks = NO_TASKS,
+    silent: Collection[str] = (),
 ) -> list[Card]:
-    """A card per GPU: failing GPUs first, then by the worst incident, then by host and index."""
+    """A card per GPU: failing GPUs first, then by the worst incident, then by host and index.
+
+    silent: hosts without contact.
+    """
     all_cards = []
     agents = agents_of(tasks)
     for snapshot in snapshots:
@@ -219,6 +233,8 @@ def cards(
             _card(g, snapshot, on.get(g.uuid, []), splits[g.uuid], badges, tasks.get(g.uuid, ()))
             for g in snapshot.gpus
         ]
+    if silent:
+        all_cards = [replace(card, is_silent=card.host in silent) for card in all_cards]
     return sorted(all_cards, key=_worst_first)
 
 

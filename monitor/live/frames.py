@@ -63,13 +63,17 @@ class Sparkline:
 
 @dataclass(frozen=True, slots=True)
 class Board:
-    """The state of one topic. `head`: parts in the head of its pages."""
+    """The state of one topic. `head`: parts in the head of its pages.
+
+    at: the time of its readings, if that is not the frame's: those of silent hosts do not count.
+    """
 
     columns: Mapping[str, Column]
     head: Sequence[Part] = ()
     parts: Sequence[Part] = ()
     sparks: Mapping[str, Sparkline] = field(default_factory=dict)
     digest: str | None = None
+    at: float | None = None
 
     def newer_than(self, since: int) -> list[Part]:
         return [part for top in (*self.head, *self.parts) for part in top.newer_than(since)]
@@ -108,8 +112,9 @@ class Frame:
     def _compose(self, board: Board, since: int, now: float) -> dict[str, object]:
         changed = board.newer_than(since)
         body: dict[str, object] = {"n": self.n, "since": since}
-        if self.at is not None:
-            body |= {"t": round(self.at, 3), "age": round(max(0.0, now - self.at), 1)}
+        at = self.at if board.at is None else board.at
+        if at is not None:
+            body |= {"t": round(at, 3), "age": round(max(0.0, now - at), 1)}
         body |= {kind: column.values for kind, column in board.columns.items()}
         optional = {
             "o": {k: c.order for k, c in board.columns.items() if c.changed_at > since},

@@ -19,7 +19,10 @@ WORST_FIRST = ("failing", "warning")
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """The headline and the counts beside it. free: idle GPUs that take new work."""
+    """The headline and the counts beside it. free: idle GPUs that take new work.
+
+    silent: GPUs of hosts without contact. Nothing else counts them, nor processes there.
+    """
 
     shape: str
     verdict: str
@@ -31,6 +34,7 @@ class Summary:
     waiting: int
     incidents: int
     harmful: bool
+    silent: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,18 +57,21 @@ def summary(
 ) -> Summary:
     """`gpu_cards`: the cards of `snapshots`."""
     shape, verdict = _verdict(snapshots, gpu_cards, now, badges, queue.startable)
-    owners = {p.job_owner or p.user for s in snapshots for p in s.processes} - {None}
+    unheard = {card.host for card in gpu_cards if card.is_silent}
+    heard = [s for s in snapshots if s.host.name not in unheard]
+    owners = {p.job_owner or p.user for s in heard for p in s.processes} - {None}
     return Summary(
         shape=shape,
         verdict=verdict,
-        gpus=len(gpu_cards),
+        gpus=sum(not card.is_silent for card in gpu_cards),
         busy=sum(card.shape == "busy" or card.works_on for card in gpu_cards),
         free=sum(card.is_free for card in gpu_cards),
         people=len(owners),
-        processes=len({(s.host.name, p.pid) for s in snapshots for p in s.processes}),
+        processes=len({(s.host.name, p.pid) for s in heard for p in s.processes}),
         waiting=queue.waiting,
         incidents=badges.open,
         harmful=badges.harmful > 0,
+        silent=sum(card.is_silent for card in gpu_cards),
     )
 
 

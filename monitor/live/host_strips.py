@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, field, replace
 
 from monitor.facts.readings import DiskReading, HostReading, Snapshot
 from monitor.live.cards import Values, in_gib, round_sig3, round_whole
@@ -23,6 +23,8 @@ class HostStrip:
     disk_mount: str | None
     disk_total_bytes: int | None
     reading: HostReading = field(compare=False)
+    # Contact with it is lost, so this is its last reading.
+    is_silent: bool = False
 
     @property
     def element_id(self) -> str:
@@ -64,8 +66,10 @@ class HostStrip:
         )
 
 
-def strips(snapshots: Iterable[Snapshot]) -> list[HostStrip]:
-    return [_strip(snapshot.host) for snapshot in snapshots]
+def strips(snapshots: Iterable[Snapshot], silent: Collection[str] = ()) -> list[HostStrip]:
+    """silent: hosts without contact."""
+    shown = [_strip(snapshot.host) for snapshot in snapshots]
+    return [replace(strip, is_silent=True) if strip.name in silent else strip for strip in shown]
 
 
 def in_mb(value: float | None) -> float | None:

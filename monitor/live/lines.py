@@ -22,7 +22,7 @@ def gpu_line(card: Card, spark: tuple[str, str], *, several: bool) -> SafeString
     """`spark`: the paths of line and area. several: there is more than one host."""
     use, memory, power, temperature = card.values[:4]
     total = in_gib(card.memory_total_bytes)
-    trouble = " trouble" if card.trouble else ""
+    marks = f"{' trouble' if card.trouble else ''}{' is-silent' if card.is_silent else ''}"
     place = escape(f"{card.host} {card.index}" if several else str(card.index))
     title = escape(f"{card.name}, {card.uuid}")
     cells = (
@@ -38,7 +38,7 @@ def gpu_line(card: Card, spark: tuple[str, str], *, several: bool) -> SafeString
         f'<span role="cell" class="l-spark">{_spark(card.uuid, spark)}</span>',
         f'<span role="cell" class="l-who">{_incident(card)}{_owners(card)}</span>',
     )
-    begin = f'<div class="gpu-line{trouble}" role="row" id="{escape(card.element_id)}"'
+    begin = f'<div class="gpu-line{marks}" role="row" id="{escape(card.element_id)}"'
     # Every other text is escaped above or comes from tags that escape.
     return SafeString(
         f'{begin} data-live="g:{escape(card.uuid)}">\n  {_BETWEEN.join(cells)}\n</div>\n'
@@ -50,9 +50,9 @@ def _badge(shape: str, title: str, word: str) -> str:
 
 
 def _state(card: Card) -> str:
-    if card.ailing:
+    if card.ailing and not card.is_silent:
         return _badge(card.ailing, str(card.reason), str(card.condition))
-    if card.guest:
+    if card.guest and not card.is_silent:
         return _badge(
             "waiting", f"{card.guest.description} uses this GPU; jobs wait", "in use by owner"
         )

@@ -28,6 +28,7 @@ from monitor.live import cards, sparklines
 from monitor.live.cards import ProcessRow
 from monitor.live.regions import regions
 from monitor.live.rendering import DASHBOARD, GPU_PREFIX, PROCESSES, Renderer, digest
+from monitor.live.silence import silent_hosts
 from monitor.models import Gpu, ProcessUse
 from monitor.snapshot import rows as snapshot_rows
 
@@ -242,7 +243,8 @@ def gpu(request: HttpRequest, uuid: str) -> HttpResponse:
     badges = incident_badges.current(timezone.now())
     table = lines(snapshots, viewer_of(request), uuid, badges)
     tasks = snapshot_rows.gpu_tasks()
-    reading = next((g for s in snapshots for g in s.gpus if g.uuid == uuid), None)
+    of_gpu = [s for s in snapshots if any(g.uuid == uuid for g in s.gpus)]
+    reading = next((g for s in of_gpu for g in s.gpus if g.uuid == uuid), None)
     health = next((h for s in snapshots for h in s.health if h.gpu_uuid == uuid), None)
     context = {
         **history_content.gpu(row, request.GET, timezone.now()),
@@ -259,7 +261,7 @@ def gpu(request: HttpRequest, uuid: str) -> HttpResponse:
         "may_close": viewer_of(request).operator,
         "events": events.recent(8, gpu_uuid=uuid),
         "topic": f"{GPU_PREFIX}{uuid}",
-        "digest": digest(snapshots, uuid, badges),
+        "digest": digest(of_gpu, uuid, badges),
     }
     return render(request, "monitor/gpu.html", context)
 
@@ -270,6 +272,7 @@ def processes(request: HttpRequest) -> HttpResponse:
     filters = ProcessFilters.from_query(request.GET)
     now = timezone.now()
     badges = incident_badges.current(now)
+    silent = silent_hosts(snapshots, now)
     table = with_idle(lines(snapshots, viewer_of(request), badges=badges), snapshots, now)
     chosen = choose(table, filters)
     context = {
@@ -281,7 +284,8 @@ def processes(request: HttpRequest) -> HttpResponse:
         "gpus": _gpu_choices(table),
         "several": len(snapshots) > 1,
         "topic": PROCESSES,
-        "digest": digest(snapshots, badges=badges),
+        "silent": silent,
+        "digest": digest(snapshots, badges=badges, silent=silent),
     }
     return render(request, "monitor/processes.html", context)
 

@@ -18,6 +18,7 @@ from monitor.live.frames import CHILDREN, Board, Column, Frame, Part, Sparkline
 from monitor.live.host_strips import HostStrip
 from monitor.live.lines import gpu_line
 from monitor.live.regions import Child, Region, no_children, regions
+from monitor.live.silence import NO_HOSTS, oldest_in_contact, silent_hosts
 from monitor.live.sparklines import SparklinePath
 
 logger = logging.getLogger(__name__)
@@ -42,9 +43,15 @@ def process_rows(
 
 
 def digest(
-    snapshots: Sequence[Snapshot], gpu_uuid: str | None = None, badges: Badges = NONE
+    snapshots: Sequence[Snapshot],
+    gpu_uuid: str | None = None,
+    badges: Badges = NONE,
+    silent: frozenset[str] = NO_HOSTS,
 ) -> str:
-    """A checksum of processes and states without figures. A page with another one is outdated."""
+    """A checksum of processes and states without figures. A page with another one is outdated.
+
+    silent: hosts without contact, which the page shows.
+    """
     rows = process_rows(snapshots, gpu_uuid, badges)
     facts = sorted(
         (r.key, r.owner or "", r.program or "", r.job_ref or "", r.badge.word if r.badge else "")
@@ -53,7 +60,7 @@ def digest(
     states = [
         (g.uuid, g.state, g.condition) for s in snapshots for g in s.gpus if g.uuid == gpu_uuid
     ]
-    return f"{zlib.crc32(repr((facts, states)).encode()):08x}"
+    return f"{zlib.crc32(repr((facts, states, sorted(silent))).encode()):08x}"
 
 
 def has_figures(topic: str) -> bool:
@@ -131,20 +138,24 @@ class Renderer:
             parts = [part for part in self._regions if part.target == target]
             return Board(columns={}, head=self._head, parts=parts)
         uuid = topic.removeprefix(GPU_PREFIX) if topic.startswith(GPU_PREFIX) else None
-        shown = [c for c in cards.cards(snapshots) if c.uuid == uuid]
-        rows = process_rows(snapshots, uuid)
+        of_topic = [s for s in snapshots if uuid is None or any(g.uuid == uuid for g in s.gpus)]
+        shown = [c for c in cards.cards(of_topic) if c.uuid == uuid]
+        rows = process_rows(of_topic, uuid)
+        silent = silent_hosts(of_topic, now)
         return Board(
             columns={
                 "g": self._column(topic, "g", [(c.uuid, c.values) for c in shown]),
                 "p": self._column(topic, "p", [(r.key, r.values) for r in rows]),
             },
             head=self._head,
-            digest=digest(snapshots, uuid, self._badges),
+            digest=digest(of_topic, uuid, self._badges, silent),
+            at=oldest_in_contact(of_topic, silent),
         )
 
     def _dashboard(self, snapshots: Sequence[Snapshot], now: datetime) -> Board:
-        shown = cards.cards(snapshots, self._badges, self._tasks)
-        strips = host_strips.strips(snapshots)
+        silent = silent_hosts(snapshots, now)
+        shown = cards.cards(snapshots, self._badges, self._tasks, silent)
+        strips = host_strips.strips(snapshots, silent)
         rows = [row for card in shown for row in card.rows] if len(shown) <= MOST_CARDS else []
         return Board(
             columns={
@@ -160,6 +171,7 @@ class Renderer:
                 *self._regions,
             ],
             sparks=self._drawn,
+            at=oldest_in_contact(snapshots, silent),
         )
 
     def _summary(self, snapshots: Sequence[Snapshot], shown: Sequence[Card], now: datetime) -> Part:

@@ -167,7 +167,8 @@ def host(request: HttpRequest, name: str) -> HttpResponse:
     total = newest.host.memory_total_bytes if newest else None
     now, fact = timezone.now(), host_rows.find(name)
     context = history_content.host(name, total, request.GET, now)
-    strips = host_strips.strips([newest]) if newest else []
     state = host_row(fact, now) if fact else None
+    silent = [name] if state and state.silent_since else []
+    strips = host_strips.strips([newest], silent) if newest else []
     context |= {"name": name, "hosts": strips, "state": state}
     return render(request, "monitor/host.html", context)
