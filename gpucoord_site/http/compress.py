@@ -18,13 +18,16 @@ class Compress(Middleware):
     """Compresses pages, REST answers and static files.
 
     Logs and other answers that are streamed stay as they are: each piece must arrive at once.
+    An answer to HEAD stays, too: the end of an empty stream would be sent as its body, and stand
+    before the next answer of the connection.
     Django's random padding hides the lengths from which secrets could be guessed (BREACH).
     """
 
     def after(self, request: HttpRequest, response: HttpResponseBase) -> HttpResponseBase:
         kind = response.headers.get("Content-Type", "").partition(";")[0]
         is_file = request.path.startswith(settings.STATIC_URL) and response.status_code == 200
-        if kind not in COMPRESSED or (response.streaming and not is_file):
+        is_piecewise = response.streaming and not is_file
+        if request.method == "HEAD" or kind not in COMPRESSED or is_piecewise:
             return response
         return _gzip.process_response(request, response)
 

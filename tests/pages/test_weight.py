@@ -9,9 +9,11 @@ from pathlib import Path
 import pytest
 from django.conf import settings
 from django.contrib.auth.models import User
-from django.test import AsyncClient, Client
+from django.http import HttpRequest, StreamingHttpResponse
+from django.test import AsyncClient, Client, RequestFactory
 
 from gpucoord_site.config.static_files import static_url
+from gpucoord_site.http.compress import Compress
 
 pytestmark = pytest.mark.django_db
 ACCEPTS = {"Accept-Encoding": "gzip, br"}
@@ -37,6 +39,19 @@ def test_a_static_file_is_compressed(client: Client) -> None:
 
     content = b"".join(answer.streaming_content)  # type: ignore[attr-defined]
     assert gzip.decompress(content) == (Path(settings.ASSETS) / "static/app.css").read_bytes()
+
+
+def test_an_answer_to_head_has_no_body(rf: RequestFactory) -> None:
+    """A server sends what a stream of it yields, before the next answer of the connection."""
+
+    def empty(_request: HttpRequest) -> StreamingHttpResponse:
+        return StreamingHttpResponse(iter(()), content_type="text/css")
+
+    for method, parts in (("HEAD", False), ("GET", True)):
+        request = rf.generic(method, f"{settings.STATIC_URL}app.css", HTTP_ACCEPT_ENCODING="gzip")
+        answer = Compress(empty)(request)
+        assert isinstance(answer, StreamingHttpResponse)
+        assert bool(b"".join(answer)) is parts
 
 
 @pytest.mark.django_db(transaction=True)
