@@ -252,10 +252,11 @@ def send_all(
         thread.start()
     for thread in threads:
         thread.join(max(0.0, deadline - monotonic()))
+    # A thread whose connections are closed now would answer that, which is not the cause.
+    results = dict(answers)
     for opened in connections.values():
         opened.end()
     late = f"No answer within {limit_s:g} s."
-    results = dict(answers)
     return {key: results.get(key, late) for key in letters}
 
 
