@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -96,7 +97,8 @@ def check(scheduler: Scheduler, cluster: Cluster, jobs: dict[int, Job], seconds:
         tasks = list(EngineTask.objects.filter(job__in=waiting).values())
         pytest.fail(f"{tasks} {cluster.run('squeue', '-a', '-t', 'all')} {cluster.run('sinfo')}")
     rows = {number: reloaded(job) for number, job in jobs.items()}
-    assert {n: job.exit_code for n, job in rows.items()} == {n: n % EXIT_CODES for n in rows}
+    wrong = {n: job for n, job in rows.items() if job.exit_code != n % EXIT_CODES}
+    assert not wrong, "\n".join(_told_by_slurm(cluster, job) for job in wrong.values())
     for number, job in rows.items():
         *earlier, last = job.attempts.order_by("number")
         assert log_of(job, last.number) == "ran\n", number
@@ -106,6 +108,22 @@ def check(scheduler: Scheduler, cluster: Cluster, jobs: dict[int, Job], seconds:
         # Attempts that gpucoord does not know would write here too.
         numbers = {attempt.number for attempt in (*earlier, last)}
         assert {path.parent.name for path in _logs(job)} <= {f"attempt-{n}" for n in numbers}
+
+
+def _told_by_slurm(cluster: Cluster, job: Job) -> str:
+    """The lines about the tasks of a job in the logs of Slurm."""
+    attempts = list(job.attempts.order_by("number"))
+    refs = "|".join(attempt.engine_ref for attempt in attempts)
+    about = re.compile(rf"(?i)\bjob(id)?[= ]({refs})\b|JobId=({refs})\b")
+    lines = [
+        line
+        for path in sorted(cluster.folder.glob("slurm*.log"))
+        for line in path.read_text(errors="replace").splitlines()
+        if about.search(line)
+    ]
+    ends = [(attempt.engine_ref, attempt.outcome, attempt.problem) for attempt in attempts]
+    words = [(task.ref, task.word, task.reason) for task in EngineTask.objects.filter(job=job)]
+    return "\n".join([f"job {job.pk}: {job.outcome} {ends} {words}", *lines])
 
 
 def _was_ended_by_slurm(cluster: Cluster, ref: str) -> bool:

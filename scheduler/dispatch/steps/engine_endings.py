@@ -32,8 +32,10 @@ ENDING_SIGNALS = (signal.SIGTERM, signal.SIGKILL)
 ENDING_CODES = tuple(128 + number for number in ENDING_SIGNALS)
 WRITE_EVERY = timedelta(seconds=10)
 MOST_NODES = 2000
-# A task that Slurm has put back into its queue was preempted, or lost its node.
-PREEMPTED = ("PREEMPTED", "PENDING", "REQUEUED")
+# A task that Slurm has put back into its queue was preempted, or lost its node. COMPLETED: it has
+# run again since, and ended with 0 as the attempt had been claimed (runner.batch.NOT_STARTED). The
+# task of a job that a signal ends otherwise ends with another code.
+PREEMPTED = ("PREEMPTED", "PENDING", "REQUEUED", "COMPLETED")
 ENDS = {
     "TIMEOUT": (Outcome.TIMED_OUT, "Slurm ended it at its time limit."),
     "DEADLINE": (Outcome.TIMED_OUT, "Slurm ended it at its deadline."),

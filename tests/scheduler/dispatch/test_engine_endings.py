@@ -13,7 +13,7 @@ from scheduler.dispatch.steps import engine_endings
 from scheduler.execution.steps.specs import SpecWriter
 from scheduler.facts.jobs import YieldOptions
 from scheduler.lifecycle.rows import transitions
-from scheduler.models import Attempt, EngineTask, Job
+from scheduler.models import Attempt, EngineTask, Job, YieldRequest
 from scheduler.runner.attempt_files import AttemptFiles
 from scheduler.runner.spec import Result
 from tests import jobs_made
@@ -92,7 +92,12 @@ def test_a_forgotten_job_that_saved_its_work_was_preempted(alice: User, tmp_path
 
 @pytest.mark.parametrize(
     ("word", "outcome"),
-    [("PREEMPTED", "preempted"), ("TIMEOUT", "timed_out"), ("CANCELLED by 0", "cancelled")],
+    [
+        ("PREEMPTED", "preempted"),
+        ("TIMEOUT", "timed_out"),
+        ("CANCELLED by 0", "cancelled"),
+        ("FAILED", "failed"),
+    ],
 )
 def test_a_stopped_job_ends_by_the_word_of_slurm(
     alice: User, tmp_path: Path, word: str, outcome: str
@@ -100,3 +105,13 @@ def test_a_stopped_job_ends_by_the_word_of_slurm(
     job = stopped(alice, tmp_path, word=word, ended_since=NOW)
 
     assert end_of(job)[1] == outcome
+
+
+def test_a_job_that_slurm_stopped_and_ran_again_in_vain_runs_again_here(
+    alice: User, tmp_path: Path
+) -> None:
+    """The second launch found the attempt claimed, and ended with 0."""
+    job = stopped(alice, tmp_path, word="COMPLETED", ended_since=NOW)
+
+    assert end_of(job)[:2] == ("queued", "preempted")
+    assert "put it back into its queue" in YieldRequest.objects.get().text
