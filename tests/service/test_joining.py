@@ -90,17 +90,22 @@ def _hosts(api: httpx.Client) -> list[str]:
     return sorted(host["name"] for host in api.get("hosts/").json()["hosts"] if host["version"])
 
 
+def _prepare(first: Service, here: Path, there: Path) -> str:
+    """Make the data folder of a second host, with the key of the first; returns a join token."""
+    there.mkdir(mode=0o700)
+    shutil.copy(here / "secret_key", there / "secret_key")
+    return subprocess.run(
+        [sys.executable, "-m", "gpucoord_site", "join-token"],
+        env=first._env, capture_output=True, text=True, check=True,
+    ).stdout.split()[-1]  # fmt: skip
+
+
 def test_a_job_on_another_host_is_chosen_followed_and_read_from_here(
     url: str, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     here, there = tmp_path / "east", tmp_path / "west"
     with Service(here, DATABASE_URL=url, GPUCOORD_NODE="east") as east:
-        there.mkdir(mode=0o700)
-        shutil.copy(here / "secret_key", there / "secret_key")
-        made = subprocess.run(
-            [sys.executable, "-m", "gpucoord_site", "join-token"],
-            env=east._env, capture_output=True, text=True, check=True,
-        ).stdout.split()[-1]  # fmt: skip
+        made = _prepare(east, here, there)
         # Its address for other hosts is http://127.0.0.2:PORT.
         env = {"GPUCOORD_HOST": "127.0.0.2", "GPUCOORD_ALLOWED_HOSTS": "127.0.0.2"}
         env |= {"GPUCOORD_JOIN_TOKEN": made}
@@ -149,12 +154,7 @@ def test_a_host_without_pages_serves_its_logs_to_the_others_and_nothing_else(
 ) -> None:
     here, there = tmp_path / "east", tmp_path / "west"
     with Service(here, DATABASE_URL=url, GPUCOORD_NODE="east") as east:
-        there.mkdir(mode=0o700)
-        shutil.copy(here / "secret_key", there / "secret_key")
-        made = subprocess.run(
-            [sys.executable, "-m", "gpucoord_site", "join-token"],
-            env=east._env, capture_output=True, text=True, check=True,
-        ).stdout.split()[-1]  # fmt: skip
+        made = _prepare(east, here, there)
         port = str(free_port())
         env = {"GPUCOORD_HOST": "127.0.0.2", "GPUCOORD_ALLOWED_HOSTS": "127.0.0.2"}
         env |= {"GPUCOORD_PORT": port, "GPUCOORD_JOIN_TOKEN": made, "GPUCOORD_NODE": "west"}
