@@ -5,6 +5,7 @@ Logs, results and checkpoints of jobs are not part of a backup.
 
 from __future__ import annotations
 
+import ast
 import os
 import shutil
 import sqlite3
@@ -20,7 +21,6 @@ from gpucoord_site.backup.archive import DATABASES, SECRET_KEY, SETTINGS, Backup
 from gpucoord_site.config.databases import database
 from gpucoord_site.config.file import config_file
 from gpucoord_site.config.settings import Config
-from gpucoord_site.service import first_builds
 from gpucoord_site.service.startup_checks import lock_data_folder
 from monitor.facts.formats import shortest_size
 
@@ -156,10 +156,17 @@ def _version(text: str) -> tuple[int, ...]:
 
 
 def _own_migrations() -> set[str]:
-    """The migrations of gpucoord's apps that this version can start from."""
-    own = {f"{app}.{name}" for app, name in first_builds.migrations()}
+    """The migrations of gpucoord's apps that this version can start from.
+
+    They are read as text, since Django is not set up: its settings may come from the backup.
+    """
+    own = set()
     for app in APPS:
-        own |= {f"{app}.{path.stem}" for path in (PACKAGES / app / "migrations").glob("0*.py")}
+        for path in (PACKAGES / app / "migrations").glob("0*.py"):
+            own.add(f"{app}.{path.stem}")
+            for node in ast.walk(ast.parse(path.read_text())):
+                if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "replaces":
+                    own |= {f"{app}.{name}" for app, name in ast.literal_eval(node.value)}
     return own
 
 

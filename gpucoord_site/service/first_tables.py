@@ -34,12 +34,18 @@ def make(loader: MigrationLoader) -> bool:
         for model in tables:
             editor.create_model(model)
         recorder.migration_qs.bulk_create(
-            recorder.Migration(app=app, name=name) for app, name in sorted(loader.disk_migrations)
+            recorder.Migration(app=app, name=name) for app, name in sorted(_recorded(loader))
         )
         for fill in _first_rows(loader):
             fill.code(cast(StateApps, apps), editor)
         emit_post_migrate_signal(0, False, DEFAULT_DB_ALIAS, apps=apps, plan=[])
     return True
+
+
+def _recorded(loader: MigrationLoader) -> set[tuple[str, str]]:
+    """All migrations; Django takes one as applied only with those that it replaces."""
+    replaced = (set(migration.replaces) for migration in loader.disk_migrations.values())
+    return set(loader.disk_migrations).union(*replaced)
 
 
 def _models() -> Iterator[type[Model]]:

@@ -13,15 +13,20 @@ from pathlib import Path
 from django.core.management import call_command
 from django.db import DatabaseError, connection
 from django.db.migrations.loader import MigrationLoader
+from django.db.migrations.recorder import MigrationRecorder
 from django.utils import timezone
 
 from gpucoord_site.cli import local_login
-from gpucoord_site.service import first_builds, first_tables
+from gpucoord_site.service import first_tables
 from scheduler.runner.confine import locks
 
 # Key of the advisory lock for hosts that start at the same time. Any unique number.
 MIGRATION_LOCK = 7_480_911
 LOGIN_BACKLOG = 128
+TOO_OLD = (
+    "The database is too old for this gpucoord. Upgrade it first with the version that comes after"
+    " the one that made it, or start with an empty data folder."
+)
 
 
 class UnableToStart(Exception):
@@ -165,8 +170,8 @@ def prepare_database() -> None:
     """Migrate the tables; refuse a database that is too old or too new for this code."""
     try:
         with _alone():
-            if apps := first_builds.adopt():
-                raise UnableToStart(first_builds.too_old(apps))
+            if is_too_old():
+                raise UnableToStart(TOO_OLD)
             loader = MigrationLoader(connection)
             if newer := unknown_migrations(loader):
                 raise UnableToStart(
@@ -181,11 +186,23 @@ def prepare_database() -> None:
         raise UnableToStart(f"The database can't be used: {first}") from None
 
 
+def is_too_old() -> bool:
+    """Whether the database has only a part of the migrations that a later one replaces."""
+    loader = MigrationLoader(connection, load=False)
+    loader.load_disk()
+    applied = MigrationRecorder(connection).applied_migrations()
+    shares = (
+        [key in applied for key in migration.replaces]
+        for migration in loader.disk_migrations.values()
+    )
+    return any(any(has) and not all(has) for has in shares)
+
+
 def unknown_migrations(loader: MigrationLoader) -> list[str]:
     """Migrations of the database that this code does not have."""
-    on_disk = set(loader.disk_migrations) | first_builds.migrations()
+    on_disk = set(loader.disk_migrations)
     for migration in loader.disk_migrations.values():
-        on_disk |= {(app, name) for app, name in migration.replaces}
+        on_disk |= set(migration.replaces)
     applied = {key for key in loader.applied_migrations if key[0] in loader.migrated_apps}
     return sorted(f"{app}.{name}" for app, name in applied - on_disk)
 

@@ -1,23 +1,32 @@
-"""Upgrade from the previous release while jobs run, wait, and end without gpucoord."""
+"""Upgrade from the previous release while jobs run, wait, and end without gpucoord.
+
+The tables are those of a new database afterwards.
+"""
 
 from __future__ import annotations
 
+import os
+import sqlite3
 import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
 import httpx
+import psycopg
 import pytest
 
 from scheduler.runner import files
 from tests.pace import LONGEST_S
 from tests.processes.service import ROOT, Service, kill_jobs, lives, token, wait_until
+from tests.service.postgres_cluster import program, server
+from tests.service.test_first_tables import schema
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow]
 # The build before the newest one, as long as no release is tagged.
-PREVIOUS = "acca9e2f7d15a511e71edbbadf721b83a148c031"
+PREVIOUS = "746e64ae46b986cbd447cf324341b5cdc90062ea"
 
 
 def git(*words: str) -> subprocess.CompletedProcess[bytes]:
@@ -49,6 +58,41 @@ def data(tmp_path: Path) -> Iterator[Path]:
     folder = tmp_path / "data"
     yield folder
     kill_jobs(folder)
+
+
+@pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.postgres)])
+def database(request: pytest.FixtureRequest) -> Iterator[dict[str, str]]:
+    """The environment that names the database; empty for the one in the data folder."""
+    if request.param == "sqlite":
+        yield {}
+        return
+    with server() as postgres:
+        yield {"DATABASE_URL": postgres.url}
+
+
+def tables(data: Path, database: dict[str, str]) -> object:
+    """The definitions of all tables and indexes, in an order of their own."""
+    if database:
+        argv = [program("pg_dump"), "--schema-only", "--no-owner", database["DATABASE_URL"]]
+        dump = subprocess.run(argv, capture_output=True, text=True, check=True).stdout
+        lines = (line.strip().rstrip(",") for line in dump.splitlines())
+        return sorted(line for line in lines if line and not line.startswith(("--", "\\")))
+    with closing(sqlite3.connect(data / "gpucoord.sqlite3")) as file:
+        return schema(lambda sql: file.execute(sql).fetchall())
+
+
+def new_tables(folder: Path, database: dict[str, str]) -> object:
+    """Those of a database that this build makes."""
+    if database:
+        url = database["DATABASE_URL"]
+        with psycopg.connect(url, autocommit=True) as connection:
+            connection.execute("CREATE DATABASE fresh")
+        database = {"DATABASE_URL": f"{url.rpartition('/')[0]}/fresh"}
+    env = {name: value for name, value in os.environ.items() if name != "DATABASE_URL"}
+    env |= {"GPUCOORD_DATA": str(folder), "PYTHONPATH": str(ROOT), **database}
+    argv = [sys.executable, "-m", "gpucoord_site", "migrate", "--verbosity=0"]
+    subprocess.run(argv, env=env, cwd=ROOT, check=True)
+    return tables(folder, database)
 
 
 @contextmanager
@@ -98,10 +142,10 @@ def waits_for(gate: Path) -> str:
 
 
 def test_the_next_release_adopts_running_jobs_and_starts_waiting_ones(
-    earlier: Path, data: Path, tmp_path: Path
+    earlier: Path, data: Path, database: dict[str, str], tmp_path: Path
 ) -> None:
     gate, early_gate = tmp_path / "gate", tmp_path / "early-gate"
-    with serving(data, root=earlier) as before, closing(Jobs(before)) as jobs:
+    with serving(data, root=earlier, **database) as before, closing(Jobs(before)) as jobs:
         secret = jobs.token
         running = jobs.submit(f"echo before; {waits_for(gate)}; echo after; exit 7", gpus=1)
         ending = jobs.submit(f"{waits_for(early_gate)}; echo alone; exit 3", gpus=0)
@@ -116,7 +160,7 @@ def test_the_next_release_adopts_running_jobs_and_starts_waiting_ones(
     result = files.attempt_folder(data, ending, 1) / files.RESULT
     wait_until(result.exists, 30, "the end of a job without gpucoord")
 
-    with serving(data) as after, closing(Jobs(after, secret)) as jobs:
+    with serving(data, **database) as after, closing(Jobs(after, secret)) as jobs:
         alone = jobs.reach(ending, "finished")
         assert jobs.get(running)["state"] == "running"
         gate.touch()
@@ -130,3 +174,4 @@ def test_the_next_release_adopts_running_jobs_and_starts_waiting_ones(
     assert logs == [["before", "after"], ["alone"], ["waited"]]
     for job in (running, ending, waiting):
         assert len(list((data / "jobs" / str(job)).glob("[0-9]*/"))) == 1
+    assert tables(data, database) == new_tables(tmp_path / "new", database)

@@ -1,77 +1,66 @@
-"""Databases of earlier builds: those at the last migrations continue, older ones are refused."""
+"""One migration makes the tables of an app; databases of the builds before it continue."""
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
-from django.core.management import CommandError, call_command
+from django.core.management import call_command
 from django.db import connection
-from django.db.migrations.executor import MigrationExecutor
 from django.db.migrations.loader import MigrationLoader
 from django.db.migrations.recorder import MigrationRecorder
 
-from gpucoord_site.service import first_builds, startup_checks
+from gpucoord_site.cli.check import database as checks
+from gpucoord_site.service import startup_checks
 from gpucoord_site.service.startup_checks import UnableToStart
 
-ROOT = Path(__file__).resolve().parents[2]
+APPS = {"gpucoord_site", "monitor", "reports", "scheduler"}
 pytestmark = pytest.mark.django_db
 
 
-def of_first_builds(except_for: tuple[str, ...] = ()) -> list[tuple[str, str]]:
-    return [
-        (app, name)
-        for app, names in first_builds.FIRST_BUILDS.items()
-        for name in names
-        if not name.startswith(except_for or "none")
-    ]
+def replaced() -> list[tuple[str, str]]:
+    """The migrations of the builds before the first release."""
+    disk = MigrationLoader(connection).disk_migrations
+    return [key for (app, _), made in disk.items() if app in APPS for key in made.replaces]
 
 
 def record(applied: list[tuple[str, str]]) -> None:
     """Make the database say that it has these migrations of the apps and no others."""
     recorder = MigrationRecorder(connection)
-    recorder.migration_qs.filter(app__in=("monitor", "scheduler")).delete()
+    recorder.migration_qs.filter(app__in=APPS).delete()
     for app, name in applied:
         recorder.record_applied(app, name)
 
 
-def test_a_database_of_the_first_builds_continues_with_the_later_migrations() -> None:
-    record(of_first_builds())
+def pending() -> set[tuple[str, str]]:
+    loader = MigrationLoader(connection)
+    return set(loader.disk_migrations) - set(loader.applied_migrations)
+
+
+def test_each_app_starts_with_one_migration() -> None:
+    first = {key for key in MigrationLoader(connection).disk_migrations if key[1] == "0001_initial"}
+
+    assert {app for app, _ in first} >= APPS
+
+
+def test_a_database_with_all_replaced_migrations_is_taken_over_as_it_is() -> None:
+    record(replaced())
+
+    startup_checks.prepare_database()
+
+    assert pending() == set()
     assert startup_checks.unknown_migrations(MigrationLoader(connection)) == []
 
-    assert first_builds.adopt() == []
 
-    executor = MigrationExecutor(connection)
-    targets = [key for key in executor.loader.graph.leaf_nodes() if key[0] == "scheduler"]
-    plan = [m.name for m, _ in executor.migration_plan(targets) if m.app_label == "scheduler"]
-    assert plan[0] == "0002_since_release_0_1"
-    assert not any("squashed" in name for name in plan)
-    assert startup_checks.unknown_migrations(executor.loader) == []
-
-
-def test_a_database_before_them_is_refused_as_too_old() -> None:
-    record(of_first_builds(except_for=("0013", "0014")))
+def test_a_database_with_a_part_of_them_is_refused_as_too_old() -> None:
+    record(replaced()[:-1])
 
     with pytest.raises(UnableToStart, match="too old for this gpucoord"):
         startup_checks.prepare_database()
-    with pytest.raises(CommandError, match="too old for this gpucoord"):
-        call_command("migrate", verbosity=0)
+    assert [finding.text for finding in checks._migrations()] == ["too old for this gpucoord"]
 
 
-def test_a_new_database_needs_no_adoption() -> None:
-    record([])
+def test_migrate_alone_takes_such_a_database_too() -> None:
+    record(replaced())
 
-    assert first_builds.adopt() == []
-    assert not MigrationRecorder(connection).migration_qs.filter(app="scheduler").exists()
+    call_command("migrate", verbosity=0)
 
-
-def test_a_fold_replaces_each_numbered_migration_of_its_app() -> None:
-    disk = MigrationLoader(connection).disk_migrations
-    folds = {app: m for (app, name), m in disk.items() if name.startswith("0001_squashed_")}
-
-    assert set(folds) == {"gpucoord_site", "monitor", "reports", "scheduler"}
-    for app, fold in folds.items():
-        last = max(name for _, name in fold.replaces)
-        files = (ROOT / app / "migrations").glob("0*.py")
-        earlier = {p.stem for p in files if p.stem <= last and "squashed" not in p.stem}
-        assert {name for _, name in fold.replaces} == earlier
+    assert pending() == set()

@@ -68,18 +68,19 @@ def _migrations() -> Iterator[Finding]:
     from django.db import DatabaseError, connection
     from django.db.migrations.loader import MigrationLoader
 
-    from gpucoord_site.service import first_builds
-    from gpucoord_site.service.startup_checks import unknown_migrations
+    from gpucoord_site.service.startup_checks import is_too_old, unknown_migrations
 
     try:
+        if is_too_old():
+            todo = "upgrade them first with an earlier gpucoord, or use an empty data folder"
+            yield fail("tables", "too old for this gpucoord", todo)
+            return
         loader = MigrationLoader(connection)
     except DatabaseError as error:
         yield fail("tables", f"can't be read: {error}")
         return
     pending = len(set(loader.disk_migrations) - set(loader.applied_migrations))
-    if apps := first_builds.outdated(loader.applied_migrations):
-        yield fail("tables", f"too old ({', '.join(apps)})", "use an empty data folder")
-    elif newer := unknown_migrations(loader):
+    if newer := unknown_migrations(loader):
         todo = "update gpucoord, or use another data folder"
         yield fail("tables", f"made by a newer gpucoord ({', '.join(newer)})", todo)
     elif pending:
