@@ -9,19 +9,29 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 Span = tuple[float, float]
 
 
 @dataclass(slots=True)
 class Holder:
-    """One owner on the GPU in a step: `spans` with processes, `claims` of jobs; seconds."""
+    """One owner on the GPU in a step: `spans` with processes, `claims` of jobs; seconds.
+
+    seen_s: of the held seconds, those in which the process was read, whatever is known of its use.
+    None: not known.
+    """
 
     spans: list[Span] = field(default_factory=list)
     claims: list[Span] = field(default_factory=list)
     held_s: float = 0.0
     known_s: float = 0.0
     sm_s: float = 0.0
+    seen_s: float | None = None
+
+    def without(self, seconds: float) -> float:
+        """The part of the held time, 0 to 1, that is not among these seconds of it."""
+        return 1 - min(1.0, seconds / self.held_s) if self.held_s > 0 else 0.0
 
 
 @dataclass(slots=True)
@@ -51,64 +61,102 @@ def split(
 ) -> tuple[Split, dict[str | None, Split]]:
     """The parts of `length` seconds of a GPU, in all and by owner.
 
-    watched: seconds with readings. busy_s: seconds in which the device computed. What it did
-    without a visible process is unknown, not free.
+    watched: seconds with readings; all other time is unknown. busy_s: seconds in which the device
+    computed. What it did without a visible process is unknown, not free.
     """
     known_s = max((h.known_s for h in holders.values()), default=0.0)
     watched = min(length, max(watched, known_s))
     parts = presence(holders)
-    held = sum(process + claim for process, claim in parts.values())
-    if held > watched:
-        factor = watched / held if held else 0.0
-        parts = {owner: (p * factor, c * factor) for owner, (p, c) in parts.items()}
-        held = watched
-    owners, unknown = _owners(held, watched, holders, parts)
+    blind = _blind(length, watched, holders, parts)
+    seen = {
+        owner: _Seen(
+            min(holder.sm_s, watched),
+            max(0.0, parts[owner][0] - blind[owner][0]),
+            max(0.0, parts[owner][1] - blind[owner][1]),
+            _dark(holder, parts[owner][0], blind[owner][0]),
+        )
+        for owner, holder in holders.items()
+    }
+    held = min(watched, sum(part.process + part.claim for part in seen.values()))
+    owners = _owners(held, seen)
     free = watched - held
     hidden = min(free, max(0.0, (busy_s or 0.0) - held)) if busy_s is not None else 0.0
     hidden = hidden if hidden > 0.01 * length else 0.0
-    whole = Split(unknown=length - watched + hidden + unknown, free=free - hidden)
-    for part in owners.values():
+    whole = Split(unknown=length - watched + hidden, free=free - hidden)
+    for owner, part in owners.items():
         whole.used += part.used
         whole.idle += part.idle
         whole.empty += part.empty
+        whole.unknown += part.unknown
+        part.unknown += sum(blind[owner])
     return whole, owners
 
 
-def _owners(
-    held: float,
+def _blind(
+    length: float,
     watched: float,
     holders: dict[str | None, Holder],
     parts: dict[str | None, tuple[float, float]],
-) -> tuple[dict[str | None, Split], float]:
-    """By owner; and the unknown seconds of all of them together."""
-    used, dark = {}, {}
+) -> dict[str | None, tuple[float, float]]:
+    """The unwatched seconds of each owner, with a process and with only a claim.
+
+    The sums of a step do not tell when it was unwatched, but `seen_s` tells how much of that was in
+    the time of a process. Without it, unknown use counts as unwatched; if all use is unknown, the
+    process gets an even part, as a claim does.
+    """
+    missing, process = length - watched, sum(p for p, _ in parts.values())
+    rest = length - process
+    if missing <= 0:
+        return dict.fromkeys(holders, (0.0, 0.0))
+    unseen = {}
     for owner, holder in holders.items():
-        used[owner] = min(holder.sm_s, held)
-        dark[owner] = parts[owner][0] * (1 - _known(holder, watched))
-    total, obscure = sum(used.values()), sum(dark.values())
-    if total > held:
-        used = {owner: value * held / total for owner, value in used.items()}
-        total = held
+        seen_s = holder.known_s if holder.seen_s is None else holder.seen_s
+        part = holder.without(seen_s) if seen_s > 0 else missing / length
+        unseen[owner] = parts[owner][0] * part
+    total = sum(unseen.values())
+    # No more than was unwatched, and no less than what the time without processes leaves.
+    fitting = min(missing, process, max(total, missing - rest))
+    if total > fitting:
+        unseen = {owner: seconds * fitting / total for owner, seconds in unseen.items()}
+    elif total < fitting:
+        more = min(1.0, (fitting - total) / (process - total))
+        unseen = {o: seconds + (parts[o][0] - seconds) * more for o, seconds in unseen.items()}
+    outside = (missing - fitting) / rest if rest > 0 else 0.0
+    return {owner: (unseen[owner], claim * outside) for owner, (_, claim) in parts.items()}
+
+
+def _dark(holder: Holder, process: float, blind: float) -> float:
+    """The watched seconds with a process of unknown use."""
+    if holder.seen_s is None:
+        return max(0.0, process * holder.without(holder.known_s) - blind)
+    return process * (holder.without(holder.known_s) - holder.without(holder.seen_s))
+
+
+class _Seen(NamedTuple):
+    """Watched seconds of one owner; dark: of those with a process, those with unknown use."""
+
+    used: float
+    process: float
+    claim: float
+    dark: float
+
+
+def _owners(held: float, seen: dict[str | None, _Seen]) -> dict[str | None, Split]:
+    """The parts of the `held` watched seconds by owner."""
+    total = sum(min(part.used, held) for part in seen.values())
+    fit = min(1.0, held / total) if total > 0 else 1.0
+    used = {owner: min(part.used, held) * fit for owner, part in seen.items()}
+    total *= fit
+    obscure = sum(part.dark for part in seen.values())
     unknown = min(obscure, held - total)
     scale = unknown / obscure if unknown else 0.0
-    left, lit = 0.0, {}
-    for owner, (process, claim) in parts.items():
-        lit[owner] = max(0.0, process - dark[owner] - used[owner])
-        left += lit[owner] + claim
+    lit = {o: max(0.0, part.process - part.dark - used[o]) for o, part in seen.items()}
+    left = sum(lit.values()) + sum(part.claim for part in seen.values())
     share = max(0.0, held - total - unknown) / left if left else 0.0
-    splits = {
-        owner: Split(used[owner], lit[owner] * share, claim * share, dark[owner] * scale)
-        for owner, (_, claim) in parts.items()
+    return {
+        owner: Split(used[owner], lit[owner] * share, part.claim * share, part.dark * scale)
+        for owner, part in seen.items()
     }
-    return splits, unknown
-
-
-def _known(holder: Holder, watched: float) -> float:
-    """The part of the processes' time with measured use, 0 to 1."""
-    if holder.known_s >= holder.held_s:
-        return 1.0
-    held = min(holder.held_s, max(watched * max(1, len(holder.spans)), holder.known_s))
-    return min(1.0, holder.known_s / held) if held > 0 else 1.0
 
 
 def presence(holders: dict[str | None, Holder]) -> dict[str | None, tuple[float, float]]:

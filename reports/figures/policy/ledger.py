@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime as Moment
 from datetime import tzinfo
@@ -256,9 +256,11 @@ class Ledger:
 
 
 def _holders(
-    parts: Iterable[UsePart], claims: Iterable[ClaimPart], step: Step
+    parts: Collection[UsePart], claims: Iterable[ClaimPart], step: Step
 ) -> dict[str | None, Holder]:
     holders: dict[str | None, Holder] = {}
+    # Where the driver reports memory, it is read whenever the process is.
+    readable = {part.use.owner for part in parts if part.memory_known_s}
     length = float(step.seconds)
     for part in parts:
         holder = holders.setdefault(part.use.owner, Holder())
@@ -268,6 +270,9 @@ def _holders(
         holder.held_s += held
         holder.known_s += min(part.known_s, held)
         holder.sm_s += part.sm_s
+        if part.use.owner in readable:
+            seen_s = min(max(part.known_s, part.memory_known_s), held)
+            holder.seen_s = (holder.seen_s or 0.0) + seen_s
     for claim in claims:
         holder = holders.setdefault(claim.owner, Holder())
         begin, end = max(0.0, claim.begin - step.begin), min(length, claim.end - step.begin)

@@ -88,6 +88,8 @@ def _holders(draw: st.DrawFn) -> dict[str | None, Holder]:
             holder.held_s += held
             holder.known_s += held * draw(st.floats(0, 1))
             holder.sm_s += held * draw(st.floats(0, 1))
+        if draw(st.booleans()):
+            holder.seen_s = draw(st.floats(holder.known_s, max(holder.known_s, holder.held_s)))
         for _ in range(draw(st.integers(0, 2))):
             begin = draw(SECONDS)
             holder.claims.append((begin, begin + draw(st.floats(0, HOUR - begin))))
