@@ -25,6 +25,7 @@ from scheduler.models import Batch
 from scheduler.quotas import rows as quota_rows
 from scheduler.scripts import policy as script_policy
 from scheduler.scripts import rows as script_rows
+from scheduler.scripts.policy.validation import TooManySteps
 
 MOST_MISTAKES = 20
 # Fields of a job that make no sense for an item.
@@ -33,7 +34,7 @@ NOT_FOR_ITEMS = frozenset(
 )
 NOT_ALLOWED = "Your quota does not allow exclusive batches: use shared, or ask an operator."
 NO_GPUS = "Items without a GPU (gpus 0) cannot take GPUs for themselves."
-TOO_LONG = "The items are too long for the pattern of the script; send fewer or shorter ones."
+TOO_LONG = "Checking the items by the script takes too long; send fewer or shorter ones."
 SHARED = "It applies to exclusive mode only."
 
 
@@ -108,12 +109,8 @@ def _of_script(request: Mapping[str, Any], items: Sequence[str]) -> list[Refusal
     script = script_rows.named(str(request["script"]))
     if not script.item_argument:
         return []
-    if script_policy.take_too_long(script, items):
+    try:
+        wrong = script_policy.item_mistakes(script, items, MOST_MISTAKES)
+    except TooManySteps:
         return [Refusal(field="items", text=TOO_LONG)]
-    mistake = script_policy.item_check(script)
-    wrong = (
-        Refusal(field="items", text=text, index=index)
-        for index, item in enumerate(items)
-        if (text := mistake(item))
-    )
-    return list(islice(wrong, MOST_MISTAKES))
+    return [Refusal(field="items", text=text, index=place) for place, text in wrong]

@@ -5,28 +5,26 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import lru_cache
-from itertools import islice
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from jsonschema import Draft202012Validator, validators
-from jsonschema.exceptions import SchemaError, ValidationError
-from referencing.exceptions import Unresolvable
-
 from scheduler.facts.scripts import GpuUse, Script, Word
-from scheduler.scripts.policy import patterns
+from scheduler.scripts.policy import patterns, validation
+from scheduler.scripts.policy.validation import (
+    MOST_MISTAKES,
+    MOST_STEPS,
+    MOST_STEPS_OF_ITEMS,
+    Mistake,
+    TooManySteps,
+    texts_of,
+)
 
 LARGEST_SCHEMA, LARGEST_ARGUMENTS = 20_000, 20_000
-MOST_WORDS, MOST_MISTAKES = 200, 10
-LONGEST_MESSAGE = 300
+MOST_WORDS = 200
 LONGEST_NUMBER = 1000
-_QUOTED = re.compile(r"'(.+)' is a required property$")
 _PLACE = re.compile(r"\{([a-z][a-z0-9_]*)\}")
 # Placeholders that gpucoord fills in itself: its Python, and the folder of the shipped programs.
 OWN_PLACES = frozenset({"python", "programs"})
-# A wrong argument: where it is ("" = the arguments as a whole), and a sentence.
-Mistake = tuple[str, str]
 
 
 def definition_mistakes(script: Script) -> list[Mistake]:
@@ -58,41 +56,12 @@ def _schema_problem(schema: object) -> str:
     properties = schema.get("properties", {})
     if not isinstance(properties, dict) or not all(map(_is_name, properties)):
         return "Names of properties have lower-case letters, digits and _."
-    if any(not reference.startswith("#") for reference in _texts_of(schema, "$ref", "$dynamicRef")):
+    if any(not reference.startswith("#") for reference in texts_of(schema, "$ref", "$dynamicRef")):
         return "Only references inside the schema (#...) are possible."
-    try:
-        Draft202012Validator.check_schema(schema)
-    except SchemaError as error:
-        return f"This is no JSON Schema: {error.message[:LONGEST_MESSAGE]}."
     if "patternProperties" in json.dumps(schema):
         return "patternProperties can't be used."
-    problems = map(patterns.problem_of, _texts_of(schema, "pattern"))
-    return next(filter(None, problems), "") or _reference_problem(schema)
-
-
-def _reference_problem(schema: dict[str, Any]) -> str:
-    """Follow all references at once: one may lead nowhere, or to itself."""
-    validator = _Validator(schema)
-    try:
-        for reference in set(_texts_of(schema, "$ref", "$dynamicRef")):
-            any(validator.evolve(schema={"$ref": reference}).iter_errors({}))
-    except RecursionError:
-        return "A reference leads to itself."
-    except Unresolvable as error:
-        return f"A reference leads nowhere: {str(error)[:LONGEST_MESSAGE]}."
-    return ""
-
-
-def _texts_of(value: object, *keywords: str) -> Iterator[str]:
-    """The texts of these keywords anywhere in a schema."""
-    if isinstance(value, dict):
-        for key, inner in value.items():
-            if key in keywords and isinstance(inner, str):
-                yield inner
-            yield from _texts_of(inner, *keywords)
-    elif isinstance(value, list):
-        for inner in value:
-            yield from _texts_of(inner, *keywords)
+    problems = map(patterns.problem_of, texts_of(schema, "pattern"))
+    return next(filter(None, problems), "") or validation.schema_problem(schema)
 
 
 def _is_name(text: str) -> bool:
@@ -165,92 +134,29 @@ def mistakes(script: Script, arguments: Mapping[str, Any]) -> list[Mistake]:
     strays = [
         (name, f"{script.name} has no such argument.") for name in set(arguments) - set(known)
     ]
-    validator = _validator(json.dumps(script.schema))
-    return sorted(strays)[:MOST_MISTAKES] + _mistakes(validator, dict(arguments))
-
-
-def take_too_long(script: Script, items: Sequence[str]) -> bool:
-    """Whether the items together could take too long for the patterns of their argument."""
-    rule = _properties(script).get(script.item_argument, {})
-    # The argument may refer to a definition.
-    texts = list(_texts_of([rule, script.schema.get("$defs")], "pattern"))
-    ways = (patterns.ways(text, len(item)) for text in texts for item in items)
-    return sum(ways) > patterns.MOST_WAYS_OF_ITEMS
-
-
-def item_check(script: Script) -> Callable[[str], str]:
-    """A function that names the problem of one item of a batch; "" = none."""
-    rule = _properties(script).get(script.item_argument, {})
-    # References lead to other parts of the whole schema.
-    validator = _validator(json.dumps(script.schema)).evolve(schema=rule)
-
-    def mistake(item: str) -> str:
-        return next((text for _, text in _mistakes(validator, _typed(item, rule))), "")
-
-    return mistake
-
-
-def _mistakes(validator: Any, value: object) -> list[Mistake]:
-    """The first mistakes only: a value may have thousands."""
     try:
-        return sorted(map(_mistake, islice(validator.iter_errors(value), MOST_MISTAKES)))
-    except (RecursionError, OverflowError):
-        return [("", "A value is too large or nested too deeply to be checked.")]
+        with validation.limited_to(MOST_STEPS):
+            wrong = validation.mistakes(json.dumps(script.schema), dict(arguments))
+    except TooManySteps:
+        wrong = [("", f"The arguments take more than {MOST_STEPS} steps to check.")]
+    return sorted(strays)[:MOST_MISTAKES] + wrong
 
 
-def _pattern(
-    validator: Any, pattern: str, value: object, _schema: object
-) -> Iterator[ValidationError]:
-    """The keyword `pattern`; a text that could take too long is refused."""
-    if not validator.is_type(value, "string"):
-        return
-    text = str(value)
-    if patterns.is_too_long(pattern, text):
-        yield ValidationError(f"{len(text)} characters are too many for the pattern {pattern!r}")
-    elif not re.search(pattern, text):
-        yield ValidationError(f"{text!r} does not match {pattern!r}")
+def item_mistakes(script: Script, items: Sequence[str], most: int) -> list[tuple[int, str]]:
+    """The first items of a batch that can't be the argument, each with its place and a sentence.
 
-
-def _unique_items(
-    validator: Any, is_wanted: object, value: object, _schema: object
-) -> Iterator[ValidationError]:
-    """The keyword `uniqueItems`. jsonschema compares each item with each other one."""
-    if is_wanted and isinstance(value, list) and len(set(map(_same_text, value))) < len(value):
-        yield ValidationError(f"{value!r} has non-unique elements")
-
-
-def _same_text(value: object) -> str:
-    """The same for values that JSON Schema takes for equal, such as 1 and 1.0."""
-    return json.dumps(_with_whole_numbers(value), sort_keys=True)
-
-
-def _with_whole_numbers(value: object) -> object:
-    if isinstance(value, float) and value.is_integer():
-        return int(value)
-    if isinstance(value, dict):
-        return {name: _with_whole_numbers(part) for name, part in value.items()}
-    return [_with_whole_numbers(part) for part in value] if isinstance(value, list) else value
-
-
-_Validator: Any = validators.extend(  # type: ignore[no-untyped-call]
-    Draft202012Validator, {"pattern": _pattern, "uniqueItems": _unique_items}
-)
-
-
-@lru_cache(maxsize=64)
-def _validator(schema: str) -> Any:
-    return _Validator(json.loads(schema))
-
-
-def _mistake(error: ValidationError) -> Mistake:
-    where = ".".join(str(step) for step in error.absolute_path)
-    if error.validator == "required":
-        # jsonschema reports each missing argument as an error of the whole object.
-        missing = _QUOTED.match(error.message)
-        name = missing[1] if missing else ""
-        place = ".".join(part for part in (where, name) if part)
-        return place, "This argument is required."
-    return where, f"{error.message[:LONGEST_MESSAGE]}."
+    Raises TooManySteps.
+    """
+    rule = _properties(script).get(script.item_argument, {})
+    schema = json.dumps(script.schema)
+    wrong: list[tuple[int, str]] = []
+    with validation.limited_to(MOST_STEPS_OF_ITEMS):
+        for place, item in enumerate(items):
+            problems = validation.mistakes(schema, _typed(item, rule), of=rule)
+            wrong += [(place, text) for _, text in problems[:1]]
+            if len(wrong) == most:
+                break
+    return wrong
 
 
 def command(script: Script, arguments: Mapping[str, Any], own: Mapping[str, str]) -> list[str]:

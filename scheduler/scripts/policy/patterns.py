@@ -12,8 +12,8 @@ from functools import lru_cache
 from math import inf, prod
 from typing import Any
 
-# About a fifth of a second, and two seconds.
-MOST_WAYS, MOST_WAYS_OF_ITEMS = 10_000_000.0, 100_000_000.0
+# About a fifth of a second.
+MOST_WAYS = 10_000_000.0
 # A pattern that takes too long for a text of this length cannot be used.
 SHORT_TEXT = 40
 
