@@ -44,7 +44,7 @@ class SiteConfig(AppConfig):
     verbose_name = "Gpucoord"
 
     def ready(self) -> None:
-        from gpucoord_site.accounts import sessions
+        from gpucoord_site.accounts import login_changes, sessions
         from gpucoord_site.config import databases
         from gpucoord_site.http import security_log
         from gpucoord_site.service import user_changes
@@ -52,6 +52,7 @@ class SiteConfig(AppConfig):
 
         security_log.listen()
         sessions.listen()
+        login_changes.listen()
         user_changes.listen()
         database.listen()
         databases.listen()

@@ -49,7 +49,7 @@ def of_user(user: User, now: datetime) -> QuerySet[UserSession]:
 
 
 def end(sessions: QuerySet[UserSession]) -> int:
-    """End sessions; open pages of them close within a minute. Returns how many there were."""
+    """End sessions; their open pages and terminals close at once. Returns how many there were."""
     return sessions.delete()[0]
 
 

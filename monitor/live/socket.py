@@ -18,12 +18,14 @@ from dataclasses import dataclass
 from importlib import import_module
 from time import monotonic
 from typing import Any, Protocol
+from weakref import WeakKeyDictionary
 
 from channels.auth import get_user
 from django.conf import settings
 from django.db import DatabaseError
 
 from monitor.runtime.rows.item_isolation import FaultLog
+from monitor.runtime.rows.wakeups import Listener
 
 logger = logging.getLogger(__name__)
 FAULT = {"kind": "LIVE_SOCKET_FAULT"}
@@ -45,8 +47,13 @@ MESSAGES_PER_S = 50.0
 LONGEST_MESSAGE = 200
 # A page has one or two. Each browser tab is a page.
 SOCKETS_PER_USER = 60
-# How often an open socket checks that its user may still see the page.
+# How often an open socket checks that its user may still see the page, in case that the wake-up
+# LOGINS is lost.
 RECHECK_S = 60.0
+# The same for a socket that passes on input: none is passed on after an older check.
+INPUT_RECHECK_S = 2.0
+# The wake-up after a login has ended: a session, a token or a user. Its payload is the user's id.
+LOGINS = "logins"
 
 
 class Closed(Exception):
@@ -158,6 +165,99 @@ async def is_same_user(scope: Scope) -> bool:
     return bool(user.is_authenticated and user.pk == scope["user"].pk)
 
 
+class LoginCheck:
+    """Whether the user of an open socket may still use it.
+
+    Checked every `every_s`, and at once when a login of the user has ended. Raises Closed.
+    """
+
+    def __init__(self, is_allowed: Callable[[], Awaitable[bool]], every_s: float) -> None:
+        self._is_allowed = is_allowed
+        self._every_s = every_s
+        self._changed = asyncio.Event()
+        # A login may have ended while the socket was opened.
+        self._changes, self._checked, self._checked_at = 1, 0, 0.0
+
+    def login_ended(self) -> None:
+        self._changes += 1
+        self._changed.set()
+
+    async def watch(self) -> None:
+        while True:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._changed.wait(), self._every_s)
+            self._changed.clear()
+            await self._check()
+
+    async def before_input(self) -> None:
+        """Input is passed on after this returns. Most calls compare two numbers."""
+        is_old = monotonic() - self._checked_at > self._every_s
+        if is_old or self._checked != self._changes:
+            await self._check()
+
+    async def _check(self) -> None:
+        changes = self._changes
+        try:
+            if not await self._is_allowed():
+                raise Closed(SIGNED_OUT)
+        except DatabaseError:
+            # Without the database the page shows nothing new either, and no login ends.
+            pass
+        self._checked, self._checked_at = changes, monotonic()
+
+
+class LoginChecks:
+    """The open sockets of one event loop, which hears LOGINS while there are some."""
+
+    def __init__(self) -> None:
+        self._checks: dict[int, set[LoginCheck]] = {}
+        self._wakes: Listener | None = None
+
+    def add(self, user_id: int, check: LoginCheck) -> None:
+        self._checks.setdefault(user_id, set()).add(check)
+        if self._wakes is None:
+            try:
+                self._wakes = Listener(LOGINS)
+            except OSError as error:
+                # The regular checks remain.
+                _faults.log(error, "Open sockets can't hear of logins that end", FAULT)
+            else:
+                loop = asyncio.get_running_loop()
+                loop.add_reader(self._wakes.fileno(), self._hear, self._wakes)
+
+    def remove(self, user_id: int, check: LoginCheck) -> None:
+        self._checks[user_id].discard(check)
+        if not self._checks[user_id]:
+            del self._checks[user_id]
+        if not self._checks and self._wakes is not None:
+            asyncio.get_running_loop().remove_reader(self._wakes.fileno())
+            self._wakes.close()
+            self._wakes = None
+
+    def _hear(self, wakes: Listener) -> None:
+        for payload in set(wakes.drain()):
+            if payload.isdigit():
+                for check in self._checks.get(int(payload), ()):
+                    check.login_ended()
+
+
+_checks_by_loop: WeakKeyDictionary[asyncio.AbstractEventLoop, LoginChecks] = WeakKeyDictionary()
+
+
+@contextlib.contextmanager
+def login_check(
+    user_id: int, is_allowed: Callable[[], Awaitable[bool]], every_s: float
+) -> Iterator[LoginCheck]:
+    """The check of a socket while the block runs; it hears when a login of the user ends."""
+    checks = _checks_by_loop.setdefault(asyncio.get_running_loop(), LoginChecks())
+    check = LoginCheck(is_allowed, every_s)
+    checks.add(user_id, check)
+    try:
+        yield check
+    finally:
+        checks.remove(user_id, check)
+
+
 async def serve_page(
     scope: Scope,
     receive: Receive,
@@ -170,17 +270,12 @@ async def serve_page(
         if not is_within_limit:
             await send({"type": "websocket.close", "code": TOO_MANY_SOCKETS})
             return
-        async with open_feed(unless_left(send)) as feed:
-            await serve_feed(feed, receive, send, is_allowed, RECHECK_S)
+        with login_check(scope["user"].pk, is_allowed, RECHECK_S) as login:
+            async with open_feed(unless_left(send)) as feed:
+                await serve_feed(feed, receive, send, login)
 
 
-async def serve_feed(
-    feed: Feed,
-    receive: Receive,
-    send: Send,
-    is_allowed: Callable[[], Awaitable[bool]],
-    recheck_s: float,
-) -> None:
+async def serve_feed(feed: Feed, receive: Receive, send: Send, login: LoginCheck) -> None:
     """Serve one page until it leaves, its user loses access, it misbehaves, or the feed fails.
 
     A feed that fails is logged and its socket closed, so that the page connects again.
@@ -188,7 +283,7 @@ async def serve_feed(
     tasks = {
         asyncio.create_task(feed.run()),
         asyncio.create_task(_listen(feed, receive)),
-        asyncio.create_task(recheck(is_allowed, recheck_s)),
+        asyncio.create_task(login.watch()),
     }
     try:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -216,16 +311,3 @@ async def _listen(feed: Feed, receive: Receive) -> None:
         if not budget.spend(monotonic()):
             raise Closed(FLOODING)
         feed.hear(event.get("text"))
-
-
-async def recheck(is_allowed: Callable[[], Awaitable[bool]], recheck_s: float) -> None:
-    """Close once the user has logged out, was deactivated, or may see less than before."""
-    while True:
-        await asyncio.sleep(recheck_s)
-        try:
-            allowed = await is_allowed()
-        except DatabaseError:
-            # Without the database the page shows nothing new either.
-            continue
-        if not allowed:
-            raise Closed(SIGNED_OUT)

@@ -13,7 +13,6 @@ import json
 import os
 import socket
 import struct
-from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
@@ -33,19 +32,20 @@ from monitor.facts.accounts import TokenScope, scopes_of
 from monitor.live.socket import (
     FAILED,
     FLOODING,
+    INPUT_RECHECK_S,
     MALFORMED,
-    RECHECK_S,
     SIGNED_OUT,
     TOO_MANY_SOCKETS,
     BrowserLeft,
     Closed,
+    LoginCheck,
     MessageBudget,
     Receive,
     Scope,
     Send,
     is_same_user,
+    login_check,
     open_sockets,
-    recheck,
     unless_left,
 )
 from scheduler.execution.steps.specs import account_of_jobs
@@ -104,7 +104,9 @@ async def terminal(scope: Scope, receive: Receive, send: Send) -> None:
             reader, writer = await _connected(target)
             try:
                 session = Session(target, reader, writer, unless_left(send))
-                await session.serve(receive, partial(_is_logged_in, scope, login))
+                is_allowed = partial(_is_logged_in, scope, login)
+                with login_check(login.user.pk, is_allowed, INPUT_RECHECK_S) as check:
+                    await session.serve(receive, check)
             finally:
                 writer.close()
     except Refused as refused:
@@ -140,14 +142,14 @@ class Session:
         self._has_room = asyncio.Event()
         self._noticed: object = None
 
-    async def serve(self, receive: Receive, is_allowed: Callable[[], Awaitable[bool]]) -> None:
+    async def serve(self, receive: Receive, login: LoginCheck) -> None:
         """Raises Refused, Closed or BrowserLeft; returns when the client has left."""
         jobs = (
             self._listen(receive),
-            self._pass_on_input(),
+            self._pass_on_input(login),
             self._pass_on_output(),
             self._watch(),
-            recheck(is_allowed, RECHECK_S),
+            login.watch(),
         )
         tasks = [asyncio.create_task(job) for job in jobs]
         try:
@@ -197,10 +199,12 @@ class Session:
             self._input.append(message)
         self._has_input.set()
 
-    async def _pass_on_input(self) -> None:
+    async def _pass_on_input(self, login: LoginCheck) -> None:
+        """Input that waits when the login ends is dropped."""
         passed_on = 0
         while True:
             await self._has_input.wait()
+            await login.before_input()
             self._has_input.clear()
             messages, self._input = self._input, []
             amount, self._waiting = self._waiting, 0
@@ -229,7 +233,7 @@ class Session:
             await self._send({"type": "websocket.send", "bytes": data})
 
     async def _watch(self) -> None:
-        """Pass on warnings, and end when the user may no longer log in."""
+        """Pass on warnings."""
         while True:
             # Without the database the terminal goes on.
             with suppress(DatabaseError):
@@ -237,17 +241,14 @@ class Session:
             await asyncio.sleep(POLL_S)
 
     async def _look(self) -> None:
-        is_active, warned_at, warning = await database_sync_to_async(self._row)()
-        if not is_active:
-            raise Closed(SIGNED_OUT)
+        warned_at, warning = await database_sync_to_async(self._row)()
         if warned_at is not None and warned_at != self._noticed:
             await self._send_json({"notice": warning})
         self._noticed = warned_at
 
     def _row(self) -> tuple[Any, ...]:
         job = Job.objects.filter(pk=self._target.job_id)
-        columns = ("owner__is_active", "idle_warned_at", "idle_warning")
-        return job.values_list(*columns).first() or (False, None, "")
+        return job.values_list("idle_warned_at", "idle_warning").first() or (None, "")
 
     async def _send_json(self, message: dict[str, Any]) -> None:
         await self._send({"type": "websocket.send", "text": json.dumps(message)})
@@ -339,14 +340,14 @@ def _of_token(text: str) -> Login | None:
 
 
 async def _is_logged_in(scope: Scope, login: Login) -> bool:
-    """False after a logout, and when the token was revoked.
+    """False after a logout, when the token was revoked, and when the user was deactivated.
 
     A token that expires does not end a terminal: one of the command line lasts ten minutes.
     """
     if not login.token:
         return await is_same_user(scope)
     if login.expires_at is not None and timezone.now() >= login.expires_at:
-        return True
+        return await User.objects.filter(pk=login.user.pk, is_active=True).aexists()
     return await database_sync_to_async(_of_token)(login.token) is not None
 
 

@@ -112,14 +112,26 @@ async def test_a_user_has_a_limited_number_of_sockets(
     assert await third.receive_nothing(0.05)
 
 
-async def test_a_logged_out_page_is_closed(
-    alice: User, alices_cookie: str, monkeypatch: pytest.MonkeyPatch
+async def test_a_logged_out_page_is_closed_at_once(
+    alices_cookie: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(live_socket, "RECHECK_S", 0.05)
+    monkeypatch.setattr(live_socket, "RECHECK_S", 600.0)
     page = browser(alices_cookie)
     await page.connect()
     assert await page.receive_nothing(0.15)
     await sync_to_async(_log_out)(alices_cookie)
+
+    assert await page.closed() == {"type": "websocket.close", "code": 4401}
+
+
+async def test_a_new_password_closes_the_pages_of_earlier_sessions(
+    alice: User, alices_cookie: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(live_socket, "RECHECK_S", 600.0)
+    page = browser(alices_cookie)
+    await page.connect()
+    alice.set_password("another correct horse")
+    await alice.asave()
 
     assert await page.closed() == {"type": "websocket.close", "code": 4401}
 

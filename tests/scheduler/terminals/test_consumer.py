@@ -17,6 +17,7 @@ from django.contrib.auth.models import User
 from django.db import OperationalError
 from django.utils import timezone
 
+from gpucoord_site.accounts import login_changes
 from gpucoord_site.asgi import application
 from monitor.accounts.rows import tokens
 from monitor.facts.accounts import TokenScope
@@ -37,6 +38,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 def _impatient(monkeypatch: pytest.MonkeyPatch, data: Path) -> None:
     monkeypatch.setattr(consumers, "LISTENS_WITHIN_S", 0.2)
     monkeypatch.setattr(consumers, "POLL_S", 0.1)
+    monkeypatch.setattr(consumers, "INPUT_RECHECK_S", 0.1)
     # The terminal listens as the account of these tests.
     own = Account("me", "/")
     monkeypatch.setattr(consumers, "account_of_jobs", lambda owner, run_as: own)
@@ -68,13 +70,15 @@ def headers(token: str, origin: str = "http://localhost") -> list[tuple[bytes, b
     ]
 
 
-def token(user: User, *scopes: TokenScope) -> str:
+def token(user: User, *scopes: TokenScope, lives: timedelta | None = None) -> str:
     wanted = scopes or (TokenScope.SUBMIT,)
-    return tokens.create_token(user, timezone.now(), scopes=wanted)[1]
+    return tokens.create_token(user, timezone.now(), scopes=wanted, lives=lives)[1]
 
 
-async def opened(user: User, job_id: int, *scopes: TokenScope) -> Any:
-    text = await sync_to_async(token)(user, *scopes)
+async def opened(
+    user: User, job_id: int, *scopes: TokenScope, lives: timedelta | None = None
+) -> Any:
+    text = await sync_to_async(token)(user, *scopes, lives=lives)
     page = Socket(application, f"/ws/jobs/{job_id}/terminal/", headers=headers(text))
     await page.connect()
     return page
@@ -156,31 +160,64 @@ async def test_input_that_cannot_be_passed_on_closes_it(
     assert (await page.closed())["code"] == FLOODING
 
 
-async def test_a_user_who_is_deactivated_is_disconnected(page: Any, alice: User) -> None:
-    await sync_to_async(User.objects.filter(pk=alice.pk).update)(is_active=False)
+@pytest.fixture
+def _rarely_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only a wake-up ends a terminal."""
+    monkeypatch.setattr(consumers, "INPUT_RECHECK_S", 600.0)
+
+
+def deactivate(user: User) -> None:
+    user.is_active = False
+    user.save()
+
+
+@pytest.mark.usefixtures("_rarely_checked")
+@pytest.mark.parametrize("lives", [timedelta(hours=1), timedelta(seconds=0.5)])
+async def test_deactivating_the_user_ends_the_terminal_at_once(
+    alice: User, job: Job, listener: socket.socket, lives: timedelta
+) -> None:
+    page = await opened(alice, job.pk, lives=lives)
+    await asyncio.sleep(0.6)
+    await sync_to_async(deactivate)(alice)
 
     assert (await page.closed())["code"] == SIGNED_OUT
 
 
-async def test_a_revoked_token_ends_its_terminal(
-    alice: User, job: Job, listener: socket.socket, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(consumers, "RECHECK_S", 0.1)
-    page = await opened(alice, job.pk)
+@pytest.mark.usefixtures("_rarely_checked")
+async def test_revoking_the_token_ends_its_terminal_at_once(page: Any, alice: User) -> None:
     await sync_to_async(ApiToken.objects.filter(user=alice).delete)()
 
     assert (await page.closed())["code"] == SIGNED_OUT
 
 
-async def test_a_token_that_expires_leaves_its_terminal_open(
-    alice: User, job: Job, listener: socket.socket, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(consumers, "RECHECK_S", 0.1)
-    ends_at = timezone.now() + timedelta(seconds=1)
+@pytest.mark.usefixtures("_rarely_checked")
+async def test_revoking_another_token_leaves_it_open(page: Any, alice: User) -> None:
     text = await sync_to_async(token)(alice)
-    await sync_to_async(ApiToken.objects.filter(user=alice).update)(expires_at=ends_at)
-    page = Socket(application, f"/ws/jobs/{job.pk}/terminal/", headers=headers(text))
-    await page.connect()
+    await sync_to_async(ApiToken.objects.filter(prefix=text[:12]).delete)()
+
+    assert await page.receive_nothing(0.5)
+
+
+async def test_input_is_not_passed_on_after_a_revocation_whose_wake_up_was_lost(
+    page: Any, listener: socket.socket, alice: User, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(login_changes, "wake", lambda *_: None)
+    client, _ = await asyncio.to_thread(listener.accept)
+    with client:
+        await page.send_to(bytes_data=b"before\r")
+        assert await asyncio.to_thread(received, client) == (INPUT, b"before\r")
+        await sync_to_async(ApiToken.objects.filter(user=alice).delete)()
+        await asyncio.sleep(0.1)
+        await page.send_to(bytes_data=b"after\r")
+
+        assert (await page.closed())["code"] == SIGNED_OUT
+        assert await asyncio.to_thread(client.recv, 1) == b""
+
+
+async def test_a_token_that_expires_leaves_its_terminal_open(
+    alice: User, job: Job, listener: socket.socket
+) -> None:
+    page = await opened(alice, job.pk, lives=timedelta(seconds=1))
 
     assert await page.receive_nothing(1.5)
     await page.disconnect()
