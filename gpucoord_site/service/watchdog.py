@@ -23,7 +23,7 @@ from gpucoord_site.service import loops
 from monitor.models import Lease
 from monitor.runtime.probes.process_identity import is_alive
 from monitor.runtime.rows import leases
-from monitor.runtime.rows.database import prepared
+from monitor.runtime.rows.prepared import compiled_once
 from scheduler.runner import process_tree
 
 CANARY_EVERY_S = 10.0
@@ -107,7 +107,7 @@ class Watchdog:
         return True
 
 
-@prepared
+@compiled_once
 def _leases(host: str) -> QuerySet[Lease]:
     return Lease.objects.filter(host=host)
 

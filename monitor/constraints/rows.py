@@ -18,8 +18,8 @@ from monitor.facts.formats import duration
 from monitor.journal.rows import events
 from monitor.models import Constraint as Row
 from monitor.models import HostSample
-from monitor.runtime.rows.database import prepared
 from monitor.runtime.rows.item_isolation import ItemIsolation
+from monitor.runtime.rows.prepared import compiled_once
 
 # The window of the mean CPU use, and how much of it must be known.
 CPU_WINDOW, CPU_KNOWN = timedelta(seconds=30), 0.5
@@ -37,7 +37,7 @@ def open_rows(host: str | None = None) -> list[Row]:
     return [row for row in _open() if host in (None, row.host)]
 
 
-@prepared
+@compiled_once
 def _open() -> QuerySet[Row]:
     return Row.objects.filter(until_at__isnull=True).order_by("from_at", "id")
 

@@ -10,7 +10,7 @@ from django.db.models import QuerySet
 
 from monitor.facts.gpu_states import ClosureFact, ClosureKind
 from monitor.models import GpuClosure
-from monitor.runtime.rows.database import prepared
+from monitor.runtime.rows.prepared import compiled_once
 
 
 def on(host: str) -> list[ClosureFact]:
@@ -30,7 +30,7 @@ def on(host: str) -> list[ClosureFact]:
     ]
 
 
-@prepared
+@compiled_once
 def _open_rows(host: str) -> QuerySet[GpuClosure]:
     return GpuClosure.objects.filter(host=host, until_at=None).order_by("id")
 

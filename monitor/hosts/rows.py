@@ -13,7 +13,6 @@ from django.db.models import QuerySet, Sum
 
 from monitor.facts.hosts import HostFact, HostState, JoiningHost
 from monitor.models import Gpu, Host, HostMinute, HostSample, JoinToken, LatestSnapshot
-from monitor.runtime.rows.database import prepared
 from monitor.runtime.rows.prepared import compiled_once
 
 TOKEN_LIVES = timedelta(hours=24)
@@ -36,7 +35,7 @@ def _last_readings() -> QuerySet[Any, tuple[str, datetime]]:
     return LatestSnapshot.objects.values_list("host", "at")
 
 
-@prepared
+@compiled_once
 def _all_rows() -> QuerySet[Host]:
     return Host.objects.all()
 

@@ -20,7 +20,7 @@ from monitor.journal.rows import events
 from monitor.live.pages import viewer_of
 from monitor.live.regions import Context, Region
 from monitor.models import Event, Gpu
-from monitor.runtime.rows.database import prepared
+from monitor.runtime.rows.prepared import compiled_once
 from monitor.usage.policy.ranges import RANGES, moment
 
 SEVERITIES = {"": "All", "warning": "Warnings", "error": "Errors"}
@@ -151,7 +151,7 @@ def _load(now: datetime) -> Context:
     return {"events": newest}
 
 
-@prepared
+@compiled_once
 def _newest() -> QuerySet[Event]:
     return Event.objects.exclude(kind=OPENED).order_by("-at", "-id")[:SHOWN_IN_REGION]
 

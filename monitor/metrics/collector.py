@@ -24,7 +24,7 @@ from monitor.models import Channel, Claim, Lease, Message
 from monitor.runtime.policy import LoopFact, LoopState, judge
 from monitor.runtime.probes import service_state
 from monitor.runtime.rows import leases
-from monitor.runtime.rows.database import prepared
+from monitor.runtime.rows.prepared import compiled_once
 from monitor.snapshot import rows as snapshot_rows
 from monitor.usage.rows import processes as process_rows
 
@@ -174,22 +174,22 @@ def add_alerts(into: Families) -> None:
     _add_tries(into, channels)
 
 
-@prepared
+@compiled_once
 def _claims() -> QuerySet[Claim]:
     return Claim.objects.filter(until_at__isnull=True).only("gpu_uuid")
 
 
-@prepared
+@compiled_once
 def _leases() -> QuerySet[Lease]:
     return Lease.objects.order_by("host", "loop")
 
 
-@prepared
+@compiled_once
 def _channels() -> QuerySet[Channel]:
     return Channel.objects.filter(enabled=True, owner=None).only("service", "failing_since")
 
 
-@prepared
+@compiled_once
 def _waiting_messages() -> QuerySet[Any]:
     """Each with the `service` of its channel."""
     rows = Message.objects.filter(state=Message.State.WAITING, channel__enabled=True)

@@ -25,7 +25,6 @@ from monitor.facts.readings import (
 
 # Each slice of the sampler opens the driver again. Only a longer break is a start.
 START_AFTER = timedelta(seconds=15)
-START_KINDS = ("NVML_INITIALIZED", "PROCESS_DETECTION_ACTIVE")
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,9 +21,15 @@ from monitor.facts.readings import (
     Snapshot,
 )
 from monitor.models import Claim, Gpu, Host, HostSample, LatestSnapshot, Sample
-from monitor.runtime.rows.database import insert, prepared
+from monitor.runtime.rows.database import insert
 from monitor.runtime.rows.item_isolation import FaultLog
-from monitor.runtime.rows.prepared import MARK, PreparedQuery, update_rows, upsert_rows
+from monitor.runtime.rows.prepared import (
+    MARK,
+    PreparedQuery,
+    compiled_once,
+    update_rows,
+    upsert_rows,
+)
 from monitor.snapshot import codec as snapshot_codec
 
 _GPU_UPDATES = (
@@ -164,12 +170,12 @@ def end_lock_claims(rows: Collection[int], now: datetime) -> None:
     Claim.objects.filter(pk__in=rows).update(until_at=now, freed_at=now)
 
 
-@prepared
+@compiled_once
 def _open_rows(host: str) -> QuerySet[Claim]:
     return Claim.objects.filter(host=host, freed_at=None, until_at=None).order_by("id")
 
 
-@prepared
+@compiled_once
 def _held_rows(host: str) -> QuerySet[Claim]:
     return Claim.objects.filter(host=host, freed_at=None).order_by("id")
 
@@ -206,19 +212,19 @@ def _gpu_task(row: Claim, gpu_uuids: Sequence[str]) -> GpuTask:
     )
 
 
-@prepared
+@compiled_once
 def _task_rows() -> QuerySet[Claim]:
     kinds = [kind.value for kind in JOB_KINDS]
     rows = Claim.objects.filter(freed_at=None, until_at=None, kind__in=kinds)
     return rows.order_by("id")
 
 
-@prepared
+@compiled_once
 def _latest_rows_of(host: str) -> QuerySet[LatestSnapshot]:
     return LatestSnapshot.objects.filter(host=host).defer("carry")
 
 
-@prepared
+@compiled_once
 def _latest_rows() -> QuerySet[LatestSnapshot]:
     return LatestSnapshot.objects.order_by("host").defer("carry")
 

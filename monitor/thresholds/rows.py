@@ -17,7 +17,7 @@ from django.db.models import QuerySet
 
 from monitor.journal.rows import audit
 from monitor.models import PolicyValues
-from monitor.runtime.rows.database import prepared
+from monitor.runtime.rows.prepared import compiled_once
 from monitor.thresholds import policy as policies
 from monitor.thresholds.policy import FILE, OPERATORS, Layer, Setting, Tables
 
@@ -83,7 +83,7 @@ class ThresholdsInForce:
         return policies.settings(_registered[name], name, self._layers)
 
 
-@prepared
+@compiled_once
 def _changed() -> QuerySet[PolicyValues]:
     return PolicyValues.objects.all()
 

@@ -12,7 +12,7 @@ from monitor.facts.claims import GpuTask
 from monitor.facts.readings import GpuReading
 from monitor.live.cards import STATES
 from monitor.live.regions import Context, Region
-from monitor.runtime.rows.database import prepared
+from monitor.runtime.rows.prepared import compiled_once
 from monitor.snapshot import rows as snapshots
 from scheduler.batches import policy, rows
 from scheduler.facts.batches import BatchState, ExclusiveStep
@@ -94,12 +94,12 @@ def load(now: datetime) -> Context:
     return {"batches": panels, "queues": queues() if panels else None}
 
 
-@prepared
+@compiled_once
 def _open_runs() -> QuerySet[ExclusiveRun]:
     return ExclusiveRun.objects.exclude(step=ExclusiveStep.ENDED.value).order_by("batch_id")
 
 
-@prepared
+@compiled_once
 def _running() -> QuerySet[Batch]:
     """One of the running batches, if there is any."""
     return Batch.objects.filter(state=BatchState.RUNNING.value).order_by("id")[:1]

@@ -11,7 +11,7 @@ from django.db.models import Model, Q, QuerySet
 
 from monitor.facts.input_rules import escaped
 from monitor.journal.rows import audit, counters
-from monitor.runtime.rows.database import prepared
+from monitor.runtime.rows.prepared import compiled_once
 from monitor.usage.rows.pruning import RetentionPeriods
 from scheduler.disk.facts import Candidate, CleanResult
 from scheduler.facts.jobs import JobState
@@ -63,7 +63,7 @@ def waits(host: str, now: datetime) -> bool:
     return any(row.state == State.WAITING or row.at < now - DEAD_AFTER for row in _unfinished(host))
 
 
-@prepared
+@compiled_once
 def _unfinished(host: str) -> QuerySet[CleaningRun]:
     rows = CleaningRun.objects.filter(host=host, state__in=(State.WAITING, State.RUNNING))
     return rows.only("state", "at")

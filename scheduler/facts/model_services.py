@@ -173,7 +173,6 @@ EXPECTED_BOOT_S = {
     "sentence-transformers": 3.0,
 }
 DEFAULT_BOOT_S = 120.0
-UNLOAD_S = 5.0
 WAKE_S = 5.0
 
 

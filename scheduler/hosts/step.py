@@ -18,8 +18,8 @@ from monitor.facts.readings import Snapshot
 from monitor.hosts import actions, policy, rows
 from monitor.journal.rows import events
 from monitor.runtime.probes.process_identity import boot_id
-from monitor.runtime.rows.database import prepared
 from monitor.runtime.rows.item_isolation import ItemIsolation
+from monitor.runtime.rows.prepared import compiled_once
 from monitor.runtime.rows.wakeups import wake
 from monitor.thresholds import rows as thresholds
 from scheduler.execution.steps import outcomes
@@ -33,7 +33,7 @@ RETURN = timedelta(seconds=5)
 BY_THRESHOLD = "Threshold retries.down_after_minutes"
 
 
-@prepared
+@compiled_once
 def _abandoned(host: str) -> QuerySet[Attempt]:
     return Attempt.objects.filter(host=host, abandoned=True, engine="")
 

@@ -11,7 +11,6 @@ from django.contrib.auth.models import User
 from django.db.models import F, QuerySet
 
 from monitor.models import Channel, Event, Message
-from monitor.runtime.rows.database import prepared
 from monitor.runtime.rows.prepared import MARK, PreparedQuery, compiled_once
 from scheduler.facts.jobs import JobState
 from scheduler.facts.notices import JobNotice, NoticeKind
@@ -109,7 +108,7 @@ def _newest_event() -> QuerySet[Any, int]:
     return Event.objects.order_by("-pk").values_list("pk", flat=True)[:1]
 
 
-@prepared
+@compiled_once
 def _cursor() -> QuerySet[NotificationCursor]:
     return NotificationCursor.objects.filter(pk=1)
 

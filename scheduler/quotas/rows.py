@@ -15,9 +15,14 @@ from django.db.models import Model, Q, QuerySet
 
 from monitor.facts.claims import JOB_KINDS
 from monitor.models import Agent, Claim
-from monitor.runtime.rows.database import prepared
 from monitor.runtime.rows.item_isolation import Convert, ItemIsolation, convert_all
-from monitor.runtime.rows.prepared import MARK, PreparedQuery, compiled_for_times, upsert_rows
+from monitor.runtime.rows.prepared import (
+    MARK,
+    PreparedQuery,
+    compiled_for_times,
+    compiled_once,
+    upsert_rows,
+)
 from monitor.thresholds import rows as thresholds
 from monitor.usage.rows.pruning import RetentionPeriods
 from scheduler.agents.policy import DEFAULT_TIME_LIMIT, AgentJob, AgentLimits, AgentUse, waits
@@ -138,7 +143,7 @@ def charged_until(host: str) -> datetime | None:
     return next((row.at for row in _shared_out(host)), None)
 
 
-@prepared
+@compiled_once
 def _shared_out(host: str) -> QuerySet[HostCapacity]:
     return HostCapacity.objects.filter(pk=host)
 
@@ -154,7 +159,7 @@ def used(host: str) -> dict[str, UsageShare]:
     return {row.owner: row for row in _used_rows(host)}
 
 
-@prepared
+@compiled_once
 def _used_rows(host: str) -> QuerySet[UsageShare]:
     return UsageShare.objects.filter(host=host)
 

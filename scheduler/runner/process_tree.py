@@ -38,12 +38,6 @@ def descendants(root: int) -> list[ProcessInfo]:
     return result
 
 
-def program_of(pid: int) -> str | None:
-    with contextlib.suppress(OSError), open(f"/proc/{pid}/comm", "rb") as file:  # noqa: PTH123
-        return file.read().decode(errors="replace").strip()
-    return None
-
-
 def orphans(leader: int, start_ticks: int, nonce: str) -> list[ProcessInfo]:
     """Remaining processes of a job whose runner has ended.
 

@@ -15,8 +15,7 @@ from django.db.models import QuerySet
 from monitor.facts.moments import in_utc
 from monitor.incidents.rows import open as open_incidents
 from monitor.journal.rows import audit, events
-from monitor.runtime.rows.database import prepared
-from monitor.runtime.rows.prepared import MARK, PreparedQuery, upsert_rows
+from monitor.runtime.rows.prepared import MARK, PreparedQuery, compiled_once, upsert_rows
 from scheduler.facts.blockers import from_row, to_row
 from scheduler.facts.jobs import PriorityClass
 from scheduler.facts.plans import RunningJob, Throttle
@@ -53,7 +52,7 @@ def shown_modes(host: str) -> list[ModeState]:
     return sorted(_mode_rows(), key=lambda row: row.host != host)
 
 
-@prepared
+@compiled_once
 def _mode_rows() -> QuerySet[ModeState]:
     return ModeState.objects.order_by("host")
 
@@ -169,7 +168,7 @@ def shown() -> list[tuple[str, datetime, Throttle, ThrottleMemory]]:
     ]
 
 
-@prepared
+@compiled_once
 def _by_host() -> QuerySet[ThrottleState]:
     return ThrottleState.objects.order_by("host")
 

@@ -2,19 +2,16 @@ from __future__ import annotations
 
 import re
 
+import pytest
+
 from tests.processes.service import ROOT
 
 
-def _colours(begin: str) -> list[str]:
-    """The declarations of the rule that begins so in the style sheet of the site."""
-    css = (ROOT / "static" / "app.css").read_text()
-    body = css.split(begin)[1].split("}")[0]
-    return re.findall(r"[\w-]+: [^;]+;", body)
+@pytest.mark.parametrize("sheet", ["app.css", "admin_site.css"])
+def test_the_colours_of_both_themes_stand_in_one_declaration(sheet: str) -> None:
+    css = (ROOT / "static" / sheet).read_text()
 
-
-def test_a_chosen_dark_theme_has_the_colours_of_the_automatic_one() -> None:
-    chosen = _colours(':root[data-theme="dark"] {')
-    automatic = _colours(':root[data-theme="auto"] {')
-
-    assert len(chosen) > 30
-    assert chosen == automatic
+    assert css.count("light-dark(") > 10
+    assert "prefers-color-scheme" not in css
+    names = re.findall(r"(--(?:bg|text|accent|body-bg|link-fg)):", css)
+    assert len(names) == len(set(names))

@@ -66,7 +66,7 @@ def test_a_request_boots_an_instance_that_answers(scheduler: Scheduler) -> None:
     assert ready.pid is not None
     assert is_running(ready.pid)
     assert (ready.job.state if ready.job else "") == "running"
-    assert rows.ready_instances(small) == [ready]
+    assert ready.service == small
     boot = ModelBoot.objects.get()
     assert boot.boots == 1
     assert boot.boot_s is not None

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
+import psutil
 import pytest
 
 from scheduler.runner import attempt_files, files, process_tree
@@ -226,7 +227,7 @@ def ready_runner(spawner: RunnerStarter) -> int:
 
     def ready() -> list[int]:
         found = [p.pid for p in process_tree.descendants(process.pid)]
-        return [pid for pid in found if process_tree.program_of(pid) == "gpucoord-runner"]
+        return [pid for pid in found if psutil.Process(pid).name() == "gpucoord-runner"]
 
     found: list[int] = wait_for(ready)
     return found[0]

@@ -15,8 +15,8 @@ from monitor.alerts.senders import Attachment, OutgoingMessage
 from monitor.journal.rows import counters, events
 from monitor.models import Channel, Message
 from monitor.runtime.rows import periodic_tasks
-from monitor.runtime.rows.database import prepared
 from monitor.runtime.rows.item_isolation import ItemIsolation
+from monitor.runtime.rows.prepared import compiled_once
 from monitor.thresholds import rows as thresholds
 
 Send = Callable[[Mapping[int, OutgoingMessage], float], Mapping[int, str | None]]
@@ -52,7 +52,7 @@ def is_due(now: datetime) -> bool:
     return is_due and not periodic_tasks.is_busy(TASK, BUSY, now)
 
 
-@prepared
+@compiled_once
 def _next_waiting() -> QuerySet[Message]:
     return Message.objects.filter(state=Message.State.WAITING).order_by("due_at").only("due_at")[:1]
 

@@ -18,8 +18,8 @@ from monitor.facts.readings import Snapshot
 from monitor.incidents import facts as incident_facts
 from monitor.incidents.rows import open as incident_open
 from monitor.models import Channel, Event, Incident, Message
-from monitor.runtime.rows.database import prepared
 from monitor.runtime.rows.item_isolation import ItemIsolation
+from monitor.runtime.rows.prepared import compiled_once
 from monitor.thresholds import rows as thresholds
 
 # Rows of other hosts may be committed later than ones with higher numbers.
@@ -98,7 +98,7 @@ class ChannelState:
     isolation: ItemIsolation
 
 
-@prepared
+@compiled_once
 def _channels() -> QuerySet[Channel]:
     return Channel.objects.filter(enabled=True, owner=None)
 

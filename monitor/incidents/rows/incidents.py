@@ -21,9 +21,8 @@ from monitor.incidents.policy.usage_series import HORIZON_S, UsagePoint
 from monitor.incidents.wording import sentence
 from monitor.journal.rows import audit, events
 from monitor.models import CpuScanState, Exemption, GpuMinute, Incident, ProcessMinute, ProcessUse
-from monitor.runtime.rows.database import prepared
 from monitor.runtime.rows.item_isolation import Convert, ItemIsolation, convert_all
-from monitor.runtime.rows.prepared import compiled_for_times
+from monitor.runtime.rows.prepared import compiled_for_times, compiled_once
 from monitor.thresholds import rows as thresholds
 from monitor.usage.rows import processes as process_rows
 
@@ -97,7 +96,7 @@ def _fact(row: Incident) -> OpenIncident:
     )
 
 
-@prepared
+@compiled_once
 def _stored_rows(host: str) -> QuerySet[Incident]:
     return Incident.objects.filter(Q(closed_at__isnull=True) | Q(is_muted=True), host=host)
 
@@ -107,7 +106,7 @@ def exemptions(now: datetime) -> tuple[ExemptionRule, ...]:
     return tuple(ExemptionRule(row.scope, row.name, row.rule) for row in rows)
 
 
-@prepared
+@compiled_once
 def _exemptions() -> QuerySet[Exemption]:
     return Exemption.objects.order_by("id")
 

@@ -10,7 +10,6 @@ from django.db.models import Q, QuerySet
 from monitor.incidents.facts import HOG_RULES
 from monitor.incidents.policy.lifecycle import union_s
 from monitor.models import Gpu, Incident
-from monitor.runtime.rows.database import prepared
 from monitor.runtime.rows.prepared import compiled_for_times, compiled_once
 
 
@@ -20,7 +19,7 @@ def open_rows(host: str | None = None) -> QuerySet[Incident]:
     return rows if host is None else rows.filter(host=host)
 
 
-@prepared
+@compiled_once
 def all_open_rows() -> QuerySet[Incident]:
     """The open rows of all hosts, by a compiled query."""
     return open_rows()

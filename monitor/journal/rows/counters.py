@@ -10,8 +10,7 @@ from django.db.models import QuerySet
 
 from monitor.facts.health import Xid
 from monitor.models import Counter
-from monitor.runtime.rows.database import prepared
-from monitor.runtime.rows.prepared import upsert_rows
+from monitor.runtime.rows.prepared import compiled_once, upsert_rows
 
 # Names of the counters; `subject` is the event's kind, or the jobs' outcome, or the
 # GPU and number of an XID, or a channel's service and what became of a try.
@@ -51,12 +50,12 @@ def add_all(host: str, grown: Mapping[tuple[str, str], float]) -> None:
     upsert_rows(changed, ("name", "host", "subject"), ("value",))
 
 
-@prepared
+@compiled_once
 def _on(host: str, *names: str) -> QuerySet[Counter]:
     return Counter.objects.filter(host=host, name__in=names)
 
 
-@prepared
+@compiled_once
 def of(*names: str) -> QuerySet[Counter]:
     """The counts of each host and subject."""
     return Counter.objects.filter(name__in=names).order_by("host", "subject", "name")

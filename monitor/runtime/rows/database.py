@@ -1,6 +1,6 @@
-"""Compiled queries, inserts without model instances, and a check that the SQLite file is there.
+"""Inserts without model instances, and a check that the SQLite file is there.
 
-Django takes several times as long to compile a query as SQLite takes to answer it. SQLite keeps
+SQLite keeps
 writing to a deleted file and creates an empty one for each new connection, so the result of a
 query does not show that the file was deleted or replaced.
 """
@@ -8,36 +8,19 @@ query does not show that the file was deleted or replaced.
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable, Iterable, Mapping
-from functools import cache, wraps
+from collections.abc import Iterable, Mapping
+from functools import cache
 from pathlib import Path
-from typing import Any, Generic, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 from django.db import DEFAULT_DB_ALIAS, OperationalError, connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.backends.signals import connection_created
-from django.db.models import Field, Model, QuerySet
+from django.db.models import Field, Model
 
 POSTGRES_DISK_FULL = "53100"
 P = ParamSpec("P")
 M = TypeVar("M", bound=Model)
-
-
-def prepared(query: Callable[P, QuerySet[M]]) -> Callable[P, list[M]]:
-    """Returns the rows of `query`. Each distinct set of arguments is cached, so keep them few.
-
-    The query may annotate values and leave out columns. It must not select related objects.
-    """
-    compiled: dict[object, CompiledQuery[M]] = {}
-
-    @wraps(query)
-    def run(*args: P.args, **kwargs: P.kwargs) -> list[M]:
-        key = (args, tuple(kwargs.items()))
-        if key not in compiled:
-            compiled[key] = CompiledQuery(query(*args, **kwargs))
-        return compiled[key].rows()
-
-    return run
 
 
 def keep_commits_synced(*, on: bool) -> None:
@@ -61,41 +44,6 @@ class FilledTables:
         with connection.cursor() as cursor:
             cursor.execute(f"SELECT {columns}")
             return tuple(map(bool, cursor.fetchone()))
-
-
-class CompiledQuery(Generic[M]):
-    """The SQL of a query, and how its columns become objects.
-
-    It holds nothing of a connection: each request of the web process has one of its own.
-    """
-
-    def __init__(self, query: QuerySet[M]) -> None:
-        compiler = query.query.get_compiler(DEFAULT_DB_ALIAS)
-        self._query, self._model = query.query, query.model
-        self._sql, self._params = compiler.as_sql()
-        self._columns = [expression for expression, _, _ in compiler.select]
-        fields = (compiler.klass_info or {})["select_fields"]
-        self._names = [compiler.select[place][0].target.attname for place in fields]
-        self._annotations = dict(compiler.annotation_col_map or {})
-
-    def rows(self) -> list[M]:
-        connection = connections[DEFAULT_DB_ALIAS]
-        with connection.cursor() as cursor:
-            cursor.execute(self._sql, self._params)
-            rows = cursor.fetchall()
-        if not rows:
-            return []
-        compiler = self._query.get_compiler(DEFAULT_DB_ALIAS)
-        if converters := compiler.get_converters(self._columns):
-            rows = [tuple(row) for row in compiler.apply_converters(rows, converters)]
-        return [self._object(row) for row in rows]
-
-    def _object(self, row: tuple[object, ...]) -> M:
-        # The fields come first, and after them the annotations.
-        row_object = self._model.from_db(DEFAULT_DB_ALIAS, self._names, row[: len(self._names)])
-        for name, place in self._annotations.items():
-            setattr(row_object, name, row[place])
-        return row_object
 
 
 def insert(model: type[Model], rows: Iterable[Mapping[str, object]]) -> int:

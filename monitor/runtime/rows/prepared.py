@@ -7,12 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import copy
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cache, partial, wraps
 from typing import Any, Generic, ParamSpec, TypeVar, cast
 
 from django.db import connection, connections
 from django.db.models import AutoField, Field, Model, QuerySet
+from django.db.models.query import ModelIterable
 
 P = ParamSpec("P")
 M = TypeVar("M", bound=Model)
@@ -24,6 +26,28 @@ TIME_MARK = datetime(1987, 6, 5, 4, 3, 21, 987_654, UTC)
 K = TypeVar("K")
 
 
+@dataclass(frozen=True)
+class _Compiled(Generic[R]):
+    """A query with its SQL; `names` are the fields of its model, None if it returns no such rows.
+
+    It holds nothing of a connection: each request of the web process has one of its own.
+    """
+
+    query: QuerySet[Any, R]
+    compiler: Any
+    sql: str
+    params: tuple[object, ...]
+    names: list[str] | None
+
+    def object_of(self, row: Sequence[object]) -> R:
+        """The fields come first, and after them the annotations."""
+        names = cast("list[str]", self.names)
+        made = self.query.model.from_db(self.query.db, names, row[: len(names)])
+        for name, place in (self.compiler.annotation_col_map or {}).items():
+            setattr(made, name, row[place])
+        return cast(R, made)
+
+
 class PreparedQuery(Generic[K, R]):
     """Rows of a query, which may join and may have one number, text or time as its argument.
 
@@ -33,48 +57,68 @@ class PreparedQuery(Generic[K, R]):
     def __init__(self, query: Callable[[K], QuerySet[Any, R]], mark: K) -> None:
         self._query = query
         self._mark = mark
-        self._compiled: tuple[QuerySet[Any, R], Any, str, tuple[object, ...]] | None = None
+        self._made: _Compiled[R] | None = None
 
     def rows(self, key: K | None = None) -> list[R]:
-        rows, compiler, sql, given = self._for_caller(key)
-        query = rows.all()
-        compiler.as_sql = lambda *_, **__: (sql, given)
+        compiled, compiler, given = self._for_caller(key)
+        if compiled.names is not None:
+            stored = self._fetch(compiler, compiled.sql, given)
+            return [compiled.object_of(row) for row in self._convert(compiler, stored)]
+        query = compiled.query.all()
+        compiler.as_sql = lambda *_, **__: (compiled.sql, given)
         query.query.get_compiler = lambda *_, **__: compiler  # type: ignore[method-assign]
         return list(query)
 
     def stored(self, key: K | None = None) -> list[tuple[Any, ...]]:
         """The rows as the database driver gives them."""
-        _, compiler, sql, given = self._for_caller(key)
-        with compiler.connection.cursor() as cursor:
-            cursor.execute(sql, given)
-            return list(map(tuple, cursor.fetchall()))
+        compiled, compiler, given = self._for_caller(key)
+        return list(map(tuple, self._fetch(compiler, compiled.sql, given)))
 
     def converted(self, stored: Sequence[tuple[Any, ...]]) -> list[R]:
         """Convert these rows of `stored` as `rows` does. The query is one of `values_list`."""
-        _, compiler, _, _ = self._for_caller(None)
+        _, compiler, _ = self._for_caller(None)
+        return cast("list[R]", list(self._convert(compiler, stored)))
+
+    @staticmethod
+    def _fetch(compiler: Any, sql: str, params: tuple[object, ...]) -> list[tuple[Any, ...]]:
+        with compiler.connection.cursor() as cursor:
+            cursor.execute(sql, params)
+            return cast("list[tuple[Any, ...]]", cursor.fetchall())
+
+    @staticmethod
+    def _convert(compiler: Any, stored: Sequence[tuple[Any, ...]]) -> Iterable[tuple[Any, ...]]:
         converters = compiler.get_converters(())
-        if not converters:
-            return cast("list[R]", list(stored))
-        return cast("list[R]", list(map(tuple, compiler.apply_converters(stored, converters))))
+        if not stored or not converters:
+            return stored
+        return map(tuple, compiler.apply_converters(stored, converters))
 
-    def _for_caller(self, key: K | None) -> tuple[QuerySet[Any, R], Any, str, tuple[object, ...]]:
+    def _for_caller(self, key: K | None) -> tuple[_Compiled[R], Any, tuple[object, ...]]:
         """Each caller has a copy of the compiler: threads have connections of their own."""
-        if self._compiled is None:
-            self._compiled = self._compile()
-        rows, compiled, sql, params = self._compiled
-        compiler = copy(compiled)
-        compiler.connection = connections[rows.db]
+        compiled = self._made = self._made or self._compile()
+        compiler = copy(compiled.compiler)
+        compiler.connection = connections[compiled.query.db]
+        if key is None:
+            return compiled, compiler, compiled.params
         mark, value = _adapted(self._mark, compiler), _adapted(key, compiler)
-        given = tuple(value if param == mark else param for param in params)
-        return rows, compiler, sql, given
+        given = tuple(value if param == mark else param for param in compiled.params)
+        return compiled, compiler, given
 
-    def _compile(self) -> tuple[QuerySet[Any, R], Any, str, tuple[object, ...]]:
+    def _compile(self) -> _Compiled[R]:
         rows = self._query(self._mark)
         compiler: Any = rows.query.get_compiler(rows.db)
         sql, params = compiler.as_sql()
         converters = compiler.get_converters([column[0] for column in compiler.select or ()])
         compiler.get_converters = lambda _: converters
-        return rows, compiler, sql, tuple(params)
+        return _Compiled(rows, compiler, sql, tuple(params), _names(rows, compiler))
+
+
+def _names(rows: QuerySet[Any, Any], compiler: Any) -> list[str] | None:
+    """The columns of model instances without joined or prefetched ones; None for other rows."""
+    info = compiler.klass_info
+    of_model = rows._iterable_class is ModelIterable and info  # type: ignore[attr-defined]
+    if not of_model or info.get("related_klass_infos") or rows._prefetch_related_lookups:  # type: ignore[attr-defined]
+        return None
+    return [compiler.select[place][0].target.attname for place in info["select_fields"]]
 
 
 def compiled_once(query: Callable[P, QuerySet[Any, R]]) -> Callable[P, list[R]]:

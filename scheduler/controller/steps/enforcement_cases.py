@@ -21,7 +21,7 @@ from monitor.facts.readings import ProcessReading
 from monitor.incidents.facts import CPU_HOG
 from monitor.incidents.rows import open as open_incidents
 from monitor.models import Incident, Response
-from monitor.runtime.rows.database import prepared
+from monitor.runtime.rows.prepared import compiled_once
 from scheduler.runner.enforce.actions import Target
 
 PLANNED, DONE = Response.State.PLANNED, Response.State.DONE
@@ -109,7 +109,7 @@ def process_of(open_case: OpenCase) -> dict[str, object]:
     }
 
 
-@prepared
+@compiled_once
 def _any_begun() -> QuerySet[Response]:
     return Response.objects.filter(is_dry_run=False, undone_at=None).order_by()[:1]
 

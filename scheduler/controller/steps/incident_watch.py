@@ -12,8 +12,8 @@ from monitor.facts.claims import Demand
 from monitor.facts.readings import Snapshot
 from monitor.incidents.policy.lifecycle import Verdict
 from monitor.incidents.step import IncidentStep
-from monitor.runtime.rows.database import prepared
 from monitor.runtime.rows.item_isolation import ItemIsolation
+from monitor.runtime.rows.prepared import compiled_once
 from monitor.sampling.probes.host import cpu_processes
 from scheduler.facts.blockers import LOAD_CODES, Tier
 from scheduler.facts.jobs import JobState
@@ -78,7 +78,7 @@ class IncidentWatch:
         return demand, {name: share for name, share in quotas.items() if share is not None}
 
 
-@prepared
+@compiled_once
 def _first_waiting() -> QuerySet[Any]:
     """The waiting jobs that come first, each with `owner_name`."""
     rows = Job.objects.filter(state=JobState.QUEUED.value, gpus__gt=0, held="")
@@ -87,7 +87,7 @@ def _first_waiting() -> QuerySet[Any]:
     return columns.order_by("-priority", "submitted_at", "id")[:MOST_WAITING]
 
 
-@prepared
+@compiled_once
 def _open_attempts(host: str) -> QuerySet[Attempt]:
     """Processes of another engine run on its nodes, where these pids are other processes."""
     rows = Attempt.objects.filter(host=host, ended_at=None, engine="")

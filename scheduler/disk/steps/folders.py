@@ -11,8 +11,7 @@ from django.conf import settings
 from django.db.models import QuerySet
 
 from monitor.runtime.facts import TimedCache
-from monitor.runtime.rows.database import prepared
-from monitor.runtime.rows.prepared import update_rows
+from monitor.runtime.rows.prepared import compiled_once, update_rows
 from monitor.thresholds import rows as thresholds
 from scheduler.disk.facts import DiskLevel, DiskSpace, FolderUse, FullDisk, WatchedFolder
 from scheduler.disk.policy import DiskPolicy, full_blockers
@@ -39,7 +38,7 @@ def watched(host: str | None = None) -> list[WatchedDisk]:
     return _watched_on(host) if host else _all_watched()
 
 
-@prepared
+@compiled_once
 def _all_watched() -> QuerySet[WatchedDisk]:
     return WatchedDisk.objects.order_by("host", "path")
 
@@ -49,7 +48,7 @@ def levels(host: str) -> dict[str, DiskLevel]:
     return {row.path: DiskLevel(row.level) for row in _watched_on(host)}
 
 
-@prepared
+@compiled_once
 def _watched_on(host: str) -> QuerySet[WatchedDisk]:
     return WatchedDisk.objects.filter(host=host).order_by("path")
 

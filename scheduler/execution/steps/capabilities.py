@@ -9,8 +9,8 @@ from django.db.models import QuerySet
 
 from monitor.facts.readings import Snapshot
 from monitor.runtime.probes.process_identity import boot_id
-from monitor.runtime.rows.database import prepared
 from monitor.runtime.rows.item_isolation import ItemIsolation
+from monitor.runtime.rows.prepared import compiled_once
 from monitor.thresholds import rows as thresholds
 from scheduler.execution.policy import NicePolicy, is_busy
 from scheduler.execution.probes.capabilities import Capability
@@ -48,7 +48,7 @@ def is_active(host: str, name: str) -> bool:
     return any(row.name == name and row.active for row in _rows(host))
 
 
-@prepared
+@compiled_once
 def _rows(host: str) -> QuerySet[HostCapability]:
     return HostCapability.objects.filter(host=host)
 
@@ -127,7 +127,7 @@ def _change(attempt: Attempt, busy: bool, policy: NicePolicy) -> int:
     return niceness.restore_niceness(runner, ticks, policy.nice)
 
 
-@prepared
+@compiled_once
 def _running(host: str) -> QuerySet[Attempt]:
     # Another engine sets the priority of its jobs, whose accounts report these processes.
     attempts = Attempt.objects.filter(host=host, ended_at=None, boot_id=boot_id(), engine="")

@@ -14,7 +14,6 @@ from django.db.models import QuerySet
 from monitor.facts.gpu_states import ClosureFact, ClosureKind
 from monitor.facts.readings import ComputeMode, GpuReading, ProcessReading, Snapshot
 from monitor.gpus import rows as availability
-from monitor.runtime.rows.database import prepared
 from monitor.runtime.rows.item_isolation import ItemIsolation, is_of_step
 from monitor.runtime.rows.prepared import compiled_once
 from monitor.snapshot import rows as snapshots
@@ -165,7 +164,7 @@ def _is_next_of_a_row(last: LockRefusal, now: datetime) -> bool:
     return timedelta() <= now - last.refused_at < longest
 
 
-@prepared
+@compiled_once
 def _refusals(host: str) -> QuerySet[LockRefusal]:
     return LockRefusal.objects.filter(host=host)
 
@@ -247,7 +246,7 @@ def gpu_holds(host: str, now: datetime) -> dict[str, int]:
     return {hold.gpu_uuid: hold.job_id for hold in _holds(host) if hold.until > now}
 
 
-@prepared
+@compiled_once
 def _holds(host: str) -> QuerySet[GpuHold]:
     return GpuHold.objects.filter(host=host, job__state=JobState.QUEUED.value, job__held="")
 

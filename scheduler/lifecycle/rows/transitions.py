@@ -16,8 +16,13 @@ from django.db.models import F, OuterRef, QuerySet, Subquery
 
 from monitor.facts.claims import ClaimFact, ClaimKind
 from monitor.journal.rows import audit, counters, events
-from monitor.runtime.rows.database import prepared
-from monitor.runtime.rows.prepared import MARK, PreparedQuery, insert_row, update_rows
+from monitor.runtime.rows.prepared import (
+    MARK,
+    PreparedQuery,
+    compiled_once,
+    insert_row,
+    update_rows,
+)
 from monitor.snapshot import rows as snapshots
 from scheduler.facts.jobs import (
     TRANSITIONS,
@@ -44,7 +49,7 @@ def current_version() -> int:
     return rows[0].taken if rows else 0
 
 
-@prepared
+@compiled_once
 def _rows() -> QuerySet[PlanVersion]:
     return _VERSION.all()
 

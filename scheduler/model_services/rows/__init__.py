@@ -64,12 +64,6 @@ def open_instances() -> QuerySet[ModelInstance]:
     return ModelInstance.objects.exclude(state__in=ENDED_STATES).order_by("pk")
 
 
-def ready_instances(service: ModelService) -> list[ModelInstance]:
-    """The instances that take requests, the least busy first."""
-    rows = service.instances.filter(state=InstanceState.READY.value)
-    return list(rows.select_related("service").order_by("in_flight", "pk"))
-
-
 def request_instance(service_id: int, now: datetime) -> bool:
     """Record that a request waits for an instance, and wake the scheduler.
 
@@ -131,10 +125,6 @@ def instance_fact(row: ModelInstance) -> InstanceFact:
         sleep_level=row.sleep_level,
         left_memory=row.left_memory,
     )
-
-
-def instance_facts(rows: Iterable[ModelInstance]) -> list[InstanceFact]:
-    return [instance_fact(row) for row in rows]
 
 
 Attempts = Mapping[int, Attempt]

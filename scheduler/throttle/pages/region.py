@@ -12,7 +12,7 @@ from monitor.constraints import rows as constraint_rows
 from monitor.constraints.policy import EFFECTS, ConstraintEffect
 from monitor.live.regions import Context, Region
 from monitor.models import Constraint, Gpu
-from monitor.runtime.rows.database import prepared
+from monitor.runtime.rows.prepared import compiled_once
 from scheduler.facts.jobs import PriorityClass
 from scheduler.facts.plans import Throttle
 from scheduler.lifecycle.rows import predictions
@@ -149,7 +149,7 @@ def _named(indices: Sequence[int]) -> str:
     return f"GPUs {listed} are" if len(indices) > 1 else f"GPU {listed} is"
 
 
-@prepared
+@compiled_once
 def _gpus() -> QuerySet[Gpu]:
     return Gpu.objects.only("index")
 
@@ -175,7 +175,7 @@ def _share_of_all() -> float:
     return next(shares, EXAMPLE_PCT)
 
 
-@prepared
+@compiled_once
 def _default_quotas() -> QuerySet[Quota]:
     return Quota.objects.filter(user=None, group=None)
 

@@ -5,24 +5,24 @@ from django.db.models import F, QuerySet
 from django.utils import timezone
 
 from monitor.models import PeriodicTask, PolicyValues
-from monitor.runtime.rows.database import prepared
+from monitor.runtime.rows.prepared import compiled_once
 
 pytestmark = pytest.mark.django_db
 asked = []
 
 
-@prepared
+@compiled_once
 def called(name: str) -> QuerySet[PeriodicTask]:
     asked.append(name)
     return PeriodicTask.objects.filter(name=name, done_at=None)
 
 
-@prepared
+@compiled_once
 def changed() -> QuerySet[PolicyValues]:
     return PolicyValues.objects.order_by("name")
 
 
-@prepared
+@compiled_once
 def annotated() -> QuerySet[PeriodicTask]:
     return PeriodicTask.objects.annotate(other=F("name")).only("queued_at").order_by("name")[:2]
 

@@ -182,14 +182,6 @@ def test_the_admin_refuses_what_rest_refuses(operator: Client) -> None:
     assert AuditEntry.objects.get().action == "MODEL_ADDED"
 
 
-def test_ready_instances_are_listed_with_the_least_busy_first() -> None:
-    small = service()
-    busy, free = instance(small, in_flight=2), instance(small)
-    instance(small, "booting")
-
-    assert rows.ready_instances(small) == [free, busy]
-
-
 def test_a_demand_is_recorded_for_enabled_services() -> None:
     small, off = service(), service("off", enabled=False)
 
