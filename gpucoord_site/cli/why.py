@@ -78,9 +78,10 @@ def _expected_start(answer: dict[str, Any]) -> Iterator[str]:
 
 def _reason(blocker: dict[str, Any]) -> Iterator[str]:
     yield _local(blocker["text"])
-    until = blocker["until"]
+    until, gpu = blocker["until"], blocker.get("gpu")
     details = {
         "requested": blocker["requested"],
+        "on": None if gpu is None or blocker["available"] else f"GPU {gpu}",
         "available": blocker["available"],
         "held by": blocker["holder"],
         "until": until and _time(until),

@@ -19,7 +19,7 @@ from gpucoord_site.http import problems
 from gpucoord_site.http.errors import PREFIX, TOO_LARGE, UNAVAILABLE, unavailable
 from gpucoord_site.http.middleware import Middleware
 from gpucoord_site.http.rate_limits import TooManyRequests
-from monitor.api.input import SENTENCE, InvalidInput, unknown_name
+from monitor.api.input import SENTENCE, InvalidInput
 from scheduler.facts import job_fields
 from scheduler.intake.actions import KEY_HEADER
 from scheduler.intake.policy.new_job import UnableToSubmit
@@ -189,8 +189,6 @@ def _place(where: Sequence[str | int]) -> tuple[str, int | None]:
 def _sentence(field: str, kind: str, context: dict[str, Any], path: str) -> str:
     if kind == SENTENCE:
         return str(context["text"])
-    if kind == "extra_forbidden":
-        return unknown_name(field, set(job_fields.BY_NAME))
     if kind == "missing":
         return "This is needed."
     bounds = [f"It must be {BOUNDS[name]} {context[name]:g}." for name in BOUNDS.keys() & context]

@@ -15,8 +15,16 @@ from urllib.parse import urlencode
 
 from django.core.exceptions import BadRequest
 from django.http import HttpRequest, HttpResponse
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, model_validator
-from pydantic_core import PydanticCustomError
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    ModelWrapValidatorHandler,
+    ValidationError,
+    model_validator,
+)
+from pydantic_core import ErrorDetails, InitErrorDetails, PydanticCustomError
 
 from monitor.facts.input_rules import (
     CHARACTER_SENTENCE,
@@ -59,6 +67,34 @@ class RequestBody(BaseModel):
             if holds_unstorable(value):
                 raise sentence_error(CHARACTER_SENTENCE, name)
         return data
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _name_unknown_fields(cls, data: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
+        try:
+            return handler(data)
+        except ValidationError as error:
+            details = error.errors(include_url=False)
+            if not any(map(_is_unknown_field, details)):
+                raise
+            names = {field.alias or name for name, field in cls.model_fields.items()}
+            lines = [_with_suggestion(each, names) for each in details]
+            raise ValidationError.from_exception_data(error.title, lines) from None
+
+
+def _is_unknown_field(error: ErrorDetails) -> bool:
+    return error["type"] == "extra_forbidden" and len(error["loc"]) == 1
+
+
+def _with_suggestion(error: ErrorDetails, names: set[str]) -> InitErrorDetails:
+    """The same error; that of an unknown field suggests one of these names."""
+    kind: str | PydanticCustomError = error["type"]
+    if _is_unknown_field(error):
+        kind = sentence_error(unknown_name(str(error["loc"][0]), names))
+    elif kind == SENTENCE:
+        kind = sentence_error(**error["ctx"])
+    context = error.get("ctx", {})
+    return InitErrorDetails(type=kind, loc=error["loc"], input=error["input"], ctx=context)
 
 
 def _time(value: object) -> datetime:

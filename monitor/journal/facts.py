@@ -2,6 +2,30 @@
 
 from __future__ import annotations
 
+import re
+from enum import StrEnum
+
+
+class EvictionReason(StrEnum):
+    """The reasons to end a running job or model on a GPU: the label `reason` of a metric."""
+
+    PREEMPTION = "preemption"
+    MODEL = "model"
+    OWNER_PRESENT = "owner_present"
+    WINDOW_ENDS = "window_ends"
+    BATCH_EXCLUSIVE = "batch_exclusive"
+    GPU_THROTTLED = "gpu_throttled"
+    GPU_LOST = "gpu_lost"
+    REQUEUED = "requeued"
+    OTHER = "other"
+
+    @classmethod
+    def of_code(cls, code: str) -> EvictionReason:
+        """Of the code of a request to leave, such as OwnerPresent. OTHER: an unknown code."""
+        name = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", code).lower()
+        return cls(name) if name in cls.__members__.values() else cls.OTHER
+
+
 EVENTS: dict[str, tuple[str, ...]] = {
     "jobs": (
         "BATCH_SUBMITTED",

@@ -16,6 +16,7 @@ from monitor.alerts.steps import outbox
 from monitor.facts.readings import Health, Snapshot
 from monitor.incidents.facts import TITLES
 from monitor.incidents.rows import open as incident_open
+from monitor.journal.facts import EvictionReason
 from monitor.journal.rows import counters
 from monitor.metrics.families import Families
 from monitor.metrics.gpus import add_gpus, add_health, add_instances, is_fresh
@@ -28,7 +29,11 @@ from monitor.runtime.rows.prepared import compiled_once
 from monitor.snapshot import rows as snapshot_rows
 from monitor.usage.rows import processes as process_rows
 
-COMMON_EVICTIONS = ("preemption", "OwnerPresent")
+COMMON_EVICTIONS = (
+    EvictionReason.PREEMPTION,
+    EvictionReason.OWNER_PRESENT,
+    EvictionReason.MODEL,
+)
 # Loops of a host that has not ticked for longer are omitted: it was renamed or removed.
 GONE = timedelta(days=7)
 
@@ -104,8 +109,8 @@ def _add_evictions(into: Families, snapshots: Collection[Snapshot]) -> None:
     }
     for (host, uuid, reason), count in (zeros | counters.evictions()).items():
         is_simulated = str(host in simulated).lower()
-        labels = {"host": host, "gpu": uuid, "reason": reason, "simulated": is_simulated}
-        help_text = "Running jobs that had to leave the GPU, by reason."
+        labels = {"host": host, "gpu": uuid, "reason": reason.value, "simulated": is_simulated}
+        help_text = "Running jobs and models that had to leave the GPU, by reason."
         into.counter("gpu_evictions_total", help_text, labels, count)
 
 

@@ -6,7 +6,7 @@ from datetime import datetime
 from typing import Any
 
 from ninja import Schema
-from pydantic import BaseModel, ConfigDict, Field, create_model
+from pydantic import ConfigDict, Field, create_model
 
 from monitor.api.input import RequestBody
 from scheduler.facts.blockers import TIER_WORDS
@@ -94,10 +94,8 @@ class ChangeBody(_Changes):  # type: ignore[misc]  # its fields follow from the 
 MOST_IN_BATCH = 5000
 
 
-class BatchBody(BaseModel):
+class BatchBody(RequestBody):
     """New jobs, each as in `POST /api/jobs/`. All are submitted, or none."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
 
     jobs: list[NewJobBody] = Field(min_length=1, max_length=MOST_IN_BATCH)
 

@@ -404,6 +404,24 @@ def test_unknown_fields_are_refused_by_every_endpoint(
 
 
 @pytest.mark.parametrize(
+    ("path", "field", "suggestion"),
+    [
+        ("/jobs/", "gpu", " Did you mean gpus?"),
+        ("/idle-templates/none/signals/", "metric", ""),
+        ("/idle-templates/none/signals/", "qualty", " Did you mean quality?"),
+        ("/incidents/{incident}/snooze/", "hour", " Did you mean hours?"),
+        ("/gpus/{gpu}/pause/", "gpus", ""),
+    ],
+)
+def test_only_fields_of_the_same_body_are_suggested(
+    operator: Rest, incident: Incident, path: str, field: str, suggestion: str
+) -> None:
+    _, answer = operator.post(path.format(gpu=gpu_uuid(0), incident=incident.pk), {field: 1})
+
+    assert fields(answer)[field] == f"There is no such field.{suggestion}"
+
+
+@pytest.mark.parametrize(
     "path",
     ["/jobs/?sate=open", "/jobs/{job}/?x=1", "/jobs/{job}/why/?x=1", "/jobs/{job}/log/?ofset=1",
      "/windows/?stat=asked", "/mode/?host=x", "/throttle/?x=1", "/shares/?user=x",

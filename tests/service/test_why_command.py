@@ -43,6 +43,12 @@ def test_it_prints_all_reasons_by_tier_with_their_figures() -> None:
     assert "    [UserMaxGpus; requested: 1 GPU; available: 0 of 2]" in said
 
 
+def test_the_gpu_that_a_job_waits_for_is_not_called_available() -> None:
+    taken = {"code": "GpuTaken", "gpu": 1, "requested": None, "available": None, "holder": "job 9"}
+
+    assert "    [GpuTaken; on: GPU 1; held by: job 9]" in told(blockers=[BLOCKER | taken])
+
+
 def test_it_prints_the_expected_start_and_the_priority_factors() -> None:
     said = told()
 

@@ -9,6 +9,7 @@ from django.db import connection
 from django.db.models import QuerySet
 
 from monitor.facts.health import Xid
+from monitor.journal.facts import EvictionReason
 from monitor.models import Counter
 from monitor.runtime.rows.prepared import compiled_once, upsert_rows
 
@@ -66,17 +67,21 @@ def add_xid(xid: Xid) -> None:
     add(XIDS, f"{xid.gpu_uuid} {xid.code}")
 
 
-def add_eviction(reason: str, gpu_uuid: str) -> None:
-    """A running job had to leave this GPU: "preemption", or the code of the eviction."""
-    add(EVICTIONS, f"{reason} {gpu_uuid}")
+def add_eviction(reason: EvictionReason, gpu_uuid: str) -> None:
+    """A running job or model had to leave this GPU."""
+    add(EVICTIONS, f"{reason.value} {gpu_uuid}")
 
 
-def evictions() -> dict[tuple[str, str, str], float]:
-    """{(host, GPU, reason): number of jobs that had to leave}."""
-    counts: dict[tuple[str, str, str], float] = {}
+def evictions() -> dict[tuple[str, str, EvictionReason], float]:
+    """{(host, GPU, reason): number of jobs and models that had to leave}.
+
+    Rows of older versions have the code of the request, such as OwnerPresent; they count too.
+    """
+    counts: dict[tuple[str, str, EvictionReason], float] = {}
     for row in of(EVICTIONS):
-        reason, _, uuid = row.subject.partition(" ")
-        counts[row.host, uuid, reason] = row.value
+        code, _, uuid = row.subject.partition(" ")
+        key = row.host, uuid, EvictionReason.of_code(code)
+        counts[key] = counts.get(key, 0.0) + row.value
     return counts
 
 

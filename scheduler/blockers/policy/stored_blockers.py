@@ -42,10 +42,11 @@ class Reason:
     def facts(self) -> list[tuple[str, str, int | None]]:
         """(label, value, linked job) of the request, and of the facts that the text lacks."""
         repeats = self.code in REPEATS_REQUEST
-        is_gpu = self.gpu is not None and self.available == f"GPU {self.gpu}"
+        gpu = None if self.gpu is None else f"GPU {self.gpu}"
         facts = (
             ("requested", None if repeats else self.requested, None),
-            ("on" if is_gpu else "available", self.available, None),
+            ("on", None if self.available else gpu, None),
+            ("available", self.available, None),
             # An array is named by its first job.
             ("held by", self.holder, self.array if self.job is None else self.job),
         )
@@ -155,10 +156,8 @@ def body(blocker: Blocker) -> dict[str, Any]:
 
 
 def available(blocker: Blocker) -> str | None:
-    """The available resource in REST answers."""
-    if blocker.available is not None or blocker.gpu is None:
-        return blocker.available
-    return f"GPU {blocker.gpu}"
+    """The available amount in REST answers. A summary of other GPUs has the reasons there."""
+    return None if blocker.code is BlockerCode.OTHER_GPUS else blocker.available
 
 
 def holder(blocker: Blocker) -> str | None:

@@ -15,6 +15,7 @@ from django.contrib.auth.models import User
 from django.db.models import F, OuterRef, QuerySet, Subquery
 
 from monitor.facts.claims import ClaimFact, ClaimKind
+from monitor.journal.facts import EvictionReason
 from monitor.journal.rows import audit, counters, events
 from monitor.runtime.rows.prepared import (
     MARK,
@@ -311,12 +312,12 @@ def _add_yield_event(attempt: Attempt, ending: AttemptEnding) -> None:
         return
     text = f"{_title(attempt)} has left its GPU: {request.text}"
     if request.kind == YieldRequest.Kind.PREEMPTION:
-        add_attempt_event("JOB_PREEMPTED", attempt, text, ending.ended_at, "warning")
+        kind, reason = "JOB_PREEMPTED", EvictionReason.PREEMPTION
     else:
-        add_attempt_event("JOB_EVICTED", attempt, text, ending.ended_at, "warning")
-    is_preempted = request.kind == YieldRequest.Kind.PREEMPTION
+        kind, reason = "JOB_EVICTED", EvictionReason.of_code(request.code)
+    add_attempt_event(kind, attempt, text, ending.ended_at, "warning")
     for uuid in attempt.gpu_uuids:
-        counters.add_eviction("preemption" if is_preempted else request.code, uuid)
+        counters.add_eviction(reason, uuid)
 
 
 def _change_state(job_id: int, old: JobState, new: JobState, **fields: object) -> bool:

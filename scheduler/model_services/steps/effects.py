@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from datetime import datetime, timedelta
 
 from monitor.facts.claims import ASLEEP
+from monitor.journal.facts import EvictionReason
 from monitor.journal.rows import counters, events
 from monitor.runtime.rows.wakeups import wake
 from monitor.snapshot import rows as snapshots
@@ -240,7 +241,7 @@ def evict(
             apply(row.service, row, change, now)
     else:
         return
-    counters.add_eviction("model", row.gpu_uuids[0])
+    counters.add_eviction(EvictionReason.MODEL, row.gpu_uuids[0])
 
 
 def hold_for(job_id: int, host: str, gpu_uuids: Iterable[str], now: datetime) -> None:

@@ -5,8 +5,11 @@ from typing import Any
 
 import pytest
 
+from monitor.journal.facts import EvictionReason
 from monitor.journal.rows import counters, events
 from monitor.models import Event
+from scheduler.facts.blockers import BlockerCode
+from scheduler.yields import steps
 from tests.builders import NOW
 
 pytestmark = pytest.mark.django_db
@@ -36,3 +39,22 @@ def test_a_count_stays_when_the_rows_go(settings: Any) -> None:
     Event.objects.all().delete()
 
     assert counts(counters.EVENTS) == {(settings.CONFIG.node, "GPU_LOST"): 1}
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        BlockerCode.OWNER_PRESENT,
+        BlockerCode.BATCH_EXCLUSIVE,
+        steps.THROTTLED_CODE,
+        steps.LOST_CODE,
+        "Requeued",
+        "WindowEnds",
+    ],
+)
+def test_each_code_of_a_request_to_leave_has_a_reason_of_its_own(code: str) -> None:
+    assert EvictionReason.of_code(code).replace("_", "") == code.lower()
+
+
+def test_an_unknown_code_is_another_reason() -> None:
+    assert EvictionReason.of_code("Unheard") is EvictionReason.OTHER

@@ -10,6 +10,7 @@ from monitor.alerts.steps import outbox
 from monitor.alerts.steps import writer as alert_writer
 from monitor.facts.gpu_states import GpuState
 from monitor.facts.readings import DiskReading, Health, HostCounters, Pressure, Snapshot
+from monitor.journal.facts import EvictionReason
 from monitor.journal.rows import counters, events
 from monitor.metrics import collector as monitor_metrics
 from monitor.metrics.families import Families
@@ -269,20 +270,27 @@ def test_the_use_of_a_gpu_is_divided_between_jobs_and_others() -> None:
 def test_evictions_begin_at_zero_for_each_gpu() -> None:
     found = scrape(snapshot(1))
 
-    assert found.value("gpu_evictions_total", reason="preemption", gpu=gpu_uuid(0)) == 0
-    assert found.value("gpu_evictions_total", reason="OwnerPresent", gpu=gpu_uuid(0)) == 0
+    for reason in ("preemption", "owner_present", "model"):
+        assert found.value("gpu_evictions_total", reason=reason, gpu=gpu_uuid(0)) == 0
 
 
 def test_an_eviction_is_counted_by_reason_and_gpu(settings: Any) -> None:
-    counters.add_eviction("OwnerPresent", gpu_uuid(0))
-    counters.add_eviction("preemption", gpu_uuid(0))
-    counters.add_eviction("preemption", gpu_uuid(0))
+    counters.add_eviction(EvictionReason.OWNER_PRESENT, gpu_uuid(0))
+    counters.add_eviction(EvictionReason.PREEMPTION, gpu_uuid(0))
+    counters.add_eviction(EvictionReason.PREEMPTION, gpu_uuid(0))
 
     found = scrape(snapshot(1))
 
     here = {"host": settings.CONFIG.node, "gpu": gpu_uuid(0)}
-    assert found.value("gpu_evictions_total", reason="OwnerPresent", **here) == 1
+    assert found.value("gpu_evictions_total", reason="owner_present", **here) == 1
     assert found.value("gpu_evictions_total", reason="preemption", **here) == 2
+
+
+def test_evictions_that_an_older_version_counted_have_the_same_label() -> None:
+    counters.add(counters.EVICTIONS, f"OwnerPresent {gpu_uuid(0)}")
+    counters.add_eviction(EvictionReason.OWNER_PRESENT, gpu_uuid(0))
+
+    assert list(counters.evictions().values()) == [2]
 
 
 def test_it_counts_the_open_incidents_of_each_rule() -> None:

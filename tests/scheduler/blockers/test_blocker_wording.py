@@ -81,9 +81,27 @@ def test_rest_keeps_its_words_for_gpus_jobs_and_arrays() -> None:
 
     bodies = [stored_blockers.body(each) for each in (on_gpu, after, array)]
 
-    assert (bodies[0]["available"], bodies[0]["holder"]) == ("GPU 3", "jobs 7 and 9")
+    assert (bodies[0]["gpu"], bodies[0]["holder"]) == (3, "jobs 7 and 9")
     assert [each["holder"] for each in bodies[1:]] == ["job 5", "array 6"]
     assert [each["job"] for each in bodies] == [None, 5, None]
+
+
+@pytest.mark.parametrize(
+    "blocker",
+    [
+        Blocker(code=BlockerCode.GPU_TAKEN, gpu=1, jobs=(9,), details=details(case="wants alone")),
+        Blocker(
+            code=BlockerCode.OTHER_GPUS, available="2 too full, 1 locked", details=details(count=3)
+        ),
+    ],
+    ids=lambda blocker: blocker.code.value,
+)
+def test_what_is_taken_is_not_called_available(blocker: Blocker) -> None:
+    row = stored_blockers.body(blocker)
+    labels = {label for label, _, _ in stored_blockers.reasons([row])[0].facts}
+
+    assert row["available"] is None
+    assert "available" not in labels
 
 
 def test_another_wording_changes_no_estimate(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -213,7 +231,7 @@ def test_a_user_who_holds_a_job_is_addressed_as_you_and_others_by_name() -> None
         ("Its share allows 1.92.", "0.4 GPUs", "1.9", [
             ("requested", "0.4 GPUs", None), ("available", "1.9", None),
         ]),
-        ("GPU 2 is busy.", None, "GPU 2", []),
+        ("2 GPUs are busy.", None, "2", []),
     ],
 )  # fmt: skip
 def test_a_fact_that_the_sentence_states_is_not_repeated(
