@@ -12,6 +12,7 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 from fnmatch import fnmatchcase
 
+from monitor.facts.accounts import is_person
 from monitor.facts.thresholds import threshold
 from monitor.incidents.facts import ENFORCEABLE, HOG_RULES, IDLE_HELD, NEUTRAL_UNLESS_HOG
 
@@ -84,9 +85,6 @@ class EnforcementPolicy:
         return texts
 
 
-# Lower uids belong to the system, by the convention of Linux distributions.
-FIRST_USER_UID = 1000
-NOBODY = 65534
 SYSTEM_USERS = ("root", "daemon", "nobody")
 # The pause before a warning that could not be written is tried again.
 WARN_AGAIN_AFTER = timedelta(minutes=10)
@@ -158,7 +156,7 @@ def exclusion_reason(case: EnforcementCase, policy: EnforcementPolicy) -> str | 
         return "It is a job of gpucoord: the scheduler handles it."
     if not accused.user or accused.uid is None:
         return "Its owner is unknown."
-    if accused.uid < FIRST_USER_UID or accused.uid == NOBODY or accused.user in SYSTEM_USERS:
+    if not is_person(accused.uid) or accused.user in SYSTEM_USERS:
         return "It belongs to a system account."
     if case.rule not in policy.rules:
         return "The rule is not in the scope."

@@ -6,9 +6,40 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 
+# The kernel's login uid of a process without a login.
+NO_LOGIN = 0xFFFFFFFF
 # Below are root and the accounts of services.
 FIRST_USER_UID = 1000
 NOBODY = "nobody"
+# By distributions and systemd for accounts of services, also dynamic ones, and for `nobody`.
+_SERVICES = range(61_184, 65_536)
+# By systemd-homed for people.
+_HOMES = range(60_001, 60_514)
+
+
+@dataclass(frozen=True, slots=True)
+class AccountRanges:
+    """The uids of people, by the names of login.defs(5); directories give uids above 65535."""
+
+    uid_min: int = FIRST_USER_UID
+    uid_max: int = 60_000
+    sys_uid_min: int = 100
+    sys_uid_max: int = 999
+
+    def is_person(self, uid: int) -> bool:
+        if uid < self.uid_min or uid >= NO_LOGIN or uid in _SERVICES:
+            return False
+        if self.sys_uid_min <= uid <= self.sys_uid_max:
+            return False
+        return uid <= self.uid_max or uid in _HOMES or uid >= _SERVICES.stop
+
+
+USUAL_RANGES = AccountRanges()
+
+
+def is_person(uid: int) -> bool:
+    """Whether the uid is a person's by the usual ranges."""
+    return USUAL_RANGES.is_person(uid)
 
 
 class TokenScope(StrEnum):

@@ -2,6 +2,7 @@
 
 Job, subordinate uid range, owner of the user namespace, mounted home folder, login, uid: the first
 evidence that is available decides. A uid inside a container never names a person of the host.
+Outside the mounts of the host, a uid names a person only if the login or the session agrees.
 Labels of a container name no owner, because any user may write them; they only contradict.
 """
 
@@ -13,6 +14,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from types import MappingProxyType
 
+from monitor.facts.accounts import NO_LOGIN, USUAL_RANGES, AccountRanges
 from monitor.facts.readings import (
     ClaimFact,
     GpuProcess,
@@ -20,11 +22,6 @@ from monitor.facts.readings import (
     ProcessIdentity,
     ProcessReading,
 )
-
-# The kernel's login uid of a process without a login.
-NO_LOGIN = 0xFFFFFFFF
-# Below are root and the accounts of services.
-FIRST_USER_UID = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,19 +41,22 @@ class UidRange:
 class Credentials:
     """The kernel's facts about a process; all uids as the host counts them, None = unknown.
 
-    namespace_owner_uid: the account that made its user namespace. session_uid: the user slice of
-    systemd that its cgroup is in. mount_owners: the persons into whose closed home folders its bind
-    mounts lead. labelled: the users named by the labels of its container.
-    is_labelled_known: the labels were read, or there are none to read. labelled_job: the job that
-    a label names.
+    has_host_mounts: its mounts and root folder are those of the host. namespace_owner_uid: the
+    account that made its user namespace; entered_uid: that of its nearest parent outside of this
+    namespace. session_uid: the user slice of systemd that its cgroup is in. mount_owners: the
+    persons into whose closed home folders its bind mounts lead. labelled: the users named by the
+    labels of its container. is_labelled_known: the labels were read, or there are none to read.
+    labelled_job: the job that a label names.
     """
 
     uid: int | None
     login_uid: int | None = None
     container: str | None = None
     is_in_host_namespace: bool = True
+    has_host_mounts: bool = True
     uid_map: tuple[UidRange, ...] = ()
     namespace_owner_uid: int | None = None
+    entered_uid: int | None = None
     session_uid: int | None = None
     mount_owners: frozenset[int] = frozenset()
     labelled: frozenset[str | int] = frozenset()
@@ -76,32 +76,55 @@ class Owner:
 UNKNOWN = Owner(None, OwnerSource.UNKNOWN)
 
 
-def owner_of(process: Credentials, subordinate: Sequence[UidRange] = ()) -> Owner:
+def owner_of(
+    process: Credentials,
+    subordinate: Sequence[UidRange] = (),
+    ranges: AccountRanges = USUAL_RANGES,
+) -> Owner:
     """`subordinate`: the ranges of /etc/subuid."""
     if not process.is_in_host_namespace:
-        match = _owner_of_namespace(process, subordinate)
+        match = _owner_of_namespace(process, subordinate, ranges)
+        if match.uid is not None:
+            # A process of another account may have entered the namespace.
+            return match if _starter(process) in (None, match.uid) else UNKNOWN
         # Docker's remapped uids name an account of docker only.
-        is_open = match.uid is None and process.container is not None
-        return _owner_of_container(process) if is_open else match
+        return match if process.container is None else _owner_of_container(process, ranges)
     if process.container is not None:
-        return _owner_of_container(process)
+        return _owner_of_container(process, ranges)
     if process.uid is None:
         return UNKNOWN
-    is_service = process.uid < FIRST_USER_UID
-    if is_service and process.login_uid not in (None, NO_LOGIN, 0):
+    if ranges.is_person(process.uid):
+        is_certain = process.has_host_mounts or agrees(process)
+        return Owner(process.uid, OwnerSource.UID) if is_certain else UNKNOWN
+    if process.login_uid is not None and ranges.is_person(process.login_uid):
         # sudo does not hide the user: the account that logged in started the process.
         return Owner(process.login_uid, OwnerSource.LOGIN)
-    return Owner(process.uid, OwnerSource.UID)
+    is_daemon = process.uid < ranges.uid_min
+    return Owner(process.uid, OwnerSource.UID) if is_daemon else UNKNOWN
 
 
-def _owner_of_container(process: Credentials) -> Owner:
+def agrees(process: Credentials) -> bool:
+    """Whether the login, or without one the session, is of the account that the process runs as."""
+    login = process.login_uid
+    witness = process.session_uid if login in (None, NO_LOGIN) else login
+    return witness is not None and witness == process.uid
+
+
+def _starter(process: Credentials) -> int | None:
+    """The account that started a process in a namespace; None: no evidence."""
+    if process.login_uid not in (None, NO_LOGIN):
+        return process.login_uid
+    return process.entered_uid if process.session_uid is None else process.session_uid
+
+
+def _owner_of_container(process: Credentials, ranges: AccountRanges) -> Owner:
     """All evidence must name one person.
 
     The home folders that it mounts; and of podman, which has no service that starts containers for
     others, the login. The login of docker's processes is that of the account that started docker.
     """
     login = process.login_uid if (process.container or "").startswith("podman ") else None
-    logins = {login} if login is not None and FIRST_USER_UID <= login < NO_LOGIN else set()
+    logins = {login} if login is not None and ranges.is_person(login) else set()
     people = process.mount_owners | logins
     if len(people) != 1 or not process.is_labelled_known or process.labelled - people:
         return UNKNOWN
@@ -109,18 +132,20 @@ def _owner_of_container(process: Credentials) -> Owner:
     return Owner(person, OwnerSource.MOUNT if process.mount_owners else OwnerSource.LOGIN)
 
 
-def _owner_of_namespace(process: Credentials, subordinate: Sequence[UidRange]) -> Owner:
+def _owner_of_namespace(
+    process: Credentials, subordinate: Sequence[UidRange], ranges: AccountRanges
+) -> Owner:
     """The uid map names whose ranges are used; who made the namespace has to agree.
 
     A runtime of root may use the ranges of any account, so these alone name no person.
     """
     maker = process.namespace_owner_uid
     if maker is not None:
-        makers = {maker} if maker >= FIRST_USER_UID else set()
-        makers = _owners(UidRange(maker, 1), subordinate) or makers
+        makers = {maker} if ranges.is_person(maker) else set()
+        makers = _owners(UidRange(maker, 1), subordinate, ranges) or makers
     else:
         makers = {process.session_uid} if process.session_uid is not None else set()
-    mapped = {uid for part in process.uid_map for uid in _owners(part, subordinate)}
+    mapped = {uid for part in process.uid_map for uid in _owners(part, subordinate, ranges)}
     if len(makers) != 1:
         return UNKNOWN
     (person,) = makers
@@ -129,10 +154,10 @@ def _owner_of_namespace(process: Credentials, subordinate: Sequence[UidRange]) -
     return UNKNOWN if mapped or maker is None else Owner(person, OwnerSource.RUNTIME)
 
 
-def _owners(part: UidRange, subordinate: Iterable[UidRange]) -> set[int]:
+def _owners(part: UidRange, subordinate: Iterable[UidRange], ranges: AccountRanges) -> set[int]:
     """The persons in whose range `part` lies."""
     owner_uids = (s.owner_uid for s in subordinate if s.holds(part))
-    return {uid for uid in owner_uids if uid is not None and uid >= FIRST_USER_UID}
+    return {uid for uid in owner_uids if uid is not None and ranges.is_person(uid)}
 
 
 def uid_map_of(text: str) -> tuple[UidRange, ...]:

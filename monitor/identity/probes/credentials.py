@@ -7,11 +7,14 @@ import os
 import pwd
 import sys
 from collections.abc import Callable
+from dataclasses import fields, replace
 from pathlib import Path
 
+from monitor.facts.accounts import AccountRanges
 from monitor.identity.policy.owners import (
     Credentials,
     UidRange,
+    agrees,
     container_id_of,
     container_of,
     job_cgroup_of,
@@ -23,10 +26,15 @@ from monitor.identity.probes import homes
 from monitor.identity.probes.runtimes import NO_LABELS, ContainerLabels, ContainerRuntimes
 
 SUBUID = Path("/etc/subuid")
+LOGIN_DEFS = Path("/etc/login.defs")
 # Of the ioctls on namespaces (ioctl_ns(2)).
 NS_GET_OWNER_UID = 0xB704
 UNNAMED = "container"
 _LONGEST = 1 << 20
+_LINE = 4096
+# No process has more parents in practice.
+_MOST_PARENTS = 64
+_INIT = 1
 
 Read = Callable[[int | str, str, int], bytes | None]
 
@@ -56,29 +64,34 @@ class CredentialReader:
         status = self._text(pid, "status")
         cgroup = self._text(pid, "cgroup")
         uids = _words(status, "Uid")
-        uid = int(uids[0]) if uids else None
-        slice_uid = session_uid(cgroup)
         is_nested = len(_words(status, "NSpid")) > 1
+        is_in_host = self._is_in_host_namespace(pid)
+        bare = Credentials(
+            uid=int(uids[0]) if uids else None,
+            login_uid=self._login_uid(pid),
+            job_cgroup=job_cgroup_of(cgroup),
+            is_in_host_namespace=is_in_host,
+            has_host_mounts=not is_nested and self._has_host_mounts(pid),
+            uid_map=() if is_in_host else uid_map_of(self._text(pid, "uid_map")),
+            namespace_owner_uid=None if is_in_host else self._namespace_owner(pid),
+            entered_uid=None if is_in_host else self._entered_uid(pid),
+            session_uid=session_uid(cgroup),
+        )
         container = container_of(cgroup)
         if container is not None and container == self._own_container:
             container = None
-        elif container is None and is_nested and slice_uid != uid:
+        elif container is None and is_nested and not agrees(bare):
             container = UNNAMED
-        is_in_host = self._is_in_host_namespace(pid)
-        labels = self._labels(cgroup) if container is not None else NO_LABELS
-        return Credentials(
-            uid=uid,
-            login_uid=self._login_uid(pid),
+        if container is None:
+            return bare
+        labels = self._labels(cgroup)
+        return replace(
+            bare,
             container=f"{container} ({labels.name})" if labels.name else container,
-            mount_owners=frozenset() if container is None else self._mount_owners(pid),
+            mount_owners=self._mount_owners(pid),
             labelled=labels.people,
             labelled_job=labels.job,
             is_labelled_known=labels.is_known,
-            job_cgroup=job_cgroup_of(cgroup),
-            is_in_host_namespace=is_in_host,
-            uid_map=() if is_in_host else uid_map_of(self._text(pid, "uid_map")),
-            namespace_owner_uid=None if is_in_host else self._namespace_owner(pid),
-            session_uid=slice_uid,
         )
 
     def _labels(self, cgroup: str) -> ContainerLabels:
@@ -113,6 +126,30 @@ class CredentialReader:
         own, its = self._own_map, self._text(pid, "uid_map").split()
         return not own or its == own
 
+    def _has_host_mounts(self, pid: int) -> bool:
+        """Whether its first mount is that of the first process, by its number and place.
+
+        Each mount namespace numbers its mounts anew, and a changed root shows other places.
+        """
+        own, its = self._first_mount(_INIT), self._first_mount(pid)
+        return own is None or its is None or own == its
+
+    def _first_mount(self, pid: int) -> bytes | None:
+        text = self._read(pid, "mountinfo", _LINE)
+        return None if text is None else text.partition(b"\n")[0]
+
+    def _entered_uid(self, pid: int) -> int | None:
+        """The account of its nearest parent in the host's user namespace; None: init's child."""
+        for _ in range(_MOST_PARENTS):
+            status = self._text(pid, "status")
+            parents, uids = _words(status, "PPid"), _words(status, "Uid")
+            if self._is_in_host_namespace(pid):
+                return int(uids[0]) if uids else None
+            if not parents or int(parents[0]) <= _INIT:
+                return None
+            pid = int(parents[0])
+        return None
+
     def _link(self, pid: int | str) -> str:
         try:
             return os.readlink(f"{self._proc}/{pid}/ns/user")  # noqa: PTH115 - a Path is slower
@@ -140,6 +177,18 @@ class CredentialReader:
 
     def _text(self, pid: int | str, name: str) -> str:
         return (self._read(pid, name, 8192) or b"").decode(errors="replace")
+
+
+def account_ranges(path: Path = LOGIN_DEFS) -> AccountRanges:
+    """The ranges of this host's uids. Without the file, or with odd values, the usual ones."""
+    try:
+        lines = path.read_bytes()[:_LONGEST].decode(errors="replace").splitlines()
+    except OSError:
+        return AccountRanges()
+    names = {field.name.upper(): field.name for field in fields(AccountRanges)}
+    pairs = [words for line in lines if len(words := line.split()) > 1]
+    values = {names[w[0]]: int(w[1]) for w in pairs if w[0] in names and w[1].isdecimal()}
+    return AccountRanges(**values)
 
 
 def _words(status: str, field: str) -> list[str]:

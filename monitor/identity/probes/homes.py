@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 
-from monitor.identity.policy.owners import FIRST_USER_UID
+from monitor.facts.accounts import is_person
 
 # A container with more mounts, or more folders behind them, is not looked at: those that were left
 # out could be another person's.
@@ -64,7 +64,7 @@ def person_of_path(path: str) -> int | None:
             home = pwd.getpwuid(uid).pw_dir
         except (OSError, KeyError, ValueError):
             continue
-        if uid >= FIRST_USER_UID and Path(path).is_relative_to(home):
+        if is_person(uid) and Path(path).is_relative_to(home):
             return uid
     return None
 
@@ -74,7 +74,7 @@ def _person(folder: Path) -> int | None:
         uid = folder.stat().st_uid
         entry = pwd.getpwuid(uid)
         home = Path(entry.pw_dir).resolve()
-        if uid < FIRST_USER_UID or not folder.is_relative_to(home) or home == Path("/"):
+        if not is_person(uid) or not folder.is_relative_to(home) or home == Path("/"):
             return None
         parts = [folder, *folder.parents]
         own = parts[: parts.index(home) + 1]

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
+from monitor.facts.accounts import is_person
 from monitor.facts.readings import ProcessReading
-from monitor.identity.policy.owners import FIRST_USER_UID
 from monitor.incidents.policy.thresholds import GpuTimePolicy
 
 USER, PROGRAM, CONTAINER = "user", "program", "container"
@@ -43,10 +43,10 @@ def is_system(process: ProcessReading, policy: GpuTimePolicy) -> bool:
     """
     program = process.program or ""
     computes = "G" not in process.kinds
-    is_persons = process.uid is not None and process.uid >= FIRST_USER_UID
+    is_persons = process.uid is not None and is_person(process.uid)
     if any(fnmatchcase(program, name) for name in policy.system_programs):
         return not (is_persons and computes)
-    service = process.uid is not None and 0 < process.uid < FIRST_USER_UID
+    service = process.uid is not None and process.uid != 0 and not is_person(process.uid)
     return policy.spare_service_accounts and service and process.container is None
 
 

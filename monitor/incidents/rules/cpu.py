@@ -6,9 +6,9 @@ import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 
+from monitor.facts.accounts import is_person
 from monitor.facts.readings import ProcessReading
 from monitor.facts.usage import CpuProcess
-from monitor.identity.policy.owners import FIRST_USER_UID
 from monitor.incidents.facts import CPU_HOG
 from monitor.incidents.policy.exemptions import ExemptionRule, is_exempt_from
 from monitor.incidents.policy.findings import Finding
@@ -43,14 +43,14 @@ class CpuWindows:
     ) -> None:
         """Add one scan; `leaders`: the first processes of jobs, which this rule ignores."""
         passed = 0.0 if self.looked_t is None else t - self.looked_t
-        spent = {(p.pid, p.start_ticks): p.cpu_s for p in processes if p.uid >= FIRST_USER_UID}
+        spent = {(p.pid, p.start_ticks): p.cpu_s for p in processes if is_person(p.uid)}
         used_by_user: dict[str, list[tuple[float, CpuProcess]]] = {}
         if 0 < passed <= 4 * LOOK_EVERY_S and self.spent:
             inside = of_jobs(processes, leaders)
             for process in processes:
                 key = (process.pid, process.start_ticks)
                 more = process.cpu_s - self.spent.get(key, 0.0)
-                is_own = process.uid >= FIRST_USER_UID and process.user
+                is_own = is_person(process.uid) and process.user
                 if is_own and more > 0 and process.pid not in inside:
                     used_by_user.setdefault(process.user or "", []).append((more, process))
             self._add(t, passed, used_by_user, cpus)

@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from enum import StrEnum
 
+from monitor.facts.accounts import is_person
 from monitor.facts.presence import BaselineProcess, OwnerReading, Presence
 from monitor.facts.readings import GpuReading, Health, ProcessReading, Snapshot
-from monitor.identity.policy.owners import FIRST_USER_UID
 from monitor.presence.policy.baseline import learned, without_residents
 from monitor.presence.policy.thresholds import PresencePolicy
 
@@ -192,7 +192,7 @@ def sign_of(
 
 def _is_computing(process: ProcessReading) -> bool:
     """A process without graphics. It shows presence only above the larger memory threshold."""
-    is_users = process.uid is None or process.uid >= FIRST_USER_UID
+    is_users = process.uid is None or is_person(process.uid)
     return is_users and "G" not in process.kinds
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from monitor.facts.readings import ProcessIdentity
 from monitor.identity.policy.owners import owner_of
-from monitor.identity.probes.credentials import CredentialReader
+from monitor.identity.probes.credentials import CredentialReader, account_ranges
 from monitor.identity.probes.runtimes import ContainerRuntimes
 
 _MAX_COMMAND_BYTES = 4096
@@ -48,6 +48,7 @@ class Identities:
         self._open: set[int] = set()
         runtimes = ContainerRuntimes() if runtimes is None else runtimes
         self._credentials = CredentialReader(self._read, self._proc, runtimes=runtimes)
+        self._ranges = account_ranges()
         # Processes that could not be identified at the last call.
         self.faults: dict[int, Exception] = {}
 
@@ -85,7 +86,7 @@ class Identities:
         credentials = self._credentials.of(pid)
         # Until the runtime has answered, it is looked up anew.
         (self._open.discard if credentials.is_labelled_known else self._open.add)(pid)
-        owner = owner_of(credentials, self._credentials.subordinate())
+        owner = owner_of(credentials, self._credentials.subordinate(), self._ranges)
         command = self._command(pid)
         born = self._boot_time + stat.start_ticks / self._ticks_per_s
         return ProcessIdentity(

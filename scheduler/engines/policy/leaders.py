@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from monitor.identity.policy.owners import FIRST_USER_UID, job_cgroup_of, session_uid
+from monitor.facts.accounts import is_person
+from monitor.identity.policy.owners import job_cgroup_of, session_uid
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +40,6 @@ def refusal_of(process: ReportedProcess, uid: int, ref: str) -> str:
         return f"it is in the cgroup {paths[0]}, which is not that of Slurm's job {ref}"
     if process.has_job_cgroup:
         return f"it is outside the cgroup of Slurm's job {ref}"
-    if (session_uid(process.cgroup) or 0) >= FIRST_USER_UID:
+    if is_person(session_uid(process.cgroup) or 0):
         return "it belongs to a login session"
     return ""

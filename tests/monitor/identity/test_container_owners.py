@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
+from monitor.facts.accounts import NO_LOGIN
 from monitor.facts.readings import OwnerSource
 from monitor.identity.policy.owners import (
-    NO_LOGIN,
     Credentials,
     Owner,
     UidRange,

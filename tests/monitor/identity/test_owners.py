@@ -1,12 +1,14 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from monitor.facts.accounts import NO_LOGIN, AccountRanges
 from monitor.facts.readings import OwnerSource
 from monitor.identity.policy.owners import (
-    NO_LOGIN,
     Credentials,
     Owner,
     UidRange,
@@ -14,6 +16,7 @@ from monitor.identity.policy.owners import (
     subordinate_lines,
     uid_map_of,
 )
+from monitor.identity.probes.credentials import account_ranges
 
 ALICE, BOB = 1001, 1002
 SUBUID = (UidRange(100_000, 65_536, ALICE), UidRange(165_536, 65_536, BOB))
@@ -44,6 +47,77 @@ def test_a_process_of_the_host_belongs_to_its_login_or_its_uid(
 ) -> None:
     process = Credentials(uid=uid, login_uid=login, container=container)
     assert owner_of(process) == Owner(expected, source)
+
+
+HERE: dict[str, object] = {}
+CHANGED_ROOT: dict[str, object] = {"has_host_mounts": False}
+OF_SLICE: dict[str, object] = {"has_host_mounts": False, "session_uid": ALICE}
+
+
+@pytest.mark.parametrize(
+    ("shape", "uid", "login", "place", "expected"),
+    [
+        # root runs a program as alice among other mounts.
+        ("unshare -m setpriv --reuid=alice", ALICE, NO_LOGIN, CHANGED_ROOT, None),
+        ("bob: sudo unshare -m setpriv --reuid=alice", ALICE, BOB, CHANGED_ROOT, None),
+        ("root by ssh: unshare -m setpriv --reuid=alice", ALICE, 0, CHANGED_ROOT, None),
+        ("chroot --userspec=alice", ALICE, None, CHANGED_ROOT, None),
+        ("bob: sudo podman --cgroups=disabled --user alice", ALICE, BOB, CHANGED_ROOT, None),
+        ("bob's session, alice's login", BOB, ALICE, {**CHANGED_ROOT, "session_uid": BOB}, None),
+        # The kernel keeps the login, and systemd the session.
+        ("alice: apptainer exec --pid", ALICE, ALICE, CHANGED_ROOT, ALICE),
+        ("alice: bwrap --unshare-pid", ALICE, ALICE, CHANGED_ROOT, ALICE),
+        ("alice: firejail", ALICE, ALICE, CHANGED_ROOT, ALICE),
+        ("alice: systemd-run --user bwrap", ALICE, NO_LOGIN, OF_SLICE, ALICE),
+        ("alice: sudo chroot", 0, ALICE, CHANGED_ROOT, ALICE),
+        # The mounts of the host.
+        ("alice: sudo -u bob", BOB, ALICE, HERE, BOB),
+        ("libvirt-qemu", 64_055, NO_LOGIN, HERE, None),
+        ("systemd DynamicUser", 61_184, NO_LOGIN, HERE, None),
+        ("nobody", 65_534, NO_LOGIN, HERE, None),
+        ("alice: sudo -u nobody", 65_534, ALICE, HERE, ALICE),
+        ("a directory's uid", 1_412_001_104, NO_LOGIN, HERE, 1_412_001_104),
+        ("systemd-homed", 60_100, NO_LOGIN, HERE, 60_100),
+        ("a daemon among other mounts", 0, NO_LOGIN, CHANGED_ROOT, 0),
+    ],
+)
+def test_a_uid_names_a_person_only_on_the_host_or_with_its_login(
+    shape: str, uid: int, login: int | None, place: dict[str, object], expected: int | None
+) -> None:
+    process = Credentials(uid=uid, login_uid=login, **place)  # type: ignore[arg-type]
+    assert owner_of(process).uid == expected, shape
+
+
+def test_the_ranges_of_the_host_say_who_is_a_person() -> None:
+    ranges = AccountRanges(uid_min=500, sys_uid_min=500, sys_uid_max=699)
+    people = [uid for uid in (0, 499, 500, 699, 700, 1000, 60_600) if ranges.is_person(uid)]
+    assert people == [700, 1000]
+    assert owner_of(Credentials(uid=700), ranges=ranges).uid == 700
+
+
+def test_the_ranges_are_read_from_login_defs(tmp_path: Path) -> None:
+    path = tmp_path / "login.defs"
+    path.write_text("# UID_MIN 7\nUID_MIN\t\t 500\n#SYS_UID_MAX 999\nUID_MAX x\nSYS_UID_MAX 499\n")
+    assert account_ranges(path) == AccountRanges(uid_min=500, sys_uid_max=499)
+    assert account_ranges(tmp_path / "absent") == AccountRanges()
+
+
+@pytest.mark.parametrize(
+    "evidence",
+    [
+        {"login_uid": 0},
+        {"login_uid": BOB},
+        {"login_uid": BOB, "session_uid": ALICE},
+        {"session_uid": BOB},
+        {"session_uid": 0},
+        {"entered_uid": 0},
+        {"login_uid": NO_LOGIN, "entered_uid": BOB},
+    ],
+)
+def test_a_process_that_entered_a_namespace_is_not_of_its_maker(evidence: dict[str, int]) -> None:
+    known: dict[str, object] = {"uid_map": ROOTLESS, "namespace_owner_uid": ALICE}
+    assert owner_of(inside(**known, **evidence), SUBUID).uid is None  # type: ignore[arg-type]
+    assert owner_of(inside(**known, entered_uid=ALICE), SUBUID).uid == ALICE  # type: ignore[arg-type]
 
 
 def inside(uid: int = 100_033, **facts: object) -> Credentials:
