@@ -13,7 +13,7 @@ from django.conf import settings
 from django.utils import timezone
 from django_q.tasks import async_task
 
-from monitor.alerts.senders import NetworkLimits, send_all
+from monitor.alerts.senders import send_all
 from monitor.alerts.steps import outbox
 from monitor.incidents.rows import patterns as pattern_rows
 from monitor.runtime.rows import periodic_tasks
@@ -88,9 +88,7 @@ def prune() -> dict[str, int]:
 
 def send_alerts() -> int:
     """Send due alerts for at most a second, because other tasks need the worker too."""
-    config = settings.CONFIG
-    reach = NetworkLimits(tuple(config.alerts_allow), config.alerts_follow_redirects)
-    send = partial(send_all, reach=reach)
+    send = partial(send_all, reach=outbox.network_limits())
     until, tried = monotonic() + 1, 0
     while attempted := outbox.send_due(send, timezone.now()):
         tried += attempted

@@ -88,7 +88,8 @@ class Config(BaseSettings):
     )
     alerts_allow: Annotated[Names, AfterValidator(values.networks)] = Field(
         default_factory=list,
-        description="Loopback, link-local and metadata networks that alert channels may reach.",
+        description="Loopback, link-local and metadata networks that alert channels of operators"
+        " may reach.",
     )
     alerts_follow_redirects: bool = Field(
         False, description="Alert channels follow HTTP redirects."

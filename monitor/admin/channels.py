@@ -22,7 +22,7 @@ from django.views.decorators.http import require_POST
 from monitor import tasks
 from monitor.admin.base import ReadOnly
 from monitor.alerts.rows import encrypt
-from monitor.alerts.senders import service_of
+from monitor.alerts.senders import problem_of, service_of
 from monitor.alerts.steps import outbox
 from monitor.alerts.steps import writer as alert_writer
 from monitor.incidents.facts import TITLES
@@ -111,6 +111,8 @@ class ChannelForm(forms.ModelForm):  # type: ignore[type-arg]
         address: str = self.cleaned_data["address"]
         if address and service_of(address) is None:
             raise forms.ValidationError(NO_SERVICE)
+        if address and (problem := problem_of(address, outbox.network_limits())):
+            raise forms.ValidationError(problem)
         return address
 
     def clean(self) -> dict[str, Any]:

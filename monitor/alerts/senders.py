@@ -1,8 +1,9 @@
 """Edge: sends messages through apprise, which only this module imports, on first use.
 
 An address holds secrets. What apprise says about a failure is given back without any part of it.
-Loopback, link-local and metadata addresses need a setting. Each connection of a sending thread is
-checked after the name was resolved, so neither a DNS name nor a redirect leads around the check.
+Loopback, link-local and metadata addresses need a setting, and services of users never reach them.
+`problem_of` checks an address when it is stored, and `send_all` checks the same. Each connection of
+a sending thread is checked by its IP address, so no name and no redirect leads around the check.
 """
 
 from __future__ import annotations
@@ -19,13 +20,33 @@ from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
 from time import monotonic
 from typing import Any, TypeVar
-from urllib.parse import unquote
+from urllib.parse import parse_qsl, unquote
 
-# Instance metadata of clouds that is not link-local: Alibaba, Azure, Oracle, AWS over IPv6.
-METADATA = ("100.100.100.200/32", "168.63.129.16/32", "192.0.0.192/32", "fd00:ec2::/32")
+# Local to a host or a site, beside what IP addresses say of themselves: this network, deprecated
+# site-local addresses, local NAT64, and instance metadata of clouds that is not link-local
+# (Alibaba, Azure, Oracle, AWS over IPv6).
+LOCAL_NETWORKS = tuple(
+    map(
+        ip_network,
+        (
+            "0.0.0.0/8",
+            "fec0::/10",
+            "64:ff9b:1::/48",
+            "100.100.100.200/32",
+            "168.63.129.16/32",
+            "192.0.0.192/32",
+            "fd00:ec2::/32",
+        ),
+    )
+)
+# IPv6 addresses that stand for the IPv4 address in their last 32 bits.
+NAT64 = ip_network("64:ff9b::/96")
+LOCAL_NAMES = frozenset({"localhost", "localdomain", "ip6-localhost", "ip6-loopback"})
 CONNECTING = ("socket.connect", "socket.sendto", "socket.sendmsg")
 # Part of the error text by which a library's log line is recognised.
 REFUSED = "messages may not be sent to this address"
+# A name would be looked up again after the check, perhaps as another address.
+UNRESOLVED = "the service looks up names itself"
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,14 +57,24 @@ class NetworkLimits:
     redirects: bool = False
 
     def allows(self, address: str) -> bool:
-        """Whether a connection to this IP address may be made."""
-        try:
-            plain = _plain(ip_address(address.partition("%")[0]))
-        except ValueError:
-            return False
-        if any(plain in ip_network(name, strict=False) for name in self.networks):
+        """Whether a connection to this IP address may be made; False for a name."""
+        meant = ip_of(address)
+        return meant is not None and all(map(self._allows, _forms(meant)))
+
+    def may_name(self, host: str) -> bool:
+        """Whether an address may have this host. Other names are checked when they are resolved."""
+        if host.lower().rstrip(".").rpartition(".")[2] in LOCAL_NAMES:
+            return self.allows("127.0.0.1")
+        return ip_of(host) is None or self.allows(host)
+
+    def of_users(self) -> NetworkLimits:
+        """The settings are for channels of operators: services of users get none of them."""
+        return NetworkLimits()
+
+    def _allows(self, address: IPv4Address | IPv6Address) -> bool:
+        if any(address in ip_network(name, strict=False) for name in self.networks):
             return True
-        return not (_is_local(plain) or any(plain in ip_network(name) for name in METADATA))
+        return not (_is_local(address) or any(address in network for network in LOCAL_NETWORKS))
 
 
 class NotReachable(OSError):
@@ -125,29 +156,41 @@ def _check(event: str, args: tuple[Any, ...]) -> None:
     if event not in CONNECTING:
         return
     reach = getattr(_thread, "reach", None)
-    if reach is not None and not all(reach.allows(address) for address in _resolved(args[1])):
-        raise NotReachable(REFUSED)
+    if reach is not None and not reach.allows(host := _host_in(args[1])):
+        raise NotReachable(REFUSED if ip_of(host) or not host else UNRESOLVED)
     if reach is not None and event == "socket.connect":
         _thread.connections.add(args[0])
 
 
-def _resolved(address: Any) -> list[str]:
-    """The IP addresses that a connection would go to. Unix sockets have none that is allowed."""
-    if not isinstance(address, tuple):
-        return [""]
-    host = str(address[0])
+def _host_in(address: Any) -> str:
+    """The host of a connection, "" = none, as of a Unix socket."""
+    return str(address[0]) if isinstance(address, tuple) else ""
+
+
+def ip_of(host: str) -> IPv4Address | IPv6Address | None:
+    """The IP address that a host is in any spelling, such as 0x7f.1 and [::1%lo]; None = a name."""
+    bare = host.strip().removeprefix("[").removesuffix("]").partition("%")[0].rstrip(".")
     try:
-        ip_address(host.partition("%")[0])
+        return ip_address(bare)
     except ValueError:
-        return [str(candidate[4][0]) for candidate in socket.getaddrinfo(host, None)]
-    return [host]
+        pass
+    try:
+        # As the C library reads it: decimal, octal and hexadecimal numbers, one to four of them.
+        return IPv4Address(socket.inet_aton(bare)) if bare.isascii() and bare.split() else None
+    except OSError:
+        return None
 
 
-def _plain(address: IPv4Address | IPv6Address) -> IPv4Address | IPv6Address:
-    """The IPv4 address that an IPv6 address stands for, if it does."""
-    if isinstance(address, IPv6Address):
-        return address.ipv4_mapped or address.sixtofour or address
-    return address
+def _forms(address: IPv4Address | IPv6Address) -> Iterator[IPv4Address | IPv6Address]:
+    """The addresses that a connection to this one may reach: IPv6 can stand for IPv4."""
+    if isinstance(address, IPv4Address):
+        yield address
+        return
+    if address.ipv4_mapped or address in NAT64:
+        yield IPv4Address(int(address) & 0xFFFF_FFFF)
+        return
+    yield address
+    yield from filter(None, (address.sixtofour, *(address.teredo or ())))
 
 
 def _is_local(address: IPv4Address | IPv6Address) -> bool:
@@ -165,10 +208,17 @@ K = TypeVar("K")
 CALLS = re.compile(r"@(?=everyone|here|channel|all)|<(?=[!@#])")
 TYPES = {"info": "info", "warning": "warning", "error": "failure"}
 UNUSABLE = "The address is not one that can be used."
+LOCAL_HOST = (
+    "The host of the address is local to this server: operators can allow it for their own channels"
+    " by the setting alerts_allow."
+)
+# Parameters that name a file, which this account would read and send.
+FILES = frozenset({"template", "keyfile", "subfile", "pgpkey"})
 MASK = "***"
 # Wording of the error messages of libraries, whose own texts contain addresses.
 REASONS = {
     REFUSED: "its address is local to this host; the setting alerts_allow may allow it",
+    UNRESOLVED: "its service needs an IP address in the place of the name of the host",
     "resol": "its host has no address (DNS)",
     "name or service not known": "its host has no address (DNS)",
     "timed out": "it did not answer in time",
@@ -198,7 +248,8 @@ class Attachment:
 class OutgoingMessage:
     """A message with its address.
 
-    `receiver`: a mail address that replaces the one in the address.
+    `receiver`: a mail address that replaces the one in the address. `is_of_user`: a user has
+    written the address, not an operator.
     """
 
     address: str
@@ -207,6 +258,7 @@ class OutgoingMessage:
     severity: str = "info"
     receiver: str = ""
     attachment: Attachment | None = None
+    is_of_user: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,6 +277,21 @@ def service_of(address: str) -> Service | None:
     return Service(str(target.service_name), _is_mail(address))
 
 
+def problem_of(address: str, limits: NetworkLimits) -> str:
+    """Why messages cannot be sent to this address; "" = they can, as far as its text says."""
+    target = _target(address)
+    if target is None:
+        return UNUSABLE
+    return "" if _names_allowed(target, limits) else LOCAL_HOST
+
+
+def _names_allowed(target: Any, limits: NetworkLimits) -> bool:
+    """Services whose address has a token in the place of the host are reached by their own name."""
+    has_host = any("{host}" in template for template in target.templates)
+    hosts = [target.host if has_host else "", getattr(target, "smtp_host", "")]
+    return all(limits.may_name(str(host)) for host in hosts if host)
+
+
 def _is_mail(address: str) -> bool:
     return address.lower().startswith("mailto")
 
@@ -241,8 +308,9 @@ def send_all(
     connections = {key: Connections() for key in letters}
 
     def send_one(key: K, letter: OutgoingMessage, target: Any) -> None:
-        with limited_to(reach, connections[key]):
-            answers[key] = _send(letter, target)
+        limits = reach.of_users() if letter.is_of_user else reach
+        with limited_to(limits, connections[key]):
+            answers[key] = _send(letter, target, limits)
 
     # Created here, because loading the services is not thread-safe.
     prepared = [(key, letter, _target(letter.address)) for key, letter in letters.items()]
@@ -260,9 +328,11 @@ def send_all(
     return {key: results.get(key, late) for key in letters}
 
 
-def _send(letter: OutgoingMessage, target: Any) -> str | None:
+def _send(letter: OutgoingMessage, target: Any, limits: NetworkLimits) -> str | None:
     if target is None:
         return UNUSABLE
+    if not _names_allowed(target, limits):
+        return LOCAL_HOST
     if letter.receiver:
         target.targets = [(False, letter.receiver)]
     kind = TYPES.get(letter.severity, "info")
@@ -306,12 +376,11 @@ def _files(letter: OutgoingMessage) -> Any:
 
 
 def _target(address: str) -> Any:
-    """None: the address cannot be used.
-
-    Arguments such as `template` name a file, which this account would read and send.
-    """
+    """None: the address cannot be used, or names a file of this server."""
     import apprise
 
+    if FILES & {name.strip().lower() for name, _ in parse_qsl(address.partition("?")[2], True)}:
+        return None
     target = apprise.Apprise.instantiate(address, suppress_exceptions=True)
     if target is None:
         return None

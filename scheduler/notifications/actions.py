@@ -8,7 +8,7 @@ from django.contrib.auth.models import User
 from django.db import transaction
 
 from monitor.alerts.rows import encrypt
-from monitor.alerts.senders import service_of
+from monitor.alerts.senders import NetworkLimits, problem_of, service_of
 from monitor.models import Channel
 from scheduler.facts.notices import NoticeKind
 from scheduler.models import NotificationSettings
@@ -24,6 +24,9 @@ NO_SERVICE = (
     "Write an address of one of these services: discord, slack, msteams, workflows, mmost, rocket, "
     "matrix, gchat, zulip, tgram, ntfy, gotify, pover, or json, form or xml for a webhook, such as "
     "jsons://example.org/hook. It may name no file of this server, such as a template."
+)
+LOCAL_HOST = (
+    "The host of the address is local to this server. Write one that is reached by network."
 )
 
 
@@ -64,6 +67,8 @@ def _own_channel(user: User, channel: Channel | None, address: str) -> Channel |
     service = service_of(address) if scheme in OWN_SERVICES else None
     if service is None:
         raise InvalidService(NO_SERVICE)
+    if problem_of(address, NetworkLimits()):
+        raise InvalidService(LOCAL_HOST)
     channel = channel or Channel(name=f"notifications of {user.username}"[:60], owner=user)
     channel.service, channel.encrypted_address = service.name, encrypt(address)
     channel.failing_since, channel.problem = None, ""

@@ -16,7 +16,7 @@ from tests.builders import NOW
 from tests.monitor.alerts_made import channel
 
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("data")]
-ADDRESS = "json://hooker:s3cretpass@127.0.0.1:9/in"
+ADDRESS = "json://hooker:s3cretpass@hooks.example.org:9/in"
 MAIL = "mailto://u:s3cretpass@mail.example.org?from=g@example.org"
 ADD = "/admin/monitor/channel/add/"
 

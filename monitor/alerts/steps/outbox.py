@@ -11,7 +11,7 @@ from django.db.models import QuerySet
 
 from monitor.alerts.policy import AlertPolicy, gives_up, pause
 from monitor.alerts.rows import decrypt, first_line
-from monitor.alerts.senders import Attachment, OutgoingMessage
+from monitor.alerts.senders import Attachment, NetworkLimits, OutgoingMessage
 from monitor.journal.rows import counters, events
 from monitor.models import Channel, Message
 from monitor.runtime.rows import periodic_tasks
@@ -43,6 +43,12 @@ NO_ANSWER = "The sender gave no answer."
 def register_attachments(kind: str, read: ReadAttachment) -> None:
     """Messages with the attachment "KIND:KEY" are sent with the file that `read` returns."""
     _attachments[kind] = read
+
+
+def network_limits() -> NetworkLimits:
+    """The limits of the settings, for channels of operators."""
+    config = settings.CONFIG
+    return NetworkLimits(tuple(config.alerts_allow), config.alerts_follow_redirects)
 
 
 def is_due(now: datetime) -> bool:
@@ -154,6 +160,7 @@ def _letter(message: Message) -> OutgoingMessage | None:
         message.severity,
         message.receiver,
         _attachment(message),
+        is_of_user=message.channel.owner_id is not None,
     )
 
 
