@@ -115,7 +115,7 @@ class PreparedQuery(Generic[K, R]):
 def _names(rows: QuerySet[Any, Any], compiler: Any) -> list[str] | None:
     """The columns of model instances without joined or prefetched ones; None for other rows."""
     info = compiler.klass_info
-    of_model = rows._iterable_class is ModelIterable and info  # type: ignore[attr-defined]
+    of_model = rows._iterable_class is ModelIterable and info
     if not of_model or info.get("related_klass_infos") or rows._prefetch_related_lookups:  # type: ignore[attr-defined]
         return None
     return [compiler.select[place][0].target.attname for place in info["select_fields"]]
