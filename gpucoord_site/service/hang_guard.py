@@ -15,14 +15,13 @@ from django.db import connection, transaction
 from django.utils import timezone
 
 from gpucoord_site.service import loops
+from monitor.gpus.policy.changes import hang_text
 from monitor.journal.rows import events
 from monitor.runtime.facts import Step
 from monitor.runtime.rows import leases
 from monitor.runtime.rows.leases import HeldLease, LeaseLost
+from monitor.sampling.probes.nvml.faults import patience_s
 
-# A call of this duration hangs. Initialising the driver is slow unless it stays loaded.
-HUNG_S, HUNG_STARTING_S = 6.0, 30.0
-STARTING = ("nvmlInit", "nvmlShutdown", "nvmlDeviceGetHandleByIndex")
 LOOK_EVERY_S = 0.25
 RENEW_EVERY_S = 2.0
 # Number of tries to store the hang; then the process ends anyway.
@@ -31,7 +30,10 @@ logger = logging.getLogger(__name__)
 
 
 class HangGuard:
-    """Calls `oversee(step)` until `stop`. `step.asking` names the call in progress."""
+    """Calls `oversee(step)` until `stop`. `step.asking` names the call in progress.
+
+    `step.asking_about`: the GPU that it is about, "" = none.
+    """
 
     def __init__(self, held: HeldLease) -> None:
         self._held = held
@@ -55,10 +57,11 @@ class HangGuard:
         renewed_at, was_busy = time.monotonic(), False
         try:
             while not self._stop.wait(LOOK_EVERY_S):
+                about: str = getattr(step, "asking_about", "")
                 call: tuple[str, float] | None = getattr(step, "asking", None)
                 waited_s = time.monotonic() - call[1] if call else 0.0
-                if call and waited_s >= _patience_s(call[0]):
-                    self._try_to_end(call[0], waited_s)
+                if call and waited_s >= patience_s(call[0]):
+                    self._try_to_end(call[0], about, waited_s)
                 elif call and was_busy and time.monotonic() - renewed_at >= RENEW_EVERY_S:
                     renewed_at = time.monotonic()
                     self._renew()
@@ -76,11 +79,11 @@ class HangGuard:
         except Exception:
             logger.debug("Cannot renew the lease", exc_info=True)
 
-    def _try_to_end(self, call: str, waited_s: float) -> None:
+    def _try_to_end(self, call: str, gpu: str, waited_s: float) -> None:
         loop = self._held.spec.loop
         self._tries += 1
         try:
-            self._hand_over(call, waited_s)
+            self._hand_over(call, gpu, waited_s)
         except LeaseLost:
             raise
         except Exception:
@@ -89,24 +92,25 @@ class HangGuard:
                 return
             about = {"kind": "OVERSEER_FAULT", "loop": loop}
             logger.exception("Cannot record that the %s hangs", loop, extra=about)
-        about = {"kind": "NVML_HUNG", "loop": loop, "call": call}
+        about = {"kind": "NVML_HUNG", "loop": loop, "call": call, "gpu": gpu}
         logger.error("The %s hangs in %s and goes on in a fresh process", loop, call, extra=about)
         # Nothing else ends a process whose main thread is inside a driver call.
         os._exit(1)
 
-    def _hand_over(self, call: str, waited_s: float) -> None:
+    def _hand_over(self, call: str, gpu: str, waited_s: float) -> None:
         now, host = timezone.now(), self._held.spec.host
-        text = (
-            f"The NVIDIA driver hangs: {call} did not come back within {waited_s:.0f} s."
-            f" The {self._held.spec.loop} goes on in a fresh process."
-        )
+        text = hang_text(call, gpu, self._held.spec.loop, waited_s)
         with transaction.atomic():
             if not leases.release(self._held, now):
                 raise LeaseLost(self._held.spec.name)
             # This process ends in a moment, so it logs by itself, whether or not the row is stored.
-            events.add("NVML_HUNG", text, now=now, severity="error", host=host, logged=False)
+            events.add(
+                "NVML_HUNG",
+                text,
+                now=now,
+                severity="error",
+                host=host,
+                gpu_uuid=gpu,
+                logged=False,
+            )
             loops.enqueue(self._held.spec.loop)
-
-
-def _patience_s(call: str) -> float:
-    return HUNG_STARTING_S if call in STARTING else HUNG_S

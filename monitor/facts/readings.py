@@ -23,6 +23,11 @@ class Health(StrEnum):
     LOST = "lost"
 
 
+def position(index: int) -> str:
+    """The name of a GPU whose UUID is not known, among UUIDs of others."""
+    return f"GPU {index}"
+
+
 class ComputeMode(StrEnum):
     """The compute mode set with `nvidia-smi -c`, if it restricts processes."""
 
@@ -41,6 +46,8 @@ class GpuReading:
     `closed`: why it takes no new work though it is well.
     `idle_since`: its utilisation has been below IDLE_PCT since then, even if processes hold memory;
     None: it is in use, or its utilisation is unknown.
+    `unsupported`: fields that the GPU or its driver does not have. `failed_calls`: calls of the
+    driver that failed at this sweep, in words. Any other value that is None is unknown.
     A probe leaves state, condition, `closed`, `idle_since` and what is orphaned open; the sampler
     fills them in.
     """
@@ -77,6 +84,8 @@ class GpuReading:
     state_since: datetime | None = None
     closed: str | None = None
     idle_since: datetime | None = None
+    unsupported: tuple[str, ...] | None = None
+    failed_calls: tuple[str, ...] | None = None
 
     def idle_s(self, now: datetime) -> float | None:
         """Seconds since it has been idle by use; 0 = in use, None = unknown."""

@@ -1,4 +1,4 @@
-"""Sweep checks: values that no column can hold, double process lines, rates between snapshots.
+"""Sweep checks: impossible values and jumps, double process lines, rates between snapshots.
 
 A driver may report infinite or absurd numbers, NUL characters, very long names, or a UUID twice.
 Only the affected values or items are left out. A pid of one GPU stands once and its memory counts
@@ -7,13 +7,13 @@ once.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields, replace
 from datetime import datetime, timedelta
 from functools import cache
-from math import isfinite
 from typing import Any, TypeVar
 
+from monitor.facts.bounds import BOUNDS, HOST_BOUNDS, JUMPS, MOST_JOULES_PER_S, MOST_OVER_LIMIT
 from monitor.facts.readings import (
     GpuProcess,
     GpuReading,
@@ -89,10 +89,10 @@ T = TypeVar("T")
 # JSON readers keep integers exact up to here; as bytes it is 8 PiB.
 LARGEST_INT = 2**53
 LARGEST_FLOAT = 1e15
+_INT_RANGE, _FLOAT_RANGE = (0, LARGEST_INT), (-LARGEST_FLOAT, LARGEST_FLOAT)
 LONGEST_TEXT = 500
 # The narrower columns.
 LONGEST = {"name": 120, "pci_id": 40, "compute_capability": 8}
-LARGEST = {"index": 2**15 - 1, "pid": 2**31 - 1, "sm_clock_mhz": 2**31 - 1}
 # A shortened UUID would name another GPU.
 UUIDS, LONGEST_UUID = ("uuid", "gpu_uuid"), 96
 
@@ -107,7 +107,7 @@ def bounded_sweep(sweep: GpuSweep) -> GpuSweep:
         remedy = "Compare with nvidia-smi -L, and reload or update the driver."
     return replace(
         sweep,
-        gpus=gpus,
+        gpus=tuple(map(_plausible, gpus)),
         unnamed=sweep.unnamed + left_out,
         problem=problem,
         remedy=remedy,
@@ -120,8 +120,64 @@ def bounded_sweep(sweep: GpuSweep) -> GpuSweep:
 
 
 def bounded_host(host: HostReading) -> HostReading:
-    """Unusable values become None."""
-    return _bounded((host,))[0]
+    """Unusable values become None; a disk without usable figures is left out."""
+    bounded = _bounded((host,), HOST_BOUNDS)[0]
+    return replace(
+        bounded,
+        disks=_bounded(host.disks, HOST_BOUNDS),
+        pressure=_bounded((host.pressure,), HOST_BOUNDS)[0],
+        counters=_bounded((host.counters,), HOST_BOUNDS)[0],
+    )
+
+
+def _plausible(gpu: GpuReading) -> GpuReading:
+    """The reading without values that contradict others of it."""
+    total, used = gpu.memory_total_bytes, gpu.memory_used_bytes
+    if total is not None and used is not None and used > total:
+        gpu = replace(gpu, memory_used_bytes=None, memory_reserved_bytes=None)
+    power, limit = gpu.power_w, gpu.power_limit_w
+    if power is not None and limit is not None and power > MOST_OVER_LIMIT * limit:
+        gpu = replace(gpu, power_w=None)
+    return gpu
+
+
+class JumpFilter:
+    """Takes a reading that jumps as unknown, until the next sweep confirms it.
+
+    Its memory is the sweep before; after a start nothing is a jump.
+    """
+
+    def __init__(self) -> None:
+        self._last: dict[str, GpuReading] = {}
+        self._at: datetime | None = None
+
+    def confirmed(self, gpus: Sequence[GpuReading], now: datetime) -> tuple[GpuReading, ...]:
+        """The readings of this sweep without unconfirmed values."""
+        passed = (now - self._at).total_seconds() if self._at else 0.0
+        last, self._at = self._last, now
+        self._last = {gpu.uuid: gpu for gpu in gpus}
+        return tuple(_without_jumps(gpu, last.get(gpu.uuid), passed) for gpu in gpus)
+
+
+def _without_jumps(gpu: GpuReading, old: GpuReading | None, passed: float) -> GpuReading:
+    """Values that jumped since `old`, `passed` seconds ago, are None."""
+    if old is None:
+        return gpu
+    jumped: dict[str, Any] = {
+        name: None
+        for name, most in JUMPS.items()
+        if _differs(getattr(gpu, name), getattr(old, name), most)
+    }
+    if gpu.energy_mj is not None and old.energy_mj is not None:
+        joules = (gpu.energy_mj - old.energy_mj) / 1000
+        # The counter is not read at the very begin of a sweep.
+        if not 0 <= joules <= MOST_JOULES_PER_S * (passed + 1):
+            jumped["energy_mj"] = None
+    return replace(gpu, **jumped) if jumped else gpu
+
+
+def _differs(new: float | None, old: float | None, most: float) -> bool:
+    return new is not None and old is not None and abs(new - old) > most
 
 
 def _distinct(gpus: Iterable[GpuReading]) -> tuple[GpuReading, ...]:
@@ -132,7 +188,9 @@ def _distinct(gpus: Iterable[GpuReading]) -> tuple[GpuReading, ...]:
     return tuple(by_uuid.values())
 
 
-def _bounded(items: tuple[T, ...]) -> tuple[T, ...]:
+def _bounded(
+    items: tuple[T, ...], bounds: Mapping[str, tuple[float, float]] = BOUNDS
+) -> tuple[T, ...]:
     if not items:
         return items
     item_type: Any = type(items[0])
@@ -143,15 +201,22 @@ def _bounded(items: tuple[T, ...]) -> tuple[T, ...]:
         for name, is_required in names:
             value = getattr(item, name)
             kind = type(value)
-            if kind is str:
-                usable = _usable_text(name, value)
-            elif kind is int:
-                usable = value if 0 <= value <= LARGEST.get(name, LARGEST_INT) else None
+            if kind is int:
+                low, high = bounds.get(name, _INT_RANGE)
+                if low <= value <= high:
+                    continue
+                usable = None
             elif kind is float:
-                usable = value if isfinite(value) and abs(value) <= LARGEST_FLOAT else None
+                low, high = bounds.get(name, _FLOAT_RANGE)
+                # False for NaN, too.
+                if low <= value <= high:
+                    continue
+                usable = None
+            elif kind is str:
+                usable = _usable_text(name, value)
+                if usable is value:
+                    continue
             else:
-                continue
-            if usable is value:
                 continue
             if usable is None and is_required:
                 break

@@ -39,10 +39,22 @@ from monitor.presence.policy.thresholds import PresencePolicy
 from monitor.runtime.facts import Guard, TimedCache
 from monitor.runtime.rows.item_isolation import ItemIsolation
 from monitor.runtime.rows.wakeups import wake
-from monitor.sampling.policy import bounded_host, bounded_sweep, start_lines, with_rates
+from monitor.sampling.policy import (
+    JumpFilter,
+    bounded_host,
+    bounded_sweep,
+    start_lines,
+    with_rates,
+)
 from monitor.sampling.probes.host import HostProbe
 from monitor.sampling.probes.limits import LimitsProbe
-from monitor.sampling.probes.selection import GpuProbe, ResumableProbe, VersionedProbe, probe_from
+from monitor.sampling.probes.selection import (
+    GpuProbe,
+    ResumableProbe,
+    SelectiveProbe,
+    VersionedProbe,
+    probe_from,
+)
 from monitor.snapshot import rows as snapshots
 from monitor.thresholds import rows as thresholds
 from monitor.usage.step import Ledger
@@ -87,6 +99,7 @@ class Sampler:
         self._fresh = True
         # XIDs that the driver has reported and that are not committed yet.
         self._xids: tuple[Xid, ...] = ()
+        self._jumps = JumpFilter()
         self._isolation = ItemIsolation(machine.name, "sampler", guard)
         self._ledger = Ledger(machine.name, probe.name)
         self._names = TimedCache(lambda _: os_accounts.shown_names(), NAMES_KEPT)
@@ -105,12 +118,17 @@ class Sampler:
         """The driver call in progress and its start (monotonic clock)."""
         return getattr(self._probe, "asking", None)
 
+    @property
+    def asking_about(self) -> str:
+        """The GPU that this call is about; "" = none."""
+        return getattr(self._probe, "asking_about", "")
+
     def step(self, now: datetime) -> Snapshot:
         """Read once and store; returns the snapshot."""
         if self._fresh:
             # Not in open(): the previous holder may have sampled until now.
             self._restore()
-            self._resumes_at = self._after_hangs()
+            self._resumes_at = self._after_hangs(now)
         last = self._last
         held = snapshots.held_claims(self._machine.name)
         for claim in held:
@@ -239,6 +257,7 @@ class Sampler:
         self._tried_at = now
         try:
             sweep = bounded_sweep(self._probe.read(now, claims))
+            sweep = replace(sweep, gpus=self._jumps.confirmed(sweep.gpus, now))
         except Exception as error:
             self._isolation.failed("GPU probe", error, now, FAULT_KINDS[0])
             sweep = GpuSweep(
@@ -250,12 +269,21 @@ class Sampler:
         failed = sweep.problem is not None and not sweep.gpus and self._probe.name == "nvml"
         return sweep, failures + 1 if failed else 0
 
-    def _after_hangs(self) -> datetime | None:
-        """When GPUs may be read again after driver calls hung; None: now."""
+    def _after_hangs(self, now: datetime) -> datetime | None:
+        """When GPUs may be read again after driver calls hung; None: now.
+
+        Where the call was about one GPU, the others are read meanwhile.
+        """
         if self._probe.name != "nvml":
             return None
-        hangs = events.recent(changes.KEPT, kind="NVML_HUNG", host=self._machine.name)
-        return changes.resumes_at([event.at for event in hangs])
+        since = now - changes.HANGS_KEPT
+        rows = events.recent(
+            changes.MOST_HANGS, kind="NVML_HUNG", host=self._machine.name, since=since
+        )
+        hangs = [changes.Hang(row.at, row.gpu_uuid, changes.hung_call(row.text)) for row in rows]
+        if isinstance(self._probe, SelectiveProbe):
+            self._probe.leave_out(changes.left_out(hangs, now))
+        return changes.resumes_at([hang.at for hang in hangs if not hang.gpu])
 
     def _identities(
         self, sweep: GpuSweep, claims: Iterable[ClaimFact], now: datetime

@@ -209,6 +209,8 @@ _READERS: dict[str, Callable[[Any], Any]] = {
     "ailments": _ailments,
     "xids": _xids,
     "reported": tuple,
+    "unsupported": tuple,
+    "failed_calls": tuple,
     "source": UseSource,
     "owner_source": OwnerSource,
     "presence": Presence,

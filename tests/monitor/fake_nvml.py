@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
 from types import SimpleNamespace
@@ -15,6 +16,10 @@ from tests.monitor.driver_samples import Work
 
 GIB = 1024**3
 Lines = list[tuple[int, int | None]]
+
+
+class Misuse(BaseException):
+    """A call that no driver forgives. The probe takes any Exception for an answer of the driver."""
 
 
 @dataclass
@@ -70,6 +75,9 @@ class FakeGpu:
     instances: list[FakeInstance] = field(default_factory=list)
     # Workers of which the driver gives no samples.
     hidden: set[int] = field(default_factory=set)
+    # {function: what it does instead}: an exception is raised, an event is waited for, else it is
+    # the answer.
+    odd: dict[str, Any] = field(default_factory=dict)
 
     def fails(self, code: int) -> None:
         """Every call about this GPU answers with `code`, until `works`."""
@@ -91,6 +99,7 @@ class FakeNvml:
     def __init__(self, *gpus: FakeGpu) -> None:
         self.gpus = list(gpus)
         self.errors: dict[str, int] = {}
+        self.odd: dict[str, Any] = {}
         self.generation = 0
         self.is_open = False
         self.inits = 0
@@ -114,12 +123,28 @@ class FakeNvml:
         def call(*args: Any) -> Any:
             self.calls.append(name)
             self._raise(self.errors, name)
+            gpu: Any = None
             if args and isinstance(args[0], Handle):
-                assert args[0].generation == self.generation, "a stale handle may crash NVML"
-                self._raise(args[0].gpu.errors, name)
-            return real(*args)
+                if args[0].generation != self.generation:
+                    raise Misuse("a stale handle may crash NVML")
+                gpu = args[0].gpu
+                self._raise(gpu.errors, name)
+            elif name == "nvmlDeviceGetHandleByIndex":
+                gpu = self.gpus[args[0]]
+            odd = {**self.odd, **getattr(gpu, "odd", {})}
+            return self._behave(odd[name]) if name in odd else real(*args)
 
         return call
+
+    @staticmethod
+    def _behave(odd: Any) -> Any:
+        if isinstance(odd, Exception):
+            raise odd
+        if isinstance(odd, threading.Event):
+            # A call that never comes back: its thread ends with the process, so that it does not go
+            # on with the fake of another test.
+            odd.wait()
+        return odd
 
     @staticmethod
     def _raise(errors: dict[str, int], name: str) -> None:
@@ -132,7 +157,8 @@ class FakeNvml:
         self.generation += 1
 
     def nvmlShutdown(self) -> None:
-        assert self.is_open
+        if not self.is_open:
+            raise Misuse("NVML is not open")
         self.is_open = False
         self.generation += 1
 
@@ -227,7 +253,8 @@ class FakeNvml:
         return 700_000
 
     def nvmlDeviceGetTemperature(self, handle: Handle, sensor: int) -> int:
-        assert sensor == pynvml.NVML_TEMPERATURE_GPU
+        if sensor != pynvml.NVML_TEMPERATURE_GPU:
+            raise Misuse(sensor)
         return handle.gpu.temperature
 
     def nvmlDeviceGetClockInfo(self, handle: Handle, clock: int) -> int:
@@ -257,6 +284,9 @@ class FakeNvml:
     def nvmlDeviceGetMPSComputeRunningProcesses_v3(self, handle: Handle) -> list[Any]:
         return _lines(handle.gpu.mps)
 
+    nvmlDeviceGetGraphicsRunningProcesses_v2 = nvmlDeviceGetGraphicsRunningProcesses_v3
+    nvmlDeviceGetMPSComputeRunningProcesses_v2 = nvmlDeviceGetMPSComputeRunningProcesses_v3
+
     def nvmlDeviceGetArchitecture(self, handle: Handle) -> int:
         return 9
 
@@ -264,7 +294,8 @@ class FakeNvml:
         return 16896
 
     def nvmlDeviceGetMaxClockInfo(self, handle: Handle, clock: int) -> int:
-        assert clock == pynvml.NVML_CLOCK_SM
+        if clock != pynvml.NVML_CLOCK_SM:
+            raise Misuse(clock)
         return 1980
 
     def nvmlDeviceGetCurrentClocksEventReasons(self, handle: Handle) -> int:
@@ -274,7 +305,8 @@ class FakeNvml:
         return handle.gpu.reasons
 
     def nvmlDeviceGetTotalEccErrors(self, handle: Handle, kind: int, counter: int) -> int:
-        assert counter == pynvml.NVML_VOLATILE_ECC
+        if counter != pynvml.NVML_VOLATILE_ECC:
+            raise Misuse(counter)
         return handle.gpu.ecc[kind]
 
     def nvmlDeviceGetRemappedRows(self, handle: Handle) -> tuple[int, int, int, int]:
@@ -296,7 +328,8 @@ class FakeNvml:
         """Nothing to free."""
 
     def nvmlDeviceRegisterEvents(self, handle: Handle, types: int, events: object) -> None:
-        assert types == pynvml.nvmlEventTypeXidCriticalError
+        if types != pynvml.nvmlEventTypeXidCriticalError:
+            raise Misuse(types)
 
     def nvmlEventSetWait_v2(self, events: object, timeout_ms: int) -> Any:
         if not any(known is events for known in self.event_sets):

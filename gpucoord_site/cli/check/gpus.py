@@ -51,6 +51,10 @@ def answering(sweep: GpuSweep) -> Iterator[Finding]:
             yield warn(
                 "GPUs", f"GPU {gpu.index} is {gpu.health}: {gpu.problem or 'no reason given'}"
             )
+        elif gpu.failed_calls:
+            yield warn("GPUs", f"GPU {gpu.index}: {'; '.join(gpu.failed_calls)}")
+    if sweep.unnamed:
+        yield warn("GPUs", sweep.problem or "a GPU has no name", sweep.remedy or "")
 
 
 def kernel_module(version_file: Path = Path("/proc/driver/nvidia/version")) -> str | None:

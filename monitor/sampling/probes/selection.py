@@ -38,6 +38,13 @@ class ResumableProbe(Protocol):
 
 
 @runtime_checkable
+class SelectiveProbe(Protocol):
+    """A probe that can leave out GPUs whose calls did not come back: {GPU: the call}."""
+
+    def leave_out(self, hung: Mapping[str, str]) -> None: ...
+
+
+@runtime_checkable
 class VersionedProbe(Protocol):
     """A probe that can name the versions of its driver, for people."""
 

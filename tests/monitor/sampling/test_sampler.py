@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import logging
 import os
+import threading
 from collections.abc import Collection, Sequence
 from datetime import datetime, timedelta
 
@@ -20,6 +21,7 @@ from monitor.facts.readings import (
     Snapshot,
 )
 from monitor.gpus import rows as availability
+from monitor.gpus.policy.changes import hang_text
 from monitor.journal.rows import events
 from monitor.models import Claim, Event, Gpu, HostSample, Sample
 from monitor.sampling import step as sampler_module
@@ -298,9 +300,10 @@ def test_a_hot_gpu_is_throttled_and_reported_and_stays_so_in_the_next_process() 
     running = sampler(ScriptedProbe(GpuSweep(gpus=(gpu(0),))))
     running.step(at(0))
     running._probe.sweep = hot  # type: ignore[attr-defined]
-    assert running.step(at(1)).gpus[0].condition is Condition.THROTTLED
+    running.step(at(1))
+    assert running.step(at(2)).gpus[0].condition is Condition.THROTTLED
     cooler = GpuSweep(gpus=(gpu(0, temperature_c=82.0),))
-    assert sampler(ScriptedProbe(cooler)).step(at(2)).gpus[0].condition is Condition.THROTTLED
+    assert sampler(ScriptedProbe(cooler)).step(at(3)).gpus[0].condition is Condition.THROTTLED
     assert kinds() == ["GPU_THROTTLED"]
 
 
@@ -422,3 +425,30 @@ def test_an_illegal_state_is_reported_once_and_sampling_continues(
     assert [getattr(r, "kind", "") for r in caplog.records if r.levelno >= logging.WARNING] == [
         "GPU_STATE_FAULT"
     ]
+
+
+def test_after_a_hang_of_one_gpu_the_next_process_reads_the_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    nvml = FakeNvml(*(FakeGpu(f"GPU-{n}") for n in range(8))).install(monkeypatch)
+    text = hang_text("nvmlDeviceGetPowerUsage", "GPU-3", "sampler", 6)
+    events.add("NVML_HUNG", text, now=at(-1), host="box", gpu_uuid="GPU-3")
+    nvml.gpus[3].odd = {"nvmlDeviceGetPowerUsage": threading.Event()}
+
+    seen = sampler(NvmlProbe()).step(at(0))
+
+    assert [gpu.index for gpu in seen.gpus if gpu.health is Health.OK] == [0, 1, 2, 4, 5, 6, 7]
+    assert "nvmlDeviceGetPowerUsage did not come back" in (seen.gpus[3].problem or "")
+
+
+def test_a_reading_that_jumps_acts_when_the_next_sweep_confirms_it() -> None:
+    probe = ScriptedProbe(GpuSweep(gpus=(gpu(0),)))
+    running = sampler(probe)
+    running.step(at(0))
+    probe.sweep = GpuSweep(gpus=(gpu(0, temperature_c=115.0),))
+    seen = running.step(at(1)).gpus[0]
+    assert (seen.temperature_c, seen.condition) == (None, Condition.HEALTHY)
+    probe.sweep = GpuSweep(gpus=(gpu(0),))
+    running.step(at(2))
+    assert running.step(at(3)).gpus[0].temperature_c == 35.0
+    assert kinds() == []

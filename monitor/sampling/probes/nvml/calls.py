@@ -1,7 +1,4 @@
-"""All calls to NVML: which are supported, how many failed, what they cost; conversion of values.
-
-Text, percent and watts are converted here. A value that is out of range becomes unknown.
-"""
+"""All calls to NVML: which are supported, how many failed, what they cost."""
 
 from __future__ import annotations
 
@@ -12,7 +9,6 @@ from collections.abc import Callable, Iterable
 from datetime import datetime
 from typing import Any
 
-from monitor.facts.readings import ComputeMode
 from monitor.facts.usage import CallCost
 from monitor.sampling.probes.nvml import faults
 from monitor.sampling.probes.nvml.faults import CallRefused
@@ -105,12 +101,15 @@ def _cost(name: str, times: _Times) -> CallCost:
 class Calls:
     """`call(name, *args)` asks NVML or raises CallRefused.
 
-    One thread calls, others may read the counters.
+    One thread calls, others may read the counters. `device`: the GPU that the calls are about,
+    "" = none. `failed`: those of its calls that failed, in words.
     """
 
     def __init__(self, call: Callable[..., Any]) -> None:
         self._call = call
         self.asking: tuple[str, float] | None = None
+        self.device = ""
+        self.failed: list[str] = []
         self.query_errors = 0
         self.init_failures = 0
         self.times = CallTimes()
@@ -129,7 +128,7 @@ class Calls:
             self.times.add(name, time.monotonic() - began, failed)
 
     def ask(self, name: str, *args: Any) -> Any:
-        """The answer, or None if this GPU or driver does not support the call."""
+        """The answer, or None if the call is refused while the GPU and the library live."""
         try:
             return self.must(name, *args)
         except CallRefused as refused:
@@ -145,6 +144,8 @@ class Calls:
 
     def _count(self, name: str, refused: CallRefused) -> bool:
         """Count an error. False: the value is only unavailable on this GPU or driver."""
+        if refused.code not in faults.NO_VALUE and not refused.is_lasting:
+            self.failed.append(str(refused))
         failed = name == "nvmlInit" or refused.code not in faults.NO_ANSWER
         if name == "nvmlInit":
             self.init_failures += 1
@@ -153,16 +154,31 @@ class Calls:
         return failed
 
 
-class Answers:
-    """The answers of one GPU in one sweep: whether any succeeded, and the first fault.
+Key = tuple[Any, ...]
 
-    `last` holds the latest answers, which replace slow calls that are left out of this sweep.
+
+class Kept:
+    """The memory of one GPU until NVML is opened again.
+
+    `absent`: calls that the GPU or its driver does not support. `last`: the latest answers, which
+    replace slow calls that are left out of a sweep. A refusal for another reason is not remembered.
     """
 
-    def __init__(self, calls: Calls, handle: Any, last: dict[str, Any]) -> None:
+    def __init__(self) -> None:
+        self.absent: set[Key] = set()
+        self.last: dict[Key, Any] = {}
+
+
+class Answers:
+    """The answers of one GPU in one sweep.
+
+    `some`: any call succeeded. `fault`: the first fault.
+    """
+
+    def __init__(self, calls: Calls, handle: Any, kept: Kept) -> None:
         self._calls = calls
         self._handle = handle
-        self._last = last
+        self._kept = kept
         self.some = False
         self.fault: faults.Fault | None = None
 
@@ -171,69 +187,58 @@ class Answers:
         """All calls failed, or the GPU requires a reset."""
         return self.fault is not None and (not self.some or self.fault is faults.RESET)
 
-    def value(self, name: str, *args: Any) -> Any:
-        key = f"{name}{args}"
+    def paced(self, name: str, *args: Any) -> Any:
+        """As `of`, but a slow call is left out of some sweeps."""
+        key = (name, *args)
         self._calls.times.pace(name)
-        if key not in self._last or self._calls.times.is_due(name):
-            self._last[key] = self.of(lambda: self._calls.must(name, self._handle, *args))
-        elif self._last[key] is not None:
+        last = self._kept.last
+        if key in last and not self._calls.times.is_due(name):
             self.some = True
-        return self._last[key]
+            return last[key]
+        is_answered, answer = self.tried(*key)
+        if is_answered:
+            last[key] = answer
+        else:
+            last.pop(key, None)
+        return answer
 
-    def of(self, ask: Callable[[], Any]) -> Any:
+    def either(self, name: str, *newer: Any) -> Any:
+        """The answer of the call with the arguments of newer drivers, or else without them.
+
+        The failure of the newer call counts only if it has worked before, or if both fail.
+        """
+        key = (name, *newer)
+        before = self.fault, len(self._calls.failed)
+        answer = self.of(*key)
+        if answer is not None:
+            self._kept.last[key] = answer
+        if answer is not None or key in self._kept.last:
+            return answer
+        answer = self.of(name)
+        if answer is not None:
+            self.fault = before[0]
+            del self._calls.failed[before[1] :]
+        return answer
+
+    def of(self, name: str, *args: Any) -> Any:
+        """The answer; None if the call is refused. Raises CallRefused if the GPU is gone."""
+        return self.tried(name, *args)[1]
+
+    def tried(self, name: str, *args: Any) -> tuple[bool, Any]:
+        """As `of`, and whether the call was answered, if only by "not supported"."""
+        key = (name, *args)
+        if key in self._kept.absent:
+            return True, None
         try:
-            answer = ask()
+            answer = self._calls.must(name, self._handle, *args)
         except CallRefused as refused:
             if refused.is_fatal:
                 raise
+            if refused.is_lasting:
+                self._kept.absent.add(key)
+                return True, None
             if refused.code not in faults.NO_ANSWER:
                 self.fault = self.fault or refused.fault
-            return None
+            return False, None
         self.some = True
-        return answer
-
-
-# NVML's numbers of the generations.
-ARCHITECTURES = {
-    2: "Kepler",
-    3: "Maxwell",
-    4: "Pascal",
-    5: "Volta",
-    6: "Turing",
-    7: "Ampere",
-    8: "Ada Lovelace",
-    9: "Hopper",
-    10: "Blackwell",
-    13: "Rubin",
-}
-
-
-def text(value: str | bytes | None) -> str | None:
-    return value.decode(errors="replace") if isinstance(value, bytes) else value
-
-
-def percent(value: int) -> float | None:
-    return float(value) if 0 <= value <= 100 else None
-
-
-def watts(milliwatts: int | None) -> float | None:
-    return None if milliwatts is None else milliwatts / 1000
-
-
-def compute_mode(value: int | None) -> ComputeMode | None:
-    """1 is what drivers of old called exclusive to a thread."""
-    if value == 2:
-        return ComputeMode.PROHIBITED
-    return ComputeMode.EXCLUSIVE if value in {1, 3} else None
-
-
-def state(value: int | None) -> int | None:
-    return value if value is not None and value <= 15 else None
-
-
-def number(value: int | None) -> float | None:
-    return None if value is None else float(value)
-
-
-def architecture(value: int | None) -> str | None:
-    return None if value is None else ARCHITECTURES.get(value)
+        return True, answer

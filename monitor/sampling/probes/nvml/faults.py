@@ -13,8 +13,25 @@ UNKNOWN = 999
 # The value is unavailable (not supported, no permission, no data, other struct version); it is
 # unknown, and the GPU is healthy.
 NO_ANSWER = frozenset({2, 3, 4, 6, 7, 13, 14, 21, 22, 24, 25, 26})
+# The device or driver does not have this value; asking again gives the same answer. Every other
+# refusal may be over at the next sweep.
+LASTING = frozenset({3, 13})
+# There is nothing to tell now, or the list has grown meanwhile: no failure.
+NO_VALUE = frozenset({NOT_FOUND, INSUFFICIENT_SIZE})
+# Codes of our own: an answer that cannot be read, a device that is left out after a hang.
+UNREADABLE, LEFT_OUT = -1, -2
 # The library must be initialised again before its next use.
 LIBRARY = frozenset({1, 9, 12, 18})
+
+
+# A call of this duration hangs. Initialising the driver is slow unless it stays loaded.
+HUNG_S, HUNG_STARTING_S = 6.0, 30.0
+STARTING = ("nvmlInit", "nvmlShutdown", "nvmlDeviceGetHandleByIndex")
+
+
+def patience_s(call: str) -> float:
+    """A call that takes longer hangs."""
+    return HUNG_STARTING_S if call in STARTING else HUNG_S
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +89,8 @@ RESET = FAULTS[RESET_REQUIRED]
 
 def fault(code: int, text: str) -> Fault:
     """The fault of `code`; `text` is NVML's own text, for rare codes."""
+    if code == UNREADABLE:
+        return Fault(f"The NVIDIA driver gives {text}.", "Reload or update the NVIDIA driver.")
     description = FAULTS.get(code)
     return description or Fault(
         f"The NVIDIA driver answers: {text}.", "Look at `dmesg` for its reason."
@@ -85,13 +104,41 @@ def broken(facts: GpuReading, fault: Fault | None) -> GpuReading:
     return replace(facts, health=fault.health, problem=f"{fault.problem} {fault.remedy}")
 
 
-class CallRefused(Exception):
-    """NVML returned an error; `code` says which."""
+def hung(call: str) -> Fault:
+    """The fault of a device of which `call` did not come back."""
+    problem = f"{call} did not come back, so this GPU is not read for some time."
+    return Fault(problem, "Look for NVRM lines in `dmesg`; often only a restart helps.")
 
-    def __init__(self, code: int, text: str) -> None:
+
+class CallRefused(Exception):
+    """`call` gave no usable answer; `code` says why: NVML's, or one of our own."""
+
+    def __init__(self, code: int, text: str, call: str = "") -> None:
         super().__init__(text)
         self.fault = fault(code, text)
         self.code = code
+        self.call = call
+
+    @classmethod
+    def unreadable(cls, call: str, error: Exception) -> CallRefused:
+        """Any error that is not NVML's, such as that of a text that is not UTF-8."""
+        text = f"an answer that cannot be read ({type(error).__name__})"
+        return cls(UNREADABLE, f"{text} to {call}" if call else text, call)
+
+    @classmethod
+    def left_out(cls, call: str) -> CallRefused:
+        """A device is not called because `call` did not come back."""
+        refused = cls(LEFT_OUT, "the call did not come back", call)
+        refused.fault = hung(call)
+        return refused
+
+    def __str__(self) -> str:
+        return f"{self.call}: {super().__str__()}" if self.call else super().__str__()
+
+    @property
+    def is_lasting(self) -> bool:
+        """Whether the device or driver does not have the value at all."""
+        return self.code in LASTING
 
     @property
     def is_fatal(self) -> bool:

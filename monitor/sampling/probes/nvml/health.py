@@ -28,16 +28,23 @@ class HealthTier:
     def __init__(self, must: Callable[..., Any], every_s: float = EVERY_S) -> None:
         self._must = must
         self._every_s = every_s
-        self._absent: set[tuple[str, str]] = set()
+        self._is_refused = False
+        self._absent: set[tuple[Any, ...]] = set()
         self._last: dict[str, tuple[float, HealthReading]] = {}
 
     def of(self, handle: Any, uuid: str, t: float) -> HealthReading:
         """The newest reading of a GPU at `t` seconds; raises CallRefused if it is gone."""
         read_t, reading = self._last.get(uuid, (float("-inf"), None))
         if reading is None or not 0 <= t - read_t < self._every_s:
+            self._is_refused = False
             reading = self._read(handle, uuid)
-            self._last[uuid] = (t, reading)
+            # A refused call is repeated at the next sweep.
+            self._last[uuid] = (float("-inf") if self._is_refused else t, reading)
         return reading
+
+    def forget(self) -> None:
+        """Ask for everything again, after NVML was reinitialised."""
+        self._absent.clear()
 
     def _read(self, handle: Any, uuid: str) -> HealthReading:
         def ask(name: str, *args: Any) -> Any:
@@ -63,18 +70,21 @@ class HealthTier:
     def _pages(self, ask: Callable[..., Any]) -> int | None:
         """Memory pages taken out of use: what GPUs before Ampere have instead of rows."""
         lists = [ask("nvmlDeviceGetRetiredPages", cause) for cause in _PAGE_CAUSES]
-        return None if None in lists else sum(map(len, lists))
+        return None if None in lists else sum(lists)
 
-    def _ask(self, uuid: str, name: str, *args: Any) -> Any:
-        if (uuid, name) in self._absent:
+    def _ask(self, uuid: str, name: str, handle: Any, *args: Any) -> Any:
+        key = (uuid, name, *args)
+        if key in self._absent:
             return None
         try:
-            return self._must(name, *args)
+            return self._must(name, handle, *args)
         except CallRefused as refused:
             if refused.is_fatal:
                 raise
-            if refused.code in faults.NO_ANSWER:
-                self._absent.add((uuid, name))
+            if refused.is_lasting:
+                self._absent.add(key)
+            elif refused.code not in faults.NO_VALUE:
+                self._is_refused = True
             return None
 
 
@@ -153,15 +163,16 @@ class XidWatch:
                 # A GPU that is lost answers each wait at once.
                 stop.wait(PAUSE_S)
                 continue
-            self._note(event, handles)
+            device, kind, data = event
+            self._note(device, kind, data, handles)
         self._free(events)
 
-    def _note(self, event: Any, handles: Mapping[str, Any]) -> None:
-        if event.eventType != XID_EVENT:
+    def _note(self, device: Any, kind: int, data: int, handles: Mapping[str, Any]) -> None:
+        if kind != XID_EVENT:
             return
         for uuid, handle in handles.items():
-            if _same(handle, event.device):
-                self._heard.put(Xid(uuid, int(event.eventData)))
+            if _same(handle, device):
+                self._heard.put(Xid(uuid, data))
 
     def _free(self, events: Any) -> None:
         try:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ctypes
+import logging
+import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
@@ -14,15 +16,21 @@ from typing import Any
 import pynvml
 
 from monitor.facts.health import HealthReading
-from monitor.facts.readings import ClaimFact, GpuReading, GpuSweep, Health
+from monitor.facts.readings import ClaimFact, GpuReading, GpuSweep, Health, position
 from monitor.facts.usage import CallCost, GpuMark
-from monitor.sampling.probes.nvml import calls, faults
-from monitor.sampling.probes.nvml.calls import Answers, Calls
+from monitor.sampling.probes.nvml import answers, faults
+from monitor.sampling.probes.nvml.calls import Answers, Calls, Kept, Key
 from monitor.sampling.probes.nvml.faults import CallRefused
 from monitor.sampling.probes.nvml.health import HealthTier, XidWatch
 from monitor.sampling.probes.nvml.processes import ProcessTier
 
+logger = logging.getLogger(__name__)
+
 LIBRARY = "libnvidia-ml.so.1"
+# Number of failed calls of a GPU that are named.
+MOST_FAILED = 8
+# The subject of the calls for the driver's versions.
+VERSIONS = "versions"
 KERNEL_LIST = Path("/proc/driver/nvidia/gpus")
 # Initialising again, while a GPU is missing, may take this share of the time at most.
 REINIT_SHARE = 0.05
@@ -31,13 +39,49 @@ REINIT_MIN_S, REINIT_MAX_S = 0.9, 60.0
 RELOOK_SHARE, RELOOK_MIN_S = 0.01, 1.9
 
 
+# Calls that always answer the same about a GPU, by the field that they give.
+_STATIC: Mapping[str, Key] = {
+    "name": ("nvmlDeviceGetName",),
+    "pci_id": ("nvmlDeviceGetPciInfo",),
+    "compute_capability": ("nvmlDeviceGetCudaComputeCapability",),
+    "architecture": ("nvmlDeviceGetArchitecture",),
+    "cores": ("nvmlDeviceGetNumGpuCores",),
+    "max_sm_clock_mhz": ("nvmlDeviceGetMaxClockInfo", pynvml.NVML_CLOCK_SM),
+}
+# Calls of each sweep.
+_MEMORY: Key = ("nvmlDeviceGetMemoryInfo", pynvml.nvmlMemory_v2)
+_USE: Key = ("nvmlDeviceGetUtilizationRates",)
+_CHANGING: Mapping[str, Key] = {
+    "power_w": ("nvmlDeviceGetPowerUsage",),
+    "power_limit_w": ("nvmlDeviceGetEnforcedPowerLimit",),
+    "temperature_c": ("nvmlDeviceGetTemperature", pynvml.NVML_TEMPERATURE_GPU),
+    "sm_clock_mhz": ("nvmlDeviceGetClockInfo", pynvml.NVML_CLOCK_SM),
+    "memory_clock_mhz": ("nvmlDeviceGetClockInfo", pynvml.NVML_CLOCK_MEM),
+    "performance_state": ("nvmlDeviceGetPerformanceState",),
+    "compute_mode": ("nvmlDeviceGetComputeMode",),
+    "energy_mj": ("nvmlDeviceGetTotalEnergyConsumption",),
+}
+_CALLS: Mapping[str, Key] = {
+    "memory_total_bytes": _MEMORY[:1],
+    "memory_used_bytes": _MEMORY[:1],
+    "utilization_pct": _USE,
+    **_CHANGING,
+    **_STATIC,
+}
+
+
 @dataclass(slots=True)
 class _Device:
-    """A handle, what is known to stay the same about the GPU behind it, and its last answers."""
+    """A handle, what is known to stay the same about the GPU behind it, and its last answers.
+
+    `wanted`: fields that stay the same but could not be read yet. `hung`: the GPU is not called.
+    """
 
     handle: Any
     facts: GpuReading
-    last: dict[str, Any] = field(default_factory=dict)
+    wanted: set[str]
+    kept: Kept = field(default_factory=Kept)
+    hung: faults.Fault | None = None
 
 
 class NvmlProbe:
@@ -51,14 +95,14 @@ class NvmlProbe:
     def __init__(self, processes_s: float = 0.0) -> None:
         self._open = False
         self._devices: list[_Device] = []
-        self._facts: dict[str, GpuReading] = {}
+        self._facts: dict[str, tuple[GpuReading, set[str]]] = {}
         self._unnamed: list[faults.Fault] = []
         self._unopened: list[int] = []
+        self._left_out: Mapping[str, str] = {}
         self._counted = 0
         self._listing: list[str] = []
         self._reinit_at = self._relook_at = 0.0
         self._reinit_wanted = False
-        self._has_memory_v2: bool | None = None
         self._calls = Calls(_must)
         self._must, self._ask = self._calls.must, self._calls.ask
         self._tier = ProcessTier(self._calls, processes_s)
@@ -69,6 +113,17 @@ class NvmlProbe:
     def asking(self) -> tuple[str, float] | None:
         """The call that is under way and when it began (monotonic): one may never come back."""
         return self._calls.asking
+
+    @property
+    def asking_about(self) -> str:
+        """The subject of the call: a UUID, `position` of a GPU, VERSIONS, "" = the driver."""
+        return self._calls.device
+
+    def leave_out(self, hung: Mapping[str, str]) -> None:
+        """Do not call these; {what `asking_about` said: the call that did not come back}."""
+        if hung != self._left_out:
+            self._left_out = dict(hung)
+            self._reinit_wanted, self._reinit_at = True, 0.0
 
     def open(self) -> None:
         """Open NVML in this process. A fault is not raised: the sweeps tell it and try again."""
@@ -113,24 +168,50 @@ class NvmlProbe:
 
     def versions(self) -> list[str]:
         """Those of the driver's library and of CUDA, for people; none while NVML is not open."""
-        if not self._open:
+        if not self._open or VERSIONS in self._left_out:
             return []
-        driver = calls.text(self._ask("nvmlSystemGetDriverVersion"))
-        cuda = self._ask("nvmlSystemGetCudaDriverVersion")
+        with self._about(VERSIONS):
+            driver = self._optional("nvmlSystemGetDriverVersion")
+            cuda = self._optional("nvmlSystemGetCudaDriverVersion")
         return [
             *([f"driver {driver}"] if driver else []),
             *([f"CUDA {cuda // 1000}.{cuda % 1000 // 10}"] if cuda else []),
         ]
+
+    def _optional(self, name: str) -> Any:
+        """None if the call is refused for any reason."""
+        try:
+            return self._must(name)
+        except CallRefused:
+            return None
+
+    @contextmanager
+    def _about(self, device: str) -> Iterator[None]:
+        """The calls inside are about this GPU; an error of any kind is a refusal of it."""
+        self._calls.device, self._calls.failed = device, []
+        try:
+            yield
+        except CallRefused:
+            raise
+        except Exception as error:
+            logger.debug("Cannot read %s", device, exc_info=True)
+            raise CallRefused.unreadable("", error) from error
+        finally:
+            self._calls.device = ""
 
     def _sweep(self, now: datetime) -> GpuSweep:
         readings: list[GpuReading] = []
         health: list[HealthReading] = []
         for device in self._devices:
             uuid = device.facts.uuid
+            if device.hung is not None:
+                readings.append(faults.broken(device.facts, device.hung))
+                continue
             try:
-                reading = self._reading(device)
-                self._tier.look(device.handle, reading, now)
-                counts = self._health.of(device.handle, uuid, now.timestamp())
+                with self._about(uuid):
+                    reading = self._reading(device)
+                    self._tier.look(device.handle, reading, now)
+                    counts = self._health.of(device.handle, uuid, now.timestamp())
             except CallRefused as refused:
                 if refused.code in faults.LIBRARY:
                     raise
@@ -138,7 +219,7 @@ class NvmlProbe:
                 # After a loss every handle is suspect: initialise again, find all by UUID.
                 self._reinit_wanted = True
                 continue
-            readings.append(reading)
+            readings.append(self._with_failed_calls(reading))
             health.append(counts)
         self._tier.end()
         unnamed = self._unnamed
@@ -151,6 +232,10 @@ class NvmlProbe:
             remedy=unnamed[0].remedy if unnamed else None,
         )
         return self._tier.added_to(sweep, answering)
+
+    def _with_failed_calls(self, reading: GpuReading) -> GpuReading:
+        failed = tuple(dict.fromkeys(self._calls.failed))[:MOST_FAILED]
+        return replace(reading, failed_calls=failed) if failed else reading
 
     def _make_ready(self) -> None:
         if not self._open:
@@ -177,8 +262,12 @@ class NvmlProbe:
         return (misses and at >= self._reinit_at) or (not self._listing and at >= self._relook_at)
 
     def _answers(self, index: int) -> bool:
+        where = position(index)
+        if where in self._left_out:
+            return False
         try:
-            self._must("nvmlDeviceGetUUID", self._must("nvmlDeviceGetHandleByIndex", index))
+            with self._about(where):
+                self._must("nvmlDeviceGetUUID", self._must("nvmlDeviceGetHandleByIndex", index))
         except CallRefused as refused:
             if refused.code in faults.LIBRARY:
                 raise
@@ -193,81 +282,70 @@ class NvmlProbe:
         self._counted = self._must("nvmlDeviceGetCount")
         for index in range(self._counted):
             try:
-                handle = self._must("nvmlDeviceGetHandleByIndex", index)
-                self._devices.append(_Device(handle, self._static(handle, index)))
+                self._devices.append(self._device(index))
             except CallRefused as refused:
                 if refused.code in faults.LIBRARY:
                     raise
-                self._unnamed.append(refused.fault)
+                problem = f"GPU {index}: {refused.fault.problem}"
+                self._unnamed.append(replace(refused.fault, problem=problem))
                 self._unopened.append(index)
         took = time.monotonic() - began
         done = time.monotonic()
         self._reinit_at = done + min(REINIT_MAX_S, max(REINIT_MIN_S, took / REINIT_SHARE))
         self._relook_at = done + min(REINIT_MAX_S, max(RELOOK_MIN_S, took / RELOOK_SHARE))
         self._tier.use.forget_modes()
-        self._xids.start({device.facts.uuid: device.handle for device in self._devices})
+        self._health.forget()
+        self._xids.start({d.facts.uuid: d.handle for d in self._devices if d.hung is None})
 
-    def _static(self, handle: Any, index: int) -> GpuReading:
-        uuid = calls.text(self._must("nvmlDeviceGetUUID", handle)) or ""
-        if uuid not in self._facts:
-            pci = self._ask("nvmlDeviceGetPciInfo", handle)
-            capability = self._ask("nvmlDeviceGetCudaComputeCapability", handle)
-            self._facts[uuid] = GpuReading(
-                uuid=uuid,
-                index=index,
-                name=calls.text(self._ask("nvmlDeviceGetName", handle)),
-                pci_id=calls.text(pci.busId) if pci else None,
-                compute_capability=".".join(map(str, capability)) if capability else None,
-                architecture=calls.architecture(self._ask("nvmlDeviceGetArchitecture", handle)),
-                cores=self._ask("nvmlDeviceGetNumGpuCores", handle),
-                max_sm_clock_mhz=self._ask(
-                    "nvmlDeviceGetMaxClockInfo", handle, pynvml.NVML_CLOCK_SM
-                ),
-            )
-        return replace(self._facts[uuid], index=index)
+    def _device(self, index: int) -> _Device:
+        """The device with this index; raises CallRefused if it cannot be opened or named."""
+        where = position(index)
+        if where in self._left_out:
+            raise CallRefused.left_out(self._left_out[where])
+        with self._about(where):
+            handle = self._must("nvmlDeviceGetHandleByIndex", index)
+            uuid = self._must("nvmlDeviceGetUUID", handle)
+        facts, wanted = self._facts.setdefault(
+            uuid, (GpuReading(uuid=uuid, index=index), set(_STATIC))
+        )
+        device = _Device(handle, replace(facts, index=index), set(wanted))
+        if uuid in self._left_out:
+            device.hung = faults.hung(self._left_out[uuid])
+        else:
+            with self._about(uuid):
+                self._learn(device, Answers(self._calls, handle, device.kept))
+        return device
+
+    def _learn(self, device: _Device, answers: Answers) -> None:
+        """Read what stays the same and is not known yet; what fails is read again next time."""
+        for name in sorted(device.wanted):
+            is_answered, value = answers.tried(*_STATIC[name])
+            if value is not None:
+                device.facts = replace(device.facts, **{name: value})
+            if is_answered:
+                device.wanted.discard(name)
+        self._facts[device.facts.uuid] = device.facts, device.wanted
 
     def _reading(self, device: _Device) -> GpuReading:
-        handle = device.handle
-        answers = Answers(self._calls, handle, device.last)
-        total, used, reserved = answers.of(lambda: self._memory(handle)) or (None, None, None)
-        use = answers.value("nvmlDeviceGetUtilizationRates")
+        answers = Answers(self._calls, device.handle, device.kept)
+        if device.wanted:
+            self._learn(device, answers)
+        total, used, reserved = answers.either(*_MEMORY) or (None, None, None)
+        use, memory_use = answers.paced(*_USE) or (None, None)
         reading = replace(
             device.facts,
             memory_total_bytes=total,
             memory_used_bytes=used,
             memory_reserved_bytes=reserved,
-            utilization_pct=calls.percent(use.gpu) if use else None,
-            memory_utilization_pct=calls.percent(use.memory) if use else None,
-            power_w=calls.watts(answers.value("nvmlDeviceGetPowerUsage")),
-            power_limit_w=calls.watts(answers.value("nvmlDeviceGetEnforcedPowerLimit")),
-            temperature_c=calls.number(
-                answers.value("nvmlDeviceGetTemperature", pynvml.NVML_TEMPERATURE_GPU)
-            ),
-            sm_clock_mhz=answers.value("nvmlDeviceGetClockInfo", pynvml.NVML_CLOCK_SM),
-            memory_clock_mhz=answers.value("nvmlDeviceGetClockInfo", pynvml.NVML_CLOCK_MEM),
-            performance_state=calls.state(answers.value("nvmlDeviceGetPerformanceState")),
-            compute_mode=calls.compute_mode(answers.value("nvmlDeviceGetComputeMode")),
-            energy_mj=answers.value("nvmlDeviceGetTotalEnergyConsumption"),
+            utilization_pct=use,
+            memory_utilization_pct=memory_use,
+            unsupported=tuple(n for n, key in _CALLS.items() if key in device.kept.absent) or None,
+            **{name: answers.paced(*key) for name, key in _CHANGING.items()},
         )
-        if total is not None:
-            static = replace(device.facts, memory_total_bytes=total)
-            device.facts = self._facts[static.uuid] = static
+        if total is not None and total != device.facts.memory_total_bytes:
+            device.facts = replace(device.facts, memory_total_bytes=total)
+            self._facts[reading.uuid] = device.facts, device.wanted
         return faults.broken(reading, answers.fault) if answers.is_bad else reading
-
-    def _memory(self, handle: Any) -> tuple[int | None, int | None, int | None]:
-        """Total, used and reserved bytes. The old call counts what is reserved as used."""
-        if self._has_memory_v2 is not False:
-            try:
-                info = self._must("nvmlDeviceGetMemoryInfo", handle, pynvml.nvmlMemory_v2)
-                self._has_memory_v2 = True
-                return info.total, info.used, info.reserved
-            except CallRefused as refused:
-                # WSL answers the new call with "unknown error", always.
-                if self._has_memory_v2 or refused.code not in faults.NO_ANSWER | {faults.UNKNOWN}:
-                    raise
-        info = self._must("nvmlDeviceGetMemoryInfo", handle)
-        self._has_memory_v2 = False
-        return info.total, info.used, None
 
 
 def is_installed() -> bool:
@@ -279,14 +357,55 @@ def is_installed() -> bool:
     return True
 
 
-def detect(now: datetime) -> tuple[GpuSweep, list[str]]:
-    """One sweep and the versions of the driver. Not for a process that forks afterwards."""
-    probe = NvmlProbe()
-    probe.open()
-    try:
-        return probe.read(now, ()), probe.versions()
-    finally:
-        probe.close()
+_LOOK_S = 0.05
+
+
+def detect(
+    now: datetime, patience: Callable[[str], float] = faults.patience_s
+) -> tuple[GpuSweep, list[str]]:
+    """One sweep and the versions of the driver. Not for a process that forks afterwards.
+
+    A GPU whose call does not come back is left out of the next try.
+    """
+    left_out: dict[str, str] = {}
+    while True:
+        look = _Look(now, left_out)
+        look.start()
+        while look.is_alive():
+            look.join(_LOOK_S)
+            asking, device = look.probe.asking, look.probe.asking_about
+            if asking and time.monotonic() - asking[1] >= patience(asking[0]):
+                break
+        else:
+            if look.error is not None:
+                raise look.error
+            return look.sweep, look.versions
+        if not device or device in left_out:
+            fault = faults.hung(asking[0])
+            return GpuSweep(problem=fault.problem, remedy=fault.remedy), []
+        left_out[device] = asking[0]
+
+
+class _Look(threading.Thread):
+    """One sweep in a thread, which is abandoned if the driver hangs."""
+
+    def __init__(self, now: datetime, left_out: Mapping[str, str]) -> None:
+        super().__init__(name="detect", daemon=True)
+        self._now = now
+        self.probe = NvmlProbe()
+        self.probe.leave_out(left_out)
+        self.sweep = GpuSweep()
+        self.versions: list[str] = []
+        self.error: Exception | None = None
+
+    def run(self) -> None:
+        try:
+            self.probe.open()
+            self.sweep = self.probe.read(self._now, ())
+            self.versions = self.probe.versions()
+            self.probe.close()
+        except Exception as error:
+            self.error = error
 
 
 def _listing() -> list[str]:
@@ -298,10 +417,15 @@ def _listing() -> list[str]:
 
 
 def _must(name: str, *args: Any) -> Any:
+    """The answer as plain values. Whatever goes wrong is a refused call."""
     call: Callable[..., Any] | None = getattr(pynvml, name, None)
     if call is None:
-        raise CallRefused(faults.FUNCTION_NOT_FOUND, f"this pynvml has no {name}")
+        raise CallRefused(faults.FUNCTION_NOT_FOUND, f"this pynvml has no {name}", name)
+    # The binding wraps functions that return texts: the wrapper only decodes, and strictly.
+    call = getattr(call, "__wrapped__", call)
     try:
-        return call(*args)
+        return answers.read(name, call(*args))
     except pynvml.NVMLError as error:
-        raise CallRefused(error.value, str(error)) from None
+        raise CallRefused(error.value, str(error), name) from None
+    except Exception as error:
+        raise CallRefused.unreadable(name, error) from error

@@ -7,9 +7,11 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
+from monitor.facts.bounds import MOST_MEMORY
 from monitor.facts.readings import GpuProcess
 from monitor.facts.usage import EndedProcess, GpuMark, UseSource
 from monitor.sampling.probes.nvml import faults
+from monitor.sampling.probes.nvml.answers import Sample
 from monitor.sampling.probes.nvml.faults import CallRefused
 from monitor.usage.policy.attribution import (
     AccountingSample,
@@ -126,14 +128,14 @@ class ProcessUse:
                 self._absent.add(name)
             return [] if refused.code == faults.NOT_FOUND else None
         for sample in entries:
-            self._note_encoder(int(sample.pid), int(getattr(sample, "encUtil", 0)))
-        return [UseSample(int(s.pid), int(s.timeStamp), int(s.smUtil)) for s in entries]
+            self._note_encoder(sample.pid, sample.encoder_pct)
+        return [UseSample(s.pid, s.at_us, s.sm_pct) for s in entries]
 
     def _note_encoder(self, pid: int, pct: int) -> None:
         if 0 <= pct <= 100:
             self._encoders[pid] = max(float(pct), self._encoders.get(pid, 0.0))
 
-    def _insist(self, name: str, handle: Any, cursor_us: int) -> Sequence[Any]:
+    def _insist(self, name: str, handle: Any, cursor_us: int) -> Sequence[Sample]:
         """Retry: the list may grow between the query of its size and of its content."""
         for _ in range(_TRIES - 1):
             try:
@@ -150,7 +152,7 @@ class ProcessUse:
         if ACCOUNT in self._absent:
             return None
         if gpu.accounting is None:
-            gpu.accounting = bool(self._ask("nvmlDeviceGetAccountingMode", handle))
+            gpu.accounting = self._accounting_mode(handle)
         if not gpu.accounting:
             return None
         stored_pids = set(self._ask("nvmlDeviceGetAccountingPids", handle) or ())
@@ -161,18 +163,27 @@ class ProcessUse:
         gpu.over = {pid for pid in unlisted if pid not in accounts or not accounts[pid].is_running}
         return {pid: a for pid, a in accounts.items() if pid in pids or not a.is_running}
 
+    def _accounting_mode(self, handle: Any) -> bool | None:
+        """None: refused, but perhaps not for long."""
+        try:
+            return bool(self._must("nvmlDeviceGetAccountingMode", handle))
+        except CallRefused as refused:
+            if refused.is_fatal:
+                raise
+            return False if refused.is_lasting else None
+
     def _account(self, handle: Any, pid: int) -> AccountingSample | None:
-        stats = self._ask(ACCOUNT, handle, pid)
-        if stats is None:
+        account = self._ask(ACCOUNT, handle, pid)
+        if account is None:
             return None
-        peak = int(stats.maxMemoryUsage)
+        peak = account.peak_memory_bytes
         return AccountingSample(
-            start_us=int(stats.startTime),
-            samples=int(stats.sampleCount),
-            sum_pct=int(stats.sumGpuUtil),
-            is_running=bool(stats.isRunning),
-            lived_s=stats.time / 1000,
-            peak_memory_bytes=peak if peak < 1 << 62 else None,
+            start_us=account.start_us,
+            samples=account.samples,
+            sum_pct=account.sum_pct,
+            is_running=account.is_running,
+            lived_s=account.lived_s,
+            peak_memory_bytes=peak if 0 <= peak <= MOST_MEMORY else None,
         )
 
     def _ask(self, name: str, *args: Any) -> Any:

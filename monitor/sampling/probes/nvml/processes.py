@@ -9,7 +9,7 @@ equal memory show by work of a process that is not listed.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
@@ -18,14 +18,14 @@ from typing import Any
 from monitor.facts.readings import GpuProcess, GpuReading, GpuSweep
 from monitor.facts.usage import InstanceReading
 from monitor.sampling.policy import ListedProcess, merged_processes, with_instances
-from monitor.sampling.probes.nvml import calls, faults
+from monitor.sampling.probes.nvml import faults
+from monitor.sampling.probes.nvml.answers import Entry
 from monitor.sampling.probes.nvml.calls import Calls
 from monitor.sampling.probes.nvml.faults import CallRefused
 from monitor.sampling.probes.nvml.process_use import ProcessUse
 
 _TRIES = 3
 COMPUTE = "C"
-_NO_INSTANCE = 0xFFFFFFFF
 _CALLS = {
     COMPUTE: ("nvmlDeviceGetComputeRunningProcesses_v3", "nvmlDeviceGetComputeRunningProcesses_v2"),
     "G": ("nvmlDeviceGetGraphicsRunningProcesses_v3", "nvmlDeviceGetGraphicsRunningProcesses_v2"),
@@ -39,14 +39,18 @@ _CALLS = {
 class ProcessLists:
     """`must(name, *args)` calls NVML or raises CallRefused. Unsupported calls are left out.
 
-    Each list costs milliseconds. An empty list is queried again after `rest` sweeps.
+    Each list costs milliseconds. An empty list is queried again after `rest` sweeps. A list that is
+    refused for another reason stays as it was, without the processes that have ended.
     """
 
     def __init__(self, must: Callable[..., Any], rest: int = 0) -> None:
         self._must = must
         self._rest = rest
         self._resting: dict[tuple[str, str], int] = {}
+        self._last: dict[tuple[str, str], list[Entry]] = {}
         self._absent: set[str] = set()
+        # Whether a list of the last call of `lines` was refused.
+        self.is_refused = False
 
     def lines(self, handle: Any, name: str, instance: int | None = None) -> list[ListedProcess]:
         """The lines of all lists of the GPU, or MIG instance, that is remembered by `name`.
@@ -54,20 +58,26 @@ class ProcessLists:
         Raises CallRefused only when the GPU or the library is gone.
         """
         listed: list[ListedProcess] = []
+        self.is_refused = False
         for kind in _CALLS:
             key = (name, kind)
             if self._resting.get(key, 0) > 0:
                 self._resting[key] -= 1
                 continue
             entries = self._list(kind, handle)
-            if not entries and kind != COMPUTE:
+            if entries is None:
+                self.is_refused = True
+                entries = [e for e in self._last.get(key, ()) if _lives(e.pid)]
+            elif not entries and kind != COMPUTE:
                 self._resting[key] = self._rest
+            self._last[key] = entries
             for entry in entries:
-                instance_id = _instance(entry) if instance is None else instance
-                listed.append(ListedProcess(kind, int(entry.pid), entry.usedGpuMemory, instance_id))
+                instance_id = entry.instance if instance is None else instance
+                listed.append(ListedProcess(kind, entry.pid, entry.memory_bytes, instance_id))
         return listed
 
-    def _list(self, kind: str, handle: Any) -> Sequence[Any]:
+    def _list(self, kind: str, handle: Any) -> list[Entry] | None:
+        """None: refused. A GPU or driver without such a list has no such processes."""
         for name in _CALLS[kind]:
             if name not in self._absent:
                 try:
@@ -76,11 +86,11 @@ class ProcessLists:
                     if refused.is_fatal:
                         raise
                     if refused.code != faults.FUNCTION_NOT_FOUND:
-                        return ()
+                        return [] if refused.is_lasting else None
                     self._absent.add(name)
-        return ()
+        return []
 
-    def _call(self, name: str, handle: Any) -> Sequence[Any]:
+    def _call(self, name: str, handle: Any) -> list[Entry]:
         """Retry: the list may grow between the query of its size and of its content."""
         for _ in range(_TRIES - 1):
             try:
@@ -89,12 +99,6 @@ class ProcessLists:
                 if refused.code != faults.INSUFFICIENT_SIZE:
                     raise
         return list(self._must(name, handle))
-
-
-def _instance(entry: Any) -> int | None:
-    """The MIG instance that the process is in."""
-    instance = getattr(entry, "gpuInstanceId", None)
-    return None if instance is None or instance == _NO_INSTANCE else int(instance)
 
 
 NAMES = tuple(name for names in _CALLS.values() for name in names)
@@ -120,9 +124,9 @@ class Instances:
             readings.append(
                 InstanceReading(
                     gpu_uuid=gpu_uuid,
-                    uuid=calls.text(self._calls.ask("nvmlDeviceGetUUID", instance)) or "",
+                    uuid=self._calls.ask("nvmlDeviceGetUUID", instance) or "",
                     instance=number,
-                    name=calls.text(self._calls.ask("nvmlDeviceGetName", instance)),
+                    name=self._calls.ask("nvmlDeviceGetName", instance),
                     memory_total_bytes=memory.total if memory else None,
                     memory_used_bytes=memory.used if memory else None,
                 )
@@ -156,6 +160,7 @@ class _Listing:
     instances: list[InstanceReading]
     used_bytes: int | None
     alive: frozenset[int]
+    is_refused: bool = False
     age: int = 0
 
 
@@ -164,6 +169,9 @@ class ProcessTier:
 
     def __init__(self, calls: Calls, interval_s: float) -> None:
         self._least_s = self.interval_s = interval_s
+        self._calls = calls
+        # The calls that failed at the last look at the processes of each GPU.
+        self._failed: dict[str, list[str]] = {}
         self._lists = ProcessLists(calls.must, REST if interval_s else 0)
         self._instance_probe = Instances(calls, self._lists)
         self.use = ProcessUse(calls.must)
@@ -186,14 +194,17 @@ class ProcessTier:
     def look(self, handle: Any, gpu: GpuReading, now: datetime) -> None:
         """The processes of one GPU, if they are due; Refused when the GPU is gone."""
         self.use.note(gpu.uuid, gpu.utilization_pct)
+        failed = self._calls.failed
         if not self.is_fresh:
+            failed += self._failed.get(gpu.uuid, ())
             return
-        began = time.perf_counter()
+        began, before = time.perf_counter(), len(failed)
         listing = self._listings[gpu.uuid] = self._listing(handle, gpu)
         self._processes += self.use.of(handle, gpu.uuid, listing.processes, now)
         if gpu.uuid in self.use.doubtful:
             del self._listings[gpu.uuid]
         self._instances += listing.instances
+        self._failed[gpu.uuid] = failed[before:]
         self._spent += time.perf_counter() - began
 
     def _listing(self, handle: Any, gpu: GpuReading) -> _Listing:
@@ -203,12 +214,15 @@ class ProcessTier:
         instances, inside = self._instance_probe.of(handle, gpu.uuid)
         lines = with_instances(self._lists.lines(handle, gpu.uuid), inside)
         processes = merged_processes(gpu.uuid, lines, gpu.memory_total_bytes)
-        return _Listing(processes, instances, gpu.memory_used_bytes, _alive(processes))
+        alive = _alive(processes)
+        refused = self._lists.is_refused
+        return _Listing(processes, instances, gpu.memory_used_bytes, alive, refused)
 
     def _is_same(self, last: _Listing, gpu: GpuReading) -> bool:
         return (
             self._least_s > 0
             and last.age < REST
+            and not last.is_refused
             and not last.instances
             and last.used_bytes is not None
             and last.used_bytes == gpu.memory_used_bytes
@@ -236,4 +250,8 @@ class ProcessTier:
 
 def _alive(processes: Collection[GpuProcess]) -> frozenset[int]:
     """Those that are in our /proc."""
-    return frozenset(p.pid for p in processes if Path(f"/proc/{p.pid}").exists())
+    return frozenset(p.pid for p in processes if _lives(p.pid))
+
+
+def _lives(pid: int) -> bool:
+    return Path(f"/proc/{pid}").exists()
