@@ -262,6 +262,14 @@ def test_only_wiring_and_edges_read_the_environment() -> None:
     assert not _offenders(reads, where=lambda m: m.layer not in {WIRING, EDGES})
 
 
+def test_the_space_of_disks_is_read_in_one_place() -> None:
+    def reads(m: Module) -> set[str]:
+        nodes = (n for n in ast.walk(m.tree) if isinstance(n, ast.Attribute))
+        return {ast.unparse(n) for n in nodes if n.attr in {"statvfs", "disk_usage"}}
+
+    assert set(_offenders(reads)) == {"monitor.runtime.probes.disk_space"}
+
+
 def test_modules_and_functions_stay_short() -> None:
     def long(m: Module) -> list[str]:
         kinds = ast.FunctionDef | ast.AsyncFunctionDef

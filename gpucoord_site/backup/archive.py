@@ -14,13 +14,14 @@ import io
 import json
 import os
 import secrets
-import shutil
 import tarfile
 import zlib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any
+
+from monitor.runtime.probes import disk_space
 
 FORMAT = 1
 MANIFEST = "manifest.json"
@@ -178,7 +179,7 @@ def _parsed(raw: Any) -> Manifest:
 def _write(content: IO[bytes], size: int, expected: StoredFile, path: Path) -> None:
     limit = LARGEST_SMALL
     if path.name in DATABASES.values():
-        limit = shutil.disk_usage(path.parent).free - SPARE_BYTES
+        limit = disk_space.read(path.parent).available_bytes - SPARE_BYTES
     if size != expected.bytes or size > limit:
         raise BackupError(f"{path.name} has {size} bytes, which is not as expected or too large.")
     digest = hashlib.sha256()

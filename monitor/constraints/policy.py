@@ -230,7 +230,7 @@ def _disk(disk: DiskReading, holds_data: bool, held: Keys, policy: ConstraintPol
     least = policy.disk_free_again_pct if (DISK, disk.mount) in held else policy.disk_free_pct
     place = f"{disk.mount} (gpucoord's data)" if holds_data else disk.mount
     text = f"Disk space is low: {place} has {_left(disk)} left."
-    short = 100 * disk.free_bytes / disk.total_bytes < least if disk.total_bytes else None
+    short = None if disk.used_pct is None else disk.used_pct > 100 - least
     return Constraint(DISK, disk.mount, text), short
 
 

@@ -8,6 +8,7 @@ from datetime import datetime
 from enum import StrEnum
 
 from monitor.facts.claims import ClaimFact as ClaimFact
+from monitor.facts.disk_space import used_pct
 from monitor.facts.gpu_states import GpuState
 from monitor.facts.health import Condition, HealthReading, Xid
 from monitor.facts.limits import Limits
@@ -211,6 +212,11 @@ class DiskReading:
     mount: str
     total_bytes: int
     free_bytes: int
+
+    @property
+    def used_pct(self) -> float | None:
+        """As `df` counts it; None: it has no size."""
+        return used_pct(self.total_bytes - self.free_bytes, self.free_bytes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -47,7 +47,7 @@ class HostStrip:
     @property
     def disk_pct(self) -> float | None:
         disk = self.disk
-        return 100 - 100 * disk.free_bytes / disk.total_bytes if disk else None
+        return disk.used_pct if disk else None
 
     @property
     def values(self) -> Values:
@@ -77,8 +77,7 @@ def in_mb(value: float | None) -> float | None:
 
 
 def fullest(disks: Sequence[DiskReading]) -> DiskReading | None:
-    disks_with_size = [d for d in disks if d.total_bytes]
-    return min(disks_with_size, key=lambda d: d.free_bytes / d.total_bytes, default=None)
+    return max((d for d in disks if d.total_bytes), key=lambda d: d.used_pct or 0.0, default=None)
 
 
 def _strip(host: HostReading) -> HostStrip:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -22,7 +21,7 @@ from monitor.facts.readings import Snapshot
 from monitor.facts.usage import CallCost
 from monitor.models import Lease
 from monitor.runtime.policy import LOOPS, LoopFact, LoopState, complete, judge, verdict, worst
-from monitor.runtime.probes import service_state
+from monitor.runtime.probes import disk_space, service_state
 from monitor.runtime.probes.service_state import ChildState, ServiceState
 from monitor.runtime.rows import database, leases
 from monitor.snapshot import rows as snapshot_rows
@@ -155,8 +154,7 @@ def _moment(t: float | None) -> datetime | None:
 
 def _storage() -> Storage:
     """The size of a SQLite database, and the free space of the data folder."""
-    disk = os.statvfs(settings.DATA)
-    free = disk.f_bavail * disk.f_frsize
+    free = disk_space.read(settings.DATA).available_bytes
     if connection.vendor != "sqlite":
         return Storage("PostgreSQL", None, free)
     try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+from monitor.facts.disk_space import FileSystemSpace
 from monitor.facts.input_rules import escaped
 
 
@@ -39,21 +40,10 @@ class WatchedFolder:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DiskSpace:
-    """The space of a file system as `df` counts it. device: of the file system, "8:1".
-
-    available_bytes: without the part that is reserved for root.
-    """
+class DiskSpace(FileSystemSpace):
+    """The space of the file system of a watched folder. device: of the file system, "8:1"."""
 
     device: str
-    used_bytes: int
-    available_bytes: int
-
-    @property
-    def used_pct(self) -> float | None:
-        """None: it has no size, as /proc."""
-        usable = self.used_bytes + self.available_bytes
-        return 100 * self.used_bytes / usable if usable else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

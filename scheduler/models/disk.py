@@ -2,6 +2,8 @@ from __future__ import annotations
 
 from django.db import models
 
+from monitor.facts.disk_space import used_pct
+
 
 class WatchedDisk(models.Model):
     """The space of the file system of a watched folder, as the controller of its host read it.
@@ -30,10 +32,7 @@ class WatchedDisk(models.Model):
     @property
     def used_pct(self) -> float | None:
         """Percent used, as `df` counts it; None = unknown."""
-        if self.used_bytes is None or self.available_bytes is None:
-            return None
-        usable = self.used_bytes + self.available_bytes
-        return 100 * self.used_bytes / usable if usable else None
+        return used_pct(self.used_bytes, self.available_bytes)
 
 
 class CleaningRun(models.Model):

@@ -60,15 +60,6 @@ def size_of(root: Path, name: str, until: float) -> int:
     return total
 
 
-def disk_bytes(root: Path) -> int | None:
-    """The whole disk that it is on."""
-    try:
-        stats = os.statvfs(root)
-    except OSError:
-        return None
-    return stats.f_blocks * stats.f_frsize
-
-
 def _delete(aside: int, name: str, until: float) -> bool:
     """Delete one entry; folders inside a folder are moved beside it. False: it is not deleted."""
     try:

@@ -13,9 +13,11 @@ from gpucoord_site.cli.check import machine as check_machine
 from gpucoord_site.cli.check.gpus import answering, gpus, kernel_module
 from gpucoord_site.cli.check.report import Finding, Level, as_json, as_text, fail, ok, warn, worst
 from gpucoord_site.config.settings import load_config
+from monitor.facts.disk_space import FileSystemSpace
 from monitor.facts.readings import GpuSweep, Health
+from monitor.runtime.probes import disk_space
 from scheduler.runner.confine import host_probe, locks
-from tests.builders import gpu
+from tests.builders import GIB, gpu
 
 
 @pytest.fixture(autouse=True)
@@ -47,6 +49,17 @@ def test_it_changes_nothing(tmp_path: Path) -> None:
     command.main([])
 
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_disk_has_the_same_figures_as_on_the_page_of_disks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    space = FileSystemSpace(used_bytes=25 * GIB, available_bytes=75 * GIB)
+    monkeypatch.setattr(disk_space, "read", lambda _: space)
+
+    (finding,) = _found("disk")
+
+    assert finding.text.startswith("25 % used, 75.0 of 100.0 GiB free")
 
 
 @pytest.mark.parametrize(("uid", "run_as"), [(1000, "auto"), (0, "service"), (0, "nobody")])

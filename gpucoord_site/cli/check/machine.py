@@ -6,7 +6,6 @@ import errno
 import getpass
 import json
 import os
-import shutil
 import socket
 import sys
 import urllib.error
@@ -21,6 +20,7 @@ from gpucoord_site.config.settings import Config
 from gpucoord_site.service.filesystems import mount_of
 from monitor.catalogue.policy import PROFILE_WORDS
 from monitor.gpus.policy.capability import cpu_places
+from monitor.runtime.probes import disk_space
 from monitor.sampling.probes.limits import LimitsProbe
 from scheduler.intake.policy.accounts import account_rule
 from scheduler.runner.confine import landlock
@@ -142,10 +142,11 @@ def checkpoints(config: Config) -> Iterator[Finding]:
 
 def disk(config: Config) -> Iterator[Finding]:
     place = existing(config.data)
-    free, total = shutil.disk_usage(place).free, shutil.disk_usage(place).total
-    mount = mount_of(place)
+    space = disk_space.read(place)
+    free, mount = space.available_bytes, mount_of(place)
     where = f" ({mount.kind} on {mount.point})" if mount else ""
-    text = f"{free / GIB:.1f} GiB of {total / GIB:.0f} GiB free{where}"
+    used = "" if space.used_pct is None else f"{space.used_pct:.0f} % used, "
+    text = f"{used}{free / GIB:.1f} of {space.usable_bytes / GIB:.1f} GiB free{where}"
     if free < TOO_LITTLE_BYTES:
         yield fail("disk", text, "make room: at least 0.5 GiB")
     elif free < LITTLE_BYTES:

@@ -130,7 +130,7 @@ def _disk(disk: DiskReading) -> dict[str, Any]:
         "mount": disk.mount,
         "total_bytes": disk.total_bytes,
         "free_bytes": disk.free_bytes,
-        "used_pct": _pct(disk.total_bytes - disk.free_bytes, disk.total_bytes),
+        "used_pct": None if disk.used_pct is None else round(disk.used_pct, 1),
     }
 
 

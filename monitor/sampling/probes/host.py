@@ -17,6 +17,7 @@ from monitor.facts.limits import Limits
 from monitor.facts.readings import DiskReading, HostCounters, HostReading, Pressure, ProcessIdentity
 from monitor.facts.usage import CpuProcess
 from monitor.gpus.policy.capability import clamped
+from monitor.runtime.probes import disk_space
 from monitor.sampling.probes.identities import Identities
 from monitor.sampling.probes.limits import LimitsProbe
 
@@ -179,12 +180,9 @@ def _cpu_seconds() -> tuple[float, float]:
 
 
 def _disk(mount: str) -> DiskReading:
-    space = os.statvfs(mount)
-    usable = space.f_blocks - space.f_bfree + space.f_bavail
+    space = disk_space.read(mount)
     return DiskReading(
-        mount=mount,
-        total_bytes=usable * space.f_frsize,
-        free_bytes=space.f_bavail * space.f_frsize,
+        mount=mount, total_bytes=space.usable_bytes, free_bytes=space.available_bytes
     )
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from threading import Event, Thread
 from typing import TypeVar
 
+from monitor.runtime.probes import disk_space
 from scheduler.disk.facts import DiskSpace
 
 T = TypeVar("T")
@@ -52,11 +53,11 @@ def _answered(name: str, ask: Callable[[], T], patience_s: float) -> T:
 
 
 def _ask(path: str) -> DiskSpace:
-    space = os.statvfs(path)
+    space = disk_space.read(path)
     return DiskSpace(
         device=_name(Path(path).stat().st_dev),
-        used_bytes=(space.f_blocks - space.f_bfree) * space.f_frsize,
-        available_bytes=space.f_bavail * space.f_frsize,
+        used_bytes=space.used_bytes,
+        available_bytes=space.available_bytes,
     )
 
 

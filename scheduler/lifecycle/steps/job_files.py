@@ -10,6 +10,7 @@ from pathlib import Path
 
 from django.db.models import Exists, Max, Model, OuterRef, Q, QuerySet, Sum
 
+from monitor.runtime.probes import disk_space
 from monitor.runtime.rows.item_isolation import ItemIsolation
 from monitor.thresholds import rows as thresholds
 from monitor.usage.rows.pruning import RetentionPeriods
@@ -70,8 +71,7 @@ class Clearer:
         retained = [RetainedFiles(*row) for row in rows.annotate(Max("job__ended_at"), Sum(column))]
         policy = thresholds.current(RetentionPolicy)
         return {
-            files.job_id
-            for files in select_expired(retained, policy, clearing.disk_bytes(root), now)
+            files.job_id for files in select_expired(retained, policy, _usable_bytes(root), now)
         }
 
     def _measure(self, logs: Path, others: list[Path], until: float, now: datetime) -> None:
@@ -135,3 +135,10 @@ def forget(data: Path, host: str) -> int:
             (files.attempt_folder(data, number, attempt) / files.STDIN).unlink(missing_ok=True)
         JobInput.objects.filter(pk=job).delete()
     return len(over)
+
+
+def _usable_bytes(folder: Path) -> int | None:
+    try:
+        return disk_space.read(folder).usable_bytes
+    except OSError:
+        return None

@@ -37,7 +37,7 @@ def test_it_reads_this_machine(probe: HostProbe) -> None:
 def test_the_used_part_of_a_disk_is_counted_as_df_does(probe: HostProbe) -> None:
     disk = next(disk for disk in probe.read(NOW).disks if disk.mount == "/")
 
-    used_pct = 100 - 100 * disk.free_bytes / disk.total_bytes
+    used_pct = disk.used_pct
 
     assert used_pct == pytest.approx(psutil.disk_usage("/").percent, abs=0.5)
 

@@ -11,7 +11,9 @@ import pytest
 from django.contrib.auth.models import User
 from django.test import Client
 
+from monitor.facts.disk_space import FileSystemSpace
 from monitor.models import PolicyValues
+from monitor.runtime.probes import disk_space
 from scheduler.lifecycle.steps.job_files import Clearer
 from scheduler.models import Attempt, Job
 from scheduler.runner import clearing
@@ -62,7 +64,8 @@ def test_the_oldest_go_sooner_when_they_take_too_much(
     alice: User, data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     PolicyValues.objects.create(name="keeping", values={"days": 1000.0})
-    monkeypatch.setattr(clearing, "disk_bytes", lambda _: 10_000_000)
+    space = FileSystemSpace(used_bytes=4_000_000, available_bytes=6_000_000)
+    monkeypatch.setattr(disk_space, "read", lambda _: space)
     jobs = [jobs_made.finished(alice) for _ in range(3)]
     for number, job in enumerate(jobs):
         _saved(data, job, size=900_000)
