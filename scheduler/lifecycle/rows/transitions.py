@@ -312,10 +312,11 @@ def _add_yield_event(attempt: Attempt, ending: AttemptEnding) -> None:
         return
     text = f"{_title(attempt)} has left its GPU: {request.text}"
     if request.kind == YieldRequest.Kind.PREEMPTION:
-        kind, reason = "JOB_PREEMPTED", EvictionReason.PREEMPTION
+        reason = EvictionReason.PREEMPTION
+        add_attempt_event("JOB_PREEMPTED", attempt, text, ending.ended_at, "warning")
     else:
-        kind, reason = "JOB_EVICTED", EvictionReason.of_code(request.code)
-    add_attempt_event(kind, attempt, text, ending.ended_at, "warning")
+        reason = EvictionReason.of_code(request.code)
+        add_attempt_event("JOB_EVICTED", attempt, text, ending.ended_at, "warning")
     for uuid in attempt.gpu_uuids:
         counters.add_eviction(reason, uuid)
 
