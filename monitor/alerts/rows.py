@@ -21,6 +21,7 @@ def owner_summary(incident: Incident) -> IncidentSummary:
         gpu=f"GPU {incident.gpu.index}" if incident.gpu else "this machine",
         memory_bytes=incident.memory_bytes,
         mean_pct=incident.mean_pct,
+        peak_pct=incident.peak_pct,
         since_at=incident.since_at,
         last_seen_at=incident.last_seen_at,
         waited_jobs=incident.waited_jobs,

@@ -51,6 +51,20 @@ def percent(value: float | None) -> str:
     return UNKNOWN if value is None else f"{value:.0f} %"
 
 
+def use_of(gpu: str, pct: float | None, lasts: timedelta | float, *, at_most: bool = False) -> str:
+    """How little of `gpu` was used: "has used 0.7 % of GPU 1 in the last 3 min".
+
+    It says "has not used" only if no use at all was measured. pct: the mean, or with `at_most` an
+    upper bound of it; None = unknown.
+    """
+    if pct is None:
+        return f"has used an unknown part of {gpu} in the last {duration(lasts)}"
+    if pct == 0:
+        return f"has not used {gpu} for {duration(lasts)}"
+    figure = "less than 0.1" if pct < 0.1 else f"{'at most ' * at_most}{pct:.1f}"
+    return f"has used {figure} % of {gpu} in the last {duration(lasts)}"
+
+
 def watts(value: float | None) -> str:
     return UNKNOWN if value is None else f"{value:.0f} W"
 

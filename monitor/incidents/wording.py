@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import datetime
 
-from monitor.facts.formats import duration, gib, percent, sig3
+from monitor.facts.formats import duration, gib, percent, sig3, use_of
 from monitor.incidents import facts as rules
 from monitor.incidents.policy.findings import Finding
 from monitor.incidents.policy.lifecycle import OpenIncident
@@ -61,7 +61,7 @@ def _leak(f: Finding, i: OpenIncident, lasts: str) -> str:
 def _idle(f: Finding, i: OpenIncident, lasts: str) -> str:
     return (
         f"Memory held idle: {_subject(f)} holds {gib(f.memory_bytes)} on {_gpu(f)}"
-        f" and has not used the GPU for {lasts}"
+        f" and {use_of('the GPU', i.mean_pct, i.lasts)}"
     )
 
 
@@ -75,7 +75,8 @@ def _empty(f: Finding, i: OpenIncident, lasts: str) -> str:
 
 
 def _unused(f: Finding, i: OpenIncident, lasts: str) -> str:
-    return f"Booked GPUs unused: {_job(f)} has not used {_gpus(f)} for {lasts}"
+    use = use_of(_each_gpu(f), i.peak_pct, i.lasts, at_most=True)
+    return f"Booked GPUs idle: {_job(f)} {use}"
 
 
 def _over(f: Finding, i: OpenIncident, lasts: str) -> str:
@@ -152,23 +153,25 @@ def to_owner(
     gpu: str,
     memory_bytes: int | None,
     mean_pct: float | None,
+    peak_pct: float | None,
     since_at: datetime,
     last_seen_at: datetime,
     waited_jobs: int,
     job_ref: str,
 ) -> IncidentSummary:
     """The incident as told to its owner, without blame."""
-    lasts = duration(last_seen_at - since_at)
+    passed = last_seen_at - since_at
+    lasts = duration(passed)
     it = program or "A process"
     text = {
         rules.SUSTAINED: f"{it} has kept {gpu} {percent(mean_pct)} busy for {lasts}.",
         rules.FAIR_SHARE: f"You have used {percent(mean_pct)} of the GPUs for {lasts}.",
         rules.MEMORY_HOG: f"{it} has held {gib(memory_bytes)}, most of {gpu}, for {lasts}.",
         rules.LEAK: f"The memory of {it} on {gpu} keeps growing: {gib(memory_bytes)} now.",
-        rules.IDLE_HELD: f"{it} holds {gib(memory_bytes)} on {gpu} and has not used the GPU"
-        f" for {lasts}.",
+        rules.IDLE_HELD: f"{it} holds {gib(memory_bytes)} on {gpu} and"
+        f" {use_of('the GPU', mean_pct, passed)}.",
         rules.CLAIMED_EMPTY: f"Your job {job_ref} has had no process on {gpu} for {lasts}.",
-        rules.UNUSED_GPUS: f"Your job {job_ref} has not used {gpu} for {lasts}.",
+        rules.UNUSED_GPUS: f"Your job {job_ref} {use_of(gpu, peak_pct, passed, at_most=True)}.",
         rules.OVER_MEMORY: f"Your job {job_ref} holds {gib(memory_bytes)} on {gpu}: more than"
         " requested.",
         rules.EXTRA_GPUS: f"{it} of your job {job_ref} uses {gpu}, which the job has not"
@@ -208,6 +211,10 @@ def _gpu(f: Finding) -> str:
 def _places(f: Finding) -> str:
     """All GPUs of use that moves between them."""
     return f"{_gpus(f)} in turn" if len(f.gpus) > 1 else _gpu(f)
+
+
+def _each_gpu(f: Finding) -> str:
+    return f"each of {_gpus(f)}" if len(f.gpus) > 1 else _gpus(f)
 
 
 def _gpus(f: Finding) -> str:

@@ -120,7 +120,7 @@ def cell_use(cell: HeatCell) -> str:
     """How busy the GPU was in a cell of a heat strip, and who used it."""
     words = ["unknown" if cell.busy_pct is None else f"{cell.busy_pct:.0f} % busy"]
     if cell.main is not None and cell.idle_held:
-        words.append(f"memory held by {cell.main.subject or 'an unknown owner'}, not used")
+        words.append(f"memory held idle by {cell.main.subject or 'an unknown owner'}")
     elif cell.people:
         words.append(", ".join(_person(entry) for entry in cell.people[:3]))
     elif cell.busy_pct is not None:

@@ -81,6 +81,6 @@ def warning(used: datetime, policy: InteractivePolicy, now: datetime) -> str:
     idle = duration((now - used).total_seconds())
     left = duration((ends_at(used, now, policy) - now).total_seconds())
     return (
-        f"No process of this job has used its GPUs for {idle}."
+        f"This job has used less than {policy.busy_pct:g} % of each of its GPUs for {idle}."
         f" The job ends in {left} unless they are used."
     )

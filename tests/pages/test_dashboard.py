@@ -120,7 +120,7 @@ def test_the_idle_time_of_a_gpu_is_on_its_card_and_in_rest(alice: User, as_user:
     held = gpu(0, state=GpuState.EXTERNAL, state_since=NOW, idle_since=since)
     snapshots.record(snapshot([held, gpu(1, state=GpuState.IDLE, utilization_pct=None)]))
 
-    assert "unused for" in page(as_user(alice))
+    assert "idle for" in page(as_user(alice))
     lines = as_user(alice).get("/api/gpus/").json()["gpus"]
     assert [line["idle_seconds"] for line in lines] == [420.0, None]
 

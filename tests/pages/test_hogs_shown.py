@@ -128,9 +128,10 @@ def store_gpu() -> Gpu:
 
 
 def test_the_own_page_shows_recommendations(alice: User, as_user: AsUser) -> None:
-    row = made(rule=IDLE_HELD, gpu_id=gpu_uuid(1), memory_bytes=40 * GIB, waited_jobs=2)
+    facts = {"memory_bytes": 40 * GIB, "waited_jobs": 2, "mean_pct": 0.67}
+    row = made(rule=IDLE_HELD, gpu_id=gpu_uuid(1), **facts)
     html = get(as_user(alice), "/users/alice/")
-    assert "python holds 40.0 GiB on GPU 1 and has not used the GPU for 1 h." in html
+    assert "python holds 40.0 GiB on GPU 1 and has used 0.7 % of the GPU in the last 1 h." in html
     assert "2 jobs have waited for it." in html
     assert f"/incidents/{row.pk}/" in html
 
@@ -138,23 +139,23 @@ def test_the_own_page_shows_recommendations(alice: User, as_user: AsUser) -> Non
 def test_the_own_page_shows_idle_memory_and_its_begin(alice: User, as_user: AsUser) -> None:
     idle_for(90)
     html = get(as_user(alice), "/users/alice/")
-    assert "You hold <b>40.0 GiB</b> that no process uses" in html
+    assert "You hold <b>40.0 GiB</b> with less than 2 % use of the GPU" in html
     assert "1 h 30 min" in html
 
 
 def test_memory_with_an_open_incident_is_not_listed_twice(alice: User, as_user: AsUser) -> None:
     idle_for(90)
-    made(rule=IDLE_HELD, gpu_id=gpu_uuid(1), pid=PID, memory_bytes=40 * GIB)
+    made(rule=IDLE_HELD, gpu_id=gpu_uuid(1), pid=PID, memory_bytes=40 * GIB, mean_pct=0.0)
     html = get(as_user(alice), "/users/alice/")
-    assert "has not used the GPU" in html
-    assert "that no process uses" not in html
+    assert "has not used the GPU for" in html
+    assert "with less than" not in html
 
 
 def test_what_was_used_a_moment_ago_is_not_idle(alice: User, as_user: AsUser) -> None:
     idle_for(90)
     newest = ProcessMinute.objects.order_by("-t")[0]
     ProcessMinute.objects.filter(pk=newest.pk).update(sm_s=50)
-    assert "that no process uses" not in get(as_user(alice), "/users/alice/")
+    assert "with less than" not in get(as_user(alice), "/users/alice/")
 
 
 def test_other_users_do_not_see_recommendations(alice: User, bob: User, as_user: AsUser) -> None:

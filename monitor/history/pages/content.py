@@ -369,7 +369,7 @@ def _retention() -> HistoryRange:
 def idle_processes(
     host: str, processes: Iterable[ProcessReading], now: datetime
 ) -> dict[tuple[str, int], datetime]:
-    """{(GPU, pid): since when} of the processes that hold much memory and use nothing.
+    """{(GPU, pid): since when} of the processes that hold much memory and use little of the GPU.
 
     Processes that are not measured enough are omitted.
     """

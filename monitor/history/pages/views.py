@@ -20,6 +20,7 @@ from monitor.hosts import rows as host_rows
 from monitor.hosts.pages import host_row
 from monitor.incidents.facts import IDLE_HELD
 from monitor.incidents.pages import badges as incident_badges
+from monitor.incidents.policy.thresholds import MemoryPolicy
 from monitor.incidents.rows import patterns as pattern_rows
 from monitor.incidents.wording import IncidentSummary
 from monitor.live import cards, host_strips
@@ -28,6 +29,7 @@ from monitor.live.pages import viewer_of
 from monitor.models import Gpu, HostHour, HostMinute, Incident, ProcessUse
 from monitor.snapshot import rows as snapshot_rows
 from monitor.snapshot import rows as snapshots
+from monitor.thresholds import rows as thresholds
 from monitor.usage.rows import sums as usage_sums
 from monitor.usage.rows.sums import UsageTotals
 
@@ -68,6 +70,7 @@ def own_context(name: str, now: datetime) -> dict[str, Any]:
         ],
         "mine": mine,
         "idle": idle,
+        "idle_pct": thresholds.current(MemoryPolicy).idle_pct,
         "idle_bytes": sum(process.row.memory_bytes or 0 for process in idle),
         "patterns": pattern_rows.of_person(name),
     }

@@ -15,9 +15,10 @@ from monitor.incidents.policy.exemptions import ExemptionRule
 from monitor.incidents.policy.findings import Finding, key_of, subject_of
 from monitor.incidents.policy.lifecycle import IncidentChange, OpenIncident, Verdict, milestones
 from monitor.incidents.policy.rule_input import Booking, group_name
-from monitor.incidents.policy.thresholds import MemoryPolicy
+from monitor.incidents.policy.thresholds import BookingPolicy, GpuTimePolicy, MemoryPolicy
 from monitor.incidents.policy.usage_buffers import Key, Total, UsageMinute
 from monitor.incidents.policy.usage_series import HORIZON_S, UsagePoint
+from monitor.incidents.rules.evaluate import IncidentPolicies, log_figures
 from monitor.incidents.wording import sentence
 from monitor.journal.rows import audit, events
 from monitor.models import CpuScanState, Exemption, GpuMinute, Incident, ProcessMinute, ProcessUse
@@ -287,7 +288,8 @@ def _reaching_back(change: IncidentChange, host: str, now: datetime) -> Incident
     since = process_rows.idle_since(uses, now, below_pct=pct, coverage=0.5).get(use_id)
     if since is None or since >= incident.since_at:
         return change
-    return IncidentChange(replace(incident, since_at=since), finding)
+    mean_pct = process_rows.mean_pct(use_id, since)
+    return IncidentChange(replace(incident, since_at=since, mean_pct=mean_pct), finding)
 
 
 def _use_id(finding: Finding, host: str) -> int | None:
@@ -389,8 +391,9 @@ def _add_event(kind: str, row: Incident, text: str, now: datetime) -> None:
 
 
 def _figures(row: Incident) -> dict[str, float]:
-    """For log lines: the mean use of the GPU, and the share of it that the user is entitled to."""
-    if row.rule not in HOG_RULES:
-        return {}
-    figures = {"gpu_util": row.mean_pct, "threshold": row.expected_pct}
-    return {name: value for name, value in figures.items() if value is not None}
+    """For log lines: the mean of what the rule measures, and the threshold of the rule."""
+    force = thresholds.ThresholdsInForce()
+    policies = IncidentPolicies(
+        hogs=force.of(GpuTimePolicy), memory=force.of(MemoryPolicy), claims=force.of(BookingPolicy)
+    )
+    return log_figures(row.rule, row.mean_pct, row.expected_pct, policies)

@@ -165,6 +165,39 @@ def _windows(policies: IncidentPolicies) -> dict[str, float]:
     }
 
 
+# The names in log lines of what the rules measure in percent.
+_MEASURES = {
+    rules.SUSTAINED: "gpu_util",
+    rules.FAIR_SHARE: "gpu_util",
+    rules.IDLE_HELD: "gpu_util",
+    rules.UNUSED_GPUS: "gpu_util",
+    rules.MEMORY_HOG: "memory_util",
+    rules.OVER_MEMORY: "booked_memory_util",
+    rules.CPU_HOG: "cpu_util",
+}
+
+
+def log_figures(
+    rule: str, pct: float | None, expected_pct: float | None, policies: IncidentPolicies
+) -> dict[str, float]:
+    """The measure `pct` of an incident by its name, and the `threshold` at which the rule opens.
+
+    Empty for rules that measure no percentage. expected_pct: the fair share.
+    """
+    hogs, memory, claims = policies.hogs, policies.memory, policies.claims
+    opens_at = {
+        rules.SUSTAINED: hogs.sustained_pct,
+        rules.FAIR_SHARE: None if expected_pct is None else expected_pct + hogs.fair_margin_pct,
+        rules.IDLE_HELD: memory.idle_pct,
+        rules.UNUSED_GPUS: claims.unused_pct,
+        rules.MEMORY_HOG: memory.hog_pct,
+        rules.OVER_MEMORY: 100 + claims.over_margin_pct,
+        rules.CPU_HOG: hogs.cpu_pct,
+    }
+    figures = {_MEASURES.get(rule, ""): pct, "threshold": opens_at.get(rule)}
+    return {name: value for name, value in figures.items() if name and value is not None}
+
+
 def _series_by_key(inputs: RuleInput) -> dict[str, list[Series]]:
     """The series that a key stands for: a group, a user, a job, a job on a GPU, or a process."""
     series_by_key: dict[str, list[Series]] = {}

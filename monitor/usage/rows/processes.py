@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 from operator import attrgetter
 from typing import NamedTuple
 
-from django.db.models import F
+from django.db.models import F, Sum
 
 from monitor.journal.rows import counters
 from monitor.models import ProcessMinute, ProcessUse
@@ -216,6 +216,13 @@ def idle_since(
         first_t = rows[minute.use_id].first_seen_at.timestamp()
         idle_from[minute.use_id] = datetime.fromtimestamp(max(minute.t, first_t), UTC)
     return idle_from
+
+
+def mean_pct(use_id: int, since: datetime) -> float | None:
+    """The mean use (%) in the minutes from `since` on, as far as it was measured."""
+    minutes = ProcessMinute.objects.filter(use_id=use_id, t__gte=int(since.timestamp()) // 60 * 60)
+    sums = minutes.aggregate(sm_s=Sum("sm_s"), known_s=Sum("known_s"))
+    return 100 * sums["sm_s"] / sums["known_s"] if sums["known_s"] else None
 
 
 def _is_idle(minute: ProcessMinute, below_pct: float, coverage: float) -> bool:

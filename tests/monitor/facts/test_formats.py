@@ -64,3 +64,16 @@ def test_it_never_writes_the_unknown_as_zero() -> None:
     writers = (formats.gib, formats.percent, formats.watts, formats.celsius)
 
     assert [write(None) for write in writers] == ["–"] * 4
+
+
+@pytest.mark.parametrize(
+    ("pct", "words"),
+    [
+        (0.0, "has not used GPU 1 for 3 min"),
+        (0.004, "has used less than 0.1 % of GPU 1 in the last 3 min"),
+        (0.67, "has used 0.7 % of GPU 1 in the last 3 min"),
+        (None, "has used an unknown part of GPU 1 in the last 3 min"),
+    ],
+)
+def test_a_gpu_is_called_unused_only_if_no_use_was_measured(pct: float | None, words: str) -> None:
+    assert formats.use_of("GPU 1", pct, timedelta(minutes=3)) == words

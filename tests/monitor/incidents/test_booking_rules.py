@@ -90,7 +90,7 @@ def test_a_job_with_four_gpus_that_uses_one_is_reported_for_the_others() -> None
     trace.play(32, lambda minute: [of_job(), of_job(on=1, sm_pct=0.5)])
     assert trace.opened == [UNUSED_GPUS]
     assert trace.texts[UNUSED_GPUS].startswith(
-        "Booked GPUs unused: job 4 (alice) has not used GPUs 1, 2 and 3 for"
+        "Booked GPUs idle: job 4 (alice) has used at most 0.5 % of each of GPUs 1, 2 and 3 in the"
     )
 
 

@@ -198,6 +198,21 @@ def test_what_was_idle_before_it_is_remembered_began_when_the_rows_say() -> None
     assert "has not used the GPU for 8 h" in row.text
 
 
+def test_idle_memory_that_was_used_hours_ago_is_not_called_unused() -> None:
+    machine = Machine()
+    facts = {"host": "gpubox", "gpu_id": gpu_uuid(0), "pid": 4200001, "start_ticks": 4201001}
+    use = ProcessUse.objects.create(
+        **facts, user="alice", first_seen_at=at(-600), last_seen_at=NOW, held_s=36000, known_s=36000
+    )
+    for minute in range(-600, 0):
+        sums = {"sm_s": 0.8 if minute < -300 else 0, "held_s": 60, "known_s": 60}
+        t = int(at(minute).timestamp())
+        ProcessMinute.objects.create(use=use, t=t, memory_byte_s=2400 * GIB, **sums)
+    idle = process(sm_pct=0.0, memory_bytes=40 * GIB)
+    machine.run(1, idle, demand=[waiting("bob")])
+    assert "has used 0.7 % of the GPU in the last 10 h" in Incident.objects.get(rule=IDLE_HELD).text
+
+
 def test_unwatched_time_before_a_restart_does_not_count_as_empty() -> None:
     machine = Machine()
     snapshots.open_claim(claim("4"), "gpubox", at(-60))

@@ -97,6 +97,16 @@ def test_memory_held_idle_beside_a_working_user_is_reported() -> None:
     )
 
 
+def test_a_keep_alive_is_told_with_its_use() -> None:
+    def kept_alive(minute: float) -> list[ProcessReading]:
+        pct = 20.0 if round(minute * 2) % 30 == 0 else 0.0
+        other = process(pid=2, user="bob", sm_pct=70.0)
+        return [process(pid=1, sm_pct=pct, memory_bytes=40 * GIB), other]
+
+    trace = Trace(every_s=30).play(62, kept_alive)
+    assert " and has used 0.7 % of the GPU in the last 1 h 1 min" in trace.texts[IDLE_HELD]
+
+
 def test_a_keep_alive_of_one_percent_is_idle() -> None:
     assert Trace(every_s=30).play(70, idle_beside(70, blip=10.0)).opened == [IDLE_HELD]
 
