@@ -180,6 +180,11 @@ class Config(BaseSettings):
         default_factory=dict,
         description='Ranks of further models, in TOML {"RTX 9090" = 900}, in a variable as JSON.',
     )
+    gpu_memory_gib: Ranks = Field(
+        default_factory=dict,
+        description="Memory (GiB) of GPUs of which the driver gives no figure, by model or UUID, "
+        'in TOML {"GB10" = 100}, in a variable as JSON.',
+    )
     cpus: float | None = Field(
         None, gt=0, allow_inf_nan=False, description="CPUs to plan with, if fewer than there are."
     )

@@ -14,10 +14,10 @@ from django.shortcuts import get_object_or_404, render
 from django.utils import timezone
 from django.views.decorators.http import require_safe
 
-from monitor.facts.readings import ProcessReading, Snapshot
+from monitor.facts.readings import GpuReading, ProcessReading, Snapshot
 from monitor.facts.usage import InstanceReading
 from monitor.gpus import rows as availability
-from monitor.gpus.policy import capability
+from monitor.gpus.policy import capability, shared_memory
 from monitor.gpus.policy.health import clock_words
 from monitor.history.pages import content as history_content
 from monitor.identity.policy.privacy import Viewer, owns, redact
@@ -251,6 +251,8 @@ def gpu(request: HttpRequest, uuid: str) -> HttpResponse:
         "gpu": row,
         "card": next((c for c in cards.cards(snapshots, badges, tasks) if c.uuid == uuid), None),
         "reading": reading,
+        "unsupported": _unsupported(reading) if reading else "",
+        "is_stated": reading is not None and shared_memory.is_stated(reading),
         "capability": capability.of(reading, settings.CONFIG.gpu_power) if reading else None,
         "health": health,
         "clock_words": clock_words(health),
@@ -288,6 +290,12 @@ def processes(request: HttpRequest) -> HttpResponse:
         "digest": digest(snapshots, badges=badges, silent=silent),
     }
     return render(request, "monitor/processes.html", context)
+
+
+def _unsupported(reading: GpuReading) -> str:
+    """The fields that the GPU does not have, in words: "power, temperature"."""
+    words = (name.rpartition("_")[0] or name for name in reading.unsupported or ())
+    return ", ".join(dict.fromkeys(word.replace("_", " ") for word in words))
 
 
 def _instances(snapshots: list[Snapshot], uuid: str) -> list[tuple[InstanceReading, int]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from datetime import datetime, timedelta
 from operator import attrgetter
@@ -31,6 +31,7 @@ from monitor.gpus.policy import changes, health, health_events
 from monitor.gpus.policy import changes as gpu_changes
 from monitor.gpus.policy.cooling import Cooling, keep_jobs, with_orphans
 from monitor.gpus.policy.health import HealthPolicy
+from monitor.gpus.policy.shared_memory import with_stated_memory
 from monitor.gpus.policy.states import with_states
 from monitor.identity.policy.owners import attribute
 from monitor.journal.rows import counters, events
@@ -89,10 +90,18 @@ class MachineState(Protocol):
 class Sampler:
     """A Step. Its state between ticks is stored with the newest snapshot."""
 
-    def __init__(self, guard: Guard, probe: GpuProbe, machine: MachineState) -> None:
+    def __init__(
+        self,
+        guard: Guard,
+        probe: GpuProbe,
+        machine: MachineState,
+        memory_gib: Mapping[str, float] | None = None,
+    ) -> None:
+        """memory_gib: of GPUs of which the driver gives no figure, by model or UUID."""
         self._guard = guard
         self._probe = probe
         self._machine = machine
+        self._memory_gib = memory_gib or {}
         self._last: Snapshot | None = None
         self._tried_at: datetime | None = None
         self._resumes_at: datetime | None = None
@@ -143,8 +152,9 @@ class Sampler:
         before = self._before()
         gpus = changes.complete(sweep, before, now) if self._keeps_missing() else sweep.gpus
         sweep = changes.explained(sweep, gpus)
-        gpus = with_orphans(gpus, processes, before, now, sweep.is_fresh)
         host = self._host(now)
+        gpus = with_stated_memory(gpus, processes, host, self._memory_gib)
+        gpus = with_orphans(gpus, processes, before, now, sweep.is_fresh)
         in_force = thresholds.ThresholdsInForce()
         healthy = in_force.of(HealthPolicy)
         checkup = health.examine(sweep, gpus, self._comparable(host), healthy, now)
@@ -363,4 +373,4 @@ def build(guard: Guard) -> Sampler:
     config = settings.CONFIG
     limits = LimitsProbe(config.cpus, config.memory_gib)
     machine = HostProbe(config.node, [Path(settings.DATA)], limits=limits)
-    return Sampler(guard, probe_from(config), machine)
+    return Sampler(guard, probe_from(config), machine, config.gpu_memory_gib)

@@ -273,7 +273,12 @@ def _holds(blocker: Blocker) -> str:
 
 
 def _memory_unknown(blocker: Blocker) -> str:
-    return f"How much memory is free on {_gpu(blocker)} is not known."
+    gpu = _gpu(blocker)
+    if blocker.detail("unsupported"):
+        return f"{gpu} has no figure for its memory, so its free memory is not known."
+    if blocker.detail("call"):
+        return f"The free memory of {gpu} could not be read: {blocker.detail('call')}."
+    return f"How much memory is free on {gpu} is not known."
 
 
 def _ramping(blocker: Blocker) -> str:

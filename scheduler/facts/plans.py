@@ -23,7 +23,8 @@ class Holder:
 class Slot:
     """A GPU as input of the planner: free resources after foreign processes and claims.
 
-    free_bytes: None = unknown, so no shared job may be placed on it.
+    free_bytes: None = unknown, so no shared job may be placed on it. memory_unsupported: because
+    the GPU or its driver has no such figure. failed_call: because this call of the driver failed.
     jobs: ids of the jobs on it. exclusive: one of them has it alone. undeclared: one of them
     declared no memory. foreign: other holders of memory, the largest first.
     lone: its compute mode allows only one process at a time.
@@ -59,6 +60,8 @@ class Slot:
     heavy_bytes: int | None = None
     use_pct: float | None = None
     unsettled: bool = False
+    memory_unsupported: bool = False
+    failed_call: str | None = None
 
     @property
     def held_by_job(self) -> tuple[int, ...]:

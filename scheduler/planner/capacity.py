@@ -29,6 +29,7 @@ from monitor.facts.readings import (
 from monitor.facts.thresholds import percent, threshold
 from monitor.gpus.policy import capability
 from monitor.gpus.policy.capability import NOT_OURS, hidden
+from monitor.gpus.policy.shared_memory import has_no_figure
 from scheduler.facts.blockers import Blocker, BlockerCode, Tier, details
 from scheduler.facts.jobs import Requirement
 from scheduler.facts.plans import Holder, PlanPolicy, RunningJob, Slot, Slots
@@ -158,6 +159,8 @@ class _SlotBuilder:
                 (end := self._ramps_until(c)) is None or self.now < end for c in own_claims
             ),
             ramps_until=None if ramping is None else self._ramps_until(ramping),
+            memory_unsupported=has_no_figure(gpu),
+            failed_call=_failed_memory_call(gpu),
         )
 
     def _free(
@@ -204,6 +207,11 @@ class _SlotBuilder:
         return (
             None if claim.since is None else claim.since + timedelta(seconds=self.capacity.ramp_s)
         )
+
+
+def _failed_memory_call(gpu: GpuReading) -> str | None:
+    calls = gpu.failed_calls or ()
+    return next((call for call in calls if call.startswith("nvmlDeviceGetMemoryInfo")), None)
 
 
 def _held(processes: Iterable[ProcessReading]) -> int:

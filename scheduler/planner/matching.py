@@ -173,17 +173,28 @@ def reject_code(
         return RESERVED_FOR
     if gpu.batch is not None and gpu.batch != requirement.batch:
         return BATCH_EXCLUSIVE
-    alone, wants = requirement.exclusive, requirement.memory_bytes
-    if gpu.exclusive or gpu.undeclared or (gpu.jobs and (alone or wants is None)):
+    alone, declared = requirement.exclusive, requirement.memory_bytes
+    if gpu.exclusive or gpu.undeclared or (gpu.jobs and (alone or declared is None)):
         return GPU_TAKEN
     if alone and gpu.foreign:
         return GPU_TAKEN
-    if wants is None:
-        # An exclusive job takes any memory; a shared job needs a minimum.
-        wants = -1 if alone else policy.undeclared_bytes
-    if wants >= 0 and (gpu.free_bytes is None or gpu.free_bytes < wants):
+    wants = needed_bytes(requirement, gpu, policy)
+    if wants is not None and (gpu.free_bytes is None or gpu.free_bytes < wants):
         return MEMORY_UNKNOWN if gpu.free_bytes is None else GPU_MEMORY
     return RAMPING if gpu.ramping is not None and is_heavy(requirement, gpu) else None
+
+
+def needed_bytes(requirement: Requirement, gpu: Slot, policy: PlanPolicy) -> int | None:
+    """The memory that must be free; None = any.
+
+    A whole GPU needs no figure. A job that declares no memory shares its GPU with no other job, so
+    it needs none either on a GPU that has no figure, unless other processes are there.
+    """
+    if requirement.memory_bytes is not None:
+        return requirement.memory_bytes
+    if requirement.exclusive or (gpu.memory_unsupported and not gpu.foreign):
+        return None
+    return policy.undeclared_bytes
 
 
 def explain_rejection(
@@ -240,7 +251,11 @@ def _too_little_memory(requirement: Requirement, gpu: Slot, policy: PlanPolicy) 
     wanted = size(policy.undeclared_bytes if declared is None else declared)
     if gpu.free_bytes is None:
         return Blocker(
-            code=BlockerCode.MEMORY_UNKNOWN, tier=Tier.MACHINE, gpu=gpu.index, requested=wanted
+            code=BlockerCode.MEMORY_UNKNOWN,
+            tier=Tier.MACHINE,
+            gpu=gpu.index,
+            requested=wanted,
+            details=details(unsupported=gpu.memory_unsupported, call=gpu.failed_call),
         )
     free = f"{_whole_gib(gpu.free_bytes)} of {size(gpu.total_bytes)}"
     return Blocker(

@@ -109,6 +109,12 @@ class GpuBody(Schema):
     jobs_share_pct: float | None = Field(description="Share of its time that jobs use.")
     others_share_pct: float | None = Field(description="Share that other processes use.")
     guest: GuestBody | None = Field(description="The user outside the queue who has this GPU.")
+    unsupported: list[str] | None = Field(
+        description="Fields that the GPU or its driver does not have; a stated memory has a value."
+    )
+    failed_calls: list[str] | None = Field(
+        description="Calls of the driver that failed at this reading; their values are unknown."
+    )
 
 
 class ProcessBody(Schema):

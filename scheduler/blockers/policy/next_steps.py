@@ -69,6 +69,19 @@ _ENGINE_STEPS = {
 _WHEN_FREE = "It starts when a GPU becomes free."
 _BY_ITSELF = "It starts by itself when that is over."
 _OPERATOR = "An operator must look at this GPU."
+
+
+def _memory_unknown_step(blocker: Blocker) -> str:
+    if blocker.detail("unsupported"):
+        return (
+            "Ask for the whole GPU without a GPU memory, or let an administrator state its memory"
+            " in `gpu_memory_gib`."
+        )
+    if blocker.detail("call"):
+        return "The driver is asked again each second."
+    return _OPERATOR
+
+
 _STEPS: Mapping[Code, str | Callable[[Blocker], str]] = {
     Code.HELD: lambda b: f"{b.holder or 'An operator'} or an operator must release it.",
     Code.TOO_MANY_REQUEUES: "Its owner or an operator must release it.",
@@ -109,7 +122,7 @@ _STEPS: Mapping[Code, str | Callable[[Blocker], str]] = {
     Code.GPU_UNSUITABLE: "It starts when a matching GPU is free.",
     Code.GPU_TAKEN: _gpu_taken_step,
     Code.GPU_MEMORY: "It starts when enough memory is free; less memory may start it sooner.",
-    Code.MEMORY_UNKNOWN: _OPERATOR,
+    Code.MEMORY_UNKNOWN: _memory_unknown_step,
     Code.RAMPING: _BY_ITSELF,
     Code.GPU_LOCKED: "It starts when the lock is released.",
     Code.GPU_PAUSED: "An operator must resume this GPU.",

@@ -17,7 +17,7 @@ from scheduler.facts.jobs import QueuedJob, Requirement, RunTime
 from scheduler.facts.plans import PlanPolicy, RunningJob, Slot, Slots
 from scheduler.planner.forecast.run_times import remaining
 from scheduler.planner.forecast.time_windows import HORIZON, WindowForecast
-from scheduler.planner.matching import reject_code
+from scheduler.planner.matching import needed_bytes, reject_code
 
 MINUTE = timedelta(minutes=1)
 Bars = Mapping[int, Blocker]
@@ -70,7 +70,7 @@ class GpuTimeline:
             self._suits[kind] = reject_code(requirement, self._bare, policy) is None
         if not self._suits[kind]:
             return None
-        wants = _wants(requirement, policy)
+        wants = needed_bytes(requirement, self._bare, policy)
         shares = wants is not None and requirement.memory_bytes is not None
         shares = shares and not requirement.exclusive
         at, free, alone, jobs = self.at, self._free, self._alone, len(self.held)
@@ -104,13 +104,6 @@ class GpuTimeline:
         back = self.held.pop(job_id)
         self._free = None if self._free is None else self._free + back
         self._alone = None if self._alone == job_id else self._alone
-
-
-def _wants(requirement: Requirement, policy: PlanPolicy) -> int | None:
-    """The memory that must be free; None = any."""
-    if requirement.memory_bytes is None and not requirement.exclusive:
-        return policy.undeclared_bytes
-    return requirement.memory_bytes
 
 
 class GpuTimelines:

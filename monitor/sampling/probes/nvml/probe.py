@@ -339,9 +339,12 @@ class NvmlProbe:
             memory_reserved_bytes=reserved,
             utilization_pct=use,
             memory_utilization_pct=memory_use,
-            unsupported=tuple(n for n, key in _CALLS.items() if key in device.kept.absent) or None,
             **{name: answers.paced(*key) for name, key in _CHANGING.items()},
         )
+        absent = device.kept.absent
+        if absent:
+            lacking = tuple(name for name, key in _CALLS.items() if key in absent)
+            reading = replace(reading, unsupported=lacking or None)
         if total is not None and total != device.facts.memory_total_bytes:
             device.facts = replace(device.facts, memory_total_bytes=total)
             self._facts[reading.uuid] = device.facts, device.wanted
