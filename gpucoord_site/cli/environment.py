@@ -15,7 +15,7 @@ SECRET = re.compile(
     re.IGNORECASE,
 )
 # An address with a password, as in REDIS_URL=redis://user:password@host.
-SECRET_VALUE = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s:@]*:[^/\s@]+@", re.IGNORECASE)
+SECRET_VALUE = re.compile(r"[a-z0-9+.-]://[^/\s:@]*:[^/\s@]+@", re.IGNORECASE)
 # Of the terminal, the login and the display; the account's own are set by the server.
 LOCAL = re.compile(
     r"_|PWD|OLDPWD|SHLVL|HOME|USER|LOGNAME|SHELL|MAIL|TERM|TERMCAP|COLUMNS|LINES|PS[0-9]|HIST.*"

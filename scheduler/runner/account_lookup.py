@@ -57,8 +57,8 @@ def directories() -> list[str]:
         text = NSSWITCH.read_text(errors="replace")
     except OSError:
         return []
-    line = re.search(r"^\s*passwd\s*:([^#\n]*)", text, re.MULTILINE)
-    words = re.sub(r"\[[^\]]*\]", " ", line[1]).split() if line else []
+    line = re.search(r"^[ \t]*passwd[ \t]*:([^#\n]*)", text, re.MULTILINE)
+    words = re.sub(r"\[[^\[\]]*\]", " ", line[1]).split() if line else []
     return [word for word in words if re.fullmatch(r"\w+", word) and word not in LOCAL_SERVICES]
 
 

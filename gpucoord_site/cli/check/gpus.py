@@ -60,7 +60,7 @@ def answering(sweep: GpuSweep) -> Iterator[Finding]:
 def kernel_module(version_file: Path = Path("/proc/driver/nvidia/version")) -> str | None:
     """The version of the loaded NVIDIA kernel module; None when there is none."""
     try:
-        match = re.search(r"Kernel Module.*?\s(\d+\.\d+(?:\.\d+)?)", version_file.read_text())
+        match = re.search(r"Kernel Module.{0,200}?\s(\d+\.\d+(?:\.\d+)?)", version_file.read_text())
     except OSError:
         return None
     return match[1] if match else None

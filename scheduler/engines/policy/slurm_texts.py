@@ -165,11 +165,11 @@ def sbatch(text: str) -> str:
 
 
 _GPU_COUNT = re.compile(r"(?:^|,)gres/gpu=(\d{1,6})(?=,|$)")
-_TRES = re.compile(r"^\s*(?:AllocTRES|TRES)=(\S*)", re.MULTILINE)
-_NODE_GRES = re.compile(r"^\s*Nodes=(\S+) CPU_IDs=\S* Mem=\S* GRES=(\S*)", re.MULTILINE)
-_INDICES = re.compile(r"gpu(?::[^(,]*)?\(IDX:([0-9,-]+)\)")
+_TRES = re.compile(r"^[ \t]*(?:AllocTRES|TRES)=(\S*)", re.MULTILINE)
+_NODE_GRES = re.compile(r"^[ \t]*Nodes=(\S+) CPU_IDs=\S* Mem=\S* GRES=(\S*)", re.MULTILINE)
+_INDICES = re.compile(r"gpu(?::[^(,:]*){0,2}\(IDX:([0-9,-]+)\)")
 _EXIT = re.compile(r"\bExitCode=(\d{1,3}):(\d{1,3})\b")
-_WORD = re.compile(r"^\s*JobState=(\S+) Reason=(.*?) Dependency=", re.MULTILINE)
+_WORD = re.compile(r"^[ \t]*JobState=(\S+) Reason=(.*?) Dependency=", re.MULTILINE)
 # The job's name is above this part, its comment, command and folders are below.
 _STATE_LINE = re.compile(r"^[ \t]*JobState=", re.MULTILINE)
 _USER_TEXTS = re.compile(r"^[ \t]*(?:MinCPUsNode|Features|Comment|Command|WorkDir)=", re.MULTILINE)
@@ -221,7 +221,7 @@ def _numbers(gres: str) -> tuple[int, ...]:
 def node_names(nodes: str) -> list[str]:
     """`gpu[03-05],fat1` -> gpu03, gpu04, gpu05, fat1."""
     names: list[str] = []
-    for prefix, spans, suffix in re.findall(r"([^\[,]+)(?:\[([^\]]*)\])?([^,\[]*)", nodes):
+    for prefix, spans, suffix in re.findall(r"([^\[,]+)(?:\[([^\[\]]*)\])?([^,\[]*)", nodes):
         if not spans:
             names.append(prefix)
             continue
@@ -247,7 +247,7 @@ _CONFIGURED = re.compile(r"\bCfgTRES=(\S*)")
 _ALLOCATED = re.compile(r"\bAllocTRES=(\S*)")
 _STATE = re.compile(r"\bState=(\S+)")
 _GRES = re.compile(r"\bGres=(\S+)")
-_REASON = re.compile(r"\bReason=(.*?)(?: \[[^\]]*\])?\s*$")
+_REASON = re.compile(r"\bReason=(.*)")
 
 
 def nodes(text: str) -> list[NodeReport]:
@@ -269,10 +269,16 @@ def nodes(text: str) -> list[NodeReport]:
                 word=state[1][:LONGEST_WORD] if state else "",
                 gpus=gpus if counted else _gres_count(gres[1]) if gres else None,
                 gpus_allocated=taken,
-                reason=cleaned(why[1]) if why else "",
+                reason=cleaned(_without_author(why[1])) if why else "",
             )
         )
     return nodes
+
+
+def _without_author(reason: str) -> str:
+    """`Drained [root@2026-03-02T12:00:00]` -> Drained."""
+    text, bracket, _ = reason.rpartition(" [")
+    return text if bracket and reason.rstrip().endswith("]") else reason
 
 
 def sacct(text: str) -> Mapping[str, Allocation]:
