@@ -109,9 +109,14 @@ def _read(pid: int) -> ProcessInfo | None:
     try:
         # Unbuffered: this runs for each job and process.
         with open(f"/proc/{pid}/stat", "rb", buffering=0) as file:  # noqa: PTH123
-            fields = file.read().rpartition(b")")[2].split()
+            return parsed(pid, file.read())
     except OSError:
         return None
+
+
+def parsed(pid: int, stat: bytes) -> ProcessInfo | None:
+    """From /proc/PID/stat, where the name may hold spaces and parentheses. None: as of `_read`."""
+    fields = stat.rpartition(b")")[2].split()
     if not fields or fields[0] in (b"Z", b"X"):
         return None
     return ProcessInfo(pid, int(fields[1]), int(fields[2]), int(fields[3]), int(fields[19]))

@@ -16,7 +16,7 @@ from django.utils import timezone
 
 from monitor.sampling.probes.simulated.probe import SimulatedProbe, is_paused
 from scheduler.runner import attempt_files
-from scheduler.runner.confine import host_probe, locks
+from scheduler.runner.confine import host_probe, limit_trials, locks
 from scheduler.runner.confine.cgroups import Cgroup
 from scheduler.runner.confine.host_probe import CgroupParent
 from scheduler.runner.confine.locks import HeldLocks
@@ -124,6 +124,56 @@ def test_a_process_above_its_limit_is_asked_to_save_its_work_and_ended(run: Run)
     assert attempt.result().stopped == "memory"
     assert "holds 0.1" in attempt.log()
     assert "exceeds its limit of 0.0625 GiB of host memory" in attempt.log()
+
+
+def test_a_process_above_its_limit_is_ended_in_a_cgroup_that_allows_the_job_more(
+    run: Run, place: CgroupParent
+) -> None:
+    if "memory" not in place.can:
+        pytest.skip("no memory controller")
+    takes = "x = bytearray(150 * 1024**2); import time; time.sleep(60)"
+    mib = 1024**2
+
+    attempt = run(
+        sys.executable, "-c", takes, grace_s=0.2,
+        **bounds(place, memory_bytes=2048 * mib, process_memory_bytes=64 * mib),
+    )  # fmt: skip
+
+    assert attempt.result().stopped == "memory"
+    assert "exceeds its limit of 0.0625 GiB of host memory" in attempt.log()
+
+
+def test_a_job_near_the_limit_of_its_cgroup_is_warned(run: Run, place: CgroupParent) -> None:
+    if "memory" not in place.can:
+        pytest.skip("no memory controller")
+    takes = "x = bytearray(175 * 1024**2); import time; time.sleep(4)"
+
+    attempt = run(sys.executable, "-c", takes, **bounds(place, memory_bytes=200 * 1024**2))
+
+    assert attempt.result().exit_code == 0
+    assert "[gpucoord: the job holds 0.1" in attempt.log()
+
+
+@pytest.mark.parametrize("trial", limit_trials.TRIALS, ids=lambda trial: trial[0])
+def test_each_limit_works_when_check_tries_it(place: CgroupParent, trial: Any) -> None:
+    name, is_here, attempt = trial
+    if not is_here(place):
+        pytest.skip(f"no controller for {name}")
+
+    assert attempt(place) == ""
+
+
+def test_check_says_which_limit_the_kernel_does_not_apply(
+    place: CgroupParent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Cgroup, "limit", lambda *_, **__: None)
+
+    problems = {trial.name for trial in limit_trials.trials(place) if trial.problem}
+
+    # On a busy machine, a process gets little of a CPU without any limit.
+    limited = {"memory": "memory of a job", "pids": "number of processes"}
+    expected = {name for controller, name in limited.items() if controller in place.can}
+    assert problems - {"CPUs"} == expected
 
 
 def test_a_job_gets_the_cpu_that_it_may_have(run: Run, place: CgroupParent) -> None:

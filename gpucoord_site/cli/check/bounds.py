@@ -10,12 +10,13 @@ from gpucoord_site.cli.check.report import Finding, fail, ok, warn
 from gpucoord_site.config.settings import Config
 from scheduler.execution.policy import BoundsPolicy
 from scheduler.execution.probes import capabilities as capabilities_probe
-from scheduler.runner.confine import host_probe, locks, niceness
+from scheduler.runner.confine import host_probe, limit_trials, locks, niceness
 
 
 def bounds(config: Config) -> Iterator[Finding]:
     """Cgroups, device filtering, GPU time caps, MPS and niceness."""
     place = host_probe.find_parent()
+    trials = list(limit_trials.trials(place))
     for folder in place.folders:
         with suppress(OSError):
             os.rmdir(folder)  # noqa: PTH106
@@ -32,6 +33,13 @@ def bounds(config: Config) -> Iterator[Finding]:
             yield warn("cgroup", mean.text, todo)
         elif mean.name != "locks":
             yield ok({"share": "share cap"}.get(mean.name, mean.name), mean.text)
+    works = ", ".join(trial.name for trial in trials if not trial.problem)
+    if works:
+        yield ok("tried", f"limits that were tried on a process and work: {works}")
+    for trial in trials:
+        if trial.problem:
+            todo = "jobs can exceed this limit; report it with the version of the kernel"
+            yield warn("tried", f"limit on {trial.name}: {trial.problem}", todo)
     if niceness.can_restore():
         yield ok("nice", "own jobs step back while the machine is busy")
     else:

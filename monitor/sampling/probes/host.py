@@ -114,7 +114,8 @@ class HostProbe:
         read = written = 0
         for line in (self._proc / "diskstats").read_text(errors="replace").splitlines():
             fields = line.split()
-            if (self._sys / "block" / fields[2] / "device").exists():
+            # A slash in the name of a device is an exclamation mark in /sys.
+            if (self._sys / "block" / fields[2].replace("/", "!") / "device").exists():
                 read += int(fields[5]) * SECTOR_BYTES
                 written += int(fields[9]) * SECTOR_BYTES
         return read, written

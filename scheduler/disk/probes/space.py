@@ -71,7 +71,7 @@ def device_of(path: str, patience_s: float = PATIENCE_S) -> str | None:
     A folder on a network mount is not touched, as its server may be dead. A link may lead to one,
     so that others are asked in a thread.
     """
-    mounts = _mounts()
+    mounts = mount_table(_mountinfo())
     above = [mount for mount in mounts if _is_below(path, mount)]
     nearest = max(above, key=len, default=None)
     if nearest is not None and mounts[nearest][1] in NETWORK:
@@ -96,14 +96,17 @@ def _is_below(path: str, mount: str) -> bool:
     return path == mount or path.startswith(f"{mount.rstrip('/')}/")
 
 
-def _mounts() -> dict[str, tuple[str, str]]:
-    """Device and type by mount point."""
+def _mountinfo() -> str:
     try:
-        lines = Path("/proc/self/mountinfo").read_text(errors="replace").splitlines()
+        return Path("/proc/self/mountinfo").read_text(errors="replace")
     except OSError:
-        return {}
+        return ""
+
+
+def mount_table(mountinfo: str) -> dict[str, tuple[str, str]]:
+    """Device and type by mount point."""
     mounts = {}
-    for line in lines:
+    for line in mountinfo.splitlines():
         words, _, rest = line.partition(" - ")
         fields = words.split()
         mounts[_plain(fields[4])] = (fields[2], rest.split()[0])

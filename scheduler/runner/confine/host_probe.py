@@ -84,8 +84,8 @@ def remove_stale(place: CgroupParent, instance: int, now_t: float) -> int:
 
 
 def _candidates() -> Iterator[CgroupParent]:
-    mounts = _mounts()
-    own = _own_paths()
+    mounts = hierarchies(Path("/proc/self/mounts").read_text(errors="replace"))
+    own = own_cgroups(Path("/proc/self/cgroup").read_text(errors="replace"))
     unified = mounts.get("")
     if unified and Path(unified, "cgroup.controllers").is_file() and len(mounts) == 1:
         if os.geteuid() == 0:
@@ -182,10 +182,10 @@ def _is_frozen(cgroup: Cgroup) -> bool:
     return False
 
 
-def _mounts() -> dict[str, str]:
-    """Controller -> where its hierarchy is mounted; "" is version 2."""
+def hierarchies(text: str) -> dict[str, str]:
+    """Controller -> where its hierarchy is mounted, from /proc/self/mounts; "" is version 2."""
     mounts: dict[str, str] = {}
-    for line in Path("/proc/self/mounts").read_text(errors="replace").splitlines():
+    for line in text.splitlines():
         _, point, kind, options, *_ = line.split()
         if kind == "cgroup2":
             mounts.setdefault("", point)
@@ -195,10 +195,10 @@ def _mounts() -> dict[str, str]:
     return {name: point for name, point in mounts.items() if name in ("", *USED_V1)}
 
 
-def _own_paths() -> dict[str, str]:
-    """Controller -> the cgroup that this process is in."""
+def own_cgroups(text: str) -> dict[str, str]:
+    """Controller -> the cgroup of a process, from its /proc/PID/cgroup; "" is version 2."""
     paths: dict[str, str] = {}
-    for line in Path("/proc/self/cgroup").read_text(errors="replace").splitlines():
+    for line in text.splitlines():
         _, names, path = line.split(":", 2)
         for name in names.split(","):
             paths[name] = path

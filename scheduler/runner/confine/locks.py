@@ -60,20 +60,22 @@ def holders(files: Iterable[Path]) -> dict[Path, tuple[LockHolder, ...]]:
             status = file.stat(follow_symlinks=False)
             wanted.setdefault(status.st_ino, []).append((file, status))
     if wanted:
-        for inode, device, pid, alone in _flocks():
+        for inode, device, pid, alone in flocks(_lock_table()):
             for file, status in wanted.get(inode, ()):
                 if _is_same(device, status, pid):
                     by_path[file].append(_holder(_living(pid, status), alone=alone))
     return {file: tuple(file_holders) for file, file_holders in by_path.items()}
 
 
-def _flocks() -> Iterable[tuple[int, tuple[int, int], int, bool]]:
-    """(inode, device, pid, alone) of every held flock, without waiting ones."""
-    try:
-        lines = Path("/proc/locks").read_text().splitlines()
-    except OSError:
-        return
-    for line in lines:
+def _lock_table() -> str:
+    with suppress(OSError):
+        return Path("/proc/locks").read_text()
+    return ""
+
+
+def flocks(table: str) -> Iterable[tuple[int, tuple[int, int], int, bool]]:
+    """(inode, device, pid, alone) of every held flock of /proc/locks, without waiting ones."""
+    for line in table.splitlines():
         words = line.split()
         if len(words) < 6 or words[1] != "FLOCK":
             continue

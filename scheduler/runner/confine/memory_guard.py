@@ -31,8 +31,9 @@ _REASON = "{holder} holds {used} of its limit of {limit} of host memory."
 _ENDED = (
     "\n[gpucoord: the job is ended, because {holder} exceeds its limit of {limit} of host memory]\n"
 )
-# Version 2, then version 1 of cgroups.
-_COUNTED = (frozenset({"anon", "shmem"}), frozenset({"total_rss", "total_shmem"}))
+# Names in memory.stat of version 2, then of version 1. Only the first of each tells the versions
+# apart: version 1 has a "shmem" too, without the cgroups below.
+_COUNTED = (("anon", "shmem"), ("total_rss", "total_shmem"))
 
 Processes = Callable[[], Iterable[ProcessInfo]]
 
@@ -148,7 +149,7 @@ def used_bytes(folders: Iterable[Path], processes: Processes) -> int:
             lines = (folder / "memory.stat").read_text().splitlines()
             values = {name: int(value) for name, value in map(str.split, lines)}
             for names in _COUNTED:
-                if names & values.keys():
+                if names[0] in values:
                     return sum(values.get(name, 0) for name in names)
     return sum(_private_bytes(process.pid) for process in processes())
 
