@@ -59,6 +59,11 @@ class Config(BaseSettings):
         description="Port of the OpenAI-compatible endpoint for language models; not set: the"
         " page's port + 1; 0 takes a free one. It is opened once there is a model service.",
     )
+    models_cors_origins: Annotated[Names, AfterValidator(values.origins)] = Field(
+        default_factory=list,
+        description="Origins of web pages that may use the endpoint for language models from a"
+        ' browser (CORS), such as "https://chat.example.org"; "*" = all.',
+    )
     allowed_hosts: Names = Field(
         default_factory=list, description="Host names under which the service is reached."
     )

@@ -50,6 +50,16 @@ def networks(names: list[str]) -> list[str]:
     return names
 
 
+def origins(names: list[str]) -> list[str]:
+    """As browsers send them: scheme, host and, unless it is the usual one, port."""
+    for name in names:
+        parts = urlsplit(name)
+        is_origin = parts.scheme in ("http", "https") and parts.hostname
+        if name != "*" and not (is_origin and name == f"{parts.scheme}://{parts.netloc.lower()}"):
+            raise ValueError(f'"{name}" must be an origin such as https://chat.example.org, or *')
+    return names
+
+
 def ldap(url: str) -> str:
     if url.startswith(("ldap://", "ldaps://")):
         return url

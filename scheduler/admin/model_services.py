@@ -27,7 +27,7 @@ LABELS = {
     "memory_mib": "GPU memory (MiB)",
 }
 HELP = {
-    "name": "Letters, digits and . _ : + -. It cannot be changed later.",
+    "name": "Letters, digits and . _ : + - /. It cannot be changed later.",
     "enabled": "A disabled model starts no instance: its prompts wait, and its endpoint answers"
     " 503.",
     "health_path": "It answers with a status below 400 once the model is loaded. Ollama has /.",
@@ -60,13 +60,18 @@ class ServiceForm(forms.ModelForm):  # type: ignore[type-arg]
         " {gpu_memory_fraction} are filled in. Examples: "
         + " · ".join(f"{name}: {text}" for name, text in policy.TEMPLATES.items()),
     )
+    aliases = forms.CharField(
+        required=False, help_text="Further names in requests, separated by spaces."
+    )
     on_gpus = forms.CharField(
         label="Only on these GPUs", required=False, help_text="UUIDs, separated by spaces."
     )
 
     class Meta:
         model = ModelService
-        fields = tuple(name for name in actions.COLUMNS if name not in ("argv", "on_gpus"))
+        fields = tuple(
+            name for name in actions.COLUMNS if name not in ("argv", "aliases", "on_gpus")
+        )
         labels = LABELS
         help_texts = HELP
 
@@ -74,6 +79,7 @@ class ServiceForm(forms.ModelForm):  # type: ignore[type-arg]
         super().__init__(*args, **kwargs)
         if self.instance.pk:
             self.initial["command"] = shlex.join(self.instance.argv)
+            self.initial["aliases"] = " ".join(self.instance.aliases)
             self.initial["on_gpus"] = " ".join(self.instance.on_gpus)
 
     def clean_command(self) -> list[str]:
@@ -81,6 +87,9 @@ class ServiceForm(forms.ModelForm):  # type: ignore[type-arg]
             return list(policy.parse_argv(self.cleaned_data["command"]))
         except ValueError as error:
             raise forms.ValidationError(str(error)) from None
+
+    def clean_aliases(self) -> list[str]:
+        return str(self.cleaned_data["aliases"]).split()
 
     def clean_on_gpus(self) -> list[str]:
         texts = str(self.cleaned_data["on_gpus"]).split()

@@ -21,6 +21,7 @@ from scheduler.facts.prompts import Instance, Service
 from scheduler.fair_share.rows import FairShareAccounts
 from scheduler.model_proxy.facts import Caller
 from scheduler.model_services import rows as service_rows
+from scheduler.model_services.policy.names import ModelNames
 from scheduler.model_services.rows import other_hosts
 from scheduler.models import ModelInstance, ModelService
 from scheduler.prompts import rows as prompts
@@ -57,6 +58,8 @@ def _caller(user: User, now: datetime, *, may_submit: bool) -> Caller:
 class Situation:
     """The endpoint's view of the models. made: when each service was created, Unix time."""
 
+    names: ModelNames = field(default_factory=lambda: ModelNames({}))
+
     services: tuple[Service, ...] = ()
     made: Mapping[str, float] = field(default_factory=dict)
     policy: PromptPolicy = field(default_factory=PromptPolicy)
@@ -75,6 +78,7 @@ class SituationReader:
         rows = list(service_rows.services())
         return Situation(
             services=tuple(_service(row, self._host, now) for row in rows),
+            names=ModelNames({row.name: row.aliases for row in rows}),
             made={row.name: row.created_at.timestamp() for row in rows},
             policy=thresholds.current(PromptPolicy),
             deficits=self._deficits(owners, now) if len(owners) > 1 else {},

@@ -7,38 +7,61 @@ a fraction of the CPU time of httpx, which counts for each token of each stream.
 from __future__ import annotations
 
 import asyncio
+import select
 import time
+import zlib
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
-from urllib.parse import SplitResult, urlsplit
+from urllib.parse import urlsplit
 
 import h11
 
 from scheduler.facts.prompts import Instance
+from scheduler.model_proxy.facts import Headers, Upload
+from scheduler.model_proxy.policy import headers as header_list
 from scheduler.model_services.probes import is_taken, uid_of
 
 CONNECT_S = 3.0
-# A server that is starting or ending, or has too much to do: another instance may answer.
-BUSY = frozenset({502, 503, 504})
 LONGEST_ERROR = 64 * 1024
 CHECKED_FOR_S = 0.2
 MOST_CHECKED = 1000
 READS_BYTES = 64 * 1024
+# Answers before the answer (1xx).
+MOST_HINTS = 20
 # Servers close idle connections; common ones do so after 5 s.
 KEPT_FOR_S = 4.0
 MOST_KEPT = 64
 BROKEN = (OSError, EOFError, h11.RemoteProtocolError)
 BROKE_OFF = "its server broke the connection off"
+JSON: Headers = ((b"content-type", b"application/json"),)
 
 
 class InstanceFailed(Exception):
-    """The instance did not answer, or broke off; the text says how."""
+    """The instance did not answer, or broke off; the text says how. It may have executed it."""
 
 
-class Stale(Exception):
-    """The server closed a kept connection before it began to answer."""
+class NotReached(InstanceFailed):
+    """The instance got no byte of the request, so another one may have it."""
+
+
+class Silent(InstanceFailed):
+    """The instance sent nothing in time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """Status and headers of an answer; names are in lower case."""
+
+    status: int
+    headers: Headers
+
+    def get(self, name: bytes) -> str:
+        """The first value; "" = it lacks this header."""
+        values = (value for key, value in self.headers if key == name)
+        return next(values, b"").decode("latin-1")
 
 
 class Connection:
@@ -48,45 +71,69 @@ class Connection:
         self._reader, self._writer = reader, writer
         self._http = h11.Connection(h11.CLIENT)
         self.kept_at_s = 0.0
-        self.is_reused = False
 
     async def ask(
-        self, host: str, path: str, body: bytes, stall_s: float
-    ) -> tuple[int, dict[str, str]]:
-        """Send a POST; returns the status and the headers of the answer.
+        self,
+        host: str,
+        target: str,
+        body: bytes | Upload,
+        headers: Headers,
+        stall_s: float | None,
+    ) -> Head:
+        """Send a POST; returns the head of the answer. stall_s: None = without a limit.
 
-        Raises BROKEN, TimeoutError, and Stale: the request may be sent on another connection.
+        Raises BROKEN and TimeoutError.
         """
-        head = h11.Request(
-            method="POST",
-            target=path,
+        size = len(body) if isinstance(body, bytes) else body.size
+        request = h11.Request(
+            method=b"POST",
+            target=target.encode("ascii", "replace"),
             headers=[
-                ("Host", host),
-                ("Content-Type", "application/json"),
-                ("Content-Length", str(len(body))),
-                ("Accept-Encoding", "identity"),
-                ("Accept", "*/*"),
-                ("User-Agent", "gpucoord"),
+                (b"host", host.encode()),
+                (b"content-length", b"%d" % size),
+                (b"accept-encoding", b"identity"),
+                *headers,
             ],
         )
         send = self._http.send
-        try:
-            parts = (send(head), send(h11.Data(data=body)), send(h11.EndOfMessage()))
-            self._writer.write(b"".join(part for part in parts if part))
-            async with asyncio.timeout(stall_s):
-                await self._writer.drain()
-                while not isinstance(event := await self._event(), h11.Response):
-                    if not isinstance(event, h11.InformationalResponse):
-                        raise EOFError
-        except BROKEN:
-            if self.is_reused:
-                raise Stale from None
-            raise
-        return event.status_code, {
-            name.decode("latin-1"): value.decode("latin-1") for name, value in event.headers
-        }
+        if not isinstance(body, bytes):
+            self._writer.write(send(request) or b"")
+            return await self._upload(body, stall_s)
+        parts = (send(request), send(h11.Data(data=body)), send(h11.EndOfMessage()))
+        # Not drained, as a server may answer before it has read a large body.
+        self._writer.write(b"".join(part for part in parts if part))
+        async with asyncio.timeout(stall_s):
+            return await self._head()
 
-    async def pieces(self, stall_s: float) -> AsyncIterator[bytes]:
+    async def _upload(self, body: Upload, stall_s: float | None) -> Head:
+        """Send the body until it has been sent, or the server answers before that."""
+        sending = asyncio.ensure_future(self._send(body))
+        reading = asyncio.ensure_future(self._read())
+        try:
+            await asyncio.wait([sending, reading], return_when=asyncio.FIRST_COMPLETED)
+            async with asyncio.timeout(stall_s):
+                await reading
+                return await self._head()
+        finally:
+            for task in (sending, reading):
+                task.cancel()
+            await asyncio.gather(sending, reading, return_exceptions=True)
+
+    async def _send(self, body: Upload) -> None:
+        async for piece in body.pieces():
+            self._writer.write(self._http.send(h11.Data(data=piece)) or b"")
+            await self._writer.drain()
+        self._http.send(h11.EndOfMessage())
+
+    async def _head(self) -> Head:
+        hints = 0
+        while not isinstance(event := await self._event(), h11.Response):
+            hints += 1
+            if not isinstance(event, h11.InformationalResponse) or hints > MOST_HINTS:
+                raise EOFError
+        return Head(event.status_code, tuple(event.headers))
+
+    async def pieces(self, stall_s: float | None) -> AsyncIterator[bytes]:
         """The body as it comes; what came together is one piece. Raises BROKEN, TimeoutError."""
         while True:
             whole = []
@@ -122,6 +169,16 @@ class Connection:
     def is_open(self) -> bool:
         return not (self._reader.at_eof() or self._writer.is_closing())
 
+    def is_idle(self) -> bool:
+        """Whether the server keeps it open, and has sent nothing that no request asked for.
+
+        The kernel knows before the event loop does. As a request that was sent is never repeated,
+        this is asked right before.
+        """
+        poll = select.poll()
+        poll.register(self._writer.get_extra_info("socket"), select.POLLIN)
+        return self.is_open and not poll.poll(0)
+
     def close(self) -> None:
         """At once: the server notices that its answer is not wanted."""
         self._writer.transport.abort()
@@ -130,13 +187,22 @@ class Connection:
 class Reply:
     """An answer whose head has come."""
 
-    def __init__(
-        self, connection: Connection, status: int, headers: dict[str, str], stall_s: float
-    ) -> None:
-        self._connection, self._stall_s = connection, stall_s
-        self.status = status
-        self.content_type = headers.get("content-type", "application/json")
-        self.length: str | None = headers.get("content-length")
+    def __init__(self, connection: Connection, head: Head, stall_s: float | None) -> None:
+        self._connection, self._head, self._stall_s = connection, head, stall_s
+        self.status = head.status
+        self.content_type = head.get(b"content-type")
+        self.length: str | None = head.get(b"content-length") or None
+        self.encoding = head.get(b"content-encoding").strip().lower()
+        self.location = head.get(b"location")
+
+    @property
+    def headers(self) -> Headers:
+        """Those that the client gets."""
+        return header_list.returned(self._head.headers)
+
+    @property
+    def is_encoded(self) -> bool:
+        return self.encoding not in ("", "identity")
 
     async def pieces(self) -> AsyncIterator[bytes]:
         """The body as it comes. Raises InstanceFailed when it breaks off."""
@@ -144,12 +210,35 @@ class Reply:
             async for piece in self._connection.pieces(self._stall_s):
                 yield piece
         except (*BROKEN, TimeoutError) as error:
-            raise InstanceFailed(_words(error)) from None
+            raise _failure(error) from None
+
+    async def plain_pieces(self) -> AsyncIterator[bytes]:
+        """The body without its encoding. Raises InstanceFailed."""
+        if self.is_encoded and self.encoding not in ("gzip", "x-gzip", "deflate"):
+            raise InstanceFailed(f"its server answered with the encoding {self.encoding[:50]!r}")
+        # Of gzip and of zlib, by their first bytes.
+        decoder = zlib.decompressobj(wbits=47) if self.is_encoded else None
+        async for piece in self.pieces():
+            if decoder is None:
+                yield piece
+                continue
+            rest = piece
+            while rest and not decoder.eof:
+                try:
+                    plain = decoder.decompress(rest, READS_BYTES)
+                except zlib.error:
+                    text = f"its server sent an answer that is not in {self.encoding}"
+                    raise InstanceFailed(text) from None
+                rest = decoder.unconsumed_tail
+                if plain:
+                    yield plain
+        if decoder is not None and (plain := decoder.flush()):
+            yield plain
 
     async def error_body(self) -> bytes:
         """The body of an error answer, at most LONGEST_ERROR."""
         body = b""
-        async for piece in self.pieces():
+        async for piece in self.plain_pieces():
             body += piece
             if len(body) > LONGEST_ERROR:
                 break
@@ -184,53 +273,47 @@ class Upstream:
 
     @asynccontextmanager
     async def post(
-        self, of: Instance, path: str, body: bytes, stall_s: float
+        self,
+        of: Instance,
+        target: str,
+        body: bytes | Upload,
+        stall_s: float | None,
+        headers: Headers = JSON,
     ) -> AsyncIterator[Reply]:
-        """Send a JSON body. Leaving the context ends the connection, and so the generation.
+        """Send a request once. Leaving the context ends the connection, and so the generation.
 
-        Raises InstanceFailed when there is no answer, or one of BUSY, and when another account
-        listens on the instance's port.
+        target: below the base of the instance's API. stall_s: how long the server may be silent;
+        None = without a limit. Raises NotReached, also when another account listens on the
+        instance's port, and InstanceFailed when there is no answer.
         """
-        url = urlsplit(f"{of.url}/{path}")
-        connection = self._take_kept(of) or await self._connect(of, url)
+        url = urlsplit(of.url)
+        connection = self._take_kept(of) or await self._connect(of, url.hostname, url.port)
         try:
             try:
-                head = await self._ask(connection, url, body, stall_s)
-            except Stale:
-                connection.close()
-                connection = await self._connect(of, url)
-                head = await self._ask(connection, url, body, stall_s)
-            if head[0] in BUSY:
-                raise InstanceFailed(f"its server answered {head[0]}")
-            yield Reply(connection, *head, stall_s)
+                path = f"{url.path}/{target}"
+                head = await connection.ask(url.netloc, path, body, headers, stall_s)
+            except (*BROKEN, TimeoutError) as error:
+                raise _failure(error) from None
+            yield Reply(connection, head, stall_s)
         finally:
             self._give_back(of, connection)
 
-    async def _ask(
-        self, connection: Connection, url: SplitResult, body: bytes, stall_s: float
-    ) -> tuple[int, dict[str, str]]:
-        try:
-            return await connection.ask(url.netloc, url.path, body, stall_s)
-        except (*BROKEN, TimeoutError) as error:
-            raise InstanceFailed(_words(error)) from None
-
-    async def _connect(self, of: Instance, url: SplitResult) -> Connection:
+    async def _connect(self, of: Instance, host: str | None, port: int | None) -> Connection:
         """A new connection. A kept one stays with the process that was checked."""
-        host, port = url.hostname or "", url.port or 80
+        host, port = host or "", port or 80
         await self._check_listener(of, port)
         try:
             async with asyncio.timeout(CONNECT_S):
                 return Connection(*await asyncio.open_connection(host, port, limit=READS_BYTES))
         except (OSError, TimeoutError):
-            raise InstanceFailed("its server does not accept connections") from None
+            raise NotReached("its server does not accept connections") from None
 
     def _take_kept(self, of: Instance) -> Connection | None:
         kept = self._kept.get((of.id, of.url), [])
         oldest_s = time.monotonic() - KEPT_FOR_S
         while kept:
             connection = kept.pop()
-            if connection.is_open and connection.kept_at_s > oldest_s:
-                connection.is_reused = True
+            if connection.kept_at_s > oldest_s and connection.is_idle():
                 return connection
             connection.close()
         return None
@@ -260,13 +343,13 @@ class Upstream:
                 del self._kept[key]
 
     async def _check_listener(self, of: Instance, port: int) -> None:
-        """Raises InstanceFailed. A result holds for CHECKED_FOR_S."""
+        """Raises NotReached. A result holds for CHECKED_FOR_S."""
         now_s = time.monotonic()
         if now_s < self._checked_until.get((port, of.account), 0.0):
             return
         # A directory service of the host may be slow to name the account.
         if await asyncio.to_thread(self._is_taken, port, of.account):
-            raise InstanceFailed(f"a process of another account listens on its port {port}")
+            raise NotReached(f"a process of another account listens on its port {port}")
         if len(self._checked_until) >= MOST_CHECKED:
             self._checked_until.clear()
         self._checked_until[port, of.account] = now_s + CHECKED_FOR_S
@@ -275,5 +358,7 @@ class Upstream:
         return is_taken(port, uid_of(account, self._run_as))
 
 
-def _words(error: Exception) -> str:
-    return "its server sent nothing in time" if isinstance(error, TimeoutError) else BROKE_OFF
+def _failure(error: Exception) -> InstanceFailed:
+    if isinstance(error, TimeoutError):
+        return Silent("its server sent nothing in time")
+    return InstanceFailed(BROKE_OFF)

@@ -17,17 +17,21 @@ from monitor.models import Gpu, Host
 from monitor.runtime.rows.wakeups import wake
 from monitor.snapshot import rows as snapshots
 from scheduler.facts.jobs import Requirement
+from scheduler.facts.model_services import InstanceState
 from scheduler.lifecycle.rows import queue as job_queue
 from scheduler.model_services import rows
 from scheduler.model_services.policy import services as policy
+from scheduler.model_services.policy.lifecycle import Change
+from scheduler.model_services.policy.names import ModelNames
 from scheduler.model_services.steps import effects
-from scheduler.models import ModelService
+from scheduler.models import ModelInstance, ModelService
 from scheduler.planner import admission
 from scheduler.prompts import rows as prompts
 from scheduler.runner import accounts
 
 ACCOUNT_SENTENCE = "Only administrators may choose the account of a model service."
 TAKEN = "There is a model service {name} already."
+MEANS = "{name} already means the model service {other}."
 NAME_STAYS = "The name can't be changed, as clients and prompts use it. Add another service."
 # They say what a host must have for an instance.
 REQUESTED = ("gpus", "memory_mib", "on_gpus")
@@ -35,8 +39,8 @@ REQUESTED = ("gpus", "memory_mib", "on_gpus")
 COLUMN_OF = {"gpu_memory": "memory_mib"}
 # Columns that an operator sets; the others are written by gpucoord.
 COLUMNS = (
-    "name", "enabled", "argv", "health_path", "api_base_path", "gpus", "memory_mib", "on_gpus",
-    "min_instances", "max_instances", "concurrency", "role", "pin", "prediction",
+    "name", "aliases", "enabled", "argv", "health_path", "api_base_path", "gpus", "memory_mib",
+    "on_gpus", "min_instances", "max_instances", "concurrency", "role", "pin", "prediction",
     "keep_alive_s",
     "min_residency_s", "boot_timeout_s", "sleep_path", "wake_path", "account",
 )  # fmt: skip
@@ -111,6 +115,27 @@ def request_unload(row: ModelService, by: User, now: datetime) -> int:
     return len(opened)
 
 
+@transaction.atomic
+def replace_failing(instance_id: int, reason: str, now: datetime) -> bool:
+    """Drain an instance whose server fails with its requests; another one boots after a pause.
+
+    The pause grows while instances of the service end without an answer. False: it is not ready.
+    """
+    ready = ModelInstance.objects.filter(pk=instance_id, state=InstanceState.READY.value)
+    row = ready.select_related("service", "job").first()
+    if row is None:
+        return False
+    before = 0 if row.tasks_completed else rows.instances_without_answers(row.service)
+    ModelService.objects.filter(pk=row.service_id).update(failures=before)
+    # It is stopped: its server would fail again after a sleep.
+    ModelInstance.objects.filter(pk=row.pk).update(sleep_level=0)
+    change = Change(state=InstanceState.DRAINING, reason=reason, is_failure=True)
+    effects.apply(row.service, row, change, now)
+    wake("scheduler")
+    wake("models")
+    return True
+
+
 def values_of(row: ModelService) -> dict[str, Any]:
     """The columns that an operator sets."""
     return {name: getattr(row, name) for name in COLUMNS}
@@ -140,9 +165,24 @@ def problems(row: ModelService, values: Mapping[str, Any], by: User) -> list[tup
         *_refused(row, values, by),
         *policy.problems(after),
         *([("name", NAME_STAYS)] if row.pk and after["name"] != row.name else []),
+        *_name_problems(row, after),
         *(_gpu_problems(after["gpus"], after["on_gpus"]) or _never_fits(row, after)),
         *_account_problems(row, values),
         *([("name", TAKEN.format(name=after["name"]))] if taken else []),
+    ]
+
+
+def _name_problems(row: ModelService, after: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Names that mean another service already."""
+    others = ModelService.objects.exclude(pk=row.pk).values_list("name", "aliases")
+    known = ModelNames(dict(others))
+    asked = [("aliases", alias) for alias in after["aliases"] if alias not in row.aliases]
+    if not row.pk:
+        asked.append(("name", after["name"]))
+    return [
+        (field, MEANS.format(name=text, other=other))
+        for field, text in asked
+        if (other := known.find(text)) is not None and other != text
     ]
 
 

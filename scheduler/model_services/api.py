@@ -19,7 +19,7 @@ from scheduler.facts.model_services import InstanceState, Role
 from scheduler.facts.units import parse_bytes, parse_duration
 from scheduler.model_services import actions, pages, rows
 from scheduler.model_services.policy import services as policy
-from scheduler.model_services.policy.services import MOST_INSTANCES, MOST_REQUESTS
+from scheduler.model_services.policy.services import MOST_ALIASES, MOST_INSTANCES, MOST_REQUESTS
 from scheduler.model_services.rows import other_hosts
 from scheduler.models import ModelInstance, ModelService
 from scheduler.prompts import rows as prompts
@@ -40,6 +40,12 @@ class ModelChange(RequestBody):
         description="The program and its arguments, as one text or as a list. No shell runs it. "
         "{model}, {port}, {gpu} and {gpu_memory_fraction} are filled in.",
         examples=["llama-server --model /models/q.gguf --alias {model} --port {port}"],
+    )
+    aliases: list[PlainText] | None = Field(
+        None,
+        max_length=MOST_ALIASES,
+        description="Further names in requests, such as gpt-4o.",
+        examples=[["gpt-4o"]],
     )
     enabled: bool | None = None
     health_path: PlainText | None = Field(None, max_length=200)
@@ -143,6 +149,7 @@ class ModelLine(Schema):
     """A model service; `state` sums up its instances."""
 
     name: str
+    aliases: list[str]
     state: str
     problem: str
     enabled: bool
@@ -203,12 +210,27 @@ def add_model(request: HttpRequest, new: NewModel) -> Status[dict[str, Any]]:
     return Status(201, _line(_service(row.name), person, pages.gpu_numbers()))
 
 
-@router.get("{name}/", response=ModelLine, summary="Show a model service")
+# Names may have "/", so these come before the path of a model itself.
+@router.post(
+    "{path:name}/boot/", response=ModelLine, summary="Start an instance of a model service"
+)
+def boot_model(request: HttpRequest, name: str) -> dict[str, Any]:
+    """Operators only. Nothing happens while an instance serves or boots."""
+    return _ask(request, name, actions.request_boot)
+
+
+@router.post("{path:name}/unload/", response=ModelLine, summary="Unload a model service")
+def unload_model(request: HttpRequest, name: str) -> dict[str, Any]:
+    """Operators only. Requests in flight may end first."""
+    return _ask(request, name, actions.request_unload)
+
+
+@router.get("{path:name}/", response=ModelLine, summary="Show a model service")
 def show_model(request: HttpRequest, name: str) -> dict[str, Any]:
     return _line(_service(name), _person(request), pages.gpu_numbers())
 
 
-@router.patch("{name}/", response=ModelLine, summary="Change a model service")
+@router.patch("{path:name}/", response=ModelLine, summary="Change a model service")
 def change_model(request: HttpRequest, name: str, new: ModelChange) -> dict[str, Any]:
     """Operators only. Running instances keep their command and memory."""
     person = _operator(request)
@@ -220,24 +242,12 @@ def change_model(request: HttpRequest, name: str, new: ModelChange) -> dict[str,
     return _line(_service(row.name), person, pages.gpu_numbers())
 
 
-@router.delete("{name}/", response={204: None}, summary="Remove a model service")
+@router.delete("{path:name}/", response={204: None}, summary="Remove a model service")
 def remove_model(request: HttpRequest, name: str) -> Status[None]:
     """Operators only. Its instances are stopped."""
     person = _operator(request)
     actions.remove(_service(name), person, timezone.now())
     return Status(204, None)
-
-
-@router.post("{name}/boot/", response=ModelLine, summary="Start an instance of a model service")
-def boot_model(request: HttpRequest, name: str) -> dict[str, Any]:
-    """Operators only. Nothing happens while an instance serves or boots."""
-    return _ask(request, name, actions.request_boot)
-
-
-@router.post("{name}/unload/", response=ModelLine, summary="Unload a model service")
-def unload_model(request: HttpRequest, name: str) -> dict[str, Any]:
-    """Operators only. Requests in flight may end first."""
-    return _ask(request, name, actions.request_unload)
 
 
 def _ask(
@@ -312,7 +322,7 @@ def _named(errors: list[tuple[str, str]]) -> list[tuple[str, str]]:
 
 
 def _service(name: str) -> ModelService:
-    row = rows.services().filter(name=name).first() if len(name) <= 100 else None
+    row = rows.find(name)
     if row is None:
         raise Http404("There is no such model service.")
     return row

@@ -142,6 +142,7 @@ def models(request: HttpRequest) -> HttpResponse:
 def model(request: HttpRequest, name: str) -> HttpResponse:
     """One service: its instances, boot times and events."""
     row = _service(name)
+    name = row.name
     ended = row.instances.filter(state__in=rows.ENDED_STATES).order_by("-ended_at")
     now = timezone.now()
     context = {
@@ -193,7 +194,7 @@ def _is_staff(request: HttpRequest) -> bool:
 
 
 def _service(name: str) -> ModelService:
-    row = rows.services().filter(name=name).first()
+    row = rows.find(name)
     if row is None:
         raise Http404("There is no such model service.")
     return row

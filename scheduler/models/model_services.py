@@ -17,6 +17,8 @@ class ModelService(models.Model):
     """
 
     name = models.CharField(max_length=100, unique=True)
+    # Further names in requests.
+    aliases = models.JSONField(default=list, blank=True)
     enabled = models.BooleanField(default=True)
     argv = models.JSONField("program and arguments")
     health_path = models.CharField(max_length=200, default="/health")

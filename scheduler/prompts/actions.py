@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import datetime
 
 from django.contrib.auth.models import User
 
 from monitor.thresholds import rows as thresholds
 from scheduler.facts.prompts import NewPrompt
+from scheduler.model_services import rows as services
 from scheduler.models import ModelService, Prompt
 from scheduler.prompts import rows
 from scheduler.prompts.policy.limits import MIB, PromptPolicy, over_quota, size_of
@@ -32,13 +34,15 @@ class TooLarge(ValueError):
 
 def send(new: NewPrompt, owner: User, now: datetime) -> Prompt:
     """Queue a prompt. Raises UnknownModel, NotAllowed, TooLarge or TooMany."""
-    check(new, owner, now)
-    return rows.create(new, owner, now)
+    model = check(new, owner, now)
+    return rows.create(replace(new, model=model), owner, now)
 
 
-def check(new: NewPrompt, owner: User, now: datetime) -> None:
-    names = list(ModelService.objects.order_by("name").values_list("name", flat=True))
-    if new.model not in names:
+def check(new: NewPrompt, owner: User, now: datetime) -> str:
+    """The name of the service that the prompt is for. Raises as `send` does."""
+    model = services.names().find(new.model)
+    if model is None:
+        names = ModelService.objects.order_by("name").values_list("name", flat=True)
         known = ", ".join(names) or "none yet"
         raise UnknownModel(f"There is no model {new.model[:100]!r}. Models: {known}.")
     quota = quota_rows.of_person(owner)
@@ -52,6 +56,7 @@ def check(new: NewPrompt, owner: User, now: datetime) -> None:
         _check_size(size_of(new), owner, policy.waiting_mib)
     if reason := over_quota(quota, rows.used_today(owner.get_username(), now)):
         raise TooMany(reason)
+    return model
 
 
 def _check_size(size: int, owner: User, most_mib: float) -> None:

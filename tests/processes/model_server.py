@@ -4,8 +4,8 @@
 
 A request's own fields `tokens`, `interval_s` and `fault` replace the options. Faults: `crash` (the
 process ends before the answer), `crash_within` (in the middle of it), `hang` (no answer), `busy`
-(503), `refuse` (400). GET /stats counts the requests. POST /sleep and /wake_up change what
-/is_sleeping says; with --lies, asleep it keeps what it holds. With --stays, it ignores SIGTERM.
+(503), `fail` (500), `refuse` (400). GET /stats counts the requests. POST /sleep and /wake_up change
+what /is_sleeping says; with --lies, asleep it keeps what it holds. --stays: it ignores SIGTERM.
 """
 
 from __future__ import annotations
@@ -22,7 +22,13 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 WORDS = ("the", "quick", "brown", "fox", "jumps", "over", "the", "lazy", "dog")
-REASONS = {200: "OK", 400: "Bad Request", 404: "Not Found", 503: "Service Unavailable"}
+REASONS = {
+    200: "OK",
+    400: "Bad Request",
+    404: "Not Found",
+    500: "Internal Server Error",
+    503: "Service Unavailable",
+}
 
 
 class ModelServer:
@@ -96,6 +102,9 @@ class ModelServer:
             await asyncio.sleep(3600)
         if fault == "busy" or not self.is_ready:
             send(writer, 503, {"error": {"message": "loading model"}})
+            return
+        if fault == "fail":
+            send(writer, 500, {"error": {"message": "the engine is dead"}})
             return
         if fault == "refuse":
             send(writer, 400, {"error": {"message": "the prompt is too long", "code": 400}})

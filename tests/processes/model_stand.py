@@ -61,6 +61,7 @@ class ModelStand:
         self.log = data / "endpoint.log"
         self.env = environment(data)
         self._processes: list[subprocess.Popen[str]] = []
+        self._by_port: dict[int, subprocess.Popen[str]] = {}
         self.endpoint: subprocess.Popen[str] | None = None
         self.port = 0
         (data / "run").mkdir(exist_ok=True)
@@ -128,7 +129,13 @@ class ModelStand:
         self._processes.append(process)
         assert process.stdout is not None
         with process.stdout as output:
-            return int(output.readline())
+            port = int(output.readline())
+        self._by_port[port] = process
+        return port
+
+    def end_server(self, port: int) -> None:
+        self._by_port[port].kill()
+        self._by_port[port].wait()
 
     def serve(self, *options: str) -> int:
         """Start a model server as a ready instance; returns the port of the server."""

@@ -163,15 +163,61 @@ def test_a_request_asks_for_an_instance(stand: ModelStand) -> None:
     wait_until(is_wanted, 30, "a demand in the rows")
 
 
-def test_a_crash_before_the_first_byte_is_retried_on_another_instance(stand: ModelStand) -> None:
-    stand.serve("--fault", "crash")
+def test_a_server_that_accepts_no_connection_leaves_the_request_to_another_one(
+    stand: ModelStand,
+) -> None:
+    port = stand.start_server()
+    stand.add_instance(port)
     stand.serve("--tokens", "2")
     stand.start_endpoint()
+    stand.end_server(port)
 
     assert ask(stand).json()["choices"][0]["message"]["content"] == "the quick "
     wait_until(
         lambda: stand.column("modelinstance", "failures") == [1, 0], 10, "the failure is counted"
     )
+
+
+def test_a_request_that_a_server_crashed_with_is_not_sent_again(stand: ModelStand) -> None:
+    stand.serve("--fault", "crash")
+    other = stand.serve()
+    stand.start_endpoint()
+    answer = ask(stand)
+
+    assert answer.status_code == 502
+    assert "does not send it again" in answer.json()["error"]["message"]
+    assert stats(other).get("begun", 0) == 0
+
+
+def test_a_model_is_known_as_soon_as_it_is_in_the_rows(stand: ModelStand) -> None:
+    stand.start_endpoint()
+    openai = client(stand)
+    try:
+        for number in range(3):
+            service = stand.insert(
+                "modelservice", name=f"new{number}", argv="[]", on_gpus="[]", enabled=True,
+                aliases="[]", concurrency=1, max_instances=1, created_at="2026-01-01 00:00:00",
+            )  # fmt: skip
+            assert openai.models.retrieve(f"new{number}").id == f"new{number}"
+            assert service
+    finally:
+        stand.sql("DELETE FROM scheduler_modelservice WHERE name != 'm'")
+
+
+def test_a_server_that_fails_again_and_again_is_drained_with_its_reason(stand: ModelStand) -> None:
+    stand.serve("--fault", "fail")
+    stand.start_endpoint()
+
+    codes = [ask(stand).status_code for _ in range(5)]
+    wait_until(lambda: stand.column("modelinstance", "state") == ["draining"], 10, "it is drained")
+
+    assert codes == [500] * 5
+    assert stand.column("modelinstance", "reason") == [
+        "5 requests in a row failed: its server answered 500."
+    ]
+    (event,) = stand.sql("SELECT text FROM monitor_event WHERE kind = 'MODEL_FAILED'")
+    assert "5 requests in a row failed" in event[0]
+    stand.sql("UPDATE scheduler_modelservice SET problem = '', retry_at = NULL, failures = 0")
 
 
 def test_a_crash_within_an_answer_is_an_error_in_the_stream(stand: ModelStand) -> None:

@@ -22,6 +22,9 @@ from scheduler.prompts.rows import Use
 BOOT_AGAIN_S = 15.0
 # An instance that failed gets no request for this time; its health is checked meanwhile.
 SUSPECT_S = 2.0
+# A server that fails with this many requests, without an answer between them, is replaced. One
+# request of a usual client is at most three, as clients repeat it twice.
+FAULTS_IN_ROW = 5
 
 
 @dataclass(slots=True)
@@ -52,6 +55,9 @@ class Board:
         self._booted: dict[int, float] = {}
         self._boots: set[int] = set()
         self._suspects: dict[int, float] = {}
+        # By instance: requests that failed since its last answer.
+        self._faults: Counter[int] = Counter()
+        self._failing: dict[int, str] = {}
         # Requests of each user that came, and those of them that the rows of use count.
         self._came: Counter[str] = Counter()
         self.written_of: Counter[str] = Counter()
@@ -60,22 +66,48 @@ class Board:
         self.situation = situation
         self._apply()
 
-    def suspect(self, place: Place) -> None:
-        """The instance of the request failed: count it, and give it no request for a while."""
+    def fault(self, place: Place, how: str) -> None:
+        """The instance failed with the request. After FAULTS_IN_ROW it is to be replaced.
+
+        how: such as "its server answered 500".
+        """
         failed = place.taken.result().id
         self._count(failed).failures += 1
-        self._suspects[failed] = time.monotonic() + SUSPECT_S
+        self._faults[failed] += 1
+        if self._faults[failed] >= FAULTS_IN_ROW:
+            self._failing[failed] = f"{self._faults.pop(failed)} requests in a row failed: {how}."
+
+    def suspect(self, place: Place, how: str) -> None:
+        """The same, and it gets no request for a while."""
+        self.fault(place, how)
+        self._suspects[place.taken.result().id] = time.monotonic() + SUSPECT_S
         self._apply()
+
+    def take_failing(self) -> dict[int, str]:
+        """Instances to replace, with the reason, once; give them back with `restore_failing`."""
+        failing, self._failing = self._failing, {}
+        return failing
+
+    def restore_failing(self, failing: dict[int, str]) -> None:
+        self._failing = failing | self._failing
 
     def _apply(self) -> None:
         now_s = time.monotonic()
         self._suspects = {id_: until for id_, until in self._suspects.items() if until > now_s}
         services = [_without(service, self._suspects) for service in self.situation.services]
+        open_ = {instance.id for service in services for instance in service.instances}
+        self._faults = Counter({id_: n for id_, n in self._faults.items() if id_ in open_})
         self._router.update(services, self.situation.deficits)
         self._start()
 
     def service(self, name: str) -> Service | None:
+        """By its own name; `find` knows the other ones."""
         return self._router.service(name)
+
+    def find(self, asked: str) -> Service | None:
+        """The service that a client means."""
+        name = self.situation.names.find(asked)
+        return None if name is None else self._router.service(name)
 
     def waiting_owners(self) -> set[str]:
         return {request.owner for request in self._router.waiting()}
@@ -108,10 +140,10 @@ class Board:
         finally:
             self._leave(place)
 
-    def retry(self, place: Place) -> None:
+    def retry(self, place: Place, how: str) -> None:
         """The instance of the request failed; the request waits again."""
         failed = place.taken.result()
-        self.suspect(place)
+        self.suspect(place, how)
         place.taken = asyncio.get_running_loop().create_future()
         place.request = self._router.retry(place.request, failed)
         self._start()
@@ -119,7 +151,9 @@ class Board:
     def answered(self, place: Place, tokens: tuple[int, int], *, estimated: bool) -> None:
         """Count an answered request, or one whose client left in the middle."""
         place.is_counted = True
-        self._count(place.taken.result().id).completed += 1
+        instance = place.taken.result().id
+        self._count(instance).completed += 1
+        self._faults.pop(instance, None)
         now_s = time.monotonic()
         self._uses.append(
             Use(

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from math import ceil
 from typing import TypeVar
 
@@ -22,11 +23,14 @@ from scheduler.model_proxy.api.board import Board
 from scheduler.model_proxy.facts import Caller, Refused
 from scheduler.model_proxy.policy.unknown_tokens import UnknownTokens
 from scheduler.model_proxy.rows import SituationReader
+from scheduler.model_services import actions
 
 T = TypeVar("T")
 # The rows are read this often, and at once when a wake-up comes, but not more often than the pause.
 READ_EVERY_S = 0.5
 PAUSE_S = 0.2
+# An unknown name of a model reads them before it is refused, at most this often.
+UNKNOWN_S = 0.2
 CALLER_S = 3.0
 MOST_CALLERS = 5000
 FAULT = {"kind": "MODEL_PROXY_FAULT"}
@@ -71,6 +75,8 @@ class Book:
         self._unknown = UnknownTokens()
         # Monotonic time of the next read; a wake-up makes it due at once.
         self._reads_t = 0.0
+        self._read_t = -UNKNOWN_S
+        self._reading: asyncio.Task[None] | None = None
 
     async def run(self) -> None:
         """Read once, then keep on reading and writing. Counters of a killed endpoint are reset."""
@@ -102,13 +108,36 @@ class Book:
                 self.board.restore(*changes)
             else:
                 self.board.written(changes[1])
+        await self._replace_failing()
         if time.monotonic() < self._reads_t:
             return
-        self._reads_t = time.monotonic() + READ_EVERY_S
+        await self._read()
+
+    async def look_again(self) -> None:
+        """Read the services by a read that begins now or later; all callers share it."""
+        if self._reading is None:
+            self._reading = asyncio.create_task(self._read_soon())
+        await asyncio.shield(self._reading)
+
+    async def _read_soon(self) -> None:
+        await asyncio.sleep(self._read_t + UNKNOWN_S - time.monotonic())
+        # Who comes from now on needs another read.
+        self._reading = None
+        await self._read()
+
+    async def _read(self) -> None:
+        self._read_t = time.monotonic()
+        self._reads_t = self._read_t + READ_EVERY_S
         owners = self.board.waiting_owners()
         situation = await self._attempt(lambda: self._reader.read(owners, timezone.now()))
         if isinstance(situation, rows.Situation):
             self.board.update(situation)
+
+    async def _replace_failing(self) -> None:
+        for id_, reason in self.board.take_failing().items():
+            replace_it = partial(actions.replace_failing, id_, reason, timezone.now())
+            if await self._attempt(replace_it) is FAILED:
+                self.board.restore_failing({id_: reason})
 
     async def caller(self, token: str, address: str, path: str) -> Caller | None:
         """The user of a token, at most CALLER_S old; None: it is invalid.

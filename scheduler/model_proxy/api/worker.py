@@ -24,7 +24,12 @@ from monitor.runtime.rows.wakeups import Listener
 from scheduler.facts.prompts import Answer
 from scheduler.model_proxy.api.board import Board, Place
 from scheduler.model_proxy.api.book import FAULT, Book
-from scheduler.model_proxy.policy.openai import EventReader, TokenCounter, error_text
+from scheduler.model_proxy.policy.openai import (
+    EventReader,
+    TokenCounter,
+    error_text,
+    redirect_text,
+)
 from scheduler.model_proxy.senders import InstanceFailed, Reply, Upstream
 from scheduler.models import Prompt
 from scheduler.prompts import rows
@@ -168,8 +173,9 @@ class PromptWorker:
             reason = str(failed)
             await self._db(lambda: rows.fail(row.pk, attempt, reason, timezone.now()))
         except (InstanceFailed, TimeoutError) as failed:
-            reason = f"The instance failed: {str(failed) or 'the answer took too long'}"
-            self._board.suspect(place)
+            how = str(failed) or "the answer took too long"
+            reason = f"The instance failed: {how}"
+            self._board.suspect(place, how)
             await self._db(lambda: rows.put_back(row.pk, attempt, reason, timezone.now()))
         else:
             if not await self._db(lambda: rows.complete(row.pk, attempt, answer, timezone.now())):
@@ -180,6 +186,8 @@ class PromptWorker:
         body = request_body(await self._db(lambda: rows.texts(row.pk)))
         reader, counter = EventReader(), TokenCounter(request_bytes=len(body))
         async with self._upstream.post(instance, "chat/completions", body, stall_s) as reply:
+            if 300 <= reply.status < 400:
+                raise PromptFailed(redirect_text(reply.status, reply.location))
             if reply.status >= 400:
                 text = error_text(await reply.error_body())
                 if reply.status >= 500:
@@ -207,7 +215,7 @@ class PromptWorker:
     ) -> None:
         """Read the answer; store its beginning now and then."""
         stored_s, first_at = time.monotonic(), None
-        async for piece in reply.pieces():
+        async for piece in reply.plain_pieces():
             counter.feed(piece)
             reader.feed(piece)
             if first_at is None:

@@ -1,6 +1,7 @@
 """Policy: OpenAI's protocol as far as the endpoint reads it: requests, errors, events, usage.
 
-Bodies and answers are passed on as they are; nothing is translated.
+So is Anthropic's form, `messages`. Bodies and answers are passed on as they are; nothing is
+translated.
 """
 
 from __future__ import annotations
@@ -13,25 +14,72 @@ from typing import Any
 
 from scheduler.facts.jobs import PRIORITIES
 from scheduler.facts.prompts import DEFAULT_PRIORITY
-from scheduler.model_proxy.facts import ModelRequest, Refused
+from scheduler.model_proxy.facts import ModelRequest, Refused, Upload
 
-PATHS = ("chat/completions", "completions", "embeddings")
+# The paths whose requests name a model. FORMS may be forms with files; WHOLE are never streamed.
+FORMS = frozenset(
+    {
+        "audio/transcriptions", "audio/translations", "images/edits", "images/variations",
+    }
+)  # fmt: skip
+WHOLE = frozenset({"embeddings", "rerank", "score", "moderations", "messages/count_tokens"})
+PATHS = (
+    "chat/completions", "completions", "responses", "messages", "messages/count_tokens",
+    "embeddings", "rerank", "score", "moderations", "audio/transcriptions", "audio/translations",
+    "audio/speech", "images/generations", "images/edits", "images/variations",
+)  # fmt: skip
+# Streams of these have events with names.
+NAMED_EVENTS = frozenset({"responses", "messages"})
 PRIORITY_HEADER = "x-gpucoord-priority"
 LONGEST_MODEL = 100
 # Objects and lists of a request: more take seconds to parse, while no other request is served.
 MOST_PARTS = 500_000
-_PROMPT_TOKENS = re.compile(rb'"prompt_tokens"\s*:\s*(\d{1,12})')
-_ANSWER_TOKENS = re.compile(rb'"completion_tokens"\s*:\s*(\d{1,12})')
+_PROMPT_TOKENS = re.compile(rb'"(?:prompt|input)_tokens"\s*:\s*(\d{1,12})')
+_ANSWER_TOKENS = re.compile(rb'"(?:completion|output)_tokens"\s*:\s*(\d{1,12})')
 # Where servers put the usage: at the end, or before the data of embeddings.
 HEAD, TAIL = 4096, 16_384
 # A longer event is no event of a chat; longer answers are cut.
 LONGEST_EVENT, LONGEST_ANSWER = 1024**2, 4 * 1024**2
 # A token of English text has about this many bytes.
 BYTES_PER_TOKEN = 4
+# By status: how Anthropic's clients name the kinds of errors.
+_KINDS = {
+    400: "invalid_request_error", 401: "authentication_error", 403: "permission_error",
+    404: "not_found_error", 413: "request_too_large", 429: "rate_limit_error",
+    503: "overloaded_error",
+}  # fmt: skip
 
 
 def parse(path: str, body: bytes, priority: str = "") -> ModelRequest:
     """Raises Refused with a sentence."""
+    value = _object(body)
+    streams = value.get("stream", False)
+    if streams is not None and not isinstance(streams, bool):
+        raise Refused(400, "`stream` must be true or false.", param="stream")
+    if path in WHOLE and streams:
+        raise Refused(400, f"Answers of {path} are not streamed.", param="stream")
+    return ModelRequest(
+        path=path,
+        model=_model(value.get("model")),
+        body=body,
+        streams=bool(streams),
+        priority=_priority(priority),
+    )
+
+
+def form(path: str, upload: Upload, model: str, stream: str, priority: str = "") -> ModelRequest:
+    """The request of a form with files. Raises Refused with a sentence."""
+    return ModelRequest(
+        path=path,
+        model=_model(model),
+        body=upload,
+        streams=stream.strip().lower() in ("true", "1"),
+        priority=_priority(priority),
+    )
+
+
+def _object(body: bytes) -> dict[str, Any]:
+    """Raises Refused."""
     if body.count(b"{") + body.count(b"[") > MOST_PARTS:
         raise Refused(400, f"The body has more than {MOST_PARTS} objects and lists.")
     try:
@@ -40,21 +88,18 @@ def parse(path: str, body: bytes, priority: str = "") -> ModelRequest:
         raise Refused(400, "The body is no JSON.") from None
     if not isinstance(value, dict):
         raise Refused(400, "The body must be a JSON object.")
-    model = value.get("model")
-    if not isinstance(model, str) or not model:
+    return value
+
+
+def _model(name: object) -> str:
+    if not isinstance(name, str) or not name:
         raise Refused(400, "Name the model: field `model`.", param="model")
-    streams = value.get("stream", False)
-    if streams is not None and not isinstance(streams, bool):
-        raise Refused(400, "`stream` must be true or false.", param="stream")
-    if path == "embeddings" and streams:
-        raise Refused(400, "Embeddings are not streamed.", param="stream")
-    return ModelRequest(
-        path=path,
-        model=model[:LONGEST_MODEL],
-        body=body,
-        streams=bool(streams),
-        priority=_priority(priority),
-    )
+    return name[:LONGEST_MODEL]
+
+
+def renamed(body: bytes, model: str) -> bytes:
+    """The body of a request with another name of its model; all other fields keep their values."""
+    return json.dumps({**json.loads(body), "model": model}).encode()
 
 
 def _priority(text: str) -> int:
@@ -72,20 +117,28 @@ def unknown_model(model: str, names: Iterable[str]) -> Refused:
     return Refused(404, text, code="model_not_found", param="model")
 
 
-def error_body(refused: Refused) -> bytes:
-    """The error as OpenAI's clients read it."""
+def error_body(refused: Refused, path: str = "") -> bytes:
+    """The error as the clients of the path read it."""
     about = {
         "message": refused.message,
         "type": refused.type,
         "param": refused.param,
         "code": refused.code,
     }
+    if path.startswith("messages"):
+        about["type"] = _KINDS.get(refused.status, "api_error")
+        return json.dumps({"type": "error", "error": about}).encode()
     return json.dumps({"error": about}).encode()
 
 
-def error_event(refused: Refused) -> bytes:
+def error_event(refused: Refused, path: str = "") -> bytes:
     """The same inside a stream that has begun."""
-    return b"data: " + error_body(refused) + b"\n\n"
+    if path not in NAMED_EVENTS:
+        return b"data: " + error_body(refused) + b"\n\n"
+    error = json.loads(error_body(refused, path))["error"]
+    fields = {name: error[name] for name in ("message", "param", "code")}
+    data = json.dumps({"type": "error", "error": error, **fields, "sequence_number": 0})
+    return f"event: error\ndata: {data}\n\n".encode()
 
 
 def comment(text: str) -> bytes:
@@ -174,6 +227,16 @@ class EventReader:
                     self.is_done = True
         except (ValueError, AttributeError, TypeError):
             self.error = "The model's server sent an event that is no JSON object."
+
+
+def redirect_text(status: int, location: str) -> str:
+    """location: as the server gives it, "" = it does not."""
+    to = re.sub(r"^[a-z]+://[^/]*", "", location)[:200]
+    where = f" to {to}" if to else ""
+    return (
+        f"The model's server redirects this request{where} ({status}). gpucoord follows no"
+        " redirects. An operator must correct api_base_path, or the command of the model."
+    )
 
 
 def error_text(body: bytes) -> str:

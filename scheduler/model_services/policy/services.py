@@ -8,8 +8,15 @@ from collections.abc import Mapping, Sequence
 
 from monitor.facts.input_rules import character_problem
 
-NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:+-]{0,99}")
-NAME_SENTENCE = "Write a name of letters, digits and . _ : + -, such as qwen2.5:14b."
+# No part of a path is empty or consists of dots. The last one is no action of a model's page.
+NAME = re.compile(
+    r"(?=.{1,100}\Z)[A-Za-z0-9][A-Za-z0-9._:+-]*"
+    r"(?:/(?!(?:boot|unload|prompt)\Z)(?=[._]*[A-Za-z0-9:+-])[A-Za-z0-9._:+-]+)*"
+)
+NAME_SENTENCE = (
+    "Write a name of letters, digits and . _ : + - /, such as qwen2.5:14b or Qwen/Qwen2.5-14B."
+)
+MOST_ALIASES = 20
 MOST_ARGUMENTS, LONGEST_ARGUMENT = 200, 4096
 MOST_INSTANCES, MOST_REQUESTS = 64, 4096
 PLACEHOLDERS = ("model", "port", "gpu", "gpu_memory_fraction")
@@ -69,6 +76,7 @@ def problems(values: Mapping[str, object]) -> list[tuple[str, str]]:
     name = values.get("name")
     if name is not None and not NAME.fullmatch(str(name)):
         faults.append(("name", NAME_SENTENCE))
+    faults += _alias_problems(values.get("aliases"))
     for field in ("health_path", "api_base_path", "sleep_path", "wake_path"):
         if problem := path_problem(str(values.get(field) or "")):
             faults.append((field, problem))
@@ -80,6 +88,15 @@ def problems(values: Mapping[str, object]) -> list[tuple[str, str]]:
     if bool(values.get("sleep_path")) != bool(values.get("wake_path")):
         faults.append(("wake_path", "Write both paths, to sleep and to wake, or none of them."))
     return faults
+
+
+def _alias_problems(aliases: object) -> list[tuple[str, str]]:
+    if not isinstance(aliases, list):
+        return []
+    if len(aliases) > MOST_ALIASES:
+        return [("aliases", f"Write at most {MOST_ALIASES} aliases.")]
+    wrong = [alias for alias in aliases if not NAME.fullmatch(str(alias))]
+    return [("aliases", f"{wrong[0]!r} is no name. {NAME_SENTENCE}")] if wrong else []
 
 
 def path_problem(path: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime, timedelta
+from itertools import takewhile
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -29,12 +30,15 @@ from scheduler.facts.model_services import (
 )
 from scheduler.model_services.policy import sleep
 from scheduler.model_services.policy.eviction import Candidate
+from scheduler.model_services.policy.names import ModelNames
 from scheduler.models import Attempt, Job, ModelBoot, ModelHour, ModelInstance, ModelService
 from scheduler.models.model_services import GPU_KIND
 
 MIB = 1024**2
 # How much a new measurement changes the learned boot time.
 BOOT_WEIGHT = 0.3
+# Instances that count for the pause before the next boot.
+MOST_COUNTED = 16
 ENDED_STATES = tuple(sorted(state.value for state in ENDED))
 
 
@@ -59,9 +63,28 @@ def services() -> QuerySet[ModelService]:
     )
 
 
+def names() -> ModelNames:
+    """The names of all services."""
+    return ModelNames(dict(ModelService.objects.values_list("name", "aliases")))
+
+
+def find(asked: str) -> ModelService | None:
+    """The service that a user means, as `services` has it."""
+    name = names().find(asked)
+    return None if name is None else services().filter(name=name).first()
+
+
 def open_instances() -> QuerySet[ModelInstance]:
     """Instances that have not ended, the oldest first."""
     return ModelInstance.objects.exclude(state__in=ENDED_STATES).order_by("pk")
+
+
+def instances_without_answers(service: ModelService) -> int:
+    """How many of the newest instances ended in a row that failed with all of their requests."""
+    ended = service.instances.filter(state__in=ENDED_STATES).order_by("-ended_at", "-pk")
+    counts = ended.values_list("tasks_completed", "failures")[:MOST_COUNTED]
+    fruitless = takewhile(lambda each: not each[0] and each[1], counts)
+    return sum(1 for _ in fruitless)
 
 
 def request_instance(service_id: int, now: datetime) -> bool:

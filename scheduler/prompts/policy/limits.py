@@ -27,7 +27,8 @@ class PromptPolicy:
         help="A request without an instance after this time gets 503 with Retry-After. "
              "Prompts of the queue wait without a limit.")
     stall_s: float = threshold(120.0, "Stalled after", unit="s", ge=1, le=3600,
-        help="An instance that sends nothing for this time has failed with the request.")
+        help="An instance that sends nothing for this time within a stream has failed with the "
+             "request. Other answers may be silent for the longest answer.")
     answer_s: float = threshold(1800.0, "Longest answer", unit="s", ge=10, le=86_400,
         help="From the start of a request on an instance to its last byte.")
     days: float = threshold(30.0, "Retention of prompts", unit="d", ge=0.01, le=3650,

@@ -117,7 +117,6 @@ async def test_no_more_than_the_limit_of_idle_connections_is_kept(
         (CHUNKED + b"zz\r\nhello\r\n", "broke the connection off"),
         (b"SSH-2.0-OpenSSH\r\n\r\n", "broke the connection off"),
         (b"HTTP/1.1 200 OK\r\nX: " + b"y" * 100_000, "broke the connection off"),
-        (b"HTTP/1.1 503 Busy\r\nContent-Length: 0\r\n\r\n", "its server answered 503"),
     ],
 )
 async def test_a_broken_answer_is_a_failure_of_the_instance(answer: bytes, problem: str) -> None:
