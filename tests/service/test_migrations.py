@@ -22,6 +22,12 @@ def replaced() -> list[tuple[str, str]]:
     return [key for (app, _), made in disk.items() if app in APPS for key in made.replaces]
 
 
+def later() -> list[tuple[str, str]]:
+    """The migrations since then; the test's database has their columns already."""
+    disk = MigrationLoader(connection).disk_migrations
+    return [key for key in disk if key[0] in APPS and key[1] != "0001_initial"]
+
+
 def record(applied: list[tuple[str, str]]) -> None:
     """Make the database say that it has these migrations of the apps and no others."""
     recorder = MigrationRecorder(connection)
@@ -42,7 +48,7 @@ def test_each_app_starts_with_one_migration() -> None:
 
 
 def test_a_database_with_all_replaced_migrations_is_taken_over_as_it_is() -> None:
-    record(replaced())
+    record(replaced() + later())
 
     startup_checks.prepare_database()
 
@@ -51,7 +57,7 @@ def test_a_database_with_all_replaced_migrations_is_taken_over_as_it_is() -> Non
 
 
 def test_a_database_with_a_part_of_them_is_refused_as_too_old() -> None:
-    record(replaced()[:-1])
+    record(replaced()[:-1] + later())
 
     with pytest.raises(UnableToStart, match="too old for this gpucoord"):
         startup_checks.prepare_database()
@@ -59,7 +65,7 @@ def test_a_database_with_a_part_of_them_is_refused_as_too_old() -> None:
 
 
 def test_migrate_alone_takes_such_a_database_too() -> None:
-    record(replaced())
+    record(replaced() + later())
 
     call_command("migrate", verbosity=0)
 
