@@ -181,6 +181,8 @@ class Sampler:
         )
         if sweep.is_fresh:
             self._ledger.take(now, sweep, snapshot.gpus, processes)
+        else:
+            self._ledger.note(now, snapshot.gpus)
         suspects = (*(last.processes if last else ()), *processes)
         notes = health_events.of_checkup(checkup, last, sweep.xids, suspects, claims, healthy.hot_c)
         notes = [*gpu_changes.of_sweep(last, snapshot, states.changes), *notes]

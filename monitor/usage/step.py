@@ -66,6 +66,10 @@ class Ledger:
         self._marks = sweep.marks or self._marks
         self._uses.take(now, gpus, list(processes), busy, sweep.ended)
 
+    def note(self, now: datetime, gpus: tuple[GpuReading, ...]) -> None:
+        """A sweep that read the GPUs without the processes."""
+        self._uses.note(now, gpus)
+
     def carry(self, is_written: bool = False) -> str:
         """The state for the next sampler, without the records that are stored now."""
         return accounting_state.dumps(self._probe, self._uses, self._marks, is_written)
@@ -79,7 +83,11 @@ class Ledger:
         if self._is_lost:
             process_rows.close_all(self._host)
         last = self._written_at
-        alive = [u for u in self._uses.open.values() if last is None or u.last_seen_at > last]
+        alive = [
+            u
+            for u in self._uses.open.values()
+            if last is None or u.last_seen_at > last or u.ended_at is not None
+        ]
         uses = {id(use): use for use in (*alive, *self._uses.ended)}
         for minute in self._uses.minutes:
             uses.setdefault(id(minute.use), minute.use)

@@ -1,9 +1,11 @@
 """Add up what each process used of a GPU, sweep by sweep.
 
-A process is held for the time between two sweeps in which it was listed. A gap of more than `gap_s`
-adds to the held seconds (at most `longest_gap_s`), not to the known seconds, so unwatched time
-lowers the coverage. Energy above idle power is divided in proportion to work; idle power is not
-attributed.
+A process is held for the time between two sweeps in which it was listed. One that came or left
+between two sweeps was there for half of that time, or since it started; longer only if its work
+does not fit. What it did in that half is known only as far as the driver reports it. A gap of more
+than `gap_s` adds to the held seconds (at most `longest_gap_s`), not to the known seconds, so
+unwatched time lowers the coverage. Energy above idle power is divided in proportion to work; idle
+power is not attributed.
 """
 
 from __future__ import annotations
@@ -48,6 +50,7 @@ class UsageAmounts:
 class ProcessRecord:
     """One process on one GPU.
 
+    `ended_at`: the first sweep without it. It stays open until the next, because samples come late.
     `start_ticks` < 0: the start is unknown; the value is then minus the time (epoch seconds) at
     which the process was first seen. `minute`: use since `minute_t`.
     """
@@ -71,6 +74,8 @@ class ProcessRecord:
     minute_t: int = 0
     minute: UsageAmounts = field(default_factory=UsageAmounts)
     owed_s: float = 0.0
+    # The newest reading.
+    memory_bytes: int | None = None
     # Whether its row has been written or searched.
     is_stored: bool = False
 
@@ -129,16 +134,25 @@ class ProcessUses:
             self._shift_to(now)
         readable = {gpu.uuid: gpu for gpu in gpus if gpu.health is Health.OK}
         listed = [p for p in processes if p.gpu_uuid in readable]
+        self._close_the_gone(now, readable.keys(), {(p.gpu_uuid, p.pid) for p in listed})
         added = {(p.gpu_uuid, p.pid): self._observe(p, now, busy_s) for p in listed}
-        last_parts = [part for last in ended if (part := self._finish(last, now)) is not None]
-        self._share_energy(now, readable, [*added.values(), *last_parts])
-        for use, amounts in last_parts:
-            self._add(use, amounts, now)
+        lasts = {(last.gpu_uuid, last.pid): last for last in ended}
+        leaving = [on for on, use in self.open.items() if on not in added and on not in lasts]
+        for on in (*lasts, *leaving):
+            part = self._leave(on, lasts.get(on), now) if on[0] in readable else None
+            if part is not None:
+                added[on] = part
+        self._share_energy(now, readable, added)
         for on, (use, amounts) in added.items():
             self._add(use, amounts, now)
             self.open[on] = use
-        self._close_the_gone(now, readable.keys(), added.keys())
         self.swept_at = now
+
+    def note(self, now: datetime, gpus: Iterable[GpuReading]) -> None:
+        """The GPUs at a sweep that did not read the processes."""
+        for gpu in gpus:
+            if gpu.uuid in self.meters:
+                self.meters[gpu.uuid].note(now, gpu.utilization_pct)
 
     def taken(self) -> None:
         """The completed records have been stored."""
@@ -150,21 +164,22 @@ class ProcessUses:
     ) -> tuple[ProcessRecord, UsageAmounts]:
         use, is_new = self._use_of(process, now)
         busy = busy_s.get(use.on)
-        passed = self._new_s(process, now, busy) if is_new else _between(use.last_seen_at, now)
+        passed = self._new_s(process, now) if is_new else _between(use.last_seen_at, now)
         gap = passed > self.policy.gap_s
         amounts = UsageAmounts(held_s=min(passed, self.policy.longest_gap_s))
         if busy is None and process.sm_pct is not None:
             busy = process.sm_pct / 100 * passed
         if busy is not None and not gap:
             amounts.known_s = passed
-            amounts.sm_s = self._settle(use, busy, passed, may_owe=not is_new)
+            amounts.sm_s = self._settle(use, busy, passed)
         if process.memory_bytes is not None:
             amounts.peak_memory_bytes = process.memory_bytes
             if not gap:
                 amounts.memory_byte_s = process.memory_bytes * passed
                 amounts.memory_known_s = passed
+        use.memory_bytes = process.memory_bytes
         use.source = process.source
-        use.last_seen_at = now
+        use.last_seen_at, use.ended_at = now, None
         return use, amounts
 
     def _use_of(self, process: ProcessReading, now: datetime) -> tuple[ProcessRecord, bool]:
@@ -173,7 +188,7 @@ class ProcessUses:
         if use is not None and process.start_ticks not in (None, use.start_ticks):
             self._end(use, now)
             use = None
-        is_new = use is None
+        is_new = use is None or use.ended_at is not None
         if use is None:
             use = self._revived(process) or ProcessRecord(
                 gpu_uuid=process.gpu_uuid,
@@ -195,46 +210,70 @@ class ProcessUses:
                 return use
         return None
 
-    def _new_s(self, process: ProcessReading, now: datetime, busy: float | None) -> float:
-        """Seconds that a new process has been present without a sweep.
-
-        At most its age; otherwise at most the time that the driver reports as its work.
-        """
+    def _new_s(self, process: ProcessReading, now: datetime) -> float:
+        """Seconds that a new process has been on the GPU before this sweep, see above."""
         if self.swept_at is None or _between(self.swept_at, now) > self.policy.gap_s:
             return 0.0
         if process.created_at is not None and process.created_at > self.swept_at:
             return _between(process.created_at, now)
-        return min(busy or 0.0, _between(self.swept_at, now))
+        return _between(self.swept_at, now) / 2
 
-    def _settle(self, use: ProcessRecord, busy: float, passed: float, may_owe: bool) -> float:
+    def _settle(self, use: ProcessRecord, busy: float, passed: float) -> float:
         """Limit work to the time present; a small excess is carried to the next sweep."""
         due = busy + use.owed_s
         settled = min(due, use.total.known_s + passed - use.total.sm_s)
-        use.owed_s = min(self.policy.owed_s, due - settled) if may_owe else 0.0
+        use.owed_s = min(self.policy.owed_s, due - settled)
         return settled
 
-    def _finish(
+    def _leave(
+        self, on: On, last: EndedProcess | None, now: datetime
+    ) -> tuple[ProcessRecord, UsageAmounts] | None:
+        """Use of a process between its last sweep and its end; samples may come one sweep later."""
+        use = self.open.get(on)
+        busy = last.busy_s if last else 0.0
+        if use is None:
+            return self._came_and_went(last, now) if last else None
+        if last is not None:
+            use.source = last.source
+        if use.ended_at is not None:
+            return (use, self._late(use, busy)) if last else None
+        use.ended_at = now
+        passed = _between(use.last_seen_at, now)
+        due = busy + use.owed_s
+        excess = due - max(0.0, use.total.known_s - use.total.sm_s)
+        held = min(passed, max(excess, passed / 2))
+        amounts = UsageAmounts(held_s=held)
+        if last is not None:
+            amounts.known_s, amounts.peak_memory_bytes = held, last.peak_memory_bytes
+        else:
+            amounts.known_s = min(held, max(0.0, excess))
+        amounts.sm_s = self._settle(use, busy, amounts.known_s)
+        if use.memory_bytes is not None:
+            amounts.memory_byte_s, amounts.memory_known_s = use.memory_bytes * held, held
+        return use, amounts
+
+    def _late(self, use: ProcessRecord, busy: float) -> UsageAmounts:
+        """Work in the held time that was counted already, known or not."""
+        excess = busy + use.owed_s - max(0.0, use.total.known_s - use.total.sm_s)
+        more = min(max(0.0, excess), max(0.0, use.total.held_s - use.total.known_s))
+        return UsageAmounts(sm_s=self._settle(use, busy, more), known_s=more)
+
+    def _came_and_went(
         self, last: EndedProcess, now: datetime
     ) -> tuple[ProcessRecord, UsageAmounts] | None:
-        """Use of a process between its last sweep and its end."""
-        use = self.open.get((last.gpu_uuid, last.pid))
-        busy, held = last.busy_s, last.busy_s
-        if use is None:
-            if last.lived_s is None:
-                return None
-            held = max(held, last.lived_s)
-            use = ProcessRecord(
-                gpu_uuid=last.gpu_uuid,
-                pid=last.pid,
-                start_ticks=-int(now.timestamp()),
-                first_seen_at=now,
-                last_seen_at=now,
-            )
-            self.open[use.on] = use
-        elif _between(use.last_seen_at, now) > self.policy.gap_s:
+        if last.lived_s is None:
             return None
-        use.source = last.source
-        amounts = UsageAmounts(sm_s=busy, held_s=held, known_s=held)
+        use = ProcessRecord(
+            gpu_uuid=last.gpu_uuid,
+            pid=last.pid,
+            start_ticks=-int(now.timestamp()),
+            first_seen_at=now,
+            last_seen_at=now,
+            ended_at=now,
+            source=last.source,
+        )
+        held = max(last.busy_s, last.lived_s)
+        amounts = UsageAmounts(sm_s=last.busy_s, held_s=held, known_s=held)
         amounts.peak_memory_bytes = last.peak_memory_bytes
         return use, amounts
 
@@ -242,16 +281,23 @@ class ProcessUses:
         self,
         now: datetime,
         readable: Mapping[str, GpuReading],
-        added: Sequence[tuple[ProcessRecord, UsageAmounts]],
+        added: dict[On, tuple[ProcessRecord, UsageAmounts]],
     ) -> None:
+        """Also adds those whose energy is known only now."""
         for uuid in self.meters.keys() - readable.keys():
             del self.meters[uuid]
+        busy: dict[str, dict[int, float | None]] = {uuid: {} for uuid in readable}
+        for (uuid, pid), (_, amounts) in added.items():
+            is_known = amounts.known_s or amounts.sm_s or not amounts.held_s
+            busy[uuid][pid] = amounts.sm_s if is_known else None
         for uuid, gpu in readable.items():
-            mine = [amounts for use, amounts in added if use.gpu_uuid == uuid]
-            busy = {n: a.sm_s if a.known_s or not a.held_s else None for n, a in enumerate(mine)}
             meter = self.meters.setdefault(uuid, EnergyMeter())
-            for number, joules in meter.share(now, gpu, busy, self.policy.gap_s).items():
-                mine[number].joules = joules
+            for pid, joules in meter.share(now, gpu, busy[uuid], self.policy.gap_s).items():
+                on = (uuid, pid)
+                if on not in added and on in self.open:
+                    added[on] = (self.open[on], UsageAmounts())
+                if on in added:
+                    added[on][1].joules = joules
 
     def _add(self, use: ProcessRecord, amounts: UsageAmounts, now: datetime) -> None:
         """Add to the total and to each minute of the held time, in proportion to its seconds."""
@@ -298,16 +344,21 @@ class ProcessUses:
     def _close_the_gone(
         self, now: datetime, readable: Iterable[str], present: Iterable[On]
     ) -> None:
+        """End those that left at the last sweep, or in time that was not watched."""
         here, there = set(present), set(readable)
         for on, use in list(self.open.items()):
-            silent = now - use.last_seen_at > self.policy.silence
-            if on not in here and (use.gpu_uuid in there or silent):
+            away = now - use.last_seen_at
+            is_over = use.ended_at is not None or away.total_seconds() > self.policy.gap_s
+            if on not in here and (
+                (use.gpu_uuid in there and is_over) or away > self.policy.silence
+            ):
                 self._end(use, now)
                 del self.open[on]
 
     def _end(self, use: ProcessRecord, now: datetime) -> None:
+        """It ended at the first sweep without it, or if that is unknown, when it was last seen."""
         gap = _between(use.last_seen_at, now) > self.policy.gap_s
-        use.ended_at = use.last_seen_at if gap else now
+        use.ended_at = use.ended_at or (use.last_seen_at if gap else now)
         self._turn(use, 0)
         self.ended.append(use)
 

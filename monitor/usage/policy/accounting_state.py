@@ -107,7 +107,9 @@ def _rows(rows: Iterable[Iterable[Any]], names: tuple[str, ...]) -> Iterable[dic
 
 def _read_meter(row: Iterable[Any]) -> EnergyMeter:
     values = dict(zip(_METER, row, strict=True))
-    return EnergyMeter(**{**values, "at": _time(values["at"])})
+    times = {name: _time(values[name]) for name in ("at", "noted_at")}
+    paid = {int(pid): busy_s for pid, busy_s in values["paid"].items()}
+    return EnergyMeter(**{**values, **times, "paid": paid})
 
 
 def _read_mark(row: Iterable[Any]) -> GpuMark:

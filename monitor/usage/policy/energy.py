@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import TypeVar
 
 from monitor.facts.readings import GpuReading
-
-Key = TypeVar("Key", bound=Hashable)
 
 # Power counts as idle power after this time at rest, because it falls slowly after work.
 REST_S = 6.0
@@ -17,13 +14,20 @@ REST_S = 6.0
 READINGS, QUANTILE = 16, 0.25
 
 
+# Work that processes are given more than this much later is not theirs.
+LATE_S = 1.0
+
+
 @dataclass(slots=True)
 class EnergyMeter:
     """One GPU's energy from sweep to sweep.
 
     `idle_w`: its idle power; `rest_w`: the newest power readings at rest; `rest_s`: how long it has
-    been at rest, `rest_j`: its energy in that time; `owed_j`: energy below idle power, measured
-    because the counter is not read exactly when the sweep begins.
+    been at rest, `rest_j`: its energy in that time. `device_s`: its work since the last sweep, up
+    to `noted_at`. `late_s`, `late_j`: work of the last sweep that no process has been given yet,
+    and its energy, because samples of processes arrive later than the counter. The energy may be
+    below 0, because the counter is not read exactly when the sweep begins. `paid`: the work of each
+    process in the last sweep.
     """
 
     at: datetime | None = None
@@ -33,23 +37,46 @@ class EnergyMeter:
     rest_w: list[float] = field(default_factory=list)
     rest_s: float = 0.0
     rest_j: float = 0.0
-    owed_j: float = 0.0
+    device_s: float = 0.0
+    noted_at: datetime | None = None
+    late_s: float = 0.0
+    late_j: float = 0.0
+    paid: dict[int, float] = field(default_factory=dict)
+
+    def note(self, now: datetime, utilization_pct: float | None) -> None:
+        """Add a reading of the GPU's utilisation, which covers the time since the one before."""
+        passed = (now - self.noted_at).total_seconds() if self.noted_at else 0.0
+        self.device_s += (utilization_pct or 0.0) / 100 * max(0.0, passed)
+        self.noted_at = now
 
     def share(
-        self,
-        now: datetime,
-        gpu: GpuReading,
-        busy_s: Mapping[Key, float | None],
-        gap_s: float,
-    ) -> dict[Key, float | None]:
-        """Joules of each process since the reading before; None = unknown."""
+        self, now: datetime, gpu: GpuReading, busy_s: Mapping[int, float | None], gap_s: float
+    ) -> dict[int, float | None]:
+        """Joules by pid since the sweep before; None = unknown. `busy_s`: work by pid.
+
+        Also contains processes of the sweep before, when the GPU has come to rest.
+        """
+        self.note(now, gpu.utilization_pct)
+        device_s, self.device_s = self.device_s, 0.0
         passed = (now - self.at).total_seconds() if self.at else 0.0
         spent = self._spent(gpu, passed) if 0 < passed <= gap_s else None
         self.at, self.counter_mj, self.power_w = now, gpu.energy_mj, gpu.power_w
         if spent is None:
+            self.late_s, self.late_j, self.paid = 0.0, 0.0, {}
             return dict.fromkeys(busy_s)
         self._learn_idle(gpu, busy_s, spent, passed)
-        return self._divide(spent, passed, gpu, busy_s)
+        work = {pid: busy for pid, busy in busy_s.items() if busy is not None}
+        device_s = min(device_s, passed)
+        if self.idle_w is None:
+            # Until the GPU was seen idle, the energy of all working time is divided.
+            above = spent * min(1.0, max(sum(work.values()), device_s) / passed)
+        else:
+            above = spent - self.idle_w * passed
+        if device_s > 0 or any(work.values()):
+            joules = self._divide(above, device_s, work)
+        else:
+            joules = self._settle(above, is_known=len(work) == len(busy_s))
+        return dict.fromkeys(busy_s) | dict.fromkeys(work, 0.0) | joules
 
     def _spent(self, gpu: GpuReading, passed: float) -> float | None:
         """Energy by the counter; without one, or if it went backwards, power × time."""
@@ -62,7 +89,7 @@ class EnergyMeter:
         return (self.power_w + gpu.power_w) / 2 * passed
 
     def _learn_idle(
-        self, gpu: GpuReading, busy_s: Mapping[Key, float | None], spent: float, passed: float
+        self, gpu: GpuReading, busy_s: Mapping[int, float | None], spent: float, passed: float
     ) -> None:
         if gpu.utilization_pct != 0 or any(busy != 0 for busy in busy_s.values()):
             self.rest_s = self.rest_j = 0.0
@@ -76,20 +103,32 @@ class EnergyMeter:
         self.rest_w = [*self.rest_w, round(reading, 1)][-READINGS:]
         self.idle_w = sorted(self.rest_w)[int(QUANTILE * (len(self.rest_w) - 1))]
 
-    def _divide(
-        self, spent: float, passed: float, gpu: GpuReading, busy_s: Mapping[Key, float | None]
-    ) -> dict[Key, float | None]:
-        """Divide by work.
+    def _divide(self, above: float, device_s: float, work: Mapping[int, float]) -> dict[int, float]:
+        """Divide by work: first the late work, then that of this sweep.
 
-        Until the GPU was seen idle, the energy of all working time is divided.
+        Work that no process is given takes its part, too.
         """
-        device = (gpu.utilization_pct or 0.0) / 100 * passed
-        # Unattributed work takes its part, too.
-        worked = max(sum(busy for busy in busy_s.values() if busy is not None), device)
-        if self.idle_w is None:
-            active = spent * min(1.0, worked / passed)
-        else:
-            above = spent - self.idle_w * passed + (self.owed_j if worked > 0 else 0.0)
-            active, self.owed_j = max(0.0, above), min(0.0, above) if worked > 0 else 0.0
-        each = active / worked if worked > 0 else 0.0
-        return {key: None if busy is None else each * busy for key, busy in busy_s.items()}
+        total = sum(work.values())
+        of_late = min(total, self.late_s)
+        due = self.late_j * (of_late / self.late_s if self.late_s > 0 else total > 0)
+        new = total - of_late
+        worked = max(device_s, new)
+        part = above * new / worked if worked > 0 else 0.0
+        due += part
+        self.late_s, self.late_j = worked - new, above - part
+        if due < 0 or total <= 0:
+            self.late_j += due
+            due = 0.0
+        self.paid = {pid: busy for pid, busy in work.items() if busy > 0}
+        return {pid: due * busy / total for pid, busy in self.paid.items()}
+
+    def _settle(self, above: float, *, is_known: bool) -> dict[int, float]:
+        """At rest, the rest of the energy goes to those who worked last.
+
+        Without them it is energy of work that begins: the counter is read later than the sweep.
+        """
+        paid, due = self.paid, self.late_j + above
+        is_theirs = bool(paid) and is_known and self.late_s <= LATE_S and due > 0
+        self.late_s, self.late_j, self.paid = 0.0, 0.0 if paid else above, {}
+        total = sum(paid.values())
+        return {pid: due * busy / total for pid, busy in paid.items()} if is_theirs else {}

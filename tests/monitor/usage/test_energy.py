@@ -33,12 +33,10 @@ def errors(lateness_s: float, *, has_power: bool = True) -> tuple[float | None, 
             power_w=power if has_power else None,
             utilization_pct=100 * (big + small),
         )
-        joules = meter.share(
-            NOW + timedelta(seconds=second), reading, {"small": small, "big": big}, 6.0
-        )
+        joules = meter.share(NOW + timedelta(seconds=second), reading, {1: small, 2: big}, 6.0)
         if second > 60:
-            for name, busy in (("small", small), ("big", big)):
-                charged[name] += joules[name] or 0.0
+            for pid, name, busy in ((1, "small", small), (2, "big", big)):
+                charged[name] += joules[pid] or 0.0
                 true[name] += FULL_W * busy
     return meter.idle_w, {name: charged[name] / true[name] - 1 for name in true}
 
@@ -61,7 +59,7 @@ def test_one_wrong_reading_does_not_move_the_idle_power() -> None:
     for second in range(60):
         power = 3.0 if second == 30 else 50.0
         reading = gpu(power_w=power, utilization_pct=0.0)
-        meter.share(NOW + timedelta(seconds=second), reading, {"a": 0.0}, 6.0)
+        meter.share(NOW + timedelta(seconds=second), reading, {1: 0.0}, 6.0)
     assert meter.idle_w == 50.0
 
 
@@ -79,7 +77,8 @@ def test_the_last_part_of_a_process_gets_its_energy() -> None:
     energy_mj += 525_000
     now = NOW + timedelta(seconds=6)
     uses.take(now, [gpu(0, energy_mj=energy_mj, utilization_pct=75)], [], {}, [last])
-    (use,) = uses.ended
+    (use,) = uses.open.values()
+    assert use.ended_at == now
     assert use.total.sm_s == 5.5
     assert use.total.joules == pytest.approx(350 * 5.5, rel=0.3)
     assert (use.total.joules or 0) > 1400

@@ -203,6 +203,7 @@ def test_a_process_that_ended_unseen_has_an_unknown_owner() -> None:
         gpu_uuid=gpu_uuid(0), pid=7, busy_s=0.5, source=UseSource.ACCOUNTING, lived_s=1.0
     )
     uses.take(NOW + timedelta(seconds=2), [gpu(0)], [], {}, [ended])
+    uses.take(NOW + timedelta(seconds=4), [gpu(0)], [], {})
     (use,) = uses.ended
     assert (use.user, use.total.sm_s, use.total.held_s) == (None, 0.5, 1.0)
 

@@ -39,7 +39,9 @@ class _Gpu:
     def __init__(self, mark: GpuMark | None = None, at: datetime | None = None) -> None:
         self.mark = mark or GpuMark()
         self.at = at
+        # At the last sweep, and those that were gone by then: their last samples come later.
         self.listed: set[int] = set()
+        self.gone: set[int] = set()
         self.use_pct: list[float | None] = []
         # Ended processes whose accounting the driver still stores.
         self.over: set[int] | None = None
@@ -89,8 +91,10 @@ class ProcessUse:
         self._encoders = {}
         evidence = self._evidence(handle, gpu, pids, passed)
         encoders = self._encoders
-        attribution = judge(uuid, pids, gpu.listed, evidence, gpu.mark, passed)
-        gpu.mark, gpu.listed, gpu.at, gpu.use_pct = attribution.mark, pids, now, []
+        before = gpu.listed | gpu.gone
+        attribution = judge(uuid, pids, before, evidence, gpu.mark, passed)
+        gpu.gone, gpu.listed = gpu.listed - pids, pids
+        gpu.mark, gpu.at, gpu.use_pct = attribution.mark, now, []
         self.ended += attribution.ended
         if attribution.is_doubtful:
             self.doubtful.add(uuid)
@@ -106,7 +110,7 @@ class ProcessUse:
         accounts = self._accounts(handle, gpu, pids)
         is_whole = len(readings) * DEVICE_PERIOD_S >= LEAST_COVERED * passed
         evidence = Evidence(accounts=accounts, device_s=device, device_is_whole=is_whole)
-        quiet = not pids and not gpu.listed
+        quiet = not (pids or gpu.listed or gpu.gone)
         if quiet or (accounts is not None and is_accounted(pids, gpu.mark)):
             return evidence
         for source, name in CALLS.items():
