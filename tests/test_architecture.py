@@ -59,6 +59,22 @@ SENDERS = {
     "signal.pidfd_send_signal", "signal.pthread_kill", "signal.raise_signal",
 }  # fmt: skip
 # Folders of declarations, which the tests of the pages and of the subjects reach.
+# Modules that read what gpucoord wrote, and programs that run in a job, without gpucoord.
+READERS_OF_OWN_JSON = {
+    "gpucoord_site.demo.programs.serve",
+    "gpucoord_site.yielding",
+    "monitor.incidents.rules.cpu",
+    "monitor.runtime.probes.service_state",
+    "monitor.snapshot.codec",
+    "monitor.usage.policy.accounting_state",
+    # A runner loads no module of the monitor. It catches RecursionError itself.
+    "scheduler.runner.files",
+    "scheduler.runner.guardian",
+    "scheduler.runner.programs.embed",
+    "scheduler.runner.run",
+    "scheduler.scripts.policy.validation",
+    "scheduler.throttle.rows",
+}
 WITHOUT_TESTS = {"admin", "api", "catalogue", "models", "templatetags"}
 LONGEST_MODULE, LONGEST_FUNCTION = 800, 60
 
@@ -252,6 +268,18 @@ def test_django_q_stays_in_tasks_and_wiring() -> None:
         lambda m: _external(m) & {"django_q"},
         where=lambda m: m.parts[-1] != "tasks" and m.app != "gpucoord_site",
     )
+
+
+def test_json_of_others_is_read_by_one_function() -> None:
+    """It turns the RecursionError of a nested text into a ValueError."""
+
+    def reads(m: Module) -> set[str]:
+        return _calls(m) & {"json.load", "json.loads"}
+
+    assert _offenders(reads, where=lambda m: m.name not in READERS_OF_OWN_JSON).keys() == {
+        "monitor.facts.json_text"
+    }
+    assert _offenders(reads).keys() >= READERS_OF_OWN_JSON
 
 
 def test_only_wiring_and_edges_read_the_environment() -> None:

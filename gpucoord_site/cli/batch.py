@@ -14,6 +14,7 @@ from typing import Any
 from gpucoord_site.cli import connection
 from gpucoord_site.cli.sources.script_files import BadScript
 from gpucoord_site.cli.submit import named_values
+from monitor.facts import json_text
 
 OURS = 125
 
@@ -81,7 +82,7 @@ def _items(source: str) -> list[str]:
 def _of_file(path: Path) -> list[str]:
     try:
         if path.suffix == ".json":
-            items = json.loads(path.read_text(encoding="utf-8"))
+            items = json_text.parse(path.read_text(encoding="utf-8"))
             if not isinstance(items, list):
                 raise UnreadableInput(f"{path} must contain a JSON list")
             return [item if isinstance(item, str) else json.dumps(item) for item in items]

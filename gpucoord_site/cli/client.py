@@ -247,7 +247,13 @@ class Client:
         raise NotReachable(f"{failed} The job may have been submitted; look at the list of jobs.")
 
     def _json(self, method: str, path: str, **options: Any) -> Json:
-        answer: Json = self._ask(method, path, **options).json()
+        """The object of the answer."""
+        try:
+            answer = self._ask(method, path, **options).json()
+        except ValueError:
+            answer = None
+        if not isinstance(answer, dict):
+            raise RequestFailed(f"{self._http.url} answered {path}, but not as gpucoord does.")
         return answer
 
     def _ask(self, method: str, path: str, **options: Any) -> Answer:
@@ -275,7 +281,10 @@ def _refusal(answer: Answer, url: str) -> RequestFailed:
         return RequestFailed(f"The token was refused. {detail}")
     if answer.status >= 500:
         return NotReachable(detail)
-    fields = [f"{_place(e)}: {e['message']}" for e in body.get("errors", ())]
+    try:
+        fields = [f"{_place(e)}: {e['message']}" for e in body.get("errors", ())]
+    except (KeyError, TypeError, AttributeError):
+        fields = []
     return RequestFailed("\n".join(fields) or detail)
 
 

@@ -23,6 +23,11 @@ if TYPE_CHECKING:
 TIMEOUT_S = 30.0
 LONGEST_S = 86_400.0
 URL = "http://127.0.0.1:8000"
+UNEXPECTED = (
+    "The server's answer has another form than expected. Is it gpucoord, and of the same version?"
+)
+# What reading such an answer raises.
+WRONG_FORM = (TypeError, KeyError, AttributeError, IndexError, ValueError)
 WANTED = (
     "A token is needed: set GPUCOORD_TOKEN, or save one with `gpucoord token USER --save`. "
     "`gpucoord token USER`, run on the server, makes one. On the server itself, no token is needed"
@@ -136,7 +141,9 @@ def run(options: Namespace, work: Callable[[Client], int]) -> int:
             return work(client)
     except (RequestFailed, token_file.UnsafeToken) as error:
         complain(str(error))
-        return 125
+    except WRONG_FORM as error:
+        complain(f"{UNEXPECTED} ({type(error).__name__}: {error}).")
+    return 125
 
 
 def complain(text: str) -> None:

@@ -49,12 +49,13 @@ def _motd(options: Any) -> int:
     try:
         with _deadline(MOTD_S), connection.connect(options, MOTD_S) as client:
             processes = client.mine()
-    except (RequestFailed, UnsafeToken, OSError):
-        processes = []
+        lines = list(motd_lines(processes))
+    except (RequestFailed, UnsafeToken, OSError, *connection.WRONG_FORM):
+        processes, lines = [], []
     if options.json:
         sys.stdout.write(f"{json.dumps({'processes': processes}, indent=2)}\n")
         return 0
-    for line in motd_lines(processes):
+    for line in lines:
         sys.stdout.write(f"{escaped(line)}\n")
     return 0
 

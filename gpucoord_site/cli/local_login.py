@@ -6,15 +6,17 @@ be root, this account, or the service account; a stranger could otherwise hand o
 
 from __future__ import annotations
 
-import json
 import os
 import socket
 import struct
 import time
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
+
+from monitor.facts import json_text
 
 # Only root can make a folder below /run, so its owner is the service account that root chose.
 SYSTEM_FOLDER = Path("/run/gpucoord")
@@ -97,7 +99,7 @@ def _exchange(connection: socket.socket, request: str, path: Path) -> dict[str, 
     except OSError as error:
         raise LoginRefused(f"The login socket {path} does not answer ({error}).") from None
     try:
-        answer = json.loads(data)
+        answer = json_text.parse(data)
     except ValueError:
         answer = None
     if not isinstance(answer, dict):
@@ -107,12 +109,16 @@ def _exchange(connection: socket.socket, request: str, path: Path) -> dict[str, 
 
 def _check_listener(connection: socket.socket, path: Path) -> None:
     raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
-    uid = struct.unpack("3i", raw)[1]
-    if uid not in trusted_uids():
+    check_uids({struct.unpack("3i", raw)[1]}, str(path))
+
+
+def check_uids(uids: Iterable[int], place: str) -> None:
+    """Raises LoginRefused if one of them, the accounts that listen at `place`, is a stranger's."""
+    if strangers := set(uids) - trusted_uids():
         raise LoginRefused(
-            f"The process that listens on {path} runs as uid {uid}, which is neither root nor"
-            f" the service account. If gpucoord runs as that account, set {SERVICE_ACCOUNT}"
-            " to its name; else tell an operator."
+            f"The process that listens on {place} runs as uid {min(strangers)}, which is neither"
+            f" root nor the service account. If gpucoord runs as that account, set"
+            f" {SERVICE_ACCOUNT} to its name; else tell an operator."
         )
 
 

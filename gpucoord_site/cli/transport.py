@@ -10,6 +10,10 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlencode, urlsplit
 
+from gpucoord_site.cli import local_login
+from monitor.facts import json_text
+from monitor.identity.probes.listeners import is_on_this_host, needs_privilege, peer_uids
+
 CONNECT_S = 5.0
 
 
@@ -39,7 +43,7 @@ class Answer:
 
     def json(self) -> Any:
         """Raises ValueError."""
-        return json.loads(self.content)
+        return json_text.parse(self.content)
 
 
 class Transport:
@@ -129,6 +133,8 @@ class Transport:
             raise NeverReached(f"gpucoord at {self.url} does not answer.") from None
         except (OSError, UnicodeError) as error:
             raise self._unreachable(error, NeverReached) from None
+        if not is_https:
+            prove(connection.sock, self.url)
         connection.sock.settimeout(self._timeout_s)
         # Small requests are sent at once.
         connection.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -141,3 +147,25 @@ class Transport:
             f"gpucoord can't be reached at {self.url} ({reason}). Does it run? "
             "Its address is given by --url or GPUCOORD_URL."
         )
+
+
+def connected(host: str, port: int, url: str) -> socket.socket:
+    """A proven connection without TLS. Raises OSError, or RequestFailed with a sentence."""
+    connection = socket.create_connection((host, port), CONNECT_S)
+    prove(connection, url)
+    connection.settimeout(None)
+    return connection
+
+
+def prove(connection: socket.socket, url: str) -> None:
+    """Before a secret is sent to a process of this machine: it must be of the service, by its uid.
+
+    Above port 1023, every account can listen while the service does not. Raises RequestFailed.
+    """
+    port: int = connection.getpeername()[1]
+    try:
+        if is_on_this_host(connection) and not needs_privilege(port):
+            local_login.check_uids(peer_uids(connection), f"port {port}")
+    except local_login.LoginRefused as error:
+        connection.close()
+        raise RequestFailed(f"Nothing was sent to {url}. {error}") from None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from ipaddress import ip_network
 from typing import Annotated, Any
 from urllib.parse import urlsplit
@@ -12,6 +11,7 @@ from pydantic import BeforeValidator
 from pydantic_settings import NoDecode
 
 from monitor.accounts.policy import parse_rule
+from monitor.facts import json_text
 from monitor.thresholds.wording import nearest
 
 
@@ -100,7 +100,7 @@ Text = Annotated[str, BeforeValidator(lambda v: v.strip() if isinstance(v, str) 
 def _ranks(value: object) -> dict[str, float]:
     """`{"RTX 9090": 900}`: a table in the file, JSON in a variable."""
     try:
-        table: Any = json.loads(value) if isinstance(value, str) else value
+        table: Any = json_text.parse(value) if isinstance(value, str) else value
         ranks = {str(model): float(rank) for model, rank in dict(table).items()}
         if all(rank > 0 for rank in ranks.values()):
             return ranks
@@ -112,7 +112,7 @@ def _ranks(value: object) -> dict[str, float]:
 def _tables(value: object) -> dict[str, Any]:
     """`{"hogs": {…}}`: tables in the file, JSON in a variable."""
     try:
-        tables: Any = json.loads(value) if isinstance(value, str) else value
+        tables: Any = json_text.parse(value) if isinstance(value, str) else value
     except ValueError:
         tables = None
     if isinstance(tables, dict):

@@ -5,7 +5,6 @@ Bodies are JSON in UTF-8 (RFC 8259). The OpenAPI description lists the error ans
 
 from __future__ import annotations
 
-import json
 import re
 from typing import Any
 
@@ -24,6 +23,7 @@ from gpucoord_site.http import problems, rate_limits, security_log
 from gpucoord_site.http.api_errors import handle_errors
 from monitor.accounts.rows import tokens
 from monitor.api.input import refuse_unknown_parameters
+from monitor.facts import json_text
 from monitor.facts.accounts import TokenScope, scopes_of
 from monitor.gpus.api.control import router as gpu_router
 from monitor.gpus.api.hosts import router as host_router
@@ -142,11 +142,7 @@ class JsonBody(Parser):
     def parse_body(self, request: HttpRequest) -> Any:
         """The value. Any exception becomes 400."""
         text = request.body.decode("utf-8-sig")
-        return json.loads(text, parse_constant=_refuse)
-
-
-def _refuse(name: str) -> None:
-    raise ValueError(f"{name} is no JSON")
+        return json_text.parse(text, allows_nan=False)
 
 
 UNAUTHENTICATED = (

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -20,6 +19,7 @@ from gpucoord_site.http.errors import PREFIX, TOO_LARGE, UNAVAILABLE, unavailabl
 from gpucoord_site.http.middleware import Middleware
 from gpucoord_site.http.rate_limits import TooManyRequests
 from monitor.api.input import SENTENCE, InvalidInput
+from monitor.facts import json_text
 from scheduler.facts import job_fields
 from scheduler.intake.actions import KEY_HEADER
 from scheduler.intake.policy.new_job import UnableToSubmit
@@ -165,7 +165,7 @@ def _invalid(request: HttpRequest, error: ValidationError) -> HttpResponse:
 def _of_other_fields(request: HttpRequest, wrong: set[str]) -> list[tuple[str, str, None]]:
     """Mistakes in the fields of a job that have the right JSON types."""
     try:
-        body = json.loads(request.body)
+        body = json_text.parse(request.body)
     except ValueError:
         return []
     if not isinstance(body, dict):

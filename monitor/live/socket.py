@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
@@ -24,6 +23,7 @@ from channels.auth import get_user
 from django.conf import settings
 from django.db import DatabaseError
 
+from monitor.facts import json_text
 from monitor.runtime.rows.item_isolation import FaultLog
 from monitor.runtime.rows.wakeups import Listener
 
@@ -81,8 +81,8 @@ def page_message(text: str | None) -> PageMessage:
     if not text or len(text) > LONGEST_MESSAGE:
         raise Closed(MALFORMED)
     try:
-        fields = json.loads(text)
-    except (ValueError, RecursionError):
+        fields = json_text.parse(text)
+    except ValueError:
         raise Closed(MALFORMED) from None
     if not isinstance(fields, dict):
         raise Closed(MALFORMED)

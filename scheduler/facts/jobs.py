@@ -9,6 +9,7 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Any
 
+from monitor.facts import json_text
 from monitor.facts.input_rules import is_storable
 from scheduler.facts.blockers import Blocker
 from scheduler.facts.notices import NoticeKind
@@ -313,14 +314,10 @@ def read_result(text: bytes) -> dict[str, Any] | None:
     if len(text) > LARGEST_RESULT:
         return {"problem": f"The result file is larger than {LARGEST_RESULT // 1024} KiB."}
     try:
-        output = json.loads(text, parse_constant=_refuse)
+        output = json_text.parse(text, allows_nan=False)
         stored = json.dumps(output, ensure_ascii=False)
     except (ValueError, RecursionError):
         return {"problem": "The result file is no JSON."}
     if "\\u0000" in stored or not is_storable(stored):
         return {"problem": "The result file has characters that can't be stored."}
     return {"output": output}
-
-
-def _refuse(constant: str) -> Any:
-    raise ValueError(constant)

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import os
 import socket
-import struct
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import suppress
-from pathlib import Path
 
 import httpx
 
+from monitor.identity.probes.listeners import listener_uids
 from scheduler.runner import accounts
 
 TIMEOUT_S = 5.0
@@ -19,15 +17,6 @@ CALL_S = 55.0
 # Local servers answer within milliseconds; a slower answer counts at the next pass.
 WAITS_S = 0.05
 MOST_AT_ONCE = 8
-# From linux/netlink.h, linux/sock_diag.h and linux/inet_diag.h.
-NETLINK_SOCK_DIAG, SOCK_DIAG_BY_FAMILY, TCP_LISTEN = 4, 20, 10
-NLM_F_REQUEST, NLM_F_DUMP, NLMSG_DONE = 0x1, 0x300, 3
-NETLINK_HEAD = struct.Struct("=IHHII")
-DIAG_REQUEST = struct.Struct("=BBBBI48s")
-# The port of the socket and its uid; the rest is skipped.
-DIAG_ANSWER = struct.Struct("=4x2s46x12xI")
-# The state of a socket in /proc/net/tcp.
-LISTENS = "0A"
 
 
 def free_port() -> int:
@@ -35,53 +24,6 @@ def free_port() -> int:
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as listener:
         listener.bind(("127.0.0.1", 0))
         return int(listener.getsockname()[1])
-
-
-def listener_uids(port: int) -> frozenset[int]:
-    """The accounts whose processes listen on the port, on any address of this host."""
-    try:
-        families = (socket.AF_INET, socket.AF_INET6)
-        listening = [pair for family in families for pair in _listeners(family)]
-    except OSError:
-        return _listed_uids(port)
-    return frozenset(uid for of, uid in listening if of == port)
-
-
-def _listeners(family: int) -> Iterator[tuple[int, int]]:
-    """Ports and accounts of listening sockets, from the kernel; see sock_diag(7).
-
-    It does not walk through all connections of the host, as /proc/net/tcp does.
-    """
-    body = DIAG_REQUEST.pack(family, socket.IPPROTO_TCP, 0, 0, 1 << TCP_LISTEN, bytes(48))
-    size = NETLINK_HEAD.size + len(body)
-    head = NETLINK_HEAD.pack(size, SOCK_DIAG_BY_FAMILY, NLM_F_REQUEST | NLM_F_DUMP, 1, 0)
-    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, NETLINK_SOCK_DIAG) as netlink:
-        netlink.settimeout(1.0)
-        netlink.send(head + body)
-        while True:
-            answer = netlink.recv(65_536)
-            at = 0
-            while at + NETLINK_HEAD.size <= len(answer):
-                size, kind, *_ = NETLINK_HEAD.unpack_from(answer, at)
-                if kind == NLMSG_DONE:
-                    return
-                if kind != SOCK_DIAG_BY_FAMILY or size < NETLINK_HEAD.size:
-                    raise OSError("sock_diag is not available")
-                port, uid = DIAG_ANSWER.unpack_from(answer, at + NETLINK_HEAD.size)
-                yield int.from_bytes(port, "big"), uid
-                at += (size + 3) & ~3
-
-
-def _listed_uids(port: int) -> frozenset[int]:
-    """The same from /proc, where the kernel does not answer otherwise."""
-    uids = set()
-    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
-        with suppress(OSError):
-            for line in Path(table).read_text().splitlines()[1:]:
-                _, local, _, state, _, _, _, uid, *_ = line.split()
-                if state == LISTENS and int(local.rpartition(":")[2], 16) == port:
-                    uids.add(int(uid))
-    return frozenset(uids)
 
 
 def is_taken(port: int, uid: int | None) -> bool:

@@ -28,6 +28,7 @@ from django.db import DatabaseError
 from django.utils import timezone
 
 from monitor.accounts.rows import tokens
+from monitor.facts import json_text
 from monitor.facts.accounts import TokenScope, scopes_of
 from monitor.live.socket import (
     FAILED,
@@ -179,7 +180,7 @@ class Session:
         if len(text) > 100:
             raise Closed(MALFORMED)
         try:
-            message = json.loads(text)
+            message = json_text.parse(text)
             if "size" in message:
                 rows, columns = message["size"]
                 size = (min(MOST_CELLS, max(1, int(cells))) for cells in (rows, columns))
@@ -187,7 +188,7 @@ class Session:
             else:
                 self._acknowledged = min(self._sent, int(message["ack"]))
                 self._has_room.set()
-        except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
+        except (ValueError, TypeError, KeyError, OverflowError):
             raise Closed(MALFORMED) from None
 
     def _queue(self, kind: bytes, content: bytes) -> None:

@@ -327,6 +327,18 @@ def test_a_file_that_is_no_archive_is_named_so(config: Config, tmp_path: Path, b
         command.restore(config, tmp_path / "b.tar.gz")
 
 
+def test_a_manifest_that_is_nested_too_deeply_is_refused(config: Config, tmp_path: Path) -> None:
+    path = tmp_path / "b.tar.gz"
+    body = b"[" * 200_000
+    with tarfile.open(path, "w:gz") as tar:
+        member = tarfile.TarInfo("manifest.json")
+        member.size = len(body)
+        tar.addfile(member, io.BytesIO(body))
+
+    with pytest.raises(BackupError, match="is no backup of gpucoord: it is nested too deeply"):
+        command.restore(config, path)
+
+
 def test_a_truncated_backup_is_refused(config: Config, tmp_path: Path) -> None:
     fill(config)
     command.backup(config, tmp_path / "b.tar.gz")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import getpass
-import json
+import http.client
 import os
 import socket
 import sys
@@ -19,6 +19,7 @@ from gpucoord_site.config.addresses import is_loopback
 from gpucoord_site.config.settings import Config
 from gpucoord_site.service.filesystems import mount_of
 from monitor.catalogue.policy import PROFILE_WORDS
+from monitor.facts import json_text
 from monitor.gpus.policy.capability import cpu_places
 from monitor.runtime.probes import disk_space
 from monitor.sampling.probes.limits import LimitsProbe
@@ -26,6 +27,8 @@ from scheduler.intake.policy.accounts import account_rule
 from scheduler.runner.confine import landlock
 
 GIB = 1024**3
+# Of /healthz.
+LONGEST_ANSWER = 64 * 1024
 LITTLE_BYTES, TOO_LITTLE_BYTES = 5 * GIB, GIB // 2
 
 
@@ -198,8 +201,12 @@ def _is_gpucoord(config: Config) -> bool:
     host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(config.host, config.host)  # noqa: S104
     try:
         with urllib.request.urlopen(f"http://{host}:{config.port}/healthz", timeout=1) as answer:
-            return "loops" in json.load(answer)
+            text = answer.read(LONGEST_ANSWER)
     except urllib.error.HTTPError as error:
-        return "loops" in json.loads(error.read() or b"{}")
-    except (OSError, ValueError):
+        text = error.read(LONGEST_ANSWER)
+    except (OSError, http.client.HTTPException):
         return False
+    with suppress(ValueError):
+        body = json_text.parse(text)
+        return isinstance(body, dict) and "loops" in body
+    return False

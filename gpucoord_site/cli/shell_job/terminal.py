@@ -9,6 +9,7 @@ import json
 import os
 import select
 import signal
+import socket
 import sys
 import termios
 import threading
@@ -19,6 +20,8 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from gpucoord_site.cli.client import Client, NotReachable, RequestFailed
+from gpucoord_site.cli.transport import connected
+from monitor.facts import json_text
 from monitor.facts.input_rules import escaped
 
 ENDED, NOT_RUNNING = 4410, 4409
@@ -60,6 +63,7 @@ def connect(client: Client, job_id: int) -> None:
     try:
         with open_socket(
             f"{address}/ws/jobs/{job_id}/terminal/",
+            sock=_proven(client.url),
             origin=Origin(origin),
             additional_headers=client.headers,
             compression=None,
@@ -82,6 +86,14 @@ def connect(client: Client, job_id: int) -> None:
         raise TerminalFailed(f"{client.url} refused the terminal (status {status}).") from None
     except (OSError, WebSocketException) as error:
         raise NotReachable(f"The terminal can't be reached ({error}).") from None
+
+
+def _proven(url: str) -> socket.socket | None:
+    """The connection that the token may be sent on. None: TLS proves the server."""
+    parts = urlsplit(url)
+    if parts.scheme == "https":
+        return None
+    return connected(parts.hostname or "", parts.port or 80, url)
 
 
 def addresses(url: str, headers: dict[str, str]) -> tuple[str, str]:
@@ -123,7 +135,7 @@ class Session:
             while True:
                 message = self._connection.recv()
                 if isinstance(message, str):
-                    self._hear(json.loads(message))
+                    self._hear(json_text.parse(message))
                     continue
                 write_all(STDOUT, message)
                 shown += len(message)

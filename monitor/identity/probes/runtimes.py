@@ -5,7 +5,6 @@ The sockets are asked in a thread, so a runtime that hangs does not delay the sa
 
 from __future__ import annotations
 
-import json
 import pwd
 import queue
 import re
@@ -18,6 +17,7 @@ from typing import Any
 
 import httpx
 
+from monitor.facts import json_text
 from monitor.identity.probes import homes
 
 SOCKETS = (Path("/run/docker.sock"), Path("/run/podman/podman.sock"))
@@ -122,7 +122,7 @@ def inspect(socket: Path, container_id: str) -> Mapping[str, Any] | None:
             data += part
             if len(data) > LONGEST_ANSWER:
                 raise ValueError("the answer is too long")
-    details = json.loads(data)
+    details = json_text.parse(data)
     if not isinstance(details, dict):
         raise ValueError("the answer is no object")
     return details

@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+from monitor.facts import json_text
 from scheduler.facts.jobs import PRIORITIES
 from scheduler.facts.prompts import DEFAULT_PRIORITY
 from scheduler.model_proxy.facts import ModelRequest, Refused, Upload
@@ -83,8 +84,8 @@ def _object(body: bytes) -> dict[str, Any]:
     if body.count(b"{") + body.count(b"[") > MOST_PARTS:
         raise Refused(400, f"The body has more than {MOST_PARTS} objects and lists.")
     try:
-        value = json.loads(body)
-    except (ValueError, RecursionError):
+        value = json_text.parse(body)
+    except ValueError:
         raise Refused(400, "The body is no JSON.") from None
     if not isinstance(value, dict):
         raise Refused(400, "The body must be a JSON object.")
@@ -215,7 +216,7 @@ class EventReader:
             self.is_done = True
             return
         try:
-            event = json.loads(data)
+            event = json_text.parse(data)
             if "error" in event:
                 self.error = error_text(data)
             for choice in event.get("choices") or ():
@@ -242,7 +243,7 @@ def redirect_text(status: int, location: str) -> str:
 def error_text(body: bytes) -> str:
     """Text of an error answer of a model's server, in at most 500 characters."""
     try:
-        error = json.loads(body)["error"]
+        error = json_text.parse(body)["error"]
         text = error["message"] if isinstance(error, dict) else error
     except (ValueError, KeyError, TypeError):
         text = body.decode("utf-8", "replace")

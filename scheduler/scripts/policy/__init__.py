@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from monitor.facts import json_text
 from scheduler.facts.scripts import GpuUse, Script, Word
 from scheduler.scripts.policy import patterns, validation
 from scheduler.scripts.policy.validation import (
@@ -113,8 +114,8 @@ def _typed(value: Any, rule: Any) -> Any:
         if len(value) > LONGEST_NUMBER:
             return value
         try:
-            number = json.loads(value.strip().lower())
-        except (ValueError, RecursionError):
+            number = json_text.parse(value.strip().lower())
+        except ValueError:
             return value
         # 1e999 is read as infinity, which JSON does not have.
         return value if isinstance(number, float) and not math.isfinite(number) else number

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import socket
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -21,37 +18,20 @@ from scheduler.model_proxy.senders import InstanceFailed, Upstream
 from scheduler.model_services import probes
 from scheduler.model_services.step import ModelStep
 from scheduler.models import ModelInstance
+from tests.foreign_listener import OTHER, foreign_listener, needs_root
 from tests.scheduler.model_services.model_box import Box, service
-
-OTHER = 61_999
-LISTEN = """
-import os, socket, sys
-os.setgid(int(sys.argv[1])); os.setuid(int(sys.argv[1]))
-server = socket.create_server(("127.0.0.1", 0))
-print(server.getsockname()[1], flush=True)
-while True:
-    client = server.accept()[0]
-    client.recv(65536)
-    client.sendall(b"HTTP/1.1 200 OK\\r\\nContent-Length: 0\\r\\n\\r\\n")
-    client.close()
-"""
-needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can listen as others")
 
 
 @pytest.fixture
 def foreign_port() -> Iterator[int]:
     """A port on which an account listens that is no account of gpucoord."""
-    command = [sys.executable, "-c", LISTEN, str(OTHER)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd="/") as process:
-        assert process.stdout is not None
-        yield int(process.stdout.readline())
-        process.kill()
+    with foreign_listener() as other:
+        yield other.port
 
 
 def test_the_own_account_and_a_free_port_are_no_danger() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listening:
         port = listening.getsockname()[1]
-        assert probes.listener_uids(port) == {os.geteuid()}
         assert not probes.is_taken(port, None)
 
     assert not probes.is_taken(probes.free_port(), None)
@@ -78,17 +58,6 @@ async def test_a_slow_directory_service_holds_up_no_other_request(
             await asyncio.sleep(0.01)
             steps += 1
     assert steps > 5
-
-
-def test_the_kernel_and_the_table_of_connections_tell_the_same() -> None:
-    with (
-        socket.create_server(("127.0.0.1", 0)) as four,
-        socket.create_server(("::1", 0), family=socket.AF_INET6) as six,
-    ):
-        ports = [each.getsockname()[1] for each in (four, six)]
-
-        for port in (*ports, probes.free_port()):
-            assert probes.listener_uids(port) == probes._listed_uids(port)
 
 
 @needs_root
