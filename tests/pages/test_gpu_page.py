@@ -48,6 +48,26 @@ def test_it_shows_facts_and_state(alice: User, as_user: Browse, seen: Seen) -> N
     assert "in use" in html
 
 
+def test_it_tells_unsupported_values_and_failed_calls_apart(
+    alice: User, as_user: Browse, db: None
+) -> None:
+    lacking = ("memory_total_bytes", "memory_used_bytes", "power_limit_w")
+    call = "nvmlDeviceGetPowerUsage: Unknown Error"
+    odd = gpu(memory_total_bytes=None, unsupported=lacking, failed_calls=(call,), power_w=None)
+    snapshots.record(snapshot([odd]))
+    html = page(as_user(alice))
+
+    assert "memory total, memory used, power limit" in html
+    assert call in html
+    assert "stated by an operator" not in html
+
+
+def test_it_says_that_its_memory_is_stated(alice: User, as_user: Browse, db: None) -> None:
+    snapshots.record(snapshot([gpu(unsupported=("memory_total_bytes", "memory_used_bytes"))]))
+
+    assert "stated by an operator" in page(as_user(alice))
+
+
 def test_it_shows_the_processes_of_this_gpu_only(alice: User, as_user: Browse, seen: Seen) -> None:
     seen(2, [process(1, program="mine"), process(2, on=1, program="elsewhere")])
     html = page(as_user(alice))
