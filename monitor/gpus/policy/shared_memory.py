@@ -53,9 +53,9 @@ def _stated(
     gib = stated.get(gpu.uuid) or rank(gpu.name or "", stated)
     if gib is None or not has_no_figure(gpu):
         return gpu
-    total, known = int(gib * GIB), [size for size in listed if size is not None]
+    total, sizes = int(gib * GIB), [size for size in listed if size is not None]
     # One process of unknown memory makes the sum unknown.
-    used = min(total, sum(known)) if len(known) == len(listed) else None
+    used = min(total, sum(sizes)) if len(sizes) == len(listed) else None
     return replace(
         gpu,
         memory_total_bytes=total,
