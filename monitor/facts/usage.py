@@ -66,7 +66,8 @@ class GpuMark:
     `cursor_us` is the greatest timestamp that the driver gave, `age_s` how long ago that was;
     `period_us` the driver's sampling period where it gives each sample; `allowance_s` how much of
     the GPU's work no process has been given yet; `accounts`: {pid: (start, samples, sum)};
-    `is_unexplained`: at the last look the GPU worked more than the driver attributed to processes.
+    `is_unexplained`: at the last look the GPU worked more than the driver attributed to processes;
+    `names_clients`: the driver has attributed work to a client of MPS.
     """
 
     cursor_us: int | None = None
@@ -75,6 +76,7 @@ class GpuMark:
     allowance_s: float = 0.0
     accounts: dict[int, tuple[int, int, int]] = field(default_factory=dict)
     is_unexplained: bool = False
+    names_clients: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,6 +11,8 @@ from monitor.usage.policy.samples import SampleTotals, UseSample, count, within_
 # If more than this share of the time is attributed to no process, the driver does not list all
 # working processes.
 CONTRADICTION = 0.05
+# Samples of processes arrive up to this much later than the device's own utilisation.
+LATE_S = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +37,7 @@ class Evidence:
 
     `accounts` also holds processes that have ended: known ones and such that came and went.
     device_is_whole: the readings of the device cover the time, so its work is a limit for theirs.
+    device_now: the newest of them, 0 to 1. clients: pids that compute through the MPS server.
     """
 
     accounts: Mapping[int, AccountingSample] | None = None
@@ -42,6 +45,8 @@ class Evidence:
     samples_source: UseSource = UseSource.PROCESS_UTILIZATION
     device_s: float | None = None
     device_is_whole: bool = True
+    device_now: float | None = None
+    clients: Collection[int] = ()
 
 
 @dataclass(slots=True)
@@ -141,8 +146,10 @@ def _by_samples(
         attribution.mark = replace(attribution.mark, cursor_us=None)
         return
     hides_workers = _hides_workers(attribution, gone, counted, evidence, passed_s)
+    hidden = _hidden_clients(attribution, counted, evidence)
     for pid in pids - attribution.source.keys() - counted.doubtful:
-        if pid in listed and hides_workers and pid not in counted.busy_s:
+        is_hidden = hides_workers or pid in hidden
+        if pid in listed and is_hidden and pid not in counted.busy_s:
             continue
         if pid in listed:
             attribution.busy_s[pid] = counted.busy_s.get(pid, 0.0)
@@ -152,6 +159,19 @@ def _by_samples(
             attribution.source[pid] = evidence.samples_source
 
 
+def _hidden_clients(
+    attribution: Attribution, counted: SampleTotals, evidence: Evidence
+) -> Collection[int]:
+    """Clients of MPS whose work the driver may report as that of the server.
+
+    A driver that has named a client names them all. Until then, work beside them may be theirs.
+    """
+    if any(counted.busy_s.get(pid) for pid in evidence.clients):
+        attribution.mark = replace(attribution.mark, names_clients=True)
+    works = any(counted.busy_s.values()) or counted.strangers
+    return evidence.clients if works and not attribution.mark.names_clients else ()
+
+
 def _hides_workers(
     attribution: Attribution,
     gone: Mapping[int, float],
@@ -159,9 +179,9 @@ def _hides_workers(
     evidence: Evidence,
     passed_s: float,
 ) -> bool:
-    """Whether the GPU worked more than the driver attributes to processes, in two sweeps in a row.
+    """Whether the GPU worked more than the driver attributes to processes.
 
-    One sweep is not enough: process samples arrive later than the device's own utilisation.
+    More than samples that come late explain, or in two sweeps in a row.
     """
     attributed = sum(attribution.busy_s.values()) + sum(gone.values())
     attributed += sum(s for pid, s in counted.busy_s.items() if pid not in attribution.source)
@@ -172,7 +192,9 @@ def _hides_workers(
     attribution.mark = replace(attribution.mark, is_unexplained=is_unexplained)
     # A list that was read again since explains no more than before.
     attribution.is_doubtful |= is_unexplained and not was_unexplained
-    return is_unexplained and was_unexplained
+    late_s = LATE_S * (1.0 if evidence.device_now is None else evidence.device_now)
+    is_late = missing_s <= late_s + CONTRADICTION * passed_s
+    return is_unexplained and (was_unexplained or not is_late)
 
 
 def _stay_within_device(

@@ -342,6 +342,54 @@ def test_clients_of_mps_are_counted_too(watched: Watched, gpu: FakeGpu) -> None:
     assert watched.of("bob").total.sm_s == pytest.approx(24, rel=0.05)
 
 
+def test_clients_of_mps_are_not_idle_while_the_driver_names_only_their_server(
+    watched: Watched, gpu: FakeGpu
+) -> None:
+    gpu.mps, gpu.compute = [(101, GIB), (102, GIB)], [(50, GIB)]
+    gpu.work = {50: steady(0.6)}
+    for pid, user in ((50, "mps"), (101, "alice"), (102, "bob")):
+        watched.runs(pid, user)
+    watched.run(61)
+    for user in ("alice", "bob"):
+        total = watched.of(user).total
+        assert (total.known_s, total.sm_s) == (0, 0)
+        assert total.held_s == pytest.approx(60, abs=2)
+    assert watched.of("mps").total.known_s > 55
+
+
+def test_clients_of_mps_are_known_idle_once_the_driver_names_clients_or_nothing_works(
+    watched: Watched, gpu: FakeGpu
+) -> None:
+    gpu.mps, gpu.util = [(101, GIB), (102, GIB)], 0
+    watched.runs(101, "alice")
+    watched.runs(102, "bob")
+    watched.run(21)
+    gpu.work = {101: steady(0.5)}
+    watched.run(60)
+    bob = watched.of("bob").total
+    assert bob.sm_s == 0
+    assert bob.known_s == pytest.approx(bob.held_s, abs=4)
+
+
+@pytest.mark.parametrize("share", [1.0, 0.5])
+def test_a_worker_that_the_driver_names_at_each_second_look_is_known_for_half_of_the_time(
+    watched: Watched, gpu: FakeGpu, share: float
+) -> None:
+    gpu.compute = [(101, GIB), (102, GIB)]
+    gpu.work = {101: steady(0.03), 102: steady(share - 0.03)}
+    watched.runs(101, "alice")
+    watched.runs(102, "bob")
+    watched.run(1)
+    for look in range(30):
+        gpu.hidden = {102} if look % 2 else set()
+        watched.run(2)
+    bob = watched.of("bob").total
+    assert bob.known_s == pytest.approx(30, abs=4)
+    assert bob.sm_s == pytest.approx(share * bob.known_s, rel=0.1)
+    alice = watched.of("alice").total
+    assert alice.known_s == alice.held_s
+
+
 def test_a_pid_in_two_lists_counts_once(watched: Watched, gpu: FakeGpu) -> None:
     gpu.compute, gpu.graphics = [(101, 5 * GIB)], [(101, 5 * GIB)]
     gpu.work = {101: steady(0.5)}

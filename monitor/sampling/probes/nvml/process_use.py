@@ -31,6 +31,8 @@ CALLS = {
 # cover too little of the time to limit what processes are told to have done.
 DEVICE_PERIOD_S, LEAST_COVERED = 1.0, 0.6
 _TRIES = 3
+# The kind of the clients of MPS.
+MPS = "M"
 
 
 class _Gpu:
@@ -90,6 +92,8 @@ class ProcessUse:
         pids = {process.pid for process in listed}
         self._encoders = {}
         evidence = self._evidence(handle, gpu, pids, passed)
+        clients = frozenset(process.pid for process in listed if MPS in process.kinds)
+        evidence = replace(evidence, clients=clients)
         encoders = self._encoders
         before = gpu.listed | gpu.gone
         attribution = judge(uuid, pids, before, evidence, gpu.mark, passed)
@@ -109,7 +113,12 @@ class ProcessUse:
         device = sum(readings) / len(readings) / 100 * passed if readings else None
         accounts = self._accounts(handle, gpu, pids)
         is_whole = len(readings) * DEVICE_PERIOD_S >= LEAST_COVERED * passed
-        evidence = Evidence(accounts=accounts, device_s=device, device_is_whole=is_whole)
+        evidence = Evidence(
+            accounts=accounts,
+            device_s=device,
+            device_is_whole=is_whole,
+            device_now=readings[-1] / 100 if readings else None,
+        )
         quiet = not (pids or gpu.listed or gpu.gone)
         if quiet or (accounts is not None and is_accounted(pids, gpu.mark)):
             return evidence
