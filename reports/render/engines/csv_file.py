@@ -7,7 +7,8 @@ import io
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r", "\n", "|", "%")
+# Some spreadsheets read the wide forms of East Asian scripts like the others.
+FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r", "\n", "|", "%", "＝", "＋", "－", "＠")
 
 
 def table(columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> bytes:
