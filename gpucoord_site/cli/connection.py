@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import shlex
 import sys
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from collections.abc import Callable, Iterable
@@ -77,6 +78,16 @@ def count(text: str) -> int:
     if not (text.isascii() and text.isdecimal() and 0 < len(text) < 19 and int(text)):
         raise ArgumentTypeError(f"{escaped(text)!r} is not a whole number, 1 or more")
     return int(text)
+
+
+def variable(text: str) -> tuple[str, str]:
+    """The value of an option: NAME=VALUE, or NAME for its value in this shell."""
+    name, equals, value = text.partition("=")
+    if not equals:
+        if name not in os.environ:
+            raise ArgumentTypeError(f"{shlex.quote(name)} is not set here; write NAME=VALUE")
+        value = os.environ[name]
+    return name, value
 
 
 def url(options: Namespace) -> str:

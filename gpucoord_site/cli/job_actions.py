@@ -1,11 +1,14 @@
-"""`gpucoord cancel`, `hold`, `release`, `requeue`, `priority`, `change`, `wait` and `logs`.
+"""`gpucoord cancel`, `hold`, `release`, `requeue`, `resubmit`, `priority`, `change`, `wait`
+and `logs`.
 
 Each job is acted on by itself: one that is refused does not stop the others.
 """
 
 from __future__ import annotations
 
+import base64
 import json
+import os
 import sys
 import time
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
@@ -71,6 +74,39 @@ def requeue(argv: Sequence[str]) -> int:
         return {"id": job, "requeued": done}, f"job {job}: {text}"
 
     return _each(options, act)
+
+
+def resubmit(argv: Sequence[str]) -> int:
+    from gpucoord_site.cli.environment import EnvironmentTooLarge
+
+    options = resubmit_parser().parse_args(argv)
+    chosen = dict(options.env)
+    data = sys.stdin.buffer.read() if options.stdin else b""
+    try:
+        deleted = _environment(options)
+    except EnvironmentTooLarge as error:
+        connection.complain(str(error))
+        return OURS
+    if data:
+        deleted["stdin_base64"] = base64.b64encode(data).decode()
+
+    def act(client: Client, job: int) -> tuple[Json, str]:
+        names = client.job(job)["env_names"] or []
+        here = {name: os.environ[name] for name in names if name in os.environ}
+        new = client.resubmit(job, env=here | chosen, **deleted)
+        return {"id": job, "resubmitted": new}, f"job {job}: submitted again as job {new}"
+
+    return _each(options, act)
+
+
+def _environment(options: Namespace) -> Json:
+    """That of this shell, if the server is on this machine; it counts for jobs that had one."""
+    from gpucoord_site.cli.environment import captured
+    from gpucoord_site.cli.submit import is_local
+
+    if options.clean_env:
+        return {"environment": {}}
+    return {"environment": captured(os.environ)} if is_local(options) else {}
 
 
 def priority(argv: Sequence[str]) -> int:
@@ -266,6 +302,31 @@ def requeue_parser() -> ArgumentParser:
     return _parser("requeue", "Stop running jobs and put them back into the queue.")
 
 
+def resubmit_parser() -> ArgumentParser:
+    text = (
+        "Submit ended jobs of your own again, with the same request. Jobs that had the environment"
+        " of a shell get that of this shell."
+    )
+    parser = _parser("resubmit", text)
+    add = parser.add_argument
+    add(
+        "--env",
+        action="append",
+        default=[],
+        type=connection.variable,
+        metavar="NAME=VALUE",
+        help="a variable; without =VALUE its value in this shell; may be repeated"
+        " (default: variables of the job that this shell has)",
+    )
+    add(
+        "--clean-env",
+        action="store_true",
+        help="do not pass this shell's environment on, only --env",
+    )
+    add("--stdin", action="store_true", help="give the jobs the standard input of this command")
+    return parser
+
+
 def priority_parser() -> ArgumentParser:
     parser = connection.parser("priority", "Change the priority of waiting jobs.")
     add = parser.add_argument
@@ -322,6 +383,7 @@ PARSERS = {
     "hold": hold_parser,
     "release": release_parser,
     "requeue": requeue_parser,
+    "resubmit": resubmit_parser,
     "priority": priority_parser,
     "change": change_parser,
     "wait": wait_parser,

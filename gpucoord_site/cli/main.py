@@ -51,6 +51,10 @@ COMMANDS: Commands = {
     "hold": ("keep waiting jobs from starting", "gpucoord_site.cli.job_actions:hold"),
     "release": ("let held jobs start", "gpucoord_site.cli.job_actions:release"),
     "requeue": ("put running jobs back into the queue", "gpucoord_site.cli.job_actions:requeue"),
+    "resubmit": (
+        "submit ended jobs again, with the same request",
+        "gpucoord_site.cli.job_actions:resubmit",
+    ),
     "priority": (
         "change the priority of waiting jobs: gpucoord priority 2 JOB",
         "gpucoord_site.cli.job_actions:priority",

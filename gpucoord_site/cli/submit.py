@@ -245,7 +245,7 @@ def _settings(field: JobField) -> dict[str, Any]:
         return {"action": "store_true", "help": words}
     settings: dict[str, Any] = {"metavar": field.type.metavar, "help": words}
     if field.type.kind is Kind.VARIABLES:
-        return settings | {"action": "append", "default": [], "type": _variable}
+        return settings | {"action": "append", "default": [], "type": connection.variable}
     if field.type.kind is Kind.TAGS:
         return settings | {"action": "append"}
     if field.type.kind is Kind.JOBS:
@@ -260,15 +260,6 @@ def _numbers(text: str) -> list[int]:
     if not all(word.isascii() and word.isdecimal() for word in words):
         raise ArgumentTypeError(f"{shlex.quote(text)} names no jobs; write their numbers: 12,13")
     return [int(word) for word in words]
-
-
-def _variable(text: str) -> tuple[str, str]:
-    name, equals, value = text.partition("=")
-    if not equals:
-        if name not in os.environ:
-            raise ArgumentTypeError(f"{shlex.quote(name)} is not set here; write NAME=VALUE")
-        value = os.environ[name]
-    return name, value
 
 
 PARSERS = {"submit": _parser, "run": _run_parser}

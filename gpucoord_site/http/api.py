@@ -112,6 +112,9 @@ class DocumentedApi(NinjaAPI):
         return schema
 
 
+CONFLICTS = ("/requeue/", "/resubmit/", "/boot/", "/unload/", "/disks/clean/")
+
+
 def error_statuses(path: str, method: str, operation: Json) -> list[int]:
     """The statuses of an operation's error answers."""
     statuses = set(ALWAYS)
@@ -121,7 +124,7 @@ def error_statuses(path: str, method: str, operation: Json) -> list[int]:
         statuses.add(413)
     if (path, method) in (("/api/prompts/", "post"), ("/api/disks/clean/", "post")):
         statuses.add(404)
-    if method == "patch" or path.endswith(("/requeue/", "/boot/", "/unload/", "/disks/clean/")):
+    if method == "patch" or path.endswith(CONFLICTS):
         statuses.add(409)
     if path == "/api/reports/usage/":
         statuses |= {404, 501}

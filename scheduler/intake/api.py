@@ -11,8 +11,9 @@ from pydantic import ConfigDict, Field, create_model
 from monitor.api.input import RequestBody
 from scheduler.facts.blockers import TIER_WORDS
 from scheduler.facts.field_types import Door, JobField
-from scheduler.facts.job_fields import JOB_FIELDS, OWNERS_CHANGE, fields_of
+from scheduler.facts.job_fields import BY_NAME, JOB_FIELDS, OWNERS_CHANGE, fields_of
 from scheduler.facts.jobs import JobState
+from scheduler.intake.steps.resubmission import DELETED
 
 # The schema says it too: exactly one of them is given.
 NO_SCRIPT: dict[str, Any] = {
@@ -89,6 +90,17 @@ _Changes: Any = create_model(  # type: ignore[call-overload]
 
 class ChangeBody(_Changes):  # type: ignore[misc]  # its fields follow from the table
     """The fields to change. null resets a field to its default."""
+
+
+_Deleted: Any = create_model(  # type: ignore[call-overload]
+    "_Deleted",
+    __base__=RequestBody,
+    **{name: field_schema(BY_NAME[name]) for name in DELETED},
+)
+
+
+class ResubmitBody(_Deleted):  # type: ignore[misc]  # its fields follow from the table
+    """Values that were deleted when the job ended. One that the job had is required."""
 
 
 MOST_IN_BATCH = 5000

@@ -36,11 +36,13 @@ from scheduler.intake.api import (
     JobPage,
     NewJobBody,
     RequeueResponse,
+    ResubmitBody,
     SubmitResponse,
     WhatIfBody,
     WhyBody,
 )
 from scheduler.intake.policy.new_job import UnableToSubmit
+from scheduler.intake.steps import resubmission
 from scheduler.jobs.pages import lines as job_lines
 from scheduler.jobs.pages import serialise as job_views
 from scheduler.lifecycle.rows import changes as job_changes
@@ -89,6 +91,12 @@ def submit(
     number, is_replayed = intake_actions.submit_once(
         new.model_dump(), _person(request), timezone.now(), idempotency_key, agent_of(request)
     )
+    return _submitted(response, number, is_replayed=is_replayed, is_array=bool(new.array))
+
+
+def _submitted(
+    response: HttpResponse, number: int, *, is_replayed: bool, is_array: bool
+) -> Status[dict[str, Any]]:
     if is_replayed:
         response["Idempotency-Replayed"] = "true"
     answer = {
@@ -96,7 +104,7 @@ def submit(
         # As the first answer said, whatever became of it since.
         "state": JobState.QUEUED,
         "url": reverse("job", args=[number]),
-        "array": relations.array_members(number) if new.array else None,
+        "array": relations.array_members(number) if is_array else None,
     }
     return Status(201, answer)
 
@@ -352,10 +360,44 @@ def requeue(request: HttpRequest, job_id: int) -> dict[str, Any]:
     if not job_views.may_cancel(job, person):
         raise HttpError(403, f"Only {job.owner.username} and operators may requeue this job.")
     if job.state == JobState.FINISHED.value:
-        raise HttpError(409, f"Job {job_id} has ended; submit it again.")
+        raise HttpError(
+            409, f"Job {job_id} has ended; submit it again with gpucoord resubmit {job_id}."
+        )
     done = yields.requeue(job, person.username, timezone.now())
     job.refresh_from_db(fields=["state"])
     return {"id": job.pk, "state": job.state, "requeued": done}
+
+
+@router.post(
+    "{int:job_id}/resubmit/",
+    response={201: SubmitResponse},
+    summary="Submit an ended job again",
+    url_name="job-resubmit",
+)
+def resubmit(
+    request: HttpRequest,
+    response: HttpResponse,
+    job_id: int,
+    deleted: ResubmitBody,
+    idempotency_key: IdempotencyKey = None,
+) -> Status[dict[str, Any]]:
+    """Queue a new job with the same request. Limits are checked as for any new job.
+
+    Only the owner may, because the new job runs as the owner. Dependencies and the earliest start
+    are not repeated. 409: the job has not ended. 422: as for a new job, or a value is missing that
+    was deleted when the job ended.
+    """
+    job, person = _job(job_id), _person(request)
+    if job.owner_id != person.pk:
+        raise HttpError(403, f"Only {job.owner.username} may submit this job again.")
+    check_own(request, job)
+    if job.state != JobState.FINISHED.value:
+        raise HttpError(409, f"Job {job_id} has not ended.")
+    raw = resubmission.request_of(job, deleted.model_dump())
+    number, is_replayed = intake_actions.submit_once(
+        raw, person, timezone.now(), idempotency_key, agent_of(request)
+    )
+    return _submitted(response, number, is_replayed=is_replayed, is_array=bool(raw.get("array")))
 
 
 def _person(request: HttpRequest) -> User:
@@ -385,4 +427,4 @@ def check_own(request: HttpRequest, job: Job) -> None:
     """Raises HttpError when an agent would act on a job that it did not submit."""
     agent = agent_of(request)
     if agent is not None and job.agent_id != agent.pk:
-        raise HttpError(403, "An agent may cancel its own jobs only.")
+        raise HttpError(403, "An agent may act on its own jobs only.")

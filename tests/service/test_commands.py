@@ -608,3 +608,33 @@ def test_a_shell_is_named_in_the_queue(words: list[str], name: str | None) -> No
     body = shell_command._body(shell_command.parser().parse_args(words))
 
     assert body.get("name") == name
+
+
+def test_resubmit_gives_a_job_again_what_was_deleted_at_its_end(
+    alice: User, said: Say, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old = jobs_made.waiting(alice, env={"LR": "1", "SEED": "2"}, environment={"OLD": "x"})
+    assert job_actions.cancel([str(old.pk)]) == 0
+    said()
+    monkeypatch.setenv("LR", "3")
+    monkeypatch.setattr(submit, "is_local", lambda _: True)
+
+    assert job_actions.resubmit([str(old.pk)]) == 1
+    assert "The values of SEED were deleted when the job ended" in said()
+    assert job_actions.resubmit([str(old.pk), "--env", "SEED=4"]) == 0
+
+    new = Job.objects.latest("pk")
+    assert said() == f"job {old.pk}: submitted again as job {new.pk}\n"
+    assert (new.command, new.env) == (old.command, {"LR": "3", "SEED": "4"})
+    assert new.input.environment["LR"] == "3"
+
+
+def test_requeue_of_an_ended_job_names_the_command_that_submits_it_again(
+    alice: User, said: Say
+) -> None:
+    job = jobs_made.finished(alice)
+
+    assert job_actions.requeue([str(job.pk)]) == 1
+    assert f"submit it again with gpucoord resubmit {job.pk}" in said()
+    assert job_actions.resubmit([str(job.pk), "--json"]) == 0
+    assert json.loads(said()) == [{"id": job.pk, "resubmitted": Job.objects.latest("pk").pk}]
