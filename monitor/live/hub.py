@@ -23,13 +23,13 @@ from django.utils import timezone
 
 from monitor.facts.readings import Snapshot
 from monitor.live import sparklines
-from monitor.live.cards import GpuTasks
 from monitor.live.frames import Frame
 from monitor.live.rendering import DASHBOARD, Renderer, has_figures
 from monitor.models import LatestSnapshot
 from monitor.runtime.rows.item_isolation import FaultLog
 from monitor.runtime.rows.wakeups import Listener
 from monitor.snapshot import rows as snapshots
+from monitor.snapshot.rows import Bookings
 
 logger = logging.getLogger(__name__)
 FAULT = {"kind": "LIVE_HUB_FAULT"}
@@ -69,12 +69,12 @@ class Hub:
         self,
         read: Callable[[], Sequence[Snapshot]] = snapshots.newest_all,
         seqs: Callable[[], Seqs] = newest_seqs,
-        tasks: Callable[[], GpuTasks] = snapshots.gpu_tasks,
+        bookings: Callable[[], Bookings] = snapshots.bookings,
     ) -> None:
         self.frame: Frame | None = None
         self._read = read
         self._seqs = seqs
-        self._renderer = Renderer(sparklines.sparks.get, tasks)
+        self._renderer = Renderer(sparklines.sparks.get, bookings)
         self._viewers: set[Viewer] = set()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None

@@ -19,6 +19,7 @@ from monitor.facts.usage import InstanceReading
 from monitor.gpus import rows as availability
 from monitor.gpus.policy import capability, shared_memory
 from monitor.gpus.policy.health import clock_words
+from monitor.gpus.policy.states import as_booked
 from monitor.history.pages import content as history_content
 from monitor.identity.policy.privacy import Viewer, owns, redact
 from monitor.incidents.facts import NONE, Badges
@@ -221,7 +222,7 @@ def _line(
 
 @require_safe
 def dashboard(request: HttpRequest) -> HttpResponse:
-    renderer = Renderer(sparklines.sparks.get, snapshot_rows.gpu_tasks)
+    renderer = Renderer(sparklines.sparks.get, snapshot_rows.bookings)
     frame = renderer.whole(snapshot_rows.newest_all(), [DASHBOARD], timezone.now())
     parts = list(frame.boards[DASHBOARD].parts)
     wide = {region.element_id for region in regions() if region.is_wide}
@@ -238,18 +239,19 @@ def dashboard(request: HttpRequest) -> HttpResponse:
 @require_safe
 def gpu(request: HttpRequest, uuid: str) -> HttpResponse:
     row = get_object_or_404(Gpu, uuid=uuid)
-    snapshots = snapshot_rows.newest_all()
+    bookings = snapshot_rows.bookings()
+    snapshots = [as_booked(s, bookings.claims) for s in snapshot_rows.newest_all()]
     filters = ProcessFilters.from_query(request.GET)
     badges = incident_badges.current(timezone.now())
     table = lines(snapshots, viewer_of(request), uuid, badges)
-    tasks = snapshot_rows.gpu_tasks()
+    shown = cards.cards(snapshots, badges, bookings.tasks)
     of_gpu = [s for s in snapshots if any(g.uuid == uuid for g in s.gpus)]
     reading = next((g for s in of_gpu for g in s.gpus if g.uuid == uuid), None)
     health = next((h for s in snapshots for h in s.health if h.gpu_uuid == uuid), None)
     context = {
         **history_content.gpu(row, request.GET, timezone.now()),
         "gpu": row,
-        "card": next((c for c in cards.cards(snapshots, badges, tasks) if c.uuid == uuid), None),
+        "card": next((c for c in shown if c.uuid == uuid), None),
         "reading": reading,
         "unsupported": _unsupported(reading) if reading else "",
         "is_stated": reading is not None and shared_memory.is_stated(reading),

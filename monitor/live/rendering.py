@@ -11,15 +11,17 @@ from typing import Any
 from django.template.loader import render_to_string
 
 from monitor.facts.readings import Snapshot
+from monitor.gpus.policy.states import as_booked
 from monitor.incidents.facts import NONE, Badges
 from monitor.live import cards, headline, host_strips
-from monitor.live.cards import MOST_CARDS, Card, GpuTasks, ProcessRow
+from monitor.live.cards import MOST_CARDS, Card, ProcessRow
 from monitor.live.frames import CHILDREN, Board, Column, Frame, Part, Sparkline
 from monitor.live.host_strips import HostStrip
 from monitor.live.lines import gpu_line
 from monitor.live.regions import Child, Region, no_children, regions
 from monitor.live.silence import NO_HOSTS, oldest_in_contact, silent_hosts
 from monitor.live.sparklines import SparklinePath
+from monitor.snapshot.rows import Bookings
 
 logger = logging.getLogger(__name__)
 
@@ -81,11 +83,11 @@ class Renderer:
     `load_regions` reads them, and frames use its last result.
     """
 
-    def __init__(self, sparks: SparkSource, load_tasks: Callable[[], GpuTasks] = dict) -> None:
+    def __init__(self, sparks: SparkSource, load: Callable[[], Bookings] = Bookings) -> None:
         self._sparks = sparks
-        self._load_tasks = load_tasks
+        self._load_bookings = load
         self._badges = NONE
-        self._tasks = cards.NO_TASKS
+        self._bookings = Bookings()
         self._waiting = self._startable = 0
         # The number of the next frame.
         self._n = 1
@@ -102,7 +104,8 @@ class Renderer:
 
     def frame(self, snapshots: Sequence[Snapshot], topics: Collection[str], now: datetime) -> Frame:
         """The next frame, for `topics`."""
-        boards = {topic: self._board(topic, snapshots, now) for topic in topics}
+        booked = [as_booked(snapshot, self._bookings.claims) for snapshot in snapshots]
+        boards = {topic: self._board(topic, booked, now) for topic in topics}
         self._columns = {k: v for k, v in self._columns.items() if k[0] in boards}
         at = min((s.at.timestamp() for s in snapshots), default=None)
         self._n += 1
@@ -119,14 +122,15 @@ class Renderer:
         self._head = self._load(regions(in_head=True), now)
         if set(topics) != {HEAD}:
             self._regions = self._load((r for r in regions() if _is_shown(r, topics)), now)
-            self._tasks = self._load_tasks()
+            self._bookings = self._load_bookings()
             self._draw([gpu.uuid for s in snapshots for gpu in s.gpus], now)
         return before != self._shown_elsewhere
 
     @property
     def _shown_elsewhere(self) -> tuple[object, ...]:
         """Values of regions, in their own parts and in other parts of the page."""
-        return self._badges, self._tasks, self._waiting, self._startable, self._head, self._regions
+        tasks = self._bookings.tasks
+        return self._badges, tasks, self._waiting, self._startable, self._head, self._regions
 
     def _board(self, topic: str, snapshots: Sequence[Snapshot], now: datetime) -> Board:
         if topic == DASHBOARD:
@@ -154,7 +158,7 @@ class Renderer:
 
     def _dashboard(self, snapshots: Sequence[Snapshot], now: datetime) -> Board:
         silent = silent_hosts(snapshots, now)
-        shown = cards.cards(snapshots, self._badges, self._tasks, silent)
+        shown = cards.cards(snapshots, self._badges, self._bookings.tasks, silent)
         strips = host_strips.strips(snapshots, silent)
         rows = [row for card in shown for row in card.rows] if len(shown) <= MOST_CARDS else []
         return Board(

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cache
 from itertools import repeat
@@ -180,9 +181,33 @@ def _held_rows(host: str) -> QuerySet[Claim]:
     return Claim.objects.filter(host=host, freed_at=None).order_by("id")
 
 
+@dataclass(frozen=True, slots=True)
+class Bookings:
+    """By the UUID of a GPU, of all hosts: its jobs and models, and all its claims; oldest first.
+
+    claims: with ended ones whose memory may still be in use.
+    """
+
+    tasks: Mapping[str, tuple[GpuTask, ...]] = field(default_factory=dict)
+    claims: Mapping[str, tuple[ClaimFact, ...]] = field(default_factory=dict)
+
+
+def bookings() -> Bookings:
+    """Tasks and claims of the same moment."""
+    rows = list(_all_held_rows())
+    claims: dict[str, tuple[ClaimFact, ...]] = {}
+    for row in rows:
+        claims[row.gpu_uuid] = (*claims.get(row.gpu_uuid, ()), _claim_fact(row))
+    return Bookings(_tasks(rows), claims)
+
+
 def gpu_tasks() -> dict[str, tuple[GpuTask, ...]]:
     """The jobs and models on the GPUs of all hosts by UUID, oldest first."""
-    rows = list(_task_rows())
+    return _tasks(_all_held_rows())
+
+
+def _tasks(held: Iterable[Claim]) -> dict[str, tuple[GpuTask, ...]]:
+    rows = [row for row in held if row.until_at is None and row.kind in JOB_KINDS]
     together: dict[str, list[str]] = {}
     for row in rows:
         together.setdefault(row.job_ref, []).append(row.gpu_uuid)
@@ -213,10 +238,8 @@ def _gpu_task(row: Claim, gpu_uuids: Sequence[str]) -> GpuTask:
 
 
 @compiled_once
-def _task_rows() -> QuerySet[Claim]:
-    kinds = [kind.value for kind in JOB_KINDS]
-    rows = Claim.objects.filter(freed_at=None, until_at=None, kind__in=kinds)
-    return rows.order_by("id")
+def _all_held_rows() -> QuerySet[Claim]:
+    return Claim.objects.filter(freed_at=None).order_by("id")
 
 
 @compiled_once

@@ -13,16 +13,17 @@ from ninja import Query, Router, Schema
 from pydantic import Field
 
 from monitor.api.input import InvalidInput, Moment
-from monitor.facts.claims import GpuTask
+from monitor.facts.claims import ClaimKind, GpuTask
 from monitor.facts.readings import GpuReading, OwnerSource, ProcessReading, Snapshot
 from monitor.facts.usage import UseSource
-from monitor.gpus.policy import capability, use_split
+from monitor.gpus.policy import capability, states, use_split
 from monitor.gpus.policy.use_split import UseSplit
 from monitor.identity.policy.privacy import Viewer, event_text, redact
 from monitor.journal.facts import EVENTS, event_kinds
 from monitor.journal.rows import events
 from monitor.models import Event
 from monitor.snapshot import rows as snapshots
+from monitor.snapshot.rows import Bookings
 
 router = Router()
 
@@ -170,10 +171,11 @@ class Processes(Schema):
 @router.get("gpus/", response=Gpus, summary="List the GPUs", url_name="gpus")
 def list_gpus(request: HttpRequest) -> dict[str, Any]:
     """Every GPU with its newest reading."""
-    newest = snapshots.newest_all()
+    bookings = snapshots.bookings()
+    newest = [states.as_booked(each, bookings.claims) for each in snapshots.newest_all()]
     return {
         "hosts": [_host(snapshot) for snapshot in newest],
-        "gpus": [gpu for snapshot in newest for gpu in _gpus(snapshot)],
+        "gpus": [gpu for snapshot in newest for gpu in _gpus(snapshot, bookings)],
     }
 
 
@@ -246,19 +248,22 @@ def _host(snapshot: Snapshot) -> dict[str, Any]:
     }
 
 
-def _gpus(snapshot: Snapshot) -> list[dict[str, Any]]:
-    tasks, completed = snapshots.gpu_tasks(), snapshots.completed_tasks(snapshot.host.name)
-    holders: dict[str, list[str]] = {}
-    for claim in snapshots.open_claims(snapshot.host.name):
-        holders.setdefault(claim.gpu_uuid, []).append(claim.job_ref)
+def _gpus(snapshot: Snapshot, bookings: Bookings) -> list[dict[str, Any]]:
+    tasks, completed = bookings.tasks, snapshots.completed_tasks(snapshot.host.name)
     splits = use_split.by_gpu(snapshot)
     numbers = {gpu.uuid: gpu.index for gpu in snapshot.gpus}
     return [
-        _gpu(gpu, snapshot, holders.get(gpu.uuid, []), splits[gpu.uuid])
+        _gpu(gpu, snapshot, _holders(bookings, gpu.uuid), splits[gpu.uuid])
         | _task(tasks.get(gpu.uuid, ()), numbers)
         | {"tasks": tasks.get(gpu.uuid, ()), "tasks_completed": completed.get(gpu.uuid, 0)}
         for gpu in snapshot.gpus
     ]
+
+
+def _holders(bookings: Bookings, gpu_uuid: str) -> list[str]:
+    """The jobs and models of a GPU."""
+    open_claims = (c for c in bookings.claims.get(gpu_uuid, ()) if c.until is None)
+    return [claim.job_ref for claim in open_claims if claim.kind is not ClaimKind.LOCK]
 
 
 def _task(tasks: Sequence[GpuTask], numbers: Mapping[str, int]) -> dict[str, Any]:

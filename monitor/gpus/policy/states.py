@@ -9,6 +9,7 @@ from datetime import datetime, timedelta
 
 from monitor.facts.claims import ASLEEP, JOB_KINDS, ClaimFact, ClaimKind
 from monitor.facts.gpu_states import (
+    IMPOSED,
     ClosureFact,
     ClosureKind,
     GpuState,
@@ -16,13 +17,15 @@ from monitor.facts.gpu_states import (
     check_transition,
 )
 from monitor.facts.health import Condition
-from monitor.facts.readings import GpuReading, Health, ProcessReading, idle_since
+from monitor.facts.readings import GpuReading, Health, ProcessReading, Snapshot, idle_since
 
 # Older drivers report some memory as used on an empty GPU; this is more.
 HELD_BYTES = 1024**3
 BROKEN = frozenset({GpuState.LOST, GpuState.FAILING})
 # A job without a GPU process after this time counts as running on its GPU.
 BOOTS_AT_MOST = timedelta(minutes=5)
+# A claim may be committed after a sweep that began later than the claim.
+COMMITTED_WITHIN = timedelta(seconds=2)
 # A model service below this use is waiting for requests.
 LLM_BUSY_PCT = 5.0
 
@@ -109,6 +112,29 @@ def with_states(
             changes.append(StateChange(readings[-1], old))
             faults += _fault(gpu, old, state) if watched else []
     return States(tuple(readings), tuple(changes), tuple(faults))
+
+
+def as_booked(snapshot: Snapshot, claims: Mapping[str, Sequence[ClaimFact]]) -> Snapshot:
+    """The snapshot with the states that follow from claims that began or ended since its sweep.
+
+    claims: by GPU, with ended ones whose memory may still be in use. Without this, a page would
+    show the job of a GPU beside the state that a model left, for up to a sweep.
+    """
+    gpus = tuple(_booked(gpu, snapshot, claims.get(gpu.uuid, ())) for gpu in snapshot.gpus)
+    is_same = all(new is old for new, old in zip(gpus, snapshot.gpus, strict=True))
+    return snapshot if is_same else replace(snapshot, gpus=gpus)
+
+
+def _booked(gpu: GpuReading, snapshot: Snapshot, claims: Sequence[ClaimFact]) -> GpuReading:
+    edges = [t for c in claims for t in (c.since, c.until) if t is not None]
+    changed = max(edges, default=None)
+    if gpu.state is None or gpu.state in IMPOSED:
+        return gpu
+    if changed is None or changed < snapshot.at - COMMITTED_WITHIN:
+        return gpu
+    processes = [p for p in snapshot.processes if p.gpu_uuid == gpu.uuid]
+    state = _work(gpu, processes, claims, max(snapshot.at, changed))
+    return gpu if state is gpu.state else replace(gpu, state=state, state_since=changed)
 
 
 def _locks(claims: Iterable[ClaimFact]) -> list[str]:

@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from monitor.facts.claims import ClaimKind
+from monitor.facts.claims import ClaimFact, ClaimKind
 from monitor.facts.gpu_states import ClosureFact, ClosureKind, GpuState
 from monitor.facts.health import Condition
 from monitor.facts.readings import GpuReading, GpuSweep, Health
 from monitor.gpus.policy.changes import complete, explained
-from monitor.gpus.policy.states import state_of, with_states
-from tests.builders import GIB, NOW, claim, gpu, gpu_uuid, process
+from monitor.gpus.policy.states import as_booked, state_of, with_states
+from tests.builders import GIB, NOW, claim, gpu, gpu_uuid, process, snapshot
 
 LATER = NOW + timedelta(minutes=1)
 
@@ -174,3 +174,40 @@ def test_a_gpu_is_idle_by_use_from_its_first_reading_below_five_percent_on() -> 
     assert (busy.idle_since, busy.idle_s(second)) == (None, 0.0)
     unknown = seen(None, one, second)
     assert (unknown.idle_since, unknown.idle_s(second)) == (None, None)
+
+
+def _shown(state: GpuState, *claims: ClaimFact, at: datetime = NOW, **changes: Any) -> GpuReading:
+    read = snapshot([gpu(state=state, state_since=NOW, **changes)], [process(job_ref="1")])
+    (shown,) = as_booked(replace(read, at=at), {gpu_uuid(0): claims}).gpus
+    return shown
+
+
+LEFT = claim("1", **LLM, phase="ready", seen=NOW, since=NOW, until=LATER)
+CAME = claim("2", since=LATER)
+
+
+@pytest.mark.parametrize(
+    ("claims", "state"),
+    [
+        ((LEFT, CAME), GpuState.BOOTING_SCRIPT),
+        ((LEFT,), GpuState.COOLING),
+        ((CAME,), GpuState.BOOTING_SCRIPT),
+    ],
+)
+def test_a_state_follows_claims_that_changed_after_the_sweep(
+    claims: tuple[ClaimFact, ...], state: GpuState
+) -> None:
+    shown = _shown(GpuState.LLM_READY, *claims)
+
+    assert (shown.state, shown.state_since) == (state, LATER)
+
+
+def test_a_state_that_was_read_after_the_change_of_its_claims_stays() -> None:
+    assert _shown(GpuState.LLM_READY, LEFT, CAME, at=LATER + timedelta(seconds=9)) == gpu(
+        state=GpuState.LLM_READY, state_since=NOW
+    )
+
+
+@pytest.mark.parametrize("state", [GpuState.PAUSED, GpuState.LOST, GpuState.THROTTLED])
+def test_claims_change_no_state_that_is_imposed(state: GpuState) -> None:
+    assert _shown(state, LEFT, CAME).state is state

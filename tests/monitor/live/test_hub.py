@@ -17,6 +17,7 @@ from monitor.live.consumers import WINDOW, LiveFeed
 from monitor.live.hub import UNREADABLE, UNRENDERED, Hub, Seqs
 from monitor.live.regions import Region
 from monitor.runtime.probes import datagrams
+from monitor.snapshot.rows import Bookings
 from tests.builders import NOW, gpu, gpu_uuid, process, snapshot
 from tests.pace import Stopwatch
 
@@ -69,7 +70,7 @@ def hub(server: Server, monkeypatch: pytest.MonkeyPatch) -> Hub:
     monkeypatch.setattr(
         "monitor.live.sparklines.sparks.get", lambda uuids, now: dict.fromkeys(uuids, SPARK)
     )
-    hub = Hub(server.read, server.seqs, dict)
+    hub = Hub(server.read, server.seqs, Bookings)
     monkeypatch.setattr(hub, "start", lambda: None)
     return hub
 
@@ -371,7 +372,7 @@ def live_hub(server: Server, data: Path, monkeypatch: pytest.MonkeyPatch) -> Hub
         "monitor.live.sparklines.sparks.get", lambda uuids, now: dict.fromkeys(uuids, SPARK)
     )
     monkeypatch.setattr("monitor.live.hub.close_old_connections", lambda: None)
-    return Hub(server.read, server.seqs, dict)
+    return Hub(server.read, server.seqs, Bookings)
 
 
 async def test_a_wake_up_brings_a_frame_at_once(

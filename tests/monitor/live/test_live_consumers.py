@@ -17,6 +17,7 @@ from monitor.live import regions
 from monitor.live import socket as live_socket
 from monitor.live.hub import Hub
 from monitor.live.socket import FLOODING, MALFORMED, TOO_MANY_SOCKETS, OpenSockets
+from monitor.snapshot.rows import Bookings
 from tests.builders import NOW, snapshot
 from tests.monitor.live.test_hub import SPARK, Server
 from tests.sockets import MALFORMED_TEXTS, Socket
@@ -32,7 +33,7 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Hub:
         "monitor.live.sparklines.sparks.get", lambda uuids, now: dict.fromkeys(uuids, SPARK)
     )
     server = Server()
-    hub = Hub(server.read, server.seqs, dict)
+    hub = Hub(server.read, server.seqs, Bookings)
     monkeypatch.setattr(hub, "start", lambda: None)
     monkeypatch.setattr(live_consumers, "hub", hub)
     return hub

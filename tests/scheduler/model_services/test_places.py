@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from django.contrib.auth.models import User
 from django.test import Client
 from django.utils import timezone
 
+from monitor.facts.gpu_states import GpuState
 from monitor.models import Claim
 from monitor.snapshot import rows as snapshots
 from scheduler.facts.jobs import NewJob, Requirement
@@ -14,7 +17,7 @@ from scheduler.lifecycle.rows import queue as job_queue
 from scheduler.model_proxy import rows as proxy_rows
 from scheduler.model_proxy.rows import Counts
 from scheduler.models import Job
-from tests.builders import gpu_uuid
+from tests.builders import claim, gpu, gpu_uuid, snapshot
 from tests.scheduler.model_services.model_box import Box, load, scripts, service
 
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("data")]
@@ -86,6 +89,27 @@ def test_a_gpu_shows_its_model(root: User, as_user: object) -> None:
     html = client.get("/").content.decode()
     assert 'href="/models/qwen2.5:14b/"' in html
     assert "paired with GPU 1" in html
+
+
+def test_the_state_of_a_gpu_changes_with_its_booking_before_the_next_sweep(
+    root: User, as_user: object
+) -> None:
+    box = Box(gpus=1)
+    box.now = timezone.now()
+    (job,) = scripts(root, 1, box.now)
+    read = snapshot([gpu(state=GpuState.LLM_READY)])
+    snapshots.record(replace(read, at=box.now, seq=99))
+    snapshots.open_claim(claim(str(job.pk)), read.host.name, timezone.now())
+
+    client: Client = as_user(root)  # type: ignore[operator]
+    (shown,) = client.get("/api/gpus/").json()["gpus"]
+
+    assert (shown["state"], shown["model"], shown["jobs"]) == (
+        "booting_script", None, [str(job.pk)],
+    )  # fmt: skip
+    html = client.get("/").content.decode()
+    assert "starting a job" in html
+    assert "model ready" not in html
 
 
 def test_a_gpu_shows_its_script(root: User, as_user: object) -> None:
