@@ -43,6 +43,10 @@ class ReservedResult:
         self._file = file
         return file
 
+    def discard(self) -> None:
+        """Free the space: there is no result."""
+        self._part.unlink(missing_ok=True)
+
     def publish(self, result: Result) -> bool:
         """Write the result and sync it to the disk, with retries until that succeeds.
 

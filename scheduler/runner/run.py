@@ -10,6 +10,7 @@ If a process dies in between, the files show which steps have happened.
 from __future__ import annotations
 
 import ctypes
+import errno
 import json
 import math
 import os
@@ -42,6 +43,7 @@ from scheduler.runner.watch import HANDLED_SIGNALS, JobEnding, Watch
 
 MOST_DESCRIPTORS = 4096
 NOWHERE = Path("/proc/self/nowhere")
+NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,11 +102,30 @@ def run(
         runner.report.reserve()
         result = _attempt(runner, channel, guardian)
     except Exception as error:
+        if _may_wait(error, runner, task):
+            _give_back(runner)
+            return
         result = Result(nonce=spec.nonce, ended_at=time.time(), problem=_fault(error))
     if runner.report.publish(result):
         _wake(spec, b"ended")
     runner.confinement.tidy()
     runner.job.done()
+
+
+def _may_wait(error: Exception, runner: Running, task: EngineEnvironment) -> bool:
+    """Whether only the disk was full, and no process of the job was forked.
+
+    Another engine starts a task once, so there the job fails with that reason.
+    """
+    is_full = isinstance(error, OSError) and error.errno in NO_SPACE
+    return is_full and runner.began == 0.0 and not task.ref
+
+
+def _give_back(runner: Running) -> None:
+    """Leave the attempt unclaimed, so that the executor has it started again."""
+    runner.confinement.tidy()
+    runner.report.discard()
+    (runner.folder / files.CLAIMED).unlink(missing_ok=True)
 
 
 def detach() -> None:

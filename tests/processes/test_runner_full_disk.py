@@ -85,6 +85,29 @@ def test_a_job_is_not_started_where_its_result_has_no_room(
     assert attempt.result().exit_code == 5
 
 
+def test_a_job_waits_whose_result_has_no_room_after_its_claim(
+    run: Run, small_disk: Path, adopting: Callable[[], None]
+) -> None:
+    attempt = run("/bin/sh", "-c", "exit 5")
+    attempt.result()
+    attempt.spawner.close()
+    adopting()
+    for name in (files.RESULT, files.CLAIMED, files.STARTED, files.LOG):
+        (attempt.folder / name).unlink()
+    filler = _fill(small_disk)
+    # Room for the claim, but not for the result besides.
+    os.truncate(filler, filler.stat().st_size - 2 * 4096)
+    attempt.spawn()
+    attempt.spawner.close()
+    adopting()
+
+    left = {path.name for path in attempt.folder.iterdir()}
+    assert left == {files.SPEC}
+    filler.unlink()
+    attempt.spawn()
+    assert attempt.result().exit_code == 5
+
+
 def test_a_result_is_written_as_soon_as_that_is_possible(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
