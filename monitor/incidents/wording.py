@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -218,6 +219,11 @@ def _each_gpu(f: Finding) -> str:
 
 
 def _gpus(f: Finding) -> str:
-    if len(f.gpus) < 2:
-        return _gpu(f)
-    return f"GPUs {', '.join(map(str, f.gpus[:-1]))} and {f.gpus[-1]}"
+    return gpu_names(f.gpus) if len(f.gpus) > 1 else _gpu(f)
+
+
+def gpu_names(indices: Sequence[int]) -> str:
+    """Such as "GPU 1", or "GPUs 1, 2 and 3"."""
+    if len(indices) == 1:
+        return f"GPU {indices[0]}"
+    return f"GPUs {', '.join(map(str, indices[:-1]))} and {indices[-1]}"

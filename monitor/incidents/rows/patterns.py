@@ -11,13 +11,14 @@ from django.db.models import Sum
 from monitor.incidents.policy.patterns import (
     LOOK_BACK,
     PatternPolicy,
-    Subject,
+    Place,
     UsagePattern,
     WatchedTime,
     in_order,
-    of_subject,
+    of_user,
     sentence,
 )
+from monitor.incidents.wording import gpu_names
 from monitor.models import Gpu, HostHour, Pattern, ProcessHour
 from monitor.runtime.rows.item_isolation import ItemIsolation
 from monitor.thresholds import rows as thresholds
@@ -56,21 +57,21 @@ def replace_all(zone: ZoneInfo, now: datetime) -> int:
 def _replace_of_host(
     host: str, zone: ZoneInfo, now: datetime, policy: PatternPolicy, isolation: ItemIsolation
 ) -> int:
-    """Replace the patterns of one host. A subject that fails has none; the others are stored."""
+    """Replace the patterns of one host. A user who fails has none; the others are stored."""
     new_patterns: list[UsagePattern] = []
     if policy.enabled:
         used, watched = _history(host, now)
         time = WatchedTime.of(watched, zone, now)
-        by_subject = isolation.convert(
+        by_user = isolation.convert(
             list(used),
-            lambda subject: f"{subject.program} of {subject.user} on {subject.gpu_uuid}",
-            lambda subject: of_subject(subject, used[subject], time, policy),
+            lambda user: f"use by {user}",
+            lambda user: of_user(user, used[user], time, policy),
             now,
         )
-        new_patterns = in_order(pattern for _, patterns in by_subject for pattern in patterns)
+        new_patterns = in_order(pattern for _, patterns in by_user for pattern in patterns)
     rows = isolation.convert(
         new_patterns,
-        lambda pattern: f"pattern of {pattern.subject.user} on {pattern.subject.gpu_uuid}",
+        lambda pattern: f"pattern of {pattern.user} on {pattern.gpu_uuids[0]}",
         lambda pattern: _row(pattern, host, zone, now),
         now,
     )
@@ -80,8 +81,8 @@ def _replace_of_host(
     return len(rows)
 
 
-def _history(host: str, now: datetime) -> tuple[dict[Subject, dict[int, float]], set[int]]:
-    """Use in percent by subject and full hour, and the hours that were watched (epoch seconds)."""
+def _history(host: str, now: datetime) -> tuple[dict[str, dict[int, dict[Place, float]]], set[int]]:
+    """Use in percent by user, full hour and place, and the hours that were watched."""
     begin = int((now - LOOK_BACK).timestamp())
     end = int(now.timestamp()) // HOUR_S * HOUR_S
     watched = HostHour.objects.filter(host=host, t__gte=begin, t__lt=end, seen_s__gte=WATCHED_S)
@@ -89,19 +90,20 @@ def _history(host: str, now: datetime) -> tuple[dict[Subject, dict[int, float]],
         use__host=host, use__job_ref="", t__gte=begin, t__lt=end, sm_s__gt=0
     ).exclude(use__user="")
     rows = hours.values_list("use__gpu_id", "use__user", "use__program", "t").order_by()
-    used: dict[Subject, dict[int, float]] = {}
+    used: dict[str, dict[int, dict[Place, float]]] = {}
     for gpu, user, program, t, sm_s in rows.annotate(used=Sum("sm_s")):
-        used.setdefault(Subject(gpu, user, program), {})[t] = 100 * sm_s / HOUR_S
+        used.setdefault(user, {}).setdefault(t, {})[Place(gpu, program)] = 100 * sm_s / HOUR_S
     return used, set(watched.values_list("t", flat=True))
 
 
 def _row(pattern: UsagePattern, host: str, zone: ZoneInfo, now: datetime) -> Pattern:
-    gpu = Gpu.objects.get(pk=pattern.subject.gpu_uuid)
+    """Its GPU and program are the most used ones; the text names the others."""
+    gpus = Gpu.objects.in_bulk(pattern.gpu_uuids)
     return Pattern(
         host=host,
-        gpu=gpu,
-        user=pattern.subject.user,
-        program=pattern.subject.program,
+        gpu=gpus[pattern.gpu_uuids[0]],
+        user=pattern.user,
+        program=pattern.programs[0],
         days="".join(map(str, pattern.days)),
         start_minute=60 * pattern.start,
         end_minute=60 * pattern.end,
@@ -109,6 +111,6 @@ def _row(pattern: UsagePattern, host: str, zone: ZoneInfo, now: datetime) -> Pat
         hits=pattern.hits,
         chances=pattern.chances,
         mean_pct=pattern.mean_pct,
-        text=sentence(pattern, f"GPU {gpu.index}"),
+        text=sentence(pattern, gpu_names(sorted(gpu.index for gpu in gpus.values()))),
         found_at=now,
     )

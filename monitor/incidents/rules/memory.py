@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+import math
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import combinations
+from functools import lru_cache
+from itertools import combinations, pairwise
 from statistics import median
 
 from monitor.facts.formats import GIB
@@ -34,8 +36,36 @@ def trend(points: Sequence[tuple[float, float]]) -> Trend | None:
     return Trend(median(slopes), sum(slope > 0 for slope in slopes) / len(slopes))
 
 
+def chance_of_growth(changes: Iterable[float]) -> float:
+    """The probability that changes without a direction rise as much as these, or more.
+
+    One-sided exact signed-rank test (Wilcoxon 1945) without the changes of 0. Of equal amounts,
+    falls get the greater ranks, so ties make no growth more certain.
+    """
+    ranked = sorted((change for change in changes if change), key=lambda d: (abs(d), d < 0))
+    rises = sum(rank for rank, change in enumerate(ranked, 1) if change > 0)
+    return math.ldexp(sum(_rank_sums(len(ranked))[rises:]), -len(ranked))
+
+
+@lru_cache(maxsize=64)
+def _rank_sums(count: int) -> tuple[int, ...]:
+    """By sum: how many of the subsets of the ranks 1 to `count` have it."""
+    sums = [1]
+    for rank in range(1, count + 1):
+        longer = [*sums, *[0] * rank]
+        for total, subsets in enumerate(sums):
+            longer[total + rank] += subsets
+        sums = longer
+    return tuple(sums)
+
+
 # Number of points of the window from which a leak is detected.
 POINTS = 20
+# A leak is told from memory that rises and falls by chance with up to so many points.
+MOST_POINTS = 60
+# Among processes whose memory rises and falls by chance, at most 1 % may count as leaks in 2 h, in
+# which their growth is tested again and again.
+FALSE_ALARMS = 0.0001
 # Window in which other users' use makes a GPU count as busy.
 BESIDE_S = 600.0
 # An open incident stays open above this part of the threshold.
@@ -91,9 +121,8 @@ def leaks(inputs: RuleInput, policy: MemoryPolicy, hogs: GpuTimePolicy) -> Itera
             per_h = growth.slope * 3600
             steady = 100 * growth.rising >= policy.leak_rising_pct
             enough = per_h >= policy.leak_gib_per_hour * GIB and series.span_s >= seconds
-            yield _of_process(
-                LEAK, inputs, group, process, series.end - seconds, enough and steady, per_h
-            )
+            opens = enough and steady and _is_certain(series, seconds)
+            yield _of_process(LEAK, inputs, group, process, series.end - seconds, opens, per_h)
 
 
 def _growth(
@@ -109,14 +138,24 @@ def _growth(
     window = series.last(seconds)
     if window.memory_known_s < window.span_s * hogs.coverage_pct / 100:
         return None
-    points: list[tuple[float, float]] = []
-    for place in range(POINTS):
-        begin = end - seconds + place * step
-        value = series.over(begin, begin + step).memory_bytes
-        if value is not None:
-            points.append((begin, value))
+    points = _points(series, step, POINTS)
     line = trend(points)
     return line if line and line.slope * 3600 >= least and line.rising > 0.5 else None
+
+
+def _points(series: Series, step: float, count: int) -> list[tuple[float, float]]:
+    """(begin, mean memory) of the last steps, oldest first, where it is known."""
+    begins = [series.end - place * step for place in range(count, 0, -1)]
+    means = [(begin, series.over(begin, begin + step).memory_bytes) for begin in begins]
+    return [(begin, value) for begin, value in means if value is not None]
+
+
+def _is_certain(series: Series, seconds: float) -> bool:
+    """Whether the memory grew by more than chance since the begin of the series."""
+    step = seconds / POINTS
+    count = min(MOST_POINTS, int(series.span_s / step)) if step > 0 else 0
+    values = [value for _, value in _points(series, step, count)]
+    return chance_of_growth(b - a for a, b in pairwise(values)) <= FALSE_ALARMS
 
 
 def idle_held(inputs: RuleInput, policy: MemoryPolicy, hogs: GpuTimePolicy) -> Iterator[Finding]:

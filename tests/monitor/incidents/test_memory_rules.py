@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import timedelta
+from itertools import product
 
 import pytest
 from hypothesis import given, settings
@@ -9,7 +10,7 @@ from hypothesis import strategies as st
 
 from monitor.facts.readings import ProcessReading
 from monitor.incidents.facts import IDLE_HELD, LEAK, MEMORY_HOG, ORPHANED
-from monitor.incidents.rules.memory import trend
+from monitor.incidents.rules.memory import chance_of_growth, trend
 from tests.builders import GIB, NOW, claim, gpu, gpu_uuid, process
 from tests.monitor.hog_traces import Processes, Trace, policies, waiting
 
@@ -86,6 +87,27 @@ def test_one_wild_point_does_not_turn_a_trend(noise: list[float], wild: int) -> 
     found = trend(values)
     assert found is not None
     assert 9 < found.slope < 11
+
+
+@given(st.lists(st.floats(-10, 10).filter(bool), min_size=1, max_size=12, unique_by=abs))
+def test_the_chance_of_growth_is_the_part_of_all_signs_that_rise_as_much(
+    changes: list[float],
+) -> None:
+    ranks = range(1, len(changes) + 1)
+    ordered = sorted(changes, key=abs)
+    rises = sum(rank for rank, change in zip(ranks, ordered, strict=True) if change > 0)
+    sums = [
+        sum(rank for rank, up in zip(ranks, signs, strict=True) if up)
+        for signs in product((False, True), repeat=len(changes))
+    ]
+    part = sum(total >= rises for total in sums) / len(sums)
+    assert chance_of_growth(changes) == pytest.approx(part)
+
+
+def test_ties_and_pauses_make_growth_no_more_certain() -> None:
+    assert chance_of_growth([1.0, 0.0, 0.0]) == 0.5
+    assert chance_of_growth([]) == 1
+    assert chance_of_growth([1.0, -1.0]) == 0.75
 
 
 def test_memory_held_idle_beside_a_working_user_is_reported() -> None:
