@@ -306,6 +306,12 @@ class Config(BaseSettings):
         " simulated GPUs the data folder.",
     )
 
+    def endpoint_port(self, web_port: int) -> int:
+        """The port of the endpoint for language models; 0 = a free one, as for the pages."""
+        if self.models_port is not None:
+            return self.models_port
+        return 0 if self.port == 0 else min(web_port + 1, 65535)
+
     @property
     def metrics_networks(self) -> list[str]:
         """Addresses that read /metrics without a token. A proxy on this machine has its address."""

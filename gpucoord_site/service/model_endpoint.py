@@ -7,7 +7,6 @@ down for a client that reads slowly.
 from __future__ import annotations
 
 import gc
-import logging
 import socket
 import sys
 import time
@@ -23,33 +22,23 @@ from scheduler.model_proxy import rows
 LOOK_EVERY_S = 3.0
 # After SIGTERM, streams are ended after this time; the supervisor kills after 2 s.
 STOP_S = 1
-FAULT = {"kind": "MODELS_PORT_UNUSABLE"}
-logger = logging.getLogger(__name__)
 
 
 class EndpointSocket:
     """The listening socket, which the supervisor holds, and whether it is needed."""
 
     def __init__(self, host: str, web_port: int) -> None:
-        config = settings.CONFIG
         self._host = host
-        chosen = config.models_port
-        # Where the page takes a free port, so does the endpoint.
-        follows = 0 if config.port == 0 else web_port + 1
-        self._port = follows if chosen is None else chosen
+        self._port = settings.CONFIG.endpoint_port(web_port)
         self._listening: socket.socket | None = None
         self._looked_t = -LOOK_EVERY_S
-        self._problem = ""
+        self.problem = ""
         self.is_needed = False
 
     @property
     def port(self) -> int | None:
         """None: it does not listen."""
         return None if self._listening is None else int(self._listening.getsockname()[1])
-
-    @property
-    def is_usable(self) -> bool:
-        return self.is_needed and self._listening is not None
 
     def look(self) -> None:
         """Every LOOK_EVERY_S: whether there is a model service; listen while there is one."""
@@ -66,13 +55,10 @@ class EndpointSocket:
 
     def _bind(self) -> None:
         try:
-            self._listening = bind(self._host, min(self._port, 65535), "models_port")
-            self._problem = ""
+            self._listening = bind(self._host, self._port, "models_port")
+            self.problem = ""
         except UnableToStart as error:
-            if str(error) != self._problem:
-                self._problem = str(error)
-                text = "The endpoint for language models can't listen: %s"
-                logger.error(text, error, extra=FAULT)
+            self.problem = f"The endpoint for language models can't listen: {error}"
 
     def close(self) -> None:
         """Stop listening in this process."""
@@ -82,12 +68,11 @@ class EndpointSocket:
 
     def serve(self) -> int:
         """Serve until SIGTERM; returns the exit code."""
-        if self._listening is None:
-            return 1
         return serve(self._listening)
 
 
-def serve(listening: socket.socket) -> int:
+def serve(listening: socket.socket | None) -> int:
+    """None: without a port, only for the queue of prompts."""
     import uvicorn
 
     from gpucoord_site.http.endpoint_transport import LimitedProtocol
@@ -96,7 +81,8 @@ def serve(listening: socket.socket) -> int:
 
     # Connections inherit it. asyncio sets it only on sockets with an explicit protocol, and without
     # it each answer waits for the client's delayed acknowledgement, about 40 ms.
-    listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    if listening is not None:
+        listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     application = ModelEndpoint(
         settings.CONFIG.node, _rate_limit(), work_on_prompts, address_of=address_of
     )
@@ -117,7 +103,7 @@ def serve(listening: socket.socket) -> int:
         proxy_headers=False,
     )
     server = uvicorn.Server(config)
-    server.run(sockets=[listening])
+    server.run(sockets=[] if listening is None else [listening])
     return 0 if server.started else 1
 
 

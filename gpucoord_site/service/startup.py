@@ -29,18 +29,18 @@ from gpucoord_site.config.settings import Config, ConfigError, load_config
 from gpucoord_site.service import children, loops
 from gpucoord_site.service.children import kill_session
 from gpucoord_site.service.joining import join, reachable_address
+from gpucoord_site.service.listeners import LoginListener, remove_stale_sockets
 from gpucoord_site.service.log_stream import LogStream
 from gpucoord_site.service.startup_checks import (
     UnableToStart,
     bind,
-    bind_login_socket,
     check_nvml,
     lock_data_folder,
     lock_folder_problem,
     make_lock_folder,
     prepare_database,
 )
-from gpucoord_site.service.supervisor import LoginSocket, Supervisor
+from gpucoord_site.service.supervisor import Supervisor
 from monitor.accounts.rows import os_accounts
 from monitor.facts.accounts import LocalAccounts
 from monitor.runtime.probes import service_state
@@ -125,7 +125,7 @@ def start(*, serves_web: bool = True, **options: Any) -> int:
         sys.stderr.write(f"gpucoord: {problem}\n")
     _warn_about_accounts(config)
     address = _address(config.host, listening.getsockname()[1])
-    logins = _login_socket(config, listening.getsockname()[1]) if serves_web else None
+    logins = _login_listener(config, listening.getsockname()[1]) if serves_web else None
     supervisor = Supervisor(
         listening, address, lock, logins, serves_web=serves_web, serves_logs=serves_logs
     )
@@ -189,17 +189,16 @@ def in_a_child(action: Callable[[], None], meanwhile: Callable[[], None] = lambd
         raise UnableToStart(problem or "The preparation of the database ended unexpectedly.")
 
 
-def _login_socket(config: Config, port: int) -> LoginSocket | None:
-    """None where logins by OS account are switched off, or their socket can't be made."""
+def _login_listener(config: Config, port: int) -> LoginListener | None:
+    """None where logins by OS account are switched off."""
+    remove_stale_sockets()
     if config.local_rule.accounts is LocalAccounts.NONE:
         return None
-    try:
-        listening, path = bind_login_socket(port)
-    except OSError as error:
-        text = f"logins by OS account are not possible ({error.strerror or error})"
-        sys.stderr.write(f"gpucoord: warning: {text}. Users need API tokens.\n")
-        return None
-    return LoginSocket(listening, path, local_address(config.host, port))
+    logins = LoginListener(port, local_address(config.host, port))
+    logins.look()
+    if logins.problem:
+        sys.stderr.write(f"gpucoord: warning: {logins.problem}\n")
+    return logins
 
 
 def _warn_about_accounts(config: Config) -> None:

@@ -16,13 +16,11 @@ from django.db.migrations.loader import MigrationLoader
 from django.db.migrations.recorder import MigrationRecorder
 from django.utils import timezone
 
-from gpucoord_site.cli import local_login
 from gpucoord_site.service import first_tables
 from scheduler.runner.confine import locks
 
 # Key of the advisory lock for hosts that start at the same time. Any unique number.
 MIGRATION_LOCK = 7_480_911
-LOGIN_BACKLOG = 128
 TOO_OLD = (
     "The database is too old for this gpucoord. Upgrade it first with the version that comes after"
     " the one that made it, or start with an empty data folder."
@@ -106,46 +104,6 @@ def _why_not_bound(error: OSError, host: str, port: int, option: str) -> str:
         text = f"This account may not listen on port {port}. Choose one above 1023"
         return f"{text} with {option}."
     return f"Can't listen on {host} port {port}: {error.strerror}."
-
-
-def bind_login_socket(port: int) -> tuple[socket.socket, Path]:
-    """The Unix socket of logins by OS account (cli/local_login.py), open to all accounts.
-
-    Raises OSError. What an earlier service left under the path is replaced.
-    """
-    path = _login_path(port)
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-        probe.settimeout(2.0)
-        try:
-            probe.connect(str(path))
-        except (FileNotFoundError, ConnectionRefusedError):
-            path.unlink(missing_ok=True)
-        else:
-            raise OSError(errno.EADDRINUSE, f"another process listens on {path}")
-    listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    try:
-        listening.bind(str(path))
-        # The umask must not matter.
-        path.chmod(0o666)
-        listening.listen(LOGIN_BACKLOG)
-    except OSError:
-        listening.close()
-        raise
-    return listening, path
-
-
-def _login_path(port: int) -> Path:
-    """In /run where this account may write there; only root can have made that folder."""
-    folder = local_login.SYSTEM_FOLDER
-    if os.geteuid() == 0:
-        folder.mkdir(mode=0o755, exist_ok=True)
-    try:
-        owner = folder.stat().st_uid
-    except OSError:
-        return local_login.shared_path(port)
-    if owner == os.geteuid():
-        return local_login.system_path(port)
-    return local_login.shared_path(port)
 
 
 def check_nvml(*, is_set: bool) -> None:

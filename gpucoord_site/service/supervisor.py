@@ -11,7 +11,6 @@ import socket
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -29,12 +28,13 @@ from gpucoord_site.service.children import (
     kill_session,
 )
 from gpucoord_site.service.lifeline import VARIABLE
+from gpucoord_site.service.listeners import ListenerReport, LoginListener
 from gpucoord_site.service.model_endpoint import EndpointSocket
 from gpucoord_site.service.watchdog import Watchdog
 from gpucoord_site.service.web_watch import WebWatch
 from monitor.runtime.probes import service_state
 from monitor.runtime.probes.process_identity import boot_id
-from monitor.runtime.probes.service_state import ServiceState
+from monitor.runtime.probes.service_state import ListenerState, ServiceState
 from monitor.runtime.rows import database
 from monitor.runtime.rows.item_isolation import FaultLog
 from monitor.runtime.rows.prepared import TEXT_MARK, PreparedQuery
@@ -64,28 +64,21 @@ STOP_SIGNALS = set(HANDLED) - {signal.SIGCHLD}
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class LoginSocket:
-    """The Unix socket of logins by OS account; `address`: the REST API for local clients."""
-
-    listening: socket.socket
-    path: Path
-    address: str
-
-
 class Supervisor:
     def __init__(
         self,
         listening: socket.socket,
         address: str,
         lock: int,
-        logins: LoginSocket | None = None,
+        logins: LoginListener | None = None,
         *,
         serves_web: bool = True,
         serves_logs: bool = False,
     ) -> None:
         self._listening, self._address, self._lock = listening, address, lock
         self._logins = logins
+        self._listener_report = ListenerReport(settings.CONFIG.node)
+        self._page_name = "web" if serves_web else "logs" if serves_logs else ""
         self._folder = Path(settings.DATA) / "run"
         self._lifeline, self._lifeline_end = os.pipe()
         self._signals, self._signals_end = os.pipe()
@@ -96,6 +89,7 @@ class Supervisor:
         self._failing: set[str] = set()
         self._faults = FaultLog(logger)
         self._is_file_gone = False
+        self._recorded_listeners: list[ListenerState] = []
         self._options = _shorten_patience()
         self._web = Child("web", self._run_web, self._let_go)
         self._logs = Child("logs", self._run_logs, self._let_go)
@@ -135,6 +129,7 @@ class Supervisor:
             self._attempt(self._watch)
             self._attempt(self._look_for_reports)
             self._attempt(self._look_for_models)
+            self._attempt(self._look_at_listeners)
             self._watch_database_file()
             self._watch_web()
         return self._stop()
@@ -204,12 +199,33 @@ class Supervisor:
         """The endpoint for language models runs while there is a model service."""
         before = self._endpoint.port
         self._endpoint.look()
-        if self._endpoint.port != before:
-            self._record()
-        if self._models.pid is not None and self._models.is_wanted and not self._endpoint.is_needed:
-            self._models.is_wanted = False
+        is_new = self._endpoint.port != before
+        # Prompts need no port, so the process runs without one. A new port is inherited at a start.
+        if self._models.pid is not None and self._models.is_wanted and is_new:
             self._models.signal(signal.SIGTERM)
-        self._models.is_wanted = self._endpoint.is_usable
+        self._models.is_wanted = self._endpoint.is_needed
+
+    def _look_at_listeners(self) -> None:
+        """Try again what does not listen, and report it."""
+        if self._logins is not None and self._logins.look() and self._web.pid is not None:
+            # Connections to the pages wait in their socket meanwhile.
+            self._web.signal(signal.SIGTERM)
+        listeners = self._listeners()
+        if listeners != self._recorded_listeners:
+            self._record()
+        self._listener_report.report(listeners)
+
+    def _listeners(self) -> list[ListenerState]:
+        listeners = []
+        if self._page_name:
+            listeners.append(ListenerState(name=self._page_name, address=self._address))
+        if self._endpoint.is_needed:
+            address, problem = self._models_address(), self._endpoint.problem
+            listeners.append(ListenerState(name="models", address=address, problem=problem))
+        if self._logins is not None:
+            path, problem = str(self._logins.path), self._logins.problem
+            listeners.append(ListenerState(name="login", address=path, problem=problem))
+        return listeners
 
     def _watch_web(self) -> None:
         """Replace a web process that does not answer.
@@ -256,11 +272,11 @@ class Supervisor:
             child.kill()
         (self._folder / service_state.FILE).unlink(missing_ok=True)
         if self._logins is not None:
-            with suppress(OSError):
-                self._logins.path.unlink(missing_ok=True)
+            self._logins.remove()
         return 130 if hurried else 0
 
     def _record(self) -> None:
+        self._recorded_listeners = self._listeners()
         state = ServiceState(
             pid=os.getpid(),
             boot_id=boot_id(),
@@ -272,6 +288,7 @@ class Supervisor:
             canary_t=self._watchdog.canary_t,
             canary_s=self._watchdog.canary_s,
             models_address=self._models_address(),
+            listeners=self._recorded_listeners,
         )
         with suppress(OSError):
             service_state.write(self._folder, state)
@@ -298,7 +315,7 @@ class Supervisor:
     def _close_web(self) -> None:
         self._listening.close()
         if self._logins is not None:
-            self._logins.listening.close()
+            self._logins.close()
 
     def _run_web(self) -> int:
         self._endpoint.close()
@@ -317,7 +334,7 @@ class Supervisor:
         """In the web process: answer logins by OS account, in threads."""
         from gpucoord_site.accounts.local_login import LocalLogin
 
-        if self._logins is not None:
+        if self._logins is not None and self._logins.listening is not None:
             socket_, address = self._logins.listening, self._logins.address
             LocalLogin(socket_, address, settings.CONFIG).start()
 

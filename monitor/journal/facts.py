@@ -121,6 +121,8 @@ EVENTS: dict[str, tuple[str, ...]] = {
         "NVML_AVAILABLE",
         "NVML_MONITORING_OFF",
         "NVML_HUNG",
+        "LISTENER_UNUSABLE",
+        "LISTENER_USABLE",
         "LOOP_FAILED",
         "ALERT_FAILED",
         "ALERT_WORKS",

@@ -126,6 +126,10 @@ def _add_service(into: Families) -> None:
     for child in state.children:
         sample_labels = {**labels, "process": child.name}
         into.counter("gpucoord_process_restarts_total", help_text, sample_labels, child.restarts)
+    help_text = "Whether the service listens on this port or socket (1), or can't (0)."
+    for listener in state.listeners:
+        sample_labels = {**labels, "listener": listener.name}
+        into.gauge("gpucoord_listener_up", help_text, sample_labels, float(not listener.problem))
 
 
 USER_COUNTERS = (

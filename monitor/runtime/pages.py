@@ -22,7 +22,7 @@ from monitor.facts.usage import CallCost
 from monitor.models import Lease
 from monitor.runtime.policy import LOOPS, LoopFact, LoopState, complete, judge, verdict, worst
 from monitor.runtime.probes import disk_space, service_state
-from monitor.runtime.probes.service_state import ChildState, ServiceState
+from monitor.runtime.probes.service_state import ChildState, ListenerState, ServiceState
 from monitor.runtime.rows import database, leases
 from monitor.snapshot import rows as snapshot_rows
 
@@ -39,6 +39,12 @@ LEAST_FREE_BYTES = 1024**2
 DISK_FULL = "The disk with the data of gpucoord is full"
 # Sections of other apps: a template and the function that loads its `data`.
 _sections: list[tuple[str, Callable[[], object]]] = []
+LISTENERS = {
+    "web": "pages, REST and live feed",
+    "logs": "logs of this host, for the other hosts",
+    "models": "endpoint for language models",
+    "login": "logins by OS account",
+}
 CHILDREN = {
     "web": "pages and live feed",
     "tasks": "worker processes of the services",
@@ -92,6 +98,7 @@ class StatusPage:
     started_at: datetime | None
     canary_at: datetime | None
     children: Sequence[ChildRow]
+    listeners: Sequence[tuple[ListenerState, str]]
     snapshots: Sequence[Snapshot]
     driver_calls: Sequence[DriverCalls]
     storage: Storage
@@ -111,20 +118,33 @@ def build(host: str, now: datetime) -> StatusPage:
     service = service_state.read(Path(settings.DATA) / "run")
     snapshots, storage = snapshot_rows.newest_all(), _storage()
     shape = SHAPES[worst(judge(fact, now) for fact in facts)]
+    unusable = [each.problem for each in service.listeners if each.problem] if service else []
     return StatusPage(
-        # The cause comes before its effects.
-        verdict=DISK_FULL if storage.is_full else verdict(facts, now),
-        shape="failing" if storage.is_full else shape,
+        verdict=_verdict(storage, facts, unusable, now),
+        shape="failing" if storage.is_full else "warning" if shape == "ok" and unusable else shape,
         loops=[_loop(row, now) for row in rows],
         service=service,
         started_at=_moment(service.started_t) if service else None,
         canary_at=_moment(service.canary_t) if service else None,
         children=[_child(child) for child in service.children] if service else [],
+        listeners=[(each, LISTENERS.get(each.name, "")) for each in service.listeners]
+        if service
+        else [],
         snapshots=snapshots,
         driver_calls=[_driver_calls(snapshot) for snapshot in snapshots if snapshot.costs],
         storage=storage,
         sections=[(template, load()) for template, load in _sections],
     )
+
+
+def _verdict(
+    storage: Storage, facts: Sequence[LoopFact], unusable: Sequence[str], now: datetime
+) -> str:
+    """The cause comes before its effects. unusable: the problems of listeners."""
+    if storage.is_full:
+        return DISK_FULL
+    is_ok = worst(judge(fact, now) for fact in facts) is LoopState.OK
+    return unusable[0] if is_ok and unusable else verdict(facts, now)
 
 
 def _driver_calls(snapshot: Snapshot) -> DriverCalls:

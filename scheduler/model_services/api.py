@@ -185,6 +185,9 @@ class Models(Schema):
     base_url: str | None = Field(
         description="Of the OpenAI-compatible endpoint; it ends with /v1. null: it does not run."
     )
+    endpoint_problem: str = Field(
+        description='Why the endpoint does not listen, in a sentence; "" = it does.'
+    )
     models: list[ModelLine]
 
 
@@ -194,6 +197,7 @@ def list_models(request: HttpRequest) -> dict[str, Any]:
     numbers = pages.gpu_numbers()
     return {
         "base_url": rows.base_url(request.get_host()),
+        "endpoint_problem": rows.endpoint_problem(),
         "models": [_line(row, person, numbers) for row in rows.services()],
     }
 

@@ -135,7 +135,8 @@ def models(request: HttpRequest) -> HttpResponse:
     """All services, each with its state."""
     now, numbers = timezone.now(), gpu_numbers()
     lines = [service_line(row, numbers, now) for row in rows.services()]
-    return render(request, "scheduler/models.html", {"lines": lines})
+    context = {"lines": lines, "endpoint_problem": rows.endpoint_problem()}
+    return render(request, "scheduler/models.html", context)
 
 
 @require_safe
@@ -151,6 +152,7 @@ def model(request: HttpRequest, name: str) -> HttpResponse:
         "queue": next((queue for queue in prompt_pages.queues() if queue.model == name), None),
         "predicted": predicted(row, now),
         "base_url": rows.base_url(request.get_host()),
+        "endpoint_problem": rows.endpoint_problem(),
         "elsewhere": other_hosts.elsewhere(row, settings.CONFIG.node),
         "line": service_line(row, gpu_numbers(), now),
         "command": shlex.join(row.argv) if _is_staff(request) else None,

@@ -147,7 +147,7 @@ def test_the_server_of_llama_cpp_is_booted_and_answers_the_client_of_openai(
     )
 
 
-def test_the_endpoint_is_on_the_port_after_the_page_once_that_is_free(tmp_path: Path) -> None:
+def test_a_taken_port_is_shown_and_prompts_are_answered_until_it_is_free(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1] - 1
         service = Service(tmp_path / "data").start("--port", str(port))
@@ -156,14 +156,45 @@ def test_the_endpoint_is_on_the_port_after_the_page_once_that_is_free(tmp_path: 
                 add_service(client)
                 text = f"Port {port + 1} on 127.0.0.1 is taken. Choose another with models_port."
                 wait_until(lambda: text in service.text(), 15, "the reason in the log")
-                assert client.get("models/")["base_url"] is None
+                models = client.get("models/")
+                assert models["base_url"] is None
+                assert text in models["endpoint_problem"]
+                assert kinds(client) == ["LISTENER_UNUSABLE"]
+                assert listeners(service) == {"web": "", "models": models["endpoint_problem"]}
+                assert answer(client) == "the quick brown "
                 taken.close()
                 assert client.base_url() == f"http://127.0.0.1:{port + 1}/v1"
+                wait_until(lambda: kinds(client) == ["LISTENER_USABLE", "LISTENER_UNUSABLE"], 15,
+                           "the event of its end")  # fmt: skip
+                assert listeners(service) == {"web": "", "models": ""}
+                assert client.get("models/")["endpoint_problem"] == ""
                 with OpenAI(base_url=client.base_url(), api_key=client.token) as openai:
                     assert [model.id for model in openai.models.list()] == ["m"]
+                assert answer(client) == "the quick brown "
                 client.remove_all()
         finally:
             service.stop()
+
+
+def answer(client: Client) -> str:
+    prompt = client.post("prompts/", model="m", type="parse", prompt="hello")
+    done = wait_until(
+        lambda: (row := client.get(f"prompts/{prompt['id']}/"))["finished_at"] and row,
+        20,
+        "an answer",
+    )
+    return str(done["result"])
+
+
+def kinds(client: Client) -> list[str]:
+    """Of the events of listeners, the newest first."""
+    events = client.get("events/")["events"]
+    return [event["kind"] for event in events if event["kind"].startswith("LISTENER")]
+
+
+def listeners(service: Service) -> dict[str, str]:
+    """By name the problem, but for logins, which other services of these tests may disturb."""
+    return {each.name: each.problem for each in service.state().listeners if each.name != "login"}
 
 
 def test_a_restart_keeps_the_instance_and_a_kill_starts_the_endpoint_again(

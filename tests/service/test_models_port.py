@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -59,24 +58,19 @@ def test_0_takes_a_free_port(made: Any, config: dict[str, int]) -> None:
     assert made(8000, **config).port not in (None, 0, 8001)
 
 
-def test_a_taken_port_is_refused_with_the_setting_and_used_once_it_is_free(
-    made: Any, caplog: pytest.LogCaptureFixture
-) -> None:
-    with socket.create_server((HOST, 0)) as taken, caplog.at_level(logging.ERROR):
+def test_a_taken_port_is_a_problem_with_the_setting_and_used_once_it_is_free(made: Any) -> None:
+    with socket.create_server((HOST, 0)) as taken:
         port = taken.getsockname()[1]
         endpoint = made(port - 1, port=port - 1)
         assert endpoint.port is None
-        assert not endpoint.is_usable
-        assert f"Port {port} on {HOST} is taken. Choose another with models_port." in caplog.text
-        endpoint._looked_t -= model_endpoint.LOOK_EVERY_S
-        endpoint.look()
-        # The same problem is reported once.
-        assert caplog.text.count("is taken") == 1
+        assert endpoint.problem == (
+            "The endpoint for language models can't listen:"
+            f" Port {port} on {HOST} is taken. Choose another with models_port."
+        )
     endpoint._looked_t -= model_endpoint.LOOK_EVERY_S
     endpoint.look()
 
-    assert endpoint.port == port
-    assert endpoint.is_usable
+    assert (endpoint.port, endpoint.problem) == (port, "")
 
 
 @pytest.mark.parametrize(

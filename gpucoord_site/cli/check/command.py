@@ -43,6 +43,7 @@ LOOKS: list[Callable[[Config], Iterator[Finding]]] = [
     check_machine.disk,
     check_database.database,
     check_machine.port,
+    check_machine.listeners,
 ]
 
 

@@ -21,7 +21,7 @@ from gpucoord_site.service.filesystems import mount_of
 from monitor.catalogue.policy import PROFILE_WORDS
 from monitor.facts import json_text
 from monitor.gpus.policy.capability import cpu_places
-from monitor.runtime.probes import disk_space
+from monitor.runtime.probes import disk_space, service_state
 from monitor.sampling.probes.limits import LimitsProbe
 from scheduler.intake.policy.accounts import account_rule
 from scheduler.runner.confine import landlock
@@ -160,7 +160,7 @@ def disk(config: Config) -> Iterator[Finding]:
 
 def port(config: Config) -> Iterator[Finding]:
     address = f"{config.host}:{config.port}"
-    problem = _bind_problem(config)
+    problem = _bind_problem(config.host, config.port)
     if problem is None:
         yield from _reachable(config, address)
     elif problem == errno.EADDRINUSE and _is_gpucoord(config):
@@ -182,10 +182,28 @@ def _reachable(config: Config, address: str) -> Iterator[Finding]:
         yield ok("port", f"{address} is free")
 
 
-def _bind_problem(config: Config) -> int | None:
+def listeners(config: Config) -> Iterator[Finding]:
+    """What a running service can't listen on, or before its start the port for models."""
+    state = service_state.read(config.data / "run")
+    if state is not None and service_state.is_alive(state):
+        for listener in state.listeners:
+            if listener.problem:
+                yield warn("listeners", listener.problem, "it is tried again every 3 s")
+        names = [each.name for each in state.listeners if not each.problem]
+        yield ok("listeners", f"listening: {', '.join(names)}")
+        return
+    number = config.endpoint_port(config.port)
+    address = f"{config.host}:{number}"
+    problem = _bind_problem(config.host, number)
+    if problem == errno.EADDRINUSE and not _is_gpucoord(config):
+        text = f"{address}, for clients of language models, is taken by another program"
+        yield warn("listeners", text, "stop it, or set models_port")
+
+
+def _bind_problem(host: str, number: int) -> int | None:
     try:
         family, kind, proto, _, target = socket.getaddrinfo(
-            config.host, config.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+            host, number, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
         with socket.socket(family, kind, proto) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

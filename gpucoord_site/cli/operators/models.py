@@ -36,7 +36,9 @@ def lines(answer: Json) -> Iterator[str]:
         yield "No model services yet. Operators add them."
         return
     yield from tables.table(HEADS, [_row(model) for model in models])
-    if answer.get("base_url"):
+    if answer.get("endpoint_problem"):
+        yield answer["endpoint_problem"]
+    elif answer.get("base_url"):
         yield f"Endpoint: {answer['base_url']}"
 
 

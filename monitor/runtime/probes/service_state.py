@@ -9,6 +9,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from monitor.runtime.probes.process_identity import boot_id
+
 FILE = "service.json"
 
 
@@ -25,10 +27,19 @@ class ChildState:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ListenerState:
+    """A socket on which the service listens, or should. problem: why it does not; "" = it does."""
+
+    name: str
+    address: str
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ServiceState:
     """`canary_*`: the last test task that the task cluster completed and acknowledged.
 
-    models_address: of the endpoint for language models; "" = there was no model yet.
+    models_address: of the endpoint for language models; "" = it does not listen.
     """
 
     pid: int
@@ -38,9 +49,26 @@ class ServiceState:
     address: str
     started_t: float
     children: Sequence[ChildState] = field(default=())
+    listeners: Sequence[ListenerState] = field(default=())
     canary_t: float | None = None
     canary_s: float | None = None
     models_address: str = ""
+
+
+def is_alive(state: ServiceState) -> bool:
+    """Whether the supervisor that wrote it still runs."""
+    try:
+        command = Path(f"/proc/{state.pid}/cmdline").read_bytes().decode(errors="replace")
+    except OSError:
+        return False
+    return command == state.command and boot_id() == state.boot_id
+
+
+def problem_of(folder: Path, listener: str) -> str:
+    """Why this listener of the service does not listen; "" = it does, or is not wanted."""
+    state = read(folder)
+    listeners = state.listeners if state is not None else ()
+    return next((each.problem for each in listeners if each.name == listener), "")
 
 
 def write(folder: Path, state: ServiceState) -> None:
@@ -55,6 +83,7 @@ def read(folder: Path) -> ServiceState | None:
     try:
         raw: dict[str, Any] = json.loads((folder / FILE).read_text())
         children = [ChildState(**child) for child in raw.pop("children")]
-        return ServiceState(**raw, children=children)
+        listeners = tuple(ListenerState(**listener) for listener in raw.pop("listeners"))
+        return ServiceState(**raw, children=children, listeners=listeners)
     except (OSError, ValueError, TypeError, KeyError):
         return None

@@ -55,6 +55,11 @@ def base_url(page: str) -> str | None:
     return f"http://{f'[{name}]' if ':' in name else name}:{port}/v1"
 
 
+def endpoint_problem() -> str:
+    """Why the endpoint of this host can't be reached; "" = it can, or there is no model."""
+    return service_state.problem_of(Path(settings.DATA) / "run", "models")
+
+
 def services() -> QuerySet[ModelService]:
     """All services by name, each with its instances that have not ended in `open_ones`."""
     opened = open_instances().select_related("job")
