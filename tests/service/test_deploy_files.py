@@ -21,7 +21,7 @@ from monitor.facts.usage import CallCost
 from monitor.journal.rows import counters, events
 from monitor.models import Channel, Lease
 from monitor.runtime.probes import service_state
-from monitor.runtime.probes.service_state import ChildState, ServiceState
+from monitor.runtime.probes.service_state import ChildState, ListenerState, ServiceState
 from monitor.snapshot import rows as snapshots
 from monitor.usage.rows.processes import QUANTITIES
 from tests.builders import gpu, gpu_uuid, host, process, snapshot
@@ -79,7 +79,14 @@ def found(client: Client, data: Path, settings: Any) -> Scrape:
     service_state.write(
         data / "run",
         ServiceState(
-            pid=1, boot_id="", command="up", version="0", address="", started_t=0, children=[child]
+            pid=1,
+            boot_id="",
+            command="up",
+            version="0",
+            address="",
+            started_t=0,
+            children=[child],
+            listeners=[ListenerState(name="web", address="")],
         ),
     )
     return Scrape(client.get("/metrics").content.decode())

@@ -100,7 +100,7 @@ def _model(name: object) -> str:
 
 def renamed(body: bytes, model: str) -> bytes:
     """The body of a request with another name of its model; all other fields keep their values."""
-    return json.dumps({**json.loads(body), "model": model}).encode()
+    return json.dumps({**json_text.parse(body), "model": model}).encode()
 
 
 def _priority(text: str) -> int:
@@ -136,7 +136,7 @@ def error_event(refused: Refused, path: str = "") -> bytes:
     """The same inside a stream that has begun."""
     if path not in NAMED_EVENTS:
         return b"data: " + error_body(refused) + b"\n\n"
-    error = json.loads(error_body(refused, path))["error"]
+    error = json_text.parse(error_body(refused, path))["error"]
     fields = {name: error[name] for name in ("message", "param", "code")}
     data = json.dumps({"type": "error", "error": error, **fields, "sequence_number": 0})
     return f"event: error\ndata: {data}\n\n".encode()
