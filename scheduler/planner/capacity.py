@@ -37,6 +37,8 @@ from scheduler.facts.units import size
 from scheduler.planner.matching import version
 
 MPS_SERVER = "nvidia-cuda-mps-server"
+# Parts of the names of the driver's calls for memory and for lists of processes.
+MEMORY_CALL, LIST_CALL = "nvmlDeviceGetMemoryInfo", "RunningProcesses"
 # The most memory that a process ever held, by GPU, pid and start ticks.
 Peaks = Mapping[tuple[str, int, int | None], int]
 
@@ -160,7 +162,7 @@ class _SlotBuilder:
             ),
             ramps_until=None if ramping is None else self._ramps_until(ramping),
             memory_unsupported=has_no_figure(gpu),
-            failed_call=_failed_memory_call(gpu),
+            failed_call=_failed(gpu, MEMORY_CALL),
         )
 
     def _free(
@@ -209,9 +211,9 @@ class _SlotBuilder:
         )
 
 
-def _failed_memory_call(gpu: GpuReading) -> str | None:
-    calls = gpu.failed_calls or ()
-    return next((call for call in calls if call.startswith("nvmlDeviceGetMemoryInfo")), None)
+def _failed(gpu: GpuReading, part: str) -> str | None:
+    """The first failed call of the GPU with this in its name, in words."""
+    return next((call for call in gpu.failed_calls or () if part in call), None)
 
 
 def _held(processes: Iterable[ProcessReading]) -> int:
@@ -225,7 +227,10 @@ def _holders(
     foreign: Sequence[ProcessReading],
     policy: PlanPolicy,
 ) -> tuple[Holder, ...]:
-    """Foreign processes with memory (or with memory unknown), the largest first."""
+    """Foreign processes with memory (or with memory unknown), the largest first.
+
+    Where neither the used memory nor the list of processes can be read, an unknown process is one.
+    """
     holders = [Holder(name=_name(p), memory_bytes=p.memory_bytes) for p in foreign]
     holders = [h for h in holders if h.memory_bytes != 0]
     listed = [*own, *foreign]
@@ -233,6 +238,8 @@ def _holders(
         unlisted = gpu.memory_used_bytes - _held(listed)
         if unlisted > policy.unlisted_bytes:
             holders.append(Holder(name="a process that can't be seen", memory_bytes=unlisted))
+    elif gpu.memory_used_bytes is None and (call := _failed(gpu, LIST_CALL)):
+        holders.append(Holder(name=f"a process that can't be listed ({call})"))
     return tuple(sorted(holders, key=lambda h: (-(h.memory_bytes or 0), h.name)))
 
 

@@ -36,6 +36,7 @@ class FakeInstance:
     mps: Lines = field(default_factory=list)
     errors: dict[str, int] = field(default_factory=dict)
     reserved: int = 0
+    odd: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass
@@ -75,8 +76,7 @@ class FakeGpu:
     instances: list[FakeInstance] = field(default_factory=list)
     # Workers of which the driver gives no samples.
     hidden: set[int] = field(default_factory=set)
-    # {function: what it does instead}: an exception is raised, an event is waited for, else it is
-    # the answer.
+    # {function: what it does instead}: an exception is raised, a Hang hangs, else it is the answer.
     odd: dict[str, Any] = field(default_factory=dict)
 
     def fails(self, code: int) -> None:
@@ -85,6 +85,26 @@ class FakeGpu:
 
     def works(self) -> None:
         self.errors.clear()
+
+
+class Hang(threading.Event):
+    """A call that never comes back: its thread ends with the process.
+
+    So it does not go on with the fake of another test.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._is_reached = False
+
+    def wait(self, timeout: float | None = None) -> bool:
+        self._is_reached = True
+        return super().wait(timeout)
+
+    def patience_s(self, call: str) -> float:
+        """No longer than needed: 0 once after a call has begun to hang."""
+        is_reached, self._is_reached = self._is_reached, False
+        return 0.0 if is_reached else 60.0
 
 
 @dataclass(frozen=True)
@@ -106,6 +126,7 @@ class FakeNvml:
         # GPUs that it counts until it is initialised again, as most drivers do; None = all present.
         self.counted: int | None = None
         self.calls: list[str] = []
+        self.odd_calls: list[str] = []
         self.event_sets: list[object] = []
         self.xids: SimpleQueue[tuple[FakeGpu, int]] = SimpleQueue()
         # The driver's own clock: neither ours nor any machine's.
@@ -132,7 +153,10 @@ class FakeNvml:
             elif name == "nvmlDeviceGetHandleByIndex":
                 gpu = self.gpus[args[0]]
             odd = {**self.odd, **getattr(gpu, "odd", {})}
-            return self._behave(odd[name]) if name in odd else real(*args)
+            if name not in odd:
+                return real(*args)
+            self.odd_calls.append(name)
+            return self._behave(odd[name])
 
         return call
 
@@ -140,9 +164,7 @@ class FakeNvml:
     def _behave(odd: Any) -> Any:
         if isinstance(odd, Exception):
             raise odd
-        if isinstance(odd, threading.Event):
-            # A call that never comes back: its thread ends with the process, so that it does not go
-            # on with the fake of another test.
+        if isinstance(odd, Hang):
             odd.wait()
         return odd
 

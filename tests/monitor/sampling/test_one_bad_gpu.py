@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import struct
-import threading
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -17,9 +17,10 @@ from monitor.sampling.policy import bounded_sweep
 from monitor.sampling.probes.nvml.answers import READERS
 from monitor.sampling.probes.nvml.probe import NvmlProbe, detect
 from tests.monitor.driver_samples import steady
-from tests.monitor.fake_nvml import GIB, FakeGpu, FakeInstance, FakeNvml
+from tests.monitor.fake_nvml import GIB, FakeGpu, FakeInstance, FakeNvml, Hang
 from tests.monitor.made_readings import NOW
 
+COUNT = 8
 BAD = 3
 PID = os.getpid()
 OLDER = {
@@ -32,8 +33,6 @@ OLDER = {
     "nvmlDeviceGetRetiredPagesPendingStatus",
     "nvmlDeviceGetAccountingPids",
     "nvmlDeviceGetAccountingStats_v2",
-    "nvmlDeviceGetGpuInstanceId",
-    "nvmlDeviceGetMaxMigDeviceCount",
 }
 OF_A_GPU = [
     *(n for n in READERS if n.startswith("nvmlDevice") and n != "nvmlDeviceGetCount"),
@@ -41,8 +40,13 @@ OF_A_GPU = [
     "nvmlDeviceRegisterEvents",
     "nvmlDeviceGetMigDeviceHandleByIndex",
 ]
+OF_MIG = {
+    "nvmlDeviceGetMaxMigDeviceCount",
+    "nvmlDeviceGetMigDeviceHandleByIndex",
+    "nvmlDeviceGetGpuInstanceId",
+}
 # Calls that are made of every GPU; the others only of older or differently configured ones.
-ALWAYS = [n for n in OF_A_GPU if n not in OLDER and n != "nvmlDeviceGetMigDeviceHandleByIndex"]
+ALWAYS = [n for n in OF_A_GPU if n not in OLDER | OF_MIG]
 NAME = b"\xf8\x9c\xff"
 ODD: dict[str, Any] = {
     "a text that is not UTF-8": UnicodeDecodeError("utf-8", NAME, 0, 1, "invalid start byte"),
@@ -54,22 +58,40 @@ ODD: dict[str, Any] = {
 }
 
 
+def eight() -> FakeNvml:
+    gpus = (
+        FakeGpu(f"GPU-{n}", compute=[(PID, GIB)], work={PID: steady(0.5)}) for n in range(COUNT)
+    )
+    return FakeNvml(*gpus)
+
+
 @pytest.fixture
 def nvml(monkeypatch: pytest.MonkeyPatch) -> FakeNvml:
-    gpus = [FakeGpu(f"GPU-{n}", compute=[(PID, GIB)], work={PID: steady(0.5)}) for n in range(8)]
-    return FakeNvml(*gpus).install(monkeypatch)
+    return eight().install(monkeypatch)
+
+
+@pytest.fixture(scope="module")
+def healthy() -> tuple[GpuReading, ...]:
+    """What the eight say while all is well."""
+    with pytest.MonkeyPatch.context() as patched:
+        eight().install(patched)
+        return swept(NvmlProbe()).gpus
 
 
 def swept(probe: NvmlProbe) -> GpuSweep:
     return bounded_sweep(probe.read(NOW, ()))
 
 
-def others(sweep: GpuSweep) -> list[GpuReading]:
-    return [gpu for gpu in sweep.gpus if gpu.uuid != f"GPU-{BAD}"]
+def others(gpus: Iterable[GpuReading], bad: int = BAD) -> list[GpuReading]:
+    return [gpu for gpu in gpus if gpu.uuid != f"GPU-{bad}"]
 
 
-def configure_as_needed(gpu: FakeGpu, function: str) -> None:
-    """Let the calls of older GPUs, of accounting and of MIG be made of this one."""
+def make_odd(gpu: FakeGpu, function: str, odd: Any) -> None:
+    """Let the function do this on the GPU, and be called there at all.
+
+    Some calls are made of older GPUs, of accounting or of MIG only.
+    """
+    gpu.odd = {function: odd}
     missing = pynvml.NVML_ERROR_NOT_SUPPORTED
     if function.endswith("_v2") and "Running" in function:
         gpu.errors[function[:-1] + "3"] = pynvml.NVML_ERROR_FUNCTION_NOT_FOUND
@@ -81,29 +103,27 @@ def configure_as_needed(gpu: FakeGpu, function: str) -> None:
         gpu.rows = None
     if "Accounting" in function:
         gpu.accounting, gpu.lives = True, {PID: (0.0, None)}
-    if function in {
-        "nvmlDeviceGetMaxMigDeviceCount",
-        "nvmlDeviceGetMigDeviceHandleByIndex",
-        "nvmlDeviceGetGpuInstanceId",
-    }:
-        gpu.instances = [FakeInstance("MIG-1", 1)]
+    if function in OF_MIG:
+        gpu.instances = [FakeInstance("MIG-1", 1, odd=gpu.odd)]
 
 
-@pytest.mark.parametrize("odd", ODD.values(), ids=ODD)
-@pytest.mark.parametrize("function", OF_A_GPU)
+@pytest.mark.parametrize(("turn", "function"), list(enumerate(OF_A_GPU)), ids=OF_A_GPU)
 def test_whatever_a_call_of_one_gpu_does_the_others_are_measured(
-    nvml: FakeNvml, function: str, odd: Any
+    healthy: tuple[GpuReading, ...], turn: int, function: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    healthy = others(swept(NvmlProbe()))
-    configure_as_needed(nvml.gpus[BAD], function)
-    nvml.gpus[BAD].odd = {function: odd}
-
-    probe = NvmlProbe()
-    for _ in range(2):
-        sweep = swept(probe)
-        assert others(sweep) == healthy
-        assert {p.gpu_uuid for p in sweep.processes} >= {gpu.uuid for gpu in healthy}
-        assert {h.gpu_uuid for h in sweep.health} >= {gpu.uuid for gpu in healthy}
+    for also, (name, odd) in enumerate(ODD.items()):
+        bad = (turn + also) % COUNT
+        nvml = eight().install(monkeypatch)
+        make_odd(nvml.gpus[bad], function, odd)
+        probe = NvmlProbe()
+        for _ in range(2):
+            sweep = swept(probe)
+            assert others(sweep.gpus, bad) == others(healthy, bad), name
+            rest = {gpu.uuid for gpu in others(healthy, bad)}
+            assert {p.gpu_uuid for p in sweep.processes} >= rest, name
+            assert {h.gpu_uuid for h in sweep.health} >= rest, name
+        assert function in nvml.odd_calls
+        probe.close()
 
 
 @pytest.mark.parametrize("function", [n for n in ALWAYS if n != "nvmlDeviceRegisterEvents"])
@@ -176,49 +196,47 @@ def test_odd_versions_hide_no_gpu(nvml: FakeNvml, function: str, odd: Any) -> No
 
 
 @pytest.fixture
-def hang() -> threading.Event:
-    """Never set."""
-    return threading.Event()
+def hang() -> Hang:
+    return Hang()
 
 
-def soon(call: str) -> float:
-    return 0.3
-
-
-@pytest.mark.parametrize(
-    "function",
-    [
-        "nvmlDeviceGetHandleByIndex",
-        "nvmlDeviceGetUUID",
-        "nvmlDeviceGetName",
-        "nvmlDeviceGetPowerUsage",
-        "nvmlDeviceGetComputeRunningProcesses_v3",
-        "nvmlDeviceGetTotalEccErrors",
-    ],
-)
+@pytest.mark.parametrize(("turn", "function"), list(enumerate(OF_A_GPU)), ids=OF_A_GPU)
 def test_a_check_leaves_out_a_gpu_whose_call_hangs(
-    nvml: FakeNvml, hang: threading.Event, function: str
+    healthy: tuple[GpuReading, ...], nvml: FakeNvml, hang: Hang, turn: int, function: str
 ) -> None:
-    nvml.gpus[BAD].odd = {function: hang}
+    number = turn % COUNT
+    make_odd(nvml.gpus[number], function, hang)
 
-    sweep, versions = detect(NOW, soon)
+    sweep, versions = detect(NOW, hang.patience_s)
 
-    assert len([gpu for gpu in others(sweep) if gpu.health is Health.OK]) == 7
+    assert others(sweep.gpus, number) == others(healthy, number)
     assert versions == ["driver 550.90.07", "CUDA 12.4"]
-    bad = next((gpu for gpu in sweep.gpus if gpu.index == BAD), None)
+    assert nvml.odd_calls == [function]
+    bad = next((gpu for gpu in sweep.gpus if gpu.index == number), None)
+    assert bad is None or bad.health is Health.FAILING
     assert function in ((bad.problem if bad else sweep.problem) or "")
-    assert bad is not None or f"GPU {BAD}" in (sweep.problem or "")
+    assert bad is not None or f"GPU {number}" in (sweep.problem or "")
 
 
-def test_a_check_ends_when_a_version_hangs(nvml: FakeNvml, hang: threading.Event) -> None:
+@pytest.mark.parametrize("number", range(COUNT))
+def test_any_of_the_gpus_may_hang(
+    healthy: tuple[GpuReading, ...], nvml: FakeNvml, hang: Hang, number: int
+) -> None:
+    nvml.gpus[number].odd = {"nvmlDeviceGetPowerUsage": hang}
+    sweep, _ = detect(NOW, hang.patience_s)
+    assert others(sweep.gpus, number) == others(healthy, number)
+    assert [gpu.index for gpu in sweep.gpus if gpu.health is not Health.OK] == [number]
+
+
+def test_a_check_ends_when_a_version_hangs(nvml: FakeNvml, hang: Hang) -> None:
     nvml.odd = {"nvmlSystemGetDriverVersion": hang}
-    sweep, versions = detect(NOW, soon)
+    sweep, versions = detect(NOW, hang.patience_s)
     assert (len(sweep.gpus), versions) == (8, [])
 
 
-def test_a_check_ends_when_the_driver_hangs(nvml: FakeNvml, hang: threading.Event) -> None:
+def test_a_check_ends_when_the_driver_hangs(nvml: FakeNvml, hang: Hang) -> None:
     nvml.odd = {"nvmlInit": hang}
-    sweep, _ = detect(NOW, soon)
+    sweep, _ = detect(NOW, hang.patience_s)
     assert sweep.gpus == ()
     assert "nvmlInit" in (sweep.problem or "")
 

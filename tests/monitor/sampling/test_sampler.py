@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import logging
 import os
-import threading
 from collections.abc import Collection, Sequence
 from datetime import datetime, timedelta
 
@@ -31,7 +30,7 @@ from monitor.sampling.probes.simulated.probe import SimulatedProbe
 from monitor.sampling.step import Sampler
 from monitor.snapshot import rows as snapshots
 from tests.builders import NOW, claim, gpu
-from tests.monitor.fake_nvml import FakeGpu, FakeNvml
+from tests.monitor.fake_nvml import FakeGpu, FakeNvml, Hang
 
 pytestmark = pytest.mark.django_db
 
@@ -433,7 +432,7 @@ def test_after_a_hang_of_one_gpu_the_next_process_reads_the_others(
     nvml = FakeNvml(*(FakeGpu(f"GPU-{n}") for n in range(8))).install(monkeypatch)
     text = hang_text("nvmlDeviceGetPowerUsage", "GPU-3", "sampler", 6)
     events.add("NVML_HUNG", text, now=at(-1), host="box", gpu_uuid="GPU-3")
-    nvml.gpus[3].odd = {"nvmlDeviceGetPowerUsage": threading.Event()}
+    nvml.gpus[3].odd = {"nvmlDeviceGetPowerUsage": Hang()}
 
     seen = sampler(NvmlProbe()).step(at(0))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import threading
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from queue import Empty, SimpleQueue
 from typing import Any
 
@@ -99,12 +100,19 @@ _TIMEOUT = 10
 class XidWatch:
     """`must` and `call` call NVML or raise CallRefused; `call` is for the waiting thread.
 
+    `about(uuid)`: the calls inside are about this GPU, so that a hang leaves out no other.
     Start it after NVML is initialised, stop it before NVML is shut down.
     """
 
-    def __init__(self, must: Callable[..., Any], call: Callable[..., Any]) -> None:
+    def __init__(
+        self,
+        must: Callable[..., Any],
+        call: Callable[..., Any],
+        about: Callable[[str], AbstractContextManager[None]],
+    ) -> None:
         self._must = must
         self._call = call
+        self._about = about
         self._heard: SimpleQueue[Xid] = SimpleQueue()
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
@@ -116,7 +124,7 @@ class XidWatch:
             events = self._must("nvmlEventSetCreate")
         except CallRefused:
             return
-        if not [uuid for uuid, handle in handles.items() if self._register(handle, events)]:
+        if not [uuid for uuid in handles if self._register(uuid, handles[uuid], events)]:
             self._free(events)
             return
         self._stop = threading.Event()
@@ -144,9 +152,10 @@ class XidWatch:
         except Empty:
             return tuple(xids)
 
-    def _register(self, handle: Any, events: Any) -> bool:
+    def _register(self, uuid: str, handle: Any, events: Any) -> bool:
         try:
-            self._must("nvmlDeviceRegisterEvents", handle, XID_EVENT, events)
+            with self._about(uuid):
+                self._must("nvmlDeviceRegisterEvents", handle, XID_EVENT, events)
         except CallRefused:
             return False
         return True

@@ -27,8 +27,9 @@ from monitor.sampling.probes.nvml.processes import ProcessTier
 logger = logging.getLogger(__name__)
 
 LIBRARY = "libnvidia-ml.so.1"
-# Number of failed calls of a GPU that are named.
-MOST_FAILED = 8
+# Number of failed calls of a GPU that are named: more than there are kinds, since the planner looks
+# whether its memory and its processes could be read.
+MOST_FAILED = 64
 # The subject of the calls for the driver's versions.
 VERSIONS = "versions"
 KERNEL_LIST = Path("/proc/driver/nvidia/gpus")
@@ -107,7 +108,7 @@ class NvmlProbe:
         self._must, self._ask = self._calls.must, self._calls.ask
         self._tier = ProcessTier(self._calls, processes_s)
         self._health = HealthTier(self._must)
-        self._xids = XidWatch(self._must, _must)
+        self._xids = XidWatch(self._must, _must, self._about)
 
     @property
     def asking(self) -> tuple[str, float] | None:
