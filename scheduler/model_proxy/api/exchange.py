@@ -21,6 +21,7 @@ FIRST_COMMENT_S, COMMENT_EVERY_S = 1.0, 10.0
 EVENTS = f"{events.TYPE}; charset=utf-8"
 # The server does not do what this request asks for; it is not broken.
 NOT_IMPLEMENTED = 501
+HIGHEST = 599
 ONCE = "It may have worked on the request, so gpucoord does not send it again."
 
 
@@ -239,6 +240,9 @@ class Exchange:
             raise Refused(502, text, type_="server_error", code="redirected", repeats=False)
         if reply.status >= 500 and reply.status != NOT_IMPLEMENTED:
             self._board.fault(place, f"its server answered {reply.status}")
+        if reply.status > HIGHEST:
+            text = f"The model's server answered with {reply.status}, which is no status of HTTP."
+            raise Refused(502, text, type_="server_error")
         if self._outlet.is_begun:
             text = openai.error_text(await reply.error_body())
             await self._outlet.refuse(Refused(reply.status, text))

@@ -22,6 +22,7 @@ from scheduler.model_proxy.facts import Caller, Limits
 from scheduler.model_proxy.rows import Situation
 from scheduler.model_services.policy.names import ModelNames
 from scheduler.prompts.policy.limits import PromptPolicy
+from tests.pace import LONGEST_S
 
 HELLO: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "hello"}]}
 ADA = {"Authorization": "Bearer ada"}
@@ -172,7 +173,7 @@ class Endpoint:
         self.show()
 
     async def ask(self, path: str = "chat/completions", **more: Any) -> httpx.Response:
-        given: dict[str, Any] = {"json": HELLO, "headers": ADA, "timeout": 30} | more
+        given: dict[str, Any] = {"json": HELLO, "headers": ADA, "timeout": LONGEST_S} | more
         if "content" in given or "files" in given:
             del given["json"]
         return await self.request("POST", path, **given)
@@ -186,7 +187,7 @@ class Endpoint:
         self.show(ready=False)
         body = HELLO | {"stream": True}
         async with (
-            httpx.AsyncClient(verify=False, timeout=30) as client,
+            httpx.AsyncClient(verify=False, timeout=LONGEST_S) as client,
             client.stream("POST", f"{self.url}/{path}", json=body, headers=ADA) as answer,
         ):
             pieces = answer.aiter_bytes()
@@ -205,7 +206,7 @@ class Endpoint:
         reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
         try:
             writer.write(request)
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(LONGEST_S):
                 if until_end:
                     return await reader.read()
                 return await reader.read(65536)
@@ -240,7 +241,7 @@ async def endpoint(*servers: ModelServer, limits: Limits | None = None) -> Async
             each.port = server.sockets[0].getsockname()[1]
         async with httpx.AsyncClient(verify=False) as client:
             port = listening.getsockname()[1]
-            await client.get(f"http://127.0.0.1:{port}/healthz", timeout=30)
+            await client.get(f"http://127.0.0.1:{port}/healthz", timeout=LONGEST_S)
         stand = Endpoint(made[0].board, made[0], listening.getsockname()[1], list(servers))
         stand.show()
         try:
