@@ -15,6 +15,7 @@ from gpucoord_site.cli import connection
 from gpucoord_site.cli.client import Client
 from gpucoord_site.cli.transport import Answer
 from monitor.accounts.rows import tokens
+from monitor.models import Agent
 
 
 class DjangoTransport:
@@ -22,8 +23,8 @@ class DjangoTransport:
 
     url = "http://127.0.0.1:8000"
 
-    def __init__(self, user: User) -> None:
-        _, token = tokens.create_token(user, timezone.now())
+    def __init__(self, user: User, agent: Agent | None = None) -> None:
+        _, token = tokens.create_token(user, timezone.now(), agent=agent)
         self.headers = {"authorization": f"Bearer {token}"}
         self._browser = Browser()
 
@@ -50,9 +51,9 @@ class DjangoTransport:
         pass
 
 
-def connect_as(user: User, monkeypatch: pytest.MonkeyPatch) -> Client:
-    """Let commands talk to the server as this user; returns such a client."""
-    transport = DjangoTransport(user)
+def connect_as(user: User, monkeypatch: pytest.MonkeyPatch, agent: Agent | None = None) -> Client:
+    """Let commands talk to the server as this user or agent; returns such a client."""
+    transport = DjangoTransport(user, agent)
 
     def connect(_options: Namespace, _timeout_s: float = 30.0) -> Client:
         client = Client(transport.url, "unused")

@@ -14,6 +14,7 @@ from django.shortcuts import get_object_or_404, render
 from django.utils import timezone
 from django.views.decorators.http import require_safe
 
+from monitor.facts.input_rules import escaped
 from monitor.facts.readings import GpuReading, ProcessReading, Snapshot
 from monitor.facts.usage import InstanceReading
 from monitor.gpus import rows as availability
@@ -212,7 +213,7 @@ def _line(
         gpu_uuid=process.gpu_uuid,
         gpu_index=index,
         created_at=process.created_at,
-        command=shlex.join(process.command) if process.command else None,
+        command=escaped(shlex.join(process.command)) if process.command else None,
         hidden=not (viewer.operator or owns(process, viewer)),
         kinds=", ".join(KINDS.get(kind, kind) for kind in process.kinds),
         start_ticks=process.start_ticks,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any
@@ -11,7 +11,7 @@ from typing import Any
 from django.conf import settings
 from django.contrib.auth.models import User
 from django.db import IntegrityError
-from django.db.models import QuerySet, Sum
+from django.db.models import Min, QuerySet, Sum
 from django.utils.crypto import salted_hmac
 
 from monitor.facts.readings import GpuReading
@@ -20,6 +20,7 @@ from monitor.snapshot import rows as monitor_store
 from scheduler.agents import policy as agent_policy
 from scheduler.facts import job_fields
 from scheduler.facts.field_parsers import ParseContext
+from scheduler.facts.field_types import JobField
 from scheduler.facts.jobs import JobState, NewJob, Refusal, Requirement
 from scheduler.facts.people import Quota
 from scheduler.fair_share.rows import capacity
@@ -186,18 +187,15 @@ def _admit(
 
 
 def change(jobs: QuerySet[Job], raw: Mapping[str, Any], person: User, now: datetime) -> int:
-    """Change fields of waiting jobs that are alike; returns how many still waited.
+    """Change fields of waiting jobs; returns how many still waited.
 
     Raises UnableToSubmit for what a new job would be refused for. Operators may exceed the quota.
     """
-    job = jobs.select_related("owner")[0]
-    context = ParseContext(now, settings.TIME_ZONE, str)
-    old = _as_submitted(job)
-    new = new_job.read({**old, **raw}, context)
-    present = _refusals_of_change(new_job.read(old, context), job, person)
-    caused = [each for each in _refusals_of_change(new, job, person) if each not in present]
-    if caused:
-        raise UnableToSubmit([replace(each, index=None) for each in caused])
+    new = None
+    for job in _unlike(jobs.filter(state=JobState.QUEUED.value)):
+        new = _changed(job, raw, person, now)
+    if new is None:
+        return 0
     columns = job_fields.columns(new)
     changed = {f.column: columns[f.column] for f in job_fields.stored_fields() if f.name in raw}
     words = ", ".join(name.replace("_", " ") for name in raw)
@@ -208,17 +206,48 @@ def change(jobs: QuerySet[Job], raw: Mapping[str, Any], person: User, now: datet
     return job_changes.change(jobs, person.username, now, words, **changed)
 
 
+def _unlike(jobs: QuerySet[Job]) -> Iterator[Job]:
+    """One of all jobs with the same fields: elements of an array may have been changed alone."""
+    columns = [field.column for field in _checked_in_changes()]
+    first = jobs.order_by().values(*columns).annotate(first=Min("pk")).values("first")
+    rows = Job.objects.filter(pk__in=first).select_related("owner", "agent")
+    return rows.iterator(chunk_size=100)
+
+
+def _changed(job: Job, raw: Mapping[str, Any], person: User, now: datetime) -> NewJob:
+    """The job with these fields, also within the limits of its agent. Raises UnableToSubmit."""
+    context = ParseContext(now, settings.TIME_ZONE, str)
+    old = _as_submitted(job)
+    new = new_job.read({**old, **raw}, context)
+    if job.agent is not None:
+        new = agent_policy.bounded(new, quota_rows.agent_limits(job.agent))
+    present = _refusals_of_change(new_job.read(old, context), job, person)
+    caused = [each for each in _refusals_of_change(new, job, person) if each not in present]
+    if caused:
+        raise UnableToSubmit([replace(each, index=None) for each in caused])
+    return new
+
+
 def _as_submitted(job: Job) -> dict[str, Any]:
     """The fields that a change is checked with, as a request has them."""
-    fields = (
-        f for f in job_fields.stored_fields() if f.is_resource or f.name in job_fields.OWNERS_CHANGE
-    )
-    values = {field.name: field.type.to_text(getattr(job, field.column)) for field in fields}
+    values = {
+        field.name: field.type.to_text(getattr(job, field.column))
+        for field in _checked_in_changes()
+    }
     return {"command": job.command} | values
 
 
+def _checked_in_changes() -> list[JobField]:
+    fields = job_fields.stored_fields()
+    return [f for f in fields if f.is_resource or f.name in job_fields.OWNERS_CHANGE]
+
+
 def _refusals_of_change(new: NewJob, job: Job, person: User) -> list[Refusal]:
-    own = [] if person.is_staff else refuse_change(new, job.owner)
+    if person.is_staff:
+        return impossible([new])
+    own = refuse_change(new, job.owner)
+    if job.agent is not None:
+        own += agent_policy.refusals(new, quota_rows.agent_limits(job.agent))
     return [*impossible([new]), *own]
 
 
@@ -260,8 +289,12 @@ def fitted(new: NewJob, owner: User) -> NewJob:
 
 
 def fitted_all(jobs: Sequence[NewJob], owner: User) -> list[NewJob]:
-    """`fitted` for jobs that are much alike."""
-    return _fitted_all(jobs, owner, quota_rows.of_person(owner))
+    """`fitted` for jobs that are much alike, of a request that was accepted earlier.
+
+    They have at most the priority and GPU share that the quota allows now.
+    """
+    quota = quota_rows.of_person(owner)
+    return _fitted_all([_lowered(new, quota) for new in jobs], owner, quota)
 
 
 def room_in_queue(owner: User) -> int | None:
@@ -292,6 +325,15 @@ def _within_quota(new: NewJob, quota: Quota) -> NewJob:
     requirement = new.requirement
     if requirement.shares and requirement.share_pct is None and quota.gpu_share_pct is not None:
         new = replace(new, requirement=replace(requirement, share_pct=quota.gpu_share_pct))
+    return new
+
+
+def _lowered(new: NewJob, quota: Quota) -> NewJob:
+    if quota.priority is not None:
+        new = replace(new, priority=min(new.priority, quota.priority))
+    share, most = new.requirement.share_pct, quota.gpu_share_pct
+    if share is not None and most is not None and share > most:
+        new = replace(new, requirement=replace(new.requirement, share_pct=most))
     return new
 
 

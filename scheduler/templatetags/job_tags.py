@@ -14,6 +14,7 @@ from django.utils.html import escape, format_html
 from django.utils.safestring import SafeString, mark_safe
 
 from monitor.facts.formats import UNKNOWN, duration, shortest_size, sig3
+from monitor.facts.input_rules import escaped_json, escaped_lines
 from monitor.models import Gpu
 from monitor.templatetags.monitor_tags import user_colour
 from monitor.templatetags.text_tags import with_times
@@ -74,8 +75,14 @@ def mebibytes(value: int | None) -> str:
 
 @register.filter
 def compact_json(value: object) -> str:
-    """A JSON value in one line, as REST returns it."""
-    return json.dumps(value, ensure_ascii=False)
+    r"""A JSON value in one line; control and format characters as \uXXXX."""
+    return escaped_json(json.dumps(value, ensure_ascii=False))
+
+
+@register.filter
+def plain_lines(text: str) -> str:
+    r"""Lines of a user; control and format characters as \x1b or \u202e."""
+    return escaped_lines(text)
 
 
 @register.filter

@@ -13,6 +13,7 @@ from typing import TypeVar
 
 import psutil
 
+from monitor.facts.input_rules import escaped
 from monitor.facts.limits import Limits
 from monitor.facts.readings import DiskReading, HostCounters, HostReading, Pressure, ProcessIdentity
 from monitor.facts.usage import CpuProcess
@@ -225,7 +226,7 @@ def _read(folder: Path, pid: int) -> CpuProcess | None:
         cpu_s=(int(fields[11]) + int(fields[12])) / TICKS,
         uid=uid,
         user=_name(uid),
-        program=program,
+        program=escaped(program),
         session=int(fields[3]),
         parent=int(fields[1]),
     )

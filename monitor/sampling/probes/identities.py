@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
+from monitor.facts.input_rules import escaped
 from monitor.facts.readings import ProcessIdentity
 from monitor.identity.policy.owners import owner_of
 from monitor.identity.probes.credentials import CredentialReader, account_ranges
@@ -139,13 +140,17 @@ class Identities:
         return tuple(part.decode(errors="replace") for part in text.rstrip(b"\0").split(b"\0"))
 
     def _program(self, pid: int, command: tuple[str, ...] | None) -> str | None:
-        """The kernel's name for it, in full where the kernel cut it; never an argument."""
+        """The kernel's name for it, in full where the kernel cut it; never an argument.
+
+        A process chooses its name, which events, messages and terminals show.
+        """
         text = self._read(pid, "comm", 64)
         if text is None:
             return None
         name = text.decode(errors="replace").rstrip("\n")
         full = command[0].rsplit("/", 1)[-1] if command else ""
-        return full if len(name) >= 15 and full.startswith(name) and " " not in full else name
+        is_cut = len(name) >= 15 and full.startswith(name) and " " not in full
+        return escaped(full if is_cut else name)
 
     def _read(self, pid: int | str, name: str, size: int) -> bytes | None:
         try:
