@@ -12,6 +12,7 @@ from django.test import Client
 from django.utils import timezone
 
 from monitor.facts.limits import Limits
+from monitor.facts.readings import Health
 from monitor.facts.usage import CallCost
 from monitor.models import Lease
 from monitor.runtime import pages
@@ -20,7 +21,7 @@ from monitor.runtime.probes.service_state import ChildState, ServiceState
 from monitor.runtime.rows import leases
 from monitor.snapshot import rows as snapshots
 from scheduler.models import HostCapability
-from tests.builders import GIB, NOW, host, snapshot
+from tests.builders import GIB, NOW, gpu, host, snapshot
 from tests.monitor import alerts_made
 
 pytestmark = pytest.mark.django_db
@@ -288,3 +289,17 @@ def test_a_problem_of_the_readings_may_wrap_and_its_commands_are_set_as_code(
     assert "No driver was found &lt;here&gt;." in page
     assert "<code>apt install nvidia-driver</code>" in page
     assert "`" not in page
+
+
+def test_the_page_names_each_gpu_that_cannot_be_read_and_the_call(
+    alice: User, as_user: AsUser
+) -> None:
+    hung, refused = "nvmlDeviceGetName did not come back", "nvmlDeviceGetPowerUsage: Unknown Error"
+    gpus = [gpu(0), gpu(1, health=Health.FAILING, problem=hung), gpu(2, failed_calls=(refused,))]
+    snapshots.record(snapshot(gpus, at=timezone.now()))
+
+    page = as_user(alice).get("/status/").content.decode()
+
+    assert f"failing</span> GPU 1: {hung}" in page
+    assert f"failed calls</span> GPU 2: {refused}" in page
+    assert "GPU 0:" not in page
