@@ -71,6 +71,8 @@ class HealthReading:
     slow_at: datetime | None = None
     spinning_since: datetime | None = None
     over_power_since: datetime | None = None
+    # Since when a call of the driver about it has failed at each sweep.
+    calls_failing_since: datetime | None = None
     # (XID, time) of the XIDs that keep the GPU closed.
     xids: tuple[tuple[int, datetime], ...] = ()
     ailments: tuple[Ailment, ...] = ()

@@ -76,6 +76,8 @@ EVENTS: dict[str, tuple[str, ...]] = {
         "GPU_REPAIR_PENDING",
         "GPU_SPINNING",
         "GPU_OVER_POWER",
+        "GPU_CALLS_FAILING",
+        "GPU_CALLS_ANSWERED",
         "ORPHANED_MEMORY",
         "OWNER_PRESENT",
         "OWNER_GONE",

@@ -206,6 +206,7 @@ _READERS: dict[str, Callable[[Any], Any]] = {
     "slow_at": datetime.fromisoformat,
     "spinning_since": datetime.fromisoformat,
     "over_power_since": datetime.fromisoformat,
+    "calls_failing_since": datetime.fromisoformat,
     "ailments": _ailments,
     "xids": _xids,
     "reported": tuple,

@@ -92,6 +92,8 @@ CLOCK_REASONS: Mapping[int, str] = {
     0x100: "the display",
 }
 _ORDER = list(Condition)
+# A call that fails for this long keeps failing; the values of the other calls are used.
+FAILING_FOR = timedelta(minutes=1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,6 +225,7 @@ def _remember(
         slow_at=slow_at,
         spinning_since=_since(_spins(gpu, policy), old.spinning_since, now),
         over_power_since=_since(_is_over_power(gpu, policy), old.over_power_since, now),
+        calls_failing_since=_since(bool(gpu.failed_calls), old.calls_failing_since, now),
     )
 
 
@@ -265,6 +268,9 @@ def _ailments(
     if _is_slow(new, old, policy, now):
         yield Ailment("SLOWED", Condition.THROTTLED, _slow_text(new, old))
     yield from _power(new, policy, now)
+    if new.calls_failing_since and now - new.calls_failing_since >= FAILING_FOR:
+        text = f"Calls of the driver fail at every sweep: {'; '.join(gpu.failed_calls or ())}."
+        yield Ailment("CALLS_FAILING", Condition.HEALTHY, text)
 
 
 def _memory(health: HealthReading) -> Iterator[Ailment]:

@@ -81,12 +81,15 @@ def of_ailments(
     before: Mapping[str, HealthReading],
     now: Mapping[str, HealthReading],
 ) -> Iterator[Note]:
-    """Findings that do not stop work: slow clocks, pending repairs, ECC errors."""
+    """Findings that do not stop work: pending repairs, ECC errors, failing calls and their end."""
     for gpu in gpus:
         new, old = now[gpu.uuid], before.get(gpu.uuid)
         for ailment in new.ailments:
             if ailment.condition is Condition.HEALTHY and not _was_reported(old, ailment.code):
                 yield _ailing(gpu, ailment)
+        if _was_reported(old, "CALLS_FAILING") and "CALLS_FAILING" not in (new.reported or ()):
+            text = f"{_name(gpu)}: all calls of the driver are answered again."
+            yield Note(kind="GPU_CALLS_ANSWERED", text=text, gpu_uuid=gpu.uuid)
         if old is not None and _grew(old.ecc_corrected, new.ecc_corrected):
             text = f"{_name(gpu)} has corrected {new.ecc_corrected} memory errors so far."
             yield Note(kind="GPU_ECC_CORRECTED", text=text, gpu_uuid=gpu.uuid)

@@ -313,3 +313,23 @@ def test_health_monitoring_can_be_switched_off() -> None:
     trace = Trace(HealthPolicy(enabled=False))
 
     assert trace.see(0, temperature_c=99).condition is Condition.HEALTHY
+
+
+def test_calls_that_keep_failing_are_reported_once_and_once_when_that_is_over() -> None:
+    trace, call = Trace(), "nvmlDeviceGetPowerUsage: Unknown Error"
+    for second in range(0, 200, 10):
+        assert trace.see(second, failed_calls=(call,)).condition is Condition.HEALTHY
+    assert trace.kinds == ["GPU_CALLS_FAILING"]
+    assert call in trace.notes[0][1]
+
+    trace.see(200, health=Health.FAILING, problem="it does not answer")
+    for second in range(210, 300, 10):
+        trace.see(second)
+    assert trace.kinds == ["GPU_CALLS_FAILING", "GPU_CALLS_ANSWERED"]
+
+
+def test_a_call_that_fails_now_and_then_is_not_reported() -> None:
+    trace = Trace()
+    for second in range(0, 300, 10):
+        trace.see(second, failed_calls=("nvmlX: Timeout",) if second % 40 else None)
+    assert trace.notes == []
