@@ -244,7 +244,7 @@ def _checked_in_changes() -> list[JobField]:
 
 def _refusals_of_change(new: NewJob, job: Job, person: User) -> list[Refusal]:
     if person.is_staff:
-        return impossible([new])
+        return list(impossible([new]))
     own = refuse_change(new, job.owner)
     if job.agent is not None:
         own += agent_policy.refusals(new, quota_rows.agent_limits(job.agent))
