@@ -16,12 +16,12 @@ from monitor.runtime.rows.database import FilledTables
 from monitor.runtime.rows.wakeups import wake
 from monitor.snapshot import rows as snapshots
 from monitor.thresholds import rows as thresholds
+from scheduler.facts.model_names import ModelNames
 from scheduler.facts.model_services import InstanceState
 from scheduler.facts.prompts import Instance, Service
 from scheduler.fair_share.rows import FairShareAccounts
 from scheduler.model_proxy.facts import Caller
 from scheduler.model_services import rows as service_rows
-from scheduler.model_services.policy.names import ModelNames
 from scheduler.model_services.rows import other_hosts
 from scheduler.models import ModelInstance, ModelService
 from scheduler.prompts import rows as prompts

@@ -17,12 +17,12 @@ from monitor.models import Gpu, Host
 from monitor.runtime.rows.wakeups import wake
 from monitor.snapshot import rows as snapshots
 from scheduler.facts.jobs import Requirement
+from scheduler.facts.model_names import ModelNames
 from scheduler.facts.model_services import InstanceState
 from scheduler.lifecycle.rows import queue as job_queue
 from scheduler.model_services import rows
 from scheduler.model_services.policy import services as policy
 from scheduler.model_services.policy.lifecycle import Change
-from scheduler.model_services.policy.names import ModelNames
 from scheduler.model_services.steps import effects
 from scheduler.models import ModelInstance, ModelService
 from scheduler.planner import admission
@@ -176,12 +176,12 @@ def _name_problems(row: ModelService, after: Mapping[str, Any]) -> list[tuple[st
     """Names that mean another service already."""
     others = ModelService.objects.exclude(pk=row.pk).values_list("name", "aliases")
     known = ModelNames(dict(others))
-    asked = [("aliases", alias) for alias in after["aliases"] if alias not in row.aliases]
+    checked = [("aliases", alias) for alias in after["aliases"] if alias not in row.aliases]
     if not row.pk:
-        asked.append(("name", after["name"]))
+        checked.append(("name", after["name"]))
     return [
         (field, MEANS.format(name=text, other=other))
-        for field, text in asked
+        for field, text in checked
         if (other := known.find(text)) is not None and other != text
     ]
 

@@ -4,6 +4,7 @@ from django.core.validators import MaxValueValidator, MinValueValidator
 from django.db import models
 
 from monitor.facts.moments import in_utc
+from scheduler.facts.model_names import ModelNames
 from scheduler.facts.model_services import ENDED, InstanceState, PredictionMode, Role
 
 GPU_KIND = 120
@@ -75,6 +76,11 @@ class ModelService(models.Model):
                 name="model_service_instances",
             ),
         ]
+
+    @classmethod
+    def names(cls) -> ModelNames:
+        """The names of all services."""
+        return ModelNames(dict(cls.objects.values_list("name", "aliases")))
 
     def __str__(self) -> str:
         return self.name

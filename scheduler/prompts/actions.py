@@ -9,7 +9,6 @@ from django.contrib.auth.models import User
 
 from monitor.thresholds import rows as thresholds
 from scheduler.facts.prompts import NewPrompt
-from scheduler.model_services import rows as services
 from scheduler.models import ModelService, Prompt
 from scheduler.prompts import rows
 from scheduler.prompts.policy.limits import MIB, PromptPolicy, over_quota, size_of
@@ -40,7 +39,7 @@ def send(new: NewPrompt, owner: User, now: datetime) -> Prompt:
 
 def check(new: NewPrompt, owner: User, now: datetime) -> str:
     """The name of the service that the prompt is for. Raises as `send` does."""
-    model = services.names().find(new.model)
+    model = ModelService.names().find(new.model)
     if model is None:
         names = ModelService.objects.order_by("name").values_list("name", flat=True)
         known = ", ".join(names) or "none yet"

@@ -120,7 +120,7 @@ async def test_an_answer_of_a_misbehaving_server_is_a_true_one(case: Case) -> No
             answer = await stand.stream()
             assert answer.status_code == 504
         elif case.status is None:
-            # What came together with the fault is not passed on.
+            # Bytes that came together with the fault are not passed on.
             with suppress(httpx.RemoteProtocolError):
                 assert (await stand.ask()).status_code == 502
         else:

@@ -56,7 +56,7 @@ logger = logging.getLogger(__name__)
 class Store:
     """Bytes of the bodies of each user, in memory or on disk, and how many there may be."""
 
-    what: str
+    resource: str
     of_user: int
     of_all: int
     held: Counter[int] = field(default_factory=Counter)
@@ -175,15 +175,15 @@ class ModelEndpoint:
             rows = [(each, situation.made[names.find(each) or each]) for each in names.all()]
             await _json(outlet, openai.model_list(rows))
 
-    async def _find(self, asked: str) -> Service:
+    async def _find(self, name: str) -> Service:
         """The service that a client means; a new one is known at once. Raises Refused."""
         board = self._book.board
-        service = board.find(asked)
+        service = board.find(name)
         if service is None:
             await self._book.look_again()
-            service = board.find(asked)
+            service = board.find(name)
         if service is None:
-            raise openai.unknown_model(asked, board.situation.made)
+            raise openai.unknown_model(name, board.situation.made)
         return service
 
     async def _post(self, path: str, scope: Scope, receive: Receive, outlet: Outlet) -> None:
@@ -248,10 +248,10 @@ class ModelEndpoint:
             held += size
             store.held[user] += size
             if store.held[user] > store.of_user:
-                text = f"Your requests in progress take too much {store.what}. Try again later."
+                text = f"Your requests in progress take too much {store.resource}. Try again later."
                 raise _too_many(text, "too_much_memory", 5)
             if store.held.total() > store.of_all:
-                text = f"The requests in progress take too much {store.what}. Try again later."
+                text = f"The requests in progress take too much {store.resource}. Try again later."
                 raise Refused(503, text, type_="server_error", retry_after_s=5)
 
         self._open[user] += 1
@@ -327,8 +327,8 @@ async def _form(
     return openai.form(path, spool, model, stream, priority)
 
 
-def _text(found: Field | None) -> str:
-    return "" if found is None else found.value.decode("utf-8", "replace")
+def _text(value: Field | None) -> str:
+    return "" if value is None else value.value.decode("utf-8", "replace")
 
 
 def _renamed(request: ModelRequest, model: str) -> ModelRequest:

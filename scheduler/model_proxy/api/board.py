@@ -104,10 +104,10 @@ class Board:
         """By its own name; `find` knows the other ones."""
         return self._router.service(name)
 
-    def find(self, asked: str) -> Service | None:
+    def find(self, name: str) -> Service | None:
         """The service that a client means."""
-        name = self.situation.names.find(asked)
-        return None if name is None else self._router.service(name)
+        service = self.situation.names.find(name)
+        return None if service is None else self._router.service(service)
 
     def waiting_owners(self) -> set[str]:
         return {request.owner for request in self._router.waiting()}

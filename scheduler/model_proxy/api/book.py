@@ -121,7 +121,7 @@ class Book:
 
     async def _read_soon(self) -> None:
         await asyncio.sleep(self._read_t + UNKNOWN_S - time.monotonic())
-        # Who comes from now on needs another read.
+        # Later callers need another read.
         self._reading = None
         await self._read()
 

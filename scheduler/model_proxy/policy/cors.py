@@ -30,9 +30,9 @@ def headers(origin: bytes, allowed: Collection[str]) -> Headers:
     )
 
 
-def preflight(asked: Iterable[tuple[bytes, bytes]], allowed: Collection[str]) -> Headers:
-    """What a browser may send after this request; () = nothing, or it is no such request."""
-    names = dict(asked)
+def preflight(request_headers: Iterable[tuple[bytes, bytes]], allowed: Collection[str]) -> Headers:
+    """Headers that say what a browser may send; () = nothing, or it is no such request."""
+    names = dict(request_headers)
     if b"access-control-request-method" not in names:
         return ()
     if len(headers(names.get(b"origin", b""), allowed)) < 2:

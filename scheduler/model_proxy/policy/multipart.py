@@ -8,12 +8,12 @@ from __future__ import annotations
 import re
 from collections.abc import Collection
 from dataclasses import dataclass
-from email.message import Message
 from enum import Enum
 
 LONGEST_BOUNDARY = 200
 LONGEST_HEAD, LONGEST_VALUE, MOST_PARTS, MOST_BLANKS = 8 * 1024, 1024, 1000, 100
 _NAME = re.compile(rb';\s*name\s*=\s*(?:"((?:[^"\\]|\\.)*)"|([^\s;"]+))', re.IGNORECASE)
+_BOUNDARY = re.compile(r';\s*boundary=(?:"([^"]+)"|([^\s;"]+))', re.IGNORECASE)
 _FILE = re.compile(rb";\s*filename\*?\s*=", re.IGNORECASE)
 _BAD = "The body is no valid form (multipart/form-data)."
 
@@ -43,10 +43,9 @@ class _At(Enum):
 
 def boundary_of(content_type: str) -> bytes:
     """Raises InvalidForm."""
-    message = Message()
-    message["Content-Type"] = content_type
-    boundary = message.get_param("boundary")
-    if not isinstance(boundary, str) or not 0 < len(boundary) <= LONGEST_BOUNDARY:
+    match = _BOUNDARY.search(content_type)
+    boundary = "" if match is None else match[1] or match[2]
+    if not 0 < len(boundary) <= LONGEST_BOUNDARY:
         raise InvalidForm("The Content-Type of the form lacks its boundary.")
     return boundary.encode("latin-1", "replace")
 
@@ -148,6 +147,6 @@ def _name(head: bytes) -> bytes | None:
     for line in head.split(b"\r\n"):
         header, _, value = line.partition(b":")
         if header.strip().lower() == b"content-disposition" and not _FILE.search(value):
-            found = _NAME.search(value)
-            return None if found is None else found[1] if found[1] is not None else found[2]
+            match = _NAME.search(value)
+            return None if match is None else match[1] if match[1] is not None else match[2]
     return None

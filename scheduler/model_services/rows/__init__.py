@@ -30,7 +30,6 @@ from scheduler.facts.model_services import (
 )
 from scheduler.model_services.policy import sleep
 from scheduler.model_services.policy.eviction import Candidate
-from scheduler.model_services.policy.names import ModelNames
 from scheduler.models import Attempt, Job, ModelBoot, ModelHour, ModelInstance, ModelService
 from scheduler.models.model_services import GPU_KIND
 
@@ -68,15 +67,9 @@ def services() -> QuerySet[ModelService]:
     )
 
 
-def names() -> ModelNames:
-    """The names of all services."""
-    return ModelNames(dict(ModelService.objects.values_list("name", "aliases")))
-
-
-def find(asked: str) -> ModelService | None:
+def find(name: str) -> ModelService | None:
     """The service that a user means, as `services` has it."""
-    name = names().find(asked)
-    return None if name is None else services().filter(name=name).first()
+    return services().filter(name=ModelService.names().find(name)).first()
 
 
 def open_instances() -> QuerySet[ModelInstance]:

@@ -15,12 +15,12 @@ import pytest
 import uvicorn
 
 from gpucoord_site.http.endpoint_transport import LimitedProtocol
+from scheduler.facts.model_names import ModelNames
 from scheduler.facts.prompts import Instance, Service
 from scheduler.model_proxy.api import app
 from scheduler.model_proxy.api.board import Board
 from scheduler.model_proxy.facts import Caller, Limits
 from scheduler.model_proxy.rows import Situation
-from scheduler.model_services.policy.names import ModelNames
 from scheduler.prompts.policy.limits import PromptPolicy
 from tests.pace import LONGEST_S
 
@@ -183,7 +183,7 @@ class Endpoint:
             return await client.request(method, f"{self.url}/{path}", **given)
 
     async def cold(self, path: str = "chat/completions") -> bytes:
-        """What a client gets whose stream begins while the model boots."""
+        """The bytes of a stream that begins while the model boots."""
         self.show(ready=False)
         body = HELLO | {"stream": True}
         async with (
