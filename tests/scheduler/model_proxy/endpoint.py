@@ -81,6 +81,25 @@ class ModelServer:
         self.answers, self.closes = list(answers), closes
         self.asked: list[Asked] = []
         self.port = 0
+        self._connections: set[asyncio.Task[None]] = set()
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        connection = asyncio.ensure_future(self.connected(reader, writer))
+        self._connections.add(connection)
+        try:
+            await asyncio.wait([connection])
+        finally:
+            writer.close()
+            with suppress(ConnectionError):
+                await writer.wait_closed()
+
+    async def end(self) -> None:
+        """End answers that would go on after the test."""
+        for connection in self._connections:
+            connection.cancel()
+        await asyncio.gather(*self._connections, return_exceptions=True)
+        # Their sockets are closed by the next turns of the loop.
+        await asyncio.sleep(0.01)
 
     async def connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with suppress(asyncio.IncompleteReadError, ConnectionError):
@@ -236,7 +255,7 @@ async def endpoint(*servers: ModelServer, limits: Limits | None = None) -> Async
         serving = uvicorn.Server(config)
         listening = socket.create_server(("127.0.0.1", 0))
         task = asyncio.create_task(serving.serve(sockets=[listening]))
-        started = [await asyncio.start_server(each.connected, "127.0.0.1", 0) for each in servers]
+        started = [await asyncio.start_server(each.serve, "127.0.0.1", 0) for each in servers]
         for each, server in zip(servers, started, strict=True):
             each.port = server.sockets[0].getsockname()[1]
         async with httpx.AsyncClient(verify=False) as client:
@@ -251,6 +270,8 @@ async def endpoint(*servers: ModelServer, limits: Limits | None = None) -> Async
             await task
             for server in started:
                 server.close()
+            for each in servers:
+                await each.end()
 
 
 _LINE = re.compile("\r\n|\n|\r")
