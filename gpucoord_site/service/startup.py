@@ -20,7 +20,8 @@ from django.conf import settings
 from django.contrib.auth.models import User
 from django.contrib.auth.password_validation import validate_password
 from django.core.exceptions import ValidationError
-from django.db.models import Q
+from django.db import connection
+from django.db.models import Max, Q
 from django.utils import timezone
 
 from gpucoord_site import __version__
@@ -43,10 +44,15 @@ from gpucoord_site.service.startup_checks import (
 from gpucoord_site.service.supervisor import Supervisor
 from monitor.accounts.rows import os_accounts
 from monitor.facts.accounts import LocalAccounts
+from monitor.journal.rows import audit
 from monitor.runtime.probes import service_state
 from monitor.runtime.probes.process_identity import boot_id, start_ticks
 from monitor.runtime.probes.service_state import ChildState, ServiceState
+from scheduler.facts.jobs import JobState
 from scheduler.intake.steps import checks
+from scheduler.lifecycle.rows import changes
+from scheduler.models import Job
+from scheduler.runner.files import JOBS, attempt_folder
 
 PATIENCE_S = 3.0
 
@@ -154,8 +160,44 @@ def _prepare(config: Config, port: int | None, log_port: int | None) -> None:
     prepare_database()
     join(config, port, log_port)
     os_accounts.adopt_earlier_users(timezone.now())
+    _hold_unrecorded(config)
+    _skip_used_numbers(config)
     if password := make_first_admin(config):
         _say(f"Log in as {config.admin_user} with the password {password} (shown only now).")
+
+
+def _hold_unrecorded(config: Config) -> None:
+    """Hold waiting jobs that have run without a row of it: since a backup that was restored.
+
+    An attempt has its row before its folder.
+    """
+    waiting = Job.objects.filter(state=JobState.QUEUED.value, held="")
+    numbers = waiting.annotate(last=Max("attempts__number")).values_list("pk", "last")
+    ran = [pk for pk, last in numbers if attempt_folder(config.data, pk, (last or 0) + 1).exists()]
+    if ran:
+        why = "it has run since the backup that was restored"
+        changes.hold(Job.objects.filter(pk__in=ran), audit.GPUCOORD, timezone.now(), why)
+
+
+def _skip_used_numbers(config: Config) -> None:
+    """Give new jobs numbers above those of all folders, which a restored database may not know."""
+    names = (path.name for path in (config.data / JOBS).glob("[0-9]*"))
+    highest = max((int(name) for name in names if name.isdecimal() and len(name) < 16), default=0)
+    table = Job._meta.db_table
+    with connection.cursor() as cursor:
+        if connection.vendor == "sqlite":
+            known = Job.objects.aggregate(last=Max("pk"))["last"] or 0
+            cursor.execute("SELECT seq FROM sqlite_sequence WHERE name = %s", [table])
+            last = max([known, *(seq for (seq,) in cursor.fetchall())])
+            if last < highest:
+                cursor.execute("DELETE FROM sqlite_sequence WHERE name = %s", [table])
+                cursor.execute("INSERT INTO sqlite_sequence VALUES (%s, %s)", [table, highest])
+        else:
+            cursor.execute(
+                "SELECT setval(pg_get_serial_sequence(%s, 'id'),"
+                " greatest(%s, nextval(pg_get_serial_sequence(%s, 'id'))))",
+                [table, highest, table],
+            )
 
 
 def _load() -> None:

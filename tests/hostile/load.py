@@ -59,8 +59,8 @@ class Load:
         self._submitting = True
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
-        self._paused = threading.Event()
-        self._paused.set()
+        self._going, self._round = threading.Event(), threading.Lock()
+        self._going.set()
         self.refused = 0
 
     def __enter__(self) -> Load:
@@ -95,26 +95,28 @@ class Load:
 
     def pause(self) -> None:
         """No further request until `resume`."""
-        self._paused.clear()
-        time.sleep(2)
+        self._going.clear()
+        with self._round:
+            pass
 
     def resume(self) -> None:
-        self._paused.set()
+        self._going.set()
 
-    def forget_after(self, highest: int) -> list[int]:
+    def forget_after(self, highest: int) -> None:
         """Drop jobs with a higher id: the database does not know them any more."""
-        lost = [n for n, number in self._open.items() if number > highest]
-        for n in lost:
-            del self._open[n]
-        for n in [n for n, job in self._ended.items() if job["id"] > highest]:
-            del self._ended[n]
-        return lost
+        known = [*self._open.values(), *(job["id"] for job in self._ended.values())]
+        self.forget([number for number in known if number > highest])
+
+    def forget(self, numbers: list[int]) -> None:
+        """Drop these jobs, by their ids."""
+        self._open = {n: number for n, number in self._open.items() if number not in numbers}
+        self._ended = {n: job for n, job in self._ended.items() if job["id"] not in numbers}
 
     def _run(self) -> None:
         while not self._stop.is_set():
-            self._paused.wait()
+            self._going.wait()
             # The service may be away: then the same requests are made again.
-            with suppress(httpx.HTTPError, ValueError, KeyError):
+            with self._round, suppress(httpx.HTTPError, ValueError, KeyError):
                 self._look()
                 while self._submitting and len(self._open) < JOBS_AT_A_TIME:
                     self._submit()
