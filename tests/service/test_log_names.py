@@ -12,7 +12,7 @@ ROOT = Path(__file__).resolve().parents[2]
 APPS = ("monitor", "scheduler", "reports", "gpucoord_site")
 NAME = re.compile(r"[A-Z]+(_[A-Z]+)+")
 # Functions that make an event or a note: its name is the first argument, or `kind`.
-TABLE = ROOT / "docs/reference/events.md"
+TABLE = ROOT / "docs/events.md"
 MAKERS = {
     "events.add",
     "add",
