@@ -34,7 +34,10 @@ def lines(answer: dict[str, Any]) -> Iterator[str]:
         yield f"  {'still left today':<18} {max(0.0, left):.0f} GPU-minutes"
     if answer["share_pct"] is not None:
         reserve = f"{answer['reserved_pct']:g} % of it for priorities 4 and 5"
-        yield f"  {'entitled share':<18} {answer['share_pct']:g} % of the GPUs, {reserve}"
+        share = f"{answer['share_pct']:g} % of the GPUs"
+        if answer.get("share_is_limit"):
+            share += " at most"
+        yield f"  {'entitled share':<18} {share}, {reserve}"
     if answer["priority"] is not None:
         yield f"  {'highest priority':<18} {answer['priority']}"
     end = datetime.fromisoformat(answer["resets_at"])

@@ -41,8 +41,9 @@ ABOUT = (
     " limit; for waiting jobs and the highest priority, it means the value of the policy “quotas”."
 )
 HELP = {
-    "share_pct": "Percentage of all GPUs while other users wait.",
-    "reserved_pct": "Percentage of the share that only jobs of priority 4 and 5 may use.",
+    "share_pct": "Percentage of all GPUs while other users wait. It is a weight, not a limit.",
+    "share_is_limit": "The user never gets more than the share, even if GPUs are free.",
+    "reserved_pct": "Percentage of the share that jobs of priority 4 and 5 take first.",
     "gpu_share_pct": "Percentage of the time of a shared GPU: default and maximum for its jobs.",
     "gpus": "Further jobs wait until jobs of the user end.",
     "jobs": "Further jobs wait until jobs of the user end.",
@@ -55,6 +56,7 @@ HELP = {
 ALL = (
     *SUBJECT,
     *FIGURES,
+    "share_is_limit",
     "reserved_pct",
     "gpu_share_pct",
     "priority",
@@ -84,7 +86,7 @@ class QuotaAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
     ordering = ("user__username", "group__name")
     fieldsets = (
         (None, {"fields": SUBJECT, "description": ABOUT}),
-        ("The share", {"fields": ("share_pct", "reserved_pct", "gpu_share_pct")}),
+        ("The share", {"fields": ("share_pct", "share_is_limit", "reserved_pct", "gpu_share_pct")}),
         ("At a time", {"fields": ("gpus", "memory_bytes", "jobs", "queued", "priority")}),
         ("In a day", {"fields": DAILY}),
         ("Rights", {"fields": ("exclusive_batches",)}),

@@ -148,12 +148,22 @@ def _budget_day(blocker: Blocker) -> str:
 
 
 def _share_exceeded(blocker: Blocker) -> str:
-    most, has, wants = (blocker.detail(name) for name in ("most", "has", "wants"))
-    return (
-        f"{_owners_first(blocker)} share allows {most:g} of"
-        f" {_count(blocker.detail('gpus'), 'GPU')} for {blocker.detail('kind')} jobs while other"
-        f" users wait; {has:g} are in use, and this job takes {wants:g}."
-    )
+    return f"{_share_of(blocker, 'share allows')} while other users wait; {_share_use(blocker)}"
+
+
+def _user_max_share(blocker: Blocker) -> str:
+    return f"{_share_of(blocker, 'share is limited to')}; {_share_use(blocker)}"
+
+
+def _share_of(blocker: Blocker, verb: str) -> str:
+    gpus = _count(blocker.detail("gpus"), "GPU")
+    figure = f"{blocker.detail('most'):g} of {gpus} for {blocker.detail('kind')} jobs"
+    return f"{_owners_first(blocker)} {verb} {figure}"
+
+
+def _share_use(blocker: Blocker) -> str:
+    has, wants = blocker.detail("has"), blocker.detail("wants")
+    return f"{has:g} {_verb(has, 'is', 'are')} in use, and this job takes {wants:g}."
 
 
 def _share_reduced(blocker: Blocker) -> str:
@@ -337,6 +347,7 @@ _TEXTS: Mapping[Code, Callable[[Blocker], str]] = {
     Code.USER_MAX_GPUS: _user_max_gpus,
     Code.USER_MAX_JOBS: _user_max_jobs,
     Code.USER_MAX_MEMORY: _user_max_memory,
+    Code.USER_MAX_SHARE: _user_max_share,
     Code.BUDGET_DAY: _budget_day,
     **host_texts.SENTENCES,
     Code.SHARE_EXCEEDED: _share_exceeded,
@@ -388,13 +399,17 @@ _HEADLINES: Mapping[Code, Callable[[Blocker], str]] = {
         if b.never
         else f"{_owners_first(b)} quota allows {size(b.detail('most'))} of GPU memory at a time."
     ),
+    Code.USER_MAX_SHARE: lambda b: (
+        f"{_owners_first(b)} share is limited to {_count(b.detail('most'), 'GPU')}."
+    ),
     Code.BUDGET_DAY: lambda b: (
         ""
         if b.never
         else f"{_owners_first(b)} quota has {b.detail('left'):g} GPU-minutes left today."
     ),
     Code.SHARE_EXCEEDED: lambda b: (
-        f"It would exceed {owners(b)} share by {b.detail('over'):g} GPUs while other users wait."
+        f"It would exceed {owners(b)} share by {_count(b.detail('over'), 'GPU')}"
+        " while other users wait."
     ),
     Code.SHARE_REDUCED: lambda b: (
         f"{_gpu(b)} is loaded by other users: one user may take"

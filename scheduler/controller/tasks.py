@@ -23,6 +23,7 @@ from scheduler.controller.steps.incident_watch import IncidentWatch
 from scheduler.disk.steps.watch import DiskWatch
 from scheduler.execution.steps.capabilities import BackgroundNiceness
 from scheduler.execution.steps.gpu_locks import LockClaims, LockFiles
+from scheduler.fair_share import rows as fair_share
 from scheduler.hosts.step import HostWatch
 from scheduler.idle_work.step import IdleWork
 from scheduler.notifications.step import JobNotifications
@@ -40,7 +41,7 @@ def build(guard: Guard) -> Controller:
     parts: tuple[Part, ...] = (
         ConstraintWatch(config.node, str(settings.DATA)),
         DiskWatch(config.node, Path(settings.DATA), config.checkpoints, tasks.queue),
-        Charging(config.node, config.time_zone),
+        Charging(config.node, config.time_zone, fair_share.shortfall),
         IncidentWatch(config.node),
         AttemptUses(config.node),
         ThrottleStep(config.node),

@@ -279,8 +279,11 @@ class PlanInputs:
         self, queue: list[QueuedJob], placed: Mapping[str, list[RunningJob]], now: datetime
     ) -> dict[str, UserAccount]:
         """Model services have no quota: their services limit them."""
-        owners = {job.owner for job in queue}
-        people = self._accounts.at(now, owners, chain(*placed.values()))
+        wanted: dict[str, float] = {}
+        for job in queue:
+            gpus = 0.0 if job.waits else float(job.requirement.gpus)
+            wanted[job.owner] = wanted.get(job.owner, 0.0) + gpus
+        people = self._accounts.at(now, wanted, chain(*placed.values()))
         return {name: account for name, account in people.items() if name != OWNER}
 
     def gpu_slots(self, now: datetime) -> Slots:

@@ -46,6 +46,7 @@ class BlockerCode(StrEnum):
     USER_MAX_GPUS = "UserMaxGpus"
     USER_MAX_JOBS = "UserMaxJobs"
     USER_MAX_MEMORY = "UserMaxMemory"
+    USER_MAX_SHARE = "UserMaxShare"
     BUDGET_DAY = "BudgetDay"
     AGENT_MAX_JOBS = "AgentMaxJobs"
     AGENT_BUDGET = "AgentBudget"
@@ -123,10 +124,10 @@ _OF_GPU = frozenset(
 _OWN_LIMITS = frozenset(
     {
         _C.AGENT_MAX_JOBS,
-        _C.SHARE_EXCEEDED,
         _C.USER_MAX_GPUS,
         _C.USER_MAX_JOBS,
         _C.USER_MAX_MEMORY,
+        _C.USER_MAX_SHARE,
     }
 )
 LOAD_CODES = frozenset({_C.PRESSURE, _C.SHARE_REDUCED, _C.UTIL_TARGET})

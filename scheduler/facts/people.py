@@ -15,6 +15,7 @@ class Quota:
     user-initiated jobs may take. gpu_share_pct: default and most of a job's GPU time where it
     shares a GPU. prompts, prompt_tokens: requests to models and their tokens, per day.
     exclusive_batches: large batches may unload models and take GPUs for themselves.
+    share_is_limit: share_pct is also a limit, at any time.
     """
 
     share_pct: float | None = None
@@ -29,6 +30,7 @@ class Quota:
     prompt_tokens: int | None = None
     exclusive_batches: bool = False
     reserved_pct: float = 20.0
+    share_is_limit: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,7 +86,7 @@ class UserAccount:
     weight: entitled part of the capacity, 0..1. usage: decayed mean of the used part of the
     capacity, 0..1 (None = never seen). target: target share, 0..1. gpus, jobs, memory_bytes: held
     by placed jobs. charge: GPUs that jobs reserve (whole, or the declared part of a shared GPU)
-    plus the use by other processes.
+    plus the use by other processes. owed: GPUs that the user held too few lately, -1..1.
     """
 
     owner: str
@@ -96,6 +98,7 @@ class UserAccount:
     jobs: int = 0
     memory_bytes: int = 0
     charge: float = 0.0
+    owed: float = 0.0
     capacity: Capacity = field(default_factory=Capacity)
     budget: Budget | None = None
     windows: tuple[Window, ...] = ()

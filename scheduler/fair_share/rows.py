@@ -6,10 +6,12 @@ Values that change rarely are read every few seconds, and running jobs at each c
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from itertools import chain
+from math import inf
 
+from django.db.models import Count, Q
 from django.utils import timezone
 
 from monitor.runtime.facts import TimedCache
@@ -40,6 +42,7 @@ class UsageToday:
     usage: float = 0.0
     outside: float = 0.0
     coverage: float | None = None
+    owed_s: float = 0.0
 
 
 @dataclass(slots=True)
@@ -65,24 +68,50 @@ class FairShareAccounts:
     def at(
         self,
         now: datetime,
-        demand: Collection[str] | None = None,
+        demand: Collection[str] | Mapping[str, float] | None = None,
         placed: Iterable[RunningJob] | None = None,
     ) -> dict[str, UserAccount]:
         """Accounts of all users with demand or holdings, by name.
 
-        demand: users with waiting jobs. placed: placed jobs on all hosts, if already loaded.
+        demand: GPUs that waiting jobs request, by user; names alone = any number. placed: placed
+        jobs on all hosts, if already loaded.
         """
         snapshot = self._snapshot(now)
         running = running_jobs(snapshot, now, placed)
-        waiting = waiting_owners() if demand is None else demand
-        return snapshot.accounts_by_user(running, sorted({*running, *waiting}))
+        return snapshot.accounts_by_user(running, _wanted(snapshot, demand))
+
+
+def _wanted(
+    snapshot: QuotaSnapshot, demand: Collection[str] | Mapping[str, float] | None
+) -> Mapping[str, float]:
+    if demand is None:
+        return waiting_gpus(snapshot.capacity)
+    return demand if isinstance(demand, Mapping) else dict.fromkeys(demand, inf)
 
 
 def accounts_by_user(
-    now: datetime, demand: Collection[str] | None = None
+    now: datetime, demand: Collection[str] | Mapping[str, float] | None = None
 ) -> dict[str, UserAccount]:
     """Accounts without a cache, for a single call."""
     return FairShareAccounts().at(now, demand)
+
+
+def shortfall(held_s: Mapping[str, float], seconds: float, now: datetime) -> dict[str, float]:
+    """GPU-seconds that users should have held in the last `seconds`, beyond those of `held_s`.
+
+    {} while no job waits: then nobody keeps GPUs from others.
+    """
+    wanted = waiting_gpus(capacity())
+    if not any(wanted.values()):
+        return {}
+    accounts = accounts_by_user(now, wanted)
+    return charging.owed_seconds(
+        {name: account.target for name, account in accounts.items()},
+        {name: quotas.demand(a, wanted.get(name, 0.0)) for name, a in accounts.items()},
+        # Short jobs may have ended by now.
+        max(sum(a.charge for a in accounts.values()), sum(held_s.values()) / seconds),
+        held_s,
+    )
 
 
 def past_targets(at: datetime) -> dict[str, float]:
@@ -120,29 +149,45 @@ class QuotaSnapshot:
         self.charged_at = min((host.at for host in hosts), default=now)
 
     def accounts_by_user(
-        self, running: Mapping[str, Running], wanting: Collection[str]
+        self, running: Mapping[str, Running], wanted: Mapping[str, float]
     ) -> dict[str, UserAccount]:
-        """Fair-share targets of all users with queued or running jobs."""
-        weights = charging.weights({name: self.quotas.of(name).share_pct for name in wanting})
+        """Accounts with target shares of all users with jobs. wanted: GPUs of waiting jobs."""
+        names = sorted({*running, *wanted})
+        weights = charging.weights({name: self.quotas.of(name).share_pct for name in names})
         usage = {name: used.usage for name, used in self.used.items()}
-        targets = charging.targets(weights, usage, self.policy.catch_up)
+        accounts = {name: self.account(name, running.get(name, NONE)) for name in names}
+        targets = charging.targets(
+            weights, usage, self.policy.catch_up, self._demands(accounts, wanted)
+        )
         return {
-            name: self.account(name, running.get(name, NONE), weights[name], targets[name])
-            for name in wanting
+            name: replace(account, weight=weights[name], target=targets[name])
+            for name, account in accounts.items()
         }
 
-    def account(self, name: str, running: Running, weight: float, target: float) -> UserAccount:
+    def _demands(
+        self, accounts: Mapping[str, UserAccount], wanted: Mapping[str, float]
+    ) -> dict[str, float]:
+        """The parts of the capacity that users hold or could take; {} = there are no GPUs."""
+        gpus = len(self.capacity.gpu_uuids)
+        if not gpus:
+            return {}
+        return {
+            name: quotas.demand(account, wanted.get(name, 0.0)) / gpus
+            for name, account in accounts.items()
+        }
+
+    def account(self, name: str, running: Running) -> UserAccount:
+        """The account of a user, without weight and target, which depend on other users."""
         quota, used = self.quotas.of(name), self.used.get(name)
         return UserAccount(
             owner=name,
             quota=quota,
-            weight=weight,
             usage=None if used is None else used.usage,
-            target=target,
             gpus=running.gpus,
             jobs=running.jobs,
             memory_bytes=running.memory_bytes,
             charge=running.held + (used.outside if used else 0.0),
+            owed=charging.owed_gpus(used.owed_s) if used else 0.0,
             capacity=self.capacity,
             budget=None
             if quota.gpu_minutes is None
@@ -181,9 +226,17 @@ def running_jobs(
     return totals
 
 
-def waiting_owners() -> set[str]:
+def waiting_gpus(capacity: Capacity) -> dict[str, float]:
+    """GPUs that waiting jobs request, by owner; 0 if all of these jobs are held or request none."""
     rows = Job.objects.filter(state=JobState.QUEUED.value).order_by()
-    return set(rows.values_list("owner__username", flat=True).distinct())
+    kinds = rows.values_list("owner__username", "gpus", "gpu_memory_bytes", "exclusive")
+    wanted: dict[str, float] = {}
+    for owner, gpus, memory_bytes, exclusive, count in kinds.annotate(
+        count=Count("id", filter=Q(held=""))
+    ):
+        part = charging.part(memory_bytes, exclusive, capacity.gpu_bytes)
+        wanted[owner] = wanted.get(owner, 0.0) + count * gpus * part
+    return wanted
 
 
 def capacity() -> Capacity:
@@ -225,4 +278,5 @@ def _sum(rows: Iterable[UsageShare], gpus: Mapping[str, int], total: int) -> Usa
         usage=sum(row.usage * gpus[row.host] for row in usages) / total,
         outside=sum(row.outside for row in usages),
         coverage=sum(row.known_s for row in usages) / seen_s if seen_s else None,
+        owed_s=sum(row.owed_s for row in usages),
     )

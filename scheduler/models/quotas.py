@@ -29,11 +29,17 @@ class Quota(models.Model):
         validators=[MinValueValidator(0), MaxValueValidator(100)],
         help_text="Percent of the machine's GPUs, when others want them too.",
     )
+    share_is_limit = models.BooleanField(
+        "share is a limit",
+        default=False,
+        db_default=False,
+        help_text="The user never gets more than the share, even if GPUs are free.",
+    )
     reserved_pct = models.FloatField(
         "kept for user-initiated jobs",
         default=20.0,
         validators=[MinValueValidator(0), MaxValueValidator(100)],
-        help_text="Percent of the share that only jobs of priority 4 and 5 may take.",
+        help_text="Percent of the share that jobs of priority 4 and 5 take first.",
     )
     gpu_share_pct = models.PositiveSmallIntegerField(
         "GPU time on shared GPUs",
@@ -116,7 +122,8 @@ class UsageShare(models.Model):
     """A user's usage of a host's GPUs: a decayed mean, and the current charge.
 
     usage: of the host's capacity, 0..1. charge, outside: current charge in GPUs. seen_s, known_s:
-    seconds on GPUs, decayed as the usage, and the part of them with known use.
+    seconds on GPUs, decayed as the usage, and the part of them with known use. owed_s: GPU-seconds
+    by which the use was less than the target share while jobs waited, decayed as the usage.
     """
 
     host = models.CharField(max_length=100)
@@ -126,6 +133,7 @@ class UsageShare(models.Model):
     outside = models.FloatField(default=0)
     seen_s = models.FloatField(default=0)
     known_s = models.FloatField(default=0)
+    owed_s = models.FloatField(default=0, db_default=0)
 
     class Meta:
         constraints = [

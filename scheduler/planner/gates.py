@@ -73,7 +73,6 @@ class PassState:
         # Blockers from a user's limits by kind of request, until the user gets a placement.
         self.limits: dict[str, dict[Any, tuple[Requirement, tuple[Blocker, ...]]]] = {}
         self._bytes = {gpu.gpu_uuid: gpu.total_bytes for gpu in slots.gpus}
-        self._wishers = _contenders(waiting, slots, rules)
         multipliers = slots.throttle.multipliers
         # GPUs on which shares are reduced, and the part of each that each user's jobs hold.
         self.reduced = frozenset(uuid for uuid, part in multipliers.items() if part < 1)
@@ -82,10 +81,8 @@ class PassState:
         if self.reduced:
             for job in slots.running:
                 self._hold(job.id, job.owner, job.requirement, job.gpu_uuids)
-
-    def contended(self, owner: str) -> bool:
-        """Whether another user waits for GPUs."""
-        return len(self._wishers) > (owner in self._wishers)
+        # GPUs that each user's waiting jobs could take on this host within the user's own limits.
+        self.wanted = wanted_gpus(waiting, slots)
 
     def part(self, owner: str, gpu_uuid: str) -> float:
         """The part of a GPU in `reduced` that the owner's jobs hold, 0..1."""
@@ -136,35 +133,37 @@ class PassState:
         self.people[request.owner] = quotas.after(account, request.requirement, request.lasts)
 
 
-def _contenders(waiting: Iterable[QueuedJob], slots: Slots, rules: PlannerThresholds) -> set[str]:
-    """Users with a waiting job that matches GPUs of this host and is within their own limits."""
-    owners: set[str] = set()
-    tried: set[tuple[str, int]] = set()
+def wanted_gpus(waiting: Iterable[QueuedJob], slots: Slots) -> dict[str, float]:
+    """GPUs that waiting jobs request which match this host, of users within their limits.
+
+    More than all GPUs count as all.
+    """
+    wanted: dict[str, float] = {}
+    # Users whose jobs could take all GPUs, and those who may take none.
+    settled = {name for name, account in slots.people.items() if not quotas.may_take_more(account)}
+    parts: dict[int, float] = {}
+    gpu_bytes = next((a.capacity.gpu_bytes for a in slots.people.values()), None)
+    everything = max((len(a.capacity.gpu_uuids) for a in slots.people.values()), default=0)
+    everything = max(everything, len(slots.gpus))
     for job in waiting:
         owner, requirement = job.owner, job.requirement
-        if (
-            owner in owners
-            or requirement.gpus == 0
-            or job.waits
-            or (owner, id(requirement)) in tried
-        ):
+        if owner in settled or requirement.gpus == 0 or job.waits:
             continue
-        tried.add((owner, id(requirement)))
-        matching = sum(not can_never_match(requirement, gpu) for gpu in slots.gpus)
-        if matching < requirement.gpus and slots.gpus:
-            continue
-        account = slots.people.get(owner)
-        if account is None or not quotas.refusals(
-            requirement,
-            job.priority,
-            job.lasts,
-            account,
-            Throttle(),
-            contended=False,
-            policy=rules.quotas,
-        ):
-            owners.add(owner)
-    return owners
+        part = parts.get(id(requirement))
+        if part is None:
+            part = quotas.held(requirement, gpu_bytes) if _matches(requirement, slots) else 0.0
+            parts[id(requirement)] = part
+        if part:
+            so_far = wanted[owner] = wanted.get(owner, 0.0) + part
+            if so_far >= everything:
+                settled.add(owner)
+    return wanted
+
+
+def _matches(requirement: Requirement, slots: Slots) -> bool:
+    """Whether enough GPUs of the host match, whatever is free."""
+    matching = sum(not can_never_match(requirement, gpu) for gpu in slots.gpus)
+    return matching >= requirement.gpus or not slots.gpus
 
 
 Gate = Callable[[RequestClass, PassState], tuple[Blocker, ...]]
@@ -330,7 +329,6 @@ def _limits(request: RequestClass, state: PassState) -> tuple[Blocker, ...]:
         request.lasts,
         state.account(request.owner),
         state.throttle(request.owner),
-        contended=state.contended(request.owner),
         policy=state.rules.quotas,
     )
 

@@ -1,28 +1,37 @@
 """Policy: the order in which waiting jobs are placed.
 
-Priority 5 comes before 4, and so on. Within a priority, a weighted sum decides: the fair-share
-deficit of the owner, which decreases as the pass assigns them jobs, and the waiting time. Equal
-scores are ordered by submission time, then by id.
+Jobs within their owners' shares come first. Priority 5 comes before 4, and so on. Within a
+priority, a weighted sum decides: the fair-share deficit of the owner, which decreases as the pass
+assigns them jobs, and the waiting time. Equal scores are ordered by submission time, then by id.
+
+A share is a weight: a job above its owner's share is tried after all jobs within shares, and takes
+any GPU that these cannot use. So no GPU stays idle because of a share.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from operator import attrgetter
 
 from monitor.facts.formats import duration
 from monitor.facts.thresholds import threshold
-from scheduler.facts.jobs import PRIORITIES, QueuedJob, Requirement
+from scheduler.facts.blockers import Blocker
+from scheduler.facts.jobs import CLASSES, PRIORITIES, PriorityClass, QueuedJob, Requirement
 from scheduler.facts.plans import RunningJob, Slots
+from scheduler.quotas.policy import quotas
+from scheduler.quotas.policy.charging import max_min
 
 HOUR_S = 3600.0
 # Charges are rounded to this part of a GPU.
 STEPS = 4
-# A heap key: the smallest comes first. Ids differ, so jobs and iterators are never compared.
-Turn = tuple[float, datetime, int, QueuedJob, Iterator[QueuedJob]]
+# Jobs within the part of a share for their class, within the whole share, above it.
+WITHIN, WITHIN_RESERVED, ABOVE = 0, 1, 2
+# A heap key: the smallest comes first. Ids differ, so the rest is never compared: the number of
+# placements of the owner when it was computed, the job, and the jobs after it.
+Turn = tuple[int, int, bool, float, datetime, int, int, QueuedJob, Iterator[QueuedJob]]
 _came = attrgetter("submitted_at", "id")
 
 
@@ -56,8 +65,19 @@ class Factor:
 class Shares:
     """Fair-share deficit of each user, updated as the pass places jobs."""
 
-    def __init__(self, slots: Slots, owners: Iterable[str]) -> None:
-        """Users without an account get an equal target, and hold what their jobs hold."""
+    def __init__(
+        self,
+        slots: Slots,
+        owners: Iterable[str],
+        wanted: Mapping[str, float] | None = None,
+        *,
+        first_job_free: bool = True,
+    ) -> None:
+        """Users without an account get an equal target, and hold what their jobs hold.
+
+        wanted: GPUs that each user's waiting jobs could take here. What a user cannot use of the
+        target is divided among the others.
+        """
         self._totals = {gpu.gpu_uuid: gpu.total_bytes for gpu in slots.gpus}
         self._most_bytes = max((total for total in self._totals.values() if total), default=None)
         running = [(job.owner, job.requirement) for job in slots.running]
@@ -71,10 +91,36 @@ class Shares:
         self._have = dict.fromkeys(names, 0.0)
         for owner, requirement in running:
             self._have[owner] += self.charge(requirement)
+        self._people = slots.people
         for name, account in slots.people.items():
-            # Rounded, so that measurement noise does not change the order.
             self._target[name] = account.target
+            # Rounded, so that measurement noise does not change the order.
             self._have[name] = round(account.charge * STEPS) / STEPS
+        if wanted is not None:
+            self._target = self._redistributed(wanted)
+        # Less what rounding to whole GPUs owes the user.
+        self._counted = dict(self._have)
+        # GPUs of a share: for jobs that are not user-initiated, and in all. Only of users with one.
+        self._most: dict[str, tuple[float, float]] = {}
+        self._starts_free: set[str] = set()
+        for name, account in slots.people.items():
+            self._counted[name] -= account.owed
+            if account.quota.share_pct is not None:
+                most = self._target[name] * self._capacity
+                self._most[name] = (most * quotas.for_normal_jobs(account.quota), most)
+                if first_job_free and account.gpus == 0:
+                    self._starts_free.add(name)
+        self._above: dict[tuple[str, PriorityClass, float], Blocker | None] = {}
+        # How often each user was served in this pass.
+        self.served = dict.fromkeys(self._have, 0)
+
+    def _redistributed(self, wanted: Mapping[str, float]) -> dict[str, float]:
+        demands = {name: have + wanted.get(name, 0.0) for name, have in self._have.items()}
+        for name, account in self._people.items():
+            demands[name] = quotas.demand(account, wanted.get(name, 0.0))
+        return max_min(
+            self._target, {name: gpus / self._capacity for name, gpus in demands.items()}
+        )
 
     def charge(self, requirement: Requirement) -> float:
         """The charge of a job in GPUs: whole GPUs, or its part of their memory."""
@@ -84,7 +130,12 @@ class Shares:
 
     def count(self, owner: str, requirement: Requirement) -> None:
         """Record that the pass has placed a job of the owner."""
-        self._have[owner] = self._have.get(owner, 0.0) + self.charge(requirement)
+        part = self.charge(requirement)
+        self._have[owner] = self._have.get(owner, 0.0) + part
+        self._counted[owner] = self._counted.get(owner, 0.0) + part
+        self.served[owner] = self.served.get(owner, 0) + 1
+        if requirement.gpus:
+            self._starts_free.discard(owner)
 
     def target(self, owner: str) -> float:
         return self._target.get(owner, 0.0)
@@ -94,7 +145,50 @@ class Shares:
         return self._have.get(owner, 0.0) / self._capacity
 
     def deficit(self, owner: str) -> float:
-        return self._target.get(owner, 0.0) - self._have.get(owner, 0.0) / self._capacity
+        return self._target.get(owner, 0.0) - self._counted.get(owner, 0.0) / self._capacity
+
+    def level(self, owner: str, priority: int, requirement: Requirement) -> int:
+        """WITHIN, WITHIN_RESERVED or ABOVE. A user without a share in the quota is never above.
+
+        A job is within the share if its owner holds less, and exceeds it by less than a GPU or is
+        the owner's first.
+        """
+        limits = self._most.get(owner)
+        if limits is None or not requirement.gpus:
+            return WITHIN
+        normal, whole = limits
+        counted = self._counted[owner] + quotas.SLACK
+        if requirement.gpus > 1 and owner not in self._starts_free:
+            counted += max(0.0, self.charge(requirement) - 1)
+        if counted < normal:
+            return WITHIN
+        if counted >= whole:
+            return ABOVE
+        is_urgent = CLASSES[priority] is PriorityClass.USER_INITIATED
+        return WITHIN if is_urgent else WITHIN_RESERVED
+
+    def above(
+        self, owner: str, priority: int, requirement: Requirement, others: Collection[str]
+    ) -> Blocker | None:
+        """The blocker of a job that would exceed the target share; others: users who wait too.
+
+        After the pass: it is computed once for each class and size of jobs.
+        """
+        limits = self._most.get(owner)
+        is_alone = len(others) <= (owner in others)
+        if limits is None or is_alone or owner in self._starts_free:
+            return None
+        key = owner, CLASSES[priority], self.charge(requirement)
+        if key not in self._above:
+            self._above[key] = self._exceeds(*key)
+        return self._above[key]
+
+    def _exceeds(self, owner: str, urgency: PriorityClass, wants: float) -> Blocker | None:
+        normal, whole = self._most[owner]
+        most = whole if urgency is PriorityClass.USER_INITIATED else normal
+        if self._have[owner] + wants <= most + quotas.SLACK:
+            return None
+        return quotas.above_share(self._people[owner], urgency, self._have[owner], wants, most)
 
 
 def overdue(
@@ -127,7 +221,7 @@ class ServiceOrder:
     """Iterates over jobs in the order of placement; update `shares` before the next.
 
     passes: whether a job need not be tried; called once for each job. ahead: the first job of a
-    priority.
+    priority, within the share in any case.
     """
 
     def __init__(
@@ -145,24 +239,30 @@ class ServiceOrder:
         self._fair_weight, self._age_weight = policy.fair_weight, policy.age_weight
         self._age_s = policy.age_hours * HOUR_S
         self._now = now.timestamp()
-        self._ahead = ahead or {}
-        self._bands: dict[int, dict[str, list[QueuedJob]]] = {}
+        self._ahead = {job.id for job in (ahead or {}).values()}
+        # Jobs whose turns differ only by their submission: a large job may be above the share of
+        # its owner while a small one is within.
+        self._lines: dict[tuple[int, str, int], list[QueuedJob]] = {}
         for job in jobs:
-            self._bands.setdefault(job.priority, {}).setdefault(job.owner, []).append(job)
+            key = (job.priority, job.owner, job.requirement.gpus)
+            line = self._lines.get(key)
+            if line is None:
+                self._lines[key] = [job]
+            else:
+                line.append(job)
 
     def __iter__(self) -> Iterator[QueuedJob]:
-        for priority in sorted(self._bands, reverse=True):
-            if priority in self._ahead:
-                yield self._ahead[priority]
-            yield from self._band(self._bands[priority])
-
-    def _band(self, by_owner: Mapping[str, list[QueuedJob]]) -> Iterator[QueuedJob]:
-        """Jobs of one priority: those of a user by submission, users by score."""
-        lines = [iter(sorted(jobs, key=_came)) for jobs in by_owner.values()]
+        rank = self._rank if self._ahead else _came
+        lines = [iter(sorted(jobs, key=rank)) for jobs in self._lines.values()]
         heap = [turn for line in lines if (turn := self._next(line)) is not None]
         heapq.heapify(heap)
+        served = self._shares.served
         while heap:
-            *_, job, line = heap[0]
+            *_, mark, job, line = heap[0]
+            if mark != served.get(job.owner):
+                # The owner was served since. A turn only gets later.
+                heapq.heapreplace(heap, self._turn(job, line))
+                continue
             yield job
             following = self._next(line)
             if following is None:
@@ -170,19 +270,33 @@ class ServiceOrder:
             else:
                 heapq.heapreplace(heap, following)
 
+    def _rank(self, job: QueuedJob) -> tuple[bool, datetime, int]:
+        return (job.id not in self._ahead, job.submitted_at, job.id)
+
     def _next(self, line: Iterator[QueuedJob]) -> Turn | None:
-        """A user's next job to try."""
-        passes, ahead = self._passes, self._ahead
+        """The next job of a line to try."""
+        passes = self._passes
         for job in line:
-            if not passes(job) and (not ahead or job is not ahead.get(job.priority)):
-                return (*self._turn(job), job, line)
+            if not passes(job):
+                return self._turn(job, line)
         return None
 
-    def _turn(self, job: QueuedJob) -> tuple[float, datetime, int]:
+    def _turn(self, job: QueuedJob, line: Iterator[QueuedJob]) -> Turn:
+        shares, owner, is_ahead = self._shares, job.owner, job.id in self._ahead
         waited_s = self._now - job.submitted_at.timestamp()
         age = min(1.0, max(0.0, waited_s) / self._age_s)
-        score = self._fair_weight * self._shares.deficit(job.owner) + self._age_weight * age
-        return (-score, job.submitted_at, job.id)
+        score = self._fair_weight * shares.deficit(owner) + self._age_weight * age
+        return (
+            WITHIN if is_ahead else shares.level(owner, job.priority, job.requirement),
+            -job.priority,
+            not is_ahead,
+            -score,
+            job.submitted_at,
+            job.id,
+            shares.served.get(owner, 0),
+            job,
+            line,
+        )
 
 
 def order_factors(

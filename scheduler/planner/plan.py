@@ -1,6 +1,7 @@
 """Policy: one plan for the whole queue: which jobs start now, and why each other job waits.
 
 Gates come first (gates.py). Then jobs are placed in order (order.py) where they fit (placement.py).
+A job above its owner's share follows those within shares, and no GPU is reserved for it.
 The first job that does not fit gets a reservation, and later jobs are backfilled around it
 (placement.py). Finally, preemption candidates are computed (preemption.py). Jobs with identical
 requests share one verdict and one tuple of blockers, so that a queue of 100 000 jobs is planned
@@ -21,7 +22,7 @@ from scheduler.facts.plans import Placement, Plan, PlanPolicy, RunningJob, Slot,
 from scheduler.planner import gates, placement, preemption
 from scheduler.planner.gates import PassState, PlannerThresholds, RequestClass
 from scheduler.planner.matching import reject_code
-from scheduler.planner.order import ServiceOrder, Shares, overdue
+from scheduler.planner.order import ABOVE, ServiceOrder, Shares, overdue
 from scheduler.planner.placement import Reservation, RunningUntil
 
 # Number of jobs without free GPUs for which a reservation or preemption is considered.
@@ -253,8 +254,13 @@ class _Pass:
         now: datetime,
         rules: PlannerThresholds,
     ) -> None:
-        self.shares = Shares(slots, {job.owner for job in jobs})
         self.state = PassState(slots, policy, rules, now, jobs)
+        self.shares = Shares(
+            slots,
+            {job.owner for job in jobs},
+            self.state.wanted,
+            first_job_free=rules.quotas.first_job_free,
+        )
         self.placements: list[Placement] = []
         self._pool = GpuPool(self.state)
         self._groups = RequestGroups()
@@ -283,8 +289,15 @@ class _Pass:
         group.ids.append(job.id)
         if group.lacks_only_gpus and len(self._lacking_gpus) < MOST_CONSIDERED:
             self._lacking_gpus.append((job, group))
-            if job.id not in self.state.slots.left_to_others:
+            if job.id not in self.state.slots.left_to_others and not self._gives_way(job):
                 self._pool.reserve_for(job, group)
+
+    def _gives_way(self, job: QueuedJob) -> bool:
+        """Whether the job is above its owner's share while other users wait: it takes only GPUs
+        that are free."""
+        level = self.shares.level(job.owner, job.priority, job.requirement)
+        wanted = self.state.wanted
+        return level == ABOVE and len(wanted) > (job.owner in wanted)
 
     def preemptions(self) -> tuple[Yield, ...]:
         """Yield requests to running jobs, for the first jobs that only lack GPUs."""
@@ -293,6 +306,8 @@ class _Pass:
         ]
         requests: list[Yield] = []
         for job, group in self._lacking_gpus if preemptible else ():
+            if self._gives_way(job):
+                continue
             yields = self._preempt_for(job, group, preemptible)
             leaving = {request.job_id for request in yields}
             preemptible = [other for other in preemptible if other.id not in leaving]
@@ -361,7 +376,12 @@ class _Pass:
     def _explain(self, group: RequestGroup, job_id: int | None = None) -> tuple[Blocker, ...]:
         """Blockers of a group, by tier."""
         blockers = self._refusals(group)
-        if group.request.requirement.gpus and self.state.slots.blocker is None:
+        request = group.request
+        if request.requirement.gpus and self.state.slots.blocker is None:
+            owner, priority, requirement = request[:3]
+            above = self.shares.above(owner, priority, requirement, self.state.wanted)
+            if above is not None:
+                blockers += (above,)
             blockers += self._pool.explain(group, job_id)
         return tuple(sorted(blockers, key=_tier)) if len(blockers) > 1 else blockers
 

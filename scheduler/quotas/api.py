@@ -53,6 +53,7 @@ class QuotaBody(Schema):
 
     name: str
     share_pct: float | None
+    share_is_limit: bool = Field(description="The share is also a limit, at any time.")
     reserved_pct: float
     priority: int | None
     gpu_share_pct: int | None = Field(
@@ -98,6 +99,7 @@ def quota(
     return {
         "name": name,
         "share_pct": own.line.quota.share_pct,
+        "share_is_limit": own.line.quota.share_is_limit,
         "reserved_pct": own.line.quota.reserved_pct,
         "priority": own.line.quota.priority,
         "gpu_share_pct": own.line.quota.gpu_share_pct,

@@ -122,11 +122,15 @@ def _joined(rows: Sequence[Quota]) -> people.Quota:
 
 
 def most_generous(quotas: Sequence[people.Quota]) -> people.Quota:
-    """The highest value of each limit, and the smallest reserved part. None = no limit."""
+    """The highest value of each limit, and the smallest reserved part. None = no limit.
+
+    The share is a limit only if all say so.
+    """
     best: dict[str, Any] = {
         name: _most([getattr(quota, name) for quota in quotas]) for name in FIGURES
     }
     best["reserved_pct"] = min(quota.reserved_pct for quota in quotas)
+    best["share_is_limit"] = all(quota.share_is_limit for quota in quotas)
     return people.Quota(**best)
 
 
@@ -135,7 +139,7 @@ def _most(figures: Iterable[float | None]) -> float | None:
     return None if None in values else max(figure for figure in values if figure is not None)
 
 
-_USED = ("usage", "charge", "outside", "seen_s", "known_s")
+_USED = ("usage", "charge", "outside", "seen_s", "known_s", "owed_s")
 
 
 def charged_until(host: str) -> datetime | None:

@@ -6,7 +6,7 @@ Other processes are charged by the newest snapshot, and for a gap only for its l
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
@@ -26,6 +26,16 @@ HOUR_S = 3600.0
 NOTHING = Charge()
 # If the clock was set back further than this, charging starts again from now.
 SET_BACK = timedelta(minutes=1)
+
+# `(GPU-seconds held by owner, seconds, now)`: GPU-seconds that users held too few of, by owner.
+Shortfall = Callable[[Mapping[str, float], float, datetime], Mapping[str, float]]
+
+
+def no_shortfall(
+    _held_s: Mapping[str, float], _seconds: float, _now: datetime
+) -> Mapping[str, float]:
+    """Where no fair share is paid back."""
+    return {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,9 +80,10 @@ class Charging:
 
     name = "charging"
 
-    def __init__(self, host: str, zone: str) -> None:
+    def __init__(self, host: str, zone: str, shortfall: Shortfall = no_shortfall) -> None:
         self._host = host
         self._zone = zone
+        self._shortfall = shortfall
         self._isolation = ItemIsolation(host, self.name)
 
     def judge(self, snapshot: Snapshot | None, now: datetime) -> object:
@@ -98,7 +109,8 @@ class Charging:
         sizes = {gpu.uuid: gpu.memory_total_bytes for gpu in snapshot.gpus}
         holds = quota_rows.holds(self._host, start, sizes, self._isolation.converter(now))
         self._debit(charging_pass, holds)
-        self._add_usage(charging_pass, holds, policy)
+        owed = self._owed(charging_pass, holds)
+        self._add_usage(charging_pass, holds, policy, owed)
         quota_rows.set_charged(self._host, now, capacity)
         return charges
 
@@ -113,8 +125,29 @@ class Charging:
                 self._host, day.from_at, jobs, outside, charging_pass.now, self._isolation
             )
 
+    def _owed(
+        self, charging_pass: _ChargingPass, holds: Sequence[GpuUseSpan]
+    ) -> Mapping[str, float]:
+        """GPU-seconds that users should have held beyond those that they held, while jobs wait."""
+        since, now, seconds = (
+            charging_pass.observed_from,
+            charging_pass.now,
+            charging_pass.observed_s,
+        )
+        if seconds <= 0:
+            return {}
+        held_s = charging.held_seconds(holds, since, now)
+        for owner, charge in charging_pass.charges.items():
+            beside = (charge.outside + charge.excess) * seconds
+            held_s[owner] = held_s.get(owner, 0.0) + beside
+        return self._shortfall(held_s, seconds, now)
+
     def _add_usage(
-        self, charging_pass: _ChargingPass, holds: Sequence[GpuUseSpan], policy: QuotaPolicy
+        self,
+        charging_pass: _ChargingPass,
+        holds: Sequence[GpuUseSpan],
+        policy: QuotaPolicy,
+        owed: Mapping[str, float],
     ) -> None:
         """Add to the usage that decays."""
         since, observed_from, now = (
@@ -142,12 +175,13 @@ class Charging:
             usage[owner] = max(0.0, usage.get(owner, 0.0) + fee)
         for owner in unreadable:
             usage.pop(owner, None)
-        self._write(rows, usage, unreadable, charging_pass, half_life_s)
+        self._write(rows, usage, owed, unreadable, charging_pass, half_life_s)
 
     def _write(
         self,
         rows: Mapping[str, UsageShare],
         usage: Mapping[str, float],
+        owed: Mapping[str, float],
         unreadable: set[str],
         charging_pass: _ChargingPass,
         half_life_s: float,
@@ -169,14 +203,18 @@ class Charging:
                 outside=charge.outside,
                 seen_s=decay * row.seen_s + charging_pass.observed_s * charge.occupied_gpus,
                 known_s=decay * row.known_s + charging_pass.observed_s * charge.known_gpus,
+                owed_s=decay * row.owed_s + owed.get(owner, 0.0),
             )
 
-        owners = sorted((usage.keys() | charging_pass.charges.keys()) - unreadable)
+        names = usage.keys() | charging_pass.charges.keys() | owed.keys()
+        owners = sorted(names - unreadable)
         written: list[UsageShare] = []
         forgotten: list[UsageShare] = []
         for owner, row in self._isolation.convert(owners, _usage_name, update, now):
-            is_over = row.usage < charging.NOTHING and not (
-                charging_pass.charges.get(owner, NOTHING).occupied_gpus
+            is_over = (
+                row.usage < charging.NOTHING
+                and abs(row.owed_s) < 1
+                and not charging_pass.charges.get(owner, NOTHING).occupied_gpus
             )
             (forgotten if is_over else written).append(row)
         quota_rows.set_used(written, now, self._isolation)

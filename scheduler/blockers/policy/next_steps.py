@@ -101,8 +101,9 @@ _STEPS: Mapping[Code, str | Callable[[Blocker], str]] = {
     ),
     Code.AGENT_MAX_JOBS: "It starts when another job of this agent ends.",
     Code.AGENT_BUDGET: "It starts tomorrow, or when its owner raises the limit on /account/.",
+    Code.USER_MAX_SHARE: lambda b: f"It starts when enough of {owners(b)} jobs have ended.",
     Code.SHARE_EXCEEDED: lambda b: (
-        f"It starts when one of {owners(b)} jobs ends, or when no other user waits."
+        f"It starts when one of {owners(b)} jobs ends, or when no user below the share waits."
     ),
     Code.SHARE_REDUCED: "It starts on an empty GPU, or when the load of other users falls.",
     Code.PRESSURE: "It starts when the load falls.",

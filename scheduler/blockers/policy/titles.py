@@ -24,6 +24,7 @@ _TITLES: Mapping[str, str] = {
     Code.USER_MAX_GPUS: "Quota: GPUs at a time",
     Code.USER_MAX_JOBS: "Quota: running jobs",
     Code.USER_MAX_MEMORY: "Quota: GPU memory",
+    Code.USER_MAX_SHARE: "Quota: share of the GPUs",
     Code.BUDGET_DAY: "Quota: GPU-minutes of the day",
     Code.AGENT_MAX_JOBS: "Limit of an agent: running jobs",
     Code.AGENT_BUDGET: "Limit of an agent: GPU-minutes of the day",

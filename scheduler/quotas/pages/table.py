@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
+from math import inf
 
 from django.db.models import Count
 
@@ -12,7 +13,7 @@ from monitor.facts.formats import gib
 from scheduler.facts.jobs import JobState
 from scheduler.facts.people import Quota, UserAccount
 from scheduler.facts.units import size
-from scheduler.fair_share.rows import NONE, QuotaSnapshot, Running, running_jobs
+from scheduler.fair_share.rows import QuotaSnapshot, Running, running_jobs, waiting_gpus
 from scheduler.models import Job
 from scheduler.quotas.policy import charging
 
@@ -108,7 +109,7 @@ def _pct(used: float, most: float) -> float:
 class ShareLine:
     """The fair share of one user.
 
-    wants: has waiting or running jobs; otherwise weight and target assume a job now.
+    wants: has waiting or running jobs; otherwise weight and target assume waiting jobs.
     entitled: the quota's share, or an equal part of the remaining GPUs.
     factor: the fair-share factor; 0.5 means that usage equals the entitlement.
     waiting: number of waiting jobs. coverage: measured part of the time on GPUs; None: no usage.
@@ -167,56 +168,50 @@ def table(now: datetime, *names_included: str) -> ShareTable:
     """All users with usage, jobs or a quota, and `names_included`."""
     snapshot = QuotaSnapshot(now)
     running = running_jobs(snapshot, now)
-    waiting = _waiting()
+    waiting, wanted = _waiting(), waiting_gpus(snapshot.capacity)
     wanting = {*running, *waiting}
     names = {*wanting, *snapshot.used, *snapshot.spent, *snapshot.quotas.agreed(), *names_included}
-    parts = _Parts(snapshot, wanting)
-    lines = [_line(snapshot, name, parts, running, waiting) for name in sorted(names)]
+    accounts = _Accounts(snapshot, running, wanted)
+    lines = [
+        _line(snapshot, accounts.of(name), name in wanting, waiting.get(name, 0))
+        for name in sorted(names)
+    ]
     lines.sort(key=lambda line: (-line.account.charge, -(line.account.usage or 0.0), line.name))
     return ShareTable(
         tuple(lines), len(snapshot.capacity.gpu_uuids), snapshot.policy.half_life_hours
     )
 
 
-class _Parts:
-    """Weights and targets of users with jobs; for other users as if they had a job now."""
+class _Accounts:
+    """Accounts of users with jobs; for other users as if they had waiting jobs now."""
 
-    def __init__(self, snapshot: QuotaSnapshot, wanting: set[str]) -> None:
-        self._snapshot = snapshot
-        self._usage = {name: used.usage for name, used in snapshot.used.items()}
-        self.wanting = wanting
-        self._of_all = self._among(wanting)
+    def __init__(
+        self,
+        snapshot: QuotaSnapshot,
+        running: Mapping[str, Running],
+        wanted: Mapping[str, float],
+    ) -> None:
+        self._snapshot, self._running, self._wanted = snapshot, running, wanted
+        self._of_all = snapshot.accounts_by_user(running, wanted)
 
-    def of(self, name: str) -> tuple[float, float]:
-        weights, targets = (
-            self._of_all if name in self.wanting else self._among({*self.wanting, name})
-        )
-        return weights[name], targets[name]
-
-    def _among(self, names: set[str]) -> tuple[dict[str, float], dict[str, float]]:
-        snapshot = self._snapshot
-        weights = charging.weights(
-            {name: snapshot.quotas.of(name).share_pct for name in sorted(names)}
-        )
-        return weights, charging.targets(weights, self._usage, snapshot.policy.catch_up)
+    def of(self, name: str) -> UserAccount:
+        account = self._of_all.get(name)
+        if account is None:
+            wanted = {**self._wanted, name: inf}
+            account = self._snapshot.accounts_by_user(self._running, wanted)[name]
+        return account
 
 
-def _line(
-    snapshot: QuotaSnapshot,
-    name: str,
-    parts: _Parts,
-    running: Mapping[str, Running],
-    waiting: Mapping[str, int],
-) -> ShareLine:
-    weight, target = parts.of(name)
-    used, share = snapshot.used.get(name), snapshot.quotas.of(name).share_pct
-    entitled = weight if share is None else share / 100
+def _line(snapshot: QuotaSnapshot, account: UserAccount, wants: bool, waiting: int) -> ShareLine:
+    name, share = account.owner, account.quota.share_pct
+    used = snapshot.used.get(name)
+    entitled = account.weight if share is None else share / 100
     return ShareLine(
-        account=snapshot.account(name, running.get(name, NONE), weight, target),
-        wants=name in parts.wanting,
+        account=account,
+        wants=wants,
         entitled=entitled,
         factor=charging.factor(used.usage if used else 0.0, entitled),
-        waiting=waiting.get(name, 0),
+        waiting=waiting,
         coverage=used.coverage if used else None,
         spent_min=snapshot.spent_min(name),
         outside=used.outside if used else 0.0,

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, time, timedelta
+from math import inf
 from zoneinfo import ZoneInfo
 
 from monitor.facts.readings import ClaimFact, GpuReading, Health, ProcessReading, Snapshot
@@ -245,15 +246,74 @@ def weights(shares: Mapping[str, float | None]) -> dict[str, float]:
 
 
 def targets(
-    weights: Mapping[str, float], usage: Mapping[str, float], catch_up: float
+    weights: Mapping[str, float],
+    usage: Mapping[str, float],
+    catch_up: float,
+    demands: Mapping[str, float] | None = None,
 ) -> dict[str, float]:
-    """Target share of each owner with demand: max(0, W + catch_up * (W - U)), normalised."""
+    """Target share of each owner with demand: max(0, W + catch_up * (W - U)), normalised.
+
+    demands: parts of the capacity that owners can use; what one cannot use goes to the others.
+    """
     wished = {
         owner: max(0.0, weight + catch_up * (weight - usage.get(owner, 0.0)))
         for owner, weight in weights.items()
     }
     total = sum(wished.values())
-    return {owner: part / total for owner, part in wished.items()} if total else dict(weights)
+    parts = {owner: part / total for owner, part in wished.items()} if total else dict(weights)
+    return max_min(parts, demands) if demands else parts
+
+
+def max_min(
+    weights: Mapping[str, float], demands: Mapping[str, float], whole: float = 1.0
+) -> dict[str, float]:
+    """Weighted max-min fair parts of `whole`, none above its demand; no entry = any demand.
+
+    Owners with weight 0 divide what the others leave.
+    """
+
+    def saturates_at(owner: str) -> float:
+        demand = demands.get(owner, inf)
+        return demand / weights[owner] if weights[owner] > 0 else inf
+
+    parts: dict[str, float] = {}
+    left, rest = whole, sum(weights.values())
+    in_order = sorted(weights, key=lambda owner: (weights[owner] <= 0, saturates_at(owner)))
+    for served, owner in enumerate(in_order):
+        weight = weights[owner]
+        fair = left * min(1.0, weight / rest) if weight > 0 else left / (len(in_order) - served)
+        parts[owner] = min(demands.get(owner, inf), fair)
+        left, rest = max(0.0, left - parts[owner]), rest - weight
+    return parts
+
+
+# This many owed GPU-seconds count like a GPU. More would delay the payback of short jobs; less
+# would exchange users more often than the ledger is written.
+OWED_PER_GPU_S = 15.0
+
+
+def owed_gpus(owed_s: float) -> float:
+    """GPUs by which a user's holdings count as less, at most one: it pays back the rest of shares
+    that are no whole number of GPUs, and does not let a user take the machine."""
+    return max(-1.0, min(1.0, owed_s / OWED_PER_GPU_S))
+
+
+def owed_seconds(
+    shares: Mapping[str, float],
+    demands: Mapping[str, float],
+    in_use: float,
+    held_s: Mapping[str, float],
+) -> dict[str, float]:
+    """GPU-seconds that owners should have held in a time, beyond those that they held.
+
+    shares: of the owners with demand. demands, in_use: in GPUs; only GPUs in use are divided, so
+    the sum is 0.
+    """
+    fair = max_min(shares, demands, in_use)
+    total, used_s = sum(fair.values()), sum(held_s.get(owner, 0.0) for owner in shares)
+    if not total:
+        return {}
+    return {owner: used_s * fair[owner] / total - held_s.get(owner, 0.0) for owner in shares}
 
 
 def usage_from_days(

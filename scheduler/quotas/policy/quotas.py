@@ -1,8 +1,8 @@
 """Policy: limits of a user, which block jobs even if GPUs are free.
 
-The cap of a user is their share of the GPUs; a part of it is reserved for user-initiated jobs. It
-applies only while other users wait for GPUs. The throttle's multipliers reduce the share on single
-GPUs that other users load (`reduced`); they never apply to an empty GPU.
+A share is a weight, which the order of jobs applies (planner/order.py). It limits a user's jobs
+only where the quota says so (`cap`), and on single GPUs that other users load, where the throttle's
+multipliers reduce it (`reduced`); they never apply to an empty GPU.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from math import ceil, floor
+from typing import TypedDict
 
 from monitor.facts.thresholds import threshold
 from scheduler.facts.blockers import Blocker, BlockerCode, Details, Tier, details
@@ -20,6 +21,7 @@ from scheduler.facts.units import size
 
 # Sums of parts of GPUs are not exact.
 SLACK = 1e-6
+NO_THROTTLE = Throttle()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,16 +93,15 @@ def refusals(
     account: UserAccount,
     throttle: Throttle,
     *,
-    contended: bool,
     policy: QuotaPolicy,
 ) -> tuple[Blocker, ...]:
-    """Blockers from the user's limits. contended: another user waits for GPUs."""
+    """Blockers from the user's limits."""
     blockers = [
         _gpus(requirement, account),
         _jobs(account),
         _memory(requirement, account),
         _budget(requirement, lasts, account),
-        _share(requirement, CLASSES[priority], account, throttle, contended, policy),
+        _share(requirement, CLASSES[priority], account, throttle, policy),
     ]
     return tuple(blocker for blocker in blockers if blocker is not None)
 
@@ -119,26 +120,53 @@ def after(account: UserAccount, requirement: Requirement, lasts: timedelta | Non
     )
 
 
-def cap(account: UserAccount, urgency: PriorityClass, throttle: Throttle) -> float:
-    """The GPUs that a user's jobs of this class may hold under contention.
-
-    Without an own share no part is reserved, so a user alone on the machine may use all of it.
-    """
+def cap(account: UserAccount, urgency: PriorityClass, throttle: Throttle) -> float | None:
+    """The GPUs that a user's jobs of this class may hold where the share is a limit; None = any."""
     quota, uuids = account.quota, account.capacity.gpu_uuids
-    share = (100.0 if quota.share_pct is None else quota.share_pct) / 100
+    if quota.share_pct is None or not quota.share_is_limit:
+        return None
     if urgency is PriorityClass.USER_INITIATED:
-        return share * len(uuids)
+        return quota.share_pct / 100 * len(uuids)
     multipliers = throttle.multipliers
     usable = sum(multipliers.get(uuid, 1.0) > 0 for uuid in uuids) if multipliers else len(uuids)
     return _unreserved(account) * usable
 
 
+def demand(account: UserAccount, wanted: float) -> float:
+    """The GPUs that the user holds and could take besides, within the limits on GPUs.
+
+    wanted: GPUs that waiting jobs request.
+    """
+    quota, more = account.quota, wanted
+    if not may_take_more(account):
+        return account.charge
+    if quota.gpus is not None:
+        more = min(more, quota.gpus - account.gpus)
+    most = cap(account, PriorityClass.USER_INITIATED, NO_THROTTLE)
+    if most is not None:
+        more = min(more, most - account.charge)
+    return account.charge + max(0.0, more)
+
+
+def may_take_more(account: UserAccount) -> bool:
+    """Whether the user's limits allow another job with a GPU, however small."""
+    quota, budget = account.quota, account.budget
+    if quota.gpus is not None and account.gpus >= quota.gpus:
+        return False
+    if quota.jobs is not None and account.jobs >= quota.jobs:
+        return False
+    return budget is None or budget.spent + budget.committed < budget.limit
+
+
+def for_normal_jobs(quota: Quota) -> float:
+    """The part of a user's share that jobs which are not user-initiated may take, 0..1."""
+    return 1.0 if quota.share_pct is None else 1 - quota.reserved_pct / 100
+
+
 def _unreserved(account: UserAccount) -> float:
     """The part of each GPU for a user's jobs that are not user-initiated, 0..1."""
-    quota = account.quota
-    if quota.share_pct is None:
-        return 1.0
-    return quota.share_pct / 100 * (1 - quota.reserved_pct / 100)
+    share_pct = account.quota.share_pct
+    return for_normal_jobs(account.quota) * (100.0 if share_pct is None else share_pct) / 100
 
 
 def reduced(
@@ -264,30 +292,55 @@ def _share(
     urgency: PriorityClass,
     account: UserAccount,
     throttle: Throttle,
-    contended: bool,
     policy: QuotaPolicy,
 ) -> Blocker | None:
-    uuids = account.capacity.gpu_uuids
-    if not requirement.gpus or not uuids or not contended:
+    if not account.quota.share_is_limit or not requirement.gpus:
+        return None
+    most = cap(account, urgency, throttle)
+    if most is None or not account.capacity.gpu_uuids:
         return None
     if policy.first_job_free and account.gpus == 0:
         return None
-    wants, most = held(requirement, account.capacity.gpu_bytes), cap(account, urgency, throttle)
+    wants = held(requirement, account.capacity.gpu_bytes)
     if account.charge + wants <= most + SLACK:
         return None
-    has, takes, cap_ = _rounded(account.charge, wants, most)
-    return _blocker(
-        BlockerCode.SHARE_EXCEEDED,
-        account,
+    facts = _share_facts(account, urgency, account.charge, wants, most)
+    return _blocker(BlockerCode.USER_MAX_SHARE, account, **facts)
+
+
+def above_share(
+    account: UserAccount, urgency: PriorityClass, has: float, wants: float, target: float
+) -> Blocker:
+    """Why a job waits that would exceed its owner's target share while other users wait.
+
+    has, wants, target: in GPUs.
+    """
+    facts = _share_facts(account, urgency, has, wants, target)
+    return _blocker(BlockerCode.SHARE_EXCEEDED, account, tier=Tier.CONTENTION, **facts)
+
+
+class _ShareFacts(TypedDict):
+    """The figures of a share in a blocker."""
+
+    requested: str
+    available: str
+    facts: Details
+
+
+def _share_facts(
+    account: UserAccount, urgency: PriorityClass, charge: float, wants: float, most: float
+) -> _ShareFacts:
+    has, takes, shown = _rounded(charge, wants, most)
+    return _ShareFacts(
         requested=count(takes, "GPU"),
-        available=f"{cap_:g}, {has:g} held",
+        available=f"{shown:g}, {has:g} held",
         facts=details(
             kind=urgency.value,
-            gpus=len(uuids),
-            most=cap_,
+            gpus=len(account.capacity.gpu_uuids),
+            most=shown,
             has=has,
             wants=takes,
-            over=round(has + takes - cap_, 6),
+            over=round(has + takes - shown, 6),
         ),
     )
 
@@ -311,11 +364,12 @@ def _blocker(
     facts: Details,
     until: datetime | None = None,
     never: bool = False,
+    tier: Tier = Tier.MY_LIMITS,
 ) -> Blocker:
     """`never`: more than was allowed at submission, or the limit was lowered since."""
     return Blocker(
         code=code,
-        tier=Tier.PERSON if never else Tier.MY_LIMITS,
+        tier=Tier.PERSON if never else tier,
         user=account.owner,
         requested=requested,
         available=available,

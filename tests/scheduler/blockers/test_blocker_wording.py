@@ -7,11 +7,11 @@ import pytest
 from scheduler.blockers import wording as blocker_wording
 from scheduler.blockers.policy import next_steps, stored_blockers, titles
 from scheduler.facts.blockers import Blocker, BlockerCode, Tier, details, from_row, to_row
-from scheduler.facts.jobs import Requirement
+from scheduler.facts.jobs import PriorityClass, Requirement
 from scheduler.facts.people import Capacity, Quota, UserAccount
-from scheduler.facts.plans import PlanPolicy, Slots, Throttle
+from scheduler.facts.plans import PlanPolicy, Slots
 from scheduler.planner.forecast import forecast
-from scheduler.quotas.policy.quotas import QuotaPolicy, refusals
+from scheduler.quotas.policy.quotas import above_share
 from tests.builders import GIB, NOW, gpu_uuid, queued_job, slot
 
 EIGHT = Capacity(gpu_uuids=tuple(gpu_uuid(index) for index in range(8)), gpu_bytes=80 * GIB)
@@ -25,16 +25,7 @@ def share_blocker(has: float, gib: int, share_pct: float) -> Blocker:
         charge=has,
         capacity=EIGHT,
     )
-    (blocker,) = refusals(
-        Requirement(memory_bytes=gib * GIB),
-        3,
-        None,
-        account,
-        Throttle(),
-        contended=True,
-        policy=QuotaPolicy(),
-    )
-    return blocker
+    return above_share(account, PriorityClass.NORMAL, has, gib / 80, 8 * share_pct / 100)
 
 
 def test_every_code_has_a_sentence_and_a_next_step() -> None:
@@ -50,7 +41,7 @@ def test_the_titles_of_codes_differ_and_an_unknown_code_is_its_own_title() -> No
 
 
 def test_groups_of_codes_are_properties_of_the_enum() -> None:
-    assert BlockerCode.SHARE_EXCEEDED.is_own_limit
+    assert BlockerCode.USER_MAX_SHARE.is_own_limit
     assert BlockerCode.PRESSURE.is_load
     assert BlockerCode.GPU_MEMORY.is_of_gpu
     assert not BlockerCode.GPU_COUNT.is_of_gpu

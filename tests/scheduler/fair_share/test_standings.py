@@ -84,13 +84,32 @@ def test_targets_are_shared_among_those_who_want_something(
     alice: User, bob: User, machine: HostCapacity
 ) -> None:
     User.objects.create_user("carol")
-    jobs_made.waiting(alice)
+    for user in (alice, alice, alice, bob):
+        jobs_made.waiting(user)
     jobs_made.running(bob)
     UsageShare.objects.create(host="gpubox", owner="bob", usage=0.5)
     accounts = accounts_by_user(NOW)
 
     assert {name: s.weight for name, s in accounts.items()} == {"alice": 0.5, "bob": 0.5}
     assert accounts["alice"].target == pytest.approx(2 / 3)
+
+
+def test_what_a_user_cannot_use_of_the_target_goes_to_the_others(
+    alice: User, bob: User, machine: HostCapacity
+) -> None:
+    Quota.objects.create(user=alice, share_pct=90)
+    jobs_made.waiting(alice)
+    for _ in range(5):
+        jobs_made.waiting(bob)
+    held = jobs_made.waiting(alice)
+    held.held = "alice holds it"
+    held.save()
+
+    accounts = accounts_by_user(NOW)
+
+    gpus = len(machine.gpu_uuids)
+    assert accounts["alice"].target == pytest.approx(1 / gpus)
+    assert accounts["bob"].target == pytest.approx(1 - 1 / gpus)
 
 
 def test_a_budget_counts_what_was_spent_today_on_all_hosts_and_what_runs(

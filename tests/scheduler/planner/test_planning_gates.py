@@ -118,14 +118,27 @@ def _half_used() -> Case:
         capacity=Capacity(gpu_uuids=(gpu_uuid(0), gpu_uuid(1)), gpu_bytes=80 * GIB),
         gpus=1,
         charge=1.0,
+        target=0.6,
+        # It had more than its part of the rest lately.
+        owed=-0.5,
     )
     return case.job(1, owner="alice")
 
 
-def test_a_share_binds_while_somebody_else_waits() -> None:
+def test_a_job_above_its_owners_share_follows_a_user_below_the_share() -> None:
+    case = _half_used().person("bob", target=0.4).job(2, owner="bob", priority=1)
+
+    case.expect(b=[2], waiting={1: "ShareExceeded"})
+    assert case.why(1)[0] == (
+        "alice's share allows 1.2 of 2 GPUs for normal jobs while other users wait;"
+        " 1 is in use, and this job takes 1."
+    )
+
+
+def test_a_share_does_not_keep_a_gpu_idle_that_no_other_user_can_take() -> None:
     case = _half_used().job(2, owner="bob", kind={"gpu_uuid": gpu_uuid(0)})
 
-    case.expect(waiting={1: "ShareExceeded", 2: "GpuTaken"})
+    case.expect(b=[1], waiting={2: "GpuTaken"})
 
 
 def test_who_asks_for_what_is_not_here_keeps_nobody_to_their_share() -> None:

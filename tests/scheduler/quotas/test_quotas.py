@@ -41,7 +41,6 @@ def refused(
     requirement: Requirement | None = None,
     lasts: timedelta | None = HOUR,
     priority: int = 3,
-    contended: bool = False,
     multipliers: dict[str, float] | None = None,
 ) -> list[str]:
     refusals = quotas.refusals(
@@ -50,7 +49,6 @@ def refused(
         lasts,
         account,
         Throttle(multipliers=multipliers or {}),
-        contended=contended,
         policy=QuotaPolicy(),
     )
     assert all(blocker.tier in (Tier.MY_LIMITS, Tier.PERSON) for blocker in refusals)
@@ -71,7 +69,7 @@ def test_gpus_at_a_time_are_counted_with_those_asked_for() -> None:
 def test_a_job_without_a_gpu_is_bound_by_the_number_of_jobs_alone() -> None:
     account = account_of(most_gpus=0, most_memory_bytes=0, most_jobs=2, budget=BUDGET, jobs=1)
 
-    assert refused(account, Requirement(gpus=0), None, contended=True) == []
+    assert refused(account, Requirement(gpus=0), None) == []
     assert refused(replace(account, jobs=2), Requirement(gpus=0)) == ["UserMaxJobs"]
 
 
@@ -83,7 +81,7 @@ def test_what_a_limit_can_never_allow_needs_a_person() -> None:
         return [
             (blocker.code, blocker.tier)
             for blocker in quotas.refusals(
-                request, 3, HOUR, account, Throttle(), contended=False, policy=QuotaPolicy()
+                request, 3, HOUR, account, Throttle(), policy=QuotaPolicy()
             )
         ]
 
@@ -138,7 +136,6 @@ def test_the_reason_names_the_instant_of_the_reset_with_its_zone() -> None:
         2 * HOUR,
         account_of(budget=BUDGET),
         Throttle(),
-        contended=False,
         policy=QuotaPolicy(),
     )
 
@@ -151,45 +148,54 @@ def test_a_budget_that_is_used_up_minute_by_minute_is_not_a_new_reason_each_time
     def key(spent: float) -> object:
         account = account_of(budget=replace(BUDGET, spent=spent))
         refusals = quotas.refusals(
-            Requirement(), 3, 9 * HOUR, account, Throttle(), contended=False, policy=QuotaPolicy()
+            Requirement(), 3, 9 * HOUR, account, Throttle(), policy=QuotaPolicy()
         )
         return refusals[0].dimensions
 
     assert len({key(400 + minute / 2) for minute in range(60)}) == 1
 
 
-def test_a_share_binds_only_while_others_wait() -> None:
-    account = account_of(share_pct=50, gpus=3, charge=3.0)
-
-    assert refused(account, Requirement(gpus=2)) == []
-    assert refused(account, Requirement(gpus=2), contended=True) == ["ShareExceeded"]
+def test_a_share_alone_keeps_nobody_from_starting() -> None:
+    assert refused(account_of(share_pct=10, gpus=7, charge=7.0)) == []
 
 
-def test_who_has_nothing_may_start_one_job_beyond_the_share() -> None:
-    account = account_of(gpus=0, share_pct=1)
+def test_a_share_marked_as_a_limit_binds_at_any_time() -> None:
+    account = account_of(share_pct=50, share_is_limit=True, gpus=3, charge=3.0)
 
-    assert refused(account, contended=True) == []
-    assert refused(replace(account, gpus=1, charge=1.0), contended=True) == ["ShareExceeded"]
-
-
-def test_a_part_of_the_share_is_kept_for_user_initiated_jobs() -> None:
-    account = account_of(share_pct=50, gpus=3, charge=3.0)
-
-    assert refused(account, contended=True, priority=3) == ["ShareExceeded"]
-    assert refused(account, contended=True, priority=1) == ["ShareExceeded"]
-    assert refused(account, contended=True, priority=4) == []
+    assert refused(account, priority=4) == []
+    assert refused(account, Requirement(gpus=2), priority=4) == ["UserMaxShare"]
 
 
-def test_without_an_agreed_share_nothing_is_kept() -> None:
-    account = account_of(gpus=7, charge=7.0)
+def test_who_has_nothing_may_start_one_job_beyond_the_limit() -> None:
+    account = account_of(gpus=0, share_pct=1, share_is_limit=True)
 
-    assert refused(account, contended=True, priority=3) == []
+    assert refused(account) == []
+    assert refused(replace(account, gpus=1, charge=1.0)) == ["UserMaxShare"]
 
 
-def test_gpus_that_are_not_shared_out_here_do_not_bind() -> None:
-    account = account_of(share_pct=50, gpus=3, charge=3.0)
+def test_a_part_of_a_limited_share_is_kept_for_user_initiated_jobs() -> None:
+    account = account_of(share_pct=50, share_is_limit=True, gpus=3, charge=3.0)
+
+    assert refused(account, priority=3) == ["UserMaxShare"]
+    assert refused(account, priority=1) == ["UserMaxShare"]
+    assert refused(account, priority=4) == []
+
+
+def test_gpus_that_are_not_shared_out_here_do_not_count_for_a_limit() -> None:
+    account = account_of(share_pct=50, share_is_limit=True, gpus=2, charge=2.0)
 
     assert refused(account, multipliers={"GPU-elsewhere": 0.0}) == []
+    assert refused(account, multipliers={gpu_uuid(0): 0.0}) == ["UserMaxShare"]
+
+
+def test_demand_ends_at_the_limits_of_the_quota() -> None:
+    has = account_of(most_gpus=4, gpus=1, charge=1.0)
+
+    assert quotas.demand(has, 2.0) == 3.0
+    assert quotas.demand(has, 9.0) == 4.0
+    assert quotas.demand(replace(has, gpus=4, charge=4.0), 9.0) == 4.0
+    assert quotas.demand(account_of(budget=replace(BUDGET, spent=600), charge=1.0), 9.0) == 1.0
+    assert quotas.demand(account_of(share_pct=50, share_is_limit=True, charge=1.0), 9.0) == 4.0
 
 
 def test_what_a_pass_has_placed_counts_for_the_next_job() -> None:
@@ -212,12 +218,13 @@ def test_what_a_pass_has_placed_counts_for_the_next_job() -> None:
     st.one_of(st.none(), st.integers(1, 200)),
 )
 def test_a_person_who_holds_less_is_never_kept_back_for_more(
-    gpus: int, wants: int, spent: float, contended: bool, priority: int, gib: int | None
+    gpus: int, wants: int, spent: float, is_limit: bool, priority: int, gib: int | None
 ) -> None:
     account = account_of(
         most_gpus=6,
         most_memory_bytes=400 * GIB,
         share_pct=60,
+        share_is_limit=is_limit,
         gpus=gpus,
         charge=float(gpus),
         budget=replace(BUDGET, spent=spent),
@@ -230,5 +237,5 @@ def test_a_person_who_holds_less_is_never_kept_back_for_more(
     )
     job = Requirement(gpus=wants, memory_bytes=None if gib is None else gib * GIB)
 
-    before = refused(account, job, contended=contended, priority=priority)
-    assert set(refused(less, job, contended=contended, priority=priority)) <= set(before)
+    before = refused(account, job, priority=priority)
+    assert set(refused(less, job, priority=priority)) <= set(before)

@@ -11,9 +11,10 @@ from monitor.snapshot import rows as monitor_store
 from scheduler.dispatch.steps.dispatcher import Dispatcher
 from scheduler.facts.jobs import AttemptEnding, NewJob, Outcome, Requirement
 from scheduler.facts.plans import PlanPolicy
+from scheduler.fair_share import rows as fair_share
 from scheduler.lifecycle.rows import queue as job_queue
 from scheduler.lifecycle.rows import transitions
-from scheduler.models import Job, Quota
+from scheduler.models import Attempt, Job, Quota
 from scheduler.quotas.step import Charging
 from tests.builders import GIB, NOW, process, snapshot
 
@@ -35,7 +36,7 @@ class Lab:
         self._seq += 1
         shot = snapshot(4, processes, seq=self._seq, at=now)
         monitor_store.record(shot)
-        Charging("gpubox", "UTC").judge(shot, now)
+        Charging("gpubox", "UTC", fair_share.shortfall).judge(shot, now)
 
     def serve(self, now: datetime, *processes: Any) -> list[int]:
         self.look(now, *processes)
@@ -106,11 +107,42 @@ def test_a_share_leaves_room_for_who_waits_too_and_for_what_one_sits_and_waits_f
     theirs = [job(bob) for _ in range(3)]
 
     placed = lab.serve(NOW)
-    assert len(set(placed) & {j.pk for j in theirs}) == 2
-    left = [j for j in mine if j.pk not in placed]
-    assert "ShareExceeded" in why(left[0])
-    urgent = job(alice, priority=5)
-    lab.serve(NOW + SECOND)
-    assert "ShareExceeded" in why(left[0])
-    assert why(urgent)
-    assert "ShareExceeded" not in why(urgent)
+    assert len(set(placed) & {j.pk for j in theirs}) == 1
+    (left,) = [j for j in mine if j.pk not in placed]
+    assert why(left)[0] == "ShareExceeded"
+
+
+def test_a_share_leaves_no_gpu_idle_after_the_other_users_jobs(alice: User, bob: User) -> None:
+    Quota.objects.create(user=alice, share_pct=25)
+    Quota.objects.create(user=bob, share_pct=75)
+    lab = Lab()
+    lab.look(NOW - 5 * SECOND)
+    theirs = [job(bob) for _ in range(3)]
+    mine = [job(alice) for _ in range(9)]
+    lab.serve(NOW)
+    for ended in theirs:
+        end(ended, NOW + SECOND)
+
+    assert len(lab.serve(NOW + 3 * SECOND)) == 3
+    assert sum(bool(j.attempts.filter(ended_at=None)) for j in mine) == 4
+
+
+def test_what_a_user_got_too_little_of_is_paid_back(alice: User, bob: User) -> None:
+    """Four GPUs by 5:3: the fractions alternate, as the ledger counts who had too few."""
+    Quota.objects.create(user=alice, share_pct=62.5, reserved_pct=0)
+    Quota.objects.create(user=bob, share_pct=37.5, reserved_pct=0)
+    lab = Lab()
+    lab.look(NOW - 5 * SECOND)
+    for _ in range(60):
+        job(alice)
+        job(bob)
+    held = {"alice": 0, "bob": 0}
+    for second in range(0, 120, 5):
+        for attempt in Attempt.objects.filter(ended_at=None):
+            end(attempt.job, NOW + second * SECOND)
+        lab.serve(NOW + second * SECOND)
+        for attempt in Attempt.objects.filter(ended_at=None).select_related("job__owner"):
+            held[attempt.job.owner.username] += 1
+
+    assert sum(held.values()) == 4 * 24
+    assert abs(held["alice"] - 60) <= 2
