@@ -287,7 +287,7 @@ class OwnFolder:
 
     def make(self, uid: int | None, gid: int | None) -> None:
         """Make it, if that is not done; the folders in it belong to the job's account."""
-        self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        _make_each(self.path, 0o700 if uid is None else PASSABLE)
         if uid is None:
             # Another account may have planted it, with a checkpoint for the job to load. A file
             # server may show folders of root as those of another account.
@@ -327,12 +327,28 @@ def _beside(data: Path) -> Path:
 @cache
 def _shared(data: Path) -> Path:
     if all(folder.stat().st_mode & stat.S_IXOTH for folder in data.parents):
-        return _beside(data)
+        beside = _beside(data)
+        # Earlier versions let all accounts list it.
+        with suppress(OSError):
+            if _check_owner(beside, os.geteuid()).st_mode & stat.S_IROTH:
+                beside.chmod(PASSABLE)
+        return beside
     remembered = files.read_json(data / REMEMBERED_FOLDER)
     if remembered is None:
         remembered = {"path": tempfile.mkdtemp(prefix="gpucoord-jobs-", dir=LASTING)}
         files.write_json(data / REMEMBERED_FOLDER, remembered)
     return Path(remembered["path"])
+
+
+def _make_each(folder: Path, mode: int) -> None:
+    """Make the folder and its parents, each with this mode: `mkdir` gives it only to the last."""
+    if folder.is_dir():
+        return
+    _make_each(folder.parent, mode)
+    with suppress(FileExistsError):
+        folder.mkdir(mode=0o700)
+        # The umask must not matter.
+        folder.chmod(mode)
 
 
 def _let_pass(folder: Path) -> None:

@@ -27,6 +27,8 @@ STARTED = "started.json"
 RESULT = "result.json"
 LOG = "output.log"
 STDIN = "stdin"
+# The mode of a file that only its account may read.
+PRIVATE = 0o600
 # Of a JSON file, in bytes: an environment fits in.
 LARGEST = 16 * 1024**2
 
@@ -53,24 +55,43 @@ def make_folder(folder: Path) -> None:
         path.mkdir(mode=0o700, exist_ok=True)
 
 
-def write_json(path: Path, body: dict[str, Any]) -> None:
-    """Write the file as a whole or not at all; only the service's account may read it."""
-    part = path.with_name(f"{path.name}.{os.getpid()}")
-    _write(part, body)
-    part.replace(path)
+def write_json(path: Path, body: dict[str, Any], mode: int = PRIVATE) -> None:
+    """Write the file as a whole or not at all; by default only this account may read it."""
+    write_private(path, json.dumps(body).encode(), mode)
 
 
-def _write(path: Path, body: dict[str, Any]) -> None:
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(json.dumps(body).encode())
+def write_private(path: Path, data: bytes, mode: int = PRIVATE) -> None:
+    """The same for any content."""
+    part = _draft(path, data, mode)
+    try:
+        part.replace(path)
+    except OSError:
+        _remove(part)
+        raise
 
 
-def write_private(path: Path, data: bytes) -> None:
-    """Write a file that only the service's account may read."""
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(data)
+def _draft(path: Path, data: bytes, mode: int = PRIVATE) -> Path:
+    """A new file with this content beside `path`.
+
+    Another account may write in the folder. It can't foresee the name, and no link is followed.
+    """
+    part = path.with_name(f"{path.name}.{os.urandom(8).hex()}")
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    descriptor = os.open(part, flags, PRIVATE)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(data)
+            if mode != PRIVATE:
+                os.fchmod(file.fileno(), mode)
+    except OSError:
+        _remove(part)
+        raise
+    return part
+
+
+def _remove(part: Path) -> None:
+    with contextlib.suppress(OSError):
+        part.unlink()
 
 
 def read_json(path: Path) -> dict[str, Any] | None:
@@ -159,8 +180,7 @@ def claim(folder: Path, body: dict[str, Any]) -> bool:
 
     The file is linked with its content, so that readers always see the claimant.
     """
-    part = folder / f"{CLAIMED}.{os.getpid()}"
-    _write(part, body)
+    part = _draft(folder / CLAIMED, json.dumps(body).encode())
     try:
         os.link(part, folder / CLAIMED)
     except FileExistsError:
@@ -168,5 +188,4 @@ def claim(folder: Path, body: dict[str, Any]) -> bool:
     else:
         return True
     finally:
-        with contextlib.suppress(FileNotFoundError):
-            part.unlink()
+        _remove(part)

@@ -29,12 +29,13 @@ class ReservedResult:
         report = cls(folder)
         report._part = folder / f"{files.RESULT}.{runner}"
         with suppress(OSError):
-            report._file = os.open(report._part, os.O_RDWR | os.O_CLOEXEC)
+            report._file = os.open(report._part, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
         return report
 
     def reserve(self) -> int:
         """Reserve disk space. Raises OSError without space, so that the job is not started."""
-        file = os.open(self._part, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+        file = os.open(self._part, flags, 0o600)
         try:
             os.posix_fallocate(file, 0, RESERVED_BYTES)
         except OSError:

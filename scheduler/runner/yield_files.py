@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
 import signal
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -37,20 +35,10 @@ def notify_job(
     path = Path(spec.yield_file)
     if not spec.yield_file or files.read_json(path) == request.for_job:
         return
-    _write_readable(path, request.for_job)
+    # The job may run as another account; it sees the whole file or none.
+    files.write_json(path, request.for_job, READABLE)
     if spec.yield_signal:
         number = signal.Signals[spec.yield_signal]
         for process in processes():
             if process_tree.handles_signal(process.pid, number):
                 process_tree.signal_one(process.pid, process.start_ticks, number)
-
-
-def _write_readable(path: Path, body: dict[str, Any]) -> None:
-    """The job may run as another account; it sees the whole file or none."""
-    part = path.with_name(f"{path.name}.{os.getpid()}")
-    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
-    descriptor = os.open(part, flags, 0o600)
-    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-        json.dump(body, file)
-        os.fchmod(file.fileno(), READABLE)
-    part.replace(path)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import errno
 import os
-import shutil
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -22,7 +22,7 @@ from scheduler.execution.steps import capabilities as host_capabilities
 from scheduler.model_services import inputs as model_inputs
 from scheduler.models import Attempt, Job, JobInput
 from scheduler.planner.preemption import PreemptionPolicy
-from scheduler.runner import accounts, files
+from scheduler.runner import accounts, clearing, files
 from scheduler.runner.accounts import (
     Account,
     MissingAccount,
@@ -39,6 +39,8 @@ from scheduler.terminals.policy import InteractivePolicy
 
 CACHED_FOR_S = 2.0
 YIELD_FILE = "yield"
+# An attempt is written again rarely; the loop waits for it.
+TAKE_AWAY_S = 0.5
 NO_ENGINE_ACCOUNT = (
     "Slurm runs jobs as their owner only. No OS account of its own is assigned to the owner of this"
     " job on this server; an administrator can assign one in the admin, under OS accounts."
@@ -193,7 +195,7 @@ class SpecWriter:
             return folder
         if written is not None:
             # Of an attempt whose row was lost in a power cut.
-            shutil.rmtree(folder)
+            _take_away(folder)
         files.make_folder(folder)
         if attempt.job.has_input:
             files.write_private(folder / files.STDIN, data_of(attempt.job))
@@ -229,8 +231,7 @@ class SpecWriter:
         """Written beside it and renamed, so that a killed writer leaves no part of it."""
         part = folder.with_name(f"{folder.name}.part")
         for path in (part, folder):
-            if path.exists():
-                shutil.rmtree(path)
+            _take_away(path)
         part.mkdir(mode=0o700)
         spec = self._spec(attempt)
         bounds = Bounds(log_bytes=int(spec.bounds.get("log_bytes", 0)))
@@ -391,3 +392,14 @@ def data_of(job: Job) -> bytes:
     if not job.has_input:
         return b""
     return bytes(JobInput.objects.get(pk=job.array or job.pk).data)
+
+
+def _take_away(folder: Path) -> None:
+    """Take away what is there. An account may fill the folder meanwhile, or have nested others.
+
+    What cannot be deleted now is deleted with the files of the job.
+    """
+    if os.path.lexists(folder):
+        if not clearing.move_aside(folder.parent, folder.name):
+            raise OSError(errno.EBUSY, "it cannot be moved away", str(folder))
+        clearing.empty(folder.parent, time.monotonic() + TAKE_AWAY_S)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from scheduler.runner import files
+from scheduler.runner import accounts, files
 from scheduler.runner.accounts import REMEMBERED_FOLDER, own_folder
 
 
@@ -45,6 +45,32 @@ def test_a_folder_can_be_chosen_for_all(data: Path, tmp_path: Path) -> None:
 
     assert own.checkpoint == tmp_path / "large" / "disk" / "7" / "checkpoint"
     assert (_mode(own.path), _mode(own.checkpoint)) == (0o711, 0o700)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root makes folders for other accounts")
+@pytest.mark.parametrize("before", [None, 0o755])
+def test_no_folder_on_the_way_can_be_listed_by_other_accounts(
+    before: int | None, monkeypatch: pytest.MonkeyPatch, data: Path, tmp_path: Path
+) -> None:
+    # Below a folder of pytest that only its account may pass.
+    monkeypatch.setattr(stat, "S_IXOTH", 0o100)
+    accounts._shared.cache_clear()
+    if before is not None:
+        (tmp_path / "data-jobs").mkdir(mode=before)
+    own = own_folder(data, 7, uid=65534, chosen=None)
+    own.make(65534, 65534)
+    accounts._shared.cache_clear()
+
+    assert own.path == tmp_path / "data-jobs" / "7"
+    assert (_mode(own.path.parent), _mode(own.path)) == (0o711, 0o711)
+
+
+def test_each_made_parent_of_a_chosen_folder_can_be_passed_and_not_listed(tmp_path: Path) -> None:
+    own = own_folder(tmp_path, 7, uid=os.geteuid(), chosen=tmp_path / "large" / "disk")
+    own.make(os.geteuid(), os.getegid())
+
+    modes = [_mode(tmp_path / "large"), _mode(tmp_path / "large" / "disk"), _mode(own.path)]
+    assert modes == [0o711] * 3
 
 
 def test_a_folder_that_somebody_else_laid_there_is_not_used(tmp_path: Path) -> None:
