@@ -99,7 +99,7 @@ def accounts_by_user(
 def shortfall(held_s: Mapping[str, float], seconds: float, now: datetime) -> dict[str, float]:
     """GPU-seconds that users should have held in the last `seconds`, beyond those of `held_s`.
 
-    {} while no job waits: then nobody keeps GPUs from others.
+    {} while no job waits: then no user keeps GPUs from others.
     """
     wanted = waiting_gpus(capacity())
     if not any(wanted.values()):

@@ -183,7 +183,7 @@ def _reachable(config: Config, address: str) -> Iterator[Finding]:
 
 
 def listeners(config: Config) -> Iterator[Finding]:
-    """What a running service can't listen on, or before its start the port for models."""
+    """Addresses that a running service can't listen on; before its start, the port for models."""
     state = service_state.read(config.data / "run")
     if state is not None and service_state.is_alive(state):
         for listener in state.listeners:

@@ -72,7 +72,7 @@ def nvml(monkeypatch: pytest.MonkeyPatch) -> FakeNvml:
 
 @pytest.fixture(scope="module")
 def healthy() -> tuple[GpuReading, ...]:
-    """What the eight say while all is well."""
+    """The readings of the eight GPUs without a fault."""
     with pytest.MonkeyPatch.context() as patched:
         eight().install(patched)
         return swept(NvmlProbe()).gpus

@@ -118,7 +118,7 @@ def test_a_process_that_returns_to_a_gpu_continues_its_row() -> None:
     running.step(at(pause * 10 + 16))
     use = ProcessUse.objects.get()
     # 2 s twice in each round, half of the 4 s without it, and the 272 s and 8 s after the rounds.
-    # What it did before the first sweep without it is unknown.
+    # Work before the first sweep without it is unknown.
     assert (use.held_s, use.known_s) == pytest.approx((2 * (2 + 2 + 2) + 272 + 8, 2 * (2 + 2 + 1)))
     assert sum(m.held_s for m in ProcessMinute.objects.all()) == pytest.approx(use.held_s)
     assert use.ended_at is None
