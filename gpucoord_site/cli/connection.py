@@ -27,7 +27,7 @@ URL = "http://127.0.0.1:8000"
 UNEXPECTED = (
     "The server's answer has another form than expected. Is it gpucoord, and of the same version?"
 )
-# What reading such an answer raises.
+# Errors of reading an answer of the wrong shape.
 WRONG_FORM = (TypeError, KeyError, AttributeError, IndexError, ValueError)
 WANTED = (
     "A token is needed: set GPUCOORD_TOKEN, or save one with `gpucoord token USER --save`. "
