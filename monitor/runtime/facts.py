@@ -38,3 +38,7 @@ class TimedCache(Generic[T]):
         if self._entry is None or not timedelta() <= now - self._entry[0] < self._max_age:
             self._entry = (now, self._load(now))
         return self._entry[1]
+
+    def forget(self) -> None:
+        """The next call loads the value again."""
+        self._entry = None

@@ -17,6 +17,7 @@ from monitor.facts.readings import Snapshot
 from monitor.gpus.policy.capability import cpu_places
 from monitor.hosts import policy as host_policy
 from monitor.hosts import rows as host_rows
+from monitor.journal.rows import audit
 from monitor.models import ProcessUse
 from monitor.runtime.facts import TimedCache
 from monitor.runtime.rows.item_isolation import ItemIsolation
@@ -114,7 +115,9 @@ class HostGate:
 
     def __init__(self, host: str) -> None:
         self._host = host
-        self._drained = self._drained_cache()
+        self._drained: TimedCache[Drained | None] = TimedCache(
+            lambda now: drained(host, now), DRAINED_FOR
+        )
         # The case without another engine costs nothing.
         self._has_engines: TimedCache[bool] = TimedCache(
             lambda _now: EngineStatus.objects.exists(), ENGINES_FOR
@@ -143,16 +146,18 @@ class HostGate:
             return here
         return [replace(job, waits=(*job.waits, state.blocker)) for job in here]
 
-    def _drained_cache(self) -> TimedCache[Drained | None]:
-        return TimedCache(lambda now: drained(self._host, now), DRAINED_FOR)
-
     def is_closed(self) -> bool:
         """Whether an operator has drained or disabled the host, without the delay of the cache."""
         if host_rows.takes_jobs(self._host):
             return False
         # The next plan must know it.
-        self._drained = self._drained_cache()
+        self._drained.forget()
         return True
+
+    def forget(self) -> None:
+        """Read the states of hosts again at the next call, because a setting has changed."""
+        self._drained.forget()
+        self._takers.forget()
 
     def takers(self, now: datetime) -> list[str]:
         """The hosts in contact that take jobs."""
@@ -203,8 +208,7 @@ class PlanInputs:
         self._accounts = FairShareAccounts()
         self.full_disks = FullDisks(host)
         self.gate = HostGate(host)
-        # Running jobs may have to leave before a time window even if no job waits.
-        self.windows: TimedCache[tuple[Window, ...]] = TimedCache(
+        self._windows: TimedCache[tuple[Window, ...]] = TimedCache(
             lambda now: window_rows.approved(self._isolation.converter(now)), WINDOWS_FOR
         )
         self._reserved: TimedCache[dict[str, str]] = TimedCache(
@@ -212,6 +216,23 @@ class PlanInputs:
         )
         self._rules: TimedCache[PlannerThresholds] = TimedCache(_rules, RULES_FOR)
         self._peaks: TimedCache[Peaks] = TimedCache(lambda now: _peaks(host, now), PEAKS_FOR)
+        self._changes: list[int] | None = None
+
+    def _follow_changes(self) -> None:
+        """Forget values that users change, once an action was recorded since the last call.
+
+        Every action is recorded in the transaction that changes a window, quota or threshold.
+        """
+        before, self._changes = self._changes, audit.newest()
+        if before in (None, self._changes):
+            return
+        for values in (self._windows, self._reserved, self._rules, self._accounts, self.gate):
+            values.forget()
+
+    def windows(self, now: datetime) -> tuple[Window, ...]:
+        """The approved windows: jobs may have to leave before one even if no job waits."""
+        self._follow_changes()
+        return self._windows(now)
 
     def queue(self, now: datetime, mark: object = None) -> list[QueuedJob]:
         """All waiting jobs that may start on this host.
@@ -252,11 +273,12 @@ class PlanInputs:
 
         GPUs are read only if a job requests one, or if a time window holds a part of one.
         """
+        # Read after the queue: a job that was submitted after a change is planned with it.
+        windows_now = self.windows(now)
         rules = self._rules(now)
         converter = self._isolation.converter(now)
         placed = queue_facts.placed(self.durations, converter, self.durations.expect)
         running = tuple(placed.get(self._host, ()))
-        windows_now = self.windows(now)
         parts = running and any(w.kept and w.share_pct < 100 for w in windows_now)
         if parts or any(job.requirement.gpus for job in queue):
             slots = self.gpu_slots(now)

@@ -65,6 +65,10 @@ class FairShareAccounts:
     def __init__(self) -> None:
         self._snapshot = TimedCache(QuotaSnapshot, READ_AGAIN)
 
+    def forget(self) -> None:
+        """Read everything again at the next call, because a setting has changed."""
+        self._snapshot.forget()
+
     def at(
         self,
         now: datetime,

@@ -5,7 +5,10 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Any
 
+from django.db.models import QuerySet
+
 from monitor.models import AuditEntry
+from monitor.runtime.rows.prepared import compiled_once
 
 GPUCOORD = "gpucoord"
 
@@ -27,6 +30,16 @@ def note(
     return AuditEntry.objects.create(
         at=now, by=by, action=action, subject=subject, text=text, before=before, after=after
     )
+
+
+# Transactions may commit in another order than that of their ids.
+_OVERTAKING = 16
+
+
+@compiled_once
+def newest() -> QuerySet[AuditEntry, int]:
+    """The ids of the newest entries: the same while no user has changed a setting."""
+    return AuditEntry.objects.order_by("-id").values_list("id", flat=True)[:_OVERTAKING]
 
 
 def about(subject: str, limit: int = 50) -> list[AuditEntry]:

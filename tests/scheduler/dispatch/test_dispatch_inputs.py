@@ -1,15 +1,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from datetime import timedelta
+from datetime import time, timedelta
 
 import pytest
 from django.contrib.auth.models import User
 from django.db import connection
+from django.test import Client
 from django.test.utils import CaptureQueriesContext
 
 from monitor.models import ProcessUse
 from monitor.snapshot import rows as monitor_store
+from monitor.thresholds import rows as thresholds
 from scheduler.dispatch import inputs as plan_inputs
 from scheduler.dispatch.inputs import PlanInput, PlanInputs
 from scheduler.facts.jobs import QueuedJob, Requirement
@@ -17,9 +19,10 @@ from scheduler.facts.plans import PlanPolicy, Throttle
 from scheduler.lifecycle.rows import changes as job_changes
 from scheduler.lifecycle.rows import queue_facts
 from scheduler.lifecycle.rows.durations import usual_duration
-from scheduler.models import Attempt, Job
+from scheduler.models import Attempt, Job, TimeWindow
 from scheduler.throttle import rows as throttle_rows
 from scheduler.throttle.policy.throttle import ThrottleMemory
+from scheduler.time_windows import rows as window_rows
 from tests import jobs_made
 from tests.builders import GIB, NOW, gpu, gpu_uuid, process, snapshot
 
@@ -134,7 +137,7 @@ def test_it_reads_no_gpu_for_jobs_that_want_none(
     supply = PlanInputs("gpubox", PlanPolicy())
     supply.given(supply.queue(NOW), NOW)
 
-    with django_assert_max_num_queries(5):
+    with django_assert_max_num_queries(6):
         assert supply.given(supply.queue(NOW), NOW).slots.gpus == ()
 
 
@@ -195,3 +198,42 @@ def test_one_that_went_and_one_that_came_back_change_the_mark(alice: User) -> No
     Job.objects.filter(pk=one.pk).update(state="queued")
 
     assert queue_facts.queue_mark() != before
+
+
+def _open_window(user: User) -> TimeWindow:
+    days = list(range(7))
+    row = TimeWindow(user=user, days=days, start=time(0), end=time(23, 59), zone="UTC")
+    return window_rows.ask(row, user, NOW)
+
+
+def test_a_window_that_was_just_approved_is_in_the_next_plan(alice: User) -> None:
+    supply, row = PlanInputs("gpubox", PlanPolicy()), _open_window(alice)
+    jobs_made.waiting(alice)
+    assert supply.given(supply.queue(NOW), NOW).slots.windows == ()
+
+    window_rows.decide(row.pk, TimeWindow.State.APPROVED, "root", NOW)
+
+    (approved,) = supply.given(supply.queue(NOW), NOW).slots.windows
+    assert approved.id == row.pk
+
+
+def test_a_threshold_that_was_just_changed_is_in_the_next_plan(alice: User) -> None:
+    supply = PlanInputs("gpubox", PlanPolicy())
+    jobs_made.waiting(alice)
+    assert supply.given(supply.queue(NOW), NOW).rules.order.age_weight == 0.02
+
+    thresholds.change("order", {"age_weight": 3.0}, by="root", now=NOW)
+
+    assert supply.given(supply.queue(NOW), NOW).rules.order.age_weight == 3.0
+
+
+def test_a_quota_that_was_just_set_is_in_the_next_plan(admin_client: Client, alice: User) -> None:
+    supply = PlanInputs("gpubox", PlanPolicy())
+    jobs_made.waiting(alice)
+    assert supply.given(supply.queue(NOW), NOW).slots.people["alice"].quota.gpus is None
+
+    fields = {"user": alice.pk, "gpus": 2, "reserved_pct": 20}
+    answer = admin_client.post("/admin/scheduler/quota/add/", fields)
+
+    assert answer.status_code == 302
+    assert supply.given(supply.queue(NOW), NOW).slots.people["alice"].quota.gpus == 2
