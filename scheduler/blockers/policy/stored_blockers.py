@@ -16,6 +16,8 @@ from scheduler.facts.blockers import REPEATS_REQUEST, TIER_WORDS, Blocker, Block
 
 # Reasons that count several GPUs together.
 ABOUT_GPUS = {BlockerCode.OTHER_GPUS.value, BlockerCode.GPU_UNSUITABLE.value}
+# Reasons that only say how many GPUs can or cannot take the job.
+COUNTS = {BlockerCode.OTHER_GPUS.value, BlockerCode.GPU_COUNT.value}
 # Of a job whose blocker changes more often, the oldest changes are dropped.
 LONGEST_LOG = 4000
 
@@ -108,13 +110,18 @@ def first(reasons: Sequence[Reason]) -> Reason | None:
     """The main reason; None = there is none.
 
     A reason of a single GPU counts only if there is no general one, because another GPU may do.
-    Of these, the one with the highest tier is closest to ending by itself; a reason that names
-    its GPU comes before the sum of all others.
+    Of these, the one with the highest tier is closest to ending by itself. Counts of GPUs never
+    lead where a GPU has a reason that is not a contention: too few GPUs are free for that reason.
     """
+    single = [each for each in reasons if each.gpu is not None]
+    is_contended = any(each.tier is Tier.CONTENTION for each in single)
+    hidden = COUNTS if single and not is_contended else {BlockerCode.OTHER_GPUS.value}
     general = [each for each in reasons if each.gpu is None and each.code not in ABOUT_GPUS]
+    general = [each for each in general if each.code not in hidden]
     if general:
         return general[0]
-    return max(reasons, key=lambda reason: (reason.tier, reason.gpu is not None), default=None)
+    leading = single or reasons
+    return max(leading, key=lambda reason: reason.tier, default=None)
 
 
 def grouped(reasons: Iterable[Reason]) -> list[Group]:

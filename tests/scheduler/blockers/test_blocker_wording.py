@@ -153,6 +153,37 @@ def test_the_headline_prefers_what_holds_the_job_itself_to_single_gpus() -> None
     assert first(paused) == "GpuPaused"
 
 
+def test_the_headline_is_never_the_count_of_gpus_that_are_not_listed() -> None:
+    reserved = Blocker(
+        code=BlockerCode.RESERVED_FOR,
+        tier=Tier.NOT_YET,
+        gpu=0,
+        holder="lab9",
+        until=NOW,
+        details=details(case="window", zone="UTC"),
+    )
+    others = Blocker(
+        code=BlockerCode.OTHER_GPUS, available="4 reserved, 1 too full", details=details(count=5)
+    )
+    count = Blocker(
+        code=BlockerCode.GPU_COUNT, requested="2 GPUs", available="0", details=details(fitting=0)
+    )
+    taken = Blocker(code=BlockerCode.GPU_TAKEN, gpu=1, jobs=(7,), details=details(case="exclusive"))
+
+    def headline(*blockers: Blocker) -> str:
+        rows = map(stored_blockers.body, blockers)
+        main = stored_blockers.first(stored_blockers.reasons(rows))
+        assert main is not None
+        return main.headline
+
+    until = f"until {NOW:%a} {NOW.day} {NOW:%b %H:%M} (UTC)"
+    assert headline(reserved, others) == f"GPU 0 is reserved for lab9 {until}."
+    assert headline(count, reserved, others) == f"GPU 0 is reserved for lab9 {until}."
+    assert headline(count, reserved, taken, others).startswith("This job asks for 2 GPUs")
+    assert headline(taken, reserved, others) == "Job 7 has GPU 1 alone."
+    assert headline(others) == "5 GPUs can't take it: 4 reserved, 1 too full."
+
+
 def test_a_job_that_can_never_start_has_no_position_and_no_time() -> None:
     people = {"alice": UserAccount(owner="alice", quota=Quota(gpus=2), capacity=EIGHT)}
     gpus = tuple(slot(index) for index in range(4))
