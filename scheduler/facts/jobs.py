@@ -242,10 +242,14 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True)
 class RunTime:
-    """How long a job is expected to run: half of such jobs end by p50, nine of ten by p90."""
+    """How long a job is expected to run: half of such jobs end by p50, nine of ten by p90.
+
+    is_guess: too few runs are known. Then jobs of a kind are long or short together.
+    """
 
     p50: timedelta
     p90: timedelta
+    is_guess: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,6 +5,9 @@ counts: the run times of the owner's jobs of the same name; the estimate, scaled
 earlier jobs to their estimates; the limit, scaled by the used part of earlier limits; the run times
 of the owner's other jobs. Each is shrunk towards the values of all users and a prior, on a
 logarithmic scale, with the weight of PRIOR_JOBS jobs, so few observations change it little.
+
+Many runs of one program say how long that program runs, and nothing about the spread of others. So
+for a job of a new name, the spread counts with the number of known names.
 """
 
 from __future__ import annotations
@@ -20,6 +23,8 @@ from scheduler.facts.jobs import RunTime
 
 # How many jobs the less specific knowledge counts as.
 PRIOR_JOBS = 4.0
+# With fewer runs of its name, and fewer other names, the run time of a job is a guess.
+FEW = 3
 # From the median to the 90th percentile of a normal distribution.
 Z90 = 1.2816
 SHORTEST_S = 1.0
@@ -38,24 +43,30 @@ class EndedJob:
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """Median and standard deviation of logarithms, and how many jobs they are of."""
+    """Median and standard deviation of logarithms, and how many jobs they are of.
+
+    kinds: how many different programs these jobs are, where another program is predicted.
+    """
 
     middle: float
     sigma: float
     count: float = PRIOR_JOBS
+    kinds: float = PRIOR_JOBS
 
     def towards(self, wider: Spread) -> Spread:
         """This knowledge, shrunk towards wider knowledge."""
         part = self.count / (self.count + PRIOR_JOBS)
+        of_sigma = self.kinds / (self.kinds + PRIOR_JOBS)
         return Spread(
             part * self.middle + (1 - part) * wider.middle,
-            part * self.sigma + (1 - part) * wider.sigma,
+            of_sigma * self.sigma + (1 - of_sigma) * wider.sigma,
             self.count,
+            self.kinds,
         )
 
 
 # Nothing is known: 10 minutes, in nine of ten cases below 3 hours.
-ANY = Spread(log(600), 2.2)
+ANY = Spread(log(600), 2.2, kinds=0)
 # Of a time limit jobs use about 40 %; of an estimate all.
 OF_LIMIT = Spread(log(0.4), 0.7)
 OF_ESTIMATE = Spread(0.0, 0.3)
@@ -75,6 +86,7 @@ def history(ended: Iterable[EndedJob]) -> History:
     """Summarise ended jobs."""
     alike: dict[tuple[str, str], list[float]] = defaultdict(list)
     took: dict[str, list[float]] = defaultdict(list)
+    programs: dict[str, set[tuple[str, str]]] = defaultdict(set)
     of_limit: dict[str, list[float]] = defaultdict(list)
     of_estimate: dict[str, list[float]] = defaultdict(list)
     for job in ended:
@@ -82,13 +94,14 @@ def history(ended: Iterable[EndedJob]) -> History:
         alike[job.owner, job.name].append(value)
         for owner in (job.owner, ""):
             took[owner].append(value)
+            programs[owner].add((job.owner, job.name))
             if job.limit:
                 of_limit[owner].append(min(0.0, value - log(job.limit.total_seconds())))
             if job.estimate:
                 of_estimate[owner].append(value - log(job.estimate.total_seconds()))
     return History(
         alike={key: _spread(values) for key, values in alike.items()},
-        took=_shrunk(took, ANY),
+        took=_shrunk(took, ANY, {owner: len(names) for owner, names in programs.items()}),
         of_limit=_shrunk(of_limit, OF_LIMIT),
         of_estimate=_shrunk(of_estimate, OF_ESTIMATE),
     )
@@ -113,7 +126,8 @@ def expected(
         spread = alike.towards(spread)
     p50, p90 = exp(spread.middle), exp(spread.middle + Z90 * spread.sigma)
     most = limit.total_seconds() if limit else p90
-    return RunTime(timedelta(seconds=min(p50, most)), timedelta(seconds=min(p90, most)))
+    is_guess = not (limit or estimate) and spread.kinds < FEW
+    return RunTime(timedelta(seconds=min(p50, most)), timedelta(seconds=min(p90, most)), is_guess)
 
 
 def remaining(started_for: timedelta, run_time: RunTime, *, late: bool) -> timedelta:
@@ -140,15 +154,22 @@ def _of(spreads: Mapping[str, Spread], owner: str, prior: Spread) -> Spread:
     return spreads.get(owner) or spreads.get("") or prior
 
 
-def _spread(values: list[float]) -> Spread:
+def _spread(values: list[float], kinds: int | None = None) -> Spread:
     middle = median(values)
     sigma = median(abs(value - middle) for value in values) * 1.4826
-    return Spread(middle, sigma, len(values))
+    return Spread(middle, sigma, len(values), len(values) if kinds is None else kinds)
 
 
-def _shrunk(values: Mapping[str, list[float]], prior: Spread) -> dict[str, Spread]:
+def _shrunk(
+    values: Mapping[str, list[float]], prior: Spread, kinds: Mapping[str, int] | None = None
+) -> dict[str, Spread]:
+    """kinds: how many programs the jobs of each owner are; None = as many as jobs."""
     if "" not in values:
         return {}
-    of_all = _spread(values[""]).towards(prior)
-    of_each = {owner: _spread(sample).towards(of_all) for owner, sample in values.items() if owner}
+    spreads = {
+        owner: _spread(sample, None if kinds is None else kinds[owner])
+        for owner, sample in values.items()
+    }
+    of_all = spreads[""].towards(prior)
+    of_each = {owner: spread.towards(of_all) for owner, spread in spreads.items() if owner}
     return of_each | {"": of_all}

@@ -110,7 +110,7 @@ class GpuTimelines:
     """All lanes: with typical run times (p50), or with long ones (p90) if `late`.
 
     Long run times seldom come together: the spread of a sum of n grows with the root of n. So the
-    n-th job in a lane adds only its part of that.
+    n-th job in a lane adds only its part of that, unless its run time is a guess.
     """
 
     def __init__(
@@ -170,6 +170,8 @@ class GpuTimelines:
             typical, longest = length, job.lasts or length
         if not self._late or longest <= typical:
             return typical
+        if expected is not None and expected.is_guess:
+            return longest
         return typical + (longest - typical) * PARTS[min(before, len(PARTS) - 1)]
 
     def _note(self, job: QueuedJob | RunningJob, end: datetime | None) -> None:

@@ -7,8 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scheduler.facts.jobs import RunTime
+from scheduler.facts.plans import PlanPolicy, Slots
+from scheduler.planner.forecast.forecast import forecast
 from scheduler.planner.forecast.run_times import EndedJob, History, expected, history, remaining
 from tests.bench.bench_predictions import recordings, replayed, summary
+from tests.builders import NOW, queued_job, slot
 
 HOUR = timedelta(hours=1)
 NOTHING = History()
@@ -32,6 +35,48 @@ def test_a_time_limit_is_an_upper_bound_and_not_the_expected_time() -> None:
 
     assert expected_starts.p50 < HOUR / 2
     assert expected_starts.p50 < expected_starts.p90 <= HOUR
+
+
+def test_many_runs_of_one_program_say_little_about_the_spread_of_another() -> None:
+    one_name = history(ended(0.01, name="a", count=500))
+    many_names = history([each for i in range(500) for each in ended(0.01, name=f"{i}", count=1)])
+
+    wide, narrow = (expected("alice", "new", None, None, known) for known in (one_name, many_names))
+
+    assert wide.p50 == pytest.approx(narrow.p50, rel=0.1)
+    assert wide.p90 > 5 * wide.p50
+    assert narrow.p90 < 1.2 * narrow.p50
+    assert wide.is_guess
+    assert not narrow.is_guess
+
+
+def test_a_run_time_is_a_guess_until_three_runs_or_a_limit_tell_it() -> None:
+    def is_guess(count: int, limit: timedelta | None = None) -> bool:
+        return expected("alice", "a", limit, None, history(ended(1, "alice", "a", count))).is_guess
+
+    assert [is_guess(count) for count in (0, 1, 2, 3)] == [True, True, True, False]
+    assert not is_guess(0, HOUR)
+
+
+def test_nine_of_ten_starts_hold_for_new_jobs_after_many_short_ones() -> None:
+    """107 new jobs of 10 s, after hundreds of 3 s by three users: each has the same name."""
+    known = history(
+        [each for user in ("ann", "bob", "cyd") for each in ended(3 / 3600, user, "sleep", 200)]
+    )
+    gpus = tuple(slot(i) for i in range(8))
+    queue = [
+        queued_job(
+            id_, owner="ann", exclusive=True, expected=expected("ann", "new", None, None, known)
+        )
+        for id_ in range(1, 108)
+    ]
+
+    made = forecast(queue, Slots(host="gpubox", gpus=gpus), PlanPolicy(), NOW)
+
+    waited = [id_ for id_ in sorted(made) if made[id_].p50 != NOW]
+    real = {id_: NOW + timedelta(seconds=10) * ((id_ - 1) // 8) for id_ in waited}
+    before = sum(real[id_] <= (made[id_].p90 or NOW) for id_ in waited)
+    assert before >= 0.9 * len(waited)
 
 
 def test_the_part_of_their_limits_that_a_user_needs_is_learned() -> None:
