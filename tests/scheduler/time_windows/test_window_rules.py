@@ -468,3 +468,23 @@ def test_an_occurrence_without_any_time_does_not_come() -> None:
     starts = [span.start for span in spans(lost, utc(23, 0), utc(6, 0, month=4))]
 
     assert starts == [utc(5, 0, 30, month=4)]
+
+
+@pytest.mark.parametrize(
+    ("start", "end", "minutes"),
+    [(time(2, 10), time(2, 50), (70, 110)), (time(2), time(2, 30), (60, 90))],
+)
+def test_a_window_within_the_skipped_hour_is_an_hour_later_on_that_day(
+    start: time, end: time, minutes: tuple[int, int]
+) -> None:
+    moved = window(days=(6,), zone=BERLIN, start=start, end=end)
+    two_o_clock = datetime(2027, 3, 28, 0, 0, tzinfo=UTC)
+    begins, ends = (two_o_clock + timedelta(minutes=minute) for minute in minutes)
+
+    (span,) = spans(moved, two_o_clock, two_o_clock + timedelta(days=1))
+
+    assert (span.start, span.end) == (begins, ends)
+    assert skipped_time(moved, two_o_clock - timedelta(days=30)) is None
+    assert current(moved, begins) == span
+    assert current(moved, begins - timedelta(minutes=1)) is None
+    assert coming(moved, two_o_clock) == span
