@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import Any
 
 from gpucoord_site.cli import connection
-from scheduler.facts.units import size
+from scheduler.facts.units import minutes_left, minutes_taken, size
 
 LABELS = {
     "gpu_minutes": "GPU-minutes today",
@@ -31,7 +31,7 @@ def lines(answer: dict[str, Any]) -> Iterator[str]:
     for name, label in LABELS.items():
         yield f"  {label:<18} {_of(name, answer[name])}"
     if (left := answer["gpu_minutes_left"]) is not None:
-        yield f"  {'still left today':<18} {max(0.0, left):.0f} GPU-minutes"
+        yield f"  {'still left today':<18} {minutes_left(left):g} GPU-minutes"
     if answer["share_pct"] is not None:
         reserve = f"{answer['reserved_pct']:g} % of it for priorities 4 and 5"
         share = f"{answer['share_pct']:g} % of the GPUs"
@@ -50,11 +50,14 @@ def _of(name: str, limit: dict[str, Any]) -> str:
     used = _amount(name, limit["used"])
     if limit["most"] is None:
         return f"{used} (no limit)"
-    promised = f", {limit['committed']:.0f} promised to running jobs" if limit["committed"] else ""
+    committed = limit["committed"]
+    promised = f", {minutes_taken(committed):g} promised to running jobs" if committed else ""
     return f"{used} of {_amount(name, limit['most'])}{promised}"
 
 
 def _amount(name: str, value: float) -> str:
+    if name == "gpu_minutes":
+        return f"{minutes_taken(value):g}"
     return str(size(int(value))) if name == "memory_bytes" else f"{value:.0f}"
 
 

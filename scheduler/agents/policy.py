@@ -13,6 +13,7 @@ from datetime import datetime, timedelta
 
 from scheduler.facts.blockers import Blocker, BlockerCode, Tier, details
 from scheduler.facts.jobs import PRIORITIES, NewJob, Refusal
+from scheduler.facts.units import minutes_taken
 
 MOST_PRIORITY = 3
 DEFAULT_PRIORITY = 1
@@ -87,8 +88,8 @@ def refusals(new: NewJob, limits: AgentLimits, index: int | None = None) -> list
     minutes = new.requirement.gpus * (new.time_limit or DEFAULT_TIME_LIMIT).total_seconds() / 60
     if minutes > limits.gpu_minutes + SLACK:
         text = (
-            f"The job may take {minutes:.0f} GPU-minutes; this agent has {limits.gpu_minutes}"
-            " a day. Give it a shorter time limit or fewer GPUs."
+            f"The job may take {minutes_taken(minutes):g} GPU-minutes; this agent has"
+            f" {limits.gpu_minutes} a day. Give it a shorter time limit or fewer GPUs."
         )
         refusals.append(Refusal(field="time_limit", text=text, index=index))
     return refusals

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from datetime import datetime, timedelta
 from itertools import chain
+from math import ceil, floor, log10
 from zoneinfo import ZoneInfo
 
 from monitor.facts.formats import GIB, gib
@@ -45,6 +47,27 @@ YIELD_SIGNALS = ("SIGUSR1", "SIGUSR2", "SIGINT", "SIGTERM", "SIGHUP")
 def size(value: int | None) -> str:
     """Bytes for a sentence: "20 GiB" when it is whole, else "12.3 GiB"."""
     return gib(value) if value is None or value % GIB else f"{value // GIB} GiB"
+
+
+def minutes_left(minutes: float) -> float:
+    """The rest of a budget, rounded down: whole minutes, below 10 two digits.
+
+    So the figure is 0 only where nothing is left, and it never exceeds what is left.
+    """
+    return _rounded_minutes(minutes, floor)
+
+
+def minutes_taken(minutes: float) -> float:
+    """The part of a budget that is used or requested, rounded up in the same steps."""
+    return _rounded_minutes(minutes, ceil)
+
+
+def _rounded_minutes(minutes: float, whole: Callable[[float], int]) -> float:
+    # Sums of minutes are not exact; a thousandth of a minute is of no use.
+    if minutes < 0.001:
+        return 0.0
+    scale = float(10 ** max(0, 1 - floor(log10(minutes))))
+    return whole(round(minutes * scale, 4)) / scale
 
 
 def quoted(text: str) -> str:

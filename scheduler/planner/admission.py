@@ -9,7 +9,7 @@ from monitor.facts.readings import GpuReading, Health, Snapshot
 from monitor.gpus.policy import capability
 from scheduler.facts.jobs import PRIORITIES, NewJob, Refusal, Requirement
 from scheduler.facts.people import Quota
-from scheduler.facts.units import size
+from scheduler.facts.units import minutes_taken, size
 from scheduler.planner.matching import Traits, constraints_text, suited, version
 from scheduler.quotas.policy.quotas import SLACK, held, memory
 
@@ -309,8 +309,8 @@ def _budget(new: NewJob, quota: Quota, gpu_bytes: int | None) -> Refusal | None:
         return None
     minutes = time_limit.total_seconds() / 60
     text = (
-        f"{minutes:.0f} min on {gpu_count:.3g} GPU{'' if gpu_count == 1 else 's'} are"
-        f" {gpu_minutes:.0f} GPU-minutes; your quota allows {budget:.0f} a day."
+        f"{minutes_taken(minutes):g} min on {gpu_count:.3g} GPU{'' if gpu_count == 1 else 's'} are"
+        f" {minutes_taken(gpu_minutes):g} GPU-minutes; your quota allows {budget:g} a day."
         " Ask for less time or fewer GPUs."
     )
     return Refusal(field="time_limit", text=text)

@@ -17,6 +17,7 @@ from django.utils import timezone
 from django.views.decorators.http import require_safe
 
 from scheduler.facts.jobs import PRIORITIES
+from scheduler.facts.units import minutes_left, minutes_taken
 from scheduler.quotas.pages import table as quota_figures
 from scheduler.quotas.pages import table as share_table
 from scheduler.quotas.pages.table import QuotaFigure, ShareLine
@@ -45,6 +46,17 @@ class OwnShare:
     resets_at: datetime
     zone: str
     priority: str | None
+
+    @property
+    def left_text(self) -> str:
+        """The GPU-minutes that are left; "" = none."""
+        return f"{shown:g}" if (shown := minutes_left(self.left or 0.0)) else ""
+
+    @property
+    def committed_text(self) -> str:
+        """The GPU-minutes that running jobs may still take; "" = none."""
+        budget = self.line.account.budget
+        return f"{shown:g}" if budget and (shown := minutes_taken(budget.committed)) else ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,7 +12,7 @@ from django.db.models import Count
 from monitor.facts.formats import gib
 from scheduler.facts.jobs import JobState
 from scheduler.facts.people import Quota, UserAccount
-from scheduler.facts.units import size
+from scheduler.facts.units import minutes_taken, size
 from scheduler.fair_share.rows import QuotaSnapshot, Running, running_jobs, waiting_gpus
 from scheduler.models import Job
 from scheduler.quotas.policy import charging
@@ -64,7 +64,7 @@ class QuotaFigure:
             return gib(int(value))
         if self.unit == "%":
             return f"{value:.3g} %"
-        return f"{value:.0f}" if self.unit == "min" else f"{value:.3g}"
+        return f"{minutes_taken(value):g}" if self.unit == "min" else f"{value:.3g}"
 
 
 def figures(line: ShareLine) -> tuple[QuotaFigure, ...]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
-from math import ceil, floor
 from typing import TypedDict
 
 from monitor.facts.thresholds import threshold
@@ -17,7 +16,7 @@ from scheduler.facts.blockers import Blocker, BlockerCode, Details, Tier, detail
 from scheduler.facts.jobs import CLASSES, PriorityClass, Requirement
 from scheduler.facts.people import Budget, Quota, UserAccount
 from scheduler.facts.plans import Slot, Throttle
-from scheduler.facts.units import size
+from scheduler.facts.units import minutes_left, minutes_taken, size
 
 # Sums of parts of GPUs are not exact.
 SLACK = 1e-6
@@ -260,7 +259,7 @@ def _memory(requirement: Requirement, account: UserAccount) -> Blocker | None:
 def _budget(
     requirement: Requirement, lasts: timedelta | None, account: UserAccount
 ) -> Blocker | None:
-    """A job starts only if the budget lasts to its end. Figures are whole GPU-minutes."""
+    """A job starts only if the budget lasts to its end."""
     budget = account.budget
     if budget is None or not requirement.gpus:
         return None
@@ -269,18 +268,18 @@ def _budget(
     if left > SLACK if needed is None else needed <= left + SLACK:
         return None
     is_more = needed is not None and needed > budget.limit + SLACK
-    limit, whole = round(budget.limit), floor(max(0.0, left) + SLACK)
-    wants = None if needed is None else ceil(needed - SLACK)
+    limit, shown = budget.limit, minutes_left(left)
+    wants = None if needed is None else minutes_taken(needed)
     return _blocker(
         BlockerCode.BUDGET_DAY,
         account,
-        requested="all that is left" if wants is None else f"{wants} GPU-minutes",
-        available=f"{limit} at most" if is_more else f"{whole} of {limit}",
+        requested="all that is left" if wants is None else f"{wants:g} GPU-minutes",
+        available=f"{limit:g} at most" if is_more else f"{shown:g} of {limit:g}",
         until=None if is_more else budget.resets_at,
         never=is_more,
         facts=details(
             limit=limit,
-            left=whole,
+            left=shown,
             needed=wants,
             resets=f"{budget.resets_at:%a %d %b %H:%M} ({budget.zone})",
         ),

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scheduler.blockers.wording import text
+from scheduler.facts import units
 from scheduler.facts.blockers import Tier
 from scheduler.facts.jobs import Requirement
 from scheduler.facts.people import Budget, Capacity, Quota, UserAccount
@@ -142,6 +143,28 @@ def test_the_reason_names_the_instant_of_the_reset_with_its_zone() -> None:
     assert "Tue 03 Mar 00:00 (Europe/Berlin)" in text(blocker)
     assert blocker.until == BUDGET.resets_at
     assert blocker.requested == "120 GPU-minutes"
+
+
+def test_a_budget_with_a_rest_is_never_shown_as_used_up() -> None:
+    budget = replace(BUDGET, limit=1, spent=0.65, committed=0.05)
+    (blocker,) = quotas.refusals(
+        Requirement(),
+        3,
+        timedelta(seconds=40),
+        account_of(budget=budget),
+        Throttle(),
+        policy=QuotaPolicy(),
+    )
+
+    assert "0.3 of 1 GPU-minutes left today, and this job may take 0.67." in text(blocker)
+
+
+@given(st.floats(0.001, 1e6), st.floats(0.001, 1e6))
+def test_what_is_left_is_rounded_down_and_what_is_taken_up(left: float, taken: float) -> None:
+    assert 0 < units.minutes_left(left) <= left + 1e-4 * left
+    assert units.minutes_taken(taken) >= taken - 1e-4 * taken
+    if taken > left * 1.001:
+        assert units.minutes_taken(taken) > units.minutes_left(left)
 
 
 def test_a_budget_that_is_used_up_minute_by_minute_is_not_a_new_reason_each_time() -> None:
