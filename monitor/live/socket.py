@@ -168,14 +168,15 @@ async def is_same_user(scope: Scope) -> bool:
 class LoginCheck:
     """Whether the user of an open socket may still use it.
 
-    Checked every `every_s`, and at once when a login of the user has ended. Raises Closed.
+    Checked at first, every `every_s`, and when a login of the user has ended. Raises Closed.
     """
 
     def __init__(self, is_allowed: Callable[[], Awaitable[bool]], every_s: float) -> None:
         self._is_allowed = is_allowed
         self._every_s = every_s
         self._changed = asyncio.Event()
-        # A login may have ended while the socket was opened.
+        # A login may have ended while the socket was opened, before the wake-ups are heard.
+        self._changed.set()
         self._changes, self._checked, self._checked_at = 1, 0, 0.0
 
     def login_ended(self) -> None:

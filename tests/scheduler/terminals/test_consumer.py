@@ -190,6 +190,21 @@ async def test_revoking_the_token_ends_its_terminal_at_once(page: Any, alice: Us
     assert (await page.closed())["code"] == SIGNED_OUT
 
 
+@pytest.mark.usefixtures("_rarely_checked", "listener")
+async def test_a_token_that_is_revoked_while_its_terminal_opens_ends_it(
+    alice: User, job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = consumers._connected
+
+    async def revoked_meanwhile(target: consumers.Target) -> Any:
+        await ApiToken.objects.filter(user=alice).adelete()
+        return await original(target)
+
+    monkeypatch.setattr(consumers, "_connected", revoked_meanwhile)
+
+    assert (await refusal(alice, job.pk))[0] == SIGNED_OUT
+
+
 @pytest.mark.usefixtures("_rarely_checked")
 async def test_revoking_another_token_leaves_it_open(page: Any, alice: User) -> None:
     text = await sync_to_async(token)(alice)
