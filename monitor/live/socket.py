@@ -186,7 +186,8 @@ class LoginCheck:
     async def watch(self) -> None:
         while True:
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._changed.wait(), self._every_s)
+                async with asyncio.timeout(self._every_s):
+                    await self._changed.wait()
             self._changed.clear()
             await self._check()
 

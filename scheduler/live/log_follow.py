@@ -232,7 +232,8 @@ class LogTails:
     async def _pause(self, seconds: float) -> None:
         await asyncio.sleep(BURST_S)
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._woken.wait(), seconds - BURST_S)
+            async with asyncio.timeout(seconds - BURST_S):
+                await self._woken.wait()
 
     @contextlib.contextmanager
     def _wakes(self) -> Iterator[None]:

@@ -91,7 +91,8 @@ class Book:
                     except Exception as error:
                         self._faults.log(error, "A pass of the endpoint for models failed", FAULT)
                     with suppress(TimeoutError):
-                        await asyncio.wait_for(self._stir.wait(), READ_EVERY_S)
+                        async with asyncio.timeout(READ_EVERY_S):
+                            await self._stir.wait()
                     await asyncio.sleep(PAUSE_S)
             finally:
                 loop.remove_reader(heard.fileno())

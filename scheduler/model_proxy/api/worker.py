@@ -81,7 +81,8 @@ class PromptWorker:
                     except Exception as error:
                         self._faults.log(error, "A pass over the queue of prompts failed", FAULT)
                     with suppress(TimeoutError):
-                        await asyncio.wait_for(stir.wait(), LOOK_EVERY_S)
+                        async with asyncio.timeout(LOOK_EVERY_S):
+                            await stir.wait()
             finally:
                 loop.remove_reader(heard.fileno())
                 await self._end()
