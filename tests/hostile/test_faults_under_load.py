@@ -294,12 +294,12 @@ def test_an_older_backup_that_is_restored_while_jobs_run_doubles_none(
     with Load(lambda: service.address, token(service), tmp_path / "tally") as load:
         time.sleep(LOAD_FIRST_S)
         gpucoord("backup", str(archive))
-        with closing(sqlite3.connect(service.database)) as db:
-            highest = int(db.execute("SELECT max(id) FROM scheduler_job").fetchone()[0])
         time.sleep(LOAD_FIRST_S)
         load.pause()
         service.stop()
         gpucoord("restore", "--replace", str(archive))
+        with closing(sqlite3.connect(service.database)) as db:
+            highest = int(db.execute("SELECT max(id) FROM scheduler_job").fetchone()[0])
         service.start()
         load.forget_after(highest)
         load.forget(held_jobs(service))
