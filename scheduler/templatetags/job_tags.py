@@ -164,9 +164,10 @@ def timeline_bar(bar: Bar, lane: int, lanes: int, span: Span) -> SafeString:
     y, height = round(100 * lane / lanes + 2, 1), round(100 / lanes - 4, 1)
     shapes = "".join(_shapes(bar, span, f'y="{y}" height="{height}"'))
     return format_html(
-        '<a class="tl-link {} {}" href="{}" tabindex="-1" aria-label="{}" data-begin="{}"'
+        '<a class="tl-link {}{} {}" href="{}" tabindex="-1" aria-label="{}" data-begin="{}"'
         ' data-end="{}">{}</a>',
         bar.kind.value,
+        " dense" if bar.count > 1 else "",
         user_colour(bar.owner),
         _address(bar),
         bar_words(bar),
@@ -215,8 +216,16 @@ def timeline_label(bar: Bar, lane: int, lanes: int, span: Span) -> SafeString:
     )
 
 
+@register.simple_tag
 def bar_words(bar: Bar) -> str:
     """Such as "job 12 train, alice, running"; times are told beside it."""
+    if bar.count > 1:
+        taken_s = sum(end - begin for begin, end in bar.taken)
+        whole_s = bar.taken[-1][1] - bar.begin
+        is_use = bar.kind is BarKind.USE
+        names = f"{bar.count} {'uses outside the queue' if is_use else 'jobs'}, {bar.submitter}"
+        state = "" if is_use else f", {bar.state}"
+        return f"{names}{state}, together {duration(taken_s)} of {duration(whole_s)}"
     if bar.job is None:
         return f"{bar.submitter}, outside the queue"
     return f"job {bar.label}, {bar.submitter}, {bar.state}"

@@ -16,21 +16,21 @@ IDLE_BELOW_PCT, IDLE_FROM_BYTES = 5.0, 1024**3
 JOINED_S = 120
 # More bars at one time share the last lane.
 MOST_LANES = 4
-# Bars of a row, newest first; older ones are left out.
-MOST_BARS = 80
+# In a row of more bars, short ones of one owner become one bar. It begins with bars and pauses
+# of this length, and doubles it as often as necessary.
+MANY_BARS, SHORT_S = 80, 120
 Stretch = tuple[int, int]
 Key = tuple[str, str | None, int | None]
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A GPU with its bars, each with its lane, and its bands. omitted: bars left out."""
+    """A GPU with its bars, each with its lane, and its bands."""
 
     gpu: TimelineGpu
     bars: tuple[tuple[Bar, int], ...]
     bands: tuple[Band, ...]
     lanes: int
-    omitted: int = 0
 
     @property
     def element_id(self) -> str:
@@ -157,13 +157,66 @@ def rows(gpus: Sequence[TimelineGpu], bars: Iterable[Bar], bands: Iterable[Band]
 
 
 def _row(gpu: TimelineGpu, bars: list[Bar], bands: list[Band]) -> Row:
-    shown = sorted(bars, key=_latest_first)[:MOST_BARS]
-    placed, lanes = _in_lanes(sorted(shown, key=lambda bar: (bar.begin, bar.kind, bar.job or 0)))
-    return Row(gpu, tuple(placed), tuple(bands), lanes, len(bars) - len(shown))
+    placed, lanes = _in_lanes(sorted(condensed(bars), key=_in_time))
+    return Row(gpu, tuple(placed), tuple(bands), lanes)
 
 
-def _latest_first(bar: Bar) -> tuple[bool, int]:
-    return bar.end is not None, -(bar.end or bar.begin)
+def _in_time(bar: Bar) -> tuple[int, str, int]:
+    return bar.begin, bar.kind, bar.job or 0
+
+
+def condensed(bars: Sequence[Bar], most: int = MANY_BARS) -> list[Bar]:
+    """At most so many of the bars of one GPU, as far as joining short ones gets there.
+
+    Joined are bars of one owner and kind. None is left out, and the time that they take is kept.
+    A job that runs keeps its own bar.
+    """
+    left, short_s = list(bars), SHORT_S
+    if len(left) <= most:
+        return left
+    whole_s = max(map(_last, left)) - min(bar.begin for bar in left)
+    while len(left) > most and short_s < 2 * whole_s:
+        left = _joined_up_to(left, short_s)
+        short_s *= 2
+    return left
+
+
+def _joined_up_to(bars: Iterable[Bar], short_s: int) -> list[Bar]:
+    """The bars; those of up to `short_s` joined over pauses of up to `short_s`."""
+    kept: list[Bar] = []
+    # Of each owner and kind: runs of bars, each with its end.
+    groups: dict[tuple[BarKind, str | None, str], list[tuple[int, list[Bar]]]] = {}
+    for bar in sorted(bars, key=_in_time):
+        last = bar.end or (bar.expected_end if bar.kind is BarKind.EXPECTED else None)
+        if last is None or (bar.count == 1 and last - bar.begin > short_s):
+            kept.append(bar)
+            continue
+        runs = groups.setdefault((bar.kind, bar.owner, bar.agent), [])
+        if runs and bar.begin <= runs[-1][0] + short_s:
+            runs[-1][1].append(bar)
+            runs[-1] = (max(runs[-1][0], last), runs[-1][1])
+        else:
+            runs.append((last, [bar]))
+    return kept + [_one_of(run) for runs in groups.values() for _, run in runs]
+
+
+def _one_of(run: Sequence[Bar]) -> Bar:
+    """One bar in place of these."""
+    if len(run) == 1:
+        return run[0]
+    count, last = sum(bar.count for bar in run), max(_last(bar) for bar in run)
+    is_expected = run[0].kind is BarKind.EXPECTED
+    return replace(
+        run[0],
+        label=f"{count} jobs" if run[0].kind is not BarKind.USE else run[0].label,
+        end=None if is_expected else last,
+        expected_end=last if is_expected else None,
+        job=None,
+        state=run[0].state if all(bar.state == run[0].state for bar in run) else "ended",
+        idle=joined(stretch for bar in run for stretch in bar.idle),
+        count=count,
+        taken=joined(stretch for bar in run for stretch in bar.stretches),
+    )
 
 
 def _in_lanes(bars: Iterable[Bar]) -> tuple[list[tuple[Bar, int]], int]:

@@ -25,7 +25,8 @@ class Bar:
 
     end None: it goes on. expected_end None: unknown. state: the word of the job's state.
     idle: stretches in which it held memory that nothing used. agent: the owner's agent that
-    submitted the job, "" = none.
+    submitted the job, "" = none. count: above 1, it stands for so many short ones of one owner,
+    which together took `taken` of its time.
     """
 
     gpu_uuid: str
@@ -39,6 +40,14 @@ class Bar:
     expected_end: int | None = None
     idle: tuple[tuple[int, int], ...] = ()
     agent: str = ""
+    count: int = 1
+    taken: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def stretches(self) -> tuple[tuple[int, int], ...]:
+        """The time that it stands for; of one that goes on without an expected end, the begin."""
+        last = self.end or self.expected_end or self.begin
+        return self.taken if self.count > 1 else ((self.begin, last),)
 
     @property
     def submitter(self) -> str:

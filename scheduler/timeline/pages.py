@@ -20,10 +20,13 @@ from scheduler.timeline import charts
 from scheduler.timeline import rows as timeline_rows
 from scheduler.timeline.charts import AHEAD_S, BACK_S, Row, Span
 from scheduler.timeline.facts import Bar, BarKind, UsePiece
+from scheduler.timeline.rows import PastJobs
 
 BACK, AHEAD = timedelta(seconds=BACK_S), timedelta(seconds=AHEAD_S)
 # How old jobs and their predictions may be, and what processes did.
 KEPT, PIECES_KEPT = timedelta(seconds=3), timedelta(seconds=20)
+# Jobs that ended a while ago change no more.
+PAST_KEPT = timedelta(minutes=10)
 # Bars of the table, newest first.
 MOST_LISTED = 300
 # Predicted times are rounded up, so that rows change seldom: (nearer than, to).
@@ -68,7 +71,22 @@ def _load_pieces(now: datetime) -> list[UsePiece]:
     return timeline_rows.pieces(now - BACK, now)
 
 
+def _load_past(now: datetime) -> PastJobs:
+    """Jobs that ended a while ago, with the idle time of their processes, few bars for each GPU."""
+    past = timeline_rows.past_jobs(now - BACK)
+    if not past.bars:
+        return past
+    now_t = int(now.timestamp())
+    _, idle = charts.of_pieces(_pieces(now), now_t, now_t)
+    bars_on: dict[str, list[Bar]] = {}
+    for bar in past.bars:
+        bars_on.setdefault(bar.gpu_uuid, []).append(charts.with_idle(bar, idle, now_t))
+    bars = tuple(bar for bars in bars_on.values() for bar in charts.condensed(bars))
+    return replace(past, bars=bars)
+
+
 _pieces = TimedCache(_load_pieces, PIECES_KEPT)
+_past = TimedCache(_load_past, PAST_KEPT)
 
 
 def build(now: datetime, pieces: list[UsePiece] | None = None) -> Timeline:
@@ -79,9 +97,12 @@ def build(now: datetime, pieces: list[UsePiece] | None = None) -> Timeline:
     goes_on_after = now_t - int(PIECES_KEPT.total_seconds()) - 1
     used, idle = charts.of_pieces(loaded, now_t, goes_on_after)
     ends = {job: _rounded(end, now_t) for job, end in preview.running_ends(now).items()}
-    jobs = timeline_rows.job_bars(now - BACK, ends)
+    past = _past(now)
+    jobs = timeline_rows.job_bars(now - BACK, ends, past)
+    since_t = now_t - BACK_S
     bars = [
         *used,
+        *(bar for bar in past.bars if bar.end and bar.end >= since_t),
         *(charts.with_idle(bar, idle, now_t) for bar in jobs),
         *_expected(now),
     ]
@@ -129,8 +150,9 @@ _shown = TimedCache(lambda now: build(now, _pieces(now)), KEPT)
 
 def forget() -> None:
     """Look anew at once."""
-    global _pieces, _shown
+    global _pieces, _past, _shown
     _pieces = TimedCache(_load_pieces, PIECES_KEPT)
+    _past = TimedCache(_load_past, PAST_KEPT)
     _shown = TimedCache(lambda now: build(now, _pieces(now)), KEPT)
 
 

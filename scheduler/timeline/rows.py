@@ -1,8 +1,9 @@
-"""Rows -> facts of the timeline: attempts, processes, time windows. Every query is bounded."""
+"""Rows -> facts of the timeline: attempts, processes, time windows."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -10,7 +11,7 @@ from django.db.models import Max, Min, QuerySet, Sum
 from django.db.models.functions import Coalesce
 
 from monitor.models import Gpu, ProcessHour, ProcessMinute, ProcessUse
-from monitor.runtime.rows.prepared import TIME_MARK, PreparedQuery, compiled_once
+from monitor.runtime.rows.prepared import MARK, TIME_MARK, PreparedQuery
 from monitor.usage.rows.rollups import HOUR_S, MINUTE_S, floor, plain, start_of
 from scheduler.facts.jobs import JobState
 from scheduler.models import Attempt, Job
@@ -18,8 +19,8 @@ from scheduler.time_windows import rows as window_rows
 from scheduler.time_windows.policy.calendar import spans
 from scheduler.timeline.facts import Band, Bar, BarKind, TimelineGpu, UsePiece
 
-# Older ones are left out.
-MOST_ATTEMPTS, MOST_USES = 2000, 4000
+# The newest are read each time, older ones that have ended every few minutes.
+NEWEST_ATTEMPTS = 2000
 # The last hours are looked at in this step, older ones by the hour.
 FINE_HOURS, FINE_STEP_S = 2, 5 * MINUTE_S
 # A process that was seen so lately is still there.
@@ -54,26 +55,49 @@ _GPUS: PreparedQuery[datetime, tuple[str, int, str]] = PreparedQuery(
 )
 
 
-def job_bars(since: datetime, expected_ends: Mapping[int, int]) -> list[Bar]:
-    """A bar for each attempt and GPU that reaches into the time after `since`."""
-    rows = {row[:1] + row[6:7]: row for row in (*_newest_attempts(), *_open_attempts())}
+@dataclass(frozen=True, slots=True)
+class PastJobs:
+    """Attempts before `newest` that had ended, as bars; those that had not are in `open`."""
+
+    newest: int
+    open: tuple[int, ...]
+    bars: tuple[Bar, ...]
+
+
+def past_jobs(since: datetime) -> PastJobs:
+    """All attempts that ended after `since`, except for the newest ones."""
+    attempts = Attempt.objects.order_by("-pk")
+    newest = attempts.values_list("pk", flat=True)[NEWEST_ATTEMPTS - 1 : NEWEST_ATTEMPTS].first()
+    if newest is None:
+        return PastJobs(0, (), ())
+    older = attempts.filter(pk__lt=newest)
+    ended = older.filter(ended_at__gte=since).values_list(*ATTEMPT_COLUMNS)
+    return PastJobs(
+        newest,
+        tuple(older.filter(ended_at=None).values_list("pk", flat=True)),
+        tuple(bar for row in ended.iterator(chunk_size=2000) for bar in _of_attempt(row, {})),
+    )
+
+
+def job_bars(since: datetime, expected_ends: Mapping[int, int], past: PastJobs) -> list[Bar]:
+    """A bar for each attempt and GPU that reaches into the time after `since`, except `past`'s."""
+    rows = _NEWEST.rows(past.newest)
+    if past.open:
+        rows += Attempt.objects.filter(pk__in=past.open).values_list(*ATTEMPT_COLUMNS)
     return [
         bar
-        for row in rows.values()
+        for row in rows
         if row[8] is None or row[8] >= since
         for bar in _of_attempt(row, expected_ends)
     ]
 
 
-@compiled_once
-def _newest_attempts() -> QuerySet[Any, tuple[Any, ...]]:
-    return Attempt.objects.order_by("-pk").values_list(*ATTEMPT_COLUMNS)[:MOST_ATTEMPTS]
-
-
-@compiled_once
-def _open_attempts() -> QuerySet[Any, tuple[Any, ...]]:
-    attempts = Attempt.objects.filter(ended_at=None).order_by("-pk")
-    return attempts.values_list(*ATTEMPT_COLUMNS)
+_NEWEST: PreparedQuery[int, tuple[Any, ...]] = PreparedQuery(
+    lambda newest: (
+        Attempt.objects.filter(pk__gte=newest).order_by("-pk").values_list(*ATTEMPT_COLUMNS)
+    ),
+    MARK,
+)
 
 
 def _of_attempt(row: tuple[Any, ...], expected_ends: Mapping[int, int]) -> Iterator[Bar]:
@@ -103,10 +127,10 @@ def waiting_names(jobs: Iterable[int]) -> dict[int, tuple[str, str, str]]:
 def pieces(since: datetime, now: datetime) -> list[UsePiece]:
     """Work of processes on GPUs: by the hour, and in the last hours every five minutes."""
     uses = ProcessUse.objects.filter(last_seen_at__gte=since)
-    rows = uses.order_by("-last_seen_at").values_list(
+    rows = uses.order_by().values_list(
         "pk", "gpu_id", "user", "job_owner", "job_ref", "first_seen_at", "last_seen_at", "ended_at"
     )
-    uses_by_id = {row[0]: row[1:] for row in rows[:MOST_USES]}
+    uses_by_id = {row[0]: row[1:] for row in rows}
     fine_t = floor(int(now.timestamp()) - FINE_HOURS * HOUR_S, HOUR_S)
     stretches = [*_hours(int(since.timestamp()), fine_t), *_fine(fine_t)]
     present = now - timedelta(seconds=PRESENT_S)

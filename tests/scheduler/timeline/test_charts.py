@@ -13,6 +13,7 @@ NOW = 100_000
 GPU = TimelineGpu("GPU-0", 0, "box")
 stretch = st.tuples(st.integers(0, 500), st.integers(1, 100)).map(lambda s: (s[0], s[0] + s[1]))
 stretches = st.lists(stretch, max_size=12)
+kinds = st.sampled_from([BarKind.JOB, BarKind.USE])
 
 
 def bar(begin: int = 0, end: int | None = 100, **facts: object) -> Bar:
@@ -69,12 +70,44 @@ def test_a_job_that_goes_on_keeps_its_lane_until_its_expected_end() -> None:
     assert [lane for _, lane in row.bars] == [0, 0]
 
 
-def test_a_row_leaves_out_its_oldest_bars() -> None:
-    many = [bar(i * 10, i * 10 + 5) for i in range(charts.MOST_BARS + 3)]
-    [row] = charts.rows([GPU], many, [])
+owned = st.tuples(
+    st.integers(0, 80_000), st.integers(1, 9000), st.sampled_from(["alice", "bob", None]), kinds
+).map(lambda s: bar(s[0], s[0] + s[1], owner=s[2], kind=s[3], job=None))
 
-    assert row.omitted == 3
-    assert min(b.begin for b, _ in row.bars) == 30
+
+@given(st.lists(owned, max_size=20))
+def test_the_bars_of_a_row_cover_the_time_of_its_jobs_and_processes(bars: list[Bar]) -> None:
+    row = charts.condensed(bars, most=6)
+
+    for owner in ("alice", "bob", None):
+        shown = [s for b in row if b.owner == owner for s in b.stretches]
+        assert charts.joined(shown) == charts.joined(
+            (b.begin, b.end or 0) for b in bars if b.owner == owner
+        )
+    assert sum(b.count for b in row) == len(bars)
+    assert all(s[0] >= b.begin and s[1] <= (b.end or 0) for b in row for s in b.stretches)
+    assert len(row) <= 6
+
+
+def test_a_dense_span_is_one_bar_with_its_count_and_a_long_job_keeps_its_own() -> None:
+    items = [bar(i * 40, i * 40 + 30) for i in range(125)]
+    long, runs = bar(0, 5000, job=7), bar(9000, None, job=8)
+    [row] = charts.rows([GPU], [*items, long, runs], [])
+
+    assert sorted((b.label, b.count, b.job) for b, _ in row.bars) == [
+        ("1 train", 1, 7),
+        ("1 train", 1, 8),
+        ("125 jobs", 125, None),
+    ]
+    [dense] = [b for b, _ in row.bars if b.count > 1]
+    assert sum(end - begin for begin, end in dense.taken) == 125 * 30
+
+
+def test_expected_runs_are_joined_too() -> None:
+    waits = [bar(i * 40, None, kind=BarKind.EXPECTED, expected_end=i * 40 + 30) for i in range(125)]
+    [row] = charts.rows([GPU], waits, [])
+
+    assert [(b.label, b.end, b.expected_end) for b, _ in row.bars] == [("125 jobs", None, 4990)]
 
 
 def test_use_outside_the_queue_becomes_one_bar_over_short_pauses() -> None:

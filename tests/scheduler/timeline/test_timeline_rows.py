@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from datetime import timedelta
+from datetime import datetime, timedelta
 
 import pytest
 from django.contrib.auth.models import User
@@ -8,7 +8,7 @@ from django.contrib.auth.models import User
 from monitor.models import ProcessHour, ProcessMinute
 from scheduler.facts.jobs import Requirement
 from scheduler.timeline import rows as timeline_rows
-from scheduler.timeline.facts import TimelineGpu
+from scheduler.timeline.facts import Bar, TimelineGpu
 from tests import jobs_made
 from tests.builders import GIB, NOW, gpu_uuid
 from tests.monitor.past import gpu_row, process_use
@@ -18,10 +18,15 @@ DAY = timedelta(hours=24)
 NOW_T = int(NOW.timestamp())
 
 
+def bars_of(since: datetime, ends: dict[int, int]) -> list[Bar]:
+    past = timeline_rows.past_jobs(since)
+    return [*timeline_rows.job_bars(since, ends, past), *past.bars]
+
+
 def test_a_running_job_goes_on_and_a_finished_one_has_ended(alice: User) -> None:
     runs = jobs_made.running(alice, on=(1,))
     ended = jobs_made.finished(alice)
-    bars = {bar.job: bar for bar in timeline_rows.job_bars(NOW - DAY, {runs.pk: NOW_T + 900})}
+    bars = {bar.job: bar for bar in bars_of(NOW - DAY, {runs.pk: NOW_T + 900})}
 
     assert bars[runs.pk].end is None
     assert bars[runs.pk].expected_end == NOW_T + 900
@@ -34,12 +39,26 @@ def test_a_job_that_ended_before_is_left_out_and_a_job_on_two_gpus_has_two_bars(
 ) -> None:
     jobs_made.finished(alice)
     wide = jobs_made.running(alice, on=(0, 1), requirement=Requirement(gpus=2))
-    bars = timeline_rows.job_bars(NOW + timedelta(hours=1), {})
+    bars = bars_of(NOW + timedelta(hours=1), {})
 
     assert [(bar.job, bar.gpu_uuid) for bar in bars] == [
         (wide.pk, gpu_uuid(0)),
         (wide.pk, gpu_uuid(1)),
     ]
+
+
+def test_no_job_is_left_out_however_many_there_are(
+    alice: User, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(timeline_rows, "NEWEST_ATTEMPTS", 2)
+    runs = jobs_made.running(alice)
+    ended = [jobs_made.finished(alice) for _ in range(4)]
+    past = timeline_rows.past_jobs(NOW - DAY)
+    jobs_made.end(runs)
+    ended += [jobs_made.finished(alice) for _ in range(2)]
+
+    jobs = [bar.job for bar in (*timeline_rows.job_bars(NOW - DAY, {}, past), *past.bars)]
+    assert sorted(jobs) == sorted(job.pk for job in (runs, *ended))
 
 
 def test_only_gpus_that_were_seen_have_a_row() -> None:
