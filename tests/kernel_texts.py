@@ -195,3 +195,37 @@ some avg10=12.50 avg60=0.00 avg300=0.00 total=221199542
 full avg10=3.25 avg60=0.00 avg300=0.00 total=214901058
 """
 PRESSURE_CPU_OLD = "some avg10=1.50 avg60=0.00 avg300=0.00 total=8322141\n"
+# Documented: proc(5), /proc/PID/status in a namespace of pids, as Linux 6.18 writes it, cut. A
+# newline in the name of a program is written as two characters.
+STATUS = """\
+Name:\ta\\nUid:\t0
+Umask:\t0022
+State:\tS (sleeping)
+Tgid:\t32316
+Ngid:\t0
+Pid:\t32316
+PPid:\t32311
+TracerPid:\t0
+Uid:\t1000\t1000\t1000\t1000
+Gid:\t1000\t1000\t1000\t1000
+FDSize:\t256
+NStgid:\t32316\t7
+NSpid:\t32316\t7
+NSpgid:\t32311\t7
+NSsid:\t17951\t0
+"""
+# Documented: user_namespaces(7): of the host, and with the ranges of a rootless container.
+UID_MAP_HOST = "         0          0 4294967295\n"
+UID_MAP_ROOTLESS = """\
+         0       1000          1
+         1     100000      65536
+"""
+# Recorded: Linux 6.18. Pages: size, resident, shared, text, unused, data, unused.
+STATM = "765 433 405 5 0 123 0\n"
+# Documented: proc(5), as Linux 6.18 writes it: two that listen, and a connection.
+NET_TCP = """\
+  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode
+   0: 0100007F:1F90 00000000:0000 0A 00000000:00000000 00:00000000 00000000  1000        0 770429 1 000000004bbd2851 100 0 0 10 0
+   1: 00000000:07E8 00000000:0000 0A 00000000:00000000 00:00000000 00000000     0        0 1146 1 00000000efacf81c 100 0 0 10 0
+   2: 0100007F:1F90 0100007F:9C40 01 00000000:00000000 00:00000000 00000000  1001        0 770500 1 000000007c1c3b2a 20 4 30 10 -1
+"""  # noqa: E501 - as the kernel writes it

@@ -63,8 +63,8 @@ class CredentialReader:
     def of(self, pid: int) -> Credentials:
         status = self._text(pid, "status")
         cgroup = self._text(pid, "cgroup")
-        uids = _words(status, "Uid")
-        is_nested = len(_words(status, "NSpid")) > 1
+        uids = words_of(status, "Uid")
+        is_nested = len(words_of(status, "NSpid")) > 1
         is_in_host = self._is_in_host_namespace(pid)
         bare = Credentials(
             uid=int(uids[0]) if uids else None,
@@ -142,7 +142,7 @@ class CredentialReader:
         """The account of its nearest parent in the host's user namespace; None: init's child."""
         for _ in range(_MOST_PARENTS):
             status = self._text(pid, "status")
-            parents, uids = _words(status, "PPid"), _words(status, "Uid")
+            parents, uids = words_of(status, "PPid"), words_of(status, "Uid")
             if self._is_in_host_namespace(pid):
                 return int(uids[0]) if uids else None
             if not parents or int(parents[0]) <= _INIT:
@@ -191,7 +191,7 @@ def account_ranges(path: Path = LOGIN_DEFS) -> AccountRanges:
     return AccountRanges(**values)
 
 
-def _words(status: str, field: str) -> list[str]:
+def words_of(status: str, field: str) -> list[str]:
     """The words after the name of a field of /proc/PID/status."""
     _, _, rest = status.partition(f"\n{field}:")
     return rest.partition("\n")[0].split()

@@ -136,11 +136,18 @@ def _listeners(family: int) -> Iterator[tuple[int, int]]:
 
 def _listed_uids(port: int) -> frozenset[int]:
     """The same from /proc, where the kernel does not answer otherwise."""
-    uids = set()
+    uids: set[int] = set()
     for table in ("/proc/net/tcp", "/proc/net/tcp6"):
         with suppress(OSError):
-            for line in Path(table).read_text().splitlines()[1:]:
-                _, local, _, state, _, _, _, uid, *_ = line.split()
-                if state == LISTENS and int(local.rpartition(":")[2], 16) == port:
-                    uids.add(int(uid))
+            uids |= listening_uids(Path(table).read_text(), port)
     return frozenset(uids)
+
+
+def listening_uids(table: str, port: int) -> set[int]:
+    """The accounts that listen on a port, by the text of /proc/net/tcp or tcp6."""
+    lines = (line.split() for line in table.splitlines()[1:])
+    return {
+        int(uid)
+        for _, local, _, state, _, _, _, uid, *_ in lines
+        if state == LISTENS and int(local.rpartition(":")[2], 16) == port
+    }

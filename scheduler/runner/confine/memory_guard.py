@@ -156,9 +156,14 @@ def used_bytes(folders: Iterable[Path], processes: Processes) -> int:
 
 def _private_bytes(pid: int) -> int:
     with suppress(OSError, ValueError, IndexError):
-        words = Path(f"/proc/{pid}/statm").read_text().split()
-        return (int(words[1]) - int(words[2])) * _PAGE
+        return private_pages(Path(f"/proc/{pid}/statm").read_text()) * _PAGE
     return 0
+
+
+def private_pages(statm: str) -> int:
+    """Resident pages without shared ones, by the text of /proc/PID/statm."""
+    _, resident, shared, *_ = map(int, statm.split())
+    return resident - shared
 
 
 def _limits(folders: Iterable[Path]) -> bool:

@@ -8,13 +8,16 @@ from pathlib import Path
 import pytest
 
 from gpucoord_site.service.filesystems import mount_of
+from monitor.identity.policy.owners import UidRange, uid_map_of
+from monitor.identity.probes.credentials import words_of
+from monitor.identity.probes.listeners import listening_uids
 from monitor.sampling.probes.host import HostProbe
 from monitor.sampling.probes.limits import LimitsProbe
 from scheduler.disk.probes.space import mount_table
 from scheduler.runner import process_tree
 from scheduler.runner.confine.host_probe import hierarchies, own_cgroups
 from scheduler.runner.confine.locks import flocks
-from scheduler.runner.confine.memory_guard import used_bytes
+from scheduler.runner.confine.memory_guard import private_pages, used_bytes
 from scheduler.runner.process_tree import ProcessInfo
 from tests import kernel_texts
 from tests.builders import GIB, NOW
@@ -167,6 +170,27 @@ def test_a_process_is_read_whatever_its_name() -> None:
     assert process_tree.parsed(4242, kernel_texts.STAT_ODD_NAME) == ProcessInfo(
         4242, 4200, 4242, 4200, 98765
     )
+
+
+def test_a_name_of_a_program_is_no_field_of_its_status() -> None:
+    assert words_of(kernel_texts.STATUS, "Uid") == ["1000"] * 4
+    assert words_of(kernel_texts.STATUS, "NSpid") == ["32316", "7"]
+    assert words_of(kernel_texts.STATUS, "CapEff") == []
+
+
+def test_the_outside_ranges_of_accounts_are_read() -> None:
+    assert uid_map_of(kernel_texts.UID_MAP_HOST) == (UidRange(0, 4294967295),)
+    assert uid_map_of(kernel_texts.UID_MAP_ROOTLESS) == (UidRange(1000, 1), UidRange(100000, 65536))
+
+
+def test_shared_pages_do_not_count_as_memory_of_a_process() -> None:
+    assert private_pages(kernel_texts.STATM) == 28
+
+
+def test_only_sockets_that_listen_name_the_account_of_a_port() -> None:
+    assert listening_uids(kernel_texts.NET_TCP, 8080) == {1000}
+    assert listening_uids(kernel_texts.NET_TCP, 2024) == {0}
+    assert listening_uids(kernel_texts.NET_TCP, 40000) == set()
 
 
 def test_held_flocks_are_read_without_waiting_ones_and_other_locks() -> None:
