@@ -18,7 +18,12 @@ from monitor.incidents.policy.findings import Finding
 from monitor.incidents.policy.lifecycle import Verdict, judge
 from monitor.incidents.policy.rule_input import Booking, EmptyBookingTracker
 from monitor.incidents.policy.thresholds import BookingPolicy, GpuTimePolicy, MemoryPolicy
-from monitor.incidents.policy.usage_buffers import UsageBuffers
+from monitor.incidents.policy.turns import several_gpus
+from monitor.incidents.policy.usage_buffers import (
+    UsageBuffers,
+    UsageMinute,
+    minutes_of_movers,
+)
 from monitor.incidents.rows import incidents as incident_rows
 from monitor.incidents.rules import cpu as cpu_rules
 from monitor.incidents.rules import evaluate as evaluate_rules
@@ -27,6 +32,9 @@ from monitor.incidents.rules.evaluate import IncidentPolicies, Rule, RunRule
 from monitor.runtime.rows.item_isolation import ItemIsolation
 from monitor.snapshot import rows as snapshots
 from monitor.thresholds import rows as thresholds
+
+# Past use by several GPUs in turn is read for the window of its rule and this time before.
+TURNS_MORE_S = 120.0
 
 
 class IncidentStep:
@@ -64,7 +72,7 @@ class IncidentStep:
         policies = self._policies(now)
         claims = rule_input.bookings(snapshots.open_claims(self._host))
         if self._seq is None:
-            self._recall(claims, now)
+            self._recall(claims, policies, now)
         groups = rule_input.group_processes(
             snapshot.processes, claims, policies.hogs, policies.exempt
         )
@@ -139,7 +147,9 @@ class IncidentStep:
             exempt=(*exemptions_of_policy(hogs), *incident_rows.exemptions(now)),
         )
 
-    def _recall(self, claims: Mapping[Booking, ClaimFact], now: datetime) -> None:
+    def _recall(
+        self, claims: Mapping[Booking, ClaimFact], policies: IncidentPolicies, now: datetime
+    ) -> None:
         """Rebuild the buffers. Use by a job stays with the job, even if its booking has ended."""
         empty_bookings, t = self._empty_bookings, now.timestamp()
         empty_bookings.seen_t.update(incident_rows.last_seen(claims))
@@ -148,6 +158,16 @@ class IncidentStep:
         self._cpus = cpu_rules.loads(incident_rows.stored_cpu_scan(self._host))
         past = incident_rows.usage_minutes(self._host, now)
         self._windows.recall(past, incident_rows.recent_usage(self._host, now).totals)
+        self._recall_turns(past, policies.hogs, t)
+
+    def _recall_turns(self, past: Sequence[UsageMinute], policy: GpuTimePolicy, t: float) -> None:
+        """Minutes do not tell use of several GPUs in turn from use at the same time; samples do."""
+        seconds = 60 * policy.sustained_minutes
+        since = t - seconds - TURNS_MORE_S
+        recent = [minute for minute in past if minute.at > since]
+        minutes = minutes_of_movers(recent, seconds * policy.sustained_pct / 100)
+        several = several_gpus(minutes, policy.sustained_pct)
+        self._windows.turns.recall(minutes, incident_rows.utilization_steps(several, since))
 
 
 def _listed(action: Rule) -> list[Finding]:

@@ -46,6 +46,14 @@ class EmptyBooking:
     coverage: float
 
 
+@dataclass(frozen=True, slots=True)
+class MachineShare:
+    """A user's part of all GPUs of the machine over a window, in percent."""
+
+    pct: float
+    coverage: float
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RuleInput:
     """Everything that the rules evaluate at one instant. `t`: epoch seconds of the readings.
@@ -54,7 +62,9 @@ class RuleInput:
     processes of jobs on GPUs that the job has not booked. empty: booked GPUs without a process of
     their job; None: a process there cannot be attributed. demand: the waiting jobs. shares: the
     entitled share of the machine (%) of each user with a quota. series_of: use outside jobs by user
-    and GPU, also on GPUs that the user has left.
+    and GPU, also on GPUs that the user has left. in_turn: of each user, the use of one GPU at a
+    time: of the busiest GPU of each step, of the next one, and so on. machine_shares: parts of the
+    machine that rules have computed, by user and window.
     """
 
     t: float
@@ -67,6 +77,8 @@ class RuleInput:
     demand: Sequence[Demand] = ()
     shares: Mapping[str, float] = field(default_factory=dict)
     series_of: Mapping[str, Mapping[str, Sequence[Series]]] = field(default_factory=dict)
+    in_turn: Mapping[str, Sequence[Series]] = field(default_factory=dict)
+    machine_shares: dict[tuple[str, float], MachineShare | None] = field(default_factory=dict)
 
     def waiting_for(self, gpu_uuid: str | None, but: str | None) -> list[Demand]:
         """The waiting jobs that freeing this GPU would help, except those of `but`.

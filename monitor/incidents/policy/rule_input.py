@@ -189,19 +189,9 @@ def build(
         series=windows.processes,
         demand=demand,
         shares=shares or {},
-        series_of=_series_of(windows),
+        series_of=windows.by_user,
+        in_turn=windows.turns.ranks,
     )
-
-
-def _series_of(windows: UsageBuffers) -> dict[str, dict[str, list[Series]]]:
-    """Series by user and GPU, without jobs and unknown users."""
-    series_by_user: dict[str, dict[str, list[Series]]] = {}
-    for key, series in windows.groups.items():
-        uuid, _, rest = key.partition("|")
-        user, is_persons, _ = rest.partition("|")
-        if user and is_persons:
-            series_by_user.setdefault(user, {}).setdefault(uuid, []).append(series)
-    return series_by_user
 
 
 def _group(

@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import ceil
 
+from monitor.incidents.policy.turns import GpuMinute, SeriesOf, Turns
 from monitor.incidents.policy.usage_series import HORIZON_S, Series, UsagePoint
 
 # (GPU, pid, start ticks)
@@ -58,16 +59,23 @@ class UsagePiece:
 
 @dataclass(slots=True)
 class UsageBuffers:
-    """Series by process and by group. Looks further apart than `gap_s` tell nothing between."""
+    """Series by process and by group. Looks further apart than `gap_s` tell nothing between.
+
+    by_user: the series of groups by user and GPU, without jobs and unknown users, also on GPUs that
+    the user has left.
+    """
 
     gap_s: float = 15.0
     processes: dict[Key, Series] = field(default_factory=dict)
     groups: dict[str, Series] = field(default_factory=dict)
+    turns: Turns = field(default_factory=Turns)
+    by_user: SeriesOf = field(default_factory=dict)
     looked_t: float | None = None
     _watched_since: float = 0.0
     _totals: dict[Key, UsagePoint] = field(default_factory=dict)
     _estimated: dict[Key, UsagePoint] = field(default_factory=dict)
     _missing: dict[Key, float] = field(default_factory=dict)
+    _grouped: set[str] = field(default_factory=set)
 
     def recall(self, past: Iterable[UsageMinute], totals: Mapping[Key, Total]) -> None:
         """Build up what was before the first look, from rows of minutes."""
@@ -123,6 +131,9 @@ class UsageBuffers:
         if 0 < passed <= self.gap_s:
             self._note_absent(t, passed, readable, groups)
         self._forget(t, here, groups, totals)
+        if self._grouped != self.groups.keys():
+            self._grouped, self.by_user = set(self.groups), _by_user(self.groups)
+        self.turns.note(t - ABSENCE_LAG_S, passed, self.by_user)
         self.looked_t = t
 
     def _piece(
@@ -222,6 +233,60 @@ class UsageBuffers:
                 del sums[key]
         for group in [g for g, s in self.groups.items() if g not in groups and _is_over(s, t)]:
             del self.groups[group]
+
+
+def minutes_of_movers(past: Sequence[UsageMinute], least_s: float) -> list[GpuMinute]:
+    """The minutes of the GPUs of users who used several GPUs for so many seconds together.
+
+    GPUs that one user alone kept busy for so long do not count.
+    """
+    by_group: dict[str, float] = {}
+    for minute in past:
+        by_group[minute.group] = by_group.get(minute.group, 0.0) + minute.used.sm_s
+    used: dict[str, dict[str, float]] = {}
+    for group, sm_s in by_group.items():
+        gpu_uuid, user = _gpu_and_user(group)
+        if user is not None and sm_s:
+            by_gpu = used.setdefault(user, {})
+            by_gpu[gpu_uuid] = by_gpu.get(gpu_uuid, 0.0) + sm_s
+    gpus: set[str] = set()
+    for by_gpu in used.values():
+        moved = {gpu: sm_s for gpu, sm_s in by_gpu.items() if sm_s < least_s}
+        if len(moved) > 1 and sum(moved.values()) >= least_s:
+            gpus |= by_gpu.keys()
+    return _gpu_minutes(minute for minute in past if minute.key[0] in gpus)
+
+
+def _gpu_minutes(past: Iterable[UsageMinute]) -> list[GpuMinute]:
+    """The minutes of all processes of a group together."""
+    minutes: dict[tuple[int, str], GpuMinute] = {}
+    for piece in past:
+        t = int((ceil(piece.at / MINUTE_S) - 1) * MINUTE_S)
+        minute = minutes.get((t, piece.group))
+        if minute is None:
+            gpu_uuid, user = _gpu_and_user(piece.group)
+            minute = minutes[t, piece.group] = GpuMinute(t, gpu_uuid, user)
+        minute.until = max(minute.until, piece.at)
+        minute.sm_s = min(MINUTE_S, minute.sm_s + piece.used.sm_s)
+        minute.held_s += piece.used.held_s
+        minute.known_s += piece.used.known_s
+    return list(minutes.values())
+
+
+def _by_user(groups: Mapping[str, Series]) -> dict[str, dict[str, list[Series]]]:
+    by_user: dict[str, dict[str, list[Series]]] = {}
+    for group, series in groups.items():
+        gpu_uuid, user = _gpu_and_user(group)
+        if user is not None:
+            by_user.setdefault(user, {}).setdefault(gpu_uuid, []).append(series)
+    return by_user
+
+
+def _gpu_and_user(group: str) -> tuple[str, str | None]:
+    """The user is None for groups of jobs and of unknown users."""
+    gpu_uuid, _, rest = group.partition("|")
+    user, is_persons, _ = rest.partition("|")
+    return gpu_uuid, user if user and is_persons else None
 
 
 def _is_over(series: Series, t: float) -> bool:

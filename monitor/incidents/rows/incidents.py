@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any
 
-from django.db.models import Max, Q, QuerySet
+from django.db.models import F, Max, Q, QuerySet, Sum
 
 from monitor.facts.readings import ClaimFact, ProcessReading
 from monitor.incidents.facts import CPU_HOG, HOG_RULES, IDLE_HELD, TITLES
@@ -16,12 +16,21 @@ from monitor.incidents.policy.findings import Finding, key_of, subject_of
 from monitor.incidents.policy.lifecycle import IncidentChange, OpenIncident, Verdict, milestones
 from monitor.incidents.policy.rule_input import Booking, group_name
 from monitor.incidents.policy.thresholds import BookingPolicy, GpuTimePolicy, MemoryPolicy
+from monitor.incidents.policy.turns import STEP_S
 from monitor.incidents.policy.usage_buffers import Key, Total, UsageMinute
 from monitor.incidents.policy.usage_series import HORIZON_S, UsagePoint
 from monitor.incidents.rules.evaluate import IncidentPolicies, log_figures
 from monitor.incidents.wording import sentence
 from monitor.journal.rows import audit, events
-from monitor.models import CpuScanState, Exemption, GpuMinute, Incident, ProcessMinute, ProcessUse
+from monitor.models import (
+    CpuScanState,
+    Exemption,
+    GpuMinute,
+    Incident,
+    ProcessMinute,
+    ProcessUse,
+    Sample,
+)
 from monitor.runtime.rows.item_isolation import Convert, ItemIsolation, convert_all
 from monitor.runtime.rows.prepared import compiled_for_times, compiled_once
 from monitor.thresholds import rows as thresholds
@@ -51,6 +60,18 @@ _ACCOUNT = (
     "job_ref",
     "job_owner",
 )
+_GROUPED = (
+    "pk",
+    "gpu_id",
+    "pid",
+    "start_ticks",
+    "user",
+    "job_owner",
+    "job_ref",
+    "container",
+    "last_seen_at",
+)
+_MINUTE = ("use_id", "t", "sm_s", "held_s", "known_s", "memory_byte_s", "memory_known_s")
 _MOVES = (
     "last_seen_at",
     "severity",
@@ -164,9 +185,34 @@ def _reading(uuid: str, pid: int, ticks: int | None, identity: Sequence[Any]) ->
 def usage_minutes(host: str, now: datetime) -> list[UsageMinute]:
     """Use in each of the last minutes, by process."""
     since = now - timedelta(seconds=HORIZON_S)
-    uses = {row.pk: row for row in ProcessUse.objects.filter(host=host, last_seen_at__gt=since)}
+    uses = {}
+    rows = ProcessUse.objects.filter(host=host, last_seen_at__gt=since)
+    for pk, gpu, pid, start, user, owner, job_ref, container, seen_at in rows.values_list(
+        *_GROUPED
+    ):
+        group = group_name(gpu, job_ref, owner or user, container, pid)
+        uses[pk] = (gpu, pid, start if start >= 0 else None), group, seen_at.timestamp()
     minutes = ProcessMinute.objects.filter(use_id__in=uses, t__gte=int(since.timestamp()))
-    return [_usage_minute(minute, uses[minute.use_id]) for minute in minutes]
+    past = []
+    for pk, t, sm, held, known, memory, memory_known in minutes.values_list(*_MINUTE):
+        key, group, seen_t = uses[pk]
+        known_memory = held if memory_known is None else memory_known
+        used = UsagePoint(held, sm, held, known, memory, known_memory)
+        past.append(UsageMinute(key, group, min(t + 60.0, seen_t), used))
+    return past
+
+
+def utilization_steps(gpus: Collection[str], since: float) -> dict[str, dict[int, float]]:
+    """{GPU: {number of the step since the epoch: sum of its utilisation}} from `since` on."""
+    if not gpus:
+        return {}
+    by_gpu: dict[str, dict[int, float]] = {}
+    rows = Sample.objects.filter(gpu_id__in=gpus, t__gte=int(since), utilization_pct__gt=0)
+    steps = rows.order_by().values("gpu_id", step=F("t") / STEP_S)
+    sums = steps.annotate(pct=Sum("utilization_pct")).values_list("gpu_id", "step", "pct")
+    for gpu, step, pct in sums:
+        by_gpu.setdefault(gpu, {})[step] = pct
+    return by_gpu
 
 
 def stored_cpu_scan(host: str) -> str:
@@ -203,23 +249,6 @@ def unwatched_seconds(begins: Mapping[Booking, float], now: datetime) -> dict[Bo
             rows = GpuMinute.objects.filter(read, gpu_id=uuid, t__gt=begin - 60, t__lt=rolled)
             seconds_by_key[job_ref, uuid] = max(0.0, rolled - begin - 60 * rows.count())
     return seconds_by_key
-
-
-def _usage_minute(minute: ProcessMinute, use: ProcessUse) -> UsageMinute:
-    ticks = use.start_ticks if use.start_ticks >= 0 else None
-    owner = use.job_owner or use.user
-    group = group_name(use.gpu_id, use.job_ref, owner, use.container, use.pid)
-    held = minute.held_s
-    used = UsagePoint(
-        held,
-        minute.sm_s,
-        held,
-        minute.known_s,
-        minute.memory_byte_s,
-        held if minute.memory_known_s is None else minute.memory_known_s,
-    )
-    at = min(minute.t + 60.0, use.last_seen_at.timestamp())
-    return UsageMinute((use.gpu_id, use.pid, ticks), group, at, used)
 
 
 def apply(verdict: Verdict, host: str, now: datetime, isolation: ItemIsolation) -> None:

@@ -86,12 +86,12 @@ def _after_sustained(
     sustained: Sequence[Finding],
     going_on: Collection[tuple[str, str]],
 ) -> dict[str, Rule]:
-    reported = {
-        finding.key
-        for finding in sustained
-        if finding.opens or (finding.rule, finding.key) in going_on
-    }
-    stays = {finding.user for finding in sustained}
+    of_incidents = [f for f in sustained if f.opens or (f.rule, f.key) in going_on]
+    reported = {finding.key for finding in of_incidents}
+    stays: dict[str, set[str]] = {}
+    for finding in of_incidents:
+        if finding.user and finding.gpu:
+            stays.setdefault(finding.user, set()).add(finding.gpu.uuid)
     return {
         MOVING: lambda: moving(inputs, p.hogs, stays),
         rules.MEMORY_HOG: lambda: memory_rules.memory_hog(inputs, p.memory, p.hogs, reported),

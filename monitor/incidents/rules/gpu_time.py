@@ -6,26 +6,19 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
 from monitor.facts.readings import Health
 from monitor.incidents.facts import FAIR_SHARE, SUSTAINED
-from monitor.incidents.policy.findings import Finding, Group, RuleInput, main_process
+from monitor.incidents.policy.findings import Finding, Group, MachineShare, RuleInput, main_process
 from monitor.incidents.policy.thresholds import GpuTimePolicy
 from monitor.incidents.policy.usage_series import Series, UsagePoint, above_since
 
 # The maximum age of the last accounting of a process.
 STALE_S = 30.0
+# The GPU with the most use in this time is the one that a user has moved to.
+RECENT_S = 10.0
 # A pause of a second does not affect the peak.
 LEAST_SEGMENT_S = 2.0
-
-
-@dataclass(frozen=True, slots=True)
-class FairShareOfGpu:
-    """A user's part of all GPUs of the machine over a window, in percent."""
-
-    pct: float
-    coverage: float
 
 
 def sustained(inputs: RuleInput, policy: GpuTimePolicy) -> Iterator[Finding]:
@@ -118,8 +111,15 @@ def _most(group: Group, seconds: float) -> tuple[float, int]:
     return round(group.series.last(seconds).sm_s), -group.gpu.index
 
 
-def share_of(user: str, inputs: RuleInput, seconds: float) -> FairShareOfGpu | None:
-    """The user's part of the machine: all GPUs, with and without jobs."""
+def share_of(user: str, inputs: RuleInput, seconds: float) -> MachineShare | None:
+    """The user's part of the machine: all GPUs, with and without jobs. It is computed once."""
+    key = (user, seconds)
+    if key not in inputs.machine_shares:
+        inputs.machine_shares[key] = _share_of(user, inputs, seconds)
+    return inputs.machine_shares[key]
+
+
+def _share_of(user: str, inputs: RuleInput, seconds: float) -> MachineShare | None:
     count = sum(gpu.health is Health.OK for gpu in inputs.gpus)
     if not count or seconds <= 0:
         return None
@@ -134,7 +134,7 @@ def share_of(user: str, inputs: RuleInput, seconds: float) -> FairShareOfGpu | N
         held_s += used.span_s
         known_s += used.known_s
     used_s = sum(min(seconds, sm_s) for sm_s in by_gpu.values())
-    return FairShareOfGpu(
+    return MachineShare(
         100 * used_s / (count * seconds), min(1.0, known_s / held_s) if held_s else 0.0
     )
 
@@ -180,102 +180,81 @@ def _peak(group: Group, since: float) -> float | None:
     )
 
 
-# Use is compared between GPUs in steps of this length: shorter than a stay on one GPU.
-STEP_S = 10.0
-# A step in which one GPU has this part of the use is use of one GPU at a time.
-ONE_AT_A_TIME = 0.6
-MOST_STEPS = 30
-# A user whose use in this time is low does not move between GPUs now.
-RECENT_S = 20.0
-# GPUs with less use than this part of the window are ignored.
-LEAST_PART = 0.02
 # A user with this part of the window on a single GPU is handled by `sustained`.
 STAYS = 0.9
 
 
 def moving(
-    inputs: RuleInput, policy: GpuTimePolicy, reported: Collection[str | None]
+    inputs: RuleInput, policy: GpuTimePolicy, reported: Mapping[str, Collection[str]]
 ) -> Iterator[Finding]:
-    """A user keeps one GPU after another busy. `reported`: users with a finding of `sustained`."""
+    """A user keeps one GPU after another busy.
+
+    `reported`: the GPUs of each user with an incident of `sustained`. The others are judged.
+    """
     if not policy.sustained_on:
         return
     seconds = policy.sustained_minutes * 60
-    for user in sorted({group.user for group in inputs.groups if group.user} - {*reported}):
-        series = inputs.series_of.get(user, {})
-        pct = (
-            _pct(series, inputs.t, seconds, policy.sustained_clear_pct) if len(series) > 1 else 0.0
-        )
-        coverage = _coverage(series, inputs.t - seconds)
-        if pct > policy.sustained_clear_pct and 100 * coverage >= policy.coverage_pct:
-            yield _finding(user, inputs, policy, pct, coverage)
+    for user in sorted({group.user for group in inputs.groups if group.user}):
+        ranks, used = inputs.in_turn.get(user, ()), inputs.series_of.get(user, {})
+        if len(used) < 2 or not ranks:
+            continue
+        # Few users are so busy; the others are left out before their GPUs are looked at.
+        if all((rank.last(seconds).pct or 0.0) <= policy.sustained_clear_pct for rank in ranks):
+            continue
+        stays = {*reported.get(user, ())} | {
+            uuid
+            for uuid, parts in used.items()
+            if _sm_s(parts, inputs.t - seconds) > STAYS * seconds
+        }
+        if len(stays) < len(ranks):
+            finding = _moving(user, inputs, policy, ranks[len(stays)], stays)
+            if finding is not None:
+                yield finding
 
 
-def _finding(
-    user: str, inputs: RuleInput, policy: GpuTimePolicy, pct: float, coverage: float
-) -> Finding:
+def _moving(
+    user: str, inputs: RuleInput, policy: GpuTimePolicy, series: Series, stays: Collection[str]
+) -> Finding | None:
     seconds = policy.sustained_minutes * 60
-    since = inputs.t - seconds
-    here = [group for group in inputs.groups if group.user == user]
-    most = max(here, key=lambda group: (group.series.last(STEP_S).sm_s, -group.gpu.index))
+    recent = series.last(seconds)
+    here = [g for g in inputs.groups if g.user == user and g.gpu.uuid not in stays]
+    if not here or recent.pct is None or recent.pct <= policy.sustained_clear_pct:
+        return None
+    if not is_covered(recent, policy) or inputs.t - series.end > STALE_S:
+        return None
+    above = None
+    if recent.pct > policy.sustained_pct:
+        above = above_since(
+            series, policy.sustained_pct, policy.sustained_clear_pct, policy.coverage_pct / 100
+        )
+    begin = above[0] if above else series.end - seconds
     used = inputs.series_of[user]
     indices = {
         gpu.index
         for gpu in inputs.gpus
-        if any(part.over(since).sm_s > 0 for part in used.get(gpu.uuid, ()))
+        if gpu.uuid not in stays and _sm_s(used.get(gpu.uuid, ()), series.end - seconds) > 0
     }
+    most = max(here, key=lambda group: (group.series.last(RECENT_S).sm_s, -group.gpu.index))
     share = share_of(user, inputs, seconds)
     return Finding(
         rule=SUSTAINED,
         key=f"{user}|moves",
-        since_t=since,
-        opens=pct > policy.sustained_pct,
+        since_t=begin,
+        opens=above is not None and series.end - begin >= seconds,
         gpu=most.gpu,
         process=main_process(most, inputs, seconds),
         user=user,
         container=most.container,
-        pct=pct,
-        peak_pct=pct,
+        pct=recent.pct,
+        peak_pct=recent.pct,
         expected_pct=expected_of(user, inputs, policy),
         measured_pct=share.pct if share else None,
-        coverage=coverage,
+        coverage=recent.coverage,
         memory_bytes=most.memory_bytes,
         processes=sum(len(group.processes) for group in here),
         gpus=tuple(sorted(indices)),
     )
 
 
-def _pct(
-    series: Mapping[str, Sequence[Series]], t: float, seconds: float, least_pct: float
-) -> float:
-    """Mean use of one GPU at a time over the window, in percent; 0 if it is below `least_pct` now.
-
-    It is computed in steps only if the newest step and the whole window allow that much.
-    """
-    end = min(t, max(part.end for parts in series.values() for part in parts))
-    newest = max(_sm_s(parts, end - RECENT_S, end) for parts in series.values())
-    if 100 * newest < least_pct * RECENT_S:
-        return 0.0
-    whole = [(_sm_s(parts, end - seconds, end), parts) for parts in series.values()]
-    total = sum(sm_s for sm_s, _ in whole)
-    if max(sm_s for sm_s, _ in whole) > STAYS * seconds or 100 * total < least_pct * seconds:
-        return 0.0
-    used = [parts for sm_s, parts in whole if sm_s > LEAST_PART * seconds]
-    steps = max(1, min(MOST_STEPS, round(seconds / STEP_S)))
-    return 100 * sum(_taken(used, end, seconds / steps, n) for n in range(steps)) / seconds
-
-
-def _taken(used: Sequence[Sequence[Series]], end: float, step_s: float, number: int) -> float:
-    until = end - number * step_s
-    used_s = [_sm_s(parts, until - step_s, until) for parts in used]
-    most, together = max(used_s, default=0.0), sum(used_s)
-    return min(step_s, together if most >= ONE_AT_A_TIME * together else most)
-
-
-def _sm_s(parts: Sequence[Series], since: float, until: float) -> float:
-    return sum(part.over(since, until).sm_s for part in parts if part.begin < until)
-
-
-def _coverage(series: Mapping[str, Sequence[Series]], since: float) -> float:
-    windows = [part.over(since) for parts in series.values() for part in parts]
-    span = sum(used.span_s for used in windows)
-    return min(1.0, sum(used.known_s for used in windows) / span) if span else 0.0
+def _sm_s(parts: Sequence[Series], since: float) -> float:
+    return sum(part.over(since).sm_s for part in parts)
