@@ -29,10 +29,11 @@ START_AFTER = timedelta(seconds=15)
 
 @dataclass(frozen=True, slots=True)
 class StartLine:
-    """A log line with its stable name."""
+    """A log line with its stable name. more: its fields in JSON."""
 
     kind: str
     text: str
+    more: Mapping[str, object]
 
 
 def start_lines(
@@ -45,11 +46,14 @@ def start_lines(
     if last is not None and was_readable and snapshot.at - last.at <= START_AFTER:
         return []
     count = f"{len(snapshot.gpus)} GPU{'s' if len(snapshot.gpus) != 1 else ''}"
+    gpus = {"gpus": len(snapshot.gpus)}
+    seen = {
+        "gpu_device": ",".join(str(gpu.index) for gpu in snapshot.gpus),
+        "other_processes": sum(process.job_ref is None for process in snapshot.processes),
+    }
     return [
-        StartLine(
-            kind="NVML_INITIALIZED", text=f"NVML initialized: {', '.join((*versions, count))}"
-        ),
-        StartLine(kind="PROCESS_DETECTION_ACTIVE", text="GPU process detection active"),
+        StartLine("NVML_INITIALIZED", f"NVML initialized: {', '.join((*versions, count))}", gpus),
+        StartLine("PROCESS_DETECTION_ACTIVE", "GPU process detection active", {**gpus, **seen}),
     ]
 
 

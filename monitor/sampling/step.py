@@ -199,8 +199,8 @@ class Sampler:
             return
         versions = self._probe.versions() if isinstance(self._probe, VersionedProbe) else []
         for line in start_lines(snapshot, self._last, versions):
-            about = {"host": self._machine.name, "gpus": len(snapshot.gpus)}
-            logger.info(line.text, extra={"kind": line.kind, **about})
+            about = {"kind": line.kind, "host": self._machine.name}
+            logger.info(line.text, extra={**about, **line.more})
 
     def _restore(self) -> None:
         """Restore the state of the previous sampler."""

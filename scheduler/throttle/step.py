@@ -175,8 +175,8 @@ def _first_blockers() -> QuerySet[Any, list[dict[str, Any]]]:
 
 def _log(jobs: Iterable[int], deferral: Deferral, host: str, now: datetime) -> None:
     for job in jobs:
-        about = {"kind": "JOB_DEFERRED", "job": job, "host": host}
-        line = throttle_deferral.line(job, deferral, now.timestamp())
+        line, figures = throttle_deferral.line(job, deferral, now.timestamp())
+        about = {"kind": "JOB_DEFERRED", "job": job, "host": host, **figures}
         transaction.on_commit(partial(logger.info, "%s", line, extra=about))
 
 

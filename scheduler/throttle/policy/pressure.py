@@ -241,11 +241,13 @@ def _busy_gpu(gpu: GpuReading, kind: PriorityClass, limit: float) -> Blocker:
     )
 
 
-def line(job_id: int, deferral: Deferral, now_t: float) -> str:
-    """The log line of a deferred job."""
-    seconds = max(0.0, deferral.until_t - now_t)
+def line(job_id: int, deferral: Deferral, now_t: float) -> tuple[str, dict[str, int]]:
+    """The log line of a deferred job, and its figures: `seconds`, and each signal by its label."""
+    seconds = round(max(0.0, deferral.until_t - now_t))
     why = ", ".join(str(signal) for signal in deferral.strains)
-    return f"System under load, deferring job {job_id} for {seconds:.0f} s ({why})"
+    values = {s.label: round(s.value) for s in deferral.strains if s.value is not None}
+    text = f"System under load, deferring job {job_id} for {seconds} s ({why})"
+    return text, {"seconds": seconds, **values}
 
 
 def waiting_classes(deferrals: Mapping[PriorityClass, Deferral]) -> tuple[PriorityClass, ...]:

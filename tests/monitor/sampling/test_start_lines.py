@@ -3,9 +3,9 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import timedelta
 
-from monitor.facts.readings import Snapshot
+from monitor.facts.readings import ProcessReading, Snapshot
 from monitor.sampling.policy import start_lines
-from tests.builders import NOW, snapshot
+from tests.builders import NOW, gpu_uuid, snapshot
 
 VERSIONS = ("driver 550.54.15", "CUDA 12.4")
 
@@ -21,6 +21,15 @@ def test_the_first_reading_names_driver_cuda_and_gpus() -> None:
         "NVML initialized: driver 550.54.15, CUDA 12.4, 2 GPUs",
         "GPU process detection active",
     ]
+
+
+def test_the_second_line_counts_processes_that_are_no_jobs() -> None:
+    mine = ProcessReading(gpu_uuid=gpu_uuid(0), pid=7, job_ref="1")
+    others = [ProcessReading(gpu_uuid=gpu_uuid(0), pid=pid) for pid in (8, 9)]
+
+    line = start_lines(replace(readable(), processes=(mine, *others)), None, VERSIONS)[1]
+
+    assert line.more == {"gpus": 2, "gpu_device": "0,1", "other_processes": 2}
 
 
 def test_the_next_slice_of_the_sampler_says_nothing() -> None:

@@ -47,7 +47,7 @@ def test_the_log_line_names_job_time_and_what_strains() -> None:
     [deferral] = played([True])
     assert deferral is not None
     expected = "System under load, deferring job 42 for 30 s (gpu_util=91)"
-    assert pressure.line(42, deferral, 0.0) == expected
+    assert pressure.line(42, deferral, 0.0) == (expected, {"seconds": 30, "gpu_util": 91})
 
 
 def test_while_it_is_strained_one_deferral_follows_the_other() -> None:

@@ -109,6 +109,20 @@ def test_when_all_gpus_are_busy_the_waiting_jobs_are_deferred(
     assert len(lines()) == 3
 
 
+def test_the_line_of_a_deferred_job_has_its_figures_as_fields(
+    alice: User,
+    lines: Callable[[], list[str]],
+    caplog: pytest.LogCaptureFixture,
+    django_capture_on_commit_callbacks: Callable[..., Any],
+) -> None:
+    jobs_made.waiting(alice)
+    with django_capture_on_commit_callbacks(execute=True):
+        look(0, [busy(0)], [foreign(0)])
+
+    fields = vars(next(r for r in caplog.records if vars(r).get("kind") == "JOB_DEFERRED"))
+    assert (fields["gpu_util"], fields["seconds"]) == (91, 30)
+
+
 def test_when_heat_holds_all_gpus_back_the_waiting_jobs_are_deferred(
     alice: User,
     lines: Callable[[], list[str]],
