@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 import sys
@@ -98,8 +99,11 @@ async def test_an_agent_submits_follows_asks_why_and_cancels_over_stdio(service:
 
         first = (await agent.use("submit", command="sleep 600", gpus=0))["id"]
         second = (await agent.use("submit", command="true", gpus=0, after_success=[first]))["id"]
-        why = await agent.use("why", id=second)
-        assert f"It starts after job {first} has succeeded." in json.dumps(why)
+        reason = f"It starts after job {first} has succeeded."
+        # The scheduler may not have looked at the job yet.
+        async with asyncio.timeout(LONGEST_S):
+            while reason not in json.dumps(await agent.use("why", id=second)):  # noqa: ASYNC110
+                await asyncio.sleep(0.2)
         assert {each["id"] for each in await agent.use("jobs")} == {first, second}
 
         for number in (second, first):

@@ -222,7 +222,7 @@ def verdict(line: JobLine) -> str:
     """The state and its reason in one sentence."""
     where = f" on {', '.join(gpu.label for gpu in line.gpus)}" if line.gpus else ""
     if line.waits:
-        return line.why or "No limits apply: the scheduler checks the job within a second."
+        return line.why or "The scheduler looks at the job within a second."
     if line.is_lost:
         return f"Contact with its host {line.host} is lost. The job may still run."
     if line.is_open:
