@@ -2,7 +2,8 @@
 
 Job, subordinate uid range, owner of the user namespace, mounted home folder, login, uid: the first
 evidence that is available decides. A uid inside a container never names a person of the host.
-Outside the mounts of the host, a uid names a person only if the login or the session agrees.
+A uid names no person if the login, or without one the session, is of another account; outside the
+mounts of the host, it has to be of that person.
 Labels of a container name no owner, because any user may write them; they only contradict.
 """
 
@@ -94,7 +95,8 @@ def owner_of(
     if process.uid is None:
         return UNKNOWN
     if ranges.is_person(process.uid):
-        is_certain = process.has_host_mounts or agrees(process)
+        has_no_witness = _witness(process) is None and process.has_host_mounts
+        is_certain = agrees(process) or has_no_witness
         return Owner(process.uid, OwnerSource.UID) if is_certain else UNKNOWN
     if process.login_uid is not None and ranges.is_person(process.login_uid):
         # sudo does not hide the user: the account that logged in started the process.
@@ -105,16 +107,19 @@ def owner_of(
 
 def agrees(process: Credentials) -> bool:
     """Whether the login, or without one the session, is of the account that the process runs as."""
-    login = process.login_uid
-    witness = process.session_uid if login in (None, NO_LOGIN) else login
+    witness = _witness(process)
     return witness is not None and witness == process.uid
+
+
+def _witness(process: Credentials) -> int | None:
+    """The account of the login, or without one of the session. None: services have neither."""
+    return process.session_uid if process.login_uid in (None, NO_LOGIN) else process.login_uid
 
 
 def _starter(process: Credentials) -> int | None:
     """The account that started a process in a namespace; None: no evidence."""
-    if process.login_uid not in (None, NO_LOGIN):
-        return process.login_uid
-    return process.entered_uid if process.session_uid is None else process.session_uid
+    witness = _witness(process)
+    return process.entered_uid if witness is None else witness
 
 
 def _owner_of_container(process: Credentials, ranges: AccountRanges) -> Owner:

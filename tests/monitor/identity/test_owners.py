@@ -18,7 +18,7 @@ from monitor.identity.policy.owners import (
 )
 from monitor.identity.probes.credentials import account_ranges
 
-ALICE, BOB = 1001, 1002
+ALICE, BOB, SHARED = 1001, 1002, 1500
 SUBUID = (UidRange(100_000, 65_536, ALICE), UidRange(165_536, 65_536, BOB))
 ROOTLESS = (UidRange(ALICE, 1), UidRange(100_000, 65_536))
 
@@ -29,7 +29,7 @@ ROOTLESS = (UidRange(ALICE, 1), UidRange(100_000, 65_536))
         (1001, 1001, None, 1001, OwnerSource.UID),
         (0, 1001, None, 1001, OwnerSource.LOGIN),
         (33, 1001, None, 1001, OwnerSource.LOGIN),
-        (1002, 1001, None, 1002, OwnerSource.UID),
+        (1002, 1001, None, None, OwnerSource.UNKNOWN),
         (0, NO_LOGIN, None, 0, OwnerSource.UID),
         (0, None, None, 0, OwnerSource.UID),
         (0, 0, None, 0, OwnerSource.UID),
@@ -71,7 +71,18 @@ OF_SLICE: dict[str, object] = {"has_host_mounts": False, "session_uid": ALICE}
         ("alice: systemd-run --user bwrap", ALICE, NO_LOGIN, OF_SLICE, ALICE),
         ("alice: sudo chroot", 0, ALICE, CHANGED_ROOT, ALICE),
         # The mounts of the host.
-        ("alice: sudo -u bob", BOB, ALICE, HERE, BOB),
+        ("alice: sudo -u bob", BOB, ALICE, HERE, None),
+        ("alice: sudo -u bob, without audit", BOB, None, {"session_uid": ALICE}, None),
+        ("root by ssh: su bob", BOB, 0, HERE, None),
+        ("bob by ssh", BOB, BOB, HERE, BOB),
+        ("bob: systemd-run --user", BOB, NO_LOGIN, {"session_uid": BOB}, BOB),
+        ("a shared account by ssh", SHARED, SHARED, HERE, SHARED),
+        ("alice: sudo -u shared", SHARED, ALICE, HERE, None),
+        ("alice: sudo", 0, ALICE, HERE, ALICE),
+        ("bob's crontab, PAM sets the login", BOB, BOB, HERE, BOB),
+        ("bob's crontab without it", BOB, NO_LOGIN, HERE, BOB),
+        ("systemd, User=bob", BOB, NO_LOGIN, HERE, BOB),
+        ("systemd, User=bob, without audit", BOB, None, HERE, BOB),
         ("libvirt-qemu", 64_055, NO_LOGIN, HERE, None),
         ("systemd DynamicUser", 61_184, NO_LOGIN, HERE, None),
         ("nobody", 65_534, NO_LOGIN, HERE, None),
@@ -81,7 +92,7 @@ OF_SLICE: dict[str, object] = {"has_host_mounts": False, "session_uid": ALICE}
         ("a daemon among other mounts", 0, NO_LOGIN, CHANGED_ROOT, 0),
     ],
 )
-def test_a_uid_names_a_person_only_on_the_host_or_with_its_login(
+def test_a_uid_names_a_person_only_on_the_host_or_with_its_login_and_against_no_login(
     shape: str, uid: int, login: int | None, place: dict[str, object], expected: int | None
 ) -> None:
     process = Credentials(uid=uid, login_uid=login, **place)  # type: ignore[arg-type]
