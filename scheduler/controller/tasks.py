@@ -41,7 +41,7 @@ def build(guard: Guard) -> Controller:
     parts: tuple[Part, ...] = (
         ConstraintWatch(config.node, str(settings.DATA)),
         DiskWatch(config.node, Path(settings.DATA), config.checkpoints, tasks.queue),
-        Charging(config.node, config.time_zone, fair_share.shortfall),
+        Charging(config.node, config.time_zone, fair_share.owed_seconds),
         IncidentWatch(config.node),
         AttemptUses(config.node),
         ThrottleStep(config.node),

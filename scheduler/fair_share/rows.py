@@ -100,16 +100,20 @@ def accounts_by_user(
     return FairShareAccounts().at(now, demand)
 
 
-def shortfall(held_s: Mapping[str, float], seconds: float, now: datetime) -> dict[str, float]:
-    """GPU-seconds that users should have held in the last `seconds`, beyond those of `held_s`.
+def owed_seconds(
+    owed_s: Mapping[str, float], held_s: Mapping[str, float], seconds: float, now: datetime
+) -> dict[str, float]:
+    """GPU-seconds that users should have held beyond those that they held, by user.
 
-    {} while no job waits: then no user keeps GPUs from others.
+    owed_s: before the last `seconds`, in which users held `held_s`. {} if no job has waited so
+    long: then no user keeps GPUs from others.
     """
-    wanted = waiting_gpus(capacity())
+    wanted = waiting_gpus(capacity(), now - timedelta(seconds=seconds))
     if not any(wanted.values()):
         return {}
     accounts = accounts_by_user(now, wanted)
     return charging.owed_seconds(
+        owed_s,
         {name: account.target for name, account in accounts.items()},
         {name: quotas.demand(a, wanted.get(name, 0.0)) for name, a in accounts.items()},
         # Short jobs may have ended by now.
@@ -230,9 +234,14 @@ def running_jobs(
     return totals
 
 
-def waiting_gpus(capacity: Capacity) -> dict[str, float]:
-    """GPUs that waiting jobs request, by owner; 0 if all of these jobs are held or request none."""
+def waiting_gpus(capacity: Capacity, since: datetime | None = None) -> dict[str, float]:
+    """GPUs that waiting jobs request, by owner; 0 if all of these jobs are held or request none.
+
+    since: only of jobs that were submitted before.
+    """
     rows = Job.objects.filter(state=JobState.QUEUED.value).order_by()
+    if since is not None:
+        rows = rows.filter(submitted_at__lte=since)
     kinds = rows.values_list("owner__username", "gpus", "gpu_memory_bytes", "exclusive")
     wanted: dict[str, float] = {}
     for owner, gpus, memory_bytes, exclusive, count in kinds.annotate(

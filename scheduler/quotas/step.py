@@ -27,12 +27,14 @@ NOTHING = Charge()
 # If the clock was set back further than this, charging starts again from now.
 SET_BACK = timedelta(minutes=1)
 
-# `(GPU-seconds held by owner, seconds, now)`: GPU-seconds that users held too few of, by owner.
-Shortfall = Callable[[Mapping[str, float], float, datetime], Mapping[str, float]]
+# `(owed before, held since then, seconds, now)`: GPU-seconds that users held too few, by owner.
+OwedSeconds = Callable[
+    [Mapping[str, float], Mapping[str, float], float, datetime], Mapping[str, float]
+]
 
 
-def no_shortfall(
-    _held_s: Mapping[str, float], _seconds: float, _now: datetime
+def nothing_owed(
+    _owed_s: Mapping[str, float], _held_s: Mapping[str, float], _seconds: float, _now: datetime
 ) -> Mapping[str, float]:
     """Where no fair share is paid back."""
     return {}
@@ -55,6 +57,11 @@ class _ChargingPass:
     @property
     def observed_s(self) -> float:
         return (self.now - self.observed_from).total_seconds()
+
+    def decay(self, policy: QuotaPolicy) -> float:
+        """The part of past values that still counts at the end of the pass."""
+        seconds = (self.now - self.since).total_seconds()
+        return charging.decay_factor(seconds, policy.half_life_hours * HOUR_S)
 
     def rates(
         self, beside: Mapping[str, float], held_s: Mapping[str, float], seconds: float
@@ -80,10 +87,10 @@ class Charging:
 
     name = "charging"
 
-    def __init__(self, host: str, zone: str, shortfall: Shortfall = no_shortfall) -> None:
+    def __init__(self, host: str, zone: str, owed_seconds: OwedSeconds = nothing_owed) -> None:
         self._host = host
         self._zone = zone
-        self._shortfall = shortfall
+        self._owed_seconds = owed_seconds
         self._isolation = ItemIsolation(host, self.name)
 
     def judge(self, snapshot: Snapshot | None, now: datetime) -> object:
@@ -109,8 +116,9 @@ class Charging:
         sizes = {gpu.uuid: gpu.memory_total_bytes for gpu in snapshot.gpus}
         holds = quota_rows.holds(self._host, start, sizes, self._isolation.converter(now))
         self._debit(charging_pass, holds)
-        owed = self._owed(charging_pass, holds)
-        self._add_usage(charging_pass, holds, policy, owed)
+        rows = quota_rows.used(self._host)
+        owed = self._owed(charging_pass, holds, rows, policy)
+        self._add_usage(charging_pass, holds, policy, rows, owed)
         quota_rows.set_charged(self._host, now, capacity)
         return charges
 
@@ -126,7 +134,11 @@ class Charging:
             )
 
     def _owed(
-        self, charging_pass: _ChargingPass, holds: Sequence[GpuUseSpan]
+        self,
+        charging_pass: _ChargingPass,
+        holds: Sequence[GpuUseSpan],
+        rows: Mapping[str, UsageShare],
+        policy: QuotaPolicy,
     ) -> Mapping[str, float]:
         """GPU-seconds that users should have held beyond those that they held, while jobs wait."""
         since, now, seconds = (
@@ -134,19 +146,26 @@ class Charging:
             charging_pass.now,
             charging_pass.observed_s,
         )
+        decay = charging_pass.decay(policy)
+        owed_s = dict(
+            self._isolation.convert(
+                list(rows), _usage_name, lambda owner: decay * float(rows[owner].owed_s), now
+            )
+        )
         if seconds <= 0:
-            return {}
+            return owed_s
         held_s = charging.held_seconds(holds, since, now)
         for owner, charge in charging_pass.charges.items():
             beside = (charge.outside + charge.excess) * seconds
             held_s[owner] = held_s.get(owner, 0.0) + beside
-        return self._shortfall(held_s, seconds, now)
+        return self._owed_seconds(owed_s, held_s, seconds, now)
 
     def _add_usage(
         self,
         charging_pass: _ChargingPass,
         holds: Sequence[GpuUseSpan],
         policy: QuotaPolicy,
+        rows: Mapping[str, UsageShare],
         owed: Mapping[str, float],
     ) -> None:
         """Add to the usage that decays."""
@@ -155,7 +174,6 @@ class Charging:
             charging_pass.observed_from,
             charging_pass.now,
         )
-        rows = quota_rows.used(self._host)
         half_life_s, entry_s = policy.half_life_hours * HOUR_S, policy.entry_hours * HOUR_S
         readable = self._isolation.convert(
             list(rows), _usage_name, lambda owner: float(rows[owner].usage), now
@@ -175,7 +193,7 @@ class Charging:
             usage[owner] = max(0.0, usage.get(owner, 0.0) + fee)
         for owner in unreadable:
             usage.pop(owner, None)
-        self._write(rows, usage, owed, unreadable, charging_pass, half_life_s)
+        self._write(rows, usage, owed, unreadable, charging_pass, charging_pass.decay(policy))
 
     def _write(
         self,
@@ -184,11 +202,10 @@ class Charging:
         owed: Mapping[str, float],
         unreadable: set[str],
         charging_pass: _ChargingPass,
-        half_life_s: float,
+        decay: float,
     ) -> None:
         """Write the usage of each owner; forget owners whose usage has decayed to nothing."""
         now = charging_pass.now
-        decay = charging.decay_factor((now - charging_pass.since).total_seconds(), half_life_s)
 
         def update(owner: str) -> UsageShare:
             row = rows.get(owner) or UsageShare(host=self._host, owner=owner)
@@ -203,7 +220,7 @@ class Charging:
                 outside=charge.outside,
                 seen_s=decay * row.seen_s + charging_pass.observed_s * charge.occupied_gpus,
                 known_s=decay * row.known_s + charging_pass.observed_s * charge.known_gpus,
-                owed_s=decay * row.owed_s + owed.get(owner, 0.0),
+                owed_s=owed.get(owner, 0.0),
             )
 
         names = usage.keys() | charging_pass.charges.keys() | owed.keys()

@@ -299,21 +299,32 @@ def owed_gpus(owed_s: float) -> float:
 
 
 def owed_seconds(
+    owed_s: Mapping[str, float],
     shares: Mapping[str, float],
     demands: Mapping[str, float],
     in_use: float,
     held_s: Mapping[str, float],
 ) -> dict[str, float]:
-    """GPU-seconds that owners should have held in a time, beyond those that they held.
+    """GPU-seconds that owners should have held beyond those that they held; the sum is 0.
 
-    shares: of the owners with demand. demands, in_use: in GPUs; only GPUs in use are divided, so
-    the sum is 0.
+    owed_s: before a time in which they held `held_s`. shares: of the owners with demand in it.
+    demands, in_use: in GPUs; only GPUs in use are divided. An owner without demand has received
+    everything, so what they were owed is divided among the others by share, as in EEVDF (Stoica and
+    Abdel-Wahab 1995).
     """
     fair = max_min(shares, demands, in_use)
     total, used_s = sum(fair.values()), sum(held_s.get(owner, 0.0) for owner in shares)
-    if not total:
+    whole = sum(shares.values())
+    if not total or not whole:
         return {}
-    return {owner: used_s * fair[owner] / total - held_s.get(owner, 0.0) for owner in shares}
+    left_s = sum(owed_s.get(owner, 0.0) for owner in shares)
+    return {
+        owner: owed_s.get(owner, 0.0)
+        - left_s * share / whole
+        + used_s * fair[owner] / total
+        - held_s.get(owner, 0.0)
+        for owner, share in shares.items()
+    }
 
 
 def usage_from_days(

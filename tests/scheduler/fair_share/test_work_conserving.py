@@ -75,8 +75,7 @@ class Lab:
         self._undone = dict.fromkeys(self.shares, 0.0)
         self.used = dict.fromkeys(self.shares, 0.0)
         self.deserved = dict.fromkeys(self.shares, 0.0)
-        self.owed_s = dict.fromkeys(self.shares, 0.0)
-        self._owed = dict.fromkeys(self.shares, 0.0)
+        self.owed_s: dict[str, float] = {}
         self._held_s = dict.fromkeys(self.shares, 0.0)
 
     def submit(self, owner: str, count: int) -> None:
@@ -164,17 +163,16 @@ class Lab:
 
     def _write_ledger(self) -> None:
         accounts = self.accounts()
-        wanted = {name: float(self.waits(name)) for name in accounts}
-        more = charging.owed_seconds(
+        since = NOW + (self.second - LEDGER_S) * SECOND
+        waited = [job.owner for job in self.queue if job.submitted_at <= since]
+        owed_s = charging.owed_seconds(
+            self.owed_s,
             {name: account.target for name, account in accounts.items()},
-            {name: quotas.demand(account, wanted[name]) for name, account in accounts.items()},
+            {name: quotas.demand(a, float(waited.count(name))) for name, a in accounts.items()},
             sum(account.charge for account in accounts.values()),
             self._held_s,
         )
-        if any(wanted.values()):
-            for name, seconds in more.items():
-                self.owed_s[name] += seconds
-        self._owed = {name: charging.owed_gpus(owed) for name, owed in self.owed_s.items()}
+        self.owed_s = owed_s if waited else {}
         self._held_s = dict.fromkeys(self.shares, 0.0)
 
     def accounts(self) -> dict[str, UserAccount]:
@@ -192,7 +190,7 @@ class Lab:
                 charge=float(self.held(name)),
                 jobs=sum(job.owner == name for job, _ in self.running.values()),
                 capacity=here,
-                owed=self._owed[name],
+                owed=charging.owed_gpus(self.owed_s.get(name, 0.0)),
             )
             for name in names
         }
@@ -332,7 +330,7 @@ def test_users_who_come_and_go_get_their_shares(
     shares: dict[str, float | None], gpus: int, seed: int
 ) -> None:
     lab, chance = Lab(gpus, shares, (2, 9), seed=seed), random.Random(seed)
-    while lab.starts < 400:
+    while lab.starts < 200:
         if lab.second % 20 == 0:
             for name in shares:
                 if chance.random() < 0.4:
@@ -363,6 +361,33 @@ def test_no_gpu_is_idle_that_a_waiting_job_could_take(
                     g for g in gpus_now if reject_code(job.requirement, g, PlanPolicy()) is None
                 ]
                 assert len(able) < job.requirement.gpus
+
+
+@given(
+    st.dictionaries(st.sampled_from("abcd"), st.floats(-100, 100)),
+    st.dictionaries(st.sampled_from("abcd"), st.floats(0.01, 1), min_size=1),
+    st.lists(st.floats(0, 9), min_size=4, max_size=4),
+    st.lists(st.floats(0, 50), min_size=4, max_size=4),
+)
+def test_what_is_owed_is_divided_among_the_users_with_demand_and_adds_up_to_nothing(
+    before: dict[str, float], shares: dict[str, float], each: list[float], held: list[float]
+) -> None:
+    demands = {name: part for name, part in zip("abcd", each, strict=True) if name in shares}
+    held_s = dict(zip("abcd", held, strict=True))
+
+    owed = charging.owed_seconds(before, shares, demands, 8.0, held_s)
+
+    assert owed.keys() == (shares.keys() if any(demands.values()) else set())
+    assert sum(owed.values()) == pytest.approx(0, abs=1e-6)
+
+
+def test_what_a_user_who_leaves_was_owed_is_divided_by_share() -> None:
+    owed = charging.owed_seconds(
+        {"gone": 6.0, "a": -1.0, "b": -5.0}, {"a": 0.5, "b": 0.25}, {"a": 4.0, "b": 2.0}, 6.0,
+        {"a": 20.0, "b": 10.0},
+    )  # fmt: skip
+
+    assert owed == pytest.approx({"a": 3.0, "b": -3.0})
 
 
 @settings(max_examples=100, deadline=None)

@@ -36,7 +36,7 @@ class Lab:
         self._seq += 1
         shot = snapshot(4, processes, seq=self._seq, at=now)
         monitor_store.record(shot)
-        Charging("gpubox", "UTC", fair_share.shortfall).judge(shot, now)
+        Charging("gpubox", "UTC", fair_share.owed_seconds).judge(shot, now)
 
     def serve(self, now: datetime, *processes: Any) -> list[int]:
         self.look(now, *processes)
