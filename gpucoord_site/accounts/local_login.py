@@ -192,7 +192,7 @@ def login(peer: Peer, rule: LocalRule, config: Config, now: datetime) -> User:
     user = _user(peer, rule, config, now)
     if not user.is_active:
         raise Refused(f"The user {user.get_username()} is deactivated. Ask an operator.")
-    if user.is_superuser and not rule.includes_superusers:
+    if user.is_superuser and not (peer.is_administrator or rule.includes_superusers):
         raise Refused(
             f"The user {user.get_username()} is a superuser; superusers can't log in by their OS"
             " account (local_superusers = false). Use a password or an API token."
@@ -201,10 +201,13 @@ def login(peer: Peer, rule: LocalRule, config: Config, now: datetime) -> User:
 
 
 def _user(peer: Peer, rule: LocalRule, config: Config, now: datetime) -> User:
-    if peer.uid == 0:
+    if peer.is_administrator:
         admin = User.objects.filter(username=config.admin_user, is_superuser=True).first()
         if admin is None:
-            raise Refused(f"There is no superuser {config.admin_user} (admin_user) for root.")
+            raise Refused(
+                f"root and the account of gpucoord log in as {config.admin_user} (admin_user),"
+                " which is no superuser here. Set admin_user to the name of one."
+            )
         return admin
     # The policy refused accounts without a name.
     account = peer.account or ""

@@ -260,7 +260,8 @@ class Config(BaseSettings):
     )
     local_superusers: bool = Field(
         False,
-        description="Superusers may log in by their OS account, and root as `admin_user`.",
+        description="Superusers may log in by their OS account. root and the account of gpucoord"
+        " log in as `admin_user`, whatever this is.",
     )
     ldap_url: Annotated[Text, AfterValidator(values.ldap)] | None = Field(
         None, description="LDAP server that checks passwords: ldaps://HOST (extra `ldap`)."

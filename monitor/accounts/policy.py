@@ -8,6 +8,7 @@ from monitor.facts.accounts import FIRST_USER_UID, NOBODY, LocalAccounts, LocalR
 
 # The uid of files and processes whose account another user namespace does not know.
 OVERFLOW_UID = 65534
+OF_A_JOB = "A job that runs as root or as the account of gpucoord can't log in by its uid."
 # Names that a user can have here, as Django allows them.
 _USER_NAME = re.compile(r"[\w.@+-]{1,150}")
 
@@ -48,16 +49,12 @@ def refusal(peer: Peer, rule: LocalRule) -> str | None:
         return f"A process in a container ({peer.container}) can't log in by its uid."
     if not peer.is_in_host_namespace:
         return "A process in another user namespace can't log in by its uid."
-    return _uid_refusal(peer, rule) or _account_refusal(peer, rule)
+    if peer.is_administrator:
+        return OF_A_JOB if peer.is_of_job else None
+    return _uid_refusal(peer) or _account_refusal(peer, rule)
 
 
-def _uid_refusal(peer: Peer, rule: LocalRule) -> str | None:
-    if peer.is_service and peer.is_of_job:
-        return "A job that runs as the account of gpucoord can't log in by its uid."
-    if peer.uid == 0:
-        if rule.includes_superusers:
-            return None
-        return "root can't log in by its uid (local_superusers = false). Use your own account."
+def _uid_refusal(peer: Peer) -> str | None:
     if peer.uid == OVERFLOW_UID or peer.account == NOBODY:
         return f"The account {NOBODY} can't log in by its uid."
     if peer.uid < FIRST_USER_UID:
@@ -72,7 +69,7 @@ def _uid_refusal(peer: Peer, rule: LocalRule) -> str | None:
 def _account_refusal(peer: Peer, rule: LocalRule) -> str | None:
     if rule.accounts is LocalAccounts.GROUP and rule.group not in peer.groups:
         return f"Only members of the group {rule.group} can log in by their account."
-    if rule.accounts is LocalAccounts.OWN and not (peer.is_service or peer.uid == 0):
+    if rule.accounts is LocalAccounts.OWN:
         return (
             "gpucoord runs without root here, so only its own account logs in by its uid"
             " (local_accounts = own). Use an API token, or ask an operator."

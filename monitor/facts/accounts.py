@@ -87,7 +87,7 @@ class LocalAccounts(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalRule:
-    """`group`: with GROUP. includes_superusers: they may log in, and root as the administrator."""
+    """`group`: with GROUP. includes_superusers: they may log in by accounts listed as theirs."""
 
     accounts: LocalAccounts
     group: str = ""
@@ -112,3 +112,8 @@ class Peer:
     is_service: bool = False
     is_of_job: bool = False
     problem: str = ""
+
+    @property
+    def is_administrator(self) -> bool:
+        """Whether it is of root or of gpucoord's own account, which can read the database."""
+        return self.uid == 0 or self.is_service

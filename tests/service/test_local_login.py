@@ -20,7 +20,7 @@ from gpucoord_site.cli import local_login as client
 from gpucoord_site.config.settings import Config
 from monitor.accounts.policy import parse_rule
 from monitor.accounts.rows import os_accounts, tokens
-from monitor.facts.accounts import LocalAccounts, LocalRule, Peer
+from monitor.facts.accounts import Peer
 from monitor.models import ApiToken, AuditEntry, OsAccount
 from tests.builders import NOW
 
@@ -86,13 +86,15 @@ class TestLogin:
             login(peer("ruth"), ANY, CONFIG, NOW)
         assert login(peer("ruth"), parse_rule("any", includes_superusers=True), CONFIG, NOW) == root
 
-    def test_root_is_the_administrator_where_configured(self, root: User) -> None:
-        rule = LocalRule(accounts=LocalAccounts.ANY, includes_superusers=True)
-        config = Config(admin_user="root")
-
-        assert login(peer("root", uid=0), rule, config, NOW) == root
+    @pytest.mark.parametrize(
+        "administrator", [peer("root", uid=0), peer("gpucoord", uid=998, is_service=True)]
+    )
+    def test_root_and_the_account_of_the_service_are_administrators(
+        self, root: User, administrator: Peer
+    ) -> None:
+        assert login(administrator, ANY, Config(admin_user="root"), NOW) == root
         with pytest.raises(Refused, match="no superuser"):
-            login(peer("root", uid=0), rule, Config(admin_user="other"), NOW)
+            login(administrator, ANY, Config(admin_user="other"), NOW)
 
 
 @pytest.mark.django_db

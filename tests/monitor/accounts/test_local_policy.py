@@ -19,7 +19,6 @@ def test_a_process_of_a_person_may_log_in() -> None:
 @pytest.mark.parametrize(
     ("peer", "words"),
     [
-        (replace(ALICE, uid=0, account="root"), "root can't log in"),
         (replace(ALICE, uid=999, account="postgres"), "account of a service"),
         (replace(ALICE, uid=65534, account="nobody"), "nobody"),
         (replace(ALICE, uid=65534, account=None), "nobody"),
@@ -29,7 +28,9 @@ def test_a_process_of_a_person_may_log_in() -> None:
         (replace(ALICE, account="alice\n"), "can't be a user name"),
         (replace(ALICE, container="docker 0123456789ab"), "in a container"),
         (replace(ALICE, is_in_host_namespace=False), "another user namespace"),
-        (replace(ALICE, is_service=True, is_of_job=True), "A job that runs as the account"),
+        (replace(ALICE, is_service=True, is_of_job=True), "A job that runs as root"),
+        (replace(ALICE, uid=0, is_of_job=True), "A job that runs as root"),
+        (replace(ALICE, uid=0, container="docker 0123456789ab"), "in a container"),
         (replace(ALICE, problem="it has ended"), "can't be identified|cannot be identified"),
     ],
 )
@@ -44,11 +45,17 @@ def test_a_job_that_runs_as_its_owner_may_log_in_as_them() -> None:
     assert refusal(replace(ALICE, is_of_job=True), ANY) is None
 
 
-def test_root_may_log_in_where_superusers_may() -> None:
-    assert (
-        refusal(replace(ALICE, uid=0, account="root"), replace(ANY, includes_superusers=True))
-        is None
-    )
+@pytest.mark.parametrize("rule", ["any", "group:gpu", "known", "own"])
+@pytest.mark.parametrize(
+    "administrator",
+    [
+        replace(ALICE, uid=0, account="root"),
+        replace(ALICE, uid=998, account="gpucoord", is_service=True),
+        replace(ALICE, uid=998, account=None, is_service=True),
+    ],
+)
+def test_root_and_the_account_of_the_service_may_log_in(administrator: Peer, rule: str) -> None:
+    assert refusal(administrator, parse_rule(rule)) is None
 
 
 def test_only_members_of_the_group_may_log_in() -> None:
