@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable
 from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
-from gpucoord_site.cli import local_login, token_file
+from gpucoord_site.cli import instances, local_login, token_file
 from monitor.facts.input_rules import escaped
 
 if TYPE_CHECKING:
@@ -32,13 +32,17 @@ WRONG_FORM = (TypeError, KeyError, AttributeError, IndexError, ValueError)
 WANTED = (
     "A token is needed: set GPUCOORD_TOKEN, or save one with `gpucoord token USER --save`. "
     "`gpucoord token USER`, run on the server, makes one. On the server itself, no token is needed"
-    " while gpucoord runs and --url is its port on this machine."
+    " while gpucoord runs there."
+)
+SEVERAL = (
+    "Several gpucoord services run on this machine: {addresses}."
+    " Choose one with --url or GPUCOORD_URL."
 )
 
 
 def add_options(parser: ArgumentParser) -> None:
     add = parser.add_argument
-    add("--url", help=f"the server (default: GPUCOORD_URL, or {URL})")
+    add("--url", help="the server (default: GPUCOORD_URL, or the service on this machine)")
     add("--token", help="better: GPUCOORD_TOKEN, or the file that `gpucoord token --save` writes")
 
 
@@ -90,8 +94,23 @@ def variable(text: str) -> tuple[str, str]:
     return name, value
 
 
+def given_url(options: Namespace) -> str | None:
+    return options.url or os.environ.get("GPUCOORD_URL") or None
+
+
 def url(options: Namespace) -> str:
-    return options.url or os.environ.get("GPUCOORD_URL") or URL
+    """The given address, or that of the service on this machine. Raises RequestFailed."""
+    from gpucoord_site.cli.transport import RequestFailed
+
+    if given := given_url(options):
+        return given
+    try:
+        running = instances.addresses()
+    except local_login.LoginRefused as error:
+        raise RequestFailed(str(error)) from None
+    if len(running) > 1:
+        raise RequestFailed(SEVERAL.format(addresses=", ".join(running)))
+    return running[0] if running else URL
 
 
 def connect(options: Namespace, timeout_s: float = TIMEOUT_S) -> Client:

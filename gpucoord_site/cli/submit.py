@@ -178,7 +178,8 @@ def _stdin(options: Namespace) -> dict[str, str]:
 
 
 def is_local(options: Namespace) -> bool:
-    return local_login.local_port(connection.url(options)) is not None
+    given = connection.given_url(options)
+    return given is None or local_login.local_port(given) is not None
 
 
 def job_parser(

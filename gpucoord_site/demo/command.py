@@ -176,10 +176,9 @@ def demo_environment(environ: Mapping[str, str], folder: Path, password: str) ->
         "GPUCOORD_PROBE": "simulated",
         "GPUCOORD_ADMIN_PASSWORD": password,
         "GPUCOORD_CANCEL_GRACE_S": "3",
-        # The disk and the memory of the machine are no part of the demo: its history is that of a
-        # larger one. Idle work must not take long to begin.
-        "GPUCOORD_POLICY": '{"disk": {"warn_pct": 100, "clean_pct": 100, "block_pct": 100},'
-        ' "idle": {"idle_seconds": 20}, "host": {"from_history": false}}',
+        # The memory of the machine is no part of the demo: its history is that of a larger one.
+        # Idle work must not take long to begin.
+        "GPUCOORD_POLICY": '{"idle": {"idle_seconds": 20}, "host": {"from_history": false}}',
         "GPUCOORD_RUN_AS": "nobody" if _others_can_run(folder) else "service",
         "DJANGO_SETTINGS_MODULE": "gpucoord_site.settings",
     }

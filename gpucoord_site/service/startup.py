@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import socket
 import sys
 import time
 from collections.abc import Callable
@@ -25,6 +26,7 @@ from django.db.models import Max, Q
 from django.utils import timezone
 
 from gpucoord_site import __version__
+from gpucoord_site.cli.check.guards import problems as disk_problems
 from gpucoord_site.config.addresses import own_names
 from gpucoord_site.config.settings import Config, ConfigError, load_config
 from gpucoord_site.service import children, loops
@@ -33,8 +35,10 @@ from gpucoord_site.service.joining import join, reachable_address
 from gpucoord_site.service.listeners import LoginListener, remove_stale_sockets
 from gpucoord_site.service.log_stream import LogStream
 from gpucoord_site.service.startup_checks import (
+    PortTaken,
     UnableToStart,
     bind,
+    bind_free,
     check_nvml,
     lock_data_folder,
     lock_folder_problem,
@@ -48,6 +52,8 @@ from monitor.journal.rows import audit
 from monitor.runtime.probes import service_state
 from monitor.runtime.probes.process_identity import boot_id, start_ticks
 from monitor.runtime.probes.service_state import ChildState, ServiceState
+from monitor.thresholds import rows as thresholds
+from scheduler.disk.policy import DiskPolicy
 from scheduler.facts.jobs import JobState
 from scheduler.intake.steps import checks
 from scheduler.lifecycle.rows import changes
@@ -120,7 +126,7 @@ def start(*, serves_web: bool = True, **options: Any) -> int:
         end_leftovers(config.data / "run")
         # Other hosts read the logs of a host without pages there.
         serves_logs = not serves_web and bool(reachable_address(config, config.port))
-        listening = bind(config.host, config.port if serves_web or serves_logs else 0)
+        config, listening = _listen(config, options, is_needed=serves_web or serves_logs)
         number = listening.getsockname()[1]
         port, log_port = number if serves_web else None, number if serves_logs else None
         in_a_child(lambda: _prepare(config, port, log_port), meanwhile=_load)
@@ -151,6 +157,26 @@ def _configure(options: dict[str, Any]) -> Config:
     return config
 
 
+def _listen(
+    config: Config, options: dict[str, Any], *, is_needed: bool
+) -> tuple[Config, socket.socket]:
+    """Listen on the port of the settings; if none is set and the default is taken, on a free one.
+
+    Returns the settings with the port in use. Raises UnableToStart.
+    """
+    if not is_needed:
+        return config, bind(config.host, 0)
+    try:
+        return config, bind(config.host, config.port)
+    except UnableToStart as error:
+        if "port" in config.model_fields_set or not isinstance(error, PortTaken):
+            raise
+    listening = bind_free(config.host, config.port + 1)
+    number = listening.getsockname()[1]
+    _say(f"Port {config.port} is taken, so gpucoord uses port {number}. --port sets another one.")
+    return _configure(options | {"port": number}), listening
+
+
 def _prepare(config: Config, port: int | None, log_port: int | None) -> None:
     """port: of the pages; log_port: of the logs alone; None: this host serves none."""
     if port is None and config.database_url is None:
@@ -162,6 +188,8 @@ def _prepare(config: Config, port: int | None, log_port: int | None) -> None:
     os_accounts.adopt_earlier_users(timezone.now())
     _hold_unrecorded(config)
     _skip_used_numbers(config)
+    for problem in disk_problems(config, thresholds.current(DiskPolicy)):
+        sys.stderr.write(f"gpucoord: warning: {problem}\n")
     if password := make_first_admin(config):
         _say(f"Log in as {config.admin_user} with the password {password} (shown only now).")
 

@@ -7,7 +7,7 @@ import fcntl
 import os
 import socket
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from django.core.management import call_command
@@ -21,6 +21,8 @@ from scheduler.runner.confine import locks
 
 # Key of the advisory lock for hosts that start at the same time. Any unique number.
 MIGRATION_LOCK = 7_480_911
+# Of ports, from the default one on.
+MOST_TRIES = 50
 TOO_OLD = (
     "The database is too old for this gpucoord. Upgrade it first with the version that comes after"
     " the one that made it, or start with an empty data folder."
@@ -29,6 +31,10 @@ TOO_OLD = (
 
 class UnableToStart(Exception):
     """gpucoord can't start; the message is for people."""
+
+
+class PortTaken(UnableToStart):
+    """Another process listens on the port."""
 
 
 def lock_data_folder(folder: Path) -> int:
@@ -92,7 +98,27 @@ def bind(host: str, port: int, option: str = "--port") -> socket.socket:
     except socket.gaierror:
         raise UnableToStart(f'No address belongs to the host name "{host}".') from None
     except OSError as error:
-        raise UnableToStart(_why_not_bound(error, host, port, option)) from None
+        kind = PortTaken if error.errno == errno.EADDRINUSE else UnableToStart
+        raise kind(_why_not_bound(error, host, port, option)) from None
+
+
+def bind_free(host: str, first: int) -> socket.socket:
+    """A listening socket on the first free port from `first` on whose next port is free too.
+
+    The endpoint of models takes the next one. Raises UnableToStart.
+    """
+    for port in range(first, first + MOST_TRIES):
+        with suppress(UnableToStart):
+            listening = bind(host, port)
+            try:
+                bind(host, port + 1).close()
+            except UnableToStart:
+                listening.close()
+                continue
+            return listening
+    raise UnableToStart(
+        f"The ports {first} to {first + MOST_TRIES} on {host} are taken. Choose one with --port."
+    )
 
 
 def _why_not_bound(error: OSError, host: str, port: int, option: str) -> str:

@@ -48,12 +48,16 @@ class DiskSpace(FileSystemSpace):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FullDisk:
-    """A file system on which no job may write more. path: the watched folder on it."""
+    """A file system on which no job may write more. path: the watched folder on it.
+
+    Both limits are passed: limit_pct of the use, and limit_bytes of the free space.
+    """
 
     path: str
     device: str
     used_pct: float
     limit_pct: float
+    limit_bytes: int
     available_bytes: int
 
 

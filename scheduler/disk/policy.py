@@ -5,10 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from monitor.facts.disk_space import FileSystemSpace
+from monitor.facts.formats import GIB
 from monitor.facts.thresholds import percent, threshold
 from scheduler.disk.facts import DiskLevel, DiskSpace, FolderUse, FullDisk
 from scheduler.facts.blockers import Blocker, BlockerCode, Tier, details
 from scheduler.facts.units import size
+
+# Jobs will soon wait where less is left than this multiple of the free space that they need.
+NEAR = 2
+# With less left, no job starts that has only its log there.
+LOGS_NEED_BYTES = 2 * GIB
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,7 +27,12 @@ class DiskPolicy:
     clean_pct: float = percent(65.0, "Clean up above",
         "A clean-up is due. It starts by itself if automatic clean-up is on.")
     block_pct: float = percent(70.0, "No job starts above",
-        "Jobs wait whose working, log or checkpoint folder is on this file system.")
+        "Jobs wait whose working or checkpoint folder is on this file system, if less than the "
+        "free space below is left too.")
+    block_free_gib: float = threshold(50.0, "and with less free than", unit="GiB", ge=0,
+        le=1_000_000, help="Or less than the part below, whichever is smaller.")
+    block_free_pct: float = percent(5.0, "and with less free than this part",
+        "Of the file system. 100 here and 1000000 GiB above leave the percentage alone.")
     calm_pct: float = percent(1.0, "Hysteresis",
         "A level ends when the use is this much below its threshold.")
     paths: tuple[str, ...] = threshold((), "Watched folders",
@@ -38,6 +50,20 @@ class DiskPolicy:
         return problems
 
 
+def floor_bytes(usable_bytes: int, policy: DiskPolicy) -> int:
+    """Free space from which on jobs start, however full the file system is in percent."""
+    part = usable_bytes * policy.block_free_pct / 100
+    return round(min(policy.block_free_gib * GIB, part))
+
+
+def is_near(space: FileSystemSpace, policy: DiskPolicy) -> bool:
+    """Whether jobs wait, or soon will, for room on this file system."""
+    used = space.used_pct
+    if used is None or not policy.block_pct < min(used, 100):
+        return False
+    return space.available_bytes < NEAR * floor_bytes(space.usable_bytes, policy)
+
+
 def level(space: DiskSpace | None, policy: DiskPolicy, before: DiskLevel) -> DiskLevel:
     """The level of a file system; one that cannot be read (None) keeps its level."""
     used = None if space is None else space.used_pct
@@ -49,10 +75,19 @@ def level(space: DiskSpace | None, policy: DiskPolicy, before: DiskLevel) -> Dis
         (DiskLevel.WARNING, policy.warn_pct),
     )
     for stage, limit in limits:
-        holds = _rank(before) >= _rank(stage)
-        if limit < 100 and used > limit - (policy.calm_pct if holds else 0):
+        calm_pct = policy.calm_pct if _rank(before) >= _rank(stage) else 0.0
+        if not (limit < 100 and used > limit - calm_pct):
+            continue
+        if stage is not DiskLevel.BLOCKED or _is_short(space, policy, calm_pct):
             return stage
     return DiskLevel.NORMAL
+
+
+def _is_short(space: DiskSpace | None, policy: DiskPolicy, calm_pct: float) -> bool:
+    if space is None:
+        return False
+    calm = space.usable_bytes * calm_pct / 100
+    return space.available_bytes < floor_bytes(space.usable_bytes, policy) + calm
 
 
 _ORDER = (DiskLevel.NORMAL, DiskLevel.WARNING, DiskLevel.CLEANING, DiskLevel.BLOCKED)
@@ -67,7 +102,11 @@ def sentence(path: str, space: DiskSpace, stage: DiskLevel, policy: DiskPolicy) 
     used = space.used_pct or 0.0
     text = f"{path} is {used:.0f} % full; {size(space.available_bytes)} are left."
     if stage is DiskLevel.BLOCKED:
-        return f"{text} No job with a folder there starts above {policy.block_pct:g} %."
+        floor = size(floor_bytes(space.usable_bytes, policy))
+        return (
+            f"{text} No job with its working or checkpoint folder there starts above"
+            f" {policy.block_pct:g} % with less than {floor} left."
+        )
     if stage is DiskLevel.CLEANING:
         return f"{text} A clean-up is due above {policy.clean_pct:g} %."
     return text
@@ -82,7 +121,10 @@ def full_blockers(
     """
     blockers: dict[str, Blocker] = {}
     for use, device in folders:
-        if device is not None and device in full and device not in blockers:
+        if device is None or device not in full or device in blockers:
+            continue
+        # Logs are small beside what jobs write.
+        if use is not FolderUse.LOG or full[device].available_bytes < LOGS_NEED_BYTES:
             blockers[device] = _blocker(use, full[device])
     return tuple(blockers.values())
 
@@ -97,6 +139,7 @@ def _blocker(use: FolderUse, disk: FullDisk) -> Blocker:
             path=disk.path,
             used_pct=round(disk.used_pct, 1),
             limit_pct=disk.limit_pct,
+            limit_bytes=disk.limit_bytes,
             available_bytes=disk.available_bytes,
         ),
     )

@@ -62,6 +62,26 @@ def test_the_disk_has_the_same_figures_as_on_the_page_of_disks(
     assert finding.text.startswith("25 % used, 75.0 of 100.0 GiB free")
 
 
+@pytest.mark.parametrize(
+    ("free_gib", "level", "words"),
+    [
+        (580, Level.OK, "no job waits for disk space"),
+        (90, Level.WARN, "will soon wait"),
+        (40, Level.WARN, "starts above 70 % with less than 50 GiB left"),
+    ],
+)
+def test_it_says_when_the_guard_of_disks_keeps_jobs_or_soon_will(
+    free_gib: int, level: Level, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    space = FileSystemSpace(used_bytes=(2000 - free_gib) * GIB, available_bytes=free_gib * GIB)
+    monkeypatch.setattr(disk_space, "read", lambda _: space)
+
+    (finding,) = _found("disk guard")
+
+    assert finding.level is level
+    assert words in finding.text
+
+
 @pytest.mark.parametrize(("uid", "run_as"), [(1000, "auto"), (0, "service"), (0, "nobody")])
 def test_it_warns_when_jobs_are_not_separated(
     uid: int, run_as: str, monkeypatch: pytest.MonkeyPatch

@@ -11,6 +11,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from gpucoord_site.cli import connection, local_login
+from gpucoord_site.cli.transport import RequestFailed
 
 NO_SERVICE = (
     "No gpucoord service on this machine logs you in at {url}. Run `gpucoord login` on the server,"
@@ -37,7 +38,10 @@ def main(argv: Sequence[str]) -> int:
 def _ask(options: Namespace) -> dict[str, Any]:
     if options.token:
         raise local_login.LoginRefused(TAKES_NONE)
-    address = connection.url(options)
+    try:
+        address = connection.url(options)
+    except RequestFailed as error:
+        raise local_login.LoginRefused(str(error)) from None
     answer = local_login.ask(address, "link")
     if answer is None:
         raise local_login.LoginRefused(NO_SERVICE.format(url=address))

@@ -21,6 +21,9 @@ from gpucoord_site.cli.check import (
     gpus as check_gpus,
 )
 from gpucoord_site.cli.check import (
+    guards as check_guards,
+)
+from gpucoord_site.cli.check import (
     machine as check_machine,
 )
 from gpucoord_site.cli.check.report import Finding, Level, as_json, as_text, fail, ok, worst
@@ -42,6 +45,7 @@ LOOKS: list[Callable[[Config], Iterator[Finding]]] = [
     check_machine.checkpoints,
     check_machine.disk,
     check_database.database,
+    check_guards.disks,
     check_machine.port,
     check_machine.listeners,
 ]

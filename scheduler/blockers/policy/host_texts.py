@@ -38,8 +38,14 @@ def disk_full(blocker: Blocker) -> str:
     return (
         f"The file system of {blocker.detail('path')} is {blocker.detail('used_pct'):.0f} % full;"
         f" no job with its {blocker.requested} there starts above {blocker.detail('limit_pct'):g} %"
-        f" ({size(blocker.detail('available_bytes'))} are left)."
+        f"{_floor(blocker)} ({size(blocker.detail('available_bytes'))} are left)."
     )
+
+
+def _floor(blocker: Blocker) -> str:
+    """Blockers of earlier versions have none."""
+    floor = blocker.detail("limit_bytes")
+    return "" if floor is None else f" with less than {size(floor)} free"
 
 
 ENGINE_CODES = (

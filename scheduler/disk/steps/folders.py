@@ -14,7 +14,7 @@ from monitor.runtime.facts import TimedCache
 from monitor.runtime.rows.prepared import compiled_once, update_rows
 from monitor.thresholds import rows as thresholds
 from scheduler.disk.facts import DiskLevel, DiskSpace, FolderUse, FullDisk, WatchedFolder
-from scheduler.disk.policy import DiskPolicy, full_blockers
+from scheduler.disk.policy import DiskPolicy, floor_bytes, full_blockers
 from scheduler.disk.probes import space
 from scheduler.facts.blockers import Blocker
 from scheduler.facts.jobs import QueuedJob
@@ -51,6 +51,15 @@ def levels(host: str) -> dict[str, DiskLevel]:
 @compiled_once
 def _watched_on(host: str) -> QuerySet[WatchedDisk]:
     return WatchedDisk.objects.filter(host=host).order_by("path")
+
+
+def space_of(row: WatchedDisk) -> DiskSpace | None:
+    """The last reading; None = it could not be read."""
+    if row.used_bytes is None or row.available_bytes is None:
+        return None
+    return DiskSpace(
+        device=row.device, used_bytes=row.used_bytes, available_bytes=row.available_bytes
+    )
 
 
 def store(
@@ -99,6 +108,7 @@ def full_disks(host: str, policy: DiskPolicy, now: datetime) -> dict[str, FullDi
                 device=row.device,
                 used_pct=row.used_pct,
                 limit_pct=policy.block_pct,
+                limit_bytes=floor_bytes((row.used_bytes or 0) + (row.available_bytes or 0), policy),
                 available_bytes=row.available_bytes or 0,
             )
     return by_device
@@ -151,15 +161,14 @@ class FullDisks:
         return blockers
 
     def _of_folder(self, cwd: str, full: dict[str, FullDisk], now: datetime) -> tuple[Blocker, ...]:
-        data = Path(settings.DATA)
-        checkpoints = settings.CONFIG.checkpoints or data
-        folders = (
-            (FolderUse.LOG, str(files.jobs_folder(data))),
-            (FolderUse.CHECKPOINT, str(checkpoints)),
-            (FolderUse.WORKING, cwd),
-        )
+        folders = {
+            FolderUse.WORKING: cwd,
+            FolderUse.CHECKPOINT: str(settings.CONFIG.checkpoints or ""),
+            FolderUse.LOG: str(files.jobs_folder(Path(settings.DATA))),
+        }
         return full_blockers(
-            [(use, self._device(path, now) if path else None) for use, path in folders], full
+            [(use, self._device(path, now) if path else None) for use, path in folders.items()],
+            full,
         )
 
     def _device(self, path: str, now: datetime) -> str | None:

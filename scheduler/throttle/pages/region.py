@@ -13,6 +13,10 @@ from monitor.constraints.policy import EFFECTS, ConstraintEffect
 from monitor.live.regions import Context, Region
 from monitor.models import Constraint, Gpu
 from monitor.runtime.rows.prepared import compiled_once
+from monitor.thresholds import rows as thresholds
+from scheduler.disk.facts import DiskLevel
+from scheduler.disk.policy import DiskPolicy, is_near, sentence
+from scheduler.disk.steps import folders
 from scheduler.facts.jobs import PriorityClass
 from scheduler.facts.plans import Throttle
 from scheduler.lifecycle.rows import predictions
@@ -68,7 +72,8 @@ def load(now: datetime) -> Context:
     for host, at, allowed, memory in throttle_rows.shown():
         constraints = [_constraint(row) for row in open_rows if row.host == host]
         limits = _lines(allowed, memory) if now - at <= throttle_rows.STALE_AFTER else []
-        hosts.append(_pressure(host, [*constraints, *limits], _quotas(allowed), modes.get(host)))
+        lines = [*constraints, *_disks(host, now), *limits]
+        hosts.append(_pressure(host, lines, _quotas(allowed), modes.get(host)))
     waits = predictions.jobs_wait()
     return {"hosts": tuple(hosts), "several": len(hosts) > 1, "waits": waits}
 
@@ -94,6 +99,21 @@ def _constraint(row: Constraint) -> PressureLine:
         ConstraintEffect.SOFT: "normal and background jobs wait",
     }
     return PressureLine(SHAPES[effect], row.text, consequences.get(effect, ""), row.from_at)
+
+
+def _disks(host: str, now: datetime) -> Iterable[PressureLine]:
+    """File systems for whose space jobs wait, or soon will."""
+    policy = thresholds.current(DiskPolicy)
+    for row in folders.watched(host):
+        space = folders.space_of(row)
+        if space is None or now - row.at > folders.STALE_AFTER:
+            continue
+        if row.level == DiskLevel.BLOCKED.value:
+            text = sentence(row.path, space, DiskLevel.BLOCKED, policy)
+            yield PressureLine("failing", text, "jobs wait", row.since_at)
+        elif is_near(space, policy):
+            text = sentence(row.path, space, DiskLevel.NORMAL, policy)
+            yield PressureLine("warning", text, "jobs will soon wait", row.since_at)
 
 
 def _lines(allowed: Throttle, memory: ThrottleMemory) -> Iterable[PressureLine]:

@@ -5,11 +5,19 @@ import pytest
 from scheduler.blockers.wording import text
 from scheduler.catalogue.policy import PROFILES
 from scheduler.disk.facts import DiskLevel, DiskSpace, FolderUse, FullDisk
-from scheduler.disk.policy import DiskPolicy, full_blockers, level
+from scheduler.disk.policy import DiskPolicy, full_blockers, is_near, level
 from scheduler.facts.blockers import BlockerCode, from_row, to_row
 from tests.builders import GIB
 
-POLICY = DiskPolicy(warn_pct=60, clean_pct=65, block_pct=70, calm_pct=1)
+# By the percentage alone.
+POLICY = DiskPolicy(
+    warn_pct=60,
+    clean_pct=65,
+    block_pct=70,
+    block_free_gib=1_000_000,
+    block_free_pct=100,
+    calm_pct=1,
+)
 
 
 def space(used_pct: float, device: str = "8:1") -> DiskSpace:
@@ -36,6 +44,43 @@ def test_a_level_begins_above_its_threshold_and_ends_a_little_below(
     used: float, before: str, after: str
 ) -> None:
     assert level(space(used), POLICY, DiskLevel(before)) == after
+
+
+def disk_of(total_gib: float, free_gib: float) -> DiskSpace:
+    free = round(free_gib * GIB)
+    return DiskSpace(device="8:1", used_bytes=total_gib * GIB - free, available_bytes=free)
+
+
+@pytest.mark.parametrize(
+    ("total_gib", "free_gib", "expected"),
+    [
+        (2000, 580, "cleaning"),
+        (2000, 51, "cleaning"),
+        (2000, 49, "blocked"),
+        (100, 29, "cleaning"),
+        (100, 5.1, "cleaning"),
+        (100, 4.9, "blocked"),
+        (100, 60, "normal"),
+    ],
+)
+def test_the_shipped_guard_blocks_only_with_little_left_too(
+    total_gib: int, free_gib: float, expected: str
+) -> None:
+    assert level(disk_of(total_gib, free_gib), DiskPolicy(), DiskLevel.NORMAL) == expected
+
+
+def test_a_block_by_free_space_ends_a_little_above_it() -> None:
+    levels = [
+        level(disk_of(100, free), DiskPolicy(), DiskLevel.BLOCKED) for free in (5.5, 5.9, 6.1)
+    ]
+
+    assert levels == ["blocked", "blocked", "cleaning"]
+
+
+@pytest.mark.parametrize(("free_gib", "expected"), [(580, False), (90, True), (10, True)])
+def test_a_guard_is_near_before_it_blocks(free_gib: float, expected: bool) -> None:
+    assert is_near(disk_of(2000, free_gib), DiskPolicy()) is expected
+    assert not is_near(disk_of(2000, free_gib), DiskPolicy(block_pct=100))
 
 
 def test_a_file_system_that_cannot_be_read_keeps_its_level() -> None:
@@ -68,32 +113,58 @@ def test_thresholds_in_the_wrong_order_and_relative_paths_are_conflicts() -> Non
     assert set(wrong.conflicts()) == {"clean_pct", "block_pct", "paths"}
 
 
-FULL = {"8:1": FullDisk(path="/data", device="8:1", used_pct=71.4, limit_pct=70.0,
-                        available_bytes=28 * GIB)}  # fmt: skip
+def full(used_pct: float = 71.4, free: int = 28 * GIB) -> dict[str, FullDisk]:
+    disk = FullDisk(
+        path="/data",
+        device="8:1",
+        used_pct=used_pct,
+        limit_pct=70.0,
+        limit_bytes=50 * GIB,
+        available_bytes=free,
+    )
+    return {"8:1": disk}
+
+
+FULL = full()
 
 
 def test_a_job_waits_for_each_full_file_system_of_its_folders_once() -> None:
     folders = (
-        (FolderUse.LOG, "8:1"),
-        (FolderUse.CHECKPOINT, "8:1"),
         (FolderUse.WORKING, "8:2"),
+        (FolderUse.CHECKPOINT, "8:1"),
+        (FolderUse.LOG, "8:1"),
     )
     (blocker,) = full_blockers(folders, FULL)
 
     assert blocker.code is BlockerCode.DISK_FULL
     assert text(blocker) == (
-        "The file system of /data is 71 % full; no job with its log folder there starts above"
-        " 70 % (28 GiB are left)."
+        "The file system of /data is 71 % full; no job with its checkpoint folder there"
+        " starts above 70 % with less than 50 GiB free (28 GiB are left)."
     )
     assert from_row(to_row(blocker)) == blocker
 
 
 def test_changed_figures_are_the_same_reason() -> None:
-    fuller = {"8:1": FullDisk(path="/data", device="8:1", used_pct=80.0, limit_pct=70.0,
-                              available_bytes=GIB)}  # fmt: skip
-    (one,), (other,) = (full_blockers([(FolderUse.LOG, "8:1")], disks) for disks in (FULL, fuller))
+    (one,), (other,) = (
+        full_blockers([(FolderUse.WORKING, "8:1")], disks) for disks in (FULL, full(80.0, GIB))
+    )
 
     assert one.key == other.key
+
+
+def test_the_folder_of_logs_alone_blocks_only_in_a_real_shortage() -> None:
+    log = [(FolderUse.LOG, "8:1")]
+
+    assert full_blockers(log, full(free=2 * GIB)) == ()
+    assert full_blockers(log, full(free=2 * GIB - 1))[0].requested == "log folder"
+
+
+def test_a_blocker_of_an_earlier_version_still_has_its_sentence() -> None:
+    (blocker,) = full_blockers([(FolderUse.WORKING, "8:1")], FULL)
+    row = to_row(blocker)
+    del row["details"]["limit_bytes"]
+
+    assert "starts above 70 % (28 GiB are left)." in text(from_row(row))
 
 
 def test_an_unknown_file_system_blocks_nothing() -> None:

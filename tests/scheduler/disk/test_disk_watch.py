@@ -26,6 +26,7 @@ from scheduler.dispatch.inputs import PlanInputs
 from scheduler.facts.blockers import BlockerCode
 from scheduler.facts.plans import PlanPolicy
 from scheduler.models import CleaningRun, WatchedDisk
+from scheduler.throttle.pages import region
 from tests import jobs_made
 from tests.builders import NOW
 from tests.scheduler.disk.test_disk_policy import space
@@ -64,7 +65,7 @@ def blockers(alice: User, **job: object) -> list[BlockerCode]:
 
 
 def test_events_name_the_folder_and_its_use(watch: DiskWatch, disk: Disk, data: Path) -> None:
-    for number, used in enumerate((10.0, 66.0, 66.5, 75.0, 10.0)):
+    for number, used in enumerate((10.0, 66.0, 66.5, 96.0, 10.0)):
         disk.used_pct = used
         watch.judge(None, NOW + number * LATER)
 
@@ -113,10 +114,34 @@ def test_the_next_automatic_clean_up_waits_a_quarter_of_an_hour(
 def test_a_full_log_folder_holds_every_job_of_the_host(
     watch: DiskWatch, disk: Disk, alice: User
 ) -> None:
-    disk.used_pct = 71.0
+    disk.used_pct = 98.5
     watch.judge(None, NOW)
 
     assert blockers(alice) == [BlockerCode.DISK_FULL]
+
+
+def test_a_disk_that_is_full_in_percent_alone_holds_no_job(
+    watch: DiskWatch, disk: Disk, alice: User
+) -> None:
+    disk.used_pct = 75.0
+    watch.judge(None, NOW)
+
+    assert blockers(alice) == []
+
+
+@pytest.mark.parametrize(
+    ("used_pct", "effect"), [(75.0, None), (92.0, "jobs will soon wait"), (98.5, "jobs wait")]
+)
+def test_the_dashboard_says_when_the_guard_blocks_or_soon_will(
+    watch: DiskWatch, disk: Disk, used_pct: float, effect: str | None
+) -> None:
+    disk.used_pct = used_pct
+    watch.judge(None, NOW)
+
+    lines = list(region._disks("gpubox", NOW))
+
+    assert [line.effect for line in lines] == ([effect] if effect else [])
+    assert list(region._disks("gpubox", NOW + timedelta(minutes=3))) == []
 
 
 def test_only_jobs_that_work_on_the_full_file_system_wait(
@@ -125,7 +150,7 @@ def test_only_jobs_that_work_on_the_full_file_system_wait(
     away = probe.device_of("/dev/shm")
     if away in (None, disk.device):
         pytest.skip("/dev/shm is no file system of its own")
-    disk.device, disk.used_pct = away or "", 71.0
+    disk.device, disk.used_pct = away or "", 96.0
     DiskWatch("gpubox", data, None, lambda *_: None, disk.read).judge(None, NOW)
 
     assert blockers(alice, cwd="/dev/shm") == [BlockerCode.DISK_FULL]
@@ -133,7 +158,7 @@ def test_only_jobs_that_work_on_the_full_file_system_wait(
 
 
 def test_a_reading_that_is_old_blocks_nothing(watch: DiskWatch, disk: Disk, alice: User) -> None:
-    disk.used_pct = 71.0
+    disk.used_pct = 98.5
     watch.judge(None, NOW - folders.STALE_AFTER)
 
     assert blockers(alice) == []
@@ -142,7 +167,7 @@ def test_a_reading_that_is_old_blocks_nothing(watch: DiskWatch, disk: Disk, alic
 def test_an_operators_clean_up_job_is_exempt(
     watch: DiskWatch, disk: Disk, root: User, alice: User
 ) -> None:
-    disk.used_pct = 71.0
+    disk.used_pct = 98.5
     watch.judge(None, NOW)
 
     assert blockers(root, tags={"cleanup": ""}) == []
@@ -177,12 +202,12 @@ def test_a_folder_that_is_watched_no_more_is_forgotten(
 def test_the_page_and_rest_show_what_is_read(
     watch: DiskWatch, disk: Disk, alice: User, as_user: Callable[[User], Client], data: Path
 ) -> None:
-    disk.used_pct = 71.0
+    disk.used_pct = 98.5
     watch.judge(None, NOW)
     client = as_user(alice)
 
     (line,) = client.get("/api/disks/").json()["disks"]
-    assert (line["path"], line["level"], line["used_pct"]) == (str(data), "blocked", 71.0)
+    assert (line["path"], line["level"], line["used_pct"]) == (str(data), "blocked", 98.5)
     assert str(data) in client.get("/disks/").content.decode()
 
 
@@ -190,7 +215,7 @@ def test_the_page_says_which_levels_are_off(
     alice: User, as_user: Callable[[User], Client], data: Path
 ) -> None:
     shown = as_user(alice).get("/disks/").content.decode()
-    assert "Above 70 %: jobs" in shown
+    assert "Above 70 %, with less than 50 GiB or 5 % free" in shown
     thresholds.change("disk", {"clean_pct": 100, "block_pct": 100}, by="root", now=NOW)
 
     off = as_user(alice).get("/disks/").content.decode()
@@ -201,13 +226,13 @@ def test_the_page_says_which_levels_are_off(
 
 
 def test_metrics_have_the_use_of_each_folder(watch: DiskWatch, disk: Disk, data: Path) -> None:
-    disk.used_pct = 71.0
+    disk.used_pct = 98.5
     watch.judge(None, NOW)
     into = Families()
     metrics.add_metrics(into, NOW)
 
     values = {s.name: s.value for family in into.collect() for s in family.samples}
-    assert values["gpucoord_watched_disk_used_percent"] == 71.0
+    assert values["gpucoord_watched_disk_used_percent"] == 98.5
     assert values["gpucoord_watched_disk_blocked"] == 1
 
 
@@ -238,7 +263,7 @@ def test_a_real_folder_is_read_as_df_does(tmp_path: Path) -> None:
 def test_many_folders_that_do_not_answer_hold_up_no_plan(
     watch: DiskWatch, disk: Disk, data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    disk.used_pct = 90.0
+    disk.used_pct = 98.5
     watch.judge(None, NOW)
     asked = []
 
