@@ -14,6 +14,7 @@ from django.http.response import HttpResponseBase
 from django.utils import timezone
 from django.utils.decorators import sync_and_async_middleware
 
+from gpucoord_site.documentation.chapters import chapter_of
 from gpucoord_site.http import setup
 from monitor.incidents.pages.badges import alert_count
 from scheduler.throttle.pages.badge import badge
@@ -102,5 +103,6 @@ def site(request: HttpRequest) -> dict[str, object]:
         "mode_badge": partial(badge, settings.CONFIG.node),
         "alert_count": partial(alert_count, timezone.now()),
         "setup_steps": partial(setup.steps, request),
+        "chapter": partial(chapter_of, request),
         "is_kiosk": "kiosk" in request.GET,
     }

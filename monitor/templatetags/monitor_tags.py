@@ -80,6 +80,7 @@ MORE_PAGES = (
     ("Disks", "disks"),
     ("Hosts", "hosts"),
     ("Status", "status"),
+    ("Documentation", "docs"),
 )
 
 

@@ -36,6 +36,11 @@ PATHS = [
     "/disks/",
     "/hosts/",
     "/account/",
+    "/docs/",
+    "/docs/operators/security/",
+    "/docs/reference/rest/",
+    "/docs/command-line/",
+    "/docs/?q=quota",
 ]
 
 TWO_OWNERS = """() => {

@@ -106,6 +106,19 @@ def test_manage_py_keeps_djangos_own_check() -> None:
     assert "System check identified no issues" in _gpucoord("check", program=("manage.py",))
 
 
+def test_help_of_djangos_commands_and_of_topics_are_told_apart() -> None:
+    assert "usage: gpucoord migrate" in _gpucoord("help", "migrate")
+    assert _gpucoord("help", "first-job").startswith("# From ssh to a running job")
+
+
+def test_manage_py_keeps_djangos_own_shell() -> None:
+    code = "from django.conf import settings; print(settings.ROOT_URLCONF)"
+
+    answer = _gpucoord("shell", "--no-imports", "-c", code, program=("manage.py",))
+
+    assert answer.startswith("gpucoord_site.urls\n")
+
+
 def test_the_admin_is_loaded_with_the_pages_and_checked_as_a_whole() -> None:
     code = (
         "import os, sys, django\n"
