@@ -11,7 +11,9 @@ from django.urls import include, path
 from gpucoord_site.accounts import agents as account_agents
 from gpucoord_site.accounts import login_link
 from gpucoord_site.accounts import views as account_views
+from gpucoord_site.accounts.invitations import OpenInvitation
 from gpucoord_site.apps import load_admin
+from gpucoord_site.documentation import views as documentation
 from gpucoord_site.http import api as http_api
 from gpucoord_site.http import api_docs, setup
 from gpucoord_site.http import metrics as metrics_view
@@ -23,6 +25,9 @@ urlpatterns = [
     path("", include("monitor.urls")),
     path("", include("scheduler.urls")),
     path("", include("reports.urls")),
+    path("docs/", documentation.index, name="docs"),
+    path("docs/command-line/", documentation.command_line, name="docs-command-line"),
+    path("docs/<path:name>/", documentation.chapter, name="docs-chapter"),
     path("api/docs/", api_docs.docs, name="api-docs"),
     path("api/", http_api.urls),
     path("setup/hide/", setup.hide, name="setup-hide"),
@@ -30,6 +35,7 @@ urlpatterns = [
     path("login/", account_views.Login.as_view(), name="login"),
     path("login/link/<str:secret>/", login_link.open_link, name="login-link"),
     path("login/link/<str:secret>/confirm/", login_link.confirm, name="login-link-confirm"),
+    path("login/invitation/<str:uidb64>/<str:token>/", OpenInvitation.as_view(), name="invitation"),
     path("logout/", auth.LogoutView.as_view(), name="logout"),
     path("account/", account_views.account, name="account"),
     path("account/password/", account_views.Password.as_view(), name="account-password"),

@@ -206,6 +206,19 @@ class Client:
     def quota(self, user: str | None = None) -> Json:
         return self._json("GET", "/api/quota/", params={"user": user} if user else {})
 
+    def set_quota(self, user: str, **limits: Any) -> Json:
+        """Change limits of a user's own quota; None = no limit. For operators."""
+        return self._json("PATCH", "/api/quota/", body={"user": user, **limits})
+
+    def add_user(self, name: str, account: str | None = None, like: str | None = None) -> Json:
+        """A new user without a password. account: its OS account. For superusers."""
+        body = {"name": name, "account": account, "like": like}
+        return self._json("POST", "/api/users/", body=body)
+
+    def invite_user(self, name: str) -> Json:
+        """`url`: the page on which the user sets a password. For superusers."""
+        return self._json("POST", f"/api/users/{quote(name, safe='')}/invitation/")
+
     def report(self, query: dict[str, str]) -> bytes:
         """A usage report in the format of the query."""
         return self._ask("GET", "/api/reports/usage/", params=query).content

@@ -73,7 +73,14 @@ COMMANDS: Commands = {
     "mine": ("list your own processes on GPUs", "gpucoord_site.cli.gpus:mine"),
     "end": ("end one of your own processes: gpucoord end PID", "gpucoord_site.cli.gpus:end"),
     "why": ("say why a job waits: gpucoord why JOB", "gpucoord_site.cli.why:main"),
-    "quota": ("say what you may use, and what you use now", "gpucoord_site.cli.quota:main"),
+    "quota": (
+        "say what you may use; change limits: gpucoord quota set USER --share 30",
+        "gpucoord_site.cli.quota:main",
+    ),
+    "user": (
+        "add and invite users: gpucoord user add NAME",
+        "gpucoord_site.cli.operators.users:main",
+    ),
     "prompt": (
         "ask a language model: gpucoord prompt MODEL TEXT",
         "gpucoord_site.cli.prompt:main",
@@ -133,6 +140,7 @@ Usage: gpucoord COMMAND [--help]
 
 Start here: gpucoord demo      (no GPU needed)
 Then:       gpucoord up        and open the address that it prints
+Read:       gpucoord help TOPIC; `gpucoord help topics` lists the topics
 Django's own commands work too (gpucoord changepassword NAME); `gpucoord django-help` lists them.
 """
 NEEDS_ALL = (
@@ -157,8 +165,11 @@ def main() -> int:
 
 
 def manage() -> int:
-    """`manage.py COMMAND`: the same, but `check` is Django's own."""
-    ours = {name: entry for name, entry in COMMANDS.items() if name != "check"}
+    """`manage.py COMMAND`: the same, but Django's own commands keep their names."""
+    from django.core import management
+
+    own = management.find_commands(management.__path__[0])
+    ours = {name: entry for name, entry in COMMANDS.items() if name not in own}
     return _run(sys.argv[1:] or ["help"], ours)
 
 
@@ -222,6 +233,8 @@ def _dispatch(name: str, rest: list[str], ours: Commands) -> int:
         name, rest = rest[0], ["--help"]
     target = ours.get(name, ("", None))[1]
     try:
+        if name == "help":
+            return _help(rest)
         if target:
             module, function = target.split(":")
             return int(getattr(importlib.import_module(module), function)(rest) or 0)
@@ -231,6 +244,16 @@ def _dispatch(name: str, rest: list[str], ours: Commands) -> int:
             raise
         print(NEEDS_ALL.format(name=name, missing=error.name), file=sys.stderr)
         return USAGE_ERROR
+
+
+def _help(words: list[str]) -> int:
+    """A chapter of the documentation, or the help of one of Django's commands."""
+    from gpucoord_site.cli import topics
+
+    os.environ.setdefault("DJANGO_SETTINGS_MODULE", "gpucoord_site.settings")
+    if not topics.is_topic(words) and words[0] in _commands_of_apps():
+        return _django("help", words)
+    return topics.main(words)
 
 
 def is_client_alone() -> bool:

@@ -19,6 +19,7 @@ from ninja.security import HttpBearer, SessionAuth
 from ninja.utils import check_csrf
 
 from gpucoord_site import __version__
+from gpucoord_site.accounts.api import router as user_router
 from gpucoord_site.http import problems, rate_limits, security_log
 from gpucoord_site.http.api_errors import handle_errors
 from monitor.accounts.rows import tokens
@@ -235,6 +236,7 @@ def _api() -> DocumentedApi:
     api.add_router("/windows/", window_router, tags=["Time windows"])
     api.add_router("/account/notifications/", notification_router, tags=["Notifications"])
     api.add_router("/", share_router, tags=["Shares"])
+    api.add_router("/users/", user_router, tags=["Users"])
     api.add_router("/", monitor_router, tags=["GPUs"])
     api.add_router("/", history_router, tags=["GPUs"])
     api.add_router("/gpus/", gpu_router, tags=["GPUs"])

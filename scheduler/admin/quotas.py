@@ -9,7 +9,6 @@ from typing import Any
 
 from django import forms
 from django.contrib import admin
-from django.db import transaction
 from django.db.models import QuerySet
 from django.http import HttpRequest
 from django.utils import timezone
@@ -17,10 +16,10 @@ from django.utils.html import format_html
 from django.utils.safestring import SafeString
 
 from monitor.admin.base import ReadOnly
-from monitor.journal.rows import audit
 from scheduler.admin.fields import Size
 from scheduler.facts.units import size
 from scheduler.models import DailyGpuUsage, HostCapacity, Quota, UsageShare
+from scheduler.quotas import actions
 from scheduler.quotas.pages import table as quota_figures
 from scheduler.quotas.pages import table as share_table
 from scheduler.quotas.pages.table import QuotaFigure
@@ -53,16 +52,7 @@ HELP = {
     "prompts": "Prompts and requests to models. Further ones are refused until midnight.",
     "prompt_tokens": "Tokens of prompts and answers. Further prompts are refused until midnight.",
 }
-ALL = (
-    *SUBJECT,
-    *FIGURES,
-    "share_is_limit",
-    "reserved_pct",
-    "gpu_share_pct",
-    "priority",
-    *DAILY[1:],
-    "exclusive_batches",
-)
+ALL = (*SUBJECT, *actions.LIMITS)
 
 
 class QuotaForm(forms.ModelForm):  # type: ignore[type-arg]
@@ -120,16 +110,10 @@ class QuotaAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
     def save_model(
         self, request: HttpRequest, obj: Quota, form: forms.ModelForm[Quota], change: bool
     ) -> None:
-        before = Quota.objects.filter(pk=obj.pk).first() if change else None
-        with transaction.atomic():
-            obj.save()
-            action, word = ("QUOTA_CHANGED", "changed") if before else ("QUOTA_SET", "set")
-            _note(request, action, word, obj, _values(before) if before else None, _values(obj))
+        actions.save(obj, by=request.user.get_username(), now=timezone.now())
 
     def delete_model(self, request: HttpRequest, obj: Quota) -> None:
-        with transaction.atomic():
-            _note(request, "QUOTA_REMOVED", "removed", obj, _values(obj), None)
-            obj.delete()
+        actions.remove(obj, by=request.user.get_username(), now=timezone.now())
 
     def delete_queryset(self, request: HttpRequest, queryset: QuerySet[Quota]) -> None:
         for quota in queryset:
@@ -182,25 +166,6 @@ def _column(name: str, live: _Live) -> Callable[[Quota], SafeString]:
 
     column.__name__ = name
     return column
-
-
-def _note(
-    request: HttpRequest, action: str, word: str, quota: Quota, before: Any, after: Any
-) -> None:
-    by = request.user.get_username()
-    audit.note(
-        action,
-        f"{by} {word} the quota of {quota.subject}",
-        by=by,
-        now=timezone.now(),
-        subject=f"quota of {quota.subject}",
-        before=before,
-        after=after,
-    )
-
-
-def _values(quota: Quota) -> dict[str, Any]:
-    return {name: getattr(quota, name) for name in ALL if name not in SUBJECT}
 
 
 @admin.register(HostCapacity)

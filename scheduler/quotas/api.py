@@ -6,16 +6,20 @@ from datetime import datetime
 from typing import Annotated, Any
 
 from django.contrib.auth.models import User
+from django.core.exceptions import ValidationError
 from django.http import HttpRequest
 from django.utils import timezone
 from ninja import Field, Query, Router, Schema
 from ninja.errors import HttpError
 
+from monitor.api.input import InvalidInput, PlainText, RequestBody
 from scheduler.dispatch.steps import engine_endings
+from scheduler.quotas import actions
 from scheduler.quotas.pages import shares as share_page
 from scheduler.quotas.pages import table as share_table
 
 router = Router()
+MOST = 1_000_000_000
 
 
 class ShareLine(Schema):
@@ -73,6 +77,25 @@ class QuotaBody(Schema):
     )
 
 
+class QuotaChange(RequestBody):
+    """Fields that are left out keep their value; null: no limit."""
+
+    user: PlainText = Field(max_length=150, description="The user of the quota.")
+    share_pct: float | None = Field(None, ge=0, le=100)
+    share_is_limit: bool = False
+    reserved_pct: float = Field(20.0, ge=0, le=100)
+    gpu_share_pct: int | None = Field(None, ge=1, le=100)
+    priority: int | None = Field(None, ge=1, le=5)
+    gpu_minutes: float | None = Field(None, ge=0, le=1e9, description="A day.")
+    gpus: int | None = Field(None, ge=0, le=MOST)
+    jobs: int | None = Field(None, ge=0, le=MOST)
+    memory_bytes: int | None = Field(None, ge=0, le=2**60)
+    queued: int | None = Field(None, ge=0, le=MOST)
+    prompts: int | None = Field(None, ge=0, le=MOST, description="A day.")
+    prompt_tokens: int | None = Field(None, ge=0, le=2**60, description="A day.")
+    exclusive_batches: bool = False
+
+
 @router.get("shares/", response=Shares, summary="List shares", url_name="shares")
 def shares(request: HttpRequest) -> dict[str, Any]:
     """Current usage and fair-share target of each user. All processes count."""
@@ -94,7 +117,30 @@ def quota(
     name = user or person.username
     if name != person.username and not person.is_staff:
         raise HttpError(403, f"Only {name} and operators may see these limits.")
-    own = share_page.own_of(name, timezone.now())
+    return _quota_of(name, timezone.now())
+
+
+@router.patch("quota/", response=QuotaBody, summary="Change a quota", url_name="quota-change")
+def change_quota(request: HttpRequest, body: QuotaChange) -> dict[str, Any]:
+    """Operators with the permission to change quotas only. The answer is the quota in force."""
+    person: User = request.auth  # type: ignore[attr-defined]
+    if not (person.is_staff and person.has_perm("scheduler.change_quota")):
+        raise HttpError(403, "Only operators with the permission to change quotas may do this.")
+    user = User.objects.filter(username=body.user).first()
+    if user is None:
+        raise InvalidInput([("user", f"There is no user {body.user}.")])
+    limits = {name: getattr(body, name) for name in body.model_fields_set - {"user"}}
+    now = timezone.now()
+    try:
+        actions.set_limits(user, limits, by=person.username, now=now)
+    except ValidationError as error:
+        problems = error.message_dict.items()
+        raise InvalidInput([(name, " ".join(texts)) for name, texts in problems]) from None
+    return _quota_of(user.username, now)
+
+
+def _quota_of(name: str, now: datetime) -> dict[str, Any]:
+    own = share_page.own_of(name, now)
     figures = {figure.name: figure for figure in own.figures}
     return {
         "name": name,

@@ -103,6 +103,9 @@ CALLS = (
     Call("GET", "/api/shares/", READ, ALL),
     Call("GET", "/api/quota/", READ, ALL),
     Call("GET", "/api/quota/?user=alice", READ, OWNER),
+    Call("PATCH", "/api/quota/", SUBMIT, OPERATORS, {"user": "alice", "gpus": 1}),
+    Call("POST", "/api/users/", SUBMIT, OPERATORS, {"name": "dora"}),
+    Call("POST", "/api/users/alice/invitation/", SUBMIT, OPERATORS),
     Call("GET", "/api/gpus/", READ, ALL),
     Call("POST", "/api/gpus/{gpu}/pause/", SUBMIT, OPERATORS, {"reason": "fan"}),
     Call("POST", "/api/gpus/{gpu}/resume/", SUBMIT, OPERATORS),
@@ -199,7 +202,8 @@ def test_every_operation_is_in_the_table() -> None:
 
 
 def _pattern(path: str) -> str:
-    parts = ["*" if part.startswith("{") or part.isdecimal() else part for part in path.split("/")]
+    is_value = {part for part in path.split("/") if part.startswith("{") or part.isdecimal()}
+    parts = ["*" if part in is_value | {"alice"} else part for part in path.split("/")]
     return "/".join(parts).replace("//", "/")
 
 
