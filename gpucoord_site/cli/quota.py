@@ -18,6 +18,11 @@ LABELS = {
     "jobs": "running jobs",
     "queued": "waiting jobs",
 }
+RIGHTS = {
+    "entitlement_pct": "entitlement",
+    "target_share_pct": "target share",
+    "use_pct": "use now",
+}
 
 
 # Of the options that change a limit: the field, how its value is read, and the help.
@@ -74,12 +79,16 @@ def lines(answer: dict[str, Any]) -> Iterator[str]:
         yield f"  {label:<18} {_of(name, answer[name])}"
     if (left := answer["gpu_minutes_left"]) is not None:
         yield f"  {'still left today':<18} {minutes_left(left):g} GPU-minutes"
+    # An older service does not say them.
+    for name, label in RIGHTS.items():
+        if answer.get(name) is not None:
+            yield f"  {label:<18} {answer[name]:.3g} % of the GPUs"
     if answer["share_pct"] is not None:
         reserve = f"{answer['reserved_pct']:g} % of it for priorities 4 and 5"
         share = f"{answer['share_pct']:g} % of the GPUs"
         if answer.get("share_is_limit"):
             share += " at most"
-        yield f"  {'entitled share':<18} {share}, {reserve}"
+        yield f"  {'share of the quota':<18} {share}, {reserve}"
     if answer["priority"] is not None:
         yield f"  {'highest priority':<18} {answer['priority']}"
     end = datetime.fromisoformat(answer["resets_at"])

@@ -93,6 +93,44 @@ def _wanted(
     return demand if isinstance(demand, Mapping) else dict.fromkeys(demand, inf)
 
 
+class Rights:
+    """What each user may use of the machine: the one source of entitlements and target shares.
+
+    Entitlements are those of the users with a quota, jobs, current or decayed usage, and
+    `more_users`; together at most 100 %.
+    """
+
+    def __init__(self, now: datetime, more_users: Iterable[str] = ()) -> None:
+        self.snapshot = QuotaSnapshot(now)
+        self.running = running_jobs(self.snapshot, now)
+        self.wanted = waiting_gpus(self.snapshot.capacity)
+        self.wanting = {*self.running, *self.wanted}
+        quotas_ = self.snapshot.quotas
+        self.users = {*self.wanting, *self.snapshot.used, *self.snapshot.spent, *quotas_.agreed()}
+        self._shares = {name: quotas_.of(name).share_pct for name in {*self.users, *more_users}}
+        self._entitlements = charging.entitlements(self._shares)
+        self._accounts = self.snapshot.accounts_by_user(self.running, self.wanted)
+
+    def entitlement(self, name: str) -> float:
+        """What quotas grant the user, 0 to 1; of a further user, as if there was one user more."""
+        if name in self._entitlements:
+            return self._entitlements[name]
+        share_pct = self.snapshot.quotas.of(name).share_pct
+        return charging.entitlements({**self._shares, name: share_pct})[name]
+
+    def account(self, name: str) -> UserAccount:
+        """With the target share; of a user without jobs, as if any number of them waited."""
+        account = self._accounts.get(name)
+        if account is None:
+            wanted = {**self.wanted, name: inf}
+            account = self.snapshot.accounts_by_user(self.running, wanted)[name]
+        return account
+
+    def target_share(self, name: str) -> float | None:
+        """What fair share grants now, 0 to 1; None: the user has no jobs."""
+        return self._accounts[name].target if name in self._accounts else None
+
+
 def accounts_by_user(
     now: datetime, demand: Collection[str] | Mapping[str, float] | None = None
 ) -> dict[str, UserAccount]:

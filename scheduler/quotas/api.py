@@ -29,7 +29,10 @@ class ShareLine(Schema):
     wants: bool = Field(description="The user has waiting or running jobs.")
     now: float | None = Field(description="Current usage by all processes of the user.")
     target: float | None = Field(description="Fair-share target; null: the user requests nothing.")
-    entitled: float
+    entitled: float = Field(description="What quotas grant.")
+    entitlement_pct: float = Field(description="`entitled` in percent.")
+    target_share_pct: float | None = Field(description="`target` in percent.")
+    use_pct: float | None = Field(description="`now` in percent.")
     usage: float | None = Field(description="Decayed mean of past usage.")
     factor: float = Field(description="1: no usage. 0.5: usage equals the entitlement.")
     coverage: float | None = Field(description="Part of the time for which the usage is known.")
@@ -56,6 +59,11 @@ class QuotaBody(Schema):
     """Memory is in bytes; GPU-minutes are those of the day that ends at `resets_at`."""
 
     name: str
+    entitlement_pct: float = Field(description="What quotas grant of all GPUs.")
+    target_share_pct: float | None = Field(
+        description="What fair share grants now; null: the user requests nothing."
+    )
+    use_pct: float | None = Field(description="Current usage of all GPUs.")
     share_pct: float | None
     share_is_limit: bool = Field(description="The share is also a limit, at any time.")
     reserved_pct: float
@@ -144,6 +152,7 @@ def _quota_of(name: str, now: datetime) -> dict[str, Any]:
     figures = {figure.name: figure for figure in own.figures}
     return {
         "name": name,
+        **_rights(own.line),
         "share_pct": own.line.quota.share_pct,
         "share_is_limit": own.line.quota.share_is_limit,
         "reserved_pct": own.line.quota.reserved_pct,
@@ -161,6 +170,15 @@ def _quota_of(name: str, now: datetime) -> dict[str, Any]:
     }
 
 
+def _rights(line: share_table.ShareLine) -> dict[str, float | None]:
+    """The three figures, by the names that they have in all answers."""
+    return {
+        "entitlement_pct": 100 * line.entitled,
+        "target_share_pct": 100 * line.account.target if line.wants else None,
+        "use_pct": None if line.now is None else 100 * line.now,
+    }
+
+
 def _line(line: share_table.ShareLine) -> dict[str, Any]:
     account = line.account
     return {
@@ -169,6 +187,7 @@ def _line(line: share_table.ShareLine) -> dict[str, Any]:
         "now": line.now,
         "target": account.target if line.wants else None,
         "entitled": line.entitled,
+        **_rights(line),
         "usage": account.usage,
         "factor": line.factor,
         "coverage": line.coverage,

@@ -10,6 +10,9 @@ from tests.builders import GIB
 FREE = {"used": 0, "most": None, "committed": 0}
 ALICE: dict[str, Any] = {
     "name": "alice",
+    "entitlement_pct": 25.0,
+    "target_share_pct": None,
+    "use_pct": 12.5,
     "share_pct": 30.0,
     "reserved_pct": 20.0,
     "priority": 4,
@@ -31,11 +34,14 @@ def told(**changes: Any) -> list[str]:
 def test_each_limit_stands_with_what_is_used_of_it() -> None:
     said = told()
 
-    assert "GPU-minutes today 100 of 600, 60 promised to running jobs" in said
+    assert "GPU-minutes today 101 of 600, 60 promised to running jobs" in said
     assert "GPU memory 40 GiB of 80 GiB" in said
     assert "running jobs 0 (no limit)" in said
+    assert "entitlement 25 % of the GPUs" in said
+    assert "use now 12.5 % of the GPUs" in said
+    assert not any("target share" in line for line in said)
     assert "still left today 440 GPU-minutes" in said
-    assert "entitled share 30 % of the GPUs, 20 % of it for priorities 4 and 5" in said
+    assert "share of the quota 30 % of the GPUs, 20 % of it for priorities 4 and 5" in said
 
 
 def test_the_end_of_the_day_is_shown_in_its_own_zone() -> None:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from math import inf
 
 from django.db.models import Count
 
@@ -13,7 +11,7 @@ from monitor.facts.formats import gib
 from scheduler.facts.jobs import JobState
 from scheduler.facts.people import Quota, UserAccount
 from scheduler.facts.units import minutes_taken, size
-from scheduler.fair_share.rows import QuotaSnapshot, Running, running_jobs, waiting_gpus
+from scheduler.fair_share.rows import Rights
 from scheduler.models import Job
 from scheduler.quotas.policy import charging
 
@@ -110,7 +108,7 @@ class ShareLine:
     """The fair share of one user.
 
     wants: has waiting or running jobs; otherwise weight and target assume waiting jobs.
-    entitled: the quota's share, or an equal part of the remaining GPUs.
+    entitled: what quotas grant, 0 to 1.
     factor: the fair-share factor; 0.5 means that usage equals the entitlement.
     waiting: number of waiting jobs. coverage: measured part of the time on GPUs; None: no usage.
     spent_min: GPU-minutes of today, which ends at `resets_at`.
@@ -166,49 +164,24 @@ class ShareTable:
 
 def table(now: datetime, *names_included: str) -> ShareTable:
     """All users with usage, jobs or a quota, and `names_included`."""
-    snapshot = QuotaSnapshot(now)
-    running = running_jobs(snapshot, now)
-    waiting, wanted = _waiting(), waiting_gpus(snapshot.capacity)
-    wanting = {*running, *waiting}
-    names = {*wanting, *snapshot.used, *snapshot.spent, *snapshot.quotas.agreed(), *names_included}
-    accounts = _Accounts(snapshot, running, wanted)
+    rights, waiting = Rights(now), _waiting()
     lines = [
-        _line(snapshot, accounts.of(name), name in wanting, waiting.get(name, 0))
-        for name in sorted(names)
+        _line(rights, name, waiting.get(name, 0))
+        for name in sorted({*rights.users, *names_included})
     ]
     lines.sort(key=lambda line: (-line.account.charge, -(line.account.usage or 0.0), line.name))
+    snapshot = rights.snapshot
     return ShareTable(
         tuple(lines), len(snapshot.capacity.gpu_uuids), snapshot.policy.half_life_hours
     )
 
 
-class _Accounts:
-    """Accounts of users with jobs; for other users as if they had waiting jobs now."""
-
-    def __init__(
-        self,
-        snapshot: QuotaSnapshot,
-        running: Mapping[str, Running],
-        wanted: Mapping[str, float],
-    ) -> None:
-        self._snapshot, self._running, self._wanted = snapshot, running, wanted
-        self._of_all = snapshot.accounts_by_user(running, wanted)
-
-    def of(self, name: str) -> UserAccount:
-        account = self._of_all.get(name)
-        if account is None:
-            wanted = {**self._wanted, name: inf}
-            account = self._snapshot.accounts_by_user(self._running, wanted)[name]
-        return account
-
-
-def _line(snapshot: QuotaSnapshot, account: UserAccount, wants: bool, waiting: int) -> ShareLine:
-    name, share = account.owner, account.quota.share_pct
+def _line(rights: Rights, name: str, waiting: int) -> ShareLine:
+    snapshot, entitled = rights.snapshot, rights.entitlement(name)
     used = snapshot.used.get(name)
-    entitled = account.weight if share is None else share / 100
     return ShareLine(
-        account=account,
-        wants=wants,
+        account=rights.account(name),
+        wants=name in rights.wanting,
         entitled=entitled,
         factor=charging.factor(used.usage if used else 0.0, entitled),
         waiting=waiting,

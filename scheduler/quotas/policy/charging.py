@@ -232,15 +232,23 @@ def factor(usage: float, share: float) -> float:
     return float(2.0 ** (-usage / share))
 
 
-def weights(shares: Mapping[str, float | None]) -> dict[str, float]:
-    """The part of the capacity for each owner while all of them have demand; the sum is 1.
+def entitlements(shares: Mapping[str, float | None]) -> dict[str, float]:
+    """The part of the capacity that quotas grant each of these users; the sum is at most 1.
 
-    A share is in percent. Owners without one divide the rest.
+    A share is in percent. Users without one divide the rest, of which there is always some. Shares
+    that exceed the machine together are reduced in proportion.
     """
     agreed = {owner: share / 100 for owner, share in shares.items() if share is not None}
     rest = len(shares) - len(agreed)
     left = max(LEAST_REST, 1 - sum(agreed.values())) if rest else 0.0
     parts = {owner: agreed.get(owner, left / rest if rest else 0.0) for owner in shares}
+    whole = max(1.0, sum(parts.values()))
+    return {owner: part / whole for owner, part in parts.items()}
+
+
+def weights(shares: Mapping[str, float | None]) -> dict[str, float]:
+    """The part of the capacity for each owner while all of them have demand; the sum is 1."""
+    parts = entitlements(shares)
     total = sum(parts.values())
     return {owner: part / total if total else 1 / len(parts) for owner, part in parts.items()}
 

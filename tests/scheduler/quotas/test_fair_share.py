@@ -105,3 +105,15 @@ def test_the_factor_is_one_half_at_the_share_and_one_without_use() -> None:
     assert charging.factor(0.0, 0.2) == 1.0
     assert charging.factor(0.0, 0.0) == 1.0
     assert charging.factor(0.1, 0.0) == 0.0
+
+
+@given(st.dictionaries(st.text("abcdef", min_size=1), st.none() | st.floats(0, 100), max_size=8))
+def test_entitlements_add_up_to_at_most_the_machine(shares: dict[str, float | None]) -> None:
+    parts = charging.entitlements(shares)
+
+    assert sum(parts.values()) <= 1 + 1e-9
+    assert all(
+        part <= (shares[name] or 0) / 100 + 1e-9
+        for name, part in parts.items()
+        if shares[name] is not None
+    )
