@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 from threading import BoundedSemaphore
@@ -11,6 +11,7 @@ from zoneinfo import ZoneInfo
 from django.contrib.auth.models import Group, User
 from django.db.models import Q
 
+from monitor.facts.formats import sig3
 from monitor.facts.moments import in_zone
 from monitor.identity.policy.privacy import Viewer
 from monitor.incidents.policy.exemptions import exemptions_of_policy
@@ -23,18 +24,18 @@ from reports.figures.policy import advice, jobs, people, privacy
 from reports.figures.policy.ledger import Ledger
 from reports.figures.policy.occupancy import spans
 from reports.figures.policy.thresholds import ReportPolicy
-from reports.figures.policy.violations import Standards, violations
+from reports.figures.policy.violations import Standards, judged
 from reports.figures.rows import sections, usage, work
 from reports.periods import policy as periods
 from reports.periods.facts import Period, Scope, ScopeKind
 from scheduler.fair_share import rows as fair_share
-from scheduler.quotas.rows import Quotas
 
 GROUP_PERMISSION = "reports.view_group_report"
 TREND_PERIODS = 4
 # At most so many bins of the timeline and the waits.
 MOST_BINS, HOUR_S = 168, 3600
 RECENT = timedelta(hours=1)
+ON_SOME_GPUS = (ScopeKind.GPU, ScopeKind.HOST)
 # Longer periods are made one after the other.
 SHORT_HOURS, LONGEST_WAIT_S = 40 * 24, 20
 _long_reports = BoundedSemaphore(1)
@@ -135,22 +136,51 @@ class _Reading:
         self.gpus = usage.gpus(scope, period)
         self.labels = dict(zip((gpu.uuid for gpu in self.gpus), _labels(self.gpus), strict=True))
         self.waits = work.waits(period, now)
-        self.ledger = _ledger(period, self.gpus, self.waits, self.policy, now)
+        self.uses = usage.uses(self.gpus, period)
+        owners = {use.owner for use in self.uses.values() if use.owner}
+        self.rights = fair_share.Rights(now, owners | {wait.owner for wait in self.waits})
+        whole = self.gpus if scope.kind not in ON_SOME_GPUS else usage.gpus(Scope(), period)
+        self.machine_gpus = len(whole)
+        self.ledger = self._ledger(period, now)
         self.incidents = work.incidents(period, self.gpus, names)
-        self._quotas = Quotas()
+        self.capacity_h = people.measured_capacity(
+            self.ledger, people.totals(self.ledger, names, self.policy).gpu_hours
+        )
 
-    def entitled(self, name: str) -> float:
-        """Percent: the user's quota, or the default fair share."""
-        share = self._quotas.of(name).share_pct
-        return self.gpu_time.fair_entitled_pct if share is None else share
+    def _ledger(self, period: Period, now: datetime) -> Ledger:
+        since, until = int(period.since.timestamp()), int(period.until.timestamp())
+        ledger = Ledger(
+            {gpu.uuid: gpu.memory_total_bytes or 0 for gpu in self.gpus},
+            ZoneInfo(period.zone),
+            bin_seconds(period),
+            self.policy.high_pct,
+            self.policy.sustained_pct,
+            lambda name: self.rights.entitlement(name) * self.machine_gpus,
+        )
+        waiting = jobs.by_hour(self.waits, since, until)
+        for step in usage.steps(self.gpus, self.uses, period, waiting, now):
+            ledger.add(step)
+        return ledger
+
+    def entitled_pct(self, name: str) -> float:
+        return 100 * self.rights.entitlement(name)
+
+    def excess_pct(self, name: str) -> float:
+        """What the user held of the machine over the period above the entitlement, in percent.
+
+        In the report of some GPUs, only what was held there counts.
+        """
+        held = self.ledger.owners[name].split.held / HOUR_S if name in self.ledger.owners else 0.0
+        machine_h = self.capacity_h * self.machine_gpus / max(1, len(self.gpus))
+        return (100 * held / machine_h if machine_h else 0.0) - self.entitled_pct(name)
 
 
 def _figures(period: Period, scope: Scope, names: Collection[str] | None, now: datetime) -> Report:
     read = _Reading(period, scope, names, now)
     totals = people.totals(read.ledger, names, read.policy)
     coverage = totals.gpu_hours.coverage_pct
-    users = privacy.only(_users(read, period, totals.gpu_hours, now), names)
-    listed = _violations(read, period, coverage, names, now)
+    users = privacy.only(_users(read, period, now), names)
+    listed, heavy_use = _heavy_use(read, period, names, now)
     recurring = tuple(
         p for p in work.patterns(read.gpus, period.zone) if names is None or p.user in names
     )
@@ -165,7 +195,9 @@ def _figures(period: Period, scope: Scope, names: Collection[str] | None, now: d
         least_coverage_pct=least,
         users=users,
         violations=listed,
-        recommendations=advice.recommendations(listed, users, recurring, totals, coverage, least),
+        heavy_use=heavy_use,
+        open_incidents=read.incidents.open,
+        recommendations=advice.recommendations(listed, users, recurring, totals),
         queue=jobs.queue(waits, CLASSES),
         blockers=jobs.blockers(waits),
         incidents=read.incidents.rules,
@@ -178,46 +210,42 @@ def _figures(period: Period, scope: Scope, names: Collection[str] | None, now: d
         gpus=_gpus(read, period),
         heat=people.heat(read.ledger),
         waits=people.waits(read.ledger, names),
-        notes=_notes(period, read.gpus, coverage, least),
+        notes=_notes(period, read.gpus, totals.gpu_hours, least),
     )
 
 
-def _users(
-    read: _Reading, period: Period, whole: GpuHours, now: datetime
-) -> tuple[UserFigures, ...]:
-    targets = _targets(period, now)
+def _users(read: _Reading, period: Period, now: datetime) -> tuple[UserFigures, ...]:
+    targets = _targets(read, period, now)
     past = work.past_jobs(period, read.gpus, read.policy.coverage_pct / 100)
     return people.users(
         read.ledger,
-        people.measured_capacity(read.ledger, whole),
-        lambda name: (read.entitled(name), targets.get(name)),
-        caused_s=read.incidents.caused_s,
+        read.capacity_h,
+        lambda name: (read.entitled_pct(name), targets(name)),
         overuse_s=read.incidents.overuse_s,
         sizes=jobs.right_sizes(past),
         findings=read.incidents.findings,
+        further=read.incidents.further,
         trend=_trend(period, read.gpus),
     )
 
 
-def _violations(
-    read: _Reading,
-    period: Period,
-    coverage: float | None,
-    names: Collection[str] | None,
-    now: datetime,
-) -> tuple[Violation, ...]:
-    """None where the readings cover too little of the period."""
-    if coverage is None or coverage < read.policy.coverage_pct:
-        return ()
+def _heavy_use(
+    read: _Reading, period: Period, names: Collection[str] | None, now: datetime
+) -> tuple[tuple[Violation, ...], tuple[Violation, ...]]:
+    """(violations, other heavy use) of these users."""
     standards = Standards(
         policy=read.policy,
         gpu_time=read.gpu_time,
         exemptions=(*exemptions_of_policy(read.gpu_time), *incident_rows.exemptions(now)),
-        entitled=read.entitled,
+        entitled=read.entitled_pct,
+        excess_pct=read.excess_pct,
         period_s=period.seconds,
     )
-    listed = violations(read.ledger.processes.values(), read.labels, standards)
-    return tuple(v for v in listed if names is None or v.user in names)
+    lists = judged(read.ledger.processes.values(), read.labels, standards)
+    listed, heavy_use = (
+        tuple(v for v in lines if names is None or v.user in names) for lines in lists
+    )
+    return listed, heavy_use
 
 
 def _gpus(read: _Reading, period: Period) -> tuple[GpuFigures, ...]:
@@ -231,40 +259,19 @@ def _gpus(read: _Reading, period: Period) -> tuple[GpuFigures, ...]:
     )
 
 
-def _ledger(
-    period: Period,
-    gpus: Sequence[Gpu],
-    waits: Sequence[jobs.JobWait],
-    policy: ReportPolicy,
-    now: datetime,
-) -> Ledger:
-    since, until = int(period.since.timestamp()), int(period.until.timestamp())
-    ledger = Ledger(
-        [gpu.uuid for gpu in gpus],
-        ZoneInfo(period.zone),
-        bin_seconds(period),
-        policy.high_pct,
-        policy.sustained_pct,
-    )
-    waiting = jobs.by_hour(waits, since, until)
-    for step in usage.steps(list(gpus), usage.uses(gpus, period), period, waiting, now):
-        ledger.add(step)
-    return ledger
-
-
 def bin_seconds(period: Period) -> int:
     """The width of a bin of the timeline: whole hours."""
     hours = -(-int(period.seconds) // HOUR_S)
     return HOUR_S * max(1, -(-hours // MOST_BINS))
 
 
-def _targets(period: Period, now: datetime) -> dict[str, float]:
+def _targets(read: _Reading, period: Period, now: datetime) -> Callable[[str], float | None]:
     """Percent, at the end of the period: as it is, or from the ledger of the days before."""
     if now - period.until > RECENT:
-        return {name: 100 * part for name, part in fair_share.past_targets(period.until).items()}
-    return {
-        name: 100 * account.target for name, account in fair_share.accounts_by_user(now).items()
-    }
+        of: Callable[[str], float | None] = fair_share.past_targets(period.until).get
+    else:
+        of = read.rights.target_share
+    return lambda name: None if (part := of(name)) is None else 100 * part
 
 
 def _trend(period: Period, gpus: Sequence[Gpu]) -> dict[str | None, list[TrendPoint]]:
@@ -291,10 +298,8 @@ def _labels(gpus: Sequence[Gpu]) -> list[str]:
     return [f"{gpu.host} GPU {gpu.index}" if several else f"GPU {gpu.index}" for gpu in gpus]
 
 
-def _notes(
-    period: Period, gpus: Sequence[Gpu], coverage: float | None, least: float
-) -> tuple[str, ...]:
-    notes = []
+def _notes(period: Period, gpus: Sequence[Gpu], hours: GpuHours, least: float) -> tuple[str, ...]:
+    notes, coverage = [], hours.coverage_pct
     if any(gpu.simulated for gpu in gpus):
         notes.append("Simulated: the GPUs, users and figures of this report are invented.")
     first = min((gpu.first_seen_at for gpu in gpus), default=None)
@@ -306,8 +311,9 @@ def _notes(
             if first and first > period.since
             else ""
         )
+        measured = sig3(period.hours * coverage / 100)
         notes.append(
-            f"Readings cover {coverage:.0f} % of this period: no violations are named below"
-            f" {least:g} %.{begun}"
+            f"{measured} of {sig3(period.hours)} h measured ({coverage:.0f} %). The figures are"
+            f" those of the measured time.{begun}"
         )
     return tuple(notes)

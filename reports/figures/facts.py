@@ -138,6 +138,7 @@ class FindingFact:
     hours: float
     severity: str
     url: str
+    user: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,7 +148,8 @@ class UserFigures:
     held = used + idle_held + booked_empty + unknown: the user's part of the GPUs' time. Unused
     time of a GPU with several holders counts for those who used less than an equal part.
     efficiency: used of the known held time, 0 to 1. coverage: known of the held time, 0 to 1.
-    share_pct: of the measured capacity.
+    share_pct: of the measured capacity. further_findings: how many are left out.
+    caused_wait_hours: waits of others that could have run on GPUs held above the entitlement.
     overuse_hours: hours above the own share while others waited.
     """
 
@@ -172,14 +174,16 @@ class UserFigures:
     trend: tuple[TrendPoint, ...] = ()
     right_size: RightSize | None = None
     findings: tuple[FindingFact, ...] = ()
+    further_findings: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Violation:
-    """A process outside the queue above the owner's entitlement.
+    """A process outside the queue that used a GPU heavily; of `heavy_use`, without harm to others.
 
-    hours: at more than `above_pct` of a GPU. processes: more than 1 for short ones together.
-    waited_hours: jobs of others that waited in these hours.
+    hours: at more than `above_pct` of a GPU; of a violation, while its owner was above the
+    entitlement and a job waited that could have run there. processes: more than 1 for short ones
+    together. waited_hours: the wait caused in these hours.
     """
 
     program: str
@@ -199,7 +203,7 @@ class Violation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recommendation:
-    """Advice for a finding. kind: contact, quota, window, right_size, coverage."""
+    """Advice for a finding. kind: contact, quota, window, right_size."""
 
     kind: str
     text: str
@@ -304,6 +308,8 @@ class Report:
     least_coverage_pct: float
     users: tuple[UserFigures, ...] = ()
     violations: tuple[Violation, ...] = ()
+    heavy_use: tuple[Violation, ...] = ()
+    open_incidents: tuple[FindingFact, ...] = ()
     recommendations: tuple[Recommendation, ...] = ()
     queue: tuple[QueueFigures, ...] = ()
     blockers: tuple[BlockerFigures, ...] = ()

@@ -15,7 +15,7 @@ from django.utils.safestring import mark_safe
 from monitor.journal.rows import audit
 from reports.figures.facts import Report, Table
 from reports.figures.policy import advice
-from reports.figures.policy.violations import line
+from reports.figures.policy.violations import line, use_line
 from reports.render import charts, codec
 from reports.render.engines import csv_file, pdf, xlsx
 from reports.render.wording import brief, tables
@@ -113,6 +113,8 @@ def page_context(report: Report, mine: str = "") -> dict[str, Any]:
         "energy": list(texts.energy(totals)),
         "reconciliation": tables.gpu_time(report),
         "violations": [(v, line(v)) for v in report.violations],
+        "heavy_use": [(v, use_line(v)) for v in report.heavy_use],
+        "heavy_use_title": texts.HEAVY_USE,
         "advice": advice.headline(report),
         "people": [
             {
@@ -123,6 +125,7 @@ def page_context(report: Report, mine: str = "") -> dict[str, Any]:
             }
             for row, cells in zip(report.users, shown["users"]["rows"], strict=False)
         ],
+        "further_findings": sum(u.further_findings for u in report.users),
         "findings": [
             (tables.name(u.user), finding) for u in report.users for finding in u.findings
         ],

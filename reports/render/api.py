@@ -103,21 +103,29 @@ class UserBody(Schema):
     gpu_hours_idle_held: float
     efficiency: float | None = Field(description="Used part of the known held time.")
     coverage: float | None = Field(description="Measured part of the time of processes.")
-    entitled_pct: float | None
+    entitled_pct: float | None = Field(description="The same as `entitlement_pct`.")
+    entitlement_pct: float | None = Field(description="What quotas grant of the machine.")
+    target_share_pct: float | None = Field(
+        description="What fair share grants at the end of the period; null: the user has no jobs."
+    )
+    use_pct: float | None = Field(description="The same as `share_pct`.")
     share_pct: float | None = Field(description="Held part of the measured capacity.")
     waited_hours: float
-    caused_wait_hours: float = Field(description="Waits of others in the user's incidents.")
+    caused_wait_hours: float = Field(
+        description="Waits of others for GPUs that the user held above the entitlement."
+    )
     energy_kwh: float | None
     gpu_hours_booked_empty: float
     gpu_hours_unknown: float
     memory_gib_hours: float | None
-    target_pct: float | None
+    target_pct: float | None = Field(description="The same as `target_share_pct`.")
     overuse_hours: float = Field(description="Above the own share while others waited.")
     idle_energy_kwh: float | None
     right_size: str | None
     is_anonymous: bool = Field(description="You may not see whose row this is.")
     trend: list[TrendBody]
     findings: list[FindingBody]
+    further_findings: int
 
 
 class ViolationBody(Schema):
@@ -210,7 +218,7 @@ class UsageReport(Schema):
     scope: str
     made_at: datetime
     coverage: float | None = Field(description="Measured part of the GPU time, 0 to 1.")
-    least_coverage: float = Field(description="Below this, no violations are named.")
+    least_coverage: float = Field(description="Use that was measured less is not judged.")
     notes: list[str]
     wider_than_scope: dict[str, str] = Field(
         description="Fields that count more than the scope, such as all users of the GPUs."
@@ -218,6 +226,8 @@ class UsageReport(Schema):
     totals: TotalsBody
     users: list[UserBody]
     violations: list[ViolationBody]
+    heavy_use: list[ViolationBody] = Field(description="Heavy use that is no violation.")
+    open_incidents: list[FindingBody] = Field(description="Those open at the end of the period.")
     recommendations: list[RecommendationBody]
     queue: list[QueueBody]
     blockers: list[BlockerWaitsBody]

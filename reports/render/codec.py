@@ -7,6 +7,7 @@ from typing import Any
 
 from reports.figures.facts import (
     YARDSTICKS,
+    FindingFact,
     GpuFigures,
     GpuHours,
     Report,
@@ -15,7 +16,7 @@ from reports.figures.facts import (
     UserFigures,
     Violation,
 )
-from reports.figures.policy.violations import line
+from reports.figures.policy.violations import line, use_line
 from reports.render.wording import tables
 
 # Of an hour or a percent: finer differences are noise.
@@ -42,7 +43,9 @@ def as_json(report: Report) -> dict[str, Any]:
         "wider_than_scope": tables.wider_figures(report),
         "totals": _totals(report.totals),
         "users": [user(row) for row in report.users],
-        "violations": [_violation(v) for v in report.violations],
+        "violations": [_violation(v) | {"text": line(v)} for v in report.violations],
+        "heavy_use": [_violation(v) | {"text": use_line(v)} for v in report.heavy_use],
+        "open_incidents": [_finding(finding) for finding in report.open_incidents],
         "recommendations": [asdict(r) for r in report.recommendations],
         "queue": [_rounded(asdict(row)) for row in report.queue],
         "blockers": [_rounded(asdict(row)) for row in report.blockers],
@@ -66,6 +69,9 @@ def user(row: UserFigures) -> dict[str, Any]:
         "efficiency": rounded(row.efficiency),
         "coverage": rounded(row.coverage),
         "entitled_pct": rounded(row.entitled_pct),
+        "entitlement_pct": rounded(row.entitled_pct),
+        "target_share_pct": rounded(row.target_pct),
+        "use_pct": rounded(row.share_pct),
         "share_pct": rounded(row.share_pct),
         "waited_hours": rounded(row.waited_hours),
         "caused_wait_hours": rounded(row.caused_wait_hours),
@@ -86,10 +92,8 @@ def user(row: UserFigures) -> dict[str, Any]:
             }
             for point in row.trend
         ],
-        "findings": [
-            {**_rounded(asdict(finding)), "since": finding.since.isoformat()}
-            for finding in row.findings
-        ],
+        "findings": [_finding(finding) for finding in row.findings],
+        "further_findings": row.further_findings,
     }
 
 
@@ -125,7 +129,11 @@ def gpu_hours(hours: GpuHours) -> dict[str, float | None]:
 
 
 def _violation(v: Violation) -> dict[str, Any]:
-    return {**_rounded(asdict(v)), "gpus": list(v.gpus), "text": line(v)}
+    return {**_rounded(asdict(v)), "gpus": list(v.gpus)}
+
+
+def _finding(finding: FindingFact) -> dict[str, Any]:
+    return {**_rounded(asdict(finding)), "since": finding.since.isoformat()}
 
 
 def _gpu(gpu: GpuFigures) -> dict[str, Any]:

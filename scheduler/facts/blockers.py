@@ -131,6 +131,17 @@ _OWN_LIMITS = frozenset(
     }
 )
 LOAD_CODES = frozenset({_C.PRESSURE, _C.SHARE_REDUCED, _C.UTIL_TARGET})
+# A job that waits for these could run on the GPUs of others.
+GPUS_IN_USE = LOAD_CODES | {
+    _C.GPU_COUNT,
+    _C.GPU_MEMORY,
+    _C.GPU_TAKEN,
+    _C.MEMORY_UNKNOWN,
+    _C.OTHER_GPUS,
+    _C.OWNER_PRESENT,
+    _C.RAMPING,
+    _C.RESERVED_FOR,
+}
 REPEATS_REQUEST = frozenset(
     {
         _C.BEGIN_TIME,

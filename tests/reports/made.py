@@ -5,9 +5,14 @@ from __future__ import annotations
 from datetime import datetime, timedelta
 from typing import Any
 
+from django.contrib.auth.models import User
+
 from monitor.models import Gpu, GpuHour, ProcessHour, ProcessUse
 from monitor.usage.rows import rollups
+from scheduler.blockers.policy import stored_blockers
+from scheduler.models import Job, Quota
 from tests.builders import GIB, gpu_uuid
+from tests.jobs_made import waiting
 from tests.monitor.past import NOTHING, gpu_row, process_use
 
 HOUR = 3600
@@ -26,6 +31,18 @@ def watch(gpu: Gpu, since: datetime, until: datetime) -> None:
     GpuHour.objects.bulk_create(
         GpuHour(gpu=gpu, t=t, **seen) for t in range(rollups.floor(first, HOUR), last, HOUR)
     )
+
+
+def contended(owner: User, since: datetime) -> Job:
+    """A job that has waited since then for GPUs in use."""
+    job = waiting(owner, since)
+    Job.objects.filter(pk=job.pk).update(blocker_log=stored_blockers.log_entry("GpuTaken", since))
+    return job
+
+
+def share_of_all(pct: float = 30.0) -> Quota:
+    """The default quota grants each user this part of the machine."""
+    return Quota.objects.create(share_pct=pct)
 
 
 def ran(

@@ -40,7 +40,7 @@ def test_each_limit_stands_with_what_is_used_of_it() -> None:
     assert "entitlement 25 % of the GPUs" in said
     assert "use now 12.5 % of the GPUs" in said
     assert not any("target share" in line for line in said)
-    assert "still left today 440 GPU-minutes" in said
+    assert "still left today 439 GPU-minutes" in said
     assert "share of the quota 30 % of the GPUs, 20 % of it for priorities 4 and 5" in said
 
 

@@ -16,7 +16,6 @@ from reports.figures.facts import (
 
 # Held hours, their idle part and waits below which no advice is worth reading.
 LEAST_HOURS, IDLE_PART, LEAST_WAIT_HOURS = 1.0, 0.5, 1.0
-MOST = 20
 
 
 def recommendations(
@@ -24,58 +23,37 @@ def recommendations(
     users: Sequence[UserFigures],
     patterns: Sequence[PatternFact],
     totals: Totals,
-    coverage_pct: float | None,
-    least_coverage_pct: float,
 ) -> tuple[Recommendation, ...]:
-    """The most urgent first, at most 20. Below the least coverage, no user is to be contacted."""
-    advice = [*_coverage(coverage_pct, least_coverage_pct), *_of_violations(violations, users)]
-    if coverage_pct is not None and coverage_pct >= least_coverage_pct:
-        advice += [
-            *_of_patterns(violations, patterns),
-            *_of_idle(users),
-            *_of_bookings(users),
-            *_of_quotas(users, totals),
-        ]
-    advice += _of_sizes(users)
-    return tuple(advice[:MOST])
-
-
-def _coverage(pct: float | None, least: float) -> Iterator[Recommendation]:
-    if pct is not None and pct < least:
-        yield Recommendation(
-            kind="coverage",
-            text=f"Readings cover {pct:.0f} % of the period; violations are judged from"
-            f" {least:g} % on. Choose a period in which gpucoord ran.",
-        )
+    """The most urgent first. Users whose own time was measured badly are not to be contacted."""
+    return (
+        *_of_violations(violations, users),
+        *_of_patterns(violations, patterns),
+        *_of_idle(users),
+        *_of_bookings(users),
+        *_of_quotas(users, totals),
+        *_of_sizes(users),
+    )
 
 
 def _of_violations(
     violations: Sequence[Violation], users: Sequence[UserFigures]
 ) -> Iterator[Recommendation]:
-    """Contact the owner where others waited; else the quota may be too low."""
+    caused = {u.user: u.caused_wait_hours for u in users}
     users_done: set[str | None] = set()
     for v in violations:
         if v.user in users_done:
             continue
         users_done.add(v.user)
         mine = [other for other in violations if other.user == v.user]
-        waited = max(other.waited_hours for other in mine)
         hours = sum(other.hours for other in mine)
         gpus = list(dict.fromkeys(gpu for other in mine for gpu in other.gpus))
         level = min(other.above_pct for other in mine)
         usage = f"{_programs(mine)} used {_gpus(gpus)} above {level:g} % for {hours:.1f} h"
-        if waited >= LEAST_WAIT_HOURS / 4:
-            text = (
-                f"Contact {v.user}: {usage} outside the queue while jobs of others waited"
-                f" {waited:.1f} h. Submit such work as preemptible jobs."
-            )
-            yield Recommendation(kind="contact", text=text, user=v.user)
-        else:
-            text = (
-                f"Contact {v.user}, or raise the quota of {v.user} from {v.expected_pct:g} %:"
-                f" {usage}, and no job of others waited."
-            )
-            yield Recommendation(kind="quota", text=text, user=v.user)
+        text = (
+            f"Contact {v.user}: {usage} outside the queue, which made jobs of others wait"
+            f" {caused.get(v.user, v.waited_hours):.1f} h. Submit such work as preemptible jobs."
+        )
+        yield Recommendation(kind="contact", text=text, user=v.user)
 
 
 def _of_patterns(
@@ -129,7 +107,7 @@ def _of_quotas(users: Iterable[UserFigures], totals: Totals) -> Iterator[Recomme
             yield Recommendation(
                 kind="quota",
                 text=f"Lower the share or the GPU limit of {u.user}: {u.share_pct:.0f} % of the"
-                f" GPUs held against {u.entitled_pct:g} % entitled, and jobs of others waited"
+                f" GPUs held against {u.entitled_pct:.3g} % entitled, and jobs of others waited"
                 f" {sig3(u.caused_wait_hours)} h for it.",
                 user=u.user,
             )

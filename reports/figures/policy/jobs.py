@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import ceil
 
 from monitor.facts.formats import GIB
 from reports.figures.facts import BlockerFigures, QueueFigures, RightSize
+from scheduler.facts.blockers import GPUS_IN_USE
 
 HOUR_S = 3600
 # Above the peak; in steps that people use.
@@ -17,7 +18,10 @@ MEMORY_MARGIN, GPU_MARGIN, STEP_GIB = 1.2, 1.1, 4
 
 @dataclass(frozen=True, slots=True)
 class JobWait:
-    """A GPU job in the queue, in epoch seconds. blocker: what it waited for longest, "" unknown."""
+    """A GPU job in the queue, in epoch seconds. blocker: what it waited for longest, "" unknown.
+
+    gpu: the only one that would do, "" = any. memory_bytes: that it requests on each GPU.
+    """
 
     owner: str
     job_class: str
@@ -25,6 +29,23 @@ class JobWait:
     end: float
     is_waiting: bool
     blocker: str = ""
+    gpu: str = ""
+    memory_bytes: int = 0
+
+
+@dataclass(slots=True)
+class Waiting:
+    """Job-seconds of one hour: by owner; and while waiting for GPUs in use, by (owner, the only GPU
+    that would do or "", bytes of memory)."""
+
+    by_owner: dict[str, float] = field(default_factory=dict)
+    for_gpus: dict[tuple[str, str, int], float] = field(default_factory=dict)
+
+    def add(self, wait: JobWait, seconds: float) -> None:
+        self.by_owner[wait.owner] = self.by_owner.get(wait.owner, 0.0) + seconds
+        if wait.blocker in GPUS_IN_USE:
+            key = (wait.owner, wait.gpu, wait.memory_bytes)
+            self.for_gpus[key] = self.for_gpus.get(key, 0.0) + seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,16 +68,15 @@ def quantile(values: Sequence[float], part: float) -> float | None:
     return ordered[max(0, ceil(part * len(ordered)) - 1)]
 
 
-def by_hour(waits: Iterable[JobWait], since: int, until: int) -> dict[int, dict[str, float]]:
-    """{begin of an hour: job-seconds by owner} within the period."""
-    hours: dict[int, dict[str, float]] = defaultdict(dict)
+def by_hour(waits: Iterable[JobWait], since: int, until: int) -> dict[int, Waiting]:
+    """The waits of each hour within the period, by its begin."""
+    hours: dict[int, Waiting] = defaultdict(Waiting)
     for wait in waits:
         begin, end = max(wait.begin, since), min(wait.end, until)
         hour = int(begin) // HOUR_S * HOUR_S
         while begin < end:
             following = min(end, hour + HOUR_S)
-            cell = hours[hour]
-            cell[wait.owner] = cell.get(wait.owner, 0.0) + following - begin
+            hours[hour].add(wait, following - begin)
             begin, hour = following, hour + HOUR_S
     return hours
 

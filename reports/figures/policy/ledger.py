@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime as Moment
 from datetime import tzinfo
 
 from reports.figures.policy.accounting import Holder, Split, split
+from reports.figures.policy.jobs import Waiting
 
 HOUR_S = 3600
 
@@ -66,14 +67,14 @@ NOT_SEEN = GpuPart(0.0, None, 0.0, 0.0)
 
 @dataclass(slots=True)
 class Step:
-    """Known facts about one step of at most an hour. waiting: job-seconds by owner."""
+    """Known facts about one step of at most an hour."""
 
     begin: int
     end: int
     gpus: Mapping[str, GpuPart]
     uses: Mapping[str, list[UsePart]]
     claims: Mapping[str, list[ClaimPart]]
-    waiting: Mapping[str, float]
+    waiting: Waiting
 
     @property
     def seconds(self) -> int:
@@ -119,7 +120,9 @@ class GpuSums:
 @dataclass(slots=True)
 class ProcessSums:
     """One process on all its GPUs, outside of jobs. high_s, sustained_s: seconds above the levels,
-    each instant counted once. waited: job-seconds of others by the begin of these steps."""
+    each instant counted once; harmful_*: the parts of them in which the owner was above the
+    entitlement and a job waited that could have run there. waited: the wait caused by the owner, by
+    the begin of these steps."""
 
     use: UseFact
     gpus: dict[str, float] = field(default_factory=dict)
@@ -128,14 +131,25 @@ class ProcessSums:
     known_s: float = 0.0
     high_s: float = 0.0
     sustained_s: float = 0.0
+    harmful_high_s: float = 0.0
+    harmful_sustained_s: float = 0.0
     waited: dict[int, float] = field(default_factory=dict)
 
 
 class Ledger:
-    """Sums of all steps so far. `bin_s`: width of the bins of the timeline."""
+    """Sums of all steps so far. `bin_s`: width of the bins of the timeline.
+
+    gpus: {UUID: bytes of memory, 0 = unknown}. entitled_gpus: GPUs that quotas grant a user.
+    """
 
     def __init__(
-        self, gpus: Iterable[str], zone: tzinfo, bin_s: int, high_pct: float, sustained_pct: float
+        self,
+        gpus: Mapping[str, int],
+        zone: tzinfo,
+        bin_s: int,
+        high_pct: float,
+        sustained_pct: float,
+        entitled_gpus: Callable[[str], float],
     ) -> None:
         self.owners: dict[str | None, OwnerSums] = {}
         self.gpus: dict[str, GpuSums] = {uuid: GpuSums() for uuid in gpus}
@@ -146,18 +160,55 @@ class Ledger:
         self.waits: dict[int, dict[str, float]] = {}
         self.waited_s: dict[str, float] = {}
         self.waited_idle_s: dict[str, float] = {}
+        # Of each owner: waits of others while above the entitlement.
+        self.caused_s: dict[str, float] = {}
+        self._memory, self._entitled_gpus = dict(gpus), entitled_gpus
         self._zone, self._bin_s = zone, bin_s
         self._high, self._sustained = high_pct / 100, sustained_pct / 100
 
     def add(self, step: Step) -> None:
         whole = Split()
+        held: dict[str, dict[str, float]] = {}
         for uuid, sums in self.gpus.items():
-            whole.add(self._gpu(uuid, sums, step))
+            of_gpu, by_owner = self._gpu(uuid, sums, step)
+            whole.add(of_gpu)
+            for owner, its in by_owner.items():
+                if owner and its.held:
+                    held.setdefault(owner, {})[uuid] = its.held
         self._hour_of_week(step, whole)
-        self._processes(step)
+        caused = self._caused(step, held)
+        self._processes(step, caused)
         self._waits(step, whole)
 
-    def _gpu(self, uuid: str, sums: GpuSums, step: Step) -> Split:
+    def _caused(self, step: Step, held: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
+        """The wait that each owner causes in this step; also added to `caused_s`.
+
+        The wait for a GPU in use is divided among the owners who hold more than their entitlement
+        there, by what they hold above it.
+        """
+        above = {
+            owner: excess
+            for owner, gpus in held.items()
+            if (excess := sum(gpus.values()) - self._entitled_gpus(owner) * step.seconds) > 0
+        }
+        caused: dict[str, float] = {}
+        for waits, seconds in step.waiting.for_gpus.items():
+            causing = {o: s for o, s in above.items() if self._could_run(waits, o, held[o])}
+            for owner, excess in causing.items():
+                part = seconds * excess / sum(causing.values())
+                caused[owner] = caused.get(owner, 0.0) + part
+                self.caused_s[owner] = self.caused_s.get(owner, 0.0) + part
+        return caused
+
+    def _could_run(self, waits: tuple[str, str, int], owner: str, gpus: Iterable[str]) -> bool:
+        """Whether the waiting job, of another owner, could run on one of the GPUs."""
+        waiting_owner, only, memory = waits
+        return waiting_owner != owner and any(
+            only in ("", gpu) and (not self._memory[gpu] or memory <= self._memory[gpu])
+            for gpu in gpus
+        )
+
+    def _gpu(self, uuid: str, sums: GpuSums, step: Step) -> tuple[Split, dict[str | None, Split]]:
         reading = step.gpus.get(uuid, NOT_SEEN)
         parts = step.uses.get(uuid, [])
         holders = _holders(parts, step.claims.get(uuid, ()), step)
@@ -173,7 +224,7 @@ class Ledger:
         self._idle_energy(reading, parts, whole, by_owner)
         if by_owner:
             self._bin(sums, step, by_owner)
-        return whole
+        return whole, by_owner
 
     def _part(self, part: UsePart) -> None:
         sums = self.owners.setdefault(part.use.owner, OwnerSums())
@@ -212,8 +263,11 @@ class Ledger:
         cell[0] += whole.used
         cell[1] += whole.used + whole.idle + whole.empty + whole.free
 
-    def _processes(self, step: Step) -> None:
-        """Work of processes outside of jobs in this step, each process once for all its GPUs."""
+    def _processes(self, step: Step, caused: Mapping[str, float]) -> None:
+        """Work of processes outside of jobs in this step, each process once for all its GPUs.
+
+        caused: the wait that each owner causes in it.
+        """
         parts_by_process: dict[tuple[str, int, int], list[UsePart]] = {}
         for parts in step.uses.values():
             for part in parts:
@@ -223,9 +277,11 @@ class Ledger:
                         part
                     )
         for key, parts in parts_by_process.items():
-            self._process(key, parts, step)
+            self._process(key, parts, step, caused.get(parts[0].use.owner or "", 0.0))
 
-    def _process(self, key: tuple[str, int, int], parts: list[UsePart], step: Step) -> None:
+    def _process(
+        self, key: tuple[str, int, int], parts: list[UsePart], step: Step, caused_s: float
+    ) -> None:
         sums = self.processes.get(key)
         if sums is None:
             sums = self.processes[key] = ProcessSums(parts[0].use)
@@ -241,13 +297,19 @@ class Ledger:
                 high = max(high, known_s) if sm_s > self._high * known_s else high
         sums.high_s += high
         sums.sustained_s += sustained
-        if sustained and step.waiting:
-            mine = step.waiting.get(parts[0].use.owner or "", 0.0)
-            sums.waited[step.begin] = sum(step.waiting.values()) - mine
+        owner, gpus = parts[0].use.owner or "", [part.use.gpu for part in parts]
+        if (
+            sustained
+            and caused_s
+            and any(self._could_run(waits, owner, gpus) for waits in step.waiting.for_gpus)
+        ):
+            sums.harmful_high_s += high
+            sums.harmful_sustained_s += sustained
+            sums.waited[step.begin] = caused_s
 
     def _waits(self, step: Step, whole: Split) -> None:
         unused = min(1.0, (whole.idle + whole.empty) / step.seconds)
-        for owner, seconds in step.waiting.items():
+        for owner, seconds in step.waiting.by_owner.items():
             cell = self.waits.setdefault(step.begin - step.begin % self._bin_s, {})
             cell[owner] = cell.get(owner, 0.0) + seconds
             self.waited_s[owner] = self.waited_s.get(owner, 0.0) + seconds

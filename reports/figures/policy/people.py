@@ -41,10 +41,10 @@ def users(
     capacity_h: float,
     account: Callable[[str], tuple[float | None, float | None]],
     *,
-    caused_s: Mapping[str, float],
     overuse_s: Mapping[str, float],
     sizes: Mapping[str, RightSize],
     findings: Mapping[str, Sequence[FindingFact]],
+    further: Mapping[str, int],
     trend: Mapping[str | None, Sequence[TrendPoint]],
 ) -> tuple[UserFigures, ...]:
     """One row for each user with GPU time or a waiting job, most GPU-hours first.
@@ -76,12 +76,13 @@ def users(
                 target_pct=target,
                 overuse_hours=overuse_s.get(key, 0.0) / HOUR_S if key else 0.0,
                 waited_hours=ledger.waited_s.get(key, 0.0) / HOUR_S,
-                caused_wait_hours=caused_s.get(key, 0.0) / HOUR_S if key else 0.0,
+                caused_wait_hours=ledger.caused_s.get(key, 0.0) / HOUR_S if key else 0.0,
                 energy_kwh=_energy(sums),
                 idle_energy_kwh=sums.idle_j / KWH_J if sums.joules is not None else None,
                 trend=tuple(trend.get(name, ())),
                 right_size=sizes.get(key),
                 findings=tuple(findings.get(key, ())) if key else (),
+                further_findings=further.get(key, 0) if key else 0,
             )
         )
     return tuple(sorted(rows, key=lambda row: (-row.held, row.user or "~")))

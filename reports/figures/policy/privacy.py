@@ -19,6 +19,8 @@ def anonymised(report: Report, visible: Collection[str]) -> Report:
         report,
         users=tuple(_user(row, aliases) for row in report.users),
         violations=tuple(_violation(v, aliases) for v in report.violations),
+        heavy_use=tuple(_violation(v, aliases) for v in report.heavy_use),
+        open_incidents=tuple(f for f in report.open_incidents if f.user in shown),
         recommendations=tuple(
             r for r in report.recommendations if r.user is None or r.user in shown
         ),
@@ -29,7 +31,7 @@ def anonymised(report: Report, visible: Collection[str]) -> Report:
 
 def _aliases(report: Report, visible: Collection[str]) -> dict[str, str]:
     names = [row.user for row in report.users if row.user]
-    names += [v.user for v in report.violations if v.user]
+    names += [v.user for v in (*report.violations, *report.heavy_use) if v.user]
     names += [span.user for gpu in report.gpus for span in gpu.spans if span.user]
     hidden = [name for name in dict.fromkeys(names) if name not in visible]
     return {name: f"user {number}" for number, name in enumerate(hidden, 1)}
@@ -45,6 +47,7 @@ def _user(row: UserFigures, aliases: dict[str, str]) -> UserFigures:
         trend=(),
         right_size=None,
         findings=(),
+        further_findings=0,
     )
 
 

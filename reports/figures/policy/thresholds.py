@@ -13,7 +13,7 @@ class ReportPolicy:
 
     # fmt: off
     coverage_pct: float = percent(80.0, "Minimum coverage",
-        "Below this, a report names no violations.")
+        "Use that was measured less is not judged.")
     high_pct: float = percent(90.0, "Violation: high use above",
         "Use of a GPU by a process outside the queue.")
     sustained_pct: float = percent(80.0, "Violation: sustained use above",

@@ -1,9 +1,10 @@
-"""Policy: which processes outside the queue used more than their owner is entitled to.
+"""Policy: heavy use of GPUs by processes outside the queue, and which of it is a violation.
 
-Listed is a known owner's process with enough hours at high use of a GPU above the entitlement,
-if the use was measured well, and if either the owner's mean share of that GPU over the whole
-period exceeds the entitlement, or jobs of other users waited 15 minutes meanwhile. Jobs within
-their claim are never listed, and exempt users, programs and containers are not either.
+A violation is a known owner's process with enough hours at high use, counted only while its owner
+held more of the machine than the entitlement, and a job of another user waited that could have run
+there. The owner must also be above the entitlement over the whole period, and have caused a wait of
+15 minutes. All other heavy use is listed on its own, without blame. Jobs within their claim are
+never listed, and exempt users, programs and containers are not either.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from reports.figures.policy.thresholds import ReportPolicy
 HOUR_S = 3600
 # Of the period.
 LEAST_PART = 0.01
-# Of the waits of others that make short use a violation.
+# Of the wait caused.
 LEAST_WAIT_S = 900
 # More processes of one user's program than this are one line.
 MOST_LINES = 3
@@ -29,46 +30,72 @@ MOST_LINES = 3
 
 @dataclass(frozen=True, slots=True)
 class Standards:
-    """Limits that violations are judged by. entitled: percent by user name."""
+    """Limits that violations are judged by.
+
+    entitled, excess_pct: percent of the machine by user name: the entitlement, and the share held
+    over the period above it.
+    """
 
     policy: ReportPolicy
     gpu_time: GpuTimePolicy
     exemptions: tuple[ExemptionRule, ...]
     entitled: Callable[[str], float]
+    excess_pct: Callable[[str], float]
     period_s: float
 
 
-def violations(
+def judged(
     processes: Iterable[ProcessSums], names: Mapping[str, str], standards: Standards
-) -> tuple[Violation, ...]:
-    """Worst first. Short or many processes of one program count together. names: of GPUs."""
+) -> tuple[tuple[Violation, ...], tuple[Violation, ...]]:
+    """(violations, heavy use that is none), most hours first. names: of GPUs.
+
+    Short or many processes of one program count together.
+    """
     groups: dict[tuple[str, str], list[ProcessSums]] = {}
     for sums in processes:
         if sums.sustained_s and _is_judged(sums.use, standards):
             groups.setdefault((sums.use.owner or "", sums.use.program), []).append(sums)
-    violations = [v for group in groups.values() for v in _of_program(group, names, standards)]
-    return tuple(sorted(violations, key=lambda v: (-v.hours, v.user or "", v.pid or 0)))
+    violations: list[Violation] = []
+    heavy: list[Violation] = []
+    for group in groups.values():
+        lines = _of_program(group, names, standards, is_harmful=True)
+        violations += lines
+        if not lines:
+            heavy += _of_program(group, names, standards, is_harmful=False)
+    return _sorted(violations), _sorted(heavy)
+
+
+def _sorted(lines: Iterable[Violation]) -> tuple[Violation, ...]:
+    return tuple(sorted(lines, key=lambda v: (-v.hours, v.user or "", v.pid or 0)))
 
 
 def _of_program(
-    group: Sequence[ProcessSums], names: Mapping[str, str], standards: Standards
+    group: Sequence[ProcessSums],
+    names: Mapping[str, str],
+    standards: Standards,
+    *,
+    is_harmful: bool,
 ) -> list[Violation]:
     """Of one user's program: a few processes one by one, short or many processes together."""
-    single = [(sums, _violation([sums], names, standards)) for sums in group]
-    violations = [violation for _, violation in single if violation is not None]
-    rest = [sums for sums, violation in single if violation is None]
-    if len(violations) > MOST_LINES:
-        violations, rest = [], list(group)
-    together = _violation(rest, names, standards) if len(rest) > 1 else None
-    return violations if together is None else [*violations, together]
+    single = [(sums, _line_of([sums], names, standards, is_harmful)) for sums in group]
+    lines = [line for _, line in single if line is not None]
+    rest = [sums for sums, line in single if line is None]
+    if len(lines) > MOST_LINES:
+        lines, rest = [], list(group)
+    together = _line_of(rest, names, standards, is_harmful) if len(rest) > 1 else None
+    return lines if together is None else [*lines, together]
 
 
-def _violation(
-    group: Sequence[ProcessSums], names: Mapping[str, str], standards: Standards
+def _line_of(
+    group: Sequence[ProcessSums], names: Mapping[str, str], standards: Standards, is_harmful: bool
 ) -> Violation | None:
+    """None: not enough use, or measured too badly; of a violation, not above the entitlement."""
     policy, owner = standards.policy, group[0].use.owner or ""
-    expected = standards.entitled(owner)
-    high, sustained = sum(s.high_s for s in group), sum(s.sustained_s for s in group)
+    if is_harmful:
+        high = sum(s.harmful_high_s for s in group)
+        sustained = sum(s.harmful_sustained_s for s in group)
+    else:
+        high, sustained = sum(s.high_s for s in group), sum(s.sustained_s for s in group)
     seconds, level = sustained, policy.sustained_pct
     if high >= 0.5 * sustained:
         seconds, level = high, policy.high_pct
@@ -77,11 +104,9 @@ def _violation(
     # Processes at the same time delay the same jobs.
     waited = sum({t: s for sums in group for t, s in sums.waited.items()}.values())
     least = max(policy.violation_hours * HOUR_S, LEAST_PART * standards.period_s)
-    is_enough = seconds >= least and expected < level
-    if not is_enough or 100 * coverage < policy.coverage_pct:
+    if seconds < least or 100 * coverage < policy.coverage_pct:
         return None
-    share = 100 * _busiest(group) / standards.period_s if standards.period_s else 0.0
-    if share <= expected and waited < LEAST_WAIT_S:
+    if is_harmful and (standards.excess_pct(owner) <= 0 or waited < LEAST_WAIT_S):
         return None
     worst = max(group, key=lambda s: s.high_s)
     is_one = len(group) == 1
@@ -92,22 +117,13 @@ def _violation(
         processes=len(group),
         hours=seconds / HOUR_S,
         above_pct=level,
-        expected_pct=expected,
+        expected_pct=standards.entitled(owner),
         mean_pct=100 * sum(s.sm_s for s in group) / known_s,
         coverage=coverage,
         waited_hours=waited / HOUR_S,
         gpus=tuple(dict.fromkeys(names.get(u, u) for s in group for u in s.gpus)),
         url=f"/processes/{worst.use.id}/",
     )
-
-
-def _busiest(group: Iterable[ProcessSums]) -> float:
-    """GPU-seconds on the GPU that they used most."""
-    sums: dict[str, float] = {}
-    for process in group:
-        for gpu, seconds in process.gpus.items():
-            sums[gpu] = sums.get(gpu, 0.0) + seconds
-    return max(sums.values(), default=0.0)
 
 
 def _is_judged(use: UseFact, standards: Standards) -> bool:
@@ -133,11 +149,12 @@ def _is_judged(use: UseFact, standards: Standards) -> bool:
 
 def line(violation: Violation) -> str:
     """ "python (PID 12345, alice): 18.5 hours at >90% (expected quota: 30%)"."""
-    v = violation
+    return f"{use_line(violation)} (expected quota: {violation.expected_pct:.3g}%)"
+
+
+def use_line(v: Violation) -> str:
+    """The same without the entitlement, for heavy use that is no violation."""
     process = f"PID {v.pid}" if v.pid is not None else f"{v.processes} processes"
     user = v.user or "unknown owner"
     inside = user if v.is_anonymous else f"{process}, {user}"
-    return (
-        f"{v.program} ({inside}): {v.hours:.1f} hours at >{v.above_pct:g}%"
-        f" (expected quota: {v.expected_pct:g}%)"
-    )
+    return f"{v.program} ({inside}): {v.hours:.1f} hours at >{v.above_pct:g}%"

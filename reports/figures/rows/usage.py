@@ -21,6 +21,7 @@ from monitor.models import (
     ProcessMinute,
     ProcessUse,
 )
+from reports.figures.policy.jobs import Waiting
 from reports.figures.policy.ledger import ClaimPart, GpuPart, Step, UseFact, UsePart
 from reports.periods.facts import Period, Scope, ScopeKind
 
@@ -91,12 +92,12 @@ def steps(
     gpus: list[Gpu],
     uses: Mapping[int, UseFact],
     period: Period,
-    waiting: Mapping[int, Mapping[str, float]],
+    waiting: Mapping[int, Waiting],
     now: datetime,
 ) -> Iterator[Step]:
     """The period in steps, oldest first: whole hours, and parts of an hour at its edges.
 
-    waiting: {begin of an hour: job-seconds by owner}.
+    waiting: waits by the begin of an hour.
     """
     since, until = int(period.since.timestamp()), int(period.until.timestamp())
     first, last = -(-since // HOUR_S) * HOUR_S, until // HOUR_S * HOUR_S
@@ -120,7 +121,7 @@ def steps(
             readings.get(begin, {}),
             its,
             claims.get(begin, nothing),
-            waiting.get(begin, {}),
+            waiting.get(begin, Waiting()),
         )
     if last < until:
         yield _edge(gpus, uses, last, until, claims, waiting)
@@ -177,7 +178,7 @@ def _edge(
     since: int,
     until: int,
     claims: Mapping[int, Mapping[str, list[ClaimPart]]],
-    waiting: Mapping[int, Mapping[str, float]],
+    waiting: Mapping[int, Waiting],
 ) -> Step:
     """A part of an hour, from minutes; without minutes the same part of the hour's sums."""
     hour = since // HOUR_S * HOUR_S
@@ -198,7 +199,12 @@ def _edge(
         columns = hours.values_list("use_id", *_SUMS, "memory_known_s")
         rows = rows or [(row[0], *(_times(value, factor) for value in row[1:])) for row in columns]
     return Step(
-        since, until, readings, _by_gpu(rows, uses), claims.get(hour, {}), waiting.get(hour, {})
+        since,
+        until,
+        readings,
+        _by_gpu(rows, uses),
+        claims.get(hour, {}),
+        waiting.get(hour, Waiting()),
     )
 
 

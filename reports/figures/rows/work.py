@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Any
 
 from django.db.models import Max, Q, QuerySet, Sum
 from django.urls import reverse
@@ -31,35 +32,37 @@ def waits(period: Period, now: datetime) -> list[JobWait]:
     started = Attempt.objects.filter(
         number=1, placed_at__gt=period.since, job__gpus__gte=1, job__submitted_at__lt=period.until
     ).values_list(
-        "job__owner__username", "job__priority", "job__submitted_at", "job__begin_at",
-        "job__blocker_log", "placed_at",
+        *(f"job__{name}" for name in _WAIT), "placed_at"
     )  # fmt: skip
     waits = [
-        _wait(owner, priority, submitted, begin, min(placed, until), placed > until, log)
-        for owner, priority, submitted, begin, log, placed in started.iterator(chunk_size=2000)
+        _wait(job, min(placed, until), placed > until)
+        for *job, placed in started.iterator(chunk_size=2000)
     ]
     never = Job.objects.filter(gpus__gte=1, submitted_at__lt=period.until, attempts__isnull=True)
     never = never.filter(Q(state=JobState.QUEUED.value, held="") | Q(ended_at__gt=period.since))
-    columns = ("owner__username", "priority", "submitted_at", "begin_at", "ended_at", "blocker_log")
-    for owner, priority, submitted, begin, ended, log in never.values_list(*columns):
-        end = min(ended or until, until)
-        waits.append(_wait(owner, priority, submitted, begin, end, ended is None, log))
+    for *job, ended in never.values_list(*_WAIT, "ended_at"):
+        waits.append(_wait(job, min(ended or until, until), ended is None))
     return [wait for wait in waits if wait.end > wait.begin or not wait.is_waiting]
 
 
-def _wait(
-    owner: str,
-    priority: int,
-    submitted: datetime,
-    begin: datetime | None,
-    end: datetime,
-    is_waiting: bool,
-    log: str,
-) -> JobWait:
+_WAIT = (
+    "owner__username",
+    "priority",
+    "submitted_at",
+    "begin_at",
+    "blocker_log",
+    "gpu_uuid",
+    "gpu_memory_bytes",
+)
+
+
+def _wait(job: Sequence[Any], end: datetime, is_waiting: bool) -> JobWait:
+    owner, priority, submitted, begin, log, gpu, memory = job
     since = max(submitted, begin or submitted).timestamp()
     until = max(since, end.timestamp())
     blocker = stored_blockers.longest_blocker(log, since, until)
-    return JobWait(owner, CLASSES[priority].value, since, until, is_waiting, blocker)
+    job_class = CLASSES[priority].value
+    return JobWait(owner, job_class, since, until, is_waiting, blocker, gpu, memory or 0)
 
 
 def past_jobs(period: Period, gpus: Sequence[Gpu], least_coverage: float) -> list[PastJob]:
@@ -114,14 +117,17 @@ def _used_by_jobs(
 
 @dataclass(slots=True)
 class Incidents:
-    """Incidents of the period: findings, caused waits and over-use by user, counts by rule."""
+    """Incidents of the period: the longest findings and over-use by user, counts by rule.
+
+    further: how many findings of a user are left out. open: those that go on at the end.
+    """
 
     findings: dict[str, list[FindingFact]]
-    caused_s: dict[str, float]
     overuse_s: dict[str, float]
     rules: tuple[RuleCount, ...]
     marks: dict[str, list[tuple[int, str]]]
-    processes: dict[int, FindingFact]
+    further: dict[str, int]
+    open: tuple[FindingFact, ...]
 
 
 def incidents(
@@ -132,7 +138,7 @@ def incidents(
     names: the users whose incidents are counted by rule; None = all.
     """
     rows = _incident_rows(period, gpus)
-    incidents = Incidents(defaultdict(list), defaultdict(float), {}, (), defaultdict(list), {})
+    incidents = Incidents(defaultdict(list), {}, (), defaultdict(list), {}, ())
     hogs: dict[str, list[Span]] = defaultdict(list)
     counts: dict[str, list[float]] = {}
     for row in rows:
@@ -141,16 +147,17 @@ def incidents(
         finding = _finding(row, hours)
         if row.gpu_id:
             incidents.marks[row.gpu_id].append((int(row.since_at.timestamp()), finding.title))
-        if row.use_id is not None:
-            incidents.processes[row.use_id] = finding
         hogs[owner] += list(_clipped(row.hog_spans, period))
         if row.lead_id is None:
             if names is None or owner in names:
                 sums = counts.setdefault(row.rule, [0, 0.0, 0.0])
                 sums[0], sums[1] = sums[0] + 1, sums[1] + hours
                 sums[2] += row.waited_s * part / 3600
-            incidents.caused_s[owner] += row.waited_s * part
             incidents.findings[owner].append(finding)
+            if (names is None or owner in names) and (
+                row.closed_at or period.until
+            ) >= period.until:
+                incidents.open += (finding,)
     incidents.overuse_s = {owner: covered(spans) for owner, spans in hogs.items()}
     incidents.rules = tuple(
         RuleCount(
@@ -162,8 +169,9 @@ def incidents(
         )
         for rule, (count, hours, waited) in sorted(counts.items(), key=lambda i: -i[1][0])
     )
-    for findings in incidents.findings.values():
+    for owner, findings in incidents.findings.items():
         findings.sort(key=lambda finding: -finding.hours)
+        incidents.further[owner] = max(0, len(findings) - MOST_FINDINGS)
         del findings[MOST_FINDINGS:]
     return incidents
 
@@ -200,6 +208,7 @@ def _finding(row: Incident, hours: float) -> FindingFact:
         hours=hours,
         severity=row.severity,
         url=reverse("incident", args=[row.lead_id or row.pk]),
+        user=row.job_owner or row.user or None,
     )
 
 

@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from monitor.facts.input_rules import escaped
 from reports.figures.facts import Report
 from reports.figures.policy import advice
-from reports.figures.policy.violations import line
 from reports.render.wording import tables
 from reports.render.wording import text as texts
 
@@ -42,8 +41,23 @@ def shortened(report: Report) -> Report:
             for advice in report.recommendations[:MOST_ADVICE]
         ),
         gpus=tuple(gpus[:MOST_GPUS]),
+        heavy_use=(),
+        notes=(*report.notes, *_left_out(report)),
+        open_incidents=report.open_incidents[:MOST_FINDINGS],
         sections=(),
     )
+
+
+def _left_out(report: Report) -> tuple[str, ...]:
+    """A note of what does not fit on the page."""
+    counts = (
+        ("user", len(report.users) - MOST_USERS),
+        ("violation", len(report.violations) - MOST_VIOLATIONS),
+        ("open incident", len(report.open_incidents) - MOST_FINDINGS),
+        ("recommendation", len(report.recommendations) - MOST_ADVICE),
+    )
+    more = [f"{n} more {word}{'s' if n > 1 else ''}" for word, n in counts if n > 0]
+    return (f"Not on this page: {', '.join(more)}.",) if more else ()
 
 
 def cut(words: str) -> str:
@@ -68,10 +82,6 @@ def lines(report: Report, cover: Cover) -> Iterator[str]:
     yield "Users:"
     yield from texts.aligned(tables.users(report))
     yield ""
-    yield "Fair Share Violations:"
-    yield from (f"- {line(v)}" for v in report.violations)
-    if not report.violations:
-        yield "- none"
-    yield ""
+    yield from texts.judged(report)
     yield f"Recommendation: {advice.headline(report)}"
     yield from (f"- {recommendation.text}" for recommendation in report.recommendations)

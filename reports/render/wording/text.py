@@ -8,9 +8,11 @@ from zoneinfo import ZoneInfo
 from monitor.facts.input_rules import escaped
 from reports.figures.facts import YARDSTICKS, Report, Table, Totals
 from reports.figures.policy import advice
-from reports.figures.policy.violations import line
+from reports.figures.policy.violations import line, use_line
 from reports.render.wording import tables
 from reports.render.wording.tables import cell
+
+HEAVY_USE = "Heavy use outside the queue that is no violation"
 
 
 def text(report: Report) -> str:
@@ -31,13 +33,26 @@ def lines(report: Report) -> Iterator[str]:
     yield from aligned(tables.users(report))
     yield ""
     yield from _queue(report)
+    yield from judged(report)
+    yield f"Recommendation: {advice.headline(report)}"
+    yield from (f"- {r.text}" for r in report.recommendations)
+
+
+def judged(report: Report) -> Iterator[str]:
+    """Violations, other heavy use and open incidents."""
     yield "Fair Share Violations:"
     yield from (f"- {line(v)}" for v in report.violations)
     if not report.violations:
         yield "- none"
     yield ""
-    yield f"Recommendation: {advice.headline(report)}"
-    yield from (f"- {r.text}" for r in report.recommendations)
+    if report.heavy_use:
+        yield f"{HEAVY_USE}:"
+        yield from (f"- {use_line(v)}" for v in report.heavy_use)
+        yield ""
+    if report.open_incidents:
+        yield "Open incidents:"
+        yield from (f"- {finding.text}" for finding in report.open_incidents)
+        yield ""
 
 
 def title(report: Report) -> str:

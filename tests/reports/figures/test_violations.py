@@ -1,6 +1,6 @@
 """Violations of random users within their entitlement (at most 1 % listed), and of users above it.
 
-Each user has a GPU for a week. A user without an entry of their own is entitled to 30 % of it.
+Each user has a GPU for a week, is entitled to 30 % of a GPU, and a job of another user waits.
 """
 
 from __future__ import annotations
@@ -13,9 +13,10 @@ from typing import Any
 import pytest
 
 from monitor.incidents.policy.thresholds import GpuTimePolicy
+from reports.figures.policy.jobs import JobWait, Waiting
 from reports.figures.policy.ledger import GpuPart, Ledger, Step, UseFact, UsePart
 from reports.figures.policy.thresholds import ReportPolicy
-from reports.figures.policy.violations import HOUR_S, Standards, violations
+from reports.figures.policy.violations import HOUR_S, Standards, judged
 
 USERS, WEEK_H = 40, 7 * 24
 ENTITLED_PCT = 30.0
@@ -50,20 +51,35 @@ def nights(rng: Random) -> list[float]:
 
 
 def share_listed(
-    habit: Habit, *, known: float = 1.0, processes: int = 1, waits_s: float = 0.0
+    habit: Habit, *, known: float = 1.0, processes: int = 1, waits_s: float = HOUR_S
 ) -> float:
     """The part of the users that a report lists. processes: one after the other, each hour."""
     names = {f"u{n}": f"GPU {n}" for n in range(USERS)}
     hours = {name: habit(Random(f"{name} {known} {processes}")) for name in names}
     policy = ReportPolicy()
-    ledger = Ledger(names, UTC, HOUR_S, policy.high_pct, policy.sustained_pct)
+    entitled = ENTITLED_PCT / 100
+    ledger = Ledger(
+        dict.fromkeys(names, 0), UTC, HOUR_S, policy.high_pct, policy.sustained_pct,
+        lambda _: entitled,
+    )  # fmt: skip
     for hour in range(WEEK_H):
         uses = {name: [_part(name, hours[name][hour], known, hour % processes)] for name in names}
         begin = hour * HOUR_S
         gpus = {name: GpuPart(HOUR_S, None, 0.0, 0.0) for name in names}
-        ledger.add(Step(begin, begin + HOUR_S, gpus, uses, {}, {"other": waits_s}))
-    standards = Standards(policy, GpuTimePolicy(), (), lambda _: ENTITLED_PCT, WEEK_H * HOUR_S)
-    listed = {found.user for found in violations(ledger.processes.values(), names, standards)}
+        waiting = Waiting()
+        waiting.add(JobWait("other", "normal", 0, 0, False, "GpuTaken"), USERS * waits_s)
+        ledger.add(Step(begin, begin + HOUR_S, gpus, uses, {}, waiting))
+    standards = Standards(
+        policy=policy,
+        gpu_time=GpuTimePolicy(),
+        exemptions=(),
+        entitled=lambda _: ENTITLED_PCT,
+        excess_pct=lambda name: (
+            100 * (ledger.owners[name].split.held / (WEEK_H * HOUR_S) - entitled)
+        ),
+        period_s=WEEK_H * HOUR_S,
+    )
+    listed = {found.user for found in judged(ledger.processes.values(), names, standards)[0]}
     return len(listed) / USERS
 
 
@@ -82,11 +98,8 @@ WITHIN: dict[str, tuple[Habit, dict[str, Any]]] = {
     "28 % of the week, in long runs": (runs(0.28, 20), {}),
     "28 % of the week, by many processes": (runs(0.28, 5), {"processes": 5}),
     "each hour, without an hour above the level": (each_hour(20, 79), {}),
-    "while others wait, without an hour above the level": (
-        each_hour(20, 79, 0.4),
-        {"waits_s": 900.0},
-    ),
-    "less than the least time, while others wait": (runs(0.006, 1), {"waits_s": 3600.0}),
+    "half of the week, while no job waits": (runs(0.5, 10), {"waits_s": 0.0}),
+    "less than the least time": (runs(0.006, 1), {}),
     "60 % of the week, of which half is known": (runs(0.6, 10), {"known": 0.5}),
 }
 
@@ -102,7 +115,10 @@ ABOVE: dict[str, tuple[Habit, dict[str, Any]]] = {
     "half of the week, in runs": (runs(0.5, 10), {}),
     "half of the week, by many processes": (runs(0.5, 10), {"processes": 7}),
     "85 % of most hours": (each_hour(81, 89, 0.7), {}),
-    "5 % of the week, while others wait": (runs(0.05, 4), {"waits_s": 900.0}),
+    "half of the week, while jobs of others wait for a quarter": (
+        runs(0.5, 4),
+        {"waits_s": 900.0},
+    ),
 }
 
 

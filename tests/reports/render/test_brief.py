@@ -6,6 +6,7 @@ import io
 from datetime import timedelta
 
 import pytest
+from django.contrib.auth.models import User
 from pypdf import PdfReader
 
 from monitor.identity.policy.privacy import Viewer
@@ -16,7 +17,7 @@ from reports.render.actions import render
 from reports.render.wording.brief import Cover
 from reports.render.wording.tables import cell
 from tests.builders import NOW
-from tests.reports.made import ran, watched_gpu
+from tests.reports.made import contended, ran, share_of_all, watched_gpu
 
 pytestmark = pytest.mark.django_db
 BEGIN = NOW - timedelta(hours=24)
@@ -33,7 +34,9 @@ def pages(made: Report, cover: Cover = COVER) -> list[str]:
     return [page.extract_text() for page in document.pages]
 
 
-def test_the_page_names_the_case_the_violation_and_what_to_do() -> None:
+def test_the_page_names_the_case_the_violation_and_what_to_do(bob: User) -> None:
+    share_of_all(30)
+    contended(bob, BEGIN)
     ran(watched_gpu(BEGIN, NOW), BEGIN, 8)
     made = report("user:alice")
     (words,) = pages(made)

@@ -25,8 +25,7 @@ from reports.render.actions import CSV_COLUMNS, FORMATS, render
 from reports.render.wording import tables
 from reports.render.wording.tables import ALL_JOBS, ALL_USERS, cell
 from tests.builders import NOW
-from tests.jobs_made import waiting
-from tests.reports.made import ran, watched_gpu
+from tests.reports.made import contended, ran, share_of_all, watched_gpu
 
 pytestmark = pytest.mark.django_db
 BEGIN = NOW - timedelta(hours=24)
@@ -40,7 +39,8 @@ def report(bob: User) -> Report:
     gpu = watched_gpu(BEGIN, NOW)
     ran(gpu, BEGIN + timedelta(hours=3), 8)
     ran(gpu, BEGIN + timedelta(hours=12), 5, 20.0, user=EVIL, pid=2, start_ticks=8)
-    waiting(bob, NOW - timedelta(hours=2))
+    share_of_all(30)
+    contended(bob, BEGIN)
     period = periods.parse("24h", "", "", "UTC", NOW)
     return build(period, periods.scope("all"), Viewer("root", operator=True), NOW)
 

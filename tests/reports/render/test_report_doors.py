@@ -24,7 +24,7 @@ from scheduler.blockers.policy import stored_blockers
 from scheduler.models import Job
 from tests.builders import NOW
 from tests.jobs_made import waiting
-from tests.reports.made import ran, watched_gpu
+from tests.reports.made import contended, ran, share_of_all, watched_gpu
 
 pytestmark = pytest.mark.django_db
 BEGIN = NOW - timedelta(hours=24)
@@ -34,8 +34,10 @@ SignIn = Callable[[User], Client]
 
 
 @pytest.fixture(autouse=True)
-def _past() -> Any:
+def _past(bob: User) -> Any:
     with time_machine.travel(NOW, tick=False):
+        share_of_all(30)
+        contended(bob, BEGIN)
         ran(watched_gpu(BEGIN, NOW), BEGIN + timedelta(hours=3), 8)
         yield
 
@@ -139,7 +141,7 @@ def test_the_page_answers_whether_it_was_fair(root: User, as_user: SignIn) -> No
     assert "Of 100 GPU-hours held" in page
     assert LINE.replace(">", "&gt;") in page
     assert "Recommendation: Contact owners or adjust quotas" in page
-    assert page.count('class="report-chart"') == 4
+    assert page.count('class="report-chart"') == 5
     assert "style=" not in page
 
 
