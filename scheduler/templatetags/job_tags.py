@@ -221,7 +221,7 @@ def bar_words(bar: Bar) -> str:
     """Such as "job 12 train, alice, running"; times are told beside it."""
     if bar.count > 1:
         taken_s = sum(end - begin for begin, end in bar.taken)
-        whole_s = bar.taken[-1][1] - bar.begin
+        whole_s = (bar.end or bar.expected_end or bar.begin) - bar.begin
         is_use = bar.kind is BarKind.USE
         names = f"{bar.count} {'uses outside the queue' if is_use else 'jobs'}, {bar.submitter}"
         state = "" if is_use else f", {bar.state}"

@@ -5,6 +5,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
+from scheduler.templatetags.job_tags import bar_words
 from scheduler.timeline import charts
 from scheduler.timeline.facts import Band, Bar, BarKind, TimelineGpu, UsePiece
 
@@ -101,6 +102,13 @@ def test_a_dense_span_is_one_bar_with_its_count_and_a_long_job_keeps_its_own() -
     ]
     [dense] = [b for b, _ in row.bars if b.count > 1]
     assert sum(end - begin for begin, end in dense.taken) == 125 * 30
+
+
+def test_jobs_of_less_than_a_second_are_joined_and_told() -> None:
+    [row] = charts.rows([GPU], [bar(NOW + i, NOW + i, state="succeeded") for i in range(125)], [])
+
+    [(dense, _)] = row.bars
+    assert bar_words(dense) == "125 jobs, alice, succeeded, together 0 s of 2 min"
 
 
 def test_expected_runs_are_joined_too() -> None:
