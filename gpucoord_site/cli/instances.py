@@ -30,7 +30,7 @@ def addresses() -> list[str]:
     Sockets of other accounts are left out: they could otherwise keep users from the service.
     """
     by_port = {port: f"http://127.0.0.1:{port}" for port in _login_ports()}
-    for address in _of_data_folder():
+    for address in of_data_folder():
         by_port.setdefault(urlsplit(address).port or 0, address)
     return [by_port[port] for port in sorted(by_port)]
 
@@ -58,7 +58,7 @@ def _is_served(path: Path, trusted: set[int]) -> bool:
     return False
 
 
-def _of_data_folder() -> Iterator[str]:
+def of_data_folder() -> Iterator[str]:
     """Of the service on the data folder that this account's own service would use."""
     named = os.environ.get("GPUCOORD_DATA")
     path = (Path(named).expanduser() if named else default_data_folder()) / STATE

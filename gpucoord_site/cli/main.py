@@ -23,6 +23,10 @@ COMMANDS: Commands = {
         "try gpucoord with a simulated server; nothing is kept",
         "gpucoord_site.demo.command:main",
     ),
+    "setup": (
+        "install the service on this server, as root",
+        "gpucoord_site.cli.setup.command:main",
+    ),
     "check": (
         "list what this machine has and what is missing",
         "gpucoord_site.cli.check.command:main",
@@ -154,7 +158,7 @@ FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 LASTING = {"up", "node", "demo"}
 # Commands that only talk to a server, from any system.
 NOT_CLIENTS = {
-    "up", "node", "demo", "check", "lock", "login", "token", "join-token", "end", "backup",
+    "up", "node", "demo", "setup", "check", "lock", "login", "token", "join-token", "end", "backup",
     "restore", "move-database",
 }  # fmt: skip
 
