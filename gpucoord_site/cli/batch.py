@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from gpucoord_site.cli import connection
+from gpucoord_site.cli.parsing import Parser
 from gpucoord_site.cli.sources.script_files import BadScript
 from gpucoord_site.cli.submit import named_values
 from monitor.facts import json_text
@@ -98,7 +99,7 @@ def _lines(text: str) -> list[str]:
 
 
 def _parser() -> ArgumentParser:
-    parser = ArgumentParser(
+    parser = Parser(
         prog="gpucoord batch",
         usage="gpucoord batch SCRIPT --input FOLDER|GLOB|FILE [options] [NAME=VALUE ...]",
         description="Run a script for many items, and print the number of the batch.",

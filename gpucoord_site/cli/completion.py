@@ -9,6 +9,8 @@ from argparse import Action, ArgumentParser
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from gpucoord_site.cli.parsing import Parser
+
 # Their modules import much, and they have few options.
 HEAVY = {"demo", "check"}
 SHELLS = ("bash", "zsh", "fish")
@@ -189,7 +191,7 @@ def _roff(text: str) -> str:
 
 
 def parser() -> ArgumentParser:
-    made = ArgumentParser(
+    made = Parser(
         prog="gpucoord completion", description="Print the completion of gpucoord for a shell."
     )
     made.add_argument("shell", choices=SHELLS, help="the shell that will read it")
@@ -197,9 +199,7 @@ def parser() -> ArgumentParser:
 
 
 def manual_parser() -> ArgumentParser:
-    return ArgumentParser(
-        prog="gpucoord man", description="Print the manual page: gpucoord man | man -l -"
-    )
+    return Parser(prog="gpucoord man", description="Print the manual page: gpucoord man | man -l -")
 
 
 PARSERS = {"completion": parser, "man": manual_parser}

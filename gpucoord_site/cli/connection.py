@@ -16,6 +16,7 @@ from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
 from gpucoord_site.cli import instances, local_login, token_file
+from gpucoord_site.cli.parsing import Parser
 from monitor.facts.input_rules import escaped
 
 if TYPE_CHECKING:
@@ -50,9 +51,9 @@ def add_json(parser: ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print the JSON of the REST API")
 
 
-def parser(name: str, description: str, **more: Any) -> ArgumentParser:
+def parser(name: str, description: str, **more: Any) -> Parser:
     """A parser with the options that all commands have."""
-    made = ArgumentParser(prog=f"gpucoord {name}", description=description, **more)
+    made = Parser(prog=f"gpucoord {name}", description=description, **more)
     add_json(made)
     add_options(made)
     return made

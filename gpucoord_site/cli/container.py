@@ -11,6 +11,8 @@ import sys
 from argparse import REMAINDER, ArgumentParser
 from collections.abc import Iterator, Mapping, Sequence
 
+from gpucoord_site.cli.parsing import Parser
+
 # The same exit code as docker: gpucoord failed, not the command.
 OURS = 125
 LABEL = "gpucoord.job"
@@ -91,7 +93,7 @@ def _fail(text: str) -> int:
 
 
 def _parser() -> ArgumentParser:
-    parser = ArgumentParser(
+    parser = Parser(
         prog="gpucoord container",
         description="Start a container of Podman as a part of a job.",
     )

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from gpucoord_site.cli import connection
+from gpucoord_site.cli.parsing import BLANK_CHANGE, Parser, clock_time, shown_time
 from monitor.facts.input_rules import escaped
 
 if TYPE_CHECKING:
@@ -24,6 +25,18 @@ if TYPE_CHECKING:
 
 Json = dict[str, Any]
 REFUSED, TIMED_OUT, OURS = 1, 124, 125
+# The fields of `change`.
+CHANGED = (
+    "name",
+    "time_limit",
+    "estimate",
+    "gpu_memory",
+    "memory",
+    "cpus",
+    "begin",
+    "host",
+    "tags",
+)
 
 
 def cancel(argv: Sequence[str]) -> int:
@@ -121,28 +134,25 @@ def priority(argv: Sequence[str]) -> int:
 
 def change(argv: Sequence[str]) -> int:
     options = change_parser().parse_args(argv)
-    names = (
-        "name",
-        "time_limit",
-        "estimate",
-        "gpu_memory",
-        "memory",
-        "cpus",
-        "begin",
-        "host",
-        "tags",
-    )
-    given = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
-    if not given:
-        change_parser().error("name a change, such as --time-limit 2h")
-    # "" resets a field to its default.
-    fields = {name: value if value not in ("", [""]) else None for name, value in given.items()}
+    fields = {n: value for n in CHANGED if (value := getattr(options, n)) is not None}
+    reset = {name.replace("-", "_") for name in options.reset}
+    if both := reset & fields.keys():
+        change_parser().error(f"{', '.join(sorted(both))}: give either a value or --reset")
+    fields |= dict.fromkeys(sorted(reset))
+    if not fields:
+        change_parser().error("name a change, such as --time-limit 2h or --reset time-limit")
+    words = ", ".join(map(_changed_to, fields, fields.values()))
 
     def act(client: Client, job: int) -> tuple[Json, str]:
         changed = client.change(job, array=options.array, **fields)
-        return changed, f"job {job}: changed {', '.join(fields).replace('_', ' ')}"
+        return changed, f"job {job}: changed {words}"
 
     return _each(options, act)
+
+
+def _changed_to(name: str, value: Any) -> str:
+    words = name.replace("_", " ")
+    return f"{words} to {shown_time(value)}" if name == "begin" and value else words
 
 
 def wait(argv: Sequence[str]) -> int:
@@ -270,7 +280,7 @@ def _seconds(word: str) -> float:
         raise ArgumentTypeError(str(error)) from None
 
 
-def _parser(name: str, description: str, *, array: str = "", count: str = "+") -> ArgumentParser:
+def _parser(name: str, description: str, *, array: str = "", count: str = "+") -> Parser:
     parser = connection.parser(name, description)
     parser.add_argument(
         "jobs", type=connection.count, nargs=count, metavar="JOB", help="numbers of jobs"
@@ -337,8 +347,9 @@ def priority_parser() -> ArgumentParser:
 
 
 def change_parser() -> ArgumentParser:
-    text = 'Change waiting jobs. An empty value ("") resets a field to its default.'
+    text = "Change waiting jobs."
     parser = _parser("change", text, array="all waiting jobs of their arrays")
+    parser.blank = BLANK_CHANGE
     add = parser.add_argument
     for option, metavar, words in (
         ("--name", "NAME", "name"),
@@ -346,12 +357,20 @@ def change_parser() -> ArgumentParser:
         ("--estimate", "TIME", "estimate"),
         ("--gpu-memory", "SIZE", "memory on each GPU"),
         ("--memory", "SIZE", "limit of host memory"),
-        ("--begin", "TIME", "earliest start"),
         ("--host", "HOST", "host; any: the one that can start it first"),
     ):
         add(option, metavar=metavar, help=f"new {words}")
+    add("--begin", type=clock_time, metavar="TIME", help="new earliest start")
     add("--cpus", type=connection.number, metavar="N", help="new limit of CPUs")
     add("--tags", action="append", metavar="NAME=TEXT", help="new tags instead of all others")
+    add(
+        "--reset",
+        action="append",
+        default=[],
+        choices=[name.replace("_", "-") for name in CHANGED],
+        metavar="FIELD",
+        help="reset a field to its default, such as time-limit; may be repeated",
+    )
     return parser
 
 

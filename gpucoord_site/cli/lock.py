@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gpucoord_site.cli import connection
+from gpucoord_site.cli.parsing import Parser
 from monitor.facts.input_rules import escaped
 from scheduler.facts.units import parse_bytes
 from scheduler.runner.confine import host_probe, locks
@@ -247,7 +248,7 @@ def _seconds(word: str) -> float:
 def _parser() -> ArgumentParser:
     from argparse import RawDescriptionHelpFormatter
 
-    parser = ArgumentParser(
+    parser = Parser(
         "gpucoord lock",
         usage="gpucoord lock [options] GPU [GPU ...] -- COMMAND [ARGUMENT ...]",
         description="Have GPUs to yourself while a command runs; wait for them first.",

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from gpucoord_site.cli import connection
+from gpucoord_site.cli.parsing import Parser
 
 if TYPE_CHECKING:
     from mcp.server.fastmcp import FastMCP
@@ -168,7 +169,7 @@ def _part(answer: Json, names: Sequence[str]) -> Json:
 
 
 def parser() -> ArgumentParser:
-    made = ArgumentParser(
+    made = Parser(
         prog="gpucoord mcp",
         description="Serve the Model Context Protocol on stdin and stdout, for an AI agent.",
     )

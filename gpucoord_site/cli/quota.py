@@ -8,6 +8,7 @@ from datetime import datetime
 from typing import Any
 
 from gpucoord_site.cli import connection
+from gpucoord_site.cli.parsing import Parser
 from scheduler.facts.units import minutes_left, minutes_taken, parse_bytes, size
 
 UNCHANGED = object()
@@ -113,7 +114,7 @@ def _amount(name: str, value: float) -> str:
 
 
 def _parser() -> ArgumentParser:
-    parser = ArgumentParser(
+    parser = Parser(
         prog="gpucoord quota", description="Say what you may use, and what of it you use now."
     )
     parser.add_argument("--user", metavar="NAME", help="show another user (operators only)")

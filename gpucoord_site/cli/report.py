@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gpucoord_site.cli import connection, tables, token_file
+from gpucoord_site.cli.parsing import Parser
 from monitor.facts.input_rules import escaped, escaped_lines
 
 if TYPE_CHECKING:
@@ -130,7 +131,7 @@ def write(content: bytes, output: str | None) -> None:
 
 
 def _parser() -> ArgumentParser:
-    parser = ArgumentParser(
+    parser = Parser(
         prog="gpucoord report",
         description="Print a report of GPU usage, fair share and violations.",
     )

@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 from gpucoord_site.cli import connection, local_login
 from gpucoord_site.cli.environment import EnvironmentTooLarge, captured
+from gpucoord_site.cli.parsing import Parser, clock_time, shown_time
 from gpucoord_site.cli.sources import script_files, standard_input
 from gpucoord_site.cli.sources.script_files import BadScript
 from gpucoord_site.cli.why import what_if_lines
 from monitor.facts.input_rules import escaped
-from scheduler.facts.field_types import Door, Group, JobField, Kind
+from scheduler.facts.field_types import MOMENT, Door, Group, JobField, Kind
 from scheduler.facts.job_fields import fields_of
 from scheduler.facts.jobs import BLOCKING_PRIORITY
 
@@ -94,6 +95,8 @@ def _send(client: Client, options: Namespace, body: dict[str, Any]) -> int:
         sys.stdout.write("\n".join(shown) + "\n")
         return 0
     job_id = client.submit(body | _stdin(options))
+    if options.begin:
+        connection.complain(f"job {job_id} starts no earlier than {shown_time(options.begin)}")
     if options.detach:
         text = json.dumps({"id": job_id}) if options.json else str(job_id)
         sys.stdout.write(f"{text}\n")
@@ -159,9 +162,12 @@ def _surroundings(options: Namespace) -> dict[str, Any]:
 
 
 def _folder(path: str) -> str:
-    """The absolute path, without following links. Raises FolderGone."""
+    """The absolute path, without following links. Raises FolderGone.
+
+    The shell expands ~ and $HOME in its own words, but not in a `#GPUCOORD` line or --cwd=~/run.
+    """
     try:
-        return os.path.abspath(path)  # noqa: PTH100
+        return os.path.abspath(os.path.expandvars(os.path.expanduser(path)))  # noqa: PTH100, PTH111
     except FileNotFoundError:
         raise FolderGone(NO_FOLDER) from None
 
@@ -186,9 +192,7 @@ def job_parser(
     name: str, *, usage: str, description: str, epilog: str, leaves_out: Sequence[str] = ()
 ) -> ArgumentParser:
     """The options of a job and of the connection, for a command that submits one."""
-    parser = ArgumentParser(
-        prog=f"gpucoord {name}", usage=usage, description=description, epilog=epilog
-    )
+    parser = Parser(prog=f"gpucoord {name}", usage=usage, description=description, epilog=epilog)
     add = parser.add_argument
     add(
         "command",
@@ -253,6 +257,8 @@ def _settings(field: JobField) -> dict[str, Any]:
         return settings | {"type": _numbers}
     if field.type.kind is Kind.NUMBER:
         return settings | {"type": connection.number}
+    if field.type is MOMENT:
+        return settings | {"type": clock_time}
     return settings | {"type": int if field.type.json is int else str}
 
 

@@ -9,6 +9,7 @@ from itertools import groupby
 from typing import Any
 
 from gpucoord_site.cli import connection
+from gpucoord_site.cli.parsing import Parser
 from monitor.facts.moments import sentence_parts
 
 BAR = 20
@@ -114,9 +115,7 @@ def _words(moment: datetime) -> str:
 
 
 def _parser() -> ArgumentParser:
-    parser = ArgumentParser(
-        prog="gpucoord why", description="Say why a job waits, and when it may start."
-    )
+    parser = Parser(prog="gpucoord why", description="Say why a job waits, and when it may start.")
     parser.add_argument("job", type=connection.count, metavar="JOB", help="the job's number")
     connection.add_json(parser)
     connection.add_options(parser)

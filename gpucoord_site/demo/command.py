@@ -18,6 +18,7 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from gpucoord_site.cli.parsing import Parser
 from gpucoord_site.config import secret_variables
 from gpucoord_site.config.settings import load_config
 from scheduler.runner import files, process_tree
@@ -151,7 +152,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _options(argv: Sequence[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         "gpucoord demo",
         description="Start gpucoord with a simulated GPU server, users and jobs. No GPU is"
         " needed. All its data is removed when it ends.",

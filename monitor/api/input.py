@@ -10,6 +10,7 @@ from dataclasses import dataclass, fields
 from datetime import datetime
 from difflib import get_close_matches
 from functools import wraps
+from types import NoneType
 from typing import Annotated, Any, ClassVar, Self, get_args, get_type_hints
 from urllib.parse import urlencode
 
@@ -20,11 +21,13 @@ from pydantic import (
     BaseModel,
     BeforeValidator,
     ConfigDict,
+    GetJsonSchemaHandler,
     ModelWrapValidatorHandler,
     ValidationError,
     model_validator,
 )
-from pydantic_core import ErrorDetails, InitErrorDetails, PydanticCustomError
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema, ErrorDetails, InitErrorDetails, PydanticCustomError
 
 from monitor.facts.input_rules import (
     CHARACTER_SENTENCE,
@@ -36,6 +39,9 @@ from monitor.facts.input_rules import (
     parse_time,
 )
 
+BLANK_SENTENCE = "This is blank. Leave the field out, or write null for its default."
+# A text that is not blank, in JSON Schema.
+NOT_BLANK = r"\S"
 # The kind of a validation error whose message is for the user as it is.
 SENTENCE = "sentence"
 
@@ -54,9 +60,14 @@ def sentence_error(text: str, field: str = "") -> PydanticCustomError:
 
 
 class RequestBody(BaseModel):
-    """A JSON object without unknown fields; its texts can be stored."""
+    """A JSON object without unknown fields; its texts can be stored.
+
+    A text that can be null is not blank: null means the default. takes_blank: fields in which an
+    empty text is a value.
+    """
 
     model_config = ConfigDict(extra="forbid", strict=True)
+    takes_blank: ClassVar[frozenset[str]] = frozenset()
 
     @model_validator(mode="before")
     @classmethod
@@ -66,7 +77,25 @@ class RequestBody(BaseModel):
                 raise sentence_error(CHARACTER_SENTENCE, ascii(name)[1:-1])
             if holds_unstorable(value):
                 raise sentence_error(CHARACTER_SENTENCE, name)
+            if isinstance(value, str) and not value.strip() and cls._refuses_blank(name):
+                raise sentence_error(BLANK_SENTENCE, name)
         return data
+
+    @classmethod
+    def _refuses_blank(cls, name: str) -> bool:
+        field = cls.model_fields.get(name)
+        kinds = get_args(field.annotation) if field is not None else ()
+        return {str, NoneType} <= set(kinds) and name not in cls.takes_blank
+
+    @classmethod
+    def __get_pydantic_json_schema__(
+        cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> JsonSchemaValue:
+        schema = handler(core_schema)
+        properties = handler.resolve_ref_schema(schema).get("properties", {})
+        for name in filter(cls._refuses_blank, properties):
+            properties[name].setdefault("pattern", NOT_BLANK)
+        return schema
 
     @model_validator(mode="wrap")
     @classmethod

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from datetime import datetime, timedelta
+from datetime import datetime, timedelta, tzinfo
 from itertools import chain
 from math import ceil, floor, log10
 from zoneinfo import ZoneInfo
@@ -114,12 +114,23 @@ def parse_duration(text: str) -> timedelta:
 
 
 def _clock_seconds(text: str) -> float | None:
-    """d-h:m:s, h:m:s or h:m."""
+    """d-h:m:s, d-h:m or h:m:s. Raises ValueError with both readings of two parts alone."""
     match = _CLOCK.fullmatch(text)
     if match is None:
         return None
+    if match[1] is None and match[4] is None:
+        first, second = int(match[2]), int(match[3])
+        raise ValueError(
+            f"{quoted(text)} has two readings: {_joined(first, 'min', second, 's')}, or"
+            f" {_joined(first, 'h', second, 'min')}. Write one of them, or {first}:{second:02}:00."
+        )
     days, hours, minutes, seconds = (int(part or 0) for part in match.groups())
     return days * 86400 + hours * 3600 + minutes * 60 + seconds
+
+
+def _joined(first: int, unit: str, second: int, smaller: str) -> str:
+    """ "1h 30min"; "30min" where the smaller part is 0."""
+    return f"{first}{unit}" + (f" {second}{smaller}" if second else "")
 
 
 def _amount_seconds(text: str) -> float | None:
@@ -134,25 +145,26 @@ def _amount_seconds(text: str) -> float | None:
     return total
 
 
-def parse_moment(text: str, now: datetime, zone: str) -> datetime:
+def parse_moment(text: str, now: datetime, zone: str | None) -> datetime:
     """Read "in 2h", "22:00" (the next), "tomorrow 06:00", "2026-03-02 22:00" or ISO 8601.
 
-    Without an offset it is in `zone`. Raises ValueError with a sentence.
+    Without an offset it is in `zone`; None: in the time zone of this process, as TZ names it.
+    Raises ValueError with a sentence.
     """
     if len(text) > LONGEST_TEXT:
         raise ValueError(_no_moment(text))
     cleaned = " ".join(text.strip().lower().split())
-    local = now.astimezone(ZoneInfo(zone))
+    tz = None if zone is None else ZoneInfo(zone)
     if relative := re.fullmatch(r"(?:in |\+)(.+)", cleaned):
         return now + parse_duration(relative[1])
     if relative := re.fullmatch(r"(today |tomorrow )?([0-9]{1,2}):([0-9]{2})", cleaned):
-        return _clock(relative[1], int(relative[2]), int(relative[3]), local, text)
+        return _clock(relative[1], int(relative[2]), int(relative[3]), now, tz, text)
     try:
         moment = datetime.fromisoformat(text.strip())
     except ValueError:
         raise ValueError(_no_moment(text)) from None
     try:
-        return possible_time(moment if moment.tzinfo else moment.replace(tzinfo=ZoneInfo(zone)))
+        return possible_time(moment if moment.tzinfo else _in_zone(moment, tz))
     except ValueError:
         raise ValueError(
             f"{quoted(text)} is out of range; times between {EARLIEST.year} and"
@@ -167,13 +179,21 @@ def _no_moment(text: str) -> str:
     )
 
 
-def _clock(day: str | None, hour: int, minute: int, local: datetime, text: str) -> datetime:
+def _clock(
+    day: str | None, hour: int, minute: int, now: datetime, zone: tzinfo | None, text: str
+) -> datetime:
     if hour > 23 or minute > 59:
         raise ValueError(f'"{text}" is no time of a day; write it like 22:00.')
-    at = local.replace(hour=hour, minute=minute, second=0, microsecond=0)
-    if day == "tomorrow " or (day is None and at <= local):
+    local = now.astimezone(zone)
+    at = local.replace(hour=hour, minute=minute, second=0, microsecond=0, tzinfo=None)
+    if day == "tomorrow " or (day is None and _in_zone(at, zone) <= now):
         at = (at + timedelta(days=1)).replace(fold=0)
-    return at
+    return _in_zone(at, zone)
+
+
+def _in_zone(wall_time: datetime, zone: tzinfo | None) -> datetime:
+    """None: in the time zone of this process."""
+    return wall_time.astimezone() if zone is None else wall_time.replace(tzinfo=zone)
 
 
 def parse_indices(text: str) -> tuple[tuple[int, ...], int | None]:

@@ -17,7 +17,7 @@ from scheduler.intake.steps.resubmission import DELETED
 
 # The schema says it too: exactly one of them is given.
 NO_SCRIPT: dict[str, Any] = {
-    "script": {"anyOf": [{"type": "null"}, {"type": "string", "pattern": "^\\s*$"}]},
+    "script": {"type": "null"},
     "script_args": {"anyOf": [{"type": "null"}, {"type": "object", "maxProperties": 0}]},
 }
 COMMAND_ALONE: dict[str, Any] = {
@@ -34,7 +34,7 @@ ARGV_ALONE: dict[str, Any] = {
     "required": ["argv"],
     "properties": {
         "argv": {"type": "array", "minItems": 1, "prefixItems": [{"pattern": "\\S"}]},
-        "command": {"anyOf": [{"type": "null"}, {"type": "string", "pattern": "^\\s*$"}]},
+        "command": {"type": "null"},
         **NO_SCRIPT,
     },
 }
@@ -44,7 +44,7 @@ SCRIPT_ALONE: dict[str, Any] = {
     "properties": {
         "script": {"type": "string", "pattern": "\\S"},
         "argv": {"anyOf": [{"type": "null"}, {"type": "array", "maxItems": 0}]},
-        "command": {"anyOf": [{"type": "null"}, {"type": "string", "pattern": "^\\s*$"}]},
+        "command": {"type": "null"},
     },
 }
 
@@ -63,9 +63,14 @@ _JobFields: Any = create_model(  # type: ignore[call-overload]
 )
 
 
+# Standard input may be empty, also that of a job that had another one.
+EMPTY_INPUT = frozenset({"stdin_base64"})
+
+
 class NewJobBody(_JobFields):  # type: ignore[misc]  # its fields follow from the table
     """The new job. One of `command`, `argv` and `script` is required; others are optional."""
 
+    takes_blank = EMPTY_INPUT
     model_config = ConfigDict(
         json_schema_extra={
             "oneOf": [COMMAND_ALONE, ARGV_ALONE, SCRIPT_ALONE],
@@ -101,6 +106,8 @@ _Deleted: Any = create_model(  # type: ignore[call-overload]
 
 class ResubmitBody(_Deleted):  # type: ignore[misc]  # its fields follow from the table
     """Values that were deleted when the job ended. One that the job had is required."""
+
+    takes_blank = EMPTY_INPUT
 
 
 MOST_IN_BATCH = 5000

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from argparse import Namespace
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
 
@@ -160,9 +160,74 @@ def test_jobs_are_held_released_and_changed(alice: User, said: Say) -> None:
 
     job.refresh_from_db()
     assert (job.priority, job.time_limit_s, job.tags, job.held) == (1, 7200, {"a": "b"}, "")
-    job_actions.change([number, "--time-limit", ""])
+    assert job_actions.change([number, "--reset", "time-limit", "--reset", "tags"]) == 0
     job.refresh_from_db()
-    assert job.time_limit_s is None
+    assert (job.time_limit_s, job.tags) == (None, {})
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (["--time-limit", ""], "the value is blank; --reset time-limit resets it to its default"),
+        (["--name", "x", "--reset", "name"], "name: give either a value or --reset"),
+        (["--reset", "argv"], "invalid choice"),
+        ([], "--reset time-limit"),
+    ],
+)
+def test_a_change_that_is_ambiguous_is_refused(options: list[str], says: str, said: Say) -> None:
+    with pytest.raises(SystemExit):
+        job_actions.change(["1", *options])
+
+    assert says in said()
+
+
+@pytest.fixture
+def in_zone(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], None]]:
+    """Set the time zone of this shell."""
+
+    def set_zone(zone: str) -> None:
+        monkeypatch.setenv("TZ", zone)
+        time.tzset()
+
+    yield set_zone
+    monkeypatch.undo()
+    time.tzset()
+
+
+@pytest.mark.parametrize(
+    ("zone", "shown"), [("America/New_York", "EST"), ("Europe/Berlin", "CET"), ("UTC0", "UTC")]
+)
+def test_a_clock_time_is_that_of_the_shell(
+    zone: str, shown: str, in_zone: Callable[[str], None], alice: User, said: Say
+) -> None:
+    in_zone(zone)
+
+    assert submit.main(["-d", "--gpus", "0", "--begin", "2099-01-05 23:00", "--", "true"]) == 0
+
+    job = Job.objects.get()
+    assert f"starts no earlier than 2099-01-05 23:00 {shown}" in said()
+    assert job.begin_at is not None
+    assert job.begin_at.astimezone().strftime("%H:%M %Z") == f"23:00 {shown}"
+    assert job_actions.change([str(job.pk), "--begin", "2099-01-05 22:15"]) == 0
+    assert f"changed begin to 2099-01-05 22:15 {shown}" in said()
+
+
+def test_a_time_that_is_none_is_refused_by_the_server(said: Say) -> None:
+    assert submit.main(["-d", "--gpus", "0", "--begin", "soon", "--", "true"]) == 125
+    assert "is not a time; write it like 22:00" in said()
+
+
+@pytest.mark.parametrize("folder", ["~/run", "$HOME/run", "${HOME}/run"])
+def test_the_home_folder_is_filled_into_the_folder_of_a_script(
+    folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: Say
+) -> None:
+    (tmp_path / "run").mkdir()
+    monkeypatch.setenv("HOME", str(tmp_path))
+    script = _script(tmp_path, f"#!/bin/sh\n#GPUCOORD --gpus 0 --cwd {folder}\n")
+
+    assert submit.main(["-d", script]) == 0
+
+    assert Job.objects.get().cwd == str(tmp_path / "run")
 
 
 def test_an_ended_job_is_not_held(alice: User, said: Say) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from gpucoord_site.cli import connection, local_login
+from gpucoord_site.cli.parsing import Parser
 from gpucoord_site.cli.transport import RequestFailed
 
 NO_SERVICE = (
@@ -59,7 +60,7 @@ def _lines(answer: dict[str, Any], link: str) -> Iterator[str]:
 
 
 def _parser() -> ArgumentParser:
-    parser = ArgumentParser(
+    parser = Parser(
         prog="gpucoord login",
         description="Print a link that logs your browser in as you, once. Run it on the server.",
     )

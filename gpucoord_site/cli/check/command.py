@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 import platform
 from collections.abc import Callable, Iterator, Sequence
@@ -27,6 +26,7 @@ from gpucoord_site.cli.check import (
     machine as check_machine,
 )
 from gpucoord_site.cli.check.report import Finding, Level, as_json, as_text, fail, ok, worst
+from gpucoord_site.cli.parsing import Parser
 from gpucoord_site.config.errors import SECRETS, origin
 from gpucoord_site.config.file import config_file
 from gpucoord_site.config.settings import Config, ConfigError, load_config
@@ -53,9 +53,7 @@ LOOKS: list[Callable[[Config], Iterator[Finding]]] = [
 
 def main(argv: Sequence[str]) -> int:
     """Print the findings. Returns 1 when `gpucoord up` cannot work before a fix."""
-    parser = argparse.ArgumentParser(
-        "gpucoord check", description="Say what this machine has and what is missing."
-    )
+    parser = Parser("gpucoord check", description="Say what this machine has and what is missing.")
     parser.add_argument("--json", action="store_true", help="print JSON for scripts")
     options = parser.parse_args(argv)
     findings = list(look())

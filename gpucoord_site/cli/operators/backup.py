@@ -7,6 +7,8 @@ from argparse import ArgumentParser
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from gpucoord_site.cli.parsing import Parser
+
 
 def backup(argv: Sequence[str]) -> int:
     options = _backup_parser().parse_args(argv)
@@ -49,7 +51,7 @@ def _run(action: Callable[[], str]) -> int:
 
 
 def _backup_parser() -> ArgumentParser:
-    parser = ArgumentParser(
+    parser = Parser(
         prog="gpucoord backup",
         description="Write the database, the secret key and the settings file into one file (mode"
         " 0600). gpucoord may run meanwhile. Files of jobs are not included.",
@@ -60,7 +62,7 @@ def _backup_parser() -> ArgumentParser:
 
 
 def _restore_parser() -> ArgumentParser:
-    parser = ArgumentParser(
+    parser = Parser(
         prog="gpucoord restore",
         description="Put a backup into the data folder and the database. Stop gpucoord first, on"
         " every host that uses the database.",
@@ -75,7 +77,7 @@ def _restore_parser() -> ArgumentParser:
 
 
 def _move_parser() -> ArgumentParser:
-    parser = ArgumentParser(
+    parser = Parser(
         prog="gpucoord move-database",
         description="Copy all rows from the database of the settings to another kind of database:"
         " from SQLite to PostgreSQL, or back. Stop gpucoord first. The source is not changed.",

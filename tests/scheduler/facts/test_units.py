@@ -32,7 +32,7 @@ def test_it_reads_sizes_as_people_write_them(text: str, expected: int) -> None:
         ("1h30m", 5400),
         ("1d 12h", 129600),
         ("1.5 hours", 5400),
-        ("1:30", 5400),
+        ("1-1:30", 91800),
         ("0:00:30", 30),
         ("2-12:00:00", 216000),
         ("45s", 45),
@@ -56,6 +56,20 @@ def test_a_number_without_a_unit_is_refused_with_the_choices(text: str) -> None:
         parse_bytes(text)
     with pytest.raises(ValueError, match=r"has no unit; write it like 2h.*s, min, h, d or w"):
         parse_duration(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "readings"),
+    [
+        ("30:00", '"30:00" has two readings: 30min, or 30h. Write one of them, or 30:00:00.'),
+        ("1:30", '"1:30" has two readings: 1min 30s, or 1h 30min. Write one of them, or 1:30:00.'),
+    ],
+)
+def test_two_parts_of_a_clock_are_refused_with_both_readings(text: str, readings: str) -> None:
+    with pytest.raises(ValueError) as refused:
+        parse_duration(text)
+
+    assert str(refused.value) == readings
 
 
 @pytest.mark.parametrize("text", ["1" * 2_500_000, "1h " * 800_000, "1" * 5000 + "!", " " * 10**6])
