@@ -158,7 +158,7 @@ def _options(argv: Sequence[str]) -> argparse.Namespace:
         " needed. All its data is removed when it ends.",
     )
     parser.add_argument("--host", help="address to listen on (default: 127.0.0.1)")
-    parser.add_argument("--port", help="port to listen on (default: 8000; 0 = any free one)")
+    parser.add_argument("--port", help="port to listen on (default: 8000, or a free one; 0: any)")
     parser.add_argument("--gpus", help="how many GPUs to simulate (default: 8)")
     return parser.parse_args(argv)
 

@@ -58,7 +58,7 @@ def test_every_command_of_the_client_says_what_it_does(gpucoord: Run, python: Pa
     assert failed == []
 
 
-@pytest.mark.parametrize("command", ["up", "demo", "check", "token"])
+@pytest.mark.parametrize("command", ["up", "demo", "check", "token", "setup"])
 def test_commands_of_the_service_say_what_to_install(gpucoord: Run, command: str) -> None:
     done = gpucoord(command)
 

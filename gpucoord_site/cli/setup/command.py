@@ -7,7 +7,7 @@ import re
 import sys
 import time
 from argparse import ArgumentParser, ArgumentTypeError
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,9 @@ Next:
 def main(argv: Sequence[str], system: System | None = None) -> int:
     """Returns 0; 1 if `gpucoord check` finds a fault; 2 if a step is not possible."""
     options = parser().parse_args(argv)
+    # The client alone has no such module, and stops here.
+    from gpucoord_site.cli.check import command as check
+
     system = system or System()
     if os.geteuid() != 0 and not options.dry_run:
         sys.stderr.write("gpucoord: setup needs root; `gpucoord setup --dry-run` does not.\n")
@@ -46,7 +49,7 @@ def main(argv: Sequence[str], system: System | None = None) -> int:
     except (SetupFailed, OSError) as error:
         sys.stderr.write(f"gpucoord: {error}\n")
         return 2
-    return 0 if options.dry_run else _finish(system, options.name)
+    return 0 if options.dry_run else _finish(system, options.name, check.main)
 
 
 def _carry_out(steps: Sequence[Step], *, dry_run: bool) -> None:
@@ -61,12 +64,10 @@ def _carry_out(steps: Sequence[Step], *, dry_run: bool) -> None:
             print(f"  done: {step.text}")
 
 
-def _finish(system: System, name: str | None) -> int:
+def _finish(system: System, name: str | None, check: Callable[[Sequence[str]], int]) -> int:
     """Check, and say where the service is."""
-    from gpucoord_site.cli.check import command as check
-
     address = _address() if system.has_systemd else None
-    code = check.main([])
+    code = check([])
     if not system.has_systemd:
         print("systemd does not run here. Start the service yourself: gpucoord up")
     elif address is None:

@@ -14,7 +14,9 @@ class Command(PlainCommand):
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument("--host", help="address to listen on (default: 127.0.0.1)")
-        parser.add_argument("--port", help="port to listen on (default: 8000; 0 = any free one)")
+        parser.add_argument(
+            "--port", help="port to listen on (default: 8000, or a free one; 0: any)"
+        )
 
     def handle(self, *args: object, **options: str | None) -> None:
         sys.exit(start(host=options["host"], port=options["port"]))
