@@ -19,6 +19,7 @@ class SchedulerConfig(AppConfig):
         from scheduler.dispatch.steps import engine_endings
         from scheduler.execution.steps import capabilities as host_capabilities
         from scheduler.intake.steps import checks
+        from scheduler.jobs.pages.calibration import calibration_lines
         from scheduler.lifecycle.steps import job_files
         from scheduler.live.regions import register_regions
         from scheduler.model_services import rows as model_rows
@@ -36,3 +37,4 @@ class SchedulerConfig(AppConfig):
         status.register("scheduler/_accounts.html", checks.current_account_rule)
         status.register("scheduler/_means.html", host_capabilities.listed)
         status.register("scheduler/_engines.html", engine_endings.engine_statuses)
+        status.register("scheduler/_calibration.html", calibration_lines)

@@ -12,6 +12,7 @@ from monitor.metrics.families import Families
 from monitor.runtime.rows.prepared import compiled_once
 from scheduler.disk import metrics as disk_metrics
 from scheduler.facts.jobs import JobState, Outcome
+from scheduler.lifecycle.rows import predictions
 from scheduler.models import Job
 from scheduler.prompts import metrics as prompt_metrics
 from scheduler.throttle import rows as throttle_rows
@@ -22,6 +23,7 @@ from scheduler.throttle.policy.pressure import CLASSES
 def add_metrics(into: Families, now: datetime) -> None:
     _add_open(into, now)
     _add_finished(into)
+    _add_predictions(into, now)
     _add_throttle(into, now)
     disk_metrics.add_metrics(into, now)
     prompt_metrics.add_metrics(into, now)
@@ -53,6 +55,19 @@ def _add_finished(into: Families) -> None:
     for (host, outcome), count in (initial | stored).items():
         labels = {"host": host, "outcome": outcome}
         into.counter("gpucoord_jobs_finished_total", "Jobs that ended, by outcome.", labels, count)
+
+
+def _add_predictions(into: Families, now: datetime) -> None:
+    """Of the first predictions of jobs; without starts there is no sample but their number."""
+    for row in predictions.calibration(now):
+        labels = {"runs": row.runs.value, "period": row.period}
+        help_text = "Starts with a prediction, by earlier runs of the same owner and job name."
+        into.gauge("gpucoord_predicted_starts", help_text, labels, row.starts)
+        help_text = "Median difference between the first predicted and the actual start."
+        error_s = None if row.error is None else row.error.total_seconds()
+        into.gauge("gpucoord_prediction_error_seconds", help_text, labels, error_s)
+        help_text = "Part of the starts before the predicted 90th percentile; 0.9 is expected."
+        into.gauge("gpucoord_predicted_starts_before_p90_ratio", help_text, labels, row.before_p90)
 
 
 def _add_throttle(into: Families, now: datetime) -> None:

@@ -18,6 +18,7 @@ from hypothesis import HealthCheck, settings
 
 from monitor.identity.probes import runtimes
 from scheduler.dispatch.steps import preview
+from scheduler.lifecycle.rows import predictions
 from scheduler.runner import accounts, files
 from tests.builders import PASSWORD
 
@@ -174,5 +175,6 @@ def _no_runtime_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(autouse=True)
 def _nothing_foreseen() -> None:
-    """A test's planner must not see the state of the test before."""
+    """A test must not see plans and figures of the test before."""
     preview.forget()
+    predictions.calibration.forget()
