@@ -117,7 +117,8 @@ class Badge:
 class Badges:
     """By (GPU, pid); `gpus`: the worst badge of each GPU, whatever its rule.
 
-    open: all open incidents, also those without a GPU. harmful: those that are not harmless.
+    open: all open incidents that are not muted, also those without a GPU; every page shows this
+    count. harmful: how many of them are not harmless.
     worst: the worst of the harmful ones.
     """
 

@@ -124,10 +124,10 @@ def _incidents(badges: Badges, gpu_cards: Sequence[Card]) -> Iterator[tuple[str,
     worst = badges.worst
     if worst is None:
         return
-    more = badges.harmful - 1
-    further = f" and {more} more incident{'' if more == 1 else 's'}" if more else ""
+    more = badges.open - 1
+    further = f"; {more} more open incident{'' if more == 1 else 's'}" if more else ""
     shape = "failing" if worst.severity == "error" else "warning"
-    yield shape, f"{_title_with_gpu(worst, gpu_cards)}{further}: others wait"
+    yield shape, f"{_title_with_gpu(worst, gpu_cards)}: others wait{further}"
 
 
 def _title_with_gpu(badge: Badge, gpu_cards: Sequence[Card]) -> str:

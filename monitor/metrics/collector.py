@@ -10,6 +10,7 @@ from typing import Any
 
 from django.conf import settings
 from django.db.models import F, QuerySet
+from django.utils import timezone
 
 from monitor.alerts.policy import SEVERITIES
 from monitor.alerts.steps import outbox
@@ -153,11 +154,12 @@ USER_COUNTERS = (
 
 
 def add_incidents(into: Families, hosts: Collection[str]) -> None:
-    rows = incident_open.all_open_rows()
+    rows = incident_open.not_snoozed(timezone.now())
     counts = Counter((row.host, row.rule, row.severity) for row in rows if row.lead_id is None)
     none = {(host, rule, level) for host in hosts for rule in TITLES for level in SEVERITIES}
     help_text = (
-        "Open incidents; info: no job waits, warning: jobs wait, error: jobs have waited for long."
+        "Open incidents that are not muted; info: no job waits, warning: jobs wait, error: jobs"
+        " have waited for long."
     )
     for host, rule, severity in sorted(none | set(counts)):
         labels = {"host": host, "rule": rule, "severity": severity}

@@ -22,6 +22,7 @@ from monitor.thresholds import rows as thresholds
 from reports import tasks
 from reports.capacity import rows, step
 from reports.capacity.policy.forecast import LEAST_DAYS
+from reports.capacity.policy.replay import MOST_OFF, deviation
 from reports.figures.policy.thresholds import ReportPolicy
 from scheduler.quotas.policy.quotas import count
 
@@ -129,6 +130,8 @@ def _content(body: Mapping[str, Any], metric: str, chosen: str) -> dict[str, Any
         "idle_cost": None if total is None else _cost(total),
         "chart": _chart(body),
         "verdict": _verdict(body),
+        "options": _options(body["replay"]),
+        "no_advice": _no_advice(body["replay"]),
         "computed_at": _moment(body["at"]),
         "replay_since": _moment(body["replay"]["since"]) if body["replay"] else None,
     }
@@ -232,6 +235,34 @@ def _verdict(body: Mapping[str, Any]) -> tuple[str, str]:
     )
     text = f"Mean demand exceeds {supply} from ~{_day(day)}"
     return "warning", f"{text} (80 %: {_day(forecast['exceeds_earliest'])} to {latest})"
+
+
+def _no_advice(replay: Mapping[str, Any] | None) -> str:
+    """Why the effects of other GPUs are not shown; "" = they are."""
+    if not replay or not replay["recorded"] or not replay["replayed"]:
+        return ""
+    waited, again = (replay[name]["waited_gpu_hours"] for name in ("recorded", "replayed"))
+    if deviation(waited, again) <= MOST_OFF:
+        return ""
+    return (
+        f"No advice: replayed on the unchanged machine, these jobs wait {sig3(again)} GPU-h, but"
+        f" they waited {sig3(waited)} GPU-h. A replay that is off by more than"
+        f" {MOST_OFF:.0%} cannot say what other GPUs would change."
+    )
+
+
+def _options(replay: Mapping[str, Any] | None) -> list[dict[str, Any]]:
+    """The alternatives; those with equal results are one line."""
+    options: dict[str, dict[str, Any]] = {}
+    for option in replay["alternatives"] if replay else ():
+        is_replayed = option["figures"] is not None
+        results = [option[name] for name in ("figures", "slowest", "starts_now")]
+        key = repr(results) if is_replayed else option["title"]
+        if key in options:
+            options[key]["title"] += f" · {option['title']}"
+        else:
+            options[key] = dict(option)
+    return list(options.values())
 
 
 def _day(text: str) -> str:

@@ -29,21 +29,23 @@ def current(now: datetime) -> Badges:
 
 
 def alert_count(now: datetime) -> int | None:
-    """Open incidents that harm other users. None: the database cannot be read.
+    """All open incidents if any of them harms other users, else 0. None: no database.
 
     Error pages show it too, so a database error raises nothing.
     """
     try:
-        return current(now).harmful
+        badges = current(now)
     except DatabaseError:
         return None
+    return badges.open if badges.harmful else 0
 
 
 def of(rows: Iterable[Incident]) -> Badges:
     """The worst badge of each process and GPU. Equal badges: the most specific rule wins."""
     processes: dict[tuple[str, int], Badge] = {}
     gpus: dict[str, Badge] = {}
-    current_rows = sorted((row for row in rows if row.over_at is None), key=_specific_last)
+    all_rows = list(rows)
+    current_rows = sorted((row for row in all_rows if row.over_at is None), key=_specific_last)
     badges = [badge_of(row) for row in current_rows]
     for row, badge in zip(current_rows, badges, strict=True):
         if row.gpu_id and row.pid:
@@ -55,7 +57,7 @@ def of(rows: Iterable[Incident]) -> Badges:
     return Badges(
         processes,
         gpus,
-        open=len({badge.incident for badge in badges}),
+        open=incident_open.count(all_rows),
         harmful=len({badge.incident for badge in harmful}),
         worst=worst,
     )

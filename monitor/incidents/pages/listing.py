@@ -210,7 +210,7 @@ def _load(now: datetime) -> Context:
             (lead, incident_badges.worst_part(parts[lead.pk]).text, is_quiet(lead, now))
             for lead in shown[:SHOWN]
         ],
-        "more": max(0, len(shown) - SHOWN),
+        "more": max(0, open_incidents.count(rows) - SHOWN),
         "badges": incident_badges.of(rows),
     }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -33,6 +34,11 @@ def open_incidents() -> QuerySet[Incident]:
 def not_snoozed(now: datetime) -> list[Incident]:
     """The open rows of all hosts that are not muted."""
     return [row for row in all_open_rows() if row.snoozed_until is None or row.snoozed_until <= now]
+
+
+def count(rows: Iterable[Incident]) -> int:
+    """How many incidents these rows are: an incident and its facets count once."""
+    return len({row.lead_id or row.pk for row in rows})
 
 
 def hogs_on(host: str, now: datetime | None = None) -> set[str]:

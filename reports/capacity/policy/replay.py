@@ -29,6 +29,8 @@ HELD_BACK = Blocker(code=BlockerCode.PRESSURE)
 TICK = timedelta(hours=1)
 # Weekly windows have all been open by then: what has not started cannot start.
 MOST_TICKS = 7 * 24
+# A replay of the unchanged machine that is further off from the record supports no advice.
+MOST_OFF = 0.15
 # (epoch seconds, memory that processes outside jobs hold on a GPU from then on, by UUID).
 ForeignMemory = Sequence[tuple[datetime, Mapping[str, int]]]
 
@@ -312,3 +314,10 @@ def _capacity(gpus: Sequence[CapacityGpu]) -> Capacity:
     sizes = [gpu.memory_bytes for gpu in gpus if gpu.memory_bytes]
     mean = sum(sizes) // len(sizes) if sizes else None
     return Capacity(gpu_uuids=tuple(gpu.uuid for gpu in gpus), gpu_bytes=mean)
+
+
+def deviation(recorded: float, replayed: float) -> float:
+    """How far the replayed GPU-hours of waiting are off, as a part of the recorded ones."""
+    if not recorded:
+        return 0.0 if replayed < 1e-9 else float("inf")
+    return abs(replayed - recorded) / recorded

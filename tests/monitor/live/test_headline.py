@@ -59,7 +59,10 @@ HARMLESS = Badge("heavy use", "info", 8, "", title="Sustained high use", gpu_uui
 def test_the_headline_names_the_worst_incident_that_makes_others_wait() -> None:
     said = summed([snapshot(2)], open_incidents(HELD_IDLE, HARMLESS))
 
-    assert (said.shape, said.verdict) == ("warning", "Memory held idle on GPU 1: others wait")
+    assert (said.shape, said.verdict) == (
+        "warning",
+        "Memory held idle on GPU 1: others wait; 1 more open incident",
+    )
     assert (said.incidents, said.harmful) == (2, True)
 
 
