@@ -206,7 +206,9 @@ def _sections_of(name: str) -> Iterator[Section]:
 def _markdown() -> MarkdownIt:
     """CommonMark with tables. HTML in a source is shown as text."""
     made = MarkdownIt("commonmark", {"html": False}).enable("table")
-    made.add_render_rule("table_open", lambda *_: '<div class="table-wrap"><table class="table">')
+    # A wide table scrolls in its box, by the keyboard too.
+    box = '<div class="table-wrap" tabindex="0"><table class="table">'
+    made.add_render_rule("table_open", lambda *_: box)
     made.add_render_rule("table_close", lambda *_: "</table></div>\n")
     made.add_render_rule("fence", _code)
     made.add_render_rule("code_block", _code)
