@@ -60,9 +60,11 @@ def pictures(report: Report) -> list[Picture]:
 
 def shares(report: Report) -> Picture | None:
     """Bars of the share of all GPU time, with a mark at the entitlement."""
-    rows = [row for row in report.users if row.share_pct is not None][:MOST_USERS]
+    known = [row for row in report.users if row.share_pct is not None]
+    rows, further = known[:MOST_USERS], max(0, len(known) - MOST_USERS)
     if not rows:
         return None
+    more = f" {further} more user{'s' if further > 1 else ''} in the table." if further else ""
     marks = round_ticks(max(1.0, *(max(r.share_pct or 0, r.entitled_pct or 0) for r in rows)))
     top = marks[-1]
     wide, height = WIDTH - LEFT - 60, 26
@@ -84,7 +86,7 @@ def shares(report: Report) -> Picture | None:
         "Share of the GPU time against entitlement",
         "users",
         _svg(len(rows) * height + 28, "Share against entitlement by user", body()),
-        "Bars: GPU-hours held as a part of the measured capacity. Marks: entitlement.",
+        f"Bars: GPU-hours held as a part of the measured capacity. Marks: entitlement.{more}",
     )
 
 

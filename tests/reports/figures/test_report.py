@@ -381,6 +381,16 @@ def test_each_host_has_its_own_report_and_all_hosts_a_joint_one() -> None:
     assert [row.held for row in report("host:near").users] == [pytest.approx(8)]
 
 
+def test_the_chart_of_shares_says_how_many_users_it_leaves_out() -> None:
+    gpu = watched_gpu(BEGIN, NOW)
+    for number in range(charts.MOST_USERS + 2):
+        ran(gpu, BEGIN, 1, 5.0, user=f"user{number}", pid=number, start_ticks=number)
+    picture = charts.shares(report())
+
+    assert picture is not None
+    assert picture.caption.endswith("2 more users in the table.")
+
+
 def test_no_data_is_said() -> None:
     made = report()
 
