@@ -38,7 +38,7 @@ PATHS = [
     "/account/",
     "/docs/",
     "/docs/operators/security/",
-    "/docs/reference/rest/",
+    "/docs/users/quotas/",
     "/docs/command-line/",
     "/docs/?q=quota",
 ]
