@@ -42,7 +42,7 @@ urlpatterns = [
     path("jobs/<int:pk>/cancel/", job_views.cancel, name="job-cancel"),
     path("jobs/<int:pk>/hold/", job_views.hold, name="job-hold"),
     path("jobs/<int:pk>/release/", job_views.release, name="job-release"),
-    path("jobs/<int:pk>/priority/", sooner.raise_priority, name="job-raise"),
+    path("jobs/<int:pk>/advice/", sooner.follow, name="job-follow"),
     path("jobs/<int:pk>/request/", sooner.request_more, name="job-request"),
     path("models/", model_pages.models, name="models"),
     # Names of models may have "/", so these come before the page of a model itself.

@@ -17,7 +17,7 @@ from django.test import Client
 from hypothesis import HealthCheck, settings
 
 from monitor.identity.probes import runtimes
-from scheduler.dispatch.steps import preview
+from scheduler.dispatch.steps import advice, preview
 from scheduler.lifecycle.rows import predictions
 from scheduler.runner import accounts, files
 from tests.builders import PASSWORD
@@ -177,4 +177,5 @@ def _no_runtime_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
 def _nothing_foreseen() -> None:
     """A test must not see plans and figures of the test before."""
     preview.forget()
+    advice.forget()
     predictions.calibration.forget()

@@ -129,7 +129,7 @@ class Client:
         return self._json("GET", f"/api/disks/clean/{run_id}/")
 
     def why(self, job_id: int) -> Json:
-        """The reasons to wait, the predicted start and the priority factors."""
+        """The reasons to wait, the predicted start, what would help, and the priority factors."""
         return self._json("GET", f"/api/jobs/{job_id}/why/")
 
     def models(self) -> Json:

@@ -137,7 +137,10 @@ class Tools:
         return _part(self._client.job(id), SHOWN)
 
     def why(self, id: int) -> Json:
-        """Say why a job waits, its position in the queue and the predicted start."""
+        """Say why a job waits, its position, the predicted start, and what would start it earlier.
+
+        advice: changes that were planned to help, best first; [] = none does.
+        """
         return self._client.why(id)
 
     def wait(self, id: int, seconds: float = 60.0) -> Json:

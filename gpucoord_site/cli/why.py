@@ -1,4 +1,4 @@
-"""`gpucoord why JOB`: why a job waits, when it may start, its priority factors. Needs no Django."""
+"""`gpucoord why JOB`: why a job waits, when it may start, what would help. Needs no Django."""
 
 from __future__ import annotations
 
@@ -30,6 +30,7 @@ def lines(answer: dict[str, Any]) -> Iterator[str]:
         return
     yield from _headline(answer)
     yield from _expected_start(answer)
+    yield from _advice(answer)
     yield from _reasons(answer)
     if answer["factors"]:
         yield "priority factors:"
@@ -75,6 +76,16 @@ def _expected_start(answer: dict[str, Any]) -> Iterator[str]:
         yield f"starts ~{_time(answer['starts_p50'])}{before}"
     else:
         yield "start time unknown"
+
+
+def _advice(answer: dict[str, Any]) -> Iterator[str]:
+    """Changes that were planned to start it earlier."""
+    helps = answer.get("advice") or []
+    if helps:
+        yield "to start it earlier:"
+        yield from (_local(f"  {each['text']}") for each in helps)
+    else:
+        yield "no change of the request would start it earlier"
 
 
 def _reason(blocker: dict[str, Any]) -> Iterator[str]:

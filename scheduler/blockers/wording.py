@@ -1,6 +1,6 @@
 """Policy: all sentences about blockers, from their code and facts.
 
-`text` states all figures, `headline` one. `policy.next_steps` says what lifts a reason.
+`text` states all figures, `headline` one. `policy.conditions` says what ends a reason.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from datetime import datetime
 
 from scheduler.blockers.policy import host_texts
-from scheduler.blockers.policy.next_steps import owners
+from scheduler.blockers.policy.addressing import owners
 from scheduler.facts.blockers import Blocker
 from scheduler.facts.blockers import BlockerCode as Code
 from scheduler.facts.units import size
@@ -274,6 +274,14 @@ def _gpu_memory(blocker: Blocker) -> str:
     return f"{_gpu(blocker)} has {free} free, {asks} {blocker.requested}{holds}."
 
 
+def _too_full(blocker: Blocker) -> str:
+    if blocker.detail("everywhere"):
+        return f"No GPU has {blocker.requested} of memory free."
+    foreign = blocker.detail("foreign")
+    holds = f"; {foreign}" if foreign else ""
+    return f"{_gpu(blocker)} has less than {blocker.requested} of memory free{holds}."
+
+
 def _holds(blocker: Blocker) -> str:
     parts = [blocker.detail("foreign")] if blocker.detail("foreign") else []
     if blocker.jobs:
@@ -416,5 +424,5 @@ _HEADLINES: Mapping[Code, Callable[[Blocker], str]] = {
         f" {b.detail('most_pct'):.3g} % of it now."
     ),
     Code.OTHER_GPUS: lambda b: f"{_count(b.detail('count'), 'GPU')} can't take it: {b.available}.",
-    Code.GPU_MEMORY: lambda b: f"No GPU has {b.requested} of memory free.",
+    Code.GPU_MEMORY: _too_full,
 }

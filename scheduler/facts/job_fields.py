@@ -338,6 +338,13 @@ OWNERS_CHANGE = frozenset(
         "begin",
         "tags",
         "host",
+        "gpus",
+        "exclusive",
+        "model",
+        "on_gpu",
+        "capability",
+        "power",
+        "preemptible",
     }
 )
 BY_NAME: Mapping[str, JobField] = {field.name: field for field in JOB_FIELDS}

@@ -13,10 +13,15 @@ from scheduler.facts.people import UserAccount, Window
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Holder:
-    """A process that holds memory on a GPU and is not a job. memory_bytes: None = unknown."""
+    """A process that holds memory on a GPU and is not a job. memory_bytes: None = unknown.
+
+    user: its owner, "" = unknown. pid: None = unknown, or a job's process.
+    """
 
     name: str
     memory_bytes: int | None = None
+    user: str = ""
+    pid: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

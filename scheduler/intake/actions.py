@@ -29,6 +29,7 @@ from scheduler.intake.policy.new_job import UnableToSubmit
 from scheduler.intake.steps.checks import (
     account_refusals,
     checked_all,
+    gpu_named,
     impossible,
     single,
     together,
@@ -216,9 +217,11 @@ def _unlike(jobs: QuerySet[Job]) -> Iterator[Job]:
 
 def _changed(job: Job, raw: Mapping[str, Any], person: User, now: datetime) -> NewJob:
     """The job with these fields, also within the limits of its agent. Raises UnableToSubmit."""
+    # The stored GPU may be away now.
     context = ParseContext(now, settings.TIME_ZONE, str)
+    chosen = replace(context, find_gpu=gpu_named) if raw.get("on_gpu") else context
     old = _as_submitted(job)
-    new = new_job.read({**old, **raw}, context)
+    new = new_job.read({**old, **raw}, chosen)
     if job.agent is not None:
         new = agent_policy.bounded(new, quota_rows.agent_limits(job.agent))
     present = _refusals_of_change(new_job.read(old, context), job, person)

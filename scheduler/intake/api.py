@@ -359,6 +359,21 @@ class FactorBody(Schema):
     text: str
 
 
+class AdviceLine(Schema):
+    """A change with which the job is planned to start earlier."""
+
+    change: dict[str, Any] = Field(
+        description="Fields for PATCH /api/jobs/N/; null resets one. held: release it. ask: the "
+        "user whose processes hold memory of the GPU with the index `gpu`."
+    )
+    text: str = Field(description="The change and its effect in one sentence.")
+    expected_start: datetime | None = Field(description="Median of the start with the change.")
+    earlier_s: float = Field(
+        description="By how much earlier the job starts. If its start is unknown without the "
+        "change, counted from the horizon of forecasts, 60 days."
+    )
+
+
 class WhyBody(Schema):
     """Why a job waits, and when it may start. Times are estimates: they change as jobs end."""
 
@@ -372,6 +387,16 @@ class WhyBody(Schema):
     starts_p50: datetime | None = Field(description="Median of the predicted start; null: unknown.")
     starts_p90: datetime | None = Field(description="90 % quantile of the predicted start.")
     factors: list[FactorBody]
+    advice: list[AdviceLine] = Field(
+        [], description="Changes that start it earlier, best first; as of `/api/jobs/N/advice/`."
+    )
+
+
+class AdviceBody(Schema):
+    """The reason why a job waits, and the changes that let it start earlier, the best first."""
+
+    reason: str = Field(description="Until when it waits, too, if no change helps.")
+    advice: list[AdviceLine]
 
 
 class WhatIfBody(Schema):

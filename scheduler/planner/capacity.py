@@ -231,7 +231,7 @@ def _holders(
 
     Where neither the used memory nor the list of processes can be read, an unknown process is one.
     """
-    holders = [Holder(name=_name(p), memory_bytes=p.memory_bytes) for p in foreign]
+    holders = [_holder(process) for process in foreign]
     holders = [h for h in holders if h.memory_bytes != 0]
     listed = [*own, *foreign]
     if gpu.memory_used_bytes is not None and all(p.memory_bytes is not None for p in listed):
@@ -250,10 +250,14 @@ def lets_one_in(gpu: GpuReading, snapshot: Snapshot) -> bool:
     )
 
 
-def _name(process: ProcessReading) -> str:
+def _holder(process: ProcessReading) -> Holder:
+    held_bytes = process.memory_bytes
     if process.job_ref is not None:
-        return f"job {process.job_ref}, which has just ended,"
-    return f"{process.user or 'unknown user'}/{process.program or f'pid {process.pid}'}"
+        name = f"job {process.job_ref}, which has just ended,"
+        return Holder(name=name, memory_bytes=held_bytes)
+    user, pid = process.user or "", process.pid
+    name = f"{user or 'unknown user'}/{process.program or f'pid {pid}'}"
+    return Holder(name=name, memory_bytes=held_bytes, user=user, pid=pid)
 
 
 def owner_closures(snapshot: Snapshot) -> dict[str, tuple[Blocker, ...]]:

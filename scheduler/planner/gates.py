@@ -177,15 +177,37 @@ def refusals(request: RequestClass, state: PassState) -> tuple[Blocker, ...]:
     return blockers
 
 
-def gpu_exclusions(
-    request: RequestClass, state: PassState, gpus: Sequence[Slot]
-) -> Mapping[str, Blocker]:
-    """Blockers of single GPUs for such a request, independent of free memory, by UUID."""
+Constraints = list[Mapping[str, Blocker]]
+
+
+def gpu_constraints(request: RequestClass, state: PassState, gpus: Sequence[Slot]) -> Constraints:
+    """Blockers of single GPUs for such a request, independent of free memory, by UUID.
+
+    One mapping for each kind of constraint: models, time windows, load, reduced shares.
+    """
     slots = state.slots
     if request.requirement.gpus == 0:
-        return {}
-    reserved = _reserved_for_models(request, slots, gpus) if slots.reserved else {}
-    return {**_closed_now(request, state, gpus), **reserved}
+        return []
+    constraints: Constraints = [_closed_by_load(request, state, gpus)]
+    if state.reduced:
+        constraints.append(_over_reduced_share(request, state, gpus))
+    if slots.windows:
+        trusted, rules = state.trusted(request.owner), state.rules.windows
+        if trusted:
+            constraints = [_without(busy, trusted) for busy in constraints]
+        asking = window_rules.asking(
+            request.owner, request.requirement, request.lasts, request.preemptible, state.now, rules
+        )
+        constraints.insert(
+            0, window_rules.closed_for(asking, slots.windows, gpus, slots.running, state.now)
+        )
+    if slots.reserved:
+        constraints.insert(0, _reserved_for_models(request, slots, gpus))
+    return [constraint for constraint in constraints if constraint]
+
+
+def _without(blockers: Mapping[str, Blocker], gpu_uuids: frozenset[str]) -> Mapping[str, Blocker]:
+    return {uuid: blocker for uuid, blocker in blockers.items() if uuid not in gpu_uuids}
 
 
 def _reserved_for_models(
@@ -201,26 +223,6 @@ def _reserved_for_models(
         )
         for gpu in gpus
         if gpu.gpu_uuid in slots.reserved and gpu.gpu_uuid not in request.requirement.among
-    }
-
-
-def _closed_now(
-    request: RequestClass, state: PassState, gpus: Sequence[Slot]
-) -> Mapping[str, Blocker]:
-    """GPUs closed by load and by time windows."""
-    slots = state.slots
-    busy = _closed_by_load(request, state, gpus)
-    if state.reduced:
-        busy |= _over_reduced_share(request, state, gpus)
-    if not slots.windows:
-        return busy
-    trusted, rules = state.trusted(request.owner), state.rules.windows
-    asking = window_rules.asking(
-        request.owner, request.requirement, request.lasts, request.preemptible, state.now, rules
-    )
-    return {
-        **{uuid: why for uuid, why in busy.items() if uuid not in trusted},
-        **window_rules.closed_for(asking, slots.windows, gpus, slots.running, state.now),
     }
 
 

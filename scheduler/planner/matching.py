@@ -197,53 +197,68 @@ def needed_bytes(requirement: Requirement, gpu: Slot, policy: PlanPolicy) -> int
     return policy.undeclared_bytes
 
 
-def explain_rejection(
+def rejections(
     requirement: Requirement, gpu: Slot, policy: PlanPolicy, job_id: int | None = None
-) -> Blocker | None:
-    """Why this GPU cannot take the job now, as a blocker. None: it can."""
-    code = reject_code(requirement, gpu, policy, job_id)
-    if code is None:
-        return None
+) -> tuple[Blocker, ...]:
+    """Every constraint that keeps the job off this GPU now; () = it can take the job.
+
+    The first has the code of `reject_code`. Of a GPU that does not work or does not match, nothing
+    else is said. Memory that only the jobs of a taken GPU hold is no constraint of its own.
+    """
+    if not gpu.healthy:
+        return (_unhealthy(gpu),)
     missing = mismatch_of(requirement, gpu)
-    if code is BlockerCode.GPU_UNHEALTHY:
-        why = gpu.problem or "it does not answer"
-        return Blocker(
-            code=code, tier=Tier.MACHINE, gpu=gpu.index, holder=why, details=details(problem=why)
-        )
     if missing is not None:
-        return _unsuitable_gpu(missing, gpu)
-    if gpu.closed:
-        return gpu.closed[0]
-    if code is BlockerCode.RESERVED_FOR:
-        jobs = () if gpu.reserved_for is None else (gpu.reserved_for,)
-        return Blocker(code=code, gpu=gpu.index, jobs=jobs, details=details(case="freed"))
-    if code is BlockerCode.BATCH_EXCLUSIVE:
-        return Blocker(code=code, gpu=gpu.index, holder=f"batch {gpu.batch}")
-    if code is BlockerCode.GPU_TAKEN:
-        return _neighbours(requirement, gpu)
-    if code is BlockerCode.RAMPING:
-        return _ramping(gpu)
-    return _too_little_memory(requirement, gpu, policy)
-
-
-def _neighbours(requirement: Requirement, gpu: Slot) -> Blocker:
-    """The jobs or processes on the GPU that exclude this job."""
-    if gpu.exclusive:
-        case = "exclusive"
-    elif requirement.exclusive and gpu.jobs:
-        case = "wants alone"
-    elif requirement.exclusive and gpu.foreign:
-        return Blocker(
-            code=BlockerCode.GPU_TAKEN,
-            gpu=gpu.index,
-            holder=gpu.foreign[0].name,
-            details=details(case="foreign", foreign=_foreign(gpu)),
+        return (_unsuitable_gpu(missing, gpu),)
+    blockers = list(gpu.closed)
+    if gpu.reserved_for is not None and gpu.reserved_for != job_id:
+        freed = details(case="freed")
+        blockers.append(
+            Blocker(code=RESERVED_FOR, gpu=gpu.index, jobs=(gpu.reserved_for,), details=freed)
         )
-    else:
-        case = "undeclared" if gpu.undeclared else "must declare"
+    if gpu.batch is not None and gpu.batch != requirement.batch:
+        blockers.append(Blocker(code=BATCH_EXCLUSIVE, gpu=gpu.index, holder=f"batch {gpu.batch}"))
+    neighbours = _neighbours(requirement, gpu)
+    blockers += neighbours
+    wants = needed_bytes(requirement, gpu, policy)
+    if wants is not None and _lacks(gpu.without(gpu.jobs) if neighbours else gpu, wants):
+        blockers.append(_too_little_memory(requirement, gpu, policy))
+    if not neighbours and gpu.ramping is not None and is_heavy(requirement, gpu):
+        blockers.append(_ramping(gpu))
+    return tuple(blockers)
+
+
+def _lacks(gpu: Slot, wants: int) -> bool:
+    return gpu.free_bytes is None or gpu.free_bytes < wants
+
+
+def _unhealthy(gpu: Slot) -> Blocker:
+    why = gpu.problem or "it does not answer"
     return Blocker(
-        code=BlockerCode.GPU_TAKEN, gpu=gpu.index, jobs=gpu.jobs, details=details(case=case)
+        code=GPU_UNHEALTHY,
+        tier=Tier.MACHINE,
+        gpu=gpu.index,
+        holder=why,
+        details=details(problem=why),
     )
+
+
+def _neighbours(requirement: Requirement, gpu: Slot) -> list[Blocker]:
+    """The jobs and the processes on the GPU that exclude this job."""
+    alone, declared = requirement.exclusive, requirement.memory_bytes
+    blockers = []
+    if gpu.exclusive or gpu.undeclared or (gpu.jobs and (alone or declared is None)):
+        case = "undeclared" if gpu.undeclared else "must declare"
+        if gpu.exclusive or alone:
+            case = "exclusive" if gpu.exclusive else "wants alone"
+        blockers.append(
+            Blocker(code=GPU_TAKEN, gpu=gpu.index, jobs=gpu.jobs, details=details(case=case))
+        )
+    if alone and gpu.foreign:
+        facts = details(case="foreign", **_outside(gpu))
+        holder = gpu.foreign[0].name
+        blockers.append(Blocker(code=GPU_TAKEN, gpu=gpu.index, holder=holder, details=facts))
+    return blockers
 
 
 def _too_little_memory(requirement: Requirement, gpu: Slot, policy: PlanPolicy) -> Blocker:
@@ -268,7 +283,7 @@ def _too_little_memory(requirement: Requirement, gpu: Slot, policy: PlanPolicy) 
         details=details(
             free=free,
             declared=declared is not None,
-            foreign=_foreign(gpu) if gpu.foreign else None,
+            **_outside(gpu),
         ),
     )
 
@@ -315,11 +330,23 @@ def free_memory(gpu: Slot) -> int:
     return -1 if gpu.free_bytes is None else gpu.free_bytes
 
 
-def _foreign(gpu: Slot) -> str:
+def _outside(gpu: Slot) -> dict[str, str | int | None]:
+    """Processes that hold memory of the GPU outside the queue, as facts of a blocker.
+
+    foreign: in words. outside_bytes: of all such processes, None = one is unknown.
+    """
+    if not gpu.foreign:
+        return {"foreign": None}
     first, *rest = gpu.foreign
     memory = "memory" if first.memory_bytes is None else size(first.memory_bytes)
+    process = first.name if first.pid is None else f"{first.name} (PID {first.pid})"
     more = f" (and {len(rest)} more)" if rest else ""
-    return f"{first.name} holds {memory}{more}"
+    parts = [holder.memory_bytes for holder in gpu.foreign]
+    known_bytes = [part for part in parts if part is not None]
+    return {
+        "foreign": f"{process} holds {memory}{more}",
+        "outside_bytes": sum(known_bytes) if len(known_bytes) == len(parts) else None,
+    }
 
 
 def _whole_gib(value: int) -> str:

@@ -25,6 +25,8 @@ from scheduler.quotas.policy import quotas
 from scheduler.quotas.policy.charging import max_min
 
 HOUR_S = 3600.0
+# A smaller excess over a share, in GPUs, is no reason that a user could act on.
+LEAST_EXCESS = 0.005
 # Charges are rounded to this part of a GPU.
 STEPS = 4
 # Jobs within the part of a share for their class, within the whole share, above it.
@@ -186,7 +188,7 @@ class Shares:
     def _exceeds(self, owner: str, urgency: PriorityClass, wants: float) -> Blocker | None:
         normal, whole = self._most[owner]
         most = whole if urgency is PriorityClass.USER_INITIATED else normal
-        if self._have[owner] + wants <= most + quotas.SLACK:
+        if self._have[owner] + wants <= most + LEAST_EXCESS:
             return None
         return quotas.above_share(self._people[owner], urgency, self._have[owner], wants, most)
 

@@ -18,18 +18,18 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
 from monitor.facts.thresholds import threshold
-from scheduler.blockers.policy.next_steps import SUMMARIES
+from scheduler.blockers.policy.titles import SUMMARIES
 from scheduler.facts.blockers import Blocker, BlockerCode, Tier, details
 from scheduler.facts.jobs import CLASSES, PriorityClass, QueuedJob, Requirement
 from scheduler.facts.plans import PlanPolicy, RunningJob, Slot
 from scheduler.planner.matching import (
     can_never_match,
     constraints_text,
-    explain_rejection,
     free_memory,
     is_heavy,
     is_undeclared,
     reject_code,
+    rejections,
 )
 from scheduler.quotas.policy.quotas import count
 
@@ -129,13 +129,18 @@ def explain(
     requirement: Requirement,
     gpus: Sequence[Slot],
     policy: PlanPolicy,
-    excluded: Mapping[str, Blocker] = NO_EXCLUSIONS,
+    constraints: Sequence[Mapping[str, Blocker]] = (),
     job_id: int | None = None,
 ) -> tuple[Blocker, ...]:
-    """Why too few of `gpus` can take the request, nearest misses first; () = enough can."""
+    """Why too few of `gpus` can take the request, nearest misses first; () = enough can.
+
+    Of each listed GPU, every constraint that holds now. constraints: those that do not depend on
+    its free memory, by UUID.
+    """
     matching = [gpu for gpu in gpus if not can_never_match(requirement, gpu)]
     if len(matching) < requirement.gpus and gpus:
         return (_infeasible(requirement, len(matching), len(gpus)),)
+    excluded = {uuid: why.code for each in reversed(constraints) for uuid, why in each.items()}
     verdicts = [(gpu, reject_code(requirement, gpu, policy, job_id)) for gpu in matching]
     refused = [
         (gpu, code) for gpu, code in verdicts if code is not None or gpu.gpu_uuid in excluded
@@ -143,23 +148,48 @@ def explain(
     if len(matching) - len(refused) >= requirement.gpus > 0:
         return ()
     refused.sort(key=_distance)
+    wants = requirement.memory_bytes or policy.undeclared_bytes
+    is_full_everywhere = len(gpus) > 1 and all(0 <= free_memory(gpu) < wants for gpu in gpus)
     reasons: list[Blocker] = []
     # One more line is no longer than the line "1 other GPU".
     shown = MOST_LISTED + 1 if len(refused) == MOST_LISTED + 1 else MOST_LISTED
     for gpu, _ in refused[:shown]:
-        first = _first(
-            explain_rejection(requirement, gpu, policy, job_id), excluded.get(gpu.gpu_uuid)
-        )
+        blockers = [
+            *rejections(requirement, gpu, policy, job_id),
+            *(each[gpu.gpu_uuid] for each in constraints if gpu.gpu_uuid in each),
+        ]
+        if is_full_everywhere:
+            blockers = [_of_all_gpus(blocker) for blocker in blockers]
         # A time window closes several GPUs with one blocker.
-        if first.gpu is not None or first not in reasons:
-            reasons += gpu.closed if first in gpu.closed else [first]
+        reasons += [each for each in blockers if each.gpu is not None or each not in reasons]
     if requirement.gpus > 1 or not reasons:
         reasons.insert(0, _too_few(requirement, len(matching) - len(refused)))
-    if rest := [code or excluded[gpu.gpu_uuid].code for gpu, code in refused[shown:]]:
+    if rest := [code or excluded[gpu.gpu_uuid] for gpu, code in refused[shown:]]:
         reasons.append(_others(rest))
     if len(matching) < len(gpus) and not requirement.gpu_uuid:
         reasons.append(_unsuitable(requirement, len(matching), len(gpus)))
     return tuple(reasons)
+
+
+def _of_all_gpus(blocker: Blocker) -> Blocker:
+    if blocker.code is not BlockerCode.GPU_MEMORY:
+        return blocker
+    return replace(blocker, details=(*blocker.details, *details(everywhere=True)))
+
+
+def is_contended(of_gpus: Sequence[Blocker]) -> bool:
+    """Whether the end of a job of the queue may make a GPU free for the request."""
+    on_gpus = [blocker for blocker in of_gpus if blocker.gpu is not None]
+    closed = {blocker.gpu for blocker in on_gpus if _is_outside(blocker)}
+    is_complete = all(blocker.code is not BlockerCode.OTHER_GPUS for blocker in of_gpus)
+    return not (on_gpus and is_complete and closed == {blocker.gpu for blocker in on_gpus})
+
+
+def _is_outside(blocker: Blocker) -> bool:
+    """Whether no job of the queue holds what the blocker is about."""
+    if blocker.tier is not Tier.CONTENTION:
+        return not blocker.code.is_load
+    return blocker.holder is not None and not blocker.jobs
 
 
 def _others(codes: Sequence[BlockerCode]) -> Blocker:
@@ -178,12 +208,6 @@ def _unsuitable(requirement: Requirement, matching: int, all_: int) -> Blocker:
         requested=constraints_text(requirement),
         available=f"{matching} of {all_}",
     )
-
-
-def _first(refused: Blocker | None, barred: Blocker | None) -> Blocker:
-    """The one with the lower tier; at least one is not None."""
-    blockers = [blocker for blocker in (refused, barred) if blocker is not None]
-    return min(blockers, key=lambda blocker: blocker.tier)
 
 
 def _infeasible(requirement: Requirement, matching: int, all_: int) -> Blocker:

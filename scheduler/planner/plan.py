@@ -145,17 +145,14 @@ class GpuPool:
         """Reserve GPUs, unless there is a reservation or the job would not fit on empty GPUs."""
         if self.reservation is None and job.requirement.gpus:
             state = self._state
-            excluded = gates.gpu_exclusions(group.request, state, self.gpus)
+            excluded = self._closed(group)
             self.reservation = placement.reserve(
                 job, self.gpus, self._ends, self._policy, state.rules.backfill, state.now, excluded
             )
 
     def could_take(self, job: QueuedJob, group: RequestGroup, gpu: Slot) -> bool:
         """Whether the job fits on this hypothetical state of a GPU."""
-        if self._is_fulfilled:
-            excluded = gates.gpu_exclusions(group.request, self._state, self.gpus)
-        else:
-            excluded = self._excluded(group, job.id)
+        excluded = self._closed(group) if self._is_fulfilled else self._excluded(group, job.id)
         free = reject_code(job.requirement, gpu, self._policy, job.id) is None
         return gpu.gpu_uuid not in excluded and free
 
@@ -177,8 +174,8 @@ class GpuPool:
         kind = None if job_id is not None else self._kind(group)
         blockers = None if kind is None else self._explained.get(kind)
         if blockers is None:
-            requirement, excluded = group.request.requirement, self._excluded(group, job_id)
-            blockers = placement.explain(requirement, self.gpus, self._policy, excluded, job_id)
+            requirement, constraints = group.request.requirement, self._constraints(group, job_id)
+            blockers = placement.explain(requirement, self.gpus, self._policy, constraints, job_id)
             if kind is not None:
                 self._explained[kind] = blockers
         return blockers
@@ -205,16 +202,30 @@ class GpuPool:
             over or request.lasts is None,
         )
 
+    def _closed(self, group: RequestGroup) -> Mapping[str, Blocker]:
+        """GPUs closed to such a job by models, time windows or load."""
+        return _merged(gates.gpu_constraints(group.request, self._state, self.gpus))
+
     def _excluded(self, group: RequestGroup, job_id: int | None = None) -> Mapping[str, Blocker]:
-        """GPUs closed to such a job by time windows, load or another job's reservation."""
+        """The same, and GPUs reserved for another job."""
+        return _merged(self._constraints(group, job_id))
+
+    def _constraints(self, group: RequestGroup, job_id: int | None) -> gates.Constraints:
         request, state = group.request, self._state
-        excluded = gates.gpu_exclusions(request, state, self.gpus)
+        constraints = gates.gpu_constraints(request, state, self.gpus)
         if self.reservation is None or (job_id is not None and self.holds_reservation(job_id)):
-            return excluded
+            return constraints
         ahead = placement.reservation_exclusions(
             self.reservation, request.requirement, request.lasts, self._policy, state.now
         )
-        return {**ahead, **excluded} if ahead else excluded
+        return [*constraints, ahead] if ahead else constraints
+
+
+def _merged(constraints: gates.Constraints) -> Mapping[str, Blocker]:
+    """One constraint of each GPU; the first kind counts."""
+    if len(constraints) < 2:
+        return constraints[0] if constraints else placement.NO_EXCLUSIONS
+    return {uuid: why for each in reversed(constraints) for uuid, why in each.items()}
 
 
 def plan(
@@ -379,10 +390,12 @@ class _Pass:
         request = group.request
         if request.requirement.gpus and self.state.slots.blocker is None:
             owner, priority, requirement = request[:3]
+            of_gpus = self._pool.explain(group, job_id)
             above = self.shares.above(owner, priority, requirement, self.state.wanted)
-            if above is not None:
+            # The order of users matters only for GPUs that jobs of the queue hold.
+            if above is not None and placement.is_contended(of_gpus):
                 blockers += (above,)
-            blockers += self._pool.explain(group, job_id)
+            blockers += of_gpus
         return tuple(sorted(blockers, key=_tier)) if len(blockers) > 1 else blockers
 
 

@@ -18,7 +18,7 @@ from monitor.facts.input_rules import escaped_json, escaped_lines
 from monitor.models import Gpu
 from monitor.templatetags.monitor_tags import user_colour
 from monitor.templatetags.text_tags import with_times
-from scheduler.blockers.policy.next_steps import addressed
+from scheduler.blockers.policy.addressing import addressed
 from scheduler.timeline.charts import Span
 from scheduler.timeline.facts import Band, Bar, BarKind
 

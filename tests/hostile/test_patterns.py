@@ -34,17 +34,17 @@ MADE = {
         r"(?:^|;\s*)gpucoord_session=([^;]+)"
     ),
     ("monitor/alerts/senders.py", "re.escape(part)"): r"s3cret\ pass",
-    ("scheduler/blockers/policy/next_steps.py", "f'(^|[.!?] ){name}(?= or an operator must)'"): (
+    ("scheduler/blockers/policy/addressing.py", "f'(^|[.!?] ){name}(?= or an operator must)'"): (
         r"(^|[.!?] )alice(?= or an operator must)"
     ),
     (
-        "scheduler/blockers/policy/next_steps.py",
+        "scheduler/blockers/policy/addressing.py",
         "f'(^|[.!?] ){name} holds it(?= until it is released)'",
     ): r"(^|[.!?] )alice holds it(?= until it is released)",
-    ("scheduler/blockers/policy/next_steps.py", "f'(^|[.!?] ){possessive}'"): (
+    ("scheduler/blockers/policy/addressing.py", "f'(^|[.!?] ){possessive}'"): (
         r"(^|[.!?] )alice(?:'s|’s)"
     ),
-    ("scheduler/blockers/policy/next_steps.py", "f'(?<![\\\\w@.+-]){possessive}'"): (
+    ("scheduler/blockers/policy/addressing.py", "f'(?<![\\\\w@.+-]){possessive}'"): (
         r"(?<![\w@.+-])alice(?:'s|’s)"
     ),
     (

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from django.contrib.auth.models import User
 from django.test import Client
+from django.utils import timezone
 
 from monitor.models import Event, ProcessHour
 from monitor.snapshot import rows as monitor_store
@@ -14,7 +15,7 @@ from scheduler.facts.jobs import Dependency, NewJob, Requirement, YieldOptions
 from scheduler.lifecycle.rows import queue as job_queue
 from scheduler.models import Attempt, AttemptUse, Job, YieldRequest
 from tests import jobs_made
-from tests.builders import GIB, NOW, gpu_uuid, snapshot
+from tests.builders import GIB, NOW, gpu, gpu_uuid, process, snapshot
 from tests.monitor.past import gpu_row, process_use
 
 pytestmark = pytest.mark.django_db
@@ -340,8 +341,7 @@ def test_a_waiting_job_has_no_charts(alice: User, data: Path, as_user: AsUser) -
     ("code", "never", "action"),
     [
         ("UserMaxGpus", False, "Shares and limits"),
-        ("UserMaxGpus", True, "Submit a smaller request"),
-        ("GpuMemory", False, "Submit a smaller request"),
+        ("UserMaxGpus", True, "Change the request"),
         ("OutsideWindow", False, "Request a time window"),
     ],
 )
@@ -369,21 +369,46 @@ def blocked(owner: User, code: str) -> Job:
     return job
 
 
-def test_the_priority_of_a_job_in_the_queue_can_be_raised_within_the_quota(
+def beside_danas_process(owner: User) -> Job:
+    """A job that wants GPU 0 only, which is full of memory outside the queue; GPU 1 is free."""
+    full = gpu(0, memory_used_bytes=72 * GIB)
+    held = process(on=0, user="dana", uid=1004, memory_bytes=72 * GIB)
+    monitor_store.record(snapshot([full, gpu(1)], [held], at=timezone.now()))
+    wanted = Requirement(memory_bytes=32 * GIB, gpu_uuid=gpu_uuid(0))
+    return jobs_made.waiting(owner, requirement=wanted)
+
+
+def test_a_change_that_is_planned_to_help_is_one_button_of_the_owner(
     alice: User, bob: User, data: Path, as_user: AsUser
 ) -> None:
-    job, browser = blocked(alice, "GpuTaken"), as_user(alice)
-    assert "Raise priority to 4" in page(browser, job)
+    job, browser = beside_danas_process(alice), as_user(alice)
+    Job.objects.filter(pk=job.pk).update(blockers=[{"code": "GpuMemory", "text": "x", "tier": 5}])
+    html = page(browser, job)
+    assert ">Allow any GPU instead of GPU 0</button>" in html
+    assert "it would start now; without the change, its start is unknown." in html
+    assert "Ask dana to free 72 GiB on GPU 0" in html
+    assert "priority to" not in html
 
-    sent = browser.post(f"/jobs/{job.pk}/priority/", follow=True).content.decode()
-    assert f"Job {job.pk} has priority 4 (high)." in sent
-    assert "Raise priority" not in page(browser, job)
+    change = {"change": '{"on_gpu": null}'}
+    assert as_user(bob).post(f"/jobs/{job.pk}/advice/", change).status_code == 403
+    sent = browser.post(f"/jobs/{job.pk}/advice/", change, follow=True).content.decode()
 
-    sent = browser.post(f"/jobs/{job.pk}/priority/", follow=True).content.decode()
-    assert "you may use up to 4" in sent
-    assert as_user(bob).post(f"/jobs/{job.pk}/priority/").status_code == 403
+    assert f"Job {job.pk} was changed: Allow any GPU instead of GPU 0." in sent
     job.refresh_from_db()
-    assert job.priority == 4
+    assert job.gpu_uuid == ""
+
+
+def test_a_change_that_does_not_help_any_more_is_not_made(
+    alice: User, data: Path, as_user: AsUser
+) -> None:
+    job, browser = beside_danas_process(alice), as_user(alice)
+
+    for change in ('{"priority": 4}', '{"ask": "dana", "gpu": 0}', "no JSON"):
+        sent = browser.post(f"/jobs/{job.pk}/advice/", {"change": change}, follow=True)
+        assert "would not start job" in sent.content.decode()
+
+    job.refresh_from_db()
+    assert job.priority == 3
 
 
 def test_an_owner_requests_a_higher_limit_once_and_operators_are_told(

@@ -10,9 +10,18 @@ from datetime import datetime
 from itertools import groupby, pairwise
 from typing import Any
 
-from scheduler.blockers.policy.next_steps import addressed, next_step
+from scheduler.blockers.policy.addressing import addressed
+from scheduler.blockers.policy.conditions import condition
 from scheduler.blockers.wording import headline, jobs, lower_first, text
-from scheduler.facts.blockers import REPEATS_REQUEST, TIER_WORDS, Blocker, BlockerCode, Tier, to_row
+from scheduler.facts.blockers import (
+    LOAD_CODES,
+    REPEATS_REQUEST,
+    TIER_WORDS,
+    Blocker,
+    BlockerCode,
+    Tier,
+    to_row,
+)
 
 # Reasons that count several GPUs together.
 ABOUT_GPUS = {BlockerCode.OTHER_GPUS.value, BlockerCode.GPU_UNSUITABLE.value}
@@ -78,7 +87,7 @@ def explained(stored: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def addressed_to(stored: Iterable[Mapping[str, Any]], viewer: str) -> list[dict[str, Any]]:
-    """The same blockers, with the sentences as `next_steps.addressed` has them."""
+    """The same blockers, with the sentences as `addressing.addressed` has them."""
     sentences = ("text", "headline", "next_step")
     return [
         {**row, **{name: addressed(row[name], viewer) for name in sentences if row.get(name)}}
@@ -110,18 +119,33 @@ def first(reasons: Sequence[Reason]) -> Reason | None:
     """The main reason; None = there is none.
 
     A reason of a single GPU counts only if there is no general one, because another GPU may do.
-    Of these, the one with the highest tier is closest to ending by itself. Counts of GPUs never
-    lead where a GPU has a reason that is not a contention: too few GPUs are free for that reason.
+    Of the GPUs, the one whose lowest tier is highest is closest to becoming free. Counts of GPUs
+    never lead where a GPU has a reason that is not a contention: too few GPUs are free for that
+    reason.
     """
     single = [each for each in reasons if each.gpu is not None]
-    is_contended = any(each.tier is Tier.CONTENTION for each in single)
+    of_each_gpu = _by_gpu(single)
+    is_contended = any(
+        all(each.tier is Tier.CONTENTION for each in of_gpu) for of_gpu in of_each_gpu
+    )
     hidden = COUNTS if single and not is_contended else {BlockerCode.OTHER_GPUS.value}
     general = [each for each in reasons if each.gpu is None and each.code not in ABOUT_GPUS]
     general = [each for each in general if each.code not in hidden]
     if general:
         return general[0]
-    leading = single or reasons
-    return max(leading, key=lambda reason: reason.tier, default=None)
+    if not of_each_gpu:
+        return max(reasons, key=lambda reason: reason.tier, default=None)
+    nearest = max(of_each_gpu, key=lambda of_gpu: min(each.tier for each in of_gpu))
+    # Load changes within minutes; what holds the GPU beside it does not.
+    return min(nearest, key=lambda each: (each.code in LOAD_CODES, each.tier))
+
+
+def _by_gpu(reasons: Iterable[Reason]) -> list[list[Reason]]:
+    """All constraints of each GPU together."""
+    of_gpu: dict[int | None, list[Reason]] = {}
+    for reason in reasons:
+        of_gpu.setdefault(reason.gpu, []).append(reason)
+    return list(of_gpu.values())
 
 
 def grouped(reasons: Iterable[Reason]) -> list[Group]:
@@ -155,7 +179,7 @@ def body(blocker: Blocker) -> dict[str, Any]:
     return to_row(blocker) | {
         "text": text(blocker),
         "headline": headline(blocker),
-        "next_step": next_step(blocker),
+        "next_step": condition(blocker),
         "available": available(blocker),
         "holder": holder(blocker),
         "job": blocker.job,

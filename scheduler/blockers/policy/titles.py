@@ -64,3 +64,26 @@ _TITLES: Mapping[str, str] = {
     Code.ENGINE_AWAY: "Slurm does not answer",
     Code.ENGINE_WAITS: "Waiting in Slurm",
 }
+# Of the GPUs that are not listed one by one.
+SUMMARIES: Mapping[Code, str] = {
+    Code.GPU_UNHEALTHY: "not healthy",
+    Code.GPU_UNSUITABLE: "of unknown kind",
+    Code.GPU_TAKEN: "taken",
+    Code.GPU_MEMORY: "too full",
+    Code.MEMORY_UNKNOWN: "of unknown memory",
+    Code.GPU_LOCKED: "locked",
+    Code.GPU_PAUSED: "paused",
+    Code.GPU_RESERVED: "reserved for models",
+    Code.GPU_QUARANTINED: "in quarantine",
+    Code.GPU_UNCLEAR: "in an unknown state",
+    Code.COMPUTE_PROHIBITED: "closed by its compute mode",
+    Code.COMPUTE_EXCLUSIVE: "taken by one process",
+    Code.OWNER_PRESENT: "in use by its owner",
+    Code.OUTSIDE_WINDOW: "outside the time window",
+    Code.RESERVED_FOR: "reserved",
+    Code.BATCH_EXCLUSIVE: "taken by a batch",
+    Code.RAMPING: "just given a job",
+    Code.PRESSURE: "too busy",
+    Code.UTIL_TARGET: "busy enough",
+    Code.SHARE_REDUCED: "loaded by other users",
+}

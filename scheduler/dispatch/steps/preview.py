@@ -92,7 +92,7 @@ def hosts() -> list[str]:
 
 def estimates(now: datetime) -> Mapping[int, Estimate]:
     """For each waiting job, where it may start first."""
-    if not _is_planned_here():
+    if not is_planned_here():
         return _by_engine()
     estimated: dict[int, Estimate] = {}
     if queue_facts.queue_mark() == queue_facts.EMPTY_QUEUE_MARK:
@@ -111,6 +111,13 @@ def estimates_on(host: str, now: datetime) -> Mapping[int, Estimate]:
         return predictions.estimate_all(now)
 
 
+def plan_input(host: str, now: datetime) -> PlanInput:
+    """The input of this host's planner, at most KEPT old."""
+    predictions = _of(host)
+    with predictions.lock:
+        return predictions.look(now)
+
+
 def running_ends(now: datetime) -> dict[int, datetime]:
     """When each running job is expected to end; jobs with unknown ends are omitted."""
     starts: dict[int, datetime] = {}
@@ -118,9 +125,7 @@ def running_ends(now: datetime) -> dict[int, datetime]:
     for host in hosts() if busy else ():
         if host not in busy:
             continue
-        predictions = _of(host)
-        with predictions.lock:
-            given = predictions.look(now)
+        given = plan_input(host, now)
         starts |= forecast.running_ends(given.slots, given.policy, now)
     return starts
 
@@ -142,13 +147,14 @@ def _by_engine(**job: int) -> dict[int, Estimate]:
     }
 
 
-def _is_planned_here() -> bool:
+def is_planned_here() -> bool:
+    """Whether gpucoord itself plans the jobs, and no other engine."""
     return bool(settings.CONFIG.engine == EngineName.LOCAL.value)
 
 
 def estimate_of(job_id: int, now: datetime) -> Estimate | None:
     """The same for one job, without going through all that wait."""
-    if not _is_planned_here():
+    if not is_planned_here():
         return _by_engine(job_id=job_id).get(job_id)
     nearest: Estimate | None = None
     for host in hosts():
@@ -178,7 +184,7 @@ def of(job: Job, now: datetime) -> JobForecast:
     if job.state != JobState.QUEUED.value:
         return JobForecast()
     reasons = tuple(stored_blockers.with_current_ends(job.blockers, now))
-    if not _is_planned_here():
+    if not is_planned_here():
         return JobForecast(estimate_of(job.pk, now), (), reasons)
     return JobForecast(
         estimate_of(job.pk, now), factors(job, job.host or job.home or hosts()[0], now), reasons
@@ -190,7 +196,7 @@ def what_if(new: NewJob, owner: str, now: datetime) -> WhatIf:
 
     Another engine is not asked: nothing is known then.
     """
-    if not _is_planned_here():
+    if not is_planned_here():
         return WhatIf(starts_now=False, blockers=(), estimate=UNKNOWN)
     chosen = [host for host in hosts() if new.host in ("", host)] or hosts()
     answers = [_what_if(new, owner, host, now) for host in chosen]
@@ -216,9 +222,7 @@ def _what_if(new: NewJob, owner: str, host: str, now: datetime) -> WhatIf:
 
 def factors(job: Job, host: str, now: datetime) -> tuple[Factor, ...]:
     """Priority factors of a waiting job; () = it does not wait."""
-    predictions = _of(host)
-    with predictions.lock:
-        given = predictions.look(now)
+    given = plan_input(host, now)
     waiting = next((queued for queued in given.queue if queued.id == job.pk), None)
     if waiting is None:
         return ()

@@ -15,7 +15,10 @@ from django.urls import reverse
 from monitor.facts.formats import duration
 from monitor.snapshot import rows as snapshots
 from scheduler.blockers.policy import stored_blockers
+from scheduler.blockers.policy.addressing import addressed
 from scheduler.blockers.policy.stored_blockers import first, reasons, with_current_ends
+from scheduler.dispatch.steps import advice as job_advice
+from scheduler.dispatch.steps.advice import JobAdvice
 from scheduler.dispatch.steps.preview import JobForecast
 from scheduler.facts import job_fields
 from scheduler.facts.blockers import TIER_WORDS, Tier
@@ -246,6 +249,22 @@ def why(job: Job, forecast: JobForecast, viewer: str) -> dict[str, Any]:
         "headline": _headline(blockers),
         **_estimate(forecast.estimate),
         "factors": [asdict(factor) for factor in forecast.factors],
+    }
+
+
+def advice(answer: JobAdvice, viewer: str, now: datetime, zone: str) -> dict[str, Any]:
+    """The reason to wait and the changes that help, in sentences for this user."""
+    return {
+        "reason": addressed(answer.reason, viewer),
+        "advice": [
+            {
+                "change": dict(each.fields),
+                "text": job_advice.sentence(each, now, zone),
+                "expected_start": each.expected_start,
+                "earlier_s": each.earlier.total_seconds(),
+            }
+            for each in answer.advice
+        ],
     }
 
 

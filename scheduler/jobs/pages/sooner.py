@@ -1,14 +1,16 @@
-"""Actions of a user for a waiting job: raise its priority, request a higher limit."""
+"""Actions of a user for a waiting job: make a change that helps, request a higher limit."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import cast
 
+from django.conf import settings
 from django.contrib import messages
 from django.contrib.auth.models import User
 from django.core.exceptions import PermissionDenied
+from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import get_object_or_404, redirect
 from django.urls import reverse
@@ -19,14 +21,16 @@ from monitor.journal.rows import events
 from monitor.models import Event
 from scheduler.blockers.policy import stored_blockers
 from scheduler.blockers.policy.stored_blockers import Reason
+from scheduler.dispatch.steps import advice as job_advice
 from scheduler.dispatch.steps import preview
 from scheduler.facts.blockers import BlockerCode as Code
-from scheduler.facts.jobs import PRIORITIES, JobState
+from scheduler.facts.jobs import JobState
 from scheduler.intake import actions as intake_actions
 from scheduler.intake.policy.new_job import UnableToSubmit
 from scheduler.jobs.pages import serialise as job_views
+from scheduler.lifecycle.rows import changes as job_changes
 from scheduler.models import Job, Quota
-from scheduler.quotas import rows as quota_rows
+from scheduler.planner.forecast.advice import Advice
 
 # A second request for the same job is not sent within this time.
 AGAIN_AFTER = timedelta(hours=24)
@@ -39,50 +43,41 @@ OWN_LIMITS = frozenset(
         Code.SHARE_EXCEEDED,
     }
 )
-# The order of the queue decides.
-BY_ORDER = frozenset(
-    {
-        Code.SHARE_EXCEEDED,
-        Code.SHARE_REDUCED,
-        Code.PRESSURE,
-        Code.UTIL_TARGET,
-        Code.CPU_PLACES,
-        Code.HOST_MEMORY,
-        Code.HOST_CPUS,
-        Code.GPU_COUNT,
-        Code.OTHER_GPUS,
-        Code.RESERVED_FOR,
-        Code.GPU_TAKEN,
-        Code.GPU_MEMORY,
-    }
-)
+
+
+@dataclass(frozen=True, slots=True)
+class OfferedChange:
+    """key: identifies it in the form, "" = the owner can't make it alone."""
+
+    words: str
+    effect: str
+    key: str
 
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """The actions for a waiting job. None or "": not allowed, or of no use.
+    """The actions for a waiting job.
 
-    raised: the next priority. quota_url: page of the owner's quota, for operators.
+    advice: changes that let it start earlier. quota_url: page of the owner's quota, for operators.
     """
 
-    raised: int | None = None
+    advice: tuple[OfferedChange, ...] = ()
     may_request: bool = False
     is_requested: bool = False
     quota_url: str = ""
 
 
-def offer(job: Job, headline: Reason | None, person: User) -> Offer | None:
+def offer(job: Job, headline: Reason | None, person: User, now: datetime) -> Offer | None:
     """None: there is nothing to offer."""
     if headline is None or job.state != JobState.QUEUED.value:
         return None
     if not job_views.may_cancel(job, person):
         return None
-    raised = _next_priority(job, person) if _helps(headline) else None
     limited = headline.code in OWN_LIMITS
     requested = limited and _requested(job)
     is_own = job.owner_id == person.pk and not person.is_staff
     made = Offer(
-        raised=raised,
+        advice=tuple(_offered(each, now) for each in _advice(job, now)),
         may_request=limited and is_own and not requested,
         is_requested=requested,
         quota_url=_quota_url(job) if limited and person.has_perm("scheduler.change_quota") else "",
@@ -90,15 +85,13 @@ def offer(job: Job, headline: Reason | None, person: User) -> Offer | None:
     return None if made == Offer() else made
 
 
-def _helps(headline: Reason) -> bool:
-    return headline.code in BY_ORDER and not headline.never
+def _advice(job: Job, now: datetime) -> tuple[Advice, ...]:
+    return job_advice.of(job, now, settings.TIME_ZONE).advice
 
 
-def _next_priority(job: Job, person: User) -> int | None:
-    raised = job.priority + 1
-    limit = None if person.is_staff else quota_rows.of_person(job.owner).priority
-    allowed = raised in PRIORITIES and (limit is None or raised <= limit)
-    return raised if allowed else None
+def _offered(advice: Advice, now: datetime) -> OfferedChange:
+    effect = job_advice.effect(advice, now, settings.TIME_ZONE)
+    return OfferedChange(advice.words, effect, "" if "ask" in advice.fields else advice.key)
 
 
 def _requested(job: Job) -> bool:
@@ -114,22 +107,32 @@ def _quota_url(job: Job) -> str:
 
 
 @require_POST
-def raise_priority(request: HttpRequest, pk: int) -> HttpResponse:
-    """The next priority, within the owner's quota; operators may exceed it."""
+def follow(request: HttpRequest, pk: int) -> HttpResponse:
+    """Make the change of an advice, if it still helps; `change` identifies it."""
     job, person = _own(request, pk)
-    raised = job.priority + 1
-    if raised not in PRIORITIES:
-        messages.info(request, f"Job {pk} already has the highest priority.")
+    now = timezone.now()
+    answer = job_advice.of(job, now, settings.TIME_ZONE)
+    chosen = job_advice.find(answer.advice, request.POST.get("change", ""))
+    if chosen is None or "ask" in chosen.fields:
+        messages.info(request, f"That change would not start job {pk} earlier any more.")
         return redirect("job", pk)
-    jobs, now = Job.objects.filter(pk=pk), timezone.now()
+    jobs = Job.objects.filter(pk=pk)
     try:
-        changed = intake_actions.change(jobs, {"priority": raised}, person, now)
+        done = _made(jobs, chosen, person, now)
     except UnableToSubmit as error:
         messages.error(request, " ".join(refusal.text for refusal in error.refusals))
     else:
-        words = f"Job {pk} has priority {raised} ({PRIORITIES[raised]})."
-        messages.success(request, words if changed else f"Job {pk} waits no more.")
+        said = f"Job {pk} was changed: {chosen.words}."
+        messages.success(request, said if done else f"Job {pk} could not be changed.")
     return redirect("job", pk)
+
+
+def _made(jobs: QuerySet[Job], chosen: Advice, person: User, now: datetime) -> int:
+    """How many of the jobs have been changed."""
+    if "held" in chosen.fields:
+        held = job_changes.releasable(jobs, person)
+        return job_changes.release(held, person.username, now)
+    return intake_actions.change(jobs, chosen.fields, person, now)
 
 
 @require_POST
@@ -138,7 +141,7 @@ def request_more(request: HttpRequest, pk: int) -> HttpResponse:
     job, person = _own(request, pk)
     now = timezone.now()
     headline = stored_blockers.first(stored_blockers.reasons(preview.of(job, now).reasons))
-    made = offer(job, headline, person)
+    made = offer(job, headline, person, now)
     if made is None or headline is None or not made.may_request:
         messages.info(request, f"A request for job {pk} was already sent, or no limit blocks it.")
         return redirect("job", pk)

@@ -101,7 +101,7 @@ def job(request: HttpRequest, pk: int) -> HttpResponse:
     forecast = preview.of(row, now)
     context = job_page.whole(row, person, Path(settings.DATA), config.run_as, forecast)
     context |= job_page.history(row, request.GET, now)
-    context["offer"] = sooner.offer(row, context["headline"], person)
+    context["offer"] = sooner.offer(row, context["headline"], person, now)
     return render(request, "scheduler/job.html", context)
 
 

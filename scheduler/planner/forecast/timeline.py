@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import heapq
 from bisect import insort
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 from math import sqrt
@@ -20,7 +20,7 @@ from scheduler.planner.forecast.time_windows import HORIZON, WindowForecast
 from scheduler.planner.matching import needed_bytes, reject_code
 
 MINUTE = timedelta(minutes=1)
-Bars = Mapping[int, Blocker]
+Bars = Mapping[int, list[Blocker]]
 # Predictions are rounded up so that they do not flicker: to 5 s when near, else to minutes.
 NEAR, STEP_S = timedelta(minutes=15), 5
 # The part that the n-th job of a lane adds to the spread of their sum.
@@ -210,11 +210,14 @@ class GpuTimelines:
                 return None
             least = max(least, heapq.heappop(ends))
         least = max([least, *(b.until for b in whole if b.until is not None)])
-        single = [blocker for blocker in why if _is_of_one_gpu(blocker)]
-        if not single or any(b.tier is Tier.CONTENTION or b.code.is_load for b in single):
+        single: dict[int | None, list[Blocker]] = {}
+        for blocker in why:
+            if _is_of_one_gpu(blocker):
+                single.setdefault(blocker.gpu, []).append(blocker)
+        if not single or any(all(map(_is_contention, each)) for each in single.values()):
             return least
         # No GPU is for it now: the first that opens.
-        opening = [blocker.until for blocker in single if blocker.until is not None]
+        opening = [opens for each in single.values() if (opens := _opens(each)) is not None]
         return max(least, min(opening)) if opening else None
 
     def _place(self, job: QueuedJob, least: datetime, bars: Bars) -> datetime | None:
@@ -238,11 +241,10 @@ class GpuTimelines:
         kind = self._kinds.setdefault(job.requirement, len(self._kinds))
         for uuid, lane in self._lanes.items():
             at = lane.first(kind, job.requirement, self._policy)
-            bar = bars.get(lane.index)
-            if at is not None and bar is not None:
+            for bar in bars.get(lane.index, ()) if at is not None else ():
                 # The future load by others is unknown; a job of ours ends.
                 opens = bar.until or (lane.ends[0][0] if lane.ends and bar.code.is_load else None)
-                at = None if opens is None else max(at, opens)
+                at = None if opens is None or at is None else max(at, opens)
             if at is not None:
                 at = max(at, least, self._opens.get(uuid, at))
                 at = self._ahead.opens(job, uuid, lane.total_bytes, at)
@@ -281,13 +283,25 @@ def _is_of_one_gpu(blocker: Blocker) -> bool:
     return blocker.gpu is not None or blocker.code.is_of_gpu
 
 
-def _bars(why: Sequence[Blocker]) -> dict[int, Blocker]:
+def _is_contention(blocker: Blocker) -> bool:
+    """Whether it ends with jobs or load, which the timelines know better."""
+    return blocker.tier is Tier.CONTENTION or blocker.code.is_load
+
+
+def _opens(blockers: Iterable[Blocker]) -> datetime | None:
+    """When the constraints of one GPU have ended, apart from contention; None = unknown."""
+    ends = [blocker.until for blocker in blockers if not _is_contention(blocker)]
+    known_ends = [end for end in ends if end is not None]
+    return max(known_ends) if len(known_ends) == len(ends) else None
+
+
+def _bars(why: Sequence[Blocker]) -> dict[int, list[Blocker]]:
     """Blockers that do not depend on free memory, by GPU index."""
-    return {
-        blocker.gpu: blocker
-        for blocker in why
-        if blocker.tier is not Tier.CONTENTION and blocker.gpu is not None
-    }
+    bars: dict[int, list[Blocker]] = {}
+    for blocker in why:
+        if blocker.tier is not Tier.CONTENTION and blocker.gpu is not None:
+            bars.setdefault(blocker.gpu, []).append(blocker)
+    return bars
 
 
 def _opened(gpu: Slot) -> Slot:

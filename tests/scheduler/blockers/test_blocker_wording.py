@@ -5,7 +5,7 @@ from datetime import datetime
 import pytest
 
 from scheduler.blockers import wording as blocker_wording
-from scheduler.blockers.policy import next_steps, stored_blockers, titles
+from scheduler.blockers.policy import addressing, conditions, stored_blockers, titles
 from scheduler.facts.blockers import Blocker, BlockerCode, Tier, details, from_row, to_row
 from scheduler.facts.jobs import PriorityClass, Requirement
 from scheduler.facts.people import Capacity, Quota, UserAccount
@@ -28,9 +28,9 @@ def share_blocker(has: float, gib: int, share_pct: float) -> Blocker:
     return above_share(account, PriorityClass.NORMAL, has, gib / 80, 8 * share_pct / 100)
 
 
-def test_every_code_has_a_sentence_and_a_next_step() -> None:
+def test_every_code_has_a_sentence_and_a_condition() -> None:
     assert set(blocker_wording._TEXTS) == set(BlockerCode)
-    assert set(next_steps._STEPS) == set(BlockerCode)
+    assert set(conditions._CONDITIONS) == set(BlockerCode)
     assert set(titles._TITLES) == set(BlockerCode)
 
 
@@ -127,7 +127,7 @@ def test_a_quota_is_named_by_its_user_and_never_as_yours() -> None:
         [
             blocker_wording.text(blocker),
             blocker_wording.headline(blocker),
-            next_steps.next_step(blocker),
+            conditions.condition(blocker),
         ]
     )
     assert "alice's share" in words
@@ -233,16 +233,16 @@ def test_a_user_reads_of_their_own_share_and_others_of_that_of_the_user() -> Non
     "text", ["malice's share is 2.", "It waits for alice's run.", "alice waits."]
 )
 def test_only_the_users_own_limits_are_addressed(text: str) -> None:
-    assert next_steps.addressed(text, "alice") == text
+    assert addressing.addressed(text, "alice") == text
 
 
 def test_a_user_who_holds_a_job_is_addressed_as_you_and_others_by_name() -> None:
     text = "alice holds it until it is released. alice or an operator must release it."
 
-    assert next_steps.addressed(text, "alice") == (
+    assert addressing.addressed(text, "alice") == (
         "You hold it until it is released. You or an operator must release it."
     )
-    assert next_steps.addressed(text, "bob") == text
+    assert addressing.addressed(text, "bob") == text
 
 
 @pytest.mark.parametrize(

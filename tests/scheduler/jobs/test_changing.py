@@ -16,7 +16,7 @@ from monitor.models import Event
 from monitor.snapshot import rows as monitor_store
 from scheduler.models import Job, Quota, YieldRequest
 from tests import jobs_made
-from tests.builders import GIB, NOW, snapshot
+from tests.builders import GIB, NOW, gpu_uuid, snapshot
 
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("data")]
 
@@ -79,6 +79,24 @@ def test_other_fields_stay_as_they_were(api: Api, alice: User) -> None:
 
     after = Job.objects.filter(pk=job.pk).values().get()
     assert {name for name in before if before[name] != after[name]} == {"priority"}
+
+
+def test_the_owner_changes_the_requested_gpus(api: Api, alice: User) -> None:
+    monitor_store.record(snapshot(2, at=timezone.now()))
+    api.send("post", "/jobs/", {"command": "x", "gpus": 2, "exclusive": True, "on_gpu": None})
+    job = Job.objects.get()
+
+    status, _ = api.change(job, gpus=1, exclusive=False, on_gpu="1", preemptible=True)
+
+    assert status == 200
+    job.refresh_from_db()
+    assert (job.gpus, job.exclusive, job.gpu_uuid, job.preemptible) == (
+        1,
+        False,
+        gpu_uuid(1),
+        True,
+    )
+    assert api.change(job, on_gpu=None, gpus=9)[0] == 422
 
 
 def test_null_resets_a_field(api: Api, alice: User) -> None:

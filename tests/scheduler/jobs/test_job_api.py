@@ -13,6 +13,7 @@ from django.utils import timezone
 from monitor.accounts.rows import tokens
 from monitor.snapshot import rows as monitor_store
 from scheduler.facts.blockers import Tier
+from scheduler.facts.jobs import Requirement
 from scheduler.jobs.pages import serialise
 from scheduler.models import Attempt, Job, Quota
 from tests import jobs_made
@@ -376,6 +377,49 @@ def test_it_tells_why_a_job_waits_and_when_it_may_start(api: Api, alice: User) -
     assert answer["starts_p50"] < answer["starts_p90"]
     assert [factor["name"] for factor in answer["factors"]] == ["priority", "fair share", "age"]
     assert api.get(f"/jobs/{first.pk}/why/")[1]["starts_p50"] is not None
+
+
+def test_advice_names_only_changes_that_are_planned_to_help(api: Api, alice: User) -> None:
+    full = gpu(0, memory_used_bytes=72 * GIB)
+    held = process(on=0, user="dana", uid=1004, memory_bytes=72 * GIB)
+    monitor_store.record(snapshot([full, gpu(1)], [held], at=timezone.now()))
+    wanted = Requirement(memory_bytes=32 * GIB, gpu_uuid=gpu_uuid(0))
+    job = jobs_made.waiting(alice, requirement=wanted)
+
+    status, answer = api.get(f"/jobs/{job.pk}/advice/")
+
+    assert status == 200
+    assert answer["reason"] == ""
+    assert [each["change"] for each in answer["advice"]] == [
+        {"on_gpu": None},
+        {"ask": "dana", "gpu": 0},
+    ]
+    first = answer["advice"][0]
+    assert first["text"].startswith("Allow any GPU instead of GPU 0: it would start now;")
+    assert first["expected_start"] is not None
+    assert first["earlier_s"] > 3600
+    assert api.get(f"/jobs/{job.pk}/why/")[1]["advice"] == answer["advice"]
+
+
+def test_where_nothing_helps_the_reason_says_until_when_it_waits(api: Api, alice: User) -> None:
+    monitor_store.record(snapshot([gpu(0)], at=timezone.now()))
+    job = jobs_made.waiting(alice, begin_at=timezone.now() + timedelta(hours=1))
+    reason = {"code": "BeginTime", "headline": "It does not start yet.", "next_step": "Wait.",
+              "tier": 2}  # fmt: skip
+    Job.objects.filter(pk=job.pk).update(blockers=[reason])
+
+    _, answer = api.get(f"/jobs/{job.pk}/advice/")
+
+    assert answer["advice"] == []
+    assert answer["reason"].startswith(
+        "It does not start yet. Wait. It is expected to start about "
+    )
+
+
+def test_a_job_that_does_not_wait_gets_no_advice(api: Api, alice: User) -> None:
+    job = jobs_made.finished(alice)
+
+    assert api.get(f"/jobs/{job.pk}/advice/") == (200, {"reason": "", "advice": []})
 
 
 def test_it_tells_what_would_become_of_a_job_and_submits_nothing(api: Api) -> None:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from scheduler.blockers.policy.next_steps import next_step
+from scheduler.blockers.policy.conditions import condition
 from scheduler.blockers.wording import text
 from scheduler.facts.blockers import BlockerCode
 from scheduler.facts.jobs import Requirement
 from scheduler.facts.plans import Holder, PlanPolicy, Slot
-from scheduler.planner.matching import explain_rejection
+from scheduler.planner.matching import rejections
 from tests.builders import GIB, slot
 
 POLICY = PlanPolicy()
@@ -25,36 +25,32 @@ def without_figure(**changes: object) -> Slot:
     ids=["not supported", "unknown", "free memory unknown"],
 )
 def test_a_whole_gpu_needs_no_figure_of_its_memory(gpu: Slot) -> None:
-    assert explain_rejection(Requirement(exclusive=True), gpu, POLICY) is None
+    assert rejections(Requirement(exclusive=True), gpu, POLICY) == ()
 
 
 def test_a_job_that_declares_no_memory_gets_an_empty_gpu_without_a_figure() -> None:
-    assert explain_rejection(Requirement(), without_figure(), POLICY) is None
+    assert rejections(Requirement(), without_figure(), POLICY) == ()
     held = without_figure(foreign=(Holder(name="python"),))
-    blocker = explain_rejection(Requirement(), held, POLICY)
-    assert blocker is not None
+    (blocker,) = rejections(Requirement(), held, POLICY)
     assert blocker.code is BlockerCode.MEMORY_UNKNOWN
 
 
 def test_not_supported_is_no_work_for_an_operator() -> None:
-    blocker = explain_rejection(Requirement(memory_bytes=GIB), without_figure(), POLICY)
-    assert blocker is not None
+    (blocker,) = rejections(Requirement(memory_bytes=GIB), without_figure(), POLICY)
     assert "has no figure for its memory" in text(blocker)
-    assert "must look" not in next_step(blocker)
-    assert "gpu_memory_gib" in next_step(blocker)
+    assert "must look" not in condition(blocker)
+    assert "gpu_memory_gib" in condition(blocker)
 
 
 def test_a_failed_call_is_named_and_waits_for_the_next_reading() -> None:
     call = "nvmlDeviceGetMemoryInfo: Unknown Error"
     gpu = without_figure(memory_unsupported=False, failed_call=call)
-    blocker = explain_rejection(Requirement(memory_bytes=GIB), gpu, POLICY)
-    assert blocker is not None
+    (blocker,) = rejections(Requirement(memory_bytes=GIB), gpu, POLICY)
     assert call in text(blocker)
-    assert "must look" not in next_step(blocker)
+    assert "must look" not in condition(blocker)
 
 
 def test_an_unknown_figure_is_work_for_an_operator() -> None:
     gpu = without_figure(memory_unsupported=False)
-    blocker = explain_rejection(Requirement(memory_bytes=GIB), gpu, POLICY)
-    assert blocker is not None
-    assert "An operator must look" in next_step(blocker)
+    (blocker,) = rejections(Requirement(memory_bytes=GIB), gpu, POLICY)
+    assert "An operator must look" in condition(blocker)

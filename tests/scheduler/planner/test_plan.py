@@ -197,8 +197,11 @@ def test_a_fourth_gpu_is_named_rather_than_counted() -> None:
     for name in "abc":
         case.gpu(name, free="10GiB")
 
-    assert case.job(1, wants="20GiB").why(1)[-1] == "GPU 0 is locked by bob."
-    assert len(case.why(1)) == 4
+    assert case.job(1, wants="20GiB").why(1)[-2:] == [
+        "GPU 0 is locked by bob.",
+        "GPU 0 has 1 GiB of 80 GiB free, this job asks for 20 GiB.",
+    ]
+    assert len(case.why(1)) == 5
 
 
 def test_it_counts_the_gpus_that_are_not_what_was_asked_for() -> None:

@@ -100,6 +100,7 @@ def test_it_names_the_most_telling_reason_first() -> None:
     assert [reason.code for reason in case.job(1).plan().blockers[1]] == [
         "Pressure",
         "UtilTarget",
+        "GpuTaken",
     ]
 
 

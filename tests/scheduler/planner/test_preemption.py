@@ -61,7 +61,7 @@ def _slot(index: int, running: Sequence[RunningJob], changes: dict[str, Any]) ->
 
 
 def _fits(job: QueuedJob) -> Callable[[Slot], bool]:
-    return lambda gpu: matching.explain_rejection(job.requirement, gpu, PLANNED, job.id) is None
+    return lambda gpu: not matching.rejections(job.requirement, gpu, PLANNED, job.id)
 
 
 def _ask(

@@ -79,7 +79,7 @@ def test_thirty_percent_become_three_and_come_back(alice: User, bob: User) -> No
     hogged(story.now - timedelta(hours=8), story.now)
     story.goes_on(10, NEIGHBOUR)
     assert ModeState.objects.get().mode == "defensive"
-    assert story.waits_for() == {normal.pk: {"ShareReduced"}}
+    assert story.waits_for() == {normal.pk: {"Pressure", "ShareReduced"}}
 
     Incident.objects.update(closed_at=story.now)
     story.goes_on(120)

@@ -1,0 +1,135 @@
+"""Changes that let a waiting job start earlier, for pages, REST and the command line."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from threading import Lock
+
+from monitor.facts.formats import duration
+from monitor.snapshot import rows as monitor_store
+from scheduler.blockers.policy import stored_blockers
+from scheduler.dispatch.steps import preview
+from scheduler.facts.jobs import PRIORITIES, JobState
+from scheduler.lifecycle.rows import queue_facts
+from scheduler.models import Job
+from scheduler.planner.forecast.advice import Advice, AdviceFacts, World, advise
+from scheduler.quotas import rows as quota_rows
+from scheduler.sizing import step as sizing
+from scheduler.time_windows.policy.calendar import moment
+
+# A start within this time is called "now".
+AT_ONCE = timedelta(seconds=5)
+# An answer is given again for this time, because several viewers of a page ask for it.
+KEPT, MOST_KEPT = timedelta(seconds=5), 256
+
+
+@dataclass(frozen=True, slots=True)
+class JobAdvice:
+    """reason: the headline and its condition, in words; "" = the job does not wait."""
+
+    reason: str = ""
+    advice: tuple[Advice, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    at: datetime
+    mark: object
+    answer: JobAdvice
+
+
+_answers: dict[int, _Kept] = {}
+_lock = Lock()
+
+
+def of(job: Job, now: datetime, zone: str) -> JobAdvice:
+    """The reason of a waiting job and the changes that help, the best first.
+
+    Of a job that another engine plans, the reason alone.
+    """
+    if job.state != JobState.QUEUED.value:
+        return JobAdvice()
+    mark = (queue_facts.queue_mark(), job.priority, job.held, zone)
+    with _lock:
+        kept = _answers.get(job.pk)
+        if kept is not None and kept.mark == mark and timedelta() <= now - kept.at < KEPT:
+            return kept.answer
+        answer = _answer(job, now, zone)
+        while len(_answers) >= MOST_KEPT:
+            del _answers[next(iter(_answers))]
+        _answers[job.pk] = _Kept(now, mark, answer)
+        return answer
+
+
+def forget() -> None:
+    """Drop the answers that are kept."""
+    _answers.clear()
+
+
+def _answer(job: Job, now: datetime, zone: str) -> JobAdvice:
+    advice = _advice(job, now) if preview.is_planned_here() else []
+    stored = stored_blockers.with_current_ends(job.blockers, now)
+    main = stored_blockers.first(stored_blockers.reasons(stored))
+    parts = [] if main is None else [main.headline, main.next_step]
+    if not advice:
+        estimate = preview.estimate_of(job.pk, now)
+        if estimate is not None and estimate.p50 is not None:
+            parts.append(f"It is expected to start {_when(estimate.p50, now, zone)}.")
+        elif main is not None and not main.never:
+            parts.append("When it starts is unknown.")
+    return JobAdvice(" ".join(filter(None, parts)), tuple(advice))
+
+
+def _advice(job: Job, now: datetime) -> list[Advice]:
+    waiting, worlds = None, {}
+    for host in preview.hosts():
+        given = preview.plan_input(host, now)
+        waiting = waiting or next((each for each in given.queue if each.id == job.pk), None)
+        others = [each for each in given.queue if each.id != job.pk]
+        worlds[host] = World(
+            queue=others, slots=given.slots, policy=given.policy, rules=given.rules
+        )
+    if waiting is None:
+        return []
+    return advise(waiting, worlds, _facts(job), now)
+
+
+def _facts(job: Job) -> AdviceFacts:
+    allowed = quota_rows.of_person(job.owner).priority
+    return AdviceFacts(
+        # The planner serves jobs of agents last, whatever their priority.
+        most_priority=0 if job.agent_id else max(PRIORITIES) if allowed is None else allowed,
+        host_is_chosen=bool(job.host),
+        needed_bytes=_needed_bytes(job),
+    )
+
+
+def _needed_bytes(job: Job) -> int | None:
+    if not job.gpus or not sizing.has_samples(job.owner, job.argv):
+        return None
+    gpus = [gpu for snapshot in monitor_store.newest_all() for gpu in snapshot.gpus]
+    suggestion = sizing.suggested_memory(job.owner, job.argv, gpus)
+    return None if suggestion is None else max(suggestion.memory_bytes, suggestion.peak_bytes)
+
+
+def sentence(advice: Advice, now: datetime, zone: str) -> str:
+    """The change and what it brings."""
+    return f"{advice.words}: {effect(advice, now, zone)}"
+
+
+def effect(advice: Advice, now: datetime, zone: str) -> str:
+    when = f"it would start {_when(advice.expected_start, now, zone)}"
+    if advice.was_unknown:
+        return f"{when}; without the change, its start is unknown."
+    return f"{when}, {duration(advice.earlier)} earlier."
+
+
+def _when(at: datetime, now: datetime, zone: str) -> str:
+    return "now" if at - now < AT_ONCE else f"about {moment(at, zone)}"
+
+
+def find(advice: Sequence[Advice], key: str) -> Advice | None:
+    """The advice with this change; None = it is not given (any more)."""
+    return next((each for each in advice if each.key == key), None)
