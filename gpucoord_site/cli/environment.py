@@ -3,26 +3,41 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
 
 from monitor.facts.input_rules import is_storable
-from scheduler.facts.field_parsers import LARGEST_ENV, OURS
+from scheduler.facts.field_parsers import LARGEST_ENV, OURS, VARIABLE_NAME
 
-# Programs read secrets from these.
+# Programs read secrets from variables with these words in their name; a word ends at _ or a sign.
 SECRET = re.compile(
-    r"TOKEN|SECRET|PASSW|PASSPHRASE|CREDENTIAL|API_?KEY|ACCESS_?KEY|PRIVATE_?KEY|AUTH|COOKIE|SESSION"
-    r"|_DSN$|DATABASE_URL|^PGPASS|^KRB5|_PAT$|^AWS_|^AZURE_|_KEY$|_PWD$|_PW$",
+    r"(?<![A-Z0-9])(?:TOKEN|SECRETS?|PASSWORDS?|PASSWD|PASSPHRASE|CREDENTIALS?|AUTH|COOKIES?|SESSION"
+    r"|API_?KEY|ACCESS_?KEY|PRIVATE_?KEY|DATABASE_URL|CONNECTION_STRING|PGPASS(?:WORD|FILE)"
+    r"|KRB5CCNAME)(?![A-Z0-9])|(?<=[A-Z0-9])_(?:KEY|PWD|PW|PASS|PAT|DSN)$",
     re.IGNORECASE,
 )
 # An address with a password, as in REDIS_URL=redis://user:password@host.
 SECRET_VALUE = re.compile(r"[a-z0-9+.-]://[^/\s:@]*:[^/\s@]+@", re.IGNORECASE)
-# Of the terminal, the login and the display; the account's own are set by the server.
+WITH_PASSWORD = "an address with a password"  # noqa: S105 - no password
+# Of the terminal and the login alone. Of some, the job gets its own.
 LOCAL = re.compile(
-    r"_|PWD|OLDPWD|SHLVL|HOME|USER|LOGNAME|SHELL|MAIL|TERM|TERMCAP|COLUMNS|LINES|PS[0-9]|HIST.*"
-    r"|SSH_.*|SUDO_.*|DISPLAY|WAYLAND_.*|XAUTHORITY|XDG_.*|DBUS_.*|GPG_.*|TMUX.*|STY|WINDOW.*"
-    r"|LS_COLORS|LESS.*|INVOCATION_ID|JOURNAL_STREAM|NOTIFY_SOCKET|SLURM_.*|VSCODE_.*|COLORTERM"
+    r"_|PWD|OLDPWD|SHLVL|HOME|USER|LOGNAME|SHELL|MAIL|MAILCHECK|TERM|TERMCAP|TERMINFO|COLUMNS|LINES"
+    r"|COLORTERM|LS_COLORS|DISPLAY|XAUTHORITY|STY|TMUX|TMUX_PANE|WINDOWID|LESS|LESSOPEN|LESSCLOSE"
+    r"|PS[0-4]|HIST(?:FILE|SIZE|FILESIZE|CONTROL|IGNORE|TIMEFORMAT)"
+    r"|XDG_(?:RUNTIME_DIR|VTNR|CURRENT_DESKTOP|MENU_PREFIX)"
+    r"|INVOCATION_ID|JOURNAL_STREAM|NOTIFY_SOCKET"
 )
-NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+# The same of families of variables, by the words with which their names begin.
+LOCAL_FAMILIES = re.compile(
+    r"(?:SSH|SUDO|DBUS|GPG|WAYLAND|XDG_SESSION|XDG_SEAT|VSCODE|SLURM|PBS|LSB)(?=_|$)"
+)
+# Of another queue or editor: their names are worth a word, since programs read them.
+NAMED_FAMILIES = re.compile(r"(?:VSCODE|SLURM|PBS|LSB)_")
+SHELL_FUNCTION = "BASH_FUNC_"
+MOST_NAMED = 20
+NOT_TEXT = "not UTF-8"
+NO_NAME = "not a name"
+GIVEN_BY_US = "set by gpucoord"
 TOO_LARGE = (
     "The environment has {size} characters; at most {most} are possible."
     " Use --clean-env, and --env NAME for what the job needs."
@@ -33,17 +48,67 @@ class EnvironmentTooLarge(Exception):
     """The message says what to do."""
 
 
-def captured(environ: Mapping[str, str]) -> dict[str, str]:
-    """The variables that a job on this machine gets. Raises EnvironmentTooLarge."""
-    passed_on = {name: value for name, value in environ.items() if _is_passed_on(name, value)}
-    size = sum(len(name) + len(value) + 1 for name, value in passed_on.items())
+@dataclass(frozen=True, slots=True)
+class Captured:
+    """left_out: why each other variable does not reach the job: a pattern, or a reason."""
+
+    variables: dict[str, str] = field(default_factory=dict)
+    left_out: dict[str, str] = field(default_factory=dict)
+
+    def sentence(self) -> str:
+        """The variables that a program could miss; "" = none."""
+        missed = {name: why for name, why in self.left_out.items() if _is_missed(name)}
+        if not missed:
+            return ""
+        shown = [f"{name} ({why})" for name, why in list(missed.items())[:MOST_NAMED]]
+        more = f" and {len(missed) - MOST_NAMED} more" if len(missed) > MOST_NAMED else ""
+        return f"left out of the environment: {', '.join(shown)}{more}; --env NAME passes one on"
+
+
+def captured(environ: Mapping[str, str], given: Collection[str] = ()) -> Captured:
+    """The variables that a job on this machine gets. Raises EnvironmentTooLarge.
+
+    given: names that the user passes on; they are not left out.
+    """
+    by_name = {name: _reason_of_name(name) for name in environ}
+    size = sum(len(n) + len(environ[n]) + 1 for n, reason in by_name.items() if not reason)
     if size > LARGEST_ENV:
         raise EnvironmentTooLarge(TOO_LARGE.format(size=size, most=LARGEST_ENV))
-    return passed_on
+    variables: dict[str, str] = {}
+    left_out: dict[str, str] = {}
+    for name, value in environ.items():
+        if reason := by_name[name] or _reason_of_value(value):
+            left_out |= {} if name in given else {name: reason}
+        else:
+            variables[name] = value
+    return Captured(variables, left_out)
 
 
-def _is_passed_on(name: str, value: str) -> bool:
-    if not NAME.fullmatch(name) or OURS.fullmatch(name) or LOCAL.fullmatch(name):
-        return False
+def _reason_of_name(name: str) -> str:
+    """Why a variable of this name is left out; "" = it is not."""
+    if OURS.fullmatch(name):
+        return GIVEN_BY_US
+    if LOCAL.fullmatch(name):
+        return name
+    if family := LOCAL_FAMILIES.match(name):
+        return f"{family[0]}_*"
+    if not VARIABLE_NAME.fullmatch(name) or not is_storable(name):
+        return NO_NAME
+    if name.startswith(SHELL_FUNCTION):
+        return ""
+    word = SECRET.search(name)
+    return word[0].upper() if word else ""
+
+
+def _reason_of_value(value: str) -> str:
     # A byte that is no UTF-8 is a lone surrogate here, which JSON can't hold.
-    return is_storable(value) and not SECRET.search(name) and not SECRET_VALUE.search(value)
+    if not is_storable(value):
+        return NOT_TEXT
+    return WITH_PASSWORD if SECRET_VALUE.search(value) else ""
+
+
+def _is_missed(name: str) -> bool:
+    """Whether a program may need it, other than what is only true in this terminal."""
+    if LOCAL.fullmatch(name) or (LOCAL_FAMILIES.match(name) and not NAMED_FAMILIES.match(name)):
+        return False
+    return not name.startswith("GPUCOORD_") or bool(SECRET.search(name))

@@ -114,12 +114,11 @@ def resubmit(argv: Sequence[str]) -> int:
 
 def _environment(options: Namespace) -> Json:
     """That of this shell, if the server is on this machine; it counts for jobs that had one."""
-    from gpucoord_site.cli.environment import captured
-    from gpucoord_site.cli.submit import is_local
+    from gpucoord_site.cli.submit import environment_here, is_local
 
     if options.clean_env:
         return {"environment": {}}
-    return {"environment": captured(os.environ)} if is_local(options) else {}
+    return {"environment": environment_here(options)} if is_local(options) else {}
 
 
 def priority(argv: Sequence[str]) -> int:

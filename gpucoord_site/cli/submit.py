@@ -5,17 +5,19 @@ from __future__ import annotations
 import base64
 import json
 import os
+import re
 import shlex
+import shutil
 import sys
 from argparse import ArgumentParser, ArgumentTypeError, BooleanOptionalAction, Namespace
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from gpucoord_site.cli import connection, local_login
-from gpucoord_site.cli.environment import EnvironmentTooLarge, captured
+from gpucoord_site.cli.environment import SHELL_FUNCTION, EnvironmentTooLarge, captured
 from gpucoord_site.cli.parsing import Parser, clock_time, shown_time
 from gpucoord_site.cli.sources import script_files, standard_input
-from gpucoord_site.cli.sources.script_files import BadScript
+from gpucoord_site.cli.sources.other_schedulers import BadScript
 from gpucoord_site.cli.why import what_if_lines
 from monitor.facts.input_rules import escaped
 from scheduler.facts.field_types import MOMENT, Door, Group, JobField, Kind
@@ -30,6 +32,15 @@ OURS = 125
 NOT_PASSED_ON = (
     "standard input is not passed on with --detach; --stdin passes it on, --no-stdin leaves it out"
 )
+# Commands of sh that are no programs.
+BUILT_IN = re.compile(
+    r"\.|:|alias|break|cd|command|continue|eval|exec|exit|export|getopts|hash|read|readonly|return"
+    r"|set|shift|times|trap|type|ulimit|umask|unset|wait"
+)
+# A shell line that is one word.
+PLAIN_WORD = re.compile(r"[\w./+-]+")
+# Shells whose users write `source`; /bin/sh may not have it.
+SOURCING = frozenset(("bash", "zsh"))
 NO_FOLDER = "The current folder was deleted. Change to another one (cd ~) and submit the job there."
 EPILOG = """\
 The job's output appears here, and its exit code becomes this command's. Ctrl-C asks whether to
@@ -39,8 +50,8 @@ With --array, each line of output begins with the job's index, and the highest e
 """
 
 
-class FolderGone(Exception):
-    """The message says what to do."""
+class NotHere(Exception):
+    """A folder or a program does not exist. The message says what to do."""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -58,7 +69,7 @@ def _submit(argv: Sequence[str], made: Callable[[], ArgumentParser]) -> int:
         options, words = _parsed(argv, made())
         body = body_of(options, words)
         return connection.run(options, lambda client: _send(client, options, body))
-    except (BadScript, EnvironmentTooLarge, FolderGone, standard_input.TooLarge) as error:
+    except (BadScript, EnvironmentTooLarge, NotHere, standard_input.TooLarge) as error:
         connection.complain(str(error))
         return OURS
 
@@ -71,9 +82,10 @@ def _parsed(argv: Sequence[str], parser: ArgumentParser) -> tuple[Namespace, lis
         return options, words
     if not words:
         parser.error("say what to run: gpucoord submit -- python train.py")
-    script = script_files.read(words)
+    script = script_files.read(words, copies=not options.no_copy, runs_here=is_local(options))
     if script is None:
         return options, words
+    connection.complain("\n".join(script.remarks))
     options = parser.parse_args([*script.options, *argv])
     return options, script.argv
 
@@ -121,7 +133,7 @@ def body_of(options: Namespace, words: Sequence[str]) -> dict[str, Any]:
     if options.script:
         command: dict[str, Any] = {"script_args": named_values(words)}
     else:
-        command = {"command": words[0]} if len(words) == 1 else {"argv": list(words)}
+        command = _command(words, is_here=is_local(options))
     fields = {field.name: getattr(options, field.name, None) for field in fields_of(Door.OPTION)}
     fields |= {
         "blocking": None if options.detach else True,
@@ -130,7 +142,52 @@ def body_of(options: Namespace, words: Sequence[str]) -> dict[str, Any]:
     }
     # A flag that is not given is False.
     given = {n: v for n, v in fields.items() if v is not None and v is not False}
-    return command | _surroundings(options) | given
+    surroundings = _surroundings(options)
+    if surroundings:
+        _check_here(options, words)
+    return command | surroundings | given
+
+
+def _command(words: Sequence[str], *, is_here: bool) -> dict[str, Any]:
+    if len(words) > 1:
+        return {"argv": list(words)}
+    shell = _shell_of(words[0]) if is_here else None
+    return {"argv": [shell, "-c", words[0]]} if shell else {"command": words[0]}
+
+
+def _shell_of(line: str) -> str | None:
+    """The shell that a line needs: for `source`, or a function that bash exported; None: any."""
+    first = line.split(maxsplit=1)[0] if line.strip() else ""
+    if f"{SHELL_FUNCTION}{first}%%" in os.environ:
+        return shutil.which("bash")
+    own = os.environ.get("SHELL", "")
+    is_used = first == "source" and os.path.basename(own) in SOURCING  # noqa: PTH119
+    return own if is_used and os.access(own, os.X_OK) else None
+
+
+def _check_here(options: Namespace, words: Sequence[str]) -> None:
+    """Refuse a folder or a program that this machine lacks. Raises NotHere.
+
+    Another host, or an environment that is not captured, may have it.
+    """
+    if options.host or options.clean_env or options.script:
+        return
+    folder = _folder(options.cwd or ".")
+    if not os.path.isdir(folder):  # noqa: PTH112
+        raise NotHere(f"{folder} is no folder. Create it: mkdir -p {shlex.quote(folder)}")
+    word = words[0]
+    if len(words) == 1 and (not PLAIN_WORD.fullmatch(word) or BUILT_IN.fullmatch(word)):
+        return
+    if f"{SHELL_FUNCTION}{word}%%" in os.environ and len(words) == 1:
+        return
+    path = dict(options.env).get("PATH", os.environ.get("PATH"))
+    if "/" in word and not os.path.exists(os.path.join(folder, word)):  # noqa: PTH110, PTH118
+        raise NotHere(f"{word} does not exist in {folder}. Look for it: ls -l {shlex.quote(word)}")
+    if "/" not in word and not shutil.which(word, path=path):
+        raise NotHere(
+            f"{shlex.quote(word)} is in no folder of PATH. Activate its environment, or write its"
+            f" whole path; command -v {shlex.quote(word)} finds it."
+        )
 
 
 def named_values(words: Sequence[str]) -> dict[str, Any]:
@@ -157,19 +214,26 @@ def _surroundings(options: Namespace) -> dict[str, Any]:
     if not options.cwd:
         surroundings["cwd"] = _folder(".")
     if not options.clean_env:
-        surroundings["environment"] = captured(os.environ)
+        surroundings["environment"] = environment_here(options)
     return surroundings
 
 
+def environment_here(options: Namespace) -> dict[str, str]:
+    """The environment of this shell; says what is left out. Raises EnvironmentTooLarge."""
+    here = captured(os.environ, dict(options.env))
+    connection.complain(here.sentence())
+    return here.variables
+
+
 def _folder(path: str) -> str:
-    """The absolute path, without following links. Raises FolderGone.
+    """The absolute path, without following links. Raises NotHere.
 
     The shell expands ~ and $HOME in its own words, but not in a `#GPUCOORD` line or --cwd=~/run.
     """
     try:
         return os.path.abspath(os.path.expandvars(os.path.expanduser(path)))  # noqa: PTH100, PTH111
     except FileNotFoundError:
-        raise FolderGone(NO_FOLDER) from None
+        raise NotHere(NO_FOLDER) from None
 
 
 def _stdin(options: Namespace) -> dict[str, str]:
@@ -198,7 +262,7 @@ def job_parser(
         "command",
         nargs="...",
         metavar="COMMAND",
-        help="one word with spaces is a shell line; or a script file with #GPUCOORD lines",
+        help="one word with spaces is a shell line; or a script file",
     )
     for group in Group:
         title = group.value[1]
@@ -228,6 +292,11 @@ def _parser(name: str = "submit") -> ArgumentParser:
         action=BooleanOptionalAction,
         default=None,
         help="pass standard input on, at most 1 MiB (default: yes, but not with --detach)",
+    )
+    add(
+        "--no-copy",
+        action="store_true",
+        help="run a script in place, as it is at the start (default: a shell script is copied)",
     )
     connection.add_json(parser)
     add("--dry-run", action="store_true", help="only say when it would start, and why not now")

@@ -40,6 +40,8 @@ MOST_STDIN = 1024**2
 LONGEST_GRACE = timedelta(hours=1)
 # Variables that gpucoord itself sets, and its token. GPUCOORD_URL lets a job use its commands.
 OURS = re.compile(r"GPUCOORD_(?!URL$).*|CUDA_VISIBLE_DEVICES|CUDA_DEVICE_ORDER")
+# Also of functions that a shell exports, such as BASH_FUNC_module%%.
+VARIABLE_NAME = re.compile(r"[^\s=\0]+")
 STDIN_TOO_LARGE = (
     "The standard input has more than 1 MiB. Write it to a file that the job reads instead."
 )
@@ -174,7 +176,7 @@ def parse_variables(value: Any, _context: ParseContext) -> dict[str, str]:
 
 def _variable_problem(name: str, value: str) -> str:
     """Why this variable can't be set; "" = it can."""
-    if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
+    if not VARIABLE_NAME.fullmatch(name) or not is_storable(name):
         return f"{quoted(name)} can't be the name of a variable."
     if OURS.fullmatch(name):
         return f"{name[:60]} is set by gpucoord itself; leave it out."

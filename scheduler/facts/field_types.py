@@ -235,7 +235,7 @@ VARIABLES = FieldType(
     kind=Kind.VARIABLES,
     json=dict[str, str],
     parse=parsers.parse_variables,
-    schema={"propertyNames": {"pattern": "^[A-Za-z_][A-Za-z0-9_]*$"}},
+    schema={"propertyNames": {"pattern": r"^[^\s=\0]+$"}},
     metavar="NAME=VALUE",
 )
 UMASK = FieldType(

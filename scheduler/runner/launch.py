@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import fcntl
 import os
+import shlex
 import signal
 import struct
 from collections.abc import Sequence
@@ -25,6 +27,11 @@ READY = b"."
 
 # The stage of a first process that was never started.
 HELD = "held"
+# Where a shell reads the text of a script: a file in memory, since all accounts see arguments.
+SCRIPT_FD = 9
+# On one line with the script's first one, so that the numbers of its lines stay. It closes the
+# file first, so that programs of the script do not inherit it.
+READ_SCRIPT = f'eval "exec {SCRIPT_FD}<&-; $(/bin/cat <&{SCRIPT_FD} || echo exit 127)"'
 
 
 @dataclass(slots=True)
@@ -92,7 +99,10 @@ def _become(spec: Spec, log: int, wait_end: int, errors: int) -> NoReturn:
             stage = "landlock"
             landlock.close(spec.closed, spec.opened, spec.readable)
         stage = "command"
-        os.execvpe(spec.argv[0], spec.argv, spec.env)  # noqa: S606
+        argv, script = script_apart(spec.argv)
+        if script:
+            errors = _open_script(script, errors)
+        os.execvpe(argv[0], argv, spec.env)  # noqa: S606
     except OSError as error:
         code = NOT_FOUND if (stage, error.errno) == ("command", errno.ENOENT) else NOT_EXECUTABLE
         os.write(errors, f"{stage} {error.errno or 0}".encode())
@@ -128,6 +138,36 @@ def _open_stdin(spec: Spec) -> int:
     os.lseek(descriptor, 0, os.SEEK_SET)
     file.unlink()
     return descriptor
+
+
+def script_apart(argv: Sequence[str]) -> tuple[list[str], str]:
+    """The arguments without the text of a copied script, and this text; "" = there is none.
+
+    A copied script is the shell that its first line names, -c and its text.
+    """
+    at = argv.index("-c") if "-c" in argv[:-1] else 0
+    text = argv[at + 1] if at else ""
+    if not text.startswith("#!"):
+        return list(argv), ""
+    try:
+        interpreter = shlex.split(text.split("\n", 1)[0][2:])
+    except ValueError:
+        interpreter = []
+    if interpreter != list(argv[:at]):
+        return list(argv), ""
+    return [*argv[: at + 1], READ_SCRIPT, *argv[at + 2 :]], text
+
+
+def _open_script(text: str, errors: int) -> int:
+    """Open the text for the shell; returns the descriptor of `errors`, which may have its place."""
+    errors = fcntl.fcntl(errors, fcntl.F_DUPFD_CLOEXEC, SCRIPT_FD + 1)
+    descriptor = os.memfd_create("script", os.MFD_CLOEXEC)
+    with os.fdopen(os.dup(descriptor), "wb") as memory:
+        memory.write(text.encode())
+    os.lseek(descriptor, 0, os.SEEK_SET)
+    os.dup2(descriptor, SCRIPT_FD)
+    os.set_inheritable(SCRIPT_FD, True)
+    return errors
 
 
 def _connect(stdin: int, log: int) -> None:

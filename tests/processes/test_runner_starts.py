@@ -73,6 +73,47 @@ def test_it_keeps_stdout_and_stderr_in_order(run: Run) -> None:
     assert attempt.log().split("\n")[:4] == ["out 1", "err 1", "out 2", "err 2"]
 
 
+def test_the_text_of_a_copied_script_is_in_no_argument(run: Run) -> None:
+    """All accounts of the machine see arguments."""
+    text = '#!/bin/bash\nexport KEY=se"cr"et\ntr "\\0" "\\n" < /proc/$$/cmdline\n'
+    attempt = run("/bin/bash", "-c", text, "/home/alice/job.sh", "x")
+
+    attempt.result()
+    assert attempt.log().splitlines()[-2:] == ["/home/alice/job.sh", "x"]
+    assert "KEY" not in attempt.log()
+
+
+@pytest.mark.parametrize("shell", ["bash", "sh"])
+def test_a_copied_script_runs_as_when_its_text_is_an_argument(run: Run, shell: str) -> None:
+    text = f"""#!/usr/bin/env {shell}
+printf '<%s>' "$0" "$@" "$#"
+cat <<'END'
+data $0 "quoted" \\ `not run`
+END
+no-such-command
+ls -l /proc/self/fd | grep -c memfd:script
+exit 7
+( data behind the code
+"""
+    words = ["/usr/bin/env", shell, "-c", text, "/home/alice/job.sh", "a b", "", "*"]
+    attempt = run(*words)
+
+    assert attempt.result().exit_code == 7
+    shown = attempt.log()
+    assert shown.startswith('</home/alice/job.sh><a b><><*><3>data $0 "quoted" \\ `not run`\n')
+    assert "job.sh: line 6: " in shown or "job.sh: 6: " in shown
+    # Programs of the script do not inherit it.
+    assert shown.endswith("\n0\n")
+
+
+def test_a_copied_script_may_be_longer_than_an_argument(run: Run) -> None:
+    text = "#!/bin/sh\n" + "# a comment\n" * 20_000 + "echo end\n"
+    attempt = run("/bin/sh", "-c", text, "/home/alice/job.sh")
+
+    assert attempt.result().exit_code == 0
+    assert attempt.log() == "end\n"
+
+
 def test_it_gives_the_job_nothing_to_read(run: Run) -> None:
     assert run("/bin/cat").result().exit_code == 0
 

@@ -88,7 +88,7 @@ def test_a_window_needs_a_day(schema: dict[str, Any]) -> None:
         ("retries", {"minimum": 0, "maximum": 20}),
         ("name", {"maxLength": 120}),
         ("time_limit", {"maxLength": 100}),
-        ("env", {"propertyNames": {"pattern": "^[A-Za-z_][A-Za-z0-9_]*$"}}),
+        ("env", {"propertyNames": {"pattern": r"^[^\s=\0]+$"}}),
     ],
 )
 def test_the_fields_of_a_job_have_the_bounds_of_the_parser(

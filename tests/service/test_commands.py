@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import socket
 import subprocess
 import sys
@@ -20,6 +21,7 @@ from gpucoord_site.cli import connection, environment, gpus, job_actions, jobs, 
 from gpucoord_site.cli.foreign_output import ForeignOutput
 from gpucoord_site.cli.shell_job import command as shell_command
 from gpucoord_site.cli.sources import script_files
+from gpucoord_site.cli.sources.other_schedulers import BadScript
 from gpucoord_site.cli.transport import NeverReached, RequestFailed, Transport
 from monitor.models import Agent
 from monitor.snapshot import rows as snapshots
@@ -466,7 +468,7 @@ def test_submit_captures_folder_umask_and_environment(
     monkeypatch.setenv("HF_TOKEN", "secret")
     old = os.umask(0o027)
     try:
-        assert submit.main(["-d", "--env", "A=1", "--", "train", "now"]) == 0
+        assert submit.main(["-d", "--env", "A=1", "--", "true", "now"]) == 0
     finally:
         os.umask(old)
 
@@ -512,7 +514,8 @@ def test_run_has_a_high_priority_and_can_not_detach(said: Say) -> None:
         ("GPUCOORD_TOKEN", "x", False),
         ("GPUCOORD_URL", "http://127.0.0.1:8911", True),
         ("CUDA_VISIBLE_DEVICES", "0", False),
-        ("BASH_FUNC_x%%", "() {}", False),
+        ("BASH_FUNC_x%%", "() {}", True),
+        ("my.var", "x", True),
         ("LINES_OF_TEXT", "a\nb", True),
         ("DB_PWD", "x", False),
         ("REDIS_URL", "redis://user:secret@host/0", False),
@@ -521,7 +524,10 @@ def test_run_has_a_high_priority_and_can_not_detach(said: Say) -> None:
     ],
 )
 def test_secrets_and_what_is_only_true_here_stay(name: str, value: str, is_passed_on: bool) -> None:
-    assert (name in environment.captured({name: value})) is is_passed_on
+    here = environment.captured({name: value})
+
+    assert (name in here.variables) is is_passed_on
+    assert (name in here.left_out) is not is_passed_on
 
 
 def test_a_deleted_folder_is_refused_with_a_way_out(
@@ -580,12 +586,214 @@ def test_a_python_script_is_run_by_its_interpreter(tmp_path: Path) -> None:
     assert script.argv == ["/usr/bin/env", "python3", path, "x"]
 
 
-@pytest.mark.parametrize(
-    ("text", "mode"), [("echo", 0o755), ("#!/bin/sh\necho", 0o755), ("\x7fELF", 0o755)]
-)
+@pytest.mark.parametrize(("text", "mode"), [("echo", 0o755), ("\x7fELF", 0o755)])
 def test_a_program_is_no_script(tmp_path: Path, text: str, mode: int) -> None:
     assert script_files.read([_script(tmp_path, text, mode)]) is None
     assert script_files.read(["no such file"]) is None
+
+
+@pytest.mark.parametrize("mode", [0o644, 0o755])
+@pytest.mark.parametrize("word", ["job.sh", "./job.sh"])
+def test_a_shell_script_is_copied_with_or_without_options(
+    word: str, mode: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = _script(tmp_path, "#!/bin/sh\necho\n", mode)
+    monkeypatch.chdir(tmp_path)
+
+    script = script_files.read([word, "x"])
+    in_place = script_files.read([word, "x"], copies=False)
+
+    assert script is not None
+    assert in_place is not None
+    assert script.argv == ["/bin/sh", "-c", "#!/bin/sh\necho\n", path, "x"]
+    assert in_place.argv == ["/bin/sh", path, "x"]
+
+
+def test_a_program_on_the_path_comes_before_a_file_of_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "true").write_text("#!/bin/sh\nfalse\n")
+    monkeypatch.chdir(tmp_path)
+
+    assert script_files.read(["true"]) is None
+    assert script_files.read(["./true"]) is not None
+
+
+def test_a_script_that_is_not_copied_is_said(tmp_path: Path) -> None:
+    script = script_files.read([_script(tmp_path, "#!/usr/bin/env python3\n")])
+
+    assert script is not None
+    assert "is not copied: it is read when the job starts" in script.remarks[0]
+
+
+@pytest.mark.parametrize(
+    ("data", "says"),
+    [
+        (b"#!/bin/bash\r\necho\r\n", r"carriage returns (line 1), .*: sed -i 's/\r$//' "),
+        (b"#!/bin/bash\ncd x\r\n", r"carriage returns (line 2), .*: sed -i"),
+        (b"#!/bin/sh\recho\r", r"carriage returns (line 1), .*: tr "),
+        (b"\xef\xbb\xbf#!/bin/bash\n", r"byte-order mark, .*: sed -i '1s/"),
+        ("#!/bin/sh\n".encode("utf-16"), r"is UTF-16, .*: iconv -f UTF-16"),
+        (b"#!/no/such/bash\n", r"/no/such/bash does not exist. Write #!/usr/bin/env bash"),
+        (b"#!/usr/bin/env no-such-sh\n", r"no-such-sh is in no folder of PATH."),
+    ],
+)
+def test_a_script_that_would_fail_at_its_start_is_refused_with_a_remedy(
+    data: bytes, says: str, tmp_path: Path, said: Say
+) -> None:
+    path = tmp_path / "job.sh"
+    path.write_bytes(data)
+
+    assert submit.main(["-d", str(path)]) == 125
+    text = said()
+    assert all(part in text for part in says.split(" .*: "))
+    assert not Job.objects.exists()
+
+
+def test_the_interpreter_of_another_machine_is_not_looked_for_here(tmp_path: Path) -> None:
+    path = _script(tmp_path, "#!/no/such/bash\n")
+
+    assert script_files.read([path], runs_here=False) is not None
+
+
+@pytest.mark.parametrize(
+    ("line", "options"),
+    [
+        ("--gres=gpu:4", "--gpus 4"),
+        ("--gpus=2", "--gpus 2"),
+        ("--gres gpu", "--gpus 1"),
+        ("--time=30", "--time-limit 30min"),
+        ("-t 30:00", "--time-limit 30min"),
+        ("--time=12:00:00", "--time-limit 12h"),
+        ("--time=2-12", "--time-limit '2d 12h'"),
+        ("-J train", "--name train"),
+        ("--array=0-99%4", "--array 0-99%4"),
+        ("--mem=64G", "--memory 64GiB"),
+        ("--mem 4000", "--memory 4000MiB"),
+        ("--cpus-per-task=8", "--cpus 8"),
+        ("--begin=22:00:00", "--begin 22:00"),
+        ("--begin=now+2hours", "--begin 'in 2 hours'"),
+        ("--dependency=afterok:12:13", "--after-success 12,13"),
+        ("--dependency=afterany:12", "--after 12"),
+        ("--nodes=1 --ntasks=1", ""),
+    ],
+)
+def test_options_of_slurm_with_the_same_meaning_are_translated_and_said(
+    line: str, options: str, tmp_path: Path
+) -> None:
+    script = script_files.read([_script(tmp_path, f"#!/bin/bash\n#SBATCH {line}\necho\n")])
+
+    assert script is not None
+    assert shlex.join(script.options) == options
+    assert f"line 2: #SBATCH {line} read as {options or 'the default'}" in script.remarks[0]
+    submit.PARSERS["submit"]().parse_args([*script.options, "--", "true"])
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "#SBATCH --gres=gpu:a100:2",
+        "#SBATCH --partition=long",
+        "#SBATCH --nodes=2",
+        "#SBATCH --time=UNLIMITED",
+        "#SBATCH --dependency=singleton",
+        "#SBATCH --output=log.txt",
+        "#PBS -l nodes=1",
+        "#BSUB -n 4",
+    ],
+)
+def test_options_of_other_queues_without_the_same_meaning_are_refused(
+    line: str, tmp_path: Path
+) -> None:
+    path = _script(tmp_path, f"#!/bin/bash\n{line}\necho\n")
+
+    with pytest.raises(BadScript, match=r"line 2: .*another # before"):
+        script_files.read([path])
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["# GPUCOORD --gpus 0", "#gpucoord --gpus 0", "#GPUCOORD: --gpus 0", "##GPUCOORD --gpus 0",
+     "#GPUCOORD--gpus 0", "  #GPUCOORD --gpus 0", "#$ -l gpu=1", "true\n#GPUCOORD --gpus 0"],
+)  # fmt: skip
+def test_a_line_that_only_looks_like_options_is_named(line: str, tmp_path: Path) -> None:
+    script = script_files.read([_script(tmp_path, f"#!/bin/bash\n{line}\n")])
+
+    assert script is not None
+    assert script.options == []
+    assert f"ignored line {line.count(chr(10)) + 2}: " in script.remarks[0]
+
+
+def test_lines_of_another_queue_are_named_in_a_script_with_options_of_ours(tmp_path: Path) -> None:
+    text = "#!/bin/bash\n#SBATCH --partition=long\n#GPUCOORD --gpus 0\n# a comment of gpucoord\n"
+    script = script_files.read([_script(tmp_path, text)])
+
+    assert script is not None
+    assert (script.options, len(script.remarks)) == (["--gpus", "0"], 1)
+    assert "ignored line 2: " in script.remarks[0]
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["no-such-program", "x"], "no-such-program is in no folder of PATH."),
+        (["no-such-program"], "no-such-program is in no folder of PATH."),
+        (["./no-such-program", "x"], "./no-such-program does not exist in"),
+        (["--cwd", "/no/such/folder", "true"], "Create it: mkdir -p /no/such/folder"),
+    ],
+)
+def test_what_this_machine_lacks_is_refused_at_once(words: list[str], says: str, said: Say) -> None:
+    assert submit.main(["-d", "--gpus", "0", *words]) == 125
+    assert says in said()
+    assert not Job.objects.exists()
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["ulimit"], ["no-such-program && true"], ["--clean-env", "no-such-program", "x"],
+     ["--host", "other", "no-such-program", "x"],
+     ["--url", "http://gpu.example.org", "no-such-program", "x"]],
+)  # fmt: skip
+def test_what_may_exist_elsewhere_is_not_looked_for(words: list[str]) -> None:
+    options, command = submit._parsed(["-d", *words], submit._parser())
+
+    assert submit.body_of(options, command)
+
+
+@pytest.mark.parametrize(
+    ("line", "shell"),
+    [
+        ("source ./activate && echo", "/bin/bash"),
+        ("module load cuda", "bash"),
+        ("echo source", None),
+        (". ./activate", None),
+    ],
+)
+def test_a_line_for_bash_runs_under_bash(
+    line: str, shell: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SHELL", "/bin/bash")
+    monkeypatch.setenv("BASH_FUNC_module%%", "() { :; }")
+
+    command = submit._command([line], is_here=True)
+
+    if shell is None:
+        assert command == {"command": line}
+    else:
+        assert command["argv"][0].endswith(shell)
+        assert command["argv"][1:] == ["-c", line]
+    assert submit._command([line], is_here=False) == {"command": line}
+
+
+def test_submit_names_the_variables_that_it_leaves_out(
+    monkeypatch: pytest.MonkeyPatch, said: Say
+) -> None:
+    monkeypatch.setenv("HF_TOKEN", "secret")
+
+    submit.main(["-d", "--gpus", "0", "--", "true"])
+    assert "HF_TOKEN (TOKEN)" in said()
+    submit.main(["-d", "--gpus", "0", "--env", "HF_TOKEN", "--", "true"])
+    assert "HF_TOKEN" not in said()
 
 
 def test_lines_after_the_first_command_are_no_options(tmp_path: Path) -> None:

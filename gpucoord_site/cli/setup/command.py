@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from gpucoord_site.cli import instances, local_login
+from gpucoord_site.cli.parsing import Parser
 from gpucoord_site.cli.setup import steps as setup_steps
 from gpucoord_site.cli.setup.steps import SetupFailed, Step, System
 
@@ -119,7 +120,7 @@ def _host_name(text: str) -> str:
 
 
 def parser() -> ArgumentParser:
-    made = ArgumentParser(
+    made = Parser(
         prog="gpucoord setup",
         description="Install the service on this server: data folder, account, command, settings"
         " and systemd unit. Steps that are done already are left alone.",

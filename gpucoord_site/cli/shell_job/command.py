@@ -40,7 +40,7 @@ def main(argv: Sequence[str]) -> int:
         return OURS
     try:
         body = None if options.attach else _body(options)
-    except (EnvironmentTooLarge, submit.FolderGone) as error:
+    except (EnvironmentTooLarge, submit.NotHere) as error:
         connection.complain(str(error))
         return OURS
 

@@ -24,7 +24,7 @@ PARTS = {"": NewJob, "requirement": Requirement, "yield_options": YieldOptions}
 # Options of `gpucoord submit` that are about the command, not about the job.
 OTHER_OPTIONS = {
     "-h", "--help", "-d", "--detach", "--dry-run", "--json", "--stdin", "--no-stdin", "--token",
-    "--url", "--clean-env",
+    "--url", "--clean-env", "--no-copy",
 }  # fmt: skip
 # Attributes of NewJob that follow from several fields.
 DERIVED = {
