@@ -90,7 +90,11 @@ def test_a_socket_that_a_killed_service_left_is_left_out() -> None:
     assert instances.addresses() == []
 
 
-@pytest.mark.parametrize(("pid", "found"), [(os.getpid(), ["http://gpubox:8713"]), (2**22 + 1, [])])
+@pytest.mark.parametrize(
+    ("pid", "found"),
+    [(os.getpid(), ["http://gpubox:8713"]), (2**22 + 1, [])],
+    ids=["lives", "has ended"],
+)
 def test_without_a_login_socket_the_data_folder_names_the_service(
     tmp_path: Path, pid: int, found: list[str]
 ) -> None:
