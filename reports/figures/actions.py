@@ -166,7 +166,7 @@ class _Reading:
         return 100 * self.rights.entitlement(name)
 
     def excess_pct(self, name: str) -> float:
-        """What the user held of the machine over the period above the entitlement, in percent.
+        """The part of the machine held over the period above the entitlement, in percent.
 
         In the report of some GPUs, only what was held there counts.
         """

@@ -104,9 +104,11 @@ class UserBody(Schema):
     efficiency: float | None = Field(description="Used part of the known held time.")
     coverage: float | None = Field(description="Measured part of the time of processes.")
     entitled_pct: float | None = Field(description="The same as `entitlement_pct`.")
-    entitlement_pct: float | None = Field(description="What quotas grant of the machine.")
+    entitlement_pct: float | None = Field(
+        description="The grant of quotas, in percent of the machine."
+    )
     target_share_pct: float | None = Field(
-        description="What fair share grants at the end of the period; null: the user has no jobs."
+        description="The grant of fair share at the end of the period; null: the user has no jobs."
     )
     use_pct: float | None = Field(description="The same as `share_pct`.")
     share_pct: float | None = Field(description="Held part of the measured capacity.")

@@ -94,7 +94,7 @@ def _wanted(
 
 
 class Rights:
-    """What each user may use of the machine: the one source of entitlements and target shares.
+    """The rights of each user to the machine: the one source of entitlements and target shares.
 
     Entitlements are those of the users with a quota, jobs, current or decayed usage, and
     `more_users`; together at most 100 %.
@@ -112,7 +112,7 @@ class Rights:
         self._accounts = self.snapshot.accounts_by_user(self.running, self.wanted)
 
     def entitlement(self, name: str) -> float:
-        """What quotas grant the user, 0 to 1; of a further user, as if there was one user more."""
+        """The grant of quotas to the user, 0 to 1; of another user, as if there was one more."""
         if name in self._entitlements:
             return self._entitlements[name]
         share_pct = self.snapshot.quotas.of(name).share_pct
@@ -127,7 +127,7 @@ class Rights:
         return account
 
     def target_share(self, name: str) -> float | None:
-        """What fair share grants now, 0 to 1; None: the user has no jobs."""
+        """The grant of fair share now, 0 to 1; None: the user has no jobs."""
         return self._accounts[name].target if name in self._accounts else None
 
 

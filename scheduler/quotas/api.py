@@ -29,7 +29,7 @@ class ShareLine(Schema):
     wants: bool = Field(description="The user has waiting or running jobs.")
     now: float | None = Field(description="Current usage by all processes of the user.")
     target: float | None = Field(description="Fair-share target; null: the user requests nothing.")
-    entitled: float = Field(description="What quotas grant.")
+    entitled: float = Field(description="The grant of quotas.")
     entitlement_pct: float = Field(description="`entitled` in percent.")
     target_share_pct: float | None = Field(description="`target` in percent.")
     use_pct: float | None = Field(description="`now` in percent.")
@@ -59,9 +59,9 @@ class QuotaBody(Schema):
     """Memory is in bytes; GPU-minutes are those of the day that ends at `resets_at`."""
 
     name: str
-    entitlement_pct: float = Field(description="What quotas grant of all GPUs.")
+    entitlement_pct: float = Field(description="The grant of quotas, in percent of all GPUs.")
     target_share_pct: float | None = Field(
-        description="What fair share grants now; null: the user requests nothing."
+        description="The grant of fair share now; null: the user requests nothing."
     )
     use_pct: float | None = Field(description="Current usage of all GPUs.")
     share_pct: float | None

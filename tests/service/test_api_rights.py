@@ -80,6 +80,7 @@ CALLS = (
     Call("GET", "/api/jobs/{job}/", READ, ALL),
     Call("GET", "/api/jobs/{job}/array/", READ, ALL),
     Call("GET", "/api/jobs/{job}/why/", READ, ALL),
+    Call("GET", "/api/jobs/{job}/advice/", READ, ALL),
     Call("GET", "/api/jobs/{job}/log/", READ, OWNER),
     Call("POST", "/api/jobs/{job}/cancel/", SUBMIT, OWNER),
     Call("POST", "/api/jobs/{job}/hold/", SUBMIT, OWNER),

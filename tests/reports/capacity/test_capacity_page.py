@@ -1,4 +1,4 @@
-"""What the page says of a replay."""
+"""The words of the page about a replay."""
 
 from __future__ import annotations
 

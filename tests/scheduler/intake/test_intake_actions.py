@@ -73,7 +73,7 @@ def test_numbers_are_bytes_and_seconds() -> None:
         ("estimate", "0", "not a duration"),
         ("cwd", "train", "must start with /"),
         ("cwd", "/a\0b", "can't be used"),
-        ("env", {"1A": "x"}, "can't be the name"),
+        ("env", {"A B": "x"}, "can't be the name"),
         ("env", {"A": "\ud800"}, "value of A"),
         ("env", {"A": "x" * 200_000}, "100000 characters"),
         ("env", {"CUDA_VISIBLE_DEVICES": "0"}, "set by gpucoord"),
