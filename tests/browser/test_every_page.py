@@ -193,11 +193,17 @@ def test_the_menu_works_without_javascript(
 def test_paper_is_white_in_the_dark_theme(open_page: Open) -> None:
     page = open_page("/reports/")
     page.evaluate("document.documentElement.dataset.theme = 'dark'")
-    colour = "getComputedStyle(document.documentElement).getPropertyValue('--surface')"
+    colour = """() => {
+        const probe = document.body.appendChild(document.createElement('i'));
+        probe.style.color = 'var(--surface)';
+        const { color } = getComputedStyle(probe);
+        probe.remove();
+        return color;
+    }"""
 
-    assert page.evaluate(colour) == "#161b22"
+    assert page.evaluate(colour) == "rgb(22, 27, 34)"
     page.emulate_media(media="print", color_scheme="dark")
-    assert page.evaluate(colour) == "#fff"
+    assert page.evaluate(colour) == "rgb(255, 255, 255)"
 
 
 def test_a_link_to_a_policy_opens_its_thresholds(open_page: Open) -> None:

@@ -106,7 +106,7 @@ CALLS = (
     Call("GET", "/api/quota/?user=alice", READ, OWNER),
     Call("PATCH", "/api/quota/", SUBMIT, OPERATORS, {"user": "alice", "gpus": 1}),
     Call("POST", "/api/users/", SUBMIT, OPERATORS, {"name": "dora"}),
-    Call("POST", "/api/users/alice/invitation/", SUBMIT, OPERATORS),
+    Call("POST", "/api/users/{person}/invitation/", SUBMIT, OPERATORS),
     Call("GET", "/api/gpus/", READ, ALL),
     Call("POST", "/api/gpus/{gpu}/pause/", SUBMIT, OPERATORS, {"reason": "fan"}),
     Call("POST", "/api/gpus/{gpu}/resume/", SUBMIT, OPERATORS),
@@ -150,6 +150,7 @@ def names() -> dict[str, str]:
         "gpu": gpu_uuid(),
         "incident": str(made().pk),
         "window": "1",
+        "person": alice.username,
         "format": "json",
     }
 
