@@ -20,7 +20,7 @@ INDEX = "README"
 SUFFIX = ".md"
 ROOT_URL = "/docs/"
 MOST_WORDS, MOST_HITS, AROUND = 8, 30, 90
-_COMMENT = re.compile(r"<!--.*?-->\n*", re.DOTALL)
+_COMMENT = re.compile(r"^<!--[^\n]*-->\n*", re.MULTILINE)
 _LINK = re.compile(r"^\s*- \[([^\]]+)\]\(([^)]+)\.md\)(?:: (.*))?$")
 
 
