@@ -75,11 +75,18 @@ class RequestBody(BaseModel):
         for name, value in data.items() if isinstance(data, Mapping) else ():
             if not is_storable(name):
                 raise sentence_error(CHARACTER_SENTENCE, ascii(name)[1:-1])
-            if holds_unstorable(value):
+            if not cls._holds_bodies(name) and holds_unstorable(value):
                 raise sentence_error(CHARACTER_SENTENCE, name)
             if isinstance(value, str) and not value.strip() and cls._refuses_blank(name):
                 raise sentence_error(BLANK_SENTENCE, name)
         return data
+
+    @classmethod
+    def _holds_bodies(cls, name: str) -> bool:
+        """Whether its parts are bodies, which check their own fields and so name them."""
+        field = cls.model_fields.get(name)
+        kinds = get_args(field.annotation) if field is not None else ()
+        return any(isinstance(kind, type) and issubclass(kind, RequestBody) for kind in kinds)
 
     @classmethod
     def _refuses_blank(cls, name: str) -> bool:
