@@ -108,7 +108,7 @@ def _reason_of_value(value: str) -> str:
 
 
 def _is_missed(name: str) -> bool:
-    """Whether a program may need it, other than what is only true in this terminal."""
+    """Whether a program may need it: not what is only true in this terminal, nor gpucoord's own."""
     if LOCAL.fullmatch(name) or (LOCAL_FAMILIES.match(name) and not NAMED_FAMILIES.match(name)):
         return False
-    return not name.startswith("GPUCOORD_") or bool(SECRET.search(name))
+    return not name.startswith("GPUCOORD_")
