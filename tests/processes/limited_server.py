@@ -15,7 +15,7 @@ django.setup()
 
 from gpucoord_site.http import transport
 from gpucoord_site.service import web as web_process
-from monitor.live.socket import Receive, Scope, Send, page_message, serve_feed
+from monitor.live.socket import Receive, Scope, Send, login_check, page_message, serve_feed
 
 HEAD_S, BODY_S = 1.5, 2.5
 LARGE = 500_000
@@ -38,7 +38,8 @@ async def application(scope: Scope, receive: Receive, send: Send) -> None:
         await send({"type": "websocket.accept"})
         if scope["path"] == "/large":
             await send({"type": "websocket.send", "text": "x" * LARGE})
-        await serve_feed(Quiet(), receive, send, _is_allowed, 60.0)
+        with login_check(1, _is_allowed, 60.0) as login:
+            await serve_feed(Quiet(), receive, send, login)
         return
     size, more = 0, True
     while more:
