@@ -36,12 +36,12 @@ def save(quota: Quota, *, by: str, now: datetime) -> None:
     with transaction.atomic():
         quota.save()
         action, word = ("QUOTA_CHANGED", "changed") if before else ("QUOTA_SET", "set")
-        _note(action, word, quota, _values(before) if before else None, _values(quota), by, now)
+        _record(action, word, quota, _values(before) if before else None, _values(quota), by, now)
 
 
 def remove(quota: Quota, *, by: str, now: datetime) -> None:
     with transaction.atomic():
-        _note("QUOTA_REMOVED", "removed", quota, _values(quota), None, by, now)
+        _record("QUOTA_REMOVED", "removed", quota, _values(quota), None, by, now)
         quota.delete()
 
 
@@ -71,7 +71,7 @@ def _values(quota: Quota) -> dict[str, Any]:
     return {name: getattr(quota, name) for name in LIMITS}
 
 
-def _note(
+def _record(
     action: str, word: str, quota: Quota, before: Any, after: Any, by: str, now: datetime
 ) -> None:
     text = f"{by} {word} the quota of {quota.subject}"

@@ -64,7 +64,7 @@ def test_a_prompt_that_every_instance_fails_with_fails_with_the_reason(stand: Mo
 
     assert stand.column("prompt", "attempt") == [3]
     assert stand.column("prompt", "error") == [
-        "The instance failed: its server answered 503 (3 attempts)"
+        "The instance failed: its server answered 503: loading model (3 attempts)"
     ]
 
 

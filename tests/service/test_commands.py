@@ -49,6 +49,8 @@ def said(capsys: pytest.CaptureFixture[str]) -> Say:
 @pytest.fixture(autouse=True)
 def as_alice(alice: User, monkeypatch: pytest.MonkeyPatch) -> None:
     connect_as(alice, monkeypatch)
+    # Of these tests, not of the shell of a user: it would be named as left out.
+    monkeypatch.delenv("DATABASE_URL", raising=False)
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+from django.conf import settings
 
 from gpucoord_site.cli import connection, instances, local_login
 from gpucoord_site.cli.transport import RequestFailed
@@ -130,6 +131,8 @@ def test_a_free_port_is_taken_when_the_default_one_is_not(
         port: int = taken
 
     monkeypatch.setattr(startup, "load_config", lambda **options: Settings(**options))
+    for name in ("CONFIG", "ALLOWED_HOSTS"):  # set anew, and put back after the test
+        monkeypatch.setattr(settings, name, getattr(settings, name))
     config, listening = startup._listen(Settings(), {}, is_needed=True)
 
     with listening:
