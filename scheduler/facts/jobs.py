@@ -252,6 +252,14 @@ class RunTime:
     is_guess: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class Ends:
+    """When a running job is expected to end: in half of the cases, and in nine of ten."""
+
+    p50: datetime
+    p90: datetime
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueuedJob:
     """A waiting job, as input of the planner. Priority 5 comes first.

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
 from scheduler.facts.blockers import Blocker
-from scheduler.facts.jobs import PriorityClass, Requirement, RunTime
+from scheduler.facts.jobs import Ends, PriorityClass, Requirement, RunTime
 from scheduler.facts.people import UserAccount, Window
 
 
@@ -114,6 +114,7 @@ class Slot:
 class RunningJob:
     """A placed job that has not ended. lasts, typical, expected: as of QueuedJob.
 
+    ends: its stored expected end; None = nothing is known of it, or it has just started.
     started_at: the placement, until it runs. yields: it was asked to yield or to end. idle_work: it
     comes from a template, and is the first to leave.
     """
@@ -127,6 +128,7 @@ class RunningJob:
     lasts: timedelta | None = None
     typical: timedelta | None = None
     expected: RunTime | None = None
+    ends: Ends | None = None
     preemptible: bool = False
     yields: bool = False
     idle_work: bool = False

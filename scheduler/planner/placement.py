@@ -375,5 +375,5 @@ def _blocker(reservation: Reservation, gpu: Slot, lasts: timedelta | None) -> Bl
 
 
 def _end(job: RunningJob, now: datetime) -> datetime | None:
-    ends = job.ends_at
+    ends = job.ends_at if job.ends is None else job.ends.p90
     return None if ends is None or ends <= now else ends

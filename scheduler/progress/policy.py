@@ -11,8 +11,7 @@ import re
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from scheduler.facts.jobs import RunTime
-from scheduler.planner.forecast.run_times import remaining
+from scheduler.facts.jobs import Ends, RunTime
 
 LONGEST_MESSAGE = 200
 # Of the file, and of the end of the log, in bytes.
@@ -42,14 +41,6 @@ class Progress:
 
     fraction: float
     message: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Ends:
-    """When a running job is expected to end: in half of the cases, and in nine of ten."""
-
-    p50: datetime
-    p90: datetime
 
 
 def parse(text: str) -> Progress | None:
@@ -110,28 +101,19 @@ def is_news(old: Progress | None, new: Progress, stored_at: datetime | None, now
     return not is_small or now - stored_at >= SMALL_CHANGES_EVERY
 
 
-def expected_end(
+def run_time(
     started_at: datetime,
     progress: Progress | None,
     reported_at: datetime | None,
     usual: RunTime | None,
-    now: datetime,
-) -> Ends | None:
-    """From the progress, else from the usual run time. None: neither is known."""
-    run_time = usual
-    if progress is not None and reported_at is not None and progress.fraction >= LEAST_FRACTION:
-        run_time = _by_progress(reported_at - started_at, progress.fraction)
-    if run_time is None:
-        return None
-    elapsed = max(timedelta(), now - started_at)
-    p50 = remaining(elapsed, run_time, late=False)
-    p90 = remaining(elapsed, run_time, late=True)
-    return Ends(now + p50, now + max(p50, p90))
-
-
-def _by_progress(elapsed: timedelta, fraction: float) -> RunTime:
-    total = max(elapsed, timedelta()) / fraction
-    return RunTime(total, total + (1 - fraction) * SLOWER_PART * total)
+    limit: timedelta | None = None,
+) -> RunTime | None:
+    """The whole run time by the progress, else the usual one. None: neither is known."""
+    if progress is None or reported_at is None or progress.fraction < LEAST_FRACTION:
+        return usual
+    total = max(reported_at - started_at, timedelta()) / progress.fraction
+    late = total + (1 - progress.fraction) * SLOWER_PART * total
+    return RunTime(total, late) if limit is None else RunTime(min(total, limit), min(late, limit))
 
 
 def has_moved(old: Ends | None, new: Ends | None, now: datetime) -> bool:

@@ -12,16 +12,17 @@ from monitor.runtime.rows.item_isolation import ItemIsolation
 from monitor.runtime.rows.prepared import TEXT_MARK, PreparedQuery
 from monitor.runtime.rows.wakeups import wake
 from scheduler.execution.steps.specs import SpecWriter
-from scheduler.facts.jobs import RunTime
+from scheduler.facts.jobs import Ends, RunTime
 from scheduler.lifecycle.rows.durations import Durations
 from scheduler.models import Attempt
+from scheduler.planner.forecast.run_times import expected_end
 from scheduler.progress import policy
-from scheduler.progress.policy import Ends, Progress
+from scheduler.progress.policy import Progress
 from scheduler.runner import files
 
 EVERY = timedelta(seconds=1)
 KIND = "JOB_STEP_FAILED"
-Change = tuple[Attempt, Progress | None, policy.Ends | None, datetime | None]
+Change = tuple[Attempt, Progress | None, Ends | None, datetime | None]
 
 
 def running_attempts(host: str) -> list[Attempt]:
@@ -151,7 +152,9 @@ class ProgressStep:
         progress, at = (new, now) if is_news else (old, reported_at)
         begun = attempt.started_at or attempt.placed_at
         usual = usual_run_time(attempt, self._durations)
-        ends = policy.expected_end(begun, progress, at, usual, now)
+        limit = _seconds(attempt.job.time_limit_s)
+        run_time = policy.run_time(begun, progress, at, usual, limit)
+        ends = expected_end(begun, run_time, now)
         if is_news or policy.has_moved(ends_of(attempt), ends, now):
             return attempt, progress, ends, at
         return None

@@ -96,9 +96,8 @@ def build(now: datetime, pieces: list[UsePiece] | None = None) -> Timeline:
     loaded = pieces if pieces is not None else _load_pieces(now)
     goes_on_after = now_t - int(PIECES_KEPT.total_seconds()) - 1
     used, idle = charts.of_pieces(loaded, now_t, goes_on_after)
-    ends = {job: _rounded(end, now_t) for job, end in preview.running_ends(now).items()}
     past = _past(now)
-    jobs = timeline_rows.job_bars(now - BACK, ends, past)
+    jobs = timeline_rows.job_bars(now - BACK, past)
     since_t = now_t - BACK_S
     bars = [
         *used,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -36,6 +36,7 @@ ATTEMPT_COLUMNS = (
     "placed_at",
     "started_at",
     "ended_at",
+    "ends_p50_at",
     "job__agent__name",
 )
 
@@ -75,21 +76,16 @@ def past_jobs(since: datetime) -> PastJobs:
     return PastJobs(
         newest,
         tuple(older.filter(ended_at=None).values_list("pk", flat=True)),
-        tuple(bar for row in ended.iterator(chunk_size=2000) for bar in _of_attempt(row, {})),
+        tuple(bar for row in ended.iterator(chunk_size=2000) for bar in _of_attempt(row)),
     )
 
 
-def job_bars(since: datetime, expected_ends: Mapping[int, int], past: PastJobs) -> list[Bar]:
+def job_bars(since: datetime, past: PastJobs) -> list[Bar]:
     """A bar for each attempt and GPU that reaches into the time after `since`, except `past`'s."""
     rows = _NEWEST.rows(past.newest)
     if past.open:
         rows += Attempt.objects.filter(pk__in=past.open).values_list(*ATTEMPT_COLUMNS)
-    return [
-        bar
-        for row in rows
-        if row[8] is None or row[8] >= since
-        for bar in _of_attempt(row, expected_ends)
-    ]
+    return [bar for row in rows if row[8] is None or row[8] >= since for bar in _of_attempt(row)]
 
 
 _NEWEST: PreparedQuery[int, tuple[Any, ...]] = PreparedQuery(
@@ -100,8 +96,8 @@ _NEWEST: PreparedQuery[int, tuple[Any, ...]] = PreparedQuery(
 )
 
 
-def _of_attempt(row: tuple[Any, ...], expected_ends: Mapping[int, int]) -> Iterator[Bar]:
-    job, name, owner, state, outcome, uuids, placed_at, started_at, ended_at, agent = row
+def _of_attempt(row: tuple[Any, ...]) -> Iterator[Bar]:
+    job, name, owner, state, outcome, uuids, placed_at, started_at, ended_at, ends_at, agent = row
     for uuid in uuids:
         yield Bar(
             gpu_uuid=uuid,
@@ -112,7 +108,7 @@ def _of_attempt(row: tuple[Any, ...], expected_ends: Mapping[int, int]) -> Itera
             end=int(ended_at.timestamp()) if ended_at else None,
             job=job,
             state=outcome.replace("_", " ") if ended_at else state,
-            expected_end=None if ended_at else expected_ends.get(job),
+            expected_end=None if ended_at or ends_at is None else int(ends_at.timestamp()),
             agent=agent or "",
         )
 

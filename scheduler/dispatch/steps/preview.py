@@ -12,11 +12,9 @@ from threading import Lock
 from typing import Any
 
 from django.conf import settings
-from django.db.models import QuerySet
 
 from monitor.models import LatestSnapshot
 from monitor.runtime.facts import TimedCache
-from monitor.runtime.rows.prepared import compiled_once
 from scheduler.blockers.policy import stored_blockers
 from scheduler.dispatch import inputs as plan_inputs
 from scheduler.dispatch.inputs import PlanInput, PlanInputs
@@ -25,7 +23,7 @@ from scheduler.facts.jobs import JobState, NewJob, QueuedJob, Requirement
 from scheduler.lifecycle.policy import waits
 from scheduler.lifecycle.rows import queue_facts
 from scheduler.lifecycle.rows.durations import UsualDuration
-from scheduler.models import Attempt, EngineTask, Job
+from scheduler.models import EngineTask, Job
 from scheduler.planner.forecast import forecast
 from scheduler.planner.forecast.forecast import Estimate, WhatIf
 from scheduler.planner.order import Factor, order_factors
@@ -116,23 +114,6 @@ def plan_input(host: str, now: datetime) -> PlanInput:
     predictions = _of(host)
     with predictions.lock:
         return predictions.look(now)
-
-
-def running_ends(now: datetime) -> dict[int, datetime]:
-    """When each running job is expected to end; jobs with unknown ends are omitted."""
-    starts: dict[int, datetime] = {}
-    busy = set(_hosts_of_jobs())
-    for host in hosts() if busy else ():
-        if host not in busy:
-            continue
-        given = plan_input(host, now)
-        starts |= forecast.running_ends(given.slots, given.policy, now)
-    return starts
-
-
-@compiled_once
-def _hosts_of_jobs() -> QuerySet[Any, str]:
-    return Attempt.objects.filter(ended_at=None).values_list("host", flat=True)
 
 
 UNKNOWN = Estimate(position=None, p50=None, p90=None)

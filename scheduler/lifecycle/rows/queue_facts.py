@@ -16,7 +16,7 @@ from monitor.runtime.rows.item_isolation import Convert, convert_all
 from monitor.runtime.rows.prepared import MARK, PreparedQuery
 from scheduler.agents.policy import PRIORITY_IN_PLANS
 from scheduler.facts.blockers import Blocker, BlockerCode, Tier
-from scheduler.facts.jobs import JobState, QueuedJob, Requirement, RunTime
+from scheduler.facts.jobs import Ends, JobState, QueuedJob, Requirement, RunTime
 from scheduler.facts.plans import RunningJob
 from scheduler.lifecycle.policy.waits import Condition, waits
 from scheduler.lifecycle.rows.durations import Durations, UsualDuration
@@ -120,7 +120,7 @@ _PLACED = Attempt.objects.filter(ended_at=None).values_list(
     "host", "job_id", "job__owner__username", "job__priority", "job__name", "job__preemptible",
     "job__state", "job__idle_template", "yield_request__id", "yield_request__withdrawn_at",
     "job__agent_id",
-    "placed_at", "started_at", "gpu_uuids",
+    "placed_at", "started_at", "ends_p50_at", "ends_p90_at", "gpu_uuids",
     *(f"job__{column}" for column in (*DURATION_COLUMNS, *REQUIREMENT_COLUMNS)),
 )  # fmt: skip
 
@@ -293,7 +293,7 @@ def _converted(
 
 
 def _unknown(row: Row) -> RunningJob:
-    _, id_, owner, priority, *_, placed_at, _, uuids = row[
+    _, id_, owner, priority, *_, placed_at, _, _, _, uuids = row[
         : -len(DURATION_COLUMNS) - len(REQUIREMENT_COLUMNS)
     ]
     return RunningJob(
@@ -308,7 +308,7 @@ def _unknown(row: Row) -> RunningJob:
 
 def _running(row: Row, usual: UsualOf, expect: Expect) -> RunningJob:
     id_, owner, priority, name, preemptible, state, template, asked_to, may_stay, *more = row
-    agent, placed_at, started_at, uuids, limit_s, estimate_s, *columns = more
+    agent, placed_at, started_at, p50_at, p90_at, uuids, limit_s, estimate_s, *columns = more
     limit, estimate = _seconds(limit_s), _seconds(estimate_s)
     history = usual(owner, name)
     p50, p90 = (None, None) if history is None else (history.p50, history.p90)
@@ -322,6 +322,7 @@ def _running(row: Row, usual: UsualOf, expect: Expect) -> RunningJob:
         lasts=limit or p90 or estimate,
         typical=p50 or estimate,
         expected=expect(owner, name, limit, estimate),
+        ends=Ends(p50_at, p90_at) if p50_at and p90_at else None,
         preemptible=preemptible,
         idle_work=bool(template),
         is_of_agent=agent is not None,

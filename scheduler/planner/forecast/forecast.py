@@ -90,12 +90,6 @@ def what_if(
     )
 
 
-def running_ends(slots: Slots, policy: PlanPolicy, now: datetime) -> dict[int, datetime]:
-    """When each running job is expected to end (p50); jobs with unknown ends are omitted."""
-    nothing_ahead = WindowForecast((), PlannerThresholds().windows, now)
-    return GpuTimelines(slots, policy, now, nothing_ahead, late=False).ends
-
-
 def _estimates(
     jobs: Sequence[QueuedJob],
     made: Plan,

@@ -15,11 +15,11 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from datetime import timedelta
+from datetime import datetime, timedelta
 from math import exp, log
 from statistics import median
 
-from scheduler.facts.jobs import RunTime
+from scheduler.facts.jobs import Ends, RunTime
 
 # How many jobs the less specific knowledge counts as.
 PRIOR_JOBS = 4.0
@@ -128,6 +128,19 @@ def expected(
     most = limit.total_seconds() if limit else p90
     is_guess = not (limit or estimate) and spread.kinds < FEW
     return RunTime(timedelta(seconds=min(p50, most)), timedelta(seconds=min(p90, most)), is_guess)
+
+
+def expected_end(started_at: datetime, run_time: RunTime | None, now: datetime) -> Ends | None:
+    """When a running job ends, for every page, plan and forecast. None = no run time is known.
+
+    run_time: by progress, history, estimate or limit (`scheduler.progress.policy.run_time`).
+    """
+    if run_time is None:
+        return None
+    elapsed = max(timedelta(), now - started_at)
+    p50 = remaining(elapsed, run_time, late=False)
+    p90 = remaining(elapsed, run_time, late=True)
+    return Ends(now + p50, now + max(p50, p90))
 
 
 def remaining(started_for: timedelta, run_time: RunTime, *, late: bool) -> timedelta:

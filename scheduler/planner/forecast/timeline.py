@@ -15,7 +15,7 @@ from math import sqrt
 from scheduler.facts.blockers import Blocker, Tier
 from scheduler.facts.jobs import QueuedJob, Requirement, RunTime
 from scheduler.facts.plans import PlanPolicy, RunningJob, Slot, Slots
-from scheduler.planner.forecast.run_times import remaining
+from scheduler.planner.forecast.run_times import expected_end
 from scheduler.planner.forecast.time_windows import HORIZON, WindowForecast
 from scheduler.planner.matching import needed_bytes, reject_code
 
@@ -151,12 +151,14 @@ class GpuTimelines:
     def _end(self, job: RunningJob) -> datetime | None:
         """When a running job ends; None = unknown."""
         run_time = _run_time(job)
-        if run_time is None:
-            return None
         if job.yields:
             return self._now
-        ran = max(timedelta(), self._now - job.started_at)
-        return self._now + max(SHORTEST, remaining(ran, run_time, late=self._late))
+        ends = job.ends
+        if ends is None or ends.p50 <= self._now:
+            ends = expected_end(job.started_at, run_time, self._now)
+        if ends is None:
+            return None
+        return max(self._now + SHORTEST, ends.p90 if self._late else ends.p50)
 
     def _length(self, job: QueuedJob, before: int) -> timedelta | None:
         """How long a waiting job takes that starts after `before` others in its lane."""

@@ -7,14 +7,15 @@ from datetime import timedelta
 import pytest
 
 from scheduler.facts.jobs import RunTime
+from scheduler.planner.forecast.run_times import expected_end
 from scheduler.progress.policy import (
     LONGEST_MESSAGE,
     Progress,
-    expected_end,
     has_moved,
     in_log,
     is_news,
     parse,
+    run_time,
 )
 from tests.builders import NOW
 
@@ -117,7 +118,7 @@ def test_progress_is_stored_at_most_every_two_seconds_and_small_steps_less_often
 
 
 def test_the_end_follows_from_the_progress() -> None:
-    ends = expected_end(NOW, Progress(0.25), NOW + MINUTE, None, NOW + MINUTE)
+    ends = expected_end(NOW, run_time(NOW, Progress(0.25), NOW + MINUTE, None), NOW + MINUTE)
 
     assert ends is not None
     assert ends.p50 == NOW + 4 * MINUTE
@@ -125,30 +126,36 @@ def test_the_end_follows_from_the_progress() -> None:
 
 
 def test_without_progress_the_usual_run_time_says_when_it_ends() -> None:
-    ends = expected_end(NOW, None, None, RunTime(10 * MINUTE, 20 * MINUTE), NOW + MINUTE)
+    ends = expected_end(NOW, RunTime(10 * MINUTE, 20 * MINUTE), NOW + MINUTE)
 
     assert ends is not None
     assert (ends.p50, ends.p90) == (NOW + 10 * MINUTE, NOW + 20 * MINUTE)
 
 
 def test_nothing_known_is_no_expected_end() -> None:
-    assert expected_end(NOW, None, None, None, NOW + MINUTE) is None
-    assert expected_end(NOW, Progress(0.0), NOW + MINUTE, None, NOW + MINUTE) is None
+    assert expected_end(NOW, None, NOW + MINUTE) is None
+    assert run_time(NOW, Progress(0.0), NOW + MINUTE, None) is None
+
+
+def test_progress_predicts_no_run_time_beyond_the_limit() -> None:
+    limited = run_time(NOW, Progress(0.25), NOW + MINUTE, None, limit=3 * MINUTE)
+
+    assert limited == RunTime(3 * MINUTE, 3 * MINUTE)
 
 
 def test_an_overdue_job_never_ends_in_the_past() -> None:
     late = NOW + 60 * MINUTE
 
-    ends = expected_end(NOW, Progress(0.5), NOW + MINUTE, None, late)
+    ends = expected_end(NOW, run_time(NOW, Progress(0.5), NOW + MINUTE, None), late)
 
     assert ends is not None
     assert late < ends.p50 <= ends.p90
 
 
 def test_an_end_that_hardly_moves_is_not_stored_again() -> None:
-    old = expected_end(NOW, None, None, RunTime(10 * MINUTE, 20 * MINUTE), NOW)
-    same = expected_end(NOW, None, None, RunTime(10 * MINUTE, 20 * MINUTE), NOW + MINUTE)
-    other = expected_end(NOW, None, None, RunTime(15 * MINUTE, 20 * MINUTE), NOW)
+    old = expected_end(NOW, RunTime(10 * MINUTE, 20 * MINUTE), NOW)
+    same = expected_end(NOW, RunTime(10 * MINUTE, 20 * MINUTE), NOW + MINUTE)
+    other = expected_end(NOW, RunTime(15 * MINUTE, 20 * MINUTE), NOW)
 
     assert not has_moved(old, same, NOW + MINUTE)
     assert has_moved(old, other, NOW)

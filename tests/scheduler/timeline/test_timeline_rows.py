@@ -18,15 +18,17 @@ DAY = timedelta(hours=24)
 NOW_T = int(NOW.timestamp())
 
 
-def bars_of(since: datetime, ends: dict[int, int]) -> list[Bar]:
+def bars_of(since: datetime) -> list[Bar]:
     past = timeline_rows.past_jobs(since)
-    return [*timeline_rows.job_bars(since, ends, past), *past.bars]
+    return [*timeline_rows.job_bars(since, past), *past.bars]
 
 
 def test_a_running_job_goes_on_and_a_finished_one_has_ended(alice: User) -> None:
     runs = jobs_made.running(alice, on=(1,))
     ended = jobs_made.finished(alice)
-    bars = {bar.job: bar for bar in bars_of(NOW - DAY, {runs.pk: NOW_T + 900})}
+    ends_at = NOW + timedelta(minutes=15)
+    runs.attempts.update(ends_p50_at=ends_at, ends_p90_at=ends_at)
+    bars = {bar.job: bar for bar in bars_of(NOW - DAY)}
 
     assert bars[runs.pk].end is None
     assert bars[runs.pk].expected_end == NOW_T + 900
@@ -39,7 +41,7 @@ def test_a_job_that_ended_before_is_left_out_and_a_job_on_two_gpus_has_two_bars(
 ) -> None:
     jobs_made.finished(alice)
     wide = jobs_made.running(alice, on=(0, 1), requirement=Requirement(gpus=2))
-    bars = bars_of(NOW + timedelta(hours=1), {})
+    bars = bars_of(NOW + timedelta(hours=1))
 
     assert [(bar.job, bar.gpu_uuid) for bar in bars] == [
         (wide.pk, gpu_uuid(0)),
@@ -57,7 +59,7 @@ def test_no_job_is_left_out_however_many_there_are(
     jobs_made.end(runs)
     ended += [jobs_made.finished(alice) for _ in range(2)]
 
-    jobs = [bar.job for bar in (*timeline_rows.job_bars(NOW - DAY, {}, past), *past.bars)]
+    jobs = [bar.job for bar in (*timeline_rows.job_bars(NOW - DAY, past), *past.bars)]
     assert sorted(jobs) == sorted(job.pk for job in (runs, *ended))
 
 
