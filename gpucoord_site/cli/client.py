@@ -82,7 +82,11 @@ class Client:
 
         Retries if the answer is lost; the key prevents a second job.
         """
-        return int(self._post_once("/api/jobs/", job)["id"])
+        return int(self.submitted(job)["id"])
+
+    def submitted(self, job: Mapping[str, Any]) -> Json:
+        """Submit a job; the answer: `id`, `url`, of an array its jobs, and what it left out."""
+        return self._post_once("/api/jobs/", job)
 
     def submit_all(self, jobs: Sequence[Mapping[str, Any]]) -> list[int]:
         """Submit all jobs, or none; their numbers in the same order. Retries as `submit` does."""

@@ -6,8 +6,14 @@ import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
-from monitor.facts.input_rules import is_storable
-from scheduler.facts.field_parsers import LARGEST_ENV, OURS, VARIABLE_NAME
+from monitor.facts.input_rules import escaped, is_storable
+from scheduler.facts.field_parsers import (
+    LARGEST_ENV,
+    LARGEST_LEFT_OUT,
+    LONGEST_LEFT_OUT,
+    OURS,
+    VARIABLE_NAME,
+)
 
 # Programs read secrets from variables with these words in their name; a word ends at _ or a sign.
 SECRET = re.compile(
@@ -55,9 +61,14 @@ class Captured:
     variables: dict[str, str] = field(default_factory=dict)
     left_out: dict[str, str] = field(default_factory=dict)
 
+    @property
+    def missed(self) -> dict[str, str]:
+        """Of those left out, the variables that a program could miss."""
+        return {name: why for name, why in self.left_out.items() if _is_missed(name)}
+
     def sentence(self) -> str:
         """The variables that a program could miss; "" = none."""
-        missed = {name: why for name, why in self.left_out.items() if _is_missed(name)}
+        missed = self.missed
         if not missed:
             return ""
         shown = [f"{name} ({why})" for name, why in list(missed.items())[:MOST_NAMED]]
@@ -82,6 +93,20 @@ def captured(environ: Mapping[str, str], given: Collection[str] = ()) -> Capture
         else:
             variables[name] = value
     return Captured(variables, left_out)
+
+
+def storable(left_out: Mapping[str, str]) -> dict[str, str]:
+    """The names and reasons as the server stores them; the rest of very many are counted."""
+    stored: dict[str, str] = {}
+    room = LARGEST_LEFT_OUT - LONGEST_LEFT_OUT
+    for count, (name, why) in enumerate(left_out.items()):
+        shown = escaped(name.encode("utf-8", "backslashreplace").decode())
+        shown = shown if len(shown) <= LONGEST_LEFT_OUT else f"{shown[: LONGEST_LEFT_OUT - 1]}…"
+        room -= len(shown) + len(why) + 1
+        if room < 0:
+            return stored | {"more": f"{len(left_out) - count} variables"}
+        stored[shown] = why
+    return stored
 
 
 def _reason_of_name(name: str) -> str:

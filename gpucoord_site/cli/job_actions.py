@@ -118,7 +118,7 @@ def _environment(options: Namespace) -> Json:
 
     if options.clean_env:
         return {"environment": {}}
-    return {"environment": environment_here(options)} if is_local(options) else {}
+    return environment_here(options) if is_local(options) else {}
 
 
 def priority(argv: Sequence[str]) -> int:

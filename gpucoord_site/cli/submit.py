@@ -13,8 +13,8 @@ from argparse import ArgumentParser, ArgumentTypeError, BooleanOptionalAction, N
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from gpucoord_site.cli import connection, local_login
-from gpucoord_site.cli.environment import SHELL_FUNCTION, EnvironmentTooLarge, captured
+from gpucoord_site.cli import connection, local_login, process_state
+from gpucoord_site.cli.environment import SHELL_FUNCTION, EnvironmentTooLarge, captured, storable
 from gpucoord_site.cli.parsing import Parser, clock_time, shown_time
 from gpucoord_site.cli.sources import script_files, standard_input
 from gpucoord_site.cli.sources.other_schedulers import BadScript
@@ -106,7 +106,9 @@ def _send(client: Client, options: Namespace, body: dict[str, Any]) -> int:
         )
         sys.stdout.write("\n".join(shown) + "\n")
         return 0
-    job_id = client.submit(body | _stdin(options))
+    answer = client.submitted(body | _stdin(options))
+    job_id = int(answer["id"])
+    _name_left_out(answer, body)
     if options.begin:
         connection.complain(f"job {job_id} starts no earlier than {shown_time(options.begin)}")
     if options.detach:
@@ -117,6 +119,14 @@ def _send(client: Client, options: Namespace, body: dict[str, Any]) -> int:
         return _wait(client, job_id)
     follower = ArrayFollower if options.array else Follower
     return follower(client, job_id).follow()
+
+
+def _name_left_out(answer: dict[str, Any], body: dict[str, Any]) -> None:
+    """Name the parts that the server does not give the job, beside those already named."""
+    named = body.get("left_out", {})
+    by_server = [f"{n} ({why})" for n, why in answer["left_out"].items() if n not in named]
+    if by_server:
+        connection.complain(f"left out: {', '.join(map(escaped, by_server))}")
 
 
 def _wait(client: Client, job_id: int) -> int:
@@ -210,19 +220,28 @@ def _surroundings(options: Namespace) -> dict[str, Any]:
         return {}
     umask = os.umask(0o077)
     os.umask(umask)
-    surroundings: dict[str, Any] = {"umask": f"{umask:03o}"}
+    surroundings: dict[str, Any] = {"umask": f"{umask:03o}", "limits": process_state.soft_limits()}
     if not options.cwd:
         surroundings["cwd"] = _folder(".")
     if not options.clean_env:
-        surroundings["environment"] = environment_here(options)
+        surroundings |= environment_here(options)
+    group, why_not = process_state.chosen_group()
+    if group and not why_not:
+        surroundings["group"] = group
+    elif group:
+        connection.complain(f"left out: the group {group} ({why_not})")
+        surroundings["left_out"] = surroundings.get("left_out", {}) | {f"group {group}": why_not}
     return surroundings
 
 
-def environment_here(options: Namespace) -> dict[str, str]:
-    """The environment of this shell; says what is left out. Raises EnvironmentTooLarge."""
+def environment_here(options: Namespace) -> dict[str, Any]:
+    """The environment of this shell, and what is left out of it, which it says.
+
+    Raises EnvironmentTooLarge.
+    """
     here = captured(os.environ, dict(options.env))
     connection.complain(here.sentence())
-    return here.variables
+    return {"environment": here.variables, "left_out": storable(here.missed)}
 
 
 def _folder(path: str) -> str:

@@ -16,7 +16,7 @@ from monitor.facts.input_rules import (
     holds_unstorable,
     is_storable,
 )
-from scheduler.facts import units
+from scheduler.facts import limits, units
 from scheduler.facts.notices import NoticeKind, parse_kinds
 from scheduler.facts.scripts import Script
 from scheduler.facts.units import LONGEST_TEXT, parse_bytes, parse_numbers, quoted
@@ -27,6 +27,8 @@ LONGEST_PATH = 4096
 LONGEST_PATTERN = 100
 LONGEST_HOST = 100
 LARGEST_ENV = 100_000
+# Of the names and reasons of what did not reach the job, in characters; and of each of them.
+LARGEST_LEFT_OUT, LONGEST_LEFT_OUT = 50_000, 300
 MOST_DEPENDENCIES = 100
 # At most this many wrong variables are listed; there may be thousands.
 MOST_ENV_REFUSALS = 5
@@ -224,6 +226,30 @@ def parse_umask(value: Any, _context: ParseContext) -> int:
     if not re.fullmatch(r"0?[0-7]{1,3}", value):
         raise ValueError
     return int(value, 8)
+
+
+def parse_limits(value: Any, _context: ParseContext) -> dict[str, int | str]:
+    problems = (limits.problem(name, amount) for name, amount in value.items())
+    if first := list(islice(filter(None, problems), MOST_ENV_REFUSALS)):
+        raise ValueError(*first)
+    return dict(value)
+
+
+def parse_group(value: Any, _context: ParseContext) -> str:
+    name = check_text(value.strip(), LONGEST_NAME)
+    if (problem := character_problem(name)) or ":" in name:
+        raise ValueError(problem or "The name of a group has no colon.")
+    return name
+
+
+def parse_left_out(value: Any, _context: ParseContext) -> dict[str, str]:
+    if sum(len(name) + len(why) + 1 for name, why in value.items()) > LARGEST_LEFT_OUT:
+        raise ValueError(f"All names and reasons may have {LARGEST_LEFT_OUT} characters.")
+    for text in (text for pair in value.items() for text in pair):
+        check_text(text, LONGEST_LEFT_OUT)
+        if problem := character_problem(text):
+            raise ValueError(problem)
+    return dict(value)
 
 
 def parse_input(value: Any, _context: ParseContext) -> bytes:

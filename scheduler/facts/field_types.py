@@ -9,6 +9,7 @@ from enum import Enum, Flag, auto
 from typing import Any
 
 from scheduler.facts import field_parsers as parsers
+from scheduler.facts import limits
 from scheduler.facts.field_parsers import (
     LONGEST_COMMAND,
     LONGEST_NAME,
@@ -105,7 +106,7 @@ def _number_text(value: float | None) -> str:
     return "" if value is None else f"{value:g}"
 
 
-def tags_text(value: Mapping[str, str]) -> str:
+def tags_text(value: Mapping[str, Any]) -> str:
     return "\n".join(f"{name}={text}" if text else name for name, text in value.items())
 
 
@@ -244,6 +245,22 @@ UMASK = FieldType(
     parse=parsers.parse_umask,
     schema={"pattern": "^0?[0-7]{1,3}$"},
     to_text=lambda value: "" if value is None else f"{value:03o}",
+)
+LIMITS = FieldType(
+    kind=Kind.WORDS,
+    json=dict[str, int | str],
+    parse=parsers.parse_limits,
+    schema={"propertyNames": {"enum": list(limits.NAMES)}},
+    to_column=lambda value: value or {},
+    to_text=tags_text,
+)
+GROUP = _text(parsers.parse_group, LONGEST_NAME, "GROUP")
+LEFT_OUT = FieldType(
+    kind=Kind.WORDS,
+    json=dict[str, str],
+    parse=parsers.parse_left_out,
+    to_column=lambda value: value or {},
+    to_text=lambda value: "\n".join(f"{name}: {why}" for name, why in value.items()),
 )
 TAGS = FieldType(
     kind=Kind.TAGS,

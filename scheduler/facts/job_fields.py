@@ -21,8 +21,11 @@ from scheduler.facts.field_types import (
     FLAG,
     FOLDER,
     GPU,
+    GROUP,
     HOST,
     INPUT,
+    LEFT_OUT,
+    LIMITS,
     NAME,
     PATTERN,
     PRIORITY,
@@ -214,6 +217,41 @@ JOB_FIELDS = (
         group=Group.DETAILS,
         doors=Door.REST,
         attribute="umask",
+    ),
+    JobField(
+        name="limits",
+        type=LIMITS,
+        label="Soft limits",
+        help="Soft limits of the job's processes as `ulimit -S` sets them, in bytes, seconds or"
+        ' numbers, or "unlimited". Default: nofile 1024, core 0, stack 8 MiB, others the hard'
+        " limits of the server, which are never exceeded.",
+        expected='Write limits as names with numbers, such as {"nofile": 4096}.',
+        group=Group.DETAILS,
+        doors=Door.REST,
+        attribute="limits",
+    ),
+    JobField(
+        name="group",
+        type=GROUP,
+        label="Primary group",
+        help="Primary group of the job's processes, if the account is a member of it."
+        " Default: the account's own.",
+        expected="Write the name of a group.",
+        group=Group.DETAILS,
+        doors=Door.REST,
+        attribute="group",
+        stored_as="primary_group",
+    ),
+    JobField(
+        name="left_out",
+        type=LEFT_OUT,
+        label="Left out",
+        help="Variables and other parts of the submitting shell that the job does not get, with"
+        " the reason. The command line names them; they are shown with the job.",
+        expected="Write names with the reasons as texts.",
+        group=Group.DETAILS,
+        doors=Door.REST,
+        attribute="left_out",
     ),
     JobField(
         name="tags",

@@ -192,6 +192,12 @@ class NewJob:
     # As the command line captures it; `env` takes precedence.
     environment: dict[str, str] = field(default_factory=dict)
     umask: int | None = None
+    # Soft limits of its processes, by the names of scheduler.facts.limits.
+    limits: dict[str, int | str] = field(default_factory=dict)
+    # Primary group of its processes; "" = the account's own.
+    group: str = ""
+    # Parts of the submitting shell that it does not get, with the reason.
+    left_out: dict[str, str] = field(default_factory=dict)
     tags: dict[str, str] = field(default_factory=dict)
     # The number of the owner's agent that submits it.
     agent: int | None = None

@@ -30,9 +30,11 @@ from scheduler.intake.steps.checks import (
     account_refusals,
     checked_all,
     gpu_named,
+    group_refusals,
     impossible,
     single,
     together,
+    with_left_out,
 )
 from scheduler.lifecycle.rows import changes as job_changes
 from scheduler.lifecycle.rows import queue as job_queue
@@ -175,10 +177,10 @@ def _admit(
     now: datetime,
     on_stored: Callable[[list[Job]], None] | None = None,
 ) -> list[Job]:
-    if account_refusals(owner):
+    if account_refusals(owner) or group_refusals(new, owner):
         raise UnableToSubmit(_refusals_of_owner(new, owner))
     quota = quota_rows.of_person(owner)
-    admitted = _fitted_all(new, owner, quota)
+    admitted = _fitted_all(with_left_out(new, owner), owner, quota)
 
     def check() -> None:
         if refusals := refuse_over_limits(admitted, owner, quota):
@@ -274,7 +276,8 @@ def _refusals_of_owner(jobs: Sequence[NewJob], owner: User) -> list[Refusal]:
     """The refusals for the account, the quota and the standard input, each with its job's index."""
     quota = quota_rows.of_person(owner)
     limits = _limit_refusals([_within_quota(new, quota) for new in jobs], owner, quota)
-    return [*account_refusals(owner), *limits, *_input_refusals(jobs, owner)]
+    of_account = account_refusals(owner) or group_refusals(jobs, owner)
+    return [*of_account, *limits, *_input_refusals(jobs, owner)]
 
 
 def refuse_change(changed: NewJob, owner: User) -> list[Refusal]:

@@ -13,7 +13,7 @@ from scheduler.facts.blockers import TIER_WORDS
 from scheduler.facts.field_types import Door, JobField
 from scheduler.facts.job_fields import BY_NAME, JOB_FIELDS, OWNERS_CHANGE, fields_of
 from scheduler.facts.jobs import JobState
-from scheduler.intake.steps.resubmission import DELETED
+from scheduler.intake.steps.resubmission import GIVEN
 
 # The schema says it too: exactly one of them is given.
 NO_SCRIPT: dict[str, Any] = {
@@ -100,7 +100,7 @@ class ChangeBody(_Changes):  # type: ignore[misc]  # its fields follow from the 
 _Deleted: Any = create_model(  # type: ignore[call-overload]
     "_Deleted",
     __base__=RequestBody,
-    **{name: field_schema(BY_NAME[name]) for name in DELETED},
+    **{name: field_schema(BY_NAME[name]) for name in GIVEN},
 )
 
 
@@ -132,6 +132,9 @@ class SubmitResponse(Schema):
     state: JobState
     url: str
     array: list[int] | None = Field(None, description="The jobs of the array, in order.")
+    left_out: dict[str, str] = Field(
+        description="Parts of the request and its shell that do not reach the job, with the reason."
+    )
 
 
 class ArrayMember(Schema):
@@ -288,6 +291,11 @@ class JobBody(JobLine):
     argv: list[str] | None
     cwd: str | None
     env_names: list[str] | None = Field(description="Values are never shown.")
+    left_out: dict[str, str] | None = Field(
+        description="Parts of the submitting shell that the job does not get, with the reason."
+    )
+    limits: dict[str, int | str] | None = Field(description="Requested soft limits.")
+    group: str | None = Field(description="Requested primary group; null: the account's own.")
     script_args: dict[str, Any] | None
     result: ResultBody | None = Field(description="null: it has written none.")
     progress_message: str | None = Field(description="As the job reports it.")

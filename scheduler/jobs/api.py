@@ -107,6 +107,7 @@ def _submitted(
         "state": JobState.QUEUED,
         "url": reverse("job", args=[number]),
         "array": relations.array_members(number) if is_array else None,
+        "left_out": Job.objects.values_list("left_out", flat=True).get(pk=number),
     }
     return Status(201, answer)
 

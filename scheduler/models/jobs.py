@@ -6,6 +6,9 @@ from django.db import models
 
 from scheduler.facts.jobs import PRIORITIES, DependencyKind, JobState, Outcome
 
+# A build without these columns writes it into them.
+EMPTY = models.Value({}, models.JSONField())
+
 
 def conditional() -> models.Q:
     """Jobs that may wait for another reason than a free GPU (scheduler/lifecycle/rows/waits.py)."""
@@ -84,6 +87,12 @@ class Job(models.Model):
     array_index = models.PositiveIntegerField(null=True, blank=True)
     array_limit = models.PositiveIntegerField(null=True, blank=True)
     umask = models.PositiveSmallIntegerField(null=True, blank=True)
+    # Soft limits of its processes: scheduler.facts.limits.
+    limits = models.JSONField(default=dict, db_default=EMPTY, blank=True)
+    # "" = that of the account.
+    primary_group = models.CharField(max_length=120, db_default="", default="", blank=True)
+    # Parts of the submitting shell that it does not get, with the reason.
+    left_out = models.JSONField(default=dict, db_default=EMPTY, blank=True)
     # The agent of its owner that submitted it.
     agent = models.ForeignKey(
         "monitor.Agent", models.SET_NULL, null=True, blank=True, related_name="jobs", db_index=False

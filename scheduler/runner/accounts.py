@@ -15,6 +15,7 @@ stored in the data folder.
 from __future__ import annotations
 
 import errno
+import grp
 import os
 import pwd
 import stat
@@ -22,7 +23,7 @@ import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
@@ -84,6 +85,23 @@ def account_for(owner: str, *, account: str | None, superuser: bool, run_as: str
     if shared is None:
         raise MissingAccount(f"This server has no OS account {NOBODY}, which run_as names.")
     return _of(shared)
+
+
+def in_group(account: Account, group: str) -> Account:
+    """The account with this primary group; "" = its own. Raises MissingAccount.
+
+    Without root (uid None) it keeps its own.
+    """
+    if not group or account.uid is None:
+        return account
+    with suppress(KeyError):
+        gid = grp.getgrnam(group).gr_gid
+        if gid in (account.gid, *account.groups):
+            return replace(account, gid=gid)
+    raise MissingAccount(
+        f"The account {account.name} is no member of the group {group} on this server, so the job"
+        " can't have it as its primary group."
+    )
 
 
 def account_of_service(chosen: str, *, run_as: str) -> Account:

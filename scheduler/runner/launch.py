@@ -6,10 +6,11 @@ import ctypes
 import errno
 import fcntl
 import os
+import resource
 import shlex
 import signal
 import struct
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
@@ -102,6 +103,7 @@ def _become(spec: Spec, log: int, wait_end: int, errors: int) -> NoReturn:
         argv, script = script_apart(spec.argv)
         if script:
             errors = _open_script(script, errors)
+        _set_soft(spec.limits)
         os.execvpe(argv[0], argv, spec.env)  # noqa: S606
     except OSError as error:
         code = NOT_FOUND if (stage, error.errno) == ("command", errno.ENOENT) else NOT_EXECUTABLE
@@ -109,6 +111,17 @@ def _become(spec: Spec, log: int, wait_end: int, errors: int) -> NoReturn:
     except BaseException:
         os.write(errors, f"{stage} 0".encode())
     os._exit(code)
+
+
+def _set_soft(limits: Mapping[str, int]) -> None:
+    """Set soft limits, each at most the hard limit. Last, as they may be too low for Python."""
+    for name, amount in limits.items():
+        number = getattr(resource, f"RLIMIT_{name.upper()}")
+        soft, hard = resource.getrlimit(number)
+        unlimited = resource.RLIM_INFINITY
+        wanted = amount if hard == unlimited else hard if amount == unlimited else min(amount, hard)
+        if wanted != soft:
+            resource.setrlimit(number, (wanted, hard))
 
 
 def _heed_all_signals() -> None:

@@ -86,7 +86,8 @@ class Spec(_Body):
     yield_file: exists while the job is asked to leave its GPU; yield_signal: sent then. bounds: see
     `Bounds`. closed: paths that the job cannot open, except the opened or readable paths inside
     them (landlock.py). stdin_file: standard input; "" = none.
-    umask: None = the default of jobs.
+    umask: None = the default of jobs. limits: soft limits by the names of resource.RLIMIT_…,
+    -1 = unlimited; those left out are the runner's.
     """
 
     job_id: int
@@ -106,6 +107,7 @@ class Spec(_Body):
     yield_signal: str = ""
     stdin_file: str = ""
     umask: int | None = None
+    limits: dict[str, Any] = field(default_factory=dict)
     bounds: dict[str, Any] = field(default_factory=dict)
     closed: list[str] = field(default_factory=list)
     opened: list[str] = field(default_factory=list)

@@ -66,6 +66,17 @@ def test_it_sets_the_umask(run: Run, umask: int | None, shown: str) -> None:
     assert attempt.log() == f"{shown}\n"
 
 
+def test_it_sets_soft_limits_up_to_the_hard_ones(run: Run) -> None:
+    limits = {"nofile": 77, "stack": 2**20, "core": -1}
+    attempt = run(
+        "/bin/bash", "-c", "ulimit -Sn; ulimit -Ss; ulimit -Sc; ulimit -Hc", limits=limits
+    )
+
+    attempt.result()
+    nofile, stack, core, most_core = attempt.log().split()
+    assert (nofile, stack, core) == ("77", "1024", most_core)
+
+
 def test_it_keeps_stdout_and_stderr_in_order(run: Run) -> None:
     attempt = run("/bin/sh", "-c", "for i in 1 2 3; do echo out $i; echo err $i >&2; done")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import shlex
 import socket
 import subprocess
@@ -17,7 +18,16 @@ from pathlib import Path
 import pytest
 from django.contrib.auth.models import User
 
-from gpucoord_site.cli import connection, environment, gpus, job_actions, jobs, submit, tables
+from gpucoord_site.cli import (
+    connection,
+    environment,
+    gpus,
+    job_actions,
+    jobs,
+    process_state,
+    submit,
+    tables,
+)
 from gpucoord_site.cli.foreign_output import ForeignOutput
 from gpucoord_site.cli.shell_job import command as shell_command
 from gpucoord_site.cli.sources import script_files
@@ -26,6 +36,7 @@ from gpucoord_site.cli.transport import NeverReached, RequestFailed, Transport
 from monitor.models import Agent
 from monitor.snapshot import rows as snapshots
 from scheduler.execution.steps import specs
+from scheduler.facts import limits
 from scheduler.models import Job, JobInput, YieldRequest
 from tests import jobs_made
 from tests.builders import GIB, NOW, process, snapshot
@@ -480,6 +491,23 @@ def test_submit_captures_folder_umask_and_environment(
     assert found["CONDA_PREFIX"] == "/opt/conda"
     assert "HF_TOKEN" not in found
     assert job.env == {"A": "1"}
+    assert job.left_out["HF_TOKEN"] == "TOKEN"
+    assert set(job.limits) == set(limits.NAMES)
+    assert job.limits["nofile"] == resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+
+
+@pytest.mark.parametrize(("is_member", "group"), [(True, "daemon"), (False, "")])
+def test_the_group_of_newgrp_is_kept_or_named(
+    monkeypatch: pytest.MonkeyPatch, said: Say, is_member: bool, group: str
+) -> None:
+    monkeypatch.setattr(os, "getegid", lambda: 1)
+    monkeypatch.setattr(os, "getgrouplist", lambda _name, gid: [gid, *[1] * is_member])
+
+    assert submit.main(["-d", "--gpus", "0", "--", "true"]) == 0
+    job = Job.objects.get()
+    assert job.primary_group == group
+    assert (process_state.NOT_A_MEMBER in said()) is not is_member
+    assert ("group daemon" in job.left_out) is not is_member
 
 
 def test_submit_with_a_clean_environment_passes_nothing_on(said: Say) -> None:

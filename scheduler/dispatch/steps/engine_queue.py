@@ -36,8 +36,8 @@ FORGET_EVERY, KEPT_FOR = timedelta(hours=1), timedelta(days=1)
 BY_GPUCOORD = "gpucoord: "
 REQUESTED = (
     "argv", "cwd", "env", "gpus", "gpu_memory_bytes", "gpu_model", "capability", "power",
-    "gpu_uuid", "share_pct", "cpus", "memory_bytes", "time_limit_s", "umask", "priority",
-    "grace_s", "yield_signal",
+    "gpu_uuid", "share_pct", "cpus", "memory_bytes", "time_limit_s", "umask", "limits",
+    "primary_group", "priority", "grace_s", "yield_signal",
 )  # fmt: skip
 
 

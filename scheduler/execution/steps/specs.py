@@ -19,6 +19,7 @@ from monitor.thresholds import rows as thresholds
 from scheduler.execution.policy import BoundsPolicy, lower_limit
 from scheduler.execution.probes import capabilities as capabilities_probe
 from scheduler.execution.steps import capabilities as host_capabilities
+from scheduler.facts import limits as soft_limits
 from scheduler.model_services import inputs as model_inputs
 from scheduler.models import Attempt, Job, JobInput
 from scheduler.planner.preemption import PreemptionPolicy
@@ -212,7 +213,7 @@ class SpecWriter:
         It belongs to that account, in a folder of the service's. A link in the folder of the
         job's logs leads to it. Raises MissingAccount.
         """
-        account = self._account(attempt.job)
+        account = self._in_group(attempt.job)
         if account.uid is None or account.gid is None or account.uid == 0:
             raise MissingAccount(NO_ENGINE_ACCOUNT)
         own = self._own_folder(attempt.job, account)
@@ -243,6 +244,8 @@ class SpecWriter:
             groups=None,
             wake_folder="",
             bounds=bounds.to_json(),
+            # The engine's own limits apply, unless the shell of the user had others.
+            limits={n: v for n, v in spec.limits.items() if n in attempt.job.limits},
             yield_file=yields,
             stdin_file=str(folder / files.STDIN) if attempt.job.has_input else "",
             env={**spec.env, "GPUCOORD_YIELD_FILE": yields},
@@ -283,7 +286,7 @@ class SpecWriter:
 
     def _spec(self, attempt: Attempt) -> Spec:
         job = attempt.job
-        account = self._account(job)
+        account = self._in_group(job)
         own = self._own_folder(job, account)
         own.make(account.uid, account.gid)
         is_closed = self._is_closed(job)
@@ -311,6 +314,7 @@ class SpecWriter:
             gid=account.gid,
             groups=list(account.groups),
             umask=job.umask,
+            limits=_limits(job),
             time_limit_s=job.time_limit_s,
             grace_s=self.grace_s,
             wake_folder=str(self.wake_folder),
@@ -331,6 +335,13 @@ class SpecWriter:
         if job.model_service_id is not None:
             return model_inputs.account_of(job, self.run_as)
         return account_of_jobs(job.owner, self.run_as)
+
+    def _in_group(self, job: Job) -> Account:
+        """The account with the primary group that the user chose. Raises MissingAccount.
+
+        Without root, jobs keep the group of the service; the submission said so.
+        """
+        return accounts.in_group(self._account(job), job.primary_group)
 
     def _own_folder(self, job: Job, account: Account) -> OwnFolder:
         return own_folder(self.data, job.pk, uid=account.uid, chosen=self.checkpoints)
@@ -368,6 +379,11 @@ def _argv(attempt: Attempt, own: OwnFolder, account: Account) -> list[str]:
     place = own.given_files(attempt.number).terminal
     program = accounts.python_program(Path(terminal.__file__), account)
     return [*program, str(place.parent), place.name, str(patience_s), "--", *job.argv]
+
+
+def _limits(job: Job) -> dict[str, int]:
+    """Soft limits of a job, never those of the service; models keep them for their connections."""
+    return {} if job.model_service_id is not None else soft_limits.complete(job.limits)
 
 
 def account_of_jobs(owner: User, run_as: str) -> Account:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import grp
 import os
 import pwd
+import resource
 import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -25,6 +27,7 @@ from monitor.thresholds import rows as thresholds
 from scheduler.execution import policy as execution_policy
 from scheduler.execution.policy import BoundsPolicy
 from scheduler.execution.steps.specs import account_of_jobs
+from scheduler.facts import limits as soft_limits
 from scheduler.facts.field_parsers import ParseContext
 from scheduler.facts.job_fields import BY_NAME
 from scheduler.facts.jobs import NewJob, Refusal
@@ -45,6 +48,8 @@ MOST_JOBS = 10_000
 MOST_DEPENDENCY_ROWS = new_job.MOST_DEPENDENCY_ROWS
 # More mistakes of a batch are not listed.
 MOST_REFUSALS = 50
+# Why a group is left out.
+WITHOUT_ROOT = "jobs run as the account of the service"
 # A request without all of these says nothing to run.
 WHAT_RUNS = {"command", "argv", "script"}
 
@@ -230,6 +235,48 @@ def account_refusals(owner: User) -> list[Refusal]:
     except accounts.MissingAccount as error:
         return [Refusal(field="owner", text=str(error))]
     return []
+
+
+def group_refusals(jobs: Sequence[NewJob], owner: User) -> list[Refusal]:
+    """Refusals of primary groups that the account is no member of, each with its job's index.
+
+    Call outside a transaction, and only if the owner's jobs have an account.
+    """
+    if not any(job.group for job in jobs):
+        return []
+    account = account_of_jobs(owner, settings.CONFIG.run_as)
+    refusals = []
+    for index, job in enumerate(jobs):
+        try:
+            accounts.in_group(account, job.group)
+        except accounts.MissingAccount as error:
+            refusals.append(Refusal(field="group", text=str(error), index=index))
+    return refusals
+
+
+def with_left_out(jobs: Sequence[NewJob], owner: User) -> list[NewJob]:
+    """The jobs with what of their requests this server does not give them, and the reason."""
+    if not any(job.group or job.limits for job in jobs):
+        return list(jobs)
+    hard = {name: _hard_limit(name) for name in soft_limits.NAMES}
+    keeps_group = account_of_jobs(owner, settings.CONFIG.run_as).uid is None
+    completed = []
+    for job in jobs:
+        more = soft_limits.above(job.limits, hard)
+        if keeps_group and job.group and not _is_own_group(job.group):
+            more[f"group {job.group}"] = WITHOUT_ROOT
+        completed.append(replace(job, left_out=job.left_out | more) if more else job)
+    return completed
+
+
+def _hard_limit(name: str) -> int:
+    return resource.getrlimit(getattr(resource, f"RLIMIT_{name.upper()}"))[1]
+
+
+def _is_own_group(name: str) -> bool:
+    with suppress(KeyError):
+        return grp.getgrnam(name).gr_gid == os.getegid()
+    return False
 
 
 def current_account_rule() -> AccountRule:

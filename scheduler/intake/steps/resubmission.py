@@ -13,17 +13,19 @@ from scheduler.models import Job
 
 # Fields whose values are deleted when a job ends, since they may be secrets.
 DELETED = ("env", "environment", "stdin_base64")
+# These come with a new request: left_out belongs to the environment.
+GIVEN = (*DELETED, "left_out")
 # These have their JSON in the row; other values are written as a user types them.
-STORED_AS_JSON = frozenset(("argv", "script_args", "tags"))
+STORED_AS_JSON = frozenset(("argv", "script_args", "tags", "limits"))
 # The command is chosen below; the earliest start has passed.
-LEFT_OUT = frozenset((*DELETED, "command", "argv", "script", "script_args", "begin", "array_limit"))
+LEFT_OUT = frozenset((*GIVEN, "command", "argv", "script", "script_args", "begin", "array_limit"))
 SHELL = ["/bin/sh", "-c"]
 
 
 def request_of(job: Job, given: Mapping[str, Any]) -> dict[str, Any]:
     """The request of a new job like this one, as `POST /api/jobs/` takes it.
 
-    given: the fields of DELETED. An environment counts only if the job had one. A job of an array
+    given: the fields of GIVEN. An environment counts only if the job had one. A job of an array
     keeps its index. Raises UnableToSubmit if values that the job had are missing.
     """
     if refusals := _missing(job, given):
@@ -38,7 +40,7 @@ def request_of(job: Job, given: Mapping[str, Any]) -> dict[str, Any]:
         fields["gpu_memory"] = None
     if job.array_index is not None:
         fields["array"] = str(job.array_index)
-    values = {name: given.get(name) for name in DELETED}
+    values = {name: given.get(name) for name in GIVEN}
     if not job.has_environment:
         values["environment"] = None
     return _command(job) | fields | values

@@ -35,7 +35,8 @@ from scheduler.sizing.facts import GpuUse, MemorySuggestion
 Person = User | AnonymousUser
 # Only the owner and operators see these.
 PRIVATE = (
-    "problem", "command", "argv", "cwd", "env_names", "progress_message", "script_args", "result",
+    "problem", "command", "argv", "cwd", "env_names", "left_out", "limits", "group",
+    "progress_message", "script_args", "result",
 )  # fmt: skip
 # Clients rely on these names; pages may use other words.
 REST_TIERS = TIER_WORDS | {Tier.MY_LIMITS: "my limits"}
@@ -320,6 +321,9 @@ def _private(job: Job, sees_all: bool) -> dict[str, Any]:
         "argv": job.argv,
         "cwd": job.cwd,
         "env_names": job.env_names,
+        "left_out": job.left_out,
+        "limits": job.limits,
+        "group": job.primary_group or None,
     }
 
 

@@ -9,8 +9,10 @@ from django.db import transaction
 
 from monitor.runtime.probes.process_identity import me
 from scheduler.execution.policy import Action
+from scheduler.execution.steps import specs
 from scheduler.execution.steps.executor import Executor
 from scheduler.execution.steps.specs import SpecWriter
+from scheduler.facts import limits
 from scheduler.lifecycle.rows import queue as job_queue
 from scheduler.models import Attempt, Job
 from scheduler.runner import attempt_files, files
@@ -23,8 +25,8 @@ pytestmark = pytest.mark.django_db
 
 @pytest.fixture
 def executor(data: Path) -> Executor:
-    specs = SpecWriter(data=data, run_as="service", grace_s=1.0, wake_folder=data / "run")
-    return Executor(transaction.atomic, "gpubox", specs)
+    writer = SpecWriter(data=data, run_as="service", grace_s=1.0, wake_folder=data / "run")
+    return Executor(transaction.atomic, "gpubox", writer)
 
 
 @pytest.fixture
@@ -55,6 +57,15 @@ def _run_by_me(owner: User, data: Path) -> tuple[Job, Path]:
     claimed = own_claim(attempt.nonce, runner=True).to_json()
     files.write_json(folder / files.CLAIMED, claimed)
     return job, folder
+
+
+def test_no_limit_of_the_service_reaches_a_job_but_models_keep_theirs() -> None:
+    chosen = {"nofile": 4096, "core": "unlimited"}
+
+    default = specs._limits(Job())
+    assert default == {**dict.fromkeys(limits.NAMES, -1), **limits.OF_A_LOGIN}
+    assert specs._limits(Job(limits=chosen)) == {**default, "nofile": 4096, "core": -1}
+    assert specs._limits(Job(limits=chosen, model_service_id=1)) == {}
 
 
 def test_the_folder_of_a_withdrawn_task_of_another_engine_is_not_used(

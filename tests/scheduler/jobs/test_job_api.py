@@ -14,6 +14,7 @@ from monitor.accounts.rows import tokens
 from monitor.snapshot import rows as monitor_store
 from scheduler.facts.blockers import Tier
 from scheduler.facts.jobs import Requirement
+from scheduler.intake.steps import checks
 from scheduler.jobs.pages import serialise
 from scheduler.models import Attempt, Job, Quota
 from tests import jobs_made
@@ -216,6 +217,59 @@ def test_an_owner_sees_their_job(api: Api, alice: User) -> None:
     )
     assert answer["started_at"] == "2026-03-02T12:00:02Z"
     assert "s3cret" not in json.dumps(answer)
+
+
+def test_an_owner_sees_limits_group_and_what_was_left_out(
+    api: Api, alice: User, client: Client
+) -> None:
+    job = jobs_made.running(
+        alice,
+        limits={"nofile": 4096, "core": "unlimited"},
+        group="vision",
+        left_out={"HF_TOKEN": "TOKEN"},
+    )
+    client.force_login(alice)
+    page = client.get(f"/jobs/{job.pk}/").content.decode()
+
+    _, answer = api.get(f"/jobs/{job.pk}/")
+    assert answer["limits"] == {"nofile": 4096, "core": "unlimited"}
+    assert (answer["group"], answer["left_out"]) == ("vision", {"HF_TOKEN": "TOKEN"})
+    assert "<code>HF_TOKEN</code> (TOKEN)" in page
+    assert "nofile 4096" in page
+    assert "<code>vision</code>" in page
+
+
+def test_the_answer_says_what_the_server_leaves_out(
+    api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checks, "_hard_limit", lambda _name: 2**20)
+    body = {"command": "x", "gpus": 0, "limits": {"nofile": 2**21, "cpu": "unlimited", "core": 7}}
+
+    status, answer = api.post("/jobs/", body)
+
+    assert status == 201, answer
+    assert answer["left_out"] == {"limit nofile": "2097152; at most 1048576 on this server"}
+    assert Job.objects.get().left_out == answer["left_out"]
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("limits", {"files": 1}),
+        ("limits", {"nofile": -1}),
+        ("limits", {"nofile": "many"}),
+        ("limits", {"nofile": True}),
+        ("limits", {"nofile": 2**70}),
+        ("group", "a:b"),
+        ("left_out", {"A\n": "x"}),
+        ("left_out", {"A": "x" * 400}),
+    ],
+)
+def test_wrong_limits_and_groups_are_refused(api: Api, field: str, value: Any) -> None:
+    status, answer = api.post("/jobs/", {"command": "x", field: value})
+
+    assert status == 422
+    assert {error["field"].partition(".")[0] for error in answer["errors"]} == {field}
 
 
 def test_a_stranger_sees_who_is_where_but_not_what(alice: User, bob: User) -> None:

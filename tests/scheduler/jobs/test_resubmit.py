@@ -25,6 +25,8 @@ FULL: dict[str, Any] = {
     "estimate": "45 min",
     "cwd": "/data/a folder",
     "umask": "027",
+    "limits": {"nofile": 4096, "core": "unlimited"},
+    "group": "nogroup",
     "tags": {"project": "vision", "bare": ""},
     "model": "H100",
     "capability": "8.0",
@@ -92,7 +94,7 @@ def test_every_stored_field_is_tested() -> None:
     """A new field must be in FULL, or be one of these."""
     apart = {
         "command", "argv", "script", "script_args", "env", "begin", "array_limit", "interactive",
-        "on_gpu",
+        "on_gpu", "left_out",
     }  # fmt: skip
 
     assert {field.name for field in job_fields.stored_fields()} == set(FULL) | apart

@@ -98,6 +98,17 @@ def test_everybody_runs_as_the_service_when_it_is_not_root(
     )
 
 
+def test_a_member_of_a_group_has_it_as_the_primary_one() -> None:
+    account = Account("alice", "/", uid=1001, gid=1001, groups=(1001, 1))
+
+    assert accounts.in_group(account, "daemon").gid == 1
+    assert accounts.in_group(account, "").gid == 1001
+    assert accounts.in_group(Account("root", "/"), "daemon").gid is None
+    for other in ("mail", "no-such-group"):
+        with pytest.raises(MissingAccount, match="no member"):
+            accounts.in_group(account, other)
+
+
 def _environment(account: Account, environ: dict[str, str]) -> dict[str, str]:
     return environment(
         account, environ, job_id=7, attempt=2, nonce="n", gpu_uuids=["GPU-a", "GPU-b"]
