@@ -41,3 +41,15 @@ class ExternalLogin(models.Model):
 
     def __str__(self) -> str:
         return f"{self.subject} of {self.provider}"
+
+
+class WelcomeHidden(models.Model):
+    """A user who has hidden the pages after a first login."""
+
+    user = models.OneToOneField(
+        settings.AUTH_USER_MODEL, models.CASCADE, primary_key=True, related_name="+"
+    )
+    hidden_at = models.DateTimeField()
+
+    def __str__(self) -> str:
+        return f"hidden by {self.user}"

@@ -15,8 +15,9 @@ from gpucoord_site.accounts.invitations import OpenInvitation
 from gpucoord_site.apps import load_admin
 from gpucoord_site.documentation import views as documentation
 from gpucoord_site.http import api as http_api
-from gpucoord_site.http import api_docs, setup
+from gpucoord_site.http import api_docs
 from gpucoord_site.http import metrics as metrics_view
+from gpucoord_site.welcome import pages as welcome
 
 load_admin()
 handler500 = "gpucoord_site.http.errors.server_error"
@@ -30,7 +31,11 @@ urlpatterns = [
     path("docs/<path:name>/", documentation.chapter, name="docs-chapter"),
     path("api/docs/", api_docs.docs, name="api-docs"),
     path("api/", http_api.urls),
-    path("setup/hide/", setup.hide, name="setup-hide"),
+    path("start/", welcome.start, name="start"),
+    path("welcome/", welcome.welcome, name="welcome"),
+    path("welcome/job/", welcome.submit, name="welcome-submit"),
+    path("welcome/hide/", welcome.hide, name="welcome-hide"),
+    path("setup/", welcome.setup, name="setup"),
     path("metrics", metrics_view.metrics, name="metrics"),
     path("login/", account_views.Login.as_view(), name="login"),
     path("login/link/<str:secret>/", login_link.open_link, name="login-link"),

@@ -24,7 +24,7 @@ class OpenInvitation(PasswordResetConfirmView):
     """The token is valid until the password is set, the user logs in, or it expires."""
 
     template_name = "registration/invitation.html"
-    success_url = reverse_lazy("dashboard")
+    success_url = reverse_lazy("start")
     post_reset_login = True
     post_reset_login_backend = "django.contrib.auth.backends.ModelBackend"
 

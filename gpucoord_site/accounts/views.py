@@ -13,6 +13,7 @@ from django.contrib.auth.models import User
 from django.contrib.auth.views import LoginView
 from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import redirect, render
+from django.urls import reverse
 from django.utils import timezone
 from django.utils.decorators import method_decorator
 from django.views import View
@@ -63,6 +64,11 @@ class Login(LoginView):
     """The page with the password form, and a link to the single sign-on."""
 
     form_class = LoginForm
+
+    def get_redirect_url(self, request: HttpRequest | None = None) -> str:
+        """The page that the user wanted; "" for the address of the site alone."""
+        url: str = super().get_redirect_url()
+        return "" if url == reverse("dashboard") else url
 
     def get_context_data(self, **more: Any) -> dict[str, Any]:
         config = settings.CONFIG

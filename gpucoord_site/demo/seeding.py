@@ -21,6 +21,7 @@ from gpucoord_site.demo.jobs import SUBMITTED_JOBS, seed_quotas, seed_windows
 from gpucoord_site.demo.model_services import seed_models
 from gpucoord_site.demo.past import PEOPLE, PastJob, history, log_of, past_jobs
 from gpucoord_site.demo.usage import PastUsage
+from gpucoord_site.models import WelcomeHidden
 from monitor.journal.rows import events
 from monitor.runtime.probes.process_identity import boot_id
 from monitor.sampling.probes.simulated.scenario import Scenario
@@ -42,7 +43,7 @@ def seed(config: Config, home: Path, password: str, now: datetime) -> None:
 
 
 def _seed(config: Config, home: Path, password: str, now: datetime) -> None:
-    users = people(config.admin_user, password)
+    users = people(config.admin_user, password, now)
     scenario = Scenario(config.simulated_gpus, config.simulated_seed)
     # The host itself is real, so its past must fit.
     scenario.machine = (os.cpu_count() or 1, _memory_bytes())
@@ -86,13 +87,15 @@ def _uuid_of(index: int | None, uuids: Sequence[str]) -> str:
     return "" if index is None or len(uuids) <= index else uuids[index]
 
 
-def people(admin: str, password: str) -> dict[str, User]:
+def people(admin: str, password: str, now: datetime) -> dict[str, User]:
     """The operator and ordinary users, by name."""
     # One password for all of them, hashed once, because hashing is slow.
     hashed = make_password(password)
     operator = User(username=admin, password=hashed, is_staff=True, is_superuser=True)
     others = [User(username=name, password=hashed) for name in PEOPLE if name != admin]
     User.objects.bulk_create([operator, *others])
+    # Visitors of the demo came to see the dashboard.
+    WelcomeHidden.objects.create(user=operator, hidden_at=now)
     return {user.username: user for user in User.objects.all()}
 
 

@@ -9,6 +9,8 @@ from gpucoord_site.documentation import library
 # By the name of the page's address. A page without an entry opens the index.
 CHAPTERS = {
     "dashboard": "users/first-job",
+    "welcome": "users/first-job",
+    "setup": "operators/installation",
     "timeline": "users/queue",
     "processes": "users/incidents",
     "process": "users/incidents",

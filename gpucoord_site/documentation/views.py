@@ -12,8 +12,7 @@ from django.views.decorators.http import require_safe
 
 from gpucoord_site.cli.main import COMMANDS
 from gpucoord_site.documentation import library
-from monitor.accounts.rows import os_accounts
-from monitor.facts.accounts import LocalAccounts
+from gpucoord_site.welcome import first_job
 
 LONGEST_SEARCH = 200
 
@@ -46,12 +45,11 @@ def chapter(request: HttpRequest, name: str) -> HttpResponse:
 @require_safe
 def command_line(request: HttpRequest) -> HttpResponse:
     """The commands, with the address of this server and the accounts of this user."""
-    config, user = settings.CONFIG, cast("User", request.user)
-    is_off = config.local_rule.accounts is LocalAccounts.NONE
+    config = settings.CONFIG
     context = {
         "address": config.public_url or request.build_absolute_uri("/").rstrip("/"),
         "node": config.node,
-        "account": "" if is_off else os_accounts.name_of(user) or "",
+        "account": first_job.terminal_account(cast("User", request.user)),
         "commands": [(name, text) for name, (text, _) in COMMANDS.items()],
     }
     return render(request, "docs/command_line.html", context | _common())

@@ -15,7 +15,7 @@ from django.utils import timezone
 from django.utils.decorators import sync_and_async_middleware
 
 from gpucoord_site.documentation.chapters import chapter_of
-from gpucoord_site.http import setup
+from gpucoord_site.welcome import pages as welcome
 from monitor.incidents.pages.badges import alert_count
 from scheduler.throttle.pages.badge import badge
 
@@ -102,7 +102,7 @@ def site(request: HttpRequest) -> dict[str, object]:
         # Asked for by the head of pages alone, so other answers cost nothing.
         "mode_badge": partial(badge, settings.CONFIG.node),
         "alert_count": partial(alert_count, timezone.now()),
-        "setup_steps": partial(setup.steps, request),
+        "setup_progress": partial(welcome.progress, request),
         "chapter": partial(chapter_of, request),
         "is_kiosk": "kiosk" in request.GET,
     }

@@ -81,7 +81,9 @@ MORE_PAGES = (
     ("Hosts", "hosts"),
     ("Status", "status"),
     ("Documentation", "docs"),
+    ("First job", "welcome"),
 )
+OPERATORS_PAGES = (("Set up", "setup"), ("Admin", "admin:index"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +103,7 @@ def navigation(context: Context) -> list[PageLink]:
     pages = [PageLink(label, reverse(name)) for label, name in PAGES]
     pages += [PageLink(label, reverse(name), is_more=True) for label, name in MORE_PAGES]
     if request.user.is_staff:
-        pages.append(PageLink("Admin", reverse("admin:index"), is_more=True))
+        pages += [PageLink(label, reverse(name), is_more=True) for label, name in OPERATORS_PAGES]
     containing = [p for p in pages if request.path.startswith(p.url) and p.url != "/"]
     nearest = max(containing, key=lambda p: len(p.url), default=None)
     here = {p.url: "page" for p in pages if p.url == request.path}

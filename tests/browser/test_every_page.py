@@ -36,6 +36,8 @@ PATHS = [
     "/disks/",
     "/hosts/",
     "/account/",
+    "/welcome/",
+    "/setup/",
     "/docs/",
     "/docs/operators/security/",
     "/docs/users/quotas/",

@@ -26,7 +26,7 @@ def test_it_goes_to_no_other_site(alice: User) -> None:
         "/login/", {"username": "alice", "password": PASSWORD, "next": "https://evil.example/"}
     )
 
-    assert response["Location"] == "/"
+    assert response["Location"] == "/start/"
 
 
 def test_it_says_what_was_wrong_and_keeps_the_name(alice: User) -> None:

@@ -20,7 +20,7 @@ def link(user: User, age_s: float = 0.0) -> str:
 def test_a_login_link_opens_the_page_as_its_user(client: Client, alice: User) -> None:
     answer = client.get(link(alice))
 
-    assert (answer.status_code, answer["Location"]) == (302, "/")
+    assert (answer.status_code, answer["Location"]) == (302, "/start/")
     assert client.get("/account/").context["user"] == alice
     assert AuditEntry.objects.get().action == "LOGIN_LINK_USED"
 
@@ -124,7 +124,7 @@ def test_the_answer_logs_the_browser_in(alice: User, bob: User) -> None:
     assert client.post(f"{address}confirm/").status_code == 403
     answer = client.post(f"{address}confirm/", {"csrfmiddlewaretoken": str(token)})
 
-    assert (answer.status_code, answer["Location"]) == (302, "/")
+    assert (answer.status_code, answer["Location"]) == (302, "/start/")
     assert client.get("/account/").context["user"] == alice
     assert LoginLink.objects.count() == 0
 

@@ -150,11 +150,11 @@ class TestPages:
         self, alice: User, as_user: AsUser, settings: object
     ) -> None:
         OsAccount.objects.filter(user=alice).delete()
-        os_accounts.assign(alice, "al", NOW, "")
+        os_accounts.assign(alice, "games", NOW, "")
 
         shown = as_user(alice).get("/docs/command-line/").content.decode()
 
-        assert "ssh al@" in shown
+        assert "ssh games@" in shown
         assert "export GPUCOORD_URL=http://testserver" in shown
         assert "gpucoord why" in shown
 

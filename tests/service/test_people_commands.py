@@ -169,7 +169,7 @@ class TestInvitations:
 
         answer = client.post(form.request["PATH_INFO"], body)
 
-        assert (answer.status_code, answer.headers["Location"]) == (302, "/")
+        assert (answer.status_code, answer.headers["Location"]) == (302, "/start/")
         assert client.session["_auth_user_id"] == str(alice.pk)
         assert User.objects.get(pk=alice.pk).check_password(PASSWORD)
         assert audited()[-1] == "PASSWORD_SET"

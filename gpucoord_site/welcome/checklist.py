@@ -1,0 +1,112 @@
+"""The steps that set up a server. Each is done when a fact says so; none is ticked by hand."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from django.contrib.auth.models import User
+from django.urls import reverse
+
+from gpucoord_site.backup import timer
+from gpucoord_site.documentation import library
+from monitor.models import Channel
+from monitor.snapshot import rows as snapshots
+from scheduler.models import Job, Quota
+
+
+@dataclass(frozen=True, slots=True)
+class SetupStep:
+    """One step. fact: the state of the server. is_done None: unknown.
+
+    url: the page for it, "" if this user may not open it. verb: the label of the link.
+    """
+
+    title: str
+    fact: str
+    is_done: bool | None
+    url: str
+    verb: str
+
+
+def steps(user: User) -> list[SetupStep]:
+    """All steps in the order in which an operator takes them."""
+    return [_gpus(), _people(user), _quota(user), _channel(user), _backup(), _first_job()]
+
+
+def done(steps: list[SetupStep]) -> int:
+    """How many steps are done."""
+    return sum(step.is_done is True for step in steps)
+
+
+def is_complete(steps: list[SetupStep]) -> bool:
+    """Whether no step is known to be missing."""
+    return not any(step.is_done is False for step in steps)
+
+
+def _gpus() -> SetupStep:
+    hosts = snapshots.newest_all()
+    count = sum(len(snapshot.gpus) for snapshot in hosts)
+    where = hosts[0].host.name if len(hosts) == 1 else f"{len(hosts)} hosts"
+    if not hosts:
+        fact = "The sampler has written no reading yet."
+    elif not count:
+        fact = f"No GPU on {where}. The page Status and `gpucoord check` name the reason."
+    else:
+        fact = f"{_counted(count, 'GPU')} on {where}."
+    return SetupStep("GPUs found", fact, count > 0 if hosts else None, reverse("status"), "Status")
+
+
+def _people(user: User) -> SetupStep:
+    count = User.objects.filter(is_active=True).exclude(pk=user.pk).count()
+    fact = f"{_counted(count, 'user')} besides you." if count else "You are the only user."
+    url = reverse("admin:auth_user_add") if user.is_superuser else ""
+    return SetupStep("People added", fact, count > 0, url, "Add a user")
+
+
+def _quota(user: User) -> SetupStep:
+    count = Quota.objects.count()
+    fact = f"{_counted(count, 'quota')}." if count else "All users have equal shares and no limit."
+    may_add = user.has_perm("scheduler.add_quota")
+    url = reverse("admin:scheduler_quota_add") if may_add else ""
+    return SetupStep("Quota set", fact, count > 0, url, "Set a quota")
+
+
+def _channel(user: User) -> SetupStep:
+    """A message that arrived proves a channel: a test from its page is enough."""
+    channels = list(Channel.objects.filter(owner=None, enabled=True).order_by("name"))
+    works = [c for c in channels if c.worked_at is not None and c.failing_since is None]
+    if works:
+        fact = f"{works[0].name} has delivered a message."
+    elif channels:
+        fact = f"{channels[0].name} has delivered no message. Its page sends a test."
+    else:
+        fact = "No alert channel: faults and incidents show on the pages only."
+    if channels:
+        may, page = "monitor.change_channel", "admin:monitor_channel_changelist"
+    else:
+        may, page = "monitor.add_channel", "admin:monitor_channel_add"
+    url = reverse(page) if user.has_perm(may) else ""
+    verb = "Alert channels" if channels else "Add a channel"
+    return SetupStep("Alert channel tested", fact, bool(works), url, verb)
+
+
+def _backup() -> SetupStep:
+    is_on = timer.is_on()
+    if is_on is None:
+        fact = "Unknown: systemd does not run here. Run `gpucoord backup` every day in another way."
+    elif is_on:
+        fact = "A timer of systemd makes a backup every day."
+    else:
+        fact = "No timer of systemd makes backups of the database and the secret key."
+    url = library.url_of("operators/backup")
+    return SetupStep("Backup timer on", fact, is_on, url, "How to enable it")
+
+
+def _first_job() -> SetupStep:
+    ran = Job.objects.exclude(started_at=None).exists()
+    fact = "A job has run." if ran else "No job has run yet."
+    return SetupStep("First job run", fact, ran, reverse("welcome"), "Run a first job")
+
+
+def _counted(count: int, word: str) -> str:
+    return f"{count} {word}{'' if count == 1 else 's'}"
