@@ -87,12 +87,22 @@ def captured(environ: Mapping[str, str], given: Collection[str] = ()) -> Capture
         raise EnvironmentTooLarge(TOO_LARGE.format(size=size, most=LARGEST_ENV))
     variables: dict[str, str] = {}
     left_out: dict[str, str] = {}
+    own = _of_this_job(environ)
     for name, value in environ.items():
+        if name in own:
+            continue
         if reason := by_name[name] or _reason_of_value(value):
             left_out |= {} if name in given else {name: reason}
         else:
             variables[name] = value
     return Captured(variables, left_out)
+
+
+def _of_this_job(environ: Mapping[str, str]) -> set[str]:
+    """In a job, the variables of its first port that gpucoord set: another job has its own."""
+    port = environ.get("GPUCOORD_PORT")
+    names = {n for n in ("MASTER_PORT", "PET_MASTER_PORT") if port and environ.get(n) == port}
+    return names | ({"MASTER_ADDR"} if "MASTER_PORT" in names else set())
 
 
 def storable(left_out: Mapping[str, str]) -> dict[str, str]:

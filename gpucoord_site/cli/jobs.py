@@ -149,10 +149,13 @@ def _job_lines(job: Json) -> Iterator[str]:
         "GPUs": ", ".join(job["gpus"]),
         "host": job.get("host") or job["requested"].get("host"),
         "engine": _engine(job["attempts"]),
+        "ports": _ports(job),
         "contact lost": job.get("contact_lost_since")
         and f"since {tables.moment(job['contact_lost_since'])}; it may still run",
         "command": job["command"],
         "folder": job["cwd"],
+        "group": job["group"],
+        "left out": ", ".join(f"{n} ({why})" for n, why in (job["left_out"] or {}).items()),
         "array": job["array"] and f"{job['array']}, index {job['array_index']}",
         "after": ", ".join(map(str, [*job["after"], *job["after_success"]])),
         "tags": ", ".join(f"{n}={t}" if t else n for n, t in job["tags"].items()),
@@ -175,6 +178,14 @@ def _engine(attempts: Sequence[Json]) -> str:
         return ""
     node = f" on {newest['node']}" if newest["node"] else ""
     return f"{newest['engine']} job {newest['engine_ref'] or tables.UNKNOWN}{node}"
+
+
+def _ports(job: Json) -> str:
+    """Those of a running job; "" = it has none."""
+    newest = _last(job)
+    if job["state"] == "finished" or newest.get("port") is None:
+        return ""
+    return f"{newest['port']}-{newest['port'] + newest['ports'] - 1}"
 
 
 def _requested(job: Json) -> Iterator[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import StrEnum
@@ -61,7 +61,17 @@ class BoundsPolicy:
              "job's steps.")
     mps: bool = threshold(True, "Use MPS for GPU time limits",
         "If the NVIDIA MPS daemon is running, it enforces the limits and jobs are not paused.")
+    ports: int = threshold(8, "Ports per job", ge=0, le=256,
+        help="TCP ports that no other running job of the host has. 0 = jobs get none.")
+    first_port: int = threshold(20_000, "First port of jobs", ge=1024, le=65_535,
+        help="Ports that the kernel uses for outgoing connections are left out.")
+    last_port: int = threshold(29_999, "Last port of jobs", ge=1024, le=65_535)
     # fmt: on
+
+    def conflicts(self) -> dict[str, str]:
+        if self.last_port - self.first_port + 1 < self.ports:
+            return {"last_port": "the range must have room for the ports of a job"}
+        return {}
 
     @property
     def memory_bytes(self) -> int | None:
@@ -77,6 +87,16 @@ class BoundsPolicy:
     def process_bytes(self, host_bytes: int | None) -> int | None:
         """The limit of a process of a job that does not declare more; None = no limit."""
         return _lower_of(self.process_memory_gib, self.process_memory_pct, host_bytes)
+
+
+def port_blocks(policy: BoundsPolicy, taken: Sequence[range], *, start: int) -> Iterator[range]:
+    """The blocks of ports that overlap with none of those taken, from the `start`-th on, around."""
+    count = (policy.last_port - policy.first_port + 1) // policy.ports
+    for number in range(count):
+        first = policy.first_port + (start + number) % count * policy.ports
+        block = range(first, first + policy.ports)
+        if all(block.stop <= other.start or other.stop <= block.start for other in taken):
+            yield block
 
 
 def _lower_of(gib: float | None, pct: float, host_bytes: int | None) -> int | None:

@@ -215,6 +215,10 @@ class AttemptBody(Schema):
     node: str | None = Field(description="The node of Slurm that ran it.")
     account: str = Field(description="OS account of the job.")
     gpus: list[str]
+    port: int | None = Field(
+        description="First of its TCP ports, as GPUCOORD_PORT. null: it has none."
+    )
+    ports: int = Field(description="Number of its ports, as GPUCOORD_PORTS.")
     placed_at: datetime
     started_at: datetime | None
     ended_at: datetime | None

@@ -23,6 +23,9 @@ class Attempt(models.Model):
     node = models.CharField(max_length=100, blank=True, default="")
     gpu_uuids = models.JSONField(default=list)
     nonce = models.CharField(max_length=32, unique=True)
+    # The first of its TCP ports and their number; None = it has none.
+    port = models.PositiveIntegerField(null=True, blank=True)
+    ports = models.PositiveSmallIntegerField(default=0, db_default=0)
     account = models.CharField("runs as", max_length=150, blank=True)
     placed_at = models.DateTimeField()
     runner_pid = models.PositiveIntegerField(null=True, blank=True)
@@ -74,6 +77,11 @@ class Attempt(models.Model):
         ]
         constraints = [
             models.UniqueConstraint(fields=["job", "number"], name="attempt_job_number"),
+            models.UniqueConstraint(
+                fields=["host", "port"],
+                name="attempt_port_once",
+                condition=models.Q(ended_at__isnull=True, port__isnull=False),
+            ),
             # No job runs twice: at most one attempt of a job has not ended.
             models.UniqueConstraint(
                 fields=["job"], name="attempt_one_open", condition=models.Q(ended_at__isnull=True)

@@ -85,6 +85,35 @@ def test_it_runs_where_one_stands_with_the_variables_asked_for(
     assert output.decode().split() == [str(tmp_path), "0.1", "mine"]
 
 
+SERVES = """
+import os, pathlib, socket, sys, time
+port = int(os.environ["MASTER_PORT"])
+server = socket.create_server((os.environ["MASTER_ADDR"], port))
+pathlib.Path(os.environ["GPUCOORD_ARRAY_INDEX"]).touch()
+until = time.monotonic() + 60
+while not (pathlib.Path("0").exists() and pathlib.Path("1").exists()):
+    assert time.monotonic() < until
+    time.sleep(0.02)
+server.close()
+print(port, os.environ["GPUCOORD_PORT"], os.environ["GPUCOORD_PORTS"])
+"""
+
+
+def test_two_jobs_that_serve_run_side_by_side_without_an_option(
+    gpucoord: Gpucoord, tmp_path: Path
+) -> None:
+    tmp_path.chmod(0o777)
+    words = ("--cwd", str(tmp_path), "--array", "0-1", "--", "/usr/bin/python3", "-c", SERVES)
+
+    code, output, said = submit(gpucoord, *words)
+
+    assert code == 0, said
+    lines = [line.split()[-3:] for line in output.decode().splitlines()]
+    first, second = sorted(int(line[0]) for line in lines)
+    assert second - first >= 8
+    assert [line[1:] for line in lines] == [[line[0], "8"] for line in lines]
+
+
 def test_a_big_output_arrives_whole(gpucoord: Gpucoord) -> None:
     _, output, _ = submit(gpucoord, "--", "head -c 3000000 /dev/zero")
 

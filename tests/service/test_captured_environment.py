@@ -83,3 +83,12 @@ def _cpu_s(environ: dict[str, str]) -> float:
     began = time.process_time()
     captured(environ)
     return time.process_time() - began
+
+
+def test_a_job_passes_its_own_ports_to_no_other_job() -> None:
+    ours = {"GPUCOORD_PORT": "20008", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "20008"}
+    chosen = {"GPUCOORD_PORT": "20008", "MASTER_ADDR": "node1", "MASTER_PORT": "29500"}
+
+    assert captured(ours).variables == {}
+    assert captured(chosen).variables == {"MASTER_ADDR": "node1", "MASTER_PORT": "29500"}
+    assert captured({"MASTER_ADDR": "node1"}).variables == {"MASTER_ADDR": "node1"}

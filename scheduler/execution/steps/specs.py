@@ -19,6 +19,7 @@ from monitor.thresholds import rows as thresholds
 from scheduler.execution.policy import BoundsPolicy, lower_limit
 from scheduler.execution.probes import capabilities as capabilities_probe
 from scheduler.execution.steps import capabilities as host_capabilities
+from scheduler.execution.steps import ports
 from scheduler.facts import limits as soft_limits
 from scheduler.model_services import inputs as model_inputs
 from scheduler.models import Attempt, Job, JobInput
@@ -146,6 +147,9 @@ class ConfinementLimits:
             return []
         return [[host_probe.NVIDIA_MAJOR, m] for pci, m in self.minors.items() if pci not in own]
 
+    def policy(self) -> BoundsPolicy:
+        return self._now()[0]
+
     def _now(self) -> tuple[BoundsPolicy, GpuNumbers]:
         """Read again when it is older than CACHED_FOR_S: many jobs may start at once."""
         at = time.monotonic()
@@ -200,7 +204,11 @@ class SpecWriter:
         files.make_folder(folder)
         if attempt.job.has_input:
             files.write_private(folder / files.STDIN, data_of(attempt.job))
-        files.write_json(folder / files.SPEC, self._spec(attempt).to_json())
+        spec = self._spec(attempt)
+        if self.limits:
+            block = ports.assigned(attempt, self.limits.policy())
+            spec = replace(spec, env=ports.with_variables(spec.env, block))
+        files.write_json(folder / files.SPEC, spec.to_json())
         return folder
 
     def stays_here(self, job: Job) -> bool:

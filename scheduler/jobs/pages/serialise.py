@@ -344,6 +344,8 @@ def _attempt(attempt: Attempt, sees_all: bool) -> dict[str, Any]:
         "node": attempt.node or None,
         "account": attempt.account,
         "gpus": list(attempt.gpu_uuids),
+        "port": attempt.port,
+        "ports": attempt.ports,
         "placed_at": attempt.placed_at,
         "started_at": attempt.started_at,
         "ended_at": attempt.ended_at,
