@@ -17,8 +17,8 @@ from django.urls import path, re_path
 
 from gpucoord_site.http.asgi_guards import SameOriginOnly, Utf8Only, refuse
 from gpucoord_site.http.handler import ThreadHandler
-from monitor.live.consumers import live
-from scheduler.live.consumers import job
+from monitor.pages.live.consumers import live
+from scheduler.jobs.live.consumers import job
 from scheduler.terminals.consumers import terminal
 
 http = Utf8Only(ThreadHandler())

@@ -14,7 +14,7 @@ class MonitorConfig(AppConfig):
         from monitor.incidents.pages.listing import ALERTS
         from monitor.incidents.pages.listing import REGION as INCIDENTS
         from monitor.journal.pages import REGION
-        from monitor.live.regions import register
+        from monitor.pages.live.regions import register
         from monitor.thresholds import rows as thresholds
 
         thresholds.register_all(POLICIES, PROFILES, TOPICS)

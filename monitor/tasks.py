@@ -13,8 +13,8 @@ from django.conf import settings
 from django.utils import timezone
 from django_q.tasks import async_task
 
-from monitor.alerts.senders import send_all
-from monitor.alerts.steps import outbox
+from monitor.incidents.alerts.senders import send_all
+from monitor.incidents.alerts.steps import outbox
 from monitor.incidents.rows import patterns as pattern_rows
 from monitor.runtime.rows import periodic_tasks
 from monitor.thresholds import rows as thresholds

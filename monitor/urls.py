@@ -5,13 +5,13 @@ from __future__ import annotations
 from django.urls import path
 
 from monitor.gpus import pages as gpu_pages
-from monitor.history.pages import views as history_views
-from monitor.hosts import pages as host_pages
+from monitor.gpus.hosts import pages as host_pages
 from monitor.incidents.pages import views as incident_views
 from monitor.journal import pages as journal_views
-from monitor.live import pages as live_pages
+from monitor.pages.live import pages as live_pages
 from monitor.runtime import pages as health
 from monitor.thresholds.pages import rules
+from monitor.usage.history.pages import views as history_views
 
 urlpatterns = [
     path("", live_pages.dashboard, name="dashboard"),

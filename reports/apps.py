@@ -10,7 +10,7 @@ class ReportsConfig(AppConfig):
     verbose_name = "Reports"
 
     def ready(self) -> None:
-        from monitor.alerts.steps import outbox
+        from monitor.incidents.alerts.steps import outbox
         from monitor.runtime.rows import periodic_tasks
         from monitor.thresholds import rows as thresholds
         from reports.catalogue.policy import POLICIES, PROFILES, TOPICS

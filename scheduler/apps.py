@@ -13,18 +13,18 @@ class SchedulerConfig(AppConfig):
         from monitor.runtime import pages as status
         from monitor.thresholds import rows as thresholds
         from monitor.usage.rows import pruning
-        from scheduler.batches import rows as batch_rows
         from scheduler.catalogue.policy import POLICIES, PROFILES, TOPICS
         from scheduler.disk import rows as cleaning_runs
         from scheduler.dispatch.steps import engine_endings
         from scheduler.execution.steps import capabilities as host_capabilities
-        from scheduler.intake.steps import checks
+        from scheduler.jobs.lifecycle.steps import job_files
+        from scheduler.jobs.live.regions import register_regions
         from scheduler.jobs.pages.calibration import calibration_lines
-        from scheduler.lifecycle.steps import job_files
-        from scheduler.live.regions import register_regions
-        from scheduler.model_services import rows as model_rows
-        from scheduler.prompts import rows as prompt_rows
-        from scheduler.quotas import rows as quota_rows
+        from scheduler.language_models.model_services import rows as model_rows
+        from scheduler.language_models.prompts import rows as prompt_rows
+        from scheduler.limits.quotas import rows as quota_rows
+        from scheduler.submission.batches import rows as batch_rows
+        from scheduler.submission.intake.steps import checks
 
         thresholds.register_all(POLICIES, PROFILES, TOPICS)
         pruning.register(quota_rows.too_old)

@@ -8,16 +8,16 @@ from django.conf import settings
 from django.db.models import Count, Min, QuerySet
 
 from monitor.journal.rows import counters
-from monitor.metrics.families import Families
+from monitor.pages.metrics.families import Families
 from monitor.runtime.rows.prepared import compiled_once
 from scheduler.disk import metrics as disk_metrics
 from scheduler.facts.jobs import JobState, Outcome
-from scheduler.lifecycle.rows import predictions
+from scheduler.jobs.lifecycle.rows import predictions
+from scheduler.language_models.prompts import metrics as prompt_metrics
+from scheduler.limits.throttle import rows as throttle_rows
+from scheduler.limits.throttle.policy.mode import Mode
+from scheduler.limits.throttle.policy.pressure import CLASSES
 from scheduler.models import Job
-from scheduler.prompts import metrics as prompt_metrics
-from scheduler.throttle import rows as throttle_rows
-from scheduler.throttle.policy.mode import Mode
-from scheduler.throttle.policy.pressure import CLASSES
 
 
 def add_metrics(into: Families, now: datetime) -> None:

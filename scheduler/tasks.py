@@ -9,9 +9,9 @@ from django.utils import timezone
 
 from scheduler.disk.steps.cleaner import Cleaner
 from scheduler.dispatch.steps import preview
-from scheduler.lifecycle.rows import predictions
-from scheduler.lifecycle.steps import job_files
-from scheduler.lifecycle.steps.job_files import Clearer
+from scheduler.jobs.lifecycle.rows import predictions
+from scheduler.jobs.lifecycle.steps import job_files
+from scheduler.jobs.lifecycle.steps.job_files import Clearer
 
 
 def predict_starts() -> int:

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from django.urls import path
 
-from scheduler.batches import pages as batch_views
 from scheduler.disk import pages as disk_pages
-from scheduler.hosts import pages as host_pages
-from scheduler.idle_work import pages as idle_work_pages
+from scheduler.execution.hosts import pages as host_pages
+from scheduler.jobs.notifications import pages as notification_views
 from scheduler.jobs.pages import search, sooner
 from scheduler.jobs.pages import views as job_views
-from scheduler.model_services import pages as model_pages
-from scheduler.notifications import pages as notification_views
-from scheduler.prompts import pages as prompt_pages
-from scheduler.quotas.pages import shares as quota_views
-from scheduler.scripts import pages as script_views
-from scheduler.throttle.pages import views as throttle_views
-from scheduler.time_windows.pages import views as time_window_views
-from scheduler.timeline import pages as timeline_pages
+from scheduler.jobs.timeline import pages as timeline_pages
+from scheduler.language_models.model_services import pages as model_pages
+from scheduler.language_models.prompts import pages as prompt_pages
+from scheduler.limits.quotas.pages import shares as quota_views
+from scheduler.limits.throttle.pages import views as throttle_views
+from scheduler.limits.time_windows.pages import views as time_window_views
+from scheduler.submission.batches import pages as batch_views
+from scheduler.submission.idle_work import pages as idle_work_pages
+from scheduler.submission.scripts import pages as script_views
 
 urlpatterns = [
     path("account/notifications/", notification_views.own, name="notifications"),

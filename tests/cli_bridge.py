@@ -14,8 +14,8 @@ from django.utils import timezone
 from gpucoord_site.cli import connection
 from gpucoord_site.cli.client import Client
 from gpucoord_site.cli.transport import Answer
-from monitor.accounts.rows import tokens
 from monitor.models import Agent
+from monitor.owners.accounts.rows import tokens
 
 
 class DjangoTransport:

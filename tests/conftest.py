@@ -16,9 +16,9 @@ from django.contrib.auth.models import User
 from django.test import Client
 from hypothesis import HealthCheck, settings
 
-from monitor.identity.probes import runtimes
+from monitor.owners.identity.probes import runtimes
 from scheduler.dispatch.steps import advice, preview
-from scheduler.lifecycle.rows import predictions
+from scheduler.jobs.lifecycle.rows import predictions
 from scheduler.runner import accounts, files
 from tests.builders import PASSWORD
 

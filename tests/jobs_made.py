@@ -10,11 +10,11 @@ from django.contrib.auth.models import User
 
 from scheduler.facts.jobs import AttemptEnding, Identity, NewJob, Outcome
 from scheduler.facts.plans import Placement
-from scheduler.lifecycle.rows import queue as job_queue
-from scheduler.lifecycle.rows import transitions
+from scheduler.jobs.lifecycle.rows import queue as job_queue
+from scheduler.jobs.lifecycle.rows import transitions
 from scheduler.models import Attempt, AttemptUse, Job
+from scheduler.queue.sizing.facts import fingerprint
 from scheduler.runner import files
-from scheduler.sizing.facts import fingerprint
 from tests.builders import GIB, NOW, gpu_uuid
 
 H100 = "NVIDIA H100 80GB HBM3"

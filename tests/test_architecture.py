@@ -45,7 +45,7 @@ PURE_STDLIB = {
 # so their steps are in a context variable.
 PURE_LIBRARIES = {
     "monitor.thresholds": {"pydantic"},
-    "scheduler.scripts": {"contextvars", "jsonschema", "referencing"},
+    "scheduler.submission": {"contextvars", "jsonschema", "referencing"},
 }
 BANNED_NAMES = {"utils", "util", "helpers", "common", "core", "manager", "managers", "misc"}
 CLOCKS = {
@@ -65,15 +65,15 @@ READERS_OF_OWN_JSON = {
     "gpucoord_site.yielding",
     "monitor.incidents.rules.cpu",
     "monitor.runtime.probes.service_state",
-    "monitor.snapshot.codec",
+    "monitor.gpus.snapshot.codec",
     "monitor.usage.policy.accounting_state",
     # A runner loads no module of the monitor. It catches RecursionError itself.
     "scheduler.runner.files",
     "scheduler.runner.guardian",
     "scheduler.runner.programs.embed",
     "scheduler.runner.run",
-    "scheduler.scripts.policy.validation",
-    "scheduler.throttle.rows",
+    "scheduler.submission.scripts.policy.validation",
+    "scheduler.limits.throttle.rows",
 }
 WITHOUT_TESTS = {"admin", "api", "catalogue", "models", "templatetags"}
 LONGEST_MODULE, LONGEST_FUNCTION = 800, 60
@@ -236,8 +236,8 @@ def test_subjects_form_no_cycle() -> None:
 
 def test_pynvml_and_psutil_have_one_door_each() -> None:
     doors = {
-        "monitor.sampling.probes.nvml.probe": {"pynvml"},
-        "monitor.sampling.probes.host": {"psutil"},
+        "monitor.gpus.sampling.probes.nvml.probe": {"pynvml"},
+        "monitor.gpus.sampling.probes.host": {"psutil"},
     }
 
     assert not _offenders(lambda m: _external(m) & {"pynvml", "psutil"} - doors.get(m.name, set()))
@@ -246,7 +246,7 @@ def test_pynvml_and_psutil_have_one_door_each() -> None:
 def test_apprise_has_one_door() -> None:
     assert not _offenders(
         lambda m: _external(m) & {"apprise"},
-        where=lambda m: m.name != "monitor.alerts.senders",
+        where=lambda m: m.name != "monitor.incidents.alerts.senders",
     )
 
 
@@ -328,9 +328,9 @@ def test_modules_say_what_they_are_for() -> None:
 
 def test_the_rules_see_the_modules() -> None:
     assert BY_NAME["monitor.facts.readings"].layer == FACTS
-    assert BY_NAME["scheduler.planner.plan"].layer == POLICY
+    assert BY_NAME["scheduler.queue.planner.plan"].layer == POLICY
     assert BY_NAME["scheduler.models.jobs"].layer == ROWS
-    assert BY_NAME["monitor.sampling.probes.host"].layer == EDGES
+    assert BY_NAME["monitor.gpus.sampling.probes.host"].layer == EDGES
     assert "scheduler.facts.jobs" in BY_NAME["scheduler.models.jobs"].imports()
     assert set(sys.stdlib_module_names) >= PURE_STDLIB
 

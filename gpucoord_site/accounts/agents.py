@@ -16,11 +16,11 @@ from django.views.decorators.http import require_POST
 
 from gpucoord_site.accounts import views
 from gpucoord_site.accounts.forms import AgentForm
-from monitor.accounts.rows import tokens
 from monitor.facts.accounts import TokenScope
 from monitor.models import Agent
-from scheduler.lifecycle.rows import changes
-from scheduler.quotas import rows
+from monitor.owners.accounts.rows import tokens
+from scheduler.jobs.lifecycle.rows import changes
+from scheduler.limits.quotas import rows
 
 logger = logging.getLogger(__name__)
 MOST_AGENTS = 20

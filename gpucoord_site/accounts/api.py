@@ -13,8 +13,8 @@ from ninja import Field, Router, Schema, Status
 from ninja.errors import HttpError
 
 from gpucoord_site.accounts import people
-from monitor.accounts.rows import os_accounts
 from monitor.api.input import InvalidInput, PlainText, RequestBody
+from monitor.owners.accounts.rows import os_accounts
 
 router = Router()
 

@@ -12,9 +12,9 @@ from django.core.exceptions import ValidationError
 from django.db import IntegrityError, transaction
 
 from gpucoord_site.models import ExternalLogin
-from monitor.accounts.rows import os_accounts
 from monitor.facts.accounts import FIRST_USER_UID
 from monitor.journal.rows import audit
+from monitor.owners.accounts.rows import os_accounts
 from scheduler.facts.model_services import OWNER
 
 logger = logging.getLogger(__name__)

@@ -11,7 +11,7 @@ from django_auth_ldap.backend import LDAPBackend
 
 from gpucoord_site.accounts import external_users
 from gpucoord_site.accounts.external_users import NotAccepted
-from monitor.accounts.rows import os_accounts
+from monitor.owners.accounts.rows import os_accounts
 
 
 class LdapLogin(LDAPBackend):  # type: ignore[misc]

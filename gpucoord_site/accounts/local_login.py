@@ -24,11 +24,11 @@ from django.urls import reverse
 from django.utils import timezone
 
 from gpucoord_site.config.settings import Config
-from monitor.accounts import policy
-from monitor.accounts.probes import PeerReader, credentials
-from monitor.accounts.rows import os_accounts, tokens
 from monitor.facts.accounts import LocalAccounts, LocalRule, Peer
 from monitor.journal.rows import audit
+from monitor.owners.accounts import policy
+from monitor.owners.accounts.probes import PeerReader, credentials
+from monitor.owners.accounts.rows import os_accounts, tokens
 from scheduler.facts.model_services import OWNER
 
 TOKEN, LINK = "token", "link"

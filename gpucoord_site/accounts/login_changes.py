@@ -10,8 +10,8 @@ from django.db.models.signals import post_delete, post_save
 from django.utils import timezone
 
 from gpucoord_site.models import UserSession
-from monitor.live.socket import LOGINS
 from monitor.models import ApiToken
+from monitor.pages.live.socket import LOGINS
 from monitor.runtime.rows.wakeups import wake
 
 # Fields of a user on which logins depend.

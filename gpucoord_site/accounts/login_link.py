@@ -20,8 +20,8 @@ from django.utils import timezone
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_GET, require_POST
 
-from monitor.accounts.rows import tokens
 from monitor.journal.rows import audit
+from monitor.owners.accounts.rows import tokens
 
 logger = logging.getLogger(__name__)
 # Values of Sec-Fetch-Site: the user typed or pasted the address, or came from a page of gpucoord.

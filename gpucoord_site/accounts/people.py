@@ -14,10 +14,10 @@ from django.urls import reverse
 from django.utils.encoding import force_bytes
 from django.utils.http import urlsafe_base64_encode
 
-from monitor.accounts.rows import os_accounts
 from monitor.api.input import InvalidInput
 from monitor.journal.rows import audit
-from scheduler.quotas import actions as quotas
+from monitor.owners.accounts.rows import os_accounts
+from scheduler.limits.quotas import actions as quotas
 
 ADDED = "added by an operator"
 

@@ -22,10 +22,10 @@ from django.views.decorators.http import require_POST, require_safe
 
 from gpucoord_site.accounts import sessions as account_sessions
 from gpucoord_site.accounts.forms import AgentForm, LoginForm, OwnPasswordForm, TokenForm
-from monitor.accounts.rows import tokens as account_tokens
 from monitor.facts.accounts import scopes_of
 from monitor.models import ApiToken
-from scheduler.agents import pages as agent_pages
+from monitor.owners.accounts.rows import tokens as account_tokens
+from scheduler.limits.agents import pages as agent_pages
 
 logger = logging.getLogger(__name__)
 MOST_TOKENS = 50

@@ -12,7 +12,7 @@ from urllib.parse import urlencode, urlsplit
 
 from gpucoord_site.cli import local_login
 from monitor.facts import json_text
-from monitor.identity.probes.listeners import is_on_this_host, needs_privilege, peer_uids
+from monitor.owners.identity.probes.listeners import is_on_this_host, needs_privilege, peer_uids
 
 CONNECT_S = 5.0
 

@@ -29,8 +29,8 @@ from gpucoord_site.config import values
 from gpucoord_site.config.errors import describe, origin, policy_problems, unknown_variables
 from gpucoord_site.config.file import ConfigError, config_file, default_data_folder, read_toml
 from gpucoord_site.config.values import Names, Ranks, Tables, Text
-from monitor.accounts.policy import default_rule, parse_rule
 from monitor.facts.accounts import LocalRule
+from monitor.owners.accounts.policy import default_rule, parse_rule
 
 __all__ = ["Config", "ConfigError", "load_config"]
 

@@ -10,8 +10,8 @@ from zoneinfo import available_timezones
 from pydantic import BeforeValidator
 from pydantic_settings import NoDecode
 
-from monitor.accounts.policy import parse_rule
 from monitor.facts import json_text
+from monitor.owners.accounts.policy import parse_rule
 from monitor.thresholds.wording import nearest
 
 

@@ -8,12 +8,12 @@ from pathlib import Path
 
 from django.contrib.auth.models import User
 
-from monitor.snapshot import rows as snapshots
-from scheduler.batches import rows as batch_rows
+from monitor.gpus.snapshot import rows as snapshots
 from scheduler.facts.jobs import Outcome
-from scheduler.idle_work import rows
-from scheduler.idle_work.policy import IdleWorkPolicy, candidates
 from scheduler.models import IdleChoice, IdleTemplate, Job
+from scheduler.submission.batches import rows as batch_rows
+from scheduler.submission.idle_work import rows
+from scheduler.submission.idle_work.policy import IdleWorkPolicy, candidates
 
 # A visitor sees its progress, and after a few minutes its end.
 ITEMS, ITEM_S = 125, 4

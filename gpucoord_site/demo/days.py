@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from math import ceil, floor, prod
 from random import Random
 
-from monitor.sampling.probes.simulated import workloads
-from monitor.sampling.probes.simulated.scenario import IDLE_W, LIMIT_W, RESERVED, TOTAL, pid_of
-from monitor.sampling.probes.simulated.workloads import FIRST_PID, GIB, Shape, noise
+from monitor.gpus.sampling.probes.simulated import workloads
+from monitor.gpus.sampling.probes.simulated.scenario import IDLE_W, LIMIT_W, RESERVED, TOTAL, pid_of
+from monitor.gpus.sampling.probes.simulated.workloads import FIRST_PID, GIB, Shape, noise
 
 DAY_S, HOUR_S, MINUTE_S = 86_400, 3_600, 60
 DAYS = 30

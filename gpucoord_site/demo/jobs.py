@@ -9,9 +9,9 @@ from zoneinfo import ZoneInfo
 
 from django.contrib.auth.models import User
 
+from scheduler.limits.quotas.policy import charging
+from scheduler.limits.time_windows import rows as window_rows
 from scheduler.models import DailyGpuUsage, Quota, TimeWindow, UsageShare
-from scheduler.quotas.policy import charging
-from scheduler.time_windows import rows as window_rows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,11 +14,12 @@ from random import Random
 
 from django.contrib.auth.models import User
 
-from monitor.sampling.probes.simulated.scenario import NAME
+from monitor.gpus.sampling.probes.simulated.scenario import NAME
 from scheduler.facts.jobs import NewJob, Requirement
 from scheduler.facts.model_services import InstanceState, PredictionMode, Role
 from scheduler.facts.prompts import NewPrompt, PromptStatus, PromptType
-from scheduler.lifecycle.rows import queue as job_queue
+from scheduler.jobs.lifecycle.rows import queue as job_queue
+from scheduler.language_models.prompts import actions as prompts
 from scheduler.models import (
     Job,
     ModelBoot,
@@ -28,7 +29,6 @@ from scheduler.models import (
     ModelUse,
     Prompt,
 )
-from scheduler.prompts import actions as prompts
 
 GIB = 1024**3
 STAYS, LEAVES = "qwen2.5:14b", "qwen2.5:7b"

@@ -12,9 +12,9 @@ from monitor.facts.readings import ClaimFact, Snapshot
 from monitor.gpus.policy import changes as gpu_changes
 from monitor.gpus.policy.changes import Note
 from monitor.gpus.policy.states import with_states
-from monitor.identity.policy.owners import attribute
-from monitor.sampling.probes.simulated.scenario import Load, Scenario
-from monitor.sampling.probes.simulated.workloads import FIRST_PID
+from monitor.gpus.sampling.probes.simulated.scenario import Load, Scenario
+from monitor.gpus.sampling.probes.simulated.workloads import FIRST_PID
+from monitor.owners.identity.policy.owners import attribute
 from scheduler.facts.jobs import Outcome
 
 # Hours with a sample for each second; fewer of a large server, so that the demo starts soon.

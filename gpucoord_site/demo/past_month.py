@@ -14,8 +14,8 @@ from gpucoord_site.demo.days import DAY_S, DAYS, HOUR_S, SHORTEST_S
 from gpucoord_site.demo.past import PEOPLE, PROGRAMS
 from monitor.facts.formats import duration
 from monitor.facts.readings import OwnerSource
+from monitor.gpus.sampling.probes.simulated.scenario import Scenario
 from monitor.models import Claim, Event, Incident, ProcessHour, ProcessUse
-from monitor.sampling.probes.simulated.scenario import Scenario
 from scheduler.facts.jobs import JobState, Outcome
 from scheduler.models import Attempt, Job
 

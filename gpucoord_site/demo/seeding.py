@@ -22,14 +22,14 @@ from gpucoord_site.demo.model_services import seed_models
 from gpucoord_site.demo.past import PEOPLE, PastJob, history, log_of, past_jobs
 from gpucoord_site.demo.usage import PastUsage
 from gpucoord_site.models import WelcomeHidden
+from monitor.gpus.sampling.probes.simulated.scenario import Scenario
+from monitor.gpus.snapshot import rows as snapshots
 from monitor.journal.rows import events
 from monitor.runtime.probes.process_identity import boot_id
-from monitor.sampling.probes.simulated.scenario import Scenario
-from monitor.snapshot import rows as snapshots
 from scheduler.facts.jobs import AttemptEnding, Identity, NewJob, Outcome, Requirement, YieldOptions
 from scheduler.facts.plans import Placement
-from scheduler.lifecycle.rows import transitions
-from scheduler.lifecycle.rows.queue import request_cancel, submit
+from scheduler.jobs.lifecycle.rows import transitions
+from scheduler.jobs.lifecycle.rows.queue import request_cancel, submit
 from scheduler.models import Attempt
 from scheduler.runner import files
 

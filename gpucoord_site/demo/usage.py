@@ -14,6 +14,8 @@ from gpucoord_site.demo import days
 from gpucoord_site.demo.days import DAY_S, DAYS, HOUR_S, MINUTE_S, Load
 from gpucoord_site.demo.past import LARGE, sampled_hours
 from monitor.facts.readings import OwnerSource, Snapshot
+from monitor.gpus.sampling.probes.simulated.scenario import Scenario
+from monitor.gpus.sampling.probes.simulated.workloads import GIB
 from monitor.models import (
     Gpu,
     GpuHour,
@@ -25,8 +27,6 @@ from monitor.models import (
     ProcessUse,
 )
 from monitor.runtime.rows.database import insert
-from monitor.sampling.probes.simulated.scenario import Scenario
-from monitor.sampling.probes.simulated.workloads import GIB
 from monitor.usage.rows import rollups
 
 # Readings per hour; fewer of a large server, so that the demo starts soon.

@@ -22,32 +22,32 @@ from gpucoord_site import __version__
 from gpucoord_site.accounts.api import router as user_router
 from gpucoord_site.http import problems, rate_limits, security_log
 from gpucoord_site.http.api_errors import handle_errors
-from monitor.accounts.rows import tokens
 from monitor.api.input import refuse_unknown_parameters
 from monitor.facts import json_text
 from monitor.facts.accounts import TokenScope, scopes_of
 from monitor.gpus.api.control import router as gpu_router
 from monitor.gpus.api.hosts import router as host_router
 from monitor.gpus.api.readings import router as monitor_router
-from monitor.history.api import router as history_router
 from monitor.incidents.api import router as incident_router
 from monitor.models import Agent
+from monitor.owners.accounts.rows import tokens
 from monitor.thresholds.api import router as policy_router
+from monitor.usage.history.api import router as history_router
 from reports.capacity.api import router as capacity_router
 from reports.render.api import router as report_router
 from reports.schedule.api import router as stored_router
 from reports.tags.api import router as tag_router
-from scheduler.batches.api import router as batch_router
 from scheduler.disk.api import router as disk_router
-from scheduler.idle_work.api import router as idle_work_router
 from scheduler.jobs.api import router as scheduler_router
-from scheduler.model_services.api import router as model_router
-from scheduler.notifications.api import router as notification_router
-from scheduler.prompts.api import router as prompt_router
-from scheduler.quotas.api import router as share_router
-from scheduler.scripts.api import router as script_router
-from scheduler.throttle.api import router as mode_router
-from scheduler.time_windows.api import router as window_router
+from scheduler.jobs.notifications.api import router as notification_router
+from scheduler.language_models.model_services.api import router as model_router
+from scheduler.language_models.prompts.api import router as prompt_router
+from scheduler.limits.quotas.api import router as share_router
+from scheduler.limits.throttle.api import router as mode_router
+from scheduler.limits.time_windows.api import router as window_router
+from scheduler.submission.batches.api import router as batch_router
+from scheduler.submission.idle_work.api import router as idle_work_router
+from scheduler.submission.scripts.api import router as script_router
 
 Json = dict[str, Any]
 ERROR = "#/components/schemas/Error"

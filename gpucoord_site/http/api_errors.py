@@ -21,10 +21,10 @@ from gpucoord_site.http.rate_limits import TooManyRequests
 from monitor.api.input import SENTENCE, InvalidInput
 from monitor.facts import json_text
 from scheduler.facts import job_fields
-from scheduler.intake.actions import KEY_HEADER
-from scheduler.intake.policy.new_job import UnableToSubmit
-from scheduler.intake.steps.checks import MOST_REFUSALS, further
-from scheduler.planner.admission import QUEUE
+from scheduler.queue.planner.admission import QUEUE
+from scheduler.submission.intake.actions import KEY_HEADER
+from scheduler.submission.intake.policy.new_job import UnableToSubmit
+from scheduler.submission.intake.steps.checks import MOST_REFUSALS, further
 
 logger = logging.getLogger(__name__)
 

@@ -21,9 +21,9 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, choose_encode
 from gpucoord_site import __version__
 from gpucoord_site.http import security_log
 from gpucoord_site.http.client_address import is_within
-from monitor.accounts.rows import tokens
-from monitor.metrics import collector as monitor_metrics
-from monitor.metrics.families import Families
+from monitor.owners.accounts.rows import tokens
+from monitor.pages.metrics import collector as monitor_metrics
+from monitor.pages.metrics.families import Families
 from reports.capacity import metrics as capacity_metrics
 from scheduler import metrics as scheduler_metrics
 

@@ -16,11 +16,11 @@ from django.utils import timezone
 
 from gpucoord_site.service import loops
 from monitor.gpus.policy.changes import hang_text
+from monitor.gpus.sampling.probes.nvml.faults import patience_s
 from monitor.journal.rows import events
 from monitor.runtime.facts import Step
 from monitor.runtime.rows import leases
 from monitor.runtime.rows.leases import HeldLease, LeaseLost
-from monitor.sampling.probes.nvml.faults import patience_s
 
 LOOK_EVERY_S = 0.25
 RENEW_EVERY_S = 2.0

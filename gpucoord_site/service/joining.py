@@ -16,7 +16,7 @@ from gpucoord_site.config.addresses import is_loopback
 from gpucoord_site.config.settings import Config
 from gpucoord_site.service.startup_checks import UnableToStart
 from monitor.facts.hosts import JoiningHost
-from monitor.hosts import policy, rows
+from monitor.gpus.hosts import policy, rows
 from monitor.journal.rows import events
 from monitor.runtime.probes.process_identity import boot_id
 

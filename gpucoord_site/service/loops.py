@@ -51,12 +51,12 @@ class Loop:
 
 
 LOOPS = (
-    Loop(name="sampler", every_s=1, build="monitor.sampling.step:build", slice_s=60),
+    Loop(name="sampler", every_s=1, build="monitor.gpus.sampling.step:build", slice_s=60),
     Loop(
         name="controller",
         every_s=5,
         phase_s=0.3,
-        build="scheduler.controller.tasks:build",
+        build="scheduler.dispatch.controller.tasks:build",
         slice_s=56,
     ),
     Loop(

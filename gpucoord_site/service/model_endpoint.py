@@ -17,7 +17,7 @@ from django.conf import settings
 
 from gpucoord_site.http import client_address, rate_limits
 from gpucoord_site.service.startup_checks import UnableToStart, bind
-from scheduler.model_proxy import rows
+from scheduler.language_models.model_proxy import rows
 
 LOOK_EVERY_S = 3.0
 # After SIGTERM, streams are ended after this time; the supervisor kills after 2 s.
@@ -76,8 +76,8 @@ def serve(listening: socket.socket | None) -> int:
     import uvicorn
 
     from gpucoord_site.http.endpoint_transport import LimitedProtocol
-    from scheduler.model_proxy.api.app import ModelEndpoint
-    from scheduler.model_proxy.api.worker import work_on_prompts
+    from scheduler.language_models.model_proxy.api.app import ModelEndpoint
+    from scheduler.language_models.model_proxy.api.worker import work_on_prompts
 
     # Connections inherit it. asyncio sets it only on sockets with an explicit protocol, and without
     # it each answer waits for the client's delayed acknowledgement, about 40 ms.

@@ -46,19 +46,19 @@ from gpucoord_site.service.startup_checks import (
     prepare_database,
 )
 from gpucoord_site.service.supervisor import Supervisor
-from monitor.accounts.rows import os_accounts
 from monitor.facts.accounts import LocalAccounts
 from monitor.journal.rows import audit
+from monitor.owners.accounts.rows import os_accounts
 from monitor.runtime.probes import service_state
 from monitor.runtime.probes.process_identity import boot_id, start_ticks
 from monitor.runtime.probes.service_state import ChildState, ServiceState
 from monitor.thresholds import rows as thresholds
 from scheduler.disk.policy import DiskPolicy
 from scheduler.facts.jobs import JobState
-from scheduler.intake.steps import checks
-from scheduler.lifecycle.rows import changes
+from scheduler.jobs.lifecycle.rows import changes
 from scheduler.models import Job
 from scheduler.runner.files import JOBS, attempt_folder
+from scheduler.submission.intake.steps import checks
 
 PATIENCE_S = 3.0
 

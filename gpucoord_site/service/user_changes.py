@@ -9,8 +9,8 @@ from django.contrib.auth.models import User
 from django.db.models.signals import post_save
 from django.utils import timezone
 
-from monitor.accounts.rows import os_accounts, tokens
-from scheduler.lifecycle.rows import changes as job_changes
+from monitor.owners.accounts.rows import os_accounts, tokens
+from scheduler.jobs.lifecycle.rows import changes as job_changes
 
 
 def listen() -> None:

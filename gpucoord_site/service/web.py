@@ -17,7 +17,7 @@ from twisted.logger import STDLibLogObserver, globalLogPublisher
 
 from gpucoord_site.asgi import application
 from gpucoord_site.http.transport import LimitedFactory
-from monitor.live.hub import hub
+from monitor.pages.live.hub import hub
 
 logger = logging.getLogger(__name__)
 # Bytes that may be received; a page sends acknowledgements only. The limit for whole messages

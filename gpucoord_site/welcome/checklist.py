@@ -9,8 +9,8 @@ from django.urls import reverse
 
 from gpucoord_site.backup import timer
 from gpucoord_site.documentation import library
+from monitor.gpus.snapshot import rows as snapshots
 from monitor.models import Channel
-from monitor.snapshot import rows as snapshots
 from scheduler.models import Job, Quota
 
 

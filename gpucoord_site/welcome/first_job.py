@@ -11,14 +11,14 @@ from pathlib import Path
 from django.conf import settings
 from django.contrib.auth.models import User
 
-from monitor.accounts.rows import os_accounts
 from monitor.facts.accounts import LocalAccounts
-from scheduler.intake import actions as intake
+from monitor.owners.accounts.rows import os_accounts
 from scheduler.jobs.pages import detail as job_page
 from scheduler.jobs.pages import lines as job_lines
 from scheduler.jobs.pages import serialise as job_views
 from scheduler.jobs.pages.lines import JobLine
 from scheduler.models import Job
+from scheduler.submission.intake import actions as intake
 
 NAME = "first-job"
 SHOWN_LINES = 12

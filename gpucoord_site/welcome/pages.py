@@ -14,8 +14,8 @@ from django.views.decorators.http import require_POST, require_safe
 
 from gpucoord_site.models import WelcomeHidden
 from gpucoord_site.welcome import checklist, first_job
-from scheduler.intake.policy.new_job import UnableToSubmit
 from scheduler.models import Job
+from scheduler.submission.intake.policy.new_job import UnableToSubmit
 
 
 @require_safe

@@ -21,10 +21,10 @@ from django.views.decorators.http import require_POST
 
 from monitor import tasks
 from monitor.admin.base import ReadOnly
-from monitor.alerts.rows import encrypt
-from monitor.alerts.senders import problem_of, service_of
-from monitor.alerts.steps import outbox
-from monitor.alerts.steps import writer as alert_writer
+from monitor.incidents.alerts.rows import encrypt
+from monitor.incidents.alerts.senders import problem_of, service_of
+from monitor.incidents.alerts.steps import outbox
+from monitor.incidents.alerts.steps import writer as alert_writer
 from monitor.incidents.facts import TITLES
 from monitor.journal import pages as journal_listing
 from monitor.journal.facts import EVENTS, label

@@ -12,8 +12,8 @@ from django.utils import timezone
 
 from monitor.admin.base import Forgettable, ReadOnly
 from monitor.facts.hosts import HostState
-from monitor.hosts import actions as host_actions
-from monitor.hosts import rows
+from monitor.gpus.hosts import actions as host_actions
+from monitor.gpus.hosts import rows
 from monitor.models import Host, JoinToken
 
 Action = Callable[["HostAdmin", HttpRequest, QuerySet[Host]], None]

@@ -13,10 +13,10 @@ from django.http import HttpRequest, HttpResponse
 from django.template.response import TemplateResponse
 from django.utils import timezone
 
-from monitor.accounts.rows import tokens
 from monitor.admin.base import ReadOnly
 from monitor.facts.accounts import TokenScope, scopes_of, scopes_text, up_to
 from monitor.models import Agent, ApiToken, LoginLink
+from monitor.owners.accounts.rows import tokens
 
 SCOPES = [scopes_text(up_to(scope)) for scope in TokenScope]
 logger = logging.getLogger(__name__)

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from monitor.alerts.policy import AlertPolicy
-from monitor.constraints.policy import ConstraintPolicy
-from monitor.enforcement.policy import EnforcementPolicy
 from monitor.gpus.policy.cooling import CoolingPolicy
 from monitor.gpus.policy.health import HealthPolicy
+from monitor.gpus.presence.policy.thresholds import PresencePolicy
+from monitor.incidents.alerts.policy import AlertPolicy
+from monitor.incidents.constraints.policy import ConstraintPolicy
+from monitor.incidents.enforcement.policy import EnforcementPolicy
 from monitor.incidents.policy.patterns import PatternPolicy
 from monitor.incidents.policy.thresholds import BookingPolicy, GpuTimePolicy, MemoryPolicy
-from monitor.presence.policy.thresholds import PresencePolicy
 from monitor.usage.policy.ranges import RetentionPolicy
 
 POLICIES: dict[str, type[Any]] = {

@@ -8,10 +8,10 @@ from django.db import transaction
 
 from monitor.facts.gpu_states import ClosureFact, ClosureKind
 from monitor.gpus import rows as availability
+from monitor.gpus.snapshot import rows as snapshots
 from monitor.journal.rows import audit, events
 from monitor.models import Gpu
 from monitor.runtime.rows.wakeups import wake
-from monitor.snapshot import rows as snapshots
 
 REASON_LIMIT = 200
 

@@ -11,8 +11,8 @@ from django.views.decorators.http import require_POST
 
 from monitor.api.input import posted_text
 from monitor.gpus import actions as gpu_actions
-from monitor.live.pages import viewer_of
 from monitor.models import Gpu
+from monitor.pages.live.pages import viewer_of
 
 
 @require_POST

@@ -9,9 +9,9 @@ from monitor.facts.gpu_states import ClosureFact, ClosureKind
 from monitor.facts.readings import Snapshot
 from monitor.gpus import rows as availability
 from monitor.gpus.policy.cooling import Cooling, CoolingPolicy, judge
+from monitor.gpus.snapshot import rows as snapshots
 from monitor.journal.rows import events
 from monitor.runtime.rows.item_isolation import ItemIsolation
-from monitor.snapshot import rows as snapshots
 from monitor.thresholds import rows as thresholds
 
 

@@ -9,11 +9,11 @@ from django.db import transaction
 from django.db.models import Q, QuerySet
 
 from monitor.facts.moments import in_utc
-from monitor.identity.policy.privacy import Viewer
 from monitor.incidents.policy.exemptions import ExemptionRule
 from monitor.incidents.rows.open import open_rows
 from monitor.journal.rows import audit, events
 from monitor.models import AuditEntry, Exemption, Incident
+from monitor.owners.identity.policy.privacy import Viewer
 
 # An incident detected within this time is muted when it is closed by hand: it must not reopen.
 STILL_ACTIVE = timedelta(minutes=2)

@@ -13,11 +13,11 @@ from ninja.errors import HttpError
 from pydantic import Field
 
 from monitor.api.input import InvalidInput, Moment, PlainLines, RequestBody
-from monitor.identity.policy.privacy import Viewer
 from monitor.incidents import actions
 from monitor.incidents.pages import listing as incident_listing
 from monitor.incidents.pages.listing import IncidentFilters
 from monitor.models import Incident
+from monitor.owners.identity.policy.privacy import Viewer
 
 router = Router()
 

@@ -11,6 +11,7 @@ from datetime import datetime
 from monitor.facts.claims import Demand
 from monitor.facts.readings import ClaimFact, Snapshot
 from monitor.facts.usage import CpuProcess
+from monitor.gpus.snapshot import rows as snapshots
 from monitor.incidents.facts import CPU_HOG
 from monitor.incidents.policy import rule_input
 from monitor.incidents.policy.exemptions import exemptions_of_policy
@@ -30,7 +31,6 @@ from monitor.incidents.rules import evaluate as evaluate_rules
 from monitor.incidents.rules.cpu import CpuWindows
 from monitor.incidents.rules.evaluate import IncidentPolicies, Rule, RunRule
 from monitor.runtime.rows.item_isolation import ItemIsolation
-from monitor.snapshot import rows as snapshots
 from monitor.thresholds import rows as thresholds
 
 # Past use by several GPUs in turn is read for the window of its rule and this time before.

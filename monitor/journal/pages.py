@@ -14,12 +14,12 @@ from django.utils import timezone
 from django.views.decorators.http import require_safe
 
 from monitor.api.input import ListFilters
-from monitor.identity.policy.privacy import Viewer, event_text
 from monitor.journal.facts import EVENTS, event_kinds, label
 from monitor.journal.rows import events
-from monitor.live.pages import viewer_of
-from monitor.live.regions import Context, Region
 from monitor.models import Event, Gpu
+from monitor.owners.identity.policy.privacy import Viewer, event_text
+from monitor.pages.live.pages import viewer_of
+from monitor.pages.live.regions import Context, Region
 from monitor.runtime.rows.prepared import compiled_once
 from monitor.usage.policy.ranges import RANGES, moment
 

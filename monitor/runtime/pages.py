@@ -19,12 +19,12 @@ from django.views.decorators.http import require_safe
 
 from monitor.facts.readings import Snapshot
 from monitor.facts.usage import CallCost
+from monitor.gpus.snapshot import rows as snapshot_rows
 from monitor.models import Lease
 from monitor.runtime.policy import LOOPS, LoopFact, LoopState, complete, judge, verdict, worst
 from monitor.runtime.probes import disk_space, service_state
 from monitor.runtime.probes.service_state import ChildState, ListenerState, ServiceState
 from monitor.runtime.rows import database, leases
-from monitor.snapshot import rows as snapshot_rows
 
 SHAPES = {LoopState.OK: "ok", LoopState.FAILING: "warning", LoopState.STALE: "failing"}
 WORDS = {LoopState.OK: "running", LoopState.FAILING: "failing", LoopState.STALE: "not running"}

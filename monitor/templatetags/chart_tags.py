@@ -11,8 +11,8 @@ from django.utils import timezone
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
 
-from monitor.history.pages.chart_panels import HeatCell
 from monitor.templatetags.monitor_tags import user_colour
+from monitor.usage.history.pages.chart_panels import HeatCell
 from monitor.usage.rows.sums import UsageRow
 
 register = template.Library()

@@ -20,10 +20,10 @@ from django.utils.safestring import SafeString
 
 from monitor.facts import formats
 from monitor.facts.accounts import submitter
-from monitor.identity.policy.privacy import Viewer
 from monitor.incidents.pages import evidence
-from monitor.live import cards
 from monitor.models import Channel, Incident, Message, Pattern
+from monitor.owners.identity.policy.privacy import Viewer
+from monitor.pages.live import cards
 from monitor.usage.rows.sums import UsageTotals
 
 register = template.Library()

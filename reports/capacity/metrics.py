@@ -9,14 +9,14 @@ from typing import Any
 from django.conf import settings
 from django.db.models import Count, QuerySet
 
-from monitor.metrics.families import Families
+from monitor.pages.metrics.families import Families
 from monitor.runtime.rows.prepared import compiled_once
 from reports.capacity import step
 from reports.capacity.policy.demand import requested
 from scheduler.dispatch.inputs import PlanInputs, plan_policy
 from scheduler.facts.jobs import JobState, Requirement
 from scheduler.facts.plans import Slot, Slots
-from scheduler.lifecycle.rows.queue_facts import REQUIREMENT_COLUMNS, requirement
+from scheduler.jobs.lifecycle.rows.queue_facts import REQUIREMENT_COLUMNS, requirement
 from scheduler.models import Job
 
 _lock = Lock()

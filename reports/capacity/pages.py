@@ -17,14 +17,14 @@ from django.utils import timezone
 from django.views.decorators.http import require_http_methods
 
 from monitor.facts.formats import GIB, sig3
-from monitor.history import charts
 from monitor.thresholds import rows as thresholds
+from monitor.usage.history import charts
 from reports import tasks
 from reports.capacity import rows, step
 from reports.capacity.policy.forecast import LEAST_DAYS
 from reports.capacity.policy.replay import MOST_OFF, deviation
 from reports.figures.policy.thresholds import ReportPolicy
-from scheduler.quotas.policy.quotas import count
+from scheduler.limits.quotas.policy.quotas import count
 
 DAYS = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
 METRICS = {"utilisation": "Utilisation, %", "memory": "Memory, GiB", "queue": "Waiting, GPUs"}

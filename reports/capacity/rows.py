@@ -14,23 +14,23 @@ from django.db.models import Q, Sum
 
 from monitor.facts.readings import Health
 from monitor.gpus.policy import capability
+from monitor.gpus.snapshot import rows as snapshots
 from monitor.models import GpuHour, ProcessHour
-from monitor.snapshot import rows as snapshots
 from monitor.thresholds import rows as thresholds
 from reports.capacity.facts import CapacityGpu, GpuHourFigures, RecordedJob, Spans
 from reports.capacity.policy.accounts import AccountInput
 from reports.models import CapacityResult
-from scheduler.blockers.policy import stored_blockers
 from scheduler.facts.blockers import BlockerCode
 from scheduler.facts.jobs import CLASSES, Dependency, DependencyKind, JobState, PriorityClass
-from scheduler.lifecycle.rows.durations import Durations
-from scheduler.lifecycle.rows.queue_facts import REQUIREMENT_COLUMNS, requirement
+from scheduler.jobs.lifecycle.rows.durations import Durations
+from scheduler.jobs.lifecycle.rows.queue_facts import REQUIREMENT_COLUMNS, requirement
+from scheduler.limits.quotas import rows as quota_rows
+from scheduler.limits.quotas.policy import charging
+from scheduler.limits.quotas.policy.quotas import QuotaPolicy
+from scheduler.limits.quotas.rows import Quotas
 from scheduler.models import Attempt, DailyGpuUsage, Job, JobDependency
-from scheduler.planner.matching import version
-from scheduler.quotas import rows as quota_rows
-from scheduler.quotas.policy import charging
-from scheduler.quotas.policy.quotas import QuotaPolicy
-from scheduler.quotas.rows import Quotas
+from scheduler.queue.blockers.policy import stored_blockers
+from scheduler.queue.planner.matching import version
 
 HOUR_S = 3600
 # Main blockers of a job that is held, and of one that the load holds back.

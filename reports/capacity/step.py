@@ -28,8 +28,8 @@ from reports.capacity.policy.forecast import EPOCH, forecast
 from reports.capacity.policy.replay import Replay, ReplayInput, wait_figures
 from scheduler.dispatch.inputs import PlanInput, PlanInputs, plan_policy
 from scheduler.facts.plans import Slot
-from scheduler.planner.capacity import CapacityPolicy
-from scheduler.planner.plan import plan
+from scheduler.queue.planner.capacity import CapacityPolicy
+from scheduler.queue.planner.plan import plan
 
 # Ranges that are read: hours of GPUs, demand of jobs, and the replayed queue.
 PROFILE, DEMAND, REPLAY = timedelta(days=365), timedelta(days=90), timedelta(days=14)

@@ -11,7 +11,7 @@ from ninja import Field, Query, Router, Schema
 from ninja.errors import HttpError
 
 from monitor.api.input import InvalidInput
-from monitor.identity.policy.privacy import Viewer
+from monitor.owners.identity.policy.privacy import Viewer
 from reports.figures.actions import NotAllowed, ReportBusy, ScopeNotFound, limited
 from reports.figures.facts import Report
 from reports.periods import policy as periods

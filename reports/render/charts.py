@@ -16,7 +16,7 @@ from itertools import pairwise
 from zoneinfo import ZoneInfo
 
 from monitor.facts import formats
-from monitor.history.charts import nice_ceiling
+from monitor.usage.history.charts import nice_ceiling
 from reports.figures.facts import Occupancy, Report, UserFigures
 from reports.figures.policy.occupancy import IDLE_PCT
 from reports.render.wording.tables import (

@@ -7,9 +7,9 @@ from datetime import datetime, timedelta
 from django.conf import settings
 from django.http import Http404, HttpResponse
 
-from monitor.alerts.senders import Attachment
-from monitor.identity.policy.privacy import Viewer
+from monitor.incidents.alerts.senders import Attachment
 from monitor.journal.rows import audit
+from monitor.owners.identity.policy.privacy import Viewer
 from monitor.thresholds import rows as thresholds
 from reports.figures.actions import limited
 from reports.models import StoredFile, StoredReport

@@ -12,7 +12,7 @@ from ninja.errors import HttpError
 from ninja.responses import Status
 
 from monitor.api.input import InvalidInput, PlainText, RequestBody
-from monitor.identity.policy.privacy import Viewer
+from monitor.owners.identity.policy.privacy import Viewer
 from reports.figures.actions import NotAllowed, ReportBusy, ScopeNotFound
 from reports.models import StoredReport
 from reports.periods.facts import ReportRefused

@@ -11,11 +11,11 @@ from django.shortcuts import redirect, render
 from django.utils import timezone
 from django.views.decorators.http import require_http_methods, require_safe
 
-from monitor.live.pages import viewer_of
+from monitor.pages.live.pages import viewer_of
 from reports.models import ReportSchedule, StoredFile
 from reports.render.actions import MEDIA
 from reports.schedule import actions, rows
-from scheduler.notifications import rows as notifications
+from scheduler.jobs.notifications import rows as notifications
 
 SHOWN = 100
 

@@ -10,8 +10,8 @@ from django.contrib.auth.models import User
 from django.db import transaction
 from django.db.models import Prefetch, QuerySet
 
-from monitor.identity.policy.privacy import Viewer
 from monitor.models import Incident
+from monitor.owners.identity.policy.privacy import Viewer
 from reports.models import ReportSchedule, ReportSubscription, StoredFile, StoredReport
 
 # Reports on request: so many in a day for each user.

@@ -16,12 +16,12 @@ from django.conf import settings
 from django.db import transaction
 from django.utils import timezone
 
-from monitor.alerts.policy import INCIDENT, AlertPolicy, Notice, due_at, pause, wants
-from monitor.alerts.rows import link
-from monitor.alerts.steps.writer import message, person_of, route_of
-from monitor.identity.policy.privacy import Viewer
+from monitor.incidents.alerts.policy import INCIDENT, AlertPolicy, Notice, due_at, pause, wants
+from monitor.incidents.alerts.rows import link
+from monitor.incidents.alerts.steps.writer import message, person_of, route_of
 from monitor.journal.rows import events
 from monitor.models import Channel, Incident, Message
+from monitor.owners.identity.policy.privacy import Viewer
 from monitor.runtime.rows.item_isolation import ItemIsolation
 from monitor.thresholds import rows as thresholds
 from reports.figures.actions import NotAllowed, ScopeNotFound, build
@@ -35,8 +35,8 @@ from reports.render.wording import text as texts
 from reports.render.wording.brief import Cover
 from reports.schedule import policy, rows
 from reports.schedule.policy import DeliveryPolicy
-from scheduler.notifications import rows as notifications
-from scheduler.notifications.policy import Letter
+from scheduler.jobs.notifications import rows as notifications
+from scheduler.jobs.notifications.policy import Letter
 
 OPERATOR = Viewer("", operator=True)
 GPUCOORD = "gpucoord"

@@ -10,7 +10,7 @@ from django.contrib import admin
 from scheduler.admin.fields import Size
 from scheduler.jobs.pages import starting_points
 from scheduler.models import JobPreset, ScriptDefinition
-from scheduler.scripts import rows
+from scheduler.submission.scripts import rows
 
 
 class PresetForm(forms.ModelForm):  # type: ignore[type-arg]

@@ -11,8 +11,8 @@ from django.http import HttpRequest
 from django.utils import timezone
 
 from monitor.admin.base import ReadOnly
-from scheduler.idle_work import actions
 from scheduler.models import IdleChoice, IdleTemplate
+from scheduler.submission.idle_work import actions
 
 
 class IdleTemplateForm(forms.ModelForm):  # type: ignore[type-arg]

@@ -14,8 +14,8 @@ from django.http import HttpRequest
 from django.utils import timezone
 
 from monitor.admin.base import Forgettable, ReadOnly
-from scheduler.model_services import actions
-from scheduler.model_services.policy import services as policy
+from scheduler.language_models.model_services import actions
+from scheduler.language_models.model_services.policy import services as policy
 from scheduler.models import ModelBoot, ModelHour, ModelInstance, ModelService
 
 LABELS = {

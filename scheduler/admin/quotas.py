@@ -18,12 +18,12 @@ from django.utils.safestring import SafeString
 from monitor.admin.base import ReadOnly
 from scheduler.admin.fields import Size
 from scheduler.facts.units import size
+from scheduler.limits.quotas import actions
+from scheduler.limits.quotas.pages import table as quota_figures
+from scheduler.limits.quotas.pages import table as share_table
+from scheduler.limits.quotas.pages.table import QuotaFigure
+from scheduler.limits.quotas.rows import Quotas
 from scheduler.models import DailyGpuUsage, HostCapacity, Quota, UsageShare
-from scheduler.quotas import actions
-from scheduler.quotas.pages import table as quota_figures
-from scheduler.quotas.pages import table as share_table
-from scheduler.quotas.pages.table import QuotaFigure
-from scheduler.quotas.rows import Quotas
 
 FIGURES = ("share_pct", "gpu_minutes", "gpus", "jobs", "memory_bytes", "queued")
 # Limits that are not plain numbers.

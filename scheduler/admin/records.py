@@ -24,7 +24,7 @@ from scheduler.models import (
     SavedView,
     WatchedDisk,
 )
-from scheduler.sizing import policy, step
+from scheduler.queue.sizing import policy, step
 
 
 @admin.register(Prompt)

@@ -11,9 +11,9 @@ from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect
 from django.utils import timezone
 
+from scheduler.limits.time_windows import rows as window_rows
+from scheduler.limits.time_windows.policy.calendar import describe
 from scheduler.models import TimeWindow
-from scheduler.time_windows import rows as window_rows
-from scheduler.time_windows.policy.calendar import describe
 
 ASKED = ("holder", "words", "gpus", "share_pct", "effect", "first_day", "last_day", "reason",
          "asked_by", "asked_at")  # fmt: skip

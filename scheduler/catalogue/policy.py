@@ -7,29 +7,29 @@ from __future__ import annotations
 
 from typing import Any
 
-from scheduler.batches.policy import BatchPolicy
 from scheduler.disk.policy import DiskPolicy
 from scheduler.disk.rules import CleaningPolicy
 from scheduler.execution.policy import BoundsPolicy, NicePolicy
-from scheduler.idle_work.policy import IdleWorkPolicy
-from scheduler.lifecycle.policy.retention import RetentionPolicy
-from scheduler.lifecycle.policy.retries import RetryPolicy
-from scheduler.model_services.policy.eviction import EvictionPolicy
-from scheduler.notifications.policy import NotificationPolicy
-from scheduler.planner.capacity import CapacityPolicy, HostPolicy
-from scheduler.planner.idle_gpus import IdlePolicy
-from scheduler.planner.order import OrderPolicy
-from scheduler.planner.placement import BackfillPolicy, RankPolicy
-from scheduler.planner.preemption import PreemptionPolicy
-from scheduler.prompts.policy.limits import PromptPolicy
-from scheduler.quotas.policy.quotas import QuotaPolicy
-from scheduler.sizing.policy import SizingPolicy
+from scheduler.jobs.lifecycle.policy.retention import RetentionPolicy
+from scheduler.jobs.lifecycle.policy.retries import RetryPolicy
+from scheduler.jobs.notifications.policy import NotificationPolicy
+from scheduler.language_models.model_services.policy.eviction import EvictionPolicy
+from scheduler.language_models.prompts.policy.limits import PromptPolicy
+from scheduler.limits.quotas.policy.quotas import QuotaPolicy
+from scheduler.limits.throttle.policy.mode import ModePolicy
+from scheduler.limits.throttle.policy.pressure import PressurePolicy
+from scheduler.limits.throttle.policy.tiers import AdaptivePolicy
+from scheduler.limits.throttle.policy.utilisation import UtilisationPolicy
+from scheduler.limits.time_windows.policy.rules import WindowPolicy
+from scheduler.queue.planner.capacity import CapacityPolicy, HostPolicy
+from scheduler.queue.planner.idle_gpus import IdlePolicy
+from scheduler.queue.planner.order import OrderPolicy
+from scheduler.queue.planner.placement import BackfillPolicy, RankPolicy
+from scheduler.queue.planner.preemption import PreemptionPolicy
+from scheduler.queue.sizing.policy import SizingPolicy
+from scheduler.submission.batches.policy import BatchPolicy
+from scheduler.submission.idle_work.policy import IdleWorkPolicy
 from scheduler.terminals.policy import InteractivePolicy
-from scheduler.throttle.policy.mode import ModePolicy
-from scheduler.throttle.policy.pressure import PressurePolicy
-from scheduler.throttle.policy.tiers import AdaptivePolicy
-from scheduler.throttle.policy.utilisation import UtilisationPolicy
-from scheduler.time_windows.policy.rules import WindowPolicy
 
 POLICIES: dict[str, type[Any]] = {
     "adaptive": AdaptivePolicy,

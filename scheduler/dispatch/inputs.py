@@ -14,16 +14,16 @@ from django.db.models import QuerySet
 
 from monitor.facts.hosts import HostFact
 from monitor.facts.readings import Snapshot
+from monitor.gpus.hosts import policy as host_policy
+from monitor.gpus.hosts import rows as host_rows
 from monitor.gpus.policy.capability import cpu_places
-from monitor.hosts import policy as host_policy
-from monitor.hosts import rows as host_rows
+from monitor.gpus.sampling.probes.limits import LimitsProbe
+from monitor.gpus.snapshot import rows as monitor_store
 from monitor.journal.rows import audit
 from monitor.models import ProcessUse
 from monitor.runtime.facts import TimedCache
 from monitor.runtime.rows.item_isolation import ItemIsolation
 from monitor.runtime.rows.prepared import compiled_once
-from monitor.sampling.probes.limits import LimitsProbe
-from monitor.snapshot import rows as monitor_store
 from monitor.thresholds import rows as thresholds
 from scheduler.disk.steps.folders import FullDisks
 from scheduler.execution.steps import gpu_closures
@@ -33,26 +33,26 @@ from scheduler.facts.model_services import OWNER
 from scheduler.facts.people import UserAccount, Window
 from scheduler.facts.plans import PlanPolicy, RunningJob, Slots
 from scheduler.fair_share.rows import FairShareAccounts
-from scheduler.lifecycle.rows import queue_facts
-from scheduler.lifecycle.rows.durations import Durations
-from scheduler.lifecycle.rows.relations import UnmetDependencies
-from scheduler.model_services import rows as model_rows
+from scheduler.jobs.lifecycle.rows import queue_facts
+from scheduler.jobs.lifecycle.rows.durations import Durations
+from scheduler.jobs.lifecycle.rows.relations import UnmetDependencies
+from scheduler.language_models.model_services import rows as model_rows
+from scheduler.limits.quotas.policy.quotas import QuotaPolicy
+from scheduler.limits.throttle import rows as throttle_rows
+from scheduler.limits.time_windows import rows as window_rows
+from scheduler.limits.time_windows.policy.rules import WindowPolicy
 from scheduler.models import EngineStatus, EngineTask
-from scheduler.planner import capacity
-from scheduler.planner.capacity import (
+from scheduler.queue.planner import capacity
+from scheduler.queue.planner.capacity import (
     CapacityContext,
     CapacityPolicy,
     HostPolicy,
     Peaks,
 )
-from scheduler.planner.gates import PlannerThresholds
-from scheduler.planner.order import OrderPolicy
-from scheduler.planner.placement import BackfillPolicy, RankPolicy
-from scheduler.planner.preemption import PreemptionPolicy
-from scheduler.quotas.policy.quotas import QuotaPolicy
-from scheduler.throttle import rows as throttle_rows
-from scheduler.time_windows import rows as window_rows
-from scheduler.time_windows.policy.rules import WindowPolicy
+from scheduler.queue.planner.gates import PlannerThresholds
+from scheduler.queue.planner.order import OrderPolicy
+from scheduler.queue.planner.placement import BackfillPolicy, RankPolicy
+from scheduler.queue.planner.preemption import PreemptionPolicy
 
 # Lifetime of cached values that change rarely.
 RULES_FOR, WINDOWS_FOR, PEAKS_FOR = timedelta(seconds=2), timedelta(seconds=2), timedelta(seconds=5)

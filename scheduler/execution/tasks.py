@@ -12,7 +12,6 @@ from django.utils import timezone
 from monitor.runtime.facts import Guard, Step
 from monitor.runtime.rows.database import FilledTables, keep_commits_synced
 from monitor.runtime.rows.wakeups import socket_folder
-from scheduler.batches.step import BatchStep
 from scheduler.dispatch.inputs import plan_policy
 from scheduler.dispatch.steps.dispatcher import Dispatcher
 from scheduler.dispatch.steps.engine_answers import open_tasks
@@ -20,17 +19,18 @@ from scheduler.dispatch.steps.engine_leaders import LeaderCheck
 from scheduler.dispatch.steps.engine_tasks import EngineStep
 from scheduler.dispatch.steps.exclusive_batches import ExclusiveBatches
 from scheduler.dispatch.steps.model_evictions import ModelEvictions, ModelWakes
-from scheduler.engines.facts import EngineName
-from scheduler.engines.policy.requests import EngineRules
-from scheduler.engines.slurm import engine_of as slurm_engine
+from scheduler.dispatch.yields.steps import EvictionStep, WithdrawalStep
+from scheduler.execution.engines.facts import EngineName
+from scheduler.execution.engines.policy.requests import EngineRules
+from scheduler.execution.engines.slurm import engine_of as slurm_engine
 from scheduler.execution.policy import ENDINGS, Action
+from scheduler.execution.progress.step import ProgressStep
 from scheduler.execution.steps.executor import Executor
 from scheduler.execution.steps.specs import ConfinementLimits, SpecWriter
-from scheduler.intake.steps import checks
-from scheduler.model_services.step import ModelStep
+from scheduler.language_models.model_services.step import ModelStep
 from scheduler.models import EngineStatus, ExclusiveRun, ModelService
-from scheduler.progress.step import ProgressStep
-from scheduler.yields.steps import EvictionStep, WithdrawalStep
+from scheduler.submission.batches.step import BatchStep
+from scheduler.submission.intake.steps import checks
 
 
 def build(guard: Guard) -> Step:

@@ -19,12 +19,12 @@ from monitor.thresholds import rows as thresholds
 from scheduler.facts.jobs import JobState
 from scheduler.facts.people import Capacity, UserAccount
 from scheduler.facts.plans import RunningJob
-from scheduler.lifecycle.rows import queue_facts
+from scheduler.jobs.lifecycle.rows import queue_facts
+from scheduler.limits.quotas import rows as quota_rows
+from scheduler.limits.quotas.policy import charging, quotas
+from scheduler.limits.quotas.policy.quotas import QuotaPolicy
+from scheduler.limits.quotas.rows import Quotas
 from scheduler.models import HostCapacity, Job, UsageShare
-from scheduler.quotas import rows as quota_rows
-from scheduler.quotas.policy import charging, quotas
-from scheduler.quotas.policy.quotas import QuotaPolicy
-from scheduler.quotas.rows import Quotas
 
 READ_AGAIN = timedelta(seconds=2)
 # The last values of a host that has been silent for this time are ignored.

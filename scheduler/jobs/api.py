@@ -19,14 +19,22 @@ from ninja.responses import Status
 from monitor.api.input import InvalidInput, Moment
 from monitor.facts.input_rules import character_problem
 from monitor.models import Agent
-from scheduler.blockers.policy.addressing import addressed
 from scheduler.dispatch.steps import advice as job_advice
 from scheduler.dispatch.steps import preview
+from scheduler.dispatch.yields import steps as yields
+from scheduler.execution.hosts.pages import LOG_ANSWER, log_piece
 from scheduler.facts.field_parsers import LONGEST_NAME
 from scheduler.facts.jobs import JobState
-from scheduler.hosts.pages import LOG_ANSWER, log_piece
-from scheduler.intake import actions as intake_actions
-from scheduler.intake.api import (
+from scheduler.jobs.lifecycle.rows import changes as job_changes
+from scheduler.jobs.lifecycle.rows import queue as job_queue
+from scheduler.jobs.lifecycle.rows import relations
+from scheduler.jobs.pages import lines as job_lines
+from scheduler.jobs.pages import serialise as job_views
+from scheduler.models import Job
+from scheduler.queue.blockers.policy.addressing import addressed
+from scheduler.runner import files
+from scheduler.submission.intake import actions as intake_actions
+from scheduler.submission.intake.api import (
     AdviceBody,
     ArrayBody,
     BatchBody,
@@ -43,16 +51,8 @@ from scheduler.intake.api import (
     WhatIfBody,
     WhyBody,
 )
-from scheduler.intake.policy.new_job import UnableToSubmit
-from scheduler.intake.steps import resubmission
-from scheduler.jobs.pages import lines as job_lines
-from scheduler.jobs.pages import serialise as job_views
-from scheduler.lifecycle.rows import changes as job_changes
-from scheduler.lifecycle.rows import queue as job_queue
-from scheduler.lifecycle.rows import relations
-from scheduler.models import Job
-from scheduler.runner import files
-from scheduler.yields import steps as yields
+from scheduler.submission.intake.policy.new_job import UnableToSubmit
+from scheduler.submission.intake.steps import resubmission
 
 router = Router()
 MOST_REASON = 200

@@ -18,9 +18,9 @@ from monitor.facts.input_rules import escaped_json, escaped_lines
 from monitor.models import Gpu
 from monitor.templatetags.monitor_tags import user_colour
 from monitor.templatetags.text_tags import with_times
-from scheduler.blockers.policy.addressing import addressed
-from scheduler.timeline.charts import Span
-from scheduler.timeline.facts import Band, Bar, BarKind
+from scheduler.jobs.timeline.charts import Span
+from scheduler.jobs.timeline.facts import Band, Bar, BarKind
+from scheduler.queue.blockers.policy.addressing import addressed
 
 register = template.Library()
 COLOURS = re.compile(r"\x1b\[([0-9;]{0,40})m")

@@ -10,8 +10,8 @@ from django.utils.safestring import SafeString
 from monitor.facts.formats import UNKNOWN, sig3
 from scheduler.dispatch.steps import engine_endings
 from scheduler.facts.prompts import DayUse
-from scheduler.prompts import rows as prompts
-from scheduler.quotas.pages.table import QuotaFigure
+from scheduler.language_models.prompts import rows as prompts
+from scheduler.limits.quotas.pages.table import QuotaFigure
 
 register = template.Library()
 

@@ -27,10 +27,10 @@ from django.contrib.auth.models import User
 from django.db import DatabaseError
 from django.utils import timezone
 
-from monitor.accounts.rows import tokens
 from monitor.facts import json_text
 from monitor.facts.accounts import TokenScope, scopes_of
-from monitor.live.socket import (
+from monitor.owners.accounts.rows import tokens
+from monitor.pages.live.socket import (
     FAILED,
     FLOODING,
     INPUT_RECHECK_S,

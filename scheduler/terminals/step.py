@@ -11,9 +11,9 @@ from monitor.runtime.rows.item_isolation import ItemIsolation
 from monitor.runtime.rows.prepared import compiled_once
 from monitor.thresholds import rows as thresholds
 from scheduler.facts.jobs import JobState
-from scheduler.lifecycle.rows import changes
+from scheduler.jobs.lifecycle.rows import changes
 from scheduler.models import Attempt, Job
-from scheduler.sizing import step as sizing_rows
+from scheduler.queue.sizing import step as sizing_rows
 from scheduler.terminals.policy import InteractivePolicy, Step, decide, used_at, warning
 
 ENDED_BY = "gpucoord (idle GPU)"

@@ -16,12 +16,12 @@ from hypothesis import strategies as st
 from time_machine import TimeMachineFixture
 
 from gpucoord_site.cli import quota as quota_command
-from monitor.identity.policy.privacy import Viewer
 from monitor.incidents.pages import badges
 from monitor.incidents.pages.listing import REGION
-from monitor.metrics import collector
-from monitor.metrics.families import Families
 from monitor.models import Incident
+from monitor.owners.identity.policy.privacy import Viewer
+from monitor.pages.metrics import collector
+from monitor.pages.metrics.families import Families
 from reports.figures.actions import build
 from reports.periods import policy as periods
 from scheduler.facts.jobs import Requirement

@@ -15,13 +15,13 @@ from django.test import Client
 from time_machine import TimeMachineFixture
 
 from gpucoord_site.cli import jobs as jobs_command
-from monitor.snapshot import rows as snapshots
+from monitor.gpus.snapshot import rows as snapshots
 from scheduler.dispatch.steps import preview
+from scheduler.execution.progress.step import ProgressStep
 from scheduler.execution.steps.specs import SpecWriter
 from scheduler.facts.jobs import Requirement
+from scheduler.jobs.timeline import pages as timeline
 from scheduler.models import Job
-from scheduler.progress.step import ProgressStep
-from scheduler.timeline import pages as timeline
 from tests import jobs_made
 from tests.builders import NOW, gpu, snapshot
 from tests.cli_bridge import connect_as

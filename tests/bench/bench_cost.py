@@ -149,13 +149,13 @@ def measure(driver: Driver, seconds: int) -> None:
     import pynvml
     from django.db import transaction
 
-    from monitor.live import sparklines
-    from monitor.live.rendering import DASHBOARD, Renderer
-    from monitor.sampling.probes.host import HostProbe
-    from monitor.sampling.probes.nvml import probe as nvml
-    from monitor.sampling.probes.selection import PROCESSES_S
-    from monitor.sampling.step import Sampler
-    from monitor.snapshot import rows as snapshots
+    from monitor.gpus.sampling.probes.host import HostProbe
+    from monitor.gpus.sampling.probes.nvml import probe as nvml
+    from monitor.gpus.sampling.probes.selection import PROCESSES_S
+    from monitor.gpus.sampling.step import Sampler
+    from monitor.gpus.snapshot import rows as snapshots
+    from monitor.pages.live import sparklines
+    from monitor.pages.live.rendering import DASHBOARD, Renderer
     from monitor.usage.step import Ledger
 
     answers = driver.answers()

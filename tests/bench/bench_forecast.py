@@ -10,7 +10,7 @@ from datetime import timedelta
 
 from scheduler.facts.jobs import QueuedJob, Requirement
 from scheduler.facts.plans import PlanPolicy, RunningJob, Slots
-from scheduler.planner.forecast.forecast import forecast, what_if
+from scheduler.queue.planner.forecast.forecast import forecast, what_if
 from tests.builders import GIB, NOW, gpu_uuid, queued_job, slot
 
 HOUR = timedelta(hours=1)

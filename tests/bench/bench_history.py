@@ -113,9 +113,9 @@ def _seed_things(now: datetime, a: int, z: int) -> None:
     """GPUs and processes; `uid` says in which stretch of LIFE_S a process lived."""
     from django.contrib.auth.models import User
 
+    from monitor.gpus.sampling.probes.simulated.scenario import Scenario
+    from monitor.gpus.snapshot import rows as snapshots
     from monitor.models import ProcessUse
-    from monitor.sampling.probes.simulated.scenario import Scenario
-    from monitor.snapshot import rows as snapshots
 
     User.objects.create_superuser("root", "", "password of the bench")
     scenario = Scenario(GPUS)

@@ -38,12 +38,12 @@ def main() -> None:
 def measure(gpus: int, processes: int, ticks: int) -> None:
     from django.db import transaction
 
+    from monitor.gpus.sampling.probes.host import HostProbe
+    from monitor.gpus.sampling.probes.simulated.probe import SimulatedProbe
+    from monitor.gpus.sampling.step import Sampler
+    from monitor.gpus.snapshot import rows as snapshots
     from monitor.models import Incident
-    from monitor.sampling.probes.host import HostProbe
-    from monitor.sampling.probes.simulated.probe import SimulatedProbe
-    from monitor.sampling.step import Sampler
-    from monitor.snapshot import rows as snapshots
-    from scheduler.controller.steps.incident_watch import IncidentWatch
+    from scheduler.dispatch.controller.steps.incident_watch import IncidentWatch
 
     name = f"box{gpus}"
     sampler = Sampler(

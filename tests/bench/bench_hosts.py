@@ -48,10 +48,10 @@ def simulated_samplers(number: int) -> list[Any]:
 
     from monitor.facts.hosts import JoiningHost
     from monitor.facts.readings import GpuSweep
-    from monitor.hosts import rows
-    from monitor.sampling.probes.host import HostProbe
-    from monitor.sampling.probes.simulated.probe import SimulatedProbe
-    from monitor.sampling.step import Sampler
+    from monitor.gpus.hosts import rows
+    from monitor.gpus.sampling.probes.host import HostProbe
+    from monitor.gpus.sampling.probes.simulated.probe import SimulatedProbe
+    from monitor.gpus.sampling.step import Sampler
 
     class Own(SimulatedProbe):
         """GPUs with UUIDs of this host's own."""

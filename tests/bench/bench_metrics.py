@@ -40,12 +40,12 @@ def fill() -> None:
     from django.db import transaction
     from django.utils import timezone
 
+    from monitor.gpus.sampling.probes.host import HostProbe
+    from monitor.gpus.sampling.probes.simulated.probe import SimulatedProbe
+    from monitor.gpus.sampling.step import Sampler
     from monitor.models import Lease
-    from monitor.sampling.probes.host import HostProbe
-    from monitor.sampling.probes.simulated.probe import SimulatedProbe
-    from monitor.sampling.step import Sampler
     from scheduler.facts.jobs import NewJob
-    from scheduler.lifecycle.rows import queue as job_queue
+    from scheduler.jobs.lifecycle.rows import queue as job_queue
     from tests.jobs_made import finished
 
     now, node = timezone.now(), settings.CONFIG.node

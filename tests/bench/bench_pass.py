@@ -61,8 +61,8 @@ def _drain(user: Any, jobs: int) -> tuple[float, int]:
     from monitor.runtime.probes.process_identity import me
     from monitor.runtime.rows import leases
     from monitor.runtime.rows.wakeups import Listener
-    from scheduler.intake import actions
     from scheduler.models import Job
+    from scheduler.submission.intake import actions
 
     actions.submit_all([TRUE] * jobs, user, timezone.now())
     loop = loops.table()["scheduler"]
@@ -92,8 +92,8 @@ def _requests(user: Any) -> tuple[float, float]:
     from django.test import Client
     from django.utils import timezone
 
-    from monitor.accounts.rows.tokens import create_token
-    from monitor.snapshot import rows as snapshots
+    from monitor.gpus.snapshot import rows as snapshots
+    from monitor.owners.accounts.rows.tokens import create_token
     from tests.builders import process, snapshot
 
     # As a server with 8 GPUs and 24 processes has it.

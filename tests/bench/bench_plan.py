@@ -14,8 +14,8 @@ from datetime import timedelta
 from scheduler.facts.jobs import QueuedJob, Requirement
 from scheduler.facts.people import Budget, Capacity, Quota, UserAccount
 from scheduler.facts.plans import Holder, PlanPolicy, RunningJob, Slot, Slots
-from scheduler.planner.forecast.forecast import forecast
-from scheduler.planner.plan import plan
+from scheduler.queue.planner.forecast.forecast import forecast
+from scheduler.queue.planner.plan import plan
 from tests.builders import GIB, NOW, slot
 
 PEOPLE = 50

@@ -19,9 +19,9 @@ from statistics import median
 
 from scheduler.facts.jobs import QueuedJob, Requirement, RunTime
 from scheduler.facts.plans import PlanPolicy, RunningJob, Slots
-from scheduler.planner.forecast.forecast import forecast
-from scheduler.planner.forecast.run_times import EndedJob, History, expected, history
-from scheduler.planner.plan import plan
+from scheduler.queue.planner.forecast.forecast import forecast
+from scheduler.queue.planner.forecast.run_times import EndedJob, History, expected, history
+from scheduler.queue.planner.plan import plan
 from tests.builders import NOW, slot
 
 GPUS = 9

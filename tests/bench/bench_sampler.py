@@ -37,10 +37,10 @@ def main() -> None:
 def measure_sampler(gpus: int, processes: int, ticks: int) -> None:
     from django.db import transaction
 
+    from monitor.gpus.sampling.probes.host import HostProbe
+    from monitor.gpus.sampling.probes.simulated.probe import SimulatedProbe
+    from monitor.gpus.sampling.step import Sampler
     from monitor.models import LatestSnapshot
-    from monitor.sampling.probes.host import HostProbe
-    from monitor.sampling.probes.simulated.probe import SimulatedProbe
-    from monitor.sampling.step import Sampler
 
     name = f"box{gpus}"
     probe = SimulatedProbe(gpus, processes=processes)
@@ -60,7 +60,7 @@ def measure_sampler(gpus: int, processes: int, ticks: int) -> None:
 
 
 def measure_host(ticks: int, folder: Path) -> None:
-    from monitor.sampling.probes.host import HostProbe
+    from monitor.gpus.sampling.probes.host import HostProbe
 
     host = HostProbe("box", [folder])
     host.open()

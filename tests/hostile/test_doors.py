@@ -14,16 +14,16 @@ from django.utils import timezone
 
 from gpucoord_site.cli.client import RequestFailed
 from gpucoord_site.cli.mcp_server import Tools
-from monitor.accounts.rows import tokens
 from monitor.facts.accounts import TokenScope
 from monitor.models import Agent
-from scheduler.batches import actions as batches
-from scheduler.batches.step import BatchStep
-from scheduler.idle_work import actions as idle_work
-from scheduler.intake import actions as intake
-from scheduler.intake.policy.new_job import UnableToSubmit
-from scheduler.lifecycle.rows import queue_facts
+from monitor.owners.accounts.rows import tokens
+from scheduler.jobs.lifecycle.rows import queue_facts
 from scheduler.models import IdleTemplate, Job, JobPreset, Quota, ScriptDefinition
+from scheduler.submission.batches import actions as batches
+from scheduler.submission.batches.step import BatchStep
+from scheduler.submission.idle_work import actions as idle_work
+from scheduler.submission.intake import actions as intake
+from scheduler.submission.intake.policy.new_job import UnableToSubmit
 from tests import jobs_made
 from tests.builders import NOW
 from tests.cli_bridge import connect_as

@@ -10,8 +10,8 @@ import httpx
 import pytest
 
 from gpucoord_site.http import endpoint_transport
-from scheduler.model_proxy.facts import Limits
-from tests.scheduler.model_proxy.endpoint import (
+from scheduler.language_models.model_proxy.facts import Limits
+from tests.scheduler.language_models.model_proxy.endpoint import (
     ADA,
     HELLO,
     Asked,

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import httpx
 import pytest
 
-from scheduler.model_proxy.api import board, exchange
-from tests.scheduler.model_proxy.endpoint import (
+from scheduler.language_models.model_proxy.api import board, exchange
+from tests.scheduler.language_models.model_proxy.endpoint import (
     CHAT,
     DONE,
     Asked,

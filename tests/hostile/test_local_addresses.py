@@ -14,9 +14,9 @@ from django.contrib.auth.models import User
 from django.test import Client
 
 from monitor.admin.channels import ChannelForm
-from monitor.alerts.senders import NetworkLimits, OutgoingMessage, problem_of, send_all
+from monitor.incidents.alerts.senders import NetworkLimits, OutgoingMessage, problem_of, send_all
 from monitor.models import Channel
-from scheduler.notifications import actions
+from scheduler.jobs.notifications import actions
 
 pytestmark = pytest.mark.hostile
 LOCAL = [

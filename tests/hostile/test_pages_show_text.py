@@ -14,14 +14,14 @@ from django.test import Client
 from django.utils import timezone
 
 from monitor.facts.gpu_states import GpuState
-from monitor.live.rendering import DASHBOARD, PROCESSES, Renderer
+from monitor.gpus.sampling.probes.identities import Identities
+from monitor.gpus.snapshot import rows as snapshots
 from monitor.models import Agent, Event
-from monitor.sampling.probes.identities import Identities
-from monitor.snapshot import rows as snapshots
-from scheduler.batches import actions as batches
-from scheduler.lifecycle.probes.logs import Decoder
+from monitor.pages.live.rendering import DASHBOARD, PROCESSES, Renderer
+from scheduler.execution.progress import policy as progress
+from scheduler.jobs.lifecycle.probes.logs import Decoder
 from scheduler.models import Job, JobPreset
-from scheduler.progress import policy as progress
+from scheduler.submission.batches import actions as batches
 from tests import jobs_made
 from tests.builders import NOW, gpu, gpu_uuid, host, process, snapshot
 from tests.monitor.past import gpu_row

@@ -34,27 +34,28 @@ MADE = {
     ("gpucoord_site/http/turns.py", "b'(?:^|;\\\\s*)' + name + b'=([^;]+)'"): (
         r"(?:^|;\s*)gpucoord_session=([^;]+)"
     ),
-    ("monitor/alerts/senders.py", "re.escape(part)"): r"s3cret\ pass",
-    ("scheduler/blockers/policy/addressing.py", "f'(^|[.!?] ){name}(?= or an operator must)'"): (
-        r"(^|[.!?] )alice(?= or an operator must)"
-    ),
+    ("monitor/incidents/alerts/senders.py", "re.escape(part)"): r"s3cret\ pass",
     (
-        "scheduler/blockers/policy/addressing.py",
+        "scheduler/queue/blockers/policy/addressing.py",
+        "f'(^|[.!?] ){name}(?= or an operator must)'",
+    ): (r"(^|[.!?] )alice(?= or an operator must)"),
+    (
+        "scheduler/queue/blockers/policy/addressing.py",
         "f'(^|[.!?] ){name} holds it(?= until it is released)'",
     ): r"(^|[.!?] )alice holds it(?= until it is released)",
-    ("scheduler/blockers/policy/addressing.py", "f'(^|[.!?] ){possessive}'"): (
+    ("scheduler/queue/blockers/policy/addressing.py", "f'(^|[.!?] ){possessive}'"): (
         r"(^|[.!?] )alice(?:'s|’s)"
     ),
-    ("scheduler/blockers/policy/addressing.py", "f'(?<![\\\\w@.+-]){possessive}'"): (
+    ("scheduler/queue/blockers/policy/addressing.py", "f'(?<![\\\\w@.+-]){possessive}'"): (
         r"(?<![\w@.+-])alice(?:'s|’s)"
     ),
     (
-        "scheduler/blockers/policy/stored_blockers.py",
+        "scheduler/queue/blockers/policy/stored_blockers.py",
         "f'(?<![\\\\w.]){re.escape(value)}(?![\\\\w]|\\\\.\\\\d)'",
     ): r"(?<![\w.])40\ GiB(?![\w]|\.\d)",
 }
 # Patterns of users, which cost steps (see test_script_schemas.py).
-OF_USERS = {("scheduler/scripts/policy/validation.py", "pattern")}
+OF_USERS = {("scheduler/submission/scripts/policy/validation.py", "pattern")}
 
 
 @dataclass(frozen=True, slots=True)

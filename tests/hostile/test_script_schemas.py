@@ -11,7 +11,7 @@ from django.test import Client
 
 from scheduler.facts.scripts import Script
 from scheduler.models import Job, ScriptDefinition
-from scheduler.scripts.policy import definition_mistakes, mistakes
+from scheduler.submission.scripts.policy import definition_mistakes, mistakes
 from tests.hostile.cost import measured
 
 pytestmark = pytest.mark.hostile

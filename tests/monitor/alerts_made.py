@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from datetime import datetime, timedelta
 from typing import Any
 
-from monitor.alerts.rows import encrypt
-from monitor.alerts.senders import NetworkLimits, OutgoingMessage
+from monitor.gpus.snapshot import rows as snapshots
+from monitor.incidents.alerts.rows import encrypt
+from monitor.incidents.alerts.senders import NetworkLimits, OutgoingMessage
 from monitor.models import Channel, Incident
-from monitor.snapshot import rows as snapshots
 from tests.builders import NOW, gpu, gpu_uuid, snapshot
 
 

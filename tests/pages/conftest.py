@@ -7,8 +7,8 @@ import pytest
 
 from monitor.facts.gpu_states import GpuState
 from monitor.facts.readings import ProcessReading, Snapshot
-from monitor.live import regions, sparklines
-from monitor.snapshot import rows as snapshots
+from monitor.gpus.snapshot import rows as snapshots
+from monitor.pages.live import regions, sparklines
 from tests.builders import GIB, NOW, gpu, process, snapshot
 
 

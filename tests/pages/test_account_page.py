@@ -16,8 +16,8 @@ from gpucoord_site.accounts import views as account_views
 from gpucoord_site.config.settings import Config, ConfigError
 from gpucoord_site.models import UserSession
 from gpucoord_site.service.startup import make_first_admin
-from monitor.accounts.rows import tokens
 from monitor.models import ApiToken
+from monitor.owners.accounts.rows import tokens
 from monitor.usage.rows import pruning
 from tests.builders import PASSWORD
 

@@ -13,8 +13,8 @@ from django.test import Client, RequestFactory
 from django.urls import reverse
 from django.utils import timezone
 
-from monitor.accounts.rows import tokens
-from monitor.alerts.steps import outbox
+from monitor.gpus.snapshot import rows as snapshots
+from monitor.incidents.alerts.steps import outbox
 from monitor.journal.rows import audit, events
 from monitor.models import (
     Agent,
@@ -37,10 +37,8 @@ from monitor.models import (
     ProcessMinute,
     Response,
 )
-from monitor.snapshot import rows as snapshots
+from monitor.owners.accounts.rows import tokens
 from monitor.usage.rows import rollups
-from scheduler.batches import rows as batch_rows
-from scheduler.intake import actions as intake_actions
 from scheduler.models import (
     Attempt,
     AttemptUse,
@@ -78,6 +76,8 @@ from scheduler.models import (
     WatchedDisk,
     YieldRequest,
 )
+from scheduler.submission.batches import rows as batch_rows
+from scheduler.submission.intake import actions as intake_actions
 from tests import jobs_made
 from tests.builders import NOW, gpu, gpu_uuid, snapshot
 from tests.monitor import alerts_made

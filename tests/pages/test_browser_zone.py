@@ -11,12 +11,12 @@ from django.test import Client
 from django.utils import timezone
 
 from gpucoord_site.http.middleware import COOKIE
+from monitor.gpus.snapshot import rows as snapshots
 from monitor.journal.rows import audit, events
 from monitor.models import AuditEntry, Exemption
-from monitor.snapshot import rows as snapshots
+from scheduler.limits.throttle.policy.mode import Mode
+from scheduler.limits.throttle.rows import override
 from scheduler.models import Job, ModeState
-from scheduler.throttle.policy.mode import Mode
-from scheduler.throttle.rows import override
 from tests import jobs_made
 from tests.builders import gpu_uuid, snapshot
 from tests.pages.test_incidents_page import made

@@ -10,8 +10,8 @@ from django.test import Client
 from monitor.facts.gpu_states import GpuState
 from monitor.facts.presence import OwnerReading, Presence
 from monitor.facts.readings import Snapshot
+from monitor.gpus.snapshot import rows as snapshots
 from monitor.journal.rows import events
-from monitor.snapshot import rows as snapshots
 from tests.builders import GIB, NOW, gpu, gpu_uuid, process, snapshot
 from tests.pages.conftest import crowd
 

@@ -11,9 +11,9 @@ from django.utils import timezone
 from monitor.facts.health import Ailment, Condition, HealthReading
 from monitor.facts.readings import Snapshot
 from monitor.facts.usage import InstanceReading
+from monitor.gpus.snapshot import rows as snapshots
 from monitor.journal.rows import events
 from monitor.models import LatestSnapshot
-from monitor.snapshot import rows as snapshots
 from tests.builders import GIB, NOW, gpu, gpu_uuid, process, snapshot
 
 Browse = Callable[[User], Client]

@@ -9,9 +9,9 @@ from django.contrib.auth.models import User
 from django.test import Client
 from django.utils import timezone
 
+from monitor.gpus.sampling.probes.simulated.scenario import Scenario
+from monitor.gpus.snapshot import rows as snapshots
 from monitor.models import Gpu, ProcessMinute, ProcessUse
-from monitor.sampling.probes.simulated.scenario import Scenario
-from monitor.snapshot import rows as snapshots
 from monitor.usage.rows import rollups
 from tests.builders import gpu, process, snapshot
 from tests.monitor.past import process_use

@@ -8,10 +8,10 @@ from django.contrib.auth.models import User
 from django.test import Client
 from django.utils import timezone
 
+from monitor.gpus.snapshot import rows as snapshots
 from monitor.incidents.facts import IDLE_HELD, MEMORY_HOG
 from monitor.incidents.pages import badges as incident_badges
 from monitor.models import Gpu, Pattern, ProcessMinute, ProcessUse
-from monitor.snapshot import rows as snapshots
 from tests.builders import GIB, NOW, gpu_uuid, process, snapshot
 from tests.monitor.past import process_use
 from tests.pages.test_incidents_page import get, made

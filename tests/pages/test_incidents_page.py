@@ -10,12 +10,12 @@ from django.contrib.auth.models import User
 from django.test import Client
 from django.utils import timezone
 
+from monitor.gpus.snapshot import rows as snapshots
 from monitor.incidents.facts import CPU_HOG, FAIR_SHARE, IDLE_HELD, ORPHANED, SUSTAINED, TITLES
 from monitor.incidents.pages import listing
 from monitor.incidents.policy.exemptions import ExemptionRule
 from monitor.incidents.rows import open as open_incidents
 from monitor.models import AuditEntry, Event, Exemption, Incident, ProcessMinute
-from monitor.snapshot import rows as snapshots
 from tests.builders import gpu_uuid, snapshot
 from tests.monitor.past import process_use
 

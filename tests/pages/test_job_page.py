@@ -9,10 +9,10 @@ from django.contrib.auth.models import User
 from django.test import Client
 from django.utils import timezone
 
+from monitor.gpus.snapshot import rows as monitor_store
 from monitor.models import Event, ProcessHour
-from monitor.snapshot import rows as monitor_store
 from scheduler.facts.jobs import Dependency, NewJob, Requirement, YieldOptions
-from scheduler.lifecycle.rows import queue as job_queue
+from scheduler.jobs.lifecycle.rows import queue as job_queue
 from scheduler.models import Attempt, AttemptUse, Job, YieldRequest
 from tests import jobs_made
 from tests.builders import GIB, NOW, gpu, gpu_uuid, process, snapshot

@@ -9,9 +9,9 @@ from django.contrib.auth.models import User
 from django.test import Client
 
 from scheduler.dispatch.steps import preview
-from scheduler.lifecycle.rows import changes as job_changes
+from scheduler.jobs.lifecycle.rows import changes as job_changes
 from scheduler.models import Job, SavedView
-from scheduler.planner.forecast.forecast import Estimate
+from scheduler.queue.planner.forecast.forecast import Estimate
 from tests import jobs_made
 from tests.builders import NOW
 

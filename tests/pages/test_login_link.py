@@ -7,8 +7,8 @@ from django.contrib.auth.models import User
 from django.test import Client
 from django.utils import timezone
 
-from monitor.accounts.rows import tokens
 from monitor.models import AuditEntry, LoginLink
+from monitor.owners.accounts.rows import tokens
 
 pytestmark = pytest.mark.django_db
 

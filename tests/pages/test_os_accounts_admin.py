@@ -7,8 +7,8 @@ from django.contrib.auth.models import Permission, User
 from django.test import Client
 
 from gpucoord_site.accounts import external_users
-from monitor.accounts.rows import os_accounts
 from monitor.models import AuditEntry, OsAccount
+from monitor.owners.accounts.rows import os_accounts
 from tests.builders import NOW
 
 pytestmark = pytest.mark.django_db

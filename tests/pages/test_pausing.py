@@ -12,8 +12,8 @@ from django.test import Client
 from monitor.facts.gpu_states import ClosureFact, ClosureKind
 from monitor.facts.readings import Snapshot
 from monitor.gpus import rows as availability
+from monitor.gpus.snapshot import rows as snapshots
 from monitor.journal.rows import audit, events
-from monitor.snapshot import rows as snapshots
 from tests.builders import NOW, claim, gpu_uuid
 
 Browse = Callable[[User], Client]

@@ -9,11 +9,11 @@ from django.template.loader import render_to_string
 from django.test import Client
 
 from monitor.facts.readings import GpuReading, ProcessReading
+from monitor.gpus.snapshot import rows as snapshots
 from monitor.models import Constraint
-from monitor.snapshot import rows as snapshots
+from scheduler.limits.throttle.pages import region as throttle_region
+from scheduler.limits.throttle.step import ThrottleStep
 from scheduler.models import Quota
-from scheduler.throttle.pages import region as throttle_region
-from scheduler.throttle.step import ThrottleStep
 from tests import jobs_made
 from tests.builders import GIB, NOW, gpu, process, snapshot
 

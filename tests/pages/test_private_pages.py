@@ -8,7 +8,7 @@ from django.contrib.auth.models import User
 from django.test import AsyncClient, Client
 
 from gpucoord_site.http import problems
-from monitor.accounts.rows import tokens
+from monitor.owners.accounts.rows import tokens
 from scheduler.models import Job
 from tests import jobs_made
 from tests.builders import NOW

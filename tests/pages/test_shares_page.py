@@ -13,8 +13,8 @@ from time_machine import TimeMachineFixture
 
 from monitor.models import AuditEntry
 from scheduler.facts.jobs import Requirement
+from scheduler.limits.quotas.policy import charging
 from scheduler.models import DailyGpuUsage, HostCapacity, Quota, UsageShare
-from scheduler.quotas.policy import charging
 from tests import jobs_made
 from tests.builders import GIB, gpu_uuid
 

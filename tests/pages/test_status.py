@@ -14,12 +14,12 @@ from django.utils import timezone
 from monitor.facts.limits import Limits
 from monitor.facts.readings import Health
 from monitor.facts.usage import CallCost
+from monitor.gpus.snapshot import rows as snapshots
 from monitor.models import Lease
 from monitor.runtime import pages
 from monitor.runtime.probes import service_state
 from monitor.runtime.probes.service_state import ChildState, ServiceState
 from monitor.runtime.rows import leases
-from monitor.snapshot import rows as snapshots
 from scheduler.models import HostCapability
 from tests.builders import GIB, NOW, gpu, host, snapshot
 from tests.monitor import alerts_made

@@ -9,12 +9,12 @@ from django.test import Client
 from django.utils import timezone
 
 from monitor.facts.readings import Snapshot
-from monitor.live.rendering import REGION_PREFIX, Renderer
+from monitor.gpus.snapshot import rows as snapshots
 from monitor.models import Agent
-from monitor.snapshot import rows as snapshots
+from monitor.pages.live.rendering import REGION_PREFIX, Renderer
 from scheduler.dispatch.steps import preview
 from scheduler.facts.people import Window
-from scheduler.timeline import pages
+from scheduler.jobs.timeline import pages
 from tests import jobs_made
 from tests.builders import NOW
 
@@ -128,7 +128,7 @@ def test_a_time_window_is_a_band(
         id=1, holder="alice", members=frozenset({"alice"}), days=tuple(range(7)),
         start=time(0), end=time(0), zone="UTC",
     )  # fmt: skip
-    monkeypatch.setattr("scheduler.time_windows.rows.approved", lambda *_: (window,))
+    monkeypatch.setattr("scheduler.limits.time_windows.rows.approved", lambda *_: (window,))
     [row] = pages.build(LATER).rows
 
     assert {band.holder for band in row.bands} == {"alice"}

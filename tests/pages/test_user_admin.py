@@ -11,8 +11,8 @@ from django.contrib.auth.models import Group, Permission, User
 from django.test import Client
 from django.urls import NoReverseMatch, reverse
 
-from monitor.accounts.rows import tokens
 from monitor.models import ApiToken
+from monitor.owners.accounts.rows import tokens
 from scheduler.models import SavedView
 from tests import jobs_made
 from tests.builders import NOW, PASSWORD

@@ -10,8 +10,8 @@ from django.contrib.auth.models import User
 from django.test import Client
 
 from gpucoord_site.backup import timer
+from monitor.gpus.snapshot import rows as snapshots
 from monitor.models import Channel, OsAccount
-from monitor.snapshot import rows as snapshots
 from scheduler.models import Job, Quota
 from tests import jobs_made
 from tests.builders import NOW, PASSWORD, gpu, snapshot

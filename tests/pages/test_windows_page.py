@@ -9,9 +9,9 @@ from django.contrib.auth.models import Group, User
 from django.test import Client
 from django.utils import timezone
 
-from monitor.accounts.rows import tokens
+from monitor.gpus.snapshot import rows as snapshots
 from monitor.models import AuditEntry
-from monitor.snapshot import rows as snapshots
+from monitor.owners.accounts.rows import tokens
 from scheduler.facts.model_services import OWNER
 from scheduler.models import TimeWindow
 from tests.builders import gpu_uuid, snapshot

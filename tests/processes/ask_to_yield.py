@@ -12,8 +12,8 @@ django.setup()
 
 from django.utils import timezone  # noqa: E402
 
+from scheduler.dispatch.yields import steps as yield_requests  # noqa: E402
 from scheduler.facts.plans import Yield  # noqa: E402
-from scheduler.yields import steps as yield_requests  # noqa: E402
 
 yield_request = Yield(job_id=int(sys.argv[1]), code="OwnerPresent", text="The owner is there.")
 assert yield_requests.ask(yield_request, timezone.now())

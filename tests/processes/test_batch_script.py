@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from monitor.runtime.probes.process_identity import boot_id
-from scheduler.engines.slurm import PROGRAM
+from scheduler.execution.engines.slurm import PROGRAM
 from scheduler.runner import accounts, attempt_files, files, process_tree
 from scheduler.runner.spawning import ROOT
 from scheduler.runner.spec import Claimed, Spec

@@ -12,7 +12,7 @@ import pytest
 from django.contrib.auth.models import User
 
 from monitor.models import Incident, Message, PolicyValues, Response
-from scheduler.controller.steps.enforcement import Enforcement
+from scheduler.dispatch.controller.steps.enforcement import Enforcement
 from scheduler.runner import process_tree
 from scheduler.runner.enforce import priorities
 from scheduler.runner.enforce.actions import ProcessControl, Target

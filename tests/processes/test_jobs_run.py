@@ -12,11 +12,11 @@ import pytest
 from django.contrib.auth.models import User
 from django.utils import timezone
 
+from monitor.gpus.snapshot import rows as monitor_store
 from monitor.models import Claim, Event
 from monitor.runtime.rows.leases import LeaseLost
-from monitor.snapshot import rows as monitor_store
 from scheduler.facts.jobs import Requirement
-from scheduler.lifecycle.rows import queue as job_queue
+from scheduler.jobs.lifecycle.rows import queue as job_queue
 from scheduler.models import Attempt, Job
 from scheduler.runner import account_lookup, attempt_files, files, process_tree
 from tests.builders import GIB, gpu_uuid, host, snapshot

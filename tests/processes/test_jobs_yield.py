@@ -15,14 +15,14 @@ from django.conf import settings
 from django.contrib.auth.models import User
 from django.utils import timezone
 
+from monitor.gpus.snapshot import rows as monitor_store
 from monitor.models import Event, PolicyValues
-from monitor.snapshot import rows as monitor_store
+from scheduler.dispatch.yields import steps as yield_requests
 from scheduler.facts.jobs import Requirement, YieldOptions
 from scheduler.facts.plans import Yield
-from scheduler.lifecycle.rows import queue as job_queue
+from scheduler.jobs.lifecycle.rows import queue as job_queue
 from scheduler.models import Attempt, Job, YieldRequest
 from scheduler.runner import attempt_files, process_tree
-from scheduler.yields import steps as yield_requests
 from tests.builders import host, snapshot
 from tests.processes.attempts import wait_for
 from tests.processes.scheduling import (

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from scheduler.engines.facts import TaskState, Ticket
-from scheduler.engines.local import UNCHANGED, LocalEngine, LocalRef
+from scheduler.execution.engines.facts import TaskState, Ticket
+from scheduler.execution.engines.local import UNCHANGED, LocalEngine, LocalRef
 from scheduler.runner import accounts, attempt_files, files, process_tree
 from scheduler.runner.spec import Spec
 from tests.processes.attempts import wait_for
-from tests.scheduler.engines import contract
+from tests.scheduler.execution.engines import contract
 
 pytestmark = pytest.mark.processes
 

@@ -11,9 +11,9 @@ import pytest
 from django.contrib.auth.models import User
 
 from monitor.facts.readings import ProcessReading, Snapshot
-from monitor.presence import step as presence_step
-from monitor.presence.policy.thresholds import PresencePolicy
-from monitor.snapshot import rows as snapshots
+from monitor.gpus.presence import step as presence_step
+from monitor.gpus.presence.policy.thresholds import PresencePolicy
+from monitor.gpus.snapshot import rows as snapshots
 from monitor.thresholds import rows as thresholds
 from scheduler.facts.jobs import Requirement, YieldOptions
 from tests.builders import GIB, gpu, host, process, snapshot

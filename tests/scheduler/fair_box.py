@@ -10,10 +10,10 @@ from datetime import datetime, timedelta
 from scheduler.facts.jobs import QueuedJob, Requirement
 from scheduler.facts.people import Capacity, UserAccount
 from scheduler.facts.plans import Holder, PlanPolicy, RunningJob, Slot, Slots
-from scheduler.planner.plan import plan
-from scheduler.quotas.policy import charging
-from scheduler.quotas.policy.charging import GpuUseSpan
-from scheduler.quotas.policy.quotas import QuotaPolicy
+from scheduler.limits.quotas.policy import charging
+from scheduler.limits.quotas.policy.charging import GpuUseSpan
+from scheduler.limits.quotas.policy.quotas import QuotaPolicy
+from scheduler.queue.planner.plan import plan
 from tests.builders import GIB, NOW, gpu_uuid, slot
 
 GPUS = 4

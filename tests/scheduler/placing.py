@@ -8,14 +8,14 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Any, Self
 
-from scheduler.blockers.wording import text
 from scheduler.facts.blockers import Blocker
 from scheduler.facts.jobs import QueuedJob, Requirement
 from scheduler.facts.people import UserAccount
 from scheduler.facts.plans import Holder, Plan, PlanPolicy, RunningJob, Slot, Slots, Throttle
 from scheduler.facts.units import parse_bytes
-from scheduler.planner.placement import after_placement
-from scheduler.planner.plan import plan
+from scheduler.queue.blockers.wording import text
+from scheduler.queue.planner.placement import after_placement
+from scheduler.queue.planner.plan import plan
 from tests.builders import NOW, queued_job, slot
 
 

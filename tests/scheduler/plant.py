@@ -11,8 +11,8 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from scheduler.throttle.policy.throttle import Smoothed
-from scheduler.throttle.policy.utilisation import (
+from scheduler.limits.throttle.policy.throttle import Smoothed
+from scheduler.limits.throttle.policy.utilisation import (
     Level,
     UtilisationInput,
     UtilisationPolicy,

@@ -10,14 +10,14 @@ from django.contrib.auth.models import User
 from django.test import Client
 
 from gpucoord_site.http.api import api
-from monitor.accounts.rows import tokens
 from monitor.facts.accounts import TokenScope, up_to
+from monitor.gpus.snapshot import rows as snapshots
 from monitor.models import ApiToken
-from monitor.snapshot import rows as snapshots
-from scheduler.batches import rows as batch_rows
+from monitor.owners.accounts.rows import tokens
 from scheduler.facts.prompts import NewPrompt
+from scheduler.language_models.prompts import rows as prompts
 from scheduler.models import IdleTemplate, ModelService
-from scheduler.prompts import rows as prompts
+from scheduler.submission.batches import rows as batch_rows
 from tests.builders import NOW, gpu_uuid, snapshot
 from tests.jobs_made import waiting
 from tests.pages.test_incidents_page import made

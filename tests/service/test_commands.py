@@ -33,8 +33,8 @@ from gpucoord_site.cli.shell_job import command as shell_command
 from gpucoord_site.cli.sources import script_files
 from gpucoord_site.cli.sources.other_schedulers import BadScript
 from gpucoord_site.cli.transport import NeverReached, RequestFailed, Transport
+from monitor.gpus.snapshot import rows as snapshots
 from monitor.models import Agent
-from monitor.snapshot import rows as snapshots
 from scheduler.execution.steps import specs
 from scheduler.facts import limits
 from scheduler.models import Job, JobInput, YieldRequest

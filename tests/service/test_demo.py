@@ -21,10 +21,10 @@ from gpucoord_site.demo import command, days, seeding
 from gpucoord_site.demo.days import DAY_S
 from gpucoord_site.demo.jobs import SUBMITTED_JOBS
 from gpucoord_site.demo.past import HOURS, PEOPLE, history, log_of, past_jobs
+from monitor.gpus.sampling.probes.simulated.scenario import Scenario
+from monitor.gpus.snapshot import rows as snapshots
 from monitor.incidents.rows import open as open_incidents
 from monitor.models import Claim, Event, HostSample, Sample
-from monitor.sampling.probes.simulated.scenario import Scenario
-from monitor.snapshot import rows as snapshots
 from scheduler.facts.jobs import Outcome
 from scheduler.models import Job
 from scheduler.runner import files

@@ -20,14 +20,14 @@ from gpucoord_site.demo.past import PEOPLE
 from monitor.models import Event
 from scheduler.execution.steps.gpu_closures import gpus_of_models
 from scheduler.facts.jobs import Outcome
-from scheduler.model_services import rows
-from scheduler.model_services.rows import demand
+from scheduler.language_models.model_services import rows
+from scheduler.language_models.model_services.rows import demand
+from scheduler.language_models.prompts import rows as prompts
 from scheduler.models import Job, ModelInstance, ModelService, Prompt
-from scheduler.prompts import rows as prompts
 from tests.builders import GIB, gpu_uuid
 from tests.pace import LONGEST_S
 from tests.processes.service import wait_until
-from tests.scheduler.model_services.model_box import Box
+from tests.scheduler.language_models.model_services.model_box import Box
 from tests.service.test_demo import Demo
 
 AsUser = Callable[[User], Client]

@@ -18,11 +18,11 @@ from django.utils import timezone
 from monitor.facts.health import Condition, HealthReading, Xid
 from monitor.facts.readings import DiskReading, Pressure
 from monitor.facts.usage import CallCost
+from monitor.gpus.snapshot import rows as snapshots
 from monitor.journal.rows import counters, events
 from monitor.models import Channel, Lease
 from monitor.runtime.probes import service_state
 from monitor.runtime.probes.service_state import ChildState, ListenerState, ServiceState
-from monitor.snapshot import rows as snapshots
 from monitor.usage.rows.processes import QUANTITIES
 from tests.builders import gpu, gpu_uuid, host, process, snapshot
 from tests.monitor.scrape import Scrape

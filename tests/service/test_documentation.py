@@ -14,8 +14,8 @@ from django.urls import reverse
 from gpucoord_site.cli import topics
 from gpucoord_site.documentation import library
 from gpucoord_site.documentation.chapters import CHAPTERS
-from monitor.accounts.rows import os_accounts
 from monitor.models import OsAccount
+from monitor.owners.accounts.rows import os_accounts
 from tests.builders import NOW
 from tests.service.test_papers import _anchors
 

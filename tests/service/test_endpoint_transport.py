@@ -12,8 +12,8 @@ import pytest
 import uvicorn
 
 from gpucoord_site.http import endpoint_transport
-from scheduler.model_proxy.api.app import ModelEndpoint
-from scheduler.model_proxy.facts import Caller, Limits, Refused
+from scheduler.language_models.model_proxy.api.app import ModelEndpoint
+from scheduler.language_models.model_proxy.facts import Caller, Limits, Refused
 from tests.pace import LONGEST_S
 
 HEAD = b"GET / HTTP/1.1\r\nHost: x\r\n"

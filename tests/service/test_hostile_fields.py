@@ -10,7 +10,7 @@ import pytest
 from django.contrib.auth.models import User
 from django.test import Client
 
-from monitor.accounts.rows import tokens
+from monitor.owners.accounts.rows import tokens
 from tests.builders import NOW
 from tests.service.test_api_rights import CALLS, Call, names
 

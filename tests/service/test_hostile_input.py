@@ -15,10 +15,10 @@ from django.utils import timezone
 
 from gpucoord_site.asgi import http
 from gpucoord_site.http.asgi_guards import Utf8Only
-from monitor.accounts.rows import tokens
 from monitor.gpus import rows as availability
+from monitor.gpus.snapshot import rows as monitor_store
 from monitor.models import Event, Gpu, Incident
-from monitor.snapshot import rows as monitor_store
+from monitor.owners.accounts.rows import tokens
 from scheduler.models import Job, TimeWindow
 from tests import jobs_made
 from tests.builders import gpu_uuid, snapshot

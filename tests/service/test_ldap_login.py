@@ -15,8 +15,8 @@ from django.test import Client
 
 from gpucoord_site.config import logins
 from gpucoord_site.config.settings import Config
-from monitor.accounts.rows import os_accounts
 from monitor.models import OsAccount
+from monitor.owners.accounts.rows import os_accounts
 from tests.builders import NOW, PASSWORD
 from tests.processes.service import wait_until
 

@@ -18,10 +18,10 @@ from gpucoord_site.accounts import local_login
 from gpucoord_site.accounts.local_login import Refused, RequestLimits, give_token, login
 from gpucoord_site.cli import local_login as client
 from gpucoord_site.config.settings import Config
-from monitor.accounts.policy import parse_rule
-from monitor.accounts.rows import os_accounts, tokens
 from monitor.facts.accounts import Peer
 from monitor.models import ApiToken, AuditEntry, OsAccount
+from monitor.owners.accounts.policy import parse_rule
+from monitor.owners.accounts.rows import os_accounts, tokens
 from tests.builders import NOW
 
 ANY = parse_rule("any")

@@ -12,7 +12,9 @@ from gpucoord_site.service.logs import ShortRefusals, formatter, masked
 
 
 def _line(style: str, message: str, **extra: object) -> str:
-    record = logging.LogRecord("monitor.sampling.step", logging.WARNING, "", 0, message, (), None)
+    record = logging.LogRecord(
+        "monitor.gpus.sampling.step", logging.WARNING, "", 0, message, (), None
+    )
     vars(record).update(extra)
     return formatter(style).format(record)
 
@@ -22,7 +24,7 @@ def test_a_text_line_says_when_how_bad_what_and_where() -> None:
 
     assert "warning" in line
     assert "GPU 2 is lost" in line
-    assert "[monitor.sampling.step]" in line
+    assert "[monitor.gpus.sampling.step]" in line
     assert "gpu=GPU-2" in line
     assert "\x1b" not in line or sys.stderr.isatty()
 
@@ -33,7 +35,7 @@ def test_a_json_line_is_one_object() -> None:
     assert line["event"] == "GPU 2 is lost"
     assert (line["level"], line["logger"], line["gpu"]) == (
         "warning",
-        "monitor.sampling.step",
+        "monitor.gpus.sampling.step",
         "GPU-2",
     )
     assert line["timestamp"].endswith("Z")

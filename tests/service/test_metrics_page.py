@@ -12,9 +12,9 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from gpucoord_site.config.settings import ConfigError, load_config
 from gpucoord_site.http.client_address import is_within
-from monitor.accounts.rows import tokens
-from monitor.metrics import collector as monitor_metrics
-from monitor.snapshot import rows as snapshots
+from monitor.gpus.snapshot import rows as snapshots
+from monitor.owners.accounts.rows import tokens
+from monitor.pages.metrics import collector as monitor_metrics
 from tests.builders import gpu, process, snapshot
 from tests.monitor.scrape import Scrape
 

@@ -25,7 +25,7 @@ from django.utils import timezone
 from gpucoord_site import urls
 from gpucoord_site.config import logins
 from gpucoord_site.config.settings import Config
-from monitor.accounts.rows import os_accounts
+from monitor.owners.accounts.rows import os_accounts
 
 pytestmark = pytest.mark.django_db
 KEY = rsa.generate_private_key(public_exponent=65537, key_size=2048)

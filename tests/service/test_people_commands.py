@@ -14,8 +14,8 @@ from django.utils import timezone
 
 from gpucoord_site.cli import quota
 from gpucoord_site.cli.operators import users
-from monitor.accounts.rows import os_accounts
 from monitor.models import AuditEntry
+from monitor.owners.accounts.rows import os_accounts
 from scheduler.models import Quota
 from tests.cli_bridge import connect_as
 

@@ -9,7 +9,7 @@ from django.contrib.auth.models import User
 from django.test import Client
 from django.utils import timezone
 
-from monitor.accounts.rows import tokens
+from monitor.owners.accounts.rows import tokens
 
 JSON = "application/json"
 

@@ -15,7 +15,7 @@ from gpucoord_site.cli import connection, local_login
 from gpucoord_site.cli.client import Client
 from gpucoord_site.cli.shell_job import terminal
 from gpucoord_site.cli.transport import RequestFailed, Transport, prove
-from monitor.identity.probes import listeners
+from monitor.owners.identity.probes import listeners
 from tests.foreign_listener import OTHER, ForeignListener, foreign_listener, needs_root
 
 pytestmark = needs_root

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from gpucoord_site import yielding
-from scheduler.lifecycle.policy import retries
+from scheduler.jobs.lifecycle.policy import retries
 
 
 @pytest.fixture

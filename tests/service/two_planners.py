@@ -20,12 +20,12 @@ def main() -> None:
     from django.db import connection, transaction
     from django.utils import timezone
 
-    from monitor.snapshot import rows as monitor_store
+    from monitor.gpus.snapshot import rows as monitor_store
     from scheduler.dispatch.steps.dispatcher import Dispatcher
     from scheduler.facts.jobs import AttemptEnding, NewJob, Outcome, Requirement
     from scheduler.facts.plans import PlanPolicy
-    from scheduler.lifecycle.rows import queue as job_queue
-    from scheduler.lifecycle.rows import transitions
+    from scheduler.jobs.lifecycle.rows import queue as job_queue
+    from scheduler.jobs.lifecycle.rows import transitions
     from scheduler.models import Attempt, Quota
     from tests.builders import gpu, gpu_uuid, host, snapshot
 

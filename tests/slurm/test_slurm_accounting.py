@@ -10,7 +10,7 @@ import pytest
 from django.conf import settings
 from django.contrib.auth.models import User
 
-from scheduler.engines.slurm import engine_of
+from scheduler.execution.engines.slurm import engine_of
 from scheduler.facts.jobs import Requirement
 from tests.processes.scheduling import Scheduler, attempt_of, submit
 from tests.slurm.accounting import AccountedCluster

@@ -12,13 +12,13 @@ from django.utils import timezone
 
 from scheduler.dispatch.steps.engine_folders import attempt_of
 from scheduler.dispatch.steps.engine_queue import digest_of, ticket_of
-from scheduler.engines.facts import EngineName, Ticket
-from scheduler.engines.policy.requests import EngineRules
-from scheduler.engines.slurm import engine_of
+from scheduler.execution.engines.facts import EngineName, Ticket
+from scheduler.execution.engines.policy.requests import EngineRules
+from scheduler.execution.engines.slurm import engine_of
 from scheduler.execution.steps.specs import SpecWriter
 from scheduler.models import EngineTask
 from tests.processes.scheduling import submit
-from tests.scheduler.engines import contract
+from tests.scheduler.execution.engines import contract
 from tests.slurm.cluster import Cluster
 
 pytestmark = [

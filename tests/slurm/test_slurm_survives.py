@@ -14,12 +14,12 @@ from django.conf import settings
 from django.contrib.auth.models import User
 from django.utils import timezone
 
+from monitor.gpus.snapshot import rows as snapshots
 from monitor.models import Event
-from monitor.snapshot import rows as snapshots
-from scheduler.engines.facts import SubmitResult, Ticket
-from scheduler.engines.slurm import SlurmEngine
+from scheduler.execution.engines.facts import SubmitResult, Ticket
+from scheduler.execution.engines.slurm import SlurmEngine
 from scheduler.facts.jobs import Requirement, YieldOptions
-from scheduler.lifecycle.rows import changes
+from scheduler.jobs.lifecycle.rows import changes
 from scheduler.models import EngineTask, Job
 from tests.builders import host, snapshot
 from tests.pace import Stopwatch

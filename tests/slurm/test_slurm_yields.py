@@ -8,10 +8,10 @@ import pytest
 from django.contrib.auth.models import User
 from django.utils import timezone
 
+from scheduler.dispatch.yields import steps as yield_requests
 from scheduler.facts.jobs import Requirement, YieldOptions
 from scheduler.facts.plans import Yield
 from scheduler.models import Job
-from scheduler.yields import steps as yield_requests
 from tests.processes.scheduling import Scheduler, attempt_of, log_of, reloaded, submit
 from tests.slurm.cluster import ACCOUNTS, SECOND, Cluster
 

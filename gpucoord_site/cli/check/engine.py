@@ -9,8 +9,8 @@ from pathlib import Path
 
 from gpucoord_site.cli.check.report import Finding, fail, ok, warn
 from gpucoord_site.config.settings import Config
-from scheduler.engines.facts import EngineAway
-from scheduler.engines.slurm import SlurmEngine, engine_of
+from scheduler.execution.engines.facts import EngineAway
+from scheduler.execution.engines.slurm import SlurmEngine, engine_of
 
 
 def engine(config: Config) -> Iterator[Finding]:

@@ -21,10 +21,10 @@ from gpucoord_site.service.filesystems import mount_of
 from monitor.catalogue.policy import PROFILE_WORDS
 from monitor.facts import json_text
 from monitor.gpus.policy.capability import cpu_places
+from monitor.gpus.sampling.probes.limits import LimitsProbe
 from monitor.runtime.probes import disk_space, service_state
-from monitor.sampling.probes.limits import LimitsProbe
-from scheduler.intake.policy.accounts import account_rule
 from scheduler.runner.confine import landlock
+from scheduler.submission.intake.policy.accounts import account_rule
 
 GIB = 1024**3
 # Of /healthz.

@@ -7,7 +7,7 @@ from django.db import DatabaseError
 from django.utils import timezone
 
 from gpucoord_site.management.plain import PlainCommand
-from monitor.hosts import actions
+from monitor.gpus.hosts import actions
 from monitor.journal.rows.audit import GPUCOORD
 
 

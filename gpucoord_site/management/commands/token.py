@@ -13,8 +13,8 @@ from django.utils import timezone
 
 from gpucoord_site.cli import token_file
 from gpucoord_site.management.plain import PlainCommand
-from monitor.accounts.rows import tokens
 from monitor.facts.accounts import TokenScope, up_to
+from monitor.owners.accounts.rows import tokens
 
 LONGEST_DAYS = 36_500
 

@@ -11,10 +11,10 @@ from ninja import Field, Router, Schema
 
 from monitor.facts.hosts import HostFact
 from monitor.facts.readings import DiskReading, Snapshot
+from monitor.gpus.hosts import policy as host_policy
+from monitor.gpus.hosts import rows as host_rows
 from monitor.gpus.policy import use_split
-from monitor.hosts import policy as host_policy
-from monitor.hosts import rows as host_rows
-from monitor.snapshot import rows as snapshots
+from monitor.gpus.snapshot import rows as snapshots
 
 router = Router()
 

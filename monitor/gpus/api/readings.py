@@ -18,12 +18,12 @@ from monitor.facts.readings import GpuReading, OwnerSource, ProcessReading, Snap
 from monitor.facts.usage import UseSource
 from monitor.gpus.policy import capability, states, use_split
 from monitor.gpus.policy.use_split import UseSplit
-from monitor.identity.policy.privacy import Viewer, event_text, redact
+from monitor.gpus.snapshot import rows as snapshots
+from monitor.gpus.snapshot.rows import Bookings
 from monitor.journal.facts import EVENTS, event_kinds
 from monitor.journal.rows import events
 from monitor.models import Event
-from monitor.snapshot import rows as snapshots
-from monitor.snapshot.rows import Bookings
+from monitor.owners.identity.policy.privacy import Viewer, event_text, redact
 
 router = Router()
 

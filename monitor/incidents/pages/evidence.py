@@ -9,17 +9,25 @@ from typing import Any
 
 from django.db.models import QuerySet
 
-from monitor.enforcement.policy import Step
-from monitor.enforcement.wording import TITLES
 from monitor.facts.formats import GIB
-from monitor.history.pages import content as history_content
-from monitor.history.pages.chart_panels import ChartLine, Panel, Row, Value, highest, mean, moments
-from monitor.identity.policy.privacy import Viewer
 from monitor.incidents import facts as rules
+from monitor.incidents.enforcement.policy import Step
+from monitor.incidents.enforcement.wording import TITLES
 from monitor.incidents.policy.thresholds import GpuTimePolicy, MemoryPolicy
-from monitor.live.cards import in_gib
 from monitor.models import Claim, Gpu, Incident, Message, ProcessUse, Response
+from monitor.owners.identity.policy.privacy import Viewer
+from monitor.pages.live.cards import in_gib
 from monitor.thresholds import rows as thresholds
+from monitor.usage.history.pages import content as history_content
+from monitor.usage.history.pages.chart_panels import (
+    ChartLine,
+    Panel,
+    Row,
+    Value,
+    highest,
+    mean,
+    moments,
+)
 from monitor.usage.policy import ranges as usage_ranges
 from monitor.usage.policy.ranges import HistoryWindow
 from monitor.usage.rows import sums as usage_sums

@@ -10,14 +10,14 @@ from typing import Any
 from django.db.models import Case, IntegerField, Q, QuerySet, Value, When
 
 from monitor.api.input import ListFilters
-from monitor.identity.policy.privacy import Viewer
 from monitor.incidents.actions import may_see_details
 from monitor.incidents.facts import TITLES, title
 from monitor.incidents.pages import badges as incident_badges
 from monitor.incidents.rows import open as open_incidents
 from monitor.journal.pages import gpus
-from monitor.live.regions import Context, Region
 from monitor.models import Exemption, Incident
+from monitor.owners.identity.policy.privacy import Viewer
+from monitor.pages.live.regions import Context, Region
 from monitor.usage.policy.ranges import RANGES
 
 STATES = {"open": "Open", "closed": "Closed", "all": "All"}

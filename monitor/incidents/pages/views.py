@@ -12,7 +12,6 @@ from django.utils import timezone
 from django.views.decorators.http import require_POST, require_safe
 
 from monitor.api.input import posted_text
-from monitor.identity.policy.privacy import Viewer
 from monitor.incidents import actions
 from monitor.incidents import facts as incident_facts
 from monitor.incidents.pages import evidence as incident_evidence
@@ -20,8 +19,9 @@ from monitor.incidents.pages import listing as incident_listing
 from monitor.incidents.pages.listing import IncidentFilters
 from monitor.incidents.rows import patterns as pattern_rows
 from monitor.incidents.wording import ADVICE
-from monitor.live.pages import viewer_of
 from monitor.models import Exemption, Incident
+from monitor.owners.identity.policy.privacy import Viewer
+from monitor.pages.live.pages import viewer_of
 
 SNOOZES = {"1": "1 h", "8": "8 h", "24": "1 day", "168": "7 days", "0": "unmute"}
 EXEMPTIONS = {"1": "1 day", "7": "7 days", "30": "30 days", "": "no expiry"}

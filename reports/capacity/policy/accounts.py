@@ -8,8 +8,8 @@ from datetime import datetime, timedelta
 
 from scheduler.facts.people import Budget, Capacity, Quota, UserAccount
 from scheduler.facts.plans import RunningJob
-from scheduler.quotas.policy import charging, quotas
-from scheduler.quotas.policy.quotas import QuotaPolicy
+from scheduler.limits.quotas.policy import charging, quotas
+from scheduler.limits.quotas.policy.quotas import QuotaPolicy
 
 # GPUs that each user's processes outside jobs use from a moment on, oldest first.
 OutsideUse = Sequence[tuple[datetime, Mapping[str, float]]]

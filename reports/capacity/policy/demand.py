@@ -12,7 +12,7 @@ from datetime import datetime, timedelta
 
 from reports.capacity.facts import DemandHour, RecordedJob
 from scheduler.facts.jobs import Requirement
-from scheduler.quotas.policy.quotas import held, memory
+from scheduler.limits.quotas.policy.quotas import held, memory
 
 HOUR_S = 3600
 HOUR = timedelta(hours=1)

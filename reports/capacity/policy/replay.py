@@ -19,9 +19,9 @@ from scheduler.facts.blockers import Blocker, BlockerCode
 from scheduler.facts.jobs import DependencyKind, PriorityClass, QueuedJob
 from scheduler.facts.people import Capacity, Window
 from scheduler.facts.plans import Holder, PlanPolicy, RunningJob, Slot, Slots, Throttle, Yield
-from scheduler.planner import placement
-from scheduler.planner.gates import PlannerThresholds
-from scheduler.planner.plan import plan
+from scheduler.queue.planner import placement
+from scheduler.queue.planner.gates import PlannerThresholds
+from scheduler.queue.planner.plan import plan
 
 OTHERS = "other processes"
 HELD_BACK = Blocker(code=BlockerCode.PRESSURE)

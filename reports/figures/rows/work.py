@@ -17,9 +17,9 @@ from reports.figures.facts import FindingFact, Operation, PatternFact, RuleCount
 from reports.figures.policy.accounting import Span, covered
 from reports.figures.policy.jobs import JobWait, PastJob
 from reports.periods.facts import Period
-from scheduler.blockers.policy import stored_blockers
 from scheduler.facts.jobs import CLASSES, JobState
 from scheduler.models import Attempt, Job, YieldRequest
+from scheduler.queue.blockers.policy import stored_blockers
 
 MOST_FINDINGS = 5
 # A state that has not ended lasts until the end of the period.

@@ -8,16 +8,16 @@ from datetime import datetime, timedelta
 from threading import Lock
 
 from monitor.facts.formats import duration
-from monitor.snapshot import rows as monitor_store
-from scheduler.blockers.policy import stored_blockers
+from monitor.gpus.snapshot import rows as monitor_store
 from scheduler.dispatch.steps import preview
 from scheduler.facts.jobs import PRIORITIES, JobState
-from scheduler.lifecycle.rows import queue_facts
+from scheduler.jobs.lifecycle.rows import queue_facts
+from scheduler.limits.quotas import rows as quota_rows
+from scheduler.limits.time_windows.policy.calendar import moment
 from scheduler.models import Job
-from scheduler.planner.forecast.advice import Advice, AdviceFacts, World, advise
-from scheduler.quotas import rows as quota_rows
-from scheduler.sizing import step as sizing
-from scheduler.time_windows.policy.calendar import moment
+from scheduler.queue.blockers.policy import stored_blockers
+from scheduler.queue.planner.forecast.advice import Advice, AdviceFacts, World, advise
+from scheduler.queue.sizing import step as sizing
 
 # A start within this time is called "now".
 AT_ONCE = timedelta(seconds=5)

@@ -23,19 +23,19 @@ from monitor.runtime.probes.process_identity import boot_id
 from monitor.runtime.rows.database import keep_commits_synced
 from monitor.runtime.rows.item_isolation import ItemIsolation
 from monitor.runtime.rows.wakeups import wake
-from scheduler.blockers.policy import stored_blockers
-from scheduler.blockers.policy.stored_blockers import body
 from scheduler.dispatch.inputs import HostGate, PlanInput, PlanInputs
 from scheduler.dispatch.steps import preview
+from scheduler.dispatch.yields import steps as yield_requests
 from scheduler.facts.blockers import Blocker, Key, from_row
 from scheduler.facts.jobs import JobState, QueuedJob
 from scheduler.facts.plans import Plan, PlanPolicy
-from scheduler.lifecycle.rows import queue_facts, transitions
-from scheduler.lifecycle.rows.queue_facts import UNCLEAR, QueueMark
+from scheduler.jobs.lifecycle.rows import queue_facts, transitions
+from scheduler.jobs.lifecycle.rows.queue_facts import UNCLEAR, QueueMark
 from scheduler.models import Attempt, Job
-from scheduler.planner.forecast.forecast import Estimate
-from scheduler.planner.plan import plan
-from scheduler.yields import steps as yield_requests
+from scheduler.queue.blockers.policy import stored_blockers
+from scheduler.queue.blockers.policy.stored_blockers import body
+from scheduler.queue.planner.forecast.forecast import Estimate
+from scheduler.queue.planner.plan import plan
 
 # The key of each reason, and its dimensions without figures.
 Reasons = tuple[tuple[Key, Key], ...]

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from datetime import datetime
 
+from monitor.gpus.snapshot import rows as snapshots
 from monitor.models import Gpu
 from monitor.runtime.facts import Guard
-from monitor.snapshot import rows as snapshots
-from scheduler.engines.facts import Allocation, TaskReport
-from scheduler.lifecycle.rows import transitions
+from scheduler.execution.engines.facts import Allocation, TaskReport
+from scheduler.jobs.lifecycle.rows import transitions
 from scheduler.models import Attempt, EngineTask
 
 

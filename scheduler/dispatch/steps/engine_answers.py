@@ -12,9 +12,9 @@ from monitor.runtime.rows.wakeups import wake
 from scheduler.dispatch.steps.engine_allocations import follow_task
 from scheduler.dispatch.steps.engine_endings import StatusWriter
 from scheduler.dispatch.steps.engine_folders import TaskFolders
-from scheduler.engines.facts import EngineName, TaskList, TaskReport, TaskState
-from scheduler.engines.policy.follow import SUBMIT_SETTLES
-from scheduler.engines.policy.slurm_texts import state_of
+from scheduler.execution.engines.facts import EngineName, TaskList, TaskReport, TaskState
+from scheduler.execution.engines.policy.follow import SUBMIT_SETTLES
+from scheduler.execution.engines.policy.slurm_texts import state_of
 from scheduler.models import Attempt, EngineTask
 
 LOOK_WHEN_IDLE = timedelta(seconds=15)

@@ -8,10 +8,10 @@ from functools import partial
 
 from monitor.runtime.facts import Guard
 from scheduler.dispatch.steps.engine_answers import EngineAnswers
-from scheduler.engines.background import BackgroundCalls
-from scheduler.engines.facts import Engine, TaskReport, TaskState
-from scheduler.engines.policy import slurm_reasons
-from scheduler.engines.policy.follow import STOP_AGAIN
+from scheduler.execution.engines.background import BackgroundCalls
+from scheduler.execution.engines.facts import Engine, TaskReport, TaskState
+from scheduler.execution.engines.policy import slurm_reasons
+from scheduler.execution.engines.policy.follow import STOP_AGAIN
 from scheduler.facts.jobs import JobState
 from scheduler.models import EngineTask
 

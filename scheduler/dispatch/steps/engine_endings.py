@@ -12,16 +12,16 @@ from monitor.facts.input_rules import escaped
 from monitor.journal.rows import events
 from monitor.runtime.facts import Guard
 from monitor.runtime.rows.wakeups import wake
-from scheduler.engines.facts import EngineName, NodeReport, TaskList, TaskState
-from scheduler.engines.policy.decisions import sentence
-from scheduler.engines.policy.follow import FILES_SETTLE
-from scheduler.engines.slurm import OUTPUT, SlurmEngine
+from scheduler.execution.engines.facts import EngineName, NodeReport, TaskList, TaskState
+from scheduler.execution.engines.policy.decisions import sentence
+from scheduler.execution.engines.policy.follow import FILES_SETTLE
+from scheduler.execution.engines.slurm import OUTPUT, SlurmEngine
 from scheduler.execution.policy import MAX_STARTS
 from scheduler.execution.steps import outcomes
 from scheduler.execution.steps.specs import SpecWriter
 from scheduler.facts.jobs import LARGEST_RESULT, JobState, Outcome
-from scheduler.lifecycle.policy.retries import SAVED_EXIT_CODE
-from scheduler.lifecycle.rows import changes
+from scheduler.jobs.lifecycle.policy.retries import SAVED_EXIT_CODE
+from scheduler.jobs.lifecycle.rows import changes
 from scheduler.models import Attempt, EngineStatus, EngineTask, Job, YieldRequest
 from scheduler.runner import files
 from scheduler.runner.attempt_files import AttemptFiles

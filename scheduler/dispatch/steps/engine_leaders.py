@@ -12,13 +12,13 @@ from functools import partial
 
 from django.db.models import QuerySet
 
+from monitor.gpus.snapshot import rows as snapshots
 from monitor.journal.rows import events
 from monitor.runtime.facts import Guard
 from monitor.runtime.rows.item_isolation import ItemIsolation
 from monitor.runtime.rows.wakeups import wake
-from monitor.snapshot import rows as snapshots
-from scheduler.engines import leaders
-from scheduler.engines.policy.leaders import ReportedProcess, refusal_of
+from scheduler.execution.engines import leaders
+from scheduler.execution.engines.policy.leaders import ReportedProcess, refusal_of
 from scheduler.models import Attempt
 
 # (pid, start ticks, ref) -> the process; None: it is not there.

@@ -19,13 +19,18 @@ from scheduler.dispatch.steps.dispatcher import (
     keys_by_job,
     store,
 )
-from scheduler.engines.facts import EngineName, Ticket
-from scheduler.engines.policy import slurm_reasons
-from scheduler.engines.policy.requests import EngineRules, niceness_of, problem_of, variables_of
+from scheduler.execution.engines.facts import EngineName, Ticket
+from scheduler.execution.engines.policy import slurm_reasons
+from scheduler.execution.engines.policy.requests import (
+    EngineRules,
+    niceness_of,
+    problem_of,
+    variables_of,
+)
 from scheduler.facts.blockers import Blocker, BlockerCode, Tier, details
 from scheduler.facts.jobs import JobState
-from scheduler.lifecycle.rows import queue_facts
-from scheduler.lifecycle.rows.relations import UnmetDependencies
+from scheduler.jobs.lifecycle.rows import queue_facts
+from scheduler.jobs.lifecycle.rows.relations import UnmetDependencies
 from scheduler.models import Attempt, EngineTask, Job
 from scheduler.runner.accounts import Account
 

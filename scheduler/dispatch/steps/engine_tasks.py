@@ -23,8 +23,8 @@ from scheduler.dispatch.steps.engine_answers import EngineAnswers, open_tasks
 from scheduler.dispatch.steps.engine_calls import EngineHolds, RecentCalls
 from scheduler.dispatch.steps.engine_folders import TaskFolders, attempt_of
 from scheduler.dispatch.steps.engine_queue import BY_GPUCOORD, EngineQueue, digest_of, ticket_of
-from scheduler.engines.background import BackgroundCalls, CallResult
-from scheduler.engines.facts import (
+from scheduler.execution.engines.background import BackgroundCalls, CallResult
+from scheduler.execution.engines.facts import (
     Allocation,
     NodeReport,
     SubmitAnswer,
@@ -33,22 +33,22 @@ from scheduler.engines.facts import (
     TaskState,
     Ticket,
 )
-from scheduler.engines.leaders import account_of
-from scheduler.engines.policy import slurm_reasons
-from scheduler.engines.policy.follow import (
+from scheduler.execution.engines.leaders import account_of
+from scheduler.execution.engines.policy import slurm_reasons
+from scheduler.execution.engines.policy.follow import (
     Claim,
     Phase,
     TaskAction,
     TaskView,
     next_task_action,
 )
-from scheduler.engines.policy.requests import EngineRules
-from scheduler.engines.slurm import SlurmEngine
+from scheduler.execution.engines.policy.requests import EngineRules
+from scheduler.execution.engines.slurm import SlurmEngine
 from scheduler.execution.steps import outcomes
 from scheduler.execution.steps.specs import SpecWriter
 from scheduler.facts.blockers import BlockerCode
 from scheduler.facts.jobs import JobState
-from scheduler.lifecycle.rows import transitions
+from scheduler.jobs.lifecycle.rows import transitions
 from scheduler.models import Attempt, EngineTask
 from scheduler.runner import attempt_files
 from scheduler.runner.accounts import MissingAccount

@@ -10,23 +10,23 @@ from django.db.models import Q
 from monitor.runtime.facts import Guard
 from monitor.runtime.rows.item_isolation import ItemIsolation
 from monitor.thresholds import rows as thresholds
-from scheduler.batches import policy
-from scheduler.batches.policy import BatchPolicy
-from scheduler.batches.rows import exclusive
 from scheduler.dispatch.inputs import PlanInputs
+from scheduler.dispatch.yields import steps as yield_requests
 from scheduler.execution.steps import gpu_closures
 from scheduler.facts.batches import ExclusiveFact, ExclusiveStep
 from scheduler.facts.blockers import BlockerCode
 from scheduler.facts.jobs import Requirement
 from scheduler.facts.model_services import InstanceState, Role
 from scheduler.facts.plans import PlanPolicy, Slot, Yield
-from scheduler.model_services import rows as model_rows
-from scheduler.model_services.steps import effects
+from scheduler.language_models.model_services import rows as model_rows
+from scheduler.language_models.model_services.steps import effects
+from scheduler.limits.quotas import rows as quota_rows
+from scheduler.limits.time_windows.policy import rules as window_rules
+from scheduler.limits.time_windows.policy.rules import WindowRequest
 from scheduler.models import Attempt, ExclusiveRun, Job, ModelInstance, ModelService
-from scheduler.quotas import rows as quota_rows
-from scheduler.time_windows.policy import rules as window_rules
-from scheduler.time_windows.policy.rules import WindowRequest
-from scheduler.yields import steps as yield_requests
+from scheduler.submission.batches import policy
+from scheduler.submission.batches.policy import BatchPolicy
+from scheduler.submission.batches.rows import exclusive
 
 KIND = "JOB_STEP_FAILED"
 NO_GPU = "a GPU that is idle, or that only models use"

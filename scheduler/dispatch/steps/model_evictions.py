@@ -13,9 +13,9 @@ from scheduler.dispatch.inputs import PlanInputs
 from scheduler.facts.jobs import QueuedJob, Requirement
 from scheduler.facts.model_services import InstanceState
 from scheduler.facts.plans import PlanPolicy, Slot
-from scheduler.model_services import rows
-from scheduler.model_services.policy import sleep
-from scheduler.model_services.policy.eviction import (
+from scheduler.language_models.model_services import rows
+from scheduler.language_models.model_services.policy import sleep
+from scheduler.language_models.model_services.policy.eviction import (
     Candidate,
     EvictionPolicy,
     Queues,
@@ -25,10 +25,10 @@ from scheduler.model_services.policy.eviction import (
     should_evict_for_scripts,
     victims,
 )
-from scheduler.model_services.rows import queues
-from scheduler.model_services.steps import effects
+from scheduler.language_models.model_services.rows import queues
+from scheduler.language_models.model_services.steps import effects
 from scheduler.models import ModelInstance
-from scheduler.planner.matching import reject_code
+from scheduler.queue.planner.matching import reject_code
 
 # Jobs for which an eviction is considered in one pass, in the order of the queue.
 MOST_CONSIDERED = 8

@@ -15,18 +15,18 @@ from django.conf import settings
 
 from monitor.models import LatestSnapshot
 from monitor.runtime.facts import TimedCache
-from scheduler.blockers.policy import stored_blockers
 from scheduler.dispatch import inputs as plan_inputs
 from scheduler.dispatch.inputs import PlanInput, PlanInputs
-from scheduler.engines.facts import EngineName
+from scheduler.execution.engines.facts import EngineName
 from scheduler.facts.jobs import JobState, NewJob, QueuedJob, Requirement
-from scheduler.lifecycle.policy import waits
-from scheduler.lifecycle.rows import queue_facts
-from scheduler.lifecycle.rows.durations import UsualDuration
+from scheduler.jobs.lifecycle.policy import waits
+from scheduler.jobs.lifecycle.rows import queue_facts
+from scheduler.jobs.lifecycle.rows.durations import UsualDuration
 from scheduler.models import EngineTask, Job
-from scheduler.planner.forecast import forecast
-from scheduler.planner.forecast.forecast import Estimate, WhatIf
-from scheduler.planner.order import Factor, order_factors
+from scheduler.queue.blockers.policy import stored_blockers
+from scheduler.queue.planner.forecast import forecast
+from scheduler.queue.planner.forecast.forecast import Estimate, WhatIf
+from scheduler.queue.planner.order import Factor, order_factors
 
 KEPT = timedelta(seconds=2)
 # A job that is not submitted comes after all submitted jobs.

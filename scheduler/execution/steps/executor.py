@@ -14,19 +14,19 @@ from functools import partial
 
 from django.db.models import QuerySet
 
+from monitor.gpus.snapshot import rows as snapshots
 from monitor.runtime.facts import Guard
 from monitor.runtime.probes.process_identity import boot_id
 from monitor.runtime.rows.item_isolation import ItemIsolation
 from monitor.runtime.rows.prepared import MARK, PreparedQuery
 from monitor.runtime.rows.wakeups import wake
-from monitor.snapshot import rows as snapshots
-from scheduler.engines.facts import TaskReport, Ticket
-from scheduler.engines.local import UNCHANGED, LocalEngine, LocalRef
+from scheduler.execution.engines.facts import TaskReport, Ticket
+from scheduler.execution.engines.local import UNCHANGED, LocalEngine, LocalRef
 from scheduler.execution.policy import Action, AttemptState, Claimant, next_action
 from scheduler.execution.steps import outcomes
 from scheduler.execution.steps.specs import SpecWriter
 from scheduler.facts.jobs import LARGEST_RESULT, JobState
-from scheduler.lifecycle.rows import transitions
+from scheduler.jobs.lifecycle.rows import transitions
 from scheduler.models import Attempt
 from scheduler.runner import attempt_files, files
 from scheduler.runner.accounts import MissingAccount, UnknownAccount

@@ -14,16 +14,16 @@ from django.db.models import QuerySet
 from monitor.facts.gpu_states import ClosureFact, ClosureKind
 from monitor.facts.readings import ComputeMode, GpuReading, ProcessReading, Snapshot
 from monitor.gpus import rows as availability
+from monitor.gpus.snapshot import rows as snapshots
 from monitor.runtime.rows.item_isolation import ItemIsolation, is_of_step
 from monitor.runtime.rows.prepared import compiled_once
-from monitor.snapshot import rows as snapshots
 from scheduler.facts.batches import RESERVING
 from scheduler.facts.blockers import Blocker, BlockerCode, Tier, details
 from scheduler.facts.jobs import JobState
 from scheduler.facts.model_services import Role
 from scheduler.models import ExclusiveRun, GpuHold, LockRefusal, ModelService
-from scheduler.planner import capacity
-from scheduler.planner.capacity import lets_one_in
+from scheduler.queue.planner import capacity
+from scheduler.queue.planner.capacity import lets_one_in
 from scheduler.runner.confine import locks
 from scheduler.runner.confine.locks import RUNNER, LockHolder
 

@@ -9,10 +9,10 @@ from monitor.facts.claims import ClaimFact, ClaimKind
 from monitor.facts.gpu_states import ClosureFact, ClosureKind
 from monitor.facts.readings import Snapshot
 from monitor.gpus import rows as availability
+from monitor.gpus.snapshot import rows as snapshots
 from monitor.journal.rows import events
 from monitor.runtime.rows.item_isolation import ItemIsolation
 from monitor.runtime.rows.wakeups import wake
-from monitor.snapshot import rows as snapshots
 from scheduler.execution.steps.gpu_closures import holders_of
 from scheduler.runner.confine import locks
 from scheduler.runner.confine.locks import RUNNER, LockHolder

@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from itertools import takewhile
 
 from monitor.facts.readings import Health
-from monitor.snapshot import rows as snapshots
+from monitor.gpus.snapshot import rows as snapshots
 from monitor.thresholds import rows as thresholds
 from scheduler.execution.policy import (
     LONGEST_UNKNOWN_ACCOUNT,
@@ -20,7 +20,7 @@ from scheduler.execution.policy import (
 from scheduler.execution.steps import gpu_closures
 from scheduler.facts.jobs import AttemptEnding, Identity, Outcome, read_result
 from scheduler.facts.units import size
-from scheduler.lifecycle.policy.retries import (
+from scheduler.jobs.lifecycle.policy.retries import (
     MEMORY_PROBLEMS,
     AttemptEnd,
     FailureCause,
@@ -30,9 +30,9 @@ from scheduler.lifecycle.policy.retries import (
     decide,
     reports_gpu_memory,
 )
-from scheduler.lifecycle.rows import transitions
+from scheduler.jobs.lifecycle.rows import transitions
 from scheduler.models import Attempt, Job
-from scheduler.planner.preemption import PreemptionPolicy
+from scheduler.queue.planner.preemption import PreemptionPolicy
 from scheduler.runner.attempt_files import AttemptFiles
 from scheduler.runner.spec import Result
 

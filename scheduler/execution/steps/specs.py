@@ -13,17 +13,17 @@ from pathlib import Path
 
 from django.contrib.auth.models import User
 
-from monitor.accounts.rows import os_accounts
 from monitor.models import Gpu
+from monitor.owners.accounts.rows import os_accounts
 from monitor.thresholds import rows as thresholds
 from scheduler.execution.policy import BoundsPolicy, lower_limit
 from scheduler.execution.probes import capabilities as capabilities_probe
 from scheduler.execution.steps import capabilities as host_capabilities
 from scheduler.execution.steps import ports
 from scheduler.facts import limits as soft_limits
-from scheduler.model_services import inputs as model_inputs
+from scheduler.language_models.model_services import inputs as model_inputs
 from scheduler.models import Attempt, Job, JobInput
-from scheduler.planner.preemption import PreemptionPolicy
+from scheduler.queue.planner.preemption import PreemptionPolicy
 from scheduler.runner import accounts, clearing, files
 from scheduler.runner.accounts import (
     Account,

@@ -7,8 +7,8 @@ from datetime import timedelta
 
 from django.utils import timezone
 
-from scheduler.lifecycle.policy.calibration import ENOUGH_RUNS, RunsKnown
-from scheduler.lifecycle.rows import predictions
+from scheduler.jobs.lifecycle.policy.calibration import ENOUGH_RUNS, RunsKnown
+from scheduler.jobs.lifecycle.rows import predictions
 
 TITLES = {
     RunsKnown.NONE: "none",

@@ -6,7 +6,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from monitor.facts.readings import OwnerSource, Snapshot
-from monitor.snapshot import rows as snapshots
+from monitor.gpus.snapshot import rows as snapshots
 from scheduler.models import Attempt
 
 

@@ -12,26 +12,26 @@ from typing import Any
 from django.contrib.auth.models import User
 from django.urls import reverse
 
-from monitor.history.pages import content as history_content
-from scheduler.blockers.policy import stored_blockers
+from monitor.usage.history.pages import content as history_content
 from scheduler.dispatch.steps.preview import JobForecast
+from scheduler.execution.hosts.pages import contact, elsewhere, not_read
+from scheduler.execution.hosts.probes import Unreachable
+from scheduler.execution.progress.step import ends_of
 from scheduler.execution.steps.specs import account_of_jobs
 from scheduler.facts.jobs import DependencyKind, JobState, Outcome
-from scheduler.hosts.pages import contact, elsewhere, not_read
-from scheduler.hosts.probes import Unreachable
+from scheduler.jobs.lifecycle.policy.retries import SAVED_EXIT_CODE
+from scheduler.jobs.lifecycle.probes import logs as job_logs
+from scheduler.jobs.lifecycle.probes.logs import LogPiece
+from scheduler.jobs.lifecycle.rows import changes as job_changes
+from scheduler.jobs.lifecycle.rows import relations
 from scheduler.jobs.pages import containers
 from scheduler.jobs.pages import lines as job_lines
 from scheduler.jobs.pages import serialise as job_views
 from scheduler.jobs.pages.lines import JobLine
-from scheduler.lifecycle.policy.retries import SAVED_EXIT_CODE
-from scheduler.lifecycle.probes import logs as job_logs
-from scheduler.lifecycle.probes.logs import LogPiece
-from scheduler.lifecycle.rows import changes as job_changes
-from scheduler.lifecycle.rows import relations
 from scheduler.models import Attempt, EngineTask, Job, YieldRequest
-from scheduler.progress.step import ends_of
+from scheduler.queue.blockers.policy import stored_blockers
+from scheduler.queue.sizing import policy as sizing
 from scheduler.runner import files
-from scheduler.sizing import policy as sizing
 
 SHOWN_TAIL = 64 * 1024
 

@@ -11,14 +11,14 @@ from typing import Any
 
 from django.contrib.auth.models import User
 
-from scheduler.blockers.policy import stored_blockers
 from scheduler.dispatch.steps import preview
 from scheduler.facts.field_types import Door, JobField, Kind
 from scheduler.facts.job_fields import fields_of
 from scheduler.facts.units import size
-from scheduler.intake import actions as intake_actions
 from scheduler.jobs.pages.forms import NewJobForm, shown_default, variables
-from scheduler.sizing import policy as sizing
+from scheduler.queue.blockers.policy import stored_blockers
+from scheduler.queue.sizing import policy as sizing
+from scheduler.submission.intake import actions as intake_actions
 
 # The values of variables may be secrets: a shell would keep them in its history.
 LEFT_OUT = "…"

@@ -13,10 +13,10 @@ from scheduler.facts.field_parsers import OURS
 from scheduler.facts.field_types import Door, Group, JobField, Kind
 from scheduler.facts.job_fields import fields_of
 from scheduler.facts.plans import PlanPolicy
-from scheduler.intake.actions import admit, checked_for
-from scheduler.intake.policy.new_job import UnableToSubmit
 from scheduler.jobs.pages.lines import plain_gib
 from scheduler.models import Job
+from scheduler.submission.intake.actions import admit, checked_for
+from scheduler.submission.intake.policy.new_job import UnableToSubmit
 
 UNDECLARED = plain_gib(PlanPolicy().undeclared_bytes)
 # Texts of the form alone: it shows defaults of the policy, and takes variables as lines.

@@ -10,14 +10,14 @@ from datetime import datetime, timedelta
 from monitor.facts.accounts import submitter
 from monitor.facts.formats import GIB, duration
 from monitor.models import Gpu
-from scheduler.blockers.policy import stored_blockers
+from scheduler.execution.hosts.pages import silent_hosts
+from scheduler.execution.progress.step import ends_of
 from scheduler.facts import job_fields
 from scheduler.facts.field_types import Group
 from scheduler.facts.jobs import PRIORITIES, JobState, Outcome
-from scheduler.hosts.pages import silent_hosts
 from scheduler.jobs.pages import serialise as job_views
 from scheduler.models import Attempt, Job
-from scheduler.progress.step import ends_of
+from scheduler.queue.blockers.policy import stored_blockers
 
 # state or outcome -> (the word, the badge's shape)
 WORDS = {

@@ -13,24 +13,24 @@ from django.db.models.fields.json import KeyTransform
 from django.urls import reverse
 
 from monitor.facts.formats import duration
-from monitor.snapshot import rows as snapshots
-from scheduler.blockers.policy import stored_blockers
-from scheduler.blockers.policy.addressing import addressed
-from scheduler.blockers.policy.stored_blockers import first, reasons, with_current_ends
+from monitor.gpus.snapshot import rows as snapshots
 from scheduler.dispatch.steps import advice as job_advice
 from scheduler.dispatch.steps.advice import JobAdvice
 from scheduler.dispatch.steps.preview import JobForecast
+from scheduler.execution.hosts.pages import silent_hosts
+from scheduler.execution.progress.step import ends_of
 from scheduler.facts import job_fields
 from scheduler.facts.blockers import TIER_WORDS, Tier
 from scheduler.facts.field_parsers import TAG_NAME
 from scheduler.facts.jobs import DependencyKind, JobState
-from scheduler.hosts.pages import silent_hosts
 from scheduler.models import Attempt, Job
-from scheduler.planner.forecast.forecast import Estimate, WhatIf
-from scheduler.progress.step import ends_of
-from scheduler.sizing import policy as sizing_policy
-from scheduler.sizing import step as sizing
-from scheduler.sizing.facts import GpuUse, MemorySuggestion
+from scheduler.queue.blockers.policy import stored_blockers
+from scheduler.queue.blockers.policy.addressing import addressed
+from scheduler.queue.blockers.policy.stored_blockers import first, reasons, with_current_ends
+from scheduler.queue.planner.forecast.forecast import Estimate, WhatIf
+from scheduler.queue.sizing import policy as sizing_policy
+from scheduler.queue.sizing import step as sizing
+from scheduler.queue.sizing.facts import GpuUse, MemorySuggestion
 
 Person = User | AnonymousUser
 # Only the owner and operators see these.

@@ -19,18 +19,18 @@ from django.views.decorators.http import require_POST
 
 from monitor.journal.rows import events
 from monitor.models import Event
-from scheduler.blockers.policy import stored_blockers
-from scheduler.blockers.policy.stored_blockers import Reason
 from scheduler.dispatch.steps import advice as job_advice
 from scheduler.dispatch.steps import preview
 from scheduler.facts.blockers import BlockerCode as Code
 from scheduler.facts.jobs import JobState
-from scheduler.intake import actions as intake_actions
-from scheduler.intake.policy.new_job import UnableToSubmit
+from scheduler.jobs.lifecycle.rows import changes as job_changes
 from scheduler.jobs.pages import serialise as job_views
-from scheduler.lifecycle.rows import changes as job_changes
 from scheduler.models import Job, Quota
-from scheduler.planner.forecast.advice import Advice
+from scheduler.queue.blockers.policy import stored_blockers
+from scheduler.queue.blockers.policy.stored_blockers import Reason
+from scheduler.queue.planner.forecast.advice import Advice
+from scheduler.submission.intake import actions as intake_actions
+from scheduler.submission.intake.policy.new_job import UnableToSubmit
 
 # A second request for the same job is not sent within this time.
 AGAIN_AFTER = timedelta(hours=24)

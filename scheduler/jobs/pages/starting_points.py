@@ -13,7 +13,7 @@ from monitor.api.input import posted_text
 from monitor.facts.gpu_states import GpuState
 from monitor.facts.input_rules import character_problem, is_number
 from monitor.facts.readings import GpuReading, Health
-from monitor.snapshot import rows as snapshots
+from monitor.gpus.snapshot import rows as snapshots
 from scheduler.facts.field_types import Door
 from scheduler.facts.job_fields import fields_of
 from scheduler.models import Job, JobPreset

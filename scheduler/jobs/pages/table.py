@@ -16,12 +16,12 @@ from django.db.models.functions import Coalesce
 from monitor.facts.input_rules import is_number
 from scheduler.dispatch.steps import preview
 from scheduler.facts.jobs import JobState, Outcome
+from scheduler.jobs.live.regions import in_order
 from scheduler.jobs.pages import lines as job_lines
 from scheduler.jobs.pages import serialise as job_views
 from scheduler.jobs.pages.lines import JobLine
-from scheduler.live.regions import in_order
 from scheduler.models import Job
-from scheduler.planner.forecast.forecast import Estimate
+from scheduler.queue.planner.forecast.forecast import Estimate
 
 PER_PAGE = 50
 STATES = {"open": "Queue", "finished": "Finished", "failed": "Failed", "all": "All"}

@@ -22,6 +22,9 @@ from monitor.api.input import posted_text
 from monitor.facts.input_rules import character_problem, is_number
 from scheduler.dispatch.steps import preview
 from scheduler.facts.jobs import JobState
+from scheduler.jobs.lifecycle.rows import changes as job_changes
+from scheduler.jobs.lifecycle.rows import queue as job_queue
+from scheduler.jobs.lifecycle.rows import relations
 from scheduler.jobs.pages import detail as job_page
 from scheduler.jobs.pages import drafts, sooner, starting_points
 from scheduler.jobs.pages import lines as job_lines
@@ -29,9 +32,6 @@ from scheduler.jobs.pages import serialise as job_views
 from scheduler.jobs.pages import table as job_table
 from scheduler.jobs.pages.forms import NewJobForm, filled_from
 from scheduler.jobs.pages.table import JobFilters
-from scheduler.lifecycle.rows import changes as job_changes
-from scheduler.lifecycle.rows import queue as job_queue
-from scheduler.lifecycle.rows import relations
 from scheduler.models import Job, JobPreset, SavedView
 
 LONGEST_REASON = 200

@@ -6,6 +6,7 @@ from collections.abc import Callable
 import pytest
 
 from monitor.facts.usage import CpuProcess
+from monitor.gpus.sampling.probes.host import cpu_processes
 from monitor.incidents.policy.exemptions import ExemptionRule
 from monitor.incidents.policy.findings import Finding
 from monitor.incidents.policy.thresholds import GpuTimePolicy
@@ -19,7 +20,6 @@ from monitor.incidents.rules.cpu import (
     of_jobs,
     undecided,
 )
-from monitor.sampling.probes.host import cpu_processes
 
 CPUS = 64
 

@@ -11,8 +11,8 @@ from django.test import Client
 from django.utils import timezone
 
 from monitor.facts.readings import DiskReading, HostReading, Pressure
+from monitor.gpus.snapshot import rows as snapshots
 from monitor.incidents.policy.thresholds import GpuTimePolicy
-from monitor.snapshot import rows as snapshots
 from monitor.thresholds import rows as thresholds
 from tests.builders import GIB, gpu, process, snapshot
 

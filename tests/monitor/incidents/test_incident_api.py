@@ -7,10 +7,10 @@ from django.contrib.auth.models import User
 from django.test import Client
 from django.utils import timezone
 
-from monitor.accounts.rows import tokens
+from monitor.gpus.snapshot import rows as snapshots
 from monitor.incidents import actions
 from monitor.models import Exemption, Incident
-from monitor.snapshot import rows as snapshots
+from monitor.owners.accounts.rows import tokens
 from tests.builders import NOW, gpu_uuid, snapshot
 from tests.pages.test_incidents_page import made
 

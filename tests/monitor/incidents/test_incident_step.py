@@ -7,6 +7,7 @@ import pytest
 
 from monitor.facts.claims import Demand
 from monitor.facts.readings import ProcessReading
+from monitor.gpus.snapshot import rows as snapshots
 from monitor.incidents.facts import CLAIMED_EMPTY, IDLE_HELD, SUSTAINED
 from monitor.incidents.rows import open as incident_open
 from monitor.incidents.step import IncidentStep
@@ -20,7 +21,6 @@ from monitor.models import (
     ProcessMinute,
     ProcessUse,
 )
-from monitor.snapshot import rows as snapshots
 from tests.builders import GIB, NOW, claim, gpu_uuid, process, snapshot
 from tests.monitor.hog_traces import waiting
 

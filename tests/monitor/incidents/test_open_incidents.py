@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
+from monitor.gpus.snapshot import rows as snapshots
 from monitor.incidents.facts import IDLE_HELD, SUSTAINED
 from monitor.incidents.rows import open as open_incidents
 from monitor.models import Incident
-from monitor.snapshot import rows as snapshots
 from tests.builders import NOW, gpu_uuid, snapshot
 
 pytestmark = pytest.mark.django_db

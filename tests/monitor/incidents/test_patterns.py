@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from monitor.gpus.snapshot import rows as snapshots
 from monitor.incidents.policy.patterns import (
     PatternPolicy,
     Place,
@@ -19,7 +20,6 @@ from monitor.incidents.policy.patterns import (
 )
 from monitor.incidents.rows import patterns as rows
 from monitor.models import Pattern
-from monitor.snapshot import rows as snapshots
 from tests.builders import gpu, gpu_uuid, host, snapshot
 
 BERLIN = ZoneInfo("Europe/Berlin")

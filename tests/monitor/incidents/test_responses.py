@@ -3,9 +3,9 @@ from __future__ import annotations
 import pytest
 from django.template import Context, Template
 
-from monitor.identity.policy.privacy import Viewer
 from monitor.incidents.pages import evidence
 from monitor.models import Message, Response
+from monitor.owners.identity.policy.privacy import Viewer
 from tests.builders import NOW
 from tests.monitor.alerts_made import channel, incident, later
 

@@ -8,8 +8,8 @@ import pytest
 from monitor.journal.facts import EvictionReason
 from monitor.journal.rows import counters, events
 from monitor.models import Event
+from scheduler.dispatch.yields import steps
 from scheduler.facts.blockers import BlockerCode
-from scheduler.yields import steps
 from tests.builders import NOW
 
 pytestmark = pytest.mark.django_db

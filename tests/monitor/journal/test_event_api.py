@@ -7,8 +7,8 @@ import pytest
 from django.contrib.auth.models import User
 from django.test import Client
 
-from monitor.accounts.rows import tokens
 from monitor.journal.rows import events
+from monitor.owners.accounts.rows import tokens
 from tests.builders import NOW, gpu_uuid
 
 pytestmark = pytest.mark.django_db

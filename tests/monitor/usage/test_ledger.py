@@ -7,11 +7,11 @@ from django.db import transaction
 
 from monitor.facts.readings import GpuProcess, GpuSweep, ProcessIdentity
 from monitor.facts.usage import UseSource
+from monitor.gpus.sampling.step import Sampler
 from monitor.models import LatestSnapshot, ProcessMinute, ProcessUse
-from monitor.sampling.step import Sampler
 from monitor.usage.step import Ledger
 from tests.builders import GIB, NOW, gpu
-from tests.monitor.sampling.test_sampler import QuietMachine, ScriptedProbe, at
+from tests.monitor.gpus.sampling.test_sampler import QuietMachine, ScriptedProbe, at
 
 pytestmark = pytest.mark.django_db
 
@@ -156,7 +156,7 @@ def test_a_tick_that_is_rolled_back_is_counted_by_the_next(
     for second in range(0, 8, 2):
         running.step(at(second))
     with monkeypatch.context() as patched:
-        patched.setattr("monitor.sampling.step.wake", refuse)
+        patched.setattr("monitor.gpus.sampling.step.wake", refuse)
         with pytest.raises(RuntimeError):
             running.step(at(8))
     running.step(at(12))

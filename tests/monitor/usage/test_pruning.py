@@ -9,6 +9,8 @@ from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from monitor import tasks
+from monitor.gpus.sampling.probes.simulated.scenario import Scenario
+from monitor.gpus.snapshot import rows as snapshots
 from monitor.journal.rows import events
 from monitor.models import (
     Event,
@@ -25,8 +27,6 @@ from monitor.models import (
     Sample,
 )
 from monitor.runtime.rows import periodic_tasks
-from monitor.sampling.probes.simulated.scenario import Scenario
-from monitor.snapshot import rows as snapshots
 from monitor.usage.rows import pruning, rollups
 from monitor.usage.rows.pruning import RetentionPeriods
 from tests.monitor.made_readings import NOW

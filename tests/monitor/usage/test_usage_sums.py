@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from monitor.history.pages import chart_panels
 from monitor.models import Gpu, GpuHour, HostMinute, ProcessMinute, ProcessUse
+from monitor.usage.history.pages import chart_panels
 from monitor.usage.policy.ranges import HistoryWindow, Source
 from monitor.usage.rows import rollups
 from monitor.usage.rows import sums as usage_sums

@@ -8,13 +8,13 @@ import pytest
 from django.contrib.auth.models import User
 
 from monitor.facts.readings import Health
+from monitor.gpus.snapshot import rows as snapshots
 from monitor.models import GpuHour, ProcessHour
-from monitor.snapshot import rows as snapshots
 from reports.capacity import rows
-from scheduler.blockers.policy import stored_blockers
 from scheduler.facts.jobs import PriorityClass
+from scheduler.limits.quotas.policy import charging
 from scheduler.models import DailyGpuUsage, Job
-from scheduler.quotas.policy import charging
+from scheduler.queue.blockers.policy import stored_blockers
 from tests import jobs_made
 from tests.builders import GIB, NOW, gpu, gpu_uuid, snapshot
 from tests.monitor.past import NOTHING, gpu_row, process_use

@@ -17,9 +17,9 @@ from django.utils import timezone
 from django_q.models import OrmQ
 
 from gpucoord_site.http.middleware import COOKIE
-from monitor.metrics.families import Families
+from monitor.gpus.snapshot import rows as snapshots
 from monitor.models import GpuHour
-from monitor.snapshot import rows as snapshots
+from monitor.pages.metrics.families import Families
 from monitor.thresholds import rows as thresholds
 from reports import tasks
 from reports.capacity import metrics, rows, step
@@ -28,7 +28,7 @@ from reports.models import CapacityResult
 from scheduler.dispatch.inputs import PlanInput
 from scheduler.facts.jobs import Requirement
 from scheduler.facts.plans import PlanPolicy, Slots
-from scheduler.planner.gates import PlannerThresholds
+from scheduler.queue.planner.gates import PlannerThresholds
 from tests import jobs_made
 from tests.builders import GIB, NOW, gpu, gpu_uuid, queued_job, slot, snapshot
 from tests.builders import host as host_reading

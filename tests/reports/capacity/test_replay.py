@@ -14,9 +14,9 @@ from reports.capacity.facts import RecordedJob
 from reports.capacity.policy.accounts import AccountInput, Accounts
 from scheduler.facts.jobs import Dependency, DependencyKind, PriorityClass, Requirement
 from scheduler.facts.people import Capacity, Quota, Window
-from scheduler.planner.gates import PlannerThresholds
-from scheduler.planner.order import OrderPolicy
-from scheduler.quotas.policy.quotas import QuotaPolicy
+from scheduler.limits.quotas.policy.quotas import QuotaPolicy
+from scheduler.queue.planner.gates import PlannerThresholds
+from scheduler.queue.planner.order import OrderPolicy
 from tests.builders import GIB, NOW, gpu_uuid
 from tests.reports.capacity.recordings import ALONE, HOUR, figures, known_gpu, played, recorded
 

@@ -7,9 +7,9 @@ from datetime import timedelta
 import pytest
 from django.contrib.auth.models import User
 
-from monitor.identity.policy.privacy import Viewer
 from monitor.journal.rows import events
 from monitor.models import Pattern
+from monitor.owners.identity.policy.privacy import Viewer
 from reports.figures.actions import build
 from reports.figures.facts import Report
 from reports.periods import policy as periods

@@ -9,8 +9,8 @@ from django.db import transaction
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from monitor.identity.policy.privacy import Viewer
 from monitor.models import Claim, Exemption, Incident
+from monitor.owners.identity.policy.privacy import Viewer
 from reports.figures.actions import NotAllowed, ScopeNotFound, build
 from reports.figures.facts import GpuHours, Report, Table, UserFigures
 from reports.figures.policy import people
@@ -21,10 +21,10 @@ from reports.periods import policy as periods
 from reports.render import charts
 from reports.render.wording import tables
 from reports.render.wording import text as texts
-from scheduler.blockers.policy import stored_blockers
 from scheduler.facts.jobs import Requirement
+from scheduler.limits.quotas.policy import charging
 from scheduler.models import DailyGpuUsage, HostCapacity, Job, Quota
-from scheduler.quotas.policy import charging
+from scheduler.queue.blockers.policy import stored_blockers
 from tests.builders import GIB, NOW, gpu_uuid
 from tests.jobs_made import end, place_again, running, waiting
 from tests.reports.made import contended, ran, share_of_all, watch, watched_gpu

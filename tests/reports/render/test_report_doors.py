@@ -20,8 +20,8 @@ from gpucoord_site.cli import report as report_command
 from monitor.models import AuditEntry
 from reports.figures import actions
 from reports.render.engines import pdf
-from scheduler.blockers.policy import stored_blockers
 from scheduler.models import Job
+from scheduler.queue.blockers.policy import stored_blockers
 from tests.builders import NOW
 from tests.jobs_made import waiting
 from tests.reports.made import contended, ran, share_of_all, watched_gpu

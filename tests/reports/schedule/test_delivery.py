@@ -13,7 +13,7 @@ from django.utils import timezone
 from django_q.models import OrmQ
 from pypdf import PdfReader
 
-from monitor.alerts.steps import outbox
+from monitor.incidents.alerts.steps import outbox
 from monitor.models import Event, Message
 from reports import tasks
 from reports.models import ReportSchedule, ReportSubscription, StoredFile, StoredReport

@@ -13,8 +13,8 @@ import pytest
 from django.contrib.auth.models import User
 from django.test import Client
 
-from monitor.metrics.families import Families
 from monitor.models import Event
+from monitor.pages.metrics.families import Families
 from monitor.thresholds import rows as thresholds
 from scheduler import metrics
 from scheduler.disk.facts import DiskSpace
@@ -25,8 +25,8 @@ from scheduler.disk.steps.watch import DiskWatch
 from scheduler.dispatch.inputs import PlanInputs
 from scheduler.facts.blockers import BlockerCode
 from scheduler.facts.plans import PlanPolicy
+from scheduler.limits.throttle.pages import region
 from scheduler.models import CleaningRun, WatchedDisk
-from scheduler.throttle.pages import region
 from tests import jobs_made
 from tests.builders import NOW
 from tests.scheduler.disk.test_disk_policy import space

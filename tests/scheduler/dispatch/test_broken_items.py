@@ -20,8 +20,8 @@ from django.db import connection, transaction
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from monitor.gpus.snapshot import rows as monitor_store
 from monitor.models import Claim, GpuClosure
-from monitor.snapshot import rows as monitor_store
 from scheduler.dispatch.steps import dispatcher
 from scheduler.dispatch.steps.dispatcher import Dispatcher
 from scheduler.execution.steps import gpu_closures, outcomes
@@ -29,8 +29,8 @@ from scheduler.execution.steps.executor import Executor
 from scheduler.execution.steps.specs import SpecWriter
 from scheduler.facts.jobs import NewJob, Requirement
 from scheduler.facts.plans import Plan, PlanPolicy
-from scheduler.lifecycle.rows import queue as job_queue
-from scheduler.lifecycle.rows import transitions
+from scheduler.jobs.lifecycle.rows import queue as job_queue
+from scheduler.jobs.lifecycle.rows import transitions
 from scheduler.models import Attempt, Job, TimeWindow
 from scheduler.runner import attempt_files, files
 from scheduler.runner.attempt_files import own_claim

@@ -9,20 +9,20 @@ from django.db import connection
 from django.test import Client
 from django.test.utils import CaptureQueriesContext
 
+from monitor.gpus.snapshot import rows as monitor_store
 from monitor.models import ProcessUse
-from monitor.snapshot import rows as monitor_store
 from monitor.thresholds import rows as thresholds
 from scheduler.dispatch import inputs as plan_inputs
 from scheduler.dispatch.inputs import PlanInput, PlanInputs
 from scheduler.facts.jobs import QueuedJob, Requirement
 from scheduler.facts.plans import PlanPolicy, Throttle
-from scheduler.lifecycle.rows import changes as job_changes
-from scheduler.lifecycle.rows import queue_facts
-from scheduler.lifecycle.rows.durations import usual_duration
+from scheduler.jobs.lifecycle.rows import changes as job_changes
+from scheduler.jobs.lifecycle.rows import queue_facts
+from scheduler.jobs.lifecycle.rows.durations import usual_duration
+from scheduler.limits.throttle import rows as throttle_rows
+from scheduler.limits.throttle.policy.throttle import ThrottleMemory
+from scheduler.limits.time_windows import rows as window_rows
 from scheduler.models import Attempt, Job, TimeWindow
-from scheduler.throttle import rows as throttle_rows
-from scheduler.throttle.policy.throttle import ThrottleMemory
-from scheduler.time_windows import rows as window_rows
 from tests import jobs_made
 from tests.builders import GIB, NOW, gpu, gpu_uuid, process, snapshot
 

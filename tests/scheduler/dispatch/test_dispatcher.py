@@ -12,15 +12,15 @@ from django.test.utils import CaptureQueriesContext
 
 from monitor.facts.gpu_states import ClosureFact, ClosureKind
 from monitor.gpus import rows as availability
-from monitor.snapshot import rows as monitor_store
-from scheduler.blockers.policy import stored_blockers
+from monitor.gpus.snapshot import rows as monitor_store
 from scheduler.dispatch.steps import dispatcher
 from scheduler.dispatch.steps.dispatcher import Dispatcher
 from scheduler.facts.jobs import NewJob, Requirement, YieldOptions
 from scheduler.facts.plans import PlanPolicy
-from scheduler.lifecycle.rows import changes as job_changes
-from scheduler.lifecycle.rows import queue as job_queue
+from scheduler.jobs.lifecycle.rows import changes as job_changes
+from scheduler.jobs.lifecycle.rows import queue as job_queue
 from scheduler.models import Attempt, Job, Quota, TimeWindow, YieldRequest
+from scheduler.queue.blockers.policy import stored_blockers
 from tests.builders import GIB, NOW, gpu, gpu_uuid, host, process, snapshot
 
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("data")]

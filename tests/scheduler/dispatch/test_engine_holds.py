@@ -12,8 +12,8 @@ from django.contrib.auth.models import User
 from django.db import transaction
 
 from scheduler.dispatch.steps.engine_calls import EngineHolds, RecentCalls
-from scheduler.engines.facts import TaskReport, TaskState
-from scheduler.lifecycle.rows import changes
+from scheduler.execution.engines.facts import TaskReport, TaskState
+from scheduler.jobs.lifecycle.rows import changes
 from scheduler.models import EngineTask, Job
 from tests import jobs_made
 from tests.builders import NOW

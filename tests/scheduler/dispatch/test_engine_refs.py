@@ -17,7 +17,7 @@ from monitor.models import Claim, Gpu
 from scheduler.dispatch.steps.engine_allocations import record_allocation
 from scheduler.dispatch.steps.engine_answers import EngineAnswers
 from scheduler.dispatch.steps.engine_tasks import EngineStep
-from scheduler.engines.facts import (
+from scheduler.execution.engines.facts import (
     Allocation,
     EngineAway,
     EngineName,
@@ -25,8 +25,8 @@ from scheduler.engines.facts import (
     TaskReport,
     TaskState,
 )
-from scheduler.engines.policy.requests import EngineRules
-from scheduler.lifecycle.rows import transitions
+from scheduler.execution.engines.policy.requests import EngineRules
+from scheduler.jobs.lifecycle.rows import transitions
 from scheduler.models import Attempt, EngineTask, Job
 from tests import jobs_made
 from tests.builders import NOW, gpu_uuid

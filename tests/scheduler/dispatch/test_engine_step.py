@@ -17,9 +17,9 @@ from monitor.models import ItemFault
 from scheduler.dispatch.steps.engine_answers import best_by_nonce
 from scheduler.dispatch.steps.engine_endings import OUTPUT, _left_text, record_unstarted
 from scheduler.dispatch.steps.engine_tasks import EngineStep
-from scheduler.engines.facts import EngineName, TaskList, TaskReport, TaskState
-from scheduler.engines.policy.requests import EngineRules
-from scheduler.engines.slurm import SlurmEngine
+from scheduler.execution.engines.facts import EngineName, TaskList, TaskReport, TaskState
+from scheduler.execution.engines.policy.requests import EngineRules
+from scheduler.execution.engines.slurm import SlurmEngine
 from scheduler.execution.policy import MAX_STARTS
 from scheduler.execution.steps.specs import SpecWriter
 from scheduler.models import Attempt, EngineStatus, EngineTask

@@ -9,10 +9,10 @@ import pytest
 from monitor.facts.gpu_states import ClosureFact, ClosureKind
 from monitor.facts.readings import ComputeMode, ProcessReading
 from monitor.gpus import rows as availability
-from monitor.snapshot import codec as snapshot_codec
-from scheduler.blockers.wording import text
+from monitor.gpus.snapshot import codec as snapshot_codec
 from scheduler.execution.steps import gpu_closures
 from scheduler.facts.blockers import Tier
+from scheduler.queue.blockers.wording import text
 from tests.builders import GIB, NOW, gpu, gpu_uuid, process, snapshot
 
 pytestmark = pytest.mark.django_db

@@ -13,11 +13,11 @@ import pytest
 from monitor.facts.claims import ClaimKind
 from monitor.facts.gpu_states import GpuState
 from monitor.gpus.policy.states import with_states
-from monitor.snapshot import rows as snapshots
-from scheduler.blockers.wording import text
+from monitor.gpus.snapshot import rows as snapshots
 from scheduler.execution.steps import gpu_closures
 from scheduler.execution.steps.gpu_locks import LockClaims
 from scheduler.models import LockRefusal
+from scheduler.queue.blockers.wording import text
 from scheduler.runner.confine import locks
 from scheduler.runner.confine.locks import HeldLocks
 from tests.builders import NOW, claim, gpu_uuid, snapshot

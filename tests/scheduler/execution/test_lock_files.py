@@ -15,8 +15,8 @@ from django.test import Client
 from gpucoord_site.cli.check import bounds as check_bounds
 from gpucoord_site.cli.check.report import Level
 from monitor.gpus import rows as availability
+from monitor.gpus.snapshot import rows as snapshots
 from monitor.models import Event
-from monitor.snapshot import rows as snapshots
 from scheduler.execution.steps import gpu_closures
 from scheduler.execution.steps.gpu_locks import LockFiles
 from scheduler.runner.confine import locks

@@ -7,20 +7,20 @@ import pytest
 from django.contrib.auth.models import User
 
 from monitor.facts.readings import Health
+from monitor.gpus.snapshot import rows as monitor_store
 from monitor.journal.rows import counters
 from monitor.models import Claim, Event, PolicyValues
-from monitor.snapshot import rows as monitor_store
-from scheduler.blockers.wording import text
+from scheduler.dispatch.yields import steps as yield_requests
 from scheduler.execution.steps import outcomes
 from scheduler.facts.jobs import Dependency, Requirement, YieldOptions
 from scheduler.facts.plans import Yield
-from scheduler.lifecycle.rows import changes as job_changes
-from scheduler.lifecycle.rows import queue as job_queue
-from scheduler.lifecycle.rows import queue_facts
+from scheduler.jobs.lifecycle.rows import changes as job_changes
+from scheduler.jobs.lifecycle.rows import queue as job_queue
+from scheduler.jobs.lifecycle.rows import queue_facts
 from scheduler.models import Attempt, Job
+from scheduler.queue.blockers.wording import text
 from scheduler.runner.attempt_files import AttemptFiles
 from scheduler.runner.spec import Result
-from scheduler.yields import steps as yield_requests
 from tests import jobs_made
 from tests.builders import GIB, NOW, gpu, snapshot
 

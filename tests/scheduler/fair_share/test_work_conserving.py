@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 from scheduler.facts.jobs import QueuedJob, Requirement
 from scheduler.facts.people import Capacity, Quota, UserAccount
 from scheduler.facts.plans import Plan, PlanPolicy, RunningJob, Slots
-from scheduler.planner.matching import reject_code
-from scheduler.planner.placement import after_placement
-from scheduler.planner.plan import plan
-from scheduler.quotas.policy import charging, quotas
+from scheduler.limits.quotas.policy import charging, quotas
+from scheduler.queue.planner.matching import reject_code
+from scheduler.queue.planner.placement import after_placement
+from scheduler.queue.planner.plan import plan
 from tests.builders import GIB, NOW, gpu_uuid, slot
 
 LEDGER_S = 5

@@ -11,9 +11,9 @@ from django.contrib.auth.models import User
 from django.test import Client
 from django.utils import timezone
 
-from monitor.accounts.rows import tokens
+from monitor.gpus.snapshot import rows as monitor_store
 from monitor.models import Event
-from monitor.snapshot import rows as monitor_store
+from monitor.owners.accounts.rows import tokens
 from scheduler.models import Job, Quota, YieldRequest
 from tests import jobs_made
 from tests.builders import GIB, NOW, gpu_uuid, snapshot

@@ -10,13 +10,13 @@ from django.contrib.auth.models import User
 from django.test import Client
 from django.utils import timezone
 
-from monitor.accounts.rows import tokens
-from monitor.snapshot import rows as monitor_store
+from monitor.gpus.snapshot import rows as monitor_store
+from monitor.owners.accounts.rows import tokens
 from scheduler.facts.blockers import Tier
 from scheduler.facts.jobs import Requirement
-from scheduler.intake.steps import checks
 from scheduler.jobs.pages import serialise
 from scheduler.models import Attempt, Job, Quota
+from scheduler.submission.intake.steps import checks
 from tests import jobs_made
 from tests.builders import GIB, gpu, gpu_uuid, process, snapshot
 
@@ -181,7 +181,7 @@ def test_a_fault_of_ours_is_500_in_json(api: Api, monkeypatch: pytest.MonkeyPatc
     def fail(*_: object) -> None:
         raise RuntimeError("secret detail")
 
-    monkeypatch.setattr("scheduler.lifecycle.rows.queue.submit_all", fail)
+    monkeypatch.setattr("scheduler.jobs.lifecycle.rows.queue.submit_all", fail)
     status, answer = api.submit()
 
     assert status == 500

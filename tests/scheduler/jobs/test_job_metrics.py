@@ -5,10 +5,10 @@ from datetime import timedelta
 import pytest
 from django.contrib.auth.models import User
 
-from monitor.metrics.families import Families
+from monitor.pages.metrics.families import Families
 from scheduler import metrics
 from scheduler.facts.jobs import Outcome
-from scheduler.lifecycle.rows import queue as job_queue
+from scheduler.jobs.lifecycle.rows import queue as job_queue
 from scheduler.models import Job
 from tests.builders import NOW
 from tests.jobs_made import finished, placed, running, waiting

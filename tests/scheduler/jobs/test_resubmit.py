@@ -9,8 +9,8 @@ from django.contrib.auth.models import User
 from django.utils import timezone
 
 from scheduler.facts import job_fields
-from scheduler.intake import actions
 from scheduler.models import Job, Quota, ScriptDefinition
+from scheduler.submission.intake import actions
 from tests import jobs_made
 from tests.scheduler.jobs.test_changing import Api
 

@@ -19,10 +19,10 @@ from django.utils import timezone
 
 from gpucoord_site.accounts import login_changes
 from gpucoord_site.asgi import application
-from monitor.accounts.rows import tokens
 from monitor.facts.accounts import TokenScope
-from monitor.live.socket import FAILED, FLOODING, MALFORMED, SIGNED_OUT
 from monitor.models import ApiToken
+from monitor.owners.accounts.rows import tokens
+from monitor.pages.live.socket import FAILED, FLOODING, MALFORMED, SIGNED_OUT
 from scheduler.models import Job
 from scheduler.runner.accounts import Account
 from scheduler.runner.programs.terminal import HEAD, INPUT, SIZE, listen

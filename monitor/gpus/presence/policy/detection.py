@@ -1,0 +1,212 @@
+"""Presence of an interactive user on each GPU, as a state machine.
+
+A program outside the queue shows presence by its memory above the baseline of the desktop, by its
+use, or by its name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from enum import StrEnum
+
+from monitor.facts.accounts import is_person
+from monitor.facts.presence import BaselineProcess, OwnerReading, Presence
+from monitor.facts.readings import GpuReading, Health, ProcessReading, Snapshot
+from monitor.gpus.presence.policy.baseline import learned, without_residents
+from monitor.gpus.presence.policy.thresholds import PresencePolicy
+
+MIB = 1024**2
+
+
+class Sign(StrEnum):
+    """The sign of presence on one GPU.
+
+    absent: below the threshold of leaving · between: below the threshold of coming · present: above
+    it · listed: a program that counts by its name · unknown: not measured.
+    """
+
+    ABSENT = "absent"
+    BETWEEN = "between"
+    PRESENT = "present"
+    LISTED = "listed"
+    UNKNOWN = "unknown"
+
+
+Wait = Callable[[PresencePolicy], float]
+
+
+def _at_once(_policy: PresencePolicy) -> float:
+    return 0.0
+
+
+def _latch(policy: PresencePolicy) -> float:
+    return policy.latch_s
+
+
+def _clear(policy: PresencePolicy) -> float:
+    return policy.clear_s
+
+
+# (state, sign) -> (next state, seconds that the state must have lasted). Other pairs change
+# nothing.
+TABLE: dict[tuple[Presence, Sign], tuple[Presence, Wait]] = {
+    (Presence.FREE, Sign.PRESENT): (Presence.SUSPECT, _at_once),
+    (Presence.FREE, Sign.LISTED): (Presence.OWNER, _at_once),
+    (Presence.SUSPECT, Sign.ABSENT): (Presence.FREE, _at_once),
+    (Presence.SUSPECT, Sign.BETWEEN): (Presence.FREE, _latch),
+    (Presence.SUSPECT, Sign.PRESENT): (Presence.OWNER, _latch),
+    (Presence.SUSPECT, Sign.LISTED): (Presence.OWNER, _at_once),
+    (Presence.OWNER, Sign.ABSENT): (Presence.LEAVING, _at_once),
+    (Presence.LEAVING, Sign.ABSENT): (Presence.FREE, _clear),
+    (Presence.LEAVING, Sign.BETWEEN): (Presence.OWNER, _at_once),
+    (Presence.LEAVING, Sign.PRESENT): (Presence.OWNER, _at_once),
+    (Presence.LEAVING, Sign.LISTED): (Presence.OWNER, _at_once),
+}
+
+
+def move(state: Presence, sign: Sign, lasted_s: float, policy: PresencePolicy) -> Presence:
+    """The next state, if the current one has lasted `lasted_s`."""
+    following, wait = TABLE.get((state, sign), (state, _at_once))
+    return following if lasted_s >= wait(policy) else state
+
+
+@dataclass(frozen=True, slots=True)
+class PresenceFinding:
+    """The sign of one snapshot; `by`: the process with the strongest sign."""
+
+    sign: Sign
+    by: ProcessReading | None = None
+
+
+def look(
+    snapshot: Snapshot, before: Sequence[OwnerReading], policy: PresencePolicy
+) -> tuple[OwnerReading, ...]:
+    """The presence on each GPU after this snapshot; `before`: the presence before it."""
+    previous = {reading.gpu_uuid: reading for reading in before}
+    here: dict[str, list[ProcessReading]] = {gpu.uuid: [] for gpu in snapshot.gpus}
+    for process in snapshot.processes:
+        if process.job_ref is None and process.program not in policy.ignored:
+            here.setdefault(process.gpu_uuid, []).append(process)
+    looked = [
+        _looked(gpu, previous.get(gpu.uuid), here[gpu.uuid], policy, snapshot.at)
+        for gpu in snapshot.gpus
+    ]
+    uuids = {reading.gpu_uuid for reading in looked}
+    return (*looked, *(reading for reading in before if reading.gpu_uuid not in uuids))
+
+
+def _looked(
+    gpu: GpuReading,
+    old: OwnerReading | None,
+    others: Sequence[ProcessReading],
+    policy: PresencePolicy,
+    now: datetime,
+) -> OwnerReading:
+    residents = learned(old.residents if old else None, others, policy, now)
+    old = old or OwnerReading(gpu_uuid=gpu.uuid, presence=Presence.FREE, since=now)
+    sign = sign_of(gpu, others, residents, policy, old.pid)
+    state = move(old.presence, sign.sign, (now - old.since).total_seconds(), policy)
+    if state is Presence.FREE:
+        since = old.since if old.presence is Presence.FREE else now
+        return OwnerReading(
+            gpu_uuid=gpu.uuid, presence=Presence.FREE, since=since, residents=residents
+        )
+    since = old.since if state is old.presence else now
+    following = replace(
+        old,
+        presence=state,
+        since=since,
+        came_at=old.came_at or now,
+        until=_until(state, since, policy),
+        residents=residents,
+    )
+    return _named(following, sign.by)
+
+
+def others_on(reading: OwnerReading, snapshot: Snapshot, policy: PresencePolicy) -> int:
+    """Number of processes outside the queue on the GPU."""
+    return sum(
+        p.gpu_uuid == reading.gpu_uuid and p.job_ref is None and p.program not in policy.ignored
+        for p in snapshot.processes
+    )
+
+
+def changes(
+    before: Sequence[OwnerReading], after: Sequence[OwnerReading]
+) -> tuple[list[OwnerReading], list[OwnerReading]]:
+    """Users who came or left. Users who were only suspected are not reported."""
+    reported = {reading.gpu_uuid for reading in before if reading.is_reported}
+    closed = {reading.gpu_uuid for reading in after if reading.keeps_closed}
+    came = [
+        reading
+        for reading in after
+        if reading.presence is Presence.OWNER and reading.gpu_uuid not in reported
+    ]
+    return came, [r for r in before if r.is_reported and r.gpu_uuid not in closed]
+
+
+def _named(reading: OwnerReading, by: ProcessReading | None) -> OwnerReading:
+    """The user stays named until the GPU is free."""
+    if by is None:
+        return reading
+    return replace(reading, program=by.program, user=by.user, pid=by.pid)
+
+
+def sign_of(
+    gpu: GpuReading,
+    others: Sequence[ProcessReading],
+    residents: Iterable[BaselineProcess],
+    policy: PresencePolicy,
+    told_pid: int | None = None,
+) -> PresenceFinding:
+    """The sign of `others`, the processes outside the queue; hysteresis for a reported user."""
+    if gpu.health is Health.LOST:
+        return PresenceFinding(Sign.UNKNOWN)
+    above = without_residents(others, residents)
+    listed = [p for p in others if p.program in policy.exclusive]
+    if listed:
+        return PresenceFinding(Sign.LISTED, _most_telling(listed, above, told_pid))
+    memory_mib = sum(above.values()) / MIB
+    use_pct = sum(p.sm_pct or 0.0 for p in others)
+    telling = _most_telling(others, above, told_pid)
+    computing_mib = sum(above.get(p.pid, 0) for p in others if _is_computing(p)) / MIB
+    encodes = any(p.encoder_pct for p in others)
+    if (
+        encodes
+        or memory_mib >= policy.enter_memory_mib
+        or computing_mib >= policy.enter_compute_memory_mib
+        or use_pct >= policy.enter_use_pct
+    ):
+        return PresenceFinding(Sign.PRESENT, telling)
+    if any(p.memory_bytes is None for p in others):
+        return PresenceFinding(Sign.UNKNOWN)
+    holds_little = (
+        memory_mib < policy.leave_memory_mib and computing_mib < policy.leave_compute_memory_mib
+    )
+    if holds_little and use_pct < policy.leave_use_pct:
+        return PresenceFinding(Sign.ABSENT)
+    return PresenceFinding(Sign.BETWEEN, telling)
+
+
+def _is_computing(process: ProcessReading) -> bool:
+    """A process without graphics. It shows presence only above the larger memory threshold."""
+    is_users = process.uid is None or is_person(process.uid)
+    return is_users and "G" not in process.kinds
+
+
+def _most_telling(
+    processes: Sequence[ProcessReading], above: Mapping[int, int], told_pid: int | None
+) -> ProcessReading | None:
+    def weight(process: ProcessReading) -> tuple[bool, int, float, int]:
+        held = above.get(process.pid, 0)
+        return (process.pid == told_pid, held, process.sm_pct or 0.0, -process.pid)
+
+    telling = [process for process in processes if above.get(process.pid) or process.sm_pct]
+    return max(telling or processes, key=weight, default=None)
+
+
+def _until(presence: Presence, since: datetime, policy: PresencePolicy) -> datetime | None:
+    left = presence is Presence.LEAVING
+    return since + timedelta(seconds=policy.clear_s) if left else None

@@ -1,0 +1,252 @@
+"""All calls to NVML: which are supported, how many failed, what they cost."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from datetime import datetime
+from typing import Any
+
+from monitor.facts.usage import CallCost
+from monitor.gpus.sampling.probes.nvml import faults
+from monitor.gpus.sampling.probes.nvml.faults import CallRefused
+
+# Number of durations kept for each kind of call.
+_KEPT = 200
+# Maximum share of the sweep interval for one kind of call; checked every JUDGED_EVERY sweeps.
+SHARE, JUDGED_EVERY = 0.05, 5
+MOST_SKIPPED = 10
+
+
+class _Times:
+    """The times of one kind of call, in seconds."""
+
+    def __init__(self) -> None:
+        self.newest: deque[float] = deque(maxlen=_KEPT)
+        self.count = self.errors = 0
+        self.every = 1
+
+    def add(self, seconds: float) -> None:
+        self.newest.append(seconds)
+        self.count += 1
+
+
+class CallTimes:
+    """Durations of calls by kind. Slow kinds of calls are made in fewer sweeps."""
+
+    def __init__(self) -> None:
+        self._times: dict[str, _Times] = {}
+        self._sweeps = 0
+        self._begun_at: datetime | None = None
+        self._paced: set[str] = set()
+        self.costs: tuple[CallCost, ...] = ()
+
+    def add(self, name: str, seconds: float, is_error: bool) -> None:
+        times = self._times.get(name)
+        if times is None:
+            times = self._times[name] = _Times()
+        times.add(seconds)
+        times.errors += is_error
+
+    def is_due(self, name: str) -> bool:
+        """Whether this kind of call is made in this sweep."""
+        times = self._times.get(name)
+        return times is None or self._sweeps % times.every == 0
+
+    def pace(self, name: str) -> None:
+        """Allow leaving out this kind of call; its last answer is then reused."""
+        self._paced.add(name)
+
+    def begin(self, now: datetime, gpus: int) -> None:
+        """Begin a sweep over `gpus` GPUs."""
+        interval_s = (now - self._begun_at).total_seconds() if self._begun_at else 0.0
+        self._begun_at = now
+        self._sweeps += 1
+        if self._sweeps % JUDGED_EVERY != 1:
+            return
+        for name in self._paced if interval_s > 0 else ():
+            takes = _median(self._times[name].newest) * gpus
+            sweeps = math.ceil(takes / (SHARE * interval_s))
+            self._times[name].every = min(MOST_SKIPPED, max(1, sweeps))
+        self.costs = tuple(_cost(name, times) for name, times in sorted(self._times.items()))
+
+    def resume(self, costs: Iterable[CallCost]) -> None:
+        """Continue the counts of another process."""
+        for cost in costs:
+            times = self._times.setdefault(cost.call, _Times())
+            times.count += cost.count
+            times.errors += cost.errors
+
+
+def _median(times: Iterable[float]) -> float:
+    ordered = sorted(times)
+    return ordered[len(ordered) // 2] if ordered else 0.0
+
+
+def _cost(name: str, times: _Times) -> CallCost:
+    ordered = sorted(times.newest)
+    at = len(ordered)
+    return CallCost(
+        call=name,
+        count=times.count,
+        errors=times.errors,
+        every=times.every,
+        p50_ms=round(1e3 * ordered[at // 2], 4) if at else 0.0,
+        p99_ms=round(1e3 * ordered[min(at - 1, math.ceil(0.99 * at) - 1)], 4) if at else 0.0,
+    )
+
+
+class Calls:
+    """`call(name, *args)` asks NVML or raises CallRefused.
+
+    One thread calls, others may read the counters. `device`: the GPU that the calls are about,
+    "" = none. `failed`: those of its calls that failed, in words.
+    """
+
+    def __init__(self, call: Callable[..., Any]) -> None:
+        self._call = call
+        self.asking: tuple[str, float] | None = None
+        self.device = ""
+        self.failed: list[str] = []
+        self.query_errors = 0
+        self.init_failures = 0
+        self.times = CallTimes()
+
+    def must(self, name: str, *args: Any) -> Any:
+        """The answer; raises CallRefused."""
+        began, failed = time.monotonic(), False
+        self.asking = (name, began)
+        try:
+            return self._call(name, *args)
+        except CallRefused as refused:
+            failed = self._count(name, refused)
+            raise
+        finally:
+            self.asking = None
+            self.times.add(name, time.monotonic() - began, failed)
+
+    def ask(self, name: str, *args: Any) -> Any:
+        """The answer, or None if the call is refused while the GPU and the library live."""
+        try:
+            return self.must(name, *args)
+        except CallRefused as refused:
+            if refused.is_fatal:
+                raise
+            return None
+
+    def take_counts(self) -> tuple[int, int]:
+        """Return and reset the query errors and initialisation failures."""
+        counts = (self.query_errors, self.init_failures)
+        self.query_errors = self.init_failures = 0
+        return counts
+
+    def _count(self, name: str, refused: CallRefused) -> bool:
+        """Count an error. False: the value is only unavailable on this GPU or driver."""
+        if refused.code not in faults.NO_VALUE and not refused.is_lasting:
+            self.failed.append(str(refused))
+        failed = name == "nvmlInit" or refused.code not in faults.NO_ANSWER
+        if name == "nvmlInit":
+            self.init_failures += 1
+        elif failed:
+            self.query_errors += 1
+        return failed
+
+
+Key = tuple[Any, ...]
+# After so many sweeps the newer form of a call is no longer made.
+MOST_FALLBACKS = 3
+
+
+class Kept:
+    """The memory of one GPU until NVML is opened again.
+
+    `absent`: calls that the GPU or its driver does not support. `last`: the latest answers, which
+    replace slow calls that are left out of a sweep. A refusal for another reason is not remembered.
+    """
+
+    def __init__(self) -> None:
+        self.absent: set[Key] = set()
+        self.last: dict[Key, Any] = {}
+        # Sweeps in which only the older form of a call was answered.
+        self.fallbacks = 0
+
+
+class Answers:
+    """The answers of one GPU in one sweep.
+
+    `some`: any call succeeded. `fault`: the first fault.
+    """
+
+    def __init__(self, calls: Calls, handle: Any, kept: Kept) -> None:
+        self._calls = calls
+        self._handle = handle
+        self._kept = kept
+        self.some = False
+        self.fault: faults.Fault | None = None
+
+    @property
+    def is_bad(self) -> bool:
+        """All calls failed, or the GPU requires a reset."""
+        return self.fault is not None and (not self.some or self.fault is faults.RESET)
+
+    def paced(self, name: str, *args: Any) -> Any:
+        """As `of`, but a slow call is left out of some sweeps."""
+        key = (name, *args)
+        self._calls.times.pace(name)
+        last = self._kept.last
+        if key in last and not self._calls.times.is_due(name):
+            self.some = True
+            return last[key]
+        is_answered, answer = self.tried(*key)
+        if is_answered:
+            last[key] = answer
+        else:
+            last.pop(key, None)
+        return answer
+
+    def either(self, name: str, *newer: Any) -> Any:
+        """The answer of the call with the arguments of newer drivers, or else without them.
+
+        The failure of the newer call counts only if it has worked before, or if both fail.
+        """
+        key = (name, *newer)
+        before = self.fault, len(self._calls.failed)
+        answer = self.of(*key)
+        if answer is not None:
+            self._kept.last[key] = answer
+        if answer is not None or key in self._kept.last:
+            return answer
+        answer = self.of(name)
+        if answer is not None:
+            self._kept.fallbacks += 1
+            if self._kept.fallbacks >= MOST_FALLBACKS:
+                # WSL answers the newer call with "unknown error", always.
+                self._kept.absent.add(key)
+            self.fault = before[0]
+            del self._calls.failed[before[1] :]
+        return answer
+
+    def of(self, name: str, *args: Any) -> Any:
+        """The answer; None if the call is refused. Raises CallRefused if the GPU is gone."""
+        return self.tried(name, *args)[1]
+
+    def tried(self, name: str, *args: Any) -> tuple[bool, Any]:
+        """As `of`, and whether the call was answered, if only by "not supported"."""
+        key = (name, *args)
+        if key in self._kept.absent:
+            return True, None
+        try:
+            answer = self._calls.must(name, self._handle, *args)
+        except CallRefused as refused:
+            if refused.is_fatal:
+                raise
+            if refused.is_lasting:
+                self._kept.absent.add(key)
+                return True, None
+            if refused.code not in faults.NO_ANSWER:
+                self.fault = self.fault or refused.fault
+            return False, None
+        self.some = True
+        return True, answer

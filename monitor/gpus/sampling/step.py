@@ -1,0 +1,378 @@
+"""The sampler: reads the host and its GPUs once a second and stores a snapshot."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import replace
+from datetime import datetime, timedelta
+from operator import attrgetter
+from pathlib import Path
+from typing import Protocol
+
+from django.conf import settings
+
+from monitor.facts.claims import ClaimKind
+from monitor.facts.gpu_states import IllegalGpuTransition
+from monitor.facts.health import Xid
+from monitor.facts.readings import (
+    ClaimFact,
+    GpuReading,
+    GpuSweep,
+    HostReading,
+    ProcessIdentity,
+    ProcessReading,
+    Snapshot,
+)
+from monitor.gpus import rows as availability
+from monitor.gpus import step as cooling_step
+from monitor.gpus.policy import changes, health, health_events
+from monitor.gpus.policy import changes as gpu_changes
+from monitor.gpus.policy.cooling import Cooling, keep_jobs, with_orphans
+from monitor.gpus.policy.health import HealthPolicy
+from monitor.gpus.policy.shared_memory import with_stated_memory
+from monitor.gpus.policy.states import with_states
+from monitor.gpus.presence import step as presence_step
+from monitor.gpus.presence.policy.thresholds import PresencePolicy
+from monitor.gpus.sampling.policy import (
+    JumpFilter,
+    bounded_host,
+    bounded_sweep,
+    start_lines,
+    with_rates,
+)
+from monitor.gpus.sampling.probes.host import HostProbe
+from monitor.gpus.sampling.probes.limits import LimitsProbe
+from monitor.gpus.sampling.probes.selection import (
+    GpuProbe,
+    ResumableProbe,
+    SelectiveProbe,
+    VersionedProbe,
+    probe_from,
+)
+from monitor.gpus.snapshot import rows as snapshots
+from monitor.journal.rows import counters, events
+from monitor.owners.accounts.rows import os_accounts
+from monitor.owners.identity.policy.owners import attribute
+from monitor.runtime.facts import Guard, TimedCache
+from monitor.runtime.rows.item_isolation import ItemIsolation
+from monitor.runtime.rows.wakeups import wake
+from monitor.thresholds import rows as thresholds
+from monitor.usage.step import Ledger
+
+logger = logging.getLogger(__name__)
+
+# After a longer gap the state of a GPU in between is unknown.
+UNWATCHED_AFTER = timedelta(seconds=10)
+# How long a change of the table of OS accounts may take to be shown.
+NAMES_KEPT = timedelta(seconds=10)
+# Upper bound of the XIDs that wait for a database that is unavailable.
+MOST_XIDS = 1000
+FAULT_KINDS = ("PROBE_FAULT", "GPU_STATE_FAULT")
+# The fields of a GPU's row besides the measured values.
+_lasting = attrgetter(
+    "state", "problem", "index", "name", "pci_id", "memory_total_bytes", "power_limit_w",
+    "compute_capability", "condition",
+)  # fmt: skip
+
+
+class MachineState(Protocol):
+    """The host probe as the sampler uses it."""
+
+    name: str
+
+    def open(self) -> None: ...
+    def read(self, now: datetime) -> HostReading: ...
+    def identities(self, pids: Collection[int]) -> dict[int, ProcessIdentity]: ...
+    def close(self) -> None: ...
+
+
+class Sampler:
+    """A Step. Its state between ticks is stored with the newest snapshot."""
+
+    def __init__(
+        self,
+        guard: Guard,
+        probe: GpuProbe,
+        machine: MachineState,
+        memory_gib: Mapping[str, float] | None = None,
+    ) -> None:
+        """memory_gib: of GPUs of which the driver gives no figure, by model or UUID."""
+        self._guard = guard
+        self._probe = probe
+        self._machine = machine
+        self._memory_gib = memory_gib or {}
+        self._last: Snapshot | None = None
+        self._tried_at: datetime | None = None
+        self._resumes_at: datetime | None = None
+        self._fresh = True
+        # XIDs that the driver has reported and that are not committed yet.
+        self._xids: tuple[Xid, ...] = ()
+        self._jumps = JumpFilter()
+        self._isolation = ItemIsolation(machine.name, "sampler", guard)
+        self._ledger = Ledger(machine.name, probe.name)
+        self._names = TimedCache(lambda _: os_accounts.shown_names(), NAMES_KEPT)
+
+    def open(self) -> None:
+        self._fresh = True
+        # The probe opens itself at its first sweep, which may have to wait: see `hangs`.
+        self._machine.open()
+
+    def close(self) -> None:
+        self._probe.close()
+        self._machine.close()
+
+    @property
+    def asking(self) -> tuple[str, float] | None:
+        """The driver call in progress and its start (monotonic clock)."""
+        return getattr(self._probe, "asking", None)
+
+    @property
+    def asking_about(self) -> str:
+        """The GPU that this call is about; "" = none."""
+        return getattr(self._probe, "asking_about", "")
+
+    def step(self, now: datetime) -> Snapshot:
+        """Read once and store; returns the snapshot."""
+        if self._fresh:
+            # Not in open(): the previous holder may have sampled until now.
+            self._restore()
+            self._resumes_at = self._after_hangs(now)
+        last = self._last
+        held = snapshots.held_claims(self._machine.name)
+        for claim in held:
+            if claim.kind is ClaimKind.UNKNOWN:
+                self._isolation.failed(f"claim {claim.row}", ValueError("unknown kind"), now)
+        claims = [claim for claim in held if claim.kind is not ClaimKind.LOCK]
+        closures = availability.on(self._machine.name)
+        sweep, failures = self._sweep(now, [c for c in claims if c.until is None])
+        self._xids = (*self._xids, *sweep.xids)[-MOST_XIDS:]
+        sweep = replace(sweep, xids=self._xids)
+        processes = self._processes(sweep, claims, now)
+        before = self._before()
+        gpus = changes.complete(sweep, before, now) if self._keeps_missing() else sweep.gpus
+        sweep = changes.explained(sweep, gpus)
+        host = self._host(now)
+        gpus = with_stated_memory(gpus, processes, host, self._memory_gib)
+        gpus = with_orphans(gpus, processes, before, now, sweep.is_fresh)
+        in_force = thresholds.ThresholdsInForce()
+        healthy = in_force.of(HealthPolicy)
+        checkup = health.examine(sweep, gpus, self._comparable(host), healthy, now)
+        states = with_states(
+            checkup.gpus, processes, held, before, now, closures, watched=self._watched(now)
+        )
+        snapshot = Snapshot(
+            seq=0,
+            at=now,
+            probe=self._probe.name,
+            host=host,
+            gpus=states.gpus,
+            health=checkup.health,
+            processes=processes,
+            problem=sweep.problem,
+            remedy=sweep.remedy,
+            failures=failures,
+            tried_at=self._tried_at if failures else None,
+            query_errors=sweep.query_errors + (last.query_errors if last else 0),
+            init_failures=sweep.init_failures + (last.init_failures if last else 0),
+            instances=sweep.instances,
+            costs=sweep.costs,
+            dropped=sweep.dropped + (last.dropped if last else 0),
+        )
+        if sweep.is_fresh:
+            self._ledger.take(now, sweep, snapshot.gpus, processes)
+        else:
+            self._ledger.note(now, snapshot.gpus)
+        suspects = (*(last.processes if last else ()), *processes)
+        notes = health_events.of_checkup(checkup, last, sweep.xids, suspects, claims, healthy.hot_c)
+        notes = [*gpu_changes.of_sweep(last, snapshot, states.changes), *notes]
+        for fault in states.faults:
+            self._isolation.failed(fault, IllegalGpuTransition(fault), now, FAULT_KINDS[1])
+        cooled = cooling_step.look(snapshot, claims, closures) if sweep.is_fresh else Cooling()
+        self._log_start(snapshot)
+        snapshot, met = presence_step.watched(snapshot, last, in_force.of(PresencePolicy))
+        return self._write(snapshot, [*notes, *met], sweep, cooled)
+
+    def _log_start(self, snapshot: Snapshot) -> None:
+        """Say once in the log that the driver can be read, and which it is."""
+        if not self._fresh and (self._last is None or self._last.problem is None):
+            return
+        versions = self._probe.versions() if isinstance(self._probe, VersionedProbe) else []
+        for line in start_lines(snapshot, self._last, versions):
+            about = {"kind": line.kind, "host": self._machine.name}
+            logger.info(line.text, extra={**about, **line.more})
+
+    def _restore(self) -> None:
+        """Restore the state of the previous sampler."""
+        self._last = snapshots.newest(self._machine.name)
+        self._tried_at = self._last.tried_at if self._last else None
+        self._ledger.resume(snapshots.carried(self._machine.name))
+        swept_at = self._ledger.swept_at
+        if swept_at is not None and isinstance(self._probe, ResumableProbe):
+            costs = self._last.costs if self._last else ()
+            self._probe.resume(self._ledger.marks, swept_at, costs)
+
+    def _processes(
+        self, sweep: GpuSweep, claims: list[ClaimFact], now: datetime
+    ) -> tuple[ProcessReading, ...]:
+        """The processes of this sweep, or the last known ones if it did not list processes."""
+        if sweep.is_fresh or self._last is None:
+            identities = self._identities(sweep, claims, now)
+            attributed = attribute(sweep.processes, identities, claims, self._names(now))
+            return keep_jobs(attributed, self._last.processes if self._last else (), claims)
+        there = {(p.gpu_uuid, p.pid) for p in sweep.processes}
+        return tuple(p for p in self._last.processes if (p.gpu_uuid, p.pid) in there)
+
+    def _write(
+        self,
+        snapshot: Snapshot,
+        notes: Collection[gpu_changes.Note],
+        sweep: GpuSweep,
+        cooled: Cooling,
+    ) -> Snapshot:
+        changed = None if self._fresh else self._changed(snapshot)
+        with self._guard():
+            snapshot = replace(snapshot, seq=self._next_seq())
+            snapshots.record(snapshot, changed, self._ledger.carry() if sweep.is_fresh else None)
+            cooling_step.apply(cooled, snapshot, self._isolation)
+            self._isolation.each(
+                notes,
+                lambda note: f"{note.kind} of {note.gpu_uuid or note.owner or 'the host'}",
+                lambda note: self._record_event(note, snapshot),
+                snapshot.at,
+            )
+            for xid in sweep.xids:
+                counters.add_xid(xid)
+            wake("live", str(snapshot.seq).encode())
+        self._last, self._fresh, self._xids = snapshot, False, ()
+        if sweep.is_fresh and self._ledger.is_due(snapshot.at):
+            # After the wake-up, so that viewers do not wait for it.
+            with self._guard():
+                snapshots.carry(self._machine.name, self._ledger.write())
+            self._ledger.written(snapshot.at)
+        return snapshot
+
+    def _next_seq(self) -> int:
+        """The next sequence number; read from the rows once, as only the lease holder writes."""
+        if self._last is None or self._fresh:
+            return snapshots.next_seq(self._machine.name)
+        return self._last.seq + 1
+
+    def _sweep(self, now: datetime, claims: list[ClaimFact]) -> tuple[GpuSweep, int]:
+        """The sweep of the probe, and the number of successive sweeps that failed."""
+        last = self._last
+        failures = last.failures if last and last.probe == self._probe.name else 0
+        if self._resumes_at is not None and now < self._resumes_at:
+            return changes.paused(), max(1, failures)
+        if last is not None and not gpu_changes.may_sweep(failures, self._tried_at, now):
+            return GpuSweep(problem=last.problem, remedy=last.remedy), failures
+        self._tried_at = now
+        try:
+            sweep = bounded_sweep(self._probe.read(now, claims))
+            sweep = replace(sweep, gpus=self._jumps.confirmed(sweep.gpus, now))
+        except Exception as error:
+            self._isolation.failed("GPU probe", error, now, FAULT_KINDS[0])
+            sweep = GpuSweep(
+                problem=f"Reading the GPUs failed: {error!r}.",
+                remedy="The log has the details; it is tried again by itself.",
+            )
+        else:
+            self._isolation.worked("GPU probe")
+        failed = sweep.problem is not None and not sweep.gpus and self._probe.name == "nvml"
+        return sweep, failures + 1 if failed else 0
+
+    def _after_hangs(self, now: datetime) -> datetime | None:
+        """When GPUs may be read again after driver calls hung; None: now.
+
+        Where the call was about one GPU, the others are read meanwhile.
+        """
+        if self._probe.name != "nvml":
+            return None
+        since = now - changes.HANGS_KEPT
+        rows = events.recent(
+            changes.MOST_HANGS, kind="NVML_HUNG", host=self._machine.name, since=since
+        )
+        hangs = [changes.Hang(row.at, row.gpu_uuid, changes.hung_call(row.text)) for row in rows]
+        if isinstance(self._probe, SelectiveProbe):
+            self._probe.leave_out(changes.left_out(hangs, now))
+        return changes.resumes_at([hang.at for hang in hangs if not hang.gpu])
+
+    def _identities(
+        self, sweep: GpuSweep, claims: Iterable[ClaimFact], now: datetime
+    ) -> dict[int, ProcessIdentity]:
+        """Of the processes on GPUs and of the first process of each job."""
+        leaders = {claim.leader_pid for claim in claims if claim.leader_pid is not None}
+        pids = {process.pid for process in sweep.processes} | leaders
+        pids -= sweep.identities.keys()
+        try:
+            identities = {**self._machine.identities(pids), **sweep.identities}
+        except Exception as error:
+            self._isolation.failed("processes", error, now, FAULT_KINDS[0])
+            return dict(sweep.identities)
+        for pid, fault in getattr(self._machine, "process_faults", {}).items():
+            self._isolation.failed(f"process {pid}", fault, now, FAULT_KINDS[0])
+        self._isolation.worked("processes")
+        return identities
+
+    def _host(self, now: datetime) -> HostReading:
+        try:
+            reading = with_rates(bounded_host(self._machine.read(now)), self._last, now)
+        except Exception as error:
+            self._isolation.failed("host probe", error, now, FAULT_KINDS[0])
+            return HostReading(name=self._machine.name)
+        self._isolation.worked("host probe")
+        return reading
+
+    def _watched(self, now: datetime) -> bool:
+        """Whether the last snapshot is recent enough that no GPU state was missed."""
+        return self._last is not None and now - self._last.at <= UNWATCHED_AFTER
+
+    def _before(self) -> dict[str, GpuReading]:
+        """The GPUs of the previous snapshot, unless it is of another probe."""
+        last = self._last
+        gpus = last.gpus if last and last.probe == self._probe.name else ()
+        return {gpu.uuid: gpu for gpu in gpus}
+
+    def _comparable(self, host: HostReading) -> Snapshot | None:
+        """The previous snapshot, if it is of the same probe and the same boot."""
+        last = self._last
+        same = last and last.probe == self._probe.name and last.host.boot_id == host.boot_id
+        return last if same else None
+
+    def _keeps_missing(self) -> bool:
+        # A scenario reports its lost GPUs itself; missing ones belong to an older scenario.
+        return self._probe.name == "nvml"
+
+    def _changed(self, snapshot: Snapshot) -> set[str]:
+        """UUIDs of the GPUs whose row changed in more than the measured values."""
+        before = self._before()
+        return {
+            gpu.uuid
+            for gpu in snapshot.gpus
+            if gpu.uuid not in before or _lasting(gpu) != _lasting(before[gpu.uuid])
+        }
+
+    def _record_event(self, note: gpu_changes.Note, snapshot: Snapshot) -> None:
+        since = snapshot.at - gpu_changes.FLOOD_WINDOW
+        earlier = events.count(note.kind, gpu_uuid=note.gpu_uuid, owner=note.owner, since=since)
+        if earlier >= gpu_changes.FLOOD_LIMIT:
+            return
+        events.add(
+            note.kind,
+            note.text,
+            now=snapshot.at,
+            severity=note.severity,
+            host=snapshot.host.name,
+            gpu_uuid=note.gpu_uuid,
+            job_ref=note.job_ref,
+            owner=note.owner,
+            figures=note.figures,
+        )
+
+
+def build(guard: Guard) -> Sampler:
+    """Build the sampler of this host from the settings."""
+    config = settings.CONFIG
+    limits = LimitsProbe(config.cpus, config.memory_gib)
+    machine = HostProbe(config.node, [Path(settings.DATA)], limits=limits)
+    return Sampler(guard, probe_from(config), machine, config.gpu_memory_gib)

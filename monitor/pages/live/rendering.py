@@ -1,0 +1,277 @@
+"""Renders frames from snapshots. Only changed parts are rendered again."""
+
+from __future__ import annotations
+
+import logging
+import zlib
+from collections.abc import Callable, Collection, Iterable, Sequence
+from datetime import datetime
+from typing import Any
+
+from django.template.loader import render_to_string
+
+from monitor.facts.readings import Snapshot
+from monitor.gpus.policy.states import as_booked
+from monitor.gpus.snapshot.rows import Bookings
+from monitor.incidents.facts import NONE, Badges
+from monitor.pages.live import cards, headline, host_strips
+from monitor.pages.live.cards import MOST_CARDS, Card, ProcessRow
+from monitor.pages.live.frames import CHILDREN, Board, Column, Frame, Part, Sparkline
+from monitor.pages.live.host_strips import HostStrip
+from monitor.pages.live.lines import gpu_line
+from monitor.pages.live.regions import Child, Region, no_children, regions
+from monitor.pages.live.silence import NO_HOSTS, oldest_in_contact, silent_hosts
+from monitor.pages.live.sparklines import SparklinePath
+
+logger = logging.getLogger(__name__)
+
+DASHBOARD, PROCESSES, GPU_PREFIX = "dashboard", "processes", "gpu:"
+# Topic of pages without figures: only the head is live.
+HEAD = "head"
+# Topic of a page that shows one region alone.
+REGION_PREFIX = "region:"
+SparkSource = Callable[[Iterable[str], datetime], dict[str, SparklinePath]]
+
+
+def process_rows(
+    snapshots: Iterable[Snapshot], gpu_uuid: str | None = None, badges: Badges = NONE
+) -> list[ProcessRow]:
+    return [
+        cards.process_row(process, badges)
+        for snapshot in snapshots
+        for process in snapshot.processes
+        if gpu_uuid is None or process.gpu_uuid == gpu_uuid
+    ]
+
+
+def digest(
+    snapshots: Sequence[Snapshot],
+    gpu_uuid: str | None = None,
+    badges: Badges = NONE,
+    silent: frozenset[str] = NO_HOSTS,
+) -> str:
+    """A checksum of processes and states without figures. A page with another one is outdated.
+
+    silent: hosts without contact, which the page shows.
+    """
+    rows = process_rows(snapshots, gpu_uuid, badges)
+    facts = sorted(
+        (r.key, r.owner or "", r.program or "", r.job_ref or "", r.badge.word if r.badge else "")
+        for r in rows
+    )
+    states = [
+        (g.uuid, g.state, g.condition) for s in snapshots for g in s.gpus if g.uuid == gpu_uuid
+    ]
+    return f"{zlib.crc32(repr((facts, states, sorted(silent))).encode()):08x}"
+
+
+def has_figures(topic: str) -> bool:
+    """Whether its pages show readings each second."""
+    return topic != HEAD and not topic.startswith(REGION_PREFIX)
+
+
+def _is_shown(region: Region, topics: Collection[str]) -> bool:
+    if region.children is no_children:
+        return True
+    return DASHBOARD in topics or f"{REGION_PREFIX}{region.name}" in topics
+
+
+class Renderer:
+    """Makes frames one after the other and reuses the unchanged parts of the last one.
+
+    Readings are rendered from snapshots. Badges, regions and sparklines need database queries:
+    `load_regions` reads them, and frames use its last result.
+    """
+
+    def __init__(self, sparks: SparkSource, load: Callable[[], Bookings] = Bookings) -> None:
+        self._sparks = sparks
+        self._load_bookings = load
+        self._badges = NONE
+        self._bookings = Bookings()
+        self._waiting = self._startable = 0
+        # The number of the next frame.
+        self._n = 1
+        self._parts: dict[str, tuple[object, Part]] = {}
+        self._columns: dict[tuple[str, str], Column] = {}
+        self._drawn: dict[str, Sparkline] = {}
+        self._head: list[Part] = []
+        self._regions: list[Part] = []
+
+    def whole(self, snapshots: Sequence[Snapshot], topics: Collection[str], now: datetime) -> Frame:
+        """The next frame with freshly loaded regions."""
+        self.load_regions(snapshots, topics, now)
+        return self.frame(snapshots, topics, now)
+
+    def frame(self, snapshots: Sequence[Snapshot], topics: Collection[str], now: datetime) -> Frame:
+        """The next frame, for `topics`."""
+        booked = [as_booked(snapshot, self._bookings.claims) for snapshot in snapshots]
+        boards = {topic: self._board(topic, booked, now) for topic in topics}
+        self._columns = {k: v for k, v in self._columns.items() if k[0] in boards}
+        at = min((s.at.timestamp() for s in snapshots), default=None)
+        self._n += 1
+        return Frame(self._n - 1, at, boards)
+
+    def load_regions(
+        self, snapshots: Sequence[Snapshot], topics: Collection[str], now: datetime
+    ) -> bool:
+        """Load regions, badges and sparklines. True: they need a frame of their own.
+
+        Redrawn sparklines alone do not: they travel with the next reading.
+        """
+        before = self._shown_elsewhere
+        self._head = self._load(regions(in_head=True), now)
+        if set(topics) != {HEAD}:
+            self._regions = self._load((r for r in regions() if _is_shown(r, topics)), now)
+            self._bookings = self._load_bookings()
+            self._draw([gpu.uuid for s in snapshots for gpu in s.gpus], now)
+        return before != self._shown_elsewhere
+
+    @property
+    def _shown_elsewhere(self) -> tuple[object, ...]:
+        """Values of regions, in their own parts and in other parts of the page."""
+        tasks = self._bookings.tasks
+        return self._badges, tasks, self._waiting, self._startable, self._head, self._regions
+
+    def _board(self, topic: str, snapshots: Sequence[Snapshot], now: datetime) -> Board:
+        if topic == DASHBOARD:
+            return self._dashboard(snapshots, now)
+        if topic == HEAD:
+            return Board(columns={}, head=self._head)
+        if topic.startswith(REGION_PREFIX):
+            target = f"region-{topic.removeprefix(REGION_PREFIX)}"
+            parts = [part for part in self._regions if part.target == target]
+            return Board(columns={}, head=self._head, parts=parts)
+        uuid = topic.removeprefix(GPU_PREFIX) if topic.startswith(GPU_PREFIX) else None
+        of_topic = [s for s in snapshots if uuid is None or any(g.uuid == uuid for g in s.gpus)]
+        shown = [c for c in cards.cards(of_topic) if c.uuid == uuid]
+        rows = process_rows(of_topic, uuid)
+        silent = silent_hosts(of_topic, now)
+        return Board(
+            columns={
+                "g": self._column(topic, "g", [(c.uuid, c.values) for c in shown]),
+                "p": self._column(topic, "p", [(r.key, r.values) for r in rows]),
+            },
+            head=self._head,
+            digest=digest(of_topic, uuid, self._badges, silent),
+            at=oldest_in_contact(of_topic, silent),
+        )
+
+    def _dashboard(self, snapshots: Sequence[Snapshot], now: datetime) -> Board:
+        silent = silent_hosts(snapshots, now)
+        shown = cards.cards(snapshots, self._badges, self._bookings.tasks, silent)
+        strips = host_strips.strips(snapshots, silent)
+        rows = [row for card in shown for row in card.rows] if len(shown) <= MOST_CARDS else []
+        return Board(
+            columns={
+                "h": self._column(DASHBOARD, "h", [(s.name, s.values) for s in strips]),
+                "g": self._column(DASHBOARD, "g", [(c.uuid, c.values) for c in shown]),
+                "p": self._column(DASHBOARD, "p", [(r.key, r.values) for r in rows]),
+            },
+            head=self._head,
+            parts=[
+                self._summary(snapshots, shown, now),
+                self._hosts(strips, now),
+                self._gpus(snapshots, shown, now),
+                *self._regions,
+            ],
+            sparks=self._drawn,
+            at=oldest_in_contact(snapshots, silent),
+        )
+
+    def _summary(self, snapshots: Sequence[Snapshot], shown: Sequence[Card], now: datetime) -> Part:
+        queue = headline.QueueCounts(self._waiting, self._startable)
+        facts = headline.summary(snapshots, shown, now, self._badges, queue)
+        return self._part("summary", facts, "monitor/_summary.html", {"summary": facts, "now": now})
+
+    def _hosts(self, strips: Sequence[HostStrip], now: datetime) -> Part:
+        context = {"strips": strips, "several": len(strips) > 1, "now": now}
+        return self._part("hosts", tuple(strips), "monitor/_hosts.html", context)
+
+    def _gpus(self, snapshots: Sequence[Snapshot], shown: Sequence[Card], now: datetime) -> Part:
+        """All cards. A changed card travels alone, unless cards were added, removed or moved."""
+        lines, several = len(shown) > MOST_CARDS, len(snapshots) > 1
+        draw = self._line if lines else self._card
+        children = tuple(draw(card, several, now) for card in shown)
+        problems = [(s.host.name, s.problem, s.remedy) for s in snapshots if s.problem]
+        order = [c.uuid for c in shown]
+        context = {
+            "lines": lines,
+            "several": several,
+            "problems": problems,
+            "empty": not shown,
+            "waiting": not snapshots,
+            "children": CHILDREN,
+        }
+        part = self._part("gpus", (order, context), "monitor/_gpus.html", context)
+        return Part(part.target, part.html, part.changed_at, children)
+
+    def _card(self, card: Card, several: bool, now: datetime) -> Part:
+        context = {"card": card, "spark": self._paths(card), "several": several, "now": now}
+        return self._part(card.element_id, (card, False), "monitor/_card.html", context)
+
+    def _line(self, card: Card, several: bool, _now: datetime) -> Part:
+        facts = (card, True)
+        previous = self._parts.get(card.element_id)
+        if previous and previous[0] == facts:
+            return previous[1]
+        part = Part(card.element_id, gpu_line(card, self._paths(card), several=several), self._n)
+        self._parts[card.element_id] = (facts, part)
+        return part
+
+    def _load(self, names: Iterable[Region], now: datetime) -> list[Part]:
+        return [part for region in names if (part := self._region(region, now))]
+
+    def _region(self, region: Region, now: datetime) -> Part | None:
+        """Render a region. A failing region keeps its last content and does not break the page."""
+        try:
+            context = region.load(now)
+            version = region.version(context)
+            self._badges = context.get("badges", self._badges)
+            self._waiting = context.get("waiting_jobs", self._waiting)
+            self._startable = context.get("startable_jobs", self._startable)
+            context = {**context, "region": region, "now": now}
+            template = region.template if region.in_head else "monitor/_region.html"
+            children = tuple(self._child(child, now) for child in region.children(context))
+            whole = self._part(
+                region.element_id, version, template, {**context, "children": CHILDREN}
+            )
+            return Part(whole.target, whole.html, whole.changed_at, children)
+        except Exception:
+            about = {"kind": "REGION_FAULT", "region": region.name}
+            logger.exception("The region %s cannot be shown", region.name, extra=about)
+            previous = self._parts.get(region.element_id)
+            return previous[1] if previous else None
+
+    def _child(self, child: Child, now: datetime) -> Part:
+        return self._part(
+            child.element_id, child.facts, child.template, {**child.context, "now": now}
+        )
+
+    def _draw(self, uuids: Sequence[str], now: datetime) -> None:
+        old, self._drawn = self._drawn, {}
+        for uuid, spark in self._sparks(uuids, now).items():
+            paths = (spark.line, spark.area)
+            previous = old.get(uuid)
+            is_same = previous is not None and previous.paths == paths
+            self._drawn[uuid] = previous if previous and is_same else Sparkline(paths, self._n)
+
+    def _paths(self, card: Card) -> tuple[str, str]:
+        drawn = self._drawn.get(card.uuid)
+        return drawn.paths if drawn else ("", "")
+
+    def _part(self, target: str, facts: object, template: str, context: dict[str, Any]) -> Part:
+        previous = self._parts.get(target)
+        if previous and previous[0] == facts:
+            return previous[1]
+        part = Part(target, render_to_string(template, context), self._n)
+        self._parts[target] = (facts, part)
+        return part
+
+    def _column(self, topic: str, kind: str, entries: Sequence[tuple[str, cards.Values]]) -> Column:
+        order = tuple(key for key, _ in entries)
+        previous = self._columns.get((topic, kind))
+        is_same = previous is not None and previous.order == order
+        changed_at = previous.changed_at if previous and is_same else self._n
+        column = Column(order, tuple(values for _, values in entries), changed_at)
+        self._columns[topic, kind] = column
+        return column

@@ -1,0 +1,283 @@
+"""Charts of a time range (lines, scales, table of values), and heat strips of 24 hours."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from monitor.models import Gpu, GpuHour
+from monitor.pages.live.cards import round_sig3
+from monitor.usage.history.charts import Plot, Tick, count_ceiling, nice_ceiling, plot, time_ticks
+from monitor.usage.policy.ranges import HistoryWindow, Source
+from monitor.usage.rows import sums as usage_sums
+from monitor.usage.rows.rollups import HOUR_S, floor
+from monitor.usage.rows.sums import UsageRow
+
+TABLE_ROWS = 60
+# One empty step of a rollup is a gap. Samples may arrive a little late.
+TOLERANCE = {Source.RAW: 2.5, Source.MINUTE: 1.5, Source.HOUR: 1.5}
+
+# Sums over one step, by column, with `t`, its begin.
+Row = Mapping[str, Any]
+Value = Callable[[Row], float | None]
+
+
+@dataclass(frozen=True, slots=True)
+class ChartLine:
+    """One series of a panel. `kind`: "" main series, "peak" its maxima, "second" another series."""
+
+    label: str
+    value: Value
+    kind: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Panel:
+    """The definition of a chart. `top` and `limit` None: unknown. `band`: shade above the limit.
+
+    is_count: the scale has whole numbers only.
+    """
+
+    title: str
+    unit: str
+    lines: tuple[ChartLine, ...]
+    top: float | None = None
+    limit: float | None = None
+    band: bool = False
+    is_count: bool = False
+    limit_word: str = "limit"
+
+
+@dataclass(frozen=True, slots=True)
+class DrawnPanel:
+    """A line as the template draws it. `slot` is its index in the values of a point."""
+
+    slot: int
+    label: str
+    kind: str
+    plot: Plot
+
+
+@dataclass(frozen=True, slots=True)
+class Chart:
+    title: str
+    unit: str
+    lines: tuple[DrawnPanel, ...]
+    limit_text: str | None
+    band: bool = False
+
+    @property
+    def frame(self) -> Plot:
+        """Axis, gaps and limit: the same for all lines."""
+        return self.lines[0].plot
+
+    @property
+    def slots(self) -> str:
+        return " ".join(str(line.slot) for line in self.lines)
+
+
+@dataclass(frozen=True, slots=True)
+class Readout:
+    """A vertical mark in the charts. `at` is its position from the left, 0 to 1000."""
+
+    at: float
+    words: str
+
+    @property
+    def anchor(self) -> str:
+        """The side of the mark with space for the words."""
+        return "end" if self.at > 850 else "start"
+
+
+def moments(window: HistoryWindow, marks: Mapping[str, float | None]) -> tuple[Readout, ...]:
+    """The marks inside the window. `marks`: words -> epoch seconds."""
+    return tuple(
+        Readout(round(1000 * (t - window.since) / window.seconds, 1), words)
+        for words, t in marks.items()
+        if t is not None and window.since <= t <= window.until and window.seconds
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """The charts of one window, the values for the readout, and a shorter table of values."""
+
+    window: HistoryWindow
+    charts: tuple[Chart, ...]
+    ticks: tuple[Tick, ...]
+    points: str
+    heads: tuple[str, ...]
+    table: tuple[tuple[float | None, ...], ...]
+    coverage_pct: float | None
+    moments: tuple[Readout, ...] = ()
+
+    @property
+    def empty(self) -> bool:
+        return not self.table
+
+
+def history(
+    panels: Sequence[Panel],
+    rows: Sequence[Row],
+    window: HistoryWindow,
+    coverage_pct: float | None,
+    zone_offset_s: float = 0,
+) -> History:
+    """Charts of `rows` in the window."""
+    lines = [line for panel in panels for line in panel.lines]
+    figures = [(row["t"], *(round_sig3(line.value(row)) for line in lines)) for row in rows]
+    slots = iter(range(len(lines)))
+    several = {panel.title for panel in panels if len(panel.lines) > 1}
+    return History(
+        window=window,
+        charts=tuple(_chart(panel, rows, window, slots) for panel in panels),
+        ticks=time_ticks(window.since, window.until, offset=zone_offset_s),
+        points=json.dumps(figures, separators=(",", ":")),
+        heads=tuple(
+            f"{panel.title}{f', {line.label}' if panel.title in several else ''}"
+            f"{f', {panel.unit}' if panel.unit else ''}"
+            for panel in panels
+            for line in panel.lines
+        ),
+        table=tuple(figures[:: max(1, -(-len(figures) // TABLE_ROWS))]),
+        coverage_pct=coverage_pct,
+    )
+
+
+def coverage(rows: Sequence[Row], window: HistoryWindow) -> float | None:
+    """The part of the window with readings, in percent."""
+    seen_s = sum(row["seen_s"] for row in rows)
+    return min(100.0, 100 * seen_s / window.seconds) if window.seconds else None
+
+
+def mean(total: str, known_s: str, scale: float = 1) -> Value:
+    """A sum divided by its known seconds. None: no known seconds."""
+
+    def value(row: Row) -> float | None:
+        return row[total] / row[known_s] / scale if row[known_s] else None
+
+    return value
+
+
+def highest(column: str, scale: float = 1) -> Value:
+    def value(row: Row) -> float | None:
+        return None if row[column] is None else row[column] / scale
+
+    return value
+
+
+def _chart(panel: Panel, rows: Sequence[Row], window: HistoryWindow, slots: Any) -> Chart:
+    half = window.step / 2
+    series = [[(row["t"] + half, line.value(row)) for row in rows] for line in panel.lines]
+    values = [v for points in series for _, v in points if v is not None]
+    least = (panel.limit or 0.0) * 1.1 if panel.band and not panel.top else 0.0
+    ceiling = count_ceiling if panel.is_count else nice_ceiling
+    top = ceiling(max([*values, panel.top or 0.0, least]))
+    drawn = [
+        DrawnPanel(
+            next(slots),
+            line.label,
+            line.kind,
+            plot(
+                points,
+                window.since,
+                window.until,
+                top,
+                window.step,
+                panel.limit,
+                TOLERANCE[window.source],
+            ),
+        )
+        for line, points in zip(panel.lines, series, strict=True)
+    ]
+    word = "threshold" if panel.band else panel.limit_word
+    text = f"{word} {round_sig3(panel.limit):g} {panel.unit}" if panel.limit else None
+    return Chart(panel.title, panel.unit, tuple(drawn), text, panel.band)
+
+
+HOURS = 24
+# Below this a GPU is idle; above it there are five levels of 20 %.
+IDLE_PCT, STEP_PCT = 1.0, 20
+
+
+@dataclass(frozen=True, slots=True)
+class HeatCell:
+    """One GPU in one hour. `busy_pct` None: unknown."""
+
+    t: int
+    busy_pct: float | None
+    seen_s: int
+    people: tuple[UsageRow, ...]
+    first_of_run: bool
+    goes_on: bool
+
+    @property
+    def until(self) -> int:
+        return self.t + HOUR_S
+
+    @property
+    def level(self) -> str:
+        if self.busy_pct is None:
+            return "unknown"
+        if self.busy_pct < IDLE_PCT:
+            return "0"
+        return str(min(5, 1 + int(self.busy_pct // STEP_PCT)))
+
+    @property
+    def main(self) -> UsageRow | None:
+        return self.people[0] if self.people else None
+
+    @property
+    def idle_held(self) -> bool:
+        """Whether processes were on the GPU without measured use."""
+        main = self.main
+        return main is not None and main.usage.share_pct is not None and main.usage.sm_s < 1
+
+
+@dataclass(frozen=True, slots=True)
+class HeatStrip:
+    """One GPU's cells, oldest first, and its main users with their hours."""
+
+    gpu: Gpu
+    cells: tuple[HeatCell, ...]
+    owners: tuple[tuple[str | None, int], ...]
+
+
+def strips(gpus: Sequence[Gpu], now_t: int) -> list[HeatStrip]:
+    """A strip for each GPU: 23 complete hours and the current hour."""
+    since = floor(now_t, HOUR_S) - (HOURS - 1) * HOUR_S
+    uuids = [gpu.uuid for gpu in gpus]
+    rows = {
+        (gpu, t): (total, known_s, seen_s)
+        for gpu, t, total, known_s, seen_s in GpuHour.objects.filter(
+            gpu_id__in=uuids, t__gte=since
+        ).values_list("gpu_id", "t", "utilization_pct_s", "utilization_known_s", "seen_s")
+    }
+    people = usage_sums.hours(uuids, since, now_t)
+    return [_strip(gpu, since, rows, people) for gpu in gpus]
+
+
+def _strip(
+    gpu: Gpu,
+    since: int,
+    rows: dict[tuple[str, int], tuple[float, int, int]],
+    people: dict[tuple[str, int], list[UsageRow]],
+) -> HeatStrip:
+    cells: list[HeatCell] = []
+    last = since + (HOURS - 1) * HOUR_S
+    for t in range(since, since + HOURS * HOUR_S, HOUR_S):
+        total, known_s, seen_s = rows.get((gpu.uuid, t), (0.0, 0, 0))
+        on = tuple(people.get((gpu.uuid, t), ()))
+        name = on[0].subject if on else None
+        before = cells[-1].main.subject if cells and cells[-1].main else None
+        busy = total / known_s if known_s else None
+        first = bool(on) and (name != before or not (cells and cells[-1].people))
+        cells.append(HeatCell(t, busy, seen_s, on, first, goes_on=t == last))
+    counts: dict[str | None, int] = {}
+    for cell in cells:
+        if cell.main:
+            counts[cell.main.subject] = counts.get(cell.main.subject, 0) + 1
+    owners = sorted(counts.items(), key=lambda item: -item[1])
+    return HeatStrip(gpu, tuple(cells), tuple(owners))

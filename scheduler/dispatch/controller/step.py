@@ -1,0 +1,170 @@
+"""The controller: its parts judge the newest snapshot every few seconds; due tasks are queued."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Protocol
+from zlib import crc32
+
+from django.db import transaction
+
+from monitor.facts.readings import Snapshot
+from monitor.gpus.snapshot import rows as snapshots
+from monitor.incidents.constraints import rows as constraint_rows
+from monitor.incidents.constraints.policy import ConstraintPolicy, judge
+from monitor.runtime.facts import Guard
+from monitor.runtime.rows import periodic_tasks
+from monitor.runtime.rows.item_isolation import ItemIsolation, is_of_step
+from monitor.thresholds import rows as thresholds
+from scheduler.jobs.lifecycle.rows import predictions
+
+# Older snapshots are not used.
+STALE_AFTER = timedelta(seconds=15)
+# The periodic tasks of the workers.
+PERIODIC_TASKS = {
+    "roll_up": timedelta(minutes=1),
+    "prune": timedelta(minutes=5),
+    "find_patterns": timedelta(hours=1),
+}
+CLEAR_EVERY = timedelta(minutes=10)
+FAULT_KINDS = ("JUDGING_FAILED",)
+
+
+class Part(Protocol):
+    """A part of the controller. Its state is in rows."""
+
+    name: str
+
+    def judge(self, snapshot: Snapshot | None, now: datetime) -> object:
+        """Run once in the tick's transaction. snapshot: None = there is no fresh one.
+
+        Returns results for logs and tests. It never waits for an external service.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class PartResult:
+    """The result of each part (or its error), and the queued tasks."""
+
+    results: Mapping[str, object]
+    queued: tuple[str, ...]
+
+
+class FileRetention:
+    """The part that has files of ended jobs deleted on this host."""
+
+    name = "clearing"
+
+    def __init__(self, host: str, queue: Callable[[str, str], None]) -> None:
+        self._queue = queue
+        self._chore = f"clear {host[:24]} {crc32(host.encode()):08x}"
+
+    def judge(self, snapshot: Snapshot | None, now: datetime) -> bool:
+        is_due = periodic_tasks.due(self._chore, CLEAR_EVERY, now)
+        if is_due:
+            self._queue("clear_files", "scheduler.tasks")
+        return is_due
+
+
+class Predictions:
+    """The part that has predicted start times stored while jobs wait; one host serves all."""
+
+    name = "predictions"
+
+    def __init__(self, queue: Callable[[str, str], None]) -> None:
+        self._queue = queue
+
+    def judge(self, snapshot: Snapshot | None, now: datetime) -> bool:
+        is_due = predictions.jobs_wait() and periodic_tasks.due(
+            "predict_starts", predictions.EVERY, now
+        )
+        if is_due:
+            self._queue("predict_starts", "scheduler.tasks")
+        return is_due
+
+
+class OtherTasks:
+    """The part that has the apps above queue their own periodic tasks."""
+
+    name = "other tasks"
+
+    def __init__(self, host: str) -> None:
+        self._isolation = ItemIsolation(host, self.name)
+
+    def judge(self, snapshot: Snapshot | None, now: datetime) -> object:
+        return self._isolation.each(
+            periodic_tasks.queuers(), str, lambda path: periodic_tasks.queuer(path)(now), now
+        )
+
+
+class ConstraintWatch:
+    """The part that reports resources the host is short of."""
+
+    name = "constraints"
+
+    def __init__(self, host: str, data_folder: str) -> None:
+        self._host = host
+        self._data_folder = data_folder
+        self._isolation = ItemIsolation(host, self.name)
+
+    def judge(self, snapshot: Snapshot | None, now: datetime) -> object:
+        if snapshot is None:
+            return None
+        open_keys = constraint_rows.open_keys(self._host)
+        policy = thresholds.current(ConstraintPolicy)
+        cpu = constraint_rows.cpu_pct(self._host, now) if policy.cpu_busy_pct < 100 else None
+        verdict = judge(snapshot, self._data_folder, open_keys, policy, cpu)
+        constraint_rows.apply(verdict, self._host, now, self._isolation)
+        return verdict
+
+
+class Controller:
+    """A Step. All state is in rows, so a restart changes nothing."""
+
+    def __init__(
+        self, guard: Guard, host: str, queue: Callable[[str], None], parts: Sequence[Part]
+    ) -> None:
+        self._guard = guard
+        self._host = host
+        self._queue = queue
+        self._parts = parts
+        self._isolation = ItemIsolation(host, "controller", guard)
+
+    def open(self) -> None:
+        """Nothing to open."""
+
+    def close(self) -> None:
+        """Nothing to close."""
+
+    def step(self, now: datetime) -> PartResult:
+        """Judge once at `now`."""
+        newest = snapshots.newest(self._host)
+        fresh = newest if newest is not None and now - newest.at <= STALE_AFTER else None
+        with self._guard():
+            results = {part.name: self._ask(part, fresh, now) for part in self._parts}
+            tried = self._isolation.each(
+                PERIODIC_TASKS, str, lambda name: self._queue_chore(name, now), now
+            )
+        return PartResult(results, tuple(name for name, is_due in tried if is_due))
+
+    def _queue_chore(self, name: str, now: datetime) -> bool:
+        """Whether it was due, and is queued."""
+        is_due = periodic_tasks.due(name, PERIODIC_TASKS[name], now)
+        if is_due:
+            self._queue(name)
+        return is_due
+
+    def _ask(self, part: Part, snapshot: Snapshot | None, now: datetime) -> object:
+        """A part that fails is rolled back, and the other parts judge."""
+        try:
+            with transaction.atomic():
+                result = part.judge(snapshot, now)
+        except Exception as error:
+            if is_of_step(error):
+                raise
+            self._isolation.failed(part.name, error, now, FAULT_KINDS[0])
+            return error
+        self._isolation.worked(part.name)
+        return result

@@ -1,0 +1,259 @@
+"""Step: take, and take back, the steps about incidents; each is a row before it is done."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+from datetime import datetime
+from typing import Any, Protocol
+
+from monitor.facts.readings import Snapshot
+from monitor.incidents.alerts.steps import owner_warnings
+from monitor.incidents.enforcement import policy as enforcement_plan
+from monitor.incidents.enforcement.policy import UNDOABLE, WARNINGS, EnforcementPolicy, Step
+from monitor.incidents.enforcement.wording import DID, UNDID, WOULD
+from monitor.journal.rows import audit, events
+from monitor.models import Incident, Response
+from monitor.runtime.rows.item_isolation import ItemIsolation
+from monitor.thresholds import rows as thresholds
+from scheduler.dispatch.controller.steps import enforcement_cases as cases
+from scheduler.dispatch.controller.steps.enforcement_cases import OpenCase, Processes
+from scheduler.runner.enforce.actions import Target
+
+GIB = 1024**3
+PLANNED, DONE = Response.State.PLANNED, Response.State.DONE
+REFUSED, UNDONE = Response.State.REFUSED, Response.State.UNDONE
+
+
+class ProcessActions(Protocol):
+    """Actions on a process; see scheduler/runner/enforce/actions.py."""
+
+    def owner(self, target: Target) -> int | None: ...
+    def look(self, target: Target) -> dict[str, Any] | None: ...
+    def lower(self, target: Target, nice: int) -> str | None: ...
+    def restore(self, target: Target, before: dict[str, Any]) -> None: ...
+    def cap(
+        self, target: Target, before: dict[str, Any], cores: float, memory_bytes: int | None
+    ) -> str | None: ...
+    def uncap(self, target: Target, before: dict[str, Any]) -> None: ...
+    def freeze(
+        self, target: Target, run_s: float, stop_s: float, *, again: bool = False
+    ) -> str | None: ...
+    def thaw(self, target: Target) -> None: ...
+    def end(self, target: Target, *, kill: bool = False) -> str | None: ...
+
+
+class Enforcement:
+    """Plans a step in one tick and executes it in the next, after the plan was committed."""
+
+    name = "enforcement"
+
+    def __init__(self, host: str, actions: ProcessActions) -> None:
+        self._host = host
+        self._actions = actions
+        self._isolation = ItemIsolation(host, self.name)
+
+    def judge(self, snapshot: Snapshot | None, now: datetime) -> object:
+        policy = thresholds.current(EnforcementPolicy)
+        readings = snapshot.processes if snapshot else ()
+        processes: Processes = {(p.pid, p.start_ticks): p for p in readings}
+        lasting = self._cases(cases.with_actions(self._host), processes, now)
+        steps = self._isolation.each(
+            lasting, _name, lambda case: self._go_on(case, policy, now), now
+        )
+        taken = [step for _, step in steps]
+        if policy.enabled:
+            # A failed item is neither ended nor escalated in the same tick.
+            free = {case.incident.pk for case, step in steps if not step}
+            lasting_ids = {case.incident.pk for case in lasting}
+            leading = [
+                case
+                for case in self._leading(processes, policy, lasting_ids, now)
+                if case.incident.pk in free or case.incident.pk not in lasting_ids
+            ]
+            begun = self._isolation.each(
+                leading, _name, lambda case: self._begin(case, policy, now), now
+            )
+            taken += [step for _, step in begun]
+        return tuple(step for step in taken if step)
+
+    def _cases(
+        self, rows: Mapping[Incident, list[Response]], processes: Processes, now: datetime
+    ) -> list[OpenCase]:
+        """Incidents with their actions; incidents that cannot be read are left out."""
+        cases_by_incident = self._isolation.each(
+            rows,
+            lambda incident: f"case of incident {incident.pk}",
+            lambda incident: cases.case_of(
+                incident, rows[incident], processes, self._actions.owner, now
+            ),
+            now,
+        )
+        return [case for _, case in cases_by_incident]
+
+    # Steps that are done already, or planned
+
+    def _go_on(self, open_case: OpenCase, policy: EnforcementPolicy, now: datetime) -> Step | None:
+        is_over = not enforcement_plan.is_enforceable(open_case.case, policy) or policy.dry_run
+        if is_over or open_case.is_past:
+            undone = [row for row in open_case.rows if open_case.is_past or _can_be_undone(row)]
+            for row in reversed(undone):
+                self._undo(open_case, row, now)
+            return Step(undone[-1].step) if undone else None
+        for row in open_case.rows:
+            if row.state == DONE and row.step == Step.FREEZE:
+                self._actions.freeze(open_case.target, policy.run_s, policy.stop_s, again=True)
+        planned = [row for row in open_case.rows if row.state == PLANNED]
+        if not planned or not open_case.case.accused.is_there:
+            return None
+        self._do(open_case, planned[0], policy, now)
+        return Step(planned[0].step)
+
+    def _do(
+        self, open_case: OpenCase, row: Response, policy: EnforcementPolicy, now: datetime
+    ) -> None:
+        step, target, actions = Step(row.step), open_case.target, self._actions
+        if step is Step.RENICE:
+            problem = actions.lower(target, policy.nice)
+        elif step is Step.LIMIT:
+            memory = int(policy.memory_gib * GIB) or None
+            problem = actions.cap(target, row.before, policy.cpu_cores, memory)
+        elif step is Step.FREEZE:
+            problem = actions.freeze(target, policy.run_s, policy.stop_s)
+        else:
+            problem = actions.end(target, kill=step is Step.KILL)
+        row.state = REFUSED if problem else DONE
+        row.text = problem or DID[step].format(open_case.description)
+        row.save(update_fields=["state", "text"])
+        if problem:
+            _report_refusal(open_case, step, problem, now)
+        else:
+            _add_event("ENFORCEMENT_ACTED", open_case, row.text, now, audited=True)
+
+    def _undo(self, open_case: OpenCase, row: Response, now: datetime) -> None:
+        """Undo an action. It may only have been planned: after a crash that is unknown."""
+        step, lasts = Step(row.step), _can_be_undone(row)
+        if step is Step.RENICE:
+            self._actions.restore(open_case.target, row.before)
+        elif step is Step.LIMIT:
+            self._actions.uncap(open_case.target, row.before)
+        elif step is Step.FREEZE:
+            self._actions.thaw(open_case.target)
+        tells = row.state == DONE and lasts and self._actions.owner(open_case.target) is not None
+        row.state, row.undone_at = UNDONE if lasts else row.state, now
+        row.save(update_fields=["state", "undone_at"])
+        if tells:
+            _add_event(
+                "ENFORCEMENT_UNDONE",
+                open_case,
+                UNDID[step].format(open_case.description),
+                now,
+                audited=True,
+            )
+
+    # Steps to do next
+
+    def _leading(
+        self,
+        processes: Processes,
+        policy: EnforcementPolicy,
+        lasting_ids: Collection[int],
+        now: datetime,
+    ) -> list[OpenCase]:
+        """One incident for each process: about which something is done already, else the oldest."""
+        open_cases = cases.open_cases(self._host, dry_run=policy.dry_run)
+        chosen: dict[Target, OpenCase] = {}
+        ordered = sorted(open_cases, key=lambda r: (r.pk not in lasting_ids, r.opened_at, r.pk))
+        for open_case in self._cases({row: open_cases[row] for row in ordered}, processes, now):
+            if enforcement_plan.is_enforceable(open_case.case, policy):
+                chosen.setdefault(replace(open_case.target, key=""), open_case)
+        return list(chosen.values())
+
+    def _begin(self, open_case: OpenCase, policy: EnforcementPolicy, now: datetime) -> Step | None:
+        active = [row for row in open_case.rows if row.undone_at is None]
+        undone = [row.undone_at for row in open_case.rows if row.undone_at is not None]
+        case = replace(open_case.case, resumed_at=max(undone, default=None))
+        reached = {} if policy.dry_run else owner_warnings.reached_at([open_case.incident])
+        taken = [cases.step_record(row, reached) for row in active]
+        step = enforcement_plan.next_step(case, taken, policy, now)
+        if step is None:
+            return None
+        if policy.dry_run:
+            text = WOULD[step].format(open_case.description)
+            _store_response(open_case, step, DONE, text, now, dry=True)
+            _add_event("ENFORCEMENT_DRY_RUN", open_case, text, now)
+        elif step in WARNINGS:
+            again = any(row.step == step for row in active)
+            self._warn(open_case, step, policy, now, again=again)
+        elif (before := self._actions.look(open_case.target)) is not None:
+            before = {**before, "process": cases.process_of(open_case)}
+            _store_response(open_case, step, PLANNED, "", now, before=before)
+        return step
+
+    def _warn(
+        self,
+        open_case: OpenCase,
+        step: Step,
+        policy: EnforcementPolicy,
+        now: datetime,
+        *,
+        again: bool,
+    ) -> None:
+        number = WARNINGS.index(step) + 1
+        to_come = enforcement_plan.plan(policy)
+        problem = owner_warnings.write(open_case.incident, number, to_come, now)
+        text = problem or DID[step].format(open_case.description)
+        _store_response(open_case, step, REFUSED if problem else DONE, text, now)
+        if problem is None:
+            _add_event("ENFORCEMENT_ACTED", open_case, text, now, audited=True)
+        elif not again:
+            _report_refusal(open_case, step, problem, now)
+
+
+def _name(open_case: OpenCase) -> str:
+    return f"incident {open_case.incident.pk}"
+
+
+def _can_be_undone(row: Response) -> bool:
+    return row.state == PLANNED or (row.state == DONE and row.step in UNDOABLE)
+
+
+def _report_refusal(open_case: OpenCase, step: Step, problem: str, now: datetime) -> None:
+    text = f"{WOULD[step].format(open_case.description)}, but can't: {problem}"
+    _add_event("ENFORCEMENT_REFUSED", open_case, text, now)
+
+
+def _add_event(
+    kind: str, open_case: OpenCase, text: str, now: datetime, *, audited: bool = False
+) -> None:
+    row = open_case.incident
+    if audited:
+        audit.note(kind, text, by=audit.GPUCOORD, now=now, subject=f"incident {row.pk}")
+    events.add(
+        kind,
+        text,
+        now=now,
+        severity="info" if kind == "ENFORCEMENT_UNDONE" else "warning",
+        host=row.host,
+        gpu_uuid=row.gpu_id or "",
+        owner=row.job_owner or row.user,
+    )
+
+
+def _store_response(
+    open_case: OpenCase,
+    step: Step,
+    state: Response.State,
+    text: str,
+    now: datetime,
+    *,
+    dry: bool = False,
+    before: dict[str, Any] | None = None,
+) -> None:
+    Response.objects.update_or_create(
+        incident=open_case.incident,
+        step=step.value,
+        is_dry_run=dry,
+        undone_at=None,
+        defaults={"state": state, "text": text, "at": now, "before": before or {}},
+    )

@@ -1,0 +1,64 @@
+"""Assembles the controller of this host for its loop."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from django.conf import settings
+
+from monitor import tasks
+from monitor.incidents.alerts.steps.writer import AlertWriter
+from monitor.runtime.facts import Guard
+from scheduler.disk.steps.watch import DiskWatch
+from scheduler.dispatch.controller.step import (
+    ConstraintWatch,
+    Controller,
+    FileRetention,
+    OtherTasks,
+    Part,
+    Predictions,
+)
+from scheduler.dispatch.controller.steps.enforcement import Enforcement
+from scheduler.dispatch.controller.steps.idle_gpus import IdleResources
+from scheduler.dispatch.controller.steps.incident_watch import IncidentWatch
+from scheduler.dispatch.yields.steps import HotGpus, LostGpus
+from scheduler.execution.hosts.step import HostWatch
+from scheduler.execution.steps.capabilities import BackgroundNiceness
+from scheduler.execution.steps.gpu_locks import LockClaims, LockFiles
+from scheduler.fair_share import rows as fair_share
+from scheduler.jobs.notifications.step import JobNotifications
+from scheduler.limits.quotas.step import Charging
+from scheduler.limits.throttle.step import ThrottleStep
+from scheduler.queue.sizing.step import AttemptUses
+from scheduler.runner.enforce.actions import ProcessControl
+from scheduler.submission.idle_work.step import IdleWork
+from scheduler.terminals.step import IdleTerminals
+
+
+def build(guard: Guard) -> Controller:
+    """The controller of this host."""
+    config = settings.CONFIG
+    parts: tuple[Part, ...] = (
+        ConstraintWatch(config.node, str(settings.DATA)),
+        DiskWatch(config.node, Path(settings.DATA), config.checkpoints, tasks.queue),
+        Charging(config.node, config.time_zone, fair_share.owed_seconds),
+        IncidentWatch(config.node),
+        AttemptUses(config.node),
+        ThrottleStep(config.node),
+        LostGpus(config.node),
+        HotGpus(config.node),
+        IdleResources(config.node),
+        IdleWork(config.node),
+        IdleTerminals(config.node),
+        Enforcement(config.node, ProcessControl(Path(settings.DATA) / "run" / "pacing")),
+        AlertWriter(tasks.queue),
+        JobNotifications(config.node, tasks.queue),
+        LockClaims(config.node, settings.LOCK_FOLDER),
+        LockFiles(config.node, settings.LOCK_FOLDER),
+        BackgroundNiceness(config.node),
+        FileRetention(config.node, tasks.queue),
+        Predictions(tasks.queue),
+        OtherTasks(config.node),
+        HostWatch(config.node, Path(settings.DATA)),
+    )
+    return Controller(guard, config.node, tasks.queue, parts)

@@ -1,0 +1,146 @@
+"""The controller's part that reports silent hosts, and settles jobs of hosts that are down.
+
+Nothing is restarted elsewhere before an operator or the threshold `retries.down_after_minutes` has
+confirmed that the host is down, and then only jobs with `requeue`. When such a host returns, it
+ends what those jobs have left there.
+"""
+
+from __future__ import annotations
+
+import signal
+from datetime import datetime, timedelta
+from pathlib import Path
+
+from django.db.models import QuerySet
+
+from monitor.facts.hosts import HostFact
+from monitor.facts.readings import Snapshot
+from monitor.gpus.hosts import actions, policy, rows
+from monitor.journal.rows import events
+from monitor.runtime.probes.process_identity import boot_id
+from monitor.runtime.rows.item_isolation import ItemIsolation
+from monitor.runtime.rows.prepared import compiled_once
+from monitor.runtime.rows.wakeups import wake
+from monitor.thresholds import rows as thresholds
+from scheduler.execution.steps import outcomes
+from scheduler.jobs.lifecycle.policy.retries import RetryPolicy
+from scheduler.models import Attempt
+from scheduler.runner import attempt_files, files
+
+# After the database was away, each host has readings again by then.
+RETURN = timedelta(seconds=5)
+# Named as the operator who confirmed it.
+BY_THRESHOLD = "Threshold retries.down_after_minutes"
+
+
+@compiled_once
+def _abandoned(host: str) -> QuerySet[Attempt]:
+    return Attempt.objects.filter(host=host, abandoned=True, engine="")
+
+
+class HostWatch:
+    """A Part."""
+
+    name = "hosts"
+
+    def __init__(self, host: str, data: Path) -> None:
+        self._host, self._data = host, data
+        self._isolation = ItemIsolation(host, self.name)
+
+    def judge(self, snapshot: Snapshot | None, now: datetime) -> list[int]:
+        """Returns the jobs that were put back into the queue."""
+        if snapshot is not None:
+            self._return(now)
+        self._report_silent(now)
+        requeued = self._requeue(now)
+        self._end_abandoned(now)
+        return requeued
+
+    def _return(self, now: datetime) -> None:
+        """This host has readings, whatever the others concluded."""
+        was_silent, was_down = rows.mark_heard(self._host), rows.clear_down(self._host)
+        if was_silent or was_down:
+            text = f"The host {self._host} is in contact again."
+            events.add("HOST_RETURNED", text, now=now, host=self._host)
+
+    def _report_silent(self, now: datetime) -> None:
+        for host in rows.all_hosts():
+            since = policy.silent_since(host, now)
+            if since is None or host.name == self._host:
+                continue
+            if self._had_contact(since, now) and rows.mark_silent(host.name, since, now):
+                text = f"Contact with the host {host.name} is lost; its jobs may still run."
+                events.add("HOST_SILENT", text, now=now, host=host.name, severity="warning")
+                wake("live")
+            if host.down_at is None:
+                self._confirm_down(host, since, now)
+
+    def _had_contact(self, since: datetime, now: datetime) -> bool:
+        """Whether this host stored readings while the other one was silent.
+
+        When the database was away, all hosts were silent, and return within a few seconds.
+        """
+        return rows.has_readings(self._host, since + RETURN, now - RETURN)
+
+    def _confirm_down(self, host: HostFact, since: datetime, now: datetime) -> None:
+        """As an operator does, after the time of the threshold.
+
+        Only time in which this host had readings counts. While the database was away, all hosts
+        were silent.
+        """
+        wanted = timedelta(minutes=thresholds.current(RetryPolicy).down_after_minutes)
+        if not wanted or now - since < wanted:
+            return
+        if rows.seconds_with_readings(self._host, since) >= wanted.total_seconds():
+            actions.confirm_down(host, BY_THRESHOLD, now)
+
+    def _requeue(self, now: datetime) -> list[int]:
+        down = {name for name in rows.confirmed_down() if name != self._host}
+        if not down:
+            return []
+        # A host that sends readings again continues its jobs, and is not down.
+        for host in rows.all_hosts():
+            if host.seen_at is not None and policy.silent_since(host, now) is None:
+                down.discard(host.name)
+        # A job that another engine runs is on a node of that engine, which may be up.
+        attempts = Attempt.objects.filter(
+            host__in=down, ended_at=None, job__requeue=True, engine=""
+        )
+        results = self._isolation.each(
+            attempts.select_related("job__owner", "yield_request"),
+            lambda attempt: f"job {attempt.job_id}",
+            lambda attempt: outcomes.record_host_down(attempt, now),
+            now,
+        )
+        if results:
+            wake("scheduler")
+        return [attempt.job_id for attempt, _ in results]
+
+    def _end_abandoned(self, now: datetime) -> None:
+        self._isolation.each(
+            _abandoned(self._host),
+            lambda attempt: f"abandoned job {attempt.job_id}",
+            self._end,
+            now,
+        )
+
+    def _end(self, attempt: Attempt) -> None:
+        """Repeated until no process is left: SIGTERM by the runner, else SIGKILL."""
+        if attempt.boot_id == boot_id() and not self._has_ended(attempt):
+            return
+        Attempt.objects.filter(pk=attempt.pk).update(abandoned=False)
+
+    def _has_ended(self, attempt: Attempt) -> bool:
+        folder = files.attempt_folder(self._data, attempt.job_id, attempt.number)
+        observed = attempt_files.read_attempt(folder, attempt.nonce)
+        if observed.runner_alive:
+            attempt_files.ask_to_stop(observed)
+            return False
+        if observed.started is None:
+            # No runner has taken it up; from now on none can.
+            attempt_files.give_up(folder, attempt.nonce)
+            return True
+        if attempt_files.end_orphans(observed.started, signal.SIGKILL):
+            return False
+        attempt_files.end_confined(folder)
+        return True

@@ -1,0 +1,266 @@
+"""Policy: whether a job runs again after an attempt has ended.
+
+exit 85 (checkpoint saved), after a yield request     again
+exit 85 without a request, if it can be asked         again
+other exit after a yield request                      again with `requeue`
+runner or GPU lost, or restart of the machine         again with `requeue` or `retries`, or if it is
+                                                      preemptible and has a checkpoint; not counted
+                                                      as a retry, with back-off from the second on
+out of GPU memory, or of host memory                  while `retries` are left, with more memory
+any other failure                                     while `retries` are left, with back-off
+time limit exceeded, cancelled                        ended
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from datetime import timedelta
+from enum import StrEnum
+from zlib import crc32
+
+from monitor.facts.formats import GIB
+from monitor.facts.thresholds import percent, threshold
+from scheduler.facts.jobs import Outcome
+from scheduler.queue.planner.preemption import PreemptionPolicy
+
+SAVED_EXIT_CODE = 85
+# Those that the runner sends to a job that has to leave.
+SIGNAL_NAMES = {9: "SIGKILL", 15: "SIGTERM"}
+_GPU_MEMORY = re.compile(
+    rb"CUDA out of memory|(?<!lang\.)OutOfMemoryError|cudaErrorMemoryAllocation"
+    rb"|CUDA_ERROR_OUT_OF_MEMORY|CUBLAS_STATUS_ALLOC_FAILED|RESOURCE_EXHAUSTED: Out of memory"
+)
+
+
+class FailureCause(StrEnum):
+    """Why an attempt ended as it did: the job's own doing, too little memory of its GPUs or of the
+    host, or the machine's.
+    """
+
+    OWN = "own"
+    GPU_MEMORY = "GPU memory"
+    MEMORY = "memory"
+    MACHINE = "machine"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RetryPolicy:
+    """Retry delays and limits."""
+
+    # fmt: off
+    first_pause_s: float = threshold(60.0, "First retry delay", unit="s", ge=0,
+        help="The delay doubles after each failure.")
+    longest_pause_minutes: float = threshold(60.0, "Maximum retry delay", unit="min", ge=0)
+    jitter_pct: float = percent(10.0, "Jitter", "Spreads the retries of jobs that failed together.")
+    memory_factor: float = threshold(1.25, "Memory factor", ge=1, le=10,
+        help="The declared GPU memory, or the declared host memory, is multiplied by this factor "
+             "after an out-of-memory failure.")
+    most_lost: int = threshold(10, "Maximum lost attempts", ge=0,
+        help="A job whose runner or GPU was lost more often is held until it is released.")
+    down_after_minutes: float = threshold(0.0, "Silent host counts as down after", unit="min",
+        ge=0, le=10080,
+        help="Jobs with requeue that ran there then start on other hosts, as if an operator had "
+             "confirmed it. If the host still runs, such a job may run twice for a while. "
+             "Only whole minutes in which another host had readings count, so it takes up to two "
+             "minutes longer. "
+             "0 = only an operator confirms it.")
+    # fmt: on
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RetryHistory:
+    """Retry options and history of a job. lost: number of attempts lost by the machine."""
+
+    job_id: int
+    requeue: bool = False
+    preemptible: bool = False
+    retries: int = 0
+    failures: int = 0
+    requeues: int = 0
+    lost: int = 0
+    memory_bytes: int | None = None
+    host_memory_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttemptEnd:
+    """How an attempt ended. yielded: after a yield request. counts: towards the limit of requeues.
+
+    has_saved: there is a checkpoint.
+    """
+
+    outcome: Outcome
+    exit_code: int | None = None
+    signal: int | None = None
+    cause: FailureCause = FailureCause.OWN
+    yielded: bool = False
+    counts: bool = True
+    has_saved: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RetryDecision:
+    """Whether and how the job runs again. outcome: of the attempt, and of a job that has ended.
+
+    held: why it is held for a user. pause: time before the next attempt. cool_down: time without
+    preemptions by this job. The numbers are new values of the job's columns.
+    """
+
+    again: bool
+    outcome: Outcome
+    text: str = ""
+    held: str = ""
+    pause: timedelta | None = None
+    cool_down: timedelta = timedelta()
+    failures: int = 0
+    requeues: int = 0
+    memory_bytes: int | None = None
+    host_memory_bytes: int | None = None
+
+
+def decide(
+    end: AttemptEnd,
+    past: RetryHistory,
+    preemption: PreemptionPolicy,
+    retry: RetryPolicy,
+    largest_bytes: int | None = None,
+) -> RetryDecision:
+    """largest_bytes: the memory of the largest GPU, or of the host; no job declares more."""
+    if end.outcome in (Outcome.SUCCEEDED, Outcome.CANCELLED, Outcome.TIMED_OUT):
+        return _over(end.outcome, past)
+    if end.yielded or _leaves_unasked(end, past):
+        return _yielded(end, past, preemption)
+    if end.cause is FailureCause.MACHINE:
+        return _lost(end, past, retry)
+    if past.failures < past.retries:
+        return _retried(end, past, retry, largest_bytes)
+    return _over(end.outcome, past)
+
+
+MEMORY_PROBLEMS = {
+    FailureCause.GPU_MEMORY: "It ran out of GPU memory.",
+    FailureCause.MEMORY: "It was killed because it ran out of memory.",
+}
+
+
+def pause(times: int, job_id: int, policy: RetryPolicy) -> timedelta:
+    """Before the next try after `times` failures: the same for the same job and number."""
+    longest = policy.longest_pause_minutes * 60
+    # 2^30 first pauses are longer than any longest one.
+    seconds = min(longest, policy.first_pause_s * 2 ** min(max(times, 1) - 1, 30))
+    spread = crc32(f"{job_id}.{times}".encode()) / 2**31 - 1
+    return timedelta(seconds=seconds * (1 + spread * policy.jitter_pct / 100))
+
+
+def reports_gpu_memory(tail: bytes) -> bool:
+    """Whether the end of a log says that a GPU's memory was too small."""
+    return _GPU_MEMORY.search(tail) is not None
+
+
+def _over(outcome: Outcome, past: RetryHistory, text: str = "") -> RetryDecision:
+    return RetryDecision(
+        again=False,
+        outcome=outcome,
+        text=text,
+        failures=past.failures,
+        requeues=past.requeues,
+        memory_bytes=past.memory_bytes,
+        host_memory_bytes=past.host_memory_bytes,
+    )
+
+
+def _leaves_unasked(end: AttemptEnd, past: RetryHistory) -> bool:
+    """It says that it saved its work, and may expect to be run again: at a shutdown, say."""
+    return end.exit_code == SAVED_EXIT_CODE and (past.preemptible or past.requeue)
+
+
+def _yielded(end: AttemptEnd, past: RetryHistory, policy: PreemptionPolicy) -> RetryDecision:
+    has_saved = end.exit_code == SAVED_EXIT_CODE
+    if not has_saved and not past.requeue:
+        return _over(Outcome.PREEMPTED, past, _unsaved(end))
+    counts = end.counts and (end.yielded or end.cause is not FailureCause.MACHINE)
+    times = past.requeues + counts
+    is_held = counts and times > policy.most_requeues
+    why = "had to make room for others" if end.yielded else "left by itself to be run again"
+    return RetryDecision(
+        again=True,
+        outcome=Outcome.PREEMPTED,
+        text="it saved its work" if has_saved else "it begins anew",
+        held=f"It {why} {_times(times)}." if is_held else "",
+        cool_down=timedelta(minutes=policy.cool_down_minutes),
+        failures=past.failures,
+        requeues=times,
+        memory_bytes=past.memory_bytes,
+        host_memory_bytes=past.host_memory_bytes,
+    )
+
+
+def _unsaved(end: AttemptEnd) -> str:
+    """How a job left its GPU that did not say that it saved its work."""
+    if end.signal is not None:
+        return (
+            f"It had to leave its GPU and was ended by signal {_signal(end.signal)} before it had"
+            " saved its work and exited by itself."
+        )
+    if end.exit_code is None:
+        return "It had to leave its GPU, and how it ended is unknown."
+    return (
+        f"It had to leave its GPU and ended with exit code {end.exit_code}."
+        f" Exit code {SAVED_EXIT_CODE} would have said that it saved its work and is to run again."
+    )
+
+
+def _signal(number: int) -> str:
+    name = SIGNAL_NAMES.get(number)
+    return f"{number} ({name})" if name else str(number)
+
+
+def _lost(end: AttemptEnd, past: RetryHistory, policy: RetryPolicy) -> RetryDecision:
+    goes_on = past.preemptible and end.has_saved
+    if not (past.requeue or past.retries or goes_on):
+        return _over(end.outcome, past)
+    times = past.lost + 1
+    return RetryDecision(
+        again=True,
+        outcome=end.outcome,
+        text="the machine lost it",
+        held=f"The machine lost it {_times(times)}." if times > policy.most_lost else "",
+        pause=pause(times, past.job_id, policy) if times > 1 else None,
+        failures=past.failures,
+        requeues=past.requeues,
+        memory_bytes=past.memory_bytes,
+        host_memory_bytes=past.host_memory_bytes,
+    )
+
+
+def _times(number: int) -> str:
+    return "once" if number == 1 else f"{number} times"
+
+
+def _retried(
+    end: AttemptEnd, past: RetryHistory, policy: RetryPolicy, largest_bytes: int | None
+) -> RetryDecision:
+    times = past.failures + 1
+    memory = past.memory_bytes
+    text = f"it failed, and has {past.retries - past.failures} of {past.retries} retries left"
+    if end.cause is FailureCause.GPU_MEMORY and memory is not None:
+        more = int(memory * policy.memory_factor)
+        memory = more if largest_bytes is None else max(memory, min(more, largest_bytes))
+        text = f"it ran out of GPU memory, and declares {memory / GIB:.4g} GiB now"
+    host_memory = past.host_memory_bytes
+    if end.cause is FailureCause.MEMORY and host_memory is not None:
+        more = int(host_memory * policy.memory_factor)
+        most = more if largest_bytes is None else min(more, largest_bytes)
+        host_memory = max(host_memory, most)
+        text = f"it ran out of host memory, and declares {host_memory / GIB:.4g} GiB now"
+    return RetryDecision(
+        again=True,
+        outcome=end.outcome,
+        text=text,
+        pause=pause(times, past.job_id, policy),
+        failures=times,
+        requeues=past.requeues,
+        memory_bytes=memory,
+        host_memory_bytes=host_memory,
+    )

@@ -1,0 +1,378 @@
+"""Rows: dependencies between jobs, and arrays.
+
+A job is skipped when a dependency can never be met. A dependency on an array, named by the number
+of its first job, waits for all its jobs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from django.db.models import Count, F, Q, QuerySet
+
+from monitor.journal.rows import counters, events
+from scheduler.facts.jobs import Dependency, DependencyKind, JobState, Outcome
+from scheduler.jobs.lifecycle.rows.bulk import chunks, forget_environments, locked, update
+from scheduler.models import Job, JobDependency
+
+# The number of the job that is waited for, and whether for its end or its success.
+Awaited = tuple[int, DependencyKind]
+_KINDS = {kind.value: kind for kind in DependencyKind}
+# Of the ended jobs of an array, so many are named.
+MOST_HOPELESS = 3
+NOT_FAILED = ("", Outcome.SUCCEEDED.value)
+OUTCOME_WORDS = {
+    Outcome.FAILED: "failed",
+    Outcome.CANCELLED: "was cancelled",
+    Outcome.TIMED_OUT: "ran into its time limit",
+    Outcome.LOST: "was lost",
+    Outcome.PREEMPTED: "had to leave its GPU",
+    Outcome.SKIPPED: "was skipped itself",
+}
+
+
+def is_met(after: DependencyKind, state: str, outcome: str) -> bool:
+    """Whether a job in this state meets such a dependency."""
+    is_over = state == JobState.FINISHED.value
+    return is_over and (after is DependencyKind.END or outcome == Outcome.SUCCEEDED.value)
+
+
+def dependency_problems(wanted: Sequence[Sequence[Dependency]]) -> list[tuple[str, ...]]:
+    """For each new job, why it can't wait for the jobs that it names; () = it can."""
+    named = {dependency for after in wanted for dependency in after}
+    if not named:
+        return [()] * len(wanted)
+    numbers = sorted({dependency.on for dependency in named})
+    existing = {
+        pk
+        for chunk in chunks(numbers)
+        for pk in Job.objects.filter(pk__in=chunk).values_list("pk", flat=True)
+    }
+    hopeless = _hopeless(
+        {dependency.on for dependency in named if dependency.after is DependencyKind.SUCCESS}
+    )
+    return [_problems(after, existing, hopeless) for after in wanted]
+
+
+def _problems(
+    after: Sequence[Dependency], existing: set[int], hopeless: dict[int, list[str]]
+) -> tuple[str, ...]:
+    missing = [
+        f"There is no job {dependency.on}." for dependency in after if dependency.on not in existing
+    ]
+    ended = [
+        text
+        for dependency in after
+        if dependency.after is DependencyKind.SUCCESS
+        for text in hopeless.get(dependency.on, ())
+    ]
+    return (*missing, *dict.fromkeys(ended[:MOST_HOPELESS]))
+
+
+def _hopeless(numbers: Iterable[int]) -> dict[int, list[str]]:
+    """{job or array: why it can't succeed any more}."""
+    by_job: dict[int, list[str]] = {}
+    wanted = sorted(numbers)
+    for chunk in chunks(wanted):
+        ended = _awaited(chunk).exclude(outcome__in=NOT_FAILED).order_by("pk")
+        for pk, array, outcome in ended.values_list("pk", "array", "outcome"):
+            text = f"Job {pk} {OUTCOME_WORDS[Outcome(outcome)]}: it can't succeed any more."
+            for number in {pk, array or pk}:
+                if len(by_job.setdefault(number, [])) < MOST_HOPELESS:
+                    by_job[number].append(text)
+    return by_job
+
+
+def add_dependencies(
+    waiting: Sequence[tuple[Sequence[int], Sequence[Dependency]]], now: datetime
+) -> None:
+    """Let new jobs wait for others; in the transaction in which they are submitted.
+
+    waiting: (numbers of new jobs, what each of them waits for).
+    """
+    named = {dependency for _, after in waiting for dependency in after}
+    if not named:
+        return
+    # None of these can end before the new rows are there to be skipped.
+    numbers = sorted({dependency.on for dependency in named})
+    awaited = [
+        row
+        for chunk in chunks(numbers)
+        for row in locked(_awaited(chunk)).values_list("pk", "outcome")
+    ]
+    JobDependency.objects.bulk_create(
+        (
+            JobDependency(job_id=job, on_id=dependency.on, after=dependency.after.value)
+            for jobs, after in waiting
+            for job in jobs
+            for dependency in _once(after)
+        ),
+        batch_size=1000,
+    )
+    if any(dependency.after is DependencyKind.SUCCESS for dependency in named):
+        for outcome in {outcome for _, outcome in awaited} - set(NOT_FAILED):
+            ended = [job for job, how in awaited if how == outcome]
+            skip_dependents(ended, Outcome(outcome), now)
+
+
+def skip_dependents(jobs: Sequence[int], outcome: Outcome, now: datetime) -> None:
+    """End the waiting jobs that need the success of one of these, which ended with `outcome`.
+
+    The jobs that need the success of a skipped one are skipped as well. Each level takes a few
+    statements per 500 jobs, and one event for each job that ended first.
+    """
+    ended, how = list(jobs), outcome
+    while ended:
+        causes = _causes(ended)
+        broken: dict[int, list[int]] = {}
+        for job, on in _waiting_for(list(causes)):
+            broken.setdefault(causes[on], []).append(job)
+        ended = []
+        for on, waiting in broken.items():
+            ended += _skip(sorted(set(waiting) - set(ended)), on, how, now)
+        how = Outcome.SKIPPED
+
+
+def _causes(ended: Sequence[int]) -> dict[int, int]:
+    """{number a job may wait for: the job that ended}; an array's first job stands for all."""
+    causes = {job: job for job in ended}
+    for chunk in chunks(ended):
+        rows = Job.objects.filter(pk__in=chunk, array__isnull=False).order_by("pk")
+        for job, array in rows.values_list("pk", "array"):
+            if array is not None:
+                causes.setdefault(array, job)
+    return causes
+
+
+def _waiting_for(numbers: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """(waiting job, number whose success it needs)."""
+    for chunk in chunks(numbers):
+        rows = JobDependency.objects.filter(
+            on_id__in=chunk, after=DependencyKind.SUCCESS.value, job__state=JobState.QUEUED.value
+        )
+        yield from rows.order_by("job_id", "on_id").values_list("job_id", "on_id")
+
+
+def _awaited(numbers: Iterable[int]) -> QuerySet[Job]:
+    """These jobs, and all others of the arrays that they stand for."""
+    wanted = list(numbers)
+    arrays = Job.objects.filter(pk__in=wanted, array=F("pk")).values("pk")
+    return Job.objects.filter(Q(pk__in=wanted) | Q(array__in=arrays))
+
+
+def _skip(jobs: Sequence[int], on: int, how: Outcome, now: datetime) -> list[int]:
+    """Skip those of these that still wait; returns their numbers."""
+    problem = f"It depends on the success of job {on}, which {OUTCOME_WORDS[how]}."
+    rows = [
+        row
+        for chunk in chunks(jobs)
+        for row in locked(Job.objects.filter(pk__in=chunk, state=JobState.QUEUED.value))
+        .select_related("owner")
+        .only("id", "name", "owner", "owner__username")
+    ]
+    if not rows:
+        return []
+    skipped = [job.pk for job in rows]
+    update(
+        skipped,
+        state=JobState.FINISHED.value,
+        outcome=Outcome.SKIPPED.value,
+        problem=problem,
+        ended_at=now,
+        blockers=[],
+        env={},
+        held="",
+        held_by="",
+    )
+    forget_environments(skipped)
+    counters.add(counters.FINISHED_JOBS, Outcome.SKIPPED.value, len(skipped))
+    _add_skipped_events(rows, problem, now)
+    return skipped
+
+
+def _add_skipped_events(jobs: Sequence[Job], problem: str, now: datetime) -> None:
+    """One for each owner."""
+    owners: dict[str, list[Job]] = {}
+    for job in jobs:
+        owners.setdefault(job.owner.username, []).append(job)
+    for owner, skipped_jobs in owners.items():
+        first, more = skipped_jobs[0], len(skipped_jobs) - 1
+        others = f" and {more} other{'' if more == 1 else 's'}" if more else ""
+        verb = "were" if more else "was"
+        events.add(
+            "JOB_FINISHED",
+            f"Job {first.pk} ({first.name}){others} {verb} skipped: {problem}",
+            now=now,
+            severity="warning",
+            job_ref=str(first.pk),
+            owner=owner,
+        )
+
+
+def _once(after: Iterable[Dependency]) -> list[Dependency]:
+    """One for each job: its success is more than its end."""
+    unique: dict[int, Dependency] = {}
+    for dependency in after:
+        if dependency.on not in unique or dependency.after is DependencyKind.SUCCESS:
+            unique[dependency.on] = dependency
+    return list(unique.values())
+
+
+@dataclass(frozen=True, slots=True)
+class Array:
+    """Progress of an array. first: the number of its first job, which identifies the array."""
+
+    first: int
+    size: int
+    waiting: int
+    running: int
+    succeeded: int
+    limit: int | None
+
+    @property
+    def ended_badly(self) -> int:
+        return self.size - self.waiting - self.running - self.succeeded
+
+    @property
+    def words(self) -> str:
+        """ "3 of 10 succeeded, 2 run, 5 wait"."""
+        parts = [f"{self.succeeded} of {self.size} succeeded"]
+        if self.ended_badly:
+            parts.append(f"{self.ended_badly} ended otherwise")
+        if self.running:
+            parts.append(f"{self.running} run{'' if self.running > 1 else 's'}")
+        if self.waiting:
+            parts.append(f"{self.waiting} wait{'' if self.waiting > 1 else 's'}")
+        return ", ".join(parts)
+
+
+def array_of(job: Job) -> Array | None:
+    """The array that a job belongs to."""
+    if job.array is None:
+        return None
+    rows = Job.objects.filter(array=job.array).values_list("state", "outcome")
+    counts = {(state, outcome): n for state, outcome, n in rows.annotate(n=Count("id"))}
+    return Array(
+        first=job.array,
+        size=sum(counts.values()),
+        waiting=counts.get((JobState.QUEUED.value, ""), 0),
+        running=sum(
+            n
+            for (state, outcome), n in counts.items()
+            if not outcome and state != JobState.QUEUED.value
+        ),
+        succeeded=counts.get((JobState.FINISHED.value, Outcome.SUCCEEDED.value), 0),
+        limit=job.array_limit,
+    )
+
+
+def array_members(array: int) -> list[int]:
+    """The jobs of an array, in order."""
+    rows = Job.objects.filter(array=array).order_by("array_index")
+    return list(rows.values_list("pk", flat=True))
+
+
+def array_jobs(array: int) -> QuerySet[Job]:
+    """The jobs of this array; scheduler.jobs.lifecycle.rows.changes changes them together."""
+    return Job.objects.filter(array=array)
+
+
+def element_states(array: int) -> list[dict[str, Any]]:
+    """Where each of its jobs is, by index."""
+    rows = array_jobs(array).order_by("array_index")
+    columns = rows.values_list("pk", "array_index", "state", "outcome", "started_at")
+    return [
+        {
+            "id": pk,
+            "index": index,
+            "state": state,
+            "outcome": outcome or None,
+            "has_started": started_at is not None,
+        }
+        for pk, index, state, outcome, started_at in columns
+    ]
+
+
+class UnmetDependencies:
+    """The unmet dependencies of waiting jobs, kept from pass to pass.
+
+    Dependencies are written with their job and never change, and one that is met stays met. So only
+    those of new jobs are read, and the jobs that have ended since. `arrays`: the jobs that stand
+    for their array. `unclear`: jobs with a dependency of an unknown kind.
+    """
+
+    def __init__(self) -> None:
+        self._of: dict[int, tuple[Awaited, ...]] = {}
+        # The outcomes of awaited jobs that have ended.
+        self._ended: dict[int, str] = {}
+        self.arrays: frozenset[int] = frozenset()
+        self.unclear: set[int] = set()
+
+    def of(self, job: int) -> tuple[Awaited, ...]:
+        """The unmet dependencies of a job, by the number of the job that is waited for."""
+        return self._of.get(job, ())
+
+    def refresh(self, jobs: Collection[int]) -> None:
+        """`jobs`: the waiting jobs that have dependencies."""
+        waiting = set(jobs)
+        for gone in self._of.keys() - waiting:
+            del self._of[gone]
+        self.unclear &= waiting
+        self._read(sorted(waiting - self._of.keys()))
+        met = self._met({dependency for pending in self._of.values() for dependency in pending})
+        for job, pending in self._of.items() if met else ():
+            if not met.isdisjoint(pending):
+                self._of[job] = tuple(dependency for dependency in pending if dependency not in met)
+
+    def _read(self, jobs: Sequence[int]) -> None:
+        awaited: dict[int, list[Awaited]] = {job: [] for job in jobs}
+        arrays: set[int] = set()
+        for chunk in chunks(jobs):
+            rows = JobDependency.objects.filter(job_id__in=chunk).order_by("on_id")
+            for job, on, after, array in rows.values_list("job_id", "on_id", "after", "on__array"):
+                if array == on:
+                    arrays.add(on)
+                if after in _KINDS:
+                    awaited[job].append((on, _KINDS[after]))
+                else:
+                    self.unclear.add(job)
+        self._of |= {job: tuple(pending) for job, pending in awaited.items()}
+        self.arrays |= arrays
+
+    def _met(self, awaited: Collection[Awaited]) -> set[Awaited]:
+        numbers = {on for on, _ in awaited}
+        if not numbers:
+            return set()
+        self.arrays &= numbers
+        self._ended = {on: outcome for on, outcome in self._ended.items() if on in numbers}
+        still_open = Job.objects.exclude(state=JobState.FINISHED.value).order_by()
+        numbers -= set(still_open.values_list("pk", flat=True)) | self.arrays | self._ended.keys()
+        for chunk in chunks(sorted(numbers)):
+            # The dependencies of a deleted job were deleted with it.
+            self._ended |= dict.fromkeys(chunk, Outcome.SUCCEEDED.value)
+            self._ended |= dict(Job.objects.filter(pk__in=chunk).values_list("pk", "outcome"))
+        unmet = _unmet_of_arrays(self.arrays)
+        over = JobState.FINISHED.value
+        return {
+            (on, after)
+            for on, after in awaited
+            if (
+                after not in unmet.get(on, ())
+                if on in self.arrays
+                else on in self._ended and is_met(after, over, self._ended[on])
+            )
+        }
+
+
+def _unmet_of_arrays(arrays: Collection[int]) -> dict[int, set[DependencyKind]]:
+    """The kinds of dependency that some job of each array does not meet yet."""
+    unmet: dict[int, set[DependencyKind]] = {}
+    rows = Job.objects.filter(array__in=arrays).order_by() if arrays else Job.objects.none()
+    for array, state, outcome in rows.values_list("array", "state", "outcome").distinct():
+        if array is not None:
+            kinds = {after for after in DependencyKind if not is_met(after, state, outcome)}
+            unmet[array] = unmet.get(array, set()) | kinds
+    return unmet

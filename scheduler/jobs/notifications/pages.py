@@ -1,0 +1,83 @@
+"""Page: the notifications that a user gets about own jobs."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+from django import forms
+from django.contrib import messages
+from django.contrib.auth.models import User
+from django.http import HttpRequest, HttpResponse
+from django.shortcuts import redirect, render
+from django.views.decorators.debug import sensitive_post_parameters
+from django.views.decorators.http import require_http_methods
+
+from monitor.facts.input_rules import character_problem
+from scheduler.facts.notices import NOTICE_WORDS, NoticeKind
+from scheduler.jobs.notifications import actions, rows
+from scheduler.jobs.notifications.api import LONGEST_ADDRESS
+from scheduler.models import NotificationSettings
+
+
+class NotificationForm(forms.Form):
+    """The address of the own service is written and never shown."""
+
+    kinds = forms.MultipleChoiceField(
+        label="Notify me when",
+        choices=[(kind.value, words) for kind, words in NOTICE_WORDS.items()],
+        required=False,
+        widget=forms.CheckboxSelectMultiple,
+    )
+    by_mail = forms.BooleanField(label="By mail", required=False)
+    by_browser = forms.BooleanField(
+        label="In the browser",
+        required=False,
+        help_text="While a page of gpucoord is open in a browser where you allow it.",
+    )
+    service = forms.CharField(
+        label="Your own notification service",
+        required=False,
+        max_length=LONGEST_ADDRESS,
+        help_text="Apprise URL, such as ntfys://ntfy.sh/TOPIC, slack://TOKEN/TOKEN/TOKEN or "
+        "jsons://HOST/PATH. It is stored encrypted and never shown.",
+        widget=forms.PasswordInput({"autocomplete": "off", "spellcheck": "false"}),
+    )
+    remove_service = forms.BooleanField(label="Remove the stored service", required=False)
+
+    def clean_service(self) -> str:
+        text: str = self.cleaned_data["service"]
+        if problem := character_problem(text):
+            raise forms.ValidationError(problem)
+        return text
+
+    def save(self, person: User) -> bool:
+        """False: the address cannot be used; the form says why."""
+        values = self.cleaned_data
+        address = "" if values["remove_service"] else values["service"] or None
+        kinds = [NoticeKind(kind) for kind in values["kinds"]]
+        try:
+            by_mail, by_browser = values["by_mail"], values["by_browser"]
+            actions.save(person, kinds, by_mail=by_mail, by_browser=by_browser, address=address)
+        except actions.InvalidService as error:
+            self.add_error("service", str(error))
+            return False
+        return True
+
+
+@sensitive_post_parameters("service")
+@require_http_methods(["GET", "HEAD", "POST"])
+def own(request: HttpRequest) -> HttpResponse:
+    """Shows and changes the settings of the user who is logged in."""
+    person = cast(User, request.user)
+    row = rows.settings_of(person)
+    form = NotificationForm(request.POST or None, initial=_initial(row))
+    if request.method == "POST" and form.is_valid() and form.save(person):
+        messages.success(request, "Notifications saved.")
+        return redirect("notifications")
+    context = {"form": form, "row": row, "mail_problem": rows.mail_problem(person)}
+    status = 422 if form.errors else 200
+    return render(request, "account/notifications.html", context, status=status)
+
+
+def _initial(row: NotificationSettings) -> dict[str, Any]:
+    return {"kinds": row.kinds, "by_mail": row.by_mail, "by_browser": row.by_browser}

@@ -1,0 +1,239 @@
+"""Policy of the timeline: stretches become bars, bars share the row of their GPU; pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from monitor.usage.history.charts import Tick, time_ticks
+from scheduler.jobs.timeline.facts import Band, Bar, BarKind, TimelineGpu, UsePiece
+
+BACK_S, AHEAD_S = 24 * 3600, 6 * 3600
+DAY_S = 24 * 3600
+# Below this use, and from this memory on, a stretch is memory held idle.
+IDLE_BELOW_PCT, IDLE_FROM_BYTES = 5.0, 1024**3
+# A shorter pause between two processes of one user does not split their bar.
+JOINED_S = 120
+# More bars at one time share the last lane.
+MOST_LANES = 4
+# In a row of more bars, short ones of one owner become one bar. It begins with bars and pauses
+# of this length, and doubles it as often as necessary.
+MANY_BARS, SHORT_S = 80, 120
+Stretch = tuple[int, int]
+Key = tuple[str, str | None, int | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A GPU with its bars, each with its lane, and its bands."""
+
+    gpu: TimelineGpu
+    bars: tuple[tuple[Bar, int], ...]
+    bands: tuple[Band, ...]
+    lanes: int
+
+    @property
+    def element_id(self) -> str:
+        return f"tl-{self.gpu.uuid}"
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """The shown time, from `since` to `until`, with `now` in between."""
+
+    since: int
+    until: int
+    now: int
+
+    @property
+    def base(self) -> int:
+        """The zero of the rows' coordinates: SVG has too few digits for epoch seconds."""
+        return self.now // DAY_S * DAY_S
+
+    def x(self, t: float) -> float:
+        """A time as percent of the width, within 0 to 100."""
+        share = (t - self.since) / (self.until - self.since)
+        return round(100 * min(1.0, max(0.0, share)), 3)
+
+    def width(self, begin: float, end: float) -> float:
+        """At least a sliver, so that short jobs can be seen."""
+        return round(max(0.08, self.x(end) - self.x(begin)), 3)
+
+    def ticks(self, zone_offset_s: float) -> tuple[Tick, ...]:
+        return time_ticks(self.since, self.until, most=10, offset=zone_offset_s)
+
+
+def span(now: int, back_s: int = BACK_S, ahead_s: int = AHEAD_S) -> Span:
+    return Span(now - back_s, now + ahead_s, now)
+
+
+def of_pieces(
+    pieces: Iterable[UsePiece], now: int, goes_on_after: int
+) -> tuple[list[Bar], dict[Key, tuple[Stretch, ...]]]:
+    """Bars of use outside the queue, and the idle stretches of every (GPU, owner, job).
+
+    A bar that reaches `goes_on_after` goes on. Stretches without a measurement are not idle.
+    """
+    used: dict[Key, list[Stretch]] = {}
+    busy: dict[Key, list[Stretch]] = {}
+    for piece in sorted(pieces, key=lambda p: p.begin):
+        key = (piece.gpu_uuid, piece.owner, piece.job)
+        used.setdefault(key, []).append((piece.begin, piece.end))
+        if not _is_idle(piece):
+            busy.setdefault(key, []).append((piece.begin, piece.end))
+    idle = {key: without(joined(spans), busy.get(key, [])) for key, spans in used.items()}
+    bars = [
+        Bar(
+            gpu_uuid=gpu_uuid,
+            kind=BarKind.USE,
+            owner=owner,
+            label=owner or "owner unknown",
+            begin=begin,
+            end=None if end >= goes_on_after else min(end, now),
+            idle=tuple((max(a, begin), min(b, end)) for a, b in idle[key] if a < end and b > begin),
+        )
+        for key, spans in used.items()
+        for gpu_uuid, owner, job in [key]
+        if job is None
+        for begin, end in joined(spans, JOINED_S)
+    ]
+    return bars, idle
+
+
+def _is_idle(piece: UsePiece) -> bool:
+    return (
+        piece.used_pct is not None
+        and piece.used_pct < IDLE_BELOW_PCT
+        and piece.memory_bytes is not None
+        and piece.memory_bytes >= IDLE_FROM_BYTES
+    )
+
+
+def joined(stretches: Iterable[Stretch], pause_s: int = 0) -> tuple[Stretch, ...]:
+    """The stretches, those joined that overlap or follow within `pause_s`."""
+    spans: list[Stretch] = []
+    for begin, end in sorted(stretches):
+        if spans and begin <= spans[-1][1] + pause_s:
+            spans[-1] = (spans[-1][0], max(spans[-1][1], end))
+        elif end > begin:
+            spans.append((begin, end))
+    return tuple(spans)
+
+
+def without(stretches: Iterable[Stretch], taken: Iterable[Stretch]) -> tuple[Stretch, ...]:
+    """The parts of disjoint `stretches` that no `taken` stretch covers."""
+    holes = joined(taken)
+    left: list[Stretch] = []
+    for begin, end in stretches:
+        at = begin
+        for a, b in holes:
+            if b <= at or a >= end:
+                continue
+            if a > at:
+                left.append((at, a))
+            at = max(at, b)
+        if at < end:
+            left.append((at, end))
+    return tuple(left)
+
+
+def with_idle(bar: Bar, idle: Mapping[Key, Sequence[Stretch]], now: int) -> Bar:
+    """A job's bar with the idle stretches of its processes."""
+    end = bar.end or now
+    spans = idle.get((bar.gpu_uuid, bar.owner, bar.job), ())
+    clipped = tuple((max(a, bar.begin), min(b, end)) for a, b in spans if a < end and b > bar.begin)
+    return replace(bar, idle=clipped)
+
+
+def rows(gpus: Sequence[TimelineGpu], bars: Iterable[Bar], bands: Iterable[Band]) -> list[Row]:
+    """A row for each GPU, in the order of `gpus`."""
+    bars_on: dict[str, list[Bar]] = {}
+    for bar in bars:
+        bars_on.setdefault(bar.gpu_uuid, []).append(bar)
+    bands_on: dict[str, list[Band]] = {}
+    for band in bands:
+        bands_on.setdefault(band.gpu_uuid, []).append(band)
+    return [_row(gpu, bars_on.get(gpu.uuid, []), bands_on.get(gpu.uuid, [])) for gpu in gpus]
+
+
+def _row(gpu: TimelineGpu, bars: list[Bar], bands: list[Band]) -> Row:
+    placed, lanes = _in_lanes(sorted(condensed(bars), key=_in_time))
+    return Row(gpu, tuple(placed), tuple(bands), lanes)
+
+
+def _in_time(bar: Bar) -> tuple[int, str, int]:
+    return bar.begin, bar.kind, bar.job or 0
+
+
+def condensed(bars: Sequence[Bar], most: int = MANY_BARS) -> list[Bar]:
+    """At most so many of the bars of one GPU, as far as joining short ones gets there.
+
+    Joined are bars of one owner and kind. None is left out, and the time that they take is kept.
+    A job that runs keeps its own bar.
+    """
+    left, short_s = list(bars), SHORT_S
+    if len(left) <= most:
+        return left
+    whole_s = max(map(_last, left)) - min(bar.begin for bar in left)
+    while len(left) > most and short_s < 2 * whole_s:
+        left = _joined_up_to(left, short_s)
+        short_s *= 2
+    return left
+
+
+def _joined_up_to(bars: Iterable[Bar], short_s: int) -> list[Bar]:
+    """The bars; those of up to `short_s` joined over pauses of up to `short_s`."""
+    kept: list[Bar] = []
+    # Of each owner and kind: runs of bars, each with its end.
+    groups: dict[tuple[BarKind, str | None, str], list[tuple[int, list[Bar]]]] = {}
+    for bar in sorted(bars, key=_in_time):
+        last = bar.end or (bar.expected_end if bar.kind is BarKind.EXPECTED else None)
+        if last is None or (bar.count == 1 and last - bar.begin > short_s):
+            kept.append(bar)
+            continue
+        runs = groups.setdefault((bar.kind, bar.owner, bar.agent), [])
+        if runs and bar.begin <= runs[-1][0] + short_s:
+            runs[-1][1].append(bar)
+            runs[-1] = (max(runs[-1][0], last), runs[-1][1])
+        else:
+            runs.append((last, [bar]))
+    return kept + [_one_of(run) for runs in groups.values() for _, run in runs]
+
+
+def _one_of(run: Sequence[Bar]) -> Bar:
+    """One bar in place of these."""
+    if len(run) == 1:
+        return run[0]
+    count, last = sum(bar.count for bar in run), max(_last(bar) for bar in run)
+    is_expected = run[0].kind is BarKind.EXPECTED
+    return replace(
+        run[0],
+        label=f"{count} jobs" if run[0].kind is not BarKind.USE else run[0].label,
+        end=None if is_expected else last,
+        expected_end=last if is_expected else None,
+        job=None,
+        state=run[0].state if all(bar.state == run[0].state for bar in run) else "ended",
+        idle=joined(stretch for bar in run for stretch in bar.idle),
+        count=count,
+        taken=joined(stretch for bar in run for stretch in bar.stretches),
+    )
+
+
+def _in_lanes(bars: Iterable[Bar]) -> tuple[list[tuple[Bar, int]], int]:
+    """Each bar in the first lane that is free then; and the number of lanes, at least 1."""
+    free: list[float] = []
+    placed = []
+    for bar in bars:
+        lane = next((i for i, until in enumerate(free) if until <= bar.begin), len(free))
+        lane = min(lane, MOST_LANES - 1)
+        until = float("inf") if bar.end is None and not bar.expected_end else _last(bar)
+        if lane == len(free):
+            free.append(until)
+        else:
+            free[lane] = max(free[lane], until)
+        placed.append((bar, lane))
+    return placed, max(1, len(free))
+
+
+def _last(bar: Bar) -> int:
+    return bar.end or bar.expected_end or bar.begin

@@ -1,0 +1,226 @@
+"""The timeline: its page, and its region on the dashboard; the same for all viewers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from typing import Any
+
+from django.http import HttpRequest, HttpResponse
+from django.shortcuts import render
+from django.template.loader import render_to_string
+from django.utils import timezone
+from django.views.decorators.http import require_safe
+
+from monitor.pages.live.regions import Child, Context, Region
+from monitor.runtime.facts import TimedCache
+from scheduler.dispatch.steps import preview
+from scheduler.jobs.timeline import charts
+from scheduler.jobs.timeline import rows as timeline_rows
+from scheduler.jobs.timeline.charts import AHEAD_S, BACK_S, Row, Span
+from scheduler.jobs.timeline.facts import Bar, BarKind, UsePiece
+from scheduler.jobs.timeline.rows import PastJobs
+
+BACK, AHEAD = timedelta(seconds=BACK_S), timedelta(seconds=AHEAD_S)
+# How old jobs and their predictions may be, and what processes did.
+KEPT, PIECES_KEPT = timedelta(seconds=3), timedelta(seconds=20)
+# Jobs that ended a while ago change no more.
+PAST_KEPT = timedelta(minutes=10)
+# Bars of the table, newest first.
+MOST_LISTED = 300
+# Predicted times are rounded up, so that rows change seldom: (nearer than, to).
+ROUNDED = ((300, 15), (3600, 60), (10**9, 300))
+MANY_GPUS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Timeline:
+    """All rows. several: there is more than one host."""
+
+    rows: tuple[Row, ...]
+    several: bool
+
+    @property
+    def many(self) -> bool:
+        return len(self.rows) > MANY_GPUS
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The filter of the page, from its address; "" = all."""
+
+    host: str = ""
+    owner: str = ""
+
+    def __bool__(self) -> bool:
+        return bool(self.host or self.owner)
+
+    def of(self, shown: Timeline) -> Timeline:
+        rows = [row for row in shown.rows if self.host in ("", row.gpu.host)]
+        if self.owner:
+            rows = [_only(row, self.owner) for row in rows]
+        return replace(shown, rows=tuple(rows))
+
+
+def _only(row: Row, owner: str) -> Row:
+    return replace(row, bars=tuple(entry for entry in row.bars if entry[0].owner == owner))
+
+
+def _load_pieces(now: datetime) -> list[UsePiece]:
+    return timeline_rows.pieces(now - BACK, now)
+
+
+def _load_past(now: datetime) -> PastJobs:
+    """Jobs that ended a while ago, with the idle time of their processes, few bars for each GPU."""
+    past = timeline_rows.past_jobs(now - BACK)
+    if not past.bars:
+        return past
+    now_t = int(now.timestamp())
+    _, idle = charts.of_pieces(_pieces(now), now_t, now_t)
+    bars_on: dict[str, list[Bar]] = {}
+    for bar in past.bars:
+        bars_on.setdefault(bar.gpu_uuid, []).append(charts.with_idle(bar, idle, now_t))
+    bars = tuple(bar for bars in bars_on.values() for bar in charts.condensed(bars))
+    return replace(past, bars=bars)
+
+
+_pieces = TimedCache(_load_pieces, PIECES_KEPT)
+_past = TimedCache(_load_past, PAST_KEPT)
+
+
+def build(now: datetime, pieces: list[UsePiece] | None = None) -> Timeline:
+    """The timeline now. `pieces`: what processes did."""
+    now_t = int(now.timestamp())
+    gpus = timeline_rows.gpus(now - BACK)
+    loaded = pieces if pieces is not None else _load_pieces(now)
+    goes_on_after = now_t - int(PIECES_KEPT.total_seconds()) - 1
+    used, idle = charts.of_pieces(loaded, now_t, goes_on_after)
+    past = _past(now)
+    jobs = timeline_rows.job_bars(now - BACK, past)
+    since_t = now_t - BACK_S
+    bars = [
+        *used,
+        *(bar for bar in past.bars if bar.end and bar.end >= since_t),
+        *(charts.with_idle(bar, idle, now_t) for bar in jobs),
+        *_expected(now),
+    ]
+    bands = timeline_rows.bands(gpus, now - BACK, now + AHEAD)
+    rows = tuple(charts.rows(gpus, bars, bands))
+    return Timeline(rows, len({gpu.host for gpu in gpus}) > 1)
+
+
+def _expected(now: datetime) -> list[Bar]:
+    """The predicted runs of waiting jobs."""
+    now_t = int(now.timestamp())
+    soon = {
+        job: estimate
+        for job, estimate in preview.estimates(now).items()
+        if estimate.p50 is not None and estimate.gpu_uuids and estimate.p50 < now + AHEAD
+    }
+    names = timeline_rows.waiting_names(soon)
+    return [
+        Bar(
+            gpu_uuid=uuid,
+            kind=BarKind.EXPECTED,
+            owner=names[job][0],
+            label=f"{job} {names[job][1]}",
+            begin=_rounded(estimate.p50, now_t),
+            end=None,
+            job=job,
+            state="expected",
+            expected_end=_rounded(estimate.end, now_t) if estimate.end else None,
+            agent=names[job][2],
+        )
+        for job, estimate in soon.items()
+        if job in names and estimate.p50 is not None
+        for uuid in estimate.gpu_uuids
+    ]
+
+
+def _rounded(at: datetime, now_t: int) -> int:
+    t = int(at.timestamp())
+    step = next(step for nearer, step in ROUNDED if t - now_t < nearer)
+    return -(-t // step) * step
+
+
+_shown = TimedCache(lambda now: build(now, _pieces(now)), KEPT)
+
+
+def forget() -> None:
+    """Look anew at once."""
+    global _pieces, _past, _shown
+    _pieces = TimedCache(_load_pieces, PIECES_KEPT)
+    _past = TimedCache(_load_past, PAST_KEPT)
+    _shown = TimedCache(lambda now: build(now, _pieces(now)), KEPT)
+
+
+def load(now: datetime) -> Context:
+    return context(_shown(now), now)
+
+
+def context(shown: Timeline, now: datetime) -> Context:
+    """Template variables. The rows are rendered one by one."""
+    span = charts.span(int(now.timestamp()))
+    return {"timeline": shown, "span": span, "ticks": _ticks(span, now)}
+
+
+def _ticks(span: Span, now: datetime) -> Any:
+    offset = now.astimezone(timezone.get_current_timezone()).utcoffset()
+    return span.ticks(offset.total_seconds() if offset else 0)
+
+
+def version(loaded: Context) -> object:
+    """Content of the frame around the rows; times in it belong to the browser."""
+    shown = loaded["timeline"]
+    return [row.gpu for row in shown.rows], shown.several
+
+
+def children(loaded: Mapping[str, Any]) -> list[Child]:
+    """A part for each row; its times are absolute, so a row changes only when its bars do."""
+    shown, span = loaded["timeline"], loaded["span"]
+    more = {"span": span, "several": shown.several, "many": shown.many}
+    return [
+        Child(
+            row.element_id,
+            (row, shown.many, span.base),
+            "scheduler/_timeline_row.html",
+            {"row": row} | more,
+        )
+        for row in shown.rows
+    ]
+
+
+REGION = Region(
+    "timeline",
+    "scheduler/_timeline.html",
+    load,
+    version,
+    place=20,
+    is_wide=True,
+    children=children,
+)
+
+
+@require_safe
+def timeline(request: HttpRequest) -> HttpResponse:
+    """The timeline with its filters and its table."""
+    now = timezone.now()
+    everything = _shown(now)
+    choice = Choice(request.GET.get("host", ""), request.GET.get("owner", ""))
+    shown = choice.of(everything)
+    bars = [(row.gpu, bar) for row in shown.rows for bar, _ in row.bars]
+    bars.sort(key=lambda entry: -entry[1].begin)
+    body: dict[str, Any] = {
+        **context(shown, now),
+        "choice": choice,
+        "hosts": sorted({row.gpu.host for row in everything.rows}),
+        "owners": sorted({b.owner for row in everything.rows for b, _ in row.bars if b.owner}),
+        "bars": bars[:MOST_LISTED],
+        "more": max(0, len(bars) - MOST_LISTED),
+        "region": REGION,
+    }
+    body["children"] = "".join(
+        render_to_string(child.template, child.context) for child in children(body)
+    )
+    return render(request, "scheduler/timeline.html", body)

@@ -1,0 +1,290 @@
+"""One request of the endpoint: it waits for an instance; its answer is passed on as it comes."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
+from typing import Any
+
+from scheduler.facts.prompts import MOST_ATTEMPTS, Wait
+from scheduler.language_models.model_proxy.api.board import Board, Place
+from scheduler.language_models.model_proxy.facts import Caller, Headers, ModelRequest, Refused
+from scheduler.language_models.model_proxy.policy import events, openai
+from scheduler.language_models.model_proxy.senders import (
+    InstanceFailed,
+    NotReached,
+    Reply,
+    Silent,
+    Upstream,
+)
+from scheduler.language_models.prompts.policy.limits import PromptPolicy
+from scheduler.language_models.prompts.wording import retry_after_s, sentence
+
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+# A waiting stream begins after the first interval; its reason is repeated at the second one.
+FIRST_COMMENT_S, COMMENT_EVERY_S = 1.0, 10.0
+EVENTS = f"{events.TYPE}; charset=utf-8"
+# The server does not do what this request asks for; it is not broken.
+NOT_IMPLEMENTED = 501
+HIGHEST = 599
+ONCE = "It may have worked on the request, so gpucoord does not send it again."
+
+
+class Outlet:
+    """The answer to the client: a head, then pieces. `send` waits while the client reads slowly.
+
+    path: of the request, for the form of errors. extra: headers of every answer.
+    """
+
+    def __init__(self, send: Send, path: str = "", extra: Headers = ()) -> None:
+        self._send, self._path, self._extra = send, path, extra
+        self.is_begun = False
+        self.has_body = False
+        # Of a stream of events in plain text, into which comments and errors may be put.
+        self._events: events.WholeEvents | None = None
+
+    async def begin(
+        self, status: int, content_type: str, passed: Headers = (), **headers: str
+    ) -> None:
+        """passed: further headers, of the model's server."""
+        self.is_begun = True
+        is_plain = all(name != b"content-encoding" for name, _ in passed)
+        if is_plain and events.is_stream(content_type):
+            self._events = events.WholeEvents()
+            # An error may follow, so the length is not known.
+            headers.pop("content_length", None)
+        named = {
+            "content-type": content_type,
+            "cache-control": "no-store",
+            "x-accel-buffering": "no",
+            "x-content-type-options": "nosniff",
+            **{name.replace("_", "-"): value for name, value in headers.items()},
+        }
+        own = [(name.encode(), value.encode("latin-1")) for name, value in named.items() if value]
+        start = {"status": status, "headers": [*own, *passed, *self._extra]}
+        await self._send({"type": "http.response.start", **start})
+
+    async def piece(self, body: bytes) -> None:
+        self.has_body = True
+        if self._events is not None:
+            body = self._events.feed(body)
+            if not body:
+                return
+        await self._send({"type": "http.response.body", "body": body, "more_body": True})
+
+    async def end(self) -> None:
+        rest = b"" if self._events is None else self._events.end()
+        await self._send({"type": "http.response.body", "body": rest, "more_body": False})
+
+    async def comment(self, text: str) -> None:
+        if not self.is_begun:
+            await self.begin(200, EVENTS)
+        await self._send(
+            {"type": "http.response.body", "body": openai.comment(text), "more_body": True}
+        )
+
+    async def refuse(self, refused: Refused) -> None:
+        """An error answer, or an error event in a stream that has begun.
+
+        Another answer that has begun just ends, incomplete, so that its connection is closed. So
+        does a stream within an event: the error would be read as a part of it.
+        """
+        if self.is_begun and (self._events is None or not self._events.is_whole):
+            return
+        if self.is_begun:
+            body = openai.error_event(refused, self._path)
+            await self._send({"type": "http.response.body", "body": body, "more_body": False})
+            return
+        after = refused.retry_after_s
+        more = {} if after is None else {"retry_after": str(after)}
+        if not refused.repeats:
+            more["x_should_retry"] = "false"
+        if refused.closes:
+            more["connection"] = "close"
+        await self.begin(refused.status, "application/json", (), **more)
+        await self.piece(openai.error_body(refused, self._path))
+        await self.end()
+
+
+class Exchange:
+    """wait_s: how long the request may wait for an instance."""
+
+    def __init__(self, board: Board, upstream: Upstream, outlet: Outlet, wait_s: float) -> None:
+        self._board, self._upstream, self._outlet = board, upstream, outlet
+        self._wait_s = wait_s
+
+    async def run(self, request: ModelRequest, caller: Caller) -> None:
+        """Answer the request; its model is the name of a service. Raises Refused.
+
+        Another instance gets it only if the first one got no byte of it.
+        """
+        policy = self._board.situation.policy
+        problem = ""
+        with self._board.enter(request.model, caller.name, request.priority) as place:
+            try:
+                for _ in range(MOST_ATTEMPTS):
+                    await self._taken(place, request)
+                    try:
+                        await self._attempt(place, request, policy)
+                        return
+                    except NotReached as error:
+                        problem = str(error)
+                        self._board.retry(place, problem)
+                raise Refused(502, _gave_up(request.model, problem), type_="server_error")
+            except Refused:
+                if not place.is_counted:
+                    self._board.failed(place)
+                raise
+
+    async def _attempt(self, place: Place, request: ModelRequest, policy: PromptPolicy) -> None:
+        """Send the request to the instance that has taken it. Raises NotReached and Refused."""
+        try:
+            async with asyncio.timeout(policy.answer_s) as limit:
+                await self._pass_on(place, request, policy, limit)
+        except NotReached:
+            raise
+        except Silent as error:
+            self._board.fault(place, str(error))
+            raise self._timed_out(f"sent nothing for {policy.stall_s:g} s (stall_s)") from None
+        except InstanceFailed as error:
+            self._board.suspect(place, str(error))
+            raise self._broke_off(request.model, str(error)) from None
+        except TimeoutError:
+            if place.first_s is None:
+                self._board.fault(place, f"its server sent nothing for {policy.answer_s:g} s")
+            raise self._timed_out(f"took longer than {policy.answer_s:g} s (answer_s)") from None
+
+    def _timed_out(self, how: str) -> Refused:
+        if self._outlet.has_body:
+            text = f"The answer broke off: the model's server {how}."
+        else:
+            text = f"The model's server {how}. {ONCE}"
+        return Refused(504, text, type_="server_error", code="timeout", repeats=False)
+
+    def _broke_off(self, model: str, how: str) -> Refused:
+        if self._outlet.has_body:
+            return Refused(502, f"The answer broke off: {how}.", type_="server_error")
+        return Refused(502, f"{model} failed: {how}. {ONCE}", type_="server_error")
+
+    async def _taken(self, place: Place, request: ModelRequest) -> None:
+        """Wait until an instance takes the request; a stream says meanwhile why it waits."""
+        until = time.monotonic() + self._wait_s
+        pause = FIRST_COMMENT_S
+        while not place.taken.done():
+            self._refuse_elsewhere(request.model)
+            left = until - time.monotonic()
+            if left <= 0:
+                raise self._too_long(place)
+            await asyncio.wait([place.taken], timeout=min(left, pause))
+            if not place.taken.done() and request.streams and time.monotonic() < until:
+                wait = self._board.wait_of(place)
+                await self._outlet.comment(sentence(wait) if wait else "waiting")
+                pause = COMMENT_EVERY_S
+
+    def _refuse_elsewhere(self, model: str) -> None:
+        """A request for a model that only other hosts run would wait in vain."""
+        service = self._board.service(model)
+        if service is not None and service.elsewhere:
+            raise Refused(421, service.elsewhere, code="model_on_other_host")
+
+    def _too_long(self, place: Place) -> Refused:
+        wait = self._board.wait_of(place)
+        return busy(wait, place.request.service)
+
+    async def _pass_on(
+        self, place: Place, request: ModelRequest, policy: PromptPolicy, limit: asyncio.Timeout
+    ) -> None:
+        """A whole answer may be silent until it is complete; only a stream can stall."""
+        instance = place.taken.result()
+        text_size = len(request.body) if isinstance(request.body, bytes) else 0
+        counter = openai.TokenCounter(request_bytes=text_size)
+        stall_s = policy.stall_s if request.streams else None
+        began_s = time.monotonic()
+        try:
+            async with self._upstream.post(
+                instance, request.target, request.body, stall_s, request.headers
+            ) as reply:
+                if reply.status >= 300:
+                    await self._pass_error(place, reply)
+                    self._board.failed(place)
+                    return
+                await self._pass_pieces(place, reply, counter)
+        except asyncio.CancelledError:
+            # The client left: what was answered until then counts.
+            if counter.size:
+                self._board.answered(place, counter.tokens(), estimated=True)
+            elif not limit.expired() and time.monotonic() - began_s >= policy.stall_s:
+                self._board.fault(place, f"its server sent nothing for {policy.stall_s:g} s")
+            raise
+        self._board.answered(place, counter.tokens(), estimated=counter.reported() is None)
+        await self._outlet.end()
+
+    async def _pass_pieces(self, place: Place, reply: Reply, counter: openai.TokenCounter) -> None:
+        pieces = reply.pieces()
+        if self._outlet.is_begun:
+            _check_stream(reply)
+            pieces = _continued(reply.plain_pieces())
+        async for piece in pieces:
+            if place.first_s is None:
+                place.first_s = time.monotonic()
+            if not self._outlet.is_begun:
+                await self._begin(reply)
+            counter.feed(piece)
+            await self._outlet.piece(piece)
+        if not self._outlet.is_begun:
+            await self._begin(reply)
+
+    async def _begin(self, reply: Reply) -> None:
+        length = {} if reply.length is None else {"content_length": reply.length}
+        await self._outlet.begin(reply.status, reply.content_type, reply.headers, **length)
+
+    async def _pass_error(self, place: Place, reply: Reply) -> None:
+        """The model's server refuses the request: its own answer, as it is."""
+        if reply.status < 400:
+            text = openai.redirect_text(reply.status, reply.location)
+            raise Refused(502, text, type_="server_error", code="redirected", repeats=False)
+        if reply.status >= 500 and reply.status != NOT_IMPLEMENTED:
+            self._board.fault(place, f"its server answered {reply.status}")
+        if reply.status > HIGHEST:
+            text = f"The model's server answered with {reply.status}, which is no status of HTTP."
+            raise Refused(502, text, type_="server_error")
+        if self._outlet.is_begun:
+            text = openai.error_text(await reply.error_body())
+            await self._outlet.refuse(Refused(reply.status, text))
+            return
+        await self._begin(reply)
+        async for piece in reply.pieces():
+            await self._outlet.piece(piece)
+        await self._outlet.end()
+
+
+def _check_stream(reply: Reply) -> None:
+    """The client waits for events already. Raises Refused."""
+    if not events.is_stream(reply.content_type):
+        kind = reply.content_type.partition(";")[0][:100] or "no content type"
+        text = f"The model's server does not stream this request: it answered with {kind}."
+        raise Refused(502, text, type_="server_error", code="not_streamed", repeats=False)
+
+
+async def _continued(pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    """The stream of a server after comments: a mark is one only at the beginning of a stream."""
+    is_first = True
+    async for piece in pieces:
+        yield events.without_bom(piece) if is_first else piece
+        is_first = False
+
+
+def busy(wait: Wait | None, model: str) -> Refused:
+    why = sentence(wait) if wait is not None else "no instance is ready"
+    return Refused(
+        503,
+        f"{model} can't answer now: {why}. Try again later.",
+        type_="server_error",
+        code="model_not_ready",
+        retry_after_s=retry_after_s(wait),
+    )
+
+
+def _gave_up(model: str, problem: str) -> str:
+    return f"{MOST_ATTEMPTS} attempts to reach {model} failed: {problem}. Ask an operator."

@@ -1,0 +1,250 @@
+"""Policy: OpenAI's protocol as far as the endpoint reads it: requests, errors, events, usage.
+
+So is Anthropic's form, `messages`. Bodies and answers are passed on as they are; nothing is
+translated.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from monitor.facts import json_text
+from scheduler.facts.jobs import PRIORITIES
+from scheduler.facts.prompts import DEFAULT_PRIORITY
+from scheduler.language_models.model_proxy.facts import ModelRequest, Refused, Upload
+
+# The paths whose requests name a model. FORMS may be forms with files; WHOLE are never streamed.
+FORMS = frozenset(
+    {
+        "audio/transcriptions", "audio/translations", "images/edits", "images/variations",
+    }
+)  # fmt: skip
+WHOLE = frozenset({"embeddings", "rerank", "score", "moderations", "messages/count_tokens"})
+PATHS = (
+    "chat/completions", "completions", "responses", "messages", "messages/count_tokens",
+    "embeddings", "rerank", "score", "moderations", "audio/transcriptions", "audio/translations",
+    "audio/speech", "images/generations", "images/edits", "images/variations",
+)  # fmt: skip
+# Streams of these have events with names.
+NAMED_EVENTS = frozenset({"responses", "messages"})
+PRIORITY_HEADER = "x-gpucoord-priority"
+LONGEST_MODEL = 100
+# Objects and lists of a request: more take seconds to parse, while no other request is served.
+MOST_PARTS = 500_000
+_PROMPT_TOKENS = re.compile(rb'"(?:prompt|input)_tokens"\s*:\s*(\d{1,12})')
+_ANSWER_TOKENS = re.compile(rb'"(?:completion|output)_tokens"\s*:\s*(\d{1,12})')
+# Where servers put the usage: at the end, or before the data of embeddings.
+HEAD, TAIL = 4096, 16_384
+# A longer event is no event of a chat; longer answers are cut.
+LONGEST_EVENT, LONGEST_ANSWER = 1024**2, 4 * 1024**2
+# A token of English text has about this many bytes.
+BYTES_PER_TOKEN = 4
+# By status: how Anthropic's clients name the kinds of errors.
+_KINDS = {
+    400: "invalid_request_error", 401: "authentication_error", 403: "permission_error",
+    404: "not_found_error", 413: "request_too_large", 429: "rate_limit_error",
+    503: "overloaded_error",
+}  # fmt: skip
+
+
+def parse(path: str, body: bytes, priority: str = "") -> ModelRequest:
+    """Raises Refused with a sentence."""
+    value = _object(body)
+    streams = value.get("stream", False)
+    if streams is not None and not isinstance(streams, bool):
+        raise Refused(400, "`stream` must be true or false.", param="stream")
+    if path in WHOLE and streams:
+        raise Refused(400, f"Answers of {path} are not streamed.", param="stream")
+    return ModelRequest(
+        path=path,
+        model=_model(value.get("model")),
+        body=body,
+        streams=bool(streams),
+        priority=_priority(priority),
+    )
+
+
+def form(path: str, upload: Upload, model: str, stream: str, priority: str = "") -> ModelRequest:
+    """The request of a form with files. Raises Refused with a sentence."""
+    return ModelRequest(
+        path=path,
+        model=_model(model),
+        body=upload,
+        streams=stream.strip().lower() in ("true", "1"),
+        priority=_priority(priority),
+    )
+
+
+def _object(body: bytes) -> dict[str, Any]:
+    """Raises Refused."""
+    if body.count(b"{") + body.count(b"[") > MOST_PARTS:
+        raise Refused(400, f"The body has more than {MOST_PARTS} objects and lists.")
+    try:
+        value = json_text.parse(body)
+    except ValueError:
+        raise Refused(400, "The body is no JSON.") from None
+    if not isinstance(value, dict):
+        raise Refused(400, "The body must be a JSON object.")
+    return value
+
+
+def _model(name: object) -> str:
+    if not isinstance(name, str) or not name:
+        raise Refused(400, "Name the model: field `model`.", param="model")
+    return name[:LONGEST_MODEL]
+
+
+def renamed(body: bytes, model: str) -> bytes:
+    """The body of a request with another name of its model; all other fields keep their values."""
+    return json.dumps({**json_text.parse(body), "model": model}).encode()
+
+
+def _priority(text: str) -> int:
+    if not text:
+        return DEFAULT_PRIORITY
+    if text.strip() not in {str(number) for number in PRIORITIES}:
+        least, most = min(PRIORITIES), max(PRIORITIES)
+        raise Refused(400, f"{PRIORITY_HEADER} must be a number from {least} to {most}.")
+    return int(text)
+
+
+def unknown_model(model: str, names: Iterable[str]) -> Refused:
+    known = ", ".join(sorted(names)) or "none yet"
+    text = f"There is no model {model!r}. Models: {known}."
+    return Refused(404, text, code="model_not_found", param="model")
+
+
+def error_body(refused: Refused, path: str = "") -> bytes:
+    """The error as the clients of the path read it."""
+    about = {
+        "message": refused.message,
+        "type": refused.type,
+        "param": refused.param,
+        "code": refused.code,
+    }
+    if path.startswith("messages"):
+        about["type"] = _KINDS.get(refused.status, "api_error")
+        return json.dumps({"type": "error", "error": about}).encode()
+    return json.dumps({"error": about}).encode()
+
+
+def error_event(refused: Refused, path: str = "") -> bytes:
+    """The same inside a stream that has begun."""
+    if path not in NAMED_EVENTS:
+        return b"data: " + error_body(refused) + b"\n\n"
+    error = json_text.parse(error_body(refused, path))["error"]
+    fields = {name: error[name] for name in ("message", "param", "code")}
+    data = json.dumps({"type": "error", "error": error, **fields, "sequence_number": 0})
+    return f"event: error\ndata: {data}\n\n".encode()
+
+
+def comment(text: str) -> bytes:
+    """A line of a stream that clients skip."""
+    return f": {' '.join(text.split())}\n\n".encode()
+
+
+def model_list(rows: Iterable[tuple[str, float]]) -> dict[str, Any]:
+    """Names of models and when they were made, in seconds of Unix time."""
+    return {"object": "list", "data": [model_entry(name, made) for name, made in rows]}
+
+
+def model_entry(name: str, made: float) -> dict[str, Any]:
+    return {"id": name, "object": "model", "created": int(made), "owned_by": "gpucoord"}
+
+
+@dataclass(slots=True)
+class TokenCounter:
+    """Counts the tokens of an answer that passes by: as the server reports, else by its events."""
+
+    request_bytes: int = 0
+    events: int = 0
+    _head: bytes = b""
+    _tail: bytes = b""
+    size: int = field(default=0)
+
+    def feed(self, chunk: bytes) -> None:
+        if len(self._head) < HEAD:
+            self._head += chunk[: HEAD - len(self._head)]
+        self._tail = (self._tail + chunk)[-TAIL:] if len(chunk) < TAIL else chunk[-TAIL:]
+        self.events += chunk.count(b"data:")
+        self.size += len(chunk)
+
+    def reported(self) -> tuple[int, int] | None:
+        """Tokens of the prompt and of the answer; None: the server did not say."""
+        of_prompt, of_answer = self._last(_PROMPT_TOKENS), self._last(_ANSWER_TOKENS)
+        if of_prompt is None and of_answer is None:
+            return None
+        return of_prompt or 0, of_answer or 0
+
+    def tokens(self) -> tuple[int, int]:
+        """As reported, else an estimate: an event is a token, and so are four bytes of a prompt."""
+        return self.reported() or (self.request_bytes // BYTES_PER_TOKEN, max(0, self.events - 1))
+
+    def _last(self, pattern: re.Pattern[bytes]) -> int | None:
+        counts = pattern.findall(self._tail) or pattern.findall(self._head)
+        return int(counts[-1]) if counts else None
+
+
+class EventReader:
+    """The text of an answer from the events of a stream of chat completions.
+
+    Its memory is bounded by LONGEST_EVENT and LONGEST_ANSWER, whatever the server sends.
+    """
+
+    def __init__(self) -> None:
+        self._rest = b""
+        self._size = 0
+        self.text: list[str] = []
+        self.error = ""
+        self.is_done = False
+
+    def feed(self, chunk: bytes) -> None:
+        lines = (self._rest + chunk).split(b"\n")
+        self._rest = lines.pop()
+        if len(self._rest) > LONGEST_EVENT:
+            self._rest, self.error = b"", "The model's server sent an event that is too long."
+        for line in lines:
+            if line.startswith(b"data:"):
+                self._event(line[5:].strip())
+
+    def _event(self, data: bytes) -> None:
+        if data == b"[DONE]":
+            self.is_done = True
+            return
+        try:
+            event = json_text.parse(data)
+            if "error" in event:
+                self.error = error_text(data)
+            for choice in event.get("choices") or ():
+                piece = (choice.get("delta") or {}).get("content")
+                if isinstance(piece, str) and self._size < LONGEST_ANSWER:
+                    self._size += len(piece)
+                    self.text.append(piece)
+                if choice.get("finish_reason"):
+                    self.is_done = True
+        except (ValueError, AttributeError, TypeError):
+            self.error = "The model's server sent an event that is no JSON object."
+
+
+def redirect_text(status: int, location: str) -> str:
+    """location: as the server gives it, "" = it does not."""
+    to = re.sub(r"^[a-z]+://[^/]*", "", location)[:200]
+    where = f" to {to}" if to else ""
+    return (
+        f"The model's server redirects this request{where} ({status}). gpucoord follows no"
+        " redirects. An operator must correct api_base_path, or the command of the model."
+    )
+
+
+def error_text(body: bytes) -> str:
+    """Text of an error answer of a model's server, in at most 500 characters."""
+    try:
+        error = json_text.parse(body)["error"]
+        text = error["message"] if isinstance(error, dict) else error
+    except (ValueError, KeyError, TypeError):
+        text = body.decode("utf-8", "replace")
+    return str(text).strip()[:500] or "no reason"

@@ -1,0 +1,202 @@
+"""Pages of model services, and what pages and REST show of them."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import cast
+
+from django.conf import settings
+from django.contrib import messages
+from django.contrib.auth.models import User
+from django.core.exceptions import PermissionDenied
+from django.http import Http404, HttpRequest, HttpResponse
+from django.shortcuts import redirect, render
+from django.utils import timezone
+from django.views.decorators.http import require_POST, require_safe
+
+from monitor.journal.facts import EVENTS
+from monitor.models import Event, Gpu
+from scheduler.facts.model_services import InstanceState, PredictionMode
+from scheduler.language_models.model_services import actions, rows
+from scheduler.language_models.model_services.policy.prediction import Prediction
+from scheduler.language_models.model_services.rows import demand, other_hosts
+from scheduler.language_models.prompts import pages as prompt_pages
+from scheduler.language_models.prompts import rows as prompts
+from scheduler.models import ModelInstance, ModelService
+
+# In the order in which one state stands for the service.
+ORDER = (
+    InstanceState.READY,
+    InstanceState.BOOTING,
+    InstanceState.DRAINING,
+    InstanceState.SLEEPING,
+    InstanceState.COOLING,
+)
+SHAPES = {
+    "busy": "busy",
+    "ready": "ok",
+    "booting": "waiting",
+    "sleeping": "idle",
+    "draining": "waiting",
+    "cooling": "waiting",
+    "failed": "failing",
+}
+ENDED_SHOWN, EVENTS_SHOWN = 10, 15
+USE_OF = timedelta(hours=24)
+
+
+def predicted(row: ModelService, now: datetime) -> Prediction | None:
+    """None: it is switched off, or earlier weeks show no demand."""
+    return None if row.prediction == PredictionMode.OFF.value else demand.prediction(row, now)
+
+
+def summary(row: ModelService, opened: Sequence[ModelInstance]) -> str:
+    """One word for the whole service: the best state of its instances, busy, stopped or failed."""
+    states = {instance.state for instance in opened}
+    if any(instance.is_busy for instance in opened):
+        return "busy"
+    for state in ORDER:
+        if state.value in states:
+            return state.value
+    if not row.enabled:
+        return "disabled"
+    return InstanceState.FAILED.value if row.problem else InstanceState.STOPPED.value
+
+
+def gpu_numbers() -> dict[str, int]:
+    """The number of each GPU by its UUID."""
+    return dict(Gpu.objects.values_list("uuid", "index"))
+
+
+@dataclass(frozen=True, slots=True)
+class InstanceLine:
+    """A line of the table of instances. ready_in_s: of one that boots; None = unknown.
+
+    host: another host that runs it; "" = this one, or none yet.
+    """
+
+    row: ModelInstance
+    word: str
+    shape: str
+    gpus: str
+    ready_in_s: float | None
+    host: str
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceLine:
+    """A service with its instances that have not ended."""
+
+    row: ModelService
+    word: str
+    shape: str
+    instances: tuple[InstanceLine, ...]
+    expected_boot_s: float
+
+    @property
+    def in_flight(self) -> int:
+        return sum(line.row.in_flight for line in self.instances)
+
+
+def service_line(row: ModelService, numbers: dict[str, int], now: datetime) -> ServiceLine:
+    opened: list[ModelInstance] = row.open_ones  # type: ignore[attr-defined]
+    word = summary(row, opened)
+    return ServiceLine(
+        row=row,
+        word=word,
+        shape=SHAPES.get(word, "idle"),
+        instances=tuple(_instance_line(instance, numbers, now) for instance in opened),
+        expected_boot_s=rows.expected_boot_s(row),
+    )
+
+
+def _instance_line(instance: ModelInstance, numbers: dict[str, int], now: datetime) -> InstanceLine:
+    word = "busy" if instance.is_busy else instance.state
+    gpus = ", ".join(f"GPU {numbers[uuid]}" for uuid in instance.gpu_uuids if uuid in numbers)
+    remains = (
+        (instance.expected_ready_at - now).total_seconds() if instance.expected_ready_at else None
+    )
+    is_booting = instance.state == InstanceState.BOOTING.value
+    return InstanceLine(
+        row=instance,
+        word=word,
+        shape=SHAPES.get(word, "idle"),
+        gpus=gpus or ("CPU" if instance.started_boot_at else ""),
+        ready_in_s=remains if is_booting and remains is not None and remains > 0 else None,
+        host="" if instance.host == settings.CONFIG.node else instance.host,
+    )
+
+
+@require_safe
+def models(request: HttpRequest) -> HttpResponse:
+    """All services, each with its state."""
+    now, numbers = timezone.now(), gpu_numbers()
+    lines = [service_line(row, numbers, now) for row in rows.services()]
+    context = {"lines": lines, "endpoint_problem": rows.endpoint_problem()}
+    return render(request, "scheduler/models.html", context)
+
+
+@require_safe
+def model(request: HttpRequest, name: str) -> HttpResponse:
+    """One service: its instances, boot times and events."""
+    row = _service(name)
+    name = row.name
+    ended = row.instances.filter(state__in=rows.ENDED_STATES).order_by("-ended_at")
+    now = timezone.now()
+    context = {
+        **prompt_pages.form_context(request, name),
+        "use": prompts.summary(name, now - USE_OF),
+        "queue": next((queue for queue in prompt_pages.queues() if queue.model == name), None),
+        "predicted": predicted(row, now),
+        "base_url": rows.base_url(request.get_host()),
+        "endpoint_problem": rows.endpoint_problem(),
+        "elsewhere": other_hosts.elsewhere(row, settings.CONFIG.node),
+        "line": service_line(row, gpu_numbers(), now),
+        "command": shlex.join(row.argv) if _is_staff(request) else None,
+        "ended": ended[:ENDED_SHOWN],
+        "boots": row.boots.order_by("gpu_model"),
+        "events": Event.objects.filter(
+            kind__in=EVENTS["models"], text__startswith=f"Model {row.name} "
+        ).order_by("-at", "-id")[:EVENTS_SHOWN],
+    }
+    return render(request, "scheduler/model.html", context)
+
+
+@require_POST
+def boot(request: HttpRequest, name: str) -> HttpResponse:
+    return _act(request, name, actions.request_boot, "An instance of {name} is requested.")
+
+
+@require_POST
+def unload(request: HttpRequest, name: str) -> HttpResponse:
+    return _act(request, name, actions.request_unload, "{name} is being unloaded.")
+
+
+def _act(
+    request: HttpRequest,
+    name: str,
+    action: Callable[[ModelService, User, datetime], object],
+    done: str,
+) -> HttpResponse:
+    if not _is_staff(request):
+        raise PermissionDenied
+    try:
+        action(_service(name), cast(User, request.user), timezone.now())
+        messages.success(request, done.format(name=name))
+    except actions.Conflict as error:
+        messages.error(request, str(error))
+    return redirect("model", name=name)
+
+
+def _is_staff(request: HttpRequest) -> bool:
+    return cast(User, request.user).is_staff
+
+
+def _service(name: str) -> ModelService:
+    row = rows.find(name)
+    if row is None:
+        raise Http404("There is no such model service.")
+    return row

@@ -1,0 +1,241 @@
+"""Policy: the next state of an instance, from its job, its health and the clock.
+
+Pure: `next_step` is asked for each instance at each pass, and answers with one change or none.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from enum import StrEnum
+
+from scheduler.facts.jobs import JobState, Outcome
+from scheduler.facts.model_services import SERVING, InstanceFact, InstanceState, ServiceFact
+from scheduler.language_models.model_services.policy.sleep import ANSWERS_WITHIN
+
+# A request that is under way when an instance is drained has this long to end.
+DRAIN_FOR = timedelta(seconds=60)
+# A ready instance that answers no health check for this long is replaced.
+STALLS_AFTER = timedelta(seconds=120)
+# A demand that is not repeated counts for this long.
+DEMAND_FOR = timedelta(seconds=60)
+FIRST_BACKOFF_S, LONGEST_BACKOFF_S = 5.0, 600.0
+
+
+class Command(StrEnum):
+    """Effect on the instance's job besides the change of state."""
+
+    NONE = ""
+    CANCEL = "cancel"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobView:
+    """The job of an instance. leaves: it was asked to leave its GPU.
+
+    problem: how it ended, in words.
+    """
+
+    state: JobState
+    outcome: Outcome | None = None
+    leaves: bool = False
+    problem: str = ""
+
+    @property
+    def has_ended(self) -> bool:
+        return self.state is JobState.FINISHED
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """The new state of an instance. is_failure: it counts against its service.
+
+    is_eviction: another user or job needs its GPU, so it is loaded again later.
+    """
+
+    state: InstanceState
+    reason: str = ""
+    command: Command = Command.NONE
+    is_failure: bool = False
+    is_eviction: bool = False
+
+
+def next_step(
+    instance: InstanceFact,
+    job: JobView | None,
+    *,
+    is_healthy: bool,
+    boot_timeout_s: float,
+    now: datetime,
+    call: bool | None = None,
+) -> Change | None:
+    """The change of one instance; None = it stays as it is.
+
+    call: whether its server has done what it was asked to, sleep or wake; None = no answer yet.
+    """
+    if job is None:
+        return Change(state=InstanceState.FAILED, reason="Its job is gone.")
+    if job.has_ended:
+        return _ended(instance, job)
+    if instance.state is InstanceState.COOLING:
+        return None
+    if job.state is JobState.STOPPING or job.leaves:
+        reason = job.problem or "It was asked to leave."
+        return Change(state=InstanceState.COOLING, reason=reason, is_eviction=job.leaves)
+    if instance.state is InstanceState.SLEEPING:
+        return None
+    if instance.wakes:
+        return _waking(instance, call, now)
+    if instance.state is InstanceState.BOOTING:
+        return _booting(instance, is_healthy=is_healthy, timeout_s=boot_timeout_s, now=now)
+    if instance.state is InstanceState.DRAINING:
+        return _draining(instance, call, now)
+    return _ready(instance, now)
+
+
+def _ended(instance: InstanceFact, job: JobView) -> Change:
+    """A process that was not asked to stop has failed."""
+    was_asked = instance.state is InstanceState.COOLING or job.leaves
+    if was_asked or job.outcome in (Outcome.CANCELLED, Outcome.PREEMPTED):
+        return Change(state=InstanceState.STOPPED)
+    reason = job.problem or "Its process ended."
+    return Change(state=InstanceState.FAILED, reason=reason, is_failure=True)
+
+
+def _booting(
+    instance: InstanceFact, *, is_healthy: bool, timeout_s: float, now: datetime
+) -> Change | None:
+    if is_healthy:
+        return Change(state=InstanceState.READY)
+    began = instance.started_boot_at
+    if began is not None and now - began > timedelta(seconds=timeout_s):
+        reason = f"It was not ready after {timeout_s:g} s."
+        return Change(
+            state=InstanceState.COOLING, reason=reason, command=Command.CANCEL, is_failure=True
+        )
+    return None
+
+
+def _waking(instance: InstanceFact, call: bool | None, now: datetime) -> Change | None:
+    if call:
+        return Change(state=InstanceState.READY)
+    if call is None and now - instance.since < ANSWERS_WITHIN:
+        return None
+    return Change(state=InstanceState.COOLING, reason="It did not wake.", command=Command.CANCEL)
+
+
+def is_drained(instance: InstanceFact, now: datetime) -> bool:
+    """Whether its requests have ended, or had their time."""
+    return not instance.in_flight or now - instance.since >= DRAIN_FOR
+
+
+def _draining(instance: InstanceFact, call: bool | None, now: datetime) -> Change | None:
+    if not is_drained(instance, now):
+        return None
+    if not instance.sleep_level:
+        return Change(state=InstanceState.COOLING, command=Command.CANCEL)
+    if call:
+        return Change(state=InstanceState.SLEEPING)
+    if call is None and now - instance.since < DRAIN_FOR + ANSWERS_WITHIN:
+        return None
+    reason = "Its server did not go to sleep."
+    return Change(state=InstanceState.COOLING, reason=reason, command=Command.CANCEL)
+
+
+def _ready(instance: InstanceFact, now: datetime) -> Change | None:
+    answered = instance.answered_at or instance.ready_at or instance.since
+    if now - answered > STALLS_AFTER:
+        reason = f"It answered no health check for {STALLS_AFTER.total_seconds():g} s."
+        return Change(
+            state=InstanceState.COOLING, reason=reason, command=Command.CANCEL, is_failure=True
+        )
+    return None
+
+
+def backoff(failures: int) -> timedelta:
+    """The pause before the next boot after so many failures in a row."""
+    return timedelta(seconds=min(LONGEST_BACKOFF_S, FIRST_BACKOFF_S * 2 ** min(failures - 1, 16)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scale:
+    """How many instances a service starts now, and which ones it unloads, each with the reason."""
+
+    boot: int = 0
+    unload: tuple[tuple[int, str], ...] = ()
+
+
+def scale(
+    service: ServiceFact,
+    instances: list[InstanceFact],
+    now: datetime,
+    *,
+    scripts_wait: bool = False,
+    others_boot: bool = False,
+) -> Scale:
+    """Boots for the minimum and for requests that wait; unloads of what is not needed.
+
+    instances: those of the service that have not ended. An evicted service is loaded again when no
+    job waits for a GPU (scripts_wait) and no other evicted one is being loaded (others_boot).
+    """
+    if not service.enabled:
+        return Scale(unload=_all(instances, "The service is disabled."))
+    serving = [instance for instance in instances if instance.state in SERVING]
+    boots = max(0, service.least - len(serving))
+    if service.evicted_at is not None:
+        boots = 0 if scripts_wait or others_boot or serving else max(1, service.least)
+    if not boots and _is_demanded(service, serving, now):
+        boots = 1
+    # Instances that are ending still hold their GPU.
+    room = max(0, service.max_instances - len(serving))
+    is_delayed = service.retry_at is not None and now < service.retry_at
+    if is_delayed or service.is_held:
+        boots = 0
+    return Scale(boot=min(boots, room), unload=_idle(service, serving, now))
+
+
+def _is_demanded(service: ServiceFact, serving: list[InstanceFact], now: datetime) -> bool:
+    """Whether a request waits that neither a ready instance nor a boot under way takes."""
+    wanted_at = service.wanted_at
+    if wanted_at is None or now - wanted_at > DEMAND_FOR:
+        return False
+    # A demand from before an instance was ready has been served by it.
+    for instance in serving:
+        if instance.state is InstanceState.BOOTING or instance.in_flight < service.concurrency:
+            return False
+        if instance.ready_at is not None and wanted_at < instance.ready_at:
+            return False
+    return True
+
+
+def _all(instances: list[InstanceFact], reason: str) -> tuple[tuple[int, str], ...]:
+    states = (InstanceState.BOOTING, InstanceState.READY, InstanceState.SLEEPING)
+    return tuple((instance.id, reason) for instance in instances if instance.state in states)
+
+
+def _idle(
+    service: ServiceFact, serving: list[InstanceFact], now: datetime
+) -> tuple[tuple[int, str], ...]:
+    """Those above the maximum, then those above the minimum that were idle for long."""
+    idle = sorted(
+        (instance.idle_since, instance.id)
+        for instance in serving
+        if instance.idle_since is not None
+    )
+    chosen = []
+    left = len(serving)
+    for since, id_ in idle:
+        if left > service.max_instances:
+            chosen.append((id_, f"More than {service.max_instances} instances are loaded."))
+        elif left > service.least and _is_over(service, since, now):
+            chosen.append((id_, f"It was idle for {service.keep_alive_s:g} s."))
+        else:
+            continue
+        left -= 1
+    return tuple(chosen)
+
+
+def _is_over(service: ServiceFact, since: datetime, now: datetime) -> bool:
+    if service.keep_alive_s is None:
+        return False
+    return now - since >= timedelta(seconds=service.keep_alive_s)

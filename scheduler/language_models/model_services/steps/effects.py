@@ -1,0 +1,344 @@
+"""Writes of a pass: states of instances, their jobs, learned boot times, events."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import datetime, timedelta
+
+from monitor.facts.claims import ASLEEP
+from monitor.gpus.snapshot import rows as snapshots
+from monitor.journal.facts import EvictionReason
+from monitor.journal.rows import counters, events
+from monitor.runtime.rows.wakeups import wake
+from scheduler.facts.jobs import BLOCKING_PRIORITY, NewJob, Requirement, YieldOptions
+from scheduler.facts.model_services import (
+    ENDED,
+    TRANSITIONS,
+    InstanceState,
+)
+from scheduler.jobs.lifecycle.rows import queue as job_queue
+from scheduler.language_models.model_services import rows
+from scheduler.language_models.model_services.policy import sleep
+from scheduler.language_models.model_services.policy.lifecycle import (
+    DRAIN_FOR,
+    Change,
+    Command,
+    Scale,
+    backoff,
+)
+from scheduler.models import Attempt, GpuHold, Job, ModelInstance, ModelService
+
+BY = "gpucoord"
+# Requests in flight may end, then the process.
+HOLD_FOR = DRAIN_FOR + timedelta(seconds=30)
+# When the user of its GPU returns; the process is asked at once.
+LEAVES_WITHIN = timedelta(seconds=4)
+# State of an instance on the cards of its GPUs.
+PHASES = {
+    InstanceState.BOOTING: "booting",
+    InstanceState.READY: "ready",
+    InstanceState.DRAINING: "busy",
+    InstanceState.SLEEPING: ASLEEP,
+}
+
+
+class IllegalInstanceTransition(Exception):
+    """A state change that the table does not allow: an error in gpucoord."""
+
+
+def is_news(row: ModelInstance, attempt: Attempt | None) -> bool:
+    """Whether the attempt of the instance's job has facts that the row lacks."""
+    if attempt is None:
+        return row.state == InstanceState.BOOTING.value and row.started_boot_at is not None
+    if row.started_boot_at is None or row.started_boot_at < attempt.placed_at:
+        return True
+    return row.pid != attempt.pid
+
+
+def follow(service: ModelService, row: ModelInstance, attempt: Attempt | None) -> None:
+    """Store where the instance was placed, or that its job waits again."""
+    if attempt is None:
+        row.host, row.gpu_uuids, row.port, row.pid = "", [], None, None
+        row.started_boot_at = row.expected_ready_at = row.memory_bytes = None
+    else:
+        row.host, row.gpu_uuids = attempt.host, attempt.gpu_uuids
+        row.pid, row.started_boot_at = attempt.pid, attempt.placed_at
+        row.memory_bytes = attempt.job.gpu_memory_bytes
+        expected_s = rows.expected_boot_s(service, rows.gpu_model(row))
+        row.expected_ready_at = attempt.placed_at + timedelta(seconds=expected_s)
+        snapshots.set_expected_ready(str(attempt.job_id), row.expected_ready_at)
+    # The port is written by the part that starts the process.
+    columns = ("host", "gpu_uuids", "pid", "started_boot_at", "memory_bytes", "expected_ready_at")
+    row.save(update_fields=columns if attempt is not None else (*columns, "port"))
+
+
+def note_answer(row: ModelInstance, now: datetime) -> None:
+    row.answered_at = now
+    row.save(update_fields=["answered_at"])
+    rows.count_requests(row, now)
+    if row.gpu_uuids:
+        rows.learn_peak(row, now)
+
+
+def apply(service: ModelService, row: ModelInstance, change: Change, now: datetime) -> None:
+    """Change the state of an instance, unless another transaction changed it first."""
+    old = InstanceState(row.state)
+    if change.state not in TRANSITIONS[old]:
+        raise IllegalInstanceTransition(f"an instance that is {old} can't be {change.state} next")
+    columns: dict[str, object] = {"state": change.state.value, "since": now}
+    if change.reason:
+        columns["reason"] = change.reason
+    if change.state in ENDED:
+        columns |= {"ended_at": now, "in_flight": 0}
+    if change.state is InstanceState.SLEEPING:
+        columns |= {"left_bytes": None, "wake_at": None}
+    if change.state is InstanceState.READY:
+        columns |= {"ready_at": now, "answered_at": now, "reason": ""}
+    if change.is_eviction:
+        ModelService.objects.filter(pk=service.pk).update(evicted_at=now)
+    if not ModelInstance.objects.filter(pk=row.pk, state=row.state).update(**columns):
+        return
+    old_since = row.since
+    row.refresh_from_db()
+    rows.count_requests(row, now)
+    if change.command is Command.CANCEL and row.job_id is not None:
+        job_queue.request_cancel(row.job_id, BY, now)
+    _set_phase(row, change.state)
+    if change.is_eviction:
+        _event("MODEL_EVICTED", service, row, f"leaves its GPU{_because(row)}", now, "warning")
+    if change.is_failure:
+        _note_failure(service, row, change.reason, now)
+    elif change.state is InstanceState.READY:
+        _note_ready(service, row, old_since, now)
+    elif change.state is InstanceState.SLEEPING:
+        _note_sleep(service, row, now)
+    elif change.state is InstanceState.STOPPED:
+        _event("MODEL_UNLOADED", service, row, f"was unloaded{_because(row)}", now)
+
+
+def apply_scale(service: ModelService, wanted: Scale, now: datetime) -> None:
+    """Boot and unload instances of a service."""
+    for id_, reason in wanted.unload:
+        row = ModelInstance.objects.select_related("job").filter(pk=id_).first()
+        if row is not None and service.enabled:
+            release(service, row, reason, now)
+        elif row is not None:
+            unload(service, row, reason, now)
+    for _ in range(wanted.boot):
+        if not _ask_to_wake(service, now):
+            boot(service, now)
+
+
+def _ask_to_wake(service: ModelService, now: datetime) -> bool:
+    """Whether an instance sleeps: it wakes if it has room, else it ends for a new one."""
+    asleep = service.instances.filter(state=InstanceState.SLEEPING.value).order_by("wake_at", "pk")
+    row = asleep.first()
+    if row is None:
+        return False
+    if row.wake_at is None:
+        ModelInstance.objects.filter(pk=row.pk).update(wake_at=now)
+    return True
+
+
+def release(
+    service: ModelService,
+    row: ModelInstance,
+    reason: str,
+    now: datetime,
+    change: Change | None = None,
+) -> None:
+    """Let a ready instance sleep, if its server can and it gave the memory back before."""
+    level = 0
+    if row.state == InstanceState.READY.value and service.sleep_path and row.gpu_uuids:
+        needs = max(filter(None, (rows.peak_bytes(row, now), row.memory_bytes)), default=None)
+        level = sleep.level(
+            rows.instance_fact(row),
+            service.sleep_path,
+            needs_bytes=None if needs is None else needs * len(row.gpu_uuids),
+            host_free_bytes=rows.host_free_bytes(row.host),
+        )
+    ModelInstance.objects.filter(pk=row.pk).update(sleep_level=level)
+    row.sleep_level = level
+    if change is None:
+        unload(service, row, reason, now)
+    else:
+        apply(service, row, change, now)
+
+
+def judge_sleep(service: ModelService, row: ModelInstance, now: datetime) -> None:
+    """Check by the driver's figures that a sleeping instance gave its memory back."""
+    held = rows.held_bytes(row)
+    most = sleep.most_left(rows.peak_bytes(row, now) or row.memory_bytes)
+    release = sleep.judge(held, most, row.since, now)
+    if release is sleep.Release.AWAITED:
+        return
+    has_left = release is sleep.Release.LEFT
+    # Unknown memory counts as the memory that it had. Without that, its claim stays as it is.
+    counts = rows.last_held_bytes(row, now) if held is None else held
+    row.left_bytes, row.left_memory = counts, has_left
+    row.save(update_fields=["left_bytes", "left_memory"])
+    if counts is not None:
+        snapshots.set_claimed_memory(str(row.job_id), counts, exclusive=False)
+    if has_left:
+        size = "an unknown part" if held is None else f"{held / 1024**3:.1f} GiB"
+        text = (
+            f"sleeps, but holds {size} of its GPU memory after"
+            f" {sleep.RELEASES_WITHIN.total_seconds():g} s. It is stopped next time"
+        )
+        _event("SLEEP_LEFT_MEMORY", service, row, text, now, "warning")
+
+
+def wake_up(row: ModelInstance, now: datetime) -> bool:
+    """Claim the memory of a sleeping instance again; its server is then asked to wake."""
+    moved = ModelInstance.objects.filter(pk=row.pk, state=InstanceState.SLEEPING.value).update(
+        state=InstanceState.BOOTING.value,
+        since=now,
+        started_boot_at=now,
+        expected_ready_at=now + timedelta(seconds=rows.expected_wake_s(row)),
+        wake_at=None,
+        reason="",
+    )
+    if moved:
+        ref = str(row.job_id)
+        snapshots.set_claimed_memory(ref, row.memory_bytes, exclusive=row.memory_bytes is None)
+        snapshots.set_phase(ref, PHASES[InstanceState.BOOTING])
+        row.refresh_from_db()
+        wake("models")
+    return bool(moved)
+
+
+def unload(service: ModelService, row: ModelInstance, reason: str, now: datetime) -> None:
+    """Drain a ready instance; cancel one that does not take requests yet."""
+    if row.state == InstanceState.READY.value:
+        apply(service, row, Change(state=InstanceState.DRAINING, reason=reason), now)
+    elif row.state in (InstanceState.BOOTING.value, InstanceState.SLEEPING.value):
+        change = Change(state=InstanceState.COOLING, reason=reason, command=Command.CANCEL)
+        apply(service, row, change, now)
+
+
+def evicted_one_boots(service: ModelService) -> bool:
+    """Whether another evicted service is being loaded: they are loaded one after another."""
+    if service.evicted_at is None:
+        return False
+    booting = ModelInstance.objects.filter(state=InstanceState.BOOTING.value)
+    others = booting.filter(service__evicted_at__isnull=False).exclude(service=service)
+    return others.exists()
+
+
+def evict(
+    instance_id: int, job_id: int, reason: str, now: datetime, *, may_sleep: bool = False
+) -> None:
+    """Unload an instance for a waiting job. It is loaded again when no job waits.
+
+    may_sleep: the job also fits beside the sleeping instance.
+    """
+    row = ModelInstance.objects.select_related("service", "job").get(pk=instance_id)
+    text = f"Job {job_id} needs its GPU: {reason}."
+    if row.state == InstanceState.SLEEPING.value:
+        change = Change(
+            state=InstanceState.COOLING, reason=text, command=Command.CANCEL, is_eviction=True
+        )
+        apply(row.service, row, change, now)
+    elif row.state == InstanceState.READY.value:
+        change = Change(state=InstanceState.DRAINING, reason=text, is_eviction=True)
+        if may_sleep:
+            release(row.service, row, text, now, change)
+        else:
+            apply(row.service, row, change, now)
+    else:
+        return
+    counters.add_eviction(EvictionReason.MODEL, row.gpu_uuids[0])
+
+
+def hold_for(job_id: int, host: str, gpu_uuids: Iterable[str], now: datetime) -> None:
+    """Keep these GPUs for the job until the models have left them."""
+    for uuid in gpu_uuids:
+        GpuHold.objects.update_or_create(
+            host=host, gpu_uuid=uuid, defaults={"job_id": job_id, "until": now + HOLD_FOR}
+        )
+
+
+def boot(service: ModelService, now: datetime) -> ModelInstance | None:
+    """Queue the job of a new instance; None: another host did that first."""
+    locked = ModelService.objects.select_for_update().get(pk=service.pk)
+    if not locked.enabled or rows.serving(locked) >= locked.max_instances:
+        return None
+    memory_bytes = rows.needed_memory(service)
+    new = NewJob(
+        argv=tuple(service.argv),
+        name=service.name,
+        priority=BLOCKING_PRIORITY,
+        requirement=Requirement(
+            gpus=service.gpus,
+            memory_bytes=memory_bytes if service.gpus else None,
+            exclusive=service.gpus > 0 and memory_bytes is None,
+            gpu_uuid=rows.chosen_gpu(service),
+        ),
+        yield_options=YieldOptions(yield_signal="SIGTERM", grace=LEAVES_WITHIN),
+    )
+    job = job_queue.add_within(new, rows.job_owner(), now, model_service=service)
+    row = ModelInstance.objects.create(service=service, job=job, since=now)
+    _event("MODEL_BOOTING", service, row, "is being started", now)
+    return row
+
+
+def _note_sleep(service: ModelService, row: ModelInstance, now: datetime) -> None:
+    """At level 1 the weights are in host memory, which is reserved as long."""
+    needs = rows.peak_bytes(row, now) or row.memory_bytes
+    if row.sleep_level == 1 and needs is not None:
+        reserved = needs * len(row.gpu_uuids)
+        Job.objects.filter(model_instance=row).update(memory_bytes=reserved)
+    text = f"sleeps at level {row.sleep_level}{_because(row)}"
+    _event("MODEL_ASLEEP", service, row, text, now)
+
+
+def _note_ready(service: ModelService, row: ModelInstance, since: datetime, now: datetime) -> None:
+    ModelService.objects.filter(pk=service.pk).update(
+        failures=0, retry_at=None, problem="", evicted_at=None, wanted_at=None
+    )
+    if row.sleep_level:
+        took = rows.learn_wake(row, since, now)
+        Job.objects.filter(model_instance=row).update(memory_bytes=None)
+        ModelInstance.objects.filter(pk=row.pk).update(sleep_level=0, left_bytes=None)
+        _event("MODEL_READY", service, row, f"is awake{took}", now)
+        return
+    took = "" if row.started_boot_at is None else rows.learn_boot(service, row, now)
+    _event("MODEL_READY", service, row, f"is ready{took}", now)
+
+
+def _note_failure(service: ModelService, row: ModelInstance, reason: str, now: datetime) -> None:
+    locked = ModelService.objects.select_for_update().get(pk=service.pk)
+    locked.failures += 1
+    pause = backoff(locked.failures)
+    locked.retry_at, locked.problem = now + pause, reason
+    locked.save(update_fields=["failures", "retry_at", "problem"])
+    text = f"failed: {reason} Next boot in {pause.total_seconds():g} s at the earliest."
+    _event("MODEL_FAILED", service, row, text, now, "warning")
+
+
+def _because(row: ModelInstance) -> str:
+    return f": {row.reason}" if row.reason else "."
+
+
+def _set_phase(row: ModelInstance, state: InstanceState) -> None:
+    if row.job_id is not None and row.gpu_uuids and state in PHASES:
+        snapshots.set_phase(str(row.job_id), PHASES[state])
+
+
+def _event(
+    kind: str,
+    service: ModelService,
+    row: ModelInstance,
+    text: str,
+    now: datetime,
+    severity: str = "info",
+) -> None:
+    events.add(
+        kind,
+        f"Model {service.name} {text}" + ("" if text.endswith(".") else "."),
+        now=now,
+        severity=severity,
+        host=row.host,
+        gpu_uuid=row.gpu_uuids[0] if row.gpu_uuids else "",
+        job_ref="" if row.job_id is None else str(row.job_id),
+    )

@@ -1,0 +1,225 @@
+"""Policy: the queue of one host's requests to models: who waits, who runs where, who is next.
+
+Priority 5 comes before 4, and so on. Within a priority, the fair-share deficit decides, which also
+orders jobs; the places that a user takes on the model reduce it. Equal users take turns by the time
+that their request has waited. Some places stay free for users who used the model recently and have
+no request there now, so that a flood of one user does not delay them.
+
+The state is rebuilt from rows and requests; it is a hint that may be lost.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections import Counter
+from collections.abc import Hashable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+
+from scheduler.facts.prompts import Assignment, Deficits, Instance, Request, Service, Start, Wait
+from scheduler.language_models.prompts.policy.assign import assign, free_places, needs_boot
+
+# A user who used a model within this time finds a free place there.
+RECENT_S = 600.0
+# At most this part of the places is reserved.
+RESERVED_PART = 0.25
+MOST_SEEN = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    request: Request
+    instance: Instance
+
+
+@dataclass(slots=True)
+class RequestQueue:
+    """The waiting and running requests of one model. A user's waiting ones are in their order."""
+
+    waiting: dict[str, list[Request]] = field(default_factory=dict)
+    running: dict[Hashable, Running] = field(default_factory=dict)
+    # When each user's last request ended or came.
+    seen_s: dict[str, float] = field(default_factory=dict)
+
+    def add(self, request: Request) -> None:
+        insort(self.waiting.setdefault(request.owner, []), request, key=_own_order)
+
+    def take(self, request: Request) -> bool:
+        """Remove it from the waiting ones. False: it does not wait."""
+        own = self.waiting.get(request.owner, [])
+        for at, other in enumerate(own):
+            if other.key == request.key:
+                del own[at]
+                if not own:
+                    del self.waiting[request.owner]
+                return True
+        return False
+
+    def waits(self, request: Request) -> bool:
+        return any(other.key == request.key for other in self.waiting.get(request.owner, ()))
+
+    def each(self) -> Iterator[Request]:
+        for own in self.waiting.values():
+            yield from own
+
+
+def _own_order(request: Request) -> tuple[int, float]:
+    return (-request.priority, request.since_s)
+
+
+class Router:
+    """Requests of all models. Times are seconds of one clock, which the caller reads."""
+
+    def __init__(self) -> None:
+        self._services: Mapping[str, Service] = {}
+        self._queues: dict[str, RequestQueue] = {}
+        self._deficits: Deficits = {}
+
+    def update(self, services: Iterable[Service], deficits: Deficits | None = None) -> None:
+        """Take over what the rows say. Requests whose service is gone keep waiting for it."""
+        self._services = {service.name: service for service in services}
+        if deficits is not None:
+            self._deficits = deficits
+
+    def service(self, name: str) -> Service | None:
+        return self._services.get(name)
+
+    @property
+    def services(self) -> Mapping[str, Service]:
+        return self._services
+
+    def add(self, request: Request) -> None:
+        queue = self._queues.setdefault(request.service, RequestQueue())
+        queue.add(request)
+        queue.seen_s[request.owner] = request.since_s
+        if len(queue.seen_s) > MOST_SEEN:
+            recent = request.since_s - RECENT_S
+            queue.seen_s = {name: at for name, at in queue.seen_s.items() if at >= recent}
+
+    def remove(self, request: Request, now_s: float) -> None:
+        """The request has ended, or its client has gone."""
+        queue = self._queues.get(request.service)
+        if queue is not None:
+            queue.take(request)
+            queue.running.pop(request.key, None)
+            queue.seen_s[request.owner] = now_s
+
+    def retry(self, request: Request, failed: Instance) -> Request:
+        """Let a request wait again whose instance failed; returns the request as it waits now."""
+        self._queues[request.service].running.pop(request.key, None)
+        again = replace(request, tried=request.tried | {failed.id})
+        self._queues[request.service].add(again)
+        return again
+
+    def start(self, now_s: float) -> tuple[list[Start], list[int]]:
+        """The requests that instances take now, and the services that need another instance."""
+        starts: list[Start] = []
+        boots: list[int] = []
+        for name, queue in self._queues.items():
+            service = self._services.get(name)
+            if service is not None and queue.waiting:
+                more, needs_boot = self._start(service, queue, now_s)
+                starts += more
+                boots += [service.id] if needs_boot else []
+        return starts, boots
+
+    def _start(
+        self, service: Service, queue: RequestQueue, now_s: float
+    ) -> tuple[list[Start], bool]:
+        starts: list[Start] = []
+        # Users who may not take the free places now.
+        blocked: set[str] = set()
+        while free_places(service, _in_flight(queue)):
+            request = self._next(service, queue, blocked)
+            if request is None:
+                return starts, False
+            chosen = self._assign(service, queue, request, now_s)
+            if chosen.instance is None:
+                blocked.add(request.owner)
+                continue
+            queue.take(request)
+            queue.running[request.key] = Running(request, chosen.instance)
+            starts.append(Start(request, chosen.instance))
+        return starts, bool(queue.waiting) and needs_boot(service)
+
+    def _assign(
+        self,
+        service: Service,
+        queue: RequestQueue,
+        request: Request,
+        now_s: float,
+        position: int = 1,
+    ) -> Assignment:
+        return assign(
+            request,
+            service,
+            _in_flight(queue),
+            position=position,
+            reserved=_reserved(service, queue, request.owner, now_s),
+        )
+
+    def _next(self, service: Service, queue: RequestQueue, blocked: set[str]) -> Request | None:
+        """The first request in the order of the class's description."""
+        held = _held(queue)
+        capacity = max(1, service.concurrency * max(1, len(service.ready)))
+        candidates = (own[0] for owner, own in queue.waiting.items() if owner not in blocked)
+        return min(
+            candidates, key=lambda candidate: self._rank(candidate, held, capacity), default=None
+        )
+
+    def _rank(
+        self, request: Request, held: Mapping[str, int], capacity: int
+    ) -> tuple[int, float, float]:
+        deficit = self._deficits.get(request.owner, 0.0)
+        score = deficit - held.get(request.owner, 0) / capacity
+        return (-request.priority, -round(score, 6), request.since_s)
+
+    def in_flight(self) -> dict[int, int]:
+        """The requests that each instance answers now, by its id."""
+        queues = self._queues.values()
+        return Counter(
+            running.instance.id for queue in queues for running in queue.running.values()
+        )
+
+    def waiting(self) -> Iterator[Request]:
+        for queue in self._queues.values():
+            yield from queue.each()
+
+    def waiting_of(self, owner: str) -> int:
+        return sum(len(queue.waiting.get(owner, ())) for queue in self._queues.values())
+
+    def wait(self, request: Request, now_s: float) -> Wait | None:
+        """Why the request waits; None: it does not, or there is no such model."""
+        queue, service = self._queues.get(request.service), self._services.get(request.service)
+        if queue is None or service is None or not queue.waits(request):
+            return None
+        position = self._position(service, queue, request)
+        return self._assign(service, queue, request, now_s, position).wait
+
+    def _position(self, service: Service, queue: RequestQueue, request: Request) -> int:
+        """Its place if no user's share changes meanwhile: users take turns."""
+        held = _held(queue)
+        capacity = max(1, service.concurrency * max(1, len(service.ready)))
+        place = 0
+        mine = self._rank(request, held, capacity)
+        for other in queue.each():
+            place += self._rank(other, held, capacity) < mine
+        return place + 1
+
+
+def _in_flight(queue: RequestQueue) -> dict[int, int]:
+    return Counter(running.instance.id for running in queue.running.values())
+
+
+def _held(queue: RequestQueue) -> dict[str, int]:
+    return Counter(running.request.owner for running in queue.running.values())
+
+
+def _reserved(service: Service, queue: RequestQueue, owner: str, now_s: float) -> int:
+    """Places that stay free for recent users without a request in flight."""
+    places = service.concurrency * len(service.ready)
+    if places < 2 or owner not in (held := _held(queue)):
+        return 0
+    quiet = sum(
+        other not in held and now_s - seen_s <= RECENT_S for other, seen_s in queue.seen_s.items()
+    )
+    return min(quiet, max(1, int(places * RESERVED_PART)))

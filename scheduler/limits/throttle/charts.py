@@ -1,0 +1,74 @@
+"""Geometry of the page of the mode: overuse by hour, and the multiplier by other users' load."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+from monitor.incidents.policy.lifecycle import union_s
+from scheduler.limits.throttle.policy import tiers
+from scheduler.limits.throttle.policy.tiers import AdaptivePolicy, LoadTier
+
+HOUR_S = 3600
+# Both charts: the plot inside its SVG.
+WIDE, HIGH = 480, 72
+Spans = Sequence[tuple[float, float]]
+
+
+@dataclass(frozen=True, slots=True)
+class OveruseHour:
+    """begin: epoch seconds. pct: part of the hour with overuse. x, y, width, height: its bar."""
+
+    begin: float
+    pct: float
+    x: float
+    y: float
+    width: float
+    height: float
+
+
+def overuse_hours(spans: Spans, hours: int, now: datetime) -> list[OveruseHour]:
+    """The last hours, oldest first; `spans`: begin and end of times with overuse."""
+    end = now.timestamp()
+    width = WIDE / hours
+    made = []
+    for number in range(hours):
+        begin = end - (hours - number) * HOUR_S
+        part = union_s([(max(a, begin), min(b, begin + HOUR_S)) for a, b in spans]) / HOUR_S
+        tall = round(HIGH * part, 1)
+        x = round(number * width, 1)
+        made.append(
+            OveruseHour(begin, 100 * part, x, round(HIGH - tall, 1), round(width - 2, 1), tall)
+        )
+    return made
+
+
+@dataclass(frozen=True, slots=True)
+class TierStep:
+    """A range of other users' load, in percent, and the multiplier there, with its bar."""
+
+    words: str
+    multiplier: float
+    x: float
+    y: float
+    width: float
+    height: float
+
+
+def tier_steps(policy: AdaptivePolicy) -> list[TierStep]:
+    free, busy = policy.free_below_pct, policy.busy_above_pct
+    ranges = (
+        (LoadTier.FREE, 0.0, free, f"below {free:g} %"),
+        (LoadTier.MIDDLE, free, busy, f"{free:g}–{busy:g} %"),
+        (LoadTier.BUSY, busy, 100.0, f"above {busy:g} %"),
+    )
+    steps = []
+    for tier, begin, end, words in ranges:
+        factor = tiers.multiplier(tier, policy)
+        tall = round(HIGH * factor, 1)
+        x, width = WIDE * begin / 100, WIDE * (end - begin) / 100
+        steps.append(
+            TierStep(words, factor, round(x, 1), round(HIGH - tall, 1), round(width - 2, 1), tall)
+        )
+    return steps

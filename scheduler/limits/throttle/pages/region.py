@@ -1,0 +1,207 @@
+"""The dashboard's region "Why jobs are waiting", the same for all viewers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from django.db.models import QuerySet
+
+from monitor.incidents.constraints import rows as constraint_rows
+from monitor.incidents.constraints.policy import EFFECTS, ConstraintEffect
+from monitor.models import Constraint, Gpu
+from monitor.pages.live.regions import Context, Region
+from monitor.runtime.rows.prepared import compiled_once
+from monitor.thresholds import rows as thresholds
+from scheduler.disk.facts import DiskLevel
+from scheduler.disk.policy import DiskPolicy, is_near, sentence
+from scheduler.disk.steps import folders
+from scheduler.facts.jobs import PriorityClass
+from scheduler.facts.plans import Throttle
+from scheduler.jobs.lifecycle.rows import predictions
+from scheduler.limits.throttle import rows as throttle_rows
+from scheduler.limits.throttle.policy.mode import Mode
+from scheduler.limits.throttle.policy.pressure import CLASSES, Deferral
+from scheduler.limits.throttle.policy.throttle import ThrottleMemory
+from scheduler.models import ModeState, Quota
+
+# The example share in texts, if no default share is set.
+EXAMPLE_PCT = 30.0
+# More busy GPUs than this are counted instead of listed.
+MOST_NAMED = 8
+SHAPES = {
+    ConstraintEffect.HARD: "failing",
+    ConstraintEffect.SOFT: "warning",
+    ConstraintEffect.NONE: "unknown",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class PressureLine:
+    """A limit on starting jobs: its shape, name, effect and start."""
+
+    shape: str
+    text: str
+    effect: str = ""
+    since: datetime | None = None
+    until: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class HostPressure:
+    """`quotas`: how quotas are reduced now, in words; "" when they are not."""
+
+    host: str
+    lines: tuple[PressureLine, ...]
+    quotas: str
+    mode: str
+    mode_reason: str
+    mode_since: datetime | None
+    mode_until: datetime | None
+
+    @property
+    def is_defensive(self) -> bool:
+        return self.mode == Mode.DEFENSIVE
+
+
+def load(now: datetime) -> Context:
+    modes = {row.host: row for row in throttle_rows.shown_modes("")}
+    open_rows = constraint_rows.open_rows()
+    hosts = []
+    for host, at, allowed, memory in throttle_rows.shown():
+        constraints = [_constraint(row) for row in open_rows if row.host == host]
+        limits = _lines(allowed, memory) if now - at <= throttle_rows.STALE_AFTER else []
+        lines = [*constraints, *_disks(host, now), *limits]
+        hosts.append(_pressure(host, lines, _quotas(allowed), modes.get(host)))
+    waits = predictions.jobs_wait()
+    return {"hosts": tuple(hosts), "several": len(hosts) > 1, "waits": waits}
+
+
+def _pressure(
+    host: str, lines: Sequence[PressureLine], quotas: str, mode: ModeState | None
+) -> HostPressure:
+    return HostPressure(
+        host=host,
+        lines=tuple(lines),
+        quotas=quotas,
+        mode=mode.mode if mode else "",
+        mode_reason=mode.reason if mode else "",
+        mode_since=mode.since_at if mode else None,
+        mode_until=mode.override_until if mode else None,
+    )
+
+
+def _constraint(row: Constraint) -> PressureLine:
+    effect = EFFECTS.get(row.kind, ConstraintEffect.NONE)
+    consequences = {
+        ConstraintEffect.HARD: "no jobs start",
+        ConstraintEffect.SOFT: "normal and background jobs wait",
+    }
+    return PressureLine(SHAPES[effect], row.text, consequences.get(effect, ""), row.from_at)
+
+
+def _disks(host: str, now: datetime) -> Iterable[PressureLine]:
+    """File systems for whose space jobs wait, or soon will."""
+    policy = thresholds.current(DiskPolicy)
+    for row in folders.watched(host):
+        space = folders.space_of(row)
+        if space is None or now - row.at > folders.STALE_AFTER:
+            continue
+        if row.level == DiskLevel.BLOCKED.value:
+            text = sentence(row.path, space, DiskLevel.BLOCKED, policy)
+            yield PressureLine("failing", text, "jobs wait", row.since_at)
+        elif is_near(space, policy):
+            text = sentence(row.path, space, DiskLevel.NORMAL, policy)
+            yield PressureLine("warning", text, "jobs will soon wait", row.since_at)
+
+
+def _lines(allowed: Throttle, memory: ThrottleMemory) -> Iterable[PressureLine]:
+    yield from _deferred(memory)
+    yield from _busy(allowed)
+    if allowed.starts is not None:
+        jobs = "1 more job" if allowed.starts == 1 else f"{allowed.starts} more jobs"
+        sentence = f"Up to {jobs} can start" if allowed.starts else "No more jobs can start"
+        reason = (
+            "close to the target utilisation" if allowed.starts else "target utilisation reached"
+        )
+        yield PressureLine("waiting", f"{sentence} on shared GPUs", reason)
+
+
+def _deferred(memory: ThrottleMemory) -> Iterable[PressureLine]:
+    """One line for all classes that are deferred for the same reason."""
+    by_reason: dict[str, list[tuple[PriorityClass, Deferral]]] = {}
+    for kind in CLASSES:
+        deferral = memory.deferrals.get(kind)
+        if deferral is not None and deferral.holds:
+            why = ", ".join(signal.text for signal in deferral.strains)
+            by_reason.setdefault(why, []).append((kind, deferral))
+    for why, deferred in by_reason.items():
+        *first, last = (kind.value for kind, _ in deferred)
+        classes = f"{', '.join(first)} and {last}" if first else last
+        yield PressureLine(
+            "waiting",
+            f"{classes.capitalize()} jobs are deferred",
+            why,
+            _moment(min(deferral.since_t for _, deferral in deferred)),
+            _moment(max(deferral.until_t for _, deferral in deferred)),
+        )
+
+
+def _busy(allowed: Throttle) -> Iterable[PressureLine]:
+    """Busy GPUs, grouped by the jobs that can still start there."""
+    normal = frozenset(allowed.closed_gpus.get(PriorityClass.NORMAL, {}))
+    background = frozenset(allowed.closed_gpus.get(PriorityClass.BACKGROUND, {})) - normal
+    indices_of = {gpu.uuid: gpu.index for gpu in _gpus()} if normal or background else {}
+    for uuids, effect in (
+        (normal, "only priority 4–5 jobs can start there"),
+        (background, "no background jobs can start there"),
+    ):
+        if indices := sorted(indices_of[uuid] for uuid in uuids & indices_of.keys()):
+            yield PressureLine("busy", f"{_named(indices)} busy", effect)
+
+
+def _named(indices: Sequence[int]) -> str:
+    """`GPU 3 is`, `GPUs 1, 4 are`, `25 GPUs are`."""
+    if len(indices) > MOST_NAMED:
+        return f"{len(indices)} GPUs are"
+    listed = ", ".join(map(str, indices))
+    return f"GPUs {listed} are" if len(indices) > 1 else f"GPU {listed} is"
+
+
+@compiled_once
+def _gpus() -> QuerySet[Gpu]:
+    return Gpu.objects.only("index")
+
+
+def _quotas(allowed: Throttle) -> str:
+    """The reduction of shares on the most reduced GPUs, in words. Empty: no reduction."""
+    parts = [part for part in allowed.multipliers.values() if part > 0]
+    if not parts or min(parts) >= 1:
+        return ""
+    why = f": {allowed.reason}" if allowed.reason else ""
+    pct, least = _share_of_all(), min(parts)
+    gpus = sum(part == least for part in parts)
+    where = "all GPUs" if gpus == len(parts) else f"{gpus} of {len(parts)} GPUs"
+    return (
+        f"On {where}, quotas are reduced to {100 * least:.2g} %"
+        f" (a share of {pct:g} % counts as {pct * least:.2g} %){why}. Empty GPUs are not affected."
+    )
+
+
+def _share_of_all() -> float:
+    """The default share in percent; EXAMPLE_PCT if none is set."""
+    shares = (row.share_pct for row in _default_quotas() if row.share_pct is not None)
+    return next(shares, EXAMPLE_PCT)
+
+
+@compiled_once
+def _default_quotas() -> QuerySet[Quota]:
+    return Quota.objects.filter(user=None, group=None)
+
+
+def _moment(t: float) -> datetime:
+    return datetime.fromtimestamp(t, UTC)
+
+
+REGION = Region("pressure", "scheduler/_pressure.html", load, place=60)

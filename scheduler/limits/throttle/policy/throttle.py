@@ -1,0 +1,322 @@
+"""Policy: the throttle of a host, computed by the controller at each tick."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from math import exp
+
+from monitor.facts.health import Condition
+from monitor.facts.readings import GpuReading, Health, Snapshot
+from monitor.gpus.policy.capability import hidden
+from monitor.incidents.constraints.policy import Constraint, ConstraintEffect, Gauge
+from scheduler.facts.jobs import PriorityClass
+from scheduler.facts.plans import Throttle
+from scheduler.limits.throttle.policy import pressure, utilisation
+from scheduler.limits.throttle.policy import pressure as throttle_deferral
+from scheduler.limits.throttle.policy import (
+    tiers as throttle_tiers,
+)
+from scheduler.limits.throttle.policy.pressure import CLASSES, Deferral, LoadSignal, PressurePolicy
+from scheduler.limits.throttle.policy.tiers import AdaptivePolicy, LoadTier
+from scheduler.limits.throttle.policy.utilisation import Level, UtilisationInput, UtilisationPolicy
+from scheduler.limits.time_windows.policy.rules import WindowPolicy
+
+# A value counts for the time since the previous tick, at most this long.
+MOST_GAP_S = 15.0
+
+
+@dataclass(frozen=True, slots=True)
+class Smoothed:
+    """`total`: the weight of all time, `known_weight`: of the time in which the value was known."""
+
+    sum: float = 0.0
+    known_weight: float = 0.0
+    total: float = 0.0
+
+    def fed(self, value: float | None, seconds: float, smooth_s: float) -> Smoothed:
+        """With a value measured `seconds` after the previous one; None = unknown."""
+        gap = max(0.0, seconds - MOST_GAP_S)
+        aged = self._aged(gap, smooth_s) if gap else self
+        keep = exp(-min(max(seconds, 0.001), MOST_GAP_S) / smooth_s)
+        weight = 0.0 if value is None else 1 - keep
+        return Smoothed(
+            aged.sum * keep + weight * (value or 0.0),
+            aged.known_weight * keep + weight,
+            aged.total * keep + 1 - keep,
+        )
+
+    def _aged(self, seconds: float, smooth_s: float) -> Smoothed:
+        keep = exp(-seconds / smooth_s)
+        return Smoothed(self.sum * keep, self.known_weight * keep, self.total * keep + 1 - keep)
+
+    def mean(self, coverage_pct: float = 50.0) -> float | None:
+        """None when too little of the time is known."""
+        if not self.known_weight or 100 * self.known_weight < coverage_pct * self.total:
+            return None
+        return self.sum / self.known_weight
+
+
+NO_MEAN = Smoothed()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuMemory:
+    """Of one GPU: its smoothed use, others' part of it, and since when it has been saturated."""
+
+    use: Smoothed = NO_MEAN
+    others: Smoothed = NO_MEAN
+    tier: LoadTier | None = None
+    full_since_t: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ThrottleMemory:
+    """State that is stored between ticks.
+
+    busy: GPUs too busy for a class. early: kinds of load that defer background jobs only. The rest
+    is what was reported: the number of deferred classes (told), since when none is deferred,
+    whether the host is overloaded, and the last job named in a log line.
+    """
+
+    gpus: Mapping[str, GpuMemory] = field(default_factory=dict)
+    use: Smoothed = NO_MEAN
+    busy: Mapping[PriorityClass, frozenset[str]] = field(default_factory=dict)
+    early: frozenset[str] = frozenset()
+    deferrals: Mapping[PriorityClass, Deferral] = field(default_factory=dict)
+    level: Level = field(default_factory=Level)
+    reported: int = 0
+    free_since_t: float | None = None
+    overloaded: bool = False
+    named: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ThrottlePolicies:
+    """The thresholds of the throttle."""
+
+    adaptive: AdaptivePolicy = field(default_factory=AdaptivePolicy)
+    pressure: PressurePolicy = field(default_factory=PressurePolicy)
+    utilisation: UtilisationPolicy = field(default_factory=UtilisationPolicy)
+    windows: WindowPolicy = field(default_factory=WindowPolicy)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanContext:
+    """Facts besides the readings.
+
+    jobs_on: jobs that share GPUs, by GPU. alone: GPUs that one job has for itself. young, bound: as
+    in utilisation.UtilisationInput.
+    """
+
+    constraints: Sequence[Constraint] = ()
+    gauges: Sequence[Gauge] = ()
+    hogs: Collection[str] = ()
+    mode: float = 1.0
+    jobs_on: Mapping[str, Collection[str]] = field(default_factory=dict)
+    alone: Collection[str] = ()
+    young: Collection[str] = ()
+    bound: str = ""
+
+
+def look(
+    old: ThrottleMemory,
+    snapshot: Snapshot,
+    around: PlanContext,
+    policies: ThrottlePolicies,
+    now: datetime,
+    seconds: float,
+) -> tuple[ThrottleMemory, Throttle]:
+    """Compute the throttle and the new state. seconds: time since the previous tick."""
+    now_t = now.timestamp()
+    left_out = hidden(snapshot.gpus, snapshot.host.limits)
+    ours = [g for g in snapshot.gpus if g.uuid not in left_out and g.health is not Health.LOST]
+    gpus = {gpu.uuid: _remembered(old, gpu, snapshot, policies, now_t, seconds) for gpu in ours}
+    usable = [gpu for gpu in ours if gpu.health is Health.OK and gpu.uuid not in around.alone]
+    means = {gpu.uuid: gpus[gpu.uuid].use.mean() for gpu in usable}
+    busy = _busy(old, means, policies.pressure)
+    strains, early = _strains(old, around, policies.pressure)
+    strains = _with_gpus(strains, usable, means, busy)
+    deferrals = _deferrals(old, strains, policies.pressure, snapshot.host.name, now_t)
+    use = old.use.fed(
+        _mean(g.utilization_pct for g in usable), seconds, policies.utilisation.smooth_s
+    )
+    inputs = _utilisation_input(use, gpus, usable, around, policies)
+    level = utilisation.looked(old.level, inputs, policies.utilisation, now_t, seconds)
+    memory = replace(
+        old, gpus=gpus, use=use, busy=busy, early=early, deferrals=deferrals, level=level
+    )
+    multipliers = {gpu.uuid: 0.0 for gpu in snapshot.gpus} | {
+        uuid: throttle_tiers.multiplier(
+            gpu.tier or LoadTier.UNKNOWN,
+            policies.adaptive,
+            hog=uuid in around.hogs,
+            mode=around.mode,
+        )
+        for uuid, gpu in gpus.items()
+    }
+    throttle = Throttle(
+        closed=throttle_deferral.closed(deferrals),
+        closed_gpus=throttle_deferral.closed_gpus(deferrals, busy, usable, policies.pressure),
+        starts=utilisation.starts(level, inputs, policies.utilisation),
+        multipliers=multipliers,
+        reason=_scarcity(gpus, around),
+        reasons={uuid: why for uuid in gpus if (why := _scarcity({uuid: gpus[uuid]}, around))},
+        target=utilisation.target(policies.utilisation),
+        saturated=_saturated(gpus, policies.windows, now_t),
+        uses={uuid: float(round(mean, -1)) for uuid, mean in means.items() if mean is not None},
+    )
+    return memory, throttle
+
+
+def _remembered(
+    old: ThrottleMemory,
+    gpu: GpuReading,
+    snapshot: Snapshot,
+    policies: ThrottlePolicies,
+    now_t: float,
+    seconds: float,
+) -> GpuMemory:
+    before = old.gpus.get(gpu.uuid, GpuMemory())
+    policy = policies.adaptive
+    load = throttle_tiers.external_pct(gpu, snapshot.on(gpu.uuid))
+    others = before.others.fed(load, seconds, policy.smooth_s)
+    use = before.use.fed(gpu.utilization_pct, seconds, policies.pressure.smooth_s)
+    is_full = (use.mean() or 0.0) >= policies.windows.saturated_pct
+    since_t = now_t if before.full_since_t is None else before.full_since_t
+    return GpuMemory(
+        use=use,
+        others=others,
+        tier=throttle_tiers.tier(others.mean(policy.coverage_pct), before.tier, policy),
+        full_since_t=since_t if is_full else None,
+    )
+
+
+def _saturated(gpus: Mapping[str, GpuMemory], policy: WindowPolicy, now_t: float) -> frozenset[str]:
+    since_t = now_t - policy.trusted_after_minutes * 60
+    return frozenset(
+        uuid
+        for uuid, gpu in gpus.items()
+        if gpu.full_since_t is not None and gpu.full_since_t <= since_t
+    )
+
+
+def _busy(
+    old: ThrottleMemory, means: Mapping[str, float | None], policy: PressurePolicy
+) -> dict[PriorityClass, frozenset[str]]:
+    """By class; user-initiated jobs share a busy GPU."""
+    normal, background = PriorityClass.NORMAL, PriorityClass.BACKGROUND
+    busy_before = {kind: old.busy.get(kind, frozenset()) for kind in (normal, background)}
+    busy = pressure.saturated(means, busy_before[normal], policy)
+    earlier = pressure.saturated(means, busy_before[background], policy, earlier=True)
+    return {normal: busy, background: busy | earlier}
+
+
+def _strains(
+    old: ThrottleMemory, around: PlanContext, policy: PressurePolicy
+) -> tuple[dict[PriorityClass, tuple[LoadSignal, ...]], frozenset[str]]:
+    """The load signals of each class, and the kinds above the thresholds of background jobs."""
+    values = {gauge.kind: gauge for gauge in around.gauges}
+    signals = [
+        _signal(c, values.get(c.kind))
+        for c in around.constraints
+        if c.effect is not ConstraintEffect.NONE
+    ]
+    early, kinds = pressure.early(around.gauges, old.early, policy)
+    labels = {signal.label for signal in signals}
+    by_class = {
+        PriorityClass.USER_INITIATED: tuple(signal for signal in signals if signal.hard),
+        PriorityClass.NORMAL: tuple(signals),
+        PriorityClass.BACKGROUND: (*signals, *(s for s in early if s.label not in labels)),
+    }
+    return by_class, kinds
+
+
+def _with_gpus(
+    strains: Mapping[PriorityClass, tuple[LoadSignal, ...]],
+    usable: Sequence[GpuReading],
+    means: Mapping[str, float | None],
+    busy: Mapping[PriorityClass, frozenset[str]],
+) -> dict[PriorityClass, tuple[LoadSignal, ...]]:
+    """Also that every GPU is busy, or held back by heat."""
+    hot = [gpu for gpu in usable if gpu.condition is Condition.THROTTLED]
+    heat = LoadSignal(
+        "gpu_temp",
+        "every GPU is busy or held back by heat",
+        max((gpu.temperature_c for gpu in hot if gpu.temperature_c is not None), default=None),
+        of_gpus=True,
+    )
+    load = LoadSignal("gpu_util", "all GPUs are busy", _mean(means.values()), of_gpus=True)
+    signals = dict(strains)
+    for kind, uuids in busy.items():
+        if means and uuids | {gpu.uuid for gpu in hot} >= means.keys():
+            signals[kind] = (heat if hot else load, *strains[kind])
+    return signals
+
+
+def _signal(constraint: Constraint, gauge: Gauge | None) -> LoadSignal:
+    hard = constraint.effect is ConstraintEffect.HARD
+    if gauge is None:
+        return LoadSignal(constraint.kind, constraint.text.rstrip("."), hard=hard)
+    return LoadSignal(gauge.label, f"{gauge.subject} above {gauge.opens:.0f} %", gauge.value, hard)
+
+
+def _deferrals(
+    old: ThrottleMemory,
+    strains: Mapping[PriorityClass, tuple[LoadSignal, ...]],
+    policy: PressurePolicy,
+    host: str,
+    now_t: float,
+) -> dict[PriorityClass, Deferral]:
+    deferrals = {}
+    for kind in CLASSES:
+        seed = f"{host}/{kind.value}"
+        deferral = pressure.deferred(old.deferrals.get(kind), strains[kind], policy, now_t, seed)
+        if deferral is not None:
+            deferrals[kind] = deferral
+    return deferrals
+
+
+def _utilisation_input(
+    use: Smoothed,
+    gpus: Mapping[str, GpuMemory],
+    usable: Sequence[GpuReading],
+    around: PlanContext,
+    policies: ThrottlePolicies,
+) -> UtilisationInput:
+    jobs = {job for gpu in usable for job in around.jobs_on.get(gpu.uuid, ())}
+    quiet = [
+        gpu
+        for gpu in usable
+        if not around.jobs_on.get(gpu.uuid)
+        and (load := gpus[gpu.uuid].use.mean()) is not None
+        and load < policies.utilisation.quiet_pct
+    ]
+    return UtilisationInput(
+        use=use.mean(),
+        others=_mean(gpus[gpu.uuid].others.mean() for gpu in usable),
+        running=len(jobs),
+        young=len(jobs & set(around.young)),
+        quiet=len(quiet),
+        gpus=len(usable),
+        bound=around.bound,
+    )
+
+
+def _scarcity(gpus: Mapping[str, GpuMemory], around: PlanContext) -> str:
+    """Why the multipliers of these GPUs are below 1."""
+    tiers = {gpu.tier for gpu in gpus.values()}
+    why = (
+        ("GPUs are in use outside the queue", bool(tiers & {LoadTier.BUSY, LoadTier.MIDDLE})),
+        ("the load of other users is unknown", LoadTier.UNKNOWN in tiers),
+        ("a GPU is overused", not gpus.keys().isdisjoint(around.hogs)),
+        ("the mode is defensive", around.mode < 1),
+    )
+    return ", ".join(text for text, holds in why if holds)
+
+
+def _mean(values: Iterable[float | None]) -> float | None:
+    """The mean of the known values; None = none is known."""
+    measured = [value for value in values if value is not None]
+    return sum(measured) / len(measured) if measured else None

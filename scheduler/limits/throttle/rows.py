@@ -1,0 +1,270 @@
+"""Rows <-> facts: the throttle and the mode of each host, and the controller's state."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
+from datetime import datetime, timedelta
+from functools import cache
+from typing import Any
+
+from django.db import transaction
+from django.db.models import QuerySet
+
+from monitor.facts.moments import in_utc
+from monitor.incidents.rows import open as open_incidents
+from monitor.journal.rows import audit, events
+from monitor.runtime.rows.prepared import MARK, PreparedQuery, compiled_once, upsert_rows
+from scheduler.facts.blockers import from_row, to_row
+from scheduler.facts.jobs import PriorityClass
+from scheduler.facts.plans import RunningJob, Throttle
+from scheduler.limits.throttle.policy.mode import Mode, ModeDecision, ModePolicy, Override, judged
+from scheduler.limits.throttle.policy.pressure import Deferral, LoadSignal
+from scheduler.limits.throttle.policy.throttle import GpuMemory, Smoothed, ThrottleMemory
+from scheduler.limits.throttle.policy.tiers import LoadTier
+from scheduler.limits.throttle.policy.utilisation import Level
+from scheduler.models import ModeState, ThrottleState
+
+
+def judge(host: str, policy: ModePolicy, now: datetime, *, looked: bool = True) -> Mode:
+    """Compute the mode, and report a change.
+
+    looked: False = there is no reading, so only an operator's override can end.
+    """
+    row = mode_of(host) or ModeState(host=host, since_at=now)
+    before = dict(vars(row))
+    share = open_incidents.hog_share(host, policy.hours, now) if looked else None
+    made = judged(Mode(row.automatic), share, _override(row), policy, now)
+    return _settle(row, made, now, before)
+
+
+def mode_of(host: str) -> ModeState | None:
+    return next((row for row in _mode_rows() if row.host == host), None)
+
+
+def all_modes() -> list[ModeState]:
+    return _mode_rows()
+
+
+def shown_modes(host: str) -> list[ModeState]:
+    """Of all hosts, this one first. A host that nothing is known of yet is cooperative."""
+    return sorted(_mode_rows(), key=lambda row: row.host != host)
+
+
+@compiled_once
+def _mode_rows() -> QuerySet[ModeState]:
+    return ModeState.objects.order_by("host")
+
+
+def override(
+    host: str, mode: Mode | None, until: datetime | None, *, by: str, now: datetime
+) -> ModeState:
+    """Let operators decide until then; mode None = by the hogs again."""
+    with transaction.atomic():
+        row = ModeState.objects.filter(host=host).first() or ModeState(host=host, since_at=now)
+        before = _decided(row, now)
+        row.override = "" if mode is None else mode.value
+        row.override_until, row.override_by = (None, "") if mode is None else (until, by)
+        automatic = Mode(row.automatic)
+        made = ModeDecision(automatic, row.automatic_reason, automatic, row.automatic_reason)
+        if mode is not None:
+            made = ModeDecision(mode, f"{by} has set it.", automatic, row.automatic_reason)
+        _settle(row, made, now)
+        after = _decided(row, now)
+        text = f"{by} set the mode of {host} to {after['mode']}"
+        text += f" until {in_utc(until)}" if mode and until else ""
+        audit.note(
+            "MODE_SET", text, by=by, now=now, subject=f"mode {host}", before=before, after=after
+        )
+    return row
+
+
+def _override(row: ModeState) -> Override | None:
+    if not row.override or row.override_until is None:
+        return None
+    return Override(mode=Mode(row.override), until=row.override_until, by=row.override_by)
+
+
+def _decided(row: ModeState, now: datetime) -> dict[str, str | None]:
+    override = _override(row)
+    if override is None or override.until <= now:
+        return {"mode": "automatic", "until": None}
+    return {"mode": override.mode.value, "until": override.until.isoformat()}
+
+
+def _settle(
+    row: ModeState, made: ModeDecision, now: datetime, before: Mapping[str, object] | None = None
+) -> Mode:
+    """`before`: the row as it is stored; nothing is written where that says the same."""
+    is_new, changed = row._state.adding, row.mode != made.mode.value
+    if row.override_until is not None and row.override_until <= now:
+        row.override, row.override_until, row.override_by = "", None, ""
+    row.automatic, row.automatic_reason = made.automatic.value, made.automatic_reason
+    row.mode, row.reason = made.mode.value, made.reason
+    row.since_at = now if changed else row.since_at
+    if is_new or vars(row) != before:
+        row.save(force_insert=is_new)
+    if changed:
+        text = f"{row.host} is {made.mode.value} now. {made.reason}"
+        severity = "warning" if made.mode is Mode.DEFENSIVE else "info"
+        events.add("MODE_CHANGED", text, now=now, severity=severity, host=row.host)
+    return made.mode
+
+
+# Decisions expire after this time without an update from the controller.
+STALE_AFTER = timedelta(minutes=2)
+# The row of each host when it was last read, and its decoded value.
+_read: dict[str, tuple[str, Throttle]] = {}
+
+
+def throttle(host: str, now: datetime, running: Sequence[RunningJob]) -> Throttle:
+    """The throttle of `host`; one small query.
+
+    running: jobs that share GPUs, to correct for starts and ends since the controller's tick.
+    """
+    row = next(iter(_allowed_on(host).rows()), None)
+    if row is None or now - row[1] > STALE_AFTER:
+        return Throttle()
+    text, _, sharing = row
+    cached = _read.get(host)
+    if cached is None or cached[0] != text:
+        cached = _read[host] = (text, _allowed(text))
+    if cached[1].starts is None:
+        return cached[1]
+    more = sharing - sum(job.requirement.shares for job in running)
+    return replace(cached[1], starts=max(0, cached[1].starts + more)) if more else cached[1]
+
+
+@cache
+def _allowed_on(host: str) -> PreparedQuery[int, tuple[str, datetime, int]]:
+    rows = ThrottleState.objects.filter(host=host).values_list("allowed", "at", "sharing")
+    return PreparedQuery(lambda _: rows, MARK)
+
+
+def load(host: str) -> tuple[ThrottleMemory, datetime | None]:
+    """The state of the previous tick, and its time."""
+    row = next((row for row in _by_host() if row.host == host), None)
+    return (ThrottleMemory(), None) if row is None else (_memory(json.loads(row.memory)), row.at)
+
+
+def save(host: str, memory: ThrottleMemory, allowed: Throttle, now: datetime) -> None:
+    """Store a tick."""
+    row = ThrottleState(
+        host=host,
+        at=now,
+        allowed=json.dumps(_throttle_row(allowed), separators=(",", ":")),
+        sharing=memory.level.running,
+        memory=json.dumps(_memory_row(memory), separators=(",", ":")),
+    )
+    upsert_rows([row], ("host",), ("at", "allowed", "sharing", "memory"))
+
+
+def shown() -> list[tuple[str, datetime, Throttle, ThrottleMemory]]:
+    """(host, time of the tick, throttle, state) of each host, for pages."""
+    return [
+        (row.host, row.at, _allowed(row.allowed), _memory(json.loads(row.memory)))
+        for row in _by_host()
+    ]
+
+
+@compiled_once
+def _by_host() -> QuerySet[ThrottleState]:
+    return ThrottleState.objects.order_by("host")
+
+
+def _allowed(text: str) -> Throttle:
+    """A row of another version allows everything until the next tick."""
+    try:
+        return _throttle(json.loads(text))
+    except (AttributeError, KeyError, TypeError, ValueError):
+        return Throttle()
+
+
+def _throttle_row(allowed: Throttle) -> dict[str, Any]:
+    return {
+        "closed": {kind.value: to_row(b) for kind, b in allowed.closed.items()},
+        "closed_gpus": {
+            kind.value: {uuid: to_row(b) for uuid, b in gpus.items()}
+            for kind, gpus in allowed.closed_gpus.items()
+        },
+        "starts": allowed.starts,
+        "multipliers": dict(allowed.multipliers),
+        "reason": allowed.reason,
+        "reasons": dict(allowed.reasons),
+        "target": allowed.target,
+        "saturated": sorted(allowed.saturated),
+        "uses": dict(allowed.uses),
+    }
+
+
+def _throttle(body: Mapping[str, Any]) -> Throttle:
+    return Throttle(
+        closed={PriorityClass(kind): from_row(row) for kind, row in body["closed"].items()},
+        closed_gpus={
+            PriorityClass(kind): {uuid: from_row(row) for uuid, row in gpus.items()}
+            for kind, gpus in body["closed_gpus"].items()
+        },
+        starts=body["starts"],
+        multipliers=body["multipliers"],
+        reason=body["reason"],
+        reasons=body["reasons"],
+        target=body["target"],
+        saturated=frozenset(body["saturated"]),
+        uses=body["uses"],
+    )
+
+
+def _memory_row(memory: ThrottleMemory) -> dict[str, Any]:
+    return {
+        "gpus": {
+            uuid: [_smoothed_row(gpu.use), _smoothed_row(gpu.others), gpu.tier, gpu.full_since_t]
+            for uuid, gpu in memory.gpus.items()
+        },
+        "use": _smoothed_row(memory.use),
+        "busy": {kind.value: sorted(uuids) for kind, uuids in memory.busy.items()},
+        "early": sorted(memory.early),
+        "deferrals": {kind.value: asdict(deferral) for kind, deferral in memory.deferrals.items()},
+        "level": asdict(memory.level),
+        "told": memory.reported,
+        "free_since_t": memory.free_since_t,
+        "overloaded": memory.overloaded,
+        "named": memory.named,
+    }
+
+
+def _memory(row: Mapping[str, Any]) -> ThrottleMemory:
+    """A row of another version is ignored: the state starts anew."""
+    try:
+        return ThrottleMemory(
+            gpus={
+                uuid: GpuMemory(
+                    use=Smoothed(*use),
+                    others=Smoothed(*others),
+                    tier=None if tier is None else LoadTier(tier),
+                    full_since_t=full_since_t,
+                )
+                for uuid, (use, others, tier, full_since_t) in row["gpus"].items()
+            },
+            use=Smoothed(*row["use"]),
+            busy={PriorityClass(kind): frozenset(uuids) for kind, uuids in row["busy"].items()},
+            early=frozenset(row["early"]),
+            deferrals={
+                PriorityClass(kind): _deferral(uuids) for kind, uuids in row["deferrals"].items()
+            },
+            level=Level(**row["level"]),
+            reported=row["told"],
+            free_since_t=row["free_since_t"],
+            overloaded=row["overloaded"],
+            named=row["named"],
+        )
+    except (AttributeError, KeyError, TypeError, ValueError):
+        return ThrottleMemory()
+
+
+def _smoothed_row(mean: Smoothed) -> list[float]:
+    return [round(part, 4) for part in (mean.sum, mean.known_weight, mean.total)]
+
+
+def _deferral(row: Mapping[str, Any]) -> Deferral:
+    return Deferral(**{**row, "strains": tuple(LoadSignal(**signal) for signal in row["strains"])})

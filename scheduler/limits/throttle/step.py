@@ -1,0 +1,193 @@
+"""The part of the controller that computes and reports the throttle."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from dataclasses import replace
+from datetime import datetime, timedelta
+from functools import partial
+from typing import Any
+
+from django.db import transaction
+from django.db.models import QuerySet
+
+from monitor.facts.readings import Snapshot
+from monitor.gpus.snapshot import rows as snapshots
+from monitor.incidents.constraints import rows as constraint_rows
+from monitor.incidents.constraints.policy import Constraint, ConstraintPolicy, gauges
+from monitor.incidents.rows import open as open_incidents
+from monitor.journal.rows import events
+from monitor.runtime.rows.prepared import compiled_once
+from monitor.thresholds import rows as monitor_rows
+from scheduler.facts.blockers import BOUND_CODES, BlockerCode
+from scheduler.facts.jobs import CLASSES, JobState, PriorityClass
+from scheduler.facts.plans import Throttle
+from scheduler.limits.throttle import rows as throttle_rows
+from scheduler.limits.throttle.policy import mode
+from scheduler.limits.throttle.policy import pressure as throttle_deferral
+from scheduler.limits.throttle.policy.mode import ModePolicy
+from scheduler.limits.throttle.policy.pressure import Deferral, PressurePolicy
+from scheduler.limits.throttle.policy.throttle import (
+    PlanContext,
+    ThrottleMemory,
+    ThrottlePolicies,
+    look,
+)
+from scheduler.limits.throttle.policy.tiers import AdaptivePolicy
+from scheduler.limits.throttle.policy.utilisation import UtilisationPolicy
+from scheduler.limits.time_windows.policy.rules import WindowPolicy
+from scheduler.models import Job
+
+# Number of waiting jobs whose blockers are read, and that log lines name.
+FIRST = 10
+FIRST_LOOK_S = 5.0
+logger = logging.getLogger(__name__)
+
+
+class ThrottleStep:
+    """Computes the throttle once a tick; its state is in a row."""
+
+    name = "pressure"
+
+    def __init__(self, host: str) -> None:
+        self._host = host
+
+    def judge(self, snapshot: Snapshot | None, now: datetime) -> Throttle | None:
+        in_force = monitor_rows.ThresholdsInForce()
+        mode_policy = in_force.of(ModePolicy)
+        mode_row = throttle_rows.judge(self._host, mode_policy, now, looked=snapshot is not None)
+        if snapshot is None:
+            return None
+        thresholds = ThrottlePolicies(
+            adaptive=in_force.of(AdaptivePolicy),
+            pressure=in_force.of(PressurePolicy),
+            utilisation=in_force.of(UtilisationPolicy),
+            windows=in_force.of(WindowPolicy),
+        )
+        old, at = throttle_rows.load(self._host)
+        seconds = FIRST_LOOK_S if at is None else (now - at).total_seconds()
+        settle = timedelta(seconds=thresholds.utilisation.settle_s)
+        around = self._around(snapshot, in_force.of(ConstraintPolicy), settle, now)
+        around = replace(around, mode=mode.multiplier(mode_row, mode_policy))
+        memory, allowed = look(old, snapshot, around, thresholds, now, seconds)
+        memory = self._tell(old, memory, thresholds.pressure, now)
+        throttle_rows.save(self._host, memory, allowed, now)
+        return allowed
+
+    def _around(
+        self, snapshot: Snapshot, policy: ConstraintPolicy, settle: timedelta, now: datetime
+    ) -> PlanContext:
+        claims = [claim for claim in snapshots.open_claims(self._host) if claim.job_ref.isdigit()]
+        alone = {c.gpu_uuid for c in claims if c.exclusive or c.memory_bytes is None}
+        on: dict[str, set[str]] = {}
+        for claim in claims:
+            if claim.gpu_uuid not in alone:
+                on.setdefault(claim.gpu_uuid, set()).add(claim.job_ref)
+        cpu = constraint_rows.cpu_pct(self._host, now) if policy.cpu_busy_pct < 100 else None
+        short = constraint_rows.open_rows(self._host)
+        return PlanContext(
+            constraints=[Constraint(row.kind, row.subject, row.text) for row in short],
+            gauges=gauges(snapshot.host, policy, cpu),
+            hogs=open_incidents.hogs_on(self._host, now),
+            jobs_on=on,
+            alone=alone,
+            young={c.job_ref for c in claims if c.since is not None and now - c.since < settle},
+            bound=bound(),
+        )
+
+    def _tell(
+        self, old: ThrottleMemory, new: ThrottleMemory, policy: PressurePolicy, now: datetime
+    ) -> ThrottleMemory:
+        """Log newly deferred jobs; add events when backpressure begins, worsens and ends."""
+        waiting = {kind: deferred for kind in CLASSES_OF if (deferred := self._deferred(new, kind))}
+        for kind, jobs in waiting.items():
+            deferral, before = new.deferrals[kind], old.deferrals.get(kind)
+            is_new = before is None or not before.holds or before.until_t != deferral.until_t
+            _log([j for j in jobs if is_new or j > new.named], deferral, self._host, now)
+        last = max((job for jobs in waiting.values() for job in jobs), default=0)
+        new = replace(new, named=max(new.named, last))
+        return self._tell_of_all(new, tuple(waiting), policy, now)
+
+    def _deferred(self, memory: ThrottleMemory, kind: PriorityClass) -> list[int]:
+        """The first jobs that wait because their class is deferred."""
+        deferral = memory.deferrals.get(kind)
+        if deferral is None or not deferral.holds:
+            return []
+        rows = queued().filter(priority__in=CLASSES_OF[kind])
+        if not throttle_deferral.of_host(deferral):
+            rows = rows.filter(gpus__gt=0)
+        return list(rows.values_list("id", flat=True)[:FIRST])
+
+    def _tell_of_all(
+        self,
+        memory: ThrottleMemory,
+        held_back: tuple[PriorityClass, ...],
+        policy: PressurePolicy,
+        now: datetime,
+    ) -> ThrottleMemory:
+        now_t = now.timestamp()
+        memory = self._tell_overload(memory, now)
+        if len(held_back) > memory.reported:
+            worst = memory.deferrals[held_back[-1]]
+            text = f"Starts are held back ({_why(worst)}): {_class_names(held_back)} jobs wait."
+            events.add("BACKPRESSURE_ACTIVATED", text, now=now, severity="warning", host=self._host)
+            return replace(memory, reported=len(held_back), free_since_t=None)
+        if not memory.reported or throttle_deferral.waiting_classes(memory.deferrals):
+            return replace(memory, free_since_t=None)
+        since_t = now_t if memory.free_since_t is None else memory.free_since_t
+        if now_t - since_t < policy.calm_s:
+            return replace(memory, free_since_t=since_t)
+        events.add("BACKPRESSURE_RELEASED", "Starts are free again.", now=now, host=self._host)
+        return replace(memory, reported=0, free_since_t=None)
+
+    def _tell_overload(self, memory: ThrottleMemory, now: datetime) -> ThrottleMemory:
+        over = throttle_deferral.is_overloaded(memory.deferrals)
+        if over and not memory.overloaded:
+            worst = memory.deferrals[PriorityClass.NORMAL]
+            text = f"{self._host} is overloaded ({_why(worst)})."
+            events.add("NODE_OVERLOADED", text, now=now, severity="warning", host=self._host)
+        calm = not throttle_deferral.waiting_classes(memory.deferrals)
+        return replace(memory, overloaded=over or (memory.overloaded and not calm))
+
+
+CLASSES_OF = {
+    kind: [priority for priority, other in CLASSES.items() if other is kind]
+    for kind in (PriorityClass.BACKGROUND, PriorityClass.NORMAL, PriorityClass.USER_INITIATED)
+}
+
+
+def queued() -> QuerySet[Job]:
+    """Waiting jobs in the order of the queue."""
+    rows = Job.objects.filter(state=JobState.QUEUED.value)
+    return rows.order_by("-priority", "submitted_at", "id")
+
+
+def bound() -> str:
+    """The obstacle of the first jobs, besides the utilisation target; "" = none."""
+    codes = [{blocker["code"] for blocker in blockers} for blockers in _first_blockers()]
+    if not codes:
+        return "queue"
+    if any(not waiting or BlockerCode.UTIL_TARGET.value in waiting for waiting in codes):
+        return ""
+    return next((code.bound for code in BOUND_CODES if code.value in codes[0]), "other")
+
+
+@compiled_once
+def _first_blockers() -> QuerySet[Any, list[dict[str, Any]]]:
+    return queued().filter(gpus__gt=0).values_list("blockers", flat=True)[:FIRST]
+
+
+def _log(jobs: Iterable[int], deferral: Deferral, host: str, now: datetime) -> None:
+    for job in jobs:
+        line, figures = throttle_deferral.line(job, deferral, now.timestamp())
+        about = {"kind": "JOB_DEFERRED", "job": job, "host": host, **figures}
+        transaction.on_commit(partial(logger.info, "%s", line, extra=about))
+
+
+def _why(deferral: Deferral) -> str:
+    return ", ".join(signal.text for signal in deferral.strains)
+
+
+def _class_names(kinds: Iterable[PriorityClass]) -> str:
+    return " and ".join(kind.value for kind in kinds)

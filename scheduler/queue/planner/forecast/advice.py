@@ -1,0 +1,341 @@
+"""Policy: changes that would let a waiting job start earlier.
+
+Candidate changes follow from the request and from what holds it up. Each is planned forward by
+`forecast.what_if` with the change, and given only if the start then becomes earlier.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+
+from monitor.facts.formats import duration
+from scheduler.facts.blockers import Blocker
+from scheduler.facts.blockers import BlockerCode as Code
+from scheduler.facts.jobs import PRIORITIES, QueuedJob, Requirement
+from scheduler.facts.plans import PlanPolicy, Slot, Slots
+from scheduler.facts.units import size
+from scheduler.limits.quotas.policy.quotas import count
+from scheduler.queue.planner.forecast.forecast import WhatIf, what_if
+from scheduler.queue.planner.forecast.time_windows import HORIZON
+from scheduler.queue.planner.gates import PlannerThresholds
+
+# A smaller gain is within the error of the forecast.
+LEAST_EARLIER, LEAST_PART = timedelta(seconds=30), 0.05
+# A change is planned with all waiting jobs of all hosts; this bounds the sum for one question.
+MOST_PLANNED_JOBS, MOST_CHANGES = 8_000, 10
+LIMIT_STEP = timedelta(minutes=5)
+Value = str | int | bool | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdviceFacts:
+    """most_priority: what the owner's quota allows. host_is_chosen: by its owner.
+
+    needed_bytes: the GPU memory for such a job by earlier runs, never below their highest peak;
+    None = not measured.
+    """
+
+    most_priority: int
+    host_is_chosen: bool = False
+    needed_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class World:
+    """The input of one host's planner. queue: without the job that the question is about."""
+
+    queue: Sequence[QueuedJob]
+    slots: Slots
+    policy: PlanPolicy
+    rules: PlannerThresholds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """A change of a request. fields: as REST names them, None = the default.
+
+    words: what to do. leaves: (GPU, user) whose processes outside the queue leave that GPU.
+    """
+
+    fields: Mapping[str, Value]
+    words: str
+    job: QueuedJob
+    leaves: tuple[str, str] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Advice:
+    """A change with which the job is planned to start earlier.
+
+    earlier: than without it. An unknown start counts as the horizon of forecasts.
+    """
+
+    fields: Mapping[str, Value]
+    words: str
+    expected_start: datetime
+    earlier: timedelta
+    was_unknown: bool
+
+    @property
+    def key(self) -> str:
+        """Identifies the change, also in a form."""
+        return json.dumps(dict(self.fields), sort_keys=True)
+
+
+def advise(
+    job: QueuedJob, worlds: Mapping[str, World], facts: AdviceFacts, now: datetime
+) -> list[Advice]:
+    """Changes that let the job start earlier, best first; [] = none of those tried does.
+
+    worlds: by host, of all hosts that plan jobs. In long queues fewer changes are tried.
+    """
+    before = {host: _planned(job, world, now) for host, world in _hosts_of(job, worlds)}
+    starts = [each.estimate.p50 for each in before.values()]
+    start = min((each for each in starts if each is not None), default=None)
+    reach = (start or now + HORIZON) - now
+    kinds: dict[tuple[str, ...], Advice] = {}
+    for change in _tried(job, worlds, before, facts, now):
+        changed = _start(change, worlds, now)
+        if changed is None:
+            continue
+        earlier = now + reach - changed
+        if earlier < max(LEAST_EARLIER, reach * LEAST_PART):
+            continue
+        kind = tuple(change.fields)
+        best = kinds.get(kind)
+        if best is None or changed < best.expected_start:
+            kinds[kind] = Advice(
+                fields=change.fields,
+                words=change.words,
+                expected_start=changed,
+                earlier=earlier,
+                was_unknown=start is None,
+            )
+    return sorted(kinds.values(), key=lambda advice: advice.expected_start)
+
+
+def _hosts_of(job: QueuedJob, worlds: Mapping[str, World]) -> Iterator[tuple[str, World]]:
+    return ((host, world) for host, world in worlds.items() if job.host in ("", host))
+
+
+def _planned(job: QueuedJob, world: World, now: datetime) -> WhatIf:
+    return what_if(job, world.queue, world.slots, world.policy, now, world.rules)
+
+
+def _start(change: Change, worlds: Mapping[str, World], now: datetime) -> datetime | None:
+    """The earliest start on any host with the change; None = unknown."""
+    starts = [
+        _planned(change.job, _without_processes(world, change.leaves), now).estimate.p50
+        for _, world in _hosts_of(change.job, worlds)
+    ]
+    return min((start for start in starts if start is not None), default=None)
+
+
+def _without_processes(world: World, leaves: tuple[str, str] | None) -> World:
+    """The host after the processes of that user have left that GPU."""
+    if leaves is None:
+        return world
+    gpu_uuid, user = leaves
+    gpus = tuple(
+        _without_user(gpu, user) if gpu.gpu_uuid == gpu_uuid else gpu for gpu in world.slots.gpus
+    )
+    return replace(world, slots=replace(world.slots, gpus=gpus))
+
+
+def _without_user(gpu: Slot, user: str) -> Slot:
+    freed = sum(holder.memory_bytes or 0 for holder in gpu.foreign if holder.user == user)
+    free = None if gpu.free_bytes is None else gpu.free_bytes + freed
+    foreign = tuple(holder for holder in gpu.foreign if holder.user != user)
+    return replace(gpu, free_bytes=free, foreign=foreign)
+
+
+def _tried(
+    job: QueuedJob,
+    worlds: Mapping[str, World],
+    before: Mapping[str, WhatIf],
+    facts: AdviceFacts,
+    now: datetime,
+) -> list[Change]:
+    """The candidates, without repetitions, as many as may be planned."""
+    blockers = [blocker for each in before.values() for blocker in each.blockers]
+    slots = [gpu for host, _ in _hosts_of(job, worlds) for gpu in worlds[host].slots.gpus]
+    distinct: dict[str, Change] = {}
+    for change in candidates(job, blockers, slots, facts, now):
+        distinct.setdefault(json.dumps(dict(change.fields), sort_keys=True), change)
+    planned = sum(len(world.queue) + 1 for world in worlds.values())
+    most = max(1, min(MOST_CHANGES, MOST_PLANNED_JOBS // max(1, planned)))
+    return list(distinct.values())[:most]
+
+
+def candidates(
+    job: QueuedJob,
+    blockers: Collection[Blocker],
+    gpus: Collection[Slot],
+    facts: AdviceFacts,
+    now: datetime,
+) -> Iterator[Change]:
+    """Changes that could matter for these blockers, the least intrusive first."""
+    for rule in RULES:
+        yield from rule(job, blockers, gpus, facts, now)
+
+
+Rule = Callable[
+    [QueuedJob, Collection[Blocker], Collection[Slot], AdviceFacts, datetime], Iterable[Change]
+]
+
+
+def _release(
+    job: QueuedJob, _b: Collection[Blocker], _g: Collection[Slot], _f: AdviceFacts, _n: datetime
+) -> Iterator[Change]:
+    others = tuple(blocker for blocker in job.waits if blocker.code is not Code.HELD)
+    if len(others) < len(job.waits):
+        released = replace(job, waits=others)
+        yield Change(fields={"held": None}, words="Release the hold", job=released)
+
+
+def _constraints(
+    job: QueuedJob,
+    _blockers: Collection[Blocker],
+    gpus: Collection[Slot],
+    facts: AdviceFacts,
+    _now: datetime,
+) -> Iterator[Change]:
+    """Without one of its constraints on GPUs and hosts."""
+    wanted = job.requirement
+    if wanted.gpu_uuid:
+        index = next((gpu.index for gpu in gpus if gpu.gpu_uuid == wanted.gpu_uuid), None)
+        named = "the named GPU" if index is None else f"GPU {index}"
+        words = f"Allow any GPU instead of {named}"
+        yield _with(job, words, {"on_gpu": None}, gpu_uuid="")
+    if facts.host_is_chosen:
+        words = f"Allow any host instead of {job.host}"
+        yield Change(fields={"host": None}, words=words, job=replace(job, host=""))
+    if wanted.model:
+        yield _with(job, f"Allow GPUs other than {wanted.model}", {"model": None}, model="")
+    if wanted.capability:
+        version = ".".join(map(str, wanted.capability))
+        words = f"Allow GPUs below compute capability {version}"
+        yield _with(job, words, {"capability": None}, capability=None)
+    if wanted.power is not None:
+        words = f"Allow GPUs below power rank {wanted.power:g}"
+        yield _with(job, words, {"power": None}, power=None)
+
+
+def _less(
+    job: QueuedJob,
+    blockers: Collection[Blocker],
+    _gpus: Collection[Slot],
+    facts: AdviceFacts,
+    _now: datetime,
+) -> Iterator[Change]:
+    """Less memory, sharing, fewer GPUs."""
+    wanted, needed = job.requirement, facts.needed_bytes
+    if wanted.gpus == 0:
+        return
+    asks = wanted.memory_bytes
+    memory_bytes = needed if asks is None or (needed is not None and needed < asks) else None
+    if memory_bytes is not None and not wanted.exclusive:
+        instead = "" if asks is None else f" instead of {size(asks)}"
+        words = f"Ask for {size(memory_bytes)} of GPU memory{instead}, as earlier runs needed"
+        yield _with(job, words, {"gpu_memory": memory_bytes}, memory_bytes=memory_bytes)
+    shared_bytes = memory_bytes or asks
+    if wanted.exclusive and shared_bytes is not None:
+        fields: dict[str, Value] = {"exclusive": False}
+        if shared_bytes != asks:
+            fields["gpu_memory"] = shared_bytes
+        words = f"Share its GPUs, with {size(shared_bytes)} of GPU memory"
+        yield _with(job, words, fields, exclusive=False, memory_bytes=shared_bytes)
+    figures = {b.detail("fitting") or b.detail("able") or 0 for b in blockers}
+    for gpus in sorted({*figures, 1}, reverse=True):
+        if 0 < gpus < wanted.gpus:
+            words = f"Ask for {count(gpus, 'GPU')} instead of {wanted.gpus}"
+            yield _with(job, words, {"gpus": gpus}, gpus=gpus)
+
+
+def _limit(
+    job: QueuedJob,
+    blockers: Collection[Blocker],
+    _gpus: Collection[Slot],
+    _facts: AdviceFacts,
+    now: datetime,
+) -> Iterator[Change]:
+    """A time limit that ends before a time window or a reservation, or within the budget.
+
+    Never below the time that half of the earlier runs took.
+    """
+    free = {end for blocker in blockers if (end := _free_until(blocker, job, now)) is not None}
+    for end in sorted(free, reverse=True):
+        limit = (end - now) // LIMIT_STEP * LIMIT_STEP
+        is_shorter = job.lasts is None or limit < job.lasts
+        if is_shorter and limit >= max(LIMIT_STEP, job.typical or LIMIT_STEP):
+            words = f"Set the time limit to {duration(limit.total_seconds())}"
+            value = f"{limit // timedelta(minutes=1)}min"
+            changed = replace(job, time_limit=limit)
+            yield Change(fields={"time_limit": value}, words=words, job=changed)
+
+
+def _free_until(blocker: Blocker, job: QueuedJob, now: datetime) -> datetime | None:
+    """Until when a job could run that this blocker keeps for its length; None = it does not."""
+    case = blocker.detail("case")
+    if blocker.code is Code.RESERVED_FOR and case == "window":
+        starts = blocker.detail("starts")
+        return None if starts is None else datetime.fromisoformat(starts)
+    if blocker.code is Code.RESERVED_FOR and case in ("late", "unknown"):
+        return blocker.until
+    if blocker.code is Code.OUTSIDE_WINDOW and case in ("too long", "unknown"):
+        return blocker.until
+    if blocker.code is Code.BUDGET_DAY and blocker.detail("left"):
+        return now + timedelta(minutes=blocker.detail("left") / max(1, job.requirement.gpus))
+    return None
+
+
+def _urgency(
+    job: QueuedJob,
+    _blockers: Collection[Blocker],
+    _gpus: Collection[Slot],
+    facts: AdviceFacts,
+    _now: datetime,
+) -> Iterator[Change]:
+    for raised in range(job.priority + 1, min(facts.most_priority, max(PRIORITIES)) + 1):
+        words = f"Raise the priority to {raised}"
+        changed = replace(job, priority=raised)
+        yield Change(fields={"priority": raised}, words=words, job=changed)
+    if not job.preemptible:
+        changed = replace(job, preemptible=True)
+        yield Change(fields={"preemptible": True}, words="Make it preemptible", job=changed)
+
+
+def _ask(
+    job: QueuedJob,
+    blockers: Collection[Blocker],
+    gpus: Collection[Slot],
+    _facts: AdviceFacts,
+    _now: datetime,
+) -> Iterator[Change]:
+    """The users whose processes outside the queue hold memory that it needs."""
+    full = {b.gpu for b in blockers if b.code in (Code.GPU_MEMORY, Code.GPU_TAKEN) and b.holder}
+    for gpu in gpus:
+        for user in {holder.user: None for holder in gpu.foreign if gpu.index in full}:
+            held = [holder for holder in gpu.foreign if holder.user == user]
+            known_bytes = [holder.memory_bytes for holder in held if holder.memory_bytes]
+            if not user or not known_bytes:
+                continue
+            pids = ", ".join(str(holder.pid) for holder in held if holder.pid)
+            memory = f"{size(sum(known_bytes))} on GPU {gpu.index}"
+            yield Change(
+                fields={"ask": user, "gpu": gpu.index},
+                words=f"Ask {user} to free {memory} (PID {pids})",
+                job=job,
+                leaves=(gpu.gpu_uuid, user),
+            )
+
+
+def _with(job: QueuedJob, words: str, fields: Mapping[str, Value], **changes: object) -> Change:
+    requirement: Requirement = replace(job.requirement, **changes)  # type: ignore[arg-type]
+    return Change(fields=fields, words=words, job=replace(job, requirement=requirement))
+
+
+RULES: tuple[Rule, ...] = (_release, _constraints, _less, _ask, _limit, _urgency)

@@ -1,0 +1,167 @@
+"""Policy: what an attempt used of its GPUs, and the GPU memory that the next such job needs.
+
+A job's fingerprint stands for its owner and its command without the numbers in it, so that
+`train.py --epochs 3` and `train.py --epochs 5` are the same kind of job. The suggested memory is
+the 95th percentile of the peaks of the newest runs plus a margin, separately for each GPU model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from math import ceil
+
+from monitor.facts.thresholds import percent, threshold
+from scheduler.facts.units import size
+from scheduler.queue.sizing.facts import GpuMinute, GpuUse, MemorySuggestion
+
+# A total with less measured time tells nothing about a job.
+LEAST_COVERAGE = 0.8
+# Shorter parts of a minute are no sample of its utilisation.
+SHORTEST_S = 10.0
+# A hint about a smaller request must save this part of it.
+WORTH_SAVING = 0.2
+MIB, GIB = 1024**2, 1024**3
+HOST_RUNS, LEAST_HOST_RUNS = 20, 3
+SHORTEST_RUN_S = 10.0
+HOST_MARGIN, HOST_STEP_BYTES = 1.1, 256 * MIB
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SizingPolicy:
+    """GPU memory of jobs that declare none, learned from earlier runs."""
+
+    # fmt: off
+    enabled: bool = threshold(True, "Memory from history",
+        "A job that declares no GPU memory gets what its owner's earlier runs of the same command "
+        "needed on this GPU model. Without such runs it stays undeclared.")
+    runs: int = threshold(20, "Runs", ge=1, le=200,
+        help="The newest successful runs that count.")
+    least_runs: int = threshold(5, "Least runs", ge=1, le=200,
+        help="With fewer runs nothing is suggested.")
+    percentile: float = percent(95.0, "Percentile", "Of the peaks of these runs.")
+    margin_pct: float = percent(10.0, "Margin", "Added to the percentile.")
+    # fmt: on
+
+
+def summarise(minutes: Sequence[GpuMinute], gpu_s: float) -> GpuUse:
+    """Use of an attempt; unknown values are None. gpu_s: as of GpuUse."""
+    held_s = sum(minute.held_s for minute in minutes)
+    if not minutes or held_s <= 0:
+        return GpuUse(gpu_s=gpu_s)
+    coverage = min(1.0, sum(minute.known_s for minute in minutes) / held_s)
+    is_known = coverage >= LEAST_COVERAGE
+    sm_s = sum(minute.sm_s for minute in minutes)
+    joules = [minute.joules for minute in minutes if minute.joules is not None]
+    peaks = [minute.memory_bytes for minute in minutes if minute.memory_bytes is not None]
+    return GpuUse(
+        gpu_s=gpu_s,
+        sm_s=sm_s if is_known else None,
+        coverage_pct=100 * coverage,
+        mean_pct=min(100.0, 100 * sm_s / gpu_s) if is_known and gpu_s > 0 else None,
+        p95_pct=_p95_pct(minutes) if is_known else None,
+        peak_memory_bytes=max(peaks, default=None),
+        joules=sum(joules) if len(joules) == len(minutes) else None,
+    )
+
+
+def _p95_pct(minutes: Iterable[GpuMinute]) -> float | None:
+    samples = [
+        100 * minute.sm_s / minute.known_s
+        for minute in minutes
+        if minute.known_s >= max(SHORTEST_S, LEAST_COVERAGE * minute.held_s)
+    ]
+    return min(100.0, nearest_rank(samples, 95.0)) if samples else None
+
+
+def nearest_rank(values: Iterable[float], pct: float) -> float:
+    """The smallest of at least one value that `pct` percent of the values do not exceed."""
+    ranked = sorted(values)
+    return ranked[max(1, ceil(len(ranked) * pct / 100)) - 1]
+
+
+def suggest(
+    peaks: Sequence[int], policy: SizingPolicy, most_bytes: int | None
+) -> MemorySuggestion | None:
+    """`peaks`: of runs on one GPU model, newest first. None: too few.
+
+    most_bytes: the memory of such a GPU; all runs fitted into it.
+    """
+    newest = peaks[: policy.runs]
+    if not policy.enabled or len(newest) < policy.least_runs:
+        return None
+    needed = nearest_rank(newest, policy.percentile) * (1 + policy.margin_pct / 100)
+    memory_bytes = max(1, ceil(needed / MIB)) * MIB
+    if most_bytes is not None:
+        memory_bytes = min(memory_bytes, most_bytes)
+    return MemorySuggestion(memory_bytes=memory_bytes, peak_bytes=max(newest), runs=len(newest))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostRun:
+    """Use of the host by an attempt. peak_bytes: as of the runner's result; None = unknown."""
+
+    took_s: float
+    peak_bytes: int | None
+    cpu_s: float | None
+
+
+def host_needs(runs: Sequence[HostRun]) -> tuple[int | None, float | None]:
+    """Host memory and CPUs of such a job, from runs newest first; None = too few runs tell.
+
+    The 90th percentile of the newest runs: of their peaks with a margin, and of their mean CPUs.
+    Short runs tell little: they are mostly start and end.
+    """
+    newest = [run for run in runs if run.took_s >= SHORTEST_RUN_S][:HOST_RUNS]
+    peaks = [run.peak_bytes for run in newest if run.peak_bytes]
+    cpus = [run.cpu_s / run.took_s for run in newest if run.cpu_s is not None]
+    memory = nearest_rank(peaks, 90.0) * HOST_MARGIN if len(peaks) >= LEAST_HOST_RUNS else None
+    mean = nearest_rank(cpus, 90.0) if len(cpus) >= LEAST_HOST_RUNS else None
+    # Coarse steps: jobs with equal needs share the work of a plan.
+    return (
+        None if memory is None else ceil(memory / HOST_STEP_BYTES) * HOST_STEP_BYTES,
+        None if mean is None else ceil(mean * 10) / 10,
+    )
+
+
+def together(
+    by_model: Mapping[str, MemorySuggestion | None],
+) -> MemorySuggestion | None:
+    """For a job that may run on any of these models: enough for each. None: one is unknown."""
+    suggestions = [each for each in by_model.values() if each is not None]
+    if not suggestions or len(suggestions) < len(by_model):
+        return None
+    return max(suggestions, key=lambda each: each.memory_bytes)
+
+
+def sentence(suggestion: MemorySuggestion) -> str:
+    runs = f"last {suggestion.runs} runs" if suggestion.runs > 1 else "last run"
+    return (
+        f"Your {runs} of this command peaked at {size(suggestion.peak_bytes)} of GPU memory;"
+        f" {size(suggestion.memory_bytes)} is enough."
+    )
+
+
+def right_size(requested_bytes: int | None, peak_bytes: int | None) -> str:
+    """A smaller request that would have been enough; "" if the request fits or is unknown."""
+    if requested_bytes is None or not peak_bytes:
+        return ""
+    enough = ceil(peak_bytes * (1 + SizingPolicy().margin_pct / 100) / GIB) * GIB
+    if requested_bytes - enough < max(GIB, WORTH_SAVING * requested_bytes):
+        return ""
+    return f"A request of {size(enough)} would have been enough."
+
+
+def efficiency(use: GpuUse, requested_bytes: int | None) -> str:
+    """Request and use in one line; "" when nothing is known."""
+    parts = []
+    if use.peak_memory_bytes is not None:
+        peak = f"peak {size(use.peak_memory_bytes)}"
+        requested = (
+            f"requested {size(requested_bytes)}" if requested_bytes else "no memory requested"
+        )
+        parts.append(f"{requested}, {peak}")
+    if use.mean_pct is not None:
+        parts.append(f"GPU {use.mean_pct:.0f} % used")
+    text = "; ".join(parts)
+    return text[:1].upper() + text[1:] + "." if text else ""

@@ -1,0 +1,135 @@
+"""Pages of the scripts: the list, and the form of one, generated from its schema."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, cast
+
+from django import forms
+from django.contrib.auth.models import User
+from django.http import Http404, HttpRequest, HttpResponse
+from django.shortcuts import redirect, render
+from django.utils import timezone
+from django.views.decorators.http import require_http_methods, require_safe
+
+from scheduler.facts.field_parsers import LONGEST_NAME
+from scheduler.facts.scripts import Script
+from scheduler.submission.intake import actions as intake
+from scheduler.submission.intake.policy.new_job import UnableToSubmit
+from scheduler.submission.scripts import rows
+
+PREFIX = "script_args."
+LONGEST_VALUE = 20_000
+
+
+@dataclass(frozen=True, slots=True)
+class ScriptLine:
+    """A script in the list. command: its words as a user would type them."""
+
+    script: Script
+    command: str
+
+
+@require_safe
+def scripts(request: HttpRequest) -> HttpResponse:
+    lines = [ScriptLine(script, _command(script)) for script in rows.enabled()]
+    return render(request, "scheduler/scripts.html", {"lines": lines})
+
+
+def _command(script: Script) -> str:
+    words = [word if isinstance(word, str) else f"[{' '.join(word)}]" for word in script.argv]
+    return " ".join(shlex.quote(w) if " " in w and w[0] != "[" else w for w in words)
+
+
+@require_http_methods(["GET", "HEAD", "POST"])
+def script(request: HttpRequest, name: str) -> HttpResponse:
+    """The form of a script's arguments. A rejected form keeps its values."""
+    try:
+        chosen = rows.named(name)
+    except ValueError as error:
+        raise Http404(str(error)) from None
+    form = ScriptForm(chosen, request.POST if request.method == "POST" else None)
+    if request.method == "POST" and (number := form.submitted_by(cast(User, request.user))):
+        return redirect("job", number)
+    context = {"script": chosen, "form": form, "command": _command(chosen)}
+    return render(request, "scheduler/script.html", context, status=422 if form.errors else 200)
+
+
+class ScriptForm(forms.Form):
+    """A field for each argument, and the name and priority of the job."""
+
+    name = forms.CharField(
+        label="Name of the job (optional)", required=False, max_length=LONGEST_NAME
+    )
+    priority = forms.ChoiceField(
+        required=False, choices=[("", "default"), *((str(n), str(n)) for n in range(5, 0, -1))]
+    )
+
+    def __init__(self, script: Script, data: Any = None) -> None:
+        super().__init__(data)
+        self._script = script
+        properties = script.schema.get("properties", {})
+        arguments = {
+            name: field_of(rule if isinstance(rule, dict) else {}, name)
+            for name, rule in properties.items()
+        }
+        own, self.fields = dict(self.fields), {}
+        self.fields.update({PREFIX + name: field for name, field in arguments.items()})
+        self.fields.update(own)
+
+    def submitted_by(self, person: User) -> int | None:
+        """The number of the new job; None: the form has errors."""
+        if not self.is_valid():
+            return None
+        values = self.cleaned_data
+        given = {
+            name.removeprefix(PREFIX): value
+            for name, value in values.items()
+            if name.startswith(PREFIX) and value not in ("", None)
+        }
+        raw = {"script": self._script.name, "script_args": given, "gpus": 1}
+        raw |= {"name": values["name"]} if values["name"] else {}
+        raw |= {"priority": int(values["priority"])} if values["priority"] else {}
+        try:
+            return intake.submit(raw, person, timezone.now()).pk
+        except UnableToSubmit as error:
+            for refusal in error.refusals:
+                known = refusal.field if refusal.field in self.fields else None
+                self.add_error(known, refusal.text)
+            return None
+
+
+def argument_lines(text: str) -> dict[str, str]:
+    """NAME=VALUE lines; the values of a name that comes again are lines of a list."""
+    arguments: dict[str, str] = {}
+    for line in text.splitlines():
+        name, _, value = (part.strip() for part in line.partition("="))
+        if name:
+            arguments[name] = f"{arguments[name]}\n{value}" if name in arguments else value
+    return arguments
+
+
+def field_of(rule: Mapping[str, Any], name: str) -> forms.Field:
+    """The form's field for a property. The schema itself is checked when the job is submitted."""
+    common: dict[str, Any] = {
+        "label": str(rule.get("title", name.replace("_", " ").capitalize()))[:200],
+        "help_text": str(rule.get("description", ""))[:500],
+        "required": False,
+        "initial": _initial(rule.get("default")),
+    }
+    if rule.get("type") == "boolean":
+        return forms.BooleanField(**common)
+    if isinstance(rule.get("enum"), list):
+        choices = [("", "–"), *((str(value), str(value)) for value in rule["enum"][:200])]
+        return forms.ChoiceField(choices=choices, **common)
+    if rule.get("type") == "array":
+        area = forms.Textarea({"rows": 3, "spellcheck": "false"})
+        return forms.CharField(widget=area, max_length=LONGEST_VALUE, **common)
+    box = forms.TextInput({"autocomplete": "off", "spellcheck": "false"})
+    return forms.CharField(widget=box, max_length=LONGEST_VALUE, **common)
+
+
+def _initial(default: Any) -> Any:
+    return "\n".join(map(str, default)) if isinstance(default, list) else default

@@ -1,0 +1,313 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import replace
+from datetime import datetime
+from typing import Any
+
+import pytest
+
+from monitor.facts.gpu_states import GpuState
+from monitor.facts.readings import Snapshot
+from monitor.incidents.facts import Badge, Badges
+from monitor.pages.live import regions
+from monitor.pages.live.frames import Frame
+from monitor.pages.live.regions import Region
+from monitor.pages.live.rendering import Renderer
+from monitor.pages.live.sparklines import SparklinePath
+from tests.builders import NOW, gpu, gpu_uuid, process, snapshot
+
+
+@pytest.fixture(autouse=True)
+def _no_regions(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(regions, "_registered", {})
+
+
+class Drawings:
+    """Sparklines that a test changes at will."""
+
+    def __init__(self) -> None:
+        self.line = "M0 0L1 1"
+
+    def __call__(self, uuids: Iterable[str], now: datetime) -> dict[str, SparklinePath]:
+        return {uuid: SparklinePath(self.line, "") for uuid in uuids}
+
+
+@pytest.fixture
+def renderer() -> Renderer:
+    return Renderer(Drawings())
+
+
+def frame(renderer: Renderer, shown: Snapshot, topic: str = "dashboard") -> Frame:
+    return renderer.whole([shown], [topic], NOW)
+
+
+def message(frame: Frame, since: int = 0, topic: str = "dashboard") -> dict[str, Any]:
+    text = frame.message(topic, since, NOW.timestamp())
+    assert text is not None
+    found: dict[str, Any] = json.loads(text)
+    return found
+
+
+def test_figures_alone_travel_without_html(renderer: Renderer) -> None:
+    first = frame(renderer, snapshot([gpu(utilization_pct=1.0)]))
+    second = frame(renderer, snapshot([gpu(utilization_pct=42.4)]))
+    said = message(second, since=first.n)
+
+    # Without a listed process, the shares of a busy GPU are unknown.
+    assert said["g"] == [[42, 0, 70, 35, None, None]]
+    assert not {"content", "o", "k"} & said.keys()
+
+
+def test_eight_gpus_without_processes_take_less_than_330_bytes(renderer: Renderer) -> None:
+    busy = [gpu(i, utilization_pct=97.0, memory_used_bytes=10**10 * i) for i in range(8)]
+    first = frame(renderer, snapshot(busy))
+    text = frame(renderer, snapshot(busy)).message("dashboard", first.n, NOW.timestamp())
+
+    assert text is not None
+    assert len(text) < 330
+
+
+def test_only_the_card_that_changed_is_sent(renderer: Renderer) -> None:
+    first = frame(renderer, snapshot(3))
+    second = frame(renderer, snapshot(3, [process(on=1)]))
+    content = message(second, since=first.n)["content"]
+
+    assert f'id="gpu-{gpu_uuid(1)}"' in content
+    assert f'id="gpu-{gpu_uuid(0)}"' not in content
+
+
+def test_a_newcomer_gets_everything(renderer: Renderer) -> None:
+    frame(renderer, snapshot(3))
+    said = message(frame(renderer, snapshot(3)))
+
+    assert said["since"] == 0
+    assert all(f'id="gpu-{gpu_uuid(i)}"' in said["content"] for i in range(3))
+    assert said["o"]["g"] == [gpu_uuid(i) for i in range(3)]
+
+
+def test_who_missed_frames_gets_all_that_changed_in_them(renderer: Renderer) -> None:
+    first = frame(renderer, snapshot(3))
+    frame(renderer, snapshot(3, [process(on=0)]))
+    frame(renderer, snapshot(3, [process(on=0), process(2, on=2)]))
+    last = frame(renderer, snapshot(3, [process(on=0), process(2, on=2)]))
+    content = message(last, since=first.n)["content"]
+
+    assert f'id="gpu-{gpu_uuid(0)}"' in content
+    assert f'id="gpu-{gpu_uuid(2)}"' in content
+    assert f'id="gpu-{gpu_uuid(1)}"' not in content
+
+
+def test_all_cards_are_sent_when_one_moves_to_the_front(renderer: Renderer) -> None:
+    first = frame(renderer, snapshot(2))
+    second = frame(renderer, snapshot([gpu(0), gpu(1, state=GpuState.LOST)]))
+    said = message(second, since=first.n)
+
+    assert said["o"]["g"] == [gpu_uuid(1), gpu_uuid(0)]
+    assert said["content"].index(gpu_uuid(1)) < said["content"].index(gpu_uuid(0))
+
+
+def test_cards_that_move_bring_their_newest_sparklines() -> None:
+    drawings = Drawings()
+    renderer = Renderer(drawings)
+    frame(renderer, snapshot(2))
+    drawings.line = "M0 0L2 2"
+    second = frame(renderer, snapshot(2))
+    third = frame(renderer, snapshot([gpu(0), gpu(1, state=GpuState.LOST)]))
+
+    # The lost one's card was rendered just now; the other's HTML is older than its sparkline.
+    assert set(message(third, since=second.n)["k"]) == {gpu_uuid(0)}
+
+
+def test_viewers_who_have_the_same_share_one_text(renderer: Renderer) -> None:
+    first = frame(renderer, snapshot(8))
+    second = frame(renderer, snapshot(8))
+
+    assert second.message("dashboard", first.n, 1.0) is second.message("dashboard", first.n, 2.0)
+
+
+def test_a_redrawn_sparkline_travels_alone() -> None:
+    drawings = Drawings()
+    renderer = Renderer(drawings)
+    first = frame(renderer, snapshot(1))
+    drawings.line = "M0 0L2 2"
+    said = message(frame(renderer, snapshot(1)), since=first.n)
+
+    assert said["k"] == {gpu_uuid(0): ["M0 0L2 2", ""]}
+    assert "content" not in said
+
+
+def test_no_command_line_is_ever_in_a_frame(renderer: Renderer) -> None:
+    shown = snapshot(2, [process(command=("python", "--password=hunter2"))])
+    for topic in ("dashboard", "processes", f"gpu:{gpu_uuid()}"):
+        text = frame(renderer, shown, topic).message(topic, 0, 0.0)
+
+        assert text is not None
+        assert "hunter2" not in text
+
+
+def test_more_than_sixteen_gpus_are_a_line_each(renderer: Renderer) -> None:
+    content = message(frame(renderer, snapshot(17)))["content"]
+
+    assert content.count('class="gpu-line"') == 17
+    assert 'class="card gpu"' not in content
+
+
+def test_a_gpu_page_gets_its_own_figures_only(renderer: Renderer) -> None:
+    topic = f"gpu:{gpu_uuid(1)}"
+    shown = snapshot([gpu(0), gpu(1, utilization_pct=7.0)], [process(1), process(2, on=1)])
+    said = message(frame(renderer, shown, topic), topic=topic)
+
+    assert said["g"] == [[7, 0, 70, 35, 0, 50]]
+    assert said["o"]["p"] == [process(2, on=1).key]
+
+
+def test_the_digest_changes_with_processes_not_with_figures(renderer: Renderer) -> None:
+    def digest(shown: Snapshot) -> str:
+        return str(message(frame(renderer, shown, "processes"), topic="processes")["x"])
+
+    one = digest(snapshot(1, [process(sm_pct=1.0)]))
+
+    assert digest(snapshot(1, [process(sm_pct=2.0)])) == one
+    assert digest(snapshot(1, [process(sm_pct=1.0), process(9)])) != one
+
+
+def test_a_problem_and_its_remedy_are_shown_instead_of_cards(renderer: Renderer) -> None:
+    shown = snapshot(0, problem="No NVIDIA driver was found.", remedy="Install it.")
+    content = message(frame(renderer, shown))["content"]
+
+    assert "No NVIDIA driver was found." in content
+    assert "Install it." in content
+
+
+def test_a_name_that_looks_like_markup_is_text(renderer: Renderer) -> None:
+    shown = snapshot([gpu(name="<b>x")], [process(user="<i>eve", program="<script>alert(1)")])
+    content = message(frame(renderer, shown))["content"]
+
+    assert "<i>eve" not in content
+    assert "<script>" not in content
+    assert "<b>x" not in content
+
+
+class Counter:
+    """A region that counts, and fails when told to."""
+
+    def __init__(self) -> None:
+        self.count = 1
+        self.fails = False
+        self.loads = 0
+
+    def load(self, now: datetime) -> dict[str, Any]:
+        self.loads += 1
+        if self.fails:
+            raise ValueError("no")
+        return {"events": [], "count": self.count}
+
+
+@pytest.fixture
+def counter() -> Counter:
+    counter = Counter()
+    regions.register(Region("counter", "monitor/_events.html", counter.load))
+    return counter
+
+
+def test_a_region_is_sent_when_its_version_changed(renderer: Renderer, counter: Counter) -> None:
+    first = frame(renderer, snapshot(1))
+    same = frame(renderer, snapshot(1))
+    counter.count = 2
+    other = frame(renderer, snapshot(1))
+
+    assert "content" not in message(same, since=first.n)
+    assert 'id="region-counter"' in message(other, since=same.n)["content"]
+
+
+def test_a_failing_region_keeps_its_last_content(renderer: Renderer, counter: Counter) -> None:
+    frame(renderer, snapshot(1))
+    counter.fails = True
+    said = message(frame(renderer, replace(snapshot(1), seq=2)))
+
+    assert 'id="region-counter"' in said["content"]
+
+
+def moody(text: str) -> Region:
+    return Region("mood", "scheduler/_mode.html", lambda now: {"mode": text}, in_head=True)
+
+
+def test_a_region_of_the_head_travels_to_the_viewers_of_each_page(renderer: Renderer) -> None:
+    regions.register(moody("calm"))
+    made = renderer.whole([snapshot(1)], ["dashboard", "processes", "head"], NOW)
+
+    for topic in ("dashboard", "processes", "head"):
+        assert 'id="region-mood"' in message(made, topic=topic)["content"].replace("&quot;", '"')
+    assert not any(part.target == "region-mood" for part in made.boards["dashboard"].parts)
+
+
+def test_a_page_without_figures_hears_of_changes_alone(renderer: Renderer) -> None:
+    regions.register(moody("calm"))
+    first = frame(renderer, snapshot(1), "head")
+    second = frame(renderer, snapshot(1), "head")
+    assert second.message("head", first.n, NOW.timestamp()) is None
+
+    regions.register(moody("alarmed"))
+    third = frame(renderer, snapshot(1), "head")
+    assert message(third, first.n, "head")["since"] == first.n
+
+
+def test_readings_are_rendered_without_loading_regions(
+    renderer: Renderer, counter: Counter
+) -> None:
+    first = frame(renderer, snapshot(1))
+    counter.count = 2
+    second = renderer.frame([snapshot([gpu(utilization_pct=7.0)])], ["dashboard"], NOW)
+
+    assert counter.loads == 1
+    assert message(second, since=first.n)["g"][0][0] == 7
+    assert "content" not in message(second, since=first.n)
+
+
+def test_what_is_around_is_worth_a_frame_when_it_changed(
+    renderer: Renderer, counter: Counter
+) -> None:
+    topics = ["dashboard"]
+    first = frame(renderer, snapshot(1))
+    same = renderer.load_regions([snapshot(1)], topics, NOW)
+    counter.count = 2
+    other = renderer.load_regions([snapshot(1)], topics, NOW)
+    second = renderer.frame([snapshot(1)], topics, NOW)
+
+    assert (same, other) == (False, True)
+    assert 'id="region-counter"' in message(second, since=first.n)["content"]
+
+
+def test_a_redrawn_sparkline_waits_for_the_next_reading() -> None:
+    drawings = Drawings()
+    renderer = Renderer(drawings)
+    first = frame(renderer, snapshot(1))
+    drawings.line = "M0 0L2 2"
+
+    assert not renderer.load_regions([snapshot(1)], ["dashboard"], NOW)
+    second = renderer.frame([snapshot(1)], ["dashboard"], NOW)
+    assert set(message(second, since=first.n)["k"]) == {gpu_uuid(0)}
+
+
+def test_a_gpu_that_has_just_come_gets_its_sparkline_afterwards(renderer: Renderer) -> None:
+    topics = ["dashboard"]
+    first = frame(renderer, snapshot(1))
+    second = renderer.frame([snapshot(2)], topics, NOW)
+    renderer.load_regions([snapshot(2)], topics, NOW)
+    third = renderer.frame([snapshot(2)], topics, NOW)
+
+    assert f'id="gpu-{gpu_uuid(1)}"' in message(second, since=first.n)["content"]
+    assert set(message(third, since=second.n)["k"]) == {gpu_uuid(1)}
+
+
+def test_a_region_may_bring_the_badges_of_cards(renderer: Renderer) -> None:
+    badge = Badge("hog", "warning", 7, "takes all")
+    badges = Badges({(gpu_uuid(), 4242): badge}, {gpu_uuid(): badge})
+    regions.register(
+        Region("hogs", "monitor/_events.html", lambda now: {"events": [], "badges": badges})
+    )
+    content = message(frame(renderer, snapshot(1)))["content"]
+
+    assert "/incidents/7/" in content
