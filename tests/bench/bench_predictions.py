@@ -17,14 +17,24 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from statistics import median
 
-from scheduler.facts.jobs import QueuedJob, Requirement, RunTime
+from scheduler.execution.progress.policy import Progress, run_time
+from scheduler.facts.jobs import Ends, QueuedJob, Requirement, RunTime
 from scheduler.facts.plans import PlanPolicy, RunningJob, Slots
 from scheduler.queue.planner.forecast.forecast import forecast
-from scheduler.queue.planner.forecast.run_times import EndedJob, History, expected, history
+from scheduler.queue.planner.forecast.run_times import (
+    EndedJob,
+    History,
+    expected,
+    expected_end,
+    history,
+)
+from scheduler.queue.planner.forecast.simulation import LEAVES_AFTER
 from scheduler.queue.planner.plan import plan
-from tests.builders import NOW, slot
+from tests.builders import NOW, gpu_uuid, slot
 
 GPUS = 9
+# The number of the first job of idle work.
+IDLE = 10**6
 POLICY = PlanPolicy(cpu_jobs=0)
 USERS = ("alice", "bob", "carol")
 ALONE = Requirement(exclusive=True)
@@ -63,16 +73,21 @@ class Recorded:
     took: float
     limit: float | None
     estimate: float | None
+    priority: int = 3
+    preemptible: bool = False
+    # It reports its progress.
+    reports: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """A queue, and the jobs that ended before it."""
+    """A queue, and the jobs that ended before it. idle_work: it runs on all GPUs at first."""
 
     label: str
     jobs: tuple[Recorded, ...]
     before: tuple[EndedJob, ...]
     work_s: float
+    idle_work: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,8 +107,13 @@ class Checked:
         return self.start <= self.p90
 
 
-def recording(label: str, says: Says, *, seed: int, scale: float = 1, named: bool) -> Recording:
-    """Jobs of 6 to 30 s times `scale`. named: users run the same few programs again and again."""
+def recording(
+    label: str, says: Says, *, seed: int, scale: float = 1, named: bool, mixed: bool = False
+) -> Recording:
+    """Jobs of 6 to 30 s times `scale`. named: users run the same few programs again and again.
+
+    mixed: with urgent and preemptible jobs, progress reports, and idle work in the beginning.
+    """
     chance = random.Random(seed)
     programs = [(user, f"train{n}", chance.uniform(8, 26)) for user in USERS for n in range(4)]
 
@@ -102,11 +122,17 @@ def recording(label: str, says: Says, *, seed: int, scale: float = 1, named: boo
         took = min(30.0, max(6.0, chance.lognormvariate(0, 0.2) * typical)) * scale
         limit, estimate = says(took, chance)
         name = name if named else f"job{id_}"
-        return Recorded(id_, owner, name, chance.uniform(0, 20) * scale, took, limit, estimate)
+        made = Recorded(id_, owner, name, chance.uniform(0, 20) * scale, took, limit, estimate)
+        if not mixed:
+            return made
+        priority = chance.choice((1, 3, 3, 3, 5))
+        return replace(
+            made, priority=priority, preemptible=priority == 1, reports=chance.random() < 0.5
+        )
 
     before = tuple(_ended(drawn(id_)) for id_ in range(1000, 1060))
     jobs = tuple(sorted((drawn(id_) for id_ in range(1, 49)), key=lambda job: job.at))
-    return Recording(label, jobs, before, 100 * scale)
+    return Recording(label, jobs, before, 100 * scale, idle_work=mixed)
 
 
 def _ended(job: Recorded) -> EndedJob:
@@ -137,11 +163,17 @@ class Replay:
         self._made: list[tuple[int, datetime, datetime]] = []
         self._started: dict[int, datetime] = {}
         self._now = NOW
+        # Jobs that were asked to yield: when they leave, and for which job.
+        self._leaving: dict[int, tuple[datetime, int]] = {}
+        for index in range(GPUS) if recorded.idle_work else ():
+            idle = Recorded(IDLE + index, "idle", "idle", 0, 10**6, None, None, 1, True)
+            self._running[idle.id] = (idle, NOW, (gpu_uuid(index),))
 
     def run(self) -> Iterator[Checked]:
         number = 0
-        while self._coming or self._queue or self._running:
+        while self._coming or self._queue or any(id_ < IDLE for id_ in self._running):
             self._end_jobs()
+            self._yield_gpus()
             new = self._submit()
             self._predict(set(self._queue) if number % 10 == 0 else new)
             self._plan()
@@ -163,6 +195,19 @@ class Replay:
         if over:
             self._history = history(self._ended)
 
+    def _yield_gpus(self) -> None:
+        """Preempted jobs leave, and wait again unless they are idle work."""
+        for id_, (at, _) in list(self._leaving.items()):
+            if id_ in self._running and at <= self._now:
+                job, _, _ = self._running.pop(id_)
+                if id_ < IDLE:
+                    self._queue[id_] = job
+        self._leaving = {
+            id_: leaving
+            for id_, leaving in self._leaving.items()
+            if id_ in self._running or leaving[1] in self._queue
+        }
+
     def _submit(self) -> set[int]:
         new: set[int] = set()
         while self._coming and NOW + timedelta(seconds=self._coming[0].at) <= self._now:
@@ -176,7 +221,8 @@ class Replay:
             QueuedJob(
                 id=job.id,
                 owner=job.owner,
-                priority=3,
+                priority=job.priority,
+                preemptible=job.preemptible,
                 submitted_at=NOW + timedelta(seconds=job.at),
                 requirement=ALONE,
                 time_limit=_seconds(job.limit),
@@ -189,7 +235,11 @@ class Replay:
             RunningJob(
                 id=job.id,
                 owner=job.owner,
-                priority=3,
+                priority=job.priority,
+                preemptible=job.preemptible,
+                idle_work=job.id >= IDLE,
+                yields=job.id in self._leaving,
+                ends=self._ends(job, started),
                 requirement=ALONE,
                 gpu_uuids=uuids,
                 started_at=started,
@@ -199,12 +249,28 @@ class Replay:
             for job, started, uuids in self._running.values()
         ]
         on = {uuid: job.id for job, _, uuids in self._running.values() for uuid in uuids}
+        freed = {uuid: self._leaving[on[uuid]][1] for uuid in on if on[uuid] in self._leaving}
         gpus = [slot(index) for index in range(GPUS)]
         taken = tuple(
-            replace(gpu, jobs=(on[gpu.gpu_uuid],), exclusive=True) if gpu.gpu_uuid in on else gpu
+            replace(
+                gpu,
+                jobs=(on[gpu.gpu_uuid],),
+                exclusive=True,
+                reserved_for=freed.get(gpu.gpu_uuid),
+            )
+            if gpu.gpu_uuid in on
+            else gpu
             for gpu in gpus
         )
         return queue, Slots(host="gpubox", gpus=taken, running=tuple(running))
+
+    def _ends(self, job: Recorded, started: datetime) -> Ends | None:
+        """By the progress that the job reports."""
+        ran = self._now - started
+        if not job.reports or not ran:
+            return None
+        progress = Progress(min(1.0, ran.total_seconds() / job.took))
+        return expected_end(started, run_time(started, progress, self._now, None), self._now)
 
     def _expected(self, job: Recorded) -> RunTime:
         limit, estimate = _seconds(job.limit), _seconds(job.estimate)
@@ -223,10 +289,14 @@ class Replay:
         if not self._queue:
             return
         queue, slots = self._facts()
-        for placement in plan(queue, slots, POLICY, self._now).placements:
+        made = plan(queue, slots, POLICY, self._now)
+        for request in made.preemptions:
+            at = self._now + LEAVES_AFTER
+            self._leaving[request.job_id] = (at, request.for_job or 0)
+        for placement in made.placements:
             job = self._queue.pop(placement.job_id)
             self._running[job.id] = (job, self._now, placement.gpu_uuids)
-            self._started[job.id] = self._now
+            self._started.setdefault(job.id, self._now)
 
 
 KINDS: tuple[tuple[str, Says, bool], ...] = (
@@ -237,6 +307,16 @@ KINDS: tuple[tuple[str, Says, bool], ...] = (
     ("nothing said, programs run before", nothing, True),
     ("nothing said, no program run before", nothing, False),
 )
+
+
+MIXED = "mixed: preemption, idle work, progress"
+
+
+def mixed(scale: float = 1, seeds: int = 5) -> list[Recording]:
+    return [
+        recording(MIXED, rough_estimate, seed=seed, scale=scale, named=True, mixed=True)
+        for seed in range(seeds)
+    ]
 
 
 def recordings(scale: float = 1, seeds: int = 5) -> list[Recording]:
@@ -265,7 +345,7 @@ def summary(checked: list[Checked]) -> tuple[float, float, float]:
 def main() -> None:
     for scale, unit in ((1, "100 s"), (60, "100 min")):
         print(f"{unit} of work{'':32} median error   signed   before p90")
-        found = replayed(recordings(scale))
+        found = replayed(recordings(scale) + mixed(scale))
         everything = [each for checked in found.values() for each in checked]
         for label, checked in {**found, "all": everything}.items():
             error, signed, before = summary(checked)

@@ -323,6 +323,16 @@ class HostRoom:
         self.reserved_memory += self._memory_of(requirement)
         self.reserved_cpus += self._cpus_of(requirement)
 
+    @property
+    def is_used(self) -> bool:
+        """Whether a job has reserved anything."""
+        return bool(self.reserved_memory or self.reserved_cpus)
+
+    def free(self, requirement: Requirement) -> None:
+        """Record that a job has ended."""
+        self.reserved_memory -= self._memory_of(requirement)
+        self.reserved_cpus -= self._cpus_of(requirement)
+
     def lacks(self, requirement: Requirement) -> tuple[Blocker, ...]:
         """Why such a job finds no room on the host."""
         wants, cpus = self._memory_of(requirement), self._cpus_of(requirement)

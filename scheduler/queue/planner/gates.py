@@ -15,7 +15,7 @@ from scheduler.facts.blockers import Blocker, BlockerCode, Tier, details
 from scheduler.facts.jobs import CLASSES, PriorityClass, QueuedJob, Requirement
 from scheduler.facts.model_services import OWNER
 from scheduler.facts.people import UserAccount
-from scheduler.facts.plans import PlanPolicy, Slot, Slots, Throttle, Yield
+from scheduler.facts.plans import PlanPolicy, RunningJob, Slot, Slots, Throttle, Yield
 from scheduler.limits.quotas.policy import quotas
 from scheduler.limits.quotas.policy.quotas import QuotaPolicy
 from scheduler.limits.time_windows.policy import rules as window_rules
@@ -119,6 +119,24 @@ class PassState:
         whole = dict.fromkeys(trusted, 1.0)
         return replace(allowed, multipliers={**allowed.multipliers, **whole})
 
+    def release(self, job: RunningJob, lasts: timedelta | None, ran: timedelta) -> None:
+        """Record that a job has ended. lasts: the committed run time, of which it used `ran`."""
+        owner, requirement = job.owner, job.requirement
+        if self.reduced:
+            self._owners.pop(job.id, None)
+            for uuid in self.reduced.intersection(job.gpu_uuids):
+                part = quotas.held(requirement, self._bytes.get(uuid)) / requirement.gpus
+                self._parts[owner, uuid] = max(0.0, self.part(owner, uuid) - part)
+        if requirement.gpus == 0 and owner != OWNER:
+            self.cpu_jobs = max(0, self.cpu_jobs - 1)
+        elif self.starts is not None and requirement.gpus:
+            self.starts += 1
+        self.host.free(requirement)
+        self.limits.pop(owner, None)
+        if owner in self.people:
+            account = self.people[owner]
+            self.people[owner] = quotas.before(account, requirement, lasts, ran)
+
     def count(self, job_id: int, request: RequestClass, gpu_uuids: Sequence[str]) -> None:
         """Record that a job has been placed on these GPUs."""
         if self.reduced:
@@ -129,8 +147,10 @@ class PassState:
             self.starts = max(0, self.starts - 1)
         self.host.take(request.requirement)
         self.limits.pop(request.owner, None)
-        account = self.account(request.owner)
-        self.people[request.owner] = quotas.after(account, request.requirement, request.lasts)
+        account = self.people.get(request.owner)
+        if account is not None:
+            after = quotas.after(account, request.requirement, request.lasts)
+            self.people[request.owner] = after
 
 
 def wanted_gpus(waiting: Iterable[QueuedJob], slots: Slots) -> dict[str, float]:

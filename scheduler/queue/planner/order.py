@@ -33,8 +33,9 @@ STEPS = 4
 WITHIN, WITHIN_RESERVED, ABOVE = 0, 1, 2
 # A heap key: the smallest comes first. Ids differ, so the rest is never compared: the number of
 # placements of the owner when it was computed, the job, and the jobs after it.
+Place = tuple[int, int, bool, float, datetime, int]
 Turn = tuple[int, int, bool, float, datetime, int, int, QueuedJob, Iterator[QueuedJob]]
-_came = attrgetter("submitted_at", "id")
+came = attrgetter("submitted_at", "id")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,6 +140,13 @@ class Shares:
         if requirement.gpus:
             self._starts_free.discard(owner)
 
+    def release(self, owner: str, requirement: Requirement) -> None:
+        """Record that a job of the owner has ended."""
+        part = self.charge(requirement)
+        self._have[owner] = max(0.0, self._have.get(owner, 0.0) - part)
+        self._counted[owner] = self._counted.get(owner, 0.0) - part
+        self.served[owner] = self.served.get(owner, 0) + 1
+
     def target(self, owner: str) -> float:
         return self._target.get(owner, 0.0)
 
@@ -214,16 +222,50 @@ def overdue(
         if gpus <= 1 or largest.get(job.owner, 0) >= gpus:
             continue
         first = first_overdue.get(job.priority)
-        if first is None or _came(job) < _came(first):
+        if first is None or came(job) < came(first):
             first_overdue[job.priority] = job
     return first_overdue
+
+
+class Places:
+    """The place of each job in the service order; the smallest is served first.
+
+    ahead: the first job of a priority, within the share in any case.
+    """
+
+    def __init__(
+        self,
+        shares: Shares,
+        policy: OrderPolicy,
+        now: datetime,
+        ahead: Mapping[int, QueuedJob] | None = None,
+    ) -> None:
+        self._shares = shares
+        # Read once: this is asked for each job.
+        self._fair_weight, self._age_weight = policy.fair_weight, policy.age_weight
+        self._age_s = policy.age_hours * HOUR_S
+        self._now = now.timestamp()
+        self.ahead = {job.id for job in (ahead or {}).values()}
+
+    def of(self, job: QueuedJob) -> Place:
+        shares, owner, is_ahead = self._shares, job.owner, job.id in self.ahead
+        waited_s = self._now - job.submitted_at.timestamp()
+        age = min(1.0, max(0.0, waited_s) / self._age_s)
+        score = self._fair_weight * shares.deficit(owner) + self._age_weight * age
+        return (
+            WITHIN if is_ahead else shares.level(owner, job.priority, job.requirement),
+            -job.priority,
+            not is_ahead,
+            -score,
+            job.submitted_at,
+            job.id,
+        )
 
 
 class ServiceOrder:
     """Iterates over jobs in the order of placement; update `shares` before the next.
 
-    passes: whether a job need not be tried; called once for each job. ahead: the first job of a
-    priority, within the share in any case.
+    passes: whether a job need not be tried; called once for each job. ahead: as of Places.
     """
 
     def __init__(
@@ -237,11 +279,8 @@ class ServiceOrder:
     ) -> None:
         self._shares = shares
         self._passes = passes
-        # Read once: this is asked for each job.
-        self._fair_weight, self._age_weight = policy.fair_weight, policy.age_weight
-        self._age_s = policy.age_hours * HOUR_S
-        self._now = now.timestamp()
-        self._ahead = {job.id for job in (ahead or {}).values()}
+        self._places = Places(shares, policy, now, ahead)
+        self._ahead = self._places.ahead
         # Jobs whose turns differ only by their submission: a large job may be above the share of
         # its owner while a small one is within.
         self._lines: dict[tuple[int, str, int], list[QueuedJob]] = {}
@@ -254,7 +293,7 @@ class ServiceOrder:
                 line.append(job)
 
     def __iter__(self) -> Iterator[QueuedJob]:
-        rank = self._rank if self._ahead else _came
+        rank = self._rank if self._ahead else came
         lines = [iter(sorted(jobs, key=rank)) for jobs in self._lines.values()]
         heap = [turn for line in lines if (turn := self._next(line)) is not None]
         heapq.heapify(heap)
@@ -284,21 +323,7 @@ class ServiceOrder:
         return None
 
     def _turn(self, job: QueuedJob, line: Iterator[QueuedJob]) -> Turn:
-        shares, owner, is_ahead = self._shares, job.owner, job.id in self._ahead
-        waited_s = self._now - job.submitted_at.timestamp()
-        age = min(1.0, max(0.0, waited_s) / self._age_s)
-        score = self._fair_weight * shares.deficit(owner) + self._age_weight * age
-        return (
-            WITHIN if is_ahead else shares.level(owner, job.priority, job.requirement),
-            -job.priority,
-            not is_ahead,
-            -score,
-            job.submitted_at,
-            job.id,
-            shares.served.get(owner, 0),
-            job,
-            line,
-        )
+        return (*self._places.of(job), self._shares.served.get(job.owner, 0), job, line)
 
 
 def order_factors(

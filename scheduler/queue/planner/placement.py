@@ -113,8 +113,7 @@ def after_placement(gpu: Slot, job_id: int, requirement: Requirement) -> Slot:
     free = gpu.free_bytes
     if free is not None and requirement.memory_bytes is not None:
         free = max(0, free - requirement.memory_bytes)
-    return replace(
-        gpu,
+    return gpu.changed(
         free_bytes=free,
         jobs=(*gpu.jobs, job_id),
         exclusive=gpu.exclusive or requirement.exclusive or gpu.lone,
@@ -289,7 +288,7 @@ def reserve(
     excluded: Mapping[str, Blocker] = NO_EXCLUSIONS,
 ) -> Reservation | None:
     """The earliest possible reservation. None: the job would not fit on empty GPUs."""
-    future = [replace(gpu, ramping=None) for gpu in gpus]
+    future = [gpu.changed(ramping=None) if gpu.ramping else gpu for gpu in gpus]
     job_ids = {id_ for gpu in gpus for id_ in gpu.jobs}
     in_order = sorted(
         (stay for stay in running if stay.job_id in job_ids),
@@ -315,7 +314,6 @@ def reservation_exclusions(
     reservation: Reservation,
     requirement: Requirement,
     lasts: timedelta | None,
-    policy: PlanPolicy,
     now: datetime,
 ) -> Mapping[str, Blocker]:
     """Reserved GPUs on which such a job would delay the reserved job, with blockers."""
@@ -324,7 +322,7 @@ def reservation_exclusions(
     return {
         uuid: _blocker(reservation, gpu, lasts)
         for uuid, gpu in reservation.gpus.items()
-        if not _leaves_room(reservation, gpu, requirement, policy)
+        if not _leaves_room(reservation, gpu, requirement)
     }
 
 
@@ -351,12 +349,12 @@ def is_over_before(reservation: Reservation, lasts: timedelta | None, now: datet
     return reservation.at is None or now + lasts <= reservation.at
 
 
-def _leaves_room(
-    reservation: Reservation, gpu: Slot, requirement: Requirement, policy: PlanPolicy
-) -> bool:
-    beside = replace(after_placement(gpu, -1, requirement), ramping=None)
-    wanted = reservation.job
-    return reject_code(wanted.requirement, beside, policy, wanted.id) is None
+def _leaves_room(reservation: Reservation, gpu: Slot, requirement: Requirement) -> bool:
+    """Whether the reserved job, which fits on the GPU, also fits beside such a job."""
+    wanted, part = reservation.job.requirement.memory_bytes, requirement.memory_bytes
+    if not (reservation.job.requirement.shares and requirement.shares) or gpu.lone:
+        return False
+    return gpu.free_bytes is not None and gpu.free_bytes - (part or 0) >= (wanted or 0)
 
 
 def _blocker(reservation: Reservation, gpu: Slot, lasts: timedelta | None) -> Blocker:

@@ -10,7 +10,7 @@ and explained within a second.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 from operator import attrgetter
@@ -21,7 +21,7 @@ from scheduler.facts.jobs import CLASSES, QueuedJob, Requirement
 from scheduler.facts.plans import Placement, Plan, PlanPolicy, RunningJob, Slot, Slots, Yield
 from scheduler.queue.planner import gates, placement, preemption
 from scheduler.queue.planner.gates import PassState, PlannerThresholds, RequestClass
-from scheduler.queue.planner.matching import reject_code
+from scheduler.queue.planner.matching import can_never_match, reject_code
 from scheduler.queue.planner.order import ABOVE, ServiceOrder, Shares, overdue
 from scheduler.queue.planner.placement import Reservation, RunningUntil
 
@@ -38,6 +38,7 @@ class RequestGroup:
 
     __slots__ = (
         "ids",
+        "is_final",
         "is_rejected",
         "kind",
         "lacks_only_gpus",
@@ -54,6 +55,7 @@ class RequestGroup:
         self.refusals: tuple[Blocker, ...] = ()
         self.why: tuple[Blocker, ...] = ()
         self.is_rejected = False
+        self.is_final: bool | None = None
         self.lacks_only_gpus = False
         self.ids: list[int] = []
 
@@ -103,6 +105,8 @@ class GpuPool:
         # Jobs are preempted for the reserved job, so it blocks no other preemption any more.
         self._is_fulfilled = False
         self._full: set[Any] = set()
+        # By kind, and whether the length is known, of one reservation.
+        self._exclusions: tuple[Reservation | None, dict[Any, Mapping[str, Blocker]]] = (None, {})
         self._explained: dict[Any, tuple[Blocker, ...]] = {}
 
     def choose(self, job: QueuedJob, group: RequestGroup) -> tuple[Slot, ...] | None:
@@ -169,6 +173,27 @@ class GpuPool:
     def holds_reservation(self, job_id: int) -> bool:
         return self.reservation is not None and self.reservation.job.id == job_id
 
+    def begin(self) -> None:
+        """Begin another pass, at the time of the state."""
+        self.reservation, self._is_fulfilled = None, False
+        self._full.clear()
+        self._explained.clear()
+
+    def release(self, job_id: int) -> list[Slot]:
+        """Record that a job has left its GPUs; returns these."""
+        freed = [gpu.without({job_id}) for gpu in self.gpus if job_id in gpu.jobs]
+        if freed:
+            by_uuid = {gpu.gpu_uuid: gpu for gpu in freed}
+            self.gpus = [by_uuid.get(gpu.gpu_uuid, gpu) for gpu in self.gpus]
+            self._ends = [stay for stay in self._ends if stay.job_id != job_id]
+        return freed
+
+    def change(self, gpu_uuids: Collection[str], **changes: Any) -> None:
+        """Replace fields of these GPUs."""
+        self.gpus = [
+            gpu.changed(**changes) if gpu.gpu_uuid in gpu_uuids else gpu for gpu in self.gpus
+        ]
+
     def explain(self, group: RequestGroup, job_id: int | None = None) -> tuple[Blocker, ...]:
         """Why too few GPUs match; job_id: the job with a reservation or with freed GPUs."""
         kind = None if job_id is not None else self._kind(group)
@@ -215,10 +240,23 @@ class GpuPool:
         constraints = gates.gpu_constraints(request, state, self.gpus)
         if self.reservation is None or (job_id is not None and self.holds_reservation(job_id)):
             return constraints
-        ahead = placement.reservation_exclusions(
-            self.reservation, request.requirement, request.lasts, self._policy, state.now
-        )
+        ahead = self._reserved(group, self.reservation)
         return [*constraints, ahead] if ahead else constraints
+
+    def _reserved(self, group: RequestGroup, reservation: Reservation) -> Mapping[str, Blocker]:
+        """GPUs reserved for another job, on which a job of the group would delay it."""
+        request, now = group.request, self._state.now
+        if placement.is_over_before(reservation, request.lasts, now):
+            return placement.NO_EXCLUSIONS
+        if self._exclusions[0] is not reservation:
+            self._exclusions = (reservation, {})
+        key = (group.kind, request.lasts is None)
+        of_kind = self._exclusions[1]
+        if key not in of_kind:
+            of_kind[key] = placement.reservation_exclusions(
+                reservation, request.requirement, request.lasts, now
+            )
+        return of_kind[key]
 
 
 def _merged(constraints: gates.Constraints) -> Mapping[str, Blocker]:
@@ -236,26 +274,40 @@ def plan(
     rules: PlannerThresholds | None = None,
 ) -> Plan:
     """Place the jobs that fit, and explain the others. The order of the input does not matter."""
-    jobs = list(queue)
-    rules = rules or PlannerThresholds()
-    pass_ = _Pass(jobs, slots, policy, now, rules)
-    eligible = [job for job in jobs if not job.waits]
-    ahead = overdue(eligible, slots.running, rules.order, now)
-    for job in ServiceOrder(
-        eligible, pass_.shares, rules.order, now, pass_.is_known_to_wait, ahead
-    ):
-        pass_.serve(job)
+    pass_ = place(queue, slots, policy, now, rules)
     return Plan(
         placements=tuple(pass_.placements),
-        preemptions=pass_.preemptions(),
-        evictions=gates.evictions(pass_.state),
+        preemptions=pass_.preemptions,
+        evictions=pass_.evictions,
         reserved_for=pass_.reserved_for,
         blockers=pass_.reasons(),
     )
 
 
-class _Pass:
-    """State of one planning pass."""
+def place(
+    queue: Iterable[QueuedJob],
+    slots: Slots,
+    policy: PlanPolicy,
+    now: datetime,
+    rules: PlannerThresholds | None = None,
+) -> Pass:
+    """The placing part of `plan`, without reasons."""
+    jobs = list(queue)
+    rules = rules or PlannerThresholds()
+    pass_ = Pass(jobs, slots, policy, now, rules)
+    eligible = [job for job in jobs if not job.waits]
+    pass_.ahead = overdue(eligible, slots.running, rules.order, now)
+    for job in ServiceOrder(
+        eligible, pass_.shares, rules.order, now, pass_.is_known_to_wait, pass_.ahead
+    ):
+        pass_.serve(job)
+    pass_.preemptions = pass_.preempt()
+    pass_.evictions = gates.evictions(pass_.state)
+    return pass_
+
+
+class Pass:
+    """State and result of one planning pass."""
 
     def __init__(
         self,
@@ -273,15 +325,19 @@ class _Pass:
             first_job_free=rules.quotas.first_job_free,
         )
         self.placements: list[Placement] = []
+        self.preemptions: tuple[Yield, ...] = ()
+        self.evictions: tuple[Yield, ...] = ()
+        # The overdue job of each priority.
+        self.ahead: dict[int, QueuedJob] = {}
         self._pool = GpuPool(self.state)
-        self._groups = RequestGroups()
+        self.groups = RequestGroups()
         self._waiting = [job for job in jobs if job.waits]
         # Jobs that pass all gates but find no GPUs, in order.
         self._lacking_gpus: list[tuple[QueuedJob, RequestGroup]] = []
 
     def is_known_to_wait(self, job: QueuedJob) -> bool:
         """Whether an identical request was rejected in this pass; the job then waits too."""
-        group = self._groups.of(job)
+        group = self.groups.of(job)
         if not group.is_rejected or job.id in self._pool.beneficiaries:
             return False
         if group.lacks_only_gpus and len(self._lacking_gpus) < MOST_CONSIDERED:
@@ -291,7 +347,7 @@ class _Pass:
 
     def serve(self, job: QueuedJob) -> None:
         """Place the job, or record that it waits."""
-        group = self._groups.of(job)
+        group = self.groups.of(job)
         if not group.is_rejected or job.id in self._pool.beneficiaries:
             group.lacks_only_gpus = not self._refusals(group)
             if group.lacks_only_gpus and self._start(job, group):
@@ -310,7 +366,7 @@ class _Pass:
         wanted = self.state.wanted
         return level == ABOVE and len(wanted) > (job.owner in wanted)
 
-    def preemptions(self) -> tuple[Yield, ...]:
+    def preempt(self) -> tuple[Yield, ...]:
         """Yield requests to running jobs, for the first jobs that only lack GPUs."""
         preemptible = [
             job for job in self.state.slots.running if job.preemptible and not job.yields
@@ -331,12 +387,28 @@ class _Pass:
         reservation = self._pool.reservation
         return None if reservation is None else reservation.job.id
 
+    def reasons_of(self, job: QueuedJob) -> tuple[Blocker, ...]:
+        """Blockers of one waiting job, as of the end of the pass."""
+        is_first = job.id in self._pool.beneficiaries or self._pool.holds_reservation(job.id)
+        return (*job.waits, *self._explain(self.groups.of(job), job.id if is_first else None))
+
+    def is_final(self, job: QueuedJob) -> bool:
+        """Whether waiting cannot lift what keeps the job."""
+        group = self.groups.of(job)
+        if group.is_final is None:
+            wanted, gpus = job.requirement, self.state.slots.gpus
+            matching = sum(not can_never_match(wanted, gpu) for gpu in gpus)
+            is_readable = bool(gpus) and self.state.slots.blocker is None
+            is_infeasible = is_readable and matching < wanted.gpus
+            group.is_final = is_infeasible or any(b.never for b in self._refusals(group))
+        return group.is_final or any(blocker.never for blocker in job.waits)
+
     def reasons(self) -> dict[int, tuple[Blocker, ...]]:
         """Blockers of each waiting job, as of the end of the pass."""
         blockers: dict[int, tuple[Blocker, ...]] = {}
-        waiting = [(job, self._groups.of(job)) for job in self._waiting]
+        waiting = [(job, self.groups.of(job)) for job in self._waiting]
         shared: dict[tuple[int, int], tuple[Blocker, ...]] = {}
-        for group in self._groups:
+        for group in self.groups:
             group.why = self._explain(group)
             blockers.update(dict.fromkeys(group.ids, group.why))
         for job, group in waiting:

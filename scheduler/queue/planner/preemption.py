@@ -54,6 +54,11 @@ class PreemptionPolicy:
     # fmt: on
 
 
+def rank(job: QueuedJob | RunningJob) -> int:
+    """Jobs of a higher rank preempt those of a lower one; idle work has the lowest."""
+    return -1 if job.idle_work else _RANK[CLASSES[job.priority]]
+
+
 def victims(
     job: QueuedJob,
     running: Iterable[RunningJob],

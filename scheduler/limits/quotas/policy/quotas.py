@@ -119,6 +119,32 @@ def after(account: UserAccount, requirement: Requirement, lasts: timedelta | Non
     )
 
 
+def before(
+    account: UserAccount,
+    requirement: Requirement,
+    lasts: timedelta | None,
+    ran: timedelta,
+) -> UserAccount:
+    """The user's account once such a job has ended. ran: its run time, which the budget paid."""
+    gpu_bytes = account.capacity.gpu_bytes
+    budget, committed = account.budget, minutes(requirement, lasts, account)
+    if budget is not None and committed is not None:
+        used = min(committed, minutes(requirement, ran, account) or 0.0)
+        budget = replace(
+            budget,
+            committed=max(0.0, budget.committed - committed),
+            spent=budget.spent + used,
+        )
+    return replace(
+        account,
+        gpus=max(0, account.gpus - requirement.gpus),
+        jobs=max(0, account.jobs - 1),
+        memory_bytes=max(0, account.memory_bytes - memory(requirement, gpu_bytes)),
+        charge=max(0.0, account.charge - held(requirement, gpu_bytes)),
+        budget=budget,
+    )
+
+
 def cap(account: UserAccount, urgency: PriorityClass, throttle: Throttle) -> float | None:
     """The GPUs that a user's jobs of this class may hold where the share is a limit; None = any."""
     quota, uuids = account.quota, account.capacity.gpu_uuids

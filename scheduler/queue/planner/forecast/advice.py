@@ -19,7 +19,7 @@ from scheduler.facts.plans import PlanPolicy, Slot, Slots
 from scheduler.facts.units import size
 from scheduler.limits.quotas.policy.quotas import count
 from scheduler.queue.planner.forecast.forecast import WhatIf, what_if
-from scheduler.queue.planner.forecast.time_windows import HORIZON
+from scheduler.queue.planner.forecast.simulation import HORIZON
 from scheduler.queue.planner.gates import PlannerThresholds
 
 # A smaller gain is within the error of the forecast.

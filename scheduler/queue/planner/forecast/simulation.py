@@ -1,0 +1,749 @@
+"""Policy: the planner run forward, from one expected event to the next.
+
+An event is the expected end of a job, the end of a blocker (a begin time, a backoff, a pause, the
+reset of a budget), or the start or end of a time window. At each event, jobs are placed by the
+parts of the planner: gates, service order, placement, the backfill reservation and preemption.
+Waiting jobs with identical requests are one class, and classes with the same need of GPUs are one
+kind. A kind that found no GPU is not tried again until a GPU that could take it changes.
+"""
+
+from __future__ import annotations
+
+import heapq
+from bisect import insort
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from itertools import count
+from math import sqrt
+from typing import Any
+
+from scheduler.facts.blockers import Blocker, BlockerCode
+from scheduler.facts.jobs import CLASSES, QueuedJob, RunTime
+from scheduler.facts.plans import PlanPolicy, RunningJob, Slot, Slots, Yield
+from scheduler.limits.time_windows.policy.calendar import coming, current
+from scheduler.queue.planner import gates, preemption
+from scheduler.queue.planner.forecast.run_times import expected_end
+from scheduler.queue.planner.gates import PassState, PlannerThresholds
+from scheduler.queue.planner.matching import reject_code
+from scheduler.queue.planner.order import ABOVE, Place, Places, Shares, came, overdue
+from scheduler.queue.planner.plan import MOST_CONSIDERED, GpuPool, Pass, RequestGroup
+
+# Nothing is predicted beyond this time.
+HORIZON = timedelta(days=60)
+SHORTEST = timedelta(seconds=2)
+# Events within this time are one.
+TOGETHER = timedelta(seconds=1)
+# From a yield request to the time when the GPU is free, where no deadline is known.
+LEAVES_AFTER = timedelta(seconds=10)
+DAY = timedelta(days=1)
+# The part that the n-th job of a GPU adds to the spread of their sum.
+PARTS = tuple(sqrt(n + 1) - sqrt(n) for n in range(64))
+
+
+class Kind:
+    """Classes that need the same of GPUs. heap: their entries, which may be outdated.
+
+    is_open: a GPU may take such a job. is_hopeless: not even on empty GPUs.
+    """
+
+    __slots__ = ("group", "heap", "is_hopeless", "is_open")
+
+    def __init__(self, group: RequestGroup) -> None:
+        self.group = group
+        self.heap: list[Entry] = []
+        self.is_open = True
+        self.is_hopeless = False
+
+
+class JobClass:
+    """Waiting jobs with identical requests, in order of submission."""
+
+    __slots__ = ("group", "is_parked", "jobs", "kind", "number", "version")
+
+    def __init__(self, group: RequestGroup, kind: Kind, number: int) -> None:
+        self.group = group
+        self.kind = kind
+        self.number = number
+        self.jobs: list[QueuedJob] = []
+        self.version = 0
+        self.is_parked = False
+
+
+# The place of a class: of its first job, its number, its version and how often its owner had been
+# served when it was computed. Numbers differ, so the class is never compared.
+Entry = tuple[Place, int, int, int, JobClass]
+
+
+class Queue:
+    """The jobs at the beginning of simulations: placed, waiting by class, held by own blockers."""
+
+    def __init__(self, jobs: Sequence[QueuedJob], made: Pass) -> None:
+        uuids = {placement.job_id: placement.gpu_uuids for placement in made.placements}
+        self.placed = [(job, uuids[job.id]) for job in jobs if job.id in uuids]
+        self.owners = {job.owner for job in jobs}
+        waiting = [job for job in jobs if job.id not in uuids and not made.is_final(job)]
+        self.ids = {job.id for job in waiting}
+        self.held = [job for job in waiting if job.waits]
+        ahead = {job.id for job in made.ahead.values()}
+        classes: dict[tuple[int, bool], list[QueuedJob]] = defaultdict(list)
+        for job in sorted(waiting, key=came):
+            if not job.waits:
+                classes[id(made.groups.of(job)), job.id in ahead].append(job)
+        self.classes = list(classes.values())
+
+
+@dataclass(slots=True)
+class _Run:
+    """A job on its GPUs. queued: as it waited, None = it ran before the simulation.
+
+    paid: what of its longest time counts towards the budget; since: from when on.
+    """
+
+    job: RunningJob
+    queued: QueuedJob | None
+    paid: timedelta | None
+    since: datetime
+    is_requeued: bool = False
+
+
+class Simulation:
+    """With typical run times, or with long ones if `late`.
+
+    made: the pass of the planner at `now`. queue: the jobs that it did not place, by class.
+
+    Long run times seldom come together: the spread of a sum of n grows with the root of n. So the
+    n-th job on a GPU adds only its part of that, unless its run time is a guess.
+
+    starts, places, ends: of each job that gets a place; ends also of running jobs. A missing job
+    has no known time.
+    """
+
+    def __init__(
+        self,
+        queue: Queue,
+        slots: Slots,
+        policy: PlanPolicy,
+        rules: PlannerThresholds,
+        now: datetime,
+        made: Pass,
+        *,
+        late: bool,
+    ) -> None:
+        self.starts: dict[int, datetime] = {}
+        self.places: dict[int, tuple[str, ...]] = {}
+        self.ends: dict[int, datetime] = {}
+        self._slots, self._policy, self._rules, self._late = slots, policy, rules, late
+        self._began = self._now = now
+        self._state = PassState(slots, policy, rules, now)
+        self._state.wanted = dict(made.state.wanted)
+        self._shares = Shares(
+            slots,
+            queue.owners,
+            made.state.wanted,
+            first_job_free=rules.quotas.first_job_free,
+        )
+        self._pool = GpuPool(self._state)
+        self._places = Places(self._shares, rules.order, now, made.ahead)
+        self._groups = made.groups
+        self._kinds: dict[Any, Kind] = {}
+        # Kinds with the same request.
+        self._alike: dict[int, list[Kind]] = defaultdict(list)
+        # GPUs that have changed since the last pass.
+        self._freed: set[str] = set()
+        self._classes: dict[tuple[int, bool], JobClass] = {}
+        self._of_owner: dict[str, list[JobClass]] = defaultdict(list)
+        # Classes that the gates refuse, until something ends.
+        self._parked: dict[str, list[JobClass]] = defaultdict(list)
+        self._running: dict[int, _Run] = {}
+        throttle = slots.throttle
+        # No GPU is closed to some jobs only, but for the reservation.
+        self._is_simple = not (
+            slots.windows
+            or slots.reserved
+            or throttle.closed_gpus
+            or throttle.starts is not None
+            or self._state.reduced
+        )
+        # GPUs whose load a job that ended has lowered, "" for all.
+        self._lifted: set[str] = set()
+        self._before = {gpu.gpu_uuid: len(gpu.jobs) for gpu in slots.gpus}
+        self._events: list[tuple[datetime, int, Callable[..., None], tuple[Any, ...]]] = []
+        self._numbers = count()
+        self._followers: dict[int, list[tuple[QueuedJob, set[int], datetime]]] = defaultdict(list)
+        self._waiting: dict[str, int] = defaultdict(int)
+        # Running jobs that could be preempted.
+        self._preemptible: set[int] = set()
+        # Owners whose jobs have ended since the last pass: the places of their waiting jobs change.
+        self._served: set[str] = set()
+        self._begin(queue, made)
+
+    def run(self, most: int, only: int | None = None) -> None:
+        """Until `most` jobs or `only` have started, or nothing more is expected to happen."""
+        until = self._began + HORIZON
+        while self._events and self._events[0][0] <= until:
+            at = max(self._now, self._events[0][0])
+            self._now = self._state.now = at
+            while self._events and self._events[0][0] <= at + TOGETHER:
+                _, _, act, given = heapq.heappop(self._events)
+                act(*given)
+            self._pass()
+            if len(self.starts) >= most or only in self.starts:
+                return
+
+    # The world at the beginning, and what will change by itself.
+
+    def _begin(self, queue: Queue, made: Pass) -> None:
+        for job in self._slots.running:
+            self._continue(job)
+        for queued, uuids in queue.placed:
+            self._start(queued, self._groups.of(queued), self._on(uuids))
+        for queued in queue.held:
+            self._wait(queued)
+        for jobs in queue.classes:
+            self._add_all(jobs)
+        for request in (*made.preemptions, *made.evictions):
+            self._leave(request)
+        for gpu in self._pool.gpus:
+            self._open_later(gpu, queue.ids)
+        for account in self._slots.people.values():
+            if account.budget is not None:
+                self._at(account.budget.resets_at, self._reset_budget, account.owner)
+        self._lift_later()
+        self._follow_windows()
+        for kind in self._kinds.values():
+            kind.is_open = self._fits(kind, self._pool.gpus)
+
+    def _at(self, at: datetime, act: Callable[..., None], *given: Any) -> None:
+        heapq.heappush(self._events, (at, next(self._numbers), act, given))
+
+    def _on(self, uuids: Collection[str]) -> tuple[Slot, ...]:
+        return tuple(gpu for gpu in self._pool.gpus if gpu.gpu_uuid in uuids)
+
+    def _continue(self, job: RunningJob) -> None:
+        """A job that runs already."""
+        left = None if job.ends_at is None else max(timedelta(), job.ends_at - self._now)
+        self._running[job.id] = _Run(job, None, left, self._now)
+        end = self._end_of(job)
+        if end is not None:
+            self.ends[job.id] = end
+            self._at(end, self._end, job.id)
+        self._may_preempt(job)
+
+    def _end_of(self, job: RunningJob) -> datetime | None:
+        """When a running job ends; None = unknown."""
+        if job.yields:
+            return self._now
+        ends = job.ends
+        if ends is None or ends.p50 <= self._now:
+            usual = job.expected
+            if usual is None and (typical := job.typical or job.lasts) is not None:
+                usual = RunTime(typical, max(typical, job.lasts or typical))
+            ends = expected_end(job.started_at, usual, self._now)
+        if ends is None:
+            return None
+        return max(self._now + SHORTEST, ends.p90 if self._late else ends.p50)
+
+    def _wait(self, job: QueuedJob) -> None:
+        """A job that waits for a time or for other jobs; without a known end it never starts."""
+        opens, needed = self._now, set()
+        for blocker in job.waits:
+            if blocker.code is BlockerCode.DEPENDENCY and blocker.job is not None:
+                needed.add(blocker.job)
+            elif blocker.until is None:
+                return
+            else:
+                opens = max(opens, blocker.until)
+        job = replace(job, waits=())
+        if not needed:
+            self._at(opens, self._add, job)
+        for id_ in needed:
+            self._followers[id_].append((job, needed, opens))
+
+    def _open_later(self, gpu: Slot, waiting: Collection[int]) -> None:
+        if gpu.closed and all(blocker.until is not None for blocker in gpu.closed):
+            opens = max(blocker.until for blocker in gpu.closed if blocker.until)
+            self._at(opens, self._change, gpu.gpu_uuid, {"closed": ()})
+        if gpu.ramping is not None:
+            after = timedelta(seconds=self._rules.capacity.ramp_s)
+            ends = gpu.ramps_until or self._now + after
+            self._at(ends, self._change, gpu.gpu_uuid, {"ramping": None})
+        if gpu.reserved_for is not None and gpu.reserved_for not in waiting:
+            keeps = timedelta(seconds=self._rules.preemption.keep_s)
+            self._at(self._now + keeps, self._change, gpu.gpu_uuid, {"reserved_for": None})
+
+    def _change(self, gpu_uuid: str, fields: dict[str, Any]) -> None:
+        self._pool.change({gpu_uuid}, **fields)
+        self._open(self._on({gpu_uuid}))
+        for kind in self._kinds.values():
+            kind.is_hopeless = False
+
+    def _reset_budget(self, owner: str) -> None:
+        account = self._state.people[owner]
+        if account.budget is None:
+            return
+        budget = replace(account.budget, spent=0.0, resets_at=account.budget.resets_at + DAY)
+        self._state.people[owner] = replace(account, budget=budget)
+        self._state.limits.pop(owner, None)
+        self._at(budget.resets_at, self._reset_budget, owner)
+        self._unpark(owner)
+
+    def _lift_later(self) -> None:
+        """Load by other users whose end is known."""
+        throttle = self._state.slots.throttle
+        closed = [*throttle.closed.values()]
+        closed += [each for on_gpus in throttle.closed_gpus.values() for each in on_gpus.values()]
+        for until in {blocker.until for blocker in closed if blocker.until is not None}:
+            self._at(until, self._lift)
+
+    def _lift(self) -> None:
+        """Limits by load that hold now."""
+        throttle, lifted = self._slots.throttle, self._lifted
+        closed = {
+            kind: blocker
+            for kind, blocker in throttle.closed.items()
+            if "" not in lifted and self._holds(blocker)
+        }
+        closed_gpus = {
+            kind: {u: each for u, each in on_gpus.items() if u not in lifted and self._holds(each)}
+            for kind, on_gpus in throttle.closed_gpus.items()
+        }
+        throttle = replace(throttle, closed=closed, closed_gpus=closed_gpus)
+        self._state.slots = replace(self._state.slots, throttle=throttle)
+        self._open_all()
+
+    def _holds(self, blocker: Blocker) -> bool:
+        return blocker.until is None or blocker.until > self._now
+
+    def _follow_windows(self) -> None:
+        """The next start or end of a time window, and the time before it when jobs must leave."""
+        early = timedelta(minutes=self._rules.windows.yield_before_minutes)
+        times = []
+        for window in self._slots.windows:
+            active, following = current(window, self._now), coming(window, self._now)
+            times += [active.end, active.end - early] if active else []
+            times += [following.start, following.start - early] if following else []
+        later = [at for at in times if at > self._now + TOGETHER]
+        if later:
+            self._at(min(later), self._pass_window)
+
+    def _pass_window(self) -> None:
+        self._follow_windows()
+        running = tuple(run.job for run in self._running.values())
+        self._state.slots = replace(self._state.slots, running=running)
+        for request in gates.evictions(self._state):
+            self._leave(request)
+        self._open_all()
+
+    # Waiting jobs.
+
+    def _add(self, job: QueuedJob) -> None:
+        job_class = self._class_of(job)
+        insort(job_class.jobs, job, key=came)
+        self._waiting[job.owner] += bool(job.requirement.gpus)
+        if job_class.jobs[0] is job:
+            self._place(job_class)
+
+    def _add_all(self, jobs: Sequence[QueuedJob]) -> None:
+        """Jobs of one class, in order, at the beginning."""
+        first = jobs[0]
+        job_class = self._class_of(first)
+        job_class.jobs = list(jobs)
+        self._waiting[first.owner] += len(jobs) * bool(first.requirement.gpus)
+        self._place(job_class)
+
+    def _class_of(self, job: QueuedJob) -> JobClass:
+        group = self._groups.of(job)
+        key = (id(group), job.id in self._places.ahead)
+        job_class = self._classes.get(key)
+        if job_class is None:
+            job_class = JobClass(group, self._kind_of(group), len(self._classes))
+            self._classes[key] = job_class
+            self._of_owner[job.owner].append(job_class)
+        return job_class
+
+    def _kind_of(self, group: RequestGroup) -> Kind:
+        request, slots = group.request, self._slots
+        owner = request.owner if self._state.reduced or slots.windows else None
+        key = (group.kind, CLASSES[request.priority], request.lasts, owner, request.preemptible)
+        kind = self._kinds.get(key)
+        if kind is None:
+            kind = self._kinds[key] = Kind(group)
+            self._alike[group.kind].append(kind)
+            kind.is_open = self._fits(kind, self._pool.gpus)
+        return kind
+
+    def _place(self, job_class: JobClass) -> None:
+        """Put the class in the order of its kind, by its first job."""
+        job_class.version += 1
+        if job_class.jobs and not job_class.is_parked:
+            heapq.heappush(job_class.kind.heap, self._entry(job_class))
+
+    def _entry(self, job_class: JobClass) -> Entry:
+        job = job_class.jobs[0]
+        mark = self._shares.served.get(job.owner, 0)
+        return (self._places.of(job), job_class.number, job_class.version, mark, job_class)
+
+    def _first(self, kind: Kind) -> Entry | None:
+        """The first class of a kind that is not parked."""
+        heap, served = kind.heap, self._shares.served
+        while heap:
+            _, _, version, mark, job_class = entry = heap[0]
+            if version != job_class.version:
+                heapq.heappop(heap)
+            elif mark != served.get(job_class.group.request.owner, 0):
+                # The owner was served since, which only makes places later.
+                heapq.heapreplace(heap, self._entry(job_class))
+            else:
+                return entry
+        return None
+
+    def _park(self, job_class: JobClass) -> None:
+        job_class.is_parked = True
+        job_class.version += 1
+        self._parked[job_class.group.request.owner].append(job_class)
+
+    def _unpark(self, owner: str | None = None) -> None:
+        """Try again what the gates refused."""
+        for name in list(self._parked) if owner is None else [owner]:
+            for job_class in self._parked.pop(name, ()):
+                job_class.is_parked = False
+                self._place(job_class)
+
+    # GPUs that open.
+
+    def _fits(self, kind: Kind, gpus: Sequence[Slot]) -> bool:
+        """Whether one of these GPUs may take a job of the kind, or all GPUs together."""
+        wanted, policy = kind.group.request.requirement, self._policy
+        if wanted.gpus == 0:
+            return True
+        missing = wanted.gpus
+        for gpu in gpus if missing == 1 else self._pool.gpus:
+            if gpu.exclusive or gpu.undeclared:
+                continue
+            if reject_code(wanted, gpu, policy, gpu.reserved_for) is None:
+                missing -= 1
+                if missing == 0:
+                    return True
+        return False
+
+    def _open(self, gpus: Sequence[Slot]) -> None:
+        """Try again what may fit on these GPUs, with the next pass."""
+        self._freed.update(gpu.gpu_uuid for gpu in gpus)
+
+    def _open_freed(self) -> None:
+        freed = self._on(self._freed)
+        self._freed.clear()
+        for alike in self._alike.values():
+            closed = [kind for kind in alike if not kind.is_open and kind.heap]
+            if closed and self._fits(closed[0], freed):
+                for kind in closed:
+                    kind.is_open = True
+
+    def _open_all(self) -> None:
+        for kind in self._kinds.values():
+            kind.is_open = True
+        self._unpark()
+
+    # A job starts, leaves, ends.
+
+    def _start(self, job: QueuedJob, group: RequestGroup, chosen: Sequence[Slot]) -> None:
+        uuids = self._pool.take(job, chosen)
+        self._state.count(job.id, group.request, uuids)
+        self._shares.count(job.owner, job.requirement)
+        now = self._now
+        running = RunningJob(
+            id=job.id,
+            owner=job.owner,
+            priority=job.priority,
+            requirement=job.requirement,
+            gpu_uuids=uuids,
+            started_at=now,
+            lasts=job.lasts,
+            typical=job.typical,
+            expected=job.expected,
+            preemptible=job.preemptible,
+            idle_work=job.idle_work,
+        )
+        self._running[job.id] = _Run(running, job, job.lasts, now)
+        length = self._length(job, self._before[uuids[0]] if uuids else self._cpu_before())
+        if job.id not in self.starts:
+            self.starts[job.id], self.places[job.id] = now, uuids
+            if length is not None:
+                self.ends[job.id] = now + length
+        if length is not None:
+            self._at(now + max(SHORTEST, length), self._end, job.id)
+        for uuid in uuids:
+            self._before[uuid] += 1
+        for gpu in chosen:
+            if gpu.reserved_for == job.id:
+                self._pool.change({gpu.gpu_uuid}, reserved_for=None)
+        if not self._lifted.isdisjoint(uuids):
+            self._lifted -= {"", *uuids}
+            self._lift()
+        self._ramp(uuids)
+        self._may_preempt(running)
+
+    def _cpu_before(self) -> int:
+        places = max(1, self._policy.cpu_jobs)
+        return 1 + sum(not on for on in self.places.values()) // places
+
+    def _ramp(self, uuids: Collection[str]) -> None:
+        after = timedelta(seconds=self._rules.capacity.ramp_s)
+        for gpu in self._on(uuids):
+            if gpu.ramping is not None:
+                self._at(self._now + after, self._change, gpu.gpu_uuid, {"ramping": None})
+
+    def _length(self, job: QueuedJob, before: int) -> timedelta | None:
+        """How long a job takes that starts on a GPU after `before` others."""
+        expected = job.expected
+        if expected is not None:
+            typical, longest = expected.p50, expected.p90
+        else:
+            length = job.typical or job.lasts
+            if length is None:
+                return None
+            typical, longest = length, job.lasts or length
+        if not self._late or longest <= typical:
+            return typical
+        if expected is not None and expected.is_guess:
+            return longest
+        return typical + (longest - typical) * PARTS[min(before, len(PARTS) - 1)]
+
+    def _may_preempt(self, job: RunningJob) -> None:
+        """Remember that others may preempt the job, and from when on."""
+        if not job.preemptible or job.yields or not job.gpu_uuids:
+            return
+        self._preemptible.add(job.id)
+        least = timedelta(minutes=self._rules.preemption.min_run_minutes)
+        if not job.idle_work and job.started_at + least > self._now:
+            self._at(job.started_at + least, _nothing)
+
+    def _leave(self, request: Yield) -> None:
+        """A job was asked to yield."""
+        run = self._running.get(request.job_id)
+        if run is None or run.job.yields:
+            return
+        run.job = replace(run.job, yields=True)
+        run.is_requeued = not run.job.idle_work
+        self._preemptible.discard(request.job_id)
+        leaves = max(self._now, request.deadline or self._now) + LEAVES_AFTER
+        if request.for_job is not None:
+            self._pool.change(request.gpu_uuids, reserved_for=request.for_job)
+            self._pool.beneficiaries.add(request.for_job)
+        self._at(leaves, self._end, request.job_id)
+
+    def _end(self, job_id: int) -> None:
+        run = self._running.pop(job_id, None)
+        if run is None:
+            return
+        job = run.job
+        self._preemptible.discard(job_id)
+        freed = self._pool.release(job_id)
+        self._state.release(job, run.paid, self._now - run.since)
+        self._shares.release(job.owner, job.requirement)
+        self._relax(job.gpu_uuids)
+        of_all = self._state.host.is_used or not job.requirement.gpus
+        self._unpark(None if of_all else job.owner)
+        self._served.add(job.owner)
+        if self._state.starts is None:
+            self._open(freed)
+        else:
+            self._open_all()
+        if run.is_requeued:
+            self._requeue(run)
+            return
+        if job.requirement.batch is not None:
+            self._end_batch(job.requirement.batch)
+        for follower, needed, opens in self._followers.pop(job_id, ()):
+            needed.discard(job_id)
+            if not needed:
+                self._at(max(opens, self._now), self._add, follower)
+
+    def _end_batch(self, batch: int) -> None:
+        """A batch in exclusive mode leaves its GPUs with its last job."""
+        waiting = [each.group.request.requirement for each in self._classes.values() if each.jobs]
+        running = [run.job.requirement for run in self._running.values()]
+        if all(wanted.batch != batch for wanted in (*waiting, *running)):
+            for gpu in self._pool.gpus:
+                if gpu.batch == batch:
+                    self._change(gpu.gpu_uuid, {"batch": None})
+
+    def _relax(self, gpu_uuids: Collection[str]) -> None:
+        """A job of the queue that ends lowers the load of its GPUs, until the next one starts."""
+        throttle = self._slots.throttle
+        if throttle.closed or throttle.closed_gpus:
+            self._lifted |= {"", *gpu_uuids}
+            self._lift()
+
+    def _requeue(self, run: _Run) -> None:
+        """It waits again after it was preempted, and preempts no job for a while."""
+        job, rest = run.job, timedelta(minutes=self._rules.preemption.cool_down_minutes)
+        queued = run.queued or QueuedJob(
+            id=job.id,
+            owner=job.owner,
+            priority=job.priority,
+            submitted_at=job.started_at,
+            requirement=job.requirement,
+            time_limit=job.lasts,
+            typical=job.typical,
+            expected=job.expected,
+            preemptible=True,
+        )
+        self._add(replace(queued, may_preempt_at=self._now + rest))
+
+    # A pass of the planner.
+
+    def _pass(self) -> None:
+        """Start all jobs that can start now."""
+        self._pool.begin()
+        if self._slots.windows:
+            running = tuple(run.job for run in self._running.values())
+            self._state.slots = replace(self._state.slots, running=running)
+        for owner in self._served:
+            for job_class in self._of_owner[owner]:
+                self._place(job_class)
+        self._served.clear()
+        if self._freed:
+            self._open_freed()
+        for place, job_class in self._tried():
+            job, group = job_class.jobs[0], job_class.group
+            if gates.refusals(group.request, self._state):
+                self._park(job_class)
+                continue
+            if self._pool.reservation is None:
+                self._reserve_before(place)
+            chosen = self._pool.choose(job, group)
+            if chosen is None:
+                self._close(job_class.kind)
+                self._reserve(job, job_class)
+            else:
+                self._take(job, job_class, chosen)
+        if self._preemptible:
+            self._preempt()
+
+    def _tried(self) -> Iterator[tuple[Place, JobClass]]:
+        """The first class of all kinds that a GPU may take, again and again."""
+        heads = [
+            (entry, number, kind)
+            for number, kind in enumerate(self._kinds.values())
+            if kind.is_open and (entry := self._first(kind)) is not None
+        ]
+        heapq.heapify(heads)
+        while heads:
+            entry, number, kind = heads[0]
+            following = self._first(kind) if kind.is_open else None
+            if following is entry:
+                yield entry[0], entry[-1]
+                following = self._first(kind) if kind.is_open else None
+            if following is None:
+                heapq.heappop(heads)
+            else:
+                heapq.heapreplace(heads, (following, number, kind))
+
+    def _close(self, kind: Kind) -> None:
+        """No GPU can take such a job now. Kinds with the same request fit nowhere either."""
+        kind.is_open = False
+        reserved = self._pool.reservation
+        # Without other constraints, only reserved GPUs could take it.
+        gpus = self._on(reserved.gpus) if reserved and self._is_simple else self._pool.gpus
+        if not self._fits(kind, gpus):
+            for other in self._alike[kind.group.kind]:
+                other.is_open = False
+
+    def _take(self, job: QueuedJob, job_class: JobClass, chosen: Sequence[Slot]) -> None:
+        job_class.jobs.pop(0)
+        self._waiting[job.owner] -= bool(job.requirement.gpus)
+        if not self._waiting[job.owner]:
+            self._state.wanted.pop(job.owner, None)
+        self._start(job, job_class.group, chosen)
+        if job.id in self._places.ahead:
+            self._places.ahead = self._overdue()
+        self._place(job_class)
+        if job.requirement.gpus and not self._has_room():
+            for kind in self._kinds.values():
+                if kind.group.request.requirement.gpus:
+                    kind.is_open = False
+
+    def _overdue(self) -> set[int]:
+        jobs = [job for each in self._classes.values() for job in each.jobs]
+        running = [run.job for run in self._running.values()]
+        first = overdue(jobs, running, self._rules.order, self._now)
+        for job in first.values():
+            # It leaves the class of jobs like it, and comes before them.
+            job_class = self._classes[id(self._groups.of(job)), False]
+            if job in job_class.jobs and job.id not in self._places.ahead:
+                job_class.jobs.remove(job)
+                self._waiting[job.owner] -= bool(job.requirement.gpus)
+                self._places.ahead = {*self._places.ahead, job.id}
+                self._add(job)
+        return {job.id for job in first.values()}
+
+    def _has_room(self) -> bool:
+        """Whether any GPU could take any job."""
+        return any(
+            gpu.healthy and not gpu.exclusive and not gpu.undeclared and gpu.free_bytes != 0
+            for gpu in self._pool.gpus
+        )
+
+    def _gives_way(self, job: QueuedJob) -> bool:
+        """As in a pass: a job above its owner's share takes only GPUs that are free."""
+        level = self._shares.level(job.owner, job.priority, job.requirement)
+        wanted = self._state.wanted
+        return level == ABOVE and len(wanted) > (job.owner in wanted)
+
+    def _lacking(self, before: Place | None = None) -> list[tuple[QueuedJob, JobClass]]:
+        """The first jobs of the kinds without GPUs, in order."""
+        firsts = [
+            entry
+            for kind in self._kinds.values()
+            if not kind.is_open and (entry := self._first(kind)) is not None
+            if before is None or entry[0] < before
+        ]
+        lacking = []
+        for *_, job_class in heapq.nsmallest(MOST_CONSIDERED, firsts):
+            if gates.refusals(job_class.group.request, self._state):
+                self._park(job_class)
+            else:
+                lacking.append((job_class.jobs[0], job_class))
+        return lacking
+
+    def _reserve_before(self, place: Place) -> None:
+        """Reserve GPUs for the first job before that place that finds none."""
+        for job, job_class in self._lacking(place):
+            if self._reserve(job, job_class):
+                return
+
+    def _reserve(self, job: QueuedJob, job_class: JobClass) -> bool:
+        pool, kind = self._pool, job_class.kind
+        if pool.reservation is not None or kind.is_hopeless:
+            return False
+        if job.id in self._slots.left_to_others or self._gives_way(job):
+            return False
+        pool.reserve_for(job, job_class.group)
+        kind.is_hopeless = pool.reservation is None
+        return pool.reservation is not None
+
+    def _preempt(self) -> None:
+        """Ask running jobs to yield to the first jobs that only lack GPUs."""
+        preemptible = [self._running[id_].job for id_ in self._preemptible]
+        lowest = min(preemption.rank(job) for job in preemptible)
+        rules, pool = self._rules.preemption, self._pool
+        for job, job_class in self._lacking():
+            if preemption.rank(job) <= lowest or self._gives_way(job):
+                continue
+            yields = preemption.victims(
+                job,
+                [each for each in preemptible if each.id in self._preemptible],
+                replace(self._slots, gpus=tuple(pool.gpus)),
+                rules,
+                self._now,
+                lambda gpu: pool.could_take(job, job_class.group, gpu),  # noqa: B023
+            )
+            for request in yields or ():
+                self._leave(request)
+
+
+def _nothing() -> None:
+    """Only a pass, because a job may be preempted from now on."""
