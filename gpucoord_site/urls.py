@@ -9,7 +9,7 @@ from django.contrib.auth.decorators import login_not_required
 from django.urls import include, path
 
 from gpucoord_site.accounts import agents as account_agents
-from gpucoord_site.accounts import login_link
+from gpucoord_site.accounts import login_link, people_pages
 from gpucoord_site.accounts import views as account_views
 from gpucoord_site.accounts.invitations import OpenInvitation
 from gpucoord_site.apps import load_admin
@@ -53,6 +53,17 @@ urlpatterns = [
     path("account/agents/<int:pk>/resume/", account_agents.resume, name="account-agent-resume"),
     path("account/agents/<int:pk>/remove/", account_agents.remove, name="account-agent-remove"),
     path("account/sessions/end/", account_views.end_sessions, name="account-sessions-end"),
+    path("people/", people_pages.all_people, name="people"),
+    path("people/add/", people_pages.add, name="people-add"),
+    path("people/<int:pk>/", people_pages.person, name="people-person"),
+    path("people/<int:pk>/account/", people_pages.change_account, name="people-account"),
+    path("people/<int:pk>/quota/", people_pages.change_quota, name="people-quota"),
+    path("people/<int:pk>/invitation/", people_pages.invite, name="people-invite"),
+    path(
+        "people/<int:pk>/tokens/<int:token>/revoke/",
+        people_pages.revoke_token,
+        name="people-token-revoke",
+    ),
     path("admin/", admin.site.urls),
 ]
 if settings.CONFIG.oidc_issuer:

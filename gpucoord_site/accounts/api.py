@@ -5,7 +5,6 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Any
 
-from django.conf import settings
 from django.contrib.auth.models import User
 from django.http import HttpRequest
 from django.utils import timezone
@@ -60,8 +59,8 @@ def invite_user(request: HttpRequest, name: str) -> Status[dict[str, Any]]:
     """Superusers only. The link sets the password of the user and logs in."""
     by, user = _superuser(request), _named(name, "name")
     made = people.invite(user, by=by, now=timezone.now())
-    base = settings.CONFIG.public_url or request.build_absolute_uri("/").rstrip("/")
-    answer = {"name": user.get_username(), "url": base + made.path, "expires_at": made.expires_at}
+    url = people.invitation_url(made, request)
+    answer = {"name": user.get_username(), "url": url, "expires_at": made.expires_at}
     return Status(201, answer)
 
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from typing import Any
 
 from django.conf import settings
 from django.contrib.auth.models import User
 from django.contrib.auth.tokens import default_token_generator
 from django.core.exceptions import ValidationError
 from django.db import transaction
+from django.http import HttpRequest
 from django.urls import reverse
 from django.utils.encoding import force_bytes
 from django.utils.http import urlsafe_base64_encode
@@ -30,14 +33,31 @@ class Invitation:
     expires_at: datetime
 
 
+@dataclass(frozen=True, slots=True)
+class Invited:
+    """A new user with the invitation."""
+
+    user: User
+    invitation: Invitation
+
+
 @transaction.atomic
-def add(name: str, account: str | None, like: User | None, *, by: str, now: datetime) -> User:
+def add(
+    name: str,
+    account: str | None,
+    like: User | None = None,
+    *,
+    is_operator: bool = False,
+    by: str,
+    now: datetime,
+) -> User:
     """A new user without a password. account: its OS account, None = the one with its name.
 
-    like: a user whose groups and own quota it gets; it gets no rights of staff.
-    Raises InvalidInput.
+    like: a user whose groups and own quota it gets, but no rights of staff. Raises InvalidInput.
     """
-    user = User(username=name, date_joined=now)
+    if problem := os_accounts.name_problem(account or name):
+        raise InvalidInput([("account", problem)])
+    user = User(username=name, date_joined=now, is_staff=is_operator)
     user.set_unusable_password()
     user.has_listed_account = True  # type: ignore[attr-defined]
     try:
@@ -51,8 +71,55 @@ def add(name: str, account: str | None, like: User | None, *, by: str, now: date
     if like is not None:
         user.groups.set(like.groups.all())
         quotas.copy(like, user, by=by, now=now)
-    audit.note("USER_CREATED", f"{by} added {name}", by=by, now=now, subject=f"user {name}")
+    text = f"{by} added {name}{' as an operator' if is_operator else ''}"
+    audit.note("USER_CREATED", text, by=by, now=now, subject=f"user {name}")
     return user
+
+
+@transaction.atomic
+def add_all(
+    names: Sequence[str],
+    limits: Mapping[str, Any],
+    *,
+    is_operator: bool,
+    by: str,
+    now: datetime,
+) -> list[Invited]:
+    """Add a user for each OS account, with the same limits, and invite all of them.
+
+    All are added, or none. limits: of their own quotas; those without a value are left out.
+    Raises InvalidInput.
+    """
+    invited = []
+    given = {name: value for name, value in limits.items() if value is not None}
+    for name in names:
+        try:
+            user = add(name, None, is_operator=is_operator, by=by, now=now)
+        except InvalidInput as error:
+            texts = " ".join(text for _, text in error.errors)
+            raise InvalidInput([("accounts", f"{name}: {texts}")]) from None
+        if given:
+            quotas.set_limits(user, given, by=by, now=now)
+        invited.append(Invited(user, invite(user, by=by, now=now)))
+    return invited
+
+
+def set_access(user: User, *, is_operator: bool, is_active: bool, by: str, now: datetime) -> None:
+    """Make a user an operator or not, and let the user log in or not.
+
+    A user who may not log in loses all tokens, and their waiting jobs are held.
+    """
+    before = {"operator": user.is_staff, "active": user.is_active}
+    after = {"operator": is_operator, "active": is_active}
+    if before == after:
+        return
+    user.is_staff, user.is_active = is_operator, is_active
+    name = user.get_username()
+    with transaction.atomic():
+        user.save(update_fields=["is_staff", "is_active"])
+        text = f"{by} changed the access of {name}"
+        audit.note("ACCESS_CHANGED", text, by=by, now=now, subject=f"user {name}",
+                   before=before, after=after)  # fmt: skip
 
 
 def invite(user: User, *, by: str, now: datetime) -> Invitation:
@@ -64,3 +131,9 @@ def invite(user: User, *, by: str, now: datetime) -> Invitation:
     name = user.get_username()
     audit.note("USER_INVITED", f"{by} invited {name}", by=by, now=now, subject=f"user {name}")
     return Invitation(path, now + timedelta(seconds=settings.PASSWORD_RESET_TIMEOUT))
+
+
+def invitation_url(invitation: Invitation, request: HttpRequest) -> str:
+    """The whole address, for a message to the user."""
+    base: str = settings.CONFIG.public_url or request.build_absolute_uri("/").rstrip("/")
+    return base + invitation.path

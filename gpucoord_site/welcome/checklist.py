@@ -59,15 +59,15 @@ def _gpus() -> SetupStep:
 def _people(user: User) -> SetupStep:
     count = User.objects.filter(is_active=True).exclude(pk=user.pk).count()
     fact = f"{_counted(count, 'user')} besides you." if count else "You are the only user."
-    url = reverse("admin:auth_user_add") if user.is_superuser else ""
-    return SetupStep("People added", fact, count > 0, url, "Add a user")
+    url = reverse("people-add") if user.is_superuser else ""
+    return SetupStep("People added", fact, count > 0, url, "Add people")
 
 
 def _quota(user: User) -> SetupStep:
     count = Quota.objects.count()
     fact = f"{_counted(count, 'quota')}." if count else "All users have equal shares and no limit."
-    may_add = user.has_perm("scheduler.add_quota")
-    url = reverse("admin:scheduler_quota_add") if may_add else ""
+    may_change = user.has_perm("scheduler.change_quota")
+    url = reverse("people") if may_change else ""
     return SetupStep("Quota set", fact, count > 0, url, "Set a quota")
 
 

@@ -13,7 +13,7 @@ from django.forms import ModelForm
 from django.http import HttpRequest
 from django.utils import timezone
 
-from monitor.facts.input_rules import character_problem
+from monitor.accounts.rows import os_accounts
 from monitor.journal.rows import audit
 from monitor.models import OsAccount
 
@@ -29,10 +29,8 @@ class OsAccountForm(ModelForm):  # type: ignore[type-arg]
 
     def clean_name(self) -> str:
         name: str = self.cleaned_data["name"].strip()
-        if problem := character_problem(name):
+        if problem := os_accounts.name_problem(name):
             raise ValidationError(problem)
-        if name in ("root", "nobody"):
-            raise ValidationError(f"The account {name} belongs to no user.")
         return name
 
 

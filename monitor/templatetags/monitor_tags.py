@@ -83,7 +83,7 @@ MORE_PAGES = (
     ("Documentation", "docs"),
     ("First job", "welcome"),
 )
-OPERATORS_PAGES = (("Set up", "setup"), ("Admin", "admin:index"))
+OPERATORS_PAGES = (("People", "people"), ("Set up", "setup"), ("Admin", "admin:index"))
 
 
 @dataclass(frozen=True, slots=True)

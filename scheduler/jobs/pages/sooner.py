@@ -25,7 +25,7 @@ from scheduler.facts.blockers import BlockerCode as Code
 from scheduler.facts.jobs import JobState
 from scheduler.jobs.lifecycle.rows import changes as job_changes
 from scheduler.jobs.pages import serialise as job_views
-from scheduler.models import Job, Quota
+from scheduler.models import Job
 from scheduler.queue.blockers.policy import stored_blockers
 from scheduler.queue.blockers.policy.stored_blockers import Reason
 from scheduler.queue.planner.forecast.advice import Advice
@@ -100,10 +100,7 @@ def _requested(job: Job) -> bool:
 
 
 def _quota_url(job: Job) -> str:
-    own = Quota.objects.filter(user=job.owner).values_list("pk", flat=True).first()
-    if own is not None:
-        return reverse("admin:scheduler_quota_change", args=[own])
-    return f"{reverse('admin:scheduler_quota_add')}?user={job.owner_id}"
+    return reverse("people-person", args=[job.owner_id])
 
 
 @require_POST

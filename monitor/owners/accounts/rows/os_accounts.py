@@ -8,6 +8,7 @@ from django.contrib.auth.models import User
 from django.db import IntegrityError, transaction
 from django.db.models import F
 
+from monitor.facts.input_rules import character_problem
 from monitor.journal.rows import audit
 from monitor.models import OsAccount
 from monitor.runtime.rows.prepared import MARK, PreparedQuery
@@ -15,6 +16,9 @@ from monitor.runtime.rows.prepared import MARK, PreparedQuery
 SAME_NAME = "same name as the user"
 FIRST_LOGIN = "first login on the server"
 EARLIER_USER = "user from before accounts were listed"
+
+
+OF_NO_USER = frozenset(("root", "nobody"))
 
 
 class NameTaken(LookupError):
@@ -32,6 +36,13 @@ def name_of(user: User) -> str | None:
     return next(iter(_NAMES.rows(user.pk)), None)
 
 
+def name_problem(account: str) -> str | None:
+    """Why this can't be the name of a user's account, in a sentence; None: it can."""
+    if account in OF_NO_USER:
+        return f"The account {account} belongs to no user."
+    return character_problem(account)
+
+
 def user_of(account: str) -> User | None:
     row = OsAccount.objects.select_related("user").filter(name=account).first()
     return None if row is None else row.user
@@ -44,6 +55,28 @@ def assign(user: User, account: str, now: datetime, origin: str) -> bool:
             OsAccount.objects.create(user=user, name=account, created_at=now, origin=origin)
     except IntegrityError:
         return False
+    return True
+
+
+def change(user: User, account: str, *, by: str, now: datetime) -> bool:
+    """List this account in place of the user's present one; "" = none. False: another user's."""
+    before = name_of(user)
+    if account == (before or ""):
+        return True
+    with transaction.atomic():
+        # A failed assignment leaves the present one.
+        point = transaction.savepoint()
+        OsAccount.objects.filter(user=user).delete()
+        if account and not assign(user, account, now, f"assigned by {by}"[:80]):
+            transaction.savepoint_rollback(point)
+            return False
+        name = user.get_username()
+        text = f"{by} removed the OS account {before} of {name}"
+        if account:
+            text = f"{by} assigned the OS account {account} to {name}"
+        pairs = [{"user": name, "account": each} if each else None for each in (before, account)]
+        audit.note("OS_ACCOUNT_CHANGED", text, by=by, now=now, subject=f"user {name}",
+                   before=pairs[0], after=pairs[1])  # fmt: skip
     return True
 
 

@@ -10,6 +10,7 @@ from typing import Any
 from django.contrib.auth.models import User
 from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import get_object_or_404, redirect, render
+from django.urls import reverse
 from django.utils import timezone
 from django.views.decorators.http import require_safe
 
@@ -105,7 +106,8 @@ def own_processes(snapshots: Sequence[Snapshot], name: str, now: datetime) -> li
 @require_safe
 def person(request: HttpRequest, name: str) -> HttpResponse:
     """The usage of a user. Sums are visible to all users, single processes only to some."""
-    if not (User.objects.filter(username=name).exists() or usage_sums.uses_of(name).exists()):
+    user = User.objects.filter(username=name).first()
+    if user is None and not usage_sums.uses_of(name).exists():
         raise Http404
     viewer = viewer_of(request)
     details = viewer.operator or viewer.username == name
@@ -116,6 +118,7 @@ def person(request: HttpRequest, name: str) -> HttpResponse:
         "name": name,
         "details": details,
         "own": viewer.username == name,
+        "manage_url": reverse("people-person", args=[user.pk]) if user and viewer.operator else "",
     }
     return render(request, "monitor/person.html", context)
 

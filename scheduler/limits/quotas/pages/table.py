@@ -62,7 +62,10 @@ class QuotaFigure:
             return gib(int(value))
         if self.unit == "%":
             return f"{value:.3g} %"
-        return f"{minutes_taken(value):g}" if self.unit == "min" else f"{value:.3g}"
+        if self.unit == "min":
+            return f"{minutes_taken(value):g}"
+        # Without an exponent.
+        return f"{value:.3g}" if value < 1000 else f"{value:.0f}"
 
 
 def figures(line: ShareLine) -> tuple[QuotaFigure, ...]:

@@ -1,0 +1,235 @@
+"""Pages of operators about users: all of them, new ones, and one with quota and tokens.
+
+Only superusers add users and change accounts, as in the admin: a user's jobs run as the account.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import datetime
+from functools import wraps
+from typing import Any, cast
+
+from django.contrib import messages
+from django.contrib.auth.models import User
+from django.core.exceptions import PermissionDenied, ValidationError
+from django.db.models import Q
+from django.http import Http404, HttpRequest, HttpResponse
+from django.shortcuts import get_object_or_404, redirect, render
+from django.utils import timezone
+from django.views.decorators.http import require_http_methods, require_POST, require_safe
+
+from gpucoord_site.accounts import listing, people
+from gpucoord_site.accounts.people_forms import LIMITS, AccountForm, NewPeopleForm, QuotaForm
+from monitor.accounts.rows import os_accounts
+from monitor.api.input import InvalidInput
+from monitor.history.pages.content import window as history_window
+from monitor.identity.probes.credentials import account_ranges
+from monitor.journal.rows import audit
+from monitor.models import ApiToken
+from monitor.usage.rows import sums
+from scheduler.models import Quota
+from scheduler.quotas import actions as quotas
+from scheduler.quotas.pages import shares
+
+MOST_SHOWN = 500
+LONGEST_SEARCH = 150
+View = Callable[..., HttpResponse]
+
+
+def for_operators(view: View) -> View:
+    @wraps(view)
+    def checked(request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponse:
+        if not request.user.is_staff:
+            raise PermissionDenied
+        return view(request, *args, **kwargs)
+
+    return checked
+
+
+def for_superusers(view: View) -> View:
+    @wraps(view)
+    def checked(request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponse:
+        if not request.user.is_superuser:
+            raise PermissionDenied
+        return view(request, *args, **kwargs)
+
+    return checked
+
+
+@require_safe
+@for_operators
+def all_people(request: HttpRequest) -> HttpResponse:
+    """All users, or those whose name or account has the text of `q`."""
+    text = request.GET.get("q", "")[:LONGEST_SEARCH].strip()
+    rows = User.objects.select_related("os_account").order_by("username")
+    if text and "\0" not in text:
+        rows = rows.filter(Q(username__icontains=text) | Q(os_account__name__icontains=text))
+    shown = list(rows[: MOST_SHOWN + 1])
+    own = {quota.user_id: quota for quota in Quota.objects.exclude(user=None)}
+    context = {
+        "people": [(user, own.get(user.pk)) for user in shown[:MOST_SHOWN]],
+        "more": len(shown) > MOST_SHOWN,
+        "most": MOST_SHOWN,
+        "q": text,
+    }
+    return render(request, "people/people.html", context)
+
+
+@require_http_methods(["GET", "HEAD", "POST"])
+@for_superusers
+def add(request: HttpRequest) -> HttpResponse:
+    """Add users for OS accounts of this server. The answer has the invitations, this once."""
+    listed, now = listing.accounts(account_ranges()), timezone.now()
+    posted = request.POST if request.method == "POST" else None
+    form = NewPeopleForm(posted, listed=listed)
+    if request.method == "POST" and form.is_valid():
+        try:
+            invited = people.add_all(
+                form.names(),
+                form.limits(),
+                is_operator=form.cleaned_data["is_operator"],
+                by=_by(request),
+                now=now,
+            )
+        except InvalidInput as error:
+            for _, text in error.errors:
+                form.add_error(None, text)
+        else:
+            return _invitations(request, invited)
+    context = {
+        "form": form,
+        "taken": [each for each in listed if each.user],
+        "are_all_shown": len(listed) < listing.MOST_LISTED,
+    }
+    return render(request, "people/add.html", context, status=422 if form.errors else 200)
+
+
+@require_safe
+@for_operators
+def person(request: HttpRequest, pk: int) -> HttpResponse:
+    return _page(request, _user(pk))
+
+
+@require_POST
+@for_superusers
+def change_account(request: HttpRequest, pk: int) -> HttpResponse:
+    """Change the OS account of a user, and whether the user is an operator and may log in."""
+    user, form, now = _user(pk), AccountForm(request.POST), timezone.now()
+    if not form.is_valid():
+        return _page(request, user, account=form)
+    values = form.cleaned_data
+    # An administrator who locks out or demotes themselves could not undo it.
+    is_fixed = user.is_superuser
+    if not os_accounts.change(user, values["account"], by=_by(request), now=now):
+        form.add_error("account", f"{values['account']} is the OS account of another user.")
+        return _page(request, user, account=form)
+    if not is_fixed:
+        is_operator, is_active = values["is_operator"], values["is_active"]
+        people.set_access(
+            user, is_operator=is_operator, is_active=is_active, by=_by(request), now=now
+        )
+    messages.success(request, "Saved.")
+    return redirect("people-person", user.pk)
+
+
+@require_POST
+@for_operators
+def change_quota(request: HttpRequest, pk: int) -> HttpResponse:
+    """Change the user's own quota, with the permission to change quotas."""
+    if not may_change_quotas(request):
+        raise PermissionDenied
+    user, form = _user(pk), QuotaForm(request.POST)
+    if form.is_valid():
+        try:
+            quotas.set_limits(user, form.limits(), by=_by(request), now=timezone.now())
+        except ValidationError as error:
+            for text in error.messages:
+                form.add_error(None, text)
+        else:
+            messages.success(request, f"The quota of {user.get_username()} is saved.")
+            return redirect("people-person", user.pk)
+    return _page(request, user, quota=form)
+
+
+@require_POST
+@for_superusers
+def invite(request: HttpRequest, pk: int) -> HttpResponse:
+    """A new link with which the user sets a password."""
+    user = _user(pk)
+    try:
+        invitation = people.invite(user, by=_by(request), now=timezone.now())
+    except InvalidInput as error:
+        messages.error(request, " ".join(text for _, text in error.errors))
+        return redirect("people-person", user.pk)
+    return _invitations(request, [people.Invited(user, invitation)])
+
+
+@require_POST
+@for_superusers
+def revoke_token(request: HttpRequest, pk: int, token: int) -> HttpResponse:
+    """Revoke a token of the user."""
+    user, now = _user(pk), timezone.now()
+    row = ApiToken.objects.filter(pk=token, user=user).first() if token < 2**63 else None
+    if row is None:
+        raise Http404
+    row.delete()
+    name, by = user.get_username(), _by(request)
+    text = f"{by} revoked the token {row.prefix}… of {name}"
+    audit.note("TOKEN_REVOKED", text, by=by, now=now, subject=f"user {name}")
+    messages.success(request, f"The token {row.prefix}… is revoked.")
+    return redirect("people-person", user.pk)
+
+
+def may_change_quotas(request: HttpRequest) -> bool:
+    user = cast("User", request.user)
+    return user.is_staff and user.has_perm("scheduler.change_quota")
+
+
+def _page(
+    request: HttpRequest,
+    user: User,
+    *,
+    account: AccountForm | None = None,
+    quota: QuotaForm | None = None,
+) -> HttpResponse:
+    now = timezone.now()
+    may_manage = cast("User", request.user).is_superuser
+    context = {
+        "shown_user": user,
+        "name": user.get_username(),
+        "account": os_accounts.name_of(user),
+        "account_form": account or AccountForm.of(user),
+        "quota_form": quota or QuotaForm.of(user),
+        "limits": LIMITS,
+        "has_quota": Quota.objects.filter(user=user).exists(),
+        "tokens": list(user.api_tokens.order_by("-created_at")) if may_manage else [],
+        "may_manage": may_manage,
+        "may_change_quotas": may_change_quotas(request),
+        "own": shares.own_of(user.get_username(), now),
+        "usage": _usage(user, now),
+    }
+    status = 422 if account or quota else 200
+    return render(request, "people/person.html", context, status=status)
+
+
+def _usage(user: User, now: datetime) -> sums.UsageTotals:
+    """The GPU use of the last 7 days."""
+    week = history_window({"range": "7d"}, now)
+    return sums.total(sums.by_gpu(user.get_username(), week))
+
+
+def _invitations(request: HttpRequest, invited: list[people.Invited]) -> HttpResponse:
+    lines = [(each.user, people.invitation_url(each.invitation, request)) for each in invited]
+    context = {"lines": lines, "expires_at": invited[0].invitation.expires_at}
+    return render(request, "people/invitations.html", context)
+
+
+def _user(pk: int) -> User:
+    if pk >= 2**63:
+        raise Http404
+    return get_object_or_404(User, pk=pk)
+
+
+def _by(request: HttpRequest) -> str:
+    return request.user.get_username()
