@@ -234,7 +234,7 @@ class Supervisor:
         """
         if self._web.pid is None or self._failing:
             self._web_watch.starts()
-        elif self._web_watch.is_stuck():
+        elif self._web_watch.is_stuck(self._web.pid):
             text = "The web process does not answer; it is replaced"
             logger.error(text, extra={"kind": "WEB_STUCK", "child": self._web.name})
             self._web.kill()

@@ -7,13 +7,17 @@ from __future__ import annotations
 
 import socket
 import time
+from collections.abc import Callable
 from contextlib import suppress
 
-ASK_EVERY_S = 5.0
+from monitor.runtime.probes.process_identity import cpu_ticks
+
+ASK_EVERY_S = 3.0
 # Unanswered requests in a row after which the process is replaced, and the time limit of each.
 MOST_UNANSWERED = 3
-PATIENCE_S = 5.0
-# A process that has just started imports and connects first.
+PATIENCE_S = 4.0
+# A process that has just started imports and connects first. It uses CPU time meanwhile; one that
+# uses none is stuck.
 START_S = 60.0
 REQUEST = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
 
@@ -21,25 +25,32 @@ REQUEST = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\
 class WebWatch:
     """Watches the process behind the socket that is bound to `address`."""
 
-    def __init__(self, listening: socket.socket) -> None:
+    def __init__(
+        self, listening: socket.socket, cpu_of: Callable[[int], int | None] = cpu_ticks
+    ) -> None:
+        self._cpu_of = cpu_of
+        self._cpu: int | None = None
         self._family = listening.family
         self._address = _reachable(listening.getsockname())
         self._connection: socket.socket | None = None
         self._left = REQUEST
-        self._asked_at = self._started_at = time.monotonic()
+        self._asked_at = self._started_at = self._worked_at = time.monotonic()
         self._has_answered = False
         self._unanswered = 0
 
     def starts(self) -> None:
         """Reset for a new process."""
         self._close()
-        self._asked_at = self._started_at = time.monotonic()
+        self._cpu = None
+        self._asked_at = self._started_at = self._worked_at = time.monotonic()
         self._has_answered = False
         self._unanswered = 0
 
-    def is_stuck(self) -> bool:
+    def is_stuck(self, pid: int) -> bool:
         """Send a request at intervals; True after MOST_UNANSWERED unanswered ones."""
         at = time.monotonic()
+        if self._is_starting(at):
+            self._note_work(pid, at)
         if self._connection is None:
             if at - self._asked_at >= ASK_EVERY_S:
                 self._ask(at)
@@ -56,8 +67,18 @@ class WebWatch:
         return False
 
     def _is_over(self, at: float) -> bool:
-        is_starting = not self._has_answered and at - self._started_at < START_S
-        return self._unanswered >= MOST_UNANSWERED and not is_starting
+        if self._is_starting(at):
+            return at - self._worked_at >= (MOST_UNANSWERED - 1) * PATIENCE_S
+        return self._unanswered >= MOST_UNANSWERED
+
+    def _is_starting(self, at: float) -> bool:
+        return not self._has_answered and at - self._started_at < START_S
+
+    def _note_work(self, pid: int, at: float) -> None:
+        """Remember when the process last used CPU time."""
+        cpu = self._cpu_of(pid)
+        if cpu != self._cpu:
+            self._cpu, self._worked_at = cpu, at
 
     def _ask(self, at: float) -> None:
         self._asked_at, self._left = at, REQUEST

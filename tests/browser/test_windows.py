@@ -35,7 +35,7 @@ def test_gpus_and_hours_are_requested_by_drag(open_page: Open) -> None:
     assert page.locator("[name=days]:checked").count() == 1
 
 
-def test_a_window_is_requested_approved_and_withdrawn_by_keyboard(open_page: Open) -> None:
+def test_an_operator_s_window_is_added_and_withdrawn_by_keyboard(open_page: Open) -> None:
     page = open_page("/windows/")
     page.locator("#calendar a[tabindex='0']").focus()
     for key in ("ArrowDown", "PageDown", "ArrowRight", "Shift+ArrowRight"):
@@ -43,21 +43,16 @@ def test_a_window_is_requested_approved_and_withdrawn_by_keyboard(open_page: Ope
     expect(page.locator("#selection")).to_contain_text("10:00–12:00")
     page.keyboard.press("Enter")
     page.wait_for_url("**/windows/ask/**")
-    page.get_by_role("button", name="Send request").press("Enter")
-    expect(page.locator("#toasts")).to_contain_text("Request sent")
-
-    page.get_by_role("button", name="Approve").press("Enter")
-    question = page.get_by_role("dialog", name="Approve")
-    expect(question).to_be_visible()
-    page.keyboard.press("Escape")
-    expect(question).to_be_hidden()
-    page.get_by_role("button", name="Approve").press("Enter")
-    expect(question.get_by_role("button", name="Approve")).to_be_focused()
-    page.keyboard.press("Enter")
+    page.get_by_role("button", name="Add the time window").press("Enter")
     expect(page.locator("#toasts")).to_contain_text("Approved: ")
     assert page.locator("#calendar rect.kept").count() > 0
 
     page.get_by_role("button", name="Withdraw").first.press("Enter")
-    expect(page.get_by_role("dialog", name="Withdraw")).to_be_visible()
+    question = page.get_by_role("dialog", name="Withdraw")
+    expect(question).to_be_visible()
+    page.keyboard.press("Escape")
+    expect(question).to_be_hidden()
+    page.get_by_role("button", name="Withdraw").first.press("Enter")
+    expect(question.get_by_role("button", name="Withdraw")).to_be_focused()
     page.keyboard.press("Enter")
     expect(page.locator("#toasts")).to_contain_text("Withdrawn: ")

@@ -5,10 +5,11 @@ from typing import Any
 
 import pytest
 import time_machine
-from django.contrib.auth.models import Group, User
+from django.contrib.auth.models import Group, Permission, User
 from django.test import Client
 from django.utils import timezone
 
+from monitor.facts.accounts import TokenScope, up_to
 from monitor.gpus.snapshot import rows as snapshots
 from monitor.models import AuditEntry
 from monitor.owners.accounts.rows import tokens
@@ -62,6 +63,52 @@ def test_a_user_cannot_approve_own_requests(alice: User, as_user: Person) -> Non
     assert response.status_code == 403
     row.refresh_from_db()
     assert row.state == "asked"
+
+
+def test_a_window_of_an_operator_needs_no_approval(
+    root: User, alice: User, as_user: Person
+) -> None:
+    browser = as_user(root)
+    assert "It takes effect at once" in browser.get("/windows/ask/").text
+    row = ask(browser, root, holder=f"user:{alice.pk}")
+
+    assert (row.state, row.user, row.decided_by) == ("approved", alice, "root")
+    assert AuditEntry.objects.latest("pk").action == "WINDOW_APPROVED"
+
+
+def test_a_clash_of_an_operator_s_window_is_named_in_the_form(
+    root: User, bob: User, as_user: Person
+) -> None:
+    snapshots.record(snapshot(1))
+    browser = as_user(root)
+    ask(browser, root)
+
+    answer = browser.post("/windows/ask/", form(root, holder=f"user:{bob.pk}"))
+    assert answer.status_code == 422
+    assert "it would keep more than a whole GPU" in answer.text
+    assert TimeWindow.objects.count() == 1
+
+
+def test_staff_without_the_permission_only_request(bob: User, as_user: Person) -> None:
+    bob.is_staff = True
+    bob.save()
+
+    assert ask(as_user(bob), bob).state == "asked"
+
+
+def test_a_token_without_the_rights_of_staff_only_requests(bob: User) -> None:
+    bob.is_staff = True
+    bob.save()
+    bob.user_permissions.add(Permission.objects.get(codename="change_timewindow"))
+    body = {"days": [0], "start": "10:00", "end": "12:00"}
+    states = []
+    for scope in (TokenScope.SUBMIT, TokenScope.OPERATE):
+        _, text = tokens.create_token(bob, timezone.now(), scopes=up_to(scope))
+        bearer = {"Authorization": f"Bearer {text}"}
+        answer = Client().post("/api/windows/", body, "application/json", headers=bearer)
+        states.append(answer.json()["state"])
+
+    assert states == ["asked", "approved"]
 
 
 def test_one_can_not_ask_for_others_or_foreign_groups(

@@ -38,7 +38,8 @@ def listening() -> Iterator[socket.socket]:
 
 @pytest.fixture
 def watch(clock: Clock, listening: socket.socket) -> Iterator[WebWatch]:
-    made = WebWatch(listening)
+    """Of a process that uses CPU time."""
+    made = WebWatch(listening, cpu_of=lambda _pid: int(10 * clock.now))
     yield made
     # Closes what it has open.
     made.starts()
@@ -48,7 +49,7 @@ def _after(watch: WebWatch, clock: Clock, seconds: float) -> float | None:
     """Seconds until it counts as stuck; None = it does not within these."""
     for tenth in range(int(seconds * 10)):
         clock.now += 0.1
-        if watch.is_stuck():
+        if watch.is_stuck(1):
             return tenth / 10
     return None
 
@@ -63,10 +64,10 @@ def _answer(listening: socket.socket) -> bytes:
 
 def _let_answer(watch: WebWatch, clock: Clock, listening: socket.socket) -> bytes:
     clock.now += ASK_EVERY_S
-    watch.is_stuck()
-    watch.is_stuck()
+    watch.is_stuck(1)
+    watch.is_stuck(1)
     asked = _answer(listening)
-    assert not watch.is_stuck()
+    assert not watch.is_stuck(1)
     return asked
 
 
@@ -84,18 +85,19 @@ def test_three_asks_without_an_answer_mean_that_it_is_stuck(
     _let_answer(watch, clock, listening)
 
     found = _after(watch, clock, 60)
-    assert found == pytest.approx(ASK_EVERY_S + MOST_UNANSWERED * PATIENCE_S, abs=ASK_EVERY_S + 1)
+    assert found == pytest.approx(ASK_EVERY_S + MOST_UNANSWERED * PATIENCE_S, abs=0.5)
+    assert found <= 15
 
 
 def test_one_answer_among_them_is_enough(
     watch: WebWatch, clock: Clock, listening: socket.socket
 ) -> None:
     _let_answer(watch, clock, listening)
-    assert _after(watch, clock, 14) is None
+    assert _after(watch, clock, 10) is None
     with listening.accept()[0], listening.accept()[0] as second:
         second.sendall(b"HTTP/1.1 200 OK\r\n\r\n")
-        assert not watch.is_stuck()
-    assert _after(watch, clock, 14) is None
+        assert not watch.is_stuck(1)
+    assert _after(watch, clock, 10) is None
 
 
 def test_a_process_that_has_just_started_has_a_minute(
@@ -103,6 +105,18 @@ def test_a_process_that_has_just_started_has_a_minute(
 ) -> None:
     found = _after(watch, clock, 200)
     assert found == pytest.approx(START_S, abs=PATIENCE_S + 1)
+
+
+def test_a_process_that_freezes_while_it_starts_is_stuck_within_15_s(
+    clock: Clock, listening: socket.socket
+) -> None:
+    frozen_at = clock.now + 2
+    watch = WebWatch(listening, cpu_of=lambda _pid: int(10 * min(clock.now, frozen_at)))
+    found = _after(watch, clock, 60)
+    watch.starts()
+
+    assert found is not None
+    assert found - 2 <= 15
 
 
 def test_a_socket_on_all_addresses_is_asked_on_loopback() -> None:

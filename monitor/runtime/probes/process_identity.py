@@ -24,13 +24,25 @@ def boot_id() -> str:
 
 def start_ticks(pid: int) -> int | None:
     """Start time of `pid` in ticks since boot; None if it has ended or is a zombie."""
+    fields = _stat(pid)
+    return int(fields[19]) if fields else None
+
+
+def cpu_ticks(pid: int) -> int | None:
+    """CPU time that `pid` has used, in ticks; None if it has ended or is a zombie."""
+    fields = _stat(pid)
+    return int(fields[11]) + int(fields[12]) if fields else None
+
+
+def _stat(pid: int) -> list[bytes]:
+    """The fields of /proc/PID/stat after the program's name; empty if it has ended."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_bytes()
     except OSError:
-        return None
+        return []
     # The program's name, field 2, may contain spaces and parentheses.
     fields = stat.rpartition(b")")[2].split()
-    return None if fields[0] in (b"Z", b"X") else int(fields[19])
+    return [] if fields[0] in (b"Z", b"X") else fields
 
 
 def me() -> Identity:

@@ -110,7 +110,7 @@ def list_windows(
 
 @router.post("", response={201: WindowLine}, summary="Request a time window", url_name="windows")
 def ask(request: HttpRequest, new: WindowBody) -> Status[dict[str, Any]]:
-    """It has no effect before an operator approves it."""
+    """It has no effect before an operator approves it. That of an operator is approved at once."""
     person, now = _person(request), timezone.now()
     raw = new.model_dump(exclude={"group", "kept", "days"})
     form = WindowForm(
@@ -126,7 +126,11 @@ def ask(request: HttpRequest, new: WindowBody) -> Status[dict[str, Any]]:
     )
     if not form.is_valid():
         raise InvalidInput(form.mistakes())
-    return Status(201, _line(window_rows.ask(form.window(), person, now), person, now))
+    try:
+        row = form.store(now)
+    except window_rows.UnableToApprove as error:
+        raise InvalidInput([("window", str(error))]) from None
+    return Status(201, _line(row, person, now))
 
 
 @router.post("{int:pk}/withdraw/", response=WindowLine, summary="Withdraw a time window")

@@ -111,7 +111,7 @@ def context(person: User, now: datetime, zone: str, week_number: int = 0) -> dic
             week_number,
         ),
         "week": strip,
-        "may_decide": person.has_perm("scheduler.change_timewindow"),
+        "may_decide": window_rows.may_decide(person),
     }
 
 

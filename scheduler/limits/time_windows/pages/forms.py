@@ -155,6 +155,15 @@ class WindowForm(forms.ModelForm):  # type: ignore[type-arg]
             for name, errors in self.errors.items()
         ]
 
+    def store(self, now: datetime) -> TimeWindow:
+        """Request the window of a valid form; that of an operator needs no approval.
+
+        Raises UnableToApprove.
+        """
+        if window_rows.may_decide(self._person):
+            return window_rows.add(self.window(), self._person, now)
+        return window_rows.ask(self.window(), self._person, now)
+
     def window(self) -> TimeWindow:
         """The unsaved row of a valid form."""
         row: TimeWindow = self.save(commit=False)

@@ -35,22 +35,30 @@ def all_windows(request: HttpRequest) -> HttpResponse:
 
 @require_http_methods(["GET", "HEAD", "POST"])
 def ask(request: HttpRequest) -> HttpResponse:
+    """The form for a window: a request, or of an operator the window itself."""
     person = _person(request)
     now = timezone.now()
     initial = prefilled(request.GET)
     form = WindowForm(request.POST or None, person=person, now=now, initial=initial)
+    may_decide = window_rows.may_decide(person)
     if request.method == "POST" and form.is_valid():
-        window_rows.ask(form.window(), person, now)
-        messages.success(request, "Request sent. This page shows the decision of the operator.")
-        return redirect("windows")
-    status = 422 if form.errors else 200
-    return render(request, "scheduler/window_ask.html", {"form": form}, status=status)
+        try:
+            row = form.store(now)
+        except window_rows.UnableToApprove as error:
+            form.add_error(None, str(error))
+        else:
+            done = f"Approved: {describe(window_rows.fact(row))}."
+            asked = "Request sent. This page shows the decision of the operator."
+            messages.success(request, done if may_decide else asked)
+            return redirect("windows")
+    context = {"form": form, "may_decide": may_decide}
+    return render(request, "scheduler/window_ask.html", context, status=422 if form.errors else 200)
 
 
 @require_POST
 def decide(request: HttpRequest, pk: int) -> HttpResponse:
     """Approve or decline a request, with an optional reason."""
-    if not _person(request).has_perm("scheduler.change_timewindow"):
+    if not window_rows.may_decide(_person(request)):
         raise PermissionDenied
     state = DECISIONS.get(request.POST.get("decision", ""))
     if state is None:
