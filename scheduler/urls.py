@@ -11,6 +11,7 @@ from scheduler.jobs.pages import search, sooner
 from scheduler.jobs.pages import views as job_views
 from scheduler.jobs.timeline import pages as timeline_pages
 from scheduler.language_models.model_services import pages as model_pages
+from scheduler.language_models.model_services.pages import new as new_model
 from scheduler.language_models.prompts import pages as prompt_pages
 from scheduler.limits.quotas.pages import shares as quota_views
 from scheduler.limits.throttle.pages import views as throttle_views
@@ -45,6 +46,8 @@ urlpatterns = [
     path("jobs/<int:pk>/advice/", sooner.follow, name="job-follow"),
     path("jobs/<int:pk>/request/", sooner.request_more, name="job-request"),
     path("models/", model_pages.models, name="models"),
+    # Not below models/, where it could be the name of a model.
+    path("add-model/", new_model.add, name="model-add"),
     # Names of models may have "/", so these come before the page of a model itself.
     path("models/<path:name>/prompt/", prompt_pages.send, name="model-prompt"),
     path("models/<path:name>/boot/", model_pages.boot, name="model-boot"),

@@ -23,6 +23,7 @@ CHAPTERS = {
     "job-new": "users/jobs",
     "models": "users/prompts",
     "model": "users/prompts",
+    "model-add": "operators/models",
     "shares": "users/quotas",
     "windows": "users/time-windows",
     "window-ask": "users/time-windows",

@@ -58,7 +58,7 @@ class ServiceForm(forms.ModelForm):  # type: ignore[type-arg]
         widget=forms.Textarea({"rows": 3}),
         help_text="The program and its arguments; no shell runs it. {model}, {port}, {gpu} and"
         " {gpu_memory_fraction} are filled in. Examples: "
-        + " · ".join(f"{name}: {text}" for name, text in policy.TEMPLATES.items()),
+        + " · ".join(f"{name}: {text}" for name, text in policy.COMMANDS.items()),
     )
     aliases = forms.CharField(
         required=False, help_text="Further names in requests, separated by spaces."

@@ -189,6 +189,11 @@ def _is_open(path: str) -> bool:
     return can_pass and mode & needed == needed
 
 
+def search_path(account: Account) -> str:
+    """The PATH of the account's jobs."""
+    return os.environ.get("PATH", SYSTEM_PATH) if account.uid is None else SYSTEM_PATH
+
+
 def environment(
     account: Account,
     requested: Mapping[str, str],
@@ -200,9 +205,8 @@ def environment(
     more: Mapping[str, str] | None = None,
 ) -> dict[str, str]:
     """The job's environment: the account's basics, then requested variables, then fixed ones."""
-    path = os.environ.get("PATH", SYSTEM_PATH) if account.uid is None else SYSTEM_PATH
     basics = {
-        "PATH": path,
+        "PATH": search_path(account),
         "HOME": account.home,
         "USER": account.name,
         "LOGNAME": account.name,

@@ -17,6 +17,7 @@ PATHS = [
     "/jobs/",
     "/jobs/new/",
     "/models/",
+    "/add-model/",
     "/batches/",
     "/idle-work/",
     "/scripts/",

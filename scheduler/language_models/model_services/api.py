@@ -16,7 +16,7 @@ from ninja.responses import Status
 
 from monitor.api.input import InvalidInput, PlainText, RequestBody
 from scheduler.facts.model_services import InstanceState, Role
-from scheduler.facts.units import parse_bytes, parse_duration
+from scheduler.facts.units import parse_duration
 from scheduler.language_models.model_services import actions, pages, rows
 from scheduler.language_models.model_services.policy import services as policy
 from scheduler.language_models.model_services.policy.services import (
@@ -33,7 +33,6 @@ PredictionName = Literal["off", "suggest", "automatic"]
 RoleName = Literal["brain_primary", "brain_secondary", "worker_or_script"]
 OPERATORS_ONLY = "Only operators may change model services."
 LONGEST_KEEP_ALIVE = timedelta(days=3650)
-LARGEST_MIB = 2**31 - 1
 
 
 class ModelChange(RequestBody):
@@ -290,12 +289,7 @@ def _same(value: Any) -> Any:
 
 
 def _mib(value: str | int) -> int | None:
-    if value == "":
-        return None
-    size = parse_bytes(f"{value} B" if isinstance(value, int) else value)
-    if not 1 <= size // 1024**2 <= LARGEST_MIB:
-        raise ValueError("Write a size from 1 MiB to 1 PiB, such as 20GiB.")
-    return -(-size // 1024**2)
+    return policy.memory_mib(f"{value} B" if isinstance(value, int) else value)
 
 
 def _seconds(value: str | float) -> int:

@@ -103,7 +103,7 @@ def _rows() -> QuerySet[TimeWindow]:
 
 
 def may_decide(user: User) -> bool:
-    """Whether the user approves and declines windows. A token without the right of staff does not."""
+    """Whether the user decides on windows; not by a token without the rights of staff."""
     return user.is_staff and user.has_perm("scheduler.change_timewindow")
 
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from monitor.facts.input_rules import character_problem
+from scheduler.facts.units import parse_bytes
 
 # No part of a path is empty or consists of dots. The last one is no action of a model's page.
 NAME = re.compile(
@@ -17,6 +19,7 @@ NAME_SENTENCE = (
     "Write a name of letters, digits and . _ : + - /, such as qwen2.5:14b or Qwen/Qwen2.5-14B."
 )
 MOST_ALIASES = 20
+LARGEST_MIB = 2**31 - 1
 MOST_ARGUMENTS, LONGEST_ARGUMENT = 200, 4096
 MOST_INSTANCES, MOST_REQUESTS = 64, 4096
 PLACEHOLDERS = ("model", "port", "gpu", "gpu_memory_fraction")
@@ -24,14 +27,50 @@ _PLACEHOLDER = re.compile(r"\{(" + "|".join(PLACEHOLDERS) + r")\}")
 # Left free beside an instance that has its GPU alone.
 MARGIN_BYTES = 256 * 1024**2
 NO_PORT = "Write {port} where the program expects its port, such as --port {port}."
-# Commands to start from; PATH stands for the model's file or name.
-TEMPLATES: Mapping[str, str] = {
-    "vLLM": "vllm serve PATH --served-model-name {model} --host 127.0.0.1 --port {port}"
-    " --gpu-memory-utilization {gpu_memory_fraction}",
-    "llama.cpp": "llama-server --model PATH --alias {model} --host 127.0.0.1 --port {port}"
-    " --n-gpu-layers 999",
-    "Ollama": "env OLLAMA_HOST=127.0.0.1:{port} OLLAMA_KEEP_ALIVE=-1 ollama serve",
+
+
+@dataclass(frozen=True, slots=True)
+class Template:
+    """A command to start from; SOURCE stands for the model's file or name."""
+
+    command: str
+    health_path: str = "/health"
+
+    @property
+    def needs_source(self) -> bool:
+        return SOURCE in self.command.split()
+
+
+SOURCE = "PATH"
+TEMPLATES: Mapping[str, Template] = {
+    "vLLM": Template(
+        "vllm serve PATH --served-model-name {model} --host 127.0.0.1 --port {port}"
+        " --gpu-memory-utilization {gpu_memory_fraction}"
+    ),
+    "llama.cpp": Template(
+        "llama-server --model PATH --alias {model} --host 127.0.0.1 --port {port}"
+        " --n-gpu-layers 999"
+    ),
+    "Ollama": Template(
+        "env OLLAMA_HOST=127.0.0.1:{port} OLLAMA_KEEP_ALIVE=-1 ollama serve", health_path="/"
+    ),
 }
+
+COMMANDS = {name: template.command for name, template in TEMPLATES.items()}
+
+
+def from_template(name: str, source: str) -> list[str]:
+    """The program and arguments of a template, with this file or name of the model."""
+    words = TEMPLATES[name].command.split()
+    return [source if word == SOURCE else word for word in words]
+
+
+def program_of(argv: Sequence[str]) -> str:
+    """The program that serves; `env NAME=VALUE PROGRAM` is looked through."""
+    rest = list(argv)
+    if rest and rest[0] == "env":
+        rest = [word for word in rest[1:] if "=" not in word]
+    return rest[0] if rest else argv[0]
 
 
 def parse_argv(command: str | Sequence[str]) -> tuple[str, ...]:
@@ -55,6 +94,16 @@ def parse_argv(command: str | Sequence[str]) -> tuple[str, ...]:
     if not any("{port}" in part for part in parts):
         raise ValueError(NO_PORT)
     return tuple(parts)
+
+
+def memory_mib(text: str) -> int | None:
+    """GPU memory such as "20GiB" in MiB, rounded up; None for "". Raises ValueError."""
+    if text == "":
+        return None
+    size = parse_bytes(text)
+    if not 1 <= size // 1024**2 <= LARGEST_MIB:
+        raise ValueError("Write a size from 1 MiB to 1 PiB, such as 20GiB.")
+    return -(-size // 1024**2)
 
 
 def filled_argv(argv: Sequence[str], values: Mapping[str, str]) -> list[str]:
