@@ -48,8 +48,8 @@ def ask(request: HttpRequest) -> HttpResponse:
             form.add_error(None, str(error))
         else:
             done = f"Approved: {describe(window_rows.fact(row))}."
-            asked = "Request sent. This page shows the decision of the operator."
-            messages.success(request, done if may_decide else asked)
+            sent = "Request sent. This page shows the decision of the operator."
+            messages.success(request, done if may_decide else sent)
             return redirect("windows")
     context = {"form": form, "may_decide": may_decide}
     return render(request, "scheduler/window_ask.html", context, status=422 if form.errors else 200)
