@@ -10,7 +10,7 @@ from django import forms
 from django.contrib.auth.models import User
 
 from gpucoord_site.accounts.listing import ListedAccount
-from monitor.accounts.rows import os_accounts
+from monitor.owners.accounts.rows import os_accounts
 from scheduler.models import Quota
 
 # Links of more users do not fit a page on which an operator reads them.

@@ -21,16 +21,16 @@ from django.views.decorators.http import require_http_methods, require_POST, req
 
 from gpucoord_site.accounts import listing, people
 from gpucoord_site.accounts.people_forms import LIMITS, AccountForm, NewPeopleForm, QuotaForm
-from monitor.accounts.rows import os_accounts
 from monitor.api.input import InvalidInput
-from monitor.history.pages.content import window as history_window
-from monitor.identity.probes.credentials import account_ranges
 from monitor.journal.rows import audit
 from monitor.models import ApiToken
+from monitor.owners.accounts.rows import os_accounts
+from monitor.owners.identity.probes.credentials import account_ranges
+from monitor.usage.history.pages.content import window as history_window
 from monitor.usage.rows import sums
+from scheduler.limits.quotas import actions as quotas
+from scheduler.limits.quotas.pages import shares
 from scheduler.models import Quota
-from scheduler.quotas import actions as quotas
-from scheduler.quotas.pages import shares
 
 MOST_SHOWN = 500
 LONGEST_SEARCH = 150

@@ -13,9 +13,9 @@ from django.forms import ModelForm
 from django.http import HttpRequest
 from django.utils import timezone
 
-from monitor.accounts.rows import os_accounts
 from monitor.journal.rows import audit
 from monitor.models import OsAccount
+from monitor.owners.accounts.rows import os_accounts
 
 
 class OsAccountForm(ModelForm):  # type: ignore[type-arg]

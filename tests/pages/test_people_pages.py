@@ -10,8 +10,8 @@ from django.contrib.auth.models import Permission, User
 from django.test import Client
 
 from gpucoord_site.accounts import listing
-from monitor.accounts.rows import os_accounts, tokens
 from monitor.models import ApiToken, AuditEntry
+from monitor.owners.accounts.rows import os_accounts, tokens
 from scheduler.models import Quota
 from tests import jobs_made
 from tests.builders import NOW
