@@ -124,7 +124,7 @@ class Module:
             elif isinstance(node, ast.ImportFrom) and node.module:
                 for alias in node.names:
                     full = f"{node.module}.{alias.name}"
-                    names.add(full if full in BY_NAME else node.module)
+                    names.add(full if full in _by_name() else node.module)
         return names
 
     def calls(self) -> set[str]:
@@ -153,15 +153,22 @@ def _is_source(path: Path) -> bool:
     return not {"migrations", "__pycache__"} & set(path.parts)
 
 
-MODULES = [_read(p) for app in APPS for p in sorted((ROOT / app).rglob("*.py")) if _is_source(p)]
-BY_NAME = {m.name: m for m in MODULES}
+@cache
+def _by_name() -> dict[str, Module]:
+    """Read when a test asks for it: every worker imports this file."""
+    paths = (path for app in APPS for path in sorted((ROOT / app).rglob("*.py")))
+    return {m.name: m for m in map(_read, filter(_is_source, paths))}
+
+
+def _modules() -> Iterable[Module]:
+    return _by_name().values()
 
 
 def _internal(module: Module) -> Iterator[Module]:
     """The modules of the project that it imports, without empty packages."""
     for name in _imports(module):
-        if name in BY_NAME and not BY_NAME[name].is_empty_package:
-            yield BY_NAME[name]
+        if name in _by_name() and not _by_name()[name].is_empty_package:
+            yield _by_name()[name]
 
 
 def _external(module: Module) -> set[str]:
@@ -172,14 +179,14 @@ def _offenders(
     bad: Callable[[Module], Iterable[str]], where: Callable[[Module], bool] = lambda _: True
 ) -> dict[str, list[str]]:
     """{module: what it does against the rule}, of the modules that the rule is about."""
-    return {m.name: sorted(names) for m in MODULES if where(m) and (names := list(bad(m)))}
+    return {m.name: sorted(names) for m in _modules() if where(m) and (names := list(bad(m)))}
 
 
 def test_every_module_has_a_layer() -> None:
     at_top = {*APPS}
     homeless = [
         m.name
-        for m in MODULES
+        for m in _modules()
         if m.layer is None and not m.is_empty_package and m.name not in at_top
     ]
 
@@ -217,7 +224,7 @@ def test_apps_import_downwards_only() -> None:
 def _subject_graph() -> Mapping[str, set[str]]:
     """Imports between subjects. Doors are left out: a page may show several subjects."""
     graph: dict[str, set[str]] = defaultdict(set)
-    for module in MODULES:
+    for module in _modules():
         if module.app != "gpucoord_site" and module.layer != DOORS:
             others = {o.subject for o in _internal(module)} - {module.subject, module.app}
             graph[module.subject] |= others
@@ -327,11 +334,11 @@ def test_modules_say_what_they_are_for() -> None:
 
 
 def test_the_rules_see_the_modules() -> None:
-    assert BY_NAME["monitor.facts.readings"].layer == FACTS
-    assert BY_NAME["scheduler.queue.planner.plan"].layer == POLICY
-    assert BY_NAME["scheduler.models.jobs"].layer == ROWS
-    assert BY_NAME["monitor.gpus.sampling.probes.host"].layer == EDGES
-    assert "scheduler.facts.jobs" in BY_NAME["scheduler.models.jobs"].imports()
+    assert _by_name()["monitor.facts.readings"].layer == FACTS
+    assert _by_name()["scheduler.queue.planner.plan"].layer == POLICY
+    assert _by_name()["scheduler.models.jobs"].layer == ROWS
+    assert _by_name()["monitor.gpus.sampling.probes.host"].layer == EDGES
+    assert "scheduler.facts.jobs" in _by_name()["scheduler.models.jobs"].imports()
     assert set(sys.stdlib_module_names) >= PURE_STDLIB
 
 
@@ -342,7 +349,7 @@ def test_all_packages_stand_in_the_apps_and_in_the_site() -> None:
 
 
 def test_tests_mirror_the_subjects() -> None:
-    subjects = {m.subject for m in MODULES if m.app != "gpucoord_site" and m.path.parent != ROOT}
+    subjects = {m.subject for m in _modules() if m.app != "gpucoord_site" and m.path.parent != ROOT}
     folders = {s for s in subjects if "." in s and (ROOT / s.replace(".", "/")).is_dir()}
     tested = {
         f"{app}.{path.name}"
