@@ -6,7 +6,14 @@ import shutil
 from collections.abc import Callable, Iterator
 
 import pytest
-from playwright.sync_api import Browser, Page, ViewportSize, expect, sync_playwright
+from playwright.sync_api import (
+    Browser,
+    Page,
+    StorageState,
+    ViewportSize,
+    expect,
+    sync_playwright,
+)
 
 from tests.processes.service import Service
 
@@ -52,8 +59,28 @@ def chromium() -> Iterator[Browser]:
 Open = Callable[..., Page]
 
 
+def log_in_at(page: Page) -> None:
+    page.get_by_label("User name").fill("admin")
+    page.get_by_label("Password").fill("correct horse")
+    page.get_by_role("button", name="Log in").click()
+
+
+@pytest.fixture(scope="module")
+def session(chromium: Browser, service: Service) -> StorageState:
+    """The cookies of one login of the administrator."""
+    with chromium.new_context(base_url=service.address) as context:
+        context.set_default_timeout(PATIENCE_MS)
+        page = context.new_page()
+        page.goto("/login/?next=/account/")
+        log_in_at(page)
+        page.wait_for_url("**/account/")
+        return context.storage_state()
+
+
 @pytest.fixture
-def open_page(chromium: Browser, service: Service) -> Iterator[Open]:
+def open_page(
+    chromium: Browser, service: Service, request: pytest.FixtureRequest
+) -> Iterator[Open]:
     """open_page("/jobs/"): a page of the administrator in a fresh browser, for this test alone.
 
     Whatever the page complains about in its console fails the test, unless it is in `expected`.
@@ -67,7 +94,10 @@ def open_page(chromium: Browser, service: Service) -> Iterator[Open]:
         log_in: bool = True,
         expected: tuple[str, ...] = (),
     ) -> Page:
-        context = chromium.new_context(viewport=size, base_url=service.address)
+        cookies = request.getfixturevalue("session") if log_in else None
+        context = chromium.new_context(
+            viewport=size, base_url=service.address, storage_state=cookies
+        )
         context.set_default_timeout(PATIENCE_MS)
         contexts.append(context)
         context.add_init_script(TELL_VIOLATIONS)
@@ -80,16 +110,6 @@ def open_page(chromium: Browser, service: Service) -> Iterator[Open]:
         page.on("console", lambda said: hear(said.text) if said.type == "error" else None)
         page.on("pageerror", lambda error: hear(str(error)))
         page.goto(path)
-        if log_in:
-            page.get_by_label("User name").fill("admin")
-            page.get_by_label("Password").fill("correct horse")
-            page.get_by_role("button", name="Log in").click()
-            # Not by a pattern: the address of the login page ends with the path too.
-            wanted, first = service.address.rstrip("/") + path, f"{service.address}setup/"
-            page.wait_for_url(lambda url: url == wanted or (url == first and path == "/"))
-            if page.url != wanted:
-                page.get_by_role("button", name="Hide").click()
-                page.wait_for_url(lambda url: url == wanted)
         return page
 
     yield open_page

@@ -69,8 +69,10 @@ def overflow(page: Page) -> int:
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_it_fits_a_phone(path: str, open_page: Open) -> None:
+def test_it_says_that_it_is_simulated_and_fits_a_phone(path: str, open_page: Open) -> None:
     page = open_page(path, size=PHONE)
+    assert page.locator(".sim-banner").is_visible()
+    assert page.title().startswith("[simulated] ")
     page.wait_for_timeout(300)
 
     assert overflow(page) <= 0
@@ -82,14 +84,6 @@ def test_the_gpu_page_fits_a_phone(open_page: Open) -> None:
     page.wait_for_url("**/gpus/**")
 
     assert overflow(page) <= 0
-
-
-@pytest.mark.parametrize("path", PATHS)
-def test_it_says_that_it_is_simulated(path: str, open_page: Open) -> None:
-    page = open_page(path)
-
-    assert page.locator(".sim-banner").is_visible()
-    assert page.title().startswith("[simulated] ")
 
 
 @pytest.mark.parametrize("path", [*PATHS, "/admin/", "/admin/monitor/event/"])

@@ -4,6 +4,7 @@ import io
 import os
 import subprocess
 import sys
+from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 
@@ -44,9 +45,15 @@ def test_a_misspelt_command_is_answered_with_the_nearest() -> None:
 
 
 @pytest.mark.parametrize("name", sorted(set(main.COMMANDS) - {"version"}))
-def test_each_command_explains_itself(name: str) -> None:
-    assert f"usage: gpucoord {name}" in _gpucoord(name, "--help")
-    assert f"usage: gpucoord {name}" in _gpucoord("help", name)
+def test_each_command_explains_itself(
+    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for words in (name, "--help"), ("help", name):
+        monkeypatch.setattr(sys, "argv", ["gpucoord", *words])
+        with suppress(SystemExit):
+            main.main()
+
+        assert f"usage: gpucoord {name}" in capsys.readouterr().out
 
 
 WITH_SERVER = [
