@@ -61,6 +61,7 @@ def test_an_update_leaves_no_nodes_behind(open_page: Open) -> None:
     assert after == before
 
 
+@pytest.mark.long
 def test_an_open_dashboard_does_not_grow(open_page: Open) -> None:
     page = open_page("/")
     is_live(page)

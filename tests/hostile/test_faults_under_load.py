@@ -151,7 +151,7 @@ VICTIMS: dict[str, Callable[[Service], list[int]]] = {
     "runners": runners,
     "guardians": guardians,
 }
-IN_CI = {"workers", "runners"}
+IN_CI = {"runners"}
 
 
 def send(pids: list[int], number: int) -> None:
@@ -241,6 +241,7 @@ def test_a_full_disk_loses_no_job_and_is_told(small_disk: Path, tmp_path: Path) 
         assert "disk" in (pages[0] if pages else service.text()).lower()
 
 
+@pytest.mark.long
 def test_a_deleted_folder_of_an_attempt_costs_no_other_job(
     service: Service, tmp_path: Path
 ) -> None:
@@ -358,7 +359,8 @@ def open_socket(address: str, cookie: str) -> socket.socket:
     return opened
 
 
-@pytest.mark.parametrize("count", [200, pytest.param(1000, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("count", [200, 1000])
 def test_many_live_sockets_lose_no_job(service: Service, tmp_path: Path, count: int) -> None:
     def crowd(service: Service, _: Load) -> None:
         with logged_in(service) as http, ExitStack() as stack:
@@ -389,7 +391,8 @@ def clock(tmp_path: Path) -> tuple[dict[str, str], Callable[[int], None]]:
     return {"LD_PRELOAD": str(library), "CLOCK_SHIFT": str(shift)}, jump
 
 
-@pytest.mark.parametrize("hours", [pytest.param(5, marks=pytest.mark.long), -5])
+@pytest.mark.long
+@pytest.mark.parametrize("hours", [5, -5])
 def test_a_jump_of_the_clock_loses_no_job(
     tmp_path: Path, clock: tuple[dict[str, str], Callable[[int], None]], hours: int
 ) -> None:

@@ -92,8 +92,21 @@ VICTIMS: list[tuple[Callable[[Service], list[int]], float]] = [
 ]
 
 
+def kinds() -> list[object]:
+    """Those that need less time in each run; the others are `long`."""
+    return [
+        pytest.param(
+            victims,
+            seconds,
+            id=victims.__name__,
+            marks=[] if victims in (sampler, monitor, whole_group, web) else pytest.mark.long,
+        )
+        for victims, seconds in VICTIMS
+    ]
+
+
 @pytest.mark.parametrize("trial", range(TRIALS))
-@pytest.mark.parametrize(("victims", "seconds"), VICTIMS, ids=[v.__name__ for v, _ in VICTIMS])
+@pytest.mark.parametrize(("victims", "seconds"), kinds())
 def test_ticks_come_back_after_a_kill(
     service: Service,
     victims: Callable[[Service], list[int]],

@@ -299,7 +299,9 @@ def test_a_job_that_began_while_the_folder_was_removed_is_ended(tmp_path: Path) 
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize(
+    "how", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.long), signal.SIGKILL]
+)
 def test_nothing_of_it_stays(tmp_path: Path, how: signal.Signals) -> None:
     demo = Demo(tmp_path)
     try:
