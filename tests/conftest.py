@@ -95,6 +95,28 @@ NEEDS = {
 }
 
 
+# Tests with these markers need servers, a browser or patience. `pytest` alone leaves them out.
+MARKED = ("processes", "browser", "slow", "hostile", "postgres", "ldap", "slurm", "slurmdbd")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--marked",
+        action="store_true",
+        help="only the tests that `pytest` leaves out when it is given no paths; none that is long",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Without paths the quick tests; with paths all of them that are not long."""
+    option = config.option
+    any_of = " or ".join(MARKED)
+    if option.marked:
+        option.markexpr = f"not long and ({any_of})"
+    elif config.args_source is pytest.Config.ArgsSource.TESTPATHS and option.markexpr == "not long":
+        option.markexpr = f"not long and not ({any_of})"
+
+
 def pytest_collection_finish() -> None:
     """Objects of the imports stay: looking through them again costs a tenth of the time."""
     gc.collect()
