@@ -18,7 +18,7 @@ from scheduler.facts.field_types import Door
 from scheduler.facts.job_fields import fields_of
 from scheduler.models import Job, JobPreset
 from tests import jobs_made
-from tests.builders import GIB, gpu, gpu_uuid, snapshot
+from tests.builders import GIB, gpu, gpu_uuid, process, snapshot
 
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("data")]
 
@@ -210,6 +210,20 @@ def test_it_says_why_it_would_wait(browser: Client) -> None:
 
     assert "The job would wait." in page.content.decode()
     assert "does not start before" in page.content.decode()
+
+
+def test_it_says_which_change_would_start_a_draft_earlier(browser: Client) -> None:
+    full = gpu(0, memory_used_bytes=72 * GIB)
+    held = process(on=0, user="dana", uid=1004, memory_bytes=72 * GIB)
+    snapshots.record(snapshot([full, gpu(1)], [held], at=timezone.now()))
+    asked = {"command": "true", "gpu_memory": "32GiB", "on_gpu": gpu_uuid(0)}
+
+    for page in (
+        browser.post("/jobs/new/", asked | {"what_if": "1"}),
+        browser.post("/jobs/new/draft/", asked),
+    ):
+        assert "Allow any GPU instead of GPU 0: it would start now" in page.text
+        assert "Ask dana to free" in page.text
 
 
 def test_it_offers_the_commands_of_past_jobs_once(browser: Client, alice: User, bob: User) -> None:

@@ -7,10 +7,13 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from threading import Lock
 
+from django.contrib.auth.models import User
+
 from monitor.facts.formats import duration
 from monitor.gpus.snapshot import rows as monitor_store
+from scheduler.dispatch.inputs import PlanInput
 from scheduler.dispatch.steps import preview
-from scheduler.facts.jobs import PRIORITIES, JobState
+from scheduler.facts.jobs import PRIORITIES, JobState, NewJob, QueuedJob
 from scheduler.jobs.lifecycle.rows import queue_facts
 from scheduler.limits.quotas import rows as quota_rows
 from scheduler.limits.time_windows.policy.calendar import moment
@@ -82,35 +85,57 @@ def _answer(job: Job, now: datetime, zone: str) -> JobAdvice:
     return JobAdvice(" ".join(filter(None, parts)), tuple(advice))
 
 
+def of_draft(new: NewJob, owner: User, now: datetime) -> list[Advice]:
+    """The same changes for a job that is not submitted."""
+    if not preview.is_planned_here():
+        return []
+    jobs, worlds = [], {}
+    for host in preview.hosts():
+        given, job = preview.drafted(new, owner.username, host, now)
+        jobs.append(job)
+        worlds[host] = _world(given, given.queue)
+    facts = AdviceFacts(
+        most_priority=_most_priority(owner),
+        host_is_chosen=bool(new.host),
+        needed_bytes=_needed_bytes(owner, new.requirement.gpus, new.executed),
+    )
+    return advise(jobs[0], worlds, facts, now)
+
+
 def _advice(job: Job, now: datetime) -> list[Advice]:
     waiting, worlds = None, {}
     for host in preview.hosts():
         given = preview.plan_input(host, now)
         waiting = waiting or next((each for each in given.queue if each.id == job.pk), None)
-        others = [each for each in given.queue if each.id != job.pk]
-        worlds[host] = World(
-            queue=others, slots=given.slots, policy=given.policy, rules=given.rules
-        )
+        worlds[host] = _world(given, [each for each in given.queue if each.id != job.pk])
     if waiting is None:
         return []
     return advise(waiting, worlds, _facts(job), now)
 
 
+def _world(given: PlanInput, queue: Sequence[QueuedJob]) -> World:
+    return World(queue=queue, slots=given.slots, policy=given.policy, rules=given.rules)
+
+
+def _most_priority(owner: User) -> int:
+    allowed = quota_rows.of_person(owner).priority
+    return max(PRIORITIES) if allowed is None else allowed
+
+
 def _facts(job: Job) -> AdviceFacts:
-    allowed = quota_rows.of_person(job.owner).priority
     return AdviceFacts(
         # The planner serves jobs of agents last, whatever their priority.
-        most_priority=0 if job.agent_id else max(PRIORITIES) if allowed is None else allowed,
+        most_priority=0 if job.agent_id else _most_priority(job.owner),
         host_is_chosen=bool(job.host),
-        needed_bytes=_needed_bytes(job),
+        needed_bytes=_needed_bytes(job.owner, job.gpus, job.argv),
     )
 
 
-def _needed_bytes(job: Job) -> int | None:
-    if not job.gpus or not sizing.has_samples(job.owner, job.argv):
+def _needed_bytes(owner: User, number: int, argv: Sequence[str]) -> int | None:
+    if not number or not sizing.has_samples(owner, argv):
         return None
     gpus = [gpu for snapshot in monitor_store.newest_all() for gpu in snapshot.gpus]
-    suggestion = sizing.suggested_memory(job.owner, job.argv, gpus)
+    suggestion = sizing.suggested_memory(owner, argv, gpus)
     return None if suggestion is None else max(suggestion.memory_bytes, suggestion.peak_bytes)
 
 

@@ -190,6 +190,12 @@ def _goodness(answer: WhatIf) -> tuple[bool, bool, float]:
 
 
 def _what_if(new: NewJob, owner: str, host: str, now: datetime) -> WhatIf:
+    given, job = drafted(new, owner, host, now)
+    return forecast.what_if(job, given.queue, given.slots, given.policy, now, given.rules)
+
+
+def drafted(new: NewJob, owner: str, host: str, now: datetime) -> tuple[PlanInput, QueuedJob]:
+    """The input of a host's planner, and a job that is not submitted as its queue would have it."""
     predictions = _of(host)
     with predictions.lock:
         given = predictions.look(now)
@@ -197,8 +203,7 @@ def _what_if(new: NewJob, owner: str, host: str, now: datetime) -> WhatIf:
         expected = durations.expect(owner, new.label, new.time_limit, new.estimate)
         job = _queued(new, owner, now, durations(owner, new.label))
         waits_for = (*job.waits, *predictions.supply.full_disks.of_new(new.cwd, now))
-        job = replace(job, expected=expected, waits=waits_for)
-        return forecast.what_if(job, given.queue, given.slots, given.policy, now, given.rules)
+    return given, replace(job, expected=expected, waits=waits_for, host=new.host)
 
 
 def factors(job: Job, host: str, now: datetime) -> tuple[Factor, ...]:

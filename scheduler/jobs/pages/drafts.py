@@ -9,8 +9,10 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
+from django.conf import settings
 from django.contrib.auth.models import User
 
+from scheduler.dispatch.steps import advice as job_advice
 from scheduler.dispatch.steps import preview
 from scheduler.facts.field_types import Door, JobField, Kind
 from scheduler.facts.job_fields import fields_of
@@ -40,6 +42,10 @@ def expected(form: NewJobForm, person: User, now: datetime) -> dict[str, Any]:
     context: dict[str, Any] = {"answer": answer, "viewer": person.username}
     context |= stored_blockers.explained(map(stored_blockers.body, answer.blockers))
     context["limits"] = intake_actions.refusals(new, person)
+    if not (answer.starts_now or context["limits"]):
+        zone = settings.TIME_ZONE
+        changes = job_advice.of_draft(new, person, now)
+        context["advice"] = [job_advice.sentence(each, now, zone) for each in changes]
     if suggestion := intake_actions.memory_suggestion(new, person):
         context["suggestion"] = sizing.sentence(suggestion)
         context["memory"] = size(suggestion.memory_bytes)

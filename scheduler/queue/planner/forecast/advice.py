@@ -1,7 +1,7 @@
 """Policy: changes that would let a waiting job start earlier.
 
-Candidate changes follow from the request and from what holds it up. Each is planned forward by
-`forecast.what_if` with the change, and given only if the start then becomes earlier.
+Candidate changes follow from the request and from what holds it up. Each is planned forward with
+the change, until the start without it, and given only if the start then becomes earlier.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from scheduler.facts.jobs import PRIORITIES, QueuedJob, Requirement
 from scheduler.facts.plans import PlanPolicy, Slot, Slots
 from scheduler.facts.units import size
 from scheduler.limits.quotas.policy.quotas import count
-from scheduler.queue.planner.forecast.forecast import WhatIf, what_if
+from scheduler.queue.planner.forecast.forecast import WhatIf, start_before, what_if
 from scheduler.queue.planner.forecast.simulation import HORIZON
 from scheduler.queue.planner.gates import PlannerThresholds
 
 # A smaller gain is within the error of the forecast.
 LEAST_EARLIER, LEAST_PART = timedelta(seconds=30), 0.05
 # A change is planned with all waiting jobs of all hosts; this bounds the sum for one question.
-MOST_PLANNED_JOBS, MOST_CHANGES = 8_000, 10
+MOST_PLANNED_JOBS, MOST_CHANGES = 4_000, 10
 LIMIT_STEP = timedelta(minutes=5)
 Value = str | int | bool | None
 
@@ -98,12 +98,11 @@ def advise(
     reach = (start or now + HORIZON) - now
     kinds: dict[tuple[str, ...], Advice] = {}
     for change in _tried(job, worlds, before, facts, now):
-        changed = _start(change, worlds, now)
-        if changed is None:
+        latest = now + reach - max(LEAST_EARLIER, reach * LEAST_PART)
+        changed = _start(change, worlds, now, latest)
+        if changed is None or changed > latest:
             continue
         earlier = now + reach - changed
-        if earlier < max(LEAST_EARLIER, reach * LEAST_PART):
-            continue
         kind = tuple(change.fields)
         best = kinds.get(kind)
         if best is None or changed < best.expected_start:
@@ -122,15 +121,21 @@ def _hosts_of(job: QueuedJob, worlds: Mapping[str, World]) -> Iterator[tuple[str
 
 
 def _planned(job: QueuedJob, world: World, now: datetime) -> WhatIf:
-    return what_if(job, world.queue, world.slots, world.policy, now, world.rules)
+    return what_if(job, world.queue, world.slots, world.policy, now, world.rules, with_p90=False)
 
 
-def _start(change: Change, worlds: Mapping[str, World], now: datetime) -> datetime | None:
-    """The earliest start on any host with the change; None = unknown."""
-    starts = [
-        _planned(change.job, _without_processes(world, change.leaves), now).estimate.p50
-        for _, world in _hosts_of(change.job, worlds)
-    ]
+def _start(
+    change: Change, worlds: Mapping[str, World], now: datetime, until: datetime
+) -> datetime | None:
+    """The earliest start on any host with the change; None = not before `until`."""
+    starts = []
+    for _, given in _hosts_of(change.job, worlds):
+        world = _without_processes(given, change.leaves)
+        starts.append(
+            start_before(
+                change.job, world.queue, world.slots, world.policy, now, world.rules, until
+            )
+        )
     return min((start for start in starts if start is not None), default=None)
 
 

@@ -76,16 +76,45 @@ def what_if(
     policy: PlanPolicy,
     now: datetime,
     rules: PlannerThresholds | None = None,
+    *,
+    with_p90: bool = True,
 ) -> WhatIf:
-    """Forecast of a job that is not submitted; its id must not be in the queue."""
+    """Forecast of a job that is not submitted; its id must not be in the queue.
+
+    with_p90: else p90 is p50, in half of the time.
+    """
     jobs, thresholds = [*queue, new], rules or PlannerThresholds()
     made = place(jobs, slots, policy, now, thresholds)
     starts_now = any(placement.job_id == new.id for placement in made.placements)
     return WhatIf(
         starts_now=starts_now,
         blockers=() if starts_now else made.reasons_of(new),
-        estimate=_estimates(jobs, made, slots, policy, now, thresholds, only=new.id)[new.id],
+        estimate=_estimates(
+            jobs, made, slots, policy, now, thresholds, only=new.id, with_p90=with_p90
+        )[new.id],
     )
+
+
+def start_before(
+    new: QueuedJob,
+    queue: Iterable[QueuedJob],
+    slots: Slots,
+    policy: PlanPolicy,
+    now: datetime,
+    rules: PlannerThresholds,
+    until: datetime,
+) -> datetime | None:
+    """The median of the start of a job that is not submitted; None = not known to be before then.
+
+    It costs less than half of `what_if`, and looks half as far.
+    """
+    jobs = [*queue, new]
+    made = place(jobs, slots, policy, now, rules)
+    future = Simulation(Queue(jobs, made), slots, policy, rules, now, made, late=False)
+    if new.id not in future.starts:
+        future.run(FORESEEN // 2, new.id, until)
+    start = future.starts.get(new.id)
+    return start and _rounded(start, now)
 
 
 def _estimates(
@@ -96,16 +125,18 @@ def _estimates(
     now: datetime,
     rules: PlannerThresholds,
     only: int | None = None,
+    with_p90: bool = True,
 ) -> dict[int, Estimate]:
     """`only`: the one job whose estimate is wanted; others are missing."""
     placed = {placement.job_id for placement in made.placements}
     begin = Queue(jobs, made)
-    p50, p90 = (
-        Simulation(begin, slots, policy, rules, now, made, late=late) for late in (False, True)
-    )
-    if only not in placed:
-        for future in (p50, p90):
-            future.run(FORESEEN, only)
+    futures = [
+        Simulation(begin, slots, policy, rules, now, made, late=late)
+        for late in (False, True)[: 1 + with_p90]
+    ]
+    for future in futures if only not in placed else ():
+        future.run(FORESEEN, only)
+    p50, p90 = futures[0], futures[-1]
     estimates = {}
     for job, position in _line(jobs, made, now):
         if only in (None, job.id):

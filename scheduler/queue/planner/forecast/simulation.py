@@ -14,7 +14,7 @@ from bisect import insort
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from itertools import count
 from math import sqrt
 from typing import Any
@@ -179,9 +179,9 @@ class Simulation:
         self._served: set[str] = set()
         self._begin(queue, made)
 
-    def run(self, most: int, only: int | None = None) -> None:
-        """Until `most` jobs or `only` have started, or nothing more is expected to happen."""
-        until = self._began + HORIZON
+    def run(self, most: int, only: int | None = None, until: datetime | None = None) -> None:
+        """Until `most` jobs or `only` have started, or nothing more is expected until then."""
+        until = min(until or datetime.max.replace(tzinfo=UTC), self._began + HORIZON)
         while self._events and self._events[0][0] <= until:
             at = max(self._now, self._events[0][0])
             self._now = self._state.now = at
