@@ -167,6 +167,9 @@ def _job_lines(job: Json) -> Iterator[str]:
             yield f"{label + ':':<14}{value}"
     if job.get("efficiency"):
         yield f"{'used:':<14}{job['efficiency']}"
+    if job.get("held_log"):
+        yield f"End of the log of job {job['held_after']}:"
+        yield from (f"  {line}" for line in job["held_log"].splitlines())
     if "why" in job:
         yield from why_lines(job["why"])
 

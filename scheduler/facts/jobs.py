@@ -196,6 +196,8 @@ class NewJob:
     limits: dict[str, int | str] = field(default_factory=dict)
     # Primary group of its processes; "" = the account's own.
     group: str = ""
+    # After quick failures in a row, the owner's further jobs of the program are held.
+    pause_on_quick_failure: bool = False
     # Parts of the submitting shell that it does not get, with the reason.
     left_out: dict[str, str] = field(default_factory=dict)
     tags: dict[str, str] = field(default_factory=dict)

@@ -88,6 +88,16 @@ START_FIELDS = (
         attribute="yield_options.retries",
     ),
     JobField(
+        name="pause_on_quick_failure",
+        type=FLAG,
+        label="Hold further jobs after quick failures",
+        help="Holds your further jobs of the same program when 3 in a row fail within 30 s of"
+        " their start; your notification settings have both numbers.",
+        group=Group.START,
+        default=False,
+        attribute="pause_on_quick_failure",
+    ),
+    JobField(
         name="preemptible",
         type=FLAG,
         label="Preemptible: more important jobs may interrupt this job",

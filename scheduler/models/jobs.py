@@ -79,6 +79,9 @@ class Job(models.Model):
     yield_signal = models.CharField(max_length=12, blank=True)
     grace_s = models.PositiveIntegerField(null=True, blank=True)
     retries = models.PositiveSmallIntegerField(default=0)
+    pause_on_quick_failure = models.BooleanField(
+        "hold jobs like it after quick failures", db_default=False, default=False
+    )
     # Notices to its owner, beside those for all jobs: names of scheduler.facts.notices.NoticeKind.
     notify = models.JSONField(default=list, blank=True)
     begin_at = models.DateTimeField(null=True, blank=True)
@@ -128,6 +131,9 @@ class Job(models.Model):
     # Why it is held until a user releases it; "" = it is not held.
     held = models.TextField(blank=True)
     held_by = models.CharField(max_length=150, blank=True)
+    # Held after quick failures of jobs like it: the last of them, and the end of its log.
+    held_after = models.PositiveBigIntegerField(null=True, blank=True)
+    held_log = models.TextField(db_default="", default="", blank=True)
     # When it was released last: earlier losses no longer count.
     released_at = models.DateTimeField(null=True, blank=True)
     # After a failure that is tried again: not before this.

@@ -18,6 +18,10 @@ class NotificationSettings(models.Model):
     kinds = models.JSONField(default=list, blank=True)
     by_mail = models.BooleanField(default=True)
     by_browser = models.BooleanField(default=False)
+    # Hold further jobs of a program after so many failures in a row, each so soon after its start.
+    pause_on_quick_failure = models.BooleanField(db_default=False, default=False)
+    quick_failures = models.PositiveSmallIntegerField(db_default=3, default=3)
+    quick_failure_s = models.PositiveIntegerField(db_default=30, default=30)
     channel = models.OneToOneField(
         "monitor.Channel", models.SET_NULL, null=True, blank=True, related_name="+"
     )

@@ -30,7 +30,7 @@ from scheduler.jobs.lifecycle.policy.retries import (
     decide,
     reports_gpu_memory,
 )
-from scheduler.jobs.lifecycle.rows import transitions
+from scheduler.jobs.lifecycle.rows import quick_failures, transitions
 from scheduler.models import Attempt, Job
 from scheduler.queue.planner.preemption import PreemptionPolicy
 from scheduler.runner.attempt_files import AttemptFiles
@@ -104,6 +104,8 @@ def record_end(
         log_bytes=result.log_bytes,
     )
     _settle(attempt, ending, cause, now, yielded=result.yielded, has_saved=has_saved)
+    if outcome is Outcome.FAILED:
+        quick_failures.hold_alike(attempt.job, tail, now)
     if (output := read_result(given)) is not None:
         Job.objects.filter(pk=attempt.job_id).update(result=output)
 

@@ -58,6 +58,15 @@ def save(
     return row
 
 
+@transaction.atomic
+def save_crash_guard(user: User, *, enabled: bool, failures: int, seconds: int) -> None:
+    """Store whether further jobs of a program are held after so many quick failures."""
+    row = rows.settings_of(user)
+    row.pause_on_quick_failure = enabled
+    row.quick_failures, row.quick_failure_s = failures, seconds
+    row.save()
+
+
 def _own_channel(user: User, channel: Channel | None, address: str) -> Channel | None:
     if not address:
         if channel is not None:

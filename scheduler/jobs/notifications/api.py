@@ -17,6 +17,7 @@ from scheduler.models import NotificationSettings
 
 router = Router()
 LONGEST_ADDRESS = 2000
+MOST_FAILURES, LONGEST_QUICK_S = 100, 86_400
 
 
 class NotificationsBody(RequestBody):
@@ -28,6 +29,15 @@ class NotificationsBody(RequestBody):
     by_mail: bool | None = None
     by_browser: bool | None = Field(
         None, description="Open pages show messages, in browsers where you allow it."
+    )
+    pause_on_quick_failure: bool | None = Field(
+        None, description="Hold further jobs of a program when its jobs fail in a row."
+    )
+    quick_failures: int | None = Field(
+        None, ge=1, le=MOST_FAILURES, description="Failures in a row that hold further jobs."
+    )
+    quick_failure_s: int | None = Field(
+        None, ge=1, le=LONGEST_QUICK_S, description="Seconds from the start to a quick failure."
     )
     service: PlainText | None = Field(
         None,
@@ -41,6 +51,9 @@ class NotificationsAnswer(Schema):
     kinds: list[NoticeKind]
     by_mail: bool
     by_browser: bool
+    pause_on_quick_failure: bool
+    quick_failures: int
+    quick_failure_s: int
     mail_problem: str | None = Field(description="Why mails do not reach you; null: they do.")
     service: str | None = Field(description="The kind of the own service; null: none.")
     service_problem: str | None
@@ -83,7 +96,13 @@ def change(request: HttpRequest, new: NotificationsBody) -> dict[str, Any]:
         )
     except actions.InvalidService as error:
         raise InvalidInput([("service", str(error))]) from None
-    return _answer(person, after)
+    actions.save_crash_guard(
+        person,
+        enabled=_chosen(new.pause_on_quick_failure, after.pause_on_quick_failure),
+        failures=_chosen(new.quick_failures, after.quick_failures),
+        seconds=_chosen(new.quick_failure_s, after.quick_failure_s),
+    )
+    return _answer(person, rows.settings_of(person))
 
 
 @router.get(
@@ -132,11 +151,18 @@ def _kinds(names: list[str]) -> list[NoticeKind]:
         raise InvalidInput([("kinds", text)]) from None
 
 
+def _chosen(new: Any, before: Any) -> Any:
+    return before if new is None else new
+
+
 def _answer(person: User, row: NotificationSettings) -> dict[str, Any]:
     return {
         "kinds": row.kinds,
         "by_mail": row.by_mail,
         "by_browser": row.by_browser,
+        "pause_on_quick_failure": row.pause_on_quick_failure,
+        "quick_failures": row.quick_failures,
+        "quick_failure_s": row.quick_failure_s,
         "mail_problem": rows.mail_problem(person) or None,
         "service": row.channel.service if row.channel else None,
         "service_problem": (row.channel.problem or None) if row.channel else None,

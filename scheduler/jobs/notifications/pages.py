@@ -15,7 +15,7 @@ from django.views.decorators.http import require_http_methods
 from monitor.facts.input_rules import character_problem
 from scheduler.facts.notices import NOTICE_WORDS, NoticeKind
 from scheduler.jobs.notifications import actions, rows
-from scheduler.jobs.notifications.api import LONGEST_ADDRESS
+from scheduler.jobs.notifications.api import LONGEST_ADDRESS, LONGEST_QUICK_S, MOST_FAILURES
 from scheduler.models import NotificationSettings
 
 
@@ -33,6 +33,21 @@ class NotificationForm(forms.Form):
         label="In the browser",
         required=False,
         help_text="While a page of gpucoord is open in a browser where you allow it.",
+    )
+    pause_on_quick_failure = forms.BooleanField(
+        label="Hold further jobs of a program when its jobs fail quickly",
+        required=False,
+        help_text="They wait until you release them. The same for one job: "
+        "gpucoord submit --pause-on-quick-failure.",
+    )
+    quick_failures = forms.IntegerField(
+        label="Failures in a row", required=False, min_value=1, max_value=MOST_FAILURES
+    )
+    quick_failure_s = forms.IntegerField(
+        label="Seconds from the start to a quick failure",
+        required=False,
+        min_value=1,
+        max_value=LONGEST_QUICK_S,
     )
     service = forms.CharField(
         label="Your own notification service",
@@ -61,6 +76,13 @@ class NotificationForm(forms.Form):
         except actions.InvalidService as error:
             self.add_error("service", str(error))
             return False
+        before = rows.settings_of(person)
+        actions.save_crash_guard(
+            person,
+            enabled=values["pause_on_quick_failure"],
+            failures=values["quick_failures"] or before.quick_failures,
+            seconds=values["quick_failure_s"] or before.quick_failure_s,
+        )
         return True
 
 
@@ -80,4 +102,8 @@ def own(request: HttpRequest) -> HttpResponse:
 
 
 def _initial(row: NotificationSettings) -> dict[str, Any]:
-    return {"kinds": row.kinds, "by_mail": row.by_mail, "by_browser": row.by_browser}
+    names = (
+        "kinds", "by_mail", "by_browser", "pause_on_quick_failure", "quick_failures",
+        "quick_failure_s",
+    )  # fmt: skip
+    return {name: getattr(row, name) for name in names}

@@ -35,7 +35,7 @@ from scheduler.queue.sizing.facts import GpuUse, MemorySuggestion
 Person = User | AnonymousUser
 # Only the owner and operators see these.
 PRIVATE = (
-    "problem", "command", "argv", "cwd", "env_names", "left_out", "limits", "group",
+    "problem", "command", "argv", "cwd", "env_names", "left_out", "limits", "group", "held_log",
     "progress_message", "script_args", "result",
 )  # fmt: skip
 # Clients rely on these names; pages may use other words.
@@ -204,6 +204,8 @@ def options(job: Job) -> dict[str, Any]:
         "begin_at": job.begin_at,
         "retry_at": job.retry_at,
         "held": job.held or None,
+        "held_after": job.held_after,
+        "pause_on_quick_failure": job.pause_on_quick_failure,
         "after": after(job, DependencyKind.END),
         "after_success": after(job, DependencyKind.SUCCESS),
         "array": job.array,
@@ -322,6 +324,7 @@ def _private(job: Job, sees_all: bool) -> dict[str, Any]:
         "cwd": job.cwd,
         "env_names": job.env_names,
         "left_out": job.left_out,
+        "held_log": job.held_log or None,
         "limits": job.limits,
         "group": job.primary_group or None,
     }

@@ -315,6 +315,12 @@ class JobBody(JobLine):
     begin_at: datetime | None
     retry_at: datetime | None
     held: str | None = Field(description="Reason of the hold, until the job is released.")
+    held_after: int | None = Field(
+        description="It was held after quick failures, the last of them of this job. Jobs with the"
+        " same number are released together."
+    )
+    held_log: str | None = Field(description="The last lines of the log of that job.")
+    pause_on_quick_failure: bool
     after: list[int]
     after_success: list[int]
     array: int | None = Field(description="The array's first job.")

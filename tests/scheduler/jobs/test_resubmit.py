@@ -35,6 +35,7 @@ FULL: dict[str, Any] = {
     "cpus": 1.5,
     "memory": "16GiB",
     "retries": 3,
+    "pause_on_quick_failure": True,
     "preemptible": True,
     "requeue": True,
     "yield_signal": "USR1",

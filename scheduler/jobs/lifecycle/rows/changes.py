@@ -12,7 +12,7 @@ from typing import Any
 
 from django.contrib.auth.models import AnonymousUser, User
 from django.db import transaction
-from django.db.models import QuerySet
+from django.db.models import Q, QuerySet
 
 from monitor.journal.rows import audit, counters, events
 from monitor.runtime.rows.wakeups import wake
@@ -85,17 +85,38 @@ def hold(jobs: QuerySet[Job], by: str, now: datetime, reason: str = "") -> int:
 
 
 def release(jobs: QuerySet[Job], by: str, now: datetime) -> int:
-    """Let the held ones of these start, and reset their counts of yields and losses."""
+    """Let the held ones of these start, and reset their counts of yields and losses.
+
+    Jobs that were held together after quick failures are released together.
+    """
     with transaction.atomic():
         transitions.lock()
-        held_jobs = _locked(jobs.filter(state=JobState.QUEUED.value).exclude(held=""))
-        update(held_jobs.ids, held="", held_by="", requeues=0, released_at=now)
+        held_jobs = _locked(_with_those_held_together(jobs))
+        update(
+            held_jobs.ids,
+            held="",
+            held_by="",
+            held_log="",
+            held_after=None,
+            requeues=0,
+            released_at=now,
+        )
         if held_jobs.ids:
             events.add(
                 "JOB_RELEASED", f"{by} released {held_jobs.title}", now=now, **held_jobs.references
             )
         _wake_if(held_jobs.ids)
     return len(held_jobs.ids)
+
+
+def _with_those_held_together(jobs: QuerySet[Job]) -> QuerySet[Job]:
+    """The held ones of these jobs, and those that were held after the same failure."""
+    held = jobs.filter(state=JobState.QUEUED.value).exclude(held="")
+    after = set(held.exclude(held_after=None).values_list("held_after", flat=True))
+    if not after:
+        return held
+    together = Job.objects.filter(held_after__in=after, state=JobState.QUEUED.value)
+    return Job.objects.filter(Q(pk__in=held.values("pk")) | Q(pk__in=together.values("pk")))
 
 
 def _locked(jobs: QuerySet[Job]) -> Selection:
