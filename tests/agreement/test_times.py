@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
+from html import unescape
 from pathlib import Path
 
 import pytest
@@ -15,20 +16,27 @@ from django.test import Client
 from time_machine import TimeMachineFixture
 
 from gpucoord_site.cli import jobs as jobs_command
+from gpucoord_site.cli import why as why_command
 from monitor.gpus.snapshot import rows as snapshots
+from monitor.pages.metrics.families import Families
+from scheduler import metrics
+from scheduler.dispatch.steps import advice as job_advice
 from scheduler.dispatch.steps import preview
 from scheduler.execution.progress.step import ProgressStep
 from scheduler.execution.steps.specs import SpecWriter
 from scheduler.facts.jobs import Requirement
 from scheduler.jobs.timeline import pages as timeline
 from scheduler.models import Job
+from scheduler.queue.blockers.policy import stored_blockers
+from scheduler.queue.planner.plan import plan
 from tests import jobs_made
-from tests.builders import NOW, gpu, snapshot
+from tests.builders import GIB, NOW, gpu, process, snapshot
 from tests.cli_bridge import connect_as
 
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("data")]
 LATER = NOW + timedelta(minutes=2)
 ALONE = Requirement(exclusive=True)
+WAITS = ("starts_p50", "starts_p90", "position", "blockers", "headline", "advice", "factors")
 
 
 @pytest.fixture
@@ -77,6 +85,83 @@ def test_each_door_says_the_same_expected_end(
     assert (planned.ends.p50 if planned.ends else None) == at
     start = _time(client.get(f"/api/jobs/{waiting.pk}/why/").json()["starts_p50"])
     assert at is None or at <= start <= at + timedelta(minutes=1)
+
+
+@pytest.mark.parametrize("case", ["behind a job", "on a full GPU", "held", "not yet"])
+@pytest.mark.usefixtures("_machine")
+def test_each_door_says_the_same_of_a_waiting_job(
+    case: str,
+    alice: User,
+    data: Path,
+    as_user: Callable[[User], Client],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Its expected start, its reasons, its place, what would help, and how long it has waited."""
+    job = _waiting(alice, data, case)
+    client, path = as_user(alice), f"/api/jobs/{job.pk}/"
+    connect_as(alice, monkeypatch)
+    assert why_command.main([str(job.pk), "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+
+    why = client.get(f"{path}why/").json()
+    assert {name: why[name] for name in WAITS} == {name: told[name] for name in WAITS}
+    assert why["advice"] == client.get(f"{path}advice/").json()["advice"]
+    assert bool(why["advice"]) == (case in ("on a full GPU", "held"))
+    whole, page = client.get(path).json(), unescape(client.get(f"/jobs/{job.pk}/").text)
+    start = _time(why["starts_p50"])
+    assert (start is None) == (case in ("on a full GPU", "held"))
+    estimate = preview.estimates(LATER)[job.pk]
+    assert (estimate.p50, estimate.position) == (start, why["position"])
+    for html in (page, client.get("/jobs/").text) if start else ():
+        assert start in {_time(each) for each in re.findall(r'datetime="([^"]+)"', html)}
+    codes = [blocker["code"] for blocker in why["blockers"]]
+    assert [blocker["code"] for blocker in whole["blockers"]] == codes
+    # A page shows times in the zone of the reader.
+    assert why["headline"]["headline"].partition(" Mon ")[0] in page
+    for each in why["advice"]:
+        assert each["text"].partition(":")[0] in page
+    for name, value in (("gpucoord_queue_oldest_wait_seconds", 120), ("gpucoord_jobs", 1)):
+        assert _metric(name) == value
+    bars = [bar for row in timeline.build(LATER).rows for bar, _ in row.bars if bar.job == job.pk]
+    assert [bar.begin for bar in bars] == ([int(start.timestamp())] if start else [])
+
+
+def _waiting(owner: User, data: Path, case: str) -> Job:
+    """A job that waits, with the reasons that a pass of the dispatcher stored."""
+    if case == "behind a job":
+        _running(owner, data, "progress")
+        job = jobs_made.waiting(owner, requirement=ALONE)
+    elif case == "on a full GPU":
+        full = gpu(0, memory_used_bytes=72 * GIB)
+        held = process(on=0, user="dana", uid=1004, memory_bytes=72 * GIB)
+        snapshots.record(snapshot([full], [held], at=LATER))
+        job = jobs_made.waiting(owner, requirement=Requirement(memory_bytes=32 * GIB))
+    elif case == "held":
+        job = jobs_made.waiting(owner, requirement=ALONE)
+        Job.objects.filter(pk=job.pk).update(held="user", held_by=owner.username)
+    else:
+        begins = LATER + timedelta(minutes=5)
+        job = jobs_made.waiting(owner, requirement=ALONE, begin_at=begins)
+    preview.forget()
+    job_advice.forget()
+    given = preview.plan_input("gpubox", LATER)
+    made = plan(given.queue, given.slots, given.policy, LATER, given.rules)
+    Job.objects.filter(pk=job.pk).update(
+        blockers=list(map(stored_blockers.body, made.blockers[job.pk]))
+    )
+    return job
+
+
+def _metric(name: str) -> float:
+    families = Families()
+    metrics.add_metrics(families, LATER)
+    return next(
+        sample.value
+        for metric in families.collect()
+        for sample in metric.samples
+        if sample.name == name and sample.labels.get("state", "queued") == "queued"
+    )
 
 
 def _running(owner: User, data: Path, known: str) -> Job:

@@ -29,8 +29,6 @@ KEPT, PIECES_KEPT = timedelta(seconds=3), timedelta(seconds=20)
 PAST_KEPT = timedelta(minutes=10)
 # Bars of the table, newest first.
 MOST_LISTED = 300
-# Predicted times are rounded up, so that rows change seldom: (nearer than, to).
-ROUNDED = ((300, 15), (3600, 60), (10**9, 300))
 MANY_GPUS = 16
 
 
@@ -112,7 +110,6 @@ def build(now: datetime, pieces: list[UsePiece] | None = None) -> Timeline:
 
 def _expected(now: datetime) -> list[Bar]:
     """The predicted runs of waiting jobs."""
-    now_t = int(now.timestamp())
     soon = {
         job: estimate
         for job, estimate in preview.estimates(now).items()
@@ -125,23 +122,17 @@ def _expected(now: datetime) -> list[Bar]:
             kind=BarKind.EXPECTED,
             owner=names[job][0],
             label=f"{job} {names[job][1]}",
-            begin=_rounded(estimate.p50, now_t),
+            begin=int(estimate.p50.timestamp()),
             end=None,
             job=job,
             state="expected",
-            expected_end=_rounded(estimate.end, now_t) if estimate.end else None,
+            expected_end=int(estimate.end.timestamp()) if estimate.end else None,
             agent=names[job][2],
         )
         for job, estimate in soon.items()
         if job in names and estimate.p50 is not None
         for uuid in estimate.gpu_uuids
     ]
-
-
-def _rounded(at: datetime, now_t: int) -> int:
-    t = int(at.timestamp())
-    step = next(step for nearer, step in ROUNDED if t - now_t < nearer)
-    return -(-t // step) * step
 
 
 _shown = TimedCache(lambda now: build(now, _pieces(now)), KEPT)
