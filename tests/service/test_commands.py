@@ -720,6 +720,59 @@ def test_options_of_slurm_with_the_same_meaning_are_translated_and_said(
 
 
 @pytest.mark.parametrize(
+    ("line", "options"),
+    [
+        ("#PBS -N train", "--name train"),
+        ("#PBS -Ntrain", "--name train"),
+        ("#PBS -l walltime=12:30:00", "--time-limit '12h 30min'"),
+        ("#PBS -l walltime=30:00", "--time-limit 30min"),
+        ("#PBS -l walltime=90", "--time-limit 90s"),
+        (
+            "#PBS -l select=1:ncpus=8:ngpus=2:mem=64gb,walltime=1:00:00",
+            "--cpus 8 --gpus 2 --memory 64GiB --time-limit 1h",
+        ),
+        ("#PBS -l nodes=1:ppn=4:gpus=1", "--cpus 4 --gpus 1"),
+        ("#PBS -J 0-9:3", "--array 0-9:3"),
+        ("#PBS -t 1-100%5", "--array 1-100%5"),
+        ("#PBS -W depend=afterok:12:13", "--after-success 12,13"),
+        ("#PBS -W depend=afterany:12", "--after 12"),
+        ("#PBS -a 2230", "--begin 22:30"),
+        ("#PBS -a 202603022230", "--begin '2026-03-02 22:30'"),
+        ("#PBS -v LR=0.1,SEED=3", "--env LR=0.1 --env SEED=3"),
+        ("#PBS -V -j oe", ""),
+        ("#BSUB -J train", "--name train"),
+        ('#BSUB -J "train[1-10]%4"', "--name train --array 1-10%4"),
+        ("#BSUB -W 12:30", "--time-limit '12h 30min'"),
+        ("#BSUB -W 90", "--time-limit 90min"),
+        ('#BSUB -n 4 -R "span[hosts=1]"', "--cpus 4"),
+        ('#BSUB -gpu "num=2:mode=exclusive_process"', "--gpus 2"),
+        ("#BSUB -M 16GB", "--memory 16GiB"),
+        ('#BSUB -w "done(12) && done(13)"', "--after-success 12,13"),
+        ('#BSUB -w "ended(12)"', "--after 12"),
+        ("#BSUB -b 22:30 -cwd /work", "--begin 22:30 --cwd /work"),
+    ],
+)
+def test_options_of_pbs_and_lsf_with_the_same_meaning_are_translated(
+    line: str, options: str, tmp_path: Path
+) -> None:
+    script = script_files.read([_script(tmp_path, f"#!/bin/bash\n{line}\necho\n")])
+
+    assert script is not None
+    assert shlex.join(script.options) == options
+    assert f"{line} read as {options or 'the default'}" in script.remarks[0]
+    submit.PARSERS["submit"]().parse_args([*script.options, "--", "true"])
+
+
+def test_a_script_that_asks_for_its_own_path_runs_in_place(tmp_path: Path) -> None:
+    text = '#!/bin/bash\nsource "$(dirname "${BASH_SOURCE[0]}")/lib.sh"\n'
+    script = script_files.read([path := _script(tmp_path, text), "--fast"])
+
+    assert script is not None
+    assert script.argv == ["/bin/bash", path, "--fast"]
+    assert "is not copied, because it uses $BASH_SOURCE" in script.remarks[0]
+
+
+@pytest.mark.parametrize(
     "line",
     [
         "#SBATCH --gres=gpu:a100:2",
@@ -728,8 +781,19 @@ def test_options_of_slurm_with_the_same_meaning_are_translated_and_said(
         "#SBATCH --time=UNLIMITED",
         "#SBATCH --dependency=singleton",
         "#SBATCH --output=log.txt",
-        "#PBS -l nodes=1",
-        "#BSUB -n 4",
+        "#PBS -l nodes=2:ppn=4",
+        "#PBS -l select=1:ncpus=4:vnode=a",
+        "#PBS -l walltime=long",
+        "#PBS -W depend=afternotok:12",
+        "#PBS -q long",
+        "#PBS -j n",
+        "#PBS -l place=excl",
+        "#BSUB -q long",
+        "#BSUB -M 4000",
+        "#BSUB -gpu num=1:gmodel=A100",
+        '#BSUB -w "exit(12)"',
+        '#BSUB -R "rusage[mem=4]"',
+        "#BSUB -x",
     ],
 )
 def test_options_of_other_queues_without_the_same_meaning_are_refused(

@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from scheduler.facts.units import parse_duration
+from gpucoord_site.cli.sources import lsf, pbs
+from gpucoord_site.cli.sources.foreign_words import (
+    IN_THE_LOG,
+    NO_QUEUES,
+    NUMBER,
+    Made,
+    Option,
+    after,
+    same,
+    time_limit,
+)
 
 MARK = re.compile(r"#(?:SBATCH|PBS|BSUB)(?=\s+-)")
 # Advice for options that have no equivalent.
 INSTEAD = {
-    "--output": " The output is in gpucoord logs JOB; for a file too, begin the script with"
-    " exec > FILE 2>&1",
-    "--partition": " There are no partitions; --host and --model choose GPUs.",
+    "--output": IN_THE_LOG,
+    "--partition": NO_QUEUES,
     "--constraint": " Use #GPUCOORD --model.",
 }
 # Short options of sbatch.
@@ -23,10 +32,8 @@ SHORT = {
 }  # fmt: skip
 GPUS = re.compile(r"(?:gres/)?gpu(?::[A-Za-z][\w.-]*)?(?::([0-9]{1,4}))?")
 MEMORY = re.compile(r"([0-9]{1,9})([KMGT]?)B?", re.IGNORECASE)
-TEXT = re.compile(r".+")
 INDICES = re.compile(r"[0-9,:%-]+")
-NUMBER = re.compile(r"[0-9]{1,5}")
-DEPENDENCY = re.compile(r"(afterok|afterany):([0-9]{1,9}(?::[0-9]{1,9})*)")
+DEPENDENCY = re.compile(r"(afterok|afterany):([0-9:]+)")
 
 
 class BadScript(Exception):
@@ -41,26 +48,29 @@ def mark_of(line: str) -> str:
 
 def translated(mark: str, words: Sequence[str], where: str) -> list[str]:
     """The options of one line. Raises BadScript for one whose meaning gpucoord does not have."""
-    if mark != "#SBATCH":
-        raise BadScript(
-            f"{where}: {mark} lines are not translated. Write #GPUCOORD lines; gpucoord submit"
-            " --help lists the options. To ignore the line, put another # before it."
-        )
+    pairs, made_of, instead = DIALECTS[mark]
     options: list[str] = []
-    for name, value in _pairs(words):
-        made = _option(name, value)
+    for name, value in pairs(words):
+        made = made_of(name, value)
         if made is None:
-            shown = f"{name}={value}" if value else name
+            sign = "=" if name.startswith("--") else " "
+            shown = f"{name}{sign}{value}" if value else name
             raise BadScript(
                 f"{where}: {mark} {shown} has no option with the same meaning. Remove it, or put"
-                f" another # before the line to ignore it.{INSTEAD.get(name, '')}"
+                f" another # before the line to ignore it.{instead.get(name, '')}"
             )
         options += made
     return options
 
 
 def _pairs(words: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Long names with their values; "" = none."""
+    """Long names of Slurm with their values; "" = none."""
+    for name, value in _short_pairs(words):
+        yield SHORT.get(name, name), value
+
+
+def _short_pairs(words: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Options of one letter, whose value may follow without a space, and long ones."""
     rest = list(words)
     while rest:
         word = rest.pop(0)
@@ -69,7 +79,15 @@ def _pairs(words: Sequence[str]) -> Iterator[tuple[str, str]]:
             name, equals, value = word[:2], "=", word[2:].removeprefix("=")
         if not equals and rest and not rest[0].startswith("-"):
             value = rest.pop(0)
-        yield SHORT.get(name, name), value
+        yield name, value
+
+
+def _word_pairs(words: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Options of LSF, words with one -, each followed by its value."""
+    rest = list(words)
+    while rest:
+        name = rest.pop(0)
+        yield name, rest.pop(0) if rest and not rest[0].startswith("-") else ""
 
 
 def _option(name: str, value: str) -> list[str] | None:
@@ -98,20 +116,9 @@ def _time(value: str) -> list[str] | None:
     """Slurm's minutes, minutes:seconds, h:m:s, days-hours, d-h:m and d-h:m:s."""
     days, dash, rest = value.rpartition("-")
     parts = rest.split(":")
-    if not all(re.fullmatch("[0-9]{1,5}", part) for part in (*parts, days or "0")):
-        return None
-    if len(parts) > 3:
-        return None
-    units = ("h", "min", "s") if dash or len(parts) == 3 else ("min", "s")
-    text = " ".join(
-        [f"{days}d"] * bool(dash)
-        + [f"{int(part)}{unit}" for part, unit in zip(parts, units, strict=False) if int(part)]
-    )
-    try:
-        parse_duration(text)
-    except ValueError:
-        return None
-    return ["--time-limit", text]
+    if dash:
+        return time_limit([days, *parts], ("d", "h", "min", "s"))
+    return time_limit(parts, ("h", "min", "s") if len(parts) == 3 else ("min", "s"))
 
 
 def _memory(value: str) -> list[str] | None:
@@ -123,10 +130,7 @@ def _memory(value: str) -> list[str] | None:
 
 def _dependency(value: str) -> list[str] | None:
     match = DEPENDENCY.fullmatch(value)
-    if match is None:
-        return None
-    option = "--after-success" if match[1] == "afterok" else "--after"
-    return [option, match[2].replace(":", ",")]
+    return after(match[1], match[2].split(":")) if match else None
 
 
 def _begin(value: str) -> list[str] | None:
@@ -138,23 +142,32 @@ def _begin(value: str) -> list[str] | None:
     return ["--begin", clock[1] if clock else value] if clock or moment else None
 
 
-def _same(option: str, pattern: re.Pattern[str] = TEXT) -> Callable[[str], list[str] | None]:
-    def made(value: str) -> list[str] | None:
-        return [option, value] if pattern.fullmatch(value) else None
-
-    return made
-
-
-OPTIONS: dict[str, Callable[[str], list[str] | None]] = {
+OPTIONS: dict[str, Option] = {
     "--gres": _gres,
     "--gpus": _gpus,
     "--gpus-per-node": _gpus,
     "--time": _time,
-    "--job-name": _same("--name"),
-    "--array": _same("--array", INDICES),
+    "--job-name": same("--name"),
+    "--array": same("--array", INDICES),
     "--mem": _memory,
-    "--cpus-per-task": _same("--cpus", NUMBER),
+    "--cpus-per-task": same("--cpus", NUMBER),
     "--begin": _begin,
     "--dependency": _dependency,
-    "--chdir": _same("--cwd"),
+    "--chdir": same("--cwd"),
+}
+Pairs = Callable[[Sequence[str]], Iterator[tuple[str, str]]]
+
+
+def _by_table(table: Mapping[str, Option]) -> Callable[[str, str], Made]:
+    def made(name: str, value: str) -> Made:
+        return table[name](value) if name in table else None
+
+    return made
+
+
+# How each kind of line is read: its words, the meaning of an option, and advice without one.
+DIALECTS: dict[str, tuple[Pairs, Callable[[str, str], Made], Mapping[str, str]]] = {
+    "#SBATCH": (_pairs, _option, INSTEAD),
+    "#PBS": (_short_pairs, _by_table(pbs.OPTIONS), pbs.INSTEAD),
+    "#BSUB": (_word_pairs, _by_table(lsf.OPTIONS), lsf.INSTEAD),
 }

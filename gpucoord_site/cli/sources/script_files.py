@@ -22,6 +22,8 @@ MISSPELT = re.compile(
     r"\s*(?:#+\s*GPUCOORD\s*:?\s*-|#\s*(?:SBATCH|PBS|BSUB)\s+-|#\$\s+-)", re.IGNORECASE
 )
 MOST_NAMED = 5
+# The path of the script for bash, which it does not know of a text.
+FINDS_ITSELF = "BASH_SOURCE"
 UTF_16 = tuple(
     mark + "#!".encode(code)
     for mark, code in (
@@ -75,6 +77,12 @@ def read(words: Sequence[str], *, copies: bool = True, runs_here: bool = True) -
         _check_interpreter(interpreter, path)
     whole = str(path.absolute())
     if not copies:
+        return Script(options, [*interpreter, whole, *words[1:]], remarks)
+    if is_shell and FINDS_ITSELF in text:
+        remarks.append(
+            f"{path} is not copied, because it uses ${FINDS_ITSELF}, which a copy does not have:"
+            " do not edit it before the job has started"
+        )
         return Script(options, [*interpreter, whole, *words[1:]], remarks)
     if not is_shell:
         remarks.append(f"{path} is not copied: it is read when the job starts")
