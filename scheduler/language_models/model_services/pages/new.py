@@ -148,7 +148,9 @@ def _checked(form: NewModelForm) -> dict[str, Any]:
         result = dry_run.dry_run(form.columns(), form.model_source())
     except MissingAccount as error:
         return {"findings": [dry_run.Finding(str(error), False)]}
-    return {"findings": result.findings, "argv": shlex.join(result.argv)}
+    is_ready = all(finding.is_ok is not False for finding in result.findings)
+    argv = shlex.join(result.argv)
+    return {"findings": result.findings, "argv": argv, "is_ready": is_ready}
 
 
 def _printable(text: str) -> str:

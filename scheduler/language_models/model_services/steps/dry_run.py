@@ -65,7 +65,10 @@ def _program(program: str, account: Account) -> Finding:
         finding = _usable(Path(folder) / program, account, EXECUTE)
         if finding.is_ok is not False:
             return finding
-    text = f"{program} is in no folder of PATH of {account.name}: write its whole path."
+    text = (
+        f"{program} is in no folder of PATH of {account.name}."
+        " Install it, or choose an own command with its whole path."
+    )
     return Finding(text, False)
 
 
