@@ -218,9 +218,9 @@ def test_the_memory_fraction_never_exceeds_what_was_placed(
     assert policy.memory_fraction(placed, total) == fraction
 
 
-@pytest.mark.parametrize("name", sorted(policy.TEMPLATES))
+@pytest.mark.parametrize("name", sorted(policy.COMMANDS))
 def test_a_shipped_template_is_a_valid_command_and_stands_in_the_docs(name: str) -> None:
-    command = policy.TEMPLATES[name]
+    command = policy.COMMANDS[name]
     values = {"model": "q", "port": "9000", "gpu": "0", "gpu_memory_fraction": "0.25"}
     filled = policy.filled_argv(policy.parse_argv(command), values)
 
