@@ -48,6 +48,7 @@ from scheduler.limits.time_windows.api import router as window_router
 from scheduler.submission.batches.api import router as batch_router
 from scheduler.submission.idle_work.api import router as idle_work_router
 from scheduler.submission.scripts.api import router as script_router
+from scheduler.submission.task_records.api import router as task_router
 
 Json = dict[str, Any]
 ERROR = "#/components/schemas/Error"
@@ -227,6 +228,7 @@ def _api() -> DocumentedApi:
     api.add_decorator(refuse_unknown_parameters)
     api.add_router("/jobs/", scheduler_router, tags=["Jobs"])
     api.add_router("/prompts/", prompt_router, tags=["Prompts"])
+    api.add_router("/tasks/", task_router, tags=["Tasks"])
     api.add_router("/", mode_router, tags=["Mode"])
     api.add_router("/models/", model_router, tags=["Models"])
     api.add_router("/disks/", disk_router, tags=["Disks"])

@@ -256,10 +256,10 @@ class JobInputAdmin(ReadOnly):
 
 @admin.register(SubmissionKey)
 class SubmissionKeyAdmin(ReadOnly):
-    fields = ("user", "key", "job", "created_at")
-    list_display = ("key", "user", "job", "created_at")
-    list_select_related = ("user", "job")
-    search_fields = ("key", "user__username", "=job__id")
+    fields = ("user", "key", "job", "prompt", "created_at")
+    list_display = ("key", "user", "job", "prompt", "created_at")
+    list_select_related = ("user", "job", "prompt")
+    search_fields = ("key", "user__username", "=job__id", "=prompt__id")
     date_hierarchy = "created_at"
     ordering = ("-created_at",)
 

@@ -234,7 +234,7 @@ class JobDependency(models.Model):
 
 
 class SubmissionKey(models.Model):
-    """A client's `Idempotency-Key`: the job that its first request made, or the first of a batch.
+    """A client's key: the job that its first request made, the first of a batch, or the prompt.
 
     digest: of the request's body; the same key with another body is refused. batch: the numbers of
     the batch's jobs; null = it was a single request.
@@ -243,14 +243,21 @@ class SubmissionKey(models.Model):
     user = models.ForeignKey(settings.AUTH_USER_MODEL, models.CASCADE, related_name="+")
     key = models.CharField(max_length=255)
     digest = models.CharField(max_length=64)
-    job = models.ForeignKey("scheduler.Job", models.CASCADE, related_name="+")
+    job = models.ForeignKey("scheduler.Job", models.CASCADE, null=True, related_name="+")
+    prompt = models.ForeignKey("scheduler.Prompt", models.CASCADE, null=True, related_name="+")
     batch = models.JSONField(null=True, blank=True)
     created_at = models.DateTimeField(db_index=True)
 
     class Meta:
         constraints = [
-            models.UniqueConstraint(fields=["user", "key"], name="submission_key_once_per_user")
+            models.UniqueConstraint(fields=["user", "key"], name="submission_key_once_per_user"),
+            models.CheckConstraint(
+                condition=models.Q(job=None) ^ models.Q(prompt=None),
+                name="submission_key_of_job_or_prompt",
+            ),
         ]
 
     def __str__(self) -> str:
+        if self.prompt_id is not None:
+            return f"submission key of prompt {self.prompt_id}"
         return f"submission key of job {self.job_id}"

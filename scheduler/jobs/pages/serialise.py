@@ -165,13 +165,19 @@ def line(job: Job, silent: Mapping[str, datetime]) -> dict[str, Any]:
         "progress": attempt.progress if attempt else None,
         "ends_p50_at": ends.p50 if ends else None,
         "ends_p90_at": ends.p90 if ends else None,
-        "reason": reason.headline if (reason := first(reasons(job.blockers))) else None,
+        "reason": waits_for(job),
         "tags": job.tags,
         "task_class": "script",
         "task_type": job.task_type or None,
         "script": job.script or None,
         "url": reverse("job", args=[job.pk]),
     }
+
+
+def waits_for(job: Job) -> str | None:
+    """The leading reason why it waits, in one sentence; None: it does not wait."""
+    reason = first(reasons(job.blockers))
+    return reason.headline if reason else None
 
 
 def _lost_since(attempt: Attempt | None, silent: Mapping[str, datetime]) -> datetime | None:

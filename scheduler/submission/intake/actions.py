@@ -411,9 +411,13 @@ def jobs_of_key(user: User, key: str, body_digest: str, now: datetime) -> list[i
     row = SubmissionKey.objects.filter(user=user, key=key, created_at__gt=now - KEPT).first()
     if row is None:
         return None
-    if row.digest != body_digest:
+    if row.digest != body_digest or row.job_id is None:
         raise OtherBody
     return [row.job_id] if row.batch is None else list(row.batch)
+
+
+def forget_old_keys(now: datetime) -> None:
+    SubmissionKey.objects.filter(created_at__lte=now - KEPT).delete()
 
 
 def store_key(user: User, key: str, body_digest: str, jobs: Sequence[Job], now: datetime) -> None:
@@ -421,7 +425,7 @@ def store_key(user: User, key: str, body_digest: str, jobs: Sequence[Job], now: 
 
     Raises IntegrityError when another request with this key was first.
     """
-    SubmissionKey.objects.filter(created_at__lte=now - KEPT).delete()
+    forget_old_keys(now)
     batch = [job.pk for job in jobs] if len(jobs) > 1 else None
     SubmissionKey.objects.create(
         user=user, key=key, digest=body_digest, job=jobs[0], batch=batch, created_at=now
