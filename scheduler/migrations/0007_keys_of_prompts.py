@@ -8,7 +8,7 @@ from django.db import migrations, models
 class Migration(migrations.Migration):
 
     dependencies = [
-        ('scheduler', '0005_ports_of_attempts'),
+        ('scheduler', '0006_quick_failures'),
         migrations.swappable_dependency(settings.AUTH_USER_MODEL),
     ]
 
