@@ -57,7 +57,7 @@ CALLS = (
     Call("POST", "/api/prompts/{prompt}/cancel/", SUBMIT, OWNER),
     Call("GET", "/api/tasks/", READ, ALL),
     Call("POST", "/api/tasks/", SUBMIT, ALL, {"task_class": "llm", "prompt": "hello"}),
-    Call("GET", "/api/tasks/prompt-{prompt}/", READ, OWNER),
+    Call("GET", "/api/tasks/{task}/", READ, OWNER),
     Call("GET", "/api/jobs/", READ, ALL),
     Call("POST", "/api/jobs/", SUBMIT, ALL, {"command": "true"}),
     Call("POST", "/api/jobs/batch/", SUBMIT, ALL, {"jobs": [{"command": "true"}]}),
@@ -145,6 +145,7 @@ def names() -> dict[str, str]:
     return {
         "model": "small",
         "prompt": str(prompts.create(HELLO, alice, NOW).pk),
+        "task": f"prompt-{prompts.create(HELLO, alice, NOW).pk}",
         "job": str(waiting(alice).pk),
         "template": IdleTemplate.objects.create(
             name="alice-idle", account=alice, request={"command": "true"}

@@ -44,7 +44,7 @@ TASK_TYPES = [kind.value for kind in (*PromptType, *TaskType)]
 PROMPT, JOB = "prompt-", "job-"
 
 
-class NewTaskBody(RequestBody):
+class NewTaskRecordBody(RequestBody):
     """A task: a prompt to a model, or a run of a registered script."""
 
     task_id: str | None = Field(
@@ -71,7 +71,7 @@ class NewTaskBody(RequestBody):
     estimated_duration_sec: float | None = Field(None, gt=0, le=10_000_000)
 
 
-class TaskLine(Schema):
+class TaskRecordLine(Schema):
     """A task without its texts."""
 
     id: str = Field(description="prompt-N or job-N.")
@@ -93,25 +93,27 @@ class TaskLine(Schema):
     finished_at: datetime | None
 
 
-class TaskBody(TaskLine):
+class TaskRecordBody(TaskRecordLine):
     """With its result, which only its owner sees, of a script operators too."""
 
     output: JsonValue = None
     error: str | None = Field(None, description="Why it failed.")
 
 
-class TaskFilters(Schema):
+class TaskRecordFilters(Schema):
     status: TaskStatus | None = None
     task_class: TaskClass | None = None
     limit: int = Field(100, ge=1, le=MOST_LISTED)
 
 
-class Tasks(Schema):
-    tasks: list[TaskLine]
+class TaskRecords(Schema):
+    tasks: list[TaskRecordLine]
 
 
-@router.post("", response={201: TaskBody}, summary="Send a task", url_name="tasks")
-def send(request: HttpRequest, response: HttpResponse, new: NewTaskBody) -> Status[dict[str, Any]]:
+@router.post("", response={201: TaskRecordBody}, summary="Send a task", url_name="tasks")
+def send(
+    request: HttpRequest, response: HttpResponse, new: NewTaskRecordBody
+) -> Status[dict[str, Any]]:
     """Queue a prompt or a run of a script. It is stored durably before the answer.
 
     404: there is no such model. 422: `errors` says for each field what is wrong. 429: too many of
@@ -134,7 +136,7 @@ def send(request: HttpRequest, response: HttpResponse, new: NewTaskBody) -> Stat
     return Status(201, _body(made, person))
 
 
-def _new(body: NewTaskBody) -> NewTask:
+def _new(body: NewTaskRecordBody) -> NewTask:
     """Raises InvalidInput."""
     arguments = body.script_args or {}
     if len(json.dumps(arguments)) > LARGEST_ARGUMENTS:
@@ -158,8 +160,10 @@ def _new(body: NewTaskBody) -> NewTask:
     return new
 
 
-@router.get("", response=Tasks, summary="List tasks", url_name="tasks")
-def list_tasks(request: HttpRequest, filters: Annotated[TaskFilters, Query()]) -> dict[str, Any]:
+@router.get("", response=TaskRecords, summary="List tasks", url_name="tasks")
+def list_tasks(
+    request: HttpRequest, filters: Annotated[TaskRecordFilters, Query()]
+) -> dict[str, Any]:
     """Runs of scripts of all users, and your prompts; operators see those of all users.
 
     By priority, then in the order in which they were sent. Without `status`, those that have not
@@ -199,7 +203,7 @@ def _jobs(status: TaskStatus | None) -> QuerySet[Job]:
     return rows.filter(did if succeeded else ~did)
 
 
-@router.get("{task_id}/", response=TaskBody, summary="Show a task")
+@router.get("{task_id}/", response=TaskRecordBody, summary="Show a task")
 def show(request: HttpRequest, task_id: str) -> dict[str, Any]:
     """By its id, or by the id that you gave it within a day. Prompts: its owner and operators."""
     person = _person(request)
@@ -222,8 +226,8 @@ def _by_number(text: str) -> Prompt | Job | None:
     for prefix, rows in (PROMPT, Prompt.objects.select_related("owner")), (JOB, job_views.jobs()):
         digits = text.removeprefix(prefix)
         if digits != text and digits.isascii() and digits.isdecimal() and len(digits) <= 18:
-            found: Prompt | Job | None = rows.filter(pk=int(digits)).first()
-            return found
+            task: Prompt | Job | None = rows.filter(pk=int(digits)).first()
+            return task
     return None
 
 
@@ -298,15 +302,15 @@ def _gpus(tasks: Iterable[Prompt | Job]) -> dict[str, tuple[str, str]]:
     """The first GPU of each task, "" = none, and its host."""
     numbers = {t.instance for t in tasks if isinstance(t, Prompt) and t.instance is not None}
     instances = dict(ModelInstance.objects.filter(pk__in=numbers).values_list("pk", "gpu_uuids"))
-    found = {}
+    places = {}
     for task in tasks:
         if isinstance(task, Prompt):
             uuids, host = instances.get(task.instance or 0, []), task.host
         else:
             attempt = job_views.running_attempt(task)
             uuids, host = (attempt.gpu_uuids, attempt.host) if attempt else ([], "")
-        found[_id(task)] = (uuids[0] if uuids else "", host)
-    return found
+        places[_id(task)] = (uuids[0] if uuids else "", host)
+    return places
 
 
 def _own_ids(tasks: Iterable[Prompt | Job], person: User) -> dict[str, str]:
