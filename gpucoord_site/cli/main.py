@@ -43,6 +43,10 @@ COMMANDS: Commands = {
         "open a shell with a GPU as a job: gpucoord shell",
         "gpucoord_site.cli.shell_job.command:main",
     ),
+    "notebook": (
+        "open JupyterLab with a GPU as a job: gpucoord notebook",
+        "gpucoord_site.cli.shell_job.notebook:main",
+    ),
     "batch": (
         "run a script for many items: gpucoord batch SCRIPT --input FOLDER",
         "gpucoord_site.cli.batch:main",

@@ -58,9 +58,11 @@ def shell(service: Service, env: dict[str, str]) -> Iterator[Shell]:
     """Starts shells. After the test, also a failed one, they are ended with all open jobs."""
     people: list[Person] = []
 
-    def start(*words: str, rows: int = 24, columns: int = 80) -> Person:
-        argv = [sys.executable, "-m", "gpucoord_site", "shell", *words]
-        people.append(Person(argv, env, rows=rows, columns=columns))
+    def start(
+        *words: str, rows: int = 24, columns: int = 80, command: str = "shell", **changes: str
+    ) -> Person:
+        argv = [sys.executable, "-m", "gpucoord_site", command, *words]
+        people.append(Person(argv, env | changes, rows=rows, columns=columns))
         return people[-1]
 
     yield start
@@ -107,6 +109,33 @@ def test_what_is_typed_runs_as_a_job_and_its_exit_code_returns(
     assert person.end() == 7
     ended = job(env, person.number)
     assert (ended["outcome"], ended["exit_code"]) == ("failed", 7)
+
+
+JUPYTER = """#!/bin/sh
+echo "token of ${#JUPYTER_TOKEN} characters, given $*, on $GPUCOORD_PORT"
+echo ready; read line; exit 0
+"""
+
+
+def test_a_notebook_has_the_port_of_its_job(
+    shell: Shell, env: dict[str, str], tmp_path: Path
+) -> None:
+    program = tmp_path / "jupyter-lab"
+    program.write_text(JUPYTER)
+    program.chmod(0o755)
+    tmp_path.chmod(0o755)
+    path = f"{tmp_path}:{os.environ['PATH']}"
+    person = shell("--gpus", "0", "--", "--expert", command="notebook", PATH=path)
+
+    person.until("ready")
+    ports = {each["port"] for each in job(env, person.number)["attempts"]}
+    port = re.search(r"http://127.0.0.1:(\d+)/lab\?token=\w{48}", person.text)
+    assert port is not None
+    assert ports == {int(port[1])}
+    assert f"--port={port[1]} --expert, on {port[1]}" in person.text
+    assert "token of 48 characters" in person.text
+    person.types("\r")
+    assert person.end() == 0
 
 
 def test_the_window_has_the_size_of_this_one_also_when_it_changes(shell: Shell) -> None:

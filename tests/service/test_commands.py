@@ -30,6 +30,7 @@ from gpucoord_site.cli import (
 )
 from gpucoord_site.cli.foreign_output import ForeignOutput
 from gpucoord_site.cli.shell_job import command as shell_command
+from gpucoord_site.cli.shell_job import notebook
 from gpucoord_site.cli.sources import script_files
 from gpucoord_site.cli.sources.other_schedulers import BadScript
 from gpucoord_site.cli.transport import NeverReached, RequestFailed, Transport
@@ -975,6 +976,40 @@ def test_a_shell_is_named_in_the_queue(words: list[str], name: str | None) -> No
     body = shell_command._body(shell_command.parser().parse_args(words))
 
     assert body.get("name") == name
+
+
+def test_a_notebook_is_an_interactive_job_with_a_token_of_its_own() -> None:
+    options = notebook.parser().parse_args(["--gpus", "1", "--", "--notebook-dir=/data"])
+    body = notebook.body_of(options, "s3cret")
+
+    assert (body["interactive"], body["name"], body["gpus"]) == (True, "notebook", 1)
+    assert body["argv"][3:] == ["notebook", "--notebook-dir=/data"]
+    assert body["env"] == {"JUPYTER_TOKEN": "s3cret"}
+    assert "s3cret" not in " ".join(body["argv"])
+
+
+def test_a_notebook_says_how_to_open_it() -> None:
+    attempt = {"port": 20008, "account": "alice", "host": "gpubox"}
+    said = notebook.how_to_open({"attempts": [attempt]}, "s3cret")
+
+    link = "http://127.0.0.1:20008/lab?token=s3cret"
+    assert said.splitlines() == [
+        f"on this computer: {link}",
+        f"from another one: ssh -N -L 20008:127.0.0.1:20008 alice@gpubox  # then open {link}",
+    ]
+    assert "no port" in notebook.how_to_open({"attempts": [attempt | {"port": None}]}, "x")
+
+
+def test_without_jupyter_a_notebook_says_how_to_install_it(
+    monkeypatch: pytest.MonkeyPatch, said: Say
+) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    for stream in (sys.stdin, sys.stdout):
+        monkeypatch.setattr(stream, "isatty", lambda: True, raising=False)
+
+    assert notebook.main([]) == 125
+    assert "python -m pip install jupyterlab" in said()
+    assert not Job.objects.exists()
 
 
 def test_resubmit_gives_a_job_again_what_was_deleted_at_its_end(

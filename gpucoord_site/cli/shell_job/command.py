@@ -7,7 +7,7 @@ import os
 import sys
 import time
 from argparse import ArgumentParser, Namespace
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from gpucoord_site.cli import connection, submit
@@ -48,7 +48,7 @@ def main(argv: Sequence[str]) -> int:
         job_id = options.attach if body is None else client.submit(body)
         if body is not None:
             connection.complain(f"job {job_id} submitted")
-        code = _attend(client, job_id, is_own=body is not None)
+        code = attend(client, job_id, is_own=body is not None)
         if options.json:
             sys.stdout.write(f"{json.dumps(client.job(job_id), indent=2)}\n")
         return code
@@ -68,7 +68,13 @@ def _body(options: Namespace) -> dict[str, Any]:
     return submit.body_of(options, words) | {"interactive": True}
 
 
-def _attend(client: Client, job_id: int, *, is_own: bool) -> int:
+def attend(
+    client: Client,
+    job_id: int,
+    *,
+    is_own: bool,
+    on_start: Callable[[dict[str, Any]], None] = lambda _job: None,
+) -> int:
     """Wait for the job's start, then connect until its end or until the user leaves."""
     from gpucoord_site.cli.client import NotReachable
     from gpucoord_site.cli.follow import ending
@@ -81,6 +87,8 @@ def _attend(client: Client, job_id: int, *, is_own: bool) -> int:
             client.cancel(job_id)
             connection.complain(f"job {job_id} cancelled")
         return CANCELLED
+    if job["state"] != "finished":
+        on_start(job)
     refused_until = time.monotonic() + RECORDED_WITHIN_S
     while job["state"] != "finished":
         try:
