@@ -142,7 +142,7 @@ def test_every_page_has_something_to_show(seeded: Config) -> None:
 
 
 def test_people_can_log_in_and_one_of_them_operates(db: None) -> None:
-    people = seeding.people("admin", "one for all")
+    people = seeding.people("admin", "one for all", NOW)
 
     assert people["admin"].is_superuser
     assert not people["alice"].is_staff
