@@ -212,18 +212,24 @@ def gpu_constraints(request: RequestClass, state: PassState, gpus: Sequence[Slot
     if state.reduced:
         constraints.append(_over_reduced_share(request, state, gpus))
     if slots.windows:
-        trusted, rules = state.trusted(request.owner), state.rules.windows
+        trusted = state.trusted(request.owner)
         if trusted:
             constraints = [_without(busy, trusted) for busy in constraints]
-        asking = window_rules.asking(
-            request.owner, request.requirement, request.lasts, request.preemptible, state.now, rules
-        )
-        constraints.insert(
-            0, window_rules.closed_for(asking, slots.windows, gpus, slots.running, state.now)
-        )
+        constraints.insert(0, closed_by_windows(request, state, gpus))
     if slots.reserved:
         constraints.insert(0, _reserved_for_models(request, slots, gpus))
     return [constraint for constraint in constraints if constraint]
+
+
+def closed_by_windows(
+    request: RequestClass, state: PassState, gpus: Sequence[Slot]
+) -> Mapping[str, Blocker]:
+    """The GPUs that time windows close to such a request now."""
+    slots, rules = state.slots, state.rules.windows
+    asking = window_rules.asking(
+        request.owner, request.requirement, request.lasts, request.preemptible, state.now, rules
+    )
+    return window_rules.closed_for(asking, slots.windows, gpus, slots.running, state.now)
 
 
 def _without(blockers: Mapping[str, Blocker], gpu_uuids: frozenset[str]) -> Mapping[str, Blocker]:

@@ -159,6 +159,7 @@ def _too_many(window: Window, others: Sequence[Window], since: datetime) -> Iter
             yield from (other for other in active if other is not window)
 
 
+@lru_cache(maxsize=1024)
 def describe(window: Window) -> str:
     """The days and hours in words: "Mon–Fri 20:00–06:00 (Europe/Berlin)"."""
     return f"{days(window.days)} {window.start:%H:%M}–{window.end:%H:%M} ({window.zone})"

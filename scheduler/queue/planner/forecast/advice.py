@@ -18,8 +18,8 @@ from scheduler.facts.jobs import PRIORITIES, QueuedJob, Requirement
 from scheduler.facts.plans import PlanPolicy, Slot, Slots
 from scheduler.facts.units import size
 from scheduler.limits.quotas.policy.quotas import count
+from scheduler.queue.planner.forecast.classes import HORIZON
 from scheduler.queue.planner.forecast.forecast import WhatIf, start_before, what_if
-from scheduler.queue.planner.forecast.simulation import HORIZON
 from scheduler.queue.planner.gates import PlannerThresholds
 
 # A smaller gain is within the error of the forecast.

@@ -15,7 +15,8 @@ from datetime import datetime, timedelta
 from scheduler.facts.blockers import Blocker
 from scheduler.facts.jobs import QueuedJob
 from scheduler.facts.plans import PlanPolicy, Slots
-from scheduler.queue.planner.forecast.simulation import Queue, Simulation
+from scheduler.queue.planner.forecast.classes import Queue
+from scheduler.queue.planner.forecast.simulation import Simulation
 from scheduler.queue.planner.gates import PlannerThresholds
 from scheduler.queue.planner.order import ServiceOrder, Shares
 from scheduler.queue.planner.plan import Pass, place

@@ -10,7 +10,7 @@ kind. A kind that found no GPU is not tried again until a GPU that could take it
 from __future__ import annotations
 
 import heapq
-from bisect import insort
+from bisect import bisect_right, insort
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -22,76 +22,30 @@ from typing import Any
 from scheduler.facts.blockers import Blocker, BlockerCode
 from scheduler.facts.jobs import CLASSES, QueuedJob, RunTime
 from scheduler.facts.plans import PlanPolicy, RunningJob, Slot, Slots, Yield
-from scheduler.limits.time_windows.policy.calendar import coming, current
 from scheduler.queue.planner import gates, preemption
+from scheduler.queue.planner.forecast.classes import HORIZON, Entry, JobClass, Kind, Queue
 from scheduler.queue.planner.forecast.run_times import expected_end
 from scheduler.queue.planner.gates import PassState, PlannerThresholds
 from scheduler.queue.planner.matching import reject_code
 from scheduler.queue.planner.order import ABOVE, Place, Places, Shares, came, overdue
 from scheduler.queue.planner.plan import MOST_CONSIDERED, GpuPool, Pass, RequestGroup
 
-# Nothing is predicted beyond this time.
-HORIZON = timedelta(days=60)
 SHORTEST = timedelta(seconds=2)
 # Events within this time are one.
 TOGETHER = timedelta(seconds=1)
 # From a yield request to the time when the GPU is free, where no deadline is known.
 LEAVES_AFTER = timedelta(seconds=10)
 DAY = timedelta(days=1)
+# Time windows and budgets repeat within a week: what has not started by then never will.
+REPEATS = timedelta(days=8)
+# A pass with time windows costs much more, so fewer are made.
+MOST_PASSES = 120
 # The part that the n-th job of a GPU adds to the spread of their sum.
 PARTS = tuple(sqrt(n + 1) - sqrt(n) for n in range(64))
 
 
-class Kind:
-    """Classes that need the same of GPUs. heap: their entries, which may be outdated.
-
-    is_open: a GPU may take such a job. is_hopeless: not even on empty GPUs.
-    """
-
-    __slots__ = ("group", "heap", "is_hopeless", "is_open")
-
-    def __init__(self, group: RequestGroup) -> None:
-        self.group = group
-        self.heap: list[Entry] = []
-        self.is_open = True
-        self.is_hopeless = False
-
-
-class JobClass:
-    """Waiting jobs with identical requests, in order of submission."""
-
-    __slots__ = ("group", "is_parked", "jobs", "kind", "number", "version")
-
-    def __init__(self, group: RequestGroup, kind: Kind, number: int) -> None:
-        self.group = group
-        self.kind = kind
-        self.number = number
-        self.jobs: list[QueuedJob] = []
-        self.version = 0
-        self.is_parked = False
-
-
-# The place of a class: of its first job, its number, its version and how often its owner had been
-# served when it was computed. Numbers differ, so the class is never compared.
-Entry = tuple[Place, int, int, int, JobClass]
-
-
-class Queue:
-    """The jobs at the beginning of simulations: placed, waiting by class, held by own blockers."""
-
-    def __init__(self, jobs: Sequence[QueuedJob], made: Pass) -> None:
-        uuids = {placement.job_id: placement.gpu_uuids for placement in made.placements}
-        self.placed = [(job, uuids[job.id]) for job in jobs if job.id in uuids]
-        self.owners = {job.owner for job in jobs}
-        waiting = [job for job in jobs if job.id not in uuids and not made.is_final(job)]
-        self.ids = {job.id for job in waiting}
-        self.held = [job for job in waiting if job.waits]
-        ahead = {job.id for job in made.ahead.values()}
-        classes: dict[tuple[int, bool], list[QueuedJob]] = defaultdict(list)
-        for job in sorted(waiting, key=came):
-            if not job.waits:
-                classes[id(made.groups.of(job)), job.id in ahead].append(job)
-        self.classes = list(classes.values())
+# Its time, a number, whether it is periodic, and what happens.
+Event = tuple[datetime, int, bool, Callable[..., None], tuple[Any, ...]]
 
 
 @dataclass(slots=True)
@@ -157,19 +111,16 @@ class Simulation:
         # Classes that the gates refuse, until something ends.
         self._parked: dict[str, list[JobClass]] = defaultdict(list)
         self._running: dict[int, _Run] = {}
-        throttle = slots.throttle
-        # No GPU is closed to some jobs only, but for the reservation.
-        self._is_simple = not (
-            slots.windows
-            or slots.reserved
-            or throttle.closed_gpus
-            or throttle.starts is not None
-            or self._state.reduced
-        )
+        self._note_constraints()
         # GPUs whose load a job that ended has lowered, "" for all.
         self._lifted: set[str] = set()
         self._before = {gpu.gpu_uuid: len(gpu.jobs) for gpu in slots.gpus}
-        self._events: list[tuple[datetime, int, Callable[..., None], tuple[Any, ...]]] = []
+        self._events: list[Event] = []
+        # Events that are not periodic.
+        self._due = 0
+        # Jobs that have not started.
+        self._missing = set(queue.ids)
+        self._boundaries = queue.boundaries
         self._numbers = count()
         self._followers: dict[int, list[tuple[QueuedJob, set[int], datetime]]] = defaultdict(list)
         self._waiting: dict[str, int] = defaultdict(int)
@@ -179,17 +130,41 @@ class Simulation:
         self._served: set[str] = set()
         self._begin(queue, made)
 
+    def _note_constraints(self) -> None:
+        """Which constraints of GPUs besides the reservation there are."""
+        throttle = self._slots.throttle
+        # No GPU is closed to some jobs only, but for the reservation.
+        self._is_simple = not (
+            self._slots.windows
+            or self._slots.reserved
+            or throttle.closed_gpus
+            or throttle.starts is not None
+            or self._state.reduced
+        )
+        # Whether all time windows are for whole GPUs, so that no end of a job matters to them.
+        windows = self._slots.windows
+        self._has_whole_windows = bool(windows) and all(w.share_pct >= 100 for w in windows)
+
     def run(self, most: int, only: int | None = None, until: datetime | None = None) -> None:
         """Until `most` jobs or `only` have started, or nothing more is expected until then."""
         until = min(until or datetime.max.replace(tzinfo=UTC), self._began + HORIZON)
+        progress, passes = self._now, 0
         while self._events and self._events[0][0] <= until:
             at = max(self._now, self._events[0][0])
+            if self._due:
+                progress = at
+            elif at > progress + REPEATS:
+                return
             self._now = self._state.now = at
             while self._events and self._events[0][0] <= at + TOGETHER:
-                _, _, act, given = heapq.heappop(self._events)
+                _, _, is_periodic, act, given = heapq.heappop(self._events)
+                self._due -= not is_periodic
                 act(*given)
             self._pass()
-            if len(self.starts) >= most or only in self.starts:
+            passes += 1
+            if self._boundaries and passes > MOST_PASSES:
+                return
+            if len(self.starts) >= most or only in self.starts or not self._missing:
                 return
 
     # The world at the beginning, and what will change by itself.
@@ -209,14 +184,19 @@ class Simulation:
             self._open_later(gpu, queue.ids)
         for account in self._slots.people.values():
             if account.budget is not None:
-                self._at(account.budget.resets_at, self._reset_budget, account.owner)
+                resets_at = account.budget.resets_at
+                self._at(resets_at, self._reset_budget, account.owner, is_periodic=True)
         self._lift_later()
         self._follow_windows()
         for kind in self._kinds.values():
             kind.is_open = self._fits(kind, self._pool.gpus)
 
-    def _at(self, at: datetime, act: Callable[..., None], *given: Any) -> None:
-        heapq.heappush(self._events, (at, next(self._numbers), act, given))
+    def _at(
+        self, at: datetime, act: Callable[..., None], *given: Any, is_periodic: bool = False
+    ) -> None:
+        """is_periodic: it comes again and again, whatever else happens."""
+        self._due += not is_periodic
+        heapq.heappush(self._events, (at, next(self._numbers), is_periodic, act, given))
 
     def _on(self, uuids: Collection[str]) -> tuple[Slot, ...]:
         return tuple(gpu for gpu in self._pool.gpus if gpu.gpu_uuid in uuids)
@@ -234,7 +214,7 @@ class Simulation:
     def _end_of(self, job: RunningJob) -> datetime | None:
         """When a running job ends; None = unknown."""
         if job.yields:
-            return self._now
+            return self._now + SHORTEST
         ends = job.ends
         if ends is None or ends.p50 <= self._now:
             usual = job.expected
@@ -286,7 +266,7 @@ class Simulation:
         budget = replace(account.budget, spent=0.0, resets_at=account.budget.resets_at + DAY)
         self._state.people[owner] = replace(account, budget=budget)
         self._state.limits.pop(owner, None)
-        self._at(budget.resets_at, self._reset_budget, owner)
+        self._at(budget.resets_at, self._reset_budget, owner, is_periodic=True)
         self._unpark(owner)
 
     def _lift_later(self) -> None:
@@ -318,15 +298,9 @@ class Simulation:
 
     def _follow_windows(self) -> None:
         """The next start or end of a time window, and the time before it when jobs must leave."""
-        early = timedelta(minutes=self._rules.windows.yield_before_minutes)
-        times = []
-        for window in self._slots.windows:
-            active, following = current(window, self._now), coming(window, self._now)
-            times += [active.end, active.end - early] if active else []
-            times += [following.start, following.start - early] if following else []
-        later = [at for at in times if at > self._now + TOGETHER]
-        if later:
-            self._at(min(later), self._pass_window)
+        following = bisect_right(self._boundaries, self._now + TOGETHER)
+        if following < len(self._boundaries):
+            self._at(self._boundaries[following], self._pass_window, is_periodic=True)
 
     def _pass_window(self) -> None:
         self._follow_windows()
@@ -334,6 +308,8 @@ class Simulation:
         self._state.slots = replace(self._state.slots, running=running)
         for request in gates.evictions(self._state):
             self._leave(request)
+        for kind in self._kinds.values():
+            kind.is_shut = False
         self._open_all()
 
     # Waiting jobs.
@@ -436,14 +412,13 @@ class Simulation:
         freed = self._on(self._freed)
         self._freed.clear()
         for alike in self._alike.values():
-            closed = [kind for kind in alike if not kind.is_open and kind.heap]
+            closed = [kind for kind in alike if not (kind.is_open or kind.is_shut) and kind.heap]
             if closed and self._fits(closed[0], freed):
                 for kind in closed:
                     kind.is_open = True
 
     def _open_all(self) -> None:
-        for kind in self._kinds.values():
-            kind.is_open = True
+        self._open(self._pool.gpus)
         self._unpark()
 
     # A job starts, leaves, ends.
@@ -470,6 +445,7 @@ class Simulation:
         length = self._length(job, self._before[uuids[0]] if uuids else self._cpu_before())
         if job.id not in self.starts:
             self.starts[job.id], self.places[job.id] = now, uuids
+            self._missing.discard(job.id)
             if length is not None:
                 self.ends[job.id] = now + length
         if length is not None:
@@ -607,13 +583,14 @@ class Simulation:
         self._served.clear()
         if self._freed:
             self._open_freed()
+        may_reserve = True
         for place, job_class in self._tried():
             job, group = job_class.jobs[0], job_class.group
             if gates.refusals(group.request, self._state):
                 self._park(job_class)
                 continue
-            if self._pool.reservation is None:
-                self._reserve_before(place)
+            if self._pool.reservation is None and may_reserve:
+                may_reserve = self._reserve_before(place)
             chosen = self._pool.choose(job, group)
             if chosen is None:
                 self._close(job_class.kind)
@@ -645,6 +622,10 @@ class Simulation:
     def _close(self, kind: Kind) -> None:
         """No GPU can take such a job now. Kinds with the same request fit nowhere either."""
         kind.is_open = False
+        wanted = kind.group.request.requirement
+        if self._boundaries and (self._has_whole_windows or not wanted.shares):
+            closed = gates.closed_by_windows(kind.group.request, self._state, self._pool.gpus)
+            kind.is_shut = len(closed) == len(self._pool.gpus)
         reserved = self._pool.reservation
         # Without other constraints, only reserved GPUs could take it.
         gpus = self._on(reserved.gpus) if reserved and self._is_simple else self._pool.gpus
@@ -672,9 +653,10 @@ class Simulation:
         first = overdue(jobs, running, self._rules.order, self._now)
         for job in first.values():
             # It leaves the class of jobs like it, and comes before them.
-            job_class = self._classes[id(self._groups.of(job)), False]
-            if job in job_class.jobs and job.id not in self._places.ahead:
+            job_class = self._classes.get((id(self._groups.of(job)), False))
+            if job_class and job.id not in self._places.ahead and job in job_class.jobs:
                 job_class.jobs.remove(job)
+                self._place(job_class)
                 self._waiting[job.owner] -= bool(job.requirement.gpus)
                 self._places.ahead = {*self._places.ahead, job.id}
                 self._add(job)
@@ -698,7 +680,8 @@ class Simulation:
         firsts = [
             entry
             for kind in self._kinds.values()
-            if not kind.is_open and (entry := self._first(kind)) is not None
+            if not kind.is_open and (before is None or not kind.is_hopeless)
+            if (entry := self._first(kind)) is not None
             if before is None or entry[0] < before
         ]
         lacking = []
@@ -709,11 +692,13 @@ class Simulation:
                 lacking.append((job_class.jobs[0], job_class))
         return lacking
 
-    def _reserve_before(self, place: Place) -> None:
-        """Reserve GPUs for the first job before that place that finds none."""
-        for job, job_class in self._lacking(place):
-            if self._reserve(job, job_class):
-                return
+    def _reserve_before(self, place: Place) -> bool:
+        """Reserve GPUs for the first job before that place that finds none.
+
+        False: there are such jobs, and nothing can be reserved for them in this pass.
+        """
+        lacking = self._lacking(place)
+        return not lacking or any(self._reserve(*each) for each in lacking)
 
     def _reserve(self, job: QueuedJob, job_class: JobClass) -> bool:
         pool, kind = self._pool, job_class.kind

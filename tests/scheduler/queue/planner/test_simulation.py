@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import datetime, timedelta
+from datetime import datetime, time, timedelta
 from itertools import pairwise
 from typing import Any
 
@@ -11,7 +11,7 @@ from hypothesis import given, settings
 
 from scheduler.facts.blockers import Blocker, BlockerCode, Tier
 from scheduler.facts.jobs import Ends, QueuedJob, Requirement
-from scheduler.facts.people import Budget, Capacity, Quota, UserAccount
+from scheduler.facts.people import Budget, Capacity, Quota, UserAccount, Window
 from scheduler.facts.plans import PlanPolicy, RunningJob, Slot, Slots
 from scheduler.queue.planner.forecast.forecast import Estimate, forecast
 from scheduler.queue.planner.plan import plan
@@ -158,3 +158,27 @@ def test_a_gpu_serves_one_exclusive_job_at_a_time(jobs: int) -> None:
     for on_gpu in spans.values():
         on_gpu.sort()
         assert all(end <= start + MINUTE for (_, end), (start, _) in pairwise(on_gpu))
+
+
+def test_overdue_jobs_come_one_after_the_other() -> None:
+    pairs = Requirement(gpus=2, exclusive=True)
+    queue = [
+        waits(n, requirement=pairs, owner=owner, submitted_at=NOW - HOUR * (40 - n))
+        for n, owner in ((1, "bob"), (2, "carol"), (3, "bob"), (4, "carol"))
+    ]
+    ran = runs(9, hours=1)
+
+    found = starts(queue, [taken(ran), slot(1)], ran)
+
+    assert [after(found[n]) for n in (1, 2, 3, 4)] == [HOUR * (n + 0.5) for n in range(4)]
+
+
+def test_a_job_that_fits_between_no_windows_ends_the_forecast_early() -> None:
+    kept = Window(id=1, holder="carol", members=frozenset({"carol"}), days=tuple(range(7)),
+                  start=time(8), end=time(20), zone="UTC")  # fmt: skip
+    queue = [waits(1, hours=13), waits(2, hours=2)]
+
+    found = starts(queue, [slot()], windows=(kept,))
+
+    assert found[1].p50 is None
+    assert after(found[2]) == 8 * HOUR
