@@ -222,6 +222,7 @@ def test_every_model_of_ours_is_there() -> None:
     assert sorted(m._meta.label for m in OURS) == sorted(m._meta.label for m in ours)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("filled")
 def test_each_list_opens_and_can_be_searched(browser: Client) -> None:
     lists = {(model, query): browser.get(url(model, "changelist"), query and {"q": query})
@@ -267,6 +268,7 @@ def test_each_filter_of_each_list_works(browser: Client, root: User) -> None:
             assert all(list(spec.choices(listed)) for spec in listed.filter_specs)
 
 
+@pytest.mark.slow
 def test_each_add_page_opens_or_is_not_offered(browser: Client) -> None:
     for model in MODELS:
         offered = url(model, "add") in browser.get(url(model, "changelist")).content.decode()

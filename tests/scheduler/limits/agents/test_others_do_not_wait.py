@@ -24,6 +24,7 @@ from scheduler.limits.agents.policy import (
 from tests.builders import NOW
 from tests.reports.capacity.recordings import ALONE, HOUR, known_gpu, recorded
 
+pytestmark = pytest.mark.slow
 GPUS = 8
 AGENT = AgentLimits(id=1, name="helper", running_jobs=2, gpu_minutes=100_000)
 FIRST_OF_AGENT = 100_000

@@ -26,6 +26,7 @@ def steps(batch: Batch) -> list[str]:
     return [name for name, _ in batch.exclusive_run.log]
 
 
+@pytest.mark.slow
 def test_the_worked_example_takes_37_minutes(root: User) -> None:
     box = Box(gpus=3)
     box.boot_s = 120
@@ -181,6 +182,7 @@ def test_a_batch_without_a_free_gpu_shares_until_it_can_take_one(root: User, ali
     assert batch.completed == 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step", ORDER[:-1])
 def test_an_operator_ends_the_mode_at_each_step(root: User, step: str) -> None:
     box = Box(gpus=2)
@@ -305,6 +307,7 @@ def test_a_batch_takes_no_gpu_in_the_time_window_of_another_user(root: User, ali
     assert box.until(box.batch(root), "working").gpu_uuids == [gpu_uuid(1)]
 
 
+@pytest.mark.slow
 def test_a_batch_gives_up_a_gpu_when_the_time_window_of_another_user_begins(
     root: User, alice: User
 ) -> None:

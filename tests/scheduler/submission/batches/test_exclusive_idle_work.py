@@ -90,6 +90,7 @@ def test_no_idle_work_starts_on_the_gpus_of_a_batch_before_it_ends(root: User, a
     assert (batch.completed, batch.state) == (8, "complete")
 
 
+@pytest.mark.slow
 def test_idle_work_leaves_although_the_items_would_have_room_beside_it(
     root: User, alice: User
 ) -> None:
