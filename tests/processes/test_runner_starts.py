@@ -271,6 +271,13 @@ def test_many_orders_at_once_do_not_make_a_pool_that_works_count_as_hung(
     assert spawner._process is pool
 
 
+def name_of(pid: int) -> str:
+    try:
+        return str(psutil.Process(pid).name())
+    except psutil.NoSuchProcess:
+        return ""
+
+
 def ready_runner(spawner: RunnerStarter) -> int:
     """The one that waits for an order, once it does."""
     spawner.open()
@@ -279,7 +286,7 @@ def ready_runner(spawner: RunnerStarter) -> int:
 
     def ready() -> list[int]:
         found = [p.pid for p in process_tree.descendants(process.pid)]
-        return [pid for pid in found if psutil.Process(pid).name() == "gpucoord-runner"]
+        return [pid for pid in found if name_of(pid) == "gpucoord-runner"]
 
     found: list[int] = wait_for(ready)
     return found[0]

@@ -187,6 +187,7 @@ class Board:
         for id_, counts in changed.items():
             counts.in_flight = in_flight.get(id_, 0)
         uses, self._uses = self._uses, []
+        self.written_of.update(use.owner for use in uses)
         boots, self._boots = sorted(self._boots), set()
         return changed, uses, boots
 
@@ -196,10 +197,8 @@ class Board:
             mine.completed += counts.completed
             mine.failures += counts.failures
         self._uses = uses + self._uses
+        self.written_of.subtract(use.owner for use in uses)
         self._boots |= set(boots)
-
-    def written(self, uses: list[Use]) -> None:
-        self.written_of.update(use.owner for use in uses)
 
     def _leave(self, place: Place) -> None:
         if not place.is_counted:

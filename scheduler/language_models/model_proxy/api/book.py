@@ -104,11 +104,10 @@ class Book:
         """
         self._stir.clear()
         changes = self.board.take_changes()
-        if any(changes):
-            if await self._attempt(lambda: rows.write(*changes, timezone.now())) is FAILED:
-                self.board.restore(*changes)
-            else:
-                self.board.written(changes[1])
+        if any(changes) and FAILED is await self._attempt(
+            lambda: rows.write(*changes, timezone.now())
+        ):
+            self.board.restore(*changes)
         await self._replace_failing()
         if time.monotonic() < self._reads_t:
             return
@@ -155,7 +154,6 @@ class Book:
                 return None
             if delay := self._unknown.delay(address, now_t):
                 raise _too_many_unknown(delay)
-        written = self.board.written_of.copy()
         caller = await self._auth(lambda: rows.caller_of(token, timezone.now()))
         if caller is None:
             self._callers.pop(token, None)
@@ -167,7 +165,8 @@ class Book:
             self._unknown.give_back(address)
         if len(self._callers) >= MOST_CALLERS:
             self._callers.clear()
-        caller = replace(caller, written=written[caller.name])
+        # Also those that are being written: none counts twice, at worst one is not counted yet.
+        caller = replace(caller, written=self.board.written_of[caller.name])
         self._callers[token] = (time.monotonic() + CALLER_S, caller)
         return caller
 

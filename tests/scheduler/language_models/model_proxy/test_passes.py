@@ -8,9 +8,11 @@ from typing import Any
 
 import pytest
 
+from scheduler.facts.prompts import DayUse
 from scheduler.language_models.model_proxy import rows
 from scheduler.language_models.model_proxy.api.book import Book
 from scheduler.language_models.model_proxy.api.worker import PromptWorker
+from scheduler.language_models.model_proxy.facts import Caller
 from scheduler.language_models.model_proxy.senders import Upstream
 from scheduler.language_models.prompts import rows as prompts
 from tests.pace import LONGEST_S
@@ -68,4 +70,24 @@ async def test_prompts_are_read_after_a_pass_that_failed(
 
     async with Upstream() as upstream:
         await runs_until(PromptWorker(book, upstream).run(), lambda: passes.count >= 2)
+    book.close()
+
+
+async def test_a_request_counts_once_while_it_is_written(
+    book: Book, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    board = book.board
+    with board.enter("small", "bob", 3):
+        pass
+    board._uses = [prompts.Use(model="small", owner="bob")]
+    used = Caller(user_id=2, name="bob", used=DayUse(1, 0))
+    monkeypatch.setattr(rows, "caller_of", lambda token, now: used)
+
+    changes = board.take_changes()
+    caller = await book.caller("token", "127.0.0.1", "/v1/")
+
+    assert caller is not None
+    assert caller.used.requests + board.came_since("bob", caller.written) == 1
+    board.restore(*changes)
+    assert board.came_since("bob", board.written_of["bob"]) == 1
     book.close()
