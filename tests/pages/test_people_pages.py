@@ -141,7 +141,7 @@ class TestAdding:
         [
             ({}, "Select an account, or write a name."),
             ({"accounts": "root"}, "root is not one of the available choices"),
-            ({"others": "zoe root"}, "The account root belongs to no user."),
+            ({"others": "zoe root"}, "The system account root"),
             ({"others": "zoe alice"}, "alice: A user with that username already exists."),
             ({"others": "zoe a/b"}, "Enter a valid username"),
             ({"others": " ".join(f"u{i}" for i in range(101))}, "at most 100 users"),

@@ -16,9 +16,8 @@ from monitor.runtime.rows.prepared import MARK, PreparedQuery
 SAME_NAME = "same name as the user"
 FIRST_LOGIN = "first login on the server"
 EARLIER_USER = "user from before accounts were listed"
-
-
-OF_NO_USER = frozenset(("root", "nobody"))
+# System accounts that no user may have: jobs would run as them.
+RESERVED_ACCOUNTS = frozenset(("root", "nobody"))
 
 
 class NameTaken(LookupError):
@@ -38,8 +37,8 @@ def name_of(user: User) -> str | None:
 
 def name_problem(account: str) -> str | None:
     """Why this can't be the name of a user's account, in a sentence; None: it can."""
-    if account in OF_NO_USER:
-        return f"The account {account} belongs to no user."
+    if account in RESERVED_ACCOUNTS:
+        return f"The system account {account} cannot be the OS account of a user."
     return character_problem(account)
 
 
