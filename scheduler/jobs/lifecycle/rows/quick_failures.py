@@ -9,7 +9,7 @@ from django.db.models import Max, Q, QuerySet
 
 from monitor.journal.rows import events
 from monitor.runtime.rows.wakeups import wake
-from scheduler.facts.jobs import JobState
+from scheduler.facts.jobs import JobState, Outcome
 from scheduler.jobs.lifecycle.policy.quick_failures import (
     CrashGuard,
     EndedJob,
@@ -27,12 +27,12 @@ ROWS_AT_ONCE = 20
 
 
 def hold_alike(job: Job, tail: bytes, now: datetime) -> int:
-    """Hold the waiting jobs like this one, which has just ended; returns their number.
+    """Hold the waiting jobs like this one, an attempt of which has failed; returns their number.
 
     `tail` is the end of its log. Rows of waiting jobs are changed by compare-and-set.
     """
     guard = _guard_of(job)
-    if guard is None:
+    if guard is None or not _has_failed(job):
         return 0
     alike = _alike(job, now)
     series = quick_series(_ended(job, alike), guard)
@@ -73,6 +73,12 @@ def _guard_of(job: Job) -> CrashGuard | None:
     if chosen is None:
         return CrashGuard()
     return CrashGuard(chosen.quick_failures, timedelta(seconds=chosen.quick_failure_s))
+
+
+def _has_failed(job: Job) -> bool:
+    """False while it is tried again: a failure counts when no retries are left."""
+    ended = Job.objects.filter(pk=job.pk, state=JobState.FINISHED.value)
+    return ended.filter(outcome=Outcome.FAILED.value).exists()
 
 
 def _alike(job: Job, now: datetime) -> QuerySet[Job]:

@@ -97,6 +97,17 @@ def test_the_third_failure_holds_the_rest_until_one_release(alice: User, bob: Us
 
 
 @pytest.mark.django_db
+def test_an_attempt_that_is_tried_again_holds_nothing(alice: User) -> None:
+    NotificationSettings.objects.create(user=alice, pause_on_quick_failure=True)
+    for _ in range(3):
+        failed(alice)
+    tried_again = jobs_made.waiting(alice)
+
+    assert quick_failures.hold_alike(tried_again, TAIL, NOW) == 0
+    assert not Job.objects.exclude(held="").exists()
+
+
+@pytest.mark.django_db
 def test_the_setting_of_a_user_has_its_own_numbers(alice: User) -> None:
     NotificationSettings.objects.create(
         user=alice, pause_on_quick_failure=True, quick_failures=1, quick_failure_s=60
