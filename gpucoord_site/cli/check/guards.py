@@ -16,7 +16,7 @@ from scheduler.catalogue.policy import PROFILES
 from scheduler.disk.facts import DiskLevel, DiskSpace
 from scheduler.disk.policy import DiskPolicy, is_near, level, sentence
 
-TODO = "delete files there, or change the thresholds of the policy disk on /rules/"
+REMEDY = "delete files there, or change the thresholds of the policy disk on /rules/"
 
 
 def disks(config: Config) -> Iterator[Finding]:
@@ -26,7 +26,7 @@ def disks(config: Config) -> Iterator[Finding]:
     if not warnings:
         yield ok("disk guard", f"no job waits for disk space (block_pct = {policy.block_pct:g})")
     for text in warnings:
-        yield warn("disk guard", text, TODO)
+        yield warn("disk guard", text, REMEDY)
 
 
 def problems(config: Config, policy: DiskPolicy) -> Iterator[str]:
