@@ -19,6 +19,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
+from datetime import UTC, datetime
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -27,7 +28,7 @@ import psutil
 import pytest
 
 from scheduler.runner import files
-from tests.hostile.load import Load
+from tests.hostile.load import Ended, Load
 from tests.pace import LONGEST_S
 from tests.processes.service import (
     NO_LIMITS_OF_THE_MACHINE,
@@ -95,8 +96,8 @@ def is_healthy(service: Service) -> bool:
     return False
 
 
-def run_with_fault(service: Service, fault: Fault, tally: Path) -> Load:
-    """Jobs before, during and after the fault; then all of them are as they should be."""
+def run_with_fault(service: Service, fault: Fault, tally: Path) -> Ended:
+    """Jobs before, during and after the fault, and how they ended."""
     with Load(lambda: service.address, token(service), tally) as load:
         time.sleep(LOAD_FIRST_S)
         fault(service, load)
@@ -106,8 +107,7 @@ def run_with_fault(service: Service, fault: Fault, tally: Path) -> Load:
         time.sleep(LOAD_AFTER_S)
         ended = load.finish(DRAIN_S)
         assert len(ended.jobs) == load.submitted > 10
-        assert ended.faults() == []
-    return load
+    return ended
 
 
 # Processes
@@ -154,10 +154,14 @@ VICTIMS: dict[str, Callable[[Service], list[int]]] = {
 IN_CI = {"runners"}
 
 
-def send(pids: list[int], number: int) -> None:
+def send(pids: list[int], number: int) -> int:
+    """The number of processes that got the signal."""
+    reached = 0
     for pid in pids:
         with suppress(ProcessLookupError):
             os.kill(pid, number)
+            reached += 1
+    return reached
 
 
 def kinds() -> list[object]:
@@ -166,13 +170,17 @@ def kinds() -> list[object]:
 
 @pytest.mark.parametrize("kind", kinds())
 def test_killed_processes_lose_no_job(service: Service, tmp_path: Path, kind: str) -> None:
+    killed: list[int] = []
+
     def kill(service: Service, _: Load) -> None:
         for _ in range(3):
-            send(VICTIMS[kind](service), signal.SIGKILL)
+            killed.append(send(VICTIMS[kind](service), signal.SIGKILL))
             time.sleep(2)
 
-    run_with_fault(service, kill, tmp_path / "tally")
+    ended = run_with_fault(service, kill, tmp_path / "tally")
 
+    assert ended.faults() == []
+    assert sum(killed) > 0
     if kind in {"web", "tasks"}:
         assert "PROCESS_ENDED" in service.text() or "was killed" in service.text()
 
@@ -184,16 +192,18 @@ def test_frozen_processes_lose_no_job(service: Service, tmp_path: Path, kind: st
 
     def freeze(service: Service, _: Load) -> None:
         frozen.extend(VICTIMS[kind](service))
-        send(frozen, signal.SIGSTOP)
+        assert send(frozen, signal.SIGSTOP) > 0
         time.sleep(15)
         # A frozen runner or guardian belongs to a job, and nothing replaces it.
         if kind in {"runners", "guardians", "pool"}:
             send(frozen, signal.SIGCONT)
 
     try:
-        run_with_fault(service, freeze, tmp_path / "tally")
+        ended = run_with_fault(service, freeze, tmp_path / "tally")
     finally:
         send(frozen, signal.SIGCONT)
+
+    assert ended.faults() == []
 
 
 @pytest.mark.long
@@ -204,7 +214,7 @@ def test_a_killed_supervisor_loses_no_job(service: Service, tmp_path: Path) -> N
         time.sleep(3)
         service.start()
 
-    run_with_fault(service, kill, tmp_path / "tally")
+    assert run_with_fault(service, kill, tmp_path / "tally").faults() == []
 
 
 # Disk and files
@@ -237,7 +247,7 @@ def test_a_full_disk_loses_no_job_and_is_told(small_disk: Path, tmp_path: Path) 
         filler.unlink()
 
     with served(service_in(small_disk, GPUCOORD_POLICY=json.dumps(policy))) as service:
-        run_with_fault(service, fill, tmp_path / "tally")
+        assert run_with_fault(service, fill, tmp_path / "tally").faults() == []
         assert "disk" in (pages[0] if pages else service.text()).lower()
 
 
@@ -265,9 +275,10 @@ def test_a_deleted_folder_of_an_attempt_costs_no_other_job(
             time.sleep(1)
             gate.touch()
 
-        run_with_fault(service, delete, tmp_path / "tally")
+        others = run_with_fault(service, delete, tmp_path / "tally")
         ended = wait_until(lambda: job() if job()["state"] == "finished" else None, 60, "its end")
 
+    assert others.faults() == []
     assert (ended["outcome"], ended["exit_code"]) in {("lost", None), ("failed", 5)}
     assert len(ended["attempts"]) == 1  # type: ignore[arg-type]
 
@@ -316,15 +327,22 @@ def test_an_older_backup_that_is_restored_while_jobs_run_doubles_none(
 # Database, descriptors, clients, clock
 
 
+def jobs_in(db: sqlite3.Connection) -> int:
+    return int(db.execute("SELECT count(*) FROM scheduler_job").fetchone()[0])
+
+
 @pytest.mark.parametrize("seconds", [8, pytest.param(60, marks=pytest.mark.long)])
 def test_a_locked_database_loses_no_job(service: Service, tmp_path: Path, seconds: int) -> None:
     def lock(service: Service, _: Load) -> None:
         with closing(sqlite3.connect(service.database, timeout=60, isolation_level=None)) as db:
             db.execute("BEGIN IMMEDIATE")
+            before = jobs_in(db)
             time.sleep(seconds)
+            # No other process wrote: the lock held.
+            assert jobs_in(db) == before
             db.execute("ROLLBACK")
 
-    run_with_fault(service, lock, tmp_path / "tally")
+    assert run_with_fault(service, lock, tmp_path / "tally").faults() == []
 
 
 @pytest.mark.long
@@ -339,12 +357,13 @@ def test_processes_without_free_descriptors_lose_no_job(
                 limits[pid] = resource.prlimit(pid, resource.RLIMIT_NOFILE)
                 used = psutil.Process(pid).num_fds()
                 resource.prlimit(pid, resource.RLIMIT_NOFILE, (used, limits[pid][1]))
+        assert limits
         time.sleep(10)
         for pid, limit in limits.items():
             with suppress(OSError):
                 resource.prlimit(pid, resource.RLIMIT_NOFILE, limit)
 
-    run_with_fault(service, starve, tmp_path / "tally")
+    assert run_with_fault(service, starve, tmp_path / "tally").faults() == []
 
 
 def open_socket(address: str, cookie: str) -> socket.socket:
@@ -365,13 +384,16 @@ def test_many_live_sockets_lose_no_job(service: Service, tmp_path: Path, count: 
     def crowd(service: Service, _: Load) -> None:
         with logged_in(service) as http, ExitStack() as stack:
             cookie = f"gpucoord_session={http.cookies['gpucoord_session']}"
+            opened = 0
             for _ in range(count):
                 with suppress(OSError):
                     stack.enter_context(open_socket(service.address, cookie))
+                    opened += 1
+            assert opened > count / 2
             time.sleep(5)
             wait_until(lambda: is_healthy(service), LONGEST_S, "an answer beside the sockets")
 
-    run_with_fault(service, crowd, tmp_path / "tally")
+    assert run_with_fault(service, crowd, tmp_path / "tally").faults() == []
 
 
 @pytest.fixture
@@ -391,6 +413,15 @@ def clock(tmp_path: Path) -> tuple[dict[str, str], Callable[[int], None]]:
     return {"LD_PRELOAD": str(library), "CLOCK_SHIFT": str(shift)}, jump
 
 
+def ahead_s(service: Service) -> float:
+    """How far the clock that dated the newest job is ahead of this one."""
+    with closing(sqlite3.connect(service.database, timeout=60)) as db:
+        (text,) = db.execute(
+            "SELECT submitted_at FROM scheduler_job ORDER BY id DESC LIMIT 1"
+        ).fetchone()
+    return (datetime.fromisoformat(text).replace(tzinfo=UTC) - datetime.now(UTC)).total_seconds()
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("hours", [5, -5])
 def test_a_jump_of_the_clock_loses_no_job(
@@ -403,4 +434,6 @@ def test_a_jump_of_the_clock_loses_no_job(
         time.sleep(8)
 
     with served(service_in(tmp_path / "data", **env)) as service:
-        run_with_fault(service, fault, tmp_path / "tally")
+        assert run_with_fault(service, fault, tmp_path / "tally").faults() == []
+        # Within the time of the test.
+        assert abs(ahead_s(service) - hours * 3600) < 900
