@@ -7,7 +7,8 @@ import json
 import subprocess
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -47,18 +48,26 @@ def ask(stand: ModelStand, timeout_s: float = LONGEST_S, **more: object) -> http
     )
 
 
-def client(stand: ModelStand) -> OpenAI:
-    return OpenAI(base_url=stand.url, api_key=stand.token, max_retries=0)
+OpenAiOf = Callable[[str], OpenAI]
+
+
+@pytest.fixture
+def openai_of(stand: ModelStand) -> Iterator[OpenAiOf]:
+    """A client with a token. A connection left open would fail whatever test runs later."""
+    with ExitStack() as stack:
+        yield lambda key: stack.enter_context(
+            OpenAI(base_url=stand.url, api_key=key, max_retries=0)
+        )
 
 
 def in_flight(stand: ModelStand) -> int:
     return int(stand.column("modelinstance", "in_flight")[0])
 
 
-def test_the_openai_client_works_unchanged(stand: ModelStand) -> None:
+def test_the_openai_client_works_unchanged(stand: ModelStand, openai_of: OpenAiOf) -> None:
     stand.serve("--tokens", "9")
     stand.start_endpoint()
-    openai = client(stand)
+    openai = openai_of(stand.token)
 
     whole = openai.chat.completions.create(**HELLO)
     pieces = list(
@@ -112,13 +121,13 @@ def test_errors_are_sentences_in_the_shape_of_openai(
     assert error["message"].endswith(".")
 
 
-def test_a_token_is_needed_and_its_scope_counts(stand: ModelStand) -> None:
+def test_a_token_is_needed_and_its_scope_counts(stand: ModelStand, openai_of: OpenAiOf) -> None:
     stand.serve()
     stand.start_endpoint()
     without = httpx.post(f"{stand.url}/chat/completions", json=HELLO)
     with pytest.raises(APIStatusError) as refused:
-        OpenAI(base_url=stand.url, api_key="gpc_wrong").models.list()
-    bob = OpenAI(base_url=stand.url, api_key=stand.tokens["reader"])
+        openai_of("gpc_wrong").models.list()
+    bob = openai_of(stand.tokens["reader"])
 
     assert without.status_code == 401
     assert refused.value.status_code == 401
@@ -189,9 +198,11 @@ def test_a_request_that_a_server_crashed_with_is_not_sent_again(stand: ModelStan
     assert stats(other).get("begun", 0) == 0
 
 
-def test_a_model_is_known_as_soon_as_it_is_in_the_rows(stand: ModelStand) -> None:
+def test_a_model_is_known_as_soon_as_it_is_in_the_rows(
+    stand: ModelStand, openai_of: OpenAiOf
+) -> None:
     stand.start_endpoint()
-    openai = client(stand)
+    openai = openai_of(stand.token)
     try:
         for number in range(3):
             service = stand.insert(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import ExitStack, closing, suppress
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -66,8 +66,17 @@ class Browser:
         assert answer.status_code == 302, answer.text
         return answer
 
+    def close(self) -> None:
+        self._client.close()
+
     def headers(self) -> dict[str, str]:
         return {"Cookie": f"gpucoord_session={self._client.cookies['gpucoord_session']}"}
+
+
+@pytest.fixture
+def log_in(service: Service) -> Iterator[Callable[[], Browser]]:
+    with ExitStack() as stack:
+        yield lambda: stack.enter_context(closing(Browser(service)))
 
 
 def terminal(service: Service, job: int, headers: dict[str, str]) -> ClientConnection:
@@ -99,48 +108,56 @@ def type_until_closed(page: ClientConnection) -> tuple[int, float]:
     raise AssertionError("the terminal is still open")
 
 
-def ends_at_once(
+def typed_at_the_end(
     service: Service, job: int, bearer: dict[str, str], headers: dict[str, str],
     end_login: Callable[[], Any],
-) -> None:  # fmt: skip
+) -> tuple[int, int, bool]:  # fmt: skip
+    """The close code, the lines executed after the end of the login, whether it ended at once."""
     with terminal(service, job, headers) as page:
         page.send(b"n=0\r")
         assert executed(page) == 0
         end_login()
         code, seconds = type_until_closed(page)
     with terminal(service, job, bearer) as again:
-        assert executed(again) == 0
-    assert code == SIGNED_OUT
-    assert seconds < AT_ONCE_S
+        return code, executed(again), seconds < AT_ONCE_S
+
+
+ENDED = (SIGNED_OUT, 0, True)
 
 
 def test_nothing_typed_after_the_logout_is_executed(
-    service: Service, bearer: dict[str, str], job: int
+    service: Service, bearer: dict[str, str], job: int, log_in: Callable[[], Browser]
 ) -> None:
-    browser = Browser(service)
+    browser = log_in()
 
-    ends_at_once(service, job, bearer, browser.headers(), lambda: browser.post("/logout/"))
+    end = typed_at_the_end(
+        service, job, bearer, browser.headers(), lambda: browser.post("/logout/")
+    )
+
+    assert end == ENDED
 
 
 def test_nothing_typed_after_another_browser_ended_the_session_is_executed(
-    service: Service, bearer: dict[str, str], job: int
+    service: Service, bearer: dict[str, str], job: int, log_in: Callable[[], Browser]
 ) -> None:
-    old, new = Browser(service), Browser(service)
+    old, new = log_in(), log_in()
 
     def end_others() -> None:
         new.post("/account/sessions/end/", others="yes")
 
-    ends_at_once(service, job, bearer, old.headers(), end_others)
+    assert typed_at_the_end(service, job, bearer, old.headers(), end_others) == ENDED
 
 
 def test_nothing_typed_after_the_token_was_revoked_is_executed(
-    service: Service, bearer: dict[str, str], job: int
+    service: Service, bearer: dict[str, str], job: int, log_in: Callable[[], Browser]
 ) -> None:
     used = {"Authorization": f"Bearer {token(service)}"}
-    browser = Browser(service)
+    browser = log_in()
     page = browser._client.get("/account/").text
     newest = max(map(int, re.findall(r"/account/tokens/(\d+)/revoke/", page)))
 
-    ends_at_once(
+    end = typed_at_the_end(
         service, job, bearer, used, lambda: browser.post(f"/account/tokens/{newest}/revoke/")
     )
+
+    assert end == ENDED
