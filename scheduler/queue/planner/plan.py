@@ -10,7 +10,7 @@ and explained within a second.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 from operator import attrgetter
@@ -154,11 +154,13 @@ class GpuPool:
                 job, self.gpus, self._ends, self._policy, state.rules.backfill, state.now, excluded
             )
 
-    def could_take(self, job: QueuedJob, group: RequestGroup, gpu: Slot) -> bool:
-        """Whether the job fits on this hypothetical state of a GPU."""
+    def could_take(self, job: QueuedJob, group: RequestGroup) -> Callable[[Slot], bool]:
+        """Whether the job fits on a hypothetical state of a GPU, until the pool changes."""
         excluded = self._closed(group) if self._is_fulfilled else self._excluded(group, job.id)
-        free = reject_code(job.requirement, gpu, self._policy, job.id) is None
-        return gpu.gpu_uuid not in excluded and free
+        wanted, policy = job.requirement, self._policy
+        return lambda gpu: (
+            gpu.gpu_uuid not in excluded and reject_code(wanted, gpu, policy, job.id) is None
+        )
 
     def reserve_freed(self, job: QueuedJob, yields: Sequence[Yield]) -> None:
         """Reserve the GPUs that these jobs leave for the job."""
@@ -444,7 +446,7 @@ class Pass:
             replace(state.slots, gpus=tuple(pool.gpus)),
             state.rules.preemption,
             state.now,
-            lambda gpu: pool.could_take(job, group, gpu),
+            pool.could_take(job, group),
         )
         pool.reserve_freed(job, yields or ())
         return yields or ()

@@ -80,6 +80,8 @@ def victims(
     if job.requirement.gpus == 0 or any(slot.reserved_for == job.id for slot in slots.gpus):
         return None
     candidates = [candidate for candidate in running if _may_go(candidate, job, policy, now)]
+    if not candidates:
+        return None
     search = _Search(job.requirement.gpus, slots.gpus, candidates, now, fits)
     chosen = search.run()
     if chosen is None or not chosen.gone:

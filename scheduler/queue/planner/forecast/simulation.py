@@ -724,7 +724,7 @@ class Simulation:
                 replace(self._slots, gpus=tuple(pool.gpus)),
                 rules,
                 self._now,
-                lambda gpu: pool.could_take(job, job_class.group, gpu),  # noqa: B023
+                pool.could_take(job, job_class.group),
             )
             for request in yields or ():
                 self._leave(request)

@@ -6,12 +6,14 @@ from datetime import datetime, timedelta
 from itertools import combinations
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scheduler.facts.jobs import CLASSES, QueuedJob, Requirement
 from scheduler.facts.plans import PlanPolicy, RunningJob, Slot, Slots, Yield
-from scheduler.queue.planner import matching, placement
+from scheduler.queue.planner import gates, matching, placement
+from scheduler.queue.planner.plan import plan
 from scheduler.queue.planner.preemption import PreemptionPolicy, deadline_of, victims
 from tests.builders import GIB, NOW, gpu_uuid, queued_job, slot
 
@@ -368,3 +370,22 @@ def test_preempting_and_running_again_comes_to_an_end(
 
     assert not box.wishes
     assert all(priorities[victim] < priorities[beneficiary] for victim, beneficiary in box.left)
+
+
+def test_the_search_reads_the_closed_gpus_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are the same for each hypothetical state of a GPU, and expensive with time windows."""
+    calls = []
+    original = gates.gpu_constraints
+
+    def counted(request: Any, state: Any, gpus: Any) -> gates.Constraints:
+        calls.append(request)
+        return original(request, state, gpus)
+
+    monkeypatch.setattr(gates, "gpu_constraints", counted)
+    running = [_running(10 + index, (index,)) for index in range(8)]
+    urgent = queued_job(1, priority=5, requirement=Requirement(exclusive=True))
+
+    made = plan([urgent], _slots(running, gpus=8), PLANNED, NOW)
+
+    assert len(made.preemptions) == 1
+    assert len(calls) < 8
